@@ -96,13 +96,8 @@ def test_imports_point_down():
     assert up == []
 
 
-@pytest.mark.parametrize(("half", "other"), [(READING, MAKING), (MAKING, READING)])
-def test_neither_half_imports_the_other(half, other):
-    users = {str(path.relative_to(ROOT)): other & imported(path) for path in MODULES if layer(path) in half}
-    assert not {path: names for path, names in users.items() if names}
-
-
 def test_only_the_commands_and_the_form_use_both_halves():
+    """A package imports itself, so that neither half imports the other, either."""
     layers = {name: set().union(*(imported(path) for path in MODULES if layer(path) == name)) for name in LAYERS}
     assert [name for name, used in layers.items() if used & READING and used & MAKING] == ["cli", "designer"]
 
@@ -267,6 +262,3 @@ def test_params_files_are_valid_and_say_what_they_ask():
         sweep = dsnb.load_sweep(file)
         assert sweep.name == file.stem
         assert sweep.question
-        if file.stem == "gpt2_zero_precision":
-            assert len(sweep.runs) == 48
-            assert sum(run.name == "zs0_fp16_gpus1_bs32_sl128_stdlib" for run in sweep.runs) == 4

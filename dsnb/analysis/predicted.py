@@ -283,16 +283,20 @@ def _wanted(asked: Asked | Sequence[Asked], on_gpu: Sequence[Mapping[str, Any]])
 def _of_file(path: Path, number: int) -> tuple[list[Experiment], list[str]]:
     """Return the settings of a params file, with `gpus: auto` as in the runs, and why others are refused."""
     file = SweepPaths(path).params if path.is_dir() else path
+    auto = {"gpus": number}
+    return allowed({**one, **(auto if one.get("gpus") == "auto" else {})} for one in combinations(read_params(file)))
+
+
+def allowed(settings: Iterable[Mapping[str, Any]]) -> tuple[list[Experiment], list[str]]:
+    """Return settings on GPUs that the rules allow, and why others are refused; refuse them all if none is allowed."""
     experiments, refused = [], []
-    for given in combinations(read_params(file)):
-        settings = {**given, "device": "cuda"}
-        settings |= {"gpus": number} if settings.get("gpus") == "auto" else {}
+    for one in settings:
         try:
-            experiments.append(Experiment(**settings))
+            experiments.append(Experiment(**{**one, "device": "cuda"}))
         except SettingsError as error:
             refused.append("; ".join(error.problems))
-    if refused and not experiments:
-        raise SettingsError(list(dict.fromkeys(refused)))
+    if not experiments:
+        raise SettingsError([*dict.fromkeys(refused)] or "no combination of settings is left: give each one a value")
     return experiments, refused
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from dsnb.analysis import ratio_errors, words, would_fit
 from dsnb.analysis.decide import BASES, CPU, MEASURED, PREDICTED, Decision, Question, candidates, decide
-from dsnb.analysis.predicted import known_gpu
+from dsnb.analysis.predicted import allowed, known_gpu
 from dsnb.analysis.ratio_errors import Ratios
 from dsnb.analysis.tasks import settings_of, tasks
 from dsnb.analysis.texts import significant
@@ -252,7 +252,9 @@ def forecast(
         Why combinations were refused, and on how many measured settings predicted speeds were calibrated.
     """
     spec = gpus.find(gpu)
-    asked, refused = _combinations({**settings, "device": "cuda"})
+    axes = [value if isinstance(value, list) else [value] for value in settings.values()]
+    experiments, refused = allowed(dict(zip(settings, values, strict=True)) for values in itertools.product(*axes))
+    asked = {one.name_with_model: one for one in experiments}
     same_gpu = _on_gpu(runs, spec) if runs is not None else pd.DataFrame()
     timed = len({run.experiment.name_with_model for run in measured(same_gpu, link)})
     options: dict[str, Any] = {"link": link, "calibrate": same_gpu if timed >= MIN_SETTINGS else None}
@@ -270,33 +272,15 @@ def forecast(
         said += _doubts(ranked, asked, questions["time"], ratios)
         if not table.loc[names, "fits"].any():
             lacking = predicted.loc[names].reset_index(drop=True)
-            experiments = [asked[name] for name in names]
-            instead = () if lacking["fits"].any() else would_fit.sentences(experiments, lacking, gpu, **options)
+            own = [asked[name] for name in names]
+            instead = () if lacking["fits"].any() else would_fit.sentences(own, lacking, gpu, **options)
             said += _capitalized(instead) or [NOTHING_FITS]
         shown = decisions["time"].table.sort_values("fits", ascending=False, kind="stable")
         answers.append(Recommendation(task, shown[FORECAST].reset_index(drop=True), tuple(said)))
-    notes = [f"Refused and left out: {reason}." for reason in refused]
+    notes = [f"Refused and left out: {reason}." for reason in dict.fromkeys(refused)]
     if timed >= MIN_SETTINGS:
         notes.append(f"Predicted speeds follow from {timed} measured settings on {spec.name}.")
     return answers, notes
-
-
-def _combinations(settings: Mapping[str, Any]) -> tuple[dict[str, Experiment], list[str]]:
-    """Return the experiments by name, and the reasons against the combinations that are none."""
-    axes = [value if isinstance(value, list) else [value] for value in settings.values()]
-    experiments: dict[str, Experiment] = {}
-    problems: list[str] = []
-    for values in itertools.product(*axes):
-        try:
-            experiment = Experiment(**dict(zip(settings, values, strict=True)))
-        except SettingsError as error:
-            problems += error.problems
-        else:
-            experiments[experiment.name_with_model] = experiment
-    refused = list(dict.fromkeys(problems))
-    if not experiments:
-        raise SettingsError(refused or "no combination of settings is left: give each setting a value")
-    return experiments, refused
 
 
 def _on_gpu(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:

@@ -120,7 +120,7 @@ class Design:
         self.log = widgets.Output(layout={"max_height": "14rem", "overflow": "auto"})
         self.write_button = button("Write params file", self.write)
         self.start_button = button("Start", self.start)
-        self.stop_button = button("Stop", self._ask_to_stop)
+        self.stop_button = button("Stop", lambda: self.stop(wait=False))
         self.follow_button = button("Follow", self.follow)
         buttons = [self.write_button, self.start_button, self.stop_button, self.follow_button]
         row = widgets.HBox(buttons, layout={"flex_flow": "row wrap"})
@@ -199,17 +199,14 @@ class Design:
         with contextlib.suppress(RuntimeError):  # no event loop is running: `look` has to be called
             self._following = asyncio.get_running_loop().create_task(self._look_until_it_ends())
 
-    def stop(self) -> None:
+    def stop(self, wait: bool = True) -> None:
         """Stop the sweep, and wait until it has ended."""
-        if self.process:
-            self._ask_to_stop()
-            self.process.wait()
-            self.look()
-
-    def _ask_to_stop(self) -> None:
         if self.process:
             self.process.stop()
             self._say("Stopping.")
+        if self.process and wait:
+            self.process.wait()
+            self.look()
 
     def follow(self) -> None:
         """Show the explorer of the sweep's runs, which follows the sweep."""

@@ -44,11 +44,6 @@ class Choice:
         """Whether there are several known values to choose from; a single one and missing ones are no choice."""
         return sum(value is not None for value in self.values) > 1
 
-    def short_label(self, code: int) -> str:
-        """Name one value, as in "ZeRO 3"; empty for the usual value of a setting, and where it is unknown."""
-        value = self.values[code]
-        return "" if value is None else labels.axis(self.name).describe_unusual(value)
-
 
 @dataclass(frozen=True)
 class Data:
@@ -134,14 +129,6 @@ def _tasks(every: pd.DataFrame, runs: int) -> tuple[list[str], list[int]]:
     taken = [*titles, EVERY_TASK]
     unique = [title if taken.count(title) == 1 else f"{title} ({code + 1})" for code, title in enumerate(titles)]
     return unique, [codes[place] for place in range(len(every))]
-
-
-def with_figures(data: Data) -> pd.DataFrame:
-    """Return the runs with the figures and the names of the page, so that a table beside it says the same."""
-    own = {"experiment": data.experiments, "sweep": "", "status": data.runs["status"].map(labels.text).to_numpy()}
-    others = [name for name in data.runs if name not in labels.METRIC_LABELS]
-    runs = data.runs[others].reset_index(drop=True).assign(**own)
-    return pd.concat([runs, data.figures.reset_index(drop=True)], axis="columns")
 
 
 def choice(name: str, column: pd.Series, runs: int | None = None) -> Choice:

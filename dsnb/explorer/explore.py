@@ -99,8 +99,8 @@ class Explorer:
     def save(self, path: str | Path, title: str = "Runs") -> Path:
         """Write the explorer with its current state to a self-contained HTML file that works offline."""
         target = Path(path).absolute()
-        pieces = [f"<h1>{html.escape(title)}</h1><h2>The answer</h2>", self._fragment(target.parent)]
-        pieces.append(f"<h2>Medians</h2>{by_task.medians(data.with_figures(self.data))}")
+        medians = f"<h2>Medians</h2>{by_task.medians(answered(self.data))}"
+        pieces = [f"<h1>{html.escape(title)}</h1><h2>The answer</h2>", self._fragment(target.parent), medians]
         outputs = [nbf.new_output("display_data", data={"text/html": piece}) for piece in pieces]
         content = nbf.new_notebook(cells=[nbf.new_code_cell("", outputs=outputs)])
         records.write_text(target, page.of_notebook(content, title))

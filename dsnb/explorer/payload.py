@@ -157,20 +157,20 @@ def citation(data: Data) -> str:
 
 
 def _axis(data: Data, name: str) -> dict[str, Any]:
-    choice = data.choices[name]
+    choice, axis = data.choices[name], labels.axis(name)
     count = len(choice.values)
     fixed = {"precision": palette.PRECISIONS, "status": palette.STATUSES}.get(name, {})
     colours = palette.sequence(count)
     return {
         "name": name,
-        "title": labels.axis(name).title,
+        "title": axis.title,
         "isFilter": choice.is_filter,
         "values": choice.values,
         "labels": [labels.text(value) for value in choice.values],
-        "phrases": [labels.axis(name).describe(value) for value in choice.values],
-        "onlyWith": labels.axis(name).only_with,
+        "phrases": [axis.describe(value) for value in choice.values],
+        "onlyWith": axis.only_with,
         "isOn": [labels.is_on(value) for value in choice.values],
-        "shortLabels": [choice.short_label(code) for code in range(count)],
+        "shortLabels": ["" if value is None else axis.describe_unusual(value) for value in choice.values],
         "colours": [fixed.get(str(value), colours[code]) for code, value in enumerate(choice.values)],
         "shapes": [SHAPES[code % len(SHAPES)] for code in range(count)],
         "codes": choice.codes,

@@ -22,6 +22,8 @@ from dsnb.runs.logs import console
 from dsnb.runs.logs.logged_run import LoggedRun
 
 _RUN = RunPaths(Path())
+_EXPERIMENT, _BANDWIDTH_PLAN = _RUN.experiment.name, _RUN.bandwidth_plan.name
+_RECORDS = {_RUN.result.name, _RUN.environment.name}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
@@ -43,9 +45,9 @@ def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
     runs: list[str] = []
     logs: list[str] = []
     for folder, below, files in os.walk(root, onerror=_warn):
-        if _RUN.bandwidth_plan.name in files:
+        if _BANDWIDTH_PLAN in files:
             below.clear()
-        elif _RUN.experiment.name in files or {_RUN.result.name, _RUN.environment.name} <= set(files):
+        elif _EXPERIMENT in files or _RECORDS.issubset(files):
             below.clear()
             runs.append(folder)
         else:

@@ -183,11 +183,8 @@ def test_a_wrong_word_is_one_sentence_and_an_exit_code(words, message, monkeypat
     assert dsnb(monkeypatch, *words) == (2, "", f"error: {message}\n")
 
 
-@pytest.mark.process
-def test_the_version_and_the_module(monkeypatch):
+def test_the_version(monkeypatch):
     assert dsnb(monkeypatch, "--version")[:2] == (0, f"dsnb {__version__}\n")
-    done = subprocess.run([sys.executable, "-m", "dsnb", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"dsnb {__version__}\n"
 
 
 @pytest.mark.process

@@ -76,6 +76,14 @@ const fixed = (value, places) => formatted(value, { minimumFractionDigits: place
 const significant = (value, digits = 3) =>
   formatted(value, { maximumSignificantDigits: digits, maximumFractionDigits: 0, roundingPriority: "morePrecision" });
 
+// A range with as many digits as it supports: as `labels.span`.
+const span = (low, high) => {
+  if (!(low > 0 && low < high && high < Infinity)) return significant(high);
+  const place = Math.floor(Math.log10(Math.min((high - low) / 2, low)));
+  const ends = [Math.floor(low / 10 ** place), Math.ceil(high / 10 ** place)];
+  return ends.map((end) => fixed(end * 10 ** place, Math.max(-place, 0))).join(" to ");
+};
+
 const percent = (share) => `${significant(100 * share)} %`;
 
 // A change or an end of its interval: one decimal place below 100; with its sign, unless it rounds to 0.
