@@ -21,7 +21,7 @@ from torch.backends import cuda
 
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
-from dsnb.train.causal_loss import CausalLoss, with_loss
+from dsnb.train.causal_loss import CausalLoss
 from dsnb.train.model import DTYPES, build, model_config
 
 KERNELS = ("cudnn", "flash", "mem_efficient", "math")
@@ -70,7 +70,7 @@ def inductor_options(options: dict[str, Any] | None) -> Any:
 
 def one_pass(experiment: Experiment, ids: torch.Tensor, half: torch.dtype, **way: Any) -> tuple[float, CausalLoss]:
     """Return the loss of one pass, and the model with its gradients."""
-    model = with_loss(experiment, build(experiment, {}, ids.device))
+    model = CausalLoss(build(experiment, {}, ids.device), experiment.loss == "chunked")
     if "compile" in way:
         model.compile_inside(**way["compile"])
     with computing(**way):

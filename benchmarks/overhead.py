@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 
 from dsnb.files import records
-from dsnb.launcher import environment, fork
+from dsnb.launcher import environment
 from dsnb.launcher.folder import prepare
-from dsnb.launcher.local import LOCALHOST, free_port
+from dsnb.launcher.local import LOCALHOST, free_port, shared_servers
 from dsnb.launcher.run import WORKER, launch
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
@@ -72,7 +72,7 @@ def main(repeats: int) -> None:
     }
     walls: dict[str, list[float]] = {name: [] for name in ways}
     inside: dict[str, list[float]] = {name: [] for name in ways}
-    with tempfile.TemporaryDirectory() as folder, fork.shared_servers({"cpu"}):
+    with tempfile.TemporaryDirectory() as folder, shared_servers({"cpu"}):
         with_launcher("fork")(RunPaths(Path(folder) / "warm" / "run1"))
         with_launcher("fork")(RunPaths(Path(folder) / "warm" / "run2"))
         for repeat in range(repeats):

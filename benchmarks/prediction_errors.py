@@ -41,11 +41,9 @@ from dsnb.prediction.accuracy import (
     left_out,
     limited_by_cpu,
 )
-from dsnb.prediction.calibration import calibrate
-from dsnb.prediction.constants import Constants
-from dsnb.prediction.measured import Measured, measured, recorded
+from dsnb.prediction.calibration import Measured, calibrate, measured, recorded
 from dsnb.prediction.memory import peak_memory
-from dsnb.prediction.step_time import stack, step_times
+from dsnb.prediction.step_time import Constants, stack, step_times
 from dsnb.prediction.traces import traces
 from dsnb.settings.experiment import Experiment
 

@@ -7,15 +7,15 @@ predicted with the constants of H200. `dsnb/analysis/ratio_errors.py` holds both
 
 import dsnb
 from benchmarks import prediction_errors
-from dsnb.analysis.ratio_errors import RatioError, by_difference, of_hosts
+from dsnb.analysis.ratio_errors import RatioError, by_limit, of_hosts
 from dsnb.prediction.accuracy import left_out
-from dsnb.prediction.measured import Measured, measured
+from dsnb.prediction.calibration import Measured, measured
 
 
 def h200() -> dict[str, RatioError]:
     """Return the errors on the data set of H200, one model left out."""
     runs, hosts = of_hosts(prediction_errors.steady())
-    return by_difference(runs, left_out(runs, prediction_errors.PRIOR), hosts)
+    return by_limit(runs, left_out(runs, prediction_errors.PRIOR), hosts)
 
 
 def elsewhere() -> dict[str, RatioError]:
@@ -26,7 +26,7 @@ def elsewhere() -> dict[str, RatioError]:
         rows = measured(dsnb.published(name), link)
         runs += rows
         hosts += [place] * len(rows)
-    return by_difference(runs, prediction_errors.errors_of(runs), hosts)
+    return by_limit(runs, prediction_errors.errors_of(runs), hosts)
 
 
 def lines(found: dict[str, RatioError]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import dsnb
 from dsnb.prediction import gpus
-from dsnb.prediction.measured import recorded
+from dsnb.prediction.calibration import recorded
 from dsnb.prediction.memory import room
 
 CLOSE = 0.85

@@ -19,8 +19,7 @@ from dsnb.run_folder.declarations import Column, unit_of
 from dsnb.run_folder.paths import File, RunPaths, SweepPaths
 from dsnb.run_folder.record_schema import FILES
 from dsnb.runs.table import ALIASES
-from dsnb.settings.aliases import CURRENT_NAMES
-from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings.experiment import CURRENT_NAMES, DEFAULTS, Experiment
 from dsnb.settings.training import Training
 
 FORMER = {"setting": CURRENT_NAMES, "column": ALIASES}

@@ -9,60 +9,44 @@ from typing import TYPE_CHECKING, Any
 from dsnb.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from dsnb.analysis.comparisons import compare
-    from dsnb.analysis.rampup import rampup
-    from dsnb.analysis.recommend import recommend
-    from dsnb.analysis.summary import summarize
-    from dsnb.designer.design import design
-    from dsnb.errors import DsnbError, SettingsError
-    from dsnb.explorer.explore import explore
-    from dsnb.launcher.run import launch
-    from dsnb.prediction.predict import predict
-    from dsnb.report import write_report
-    from dsnb.runs.literature.tables import published
-    from dsnb.runs.load import load_runs, load_steps
-    from dsnb.settings.experiment import Experiment
-    from dsnb.sweep.run import load_sweep, run_sweep
+    from dsnb.analysis.comparisons import compare as compare
+    from dsnb.analysis.rampup import rampup as rampup
+    from dsnb.analysis.recommend import recommend as recommend
+    from dsnb.analysis.summary import summarize as summarize
+    from dsnb.designer.design import design as design
+    from dsnb.errors import DsnbError as DsnbError
+    from dsnb.errors import SettingsError as SettingsError
+    from dsnb.explorer.explore import explore as explore
+    from dsnb.launcher.run import launch as launch
+    from dsnb.prediction.predict import predict as predict
+    from dsnb.report import write_report as write_report
+    from dsnb.runs.literature.tables import published as published
+    from dsnb.runs.load import load_runs as load_runs
+    from dsnb.runs.load import load_steps as load_steps
+    from dsnb.settings.experiment import Experiment as Experiment
+    from dsnb.sweep.params import load_sweep as load_sweep
+    from dsnb.sweep.run import run_sweep as run_sweep
 
 _HOME = {
     "DsnbError": "errors",
-    "SettingsError": "errors",
     "Experiment": "settings.experiment",
+    "SettingsError": "errors",
     "compare": "analysis.comparisons",
     "design": "designer.design",
     "explore": "explorer.explore",
     "launch": "launcher.run",
+    "load_runs": "runs.load",
+    "load_steps": "runs.load",
     "load_sweep": "sweep.params",
     "predict": "prediction.predict",
     "published": "runs.literature.tables",
     "rampup": "analysis.rampup",
     "recommend": "analysis.recommend",
     "run_sweep": "sweep.run",
-    "load_runs": "runs.load",
-    "load_steps": "runs.load",
     "summarize": "analysis.summary",
     "write_report": "report",
 }
-
-__all__ = [
-    "DsnbError",
-    "Experiment",
-    "SettingsError",
-    "compare",
-    "design",
-    "explore",
-    "launch",
-    "load_runs",
-    "load_steps",
-    "load_sweep",
-    "predict",
-    "published",
-    "rampup",
-    "recommend",
-    "run_sweep",
-    "summarize",
-    "write_report",
-]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
@@ -72,4 +56,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

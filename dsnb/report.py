@@ -1,18 +1,18 @@
 """A sweep's folder -> the executed report notebook -> one self-contained HTML file that works offline."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import nbformat
 
-from dsnb.analysis.unmeasured import check
+from dsnb.analysis.predicted import check
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.explorer import page
 from dsnb.files import records
 from dsnb.prediction import gpus
-from dsnb.render import notebook_page
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs.discover import no_runs_message
@@ -70,39 +70,24 @@ def write_report(
     files = [str(Path(one).absolute()) for one in ([predict] if isinstance(predict, str | Path) else predict)]
     if files:
         check(load_runs(folder), files, link)
-    executed = _executed_notebook(sweep, target)
     parameters: dict[str, Any] = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent), "link": link}
     parameters |= {"compare_dir": str(Path(compare_with).absolute())} if compare_with else {}
     parameters |= {"predict": files} if files else {}
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _check_writable(target)
+        executed = target.with_name(f"{target.name}.ipynb")
+        with contextlib.suppress(OSError):  # the sweep's folder may be read-only
+            _check_writable(sweep.report_notebook)
+            executed = sweep.report_notebook
         notebook.execute(paths.notebook_template(NOTEBOOK), executed, parameters)
         content = nbformat.read(executed, as_version=4)
-        records.write_text(target, notebook_page.to_html(content, page.resources(sweep.dir.name)))
+        records.write_text(target, page.of_notebook(content, sweep.dir.name))
     except PapermillExecutionError as error:
         raise LaunchError(f"{NOTEBOOK}.ipynb failed: {error.ename}: {error.evalue}; see {executed}") from error
     except OSError as error:
         raise LaunchError(f"{target} cannot be written: {error.strerror}; choose another --output") from error
     return target
-
-
-def _executed_notebook(sweep: SweepPaths, target: Path) -> Path:
-    """Return the path of the executed notebook: in the sweep's folder, or beside the page if that is read-only.
-
-    Raises
-    ------
-    LaunchError
-        If the page cannot be written; this is checked before the notebook runs.
-    """
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _check_writable(target)
-    except OSError as error:
-        raise LaunchError(f"{target} cannot be written: {error.strerror}; choose another --output") from error
-    try:
-        _check_writable(sweep.report_notebook)
-    except OSError:
-        return target.with_name(f"{target.name}.ipynb")
-    return sweep.report_notebook
 
 
 def _check_writable(file: Path) -> None:

@@ -6,6 +6,7 @@ import functools
 import gc
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import pytest
 from dsnb.cli.sweep import sweep
 from dsnb.files import records
 from dsnb.formulas.model_shapes import PRESETS
-from dsnb.launcher import fork
+from dsnb.launcher import local
 from dsnb.launcher.run import launch
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
@@ -66,50 +67,23 @@ LONGEST = [
     "test_report.py",
     "cli/test_app.py",
     "test_published_notebooks.py",
-    "sweep/test_subclusters.py",
     "explorer/test_state.py",
     "explorer/test_live.py",
-    "explorer/test_answer.py",
-    "prediction/test_zero_memory.py",
-    "explorer/test_predicted.py",
-    "system/test_signals.py",
-    "sweep/test_schedule.py",
-    "launcher/test_auto_batch_size.py",
-    "test_architecture.py",
-    "runs/test_nonsense.py",
-    "launcher/test_bandwidth.py",
-    "launcher/test_figures.py",
 ]
 """Workers take whole files, these first, so that all end at about the same time.
 
-The first file of IN_ONE_WORKER stands for all of them.
+The first file that `imports_torch` stands for all of them.
 """
-IN_ONE_WORKER = {
-    "tests/settings/test_deepspeed_keys.py",
-    "tests/sweep/test_prepare.py",
-    "tests/train/test_parallel.py",
-    "tests/train/test_skew.py",
-    "tests/formulas/test_memory.py",
-    "tests/formulas/test_metrics.py",
-    "tests/formulas/test_model_shapes.py",
-    "tests/prediction/test_traces.py",
-    "tests/train/test_attention.py",
-    "tests/train/test_causal_loss.py",
-    "tests/train/test_chunked_loss.py",
-    "tests/train/test_compiling.py",
-    "tests/train/test_data.py",
-    "tests/train/test_engine.py",
-    "tests/prediction/test_memory_trace.py",
-    "tests/train/test_meter.py",
-    "tests/train/test_model.py",
-    "tests/train/test_profiling.py",
-    "tests/train/test_token_work.py",
-    "tests/train/test_verify_engine.py",
-}
-"""Files whose tests themselves import torch, DeepSpeed or transformers, which takes 7 s: one worker runs them all."""
 FORK_SERVERS = 2
 LOADED: set[str] = set()
 """The modules that are loaded once all tests are collected."""
+
+
+@functools.cache
+def imports_torch(file: str) -> bool:
+    """Return whether tests of a file import torch, DeepSpeed or transformers, which takes 7 s: one worker runs all."""
+    imports = r"lazy\.Module|^ +(import|from) (torch|deepspeed|transformers)\b"
+    return re.search(imports, (ROOT / file).read_text(), re.M) is not None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -120,7 +94,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "torch" if file in IN_ONE_WORKER else file
+            return "torch" if imports_torch(file) else file
 
     return Scheduling(config, log)
 
@@ -155,7 +129,7 @@ def pytest_configure_node(node: Any) -> None:
     if find_spec("torch") and "not process" not in node.config.option.markexpr:
         place = int(node.gateway.id.removeprefix("gw"))
         if place < FORK_SERVERS:
-            servers = {device: fork.ForkServer(device) for device in {"cpu", hardware.default_device()}}
+            servers = {device: local.ForkServer(device) for device in {"cpu", hardware.default_device()}}
             for server in servers.values():
                 _session.callback(server.close)
             _servers.append({device: str(server.socket) for device, server in servers.items()})
@@ -172,9 +146,9 @@ def _share_fork_server(config: pytest.Config) -> None:
     for device, path in getattr(config, "workerinput", {}).get("fork_servers", {}).items():
         log = Path(path).with_name("server.log")
         wait_until(lambda: b"ready" in log.read_bytes().splitlines(), f"{path} listens")  # noqa: B023
-        os.environ[fork.socket_variable(device)] = path
+        os.environ[local.socket_variable(device)] = path
     if find_spec("torch"):  # where nothing can be trained, results can still be read
-        _session.enter_context(fork.shared_servers({"cpu", hardware.default_device()}))
+        _session.enter_context(local.shared_servers({"cpu", hardware.default_device()}))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,6 +8,7 @@ import pytest
 
 import dsnb
 from dsnb.cli.sweep import parse_overrides
+from dsnb.settings.experiment import Experiment
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import unsupported
 from tests import ROOT
@@ -19,27 +20,7 @@ TABLES = {
     "bloom7b_strategies": "jean_zay_bloom7b",
     "gpt2_zero_precision": "dist_training_gpt2",
 }
-COMPARED = [
-    "model",
-    "gpus",
-    "data_parallel",
-    "micro_batch_size",
-    "grad_accum",
-    "global_batch_size",
-    "seq_len",
-    "strategy",
-    "zero_stage",
-    "precision",
-    "optimizer",
-    "gradient_compression",
-    "gradient_clipping",
-    "lora_rank",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "activation_checkpointing",
-    "attention",
-    "dropout",
-]
+COMPARED = {*Experiment.model_fields, "data_parallel", "global_batch_size"} - {"nodes"}
 GPU_GIB = {"V100-32GB": 32, "V100-16GB": 16}
 
 
@@ -48,7 +29,7 @@ def published(table):
     """Give the settings of each row: those that its publication tells, strategies by dsnb's names."""
     rows = []
     for row in dsnb.published(table).to_dict("records"):
-        told = {name: row[name] for name in COMPARED if row[name] is not None and row[name] == row[name]}
+        told = {name: row[name] for name in COMPARED & {*row} if row[name] is not None and row[name] == row[name]}
         told["strategy"] = told["strategy"].removeprefix("megatron-")
         rows.append(told | ({"memory_limit_gib": GPU_GIB[row["gpu_name"]]} if row["gpu_name"] in GPU_GIB else {}))
     return rows

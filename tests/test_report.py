@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 import dsnb
-from dsnb import report
 from dsnb.errors import LaunchError, SettingsError
+from dsnb.execute import notebook
 from dsnb.files import records
 from dsnb.prediction import traces
 from dsnb.report import write_report
 from dsnb.run_folder.paths import SweepPaths
 from tests import ROOT
 from tests.prediction.made_up import RECORD
-from tests.support.browser import SETTLED, violations
+from tests.support.browser import CALM, violations
 from tests.support.notebooks import run_cells
 from tests.support.small_sweep import NAMES
 
@@ -71,13 +71,7 @@ def test_the_page_is_one_file_that_fetches_nothing(page):
 
 def test_the_page_says_what_was_found(page):
     text = re.sub(r"<[^>]+>", "", page)
-    for words in (
-        "Does it resume?",
-        "1 of 3 runs are not ok: 1 failed.",
-        NAMES[0],
-        "tokens/s",
-        "torch",
-    ):
+    for words in ("Does it resume?", "1 of 3 runs are not ok: 1 failed.", NAMES[0], "tokens/s", "torch"):
         assert words in text
     assert ANSWER.search(text)
     assert len([alt for alt in Links(page).images if alt]) == 2
@@ -105,11 +99,16 @@ def test_only_failed_runs_are_reported_too(folder, tmp_path):
     text = "".join(run_cells("90_report", sweep_dir=str(tmp_path / "out")))
     assert "1 of 1 runs are not ok: 1 failed." in text
     assert text.count("<img ") == 2
-    sweep = SweepPaths(tmp_path / "out")
-    sweep.report_notebook.mkdir()  # what is executed then lies beside the page
-    assert report._executed_notebook(sweep, tmp_path / "page.html") == tmp_path / "page.html.ipynb"
+
+
+def test_a_folder_that_is_read_only(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(notebook, "execute", lambda template, executed, _: shutil.copyfile(template, executed))
+    shutil.copytree(folder / "zs9_bad", tmp_path / "out" / "zs9_bad")
+    SweepPaths(tmp_path / "out").report_notebook.mkdir()
+    write_report(tmp_path / "out", tmp_path / "page.html")
+    assert (tmp_path / "page.html.ipynb").is_file()
     with pytest.raises(LaunchError, match="cannot be written: Is a directory; choose another --output"):
-        report._executed_notebook(sweep, tmp_path)
+        write_report(tmp_path / "out", tmp_path)
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -131,7 +130,7 @@ def test_a_browser_shows_it_without_any_request(folder, page, watched, width):
 def test_a_run_is_opened_and_leads_to_its_notebook(folder, page, watched):
     report = watched(folder / "report.html")
     report.tab.locator(".dsnb-link").first.click()
-    report.tab.evaluate(SETTLED)
+    report.tab.evaluate(CALM)
     assert report.tab.locator(".dsnb-series canvas").count() >= 2
     link = report.tab.get_by_role("link", name="Executed notebook").evaluate("(node) => node.href")
     assert Path(link.removeprefix("file://")) == folder / NAMES[0] / "run1" / "run.ipynb"
@@ -157,10 +156,9 @@ def test_without_scripts_answer_figures_and_tables_are_there(folder, page, chrom
     context.close()
 
 
-def test_the_readmes_picture_is_there():
-    root = ROOT
-    for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (root / "README.md").read_text()):
-        assert (root / name).is_file()
+def test_the_readmes_pictures_are_there():
+    for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / name).is_file()
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis.summary import axes
 from dsnb.analysis.tasks import TRAINED, with_trained
-from dsnb.runs import labels, setting_words
+from dsnb.run_folder.columns import SETTINGS, key_columns
+from dsnb.runs import labels
 from dsnb.runs.table import as_runs
 
 SHARING = ("strategy", "zero_stage", "tensor_parallel", "pipeline_parallel")
@@ -26,7 +26,8 @@ WITHIN_A_VARIANT = {"strategy", "precision", "source"}
 
 def choices(runs: pd.DataFrame) -> list[str]:
     """Return the columns of `with_choices(runs)` that distinguish settings, in display order."""
-    return [name for name in axes(runs) if name not in {*SHARING[1:], *MEASUREMENT, TRAINED}]
+    others = {*SHARING[1:], *MEASUREMENT, TRAINED, "sweep", "status"}
+    return [name for name in dict.fromkeys([*labels.AXES, *SETTINGS, *key_columns(runs)]) if name in {*runs} - others]
 
 
 def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
@@ -37,7 +38,7 @@ def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
     rows = runs[names].astype(object).to_numpy()
     keys = [tuple(map(labels.text, row)) for row in rows]
     distinct = dict(zip(keys, rows, strict=True))
-    words = {key: setting_words.strategy(dict(zip(names, row, strict=True))) or None for key, row in distinct.items()}
+    words = {key: labels.strategy(dict(zip(names, row, strict=True))) or None for key, row in distinct.items()}
     return with_trained(runs).assign(strategy=pd.Series([words[key] for key in keys], index=runs.index, dtype=object))
 
 
@@ -50,17 +51,7 @@ def varying(runs: pd.DataFrame) -> list[str]:
 def single_changes(runs: pd.DataFrame, base: str) -> list[dict[str, Any]]:
     """Return the experiments that differ from another one in a single choice, ordered by choice and value.
 
-    Parameters
-    ----------
-    runs
-        The runs of a task, with experiments named as in `dsnb.summarize`.
-    base
-        The experiment to compare with.
-
-    Returns
-    -------
-    list of dict
-        `axis`, `before`, `after` (the values of the choice) and `experiment`.
+    Of each: `axis`, `before`, `after` (the values of the choice) and `experiment`, named as in `dsnb.summarize`.
     """
     known = with_choices(runs)
     axes = varying(known)
@@ -78,15 +69,7 @@ def single_changes(runs: pd.DataFrame, base: str) -> list[dict[str, Any]]:
 def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Split runs into parts whose runs differ only in strategy and precision, which the figures compare.
 
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it.
-
-    Returns
-    -------
-    dict
-        Title (the choices that differ between parts, in words) -> runs, of the `MAX_VARIANTS` parts with the most runs.
+    Of the `MAX_VARIANTS` parts with the most runs: their title (the choices that differ between parts) and runs.
     """
     parts = split(as_runs(runs), WITHIN_A_VARIANT)
     largest = sorted(range(len(parts)), key=lambda number: -len(parts[number][1]))[:MAX_VARIANTS]
@@ -96,10 +79,7 @@ def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def split(runs: pd.DataFrame, within: Collection[str]) -> list[tuple[str, pd.DataFrame]]:
     """Split runs into parts that differ in choices other than `within`, in order of appearance.
 
-    Returns
-    -------
-    list of tuple
-        The choices that differ between the parts, in words, as far as they are unusual, and the runs.
+    Each part has a title: the choices that differ between the parts, in words, as far as they are unusual.
     """
     known = with_choices(runs)
     names = [name for name in choices(known) if name not in within]
@@ -109,10 +89,7 @@ def split(runs: pd.DataFrame, within: Collection[str]) -> list[tuple[str, pd.Dat
         return [("", runs)]
     places = sorted(keys.groupby(names, sort=False).indices.values(), key=min)
     first = [known.iloc[place[0]].to_dict() for place in places]
-    short = [", ".join(filter(None, (setting_words.unusual_choice(run, name) for name in names))) for run in first]
-    whole = [
-        ", ".join(setting_words.choice(run, name) for name in names if setting_words.has_effect(run, name))
-        for run in first
-    ]
+    short = [", ".join(filter(None, (labels.unusual_choice(run, name) for name in names))) for run in first]
+    whole = [", ".join(labels.choice(run, name) for name in names if labels.has_effect(run, name)) for run in first]
     titles = [title if title and short.count(title) == 1 else words for title, words in zip(short, whole, strict=True)]
     return [(title, runs.iloc[place]) for title, place in zip(titles, places, strict=True)]

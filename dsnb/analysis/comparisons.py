@@ -27,10 +27,15 @@ from dsnb.runs.table import as_runs, named_runs
 NO_SPREAD = 1e-18
 """Variances of logarithms below this are rounding errors of equal values."""
 VALUES = (
-    "Values are means of the runs: geometric, or arithmetic if the figure is a percentage. With fewer than "
-    f"{MIN_RUNS} runs of either setting they are medians. The difference is that of the values shown."
+    "Values are means of the runs: geometric, or arithmetic for percentages; medians below "
+    f"{MIN_RUNS} runs of either setting. The difference is that of the values shown."
 )
 """What tables of two settings show."""
+TOGETHER = (
+    f"The {100 * CONFIDENCE:g} % intervals of speed and memory of all pairs of settings of a task hold together (Games "
+    "and Howell 1976)"
+)
+"""What the intervals of a page control."""
 WORDS = {
     Verdict.TOO_FEW: "too few {counted}s[: {change}] ({n} and {base_n} {counted}s; {needed} of each are needed)",
     Verdict.NO_LARGER: "no difference larger than {largest} ({low} to {high})",
@@ -38,8 +43,6 @@ WORDS = {
     Verdict.UNCLEAR: "unclear[: {change}] ({low} to {high})",
 }
 """Templates by verdict (`dsnb.analysis.texts.fill`)."""
-OTHER_HOSTS = "the settings ran on different hosts, so runs on one host count as one"
-SAME_VALUE = "the figure is the same in every run"
 COLUMNS = {
     "n": "Runs that count: ok, with a positive figure; hosts, where runs on one host count as one (see `note`).",
     "n_failed": "Runs of the setting that are not ok.",
@@ -89,33 +92,16 @@ def rules_of(runs: pd.DataFrame, figure: str, better: Better | None = None, **op
     """Return the rules for a figure, or raise `SettingsError` if there is no such figure; `options` are fields."""
     if figure not in runs:
         raise SettingsError(f"runs have no column {figure!r}: choose a figure such as 'tokens_per_s' or 'step_time_s'")
-    better = better if better is not None else _metric(figure).better
-    return Rules(better=better, percent_factor=percent_factor(figure), **options)
-
-
-def percent_factor(figure: str) -> float:
-    """Return what a figure is multiplied by to be a percentage; 0 for figures that are none."""
-    return _metric(figure).factor if _metric(figure).unit == "%" else 0
-
-
-def _metric(figure: str) -> labels.Metric:
-    return labels.METRIC_LABELS.get(figure) or labels.Metric(figure, "")
+    metric = labels.METRIC_LABELS.get(figure) or labels.Metric(figure, "")
+    better = better if better is not None else metric.better
+    return Rules(better=better, percent_factor=metric.factor if metric.unit == "%" else 0, **options)
 
 
 def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = False) -> pd.DataFrame:
-    """Compare pairs of a base and another setting.
+    """Compare pairs of a base and another setting; p values take most of the time of many pairs.
 
-    Parameters
-    ----------
-    pairs
-        Base and other setting.
-    among
-        Number of settings of the task that have repeats (`dsnb.analysis.intervals.repeated`), compared or not: it
-        makes the interval of a pair the same in every table.
-    rules
-        How to compare them.
-    with_p
-        Whether to compute p values, which takes most of the time of many pairs.
+    `among` is the number of settings of the task that have repeats (`dsnb.analysis.intervals.repeated`), compared or
+    not: it makes the interval of a pair the same in every table.
 
     Returns
     -------
@@ -158,7 +144,10 @@ def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = Fal
             "largest_pct": np.maximum(np.abs(low_pct), np.abs(high_pct)),
             "p": np.where(few, math.nan, np.minimum(1, FIGURES * p)),
             "verdict": verdicts,
-            "better": [_is_better(difference, rules.better) for difference in after - before],
+            "better": [
+                bool((up > 0) == (rules.better == "higher")) if rules.better and abs(up) > 0 else None
+                for up in after - before
+            ],
             "note": [_note(*parts, kind) for parts in zip(pairs, by_host, is_same, strict=True)],
             "counted": np.where(by_host & (fewest >= rules.fewest_runs), "host", "run"),
             "change": change,
@@ -170,20 +159,16 @@ def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = Fal
 
 def _note(pair: Pair, by_host: bool, is_same: bool, kind: str) -> str:
     unusable = sum(setting.unusable for setting in pair)
-    notes = [OTHER_HOSTS] if by_host else []
-    notes += [f"{unusable} ok {'run has' if unusable == 1 else 'runs have'} no {kind}figure"] if unusable else []
-    notes += [SAME_VALUE] if is_same else []
-    return "; ".join(notes)
-
-
-def _is_better(difference: float, better: Better) -> bool | None:
-    if not better or math.isnan(difference) or difference == 0:
-        return None
-    return bool((difference > 0) == (better == "higher"))
+    notes = {
+        "the settings ran on different hosts, so runs on one host count as one": by_host,
+        f"{unusable} ok {'run has' if unusable == 1 else 'runs have'} no {kind}figure": unusable > 0,
+        "the figure is the same in every run": is_same,
+    }
+    return "; ".join(note for note, holds in notes.items() if holds)
 
 
 def table_of(pairs: Sequence[Pair], among: int, rules: Rules) -> pd.DataFrame:
-    """Return the comparison of each pair, with the columns `COLUMNS`; parameters as for `compared`."""
+    """Return the comparison of each pair, with the columns `COLUMNS`."""
     table = compared(pairs, among, rules, with_p=True)
     table["words"] = [_words(row, pair, rules) for row, pair in zip(table.to_dict("records"), pairs, strict=True)]
     return table[list(COLUMNS)]
@@ -223,15 +208,7 @@ def differences(
     baseline
         The setting to compare with, by default the one with the best median of those whose repeats agree. Intervals
         are the same for any choice (`dsnb.analysis.intervals.all_pairs`).
-    relevance
-        Smallest change that matters: 0.02 is 2 %.
-    confidence
-        Probability that the intervals of all pairs hold, in speed and memory; each figure has half of the error rate.
-    better
-        Which direction of the figure is better, by default that of `dsnb.runs.labels`.
-    hosts_alike
-        Whether runs on different hosts count as independent, even if two settings did not use the same hosts.
-    fewest_runs
+    relevance, confidence, better, hosts_alike, fewest_runs
         As for `dsnb.compare`.
 
     Returns
@@ -275,15 +252,6 @@ def _best(settings: dict[object, Setting], figure: str, better: Better) -> objec
     if not medians:
         return None
     return (max if better == "higher" else min)(medians, key=lambda name: medians[name])
-
-
-def page_note(confidence: float = CONFIDENCE) -> str:
-    """Return a sentence on what intervals and verdicts of this confidence control."""
-    return (
-        f"The {100 * confidence:g} % intervals hold for speed and memory of all pairs of settings of a task together "
-        f"(Games and Howell 1976): where all settings are equal, any two are called different for at most about "
-        f"{100 * (1 - confidence):.3g} % of tasks."
-    )
 
 
 def compare(

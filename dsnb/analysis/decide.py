@@ -21,10 +21,9 @@ from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
 from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
 from dsnb.runs.labels import MEMORY
 from dsnb.runs.literature.tables import SOURCE, is_own
-from dsnb.runs.table import named_runs
+from dsnb.runs.table import named_runs, numbers
 from dsnb.settings import planning
 from dsnb.settings.planning import MAX_DAYS, is_number, is_whole
 
@@ -41,42 +40,23 @@ BASES = MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
 
 @dataclass(frozen=True)
 class Question:
-    """What a reader wants to know.
-
-    Attributes
-    ----------
-    tokens
-        Tokens to train on.
-    objective
-        `time`, `gpu_hours`, `cost` or `memory`.
-    gpus
-        GPUs at hand; settings that need more are left out. 0 for as many as were measured.
-    prices
-        Price of an hour of a GPU by its model (see `kinds`), in `currency`; the key `""` is for all others.
-    assumed_price
-        Price of an hour of GPUs that `prices` does not have; None leaves their costs unknown.
-    currency
-        Its sign, in front of amounts.
-    relevance
-        Smallest difference that matters: 0.02 is 2 %.
-    max_days
-        Settings that take longer are left out if any takes less, unless the time is to be least.
-
-    Raises
-    ------
-    SettingsError
-        If the objective is unknown, a number is negative, infinite or no number, GPUs are no whole number, or the
-        relevance is 1 or more.
-    """
+    """What a reader wants to know; anything but finite numbers of 0 or more is refused."""
 
     tokens: float = DEFAULT_TOKENS
     objective: str = "time"
+    """`time`, `gpu_hours`, `cost` or `memory`."""
     gpus: int = 0
+    """GPUs at hand; settings that need more are left out. 0 for as many as were measured."""
     prices: Mapping[str, float] = field(default_factory=dict)
+    """Price of an hour of a GPU by its model (see `kinds`); the key `""` is for all others."""
     assumed_price: float | None = None
+    """Price of an hour of GPUs that `prices` does not have; None leaves their costs unknown."""
     currency: str = "$"
+    """Its sign, in front of amounts."""
     relevance: float = RELEVANCE
+    """Smallest difference that matters: 0.02 is 2 %."""
     max_days: float = MAX_DAYS
+    """Settings that take longer are left out if any takes less, unless the time is to be least."""
 
     def __post_init__(self) -> None:
         if self.objective not in list(OBJECTIVES):
@@ -149,14 +129,9 @@ def rate(runs: pd.DataFrame) -> str:
 
 
 def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame:
-    """Return the settings of which a run told speed and number of GPUs, in order of appearance.
+    """Return the settings of a task of which a run told speed and number of GPUs, in order of appearance.
 
-    Parameters
-    ----------
-    runs
-        Runs of one task (see `dsnb.analysis.tasks`). With several sweeps, experiments are named `sweep/experiment`.
-    power_w
-        Mean power of a GPU for runs without measured power.
+    `power_w` is the mean power of a GPU for runs without measured power.
 
     Returns
     -------
@@ -165,7 +140,7 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
         `kinds`), `n` and `n_failed` (runs that are ok, and others), medians `gpus`, `tokens_per_s` (of all GPUs),
         `power_w` (of a GPU) and `memory_gib` (`memory_figure`), `gpu_memory_gib` (what a GPU has), and `is_unstable`
         (`dsnb.analysis.summary.UNSTABLE`), where the median represents no run. Predicted candidates
-        (`dsnb.analysis.predicted`) have `fits` besides.
+        (`dsnb.analysis.recommend`) have `fits` besides.
     """
     runs = named_runs(runs)
     ok = runs["status"] == "ok"
@@ -208,32 +183,21 @@ def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to train a task with, and what comes next.
-
-    Attributes
-    ----------
-    question
-        What was asked.
-    table
-        All candidates with what they cost (`costed`), those that need more GPUs than are at hand included.
-    options
-        The candidates that answer, the best one first: those that fit, need no more GPUs than are at hand, have a known
-        value of what is to be least, whose repeats agree, and that do not take too long while others do not.
-    too_slow, unstable
-        Number of settings that are left out because of `Question.max_days`, or because their repeats do not agree.
-    runs
-        All runs of the task, with experiments named as in the table; none for candidates that are only predicted.
-    difference
-        The row of `dsnb.analysis.comparisons` that compares the second option with the first; None without one.
-    """
+    """What to train a task with, and what comes next."""
 
     question: Question
     table: pd.DataFrame
+    """All candidates with what they cost (`costed`), those that need more GPUs than are at hand included."""
     options: pd.DataFrame
+    """The candidates that answer, the best one first: those that fit, need no more GPUs than are at hand, have a known
+    value of what is to be least, whose repeats agree, and that do not take too long while others do not."""
     too_slow: int = 0
     unstable: int = 0
+    """Settings left out because of `Question.max_days`, and because their repeats do not agree."""
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """All runs of the task, with experiments named as in the table; none for candidates that are only predicted."""
     difference: "pd.Series[Any] | None" = None
+    """The row of `dsnb.analysis.comparisons` that compares the second option with the first; None without one."""
 
     @property
     def is_beyond(self) -> bool:
@@ -259,15 +223,7 @@ class Decision:
 
 
 def decide(table: pd.DataFrame, question: Question) -> Decision:
-    """Rank the candidates of a task.
-
-    Parameters
-    ----------
-    table
-        As `candidates` returns it.
-    question
-        What is to be least, for how many tokens, at which price, on how many GPUs.
-    """
+    """Rank the candidates of a task, as `candidates` returns them."""
     table = costed(table, question)
     known = _at_hand(table, question)
     known = known[known[question.column].notna()].sort_values(question.column, kind="stable")
@@ -283,15 +239,7 @@ def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:
 
 
 def of_runs(runs: pd.DataFrame, question: Question) -> Decision:
-    """Return the best measured setting of a task, and how far the second best is from it.
-
-    Parameters
-    ----------
-    runs
-        Runs of one task (see `dsnb.analysis.tasks`).
-    question
-        As for `decide`.
-    """
+    """Return the decision on the runs of a task, with how far the second best setting is from the best."""
     runs = named_runs(runs)
     made = decide(candidates(runs), question)
     return replace(made, runs=runs, difference=_difference(runs, made.options, question))

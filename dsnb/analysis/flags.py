@@ -1,11 +1,17 @@
-"""What is unusual about runs: stalls, drift, throttling, other losses. Nothing is left out because of it.
+"""What is unusual about runs: stalls, drift, throttling, other losses or conditions. Nothing is left out because of it.
 
 A flag says that the figures of a run need a look, not that they are wrong: a stall may come from the machine, or belong
 to the setting, as recompilations do.
+
+Speed and memory of a run say nothing if it computes something else, as a compiler's or a kernel's error makes it. Two
+settings of one model, with equal seeds and global batches, see the same weights and tokens: their first losses differ
+by rounding alone, however they share the work. Repeats of one setting do the same in the same order: their losses
+differ by the order of sums alone, unless something reads what is not there yet.
 """
 
 import math
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -13,17 +19,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dsnb.analysis.conditions import unlike_repeats
-from dsnb.analysis.loss_gaps import loss_gaps_pct, repeat_gaps_pct
 from dsnb.analysis.summary import UNSTABLE, repeat_ratios
+from dsnb.analysis.tasks import TASK, with_trained
 from dsnb.analysis.texts import signed
 from dsnb.formulas import metrics
 from dsnb.run_folder.columns import KEYS
 from dsnb.run_folder.declarations import MAX_FIGURE
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
 from dsnb.runs.load import load_gpu
-from dsnb.runs.table import as_runs, named_runs
+from dsnb.runs.table import as_runs, named_runs, numbers
 
 STALLED = 1.1
 """Mean over median step time."""
@@ -37,6 +41,18 @@ OUTLIER_PCT, OUTLIER_DEVIATIONS = 5.0, 3.5
 """Iglewicz and Hoaglin (1993), How to Detect and Handle Outliers: 3.5 robust standard deviations."""
 FIRST_LOSS_PCT, LAST_LOSS_PCT, REPEAT_LOSS_PCT = 0.1, 3.0, 0.05
 """Rounding alone moves them by up to 0.005, 2 and 0.016 % (193 runs on H200; docs/LOG.md, 2026-11-23)."""
+SAME_START = (*TASK, "weights", "tokenizer", "seed", "global_batch_size")
+"""What decides the first loss."""
+SAME_TRAINING = (
+    *SAME_START, "lora_rank", "optimizer", "learning_rate", "gradient_clipping", "gradient_compression", "warmup_steps",
+    "steps",
+)  # fmt: skip
+"""What decides the last loss, but for number formats."""
+EARLY_STEPS = 20
+"""Differences between the losses of repeats grow with each step, so only the first ones are compared."""
+UNCOMPARED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+"""Choose GPUs of one kind; schedulers set them differently for each job."""
+MAX_NAMED = 3
 MAX_SAMPLED = 500
 """Each run's samples are a file of their own, of some milliseconds."""
 NORMAL_MAD = 1.4826
@@ -104,7 +120,10 @@ def flags(
         With the index of `runs`: `sweep`, `experiment`, `repeat`, and `COLUMNS`. Unknown numbers are NaN.
     """
     runs, named = as_runs(runs), named_runs(runs)
-    timed = _timed(steps)
+    timed: dict[object, pd.DataFrame] = {}
+    if steps is not None:
+        has_time = steps["step_time_s"].between(0, MAX_FIGURE, inclusive="neither")
+        timed = dict(iter(steps[(steps["phase"] == "timed") & has_time].groupby(KEYS, sort=False)))
     keys = list(runs[KEYS].itertuples(index=False, name=None))
     drops_pct = [
         clock_drop_pct((samples or {}).get(label), timed.get(key)) for label, key in zip(runs.index, keys, strict=True)
@@ -122,7 +141,7 @@ def flags(
         off_pct=_off_pct(numbers(named, figure).where(ok), named, "median", least=3),
         **loss_gaps_pct(named),
         repeat_loss_gap_pct=repeat_gaps_pct(runs, steps),
-        conditions=unlike_repeats(named),
+        conditions=odd_conditions(named),
         repeat_ratio=named["experiment"].map(repeat_ratios(named)).astype(float).where(ok),
     )
     # Deviations of 0 are the medians themselves and show no spread.
@@ -139,14 +158,6 @@ def load_samples(runs: pd.DataFrame) -> dict[object, pd.DataFrame]:
     recorded = runs[numbers(runs, "sm_clock_mhz").notna()].head(MAX_SAMPLED)
     folders = recorded.get("run_dir", pd.Series(dtype=object))
     return {label: load_gpu(folder) for label, folder in folders.items() if isinstance(folder, str)}
-
-
-def _timed(steps: pd.DataFrame | None) -> dict[tuple[object, ...], pd.DataFrame]:
-    """Return the timed steps of each run that have a time."""
-    if steps is None:
-        return {}
-    timed = steps[(steps["phase"] == "timed") & steps["step_time_s"].between(0, MAX_FIGURE, inclusive="neither")]
-    return dict(iter(timed.groupby(KEYS, sort=False)))
 
 
 def _within_run(timed: pd.DataFrame | None) -> tuple[float, ...]:
@@ -170,17 +181,7 @@ def drift(times_s: npt.NDArray[np.float64]) -> tuple[float, float]:
     regression analysis; Sen 1968, Estimates of the regression coefficient based on Kendall's tau), tested by ranks
     (Mann 1945, Nonparametric tests against trend, with the normal approximation of Kendall 1948, Rank Correlation
     Methods), so single slow steps count little. Neighbouring steps are alike, so the values are medians of at most
-    `BLOCKS` blocks of steps.
-
-    Parameters
-    ----------
-    times_s
-        Times of the timed steps in seconds, in their order, shape (steps,).
-
-    Returns
-    -------
-    tuple of float
-        NaN and NaN for fewer than `MIN_STEPS` steps.
+    `BLOCKS` blocks of steps. NaN and NaN for fewer than `MIN_STEPS` steps.
     """
     count = min(BLOCKS, len(times_s))
     if count < MIN_STEPS:
@@ -197,17 +198,7 @@ def drift(times_s: npt.NDArray[np.float64]) -> tuple[float, float]:
 def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> float:
     """Return the largest drop of a GPU's clock from the first to the last third of the timed steps, in per cent.
 
-    Parameters
-    ----------
-    samples
-        GPU samples of one run with `t_s`, `gpu`, `util_pct` and `sm_clock_mhz`.
-    timed
-        The run's timed steps, whose `t_s` limit the samples; all samples count without them.
-
-    Returns
-    -------
-    float
-        Medians are compared; NaN for fewer than `MIN_SAMPLES` samples of a busy GPU.
+    Medians are compared; NaN for fewer than `MIN_SAMPLES` samples of a busy GPU. Without steps, all samples count.
     """
     if samples is None or "sm_clock_mhz" not in samples:
         return math.nan
@@ -261,6 +252,131 @@ def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:
 
 def single_run_words(step_spread_pct: float) -> str:
     """Return what a single run shows of its spread: that of its steps, named as such."""
-    if math.isnan(step_spread_pct):
-        return "one run: its spread is unknown"
     return f"one run: its steps vary by {step_spread_pct:.1f} % (standard deviation within the run, not between runs)"
+
+
+def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return how far the losses of each run are from those of other settings that should have the same.
+
+    The columns `first_loss_gap_pct` and `last_loss_gap_pct` are in per cent of the median of the other settings. NaN
+    where there is none, with dropout, where seed or global batch are unknown, and, for the last loss, where a run did
+    not end well or skipped steps.
+    """
+    known = _reproducible(runs)
+    skipped = numbers(runs, "skipped_steps").fillna(0) + numbers(runs, "skipped_warmup_steps").fillna(0)
+    whole = (runs["status"] == "ok") & (skipped == 0)
+    gaps = {
+        "first_loss_gap_pct": _gaps_pct(runs[known], "loss_first", SAME_START),
+        "last_loss_gap_pct": _gaps_pct(runs[known & whole], "loss_last", SAME_TRAINING),
+    }
+    return pd.DataFrame(gaps, index=runs.index, dtype=float)
+
+
+def repeat_gaps_pct(runs: pd.DataFrame, steps: pd.DataFrame | None) -> pd.Series:
+    """Return, for each run, the largest range of its setting's losses in an early step over the smallest of them.
+
+    In per cent, warm-up included; NaN for single runs, with dropout, and where the seed is unknown.
+    """
+    nothing = pd.Series(np.nan, index=runs.index)
+    if steps is None or "loss" not in steps:
+        return nothing
+    setting = KEYS[:-1]
+    early = steps[steps["step"].between(1, EARLY_STEPS) & steps["loss"].notna()]
+    losses = early.groupby([*setting, "step"], sort=False)["loss"].agg(["min", "max", "count"])
+    range_pct = (100 * (losses["max"] / losses["min"] - 1)).where(losses["count"] > 1)
+    worst = range_pct.groupby(setting, sort=False).max().rename("range_pct")
+    return runs[setting].join(worst, on=setting)["range_pct"].where(_reproducible(runs)) if len(worst) else nothing
+
+
+def median_of_others(values: np.ndarray) -> np.ndarray:
+    """Return, for each of n numbers, the median of the n - 1 others; shape (n,), NaN for a single number.
+
+    Of two middle numbers it is the one that is nearer to the own, so that of three numbers one alone is far off.
+    """
+    count = len(values)
+    if count < 2:
+        return np.full(count, np.nan)
+    order = np.argsort(values)
+    ranks, ascending = np.argsort(order), values[order]
+    low, high = (ascending[place + (ranks <= place)] for place in ((count - 2) // 2, (count - 1) // 2))
+    return np.where(np.abs(values - low) <= np.abs(values - high), low, high)
+
+
+def _reproducible(runs: pd.DataFrame) -> pd.Series:
+    """Return which runs can be compared: without dropout, and with a known seed and batch."""
+    known = runs.reindex(columns=["seed", "global_batch_size"]).notna().all(axis=1)
+    return known & (numbers(runs, "dropout").fillna(0) == 0)
+
+
+def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
+    """Compare medians of settings, so that a setting with many repeats counts once; a missing value equals another."""
+    columns = with_trained(runs).reindex(columns=list(same))
+    codes = pd.DataFrame({name: pd.factorize(columns[name])[0] for name in same}, index=runs.index)
+    group = codes.groupby(list(same), sort=False).ngroup().rename("group")
+    losses = numbers(runs, loss)
+    medians = losses.dropna().groupby([group, runs["experiment"]], sort=False).median()
+    if medians.empty:
+        return losses
+    others = medians.groupby("group", sort=False).transform(lambda part: median_of_others(part.to_numpy()))
+    keys = pd.DataFrame({"group": group, "experiment": runs["experiment"]})
+    others = keys.join(others.rename("others"), on=["group", "experiment"])["others"]
+    return 100 * (losses / others - 1)
+
+
+def parsed(text: object) -> dict[str, str] | None:
+    """Return the pairs of a column's value; None if they were not recorded, or are not pairs."""
+    if not isinstance(text, str):
+        return None
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return None
+    pairs = (word.partition("=") for word in words)
+    return {name: value for name, equals, value in pairs if equals and name not in UNCOMPARED}
+
+
+def _conditions(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a column for each condition by its name; a value is missing where conditions of its kind are unknown.
+
+    Conditions are environment variables, contents of input files, and torch's allocator, which runs made before it was
+    a setting have in another value than their names say.
+    """
+    columns: dict[str, pd.Series] = {}
+    for kind, title in (("variables", "{}"), ("inputs", "version of {}")):
+        texts = runs.get(kind, pd.Series(dtype=object)).items()
+        known = {label: pairs for label, text in texts if (pairs := parsed(text)) is not None}
+        for name in sorted({name for pairs in known.values() for name in pairs}):
+            values = {label: pairs.get(name, "unset") for label, pairs in known.items()}
+            columns[title.format(name)] = pd.Series(values, dtype=object)
+    table = pd.DataFrame(columns, index=runs.index)
+    return table.assign(allocator=runs["allocator"]) if "allocator" in runs else table
+
+
+def odd_conditions(runs: pd.DataFrame) -> pd.Series:
+    """Return in which conditions each run differs from most runs of its experiment, in words; empty if in none."""
+    words = pd.Series("", index=runs.index, dtype=object)
+    table = _conditions(runs)
+    table = table[[name for name in table if table[name].nunique() > 1]]
+    for _, group in table.groupby(runs["experiment"], sort=False) if len(table.columns) else ():
+        usual = {name: group[name].value_counts().idxmax() for name in group if group[name].nunique() > 1}
+        for label, row in group.iterrows() if usual else ():
+            odd = [
+                f"{name} is {row[name]}, in other runs of the setting {value}"
+                for name, value in usual.items()
+                if isinstance(row[name], str) and row[name] != value
+            ]
+            more = [f"and {len(odd) - MAX_NAMED} more"] if len(odd) > MAX_NAMED else []
+            words[label] = "; ".join([*odd[:MAX_NAMED], *more])
+    return words
+
+
+def changed_conditions(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
+    """Return in which conditions two sets of runs differ, a sentence each; nothing where one is unknown."""
+    table = _conditions(pd.concat([before, after], ignore_index=True))
+    sentences = []
+    for name in table:
+        sets = (table[name].iloc[: len(before)], table[name].iloc[len(before) :])
+        first, second = (" or ".join(sorted(set(values.dropna()))) for values in sets)
+        if first and second and first != second:
+            sentences.append(f"{name} was {first} before and {second} after, which may explain a difference.")
+    return sentences

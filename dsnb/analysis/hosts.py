@@ -24,8 +24,7 @@ from dsnb.files import plain_text
 from dsnb.run_folder import node_comparison, record_schema
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
-from dsnb.runs.table import named_runs
+from dsnb.runs.table import named_runs, numbers
 from dsnb.settings import params_file
 
 MIN_PCT, DEVIATIONS, MIN_GROUPS = 3.0, 3.5, 3
@@ -39,12 +38,7 @@ COLUMNS = [
 
 
 def groups(runs: pd.DataFrame) -> pd.DataFrame:
-    """Compare groups of hosts that ran the same experiments.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it; runs without a hostfile are left out.
+    """Compare groups of hosts that ran the same experiments; runs without a hostfile are left out.
 
     Returns
     -------
@@ -87,10 +81,8 @@ def _group(runs: pd.DataFrame) -> dict[str, Any]:
     per_node, least = float(runs["rate"].median()) / first["nodes"], first["expected"]
     is_fast = statuses["ok"] == len(runs) and per_node >= least
     return {
-        "workload": first["workload"],
+        **first[["workload", "nodes", "gpus"]],
         "experiment": labels.text(first["experiment"]),
-        "nodes": first["nodes"],
-        "gpus": first["gpus"],
         "hosts": first["hosts"] if isinstance(first["hosts"], str) else None,
         "n": statuses["ok"],
         "failed": len(failed),
@@ -124,12 +116,7 @@ def is_slow(table: pd.DataFrame) -> pd.Series:
 
 
 def hosts(table: pd.DataFrame) -> pd.DataFrame:
-    """Return each host against the median of the sweep.
-
-    Parameters
-    ----------
-    table
-        As `groups` returns it.
+    """Return each host of a table of `groups` against the median of the sweep.
 
     Returns
     -------
@@ -149,7 +136,10 @@ def hosts(table: pd.DataFrame) -> pd.DataFrame:
 
 def describe(table: pd.DataFrame) -> list[str]:
     """Return sentences on suspects, failures, and groups below the expectation."""
-    return [*_slow(table), *_failed(table), *_below(table)]
+    below = table[table["per_node"] < table["expected_per_node"]]
+    least = ", ".join(f"{value:,.4g}" for value in below["expected_per_node"].drop_duplicates())
+    sentence = f"{len(below)} of {len(table)} groups are below the {least} samples/s per node expected of them."
+    return [*_slow(table), *_failed(table), *([sentence] if len(below) else [])]
 
 
 def _slow(table: pd.DataFrame) -> list[str]:
@@ -196,14 +186,6 @@ def _failed(table: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def _below(table: pd.DataFrame) -> list[str]:
-    slow = table[table["per_node"] < table["expected_per_node"]]
-    if slow.empty:
-        return []
-    least = ", ".join(f"{value:,.4g}" for value in slow["expected_per_node"].drop_duplicates())
-    return [f"{len(slow)} of {len(table)} groups are below the {least} samples/s per node expected of them."]
-
-
 def _some(names: set[str]) -> str:
     rest = len(names) - MAX_NAMES
     return ", ".join(sorted(names)[:MAX_NAMES]) + (f", {rest} more" if rest > 0 else "")
@@ -212,10 +194,11 @@ def _some(names: set[str]) -> str:
 def differences(runs: pd.DataFrame) -> list[str]:
     """Return in what hardware and versions the hosts of all runs differ, by their `nodes.json`, a sentence each."""
     folders = runs.loc[runs["hosts"].notna(), "run_dir"].dropna()
-    nodes = [
-        node for folder in folders for node in (record_schema.read(RunPaths(Path(folder)).nodes) or {}).get("nodes", [])
-    ]
+    records = (record_schema.read(RunPaths(Path(folder)).nodes) or {} for folder in folders)
     environments = [
-        (str(node.get("host")), node["environment"]) for node in nodes if isinstance(node.get("environment"), dict)
+        (str(node.get("host")), node["environment"])
+        for record in records
+        for node in record.get("nodes", [])
+        if isinstance(node.get("environment"), dict)
     ]
     return list(node_comparison.differences(environments).values())

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dsnb.runs.columns import numbers
+from dsnb.runs.table import numbers
 
 Array = npt.NDArray[np.float64]
 MIN_RUNS = 4
@@ -61,27 +61,13 @@ class Setting:
 
     def by_host(self) -> Array:
         """Return one value per host: the mean of the values of its runs."""
-        if not self.hosts:
-            return self.values
-        return pd.Series(self.values).groupby(list(self.hosts), sort=False).mean().to_numpy()
+        return pd.Series(self.values).groupby(np.array(self.hosts, object), sort=False).mean().to_numpy()
 
 
 def settings_of(
     runs: pd.DataFrame, by: str | list[str], figure: str, is_percentage: bool = False
 ) -> dict[object, Setting]:
-    """Return the settings of runs by their names, in order of appearance.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it.
-    by
-        The column that names a setting.
-    figure
-        The column that is compared.
-    is_percentage
-        Whether its values are compared as they are instead of by their logarithms.
-    """
+    """Return the settings of runs by their names, in order of appearance; percentages are compared as they are."""
     ok = (runs["status"] == "ok").to_numpy()
     values = numbers(runs, figure).to_numpy()
     values = np.where(ok & np.isfinite(values), values, math.nan)
@@ -197,19 +183,11 @@ def all_pairs(base: Moments, other: Moments, groups: int, confidence: float) -> 
     settings come by chance. So the interval of a pair is the same in each view, and allows for a base that was chosen
     by the same runs, such as the fastest.
 
-    Parameters
-    ----------
-    base, other
-        Moments; `base` broadcasts against `other`.
-    groups
-        Number of settings with repeats, which pairs can be formed of.
-    confidence
-        Probability that all intervals hold, such as 0.95.
+    `base` broadcasts against `other`; `groups` is the number of settings with repeats, which pairs can be formed of.
     """
     estimate, error, degrees = welch(base, other)
-    factors = {int(df): quantile(1 - confidence, max(groups, 2), int(df)) for df in np.unique(degrees) if df}
-    critical = np.array([factors.get(df, math.nan) for df in range(max(factors, default=0) + 1)])
-    margin = critical[degrees] * error / math.sqrt(2)
+    critical = [quantile(1 - confidence, max(groups, 2), df) if df else math.nan for df in degrees.flat]
+    margin = np.reshape(np.array(critical, float), degrees.shape) * error / math.sqrt(2)
     return Intervals(estimate, estimate - margin, estimate + margin)
 
 
@@ -224,24 +202,10 @@ def all_pairs_p(base: Moments, other: Moments, groups: int) -> Array:
 
 
 def verdicts(intervals: Intervals, runs: Array, relevance: float, fewest_runs: int = MIN_RUNS) -> npt.NDArray[np.str_]:
-    """Return the verdict on each difference, from its interval alone.
+    """Return the verdict on each difference, from its interval and the smaller number of runs of the two settings.
 
-    Parameters
-    ----------
-    intervals
-        As `all_pairs` returns them.
-    runs
-        The smaller number of runs of the two settings.
-    relevance
-        Smallest change that matters: 0.02 is 2 %.
-    fewest_runs
-        Runs of either below which no verdict is given.
-
-    Returns
-    -------
-    numpy.ndarray of str
-        `too few runs`: fewer than `fewest_runs` of either. `no larger difference`: the whole interval is within the
-        relevance. `likely`: the interval excludes zero and the estimate is relevant. `unclear`: the rest.
+    `too few runs`: fewer than `fewest_runs` of either. `no larger difference`: the whole interval is within the
+    relevance. `likely`: the interval excludes zero and the estimate is relevant. `unclear`: the rest.
     """
     change, low, high = intervals.changes
     is_within = np.maximum(np.abs(low), np.abs(high)) <= relevance
@@ -275,14 +239,7 @@ def exceedance(value: float, groups: int, degrees: int) -> float:
     Tukey, J. W. (1953), The Problem of Multiple Comparisons: P(Q > q) = integral of P(W > q s) f(s) ds, where W is the
     range of `groups` standard normal values and s the square root of a chi-square over its `degrees` of freedom.
 
-    Parameters
-    ----------
-    value
-        The range in units of its estimated standard error; for a Welch statistic t of two groups, sqrt(2) |t|.
-    groups
-        Number of groups that were compared, 2 or more.
-    degrees
-        Degrees of freedom of the standard error, 1 or more.
+    A Welch statistic t of two groups is a range of sqrt(2) |t|.
     """
     if not 0 < value < math.inf:
         return 1.0 if value <= 0 else 0.0 if value == math.inf else math.nan

@@ -14,8 +14,8 @@ from dsnb.analysis.choices import choices, with_choices
 from dsnb.formulas import memory, model_shapes
 from dsnb.runs import labels
 from dsnb.runs.table import named_runs
-from dsnb.settings.derived import accumulates_in_fp32
 from dsnb.settings.experiment import DEFAULTS
+from dsnb.settings.training import accumulates_in_fp32
 from dsnb.system.hardware import GIB
 
 PARTS = ("weights", "gradients", "optimizer", "copies", "activations", "output")
@@ -33,12 +33,7 @@ CHANGES = ["change", "base", "experiment", "measured_gib", "theory_gib", "where"
 
 
 def footprint(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return measured and theoretical memory per GPU.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it; only ok runs with a figure of GPU memory count.
+    """Return measured and theoretical memory per GPU of the ok runs with a figure of GPU memory.
 
     Returns
     -------
@@ -69,13 +64,7 @@ def _measured(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def theory(run: Mapping[str, Any]) -> dict[str, float]:
-    """Return the theoretical parts of one GPU's memory in GiB; empty if the model's shape is unknown.
-
-    Parameters
-    ----------
-    run
-        The settings of a run; `data_parallel`, `parameters`, `trainable_parameters` and `attention_used` if known.
-    """
+    """Return the theoretical parts of one GPU's memory in GiB, by the settings of a run; empty for unknown models."""
     shapes = model_shapes.PRESETS | {shape.hub_id: shape for shape in model_shapes.PRESETS.values() if shape.hub_id}
     shape = shapes.get(str(run["model"]))
     if shape is None or not isinstance(run["micro_batch_size"], int | float):
@@ -96,8 +85,7 @@ def _accumulated(run: Mapping[str, Any], states: memory.Parts) -> float:
 
 
 def _known(run: Mapping[str, Any], name: str, default: float) -> float:
-    value = run.get(name)
-    return default if value is None or pd.isna(value) else float(value)
+    return default if pd.isna(run.get(name)) else float(run[name])
 
 
 def _states(run: Mapping[str, Any], shape: model_shapes.Shape) -> memory.Parts:
@@ -109,15 +97,11 @@ def _states(run: Mapping[str, Any], shape: model_shapes.Shape) -> memory.Parts:
     if run["optimizer"] == "adafactor":
         moments = memory.adafactor_moments(shape.layers, shape.hidden, shape.vocab, shape.positions)
     model_parallel = int(run["tensor_parallel"] * run["pipeline_parallel"])
+    data_parallel = int(_known(run, "data_parallel", run["gpus"] // model_parallel))
+    zero_stage = 3 if run["strategy"] == "fsdp" else int(run["zero_stage"])
+    per_parameter = memory.per_parameter(run["precision"], run["mixed_precision"], run["strategy"])
     return memory.model_states(
-        trained,
-        memory.per_parameter(run["precision"], run["mixed_precision"], run["strategy"]),
-        zero_stage=3 if run["strategy"] == "fsdp" else int(run["zero_stage"]),
-        data_parallel=int(_known(run, "data_parallel", run["gpus"] // model_parallel)),
-        model_parallel=model_parallel,
-        offload=run["offload"],
-        frozen=frozen,
-        moments=moments,
+        trained, per_parameter, zero_stage, data_parallel, model_parallel, run["offload"], frozen, moments
     )
 
 
@@ -144,19 +128,14 @@ def _activations(run: Mapping[str, Any], shape: model_shapes.Shape) -> tuple[flo
 def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
     """Compare an experiment with each one that differs from it in a single setting that affects memory.
 
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it.
-    base
-        The experiment, by its name in `footprint`; if unknown, the one with the most comparisons.
+    The base is the one with the most comparisons unless another one is named. Figures measured differently (`where`)
+    are not compared.
 
     Returns
     -------
     pandas.DataFrame
         One row per other experiment: `change` (in words), `base`, `experiment`, `measured_gib` and `theory_gib` (its
-        memory less that of the base; negative if it saves memory), and `where` that was measured. Figures measured
-        differently (`where`) are not compared.
+        memory less that of the base; negative if it saves memory), and `where` that was measured.
     """
     table = footprint(runs).set_index("experiment")
     if table.empty:

@@ -17,12 +17,14 @@ import pandas as pd
 from dsnb.analysis.scaling import workloads
 from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
-from dsnb.runs.columns import numbers
 from dsnb.runs.labels import count
-from dsnb.runs.table import as_runs
+from dsnb.runs.table import as_runs, numbers
 
 SAME_SPEED = 0.98
 """Relative throughput from which a micro-batch counts as fast as the best one: repeated runs differ by as much."""
+COLUMNS = [
+    "nodes", "gpus", "global_batch_size", "micro_batch_size", "grad_accum", "data_parallel", "efficiency",
+]  # fmt: skip
 
 
 def rampup(
@@ -82,6 +84,7 @@ def rampup(
         raise SettingsError(f"least_efficiency is {least_efficiency}: give a number above 0, at most 1")
     if (runs is None) == (micro_batch_size is None) or (runs is not None and replica_gpus):
         raise SettingsError("give either micro_batch_size, the largest that fits, with replica_gpus, or measured runs")
+    efficiencies: dict[int, float] = {}
     if runs is None:  # a larger micro-batch is faster, and how much is unknown
         per_replica, least_efficiency = replica_gpus or 1, 0.0
         scores = {size: size / (micro_batch_size or 1) for size in range(1, (micro_batch_size or 1) + 1)}
@@ -90,7 +93,7 @@ def rampup(
         efficiencies = {size: speed / max(speeds.values()) for size, speed in speeds.items()}
         scores = {size: 1.0 if value >= SAME_SPEED else value for size, value in efficiencies.items()}
     batches = _batches(first, last, increment)
-    rows: list[dict[str, float]] = []
+    rows: list[tuple[float, ...]] = []
     min_nodes, enough = 1, least_efficiency
     for batch in batches:
         options = []
@@ -109,18 +112,9 @@ def rampup(
         # The most nodes of the options with enough efficiency; if there are none, the most efficient option.
         nodes, data_parallel, size = max(options, key=lambda option: (min(scores[option[2]], enough), option[0]))
         min_nodes, enough = nodes, 1.0
-        rows.append(
-            {
-                "nodes": nodes,
-                "gpus": nodes * gpus_per_node,
-                "global_batch_size": batch,
-                "micro_batch_size": size,
-                "grad_accum": batch // (data_parallel * size),
-                "data_parallel": data_parallel,
-                "efficiency": math.nan if runs is None else efficiencies[size],
-            }
-        )
-    table = pd.DataFrame(rows)
+        grad_accum, efficiency = batch // (data_parallel * size), efficiencies.get(size, math.nan)
+        rows.append((nodes, nodes * gpus_per_node, batch, size, grad_accum, data_parallel, efficiency))
+    table = pd.DataFrame(rows, columns=COLUMNS)
     stage_samples = [batch * math.ceil((ramp_samples or 0) / (len(batches) - 1) / batch) for batch in batches[:-1]]
     ends = [*itertools.accumulate(stage_samples), None] if ramp_samples else [None] * len(batches)
     table["until_samples"] = pd.array(ends, dtype="Int64")
@@ -138,12 +132,7 @@ def fastest_replica(runs: pd.DataFrame) -> tuple[int, dict[int, float]]:
     """Return the GPUs of the replica with the highest throughput a GPU, and that throughput by micro-batch size.
 
     Only ok runs count, and of these those on the most GPUs, which are nearest to a larger training. Of equally fast
-    replicas, it is the one with the fewest GPUs.
-
-    Raises
-    ------
-    SettingsError
-        If the runs are of several tasks or kinds of GPU, or none of them is ok with a throughput.
+    replicas, it is the one with the fewest GPUs. Runs of several tasks or kinds of GPU are refused.
     """
     runs = as_runs(runs).reset_index(drop=True)
     columns = ("tokens_per_s_per_gpu", "micro_batch_size", "gpus")
@@ -166,20 +155,13 @@ def fastest_replica(runs: pd.DataFrame) -> tuple[int, dict[int, float]]:
 
 def _batches(first: int, last: int, increment: int | None) -> list[int]:
     """Return the global batch sizes from the first to the last one."""
-    if first > last:
-        raise SettingsError(f"the batch grows from {first:,} to {last:,}: give a last one that is not smaller")
-    if increment:
-        if (last - first) % increment:
-            raise SettingsError(
-                f"increment is {increment:,}, which does not divide {last - first:,} ({last:,} - {first:,})"
-            )
-        return list(range(first, last + 1, increment))
     batches = [first]
     while batches[-1] < last:
-        batches.append(2 * batches[-1])
+        batches.append(batches[-1] + (increment or batches[-1]))
     if batches[-1] != last:
+        grows = f"grows by {increment:,}" if increment else "doubles"
+        nearest = " or ".join(f"{batch:,}" for batch in batches[-2:])
         raise SettingsError(
-            f"{first:,} doubles to {batches[-2]:,} and {batches[-1]:,}, not to {last:,}: choose one of these, "
-            "or an increment"
+            f"last is {last:,}, but the batch {grows} from {first:,} on: choose {nearest}, or another increment"
         )
     return batches

@@ -1,6 +1,7 @@
 """Which settings to train each task with: measured ones, predicted ones (`recommend`), or both (`forecast`).
 
-All three make one table of candidates with a column `basis`, let `dsnb.analysis.decide` rank it, and word the result.
+All three make one table of candidates with a column `basis`, let `dsnb.analysis.decide` rank it, and word the result
+with `dsnb.analysis.words`.
 """
 
 import itertools
@@ -13,14 +14,13 @@ import pandas as pd
 
 from dsnb.analysis import ratio_errors, words, would_fit
 from dsnb.analysis.decide import BASES, CPU, MEASURED, PREDICTED, Decision, Question, candidates, decide
-from dsnb.analysis.parity import known_gpu
+from dsnb.analysis.predicted import allowed, known_gpu
 from dsnb.analysis.ratio_errors import Ratios
 from dsnb.analysis.tasks import settings_of, tasks
-from dsnb.analysis.texts import amount
+from dsnb.analysis.texts import significant
 from dsnb.errors import SettingsError
 from dsnb.prediction import gpus
-from dsnb.prediction.calibration import MIN_SETTINGS
-from dsnb.prediction.measured import measured, recorded
+from dsnb.prediction.calibration import MIN_SETTINGS, measured, recorded
 from dsnb.prediction.predict import predict
 from dsnb.runs.labels import MEMORY, count
 from dsnb.runs.table import as_runs
@@ -47,21 +47,14 @@ FORECAST = [
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A choice among the settings of one task.
-
-    Attributes
-    ----------
-    task
-        What is trained, as in "opt-1.3b, sequence 2048".
-    table
-        Settings with their figures.
-    sentences
-        What to train with, how sure that is, and what would decide it; or what would make a setting fit.
-    """
+    """A choice among the settings of one task."""
 
     task: str
+    """What is trained, as in "opt-1.3b, sequence 2048"."""
     table: pd.DataFrame
+    """Settings with their figures."""
     sentences: tuple[str, ...]
+    """What to train with, how sure that is, and what would decide it; or what would make a setting fit."""
 
 
 def recommend(
@@ -95,14 +88,17 @@ def recommend(
         raise SettingsError("objective is 'cost', but price is missing: give the price of a GPU-hour")
     if not experiments:
         raise SettingsError("there is no setting to choose from: give at least one")
-    asked = {one.name_with_model: one for one in experiments}
+    asked, spec = {one.name_with_model: one for one in experiments}, gpus.find(gpu)
     predicted = predict(list(asked.values()), gpu, **options).set_axis(list(asked))
     ratios = ratio_errors.known_for(gpu, options.get("link", "nvlink"), options.get("calibrate"))
-    question = _question(options.get("tokens", 100e9), options.get("price"), OBJECTIVES[objective])
+    prices = {} if options.get("price") is None else {"": options["price"]}
+    tokens = options.get("tokens", 100e9)
+    question = Question(tokens, OBJECTIVES[objective], prices=prices, currency="", max_days=math.inf)
     answers, problems = [], []
     for task, names in _by_task(asked):
         own = predicted.loc[names]
-        ranked = decide(_candidates(own, asked), question).options
+        candidates_of_task = _candidates(own, asked, spec)
+        ranked = decide(candidates_of_task, question).options
         if ranked.empty:
             reasons = would_fit.sentences([asked[name] for name in names], own.reset_index(drop=True), gpu, **options)
             problems += [f"{task}: {reason}" for reason in reasons]
@@ -110,15 +106,15 @@ def recommend(
             continue
         table = own.loc[ranked.index[: 1 + ALTERNATIVES]]
         table.insert(1, "worse_pct", _worse_pct(ranked, question).head(len(table)))
-        said = _choice(ranked, asked, question, ratios, len(own) - len(ranked))
+        said = [words.say("plan", {"what": "Train with", **words.figures(ranked.iloc[0], question)})]
+        if ranked["days"].iloc[0] > MAX_DAYS:
+            said.append(words.say("too_slow", words.needed_gpus(ranked, question)))
+        said += _fitting(candidates_of_task, spec) if len(ranked) < len(own) else []
+        said += _doubts(ranked, asked, question, ratios)
         answers.append(Recommendation(task, table.reset_index(drop=True), tuple(said)))
     if not predicted["fits"].any():
         raise SettingsError(problems)
     return answers
-
-
-def _question(tokens: float, price: float | None, objective: str = "time", max_days: float = math.inf) -> Question:
-    return Question(tokens, objective, prices={} if price is None else {"": price}, max_days=max_days)
 
 
 def _by_task(asked: Mapping[str, Experiment]) -> list[tuple[str, list[str]]]:
@@ -127,11 +123,11 @@ def _by_task(asked: Mapping[str, Experiment]) -> list[tuple[str, list[str]]]:
     return [(task.title, task.runs.index.tolist()) for task in tasks(settings)]
 
 
-def _candidates(predicted: pd.DataFrame, asked: Mapping[str, Experiment]) -> pd.DataFrame:
+def _candidates(predicted: pd.DataFrame, asked: Mapping[str, Experiment], spec: gpus.GpuSpec) -> pd.DataFrame:
     """Return predicted settings as candidates, indexed by name."""
-    gpus_of_each = [asked[str(name)].gpus for name in predicted.index]
-    figures = {"gpus": gpus_of_each, "memory_gib": predicted["peak_allocated_gib"], "energy_kwh": math.nan}
-    return predicted.assign(basis=PREDICTED, is_unstable=False, kind="", **figures)
+    known = {"gpus": [asked[str(name)].gpus for name in predicted.index], "gpu_name": spec.name, "kind": ""}
+    figures = {"memory_gib": predicted["peak_allocated_gib"], "energy_kwh": math.nan}
+    return predicted.assign(basis=PREDICTED, is_unstable=False, **known, **figures)
 
 
 def _worse_pct(ranked: pd.DataFrame, question: Question) -> "pd.Series[float]":
@@ -143,22 +139,15 @@ def _capitalized(sentences: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
 
 
-def _choice(
-    ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Question, ratios: Ratios, too_large: int
-) -> Iterator[str]:
-    """Yield the sentences of `recommend`."""
-    best = ranked.iloc[0]
-    yield f"Train with {best.name}: {words.takes(best)}."
-    if best["days"] > MAX_DAYS:
-        yield f"That is more than {MAX_DAYS:g} days: {words.needed(ranked, '')}"
-    if too_large:
-        yield f"{too_large} {'setting does' if too_large == 1 else 'settings do'} not fit."
+def _doubts(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Question, ratios: Ratios) -> Iterator[str]:
+    """Yield how sure the best of some settings is: what comes next, and what its figures may miss."""
     if len(ranked) > 1:
         yield _how_sure(ranked, asked, question, ratios)
-    if asked[str(best.name)].allocator == "default":
-        yield "Its allocator is torch's default one: fragmentation can need more memory than is predicted."
-    if best["outside"]:
-        yield f"Less sure than that: {best['outside']}."
+    for name, best in ranked.head(1).iterrows():
+        if best["basis"] == PREDICTED and asked[str(name)].allocator == "default":
+            yield "Its allocator is torch's default one: fragmentation can need more memory than is predicted."
+        if best["outside"]:
+            yield f"Less sure than that: {best['outside']}."
 
 
 def _how_sure(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Question, ratios: Ratios) -> str:
@@ -195,32 +184,16 @@ def measured_plans(
 ) -> list[Recommendation]:
     """Return for each task what training takes with each measured setting, and the best ones in words.
 
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` and `dsnb.published` return them; only ok runs count.
-    tokens
-        Tokens to train on.
-    prices
-        Price of a GPU-hour by `gpu_name`; the key `""` is for all others. Without one, a setting's cost is missing.
-    power_w
-        Mean power of a GPU for runs without measured power; without it, their energy is missing.
-    currency
-        Its sign, in front of amounts.
+    `prices` of a GPU-hour are by `gpu_name`; the key `""` is for all others. `power_w` is the mean power of a GPU for
+    runs without measured power. Without these, costs and energy are missing.
 
     Returns
     -------
     list of Recommendation
         Each table has a row per `experiment`, the fastest first, with the columns of `dsnb.analysis.decide.candidates`
-        and `costed`. The `gpu_name` of runs without a GPU is `CPU`; their `gpus` and `gpu_hours` are ranks and
-        rank-hours.
-
-    Raises
-    ------
-    SettingsError
-        If the tokens, a price or the power is not a number of the allowed size.
+        and `costed`. Without a GPU, the `gpu_name` is `CPU`, and `gpus` and `gpu_hours` are ranks and rank-hours.
     """
-    questions = {name: Question(tokens, name, prices={} if prices is None else prices) for name in LEAST}
+    questions = {name: Question(tokens, name, prices=prices or {}, currency=currency) for name in LEAST}
     planning.check(tokens, {}, power_w=power_w)
     plans = []
     for task in tasks(runs):
@@ -229,26 +202,28 @@ def measured_plans(
         table = decisions["time"].table
         table = table.assign(gpu_name=table["gpu_name"].astype(object).mask(table["kind"] == CPU, CPU))
         table = table.rename_axis("experiment").reset_index()
-        plans.append(Recommendation(task.title, table, tuple(_least(decisions, currency))))
+        plans.append(Recommendation(task.title, table, tuple(_least(decisions, words.memory_name(task.runs)))))
     return plans
 
 
-def _least(decisions: Mapping[str, Decision], currency: str) -> Iterator[str]:
+def _least(decisions: Mapping[str, Decision], memory: str = "GPU memory") -> Iterator[str]:
     """Yield the best setting of each objective, or that none is fast enough; and how many are too unstable to rank."""
     fastest = decisions["time"]
     if fastest.is_beyond:
-        yield from words.beyond(fastest, currency)
+        what = "setting" if "fits" in fastest.table else "measured setting"
+        yield words.say("beyond", {"what": what, **words.figures(fastest.options.iloc[0], fastest.question)})
+        yield words.say("needed", words.needed_gpus(fastest.options, fastest.question))
     named: set[object] = set()
     for objective, decision in decisions.items():
         if decision.options.empty or decision.is_beyond or fastest.is_beyond:
             continue
         best = decision.options.iloc[0]
-        setting = f"{best.name}, as above" if best.name in named else words.described(best, currency)
-        of_what = f" for {amount(decision.question.tokens)} tokens" if objective == "time" else ""
-        yield f"{LEAST[objective].replace('GPU', words.unit_of(best))}{of_what}: {setting}."
+        facts = words.figures(best, decision.question, memory)
+        what = f"{LEAST[objective].replace('GPU', facts['unit'])}:"
+        yield words.say("plan.again" if best.name in named else "plan", {"what": what, **facts})
         named.add(best.name)
     if fastest.unstable:
-        yield words.left_out_unstable(fastest.unstable)
+        yield words.say("note.unstable", {"unstable": fastest.unstable})
 
 
 def forecast(
@@ -263,19 +238,9 @@ def forecast(
 ) -> tuple[list[Recommendation], list[str]]:
     """Return what training would take with each combination of settings: measured where it was, otherwise predicted.
 
-    Parameters
-    ----------
-    settings
-        Settings by name; a list is an axis. Combinations that are refused are left out.
-    gpu
-        Name of the GPU.
-    runs
-        Measured runs, as `dsnb.load_runs` and `dsnb.published` return them. Of those on the same GPU, the same settings
-        count in place of the prediction, and three settings or more calibrate the predicted speeds.
-    tokens, price, currency
-        Tokens to train on, the price of a GPU-hour, and the sign in front of amounts.
-    link
-        As `dsnb.predict` takes it.
+    A list among the settings is an axis; combinations that are refused are left out. Of the runs on the same GPU, the
+    same settings count in place of the prediction, and three settings or more calibrate the predicted speeds. `tokens`,
+    `price` and `link` are those of `dsnb.predict`; `currency` is the sign in front of amounts.
 
     Returns
     -------
@@ -285,61 +250,37 @@ def forecast(
         Measured figures are medians over runs, and their error is NaN.
     notes
         Why combinations were refused, and on how many measured settings predicted speeds were calibrated.
-
-    Raises
-    ------
-    SettingsError
-        If every combination is refused, such as one of 0 GPUs, or as `dsnb.predict` does.
     """
     spec = gpus.find(gpu)
-    asked, refused = _combinations({**settings, "device": "cuda"})
+    axes = [value if isinstance(value, list) else [value] for value in settings.values()]
+    experiments, refused = allowed(dict(zip(settings, values, strict=True)) for values in itertools.product(*axes))
+    asked = {one.name_with_model: one for one in experiments}
     same_gpu = _on_gpu(runs, spec) if runs is not None else pd.DataFrame()
     timed = len({run.experiment.name_with_model for run in measured(same_gpu, link)})
     options: dict[str, Any] = {"link": link, "calibrate": same_gpu if timed >= MIN_SETTINGS else None}
     predicted = predict(list(asked.values()), gpu, **options, tokens=tokens, price=price).set_axis(list(asked))
-    table = _with_measured(_candidates(predicted, asked), same_gpu)
+    table = _with_measured(_candidates(predicted, asked, spec), same_gpu)
+    prices = {} if price is None else {"": price}
+    # On one kind of GPU, the cheapest setting is that with the fewest GPU-hours.
+    questions = {name: Question(tokens, name, prices=prices, currency=currency) for name in ("time", "gpu_hours")}
     answers = []
     for task, names in _by_task(asked):
-        # On one kind of GPU, the cheapest setting is that with the fewest GPU-hours.
-        decisions = {
-            name: decide(table.loc[names], _question(tokens, price, name, MAX_DAYS)) for name in ("time", "gpu_hours")
-        }
+        decisions = {name: decide(table.loc[names], question) for name, question in questions.items()}
+        said = [*_fitting(table.loc[names], spec), *_least(decisions)]
         ranked = decisions["time"].options
-        said = [*_fitting(table.loc[names], spec), *_least(decisions, currency)]
-        if len(ranked) > 1:
-            ratios = ratio_errors.known_for(gpu, **options)
-            said.append(_how_sure(ranked, asked, decisions["time"].question, ratios))
-        if len(ranked) and ranked["outside"].iloc[0]:
-            said.append(f"Less sure than that: {ranked['outside'].iloc[0]}.")
+        ratios = ratio_errors.known_for(gpu, **options) if len(ranked) > 1 else {}
+        said += _doubts(ranked, asked, questions["time"], ratios)
         if not table.loc[names, "fits"].any():
             lacking = predicted.loc[names].reset_index(drop=True)
-            experiments = [asked[name] for name in names]
-            instead = () if lacking["fits"].any() else would_fit.sentences(experiments, lacking, gpu, **options)
+            own = [asked[name] for name in names]
+            instead = () if lacking["fits"].any() else would_fit.sentences(own, lacking, gpu, **options)
             said += _capitalized(instead) or [NOTHING_FITS]
         shown = decisions["time"].table.sort_values("fits", ascending=False, kind="stable")
         answers.append(Recommendation(task, shown[FORECAST].reset_index(drop=True), tuple(said)))
-    notes = [f"Refused and left out: {reason}." for reason in refused]
+    notes = [f"Refused and left out: {reason}." for reason in dict.fromkeys(refused)]
     if timed >= MIN_SETTINGS:
         notes.append(f"Predicted speeds follow from {timed} measured settings on {spec.name}.")
     return answers, notes
-
-
-def _combinations(settings: Mapping[str, Any]) -> tuple[dict[str, Experiment], list[str]]:
-    """Return the experiments by name, and the reasons against the combinations that are none."""
-    axes = [value if isinstance(value, list) else [value] for value in settings.values()]
-    experiments: dict[str, Experiment] = {}
-    problems: list[str] = []
-    for values in itertools.product(*axes):
-        try:
-            experiment = Experiment(**dict(zip(settings, values, strict=True)))
-        except SettingsError as error:
-            problems += error.problems
-        else:
-            experiments[experiment.name_with_model] = experiment
-    refused = list(dict.fromkeys(problems))
-    if not experiments:
-        raise SettingsError(refused or "no combination of settings is left: give each setting a value")
-    return experiments, refused
 
 
 def _on_gpu(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
@@ -358,15 +299,12 @@ def _with_measured(table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     if known.empty:
         return table
     medians = candidates(known).reindex(known["experiment"].unique())
-    names = list(medians.index)
-    medians["basis"] = medians["basis"].astype(object).fillna(MEASURED)
-    medians["is_unstable"] = medians["is_unstable"].eq(True)
-    figures = ["basis", "is_unstable", "tokens_per_s", "memory_gib"]
-    table.loc[names, figures] = medians[figures]
-    table.loc[names, "fits"] = medians["n"].gt(0)
-    table.loc[names, "peak_allocated_gib"] = medians["memory_gib"]
-    table.loc[names, ["peak_allocated_error_pct", "tokens_per_s_error_pct"]] = math.nan
-    table.loc[names, "outside"] = ""
+    known = medians[["tokens_per_s", "memory_gib"]].assign(
+        basis=medians["basis"].astype(object).fillna(MEASURED), is_unstable=medians["is_unstable"].eq(True),
+        fits=medians["n"].gt(0), peak_allocated_gib=medians["memory_gib"], peak_allocated_error_pct=math.nan,
+        tokens_per_s_error_pct=math.nan, outside="",
+    )  # fmt: skip
+    table.loc[known.index, known.columns] = known
     return table
 
 
@@ -382,4 +320,5 @@ def _fitting(table: pd.DataFrame, spec: gpus.GpuSpec) -> Iterator[str]:
     others = table[~is_fitting].dropna(subset="memory_gib")
     if len(others):
         least = others.loc[others["memory_gib"].idxmin()]
-        yield f"The smallest that does not fit is {least.name}: {words.memory(least)} for tensors alone."
+        facts = {"name": least.name, "memory": significant(least["memory_gib"])}
+        yield words.say("too_large", {**facts, "memory_error": words.error(least["peak_allocated_error_pct"])})

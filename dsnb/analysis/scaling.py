@@ -4,7 +4,7 @@ import pandas as pd
 
 from dsnb.analysis.choices import split
 from dsnb.formulas import metrics
-from dsnb.runs import labels, setting_words
+from dsnb.runs import labels
 from dsnb.runs.table import as_runs
 from dsnb.settings import planning
 
@@ -21,17 +21,10 @@ COLUMNS = [
 
 
 def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 100e9) -> pd.DataFrame:
-    """Compare runs that differ only in the number of GPUs.
+    """Compare ok runs that differ only in the number of GPUs.
 
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` and `dsnb.published` return them; only ok runs count.
-    base_gpus
-        The number of GPUs that efficiency is relative to, for example that of one node; the smallest measured number if
-        it is None or was not measured.
-    tokens
-        Tokens to train on, for `days`.
+    Efficiency is relative to `base_gpus`, for example those of one node, or to the smallest measured number if it is
+    None or was not measured.
 
     Returns
     -------
@@ -39,11 +32,6 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
         One row per workload and number of GPUs, for workloads with at least two such numbers: `workload`, `gpus`, `n`,
         `tokens_per_s` (median), `lowest`, `highest` (tokens/s of single runs, such as those of sub-clusters),
         `base_gpus`, `speed_up`, `efficiency`, `days`, `unit` (what `gpus` counts: `GPU`, or `rank` without GPUs).
-
-    Raises
-    ------
-    SettingsError
-        If the tokens are no finite number of more than 0.
     """
     planning.check(tokens, {})
     runs = as_runs(runs)
@@ -54,7 +42,7 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
         if len(by_size) < 2:
             continue
         base = base_gpus if base_gpus is not None and base_gpus in by_size.index else int(by_size.index[0])
-        base_rate, unit = by_size.loc[base, "median"], setting_words.common_unit(part)
+        base_rate, unit = by_size.loc[base, "median"], labels.common_unit(part)
         for gpus, count, rate, lowest, highest in by_size.itertuples():
             speed_up = metrics.speed_up(rate, base_rate)
             efficiency = metrics.scaling_efficiency(rate, gpus, base_rate, base)
@@ -64,13 +52,7 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
 
 
 def super_linear(table: pd.DataFrame) -> list[str]:
-    """Return a sentence for each workload that is more efficient on more GPUs than at its base.
-
-    Parameters
-    ----------
-    table
-        As `scaling` returns it.
-    """
+    """Return a sentence for each workload that is more efficient on more GPUs than at its base."""
     found = table[(table["gpus"] > table["base_gpus"]) & (table["efficiency"] > SUPER_LINEAR)]
     highest = found.loc[found.groupby("workload", sort=False)["efficiency"].idxmax()]
     return [

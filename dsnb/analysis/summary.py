@@ -6,10 +6,9 @@ with the status `ok`; the others are only counted.
 
 import pandas as pd
 
-from dsnb.run_folder.columns import PHASES, SETTINGS, key_columns
+from dsnb.run_folder.columns import PHASES
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
-from dsnb.runs.table import named_runs
+from dsnb.runs.table import named_runs, numbers
 
 SUMMARY_METRICS = list(labels.METRIC_LABELS)
 STATISTICS = {"median": "median", "std": "std", "min": "min", "max": "max", "n": "count"}
@@ -51,12 +50,6 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
     return table.copy()  # in one piece, which pandas asks for
 
 
-def axes(runs: pd.DataFrame) -> list[str]:
-    """Return the columns that distinguish experiments: the settings, keys of DeepSpeed, and the GPU model."""
-    named = [name for name in labels.AXES if name not in {"sweep", "status"}]
-    return [name for name in dict.fromkeys([*named, *SETTINGS, *key_columns(runs)]) if name in runs]
-
-
 def timing(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the median wall time of each experiment by phase, over its ok runs.
 
@@ -78,13 +71,7 @@ def timing(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def repeat_ratios(runs: pd.DataFrame) -> pd.Series:
-    """Return the highest over the lowest tokens/s of the ok runs of each experiment; missing for fewer than two.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it, with experiments named as in `summarize`.
-    """
+    """Return the highest over the lowest tokens/s of the ok runs of each experiment; missing for fewer than two."""
     rates = numbers(runs, "tokens_per_s").where(runs["status"] == "ok")
     groups = rates.where(rates > 0).groupby(runs["experiment"], sort=False)
     return (groups.max() / groups.min()).where(groups.count() > 1)

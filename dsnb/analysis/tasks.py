@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
+from dsnb.runs.table import numbers
 from dsnb.settings.experiment import Experiment
 
 TRAINED = "trained"
@@ -30,13 +30,7 @@ class Task:
 
 
 def tasks(runs: pd.DataFrame) -> list[Task]:
-    """Split runs by task, the one with the most runs first, then in order of appearance.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it; columns may be missing, and count as equal then.
-    """
+    """Split runs by task, the one with the most runs first; columns that are missing count as equal."""
     keys = with_trained(runs).reindex(columns=list(TASK))
     keys = keys.astype(object).map(labels.text)  # a missing value is equal to another
     unknown = [name for name in TASK if keys[name].nunique() > 1 and (keys[name] == UNKNOWN).any()]

@@ -20,18 +20,8 @@ _NAME = re.compile(r"\{(\w+)(?::([^|}]*)\|([^}]*))?\}")
 def fill(template: str, facts: Mapping[str, object]) -> str:
     """Fill a template; `web/` has the same function, and the templates come with the page's data.
 
-    Parameters
-    ----------
-    template
-        `{name}` is a fact. `{name:one|more}` is `one` if the fact is 1, otherwise `more`. `[...]` is left out if a
-        fact in it is missing or empty.
-    facts
-        Texts and whole numbers by name.
-
-    Returns
-    -------
-    str
-        The sentence; empty if a fact outside of brackets is missing or empty.
+    `{name}` is a fact, a text or a whole number. `{name:one|more}` is `one` if the fact is 1, otherwise `more`. `[...]`
+    is left out if a fact in it is missing or empty; elsewhere, such a fact empties the whole sentence.
     """
     known = {name: str(fact) for name, fact in facts.items() if fact is not None and str(fact)}
 
@@ -67,19 +57,12 @@ def signed(size: float, unit: str = "%") -> str:
     return f"{'0' if text[1:] == '0.0' else text.replace('-', MINUS)} {unit}"
 
 
-def duration(hours: float) -> str:
-    """Return hours in the largest unit that is at least one."""
-    size, noun = next(((size, noun) for size, noun in HOURS if hours >= size), HOURS[-1])
-    text = significant(hours / size)
+def duration(low_hours: float, high_hours: float | None = None) -> str:
+    """Return hours, or a range as in "3 to 6 days", in the largest unit that its end is at least one of."""
+    high = low_hours if high_hours is None else high_hours
+    size, noun = next(((size, noun) for size, noun in HOURS if high >= size), HOURS[-1])
+    text = labels.span(low_hours / size, high / size) if low_hours < high else significant(high / size)
     return f"{text} {noun}{'' if text == '1' else 's'}"
-
-
-def duration_range(low_hours: float, high_hours: float) -> str:
-    """Return a range of hours in the largest unit that its end is at least one of, as in "3 to 6 days"."""
-    if not low_hours < high_hours:
-        return duration(high_hours)
-    size, noun = next(((size, noun) for size, noun in HOURS if high_hours >= size), HOURS[-1])
-    return f"{labels.span(low_hours / size, high_hours / size)} {noun}s"
 
 
 def amount(tokens: float) -> str:

@@ -1,60 +1,163 @@
 """Decisions in words: what to train with, what it costs, what comes next, and how sure that is.
 
-All sentences are templates (`dsnb.analysis.texts.fill`), which the page receives as data and fills with the same facts.
-What is certain about a difference is said by its verdict alone (`dsnb.analysis.comparisons`).
+The sentences of a card are templates (`dsnb.analysis.texts.fill`), which the page receives as data and fills with the
+same facts. What is certain about a difference is said by its verdict alone (`dsnb.analysis.comparisons`).
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis.decide import CPU, MEASURED, PUBLISHED, Decision, Question, basis, memory_figure
-from dsnb.analysis.intervals import MIN_RUNS, Verdict
+from dsnb.analysis import comparisons
+from dsnb.analysis.decide import ASSUMED_PRICE, CPU, MEASURED, PUBLISHED, Decision, Question, basis, memory_figure
+from dsnb.analysis.intervals import CONFIDENCE, MIN_RUNS, Verdict
 from dsnb.analysis.summary import UNSTABLE
-from dsnb.analysis.templates import (
-    ASSUMED,
-    BEST,
-    BEYOND,
-    BY_MEAN,
-    EQUAL_PCT,
-    NEEDED,
-    PLACE,
-    SHOWN_GIB,
-    TEMPLATES,
-    VERDICTS,
-    WORSE,
-)
-from dsnb.analysis.texts import MINUS, amount, duration, duration_range, fill, fixed, significant
-from dsnb.runs import labels, setting_words
-from dsnb.runs.columns import numbers
+from dsnb.analysis.texts import HOURS, MINUS, SIZES, amount, duration, fill, fixed, significant
+from dsnb.runs import labels
 from dsnb.runs.literature.tables import SOURCE, is_own
+from dsnb.runs.table import numbers
 from dsnb.settings.planning import GOAL_DAYS, MAX_DAYS, gpus_needed
+
+BEST = {"time": "Fastest", "gpu_hours": "Fewest {unit}-hours", "cost": "Cheapest", "memory": "Least memory"}
+"""What the best setting of an objective is called; `unit` is GPU, or rank where there are none."""
+WORSE = {
+    "time": ("slower", "faster"),
+    "gpu_hours": ("more {unit}-hours", "fewer {unit}-hours"),
+    "cost": ("more expensive", "cheaper"),
+}
+BY_MEAN = ("on average", "on average, though not by the median")
+"""What the difference between repeated settings is one of; the best one has the best median."""
+PLACE = ("gpus", "nodes")
+"""Choices that say how many GPUs, not what they do."""
+SHOWN_GIB = 0.05
+"""Smaller differences in memory are left out."""
+EQUAL_PCT = 0.005
+"""Smaller changes are rounding errors of equal figures."""
+NO_RUNS = "There are no runs here yet: start the sweep first."
+ASSUMED = "an assumed"
+NO_ANSWER = "No setting can be recommended: "
+BEYOND = "No {what} trains [{model} ]on {tokens} tokens within {max_days} days on {place}."
+NEEDED = (
+    "{goal_days} days would need {needed} {unit}s if each sustained {rate_per_gpu} tokens/s[ with {by}], an "
+    "extrapolation beyond what was {basis}. At that rate, the training takes {hours} {unit}-hours[, {cost}]."
+)
+VERDICTS = {
+    Verdict.TOO_FEW: "few",
+    Verdict.NO_LARGER: "no_larger",
+    Verdict.LIKELY: "likely",
+    Verdict.UNCLEAR: "unclear",
+}
+"""Verdicts as the names of templates end."""
+TEMPLATES = {
+    "kicker": "{best} of {options} [{basis} ]{options:setting|settings}",
+    "headline": "Train [{model} ][with {setting}, ]on {place}.",
+    "headline.failed": NO_ANSWER + "{runs:the run|all} [{several} runs ]failed.",
+    "headline.no_gpus": NO_ANSWER + "the number of GPUs is unknown.",
+    "headline.no_speed": NO_ANSWER + "no run measured speed.",
+    "headline.no_runs": NO_ANSWER + "none was run yet.",
+    "headline.too_few_gpus": "No setting was measured on {at_hand} {unit}{at_hand:|s} or fewer: the smallest ran on "
+    "{fewest}.",
+    "headline.unstable": NO_ANSWER + "{unstable} {unstable:setting is|settings are} not ranked, because "
+    "{unstable:its|their} repeats differ by more than {unstable_times} times.",
+    "headline.no_price": "The cheapest setting is unknown: give a price.",
+    "headline.no_memory": "The setting with the least memory is unknown: no run measured memory.",
+    "headline.beyond": BEYOND.replace("{what}", "measured setting"),
+    "costs": "{rate} tokens/s[ ± {rate_error} %]; {tokens} tokens: {duration}, {hours} {unit}-hours[, {energy} kWh]"
+    "[, {cost}][; {memory_name} {memory}[ of {capacity}] GiB[ ± {memory_error} %]].",
+    "costs.beyond": "{kicker}: [{setting}, ]on {place}, {rate} tokens/s. " + NEEDED,
+    "cost": "[{currency}]{cost} at [{assumed} ][{currency}]{price} a {unit}-hour",
+    "no_cost": "cost unknown without a price",
+    "note.only_measured": "Only {measured} {unit}{measured:|s} {measured:was|were} measured, fewer than the {at_hand} "
+    "at hand: this answer is for {gpus} {unit}{gpus:|s}. {more}",
+    "note.more.GPU": "Measure on more (dsnb sweep PARAMS --set gpus={number}) or predict it "
+    "(dsnb predict PARAMS --gpus {number}).",
+    "note.more.rank": "Measure on more: dsnb sweep PARAMS --set gpus={number}.",
+    "note.too_slow": "{too_slow} {too_slow:setting is left out: it takes|settings are left out: they take} more than "
+    "{max_days} days.",
+    "note.unstable": "{unstable} {unstable:setting is|settings are} not ranked, because {unstable:its|their} repeats "
+    "differ by more than {unstable_times} times.",
+    "following": "Runner-up: {changes}[, {difference}][, {gib} GiB {more}].",
+    "following.none": "No other setting can be compared with it.",
+    "changes.place": "the same on {place}",
+    "changes.same": "the same settings as {experiment}",
+    "size": "{by} {worse}[ {mean}]",
+    "interval": "95 % interval {low} to {high}",
+    "runs.one_each": "one {counted} each",
+    "runs.both": "{base_n} and {n} {counted}s",
+    "difference.few": "{size} ({runs}, too few to be sure: {needed} of each are needed)",
+    "difference.few_same": "about the same ({size}; {runs}, too few to be sure: {needed} of each are needed)",
+    "difference.likely": "{size} ({interval})",
+    "difference.unclear": "{size}, which may be chance ({interval})",
+    "difference.no_larger": "about the same ({size}, {interval})",
+    "basis": "Speed[ and {memory_word}]: {origin}, {n:one run|the median of}[ {several} runs]. Time and costs: "
+    "extrapolated to all tokens without restarts, checkpoints and evaluation."
+    "[ {failed} more {failed:run|runs} of this setting failed.]",
+    "worth": "Worth measuring: {said}, {gain} % {what} than the best measured setting, {sure} the mean error of such "
+    "predictions.",
+    "worth.first": "Worth measuring first: {said}.",
+    **{f"verdict.{name}": comparisons.WORDS[verdict] for verdict, name in VERDICTS.items()},
+}
+"""Sentences of a card by name."""
+PLAN = {
+    "plan": "{what} {name} ({basis}) on {place}, " + TEMPLATES["costs"],
+    "plan.again": "{what} {name}, as above.",
+    "beyond": BEYOND + " The fastest is {name} ({basis}), {rate} tokens/s[ ± {rate_error} %].",
+    "needed": NEEDED,
+    "too_slow": "That is more than {max_days} days. " + NEEDED,
+    "too_large": "The smallest that does not fit is {name}: {memory} GiB[ ± {memory_error} %] for tensors alone.",
+}
+"""Further sentences of plans (`dsnb.analysis.recommend`)."""
+PAGE: dict[str, Any] = {
+    "templates": TEMPLATES,
+    "words": {
+        "best": BEST,
+        "worse": WORSE,
+        "byMean": BY_MEAN,
+        "more": ("more", "less"),
+        "place": PLACE,
+        "sizes": SIZES,
+        "hours": HOURS,
+        "gain": {"time": "less time", "gpu_hours": "fewer GPU-hours", "cost": "less cost", "memory": "less memory"},
+        "values": comparisons.VALUES,
+        "method": f"The unit is a run. A change is likely if its {100 * CONFIDENCE:g} % interval excludes 0 and it is "
+        f"at least {{relevance}}. {comparisons.TOGETHER}.",
+        "noRuns": NO_RUNS,
+        "assumed": ASSUMED,
+    },
+    "limits": {
+        "maxDays": MAX_DAYS,
+        "goalDays": GOAL_DAYS,
+        "shownGib": SHOWN_GIB,
+        "equalPct": EQUAL_PCT,
+        "fewestRuns": MIN_RUNS,
+        "assumedPrice": ASSUMED_PRICE,
+        "unstableTimes": UNSTABLE,
+    },
+}
+"""What the page needs, ready for JSON."""
 
 
 def say(name: str, facts: Mapping[str, object]) -> str:
-    """Return the sentence of this name in `TEMPLATES`; the limits that sentences state are added to the facts."""
+    """Return the sentence of this name; the limits that sentences state are added to the facts."""
     limits = {"max_days": f"{MAX_DAYS:g}", "goal_days": f"{GOAL_DAYS:g}", "unstable_times": f"{UNSTABLE:g}"}
-    return fill(TEMPLATES[name], {**limits, **facts})
+    return fill((TEMPLATES | PLAN)[name], {**limits, **facts})
 
 
 def words(decision: Decision) -> dict[str, Any]:
-    """Return what a decision on measured settings says, by the parts of a card.
+    """Return what a decision on measured settings says, by the parts of a card; what cannot be said is empty.
 
-    Returns
-    -------
-    dict
-        `kicker`: in what the setting is the best, and of how many. `headline`: what to train with, or why nothing can
-        be said. `costs`, `note`, `following`, `basis`: what it takes, what the measured settings do not cover, what
-        comes next, and what that rests on. `table`: rows of choice, value in the first and in the second setting, where
-        these differ in several. What cannot be said is empty.
+    `kicker`: in what the setting is the best, and of how many. `headline`: what to train with, or why nothing can be
+    said. `costs`, `note`, `following`, `basis`: what it takes, what the measured settings do not cover, what comes
+    next, and what that rests on. `table`: rows of choice and its values in the first two settings, if several differ.
     """
     card: dict[str, Any] = dict.fromkeys(("kicker", "headline", "costs", "note", "following", "basis"), "")
     if decision.options.empty:
         return {**card, "headline": _why_not(decision), "costs": memory_of_failed(decision.runs), "table": []}
     options, question = decision.options, decision.question
     best = _facts(decision, options.index[0])
-    unit, tokens = best["unit"], amount(question.tokens)
+    unit = best["unit"]
     of_what = BEST[question.objective].replace("{unit}", unit)
     number = fixed(len(options)) if len(options) > 1 else ""
     basis = best["basis"] if options["basis"].nunique() == 1 else ""
@@ -62,30 +165,22 @@ def words(decision: Decision) -> dict[str, Any]:
     card |= {"note": _note(decision, unit), "following": _following(decision, unit), "basis": say("basis", best)}
     card["table"] = _table(decision, unit)
     if not decision.is_beyond:
-        costs = {**best, "tokens": tokens, "cost": best["cost"] or TEMPLATES["no_cost"]}
+        costs = {**best, "cost": best["cost"] or TEMPLATES["no_cost"]}
         return card | {"headline": say("headline", best), "costs": say("costs", costs)}
-    fastest, least = (options[name].idxmin() for name in ("days", "gpu_hours"))
-    thrifty = _facts(decision, least)
-    needed = {**_needed(options.loc[least]), "cost": thrifty["cost"], "basis": MEASURED}
-    needed["by"] = "" if least == options.index[0] else thrifty["setting"]
+    needed = {**needed_gpus(options, question), "basis": MEASURED}
+    needed["by"] = _facts(decision, needed["by"])["setting"] if needed["by"] else ""
     kicker = card["kicker"] or best["basis"].capitalize()
     card |= {"kicker": "", "costs": say("costs.beyond", {**best, **needed, "kicker": kicker})}
-    return card | {"headline": say("headline.beyond", {**_facts(decision, fastest), "tokens": tokens})}
+    return card | {"headline": say("headline.beyond", _facts(decision, options["days"].idxmin()))}
 
 
 def _facts(decision: Decision, name: object) -> dict[str, Any]:
     """Return all that sentences say about an option, as texts."""
     option, run = decision.options.loc[name], decision.settings.loc[name].to_dict()
-    facts, n, failed = said_of(run), int(option["n"]), int(option["n_failed"])
-    texts = {"hours": "gpu_hours", "energy": "energy_kwh", "memory": "memory_gib", "capacity": "gpu_memory_gib"}
+    n, failed = int(option["n"]), int(option["n_failed"])
     return {
-        **facts,
-        **{text: "" if pd.isna(option[column]) else significant(option[column]) for text, column in texts.items()},
-        "basis": str(option["basis"]),
-        "rate": significant(option["tokens_per_s"]),
-        "duration": duration(24 * option["days"]),
-        "cost": cost(option, decision.question, facts["unit"]),
-        "memory_name": memory_name(memory_figure(decision.runs)),
+        **figures(option, decision.question, memory_name(decision.runs)),
+        **said_of(run),
         "memory_word": "" if pd.isna(option["memory_gib"]) else "memory",
         "n": n,
         "several": n if n > 1 else "",
@@ -93,21 +188,50 @@ def _facts(decision: Decision, name: object) -> dict[str, Any]:
     }
 
 
-def said_of(run: Mapping[str, Any]) -> dict[str, str]:
-    """Return what sentences say about a setting: model, setting, place, unit of hardware, origin of its figures."""
-    model = labels.text(run.get("model"))
+def figures(option: "pd.Series[Any]", question: Question, memory: str = "GPU memory") -> dict[str, str]:
+    """Return what a training takes with a candidate, as texts; predictions have errors."""
+    device, gpu_name = ("cpu", None) if option["kind"] == CPU else (None, option.get("gpu_name"))
+    run = {"gpus": option["gpus"], "gpu_name": gpu_name, "device": device}
+    unit = "rank" if device else "GPU"
+    amounts = {"rate": "tokens_per_s", "hours": "gpu_hours", "energy": "energy_kwh", "memory": "memory_gib"}
+    amounts["capacity"] = "gpu_memory_gib"
+    errors = {"rate_error": "tokens_per_s_error_pct", "memory_error": "peak_allocated_error_pct"}
+    known = option.dropna()
     return {
-        "model": "" if model == "-" else model,
-        "setting": setting_words.setting(run),
-        "place": setting_words.place(run),
-        "unit": setting_words.unit(run),
-        "origin": origin(run),
+        "name": str(option.name),
+        "basis": str(option["basis"]),
+        "place": labels.place(run),
+        "unit": unit,
+        **{text: significant(known[column]) for text, column in amounts.items() if column in known},
+        **{text: error(option.get(column)) for text, column in errors.items()},
+        "tokens": amount(question.tokens),
+        "duration": duration(24 * option["days_low"], 24 * option["days_high"]),
+        "cost": cost(option, question, unit),
+        "memory_name": memory,
     }
 
 
-def memory_name(figure: str | None) -> str:
-    """Return what a figure of memory is called in a sentence."""
-    return "host memory" if figure == "host_memory_gib" else "GPU memory"
+def error(pct: float | None) -> str:
+    """Return the error of a prediction in per cent; empty for a measurement."""
+    return "" if pct is None or math.isnan(pct) else f"{pct:.1f}"
+
+
+def said_of(run: Mapping[str, Any]) -> dict[str, str]:
+    """Return what sentences say about a setting: model, setting, place, unit of hardware, origin of its figures."""
+    model, source = labels.text(run.get("model")), labels.text(run.get("source"))
+    origin = "published, not measured here" if basis(run) == PUBLISHED else "measured"
+    return {
+        "model": "" if model == "-" else model,
+        "setting": labels.setting(run),
+        "place": labels.place(run),
+        "unit": labels.unit(run),
+        "origin": f"measured with dsnb, published as {source.removeprefix(SOURCE)}" if is_own(source) else origin,
+    }
+
+
+def memory_name(runs: pd.DataFrame) -> str:
+    """Return what the figure of memory of runs is called in a sentence."""
+    return "host memory" if memory_figure(runs) == "host_memory_gib" else "GPU memory"
 
 
 def cost(option: "pd.Series[Any]", question: Question, unit: str) -> str:
@@ -119,86 +243,16 @@ def cost(option: "pd.Series[Any]", question: Question, unit: str) -> str:
     return say("cost", {**price, "cost": significant(option["cost"])})
 
 
-def _needed(least: "pd.Series[Any]") -> dict[str, str]:
+def needed_gpus(options: pd.DataFrame, question: Question) -> dict[str, str]:
     """Return how many GPUs would be enough if each were as fast as those of the setting with the fewest GPU-hours."""
+    least = options.loc[options["gpu_hours"].idxmin()]
+    known = figures(least, question)
     return {
+        **{name: known[name] for name in ("hours", "unit", "cost", "basis")},
         "needed": fixed(gpus_needed(least["gpu_hours"])),
         "rate_per_gpu": significant(least["tokens_per_s"] / least["gpus"]),
-        "hours": significant(least["gpu_hours"]),
+        "by": "" if least.name == options.index[0] else str(least.name),
     }
-
-
-def beyond(decision: Decision, currency: str) -> Iterator[str]:
-    """Yield that no option is fast enough, which one is the fastest, and how many GPUs would be enough."""
-    best = decision.options.iloc[0]
-    what = "measured setting" if is_measured(best) else "setting"
-    tokens = amount(decision.question.tokens)
-    facts = {"max_days": f"{MAX_DAYS:g}", "what": what, "tokens": tokens, "place": place(best)}
-    name = str(best.name) if is_measured(best) else f"{best.name} ({best['basis']})"
-    yield f"{fill(BEYOND, facts)} The fastest is {name}, {rate(best)}."
-    yield needed(decision.options, currency)
-
-
-def needed(options: pd.DataFrame, currency: str) -> str:
-    """Return how many GPUs would be enough if each sustained the speed of those with the fewest GPU-hours."""
-    least = options.loc[options["gpu_hours"].idxmin()]
-    by = "" if least.name == options.index[0] else str(least.name)
-    facts = {"by": by, "unit": unit_of(least), "cost": _amount(least["cost"], currency), "basis": least["basis"]}
-    return fill(NEEDED, {"goal_days": f"{GOAL_DAYS:g}", **_needed(least), **facts})
-
-
-def described(row: "pd.Series[Any]", currency: str) -> str:
-    """Return a candidate and what a training takes with it: where it was measured, or its speed and memory."""
-    if is_measured(row):
-        return f"{row.name} on {place(row)}, {_spent(row, currency)}"
-    return f"{row.name} ({row['basis']}), {takes(row, currency)}"
-
-
-def takes(row: "pd.Series[Any]", currency: str = "") -> str:
-    """Return the figures of a candidate of a forecast with their errors; costs only with a currency."""
-    size = "" if pd.isna(row["memory_gib"]) else f", {memory(row)}"
-    return f"{rate(row)}, {_spent(row, currency)}{size}"
-
-
-def _spent(row: "pd.Series[Any]", currency: str) -> str:
-    days = duration_range(24 * row["days_low"], 24 * row["days_high"])
-    energy = "" if pd.isna(row["energy_kwh"]) else f", {significant(row['energy_kwh'])} kWh"
-    price = _amount(row["cost"], currency)
-    return f"{days}, {significant(row['gpu_hours'])} {unit_of(row)}-hours{energy}{price and f', {price}'}"
-
-
-def _amount(cost: float, currency: str) -> str:
-    return "" if pd.isna(cost) or not currency else f"{currency}{significant(cost)}"
-
-
-def is_measured(row: "pd.Series[Any]") -> bool:
-    """Return whether a candidate is one of measured runs alone, whose hardware may differ, and not of a forecast."""
-    return "tokens_per_s_error_pct" not in row
-
-
-def rate(row: "pd.Series[Any]") -> str:
-    """Return the speed of a candidate with its error."""
-    return f"{significant(row['tokens_per_s'])} tokens/s{_error(row.get('tokens_per_s_error_pct'))}"
-
-
-def memory(row: "pd.Series[Any]") -> str:
-    """Return the memory of a candidate of a forecast with its error."""
-    return f"{row['memory_gib']:.1f} GiB{_error(row['peak_allocated_error_pct'])}"
-
-
-def _error(pct: float | None) -> str:
-    return "" if pct is None or pd.isna(pct) else f" ± {pct:.1f} %"
-
-
-def place(row: "pd.Series[Any]") -> str:
-    """Return where a candidate ran, or would run."""
-    device, gpu_name = ("cpu", None) if row["kind"] == CPU else (None, row.get("gpu_name"))
-    return setting_words.place({"gpus": row["gpus"], "gpu_name": gpu_name, "device": device})
-
-
-def unit_of(row: "pd.Series[Any]") -> str:
-    """Return what is counted of the hardware of a candidate: `GPU` or `rank`."""
-    return "rank" if row["kind"] == CPU else "GPU"
 
 
 def _note(decision: Decision, unit: str) -> str:
@@ -213,13 +267,8 @@ def _note(decision: Decision, unit: str) -> str:
     if decision.too_slow:
         said.append(say("note.too_slow", {"too_slow": fixed(decision.too_slow)}))
     if decision.unstable:
-        said.append(left_out_unstable(decision.unstable))
+        said.append(say("note.unstable", {"unstable": fixed(decision.unstable)}))
     return " ".join(said)
-
-
-def left_out_unstable(number: int) -> str:
-    """Return that settings are not ranked because their repeats do not agree."""
-    return say("note.unstable", {"unstable": fixed(number)})
 
 
 def _why_not(decision: Decision) -> str:
@@ -228,7 +277,7 @@ def _why_not(decision: Decision) -> str:
         return say(f"headline.{case(runs)}", {"runs": len(runs), "several": len(runs) if len(runs) > 1 else ""})
     fewest = decision.table["gpus"].min()
     if question.gpus and fewest > question.gpus:
-        unit = setting_words.unit(runs[(runs["status"] == "ok") & (numbers(runs, "gpus") > 0)].iloc[0].to_dict())
+        unit = labels.unit(runs[(runs["status"] == "ok") & (numbers(runs, "gpus") > 0)].iloc[0].to_dict())
         facts = {"at_hand": fixed(question.gpus), "unit": unit, "fewest": f"{fewest:g}"}
         return say("headline.too_few_gpus", facts)
     if decision.unstable:
@@ -276,9 +325,9 @@ def _changes(decision: Decision) -> str:
     changed = [
         labels.axis(name).describe(other)
         for name, (_, other) in decision.differing.items()
-        if name not in PLACE and setting_words.has_effect(run, name)
+        if name not in PLACE and labels.has_effect(run, name)
     ]
-    place = setting_words.place(run) if {*PLACE} & set(decision.differing) else ""
+    place = labels.place(run) if {*PLACE} & set(decision.differing) else ""
     if changed:
         return ", ".join([*changed, *([f"on {place}"] if place else [])])
     return say("changes.place", {"place": place}) or say("changes.same", {"experiment": decision.options.index[1]})
@@ -297,10 +346,7 @@ def axis_title(name: str, unit: str) -> str:
 
 
 def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> str:
-    """Return how much worse the mean of a setting is, with the interval of that; of too few runs, their median.
-
-    The best setting has the best median; by the mean of its runs, another one may be better.
-    """
+    """Return how much worse the mean of a setting is, with the interval of that; of too few runs, their median."""
     question = decision.question
     worse = worsening(row["change_pct"], question.objective)
     is_better, is_few = int(worse <= -EQUAL_PCT), row["verdict"] == Verdict.TOO_FEW
@@ -331,11 +377,3 @@ def _end(value: float) -> str:
     """Return an end of an interval with the digits that `dsnb.analysis.texts.signed` shows it with."""
     text = fixed(abs(value), 1 if abs(value) < 99.95 else 0)
     return f"{MINUS}{text}" if value < 0 and text != "0.0" else text
-
-
-def origin(run: Mapping[str, Any]) -> str:
-    """Return where the figures of a run come from: measured here, in dsnb's own published tables, or by others."""
-    if basis(run) == PUBLISHED:
-        return "published, not measured here"
-    source = labels.text(run.get("source"))
-    return f"measured with dsnb, published as {source.removeprefix(SOURCE)}" if is_own(source) else "measured"

@@ -12,16 +12,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from dsnb.cli import predict, sweep
-from dsnb.cli.predict import LinkName
+from dsnb.cli.predict import LinkName, TableFormat
 from dsnb.cli.printing import Format, print_groups, print_summary, say, show, table_width
-from dsnb.cli.sweep import Set, parse_overrides
+from dsnb.cli.sweep import Params, Set, option, parse_overrides
 from dsnb.errors import DsnbError, DsnbWarning, SettingsError
 from dsnb.files import plain_text
+from dsnb.settings import checks
+from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.sweep.params import SWEEP_SETTINGS
 from dsnb.system import signals
 from dsnb.version import __version__
 
 UsageError: Any = typer.BadParameter.__base__  # of click or, in newer versions, of typer's own copy
-GIVE = {"int_parsing": "give a whole number", "float_parsing": "give a number"}
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(sweep.sweep)
 app.command()(predict.predict)
@@ -29,15 +31,7 @@ app.command()(predict.recommend)
 
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of outputs, or a log.", show_default=False)]
-Params = Annotated[Path, typer.Argument(metavar="PARAMS", help="Params file (YAML).", show_default=False)]
-Hostfile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Use the hosts of this hostfile.", show_default=False)
-]
-TableFormat = Annotated[Format, typer.Option("--format", help="Format of the table.")]
-Output = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="HTML file to write instead of FOLDER/report.html.", show_default=False),
-]
+Hostfile = Annotated[Path | None, option("FILE", "Use the hosts of this hostfile.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -59,9 +53,9 @@ def _options(
 def summary(
     folder: Folder,
     format_: TableFormat = Format.table,
-    wide: Annotated[bool, typer.Option("--wide", help="Print all columns, however wide the table is.")] = False,
-    timing: Annotated[bool, typer.Option("--timing", help="Print the wall time of each phase (s) instead.")] = False,
-    groups: Annotated[bool, typer.Option("--groups", help="Print groups of nodes and slow nodes instead.")] = False,
+    wide: Annotated[bool, option(None, "Print all columns, however wide the table is.", "--wide")] = False,
+    timing: Annotated[bool, option(None, "Print the wall time of each phase (s) instead.", "--timing")] = False,
+    groups: Annotated[bool, option(None, "Print groups of nodes and slow nodes instead.", "--groups")] = False,
 ) -> None:
     """Print medians and spreads of every experiment below a folder."""
     from dsnb.runs.load import load_runs
@@ -85,18 +79,14 @@ def summary(
 @app.command()
 def report(
     folder: Folder,
-    output: Output = None,
-    compare: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of earlier runs to compare these with.", show_default=False),
-    ] = None,
+    output: Annotated[Path | None, option("FILE", "HTML file to write instead of FOLDER/report.html.")] = None,
+    compare: Annotated[Path | None, option("FOLDER", "Folder of earlier runs to compare these with.")] = None,
     predict_: Annotated[
         list[Path] | None,
-        typer.Option(
+        option(
+            "PARAMS",
+            "Params file whose settings that were not run are predicted; FOLDER for what is still to come.",
             "--predict",
-            metavar="PARAMS",
-            help="Params file whose settings that were not run are predicted; FOLDER for what is still to come.",
-            show_default=False,
         ),
     ] = None,
     link: LinkName = "nvlink",
@@ -108,14 +98,9 @@ def report(
 
 
 @app.command()
-def doctor(
-    hostfile: Hostfile = None,
-    set_: Set = None,
-) -> None:
+def doctor(hostfile: Hostfile = None, set_: Set = None) -> None:
     """Check what this machine, or the hosts of a hostfile, can run, what is missing, and how to fix it."""
-    from dsnb.cli.doctor import check_machine
-    from dsnb.cli.doctor_hosts import check_hosts
-    from dsnb.settings.experiment import Experiment
+    from dsnb.cli.doctor import check_hosts, check_machine
 
     settings = {"gpus": "auto", **parse_overrides(set_ or [])} | ({"hostfile": str(hostfile)} if hostfile else {})
     table = Table(box=None, pad_edge=False)
@@ -133,10 +118,7 @@ def doctor(
 @app.command()
 def prepare(
     params: Params,
-    cache: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder that all nodes see.", show_default="$HF_HOME"),
-    ] = None,
+    cache: Annotated[Path | None, option("FOLDER", "Folder that all nodes see.", default="$HF_HOME")] = None,
 ) -> None:
     """Fetch a params file's models and tokenizers into the cache of Hugging Face, for nodes without a network."""
     from dsnb.sweep.prepare import prepare as fetch
@@ -147,26 +129,21 @@ def prepare(
 
 @app.command()
 def bandwidth(
-    output: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Sweep's folder for the results.", show_default=False)
-    ] = None,
-    most_bytes: Annotated[
-        int | None, typer.Option(metavar="NUMBER", help="Largest message in bytes.", show_default="by device")
-    ] = None,
+    output: Annotated[Path | None, option("FOLDER", "Sweep's folder for the results.")] = None,
+    most_bytes: Annotated[int | None, option("NUMBER", "Largest message in bytes.", default="by device")] = None,
     hostfile: Hostfile = None,
     set_: Set = None,
     format_: TableFormat = Format.table,
 ) -> None:
     """Measure all-reduce bandwidth by message size over all ranks, in nccl-tests' columns."""
-    from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
-    from dsnb.render.all_reduce import format_table
-    from dsnb.runs.all_reduce import load_bandwidth
-    from dsnb.settings.experiment import Experiment
+    from dsnb.launcher.run import BANDWIDTH_SETTINGS, measure_bandwidth
+    from dsnb.render.nodes import format_bandwidth
+    from dsnb.runs.load import load_bandwidth
 
-    settings = {**DEFAULTS, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}
+    settings = {**BANDWIDTH_SETTINGS, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}
     result = measure_bandwidth(Experiment(**settings), output, most_bytes=most_bytes)
     table = load_bandwidth(result.run_dir)
-    show(table.set_index("bytes"), format_table(table), format_)
+    show(table.set_index("bytes"), format_bandwidth(table), format_)
     result.raise_for_status()
 
 
@@ -174,23 +151,21 @@ def command_line() -> Any:
     """Return all commands, whose help has no type behind an option that takes no value."""
     group: Any = typer.main.get_command(app)
     for command in [group, *group.commands.values()]:
-        for option in command.get_params(typer.Context(command)):  # the one for help is kept, too
-            if getattr(option, "is_flag", False):
-                option.metavar = ""
+        for parameter in command.get_params(typer.Context(command)):  # the one for help is kept, too
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
     return group
 
 
 def usage_problem(error: Any) -> str:
     """Return what is wrong with the words of a command line, in one sentence."""
-    if key := getattr(error, "option_name", "").removeprefix("--").replace("-", "_"):
-        from dsnb.settings.experiment import DEFAULTS
-        from dsnb.sweep.params import SWEEP_SETTINGS
-
-        if key in {*DEFAULTS, *SWEEP_SETTINGS}:
-            return f"{error.option_name} is no option: write --set {key}=VALUE"
+    key = getattr(error, "option_name", "").removeprefix("--").replace("-", "_")
+    if key in {*DEFAULTS, *SWEEP_SETTINGS}:
+        return f"{error.option_name} is no option: write --set {key}=VALUE"
     if isinstance(error.__cause__, ValidationError):
         wrong = error.__cause__.errors()[0]
-        allowed = GIVE.get(wrong["type"]) or f"allowed are {', '.join(Format)}"
+        is_format = wrong["type"] == "value_error"
+        allowed = f"allowed are {', '.join(Format)}" if is_format else checks.allowed_values(dict(wrong))
         return f"{error.param.opts[0]} is {plain_text.short_repr(wrong['input'])}: {allowed}"
     return str(error.format_message())
 

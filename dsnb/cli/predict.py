@@ -1,35 +1,24 @@
 """`dsnb predict` and `dsnb recommend`: memory, speed and cost of a params file on GPUs that you do not have."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import Annotated, Any
 
 from dsnb.cli.printing import Format, say, say_line, show
-from dsnb.cli.sweep import Set, parse_overrides
+from dsnb.cli.sweep import Params, Set, option, parse_overrides
 from dsnb.errors import SettingsError
-from dsnb.sweep import left_out
+from dsnb.settings.experiment import Experiment
+from dsnb.sweep.params import left_out_lines, load_sweep
 
-if TYPE_CHECKING:
-    from dsnb.settings.experiment import Experiment
-
-
-def _option(metavar: str, help_: str, default: bool = False) -> Any:
-    return typer.Option(metavar=metavar, help=help_, show_default=default)
-
-
-Params = Annotated[Path, typer.Argument(metavar="PARAMS", help="Params file (YAML).", show_default=False)]
-GpuName = Annotated[str, _option("NAME", "GPU to predict for, such as H100, A100-40GB or V100.", default=True)]
-Gpus = Annotated[int | None, _option("NUMBER", "GPUs of each setting, in place of the file's.")]
+GpuName = Annotated[str, option("NAME", "GPU to predict for, such as H100, A100-40GB or V100.", default=True)]
+Gpus = Annotated[int | None, option("NUMBER", "GPUs of each setting, in place of the file's.")]
 LinkName = Annotated[
-    str, _option("LINK", "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node.", default=True)
+    str, option("LINK", "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node.", default=True)
 ]
-Tokens = Annotated[float, _option("NUMBER", "Tokens to train on.", default=True)]
-Price = Annotated[float | None, _option("NUMBER", "Price of a GPU-hour, for the cost.")]
-Calibrate = Annotated[Path | None, _option("FOLDER", "Folder of measured runs to calibrate speed with.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Name every setting that is left out.")]
-FRAGMENTED = "allocator is 'default': fragmentation can need more memory than is predicted"
-TableFormat = Annotated[Format, typer.Option("--format", help="Format of the table.")]
+Tokens = Annotated[float, option("NUMBER", "Tokens to train on.", default=True)]
+Price = Annotated[float | None, option("NUMBER", "Price of a GPU-hour, for the cost.")]
+Calibrate = Annotated[Path | None, option("FOLDER", "Folder of measured runs to calibrate speed with.")]
+Verbose = Annotated[bool, option(None, "Name every setting that is left out.", "--verbose", "-v")]
+TableFormat = Annotated[Format, option(None, "Format of the table.", "--format", default=True)]
 
 
 def predict(
@@ -51,14 +40,15 @@ def predict(
     table = predicted(asked, gpu, **_options(link, tokens, price, calibrate))
     _show(table, format_)
     if any(one.allocator == "default" for one in asked):
-        say(FRAGMENTED, err=format_ in {Format.csv, Format.json})
+        note = "allocator is 'default': fragmentation can need more memory than is predicted"
+        say(note, err=format_ in {Format.csv, Format.json})
 
 
 def recommend(
     params: Params,
     gpu: GpuName = "H200",
     gpus: Gpus = None,
-    objective: Annotated[str, _option("NAME", "days, tokens_per_s, memory or cost.", default=True)] = "days",
+    objective: Annotated[str, option("NAME", "days, tokens_per_s, memory or cost.", default=True)] = "days",
     link: LinkName = "nvlink",
     tokens: Tokens = 100e9,
     price: Price = None,
@@ -86,20 +76,16 @@ def recommend(
 
 
 def _options(link: str, tokens: float, price: float | None, calibrate: Path | None) -> dict[str, Any]:
-    options: dict[str, Any] = {"link": link, "tokens": tokens, "price": price}
-    if calibrate:
-        from dsnb.runs.load import load_runs
+    from dsnb.runs.load import load_runs
 
-        options["calibrate"] = load_runs(calibrate)
-    return options
+    return {"link": link, "tokens": tokens, "price": price, "calibrate": load_runs(calibrate) if calibrate else None}
 
 
 def _experiments(
     params: Path, gpus: int | None, set_: list[str] | None, gpu: str, link: str, verbose: bool
-) -> list["Experiment"]:
+) -> list[Experiment]:
     """Return the settings of a params file, each once, for GPUs, whatever this machine has; say which are left out."""
     from dsnb.prediction.step_time import problem
-    from dsnb.sweep.params import load_sweep
 
     overrides = {"device": "cuda", **parse_overrides(set_ or []), **({} if gpus is None else {"gpus": gpus})}
     sweep = load_sweep(params, overrides, auto_gpus=gpus or 1, leave_out_refused=True)
@@ -109,7 +95,7 @@ def _experiments(
         raise SettingsError(list(dict.fromkeys(problems.values())))
     known = {name: one for name, one in asked.items() if name not in problems}
     others = [*sweep.refused, *problems.items()]
-    for line in left_out.lines(others, len(known) + len(others), verbose):
+    for line in left_out_lines(others, len(known) + len(others), verbose):
         say(line, err=True)
     return list(known.values())
 

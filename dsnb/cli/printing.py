@@ -35,7 +35,7 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     from dsnb.analysis.summary import summarize
     from dsnb.cli import summary_table
     from dsnb.render.tables import format_summary
-    from dsnb.runs.setting_words import common_unit
+    from dsnb.runs.labels import common_unit
 
     if wide or format_ is not Format.table:
         table = summarize(runs)
@@ -52,7 +52,7 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
 
 def print_groups(runs: Any, format_: Format) -> None:
     """Print the comparison of groups of nodes, and which nodes are slow."""
-    from dsnb.render.node_report import compare_groups
+    from dsnb.render.nodes import compare_groups
 
     numbers, texts, sentences = compare_groups(runs)
     show(numbers, texts, format_, fit=True)
@@ -72,18 +72,14 @@ def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:
     elif format_ is Format.markdown:
         typer.echo(_markdown_table(_each_text(texts, _in_markdown)))
     elif fit:
-        _print_fitted(texts)
+        from dsnb.cli import summary_table
+
+        shared, names = summary_table.short_names([str(name) for name in texts.index])
+        if shared:
+            say(f"all {shared}")
+        _print_table(summary_table.fitted(texts.set_axis(names).rename_axis(texts.index.name), table_width()))
     else:
         _print_table(texts)
-
-
-def _print_fitted(texts: Any) -> None:
-    from dsnb.cli import summary_table
-
-    shared, names = summary_table.short_names([str(name) for name in texts.index])
-    if shared:
-        say(f"all {shared}")
-    _print_table(summary_table.fitted(texts.set_axis(names).rename_axis(texts.index.name), table_width()))
 
 
 def table_width() -> int:

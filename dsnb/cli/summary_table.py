@@ -13,13 +13,11 @@ from dsnb.analysis.texts import significant
 from dsnb.formulas import metrics
 from dsnb.render import answer
 from dsnb.render.tables import repeats_text
-from dsnb.runs import labels, setting_words
+from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.runs.table import named_runs
 
 RATE = "tokens_per_s"
-NO_RANK = "unstable"
-"""In place of a difference to the best setting, for one whose repeats do not agree."""
 MAX_FOOTNOTES, MAX_CAUSES = 8, 3
 """Lines about unusual runs, and about those that are not ok; the report has all."""
 MIN_COLUMNS, BETWEEN = 2, 2
@@ -27,20 +25,10 @@ MIN_COLUMNS, BETWEEN = 2, 2
 
 
 def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
-    """Yield a title, a table of texts and footnotes for each task.
+    """Yield for each task a title with what all names have in common, a table of texts, and lines on what is unusual.
 
-    Drift and clocks over time, which need the steps and samples of each run, are in the report.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it.
-
-    Yields
-    ------
-    tuple
-        The task with what all names have in common; a table indexed by the rest of the names, `*` before the fastest
-        and `!` behind those with an unusual run, most important columns first; lines on what is unusual or failed.
+    The table is indexed by the rest of the names, `*` before the fastest and `!` behind those with an unusual run, most
+    important columns first. Drift and clocks over time, which need steps and samples, are in the report.
     """
     for task in tasks(runs):
         summary = summarize(task.runs).sort_values(f"{RATE}_median", ascending=False, kind="stable")
@@ -104,10 +92,10 @@ def _width(table: pd.DataFrame) -> int:
 def _place(runs: pd.DataFrame) -> str:
     """Return where all runs ran, as in "on 4 NVIDIA H200"; only the hardware if they differ in number, or nothing."""
     hardware = runs.reindex(columns=["gpus", "gpu_name", "device"]).astype(object).drop_duplicates().to_dict("records")
-    if len(places := {setting_words.place(run) for run in hardware if pd.notna(run["gpus"])}) == 1:
+    if len(places := {labels.place(run) for run in hardware if pd.notna(run["gpus"])}) == 1:
         return f"on {places.pop()}"
     names = {labels.text(run["gpu_name"]) for run in hardware}
-    if {setting_words.unit(run) for run in hardware} == {"rank"}:
+    if {labels.unit(run) for run in hardware} == {"rank"}:
         return "on CPU ranks"
     return f"on {names.pop()}" if len(names) == 1 and names != {"-"} else ""
 
@@ -120,17 +108,13 @@ def _texts(summary: pd.DataFrame, no_rank: Sequence[bool]) -> pd.DataFrame:
     table["tokens/s"] = repeats_text(summary, RATE, METRIC_LABELS[RATE].digits)
     if rates.notna().sum() > 1:
         changes = zip(rates / rates.max() - 1, no_rank, strict=True)
-        table["vs best"] = [NO_RANK if is_unstable else _change(change) for change, is_unstable in changes]
+        table["vs best"] = ["unstable" if is_unstable else _change(change) for change, is_unstable in changes]
     memory = next((name for name in MEMORY if summary[f"{name}_median"].notna().any()), None)
     for metric in [name for name in (memory, "mfu") if name and summary[f"{name}_median"].notna().any()]:
         table[METRIC_LABELS[metric].heading] = repeats_text(summary, metric, METRIC_LABELS[metric].digits)
-    table[f"days/{DEFAULT_TOKENS / 1e9:g} B tokens"] = [_days(rate) for rate in rates]
+    days = [metrics.days(DEFAULT_TOKENS, rate) for rate in rates]
+    table[f"days/{DEFAULT_TOKENS / 1e9:g} B tokens"] = ["" if each is None else significant(each) for each in days]
     return table.loc[:, (table != "").any()]
-
-
-def _days(rate: float) -> str:
-    days = metrics.days(DEFAULT_TOKENS, rate)
-    return "" if days is None else significant(days)
 
 
 def _change(change: float) -> str:

@@ -1,88 +1,96 @@
-"""`dsnb sweep`: its options, and what they say about which runs to execute and where."""
+"""`dsnb sweep`: its options, which runs they mean and where, and the plan that a dry run prints of them."""
 
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+import yaml
 
 from dsnb.cli.printing import Format, print_groups, print_summary, say
 from dsnb.errors import SettingsError
+from dsnb.files import plain_yaml
+from dsnb.launcher import hosts as on_hosts
+from dsnb.launcher.folder import deepspeed_config
+from dsnb.launcher.run import WORKER
+from dsnb.settings import hostfile as hostfiles
+from dsnb.settings.experiment import Experiment
+from dsnb.sweep import allocation as allocations
+from dsnb.sweep import slurm as slurm_jobs
+from dsnb.sweep.allocation import Allocation
+from dsnb.sweep.params import Run, Sweep, load_sweep, unfit_lines, without_unfit
+from dsnb.sweep.run import is_finished, run_in_one_job, run_sweep, unsupported, with_inputs
 from dsnb.system import interpreter, signals
 
-if TYPE_CHECKING:
-    from dsnb.sweep.allocation import Allocation
-    from dsnb.sweep.params import Sweep
-
 NOT_ALL_OK = 3
-
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of every run; a list becomes an axis."),
-]
+FINISHED, CHANGED, TO_RUN = "finished", "finished with other settings or files", "to run"
 
 
-def _hosts_option(metavar: str, help_: str) -> Any:
-    return typer.Option(metavar=metavar, help=help_, rich_help_panel="Hosts", show_default=False)
+def option(metavar: str | None, help_: str, *names: str, panel: str | None = None, default: bool | str = False) -> Any:
+    """Return an option; `default` is whether its help shows the default value, or what stands there instead."""
+    return typer.Option(*names, metavar=metavar, help=help_, rich_help_panel=panel, show_default=default)
 
 
-def _slurm_option(*names: str, metavar: str | None = None, help_: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help_, rich_help_panel="Slurm", show_default=False)
+Params = Annotated[Path, typer.Argument(metavar="PARAMS", help="Params file (YAML).", show_default=False)]
+Set = Annotated[list[str] | None, option("KEY=VALUE", "A setting of every run; a list becomes an axis.", "--set")]
 
 
 def sweep(
-    params: Annotated[Path, typer.Argument(metavar="PARAMS", help="Params file (YAML).", show_default=False)],
+    params: Params,
     set_: Set = None,
-    only: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Only experiments whose names match, such as 'zs3*'.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of the sweep instead of outputs/NAME.", show_default=False),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs, and start nothing.")] = False,
+    only: Annotated[str | None, option("PATTERN", "Only experiments whose names match, such as 'zs3*'.")] = None,
+    output: Annotated[Path | None, option("FOLDER", "Folder of the sweep instead of outputs/NAME.")] = None,
+    dry_run: Annotated[bool, option(None, "Print the runs, and start nothing.", "--dry-run")] = False,
     verbose: Annotated[
         bool,
-        typer.Option(
+        option(
+            None,
+            "Name every setting that is left out; with --dry-run, print settings, configurations, commands.",
             "--verbose",
             "-v",
-            help="Name every setting that is left out; with --dry-run, print settings, configurations, commands.",
         ),
     ] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs as well as unfinished ones.")] = False,
+    retry: Annotated[bool, option(None, "Repeat failed runs as well as unfinished ones.", "--retry")] = False,
     skip_oom: Annotated[
-        bool, typer.Option("--skip-oom", help="Leave out settings that are predicted not to fit into GPU memory.")
+        bool, option(None, "Leave out settings that are predicted not to fit into GPU memory.", "--skip-oom")
     ] = False,
     hostfile: Annotated[
-        str | None, _hosts_option("FILE", "Hostfile (DeepSpeed's format) of the hosts to run on.")
+        str | None, option("FILE", "Hostfile (DeepSpeed's format) of the hosts to run on.", panel="Hosts")
     ] = None,
     sub_cluster: Annotated[
         str | None,
-        _hosts_option("SIZES", "Hosts per group, groups side by side: 2, or several sizes one after the other: 1,2,4."),
+        option(
+            "SIZES",
+            "Hosts per group, groups side by side: 2, or several sizes one after the other: 1,2,4.",
+            panel="Hosts",
+        ),
     ] = None,
-    slurm: Annotated[bool, _slurm_option("--slurm", help_="Submit every run as a Slurm job.")] = False,
-    partition: Annotated[str | None, _slurm_option(metavar="NAME", help_="Slurm partition.")] = None,
-    account: Annotated[str | None, _slurm_option(metavar="NAME", help_="Account to charge.")] = None,
+    slurm: Annotated[bool, option(None, "Submit every run as a Slurm job.", "--slurm", panel="Slurm")] = False,
+    partition: Annotated[str | None, option("NAME", "Slurm partition.", panel="Slurm")] = None,
+    account: Annotated[str | None, option("NAME", "Account to charge.", panel="Slurm")] = None,
     nodes: Annotated[
-        int | None, _slurm_option(metavar="NUMBER", help_="Maximum nodes per job; a run requests as few as it needs.")
+        int | None, option("NUMBER", "Maximum nodes per job; a run requests as few as it needs.", panel="Slurm")
     ] = None,
     gpus_per_node: Annotated[
-        int | None, _slurm_option(metavar="NUMBER", help_="GPUs per node; on nodes without GPUs, ranks.")
+        int | None, option("NUMBER", "GPUs per node; on nodes without GPUs, ranks.", panel="Slurm")
     ] = None,
-    time: Annotated[int | None, _slurm_option(metavar="MINUTES", help_="Time limit of a job in minutes.")] = None,
+    time: Annotated[int | None, option("MINUTES", "Time limit of a job in minutes.", panel="Slurm")] = None,
     constraint: Annotated[
-        str | None, _slurm_option(metavar="FEATURES", help_="Features that nodes must have, such as 'h100&ib'.")
+        str | None, option("FEATURES", "Features that nodes must have, such as 'h100&ib'.", panel="Slurm")
     ] = None,
     sbatch_option: Annotated[
-        list[str] | None, _slurm_option(metavar="KEY=VALUE", help_="A further option of sbatch, such as mem=200G.")
+        list[str] | None, option("KEY=VALUE", "A further option of sbatch, such as mem=200G.", panel="Slurm")
     ] = None,
     one_allocation: Annotated[
-        bool, _slurm_option("--one-allocation", help_="Execute the whole sweep in one Slurm job.")
+        bool, option(None, "Execute the whole sweep in one Slurm job.", "--one-allocation", panel="Slurm")
     ] = False,
 ) -> None:
     """Execute all runs of a params file that are not finished yet. Exit code 3: done, but not every run is ok.
 
     Exit code 130: stopped by Ctrl-C, SIGTERM or a closed terminal.
     """
+    pairs = [word.partition("=") for word in sbatch_option or []]
     allocation = _allocation(
         slurm,
         partition=partition,
@@ -91,7 +99,7 @@ def sweep(
         gpus_per_node=gpus_per_node,
         time_min=time,
         constraint=constraint,
-        extra_options=parse_pairs(sbatch_option) if sbatch_option else None,
+        extra_options={key.strip().removeprefix("--"): value for key, _, value in pairs} if pairs else None,
     )
     overrides = parse_overrides(set_ or []) | ({"hostfile": hostfile} if hostfile else {})
     overrides |= {"skip_oom": True} if skip_oom else {}
@@ -99,10 +107,12 @@ def sweep(
     for note in notes:
         say(f"note: {note}", err=True)
     if dry_run:
-        print_plan(planned, allocation, verbose)
+        planned = without_unfit(planned, lambda _: None)
+        for line in plan_lines(planned, allocation, verbose):
+            say(line)
+        for problem in [] if allocation else unsupported(planned):
+            say(f"this machine cannot run it: {problem}", err=True)
         return
-    from dsnb.sweep.run import run_in_one_job, run_sweep
-
     try:
         if allocation and one_allocation:
             command = interpreter.command("-m", "dsnb", "sweep", str(params.absolute()), "--hostfile", "slurm")
@@ -133,20 +143,10 @@ def load(
     only: str | None = None,
     output: Path | None = None,
     sub_cluster: str | None = None,
-    allocation: "Allocation | None" = None,
+    allocation: Allocation | None = None,
     one_allocation: bool = False,
-) -> tuple["Sweep", list[str]]:
-    """Return the sweep, and notes on what it leaves out; parameters as the options of `dsnb sweep`.
-
-    Raises
-    ------
-    SettingsError
-        If options exclude each other, or settings cannot be used.
-    """
-    from dsnb.sweep import allocation as slurm
-    from dsnb.sweep import params as files
-    from dsnb.sweep import subclusters
-
+) -> tuple[Sweep, list[str]]:
+    """Return the sweep, and notes on what it leaves out; parameters as the options of `dsnb sweep`."""
     if one_allocation and not allocation:
         raise SettingsError("--one-allocation is for Slurm: add --slurm, or leave it out")
     if allocation and (hosts := overrides.get("hostfile")):
@@ -155,16 +155,14 @@ def load(
         raise SettingsError("--sub-cluster divides one set of hosts: add --one-allocation, or leave it out")
     if sub_cluster:
         nodes = allocation.placeholder_hosts() if allocation else None
-        return subclusters.load(params, subclusters.sizes(sub_cluster), overrides, only, output, hosts=nodes)
+        return allocations.load_groups(params, allocations.sizes(sub_cluster), overrides, only, output, hosts=nodes)
     if allocation:
-        return slurm.load(params, allocation, overrides, only, output), []
-    return files.load_sweep(params, overrides, only, output), []
+        return allocations.load(params, allocation, overrides, only, output), []
+    return load_sweep(params, overrides, only, output), []
 
 
-def _allocation(slurm: bool, **options: Any) -> "Allocation | None":
+def _allocation(slurm: bool, **options: Any) -> Allocation | None:
     """Return what a Slurm job may use, None without `--slurm`; options that are None were not given."""
-    from dsnb.sweep.allocation import Allocation
-
     given = {name: value for name, value in options.items() if value is not None}
     if slurm:
         return Allocation(**given)
@@ -174,15 +172,8 @@ def _allocation(slurm: bool, **options: Any) -> "Allocation | None":
     return None
 
 
-def parse_pairs(words: list[str]) -> dict[str, str]:
-    """Parse `KEY=VALUE` words, or `KEY` alone."""
-    return {key.strip().removeprefix("--"): value for key, _, value in (word.partition("=") for word in words)}
-
-
 def parse_overrides(words: list[str]) -> dict[str, Any]:
     """Parse `KEY=VALUE` words; values are YAML, so `8` is a number and `[1, 2]` a list."""
-    from dsnb.files import plain_yaml
-
     found = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -195,14 +186,50 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def print_plan(planned: "Sweep", allocation: "Allocation | None" = None, in_full: bool = False) -> None:
-    """Print the runs of a sweep, in full with settings and commands, and what this machine cannot run of them."""
-    from dsnb.cli.dry_run import lines
-    from dsnb.sweep.left_out import without_unfit
-    from dsnb.sweep.run import unsupported
+def plan_lines(planned: Sweep, allocation: Allocation | None = None, in_full: bool = False) -> Iterator[str]:
+    """Yield a line for each run; in full, also the settings of experiments, commands, and what is left out."""
+    states = [_state(run) for run in with_inputs(planned).runs]
+    names = [str(run.paths.dir.relative_to(planned.paths.dir)) for run in planned.runs]
+    widest = max(map(len, names), default=0)
+    yield f"{planned.paths.dir}:"
+    for run, name, state in zip(planned.runs, names, states, strict=True):
+        yield f"  {name.ljust(widest)}  {state}"
+        if in_full and run.repeat == 1:
+            settings = {"dsnb": run.experiment.model_dump(), "deepspeed": deepspeed_config(run.experiment)}
+            yield yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=110, indent=2)
+        if in_full:
+            yield from _commands(run.experiment, run.paths.dir)
+        if in_full and allocation:
+            job = interpreter.command("-m", "dsnb.sweep.job", str(run.paths.dir.absolute()))
+            options = allocation.options_of_run(run.experiment)
+            yield f"  {shlex.join(slurm_jobs.sbatch_command('dsnb', run.paths.job_log, options, job))}"
+    yield from (f"  {line}" for line in unfit_lines(planned, in_full))
+    count = len(planned.runs)
+    yield f"{count} run{'s' if count != 1 else ''}, {states.count(TO_RUN)} to run; nothing was started"
 
-    planned = without_unfit(planned, lambda _: None)
-    for line in lines(planned, allocation, in_full):
-        say(line)
-    for problem in [] if allocation else unsupported(planned):
-        say(f"this machine cannot run it: {problem}", err=True)
+
+def _state(run: Run) -> str:
+    """Return whether a run would be executed; one that was finished with other settings would stop the sweep."""
+    try:
+        return FINISHED if is_finished(run) else TO_RUN
+    except SettingsError:
+        return CHANGED
+
+
+def _commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
+    """Yield the command for each host of a run, with its ranks; none for a run on this machine only."""
+    if experiment.hostfile == hostfiles.SLURM and not hostfiles.in_allocation():
+        return
+    try:
+        hosts = experiment.hosts
+    except SettingsError as error:
+        yield f"  {error}"
+        return
+    address, port, first = hosts[0].name if hosts else "", experiment.master_port or 29500, 0
+    for node, host in enumerate(hosts):
+        last = first + len(host.devices) - 1
+        words = on_hosts.torchrun_words(hosts, node, address, port, WORKER, run_dir)
+        chosen = {} if experiment.device == "cpu" else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices))}
+        command = on_hosts.command(experiment, host, interpreter.script("torchrun"), *words, **chosen)
+        yield f"  ranks {first} to {last}: {shlex.join(command)}"
+        first = last + 1

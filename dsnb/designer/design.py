@@ -1,24 +1,35 @@
-"""`design` returns a form that designs a sweep by hand, writes its params file, and starts, follows and stops it."""
+"""`design` returns a form that designs a sweep by hand, writes its params file, and starts, follows and stops it.
+
+A `Plan` is what the form comes to: a row for each setting, and the params file of those that can be run.
+"""
 
 import asyncio
 import contextlib
 import html
+import math
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
 import pandas as pd
 
+from dsnb.analysis.texts import predicted_figures
 from dsnb.designer.form import Form, button
-from dsnb.designer.plan import Plan, plan, predicted, shown
 from dsnb.designer.process import SweepProcess
 from dsnb.errors import DsnbError, SettingsError
 from dsnb.explorer.explore import Explorer, explore
-from dsnb.files import records
+from dsnb.files import plain_yaml, records
 from dsnb.prediction import gpus
+from dsnb.prediction.predict import predict
+from dsnb.prediction.step_time import problem
 from dsnb.run_folder import paths
+from dsnb.runs import labels
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.params_file import combinations, validated
+from dsnb.sweep.params import Sweep, load_sweep
 from dsnb.system import hardware
 
 USUAL: dict[str, Any] = {
@@ -34,6 +45,26 @@ USUAL: dict[str, Any] = {
 """The settings that the form begins with."""
 EVERY_S = 1.0
 """Time between two looks at a running sweep."""
+START_S = 20.0
+"""Usual time of a run outside its steps."""
+MAX_ROWS = 200
+"""Settings that the form shows."""
+STYLE = "<style>.dsnb-plan * { padding-right: 1em } .dsnb-plan td:not(:last-child) { white-space: nowrap }</style>"
+
+
+@dataclass
+class Plan:
+    """The settings of a form. Those that are refused are left out of the params file and of the sweep."""
+
+    table: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """A row for each combination: its axes, `experiment` and `refused`, why; empty if it can be run."""
+    experiments: dict[int, Experiment] = field(default_factory=dict)
+    """Row -> experiment, without refused ones."""
+    problems: list[str] = field(default_factory=list)
+    """Why there is no sweep."""
+    text: str = ""
+    """The params file."""
+    sweep: Sweep | None = None
 
 
 class Design:
@@ -89,7 +120,7 @@ class Design:
         self.log = widgets.Output(layout={"max_height": "14rem", "overflow": "auto"})
         self.write_button = button("Write params file", self.write)
         self.start_button = button("Start", self.start)
-        self.stop_button = button("Stop", self._ask_to_stop)
+        self.stop_button = button("Stop", lambda: self.stop(wait=False))
         self.follow_button = button("Follow", self.follow)
         buttons = [self.write_button, self.start_button, self.stop_button, self.follow_button]
         row = widgets.HBox(buttons, layout={"flex_flow": "row wrap"})
@@ -168,17 +199,14 @@ class Design:
         with contextlib.suppress(RuntimeError):  # no event loop is running: `look` has to be called
             self._following = asyncio.get_running_loop().create_task(self._look_until_it_ends())
 
-    def stop(self) -> None:
+    def stop(self, wait: bool = True) -> None:
         """Stop the sweep, and wait until it has ended."""
-        if self.process:
-            self._ask_to_stop()
-            self.process.wait()
-            self.look()
-
-    def _ask_to_stop(self) -> None:
         if self.process:
             self.process.stop()
             self._say("Stopping.")
+        if self.process and wait:
+            self.process.wait()
+            self.look()
 
     def follow(self) -> None:
         """Show the explorer of the sweep's runs, which follows the sweep."""
@@ -241,3 +269,88 @@ def _this_gpu() -> str:
     with contextlib.suppress(SettingsError):
         return next((gpus.find(gpu.name).name for gpu in hardware.gpus()), "")
     return ""
+
+
+def plan(content: dict[str, Any], path: Path, output: Path) -> Plan:
+    """Return what the content of a params file without `exclude` comes to; `output` is the folder of the sweep."""
+    made = Plan()
+    try:
+        chosen = combinations(validated(content, path))
+        refused = [""] * len(chosen)
+        for number, settings in enumerate(chosen):
+            try:
+                made.experiments[number] = Experiment(**settings)
+            except SettingsError as error:
+                refused[number] = "; ".join(error.problems)
+        several_models = len({each.model for each in made.experiments.values()}) > 1
+        names = {
+            number: each.name_with_model if several_models else each.name for number, each in made.experiments.items()
+        }
+        axes = [{axis: settings[axis] for axis in content["grid"]} for settings in chosen]
+        table = pd.DataFrame(axes, index=range(len(axes)), dtype=object)
+        made.table = table.assign(experiment=pd.Series(names, dtype=object), refused=refused)
+        if not made.experiments:
+            raise SettingsError("every setting is refused: change one")
+        exclude = [values for values, reason in zip(axes, refused, strict=True) if reason]
+        made.text = plain_yaml.dump({key: part for key, part in {**content, "exclude": exclude}.items() if part})
+        made.sweep = load_sweep(validated(plain_yaml.parse(made.text), path), output=output)
+    except SettingsError as error:
+        made.problems = error.problems
+    return made
+
+
+def predicted(made: Plan, gpu: str, link: str, tokens: float) -> pd.DataFrame:
+    """Return the table of a plan with the columns of `dsnb.predict`, `cost`, and `note`, why nothing is predicted.
+
+    A model, a micro-batch or a sequence length that is new is traced first, which takes seconds.
+    """
+    notes = {number: problem(experiment, gpu, link) for number, experiment in made.experiments.items()}
+    numbers = [number for number, note in notes.items() if not note]
+    rows = pd.DataFrame()
+    if numbers:
+        try:
+            rows = predict([made.experiments[number] for number in numbers], gpu, link=link, tokens=tokens)
+            rows = rows.drop(columns=made.table.columns, errors="ignore").set_axis(numbers)
+            prices = [made.experiments[number].price_per_gpu_hour or math.nan for number in numbers]
+            rows["cost"] = rows["gpu_hours"] * prices
+        except Exception as error:  # such as a model that cannot be traced; a thread has nobody else to tell
+            notes = dict.fromkeys(notes, f"nothing is predicted: {error}")
+    return made.table.join(rows).assign(note=pd.Series(notes, dtype=object))
+
+
+def shown(made: Plan, table: pd.DataFrame) -> str:
+    """Return a plan with its table, as `predicted` returns it or without figures, as HTML; everything is escaped."""
+    problems = "".join(f"<li>{html.escape(line)}</li>" for line in made.problems)
+    texts = _texts(made, table.head(MAX_ROWS))
+    rows = texts.to_html(index=False, border=0, justify="left", classes="dsnb-plan") if len(texts) else ""
+    more = f"<p>and {len(table) - MAX_ROWS:,} more</p>" if len(table) > MAX_ROWS else ""
+    parts = [f"<p>{_summary(made, table)}</p><ul>{problems}</ul>", f'<div style="overflow-x: auto">{rows}</div>{more}']
+    return f'{STYLE}<div role="status" style="line-height: normal">{"".join(parts)}</div>'
+
+
+def _summary(made: Plan, table: pd.DataFrame) -> str:
+    """Return the number of runs and the time that they are predicted to take, one after the other."""
+    if made.sweep is None:
+        return ""
+    experiments = {run.name: run.experiment for run in made.sweep.runs}
+    repeats = len(made.sweep.runs) // len(experiments)
+    runs = f"{labels.count(len(made.sweep.runs), 'run')}: {labels.count(len(experiments), 'experiment')} x {repeats}"
+    if "step_time_s" not in table or table["step_time_s"].isna().all():
+        return runs
+    step_s = dict(zip(table["experiment"], table["step_time_s"], strict=True))
+    run_s = [step_s[name] * (each.warmup_steps + each.steps) + START_S for name, each in experiments.items()]
+    least = "at least" if any(map(math.isnan, run_s)) else "about"
+    return f"{runs}, {least} {math.ceil(repeats * sum(s for s in run_s if not math.isnan(s)) / 60):,} min"
+
+
+def _texts(made: Plan, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table as it is read: figures with their errors, and why something is missing."""
+    if made.table.empty:
+        return made.table
+    axes = list(made.table.columns[:-2])
+    texts = table[axes or ["experiment"]].fillna("").map(labels.text)
+    notes = "refused: " + table["refused"].where(table["refused"].ne(""))
+    if "fits" in table:
+        texts = texts.join(predicted_figures(table)[["fits", "GiB", "tokens/s", "days", "cost"]])
+        notes = notes.fillna(table["note"])
+    return texts.assign(why=notes).replace("", math.nan).dropna(axis="columns", how="all").fillna("")

@@ -21,23 +21,6 @@ ROW = {"flex_flow": "row wrap", "align_items": "center"}
 LABEL = {"width": "9rem", "display": "flex", "justify_content": "flex-end"}
 
 
-def parse(name: str, typed: str) -> list[Any]:
-    """Return the values in a text such as `8, 16`, which are YAML.
-
-    Raises
-    ------
-    SettingsError
-        If there is none, or they are no YAML.
-    """
-    try:
-        values = plain_yaml.parse(f"[{typed}]")
-    except SettingsError as error:
-        raise SettingsError(f"{name} is {short_repr(typed)}: {error}") from error
-    if not values:
-        raise SettingsError(f"{name} has no value: type one, or several with commas between them, or remove it")
-    return list(values)
-
-
 class Row:
     """The values of one setting: buttons for one with fixed values, otherwise a field for typed ones."""
 
@@ -45,10 +28,9 @@ class Row:
         self, name: str, chosen: list[Any], changed: Callable[[], None], remove: Callable[[str], None]
     ) -> None:
         field = Experiment.model_fields.get(name)
-        is_literal = field and typing.get_origin(field.annotation) is typing.Literal
-        self.name, self.options = name, typing.get_args(field.annotation) if field and is_literal else ()
-        if field and field.annotation is bool:
-            self.options = (False, True)
+        kind = field and field.annotation
+        choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+        self.name, self.options = name, (False, True) if kind is bool else choices
         self.controls: list[Any] = []
         for option in self.options:
             toggle = widgets.ToggleButton(
@@ -70,19 +52,16 @@ class Row:
 
     @property
     def values(self) -> list[Any]:
-        """The chosen or typed values.
-
-        Raises
-        ------
-        SettingsError
-            If there is none, or what was typed cannot be read.
-        """
-        if not self.options:
-            return parse(self.name, self.controls[0].value)
-        chosen = [option for option, toggle in zip(self.options, self.controls, strict=True) if toggle.value]
-        if not chosen:
-            raise SettingsError(f"{self.name} has no value: choose one, or remove it")
-        return chosen
+        """The chosen values, or those that were typed: YAML with commas between them."""
+        typed = "" if self.options else self.controls[0].value
+        try:
+            values = [option for option, toggle in zip(self.options, self.controls, strict=False) if toggle.value]
+            values += plain_yaml.parse(f"[{typed}]")
+        except SettingsError as error:
+            raise SettingsError(f"{self.name} is {short_repr(typed)}: {error}") from error
+        if not values:
+            raise SettingsError(f"{self.name} has no value: give one, or several, or remove it")
+        return values
 
 
 class Form:
@@ -115,13 +94,7 @@ class Form:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What the form says, as the content of a params file: a setting with several values is an axis of the grid.
-
-        Raises
-        ------
-        SettingsError
-            With every field that cannot be read.
-        """
+        """What the form says, as the content of a params file: a setting with several values is an axis of the grid."""
         settings, problems = {}, []
         for name, row in self.rows.items():
             try:
@@ -140,13 +113,7 @@ class Form:
         }
 
     def add(self, name: str, chosen: list[Any]) -> None:
-        """Add a row for a setting with these values.
-
-        Raises
-        ------
-        SettingsError
-            If there is no such setting, or it has a row already.
-        """
+        """Add a row for a setting with these values, unless there is no such setting, or it has one already."""
         if name in self.rows:
             raise SettingsError(f"{name} is in the form already")
         if name not in Experiment.model_fields and not name.startswith(deepspeed_keys.PREFIX):

@@ -8,16 +8,9 @@ import os
 
 from dsnb.system import signals
 
-
-def main() -> None:
-    """Run the kernel that the command line describes."""
-    parent = os.environ.get("JPY_PARENT_PID")
-    signals.die_with_parent(int(parent) if parent else os.getppid())
+if __name__ == "__main__":
+    signals.die_with_parent(int(os.environ.get("JPY_PARENT_PID") or os.getppid()))
 
     from ipykernel import kernelapp
 
     kernelapp.launch_new_instance()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,20 +1,30 @@
-"""Executes one notebook through papermill; no other module uses papermill."""
+"""Executes one notebook through papermill, with this interpreter and a private folder, whatever kernelspecs there are.
+
+A kernelspec named `python3` can come from many places and start another environment or even another language. The
+private folder holds the kernel's sockets and IPython's files: the kernel needs no home folder, and other users of the
+machine cannot connect to it as they could through TCP ports.
+"""
 
 import ast
 import asyncio
 import contextlib
 import logging
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
+from traitlets import TraitError
 from traitlets.config import Config
 
 from dsnb.errors import KernelDiedError
-from dsnb.system import scratch, signals
+from dsnb.system import interpreter, scratch, signals
 
+KERNEL = "python3"
 START_TIMEOUT_S = 600
 """Starting a kernel takes 1 to 2 s, but a sweep over groups of nodes starts many at once on this machine."""
 
@@ -37,28 +47,22 @@ def parameters(template: Path) -> dict[str, Any]:
 def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
     """Execute `template` with these parameters, and save it with its outputs and errors as `target`.
 
-    The kernel uses this Python interpreter and prints nothing on the terminal.
-
-    Raises
-    ------
-    papermill.exceptions.PapermillExecutionError
-        If a cell failed.
-    KernelDiedError
-        If the kernel could not be started, or ended before the notebook did.
+    The kernel uses this Python interpreter and prints nothing on the terminal. It raises PapermillExecutionError if a
+    cell failed, and KernelDiedError if the kernel could not be started or ended before the notebook did.
     """
     import papermill
 
-    from dsnb.execute import kernels
-
+    # papermill would fill in parameters between braces
+    source, destination = (str(path).replace("{", "{{").replace("}", "}}") for path in (template, target))
     with scratch.folder() as folder:
-        kernel = kernels.Kernel(Path(folder))
+        kernel = _Kernel(Path(folder))
         try:
             with _interruptible(kernel.config):
                 papermill.execute_notebook(
-                    _plain(template),
-                    _plain(target),
+                    source,
+                    destination,
                     values,
-                    kernel_name=kernels.NAME,
+                    kernel_name=KERNEL,
                     progress_bar=False,
                     start_timeout=START_TIMEOUT_S,
                     store_widget_state=False,
@@ -67,6 +71,43 @@ def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
         except RuntimeError as error:  # nbclient's and jupyter_client's own errors about kernels
             how = kernel.exit_description() if "died" in str(error) else str(error)
             raise KernelDiedError(f"the kernel of {template.name} failed: {how}") from error
+
+
+class _Kernel:
+    """The kernel of one notebook, with a private folder for its sockets and files."""
+
+    def __init__(self, folder: Path) -> None:
+        from jupyter_client.kernelspec import KernelSpec
+        from jupyter_client.manager import AsyncKernelManager
+
+        words = ["-m", "dsnb.execute.kernel_process", "-f", "{connection_file}", "--log-level=CRITICAL"]
+        words += ["--InteractiveShellApp.ignore_cwd=True"]  # IPython before 9.7 adds the current folder otherwise
+        env = {**interpreter.SAFE_PATH, "IPYTHONDIR": str(folder / "ipython"), "JUPYTER_RUNTIME_DIR": str(folder)}
+        kernel = self
+
+        class Manager(AsyncKernelManager):
+            kernel_spec = KernelSpec(argv=interpreter.command(*words), env=env, language="python")
+
+            async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
+                with open(kernel._log, "wb") as log:
+                    await super()._async_launch_kernel(kernel_cmd, **options, stdout=log, stderr=log)
+                kernel._process = getattr(self.provisioner, "process", None)
+
+        self._log = folder / "kernel.log"
+        self._process: Popen[bytes] | None = None
+        self.config = Config()
+        self.config.KernelManager.transport = "ipc"
+        self.config.KernelManager.ip = f"{folder}/kernel"
+        self.config.KernelManager.connection_file = f"{folder}/kernel.json"
+        self.config.NotebookClient.kernel_manager_class = Manager
+
+    def exit_description(self) -> str:
+        """Return how a dead kernel ended, with the last line that it printed."""
+        code = self._process.poll() if self._process else None
+        if code is not None and code < 0:
+            return f"it was {signals.killed_by(-code)}"
+        lines = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
+        return f"it ended with exit code {code}" + (f": {lines[-1][:400]}" if lines else "")
 
 
 @contextlib.contextmanager
@@ -111,6 +152,20 @@ def _interruptible(config: Config) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _plain(path: Path) -> str:
-    """Return a path with its braces escaped: papermill would fill in parameters between them."""
-    return str(path).replace("{", "{{").replace("}", "}}")
+def foreign_kernelspec() -> str | None:
+    """Return the other interpreter that JupyterLab starts for `python3` notebooks; None if it starts this one."""
+    from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+
+    try:
+        spec = KernelSpecManager().get_kernel_spec(KERNEL)
+        program = str(spec.argv[0])
+    except NoSuchKernel:
+        return None
+    except (OSError, ValueError, TypeError, LookupError, TraitError) as error:
+        return f"a kernelspec that cannot be read ({type(error).__name__}: {error})"
+    if program in {"python", "python3", "python{}.{}".format(*sys.version_info)}:
+        return None  # Jupyter replaces these by its own interpreter
+    found = shutil.which(program) or program
+    if Path(found).parent.resolve() == Path(sys.executable).parent.resolve():
+        return None
+    return f"{found} (kernelspec {spec.resource_dir})"

@@ -6,26 +6,16 @@ What changes (titles, domains, labels, display factors, colours of the theme) is
 
 from typing import Any
 
-from dsnb.render import palette
-
 Specification = dict[str, Any]
-SIGNALS: dict[str, Any] = {
-    "ink": palette.INK,
-    "soft": palette.SOFT_INK,
-    "line": palette.GRID,
-    "x_title": "",
-    "y_title": "",
-    "x_labels": None,
-    "x_low": 1.0,
-    "x_high": 10.0,
-    "y_low": 1.0,
-    "y_high": 10.0,
-    "x_factor": 1.0,
-    "y_factor": 1.0,
-    "hovered": None,
-}
+SIDES = [f"{side}_{part}" for side in "xy" for part in ("title", "low", "high", "factor")]
+SIGNALS = [*SIDES, "x_labels", "ink", "soft", "line", "hovered"]
+"""All are set before a chart is drawn, but `hovered`: the run whose line is pointed at."""
 INK, SOFT, FILL, SHAPE = {"signal": "ink"}, {"signal": "soft"}, {"field": "fill"}, {"field": "shape"}
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
+LANE = {"signal": "isValid(datum.y) ? scale('y', datum.y) : height - 9"}
+"""Where runs are that are not ok: at the memory that they needed if it is an axis, otherwise in a lane below."""
+TEXT: Specification = {"font": FONT, "align": "center", "baseline": "middle"}
+BOLD: Specification = {**TEXT, "fontSize": 12, "fill": INK, "dx": 12, "dy": -10, "fontWeight": "bold"}
 CROSS = {"size": 80, "shape": "cross", "angle": 45, "fill": FILL, "opacity": 0.7}
 
 
@@ -48,7 +38,7 @@ def _chart(*marks: Specification) -> Specification:
         "width": 300,
         "height": 280,
         "config": {"aria": False},
-        "signals": [{"name": name, "value": value} for name, value in SIGNALS.items()],
+        "signals": [{"name": name, "value": None} for name in SIGNALS],
         "data": [{"name": name} for name in dict.fromkeys(mark["from"]["data"] for mark in marks)],
         "scales": [
             {"name": side, "type": "linear", "range": extent, "nice": False, "zero": False,
@@ -90,22 +80,18 @@ def _mark(kind: str, data: str, is_pointed_at: bool = False, **look: Any) -> Spe
     }  # fmt: skip
 
 
-def _text(data: str, size: int, colour: Specification, **look: Any) -> Specification:
-    return _mark("text", data, font=FONT, fontSize=size, fill=colour, baseline="middle", **look)
-
-
 def _scatter() -> list[Specification]:
-    """Draw runs, the Pareto front of experiments, the answer's setting, and runs that are not ok in a lane below."""
+    """Draw runs, the Pareto front of experiments, and the answer's setting."""
     return [
         *_capacity("x"),
         *_capacity("y"),
         _mark("line", "front", interpolate="step-after", strokeWidth=1.5, stroke=SOFT),
         _mark("symbol", "points", True, size=44, opacity=0.7, fill=FILL, shape=SHAPE),
         *_predicted(_at(x="left", x2="right"), _at(y="low", y2="high")),
-        *_failed(),
+        _mark("symbol", "failed", True, **CROSS, y=LANE),
         _mark("symbol", "front", size=170, strokeWidth=1.8, stroke=INK, opacity=0.7),
-        _text("front", 12, INK, align="center", dx=12, dy=-10, fontWeight="bold", text={"field": "number"}),
-        _text("best", 15, INK, align="center", dx=-11, dy=-11, text="★"),
+        _mark("text", "front", **BOLD, text={"field": "number"}),
+        _mark("text", "best", **TEXT, fontSize=15, fill=INK, dx=-11, dy=-11, text="★"),
     ]
 
 
@@ -116,19 +102,13 @@ def _predicted(*ranges: Specification) -> list[Specification]:
     return [*lines, _mark("symbol", "predicted", True, **hollow)]
 
 
-def _failed() -> list[Specification]:
-    """Draw runs that are not ok: at the memory that they needed if it is an axis, otherwise in a lane at the bottom."""
-    lane = _mark("symbol", "failed", True, **CROSS, y={"signal": "height - 9"})
-    return [lane, _mark("symbol", "shortages", True, **CROSS)]
-
-
 def _capacity(side: str) -> list[Specification]:
     """Draw the memory that a GPU has as a dashed line across the axis of memory, with its amount."""
     across: dict[str, Any] = {"x": {"x": 0, "x2": {"signal": "width"}}, "y": {"y": 0, "y2": {"signal": "height"}}}
     beside: dict[str, Any] = {"x": {"y": 8, "dx": -5}, "y": {"x": {"signal": "width - 4"}, "dy": -6}}
     rule = {"strokeDash": [5, 4], "strokeWidth": 1.2, "stroke": SOFT, **across["y" if side == "x" else "x"]}
-    data = f"capacity_{side}"
-    return [_mark("rule", data, **rule), _text(data, 11, SOFT, align="right", text={"field": "text"}, **beside[side])]
+    text = {**TEXT, "fontSize": 11, "fill": SOFT, "align": "right", "text": {"field": "text"}, **beside[side]}
+    return [_mark("rule", f"capacity_{side}", **rule), _mark("text", f"capacity_{side}", **text)]
 
 
 def _medians() -> list[Specification]:
@@ -141,7 +121,7 @@ def _medians() -> list[Specification]:
         _mark("rule", "medians", strokeWidth=2, stroke=FILL, **_at(y="low", y2="high")),
         _mark("symbol", "medians", True, size=90, fill=FILL, shape=SHAPE),
         *_predicted(_at(y="low", y2="high")),
-        *_failed(),
+        _mark("symbol", "failed", True, **CROSS, y=LANE),
     ]
 
 

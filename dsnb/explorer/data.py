@@ -10,8 +10,8 @@ import pandas as pd
 
 from dsnb.analysis.choices import SHARING, with_choices
 from dsnb.analysis.choices import choices as choices_of
+from dsnb.analysis.predicted import Unmeasured
 from dsnb.analysis.tasks import TASK, tasks
-from dsnb.analysis.unmeasured import Unmeasured
 from dsnb.errors import SettingsError
 from dsnb.run_folder.columns import key_columns
 from dsnb.runs import labels
@@ -44,41 +44,27 @@ class Choice:
         """Whether there are several known values to choose from; a single one and missing ones are no choice."""
         return sum(value is not None for value in self.values) > 1
 
-    def short_label(self, code: int) -> str:
-        """Name one value, as in "ZeRO 3"; empty for the usual value of a setting, and where it is unknown."""
-        value = self.values[code]
-        return "" if value is None else labels.axis(self.name).describe_unusual(value)
-
 
 @dataclass(frozen=True)
 class Data:
-    """The runs, and what the explorer shows of them.
-
-    Attributes
-    ----------
-    runs
-        The table passed to `explore`.
-    experiments
-        Each run's experiment, as `summarize` names it.
-    choices
-        Every setting that varies, then the status, whether it varies or not.
-    constant
-        The settings that are the same for all runs.
-    figures
-        The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table.
-    """
+    """The runs, and what the explorer shows of them."""
 
     runs: pd.DataFrame
+    """The table passed to `explore`."""
     experiments: list[str]
+    """Each run's experiment, as `summarize` names it."""
     choices: dict[str, Choice]
+    """Every setting that varies, then the status, whether it varies or not."""
     constant: list[Choice]
+    """The settings that are the same for all runs."""
     figures: pd.DataFrame
+    """The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table."""
     tasks: list[str]
     """The titles of the tasks, the one with the most runs first."""
     task_codes: list[int]
     """Each run's task."""
     predicted: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """Predicted settings of which no run has ended (`dsnb.analysis.unmeasured`); no figure of runs includes them."""
+    """Predicted settings of which no run has ended (`dsnb.analysis.predicted`); no figure of runs includes them."""
     predicted_tasks: list[int] = field(default_factory=list)
     predicted_notes: tuple[str, ...] = ()
 
@@ -107,13 +93,7 @@ class Data:
 
 
 def read(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
-    """Read a table of runs, and predicted settings, without those that these runs measured.
-
-    Raises
-    ------
-    SettingsError
-        If columns of a table of runs are missing.
-    """
+    """Read a table of runs, and predicted settings without those that these runs measured."""
     missing = [name for name in REQUIRED if name not in getattr(runs, "columns", ())]
     if missing:
         raise SettingsError(f"explore needs the table that load_runs returns; it has no column {', '.join(missing)}")
@@ -149,14 +129,6 @@ def _tasks(every: pd.DataFrame, runs: int) -> tuple[list[str], list[int]]:
     taken = [*titles, EVERY_TASK]
     unique = [title if taken.count(title) == 1 else f"{title} ({code + 1})" for code, title in enumerate(titles)]
     return unique, [codes[place] for place in range(len(every))]
-
-
-def with_figures(data: Data) -> pd.DataFrame:
-    """Return the runs with the figures and the names of the page, so that a table beside it says the same."""
-    own = {"experiment": data.experiments, "sweep": "", "status": data.runs["status"].map(labels.text).to_numpy()}
-    others = [name for name in data.runs if name not in labels.METRIC_LABELS]
-    runs = data.runs[others].reset_index(drop=True).assign(**own)
-    return pd.concat([runs, data.figures.reset_index(drop=True)], axis="columns")
 
 
 def choice(name: str, column: pd.Series, runs: int | None = None) -> Choice:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import nbformat.v4 as nbf
 import pandas as pd
 
-from dsnb.analysis.unmeasured import Asked, Unmeasured, unmeasured
+from dsnb.analysis.predicted import Asked, Unmeasured, unmeasured
 from dsnb.errors import DsnbError, SettingsError
 from dsnb.explorer import data, page
 from dsnb.explorer.data import Data
 from dsnb.explorer.payload import answered, payload
 from dsnb.explorer.state import State, change, default, mask, question
 from dsnb.files import records
-from dsnb.render import answer, by_task, notebook_page
+from dsnb.render import answer, by_task
 from dsnb.runs.load import load_runs
 
 if TYPE_CHECKING:
@@ -99,11 +99,11 @@ class Explorer:
     def save(self, path: str | Path, title: str = "Runs") -> Path:
         """Write the explorer with its current state to a self-contained HTML file that works offline."""
         target = Path(path).absolute()
-        pieces = [f"<h1>{html.escape(title)}</h1><h2>The answer</h2>", self._fragment(target.parent)]
-        pieces.append(f"<h2>Medians</h2>{by_task.medians(data.with_figures(self.data))}")
+        medians = f"<h2>Medians</h2>{by_task.medians(answered(self.data))}"
+        pieces = [f"<h1>{html.escape(title)}</h1><h2>The answer</h2>", self._fragment(target.parent), medians]
         outputs = [nbf.new_output("display_data", data={"text/html": piece}) for piece in pieces]
         content = nbf.new_notebook(cells=[nbf.new_code_cell("", outputs=outputs)])
-        records.write_text(target, notebook_page.to_html(content, page.resources(title)))
+        records.write_text(target, page.of_notebook(content, title))
         return target
 
     def _fragment(self, home: Path) -> str:
@@ -166,7 +166,7 @@ class Watch:
     def __init__(self, explorer: "Explorer", folder: Path) -> None:
         self._explorer = weakref.ref(explorer)
         self._folder = folder
-        self._seen = _summary(explorer.data.runs)
+        self._seen = _rows(explorer.data.runs, *IDENTITY, "status")
         with contextlib.suppress(RuntimeError):  # no event loop is running
             self._task = asyncio.get_running_loop().create_task(self._follow())
 
@@ -188,7 +188,7 @@ class Watch:
             runs = load_runs(self._folder)
         except (DsnbError, OSError):  # the folder is being replaced
             return False
-        seen = _summary(runs)
+        seen = _rows(runs, *IDENTITY, "status")
         if seen == self._seen:
             return False
         self._seen = seen
@@ -196,8 +196,8 @@ class Watch:
         return True
 
 
-def _summary(runs: pd.DataFrame) -> list[tuple[object, ...]]:
-    return list(runs[[*IDENTITY, "status"]].astype(str).itertuples(index=False, name=None))
+def _rows(runs: pd.DataFrame, *columns: str) -> list[tuple[str, ...]]:
+    return list(runs.reindex(columns=list(columns)).astype(str).itertuples(index=False, name=None))
 
 
 def carried_over(before: Data, state: State, after: Data) -> State:
@@ -206,7 +206,8 @@ def carried_over(before: Data, state: State, after: Data) -> State:
     A pinned or opened run is found again by its experiment and repeat, since its position may have changed.
     """
     usual, kept = default(before), default(after)
-    identities, places = _identities(before), {name: place for place, name in enumerate(_identities(after))}
+    identities = _rows(before.runs, *IDENTITY)
+    places = {name: place for place, name in enumerate(_rows(after.runs, *IDENTITY))}
 
     def moved(run: str | int | None) -> str | int | None:
         return places.get(identities[run]) if isinstance(run, int) else run
@@ -217,7 +218,3 @@ def carried_over(before: Data, state: State, after: Data) -> State:
         with contextlib.suppress(DsnbError):  # not in these runs
             kept = change(after, kept, {name: value})
     return kept
-
-
-def _identities(data: Data) -> list[tuple[str, ...]]:
-    return list(map(tuple, data.runs.reindex(columns=IDENTITY).astype(str).to_numpy()))

@@ -8,28 +8,30 @@ import base64
 import hashlib
 import json
 import re
+import warnings
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import vl_convert
+from nbformat import NotebookNode
 
 from dsnb.run_folder import paths
 
-BESIDE = ("dom", "model", "answer", "predicted", "export", "link")
-VIEWS = ("chart", "pictures", "tables", "controls", "card", "detail", "main")
 WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this page work without it."
 
 
 @cache
 def source() -> str:
     """Return the explorer's JavaScript, Vega first."""
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return f"{bundle}\n{_own(*BESIDE, *VIEWS)}"
+    vega = f"/npm/vega@{vl_convert.get_vega_version()}/+esm"
+    bundle = vl_convert.javascript_bundle(f'import {{ View, parse }} from "{vega}"; window.vega = {{ View, parse }};')
+    return "\n".join([bundle, *(_own(path) for path in sorted(paths.WEB.glob("*.js")) if path.stem != "widget")])
 
 
-def _own(*names: str) -> str:
-    """Return scripts of `web/` without comments and indentation, which would be 20 kB of every page."""
-    lines = [line.strip() for name in names for line in (paths.WEB / f"{name}.js").open(encoding="utf-8")]
+def _own(path: Path) -> str:
+    """Return a script without comments and indentation, which would be 20 kB of every page."""
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
@@ -47,7 +49,7 @@ def script() -> str:
 
 def module() -> str:
     """Return the explorer's JavaScript as a module for anywidget."""
-    return f"{source()}\n{_own('widget')}"
+    return f"{source()}\n{_own(paths.WEB / 'widget.js')}"
 
 
 def policy() -> str:
@@ -60,12 +62,7 @@ def policy() -> str:
 def fragment(payload: dict[str, Any], answer: str = "") -> str:
     """Return the HTML of one explorer: its root element, and its data as JSON that cannot close its own element.
 
-    Parameters
-    ----------
-    payload
-        The data.
-    answer
-        HTML of the answer, for readers without JavaScript.
+    `answer` is the HTML of the answer, for readers without JavaScript.
     """
     data = json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     data = data.encode("utf-8", "replace").decode()  # replaces lone surrogates, which UTF-8 cannot encode
@@ -75,6 +72,18 @@ def fragment(payload: dict[str, Any], answer: str = "") -> str:
     return f'<div>{root}<script type="application/json">{data}</script></div>'
 
 
-def resources(title: str) -> dict[str, str]:
-    """Return the parts of a page around its content: title, policy, style and script."""
-    return {"dsnb_title": title, "dsnb_policy": policy(), "dsnb_style": style(), "dsnb_script": script()}
+def of_notebook(content: NotebookNode, title: str) -> str:
+    """Return an executed notebook as a self-contained page: its text and outputs without its code, and the script."""
+    from nbconvert import HTMLExporter
+
+    content.metadata.pop("widgets", None)
+    exporter: Any = HTMLExporter(
+        template_name="report",
+        extra_template_basedirs=[str(paths.TEMPLATES)],
+        exclude_input=True,
+        exclude_input_prompt=True,
+    )
+    parts = {"dsnb_title": title, "dsnb_policy": policy(), "dsnb_style": style(), "dsnb_script": script()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return str(exporter.from_notebook_node(content, resources=parts)[0])

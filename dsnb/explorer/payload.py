@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis import templates, words
+from dsnb.analysis import words
 from dsnb.analysis.decide import rate, without_probes
-from dsnb.analysis.unmeasured import FIGURES, PER_GPU
+from dsnb.analysis.predicted import FIGURES, PER_GPU
 from dsnb.explorer import charts, single_runs
 from dsnb.explorer.data import EVERY_TASK, Data, json_numbers, plain, run_place
-from dsnb.explorer.state import DAYS, INPUTS, LABELS, State, default, options
+from dsnb.explorer.state import DAYS, INPUTS, State, default, options
 from dsnb.render import answer, palette
 from dsnb.render.decision_data import tasks_payload
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs import labels, setting_words
-from dsnb.runs.columns import numbers
-from dsnb.runs.labels import Metric
+from dsnb.runs import labels
+from dsnb.runs.table import numbers
 
 _RUN = RunPaths(Path())
 FILES = {
@@ -37,11 +36,6 @@ NEEDED = ("source", "gpu_name", "device", "model", "gpu_memory_gib")
 ANSWERED = ("tokens_per_s", "tokens_per_s_per_gpu", "power_w", *labels.MEMORY)
 """Columns, and figures, that the answer may be about: all tables have them, if only missing values."""
 PREDICTED_DIGITS = 6
-MANY = 1000
-"""From this many runs on, a figure that is a multiple of another one is stored as such: six figures of eleven are."""
-MAX_FACTORS = 16
-CLOSE = 1e-15
-"""Largest relative error of such a figure: the CSV has 15 digits."""
 CITED = {"gpu_name": "", "dsnb": "dsnb ", "torch": "torch ", "deepspeed": "DeepSpeed ", "cuda": "CUDA "}
 """What a saved picture says about the runs: columns, and the words before their values."""
 
@@ -49,28 +43,20 @@ CITED = {"gpu_name": "", "dsnb": "dsnb ", "torch": "torch ", "deepspeed": "DeepS
 def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
     """Return all that the browser needs, ready for JSON: without NaN and without absolute paths.
 
-    Parameters
-    ----------
-    data, state
-        The runs, and the state of the controls.
-    home
-        The folder that links to the runs' files are relative to; None for no links.
+    Links to the runs' files are relative to `home`; without it there are none.
     """
     names = list(dict.fromkeys(data.experiments))
     shown = single_runs.load_all(data)
     unusual, alone = single_runs.unusual(data, shown)
     position = {name: code for code, name in enumerate(names)}
-    named = _of_ranks if set(map(setting_words.unit, data.runs.to_dict("records"))) == {"rank"} else dict
+    named = _of_ranks if set(map(labels.unit, data.runs.to_dict("records"))) == {"rank"} else dict
     return {
         "runs": len(data.runs),
         "axes": [named(_axis(data, name)) for name in data.choices],
         "experimentAxes": data.axes,
         "figures": [named(figure) for figure in _figures(data)],
         "comparedFigures": _compared_figures(data),
-        "experiments": {
-            "names": names,
-            "codes": [position[name] for name in data.experiments],
-        },
+        "experiments": {"names": names, "codes": [position[name] for name in data.experiments]},
         "repeats": json_numbers(pd.to_numeric(data.runs["repeat"], errors="coerce")),
         "causes": _causes(data),
         "remarks": single_runs.remarks(data, unusual),
@@ -80,14 +66,13 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "files": _files(data, names, home),
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),
-        **templates.PAGE,
+        **words.PAGE,
         **_tasks(data, names),
         "taskCodes": data.task_codes,
         "inputs": INPUTS,
         "predicted": _predicted(data),
         "defaults": default(data),
         "state": state,
-        "labels": LABELS,
         "colours": {"unselected": palette.UNSELECTED, "predicted": palette.GREY, "run": palette.ONE_RUN},
         "series": shown,
         "seriesCharts": single_runs.CHARTS,
@@ -131,13 +116,8 @@ def _controls(data: Data, task: str) -> dict[str, Any]:
 def _predicted(data: Data) -> dict[str, Any] | None:
     """Return predicted settings by column, none of which is a run; None without any.
 
-    Returns
-    -------
-    dict
-        `names`, `settings` (in words), `kinds` (the GPU as prices name it), `gpus`, `tasks` (positions of titles),
-        `codes` (setting -> positions among the values of its axis), `figures` and `errors` (per cent) by column, `fits`
-        (None if unknown), `outside` (the place in `outsides` of the words on how a setting differs from all runs that
-        the time model is fitted to), `notes`.
+    `kinds` are the GPUs as prices name them, `errors` are in per cent, `fits` is None where it is unknown, and
+    `outsides` says how a setting differs from all runs that the time model is fitted to.
     """
     table = data.predicted
     if not len(table) and not data.predicted_notes:
@@ -147,7 +127,7 @@ def _predicted(data: Data) -> dict[str, Any] | None:
     known = [name for name in (*FIGURES, PER_GPU) if len(table) and table[name].notna().any()]
     return {
         "names": [labels.text(row["experiment"]) for row in rows],
-        "settings": [setting_words.setting(row) for row in rows],
+        "settings": [labels.setting(row) for row in rows],
         "kinds": [str(row["gpu_name"]) for row in rows],
         "gpus": [int(row["gpus"]) for row in rows],
         "tasks": data.predicted_tasks,
@@ -177,20 +157,20 @@ def citation(data: Data) -> str:
 
 
 def _axis(data: Data, name: str) -> dict[str, Any]:
-    choice = data.choices[name]
+    choice, axis = data.choices[name], labels.axis(name)
     count = len(choice.values)
     fixed = {"precision": palette.PRECISIONS, "status": palette.STATUSES}.get(name, {})
     colours = palette.sequence(count)
     return {
         "name": name,
-        "title": labels.axis(name).title,
+        "title": axis.title,
         "isFilter": choice.is_filter,
         "values": choice.values,
         "labels": [labels.text(value) for value in choice.values],
-        "phrases": [labels.axis(name).describe(value) for value in choice.values],
-        "onlyWith": labels.axis(name).only_with,
-        "isOn": [setting_words.is_on(value) for value in choice.values],
-        "shortLabels": [choice.short_label(code) for code in range(count)],
+        "phrases": [axis.describe(value) for value in choice.values],
+        "onlyWith": axis.only_with,
+        "isOn": [labels.is_on(value) for value in choice.values],
+        "shortLabels": ["" if value is None else axis.describe_unusual(value) for value in choice.values],
         "colours": [fixed.get(str(value), colours[code]) for code, value in enumerate(choice.values)],
         "shapes": [SHAPES[code % len(SHAPES)] for code in range(count)],
         "codes": choice.codes,
@@ -198,13 +178,14 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
 
 
 def _figures(data: Data) -> list[dict[str, Any]]:
-    columns = stored(data.figures)
-    found = [{**_figure(name, labels.METRIC_LABELS[name]), **column} for name, column in columns.items()]
-    return [*found, *([_figure("days", DAYS)] if "tokens_per_s" in data.figures else [])]
-
-
-def _figure(name: str, metric: Metric) -> dict[str, Any]:
-    return {"name": name, "heading": metric.heading, **asdict(metric)}
+    """Return what a figure is called and how it is shown, with its values as base64 of 8 bytes for each run."""
+    metrics = {name: labels.METRIC_LABELS[name] for name in data.figures}
+    packed = {name: base64.b64encode(data.figures[name].to_numpy("<f8").tobytes()).decode() for name in metrics}
+    metrics |= {"days": DAYS} if "tokens_per_s" in data.figures else {}
+    return [
+        {"name": name, "heading": metric.heading, **asdict(metric), "values": packed.get(name)}
+        for name, metric in metrics.items()
+    ]
 
 
 def _of_ranks(shown: dict[str, Any]) -> dict[str, Any]:
@@ -240,8 +221,9 @@ def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:
         if not (home and folder and folder.is_dir() and folder.is_relative_to(home)):
             continue
         run = RunPaths(folder)
-        found = [path for path in _linked(run, data, position) if path.is_file()]
         row = data.runs.iloc[position]
+        profiled = plain(row.get("profile")) is True  # other runs have no files of a profile; look-ups take time
+        found = [path for path in (run.notebook, *([run.trace, run.flops] if profiled else [])) if path.is_file()]
         # A run copied into the folder of another experiment is not beside the other runs of its own.
         at_home = run.repeat == row["repeat"] and folder.parent.name == row["experiment"]
         for path in found if at_home else []:
@@ -249,41 +231,3 @@ def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:
             available.setdefault(path.name, [0] * len(data.experiments))[position] = 1
     kinds = [{"name": name, "title": FILES[name], "available": available[name]} for name in FILES if name in available]
     return {"parents": [None if parents.get(name) == name else parents.get(name, "") for name in names], "kinds": kinds}
-
-
-def _linked(run: RunPaths, data: Data, position: int) -> list[Path]:
-    """Return the files that a run may have; those of a profile only if it was profiled, to save look-ups."""
-    profiled = "profile" in data.runs and plain(data.runs["profile"].iloc[position]) is True
-    return [run.notebook, *([run.trace, run.flops] if profiled else [])]
-
-
-def stored(figures: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return each column as the page holds it (`columnOf` in `web/model.js`).
-
-    Returns
-    -------
-    dict
-        Name -> either `values` (base64 of 8 bytes for each run), or `of` (an earlier column), `factors`, and for each
-        run the place of its own in `factors` (`codes`; None if there is one factor).
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for name in figures:
-        values = figures[name].to_numpy()
-        whole = [other for other, column in found.items() if "values" in column] if len(values) >= MANY else []
-        multiples = (_multiple(values, figures[other].to_numpy(), other) for other in whole)
-        packed = {"values": base64.b64encode(values.astype("<f8").tobytes()).decode()}
-        found[name] = next((multiple for multiple in multiples if multiple), packed)
-    return found
-
-
-def _multiple(values: np.ndarray, base: np.ndarray, name: str) -> dict[str, Any] | None:
-    """Return values as multiples of a base by a few factors; None if they are not."""
-    known = np.isfinite(values)
-    if not known.any() or not np.array_equal(known, np.isfinite(base)) or not (base[known] > 0).all():
-        return None
-    ratios = np.where(known, values, values[known][0]) / np.where(known, base, base[known][0])
-    _, places, codes = np.unique(ratios.astype(np.float32), return_index=True, return_inverse=True)
-    factors = ratios[places]
-    if len(factors) > MAX_FACTORS or not np.allclose(factors[codes] * base, values, rtol=CLOSE, atol=0, equal_nan=True):
-        return None
-    return {"of": name, "factors": factors.tolist(), "codes": codes.tolist() if len(factors) > 1 else None}

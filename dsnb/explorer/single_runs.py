@@ -13,13 +13,13 @@ from dsnb.explorer.data import Data, json_numbers, plain, run_place
 from dsnb.render import palette
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.columns import GPU_COLUMNS, SETTINGS
-from dsnb.run_folder.memory_shortage import Shortage
 from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.result import Shortage
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
 from dsnb.runs.labels import METRIC_LABELS
 from dsnb.runs.literature import tables as literature
 from dsnb.runs.load import load_gpu, load_steps
+from dsnb.runs.table import numbers
 from dsnb.settings.experiment import Experiment
 
 MAX_NUMBERS = 26_000
@@ -50,13 +50,7 @@ FULLEST = ["device_memory_gib", "peak_reserved_gib", "peak_allocated_gib"]
 
 
 def load_all(data: Data) -> dict[int, dict[str, Any]]:
-    """Load the series of as many runs as fit: first repeats first, and fewer points each if there are many runs.
-
-    Returns
-    -------
-    dict
-        Position of a run -> its series, as `load` returns it. Runs that do not fit are missing.
-    """
+    """Load the series of as many runs as fit, by position: first repeats first, fewer points each if they are many."""
     firsts = ~pd.Series(data.experiments).duplicated()
     order = sorted(range(len(data.runs)), key=lambda position: not firsts[position])
     room = MAX_NUMBERS // (COLUMNS * MIN_POINTS)
@@ -114,20 +108,9 @@ def _rounded(values: Any) -> list[float | int | None]:
 
 
 def unusual(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, str]]:
-    """Return remarks on runs by their positions.
+    """Return what is unusual about runs (`dsnb.analysis.flags`), and the spread within runs that have no repeats.
 
-    Parameters
-    ----------
-    data
-        The runs.
-    read
-        The positions of runs whose steps and samples are read; of the others, only their columns count.
-
-    Returns
-    -------
-    tuple of dict
-        What is unusual (`dsnb.analysis.flags`), without runs of which nothing is. The spread within the run, for ok
-        runs that are the only one of their experiment and whose steps are read.
+    Both are by position; steps and samples are read at the positions `read`, of other runs only the columns count.
     """
     found = {position: steps_and_samples(data, position) for position in read}
     runs = data.runs.reset_index(drop=True).assign(sweep="", experiment=data.experiments)
@@ -150,12 +133,11 @@ def unusual(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, 
 def remarks(data: Data, unusual: dict[int, str]) -> dict[str, Any]:
     """Return what is said of single runs: `texts`, and by position in `runs` the places of a run's own in them."""
     said: dict[int, list[str]] = {}
-    shortages = _shortages(data)
     for position, row in enumerate(data.runs.to_dict("records")):
         note = plain(row.get("note"))
         said[position] = [
-            *([f"Memory: {shortages[position]}."] if shortages[position] else []),
-            *([f"To change: {'; '.join(_shortage(row).advice())}."] if _is_own_shortage(row) else []),
+            *([f"Memory: {shortage}."] if (shortage := _shortage(row)) else []),
+            *([f"To change: {'; '.join(advice)}."] if (advice := _advice(row)) else []),
             *([] if note is None else [f"Note: {note}."]),
             *([f"Profiled step: {parts}."] if (parts := _profile(data, position, row)) else []),
             *([f"Look at this run: {unusual[position]}. It counts in every figure."] if position in unusual else []),
@@ -174,14 +156,7 @@ def _profile(data: Data, position: int, row: dict[Hashable, Any]) -> str:
 
 
 def gpu_memory(data: Data) -> dict[str, Any]:
-    """Return what the browser needs to draw memory beside its limit.
-
-    Returns
-    -------
-    dict
-        `figures` and `fullest` (columns), `capacity_gib` (one number per run, or one for all if they are equal; None
-        where it is unknown), `needed_gib` (position of a run out of memory -> what it needed at least).
-    """
+    """Return what GPUs have (`capacity_gib`: one number if all have the same), and what runs that ran out needed."""
     capacity = json_numbers(numbers(data.runs, "gpu_memory_gib").round(2))
     allocated, requested = (numbers(data.runs, f"oom_{name}_gib") for name in ("allocated", "requested"))
     needed = (allocated + requested.fillna(0)).where(data.runs["status"].map(labels.text) != "ok")
@@ -193,28 +168,23 @@ def gpu_memory(data: Data) -> dict[str, Any]:
     }
 
 
-def _shortages(data: Data) -> list[str]:
-    """Return for each run how much memory it had and wanted when it ran out; empty where that is unknown."""
-    columns = ("oom_allocated_gib", "oom_requested_gib", "gpu_memory_gib")
-    forms = ("{:.2f} GiB allocated", ", {:.2f} GiB more requested", "; the GPU has {:.2f} GiB")
-    known = zip(*(numbers(data.runs, name) for name in columns), data.runs["status"].map(labels.text), strict=True)
-    return [
-        "".join(form.format(gib) for form, gib in zip(forms, amounts, strict=True) if math.isfinite(gib))
-        if status != "ok" and math.isfinite(amounts[0])
-        else ""
-        for *amounts, status in known
-    ]
+def _shortage(row: dict[Hashable, Any]) -> str:
+    """Return how much memory a run had and wanted when it ran out; empty where that is unknown."""
+    forms = {
+        "oom_allocated_gib": "{:.2f} GiB allocated",
+        "oom_requested_gib": ", {:.2f} GiB more requested",
+        "gpu_memory_gib": "; the GPU has {:.2f} GiB",
+    }
+    known = {name: gib for name in forms if isinstance(gib := plain(row.get(name)), int | float)}
+    has_ended = labels.text(row["status"]) != "ok" and "oom_allocated_gib" in known
+    return "".join(forms[name].format(gib) for name, gib in known.items()) if has_ended else ""
 
 
-def _is_own_shortage(row: dict[Hashable, Any]) -> bool:
-    """Return whether a run of dsnb ran out of memory; the settings of other programs have other names."""
-    return labels.text(row["status"]) == "oom" and plain(row.get("source")) in {None, "dsnb"}
-
-
-def _shortage(row: dict[Hashable, Any]) -> Shortage:
-    known = {name: plain(row.get(name)) for name in SETTINGS}
-    given = {name: value for name, value in known.items() if value is not None}
+def _advice(row: dict[Hashable, Any]) -> list[str]:
+    """Return what a run of dsnb could change to fit; the settings of other programs have other names."""
+    if labels.text(row["status"]) != "oom" or plain(row.get("source")) not in {None, "dsnb"}:
+        return []
+    given = {name: value for name in SETTINGS if (value := plain(row.get(name))) is not None}
     settings, _ = record_schema.cleaned(RunPaths(Path()).experiment.name, given)
-    return Shortage(
-        Experiment.recorded(settings).model_dump(), str(plain(row.get("oom_phase")) or ""), row.get("device") == "cpu"
-    )
+    known = Experiment.recorded(settings).model_dump()
+    return Shortage(known, str(plain(row.get("oom_phase")) or ""), row.get("device") == "cpu").advice()

@@ -30,26 +30,6 @@ DERIVED_COLUMNS = ("experiment", "repeat", "headroom")
 MAX_PINS = 2
 OPEN_EDGE = 1e300
 """The limit of a brush that is open on one side: JSON has no infinity."""
-LABELS = {
-    "y": "Y axis",
-    "x": "X axis",
-    "colour": "Colour by",
-    "along": "Medians by",
-    "y_scale": "Y scale",
-    "x_scale": "X scale",
-    "task": "Task",
-    "all_tasks": "All tasks",
-    "answer": "The answer",
-    "objective": "Objective",
-    "train_tokens": "Training tokens (billions)",
-    "gpus_at_hand": "{unit}s at hand",
-    "price": "Price of an hour",
-    "currency": "Currency",
-    "relevance": "Smallest relevant difference (%)",
-    "reset": "Reset",
-    "clear": "Clear region",
-}
-"""The labels of the controls."""
 INPUTS: dict[str, dict[str, Any]] = {
     "train_tokens": {"least": MIN_TOKENS, "most": MAX_TOKENS, "factor": 1e9},
     "gpus_at_hand": {"least": 1, "most": MAX_GPUS, "factor": 1, "isWhole": True, "mayBeEmpty": True},
@@ -129,13 +109,7 @@ def is_measured(data: Data, name: str, task: str | None) -> bool:
 
 
 def change(data: Data, state: State, changes: dict[str, Any]) -> State:
-    """Return the state with some controls changed.
-
-    Raises
-    ------
-    SettingsError
-        Listing every control and value that is unknown or does not occur in these runs.
-    """
+    """Return the state with some controls changed; what is unknown or not in these runs is refused at once."""
     changed, problems = dict(state), []
     for name, value in changes.items():
         try:

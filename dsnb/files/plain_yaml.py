@@ -40,13 +40,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse(text: str) -> Any:
-    """Parse YAML.
-
-    Raises
-    ------
-    SettingsError
-        If it is no YAML or not plain; the message does not name the source.
-    """
+    """Parse YAML; raise SettingsError, which does not name the source, if it is no YAML or not plain."""
     try:
         return yaml.load(text, _Loader)  # noqa: S506  (a SafeLoader)
     except SettingsError:
@@ -56,13 +50,7 @@ def parse(text: str) -> Any:
 
 
 def read(path: Path, what: str) -> Any:
-    """Read a YAML file; `what` names its kind in messages.
-
-    Raises
-    ------
-    SettingsError
-        If the file is missing, not a regular file, too large, or not plain YAML.
-    """
+    """Read a YAML file, whose kind is `what` in messages; raise SettingsError if it cannot be read or is not plain."""
     says = f"{what} {str(path)!r}"
     try:
         text = records.read_file(path, MAX_BYTES).decode("utf-8-sig")
@@ -85,13 +73,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def dump(content: Any, in_one_line: bool = False) -> str:
-    """Return plain values as YAML that `parse` reads back.
-
-    Raises
-    ------
-    SettingsError
-        If a value is not plain.
-    """
+    """Return plain values as YAML that `parse` reads back; raise SettingsError if a value is not plain."""
     form: dict[str, Any] = {"default_flow_style": True, "width": math.inf} if in_one_line else {"width": 110}
     try:
         return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **form)

@@ -63,15 +63,7 @@ def read_bytes(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes | None:
 
 
 def read_file(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a file.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read.
-    ValueError
-        If it is not a regular file, or longer than `max_bytes`.
-    """
+    """Return the content of a file; raise ValueError if it is not a regular one, or longer than `max_bytes`."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hang
     try:
         about = os.fstat(handle)
@@ -100,67 +92,21 @@ def warn(sentence: str) -> None:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse one record.
-
-    Raises
-    ------
-    ValueError
-        If it is no JSON, or nested too deeply.
-    """
+    """Parse one record; raise ValueError if it is no JSON, or nested too deeply."""
     try:
         record = orjson.loads(raw)  # stricter than the standard library, and four times as fast
     except ValueError:
-        record = _with_numbers_that_are_none(raw)
+        try:  # with NaN and infinities, which become None as when records are written
+            record = orjson.loads(json.dumps(json.loads(raw, parse_constant=lambda _: None)))
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
     level = [record] if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH else []
     for _ in range(MAX_DEPTH if level else 0):
-        level = [item for value in level if isinstance(value, dict | list) for item in _items(value)]
+        inner = [[*value.values()] if isinstance(value, dict) else value for value in level]
+        level = [item for items in inner if isinstance(items, list) for item in items]
     if level:
         raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
     return record
-
-
-def _with_numbers_that_are_none(raw: bytes) -> Any:
-    """Parse JSON with NaN and infinities, which become None as when records are written."""
-    try:
-        return orjson.loads(json.dumps(json.loads(raw, parse_constant=lambda _: None)))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _items(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
-
-
-def json_table(raw: bytes, kinds: dict[str, type]) -> Any:
-    """Parse many lines of JSON at once.
-
-    Parameters
-    ----------
-    raw
-        Lines of JSON objects, each with its line feed.
-    kinds
-        Field -> `float`, `str` or `bool`; other fields are ignored.
-
-    Returns
-    -------
-    pandas.DataFrame or None
-        None if any line is damaged or any field has another type.
-    """
-    import pyarrow as pa
-    from pyarrow import json as arrow
-
-    of_arrow = {float: pa.float64(), str: pa.string(), bool: pa.bool_()}
-    schema = pa.schema([(name, of_arrow[kind]) for name, kind in kinds.items()])
-    if raw.count(b"\n{") + raw.startswith(b"{") != raw.count(b"\n"):
-        return None  # some line is no object; if the first is `null`, pyarrow 26 crashes
-    if not raw.strip():
-        return pa.Table.from_pylist([], schema=schema).to_pandas()
-    how = arrow.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    try:
-        read = arrow.read_json(pa.BufferReader(raw), arrow.ReadOptions(block_size=16 * 2**20), how)
-    except (pa.ArrowException, ValueError):
-        return None
-    return read.to_pandas()
 
 
 def read_json(path: Path | str) -> dict[str, Any] | None:

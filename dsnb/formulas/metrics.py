@@ -140,11 +140,7 @@ def attention_flops_per_token(layers: int, width: float, seq_len: int, window: i
     window
         The most keys that a query sees in a sliding window or chunk; None for all, so that keys are the sequence.
     """
-    return 12.0 * layers * width * _keys(seq_len, window)
-
-
-def _keys(seq_len: int, window: int | None) -> int:
-    return min(window or seq_len, seq_len)
+    return 12.0 * layers * width * min(window or seq_len, seq_len)
 
 
 def masked_flops_per_token(layers: int, width: float, seq_len: int, window: int | None = None) -> float:
@@ -154,7 +150,7 @@ def masked_flops_per_token(layers: int, width: float, seq_len: int, window: int 
     half of it (Dao 2023, arXiv:2307.08691, section 4.1, counts that half). Of w keys that are counted for each query,
     the first w queries see half; the mask's share is w / (2 x sequence).
     """
-    keys = _keys(seq_len, window)
+    keys = min(window or seq_len, seq_len)
     return 6.0 * layers * width * keys * keys / seq_len
 
 

@@ -32,18 +32,12 @@ class Shape:
 
     @property
     def block_parameters(self) -> int:
-        """Parameters of all transformer blocks.
-
-        Attention 4h^2 + 4h, MLP 8h^2 + 5h, two layer norms 4h: 12h^2 + 13h a block in all three families.
-        """
+        """Those of all blocks: attention 4h^2 + 4h, MLP 8h^2 + 5h, two layer norms 4h, in all three families."""
         return self.layers * (12 * self.hidden * self.hidden + 13 * self.hidden)
 
     @property
     def parameters(self) -> int:
-        """All parameters, tied embeddings counted once.
-
-        Checked against transformers' own modules for every preset.
-        """
+        """All parameters, tied embeddings counted once."""
         h, blocks = self.hidden, self.block_parameters
         if self.family == "gpt2":
             return blocks + (self.vocab + (self.positions or 0)) * h + 2 * h
@@ -174,10 +168,8 @@ def slugs(models: Iterable[str]) -> dict[str, str]:
 def _parts(model: str) -> tuple[str, ...]:
     """Return the parts of a path or hub id; a configuration file counts as its folder, or by its stem."""
     path = PurePosixPath(model)
-    if path.name == "config.json":
-        path = path.parent
-    elif path.suffix == ".json":
-        path = path.with_suffix("")
+    if path.suffix == ".json":
+        path = path.parent if path.name == "config.json" else path.with_suffix("")
     return path.parts
 
 

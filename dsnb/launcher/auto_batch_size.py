@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dsnb.launcher.folder import prepare
-from dsnb.launcher.outcome import exception_status, without_machine_faults
-from dsnb.run_folder import finished, record_schema
+from dsnb.launcher.outcome import exception_status, record_end
+from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import PROBE, RunPaths
-from dsnb.run_folder.result import Result
+from dsnb.run_folder.result import Result, unfinished
 from dsnb.settings import inputs
 from dsnb.settings.experiment import DEFAULTS, SUPERVISION, Experiment
 from dsnb.system import launch_clock
@@ -32,16 +32,9 @@ class ProbeError(Exception):
 
 
 def largest_that_fits(fits: Callable[[int], bool], most: int = MAX_MICRO_BATCH_SIZE, guess: int = 0) -> int:
-    """Return the largest number from 1 to `most` that fits, 0 if none does.
+    """Return the largest number from 1 to `most` that fits, 0 if none does; with a number, all smaller ones fit.
 
     With the right guess, two numbers are tried: the guess and the next one. The further off it is, the more are tried.
-
-    Parameters
-    ----------
-    fits
-        Returns whether a number fits; if it does, all smaller ones do, too.
-    guess
-        The number that is expected; 0 for none.
     """
     guess = min(guess, most)
     size, distance = (guess, 1) if guess else (1, 2)
@@ -65,20 +58,15 @@ def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce, guess: int 
 
     Where a probe of a few steps fits and the whole run does not, because memory fragments over time, the next smaller
     micro-batch is tried.
-
-    Raises
-    ------
-    LaunchError
-        If a probe could not be started.
     """
     began_s = launch_clock.now_s()
     prepare(run, experiment)  # the run has a row in the tables even if its probes fail
     try:
         size = largest_that_fits(lambda size: probe_fits(experiment, run, size, run_once), guess=guess)
     except ProbeError as error:
-        return _write_result(run, began_s, "failed", str(error))
+        return record_end(run, began_s, "failed", str(error))
     except BaseException as error:
-        _write_result(run, began_s, *exception_status(error))
+        record_end(run, began_s, *exception_status(error))
         raise
     result = None
     for smaller in range(size, 0, -1):
@@ -86,17 +74,11 @@ def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce, guess: int 
         result = run_once(experiment.model_copy(update={"micro_batch_size": smaller}), run, experiment)
         if result.status != "oom":
             break
-    return result or _write_result(run, began_s, "oom", "not even micro_batch_size 1 fits")
+    return result or record_end(run, began_s, "oom", "not even micro_batch_size 1 fits")
 
 
 def probe_fits(experiment: Experiment, run: RunPaths, micro_batch_size: int, run_once: RunOnce) -> bool:
-    """Return whether a micro-batch fits, from the record of its probe or by running it.
-
-    Raises
-    ------
-    ProbeError
-        If the probe ended for another reason.
-    """
+    """Return whether a micro-batch fits, from the record of its probe or by running it; raise ProbeError if unknown."""
     probe, paths = probe_settings(experiment, micro_batch_size), RunPaths(probe_dir(run, micro_batch_size))
     status = recorded_status(probe, paths)
     if status is None:
@@ -106,13 +88,6 @@ def probe_fits(experiment: Experiment, run: RunPaths, micro_batch_size: int, run
         if status not in FITS:
             raise ProbeError(f"the probe of micro_batch_size {micro_batch_size} is {status}: {result.cause}")
     return FITS[status]
-
-
-def _write_result(run: RunPaths, began_s: float, status: str, cause: str) -> Result:
-    phases_s = {"wall": launch_clock.now_s() - began_s}
-    result = Result(*without_machine_faults(status, cause), {}, phases_s, {}, run.dir)
-    result.write()
-    return result
 
 
 def probe_settings(experiment: Experiment, micro_batch_size: int) -> Experiment:
@@ -137,6 +112,6 @@ def recorded_status(probe: Experiment, paths: RunPaths) -> str | None:
     if probe.device == "auto":  # resolved on the hosts
         ignored.add("device")
     is_same = all(recorded.get(name) == value for name, value in settings.items() if name not in ignored)
-    if status not in FITS or not is_same or finished.problem(paths):
+    if status not in FITS or not is_same or unfinished(paths):
         return None
     return None if inputs.changed(recorded.get("inputs"), inputs.digests(settings)) else status

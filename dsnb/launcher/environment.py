@@ -1,5 +1,6 @@
-"""Describes the machine and the software for every result, and sets the environment variables of the ranks."""
+"""The machine of a run: describes it and its software, samples its GPUs, and sets the variables of the ranks."""
 
+import contextlib
 import fnmatch
 import os
 import platform
@@ -7,7 +8,8 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -28,17 +30,11 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH
 not matter which one torch prefers."""
 MAX_VALUE = 100
 """Characters of a recorded value."""
+SAMPLE_INTERVAL_S = 0.25
 
 
 def describe(ranks: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return a description of this machine, without its user's name.
-
-    Parameters
-    ----------
-    ranks
-        Environment of the ranks, as `for_ranks` returns it, for the values of `RECORDED` variables; by default that of
-        this process.
-    """
+    """Return a description of this machine, without its user's name, and of the variables that its ranks have."""
     return {
         "host": socket.gethostname(),
         "os": platform.platform(terse=True),
@@ -96,16 +92,8 @@ def _git_commit() -> str | None:
 def for_ranks(device: str, ranks: int, launched_at: float, allocator: str = "default") -> dict[str, str]:
     """Return the environment variables common to all ranks of a run on this host.
 
-    Parameters
-    ----------
-    device
-        `cuda` or `cpu`.
-    ranks
-        Number of ranks that share this machine's cores.
-    launched_at
-        Time of the launch on this host's clock of `dsnb.system.launch_clock`: the origin of every `t_s`.
-    allocator
-        The setting: `expandable` unless the user has configured torch's allocator, or `default`.
+    `launched_at` is the time of the launch on this host's clock of `dsnb.system.launch_clock`: the origin of every
+    `t_s`. The setting `allocator` counts unless the user has configured torch's allocator.
     """
     env = {**os.environ, **interpreter.SAFE_PATH}  # also for processes that the ranks start
     env["DS_ACCELERATOR"] = device
@@ -127,3 +115,31 @@ def for_ranks(device: str, ranks: int, launched_at: float, allocator: str = "def
         # `9.0` for `9.0a`: DeepSpeed 0.19.8's op builder fails on the suffix with "invalid literal for int()".
         env["TORCH_CUDA_ARCH_LIST"] = re.sub(r"(\d+\.\d+)[af]", r"\1", arches)
     return env
+
+
+@contextlib.contextmanager
+def sampled(gpus: Sequence[int], take: Callable[[dict[str, Any]], None], launched_at_s: float) -> Iterator[None]:
+    """Sample use, memory, power and clock of GPUs, by NVML's numbers, while the block runs.
+
+    `take` is called with every sample, in a thread; the origin of its `t_s` is `launched_at_s`.
+    """
+    if not gpus:
+        yield
+        return
+    ended = threading.Event()
+
+    def sample() -> None:
+        with hardware.nvml_session() as api:
+            handles = {index: api.nvmlDeviceGetHandleByIndex(index) for index in gpus if api}
+            while not ended.wait(SAMPLE_INTERVAL_S):
+                for index, handle in handles.items():
+                    t_s = round(launch_clock.now_s() - launched_at_s, 3)
+                    take({"t_s": t_s, "gpu": index, **hardware.gpu_sample(api, handle)})
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

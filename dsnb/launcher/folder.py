@@ -1,5 +1,9 @@
-"""The run folder before the launch: creates it, checks the disk, and writes what is known already."""
+"""The run folder before the launch: creates it, checks the disk, and writes what is known already.
 
+`deepspeed.json` follows from the settings; what is set neither there nor by its own key keeps DeepSpeed's default.
+"""
+
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,80 +13,78 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
 from dsnb.launcher import environment
-from dsnb.launcher.config import deepspeed_config
-from dsnb.run_folder import finished, paths
 from dsnb.run_folder.columns import PLANNED
-from dsnb.run_folder.paths import RunPaths
-from dsnb.settings import inputs
+from dsnb.run_folder.paths import RunPaths, SweepPaths
+from dsnb.run_folder.result import ENDED, unfinished
+from dsnb.settings import deepspeed_keys, inputs
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import ADAMW, accumulates_in_fp32, compiles_blocks
 
 MIN_FREE_BYTES = 64 * 2**20
+DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+SPLIT_LAYERS: list[dict[str, Any]] = [
+    # GPT-2's query, key and value are three stacked matrices; BLOOM's are interleaved by head.
+    {"patterns": [r".*attn\.c_attn\.weight$"], "partition_type": "column", "shape": [3, -1], "partition_dim": 0},
+    {
+        "patterns": [
+            r".*mlp\.c_fc\.weight$",
+            r".*self_attn\.[qkv]_proj\.weight$",
+            r".*fc1\.weight$",
+            r".*self_attention\.query_key_value\.weight$",
+            r".*mlp\.dense_h_to_4h\.weight$",
+        ],
+        "partition_type": "column",
+    },
+    {
+        "patterns": [
+            r".*(attn|mlp)\.c_proj\.weight$",
+            r".*self_attn\.out_proj\.weight$",
+            r".*fc2\.weight$",
+            r".*self_attention\.dense\.weight$",
+            r".*mlp\.dense_4h_to_h\.weight$",
+        ],
+        "partition_type": "row",
+    },
+]
+"""How AutoTP splits the blocks of GPT-2 (with linear layers), OPT and BLOOM; every other layer is replicated."""
 
 
-def create_single_run_dir(experiment: Experiment) -> Path:
-    """Create the next free folder for a run outside sweeps."""
-    return create_run_dir(paths.SweepPaths(paths.outputs_root() / "single"), experiment.name_with_model)
-
-
-def create_run_dir(sweep: paths.SweepPaths, experiment: str) -> Path:
-    """Create the next free folder of an experiment in a sweep; concurrent callers get different ones."""
-    repeat = 0
+def create_run_dir(home: Path, experiment: str) -> Path:
+    """Create the next free folder of an experiment in a sweep's folder; concurrent callers get different ones."""
+    repeat = 1
     while True:
-        repeat += 1
-        folder = sweep.run(experiment, repeat).dir.absolute()
+        folder = SweepPaths(home).run(experiment, repeat).dir.absolute()
         try:
             folder.mkdir(parents=True)
+            return folder
         except FileExistsError:
-            continue
+            repeat += 1
         except OSError as error:
             raise LaunchError(f"{folder} cannot be written: {error.strerror}; choose another folder") from error
-        return folder
 
 
 def prepare(run: RunPaths, experiment: Experiment, requested: Experiment | None = None) -> None:
-    """Create the run folder and write everything that is known before the launch.
+    """Create the run folder and write everything that is known before the launch; refuse one with a finished run.
 
-    Parameters
-    ----------
-    requested
-        The settings as the user gave them, where some were resolved since, such as `micro_batch_size: auto`.
-
-    Raises
-    ------
-    SettingsError
-        If the folder holds a finished run.
-    LaunchError
-        If the folder cannot be written or the disk is full.
+    `requested` are the settings as the user gave them, where some were resolved since (`micro_batch_size: auto`).
     """
     before = records.read_json(run.result)
-    if before and before.get("status") in finished.ENDED and not finished.problem(run):
+    if before and before.get("status") in ENDED and not unfinished(run):
         raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder")
     try:
         run.dir.mkdir(parents=True, exist_ok=True)
-        is_recorded = not run.console.exists() and _is_recorded(run, experiment, requested or experiment)
         remove_leftovers(run)
         check_free_space(run.dir)
         ranks = environment.for_ranks(experiment.device, experiment.gpus, 0.0, experiment.allocator)
-        write_description(
-            run, experiment, None if is_recorded else requested or experiment, environment.describe(ranks)
-        )
+        write_description(run, experiment, requested or experiment, environment.describe(ranks))
         run.console.touch()
     except OSError as error:
         raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another folder") from error
 
 
-def _is_recorded(run: RunPaths, experiment: Experiment, requested: Experiment) -> bool:
-    """Return whether a sweep has written just these settings."""
-    settings = records.read_json(run.experiment) or {"asked": {}}
-    return "asked" not in settings and experiment == requested == Experiment.recorded(settings)
-
-
-def write_description(
-    run: RunPaths, experiment: Experiment, requested: Experiment | None, machine: dict[str, Any]
-) -> None:
-    """Write DeepSpeed's configuration, the description of the machine and, unless they are recorded, the settings."""
-    if requested is not None:
-        write_experiment(run, experiment, requested)
+def write_description(run: RunPaths, experiment: Experiment, requested: Experiment, machine: dict[str, Any]) -> None:
+    """Write the settings, DeepSpeed's configuration and the description of the machine."""
+    write_experiment(run, experiment, requested)
     records.write_json(run.deepspeed, deepspeed_config(experiment))
     records.write_json(run.environment, machine)
 
@@ -95,10 +97,7 @@ def write_experiment(
 ) -> None:
     """Write `experiment.json`: settings, names, digests of input files, and the requested values of resolved settings.
 
-    Parameters
-    ----------
-    planned
-        What a sweep decided for the run (`PLANNED`); by default as the sweep wrote it before.
+    `planned` is what a sweep decided for the run (`PLANNED`); by default as the sweep wrote it before.
     """
     requested = requested or experiment
     if planned is None:
@@ -114,13 +113,7 @@ def write_experiment(
 
 
 def check_free_space(folder: Path) -> None:
-    """Check that the records of a run fit on the disk.
-
-    Raises
-    ------
-    LaunchError
-        If less than `MIN_FREE_BYTES` are free.
-    """
+    """Raise LaunchError if the records of a run may not fit on the disk."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if (free := shutil.disk_usage(existing).free) < MIN_FREE_BYTES:
         raise LaunchError(f"{folder}: the disk is full ({free // 2**20} MiB free); free 64 MiB and start again")
@@ -131,3 +124,87 @@ def remove_leftovers(run: RunPaths) -> None:
     written = (run.steps, run.gpu, run.console, run.worker, run.failures, run.result, run.nodes)
     for path in (*written, run.profile, run.trace, run.flops):
         path.unlink(missing_ok=True)
+
+
+def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
+    """Return the content of `deepspeed.json`; empty for the strategies of torch."""
+    if experiment.strategy != "deepspeed":
+        return {}
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": experiment.micro_batch_size,
+        "gradient_accumulation_steps": experiment.grad_accum,
+        **_optimizer(experiment),
+        **_tensor_parallel(experiment),
+        "zero_optimization": _zero(experiment),
+        "gradient_clipping": experiment.gradient_clipping,
+        # DeepSpeed's progress lines would read the clock, and on GPUs synchronize, inside the timed region.
+        "steps_per_print": 2**31 - 1,
+        "wall_clock_breakdown": False,
+        "timers": {"throughput": {"enabled": False}},
+    }
+    if experiment.precision in DTYPES:
+        if experiment.mixed_precision == "autocast":
+            config["torch_autocast"] = {"enabled": True, "dtype": DTYPES[experiment.precision]}
+        else:
+            config[experiment.precision] = {"enabled": True}
+    if experiment.gradient_checks == "off" and "bf16" in config:
+        config["bf16"]["check_grad_overflow"] = False
+    if accumulates_in_fp32(experiment.model_dump()):
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+    if experiment.compile == "deepcompile":
+        config["compile"] = {"deepcompile": True}
+    return deepspeed_keys.merged(config, experiment.deepspeed)
+
+
+def _optimizer(experiment: Experiment) -> dict[str, Any]:
+    """Return the configuration of DeepSpeed's optimizer; Adafactor is torch's and built in the worker."""
+    if experiment.optimizer == "adafactor":
+        return {"zero_allow_untested_optimizer": True}
+    if experiment.optimizer == "muon":
+        kind, params = "Muon", {"weight_decay": ADAMW["weight_decay"]}
+    else:
+        kind, params = "AdamW", {**ADAMW, "betas": list(ADAMW["betas"])}
+    if experiment.device == "cpu":
+        params["torch_adam"] = True  # DeepSpeed's FusedAdam takes a minute to compile and is no faster there
+    return {"optimizer": {"type": kind, "params": {"lr": experiment.learning_rate, **params}}}
+
+
+def _zero(experiment: Experiment) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": experiment.zero_stage, **_offload(experiment)}
+    if experiment.overlap_comm != "auto":
+        zero["overlap_comm"] = experiment.overlap_comm == "on"
+    if experiment.bucket_elements:
+        zero |= dict.fromkeys(("reduce_bucket_size", "allgather_bucket_size"), experiment.bucket_elements)
+    if experiment.gradient_checks == "off":
+        zero["compute_grad_norm"] = False
+    if experiment.zero_stage == 3 and compiles_blocks(experiment.model_dump()):
+        zero["memory_efficient_linear"] = False  # it is an autograd function of DeepSpeed's, opaque to the compiler
+    if experiment.zeropp in {"weights", "all"}:
+        zero["zero_quantized_weights"] = True
+    if experiment.zeropp in {"gradients", "all"}:
+        zero["zero_quantized_gradients"] = True
+    if experiment.zeropp in {"partition", "all"}:
+        zero["zero_hpz_partition_size"] = max(1, experiment.gpus // experiment.nodes)
+    return zero
+
+
+def _offload(experiment: Experiment) -> dict[str, Any]:
+    what, _, device = experiment.offload.partition("-")
+    if what == "none":
+        return {}
+    place: dict[str, Any] = {"device": device, "pin_memory": experiment.device == "cuda"}
+    if device == "nvme":
+        place["nvme_path"] = os.path.expanduser(experiment.nvme_path)
+    return {"offload_optimizer": place, **({"offload_param": place} if what == "all" else {})}
+
+
+def _tensor_parallel(experiment: Experiment) -> dict[str, Any]:
+    """Return AutoTP's rules; its size stays 0 in a pipeline, whose stages are split in the worker."""
+    if experiment.tensor_parallel == 1:
+        return {}
+    return {
+        "tensor_parallel": {
+            "autotp_size": experiment.tensor_parallel if experiment.pipeline_parallel == 1 else 0,
+            "partition_config": {"use_default_specs": False, "layer_specs": SPLIT_LAYERS},
+        }
+    }

@@ -83,8 +83,7 @@ def forwarded(experiment: Experiment) -> dict[str, str]:
 class Node:
     """One host with the connection to it, which starts at once.
 
-    `facts` are its last answer (`dsnb.launcher.on_host`); `end`, how torchrun has ended; `failure`, how the host was
-    lost or why torchrun failed.
+    `facts` are its last answer; `end` is how torchrun has ended; `failure`, how the host was lost or torchrun failed.
     """
 
     def __init__(self, experiment: Experiment, host: Host, run: RunPaths | None = None, first_rank: int = 0) -> None:
@@ -220,15 +219,7 @@ class Node:
 
 
 def ask(experiment: Experiment, nodes: Sequence[Node], folder: Path, requests: Sequence[Mapping[str, Any]]) -> None:
-    """Ask all hosts at once what they are, and wait for their answers.
-
-    Parameters
-    ----------
-    folder
-        The folder that all hosts have to see.
-    requests
-        For each host what else it is asked (`dsnb.launcher.on_host.survey`).
-    """
+    """Ask all hosts at once what they are (`dsnb.launcher.on_host.survey`), and wait for their answers."""
     token = folder / f".shared-{secrets.token_hex(8)}"
     common = {"folder": str(folder), "token": token.name, "cwd": os.getcwd(), "env": forwarded(experiment)}
     deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
@@ -260,13 +251,7 @@ def connected(experiment: Experiment, run: RunPaths | None = None) -> Iterator[l
 
 
 class HostRanks:
-    """All ranks of a run with a hostfile, whose `gpus` on this machine are none.
-
-    Raises
-    ------
-    LaunchError
-        If a host was not reached or does not fit; the message names up to five of them with the reason.
-    """
+    """All ranks of a run with a hostfile, whose `gpus` on this machine are none; refuses hosts that do not fit."""
 
     gpus: Sequence[int] = ()
 
@@ -312,14 +297,10 @@ class HostRanks:
     def start(self, worker: str, launched_at_s: float) -> None:
         """Start torchrun on every host."""
         experiment, first, chosen = self.experiment, self._nodes[0].facts, self.experiment.interface
-        address, hosts = (
-            first["interfaces"][chosen] if chosen else first["address"],
-            [node.host for node in self._nodes],
-        )
+        address = first["interfaces"][chosen] if chosen else first["address"]
+        hosts = [node.host for node in self._nodes]
         for number, node in enumerate(self._nodes):
             request = {
-                "env": forwarded(experiment),
-                "cwd": os.getcwd(),
                 "torchrun": torchrun_words(hosts, number, address, first["port"], worker, self._run.dir),
                 "device": experiment.device,
                 "devices": node.host.devices,

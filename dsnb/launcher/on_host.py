@@ -21,12 +21,12 @@ import psutil
 
 from dsnb.errors import DsnbError
 from dsnb.files import records
-from dsnb.launcher import environment, op_builds
-from dsnb.launcher.gpu_sampler import sampled
-from dsnb.launcher.local import free_port, is_free, kill_family
+from dsnb.launcher import environment
+from dsnb.launcher.local import free_port, is_free, kill_family, remove_stale_locks
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
 from dsnb.system import hardware, launch_clock, signals
+from dsnb.train import start
 from dsnb.version import __version__
 
 MARK = "\x1e"
@@ -46,11 +46,11 @@ def main() -> int:
     signals.adopt_orphans()  # a killed rank's children, which could hold the pipe open
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
+        if "torchrun" in request:
+            return run_ranks(request)
         os.environ.update(request["env"])
         if Path(request["cwd"]).is_dir():
             os.chdir(request["cwd"])
-        if "torchrun" in request:
-            return run_ranks(request)
         try:
             answer = survey(request)
         except (DsnbError, OSError) as error:
@@ -70,13 +70,12 @@ def run_ranks(request: dict[str, Any]) -> int:
     threading.Thread(target=_end_with_stdin, args=(request["silence_s"],), daemon=True).start()
     kills = hardware.oom_kills()
     try:
-        op_builds.remove_stale_locks()
+        remove_stale_locks()
         gpus = set_environment(request)
-        with sampled(gpus, tell, request["launched_at_s"]):
+        with environment.sampled(gpus, tell, request["launched_at_s"]):
             try:
-                from dsnb.train import elastic  # torch takes seconds, in which the pipe is watched already
-
-                outcome = elastic.run_ranks(request["torchrun"])
+                # Importing torch takes seconds, in which the pipe is watched already.
+                outcome = start.run_ranks(request["torchrun"])
             finally:
                 kill_family(psutil.Process())
     except (DsnbError, OSError, RuntimeError, ValueError) as error:
@@ -107,11 +106,8 @@ def _end_with_stdin(silence_s: float) -> NoReturn:
 def survey(request: dict[str, Any]) -> dict[str, Any]:
     """Return what this host is, and what a run or `dsnb doctor` wants to know of it.
 
-    Parameters
-    ----------
-    request
-        `folder`, which this host has to see, and `token`, a file in it. For a run also `device`, `devices`, the slots
-        to use, and `master_port`, 0 for any; for `dsnb doctor` `peers`, addresses with ports to connect to.
+    A request has `folder`, which this host has to see, and `token`, a file in it. For a run also `device`, `devices`
+    (the slots to use) and `master_port` (0 for any); for `dsnb doctor` `peers`, addresses with ports to connect to.
     """
     folder = Path(request["folder"])
     sees = sees_folder(folder, request["token"])

@@ -1,16 +1,22 @@
-"""How a run ended, read from what its ranks left in the run folder; a status other than ok needs a cause."""
+"""How a run ended and its figures, read from what its ranks left in the run folder.
+
+A status other than ok needs a cause. A figure that was not measured is missing, never estimated.
+"""
 
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from math import inf, nan
+from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any
 
 from dsnb.errors import DsnbError
+from dsnb.formulas import metrics
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.result import last_lines
+from dsnb.run_folder.result import Result, last_lines
 from dsnb.settings.experiment import Experiment
-from dsnb.system import signals
+from dsnb.system import hardware, launch_clock, signals
 
 SOME_RANK = -1
 """The key of an exit code whose rank the launcher does not report."""
@@ -38,6 +44,14 @@ MACHINE_FAULTS = {
     "CUDA driver initialization failed": "check the driver (`nvidia-smi`)",
 }
 """Words of errors that come from the machine, not from the settings, and what to do."""
+STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "communication_s")
+MAX_NAMED = 5
+JOULES_PER_KWH = 3.6e6
+MEASURED_BY_WORKER = (
+    *("step_skew", "forward_skew", "host_memory_gib", "rank_host_memory_gib", "update_rms", "recompilations"),
+    *("graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
+)
+"""The fields of `worker.json` that are figures already."""
 
 
 def without_machine_faults(status: str, cause: str | None) -> tuple[str, str | None]:
@@ -48,6 +62,14 @@ def without_machine_faults(status: str, cause: str | None) -> tuple[str, str | N
     if advice is None:
         return status, cause
     return "interrupted", cause if advice in str(cause) else f"{cause}; {advice} and start the sweep again"
+
+
+def record_end(run: RunPaths, began_s: float, status: str, cause: str) -> Result:
+    """Write the result of a run of which only the launching process can tell how it ended."""
+    phases_s = {"wall": launch_clock.now_s() - began_s}
+    result = Result(*without_machine_faults(status, cause), {}, phases_s, {}, run.dir)
+    result.write()
+    return result
 
 
 def exception_status(error: BaseException) -> tuple[str, str]:
@@ -64,16 +86,9 @@ def run_status(
     host_oom_kills: int,
     host_of: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[str, str | None]:
-    """Return the status and cause of a run whose ranks ended by themselves.
+    """Return the status and cause of a run whose ranks ended by themselves, with these exit codes in this order.
 
-    Parameters
-    ----------
-    exit_codes
-        Rank -> exit code, in the order in which the ranks ended.
-    host_oom_kills
-        Number of processes that the kernels of the hosts killed for lack of memory during the run.
-    host_of
-        Rank -> name of its host; empty where there is only one host.
+    `host_oom_kills` processes were killed by the hosts' kernels for lack of memory; `host_of` names each rank's host.
     """
     worker = record_schema.read(paths.worker)
     if experiment.profile and worker is not None:  # the record was complete: only the profile can have failed since
@@ -82,16 +97,11 @@ def run_status(
     killed = {rank: code for rank, code in nonzero.items() if code == -signal.SIGKILL}
     failures = record_schema.read_lines(paths.failures)
     if failures and not killed:  # if a rank was killed, the others' errors only say that it is gone
-        return _failure_status(failures[0], host_of)
+        name, cause = _name(failures[0].get("rank"), host_of), failures[0].get("cause")
+        return failures[0].get("status") or "failed", f"{name}: {_out_of_memory(failures[0])}{cause}"
     if nonzero:
         return _exit_status(killed or nonzero, paths, host_oom_kills, host_of)
     return _training_status(experiment, paths, worker)
-
-
-def _failure_status(failure: dict[str, Any], host_of: Mapping[int, str]) -> tuple[str, str]:
-    """Return the status and cause of a run in which a rank raised an exception."""
-    name = _name(failure.get("rank"), host_of)
-    return failure.get("status") or "failed", f"{name}: {_out_of_memory(failure)}{failure.get('cause')}"
 
 
 def _name(rank: int | None, host_of: Mapping[int, str]) -> str:
@@ -122,20 +132,14 @@ def _exit_status(
 ) -> tuple[str, str]:
     """Return the status and cause of a run whose ranks ended with an exit code and without a recorded exception."""
     rank, code = next(iter(exit_codes.items()))
-    name = _name(rank, host_of)
+    name, lines = _name(rank, host_of), last_lines(paths.console, SEARCHED_LINES)
     if host_oom_kills and code == -signal.SIGKILL:
         return "oom", f"{name} was killed by the kernel: the machine's memory ran out"
-    if any("out of memory" in line.lower() for line in last_lines(paths.console, SEARCHED_LINES)):
+    if any("out of memory" in line.lower() for line in lines):
         return "oom", f"{name} ended with exit code {code} after an out-of-memory error"
-    if fault := _machine_fault(last_lines(paths.console, SEARCHED_LINES)):
+    if fault := next((words for line in lines for words in MACHINE_FAULTS if words in line), None):
         return "failed", f"{name} ended with exit code {code} after '{fault}'"
-    if code < 0:
-        return "failed", f"{name} was {signals.killed_by(-code)}"
-    return "failed", f"{name} ended with exit code {code}"
-
-
-def _machine_fault(lines: Iterable[str]) -> str | None:
-    return next((words for line in lines for words in MACHINE_FAULTS if words in line), None)
+    return "failed", f"{name} was {signals.killed_by(-code)}" if code < 0 else f"{name} ended with exit code {code}"
 
 
 def _training_status(experiment: Experiment, paths: RunPaths, worker: dict[str, Any] | None) -> tuple[str, str | None]:
@@ -150,13 +154,171 @@ def _training_status(experiment: Experiment, paths: RunPaths, worker: dict[str, 
     if worker.get("compiled_graphs") == 0:
         return "failed", f"compile is {experiment.compile!r}: torch.compile captured no graph, so nothing was compiled"
     if worker.get("weights_moved") is False:
-        return "untrained", _unchanged_weights(steps)
+        all_skipped = all(step.get("skipped") for step in steps)
+        reason = "all updates were skipped" if all_skipped else "no gradient changed them beyond weight decay"
+        return "untrained", f"the weights did not move in {len(steps)} steps: {reason}"
     return "ok", None
 
 
-def _unchanged_weights(steps: list[dict[str, Any]]) -> str:
-    if all(step.get("skipped") for step in steps):
-        reason = "all updates were skipped"
-    else:
-        reason = "no gradient changed them beyond weight decay"
-    return f"the weights did not move in {len(steps)} steps: {reason}"
+def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
+    """Return the figures of one run; the column reference describes how each is measured."""
+    if paths.bandwidth_plan.exists():
+        return {}
+    worker = record_schema.read(paths.worker) or {}
+    steps = [step for step in record_schema.read_lines(paths.steps) if step.get("step") is not None]
+    samples = [sample for sample in record_schema.read_lines(paths.gpu) if sample.get("t_s") is not None]
+    failures = record_schema.read_lines(paths.failures)
+    failed = next((failure for failure in failures if failure.get("status") == "oom"), {})
+    timed = [step for step in steps if step.get("phase") == "timed"]
+    gpu = gpu_figures(samples, worker, experiment.gpus)
+    speed = _speed(experiment, timed)
+    needed_gib = [failed.get("allocated_gib"), failed.get("requested_gib")]
+    return {
+        **{name: worker.get(name) for name in MEASURED_BY_WORKER},
+        **speed,
+        **_flops(experiment, worker, speed["tokens_per_s_per_gpu"]),
+        "peak_allocated_gib": _peak(steps, worker, failed, "allocated_gib"),
+        "peak_reserved_gib": _peak(steps, worker, failed, "reserved_gib"),
+        **{f"oom_{name}": failed.get(name) for name in ("phase", "step", "allocated_gib", "requested_gib")},
+        "needed_gib": None if None in needed_gib else sum(needed_gib),
+        **gpu,
+        "loss_first": steps[0].get("loss") if steps else None,
+        "loss_last": steps[-1].get("loss") if steps else None,
+        "grad_norm_last": steps[-1].get("grad_norm") if steps else None,
+        "skipped_steps": _skipped(timed),
+        "skipped_warmup_steps": _skipped(steps) - _skipped(timed),
+        "slow_steps": len(slow_steps(timed)),
+        "timed_steps": len(timed),
+        "attention_used": worker.get("attention"),
+        "note": "; ".join(_notes(experiment, timed, gpu, worker)) or None,
+        **(_profile(paths) if experiment.profile else {}),
+    }
+
+
+def _times_s(timed: list[dict[str, Any]]) -> dict[int, float]:
+    """Return step -> time of the steps with a time."""
+    return {step["step"]: step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)}
+
+
+def _speed(experiment: Experiment, timed: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Return throughput and step time; tokens of skipped steps are processed but not trained on."""
+    times_s = list(_times_s(timed).values())
+    rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
+    trained = 1 - _skipped(timed) / len(timed) if timed else 0.0
+    return {
+        "tokens_per_s": rate,
+        "trained_tokens_per_s": rate * trained if rate is not None else None,
+        "tokens_per_s_per_gpu": rate / experiment.gpus if rate is not None else None,
+        "step_time_s": fmean(times_s) if times_s else None,
+        "step_time_median_s": median(times_s) if times_s else None,
+    }
+
+
+def _skipped(steps: list[dict[str, Any]]) -> int:
+    return sum(bool(step.get("skipped")) for step in steps)
+
+
+def slow_steps(timed: list[dict[str, Any]]) -> dict[int, float]:
+    """Return the timed steps that took more than twice the median: step -> multiple of the median."""
+    times_s = _times_s(timed)
+    median_s = median(times_s.values()) if times_s else 0.0
+    return {step: time_s / median_s for step, time_s in times_s.items() if 0 < metrics.SLOW_STEP * median_s < time_s}
+
+
+def _notes(
+    experiment: Experiment, timed: list[dict[str, Any]], gpu: dict[str, Any], worker: dict[str, Any]
+) -> Iterator[str]:
+    """Yield the notes that a reader of the figures must know."""
+    if skipped := _skipped(timed):
+        yield (
+            f"{skipped} of {len(timed)} timed steps were skipped by the loss scaler: tokens/s counts their tokens, "
+            "trained tokens/s does not"
+        )
+    if slow := slow_steps(timed):
+        named = ", ".join(f"step {step} took {times:.1f}" for step, times in list(slow.items())[:MAX_NAMED])
+        more = f" and {len(slow) - MAX_NAMED} more" if len(slow) > MAX_NAMED else ""
+        yield f"{named} times the median step time{more}"
+    if count := worker.get("recompilations"):
+        yield f"torch.compile compiled {count} graphs during the timed steps: use more warm-up steps"
+    if count := worker.get("graph_breaks"):
+        yield f"torch.compile left its graph for {count} different reasons: TORCH_LOGS=graph_breaks prints them"
+    if experiment.attention != "eager" and worker.get("attention_kernel") == "math":
+        yield "attention was not fused: torch has no fused kernel for these settings and computed it with its math one"
+    if missing := worker.get("flops_missing"):
+        yield missing
+    if worker.get("power_source") and gpu["power_w"] is None:
+        yield f"no power: the timed steps took {timed_wall_s(worker) or nan:.2f} s, too short to measure it"
+
+
+def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], failed: dict[str, Any], key: str) -> float | None:
+    """Return the peak memory of a run, including that at a failed allocation: a failed step has no row."""
+    recorded = [row.get(key) for row in steps] if worker.get(f"peak_{key}") is None else [worker[f"peak_{key}"]]
+    on_gpu = failed.get(key) if failed.get("reserved_gib") is not None else None
+    return max((value for value in [*recorded, on_gpu] if value is not None), default=None)
+
+
+def _profile(paths: RunPaths) -> dict[str, Any]:
+    profile = record_schema.read(paths.profile) or {"missing": {"profile": "the ranks ended before it began"}}
+    missing = "; ".join(f"{part}: {why}" for part, why in (profile.get("missing") or {}).items())
+    return {**{name: profile.get(name) for name in STEP_PARTS}, "profile_missing": missing or None}
+
+
+def _flops(experiment: Experiment, worker: dict[str, Any], per_gpu: float | None) -> dict[str, float | None]:
+    flops, again, masked = (worker.get(f"{kind}flops_per_token") for kind in ("", "recomputed_", "masked_"))
+    if not flops or again is None or masked is None:
+        return dict.fromkeys(("tflops_per_gpu", "hardware_tflops_per_gpu", "mfu", "masked_flops_pct"))
+    model = metrics.tflops(flops, per_gpu)
+    peak = hardware.peak_tflops(worker.get("gpu_name"), experiment.precision)
+    return {
+        "tflops_per_gpu": model,
+        "hardware_tflops_per_gpu": metrics.tflops(flops + again, per_gpu),
+        "mfu": metrics.mfu(model, peak),
+        "masked_flops_pct": 100 * masked / flops,
+    }
+
+
+def gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any], gpus: int) -> dict[str, float | None]:
+    """Return the GPU figures of a run from the records of `gpu.jsonl` and `worker.json`.
+
+    Means are over GPUs, not samples: a host that was sampled less often has the same weight as the others. Use, clocks
+    and power are those of the timed steps, `run_energy_kwh` is that of the whole run.
+    """
+    steps_s = worker.get("steps_from_s", 0.0), worker.get("timed_to_s", worker.get("ended_s", inf))
+    timed = _within(samples, worker.get("timed_from_s", inf), worker.get("timed_to_s", -inf))
+    timed_s, energy_j = timed_wall_s(worker), worker.get("energy_j")
+    counters = _by_gpu(samples, "energy_j")
+    spent = [values[-1] - values[0] for values in counters if len(values) > 1]
+    used_gib = [row["memory_used_gib"] for row in _within(samples, *steps_s) if row.get("memory_used_gib") is not None]
+    used_gib += [worker["device_memory_gib"]] if worker.get("device_memory_gib") is not None else []
+    return {
+        "device_memory_gib": max(used_gib, default=None),
+        "gpu_util_pct": _mean(timed, "util_pct") if (timed_s or 0.0) >= metrics.UTILIZATION_S else None,
+        "sm_clock_mhz": _mean(timed, "sm_clock_mhz"),
+        "energy_j": energy_j,
+        "power_w": energy_j / timed_s / gpus if energy_j is not None and timed_s else None,
+        "run_energy_kwh": sum(spent) / JOULES_PER_KWH if spent and len(spent) == len(counters) else None,
+    }
+
+
+def timed_wall_s(worker: dict[str, Any]) -> float | None:
+    """Return the wall time of the timed steps; None if they did not end."""
+    timed_s: float | None = (worker.get("phases_s") or {}).get("timed")
+    return timed_s
+
+
+def _within(samples: list[dict[str, Any]], first_s: float, last_s: float) -> list[dict[str, Any]]:
+    return [row for row in samples if first_s <= row["t_s"] <= last_s]
+
+
+def _by_gpu(samples: list[dict[str, Any]], key: str) -> list[list[float]]:
+    """Return the values of each GPU, in the order of the samples."""
+    values: dict[object, list[float]] = {}
+    for row in samples:
+        if row.get(key) is not None:
+            values.setdefault((row.get("host"), row.get("gpu")), []).append(row[key])
+    return list(values.values())
+
+
+def _mean(samples: list[dict[str, Any]], key: str) -> float | None:
+    values = _by_gpu(samples, key)
+    return fmean(map(fmean, values)) if values else None

@@ -1,4 +1,4 @@
-"""Launches one run and supervises it until it ends, in whatever way.
+"""Launches one run, or an all-reduce test, and supervises it until it ends, in whatever way.
 
 A finished run has a `result.json` and no process left.
 """
@@ -8,31 +8,32 @@ import math
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.launcher import auto_batch_size
-from dsnb.launcher.figures import summarize_run
-from dsnb.launcher.folder import create_single_run_dir, prepare, write_description
-from dsnb.launcher.fork import ForkedRanks
-from dsnb.launcher.gpu_sampler import sampled
+from dsnb.launcher.environment import sampled
+from dsnb.launcher.folder import create_run_dir, prepare, write_description
 from dsnb.launcher.hosts import HostRanks
-from dsnb.launcher.local import DeepSpeedRanks
-from dsnb.launcher.outcome import exception_status, run_status, without_machine_faults
+from dsnb.launcher.local import DeepSpeedRanks, ForkedRanks
+from dsnb.launcher.outcome import exception_status, run_status, summarize_run, without_machine_faults
 from dsnb.launcher.progress import Progress
-from dsnb.run_folder import record_schema
-from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder import paths, record_schema
+from dsnb.run_folder.paths import BANDWIDTH, RunPaths
 from dsnb.run_folder.result import Result
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 
-WORKER = "dsnb.train.worker"
+WORKER, BANDWIDTH_WORKER = "dsnb.train.worker", "dsnb.train.bandwidth"
 POLL_S = 0.05
 Ranks = HostRanks | DeepSpeedRanks | ForkedRanks
 GRACE_PERIOD_S = 5.0
 """How long the other ranks may continue after one has failed: some would wait for it for ever."""
+MIN_BYTES, MAX_BYTES = 8, 16 * 2**30
+"""Limits of the largest message of an all-reduce test."""
+BANDWIDTH_SETTINGS = {"gpus": "auto", "time_limit_s": 600.0, "precision": "fp32", "warmup_steps": 0, "steps": 1}
+"""Settings in which an all-reduce test differs from training: all ranks, and no hardware-dependent precision."""
 
 
 def launch(
@@ -69,13 +70,34 @@ def launch(
     """
     if problems := checks.unsupported(experiment.model_dump()):
         raise SettingsError(problems)
-    run = RunPaths(Path(run_dir).absolute() if run_dir else create_single_run_dir(experiment))
+    if run_dir is None:
+        run_dir = create_run_dir(paths.outputs_root() / "single", experiment.name_with_model)
+    run = RunPaths(Path(run_dir).absolute())
     if experiment.micro_batch_size == "auto":
         from dsnb.prediction.fit import largest_predicted
 
         guess = largest_predicted(experiment, auto_batch_size.MAX_MICRO_BATCH_SIZE) or 0
         return auto_batch_size.launch(experiment, run, partial(_run_once, shown=progress, worker=worker), guess)
     return _run_once(experiment, run, experiment, progress, worker)
+
+
+def measure_bandwidth(
+    experiment: Experiment, folder: str | Path | None = None, *, most_bytes: int | None = None
+) -> Result:
+    """Measure all-reduce bandwidth by message size over all ranks of an experiment (`dsnb.train.bandwidth`).
+
+    The test is kept as `bandwidth/run<k>` in a sweep's folder, beside its experiments, by default in that of all
+    outputs. The largest message has `most_bytes`, by default 256 MiB on GPUs and 16 MiB on CPUs.
+    """
+    if experiment.gpus < 2:
+        raise SettingsError(f"gpus is {experiment.gpus}: an all-reduce needs at least 2 ranks; set it to 2 or more")
+    if most_bytes is not None and not MIN_BYTES <= most_bytes <= MAX_BYTES:
+        raise SettingsError(f"most_bytes is {most_bytes}: choose a number from {MIN_BYTES} to {MAX_BYTES}")
+    run = RunPaths(create_run_dir(Path(folder or paths.outputs_root()), BANDWIDTH))
+    records.write_json(run.bandwidth_plan, {"most_bytes": most_bytes})
+    limit_s = max(experiment.step_timeout_s, experiment.time_limit_s)  # a test has no steps
+    experiment = experiment.model_copy(update={"step_timeout_s": limit_s})
+    return launch(experiment, run.dir, progress=False, worker=BANDWIDTH_WORKER)
 
 
 def _run_once(experiment: Experiment, run: RunPaths, requested: Experiment, shown: bool, worker: str) -> Result:
@@ -113,13 +135,7 @@ def _ranks(experiment: Experiment, run: RunPaths) -> Ranks:
 
 
 def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> tuple[str, str] | None:
-    """Wait for the end of the ranks; return status and cause if their records cannot tell how the run ended.
-
-    Raises
-    ------
-    LaunchError
-        If the run folder is gone.
-    """
+    """Wait for the end of the ranks; return status and cause if their records cannot tell how the run ended."""
     limits, tail = ranks.experiment, records.Tail(run.steps)
     last_step_s, failed_s = began_s, math.inf
     while not ranks.ended():
@@ -147,31 +163,22 @@ def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> tu
 
 
 def finish(
-    experiment: Experiment,
-    run: RunPaths,
-    exit_codes: dict[int, int],
-    began_s: float,
-    outcome: tuple[str, str | None],
+    experiment: Experiment, run: RunPaths, exit_codes: dict[int, int], began_s: float, outcome: tuple[str, str | None]
 ) -> Result:
     """Write the result, with status and cause as `outcome`, which makes the run a finished one."""
     worker = record_schema.read(run.worker) or {}
     if versions := worker.get("versions"):
         machine = records.read_json(run.environment) or {}
         records.write_json(run.environment, {**machine, **versions, "power_source": worker.get("power_source")})
-    phases_s = _phases_s(run, worker, launch_clock.now_s() - began_s)
-    summary = summarize_run(experiment, run)
-    result = Result(*without_machine_faults(*outcome), exit_codes, phases_s, summary, run.dir)
-    result.write()
-    return result
-
-
-def _phases_s(run: RunPaths, worker: dict[str, Any], wall_s: float) -> dict[str, float]:
-    """Return the seconds of each phase of a run, from the launch to the end of its ranks."""
+    wall_s, ended_s = launch_clock.now_s() - began_s, worker.get("ended_s")
     phases_s = dict(worker.get("phases_s") or {})
-    ended_s = worker.get("ended_s")
     if ended_s is not None:
         profile_ended_s = (record_schema.read(run.profile) or {}).get("ended_s")
         if profile_ended_s is not None:
             phases_s["profile"], ended_s = profile_ended_s - ended_s, profile_ended_s
         phases_s["stop"] = wall_s - ended_s
-    return {**phases_s, "wall": wall_s}
+    phases_s["wall"] = wall_s
+    summary = summarize_run(experiment, run)
+    result = Result(*without_machine_faults(*outcome), exit_codes, phases_s, summary, run.dir)
+    result.write()
+    return result

@@ -10,14 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsnb.prediction import gpus
-from dsnb.prediction.calibration import calibrate
-from dsnb.prediction.constants import DEFAULT, Constants
+from dsnb.prediction.calibration import Measured, calibrate
 from dsnb.prediction.gpus import Link
-from dsnb.prediction.measured import Measured
-from dsnb.prediction.mode import shape
-from dsnb.prediction.step_time import Setting, parts, stack, step_times
-from dsnb.settings.derived import CUDA_GRAPHS
+from dsnb.prediction.step_time import DEFAULT, Constants, Setting, parts, stack, step_times
+from dsnb.prediction.work import shape
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import CUDA_GRAPHS
 
 ALL = "all"
 SLOWER, SLOWED = 1.5, 0.1
@@ -74,14 +72,8 @@ def kind(experiment: Experiment) -> str:
 
 
 def kinds(experiment: Experiment, by_cpu: bool) -> Iterator[str]:
-    """Yield the kinds of a setting on a GPU that runs were measured on, from the narrowest to `ALL`.
-
-    Parameters
-    ----------
-    by_cpu
-        Whether the CPU limits its step; an offloaded optimizer's is the CPU's work anyway.
-    """
-    if experiment.offload != "none":
+    """Yield the kinds of a setting on a measured GPU, from the narrowest to `ALL`; the CPU may limit its step."""
+    if experiment.offload != "none":  # the CPU's work anyway
         yield kind(experiment)
     else:
         limit = f"limited by the {'CPU' if by_cpu else 'GPU'}"
@@ -114,11 +106,6 @@ def limited_by_cpu(settings: Setting, constants: Constants = DEFAULT) -> NDArray
 
     Hosts differ by a factor of two, so this says how far a prediction may be off better than the predicted time that
     a GPU waits for the host.
-
-    Parameters
-    ----------
-    settings
-        Counts as arrays, as `step_time.stack` returns them.
     """
     slower = replace(constants, **{name: SLOWER * getattr(constants, name) for name in HOST_CONSTANTS})
     times = [np.asarray(parts(settings, each).step_time_s) for each in (constants, slower)]
@@ -129,12 +116,7 @@ def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float
     """Return the error of each run in per cent, predicted with constants fitted to the runs of all other models.
 
     Runs of a single model are left out setting by setting. Of more than 20 models or settings, several are left out
-    together, so that the constants are fitted 20 times at most.
-
-    Parameters
-    ----------
-    start
-        Constants that none of the runs had a part in.
+    together, so that the constants are fitted 20 times at most. No run may have a part in the constants `start`.
     """
     several = len({run.experiment.model for run in runs}) > 1
     groups: list[object] = [run.experiment.model if several else run.setting for run in runs]
@@ -151,29 +133,13 @@ def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float
 def by_kind(
     runs: Sequence[Measured], errors: Sequence[float], constants: Constants = DEFAULT
 ) -> dict[str, PredictionError]:
-    """Return the errors of runs by each of their kinds, and of all of them.
-
-    Parameters
-    ----------
-    errors
-        Predicted step times in per cent of the measured ones, less 100.
-    constants
-        Those that say whether the CPU limits a step.
-    """
+    """Return the errors of runs by each of their kinds; the constants say whether the CPU limits a step."""
     limits = limited_by_cpu(stack([run.setting for run in runs]), constants)
     return grouped([[*kinds(run.experiment, bool(by_cpu))] for run, by_cpu in zip(runs, limits, strict=True)], errors)
 
 
 def grouped(names: Sequence[Sequence[str]], errors: Sequence[float]) -> dict[str, PredictionError]:
-    """Return the errors of runs by each of their kinds, the wider kinds last.
-
-    Parameters
-    ----------
-    names
-        The kinds of each run, as `kinds` or `kinds_elsewhere` yield them.
-    errors
-        Predicted step times in per cent of the measured ones, less 100.
-    """
+    """Return the errors of runs, as `error_of` takes them, by each of their kinds, the wider kinds last."""
     groups: dict[tuple[int, str], list[float]] = {}
     for own, error in zip(names, errors, strict=True):
         for place, name in enumerate(own):
@@ -216,7 +182,7 @@ DEFAULT_COVERAGE = Coverage(
     names={words: frozenset(names) for words, names in _DATA["covered"]["names"].items()},
     ranges={words: (least, most) for words, (least, most) in _DATA["covered"]["ranges"].items()},
 )
-"""What `dsnb.prediction.constants.DEFAULT` was fitted to; offloaded optimizers were measured on one CPU thread only."""
+"""What `dsnb.prediction.step_time.DEFAULT` was fitted to; offloaded optimizers were measured on one CPU thread only."""
 
 
 def outside(experiment: Experiment, gpu: str, covered: Coverage, link: Link) -> list[str]:
@@ -237,13 +203,9 @@ def outside(experiment: Experiment, gpu: str, covered: Coverage, link: Link) -> 
 
 def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
     modes = {"off": "eager", "default": "compiled", **dict.fromkeys(CUDA_GRAPHS, "CUDA graphs")}
-    more = {
-        "tensor parallel": experiment.tensor_parallel > 1,
-        "pipeline parallel": experiment.pipeline_parallel > 1,
-        "ZeRO++": experiment.zeropp != "none",
-    }
     strategy = f"ZeRO {experiment.zero_stage}" if experiment.strategy == "deepspeed" else experiment.strategy
-    used = " and ".join(words for words, is_used in more.items() if is_used)
+    parallel = [kind for kind in ("tensor", "pipeline") if getattr(experiment, f"{kind}_parallel") > 1]
+    used = " and ".join([f"{kind} parallel" for kind in parallel] + ["ZeRO++"] * (experiment.zeropp != "none"))
     return {
         GPU: gpu,
         "models of the family": shape(experiment.model).family,

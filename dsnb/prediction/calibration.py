@@ -1,20 +1,30 @@
-"""Fits the constants of the time model to measured runs, robustly and with priors, so that a few runs are enough.
+"""Measured runs as the time model sees them, and the constants of the time model that fit them.
 
-Least squares of the logarithm of the step time, in the logarithms of the constants: Gauss-Newton steps of
-`numpy.linalg.lstsq`. Huber's weights keep single odd runs from deciding (Huber 1964), and each constant is drawn to
-where it starts from, so that one of which the runs tell nothing stays as it is.
+Constants are fitted robustly and with priors, so that a few runs are enough: least squares of the logarithm of the step
+time, in the logarithms of the constants, by Gauss-Newton steps of `numpy.linalg.lstsq`. Huber's weights keep single odd
+runs from deciding (Huber 1964), and each constant is drawn to where it starts from, so that one of which the runs tell
+nothing stays as it is.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsnb.prediction.constants import DEFAULT, Constants
-from dsnb.prediction.measured import Measured
-from dsnb.prediction.step_time import Setting, parts, stack
+from dsnb.errors import SettingsError
+from dsnb.prediction import gpus
+from dsnb.prediction.gpus import Link
+from dsnb.prediction.step_time import DEFAULT, Constants, Setting, parts, setting, stack
+from dsnb.settings import deepspeed_keys
+from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings.training import compile_mode
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NOISE = 0.08
 """Relative error of a step time that the model is expected to leave: measured settings vary by about as much."""
@@ -32,16 +42,66 @@ LOG_MAX = np.array([0.0 if name.endswith("efficiency") or name == "overlap" else
 """The logarithms of the largest values: shares are at most 1."""
 
 
-def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT) -> Constants:
-    """Return the constants that fit measured runs.
+@dataclass(frozen=True)
+class Measured:
+    """One measured run: what was run, on what, how long a step took, and its counts."""
 
-    Parameters
-    ----------
-    runs
-        Of any models and settings; repeats of a setting count as one together.
-    start
-        What is known without these runs: the constants of another GPU, or the default ones.
+    experiment: Experiment
+    gpu_name: str
+    step_time_s: float
+    setting: Setting
+
+
+def measured(runs: "pd.DataFrame", link: Link | str = "nvlink") -> list[Measured]:
+    """Return the successful runs of a table in the columns of `load_runs`, without unknown GPUs and models.
+
+    What a row does not tell has its default; its step time may follow from tokens per second.
     """
+    path = gpus.link(link) if isinstance(link, str) else link
+    return [run for record in runs.to_dict("records") if (run := of_record(record, path))]
+
+
+def recorded(record: dict[str, Any]) -> Experiment:
+    """Return the settings of a row of a table of runs, unchecked; what it does not tell has its default."""
+    told = {name: value for name, value in record.items() if not _missing(value)}
+    settings = {name: value for name, value in told.items() if name in DEFAULTS}
+    for name, value in settings.items():
+        if isinstance(DEFAULTS[name], int):  # whole numbers and truth values come as fractions
+            settings[name] = type(DEFAULTS[name])(value)
+    if not isinstance(settings.get("deepspeed"), dict):
+        settings["deepspeed"] = {}  # in a table of runs, the column of this name holds DeepSpeed's version
+    if "compile" in settings:
+        settings["compile"] = compile_mode(settings["compile"])
+    keys = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in told.items()
+        if name.startswith("deepspeed.")
+    }
+    return Experiment.recorded(deepspeed_keys.flattened({**settings, **keys}))
+
+
+def of_record(record: dict[str, Any], link: Link) -> Measured | None:
+    """Return the measured run of one row; None if it did not succeed, or its GPU or its model are unknown."""
+    told = {name: value for name, value in record.items() if not _missing(value)}
+    if told.get("status", "ok") != "ok" or "gpu_name" not in told:
+        return None
+    experiment, name = recorded(record), str(told["gpu_name"])
+    seconds = told.get("step_time_s")
+    if seconds is None and "tokens_per_s" in told:
+        seconds = experiment.tokens_per_step / float(told["tokens_per_s"])
+    try:
+        counts = setting(experiment, gpus.find(name), link)
+    except SettingsError:
+        return None
+    return Measured(experiment, name, float(seconds), counts) if seconds and seconds > 0 else None
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT) -> Constants:
+    """Return the constants that fit runs, repeats of a setting as one together; `start` is known without them."""
     if not runs:
         return start
     settings, targets = stack([run.setting for run in runs]), np.log([run.step_time_s for run in runs])

@@ -6,8 +6,7 @@ reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's nccl-tests, d
 
 from dsnb.errors import SettingsError
 from dsnb.prediction.gpus import GpuSpec, Link
-from dsnb.prediction.mode import LINEAR_LAYERS, Mode, recomputed_share, shape, trained_parameters
-from dsnb.prediction.work import gathering_passes
+from dsnb.prediction.work import LINEAR_LAYERS, Mode, gathering_passes, recomputed_share, shape, trained_parameters
 from dsnb.settings.experiment import Experiment
 
 GRADIENT_BUCKET = 25 * 2**20 / 4
@@ -19,20 +18,29 @@ POWERSGD_SHARE = 1.4
 
 
 def traffic(experiment: Experiment) -> dict[str, float]:
-    """Return what one rank sends in an optimizer step of an experiment, as `step_time.Setting` names it."""
-    parts = (_data_parallel, _tensor, _pipeline, _offload)
-    return {name: sent for part in parts for name, sent in part(experiment).items()}
+    """Return what one rank sends in an optimizer step of an experiment, as `step_time.Setting` names it.
+
+    Tensor parallelism has two all-reduces a block and pass (Shoeybi et al. 2019, arXiv:1909.08053). DeepSpeed's layers
+    reduce the gradient of each input, also where OPT's queries, keys and values have the same one. A pipeline's stage
+    sends activations to the next one, and their gradients to the one before.
+    """
+    sent = _data_parallel(experiment) | _offload(experiment)
+    model, ranks = shape(experiment.model), experiment.tensor_parallel
+    hidden_states = int(experiment.micro_batch_size) * experiment.seq_len * model.hidden * Mode.of(experiment).width
+    if ranks > 1:
+        each = LINEAR_LAYERS.get(model.family, 4) + 2 * recomputed_share(experiment)
+        times = experiment.grad_accum * each * model.layers / experiment.pipeline_parallel
+        sent |= {"tensor_all_reduce": times * hidden_states * 2 * (ranks - 1) / ranks, "tensor_messages": times}
+    if experiment.pipeline_parallel > 1:
+        count = 2 * experiment.grad_accum
+        sent |= {"point_to_point": count * hidden_states, "pipeline_messages": count}
+    return sent
 
 
 def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]:
     """Return the bandwidths of an experiment's groups; tensor-parallel ranks are neighbours, then data-parallel ones.
 
     A ring over several nodes enters and leaves each node once, so its members on a node add up their network.
-
-    Raises
-    ------
-    SettingsError
-        If it needs several nodes and the link has no network.
     """
     nodes = link.nodes(experiment)
     if nodes > 1 and not link.network_gb_per_s:
@@ -125,31 +133,6 @@ def _widths(experiment: Experiment) -> tuple[float, float]:
         return float(2 if experiment.precision == "bf16" and not mode.autocast else 4), 4.0
     half_linear = mode.autocast and experiment.zero_stage > 0 and shape(experiment.model).family != "gpt2"
     return float(mode.stream_width), 2.0 if half_linear else float(mode.stream_width)
-
-
-def _tensor(experiment: Experiment) -> dict[str, float]:
-    """Return the all-reduces of tensor parallelism: two a block and pass (Shoeybi et al. 2019, arXiv:1909.08053).
-
-    DeepSpeed's layers reduce the gradient of each input, also where OPT's queries, keys and values have the same one.
-    """
-    ranks = experiment.tensor_parallel
-    if ranks == 1:
-        return {}
-    model = shape(experiment.model)
-    columns = LINEAR_LAYERS.get(model.family, 4) - 2
-    each = 2 + columns + 2 * recomputed_share(experiment)
-    times = experiment.grad_accum * each * model.layers / experiment.pipeline_parallel
-    message = int(experiment.micro_batch_size) * experiment.seq_len * model.hidden * Mode.of(experiment).width
-    return {"tensor_all_reduce": times * message * 2 * (ranks - 1) / ranks, "tensor_messages": times}
-
-
-def _pipeline(experiment: Experiment) -> dict[str, float]:
-    """Return what a stage in the middle sends: activations to the next, their gradients to the one before."""
-    if experiment.pipeline_parallel == 1:
-        return {}
-    message = int(experiment.micro_batch_size) * experiment.seq_len * shape(experiment.model).hidden
-    count = 2 * experiment.grad_accum
-    return {"point_to_point": count * message * Mode.of(experiment).width, "pipeline_messages": count}
 
 
 def _offload(experiment: Experiment) -> dict[str, float]:

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from dsnb.settings.experiment import Experiment
 from dsnb.train import model as model_builder
-from dsnb.train.causal_loss import CausalLoss, with_loss
+from dsnb.train.causal_loss import CausalLoss
 
 FULL_PRECISION = {torch.pow, torch.Tensor.pow, F.layer_norm, F.softmax, torch.softmax, torch.Tensor.softmax}
 """Functions that CUDA's autocast computes in fp32 and a CPU's does not (PyTorch, "Autocast Op Reference")."""
@@ -89,7 +89,7 @@ def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTens
         model = model_builder.adapt(experiment, model_builder._with_attention(experiment, make))
     if experiment.lora_rank:
         model.to(dtype)  # peft makes adapters in fp32 on the meta device
-    whole, fake = with_loss(experiment, model), FakeTensorMode(allow_non_fake_inputs=True)
+    whole, fake = CausalLoss(model, experiment.loss == "chunked"), FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
         _allocate(whole)
     return whole, fake
@@ -144,14 +144,9 @@ def largest(sizes: Iterable[Size]) -> list[Size]:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Follows the bytes of the storages that are alive, apart from those that exist already.
+    """Follows the bytes of the storages that are alive, apart from those of existing tensors.
 
-    Parameters
-    ----------
-    existing
-        Tensors that are not counted.
-    micro_batch
-        Sequences of the pass; `MANY` to tell what each sequence adds.
+    With a micro-batch of `MANY` it tells what each sequence adds.
     """
 
     def __init__(self, existing: Iterable[torch.Tensor], micro_batch: int) -> None:

@@ -9,7 +9,7 @@ from dsnb.errors import SettingsError
 from dsnb.formulas.model_shapes import SPLIT, facts
 from dsnb.prediction.accuracy import PredictionError, peak_error
 from dsnb.prediction.memory import Room, peak_memory, room
-from dsnb.prediction.traces import attempts, traces
+from dsnb.prediction.traces import Trace, attempts, traces
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
@@ -60,24 +60,15 @@ def is_covered(experiment: Experiment) -> bool:
 def fits_here(experiments: Sequence[Experiment]) -> list[Fit | None]:
     """Return the fit of each setting on this machine; None where need or room are unknown.
 
-    Raises
-    ------
-    SettingsError
-        If torch or transformers is missing.
+    A SettingsError says that torch or transformers is missing.
     """
-    rooms = [room_here(one) if is_covered(one) else None for one in experiments]
-    asked = [one.model_copy(update={"device": "cuda"}) for one, here in zip(experiments, rooms, strict=True) if here]
-    made = iter(zip(asked, attempts(asked), strict=True))
-
-    def fit(here: Room | None) -> Fit | None:
-        if here is None:
-            return None
-        experiment, trace = next(made)
-        if isinstance(trace, SettingsError):
-            return None
-        return Fit(peak_memory(experiment, trace).peak_allocated_gib, here, peak_error(experiment)[1])
-
-    return [fit(here) for here in rooms]
+    found: list[Fit | None] = [None] * len(experiments)
+    rooms = {place: here for place, one in enumerate(experiments) if is_covered(one) and (here := room_here(one))}
+    asked = [experiments[place].model_copy(update={"device": "cuda"}) for place in rooms]
+    for (place, here), one, trace in zip(rooms.items(), asked, attempts(asked), strict=True):
+        if isinstance(trace, Trace):
+            found[place] = Fit(peak_memory(one, trace).peak_allocated_gib, here, peak_error(one)[1])
+    return found
 
 
 def largest_predicted(experiment: Experiment, most: int) -> int | None:
@@ -85,11 +76,6 @@ def largest_predicted(experiment: Experiment, most: int) -> int | None:
 
     On a CPU, memory is limited for the whole process, of which most is not predicted. A chunked loss would need a trace
     for each size.
-
-    Parameters
-    ----------
-    experiment
-        Settings whose micro-batch does not count.
     """
     here = room_here(experiment)
     gpu = experiment.model_copy(update={"device": "cuda", "micro_batch_size": 1})

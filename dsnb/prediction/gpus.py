@@ -60,13 +60,7 @@ GPUS = {gpu.name: gpu for gpu in _read()}
 
 @lru_cache
 def find(name: str) -> GpuSpec:
-    """Return a GPU by its key, or by a name as NVML or a publication writes it (`NVIDIA H200`, `A100-SXM4-80GB`).
-
-    Raises
-    ------
-    SettingsError
-        If no GPU of that name is known.
-    """
+    """Return a GPU by its key, or by a name as NVML or a publication writes it (`NVIDIA H200`, `A100-SXM4-80GB`)."""
     words = f" {name.lower().replace('-', ' ')} ".replace(" mi150x ", " mi250x ")  # a publication's name for its die
     for key in sorted(GPUS, key=len, reverse=True):
         if f" {key.lower().replace('-', ' ')} " in words:
@@ -98,19 +92,7 @@ class Link:
 
 
 def link(text: str = "nvlink") -> Link:
-    """Return the link that a text describes.
-
-    Parameters
-    ----------
-    text
-        `nvlink` or `pcie` for one node; `ib:400` for NVLink inside nodes and 400 Gbit/s for each GPU between them;
-        `ib:100/node` for 100 Gbit/s that the GPUs of a node share.
-
-    Raises
-    ------
-    SettingsError
-        If the text is none of these.
-    """
+    """Return the link that a text describes, as `dsnb.predict` takes it."""
     if text in {"nvlink", "pcie"}:
         return Link(nvlink=text == "nvlink")
     match = LINK.fullmatch(text)

@@ -14,8 +14,8 @@ from dsnb.formulas import memory as formulas
 from dsnb.formulas.memory import HALF, MOMENTS
 from dsnb.formulas.model_shapes import facts
 from dsnb.prediction.traces import Trace
-from dsnb.settings.derived import accumulates_in_fp32, compiles_blocks
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import accumulates_in_fp32, compiles_blocks
 
 GIB = 2**30
 WORKSPACE_GIB = 0.07
@@ -65,10 +65,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Room:
-    """The memory of a GPU, and the part of it that is reserved for what is no tensor.
-
-    `memory_limit_gib` limits torch's allocator alone, so that nothing of it is reserved.
-    """
+    """The memory of a GPU, and the part of it that is reserved for what is no tensor."""
 
     capacity_gib: float
     context_gib: float = CONTEXT_GIB
@@ -80,7 +77,7 @@ class Room:
 
 
 def room(experiment: Experiment, gpu_gib: float) -> Room:
-    """Return the room on a GPU of that capacity, or within `memory_limit_gib` if that is less."""
+    """Return the room on a GPU of that capacity, or within `memory_limit_gib`, which limits torch's allocator alone."""
     whole = Room(gpu_gib, CONTEXT_GIB + (NCCL_GIB if experiment.gpus > 1 else 0.0))
     limit = [Room(experiment.memory_limit_gib, context_gib=0.0)] if experiment.memory_limit_gib else []
     return min([whole, *limit], key=lambda one: one.tensors_gib)
@@ -178,16 +175,9 @@ def engine_of(experiment: Experiment, trace: Trace) -> Engine:
 def _passes(engine: Engine, base: Moment, gradient: float, held: float, later: float = 0) -> list[Moment]:
     """Return the forward pass of the last micro-batch, the backward pass of its loss, and the peak of the rest of it.
 
-    Parameters
-    ----------
-    base
-        What is there before it, gradients of earlier micro-batches included.
-    gradient
-        Bytes of a gradient that stays; 0 if it is added to one that is there.
-    held
-        The most bytes of gradients that are there besides, because they have not been reduced yet.
-    later
-        Bytes that are allocated when the first gradient leaves the backward pass.
+    `base` is there before it, gradients of earlier micro-batches included. Of each gradient, `gradient` bytes stay, 0
+    if it is added to one that is there; at most `held` bytes are there besides, because they have not been reduced yet.
+    `later` bytes are allocated when the first gradient leaves the backward pass.
     """
     trace, width = engine.trace, engine.width
     loss = trace.moments[0][0]

@@ -1,54 +1,48 @@
 """Traces the memory of one training step without a GPU: every storage that the model allocates, none of it real.
 
 The model of the settings is built of torch's fake tensors, runs forward, loss and backward, and the bytes of living
-storages are followed operator by operator. Weights, optimizer states, buffers and collectives are the engine's and not
-part of it.
+storages are followed operator by operator. Of a compiled model, the real partitioner of torch's compiler decides what
+is kept and what is computed again, but nothing is compiled. Weights, optimizer states, buffers and collectives are the
+engine's and not part of it.
 `python -m dsnb.prediction.memory_trace` reads settings as JSON from its standard input and prints the traces, so that a
 reader of them needs no torch.
 """
 
+import contextlib
+import functools
+import importlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.decomposition import select_decomp_table
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from dsnb.formulas.memory import kept_activations
-from dsnb.prediction.fake_model import (
-    MANY,
-    CudaOperators,
-    LiveBytes,
-    Size,
-    autocast,
-    build,
-    compute_recomputed_as_cuda,
-    size,
-)
-from dsnb.settings.derived import compiles_blocks
+from dsnb.prediction import fake_model
+from dsnb.prediction.fake_model import MANY, CudaOperators, LiveBytes, Size, autocast, build, size
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import compiles_blocks
+from dsnb.train import attention
 from dsnb.train import model as model_builder
-from dsnb.train.causal_loss import CausalLoss
+from dsnb.train.causal_loss import CausalLoss, aligned, chunk_tokens
 from dsnb.train.model_parts import blocks, output_layer
 
 
 def trace(experiment: Experiment) -> dict[str, Any]:
-    """Return the memory of one micro-batch, from its forward to its backward pass.
-
-    Returns
-    -------
-    dict
-        A record as `dsnb.prediction.traces.Trace.of` reads it.
-    """
+    """Return the memory of one micro-batch, forward to backward, as a record for `dsnb.prediction.traces.Trace.of`."""
     # The size of a chunk of the loss does not grow with the micro-batch as all else does.
     micro_batch = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
     layers = model_builder.model_config(experiment).num_hidden_layers
     if experiment.compile == "off":
         sizes = _sizes(experiment, layers)
         return {**sizes, **_eager(experiment, micro_batch)}
-    from dsnb.prediction import compiled_trace
-
-    with compiled_trace.flash_attention():
+    with flash_attention():
         sizes = _sizes(experiment, layers)
         return {**sizes, **_compiled(experiment, sizes, micro_batch)}
 
@@ -90,7 +84,7 @@ class _Recorder:
         modules[-1].register_forward_hook(lambda *_: self._count_kept(1))
         if experiment.activation_checkpointing:
             for block in modules[:: experiment.checkpoint_every]:
-                compute_recomputed_as_cuda(block, experiment.checkpoint_offload)
+                fake_model.compute_recomputed_as_cuda(block, experiment.checkpoint_offload)
 
     def add_peaks(self, gradient: Size | None = None) -> None:
         """Add the peaks since the last gradient, without the size of one that is there now."""
@@ -110,13 +104,11 @@ class _Recorder:
 
 def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> dict[str, Any]:
     """Ask torch's compiler what it keeps of models of two and three blocks, and add the rest of the blocks."""
-    from dsnb.prediction import compiled_trace
-
-    two, three = (compiled_trace.kept_size(experiment, layers, micro_batch) for layers in (2, 3))
+    two, three = (_kept_size(experiment, layers, micro_batch) for layers in (2, 3))
     block = three.plus(two, -1)
     kept, again = _kept_of_blocks(experiment, sizes, block)
     whole = two.plus(block, -2).plus(kept)
-    losses, head = compiled_trace.loss_sizes(experiment, sizes["vocab"], sizes["width_of_head"], micro_batch)
+    losses, head = loss_sizes(experiment, sizes["vocab"], sizes["width_of_head"], micro_batch)
     end = head
     if not compiles_blocks(experiment.model_dump()):
         # The embedding's gradient is summed up in fp32 before the output layer's is added to it.
@@ -127,6 +119,106 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
         "kept": kept,
         "moments": _moments([*((whole.plus(loss), 0) for loss in losses), (last, 1), (end, sizes["trainable"])]),
     }
+
+
+def _kept_size(experiment: Experiment, layers: int, micro_batch: int) -> Size:
+    """Return what a compiled model of so many blocks keeps from its forward to its backward pass."""
+    model, fake = build(experiment.model_copy(update={"activation_checkpointing": False}), layers)
+    torch._dynamo.reset()
+    known = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
+    kept: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def keep(results: Sequence[Any]) -> None:
+        for tensor in tree_leaves(results):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in known:
+                storage = tensor.untyped_storage()
+                kept.setdefault(storage._cdata, (storage.nbytes(), tensor))
+
+    compile_ = functools.partial(torch.compile, backend=_backend(keep))
+    if compiles_blocks(experiment.model_dump()):
+        for module in [*blocks(model), *([] if model.chunked else [output_layer(model)])]:
+            module.forward = compile_(module.forward)
+        model._loss = model._loss if model.chunked else compile_(model._loss)
+    elif model.chunked:
+        model._hidden = compile_(model._hidden)  # type: ignore[method-assign]
+    else:
+        model._compute = compile_(model._compute)
+    with fake:
+        ids = torch.zeros(micro_batch, experiment.seq_len, dtype=torch.long)
+        with CudaOperators(), autocast(experiment):
+            loss = model(ids)
+    del loss
+    return functools.reduce(Size.plus, (size(number_of_bytes, micro_batch) for number_of_bytes, _ in kept.values()))
+
+
+def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int) -> tuple[list[Size], Size]:
+    """Return what the loss and its backward pass can add to what is kept, and the size of the output layer's gradient.
+
+    `vocab` and `width` are the rows and columns of the output layer. The gradient of the logits overwrites them if the
+    compiler sees both, and if they have not been padded.
+
+    A chunked loss computes its gradients with the logits of each chunk, in the forward pass. The weight's gradient is
+    added up in fp32. The weight is copied if it has to be cast or padded, and so are the hidden states, beside their
+    gradient.
+    """
+    of_number = 4 if experiment.precision in {"fp32", "tf32"} else 2
+    if experiment.loss == "chunked":
+        of_weight, columns = model_builder.weights_dtype(experiment).itemsize, aligned(vocab)
+        elements = 0 if experiment.lora_rank else columns * width
+        copied = columns * width if of_weight != of_number or columns > vocab else 0
+        in_chunk = 4 * elements + of_number * (columns * chunk_tokens(micro_batch * experiment.seq_len) + copied)
+        return [Size(in_chunk, 2 * of_number * experiment.seq_len * width)], Size(of_weight * elements)
+    gradient, logits = Size(of_number * vocab * width), Size(0, of_number * experiment.seq_len * vocab)
+    padded = aligned(vocab) > vocab and experiment.precision != "fp32"  # by the compiler, for tensor cores
+    if compiles_blocks(experiment.model_dump()):
+        return [Size().plus(logits, 2 if padded else 1)], gradient
+    return [logits] if padded else [gradient, Size(0, of_number * experiment.seq_len * width)], gradient
+
+
+def _backend(keep: Callable[[Sequence[Any]], None]) -> Any:
+    """Return a compiler that runs the partitioned graphs as they are and shows what leaves the forward graphs."""
+
+    def forward(graph: torch.fx.GraphModule, example: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            results = graph(*arguments)
+            keep(results)
+            return results
+
+        return make_boxed_func(run)
+
+    def backward(graph: torch.fx.GraphModule, example: Any) -> Any:
+        return make_boxed_func(graph)
+
+    partition = importlib.import_module("torch._inductor.compile_fx").partition_fn
+    return aot_autograd(
+        fw_compiler=forward, bw_compiler=backward, partition_fn=partition, decompositions=select_decomp_table
+    )
+
+
+@contextlib.contextmanager
+def flash_attention() -> Iterator[None]:
+    """Let attention be the flash kernel of GPUs, whose output is laid out as its query is; a CPU's is not."""
+
+    def fused(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any) -> Any:
+        if attn_mask is not None:
+            return usual(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
+        scale = options.get("scale")
+        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, True, scale=scale)[0]
+
+    def flex(query: Any, key: Any, value: Any, scale: float | None = None, **_: Any) -> Any:
+        return fused(query, key, value, scale=scale)
+
+    usual = F.scaled_dot_product_attention
+    substitutes: list[tuple[Any, str, Any]] = [
+        (F, "scaled_dot_product_attention", fused),
+        (attention, "flex_attention", flex),
+        (attention, "_causal_blocks", lambda *_: None),
+    ]
+    with contextlib.ExitStack() as stack:
+        for module, name, substitute in substitutes:
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, substitute)
+        yield
 
 
 def _kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: Size) -> tuple[Size, Size]:

@@ -9,15 +9,13 @@ import numpy as np
 
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
-from dsnb.formulas.model_shapes import slug
 from dsnb.prediction import accuracy, gpus
 from dsnb.prediction.accuracy import DEFAULT_COVERAGE, TIME_ERRORS, Coverage, Errors
+from dsnb.prediction.calibration import Measured, measured
 from dsnb.prediction.calibration import calibrate as fit
-from dsnb.prediction.constants import DEFAULT, Constants
 from dsnb.prediction.gpus import GpuSpec, Link
-from dsnb.prediction.measured import Measured, measured
 from dsnb.prediction.memory import GIB, peak_memory, room
-from dsnb.prediction.step_time import Setting, setting, stack
+from dsnb.prediction.step_time import DEFAULT, Constants, Setting, setting, stack
 from dsnb.prediction.step_time import parts as step_parts
 from dsnb.prediction.traces import Trace, traces
 from dsnb.settings import planning
@@ -122,15 +120,18 @@ def tabulated(
     together = stack(settings)
     times = step_parts(together, on.constants)
     by_cpu = accuracy.limited_by_cpu(together, on.constants)
-    slugs = {model: slug(model) for model in {one.model for one in experiments}}
     names, seconds = list(vars(times)), np.array([*vars(times).values()]).T.tolist()
     rows = []
     for one, trace, parts, total, waits in zip(
         experiments, model_traces, seconds, np.asarray(times.step_time_s).tolist(), by_cpu.tolist(), strict=True
     ):
-        kind, error = _time_error(one, waits, on)
+        if on.gpu.name in on.covered.gpus:
+            kind, error = accuracy.expected_error(accuracy.kinds(one, waits), on.errors or TIME_ERRORS)
+        else:
+            kinds = accuracy.kinds_elsewhere(on.gpu.name, on.link.nodes(one))
+            kind, error = accuracy.expected_error(kinds, accuracy.ELSEWHERE)
         tokens_per_s = one.tokens_per_step / total
-        row: dict[str, Any] = {"experiment": f"{slugs[one.model]}_{one.name}"}
+        row: dict[str, Any] = {"experiment": one.name_with_model}
         row |= _memory_columns(one, trace, on.gpu) if trace else {}
         row |= {
             "tokens_per_s": tokens_per_s,
@@ -142,16 +143,18 @@ def tabulated(
             **dict(zip(names, parts, strict=True)),
         }
         row |= {"mfu": _mfu(one, trace, tokens_per_s, on.gpu)} if trace else {}
-        row |= _cost_columns(one, tokens_per_s, error.mean_pct, tokens, price)
-        rows.append({**row, "outside": "; ".join(accuracy.outside(one, on.gpu.name, on.covered, on.link))})
+        days = metrics.days(tokens, tokens_per_s) or math.nan
+        hours = metrics.gpu_hours(tokens, tokens_per_s, one.gpus) or math.nan
+        row |= {
+            "days": days,
+            "days_low": days / (1 + error.mean_pct / 100),
+            "days_high": days * (1 + error.mean_pct / 100),
+            "gpu_hours": hours,
+            "cost": math.nan if price is None else hours * price,
+            "outside": "; ".join(accuracy.outside(one, on.gpu.name, on.covered, on.link)),
+        }
+        rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _time_error(experiment: Experiment, by_cpu: bool, on: On) -> tuple[str, accuracy.PredictionError]:
-    if on.gpu.name in on.covered.gpus:
-        return accuracy.expected_error(accuracy.kinds(experiment, by_cpu), on.errors or TIME_ERRORS)
-    kinds = accuracy.kinds_elsewhere(on.gpu.name, on.link.nodes(experiment))
-    return accuracy.expected_error(kinds, accuracy.ELSEWHERE)
 
 
 def _memory_columns(experiment: Experiment, trace: Trace, gpu: GpuSpec) -> dict[str, Any]:
@@ -175,17 +178,3 @@ def _mfu(experiment: Experiment, trace: Trace, tokens_per_s: float, gpu: GpuSpec
     shape = int(trace.parameters), trace.layers, trace.hidden, experiment.seq_len, int(trace.trainable)
     achieved = metrics.tflops(metrics.model_flops_per_token(*shape), tokens_per_s / experiment.gpus)
     return metrics.mfu(achieved, gpu.peak_flops(experiment.precision) / 1e12)
-
-
-def _cost_columns(
-    experiment: Experiment, tokens_per_s: float, error_pct: float, tokens: float, price: float | None
-) -> dict[str, Any]:
-    hours = metrics.gpu_hours(tokens, tokens_per_s, experiment.gpus) or math.nan
-    days = metrics.days(tokens, tokens_per_s) or math.nan
-    return {
-        "days": days,
-        "days_low": days / (1 + error_pct / 100),
-        "days_high": days * (1 + error_pct / 100),
-        "gpu_hours": hours,
-        "cost": math.nan if price is None else hours * price,
-    }

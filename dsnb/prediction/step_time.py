@@ -5,8 +5,10 @@ the host does to each tensor in the optimizer's step is added: the GPU waits for
 nothing hides it.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,16 +16,44 @@ import numpy as np
 from dsnb.errors import SettingsError
 from dsnb.prediction import gpus
 from dsnb.prediction.communication import routes, traffic
-from dsnb.prediction.constants import DEFAULT, Constants
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.work import work
 from dsnb.settings.experiment import Experiment
 
 LATENCY_S = 20e-6
 """Of one collective: an all-reduce of 8 B on two H200 takes 23 to 44 us, of 1 MiB 22 us (docs/LOG.md)."""
-
 TF32_ATTENTION = 2.0
 """Nominal rate of fused attention in tf32 over that of fp32 (BLOOM-560M, 2 x 1024 and 16 x 1024; docs/LOG.md)."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What is reached of nominal rates, and what the host needs; `dsnb.prediction.calibration` fits them.
+
+    Efficiencies are shares of the data sheet's rates, of the links and of the network.
+    """
+
+    matmul_efficiency: float  # of matrix products, besides the time of their operands' bytes
+    unaligned_efficiency: float  # of those of a width that is no multiple of 8
+    attention_efficiency: float  # of fused attention
+    memory_efficiency: float
+    kernel_us: float  # of a kernel on the GPU, beyond its bytes and FLOPs
+    host_launch_us: float  # of the host, to launch an operation from Python or autograd
+    host_parameter_us: float  # of the host, to ask the GPU about one parameter tensor in ZeRO 0's optimizer step
+    host_gather_us: float  # of the host, to fetch and free a parameter or block at ZeRO 3
+    link_efficiency: float  # inside a node
+    network_efficiency: float  # between nodes
+    host_link_efficiency: float  # to host memory
+    overlap: float  # share of communication beside computation that is hidden
+    cpu_parameter_ns: float  # of the CPU, to update a parameter whose optimizer state is in host memory
+
+
+DEFAULT = Constants(**json.loads(Path(__file__).with_name("constants.json").read_text(encoding="utf-8")))
+"""Fitted on one to four H200 with a 16-core host, torch 2.11 and DeepSpeed 0.19.8, on the settings that
+`python -m benchmarks.prediction_errors` names, but those of 2026-11-24, which are held out;
+`python -m benchmarks.prediction_errors fit` fits them again, from the `PRIOR` there."""
+FITTED_SETTINGS = 254
+"""Settings that `DEFAULT` was fitted to."""
 
 
 @dataclass(frozen=True)
@@ -115,16 +145,10 @@ def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
 
 
 def problem(experiment: Experiment, gpu: str, link: str) -> str:
-    """Return why an experiment cannot be predicted on a GPU; empty if nothing speaks against it.
-
-    Raises
-    ------
-    SettingsError
-        If GPU or link are unknown.
-    """
-    kind, path = gpus.find(gpu), gpus.link(link)
+    """Return why an experiment cannot be predicted on a known GPU and link; empty if nothing speaks against it."""
+    spec, path = gpus.find(gpu), gpus.link(link)
     try:
-        setting(experiment, kind, path)
+        setting(experiment, spec, path)
     except SettingsError as error:
         return str(error)
     return ""

@@ -20,8 +20,8 @@ from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
 from dsnb.run_folder import paths
-from dsnb.settings.derived import CHUNK_TOKENS, compiles_blocks
 from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings.training import CHUNK_TOKENS, compiles_blocks
 from dsnb.system import interpreter
 
 WORKERS = 2
@@ -31,7 +31,7 @@ TRACED = (
     "checkpoint_every", "checkpoint_offload", "attention", "dropout", "loss", "lora_rank",
 )  # fmt: skip
 """Settings that a trace depends on; the engine's are not among them, and a trace serves all micro-batches."""
-TRACERS = ("fake_model", "memory_trace", "compiled_trace")
+TRACERS = ("fake_model", "memory_trace")
 """The modules of this package that trace, and import torch."""
 ELEMENTS = ("parameters", "trainable", "of_block", "of_root", "largest", "layers", "hidden", "vocab")
 WHOLE = {"tensor_parallel": 1, "pipeline_parallel": 1}
@@ -62,11 +62,6 @@ class Trace:
 
         Sizes of a record are (bytes that are always there, bytes of each sequence); which of several sizes is the
         largest depends on the micro-batch.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            If the record is none.
         """
 
         def whole(size: Sequence[float]) -> float:
@@ -86,13 +81,7 @@ class Trace:
 
 
 def traces(experiments: Sequence[Experiment]) -> list[Trace]:
-    """Return the trace of each setting; those that are in no cache are made, each once.
-
-    Raises
-    ------
-    SettingsError
-        If a model cannot be traced; the message says why.
-    """
+    """Return the trace of each setting, made where it is in no cache; a SettingsError says which cannot be traced."""
     tried = attempts(experiments)
     for problem in tried:
         if isinstance(problem, SettingsError):
@@ -108,7 +97,7 @@ def attempts(experiments: Sequence[Experiment], make: bool = True) -> list[Trace
     SettingsError
         If torch or transformers is missing, but needed.
     """
-    keys = [_key(_settings(one)) for one in experiments]
+    keys = [_key(one) for one in experiments]
     missing = {key: one for key, one in zip(keys, experiments, strict=True) if not _is_kept(key)}
     problems = dict.fromkeys(missing, SettingsError("it was not traced before"))
     for key, record in (_make(missing) if missing and make else {}).items():
@@ -151,8 +140,8 @@ def _file(key: str) -> Path | None:
     return home / "traces" / f"{key}.json" if home else None
 
 
-def _settings(experiment: Experiment) -> tuple[Any, ...]:
-    """Return the settings that a trace depends on, alike for all strategies that compute alike."""
+def _key(experiment: Experiment) -> str:
+    """Return a hash of what a trace depends on, alike for all strategies that compute alike."""
     chosen = {name: getattr(experiment, name) for name in TRACED}
     if not experiment.activation_checkpointing:
         chosen |= {name: DEFAULTS[name] for name in ("checkpoint_every", "checkpoint_offload")}
@@ -162,13 +151,9 @@ def _settings(experiment: Experiment) -> tuple[Any, ...]:
         chosen["micro_batch_size"] = experiment.micro_batch_size
     if experiment.compile != "off":
         chosen |= {"compile": "default", "blocks": compiles_blocks(vars(experiment))}
-    return tuple(chosen.items())
-
-
-def _key(settings: tuple[Any, ...]) -> str:
-    file = model_shapes.local_config(dict(settings)["model"])
+    file = model_shapes.local_config(experiment.model)
     model = hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
-    words = json.dumps([settings, model, *_versions()], default=str)
+    words = json.dumps([list(chosen.items()), model, *_versions()], default=str)
     return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -190,8 +175,8 @@ def _make(missing: dict[str, Experiment]) -> dict[str, Any]:
     """Return the record of each setting, by its key, or a record of its `error`."""
     if not can_trace():
         raise SettingsError("torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'")
-    keys = list(missing)
-    groups = [{key: missing[key] for key in keys[start::WORKERS]} for start in range(min(WORKERS, len(keys)))]
+    items = list(missing.items())
+    groups = [dict(items[start::WORKERS]) for start in range(min(WORKERS, len(items)))]
     with ThreadPoolExecutor(WORKERS) as pool:
         return {key: record for group in pool.map(_trace, groups) for key, record in group.items()}
 

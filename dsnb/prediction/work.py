@@ -7,13 +7,21 @@ compiled counts assume that neighbouring elementwise operations are fused into o
 """
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
-from dsnb.formulas.model_shapes import Shape
-from dsnb.prediction.mode import LINEAR_LAYERS, MEGATRON, TENSORS, Mode, recomputed_share, shape, trained_parameters
-from dsnb.settings.derived import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp32, compiles_blocks
+from dsnb.errors import SettingsError
+from dsnb.formulas.memory import HALF, lora_parameters, recomputed_blocks
+from dsnb.formulas.model_shapes import PRESETS, SPLIT, Shape, facts, local_config, local_fields
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp32, compiles_blocks
 
+MEGATRON = "megatron-deepspeed"
+"""The strategy of published runs of Megatron with DeepSpeed."""
+LINEAR_LAYERS = {"gpt2": 4, "bloom": 4, "opt": 6}
+"""Linear layers of a block: OPT's queries, keys and values come from three."""
+TENSORS = {"gpt2": 12, "bloom": 12, "opt": 16}
+"""Parameter tensors of a block."""
 TILE = 128
 """Rows of a tile of fused attention: a causal kernel computes whole tiles of the square."""
 # Forward and backward pass of a block. Activation functions on 4 x hidden numbers: ReLU reads 1 and writes 1, its
@@ -32,8 +40,6 @@ LOGIT_BYTES = {"eager": 42.0, "compiled": 14.0, "megatron": 24.0}
 CHUNKED_LOGIT_BYTES = {"eager": 36.0, "compiled": 14.0}
 """In chunks, where the gradient overwrites the log-softmax; output layer and loss alone took about 22 bytes more in
 eager mode than compiled (OPT-1.3B and GPT-2, 8 x 1024, one H200)."""
-
-
 # Python that DeepSpeed and torch run beside the model's own, in launches or gathers of about the same duration. From
 # differences in docs/LOG.md: ZeRO 1 with CUDA graphs takes 13.8 ms more than ZeRO 0 for GPT-2's 148 tensors but 6.8 ms
 # for OPT-350M's 388, because its hooks run while the GPU is busy; DDP is split at each bucket; FSDP on one GPU.
@@ -52,6 +58,64 @@ ZERO3_PARAMETER = 1.5
 ADAFACTOR_TENSOR = 1.2  # torch 2.11 waits for two norms of each: GPT-2 Large and BLOOM-1B7 with LoRA, docs/LOG.md
 KEPT_PARAMETERS = 1e9
 """DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
+
+
+class Mode(NamedTuple):
+    """How an experiment computes: what follows from its precision, strategy and compilation."""
+
+    width: int  # bytes of a number
+    stream_width: int  # of the residual stream, which autocast leaves in fp32
+    autocast: bool
+    kind: str  # `eager`, `compiled`, or `megatron` (hand-written fused kernels)
+    fused_attention: bool
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> "Mode":
+        """Return the mode of an experiment."""
+        half = experiment.precision in HALF
+        cast = experiment.mixed_precision == "autocast" or experiment.strategy in {"ddp", "plain"}
+        autocast = half and cast and not experiment.lora_rank
+        kind = "compiled" if experiment.compile != "off" else "eager"
+        if experiment.strategy == MEGATRON:
+            kind = "megatron"
+        width = 2 if half else 4
+        return cls(width, 4 if autocast else width, autocast, kind, experiment.attention != "eager")
+
+
+def trained_parameters(experiment: Experiment) -> float:
+    """Return the parameters that are trained: all, or those of LoRA's adapters."""
+    model = shape(experiment.model)
+    if not experiment.lora_rank:
+        return model.parameters
+    return lora_parameters(model.layers, model.hidden, experiment.lora_rank, fused=model.family != "opt")
+
+
+def recomputed_share(experiment: Experiment) -> float:
+    """Return the share of blocks whose forward pass runs again in the backward pass."""
+    if not experiment.activation_checkpointing:
+        return 0.0
+    layers = shape(experiment.model).layers
+    return recomputed_blocks(layers, experiment.checkpoint_every) / layers
+
+
+@lru_cache(maxsize=256)
+def shape(model: str) -> Shape:
+    """Return the shape of a model, which is a preset or a local configuration of a GPT-2, OPT or BLOOM."""
+    if model in PRESETS:
+        return PRESETS[model]
+    path, config = local_config(model), local_fields(model) or {}
+    if path is None:
+        raise SettingsError(f"model is {model!r}: a prediction needs a preset or a configuration file on this machine")
+    family, hidden = str(config.get("model_type")), config.get("n_embd") or config.get("hidden_size")
+    known = {**facts(model), "hidden": hidden, "vocab": config.get("vocab_size")}
+    needed = ["layers", "hidden", "heads", "vocab", *(["positions"] if family != "bloom" else [])]
+    unknown = [name for name in needed if not isinstance(known.get(name), int)]
+    if family not in SPLIT or unknown:
+        why = f"it does not tell {', '.join(unknown)}" if family in SPLIT else f"its model_type is {family!r}"
+        raise SettingsError(f"cannot read the shape of a {', '.join(SPLIT)} model from {path}: {why}")
+    embedding = config.get("word_embed_proj_dim") or hidden
+    numbers = {"positions": None, **{name: known[name] for name in needed}}
+    return Shape(family, **numbers, embedding=None if embedding == hidden else embedding)
 
 
 def work(experiment: Experiment) -> dict[str, float]:
@@ -237,13 +301,7 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
 
 
 def _launches(experiment: Experiment, mode: Mode, launched: float, casts: float) -> float:
-    """Return what the host starts in a micro-batch: each kernel, or what a compiler leaves of them.
-
-    Parameters
-    ----------
-    launched, casts
-        Kernels of the passes, and those of autocast.
-    """
+    """Return what the host starts in a micro-batch: each kernel, `launched`, or what a compiler leaves of them."""
     layers, again = shape(experiment.model).layers / experiment.pipeline_parallel, recomputed_share(experiment)
     launched += CAST_LAUNCHES * casts
     if experiment.tensor_parallel > 1:  # Python of DeepSpeed for the two reductions of a block and pass

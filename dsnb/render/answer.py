@@ -1,6 +1,7 @@
-"""The answer as HTML: a card for each task that says what to train it with, with remarks on its runs."""
+"""Answers as HTML: for each task a card that says what to train it with, with remarks on its runs; and plans."""
 
 import html
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -8,6 +9,7 @@ from dsnb.analysis.choices import single_changes
 from dsnb.analysis.comparisons import differences
 from dsnb.analysis.decide import (
     ASSUMED_PRICE,
+    CPU,
     Decision,
     Question,
     memory_figure,
@@ -17,32 +19,46 @@ from dsnb.analysis.decide import (
     without_probes,
 )
 from dsnb.analysis.flags import Flag, flags
+from dsnb.analysis.recommend import Recommendation
 from dsnb.analysis.summary import UNSTABLE, unstable
 from dsnb.analysis.tasks import Task, tasks
-from dsnb.analysis.templates import NO_RUNS
 from dsnb.analysis.texts import fixed
-from dsnb.analysis.words import axis_title, words
-from dsnb.render.tables import Html
-from dsnb.runs import labels, setting_words
-from dsnb.runs.columns import numbers
-from dsnb.runs.table import as_runs, named_runs
+from dsnb.analysis.words import NO_RUNS, axis_title, words
+from dsnb.render.tables import Html, bullet_list, number_table, subheading
+from dsnb.runs import labels
+from dsnb.runs.table import as_runs, named_runs, numbers
 
 MAX_CARDS = 6
 """Tasks with a card of their own."""
 MAX_NAMED = 3
 """Settings that a remark names."""
+PLAN = {
+    "experiment": "experiment",
+    "basis": "basis",
+    "fits": "fits",
+    "source": "source",
+    "gpu_name": "GPU",
+    "gpus": "GPUs",
+    "peak_allocated_gib": "peak allocated (GiB)",
+    "peak_allocated_error_pct": "error of it (%)",
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s_error_pct": "error of tokens/s, days and cost (%)",
+    "days": "days",
+    "days_low": "days, from",
+    "days_high": "days, to",
+    "gpu_hours": "GPU-hours",
+    "power_w": "power per GPU (W)",
+    "energy_kwh": "energy (kWh)",
+    "cost": "cost",
+}
+"""Columns of a plan, and their headings."""
+NOTHING = "No setting has a measured throughput: choose other runs, other tables or another model."
 
 
 def answer(runs: pd.DataFrame, question: Question | None = None) -> Html:
     """State for each task what to train it with, what that costs, and what comes next.
 
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it.
-    question
-        What is to be least, for how many tokens, at which price, on how many GPUs; by default the least time, at the
-        price that the runs state, or an assumed one.
+    By default, the question is the least time, at the price that the runs state, or an assumed one.
     """
     runs = without_probes(as_runs(runs))
     if runs.empty:
@@ -87,7 +103,7 @@ def _one_change(decision: Decision) -> str:
     """Return what the settings cost that differ from the best one in a single choice, as a table."""
     runs, base = decision.runs, decision.options.index[0]
     figures = [name for name in (rate(runs), memory_figure(runs)) if name and name in runs]
-    unit = setting_words.unit(decision.settings.loc[base].to_dict())
+    unit = labels.unit(decision.settings.loc[base].to_dict())
     relevance = decision.question.relevance
     words_of = [differences(runs, figure=name, baseline=base, relevance=relevance)["words"] for name in figures]
     counts = (runs["status"] == "ok").groupby(runs["experiment"]).agg(["sum", "size"])
@@ -154,3 +170,45 @@ def _not_tried(runs: pd.DataFrame) -> list[str]:
         "Faster settings were not tried: mixed_precision: autocast with compile: default, or compile: reduce-overhead "
         "for a small model (see params/fast_paths.yaml)."
     ]
+
+
+def plan_sentences(plans: Sequence[Recommendation], notes: Sequence[str] = ()) -> Html:
+    """Return the answer for each task below its title, then the notes on all of them."""
+    parts = [f"{subheading(plan.task)}{bullet_list(list(plan.sentences), NOTHING)}" for plan in plans]
+    parts += [str(bullet_list(list(notes)))] if notes else []
+    return Html("".join(parts) or f"<p>{NOTHING}</p>")
+
+
+def plan_tables(plans: Sequence[Recommendation], currency: str = "$") -> Html:
+    """Return the settings of each task with their figures and errors; columns without any value are left out."""
+    return Html("".join(f"{subheading(plan.task)}{_plan_table(plan, currency)}" for plan in plans))
+
+
+def _plan_table(plan: Recommendation, currency: str) -> Html:
+    shown = plan.table[[name for name in PLAN if name in plan.table]]
+    shown = shown.dropna(axis="columns", how="all") if len(shown) else shown
+    titles = {**PLAN, "cost": f"cost ({currency.strip()})"}
+    if "fits" in shown:
+        shown = shown.assign(fits=shown["fits"].map({True: "yes", False: "no"}))
+    else:
+        shown = shown.drop(columns=["days_low", "days_high"], errors="ignore")
+    if "kind" in plan.table and set(plan.table["kind"]) == {CPU}:
+        shown = shown.drop(columns="gpu_name", errors="ignore")
+        titles = {name: title.replace("GPU", "rank") for name, title in titles.items()}
+    return number_table(shown.rename(columns=titles), ("experiment", "basis", "fits", "source", "GPU"))
+
+
+def plan_assumptions(plans: Sequence[Recommendation], prices: Mapping[str, float], currency: str = "$") -> Html:
+    """Return which prices the costs assume, for which GPUs there is none, and which given price is not used."""
+    names = dict.fromkeys(str(name) for plan in plans for name in plan.table["gpu_name"].dropna())
+    used = {name: prices.get(name, prices.get("")) for name in names}
+    sentences = [
+        f"Assumed: {currency}{price:,.10g} per {'rank' if name == CPU else 'GPU'}-hour of {name}."
+        for name, price in used.items()
+        if price is not None
+    ]
+    if missing := [name for name, price in used.items() if price is None]:
+        sentences.append(f"No price is given for {', '.join(missing)}: no cost is shown. Set prices in the parameters.")
+    if unused := [name for name in prices if name and name not in used]:
+        sentences.append(f"The price for {', '.join(unused)} is not used here: no setting was measured on it.")
+    return bullet_list(sentences, "No setting names its GPU, so only a price for all GPUs, prices[''], is used.")

@@ -1,32 +1,58 @@
 """Parts of a report, task by task: runs of different tasks are neither ranked together nor warned about together."""
 
+import html
 from collections.abc import Callable
+from pathlib import Path
 
 import pandas as pd
 
+from dsnb.analysis.flags import flags, load_samples
 from dsnb.analysis.summary import summarize, timing, unstable
 from dsnb.analysis.tasks import tasks
 from dsnb.render import tables
 from dsnb.render.tables import Html
 from dsnb.runs import labels
+from dsnb.runs.load import left_out, still_to_come
 from dsnb.runs.table import named_runs
 
 MAX_TASKS = 40
 """Tasks with a part of their own."""
+MAX_TO_COME = 5
+UNUSUAL = "what is unusual"
+"""Heading of the words of flags."""
+PREDICTED = " With <code>dsnb report FOLDER --predict FOLDER</code> it predicts those that are not there."
+
+
+def to_come(runs: pd.DataFrame, folder: str | Path) -> Html:
+    """Return which runs of a sweep have not ended yet, and which settings it left out; nothing if there are none."""
+    left, planned = still_to_come(runs, folder)
+    measured = set(runs["experiment"]) if "experiment" in runs else set()  # earlier sweeps may have run some
+    skipped = [f"{_code(name)} {html.escape(why)}" for name, why in left_out(folder).items() if name not in measured]
+    text = ""
+    if left:
+        names = _first([f"{_code(name)} run {repeat}" for name, repeat in left])
+        on_gpus = "gpu_name" in runs and runs["gpu_name"].notna().any()
+        text = (
+            f"<p>{len(left):,} of {planned:,} runs of this sweep are still to come: {names}. "
+            f"This page has what was there when it was written.{PREDICTED if on_gpus else ''}</p>"
+        )
+    if skipped:
+        known = labels.count(len(skipped), "setting")
+        text += f"<p>Not run, because of the memory that is predicted ({known}): {_first(skipped)}.</p>"
+    return Html(text)
+
+
+def _code(name: str) -> str:
+    return f"<code>{html.escape(name)}</code>"
+
+
+def _first(texts: list[str]) -> str:
+    rest = len(texts) - MAX_TO_COME
+    return "; ".join(texts[:MAX_TO_COME]) + (f"; and {rest:,} more" if rest > 0 else "")
 
 
 def sections(runs: pd.DataFrame, part: Callable[[pd.DataFrame], object], heading: str = "h3") -> Html:
-    """Return a part of each task below its title; without titles if there is one task, without what is empty.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it.
-    part
-        Returns the HTML of the runs of one task.
-    heading
-        The element of the titles.
-    """
+    """Return the HTML that `part` makes of each task's runs, below titles if there are several tasks."""
     every = tasks(runs)
     texts = {task.title: str(part(task.runs)) for task in every[:MAX_TASKS]}
     several = len(every) > 1
@@ -37,21 +63,65 @@ def sections(runs: pd.DataFrame, part: Callable[[pd.DataFrame], object], heading
 
 def medians(runs: pd.DataFrame) -> Html:
     """Return a table of medians for each task, the fastest setting first, those whose repeats do not agree last."""
-    known = named_runs(runs).assign(sweep="")  # one name for a setting on the whole page
-    return sections(known, _ranked) if len(known) else tables.summary_table(summarize(runs), runs)
+    return sections(named_runs(runs).assign(sweep=""), _ranked)  # one name for a setting on the whole page
 
 
 def _ranked(runs: pd.DataFrame) -> Html:
     summary = summarize(runs).sort_values("tokens_per_s_median", ascending=False, kind="stable")
     no_rank = summary.index.isin(unstable(runs))
-    return tables.summary_table(pd.concat([summary[~no_rank], summary[no_rank]]), runs)
+    ranked = pd.concat([summary[~no_rank], summary[no_rank]])
+    return tables.to_html(tables.format_summary(ranked, labels.common_unit(runs)), which="the fastest")
+
+
+def meanings(runs: pd.DataFrame) -> Html:
+    """Return the meaning of each metric in the summary table, as a list of definitions."""
+    summary = summarize(runs)
+    columns, unit, metrics = tables.format_summary(summary), labels.common_unit(runs), labels.METRIC_LABELS
+    about = {label.heading: label.about for label in metrics.values() if label.about and label.heading in columns}
+    masked = runs["masked_flops_pct"].dropna() if "masked_flops_pct" in runs else ()
+    if len(masked) and summary["tflops_per_gpu_median"].notna().any():
+        shares = dict.fromkeys(f"{share:.1f}" for share in (min(masked), max(masked)))
+        about[metrics["tflops_per_gpu"].heading] += f" It is {' to '.join(shares)} % of the values here."
+    items = "".join(
+        f"<dt>{html.escape(heading.replace('GPU', unit))}</dt><dd>{html.escape(text)}</dd>"
+        for heading, text in about.items()
+    )
+    return Html(f"<dl>{items}</dl>" if items else "")
+
+
+def remarks(runs: pd.DataFrame) -> Html:
+    """Return the notes on single runs of each task, such as skipped steps; nothing if there are none."""
+    if "note" not in runs or runs["note"].isna().all():
+        return Html("")
+    return Html(f"<h3>Remarks</h3>{sections(runs, lambda part: _listing(part[part['note'].notna()], 'note'), 'h4')}")
+
+
+def runs_to_look_at(runs: pd.DataFrame, steps: pd.DataFrame | None = None) -> Html:
+    """Return the runs of each task that `dsnb.analysis.flags` finds unusual, and why; nothing if there are none."""
+    runs = runs.reset_index(drop=True)
+    runs[UNUSUAL] = flags(runs, steps, load_samples(runs))["words"]
+    if (runs[UNUSUAL] == "").all():
+        return Html("")
+    about = (
+        "They count in every figure: if it is a disturbance, repeat the run; if the setting causes it, it is a result."
+    )
+    listed = sections(runs, lambda part: _listing(part[part[UNUSUAL] != ""], UNUSUAL), "h4")
+    return Html(f"<h3>Runs to look at</h3><p>{about}</p>{listed}")
 
 
 def failures(runs: pd.DataFrame) -> Html:
     """Return the runs of each task that are not ok, with their causes."""
     if (runs["status"] == "ok").all():
-        return tables.failures(runs)
-    return sections(runs, lambda part: tables.failures(part) if (part["status"] != "ok").any() else "")
+        return Html("<p>None: all runs succeeded.</p>")
+    return sections(runs, lambda part: _listing(part[part["status"] != "ok"], "status", "cause"))
+
+
+def _listing(runs: pd.DataFrame, *columns: str) -> str:
+    """Return runs with their texts in these columns as a table; empty without runs."""
+    if runs.empty:
+        return ""
+    table = runs[["experiment", "repeat", *columns]].astype({"repeat": "Int64"})
+    return str(tables.to_html(table, text_columns=("experiment", columns[-1]), index=False))
 
 
 def wall_times(runs: pd.DataFrame) -> Html:

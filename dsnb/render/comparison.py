@@ -1,18 +1,26 @@
-"""The section of a report that compares a sweep with an earlier one: before and after an upgrade, or two machines."""
+"""The sections of a report that compare its runs: with an earlier sweep, and with their predictions."""
 
 import html
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from dsnb.analysis import conditions
-from dsnb.analysis.comparisons import VALUES, compare, page_note
-from dsnb.analysis.intervals import Verdict, hosts
-from dsnb.render.tables import Html, bullet_list, format_column, subheading, to_html
+from dsnb.analysis.comparisons import TOGETHER, VALUES, compare
+from dsnb.analysis.flags import changed_conditions
+from dsnb.analysis.intervals import CONFIDENCE, Verdict, hosts
+from dsnb.analysis.predicted import COMPARED, MAX_SETTINGS, errors, parity
+from dsnb.prediction.accuracy import ALL
+from dsnb.prediction.step_time import FITTED_SETTINGS
+from dsnb.render import palette
+from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
+from dsnb.render.tables import MAX_ROWS, Html, bullet_list, format_column, subheading, to_html
 from dsnb.run_folder.columns import ENVIRONMENT
 from dsnb.runs import discover
-from dsnb.runs.labels import MEMORY, METRIC_LABELS
+from dsnb.runs.labels import MEMORY, METRIC_LABELS, count
 from dsnb.runs.load import load_runs
 
 RATE = "tokens_per_s"
@@ -20,18 +28,17 @@ OTHER_HOSTS = (
     "The two sets ran on different hosts, so a difference may come from the hosts, and it is one between these hosts: "
     "others of the same kind may differ by more or less."
 )
+EQUAL = (
+    f"where all settings are equal, any two are called different for at most about {100 * (1 - CONFIDENCE):.3g} % of "
+    "tasks."
+)
+WORDS = {"step_time": "step times", "peak_allocated": "peaks of allocated memory"}
+TITLES = {"step_time": "step time", "peak_allocated": "memory"}
+SHAPES = "osD^v<>Pp*"
 
 
-def section(runs: pd.DataFrame, folder: str | Path) -> list[Html]:
-    """Return what changed since the runs of an earlier folder, setting by setting, as parts to display in turn.
-
-    Parameters
-    ----------
-    runs
-        The new runs, as `dsnb.load_runs` returns them.
-    folder
-        The folder of the earlier ones; empty for no section.
-    """
+def with_earlier(runs: pd.DataFrame, folder: str | Path) -> list[Html]:
+    """Return what changed since the runs of an earlier folder, as parts to display in turn; empty without one."""
     return compared(load_runs(folder), runs, Path(folder).absolute().name) if folder else []
 
 
@@ -48,12 +55,12 @@ def compared(before: pd.DataFrame, after: pd.DataFrame, name: str) -> list[Html]
     changes = {name: compare(before, after, name, hosts_alike=other_hosts) for name in both if name in {RATE, *memory}}
     if not changes:
         return [*parts, Html("<p>Neither speed nor memory was measured in both.</p>")]
-    parts += [_table(table[table["only_in"] == ""], name) for name, table in changes.items()]
+    parts += [_changes(table[table["only_in"] == ""], name) for name, table in changes.items()]
     first = next(iter(changes.values()))
     only_in = {when: first.index[first["only_in"] == when] for when in ("before", "after")}
     sentences = [f"Only {when}: {', '.join(map(str, names))}." for when, names in only_in.items() if len(names)]
     parts += [bullet_list(sentences)] if sentences else []
-    about = Html(f"<p>{html.escape(f'{VALUES} {page_note()}')}</p>")
+    about = Html(f"<p>{html.escape(f'{VALUES} {TOGETHER}: {EQUAL}')}</p>")
     return [*parts, about] if (first["only_in"] == "").any() else parts
 
 
@@ -67,7 +74,7 @@ def environments(before: pd.DataFrame, after: pd.DataFrame) -> Html:
     if not rows:
         return Html("<p>Both ran in the same recorded environment: hosts, GPUs, drivers and versions.</p>")
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["before", "after"]).rename_axis("environment")
-    sentences = conditions.between(before, after)
+    sentences = changed_conditions(before, after)
     return Html(f"{to_html(table, text_columns=('before', 'after'))}{bullet_list(sentences) if sentences else ''}")
 
 
@@ -76,7 +83,7 @@ def _values(runs: pd.DataFrame, name: str) -> list[str]:
     return sorted(f"{value:g}" if isinstance(value, float) else str(value) or "none" for value in known)
 
 
-def _table(table: pd.DataFrame, figure: str) -> Html:
+def _changes(table: pd.DataFrame, figure: str) -> Html:
     """Return one figure of settings, before and after, with the verdicts."""
     label = METRIC_LABELS[figure]
     if table.empty:
@@ -96,8 +103,8 @@ def _table(table: pd.DataFrame, figure: str) -> Html:
     return Html(f'<div class="compared">{subheading(label.heading)}{listing}</div>')
 
 
-def _runs(count: int, failed: int) -> str:
-    return f"{count}, {failed} not ok" if failed else str(count)
+def _runs(number: int, failed: int) -> str:
+    return f"{number}, {failed} not ok" if failed else str(number)
 
 
 def _change(row: dict[Any, Any]) -> Html:
@@ -105,6 +112,137 @@ def _change(row: dict[Any, Any]) -> Html:
     kind, sign = "same", ""
     if row["verdict"] == Verdict.LIKELY and row["better"] is not None:
         kind, sign = ("better", "▲ better, ") if row["better"] else ("worse", "▼ worse, ")
-    note = f" ({row['note']})" if row["note"] else ""
-    text = html.escape(f"{sign}{row['words']}{note}")
+    remark = f" ({row['note']})" if row["note"] else ""
+    text = html.escape(f"{sign}{row['words']}{remark}")
     return Html(f'<span class="{kind}">{text}</span>')
+
+
+def with_predictions(runs: pd.DataFrame, link: str = "nvlink") -> list[Html | Picture]:
+    """Return predictions beside measurements, as parts to display in turn; nothing without runs on a known GPU.
+
+    `link` is how GPUs are connected, as `dsnb.predict` takes it.
+    """
+    table = parity(runs, link)
+    if table is None:
+        return []
+    summary = errors(table)
+    sentences = [_verdict(summary), _method(table), _out_of_memory(table), _untraced(table)]
+    paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in sentences if text)
+    parts: list[Html | Picture] = [Html(f"<h2>Predicted and measured</h2>{paragraphs}")]
+    if not summary.loc[ALL, [f"{name}_settings" for name in COMPARED]].any():
+        return parts
+    largest_first = table[[f"{name}_error_pct" for name in COMPARED]].abs().max(axis=1).sort_values(ascending=False)
+    listing = to_html(_settings(table.loc[largest_first.index].head(MAX_ROWS)), text_columns=("strategy",))
+    shown = f"{min(len(table), MAX_ROWS)} of {len(table):,}"
+    title = f"<summary>Settings beside their predictions, the largest errors first ({shown})</summary>"
+    return [*parts, to_html(_by_strategy(summary)), figure(table), Html(f"<details>{title}{listing}</details>")]
+
+
+def figure(table: pd.DataFrame) -> Picture:
+    """Draw predicted against measured figures, a mark for each setting of `dsnb.analysis.predicted.parity`."""
+
+    def draw() -> Figure:
+        drawn, axes = plt.subplots(1, 2, figsize=(10, 5.2), layout="constrained")
+        for axis, name in zip(axes, COMPARED, strict=True):
+            _plot(axis, table, name)
+        shared_legend(drawn, "lower center", columns=5)
+        return drawn
+
+    about = "Predicted against measured step time and peak memory, a mark for each setting, on the diagonal if equal"
+    return Picture(draw, f"{about}: {_verdict(errors(table)).removeprefix('Here, ')}")
+
+
+def _plot(axis: Axes, table: pd.DataFrame, name: str) -> None:
+    label, columns = METRIC_LABELS[COMPARED[name]], [COMPARED[name], f"predicted_{COMPARED[name]}"]
+    axis.set(xlabel=f"measured {label.heading}", ylabel=f"predicted {label.heading}")
+    pairs = table[columns].dropna() * label.factor
+    if pairs.empty:
+        note(axis, "nothing to compare")
+        return
+    ends = pairs.min(axis=None) / 1.25, pairs.max(axis=None) * 1.25
+    axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+    axis.plot(ends, ends, color=palette.GREY, linewidth=1)
+    for number, kind in enumerate(sorted(set(table["kind"]))):
+        of_kind = pairs[table["kind"].loc[pairs.index] == kind]
+        colour, shape = palette.SERIES[number % len(palette.SERIES)], SHAPES[number % len(SHAPES)]
+        measured, predicted = (of_kind[name] for name in columns)
+        axis.scatter(measured, predicted, s=30, marker=shape, facecolors="none", edgecolors=colour, label=kind)
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_formatter(PLAIN_TICKS)
+        side.set_minor_formatter(plt.NullFormatter())
+    axis.grid(visible=True, axis="both")
+
+
+def _verdict(summary: pd.DataFrame) -> str:
+    """Return in one sentence how good the predictions are."""
+    every = summary.loc[ALL]
+    parts = [
+        f"{words} are predicted with a mean error of {every[f'{name}_mean_pct']:.1f} % and at worst "
+        f"{every[f'{name}_worst_pct']:.1f} % ({count(every[f'{name}_settings'], 'setting')})"
+        for name, words in WORDS.items()
+        if every[f"{name}_settings"]
+    ]
+    return f"Here, {', '.join(parts)}." if parts else ""
+
+
+def _method(table: pd.DataFrame) -> str:
+    """Return without what each step time was predicted, and what an error means."""
+    if table[[f"{name}_error_pct" for name in COMPARED]].isna().all(axis=None):
+        return ""
+    timed = table[table["predicted_step_time_s"].notna()]
+    own = f"those of dsnb's runs on H200 ({FITTED_SETTINGS} settings)"
+    text = f"There is no other setting to fit the time model to: its constants are {own}."
+    if len(timed) > 1:
+        left_out = "model" if timed["model"].nunique() > 1 else "setting"
+        text = (
+            f"Each step time is predicted without the runs of its own {left_out}: the constants of the time model are "
+            f"fitted to the other {left_out}s here on the same GPU, starting from {own}."
+        )
+    limit = f" At most {MAX_SETTINGS} settings are compared." if len(table) == MAX_SETTINGS else ""
+    return f"{text} Nothing is fitted to memory. An error or a bias above 0 means that too much was predicted.{limit}"
+
+
+def _out_of_memory(table: pd.DataFrame) -> str:
+    """Return how many settings that ran out of memory, and that did not, are predicted not to fit."""
+    known = table[table["fits"].notna()]
+    ran, fits = known["ran"].astype(bool), known["fits"].astype(bool)
+    if ran.all():
+        return ""
+    others = f", {(~fits[ran]).sum():,} of {ran.sum():,} that ran" if ran.any() else ""
+    failed = count((~ran).sum(), "setting")
+    return f"Predicted not to fit: {(~fits[~ran]).sum():,} of {failed} that ran out of memory{others}."
+
+
+def _untraced(table: pd.DataFrame) -> str:
+    """Return of how many settings the memory is not predicted, and what to do."""
+    untraced = int((table["has_rules"] & table["predicted_peak_allocated_gib"].isna()).sum())
+    if not untraced:
+        return ""
+    return (
+        f"The memory of {count(untraced, 'setting')} is not predicted: this machine has no trace of the model. "
+        "dsnb predict with a params file makes one, with torch and transformers, for the next report."
+    )
+
+
+def _by_strategy(summary: pd.DataFrame) -> pd.DataFrame:
+    """Format the errors of each kind of setting."""
+    columns = {}
+    for name, title in TITLES.items():
+        if summary[f"{name}_settings"].any():
+            columns[f"{title}: settings"] = format_column(summary[f"{name}_settings"], ",.0f")
+            columns[f"{title}: mean error (%)"] = format_column(summary[f"{name}_mean_pct"], ".1f")
+            columns[f"{title}: worst (%)"] = format_column(summary[f"{name}_worst_pct"], ".1f")
+            columns[f"{title}: bias (%)"] = format_column(summary[f"{name}_bias_pct"], "+.1f")
+    return pd.DataFrame(columns, index=summary.index)
+
+
+def _settings(table: pd.DataFrame) -> pd.DataFrame:
+    """Format settings beside their predictions."""
+    columns = {"strategy": list(table["kind"])}
+    for name, column in COMPARED.items():
+        label = METRIC_LABELS[column]
+        form = f",.{label.digits}f"
+        columns[label.heading] = format_column(table[column] * label.factor, form)
+        columns[f"predicted {label.heading}"] = format_column(table[f"predicted_{column}"] * label.factor, form)
+        columns[f"error of {TITLES[name]} (%)"] = format_column(table[f"{name}_error_pct"], "+.1f")
+    return pd.DataFrame(columns, index=pd.Index(table["experiment"], name="setting"))

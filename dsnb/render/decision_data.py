@@ -41,58 +41,43 @@ def tasks_payload(
 ) -> dict[str, Any]:
     """Return the candidates and the pairs of settings of each task, ready for JSON.
 
-    Parameters
-    ----------
-    runs
-        The runs that the answer is about, indexed by their positions, with experiments named as in `names`.
-    task_codes
-        The task of each position.
-    names
-        Experiments by their numbers.
-    figures
-        Columns that are compared.
-    axes
-        The settings that distinguish experiments.
+    `runs`, those that the answer is about, are indexed by their positions, of which `task_codes` has the tasks, with
+    experiments as in `names`; `figures` are the columns to compare, `axes` the settings that distinguish experiments.
 
     Returns
     -------
     dict
         `texts`, and for each of `tasks`: `case` (why it has no candidate; empty if it has), `runs` (their number),
-        `memoryFigure` and `memory` (its name in a sentence), `candidates`, `pairs`.
+        `memoryFigure` and `memory` (its name in words), `candidates`, `pairs`. A column of one value is that value.
 
-        `candidates`: `length`, and by column, where a column of one value is that value: `experiment` (its number),
-        `n`, `failed`, `gpus`, `rate` (tokens/s), `power` (W of a GPU), `memory` and `capacity` (GiB), `unstable`; and
-        places in `texts`: `kind`, `unit`, `model`, `setting`, `place`, `origin`, `basis`.
+        `candidates`: `length`, and the columns `experiment` (its number), `n`, `failed`, `gpus`, `rate` (tokens/s),
+        `power` (W of a GPU), `memory` and `capacity` (GiB), `unstable`; and places in `texts`: `kind`, `unit`,
+        `model`, `setting`, `place`, `origin`, `basis`.
 
         `pairs`: `settings` (numbers of experiments with `MIN_RUNS` ok runs or more), their ok runs `n`, `first` and
         `second` (places in `settings`), and by figure: `values` of each setting (what is compared), their runs `n`
         where these are others, and for each pair `factor` (the interval of the ratio second / first is ratio / factor
         to ratio * factor; of percentages, it is that of the difference, less and more this much). By the place of a
         pair, where there is one: `note` (place in `texts`), `other` (its own `[n, n, value, value]`, where runs on one
-        host count as one). A column of one value is that value here, too. `of`: the figure that has the same factors,
-        notes and `other`, which are left out then.
+        host count as one). `of`: the figure that has the same factors, notes and `other`, which are left out then.
     """
     texts = Texts()
     numbers = {name: code for code, name in enumerate(names)}
     groups = pd.Series(list(task_codes), dtype=int).reindex(runs.index)
     parts = [runs[groups == code] for code in range(max(task_codes, default=-1) + 1)]
-    tasks = [_task(part, numbers, figures, axes, texts) for part in parts]
-    return {"texts": list(texts), "tasks": tasks}
-
-
-def _task(
-    runs: pd.DataFrame, numbers: dict[str, int], figures: Sequence[str], axes: Sequence[str], texts: Texts
-) -> dict[str, Any]:
-    table = candidates(runs)
-    figure = memory_figure(runs)
-    return {
-        "case": words.case(runs) if table.empty else "",
-        "runs": len(runs),
-        "memory": words.memory_name(figure) if figure else "",
-        "memoryFigure": figure,
-        "candidates": _candidates(table, runs, numbers, texts),
-        "pairs": _pairs(runs, table, numbers, figures, axes, texts),
-    }
+    sent = []
+    for part in parts:
+        table, figure = candidates(part), memory_figure(part)
+        task = {
+            "case": words.case(part) if table.empty else "",
+            "runs": len(part),
+            "memory": words.memory_name(part) if figure else "",
+            "memoryFigure": figure,
+            "candidates": _candidates(table, part, numbers, texts),
+            "pairs": _pairs(part, table, numbers, figures, axes, texts),
+        }
+        sent.append(task)
+    return {"texts": list(texts), "tasks": sent}
 
 
 def _candidates(table: pd.DataFrame, runs: pd.DataFrame, numbers: dict[str, int], texts: Texts) -> dict[str, Any]:

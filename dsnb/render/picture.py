@@ -100,10 +100,8 @@ def shared_legend(figure: Figure, loc: str, columns: int = 0) -> None:
 def _themed(svg: str) -> str:
     """Replace the colours that differ in a dark theme by variables, and characters that XML cannot hold."""
     names = {colour: f"--c{colour[1:]}" for colour in palette.DARK}
-    light, dark = (
-        "".join(f"{names[colour]}:{shown};" for colour, shown in colours.items())
-        for colours in ({colour: colour for colour in palette.DARK}, palette.DARK)
-    )
+    light = "".join(f"{name}:{colour};" for colour, name in names.items())
+    dark = "".join(f"{names[colour]}:{shown};" for colour, shown in palette.DARK.items())
     style = f"<style>:root{{{light}}}@media (prefers-color-scheme: dark){{:root{{{dark}}}}}</style>"
     for colour, name in names.items():
         svg = svg.replace(colour, f"var({name})")

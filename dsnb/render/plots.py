@@ -1,9 +1,10 @@
-"""Figures of runs: speed, step time, memory and utilization by setting, losses, and the parts of one step.
+"""Figures of runs: speed, step time, memory and utilization by setting, losses, the parts of a step and of memory.
 
 The spread between repeats is drawn as the runs themselves and a line from the lowest to the highest: three repeats are
 too few for an error bar.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 
 from dsnb.analysis.choices import with_choices
 from dsnb.analysis.decide import rate
+from dsnb.analysis.memory_use import PARTS
 from dsnb.render import palette
 from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
 from dsnb.run_folder import record_schema
@@ -26,16 +28,13 @@ MAX_UPRIGHT = 8
 """Strategies whose names fit side by side below an axis; more are written upwards."""
 MAX_SHAPES = 200
 """Runs that are drawn as one shape each; the dots of more become one bitmap, so that the figure stays small."""
+MAX_ROWS = 40
+MAX_LENGTH = 52
+"""Characters of a name beside an axis; longer ones leave no room for the bars."""
 
 
 def overview(runs: pd.DataFrame) -> Picture:
-    """Draw throughput, step time, memory and utilization by strategy and precision.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it; only ok runs are drawn.
-    """
+    """Draw throughput, step time, memory and utilization of the ok runs by strategy and precision."""
     ok = _ok(runs)
     memory = next((name for name in MEMORY if ok[name].notna().any()), MEMORY[-1])
     metrics = [rate(ok), "step_time_s", memory, "gpu_util_pct"]
@@ -43,7 +42,7 @@ def overview(runs: pd.DataFrame) -> Picture:
     def draw() -> Figure:
         figure, axes = plt.subplots(2, 2, figsize=(10, 6.4), layout="constrained")
         for axis, metric in zip(axes.flat, metrics, strict=True):
-            plot_by_strategy(ok, metric, axis)
+            _plot_by_strategy(ok, metric, axis)
         shared_legend(figure, "upper right")
         return figure
 
@@ -57,7 +56,7 @@ def _ok(runs: pd.DataFrame) -> pd.DataFrame:
     return ok.loc[order.sort_values(kind="stable").index] if len(ok) else ok
 
 
-def plot_by_strategy(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
+def _plot_by_strategy(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
     """Draw one metric of ok runs by strategy: medians as bars, the range as a line, every run as a dot."""
     label = METRIC_LABELS[metric]
     titles = {"xlabel": labels.axis("strategy").title, "ylabel": label.heading}
@@ -88,13 +87,7 @@ def _precisions(known: pd.DataFrame) -> list[str]:
 
 
 def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
-    """Draw the median loss of ok runs over their optimizer steps, by precision and strategy.
-
-    Parameters
-    ----------
-    steps, runs
-        As `dsnb.load_steps` and `dsnb.load_runs` return them, for runs of one variant (`choices.variants`).
-    """
+    """Draw the median loss of the ok runs of one variant (`choices.variants`) by step, precision and strategy."""
     keys = ["sweep", "experiment", "repeat"]
     ok = _ok(runs)
     known = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(subset=["strategy"])
@@ -106,13 +99,9 @@ def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
             axis.set_axis_off()
             note(axis, "no run recorded a loss")
             return figure
-        kinds = {
-            "hue": "precision",
-            "style": "strategy",
-            "hue_order": _precisions(table),
-            "palette": palette.PRECISIONS,
-        }
-        sns.lineplot(table, x="step", y="loss", estimator="median", errorbar=None, linewidth=1.4, ax=axis, **kinds)
+        kinds = {"hue": "precision", "style": "strategy", "hue_order": _precisions(table)}
+        look = {"palette": palette.PRECISIONS, "linewidth": 1.4}
+        sns.lineplot(table, x="step", y="loss", estimator="median", errorbar=None, ax=axis, **kinds, **look)
         axis.set(xlabel="optimizer step", ylabel="loss")
         sns.move_legend(axis, "upper left", bbox_to_anchor=(1.01, 1), frameon=False)
         for line in axis.get_legend().get_lines()[-table["strategy"].nunique() :]:
@@ -173,7 +162,7 @@ def step_parts(run_dir: str | Path) -> Picture | None:
         axis.set(xlabel=f"time (ms) in {title}", yticks=[], ylim=(-0.5, 0.5))
         axis.grid(visible=False)
         axis.spines["left"].set_visible(False)
-        figure.legend(loc="outside upper left", ncols=len(parts_s), frameon=False)
+        shared_legend(figure, "upper left")
         return figure
 
     return Picture(draw, "Time of one step by part: " + ", ".join(parts_s))
@@ -181,3 +170,65 @@ def step_parts(run_dir: str | Path) -> Picture | None:
 
 def _ms(duration_s: float) -> str:
     return f"{1000 * duration_s:,.1f} ms"
+
+
+def memory_parts(table: pd.DataFrame) -> Picture:
+    """Draw the first 40 rows of `dsnb.analysis.memory_use.footprint`: bars in theory, measured peaks as dots."""
+    shown = table.head(MAX_ROWS)
+    colours = {f"{part}_gib": colour for part, colour in zip(PARTS, palette.MEMORY_PARTS, strict=True)}
+    widths = shown[[name for name in colours if shown[name].fillna(0).any()]].fillna(0)
+
+    def draw() -> Figure:
+        figure, axis = plt.subplots(figsize=(10, 1.6 + 0.27 * max(len(shown), 4)), layout="constrained")
+        if shown.empty:
+            note(axis, "no run measured the memory of a GPU")
+            return figure
+        named = widths.set_axis(_abbreviations(shown["experiment"])).rename(columns=lambda name: name[:-4])
+        if len(widths.columns):
+            named.plot.barh(ax=axis, stacked=True, width=0.7, color=[colours[name] for name in widths])
+        look = {"color": palette.INK, "edgecolor": palette.SURFACE, "linewidth": 0.8, "s": 36, "zorder": 3}
+        axis.scatter(shown["measured_gib"], range(len(shown)), label="measured", **look)
+        _name_rows(figure, axis, named.index, xlabel="GPU memory (GiB)", ylabel="experiment", xlim=(0, None))
+        return figure
+
+    return Picture(draw, "GPU memory by experiment: its parts in theory, and the measured peak")
+
+
+def memory_changes(table: pd.DataFrame) -> Picture:
+    """Draw the effect of one change on memory, the first 40 rows of `dsnb.analysis.memory_use.savings`."""
+    shown = table.head(MAX_ROWS).rename(columns={"measured_gib": "measured", "theory_gib": "theory"})
+    is_unique = ~shown["change"].duplicated(keep=False)
+    names = shown["change"].where(is_unique, shown["change"] + "\n" + _abbreviations(shown["experiment"]))
+
+    def draw() -> Figure:
+        figure, axis = plt.subplots(figsize=(10, 1.6 + 0.4 * max(len(shown), 4)), layout="constrained")
+        if shown.empty:
+            note(axis, "no two experiments differ in one setting alone")
+            return figure
+        colours = [palette.INK, palette.GREY]
+        shown[["measured", "theory"]].astype(float).plot.barh(ax=axis, color=colours, width=0.8)
+        axis.axvline(0, color=palette.INK, linewidth=0.8)
+        (base,) = _abbreviations(shown["base"].head(1))
+        _name_rows(figure, axis, names, xlabel=f"difference in GPU memory (GiB) to {base}", ylabel="changed setting")
+        return figure
+
+    return Picture(draw, "Change in GPU memory from one change of a setting, measured and in theory")
+
+
+def _abbreviations(names: Iterable[str]) -> list[str]:
+    """Return names that fit beside an axis: without their sweeps, the beginning and the end of long ones."""
+    whole = list(names)
+    without = [name.rpartition("/")[2] for name in whole]
+    half = MAX_LENGTH // 2
+    kept = without if len(set(without)) == len(set(whole)) else whole
+    return [name if len(name) <= MAX_LENGTH else f"{name[:half]}…{name[1 - half :]}" for name in kept]
+
+
+def _name_rows(figure: Figure, axis: Axes, names: Iterable[str], **titles: object) -> None:
+    """Name the rows of bars, the first one at the top."""
+    rows = list(names)
+    axis.set_yticks(range(len(rows)), rows)
+    axis.set(ylim=(len(rows) - 0.5, -0.5), **titles)
+    axis.grid(visible=True, axis="x")
+    axis.grid(visible=False, axis="y")
+    shared_legend(figure, "upper center")

@@ -1,18 +1,16 @@
 """One run in a notebook: its most important figures, or why it failed and what to do, then everything else folded."""
 
 import html
-import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
-from dsnb.render.tables import Html, bullet_list, format_value
+from dsnb.render.tables import Html, bullet_list, short_number
 from dsnb.run_folder import record_schema
-from dsnb.run_folder.memory_shortage import Shortage
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.result import Result, last_lines
-from dsnb.runs import setting_words
+from dsnb.run_folder.result import Result, Shortage, last_lines
+from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
 
 HEADLINES = ("tokens_per_s", "tokens_per_s_per_gpu", "step_time_s", "MEMORY", "mfu", "power_w", "loss_last")
@@ -24,9 +22,8 @@ PHASES |= {"backward": "backward pass", "communication": "communication between 
 def card(result: Result) -> Html:
     """Return how a run ended: its figures if it is ok, otherwise the cause, the memory that was lacking, and advice."""
     caption = f"<h3>{_text(result.run_dir.parent.name)}: {_text(result.status)}</h3>"
-    parts = [_figures(result)] if result.status == "ok" else [_failure(result)]
-    parts += [_all_figures(result), _links(result.run_dir)]
-    return Html(caption + "".join(parts))
+    shown = _figures(result) if result.status == "ok" else _failure(result)
+    return Html(caption + shown + _all_figures(result) + _trace(RunPaths(result.run_dir)))
 
 
 def _figures(result: Result) -> str:
@@ -41,8 +38,7 @@ def _figures(result: Result) -> str:
 def _failure(result: Result) -> str:
     shortage = result.shortage()
     log = "\n".join(last_lines(RunPaths(result.run_dir).console))
-    parts = [f"<p><strong>Cause:</strong> {_text(result.cause)}</p>"]
-    parts += [_table(_memory(shortage))] if shortage else []
+    parts = [f"<p><strong>Cause:</strong> {_text(result.cause)}</p>", _table(_memory(shortage)) if shortage else ""]
     parts += ["<p><strong>What could help:</strong></p>", bullet_list(result.advice()).text]
     parts += [f"<details><summary>Last lines of the log</summary><pre>{_text(log)}</pre></details>"] if log else []
     return "".join(parts)
@@ -50,34 +46,32 @@ def _failure(result: Result) -> str:
 
 def _memory(shortage: Shortage) -> list[tuple[str, str]]:
     """Return the rows about the memory that was lacking; those whose figure is unknown are left out."""
-    where = "machine" if shortage.of_host else "GPU"
-    limited = bool(shortage.settings["memory_limit_gib"])
-    rows = [
-        ("allocated (GiB)", shortage.allocated_gib),
-        ("requested on top (GiB)", shortage.requested_gib),
-        ("memory_limit_gib" if limited else f"memory of the {where} (GiB)", shortage.capacity_gib),
-    ]
-    shown = [(title, f"{value:,.2f}") for title, value in rows if value is not None]
+    capacity = f"memory of the {'machine' if shortage.of_host else 'GPU'} (GiB)"
+    rows = {
+        "allocated (GiB)": shortage.allocated_gib,
+        "requested on top (GiB)": shortage.requested_gib,
+        "memory_limit_gib" if shortage.settings["memory_limit_gib"] else capacity: shortage.capacity_gib,
+    }
+    shown = [(title, f"{value:,.2f}") for title, value in rows.items() if value is not None]
     return shown + ([("phase", PHASES.get(shortage.phase, shortage.phase))] if shortage.phase else [])
 
 
 def _labelled(result: Result, names: Iterable[str]) -> list[tuple[str, str]]:
-    unit = setting_words.unit(record_schema.read(RunPaths(result.run_dir).experiment) or {})
+    unit = labels.unit(record_schema.read(RunPaths(result.run_dir).experiment) or {})
     rows = []
     for name in names:
         value, label = result.summary.get(name), METRIC_LABELS[name]
         if value is not None:
             shown = value * label.factor
-            rows.append(
-                (label.heading.replace("GPU", unit), format_value(shown, math.nan, label.digits + 2 * (abs(shown) < 1)))
-            )
+            digits = label.digits + 2 * (abs(shown) < 1)
+            rows.append((label.heading.replace("GPU", unit), f"{shown:,.{digits}f}"))
     return rows
 
 
 def _all_figures(result: Result) -> str:
     rows = _labelled(result, METRIC_LABELS)
     others = {name: value for name, value in result.summary.items() if value is not None and name not in METRIC_LABELS}
-    rows += [(name, _short(value)) for name, value in others.items()]
+    rows += [(name, short_number(value)) for name, value in others.items()]
     rows += [(f"wall time: {name} (s)", f"{seconds:,.1f}") for name, seconds in result.phases_s.items()]
     return f"<details><summary>All figures</summary>{_table(rows)}</details>" if rows else ""
 
@@ -90,24 +84,14 @@ def _table(rows: list[tuple[str, str]]) -> str:
     return f"<table>{cells}</table>" if rows else ""
 
 
-def _short(value: object) -> str:
-    if not isinstance(value, int | float):
-        return str(value)
-    return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1e4 else f"{value:,.0f}"
-
-
 def _text(value: object) -> str:
     return html.escape(str(value))
 
 
-def _links(run_dir: Path) -> str:
-    """Return links to the files of a profile, relative to its notebook or to the current folder."""
-    run = RunPaths(run_dir)
-    home = run_dir if run.notebook.exists() else Path.cwd()
-    files = [(run.trace, "trace of one step, for https://ui.perfetto.dev"), (run.flops, "FLOPs by module")]
-    links = []
-    for path, title in files:
-        if path.exists():
-            target = os.path.relpath(path, home)
-            links.append(f'<a href="{html.escape(quote(target))}">{html.escape(target)}</a> ({title})')
-    return f"<p>{', '.join(links)}</p>" if links else ""
+def _trace(run: RunPaths) -> str:
+    """Return a link to the profiler's trace, relative to the run's notebook or to the current folder."""
+    if not run.trace.exists():
+        return ""
+    target = os.path.relpath(run.trace, run.dir if run.notebook.exists() else Path.cwd())
+    link = f'<a href="{html.escape(quote(target))}">{html.escape(target)}</a>'
+    return f"<p>{link} (trace of one step, for https://ui.perfetto.dev)</p>"

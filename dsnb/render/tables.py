@@ -5,7 +5,7 @@ Nothing is computed here: the numbers are those of `dsnb.analysis` and `dsnb.run
 
 import html
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from dsnb.run_folder.columns import ENVIRONMENT, SETTINGS
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs import discover
 from dsnb.runs.labels import AXES, METRIC_LABELS
-from dsnb.runs.setting_words import common_unit
 
 DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")
 """Metrics that only the explorer and `load_runs` have, since the table is wide enough."""
@@ -56,15 +55,15 @@ class Html:
 def format_summary(summary: pd.DataFrame, unit: str = "GPU") -> pd.DataFrame:
     """Format a summary as text (`repeats_text`) under headings with units, without redundant metrics.
 
-    `unit` is what is counted of the hardware, `GPU` or `rank` (`dsnb.runs.setting_words.common_unit`).
+    `unit` is what is counted of the hardware, `GPU` or `rank` (`dsnb.runs.labels.common_unit`).
     """
     table = summary[["n", "n_failed"]].astype(str).rename(columns={"n_failed": "not ok"})
-    redundant = _redundant(summary)
-    for metric in METRIC_LABELS:
-        if metric in redundant:
-            continue
-        median = summary[f"{metric}_median"]
-        if median.notna().any():
+    medians = {metric: summary[f"{metric}_median"] for metric in METRIC_LABELS}
+    for metric, median in medians.items():
+        same, better = medians.get(SAME_AS.get(metric, "")), medians.get(REPLACED_BY.get(metric, ""))
+        is_told = same is not None and (median.isna() | median.eq(same)).all()
+        is_told |= better is not None and (median.isna() | better.notna()).all()
+        if median.notna().any() and metric not in DETAILS and not is_told:
             label = METRIC_LABELS[metric]
             digits = label.digits + 2 * (median.max() * label.factor < 1)
             table[label.heading.replace("GPU", unit)] = repeats_text(summary, metric, digits)
@@ -82,24 +81,9 @@ def repeats_text(summary: pd.DataFrame, metric: str, digits: int) -> list[str]:
     texts = []
     for count, median, std, low, high in zip(summary[f"{metric}_n"], *columns, strict=True):
         few = " to ".join(dict.fromkeys(f"{value:,.{digits}f}" for value in (low, high))) if count else ""
-        texts.append(format_value(median, std, digits) if count >= MIN_RUNS else few)
+        spread = f"{std:,.{max(digits, 1) if std < 10 else digits}f}"
+        texts.append(f"{median:,.{digits}f} ± {spread}" if count >= MIN_RUNS else few)
     return texts
-
-
-def _redundant(summary: pd.DataFrame) -> set[str]:
-    """Return the metrics to leave out: details, and those that another one says as well in every row."""
-    median = {metric: summary[f"{metric}_median"] for metric in METRIC_LABELS}
-    same = {name for name, other in SAME_AS.items() if (median[name].isna() | median[name].eq(median[other])).all()}
-    replaced = {name for name, other in REPLACED_BY.items() if (median[name].isna() | median[other].notna()).all()}
-    return {*DETAILS, *same, *replaced}
-
-
-def format_value(value: float, spread: float, digits: int) -> str:
-    """Format a value with its spread; either may be missing (NaN)."""
-    if pd.isna(value):
-        return ""
-    text = f"{value:,.{digits}f}"
-    return text if pd.isna(spread) else f"{text} ± {spread:,.{max(digits, 1) if spread < 10 else digits}f}"
 
 
 def format_column(values: Iterable[float], form: str) -> list[str]:
@@ -144,69 +128,48 @@ def to_html(
     return Html(box + (more if len(table) > max_rows else ""))
 
 
-def summary_table(summary: pd.DataFrame, runs: pd.DataFrame | None = None) -> Html:
-    """Return the summary as HTML: all experiments, or the fastest if there are more than `MAX_ROWS`.
-
-    Headings speak of ranks instead of GPUs if none of its `runs` used one.
-    """
-    unit = "GPU" if runs is None else common_unit(runs)
-    if len(summary) > MAX_ROWS:
-        summary = summary.sort_values("tokens_per_s_median", ascending=False)
-    return to_html(format_summary(summary, unit), which="the fastest")
-
-
-def failures(runs: pd.DataFrame) -> Html:
-    """Return the runs that are not ok with their causes."""
-    bad = runs[runs["status"] != "ok"]
-    if bad.empty:
-        return Html("<p>None: all runs succeeded.</p>")
-    table = bad[["experiment", "repeat", "status", "cause"]].astype({"repeat": "Int64"})
-    return to_html(table, text_columns=("experiment", "cause"), index=False)
-
-
 def environment(runs: pd.DataFrame) -> Html:
     """Return hardware and software of the runs: one row per property, with every value that occurs."""
-    return _values_by_name(runs, [name for name in ENVIRONMENT if name != "date_utc"], ", ".join)
+    return _values_by_name(runs, [name for name in ENVIRONMENT if name != "date_utc"])
 
 
 def settings(runs: pd.DataFrame) -> Html:
-    """Return every setting with the values that occur in the runs."""
-    return _values_by_name(
-        runs, SETTINGS, lambda values: ", ".join(values[:12]) + (", ..." if len(values) > 12 else "")
-    )
+    """Return every setting with the values that occur in the runs, twelve at most."""
+    return _values_by_name(runs, SETTINGS, most=12)
 
 
-def _values_by_name(runs: pd.DataFrame, names: list[str], join: Callable[[list[str]], str]) -> Html:
-    values = {name: [value for value in runs[name].dropna().drop_duplicates() if value != ""] for name in names}
-    texts = {
-        name: join([f"{value:g}" if isinstance(value, float) else str(value) for value in found])
-        for name, found in values.items()
-        if found
-    }
+def _values_by_name(runs: pd.DataFrame, names: list[str], most: int | None = None) -> Html:
+    texts = {}
+    for name in names:
+        values = [value for value in runs[name].dropna().drop_duplicates() if value != ""]
+        shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in values[:most]]
+        if values:
+            texts[name] = ", ".join(shown + ["..."] * (len(shown) < len(values)))
     table = pd.DataFrame({"value": pd.Series(texts, dtype=object)}).rename_axis("name")
     return to_html(table, text_columns=("value",))
 
 
 def format_timing(timing: pd.DataFrame) -> pd.DataFrame:
     """Format the wall seconds by phase as text, their sum first."""
-    timing = timing[["wall", *(name for name in timing.columns if name != "wall")]]
-    titles = {name: f"{name.replace('_', ' ')} (s)" for name in timing.columns}
-    return timing.map(lambda value: format_value(value, float("nan"), 2)).rename(columns=titles)
+    names = ["wall", *(name for name in timing.columns if name != "wall")]
+    texts = {f"{name.replace('_', ' ')} (s)": format_column(timing[name], ",.2f") for name in names}
+    return pd.DataFrame(texts, index=timing.index)
 
 
 def number_table(table: pd.DataFrame, text_columns: tuple[str, ...] = ()) -> Html:
     """Return a table of numbers as HTML with four significant digits; columns of runs are named by their titles."""
-
-    def text(value: object) -> str:
-        if _is_missing(value):
-            return ""
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return str(value)
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
-
     titles = {str(name): _column_title(str(name)) for name in table.columns}
     left = tuple(titles[name] for name in text_columns if name in titles)
-    return to_html(table.map(text).rename(columns=titles), left, index=False)
+    return to_html(table.map(short_number).rename(columns=titles), left, index=False)
+
+
+def short_number(value: object) -> str:
+    """Return a number with four significant digits, or all before the point; other values as text, missing as empty."""
+    if _is_missing(value):
+        return ""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
 
 
 def _column_title(name: str) -> str:

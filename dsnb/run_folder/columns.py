@@ -36,8 +36,8 @@ _NAMES = [
         source="Who measured: `dsnb`, a program whose log was read, or a published table.",
     ),
 ]
-_DEVICE = Column("device", "`cuda` or `cpu`.", kind=TEXT)
 _SHARING = [
+    Column("device", "`cuda` or `cpu`.", kind=TEXT),
     Column(
         "data_parallel",
         "Ranks, or groups of ranks, that each train on their own sequences.",
@@ -50,12 +50,12 @@ _SHARING = [
         kind=COUNT,
         formula="micro_batch_size x grad_accum x data_parallel",
     ),
+    *each(
+        TEXT,
+        inputs="Files that the run read (model, weights, tokenizer, text), each with the beginning of its digest.",
+        hosts="Hosts of the run, as the hostfile names them; missing on one machine.",
+    ),
 ]
-_READ = each(
-    TEXT,
-    inputs="Files that the run read (model, weights, tokenizer, text), each with the beginning of its digest.",
-    hosts="Hosts of the run, as the hostfile names them; missing on one machine.",
-)
 FIGURES = [
     Column(
         "tokens_per_s",
@@ -293,18 +293,14 @@ _PHASES = each(
     stop_s="End of the last step to the end of the last process.",
     wall_s="Launch to the end of the last process.",
 )
-_NOTEBOOK = Column("notebook_s", "Execution of the run's notebook, its kernel's start included.")
 _PLACES = each(
     COUNT,
     order_seed="Seed of the random order in which the sweep planned its runs; missing for the listed order.",
     order_place="Place of the run in that order, from 1; in a sub-cluster, among its own runs.",
 )
 MACHINE = [
-    *each(
-        TEXT,
-        host="Name of the machine, of the first one where there are several.",
-        gpu_name="Model of the GPU.",
-    ),
+    Column("host", "Name of the machine, of the first one where there are several.", kind=TEXT),
+    Column("gpu_name", "Model of the GPU.", kind=TEXT),
     Column("gpu_memory_gib", "Memory that a GPU has, or `memory_limit_gib` if that is less."),
     Column("cpu", "Model of the CPU.", kind=TEXT),
     Column("cores", "CPU cores that the run could use.", kind=COUNT),
@@ -357,8 +353,9 @@ _SAMPLES = [
 RUNS = {
     column.name: column
     for column in (
-        *_NAMES, *(SETTING_COLUMNS[name] for name in SETTINGS), _DEVICE, *_SHARING, *_READ, *FIGURES, *TEXTS,
-        *_PHASES, _NOTEBOOK, *_PLACES, *MACHINE, *_NOTES,
+        *_NAMES, *(SETTING_COLUMNS[name] for name in SETTINGS), *_SHARING, *FIGURES, *TEXTS, *_PHASES,
+        Column("notebook_s", "Execution of the run's notebook, its kernel's start included."),
+        *_PLACES, *MACHINE, *_NOTES,
     )
 }  # fmt: skip
 """The columns of a table of runs."""

@@ -17,19 +17,10 @@ MAX_CHARACTERS = 200
 
 
 def differences(environments: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
-    """Compare hosts.
+    """Return the fields in which hosts differ, each with a sentence: `torch: 2.13.0 on 63 nodes, 2.12.0 on n7`.
 
-    Parameters
-    ----------
-    environments
-        Pairs of a host and its `environment`. A host may occur several times; a field that is not in an environment is
-        unknown and not compared, None means that a host has no such thing.
-
-    Returns
-    -------
-    dict
-        Field -> sentence, such as `torch: 2.13.0 on 63 nodes, 2.12.0 on n7`, the most common value first. Only fields
-        that differ.
+    `environments` are pairs of a host, which may occur several times, and its `environment`. A field that is not in an
+    environment is unknown and not compared; None means that a host has no such thing.
     """
     hosts_by_value: dict[str, dict[str, set[str]]] = {name: {} for name in COMPARED}
     for host, environment in environments:
@@ -56,9 +47,9 @@ def _text(name: str, value: Any) -> str:
 
 
 def _sentence(name: str, hosts_by_value: dict[str, set[str]]) -> str:
-    most_common_first = sorted(hosts_by_value.items(), key=lambda item: -len(item[1]))
-    return f"{name}: " + ", ".join(f"{value} on {_hosts(hosts)}" for value, hosts in most_common_first)
-
-
-def _hosts(hosts: set[str]) -> str:
-    return " and ".join(sorted(hosts)) if len(hosts) <= MAX_NAMED_HOSTS else f"{len(hosts)} nodes"
+    """Return who has which value, the most common one first."""
+    parts = [
+        f"{value} on {' and '.join(sorted(hosts)) if len(hosts) <= MAX_NAMED_HOSTS else f'{len(hosts)} nodes'}"
+        for value, hosts in sorted(hosts_by_value.items(), key=lambda item: -len(item[1]))
+    ]
+    return f"{name}: {', '.join(parts)}"

@@ -10,9 +10,7 @@ from dsnb.errors import SettingsError
 
 PACKAGE = Path(__file__).parents[1]
 WEB = PACKAGE / "explorer" / "web"
-"""The folder of the explorer's scripts and styles."""
 TEMPLATES = PACKAGE / "render" / "templates"
-"""The folder of the HTML templates."""
 PROBE = "_probe-bs"
 """Part of a probe's experiment name, between the name of the probed experiment and the micro-batch size."""
 BANDWIDTH = "bandwidth"
@@ -81,13 +79,7 @@ class SweepPaths(_JobPaths):
     report = File("report.html", "The report, one HTML file.")
 
     def run(self, experiment: str, repeat: int) -> RunPaths:
-        """Return the paths of one run.
-
-        Raises
-        ------
-        SettingsError
-            If the name leads out of the sweep's folder.
-        """
+        """Return the paths of one run; raise SettingsError if the name leads out of the sweep's folder."""
         if not experiment or experiment in {".", ".."} or Path(experiment).name != experiment:
             raise SettingsError(f"experiment name {experiment!r} is not a plain folder name: leave out '/' and '..'")
         return RunPaths(self.dir / experiment / f"run{repeat}")
@@ -101,9 +93,7 @@ def repeat(folder_name: str) -> int | None:
 
 def outputs_root() -> Path:
     """Return the folder of all outputs: `$DSNB_OUTPUTS`, or `outputs` beside the nearest `notebooks` folder."""
-    if chosen := os.environ.get("DSNB_OUTPUTS"):
-        return Path(chosen)
-    return _home() / "outputs"
+    return Path(os.environ.get("DSNB_OUTPUTS") or _home() / "outputs")
 
 
 def params_root() -> Path:

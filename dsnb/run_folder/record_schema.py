@@ -12,10 +12,11 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError, create_model
 
 from dsnb.files import plain_text, records
-from dsnb.run_folder.columns import FIGURES, MACHINE, RUNS, SAMPLES, STEPS, TEXTS
+from dsnb.run_folder.columns import FIGURES, MACHINE, ORDER, RUNS, SAMPLES, STEPS, TEXTS
 from dsnb.run_folder.declarations import AMOUNT, COUNT, SETTING_COLUMNS, STATUS, TEXT, Column, each
 from dsnb.run_folder.paths import RunPaths
-from dsnb.settings import aliases, checks
+from dsnb.settings import checks
+from dsnb.settings.experiment import with_current_names, with_former_defaults
 
 _RUN = RunPaths(Path())
 
@@ -31,10 +32,6 @@ def _list_of(*columns: Column) -> Any:
     return list[_record_of(columns)]  # type: ignore[misc]
 
 
-def _run_columns(*names: str) -> list[Column]:
-    return [RUNS[name] for name in names]
-
-
 _MACHINE = [
     *(column for column in MACHINE if column.name not in {"gpu_name", "gpu_memory_gib", "variables"}),
     *each(TEXT, os="Operating system.", nccl_package="Version of the installed NCCL package."),
@@ -46,7 +43,7 @@ _SUMMARY = [*FIGURES, *TEXTS, RUNS["note"], Column("profile_missing", "Why a pro
 FILES: dict[str, list[Column]] = {
     _RUN.experiment.name: [
         *SETTING_COLUMNS.values(),
-        *_run_columns("order_seed", "order_place"),
+        *(RUNS[name] for name in ORDER),
         *each(
             TEXT,
             name="Name of the experiment; its folder is named like this.",
@@ -78,7 +75,7 @@ FILES: dict[str, list[Column]] = {
     _RUN.steps.name: [*STEPS.values()],
     _RUN.gpu.name: [*SAMPLES.values()],
     _RUN.profile.name: [
-        *_run_columns("forward_s", "backward_s", "optimizer_s", "communication_s"),
+        *(RUNS[name] for name in ("forward_s", "backward_s", "optimizer_s", "communication_s")),
         *each(
             AMOUNT,
             handover_s="Communication between pipeline stages.",
@@ -121,50 +118,28 @@ _FORMS = {name: TypeAdapter(_record_of(columns)) for name, columns in FILES.item
 
 
 def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return a record without missing values and values of a wrong kind, and the first wrong one in words.
-
-    Parameters
-    ----------
-    name
-        The name of its file.
-    record
-        Its content.
-    """
+    """Return the record in a file of this name without missing and wrong values, and the first wrong one in words."""
     is_settings = name == _RUN.experiment.name
     if is_settings:
         record = with_current_names(record)
     wrong, problem = wrong_values(name, record)
     content = _without(record, wrong)
-    return aliases.with_former_defaults(content) if is_settings else content, problem
-
-
-def with_current_names(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run under their current names, those that were asked for too."""
-    settings = aliases.with_current_names(settings)
-    if isinstance(asked := settings.get("asked"), dict):
-        settings["asked"] = aliases.with_current_names(asked)
-    return settings
+    return with_former_defaults(content) if is_settings else content, problem
 
 
 def wrong_values(name: str, record: dict[str, Any]) -> tuple[set[tuple[Any, ...]], str | None]:
     """Return the places of values of a wrong kind in a record, each a path of keys, and the first one in words."""
-    if name not in _FORMS:
-        return set(), None
     try:
-        _FORMS[name].validate_python(record)
+        if name in _FORMS:
+            _FORMS[name].validate_python(record)
         return set(), None
     except ValidationError as error:
         details = error.errors(include_url=False)
-    first = details[0]
-    place = _place(record, first["loc"])
-    shown = ".".join(plain_text.short_repr(key).strip("'") for key in place)
-    allowed = (
-        "give an object"
-        if first["type"] in {"dict_type", "model_type"}
-        else checks.allowed_values(dict(first), str(place[-1]))
-    )
-    problem = f"{name}: {shown} is {plain_text.short_repr(first['input'])}: {allowed}"
-    return {_place(record, detail["loc"]) for detail in details}, problem
+    first, places = details[0], [_place(record, detail["loc"]) for detail in details]
+    shown = ".".join(plain_text.short_repr(key).strip("'") for key in places[0])
+    is_object = first["type"] in {"dict_type", "model_type"}
+    allowed = "give an object" if is_object else checks.allowed_values(dict(first), str(places[0][-1]))
+    return {*places}, f"{name}: {shown} is {plain_text.short_repr(first['input'])}: {allowed}"
 
 
 def _place(record: Any, location: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,14 +1,26 @@
-"""`result.json`, the record that marks a finished run, and the report about a run that is not ok."""
+"""How a run ended: `result.json`, whether the run is finished, and what to do about one that is not ok.
 
+A run is finished if its records are complete and valid, with as many timed steps as its settings say. Sweeps, probes,
+Slurm jobs and the tables of runs share this definition; an unfinished run is executed again.
+"""
+
+import signal
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dsnb.errors import LaunchError
 from dsnb.files import records
-from dsnb.run_folder.memory_shortage import Shortage
+from dsnb.run_folder import record_schema
+from dsnb.run_folder.declarations import STATUSES
 from dsnb.run_folder.paths import RunPaths
+from dsnb.settings import checks
+from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
 
+_RUN = RunPaths(Path())
+ENDED = tuple(status for status in STATUSES if status != "interrupted")
+"""Statuses of runs that do not have to be executed again."""
 TAIL_LINES = 15
 ADVICE = {
     "nan": "lower learning_rate, or use precision bf16 or fp32",
@@ -17,6 +29,86 @@ ADVICE = {
     "timeout": "raise the limit that it names, or lower steps or grad_accum",
     "interrupted": "start it again; a sweep repeats only its unfinished runs",
 }
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The settings and figures of a run that ran out of memory; figures are None if they are unknown.
+
+    The advice follows the phase: activations peak in the forward and backward passes, model states in the build and the
+    optimizer step. A change that the other settings rule out is not proposed.
+    """
+
+    settings: dict[str, Any]
+    phase: str = ""
+    """Phase of the failed rank (see `failures.jsonl`); empty if unknown."""
+    of_host: bool = False
+    """Whether the memory of the machine ran out, not that of a GPU."""
+    capacity_gib: float | None = None
+    """Memory that was there: `memory_limit_gib`, that of the smallest GPU, or the machine's."""
+    allocated_gib: float | None = None
+    """Memory allocated when an allocation failed."""
+    requested_gib: float | None = None
+    """Size of the allocation that failed."""
+
+    def advice(self) -> list[str]:
+        """Return what could be changed, one sentence each."""
+        texts = [text for change, text in self._proposals() if self._is_allowed(change)]
+        return texts or ["use a smaller model, or a device with more memory"]
+
+    def _is_allowed(self, change: dict[str, Any]) -> bool:
+        """Return whether a change breaks no rule; whether the hosts of the run can be reached does not matter."""
+        before = {**self.settings, "hostfile": "", "include": "", "exclude": "", "nodes": 1}
+        return set(checks.contradictions({**before, **change})) <= set(checks.contradictions(before))
+
+    def _proposals(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yield the settings to change, and the change in words."""
+        s = self.settings
+        if limit_gib := s["memory_limit_gib"]:
+            yield {}, f"raise memory_limit_gib ({limit_gib:g})"
+        if not self.of_host:
+            if self.phase not in {"build", "optimizer"}:
+                yield from self._fewer_activations()
+            yield from self._smaller_states()
+            return
+        if s["device"] != "cuda":
+            yield from self._fewer_activations()
+        elif s["offload"] != "none":
+            yield {}, f"offload less, or to NVMe (offload is {s['offload']})"
+        if not limit_gib:
+            yield {}, "free memory on the machine, or request more of it under Slurm"
+        if s["gpus"] > 1:
+            yield {}, f"start fewer ranks on one machine (gpus is {s['gpus']})"
+
+    def _fewer_activations(self) -> Iterator[tuple[dict[str, Any], str]]:
+        s = self.settings
+        size = s["micro_batch_size"]
+        if s["loss"] == "whole" and self.phase in {"loss", "backward"}:
+            yield {"loss": "chunked"}, "set loss to chunked"
+        if isinstance(size, int) and size > 1:
+            yield {}, f"lower micro_batch_size ({size}); a higher grad_accum keeps the global batch"
+        if not s["activation_checkpointing"]:
+            yield {"activation_checkpointing": True}, "turn activation_checkpointing on"
+        elif s["checkpoint_every"] > 1:
+            yield {}, f"lower checkpoint_every ({s['checkpoint_every']})"
+        yield {}, f"lower seq_len ({s['seq_len']})"
+
+    def _smaller_states(self) -> Iterator[tuple[dict[str, Any], str]]:
+        s = self.settings
+        ranks = s["gpus"] // (s["tensor_parallel"] * s["pipeline_parallel"])
+        if s["strategy"] == "deepspeed" and ranks > 1:
+            stages = (stage for stage in range(3, s["zero_stage"], -1) if self._is_allowed({"zero_stage": stage}))
+            if stage := next(stages, None):
+                yield {}, f"raise zero_stage ({s['zero_stage']}) to {stage}: {ranks} ranks then share the model states"
+        if s["offload"] == "none":
+            stage = max(s["zero_stage"], 1)
+            moved = f"move the optimizer states to host memory (zero_stage {stage}, offload optimizer-cpu)"
+            yield {"zero_stage": stage, "offload": "optimizer-cpu"}, moved
+        elif s["offload"] == "optimizer-cpu":
+            moved = "move the weights to host memory too (zero_stage 3, offload all-cpu)"
+            yield {"zero_stage": 3, "offload": "all-cpu"}, moved
+        if ranks == 1:
+            yield {}, "use several GPUs with zero_stage 3: on one, there is nothing to share the model states with"
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +141,22 @@ class Result:
 
     def shortage(self) -> Shortage | None:
         """Return what memory was lacking; None unless the status is `oom`."""
-        return Shortage.of(RunPaths(self.run_dir), self.summary, self.exit_codes) if self.status == "oom" else None
+        if self.status != "oom":
+            return None
+        run = RunPaths(self.run_dir)
+        settings = Experiment.recorded(record_schema.read(run.experiment) or {}).model_dump()
+        machine = record_schema.read(run.environment) or {}
+        of_host = settings["device"] != "cuda" or -signal.SIGKILL in self.exit_codes.values()
+        memory = [gpu["memory_gib"] for gpu in machine.get("gpus") or [] if gpu.get("memory_gib")]
+        at_hand = machine.get("memory_gib") if of_host else min(memory, default=None)
+        return Shortage(
+            settings,
+            self.summary.get("oom_phase") or "",
+            of_host,
+            settings["memory_limit_gib"] or at_hand,
+            self.summary.get("oom_allocated_gib"),
+            self.summary.get("oom_requested_gib"),
+        )
 
     def advice(self) -> list[str]:
         """Return what could be done about a run that is not ok, one sentence each."""
@@ -76,10 +183,45 @@ class Result:
 
 def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
     """Return the last lines of a log of any size and encoding that are not blank."""
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(0, log.stat().st_size - 20_000))
-            text = file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return []
+    text = (records.read_end(log, 20_000) or b"").decode("utf-8", errors="replace")
     return [line[:400] for line in text.splitlines() if line.strip()][-count:]
+
+
+def missing_record(
+    settings: dict[str, Any] | None,
+    environment: dict[str, Any] | None,
+    result: dict[str, Any] | None,
+    has_steps: bool,
+) -> str | None:
+    """Return what a run lacks to be finished, by its records, in words; None if nothing.
+
+    A run that is not `ok` needs only settings and a status.
+    """
+    status = result.get("status") if result else None
+    if status is None:
+        return "it was cut off before its end"
+    if not settings or ("model" not in settings and settings.keys().isdisjoint(DEFAULTS)):
+        return f"{_RUN.experiment} is missing or empty"
+    if status != "ok":
+        return None
+    if not environment:
+        return f"{_RUN.environment} is missing or empty"
+    return None if has_steps else f"{_RUN.steps} is missing"
+
+
+def unfinished(run: RunPaths) -> str | None:
+    """Return why a run that has ended has to be executed again, in words; None if it is finished.
+
+    In addition to the checks of `missing_record`, the timed steps of an `ok` run are counted.
+    """
+    settings, environment, result = (records.read_json(path) for path in (run.experiment, run.environment, run.result))
+    settings = settings and with_current_names(settings)
+    for path, record in ((run.experiment, settings), (run.environment, environment), (run.result, result)):
+        if record and (invalid := record_schema.wrong_values(path.name, record)[1]):
+            return invalid
+    missing = missing_record(settings, environment, result, run.steps.is_file())
+    if missing or not settings or not result or result["status"] != "ok":
+        return missing
+    timed = sum(step.get("phase") == "timed" for step in record_schema.read_lines(run.steps))
+    wanted = settings.get("steps") or DEFAULTS["steps"]
+    return None if timed >= wanted else f"{run.steps.name} has {timed} of {wanted} timed steps"

@@ -1,27 +1,34 @@
-"""Finds dsnb's run folders and other programs' logs below a folder."""
+"""Finds dsnb's run folders and other programs' logs below a folder, and names the runs.
+
+Runs are named by their folders, except for those that were copied into another experiment's folder. Renaming the folder
+of an experiment renames all of its runs. A run whose settings name another experiment than those of the other runs in
+its folder is not a repeat of them, wherever it is.
+"""
 
 import os
+import re
 import warnings
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.run_folder import paths
-from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.paths import PROBE, RunPaths
 from dsnb.runs.labels import count
 from dsnb.runs.logs import console
+from dsnb.runs.logs.logged_run import LoggedRun
 
 _RUN = RunPaths(Path())
-_EXPERIMENT, _ENVIRONMENT, _RESULT = _RUN.experiment.name, _RUN.environment.name, _RUN.result.name
-_BANDWIDTH_PLAN = _RUN.bandwidth_plan.name
+_EXPERIMENT, _BANDWIDTH_PLAN = _RUN.experiment.name, _RUN.bandwidth_plan.name
+_RECORDS = {_RUN.result.name, _RUN.environment.name}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
 def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
-    """Find run folders of dsnb, and files that may be logs, below `path`, sorted, `run2` before `run10`.
-
-    Parameters
-    ----------
-    path
-        A folder, or one log.
+    """Return the run folders of dsnb and the files that may be logs below a folder, sorted, `run2` before `run10`.
 
     Raises
     ------
@@ -40,17 +47,14 @@ def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
     for folder, below, files in os.walk(root, onerror=_warn):
         if _BANDWIDTH_PLAN in files:
             below.clear()
-        elif _EXPERIMENT in files or {_RESULT, _ENVIRONMENT} <= set(files):  # a run without settings is still a row
+        elif _EXPERIMENT in files or _RECORDS.issubset(files):
             below.clear()
             runs.append(folder)
         else:
-            paths_of_logs = [os.path.join(folder, name) for name in files if _may_be_log(name)]
-            logs += [log for log in paths_of_logs if os.path.isfile(log)]  # not a pipe, nor a link to nothing
+            # No pipes, nor links to nothing.
+            maybe = [name for name in files if not name.startswith(".") and not name.lower().endswith(console.NEVER)]
+            logs += filter(os.path.isfile, (os.path.join(folder, name) for name in maybe))
     return sorted(runs, key=_sort_key), sorted(logs, key=_sort_key)
-
-
-def _may_be_log(name: str) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() not in console.NEVER
 
 
 def _warn(error: OSError) -> None:
@@ -75,3 +79,80 @@ def _sort_key(path: str) -> tuple[list[str], int, str]:
 def displayable(path: str) -> str:
     """Return a path as text that tables can hold: bytes that are not UTF-8 become `?`."""
     return path.encode("utf-8", "replace").decode()
+
+
+def names_from_path(path: str) -> dict[str, Any]:
+    """Return the names in a run folder's path, `sweep/experiment/run<k>` or `sweep/experiment`."""
+    *_, above, parent, name = ("", "", *displayable(path).split(os.sep))
+    repeat = paths.repeat(name)
+    if repeat is None:
+        return {"sweep": parent, "experiment": name, "repeat": 1}
+    return {"sweep": above, "experiment": parent, "repeat": repeat}
+
+
+def names_from_log(path: str, logged_runs: list[LoggedRun]) -> list[dict[str, Any]]:
+    """Return names for the runs in a log: from its folders if they are `EXP/run<k>`, else from its file name.
+
+    Runs with equal settings are repeats of one experiment; otherwise each is an experiment of its own.
+    """
+    folder, name = os.path.split(displayable(path))
+    if paths.repeat(os.path.basename(folder)) is not None and len(logged_runs) == 1:
+        return [names_from_path(folder)]
+    sweep, name = os.path.basename(folder), os.path.splitext(name)[0]
+    same = all(logged.settings == logged_runs[0].settings for logged in logged_runs)
+    return [
+        {"sweep": sweep, "experiment": name if same else f"{name}_start{number}", "repeat": number if same else 1}
+        for number in range(1, len(logged_runs) + 1)
+    ]
+
+
+def name_runs(folders: Sequence[str], recorded: Sequence[Any], models: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return `sweep`, `experiment` and `repeat` of each run, by its folder, or by its settings if it was copied there.
+
+    `folders` are sorted; `recorded` and `models` are the names in each run's settings, None if an old run lacks them.
+    """
+    names = [names_from_path(folder) for folder in folders]
+    misplaced = _misplaced(folders, names, recorded, models)
+    repeats: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for place, name in enumerate(names if misplaced else []):
+        if place not in misplaced:
+            repeats[name["sweep"], name["experiment"]].add(name["repeat"])
+    for place, (plain, with_model) in misplaced.items():
+        before = names[place]
+        needs_model = plain == before["experiment"] or (before["sweep"], with_model) in repeats
+        experiment = with_model if needs_model else plain
+        taken = repeats[before["sweep"], experiment]
+        repeat = before["repeat"] if before["repeat"] not in taken else max(taken) + 1
+        taken.add(repeat)
+        names[place] = {**before, "experiment": experiment, "repeat": repeat}
+        warnings.warn(
+            f"{displayable(folders[place])} belongs to {experiment}, not to {before['experiment']}, by its settings: "
+            f"it is listed as a run of {experiment}",
+            DsnbWarning,
+            stacklevel=3,
+        )
+    return names
+
+
+def _misplaced(
+    folders: Sequence[str], names: list[dict[str, Any]], recorded: Sequence[Any], models: Sequence[Any]
+) -> dict[int, tuple[str, str]]:
+    """Return the runs that belong to another experiment: position -> its name, without and with the model.
+
+    A folder belongs to the experiment of which it has the name, otherwise to that of most of its runs.
+    """
+    misplaced: dict[int, tuple[str, str]] = {}
+    for (_, experiment), places in groupby(
+        range(len(folders)), key=lambda place: (os.path.dirname(folders[place]), names[place]["experiment"])
+    ):
+        made = {
+            place: (recorded[place], f"{models[place]}_{recorded[place]}")
+            for place in places
+            if isinstance(recorded[place], str) and models[place] and _NAME.fullmatch(recorded[place])
+        }
+        counts = Counter(made.values())
+        fitting = [both for both in counts if experiment in both]
+        if counts and PROBE not in experiment:
+            owner = max(fitting or counts, key=counts.__getitem__)
+            misplaced |= {place: both for place, both in made.items() if both != owner}
+    return misplaced

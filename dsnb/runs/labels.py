@@ -1,17 +1,24 @@
-"""Titles, units and meanings of the columns of runs, for every table, figure and sentence.
+"""Titles, units and meanings of the columns of runs, and settings in words: "ZeRO 1, bf16 autocast, compiled".
 
 They are declared in `dsnb.run_folder.columns` and, for settings, in `dsnb.settings.training`.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
 
 from dsnb.run_folder.columns import MEMORY, METRIC_LABELS
 from dsnb.run_folder.declarations import STATUSES, Metric
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DECLARED
-from dsnb.settings.setting import Setting, text
+from dsnb.settings.training import Setting, text
 
-__all__ = ["AXES", "MEMORY", "METRIC_LABELS", "Metric", "axis", "count", "span", "text"]
+__all__ = [
+    "AXES", "MEMORY", "METRIC_LABELS", "Metric", "axis", "choice", "common_unit", "count", "has_effect", "is_on",
+    "place", "setting", "span", "strategy", "text", "unit", "unusual_choice",
+]  # fmt: skip
 
 _WORK = ("micro_batch_size", "seq_len", "data")
 """Settings of what a rank works on: those of the hardware come before them."""
@@ -23,6 +30,14 @@ AXES = {name: DECLARED[name] for name in sorted(DECLARED, key=_WORK.__contains__
     "status": Setting("status", "{}", order=STATUSES),
 }
 """The most important settings, and other columns that tell runs apart, in display order; other settings follow."""
+_STRATEGIES = {"plain": "plain", "ddp": "DDP", "fsdp": "FSDP"}
+_COMPILED = {"default": "compiled", "reduce-overhead": "compiled with CUDA graphs"}
+_NOT_UNUSUAL = {
+    "strategy", "zero_stage", "tensor_parallel", "pipeline_parallel", "precision", "mixed_precision", "compile",
+    "micro_batch_size", "grad_accum", "gpus", "nodes", "gpu_name",
+    "model", "seq_len", "data", "trained", "source", "sweep", "status",
+}  # fmt: skip
+"""What has its own place in `setting`, and what is no setting or belongs to the task."""
 
 
 def axis(name: str) -> Setting:
@@ -48,3 +63,88 @@ def span(low: float, high: float) -> str:
 def count(number: float, noun: str) -> str:
     """Return a number with its noun: "1 setting", "2 settings"."""
     return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
+
+
+def strategy(run: Mapping[str, Any]) -> str:
+    """Return how the training is shared among GPUs, as one phrase: "plain", "ZeRO 3", "TP 2 x PP 2 x ZeRO 1"."""
+    name = _text(run, "strategy")
+    named = "" if name in {"-", "deepspeed"} else name
+    sharded = _STRATEGIES.get(name, f"ZeRO {_text(run, 'zero_stage')}" if _is_known(run, "zero_stage") else named)
+    sizes = [("TP", run.get("tensor_parallel")), ("PP", run.get("pipeline_parallel"))]
+    shares = [f"{short} {size:g}" for short, size in sizes if isinstance(size, int | float) and size > 1]
+    return " x ".join(filter(None, [*shares, sharded]))
+
+
+def setting(run: Mapping[str, Any]) -> str:
+    """Return the settings of a run in words, without its task, and without what is usual or unknown."""
+    shared = "the plain loop" if (name := strategy(run)) == "plain" else name
+    precision = _text(run, "precision") if _is_known(run, "precision") else ""
+    autocast = " autocast" if precision and run.get("mixed_precision") == "autocast" else ""
+    unusual = [unusual_choice(run, name) for name in AXES if name not in _NOT_UNUSUAL]
+    batch = [f"micro-batch {_text(run, 'micro_batch_size')}"] if _is_known(run, "micro_batch_size") else []
+    accumulated = run.get("grad_accum")
+    if isinstance(accumulated, int | float) and accumulated > 1:
+        batch.append(f"{accumulated:g} accumulated")
+    return ", ".join(filter(None, [shared, precision + autocast, _compiled(run), *unusual, *batch]))
+
+
+def unit(run: Mapping[str, Any]) -> str:
+    """Return what is counted of the hardware of a run: `GPU`, or `rank` where there is none."""
+    return "rank" if run.get("device") == "cpu" and not _is_known(run, "gpu_name") else "GPU"
+
+
+def common_unit(runs: pd.DataFrame) -> str:
+    """Return what is counted of the hardware of several runs: `rank` if none of them used a GPU."""
+    distinct = runs.reindex(columns=["device", "gpu_name"]).drop_duplicates()
+    return "rank" if set(map(unit, distinct.to_dict("records"))) == {"rank"} else "GPU"
+
+
+def choice(run: Mapping[str, Any], name: str) -> str:
+    """Return one setting of a run in words: "ZeRO 3", "compiled", "4 GPUs", "2 ranks", "micro-batch 24"."""
+    if name == "compile":
+        return _compiled(run) or "not compiled"
+    if name == "gpus" and _is_known(run, name):
+        return count(float(run[name]), unit(run))
+    return axis(name).describe(run[name])
+
+
+def has_effect(run: Mapping[str, Any], name: str) -> bool:
+    """Return whether a setting of a run does something: the interval of recomputed blocks does only if some are."""
+    needed = axis(name).only_with
+    return not needed or is_on(run.get(needed))
+
+
+def is_on(value: object) -> bool:
+    """Return whether a value of a setting turns it on; an unknown one counts as on."""
+    return text(value).lower() not in {"false", "0", "off", "none"}
+
+
+def unusual_choice(run: Mapping[str, Any], name: str) -> str:
+    """Return one setting of a run in words; empty if it is unknown, usual, off or without effect."""
+    shown = _text(run, name)
+    if shown.lower() in {"-", "false", "0"} or run[name] == axis(name).usual or not has_effect(run, name):
+        return ""
+    return choice(run, name)
+
+
+def place(run: Mapping[str, Any]) -> str:
+    """Return where a run ran: "4 NVIDIA H200", "2 CPU ranks", "512 GPUs"."""
+    if not _is_known(run, "gpus"):
+        return "an unknown number of GPUs"
+    number = float(run["gpus"])
+    if _is_known(run, "gpu_name"):
+        return f"{number:g} {_text(run, 'gpu_name')}"
+    return f"{number:g} {'CPU rank' if run.get('device') == 'cpu' else 'GPU'}{'' if number == 1 else 's'}"
+
+
+def _compiled(run: Mapping[str, Any]) -> str:
+    mode = _text(run, "compile")
+    return "" if mode in {"-", "off", "false"} else _COMPILED.get(mode, f"compiled ({mode})")
+
+
+def _is_known(run: Mapping[str, Any], name: str) -> bool:
+    return _text(run, name) != "-"
+
+
+def _text(run: Mapping[str, Any], name: str) -> str:
+    return text(run.get(name))

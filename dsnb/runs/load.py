@@ -1,6 +1,7 @@
 """A folder of outputs, of other programs' logs, or of both -> tables with one row per run or per step.
 
-Every run that was started is a row, whatever its status; what was not measured is missing (NaN), never 0.
+Every run that was started is a row, whatever its status; what was not measured is missing (NaN), never 0. What a sweep
+recorded besides its runs is loaded here too: its plan, and the all-reduce tests of `dsnb bandwidth`.
 """
 
 import os
@@ -13,26 +14,22 @@ import numpy as np
 import pandas as pd
 
 from dsnb.errors import DsnbWarning, LogError
-from dsnb.run_folder import record_schema
-from dsnb.run_folder.columns import (
-    GPU_COLUMNS,
-    KEYS,
-    RUN_COLUMNS,
-    RUN_NUMBERS,
-    STEP_COLUMNS,
-    STEP_NUMBERS,
-    key_columns,
-)
-from dsnb.run_folder.paths import RunPaths
+from dsnb.files import records
+from dsnb.run_folder import columns, record_schema
+from dsnb.run_folder.columns import GPU_COLUMNS, KEYS, STEP_COLUMNS
+from dsnb.run_folder.paths import BANDWIDTH, RunPaths, SweepPaths
+from dsnb.run_folder.result import ENDED
 from dsnb.runs import run_folders
-from dsnb.runs.discover import displayable, find_runs
-from dsnb.runs.logs import console, step_csv
-from dsnb.runs.logs import rows as log_rows
+from dsnb.runs.discover import displayable, find_runs, name_runs, names_from_log
+from dsnb.runs.logs import console, logged_run, step_csv
 from dsnb.runs.logs.logged_run import LoggedRun
-from dsnb.runs.names import name_runs, names_from_log
 from dsnb.runs.table import as_runs, without_noise
 
-KEY_TYPES = {"sweep": "str", "experiment": "str", "repeat": "int64"}
+Planned = list[tuple[str, int]]
+"""Experiment and repeat of each run."""
+BANDWIDTH_COLUMNS = [
+    "bytes", "count", "dtype", "ranks", "calls", "time_us", "algbw_gb_per_s", "busbw_gb_per_s", "errors",
+]  # fmt: skip
 
 
 def load_runs(path: str | Path) -> pd.DataFrame:
@@ -59,18 +56,14 @@ def load_runs(path: str | Path) -> pd.DataFrame:
         If `path` is a file that cannot be read as a log. In a folder, such files are left out.
     """
     folders, logs = find_runs(path)
-    columns = run_folders.read_columns(folders)
-    names = name_runs(folders, columns[run_folders.NAME], columns[run_folders.MODEL_NAME])
-    columns |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, folders)]}
+    own = run_folders.read_columns(folders)
+    names = name_runs(folders, own[run_folders.NAME], own[run_folders.MODEL_NAME])
+    own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, folders)]}
     nothing = [None] * len(folders)
     logged = [row for row, _ in _logged(logs, os.path.isfile(path))]
-    table = pd.DataFrame(
-        {
-            name: columns.get(name, nothing) + [row.get(name) for row in logged]
-            for name in [*RUN_COLUMNS, *key_columns(columns)]
-        }
-    )
-    for name in RUN_NUMBERS:
+    shown = [*columns.RUN_COLUMNS, *columns.key_columns(own)]
+    table = pd.DataFrame({name: own.get(name, nothing) + [row.get(name) for row in logged] for name in shown})
+    for name in columns.RUN_NUMBERS:
         table[name] = pd.to_numeric(table[name], errors="coerce")
     return as_runs(without_noise(table))
 
@@ -98,24 +91,21 @@ def load_steps(path: str | Path) -> pd.DataFrame:
     steps, counts = run_folders.read_steps(folders)
     names, parts = name_runs(folders, *run_folders.names(folders)), [steps]
     for row, run in _logged(logs, os.path.isfile(path)):
-        parts.append(log_rows.steps(run))
+        parts.append(logged_run.steps(run))
         counts.append(len(parts[-1]))
         names.append(row)
     parts = [part for part in parts if len(part)] or parts[:1]
     table = pd.concat(parts, ignore_index=True).reindex(columns=STEP_COLUMNS)
-    for name in STEP_NUMBERS:
+    for name in columns.STEP_NUMBERS:
         table[name] = pd.to_numeric(table[name], errors="coerce").astype(float)
-    keys = pd.DataFrame(names, columns=KEYS).astype(KEY_TYPES)
+    keys = pd.DataFrame(names, columns=KEYS).astype({"sweep": "str", "experiment": "str", "repeat": "int64"})
     return pd.concat([keys.loc[np.repeat(keys.index, counts)].reset_index(drop=True), table], axis="columns")
 
 
 def load_gpu(run_dir: str | Path) -> pd.DataFrame:
     """Load the GPU samples of one run: the fields of `gpu.jsonl`, no rows for a run without GPUs.
 
-    Returns
-    -------
-    pandas.DataFrame
-        A GPU is identified by `host` and `gpu`, its index there; `host` is missing for a run on one machine.
+    A GPU is identified by `host` and `gpu`, its index there; `host` is missing for a run on one machine.
     """
     path = Path(run_dir)
     if path.is_file():
@@ -138,7 +128,7 @@ def _logged(logs: list[str], is_one_file: bool) -> Iterator[tuple[dict[str, Any]
                 raise LogError(path, console.UNSUPPORTED)
             names = names_from_log(str(path), runs)
             shown = Path(displayable(str(path)))
-            made = [(log_rows.row(run, shown, name), run) for run, name in zip(runs, names, strict=True)]
+            made = [(logged_run.row(run, shown, name), run) for run, name in zip(runs, names, strict=True)]
         except MemoryError:
             raise
         except Exception as error:
@@ -150,3 +140,52 @@ def _logged(logs: list[str], is_one_file: bool) -> Iterator[tuple[dict[str, Any]
             warnings.warn(f"left out: {error}", DsnbWarning, stacklevel=2)
             continue
         yield from made
+
+
+def newest_bandwidth_test(folder: str | Path) -> RunPaths | None:
+    """Return the newest successful test of a sweep, or the folder itself if it is a test; None if there is none."""
+    here = RunPaths(Path(folder))
+    if here.bandwidth_plan.is_file():
+        return here
+    tests = [RunPaths(path.parent) for path in (here.dir / BANDWIDTH).glob("run*/bandwidth.json")]
+    ok = [run for run in tests if (record_schema.read(run.result) or {}).get("status") == "ok"]
+    return max(ok, key=lambda run: run.repeat or 0, default=None)
+
+
+def load_bandwidth(folder: str | Path) -> pd.DataFrame:
+    """Load the newest all-reduce test of a sweep, or the test in a folder.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per message size, no rows if there is no test: `BANDWIDTH_COLUMNS`.
+    """
+    run = newest_bandwidth_test(folder)
+    table = pd.DataFrame(record_schema.read_lines(run.bandwidth) if run else [], columns=BANDWIDTH_COLUMNS)
+    for name in [*BANDWIDTH_COLUMNS[:2], *BANDWIDTH_COLUMNS[3:]]:
+        table[name] = pd.to_numeric(table[name], errors="coerce")
+    return table.dropna(subset=["bytes", "count", "time_us"]).reset_index(drop=True)
+
+
+def planned_runs(folder: str | Path) -> Planned:
+    """Return the planned runs of a sweep; none for a folder that is not a sweep's."""
+    lists = [(name, repeats) for name, repeats in _plan(folder, "runs").items() if isinstance(repeats, list)]
+    return [(name, repeat) for name, repeats in lists for repeat in repeats if type(repeat) is int]
+
+
+def left_out(folder: str | Path) -> dict[str, str]:
+    """Return the experiments that a sweep left out, and why; none for a folder that is not a sweep's."""
+    return {name: why for name, why in _plan(folder, "left_out").items() if isinstance(why, str)}
+
+
+def _plan(folder: str | Path, key: str) -> dict[str, Any]:
+    value = (records.read_json(SweepPaths(Path(folder).absolute()).planned) or {}).get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def still_to_come(runs: pd.DataFrame, folder: str | Path) -> tuple[Planned, int]:
+    """Return the planned runs that have not ended, first repeats first, and the number of all planned runs."""
+    planned = planned_runs(folder)
+    ended = runs[runs["status"].isin(ENDED)] if "status" in runs else runs.head(0)
+    done = set(zip(ended["experiment"], ended["repeat"], strict=True)) if len(ended) else set()
+    return sorted((run for run in planned if run not in done), key=lambda run: run[1]), len(planned)

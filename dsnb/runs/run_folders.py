@@ -5,30 +5,36 @@ once, and of the executed notebook only the end is read, where papermill stores 
 and their run counts as unfinished.
 """
 
+import contextlib
 import json
 import math
 import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+from pyarrow import json as arrow
 
 from dsnb.files import plain_text, records
 from dsnb.formulas import metrics, model_shapes
-from dsnb.run_folder import finished, record_schema
+from dsnb.run_folder import record_schema
 from dsnb.run_folder.columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, SETTINGS, STEP_COLUMNS, SUMMARY_TEXTS
 from dsnb.run_folder.paths import RunPaths
-from dsnb.settings import aliases, deepspeed_keys
-from dsnb.settings.experiment import DEFAULTS
+from dsnb.run_folder.result import missing_record
+from dsnb.settings import deepspeed_keys
+from dsnb.settings.experiment import DEFAULTS, with_current_names, with_former_defaults
 from dsnb.system import hardware
 
 NOTEBOOK_END_BYTES = 8 * 1024
 STEP_BATCH = 2000
 """Run folders whose steps are parsed at once."""
-STEP_KINDS: dict[str, type] = {**dict.fromkeys(STEP_COLUMNS, float), "phase": str, "skipped": bool}
+STEP_TYPES = {**dict.fromkeys(STEP_COLUMNS, pa.float64()), "phase": pa.string(), "skipped": pa.bool_()}
+STEP_FIELDS = arrow.ParseOptions(explicit_schema=pa.schema([*STEP_TYPES.items()]), unexpected_field_behavior="ignore")
 MAX_HOST = 253
 """Characters; the limit of the domain name system."""
 MAX_DIGEST = 12
@@ -47,7 +53,7 @@ def read_columns(folders: Sequence[str]) -> Columns:
     """Return the content of run folders by column; an unfinished run has the status `interrupted`."""
     names = (EXPERIMENT, MACHINE, RESULT)
     by_file = {name: [records.read_json(f"{folder}/{name}") for folder in folders] for name in names}
-    by_file[EXPERIMENT] = [record and record_schema.with_current_names(record) for record in by_file[EXPERIMENT]]
+    by_file[EXPERIMENT] = [record and with_current_names(record) for record in by_file[EXPERIMENT]]
     problems = _clean(by_file)
     ends = [
         _status_and_cause(settings, machine, result, f"{folder}/{_STEPS}", problems.get(place))
@@ -55,11 +61,11 @@ def read_columns(folders: Sequence[str]) -> Columns:
     ]
     given, machines, results = ([record or {} for record in of_runs] for of_runs in by_file.values())
     # A setting that is missing was added after the run was made, so its former default applied.
-    settings = [{**DEFAULTS, **aliases.with_former_defaults(record)} if record else {} for record in given]
+    settings = [{**DEFAULTS, **with_former_defaults(record)} if record else {} for record in given]
     columns = _fields(settings, [*SETTINGS, "device", *ORDER]) | _keys(settings)
-    columns |= _fields([_mapping(result, "summary") for result in results], [*METRIC_COLUMNS, *SUMMARY_TEXTS])
+    columns |= _fields([result.get("summary") or {} for result in results], [*METRIC_COLUMNS, *SUMMARY_TEXTS])
     columns |= _fields(machines, ENVIRONMENT)
-    phases = _fields([_mapping(result, "phases_s") for result in results], PHASES)
+    phases = _fields([result.get("phases_s") or {} for result in results], PHASES)
     columns |= {f"{phase}_s": times_s for phase, times_s in phases.items()}
     columns["status"], columns["cause"] = ([end[part] for end in ends] for part in (0, 1))
     columns["variables"] = [_words(machine.get("variables")) for machine in machines]
@@ -89,12 +95,18 @@ def _derived(columns: Columns, settings: Records, machines: Records) -> Columns:
     ]
     is_cpu = [record.get("device") == "cpu" for record in settings]
     columns["allocator"] = [None if cpu else kind for cpu, kind in zip(is_cpu, columns["allocator"], strict=True)]
-    columns["data_parallel"] = each(_data_parallel, "gpus", "tensor_parallel", "pipeline_parallel")
+    columns["data_parallel"] = each(
+        lambda gpus, *sizes: gpus // math.prod(sizes) if min(gpus, *sizes) > 0 else None,
+        *("gpus", "tensor_parallel", "pipeline_parallel"),
+    )
     columns["peak"] = each(hardware.matmul_tflops, "gpu_name", "precision")
     columns["gpu_hours"] = each(metrics.run_gpu_hours, "wall_on_gpus_s", "gpus")
     return columns | {
         "source": ["dsnb"] * len(settings),
-        "global_batch_size": each(_batch, "micro_batch_size", "grad_accum", "data_parallel"),
+        "global_batch_size": each(
+            lambda size, *times: size * math.prod(times) if isinstance(size, int) else None,
+            *("micro_batch_size", "grad_accum", "data_parallel"),
+        ),
         "gpu_memory_gib": each(min, "gpu_memory_gib", "limit_gib"),
         "tokens_per_joule": each(metrics.tokens_per_joule, "tokens_per_s_per_gpu", "power_w"),
         "cost": each(metrics.cost, "gpu_hours", "price"),
@@ -103,20 +115,12 @@ def _derived(columns: Columns, settings: Records, machines: Records) -> Columns:
     }
 
 
-def _data_parallel(gpus: int, tensor: int, pipeline: int) -> int | None:
-    return gpus // (tensor * pipeline) if min(gpus, tensor, pipeline) > 0 else None
-
-
-def _batch(micro_batch_size: int | str, grad_accum: int, data_parallel: int) -> int | None:
-    return micro_batch_size * grad_accum * data_parallel if isinstance(micro_batch_size, int) else None
-
-
 def _status_and_cause(
     settings: Any, machine: Any, result: Any, steps: str, problem: str | None
 ) -> tuple[str, str | None]:
     """Return the status and cause of a run; `interrupted` for an unfinished one, whatever its result says."""
-    if reason := problem or finished.missing_record(settings, machine, result, os.path.exists(steps)):
-        return "interrupted", f"{reason}; {finished.AGAIN}"
+    if reason := problem or missing_record(settings, machine, result, os.path.exists(steps)):
+        return "interrupted", f"{reason}; start the sweep again"
     return result["status"], result.get("cause")
 
 
@@ -137,18 +141,12 @@ def _fields(records_of_runs: Records, names: list[str]) -> Columns:
     return {name: [record.get(name) for record in records_of_runs] for name in names}
 
 
-def _mapping(record: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return the object under a key of a record; an empty one if there is none."""
-    value = record.get(key)
-    return value if isinstance(value, dict) else {}
-
-
 def _keys(settings: Records) -> Columns:
     """Return a column for each key of DeepSpeed's configuration that any run sets; None for DeepSpeed's default.
 
     Lists become text, and so do values of several types, so that they can be sorted.
     """
-    given = [_mapping(record, deepspeed_keys.NAME) for record in settings]
+    given = [record.get(deepspeed_keys.NAME) or {} for record in settings]
     columns = {}
     for path in sorted(set().union(*given)):
         values = [keys.get(path) for keys in given]
@@ -159,9 +157,9 @@ def _keys(settings: Records) -> Columns:
     return columns
 
 
-def _words(values: Any, max_length: int | None = None) -> str | None:
+def _words(values: dict[str, Any] | None, max_length: int | None = None) -> str | None:
     """Return an object as `name=value name=value`, values cut to a length; None if it was not recorded."""
-    if not isinstance(values, dict):
+    if values is None:
         return None
     return " ".join(shlex.quote(f"{name}={str(value)[:max_length]}") for name, value in sorted(values.items()))
 
@@ -173,9 +171,8 @@ def _hosts(path: str, settings: dict[str, Any]) -> str | None:
     """
     if not settings.get("hostfile"):
         return None
-    nodes = (records.read_json(path) or {}).get("nodes")
-    names = [node.get("host") for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
-    hosts = [name for name in names if isinstance(name, str)]
+    nodes = (record_schema.read(Path(path)) or {}).get("nodes", [])
+    hosts = [node["host"] for node in nodes if "host" in node]
     if not hosts:
         hosts = [host.partition(":")[0] for host in str(settings.get("include") or "").split("@")]
         hosts = hosts if hosts[0] and len(hosts) == settings.get("nodes") else []
@@ -208,11 +205,7 @@ def _model_name(settings: dict[str, Any]) -> str | None:
 
 
 def read_steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:
-    """Return the steps of all run folders in one table, and the number of steps of each.
-
-    Files are parsed in batches by pyarrow. If a file is damaged, the files of its batch are parsed one by one, and the
-    damaged one line by line: complete lines are kept.
-    """
+    """Return the steps of all run folders in one table, and the number of steps of each."""
     tables, counts = [pd.DataFrame(columns=STEP_COLUMNS)], []
     for first in range(0, len(folders), STEP_BATCH):
         table, lengths = _parse([f"{folder}/{_STEPS}" for folder in folders[first : first + STEP_BATCH]])
@@ -222,14 +215,14 @@ def read_steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:
 
 
 def _parse(paths: list[str]) -> tuple[pd.DataFrame, list[int]]:
+    """Parse files of steps at once, or, if any is damaged, line by line: complete lines are kept."""
     raws = [records.read_bytes(path) or b"" for path in paths]
     raws = [raw if not raw or raw.endswith(b"\n") else raw + b"\n" for raw in raws]
-    lengths = [raw.count(b"\n") for raw in raws]
-    table = records.json_table(b"".join(raws), STEP_KINDS)
-    if table is not None and len(table) == sum(lengths):
-        return table, lengths
-    if len(paths) > 1:
-        parts = [_parse([path]) for path in paths]
-        return pd.concat([part for part, _ in parts], ignore_index=True), [length for _, (length,) in parts]
-    read = pd.DataFrame(records.read_lines(Path(paths[0])), columns=STEP_COLUMNS)
-    return read, [len(read)]
+    whole, lengths = b"".join(raws), [raw.count(b"\n") for raw in raws]
+    if whole.count(b"\n{") + whole.startswith(b"{") == sum(lengths) > 0:  # pyarrow 26 crashes at a first line `null`
+        with contextlib.suppress(pa.ArrowException, ValueError):
+            table = arrow.read_json(pa.BufferReader(whole), arrow.ReadOptions(block_size=16 * 2**20), STEP_FIELDS)
+            if len(table) == sum(lengths):
+                return table.to_pandas(), lengths
+    lines = [records.read_lines(Path(path)) for path in paths]
+    return pd.DataFrame([*chain.from_iterable(lines)], columns=STEP_COLUMNS), [*map(len, lines)]

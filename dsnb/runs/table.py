@@ -9,8 +9,7 @@ import pandas as pd
 
 from dsnb.formulas.metrics import UTILIZATION_S
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
-from dsnb.settings import aliases
+from dsnb.settings.experiment import CURRENT_NAMES
 from dsnb.settings.training import compile_mode
 
 ALIASES = {
@@ -18,27 +17,16 @@ ALIASES = {
     "origins": "provenance",
     "not_ok": "n_failed",
     "timed_wall_s": "timed_s",
-    **aliases.CURRENT_NAMES,
+    **CURRENT_NAMES,
 }
 """Former name of a column of runs or of a summary -> current name. (In GPU samples, `gpu` is an index and stays.)"""
 UTILIZATION = "gpu_util_pct"
 COLUMN = "of_plain"
 RATE, RATE_OF_ALL = "tokens_per_s_per_gpu", "tokens_per_s"
 WORK = [
-    "model",
-    "seq_len",
-    "data",
-    "lora_rank",
-    "micro_batch_size",
-    "grad_accum",
-    "precision",
-    "optimizer",
-    "gradient_clipping",
-    "dropout",
-    "loss",
-    "activation_checkpointing",
-    "checkpoint_every",
-]
+    "model", "seq_len", "data", "lora_rank", "micro_batch_size", "grad_accum", "precision", "optimizer",
+    "gradient_clipping", "dropout", "loss", "activation_checkpointing", "checkpoint_every",
+]  # fmt: skip
 """Runs that are equal in these, in attention (fused or not) and in hardware compute the same on each GPU.
 
 How the work is shared, moved and compiled is what the ratio compares: strategy, ZeRO stage, offload, overlap,
@@ -72,35 +60,25 @@ def named_runs(table: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(experiment=full)
 
 
-def without_noise(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return runs without the utilization of those whose timed steps took less than `UTILIZATION_S`.
+def numbers(runs: pd.DataFrame, name: str) -> pd.Series:
+    """Return a column as floats; NaN where it is missing or no number."""
+    column = runs.get(name, pd.Series(index=runs.index, dtype=float))
+    return pd.to_numeric(column, errors="coerce").astype(float)
 
-    Parameters
-    ----------
-    runs
-        One row per run in the columns of `dsnb.load_runs`. The time of the timed steps is `timed_s`, otherwise
-        `timed_steps` x `step_time_s`; where neither is known, the figure stays.
-    """
+
+def without_noise(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs without the utilization of those whose timed steps are known to have taken less than 5 s."""
     timed_s = numbers(runs, "timed_s").fillna(numbers(runs, "timed_steps") * numbers(runs, "step_time_s"))
     is_short = timed_s < UTILIZATION_S
     return runs.assign(**{UTILIZATION: runs[UTILIZATION].mask(is_short)}) if is_short.any() else runs
 
 
 def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return runs with the column `of_plain`.
+    """Return runs with `of_plain`; a table without a plain run is returned as it is.
 
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it; columns may be missing.
-
-    Returns
-    -------
-    pandas.DataFrame
-        `of_plain` is tokens/s/GPU divided by the median of the fastest plain setting (`strategy` `plain`) that does the
-        same work (`WORK`, fused attention or not) on the same GPU; NaN where there is none. On a CPU it is tokens/s of
-        all ranks, which share the cores that a plain process has to itself. A table without a plain run is
-        returned as it is.
+    It is tokens/s/GPU divided by the median of the fastest plain setting (`strategy` `plain`) that does the same work
+    (`WORK`, fused attention or not) on the same GPU; NaN where there is none. On a CPU it is tokens/s of all ranks,
+    which share the cores that a plain process has to itself.
     """
     plain = (runs.get("strategy") == "plain") & (runs.get("status") == "ok")
     if not isinstance(plain, pd.Series) or not plain.any():

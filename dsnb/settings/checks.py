@@ -15,7 +15,7 @@ from typing import Any
 from dsnb.errors import SettingsError
 from dsnb.files.plain_text import short_repr
 from dsnb.formulas import model_shapes
-from dsnb.settings import causal_models, deepspeed_keys, hostfile, inputs, rules
+from dsnb.settings import deepspeed_keys, hostfile, inputs, rules
 from dsnb.settings.rules import Rule
 from dsnb.system import hardware
 
@@ -48,6 +48,19 @@ ALLOWED_IN = {
     "name": "use letters, digits, '.', '_' and '-' only",
 }
 """The words about values of another form, for settings and fields of which more can be said."""
+DECODERS_IF_SET = (
+    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
+    "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl",
+    "xmod",
+)  # fmt: skip
+"""Types of encoders, which are causal only with `is_decoder: true`."""
+ENCODER_DECODERS = (
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "musicgen", "musicgen_melody",
+    "mvp", "pegasus", "plbart", "prophetnet", "whisper",
+)  # fmt: skip
+"""Types of encoder-decoders, by default, of which transformers builds the decoder."""
+CAUSAL = "give a causal language model, such as GPT-2, Llama or Mixtral"
+SEEN = "tokens also attend to later ones"
 
 
 def closest_match(name: str, names: Iterable[str]) -> str | None:
@@ -79,7 +92,10 @@ def allowed_values(detail: Mapping[str, Any], name: str = "") -> str:
 
 def _model(s: SimpleNamespace) -> Iterator[str]:
     preset, path = model_shapes.PRESETS.get(s.model), model_shapes.local_config(s.model)
-    if problem := causal_models.local_problem(s.model):
+    config = model_shapes.local_fields(s.model)
+    if path and config is None:
+        yield f"model is {short_repr(s.model)}: its configuration is not a JSON object; {CAUSAL}"
+    elif config is not None and (problem := not_causal(s.model, config)):
         yield problem
     if not (preset or path or model_shapes.is_hub_id(s.model)):
         match = closest_match(s.model, model_shapes.PRESETS)
@@ -94,6 +110,25 @@ def _model(s: SimpleNamespace) -> Iterator[str]:
         yield f"weights is 'pretrained': there are no trained weights for {s.model}; use 'random'"
     elif path and not [*path.parent.glob("*.safetensors"), *path.parent.glob("*.bin")]:
         yield f"weights is 'pretrained': there are no weights beside {path}; use 'random' or add them"
+
+
+def not_causal(model: str, config: Mapping[str, Any]) -> str | None:
+    """Return why a model with these fields of `config.json` is not trained; None if it is a causal language model.
+
+    transformers builds a language model from more than that. BERT's family sees all tokens, among them the one that it
+    should predict, so that its loss falls without learning; of an encoder-decoder it builds a half.
+    """
+    kind = config.get("model_type")
+    says = f"model is {short_repr(model)}: "
+    if not isinstance(kind, str):
+        return f"{says}its configuration has no model_type; {CAUSAL}"
+    if config.get("is_encoder_decoder", kind in ENCODER_DECODERS):
+        return f"{says}{kind} is an encoder-decoder; {CAUSAL}"
+    if kind in DECODERS_IF_SET and not config.get("is_decoder"):
+        return f"{says}{kind} is an encoder: its {SEEN}; set is_decoder to true in its configuration, or {CAUSAL}"
+    if kind == "xlnet" or (kind == "xlm" and not config.get("causal")):
+        return f"{says}in {kind}, {SEEN}; {CAUSAL}"
+    return None
 
 
 def _sizes(s: SimpleNamespace) -> Iterator[str]:

@@ -19,7 +19,6 @@ from dsnb.files.plain_text import short_repr
 
 NAME = "deepspeed"
 PREFIX = f"{NAME}."
-CHECK_LIMIT_S = 120.0
 DECIDED = {
     "train_batch_size": "it follows from micro_batch_size, grad_accum and gpus",
     "train_micro_batch_size_per_gpu": "set micro_batch_size",
@@ -140,9 +139,9 @@ def unknown_keys(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
 
 @functools.cache
 def _checked(zero_stage: int, keys: str) -> tuple[str, ...]:
-    command = [sys.executable, "-m", "dsnb.train.config_check", str(zero_stage)]
+    command = [sys.executable, "-m", "dsnb.train.ask_deepspeed", str(zero_stage)]
     try:
-        done = subprocess.run(command, input=keys, capture_output=True, text=True, timeout=CHECK_LIMIT_S, check=False)
+        done = subprocess.run(command, input=keys, capture_output=True, text=True, timeout=120, check=False)
         return tuple(json.loads(done.stdout.splitlines()[-1]))
     except (subprocess.TimeoutExpired, OSError, ValueError, IndexError):
         return ()  # DeepSpeed cannot be imported here: the launch will say why

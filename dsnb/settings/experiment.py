@@ -1,4 +1,4 @@
-"""The settings of one run: what is trained, where and within which limits; its name and derived values.
+"""The settings of one run: what is trained, where and within which limits; its name, derived values, former settings.
 
 The axes of a training are in `dsnb.settings.training`, the rules between settings in `dsnb.settings.rules`, and the
 checks against this machine in `dsnb.settings.checks`.
@@ -16,14 +16,22 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
-from dsnb.settings import aliases, checks, deepspeed_keys, hostfile
+from dsnb.settings import checks, deepspeed_keys, hostfile
 from dsnb.settings.hostfile import Host
-from dsnb.settings.setting import Setting, experiment_name
-from dsnb.settings.training import AtLeast1, NotNegative, Positive, Training
+from dsnb.settings.training import AtLeast1, NotNegative, Positive, Setting, Training, compile_mode, text
 from dsnb.system import hardware
 
 RECORD = "experiment.json"
 """Name of the file in a run's folder with its settings."""
+FIRST_IN_NAMES = (
+    "grad_accum", "activation_checkpointing", "tensor_parallel", "pipeline_parallel", "offload", "mixed_precision",
+    "attention", "compile", "compile_unit", "loss", "lora_rank", "optimizer", "gradient_compression",
+    "memory_limit_gib", "allocator", "weights", "dropout", "data", "tokenizer", "nodes", "learning_rate",
+    "gradient_clipping", "seed",
+)  # fmt: skip
+"""Order of the parts that names have had longest; the others follow as they are declared."""
+CURRENT_NAMES = {"hang_limit_s": "step_timeout_s"}
+"""Former name -> current name."""
 Supervision = partial(Setting, is_supervision=True)
 Name = Annotated[str, Supervision()]
 SshUser = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$"), Supervision()]
@@ -74,7 +82,7 @@ class Experiment(Training):
 
     def __init__(self, /, **settings: Any) -> None:
         fields = type(self).model_fields
-        settings = deepspeed_keys.flattened(aliases.with_current_names(settings))
+        settings = deepspeed_keys.flattened(with_current_names(settings))
         unknown = [key for key in settings if key not in fields]
         known = {key: value for key, value in settings.items() if key not in unknown}
         problems = [checks.unknown_setting(key, fields) for key in unknown]
@@ -127,9 +135,9 @@ class Experiment(Training):
         name is like that of a setting is refused: papermill would only warn about it. The former name of a setting
         replaces the default of the parameters cell.
         """
-        known = {*cls.model_fields, *aliases.CURRENT_NAMES}
+        known = {*cls.model_fields, *CURRENT_NAMES}
         settings = {key: value for key, value in names.items() if key in known and not isinstance(value, ModuleType)}
-        for former, current in aliases.CURRENT_NAMES.items():
+        for former, current in CURRENT_NAMES.items():
             if former in settings and settings.get(current) == DEFAULTS[current]:
                 del settings[current]
         misspelled = {
@@ -157,14 +165,14 @@ class Experiment(Training):
     @classmethod
     def recorded(cls, record: Mapping[str, Any]) -> Self:
         """Return the settings of a record, unchecked, with defaults for those that it lacks."""
-        settings = aliases.with_current_names(record)
+        settings = with_current_names(record)
         return cls.model_construct(**{key: value for key, value in settings.items() if key in cls.model_fields})
 
     @classmethod
     def requested(cls, record: Mapping[str, Any]) -> Self:
         """Return the settings of a record as they were asked for, unchecked: every `auto` is to be resolved again."""
         asked = record.get("asked")
-        return cls.recorded({**record, **aliases.with_current_names(asked)} if isinstance(asked, dict) else record)
+        return cls.recorded({**record, **with_current_names(asked)} if isinstance(asked, dict) else record)
 
     @property
     def name(self) -> str:
@@ -173,7 +181,13 @@ class Experiment(Training):
         Further parts appear only where a setting differs from its default. Steps, warm-up, time limit and device
         are left out: they are part of how a setting is measured.
         """
-        return experiment_name(self, DECLARED, DEFAULTS)
+        sharing = f"zs{self.zero_stage}" if self.strategy == "deepspeed" else self.strategy
+        parts = [f"{sharing}_{self.precision}_gpus{self.gpus}_bs{self.micro_batch_size}_sl{self.seq_len}"]
+        for key in dict.fromkeys((*FIRST_IN_NAMES, *DECLARED)):
+            short, value = DECLARED[key].short, getattr(self, key)
+            if short and value != DEFAULTS[key]:
+                parts.append(short(self) if callable(short) else short.replace("{}", text(value)))
+        return "_".join(parts)
 
     @property
     def name_with_model(self) -> str:
@@ -225,3 +239,31 @@ DECLARED = {name: Setting.of(name, field) for name, field in Experiment.model_fi
 """The words of every setting, and its part of an experiment's name."""
 SUPERVISION = tuple(name for name, setting in DECLARED.items() if setting.is_supervision)
 """Settings that do not affect what is measured: in no name and no column; they may change when a sweep is resumed."""
+
+
+def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings, and those that were `asked` for, under their current names, which count if both are given."""
+    settings = {
+        CURRENT_NAMES.get(key, key): settings[key] for key in settings if CURRENT_NAMES.get(key) not in settings
+    }
+    if isinstance(settings.get("compile"), bool):
+        settings["compile"] = compile_mode(settings["compile"])
+    if isinstance(asked := settings.get("asked"), Mapping):
+        settings["asked"] = with_current_names(asked)
+    return settings
+
+
+def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run with what it did where its record has no such setting yet.
+
+    DeepSpeed accumulated the gradients of native bf16 in bf16 before `grad_accum_dtype` said otherwise, and on GPUs
+    torch's allocator was the default one before `allocator` chose.
+    """
+    if settings and "allocator" not in settings and settings.get("device") != "cpu":
+        settings = {**settings, "allocator": "default"}
+    if "grad_accum_dtype" in settings:
+        return dict(settings)
+    every = {**DEFAULTS, **settings}
+    native_bf16 = (every["strategy"], every["precision"], every["mixed_precision"]) == ("deepspeed", "bf16", "native")
+    several = isinstance(every["grad_accum"], int) and every["grad_accum"] > 1
+    return {**settings, "grad_accum_dtype": "bf16"} if native_bf16 and several else dict(settings)

@@ -34,19 +34,9 @@ class Host:
 
 
 def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ...]:
-    """Return the hosts of a hostfile, or of the Slurm allocation, after filtering.
+    """Return the hosts of a hostfile (a path, or `slurm`) that DeepSpeed's filters leave.
 
-    Parameters
-    ----------
-    hostfile
-        A path, or `slurm`.
-    include, exclude
-        DeepSpeed's filters: `worker-1@worker-2:0,2` names a whole host and two GPUs of another one.
-
-    Raises
-    ------
-    SettingsError
-        With every bad line at once; or if a filter names an unknown host or GPU, or leaves no host.
+    `worker-1@worker-2:0,2` names a whole host and two GPUs of another one.
     """
     available = _allocated() if hostfile == SLURM else read(hostfile)
     if include and exclude:
@@ -64,13 +54,7 @@ def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ..
 
 
 def read(path: str | Path) -> tuple[Host, ...]:
-    """Read a hostfile.
-
-    Raises
-    ------
-    SettingsError
-        With every bad line at once.
-    """
+    """Read a hostfile; a SettingsError names every bad line at once."""
     try:
         lines = Path(path).expanduser().read_text("utf-8-sig").splitlines()  # some editors write a byte order mark
     except (OSError, RuntimeError, ValueError) as error:
@@ -118,12 +102,7 @@ def _filter(which: str, text: str, available: Sequence[Host]) -> dict[str, set[i
 def place(available: Sequence[Host], ranks: int, nodes: int = 1) -> tuple[Host, ...]:
     """Return the hosts of a run: the first ones, at least `nodes` and as few as possible, with equally many ranks each.
 
-    Where no equal share fits, hosts are filled one after the other.
-
-    Raises
-    ------
-    SettingsError
-        If there are too few slots or hosts.
+    Where no equal share fits, hosts are filled one after the other. Too few slots or hosts are a SettingsError.
     """
     for count in range(nodes, len(available) + 1):
         share, rest = divmod(ranks, count)

@@ -69,19 +69,9 @@ def external_items(settings: Mapping[str, Any]) -> list[ExternalItem]:
 
 
 def chosen(names: Iterable[str], parts: Collection[str]) -> list[str]:
-    """Return the names of the files that a run reads of a model's or tokenizer's folder, as transformers does.
+    """Return which files of a model's or tokenizer's folder transformers reads for these parts of an `ExternalItem`.
 
-    Parameters
-    ----------
-    names
-        All files of the folder; those in subfolders and with unusual names are ignored.
-    parts
-        Of `config`, `weights` and `tokenizer`.
-
-    Raises
-    ------
-    FetchError
-        If a part is missing.
+    Files in subfolders and with unusual names are ignored; a missing part is a FetchError.
     """
     there = [name for name in names if PLAIN_NAME.fullmatch(name)]
     files = {*fnmatch.filter(there, CONFIG)}
@@ -98,13 +88,7 @@ def chosen(names: Iterable[str], parts: Collection[str]) -> list[str]:
 
 
 def weights(there: Collection[str]) -> list[str]:
-    """Return the names of the weight files: one, or an index and its shards (`NAME-00001-of-00002.SUFFIX`).
-
-    Raises
-    ------
-    FetchError
-        If there are none, or one is missing.
-    """
+    """Return the names of the weight files: one, or an index and all its shards (`NAME-00001-of-00002.SUFFIX`)."""
     files = next((found for pattern in WEIGHTS if (found := fnmatch.filter(there, pattern))), None)
     if files is None:
         raise FetchError("there are no weights that transformers could load (model.safetensors, pytorch_model.bin)")
@@ -115,13 +99,7 @@ def weights(there: Collection[str]) -> list[str]:
 
 
 def files_of(item: ExternalItem) -> dict[str, Path]:
-    """Return the local files that a run reads of a setting's file or folder, by their names in records.
-
-    Raises
-    ------
-    FetchError
-        If a file is missing.
-    """
+    """Return the local files that a run reads of a setting's file or folder, by their names in records."""
     path = Path(item.name).expanduser()
     if not path.exists():
         raise FetchError(f"{item.setting} is {item.name!r}: it is not a file")

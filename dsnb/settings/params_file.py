@@ -7,16 +7,24 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml
-from dsnb.settings import aliases, checks, deepspeed_keys
-from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings import checks, deepspeed_keys
+from dsnb.settings.experiment import CURRENT_NAMES, DEFAULTS, Experiment, with_current_names
 
 MAX_RUNS = 10_000
+
+
+def _with_current_names(settings: Any) -> Any:
+    """Return settings of runs under their current names, with every key of DeepSpeed as a setting of its own."""
+    return with_current_names(deepspeed_keys.dotted(settings)) if isinstance(settings, dict) else settings
+
+
+CURRENT = BeforeValidator(_with_current_names)
 
 
 class ParamsFile(BaseModel):
@@ -28,13 +36,13 @@ class ParamsFile(BaseModel):
     """Name of the output folder: letters, digits, '.', '_' and '-'."""
     question: str = ""
     """The question that the sweep answers; the report begins with it."""
-    defaults: dict[str, Any] = {}
+    defaults: Annotated[dict[str, Any], CURRENT] = {}
     """Settings of every run."""
-    grid: dict[str, list[Any]] = {}
+    grid: Annotated[dict[str, list[Any]], CURRENT] = {}
     """Lists of values; every combination is an experiment."""
-    include: list[dict[str, Any]] = []
+    include: list[Annotated[dict[str, Any], CURRENT]] = []
     """Further experiments: settings on top of the defaults; lists are multiplied within their entry."""
-    exclude: list[dict[str, Any]] = []
+    exclude: list[Annotated[dict[str, Any], CURRENT]] = []
     """Combinations of the grid to leave out: those with all the values of one entry."""
     repeats: int = Field(default=1, strict=True, ge=1, le=1000)
     """Number of runs of every experiment."""
@@ -48,37 +56,8 @@ class ParamsFile(BaseModel):
     """Leave out the settings that are predicted not to fit into the memory of this machine's GPUs."""
 
 
-SETTINGS_OF_RUNS = ("defaults", "grid", "include", "exclude")
-"""Fields that hold settings of runs."""
-
-
-def _with_current_names(value: Any) -> Any:
-    """Return settings of runs under their current names, with every key of DeepSpeed as a setting of its own."""
-    if isinstance(value, list):
-        return [_with_current_names(entry) for entry in value]
-    return aliases.with_current_names(deepspeed_keys.dotted(value)) if isinstance(value, dict) else value
-
-
-def _unknown_field(key: str) -> str:
-    """Return the sentence about a field that a params file does not have."""
-    fields, settings = ParamsFile.model_fields, Experiment.model_fields
-    where = "put settings below 'defaults:'"
-    if key in settings or key in aliases.CURRENT_NAMES or key.startswith(deepspeed_keys.PREFIX):
-        return f"{key!r} is a setting of runs: {where}, or below 'grid:' with a list of values"
-    match = checks.closest_match(key, [*fields, *settings])
-    if match in settings:
-        return f"{checks.unknown_setting(key, settings)} {where}"
-    return checks.unknown_setting(key, fields)
-
-
 def read_params(path: str | Path) -> ParamsFile:
-    """Read a params file.
-
-    Raises
-    ------
-    SettingsError
-        If it cannot be read, is not plain YAML, or has unknown or wrong fields.
-    """
+    """Read a params file; a SettingsError has a sentence for every unknown or wrong field."""
     path = Path(path)
     content = plain_yaml.read(path, "params file")
     if not isinstance(content, dict):
@@ -87,34 +66,31 @@ def read_params(path: str | Path) -> ParamsFile:
 
 
 def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
-    """Return the checked content of a params file under current names of settings; `path` names it in messages.
-
-    Every key of DeepSpeed becomes a setting of its own, `deepspeed.SECTION.KEY`.
-    """
-    fields = ParamsFile.model_fields
-    content = {key: _with_current_names(value) if key in SETTINGS_OF_RUNS else value for key, value in content.items()}
-    problems = [_unknown_field(key) for key in content if key not in fields]
+    """Return the checked content of a params file; `path` names it in messages."""
     try:
-        file = ParamsFile(**{key: value for key, value in content.items() if key in fields})
+        return ParamsFile.model_validate(content)
     except ValidationError as error:
-        for detail in error.errors(include_url=False):
-            is_missing = detail["type"] == "missing"
-            problems.append(
-                f"{detail['loc'][0]} is missing: add it" if is_missing else checks.invalid_value(dict(detail))
-            )
-    if problems:
-        raise SettingsError([f"params file {str(path)!r}: {problem}" for problem in problems])
-    return file
+        details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
+    raise SettingsError([f"params file {str(path)!r}: {_problem(dict(detail))}" for detail in details])
+
+
+def _problem(detail: dict[str, Any]) -> str:
+    """Return the sentence for one of pydantic's error details."""
+    key, fields, settings = str(detail["loc"][0]), ParamsFile.model_fields, Experiment.model_fields
+    if detail["type"] == "missing":
+        return f"{key} is missing: add it"
+    if key in fields:
+        return checks.invalid_value(detail)
+    where = "put settings below 'defaults:'"
+    if key in settings or key in CURRENT_NAMES or key.startswith(deepspeed_keys.PREFIX):
+        return f"{key!r} is a setting of runs: {where}, or below 'grid:' with a list of values"
+    if checks.closest_match(key, [*fields, *settings]) in settings:
+        return f"{checks.unknown_setting(key, settings)} {where}"
+    return checks.unknown_setting(key, fields)
 
 
 def combinations(file: ParamsFile) -> list[dict[str, Any]]:
-    """Return the settings of every experiment, unchecked, in the order of the file.
-
-    Raises
-    ------
-    SettingsError
-        If there are too many, or an axis or an entry of `exclude` is empty or unknown.
-    """
+    """Return the settings of every experiment, unchecked, in the order of the file."""
     for entry in file.exclude:
         if not entry:
             raise SettingsError("exclude has an empty entry, which would exclude every run: name settings or remove it")

@@ -31,20 +31,15 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def check(tokens: object, prices: Mapping[str, object], **amounts: object) -> None:
-    """Refuse tokens, prices (by what they are called in a message) and other amounts that no plan can have.
+    """Refuse tokens, prices (by what they are called in a message) and other amounts that are no finite numbers.
 
-    Raises
-    ------
-    SettingsError
-        With a sentence for each value that is not a finite number of 0 or more; tokens are more than 0. None is no
-        amount.
+    Tokens must be more than 0, all others at least 0. An amount may be None.
     """
-    problems = (
-        [] if is_number(tokens) and tokens > 0 else [f"tokens is {tokens!r}: give a finite number of more than 0"]
-    )
-    for name, value in {**prices, **{name: value for name, value in amounts.items() if value is not None}}.items():
-        if not (is_number(value) and value >= 0):
-            problems.append(f"{name} is {value!r}: give a finite number of 0 or more")
+    given = {**prices, **{name: value for name, value in amounts.items() if value is not None}}
+    wrong = [name for name, value in given.items() if not (is_number(value) and value >= 0)]
+    problems = [f"{name} is {given[name]!r}: give a finite number of 0 or more" for name in wrong]
+    if not (is_number(tokens) and tokens > 0):
+        problems.insert(0, f"tokens is {tokens!r}: give a finite number of more than 0")
     if problems:
         raise SettingsError(problems)
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 from dsnb.formulas.model_shapes import facts
-from dsnb.settings.derived import CUDA_GRAPHS, accumulates_in_fp32, compiles_blocks
-from dsnb.settings.training import Training
+from dsnb.settings.training import CUDA_GRAPHS, Training, accumulates_in_fp32, compiles_blocks
 
 Rule = Callable[[SimpleNamespace], Iterator[str]]
 HALF = ("fp16", "bf16")
@@ -46,11 +45,10 @@ EXCLUSIVE = {
     ("compile", "pipeline_parallel"): "the pipeline engine cannot compile",
 }
 """Pairs of settings that cannot both differ from their defaults, and why."""
-_DEFAULTS = {name: field.default for name, field in Training.model_fields.items()}
 
 
 def _is_set(name: str, s: SimpleNamespace) -> bool:
-    return bool(getattr(s, name) != _DEFAULTS[name])
+    return bool(getattr(s, name) != Training.model_fields[name].default)
 
 
 def _deepspeed_alone(s: SimpleNamespace) -> Iterator[str]:

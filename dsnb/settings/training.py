@@ -1,22 +1,102 @@
 """The settings of what is trained and measured; where and within which limits it runs is in `experiment`.
 
 Everything about a setting is declared here once: name, type, default, meaning, words, and part of an experiment's name.
+At the end is what follows from several settings at once, for everything that acts on it or predicts it.
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 from dsnb.formulas import model_shapes
 from dsnb.settings import deepspeed_keys
-from dsnb.settings.setting import Setting
 
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 """Fixed options of the optimizer: torch's defaults. Adafactor uses the weight decay alone."""
 
 LIMIT = 2**63
 """Integers are smaller than this: torch's have 64 bits."""
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Modes of `compile` that use CUDA graphs on a GPU."""
+CHUNK_TOKENS = 2048
+"""The most tokens of a chunk of the loss. The output layer's gradient is read and written once for each chunk: with
+half as many, the layer and its loss took 4 to 15 % longer, compiled (docs/LOG.md)."""
+GENERAL = {"auto": "default", "none": "no", "": "no", "-": "unknown"}
+"""Values that mean the same for all settings, and the word in front of a setting's title that says it."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a setting is displayed; `phrase` describes one of its values, as in "ZeRO 3"."""
+
+    title: str = ""
+    """By default the setting's name with spaces."""
+    phrase: str = ""
+    """By default the title and the value."""
+    short: str | Callable[[Any], str] = ""
+    """Part of an experiment's name for a value other than the default: a form of the value, or a function of all
+    settings; empty if the setting is in no name."""
+    phrases: Mapping[str, str] = field(default_factory=dict)
+    """Phrases for values that `phrase` does not fit, such as a 0 that turns something off, by their text."""
+    only_with: str = ""
+    """Another setting; while it is off, this one has no effect."""
+    order: tuple[object, ...] = ()
+    """Order of the values, by default that of its type, numeric or alphabetic."""
+    is_axis: bool = False
+    """Whether this is one of the most important settings, which views show first."""
+    omit_default: bool = False
+    """Whether the default is omitted when an experiment is described by its settings."""
+    is_supervision: bool = False
+    """Whether it does not affect what is measured: it is in no column, and may change when a sweep is resumed."""
+    usual: object = None
+    """The value to omit; None for none."""
+
+    @classmethod
+    def of(cls, name: str, about: FieldInfo) -> Self:
+        """Return what is declared about a setting, completed from its name, type and default."""
+        declared = next((item for item in about.metadata if isinstance(item, cls)), cls())
+        choices = get_args(about.annotation) if get_origin(about.annotation) is Literal else ()
+        return replace(
+            declared,
+            title=declared.title or name.replace("_", " "),
+            order=declared.order or choices,
+            usual=about.default if declared.omit_default else None,
+        )
+
+    def describe(self, value: object) -> str:
+        """Return a phrase for a value, which says what `none`, `auto` and a missing value mean."""
+        shown = text(value)
+        if shown in self.phrases:
+            return self.phrases[shown]
+        if shown in GENERAL:
+            return f"{GENERAL[shown]} {self.title}"
+        phrase = self.phrase or f"{self.title} {{}}"
+        return phrase.replace("{}", "on" if value is True else "off" if value is False else shown)
+
+    def describe_unusual(self, value: object) -> str:
+        """Return a phrase for a value, empty for the usual one."""
+        return "" if self.usual is not None and value == self.usual else self.describe(value)
+
+    def sort_key(self, value: object) -> tuple[int, float, str]:
+        """Return a sort key for values: `order` first, then numbers, then texts, missing values last."""
+        if text(value) == "-":
+            return 3, 0, ""
+        if isinstance(value, int | float) and value not in self.order:
+            return 1, float(value), ""
+        return (0, self.order.index(value), "") if value in self.order else (2, 0, str(value))
+
+
+def text(value: object) -> str:
+    """Return a value of a setting as text: `true` and `false` in lower case, a dash for a missing value."""
+    if value is None or str(value) in {"nan", "<NA>", "NaT"}:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def compile_mode(value: object) -> object:
@@ -149,12 +229,7 @@ class Training(BaseModel):
     default: on at ZeRO 3, off at ZeRO 1 and 2."""
     bucket_elements: Annotated[
         Count,
-        Axis(
-            "bucket size",
-            "buckets of {} elements",
-            "bucket{}",
-            phrases={"0": "default bucket size", "1": "buckets of 1 element"},
-        ),
+        Axis("bucket size", "buckets of {} elements", "bucket{}", phrases={"0": "default bucket size"}),
     ] = 0
     """Gradients per reduction of DDP and ZeRO 1 to 3, and parameters per all-gather of the latter; 0 for their
     defaults, 25 MiB and 5e8."""
@@ -236,3 +311,30 @@ class Training(BaseModel):
     """Further keys of DeepSpeed's configuration, each an axis: `zero_optimization: {reduce_scatter: false}`."""
     profile: Flag = False
     """After the timed steps: the times of a step's parts, and a torch profiler trace."""
+
+
+def compiles_blocks(s: Mapping[str, Any]) -> bool:
+    """Return whether torch.compile sees the blocks one by one.
+
+    By itself it does where weights are gathered block by block, and where blocks are recomputed: in a graph of the
+    whole model the backward pass would compute all of them again at once.
+    """
+    if s["compile"] in {"off", "deepcompile"}:
+        return False
+    if s["compile_unit"] != "auto":
+        return bool(s["compile_unit"] == "block")
+    gathers = s["strategy"] == "fsdp" or (s["strategy"] == "deepspeed" and s["zero_stage"] == 3)
+    return bool(gathers or (s["activation_checkpointing"] and s["compile"] not in CUDA_GRAPHS))
+
+
+def gathers_blocks(s: Mapping[str, Any]) -> bool:
+    """Return whether blocks are gathered whole where weights are gathered at all: hooks are then outside of graphs."""
+    return bool(s["leaf_modules"] == "blocks" or (s["leaf_modules"] == "auto" and compiles_blocks(s)))
+
+
+def accumulates_in_fp32(s: Mapping[str, Any]) -> bool:
+    """Return whether ZeRO accumulates the gradients of native bf16 in fp32: asked for, or where it matters."""
+    native_bf16 = s["precision"] == "bf16" and s["mixed_precision"] == "native" and s["strategy"] == "deepspeed"
+    if s["grad_accum_dtype"] != "auto" or not native_bf16:
+        return bool(s["grad_accum_dtype"] == "fp32")
+    return bool(s["grad_accum"] > 1 and s["zero_stage"] > 0 and s["pipeline_parallel"] == 1)

@@ -1,17 +1,23 @@
-"""What a Slurm job may use: nodes, GPUs, partition, account and time."""
+"""On which hosts a sweep is made: what each Slurm job may use, or sub-clusters, groups of the hosts of a hostfile.
 
+Every experiment of a params file runs on every sub-cluster, as an ordinary run whose `include` names the group.
+"""
+
+import itertools
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsnb.errors import SettingsError
+from dsnb.errors import NoMatchError, SettingsError
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.hostfile import Host
-from dsnb.sweep.params import Sweep, load_sweep
+from dsnb.settings.params_file import MAX_RUNS, read_params
+from dsnb.sweep.params import Run, Sweep, load_sweep, read_with_overrides
 
 OWN_OPTIONS = {"array", "error", "job-name", "open-mode", "output", "parsable", "requeue", "wait", "wrap"} | {
     *("nodes", "gpus-per-node", "partition", "account", "constraint", "time")
@@ -21,13 +27,7 @@ OWN_OPTIONS = {"array", "error", "job-name", "open-mode", "output", "parsable", 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The most that one job may use.
-
-    Raises
-    ------
-    SettingsError
-        With every invalid option.
-    """
+    """The most that one job may use; raises SettingsError with every invalid option."""
 
     nodes: int = 1
     gpus_per_node: int = 1
@@ -62,13 +62,7 @@ class Allocation:
         return tuple(Host(f"node-{number}", tuple(range(self.gpus_per_node))) for number in range(self.nodes))
 
     def place(self, experiment: Experiment) -> Experiment:
-        """Return the experiment on as few nodes as possible.
-
-        Raises
-        ------
-        SettingsError
-            If there are too few nodes, or the nodes cannot share the ranks equally.
-        """
+        """Return the experiment on as few nodes as possible."""
         nodes = max(experiment.nodes, math.ceil(experiment.gpus / self.gpus_per_node))
         if nodes > self.nodes:
             raise SettingsError(
@@ -105,13 +99,96 @@ def load(
     """Read a params file and list its runs, as `dsnb.load_sweep` does, for jobs of this allocation.
 
     `gpus: auto` is all GPUs of the allocation; whether a node can run the settings is checked on the node.
-
-    Raises
-    ------
-    SettingsError
-        With every problem of the file and of every run at once.
     """
     changes = {**(overrides or {}), "hostfile": hostfile.SLURM}
     auto_gpus = allocation.nodes * allocation.gpus_per_node
     with hostfile.outside_allocation():
         return load_sweep(path, changes, only, output, auto_gpus=auto_gpus, adapt=allocation.place)
+
+
+def sizes(text: str) -> list[int]:
+    """Parse group sizes, such as `2` or `1,2,4`."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and len(word) < 6 and int(word) for word in words) or len(set(words)) < len(words):
+        raise SettingsError(f"sub-cluster is {text[:80]!r}: give numbers of hosts, each once, for example 2 or 1,2,4")
+    return [int(word) for word in words]
+
+
+def load_groups(
+    path: str | Path,
+    group_sizes: Sequence[int],
+    overrides: Mapping[str, Any] | None = None,
+    only: str | None = None,
+    output: str | Path | None = None,
+    hosts: Sequence[Host] | None = None,
+) -> tuple[Sweep, list[str]]:
+    """Read a params file and list its runs on every group of hosts, as `dsnb.load_sweep` does for one machine.
+
+    Returns the sweep, and a note for every group size with hosts that are in no group.
+
+    `gpus` and `nodes` of the groups replace those of the file. Sizes are executed one after the other, groups of one
+    size in parallel. Runs of one experiment are numbered over the groups, repeats outermost. With `hosts`, placeholders
+    for those of a future Slurm job, the runs have a number of hosts, but no names.
+    """
+    changes = {key: value for key, value in (overrides or {}).items() if key not in {"gpus", "nodes"}}
+    load_group = partial(load_sweep, path, only=only, output=output)
+    if hosts:
+        with hostfile.outside_allocation():
+            changes["hostfile"] = hostfile.SLURM
+            sweep, _ = _on_groups(hosts, hosts, group_sizes, changes, load_group)
+        return replace(sweep, runs=tuple(replace(run, lane="") for run in sweep.runs)), []
+    where = {**read_params(path).defaults, **changes}
+    file, include, exclude = (str(where.get(key) or "") for key in ("hostfile", "include", "exclude"))
+    if not file:
+        raise SettingsError("sub-cluster needs hosts: name them with --hostfile")
+    chosen, whole = hostfile.hosts(file, include, exclude), hostfile.hosts(file)
+    sweep, notes = _on_groups(chosen, whole, group_sizes, changes, load_group)
+    # The sweep is started again with these params: on all groups, not on the first.
+    return replace(sweep, params=read_with_overrides(path, changes).model_dump(exclude_defaults=True)), notes
+
+
+def _on_groups(
+    hosts: Sequence[Host],
+    whole: Sequence[Host],
+    group_sizes: Sequence[int],
+    changes: Mapping[str, Any],
+    load_group: Callable[[dict[str, Any]], Sweep],
+) -> tuple[Sweep, list[str]]:
+    """Return the runs of all groups, and notes about unused hosts; `whole` are the hosts with all of their GPUs."""
+    devices = {host.name: host.devices for host in whole}
+    sweeps: list[Sweep] = []
+    runs: list[Run] = []
+    notes = []
+    no_match: NoMatchError | None = None
+    for stage, size in enumerate(group_sizes):
+        if not 1 <= size <= len(hosts):
+            raise SettingsError(f"sub-cluster is {size}: there are {len(hosts)} hosts; give 1 to {len(hosts)}")
+        used = len(hosts) - len(hosts) % size
+        if rest := hosts[used:]:
+            notes.append(f"sub-clusters of {size}: unused hosts: {', '.join(host.name for host in rest)}")
+        by_gpus: dict[int, list[str]] = {}  # their number is part of the experiment
+        for group in (hosts[at : at + size] for at in range(0, used, size)):
+            lane = "@".join(_filter(host, devices[host.name]) for host in group)
+            by_gpus.setdefault(sum(len(host.devices) for host in group), []).append(lane)
+        for gpus, lanes in by_gpus.items():
+            of_group = {**changes, "include": lanes[0], "exclude": "", "nodes": size, "gpus": gpus}
+            try:
+                sweeps.append(load_group(of_group))
+            except NoMatchError as error:  # experiment names differ between group sizes
+                no_match = error
+                continue
+            for run, (place, lane) in itertools.product(sweeps[-1].runs, enumerate(lanes, start=1)):
+                number = (run.repeat - 1) * len(lanes) + place
+                experiment = run.experiment.model_copy(update={"include": lane})
+                paths = sweeps[-1].paths.run(run.name, number)
+                runs.append(replace(run, experiment=experiment, repeat=number, paths=paths, lane=lane, stage=stage))
+    if no_match and not sweeps:
+        raise no_match
+    if len(runs) > MAX_RUNS:
+        raise SettingsError(f"sub-cluster: {len(runs):,} runs: at most {MAX_RUNS:,} are allowed; split the sweep")
+    return replace(sweeps[0], runs=tuple(runs)), notes
+
+
+def _filter(host: Host, devices: tuple[int, ...]) -> str:
+    """Return a host as an `include` filter, with its GPUs if it is used in part."""
+    return host.name if host.devices == devices else f"{host.name}:{','.join(map(str, host.devices))}"

@@ -20,7 +20,7 @@ from dsnb.errors import DsnbError, KernelDiedError, LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
 from dsnb.launcher.folder import check_free_space, remove_leftovers, write_experiment
-from dsnb.launcher.outcome import without_machine_faults
+from dsnb.launcher.outcome import record_end
 from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
@@ -34,13 +34,7 @@ CHANGED = "restore it, or choose another --output, so that runs with different f
 
 
 def execute(run: Run) -> Result:
-    """Execute the run notebook for one run, and return how it ended, whatever happened.
-
-    Raises
-    ------
-    LaunchError
-        If the disk is full, or the run's folder cannot be written or is gone.
-    """
+    """Execute the run notebook for one run and return how it ended; a folder or disk at fault ends the sweep."""
     began = launch_clock.now_s()
     try:
         initialize(run)
@@ -73,15 +67,7 @@ def _raise_if_disk_full(run: Run, error: Exception) -> None:
 
 
 def initialize(run: Run) -> None:
-    """Turn a run's folder into an unfinished run with these settings: a row even if it is never launched.
-
-    Raises
-    ------
-    LaunchError
-        If the disk is full.
-    SettingsError
-        If a file that the run reads has changed since the sweep began.
-    """
+    """Turn a run's folder into an unfinished run with these settings: a row even if it is never launched."""
     if files := inputs.changed(run.inputs, inputs.digests(run.experiment.model_dump())):
         raise SettingsError(f"{files[0]} has changed since the sweep began: {CHANGED}")
     check_free_space(run.paths.dir)
@@ -96,18 +82,8 @@ def was_launched(run: RunPaths) -> bool:
 
 
 def finish(run: RunPaths, status: str, cause: str, began: float) -> Result:
-    """Return the result that the launch wrote, or write one in its place.
-
-    Raises
-    ------
-    LaunchError
-        If the run's folder was removed.
-    """
-    if known := read_result(run):
-        return known
-    result = Result(*without_machine_faults(status, cause), {}, {"wall": launch_clock.now_s() - began}, {}, run.dir)
-    result.write()
-    return result
+    """Return the result that the launch wrote, or write one in its place."""
+    return read_result(run) or record_end(run, began, status, cause)
 
 
 def read_result(run: RunPaths) -> Result | None:
@@ -116,14 +92,8 @@ def read_result(run: RunPaths) -> Result | None:
     if not record or not record.get("status"):
         return None
     codes, phases, summary = (record.get(key) or {} for key in ("exit_codes", "phases_s", "summary"))
-    return Result(
-        record["status"],
-        record.get("cause"),
-        {int(rank): code for rank, code in codes.items()},
-        phases,
-        summary,
-        run.dir,
-    )
+    codes = {int(rank): code for rank, code in codes.items()}
+    return Result(record["status"], record.get("cause"), codes, phases, summary, run.dir)
 
 
 def changed_settings(run: Run) -> str:
@@ -149,12 +119,6 @@ def changed_settings(run: Run) -> str:
     )
 
 
-def changed_input(run: Run) -> str | None:
-    """Return the name of a file that has changed since a finished run read it; None if there is none, or unknown."""
-    known = records.read_json(run.paths.experiment) or {}
-    return next(iter(inputs.changed(known.get("inputs"), run.inputs)), None)
-
-
 def main() -> int:
     """Execute the run whose folder the command line names."""
     run_dir, *options = sys.argv[1:]
@@ -173,13 +137,7 @@ def main() -> int:
 
 
 def load_run(run: RunPaths) -> Run:
-    """Return the run that the settings in a folder describe.
-
-    Raises
-    ------
-    SettingsError
-        If there are none.
-    """
+    """Return the run that the settings in a folder describe."""
     record = records.read_json(run.experiment)
     if record is None:
         raise SettingsError(f"{run.experiment} holds no settings: start the sweep again")

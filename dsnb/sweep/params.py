@@ -1,4 +1,4 @@
-"""A params file -> the list of runs: expands the grid, names experiments, and rejects invalid settings.
+"""A params file -> the list of runs: expands the grid, names experiments, rejects invalid settings, leaves out others.
 
 name: gpt2_zero            # folder under outputs/
 question: ...              # heads the report
@@ -11,18 +11,18 @@ order: random              # of the experiments within each repeat; `listed` for
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from dsnb.errors import NoMatchError, SettingsError
 from dsnb.formulas import model_shapes
-from dsnb.run_folder import paths
+from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import RunPaths, SweepPaths
-from dsnb.settings import aliases, deepspeed_keys, params_file
-from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings import deepspeed_keys, params_file
+from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
 from dsnb.settings.params_file import ParamsFile, read_params, validated
 
 SWEEP_SETTINGS = ("repeats", "order", "order_seed", "expect_samples_per_s", "skip_oom")
@@ -133,44 +133,24 @@ def load_sweep(
         for place, (name, repeat) in enumerate(order, start=1)
     )
     reasons = tuple((name, "; ".join(problems)) for name, problems in refused)
-    return Sweep(file.name, file.question, runs, folder, content(file), refused=reasons)
+    return Sweep(file.name, file.question, runs, folder, file.model_dump(exclude_defaults=True), refused=reasons)
 
 
 def order_of_repeat(names: Iterable[str], repeat: int, seed: int | None) -> list[str]:
-    """Return experiments in the order of one repeat: another one in each.
+    """Return experiments in the order of one repeat, another one in each; without a seed, in the listed one.
 
     Otherwise a machine that gets slower during each repeat would favour the settings that are listed first every time.
     The place of each is drawn from its own name, so that the order of the others stays the same if a resumed sweep has
     other experiments or more repeats.
-
-    Parameters
-    ----------
-    names
-        Names of the experiments, as listed.
-    repeat
-        Number of the repeat, from 1.
-    seed
-        Another seed gives another order; None keeps the listed one.
     """
     if seed is None:
         return list(names)
     return sorted(names, key=lambda name: hashlib.sha256(f"{seed} {repeat} {name}".encode()).digest())
 
 
-def content(file: ParamsFile) -> dict[str, Any]:
-    """Return the content of a params file, without defaults."""
-    return file.model_dump(exclude_defaults=True)
-
-
 def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -> ParamsFile:
-    """Read a params file and apply `overrides`.
-
-    Raises
-    ------
-    SettingsError
-        If the file or `overrides` are invalid.
-    """
-    file, overrides = read_params(path), deepspeed_keys.dotted(aliases.with_current_names(overrides or {}))
+    """Read a params file and apply `overrides`."""
+    file, overrides = read_params(path), deepspeed_keys.dotted(with_current_names(overrides or {}))
     if own := {key: overrides.pop(key) for key in SWEEP_SETTINGS if key in overrides}:
         file = validated({**file.model_dump(), **own}, "--set")
     axes = {key: value for key, value in overrides.items() if isinstance(value, list)}
@@ -234,6 +214,59 @@ def _tentative_name(settings: dict[str, Any], models: Mapping[str, str]) -> str 
         machine = {key: settings[key] for key in ("device", "gpus") if key in settings}
         resolved = Experiment(**machine).model_dump()
         settings = {**settings, **{key: resolved[key] for key in machine}}
-        return _name(Experiment.model_construct(**aliases.with_current_names(settings)), models)
+        return _name(Experiment.model_construct(**with_current_names(settings)), models)
     except (SettingsError, TypeError, ValueError, KeyError, AttributeError):
         return None
+
+
+def left_out_lines(left_out: Iterable[tuple[str, str]], total: int, in_full: bool = False) -> Iterator[str]:
+    """Yield a line for each reason, with how many of all settings are left out for it, then, in full, their names.
+
+    `left_out` are name and reason of each setting; a single name is in its reason's line.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left_out:
+        by_reason.setdefault(reason, []).append(name)
+    for reason, names in by_reason.items():
+        note = f" ({names[0]})" if len(names) == 1 else "" if in_full else " (names with -v)"
+        yield f"left out {len(names)} of {total} settings{note}: {reason}"
+        if in_full and len(names) > 1:
+            yield from (f"  {name}" for name in sorted(set(names)))
+
+
+def unfit_lines(sweep: Sweep, in_full: bool = False) -> Iterator[str]:
+    """Yield what a sweep leaves out because it is predicted not to fit, as `left_out_lines` does."""
+    unfit = [(f"{name} {need}", "predicted not to fit into memory") for name, need in sweep.left_out.items()]
+    yield from left_out_lines(unfit, len({run.name for run in sweep.runs}) + len(unfit), in_full)
+
+
+def without_unfit(sweep: Sweep, say: Callable[[str], None], in_full: bool = False) -> Sweep:
+    """Return a sweep without the settings that are predicted not to fit, if its params ask for that.
+
+    Left out is what would not fit even if the prediction were as wrong as the worst one was. Settings that cannot be
+    predicted stay, and so do those with an ok run. `say` is called with what is being predicted, and with each of
+    `unfit_lines`.
+    """
+    if not sweep.params.get("skip_oom"):
+        return sweep
+    from dsnb.prediction.fit import fits_here, room_here
+
+    experiments = {run.name: run.experiment for run in sweep.runs}
+    if not any(map(room_here, experiments.values())):
+        raise SettingsError(
+            "skip_oom needs the memory of the GPUs, which is not known here: start the sweep where the GPUs are, set "
+            "memory_limit_gib, or leave skip_oom out"
+        )
+    measured = {run.name for run in sweep.runs if (record_schema.read(run.paths.result) or {}).get("status") == "ok"}
+    asked = [name for name in experiments if name not in measured]
+    say(f"predicting the memory of {len(asked)} setting{'' if len(asked) == 1 else 's'}")
+    fits = dict(zip(asked, fits_here([experiments[name] for name in asked]), strict=True))
+    too_large = {name: fit for name, fit in fits.items() if fit and fit.is_too_large}
+    if len(too_large) == len(experiments):
+        name, least = min(too_large.items(), key=lambda item: item[1].peak_gib)
+        raise SettingsError(f"skip_oom leaves nothing to run: the smallest setting, {name}, {least}")
+    runs = tuple(run for run in sweep.runs if run.name not in too_large)
+    fitting = replace(sweep, runs=runs, left_out={name: str(fit) for name, fit in too_large.items()})
+    for line in unfit_lines(fitting, in_full):
+        say(line)
+    return fitting

@@ -18,28 +18,10 @@ TIMEOUT_S = 30.0
 
 
 def prepare(params: str | Path, home: Path | None = None) -> list[str]:
-    """Fetch all items of the hub that the runs of a params file need.
+    """Fetch all items of the hub that the runs of a params file need to `home`, by default `$HF_HOME`.
 
-    Parameters
-    ----------
-    params
-        The params file.
-    home
-        A folder that all nodes see; by default `$HF_HOME`.
-
-    Returns
-    -------
-    list of str
-        What was fetched or was there before, and how runs find it, a line each.
-
-    Raises
-    ------
-    SettingsError
-        If the params file is invalid, or huggingface_hub is missing.
-    FetchError
-        With everything that is missing; what could be fetched is kept.
-    OSError
-        If the folder cannot be written.
+    Returns a line for each item and one that says how runs find them. A FetchError names everything that is missing;
+    what could be fetched is kept.
     """
     items: dict[str, ExternalItem] = {}
     for run in load_sweep(params).runs:

@@ -25,16 +25,9 @@ REFRESHES_PER_S = 2
 
 
 class Progress:
-    """The progress of a sweep, shown within its `with` block.
+    """The progress of a sweep of `total` runs, of which those `todo` are executed, shown within its `with` block.
 
-    Parameters
-    ----------
-    total
-        Runs of the whole sweep, finished ones included.
-    todo
-        The runs to be executed.
-    show_eta
-        Show the estimated time left; it is unknown for runs that wait in a queue.
+    The time left (`show_eta`) is unknown for runs that wait in a queue.
     """
 
     def __init__(self, total: int, todo: Sequence[Run], enabled: bool = True, show_eta: bool = True) -> None:

@@ -1,12 +1,16 @@
 """Executes the runs of a sweep through papermill, one notebook per run; continues after failures; resumes.
 
-Every run that is not finished (`dsnb.run_folder.finished`) is executed again.
+Every run that is not finished (`dsnb.run_folder.result`) is executed again: here one by one, or as jobs, which are
+Slurm's or processes of this machine. Jobs run stage by stage, lanes in parallel, the runs of a lane one by one.
 """
 
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +18,29 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from dsnb.errors import LaunchError, SettingsError
+from dsnb.errors import DsnbWarning, LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
-from dsnb.launcher import fork
+from dsnb.launcher import local
 from dsnb.launcher.folder import check_free_space
-from dsnb.run_folder import finished, paths, record_schema
+from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.run_folder.result import Result
+from dsnb.run_folder.result import ENDED, Result, last_lines, unfinished
 from dsnb.settings import checks, inputs
-from dsnb.sweep import allocation, job, schedule
+from dsnb.sweep import allocation, job
 from dsnb.sweep import slurm as slurm_jobs
 from dsnb.sweep.allocation import Allocation
-from dsnb.sweep.left_out import without_unfit
-from dsnb.sweep.params import Run, Sweep, load_sweep
+from dsnb.sweep.params import Run, Sweep, load_sweep, without_unfit
 from dsnb.sweep.progress import Progress
+from dsnb.sweep.slurm import SlurmJob
+from dsnb.system import interpreter, launch_clock, signals
 
 __all__ = ["Sweep", "load_sweep", "run_sweep"]
+POLL_S = 0.2
+CANCEL_TIMEOUT_S = 180.0
+"""How long an interrupt waits for cancelled jobs to end."""
+KILL_AFTER_S = 30.0
+"""A cancelled process that has not ended by then is killed; its kernel and ranks end with it."""
 
 
 def run_sweep(
@@ -97,7 +107,7 @@ def run_sweep(
         with Progress(len(sweep.runs), todo, progress, show_eta=slurm is None) as display:
             if slurm:
                 executor = slurm_jobs.SlurmExecutor(slurm, sweep.name, todo, display.say)
-                schedule.run_all(todo, executor.start, display, executor.cancel)
+                run_all(todo, executor.start, display, executor.cancel)
             else:
                 _run_here(todo, display)
     return _results(sweep)
@@ -108,14 +118,7 @@ def run_in_one_job(
 ) -> list[Result]:
     """Execute all runs of a sweep that are not finished yet in one Slurm job, which runs `command`.
 
-    `retry`, `verbose` and the list that is returned are as for `run_sweep`.
-
-    Raises
-    ------
-    SettingsError
-        If a finished run has other settings, or the memory for `skip_oom` is unknown.
-    LaunchError
-        If Slurm rejects the job, or the job ends before the sweep is finished.
+    `retry`, `verbose`, the list that is returned and the errors are as for `run_sweep`.
     """
     sweep = with_inputs(without_unfit(sweep, Progress(0, []).say, verbose))
     todo = [run for run in sweep.runs if not is_finished(run, retry)]
@@ -131,9 +134,9 @@ def _run_here(todo: list[Run], display: Progress) -> None:
     for run in todo:
         run.paths.slurm.unlink(missing_ok=True)
     forked = [run.experiment for run in todo if run.experiment.launcher == "fork" and not run.experiment.hostfile]
-    with fork.shared_servers({experiment.device for experiment in forked}):
+    with local.shared_servers({experiment.device for experiment in forked}):
         if any(run.lane for run in todo):
-            schedule.run_all(todo, schedule.LocalJob, display)
+            run_all(todo, LocalJob, display)
             return
         for run in todo:
             display.begin(run)
@@ -150,13 +153,6 @@ def locked(sweep: SweepPaths) -> Iterator[None]:
 
     The operating system releases the lock when the process ends, however it ends. A lock file without `flock` would
     outlive a killed process, so file systems without `flock` are refused.
-
-    Raises
-    ------
-    SettingsError
-        If another sweep holds the lock.
-    LaunchError
-        If the folder cannot be written.
     """
     lock = FileLock(sweep.lock, timeout=0, thread_local=False, fallback_to_soft=False)
     try:
@@ -207,21 +203,122 @@ def unsupported(sweep: Sweep) -> list[str]:
 def is_finished(run: Run, retry: bool = False) -> bool:
     """Return whether a run does not have to be executed.
 
-    A run that has ended with an incomplete record is executed again, with a warning that says what is wrong.
-
-    Raises
-    ------
-    SettingsError
-        If it was finished with other settings, or with another content of a file that it reads.
+    A run that has ended with an incomplete record is executed again, with a warning that says what is wrong. One that
+    was finished with other settings, or with another content of a file that it reads, is refused.
     """
     record = records.read_json(run.paths.result)
     status = record_schema.cleaned(run.paths.result.name, record)[0].get("status") if record else "interrupted"
-    if status in finished.ENDED and (other := job.changed_settings(run)):
+    if status in ENDED and (other := job.changed_settings(run)):
         raise SettingsError(f"{run.paths.dir} is finished with other settings ({other}): choose another --output")
     if status == "interrupted" or (retry and status != "ok"):
         return False
-    if file := job.changed_input(run):
-        raise SettingsError(f"{file} has changed since {run.paths.dir} was measured with it: {job.CHANGED}")
-    if message := finished.problem(run.paths):
+    settings = records.read_json(run.paths.experiment) or {}
+    if files := inputs.changed(settings.get("inputs"), run.inputs):
+        raise SettingsError(f"{files[0]} has changed since {run.paths.dir} was measured with it: {job.CHANGED}")
+    if message := unfinished(run.paths):
         records.warn(f"{run.paths.dir}: {message}; the run is repeated")
     return not message
+
+
+class LocalJob:
+    """A run in a process of this machine, which ends with this one, however that ends; tests pass a fake `module`."""
+
+    running = True
+
+    def __init__(self, run: Run, module: str = "dsnb.sweep.job") -> None:
+        job.initialize(run)
+        hosts = run.lane.split("@")
+        some = ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]}, ... {hosts[-1]} ({len(hosts)} hosts)"
+        self.run, self.location = run, f"on {some}"
+        self._began = launch_clock.now_s()
+        self._cancelled_at: float | None = None
+        # The job ends when the pipe closes. It has a session of its own, so Ctrl-C reaches it only through `cancel`.
+        with open(run.paths.job_log, "wb") as log:
+            self._process = subprocess.Popen(
+                interpreter.command("-m", module, str(run.paths.dir.absolute()), "--owned"),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def poll(self) -> Result | None:
+        """Return the result, None before the run has ended."""
+        code = self._process.poll()
+        if code is None:
+            if self._cancelled_at and time.monotonic() > self._cancelled_at + KILL_AFTER_S:
+                self._process.kill()
+            return None
+        if self._process.stdin:
+            self._process.stdin.close()
+        status, cause = "failed", f"the job ended with exit code {code}: "
+        if self._cancelled_at:
+            status, cause = "interrupted", "stopped by the user"
+        elif code < 0 and not job.was_launched(self.run.paths):
+            status, cause = "interrupted", f"the job was {signals.killed_by(-code)} before its run began"
+        else:
+            cause += [*last_lines(self.run.paths.job_log, 1), "it printed nothing"][0]
+        return job.finish(self.run.paths, status, cause, self._began)
+
+    def cancel(self) -> None:
+        """Send SIGTERM to the process."""
+        self._cancelled_at = self._cancelled_at or time.monotonic()
+        self._process.terminate()
+
+
+def cancel_each(jobs: list[LocalJob]) -> None:
+    """Send SIGTERM to all jobs."""
+    for started in jobs:
+        started.cancel()
+
+
+def run_all(
+    todo: Sequence[Run],
+    start: Callable[[Run], LocalJob | SlurmJob | None],
+    progress: Progress,
+    cancel: Callable[[list[Any]], None] = cancel_each,
+    poll_s: float = POLL_S,
+) -> None:
+    """Execute all runs, stage by stage; a failure stops no other job, an exception cancels all and waits for their end.
+
+    `start` returns None if no job can be started for now, and raises if that holds for all runs.
+    """
+    for stage in sorted({run.stage for run in todo}):
+        waiting = [run for run in todo if run.stage == stage]
+        jobs: list[LocalJob | SlurmJob] = []
+        tuned: set[str] = set()
+        try:
+            while waiting or jobs:
+                for run in [*waiting]:
+                    if any(_excludes(active.run, run, tuned) for active in jobs):
+                        continue
+                    if not (started := start(run)):
+                        break
+                    jobs.append(started)
+                    waiting.remove(run)
+                for active in [*jobs]:
+                    if result := active.poll():
+                        jobs.remove(active)
+                        if result.status == "ok":
+                            tuned.add(active.run.name)
+                        progress.end(active.run, result, active.location)
+                    elif active.running:
+                        progress.begin(active.run)
+                progress.queued = sum(not active.running for active in jobs)
+                time.sleep(poll_s)
+        except BaseException:
+            cancel(jobs)
+            deadline = time.monotonic() + CANCEL_TIMEOUT_S
+            while jobs and time.monotonic() < deadline:
+                jobs = [active for active in jobs if active.poll() is None]
+                time.sleep(poll_s)
+            for active in jobs:
+                warning = f"the run {active.location} has not ended {CANCEL_TIMEOUT_S:.0f} s after it was cancelled"
+                warnings.warn(warning, DsnbWarning, stacklevel=2)
+            raise
+
+
+def _excludes(active: Run, run: Run, tuned: set[str]) -> bool:
+    """Return whether a run has to wait for another: for its hosts, or for the micro-batch size that both need."""
+    searches = run.experiment.micro_batch_size == "auto" and run.name not in tuned
+    return (bool(run.lane) and run.lane == active.lane) or (searches and run.name == active.name)

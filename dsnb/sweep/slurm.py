@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
-from dsnb.launcher.figures import summarize_run
+from dsnb.launcher.outcome import summarize_run
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.run_folder.result import Result, last_lines
@@ -125,23 +125,8 @@ def error_sentence(stderr: str) -> str:
 class SlurmExecutor:
     """Executes each run in a Slurm job of its own; asks Slurm at most every `poll_s` seconds.
 
-    Parameters
-    ----------
-    allocation
-        What every job may use.
-    sweep
-        Name of the sweep, which becomes part of the jobs' names.
-    todo
-        The runs that will be started.
-    module
-        The module that a job runs, with the run's folder as its argument; tests pass a fake.
-
-    Raises
-    ------
-    LaunchError
-        If Slurm does not answer.
-    SettingsError
-        If a job of an earlier call is executing one of the runs with other settings.
+    `sweep` becomes part of the jobs' names; tests pass a fake `module`. Runs that a job of an earlier call is executing
+    with other settings are refused.
     """
 
     def __init__(
@@ -192,13 +177,7 @@ class SlurmExecutor:
         return self.records.get(name) if name else None
 
     def submit(self, paths: RunPaths | SweepPaths, options: Mapping[str, str], command: Sequence[str]) -> Record:
-        """Submit a job that runs `command`.
-
-        Raises
-        ------
-        SlurmError
-            If Slurm rejects it or does not answer; it may have accepted the job all the same.
-        """
+        """Submit a job that runs `command`; after a SlurmError, it may have been accepted all the same."""
         name = f"dsnb-{self.sweep}-{secrets.token_hex(6)}"
         self._names.add(name)
         records.write_json(paths.slurm, {"name": name, "job": None})
@@ -209,13 +188,7 @@ class SlurmExecutor:
         return record
 
     def start(self, run: Run) -> "SlurmJob | None":
-        """Follow the job that already executes a run, or submit one; None if Slurm takes no more jobs for now.
-
-        Raises
-        ------
-        LaunchError
-            If Slurm rejects it although no other job of this sweep waits or runs.
-        """
+        """Follow the job that already executes a run, or submit one; None if Slurm takes no more jobs for now."""
         if time.monotonic() < self._retry_at or not self.poll():
             return None
         record = self.find(run.paths)
@@ -290,10 +263,7 @@ class SlurmJob:
 def find_active(runs: Sequence[RunPaths]) -> str:
     """Return the first job of these runs that Slurm has not ended, in words; empty if there is none.
 
-    Raises
-    ------
-    SettingsError
-        If Slurm cannot be asked, because the jobs may be active then.
+    If Slurm cannot be asked, a SettingsError says so: the jobs may be active then.
     """
     names = {name: run for run in runs if (name := (record_schema.read(run.slurm) or {}).get("name"))}
     try:
@@ -316,14 +286,7 @@ def run_in_one_job(
 ) -> None:
     """Execute a sweep by `command`, which is `dsnb sweep` itself, in one job; or follow the job that already does.
 
-    The lines about runs in the job's log are printed as they arrive.
-
-    Raises
-    ------
-    LaunchError
-        If Slurm rejects the job, or it ended before the sweep.
-    KeyboardInterrupt
-        After the job has ended.
+    The lines about runs in the job's log are printed as they arrive. An interrupt is raised after the job has ended.
     """
     slurm, shown = SlurmExecutor(allocation, sweep.name, [], say, poll_s), 0
     try:

@@ -69,15 +69,7 @@ def on_stop(react: Callable[[], None]) -> Iterator[None]:
 def die_with_parent(parent: int) -> None:
     """Make Linux kill this process when its parent ends, even if this process is suspended at that time.
 
-    Parameters
-    ----------
-    parent
-        Process ID of the parent, from before this process started: it may have ended since.
-
-    Raises
-    ------
-    SystemExit
-        If the parent has ended already.
+    If the process with the ID `parent`, from before this process started, has ended since, it raises SystemExit.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,24 +1,34 @@
-"""Causal attention without a mask, and a record of the kernel that computes it.
+"""Fused causal attention where transformers has none, and a record of the kernel that computes it.
 
 transformers passes a dense mask to torch's fused attention whenever a compiler traces the model (5.17), which costs the
 masked half of the square and the flash kernel. dsnb's batches have no padding: `is_causal` says all of it.
+
+For BLOOM transformers has eager attention only. Here ALiBi becomes the mask of torch's SDPA, or, in a model compiled
+for a GPU, a score modification of FlexAttention, which leaves out the masked half (BLOOM-560M, 8 x 512, bf16, compiled,
+on one H200: 37.9 ms a step instead of 38.9, and 45.0 with transformers' eager attention). The causal scores of a head
+are q k / sqrt(d) + slope x key position. Softmax is invariant to a shift of a row, so slope x (key position - query
+position) is equivalent: in half precision the small distances of near keys keep digits that positions in the hundreds
+lose.
 """
 
 import re
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.autograd.profiler import profile
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 CAUSAL = "causal_sdpa"
-"""The name under which transformers finds the attention of this module."""
+"""The name under which transformers finds the attention without a mask."""
 MASKLESS = {"gpt2", "opt"}
 """Families whose attention is causal and nothing else: no sliding window, no bias, no packed sequences."""
-FLEX = "flex"
+ALIBI_NAME, FLEX_NAME = "sdpa with ALiBi", "flex with ALiBi"
 _OPERATOR = re.compile(r"aten::_scaled_dot_product_(?:fused_)?(cudnn|flash|efficient)_?attention(_for_cpu)?$")
 _MATH = {"aten::_scaled_dot_product_attention_math", "aten::_safe_softmax", "aten::_softmax"}
 
@@ -38,6 +48,91 @@ def causal_attention(
 AttentionInterface.register(CAUSAL, causal_attention)
 
 
+def use_fused_alibi(model: Any, flex_length: int = 0) -> None:
+    """Replace the forward pass of every attention layer of a BLOOM model by the fused one.
+
+    Parameters
+    ----------
+    flex_length
+        Length of all sequences if FlexAttention is to compute it: it is slow unless compiled, and has no dropout. 0 for
+        torch's SDPA.
+    """
+    masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+    if flex_length:
+        heads, two = model.config.n_head, torch.ones(1, 2, device=model.device, dtype=torch.long)
+        slopes = _slopes(
+            model.transformer.build_alibi_tensor(two, heads, torch.float32), heads
+        )  # the model's own are in its dtype
+        blocks = _causal_blocks(flex_length, model.device)
+    for block in model.transformer.h:
+        attention = block.self_attention
+        attention.alibi_masks = masks
+        if flex_length:
+            attention.causal_blocks, attention.slopes = blocks, slopes
+        attention.attend = types.MethodType(_flex if flex_length else _sdpa, attention)
+        attention.forward = types.MethodType(_forward, attention)
+    model.config._attn_implementation_internal = FLEX_NAME if flex_length else ALIBI_NAME
+
+
+def _causal_blocks(length: int, device: torch.device) -> BlockMask:
+    def is_causal(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return query >= key
+
+    return create_block_mask(is_causal, None, None, length, length, device=str(device))
+
+
+def _forward(
+    self: Any,
+    hidden_states: torch.Tensor,
+    residual: torch.Tensor,
+    alibi: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    query, key, value = self._reshape(self.query_key_value(hidden_states))
+    output = self.dense(self.attend(query, key, value, alibi).transpose(1, 2).flatten(2))
+    return residual + F.dropout(output, self.hidden_dropout, self.training), None
+
+
+def _sdpa(self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, alibi: torch.Tensor) -> torch.Tensor:
+    mask = _mask(self.alibi_masks, alibi, query)
+    dropout = self.attention_dropout.p if self.training else 0.0
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, scale=self.inv_norm_factor
+    )
+
+
+def _flex(self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, alibi: torch.Tensor) -> Any:
+    def add_alibi(score: torch.Tensor, batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return score + self.slopes[head] * (key - query)
+
+    return flex_attention(
+        query, key, value, score_mod=add_alibi, block_mask=self.causal_blocks, scale=self.inv_norm_factor
+    )
+
+
+def _mask(masks: dict[Any, torch.Tensor], alibi: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Return the mask, shape (1, heads, length, length), in the dtype of the query, made once for all layers."""
+    _, heads, length, _ = query.shape
+    kind = (heads, length, query.dtype)
+    # A compiler finds that the layers' masks are one, and filling a cache breaks its graph.
+    is_compiling = torch.compiler.is_compiling()
+    if not is_compiling and kind in masks:
+        return masks[kind]
+    position = torch.arange(length, device=query.device)
+    distance = position - position[:, None]
+    bias = _slopes(alibi, heads)[None, :, None, None] * distance
+    mask = bias.masked_fill(distance > 0, float("-inf")).to(query.dtype)
+    if not is_compiling:
+        masks[kind] = mask
+    return mask
+
+
+def _slopes(alibi: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return the slope of each head, shape (heads,): ALiBi of the second position, which is 1."""
+    return alibi.detach()[:heads, 0, 1].float()
+
+
 class KernelWatch:
     """Finds out which attention kernel runs in a step.
 
@@ -48,7 +143,7 @@ class KernelWatch:
     """
 
     def __init__(self, flex: bool = False) -> None:
-        self.kernel: str | None = FLEX if flex else None
+        self.kernel: str | None = "flex" if flex else None
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -30,20 +30,12 @@ PERIOD = 7
 
 
 def main(run_dir: str) -> int:
-    """Measure on one rank and return its exit code; a failure is recorded with its cause."""
+    """Measure on one rank and return its exit code."""
     return run_rank(run_dir, measure)
 
 
 def measure(run: RunPaths, experiment: Experiment, position: Position, began: float) -> None:
-    """Join the process group and measure every size of the plan.
-
-    Raises
-    ------
-    ValueError
-        If this is the only rank.
-    ArithmeticError
-        If a sum is wrong.
-    """
+    """Join the process group and measure every size of the plan."""
     launched_at = launch_clock.launched_at()
     device = set_up(experiment)
     ranks = dist.get_world_size()
@@ -51,28 +43,24 @@ def measure(run: RunPaths, experiment: Experiment, position: Position, began: fl
         raise ValueError("there is 1 rank: an all-reduce needs at least 2")
     joined = launch_clock.now_s()
     plan = records.read_json(run.bandwidth_plan) or {}
-    for size in message_sizes(plan.get("most_bytes") or MAX_BYTES[device.type]):
+    most_bytes = plan.get("most_bytes") or MAX_BYTES[device.type]
+    for size in (2**power for power in range(MIN_BYTES.bit_length() - 1, most_bytes.bit_length())):
         row = measure_size(size, ranks, device)
         if rank() == 0:
             records.append_line(run.bandwidth, row)
         if row["errors"]:
             raise ArithmeticError(f"the all-reduced sum of {size} bytes is wrong in {row['errors']} elements")
     ended = launch_clock.now_s()
-    record = {
-        "ranks": ranks,
-        "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,
-        "versions": versions(),
-        "phases_s": {"start": began - launched_at, "build": joined - began, "timed": ended - joined},
-        "ended_s": ended - launched_at,
-    }
     if rank() == 0:
+        record = {
+            "ranks": ranks,
+            "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,
+            "versions": versions(),
+            "phases_s": {"start": began - launched_at, "build": joined - began, "timed": ended - joined},
+            "ended_s": ended - launched_at,
+        }
         records.write_json(run.worker, record)
     dist.destroy_process_group()
-
-
-def message_sizes(most_bytes: int) -> list[int]:
-    """Return the powers of two from 8 bytes up to the largest message."""
-    return [2**power for power in range(MIN_BYTES.bit_length() - 1, most_bytes.bit_length())]
 
 
 def measure_size(size: int, ranks: int, device: torch.device) -> dict[str, int | float | str | None]:

@@ -24,17 +24,12 @@ Batches = Callable[[int], list[torch.Tensor]]
 
 
 def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device) -> Batches:
-    """Return the batches for these settings: uniformly random tokens, or sequences at random positions of one text.
-
-    Raises
-    ------
-    ValueError
-        If the text is too short, or its tokens do not fit the model's vocabulary.
-    """
+    """Return the batches for these settings: uniformly random tokens, or sequences at random positions of one text."""
     generator = torch.Generator().manual_seed(experiment.seed)
     length, own = experiment.seq_len, data_rank(experiment, rank)
+    step_shape = experiment.data_parallel, experiment.grad_accum, int(experiment.micro_batch_size)
     if experiment.data == "synthetic":
-        shape = (SYNTHETIC_STEPS, *step_shape(experiment), length)
+        shape = (SYNTHETIC_STEPS, *step_shape, length)
         ids = torch.randint(vocab, shape, generator=generator)[:, own].to(device)
         return lambda step: list(ids[step % SYNTHETIC_STEPS])
     tokens = tokenize(experiment)
@@ -45,15 +40,10 @@ def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device)
             f"tokenizer {experiment.tokenizer!r} gives token {largest}: the model's vocabulary ends at {vocab - 1}"
         )
     steps = experiment.warmup_steps + experiment.steps
-    starts = torch.randint(len(tokens) - length + 1, (steps, *step_shape(experiment)), generator=generator)
+    starts = torch.randint(len(tokens) - length + 1, (steps, *step_shape), generator=generator)
     text, offsets = torch.from_numpy(tokens.astype(np.int64)).to(device), torch.arange(length, device=device)
     starts = starts[:, own].to(device)
     return lambda step: list(text[starts[step][..., None] + offsets])
-
-
-def step_shape(experiment: Experiment) -> tuple[int, int, int]:
-    """Return how a step's sequences are divided: data-parallel ranks, micro-batches, sequences."""
-    return experiment.data_parallel, experiment.grad_accum, int(experiment.micro_batch_size)
 
 
 def data_rank(experiment: Experiment, rank: int) -> int:
@@ -66,16 +56,14 @@ def data_rank(experiment: Experiment, rank: int) -> int:
 
 def tokenize(experiment: Experiment) -> np.ndarray:
     """Return the tokens of the experiment's text, shape (tokens,)."""
-    text = stdlib_text() if experiment.data == "stdlib" else Path(experiment.data).expanduser().read_bytes()
+    if experiment.data == "stdlib":  # source code: real text that every machine has
+        files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+        text = b"\n".join(path.read_bytes() for path in files)[:STDLIB_BYTES]
+    else:
+        text = Path(experiment.data).expanduser().read_bytes()
     if experiment.tokenizer == "bytes":
         return np.frombuffer(text, dtype=np.uint8)
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(experiment.tokenizer)
     return np.asarray(tokenizer(text.decode("utf-8", errors="replace"))["input_ids"], dtype=np.int64)
-
-
-def stdlib_text() -> bytes:
-    """Return source code of Python's standard library: real text that every machine has."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    return b"\n".join(path.read_bytes() for path in files)[:STDLIB_BYTES]

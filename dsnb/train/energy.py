@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dsnb.system import nvml
+from dsnb.system import hardware
 
 if TYPE_CHECKING:
     import torch
@@ -27,15 +27,7 @@ Reading = tuple[float, float]
 
 
 class EnergyMeter:
-    """Measures the energy of one span.
-
-    Parameters
-    ----------
-    read
-        Returns the counter in joules.
-    now
-        Returns a monotonic time in seconds; tests pass a fake.
-    """
+    """Measures the energy of one span; `read` returns the counter in joules, `now` a monotonic time in seconds."""
 
     def __init__(self, read: Callable[[], float], now: Callable[[], float] = time.perf_counter) -> None:
         self._read, self._now = read, now
@@ -51,13 +43,9 @@ class EnergyMeter:
         self._began_s = self._now()
 
     def end(self) -> float | None:
-        """End the span, whose work must be complete; return its energy in joules, None if unknown.
-
-        Takes 0.1 to 0.2 s.
-        """
+        """End the span, whose work must be complete; return its energy in joules, None if unknown, in 0.1 to 0.2 s."""
         ended_s = self._now()
-        after = self._update()
-        later = self._update()
+        after, later = self._update(), self._update()
         if self._before is None or after is None or later is None or ended_s - self._began_s < MIN_SPAN_S:
             return None
         idle_w = (later[1] - after[1]) / (later[0] - after[0])
@@ -85,13 +73,17 @@ class Gpu:
 @contextmanager
 def open_device(device: "torch.device") -> Iterator[Gpu | None]:
     """Yield NVML's view of a torch device; None for a CPU, and for a GPU that NVML lacks (a MIG slice)."""
-    with nvml.session() as api:
+    with hardware.nvml_session() as api:
         handle = _handle(api, device)
         if handle is None:
             yield None
-        else:
-            meter = EnergyMeter(lambda: nvml.energy_j(api, handle)) if _has_counter(api, handle) else None
-            yield Gpu(lambda: nvml.memory_used_gib(api, handle), meter)
+            return
+        meter: EnergyMeter | None = EnergyMeter(lambda: hardware.energy_j(api, handle))
+        try:
+            hardware.energy_j(api, handle)
+        except api.NVMLError:
+            meter = None
+        yield Gpu(lambda: hardware.memory_used_gib(api, handle), meter)
 
 
 def _handle(api: Any, device: "torch.device") -> Any:
@@ -104,11 +96,3 @@ def _handle(api: Any, device: "torch.device") -> Any:
         return api.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except (api.NVMLError, AttributeError):
         return None
-
-
-def _has_counter(api: Any, handle: Any) -> bool:
-    try:
-        nvml.energy_j(api, handle)
-    except api.NVMLError:
-        return False
-    return True

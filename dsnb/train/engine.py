@@ -14,15 +14,20 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from deepspeed.utils import set_z3_leaf_modules
 
 from dsnb.formulas import model_shapes
-from dsnb.settings.derived import compiles_blocks, gathers_blocks
 from dsnb.settings.experiment import Experiment
-from dsnb.train import parallel, verify_engine
-from dsnb.train.causal_loss import causal_loss, with_loss
-from dsnb.train.compiling import begin_graphs, compile_model, compile_options, separate_caches
+from dsnb.settings.training import compiles_blocks, gathers_blocks
+from dsnb.train import model_parts, verify_engine
+from dsnb.train.causal_loss import (
+    CausalLoss,
+    begin_graphs,
+    causal_loss,
+    compile_model,
+    compile_options,
+    separate_caches,
+)
 from dsnb.train.model import build_part
 from dsnb.train.model_parts import blocks
-from dsnb.train.torch_trainer import make_optimizer
-from dsnb.train.trainer import Trainer
+from dsnb.train.trainer import Trainer, make_optimizer
 
 GATHERING_STREAM = "_DeepSpeedZeRoOffload__allgather_stream"
 """The attribute of ZeRO 3's parameter offload that holds its stream; None on a CPU."""
@@ -41,13 +46,7 @@ SECTIONS = {
 
 
 class EngineTrainer(Trainer):
-    """Trains with an engine of DeepSpeed.
-
-    Raises
-    ------
-    RuntimeError
-        If DeepSpeed built an engine that differs from the settings.
-    """
+    """Trains with an engine of DeepSpeed."""
 
     engine: Any
 
@@ -80,7 +79,7 @@ class DeepSpeedTrainer(EngineTrainer):
 
     def __init__(self, experiment: Experiment, model: Any, ds_config: dict[str, Any]) -> None:
         super().__init__(experiment, model)
-        whole = with_loss(experiment, model)
+        whole = CausalLoss(model, experiment.loss == "chunked")
         if experiment.zero_stage == 3 and gathers_blocks(experiment.model_dump()):
             set_z3_leaf_modules(whole, [type(blocks(whole)[0])])
         outside = compiles_outside(experiment)
@@ -122,13 +121,7 @@ class DeepSpeedTrainer(EngineTrainer):
 
 
 class PipelineTrainer(EngineTrainer):
-    """Trains pipeline stages, with data-parallel and tensor-parallel ranks inside each.
-
-    Raises
-    ------
-    ValueError
-        If pipelines are not tested for the model's family, or its blocks cannot be divided evenly.
-    """
+    """Trains pipeline stages, with data-parallel and tensor-parallel ranks inside each."""
 
     def __init__(self, experiment: Experiment, ds_config: dict[str, Any], device: torch.device) -> None:
         topology = PipeModelDataParallelTopology(
@@ -136,10 +129,10 @@ class PipelineTrainer(EngineTrainer):
         )
         model, path = build_stage(experiment, topology.get_coord(deepspeed.comm.get_rank()).pipe, device)
         super().__init__(experiment, model)
-        pipeline = PipelineModule(parallel.layers(model, path), topology=topology, partition_method="type:Block")
+        pipeline = PipelineModule(model_parts.layers(model, path), topology=topology, partition_method="type:Block")
         if experiment.tensor_parallel > 1:
             rules = ds_config["tensor_parallel"]["partition_config"]
-            parallel.split_stage(experiment, pipeline, self.config, rules)
+            model_parts.split_stage(experiment, pipeline, self.config, rules)
         self.make_engine(pipeline, ds_config)
         self.engine.module.loss_fn = self._loss
         self.engine._INSTRUCTION_MAP = {
@@ -171,7 +164,7 @@ class PipelineTrainer(EngineTrainer):
         return loss, self.engine.skipped_steps > skipped_before
 
 
-def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tuple[Any, parallel.ForwardTrace]:
+def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tuple[Any, model_parts.ForwardTrace]:
     """Build a model in which only this stage has weights, and the trace of its forward pass."""
     paths = []
 
@@ -181,8 +174,8 @@ def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tup
             raise ValueError(model_shapes.not_split("pipeline_parallel", stages, family))
         if held % stages:
             raise ValueError(f"pipeline_parallel is {stages}: it must divide the model's {held} layers")
-        paths.append(parallel.trace_forward(model, int(experiment.micro_batch_size), experiment.seq_len, device))
-        return list(parallel.stage_modules(model, paths[-1], stage, stages))
+        paths.append(model_parts.trace_forward(model, int(experiment.micro_batch_size), experiment.seq_len, device))
+        return list(model_parts.stage_modules(model, paths[-1], stage, stages))
 
     return build_part(experiment, device, part), paths[-1]
 

@@ -36,7 +36,14 @@ PRELOADED = ("torch", "deepspeed", "transformers", "dsnb", "numpy", "tokenizers"
 def serve(path: str, owner: int) -> None:
     """Serve runs on the socket at `path` until the parent process, whose ID is `owner`, ends."""
     signal.signal(signal.SIGTERM, end)
-    import_libraries()
+    # What every run needs, without initialising CUDA.
+    import deepspeed  # noqa: F401
+    import transformers  # noqa: F401
+
+    import dsnb.train.worker  # noqa: F401
+
+    gc.collect()
+    preload(FIRST)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
@@ -58,32 +65,16 @@ def end(number: int, frame: object) -> NoReturn:
     os._exit(0)
 
 
-def import_libraries() -> None:
-    """Import what every run needs, without initialising CUDA."""
-    import deepspeed  # noqa: F401
-    import transformers  # noqa: F401
-
-    import dsnb.train.worker  # noqa: F401
-
-    gc.collect()
-    preload(FIRST)
-
-
-def ensure_cuda_unused() -> None:
-    """Raise RuntimeError if an import initialised CUDA, which forked ranks then cannot use."""
-    import torch
-
-    if torch.cuda.is_initialized():
-        raise RuntimeError("an import initialised CUDA: ranks cannot be forked; use launcher 'deepspeed'")
-
-
 def preload(names: Iterable[str]) -> None:
     """Import modules, such as those that the last run imported, so that the next run need not."""
+    import torch
+
     for name in names:
         if name not in sys.modules and name.partition(".")[0] in PRELOADED:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-    ensure_cuda_unused()
+    if torch.cuda.is_initialized():
+        raise RuntimeError("an import initialised CUDA: ranks cannot be forked; use launcher 'deepspeed'")
     gc.freeze()
 
 
@@ -151,7 +142,7 @@ def run_as_rank(request: dict[str, Any], environment: dict[str, str], report: in
         signals.die_with_parent(server)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, group)
-        redirect(request["log"])
+        _redirect(request["log"])
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(request["cwd"])
@@ -167,7 +158,7 @@ def run_as_rank(request: dict[str, Any], environment: dict[str, str], report: in
         os._exit(code)
 
 
-def redirect(log: str) -> None:
+def _redirect(log: str) -> None:
     """Append everything that this process prints, from any language, to `log`."""
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     empty = os.open(os.devnull, os.O_RDONLY)

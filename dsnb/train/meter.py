@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -23,65 +23,49 @@ from dsnb.train.failure import Position
 FLUSH_S = 0.25
 
 
-class Clock(Protocol):
-    """Marks points in the work queued on a device, numbered from 0."""
+class Clock:
+    """Marks points in the work queued on a device, numbered from 0.
+
+    A CPU executes work as it is called, so a mark is a reading of the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._marks: list[Any] = []
 
     def mark(self) -> int:
         """Mark the end of the work queued so far and return the number of the mark."""
+        self._marks.append(time.perf_counter())
+        return len(self._marks) - 1
 
     def passed(self, mark: int) -> bool:
         """Return, without waiting, whether the work before the mark is done."""
+        return True
 
     def seconds(self, first: int, second: int) -> float:
         """Return the seconds between two marks that have passed."""
+        return float(self._marks[second] - self._marks[first])
 
     def synchronize(self) -> None:
         """Wait until all work queued so far is done; never called inside the timed region."""
 
 
-class CpuClock:
-    """A CPU executes work as it is called, so a mark is a reading of the monotonic clock."""
-
-    def __init__(self) -> None:
-        self._marks: list[float] = []
-
-    def mark(self) -> int:
-        """Read the clock and return the number of the reading."""
-        self._marks.append(time.perf_counter())
-        return len(self._marks) - 1
-
-    def passed(self, mark: int) -> bool:
-        """Return True: the work before the mark is always done."""
-        return True
-
-    def seconds(self, first: int, second: int) -> float:
-        """Return the seconds between two readings."""
-        return self._marks[second] - self._marks[first]
-
-    def synchronize(self) -> None:
-        """Do nothing."""
-
-
-class CudaClock:
-    """CUDA events in the current stream: the GPU records the time when it reaches them."""
-
-    def __init__(self) -> None:
-        self._events: list[torch.cuda.Event] = []
+class CudaClock(Clock):
+    """Events in the current stream: the GPU records the time when it reaches them."""
 
     def mark(self) -> int:
         """Queue an event and return its number."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()  # type: ignore[no-untyped-call]
-        self._events.append(event)
-        return len(self._events) - 1
+        self._marks.append(event)
+        return len(self._marks) - 1
 
     def passed(self, mark: int) -> bool:
         """Return whether the GPU has reached the event."""
-        return bool(self._events[mark].query())
+        return bool(self._marks[mark].query())
 
     def seconds(self, first: int, second: int) -> float:
         """Return the seconds between two events, measured by the GPU."""
-        return float(self._events[first].elapsed_time(self._events[second])) / 1e3
+        return float(self._marks[first].elapsed_time(self._marks[second])) / 1e3
 
     def synchronize(self) -> None:
         """Wait for the GPU."""
@@ -90,7 +74,7 @@ class CudaClock:
 
 def clock_of(device: torch.device) -> Clock:
     """Return the clock of a device."""
-    return CudaClock() if device.type == "cuda" else CpuClock()
+    return CudaClock() if device.type == "cuda" else Clock()
 
 
 @dataclass
@@ -115,17 +99,11 @@ class Meter:
     path
         `steps.jsonl`, or None on ranks that write nothing.
     steps
-        Number of steps, warm-up included.
+        Their number, warm-up included.
     tokens_per_step
         Tokens per optimizer step over all ranks.
-    device
-        The torch device that trains.
     launched_at
         When the run was launched, on the clock of `dsnb.system.launch_clock`: the origin of every `t_s`.
-    clock
-        Marks step boundaries; tests pass a fake.
-    gpu
-        NVML's view of the rank's GPU; None without one.
     position
         Updated when a part of a step begins.
     marks_forward
@@ -197,17 +175,7 @@ class Meter:
             self._forward = self.clock.mark()
 
     def step(self, loss: torch.Tensor, skipped: bool, grad_norm: torch.Tensor | float | None = None) -> None:
-        """Mark the end of a step.
-
-        Parameters
-        ----------
-        loss
-            The mean loss, shape (), on the device.
-        skipped
-            Whether the update was skipped.
-        grad_norm
-            The norm of all gradients if the engine computed it; a tensor may be on the device.
-        """
+        """Mark the end of a step, with its mean loss, shape (), on the device, and its gradient norm, if known."""
         self.losses[self._step] = loss
         if self._cuda:
             self._host_losses[self._step].copy_(self.losses[self._step], non_blocking=True)
@@ -218,8 +186,7 @@ class Meter:
             self._host_norms[self._step].copy_(self._norms[self._step], non_blocking=self._cuda)
         end = self.clock.mark()
         marks = self._boundary, end, self._forward
-        pending = Pending(self._step, self._phase, *marks, skipped, grad_norm, self._memory())
-        self._pending.append(pending)
+        self._pending.append(Pending(self._step, self._phase, *marks, skipped, grad_norm, self._memory()))
         self.skipped_steps += skipped
         self._boundary, self._step, self._forward = end, self._step + 1, None
         self._write_passed()
@@ -277,8 +244,7 @@ class Meter:
     def _write_passed(self, force: bool = False) -> None:
         while self._pending and (force or self.clock.passed(self._pending[0].end)):
             step = self._pending.popleft()
-            row = self._row(step)
-            self._rows.append(row)
+            self._rows.append(row := self._row(step))
             if step.forward is not None:
                 self._forwards_s.setdefault(step.phase, []).append(self.clock.seconds(step.start, step.forward))
             if self._file:
@@ -288,6 +254,7 @@ class Meter:
             self._flushed_at = time.perf_counter()
 
     def _row(self, step: Pending) -> dict[str, Any]:
+        norm = self._host_norms[step.step] if isinstance(step.grad_norm, torch.Tensor) else step.grad_norm
         return {
             "step": step.step + 1,
             "phase": step.phase,
@@ -297,11 +264,5 @@ class Meter:
             "tokens": self._tokens,
             **step.memory,
             "skipped": step.skipped,
-            **self._norm(step),
+            **({} if norm is None else {"grad_norm": float(norm)}),
         }
-
-    def _norm(self, step: Pending) -> dict[str, float]:
-        if step.grad_norm is None:
-            return {}
-        measured = self._host_norms[step.step] if isinstance(step.grad_norm, torch.Tensor) else step.grad_norm
-        return {"grad_norm": float(measured)}

@@ -22,10 +22,10 @@ from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from dsnb.formulas import model_shapes
-from dsnb.settings import causal_models
+from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
-from dsnb.train import alibi, attention, parallel
-from dsnb.train.model_parts import blocks, init_units
+from dsnb.train import attention, model_parts
+from dsnb.train.model_parts import blocks, has_own_parameters
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 PART_BYTES = 2**31 - 1
@@ -47,8 +47,8 @@ def model_config(experiment: Experiment) -> Any:
     elif experiment.model in model_shapes.PRESETS and experiment.weights == "random":
         config = AutoConfig.for_model(**model_shapes.PRESETS[experiment.model].config())
     else:
-        config = AutoConfig.from_pretrained(weights_source(experiment))
-    if wrong := causal_models.problem(experiment.model, config.to_dict()):
+        config = AutoConfig.from_pretrained(_weights_source(experiment))
+    if wrong := checks.not_causal(experiment.model, config.to_dict()):
         raise ValueError(wrong)
     config.use_cache = False
     for name in DROPOUTS:
@@ -57,7 +57,7 @@ def model_config(experiment: Experiment) -> Any:
     return config
 
 
-def weights_source(experiment: Experiment) -> str:
+def _weights_source(experiment: Experiment) -> str:
     """Return the folder or hub ID of a model's weights."""
     if path := model_shapes.local_config(experiment.model):
         return str(path.parent)
@@ -75,11 +75,8 @@ def build(experiment: Experiment, ds_config: dict[str, Any], device: torch.devic
 def build_part(experiment: Experiment, device: torch.device, part: Callable[[Any], Iterable[nn.Module]]) -> Any:
     """Build one pipeline stage's part of the model on `device`, with the same weights as in a whole model.
 
-    Parameters
-    ----------
-    part
-        Returns the modules of the part, given a model whose weights may be on the meta device. With random weights
-        the rest takes no memory; pretrained weights are loaded whole into host memory.
+    `part` returns its modules, given a model whose weights may be on the meta device. With random weights the rest
+    takes no memory; pretrained weights are loaded whole into host memory.
     """
 
     def make(config: Any, name: str) -> PreTrainedModel:
@@ -123,22 +120,19 @@ def _with_attention(experiment: Experiment, make: Callable[[Any, str], PreTraine
 
 
 def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
-    """Apply fused ALiBi, tensor parallelism, LoRA and checkpointing to a model or a pipeline stage's part of it.
-
-    Raises
-    ------
-    ValueError
-        If the model has no transformer blocks of its own, but several models within.
-    """
+    """Apply fused ALiBi, tensor parallelism, LoRA and checkpointing to a model or a pipeline stage's part of it."""
     if not hasattr(model.config, "num_hidden_layers"):
         raise ValueError(
             f"model is {experiment.model!r}: {model.config.model_type} is more than a language model; give the "
             "text_config of its configuration as a configuration of its own"
         )
     if model.config.model_type == "bloom" and experiment.attention != "eager":
-        alibi.use_fused_attention(model, experiment.seq_len if uses_flex(experiment) else 0)
+        # FlexAttention is fast only if it is compiled for a GPU; here it has no dropout, and the slopes of all heads.
+        has_flex = experiment.compile != "off" and experiment.device == "cuda"
+        has_flex &= not experiment.dropout and experiment.tensor_parallel == 1
+        attention.use_fused_alibi(model, experiment.seq_len if has_flex else 0)
     if experiment.tensor_parallel > 1:
-        parallel.prepare(experiment, model)
+        model_parts.prepare(experiment, model)
     if experiment.lora_rank:
         model = add_adapters(experiment, model)
     if experiment.activation_checkpointing:
@@ -178,34 +172,21 @@ def checkpoint_activations(experiment: Experiment, model: Any) -> None:
     for number, block in enumerate(blocks(model)):
         block.gradient_checkpointing = number % experiment.checkpoint_every == 0
         if experiment.checkpoint_offload:
-            block._gradient_checkpointing_func = offloaded_checkpoint(pin_memory=experiment.device == "cuda")
+            block._gradient_checkpointing_func = _offloaded_checkpoint(pin_memory=experiment.device == "cuda")
     if experiment.checkpoint_offload:
         model.enable_input_require_grads()  # else a reentrant checkpoint behind frozen layers trains nothing
     elif experiment.lora_rank:
         model.disable_input_require_grads()  # peft's hook for reentrant checkpoints breaks a compiled graph
 
 
-def offloaded_checkpoint(pin_memory: bool) -> Callable[..., Any]:
-    """Return a checkpoint function that keeps its saved inputs in host memory.
-
-    It is reentrant, because only that kind saves its inputs through autograd's hooks.
-    """
+def _offloaded_checkpoint(pin_memory: bool) -> Callable[..., Any]:
+    """Return a checkpoint function that keeps its saved inputs in host memory: only a reentrant one has such hooks."""
 
     def run(function: Callable[..., Any], *inputs: Any) -> Any:
         with save_on_cpu(pin_memory=pin_memory):
             return checkpoint(function, *inputs, use_reentrant=True)
 
     return run
-
-
-def uses_flex(experiment: Experiment) -> bool:
-    """Return whether BLOOM's attention is computed by FlexAttention, which is fast only if it is compiled for a GPU.
-
-    It has no dropout, and its slopes are those of all heads, not of a tensor-parallel rank's.
-    """
-    if experiment.dropout or experiment.tensor_parallel > 1:
-        return False
-    return experiment.compile != "off" and experiment.device == "cuda"
 
 
 def _from_config(experiment: Experiment, config: Any, attention: str) -> PreTrainedModel:
@@ -248,7 +229,7 @@ def _load_pretrained(
     # transformers partitions what it loads as long as this object lives.
     shared = HfDeepSpeedConfig(ds_config) if experiment.zero_stage == 3 else None
     model = AutoModelForCausalLM.from_pretrained(
-        weights_source(experiment),
+        _weights_source(experiment),
         config=config,
         dtype=weights_dtype(experiment),
         attn_implementation=attention,
@@ -268,15 +249,28 @@ def _allocate(own: list[nn.Module]) -> None:
             setattr(module, name, made.get(id(empty), empty))
 
 
+def init_units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the units that are initialised one by one, with names: each block, and each layer outside of blocks."""
+
+    def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        if isinstance(module, nn.ModuleList):
+            prefix = f"{name}." if name else ""
+            yield from ((f"{prefix}{key}", child) for key, child in module.named_children())
+        elif has_own_parameters(module):
+            yield name, module
+        else:
+            for key, child in module.named_children():
+                yield from walk(f"{name}.{key}" if name else key, child)
+
+    yield from walk("", model)
+
+
 @torch.no_grad()
 def init_weights(model: PreTrainedModel, seed: int) -> None:
-    """Initialise every weight by the model's own rule, block by block, equally on all ZeRO stages.
-
-    Weights on the meta device belong to another pipeline stage and are skipped.
-    """
+    """Initialise every weight by the model's own rule, block by block, equally on all ZeRO stages."""
     for name, unit in init_units(model):
         parameters = list(unit.parameters())
-        if any(parameter.is_meta for parameter in parameters):
+        if any(parameter.is_meta for parameter in parameters):  # another pipeline stage has them
             continue
         whole = any(hasattr(parameter, "ds_id") for parameter in parameters)
         torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))

@@ -1,27 +1,40 @@
-"""The parts of a causal language model: transformer blocks, units of initialisation, parameter counts."""
+"""The parts of a causal language model of transformers: its blocks, pipeline stages, shares of tensor-parallel ranks.
+
+For a pipeline the model's own forward pass is traced once: which layers with weights it calls before and after the
+blocks, and which arguments it passes to each block beside the hidden state (masks, ALiBi, positions). A stage then
+calls its blocks with the same arguments. All batches must therefore have one shape and no padding, as dsnb's have.
+
+Tensor parallelism is DeepSpeed's AutoTP. It takes the rules of `dsnb.launcher.folder`: which linear layers are split by
+rows and which by columns. It divides head counts itself, but handles neither transformers' Conv1D nor what GPT-2 and
+BLOOM derive from these counts.
+"""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from deepspeed.module_inject.auto_tp import AutoTP
+from deepspeed.module_inject.autotp_config import AutoTPConfig
+from deepspeed.module_inject.layers import set_autotp_mode
+from deepspeed.pipe import TiedLayerSpec
+from deepspeed.utils import groups
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from dsnb.formulas import model_shapes
+from dsnb.settings.experiment import Experiment
 
 
 def blocks(model: Any) -> list[Any]:
-    """Return the transformer blocks in order: the module list whose length is the configured number of layers.
-
-    Raises
-    ------
-    ValueError
-        If there is none.
-    """
-    layers = model.config.num_hidden_layers
-    found = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == layers)
-    blocks_found = next(found, None)
-    if blocks_found is None:
-        kind = model.config.model_type
-        raise ValueError(f"the {layers} blocks of {kind} are in no list of modules: models like it cannot be trained")
-    return list(blocks_found)
+    """Return the transformer blocks in order: the module list whose length is the configured number of layers."""
+    layers, kind = model.config.num_hidden_layers, model.config.model_type
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == layers:
+            return list(module)
+    raise ValueError(f"the {layers} blocks of {kind} are in no list of modules: models like it cannot be trained")
 
 
 def output_layer(model: nn.Module) -> Any:
@@ -34,29 +47,205 @@ def has_own_parameters(module: nn.Module) -> bool:
     return next(iter(module.parameters(recurse=False)), None) is not None
 
 
-def init_units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the units that are initialised one by one, with names: each block, and each layer outside of blocks."""
+@dataclass
+class ForwardTrace:
+    """The path of a hidden state through a model, without the head.
 
-    def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        if isinstance(module, nn.ModuleList):
-            prefix = f"{name}." if name else ""
-            yield from ((f"{prefix}{key}", child) for key, child in module.named_children())
-        elif has_own_parameters(module):
-            yield name, module
-        else:
-            for key, child in module.named_children():
-                yield from walk(f"{name}.{key}" if name else key, child)
+    Attributes
+    ----------
+    before, after
+        Layers with weights that are called before and after the blocks, in order.
+    arguments
+        Arguments of each block beside the hidden state: positional, by keyword.
+    """
 
-    yield from walk("", model)
-
-
-def count_parameters(model: nn.Module) -> tuple[int, int, int]:
-    """Return the numbers of all, trainable and block parameters; tied ones count once, partitioned ones in full."""
-    sizes = [(_numel(one), one.requires_grad) for one in model.parameters()]
-    trained = sum(size for size, is_trained in sizes if is_trained)
-    of_blocks = sum(_numel(one) for block in blocks(model) for one in block.parameters())
-    return sum(size for size, _ in sizes), trained, of_blocks
+    before: list[nn.Module]
+    after: list[nn.Module] = field(default_factory=list)
+    arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
 
-def _numel(parameter: nn.Parameter) -> int:
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+def trace_forward(model: Any, batch: int, length: int, device: torch.device) -> ForwardTrace:
+    """Trace the forward pass of sequences of shape (batch, length) without computing any block.
+
+    The model's weights may be on the meta device: zeros replace the few outside of the blocks. It raises ValueError if
+    anything but a single hidden state passes from block to block.
+    """
+    embedding = model.get_input_embeddings()
+    within = {id(module) for part in [embedding, *blocks(model)] for module in part.modules()}
+    outside = [
+        module for module in model.base_model.modules() if has_own_parameters(module) and id(module) not in within
+    ]
+    inputs = torch.zeros(batch, length, embedding.weight.shape[1], dtype=embedding.weight.dtype, device=device)
+    path, shape = ForwardTrace(before=[embedding]), (batch, length, model.config.hidden_size)
+
+    def forward(*inputs: Any, **named: Any) -> BlockOutput:
+        hidden, inputs = (named.pop("hidden_states"), inputs) if "hidden_states" in named else (inputs[0], inputs[1:])
+        if tuple(hidden.shape) != shape:
+            raise ValueError(f"a block is given shape {tuple(hidden.shape)} where {shape} was expected")
+        path.arguments.append((inputs, named))
+        return hidden.as_subclass(BlockOutput)
+
+    def record(module: nn.Module, _: Any) -> None:
+        (path.after if path.arguments else path.before).append(module)
+
+    with ExitStack() as stack, torch.no_grad():
+        for block in blocks(model):
+            block.forward = forward
+            stack.callback(delattr, block, "forward")
+        for module in outside:
+            stack.callback(module.register_forward_pre_hook(record).remove)
+        call = {"inputs_embeds": inputs, "use_cache": False}
+        torch.func.functional_call(model.base_model, _zeros(model.base_model, outside, device), kwargs=call)
+    return path
+
+
+class BlockOutput(torch.Tensor):
+    """A hidden state that is also its own first item: some models take `block(...)[0]`, some `block(...)`."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return self if isinstance(key, int) and key == 0 else super().__getitem__(key)
+
+
+def _zeros(base: nn.Module, outside: list[nn.Module], device: torch.device) -> dict[str, torch.Tensor]:
+    wanted = {id(parameter) for module in outside for parameter in module.parameters(recurse=False)}
+    zeros = {
+        name: torch.zeros_like(parameter, device=device)
+        for name, parameter in base.named_parameters()
+        if id(parameter) in wanted
+    }
+    return zeros | {name: buffer.to(device) for name, buffer in base.named_buffers()}
+
+
+class Embedding(nn.Module):
+    """Everything before the first block: the model without its blocks and without the layers behind them."""
+
+    def __init__(self, model: Any, path: ForwardTrace) -> None:
+        super().__init__()
+        every = blocks(model)
+        self.base, self.weight = model.base_model, model.get_input_embeddings().weight
+        for parent in list(self.base.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.ModuleList) and list(child) == every:
+                    setattr(parent, name, nn.ModuleList())
+                elif any(child is one for one in path.after):
+                    setattr(parent, name, nn.Identity())
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the hidden state, shape (batch, length, width), of token ids of shape (batch, length)."""
+        return self.base(input_ids=ids, use_cache=False)[0]
+
+
+class Block(nn.Module):
+    """One transformer block with its traced arguments."""
+
+    def __init__(self, block: nn.Module, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        super().__init__()
+        self.block, self.arguments = block, arguments
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the next hidden state, shape (batch, length, width)."""
+        inputs, named = self.arguments
+        output = self.block(hidden, *inputs, **named)
+        return output[0] if isinstance(output, tuple) else output
+
+
+def stage_modules(model: Any, path: ForwardTrace, stage: int, stages: int) -> Iterator[nn.Module]:
+    """Yield the modules of one pipeline stage; tied weights belong to the first and the last stage."""
+    every = blocks(model)
+    share = len(every) // stages
+    tied = model.config.tie_word_embeddings
+    if stage == 0 or (tied and stage == stages - 1):
+        yield path.before[0]
+    if stage == 0:
+        yield from path.before[1:]
+    yield from every[stage * share : (stage + 1) * share]
+    if stage == stages - 1:
+        yield from path.after
+    if stage == stages - 1 or (tied and stage == 0):
+        yield model.get_output_embeddings()
+
+
+class TiedLayer(TiedLayerSpec):
+    """A layer that is already built and shares its `weight` with the other layer of the same key."""
+
+    def __init__(self, key: str, module: nn.Module) -> None:
+        super().__init__(key, type(module))
+        self.module = module
+
+    def build(self, log: bool = False) -> nn.Module:
+        """Return the layer."""
+        return self.module
+
+
+def layers(model: Any, path: ForwardTrace) -> list[Any]:
+    """Return the layers of a pipeline: embedding, blocks, layers after the blocks, head."""
+    middle = [*map(Block, blocks(model), path.arguments), *path.after]
+    embedding, head = Embedding(model, path), model.get_output_embeddings()
+    if not model.config.tie_word_embeddings:
+        return [embedding, *middle, head]
+    return [TiedLayer("embeddings", embedding), *middle, TiedLayer("embeddings", head)]
+
+
+def prepare(experiment: Experiment, model: Any) -> None:
+    """Prepare a model, or a pipeline stage's part of it, for AutoTP; raise ValueError if that is not possible."""
+    ranks, config = experiment.tensor_parallel, model.config
+    if config.model_type not in model_shapes.SPLIT:
+        raise ValueError(model_shapes.not_split("tensor_parallel", ranks, config.model_type))
+    if config.num_attention_heads % ranks:
+        raise ValueError(f"tensor_parallel is {ranks}: it must divide the model's {config.num_attention_heads} heads")
+    _use_linear_layers(model)
+    # Marks the model as done: AutoTP would also divide the model's own head count, from which ALiBi's slopes are made.
+    model.base_model.replaced = True
+    rank = torch.distributed.get_rank() % ranks
+    for block in blocks(model):
+        if config.model_type == "gpt2":
+            block.attn.split_size //= ranks
+        elif config.model_type == "bloom":
+            heads = config.num_attention_heads // ranks
+            _slice_alibi(block.self_attention, first_head=rank * heads, heads=heads, of=config.num_attention_heads)
+
+
+def _use_linear_layers(model: nn.Module) -> None:
+    """Replace every Conv1D by a linear layer: its weight is transposed, so AutoTP would split the wrong dimension."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, Conv1D):
+                inputs, outputs = child.weight.shape
+                linear = nn.Linear(inputs, outputs, device="meta")
+                linear.weight, linear.bias = nn.Parameter(child.weight.data.t().contiguous()), child.bias
+                setattr(parent, name, linear)
+
+
+def _slice_alibi(attention: nn.Module, first_head: int, heads: int, of: int) -> None:
+    """Pass an attention layer the ALiBi slopes of its own heads only, out of (batch x all heads, 1, length)."""
+
+    def own(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        alibi = named["alibi"]
+        shares = alibi.unflatten(0, (-1, of))[:, first_head : first_head + heads]
+        return inputs, {**named, "alibi": shares.flatten(0, 1)}
+
+    attention.register_forward_pre_hook(own, with_kwargs=True)
+
+
+def split_stage(experiment: Experiment, stage: nn.Module, config: Any, rules: dict[str, Any]) -> None:
+    """Split the prepared blocks of a pipeline stage in place, by AutoTP's `partition_config`.
+
+    DeepSpeed does this itself only without a pipeline.
+    """
+    groups._init_tp_mesh_device(tensor_model_parallel_size=experiment.tensor_parallel)
+    set_autotp_mode(training=True)
+    partition = AutoTPConfig.from_dict({**rules, "tp_size": experiment.tensor_parallel})
+    auto = AutoTP(
+        module=stage,
+        all_reduce_linears=(),
+        prefix="",
+        state_dict=None,
+        linear_layer_setting=(nn.Linear, nn.Embedding),
+        orig_layer_impl=None,
+        partition_config=partition,
+        model_config=config,
+        training_mode=True,
+    )
+    auto.set_tensor_parallel_config(experiment.tensor_parallel, groups.get_tensor_model_parallel_group())
+    auto.update_linear_policies()
+    auto._replace_module(stage)

@@ -1,4 +1,4 @@
-"""Figures over all ranks of a run: sums and means, peak memory of GPUs and hosts, skew. Every rank must call them.
+"""Figures over all ranks of a run: sums, means, peak memory, skew, changed weights. Every rank must call them.
 
 The memory that building the model takes is not included: it can be more than that of training, and depends on how
 weights are loaded.
@@ -10,32 +10,46 @@ ms changed it from 4 % to 3 %). The first forward pass of each step is therefore
 DDP it contains no collective and the ranks begin it together, so its skew is that of the GPU's arithmetic and of the
 data. With ZeRO 3, FSDP and tensor parallelism ranks wait for each other in it too; only groups of nodes then show which
 one is slow (`dsnb.analysis.hosts`).
+
+That training changes the weights is checked, because a run without gradients is as fast as one that trains. A sample of
+each of the optimizer's tensors is compared before the first step and after the last. In native half precision these are
+the fp32 master weights: the half-precision copies may stay equal while training proceeds.
 """
 
 import contextlib
 import math
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
 
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import ADAMW
 from dsnb.system.hardware import GIB
 
 _PROCESS = Path("/proc/self")
+SAMPLED = 4096
+"""Number of weights compared per tensor, evenly spaced; they are kept in host memory."""
+ROUNDING = 2e-7
+"""Relative rounding error of a weight after one update; fp32 has a spacing of 6e-8 to 1.2e-7."""
+MASTERS = (
+    "fp32_partitioned_groups_flat",  # ZeRO 3
+    "single_partition_of_fp32_groups",  # ZeRO 1 and 2
+    "fp32_groups_flat_partition",  # BF16_Optimizer
+    "fp32_groups_flat",  # FP16_Optimizer: ZeRO 0
+    "fp32_groups",  # FP16_UnfusedOptimizer
+)
+"""Attributes in which the optimizers of DeepSpeed 0.19.8 keep the weights that they update."""
 
 
 def reset_host_peak() -> None:
     """Reset the peak memory of this process, if the system allows it."""
     with contextlib.suppress(OSError):
         (_PROCESS / "clear_refs").write_text("5")
-
-
-def host_peak_gib() -> float | None:
-    """Return the largest resident memory of this process since `reset_host_peak`, in GiB."""
-    return _field("status", "VmHWM")
 
 
 def host_shared_gib() -> float:
@@ -56,21 +70,12 @@ def _field(file: str, name: str) -> float | None:
 
 
 def peaks_of_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str, float | None]:
-    """Combine the peaks of all ranks; every rank must call this, after the timed steps.
+    """Combine the peaks of all ranks; `gpu_gib` has the same names on every rank, and is empty on a CPU.
 
-    Parameters
-    ----------
-    gpu_gib
-        This rank's GPU figures, under the same names on every rank; empty on a CPU.
-
-    Returns
-    -------
-    dict
-        For each name of `gpu_gib` and for `rank_host_memory_gib` the maximum over ranks; `host_memory_gib`, the sum
-        over the ranks of a host, of the fullest host. The peaks of ranks need not coincide, so the sum is an upper
-        bound.
+    Of `gpu_gib` and `rank_host_memory_gib` the maximum over ranks is returned; `host_memory_gib` is the sum over the
+    ranks of a host, of the fullest host. The peaks of ranks need not coincide, so the sum is an upper bound.
     """
-    peak = host_peak_gib() or 0.0
+    peak = _field("status", "VmHWM") or 0.0  # since `reset_host_peak`
     own = max(0.0, peak - host_shared_gib())
     everyone = _of_ranks([float(os.environ.get("GROUP_RANK", "0")), peak, own, *gpu_gib.values()], device)
     largest = dict(zip(gpu_gib, everyone[:, 3:].amax(dim=0).tolist(), strict=True))
@@ -86,16 +91,7 @@ def peaks_of_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str,
 
 
 def skew_of_ranks(times_s: list[float], forwards_s: list[float], device: torch.device) -> dict[str, Any]:
-    """Compare the times of all ranks; every rank must call this, after the timed region.
-
-    Parameters
-    ----------
-    times_s
-        Times of this rank's timed steps; every rank has the same number.
-    forwards_s
-        Times from the start of each step to the end of its first forward pass; empty on every rank if not measured.
-    device
-        The device of the collectives.
+    """Compare the times of all ranks' timed steps, and of their first forward passes, where these were measured.
 
     Returns
     -------
@@ -144,3 +140,48 @@ def sum_of_ranks(value: float | None, device: torch.device) -> float | None:
     total = torch.tensor(math.nan if value is None else value, dtype=torch.float64, device=device)
     deepspeed.comm.all_reduce(total)
     return float(total) if math.isfinite(total) else None
+
+
+class WeightWatch:
+    """Compares the weights of DeepSpeed's or torch's optimizer with those at the time of construction."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._tensors = list(_optimized_tensors(optimizer))
+        self._before = self._sample()
+
+    def changes(self, experiment: Experiment, updates: int, device: torch.device) -> dict[str, Any]:
+        """Return how much the weights changed in so many updates.
+
+        `update_rms` is the root mean square of the sampled weights' change beyond weight decay, and `weights_moved`
+        whether it is more than rounding errors; None if no rank holds its weights in memory (offload to NVMe).
+        """
+        decay = (1 - experiment.learning_rate * ADAMW["weight_decay"]) ** updates
+        sums = torch.zeros(3, dtype=torch.float64)
+        for before, after in zip(self._before, self._sample(), strict=True):
+            changed = after - before * decay
+            sums += torch.stack([changed.square().sum(), after.square().sum(), torch.tensor(float(len(after)))])
+        sums = sums.to(device)
+        deepspeed.comm.all_reduce(sums)
+        changed_squares, squares, count = sums.tolist()
+        if not count:
+            return {"update_rms": None, "weights_moved": None}
+        update_rms, weights_rms = math.sqrt(changed_squares / count), math.sqrt(squares / count)
+        moved = not update_rms <= ROUNDING * weights_rms * math.sqrt(updates)
+        return {"update_rms": update_rms, "weights_moved": moved}
+
+    def _sample(self) -> list[torch.Tensor]:
+        samples = []
+        for tensor in self._tensors:
+            flat = tensor.detach().flatten()
+            samples.append(flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].to("cpu", torch.float64))
+        return samples
+
+
+def _optimized_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an optimizer updates on this rank."""
+    held = next((getattr(optimizer, name) for name in MASTERS if getattr(optimizer, name, None)), None)
+    if held is None:
+        inner = getattr(optimizer, "optimizer", optimizer)
+        held = [group["params"] for group in inner.param_groups]
+    for tensor in (tensor for group in held for tensor in (group if isinstance(group, list | tuple) else [group])):
+        yield tensor.to_local() if hasattr(tensor, "to_local") else tensor

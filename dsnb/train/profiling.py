@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import deepspeed
 import orjson
@@ -25,7 +25,7 @@ from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
-from dsnb.train.failure import BestEffort, one_line
+from dsnb.train.failure import one_line
 from dsnb.train.meter import clock_of
 from dsnb.train.trainer import Trainer, no_section
 
@@ -40,14 +40,12 @@ HANDOVER = "communication"
 STEPS = 3
 MicroBatches = Sequence[torch.Tensor]
 Interval = tuple[float, float]
+Result = TypeVar("Result")
 
 
 @contextmanager
 def time_limited(experiment: Experiment, step_s: float) -> Iterator[None]:
-    """End this rank successfully if profiling takes too long: its record is written already.
-
-    Without a profile there is no limit.
-    """
+    """End this rank successfully if a profile takes too long: its record is written already."""
     if not experiment.profile:
         yield
         return
@@ -68,15 +66,7 @@ def _give_up() -> None:
 
 
 class Profile:
-    """The profile of one run, written as it grows, so that a rank that dies leaves what was measured.
-
-    Parameters
-    ----------
-    run
-        The run's folder.
-    writes
-        Whether this rank writes files.
-    """
+    """The profile of one run, written as it grows, so that a rank that dies leaves what was measured."""
 
     def __init__(self, run: RunPaths, writes: bool) -> None:
         self.run, self.writes = run, writes
@@ -102,24 +92,16 @@ class Profile:
 def profile(run: RunPaths, trainer: Trainer, micro_batches: MicroBatches, device: torch.device) -> None:
     """Train a few more steps under the profilers and write the results.
 
-    Parameters
-    ----------
-    micro_batches
-        Those of this rank in each of the steps.
-
-    Notes
-    -----
     A step that fails on any rank ends the profile: the other ranks may be in any collective.
     """
     report = Profile(run, deepspeed.comm.get_rank() == 0)
-    clock = clock_of(device)
     try:
-        parts = time_parts(trainer, micro_batches, clock.synchronize, deepspeed.comm.barrier)
+        parts = time_parts(trainer, micro_batches, clock_of(device).synchronize, deepspeed.comm.barrier)
         report.figures |= parts
         absent = [name for name in PARTS if parts[f"{name}_s"] is None]
         report.finish_part("split", f"the strategy does not mark its {', '.join(absent)}" if absent else None)
         path = run.trace if report.writes else None
-        why = trace_step(trainer, micro_batches, clock.synchronize, deepspeed.comm.barrier, device, path)
+        why = trace_step(trainer, micro_batches, device, path)
         report.finish_part("trace", why)
         if path:
             report.finish_part("communication", _communication(report, device, why))
@@ -144,6 +126,26 @@ def _communication(report: Profile, device: torch.device, no_trace: str | None) 
     return "the trace shows no collective" if attempt.why is None and read == (None, None) else attempt.why
 
 
+class BestEffort:
+    """Calls functions until the first one fails, in `why` in one line; later calls do nothing and return None.
+
+    A rank that raised would leave the others in a collective.
+    """
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+
+    def __call__(self, action: Callable[..., Result], *arguments: Any) -> Result | None:
+        """Call `action` and return its result."""
+        if self.why is not None:
+            return None
+        try:
+            return action(*arguments)
+        except Exception as error:
+            self.why = one_line(error)
+            return None
+
+
 def time_parts(
     trainer: Trainer, micro_batches: MicroBatches, synchronize: Callable[[], Any], barrier: Callable[[], Any]
 ) -> dict[str, float | None]:
@@ -157,66 +159,44 @@ def time_parts(
         `forward_s`, `backward_s`, `optimizer_s`, summed over micro-batches, and `step_s`, on this rank; None for a
         part that the trainer does not mark. For a pipeline also `handover_s`, the exchange between stages.
     """
-    timed = [_timed_step(trainer, micro_batches, synchronize, barrier) for _ in range(STEPS)]
+    timed: list[dict[str, float]] = []
+
+    @contextmanager
+    def section(name: str) -> Iterator[None]:
+        synchronize()  # so that the device is idle before and after each part
+        began = time.perf_counter()
+        yield
+        synchronize()
+        timed[-1][name] += time.perf_counter() - began
+
+    trainer.section = section
+    try:
+        for _ in range(STEPS):
+            timed.append(defaultdict(float))
+            synchronize()
+            barrier()
+            with section("step"):
+                trainer.step(micro_batches)
+    finally:
+        trainer.section = no_section
     middle = sorted(timed, key=lambda step: step["step"])[STEPS // 2]
     handover = {"handover_s": middle[HANDOVER]} if HANDOVER in middle else {}
     return {f"{name}_s": middle.get(name) for name in (*PARTS, "step")} | handover
 
 
-def _timed_step(
-    trainer: Trainer, micro_batches: MicroBatches, synchronize: Callable[[], Any], barrier: Callable[[], Any]
-) -> dict[str, float]:
-    """Train a step and return the seconds of each part; the device is idle before and after each."""
-    seconds: dict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def section(name: str) -> Iterator[None]:
-        synchronize()
-        began = time.perf_counter()
-        yield
-        synchronize()
-        seconds[name] += time.perf_counter() - began
-
-    trainer.section = section
-    synchronize()
-    barrier()
-    try:
-        with section("step"):
-            trainer.step(micro_batches)
-    finally:
-        trainer.section = no_section
-    return seconds
-
-
-def trace_step(
-    trainer: Trainer,
-    micro_batches: MicroBatches,
-    synchronize: Callable[[], Any],
-    barrier: Callable[[], Any],
-    device: torch.device,
-    path: Path | None,
-) -> str | None:
+def trace_step(trainer: Trainer, micro_batches: MicroBatches, device: torch.device, path: Path | None) -> str | None:
     """Train two steps and record the second; the first warms up the profiler.
 
-    The steps are trained even if the profiler fails, because the other ranks wait in them.
-
-    Parameters
-    ----------
-    path
-        File for the trace; None on ranks that do not write it.
-
-    Returns
-    -------
-    str or None
-        Why there is no trace, in one line; None if there is one.
+    The steps are trained even if the profiler fails, because the other ranks wait in them. The trace is written to
+    `path`, None on other ranks. Why there is none is returned in one line; None if there is one.
     """
-    attempt = BestEffort()
+    attempt, synchronize = BestEffort(), clock_of(device).synchronize
     recorder: Any = attempt(_started, device)
     trainer.section = profiler.record_function
     try:
         trainer.step(micro_batches)
         synchronize()
-        barrier()
+        deepspeed.comm.barrier()
         synchronize()  # a barrier is a collective that must not be in the trace
         attempt(methodcaller("step"), recorder)
         trainer.step(micro_batches)
@@ -252,43 +232,28 @@ def length(intervals: Iterable[Interval]) -> float:
     return total
 
 
-def length_outside(intervals: Iterable[Interval], others: Sequence[Interval]) -> float:
-    """Return the length of `intervals` that no interval of `others` covers."""
-    return length([*intervals, *others]) - length(others)
-
-
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Read the events of a trace in Chrome's format, gzipped."""
     return list(orjson.loads(gzip.decompress(path.read_bytes()))["traceEvents"])
 
 
 def communication_s(events: Iterable[dict[str, Any]], device: str) -> tuple[float | None, float | None]:
-    """Return how long collectives ran, and for how much of that time no other kernel ran.
+    """Return how long collectives ran in one rank's trace, and for how much of that time no other kernel ran.
 
-    Parameters
-    ----------
-    events
-        Events of one rank's trace of one step.
-    device
-        `cuda`: NCCL's kernels, including the time in which they wait for other ranks. `cpu`: gloo's operations, from
-        when its threads start them.
-
-    Returns
-    -------
-    tuple
-        Seconds of the union of all collectives, None if the trace shows none; and the seconds of it that no other
-        kernel overlaps, None on a CPU, where the trace does not show when an operation really has a core.
+    On a GPU these are NCCL's kernels, including the time in which they wait for other ranks; on a CPU gloo's
+    operations, from when its threads start them. Both are None if the trace shows none, and the second on a CPU, where
+    the trace does not show when an operation really has a core.
     """
     spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    if device == "cuda":
-        kernels = [event for event in spans if event.get("cat") == "kernel"]
-        collectives = [_interval_s(event) for event in kernels if _is_nccl(event)]
-        computing = [_interval_s(event) for event in kernels if not _is_nccl(event)]
-    else:
-        collectives = [_interval_s(event) for event in spans if str(event.get("name")).startswith("gloo:")]
+    if device == "cpu":
+        gloo = [_interval_s(event) for event in spans if str(event.get("name")).startswith("gloo:")]
+        return length(gloo) if gloo else None, None
+    kernels = [event for event in spans if event.get("cat") == "kernel"]
+    collectives = [_interval_s(event) for event in kernels if _is_nccl(event)]
+    computing = [_interval_s(event) for event in kernels if not _is_nccl(event)]
     if not collectives:
         return None, None
-    return length(collectives), length_outside(collectives, computing) if device == "cuda" else None
+    return length(collectives), length([*collectives, *computing]) - length(computing)
 
 
 def step_s(events: Iterable[dict[str, Any]]) -> float | None:

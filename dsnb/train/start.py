@@ -1,4 +1,4 @@
-"""`python -m dsnb.train.start WORKER RUN_DIR`: one rank under torchrun or DeepSpeed's launcher.
+"""`python -m dsnb.train.start WORKER RUN_DIR`: one rank under torchrun or DeepSpeed's launcher; and torchrun itself.
 
 Like the fork server, it kills the rank when the process that owns the run ends. Both launchers would leave every rank
 training if they are killed with SIGKILL.
@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 import psutil
 
@@ -19,6 +20,23 @@ def die_with(owner: psutil.Process, poll_s: float = 1.0) -> None:
     while owner.is_running() and owner.status() != psutil.STATUS_ZOMBIE:
         time.sleep(poll_s)
     os.killpg(0, signal.SIGKILL)
+
+
+def run_ranks(arguments: list[str]) -> dict[str, Any]:
+    """Run torchrun, and return the exit codes of the ranks that failed first, or its own error; empty if none did."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        run.run(run.parse_args(arguments))
+    except ChildFailedError as error:
+        codes = {str(rank): failure.exitcode for rank, failure in error.failures.items()}
+        first = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}  # torchrun ends the rest
+        return {"exit_codes": first or codes}
+    except SignalException as error:
+        return {"error": f"torchrun was stopped by {error.sigval.name}"}
+    return {}
 
 
 def main() -> int:

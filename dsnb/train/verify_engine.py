@@ -22,13 +22,7 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def check(experiment: Experiment, engine: Any) -> None:
-    """Compare an engine with the settings.
-
-    Raises
-    ------
-    RuntimeError
-        If they differ; the message names every difference.
-    """
+    """Raise RuntimeError with every difference of an engine from the settings."""
     asked, found = expected(experiment), actual(engine, experiment.deepspeed)
     if differing := [name for name in asked if asked[name] != found[name]]:
         built = ", ".join(f"{name} {found[name]} instead of {asked[name]}" for name in differing)
@@ -60,6 +54,8 @@ def expected(experiment: Experiment) -> dict[str, Any]:
 
 def actual(engine: Any, keys: Iterable[str] = ()) -> dict[str, Any]:
     """Return the properties of an engine, with those of some keys of DeepSpeed's configuration."""
+    wrapped = " ".join(_optimizers(engine.optimizer))
+    split = next((layer for layer in engine.module.modules() if isinstance(layer, TensorParallel_Layer)), None)
     return {
         **{deepspeed_keys.PREFIX + path: configured(engine, path) for path in keys},
         "ZeRO stage": engine.zero_optimization_stage(),
@@ -67,13 +63,13 @@ def actual(engine: Any, keys: Iterable[str] = ()) -> dict[str, Any]:
         "micro-batch": engine.train_micro_batch_size_per_gpu(),
         "data-parallel ranks": engine.dp_world_size,
         "data-parallel place": deepspeed.comm.get_rank(group=engine.data_parallel_group),
-        "tensor-parallel ranks": _tensor_parallel_size(engine.module),
+        "tensor-parallel ranks": deepspeed.comm.get_world_size(group=split.mp_group) if split is not None else 1,
         "pipeline stages": getattr(engine, "num_stages", 1),
         "weights": _dtype(next(p.dtype for p in engine.module.parameters() if p.requires_grad)),
         "autocast": _dtype(engine.torch_autocast_dtype()) if engine.torch_autocast_enabled() else None,
         "optimizer offloaded to": _place(engine.zero_offload_optimizer()),
         "parameters offloaded to": _place(engine.zero_offload_param()),
-        "optimizer": _optimizer(engine),
+        "optimizer": next((kind for kind in ("Adafactor", "Muon") if kind in wrapped), "Adam"),
         "compiled": engine.is_compiled or getattr(engine.module, "is_compiled", False),
     }
 
@@ -83,7 +79,7 @@ def describe(engine: Any) -> dict[str, Any]:
     found = {name.lower().replace(" ", "_").replace("-", "_"): value for name, value in actual(engine).items()}
     return {
         **found,
-        "optimizer": " over ".join(optimizers(engine.optimizer)),
+        "optimizer": " over ".join(_optimizers(engine.optimizer)),
         "parameter_dtype": found["weights"],
         "communication": deepspeed.comm.get_world_size() > 1 and torch.distributed.get_backend(),
     }
@@ -103,21 +99,10 @@ def configured(engine: Any, path: str) -> Any:
     return place if section in MODELS else deepspeed_keys.lookup(engine._config._param_dict, path)
 
 
-def optimizers(optimizer: Any) -> list[str]:
+def _optimizers(optimizer: Any) -> list[str]:
     """Return the class names of an optimizer and of the one that it wraps."""
     inner = getattr(optimizer, "optimizer", None)
     return [type(part).__name__ for part in (optimizer, inner) if part is not None]
-
-
-def _tensor_parallel_size(module: torch.nn.Module) -> int:
-    """Return the number of ranks among which the layers of a module are split."""
-    split = next((layer for layer in module.modules() if isinstance(layer, TensorParallel_Layer)), None)
-    return deepspeed.comm.get_world_size(group=split.mp_group) if split is not None else 1
-
-
-def _optimizer(engine: Any) -> str:
-    names = " ".join(optimizers(engine.optimizer))
-    return next((kind for kind in ("Adafactor", "Muon") if kind in names), "Adam")
 
 
 def _place(offload: Any) -> str:

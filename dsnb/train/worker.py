@@ -26,27 +26,23 @@ from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
-from dsnb.system.hardware import GIB
-from dsnb.system.nvml import POWER_COUNTER
-from dsnb.train import compiling, failure, over_ranks, profiling, token_work
-from dsnb.train.alibi import FLEX_NAME
-from dsnb.train.attention import KernelWatch
+from dsnb.system.hardware import GIB, POWER_COUNTER
+from dsnb.train import causal_loss, failure, over_ranks, profiling, token_work
+from dsnb.train.attention import FLEX_NAME, KernelWatch
 from dsnb.train.data import Batches, batches
-from dsnb.train.energy import Gpu, open_device
+from dsnb.train.energy import open_device
 from dsnb.train.engine import DeepSpeedTrainer, PipelineTrainer
 from dsnb.train.failure import Position
 from dsnb.train.meter import Meter
 from dsnb.train.model import build
-from dsnb.train.torch_trainer import TorchTrainer
-from dsnb.train.trainer import Trainer, no_section
-from dsnb.train.updates import WeightWatch
+from dsnb.train.trainer import TorchTrainer, Trainer, no_section
 
 MAX_WAIT_S = 30 * 86400.0
 """Longest timeout of a collective: torch counts it in nanoseconds, and 300 years of them overflow."""
 
 
 def main(run_dir: str) -> int:
-    """Train one rank and return its exit code; a failure is recorded with its cause."""
+    """Train one rank and return its exit code."""
     return run_rank(run_dir, train)
 
 
@@ -79,16 +75,34 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     trainer = make_trainer(experiment, records.read_json(run.deepspeed) or {}, device)
     data = batches(experiment, trainer.config.vocab_size, rank(), device)
     with open_device(device) as nvml_gpu:
-        meter = make_meter(run, experiment, device, nvml_gpu, position)
+        meter = Meter(
+            run.steps if rank() == 0 else None,
+            experiment.warmup_steps + experiment.steps,
+            experiment.tokens_per_step,
+            device,
+            launch_clock.launched_at(),
+            gpu=nvml_gpu,
+            position=position,
+            marks_forward=experiment.pipeline_parallel == 1,  # a stage's waits for the stages before it
+        )
         built = launch_clock.now_s()
         measured = train_steps(experiment, trainer, data, meter, position)
-        source = POWER_COUNTER if nvml_gpu and nvml_gpu.energy else None
-    phases_s = {"start": began - launch_clock.launched_at(), "build": built - began, **meter.wall_s}
-    record = {**describe(trainer, device), **measured, "power_source": source, "phases_s": phases_s}
+    record = {
+        **trainer.describe(),
+        **trainer.parameters,
+        "layers": trainer.config.num_hidden_layers,
+        "hidden": trainer.config.hidden_size,
+        "cpu_threads": torch.get_num_threads(),
+        "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,
+        "versions": versions(),
+        **measured,
+        "power_source": POWER_COUNTER if nvml_gpu and nvml_gpu.energy else None,
+        "phases_s": {"start": began - launch_clock.launched_at(), "build": built - began, **meter.wall_s},
+    }
     if rank() == 0:
         record["ended_s"] = launch_clock.since_launch_s()
         records.write_json(run.worker, record | token_work.record(experiment))
-    with profiling.time_limited(experiment, phases_s["timed"] / experiment.steps):
+    with profiling.time_limited(experiment, meter.wall_s["timed"] / experiment.steps):
         if experiment.profile:
             last = experiment.warmup_steps + experiment.steps - 1
             profiling.profile(run, trainer, data(last), device)
@@ -98,28 +112,13 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
         torch.distributed.destroy_process_group()
 
 
-def make_meter(
-    run: RunPaths, experiment: Experiment, device: torch.device, nvml_gpu: Gpu | None, position: Position
-) -> Meter:
-    """Return the meter of this rank, which writes the steps on rank 0."""
-    return Meter(
-        run.steps if rank() == 0 else None,
-        experiment.warmup_steps + experiment.steps,
-        experiment.tokens_per_step,
-        device,
-        launch_clock.launched_at(),
-        gpu=nvml_gpu,
-        position=position,
-        marks_forward=experiment.pipeline_parallel == 1,  # a stage's first forward pass waits for the stages before it
-    )
-
-
 def train_steps(
     experiment: Experiment, trainer: Trainer, data: Batches, meter: Meter, position: Position
 ) -> dict[str, Any]:
     """Train all steps and return what was measured, over all ranks."""
     device = meter.losses.device
-    watch, kernel = WeightWatch(trainer.optimizer), KernelWatch(flex=trainer.config._attn_implementation == FLEX_NAME)
+    watch = over_ranks.WeightWatch(trainer.optimizer)
+    kernel = KernelWatch(flex=trainer.config._attn_implementation == FLEX_NAME)
     over_ranks.reset_host_peak()
     compiled, losses = run_steps(experiment, trainer, data, meter, position, kernel)
     updates = experiment.warmup_steps + experiment.steps - meter.skipped_steps
@@ -129,8 +128,8 @@ def train_steps(
         "energy_j": over_ranks.sum_of_ranks(meter.energy_j, device),
         "attention_kernel": kernel.kernel,
         "recompilations": compiled,
-        "compiled_graphs": compiling.compiled_graphs() if experiment.compile != "off" else None,
-        "graph_breaks": compiling.graph_breaks() if experiment.compile != "off" else None,
+        "compiled_graphs": causal_loss.compiled_graphs() if experiment.compile != "off" else None,
+        "graph_breaks": causal_loss.graph_breaks() if experiment.compile != "off" else None,
         **watch.changes(experiment, updates, device),
         "timed_from_s": meter.span_s["timed"][0],
         "timed_to_s": meter.span_s["timed"][1],
@@ -154,7 +153,7 @@ def run_steps(
     try:
         for phase, span in (("warmup", range(first_timed)), ("timed", range(first_timed, end))):
             meter.begin(phase, deepspeed.comm.barrier)
-            compiled = compiling.compiled_graphs()
+            compiled = causal_loss.compiled_graphs()
             for step in span:
                 position.step = step + 1
                 with kernel.watching() if step == watched else nullcontext():
@@ -167,26 +166,11 @@ def run_steps(
         raise
     meter.close(losses)
     trainer.section = no_section
-    return compiling.compiled_graphs() - compiled, losses
-
-
-def describe(trainer: Trainer, device: torch.device) -> dict[str, Any]:
-    """Return what was trained, and with which libraries."""
-    return {
-        **trainer.describe(),
-        "parameters": trainer.parameters,
-        "trainable_parameters": trainer.trainable_parameters,
-        "block_parameters": trainer.block_parameters,
-        "layers": trainer.config.num_hidden_layers,
-        "hidden": trainer.config.hidden_size,
-        "cpu_threads": torch.get_num_threads(),
-        "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,
-        "versions": versions(),
-    }
+    return causal_loss.compiled_graphs() - compiled, losses
 
 
 def set_up(experiment: Experiment) -> torch.device:
-    """Choose the device, its arithmetic and its number of threads, and join the process group."""
+    """Choose the device, its arithmetic, number of threads and memory, and join the process group."""
     torch.manual_seed(experiment.seed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = experiment.precision == "tf32"
     if threads := os.environ.get("OMP_NUM_THREADS"):
@@ -199,7 +183,13 @@ def set_up(experiment: Experiment) -> torch.device:
         # Training never uses deepspeed_shm_comm, which DeepSpeed would compile for 40 to 77 s at the first start on a
         # CPU if this table listed it. DeepSpeed fills the table when it is first read, by a compiler in every rank.
         deepspeed.ops.__compatible_ops__ = {}
-    limit_memory(experiment, device)
+    if experiment.memory_limit_gib:
+        limit_bytes = int(experiment.memory_limit_gib * GIB)
+        if device.type == "cuda":
+            whole = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / whole), device)
+        else:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
     limit = timedelta(seconds=min(experiment.step_timeout_s, MAX_WAIT_S))
     # DeepSpeed creates further groups without a timeout: each would wait half an hour for a dead rank.
     torch.distributed.new_group = functools.partial(torch.distributed.new_group, timeout=limit)
@@ -232,18 +222,6 @@ def join_store(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Store, 
 
 
 register_rendezvous_handler("dsnb", join_store)
-
-
-def limit_memory(experiment: Experiment, device: torch.device) -> None:
-    """Apply `memory_limit_gib`: to torch's allocator on a GPU, to the whole process on a CPU."""
-    if not experiment.memory_limit_gib:
-        return
-    limit = int(experiment.memory_limit_gib * GIB)
-    if device.type == "cuda":
-        whole = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / whole), device)
-    else:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def versions() -> dict[str, str | None]:

@@ -13,7 +13,7 @@ import dsnb
 from dsnb.analysis import hosts
 from dsnb.cli.app import app
 from dsnb.files import records
-from dsnb.render import node_report
+from dsnb.render import nodes
 from dsnb.render.tables import Html
 from dsnb.run_folder.columns import RUN_COLUMNS
 from tests.support import made_up
@@ -51,7 +51,7 @@ def test_64_nodes_take_seconds_and_exactly_the_slow_one_is_suspected(tmp_path):
     began = time.process_time()
     runs = dsnb.load_runs(tmp_path)
     table = hosts.groups(runs)
-    parts = node_report.section(runs)
+    parts = nodes.section(runs)
     assert time.process_time() - began < 10
     assert len(runs) == len(table) == 127
     assert suspects(table) == [SLOW]
@@ -166,7 +166,7 @@ def test_hostile_names_are_only_shown(tmp_path):
     records.write_json(path, record)
     runs = dsnb.load_runs(tmp_path)
     assert max(len(name) for one in runs["hosts"] for name in one.split(",")) == 253
-    text = "".join(str(part) for part in node_report.section(runs) if isinstance(part, Html))
+    text = "".join(str(part) for part in nodes.section(runs) if isinstance(part, Html))
     assert "&lt;script&gt;" in text
     assert "&lt;img src=x" in text
     assert not re.search(r"<(script|img|b)\b", text)
@@ -180,15 +180,15 @@ def test_the_section_is_there_only_for_several_nodes_or_groups():
         made_up.runs(6).reindex(columns=RUN_COLUMNS), dsnb.published("lambda_1cc_opt"),
         pd.DataFrame([a_group("a", 100)]),
     ):  # fmt: skip
-        assert node_report.section(runs) == []
+        assert nodes.section(runs) == []
     failed = [{**a_group("a+b", None, "failed"), "hosts": None}, a_group("c+d", None, "failed", cause="x")]
-    assert "Failed: c, d (nodes2: 1 failed): x." in "".join(map(str, node_report.section(pd.DataFrame(failed))))
+    assert "Failed: c, d (nodes2: 1 failed): x." in "".join(map(str, nodes.section(pd.DataFrame(failed))))
     rows = [a_group(host, rate, model=model, experiment=f"{model}_nodes1") for model in ("gpt2", "opt-125m")
             for host, rate in alone(100, 99, 101, 80)]  # fmt: skip
     table = hosts.groups(pd.DataFrame(rows))
     assert list(table["workload"].unique()) == ["gpt2", "opt-125m"]
     assert suspects(table) == ["d"]
-    assert [axis.get_title(loc="left") for axis in node_report.spread(table).figure.axes] == ["gpt2", "opt-125m"]
+    assert [axis.get_title(loc="left") for axis in nodes.spread(table).figure.axes] == ["gpt2", "opt-125m"]
 
 
 def test_in_what_the_nodes_differ(tmp_path):

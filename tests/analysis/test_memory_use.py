@@ -54,9 +54,3 @@ def test_accumulation_in_fp32_keeps_four_bytes_more_a_parameter():
     parameters = PRESETS["opt-1.3b"].parameters
     fp32, bf16 = (memory_use.theory({**settings, "grad_accum_dtype": dtype}) for dtype in ("fp32", "bf16"))
     assert sum(fp32.values()) - sum(bf16.values()) == pytest.approx((4 - 2) * parameters / 2**30)
-
-
-def test_older_runs_accumulated_in_bf16():
-    runs = dsnb.published("h200_memory").set_index("experiment")["grad_accum_dtype"]
-    assert runs["opt-1.3b_zs1_bf16_gpus2_bs8_sl1024_ga2"] == runs["opt-1.3b_zs0_bf16_gpus2_bs8_sl1024_ga2"] == "bf16"
-    assert runs["opt-1.3b_ddp_bf16_gpus2_bs8_sl1024_ga2"] == "auto"

@@ -10,16 +10,12 @@ from benchmarks import ratio_errors as benchmark
 from dsnb.analysis import ratio_errors
 from dsnb.analysis.ratio_errors import (
     ALL,
-    BOTH_BY_CPU,
+    BY_CPU,
     DEFAULT_RATIOS,
     ELSEWHERE,
     OFFLOADED,
-    ONE_BY_CPU,
-    ONE_PART,
-    OTHER,
-    SEVERAL,
     RatioError,
-    by_difference,
+    by_limit,
     expected,
 )
 from dsnb.settings.experiment import Experiment
@@ -29,55 +25,39 @@ from tests.prediction.made_up import runs
 
 def test_errors_of_ratios_by_hand():
     """A ratio is 1.21 / 1.1 = 1.1 off, another one 1.1 x 1.25 = 1.375, and the third 1.21 x 1.25 = 1.5125."""
-    size = {"micro_batch_size": 64}  # the GPU limits all steps
-    made = runs(size, {"micro_batch_size": 128}, {**size, "compile": "default"})
-    found = by_difference(made, [10, 21, -20], [0, 0, 0])
-    assert found == {
-        ONE_PART.format("batch sizes"): RatioError(1, 10.0, 10.0),
-        ONE_PART.format("compilation"): RatioError(1, 37.5, 37.5),
-        SEVERAL: RatioError(1, 51.2, 51.2),
+    size = {"micro_batch_size": 64}  # the GPU limits these steps
+    made = runs(size, {"micro_batch_size": 128}, {"micro_batch_size": 1, "seq_len": 512, "zero_stage": 3})
+    assert by_limit(made, [10, 21, -20], [0, 0, 0]) == {
+        BY_CPU[0]: RatioError(1, 10.0, 10.0),
+        BY_CPU[1]: RatioError(2, 44.2, 51.2),  # (1.375 x 1.5125) ** (1 / 2) = 1.4421
         ALL: RatioError(3, 31.8, 51.2),  # (1.1 x 1.375 x 1.5125) ** (1 / 3) = 1.3177
     }
-
-
-def test_settings_that_share_their_error_are_told_apart():
-    made = runs({}, {"zero_stage": 1}, {"zero_stage": 2})
-    assert by_difference(made, [-30, -30, -30], [0, 0, 0])[ALL] == RatioError(3, 0.0, 0.0)
+    assert by_limit(made, [-30, -30, -30], [0, 0, 0])[ALL] == RatioError(3, 0.0, 0.0)  # they share their error
 
 
 def test_other_tasks_other_hosts_other_gpus_and_repeats_are_no_pairs():
     made = runs({}, {"model": "opt-350m"}, {"lora_rank": 8}, {"seq_len": 256}, {"micro_batch_size": 16}, {})
     elsewhere = replace(made[4], gpu_name="NVIDIA A100")
-    assert by_difference([*made[:4], elsewhere, made[0]], [1, 2, 3, 4, 5, 6], [0] * 6) == {}
-    assert by_difference([made[0], made[4]], [1, 2], [0, 1]) == {}
-    assert by_difference([], [], []) == {}
-
-
-def one(**settings):
-    return Experiment(**{"model": "opt-1.3b", "precision": "bf16", "device": "cuda", "gpus": 2, **settings})
+    assert by_limit([*made[:4], elsewhere, made[0]], [1, 2, 3, 4, 5, 6], [0] * 6) == {}
+    assert by_limit([made[0], made[4]], [1, 2], [0, 1]) == {}
+    assert by_limit([], [], []) == {}
 
 
 @pytest.mark.parametrize(
     ("settings", "by_cpu", "name"),
     [
-        ({"micro_batch_size": 4, "grad_accum": 2}, (False, False), ONE_PART.format("batch sizes")),
-        ({"zero_stage": 3}, (False, False), ONE_PART.format("strategy")),
-        ({"strategy": "ddp"}, (False, False), ONE_PART.format("strategy")),
-        ({"gpus": 4}, (False, False), ONE_PART.format("GPUs")),
-        ({"activation_checkpointing": True, "checkpoint_every": 2}, (False, False), ONE_PART.format("recomputation")),
-        ({"loss": "chunked"}, (False, False), ONE_PART.format(OTHER)),
-        ({"loss": "chunked", "attention": "eager"}, (False, False), SEVERAL),
-        ({"zero_stage": 3}, (False, True), ONE_BY_CPU),
-        ({"zero_stage": 3}, (True, True), BOTH_BY_CPU),
+        ({"zero_stage": 3}, (False, False), BY_CPU[0]),
+        ({"zero_stage": 3}, (False, True), BY_CPU[1]),
+        ({"zero_stage": 3}, (True, True), BY_CPU[2]),
         ({"zero_stage": 3, "offload": "optimizer-cpu"}, (True, True), OFFLOADED),
-        ({"steps": 5}, (False, False), ALL),
     ],
 )
-def test_what_two_settings_differ_in(settings, by_cpu, name):
-    known = {every: RatioError(10, 5.0, 9.0) for every in (*ratio_errors.NAMES, ALL)}
-    assert expected([one(), one(**settings)], by_cpu, known)[0] == name
-    few = {**known, name: RatioError(9, 5.0, 9.0)}
-    assert expected([one(), one(**settings)], by_cpu, few)[0] == ALL
+def test_the_kind_of_a_pair_is_what_limits_it_unless_too_few_were_measured(settings, by_cpu, name):
+    common = {"model": "opt-1.3b", "precision": "bf16", "device": "cuda", "gpus": 2}
+    pair = [Experiment(**common), Experiment(**common, **settings)]
+    known = {every: RatioError(10, 5.0, 9.0) for every in (*BY_CPU, OFFLOADED, ALL)}
+    assert expected(pair, by_cpu, known)[0] == name
+    assert expected(pair, by_cpu, {**known, name: RatioError(9, 5.0, 9.0)})[0] == ALL
 
 
 def test_which_errors_hold_for_a_gpu_and_for_ones_own_runs():

@@ -13,7 +13,7 @@ from dsnb.analysis.recommend import forecast
 from dsnb.errors import SettingsError
 from dsnb.prediction import predict
 from dsnb.prediction.traces import Trace
-from dsnb.render import plan_answer
+from dsnb.render import answer
 from tests.prediction.made_up import RECORD
 
 SETTINGS = {"model": "opt-1.3b", "precision": "bf16", "seq_len": 2048, "micro_batch_size": 8, "gpus": 8}
@@ -39,8 +39,9 @@ def test_the_best_that_fits_is_recommended_with_its_alternatives():
     assert found.table.columns.tolist() == ["experiment", "worse_pct", *everything.columns[1:]]
     assert len(found.table) == 4
     assert found.table["worse_pct"].tolist() == sorted(found.table["worse_pct"])
-    assert found.sentences[0].startswith(f"Train with {best['experiment']}: {best['tokens_per_s']:,.0f} tokens/s ± ")
-    assert f"{best['peak_allocated_gib']:.1f} GiB ± " in found.sentences[0]
+    said = f"Train with {best['experiment']} (predicted) on 8 H200, {best['tokens_per_s']:,.0f} tokens/s ± "
+    assert found.sentences[0].startswith(said)
+    assert f"; GPU memory {best['peak_allocated_gib']:.3g} GiB ± " in found.sentences[0]
     least = dsnb.recommend(asked, "H200", objective="memory")[0].table
     assert least["peak_allocated_gib"].iloc[0] == everything["peak_allocated_gib"].min()
     cheapest = dsnb.recommend(asked, "H200", objective="cost", price=2.0)[0].table
@@ -64,22 +65,23 @@ def test_each_task_has_an_answer_of_its_own():
 
 
 def test_the_doubt_about_a_choice_is_the_error_of_ratios_and_says_of_which(monkeypatch):
-    """Of two micro-batches, whose ratios are known within 7 %, and of two strategies, of which nothing is known."""
-    batches = ratio_errors.ONE_PART.format("batch sizes")
-    known = {batches: RatioError(118, 7.0, 50.0), ratio_errors.ALL: RatioError(5, 90.0, 99.0)}
+    """Of two settings that the GPU limits, whose ratios are known within 7 %, and with offload, where nothing is."""
+    by_gpu = ratio_errors.BY_CPU[0]
+    known = {by_gpu: RatioError(118, 7.0, 50.0), ratio_errors.ALL: RatioError(5, 90.0, 99.0)}
     monkeypatch.setattr(ratio_errors, "DEFAULT_RATIOS", known)
 
-    def second(*sizes, stages=(0,), objective="tokens_per_s"):
-        asked = [given(micro_batch_size=size, gpus=8, zero_stage=stage) for size in sizes for stage in stages]
+    def second(*sizes, stages=(0,), objective="tokens_per_s", **settings):
+        stages_and_sizes = [{"micro_batch_size": size, "zero_stage": stage} for size in sizes for stage in stages]
+        asked = [given(**one, gpus=8, **settings) for one in stages_and_sizes]
         return dsnb.recommend(asked, "H200", objective=objective)[0].sentences[1]
 
-    error = "7.0 %, the mean error of predicted ratios of two settings that differ only in batch sizes (118 pairs)"
+    error = "7.0 %, the mean error of predicted ratios of two settings that are both limited by the GPU (118 pairs)"
     first, other = (given(micro_batch_size=size, gpus=8).name_with_model for size in (9, 8))
     assert second(8, 9).startswith(f"Next is {other} (predicted), ")
     assert second(8, 9).endswith(f" % slower, within {error}: run {first} and {other} to decide.")
     assert second(8, 32).endswith(f" % slower, more than {error}.")
     assert "within 90.0 %, the mean error of predicted ratios of two settings of one task (5 pairs): run" in second(
-        8, stages=(0, 1)
+        8, stages=(1, 2), offload="optimizer-cpu"
     )
     assert " % worse, more than the error of " in second(8, stages=(0, 3), objective="memory")
 
@@ -88,7 +90,7 @@ def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
     (found,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e15)
     best = found.table.iloc[0]
     needed = math.ceil(best["gpu_hours"] / 24 / 30)
-    said = f"That is more than 365 days: 30 days would need {needed:,} GPUs if each sustained "
+    said = f"That is more than 365 days. 30 days would need {needed:,} GPUs if each sustained "
     assert found.sentences[1].startswith(said)
     (short,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e9)
     assert not [one for one in short.sentences if "365" in one]
@@ -141,8 +143,8 @@ def test_without_runs_everything_is_predicted():
     assert list(rows["days"]) == sorted(asked["days"])
     for name in ("tokens_per_s", "tokens_per_s_error_pct", "days_low", "days_high", "cost"):
         assert rows.loc[NAMES, name].tolist() == pytest.approx(asked[name].tolist())
-    of_strategies = ratio_errors.DEFAULT_RATIOS["that differ only in strategy"]
-    assert ratio_errors.words("that differ only in strategy", of_strategies) in said
+    by_gpu = ratio_errors.BY_CPU[0]
+    assert ratio_errors.words(by_gpu, ratio_errors.DEFAULT_RATIOS[by_gpu]) in said
 
 
 def test_a_measured_setting_replaces_its_prediction():
@@ -154,8 +156,8 @@ def test_a_measured_setting_replaces_its_prediction():
     assert (row["days"], row["gpu_hours"], row["cost"]) == pytest.approx((8, 1536, 3072))
     assert row[["tokens_per_s_error_pct", "peak_allocated_error_pct"]].isna().all()
     assert set(rows["basis"][NAMES[:2]]) == {PREDICTED}
-    assert f"Fewest days for 691.2 billion tokens: {NAMES[2]} (measured), 1,000,000 tokens/s, 8 days" in said
-    assert "1,536 GPU-hours, €3,072, 30.0 GiB.\n" in said
+    assert f"Fewest days: {NAMES[2]} (measured) on 8 H200, 1,000,000 tokens/s; 691.2 billion tokens: 8 days" in said
+    assert "1,536 GPU-hours, €3,072 at €2.00 a GPU-hour; GPU memory 30 GiB.\n" in said
     assert f"Fewest GPU-hours: {NAMES[2]}, as above." in said
     published = pd.DataFrame([measured(1e6)]).assign(source="published: elsewhere")
     ((made,), _) = forecast(STAGES, "H200", published)
@@ -224,9 +226,9 @@ def test_how_sure_it_is_depends_on_what_was_measured():
 def test_a_forecast_of_years_is_no_answer():
     """8 GPUs at 1 million tokens/s: 8.64e13 tokens take 1,000 days, 192,000 GPU-hours; 30 days need 266.7 GPUs."""
     said = of_runs(measured(1e6), settings={**SETTINGS, "zero_stage": 3}, tokens=8.64e13, currency="$")[1]
-    assert "No setting trains on 86.4 trillion tokens within 365 days on 8 GPUs. The fastest is " in said
+    assert "No setting trains on 86.4 trillion tokens within 365 days on 8 H200. The fastest is " in said
     assert "30 days would need 267 GPUs if each sustained 125,000 tokens/s, an extrapolation" in said
-    assert "At that rate, the training takes 192,000 GPU-hours, $384,000." in said
+    assert "At that rate, the training takes 192,000 GPU-hours, $384,000 at $2.00 a GPU-hour." in said
     assert "1,000 days" not in said
 
 
@@ -235,14 +237,14 @@ def test_the_page_has_an_answer_and_a_table_for_each_task():
     runs = [measured(rate) | {"seq_len": length} for rate, length in ((1e6, 2048), (2e6, 1024))]
     settings = {**SETTINGS, "zero_stage": 3, "seq_len": [2048, 1024]}
     plans, _ = forecast(settings, "H200", pd.DataFrame(runs), tokens=8.64e10, price=2.0)
-    said = str(plan_answer.answers(plans, ["A <note>."]))
+    said = str(answer.plan_sentences(plans, ["A <note>."]))
     assert "A &lt;note&gt;." in said
     for title, days in (("sequence 2048", "1 day"), ("sequence 1024", "12 hours")):
         part = said.partition(f"<h3>opt-1.3b, {title}</h3>")[2].partition("<h3>")[0]
-        assert f"tokens/s, {days}," in part
+        assert f"tokens: {days}," in part
         assert "slower" not in part
         assert "1 of 1 setting fit on" in part
-    text = str(plan_answer.tables(plans, "€")).replace(' class="text"', "")
+    text = str(answer.plan_tables(plans, "€")).replace(' class="text"', "")
     assert text.count("<h3>") == 2
     assert "<td>measured</td><td>yes</td>" in text.replace("\n", "")
     assert "cost (€)" in text

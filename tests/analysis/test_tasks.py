@@ -20,19 +20,13 @@ def test_a_title_tells_what_is_unusual_or_what_other_tasks_do_not_tell():
     assert [task.title for task in tasks(runs[:6])] == ["gpt2, sequence 512", "gpt2, sequence 512, stdlib data"]
 
 
-def test_everything_else_is_a_way_to_do_it():
-    runs = made_up.runs(60, model=["gpt2"], seq_len=[512])
-    (task,) = tasks(runs)
-    assert task.title == "gpt2, sequence 512"
-    assert runs.drop(columns=["model", "seq_len"]).nunique().max() > 3
-    pd.testing.assert_frame_equal(task.runs, runs)
-
-
 def test_the_task_with_the_most_runs_comes_first():
     few, many = made_up.runs(6, seq_len=[128], model=["gpt2"]), made_up.runs(12, seq_len=[512], model=["gpt2"])
-    found = tasks(pd.concat([few, many], ignore_index=True))
+    found = tasks(pd.concat([few, many]))
     assert [task.title for task in found] == ["gpt2, sequence 512", "gpt2, sequence 128"]
     assert [len(task.runs) for task in found] == [12, 6]
+    assert many.drop(columns=["model", "seq_len"]).nunique().max() > 3  # everything else is a way to do it
+    pd.testing.assert_frame_equal(found[0].runs, many)
 
 
 def test_runs_of_other_programs_may_not_say_what_they_trained():

@@ -10,7 +10,7 @@ import nbformat.v4 as nbf
 import pytest
 
 from dsnb.errors import KernelDiedError
-from dsnb.execute import kernels, notebook
+from dsnb.execute import notebook
 from tests.support.waiting import WAIT_S
 
 EXECUTE = """
@@ -88,5 +88,5 @@ def test_a_kernelspec_of_another_environment_is_found(tmp_path, monkeypatch, arg
     spec.mkdir(parents=True)
     (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "Python", "language": "python"}))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    said = kernels.foreign_kernelspec()
+    said = notebook.foreign_kernelspec()
     assert said is None if found is None else said.startswith(found.format(spec=spec))

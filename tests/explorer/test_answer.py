@@ -27,8 +27,14 @@ def runs():
     close = table.assign(model="close", sweep="close", tokens_per_s=1e4 * np.exp(np.linspace(0, 0.02, len(table))))
     cpu = made_up.runs(12, gpus=[1, 2]).assign(model="cpu", device="cpu", sweep="cpu").rename(columns=str)
     failed = made_up.runs(6).assign(model="failed", status="oom", oom_allocated_gib=79.5, sweep="failed")
+    # the next best setting recomputes no block, so which ones it would recompute is no difference
+    one = {"zero_stage": [1], "precision": ["bf16"], "grad_accum": [1], "micro_batch_size": [8], "gpus": [1]}
+    blocks = made_up.runs(2, activation_checkpointing=[False, True], **one).assign(
+        model="blocks", sweep="blocks", status="ok", activation_checkpointing=[True, False], checkpoint_every=[2, 1],
+        tokens_per_s=[2000.0, 1000.0], experiment=["every-second", "none"],
+    )  # fmt: skip
     published = [dsnb.published(name) for name in ("lambda_1cc_opt", "h200_memory", "bigscience_1b3")]
-    return pd.concat([table, close, cpu, failed, *published], ignore_index=True)
+    return pd.concat([table, close, cpu, failed, blocks, *published], ignore_index=True)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +80,9 @@ def questions(explorer, number):
 
 def test_the_page_answers_sixty_questions_as_python_does(explorer, by_task, tab):
     asked = list(questions(explorer, 60))
+    large = next(title for title, table in by_task.items() if table["gpus"].min() > 1)
+    asked.append({**asked[0], "task": large, "gpus_at_hand": 1})
+    asked.append({**asked[0], "task": "blocks, sequence 512", "gpus_at_hand": 0, "objective": "time"})
     lines = "['kicker', 'headline', 'costs', 'note', 'following', 'basis', 'table']"
     words_of = f"""(one) => {{
       {ROOT}.card.show({{ ...{ROOT}.state, ...one }});
@@ -87,6 +96,7 @@ def test_the_page_answers_sixty_questions_as_python_does(explorer, by_task, tab)
         assert {**answer, "table": table} == python, one
         said |= {python["following"].partition("(")[2], python["headline"], python["costs"], python["note"]}
     found = " ".join(said)
+    assert python["following"].startswith("Runner-up: checkpointing off, ")  # of the task of blocks
     new = ("tokens within 365 days on", "30 days would need", "fewer than the 10,000 at hand", "more than 365 days.")
     for sentence in (*new, "too few to be sure", "95 % interval", "all 6 runs failed", "No setting was measured on"):
         assert sentence in found

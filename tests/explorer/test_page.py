@@ -11,17 +11,14 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis import decide
 from dsnb.analysis.comparisons import differences
-from dsnb.analysis.words import words
 from dsnb.explorer import single_runs
-from dsnb.explorer.payload import answered
-from dsnb.explorer.state import options, question, values
+from dsnb.explorer.state import options, values
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.labels import METRIC_LABELS
 from tests.support import made_up
-from tests.support.browser import CALM, ROOT, SETTLED, Tabs, root, violations, write_page
+from tests.support.browser import CALM, ROOT, Tabs, root, violations, write_page
 
 HOSTILE = [
     "</script><script>window.hacked = 1</script>",
@@ -188,7 +185,7 @@ def test_keys_alone_make_move_and_clear_a_region(explorer, page):
         assert f"memory allocated (GiB) {low} to {high}" in said.inner_text()
     assert len(set(sizes)) == 4
     tab.evaluate(f"{ROOT}.set({{ x: 'strategy' }})")
-    tab.evaluate(SETTLED)
+    tab.evaluate(CALM)
     for key, names in {
         "ArrowRight": "ZeRO 1, ZeRO 2",
         "ArrowLeft": "ZeRO 0, ZeRO 1",
@@ -205,7 +202,7 @@ def test_keys_alone_make_move_and_clear_a_region(explorer, page):
 def test_a_region_over_a_setting_snaps_to_its_values(runs, page):
     tab = page.tab
     tab.evaluate(f"{ROOT}.set({{ x: 'strategy' }})")
-    tab.evaluate(SETTLED)
+    tab.evaluate(CALM)
     box = tab.evaluate(
         f"(({{ scatter }}) => [1.02, 1.4].map((at) => (scatter.view.origin()[0] + 5 + scatter.view.scale('x')(at))"
         f" / scatter.canvas.clientWidth))({ROOT})"
@@ -255,7 +252,7 @@ def test_hostile_text_stays_text(tmp_path, watched):
         assert texts[run] in shown
         tab.evaluate(f"{ROOT}.describe({{ id: {run} }})")
     tab.evaluate(f"{ROOT}.set({{ colour: 'precision', along: 'gpu_name', x: 'precision' }})")
-    tab.evaluate(SETTLED)
+    tab.evaluate(CALM)
     tab.mouse.move(400, 500)
     assert any("</script><script>" in name for name in tab.locator(".dsnb-link").all_inner_texts())
     assert tab.title() == HOSTILE[0]
@@ -276,7 +273,7 @@ def test_an_address_opens_the_same_view_and_a_hostile_one_the_usual(runs, explor
     tab.evaluate(CALM, 300)  # an address is written once the controls rest
     other = tab.context.new_page()
     other.goto(tab.evaluate("location.href"))
-    other.evaluate(SETTLED)
+    other.evaluate(CALM)
     assert other.evaluate(f"{ROOT}.state") == explorer.state
     assert other.evaluate(f"{ROOT}.selected") == positions(explorer)
     other.get_by_role("button", name="Reset").click()
@@ -363,15 +360,15 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, pa
     assert sentence in tab.evaluate(f"{ROOT}.describe({{ id: {first} }})")
     tab.evaluate(f"{ROOT}.set({{ run: {first}, x: 'strategy', y: 'peak_allocated_gib' }})")
     assert "To change: " in tab.locator(".dsnb-card", has_text="One run").first.inner_text()
-    shortages = tab.evaluate(f"{ROOT}.scatter.view.data('shortages').map(({{ id, y }}) => [id, y])")
-    assert dict(shortages) == pytest.approx(needed.to_dict())
+    drawn = dict(tab.evaluate(f"{ROOT}.scatter.view.data('failed').map(({{ id, y }}) => [id, y])"))
+    assert {run: drawn[run] for run in needed.index} == pytest.approx(needed.to_dict())
     assert "not ok: oom" in tab.locator(".dsnb-legend").inner_text()
     assert f"{lost} of 300 runs" in tab.locator(".dsnb-count").inner_text()
     assert tab.locator("td.dsnb-bad", has_text="oom").count() > 0
 
 
-PLACE = """({ scatter, medians, losses }, name) => {
-  const chart = { scatter, medians, losses }[name];
+PLACE = """(explorer, name) => {
+  const chart = explorer[name];
   chart.canvas.scrollIntoView({ block: "center" });
   const box = chart.canvas.querySelector("canvas").getBoundingClientRect();
   const [[left, top], pad] = [chart.view.origin(), chart.view.padding()];
@@ -385,10 +382,6 @@ POINT = f"""(isOnFront) => {{
   const near = ([[x, y]], others) => others.filter(([[left, top]]) => Math.hypot(x - left, y - top) < 12).length;
   const [[x, y], id] = points.find((one) => near(one, points) === 1 && near(one, rings) === isOnFront);
   return [x, y, id];
-}}"""
-MEDIAN = f"""() => {{
-  const mark = {ROOT}.medians.view.data("medians").find(({{ low, high }}) => low < high);
-  return [{{ id: mark.id, isExperiment: mark.isExperiment }}, ({PLACE})({ROOT}, "medians")(mark)];
 }}"""
 LINE = f"""() => {{
   const lines = {ROOT}.losses.view.data("lines");
@@ -422,20 +415,14 @@ def test_marks_say_what_they_are_and_a_click_opens_them(tmp_path, watched, monke
     tab.evaluate(f"{ROOT}.open({next(run for run in range(22) if run not in series)})")
     assert f"The steps of this run {left_out}" in tab.locator(".dsnb-explorer").inner_text()
     tab.evaluate(f"{ROOT}.open({series[0]})")
-    tab.evaluate(SETTLED)
     assert tab.locator(".dsnb-series canvas").count() == 6
 
-    tab.evaluate(f"{ROOT}.set({{ brush: null, base: null, run: null }})")
-    tab.evaluate(CALM)
-    mark, place = tab.evaluate(MEDIAN)
-    name = tab.evaluate(f"{ROOT}.model.experiments.names[{mark['id']}]")
-    lines = tab.evaluate(f"(mark) => {ROOT}.describe(mark)", mark)
-    assert lines[0] == name
+    mark = f"{ROOT}.medians.view.data('medians').find(({{ low, high }}) => low < high)"
+    name, *lines = tab.evaluate(f"{ROOT}.describe({mark})")
     count = shown.loc[shown["experiment"] == name, "tokens_per_s_per_gpu"].notna().sum()
     assert any(re.search(rf"\(median of {count} runs: [\d,.]+ to [\d,.]+\)", line) for line in lines)
-    tab.mouse.click(*place)
-    tab.evaluate(CALM)
-    assert tab.evaluate(f"{ROOT}.state.base") in set(shown["experiment"])
+    tab.evaluate(f"{ROOT}.clicked({mark})")
+    assert tab.evaluate(f"{ROOT}.state.base") == name
 
     drawn, place = tab.evaluate(LINE)
     tab.mouse.move(*place)
@@ -462,7 +449,7 @@ def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched):
         for width, scheme in seen:
             tab.set_viewport_size({"width": width, "height": 900})
             tab.emulate_media(color_scheme=scheme)
-            tab.evaluate(SETTLED)
+            tab.evaluate(CALM)
             assert violations(tab) == []
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
@@ -494,7 +481,9 @@ def test_a_finger_draws_a_region_sideways_and_scrolls_up_and_down(explorer, save
     assert tab.evaluate("scrollY") > before + 50
     stroke(tab, (0.02, 0.5), (0.6, 0.6))  # from beside the axes
     assert tab.evaluate(f"{ROOT}.state.brush") == region
-    stroke(tab, (0.9, 0.8), (0.9, 0.8))  # a tap beside all marks
+    box = tab.locator(FIRST_CHART).first.bounding_box()
+    tab.touchscreen.tap(box["x"] + 0.9 * box["width"], box["y"] + 0.8 * box["height"])  # beside all marks
+    tab.evaluate(CALM)
     assert tab.evaluate(f"{ROOT}.state.brush") is None
     assert page.said == []
 
@@ -593,17 +582,6 @@ def unstable():
     return table
 
 
-def blocks():
-    """Give a setting with recomputed blocks and one without, of which nobody says which blocks these would be."""
-    table = made_up.runs(
-        2, micro_batch_size=[8], gpus=[1], **{**ONE_OF_EACH, "activation_checkpointing": [False, True]}
-    )
-    return table.assign(
-        status="ok", activation_checkpointing=[True, False], checkpoint_every=[2, 1], tokens_per_s=[2000.0, 1000.0],
-        experiment=["every-second", "none"], sweep="blocks",
-    )  # fmt: skip
-
-
 def missing_metrics():
     table = made_up.runs(30)
     return table.assign(**{name: np.nan for name in table if name.endswith(("_gib", "_pct", "_w", "mfu", "joule"))})
@@ -617,9 +595,7 @@ ODD = {
     "missing metrics": (missing_metrics(), "30 of 30 runs"),
     "few columns": (made_up.runs(9)[["experiment", "repeat", "status"]], "9 of 9 runs"),
     "odd repeats": (made_up.runs(9).assign(repeat=[None, "x", 1, 2, 3, 1, 2, 3, 1]), "9 of 9 runs"),
-    "milliseconds": (made_up.runs(3).assign(status="ok", step_time_s=[0.0121, 0.0123, 0.0129]), "3 of 3 runs"),
     "unstable": (unstable(), "24 of 24 runs"),
-    "blocks": (blocks(), "2 of 2 runs"),
 }
 
 
@@ -642,7 +618,7 @@ def test_odd_tables_give_a_sensible_page(several):
         for name in ("x", "y", "colour", "along"):
             for value in tab.evaluate(f"{here}.model.options.{name}")[::4]:
                 tab.evaluate(f"{here}.set({{ {name}: '{value}' }})")
-        tab.evaluate(SETTLED)
+        tab.evaluate(CALM)
         if len(table):
             tab.evaluate(f"{here}.open(0)")
         shown = tab.locator(".dsnb-explorer").nth(list(ODD).index(kind)).locator(".dsnb-card")
@@ -665,18 +641,6 @@ def test_the_front_is_what_nothing_else_beats(several):
     assert "choose two different metrics" in several.tab.evaluate(f"{here}.front.textContent")
 
 
-def test_the_page_has_seconds_and_shows_milliseconds(several):
-    tab, here = several.tab, of("milliseconds")
-    tab.evaluate(f"{here}.set({{ y: 'step_time_s' }})")
-    assert tab.evaluate(f"[...{here}.model.columns.get('step_time_s')]") == [0.0121, 0.0123, 0.0129]
-    assert "step time 12.3 ms" in tab.evaluate(f"{here}.front.textContent")
-    assert tab.evaluate(f"{here}.scatter.view.data('points').map(({{ y }}) => y)") == [0.0121, 0.0123, 0.0129]
-    assert tab.evaluate(f"{here}.scatter.view.signal('y_factor')") == 1000
-    tab.evaluate(f"{here}.set({{ brush: {{ x: [0, 1e9], y: [0.0123, 0.0129] }} }})")
-    head, *rows = tab.evaluate(f"{here}.table.lines()")
-    assert [row[head.index("step time (ms)")] for row in rows] == [12.3, 12.9]
-
-
 def test_unstable_settings_are_named_first_and_are_on_no_front(several):
     tab, here, table = several.tab, of("unstable"), ODD["unstable"][0]
     spread = table.groupby("experiment")["tokens_per_s_per_gpu"]
@@ -688,16 +652,6 @@ def test_unstable_settings_are_named_first_and_are_on_no_front(several):
     assert front
     assert not unsteady & {*front, tab.evaluate(f"{here}.base.value")}
     assert "the setting's runs differ by" in " ".join(tab.evaluate(f"{here}.model.remarks.texts"))
-
-
-def test_a_setting_that_does_nothing_is_not_named(several):
-    """The runner-up recomputes no block, so which ones it would recompute is no difference."""
-    explorer = dsnb.explore(ODD["blocks"][0])
-    known = answered(explorer.data).dropna(axis="columns", how="all")
-    said = words(decide.of_runs(known, question(explorer.state)))["following"]
-    assert said.startswith("Runner-up: checkpointing off, ")
-    assert "recomputed" not in said
-    assert several.tab.evaluate(f"{of('blocks')}.card.answer.words().following") == said
 
 
 @pytest.fixture(scope="module")

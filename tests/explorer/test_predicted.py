@@ -6,14 +6,14 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis import parity as of_parity
-from dsnb.analysis.unmeasured import unmeasured
+from dsnb.analysis import predicted
+from dsnb.analysis.predicted import unmeasured
 from dsnb.explorer.explore import Explorer
 from dsnb.explorer.payload import payload
 from dsnb.runs.labels import span
-from tests.analysis.test_parity import runs
+from tests.analysis.test_predicted import runs
 from tests.prediction.made_up import TRACE
-from tests.support.browser import SETTLED, Tabs, root, violations, write_page
+from tests.support.browser import CALM, Tabs, root, violations, write_page
 
 MEASURED = [{"zero_stage": stage, "micro_batch_size": size} for stage in (0, 1) for size in (4, 8)]
 HOSTILE = ["</script><script>window.hacked = 1</script>", "<img src=x onerror='window.hacked = 1'>", "a & b \u2028 'c'"]
@@ -33,7 +33,7 @@ SAID_OF_RUNS = """(explorer) => {
 def traced():
     """Give every model the same made-up trace, without torch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(of_parity.traces, "attempts", lambda experiments, make=True: [TRACE] * len(experiments))
+        patch.setattr(predicted.traces, "attempts", lambda experiments, make=True: [TRACE] * len(experiments))
         yield
 
 
@@ -91,7 +91,7 @@ def tab(opened):
 def test_nothing_that_is_said_of_runs_includes_predictions(explorer, tab):
     along = "(one) => one.set({ colour: 'micro_batch_size', along: 'micro_batch_size' })"
     tab.evaluate(f"[{PLAIN}, {BESIDE}].forEach({along})")
-    tab.evaluate(SETTLED)
+    tab.evaluate(CALM)
     plain, beside = (tab.evaluate(f"({SAID_OF_RUNS})({one})") for one in (PLAIN, BESIDE))
     assert plain == beside
     assert plain["rows"] == 1 + len(MEASURED)
@@ -114,7 +114,7 @@ def test_hollow_marks_are_what_was_predicted(explorer, tab):
         assert marks[side].tolist() == pytest.approx(values.tolist(), rel=1e-5)
     note = tab.evaluate(f"{BESIDE}.laneNote.textContent")
     assert "Hollow marks are predicted, not run" in note
-    assert "1 predicted setting would not fit and is not drawn." in note
+    assert "Not drawn: 1 predicted setting that would not fit" in note
     lines = tab.evaluate(f"{BESIDE}.describe({{ id: 1, isPredicted: true }})")
     assert lines[1] == "predicted, not run"
     assert " ± " in " ".join(lines)
@@ -192,7 +192,7 @@ def test_hostile_names_stay_text_and_nobody_is_left_out(tab):
     for width, scheme in ((390, "dark"), (1280, "light")):
         tab.set_viewport_size({"width": width, "height": 900})
         tab.emulate_media(color_scheme=scheme)
-        tab.evaluate(SETTLED)
+        tab.evaluate(CALM)
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         assert violations(tab) == []
 

@@ -68,21 +68,13 @@ def test_lora_has_no_weight_gradients_of_frozen_weights():
     assert metrics.model_flops_per_token(**work, trained=30) == 4 * 1000 + 2 * 30 + 12 * 2 * 10 * 5
 
 
-def test_half_of_attention_is_masked():
-    assert metrics.masked_flops_per_token(layers=2, width=10, seq_len=5) == 12 * 2 * 10 * 5 / 2
-
-
 def test_a_window_limits_the_keys_of_a_query():
     work = {"layers": 2, "width": 10, "seq_len": 8}
     for window, keys in ((None, 8), (100, 8), (8, 8), (2, 2)):
         assert metrics.attention_flops_per_token(**work, window=window) == 12 * 2 * 10 * keys
+    assert metrics.masked_flops_per_token(**work) == 12 * 2 * 10 * 8 / 2
     # 2 of 8 keys are counted for 8 queries: 16 pairs, of which the first two queries lack half of 4.
     assert metrics.masked_flops_per_token(**work, window=2) == 12 * 2 * 10 * 2 * (2 / 16)
-
-
-def test_a_weight_that_works_on_no_token_costs_nothing():
-    assert metrics.flops_per_token(active=30, trained=10, attention=7) == 4 * 30 + 2 * 10 + 7
-    assert metrics.forward_flops_per_token(parameters=30, attention=9) == 2 * 30 + 3
 
 
 def test_peaks_by_name():

@@ -71,33 +71,26 @@ def statuses(folder):
 
 
 @pytest.mark.process
-def test_probes_are_neighbours_and_the_run_takes_the_largest(tmp_path, small):
-    machine, run = Machine(), RunPaths(tmp_path / "exp" / "run1")
-    result = auto_batch_size.launch(small(**AUTO, steps=50), run, machine.once)
-    assert (result.status, result.run_dir) == ("ok", run.dir)
-    assert machine.made == [(1, 2), (2, 2), (4, 2), (8, 2), (6, 2), (7, 2), (6, 50)]
-    probes = {f"exp_probe-bs{size}": "ok" if size <= 6 else "oom" for size in (1, 2, 4, 6, 7, 8)}
+@pytest.mark.parametrize(
+    ("machine", "guess", "made"),
+    [
+        ({}, 0, [(1, 2), (2, 2), (4, 2), (8, 2), (6, 2), (7, 2), (6, 50)]),  # neighbours are tried
+        ({}, 7, [(7, 2), (6, 2), (6, 50)]),  # from the prediction
+        ({"whole": 4}, 6, [(6, 2), (7, 2), (6, 50), (5, 50), (4, 50)]),  # memory runs out later than in the probe
+    ],
+)
+def test_the_run_takes_the_largest_that_fits(tmp_path, small, machine, guess, made):
+    machine, run = Machine(**machine), RunPaths(tmp_path / "exp" / "run1")
+    result = auto_batch_size.launch(small(**AUTO, steps=50), run, machine.once, guess)
+    assert (result.status, result.run_dir, machine.made) == ("ok", run.dir, made)
+    probes = {f"exp_probe-bs{size}": "ok" if size <= 6 else "oom" for size, steps in made if steps == 2}
     assert statuses(tmp_path) == {"exp": "ok", **probes}
-
-
-@pytest.mark.process
-def test_the_search_starts_from_the_prediction(tmp_path, small):
-    machine, run = Machine(), RunPaths(tmp_path / "exp" / "run1")
-    assert auto_batch_size.launch(small(**AUTO, steps=50), run, machine.once, 7).status == "ok"
-    assert [size for size, _ in machine.made] == [7, 6, 6]
 
 
 def test_a_launch_has_the_prediction_of_this_machine(tmp_path, small, monkeypatch):
     monkeypatch.setattr(fit, "largest_predicted", lambda experiment, most: 17)
     monkeypatch.setattr(auto_batch_size, "launch", lambda *given: given[-1])
     assert launch(small(**AUTO), tmp_path / "run1") == 17
-
-
-@pytest.mark.process
-def test_a_run_that_runs_out_later_than_its_probe_is_made_with_a_smaller_one(tmp_path, small):
-    machine, run = Machine(probes=6, whole=4), RunPaths(tmp_path / "exp" / "run1")
-    assert auto_batch_size.launch(small(**AUTO, steps=50), run, machine.once).status == "ok"
-    assert machine.made[-3:] == [(6, 50), (5, 50), (4, 50)]
 
 
 @pytest.mark.process
@@ -112,17 +105,18 @@ def test_a_repeat_on_hosts_takes_the_probes_that_are_there(tmp_path, small):
 
 
 @pytest.mark.process
-def test_nothing_fits(tmp_path, small):
-    result = auto_batch_size.launch(small(**AUTO), RunPaths(tmp_path / "exp" / "run1"), Machine(probes=0).once)
-    assert (result.status, result.cause) == ("oom", "not even micro_batch_size 1 fits")
-
-
-@pytest.mark.process
-def test_a_probe_that_fails_otherwise_ends_the_search(tmp_path, small):
-    machine = Machine(odd="failed")
+@pytest.mark.parametrize(
+    ("machine", "outcome", "tries"),
+    [
+        ({"probes": 0}, ("oom", "not even micro_batch_size 1 fits"), 1),
+        ({"odd": "failed"}, ("failed", "the probe of micro_batch_size 4 is failed: why"), 3),
+    ],
+)
+def test_nothing_fits_or_a_probe_fails_otherwise(tmp_path, small, machine, outcome, tries):
+    machine = Machine(**machine)
     result = auto_batch_size.launch(small(**AUTO), RunPaths(tmp_path / "exp" / "run1"), machine.once)
-    assert (result.status, result.cause) == ("failed", "the probe of micro_batch_size 4 is failed: why")
-    assert machine.made == [(1, 2), (2, 2), (4, 2)]
+    assert (result.status, result.cause) == outcome
+    assert machine.made == [(1, 2), (2, 2), (4, 2)][:tries]
 
 
 @pytest.mark.process

@@ -9,19 +9,18 @@ import pytest
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import metrics
-from dsnb.launcher import bandwidth
-from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
-from dsnb.render.all_reduce import section
+from dsnb.launcher import run as launcher
+from dsnb.launcher.run import BANDWIDTH_SETTINGS, measure_bandwidth
+from dsnb.render.nodes import bandwidth as section
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs.all_reduce import load_bandwidth
-from dsnb.runs.load import load_runs, load_steps
+from dsnb.runs.load import load_bandwidth, load_runs, load_steps
 from dsnb.settings.experiment import Experiment
-from tests.cli.test_odd_words import dsnb
+from tests.cli.test_app import dsnb
 from tests.support.small_sweep import NAMES
 
 
 def settings(**changes):
-    return Experiment(**{**DEFAULTS, "device": "cpu", "gpus": 2, "time_limit_s": 240.0, **changes})
+    return Experiment(**{**BANDWIDTH_SETTINGS, "device": "cpu", "gpus": 2, "time_limit_s": 240.0, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +34,10 @@ def measured(swept, tmp_path_factory):
 
 
 def test_algbw_and_busbw_have_known_answers():
-    assert metrics.algbw_gb_per_s(8e9, 2.0) == 4.0
-    assert metrics.algbw_gb_per_s(8, 0.0) is None
-    assert metrics.busbw_gb_per_s(4.0, 2) == 4.0
-    assert metrics.busbw_gb_per_s(4.0, 8) == 7.0
-    assert metrics.busbw_gb_per_s(4.0, 1) is None
-    assert metrics.busbw_gb_per_s(None, 8) is None
-
-
-def test_rows_of_nccl_tests_are_reproduced():
-    """From the public output of all_reduce_perf on 16 H100 of two hosts, in place."""
+    """The rows are from the public output of all_reduce_perf on 16 H100 of two hosts, in place."""
+    assert (metrics.algbw_gb_per_s(8e9, 2.0), metrics.algbw_gb_per_s(8, 0.0)) == (4.0, None)
+    rates = [metrics.busbw_gb_per_s(algbw, ranks) for algbw, ranks in ((4.0, 2), (4.0, 8), (4.0, 1), (None, 8))]
+    assert rates == [4.0, 7.0, None, None]
     for message_bytes, time_us, algbw, busbw in [(2**20, 207.2, 5.06, 9.49), (2**30, 6737.4, 159.37, 298.82)]:
         ours = metrics.algbw_gb_per_s(message_bytes, time_us / 1e6)
         assert ours == pytest.approx(algbw, abs=0.005)
@@ -85,7 +78,7 @@ def test_the_newest_one_that_is_ok_is_shown(measured):
 
 @pytest.mark.process
 def test_a_wrong_sum_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(bandwidth, "WORKER", "tests.workers.wrongsum")
+    monkeypatch.setattr(launcher, "BANDWIDTH_WORKER", "tests.workers.wrongsum")
     result = measure_bandwidth(settings(), tmp_path, most_bytes=256)
     rows = records.read_lines(RunPaths(result.run_dir).bandwidth)
     assert [(row["bytes"], row["errors"]) for row in rows] == [(8, 0), (16, 0), (32, 0), (64, 2)]  # on both ranks

@@ -1,24 +1,26 @@
-"""The environment of ranks."""
+"""The environment of ranks, and the samples of their GPUs."""
 
+import contextlib
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dsnb.launcher import environment
-from dsnb.system import hardware
+from dsnb.system import hardware, launch_clock
+from tests.support.waiting import wait_until
 
 LOOPS = "TORCHINDUCTOR_LOOP_ORDERING_AFTER_FUSION"
 
 
-def test_inductor_does_not_reorder_loops_unless_the_user_says_so(monkeypatch):
+def test_variables_that_avoid_faults_of_torch_and_deepspeed(monkeypatch):
     monkeypatch.delenv(LOOPS, raising=False)
     assert environment.for_ranks("cpu", 1, 0.0)[LOOPS] == "0"
     monkeypatch.setenv(LOOPS, "1")
     assert environment.for_ranks("cpu", 1, 0.0)[LOOPS] == "1"
-
-
-def test_op_builder_architectures_lose_their_suffix(monkeypatch):
+    # DeepSpeed's op builder fails on the suffix of an architecture.
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0a 10.0f+PTX")
     assert environment.for_ranks("cpu", 1, 0.0)["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0 10.0+PTX"
 
@@ -34,16 +36,8 @@ def test_variables_that_change_results_are_recorded_and_no_others(monkeypatch):
         "MKL_CBWR": "AVX2", "ATEN_CPU_CAPABILITY": "default", "DS_SKIP": "1",
         "NCCL_IB_PKEY": "1",
     }  # fmt: skip
-    secrets = (
-        "NVIDIA_APIKEY",
-        "NVIDIA_NGC_PASS",
-        "DS_PWD",
-        "HF_TOKEN",
-        "WANDB_API_KEY",
-        "DS_AUTH_TOKEN",
-        "NCCL_SECRET",
-    )
-    others = dict.fromkeys((*secrets, "MY_PYTORCH_X"), "s")
+    secrets = "NVIDIA_APIKEY NVIDIA_NGC_PASS DS_PWD HF_TOKEN WANDB_API_KEY DS_AUTH_TOKEN NCCL_SECRET"
+    others = dict.fromkeys([*secrets.split(), "MY_PYTORCH_X"], "s")
     for name, value in (values | others).items():
         monkeypatch.setenv(name, value)
     ranks = environment.for_ranks("cpu", 1, 0.0)
@@ -81,3 +75,18 @@ def test_the_allocator_of_ranks_on_gpus_is_the_setting_unless_the_user_has_chose
             assert chosen("cuda", "expandable") == {name: "max_split_size_mb:64"}
             ranks = environment.for_ranks("cuda", 1, 0.0, "expandable")
             assert environment.describe(ranks)["variables"][name] == "max_split_size_mb:64"
+
+
+def test_gpus_are_sampled_until_the_block_ends(monkeypatch):
+    api = SimpleNamespace(nvmlDeviceGetHandleByIndex=lambda index: index)
+    monkeypatch.setattr(hardware, "nvml_session", lambda: contextlib.nullcontext(api))
+    monkeypatch.setattr(hardware, "gpu_sample", lambda _, handle: {"util_pct": 10 * handle})
+    monkeypatch.setattr(environment, "SAMPLE_INTERVAL_S", 0.01)
+    samples = []
+    with environment.sampled([3, 5], samples.append, launch_clock.now_s() - 60):
+        wait_until(lambda: len(samples) >= 4, "two samples of each GPU")
+    count = len(samples)
+    assert [(row["gpu"], row["util_pct"]) for row in samples[:2]] == [(3, 30), (5, 50)]
+    assert all(60 <= row["t_s"] < 200 for row in samples)
+    time.sleep(0.05)
+    assert len(samples) == count

@@ -1,15 +1,26 @@
-"""The ports, GPUs and variables of ranks on this machine and on a host."""
+"""Ranks on this machine: their ports, GPUs and variables, the fork server, and locks of builds."""
 
-import contextlib
-import time
+import json
+import os
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+
+import psutil
+import pytest
 
 from dsnb import Experiment
-from dsnb.launcher import gpu_sampler
+from dsnb.errors import LaunchError
+from dsnb.files import records
+from dsnb.launcher import local
 from dsnb.launcher.local import LOCALHOST, free_port, rank_variables
-from dsnb.system import hardware, launch_clock, nvml
-from tests.support.waiting import wait_until
+from dsnb.system import hardware, launch_clock
+from dsnb.train import fork_server
+from tests import ROOT
+from tests.support.small_sweep import light_server
+from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
 
 def test_ports_lie_where_systems_take_none_for_outgoing_connections():
@@ -19,17 +30,10 @@ def test_ports_lie_where_systems_take_none_for_outgoing_connections():
 
 def test_ranks_have_torchruns_variables_and_the_gpus_that_are_chosen():
     variables = rank_variables(Experiment(device="cuda", gpus=2), [3, 1], 0.0)
-    names = (
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "MASTER_ADDR",
-        "CUDA_VISIBLE_DEVICES",
-    )
-    expected = [[rank, rank, "2", "2", "0", LOCALHOST, "3,1"] for rank in "01"]
-    assert [[one[name] for name in names] for one in variables] == expected
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": LOCALHOST}
+    for rank, of_rank in zip("01", variables, strict=True):
+        expected = {**shared, "CUDA_VISIBLE_DEVICES": "3,1", "RANK": rank, "LOCAL_RANK": rank}
+        assert expected.items() <= of_rank.items()
 
 
 def test_gpus_that_a_notebook_chooses_later_are_those_that_are_used(monkeypatch):
@@ -40,16 +44,86 @@ def test_gpus_that_a_notebook_chooses_later_are_those_that_are_used(monkeypatch)
         assert [gpu.index for gpu in hardware.gpus()] == numbers
 
 
-def test_gpus_are_sampled_until_the_block_ends(monkeypatch):
-    api = SimpleNamespace(nvmlDeviceGetHandleByIndex=lambda index: index)
-    monkeypatch.setattr(nvml, "session", lambda: contextlib.nullcontext(api))
-    monkeypatch.setattr(nvml, "sample", lambda _, handle: {"util_pct": 10 * handle})
-    monkeypatch.setattr(gpu_sampler, "INTERVAL_S", 0.01)
-    samples = []
-    with gpu_sampler.sampled([3, 5], samples.append, launch_clock.now_s() - 60):
-        wait_until(lambda: len(samples) >= 4, "two samples of each GPU")
-    count = len(samples)
-    assert [(row["gpu"], row["util_pct"]) for row in samples[:2]] == [(3, 30), (5, 50)]
-    assert all(60 <= row["t_s"] < 200 for row in samples)
-    time.sleep(0.05)
-    assert len(samples) == count
+@pytest.mark.process
+def test_a_server_that_is_killed_while_it_imports_says_so():
+    server = local.ForkServer("cpu")
+    server.process.kill()
+    with pytest.raises(LaunchError) as caught:
+        server.wait_ready()
+    assert str(caught.value) == (
+        "torch, DeepSpeed and transformers could not be imported: the process was killed by signal 9 (SIGKILL); "
+        "if memory ran out (`dmesg` says so), free some, then start again"
+    )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("module", ["dsnb.train.fork_server", "dsnb.execute.kernel_process"])
+def test_started_by_a_process_that_has_ended_since_it_ends_by_itself(module, tmp_path):
+    """Who kills a sweep may do so at the moment in which it starts another process."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    words = [sys.executable, "-m", module, str(tmp_path / "scratch" / "socket"), str(ended.pid)]
+    (tmp_path / "scratch").mkdir()
+    started = subprocess.run(words, env=light_server() | {"JPY_PARENT_PID": str(ended.pid)}, timeout=WAIT_S)
+    assert started.returncode == (1 if "kernel" in module else 0)
+
+
+@pytest.mark.process
+def test_a_client_killed_with_answers_unread_ends_its_ranks_and_the_server_goes_on(small, tmp_path, monkeypatch):
+    """Linux resets a connection that is closed while something in it is unread."""
+    for name, value in light_server().items():
+        monkeypatch.setenv(name, value)
+    server = local.ForkServer("cpu")
+    try:
+        server.wait_ready()
+        first = ask(server, small(steps=100_000), tmp_path / "run1")
+        rank = int(wait_until(lambda: text(tmp_path / "run1" / "pids0"), "the rank trains").split()[0])
+        first.close()
+        wait_until_ended([rank])
+        with ask(server, small(steps=1), tmp_path / "run2") as second, second.makefile() as answers:
+            assert [json.loads(line) for line in answers][1:] == [{"rank": 0, "exit": 0}]
+    finally:
+        server.close()
+
+
+def ask(server, experiment, folder):
+    """Send a request for a run of one rank without torch, and return the connection with the answers unread."""
+    folder.mkdir()
+    records.write_json(folder / "experiment.json", experiment.model_dump(mode="json"))
+    variables = {**os.environ, "RANK": "0", launch_clock.LAUNCHED_AT: str(launch_clock.now_s())}
+    request = {"ranks": [variables], "cwd": str(ROOT), "log": str(folder / "console.log"),
+               "worker": "tests.workers.stepper", "run_dir": str(folder)}  # fmt: skip
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(server.socket))
+    connection.sendall(json.dumps(request).encode() + b"\n")
+    return connection
+
+
+def text(file):
+    """Return what is in a file, nothing where there is none."""
+    return file.read_text() if file.is_file() else ""
+
+
+def test_modules_that_are_imported_ahead_exist():
+    """One that does not is skipped, and every rank of a first run would import what it needs by itself."""
+    for name in fork_server.FIRST:
+        package, *inner = name.split(".")  # `find_spec` of the whole name would import the package
+        assert Path(find_spec(package).origin).parent.joinpath(*inner).with_suffix(".py").is_file()
+
+
+@pytest.mark.process
+def test_only_stale_op_build_locks_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    locks = {name: tmp_path / name / "lock" for name in ("stale", "young", "building")}
+    for lock in locks.values():
+        lock.parent.mkdir()
+        lock.touch()
+    for name in ("stale", "building"):
+        os.utime(locks[name], (0, 0))
+    builder = psutil.Popen(["sleep", "60"], cwd=locks["building"].parent)
+    try:
+        local.remove_stale_locks()
+    finally:
+        builder.kill()
+        builder.wait()
+    assert [name for name, lock in locks.items() if lock.exists()] == ["young", "building"]

@@ -95,12 +95,10 @@ def test_only_what_is_named_is_forwarded(hostfile, monkeypatch):
         ({"error": "no disk"}, "worker-2: no disk"),
         ({"gpus": 1}, "worker-1 has 0 usable GPUs and 2 slots: correct the hostfile"),
         ({"problem": "GPU 1 is in use"}, "worker-2: GPU 1 is in use"),
-        (
-            {"sees_folder": False},
-            "worker-2 does not see {folder}: choose outputs on a file system that all hosts share",
-        ),
+        ({"sees_folder": False},
+         "worker-2 does not see {folder}: choose outputs on a file system that all hosts share"),
     ],
-)
+)  # fmt: skip
 def test_a_host_that_does_not_fit(hostfile, answers, tmp_path, facts, cause):
     answers("worker-1")
     answers("worker-2", **facts)

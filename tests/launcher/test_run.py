@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -12,14 +13,15 @@ import pytest
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
-from dsnb.launcher import fork, run
+from dsnb.launcher import local, run
+from dsnb.launcher.folder import create_run_dir, deepspeed_config
 from dsnb.launcher.run import launch
+from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 from tests import ROOT
 from tests.support.waiting import wait_until, wait_until_ended
 
 pytestmark = pytest.mark.process
-BOTH = pytest.mark.parametrize("launcher", ["fork", "deepspeed"])
 
 
 def free(port):
@@ -36,6 +38,16 @@ def wait_for_ranks(folder):
     wait_until(lambda: len(pids(folder)) == 4, "two ranks have started a child each")
 
 
+def interrupted(experiment, folder, wait):
+    """Launch ranks that hang, and interrupt the launch after a wait; give its record."""
+    interrupt = threading.Thread(target=lambda: (wait(folder), os.kill(os.getpid(), signal.SIGINT)), daemon=True)
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(experiment, folder, progress=False, worker="tests.workers.hanger")
+    record = records.read_json(folder / "result.json")
+    return record["status"], record["cause"]
+
+
 @pytest.mark.alone
 def test_a_sleeper_reports_exactly_its_sleep(run_small):
     result, paths = run_small(worker="tests.workers.sleeper", gpus=2)
@@ -50,14 +62,26 @@ def test_a_sleeper_reports_exactly_its_sleep(run_small):
     assert facts[0]["group"] == facts[1]["group"] != os.getpgid(0)
 
 
-def test_three_silent_ranks_are_a_failure(run_small):
-    result, paths = run_small(worker="tests.workers.silent", gpus=3)
-    assert (result.status, result.cause) == (
-        "failed",
-        "the ranks ended after 0 of 4 timed steps without an error message",
-    )
-    assert result.summary["tokens_per_s"] is None
-    assert json.loads(paths.result.read_text())["summary"]["tokens_per_s"] is None
+@pytest.mark.parametrize(
+    ("settings", "status", "cause"),
+    [
+        ({"worker": "tests.workers.silent", "gpus": 3}, "failed",
+         "the ranks ended after 0 of 4 timed steps without an error message"),
+        ({"worker": "tests.workers.crashing"}, "oom", "rank 0 ended with exit code 7 after an out-of-memory error"),
+        ({"worker": "tests.workers.uncompiled", "compile": "default", "steps": 1}, "failed",
+         "compile is 'default': torch.compile captured no graph, so nothing was compiled"),
+        ({"micro_batch_size": 10**9, "seq_len": 1024, "data": "synthetic"}, "oom", "rank 0: .*memory.*"),
+        ({"micro_batch_size": 64, "seq_len": 1024, "data": "synthetic", "memory_limit_gib": 1}, "oom",
+         "rank 0: .*memory.*"),
+        ({"learning_rate": 1e30, "steps": 6}, "nan", r"the loss was not a finite number at step \d"),
+    ],
+)  # fmt: skip
+def test_how_a_run_ends(run_small, settings, status, cause):
+    result, paths = run_small(**settings)
+    assert result.status == status
+    assert re.fullmatch(cause, result.cause)
+    assert records.read_json(paths.result)["status"] == status
+    assert status != "nan" or result.summary["loss_last"] is None
 
 
 def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(run_small, monkeypatch):
@@ -85,13 +109,13 @@ def own_servers(monkeypatch):
     """Let launches start fork servers of this process, without torch, in the place of the session's; give them."""
     started = []
 
-    class Server(fork.ForkServer):
+    class Server(local.ForkServer):
         def __init__(self, device):
             super().__init__(device)
             started.append(self)
 
-    monkeypatch.setattr(fork, "ForkServer", Server)
-    monkeypatch.delenv(fork.socket_variable("cpu"))
+    monkeypatch.setattr(local, "ForkServer", Server)
+    monkeypatch.delenv(local.socket_variable("cpu"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests" / "light"), str(ROOT)]))
     yield started
     for server in started:
@@ -120,46 +144,25 @@ def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(own_servers
     server.suspend()
     folder = tmp_path / "run2"
 
-    def interrupt():
+    def about_to_start(folder):
         wait_until((folder / "environment.json").exists, "the launch is about to start its ranks")
         time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
-    assert records.read_json(folder / "result.json")["status"] == "interrupted"
+    assert interrupted(small(gpus=2), folder, about_to_start) == ("interrupted", "stopped by the user")
     server.resume()
     wait_until(lambda: server.children() == [], "the server has killed what it forked")
     wait_until_ended(pids(folder))
 
 
-def test_native_crashes(run_small, monkeypatch):
-    result, _ = run_small(worker="tests.workers.crashing")
-    assert (result.status, result.cause) == ("oom", "rank 0 ended with exit code 7 after an out-of-memory error")
+def test_a_failure_is_raised_with_its_log(run_small, monkeypatch):
     monkeypatch.setenv("DSNB_TEST_LAST_WORDS", "Segmentation fault")
     result, paths = run_small(worker="tests.workers.crashing")
-    assert (result.status, result.cause) == ("failed", "rank 0 ended with exit code 7")
     with pytest.raises(LaunchError) as caught:
         result.raise_for_status()
     assert str(caught.value) == (
         "failed: rank 0 ended with exit code 7\n  | Segmentation fault\n"
         f"Log: {paths.console}\nNext: read the log; `dsnb doctor` says what this machine can run"
     )
-
-
-def test_out_of_memory_in_python_is_oom(run_small):
-    for size, limit in ((10**9, {}), (64, {"memory_limit_gib": 1})):
-        result, _ = run_small(micro_batch_size=size, seq_len=1024, data="synthetic", **limit)
-        assert result.status == "oom"
-        assert "memory" in result.cause
-
-
-def test_a_loss_that_is_no_number_is_nan(run_small):
-    result, _ = run_small(learning_rate=1e30, steps=6)
-    assert result.status == "nan"
-    assert result.cause.startswith("the loss was not a finite number at step ")
-    assert result.summary["loss_last"] is None
 
 
 def test_the_time_limit_leaves_nothing_behind(small, tmp_path, monkeypatch):
@@ -173,18 +176,8 @@ def test_the_time_limit_leaves_nothing_behind(small, tmp_path, monkeypatch):
 
 
 def test_an_interrupt_leaves_nothing_behind(small, tmp_path):
-    folder = tmp_path / "run1"
-
-    def interrupt():
-        wait_for_ranks(folder)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
-    record = records.read_json(folder / "result.json")
-    assert (record["status"], record["cause"]) == ("interrupted", "stopped by the user")
-    wait_until_ended(pids(folder))
+    assert interrupted(small(gpus=2), tmp_path / "run1", wait_for_ranks) == ("interrupted", "stopped by the user")
+    wait_until_ended(pids(tmp_path / "run1"))
 
 
 @pytest.fixture(scope="module")
@@ -201,19 +194,15 @@ def launched(small, tmp_path_factory):
     return results
 
 
-def test_launchers_agree(launched):
-    losses = [losses for _, losses in launched.values()]
-    assert len(losses[0]) == 12
-    assert losses[0] == losses[1]
-
-
-@BOTH
-def test_ranks_of_one_machine_listen_on_its_loopback_interface_alone(launched, launcher):
-    """gloo's connections, and torch's store on rank 0."""
-    folder = launched[launcher][0].run_dir
-    addresses = [json.loads((folder / f"listening{rank}.json").read_text()) for rank in (0, 1)]
-    assert all(addresses)
-    assert {address for of_rank in addresses for address in of_rank} == {"127.0.0.1"}
+def test_launchers_agree_and_ranks_of_one_machine_listen_on_its_loopback_interface_alone(launched):
+    """Gloo's connections, and torch's store on rank 0."""
+    (forked, losses), (started, others) = launched.values()
+    assert len(losses) == 12
+    assert losses == others
+    for result in (forked, started):
+        addresses = [json.loads((result.run_dir / f"listening{rank}.json").read_text()) for rank in (0, 1)]
+        assert all(addresses)
+        assert {address for of_rank in addresses for address in of_rank} == {"127.0.0.1"}
 
 
 def test_a_finished_run_is_not_overwritten(small, run_small):
@@ -254,3 +243,25 @@ def test_the_killed_owner_of_a_deepspeed_launch_leaves_no_rank(small, tmp_path):
     owner.kill()
     owner.wait()
     wait_until_ended(pids(folder))
+
+
+def test_two_launches_at_once_get_folders_of_their_own(tmp_path):
+    assert {create_run_dir(tmp_path, "single").name for _ in range(3)} == {"run1", "run2", "run3"}
+
+
+def test_a_folder_that_cannot_be_written(small, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match="file/run1 cannot be written: Not a directory; choose another folder"):
+        launch(small(), tmp_path / "file" / "run1", progress=False)
+
+
+def test_no_op_is_compiled_for_a_cpu():
+    assert deepspeed_config(Experiment(device="cpu"))["optimizer"]["params"]["torch_adam"] is True
+    assert "torch_adam" not in deepspeed_config(Experiment(device="cuda"))["optimizer"]["params"]
+
+
+def test_a_home_folder_is_written_out_for_deepspeed(monkeypatch):
+    """DeepSpeed would make a folder that is named `~`."""
+    monkeypatch.setenv("HOME", "/home/someone")
+    config = deepspeed_config(Experiment(zero_stage=3, offload="all-nvme", nvme_path="~/swap"))
+    assert config["zero_optimization"]["offload_param"]["nvme_path"] == "/home/someone/swap"

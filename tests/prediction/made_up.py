@@ -5,9 +5,8 @@ from dataclasses import replace
 import pandas as pd
 
 from dsnb.prediction import gpus
-from dsnb.prediction.constants import DEFAULT
-from dsnb.prediction.measured import measured
-from dsnb.prediction.step_time import parts, setting, step_times
+from dsnb.prediction.calibration import measured
+from dsnb.prediction.step_time import DEFAULT, parts, setting, step_times
 from dsnb.prediction.traces import ELEMENTS, Trace
 
 MIB = 2.0**20

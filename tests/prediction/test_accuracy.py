@@ -19,16 +19,14 @@ from dsnb.prediction.accuracy import (
     by_kind,
     error_of,
     expected_error,
-    kind,
     kinds,
     left_out,
     limited_by_cpu,
     outside,
 )
-from dsnb.prediction.constants import DEFAULT
+from dsnb.prediction.calibration import measured
 from dsnb.prediction.gpus import Link, link
-from dsnb.prediction.measured import measured
-from dsnb.prediction.step_time import stack
+from dsnb.prediction.step_time import DEFAULT, stack
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
 from tests.prediction.made_up import TRACE, runs
@@ -47,16 +45,10 @@ def assert_stated(found, stated):
     assert enough.keys() == stated.keys()
     for name, errors in enough.items():
         assert tuple(errors) == pytest.approx(tuple(stated[name]), abs=0.11)
-    printed = [line for line in PAGE.splitlines() if line.startswith("| ")]
-    for line in prediction_errors.lines(found):
-        assert any(alike(line, other) for other in printed), line
-
-
-def alike(line, other):
-    ours, theirs = (one.strip("| ").split(" | ") for one in (line, other))
-    if ours[:2] != theirs[:2] or len(theirs) != len(ours):
-        return False
-    return [*map(float, ours[2:])] == pytest.approx([*map(float, theirs[2:])], abs=0.11)
+    printed = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
+    for name, number, *numbers in (line.strip("| ").split(" | ") for line in prediction_errors.lines(found)):
+        others = [other[2:] for other in printed if other[:2] == [name, number] and len(other) == 5]
+        assert any([*map(float, other)] == pytest.approx([*map(float, numbers)], abs=0.11) for other in others), name
 
 
 def test_the_stated_errors_are_those_of_settings_that_nothing_was_fitted_to():
@@ -75,7 +67,6 @@ def test_published_tables_of_gpus_that_nothing_was_calibrated_on(monkeypatch):
     monkeypatch.setattr("dsnb.prediction.predict.traces", lambda experiments: [TRACE for _ in experiments])
     one = Experiment(model="gpt2", precision="bf16", device="cuda")
     for gpu, gpus, path, name in [
-        ("A100", 1, "nvlink", "A100, one node"),
         ("A100", 16, "ib:100", "A100, several nodes"),
         ("B200", 1, "nvlink", "one node"),
         ("MI250X", 1, "nvlink", "one node"),  # a single row tells too little
@@ -122,21 +113,6 @@ def test_the_cpu_limits_a_step_that_a_slower_host_would_lengthen():
     assert list(limited_by_cpu(settings)) == [True, False, False]
     slow = replace(DEFAULT, **{name: 10 * getattr(DEFAULT, name) for name in HOST_CONSTANTS})
     assert list(limited_by_cpu(settings, slow)) == [True, True, False]  # CUDA graphs start nothing one by one
-
-
-def test_kinds():
-    for name, settings in {
-        "ZeRO 3": {"zero_stage": 3, "gpus": 2},
-        "tensor and pipeline parallel": {"zero_stage": 1, "tensor_parallel": 2, "gpus": 2},
-        "LoRA": {"lora_rank": 8},
-        "plain loop": {"strategy": "plain"},
-    }.items():
-        one = Experiment(**settings, device="cuda")
-        count = "one GPU" if one.gpus == 1 else "several GPUs"
-        wider = [f"limited by the CPU, {count}", "limited by the CPU", ALL]
-        assert (kind(one), list(kinds(one, True))) == (name, [f"{name}, {wider[0]}", *wider])
-    offloaded = Experiment(zero_stage=2, offload="optimizer-cpu", device="cuda")
-    assert list(kinds(offloaded, True)) == ["offload to the CPU", ALL]
 
 
 def test_the_narrowest_kind_of_at_least_five_settings_counts():

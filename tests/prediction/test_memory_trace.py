@@ -6,19 +6,16 @@ import json
 import pytest
 
 import dsnb
-from dsnb.prediction.measured import recorded
+from dsnb.prediction.calibration import recorded
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.traces import Trace
 from dsnb.settings.experiment import Experiment
 from tests.support import lazy
 
-memory_trace, compiled_trace, fake_model = (
-    lazy.Module(f"dsnb.prediction.{name}") for name in ("memory_trace", "compiled_trace", "fake_model")
-)
+memory_trace, fake_model = (lazy.Module(f"dsnb.prediction.{name}") for name in ("memory_trace", "fake_model"))
 
 MODELS = {
     "gpt2": {"n_layer": 3, "n_embd": 256, "n_head": 2, "n_positions": 128},
-    "opt": {"num_hidden_layers": 3, "hidden_size": 256, "num_attention_heads": 2, "ffn_dim": 1024},
     "bloom": {"n_layer": 3, "hidden_size": 256, "n_head": 2},
 }
 
@@ -27,7 +24,6 @@ MODELS = {
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
-        ("opt", {}),
         ("bloom", {"strategy": "plain", "activation_checkpointing": True}),
         ("gpt2", {"mixed_precision": "autocast", "activation_checkpointing": True, "checkpoint_every": 2}),
         ("gpt2", {"activation_checkpointing": True, "checkpoint_offload": True, "attention": "eager"}),
@@ -36,7 +32,7 @@ MODELS = {
 def test_a_trace_serves_all_micro_batches(tmp_path, family, settings):
     """Within 0.1 %, at every moment: only the rounding of allocations depends on the micro-batch otherwise."""
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": family, "vocab_size": 512, "word_embed_proj_dim": 256, **MODELS[family]}))
+    path.write_text(json.dumps({"model_type": family, "vocab_size": 512, **MODELS[family]}))
     one = Experiment(model=str(path), seq_len=128, micro_batch_size=3, device="cuda", **settings)
     found = Trace.of(json.loads(json.dumps(memory_trace.trace(one))), 3)
     own = Trace.of({**memory_trace._sizes(one, 3), **memory_trace._eager(one, 3)}, 3)
@@ -99,7 +95,7 @@ def test_dropout_keeps_a_byte_of_each_value(attention):
 @pytest.mark.parametrize(("cast", "of_number"), [("native", 2), ("autocast", 4)])
 def test_autocast_leaves_the_inputs_of_blocks_in_fp32(cast, of_number):
     one = Experiment(model="bloom-tiny", precision="bf16", mixed_precision=cast, seq_len=32, device="cuda")
-    for flash_attention in (contextlib.nullcontext, compiled_trace.flash_attention):  # eager, and of a compiled model
+    for flash_attention in (contextlib.nullcontext, memory_trace.flash_attention):  # eager, and of a compiled model
         with flash_attention():
             sizes = memory_trace._sizes(one, 4)
         assert sizes["block_input"] == fake_model.Size(0, of_number * 32 * sizes["hidden"])
@@ -109,7 +105,6 @@ def test_autocast_leaves_the_inputs_of_blocks_in_fp32(cast, of_number):
     ("settings", "of_weight", "copied"),
     [
         ({}, 2, True),
-        ({"mixed_precision": "autocast"}, 4, True),
         ({"vocab": 1008}, 2, False),
         ({"lora_rank": 4}, 0, True),
     ],
@@ -120,31 +115,16 @@ def test_a_compiled_chunked_loss_makes_both_gradients_in_the_forward_pass(settin
     one = Experiment(
         model="gpt2-tiny", precision="bf16", loss="chunked", seq_len=1024, device="cuda", compile="default", **settings
     )
-    [during], gradient = compiled_trace.loss_sizes(one, vocab, width=8, micro_batch=4)
+    [during], gradient = memory_trace.loss_sizes(one, vocab, width=8, micro_batch=4)
     assert gradient == fake_model.Size(of_weight * 1008 * 8)
     own, in_fp32 = (2 * 1008 * 8 if copied else 0), (4 * 1008 * 8 if of_weight else 0)
     assert during == fake_model.Size(in_fp32 + own + 2 * 2048 * 1008, 2 * 2 * 1024 * 8)
 
 
-@pytest.mark.parametrize(
-    ("settings", "kept"),
-    [
-        ({"compile_unit": "model"}, 6 * 100),
-        ({"compile_unit": "model", "activation_checkpointing": True}, 6 * (100 + 7)),  # all again at once, and inputs
-        ({"activation_checkpointing": True}, 6 * 7),
-    ],
-    ids=str,
-)
-def test_what_compiled_blocks_keep(settings, kept):
-    one = Experiment(model="opt-tiny", precision="bf16", device="cuda", compile="default", **settings)
+def test_recomputed_blocks_that_are_compiled_as_one_are_computed_again_at_once():
     sizes = {"layers": 6, "block_input": fake_model.Size(0, 7)}
-    assert memory_trace._kept_of_blocks(one, sizes, fake_model.Size(0, 100))[0] == fake_model.Size(0, kept)
-
-
-def test_the_size_of_an_allocation_is_constant_or_that_of_its_sequences():
-    size, many, Size = fake_model.size, fake_model.MANY, fake_model.Size
-    assert size(1000, many) == Size(1024, 0)
-    assert size(24 * many, many) == Size(0, 24)
-    assert size(24 * many, 8) == Size(-(-24 * many // 512) * 512, 0)
-    found = fake_model.largest([Size(1, 5), Size(3, 3), Size(2, 2), Size(3, 3), Size(9, 0)])
-    assert found == [Size(9, 0), Size(3, 3), Size(1, 5)]  # those that can be the largest for some micro-batch
+    for unit, kept in {"model": 6 * (100 + 7), "block": 6 * 7}.items():
+        one = Experiment(
+            model="opt-tiny", device="cuda", compile="default", compile_unit=unit, activation_checkpointing=True
+        )
+        assert memory_trace._kept_of_blocks(one, sizes, fake_model.Size(0, 100))[0] == fake_model.Size(0, kept)

@@ -38,18 +38,15 @@ def test_what_the_engine_alone_decides_shares_a_trace(made):
     same = [given(zero_stage=stage, gpus=2, grad_accum=2) for stage in range(4)]
     assert traces.traces(same) == [TRACE] * 4
     assert len(made) == 1
-    others = [given(seq_len=64), given(precision="fp32"), given(mixed_precision="autocast")]
-    traces.traces([*same, *others])
+    traces.traces([*same, given(seq_len=64), given(precision="fp32"), given(mixed_precision="autocast")])
     assert len(made) == 4
-    compiled = [given(compile="default", zero_stage=stage, gpus=2) for stage in range(4)]
-    traces.traces(compiled)
+    traces.traces([given(compile="default", zero_stage=stage, gpus=2) for stage in range(4)])
     assert len(made) == 6  # whole, and block by block at ZeRO 3
 
 
 def test_a_trace_serves_all_micro_batches_unless_the_loss_is_computed_in_chunks(made):
     large, small = traces.traces([given(micro_batch_size=16), given(micro_batch_size=8)])
-    assert len(made) == 1
-    assert (small, large.kept) == (TRACE, 2 * TRACE.kept)
+    assert (len(made), small, large.kept) == (1, TRACE, 2 * TRACE.kept)
     traces.traces([given(micro_batch_size=size, loss="chunked") for size in (8, 16)])
     assert len(made) == 3
 

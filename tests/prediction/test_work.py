@@ -10,7 +10,7 @@ from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
 from dsnb.formulas.model_shapes import PRESETS
 from dsnb.prediction import work as module
-from dsnb.prediction.mode import shape
+from dsnb.prediction.work import shape
 from dsnb.settings.experiment import Experiment
 
 TOKENS = 8 * 1024

@@ -6,7 +6,7 @@ import re
 import pandas as pd
 
 import dsnb
-from dsnb.render.comparison import compared, environments, section
+from dsnb.render.comparison import compared, environments, with_earlier
 from dsnb.run_folder.columns import RUN_COLUMNS
 
 NOISE = [1, 1.01, 0.99, 1.005, 0.995]
@@ -49,8 +49,8 @@ def test_what_changed_is_said_with_its_interval_and_in_words():
     same = "no difference larger than 0 % (0 % to 0 %) (the figure is the same in every run)"
     assert dict(rows[4:])["zs1"] == [f"same: {same}", "7.00", "7.00", "5", "5"]
     assert "<li>Only before: zs3.</li><li>Only after: zs9.</li>" in page
-    assert "all pairs of settings of a task together (Games and Howell 1976)" in page
-    assert "Values are means of the runs: geometric, or arithmetic if the figure is a percentage." in page
+    assert "of all pairs of settings of a task hold together (Games and Howell 1976)" in page
+    assert "Values are means of the runs: geometric, or arithmetic for percentages" in page
 
 
 def test_memory_that_grew_is_worse():
@@ -77,7 +77,7 @@ def test_nothing_to_compare():
     assert "Games and Howell" not in page
     page, _ = cells(compared(sweep({0: math.nan}, memory=math.nan), sweep({0: 1000}), "old"))
     assert "Neither speed nor memory was measured in both." in page
-    assert section(sweep({0: 1}), "") == []
+    assert with_earlier(sweep({0: 1}), "") == []
 
 
 def test_the_environment_names_what_differs():

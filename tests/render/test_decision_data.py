@@ -6,7 +6,7 @@ import math
 import pandas as pd
 import pytest
 
-from dsnb.analysis import templates
+from dsnb.analysis import words
 from dsnb.analysis.comparisons import differences
 from dsnb.analysis.decide import Question, of_runs
 from dsnb.render import decision_data
@@ -40,7 +40,7 @@ def value(column, place):
 
 def test_candidates_are_those_of_the_decision():
     table = runs(3)
-    assert json.loads(json.dumps(templates.PAGE))["templates"] == templates.TEMPLATES
+    assert json.loads(json.dumps(words.PAGE))["templates"] == words.TEMPLATES
     texts, task, names = sent(table)
     known = of_runs(table, Question(prices={"H200": 2.0}))
     found = task["candidates"]
@@ -93,7 +93,7 @@ def test_too_few_runs_have_no_pairs_and_failed_ones_no_candidate():
     }  # fmt: skip
     failed = sent(runs(2).assign(status="oom", tokens_per_s=math.nan))[1]
     assert (failed["case"], failed["runs"], failed["candidates"]["length"]) == ("failed", 8, 0)
-    assert f"headline.{failed['case']}" in templates.TEMPLATES
+    assert f"headline.{failed['case']}" in words.TEMPLATES
 
 
 def test_of_many_pairs_those_of_one_change_are_sent(monkeypatch):

@@ -1,6 +1,10 @@
-"""The registry: what is declared once about a setting or a column is what every table and record says."""
+"""The registry: what is declared once about a setting or a column is what every table and record says; paths."""
 
-from dsnb.run_folder import columns
+from pathlib import Path
+
+import pytest
+
+from dsnb.run_folder import columns, paths
 from dsnb.run_folder.declarations import unit_of
 from dsnb.run_folder.record_schema import cleaned
 from dsnb.runs import labels
@@ -43,3 +47,15 @@ def test_units_are_those_of_the_stored_values():
     step_time = columns.METRIC_LABELS["step_time_s"]
     assert (step_time.heading, step_time.factor, step_time.better) == ("step time (ms)", 1000, "lower")
     assert unit_of("price_per_gpu_hour") == "currency per hour"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [(None, Path("/caches/dsnb")), ("", None), ("off", None), ("/x/y", Path("/x/y")), ("~nosuchuser/x", None)],
+)
+def test_the_cache_is_where_the_environment_says(monkeypatch, chosen, expected):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    monkeypatch.delenv("DSNB_CACHE", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("DSNB_CACHE", chosen)
+    assert paths.cache_home() == expected

@@ -1,4 +1,4 @@
-"""Folders of many runs."""
+"""Folders of many runs, and what their sweeps planned."""
 
 import json
 import warnings
@@ -9,21 +9,14 @@ import pytest
 import dsnb
 from dsnb.errors import DsnbWarning
 from dsnb.files import records
-from dsnb.run_folder.columns import STEP_COLUMNS
+from dsnb.render import by_task
 from dsnb.run_folder.paths import RunPaths
-from tests.support import foreign_logs, made_up
+from dsnb.runs.load import left_out, planned_runs, still_to_come
+from tests.support import made_up
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Give a folder of runs and logs."""
-    made_up.write_folders(made_up.runs(12), tmp_path / "out", steps=8)
-    foreign_logs.write_all(tmp_path / "out" / "logs")
-    return tmp_path / "out"
-
-
-def test_a_run_that_goes_on_is_read_as_far_as_it_is(folder):
-    run = RunPaths(folder / "going" / "run1")
+def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path):
+    run = RunPaths(tmp_path / "going" / "run1")
     run.dir.mkdir(parents=True)
     records.write_json(run.experiment, {"model": "gpt2"})
     run.steps.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n{"step": 3')
@@ -47,18 +40,13 @@ def test_steps_are_the_same_with_and_without_damage(tmp_path):
         (whole["experiment"] == run.parent.name) & (whole["repeat"] == int(run.name[3:])) & whole["step"].isin([4, 8])
     )
     pd.testing.assert_frame_equal(damaged, whole[~gone].reset_index(drop=True), check_dtype=False)
-
-
-def test_steps_of_other_types_are_read_one_by_one(tmp_path):
-    made_up.write_folders(made_up.runs(1), tmp_path, steps=3)
-    file = next(tmp_path.rglob("steps.jsonl"))
+    file = files[0]  # values of other types are missing, without a warning
     file.write_text('{"step": 1, "loss": "high"}\n{"step": 2, "loss": 2.5, "new": {"x": 1}}\n')
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        steps = dsnb.load_steps(tmp_path)
+        steps = dsnb.load_steps(file.parent)
     assert list(steps["step"]) == [1, 2]
     assert steps["loss"].isna().tolist() == [True, False]
-    assert set(STEP_COLUMNS) <= set(steps.columns)
 
 
 def test_the_notebooks_seconds_come_from_its_end(tmp_path):
@@ -99,3 +87,43 @@ def test_keys_of_deepspeeds_configuration_are_columns_of_their_runs_only(tmp_pat
 def test_names_of_hosts_are_printable_and_separable(tmp_path):
     made_up.write_groups(tmp_path, ["a,b\x1b c", "d"], sizes=(2,))
     assert list(dsnb.load_runs(tmp_path)["hosts"]) == ["a?b??c,d"]
+
+
+def plan(folder, content):
+    (folder / "planned.json").write_text(json.dumps(content))
+
+
+def test_what_has_not_ended_is_to_come_first_repeats_first(tmp_path):
+    plan(tmp_path, {"runs": {"a": [1, 2], "b": [1, 2]}})
+    rows = [("a", 1, "ok"), ("b", 1, "oom"), ("a", 2, "interrupted")]
+    runs = pd.DataFrame(rows, columns=["experiment", "repeat", "status"])
+    assert still_to_come(runs, tmp_path) == ([("a", 2), ("b", 2)], 4)
+    assert still_to_come(runs.head(0), tmp_path)[0] == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+    text = str(by_task.to_come(runs, tmp_path))
+    assert "2 of 4 runs of this sweep are still to come: <code>a</code> run 2; <code>b</code> run 2." in text
+    plan(tmp_path, {"runs": {"a": [1]}})
+    assert not str(by_task.to_come(runs, tmp_path))
+    plan(tmp_path, {"runs": {"<script>": list(range(1, 9))}})
+    text = str(by_task.to_come(runs, tmp_path))
+    assert "<script>" not in text
+    assert "run 5; and 3 more" in text
+
+
+def test_what_was_left_out_is_not_to_come_and_is_said_with_its_reason(tmp_path):
+    why = {"b": "needs 149.0 GiB of 140.0", "<b>": "needs <i>", "a": "needs 5", "odd": 3}
+    plan(tmp_path, {"runs": {"a": [1]}, "left_out": why})
+    runs = pd.DataFrame([("a", 1, "ok")], columns=["experiment", "repeat", "status"])
+    text = str(by_task.to_come(runs, tmp_path))
+    assert text == (
+        "<p>Not run, because of the memory that is predicted (2 settings): "
+        "<code>b</code> needs 149.0 GiB of 140.0; <code>&lt;b&gt;</code> needs &lt;i&gt;.</p>"
+    )
+    plan(tmp_path, {"left_out": {f"x{number}": "needs" for number in range(8)}})
+    assert str(by_task.to_come(runs, tmp_path)).endswith("<code>x4</code> needs; and 3 more.</p>")
+
+
+def test_a_plan_of_something_else_has_no_runs(tmp_path):
+    for content in ({}, {"runs": [1]}, {"runs": {"a": 1}}, {"runs": {"a": ["x", True, None, [1]]}}, {"left_out": [1]}):
+        plan(tmp_path, content)
+        assert planned_runs(tmp_path) == []
+        assert left_out(tmp_path) == {}

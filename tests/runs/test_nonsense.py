@@ -12,7 +12,7 @@ from dsnb.analysis.choices import variants
 from dsnb.analysis.summary import timing
 from dsnb.cli import printing
 from dsnb.errors import DsnbWarning, SettingsError
-from dsnb.render import all_reduce, answer, node_report, tables
+from dsnb.render import answer, by_task, nodes, tables
 from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
@@ -94,10 +94,10 @@ def show_like_a_report(folder):
     dsnb.load_steps(folder)
     variants(runs)
     shown = [
-        tables.heading(folder), tables.summary_table(dsnb.summarize(runs)), tables.failures(runs),
+        tables.heading(folder), by_task.medians(runs), by_task.failures(runs),
         tables.environment(runs), tables.settings(runs), tables.to_html(tables.format_timing(timing(runs))),
         answer.answer(runs),
-        *node_report.section(runs), *all_reduce.section(folder),
+        *nodes.section(runs), *nodes.bandwidth(folder),
     ]  # fmt: skip
     page = dsnb.explore(runs)._fragment(folder)
     assert "<script" not in "".join(map(str, shown))

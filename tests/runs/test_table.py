@@ -12,12 +12,10 @@ from dsnb.analysis.recommend import measured_plans
 from dsnb.analysis.scaling import scaling
 from dsnb.analysis.summary import summarize
 from dsnb.explorer.data import read
-from dsnb.formulas.metrics import UTILIZATION_S
 from dsnb.render import answer
+from dsnb.run_folder import paths
 from dsnb.run_folder.columns import RUN_COLUMNS
-from dsnb.runs.columns import numbers
-from dsnb.runs.literature import tables
-from dsnb.runs.table import ALIASES, as_runs, named_runs, with_plain_ratio, without_noise
+from dsnb.runs.table import ALIASES, as_runs, named_runs, numbers, with_plain_ratio, without_noise
 from tests.support import made_up
 
 COLUMNS = ["sweep", "experiment", "repeat", "status", "strategy", "model", "micro_batch_size", "seq_len", "precision"]
@@ -51,17 +49,8 @@ def test_the_fastest_plain_setting_is_the_yardstick():
     kept = with_plain_ratio(kept[kept["strategy"] != "plain"])
     assert kept["of_plain"].tolist()[0] == pytest.approx(0.8)
 
-
-def test_without_a_plain_run_or_its_columns_a_table_is_left_alone():
     for runs in (table(("zs0", 1, "ok", "deepspeed", 128, 80)), pd.DataFrame({"experiment": ["a"]}), pd.DataFrame()):
-        pd.testing.assert_frame_equal(with_plain_ratio(runs), runs)
-
-
-def test_ranks_on_a_cpu_share_the_cores_of_the_plain_process():
-    runs = table(("plain", 1, "ok", "plain", 128, 100), ("zs1", 1, "ok", "deepspeed", 128, 45))
-    runs = runs.assign(device="cpu", tokens_per_s=[100.0, 90.0])
-    assert with_plain_ratio(runs)["of_plain"].tolist() == pytest.approx([1.0, 0.9])
-    assert with_plain_ratio(runs.assign(device="cuda"))["of_plain"].tolist() == pytest.approx([1.0, 0.45])
+        pd.testing.assert_frame_equal(with_plain_ratio(runs), runs)  # without a plain run
 
 
 WORK = {
@@ -100,47 +89,32 @@ def test_what_the_ratio_compares_does_not_matter():
     assert with_plain_ratio(one_each().assign(**others))["of_plain"].tolist() == pytest.approx([1, 0.8])
 
 
-def test_a_plain_process_on_another_cpu_is_no_yardstick():
-    runs = one_each().assign(device="cpu", gpu_name=None, tokens_per_s=[100.0, 80.0], cpu="Xeon", cores=[2, 2])
-    assert with_plain_ratio(runs)["of_plain"].tolist() == pytest.approx([1, 0.8])
+def test_ranks_on_a_cpu_share_the_cores_of_the_plain_process():
+    runs = one_each().assign(device="cpu", gpu_name=None, tokens_per_s=[100.0, 90.0], cpu="Xeon", cores=[2, 2])
+    assert with_plain_ratio(runs)["of_plain"].tolist() == pytest.approx([1, 0.9])
+    assert with_plain_ratio(runs.assign(device="cuda"))["of_plain"].tolist() == pytest.approx([1, 0.8])
     for other in ({"cores": [64, 2]}, {"cpu": ["EPYC", "Xeon"]}):
         assert with_plain_ratio(runs.assign(**other))["of_plain"].tolist() == pytest.approx([1, math.nan], nan_ok=True)
 
 
-@pytest.mark.parametrize(
-    ("known", "expected"),
-    [
-        ({"timed_s": 4.99}, math.nan),
-        ({"timed_s": 5.0}, 80.0),
-        ({"timed_steps": 20, "step_time_s": 0.02}, math.nan),  # 0.4 s
-        ({"timed_steps": 20, "step_time_s": 0.25}, 80.0),
-        ({"timed_s": 6.0, "timed_steps": 20, "step_time_s": 0.02}, 80.0),
-        ({"timed_steps": 20}, 80.0),  # nothing says that it was short
-    ],
-)
-def test_less_than_five_seconds_of_timed_steps_have_no_utilization(known, expected):
-    assert UTILIZATION_S == 5
-    found = without_noise(pd.DataFrame([{"gpu_util_pct": 80.0, "sm_clock_mhz": 1980.0, **known}]))
-    assert found["gpu_util_pct"].iloc[0] == pytest.approx(expected, nan_ok=True)
-    assert found["sm_clock_mhz"].iloc[0] == 1980  # a clock is a momentary reading
-
-
-def test_run_folders_of_an_earlier_version_do_not_show_it(tmp_path):
+def test_less_than_five_seconds_of_timed_steps_have_no_utilization(tmp_path):
+    known = [(4.99, None, None), (5, None, None), (None, 20, 0.02), (None, 20, 0.25), (6, 20, 0.02), (None, 20, None)]
+    runs = pd.DataFrame(known, columns=["timed_s", "timed_steps", "step_time_s"], dtype=float)
+    found = without_noise(runs.assign(gpu_util_pct=80.0, sm_clock_mhz=1980.0))
+    assert found["gpu_util_pct"].notna().tolist() == [False, True, False, True, True, True]
+    assert (found["sm_clock_mhz"] == 1980).all()  # a clock is a momentary reading
     table = made_up.runs(4, repeats=1).assign(status="ok", cause=None, gpu_util_pct=80.0, step_time_s=0.1)
     made_up.write_folders(table.assign(timed_steps=[4, 40, 49, 50]), tmp_path / "s")
-    found = dsnb.load_runs(tmp_path).set_index("timed_steps")["gpu_util_pct"]
-    assert found[[4, 40, 49]].isna().all()
-    assert found[50] == 80
+    loaded = dsnb.load_runs(tmp_path).set_index("timed_steps")["gpu_util_pct"]
+    assert loaded.notna().to_dict() == {4: False, 40: False, 49: False, 50: True}
 
 
-@pytest.mark.parametrize("name", ["h100", "h200_memory"])
-def test_published_runs_do_not_show_it(name):
-    raw, runs = tables.as_measured(name), dsnb.published(name)
-    timed_s = runs["timed_s"].fillna(runs["timed_steps"] * runs["step_time_s"])
-    assert raw["gpu_util_pct"][timed_s < 5].notna().any()
-    assert runs["gpu_util_pct"][timed_s < 5].isna().all()
-    pd.testing.assert_series_equal(runs["gpu_util_pct"][timed_s >= 5], raw["gpu_util_pct"][timed_s >= 5])
-    pd.testing.assert_series_equal(runs["power_w"], raw["power_w"])
+def test_published_runs_do_not_show_it():
+    raw, runs = pd.read_csv(paths.literature("h200_memory")), dsnb.published("h200_memory")
+    is_short = runs["timed_s"].fillna(runs["timed_steps"] * runs["step_time_s"]) < 5
+    assert raw["gpu_util_pct"][is_short].notna().any()
+    assert runs["gpu_util_pct"][is_short].isna().all()
+    pd.testing.assert_series_equal(runs["gpu_util_pct"][~is_short], raw["gpu_util_pct"][~is_short])
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ from dsnb import Experiment
 from dsnb.cli.sweep import parse_overrides
 from dsnb.errors import SettingsError
 from dsnb.files import records
-from dsnb.run_folder import finished, record_schema
+from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.settings import aliases
+from dsnb.run_folder.result import unfinished
+from dsnb.settings.experiment import CURRENT_NAMES, with_former_defaults
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished
@@ -32,8 +33,8 @@ def old_run(tmp_path):
 
 
 def test_an_experiment_and_a_notebook_take_the_former_name():
-    assert set(aliases.CURRENT_NAMES.values()) <= set(Experiment.model_fields)
-    assert aliases.CURRENT_NAMES.keys().isdisjoint(Experiment.model_fields)
+    assert set(CURRENT_NAMES.values()) <= set(Experiment.model_fields)
+    assert CURRENT_NAMES.keys().isdisjoint(Experiment.model_fields)
     assert Experiment(hang_limit_s=5.0) == Experiment(step_timeout_s=5.0)
     assert "hang_limit_s" not in Experiment(hang_limit_s=5.0).model_dump()
     assert Experiment(hang_limit_s=5.0, step_timeout_s=6.0).step_timeout_s == 6.0
@@ -61,7 +62,7 @@ def test_a_params_file_and_set_take_either_name(tmp_path, text, overrides, expec
     assert "hang_limit_s" not in yaml.safe_dump(sweep.params)
 
 
-def test_an_old_run_folder_loads_with_its_settings_and_figures(old_run):
+def test_an_old_run_folder_loads_and_is_finished_for_a_sweep_of_the_same_settings(old_run):
     record = json.loads(old_run.experiment.read_text())
     assert record["hang_limit_s"] == 120.0
     assert "step_timeout_s" not in record
@@ -71,9 +72,7 @@ def test_an_old_run_folder_loads_with_its_settings_and_figures(old_run):
     assert runs["tokens_per_s"].tolist() == [9.837443157503454]
     assert dsnb.load_steps(old_run.dir.parents[1])["loss"].tolist()[-1] == 6.359505653381348
 
-
-def test_an_old_run_is_finished_for_a_sweep_of_the_same_settings(old_run):
-    assert finished.problem(old_run) is None
+    assert unfinished(old_run) is None
     sweep = load_sweep(old_run.dir.parents[1] / "params.yaml", output=old_run.dir.parents[1])
     (run,) = sweep.runs
     assert run.experiment.step_timeout_s == 120.0
@@ -109,10 +108,10 @@ def test_settings_that_were_asked_for_have_the_current_name(old_run):
 
 def test_older_records_keep_what_they_did():
     older = {"precision": "bf16", "zero_stage": 1, "grad_accum": 2, "device": "cpu"}
-    assert aliases.with_former_defaults(older) == {**older, "grad_accum_dtype": "bf16"}
+    assert with_former_defaults(older) == {**older, "grad_accum_dtype": "bf16"}
     known = {**older, "grad_accum_dtype": "auto"}
     for same in ({**older, "strategy": "ddp"}, {**older, "grad_accum": 1}, {**older, "precision": "fp16"}, known, {}):
-        assert aliases.with_former_defaults(same) == same
+        assert with_former_defaults(same) == same
     gpu = {**known, "device": "cuda"}
-    assert aliases.with_former_defaults(gpu) == {**gpu, "allocator": "default"}
-    assert aliases.with_former_defaults({**gpu, "allocator": "expandable"}) == {**gpu, "allocator": "expandable"}
+    assert with_former_defaults(gpu) == {**gpu, "allocator": "default"}
+    assert with_former_defaults({**gpu, "allocator": "expandable"}) == {**gpu, "allocator": "expandable"}

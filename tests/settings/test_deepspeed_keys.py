@@ -3,7 +3,7 @@
 import pytest
 
 from dsnb.errors import SettingsError
-from dsnb.launcher.config import deepspeed_config
+from dsnb.launcher.folder import deepspeed_config
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
 from dsnb.sweep.params import load_sweep

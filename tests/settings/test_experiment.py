@@ -1,5 +1,7 @@
 """Settings: names, defaults, and every wrong one said in one sentence."""
 
+import json
+
 import pytest
 
 import dsnb
@@ -11,6 +13,17 @@ from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
 
 V100 = hardware.InstalledGpu(0, "Tesla V100-SXM2-32GB", "GPU-1", 32.0, (7, 0))
+ALLOWED = "give a causal language model, such as GPT-2, Llama or Mixtral"
+IF_SET = f"set is_decoder to true in its configuration, or {ALLOWED}"
+ENCODER = f"is an encoder: its tokens also attend to later ones; {IF_SET}"
+REFUSED = {
+    "bert": ({"model_type": "bert"}, f"bert {ENCODER}"),
+    "roberta": ({"model_type": "roberta", "is_decoder": False}, f"roberta {ENCODER}"),
+    "xlnet": ({"model_type": "xlnet"}, f"in xlnet, tokens also attend to later ones; {ALLOWED}"),
+    "t5": ({"model_type": "t5", "is_encoder_decoder": True}, f"t5 is an encoder-decoder; {ALLOWED}"),
+    "list": ([1], f"its configuration is not a JSON object; {ALLOWED}"),
+    "none": ({"hidden_size": 64}, f"its configuration has no model_type; {ALLOWED}"),
+}
 
 
 def problems(**settings):
@@ -138,3 +151,27 @@ def test_what_a_machine_cannot_do(monkeypatch, gpus, settings, expected):
     found = checks.unsupported(Experiment(**settings).model_dump())
     assert len(found) == len(expected)
     assert all(problem.startswith(words) for problem, words in zip(found, expected, strict=True))
+
+
+def test_what_sees_its_targets_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a long path would be shortened
+    for name, (config, why) in REFUSED.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+        assert problems(model=f"{name}.json") == [f"model is '{name}.json': {why}"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "bert", "is_decoder": True},
+        {"model_type": "bart", "is_encoder_decoder": False, "is_decoder": True},
+        {"model_type": "xlm", "causal": True},
+        {"model_type": "llama"},
+        {"model_type": "mamba2"},
+        {"model_type": "gpt_neox", "is_decoder": False},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_decoders_are_allowed(small, tmp_path, config):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert small(model=str(tmp_path)).model == str(tmp_path)

@@ -3,10 +3,10 @@
 import pytest
 
 from dsnb.errors import SettingsError
-from dsnb.launcher.config import deepspeed_config
+from dsnb.launcher.folder import deepspeed_config
 from dsnb.settings import checks
-from dsnb.settings.derived import accumulates_in_fp32, compiles_blocks, gathers_blocks
 from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings.training import accumulates_in_fp32, compiles_blocks, gathers_blocks
 
 GRAPHS = {"compile": "reduce-overhead"}
 USES = "compile is 'reduce-overhead', which uses CUDA graphs"

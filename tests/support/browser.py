@@ -57,13 +57,6 @@ def root(place):
     return f"document.querySelectorAll('.dsnb-explorer')[{place}].dsnb"
 
 
-SETTLED = """async () => {
-  for (const root of document.querySelectorAll(".dsnb-explorer")) {
-    await Promise.all(root.dsnb.charts().map((chart) => chart.built));
-  }
-}"""
-
-
 CALM = """async (rest_ms) => {
   await new Promise((done) => setTimeout(done, rest_ms ?? 60));
   for (const _ of [1, 2]) await new Promise((done) => requestAnimationFrame(done));
@@ -89,7 +82,7 @@ class Watched:
     def open(self, path):
         """Open a file and wait until its explorer, if it has one, has drawn."""
         self.tab.goto(path.as_uri())
-        self.tab.evaluate(SETTLED)
+        self.tab.evaluate(CALM)
         return self
 
     def clear(self):

@@ -124,11 +124,8 @@ def lab(folder, count):
     """Boot hosts with two slots each; in the block this thread, and those it starts, are where launchers are."""
     require_hosts()
     made = Lab(folder, count)
-    changed = {
-        "DSNB_SILENCE_S": str(SILENCE_S),
-        "PYTHONPATH": str(ROOT),
-        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-    }
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    changed = {"DSNB_SILENCE_S": str(SILENCE_S), "PYTHONPATH": str(ROOT), "PATH": path}
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         for name, value in changed.items():
             patch.setenv(name, value)
@@ -218,26 +215,17 @@ class Lab:
 
     # -- what is on hosts
 
-    def prefix(self, number):
-        """Return the words that, put before a command, make it run on a host, not by ssh; killed with the process."""
-        enter = [tool("nsenter"), "--target", str(self._first(number)), *OF_A_HOST, "--"]
-        return [*enter, "setpriv", "--pdeathsig", "KILL", "--"]
-
     def run_on(self, number, argv, check=False):
-        """Run a command on a host to its end, not by ssh, in a fresh environment."""
-        command = [*self.prefix(number), *map(str, argv)]
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        """Run a command on a host to its end, not by ssh, in a fresh environment; it is killed with this process."""
+        enter = [tool("nsenter"), "--target", str(self._first(number)), *OF_A_HOST, "--"]
+        command = [*enter, "setpriv", "--pdeathsig", "KILL", "--", *map(str, argv)]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         return subprocess.run(command, env=HOST_ENV, timeout=WAIT_S, check=check, **pipes)
 
     def processes(self, number):
         """Return ID and command line of each process on a host but the first one and sshd."""
-        if self._hosts[number].poll() is not None:
-            return []
-        return [
-            (process.pid, " ".join(process.cmdline()))
-            for process in self._members(number)
-            if not process.name().startswith("sshd")
-        ]
+        members = self._members(number) if self._hosts[number].poll() is None else ()
+        return [(each.pid, " ".join(each.cmdline())) for each in members if not each.name().startswith("sshd")]
 
     def left(self, *numbers):
         """Return what is on hosts beside sshd."""

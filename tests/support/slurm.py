@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsnb.launcher import fork
+from dsnb.launcher import local
 from tests import ROOT
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -71,7 +71,6 @@ NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} R
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} RealMemory=4000 State=UNKNOWN
 TaskProlog={home}/prolog
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
-PartitionName=one Nodes=n1 MaxNodes=1 MaxTime=60 State=UP OverSubscribe=NO
 """
 
 
@@ -83,7 +82,7 @@ class Slurm:
         for name in ("state", *(f"spool.{node}" for node in NODES)):
             (home / name).mkdir()
         (home / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        name = fork.socket_variable("cpu")
+        name = local.socket_variable("cpu")
         (home / "prolog").write_text(PROLOG.format(name=name, socket=os.environ.get(name, "")))
         (home / "prolog").chmod(0o755)
         configuration = CONFIGURATION.format(home=home, host=socket.gethostname(), ports=free_ports(3), cpus=CPUS)

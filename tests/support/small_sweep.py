@@ -1,19 +1,18 @@
-"""A params file of four small runs on the CPU, and the command that makes them."""
+"""Params files of one and of four small runs on the CPU, and the command that makes them."""
 
 import os
 import sys
 
 from tests import ROOT
 
-PARAMS = """
+ONE_RUN = """
 name: small
 question: Does it resume?
 order: listed
 defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, device: cpu, micro_batch_size: 2, seq_len: 32,
            warmup_steps: 1, steps: 4, time_limit_s: 240}
-grid: {zero_stage: [0, 3]}
-repeats: 2
 """
+PARAMS = f"{ONE_RUN}grid: {{zero_stage: [0, 3]}}\nrepeats: 2\n"
 NAMES = ["zs0_fp32_gpus1_bs2_sl32_stdlib", "zs3_fp32_gpus1_bs2_sl32_stdlib"]
 
 

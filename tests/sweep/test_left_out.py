@@ -2,15 +2,14 @@
 
 import pytest
 
-from dsnb.cli import dry_run
+from dsnb.cli.sweep import plan_lines
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.prediction import accuracy, fit
 from dsnb.run_folder.result import Result
-from dsnb.runs.planned import left_out, planned_runs
+from dsnb.runs.load import left_out, planned_runs
 from dsnb.sweep import run as sweep_run
-from dsnb.sweep.left_out import without_unfit
-from dsnb.sweep.params import load_sweep
+from dsnb.sweep.params import load_sweep, without_unfit
 from dsnb.sweep.run import run_sweep
 from tests.prediction.made_up import TRACE
 
@@ -96,7 +95,7 @@ def test_the_sweep_records_what_it_left_out_and_a_dry_run_shows_it(load, monkeyp
     run_sweep(sweep, progress=False)
     assert records.read_json(sweep.paths.planned)["left_out"] == {}
     planned = without_unfit(load(), lambda _: None)
-    shown = list(dry_run.lines(planned))
+    shown = list(plan_lines(planned))
     assert shown[-2] == "  left out 2 of 4 settings (names with -v): predicted not to fit into memory"
     assert shown[-1] == "4 runs, 4 to run; nothing was started"
-    assert list(dry_run.lines(planned, in_full=True))[-2].startswith(f"    {LARGE.replace('zs1', 'zs3')} needs ")
+    assert list(plan_lines(planned, in_full=True))[-2].startswith(f"    {LARGE.replace('zs1', 'zs3')} needs ")

@@ -4,24 +4,19 @@ import json
 
 import pytest
 
-from dsnb.cli import dry_run
+from dsnb.cli.sweep import CHANGED, FINISHED, plan_lines
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished, with_inputs
-from tests.run_folder.test_finished import make
+from tests.run_folder.test_result import make
 
 SHAPE = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-LLAMA = {"model_type": "llama", **SHAPE, "intermediate_size": 64, "max_position_embeddings": 64}
-QWEN = {
-    "model_type": "qwen2",
-    **SHAPE,
-    "num_key_value_heads": 1,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-}
-NEOX = {"model_type": "gpt_neox", **SHAPE, "intermediate_size": 128, "max_position_embeddings": 64}
+SHAPE |= {"intermediate_size": 64, "max_position_embeddings": 64}
+LLAMA = {"model_type": "llama", **SHAPE}
+QWEN = {"model_type": "qwen2", **SHAPE, "num_key_value_heads": 1}
+NEOX = {"model_type": "gpt_neox", **SHAPE}
 PARAMS = """
 name: files
 order: listed
@@ -74,8 +69,8 @@ def test_a_sweep_does_not_go_on_with_an_edited_file(made, home):
 
 def test_a_dry_run_does_not_call_such_runs_finished(made, home):
     def states():
-        found = list(dry_run.lines(load_sweep("files.yaml", output=home / "out")))
-        return [sum(line.endswith(f"  {state}") for line in found) for state in (dry_run.FINISHED, dry_run.CHANGED)]
+        found = list(plan_lines(load_sweep("files.yaml", output=home / "out")))
+        return [sum(line.endswith(f"  {state}") for line in found) for state in (FINISHED, CHANGED)]
 
     assert states() == [3, 0]
     (home / "models/llama.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))

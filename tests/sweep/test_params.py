@@ -41,12 +41,8 @@ include: [{zero_stage: 3, grad_accum: 4}]
 repeats: 2
 """
     sweep = load_sweep(params(SMALL + text), output=tmp_path / "out")
-    once = [
-        "zs0_fp32_gpus1_bs8_sl64",
-        "zs0_fp32_gpus1_bs8_sl128",
-        "zs1_fp32_gpus1_bs8_sl64",
-        "zs3_fp32_gpus1_bs8_sl128_ga4",
-    ]
+    once = ["zs0_fp32_gpus1_bs8_sl64", "zs0_fp32_gpus1_bs8_sl128", "zs1_fp32_gpus1_bs8_sl64"]
+    once += ["zs3_fp32_gpus1_bs8_sl128_ga4"]
     assert names(sweep) == once * 2
     assert sweep.runs[4].paths.dir == tmp_path / "out" / once[0] / "run2"
 
@@ -59,10 +55,8 @@ def test_overrides_and_only(params):
 
 def test_overrides_reach_every_entry_and_make_equal_ones_one(params):
     path = params(SMALL + "include:\n  - {gpus: [8, 64]}\n  - {gpus: 512, grad_accum: 4}\n")
-    assert names(load_sweep(path, overrides={"gpus": 2})) == [
-        "zs0_fp32_gpus2_bs8_sl128",
-        "zs0_fp32_gpus2_bs8_sl128_ga4",
-    ]
+    twice = ["zs0_fp32_gpus2_bs8_sl128", "zs0_fp32_gpus2_bs8_sl128_ga4"]
+    assert names(load_sweep(path, overrides={"gpus": 2})) == twice
     both = load_sweep(path, overrides={"gpus": [1, 2], "grad_accum": 2})
     assert names(both) == ["zs0_fp32_gpus1_bs8_sl128_ga2", "zs0_fp32_gpus2_bs8_sl128_ga2"]
 
@@ -145,10 +139,7 @@ def test_each_repeat_has_all_experiments_in_an_order_of_its_own():
     assert len(set(map(tuple, [*orders, NAMES]))) == 5
     assert order_of_repeat(NAMES[::-1], 1, 0) == orders[0]
     assert order_of_repeat(NAMES, 1, None) == NAMES
-
-
-def test_other_experiments_do_not_change_the_order():
-    whole = order_of_repeat(NAMES, 3, 5)
+    whole = order_of_repeat(NAMES, 3, 5)  # other experiments do not change it
     assert order_of_repeat(NAMES[2:7], 3, 5) == [name for name in whole if name in NAMES[2:7]]
 
 

@@ -12,8 +12,7 @@ import pytest
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.run_folder import paths
-from dsnb.runs.load import load_runs
-from dsnb.runs.planned import planned_runs
+from dsnb.runs.load import load_runs, planned_runs
 from dsnb.sweep.job import execute
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished, locked, run_sweep
@@ -48,18 +47,8 @@ def test_a_sweep_leaves_complete_folders_and_a_table(swept):
     (injected,) = [cell for cell in notebook.cells if "injected-parameters" in cell.metadata.get("tags", [])]
     given = dict(line.split(" = ") for line in injected.source.splitlines() if " = " in line)
     assert given.pop("run_dir") == f'"{folder}"'
-    shown = {
-        "model",
-        "zero_stage",
-        "precision",
-        "micro_batch_size",
-        "seq_len",
-        "data",
-        "device",
-        "steps",
-        "time_limit_s",
-    }
-    assert given.keys() == shown | {"warmup_steps"}  # what differs from the defaults
+    shown = {"model", "zero_stage", "precision", "micro_batch_size", "seq_len", "data", "device", "steps"}
+    assert given.keys() == shown | {"time_limit_s", "warmup_steps"}  # what differs from the defaults
     assert 'alt="Loss and step time of one run' in html
     assert "%|" not in json.dumps(outputs)  # the progress bar is gone, not frozen at 0 %
 

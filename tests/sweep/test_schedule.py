@@ -16,19 +16,12 @@ from rich.console import Console
 
 from dsnb.errors import SettingsError
 from dsnb.files import records
-from dsnb.sweep import job, progress, schedule, subclusters
+from dsnb.sweep import allocation, job, progress
 from dsnb.sweep.params import load_sweep
+from dsnb.sweep.run import LocalJob, run_all
 from tests import ROOT
+from tests.support.small_sweep import PARAMS
 from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
-
-PARAMS = """
-name: small
-order: listed
-defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, device: cpu, micro_batch_size: 2, seq_len: 32,
-           warmup_steps: 1, steps: 2}
-grid: {zero_stage: [0, 3]}
-repeats: 2
-"""
 
 
 @pytest.fixture
@@ -40,7 +33,7 @@ def params(tmp_path):
 
 def load(params, *sizes, **overrides):
     overrides = {"hostfile": str(params.parent / "hosts"), **overrides}
-    return subclusters.load(params, sizes, overrides, output=params.parent / "out")
+    return allocation.load_groups(params, sizes, overrides, output=params.parent / "out")
 
 
 def test_every_experiment_is_made_on_every_group_repeats_outermost(params):
@@ -74,32 +67,28 @@ def test_the_params_file_that_is_kept_is_for_all_groups(params):
     sweep = load(params, 1, 2, repeats=3, gpus=[1, 2])[0]
     kept = params.with_name("kept.yaml")
     kept.write_text(yaml.safe_dump(sweep.params))
-    again = subclusters.load(kept, (1, 2), output=params.parent / "out")[0]
-    assert again.runs == sweep.runs
-    assert again.params == sweep.params
+    again = allocation.load_groups(kept, (1, 2), output=params.parent / "out")[0]
+    assert (again.runs, again.params) == (sweep.runs, sweep.params)
 
 
 def times(runs):
     return [json.loads((run.paths.dir / "times.json").read_text()) for run in runs]
 
 
-def local(run):
-    return schedule.LocalJob(run, "tests.support.jobs")
-
-
-def shown_of(sweep, monkeypatch):
+def run_jobs(runs, monkeypatch):
+    """Execute runs as jobs that train nothing, and return the lines that are shown."""
     written = io.StringIO()
     monkeypatch.setattr(progress, "Console", lambda **_: Console(file=written, width=300))
-    return progress.Progress(len(sweep.runs), sweep.runs), written
+    with progress.Progress(len(runs), runs) as shown:
+        run_all(runs, lambda run: LocalJob(run, "tests.support.jobs"), shown, poll_s=0.02)
+    return written.getvalue().splitlines()
 
 
 @pytest.mark.process
 def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("DSNB_TEST_MEETING", str(tmp_path_factory.mktemp("meeting")))
     sweep = load(params, 2, 4, zero_stage=0)[0]
-    shown, written = shown_of(sweep, monkeypatch)
-    with shown:
-        schedule.run_all(sweep.runs, local, shown, poll_s=0.02)
+    lines = run_jobs(sweep.runs, monkeypatch)
     first, second, large = (
         [run for run in sweep.runs if run.lane == lane] for lane in ("n1@n2", "n3@n4", "n1@n2@n3@n4")
     )
@@ -108,7 +97,6 @@ def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeyp
         assert all(before["ended"] <= after["began"] for before, after in itertools.pairwise(spans))
     assert any(a["began"] < b["ended"] and b["began"] < a["ended"] for a in times(first) for b in times(second))
     assert max(one["ended"] for one in times(first + second)) <= min(one["began"] for one in times(large))
-    lines = written.getvalue().splitlines()
     assert len(lines) == 6
     zs0 = sweep.runs[0].name
     assert any(f"{zs0} run1 on n1, n2: ok, 1,000 tokens/s" in line for line in lines[:2])
@@ -123,34 +111,34 @@ def test_a_job_that_fails_stops_no_other(params, monkeypatch):
     for run, how in zip(runs, ("die", "kill", "die_silently"), strict=False):
         run.paths.dir.mkdir(parents=True)
         (run.paths.dir / how).touch()
-    shown, _ = shown_of(replace(sweep, runs=tuple(runs)), monkeypatch)
-    with shown:
-        schedule.run_all(runs, local, shown, poll_s=0.02)
+    run_jobs(runs, monkeypatch)
     results = [job.read_result(run.paths) for run in runs]
-    assert [result.status for result in results] == ["failed", "interrupted", "failed"] + ["ok"] * (len(runs) - 3)
-    assert results[0].cause == "the job ended with exit code 7: no such thing"
-    assert results[1].cause == "the job was killed by signal 9 (SIGKILL) before its run began"
-    assert results[2].cause == "the job ended with exit code 8: it printed nothing"
+    ends = [(result.status, result.cause) for result in results]
+    assert ends[:3] == [
+        ("failed", "the job ended with exit code 7: no such thing"),
+        ("interrupted", "the job was killed by signal 9 (SIGKILL) before its run began"),
+        ("failed", "the job ended with exit code 8: it printed nothing"),
+    ]
+    assert ends[3:] == [("ok", None)] * (len(runs) - 3)
 
 
 @pytest.mark.process
 def test_runs_that_share_probes_are_kept_apart_until_one_has_found_the_answer(params, monkeypatch):
     sweep = load(params, 1, micro_batch_size="auto", memory_limit_gib=1, zero_stage=0)[0]
     runs = [run for run in sweep.runs if run.repeat <= 5]  # one experiment, five hosts
-    shown, _ = shown_of(replace(sweep, runs=tuple(runs)), monkeypatch)
-    with shown:
-        schedule.run_all(runs, local, shown, poll_s=0.02)
+    run_jobs(runs, monkeypatch)
     first, *others = sorted(times(runs), key=lambda one: one["began"])
     assert all(one["began"] >= first["ended"] for one in others)
 
 
 SCRIPT = """
 import sys
-from dsnb.sweep import schedule, subclusters
+from dsnb.sweep import allocation
 from dsnb.sweep.progress import Progress
-sweep = subclusters.load(sys.argv[1], [2], {"hostfile": sys.argv[2]}, output=sys.argv[3])[0]
+from dsnb.sweep.run import LocalJob, run_all
+sweep = allocation.load_groups(sys.argv[1], [2], {"hostfile": sys.argv[2]}, output=sys.argv[3])[0]
 with Progress(len(sweep.runs), sweep.runs, enabled=False) as shown:
-    schedule.run_all(sweep.runs, lambda run: schedule.LocalJob(run, "tests.support.jobs"), shown)
+    run_all(sweep.runs, lambda run: LocalJob(run, "tests.support.jobs"), shown)
 """
 
 
@@ -171,15 +159,12 @@ def test_jobs_end_with_the_sweep_however_it_ends(params, number):
     assert found == (["interrupted"] * 2 if number == signal.SIGINT else [])
 
 
-def test_a_run_of_a_group_is_not_taken_for_that_of_another(params):
-    sweep = load(params, 2)[0]
-    run = sweep.runs[0]
+def test_which_settings_of_a_finished_run_have_changed(params):
+    """A run of a group is not taken for that of another; one on hosts and one here are the same if the device was."""
+    run = load(params, 2)[0].runs[0]
     records.write_json(run.paths.experiment, {**run.experiment.model_dump(), "include": "n4@n5"})
     assert job.changed_settings(run) == "include was 'n4@n5' and is 'n1@n2'"
     assert job.changed_settings(replace(run, lane="")) == ""
-
-
-def test_a_run_on_hosts_and_one_here_are_the_same_if_the_device_was(params):
     run = load_sweep(params, {"device": "cpu"}, output=params.parent / "out").runs[0]
     settings = run.experiment.model_dump()
     for before in ({"asked": {"device": "auto"}}, {"device": "auto"}, {"asked": 5}):

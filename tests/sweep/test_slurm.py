@@ -20,21 +20,16 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
-from dsnb.sweep import allocation, job, schedule, slurm, subclusters
+from dsnb.sweep import allocation, job, slurm
 from dsnb.sweep.allocation import Allocation
 from dsnb.sweep.progress import Progress
-from dsnb.sweep.run import run_sweep
+from dsnb.sweep.run import run_all, run_sweep
 from dsnb.sweep.slurm import SHARED, Record, SlurmExecutor
 from tests import ROOT
 from tests.support import slurm as small_slurm
+from tests.support.small_sweep import ONE_RUN
 from tests.support.waiting import WAIT_S, wait_until
 
-PARAMS = """
-name: small
-order: listed
-defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, device: cpu, micro_batch_size: 2, seq_len: 32,
-           warmup_steps: 1, steps: 3, time_limit_s: 120}
-"""
 PAIR = "zs1_fp32_gpus2_bs2_sl32_stdlib_nodes2"
 POLL_S = 0.3
 
@@ -50,7 +45,7 @@ def cluster():
 def late(cluster, tmp_path_factory):
     """Start a job that is over its time at once; Slurm looks for such ones every 30 s, so the last test asks."""
     params = tmp_path_factory.mktemp("late") / "small.yaml"
-    params.write_text(PARAMS)
+    params.write_text(ONE_RUN)
     sweep = load(params, Allocation())
     (run,) = sweep.runs
     records.write_text(run.paths.dir / "seconds", "100")
@@ -63,7 +58,7 @@ def late(cluster, tmp_path_factory):
 @pytest.fixture
 def params(tmp_path):
     path = tmp_path / "small.yaml"
-    path.write_text(PARAMS)
+    path.write_text(ONE_RUN)
     return path
 
 
@@ -71,10 +66,8 @@ def load(params, asked, out="out", **overrides):
     return allocation.load(params, asked, overrides, output=params.parent / out)
 
 
-def jobs_for(sweep, asked, said, **options):
-    return SlurmExecutor(
-        asked, sweep.name, sweep.runs, said.append, POLL_S, 0.5, **{"module": "tests.support.jobs", **options}
-    )
+def jobs_for(sweep, asked, said):
+    return SlurmExecutor(asked, sweep.name, sweep.runs, said.append, POLL_S, 0.5, "tests.support.jobs")
 
 
 def quiet(sweep):
@@ -88,7 +81,7 @@ def job_of(run):
 @pytest.mark.process
 def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, params):
     """Two runs that train: one on one node, one on both."""
-    params.write_text(PARAMS + "grid: {zero_stage: [0]}\ninclude: [{zero_stage: 1, gpus: auto}]\n")
+    params.write_text(ONE_RUN + "grid: {zero_stage: [0]}\ninclude: [{zero_stage: 1, gpus: auto}]\n")
     words = ["--slurm", "--nodes", "2", "--gpus-per-node", "1", "--time", "9", "--output", str(params.parent / "out")]
     command = [sys.executable, "-m", "dsnb", "sweep", str(params), *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200)
@@ -102,7 +95,7 @@ def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, pa
     _, names = short_names([run.dir.parent.name for run in runs])
     assert all(f" {name} " in done.stdout for name in names)
     for run in runs:
-        assert len(records.read_lines(run.steps)) == 4
+        assert len(records.read_lines(run.steps)) == 5
         assert run.job_log.read_text() == "ok: as planned\n"
     hosts = [[node["host"] for node in records.read_json(run.dir / "nodes.json")["nodes"]] for run in runs]
     assert [len(names) for names in hosts] == [1, 2]
@@ -127,7 +120,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
             with quiet(sweep) as shown:
                 faked = jobs_for(sweep, asked, said)
                 runs = [ok, fails, silent, lost, real]
-                schedule.run_all(runs, partial(start, faked), shown, faked.cancel, 0.1)
+                run_all(runs, partial(start, faked), shown, faked.cancel, 0.1)
         except BaseException as error:
             problems.append(error)
             raise
@@ -159,8 +152,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
         "seed1": ("failed", f"job {job_of(fails)} failed: no such thing"),
         "seed2": (
             "failed",
-            f"job {job_of(silent)} completed but left no result in {silent.paths.dir}: "
-            "is the outputs folder on a file system that the nodes share?",
+            f"job {job_of(silent)} completed but left no result in {silent.paths.dir}: {SHARED}",
         ),
         "seed3": ("failed", f"job {job_of(lost)} ended because a node failed (of n2; `sinfo -R` lists failed nodes)"),
         "seed4": ("interrupted", f"job {job_of(real)} was cancelled"),
@@ -174,15 +166,16 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
 SCRIPT = """
 import sys
 from pathlib import Path
-from dsnb.sweep import allocation, schedule
+from dsnb.sweep import allocation
 from dsnb.sweep.progress import Progress
+from dsnb.sweep.run import run_all
 from dsnb.sweep.slurm import SlurmExecutor
 asked = allocation.Allocation()
 sweep = allocation.load(sys.argv[1], asked, {"seed": [0, 1, 2]}, output=sys.argv[2])
 todo = [run for run in sweep.runs if not run.paths.result.exists()]
 with Progress(3, todo, enabled=False, show_eta=False) as shown:
     jobs = SlurmExecutor(asked, "small", todo, print, 0.3, 0.5, "tests.support.jobs")
-    schedule.run_all(todo, jobs.start, shown, jobs.cancel)
+    run_all(todo, jobs.start, shown, jobs.cancel)
 """
 
 
@@ -236,9 +229,9 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(params
     records.write_json(run.paths.slurm, {"name": "dsnb-small-1", "job": "7"})
     listed(lambda: {"dsnb-small-1": Record("7", "dsnb-small-1", "RUNNING")})
     with pytest.raises(SettingsError) as caught:
-        jobs_for(load(params, Allocation(), steps=4), Allocation(), [])
+        jobs_for(load(params, Allocation(), steps=5), Allocation(), [])
     assert str(caught.value) == (
-        f"{run.paths.dir} is being executed by job 7 with other settings (steps was 3 and is 4): "
+        f"{run.paths.dir} is being executed by job 7 with other settings (steps was 4 and is 5): "
         "wait for it, cancel it with `scancel 7`, or choose another --output"
     )
     with pytest.raises(SettingsError) as caught:
@@ -305,14 +298,14 @@ def test_a_whole_sweep_as_one_job(cluster, params):
 def test_a_sweep_in_one_job_is_the_one_that_was_foretold(params, monkeypatch):
     """The runs that a job will make are named before its hosts are known, and inside of another allocation."""
     monkeypatch.setenv("SLURM_JOB_NODELIST", "elsewhere")
-    allocation = Allocation(nodes=3, gpus_per_node=2)
+    asked = Allocation(nodes=3, gpus_per_node=2)
     planned, notes = sweep_command.load(
-        params, {"repeats": 2}, None, params.parent / "out", "1,2", allocation, one_allocation=True
+        params, {"repeats": 2}, None, params.parent / "out", "1,2", asked, one_allocation=True
     )
     assert notes == []
     (params.parent / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
     hosts = {"repeats": 2, "hostfile": str(params.parent / "hosts")}
-    made = subclusters.load(params, [1, 2], hosts, output=params.parent / "out")[0]
+    made = allocation.load_groups(params, [1, 2], hosts, output=params.parent / "out")[0]
     assert [run.paths for run in planned.runs] == [run.paths for run in made.runs]
     assert len(made.runs) == 2 * (3 + 1)
 
@@ -342,12 +335,10 @@ def test_without_slurm_it_is_one_sentence(params, monkeypatch):
     [
         ({"nodes": 0}, "--nodes is 0: give a whole number of at least 1"),
         ({"extra_options": {"": "1"}}, "--sbatch-option is '=1': write it like 'mem=200G' or 'exclusive'"),
-        (
-            {"extra_options": {"wrap": "ls"}},
-            "--sbatch-option is 'wrap': dsnb sets that itself; use the options of `dsnb sweep`",
-        ),
+        ({"extra_options": {"wrap": "ls"}},
+         "--sbatch-option is 'wrap': dsnb sets that itself; use the options of `dsnb sweep`"),
     ],
-)
+)  # fmt: skip
 def test_options_that_are_refused(options, message):
     with pytest.raises(SettingsError) as caught:
         Allocation(**options)
@@ -381,14 +372,11 @@ QUEUE = """\
 """
 
 
-def test_what_squeue_prints():
+def test_what_squeue_and_sbatch_print():
     jobs = slurm.parse_queue(QUEUE)
     assert jobs["dsnb-x-abc"] == Record("1", "dsnb-x-abc", "RUNNING", "None", "n1", "2:00")
     assert [name for name, record in jobs.items() if record.ended] == ["c"]
     assert [name for name, record in jobs.items() if record.running] == ["dsnb-x-abc"]
-
-
-def test_what_sbatch_says():
     twice = "sbatch: error: invalid partition specified: nope\n"
     twice += "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
     assert slurm.error_sentence(twice) == "Invalid partition name specified"

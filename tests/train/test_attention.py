@@ -7,7 +7,7 @@ from tests.support import lazy
 
 torch, F = lazy.Module("torch"), lazy.Module("torch.nn.functional")
 transformers = lazy.Module("transformers")
-alibi, attention = lazy.Module("dsnb.train.alibi"), lazy.Module("dsnb.train.attention")
+attention = lazy.Module("dsnb.train.attention")
 MASKLESS = {"gpt2", "opt"}
 
 
@@ -70,7 +70,7 @@ def test_fused_attention_with_alibi_is_transformers_attention():
     weights = {name: one.clone() for name, one in model.state_dict().items()}
     (loss, exact), (_, eager) = gradients(torch.float32), gradients(torch.bfloat16)
     model.to(torch.float32).load_state_dict(weights)
-    alibi.use_fused_attention(model)
+    attention.use_fused_alibi(model)
     (fused_loss, same), (_, fused) = gradients(torch.float32), gradients(torch.bfloat16)
     assert fused_loss == pytest.approx(loss, abs=1e-5)
     assert (same - exact).norm() < 2e-5 * exact.norm()
@@ -83,7 +83,7 @@ def test_flex_attention_with_alibi_is_transformers_attention():
     ids = torch.randint(model.config.vocab_size, (2, 100))
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits
-        alibi.use_fused_attention(model, flex_length=100)
+        attention.use_fused_alibi(model, flex_length=100)
         found = model(input_ids=ids, use_cache=False).logits
     assert (found - expected).norm() < 1e-5 * expected.norm()
 

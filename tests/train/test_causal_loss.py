@@ -1,4 +1,4 @@
-"""The loss that all strategies train: transformers' figures, whole and in chunks, without what need not be kept."""
+"""The loss that all strategies train, whole and in chunks: transformers' figures, and those of fp64 in every format."""
 
 import math
 
@@ -9,7 +9,15 @@ from tests.support import lazy
 
 torch, F = lazy.Module("torch"), lazy.Module("torch.nn.functional")
 transformers = lazy.Module("transformers")
-causal_loss = lazy.Module("dsnb.train.causal_loss")
+causal_loss, failure = lazy.Module("dsnb.train.causal_loss"), lazy.Module("dsnb.train.failure")
+
+TOKENS, WIDTH, VOCAB = 150, 32, 1003  # three chunks; a width that is padded
+SCALE = 2.0**13
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr("dsnb.train.causal_loss.CHUNK_TOKENS", 64)
 
 
 def tiny(name, **more):
@@ -27,7 +35,7 @@ def gradients(module, loss):
 @pytest.mark.parametrize("name", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
 @pytest.mark.parametrize("chunked", [False, True], ids=["whole", "chunked"])
 def test_loss_and_gradients_are_those_of_transformers(name, chunked, monkeypatch):
-    monkeypatch.setattr("dsnb.train.chunked_loss.CHUNK_TOKENS", 8)  # seven chunks of eight tokens or three
+    monkeypatch.setattr("dsnb.train.causal_loss.CHUNK_TOKENS", 8)  # seven chunks of eight tokens or three
     model = tiny(name)
     ids = torch.randint(model.config.vocab_size, (3, 17))
     theirs = model(input_ids=ids, labels=ids).loss
@@ -58,6 +66,92 @@ def test_chunks_keep_no_logits(monkeypatch):
             module(ids)
         return max(sizes)
 
-    monkeypatch.setattr("dsnb.train.chunked_loss.CHUNK_TOKENS", 8)
+    monkeypatch.setattr("dsnb.train.causal_loss.CHUNK_TOKENS", 8)
     assert largest_kept(causal_loss.CausalLoss(model)) == logits
     assert largest_kept(causal_loss.CausalLoss(model, chunked=True)) < logits / 2
+
+
+def given(weight_dtype, hidden_dtype):
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(WIDTH, VOCAB, bias=False)
+    targets = torch.randint(VOCAB, (TOKENS,))
+    targets[[0, 70, TOKENS - 1]] = causal_loss.IGNORED
+    return layer.to(weight_dtype), (3 * torch.randn(TOKENS, WIDTH)).to(hidden_dtype).requires_grad_(), targets
+
+
+def in_fp64(layer, hidden, targets):
+    """Return the mean loss and its gradients by the weight and the hidden states, of the same values in fp64."""
+    weight, states = (one.detach().double().requires_grad_() for one in (layer.weight, hidden))
+    loss = F.cross_entropy(states @ weight.T, targets)
+    return loss.item(), *torch.autograd.grad(loss, (weight, states))
+
+
+def off(found, expected):
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+FORMATS = {
+    "fp32": ("float32", "float32", None, 1e-6),
+    "bf16": ("bfloat16", "bfloat16", None, 1e-2),
+    "fp16": ("float16", "float16", None, 2e-3),
+    "autocast to bf16": ("float32", "float32", "bfloat16", 1e-2),
+    "autocast to fp16": ("float32", "float16", "float16", 2e-3),
+}
+
+
+@pytest.mark.parametrize(
+    ("format_", "compiled"),
+    [*((name, False) for name in FORMATS), pytest.param("autocast to bf16", True, marks=pytest.mark.process)],
+)
+def test_gradients_are_those_of_fp64_up_to_rounding(format_, compiled):
+    weight_dtype, hidden_dtype, autocast, most_off = FORMATS[format_]
+    layer, hidden, targets = given(getattr(torch, weight_dtype), getattr(torch, hidden_dtype))
+    loss_and_gradient = torch.compile(causal_loss.differentiate) if compiled else causal_loss.differentiate
+    with torch.autocast("cpu", getattr(torch, autocast or "bfloat16"), enabled=bool(autocast)):
+        loss = causal_loss.sum_of_losses(layer, hidden, targets, loss_and_gradient) / (targets >= 0).sum()
+    (loss * SCALE).backward()
+    value, by_weight, by_hidden = in_fp64(layer, hidden, targets)
+    assert loss.item() == pytest.approx(value, rel=most_off)
+    assert off(layer.weight.grad / SCALE, by_weight) < most_off
+    assert off(hidden.grad / SCALE, by_hidden) < most_off
+    assert (layer.weight.grad.dtype, hidden.grad.dtype) == (layer.weight.dtype, hidden.dtype)
+    assert not hidden.grad[targets == causal_loss.IGNORED].any()
+
+
+@pytest.mark.parametrize("chunk_tokens", [5, 64])
+def test_rounding_does_not_grow_with_the_number_of_chunks(chunk_tokens, monkeypatch):
+    monkeypatch.setattr("dsnb.train.causal_loss.CHUNK_TOKENS", chunk_tokens)  # up to 30 chunks
+    layer, hidden, targets = given(torch.bfloat16, torch.bfloat16)
+    causal_loss.sum_of_losses(layer, hidden, targets).div((targets >= 0).sum()).backward()
+    whole = torch.autograd.grad(F.cross_entropy(layer(hidden).float(), targets), (layer.weight, hidden))
+    _, *expected = in_fp64(layer, hidden, targets)
+    for ours, theirs, exact in zip((layer.weight.grad, hidden.grad), whole, expected, strict=True):
+        assert off(ours, exact) < 1.3 * off(theirs, exact)  # scaling the gradient rounds once more
+
+
+def test_sums_over_tokens_do_not_overflow_in_fp16():
+    """Unscaled, the gradient of the only target's row is the sum of all states: 150 x 900."""
+    layer, _, targets = given(torch.float16, torch.float16)
+    hidden = torch.full((TOKENS, WIDTH), 900.0, dtype=torch.float16, requires_grad=True)
+    layer.weight.data.zero_()
+    causal_loss.sum_of_losses(layer, hidden, torch.zeros_like(targets)).div(TOKENS).backward()
+    assert layer.weight.grad[0].float() == pytest.approx(torch.full((WIDTH,), -900.0 * (1 - 1 / VOCAB)), rel=1e-3)
+
+
+def test_an_error_in_a_chunk_is_one_in_the_loss():
+    layer, hidden, targets = given(torch.float32, torch.float32)
+
+    def loss_and_gradient(logits, of):
+        raise MemoryError("none left")
+
+    with pytest.raises(MemoryError) as caught:
+        causal_loss.sum_of_losses(layer, hidden, targets, loss_and_gradient)
+    assert failure._in_loss(caught.value.__traceback__)
+
+
+def test_a_frozen_output_layer_gets_no_gradient():
+    layer, hidden, targets = given(torch.float32, torch.float32)
+    layer.weight.requires_grad_(False)
+    causal_loss.sum_of_losses(layer, hidden, targets).backward()
+    assert layer.weight.grad is None
+    assert off(hidden.grad / (targets >= 0).sum(), in_fp64(layer, hidden, targets)[2]) < 1e-6

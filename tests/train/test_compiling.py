@@ -8,14 +8,14 @@ import pytest
 from dsnb.settings.experiment import Experiment
 from tests.support import lazy
 
-torch, compiling = lazy.Module("torch"), lazy.Module("dsnb.train.compiling")
+torch = lazy.Module("torch")
 causal_loss, models = lazy.Module("dsnb.train.causal_loss"), lazy.Module("dsnb.train.model")
 
 
 def made(**settings):
     experiment = Experiment(device="cpu", precision="fp32", seq_len=16, micro_batch_size=2, **settings)
     model = models.build(experiment, {}, torch.device("cpu"))
-    return experiment, causal_loss.with_loss(experiment, model)
+    return experiment, causal_loss.CausalLoss(model, experiment.loss == "chunked")
 
 
 @pytest.mark.process
@@ -29,15 +29,15 @@ def made(**settings):
 )
 def test_each_family_is_one_graph(model, settings, parts):
     torch._dynamo.reset()
-    graphs, breaks = compiling.compiled_graphs(), compiling.graph_breaks()
+    graphs, breaks = causal_loss.compiled_graphs(), causal_loss.graph_breaks()
     _, module = made(model=model, **settings)
     module.compile_inside(backend="eager")
     made_in = []
     for _ in range(2):
         module(torch.randint(500, (2, 16))).backward()
-        made_in.append(compiling.compiled_graphs() - graphs)
+        made_in.append(causal_loss.compiled_graphs() - graphs)
     assert made_in == [parts] * 2
-    assert compiling.graph_breaks() == breaks
+    assert causal_loss.graph_breaks() == breaks
 
 
 @pytest.mark.process
@@ -45,46 +45,43 @@ def test_each_family_is_one_graph(model, settings, parts):
 def test_compiled_blocks_share_one_graph(model):
     """A graph a block would exceed dynamo's limit: the rest of them would not be compiled."""
     torch._dynamo.reset()
-    graphs, breaks = compiling.compiled_graphs(), compiling.graph_breaks()
+    graphs, breaks = causal_loss.compiled_graphs(), causal_loss.graph_breaks()
     experiment, module = made(model=model, compile="default", compile_unit="block")
     with mock.patch("torch.compile", functools.partial(torch.compile, backend="eager")):
-        compiling.compile_model(experiment, module)
+        causal_loss.compile_model(experiment, module)
     for _ in range(2):
         module(torch.randint(500, (2, 16))).backward()
-    assert compiling.compiled_graphs() - graphs == 3, "a block, the output layer, and the loss"
-    assert compiling.graph_breaks() == breaks
+    assert causal_loss.compiled_graphs() - graphs == 3, "a block, the output layer, and the loss"
+    assert causal_loss.graph_breaks() == breaks
 
 
 def test_graph_breaks_and_graphs_that_are_compiled_again_are_counted():
     import torch  # what is traced must not import it
 
     torch._dynamo.reset()
-    breaks = compiling.graph_breaks()
+    breaks = causal_loss.graph_breaks()
 
     def broken(numbers):
         torch._dynamo.graph_break()
         return numbers + 1
 
     torch.compile(broken, backend="eager")(torch.ones(2))
-    assert compiling.graph_breaks() == breaks + 1
+    assert causal_loss.graph_breaks() == breaks + 1
     compiled = torch.compile(lambda values: values * 2, backend="eager", dynamic=False)
     compiled(torch.ones(3))
-    before = compiling.compiled_graphs()
+    before = causal_loss.compiled_graphs()
     compiled(torch.ones(3))
-    assert compiling.compiled_graphs() == before
+    assert causal_loss.compiled_graphs() == before
     compiled(torch.ones(4))
-    assert compiling.compiled_graphs() == before + 1
+    assert causal_loss.compiled_graphs() == before + 1
 
 
 def test_modes_are_torchs():
-    modes = {mode: Experiment(device="cpu", compile=mode) for mode in ("default", "reduce-overhead", "max-autotune")}
-    assert [compiling.compile_options(one) for one in modes.values()] == [
-        {},
-        {"mode": "reduce-overhead"},
-        {"mode": "max-autotune"},
-    ]
+    for mode in ("reduce-overhead", "max-autotune", "default"):
+        options = {} if mode == "default" else {"mode": mode}
+        assert causal_loss.compile_options(Experiment(device="cpu", compile=mode)) == options
     experiment, module = made(model="gpt2-tiny")
-    compiling.compile_model(experiment, module)
+    causal_loss.compile_model(experiment, module)
     assert not module.is_compiled
 
 
@@ -97,6 +94,6 @@ def test_what_is_compiled_for_one_precision_is_not_taken_for_another(settings):
     with mock.patch("torch.compile", eager), torch.compiler.config.patch(cache_key_tag=""):
         for precision in ("bf16", "fp16"):
             experiment, module = made(model="gpt2-tiny", compile="default", **settings)
-            compiling.compile_model(experiment.model_copy(update={"precision": precision}), module)
+            causal_loss.compile_model(experiment.model_copy(update={"precision": precision}), module)
             keys.append(FxGraphHashDetails(None, [], {}, []).cache_key_tag)
     assert keys == ["bf16", "fp16"]

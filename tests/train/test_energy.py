@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsnb.launcher.figures import gpu_figures
+from dsnb.launcher.outcome import gpu_figures
 from dsnb.train.energy import EnergyMeter
 
 
@@ -97,7 +97,6 @@ def test_memory_on_the_device_is_that_of_the_steps():
     assert gpu_figures(rows, WORKER, gpus=2)["device_memory_gib"] == 40
     assert gpu_figures(rows, {**WORKER, "device_memory_gib": 41.5}, gpus=2)["device_memory_gib"] == 41.5
     assert gpu_figures(rows, {}, gpus=2)["device_memory_gib"] == 99  # of a run that did not reach its end
-    both = samples((1, 0, 1, 100, 1), (5, 0, 1, 300, 1), host="a") + samples(
-        (1, 0, 1, 50, 1), (5, 0, 1, 60, 1), host="b"
-    )
-    assert gpu_figures(both, {}, gpus=2)["run_energy_kwh"] == pytest.approx(210 / 3.6e6)
+    first = samples((1, 0, 1, 100, 1), (5, 0, 1, 300, 1), host="a")
+    second = samples((1, 0, 1, 50, 1), (5, 0, 1, 60, 1), host="b")
+    assert gpu_figures(first + second, {}, gpus=2)["run_energy_kwh"] == pytest.approx(210 / 3.6e6)

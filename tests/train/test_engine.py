@@ -1,4 +1,4 @@
-"""The loop around DeepSpeed's engine; `test_strategies` trains with it."""
+"""The loop around DeepSpeed's engine, and what the engine shows of its settings; `test_strategies` trains with it."""
 
 import inspect
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ from tests.support import lazy
 
 torch, engine = lazy.Module("torch"), lazy.Module("dsnb.train.engine")
 offload = lazy.Module("deepspeed.runtime.zero.parameter_offload")
+verify_engine = lazy.Module("dsnb.train.verify_engine")
 
 
 def test_gathers_wait_for_the_update():
@@ -34,9 +35,20 @@ def test_a_family_that_is_not_tested_is_refused_in_one_sentence(monkeypatch):
     with pytest.raises(
         ValueError, match="tensor_parallel is 2: it is tested for gpt2, opt and bloom only, not for gpt_"
     ):
-        engine.parallel.prepare(settings, model)
+        engine.model_parts.prepare(settings, model)
     monkeypatch.setattr("dsnb.train.engine.build_part", lambda experiment, device, part: part(model))
     with pytest.raises(
         ValueError, match="pipeline_parallel is 2: it is tested for gpt2, opt and bloom only, not for gpt"
     ):
         engine.build_stage(settings, 0, torch.device("cpu"))
+
+
+def test_a_key_that_the_engine_does_not_use_as_given_is_named():
+    zero = SimpleNamespace(overlap_comm=False)
+    engine = SimpleNamespace(_config=SimpleNamespace(zero_config=zero, _param_dict={"communication_data_type": "bf16"}))
+    found = [
+        verify_engine.configured(engine, path) for path in ("zero_optimization.overlap_comm", "zero_optimization.x")
+    ]
+    assert found == [False, None]
+    assert verify_engine.configured(engine, "communication_data_type") == "bf16"
+    assert verify_engine.configured(engine, "aio.block_size") is None

@@ -83,22 +83,8 @@ def test_stored_weights_and_odd_shapes(alone, together, tmp_path):
     assert abs(alone(model=str(tmp_path))[0] - curve[0]) > 10 * ADAM
 
 
-def test_a_stage_needs_its_part_of_the_memory(run_small, large):
-    """The largest of four stages has a quarter of the blocks and the embedding."""
-    model, parameters = large
-    settings = {"model": model, "precision": "bf16", "gpus": 4, "pipeline_parallel": 4}
-    _, paths = run_small(worker="tests.workers.builder", **settings)
-    ranks = [records.read_json(paths.dir / f"rank{rank}.json") for rank in range(4)]
-    whole = 2 * parameters
-    assert not any(rank["not_finite"] for rank in ranks)
-    assert max(rank["grown_bytes"] for rank in ranks) < 0.5 * whole
-
-
-@pytest.mark.parametrize(
-    ("worker", "said"),
-    [("unsplit", "tensor-parallel ranks 1 instead of 2"), ("misplaced", "data-parallel place")],
-)
-def test_another_engine_than_asked_for_is_refused(run_small, worker, said):
-    result, _ = run_small(worker=f"tests.workers.{worker}", gpus=4, **PP, **(TP if worker == "unsplit" else {}))
+def test_another_engine_than_asked_for_is_refused(run_small):
+    result, _ = run_small(worker="tests.workers.missplit", gpus=4, **PP, **TP)
     assert result.status == "failed"
-    assert said in result.cause
+    assert "tensor-parallel ranks 1 instead of 2" in result.cause
+    assert "data-parallel place" in result.cause

@@ -27,7 +27,6 @@ ATTEMPTS = 3
 def test_lengths_of_intervals():
     assert profiling.length([(5, 6), (1, 3), (2, 4), (4, 4)]) == 4
     assert profiling.length([(1, 9), (2, 3), (10, 11)]) == 9
-    assert profiling.length_outside([(0, 10)], [(2, 3), (2, 4), (9, 12)]) == 7
 
 
 def event(name, begin_us, end_us, cat="kernel"):

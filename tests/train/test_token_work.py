@@ -7,11 +7,11 @@ import pytest
 
 from dsnb.formulas import metrics
 from dsnb.formulas.model_shapes import PRESETS
-from dsnb.settings import causal_models
+from dsnb.settings import checks
 from tests.support import lazy
 
 torch, transformers = lazy.Module("torch"), lazy.Module("transformers")
-token_work, empty_pass = lazy.Module("dsnb.train.token_work"), lazy.Module("dsnb.train.empty_pass")
+token_work = lazy.Module("dsnb.train.token_work")
 BASE = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 BASE |= {"max_position_embeddings": 128, "num_key_value_heads": 2}
 MIXTRAL = {"model_type": "mixtral", **BASE, "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 2}
@@ -81,37 +81,27 @@ def test_only_layers_with_attention_are_charged_for_it(counted, config, layers):
     assert found["masked_flops_per_token"] == 6 * layers * 4 * 16 * 32
 
 
-SECOND_IS_WHOLE = [["sliding_attention", "full_attention"], ["chunked_attention", "full_attention"]]
+WIDE = {**BASE, "num_hidden_layers": 2, "head_dim": 24, "num_local_experts": 4}
+NEO = {"num_heads": 4, "num_layers": 2, "max_position_embeddings": 128, "vocab_size": 512, "hidden_size": 96}
+SLIDING, CHUNKED = ({"layer_types": [kind, "full_attention"]} for kind in ("sliding_attention", "chunked_attention"))
 
 
 @pytest.mark.parametrize(
     ("config", "keys"),
     [
-        ({"model_type": "mistral", "sliding_window": 8}, [8, 8]),
-        ({"model_type": "mistral", "sliding_window": None}, [32, 32]),
-        ({"model_type": "gemma3_text", "sliding_window": 8, "layer_types": SECOND_IS_WHOLE[0]}, [8, 32]),
-        ({"model_type": "gpt_neo", "attention_types": [[["local", "global"], 1]], "window_size": 8}, [8, 32]),
-        ({"model_type": "llama4_text", "attention_chunk_size": 8, "layer_types": SECOND_IS_WHOLE[1]}, [8, 32]),
+        ({"model_type": "mistral", "sliding_window": 8, **WIDE}, [8, 8]),
+        ({"model_type": "mistral", "sliding_window": None, **WIDE}, [32, 32]),
+        ({"model_type": "gemma3_text", "sliding_window": 8, **SLIDING, **WIDE}, [8, 32]),
+        ({"model_type": "gpt_neo", "attention_types": [[["local", "global"], 1]], "window_size": 8, **NEO}, [8, 32]),
+        ({"model_type": "llama4_text", "attention_chunk_size": 8, **CHUNKED, **WIDE}, [8, 32]),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
-)  # fmt: skip
+)
 def test_windows_and_heads_of_another_width(counted, config, keys):
-    if config["model_type"] == "gpt_neo":
-        config |= {
-            "num_heads": 4,
-            "num_layers": 2,
-            "max_position_embeddings": 128,
-            "vocab_size": 512,
-            "hidden_size": 96,
-        }
-        head = 24
-    else:
-        config |= {**BASE, "num_hidden_layers": 2, "head_dim": 24, "num_local_experts": 4}
-        head = 24
     found = counted(config)
     attention = found["flops_per_token"] - 6 * found["active_parameters"]
-    assert attention == pytest.approx(sum(12 * 4 * head * one for one in keys))
-    assert found["masked_flops_per_token"] == pytest.approx(sum(6 * 4 * head * one * one / 32 for one in keys))
+    assert attention == pytest.approx(sum(12 * 4 * 24 * one for one in keys))
+    assert found["masked_flops_per_token"] == pytest.approx(sum(6 * 4 * 24 * one * one / 32 for one in keys))
 
 
 def test_latent_attention_has_heads_of_two_widths(counted):
@@ -183,33 +173,30 @@ def test_a_mixture_that_is_trained_records_its_active_parameters(run_small, tmp_
     )
 
 
-class Mixture:
+def mixture(router, config):
     """Make a mixture of experts that no list knows: one by one, with or without a router that can be observed."""
 
-    def __new__(cls, router, **config):
-        class Block(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.router, self.experts = (
-                    torch.nn.Linear(8, 6),
-                    torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in "123456"),
-                )
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = torch.nn.Linear(8, 6)
+            self.experts = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(6))
 
-            def forward(self, hidden):
-                router(self.router(hidden))
-                return hidden
+        def forward(self, hidden):
+            router(self.router(hidden))
+            return hidden
 
-        class Model(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.embedding, self.moe = torch.nn.Embedding(9, 8), Block()
-                self.config = SimpleNamespace(to_dict=lambda: config)
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.moe = torch.nn.Embedding(9, 8), Block()
+            self.config = SimpleNamespace(to_dict=lambda: config)
 
-            def forward(self, input_ids, use_cache):
-                return self.moe(self.embedding(input_ids))
+        def forward(self, input_ids, use_cache):
+            return self.moe(self.embedding(input_ids))
 
-        with torch.device("meta"):
-            return Model()
+    with torch.device("meta"):
+        return Model()
 
 
 @pytest.mark.parametrize(
@@ -219,30 +206,23 @@ class Mixture:
         (lambda scores: scores.topk(3), {"num_experts_per_tok": 2}, 3),  # what is done counts
         (lambda scores: scores, {"num_experts_per_tok": 2}, 2),
         (lambda scores: scores, {"moe_top_k": 4, "topk_group": 2, "norm_topk_prob": True}, 4),
+        (lambda scores: scores, {}, None),
+        (lambda scores: scores, {"num_experts_per_tok": 2, "moe_top_k": 3}, None),
+        (lambda scores: (scores.topk(1), scores.topk(2)), {}, None),
+        (lambda scores: scores, {"num_experts_per_tok": 7}, None),
     ],
 )
-def test_the_experts_of_an_unknown_mixture(router, config, chosen):
-    model = Mixture(router, **config)
-    held = empty_pass.expert_modules(model)
-    found = empty_pass.chosen_experts(model, held, empty_pass.observe(model, held))
-    assert found == {"moe.experts": empty_pass.Experts(6, chosen, stacked=False)}
-
-
-@pytest.mark.parametrize(
-    ("router", "config"),
-    [
-        (lambda scores: scores, {}),
-        (lambda scores: scores, {"num_experts_per_tok": 2, "moe_top_k": 3}),
-        (lambda scores: (scores.topk(1), scores.topk(2)), {}),
-        (lambda scores: scores, {"num_experts_per_tok": 7}),
-    ],
-)
-def test_a_number_of_experts_that_is_not_certain_is_refused(router, config):
-    model = Mixture(router, **config)
-    held = empty_pass.expert_modules(model)
+def test_the_experts_of_an_unknown_mixture_are_counted_or_refused_if_not_certain(router, config, chosen):
+    model = mixture(router, config)
+    held = token_work.expert_modules(model)
+    seen = token_work.observe(model, held)
+    if chosen:
+        found = token_work.chosen_experts(model, held, seen)
+        assert found == {"moe.experts": token_work.Experts(6, chosen, stacked=False)}
+        return
     why = r"^it is not certain how many of the 6 experts of moe\.experts work on a token$"
     with pytest.raises(ValueError, match=why):
-        empty_pass.chosen_experts(model, held, empty_pass.observe(model, held))
+        token_work.chosen_experts(model, held, seen)
 
 
 def test_a_model_that_cannot_be_followed_says_so(small, monkeypatch):
@@ -271,8 +251,8 @@ def test_the_lists_of_encoders_are_those_of_transformers():
             both.add(kind)
         elif getattr(config, "is_decoder", None) is False:
             encoders.add(kind)
-    assert encoders == set(causal_models.DECODERS_IF_SET)
-    assert both == set(causal_models.ENCODER_DECODERS)
+    assert encoders == set(checks.DECODERS_IF_SET)
+    assert both == set(checks.ENCODER_DECODERS)
 
 
 def test_a_model_within_another_is_refused(small, monkeypatch):

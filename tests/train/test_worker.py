@@ -16,13 +16,6 @@ TWO = {"gpus": 2, "steps": 4, "seq_len": 48}
 FP32, BF16 = 1e-5, 1e-2
 
 
-def test_zero_stages_agree_in_fp32(losses):
-    curves = [losses(**TWO, zero_stage=stage) for stage in (0, 1, 2, 3)]
-    assert len(set(curves[0])) == len(curves[0])
-    for curve in curves[1:]:
-        assert curve == pytest.approx(curves[0], abs=FP32)
-
-
 def test_zero_stages_agree_in_bf16(losses):
     """ZeRO 0 parts from the others by 0.016 after one step if DeepSpeed's first step is left in."""
     curves = [losses(**TWO, precision="bf16", zero_stage=stage, learning_rate=1e-3) for stage in (0, 1, 3)]
@@ -68,10 +61,6 @@ def test_torchrun_by_hand_trains_the_same(trained, losses, tmp_path):
     assert curve == pytest.approx(losses(**TWO | {"gpus": 1}), abs=FP32)
 
 
-def test_attention_changes_no_loss(losses):
-    assert losses(**TWO, attention="eager") == pytest.approx(losses(**TWO), abs=1e-4)
-
-
 def test_step_times_are_the_timed_wall_time_and_a_cpu_gives_no_figures_of_gpus(trained):
     result, paths = trained(steps=20, gpus=2, zero_stage=1)
     timed = [row["step_time_s"] for row in records.read_lines(paths.steps) if row["phase"] == "timed"]
@@ -101,18 +90,22 @@ def test_a_text_with_its_own_tokenizer(losses, tmp_path):
 
 
 def test_dropout_is_really_set(losses):
-    assert losses(**TWO, dropout=0.5)[0] != losses(**TWO)[0]
+    one = TWO | {"gpus": 1}  # of a test before
+    assert losses(**one, dropout=0.5)[0] != losses(**one)[0]
 
 
 def test_building_a_large_model_needs_a_part_of_it_per_rank(run_small, large):
-    """ZeRO 3 never holds the whole model in one rank; ZeRO 0, which must, shows that the test would notice."""
+    """ZeRO 3 and pipelines never hold the whole model in one rank; ZeRO 0 shows that the test would notice.
+
+    The largest of four stages has a quarter of the blocks and the embedding.
+    """
     model, parameters = large
-    whole = 2 * parameters
-    grown = {}
-    for stage, gpus in ((0, 1), (3, 4)):
-        settings = {"model": model, "precision": "bf16", "gpus": gpus, "zero_stage": stage}
-        _, paths = run_small(worker="tests.workers.builder", **settings)
+    grown = []
+    for gpus, how in ((1, {"zero_stage": 0}), (4, {"zero_stage": 3}), (4, {"pipeline_parallel": 4})):
+        _, paths = run_small(worker="tests.workers.builder", model=model, precision="bf16", gpus=gpus, **how)
         ranks = [records.read_json(paths.dir / f"rank{rank}.json") for rank in range(gpus)]
         assert not any(rank["not_finite"] for rank in ranks)
-        grown[stage] = max(rank["grown_bytes"] for rank in ranks)
-    assert grown[3] < 0.6 * whole < whole <= 1.05 * grown[0]
+        grown.append(max(rank["grown_bytes"] for rank in ranks) / (2 * parameters))
+    whole, partitioned, stage = grown
+    assert partitioned < 0.6 < 1 <= 1.05 * whole
+    assert stage < 0.5

@@ -3,10 +3,10 @@ def main(run_dir: str, rate: float = 0.1) -> int:
     import deepspeed
     import torch
 
-    from dsnb.train import torch_trainer, worker
+    from dsnb.train import trainer, worker
 
     initialize = deepspeed.initialize
     plain = {"optimizer": {"type": "SGD", "params": {"lr": rate}}, "zero_allow_untested_optimizer": True}
     deepspeed.initialize = lambda *, config, **named: initialize(config={**config, **plain}, **named)
-    torch_trainer.make_optimizer = lambda _, parameters: torch.optim.SGD(parameters, lr=rate)
+    trainer.make_optimizer = lambda _, parameters: torch.optim.SGD(parameters, lr=rate)
     return worker.main(run_dir)

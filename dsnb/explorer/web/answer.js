@@ -14,17 +14,17 @@ const fill = (template, facts) => {
   return text.replace(PLACE, (_, name, one, more) => (one === undefined ? facts[name] : facts[name] === "1" ? one : more));
 };
 
+// A column of one value is that value.
+const cellOf = (column, row) => (Array.isArray(column) ? column[row] : column);
+
 // A task: its candidates by row, and the intervals of pairs of its settings.
 class Task {
   constructor(model, { candidates: columns, ...task }) {
     Object.assign(this, task, { model });
-    const cell = (name, row) => (Array.isArray(columns[name]) ? columns[name][row] : columns[name]);
     const words = ["kind", "unit", "model", "setting", "place", "origin", "basis"];
-    this.candidates = Array.from({ length: columns.length }, (_, row) => {
-      const one = Object.fromEntries(Object.keys(columns).map((name) => [name, cell(name, row)]));
-      for (const name of words) one[name] = model.texts[one[name]];
-      return one;
-    });
+    const read = (name, value) => (words.includes(name) ? model.texts[value] : value);
+    const row = (_, place) => Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, read(name, cellOf(column, place))]));
+    this.candidates = Array.from({ length: columns.length }, row);
   }
 
   // What Python found of two experiments in a figure: number and mean of the runs (or hosts: `counted`) of both, and how far the interval of their
@@ -36,16 +36,14 @@ class Task {
     this.places ??= new Map(first.map((setting, place) => [`${setting} ${second[place]}`, place]));
     const place = this.places.get(sides.join(" ")) ?? this.places.get([...sides].reverse().join(" "));
     if (!own || place === undefined) return null;
-    const at = (column, row) => (Array.isArray(column) ? column[row] : column);
     const shared = own.of ? figures[own.of] : own;
-    const [factor, exception] = [at(shared.factor, place), shared.other[place]];
-    if (factor === null && !exception) return null; // too few runs
-    const isForward = first[place] === sides[0];
-    const [one, two, ...exceptions] = exception && !isForward ? [exception[1], exception[0], exception[3], exception[2]] : (exception ?? []);
-    const [baseN, n] = exception ? [one, two] : sides.map((side) => (own.n ?? this.pairs.n)[side]);
-    const means = exception ? exceptions : sides.map((side) => own.values[side]);
+    const [factor, ofHosts] = [cellOf(shared.factor, place), shared.other[place]];
+    if (factor === null && !ofHosts) return null; // too few runs
+    const order = first[place] === sides[0] ? [0, 1] : [1, 0];
+    const [baseN, n] = ofHosts ? order.map((side) => ofHosts[side]) : sides.map((side) => (own.n ?? this.pairs.n)[side]);
+    const means = ofHosts ? order.map((side) => ofHosts[2 + side]) : sides.map((side) => own.values[side]);
     const values = name === "days" ? means.map((rate) => state.train_tokens / rate / 86400) : means;
-    return { baseN, n, counted: exception ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[shared.note[place]] ?? "" };
+    return { baseN, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[shared.note[place]] ?? "" };
   }
 }
 
@@ -163,7 +161,8 @@ class Answer {
     const number = options.length > 1 ? fixed(options.length, 0) : "";
     const kicker = this.fill("kicker", { best: fill(model.words.best[state.objective], best), options: number, basis: isOfOneBasis ? best.basis : "" });
     const differing = this.differing();
-    const lines = { note: this.note(), following: this.following(differing), table: this.table(differing), basis: this.fill("basis", facts) };
+    const areSeveral = new Set(differing.map(({ isPlace, name }) => isPlace || name)).size > 1;
+    const lines = { note: this.note(), following: this.following(differing), table: areSeveral ? differing : [], basis: this.fill("basis", facts) };
     if (!this.isBeyond) return { ...lines, kicker, headline: this.fill("headline", facts), costs: this.fill("costs", facts) };
     const headline = this.fill("headline.beyond", { ...this.least("days"), tokens: facts.tokens });
     return { ...lines, headline, costs: this.beyond({ ...facts, kicker: kicker || best.basis[0].toUpperCase() + best.basis.slice(1) }) };
@@ -207,8 +206,7 @@ class Answer {
     const { best, state } = this;
     const gpus = [...new Set(this.eligible.map((one) => one.gpus))].sort((a, b) => a - b);
     const atHand = state.gpus_at_hand;
-    const [last, ...others] = gpus.map((number) => fixed(number, 0)).reverse();
-    const measured = others.length ? `${others.reverse().join(", ")} and ${last}` : last;
+    const measured = new Intl.ListFormat("en-GB").format(gpus.map((number) => fixed(number, 0))); // "1, 2 and 4"
     const more = this.fill(`note.more.${best.unit}`, { number: String(atHand) });
     const facts = { measured, unit: best.unit, at_hand: fixed(atHand, 0), gpus: fixed(best.gpus, 0), more };
     const lines = [
@@ -277,11 +275,5 @@ class Answer {
     const flip = worse < 0 ? -1 : 1;
     const [low, high] = [found.low, found.high].map((end) => flip * worsening(end)).sort((a, b) => a - b).map((end) => signed(end));
     return this.fill(`difference.${verdict}`, { size, interval: this.fill("interval", { low, high }) });
-  }
-
-  // The settings in which the best and the next differ, if they are several.
-  table(differing) {
-    const places = differing.filter(({ isPlace }) => isPlace).length;
-    return differing.length - places + Math.min(places, 1) < 2 ? [] : differing;
   }
 }

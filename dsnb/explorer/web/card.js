@@ -36,7 +36,6 @@ class NumberField {
 class Card {
   constructor(model, set) {
     Object.assign(this, { model, set });
-    const { labels } = model;
     const events = (read) => ({ onchange: read, onkeydown: ({ key }) => key === "Enter" && read() }); // JupyterLab may keep Enter
     const number = (name, label, read) => {
       const made = new NumberField(label, model.inputs[name], events(() => made.check() && set(read(made.value))));
@@ -45,25 +44,22 @@ class Card {
     const group = newId();
     this.choices = [model.allTasks, ...model.tasks].filter(Boolean);
     this.tasks = this.choices.map(({ title }) => element("input", { type: "radio", name: group, onchange: () => set({ task: title }) }));
-    const chips = this.choices.map((task, index) => {
-      const title = task === model.allTasks ? labels.all_tasks : task.title;
-      return element("label", { class: "dsnb-chip", title }, this.tasks[index], element("span", {}, title));
-    });
-    const tasks = chips.length > 1 ? element("fieldset", { class: "dsnb-tasks" }, element("legend", {}, labels.task), ...chips) : null;
+    const chips = this.choices.map((task, index) => chip(this.tasks[index], task === model.allTasks ? "All tasks" : task.title));
+    const tasks = chips.length > 1 ? element("fieldset", { class: "dsnb-tasks" }, element("legend", {}, "Task"), ...chips) : null;
     this.text = element("div", { class: "dsnb-answer", role: "status" });
     const options = Object.keys(model.words.best).map((value) => element("option", { value }, ""));
     this.objective = element("select", { onchange: ({ target }) => set({ objective: target.value }) }, ...options);
-    this.tokens = number("train_tokens", labels.train_tokens, (train_tokens) => ({ train_tokens }));
-    this.gpus = number("gpus_at_hand", labels.gpus_at_hand, (gpus) => ({ gpus_at_hand: gpus ?? 0 }));
+    this.tokens = number("train_tokens", "Training tokens (billions)", (train_tokens) => ({ train_tokens }));
+    this.gpus = number("gpus_at_hand", "", (gpus) => ({ gpus_at_hand: gpus ?? 0 }));
     this.gpus.input.placeholder = "any";
     this.currency = element("input", { type: "text", maxlength: "8", size: "4", ...events(() => set({ currency: this.currency.value })) });
     this.kinds = [...new Set(model.tasks.flatMap(({ candidates }) => candidates.map(({ kind }) => kind)))];
-    this.prices = this.kinds.map((kind) => number("price", `${labels.price} (${kind})`, (price) => ({ prices: this.priced(kind, price) })));
-    this.relevance = number("relevance", labels.relevance, (relevance) => ({ relevance }));
-    const fields = [field(labels.objective, this.objective), ...[this.tokens, this.gpus, ...this.prices].map(({ node }) => node), field(labels.currency, this.currency), this.relevance.node];
+    this.prices = this.kinds.map((kind) => number("price", `Price of an hour (${kind})`, (price) => ({ prices: this.priced(kind, price) })));
+    this.relevance = number("relevance", "Smallest relevant difference (%)", (relevance) => ({ relevance }));
+    const fields = [field("Objective", this.objective), ...[this.tokens, this.gpus, ...this.prices].map(({ node }) => node), field("Currency", this.currency), this.relevance.node];
     this.form = element("div", { class: "dsnb-fields" }, ...fields);
     this.remarks = element("ul", { class: "dsnb-remarks" });
-    this.node = element("section", { class: "dsnb-card dsnb-decision", "aria-label": labels.answer }, tasks, this.text, this.form, this.remarks);
+    this.node = element("section", { class: "dsnb-card dsnb-decision", "aria-label": "The answer" }, tasks, this.text, this.form, this.remarks);
   }
 
   // The prices with that of one kind of hardware changed; without one, it is the usual price.
@@ -107,7 +103,7 @@ class Card {
     this.objective.value = state.objective;
     this.tokens.show(state.train_tokens);
     this.gpus.show(state.gpus_at_hand || null);
-    this.gpus.node.firstChild.textContent = fill(model.labels.gpus_at_hand, { unit: unit === "rank" ? "Rank" : unit });
+    this.gpus.node.firstChild.textContent = `${unit === "rank" ? "Rank" : unit}s at hand`;
     this.currency.value = state.currency;
     this.relevance.show(state.relevance);
     this.kinds.forEach((kind, index) => {
@@ -120,15 +116,10 @@ class Card {
     const line = (name) => (words[name] ? element("p", { class: `dsnb-${name}` }, words[name]) : null);
     const title = task.title && this.tasks.length === 1 ? element("h3", {}, task.title) : null;
     const parts = ["kicker", "headline", "costs", "note", "following", "worth"].map(line);
-    this.text.replaceChildren(...[title, ...parts, this.table(words.table), line("basis")].filter(Boolean));
-  }
-
-  // The settings in which the best and the next differ.
-  table(rows = []) {
-    if (!rows.length) return null;
-    const head = ["differs in", "best", "runner-up"].map((text) => heading(text));
-    const body = rows.map(({ title, from, to }) => element("tr", {}, element("th", { scope: "row" }, title), element("td", {}, from), element("td", {}, to)));
-    return element("table", { class: "dsnb-differs" }, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));
+    const rows = (words.table ?? []).map((differing) => tableRow(differing.title, [differing.from, differing.to])); // of the best and the next
+    const heads = ["differs in", "best", "runner-up"].map((text) => heading(text));
+    const table = rows.length ? element("table", { class: "dsnb-differs" }, ...tableParts(heads, rows)) : null;
+    this.text.replaceChildren(...[title, ...parts, table, line("basis")].filter(Boolean));
   }
 }
 
@@ -136,7 +127,7 @@ class Card {
 class Overview {
   constructor(model, open) {
     Object.assign(this, { model, open });
-    this.node = element("section", { class: "dsnb-card dsnb-grid dsnb-wrapped", hidden: true, "aria-label": model.labels.all_tasks });
+    this.node = element("section", { class: "dsnb-card dsnb-grid dsnb-wrapped", hidden: true, "aria-label": "All tasks" });
   }
 
   show(state) {
@@ -144,7 +135,7 @@ class Overview {
     const tasks = model.tasks.map((task) => {
       const { headline, costs, note = "" } = new Answer(model, task, { ...state, task: task.title }).words();
       const title = element("h3", {}, button(task.title, () => open(task.title), { class: "dsnb-link" }));
-      return element("div", {}, title, element("p", {}, headline), element("p", { class: "dsnb-soft" }, [costs, note].filter(Boolean).join(" ")));
+      return element("div", {}, title, element("p", {}, headline), soft([costs, note].filter(Boolean).join(" ")));
     });
     this.node.replaceChildren(...tasks);
   }

@@ -1,23 +1,17 @@
 // One Vega chart: built once, then updated with data and signals. It follows the theme and the width of its container.
 
-const reject = () => Promise.reject(new Error("charts must not load anything"));
-const LOADER = { load: reject, sanitize: reject, http: reject, file: reject };
-
-// A finger comes down without a move before it, by which Vega knows the mark under a pointer: make one.
-const hoverFirst = (event) => {
-  if (event.pointerType === "touch") event.target.dispatchEvent(new PointerEvent("pointermove", event));
-};
-
 const ARROWS = { ArrowLeft: ["x", -1], ArrowRight: ["x", 1], ArrowDown: ["y", -1], ArrowUp: ["y", 1] };
+const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
 // A region that a hand draws in a chart: { x: [low, high], y: [low, high] } in the units of the axes. A finger draws one sideways; up or
 // down it scrolls the page, and what it began is undone. Keys make and move it as well.
 class Brush {
   // `changed(region)` is called while it is drawn.
-  constructor(chart, parent, changed) {
+  constructor(chart, changed) {
     Object.assign(this, { chart, changed, isDragged: false, isDown: false });
     this.node = element("div", { class: "dsnb-region", hidden: true });
-    parent.append(this.node);
+    chart.node.append(this.node);
+    chart.node.classList.add("dsnb-brushed"); // a finger scrolls up and down, and draws sideways
     chart.canvas.addEventListener("pointerdown", (event) => chart.view && this.down(event));
     chart.canvas.addEventListener("keydown", (event) => chart.view && this.pressed(event));
     for (const [name, value] of Object.entries({ role: "application", tabindex: "0" })) chart.canvas.setAttribute(name, value);
@@ -31,18 +25,18 @@ class Brush {
     if (event.key === "Escape") this.changed(null);
     if (!side) return;
     event.preventDefault();
+    const step = side === "x" && picture.signals.x_labels ? 1 / (picture.signals.x_high - picture.signals.x_low) : 0.05;
     const ends = (name) => {
       const scale = view.scale(name);
       const [first, last] = scale.range();
-      const shares = (picture.brush?.[name] ?? []).map((value) => Math.min(Math.max((scale(value) - first) / (last - first), 0), 1));
+      const shares = (picture.brush?.[name] ?? []).map((value) => clamp((scale(value) - first) / (last - first), 0, 1));
       let [low, high] = shares[0] < shares[1] ? shares : [0.25, 0.75];
       if (picture.brush && name === side) {
-        const by = Math.min(Math.max(direction * step, event.shiftKey ? low + step - high : -low), 1 - high);
+        const by = clamp(direction * step, event.shiftKey ? low + step - high : -low, 1 - high);
         [low, high] = [event.shiftKey ? low : low + by, high + by];
       }
       return [low, high].map((share) => scale.invert(first + share * (last - first)));
     };
-    const step = side === "x" && picture.signals.x_labels ? 1 / (picture.signals.x_high - picture.signals.x_low) : 0.05;
     this.changed({ x: ends("x"), y: ends("y") });
   }
 
@@ -54,8 +48,8 @@ class Brush {
   }
 
   inPlot(x, y) {
-    const [width, height] = ["width", "height"].map((name) => this.chart.view.signal(name));
-    const place = { x: Math.min(Math.max(x, 0), width), y: Math.min(Math.max(y, 0), height) };
+    const { view } = this.chart;
+    const place = { x: clamp(x, 0, view.signal("width")), y: clamp(y, 0, view.signal("height")) };
     return { ...place, isInside: place.x === x && place.y === y };
   }
 
@@ -100,22 +94,19 @@ class Brush {
 class Chart {
   // `events` may contain tooltip(mark) -> lines of text, click(mark), brush(region or null). A mark is a datum: its `id`
   // is a run, or an experiment if it is marked so by `isExperiment`.
-  constructor(parent, specification, label, events = {}, height = specification.height) {
-    this.label = label;
-    this.specification = { ...specification, height };
-    this.events = events;
-    this.types = null;
-    this.built = null;
+  constructor(specification, label, events = {}) {
+    Object.assign(this, { specification, label, events, types: null, view: null });
     this.canvas = element("div", { class: "dsnb-chart", role: "img", "aria-label": label });
     this.empty = element("p", { class: "dsnb-empty", hidden: true });
     this.tip = element("div", { class: "dsnb-tip", hidden: true });
     this.menu = element("div");
-    parent.append(this.canvas, this.empty, this.tip, this.menu);
+    this.node = element("div", { class: "dsnb-box" }, this.canvas, this.empty, this.tip, this.menu);
     this.resizeObserver = new ResizeObserver(([{ contentRect }]) => this.resize(contentRect.width));
     this.resizeObserver.observe(this.canvas);
+    // A finger comes down without a move before it, by which Vega knows the mark under a pointer: make one.
+    const hoverFirst = (event) => event.pointerType === "touch" && event.target.dispatchEvent(new PointerEvent("pointermove", event));
     this.canvas.addEventListener("pointerdown", hoverFirst, { capture: true });
-    this.brush = events.brush ? new Brush(this, parent, events.brush) : null;
-    parent.classList.toggle("dsnb-brushed", Boolean(this.brush)); // a finger scrolls up and down, and draws sideways
+    this.brush = events.brush ? new Brush(this, events.brush) : null;
   }
 
   destroy() {
@@ -123,20 +114,14 @@ class Chart {
     this.view?.finalize();
   }
 
-  // Vega parses a specification asynchronously; the latest picture is drawn once it is done.
-  async build() {
-    const types = this.types;
-    const specification = structuredClone(this.specification);
-    for (const scale of specification.scales) scale.type = types[scale.name] ?? "linear";
-    const options = { mode: "vega", actions: false, defaultStyle: false, renderer: "canvas", loader: LOADER, tooltip: this.hover.bind(this) };
-    const { view } = await vegaEmbed(this.canvas, specification, options);
-    if (types !== this.types) return view.finalize(); // superseded by a later build
-    this.view = view;
+  // Vega cannot change the type of a scale in place.
+  build() {
+    this.view?.finalize();
+    const scales = this.specification.scales.map((scale) => ({ ...scale, type: this.types[scale.name] }));
+    this.view = new vega.View(vega.parse({ ...this.specification, scales }), { tooltip: this.hover.bind(this) });
+    this.view.initialize(this.canvas).addEventListener("click", (event, item) => this.clicked(item?.datum));
     this.theme = this.readTheme();
     this.laidOutWidth = null;
-    view.addEventListener("click", (event, item) => this.clicked(item?.datum));
-    this.apply();
-    requestAnimationFrame(() => this.resize(this.canvas.clientWidth));
   }
 
   // A click opens a mark, or beside all of them clears the region.
@@ -156,22 +141,15 @@ class Chart {
   // Draw a picture: signals, data by name, the type of each scale, the brush. If there is nothing to draw, show
   // `message` instead.
   draw(picture) {
-    const { types = {}, message = null } = picture;
+    const { types, message = null, signals, data } = picture;
     this.empty.textContent = message ?? "";
     this.empty.hidden = !message;
     this.canvas.hidden = this.menu.hidden = Boolean(message);
     if (message) return;
     this.picture = picture;
-    if (!this.types || types.x !== this.types.x || types.y !== this.types.y) {
-      this.types = types;
-      this.view?.finalize();
-      this.view = null;
-      this.built = this.build();
-    } else if (this.view) this.apply();
-  }
-
-  apply() {
-    const { signals, data } = this.picture;
+    const isOther = types.x !== this.types?.x || types.y !== this.types?.y;
+    this.types = types;
+    if (isOther) this.build();
     for (const [name, value] of Object.entries({ ...this.theme, ...signals })) this.view.signal(name, value);
     for (const [name, values] of Object.entries(data)) this.view.data(name, values);
     this.layOut();
@@ -211,16 +189,11 @@ class Chart {
     this.view.run();
   }
 
-  // Fade the lines of other runs.
-  highlight(id) {
-    if (!this.events.highlight || this.view.signal("hovered") === id) return;
-    this.view.signal("hovered", id).run();
-  }
-
   hover(handler, event, item, id) {
     const known = id !== null && id !== undefined && id !== "" && this.events.tooltip;
+    const hovered = known ? item.datum.id : null;
+    if (this.events.highlight && this.view.signal("hovered") !== hovered) this.view.signal("hovered", hovered).run(); // others fade
     this.tip.hidden = !known;
-    this.highlight(known ? item.datum.id : null);
     if (!known) return;
     this.tip.replaceChildren(...this.events.tooltip(item.datum).map((line) => element("div", {}, line)));
     const box = this.canvas.getBoundingClientRect();

@@ -1,12 +1,13 @@
 // The controls: filters and axes, and the legend, whose entries are filters.
 
+const AXES = { y: "Y axis", x: "X axis", colour: "Colour by", along: "Medians by", y_scale: "Y scale", x_scale: "X scale" };
+
 class Controls {
   constructor(model, set) {
     Object.assign(this, { model, set });
     this.boxes = model.axes.filter((axis) => axis.isFilter).map((axis) => this.filter(axis));
-    const { labels } = model;
-    this.selects = Object.keys(model.options).map((name) => this.select(name, labels[name]));
-    const reset = button(labels.reset, () => this.reset());
+    this.selects = Object.keys(model.options).map((name) => this.select(name));
+    const reset = button("Reset", () => set({ ...model.defaults, ...model.cleared(this.state), task: this.state.task }));
     const filters = element("div", { class: "dsnb-filters" }, ...this.boxes.map((box) => box.node));
     const fields = element("div", { class: "dsnb-fields" }, ...this.selects.map((one) => one.node), reset);
     this.node = element("div", { class: "dsnb-controls" }, filters, fields);
@@ -14,25 +15,17 @@ class Controls {
 
   // Several values of one setting can be chosen; none chosen means all.
   filter(axis) {
-    const inputs = axis.values.map(() => element("input", { type: "checkbox", onchange: () => this.chooseValues(axis, inputs) }));
-    const labels = axis.labels.map((label, code) => element("label", { class: "dsnb-chip", title: label }, inputs[code], element("span", {}, label)));
+    const choose = () => this.set({ [axis.name]: axis.values.filter((value, code) => inputs[code].checked) });
+    const inputs = axis.values.map(() => element("input", { type: "checkbox", onchange: choose }));
+    const labels = axis.labels.map((label, code) => chip(inputs[code], label));
     return { axis, inputs, labels, node: element("fieldset", {}, element("legend", {}, axis.title), ...labels) };
   }
 
-  chooseValues(axis, inputs) {
-    this.set({ [axis.name]: axis.values.filter((value, code) => inputs[code].checked) });
-  }
-
-  select(name, label) {
+  select(name) {
     const title = (value) => (name.endsWith("_scale") ? value : this.model.heading(value));
     const options = this.model.options[name].map((value) => element("option", { value }, title(value)));
     const input = element("select", { onchange: () => this.set({ [name]: input.value }), disabled: !options.length }, ...options);
-    return { name, input, node: field(label, input) };
-  }
-
-  reset() {
-    const { model, state } = this;
-    this.set({ ...model.defaults, ...model.cleared(state), task: state.task });
+    return { name, input, node: field(AXES[name], input) };
   }
 
   show(state) {
@@ -41,12 +34,10 @@ class Controls {
     for (const { axis, inputs, labels, node } of this.boxes) {
       const codes = runs.map((run) => axis.codes[run]).concat(this.model.predictions.codesOf(axis, { task: state.task }));
       const present = new Set(codes); // values of other tasks are not offered
-      labels.forEach((label, code) => {
-        label.hidden = !present.has(code);
-      });
       node.hidden = !isChoice(axis, codes);
-      inputs.forEach((input, code) => {
-        input.checked = state[axis.name].includes(axis.values[code]);
+      axis.values.forEach((value, code) => {
+        labels[code].hidden = !present.has(code);
+        inputs[code].checked = state[axis.name].includes(value);
       });
     }
     for (const { name, input } of this.selects) input.value = state[name] ?? "";
@@ -67,8 +58,8 @@ const legendEntries = (model, state) => {
 // The statuses of runs that are not ok.
 const statusEntries = (model, runs) => {
   const codes = new Set(runs.filter((run) => !model.ok[run]).map((run) => model.status.codes[run]));
-  const label = (code) => `not ok: ${model.status.labels[code]}`;
-  return [...codes].sort((a, b) => a - b).map((code) => ({ label: label(code), shape: "cross", fill: model.status.colours[code] }));
+  const { labels, colours } = model.status;
+  return [...codes].sort((a, b) => a - b).map((code) => ({ label: `not ok: ${labels[code]}`, shape: "cross", fill: colours[code] }));
 };
 
 class Legend {
@@ -77,20 +68,14 @@ class Legend {
     this.node = element("ul", { class: "dsnb-legend" });
   }
 
-  // A press shows the runs of this value alone, or those of several; a second press takes it out again.
-  toggle(axis, value) {
-    const chosen = this.state[axis.name];
-    const values = chosen.includes(value) ? chosen.filter((one) => one !== value) : [...chosen, value];
-    this.set({ [axis.name]: axis.values.filter((one) => values.includes(one)) });
-  }
-
   show(state, runs) {
-    this.state = state;
     const axis = this.model.axis.get(state.colour);
     const focused = [...this.node.querySelectorAll("button")].indexOf(document.activeElement);
+    const chosen = state[axis.name];
+    // A press shows the runs of this value alone, or those of several; a second press takes it out again.
+    const toggle = (value) => this.set({ [axis.name]: axis.values.filter((one) => chosen.includes(one) !== (one === value)) });
     const entries = legendEntries(this.model, state).map(({ label, value, shape, fill }) => {
-      const chosen = state[axis.name].includes(value);
-      const entry = button(mark(shape, fill), () => this.toggle(axis, value), { "aria-pressed": String(chosen), title: `Only ${label}` });
+      const entry = button(mark(shape, fill), () => toggle(value), { "aria-pressed": String(chosen.includes(value)), title: `Only ${label}` });
       entry.append(label);
       return element("li", {}, entry);
     });

@@ -13,13 +13,15 @@ const element = (tag, attributes = {}, ...children) => {
 
 const button = (label, onclick, attributes = {}) => element("button", { type: "button", onclick, ...attributes }, label);
 
-// A new id. In a notebook, every widget loads this script anew, so a count alone would not be unique in the document.
-const LOADED = Math.random().toString(36).slice(2, 8);
-let ids = 0;
-const newId = () => {
-  ids += 1;
-  return `dsnb-${LOADED}-${ids}`;
-};
+const soft = (text = "", attributes = {}) => element("p", { class: "dsnb-soft", ...attributes }, text);
+
+const card = (title, ...children) => element("section", { class: "dsnb-card" }, element("h3", {}, title), ...children);
+
+// A new id. In a notebook, every widget loads this script anew, so a count would not be unique in the document.
+const newId = () => `dsnb-${Math.random().toString(36).slice(2)}`;
+
+// A checkbox or radio button that looks like a pill.
+const chip = (input, label) => element("label", { class: "dsnb-chip", title: label }, input, element("span", {}, label));
 
 // A control below its label.
 const field = (label, input) => {
@@ -29,11 +31,14 @@ const field = (label, input) => {
 
 const heading = (text, isText) => element("th", { scope: "col", class: isText ? "dsnb-text" : null }, text);
 
-// A table that scrolls sideways in a region of its own. `head` is a row or its cells, `body` rows or their element.
-const scrollTable = (caption, head, body, style = "") => {
-  const top = Array.isArray(head) ? element("tr", {}, ...head) : head;
-  const rows = Array.isArray(body) ? element("tbody", {}, ...body) : body;
-  const table = element("table", {}, element("caption", {}, caption), element("thead", {}, top), rows);
+const tableRow = (title, texts, style = null) =>
+  element("tr", { class: style }, element("th", { scope: "row" }, ...[title].flat()), ...texts.map((text) => element("td", {}, ...[text].flat())));
+
+const tableParts = (heads, rows) => [element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows)];
+
+// A table that scrolls sideways in a region of its own.
+const scrollTable = (caption, heads, rows, style) => {
+  const table = element("table", {}, element("caption", {}, caption), ...tableParts(heads, rows));
   return element("div", { class: `dsnb-scroll ${style}`, tabindex: "0", role: "region", "aria-label": caption }, table);
 };
 
@@ -44,16 +49,12 @@ const MARKS = {
   cross: "M2.5 1L6 4.5 9.5 1 11 2.5 7.5 6 11 9.5 9.5 11 6 7.5 2.5 11 1 9.5 4.5 6 1 2.5z",
 };
 
-const SVG = "http://www.w3.org/2000/svg";
-const svgElement = (tag, attributes) => {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  return node;
-};
-
 const mark = (shape, colour, hollow = false) => {
-  const svg = svgElement("svg", { viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true" });
-  svg.append(svgElement("path", { d: MARKS[shape], fill: hollow ? "none" : colour, ...(hollow ? { stroke: colour } : {}) }));
+  const [svg, path] = ["svg", "path"].map((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
+  const set = (node, attributes) => Object.entries(attributes).forEach(([name, value]) => node.setAttribute(name, value));
+  set(svg, { viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true" });
+  set(path, { d: MARKS[shape], fill: hollow ? "none" : colour, stroke: hollow ? colour : "none" });
+  svg.append(path);
   return svg;
 };
 

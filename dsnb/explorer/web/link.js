@@ -2,7 +2,7 @@
 // explorer. Nothing leaves the browser with it. An address may come from anywhere: what this page cannot have is ignored.
 
 const isOneOf = (values) => (value) => values.includes(value);
-const isList = (isItem) => (value) => Array.isArray(value) && value.every(isItem);
+const isList = (isItem, most = Infinity) => (value) => Array.isArray(value) && value.every(isItem) && value.length <= most;
 const isWithin = ({ least, most, isWhole }) => (value) => Number.isFinite(value) && value >= least && value <= most && (!isWhole || Number.isInteger(value));
 const orNull = (check) => (value) => value === null || check(value);
 
@@ -11,6 +11,7 @@ const stateChecks = (model) => {
   const isRun = isWithin({ least: 0, most: model.runs - 1, isWhole: true });
   const isExperiment = isOneOf(model.experiments.names);
   const isRange = (value) => isList(Number.isFinite)(value) && value.length === 2 && value[0] <= value[1];
+  const isColumn = isOneOf(["experiment", "repeat", "headroom", ...model.axis.keys(), ...model.figure.keys()]);
   const { train_tokens, gpus_at_hand, price, relevance } = model.inputs;
   return {
     ...Object.fromEntries(model.axes.map(({ name, values }) => [name, isList(isOneOf(values))])),
@@ -22,54 +23,36 @@ const stateChecks = (model) => {
     objective: isOneOf(Object.keys(model.words.best)),
     train_tokens: isWithin(train_tokens),
     gpus_at_hand: isWithin({ ...gpus_at_hand, least: 0 }),
-    prices: (value) => value.constructor === Object && Object.values(value).every(isWithin(price)),
+    prices: (value) => value?.constructor === Object && Object.values(value).every(isWithin(price)),
     currency: (value) => typeof value === "string" && value.length <= 8,
     relevance: isWithin(relevance),
-    pins: (value) => isList((pin) => isRun(pin) || isExperiment(pin))(value) && value.length <= 2,
-    sort: orNull(([name, direction, ...more]) => ["experiment", "repeat", "headroom", ...model.axis.keys(), ...model.figure.keys()].includes(name) && ["ascending", "descending"].includes(direction) && !more.length),
+    pins: isList((pin) => isRun(pin) || isExperiment(pin), 2),
+    sort: orNull((value) => Array.isArray(value) && value.length === 2 && isColumn(value[0]) && ["ascending", "descending"].includes(value[1])),
   };
-};
-
-// What a text from an address sets, without what this page cannot have.
-const stateOfText = (model, text) => {
-  const checks = stateChecks(model);
-  const isValid = ([name, value]) => {
-    try {
-      return Object.hasOwn(checks, name) && checks[name](value);
-    } catch {
-      return false; // a value of a kind that a check cannot look into
-    }
-  };
-  try {
-    return Object.fromEntries(Object.entries(JSON.parse(text) ?? {}).filter(isValid));
-  } catch {
-    return {};
-  }
-};
-
-const textOfState = (model, state) => {
-  const differs = ([name, value]) => JSON.stringify(value) !== JSON.stringify(model.state[name]);
-  const changed = Object.entries(state).filter(differs);
-  return changed.length ? JSON.stringify(Object.fromEntries(changed)) : "";
 };
 
 // One explorer's part of the page's address, kept up to date.
 class AddressState {
-  constructor(model, explorers) {
-    const place = explorers.length;
-    Object.assign(this, { model, name: place ? `explorer${place + 1}` : "explorer", waiting: null });
+  // `place` is that of the explorer in the page, from 1.
+  constructor(model, place) {
+    Object.assign(this, { model, name: place > 1 ? `explorer${place}` : "explorer", checks: stateChecks(model) });
   }
 
-  // What the address sets, null if it says nothing about this explorer.
+  // What the address sets, without what this page cannot have.
   read() {
-    const text = new URLSearchParams(location.hash.slice(1)).get(this.name);
-    return text === null ? null : stateOfText(this.model, text);
+    const { checks, name } = this;
+    try {
+      const found = JSON.parse(new URLSearchParams(location.hash.slice(1)).get(name)) ?? {};
+      return Object.fromEntries(Object.entries(found).filter(([control, value]) => Object.hasOwn(checks, control) && checks[control](value)));
+    } catch {
+      return {};
+    }
   }
 
   hash(state) {
     const parts = new URLSearchParams(location.hash.slice(1));
-    const text = textOfState(this.model, state);
-    if (text) parts.set(this.name, text);
+    const changed = Object.entries(state).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(this.model.state[name]));
+    if (changed.length) parts.set(this.name, JSON.stringify(Object.fromEntries(changed)));
     else parts.delete(this.name);
     return String(parts);
   }

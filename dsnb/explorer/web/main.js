@@ -3,69 +3,51 @@
 class Explorer {
   // `live` is what a widget gives: `changed(state)`, called after every change made here, and `link(path)`, the address of a file.
   constructor(root, payload, live = null) {
-    this.model = new Model(payload);
-    Object.assign(this.model, { link: live?.link ?? relativeLink, leftOut: live ? NOT_LOADED : LEFT_OUT });
-    this.changed = live?.changed ?? (() => {});
-    this.address = live ? null : new AddressState(this.model, mounted);
-    if (this.address) mounted.push(this);
-    this.state = { ...payload.state, ...this.address?.read() };
+    const model = new Model(payload);
+    Object.assign(model, { link: live?.link ?? relativeLink, leftOut: live ? NOT_LOADED : LEFT_OUT });
+    this.address = live ? null : new AddressState(model, mounted.push(this));
+    Object.assign(this, { root, model, changed: live?.changed ?? (() => {}), state: { ...payload.state, ...this.address?.read() } });
     const set = (patch) => this.set(patch);
-    this.card = new Card(this.model, set);
-    this.controls = new Controls(this.model, set);
-    this.count = element("p", { class: "dsnb-count", role: "status" });
-    this.legend = new Legend(this.model, set);
-    this.pins = new Pins(this.model, set);
-    this.about = element("p", { class: "dsnb-soft" });
-    this.front = element("div", { class: "dsnb-front" });
-    this.effectBox = element("div", { class: "dsnb-later" });
-    this.base = element("select", { onchange: () => set({ base: this.base.value }) });
-    this.laneNote = element("p", { class: "dsnb-soft" });
-    this.lossNote = element("p", { class: "dsnb-soft" });
-    this.region = element("p", { class: "dsnb-soft", id: newId() });
-    this.clear = button(this.model.labels.clear, () => set({ brush: null }));
-    this.table = new RunTable(this.model, (run) => this.open(run), set);
-    this.detail = new Detail(this.model, set, this.pins);
+    this.card = new Card(model, set);
+    this.overview = new Overview(model, (task) => this.openTask(task));
     this.single = element("div"); // all that is about one task
-    this.overview = new Overview(this.model, (task) => this.openTask(task));
-    this.layOut(root);
-    this.redraw();
-    this.stopWatching = watchTheme(root, () => this.charts().forEach((chart) => chart.recolour()), (printing) => this.print(printing));
-    this.followAddress = () => this.set({ ...this.model.state, ...this.address.read() });
-    if (this.address) addEventListener("hashchange", this.followAddress);
-    this.root = root;
-    root.dsnb = this;
-  }
-
-  layOut(root) {
-    const card = (title, ...children) => element("section", { class: "dsnb-card" }, element("h3", {}, title), ...children);
-    this.headings = { scatter: element("h3"), medians: element("h3") };
-    const scatterBox = element("div", { class: "dsnb-box" });
-    const mediansBox = element("div", { class: "dsnb-box" });
-    const lossesBox = element("div", { class: "dsnb-box" });
-    const base = field("Baseline", this.base);
+    this.controls = new Controls(model, set);
+    this.count = element("p", { class: "dsnb-count", role: "status" });
+    this.legend = new Legend(model, set);
+    this.titles = { scatter: element("span"), medians: element("span") };
+    [this.about, this.laneNote, this.lossNote] = [soft(), soft(), soft()];
+    this.region = soft("", { id: newId() });
+    this.clear = button("Clear region", () => set({ brush: null }));
+    this.front = element("div", { class: "dsnb-front" });
+    this.base = element("select", { onchange: () => set({ base: this.base.value }) });
+    this.effectBox = element("div", { class: "dsnb-later" });
+    this.pins = new Pins(model, set);
+    this.detail = new Detail(model, set, this.pins);
+    this.table = new RunTable(model, (run) => this.open(run), set);
+    const events = { tooltip: (mark) => this.describe(mark), click: (mark) => this.clicked(mark) };
+    const { scatter, medians: along, lines } = model.charts;
+    this.scatter = new Chart(scatter, "All runs; the tables below contain the same data", { ...events, brush: (region) => this.brushing(region) });
+    this.medians = new Chart(along, "Medians of the selected experiments", events);
+    this.losses = new Chart(lines, "Losses of the selected runs", { ...events, highlight: true });
+    this.scatter.canvas.setAttribute("aria-describedby", this.region.id);
+    for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
     root.replaceChildren(this.card.node, this.overview.node, this.single);
     this.single.append(
       folded("Filters and axes", this.controls.node), this.count, this.legend.node,
       element(
         "div", { class: "dsnb-grid" },
-        element("section", { class: "dsnb-card" }, this.headings.scatter, scatterBox, this.region, this.clear, this.laneNote, this.about, this.front),
-        element("section", { class: "dsnb-card" }, this.headings.medians, mediansBox),
-        card("Effect of one change", base, this.effectBox),
-        card("Loss", lossesBox, this.lossNote),
+        card(this.titles.scatter, this.scatter.node, this.region, this.clear, this.laneNote, this.about, this.front),
+        card(this.titles.medians, this.medians.node),
+        card("Effect of one change", field("Baseline", this.base), this.effectBox),
+        card("Loss", this.losses.node, this.lossNote),
       ),
-      this.pins.node,
-      card("One run", this.detail.node),
-      card("Runs", this.table.node),
-      this.model.predictions.card() ?? "",
+      this.pins.node, this.detail.node, card("Runs", this.table.node), model.predictions.node ?? "",
     );
-    const tooltip = (mark) => this.describe(mark);
-    const click = (mark) => this.clicked(mark);
-    const { charts } = this.model;
-    this.scatter = new Chart(scatterBox, charts.scatter, "All runs; the tables below contain the same data", { tooltip, click, brush: (region) => this.brushing(region) });
-    this.medians = new Chart(mediansBox, charts.medians, "Medians of the selected experiments", { tooltip, click });
-    this.losses = new Chart(lossesBox, charts.lines, "Losses of the selected runs", { tooltip, click, highlight: true });
-    this.scatter.canvas.setAttribute("aria-describedby", this.region.id);
-    for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
+    this.redraw();
+    this.stopWatching = watchTheme(root, () => this.charts().forEach((chart) => chart.recolour()), (printing) => this.print(printing));
+    this.followAddress = () => this.set({ ...model.state, ...this.address.read() });
+    if (this.address) addEventListener("hashchange", this.followAddress);
+    root.dsnb = this;
   }
 
   charts() {
@@ -79,9 +61,9 @@ class Explorer {
   // What a saved picture of a chart says besides: title, legend, and what was measured with what.
   describePicture(chart) {
     const { model, state, selected } = this;
-    const title = { [this.scatter.label]: this.headings.scatter, [this.medians.label]: this.headings.medians }[chart.label]?.textContent ?? chart.label;
-    const entries = [this.scatter, this.medians, this.losses].includes(chart) ? [...legendEntries(model, state), ...statusEntries(model, selected), ...(chart === this.losses ? [] : model.predictions.legend(state))] : [];
-    return { title, legend: entries, cite: [model.cite, `n = ${count(selected.length, "run")}`].filter(Boolean).join("; ") };
+    const predicted = chart === this.losses ? [] : model.predictions.legend(state);
+    const legend = this.detail.charts.includes(chart) ? [] : [...legendEntries(model, state), ...statusEntries(model, selected), ...predicted];
+    return { title: chart.title ?? chart.label, legend, cite: [model.cite, `n = ${count(selected.length, "run")}`].filter(Boolean).join("; ") };
   }
 
   // Set some controls, as explorer.set does in Python; `notify` is false for changes that come from Python.
@@ -128,18 +110,18 @@ class Explorer {
   describeSelection() {
     const { model, selected, state } = this;
     const counts = new Map();
-    for (const run of selected) if (!model.ok[run]) counts.set(model.status.codes[run], (counts.get(model.status.codes[run]) ?? 0) + 1);
-    const bad = [...counts].map(([code, number]) => `${number} ${model.status.labels[code]}`).join(", ");
+    for (const run of selected) if (!model.ok[run]) counts.set(model.statusOf(run), (counts.get(model.statusOf(run)) ?? 0) + 1);
+    const bad = [...counts].map(([status, number]) => `${number} ${status}`).join(", ");
     const known = model.runsOf(model.task(state)).length;
     const all = `${selected.length} of ${count(known, "run")}${known < model.runs ? " of this task" : ""} in ${count(this.groups.size, "experiment")} selected`;
     this.count.textContent = `${all}${selected.length ? `; ${bad ? `not ok: ${bad}` : "all of them ok"}` : ""}.`;
     if (!model.runs) this.count.textContent = "There are no runs here yet: start the sweep first.";
     this.legend.show(state, this.filtered);
     const heading = (name) => (name ? model.title(name) : "nothing measured");
-    this.headings.scatter.textContent = `${heading(state.y)} against ${heading(state.x)}`;
+    this.scatter.title = this.titles.scatter.textContent = `${heading(state.y)} against ${heading(state.x)}`;
+    this.medians.title = this.titles.medians.textContent = `${heading(state.y)} by ${heading(state.along)}`;
     const about = [...new Set([state.y, state.x])].map((name) => model.figure.get(name)).filter((figure) => figure?.about);
     this.about.textContent = about.map((figure) => `${figure.title}: ${figure.about}`).join(" ");
-    this.headings.medians.textContent = `${heading(state.y)} by ${heading(state.along)}`;
   }
 
   describeRegion() {
@@ -174,11 +156,11 @@ class Explorer {
   compare() {
     const { model, state, groups } = this;
     const base = groups.size ? model.base(groups, state) : null;
-    const names = model.experiments;
+    const { names } = model.experiments;
     const offered = [...groups.keys()].slice(0, 200);
     if (base !== null && !offered.includes(base)) offered.unshift(base);
-    this.base.replaceChildren(...offered.map((code) => element("option", { value: names.names[code] }, model.short[code])));
-    this.base.value = names.names[base] ?? "";
+    this.base.replaceChildren(...offered.map((code) => element("option", { value: names[code] }, model.short[code])));
+    this.base.value = names[base] ?? "";
     this.base.disabled = base === null;
     this.compared = [...new Set([...model.comparedFigures, state.y])].filter((name) => model.figure.has(name));
     this.effects = base === null ? [] : model.effects(groups, base, this.compared, state);
@@ -192,15 +174,14 @@ class Explorer {
     const experiment = isExperiment ? id : model.experiments.codes[id];
     const lines = [model.experiments.names[experiment], model.short[experiment]];
     const runs = isExperiment ? (this.groups.get(experiment) ?? []) : [id];
-    for (const name of new Set([state.y, state.x])) {
-      if (model.axis.has(name)) continue;
-      const spread = model.spread(model.values(name, state), runs);
+    for (const name of [...new Set([state.y, state.x])].filter((one) => model.figure.has(one))) {
+      const { n, ...spread } = model.spread(model.values(name, state), runs);
       const [middle, low, high] = [spread.median, spread.low, spread.high].map((value) => model.number(name, value));
-      const range = spread.n > 1 ? ` (median of ${spread.n} runs: ${low === high ? low : `${low} to ${high}`})` : "";
-      if (spread.n) lines.push(`${model.labelled(name, middle)}${range}`);
+      const range = n > 1 ? ` (median of ${n} runs: ${low === high ? low : `${low} to ${high}`})` : "";
+      if (n) lines.push(`${model.labelled(name, middle)}${range}`);
     }
     if (!isExperiment) {
-      lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.status.labels[model.status.codes[id]]} ${model.causes[id] ?? ""}`);
+      lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.statusOf(id)} ${model.causes[id] ?? ""}`);
       lines.push(...model.said(id));
     }
     return [...new Set(lines)].map(cut);

@@ -7,11 +7,8 @@ const median = (values) => {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 };
 
-// The numbers of a figure, as `stored` in dsnb/explorer/data.py packs them, from the columns before it; NaN where one is missing.
-const columnOf = ({ values, of, factors, codes }, columns) => {
-  if (of) return columns.get(of).map((value, run) => value * factors[codes ? codes[run] : 0]);
-  return new Float64Array(Uint8Array.from(atob(values), (character) => character.charCodeAt(0)).buffer);
-};
+// The numbers of a figure; NaN where one is missing.
+const columnOf = ({ values }) => new Float64Array(Uint8Array.from(atob(values), (character) => character.charCodeAt(0)).buffer);
 
 // The Pareto front of points {x, y}, from best x to best y, with a tolerance: a point beats another one if it is better by
 // more than the tolerance in one figure, and worse by no more than it in the other.
@@ -49,9 +46,7 @@ class Model {
     this.figure = new Map(payload.figures.map((figure) => [figure.name, figure]));
     this.status = this.axis.get("status");
     this.columns = new Map(this.axes.map((axis) => [axis.name, Float64Array.from(axis.codes)]));
-    for (const figure of payload.figures) {
-      if (figure.name !== "days") this.columns.set(figure.name, columnOf(figure, this.columns));
-    }
+    for (const figure of payload.figures) if (figure.values) this.columns.set(figure.name, columnOf(figure));
     this.ok = this.status.codes.map((code) => this.status.values[code] === "ok");
     this.settings = payload.experiments.names.map(() => null);
     payload.experiments.codes.forEach((experiment, run) => {
@@ -81,8 +76,22 @@ class Model {
     return names;
   }
 
-  // One figure or axis of every run; NaN where it is missing.
+  statusOf(run) {
+    return this.status.labels[this.status.codes[run]];
+  }
+
+  statusColour(run) {
+    return this.status.colours[this.status.codes[run]];
+  }
+
+  // The figures that any of these runs measured.
+  measured(runs, state) {
+    return this.figures.filter(({ name }) => runs.some((run) => !Number.isNaN(this.values(name, state)[run])));
+  }
+
+  // One figure or axis of every run; NaN where it is missing, or where there is no figure.
   values(name, state) {
+    if (!name) return (this.nothing ??= new Float64Array(this.runs).fill(NaN));
     if (name !== "days") return this.columns.get(name);
     if (this.days?.tokens !== state.train_tokens) {
       const values = this.columns.get("tokens_per_s").map((rate) => (rate > 0 ? state.train_tokens / rate / 86400 : NaN));
@@ -124,7 +133,7 @@ class Model {
 
   // The x and the y of a state, or the usual ones of a task whose runs did not measure them.
   measuredAxes(state, task) {
-    const isMeasured = (name) => name && this.runsOf(task).some((run) => !Number.isNaN(this.values(name, state)[run]));
+    const isMeasured = (name) => this.runsOf(task).some((run) => !Number.isNaN(this.values(name, state)[run]));
     return Object.fromEntries(["x", "y"].map((side) => [side, isMeasured(state[side]) ? state[side] : task.controls[side]]));
   }
 
@@ -169,8 +178,7 @@ class Model {
 
   // Number, median, minimum and maximum of a figure over runs.
   spread(values, runs) {
-    const known = [];
-    for (const run of runs) if (!Number.isNaN(values[run])) known.push(values[run]);
+    const known = runs.map((run) => values[run]).filter((value) => !Number.isNaN(value));
     if (!known.length) return { n: 0, median: NaN, low: NaN, high: NaN };
     return { n: known.length, median: median(known), low: Math.min(...known), high: Math.max(...known) };
   }
@@ -198,17 +206,12 @@ class Model {
   base(groups, state) {
     const chosen = this.experiments.names.indexOf(state.base);
     if (groups.has(chosen)) return chosen;
-    const values = this.values(state.y, state);
-    if (!values) return groups.keys().next().value ?? null;
     const sign = this.better(state.y) === "lower" ? 1 : -1;
-    let best = null;
-    let least = Infinity;
-    const stable = [...groups].filter(([experiment]) => !this.isUnstable(experiment));
-    for (const [experiment, runs] of stable.length ? stable : groups) {
-      const value = sign * this.spread(values, runs).median;
-      if (value < least || best === null) [best, least] = [experiment, Number.isNaN(value) ? Infinity : value];
-    }
-    return best;
+    const stable = [...groups.keys()].filter((experiment) => !this.isUnstable(experiment));
+    const named = stable.length ? stable : [...groups.keys()];
+    const figures = new Map(named.map((experiment) => [experiment, sign * this.spread(this.values(state.y, state), groups.get(experiment)).median]));
+    const known = named.filter((experiment) => !Number.isNaN(figures.get(experiment)));
+    return known.length ? known.reduce((best, one) => (figures.get(one) < figures.get(best) ? one : best)) : named[0];
   }
 
   // The effect of changing one setting: [{axis, before, after, experiment, runs, changes}], a change for each figure.
@@ -258,7 +261,7 @@ class Model {
 // Memory beside what a GPU has: the line of its capacity, runs that did not fit, headroom.
 class GpuMemory {
   constructor(model, { figures, fullest, capacity_gib, needed_gib }) {
-    Object.assign(this, { model, fullest, capacities: capacity_gib, needed: needed_gib, figures: new Set(figures) });
+    Object.assign(this, { model, figures, fullest, capacities: capacity_gib, needed_gib });
   }
 
   // What the GPU of a run has in GiB, null if unknown.
@@ -268,29 +271,22 @@ class GpuMemory {
 
   // The share of the GPU that a run left free; NaN if unknown.
   headroom(run) {
-    const figure = this.fullest.find((name) => !Number.isNaN(this.model.columns.get(name)?.[run] ?? NaN));
+    const used = this.fullest.map((name) => this.model.columns.get(name)?.[run] ?? NaN).find((gib) => !Number.isNaN(gib));
     const capacity = this.capacity(run);
-    return figure && capacity ? 1 - this.model.columns.get(figure)[run] / capacity : NaN;
+    return used !== undefined && capacity ? 1 - used / capacity : NaN;
   }
 
-  // Where to draw each of the runs that did not fit, on an axis that shows memory: [{run, gib}].
-  shortages(name, runs) {
-    if (!this.figures.has(name)) return [];
-    return runs.filter((run) => run in this.needed).map((run) => ({ run, gib: this.needed[run] }));
+  // Where a run that did not fit is on an axis that shows memory; undefined on others.
+  needed(name, run) {
+    return this.figures.includes(name) ? this.needed_gib[run] : undefined;
   }
 
-  // The capacities of an axis whose values are these: those to draw, which do not squash the rest, and a sentence about others.
-  lines(name, runs, values) {
-    if (!this.figures.has(name)) return { drawn: [], note: "" };
-    const most = values.reduce((a, b) => Math.max(a, b), 0);
-    const known = [...new Set(runs.map((run) => this.capacity(run)).filter(Boolean))].sort((a, b) => a - b);
-    const others = known.filter((capacity) => capacity > 2 * most).map((gib) => significant(gib));
+  // The capacities of an axis whose values are these: those to draw, which do not squash the rest, as marks, and a sentence about others.
+  lines(side, name, runs, values) {
+    const most = values.filter(Number.isFinite).reduce((a, b) => Math.max(a, b), 0);
+    const known = this.figures.includes(name) ? [...new Set(runs.map((run) => this.capacity(run)).filter(Boolean))].sort((a, b) => a - b) : [];
+    const [drawn, others] = [known.filter((gib) => gib <= 2 * most), known.filter((gib) => gib > 2 * most).map((gib) => significant(gib))];
     const note = others.length ? `The GPU has ${others.join(" or ")} GiB, which is outside the chart.` : "";
-    return { drawn: known.filter((capacity) => capacity <= 2 * most), note };
-  }
-
-  // The data of the lines of an axis, for the chart.
-  marks(side, capacities) {
-    return capacities.map((gib) => ({ [side]: gib, text: `GPU: ${significant(gib)} GiB` }));
+    return { drawn, note, marks: drawn.map((gib) => ({ [side]: gib, text: `GPU: ${significant(gib)} GiB` })) };
   }
 }

@@ -25,6 +25,12 @@ const frame = (model, state, x, y, xs, ys) => {
   return { signals, types };
 };
 
+// Leave room at the bottom for the lane of runs without this figure.
+const makeRoom = (signals, types) => {
+  const { y_low, y_high } = signals;
+  signals.y_low = types.y === "linear" ? y_low - 0.08 * (y_high - y_low) : y_low / (y_high / y_low) ** 0.08;
+};
+
 // Jitter runs of one value of a setting, always in the same way, so that they do not hide each other.
 const JITTER = 0.3;
 const jitter = (run, width = JITTER) => (((run * 0.61803398875) % 1) - 0.5) * width;
@@ -38,95 +44,74 @@ const unreported = (model, state, runs) => {
   return `${count(runs.length, "ok run")} did not report ${without.map((name) => model.title(name)).join(" or ")} and ${runs.length === 1 ? "is" : "are"} not drawn.`;
 };
 
-// Where the setting of the answer is among the runs: a star; nowhere without one.
-const starred = (model, state, runs, best) => {
-  const own = runs.filter((run) => model.experiments.codes[run] === best);
-  const at = (name) => (name ? model.spread(model.values(name, state), own).median : NaN);
-  const star = { x: at(state.x), y: at(state.y) };
-  return Number.isNaN(star.x) || Number.isNaN(star.y) ? [] : [star];
-};
-
-// The first chart: runs, the Pareto front, runs that are not ok, and the experiment that is the best.
+// The first chart: runs, the Pareto front, runs that are not ok, and a star at the experiment that is the best.
 const scatter = (model, state, filtered, selected, front, best) => {
   const { unselected } = model.colours;
-  const nothing = new Float64Array(model.runs).fill(NaN);
-  const [x, y] = [model.values(state.x, state), state.y ? model.values(state.y, state) : nothing];
+  const [x, y] = [model.values(state.x, state), model.values(state.y, state)];
   const nominal = model.axis.has(state.x);
+  const at = (run) => x[run] + (nominal ? jitter(run) : 0);
   const chosen = new Set(selected);
-  const measured = filtered.filter((run) => !Number.isNaN(x[run]) && !Number.isNaN(y[run]));
-  const failed = filtered.filter((run) => !model.ok[run]);
-  const short = { x: model.memory.shortages(state.x, failed), y: nominal ? model.memory.shortages(state.y, failed) : [] };
-  const along = { x: measured.map((run) => x[run]), y: measured.map((run) => y[run]) };
-  for (const side of ["x", "y"]) along[side].push(...short[side].map(({ gib }) => gib));
+  const isMeasured = (run) => !Number.isNaN(x[run]) && !Number.isNaN(y[run]);
+  const measured = filtered.filter(isMeasured);
+  // Runs out of memory are where they needed it: along x in a lane at the bottom, or up y at their setting.
+  const crosses = filtered.filter((run) => !model.ok[run]).map((run) => ({
+    id: run, fill: chosen.has(run) ? model.statusColour(run) : unselected,
+    x: nominal ? at(run) : model.memory.needed(state.x, run), y: nominal ? model.memory.needed(state.y, run) : undefined,
+  }));
   const predicted = model.predictions.marks(state, state.x, state.y);
-  along.x.push(...predicted.flatMap((mark) => [mark.x, mark.left, mark.right]));
-  along.y.push(...predicted.flatMap((mark) => [mark.y, mark.low, mark.high]));
-  const capacities = { x: model.memory.lines(state.x, filtered, along.x), y: model.memory.lines(state.y, filtered, along.y) };
-  const { signals, types } = frame(model, state, state.x, state.y, [...along.x, ...capacities.x.drawn], [...along.y, ...capacities.y.drawn]);
-  const floor = signals.y_high - signals.y_low;
-  if (types.y === "linear") signals.y_low -= 0.08 * floor; // room for the lane of runs without this figure
-  else signals.y_low /= (signals.y_high / signals.y_low) ** 0.08;
+  const xs = [...measured.map((run) => x[run]), ...crosses.map((cross) => cross.x), ...predicted.flatMap((mark) => [mark.x, mark.left, mark.right])];
+  const ys = [...measured.map((run) => y[run]), ...crosses.map((cross) => cross.y), ...predicted.flatMap((mark) => [mark.y, mark.low, mark.high])];
+  const [across, up] = [model.memory.lines("x", state.x, filtered, xs), model.memory.lines("y", state.y, filtered, ys)];
+  const { signals, types } = frame(model, state, state.x, state.y, [...xs, ...across.drawn], [...ys, ...up.drawn]);
+  makeRoom(signals, types);
   const points = measured.map((run) => {
     const mark = style(model, state, run);
-    return { id: run, x: x[run] + (nominal ? jitter(run) : 0), y: y[run], ...mark, fill: chosen.has(run) ? mark.fill : unselected };
+    return { id: run, x: at(run), y: y[run], ...mark, fill: chosen.has(run) ? mark.fill : unselected };
   });
   points.sort((a, b) => (b.fill === unselected) - (a.fill === unselected));
-  const crossFill = (run) => (chosen.has(run) ? model.status.colours[model.status.codes[run]] : unselected);
-  const needed = new Map(short.x.map(({ run, gib }) => [run, gib]));
-  const placed = new Set(short.y.map(({ run }) => run));
-  const unplaced = failed.filter((run) => !placed.has(run));
-  const unknown = unplaced.filter((run) => !needed.has(run));
-  const place = (share) =>
-    types.x === "log" ? signals.x_low * (signals.x_high / signals.x_low) ** share : signals.x_low + share * (signals.x_high - signals.x_low);
-  const lane = unplaced.map((run) => ({
-    id: run,
-    x: nominal ? x[run] + jitter(run) : (needed.get(run) ?? place((unknown.indexOf(run) + 0.5) / unknown.length)),
-    fill: crossFill(run),
-  }));
-  const shortages = short.y.map(({ run, gib }) => ({ id: run, x: x[run] + jitter(run), y: gib, fill: crossFill(run) }));
-  const named = front.map((point, order) => ({ ...point, order, number: String(order + 1) }));
+  const { x_low, x_high } = signals;
+  const unknown = crosses.filter((cross) => cross.x === undefined);
+  unknown.forEach((cross, index) => {
+    const share = (index + 0.5) / unknown.length;
+    cross.x = types.x === "log" ? x_low * (x_high / x_low) ** share : x_low + share * (x_high - x_low);
+  });
+  const isPlaced = crosses.some((cross) => cross.y !== undefined) || (!nominal && unknown.length < crosses.length);
   const isRun = !model.predictions.names.length || model.runsOf(model.task(state)).length;
   const reason = filtered.length ? "No run measured both." : isRun ? "No run matches the filters: remove some." : NOT_RUN;
-  const message = points.length || failed.length || predicted.length ? null : reason;
-  const star = starred(model, state, filtered, best);
+  const message = points.length || crosses.length || predicted.length ? null : reason;
+  const own = filtered.filter((run) => model.experiments.codes[run] === best);
+  const star = { x: model.spread(x, own).median, y: model.spread(y, own).median };
   const notes = [
-    needed.size || placed.size ? "Crosses ran out of memory: they are at what they needed at least." : "",
-    unknown.length && !nominal ? `${needed.size ? "Other crosses" : "Crosses"} were not measured: their position along the axis has no meaning.` : "",
-    unreported(model, state, filtered.filter((run) => model.ok[run] && (Number.isNaN(x[run]) || Number.isNaN(y[run])))),
-    capacities.x.note, capacities.y.note, model.predictions.note(state, predicted),
+    isPlaced ? "Crosses ran out of memory: they are at what they needed at least." : "",
+    unknown.length ? `${isPlaced ? "Other crosses" : "Crosses"} were not measured: their position along the axis has no meaning.` : "",
+    unreported(model, state, filtered.filter((run) => model.ok[run] && !isMeasured(run))), across.note, up.note, model.predictions.note(state, predicted),
   ];
-  const lines = { capacity_x: model.memory.marks("x", capacities.x.drawn), capacity_y: model.memory.marks("y", capacities.y.drawn) };
-  return { signals, types, data: { points, failed: lane, shortages, front: named, best: star, predicted, ...lines }, message, note: notes.filter(Boolean).join(" ") };
+  const data = {
+    points, failed: crosses, predicted, front: front.map((point, order) => ({ ...point, number: String(order + 1) })),
+    best: Number.isNaN(star.x) || Number.isNaN(star.y) ? [] : [star], capacity_x: across.marks, capacity_y: up.marks,
+  };
+  return { signals, types, data, message, note: notes.filter(Boolean).join(" ") };
 };
 
 // Experiments along one setting: medians, ranges, every run; lines join experiments that are otherwise equal.
 const medians = (model, state, selected, groups) => {
   const axis = model.axis.get(state.along);
-  const y = state.y ? model.values(state.y, state) : new Float64Array(model.runs).fill(NaN);
+  const y = model.values(state.y, state);
   const colours = model.axis.get(state.colour);
-  const offset = (code) => {
-    const count = colours.values.length;
-    return state.colour === state.along || count < 2 ? 0 : (code / (count - 1) - 0.5) * 0.5;
-  };
-  const side = (run) => offset(colours.codes[run]);
-  const failed = [];
-  const shortages = [];
+  const most = colours.values.length - 1;
+  const offset = (code) => (state.colour === state.along || most < 1 ? 0 : (code / most - 0.5) * 0.5);
+  const at = (run) => axis.codes[run] + offset(colours.codes[run]);
+  const crosses = [];
   const marks = [];
   const equal = new Map();
+  const along = model.experimentAxes.indexOf(state.along);
   for (const [experiment, runs] of groups) {
     const spread = model.spread(y, runs);
     const bad = runs.find((run) => !model.ok[run]);
-    if (!spread.n && bad !== undefined) {
-      const cross = { id: bad, x: axis.codes[bad] + side(bad), fill: model.status.colours[model.status.codes[bad]] };
-      const [short] = model.memory.shortages(state.y, [bad]);
-      if (short) shortages.push({ ...cross, y: short.gib });
-      else failed.push(cross);
-    }
+    if (!spread.n && bad !== undefined) crosses.push({ id: bad, x: at(bad), y: model.memory.needed(state.y, bad), fill: model.statusColour(bad) });
     if (!spread.n) continue;
-    const along = model.experimentAxes.indexOf(state.along);
     const joined = model.settings[experiment].filter((code, index) => index !== along).join(" ");
-    const at = axis.codes[runs[0]] + side(runs[0]);
-    marks.push({ id: experiment, isExperiment: true, x: at, y: spread.median, low: spread.low, high: spread.high, ...style(model, state, runs[0]) });
+    marks.push({ id: experiment, isExperiment: true, x: at(runs[0]), y: spread.median, low: spread.low, high: spread.high, ...style(model, state, runs[0]) });
     if (along >= 0) equal.set(joined, [...(equal.get(joined) ?? []), { ...marks.at(-1), code: axis.codes[runs[0]] }]);
   }
   const segments = [];
@@ -140,15 +125,14 @@ const medians = (model, state, selected, groups) => {
   }
   const runs = selected
     .filter((run) => !Number.isNaN(y[run]))
-    .map((run) => ({ id: run, x: axis.codes[run] + side(run) + jitter(run, 0.08), y: y[run], ...style(model, state, run) }));
+    .map((run) => ({ id: run, x: at(run) + jitter(run, 0.08), y: y[run], ...style(model, state, run) }));
   const predicted = model.predictions.marks(state, state.along, state.y, offset);
-  const heights = [...[...runs, ...shortages].map((run) => run.y), ...predicted.flatMap((mark) => [mark.y, mark.low, mark.high])];
-  const { drawn: capacities } = model.memory.lines(state.y, selected, heights);
-  const { signals, types } = frame(model, { ...state, x_scale: "linear" }, state.along, state.y, [], [...heights, ...capacities]);
-  signals.y_low -= types.y === "linear" ? 0.08 * (signals.y_high - signals.y_low) : 0;
-  const message = runs.length || failed.length || shortages.length || predicted.length ? null : "No selected run measured this.";
-  const capacity_y = model.memory.marks("y", capacities);
-  return { signals, types, data: { runs, medians: marks, segments, failed, shortages, predicted, capacity_y }, message };
+  const heights = [...[...runs, ...crosses].map((run) => run.y), ...predicted.flatMap((mark) => [mark.y, mark.low, mark.high])];
+  const capacities = model.memory.lines("y", state.y, selected, heights);
+  const { signals, types } = frame(model, { ...state, x_scale: "linear" }, state.along, state.y, [], [...heights, ...capacities.drawn]);
+  makeRoom(signals, types);
+  const message = runs.length || crosses.length || predicted.length ? null : "No selected run measured this.";
+  return { signals, types, data: { runs, medians: marks, segments, failed: crosses, predicted, capacity_y: capacities.marks }, message };
 };
 
 // The points of a line; those without a value leave no gap.
@@ -174,7 +158,7 @@ const losses = (model, state, selected) => {
     return { id: run, path: pathOf(points), fill: style(model, state, run).fill, dash };
   });
   const early = known.filter(({ run }) => !model.ok[run]);
-  const ends = early.map(({ run, points }) => ({ id: run, x: points.at(-1)[0], y: points.at(-1)[1], fill: model.status.colours[model.status.codes[run]] }));
+  const ends = early.map(({ run, points }) => ({ id: run, x: points.at(-1)[0], y: points.at(-1)[1], fill: model.statusColour(run) }));
   const [x, y] = [0, 1].map((side) => extentOf(known.flatMap(({ points }) => points), side));
   const signals = { x_title: "optimizer step", y_title: "loss", x_low: x[0], x_high: x[1], y_low: y[0], y_high: y[1] };
   const message = lines.length ? null : "No loss of the selected runs is in this file.";

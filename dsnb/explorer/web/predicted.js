@@ -5,6 +5,11 @@ class Predictions {
   constructor(model, payload) {
     const empty = { names: [], notes: [], tasks: [], codes: {}, fits: [], settings: [], kinds: [], gpus: [], outside: [], outsides: [], figures: {}, errors: {} };
     Object.assign(this, empty, payload, { model });
+    if (!this.names.length && !this.notes.length) return;
+    this.table = new DataTable("Predicted settings", "predicted");
+    this.none = soft("No predicted setting of this task matches the filters.");
+    this.node = card("Predicted, not run", ...this.notes.map((note) => soft(note)), this.table.node, this.none);
+    this.node.classList.add("dsnb-predicted");
   }
 
   // The predicted settings of the task that pass the filters.
@@ -43,7 +48,7 @@ class Predictions {
   // The marks of what fits, or may fit, and has both figures. `offset` is that of a value of the colour along a setting.
   marks(state, x, y, offset = () => 0) {
     const { model } = this;
-    const isKnown = (place) => [x, y].every((name) => name && !Number.isNaN(this.value(name, place, state)));
+    const isKnown = (place) => [x, y].every((name) => !Number.isNaN(this.value(name, place, state)));
     const axis = model.axis.get(state.colour);
     return this.shown(state).filter((place) => this.fits[place] !== false && isKnown(place)).map((place) => {
       const [[left, right], [low, high]] = [this.range(x, place, state), this.range(y, place, state)];
@@ -58,17 +63,12 @@ class Predictions {
     return this.shown(state).length ? [{ label: "predicted, not run", shape: "circle", fill: this.model.colours.predicted, hollow: true }] : [];
   }
 
-  // What hollow marks are, and which settings have none.
+  // What hollow marks are, and how many settings have none.
   note(state, marks) {
-    const shown = this.shown(state);
-    if (!shown.length) return "";
-    const unfit = shown.filter((place) => this.fits[place] === false).length;
-    const unknown = shown.length - unfit - marks.length;
-    const are = (number) => (number === 1 ? "is" : "are");
+    const hidden = this.shown(state).length - marks.length;
     return [
       marks.length ? "Hollow marks are predicted, not run: their lines are ± the mean error of such predictions." : "",
-      unfit ? `${count(unfit, "predicted setting")} would not fit and ${are(unfit)} not drawn.` : "",
-      unknown ? `${count(unknown, "predicted setting")} ${are(unknown)} not drawn: not all of these figures are predicted.` : "",
+      hidden ? `Not drawn: ${count(hidden, "predicted setting")} that would not fit or whose figures here are not predicted.` : "",
     ].filter(Boolean).join(" ");
   }
 
@@ -79,26 +79,22 @@ class Predictions {
     return Number.isNaN(value) ? "" : `${this.model.number(name, value)} ± ${fixed(this.error(name, place), 1)} %`;
   }
 
-  isFitting(place) {
-    return { true: "yes", false: "no" }[this.fits[place]] ?? "unknown";
-  }
-
   // The lines of the tooltip of a mark.
   describe(place, state) {
     const { model } = this;
-    const figures = [...new Set([state.y, state.x])].filter((name) => name && !model.axis.has(name) && this.text(name, place, state));
+    const figures = [...new Set([state.y, state.x])].filter((name) => model.figure.has(name) && this.text(name, place, state));
     const outside = this.outsides[this.outside[place]];
     const lines = figures.map((name) => `${model.heading(name)}: ${this.text(name, place, state)}`);
     return [this.names[place], "predicted, not run", this.settings[place], ...lines, ...(outside ? [`less sure: ${outside}`] : [])].map(cut);
   }
 
   // The predicted setting that would beat the best measured one in what is to be least; empty without one.
-  worthMeasuring({ state, best, task, model }) {
+  worthMeasuring(answer) {
+    const { state, best, task, model } = answer;
     const isMemory = state.objective === "memory";
     const amountOf = (place) => {
       if (isMemory) return !best || task.memoryFigure === "peak_allocated_gib" ? this.value("peak_allocated_gib", place, state) : NaN;
-      const hours = 24 * this.value("days", place, state) * this.gpus[place];
-      return { time: hours / this.gpus[place] / 24, gpu_hours: hours, cost: hours * (priceOf(model, state, this.kinds[place]) ?? NaN) }[state.objective];
+      return answer.option({ rate: this.value("tokens_per_s", place, state), gpus: this.gpus[place], kind: this.kinds[place], power: null })[LEAST[state.objective]];
     };
     const fitting = this.shown({ task: state.task }).filter((place) => this.fits[place] !== false && (!state.gpus_at_hand || this.gpus[place] <= state.gpus_at_hand));
     const amounts = fitting.map((place) => [amountOf(place), place]).filter(([one]) => one > 0);
@@ -114,50 +110,27 @@ class Predictions {
     return fill(model.templates.worth, { said, gain: significant(gain, 2), what: model.words.gain[state.objective], sure });
   }
 
-  // The card with the table; nothing without predictions.
-  card() {
-    if (!this.names.length && !this.notes.length) return null;
-    this.table = new DataTable("Predicted settings", "predicted");
-    this.none = element("p", { class: "dsnb-soft" }, "No predicted setting of this task matches the filters.");
-    const notes = this.notes.map((note) => element("p", { class: "dsnb-soft" }, note));
-    return element("section", { class: "dsnb-card dsnb-predicted" }, element("h3", {}, "Predicted, not run"), ...notes, this.table.node, this.none);
-  }
-
-  // The fastest first; those that would not fit last.
-  sorted(state) {
-    const rate = (place) => this.value("tokens_per_s", place, state);
-    return this.shown(state).sort((a, b) => (this.fits[a] === false) - (this.fits[b] === false) || rate(b) - rate(a));
-  }
-
-  // For a file: how the settings are set, each figure in the units of its heading with its mean error.
-  lines(places, state) {
-    const { model } = this;
-    const axes = model.axes.filter(({ name }) => this.codes[name]);
-    const figures = [...Object.keys(this.figures), "days"].filter((name) => model.figure.has(name));
-    const heads = figures.flatMap((name) => [model.heading(name), `${model.heading(name)}, mean error (%)`]);
-    const rows = places.map((place) => [
-      this.names[place], "predicted", this.isFitting(place), ...axes.map((axis) => axis.values[this.codes[axis.name][place]]),
-      ...figures.flatMap((name) => [model.displayed(name, this.value(name, place, state)), this.error(name, place)]), this.outsides[this.outside[place]],
-    ]);
-    return [["experiment", "status", "would fit", ...axes.map(({ name }) => model.heading(name)), ...heads, "less sure, because"], ...rows];
-  }
-
+  // The fastest first; those that would not fit last. The file has how the settings are set, and each figure in the units of its heading with
+  // its mean error.
   show(state) {
-    if (!this.table) return;
+    if (!this.node) return;
     const { model } = this;
-    const figures = ["tokens_per_s", "step_time_s", "peak_allocated_gib", "days"].filter((name) => model.figure.has(name) && (name === "days" || this.figures[name]));
-    const text = (title, content, isBad = () => false) => ({
-      head: heading(title, true), cell: (place) => element("td", { class: isBad(place) ? "dsnb-text dsnb-bad" : "dsnb-text" }, content(place)),
-    });
-    const columns = [
-      { head: heading("setting", true), cell: (place) => element("th", { scope: "row", title: this.settings[place] }, this.names[place]) },
-      text("status", () => "predicted"),
-      text("would fit", (place) => this.isFitting(place), (place) => this.fits[place] === false),
-      ...figures.map((name) => ({ head: heading(model.heading(name)), cell: (place) => element("td", {}, this.text(name, place, state)) })),
-      text("less sure, because", (place) => this.outsides[this.outside[place]] ?? ""),
-    ];
-    const sorted = this.sorted(state);
-    this.table.show(columns, sorted, () => this.lines(sorted, state));
+    const rate = (place) => this.value("tokens_per_s", place, state);
+    const sorted = this.shown(state).sort((a, b) => (this.fits[a] === false) - (this.fits[b] === false) || rate(b) - rate(a));
+    const text = (title, content, isBad = () => false) => ({ title, text: content, file: content, isText: true, isBad });
+    const name = { ...text("experiment", (place) => this.names[place]), text: (place) => element("span", { title: this.settings[place] }, this.names[place]) };
+    const status = text("status", () => "predicted");
+    const fits = text("would fit", (place) => ({ true: "yes", false: "no" })[this.fits[place]] ?? "unknown", (place) => this.fits[place] === false);
+    const outside = text("less sure, because", (place) => this.outsides[this.outside[place]] ?? "");
+    const known = [...Object.keys(this.figures), "days"].filter((figure) => model.figure.has(figure));
+    const figures = known.flatMap((figure) => [
+      { figure, title: model.heading(figure), text: (place) => this.text(figure, place, state), file: (place) => model.displayed(figure, this.value(figure, place, state)) },
+      { title: `${model.heading(figure)}, mean error (%)`, file: (place) => this.error(figure, place) },
+    ]);
+    const axes = model.axes.filter((axis) => this.codes[axis.name]);
+    const settings = axes.map((axis) => ({ title: axis.title, file: (place) => axis.values[this.codes[axis.name][place]] }));
+    const shown = ["tokens_per_s", "step_time_s", "peak_allocated_gib", "days"].map((one) => figures.find(({ figure }) => figure === one)).filter(Boolean);
+    this.table.show([name, status, fits, ...shown, outside], sorted, [name, status, fits, ...settings, ...figures, outside]);
     this.table.node.hidden = !sorted.length;
     this.none.hidden = sorted.length > 0;
   }

@@ -12,7 +12,7 @@ from dsnb.errors import PublishedError
 from dsnb.run_folder import paths
 from dsnb.run_folder.columns import KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS
 from dsnb.runs.table import as_runs, without_noise
-from dsnb.settings import aliases
+from dsnb.settings.experiment import with_former_defaults
 
 FOREIGN = ("bigscience_1b3", "dist_training_gpt2", "jean_zay_bloom7b", "lambda_1cc_opt")
 """Tables that others published."""
@@ -46,29 +46,20 @@ def published(name: str) -> pd.DataFrame:
     PublishedError
         If there is no such table.
     """
-    return as_runs(without_noise(as_measured(name)))
-
-
-def as_measured(name: str) -> pd.DataFrame:
-    """Load a table with the utilization of short runs, which `published` leaves out; the errors are the same."""
     if name not in (*FOREIGN, *OWN):
         raise PublishedError(f"unknown published table {name!r}: choose one of {', '.join((*FOREIGN, *OWN))}")
     raw = pd.read_csv(paths.literature(name), low_memory=False)
     if name in OWN:
-        raw = pd.DataFrame([aliases.with_former_defaults(row) for row in raw.to_dict("records")])
+        raw = pd.DataFrame([with_former_defaults(row) for row in raw.to_dict("records")])
     further = [column for column in raw if column not in RUN_COLUMNS]  # keys of DeepSpeed's configuration
     runs = raw.assign(source=SOURCE + name).reindex(columns=[*RUN_COLUMNS, *further])
     for column in RUN_NUMBERS:
         runs[column] = pd.to_numeric(runs[column])
-    runs = runs.astype(
-        {column: object for column in RUN_COLUMNS if column not in RUN_NUMBERS and runs[column].isna().all()}
-    )
-    runs = runs.astype(dict.fromkeys(["cause", "note", *further], object))
     for column in further:  # a column with gaps was read as floats
-        runs[column] = [
-            int(value) if isinstance(value, float) and value.is_integer() else value for value in runs[column]
-        ]
-    return runs
+        values = runs[column].astype(object)
+        runs[column] = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
+    texts = [column for column in runs if column not in RUN_NUMBERS and runs[column].isna().all()]
+    return as_runs(without_noise(runs.astype(dict.fromkeys(["cause", "note", *texts], object))))
 
 
 def is_own(source: str) -> bool:
@@ -77,13 +68,7 @@ def is_own(source: str) -> bool:
 
 
 def steps(source: str) -> pd.DataFrame:
-    """Load the steps of a table's runs, as `dsnb.load_steps` returns them; no rows if they are not published.
-
-    Parameters
-    ----------
-    source
-        The column `source` of its runs.
-    """
+    """Load the steps of a table's runs, by their `source`, as `dsnb.load_steps` returns them; none if unpublished."""
     name = source.removeprefix(SOURCE)
     return _steps(name) if source != name and name in WITH_STEPS else pd.DataFrame(columns=[*KEYS, *STEP_COLUMNS])
 

@@ -2,10 +2,9 @@
 
 import re
 from collections import ChainMap
-from collections.abc import Callable
 from pathlib import Path
 
-from dsnb.runs.logs import deepspeed, flags, launchers, megatron, step_csv, trainer  # noqa: F401  (they register readers)
+from dsnb.runs.logs import deepspeed, launchers, megatron, step_csv, trainer  # noqa: F401  (they register readers)
 from dsnb.runs.logs.logged_run import READERS, LoggedRun, Restarted
 from dsnb.runs.logs.text import open_text, relevant_lines
 
@@ -15,11 +14,11 @@ WORLD, TRAINING = "using world size: ", "***** Running training *****"
 BEGINNINGS = (*LAUNCHES, WORLD, TRAINING)
 """Only a line with one of these can begin a new run."""
 HEAD_CHARACTERS = 16 * 2**20
-NEVER = {
+NEVER = (
     ".ipynb", ".html", ".png", ".jpg", ".svg", ".pdf", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".pkl",
     ".parquet", ".arrow", ".zip", ".gz", ".xz", ".zst", ".tar", ".so", ".o", ".pyc", ".py", ".js", ".css", ".yaml",
     ".yml", ".toml", ".md",
-}  # fmt: skip
+)  # fmt: skip
 """Suffixes of files that are never logs."""
 _CONSOLE = re.compile(
     r"DeepSpeed info: version=|SamplesPerSec=|DeepSpeedEngine configuration|WORLD INFO DICT: "
@@ -36,33 +35,18 @@ UNSUPPORTED = f"is not a log that dsnb can read: supported are {KINDS}"
 
 
 def read(path: Path) -> list[LoggedRun]:
-    """Read a log of any supported kind; no runs for a file that is none.
-
-    Raises
-    ------
-    LogError
-        If it looks like a log and cannot be read.
-    """
+    """Read a log of any supported kind; no runs for a file that is none, LogError for a log that cannot be read."""
     with open_text(path) as file:
         head = file.read(HEAD_CHARACTERS)
-    reader: Callable[[Path], list[LoggedRun]] | None = None
     if set(step_csv.HEADER) <= set(head.partition("\n")[0].strip().split(",")):
-        reader = step_csv.read
-    elif _STATE.match(head):
-        reader = trainer.read_state
-    elif _CONSOLE.search(head):
-        reader = read_console
-    return reader(path) if reader else []
+        return step_csv.read(path)
+    if _STATE.match(head):
+        return trainer.read_state(path)
+    return _read_console(path) if _CONSOLE.search(head) else []
 
 
-def read_console(path: Path) -> list[LoggedRun]:
-    """Read a console log.
-
-    Returns
-    -------
-    list of LoggedRun
-        In the order of the log; empty if no supported program wrote it.
-    """
+def _read_console(path: Path) -> list[LoggedRun]:
+    """Return the runs in a console log, in its order; none if no supported program wrote it."""
     runs = [LoggedRun()]
     for line in relevant_lines(path, {*(needle for needle, _ in READERS), *BEGINNINGS}):
         if any(beginning in line for beginning in BEGINNINGS) and _begins_new_run(runs[-1], line):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from dsnb.runs.logs.flags import stage, stages
-from dsnb.runs.logs.logged_run import DERIVED, LoggedRun, reads, used
+from dsnb.runs.logs.launchers import stage, stages
+from dsnb.runs.logs.logged_run import DERIVED, LoggedRun, logged, reads, used
 from dsnb.runs.logs.text import NUMBER, count, number, number_from_0, positive
 
 _OFFLOAD = re.compile(r"offload_(param|optimizer)=\w+\(device=(?:<\w+\.)?'?(\w+)")
@@ -113,27 +113,21 @@ def version(run: LoggedRun, match: re.Match[str]) -> None:
     engine(run)
 
 
-@reads(
+_REPORTED = {"torch cuda": "cuda", "nvcc": "cuda"}
+# `torch version .................... 2.2.0`, as `ds_report` prints it.
+reads(
     " version ....",
     " info ....",
     pattern=r"(?:^|[\]:]\s?)(torch|deepspeed|nvcc|torch cuda)\s+(?:version|info) \.{3,} ([\w.+-]{1,60})[,\s]",
+)(
+    lambda run, match: run.environment.setdefault(
+        {"torch cuda": "cuda", "nvcc": "cuda"}.get(match[1], match[1]), match[2]
+    )
 )
-def report(run: LoggedRun, match: re.Match[str]) -> None:
-    """`torch version .................... 2.2.0`, as `ds_report` prints it."""
-    run.environment.setdefault({"torch cuda": "cuda", "nvcc": "cuda"}.get(match[1], match[1]), match[2])
-
-
-@reads("but detected", pattern=r"but detected (\d{1,2}\.\d{1,3})\s")
-def torch_detected(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read torch's version from a version warning."""
-    if "torch version" in match.string:
-        run.environment.setdefault("torch", match[1])
-
-
-@reads("MemAllocated=", pattern=rf"MaxMemAllocated={NUMBER}GB")
-def max_memory(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read the peak from the end of the line of `timer`; it is printed as GB, divided by 1024^3."""
-    run.record_max(peak_allocated_gib=number(match[1]))
+# The peak at the end of the line of `timer`; it is printed as GB, divided by 1024^3.
+reads("MemAllocated=", pattern=rf"MaxMemAllocated={NUMBER}GB")(
+    lambda run, match: run.record_max(peak_allocated_gib=number(match[1]))
+)
 
 
 @reads(
@@ -205,12 +199,12 @@ def memory_use(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 reads("DeepSpeed Basic Optimizer = ", pattern=r"Optimizer = (\S{1,60})\s*\n")(used(optimizer=str))
-
-
-@reads("Execution time: ", pattern=rf"^Execution time: {NUMBER} seconds for (\d{{1,9}}) steps")
-def done(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read `Execution time: 20.3507 seconds for 100 steps`, at the end of a benchmark based on DeepSpeed-Chat."""
-    run.record(timed_s=positive(match[1]), timed_steps=count(match[2]))
+reads("but detected", pattern=r"torch version.*but detected (\d{1,2}\.\d{1,3})\s")(
+    lambda run, match: run.environment.setdefault("torch", match[1])
+)
+reads("Execution time: ", pattern=rf"^Execution time: {NUMBER} seconds for (\d{{1,9}}) steps")(
+    logged(timed_s=positive, timed_steps=count)  # at the end of a benchmark based on DeepSpeed-Chat
+)
 
 
 @reads("Throughput: ", pattern=rf"^Throughput: {NUMBER} samples/sec")
@@ -240,39 +234,24 @@ def chat_step(run: LoggedRun, match: re.Match[str]) -> None:
 
 @reads(
     "Model Parameters: ",
-    pattern=rf"Model Parameters: \S{{1,20}} B, Latency: {NUMBER}s, .{{0,200}}Batch Size: (\d{{1,9}}), "
-    r"Sequence Length: (\d{1,9})\D",
+    "End-to-End => ",
+    pattern=rf"(Model Parameters: \S{{1,20}} B,|End-to-End =>) Latency: {NUMBER}s, .{{0,200}}Batch Size: (\d{{1,9}}), "
+    r"(?:Sequence Length|Total Seq\. Length): (\d{1,9})\D",
 )
 def chat_speed(run: LoggedRun, match: re.Match[str]) -> None:
     """Read `Model Parameters: 0.331 B, Latency: 0.20s, ..., Batch Size: 24, Sequence Length: 512`.
 
     Stages 1 and 2 print it after each micro-batch, for one GPU; its TFLOPs must be multiplied by the number of GPUs.
+    Stage 3 prints `End-to-End => Latency: 2.55s, ..., Batch Size: 4, Total Seq. Length: 512` for the global batch,
+    generation included.
     """
     _chat(run)
-    latency_s, batch, length = positive(match[1]), count(match[2]), count(match[3])
-    run.set_used(micro_batch_size=batch, seq_len=length)
+    latency_s, batch, length = positive(match[2]), count(match[3]), count(match[4])
+    is_global = match[1].startswith("End")
+    run.set_used(**{"global_batch_size" if is_global else "micro_batch_size": batch}, seq_len=length)
     if latency_s and batch:
-        _add_work(run, "chat_speed", batch, latency_s)
-
-
-@reads(
-    "End-to-End => ",
-    pattern=rf"End-to-End => Latency: {NUMBER}s, .{{0,200}}Batch Size: (\d{{1,9}}), Total Seq\. Length: (\d{{1,9}})\D",
-)
-def chat_experience(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read stage 3's `End-to-End => Latency: 2.55s, ..., Batch Size: 4, Total Seq. Length: 512`, generation included.
-
-    Here the batch is the global one.
-    """
-    _chat(run)
-    latency_s, batch, length = positive(match[1]), count(match[2]), count(match[3])
-    run.set_used(global_batch_size=batch, seq_len=length)
-    if latency_s and batch:
-        work, time_s = _add_work(run, "experience", batch, latency_s)
-        run.record(DERIVED, samples_per_s=work / time_s, step_time_s=time_s * batch / work)
-
-
-def _add_work(run: LoggedRun, key: str, samples: int, time_s: float) -> tuple[float, float]:
-    work, total_s = run.scratch.get(key, (0.0, 0.0))
-    run.scratch[key] = work + samples, total_s + time_s
-    return work + samples, total_s + time_s
+        key = "experience" if is_global else "chat_speed"
+        samples, time_s = run.scratch.get(key, (0.0, 0.0))
+        samples, time_s = run.scratch[key] = samples + batch, time_s + latency_s
+        if is_global:
+            run.record(DERIVED, samples_per_s=samples / time_s, step_time_s=time_s * batch / samples)

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from dsnb.runs.logs.deepspeed import clock
-from dsnb.runs.logs.flags import FLAGS, precision
+from dsnb.runs.logs.launchers import FLAGS, precision
 from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun, reads, requested, used
 from dsnb.runs.logs.text import NUMBER, count, number, number_from_0, positive
 
@@ -37,9 +37,12 @@ PARALLEL = {name for name, (setting, _) in ARGUMENTS.items() if setting in {"ten
 CHECKPOINTING = ("checkpoint_activations", "recompute_granularity", "recompute_activations")
 _PARALLEL = re.compile(r"(?<!encoder-)(data|tensor-model|pipeline-model)-parallel[ -]size: (\d{1,6})(?!\d|\Z)")
 _MODEL_PARALLEL = re.compile(r"and model-parallel size: (\d{1,6})\D")
-SIZES = {"data": "data_parallel", "tensor-model": "tensor_parallel", "pipeline-model": "pipeline_parallel"}
 _COORDINATE = re.compile(r"\b(pipe|data|model)=(\d{1,6})")
-AXES = {"pipe": "pipeline_parallel", "data": "data_parallel", "model": "tensor_parallel"}
+GROUPS = {
+    **dict.fromkeys(("pipe", "pipeline", "pipeline-model", "PP"), "pipeline_parallel"),
+    **dict.fromkeys(("model", "tensor", "tensor-model", "MP"), "tensor_parallel"),
+    **dict.fromkeys(("data", "DP"), "data_parallel"),
+}
 _NEWEST = re.compile(r"\.\d{6}\] iteration .{0,200}elapsed time per iteration \(ms\): [\d.]+ ")
 _FIELD = re.compile(
     r"\|\s*(lm[ _-]loss|global[ _-]batch[ _-]size|actual[ _-]seqlen|number[ _-]of[ _-](?:skipped|nan)[ _-]iterations"
@@ -104,16 +107,14 @@ def world(run: LoggedRun, match: re.Match[str]) -> None:
     run.set_used(gpus=count(match[1]))
     if old := _MODEL_PARALLEL.search(match.string):  # old format, before pipelines and micro-batches
         run.set_used(tensor_parallel=count(old[1]), pipeline_parallel=1, grad_accum=1)
-    run.set_used(**{SIZES[kind]: count(size) for kind, size in _PARALLEL.findall(match.string)})
+    run.set_used(**{GROUPS[kind]: count(size) for kind, size in _PARALLEL.findall(match.string)})
 
 
-@reads(
+# The parameters of one model-parallel rank; the model has the sum over these ranks.
+reads(
     "number of parameters on",
     pattern=r"number of parameters on (?:\([\w, ]+\) )?model parallel rank \(?([\d, ]{1,30})\)?: (\d{1,15})\D",
-)
-def parameters(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read the parameters of one model-parallel rank; the model has the sum over these ranks."""
-    run.scratch.setdefault("parameters", {})[match[1].replace(" ", "")] = int(match[2])
+)(lambda run, match: run.scratch.setdefault("parameters", {}).update({match[1].replace(" ", ""): int(match[2])}))
 
 
 @reads("ProcessCoord(", pattern=r"\}\s*$")
@@ -122,10 +123,10 @@ def coordinates(run: LoggedRun, match: re.Match[str]) -> None:
 
     With many ranks the line is longer than what is read of it, and the last ranks are missing: then it is ignored.
     """
-    sizes = dict.fromkeys(AXES, 1)
+    sizes = {"pipeline_parallel": 1, "data_parallel": 1, "tensor_parallel": 1}
     for axis, place in _COORDINATE.findall(match.string):
-        sizes[axis] = max(sizes[axis], int(place) + 1)
-    run.set_used(**{AXES[axis]: size for axis, size in sizes.items()})
+        sizes[GROUPS[axis]] = max(sizes[GROUPS[axis]], int(place) + 1)
+    run.set_used(**sizes)
 
 
 @reads("STAGE=", "stage=", pattern=r"RANK=\d{1,7} STAGE=(\d{1,6}) LAYERS=\d|^stage=(\d{1,6}) layers=\d")
@@ -133,10 +134,6 @@ def pipeline_stage(run: LoggedRun, match: re.Match[str]) -> None:
     """Read `RANK=4 STAGE=1 LAYERS=15 [14, 29) ...` and `stage=1 layers=15`: a lower bound for the number of stages."""
     at_least = run.settings.get("pipeline_parallel", 0)
     run.set_used(pipeline_parallel=max(at_least, int(match[1] or match[2]) + 1))
-
-
-def _ranks(text: str) -> int:
-    return text.count(",") + 1
 
 
 @reads(
@@ -252,24 +249,17 @@ def done(run: LoggedRun, _match: re.Match[str]) -> None:
     run.ended = True
 
 
-@reads("padded vocab", pattern=r"padded vocab .{0,100}\(new size: (\d{1,9})\)")
-def vocabulary(run: LoggedRun, match: re.Match[str]) -> None:
-    """`> padded vocab (size: 50257) with 431 dummy tokens (new size: 50688)`."""
-    run.shape["vocab"] = int(match[1])
-
-
-for needle, pattern, settings in (
-    ("MPU DP: ", r"MPU DP: \[(\d[\d, ]{0,60000})\]", {"data_parallel": _ranks}),
-    ("MPU PP: ", r"MPU PP: \[(\d[\d, ]{0,60000})\]", {"pipeline_parallel": _ranks}),
-    ("MPU MP: ", r"MPU MP: \[(\d[\d, ]{0,60000})\]", {"tensor_parallel": _ranks}),
-    ("> initializing pipeline ", r"line model parallel with size (\d{1,6})\s", {"pipeline_parallel": count}),
-    ("> initializing tensor ", r"tensor model parallel with size (\d{1,6})\s", {"tensor_parallel": count}),
-    ("> initializing model ", r"> initializing model parallel with size (\d{1,6})\s", {"tensor_parallel": count}),
-    (
-        "CONFIG: micro_batches=",
-        r"CONFIG: micro_batches=(\d{1,9}) micro_batch_size=(\d{1,9})\s",
-        {"grad_accum": count, "micro_batch_size": count},
-    ),
-):
-    reads(needle, pattern=pattern)(used(**settings))
+reads("padded vocab", pattern=r"padded vocab .{0,100}\(new size: (\d{1,9})\)")(
+    lambda run, match: run.shape.update(vocab=int(match[1]))
+)
+# `MPU PP: [0, 4, 8, 12]`, the ranks of a group.
+reads("MPU ", pattern=r"MPU (DP|PP|MP): \[(\d[\d, ]{0,60000})\]")(
+    lambda run, match: run.set_used(**{GROUPS[match[1]]: match[2].count(",") + 1})
+)
+reads("> initializing ", pattern=r"> initializing (?:(pipeline|tensor) )?model parallel with size (\d{1,6})\s")(
+    lambda run, match: run.set_used(**{GROUPS[match[1] or "model"]: count(match[2])})
+)
+reads("CONFIG: micro_batches=", pattern=r"CONFIG: micro_batches=(\d{1,9}) micro_batch_size=(\d{1,9})\s")(
+    used(grad_accum=count, micro_batch_size=count)
+)
 reads("num_stages", pattern=r"\bnum_stages['\"]?\s?[=:]\s?(\d{1,6})\b")(requested(pipeline_parallel=count))

@@ -18,7 +18,10 @@ from dsnb.runs.logs.text import number, open_text
 
 HEADER = ("timestamp", "global_step", "step_time_s", "loss", "tokens_per_sec")
 WARMUP_STEPS = 20
-NAME = re.compile(r"zs([0-3])_(fp32|tf32|fp16|bf16)_gpus(\d{1,5})_bs(\d{1,7})_sl(\d{1,8})")
+NAME = re.compile(
+    r"zs(?P<zero_stage>[0-3])_(?P<precision>fp32|tf32|fp16|bf16)_gpus(?P<gpus>\d{1,5})_bs(?P<micro_batch_size>\d{1,7})"
+    r"_sl(?P<seq_len>\d{1,8})"
+)
 GPU_TITLES = {
     "t_s": "timestamp|t_s",
     "gpu": "gpu|index|gpu_index|gpu_id",
@@ -33,13 +36,7 @@ GPU_FIGURES = {"util_pct": "gpu_util_pct", "power_w": "power_w", "sm_clock_mhz":
 
 
 def read(path: Path) -> list[LoggedRun]:
-    """Read the steps of one run.
-
-    Raises
-    ------
-    LogError
-        If it holds no complete row.
-    """
+    """Read the steps of one run; raise LogError if there is no complete row."""
     cells = _cells(path)
     rows = cells.map(number).astype(float)
     is_whole = (rows[[name for name in HEADER if name != "loss"]] > 0).all(axis="columns")
@@ -51,7 +48,17 @@ def read(path: Path) -> list[LoggedRun]:
         run.record(peak_reserved_gib=peak_mib / 1024)  # torch reserves segments of 2 MiB
     stamps_s = rows["timestamp"].where(is_whole)  # rows on both sides of a damaged one are more than one step apart
     is_timed = is_whole & (rows["global_step"] > WARMUP_STEPS)
-    _summarize(run, rows[is_timed], stamps_s[is_timed | ~is_whole].diff())
+    timed = rows[is_timed]
+    if timed.empty:
+        run.notes.append(f"no step after the {WARMUP_STEPS}th of an epoch: nothing is left after warm-up")
+    else:  # the medians as the benchmark reports them, and the corrected ones from the time stamps
+        rates, times_s = timed["tokens_per_sec"], timed["step_time_s"]
+        logged = {"tokens_per_s_logged": rates.median(), "step_time_logged_s": times_s.median()}
+        run.record(LOGGED, **logged, timed_steps=len(timed))
+        between_s, tokens = stamps_s[is_timed | ~is_whole].diff(), rates.iloc[-1] * times_s.iloc[-1]
+        step_time_s = between_s[between_s > 0].median()
+        if step_time_s > 0 and math.isfinite(tokens):
+            run.record(DERIVED, tokens_per_s=round(tokens) / step_time_s, step_time_s=step_time_s)
     table = rows.assign(step_time_logged_s=rows["step_time_s"], step_time_s=stamps_s.diff())[is_whole]
     table["t_s"] = table["timestamp"] - table["timestamp"].iloc[0]
     table["tokens"] = (table["tokens_per_sec"] * table["step_time_logged_s"]).round()
@@ -65,27 +72,12 @@ def read(path: Path) -> list[LoggedRun]:
         )
     run.scratch["loss_is_nan"] = cells["loss"][is_whole].iloc[-1].strip().lower() == "nan"
     gpus = load_gpu(path.with_name("gpu_log.csv"))
-    run.record(DERIVED, **{figure: _known(gpus[name].mean()) for name, figure in GPU_FIGURES.items() if name in gpus})
+    figures = {figure: gpus[name].mean() for name, figure in GPU_FIGURES.items() if name in gpus}
     if "memory_used_gib" in gpus:
-        run.record(DERIVED, device_memory_gib=_known(gpus["memory_used_gib"].max()))
+        figures["device_memory_gib"] = gpus["memory_used_gib"].max()
+    run.record(DERIVED, **{name: float(value) for name, value in figures.items() if math.isfinite(value)})
     run.notes.append("step_time_s and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps")
     return [run]
-
-
-def _known(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
-def _summarize(run: LoggedRun, timed: pd.DataFrame, between_s: pd.Series) -> None:
-    """Record the medians as the benchmark reports them, and the corrected ones from the time stamps."""
-    if timed.empty:
-        run.notes.append(f"no step after the {WARMUP_STEPS}th of an epoch: nothing is left after warm-up")
-        return
-    rates, times_s = timed["tokens_per_sec"], timed["step_time_s"]
-    run.record(LOGGED, tokens_per_s_logged=rates.median(), step_time_logged_s=times_s.median(), timed_steps=len(timed))
-    step_time_s, tokens = between_s[between_s > 0].median(), rates.iloc[-1] * times_s.iloc[-1]
-    if step_time_s > 0 and math.isfinite(tokens):
-        run.record(DERIVED, tokens_per_s=round(tokens) / step_time_s, step_time_s=step_time_s)
 
 
 def settings(path: Path) -> dict[str, object]:
@@ -93,11 +85,8 @@ def settings(path: Path) -> dict[str, object]:
     match = NAME.fullmatch(path.parent.parent.name) or NAME.fullmatch(path.parent.name)
     if not match:
         return {}
-    stage, precision, gpus, micro_batch_size, seq_len = match.groups()
-    return {
-        "zero_stage": int(stage), "precision": precision, "gpus": int(gpus),
-        "micro_batch_size": int(micro_batch_size), "seq_len": int(seq_len), "grad_accum": 1,
-    }  # fmt: skip
+    numbers = {name: int(text) for name, text in match.groupdict().items() if name != "precision"}
+    return {**numbers, "precision": match["precision"], "grad_accum": 1}
 
 
 def _cells(path: Path) -> pd.DataFrame:
@@ -110,13 +99,7 @@ def _cells(path: Path) -> pd.DataFrame:
 
 
 def load_gpu(path: Path) -> pd.DataFrame:
-    """Load `gpu_log.csv`; what a column holds, and its unit, is detected from its title and its values.
-
-    Returns
-    -------
-    pandas.DataFrame
-        `t_s`, `gpu`, `util_pct`, `memory_used_gib`, `power_w`, `sm_clock_mhz`, those that the file has.
-    """
+    """Load `gpu_log.csv` in the columns of `GPU_TITLES`, those that it has; units follow from titles and values."""
     try:
         with open_text(path) as file:
             raw = pd.read_csv(file, dtype=str, on_bad_lines="skip", skipinitialspace=True)

@@ -37,17 +37,10 @@ def open_text(path: Path) -> TextIO:
 
 
 def relevant_lines(path: Path, needles: Iterable[str]) -> Iterator[str]:
-    """Yield every line that contains a search string; a few other lines may be included.
+    """Yield every line that contains a search string (plain ASCII); a few other lines may be included.
 
     A carriage return also ends a line, as in progress bars. A complete line ends with a line feed. Colour codes and
     the prefix that names the host of a line are removed.
-
-    Parameters
-    ----------
-    path
-        The log.
-    needles
-        Search strings, plain ASCII.
     """
     pattern = "|".join([*map(re.escape, needles), *_ALWAYS])
     hosts: set[str] = set()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsnb.errors import LogError
-from dsnb.runs.logs.flags import FLAGS
+from dsnb.runs.logs.launchers import FLAGS
 from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun, reads, requested
 from dsnb.runs.logs.text import NUMBER, count, number, positive
 
@@ -115,16 +115,11 @@ def final(run: LoggedRun, match: re.Match[str]) -> None:
     """
     line = match.string
     values = {name: number(value) for name, value in _PAIR.findall(line) if name.startswith(("train_", "init_"))}
-    if "train_samples_per_second" in values and "'train_steps_per_second'" not in line:
-        if "train_runtime" in values and "}" in line:  # before version 4.6, this field held the steps per second
-            values["train_steps_per_second"] = values.pop("train_samples_per_second")
-            run.notes.append("train_samples_per_second without train_steps_per_second: taken as steps per second")
-        elif not line.endswith("\n"):
-            del values["train_samples_per_second"]  # its meaning depends on the field that would follow
+    if "'train_steps_per_second'" not in line:  # before version 4.6, samples_per_second held the steps per second
+        values.pop("train_samples_per_second", None)
     if not values and (clock := _RUNTIME.search(line)):
         days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
-        span = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-        values = {"train_runtime": span.total_seconds()}
+        values = {"train_runtime": timedelta(days, seconds, 0, 0, minutes, hours).total_seconds()}
     take(run, values)
 
 
@@ -137,10 +132,7 @@ def final(run: LoggedRun, match: re.Match[str]) -> None:
     pattern=rf"(?:^|\s)(train_\w{{1,40}}|init_mem_gpu_alloc_delta) += +{NUMBER}(MB)?(?!\w)",
 )
 def metric(run: LoggedRun, match: re.Match[str]) -> None:
-    """`  train_samples_per_second =    187.862`, in the block `***** train metrics *****`.
-
-    It counts only if steps per second follow: before version 4.6, this field held the steps per second.
-    """
+    """`  train_samples_per_second =    187.862`, in the block `***** train metrics *****`; as in `final`."""
     name, value = match[1], number(match[2])
     if name == "train_samples_per_second":
         run.scratch["rate"] = value
@@ -169,13 +161,7 @@ def take(run: LoggedRun, values: dict[str, float | None]) -> None:
 
 
 def read_state(path: Path) -> list[LoggedRun]:
-    """Read a `trainer_state.json`.
-
-    Raises
-    ------
-    LogError
-        If it is not a JSON object with a `log_history`, or too large.
-    """
+    """Read a `trainer_state.json`; raise LogError if it is too large, or no JSON object with a `log_history`."""
     if path.stat().st_size > MAX_STATE_BYTES:
         raise LogError(path, "is larger than 256 MiB, too large for a trainer_state.json: use the console log instead")
     try:

@@ -13,7 +13,7 @@ from dsnb.errors import PublishedError, SettingsError
 from dsnb.explorer import single_runs
 from dsnb.explorer.data import read
 from dsnb.formulas import metrics, model_shapes
-from dsnb.render import plan_answer
+from dsnb.render import answer
 from dsnb.run_folder.columns import KEYS, RUN_COLUMNS
 from dsnb.runs.literature import tables
 from dsnb.system import hardware
@@ -162,12 +162,8 @@ def test_all_tables_beside_ones_own_runs():
 
 
 def test_an_unknown_table():
-    with pytest.raises(PublishedError) as caught:
+    with pytest.raises(PublishedError, match=r"^unknown published table 'lambda': choose one of bigscience_1b3, dist_"):
         dsnb.published("lambda")
-    assert str(caught.value) == (
-        "unknown published table 'lambda': choose one of bigscience_1b3, dist_training_gpt2, jean_zay_bloom7b, "
-        "lambda_1cc_opt, h200_gpt2_zero_precision, h200_memory, h200, h100"
-    )
 
 
 def test_steps_agree_with_the_runs_of_the_data_set():
@@ -181,9 +177,6 @@ def test_steps_agree_with_the_runs_of_the_data_set():
     assert (beside["size"] == beside["timed_steps"]).all()
     for source in ("published: h200_memory", "published: ../secret", "dsnb", "nan"):
         assert tables.steps(source).empty
-
-
-def test_a_published_run_opens_with_its_steps():
     data = read(dsnb.published("h100"))
     shown, row = single_runs.load(data, 0), data.runs.iloc[0]
     assert len(shown["step"]) == row["warmup_steps"] + row["timed_steps"]
@@ -199,7 +192,7 @@ def test_runs_that_are_added_again_are_further_repeats(tmp_path, monkeypatch):
     assert 0 < len(given) < 12  # a run that failed for another reason tells nothing of the GPU
     assert dataset.add("h200-a", finished_sweep) == len(given)
     assert dataset.add("h200-b", finished_sweep, "beside another") == len(given)
-    table = tables.as_measured("h200")
+    table = dsnb.published("h200")
     assert not table.duplicated(KEYS).any()
     assert list(table["host"]) == ["h200-a"] * len(given) + ["h200-b"] * len(given)
     assert table["note"].astype(str).str.endswith("beside another").sum() == len(given)
@@ -261,7 +254,7 @@ def test_super_linear_scaling_is_explained():
 def plan_of(runs, **given):
     """Give the table of a plan of one task, its sentences and its page."""
     (made,) = recommend.measured_plans(runs, **{"tokens": 3600 * 24 * 640, **given})
-    return made.table, "\n".join(made.sentences), str(plan_answer.tables([made], given.get("currency", "$")))
+    return made.table, "\n".join(made.sentences), str(answer.plan_tables([made], given.get("currency", "$")))
 
 
 def test_a_plan_by_hand():
@@ -272,24 +265,32 @@ def test_a_plan_by_hand():
     assert list(table["energy_kwh"]) == pytest.approx(list(table["gpu_hours"] / 2))
     assert list(table["cost"]) == pytest.approx(list(2 * table["gpu_hours"]))
     assert said.splitlines() == [
-        "Fewest days for 55.296 million tokens: gpus4 on 4 H200, 2 days, 192 GPU-hours, 96 kWh, $384.",
-        "Fewest GPU-hours: gpus1 on 1 H200, 6.4 days, 154 GPU-hours, 76.8 kWh, $307.",
+        "Fewest days: gpus4 (measured) on 4 H200, 320 tokens/s; 55.296 million tokens: 2 days, 192 GPU-hours, 96 kWh, "
+        "$384 at $2.00 a GPU-hour.",
+        "Fewest GPU-hours: gpus1 (measured) on 1 H200, 100 tokens/s; 55.296 million tokens: 6.4 days, 154 GPU-hours, "
+        "76.8 kWh, $307 at $2.00 a GPU-hour.",
         "Lowest cost of the settings with a price: gpus1, as above.",
     ]
     (nothing,) = recommend.measured_plans(runs_of(100, 1, 1, status="failed"), 1e9)
     assert nothing.table.empty
     for plans in ([nothing], []):
-        assert "No setting has a measured throughput" in plan_answer.answers(plans).text
+        assert "No setting has a measured throughput" in answer.plan_sentences(plans).text
+    runs = runs_of(100, 180, 320, power_w=float("nan"))
+    table = recommend.measured_plans(runs, 1e9)[0].table
+    assert table[["energy_kwh", "cost"]].isna().all(axis=None)
+    given = recommend.measured_plans(runs, 1e9, power_w=700)[0].table
+    assert list(given["energy_kwh"]) == pytest.approx(list(given["gpu_hours"] * 0.7))
 
 
 def test_without_gpus_a_plan_counts_ranks():
     runs, prices = runs_of(100, 180, 320, gpu_name=None, device="cpu", power_w=float("nan")), {"CPU": 0.5}
     plans = recommend.measured_plans(runs, 3600 * 24 * 640, prices)
-    said = plan_answer.answers(plans).text
+    said = answer.plan_sentences(plans).text
     assert "<h3>gpt2</h3>" in said
-    assert "Fewest rank-hours: gpus1 on 1 CPU rank, 6.4 days, 154 rank-hours, $76.8." in said
-    assert "Assumed: $0.5 per rank-hour of CPU." in plan_answer.assumptions(plans, prices).text
-    assert "GPU" not in said + plan_answer.tables(plans).text
+    assert "Fewest rank-hours: gpus1 (measured) on 1 CPU rank, 100 tokens/s" in said
+    assert "6.4 days, 154 rank-hours, $76.8 at $0.50 a rank-hour." in said
+    assert "Assumed: $0.5 per rank-hour of CPU." in answer.plan_assumptions(plans, prices).text
+    assert "GPU" not in said + answer.plan_tables(plans).text
     table = scaling.scaling(runs_of(100, 278, 500, gpu_name=None, device="cpu"))
     assert set(table["unit"]) == {"rank"}
     assert "GPU" not in scaling.super_linear(table)[0]
@@ -303,15 +304,15 @@ def test_each_gpu_has_its_own_price():
     assert needed["cost"]["A"] == pytest.approx(153.6 * 3)
     assert needed["cost"]["<B>"] == pytest.approx(640 / 180 * 48 * 1.5)
     assert math.isnan(needed["cost"]["C"])  # no price, no cost
-    said = plan_answer.answers(plans).text
-    assert "Lowest cost of the settings with a price: gpus2 on 2 &lt;B&gt;" in said
-    assert "&lt;€&gt;256" in said
-    assumed = plan_answer.assumptions(plans, prices, "€").text
+    said = answer.plan_sentences(plans).text
+    assert "Lowest cost of the settings with a price: gpus2 (measured) on 2 &lt;B&gt;" in said
+    assert "&lt;€&gt;256 at" in said
+    assumed = answer.plan_assumptions(plans, prices, "€").text
     assert "Assumed: €3 per GPU-hour of A." in assumed
     assert "Assumed: €1.5 per GPU-hour of &lt;B&gt;." in assumed
     assert "No price is given for C: no cost is shown." in assumed
     assert "The price for D is not used" in assumed
-    assert '<th scope="col">cost (€)</th>' in plan_answer.tables(plans, "€").text
+    assert '<th scope="col">cost (€)</th>' in answer.plan_tables(plans, "€").text
     assert "cost" not in plan_of(runs)[2]
 
 
@@ -322,10 +323,10 @@ def test_a_plan_of_more_than_a_year_is_no_answer():
     """
     runs = runs_of(100, 180, 320).assign(gpu_name="A")
     assert plan_of(runs, tokens=1.728e10, prices={"A": 2.0}, currency="€")[1].splitlines() == [
-        "No measured setting trains on 17.28 billion tokens within 365 days on 4 A. The fastest is gpus4, 320 "
-        "tokens/s.",
+        "No measured setting trains on 17.28 billion tokens within 365 days on 4 A. The fastest is gpus4 "
+        "(measured), 320 tokens/s.",
         "30 days would need 67 GPUs if each sustained 100 tokens/s with gpus1, an extrapolation beyond what was "
-        "measured. At that rate, the training takes 48,000 GPU-hours, €96,000.",
+        "measured. At that rate, the training takes 48,000 GPU-hours, €96,000 at €2.00 a GPU-hour.",
     ]
     assert "Fewest days" in plan_of(runs, tokens=1e10)[1]  # 362 days
 
@@ -335,14 +336,9 @@ def test_a_plan_leaves_out_settings_whose_repeats_do_not_agree():
     runs = pd.concat([runs_of(rate, 15_100, gpus=(1, 2)) for rate in (21_097, 2_296, 20_000)])
     table, said, page = plan_of(runs)
     assert table["is_unstable"].tolist() == [True, False]
-    assert "tokens: gpus2 on 2 H200" in said
+    assert "Fewest days: gpus2 (measured) on 2 H200" in said
     assert "1 setting is not ranked, because its repeats differ by more than 1.5 times." in said
     assert "is_unstable" not in page
-
-
-def test_scaling_refuses_tokens_that_are_none():
-    with pytest.raises(SettingsError, match="tokens is -1: give a finite number of more than 0"):
-        scaling.scaling(runs_of(100, 180, 320), tokens=-1)
 
 
 @pytest.mark.parametrize(
@@ -357,11 +353,5 @@ def test_wrong_parameters_of_a_plan(given, problem):
     with pytest.raises(SettingsError) as caught:
         recommend.measured_plans(runs_of(100, 180, 320), **{"tokens": 1e9, **given})
     assert str(caught.value) == problem
-
-
-def test_what_nobody_told_is_missing_in_a_plan():
-    runs = runs_of(100, 180, 320, power_w=float("nan"))
-    table = recommend.measured_plans(runs, 1e9)[0].table
-    assert table[["energy_kwh", "cost"]].isna().all(axis=None)
-    given = recommend.measured_plans(runs, 1e9, power_w=700)[0].table
-    assert list(given["energy_kwh"]) == pytest.approx(list(given["gpu_hours"] * 0.7))
+    with pytest.raises(SettingsError, match="tokens is -1: give a finite number of more than 0"):
+        scaling.scaling(runs_of(100, 180, 320), tokens=-1)

@@ -15,8 +15,8 @@ from dsnb.run_folder.columns import RUN_COLUMNS, STEP_COLUMNS
 from dsnb.runs.load import load_gpu
 from dsnb.runs.logs import console
 from dsnb.runs.logs.logged_run import LoggedRun
-from tests.support import collected_logs, made_up
 from tests.support import foreign_logs as logs
+from tests.support import made_up
 
 
 def read(tmp_path, text, name="a.log"):
@@ -252,7 +252,7 @@ FORMS = {
     ),
     "the Trainer before 4.6 called steps samples": (
         "{'train_runtime': 155.2034, 'train_samples_per_second': 2.242, 'epoch': 3.0}\n",
-        {"steps_per_s": 2.242, "samples_per_s": None, "note": "train_samples_per_second without train_steps_per_second: taken as steps per second"},
+        {"train_runtime_s": 155.2034, "samples_per_s": None, "steps_per_s": None},
     ),
     "transformers' arguments line by line": (
         "[INFO|training_args.py:1] Training/evaluation parameters TrainingArguments(\n_n_gpu=1,\nbf16=True,\n"
@@ -348,6 +348,13 @@ def test_several_starts_are_several_runs(tmp_path):
     assert list(again["repeat"]) == [1, 2]
     assert set(again["experiment"]) == {"b"}
     assert list(again["samples_per_s"]) == [16.0, 16.0]
+    last = logs.trainer(ranks=16)
+    starts = {2048: last.partition("{'train_runtime'")[0], 1024: last.partition("{'loss'")[0], 512: last}
+    sizes = [launch * 16 + text.replace("tion) = 64", f"tion) = {size}") for size, text in starts.items()]
+    trained = read(tmp_path, "".join(sizes), "c.log")
+    assert list(trained["global_batch_size"]) == [*starts]
+    assert list(trained["nodes"]) == [16] * 3
+    assert trained["train_runtime_s"].notna().tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -388,23 +395,21 @@ def test_every_kind_beside_dsnbs_own(tmp_path):
     assert dsnb.summarize(runs).loc["chat/training", "tokens_per_s_median"] == 640.0 * 256
 
 
-def test_logs_like_public_ones(tmp_path):
-    """The figures that the authors of the public logs state."""
-    folder = collected_logs.write_all(tmp_path / "logs")
-    runs = dsnb.load_runs(folder).set_index("experiment")
-    check(runs.loc["opt-350m_1node"], samples_per_s=943.455, samples_per_s_running=950.7571805799944, nodes=1, gpus=8)
-    check(runs.loc["opt-350m_1node"], peak_allocated_gib=33.78, skipped_steps=9)
-    check(runs.loc["opt-13b_16nodes"], samples_per_s=1156.8893, nodes=16, gpus=128, lora_rank=128)
-    check(runs.loc["gpt2_3d_16nodes"], gpus=64, tensor_parallel=4, pipeline_parallel=16, data_parallel=1, seq_len=1024)
-    starts = runs[runs.index.str.startswith("gpt2_16nodes")]
-    assert list(starts["global_batch_size"]) == [2048, 1024, 512]
-    assert starts["train_runtime_s"].notna().tolist() == [False, False, True]
-    check(starts.iloc[2], samples_per_s=3.663, steps_per_s=0.007, train_runtime_s=273.0149)
-    for name, true in (("zs0", 64_033), ("zs3", 24_453)):
-        row = runs.loc[f"{name}_fp16_gpus1_bs32_sl128"]
-        assert row["tokens_per_s"] == pytest.approx(true, rel=1e-4)
-        assert row["tokens_per_s_logged"] == pytest.approx(true / 5, rel=1e-4)
-    assert len(dsnb.load_steps(folder / "megatron")) == 49
+def test_deepspeed_chat_on_many_hosts(tmp_path):
+    """Through pdsh: each line under its host's name, most of them from every host, with noise between them."""
+    hosts = [f"node-{number:03d}" for number in range(16)]
+    text = logs.chat().replace(logs.WORLD, "").replace("--seed 7", "--seed 7 --lora_dim 128")
+    text = text.replace("world_size ................... 8", "world_size ................... 128").replace(
+        "... 64", "... 1024"
+    )
+    noise = "\x1b[93m [WARNING] \x1b[0m async_io\nLoading shards:  50%|##   | 1/2 [00:04<00:04,  4.20s/it]\n"
+    lines = [f"{host} slots=8\n" for host in hosts]
+    for line in text.replace("*****\n", f"*****\n{noise}").splitlines(keepends=True):
+        of_rank_0 = any(words in line for words in ("[Rank 0]", "Throughput", "Execution", "timer.py"))
+        lines += [f"{host}: {line}" for host in hosts[: 1 if of_rank_0 else None]]
+    expected = {"gpus": 128, "nodes": 16, "data_parallel": 128, "global_batch_size": 1024, "lora_rank": 128}
+    expected |= {"tokens_per_s_per_gpu": 640.0 * 2, "step_time_s": 1.6}
+    check(only(read(tmp_path, "".join(lines))), **CHAT | expected)
 
 
 @pytest.mark.parametrize(

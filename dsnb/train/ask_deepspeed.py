@@ -1,7 +1,8 @@
-"""`python -m dsnb.train.config_check STAGE`: reads flat keys from stdin, prints what DeepSpeed says of them.
+"""`python -m dsnb.train.ask_deepspeed [STAGE]`: what torch and DeepSpeed can do, or what is wrong with keys on stdin.
 
-Sections with a model of their own refuse unknown keys. The others are read key by key: a key that DeepSpeed's parser
-never asks for is one that it would silently ignore.
+The answer is one line of JSON. It comes from a process of its own, because imports take seconds, and one that crashes
+must not end `dsnb doctor`. Sections with a model of their own refuse unknown keys. The others are read key by key: a
+key that DeepSpeed's parser never asks for is one that it would silently ignore.
 """
 
 import difflib
@@ -19,19 +20,9 @@ FREE = {"optimizer.params", "scheduler.params"}
 
 
 class Watched(dict[str, Any]):
-    """A section of the configuration that remembers which keys were asked for.
+    """A section of the configuration, or the whole, that remembers which keys were asked for.
 
-    Parameters
-    ----------
-    section
-        Keys and values, sections among them.
-    is_top
-        Whether it is the whole configuration: going over all of its sections says nothing about one of them.
-
-    Attributes
-    ----------
-    asked
-        Keys that were looked for.
+    Going over all sections of the whole says nothing about one of them.
     """
 
     def __init__(self, section: Mapping[str, Any], is_top: bool = False) -> None:
@@ -102,16 +93,12 @@ def _invalid(detail: Any, keys: Mapping[str, Any]) -> str:
     path = next((path for path in keys if path == inside or path.endswith(f".{inside}")), inside)
     name = f"{deepspeed_keys.PREFIX}{path}"
     if detail["type"] == "extra_forbidden":
-        return _unknown(path, _zero_keys() if path.startswith("zero_optimization.") else set())
+        from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+        fields = DeepSpeedZeroConfig.model_fields if path.startswith("zero_optimization.") else {}
+        return _unknown(path, {*fields, *(about.alias for about in fields.values() if about.alias)})
     message = str(detail.get("ctx", {}).get("error") or detail["msg"])  # without pydantic's "Value error, "
     return f"{name} is {detail['input']!r}: {message[:1].lower()}{message[1:]}"
-
-
-def _zero_keys() -> set[str]:
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-
-    fields = DeepSpeedZeroConfig.model_fields
-    return {*fields, *(about.alias for about in fields.values() if about.alias)}
 
 
 def _unknown(path: str, known: set[str]) -> str:
@@ -120,11 +107,23 @@ def _unknown(path: str, known: set[str]) -> str:
     return f"{deepspeed_keys.PREFIX}{path} is no key of DeepSpeed: {hint}"
 
 
-def main() -> None:
-    """Print the problems of the keys on stdin as one JSON line."""
-    keys = json.loads(sys.stdin.read())
-    print(json.dumps(check(int(sys.argv[1]), keys)))
+def abilities() -> dict[str, Any]:
+    """Return the versions of the libraries of training, and what torch and DeepSpeed support."""
+    import deepspeed
+    import torch
+    import transformers
+    from deepspeed.accelerator import get_accelerator
+
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cuda_works": torch.cuda.is_available(),
+        "deepspeed": deepspeed.__version__,
+        "transformers": transformers.__version__,
+        "precisions": [str(dtype).removeprefix("torch.") for dtype in get_accelerator().supported_dtypes()],
+    }
 
 
 if __name__ == "__main__":
-    main()
+    answer = check(int(sys.argv[1]), json.loads(sys.stdin.read())) if sys.argv[1:] else abilities()
+    print(json.dumps(answer))

@@ -1,14 +1,21 @@
-"""What a run's record says of its steps, its failure and its weights."""
+"""What a run's record says: its figures, how it failed, and what the machine is to blame for."""
 
 import dataclasses
+import shutil
+import subprocess
+import sys
 
 import pytest
 
 import dsnb
 from dsnb.files import records
-from dsnb.launcher import figures
-from dsnb.render import notes
+from dsnb.launcher import outcome
+from dsnb.launcher.outcome import MACHINE_FAULTS, without_machine_faults
+from dsnb.render import by_task
 from dsnb.run_folder.paths import RunPaths
+from dsnb.settings import checks
+from dsnb.system import hardware
+from tests.support.small_sweep import PARAMS
 
 PHASES = {"build": "building the model", "backward": "the backward pass of step 3"}
 
@@ -22,7 +29,7 @@ def recorded(tmp_path, small, times_s, skipped=(), **worker):
     ]
     records.write_lines(run.steps, rows)
     records.write_json(run.worker, worker)
-    return figures.summarize_run(small(steps=len(times_s) - 1), run)
+    return outcome.summarize_run(small(steps=len(times_s) - 1), run)
 
 
 def test_skipped_steps_of_warm_up_and_timed_steps_are_told_apart(tmp_path, small):
@@ -56,9 +63,6 @@ def test_flops_of_a_run(tmp_path, small):
     again = recorded(tmp_path, small, [1.0, 1.0, 1.0], **{**counted, "recomputed_flops_per_token": 2000.0})
     assert again["tflops_per_gpu"] == found["tflops_per_gpu"]
     assert again["hardware_tflops_per_gpu"] == pytest.approx((8000 + 2000) * 64 / 1e12)
-
-
-def test_flops_that_are_not_certain_are_missing_with_the_reason(tmp_path, small):
     why = "the FLOPs of a token could not be counted: nobody knows"
     found = recorded(tmp_path, small, [1.0, 1.0, 1.0], flops_missing=why, parameters=1000, layers=2, hidden=10)
     names = ("tflops_per_gpu", "hardware_tflops_per_gpu", "mfu", "masked_flops_pct")
@@ -72,7 +76,7 @@ def test_the_shortage_of_a_gpu_is_its_peak(tmp_path, small):
     failure = {"rank": 0, "status": "oom", "phase": "backward", "step": 2, "cause": "OutOfMemoryError: CUDA"}
     failure |= {"allocated_gib": 139.2, "reserved_gib": 139.5, "requested_gib": 9.6}
     records.append_line(run.failures, failure)
-    found = figures.summarize_run(small(), run)
+    found = outcome.summarize_run(small(), run)
     names = ("peak_allocated_gib", "oom_allocated_gib", "oom_requested_gib", "needed_gib", "oom_phase", "oom_step")
     assert [found[name] for name in names] == [139.2, 139.2, 9.6, pytest.approx(148.8), "backward", 2]
 
@@ -129,10 +133,7 @@ def test_host_memory_is_the_sum_over_ranks_without_the_build(run_small):
 
 def test_the_cost_of_a_run(swept, tmp_path):
     source = next(path for path in sorted(swept.rglob("run1")) if (path / "result.json").is_file())
-    run = RunPaths(tmp_path / "s" / source.parent.name / "run1")
-    for path in source.iterdir():
-        (run.dir / path.name).parent.mkdir(parents=True, exist_ok=True)
-        (run.dir / path.name).write_bytes(path.read_bytes())
+    run = RunPaths(shutil.copytree(source, tmp_path / "s" / source.parent.name / "run1"))
     result = records.read_json(run.result)
     settings = {**records.read_json(run.experiment), "device": "cuda", "gpus": 4, "price_per_gpu_hour": 2.5}
     records.write_json(run.experiment, settings)
@@ -144,17 +145,52 @@ def test_the_cost_of_a_run(swept, tmp_path):
 
 def test_what_figures_mean_stands_beside_them(swept):
     runs = dsnb.load_runs(swept).assign(masked_flops_pct=[1.26, 4.0, *[2.0] * (len(dsnb.load_runs(swept)) - 2)])
-    said = notes.meanings(runs).text
+    said = by_task.meanings(runs).text
     assert "<dt>TFLOP/s/rank</dt>" in said
     assert "the masked half of attention is counted. It is 1.3 to 4.0 % of the values here." in said
     assert "Peak resident memory of the ranks of the fullest host" in said
     gpus = runs.assign(gpu_util_pct=98.0)
-    assert "A GPU that waits for others in NCCL counts as busy" in notes.meanings(gpus).text
-    assert notes.remarks(runs.assign(note=None)).text == ""
-    assert '<td class="text">odd &lt;b&gt;</td>' in notes.remarks(runs.assign(note="odd <b>")).text
+    assert "A GPU that waits for others in NCCL counts as busy" in by_task.meanings(gpus).text
+    assert by_task.remarks(runs.assign(note=None)).text == ""
+    assert '<td class="text">odd &lt;b&gt;</td>' in by_task.remarks(runs.assign(note="odd <b>")).text
     calm = runs.assign(slow_steps=0, recompilations=0, step_time_s=1, step_time_median_s=1, tokens_per_s=1000.0)
-    assert notes.runs_to_look_at(calm).text == ""
-    odd = notes.runs_to_look_at(runs.assign(recompilations=3, experiment="<b>")).text
+    assert by_task.runs_to_look_at(calm).text == ""
+    odd = by_task.runs_to_look_at(runs.assign(recompilations=3, experiment="<b>")).text
     assert "<h3>Runs to look at</h3>" in odd
     assert '<td class="text">&lt;b&gt;</td>' in odd
     assert "3 graphs compiled during the timed steps" in odd
+
+
+def test_a_failure_by_the_machines_fault_is_an_interruption():
+    for words, advice in MACHINE_FAULTS.items():
+        status, cause = without_machine_faults("failed", f"rank 1: OSError: {words}: '/tmp/x'")
+        assert status == "interrupted"
+        assert cause == f"rank 1: OSError: {words}: '/tmp/x'; {advice} and start the sweep again"
+        assert without_machine_faults("failed", cause) == (status, cause)  # the advice is given once
+    for other in (("failed", "rank 0: ValueError: 3 is odd"), ("oom", "Too many open files"), ("ok", None)):
+        assert without_machine_faults(*other) == other
+
+
+def test_what_ranks_could_not_do_here_is_refused(small, monkeypatch):
+    compiled = small(compile="default").model_dump()
+    for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
+        monkeypatch.setenv(name, "1")
+        said = f"compile is set, but the environment variable {name} is 1, which disables torch.compile: unset it"
+        assert (checks.unsupported(compiled), checks.unsupported(small().model_dump())) == ([said], [])
+        monkeypatch.setenv(name, "0")
+        assert checks.unsupported(compiled) == []
+    monkeypatch.setattr(hardware, "loopback_works", lambda: False)  # without it, ranks retry for minutes
+    said = "127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`"
+    assert checks.unsupported(small().model_dump()) == [said]
+
+
+@pytest.mark.process
+def test_a_sweep_without_torch_says_what_to_install_and_leaves_no_folder(tmp_path):
+    (tmp_path / "small.yaml").write_text(PARAMS)
+    without = (
+        "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: n != 'torch' and f(n, *a) or None"
+    )
+    asked = [sys.executable, "-c", f"{without}\nfrom dsnb.cli.app import main; main()", "sweep", "small.yaml"]
+    found = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True)
+    assert "error: training needs torch: pip install 'dsnb[train]'" in found.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]

@@ -1,4 +1,4 @@
-"""Which runs are finished: all of their record, of the same settings, in the folder that is theirs."""
+"""Which runs are finished: all of their record, in their folder; and what is advised about one that is not ok."""
 
 import shutil
 import subprocess
@@ -15,7 +15,8 @@ from dsnb.files import records
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.folder import prepare, write_experiment
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.result import Result
+from dsnb.run_folder.result import Result, Shortage
+from dsnb.settings.experiment import Experiment
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished
 from tests import ROOT
@@ -56,10 +57,6 @@ def cut(path, lines):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
 
 
-def huge(run):
-    run.result.write_text(run.result.read_text().replace("100.0", "1" + "0" * 19))
-
-
 DAMAGE = {
     "experiment.json is missing or empty": lambda run: run.experiment.write_text("{}"),
     "environment.json is missing or empty": lambda run: run.environment.unlink(),
@@ -70,11 +67,10 @@ DAMAGE = {
     "result.json: status is {'ok': 1}: allowed are 'ok', 'oom', 'nan', 'untrained', 'failed', 'timeout' or "
     "'interrupted'": lambda run: change(run.result, status={"ok": 1}),
     "experiment.json: precision is ['fp16']: give a text": lambda run: change(run.experiment, precision=["fp16"]),
-    "result.json: summary.tokens_per_s is 10000000000000000000: it must be at most 1e+18": huge,
-    "result.json: phases_s.wall is -1.5: it must be at least 0.0": lambda run: change(
-        run.result, phases_s={"wall": -1.5}
+    "result.json: phases_s.wall is 10000000000000000000: it must be at most 1e+18": lambda run: change(
+        run.result, phases_s={"wall": 10**19}
     ),
-    "environment.json: cores is 'many': give a whole number": lambda run: change(run.environment, cores="many"),
+    "environment.json: cores is -1: it must be at least 0": lambda run: change(run.environment, cores=-1),
 }
 
 
@@ -149,16 +145,12 @@ def test_a_run_copied_into_another_experiment_is_no_repeat_of_it(sweep):
     assert links["kinds"][0]["available"] == [int(place != str(folder / ZS3 / "run4")) for place in runs["run_dir"]]
 
 
-def test_an_experiment_that_was_renamed_as_a_whole_keeps_its_new_name(sweep, recwarn):
-    name = f"{ZS0}_old"
-    (sweep.paths.dir / ZS0).rename(sweep.paths.dir / name)
-    runs = dsnb.load_runs(sweep.paths.dir)
-    assert set(runs["experiment"]) == {name, ZS3}
-    assert not recwarn.list
-
-
-def test_copies_go_by_their_settings_under_numbers_of_their_own(sweep):
+def test_a_renamed_experiment_keeps_its_name_and_copies_go_by_their_settings(sweep, recwarn):
     folder = sweep.paths.dir
+    (folder / ZS0).rename(folder / "old")
+    assert set(dsnb.load_runs(folder)["experiment"]) == {"old", ZS3}
+    assert not recwarn.list
+    (folder / "old").rename(folder / ZS0)
     other = shutil.copytree(folder / ZS0 / "run1", folder / ZS0 / "run7")
     change(other / "experiment.json", model="opt-tiny")
     shutil.copytree(folder / ZS3 / "run2", folder / ZS0 / "run9")
@@ -191,3 +183,46 @@ def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
     assert "LaunchError: " in said.splitlines()[-1]
     assert "was removed during the run" in said.splitlines()[-1]
     assert not (tmp_path / "run1").exists()
+
+
+def advice(phase, of_host=False, **settings):
+    known = Experiment.recorded({"model": "gpt2", "micro_batch_size": 1, **settings}).model_dump()
+    return " | ".join(Shortage({**known, "device": "cpu" if of_host else "cuda"}, phase, of_host).advice())
+
+
+@pytest.mark.parametrize(
+    ("phase", "settings", "given", "not_given"),
+    [
+        ("forward", {"micro_batch_size": 8}, "lower micro_batch_size (8)", "set loss"),
+        ("loss", {}, "set loss to chunked", "micro_batch_size"),
+        ("build", {"micro_batch_size": 8}, "zero_stage 1, offload optimizer-cpu", "micro_batch_size"),
+        ("optimizer", {"gpus": 4, "zero_stage": 1}, "raise zero_stage (1) to 3: 4 ranks", "seq_len"),
+        ("optimizer", {"gpus": 1, "zero_stage": 1}, "use several GPUs with zero_stage 3", "raise zero_stage"),
+        ("build", {"zero_stage": 2, "offload": "optimizer-cpu"}, "zero_stage 3, offload all-cpu", "lower"),
+        ("build", {"strategy": "ddp", "gpus": 2}, "smaller model", "zero_stage"),
+        ("backward", {"activation_checkpointing": True, "checkpoint_every": 2}, "lower checkpoint_every (2)", "turn"),
+        ("forward", {"memory_limit_gib": 2.5}, "raise memory_limit_gib (2.5)", "free memory"),
+        ("", {"of_host": True, "gpus": 2}, "start fewer ranks on one machine (gpus is 2)", "offload"),
+    ],
+)
+def test_advice_after_running_out_of_memory_fits_the_cause(phase, settings, given, not_given):
+    shown = advice(phase, **settings)
+    assert given in shown
+    assert not_given not in shown
+
+
+def test_the_memory_at_hand(tmp_path):
+    run = RunPaths(tmp_path)
+    gpus = [{"name": "A", "memory_gib": 80.0}, {"name": "B", "memory_gib": 40.0}]
+    records.write_json(run.environment, {"memory_gib": 500.0, "gpus": gpus})
+
+    def capacity_gib(codes, **settings):
+        records.write_json(run.experiment, {"device": "cuda", **settings})
+        return Result("oom", None, codes, {}, {}, tmp_path).shortage().capacity_gib
+
+    assert capacity_gib({0: 1}) == 40.0
+    assert capacity_gib({0: -9}) == 500.0  # the kernel kills for the machine's memory, never for a GPU's
+    assert capacity_gib({0: 1}, device="cpu") == 500.0
+    assert capacity_gib({0: 1}, memory_limit_gib=2.0) == 2.0
+    run.environment.unlink()
+    assert capacity_gib({0: 1}) is None

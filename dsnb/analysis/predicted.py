@@ -1,0 +1,319 @@
+"""Predictions beside runs: of measured settings, to see how good predictions are, and of settings that were not run.
+
+A measured setting counts once, with the medians of its runs, and is predicted without the runs of its own model.
+Nothing is fitted to measured memory, so that its prediction needs nothing left out; it needs a trace of the model,
+which is not made for it. Settings that were not run are what the explorer shows beside the others.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dsnb.analysis.decide import is_probe
+from dsnb.errors import SettingsError
+from dsnb.prediction import accuracy, gpus, traces
+from dsnb.prediction.accuracy import ALL
+from dsnb.prediction.calibration import MIN_SETTINGS, of_record, recorded
+from dsnb.prediction.fit import is_covered
+from dsnb.prediction.gpus import GpuSpec, Link
+from dsnb.prediction.memory import peak_memory, room
+from dsnb.prediction.predict import On, tabulated
+from dsnb.prediction.step_time import problem, setting
+from dsnb.prediction.traces import Trace, can_trace
+from dsnb.run_folder.columns import SETTINGS
+from dsnb.run_folder.paths import SweepPaths
+from dsnb.run_folder.result import ENDED
+from dsnb.runs import labels
+from dsnb.runs.table import as_runs, numbers
+from dsnb.settings import deepspeed_keys
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.params_file import combinations, read_params
+
+NEEDED = ["model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size"]
+"""What a row must tell: defaults in place of unknown settings would predict another one."""
+COMPARED = {"step_time": "step_time_s", "peak_allocated": "peak_allocated_gib"}
+"""What is compared: the beginning of the columns of its error, and its own column."""
+MEDIANS = ("step_time_s", "tokens_per_s", "peak_allocated_gib", "gpu_memory_gib", "timed_steps")
+MAX_SETTINGS = 500
+"""Settings that are compared, evenly spaced among more: 1,500 take ten seconds."""
+Asked = str | Path | Experiment
+MAX_PREDICTED = 2000
+"""Settings that are predicted; a page holds each of them."""
+OWN_RUNS = "dsnb's own runs on H200"
+ERROR = "± is the mean error of such predictions."
+ANY_TOKENS = 1e9
+"""The explorer computes days itself."""
+FIGURES = {
+    "tokens_per_s": "tokens_per_s",
+    "step_time_s": "step_time",
+    "peak_allocated_gib": "peak_allocated",
+    "mfu": "step_time",
+}
+"""Predicted columns of runs, and the beginning of the column of their error in `dsnb.predict`."""
+PER_GPU = "tokens_per_s_per_gpu"
+
+
+def parity(runs: pd.DataFrame, link: str = "nvlink") -> pd.DataFrame | None:
+    """Return measured settings beside their predictions; None if no run on a known GPU can be compared.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per setting on a known GPU: `experiment`, `model`, `kind` (`dsnb.prediction.accuracy.kind`), `ran`
+        (whether any run succeeded; the others ran out of memory), `has_rules` (whether there are rules for its memory),
+        `fits` (whether it is predicted to; None if unknown), and for each of `COMPARED` the measured column,
+        `predicted_...`, and `..._error_pct`, above 0 if more was predicted; NaN where one of both is unknown.
+    """
+    settings = by_setting(runs, gpus.link(link))
+    settings = [record for record in settings if record["status"] == "oom" or record["measured"]]
+    if not settings:
+        return None
+    places = np.linspace(0, len(settings) - 1, min(len(settings), MAX_SETTINGS)).astype(int)
+    table = pd.DataFrame(_rows([settings[place] for place in places]))
+    for name, column in COMPARED.items():
+        table[f"{name}_error_pct"] = 100 * (table[f"predicted_{column}"] / table[column] - 1)
+    has_predictions = table[[f"predicted_{column}" for column in COMPARED.values()]].notna().any(axis=None)
+    return table if has_predictions or table["has_rules"].any() else None
+
+
+def by_setting(runs: pd.DataFrame, link: Link) -> list[dict[str, Any]]:
+    """Return a record for each setting on a known GPU that ran or ran out of memory, with the medians of its runs.
+
+    Each has the columns of its first run, `experiment` as dsnb names its settings, `known_gpu` (the GPU by its data
+    sheet), `asked` (the settings), and `measured` (None if no run succeeded, or its time cannot be predicted).
+    """
+    runs = as_runs(runs)
+    if not {*NEEDED, "gpu_name", "experiment", "status"} <= {*runs}:
+        return []
+    runs = runs[runs["status"].isin(["ok", "oom"]) & runs[NEEDED].notna().all(axis=1)]
+    known_gpus = {name: known_gpu(name) for name in runs["gpu_name"].unique()}
+    runs = runs[~is_probe(runs) & runs["gpu_name"].map(known_gpus).notna()]
+    runs = runs.assign(sweep=runs.get("sweep", ""), **{name: numbers(runs, name) for name in MEDIANS})
+    settings = []
+    for (_, _, gpu_name), group in runs.groupby(["sweep", "experiment", "gpu_name"], sort=False, dropna=False):
+        ok = group[group["status"] == "ok"]
+        kept = ok if len(ok) else group
+        record = {str(name): value for name, value in kept.iloc[0].items()}
+        record |= {name: float(kept[name].median()) for name in MEDIANS}
+        asked = recorded(record).model_copy(update={"device": "cuda"})
+        record |= {"experiment": asked.name_with_model, "known_gpu": known_gpus[gpu_name], "asked": asked}
+        settings.append({**record, "measured": of_record(record, link) if len(ok) else None})
+    return settings
+
+
+def known_gpu(name: object) -> GpuSpec | None:
+    """Return a GPU by its name in runs; None if dsnb has no data sheet of it."""
+    try:
+        return gpus.find(str(name))
+    except SettingsError:
+        return None
+
+
+def _rows(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    kept = traces_of([record["asked"] for record in settings], make=False)
+    for record, step_time_s, trace in zip(settings, _step_times(settings), kept, strict=True):
+        peak_gib, fits = math.nan, None
+        if trace:
+            capacity_gib = record["gpu_memory_gib"] if record["gpu_memory_gib"] > 0 else record["known_gpu"].memory_gib
+            peak_gib = peak_memory(record["asked"], trace).peak_allocated_gib
+            fits = peak_gib <= room(record["asked"], capacity_gib).tensors_gib
+        ran = record["status"] == "ok"
+        rows.append(
+            {
+                "experiment": record["experiment"],
+                "model": record["model"],
+                "kind": accuracy.kind(record["asked"]),
+                "ran": ran,
+                "has_rules": is_covered(record["asked"]),
+                "step_time_s": record["measured"].step_time_s if record["measured"] else math.nan,
+                "peak_allocated_gib": record["peak_allocated_gib"] if ran else math.nan,
+                "predicted_step_time_s": step_time_s,
+                "predicted_peak_allocated_gib": peak_gib,
+                "fits": fits,
+            }
+        )
+    return rows
+
+
+def traces_of(experiments: Sequence[Experiment], make: bool = True) -> list[Trace | None]:
+    """Return the trace of each setting; None where there are no rules for its memory, or it cannot be traced."""
+    covered = [is_covered(one) for one in experiments]
+    found = iter(traces.attempts(list(itertools.compress(experiments, covered)), make))
+    tried = (next(found) if has_rules else None for has_rules in covered)
+    return [trace if isinstance(trace, Trace) else None for trace in tried]
+
+
+def _step_times(settings: Sequence[dict[str, Any]]) -> list[float]:
+    """Return the predicted step time of each setting; constants are fitted to settings on the same GPU."""
+    predicted_s = [math.nan] * len(settings)
+    on_gpus: dict[str, list[int]] = {}
+    for place, record in enumerate(settings):
+        if record["measured"]:
+            on_gpus.setdefault(record["known_gpu"].name, []).append(place)
+    for places in on_gpus.values():
+        timed = [settings[place]["measured"] for place in places]
+        for place, run, error_pct in zip(places, timed, accuracy.left_out(timed), strict=True):
+            predicted_s[place] = run.step_time_s * (1 + error_pct / 100)
+    return predicted_s
+
+
+def errors(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the errors in a table of `parity` by kind of setting, `all` last; NaN where there is none.
+
+    For each of `COMPARED` there is `..._settings`, `..._mean_pct` and `..._worst_pct` of the absolute errors, and
+    `..._bias_pct`.
+    """
+    by_kind: dict[str, dict[str, float]] = {}
+    for kind, part in [*table.groupby("kind"), (ALL, table)]:
+        summary: dict[str, float] = {}
+        for name in COMPARED:
+            error_pct = part[f"{name}_error_pct"].dropna()
+            summary |= {f"{name}_settings": len(error_pct), f"{name}_bias_pct": error_pct.mean()}
+            summary |= {f"{name}_mean_pct": error_pct.abs().mean(), f"{name}_worst_pct": error_pct.abs().max()}
+        by_kind[str(kind)] = summary
+    return pd.DataFrame.from_dict(by_kind, orient="index").rename_axis("strategy")
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """Predicted settings that were not run."""
+
+    table: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """One row per setting: `experiment`, the settings and `gpu_name` in the columns of `load_runs`, predicted figures,
+    the mean error of each as `..._error_pct`, `fits` (None if unknown), `outside`."""
+    notes: tuple[str, ...] = ()
+    """For which GPU, from what, and what was left out."""
+
+    def without(self, runs: pd.DataFrame) -> pd.DataFrame:
+        """Return the settings of which none of these runs has ended."""
+        return self.table[~self.table["experiment"].isin(_ended(runs))] if len(self.table) else self.table
+
+
+def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> Unmeasured:
+    """Predict the settings that were not run, for the GPU of most runs.
+
+    Three settings or more that were measured on it calibrate the predictions.
+
+    Parameters
+    ----------
+    asked
+        Params files, folders of sweeps (for their own params files), or settings.
+
+    Raises
+    ------
+    SettingsError
+        If a params file cannot be used, the link is unknown, or no run was on a GPU that can be predicted for.
+    """
+    runs, path = as_runs(runs), gpus.link(link)
+    on_gpu, gpu_name = _on_one_gpu(runs, path)
+    spec = on_gpu[0]["known_gpu"]
+    wanted, notes = _wanted(asked, on_gpu)
+    ended = _ended(runs)
+    wanted = [one for one in wanted if one.name_with_model not in ended]
+    problems = [problem(one, spec.name, link) for one in wanted]
+    shown = [one for one, why in zip(wanted, problems, strict=True) if not why]
+    if len(shown) > MAX_PREDICTED:
+        notes.append(f"{MAX_PREDICTED:,} of {len(shown):,} settings are predicted, the first of the file.")
+    shown = shown[:MAX_PREDICTED]
+    notes += _left_out(filter(None, problems))
+    if not shown:
+        return Unmeasured(notes=tuple(notes))
+    timed = [row["measured"] for row in on_gpu if row["measured"]]
+    is_calibrated = len(timed) >= MIN_SETTINGS
+    on = On(spec, path).calibrated(timed) if is_calibrated else On(spec, path)
+    found = traces_of(shown, make=can_trace())
+    figures = tabulated(shown, [setting(one, spec, path) for one in shown], found, on, tokens=ANY_TOKENS)
+    source = Counter(labels.text(row.get("source")) for row in on_gpu).most_common(1)[0][0]
+    table = _as_runs(shown, figures).assign(gpu_name=gpu_name, source=source)
+    measured = f"the {len(timed):,} settings that were measured on it here" if is_calibrated else OWN_RUNS
+    basis = f"Predicted for {gpu_name}, with a time model that is fitted to {measured}. {ERROR}"
+    if missing := found.count(None):
+        why = "they cannot be traced, or there are no rules for it"
+        if not can_trace():
+            why = "torch or transformers, with which models are traced, is missing"
+        notes.append(f"The memory of {labels.count(missing, 'predicted setting')} is unknown: {why}.")
+    return Unmeasured(table, (basis, *notes))
+
+
+def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> None:
+    """Raise a SettingsError as `unmeasured` would, before anything is predicted."""
+    _wanted(asked, _on_one_gpu(runs, gpus.link(link))[0])
+
+
+def _on_one_gpu(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], str]:
+    """Return the settings that were run on the GPU of most of them, and its name."""
+    rows = by_setting(runs, link)
+    if not rows:
+        names = sorted({labels.text(name) for name in runs.get("gpu_name", []) if not pd.isna(name)})
+        where = f"these runs were on {', '.join(names) or 'no GPU'}"
+        raise SettingsError(
+            f"predict: no run has succeeded, or run out of memory, on a GPU that dsnb knows: {where}; leave it out"
+        )
+    gpu_name = Counter(str(row["gpu_name"]) for row in rows).most_common(1)[0][0]
+    return [row for row in rows if row["gpu_name"] == gpu_name], gpu_name
+
+
+def _ended(runs: pd.DataFrame) -> set[str]:
+    """Return the settings of which a run has ended, by the names that dsnb gives them."""
+    ended = runs[runs["status"].isin(ENDED)]
+    ended = ended.assign(sweep=ended.get("sweep", "")).drop_duplicates(["sweep", "experiment"])
+    return {recorded({str(name): value for name, value in row.items()}).name_with_model for _, row in ended.iterrows()}
+
+
+def _wanted(asked: Asked | Sequence[Asked], on_gpu: Sequence[Mapping[str, Any]]) -> tuple[list[Experiment], list[str]]:
+    """Return the settings, each once, and what was left out of the files because it is refused."""
+    number = max(int(row["asked"].gpus) for row in on_gpu)
+    wanted: list[Experiment] = []
+    refused: list[str] = []
+    for source in [asked] if isinstance(asked, Asked) else asked:
+        experiments, reasons = ([source], []) if isinstance(source, Experiment) else _of_file(Path(source), number)
+        wanted += [one.model_copy(update={"device": "cuda"}) for one in experiments]
+        refused += reasons
+    return list({one.name_with_model: one for one in wanted}.values()), _left_out(refused)
+
+
+def _of_file(path: Path, number: int) -> tuple[list[Experiment], list[str]]:
+    """Return the settings of a params file, with `gpus: auto` as in the runs, and why others are refused."""
+    file = SweepPaths(path).params if path.is_dir() else path
+    auto = {"gpus": number}
+    return allowed({**one, **(auto if one.get("gpus") == "auto" else {})} for one in combinations(read_params(file)))
+
+
+def allowed(settings: Iterable[Mapping[str, Any]]) -> tuple[list[Experiment], list[str]]:
+    """Return settings on GPUs that the rules allow, and why others are refused; refuse them all if none is allowed."""
+    experiments, refused = [], []
+    for one in settings:
+        try:
+            experiments.append(Experiment(**{**one, "device": "cuda"}))
+        except SettingsError as error:
+            refused.append("; ".join(error.problems))
+    if not experiments:
+        raise SettingsError([*dict.fromkeys(refused)] or "no combination of settings is left: give each one a value")
+    return experiments, refused
+
+
+def _left_out(reasons: Iterable[str]) -> list[str]:
+    return [f"Left out {labels.count(number, 'setting')}: {why}." for why, number in Counter(reasons).items()]
+
+
+def _as_runs(experiments: Sequence[Experiment], figures: pd.DataFrame) -> pd.DataFrame:
+    """Return predicted settings as rows of a table of runs, with their figures and the errors of these."""
+    rows = [
+        {"experiment": one.name_with_model, **{name: getattr(one, name) for name in SETTINGS}}
+        | {f"{deepspeed_keys.PREFIX}{key}": value for key, value in one.deepspeed.items()}
+        for one in experiments
+    ]
+    figures = figures.reindex(columns=[*figures, *({"fits", *FIGURES} - {*figures})])
+    errors = {f"{name}_error_pct": numbers(figures, f"{error}_error_pct") for name, error in FIGURES.items()}
+    fits = figures["fits"].astype(object)
+    table = pd.DataFrame(rows).join(figures[[*FIGURES, "outside"]]).assign(**errors)
+    per_gpu = {PER_GPU: table["tokens_per_s"] / table["gpus"], f"{PER_GPU}_error_pct": errors["tokens_per_s_error_pct"]}
+    return table.assign(fits=fits.where(fits.notna(), None), **per_gpu)

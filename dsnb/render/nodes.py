@@ -1,0 +1,322 @@
+"""Runs on several GPUs and nodes: scaling, groups of nodes and which are slow, and the bandwidth between ranks."""
+
+import html
+import math
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FixedLocator, NullFormatter, PercentFormatter
+
+from dsnb.analysis import hosts, scaling
+from dsnb.errors import SettingsError
+from dsnb.render import palette, tables
+from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
+from dsnb.render.tables import Html
+from dsnb.run_folder import record_schema
+from dsnb.runs import labels
+from dsnb.runs.load import load_bandwidth, newest_bandwidth_test
+
+MAX_LABEL_LENGTH = 120
+POINTS = "Each point is the median of one group of nodes; groups are side by side in the order of their runs."
+TITLES = {
+    "nodes": "nodes",
+    "hosts": "hosts",
+    "per_node": "samples/s per node",
+    "off_median_pct": "off median (%)",
+    "statuses": "runs",
+    "expected_per_node": "expected",
+    "verdict": "verdict",
+    "cause": "cause",
+}
+FORMS = {"nodes": "g", "per_node": ",.4g", "off_median_pct": "+.1f", "expected_per_node": ",.4g"}
+MAX_PANELS, MAX_LABELS = 4, 8
+HALF_WIDTH = 0.36
+"""Of the column of one group size, in which groups are drawn side by side in their order."""
+
+
+def throughput(table: pd.DataFrame) -> Picture:
+    """Draw tokens/s and efficiency by number of GPUs, of a table of `dsnb.analysis.scaling.scaling`.
+
+    Dotted lines are ideal, bars span the lowest to the highest run. Of more than eight workloads, those on the most
+    GPUs are drawn.
+    """
+    shown, unit = _largest_workloads(table), _unit(table)
+
+    def draw() -> Figure:
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
+        _lines(shown, "tokens_per_s", f"tokens/s of all {unit}s", left)
+        left.yaxis.set_major_formatter(EngFormatter())
+        for colour, part in _coloured(shown):
+            left.vlines(part["gpus"], part["lowest"], part["highest"], color=colour, linewidth=2.5, alpha=0.6)
+        _lines(shown, "efficiency", f"efficiency (% of tokens/s/{unit} at the base)", right)
+        right.set(yscale="linear", ylim=(0, max([1.1, *(1.05 * shown["efficiency"])])))
+        right.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+        shared_legend(figure, "lower center", columns=1)
+        return figure
+
+    return Picture(draw, "Tokens per second and scaling efficiency against the number of GPUs, with the ideal lines")
+
+
+def days(table: pd.DataFrame, tokens: float = 100e9) -> Picture:
+    """Draw the days of training on `tokens` by number of GPUs; `table` was made for the same number of tokens."""
+    shown = _largest_workloads(table)
+
+    def draw() -> Figure:
+        figure, axis = plt.subplots(figsize=(10, 4.6), layout="constrained")
+        _lines(shown, "days", f"days for {tokens / 1e9:,.4g} billion tokens", axis)
+        axis.yaxis.set_major_formatter(PLAIN_TICKS)
+        shared_legend(figure, "lower center", columns=1)
+        return figure
+
+    return Picture(draw, f"Days to train {tokens / 1e9:,.4g} billion tokens against the number of GPUs")
+
+
+def scaling_remarks(scaled: Collection[pd.DataFrame]) -> Html:
+    """Return what to know about the efficiency in tables of `dsnb.analysis.scaling.scaling`."""
+    if not scaled:
+        return tables.bullet_list([], "No workload was measured on two numbers of GPUs: there is no scaling to show.")
+    sentences = [sentence for table in scaled for sentence in scaling.super_linear(table)]
+    return tables.bullet_list(sentences, "No workload is more efficient on more GPUs than at its base.")
+
+
+def scaling_table(table: pd.DataFrame) -> Html:
+    """Return a table of `dsnb.analysis.scaling.scaling` as HTML, with units."""
+    unit = _unit(table)
+    titles = {"gpus": f"{unit}s", "tokens_per_s": f"tokens/s of all {unit}s", "base_gpus": f"base ({unit}s)"}
+    titles |= {"speed_up": "speed-up", "efficiency": "efficiency (%)", "n": "runs"}
+    titles |= {"lowest": "lowest run (tokens/s)", "highest": "highest run (tokens/s)"}
+    shown = table.assign(efficiency=100 * table["efficiency"]).drop(columns="unit")
+    return tables.number_table(shown.rename(columns=titles), text_columns=("workload",))
+
+
+def _largest_workloads(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the workloads on the most GPUs, with the base in their names, and the ideal of each figure."""
+    largest = table.groupby("workload")["gpus"].max().sort_values(ascending=False, kind="stable")
+    drawn = table["workload"].isin(largest.index[: len(palette.SERIES)])
+    shown = table[drawn].sort_values(["workload", "gpus"])
+    names = [name if len(name) <= MAX_LABEL_LENGTH else f"{name[:MAX_LABEL_LENGTH]}…" for name in shown["workload"]]
+    return shown.assign(
+        title=[
+            f"{name} (base: {labels.count(base, unit)})"
+            for name, base, unit in zip(names, shown["base_gpus"], shown["unit"], strict=True)
+        ],
+        ideal_tokens_per_s=shown["tokens_per_s"] / shown["efficiency"],
+        ideal_days=shown["days"] * shown["efficiency"],
+        ideal_efficiency=1.0,
+    )
+
+
+def _unit(shown: pd.DataFrame) -> str:
+    return "rank" if set(shown["unit"]) == {"rank"} else "GPU"
+
+
+def _coloured(shown: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
+    parts = (part for _, part in shown.groupby("workload", sort=False))
+    return zip(palette.SERIES, parts, strict=False)
+
+
+def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
+    """Draw a figure and its ideal against the number of GPUs, both on logarithmic scales."""
+    axis.set(xlabel=f"number of {_unit(shown)}s", ylabel=title)
+    if shown.empty:
+        note(axis, "no workload was measured on two numbers of GPUs")
+        return
+    for colour, part in _coloured(shown):
+        axis.plot(part["gpus"], part[column], color=colour, marker="o", linewidth=1.6, label=part["title"].iloc[0])
+        axis.plot(part["gpus"], part[f"ideal_{column}"], color=colour, linestyle=":", linewidth=1)
+    axis.set(xscale="log", yscale="log")
+    sizes = sorted(set(shown["gpus"]))
+    axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axis.xaxis.set_minor_locator(plt.NullLocator())
+    _label_decades(axis, shown[column].min(), shown[column].max())
+
+
+def _label_decades(axis: Axes, lowest: float, highest: float) -> None:
+    """Label 1, 2 and 5 of each decade on an axis of less than two, which has only one or no power of ten otherwise."""
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    if not 0 < lowest <= highest < 100 * lowest:
+        return
+    decades = range(math.floor(math.log10(lowest)), math.ceil(math.log10(highest)) + 1)
+    marks = [part * 10.0**decade for decade in decades for part in (1, 2, 5)]
+    below = max(mark for mark in marks if mark <= lowest * (1 + 1e-9))
+    above = min(mark for mark in [*marks, 10 * marks[-3]] if mark > highest)
+    axis.set_ylim(below, above)
+    axis.yaxis.set_major_locator(FixedLocator([mark for mark in marks if below <= mark <= above]))
+
+
+def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]:
+    """Return what a report says of groups of nodes, as parts to display in turn; empty without several nodes or groups.
+
+    With `efficiency`, it begins with the figure of throughput, if several numbers of nodes were measured.
+    """
+    table = hosts.groups(runs)
+    if not (table["nodes"].gt(1).any() or table["hosts"].nunique() > 1):
+        return []
+    parts: list[Html | Picture] = [Html("<h2>Nodes</h2>"), _list(hosts.describe(table))]
+    sizes = scaling.scaling(runs[runs["hosts"].notna()], scaling.gpus_per_node(runs))
+    if efficiency and len(sizes):
+        parts += [tables.subheading("Efficiency, relative to one node"), throughput(sizes)]
+    if table["hosts"].nunique() > 1:
+        parts += [tables.subheading("Spread between groups"), Html(f"<p>{POINTS}</p>"), spread(table)]
+    parts += [tables.subheading("Groups"), _group_table(table)]
+    if found := hosts.differences(runs):
+        parts += [tables.subheading("Differences between nodes"), _list(found)]
+    return parts
+
+
+def _list(sentences: list[str]) -> Html:
+    return Html(f'<div class="answer">{tables.bullet_list(sentences)}</div>')
+
+
+def _group_table(table: pd.DataFrame) -> Html:
+    """Return the groups as HTML; of more than fit, those that failed and the slowest."""
+    if len(table) > tables.MAX_ROWS:
+        table = table.assign(failed=table["verdict"].ne("fail")).sort_values(["failed", "off_median_pct"])
+    text_columns = ("experiment", "hosts", "cause")
+    return tables.to_html(_format_groups(table), text_columns, index=False, which="the failed and slowest")
+
+
+def compare_groups(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+    """Return the groups of nodes for a terminal: as numbers, as text, and the conclusions in sentences.
+
+    Raises
+    ------
+    SettingsError
+        If no run was started with a hostfile.
+    """
+    table = hosts.groups(runs)
+    if table.empty:
+        raise SettingsError(
+            "no run used a hostfile, so there are no groups of nodes to compare: choose the folder of a sweep that did"
+        )
+    by_name = table.set_index("experiment")
+    texts = _format_groups(table).drop(columns="experiment", errors="ignore").set_index(by_name.index)
+    return by_name, texts, hosts.describe(table)
+
+
+def _format_groups(table: pd.DataFrame) -> pd.DataFrame:
+    """Format the groups as text, without empty columns."""
+    texts = {name: tables.format_column(table[name], form) for name, form in FORMS.items()}
+    shown = table.assign(**texts, hosts=[_hosts(value) for value in table["hosts"]], cause=table["cause"].fillna(""))
+    names = [name for name in TITLES if not shown[name].isin(["", "-"]).all()]
+    names = ["experiment", *names] if table["experiment"].nunique() > 1 else names
+    return shown[names].rename(columns=TITLES)
+
+
+def _hosts(value: object) -> str:
+    if not isinstance(value, str):
+        return "unknown"
+    names = value.split(",")
+    return value if len(names) <= hosts.MAX_NAMES else f"{names[0]} ... {names[-1]} ({len(names)})"
+
+
+def spread(table: pd.DataFrame) -> Picture:
+    """Draw samples/s per node of every group by the size of the group, with medians, expected values and slow groups.
+
+    Of more than four workloads in a table of `dsnb.analysis.hosts.groups`, those with the most groups are drawn.
+    """
+    shown = table.assign(slow=hosts.is_slow(table))
+    names = shown.groupby("workload", sort=False).size().sort_values(ascending=False, kind="stable").index[:MAX_PANELS]
+
+    def draw() -> Figure:
+        count = len(names)
+        figure, axes = plt.subplots(count, 1, figsize=(10, 0.6 + 3.8 * count), layout="constrained", squeeze=False)
+        for axis, name in zip(axes.flat, names, strict=True):
+            _panel(shown[shown["workload"] == name], axis)
+            axis.set_title(f"{name:.110}" if count > 1 else "", fontsize="medium", loc="left")
+        shared_legend(figure, "upper center")
+        return figure
+
+    return Picture(draw, "Samples per second per node of every group of nodes, by group size")
+
+
+def _panel(part: pd.DataFrame, axis: Axes) -> None:
+    """Draw one workload; the axis does not begin at 0: differences are a few per cent."""
+    part = part.dropna(subset="nodes")
+    sizes = sorted(part["nodes"].unique())
+    beside = part.groupby("nodes")["nodes"].transform("size") - 1
+    step = (2 * HALF_WIDTH / beside.clip(lower=1)).clip(upper=0.08)
+    part = part.assign(at=part["nodes"].map(sizes.index) + step * (part.groupby("nodes").cumcount() - beside / 2))
+    slow = part[part["slow"]]
+    kinds = [("group", part[~part["slow"]], palette.BLUE, "o"), ("slow", slow, palette.VERMILION, "v")]
+    for label, groups, colour, marker in kinds:
+        if len(groups):
+            axis.scatter(groups["at"], groups["per_node"], color=colour, marker=marker, zorder=3, label=label)
+    for row in slow[slow["nodes"] == 1].head(MAX_LABELS).itertuples():
+        look: dict[str, Any] = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "fontsize": "small"}
+        axis.annotate(f"{row.hosts:.32}", (row.at, row.per_node), color=palette.VERMILION, **look)
+    for (_, size), same in part.dropna(subset="per_node").groupby(["experiment", "nodes"], sort=False):
+        ends = sizes.index(size) - HALF_WIDTH - 0.05, sizes.index(size) + HALF_WIDTH + 0.05
+        median, limit_pct = same["median_per_node"].iloc[0], same["limit_pct"].iloc[0]
+        axis.hlines(median, *ends, color=palette.INK, linewidth=1.4, label="median of the group size")
+        if pd.notna(limit_pct):
+            low = median * (1 - limit_pct / 100)
+            axis.hlines(low, *ends, color=palette.VERMILION, linestyle=":", linewidth=1.3, label="limit for slow")
+    for value in part["expected_per_node"].dropna().unique():
+        axis.axhline(value, color=palette.GREEN, linestyle="--", linewidth=1.3, label="expected")
+    axis.set(xlabel="nodes per group", ylabel="samples/s per node", xlim=(-0.6, len(sizes) - 0.4))
+    axis.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
+    axis.margins(y=0.15)
+    axis.yaxis.set_major_formatter(PLAIN_TICKS)
+
+
+def bandwidth(folder: str | Path) -> Iterator[Html | Picture]:
+    """Yield the parts of a report on a sweep's all-reduce test; nothing if there is none."""
+    run, table = newest_bandwidth_test(folder), load_bandwidth(folder)
+    if run is None or table.empty:
+        return
+    machine = record_schema.read(run.environment) or {}
+    nodes = (record_schema.read(run.nodes) or {}).get("nodes")
+    names = ", ".join(html.escape(str(node.get("host"))) for node in nodes or [machine])
+    gpu = (record_schema.read(run.worker) or {}).get("gpu_name")
+    backend = f"NCCL, {html.escape(str(gpu))}" if gpu else "gloo on CPUs"
+    yield Html(
+        f"<h2>Bandwidth between ranks</h2><p>In-place all-reduce over {table['ranks'].max():.0f} ranks ({backend}) "
+        f"on {names}, {html.escape(str(machine.get('date_utc')))}. Times are the mean over calls on the slowest rank; "
+        "1 GB is 1e9 bytes; busbw is algbw x 2(n-1)/n, as in nccl-tests.</p>"
+    )
+    drawn = table[(table[["bytes", "busbw_gb_per_s"]] > 0).all(axis=1)]  # log axes
+
+    def draw() -> Figure:
+        figure, axis = plt.subplots(figsize=(10, 3.6), layout="constrained")
+        axis.plot(drawn["bytes"], drawn["busbw_gb_per_s"], color=palette.BLUE, marker="o", markersize=4)
+        axis.set_xscale("log", base=2)
+        axis.set(yscale="log", xlabel="message size (bytes)", ylabel="bus bandwidth (GB/s)")
+        axis.xaxis.set_major_formatter(_format_size)
+        axis.yaxis.set_major_formatter(PLAIN_TICKS)
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        return figure
+
+    if len(drawn):
+        yield Picture(draw, "Bus bandwidth of an all-reduce against message size")
+    yield tables.to_html(format_bandwidth(table), text_columns=("type", "redop"))
+
+
+def format_bandwidth(table: pd.DataFrame) -> pd.DataFrame:
+    """Format an all-reduce test as nccl-tests prints it, indexed by message size."""
+    columns = {
+        "count (elements)": tables.format_column(table["count"], ".0f"),
+        "type": table["dtype"].replace("float32", "float").astype(str).tolist(),
+        "redop": "sum",
+        "time (us)": _two_decimals(table["time_us"]),
+        "algbw (GB/s)": _two_decimals(table["algbw_gb_per_s"]),
+        "busbw (GB/s)": _two_decimals(table["busbw_gb_per_s"]),
+        "#wrong": tables.format_column(table["errors"], ".0f"),
+    }
+    return pd.DataFrame(columns, index=pd.Index(tables.format_column(table["bytes"], ".0f"), name="size (B)"))
+
+
+def _two_decimals(values: pd.Series) -> list[str]:
+    """Format numbers with two decimals, or with four significant digits below 1."""
+    return ["" if pd.isna(value) else f"{value:.2f}" if value >= 1 else f"{value:.4g}" for value in values]
+
+
+def _format_size(value: float, _: Any) -> str:
+    """Format bytes with binary units, which matplotlib's `EngFormatter` does not have."""
+    power = min(int(math.log2(value)) // 10, 3) if value >= 1 else 0
+    return f"{value / 1024**power:g} {('B', 'KiB', 'MiB', 'GiB')[power]}"

@@ -1,0 +1,62 @@
+"""Settings in words."""
+
+import pytest
+
+from dsnb.runs import labels
+from dsnb.settings.experiment import DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"precision": "bf16"}, "ZeRO 0, bf16, micro-batch 8"),
+        (
+            {"zero_stage": 1, "mixed_precision": "autocast", "compile": "default", "grad_accum": 4},
+            "ZeRO 1, bf16 autocast, compiled, micro-batch 8, 4 accumulated",
+        ),
+        ({"strategy": "plain", "compile": "reduce-overhead"}, "the plain loop, bf16, compiled with CUDA graphs"),
+        ({"strategy": "fsdp", "activation_checkpointing": True, "checkpoint_every": 2}, "FSDP, bf16, checkpointing"),
+        ({"tensor_parallel": 2, "pipeline_parallel": 4, "zero_stage": 1}, "TP 2 x PP 4 x ZeRO 1, bf16"),
+        ({"compile": "max-autotune", "offload": "optimizer-cpu"}, "ZeRO 0, bf16, compiled (max-autotune), offload op"),
+        ({"strategy": None, "zero_stage": None, "precision": None, "micro_batch_size": None, "compile": None}, ""),
+    ],
+    ids=str,
+)
+def test_a_setting_is_said_as_an_engineer_would(settings, words):
+    assert labels.setting({**DEFAULTS, "precision": "bf16", **settings}).startswith(words)
+
+
+def test_where_it_ran():
+    places = {
+        "4 NVIDIA H200": {"gpus": 4, "gpu_name": "NVIDIA H200"},
+        "2 CPU ranks": {"gpus": 2.0, "device": "cpu"},
+        "1 CPU rank": {"gpus": 1, "device": "cpu"},
+        "512 GPUs": {"gpus": 512},
+        "an unknown number of GPUs": {"gpus": float("nan")},
+    }
+    assert {words: labels.place(run) for words, run in places.items()} == {words: words for words in places}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("bucket_elements", 1, "buckets of 1 element"),
+        ("checkpoint_every", 3, "one block of 3 recomputed"),
+        ("checkpoint_offload", False, "checkpoints on the GPU"),
+        ("memory_limit_gib", 0.0, "no memory limit"),
+        ("memory_limit_gib", 79.5, "memory limit 79.5 GiB"),
+        ("offload", "none", "no offload"),
+        ("overlap_comm", "auto", "default overlapped communication"),
+        ("micro_batch_size", "auto", "the largest micro-batch that fits"),
+        ("bucket_elements", None, "unknown bucket size"),
+    ],
+)
+def test_a_value_is_said_by_what_it_means(name, value, words):
+    assert labels.choice({name: value}, name) == words
+
+
+def test_how_blocks_are_recomputed_is_not_said_where_none_are():
+    run = {**DEFAULTS, "checkpoint_every": 2, "activation_checkpointing": True}
+    assert labels.unusual_choice(run, "checkpoint_every") == "one block of 2 recomputed"
+    assert labels.unusual_choice({**run, "activation_checkpointing": False}, "checkpoint_every") == ""
+    assert labels.has_effect({"checkpoint_every": 2}, "checkpoint_every")  # whether they are is unknown

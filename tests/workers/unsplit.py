@@ -1,6 +1,0 @@
-def main(run_dir: str) -> int:
-    """Train a pipeline whose stages were never split."""
-    from dsnb.train import parallel, worker
-
-    parallel.split_stage = lambda *_: None
-    return worker.main(run_dir)
