@@ -14,8 +14,7 @@ import typer
 import dsnb
 from dsnb.analysis import comparisons, flags
 from dsnb.cli.app import app
-from dsnb.run_folder.columns import KEYS, METRIC_LABELS, RUNS, SAMPLES, SETTINGS, STEPS
-from dsnb.run_folder.declarations import Column, unit_of
+from dsnb.run_folder.columns import KEYS, METRIC_LABELS, RUNS, SAMPLES, SETTINGS, STEPS, Column, unit_of
 from dsnb.run_folder.paths import File, RunPaths, SweepPaths
 from dsnb.run_folder.record_schema import FILES
 from dsnb.runs.table import ALIASES

@@ -12,8 +12,7 @@ from docs.reference_tables import MissingMeaning
 from dsnb.analysis.flags import flags
 from dsnb.analysis.summary import summarize
 from dsnb.cli.app import app
-from dsnb.run_folder.columns import GPU_COLUMNS, METRIC_LABELS, RUN_COLUMNS
-from dsnb.run_folder.declarations import Column
+from dsnb.run_folder.columns import GPU_COLUMNS, METRIC_LABELS, RUN_COLUMNS, Column
 from dsnb.runs.load import load_runs, load_steps
 from dsnb.settings.experiment import Experiment
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsnb.run_folder import columns, paths
-from dsnb.run_folder.declarations import unit_of
+from dsnb.run_folder.columns import unit_of
 from dsnb.run_folder.record_schema import cleaned
 from dsnb.runs import labels
 from dsnb.settings.experiment import DECLARED, DEFAULTS, SUPERVISION, Experiment
