@@ -90,6 +90,19 @@ def test_a_run_that_failed_needs_no_steps(sweep):
     assert not is_finished(run, retry=True)
 
 
+@pytest.mark.process
+def test_a_launch_leaves_the_settings_that_its_sweep_has_written_and_writes_others(sweep):
+    run = sweep.runs[0]
+    run.paths.result.unlink()
+    write_experiment(run.paths, run.experiment, planned={"order_seed": 3, "order_place": 5})
+    before = run.paths.experiment.stat()
+    prepare(run.paths, run.experiment)
+    assert run.paths.experiment.stat() == before
+    prepare(run.paths, run.experiment.model_copy(update={"steps": 4}))
+    assert records.read_json(run.paths.experiment)["order_place"] == 5
+    assert run.paths.experiment.stat().st_ino != before.st_ino
+
+
 def test_settings_that_an_old_folder_does_not_name_had_their_defaults(sweep):
     run = sweep.runs[0]
     known = records.read_json(run.paths.experiment)
