@@ -1,4 +1,4 @@
-"""The columns of the tables and the fields of records: what each means and holds, how it is displayed and derived.
+"""The columns of the tables and the fields of records: what each means and holds, how it is displayed.
 
 A column is declared here once; a setting, which is a column too, in `dsnb.settings.training`. Tables, records, labels,
 the explorer and the reference read them from here.
@@ -84,8 +84,6 @@ class Column:
     """How it is displayed, if it is a figure that tables and pages compare."""
     kind: Any = AMOUNT
     """What it may hold: one of the kinds above, or a type made of them."""
-    formula: str = ""
-    """How it is derived from other columns; the functions and their sources are in `dsnb.formulas.metrics`."""
 
     def stored_unit(self) -> str:
         """Return the unit in which it is stored; empty for texts and counts."""
@@ -211,14 +209,11 @@ FIGURES = [
         "of experts the chosen ones are active. With LoRA, 4 x active + 2 x trainable parameters instead of 6 x active "
         "ones, because frozen weights have no gradient. By convention, the masked half of attention is counted.",
         _rate("TFLOP/s/GPU", digits=1),
-        formula="(6 x active_parameters + 12 x keys x width, summed over the layers with attention) x "
-        "tokens_per_s_per_gpu / 1e12",
     ),
     Column(
         "hardware_tflops_per_gpu",
         "Including the blocks that activation checkpointing recomputes.",
         _rate("hardware TFLOP/s/GPU", digits=1),
-        formula="(FLOPs per token of the model + those recomputed) x tokens_per_s_per_gpu / 1e12",
     ),
     Column("mfu", "TFLOP/s divided by the vendor's dense peak for the precision.", _percent("MFU", better="higher")),
     Column(
@@ -236,13 +231,9 @@ FIGURES = [
         Metric("weight change", digits=6),
     ),
     # The others are compared in no table.
-    Column(
-        "masked_flops_pct",
-        "Share of `tflops_per_gpu` that a causal mask makes unnecessary: half of attention.",
-        formula="100 x (6 x keys^2 x width / seq_len, summed over the layers with attention) / FLOPs per token",
-    ),
     *each(
         AMOUNT,
+        masked_flops_pct="Share of `tflops_per_gpu` that a causal mask makes unnecessary: half of attention.",
         days_per_100b_tokens="Days that 100 billion tokens take at this throughput, without restarts or pauses.",
         needed_gib="oom_allocated_gib + oom_requested_gib: what a run out of memory would have needed at least.",
         samples_per_s_running="Running average that DeepSpeed's timer prints; it leaves out data loading.",
