@@ -11,10 +11,7 @@ _short.maxstring = _short.maxother = 80
 
 
 def line(text: object) -> str:
-    """Return a text as one line that is safe to print on a terminal.
-
-    Any white space becomes a space, any other character that is not printable a `?`.
-    """
+    """Return a text as one line for a terminal: white space is a space, what else is not printable a `?`."""
     whole = str(text)
     if whole.isprintable():
         return whole

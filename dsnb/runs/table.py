@@ -74,12 +74,7 @@ def without_noise(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return runs with `of_plain`; a table without a plain run is returned as it is.
-
-    It is tokens/s/GPU divided by the median of the fastest plain setting (`strategy` `plain`) that does the same work
-    (`WORK`, fused attention or not) on the same GPU; NaN where there is none. On a CPU it is tokens/s of all ranks,
-    which share the cores that a plain process has to itself.
-    """
+    """Return runs with `of_plain`, NaN where no plain setting does the same work; without a plain run, as they are."""
     plain = (runs.get("strategy") == "plain") & (runs.get("status") == "ok")
     if not isinstance(plain, pd.Series) or not plain.any():
         return runs

@@ -183,10 +183,7 @@ RULES: list[Rule] = [_model, _sizes, _auto_on_a_cpu, _text, _hosts, *rules.RULES
 
 
 def contradictions(settings: Mapping[str, Any]) -> list[str]:
-    """Return the contradictions between settings, one sentence each.
-
-    Rules that read a setting that is missing, such as one whose value is not valid, are left out.
-    """
+    """Return the contradictions between settings; rules that read a missing one (it is invalid) are left out."""
     problems: list[str] = []
     for rule in RULES:
         with contextlib.suppress(AttributeError):

@@ -62,10 +62,7 @@ DECIDED = {
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with all keys of DeepSpeed in one flat mapping under `deepspeed`, from either notation.
-
-    What is no mapping stays as it is, for validation to refuse.
-    """
+    """Return settings with all keys of DeepSpeed in one flat mapping under `deepspeed`; no mapping stays as it is."""
     given = settings.get(NAME, {})
     rest = {key: value for key, value in settings.items() if key != NAME and not str(key).startswith(PREFIX)}
     if not isinstance(given, Mapping):
@@ -127,11 +124,7 @@ def problems(keys: Mapping[str, Any]) -> list[str]:
 
 
 def unknown_keys(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
-    """Return the keys that DeepSpeed's own models do not know, and values that they refuse, one sentence each.
-
-    A process of its own asks them, because their import takes seconds. Nothing is known where DeepSpeed is not
-    installed.
-    """
+    """Return the keys that DeepSpeed's own models do not know, and values that they refuse, one sentence each."""
     if not importlib.util.find_spec("deepspeed"):
         return []
     return list(_checked(zero_stage, json.dumps(keys, sort_keys=True, default=str)))
@@ -139,6 +132,7 @@ def unknown_keys(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
 
 @functools.cache
 def _checked(zero_stage: int, keys: str) -> tuple[str, ...]:
+    """Ask in a process of its own: DeepSpeed's import takes seconds."""
     command = interpreter.command("-m", "dsnb.train.ask_deepspeed", str(zero_stage))
     try:
         done = subprocess.run(command, input=keys, capture_output=True, text=True, timeout=120, check=False)

@@ -157,7 +157,7 @@ class Training(BaseModel):
     """What ZeRO partitions across ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
     offload: Annotated[
         Literal["none", "optimizer-cpu", "all-cpu", "optimizer-nvme", "all-nvme"],
-        Axis("offload", "offload {}", "offload-{}"),
+        Axis(short="offload-{}"),
     ] = "none"
     """Where ZeRO keeps optimizer states, or these and parameters (`all`): host memory, or files in `nvme_path`."""
     nvme_path: str = ""
@@ -194,7 +194,7 @@ class Training(BaseModel):
         Literal["auto", "eager", "sdpa"], Axis("attention", "{} attention", "{}", phrases={"auto": "default attention"})
     ] = "auto"
     """Attention implementation: `sdpa` is torch's fused one (BLOOM's ALiBi is its mask); `auto` uses it if it can."""
-    compile: Annotated[CompileMode, Axis("compilation", "compilation {}", _compiled)] = "off"
+    compile: Annotated[CompileMode, Axis("compilation", short=_compiled)] = "off"
     """Mode of torch.compile for the model and its loss. `reduce-overhead` and `max-autotune` use CUDA graphs,
     `deepcompile` is DeepSpeed's compiler of ZeRO's communication. `true` is `default`, `false` is `off`."""
     compile_unit: Annotated[
@@ -213,27 +213,18 @@ class Training(BaseModel):
     """Micro-batches per optimizer step."""
     grad_accum_dtype: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
-        Axis(
-            "gradients accumulated in",
-            "gradients accumulated in {}",
-            "accum-{}",
-            phrases={"auto": "default format of accumulated gradients"},
-        ),
+        Axis("gradients accumulated in", short="accum-{}", phrases={"auto": "default format of accumulated gradients"}),
     ] = "auto"
     """Number format in which ZeRO accumulates gradients in native half precision. `auto` is fp32 in bf16 with several
     micro-batches at ZeRO 1 to 3, otherwise that of the weights."""
-    overlap_comm: Annotated[
-        AutoOnOff, Axis("overlapped communication", "overlapped communication {}", "overlap-{}")
-    ] = "auto"
-    """Whether ZeRO 1 to 3 reduce gradients while the backward pass goes on; `auto` is DeepSpeed's
-    default: on at ZeRO 3, off at ZeRO 1 and 2."""
+    overlap_comm: Annotated[AutoOnOff, Axis("overlapped communication", short="overlap-{}")] = "auto"
+    """Whether ZeRO 1 to 3 reduce gradients in the backward pass; `auto` is DeepSpeed's default: only ZeRO 3 does."""
     bucket_elements: Annotated[
-        Count,
-        Axis("bucket size", "buckets of {} elements", "bucket{}", phrases={"0": "default bucket size"}),
+        Count, Axis("bucket size", "buckets of {} elements", "bucket{}", phrases={"0": "default bucket size"})
     ] = 0
     """Gradients per reduction of DDP and ZeRO 1 to 3, and parameters per all-gather of the latter; 0 for their
     defaults, 25 MiB and 5e8."""
-    gradient_checks: Annotated[OnOff, Axis("gradient checks", "gradient checks {}", "checks-{}")] = "on"
+    gradient_checks: Annotated[OnOff, Axis(short="checks-{}")] = "on"
     """Whether ZeRO 1 and 2 compute the gradient norm and look for overflows in every step."""
     leaf_modules: Annotated[
         Literal["auto", "none", "blocks"], Axis("leaf modules", "{} as leaf modules", "leaf-{}")
@@ -241,7 +232,7 @@ class Training(BaseModel):
     """What ZeRO 3 gathers at once: single layers, or whole transformer blocks. `auto` is blocks if these are compiled
     one by one, otherwise layers."""
     zeropp: Annotated[
-        Literal["none", "weights", "gradients", "partition", "all"], Axis("ZeRO++", "ZeRO++ {}", "zeropp-{}")
+        Literal["none", "weights", "gradients", "partition", "all"], Axis("ZeRO++", short="zeropp-{}")
     ] = "none"
     """ZeRO++ at ZeRO 3: weights quantized to 8 bits when gathered, gradients to 4 when reduced, a second partition of
     the weights within each node, or all of these. Quantized training is not exact."""

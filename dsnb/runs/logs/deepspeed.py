@@ -119,11 +119,7 @@ reads(
     " version ....",
     " info ....",
     pattern=r"(?:^|[\]:]\s?)(torch|deepspeed|nvcc|torch cuda)\s+(?:version|info) \.{3,} ([\w.+-]{1,60})[,\s]",
-)(
-    lambda run, match: run.environment.setdefault(
-        {"torch cuda": "cuda", "nvcc": "cuda"}.get(match[1], match[1]), match[2]
-    )
-)
+)(lambda run, match: run.environment.setdefault(_REPORTED.get(match[1], match[1]), match[2]))
 # The peak at the end of the line of `timer`; it is printed as GB, divided by 1024^3.
 reads("MemAllocated=", pattern=rf"MaxMemAllocated={NUMBER}GB")(
     lambda run, match: run.record_max(peak_allocated_gib=number(match[1]))
