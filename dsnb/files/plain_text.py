@@ -1,8 +1,4 @@
-"""Sanitizes text from untrusted sources for terminals and for names.
-
-Control characters (colours, cursor movement, line feeds), characters that change the writing direction, and lone
-surrogates never reach a terminal or a script.
-"""
+"""Sanitizes text for terminals and scripts: no control characters, changed writing direction, or lone surrogates."""
 
 import reprlib
 

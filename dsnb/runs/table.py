@@ -1,8 +1,4 @@
-"""The door for tables of runs: every function that takes one from outside calls `as_runs` or `named_runs`, once.
-
-What `dsnb.load_runs` and `dsnb.published` return has passed it. A table may also come from a file that an earlier
-version wrote, or be several tables in one.
-"""
+"""The door for tables of runs, maybe of an earlier version: who takes one calls `as_runs` or `named_runs`, once."""
 
 import numpy as np
 import pandas as pd

@@ -1,8 +1,4 @@
-"""The settings of one run: what is trained, where and within which limits; its name, derived values, former settings.
-
-The axes of a training are in `dsnb.settings.training`, the rules between settings in `dsnb.settings.rules`, and the
-checks against this machine in `dsnb.settings.checks`.
-"""
+"""The settings of one run: what is trained, where, within which limits; its name, derived values, former settings."""
 
 import os
 from collections.abc import Mapping

@@ -143,16 +143,14 @@ class Training(BaseModel):
     )
 
     model: Annotated[str, Setting("model", "{}", is_axis=True)] = "gpt2"
-    """A preset (gpt2-tiny, gpt2, opt-350m, bloom-7b1, ...), a folder or JSON file with a model's configuration,
-    or a hub id."""
+    """A preset (gpt2, opt-350m, bloom-7b1, ...), a folder or JSON file with a model's configuration, or a hub id."""
     weights: Annotated[Literal["random", "pretrained"], Setting("weights", "{} weights", "{}")] = "random"
     """`random` initializes them as configured, which does not affect speed; `pretrained` loads them."""
     strategy: Annotated[
         Literal["deepspeed", "ddp", "fsdp", "plain"],
         Setting("strategy", "{}", is_axis=True, order=("plain", "DDP", "FSDP", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3")),
     ] = "deepspeed"
-    """Data-parallel strategy: DeepSpeed, torch's DDP, or torch's FSDP2 (sharded by transformer block). `plain` is one
-    process without any: the yardstick for the others."""
+    """DeepSpeed, torch's DDP, torch's FSDP2 (sharded by block), or `plain`: one process without any, the yardstick."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], Setting("ZeRO stage", "ZeRO {}", is_axis=True)] = 0
     """What ZeRO partitions across ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
     offload: Annotated[
@@ -163,8 +161,7 @@ class Training(BaseModel):
     nvme_path: str = ""
     """Folder for `offload` to NVMe."""
     optimizer: Annotated[Literal["adamw", "adafactor", "muon"], Axis("optimizer", "{}", "{}")] = "adamw"
-    """AdamW (fused on a GPU), Adafactor, whose second moments are factored, or DeepSpeed's Muon, which orthogonalizes
-    the updates of matrices."""
+    """AdamW (fused on a GPU), Adafactor (factored second moments), or DeepSpeed's Muon (orthogonalized updates)."""
     learning_rate: Annotated[Positive, Setting(short="lr{}")] = 1e-4
     """The optimizer's constant learning rate."""
     gradient_clipping: Annotated[NotNegative, Setting(phrases={"0": "no gradient clipping"}, short="clip{}")] = 0.0
@@ -204,8 +201,7 @@ class Training(BaseModel):
     communication can begin between them. `auto` is `block` for ZeRO 3, FSDP, and activation checkpointing without CUDA
     graphs, otherwise `model`."""
     loss: Annotated[Literal["whole", "chunked"], Axis("loss", "{} loss", "{}-loss")] = "whole"
-    """`chunked` computes the logits of 2,048 tokens at a time, and never holds all of them: less memory for a large
-    vocabulary."""
+    """`chunked` computes the logits of 2,048 tokens at a time: less memory for a large vocabulary."""
     grad_accum: Annotated[
         AtLeast1,
         Setting("gradient accumulation", "accumulation {}", "ga{}", phrases={"1": "no accumulation"}, is_axis=True),
@@ -222,15 +218,13 @@ class Training(BaseModel):
     bucket_elements: Annotated[
         Count, Axis("bucket size", "buckets of {} elements", "bucket{}", phrases={"0": "default bucket size"})
     ] = 0
-    """Gradients per reduction of DDP and ZeRO 1 to 3, and parameters per all-gather of the latter; 0 for their
-    defaults, 25 MiB and 5e8."""
+    """Gradients per reduction of DDP and ZeRO, parameters per all-gather of ZeRO; 0 for 25 MiB (DDP) and 5e8 (ZeRO)."""
     gradient_checks: Annotated[OnOff, Axis(short="checks-{}")] = "on"
     """Whether ZeRO 1 and 2 compute the gradient norm and look for overflows in every step."""
     leaf_modules: Annotated[
         Literal["auto", "none", "blocks"], Axis("leaf modules", "{} as leaf modules", "leaf-{}")
     ] = "auto"
-    """What ZeRO 3 gathers at once: single layers, or whole transformer blocks. `auto` is blocks if these are compiled
-    one by one, otherwise layers."""
+    """What ZeRO 3 gathers at once: single layers, or blocks; `auto` is blocks if these are compiled one by one."""
     zeropp: Annotated[
         Literal["none", "weights", "gradients", "partition", "all"], Axis("ZeRO++", short="zeropp-{}")
     ] = "none"
@@ -276,8 +270,8 @@ class Training(BaseModel):
             phrases={"expandable": "expandable segments", "default": "torch's default allocator"}, short="alloc-{}"
         ),
     ] = "expandable"
-    """How torch reserves the memory of a GPU: in segments that grow (`expandable_segments:True`), which avoids
-    fragmentation, or as it does by default. If you set `PYTORCH_ALLOC_CONF` yourself, your value holds."""
+    """How torch reserves GPU memory: in segments that grow (less fragmentation), or as it does by default. If you set
+    `PYTORCH_ALLOC_CONF` yourself, your value holds."""
     seq_len: Annotated[
         int, Field(strict=True, ge=2, lt=LIMIT), Setting("sequence length", "sequence {}", is_axis=True)
     ] = 128

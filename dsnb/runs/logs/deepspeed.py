@@ -237,9 +237,7 @@ def chat_step(run: LoggedRun, match: re.Match[str]) -> None:
 def chat_speed(run: LoggedRun, match: re.Match[str]) -> None:
     """Read `Model Parameters: 0.331 B, Latency: 0.20s, ..., Batch Size: 24, Sequence Length: 512`.
 
-    Stages 1 and 2 print it after each micro-batch, for one GPU; its TFLOPs must be multiplied by the number of GPUs.
-    Stage 3 prints `End-to-End => Latency: 2.55s, ..., Batch Size: 4, Total Seq. Length: 512` for the global batch,
-    generation included.
+    Stages 1 and 2 print it for a micro-batch of one GPU, stage 3 `End-to-End =>` for the global batch and generation.
     """
     _chat(run)
     latency_s, batch, length = positive(match[2]), count(match[3]), count(match[4])
