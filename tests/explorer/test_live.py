@@ -21,12 +21,6 @@ TOKEN = "a-test"
 ROOT = "[...document.querySelectorAll('.dsnb-explorer')].find((root) => root.dsnb).dsnb"
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture
 def lab(tmp_path):
     """Serve a folder with a notebook that explores a made-up sweep; give its address."""
@@ -39,7 +33,9 @@ def lab(tmp_path):
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     cells = [nbf.new_code_cell(source) for source in sources]
     nbformat.write(nbf.new_notebook(cells=cells, metadata=kernel), tmp_path / "work" / "look.ipynb")
-    port = free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     command = [
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}",
         "--ServerApp.ip=127.0.0.1",
