@@ -128,13 +128,7 @@ class Setting:
 
 
 def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
-    """Return the counts of an experiment on a GPU.
-
-    Raises
-    ------
-    SettingsError
-        If the model is unknown, the micro-batch is `auto`, or several nodes have no network.
-    """
+    """Return the counts of an experiment on a GPU; a SettingsError says why it cannot be predicted."""
     if experiment.micro_batch_size == "auto":
         raise SettingsError("micro_batch_size is 'auto': a step time is predicted for a number")
     peak = attention = gpu.peak_flops(experiment.precision)

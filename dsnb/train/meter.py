@@ -92,22 +92,11 @@ class Pending:
 
 
 class Meter:
-    """Times steps and collects their losses.
+    """Times so many steps, warm-up included, and collects their losses; `path` is None on ranks that write nothing.
 
-    Parameters
-    ----------
-    path
-        `steps.jsonl`, or None on ranks that write nothing.
-    steps
-        Their number, warm-up included.
-    tokens_per_step
-        Tokens per optimizer step over all ranks.
-    launched_at
-        When the run was launched, on the clock of `dsnb.system.launch_clock`: the origin of every `t_s`.
-    position
-        Updated when a part of a step begins.
-    marks_forward
-        Whether to time the first forward pass of each step; in a pipeline it would include the wait for other stages.
+    `tokens_per_step` are those of all ranks, and `launched_at` is the origin of every `t_s`. `position` is updated when
+    a part of a step begins. In a pipeline, the first forward pass would include the wait for other stages: it is not
+    marked there.
     """
 
     def __init__(
