@@ -4,18 +4,29 @@ Both leave out activations; this says how far they are from the peaks that their
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from dsnb.prediction.accuracy import ALL, kind
 from dsnb.prediction.memory import GIB
 from dsnb.prediction.traces import Trace
 from dsnb.settings.experiment import Experiment
 
-if TYPE_CHECKING:
-    from benchmarks.prediction_errors import Peak
-
 Estimate = Callable[[Experiment, Trace], float | None]
 HEADER = ("kind", "settings", "dsnb", "DeepSpeed's estimator", "16 bytes a parameter")
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A measured run and its prediction, in GiB."""
+
+    experiment: Experiment
+    predicted_gib: float
+    allocated_gib: float
+
+    @property
+    def error_pct(self) -> float:
+        """The error of the predicted peak in per cent."""
+        return 100 * (self.predicted_gib / self.allocated_gib - 1)
 
 
 def deepspeed_gib(experiment: Experiment, trace: Trace) -> float | None:
@@ -45,7 +56,7 @@ def sixteen_bytes_gib(experiment: Experiment, trace: Trace) -> float | None:
     return (each + 2 * (trace.parameters - trace.trainable)) / split / GIB
 
 
-def lines(peaks: Sequence["Peak"], traces: Sequence[Trace]) -> list[str]:
+def lines(peaks: Sequence[Peak], traces: Sequence[Trace]) -> list[str]:
     """Return the table of docs/explanation/prediction.md: mean and worst error of each in per cent, by kind."""
     rows = list(zip(peaks, traces, strict=True))
     kinds = sorted({kind(peak.experiment) for peak in peaks})
@@ -59,7 +70,7 @@ def lines(peaks: Sequence["Peak"], traces: Sequence[Trace]) -> list[str]:
     return found
 
 
-def _errors(rows: Sequence[tuple["Peak", Trace]], estimate: Estimate) -> list[float]:
+def _errors(rows: Sequence[tuple[Peak, Trace]], estimate: Estimate) -> list[float]:
     found = [(peak, estimate(peak.experiment, trace)) for peak, trace in rows]
     return [abs(100 * (gib / peak.allocated_gib - 1)) for peak, gib in found if gib is not None]
 

@@ -16,7 +16,7 @@ code is still the one that runs. Its argument can be
 import itertools
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import pandas as pd
 
 import dsnb
 from benchmarks import bars, other_estimates
+from benchmarks.other_estimates import Peak
 from dsnb.prediction import gpus
 from dsnb.prediction.accuracy import (
     ALL,
@@ -82,20 +83,6 @@ PUBLISHED = {
 """Tables of H100, V100, A100, H100 NVL and H100 again, and how their GPUs were connected."""
 MICRO_BATCHES = 5
 """The fewest timed micro-batches of a run of the data set whose time counts."""
-
-
-@dataclass(frozen=True)
-class Peak:
-    """A measured run and its prediction, in GiB."""
-
-    experiment: Experiment
-    predicted_gib: float
-    allocated_gib: float
-
-    @property
-    def error_pct(self) -> float:
-        """The error of the predicted peak in per cent."""
-        return 100 * (self.predicted_gib / self.allocated_gib - 1)
 
 
 def h200_runs(with_held_out: bool = True) -> list[Measured]:

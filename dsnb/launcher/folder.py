@@ -100,6 +100,7 @@ def write_experiment(
     `planned` is what a sweep decided for the run (`PLANNED`); by default as the sweep wrote it before.
     """
     requested = requested or experiment
+    before: dict[str, Any] = {}
     if planned is None:
         before = records.read_json(run.experiment) or {}
         planned = {name: before.get(name) for name in PLANNED}
@@ -109,7 +110,8 @@ def write_experiment(
     further = {name: value for name, value in planned.items() if value is not None}
     further |= {"inputs": files} if (files := inputs.digests(settings)) else {}
     further |= {"asked": resolved} if resolved else {}
-    records.write_json(run.experiment, {**settings, **names, **further})
+    if (record := {**settings, **names, **further}) != before:  # a launch finds what its sweep has written
+        records.write_json(run.experiment, record)
 
 
 def check_free_space(folder: Path) -> None:

@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-import dsnb
-from dsnb.analysis.choices import choices, single_changes, variants, varying, with_choices
+from dsnb.analysis.choices import choices, variants, varying, with_choices
 
 SHARED = pd.DataFrame(
     [
@@ -22,13 +21,6 @@ def test_how_a_training_is_shared_is_one_choice():
     known = with_choices(SHARED)
     assert known["strategy"].to_list() == ["plain", "DDP", "FSDP", "ZeRO 3", "TP 2 x PP 4 x ZeRO 1", None, "another"]
     assert varying(known) == ["strategy"]
-
-
-def test_fsdp_to_zero_3_is_one_change():
-    runs = dsnb.published("h200_memory").query("model == 'opt-1.3b' and lora_rank == 0")
-    base = "opt-1.3b_fsdp_bf16_gpus2_bs8_sl1024_ga2"
-    own = runs.assign(grad_accum_dtype="auto")
-    assert ("FSDP", "ZeRO 3") in {(change["before"], change["after"]) for change in single_changes(own, base)}
 
 
 def test_what_belongs_to_the_measurement_is_no_choice():

@@ -11,19 +11,14 @@ from dsnb.analysis.comparisons import differences
 from dsnb.analysis.decide import Question, of_runs
 from dsnb.render import decision_data
 from dsnb.render.decision_data import tasks_payload
-from tests.support import made_up
+from tests.analysis import test_words
 
 
 def runs(settings, repeats=4):
     """Give ok runs of one task at about 1,000 tokens/s a GPU, 10 % less for each setting after the first."""
-    table = made_up.runs(
-        settings * repeats, repeats=repeats, gpus=[1], micro_batch_size=[8], grad_accum=[1], precision=["bf16"],
-        zero_stage=list(range(settings)), activation_checkpointing=[False],
-    ).assign(status="ok", cause=None, gpu_name="H200", power_w=500.0, gpu_memory_gib=140.0)  # fmt: skip
-    place = table.groupby("experiment", sort=False).ngroup()
-    rates = 1000.0 * 0.9**place * (1 + 0.002 * (table["repeat"] - 1))
-    figures = {"tokens_per_s": rates, "tokens_per_s_per_gpu": rates, "mfu": rates / 4000}
-    return table.assign(**figures, peak_allocated_gib=8.0 + place)
+    stages = {"precision": ["bf16"], "zero_stage": list(range(settings))}
+    table = test_words.runs(settings * repeats, repeats, **stages).assign(gpu_name="H200", gpu_memory_gib=140.0)
+    return table.assign(mfu=table["tokens_per_s"] / 4000)
 
 
 def sent(table, figures=("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "peak_allocated_gib")):

@@ -11,23 +11,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Repositories in memory, what was asked of them, and how to fail.
-
-    Attributes
-    ----------
-    files
-        `owner/name` -> file name -> content.
-    asked
-        Every request: method and path.
-    tokens
-        Every Authorization header that came.
-    private
-        Repositories that answer 401.
-    """
+    """Repositories in memory (`owner/name` -> file name -> content), what was asked of them, and who is refused."""
 
     def __init__(self):
-        self.files, self.asked, self.tokens = {}, [], set()
-        self.private = set()
+        self.files, self.asked, self.tokens, self.private = {}, [], set(), set()
 
     def sent(self):
         """Give the names of all files that were sent."""
@@ -78,7 +65,8 @@ class Handler(BaseHTTPRequestHandler):
         name = "/".join(parts[4:])
         if name not in files:
             return self.refuse(404, "EntryNotFound")
-        return self.file(files[name])
+        head = {"ETag": f'"{hashlib.sha1(files[name]).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        return self.send(200, files[name], head)
 
     @staticmethod
     def described(name, content, tree):
@@ -86,10 +74,6 @@ class Handler(BaseHTTPRequestHandler):
         if tree:
             return {"type": "file", "path": name, "size": len(content), "oid": blob}
         return {"rfilename": name, "size": len(content), "blobId": blob}
-
-    def file(self, content):
-        head = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
-        self.send(200, content, head)
 
     def send(self, code, body, head):
         self.send_response(code)

@@ -75,12 +75,3 @@ def test_a_step_is_written_only_when_the_device_has_done_it(tmp_path):
     clock.now, meter._flushed_at = 1.5, float("-inf")
     meter.step(torch.tensor(1.0), skipped=False)
     assert [row["step"] for row in records.read_lines(tmp_path / "steps.jsonl")] == [1]
-
-
-def test_the_mean_over_ranks_replaces_rank_0s_loss(tmp_path):
-    meter = meters.Meter(tmp_path / "steps.jsonl", 1, 64, torch.device("cpu"), launch_clock.now_s())
-    meter.begin("timed", lambda: None)
-    meter.step(torch.tensor(3.0), skipped=False)
-    meter.end()
-    meter.close([2.5])
-    assert [row["loss"] for row in records.read_lines(tmp_path / "steps.jsonl")] == [2.5]
