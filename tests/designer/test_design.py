@@ -71,12 +71,6 @@ def fake(monkeypatch):
     monkeypatch.setattr(module, "SweepProcess", FakeSweep)
 
 
-def in_a_kernel(user):
-    """Run a coroutine in an event loop, as a kernel does; another test may have left one running in this thread."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(asyncio.run, user()).result()
-
-
 async def until(true):
     async with asyncio.timeout(WAIT_S):
         while not true():
@@ -217,7 +211,8 @@ def test_in_a_kernel_predictions_and_the_sweep_show_up_by_themselves(tmp_path, f
         await until(lambda: "Finished, but not every run is ok" in design.message.value)
         assert buttons(design) == [False, True, False]
 
-    in_a_kernel(user)
+    with ThreadPoolExecutor(1) as kernel:  # another test may have left an event loop running in this thread
+        kernel.submit(asyncio.run, user()).result()
     assert asked == [("H200", 32), ("H200", 128)]
 
 
