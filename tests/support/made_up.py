@@ -87,25 +87,18 @@ def write_folders(table: pd.DataFrame, folder: Path, steps: int = 60) -> None:
     for row in table.to_dict("records"):
         run = SweepPaths(folder).run(row["experiment"], row["repeat"])
         run.dir.mkdir(parents=True)
-        records_of(run, row, steps)
-
-
-def records_of(run, row, steps):
-    summary = {
-        name: value
-        for name, value in row.items()
-        if name not in {*GRID, "sweep", "experiment", "repeat", "gpu_memory_gib"}
-    }
-    setting = {**{name: row[name] for name in GRID}, "grad_accum_dtype": "auto"}
-    run.experiment.write_text(records.line(setting))
-    run.environment.write_text(records.line({"host": "h", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}]}))
-    run.result.write_text(records.line({"status": row["status"], "cause": row["cause"], "summary": summary}))
-    run.notebook.write_text("{}\n")
-    if row["status"] != "ok":
-        return
-    seconds = row["step_time_s"]
-    run.steps.write_text("".join(records.line(step(number, seconds, row)) for number in range(1, steps + 1)))
-    run.gpu.write_text("".join(records.line(sample(number, row)) for number in range(steps // 2)))
+        known = {*GRID, "sweep", "experiment", "repeat", "gpu_memory_gib"}
+        summary = {name: value for name, value in row.items() if name not in known}
+        setting = {**{name: row[name] for name in GRID}, "grad_accum_dtype": "auto"}
+        run.experiment.write_text(records.line(setting))
+        run.environment.write_text(records.line({"host": "h", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}]}))
+        run.result.write_text(records.line({"status": row["status"], "cause": row["cause"], "summary": summary}))
+        run.notebook.write_text("{}\n")
+        if row["status"] != "ok":
+            continue
+        seconds = row["step_time_s"]
+        run.steps.write_text("".join(records.line(step(number, seconds, row)) for number in range(1, steps + 1)))
+        run.gpu.write_text("".join(records.line(sample(number, row)) for number in range(steps // 2)))
 
 
 def write_groups(folder, hosts, slow=(), failing=(), gpus=8, seed=0, sizes=(1, 2, 4, 8, 16, 32, 64), **settings):
