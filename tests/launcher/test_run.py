@@ -38,16 +38,6 @@ def wait_for_ranks(folder):
     wait_until(lambda: len(pids(folder)) == 4, "two ranks have started a child each")
 
 
-def interrupted(experiment, folder, wait):
-    """Launch ranks that hang, and interrupt the launch after a wait; give its record."""
-    interrupt = threading.Thread(target=lambda: (wait(folder), os.kill(os.getpid(), signal.SIGINT)), daemon=True)
-    interrupt.start()
-    with pytest.raises(KeyboardInterrupt):
-        launch(experiment, folder, progress=False, worker="tests.workers.hanger")
-    record = records.read_json(folder / "result.json")
-    return record["status"], record["cause"]
-
-
 @pytest.mark.alone
 def test_a_sleeper_reports_exactly_its_sleep(run_small):
     result, paths = run_small(worker="tests.workers.sleeper", gpus=2)
@@ -144,11 +134,16 @@ def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(own_servers
     server.suspend()
     folder = tmp_path / "run2"
 
-    def about_to_start(folder):
+    def interrupt():
         wait_until((folder / "environment.json").exists, "the launch is about to start its ranks")
         time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
 
-    assert interrupted(small(gpus=2), folder, about_to_start) == ("interrupted", "stopped by the user")
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
+    record = records.read_json(folder / "result.json")
+    assert (record["status"], record["cause"]) == ("interrupted", "stopped by the user")
     server.resume()
     wait_until(lambda: server.children() == [], "the server has killed what it forked")
     wait_until_ended(pids(folder))
@@ -173,11 +168,6 @@ def test_the_time_limit_leaves_nothing_behind(small, tmp_path, monkeypatch):
     assert (result.status, result.cause) == ("timeout", "no end within the time limit of 900 s, 0 of 5 steps done")
     wait_until_ended(pids(folder))
     assert free(int((folder / "port").read_text()))
-
-
-def test_an_interrupt_leaves_nothing_behind(small, tmp_path):
-    assert interrupted(small(gpus=2), tmp_path / "run1", wait_for_ranks) == ("interrupted", "stopped by the user")
-    wait_until_ended(pids(tmp_path / "run1"))
 
 
 @pytest.fixture(scope="module")
