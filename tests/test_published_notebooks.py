@@ -39,16 +39,12 @@ def test_scaling_of_published_data_alone():
     assert "is super-linear, relative to the tokens/s/GPU on 1" in text, "OPT on one GPU was measured on another host"
 
 
-@pytest.fixture
-def traced(tmp_path, monkeypatch):
-    """Put made-up traces of the settings of `40_plan` into a cache, so that no model is traced."""
+def test_a_plan_from_predictions_and_published_data(tmp_path, monkeypatch):
+    """With a cache of made-up traces, so that no model is traced."""
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(traces, "_trace", lambda group: dict.fromkeys(group, RECORD))
     sizes = {"model": "bloom-7b1", "gpus": 48, "seq_len": 1024, "device": "cuda"}
     traces.traces([dsnb.Experiment(**sizes, micro_batch_size=size) for size in (1, 2)])
-
-
-def test_a_plan_from_predictions_and_published_data(traced):
     text = "".join(run_cells("40_plan", prices={"A100": 2.5}, currency="€"))
     name = "bloom-7b1_zs1_bf16_gpus48_bs2_sl1024_ga256"
     assert "8 of 8 settings fit on A100, which has 79 GiB (8 predicted)." in text

@@ -170,29 +170,20 @@ def test_the_time_limit_leaves_nothing_behind(small, tmp_path, monkeypatch):
     assert free(int((folder / "port").read_text()))
 
 
-@pytest.fixture(scope="module")
-def launched(small, tmp_path_factory):
-    """Train the same with both launchers; give results and losses."""
-    experiment = {"gpus": 2, "steps": 10, "warmup_steps": 2, "micro_batch_size": 4, "seq_len": 64}
-    results = {}
+def test_launchers_agree_and_ranks_of_one_machine_listen_on_its_loopback_interface_alone(small, tmp_path):
+    """Gloo's connections, and torch's store on rank 0."""
+    experiment, losses = {"gpus": 2, "steps": 10, "warmup_steps": 2, "micro_batch_size": 4, "seq_len": 64}, []
     for launcher in ("fork", "deepspeed"):
-        folder = tmp_path_factory.mktemp(launcher) / "run1"
+        folder = tmp_path / launcher / "run1"
         worker = "tests.workers.listener"
         result = launch(small(launcher=launcher, **experiment), folder, progress=False, worker=worker)
         assert result.status == "ok", result.message()
-        results[launcher] = result, [step["loss"] for step in records.read_lines(folder / "steps.jsonl")]
-    return results
-
-
-def test_launchers_agree_and_ranks_of_one_machine_listen_on_its_loopback_interface_alone(launched):
-    """Gloo's connections, and torch's store on rank 0."""
-    (forked, losses), (started, others) = launched.values()
-    assert len(losses) == 12
-    assert losses == others
-    for result in (forked, started):
-        addresses = [json.loads((result.run_dir / f"listening{rank}.json").read_text()) for rank in (0, 1)]
+        losses.append([step["loss"] for step in records.read_lines(folder / "steps.jsonl")])
+        addresses = [json.loads((folder / f"listening{rank}.json").read_text()) for rank in (0, 1)]
         assert all(addresses)
         assert {address for of_rank in addresses for address in of_rank} == {"127.0.0.1"}
+    assert len(losses[0]) == 12
+    assert losses[0] == losses[1]
 
 
 def test_a_finished_run_is_not_overwritten(small, run_small):

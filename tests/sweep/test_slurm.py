@@ -207,23 +207,14 @@ def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cl
     ]
 
 
-@pytest.fixture
-def listed(monkeypatch):
-    """Let Slurm list what a test puts here, or raise it."""
-    answer = {}
-    monkeypatch.setattr(slurm, "queue", lambda: answer["jobs"]())
-    return lambda jobs: answer.update(jobs=jobs)
+def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(params, monkeypatch):
+    def refuse():
+        raise slurm.SlurmError("no answer")
 
-
-def refuse():
-    raise slurm.SlurmError("no answer")
-
-
-def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(params, listed):
     (run,) = load(params, Allocation()).runs
     job.initialize(run)
     records.write_json(run.paths.slurm, {"name": "dsnb-small-1", "job": "7"})
-    listed(lambda: {"dsnb-small-1": Record("7", "dsnb-small-1", "RUNNING")})
+    monkeypatch.setattr(slurm, "queue", lambda: {"dsnb-small-1": Record("7", "dsnb-small-1", "RUNNING")})
     with pytest.raises(SettingsError) as caught:
         jobs_for(load(params, Allocation(), steps=5), Allocation(), [])
     assert str(caught.value) == (
@@ -235,9 +226,10 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(params
     assert str(caught.value) == (
         f"{run.paths.dir} is still executed by Slurm as job 7: continue with --slurm, or cancel it with scancel"
     )
-    listed(lambda: {"another": Record("7", "another", "RUNNING")})  # Slurm has used the number again
+    another = {"another": Record("7", "another", "RUNNING")}  # Slurm has used the number again
+    monkeypatch.setattr(slurm, "queue", lambda: another)
     assert slurm.find_active([run.paths]) == ""
-    listed(refuse)
+    monkeypatch.setattr(slurm, "queue", refuse)
     with pytest.raises(SettingsError) as caught:
         slurm.find_active([run.paths])
     assert str(caught.value) == (
