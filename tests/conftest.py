@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -75,8 +74,6 @@ LONGEST = [
 The first file that `imports_torch` stands for all of them.
 """
 FORK_SERVERS = 2
-LOADED: set[str] = set()
-"""The modules that are loaded once all tests are collected."""
 
 
 @functools.cache
@@ -115,7 +112,6 @@ def pytest_collection() -> Iterator[None]:
     try:
         return (yield)
     finally:
-        LOADED.update(sys.modules)
         gc.freeze()
         gc.enable()
 

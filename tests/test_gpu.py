@@ -11,7 +11,6 @@ from dsnb.files import records
 from dsnb.launcher import environment
 from dsnb.run_folder.paths import RunPaths
 from dsnb.system import hardware, launch_clock
-from dsnb.train.energy import MIN_SPAN_S
 from tests import ROOT
 from tests.support import lazy
 
@@ -221,6 +220,8 @@ def test_a_shortage_is_told_as_it_was(run_small, limit_gib, phases):
 
 
 def test_energy_is_that_of_the_timed_steps(run_small):
+    from dsnb.train.meter import MIN_SPAN_S
+
     settings = {**ON_GPU, "model": "gpt2", "precision": "bf16", "micro_batch_size": 16, "seq_len": 512}
     powers = {}
     for steps in (4, 20, 80):

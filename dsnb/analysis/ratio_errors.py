@@ -122,10 +122,8 @@ def by_limit(runs: Sequence[Measured], errors: Sequence[float], hosts: Sequence[
     logs = np.log1p(np.asarray(errors, dtype=float) / 100)
     off = pd.Series(np.abs(logs[first] - logs[second]))
     parts = {name: off[kinds == name] for name in (*BY_CPU, OFFLOADED)} | {ALL: off}
-    return {name: _error_of(part) for name, part in parts.items() if len(part)}
-
-
-def _error_of(off: "pd.Series[float]") -> RatioError:
-    """Return the geometric mean and the largest of some absolute logarithms of ratios, in per cent."""
-    mean, worst = (round(100 * math.expm1(log), 1) for log in (off.mean(), off.max()))
-    return RatioError(len(off), mean, worst)
+    return {
+        name: RatioError(len(part), *(round(100 * math.expm1(log), 1) for log in (part.mean(), part.max())))
+        for name, part in parts.items()
+        if len(part)
+    }

@@ -13,7 +13,7 @@ from typing import Any
 from dsnb.errors import LaunchError
 from dsnb.files import records
 from dsnb.run_folder import record_schema
-from dsnb.run_folder.declarations import STATUSES
+from dsnb.run_folder.columns import STATUSES
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
 from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names

@@ -9,8 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.run_folder.columns import MEMORY, METRIC_LABELS
-from dsnb.run_folder.declarations import STATUSES, Metric
+from dsnb.run_folder.columns import MEMORY, METRIC_LABELS, STATUSES, Metric
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DECLARED
 from dsnb.settings.training import Setting, text

@@ -11,11 +11,11 @@ import importlib.util
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dsnb.files.plain_text import short_repr
+from dsnb.system import interpreter
 
 NAME = "deepspeed"
 PREFIX = f"{NAME}."
@@ -139,7 +139,7 @@ def unknown_keys(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
 
 @functools.cache
 def _checked(zero_stage: int, keys: str) -> tuple[str, ...]:
-    command = [sys.executable, "-m", "dsnb.train.ask_deepspeed", str(zero_stage)]
+    command = interpreter.command("-m", "dsnb.train.ask_deepspeed", str(zero_stage))
     try:
         done = subprocess.run(command, input=keys, capture_output=True, text=True, timeout=120, check=False)
         return tuple(json.loads(done.stdout.splitlines()[-1]))

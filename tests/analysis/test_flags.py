@@ -14,7 +14,6 @@ from dsnb.analysis.flags import (
     drift,
     flags,
     loss_gaps_pct,
-    median_of_others,
     parsed,
     repeat_gaps_pct,
     single_run_words,
@@ -134,15 +133,6 @@ def table(*runs):
 
 def losses(first, last=7.0, **more):
     return {"loss_first": first, "loss_last": last, **more}
-
-
-@pytest.mark.parametrize("count", [3, 4, 20])
-def test_the_median_of_the_others_is_that_without_each(count):
-    values = np.random.default_rng(count).integers(0, 5, count).astype(float)  # with ties
-    others = [sorted(np.delete(values, place)) for place in range(count)]
-    middles = [(own[(count - 2) // 2], own[(count - 1) // 2]) for own in others]
-    wanted = [min(two, key=lambda one: abs(one - value)) for two, value in zip(middles, values, strict=True)]
-    assert list(abs(median_of_others(values) - values)) == list(abs(np.array(wanted) - values))
 
 
 def test_gaps_by_hand_and_in_words():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from docs.code_blocks import BLOCK, ROOT, blocks, outputs, pages, run_page, runnable
-from dsnb.run_folder.declarations import STATUSES
+from dsnb.run_folder.columns import STATUSES
 from dsnb.sweep.params import load_sweep
 
 PAGES = pages()

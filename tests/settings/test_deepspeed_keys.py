@@ -71,6 +71,17 @@ def test_what_is_refused_in_one_sentence(settings, message):
 
 
 @pytest.mark.process
+def test_no_module_of_the_current_folder_is_imported(tmp_path, monkeypatch):
+    for name in ("json.py", "dsnb/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    deepspeed_keys.unknown_keys(1, {"no_module": 1})
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.process
 def test_deepspeeds_own_models_find_misspellings():
     right = {
         "zero_optimization.reduce_scatter": False, "zero_optimization.stage3_max_live_parameters": 10,

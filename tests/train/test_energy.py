@@ -3,7 +3,7 @@
 import pytest
 
 from dsnb.launcher.outcome import gpu_figures
-from dsnb.train.energy import EnergyMeter
+from dsnb.train.meter import EnergyMeter
 
 
 class FakeGpu:

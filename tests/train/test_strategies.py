@@ -35,6 +35,7 @@ DDP, FSDP, POWERSGD = {"strategy": "ddp"}, {"strategy": "fsdp"}, {"gradient_comp
         ("bloom-tiny", {"zero_stage": 2, "gradient_checks": "off", "loss": "chunked", **ACCUMULATED}),
         ("opt-tiny", {"zero_stage": 3, "leaf_modules": "blocks", "deepspeed": GATHERED, **ACCUMULATED}),
         ("gpt2-tiny", {"zero_stage": 3, "zeropp": "partition"}),
+        ("gpt2-tiny", {"strategy": "plain", "gpus": 1, "loss": "chunked", "grad_accum": 2, **CLIP}),
     ],
     ids=str,
 )
@@ -42,13 +43,7 @@ def test_gradients_are_those_of_one_process(losses, model, settings):
     same = {name: settings[name] for name in ("gradient_clipping", "attention") if name in settings}
     curve = losses(worker=SGD, model=model, **SIX, micro_batch_size=4, **same)
     assert len(set(curve)) == len(curve)
-    assert losses(worker=SGD, model=model, gpus=2, **{**SIX, **settings}) == pytest.approx(curve, abs=PLAIN)
-
-
-def test_the_plain_loop_trains_the_same(losses):
-    curve = losses(worker=SGD, **SIX, micro_batch_size=4, **CLIP)
-    split = {"loss": "chunked", "grad_accum": 2, "micro_batch_size": 2}
-    assert losses(worker=SGD, strategy="plain", **SIX, **split, **CLIP) == pytest.approx(curve, abs=PLAIN)
+    assert losses(worker=SGD, model=model, **{"gpus": 2, **SIX, **settings}) == pytest.approx(curve, abs=PLAIN)
 
 
 def test_muon_trains_alike_with_every_stage(losses):

@@ -53,6 +53,7 @@ def test_steps_that_torchs_own_loss_scaler_skips_are_counted(run_small, monkeypa
 def test_torchrun_by_hand_trains_the_same(trained, losses, tmp_path):
     """The ranks need nothing but a run folder and the variables that torchrun sets."""
     _, paths = trained(**TWO | {"gpus": 1})
+    assert records.read_json(paths.worker)["step_skew"] is None
     for path in (paths.experiment, paths.deepspeed):
         shutil.copy(path, tmp_path)
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]

@@ -162,7 +162,7 @@ STAMP = "[2021-05-25 22:30:04,196] [INFO] [config.py:752:print]"
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ("  pipe_parallel_size .............. 16...........updated\n", 16),
+        ("  pipe_parallel_size .............. 16\n", 16),
         ("  pipe_parallel_size .............. 0\n", 1),
         (f"{STAMP}   pipe_parallel_size ........... 16\n", 16),
         (f"{STAMP}   pipeline ..................... {{'stages': 16, 'partition': 'best'}}\n", 16),
