@@ -10,6 +10,7 @@ import pytest
 from dsnb.explorer import page
 from dsnb.explorer.payload import payload
 
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-sync"]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ROOT = "document.querySelector('.dsnb-explorer').dsnb"
 
@@ -19,7 +20,7 @@ def launch(playwright):
     """Start a Chromium that can reach nothing but files and this machine."""
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     rules = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-    browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu", rules])
+    browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS, rules])
     try:
         yield browser
     finally:
