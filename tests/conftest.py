@@ -189,16 +189,10 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """Give one Chromium for the whole session, without a network."""
-    from playwright.sync_api import Error, sync_playwright
+    from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
-        try:
-            started = browser.launch(playwright)
-            chromium = started.__enter__()
-        except Error as error:
-            browser.no_browser(str(error).splitlines()[0])
+    with sync_playwright() as playwright, browser.launch(playwright) as chromium:
         yield chromium
-        started.__exit__(None, None, None)
 
 
 @pytest.fixture(scope="session")
