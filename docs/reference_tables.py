@@ -14,8 +14,7 @@ import typer
 import dsnb
 from dsnb.analysis import comparisons, flags
 from dsnb.cli.app import app
-from dsnb.run_folder.columns import KEYS, METRIC_LABELS, RUNS, SAMPLES, SETTINGS, STEPS
-from dsnb.run_folder.declarations import Column, unit_of
+from dsnb.run_folder.columns import KEYS, METRIC_LABELS, RUNS, SAMPLES, SETTINGS, STEPS, Column, unit_of
 from dsnb.run_folder.paths import File, RunPaths, SweepPaths
 from dsnb.run_folder.record_schema import FILES
 from dsnb.runs.table import ALIASES
@@ -92,23 +91,18 @@ def supervision_settings() -> str:
 
 
 def columns(listed: Iterable[Column]) -> str:
-    """Return columns with unit, meaning and formula."""
-    rows = [[f"`{column.name}`", column.stored_unit(), meaning(column), formula(column)] for column in listed]
-    if not any(row[-1] for row in rows):
-        return table(["column", "unit", "meaning"], (row[:-1] for row in rows))
-    return table(["column", "unit", "meaning", "formula"], rows)
+    """Return columns with unit and meaning."""
+    return table(
+        ["column", "unit", "meaning"],
+        ([f"`{column.name}`", column.stored_unit(), meaning(column)] for column in listed),
+    )
 
 
 def meaning(column: Column) -> str:
     """Return what a column means, after its title if it has one."""
-    text = described(f"column {column.name}", column.meaning)
+    text = described(f"column {column.name}", column.meaning).replace(" x ", f" {TIMES} ")
     title = column.label.title if column.label else ""
     return f"{title[0].upper()}{title[1:]}. {text}" if title else text
-
-
-def formula(column: Column) -> str:
-    """Return how a column is derived; empty for a measured one."""
-    return column.formula.replace(" x ", f" {TIMES} ")
 
 
 def run_columns() -> str:

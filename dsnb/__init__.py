@@ -10,8 +10,8 @@ from dsnb.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dsnb.analysis.comparisons import compare as compare
-    from dsnb.analysis.rampup import rampup as rampup
     from dsnb.analysis.recommend import recommend as recommend
+    from dsnb.analysis.scaling import rampup as rampup
     from dsnb.analysis.summary import summarize as summarize
     from dsnb.designer.design import design as design
     from dsnb.errors import DsnbError as DsnbError
@@ -40,7 +40,7 @@ _HOME = {
     "load_sweep": "sweep.params",
     "predict": "prediction.predict",
     "published": "runs.literature.tables",
-    "rampup": "analysis.rampup",
+    "rampup": "analysis.scaling",
     "recommend": "analysis.recommend",
     "run_sweep": "sweep.run",
     "summarize": "analysis.summary",

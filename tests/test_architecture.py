@@ -18,7 +18,6 @@ import dsnb
 from dsnb.prediction.traces import TRACERS
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
-from tests.conftest import LOADED, LONGEST
 
 # From top to bottom: a module imports only from lines below its own, a package also from itself.
 LAYERS = [
@@ -111,19 +110,6 @@ def test_the_listing_of_the_package_is_its_layers():
 def test_modules_are_short_and_say_what_they_are():
     assert [path for path in MODULES if len(path.read_text().splitlines()) > 400] == []
     assert [path for path in MODULES if not ast.get_docstring(parsed(path))] == []
-
-
-def test_the_files_that_are_handed_out_specially_exist():
-    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
-    named = re.findall(r"tests/[a-z_/]+\.py", (ROOT / ".ci" / "pythons").read_text())
-    assert "tests/test_report.py" in named
-    assert [name for name in named if not (ROOT / name).is_file()] == []
-
-
-def test_collecting_tests_imports_no_library_of_training():
-    """Each worker would spend 7 s on them; `tests.support.lazy` imports them where a test uses them."""
-    assert "tests.test_architecture" in LOADED
-    assert not {"torch", "deepspeed", "transformers"} & LOADED
 
 
 @pytest.mark.parametrize("package", ["torch", "deepspeed", "transformers"])

@@ -11,7 +11,6 @@ from dsnb.files import records
 from dsnb.launcher import environment
 from dsnb.run_folder.paths import RunPaths
 from dsnb.system import hardware, launch_clock
-from dsnb.train.energy import MIN_SPAN_S
 from tests import ROOT
 from tests.support import lazy
 
@@ -87,6 +86,7 @@ def test_an_offloaded_optimizer_steps_on_all_cores(run_small):
 @pytest.mark.parametrize(
     "settings",
     [
+        {"strategy": "plain", "compile": "default", "precision": "fp32"},
         {"strategy": "plain", "compile": "reduce-overhead"},
         {"zero_stage": 0, "compile": "reduce-overhead", "mixed_precision": "autocast"},
         {"zero_stage": 1, "compile": "reduce-overhead", "activation_checkpointing": True},
@@ -97,18 +97,14 @@ def test_an_offloaded_optimizer_steps_on_all_cores(run_small):
     ids=str,
 )
 def test_compiled_gradients_are_those_of_eager_fp32(losses, model, settings):
-    """Gradient descent, in bf16 as users compile, against one eager process in fp32."""
-    common = {**ON_GPU, "model": model, "seq_len": 128, "worker": SLOW_SGD}
+    """Gradient descent against one eager process in fp32: in bf16 as users compile, and in fp32.
+
+    There nothing but the order of sums differs; BLOOM's attention is FlexAttention here.
+    """
+    exact = settings.get("precision") == "fp32"
+    common = {**ON_GPU, "model": model, "seq_len": 128, "worker": SGD if exact else SLOW_SGD}
     curve = losses(**common, precision="fp32", attention="eager")
-    assert losses(**{**common, "precision": "bf16", **settings}) == pytest.approx(curve, abs=2e-2)
-
-
-@pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
-def test_compiled_attention_computes_exact_gradients(losses, model):
-    """In fp32, where nothing but the order of sums differs; BLOOM's is FlexAttention here."""
-    common = {**ON_GPU, "model": model, "seq_len": 128, "worker": SGD, "precision": "fp32"}
-    curve = losses(**common, attention="eager")
-    assert losses(**common, strategy="plain", compile="default") == pytest.approx(curve, abs=1e-4)
+    assert losses(**{**common, "precision": "bf16", **settings}) == pytest.approx(curve, abs=1e-4 if exact else 2e-2)
 
 
 @pytest.mark.parametrize(
@@ -127,19 +123,6 @@ def test_compiled_kernels_do_not_race(run_small, settings):
     for one, other in zip(eager, compiled, strict=True):
         assert other["loss"] == pytest.approx(one["loss"], rel=5e-4)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-2)
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-def test_half_precisions_do_not_share_what_is_compiled_under_autocast(run_small, stage):
-    """Torch 2.11's cache does not tell them apart; in bf16, fp16's graph loses gradients that are not scaled."""
-    common = {**ON_GPU, "model": "gpt2", "micro_batch_size": 32, "seq_len": 128, "data": "synthetic", "steps": 1}
-    common |= {"mixed_precision": "autocast", "zero_stage": stage}
-    run_small(**common, precision="fp16", compile="default")
-    eager, compiled = (
-        records.read_lines(run_small(**common, precision="bf16", compile=mode)[1].steps)[0]
-        for mode in ("off", "default")
-    )
-    assert compiled["grad_norm"] == pytest.approx(eager["grad_norm"], rel=5e-3)
 
 
 @pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=TWO_GPUS)])
@@ -168,28 +151,6 @@ def test_quantized_communication_trains_nearly_the_same(losses, zeropp):
     curve, quantized = losses(**common), losses(**common, zeropp=zeropp)
     assert quantized == pytest.approx(curve, abs=2e-2 if zeropp == "partition" else 0.1)
     assert zeropp == "partition" or quantized != curve
-
-
-def test_muon_trains_alike_with_every_stage(losses):
-    common = {**ON_GPU, "model": "gpt2-tiny", "precision": "bf16", "learning_rate": 1e-3, "optimizer": "muon"}
-    first, second = (losses(**common, zero_stage=stage) for stage in (1, 2))
-    assert second == pytest.approx(first, abs=2e-2)
-    assert first[-1] < first[0]
-
-
-def test_a_chunked_loss_never_holds_the_logits(run_small):
-    settings = {
-        **ON_GPU,
-        "model": "bloom-560m",
-        "precision": "bf16",
-        "data": "synthetic",
-        "steps": 2,
-        "warmup_steps": 1,
-    }
-    settings |= {"mixed_precision": "autocast", "micro_batch_size": 4, "seq_len": 1024}
-    peaks_gib = [run_small(**settings, loss=loss)[0].summary["peak_allocated_gib"] for loss in ("whole", "chunked")]
-    logits_fp32_gib = 4 * 1024 * 250_880 * 4 / 2**30
-    assert peaks_gib[1] < peaks_gib[0] - logits_fp32_gib
 
 
 @TWO_GPUS
@@ -224,11 +185,6 @@ def test_the_allocator_is_the_setting_whatever_a_forked_rank_inherits(run_small,
             assert (paths.dir / "expandable").read_text() == expected
 
 
-def test_launchers_agree(losses):
-    forked = losses(**ON_GPU)
-    assert losses(**ON_GPU, launcher="deepspeed") == pytest.approx(forked, abs=1e-4)
-
-
 @TWO_GPUS
 @pytest.mark.parametrize("launcher", ["fork", "deepspeed"])
 def test_only_visible_gpus_are_used(small, tmp_path, launcher):
@@ -245,12 +201,6 @@ def test_only_visible_gpus_are_used(small, tmp_path, launcher):
     subprocess.run(command, env=env, check=True, timeout=200, cwd=ROOT)
     assert (tmp_path / "run1" / "gpu0").read_text() == chosen.uuid
     assert {row["gpu"] for row in records.read_lines(tmp_path / "run1" / "gpu.jsonl")} == {chosen.index}
-
-
-def test_too_large_a_model_is_oom(run_small):
-    result, _ = run_small(**{**ON_GPU, "model": "opt-13b", "precision": "bf16", "data": "synthetic"})
-    assert result.status == "oom"
-    assert "memory" in result.cause.lower()
 
 
 @pytest.mark.parametrize(
@@ -270,6 +220,8 @@ def test_a_shortage_is_told_as_it_was(run_small, limit_gib, phases):
 
 
 def test_energy_is_that_of_the_timed_steps(run_small):
+    from dsnb.train.meter import MIN_SPAN_S
+
     settings = {**ON_GPU, "model": "gpt2", "precision": "bf16", "micro_batch_size": 16, "seq_len": 512}
     powers = {}
     for steps in (4, 20, 80):

@@ -23,8 +23,7 @@ from dsnb.analysis.summary import UNSTABLE, repeat_ratios
 from dsnb.analysis.tasks import TASK, with_trained
 from dsnb.analysis.texts import signed
 from dsnb.formulas import metrics
-from dsnb.run_folder.columns import KEYS
-from dsnb.run_folder.declarations import MAX_FIGURE
+from dsnb.run_folder.columns import KEYS, MAX_FIGURE
 from dsnb.runs import labels
 from dsnb.runs.load import load_gpu
 from dsnb.runs.table import as_runs, named_runs, numbers

@@ -69,31 +69,28 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
     shape = shapes.get(str(run["model"]))
     if shape is None or not isinstance(run["micro_batch_size"], int | float):
         return {}
-    states = _states(run, shape)
-    peak = memory.peak(states, *_activations(run, shape), _accumulated(run, states))
-    return {name: float(getattr(peak, name)) / GIB for name in PARTS}
-
-
-def _accumulated(run: Mapping[str, Any], states: memory.Parts) -> float:
-    """Return the bytes of gradients that are kept between the micro-batches of a step."""
+    width = 2 if run["precision"] in memory.HALF else 4
+    states = _states(run, shape, width)
     if accumulates_in_fp32(run):
-        return states.gradients * 2  # a buffer in fp32 beside the gradients of a micro-batch in bf16
-    if run["grad_accum"] == 1:
-        return 0.0
-    # FSDP reduces gradients after the last micro-batch and keeps them whole until then; ZeRO 2 and 3 reduce at once.
-    return states.gradients * (_known(run, "data_parallel", run["gpus"]) if run["strategy"] == "fsdp" else 1)
+        accumulated = states.gradients * 2  # a buffer in fp32 beside the gradients of a micro-batch in bf16
+    elif run["grad_accum"] > 1 and run["strategy"] == "fsdp":  # reduces after the last micro-batch; ZeRO does at once
+        accumulated = states.gradients * _known(run, "data_parallel", run["gpus"])
+    else:
+        accumulated = states.gradients * (run["grad_accum"] > 1)
+    peak = memory.peak(states, *_activations(run, shape, width), accumulated)
+    return {name: float(getattr(peak, name)) / GIB for name in PARTS}
 
 
 def _known(run: Mapping[str, Any], name: str, default: float) -> float:
     return default if pd.isna(run.get(name)) else float(run[name])
 
 
-def _states(run: Mapping[str, Any], shape: model_shapes.Shape) -> memory.Parts:
+def _states(run: Mapping[str, Any], shape: model_shapes.Shape, width: int) -> memory.Parts:
     trained, frozen, moments = _known(run, "parameters", shape.parameters), 0.0, None
     if rank := int(run["lora_rank"]):
         adapters = memory.lora_parameters(shape.layers, shape.hidden, rank, shape.family != "opt")
         trained = _known(run, "trainable_parameters", adapters)
-        frozen = shape.parameters * _width(run)
+        frozen = shape.parameters * width
     if run["optimizer"] == "adafactor":
         moments = memory.adafactor_moments(shape.layers, shape.hidden, shape.vocab, shape.positions)
     model_parallel = int(run["tensor_parallel"] * run["pipeline_parallel"])
@@ -105,12 +102,8 @@ def _states(run: Mapping[str, Any], shape: model_shapes.Shape) -> memory.Parts:
     )
 
 
-def _width(run: Mapping[str, Any]) -> int:
-    return 2 if run["precision"] in memory.HALF else 4
-
-
-def _activations(run: Mapping[str, Any], shape: model_shapes.Shape) -> tuple[float, float]:
-    seq_len, split, width = int(run["seq_len"]), int(run["tensor_parallel"]), _width(run)
+def _activations(run: Mapping[str, Any], shape: model_shapes.Shape, width: int) -> tuple[float, float]:
+    seq_len, split = int(run["seq_len"]), int(run["tensor_parallel"])
     tokens = run["seq_len"] * run["micro_batch_size"]
     used = run.get("attention_used")
     is_fused = (used if isinstance(used, str) else run["attention"]) != "eager"

@@ -198,19 +198,10 @@ class Unmeasured:
 
 
 def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> Unmeasured:
-    """Predict the settings that were not run, for the GPU of most runs.
+    """Predict the settings that were not run, for the GPU of most runs; three measured on it calibrate predictions.
 
-    Three settings or more that were measured on it calibrate the predictions.
-
-    Parameters
-    ----------
-    asked
-        Params files, folders of sweeps (for their own params files), or settings.
-
-    Raises
-    ------
-    SettingsError
-        If a params file cannot be used, the link is unknown, or no run was on a GPU that can be predicted for.
+    Params files are asked for, folders of sweeps (for their own params files), or settings. Those that cannot be used,
+    and runs on no GPU that can be predicted for, are refused.
     """
     runs, path = as_runs(runs), gpus.link(link)
     on_gpu, gpu_name = _on_one_gpu(runs, path)
@@ -269,22 +260,20 @@ def _ended(runs: pd.DataFrame) -> set[str]:
 
 
 def _wanted(asked: Asked | Sequence[Asked], on_gpu: Sequence[Mapping[str, Any]]) -> tuple[list[Experiment], list[str]]:
-    """Return the settings, each once, and what was left out of the files because it is refused."""
+    """Return the settings, each once, `gpus: auto` as in the runs, and what was left out of files as refused."""
     number = max(int(row["asked"].gpus) for row in on_gpu)
     wanted: list[Experiment] = []
     refused: list[str] = []
     for source in [asked] if isinstance(asked, Asked) else asked:
-        experiments, reasons = ([source], []) if isinstance(source, Experiment) else _of_file(Path(source), number)
-        wanted += [one.model_copy(update={"device": "cuda"}) for one in experiments]
+        if isinstance(source, Experiment):
+            wanted.append(source.model_copy(update={"device": "cuda"}))
+            continue
+        file = SweepPaths(Path(source)).params if Path(source).is_dir() else Path(source)
+        chosen = combinations(read_params(file))
+        experiments, reasons = allowed(one | ({"gpus": number} if one.get("gpus") == "auto" else {}) for one in chosen)
+        wanted += experiments
         refused += reasons
     return list({one.name_with_model: one for one in wanted}.values()), _left_out(refused)
-
-
-def _of_file(path: Path, number: int) -> tuple[list[Experiment], list[str]]:
-    """Return the settings of a params file, with `gpus: auto` as in the runs, and why others are refused."""
-    file = SweepPaths(path).params if path.is_dir() else path
-    auto = {"gpus": number}
-    return allowed({**one, **(auto if one.get("gpus") == "auto" else {})} for one in combinations(read_params(file)))
 
 
 def allowed(settings: Iterable[Mapping[str, Any]]) -> tuple[list[Experiment], list[str]]:

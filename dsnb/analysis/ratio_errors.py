@@ -99,12 +99,7 @@ def of_hosts(runs: pd.DataFrame, link: str = "nvlink") -> tuple[list[Measured], 
 def by_limit(runs: Sequence[Measured], errors: Sequence[float], hosts: Sequence[int]) -> dict[str, RatioError]:
     """Return the errors of ratios by the kind of a pair, and of all pairs; empty without any pair.
 
-    Parameters
-    ----------
-    errors
-        The error of each predicted step time in per cent.
-    hosts
-        Where each was measured: only runs of one host are compared.
+    `errors` of predicted step times are in per cent; only runs of one of the `hosts` are compared with each other.
     """
     if not runs:
         return {}
@@ -122,10 +117,8 @@ def by_limit(runs: Sequence[Measured], errors: Sequence[float], hosts: Sequence[
     logs = np.log1p(np.asarray(errors, dtype=float) / 100)
     off = pd.Series(np.abs(logs[first] - logs[second]))
     parts = {name: off[kinds == name] for name in (*BY_CPU, OFFLOADED)} | {ALL: off}
-    return {name: _error_of(part) for name, part in parts.items() if len(part)}
-
-
-def _error_of(off: "pd.Series[float]") -> RatioError:
-    """Return the geometric mean and the largest of some absolute logarithms of ratios, in per cent."""
-    mean, worst = (round(100 * math.expm1(log), 1) for log in (off.mean(), off.max()))
-    return RatioError(len(off), mean, worst)
+    return {
+        name: RatioError(len(part), *(round(100 * math.expm1(log), 1) for log in (part.mean(), part.max())))
+        for name, part in parts.items()
+        if len(part)
+    }

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
@@ -91,21 +90,8 @@ def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTens
         model.to(dtype)  # peft makes adapters in fp32 on the meta device
     whole, fake = CausalLoss(model, experiment.loss == "chunked"), FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
-        _allocate(whole)
+        model_builder.allocate([whole])
     return whole, fake
-
-
-def _allocate(model: nn.Module) -> None:
-    """Move the weights of a model from the meta device to a device; tied ones stay tied."""
-    made: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        own = [*module.named_parameters(recurse=False, remove_duplicate=False), *module.named_buffers(recurse=False)]
-        for name, tensor in own:
-            if id(tensor) not in made:
-                empty = torch.empty_like(tensor, device="cpu")
-                is_weight = isinstance(tensor, nn.Parameter)
-                made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_weight else empty
-            setattr(module, name, made[id(tensor)])
 
 
 def autocast(experiment: Experiment) -> AbstractContextManager[Any]:

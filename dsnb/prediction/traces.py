@@ -92,10 +92,7 @@ def traces(experiments: Sequence[Experiment]) -> list[Trace]:
 def attempts(experiments: Sequence[Experiment], make: bool = True) -> list[Trace | SettingsError]:
     """Return the trace of each setting, or why there is none; without `make`, only those that were made before.
 
-    Raises
-    ------
-    SettingsError
-        If torch or transformers is missing, but needed.
+    A SettingsError is raised only if torch or transformers is missing, but needed.
     """
     keys = [_key(one) for one in experiments]
     missing = {key: one for key, one in zip(keys, experiments, strict=True) if not _is_kept(key)}

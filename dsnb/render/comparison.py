@@ -190,16 +190,13 @@ def _method(table: pd.DataFrame) -> str:
     if table[[f"{name}_error_pct" for name in COMPARED]].isna().all(axis=None):
         return ""
     timed = table[table["predicted_step_time_s"].notna()]
-    own = f"those of dsnb's runs on H200 ({FITTED_SETTINGS} settings)"
-    text = f"There is no other setting to fit the time model to: its constants are {own}."
-    if len(timed) > 1:
-        left_out = "model" if timed["model"].nunique() > 1 else "setting"
-        text = (
-            f"Each step time is predicted without the runs of its own {left_out}: the constants of the time model are "
-            f"fitted to the other {left_out}s here on the same GPU, starting from {own}."
-        )
-    limit = f" At most {MAX_SETTINGS} settings are compared." if len(table) == MAX_SETTINGS else ""
-    return f"{text} Nothing is fitted to memory. An error or a bias above 0 means that too much was predicted.{limit}"
+    left_out = "model" if timed["model"].nunique() > 1 else "setting"
+    return (
+        f"Each step time is predicted without the runs of its own {left_out}: the constants of the time model are "
+        f"those of dsnb's runs on H200 ({FITTED_SETTINGS} settings), fitted to the other {left_out}s here on the same "
+        "GPU, if there are any. Nothing is fitted to memory. An error or a bias above 0 means that too much was "
+        f"predicted. At most {MAX_SETTINGS} settings are compared."
+    )
 
 
 def _out_of_memory(table: pd.DataFrame) -> str:

@@ -1,28 +1,115 @@
-"""The columns of the tables, whoever measured: what each means and holds, how it is displayed and derived.
+"""The columns of the tables and the fields of records: what each means and holds, how it is displayed.
 
 A column is declared here once; a setting, which is a column too, in `dsnb.settings.training`. Tables, records, labels,
 the explorer and the reference read them from here.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from dsnb.run_folder.declarations import (
-    AMOUNT,
-    COUNT,
-    FLAG,
-    NUMBER,
-    SETTING_COLUMNS,
-    STATUS,
-    TEXT,
-    Column,
-    Metric,
-    each,
-    numbers,
-)
+from pydantic import Field
+
 from dsnb.settings import deepspeed_keys
-from dsnb.settings.experiment import DECLARED, SUPERVISION
+from dsnb.settings.experiment import DECLARED, DEFAULTS, SUPERVISION, Experiment
 
+STATUSES = ("ok", "oom", "nan", "untrained", "failed", "timeout", "interrupted")
+MAX_FIGURE = 1e18
+"""Largest figure; sums and ratios of such figures stay finite."""
+
+# Kinds of values, as pydantic validates them. None, a missing measurement, is of every kind.
+NUMBER = Annotated[float, Field(strict=True, ge=-MAX_FIGURE, le=MAX_FIGURE)]
+AMOUNT = Annotated[float, Field(strict=True, ge=0, le=MAX_FIGURE)]
+COUNT = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+TEXT = Annotated[str, Field(strict=True, max_length=100_000)]
+FLAG = Annotated[bool, Field(strict=True)]
+STATUS: Any = Literal[STATUSES]  # type: ignore[valid-type]
+SETTING = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+SIZE = Annotated[int, Field(strict=True, ge=1, lt=2**63)] | Literal["auto"]
+KEYS_WITH_VALUES = dict[Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")], Any]
+NUMBERS = (NUMBER, AMOUNT, COUNT, SETTING, SIZE)
+"""Kinds of columns that are numbers."""
+_KIND_OF_DEFAULT = {bool: FLAG, int: COUNT, float: SETTING, str: TEXT, dict: KEYS_WITH_VALUES}
+
+UNITS = {
+    **dict.fromkeys(("tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s_logged"), "tokens/s"),
+    **dict.fromkeys(("samples_per_s", "samples_per_s_running"), "samples/s"),
+    "tokens_per_joule": "tokens/J",
+    "tflops_per_gpu": "TFLOP/s",
+    "days_per_100b_tokens": "days",
+    "cost": "currency",
+    "steps_per_s": "steps/s",
+    "_gb_per_s": "GB/s",
+    "_s": "s",
+    "_us": "µs",
+    "_gib": "GiB",
+    "_w": "W",
+    "_j": "J",
+    "_kwh": "kWh",
+    "_pct": "%",
+    "_mhz": "MHz",
+    "_bytes": "bytes",
+    "_per_gpu_hour": "currency per hour",
+}
+"""Unit of a column or setting by the end of its name."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a figure of a run is displayed: the column's value times `factor` is in `unit`."""
+
+    title: str
+    unit: str = ""
+    factor: float = 1
+    digits: int = 0
+    better: Literal["higher", "lower", ""] = ""
+    """Which direction is better; empty if neither is."""
+    about: str = ""
+    """What the figure means."""
+
+    @property
+    def heading(self) -> str:
+        """The title with its unit."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, or a field of a record."""
+
+    name: str
+    meaning: str
+    label: Metric | None = None
+    """How it is displayed, if it is a figure that tables and pages compare."""
+    kind: Any = AMOUNT
+    """What it may hold: one of the kinds above, or a type made of them."""
+
+    def stored_unit(self) -> str:
+        """Return the unit in which it is stored; empty for texts and counts."""
+        shown = self.label.unit if self.label else ""
+        return unit_of(self.name) or ("fraction" if shown == "%" else shown)
+
+
+def unit_of(name: str) -> str:
+    """Return the unit that the name of a column or setting ends with; empty for none."""
+    return next((unit for ending, unit in UNITS.items() if name.endswith(ending)), "")
+
+
+def each(kind: Any, **meanings: str) -> list[Column]:
+    """Return columns of one kind, each named by the argument that is its meaning."""
+    return [Column(name, meaning, kind=kind) for name, meaning in meanings.items()]
+
+
+SETTING_COLUMNS = {
+    name: Column(
+        name,
+        " ".join((Experiment.model_fields[name].description or "").split()),
+        kind=SIZE if name == "micro_batch_size" else _KIND_OF_DEFAULT[type(default)],
+    )
+    for name, default in DEFAULTS.items()
+}
+"""Every setting, as a field of `experiment.json`."""
 SETTINGS = [name for name in DECLARED if name not in {"device", deepspeed_keys.NAME, *SUPERVISION}]
 """Settings that are columns; each key of DeepSpeed's configuration is a further one, if any run sets it."""
 _NAMES = [
@@ -30,25 +117,15 @@ _NAMES = [
     Column("experiment", "Name of the setting that was measured; repeats share it.", kind=TEXT),
     Column("repeat", "Number of the repeat, the k of `run<k>`.", kind=COUNT),
     Column("status", "How the run ended; only `ok` runs count in medians.", kind=STATUS),
-    *each(
-        TEXT,
-        cause="Why the status is not `ok`, in one sentence; for a log that stops early, where it stops.",
-        source="Who measured: `dsnb`, a program whose log was read, or a published table.",
-    ),
+    Column("cause", "Why it is not `ok`, in one sentence; for a log that stops early, where it stops.", kind=TEXT),
+    Column("source", "Who measured: `dsnb`, a program whose log was read, or a published table.", kind=TEXT),
 ]
 _SHARING = [
     Column("device", "`cuda` or `cpu`.", kind=TEXT),
-    Column(
-        "data_parallel",
-        "Ranks, or groups of ranks, that each train on their own sequences.",
-        kind=COUNT,
-        formula="gpus / (tensor_parallel x pipeline_parallel)",
-    ),
-    Column(
-        "global_batch_size",
-        "Sequences per optimizer step over all ranks.",
-        kind=COUNT,
-        formula="micro_batch_size x grad_accum x data_parallel",
+    *each(
+        COUNT,
+        data_parallel="gpus / (tensor_parallel x pipeline_parallel): ranks, or groups of ranks, with own sequences.",
+        global_batch_size="micro_batch_size x grad_accum x data_parallel: sequences per optimizer step of all ranks.",
     ),
     *each(
         TEXT,
@@ -56,164 +133,96 @@ _SHARING = [
         hosts="Hosts of the run, as the hostfile names them; missing on one machine.",
     ),
 ]
+_rate = partial(Metric, better="higher")
+_ms = partial(Metric, unit="ms", factor=1000, digits=1, better="lower")
+_gib = partial(Metric, unit="GiB", digits=2, better="lower")
+_percent = partial(Metric, unit="%", factor=100, digits=1)
 FIGURES = [
-    Column(
-        "tokens_per_s",
-        "All tokens of the timed steps divided by their time.",
-        Metric("tokens/s", better="higher"),
-        formula="tokens per step x timed steps / sum of the timed step times",
-    ),
-    Column(
-        "tokens_per_s_per_gpu",
-        "Throughput per GPU; on a CPU, per rank.",
-        Metric("tokens/s/GPU", better="higher"),
-        unit="tokens/s",
-        formula="tokens_per_s / gpus",
-    ),
+    Column("tokens_per_s", "All tokens of the timed steps divided by their time.", _rate("tokens/s")),
+    Column("tokens_per_s_per_gpu", "tokens_per_s / gpus: per GPU; on a CPU, per rank.", _rate("tokens/s/GPU")),
     Column(
         "of_plain",
-        "tokens/s/GPU divided by the median of the fastest plain loop (one process without an engine) that "
-        "does the same work on the same GPU: model, data, batch, number format, optimizer, loss, attention "
-        "and recomputation are equal. On a CPU tokens/s of all ranks, which share its cores.",
-        Metric("of the plain loop", "%", 100, 1, "higher"),
+        "tokens/s/GPU divided by the median of the fastest plain loop (one process without an engine) that does the "
+        "same work on the same GPU: model, data, batch, number format, optimizer, loss, attention and recomputation "
+        "are equal. On a CPU tokens/s of all ranks, which share its cores.",
+        _percent("of the plain loop", better="higher"),
     ),
     Column(
         "trained_tokens_per_s",
-        "Without the tokens of steps that the fp16 loss scaler skipped.",
-        Metric("trained tokens/s", better="higher"),
-        formula="tokens_per_s x (1 - skipped_steps / timed_steps)",
+        "tokens_per_s without the tokens of steps that the fp16 loss scaler skipped.",
+        _rate("trained tokens/s"),
     ),
-    Column(
-        "samples_per_s",
-        "Sequences per second over all ranks.",
-        Metric("samples/s", digits=1, better="higher"),
-        formula="tokens_per_s / seq_len",
-    ),
-    Column("step_time_s", "Mean time of the timed optimizer steps.", Metric("step time", "ms", 1000, 1, "lower")),
-    Column("forward_s", "Forward pass of one step, with profile on.", Metric("forward", "ms", 1000, 1, "lower")),
-    Column("backward_s", "Backward pass of one step, with profile on.", Metric("backward", "ms", 1000, 1, "lower")),
-    Column(
-        "optimizer_s",
-        "Update of the weights in one step, with profile on.",
-        Metric("optimizer step", "ms", 1000, 1, "lower"),
-    ),
-    Column(
-        "communication_s",
-        "Time in which a collective ran, with profile on; it overlaps with the other parts.",
-        Metric("communication", "ms", 1000, 1, "lower"),
-    ),
+    Column("samples_per_s", "tokens_per_s / seq_len: sequences of all ranks.", _rate("samples/s", digits=1)),
+    Column("step_time_s", "Mean time of the timed optimizer steps.", _ms("step time")),
+    Column("forward_s", "Forward pass of one step, with profile on.", _ms("forward")),
+    Column("backward_s", "Backward pass of one step, with profile on.", _ms("backward")),
+    Column("optimizer_s", "Update of the weights in one step, with profile on.", _ms("optimizer step")),
+    Column("communication_s", "Collectives of one step, with profile on; other parts overlap.", _ms("communication")),
     Column(
         "step_skew",
         "Slowest rank's step time over that of the median rank, less 1; median over the timed steps.",
-        Metric("step skew", "%", 100, 1, "lower"),
+        _percent("step skew", better="lower"),
         kind=NUMBER,
     ),
     Column(
         "forward_skew",
         "As `step_skew`, for the first forward pass of each step, which usually holds no collective.",
-        Metric("forward skew", "%", 100, 1, "lower"),
+        _percent("forward skew", better="lower"),
         kind=NUMBER,
     ),
-    Column(
-        "peak_allocated_gib",
-        "Peak of the memory that torch allocated on any GPU during the steps, not while the model was built.",
-        Metric("memory allocated", "GiB", digits=2, better="lower"),
-    ),
+    Column("peak_allocated_gib", "Most that torch allocated on any GPU during the steps.", _gib("memory allocated")),
     Column(
         "peak_reserved_gib",
-        "Peak of the memory that torch reserved on any GPU, its unused cache included, during the steps, not "
-        "while the model was built.",
-        Metric("memory reserved", "GiB", digits=2, better="lower"),
+        "Most that torch reserved on any GPU during the steps, its unused cache included.",
+        _gib("memory reserved"),
     ),
     Column(
         "device_memory_gib",
-        "Peak of the memory in use on any GPU (NVML, all processes, no driver reserve) during the steps, not "
-        "while the model was built.",
-        Metric("memory on device", "GiB", digits=2, better="lower"),
+        "Most in use on any GPU during the steps (NVML: all processes, no driver reserve).",
+        _gib("memory on device"),
     ),
     Column(
         "host_memory_gib",
-        "Peak resident memory of the ranks of the fullest host, shared pages counted once, during the steps, "
-        "not while the model was built.",
-        Metric("host memory", "GiB", digits=2, better="lower"),
+        "Most resident memory of the ranks of the fullest host during the steps, shared pages counted once.",
+        _gib("host memory"),
     ),
     Column(
         "gpu_util_pct",
-        "Share of the timed steps in which any kernel ran. A GPU that waits for others in NCCL counts as "
-        "busy, so a high value does not mean that the GPU is used well. Missing where the timed steps took "
-        "less than 5 s: NVML reports the share of up to a second before each sample, so that the figure of a "
-        "shorter time is noise.",
-        Metric("utilization", "%", better="higher"),
+        "Share of the timed steps in which any kernel ran. A GPU that waits for others in NCCL counts as busy, so a "
+        "high value does not mean that the GPU is used well. Missing where the timed steps took less than 5 s: NVML "
+        "reports the share of up to a second before each sample, so that the figure of a shorter time is noise.",
+        _rate("utilization", "%"),
     ),
-    Column(
-        "power_w",
-        "Mean per GPU over the timed steps: energy divided by time.",
-        Metric("power", "W", better="lower"),
-        formula="energy_j / timed_s / gpus",
-    ),
-    Column(
-        "energy_j", "Sum over all GPUs, without the hosts.", Metric("energy of the timed steps", "J", better="lower")
-    ),
-    Column(
-        "tokens_per_joule",
-        "Tokens of the timed steps divided by the energy of the GPUs.",
-        Metric("tokens/joule", digits=1, better="higher"),
-        unit="tokens/J",
-        formula="tokens_per_s_per_gpu / power_w",
-    ),
+    Column("power_w", "Mean per GPU over the timed steps: energy / time.", Metric("power", "W", better="lower")),
+    Column("energy_j", "Sum over all GPUs, without hosts.", Metric("energy of the timed steps", "J", better="lower")),
+    Column("tokens_per_joule", "tokens_per_s_per_gpu / power_w, without hosts.", _rate("tokens/joule", digits=1)),
     Column(
         "run_energy_kwh",
         "Sum over all GPUs from launch to end, model building and warm-up included, without the hosts.",
         Metric("energy of the run", "Wh", 1000, 1, "lower"),
     ),
-    Column(
-        "gpu_hours",
-        "From launch to end.",
-        Metric("GPU-hours of the run", "h", digits=3, better="lower"),
-        formula="wall_s / 3600 x gpus",
-    ),
-    Column(
-        "cost",
-        "GPU-hours times price_per_gpu_hour.",
-        Metric("cost of the run", digits=2, better="lower"),
-        unit="currency",
-        formula="gpu_hours x price_per_gpu_hour",
-    ),
+    Column("gpu_hours", "gpus x time from launch to end.", Metric("GPU-hours of the run", "h", 1, 3, "lower")),
+    Column("cost", "gpu_hours x price_per_gpu_hour.", Metric("cost of the run", digits=2, better="lower")),
     Column(
         "tflops_per_gpu",
-        "Model FLOPs: 6 x active parameters + 12 x layers with attention x hidden x sequence per token; in a "
-        "mixture of experts the chosen ones are active. With LoRA, 4 x active + 2 x trainable parameters "
-        "instead of 6 x active ones, because frozen weights have no gradient. By convention, the masked half "
-        "of attention is counted.",
-        Metric("TFLOP/s/GPU", digits=1, better="higher"),
-        unit="TFLOP/s",
-        formula="(6 x active_parameters + 12 x keys x width, summed over the layers with attention) x "
-        "tokens_per_s_per_gpu / 1e12",
+        "Model FLOPs: 6 x active parameters + 12 x layers with attention x hidden x sequence per token; in a mixture "
+        "of experts the chosen ones are active. With LoRA, 4 x active + 2 x trainable parameters instead of 6 x active "
+        "ones, because frozen weights have no gradient. By convention, the masked half of attention is counted.",
+        _rate("TFLOP/s/GPU", digits=1),
     ),
     Column(
         "hardware_tflops_per_gpu",
         "Including the blocks that activation checkpointing recomputes.",
-        Metric("hardware TFLOP/s/GPU", digits=1, better="higher"),
-        unit="TFLOP/s",
-        formula="(FLOPs per token of the model + those recomputed) x tokens_per_s_per_gpu / 1e12",
+        _rate("hardware TFLOP/s/GPU", digits=1),
     ),
-    Column(
-        "mfu",
-        "TFLOP/s divided by the vendor's dense peak for the precision.",
-        Metric("MFU", "%", 100, 1, "higher"),
-        formula="tflops_per_gpu / dense peak in the vendor's data sheet",
-    ),
+    Column("mfu", "TFLOP/s divided by the vendor's dense peak for the precision.", _percent("MFU", better="higher")),
     Column(
         "mfu_of_matmul",
         "TFLOP/s divided by those of a large matrix product measured on the same GPU model.",
-        Metric("MFU of a measured matmul", "%", 100, 1, "higher"),
-        formula="tflops_per_gpu / measured rate of a large matrix product",
+        _percent("MFU of a measured matmul", better="higher"),
     ),
     Column(
-        "loss_last",
-        "Loss of the last step, mean over ranks.",
-        Metric("last loss", digits=3, better="lower"),
-        kind=NUMBER,
+        "loss_last", "Of the last step, mean over ranks.", Metric("last loss", digits=3, better="lower"), kind=NUMBER
     ),
     Column("grad_norm_last", "Of the last step, before clipping.", Metric("gradient norm", digits=3)),
     Column(
@@ -222,34 +231,13 @@ FIGURES = [
         Metric("weight change", digits=6),
     ),
     # The others are compared in no table.
-    Column(
-        "masked_flops_pct",
-        "Share of `tflops_per_gpu` that a causal mask makes unnecessary: half of attention.",
-        formula="100 x (6 x keys^2 x width / seq_len, summed over the layers with attention) / FLOPs per token",
-    ),
-    Column(
-        "days_per_100b_tokens",
-        "Days that 100 billion tokens take at this throughput, without restarts or pauses.",
-        unit="days",
-        formula="1e11 / tokens_per_s / 86,400",
-    ),
-    Column(
-        "needed_gib",
-        "Memory that a run out of memory would have needed at least.",
-        formula="oom_allocated_gib + oom_requested_gib",
-    ),
-    Column(
-        "samples_per_s_running",
-        "Running average that DeepSpeed's timer prints; it leaves out data loading.",
-        unit="samples/s",
-    ),
-    Column(
-        "tokens_per_s_logged",
-        "Throughput as logged, where it is known to be wrong and a corrected one stands beside it.",
-        unit="tokens/s",
-    ),
     *each(
         AMOUNT,
+        masked_flops_pct="Share of `tflops_per_gpu` that a causal mask makes unnecessary: half of attention.",
+        days_per_100b_tokens="Days that 100 billion tokens take at this throughput, without restarts or pauses.",
+        needed_gib="oom_allocated_gib + oom_requested_gib: what a run out of memory would have needed at least.",
+        samples_per_s_running="Running average that DeepSpeed's timer prints; it leaves out data loading.",
+        tokens_per_s_logged="Throughput as logged, where it is wrong and a corrected one stands beside it.",
         step_time_median_s="Median of the timed step times.",
         rank_host_memory_gib="Largest resident host memory of a single rank, shared pages included.",
         oom_allocated_gib="Memory allocated at the moment when an allocation failed.",
@@ -265,7 +253,7 @@ FIGURES = [
         timed_steps="Optimizer steps that the speed is measured over.",
         train_runtime_s="Wall time of a whole training, as transformers' Trainer logs it.",
         steps_per_s="Optimizer steps per second, as transformers' Trainer logs it.",
-        step_time_logged_s="Step time as logged, where it is known to be wrong and a corrected one stands beside it.",
+        step_time_logged_s="Step time as logged, where it is wrong and a corrected one stands beside it.",
         parameters="Parameters of the model, tied embeddings counted once.",
         trainable_parameters="Parameters that are trained: fewer than `parameters` with LoRA.",
         active_parameters="Parameters that work on one token: fewer than `parameters` in a mixture of experts, where "
@@ -382,9 +370,9 @@ SUMMARY_TEXTS = [*_names(TEXTS), "note"]
 """Texts beside the figures in the summary of `result.json`."""
 PHASES = [name.removesuffix("_s") for name in _names(_PHASES)]
 RUN_COLUMNS = list(RUNS)
-RUN_NUMBERS = numbers(RUNS.values())
+RUN_NUMBERS = [name for name, column in RUNS.items() if column.kind in NUMBERS]
 STEP_COLUMNS = list(STEPS)
-STEP_NUMBERS = numbers(STEPS.values())
+STEP_NUMBERS = [name for name, column in STEPS.items() if column.kind in NUMBERS]
 GPU_COLUMNS = list(SAMPLES)
 
 

@@ -1,8 +1,7 @@
 """The files of a run folder: their fields, what these mean, and the kind of value of each.
 
 Records come from other machines, other versions and text editors. A value of a wrong kind is left out when it is read,
-and described in one sentence. Fields that are not listed here, and files that only the launch that wrote them reads,
-may hold anything.
+and described in one sentence; fields that are not listed here may hold anything.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError, create_model
 
 from dsnb.files import plain_text, records
-from dsnb.run_folder.columns import FIGURES, MACHINE, ORDER, RUNS, SAMPLES, STEPS, TEXTS
-from dsnb.run_folder.declarations import AMOUNT, COUNT, SETTING_COLUMNS, STATUS, TEXT, Column, each
+from dsnb.run_folder import columns
+from dsnb.run_folder.columns import AMOUNT, COUNT, RUNS, TEXT, Column, each
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
 from dsnb.settings.experiment import with_current_names, with_former_defaults
@@ -21,59 +20,47 @@ from dsnb.settings.experiment import with_current_names, with_former_defaults
 _RUN = RunPaths(Path())
 
 
-def _record_of(columns: Iterable[Column]) -> Any:
+def _record_of(listed: Iterable[Column]) -> Any:
     """Return the type of objects with these fields, all of them optional."""
-    fields: Any = {column.name: (column.kind | None, None) for column in columns}
+    fields: Any = {column.name: (column.kind | None, None) for column in listed}
     return create_model("Record", __config__={"protected_namespaces": ()}, **fields)
 
 
-def _list_of(*columns: Column) -> Any:
+def _list_of(*listed: Column) -> Any:
     """Return the type of lists of objects with these fields."""
-    return list[_record_of(columns)]  # type: ignore[misc]
+    return list[_record_of(listed)]  # type: ignore[misc]
 
 
 _MACHINE = [
-    *(column for column in MACHINE if column.name not in {"gpu_name", "gpu_memory_gib", "variables"}),
+    *(column for column in columns.MACHINE if column.name not in {"gpu_name", "gpu_memory_gib", "variables"}),
     *each(TEXT, os="Operating system.", nccl_package="Version of the installed NCCL package."),
     Column("memory_gib", "Memory of the machine."),
     Column("variables", RUNS["variables"].meaning, kind=dict[str, TEXT | None]),
     Column("gpus", "Name and memory of each GPU.", kind=_list_of(*each(TEXT, name=""), *each(AMOUNT, memory_gib=""))),
 ]
-_SUMMARY = [*FIGURES, *TEXTS, RUNS["note"], Column("profile_missing", "Why a profile lacks something.", kind=TEXT)]
+_SUMMARY = [*columns.FIGURES, *columns.TEXTS, RUNS["note"], *each(TEXT, profile_missing="What a profile lacks, why.")]
 FILES: dict[str, list[Column]] = {
     _RUN.experiment.name: [
-        *SETTING_COLUMNS.values(),
-        *(RUNS[name] for name in ORDER),
+        *columns.SETTING_COLUMNS.values(),
+        *(RUNS[name] for name in columns.ORDER),
         *each(
             TEXT,
             name="Name of the experiment; its folder is named like this.",
             model_name="Name of the model in names of experiments, decided by the sweep.",
         ),
         Column("inputs", RUNS["inputs"].meaning, kind=dict[str, TEXT | None]),
-        Column(
-            "asked",
-            "Settings as requested, where dsnb replaced them, such as `micro_batch_size: auto`.",
-            kind=_record_of(SETTING_COLUMNS.values()),
-        ),
+        *each(_record_of(columns.SETTING_COLUMNS.values()), asked="Settings as requested, where dsnb replaced them."),
     ],
     _RUN.result.name: [
-        Column("status", "How the run ended.", kind=STATUS),
-        Column("cause", "Why it is not `ok`, in one sentence.", kind=TEXT),
-        Column(
-            "exit_codes",
-            "Exit code of each rank; negative for a signal.",
-            kind=dict[int, Annotated[int, Field(strict=True)]],
-        ),
-        Column(
-            "phases_s", "Wall time by phase: start, build, warmup, timed, stop, wall.", kind=dict[str, AMOUNT | None]
-        ),
-        Column(
-            "summary", "Figures of the run, named like the columns of the table of runs.", kind=_record_of(_SUMMARY)
-        ),
+        RUNS["status"],
+        RUNS["cause"],
+        *each(dict[int, Annotated[int, Field(strict=True)]], exit_codes="Of each rank; negative for a signal."),
+        Column("phases_s", "Wall time: start, build, warmup, timed, stop, wall.", kind=dict[str, AMOUNT | None]),
+        Column("summary", "Figures, named like the columns of the table of runs.", kind=_record_of(_SUMMARY)),
     ],
     _RUN.environment.name: _MACHINE,
-    _RUN.steps.name: [*STEPS.values()],
-    _RUN.gpu.name: [*SAMPLES.values()],
+    _RUN.steps.name: [*columns.STEPS.values()],
+    _RUN.gpu.name: [*columns.SAMPLES.values()],
     _RUN.profile.name: [
         *(RUNS[name] for name in ("forward_s", "backward_s", "optimizer_s", "communication_s")),
         *each(
@@ -88,10 +75,9 @@ FILES: dict[str, list[Column]] = {
         Column("missing", "What could not be measured, with the reason.", kind=dict[str, TEXT | None]),
     ],
     _RUN.nodes.name: [
-        Column(
-            "nodes",
-            "For each host: name, address, interface, ranks, GPUs, exit codes, environment, and why it was lost.",
-            kind=_list_of(*each(TEXT, host=""), *each(_record_of(_MACHINE), environment="")),
+        *each(
+            _list_of(*each(TEXT, host=""), *each(_record_of(_MACHINE), environment="")),
+            nodes="For each host: name, address, interface, ranks, GPUs, exit codes, environment, and why it was lost.",
         ),
         Column("differences", "In what the hosts differ, such as driver or torch version.", kind=list[TEXT | None]),
     ],
@@ -114,7 +100,7 @@ FILES: dict[str, list[Column]] = {
     ],
 }
 """By file name, the fields of the object in a `.json`, or of each line of a `.jsonl`."""
-_FORMS = {name: TypeAdapter(_record_of(columns)) for name, columns in FILES.items()}
+_FORMS = {name: TypeAdapter(_record_of(listed)) for name, listed in FILES.items()}
 
 
 def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | None]:

@@ -1,7 +1,6 @@
 """How a run ended: `result.json`, whether the run is finished, and what to do about one that is not ok.
 
-A run is finished if its records are complete and valid, with as many timed steps as its settings say. Sweeps, probes,
-Slurm jobs and the tables of runs share this definition; an unfinished run is executed again.
+A run is finished if its records are complete and valid, with as many timed steps as its settings say.
 """
 
 import signal
@@ -13,7 +12,7 @@ from typing import Any
 from dsnb.errors import LaunchError
 from dsnb.files import records
 from dsnb.run_folder import record_schema
-from dsnb.run_folder.declarations import STATUSES
+from dsnb.run_folder.columns import STATUSES
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
 from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
@@ -33,11 +32,7 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class Shortage:
-    """The settings and figures of a run that ran out of memory; figures are None if they are unknown.
-
-    The advice follows the phase: activations peak in the forward and backward passes, model states in the build and the
-    optimizer step. A change that the other settings rule out is not proposed.
-    """
+    """The settings and figures of a run that ran out of memory; figures are None if they are unknown."""
 
     settings: dict[str, Any]
     phase: str = ""
@@ -67,7 +62,7 @@ class Shortage:
         if limit_gib := s["memory_limit_gib"]:
             yield {}, f"raise memory_limit_gib ({limit_gib:g})"
         if not self.of_host:
-            if self.phase not in {"build", "optimizer"}:
+            if self.phase not in {"build", "optimizer"}:  # model states peak in these, activations in the others
                 yield from self._fewer_activations()
             yield from self._smaller_states()
             return
@@ -123,17 +118,10 @@ class Result:
     run_dir: Path
 
     def write(self) -> None:
-        """Write `result.json`, which marks the run as finished.
-
-        Raises
-        ------
-        LaunchError
-            If the run's folder was removed: a result alone would be a run without settings.
-        """
-        if not self.run_dir.is_dir():
+        """Write `result.json`, which marks the run as finished."""
+        if not self.run_dir.is_dir():  # a result alone would be a run without settings
             raise LaunchError(f"{self.run_dir} was removed during the run: start the sweep again")
-        record = asdict(self)
-        del record["run_dir"]
+        record = {name: value for name, value in asdict(self).items() if name != "run_dir"}
         records.write_json(RunPaths(self.run_dir).result, record)
 
     def __repr__(self) -> str:
@@ -193,10 +181,7 @@ def missing_record(
     result: dict[str, Any] | None,
     has_steps: bool,
 ) -> str | None:
-    """Return what a run lacks to be finished, by its records, in words; None if nothing.
-
-    A run that is not `ok` needs only settings and a status.
-    """
+    """Return what a run lacks to be finished, in words; if it is not `ok`, settings and a status are enough."""
     status = result.get("status") if result else None
     if status is None:
         return "it was cut off before its end"
@@ -210,10 +195,7 @@ def missing_record(
 
 
 def unfinished(run: RunPaths) -> str | None:
-    """Return why a run that has ended has to be executed again, in words; None if it is finished.
-
-    In addition to the checks of `missing_record`, the timed steps of an `ok` run are counted.
-    """
+    """Return why a run that has ended has to be executed again, in words; None if it has all that was asked for."""
     settings, environment, result = (records.read_json(path) for path in (run.experiment, run.environment, run.result))
     settings = settings and with_current_names(settings)
     for path, record in ((run.experiment, settings), (run.environment, environment), (run.result, result)):

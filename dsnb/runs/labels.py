@@ -1,7 +1,4 @@
-"""Titles, units and meanings of the columns of runs, and settings in words: "ZeRO 1, bf16 autocast, compiled".
-
-They are declared in `dsnb.run_folder.columns` and, for settings, in `dsnb.settings.training`.
-"""
+"""Titles and units of the columns of runs, and settings in words: "ZeRO 1, bf16 autocast, compiled"."""
 
 import math
 from collections.abc import Mapping
@@ -9,8 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.run_folder.columns import MEMORY, METRIC_LABELS
-from dsnb.run_folder.declarations import STATUSES, Metric
+from dsnb.run_folder.columns import MEMORY, METRIC_LABELS, STATUSES, Metric
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DECLARED
 from dsnb.settings.training import Setting, text
@@ -50,8 +46,7 @@ def axis(name: str) -> Setting:
 def span(low: float, high: float) -> str:
     """Return a range with as many digits as it supports, as in "30 to 60" for 31.2 to 56.4.
 
-    Both ends are rounded to the first digit of half the range, or of `low` if that is finer: down and up, so that the
-    range stays within what is printed.
+    Its ends are rounded down and up to the first digit of half the range, or of `low` if that is finer.
     """
     if not 0 < low < high < math.inf:
         return "" if math.isnan(high) else f"{high:,.0f}" if high >= 100 else f"{high:.3g}"

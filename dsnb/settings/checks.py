@@ -1,7 +1,4 @@
-"""Checks of settings against each other and against this machine; every problem is one sentence.
-
-A sentence names the setting and its value, and says what is allowed and what to do.
-"""
+"""Checks of settings against each other and this machine; a sentence names setting, value, and what is allowed."""
 
 import contextlib
 import ctypes.util
@@ -22,15 +19,12 @@ from dsnb.system import hardware
 ALLOWED = {
     "value_error": "{error}",
     "literal_error": "allowed are {expected}",
-    "int_type": "give a whole number",
-    "int_parsing": "give a whole number",
-    "int_from_float": "give a whole number",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "give a whole number"),
     "bool_type": "give true or false",
     "dict_type": "give settings as 'name: value'",
     "list_type": "give a list",
     "string_type": "give a text",
-    "float_parsing": "give a number",
-    "float_type": "give a number",
+    **dict.fromkeys(("float_type", "float_parsing"), "give a number"),
     "finite_number": "give a finite number",
     "greater_than_equal": "it must be at least {ge}",
     "greater_than": "it must be more than {gt}",
@@ -115,8 +109,7 @@ def _model(s: SimpleNamespace) -> Iterator[str]:
 def not_causal(model: str, config: Mapping[str, Any]) -> str | None:
     """Return why a model with these fields of `config.json` is not trained; None if it is a causal language model.
 
-    transformers builds a language model from more than that. BERT's family sees all tokens, among them the one that it
-    should predict, so that its loss falls without learning; of an encoder-decoder it builds a half.
+    BERT's family also sees the token that it should predict; of an encoder-decoder, transformers builds a half.
     """
     kind = config.get("model_type")
     says = f"model is {short_repr(model)}: "
@@ -183,10 +176,7 @@ RULES: list[Rule] = [_model, _sizes, _auto_on_a_cpu, _text, _hosts, *rules.RULES
 
 
 def contradictions(settings: Mapping[str, Any]) -> list[str]:
-    """Return the contradictions between settings, one sentence each.
-
-    Rules that read a setting that is missing, such as one whose value is not valid, are left out.
-    """
+    """Return the contradictions between settings; rules that read a missing one (it is invalid) are left out."""
     problems: list[str] = []
     for rule in RULES:
         with contextlib.suppress(AttributeError):

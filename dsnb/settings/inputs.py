@@ -1,7 +1,6 @@
 """The files that a run reads (model, weights, tokenizer, text), on disk or in the cache of the Hugging Face hub.
 
-Local files have digests: an edited file is another input. Files of the hub are in the cache of huggingface_hub, which
-every rank finds through `HF_HOME`; `HF_HUB_OFFLINE=1` keeps runs off the network.
+Local files have digests: an edited file is another input.
 """
 
 import contextlib
@@ -69,10 +68,7 @@ def external_items(settings: Mapping[str, Any]) -> list[ExternalItem]:
 
 
 def chosen(names: Iterable[str], parts: Collection[str]) -> list[str]:
-    """Return which files of a model's or tokenizer's folder transformers reads for these parts of an `ExternalItem`.
-
-    Files in subfolders and with unusual names are ignored; a missing part is a FetchError.
-    """
+    """Return which files of a folder transformers reads for these parts; a missing part is a FetchError."""
     there = [name for name in names if PLAIN_NAME.fullmatch(name)]
     files = {*fnmatch.filter(there, CONFIG)}
     if "config" in parts and not files:
@@ -115,14 +111,11 @@ def files_of(item: ExternalItem) -> dict[str, Path]:
 
 
 def digests(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of every local file that a run reads, by its name: the setting's value, or a file below it.
-
-    A file that is missing here has none; the launch reports it. Items of the hub are not files.
-    """
+    """Return the digest of every local file that a run reads, by its name: the setting's value, or a file below it."""
     by_name: dict[str, str] = {}
     for item in external_items(settings):
         if item.hub_id is None:
-            with contextlib.suppress(OSError, FetchError):
+            with contextlib.suppress(OSError, FetchError):  # the launch reports it
                 by_name |= {name: digest(path) for name, path in files_of(item).items()}
     return by_name
 

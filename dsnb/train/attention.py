@@ -51,11 +51,7 @@ AttentionInterface.register(CAUSAL, causal_attention)
 def use_fused_alibi(model: Any, flex_length: int = 0) -> None:
     """Replace the forward pass of every attention layer of a BLOOM model by the fused one.
 
-    Parameters
-    ----------
-    flex_length
-        Length of all sequences if FlexAttention is to compute it: it is slow unless compiled, and has no dropout. 0 for
-        torch's SDPA.
+    `flex_length` is the length of all sequences if FlexAttention is to compute it, 0 for torch's SDPA.
     """
     masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
     if flex_length:
@@ -134,16 +130,11 @@ def _slopes(alibi: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 class KernelWatch:
-    """Finds out which attention kernel runs in a step.
-
-    Attributes
-    ----------
-    kernel
-        `cudnn`, `flash`, `efficient`, `flex` or `math` (the unfused one); None if nothing was watched or found.
-    """
+    """Finds out which attention kernel runs in a step."""
 
     def __init__(self, flex: bool = False) -> None:
         self.kernel: str | None = "flex" if flex else None
+        """`cudnn`, `flash`, `efficient`, `flex` or `math` (the unfused one); None if nothing was watched or found."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -87,7 +87,7 @@ def build_part(experiment: Experiment, device: torch.device, part: Callable[[Any
             with no_init_weights(), init_empty_weights(include_buffers=False):
                 model = _from_config(experiment, config, name)
             own = list(part(model))
-            _allocate(own)
+            allocate(own)
         for unit in own:
             unit.to(device)
         if experiment.weights == "random":
@@ -239,13 +239,14 @@ def _load_pretrained(
     return model
 
 
-def _allocate(own: list[nn.Module]) -> None:
-    """Allocate weights that are on the meta device; tied ones stay tied."""
-    made: dict[int, nn.Parameter] = {}
+def allocate(own: Iterable[nn.Module]) -> None:
+    """Allocate weights and buffers that are on the meta device; tied ones stay tied."""
+    made: dict[int, torch.Tensor] = {}
     for module in (module for unit in own for module in unit.modules()):
-        for name, empty in list(module.named_parameters(recurse=False)):
+        for name, empty in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
             if id(empty) not in made and empty.is_meta:
-                made[id(empty)] = nn.Parameter(torch.empty_like(empty, device="cpu"), empty.requires_grad)
+                new = torch.empty_like(empty, device="cpu")
+                made[id(empty)] = nn.Parameter(new, empty.requires_grad) if isinstance(empty, nn.Parameter) else new
             setattr(module, name, made.get(id(empty), empty))
 
 

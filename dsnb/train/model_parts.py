@@ -49,19 +49,12 @@ def has_own_parameters(module: nn.Module) -> bool:
 
 @dataclass
 class ForwardTrace:
-    """The path of a hidden state through a model, without the head.
+    """The path of a hidden state through a model, without the head."""
 
-    Attributes
-    ----------
-    before, after
-        Layers with weights that are called before and after the blocks, in order.
-    arguments
-        Arguments of each block beside the hidden state: positional, by keyword.
-    """
-
-    before: list[nn.Module]
+    before: list[nn.Module]  # layers with weights that are called before the blocks, and after them, in order
     after: list[nn.Module] = field(default_factory=list)
     arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    """Arguments of each block beside the hidden state: positional, by keyword."""
 
 
 def trace_forward(model: Any, batch: int, length: int, device: torch.device) -> ForwardTrace:

@@ -93,12 +93,8 @@ def peaks_of_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str,
 def skew_of_ranks(times_s: list[float], forwards_s: list[float], device: torch.device) -> dict[str, Any]:
     """Compare the times of all ranks' timed steps, and of their first forward passes, where these were measured.
 
-    Returns
-    -------
-    dict
-        `step_skew` and `forward_skew`: medians over steps of (slowest rank / median rank - 1), as fractions;
-        `rank_step_s` and `rank_forward_s`: means by rank; `slowest_rank`: the rank with the largest sum, of forward
-        passes if they were measured. Each is None for a single rank and if it was not measured.
+    Skews are medians over steps of (slowest rank / median rank - 1), times of ranks are means. `slowest_rank` has the
+    largest sum, of forward passes if they were measured. Each is None for a single rank and if it was not measured.
     """
     steps, forwards = (compare(_of_ranks(times, device)) for times in (times_s, forwards_s))
     return {

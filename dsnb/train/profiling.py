@@ -151,13 +151,8 @@ def time_parts(
 ) -> dict[str, float | None]:
     """Time the parts of a few steps, and return those of the step with the median time.
 
-    All figures are from one step, so the parts add up to it, apart from what the trainer does between them.
-
-    Returns
-    -------
-    dict
-        `forward_s`, `backward_s`, `optimizer_s`, summed over micro-batches, and `step_s`, on this rank; None for a
-        part that the trainer does not mark. For a pipeline also `handover_s`, the exchange between stages.
+    All figures are from one step, so the parts, summed over micro-batches, add up to `step_s`, apart from what the
+    trainer does between them. A part that it does not mark is None. Only a pipeline has `handover_s`.
     """
     timed: list[dict[str, float]] = []
 

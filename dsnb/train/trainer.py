@@ -36,12 +36,7 @@ def no_section(name: str) -> AbstractContextManager[None]:
 class Trainer:
     """A causal language model of transformers, or peft's wrapper of one, with its optimizer, ready to train.
 
-    Attributes
-    ----------
-    parameters
-        Numbers of all, trainable and block parameters over all ranks that share the model; tied ones count once.
-    module, optimizer
-        The model as this rank has it, and DeepSpeed's or torch's optimizer of it.
+    `parameters` are numbers over all ranks that share the model, tied ones counted once; `module` is this rank's part.
     """
 
     module: torch.nn.Module

@@ -10,6 +10,7 @@ from deepspeed.module_inject.layers import TensorParallel_Layer
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
 from dsnb.train.data import data_rank
+from dsnb.train.model import DTYPES
 
 MODELS = {
     "zero_optimization": "zero_config",
@@ -18,7 +19,6 @@ MODELS = {
     "compile": "compile_config",
 }
 """Sections of DeepSpeed's configuration -> the attribute of its configuration object that holds their model."""
-HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def check(experiment: Experiment, engine: Any) -> None:
@@ -32,8 +32,7 @@ def check(experiment: Experiment, engine: Any) -> None:
 def expected(experiment: Experiment) -> dict[str, Any]:
     """Return the properties that an engine must have for these settings."""
     what, _, where = experiment.offload.partition("-")
-    half = HALF.get(experiment.precision)
-    native = experiment.mixed_precision == "native"
+    computed, native = DTYPES[experiment.precision], experiment.mixed_precision == "native"
     return {
         "ZeRO stage": experiment.zero_stage,
         "accumulation": experiment.grad_accum,
@@ -42,8 +41,8 @@ def expected(experiment: Experiment) -> dict[str, Any]:
         "data-parallel place": data_rank(experiment, deepspeed.comm.get_rank()),
         "tensor-parallel ranks": experiment.tensor_parallel,
         "pipeline stages": experiment.pipeline_parallel,
-        "weights": _dtype(half if half and native else torch.float32),
-        "autocast": _dtype(half) if half and not native else None,
+        "weights": _dtype(computed if native else torch.float32),
+        "autocast": _dtype(computed) if computed is not torch.float32 and not native else None,
         "optimizer offloaded to": where or "none",
         "parameters offloaded to": where if what == "all" else "none",
         "optimizer": {"adafactor": "Adafactor", "muon": "Muon"}.get(experiment.optimizer, "Adam"),

@@ -30,10 +30,9 @@ from dsnb.system.hardware import GIB, POWER_COUNTER
 from dsnb.train import causal_loss, failure, over_ranks, profiling, token_work
 from dsnb.train.attention import FLEX_NAME, KernelWatch
 from dsnb.train.data import Batches, batches
-from dsnb.train.energy import open_device
 from dsnb.train.engine import DeepSpeedTrainer, PipelineTrainer
 from dsnb.train.failure import Position
-from dsnb.train.meter import Meter
+from dsnb.train.meter import Meter, open_device
 from dsnb.train.model import build
 from dsnb.train.trainer import TorchTrainer, Trainer, no_section
 

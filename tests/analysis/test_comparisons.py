@@ -124,17 +124,6 @@ def test_failed_and_unusable_runs_count_and_have_no_value():
     assert differences(runs_of(a=FAST)).empty
 
 
-def test_figures_without_spread():
-    found = differences(
-        runs_of("peak_allocated_gib", a=[10.0] * 4, b=[10.0] * 4, c=[12.5] * 4), figure="peak_allocated_gib"
-    )
-    assert list(found["words"]) == [
-        "no difference larger than 0 % (0 % to 0 %)",
-        "likely: +25.0 % (+25.0 % to +25.0 %)",
-    ]
-    assert set(found["note"]) == {"the figure is the same in every run"}
-
-
 def test_runs_on_a_host_of_their_own_count_as_one():
     slow = [value / 1.1 for value in FAST]
     found = differences(runs_of(hosts={"a": 5 * ["h1"], "b": 5 * ["h2"]}, a=FAST, b=slow))
@@ -233,13 +222,5 @@ def test_runs_made_before_the_allocator_was_a_setting_are_compared_with_those_af
     assert list(found["base_n"]) == [5, 0]
 
 
-def test_another_host_cannot_be_told_from_another_version():
-    old, new = sweep({0: 1000}), sweep({0: 1100}, host="h2")
-    assert list(dsnb.compare(old, new)["verdict"]) == ["too few runs"]
-    assert list(dsnb.compare(old, new, hosts_alike=True)["verdict"]) == ["likely"]
-
-
 def test_a_set_without_runs():
     assert dsnb.compare(sweep({0: 1}), sweep({0: 1}).iloc[:0])["n"].tolist() == [0]
-    with pytest.raises(SettingsError, match="runs have no column 'speed'"):
-        dsnb.compare(sweep({0: 1}), sweep({0: 1}), figure="speed")

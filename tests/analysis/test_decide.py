@@ -1,5 +1,6 @@
 """What to train with: the published tables have a known answer to each question."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -35,7 +36,7 @@ def test_soonest_and_cheapest_are_not_the_same(opt):
 def test_only_the_gpus_at_hand_count_and_figures_are_those_of_the_formulas(opt):
     decision = of_runs(opt, Question(gpus=16))
     assert (set(decision.options["gpus"]), decision.gpus) == ({1, 8, 16}, [1, 8, 16])
-    assert set(of_runs(opt, Question(gpus=7)).options["gpus"]) == {1}
+    assert set(of_runs(opt, Question(gpus=np.int64(7), tokens=np.float64(1e9))).options["gpus"]) == {1}
     row = best(opt, tokens=1e12, prices={"": 3.0})
     assert row["days"] == pytest.approx(metrics.days(1e12, row["tokens_per_s"]))
     assert row["gpu_hours"] == pytest.approx(row["days"] * 24 * 512)
@@ -62,6 +63,7 @@ def test_least_memory_is_a_question_too():
         ({"objective": "speed"}, "objective is 'speed': choose one of time, gpu_hours, cost, memory"),
         ({"objective": ["time"]}, "objective is ['time']: choose one of"),
         ({"tokens": float("nan")}, "tokens is nan: give a finite number of more than 0"),
+        ({"tokens": True}, "tokens is True: give a finite number of more than 0"),
         ({"tokens": "many"}, "tokens is 'many': give a finite number of more than 0"),
         ({"gpus": -1}, "gpus is -1: give the number of GPUs at hand, or 0 for any"),
         ({"gpus": 1.5}, "gpus is 1.5: give the number of GPUs at hand, or 0 for any"),

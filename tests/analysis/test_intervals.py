@@ -70,17 +70,6 @@ def test_at_most_one_page_in_20_calls_equal_settings_different(kind):
         assert runs >= 4 or set(intervals.verdicts(bounds, counts, RELEVANCE).flat) == {Verdict.TOO_FEW}
 
 
-@pytest.mark.parametrize(("settings", "runs", "least"), [(2, 4, 0.99), (8, 5, 0.97)])
-@pytest.mark.draws
-def test_a_difference_of_ten_per_cent_is_found(settings, runs, least):
-    """At 2 % noise, in nine of ten comparisons at five runs."""
-    logs = 0.02 * np.random.default_rng(0).standard_normal((PAGES, settings, runs))
-    logs[:, 0] += math.log(1.1)
-    bounds, others = against_the_best(logs)
-    likely = intervals.verdicts(bounds, np.full(others.shape, runs), RELEVANCE) == Verdict.LIKELY
-    assert likely[others].mean() >= least
-
-
 @pytest.mark.parametrize("spread", [0.002, 0.02])
 @pytest.mark.draws
 def test_all_intervals_of_a_page_hold_and_no_difference_is_denied(spread):
@@ -88,35 +77,17 @@ def test_all_intervals_of_a_page_hold_and_no_difference_is_denied(spread):
     random = np.random.default_rng(1)
     truth = 0.02 * random.standard_normal((PAGES, 8, 1))
     logs = truth + spread * random.standard_normal((PAGES, 8, 5))
-    bounds, actual = _against_the_truth(logs, truth)
+    best = np.median(logs, axis=-1).argmax(-1)[:, None]
+    actual = truth[..., 0] - np.take_along_axis(truth[..., 0], best, 1)
+    bounds, _ = against_the_best(logs)
     assert (~((bounds.low <= actual) & (actual <= bounds.high))).any(-1).mean() <= LIMIT
     denied = intervals.verdicts(bounds, np.full(actual.shape, 5), RELEVANCE) == Verdict.NO_LARGER
     assert (denied & (np.abs(np.expm1(actual)) > RELEVANCE)).any(-1).mean() <= LIMIT
 
 
-def _against_the_truth(values, truth):
-    """Give the intervals of settings against the best of a page, and their true differences."""
-    best = np.median(values, axis=-1).argmax(-1)[:, None]
-    return against_the_best(values)[0], truth[..., 0] - np.take_along_axis(truth[..., 0], best, 1)
-
-
-@pytest.mark.draws
-def test_intervals_of_percentages_cover_the_true_difference():
-    """Beta-distributed shares, as utilization is, with known means: 3 points of noise, less of it near 100; 5 runs."""
-    random = np.random.default_rng(7)
-    truth = random.uniform(90, 99, (PAGES, 8, 1))
-    mean, noise_of = truth / 100, 0.03 * np.minimum(1, (100 - truth) / 5)
-    size = mean * (1 - mean) / noise_of**2 - 1  # of a beta distribution with this mean and standard deviation
-    bounds, actual = _against_the_truth(100 * random.beta(mean * size, (1 - mean) * size, (PAGES, 8, 5)), truth)
-    assert ((bounds.low > actual) | (bounds.high < actual)).any(-1).mean() <= LIMIT
-
-
 STUDENT = [
     (1, 0.05, 12.706),
-    (2, 0.05, 4.303),
-    (10, 0.05, 2.228),
     (120, 0.05, 1.980),
-    (5, 0.01, 4.032),
     (3, 0.001, 12.924),
 ]
 """Degrees of freedom, probability and t: Abramowitz and Stegun (1964), table 26.10."""

@@ -24,14 +24,6 @@ def test_every_setting_takes_at_least_what_theory_cannot_do_without(found):
     assert list(below.index) == []
 
 
-def test_zero_saves_where_model_states_are_nearly_all_there_is(found):
-    runs = dsnb.published("h200_memory").set_index("experiment")["status"]
-    name = "opt-6.7b_zs{}_bf16_gpus2_bs1_sl1024_ga2_ac"
-    assert runs[name.format(0)] == "oom"
-    one, two, three = (gib(found, name.format(stage)) for stage in (1, 2, 3))
-    assert one >= two > three
-
-
 def test_checkpointing_saves_where_activations_are_nearly_all_there_is(found):
     name = "opt-350m_zs0_bf16_gpus1_bs32_sl1024_ga2"
     measured = [gib(found, name + part) for part in ("", "_ac2", "_ac", "_ac-cpu")]

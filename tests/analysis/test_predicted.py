@@ -104,7 +104,7 @@ def test_out_of_memory():
     both = pd.concat([runs({}), table.iloc[:1].assign(micro_batch_size=64, experiment="other")])
     said = text(comparison.with_predictions(both))
     assert "Predicted not to fit: 1 of 1 setting that ran out of memory, 0 of 1 that ran." in said
-    assert "There is no other setting to fit the time model to" in said
+    assert "fitted to the other settings here on the same GPU, if there are any" in said
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.rampup import fastest_replica
+from dsnb.analysis.scaling import fastest_replica
 from dsnb.errors import SettingsError
 from dsnb.run_folder import paths
 

@@ -107,11 +107,6 @@ def test_a_machine_without_gpus_has_ranks():
     assert "$" not in found
 
 
-def test_settings_that_differ_in_several_things_are_beside_each_other():
-    own = runs(2, **TWO).assign(precision=["bf16", "fp32"])
-    assert words(of_runs(own, Question()))["table"] == [["strategy", "ZeRO 1", "ZeRO 2"], ["precision", "bf16", "fp32"]]
-
-
 def test_unstable_settings_are_counted_and_not_recommended():
     table = runs(6, repeats=2, precision=["bf16"], zero_stage=[1, 2, 3])
     table["tokens_per_s"] = [21097.0, 2296, 9000, 9100, 500, 2000]

@@ -13,8 +13,9 @@ def test_tokens_per_s_is_work_over_time():
 
 
 def test_flops_tflops_and_mfu():
-    flops = metrics.model_flops_per_token(parameters=1000, layers=2, hidden=10, seq_len=5)
-    assert flops == 6 * 1000 + 12 * 2 * 10 * 5
+    work = {"parameters": 1000, "layers": 2, "hidden": 10, "seq_len": 5}
+    assert metrics.model_flops_per_token(**work) == 6 * 1000 + 12 * 2 * 10 * 5
+    assert metrics.model_flops_per_token(**work, trained=30) == 4 * 1000 + 2 * 30 + 12 * 2 * 10 * 5  # LoRA
     assert metrics.tflops(2e9, 500.0) == 1.0
     assert metrics.tflops(2e9, None) is None
     assert metrics.mfu(100.0, 400.0) == 0.25
@@ -27,17 +28,6 @@ def test_only_blocks_are_recomputed():
     assert [metrics.recomputed_flops_per_token(600, every=every, **work) for every in (0, 1, 2, 3)] == [
         0, forward, forward / 2, forward / 2,
     ]  # fmt: skip
-    # All parameters counted as recomputed, hardware TFLOP/s were 7.4, 11.8 and 3.6 % too high.
-    for name, seq_len, percent in (("gpt2", 1024, 7.4), ("bloom-560m", 1024, 11.8), ("bloom-7b1", 1024, 3.6)):
-        shape = PRESETS[name]
-        once = metrics.model_flops_per_token(shape.parameters, shape.layers, shape.hidden, seq_len)
-        blocks = shape.layers, shape.hidden, seq_len, 1
-        right, wrong = (
-            once + metrics.recomputed_flops_per_token(parameters, *blocks)
-            for parameters in (shape.block_parameters, shape.parameters)
-        )
-        assert 100 * (wrong / right - 1) == pytest.approx(percent, abs=0.3)
-        assert wrong / once == pytest.approx(4 / 3)
 
 
 def test_recomputed_flops_are_those_that_torch_counts():
@@ -61,11 +51,6 @@ def test_recomputed_flops_are_those_that_torch_counts():
     assert counted() - once == pytest.approx(again, rel=0.01)  # biases and norms are in the formula, not in the count
     used = shape.parameters - shape.positions * shape.hidden  # positions are looked up, not multiplied
     assert once == pytest.approx(metrics.model_flops_per_token(used, *blocks), rel=0.01)
-
-
-def test_lora_has_no_weight_gradients_of_frozen_weights():
-    work = {"parameters": 1000, "layers": 2, "hidden": 10, "seq_len": 5}
-    assert metrics.model_flops_per_token(**work, trained=30) == 4 * 1000 + 2 * 30 + 12 * 2 * 10 * 5
 
 
 def test_a_window_limits_the_keys_of_a_query():
@@ -92,10 +77,5 @@ def test_peaks_by_name():
 
 def test_visible_gpus_follow_cudas_rule():
     found = [hardware.InstalledGpu(index, "X", f"GPU-{letter}", 1.0, (9, 0)) for index, letter in enumerate("abc")]
-    chosen = hardware._visible
-    assert [gpu.index for gpu in chosen(found, None)] == [0, 1, 2]
-    assert [gpu.index for gpu in chosen(found, "2,0")] == [2, 0]
-    assert [gpu.index for gpu in chosen(found, "GPU-b")] == [1]
-    assert [gpu.index for gpu in chosen(found, "1,7,0")] == [1]
-    assert chosen(found, "") == []
-    assert chosen(found, "-1") == []
+    chosen = {None: [0, 1, 2], "2,0": [2, 0], "GPU-b": [1], "1,7,0": [1], "": [], "-1": []}
+    assert {asked: [gpu.index for gpu in hardware._visible(found, asked)] for asked in chosen} == chosen

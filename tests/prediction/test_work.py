@@ -45,47 +45,6 @@ def test_eager_attention_adds_what_the_convention_of_mfu_counts_and_fused_the_ca
     assert work().attention_flops == pytest.approx(7 * 2 * square * (1024 + 128) / 2 / 1024)
 
 
-def test_the_odd_vocabulary_of_gpt2_is_slow_unless_a_compiler_pads_it():
-    assert work(model="gpt2").unaligned_flops == 6 * 50257 * 768 * TOKENS
-    for settings in ({"compile": "default"}, {"precision": "fp32"}, {"loss": "chunked"}):
-        assert work(model="gpt2", **settings).unaligned_flops == 0
-
-
-def test_accumulation_repeats_the_passes_but_not_the_optimizer():
-    once, four = work(zero_stage=0), work(zero_stage=0, grad_accum=4)
-    assert (four.matmul_flops, four.host_launches) == (4 * once.matmul_flops, 4 * once.host_launches)
-    assert four.optimizer_bytes == once.optimizer_bytes
-    # ZeRO 1 moves gradients once a step, ZeRO 2 with each micro-batch.
-    hooks = {
-        (stage, count): work(zero_stage=stage, grad_accum=count).host_launches - count * once.host_launches
-        for stage in (1, 2)
-        for count in (1, 4)
-    }
-    assert hooks[1, 1] == pytest.approx(hooks[2, 1])
-    assert hooks[2, 4] == pytest.approx(4 * hooks[2, 1])
-    assert hooks[1, 1] < hooks[1, 4] < 1.5 * hooks[1, 1]
-
-
-def test_the_bubble_is_stages_less_one_over_micro_batches():
-    """Of equal stages; the last one here also has the output layer, for which the others wait."""
-    for stages, count in ((2, 8), (4, 8), (4, 32)):
-        filled = work(pipeline_parallel=stages, gpus=stages, grad_accum=count).pipeline_fill
-        share = (BLOCKS / stages + HEAD / stages) / (BLOCKS / stages + HEAD)
-        assert filled == pytest.approx((stages - 1) / count * share)
-
-
-def test_what_is_shared_offloaded_or_left_to_a_graph():
-    assert work(zero_stage=3, gpus=4).optimizer_bytes == work(zero_stage=3).optimizer_bytes / 4
-    inputs = work(activation_checkpointing=True, checkpoint_offload=True).offloaded_activation_bytes
-    assert inputs == 2 * 24 * TOKENS * 2048 * 2  # out and back
-    assert work().host_parameters == 24 * 16 + 4  # ZeRO 0 asks for overflows, in native half precision only
-    for settings in ({"mixed_precision": "autocast"}, {"precision": "fp32"}, {"strategy": "ddp"}):
-        assert work(**settings).host_parameters == 0
-    eager, graphs = (work(strategy="plain", compile=mode) for mode in ("off", "reduce-overhead"))
-    assert graphs.host_launches * 100 < eager.host_launches
-    assert graphs.matmul_flops == eager.matmul_flops
-
-
 def test_the_shape_of_a_configuration_file_is_that_of_its_preset(tmp_path):
     for name in ("gpt2-medium", "opt-350m", "bloom-560m"):
         path = tmp_path / f"{name}.json"

@@ -3,7 +3,6 @@
 import pandas as pd
 import pytest
 
-from dsnb.analysis.decide import rate
 from dsnb.analysis.texts import MINUS
 from dsnb.render import answer
 from tests.analysis.test_words import TWO, runs
@@ -59,25 +58,6 @@ def test_hostile_text_stays_text(hostile):
     found = text(own)
     assert "<b>" not in found
     assert "<script" not in found
-
-
-def test_speed_is_per_gpu_but_of_all_ranks_where_they_share_a_cpu():
-    on = {"cpu": ["cpu", "cpu"], "gpu": ["cuda", "cuda"], "both": ["cpu", "cuda"], "published": [None, None]}
-    rates = {name: rate(pd.DataFrame({"device": devices})) for name, devices in on.items()}
-    assert rates == {**dict.fromkeys(on, "tokens_per_s_per_gpu"), "cpu": "tokens_per_s"}
-    assert rate(pd.DataFrame({"experiment": ["a"]})) == "tokens_per_s_per_gpu"
-
-
-def test_unstable_settings_are_named():
-    table = runs(6, repeats=2, precision=["bf16"], zero_stage=[1, 2, 3])
-    first, second, third = table["experiment"].unique()
-    table["tokens_per_s"] = [21097.0, 2296, 9000, 9100, 500, 2000]
-    assert answer.unstable_settings(table) == [
-        "2 settings are unstable and not ranked: their repeats differ by more than 1.5 times in tokens/s "
-        f"({first}: 2,296 to 21,097; {third}: 500 to 2,000). Measure them again while nothing else uses the machine "
-        "(see docs/how-to/noise.md)."
-    ]
-    assert answer.unstable_settings(table[table["experiment"] == second]) == []
 
 
 def test_settings_that_compute_something_else_are_named():

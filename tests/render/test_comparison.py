@@ -7,21 +7,14 @@ import pandas as pd
 
 import dsnb
 from dsnb.render.comparison import compared, environments, with_earlier
-from dsnb.run_folder.columns import RUN_COLUMNS
+from tests.analysis import test_comparisons
 
-NOISE = [1, 1.01, 0.99, 1.005, 0.995]
 MINUS = "\N{MINUS SIGN}"
 
 
 def sweep(rates, memory=7.0, **columns):
     """Give five runs for each ZeRO stage at the given tokens/s."""
-    rows = [
-        {"sweep": "s", "experiment": f"zs{stage}", "repeat": place, "status": "ok", "model": "gpt2",
-         "zero_stage": stage, "tokens_per_s": rate * factor, "peak_allocated_gib": memory, "host": "h", "torch": "2.0",
-         **columns}
-        for stage, rate in rates.items() for place, factor in enumerate(NOISE, 1)
-    ]  # fmt: skip
-    return pd.DataFrame(rows).reindex(columns=RUN_COLUMNS)
+    return test_comparisons.sweep(rates, **{"name": "s", "peak_allocated_gib": memory, "torch": "2.0", **columns})
 
 
 def cells(parts):
@@ -42,13 +35,13 @@ def test_what_changed_is_said_with_its_interval_and_in_words():
     assert rows[0] == ("torch", ["2.0", "2.1&lt;b&gt;"])
     speed = dict(rows[1:4])
     known = dsnb.compare(before, after)["words"]
-    assert speed["zs0"] == [f"better: ▲ better, {known['zs0']}", "1,000", "1,100", "5", "5"]
-    assert speed["zs1"][0] == f"worse: ▼ worse, {known['zs1']}"
-    assert known["zs1"].startswith(f"likely: {MINUS}10.0 % (")
-    assert speed["zs2"][0].startswith("same: ")
+    assert speed["s_zs0"] == [f"better: ▲ better, {known['s_zs0']}", "1,000", "1,100", "5", "5"]
+    assert speed["s_zs1"][0] == f"worse: ▼ worse, {known['s_zs1']}"
+    assert known["s_zs1"].startswith(f"likely: {MINUS}10.0 % (")
+    assert speed["s_zs2"][0].startswith("same: ")
     same = "no difference larger than 0 % (0 % to 0 %) (the figure is the same in every run)"
-    assert dict(rows[4:])["zs1"] == [f"same: {same}", "7.00", "7.00", "5", "5"]
-    assert "<li>Only before: zs3.</li><li>Only after: zs9.</li>" in page
+    assert dict(rows[4:])["s_zs1"] == [f"same: {same}", "7.00", "7.00", "5", "5"]
+    assert "<li>Only before: s_zs3.</li><li>Only after: s_zs9.</li>" in page
     assert "of all pairs of settings of a task hold together (Games and Howell 1976)" in page
     assert "Values are means of the runs: geometric, or arithmetic for percentages" in page
 

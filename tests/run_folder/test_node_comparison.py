@@ -17,7 +17,6 @@ SAME = {
         ({"date_utc": "later", "memory_gib": 2015.4}, []),
         ({"torch": "2.12.0"}, ["torch: 2.13.0 on a and c, 2.12.0 on b"]),
         ({"gpus": []}, ["gpus: 2 x H100 80 GiB on a and c, none on b"]),
-        ({"cpu": None}, ["cpu: EPYC on a and c, none on b"]),
         ({"memory_gib": 1007.5}, ["memory_gib: 2015 GiB on a and c, 1008 GiB on b"]),
         (
             {"clocks": [SLOWER, CLOCKS]},

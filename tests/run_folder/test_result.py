@@ -9,8 +9,6 @@ import pytest
 
 import dsnb
 from dsnb.errors import DsnbWarning, LaunchError, SettingsError
-from dsnb.explorer import payload
-from dsnb.explorer.data import read
 from dsnb.files import records
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.folder import prepare, write_experiment
@@ -61,16 +59,9 @@ DAMAGE = {
     "experiment.json is missing or empty": lambda run: run.experiment.write_text("{}"),
     "environment.json is missing or empty": lambda run: run.environment.unlink(),
     "steps.jsonl is missing": lambda run: run.steps.unlink(),
-    "steps.jsonl has 0 of 3 timed steps": lambda run: run.steps.write_text(""),
     "steps.jsonl has 2 of 3 timed steps": lambda run: cut(run.steps, 2),
-    "result.json: exit_codes.a is 'a': give a whole number": lambda run: change(run.result, exit_codes={"a": 0}),
     "result.json: status is {'ok': 1}: allowed are 'ok', 'oom', 'nan', 'untrained', 'failed', 'timeout' or "
     "'interrupted'": lambda run: change(run.result, status={"ok": 1}),
-    "experiment.json: precision is ['fp16']: give a text": lambda run: change(run.experiment, precision=["fp16"]),
-    "result.json: phases_s.wall is 10000000000000000000: it must be at most 1e+18": lambda run: change(
-        run.result, phases_s={"wall": 10**19}
-    ),
-    "environment.json: cores is -1: it must be at least 0": lambda run: change(run.environment, cores=-1),
 }
 
 
@@ -102,12 +93,12 @@ def test_a_launch_leaves_the_settings_that_its_sweep_has_written_and_writes_othe
     run = sweep.runs[0]
     run.paths.result.unlink()
     write_experiment(run.paths, run.experiment, planned={"order_seed": 3, "order_place": 5})
-    before = run.paths.experiment.stat()
+    before = run.paths.experiment.stat().st_ino
     prepare(run.paths, run.experiment)
-    assert run.paths.experiment.stat().st_ino == before.st_ino  # a written file is a new one
+    assert run.paths.experiment.stat().st_ino == before
     prepare(run.paths, run.experiment.model_copy(update={"steps": 4}))
     assert records.read_json(run.paths.experiment)["order_place"] == 5
-    assert run.paths.experiment.stat().st_ino != before.st_ino
+    assert run.paths.experiment.stat().st_ino != before
 
 
 def test_settings_that_an_old_folder_does_not_name_had_their_defaults(sweep):
@@ -151,11 +142,6 @@ def test_a_run_copied_into_another_experiment_is_no_repeat_of_it(sweep):
     assert steps.groupby(["experiment", "repeat"]).size().to_dict() == dict.fromkeys(
         [*((ZS0, number) for number in (1, 2, 3, 4)), *((ZS3, number) for number in (1, 2, 3))], 3
     )
-    for path in folder.glob("*/run*"):
-        (path / "run.ipynb").touch()
-    links = payload._files(read(runs), [ZS0, ZS3], folder)
-    assert links["parents"] == [None, None]
-    assert links["kinds"][0]["available"] == [int(place != str(folder / ZS3 / "run4")) for place in runs["run_dir"]]
 
 
 def test_a_renamed_experiment_keeps_its_name_and_copies_go_by_their_settings(sweep, recwarn):
@@ -166,8 +152,8 @@ def test_a_renamed_experiment_keeps_its_name_and_copies_go_by_their_settings(swe
     (folder / "old").rename(folder / ZS0)
     other = shutil.copytree(folder / ZS0 / "run1", folder / ZS0 / "run7")
     change(other / "experiment.json", model="opt-tiny")
-    shutil.copytree(folder / ZS3 / "run2", folder / ZS0 / "run9")
-    shutil.copytree(folder / ZS3 / "run2", folder / ZS3 / "run9")
+    for experiment in (ZS0, ZS3):
+        shutil.copytree(folder / ZS3 / "run2", folder / experiment / "run9")
     with pytest.warns(DsnbWarning, match=f"belongs to opt-tiny_{ZS0}, not to {ZS0}"):
         runs = dsnb.load_runs(folder)
     assert dsnb.summarize(runs)["n"].to_dict() == {ZS0: 3, f"opt-tiny_{ZS0}": 1, ZS3: 5}
@@ -211,8 +197,6 @@ def advice(phase, of_host=False, **settings):
         ("build", {"micro_batch_size": 8}, "zero_stage 1, offload optimizer-cpu", "micro_batch_size"),
         ("optimizer", {"gpus": 4, "zero_stage": 1}, "raise zero_stage (1) to 3: 4 ranks", "seq_len"),
         ("optimizer", {"gpus": 1, "zero_stage": 1}, "use several GPUs with zero_stage 3", "raise zero_stage"),
-        ("build", {"zero_stage": 2, "offload": "optimizer-cpu"}, "zero_stage 3, offload all-cpu", "lower"),
-        ("build", {"strategy": "ddp", "gpus": 2}, "smaller model", "zero_stage"),
         ("backward", {"activation_checkpointing": True, "checkpoint_every": 2}, "lower checkpoint_every (2)", "turn"),
         ("forward", {"memory_limit_gib": 2.5}, "raise memory_limit_gib (2.5)", "free memory"),
         ("", {"of_host": True, "gpus": 2}, "start fewer ranks on one machine (gpus is 2)", "offload"),

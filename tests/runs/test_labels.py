@@ -17,7 +17,6 @@ from dsnb.settings.experiment import DEFAULTS
         ({"strategy": "plain", "compile": "reduce-overhead"}, "the plain loop, bf16, compiled with CUDA graphs"),
         ({"strategy": "fsdp", "activation_checkpointing": True, "checkpoint_every": 2}, "FSDP, bf16, checkpointing"),
         ({"tensor_parallel": 2, "pipeline_parallel": 4, "zero_stage": 1}, "TP 2 x PP 4 x ZeRO 1, bf16"),
-        ({"compile": "max-autotune", "offload": "optimizer-cpu"}, "ZeRO 0, bf16, compiled (max-autotune), offload op"),
         ({"strategy": None, "zero_stage": None, "precision": None, "micro_batch_size": None, "compile": None}, ""),
     ],
     ids=str,
@@ -40,12 +39,8 @@ def test_where_it_ran():
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("bucket_elements", 1, "buckets of 1 element"),
         ("checkpoint_every", 3, "one block of 3 recomputed"),
-        ("checkpoint_offload", False, "checkpoints on the GPU"),
-        ("memory_limit_gib", 0.0, "no memory limit"),
         ("memory_limit_gib", 79.5, "memory limit 79.5 GiB"),
-        ("offload", "none", "no offload"),
         ("overlap_comm", "auto", "default overlapped communication"),
         ("micro_batch_size", "auto", "the largest micro-batch that fits"),
         ("bucket_elements", None, "unknown bucket size"),

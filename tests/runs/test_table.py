@@ -13,9 +13,8 @@ from dsnb.analysis.scaling import scaling
 from dsnb.analysis.summary import summarize
 from dsnb.explorer.data import read
 from dsnb.render import answer
-from dsnb.run_folder import paths
 from dsnb.run_folder.columns import RUN_COLUMNS
-from dsnb.runs.table import ALIASES, as_runs, named_runs, numbers, with_plain_ratio, without_noise
+from dsnb.runs.table import ALIASES, as_runs, named_runs, with_plain_ratio, without_noise
 from tests.support import made_up
 
 COLUMNS = ["sweep", "experiment", "repeat", "status", "strategy", "model", "micro_batch_size", "seq_len", "precision"]
@@ -109,14 +108,6 @@ def test_less_than_five_seconds_of_timed_steps_have_no_utilization(tmp_path):
     assert loaded.notna().to_dict() == {4: False, 40: False, 49: False, 50: True}
 
 
-def test_published_runs_do_not_show_it():
-    raw, runs = pd.read_csv(paths.literature("h200_memory")), dsnb.published("h200_memory")
-    is_short = runs["timed_s"].fillna(runs["timed_steps"] * runs["step_time_s"]) < 5
-    assert raw["gpu_util_pct"][is_short].notna().any()
-    assert runs["gpu_util_pct"][is_short].isna().all()
-    pd.testing.assert_series_equal(runs["gpu_util_pct"][~is_short], raw["gpu_util_pct"][~is_short])
-
-
 @pytest.fixture(scope="module")
 def runs():
     table = made_up.runs(12).reindex(columns=RUN_COLUMNS)
@@ -148,11 +139,3 @@ def test_a_table_that_has_passed_the_door_passes_it_unchanged(runs):
     pd.testing.assert_frame_equal(named_runs(named), named)
     pd.testing.assert_frame_equal(as_runs(as_runs(runs)), as_runs(runs))
     assert set(candidates(named).index) <= set(named["experiment"])
-
-
-def test_a_column_as_numbers():
-    mixed = pd.DataFrame({"mixed": [1, "2.5", "x", None]}, index=[3, 1, 4, 5])
-    assert numbers(mixed, "mixed").tolist()[:2] == [1.0, 2.5]
-    assert numbers(mixed, "mixed").isna().tolist() == [False, False, True, True]
-    assert numbers(mixed, "missing").isna().all()
-    assert list(numbers(mixed, "missing").index) == [3, 1, 4, 5]

@@ -31,11 +31,8 @@ def test_keys_are_merged_over_dsnbs_own_and_change_nothing_given():
     base = {"a": {"b": 1}}
     assert deepspeed_keys.merged(base, {"a.c": 2, "d": [3]}) == {"a": {"b": 1, "c": 2}, "d": [3]}
     assert base == {"a": {"b": 1}}
-    assert [deepspeed_keys.lookup(config, path) for path in (OVERLAP, "x.y", "gradient_clipping.x")] == [
-        True,
-        None,
-        None,
-    ]
+    found = [deepspeed_keys.lookup(config, path) for path in (OVERLAP, "x.y", "gradient_clipping.x")]
+    assert found == [True, None, None]
 
 
 def test_they_are_part_of_the_name():
@@ -68,6 +65,17 @@ def test_what_is_refused_in_one_sentence(settings, message):
         Experiment(**{"device": "cpu", "zero_stage": int("strategy" not in settings), **settings})
     assert str(caught.value).startswith(message)
     assert len(caught.value.problems) == 1
+
+
+@pytest.mark.process
+def test_no_module_of_the_current_folder_is_imported(tmp_path, monkeypatch):
+    for name in ("json.py", "dsnb/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    deepspeed_keys.unknown_keys(1, {"no_module": 1})
+    assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.process

@@ -234,17 +234,13 @@ def topology(pipeline: int, data: int, model: int | None) -> str:
 
 def write_all(folder: Path) -> Path:
     """Write one log of every kind, as people keep them."""
-    (folder / "chat").mkdir(parents=True)
-    (folder / "chat" / "training.log").write_text(chat())
-    (folder / "chat" / "pdsh.out").write_text(with_hosts(chat()))
-    (folder / "megatron").mkdir()
-    (folder / "megatron" / "slurm-123.out").write_text(megatron())
-    (folder / "megatron" / "old").write_text(megatron(new=False))
-    (folder / "trainer").mkdir()
-    (folder / "trainer" / "console.txt").write_text(trainer())
-    (folder / "trainer" / "trainer_state.json").write_text(trainer_state())
-    run = folder / "results" / "zs0_fp16_gpus1_bs32_sl128" / "run1"
-    run.mkdir(parents=True)
-    (run / "step_log.csv").write_text(step_csv())
-    (run / "gpu_log.csv").write_text(GPU_CSV)
+    run = "results/zs0_fp16_gpus1_bs32_sl128/run1"
+    files = {
+        "chat/training.log": chat(), "chat/pdsh.out": with_hosts(chat()), "megatron/slurm-123.out": megatron(),
+        "megatron/old": megatron(new=False), "trainer/console.txt": trainer(),
+        "trainer/trainer_state.json": trainer_state(), f"{run}/step_log.csv": step_csv(), f"{run}/gpu_log.csv": GPU_CSV,
+    }  # fmt: skip
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
     return folder

@@ -87,34 +87,29 @@ def write_folders(table: pd.DataFrame, folder: Path, steps: int = 60) -> None:
     for row in table.to_dict("records"):
         run = SweepPaths(folder).run(row["experiment"], row["repeat"])
         run.dir.mkdir(parents=True)
-        records_of(run, row, steps)
+        summary = {
+            name: value
+            for name, value in row.items()
+            if name not in {*GRID, "sweep", "experiment", "repeat", "gpu_memory_gib"}
+        }
+        setting = {**{name: row[name] for name in GRID}, "grad_accum_dtype": "auto"}
+        run.experiment.write_text(records.line(setting))
+        run.environment.write_text(records.line({"host": "h", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}]}))
+        run.result.write_text(records.line({"status": row["status"], "cause": row["cause"], "summary": summary}))
+        run.notebook.write_text("{}\n")
+        if row["status"] == "ok":
+            numbers = range(1, steps + 1)
+            run.steps.write_text("".join(records.line(step(number, row["step_time_s"], row)) for number in numbers))
+            run.gpu.write_text("".join(records.line(sample(number, row)) for number in range(steps // 2)))
 
 
-def records_of(run, row, steps):
-    summary = {
-        name: value
-        for name, value in row.items()
-        if name not in {*GRID, "sweep", "experiment", "repeat", "gpu_memory_gib"}
-    }
-    setting = {**{name: row[name] for name in GRID}, "grad_accum_dtype": "auto"}
-    run.experiment.write_text(records.line(setting))
-    run.environment.write_text(records.line({"host": "h", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}]}))
-    run.result.write_text(records.line({"status": row["status"], "cause": row["cause"], "summary": summary}))
-    run.notebook.write_text("{}\n")
-    if row["status"] != "ok":
-        return
-    seconds = row["step_time_s"]
-    run.steps.write_text("".join(records.line(step(number, seconds, row)) for number in range(1, steps + 1)))
-    run.gpu.write_text("".join(records.line(sample(number, row)) for number in range(steps // 2)))
-
-
-def write_groups(folder, hosts, slow=(), failing=(), gpus=8, seed=0, sizes=(1, 2, 4, 8, 16, 32, 64), **settings):
+def write_groups(folder, hosts, slow=(), failing=(), gpus=8, sizes=(1, 2, 4, 8, 16, 32, 64)):
     """Write a sweep over disjoint groups of each size: 100 samples/s a node, noise of 0.4 %, 1 % lost a doubling.
 
     `slow` is host -> the share of speed that it and every group with it loses; groups with a `failing` host fail.
     """
-    random = np.random.default_rng(seed)
-    shape = Experiment(model="opt-350m", device="cuda", seq_len=512, steps=3, warmup_steps=1, **settings).model_dump()
+    random = np.random.default_rng(0)
+    shape = Experiment(model="opt-350m", device="cuda", seq_len=512, steps=3, warmup_steps=1).model_dump()
     for nodes in (size for size in sizes if size <= len(hosts)):
         name = f"zs0_bf16_gpus{gpus * nodes}_bs8_sl512" + (f"_nodes{nodes}" if nodes > 1 else "")
         for number in range(len(hosts) // nodes):

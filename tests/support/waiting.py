@@ -11,13 +11,7 @@ WAIT_S = 150.0
 
 
 def wait_until(condition: Callable[[], Any], what: str, limit_s: float = WAIT_S) -> Any:
-    """Return what a condition returns, as soon as that is true.
-
-    Raises
-    ------
-    TimeoutError
-        If it is not true within `limit_s`; the message says `what` was waited for.
-    """
+    """Return what a condition returns, as soon as that is true."""
     deadline = time.monotonic() + limit_s
     while not (found := condition()):
         if time.monotonic() > deadline:
@@ -35,12 +29,6 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until_ended(pids: Iterable[int], limit_s: float = WAIT_S) -> None:
-    """Wait until no process is running any more.
-
-    Raises
-    ------
-    TimeoutError
-        If one is still running after `limit_s`.
-    """
+    """Wait until no process is running any more."""
     left = list(pids)
     wait_until(lambda: not any(map(is_running, left)), f"processes {left} have ended", limit_s)

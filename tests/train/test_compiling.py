@@ -55,7 +55,7 @@ def test_compiled_blocks_share_one_graph(model):
     assert causal_loss.graph_breaks() == breaks
 
 
-def test_graph_breaks_and_graphs_that_are_compiled_again_are_counted():
+def test_graph_breaks_are_counted():
     import torch  # what is traced must not import it
 
     torch._dynamo.reset()
@@ -67,13 +67,6 @@ def test_graph_breaks_and_graphs_that_are_compiled_again_are_counted():
 
     torch.compile(broken, backend="eager")(torch.ones(2))
     assert causal_loss.graph_breaks() == breaks + 1
-    compiled = torch.compile(lambda values: values * 2, backend="eager", dynamic=False)
-    compiled(torch.ones(3))
-    before = causal_loss.compiled_graphs()
-    compiled(torch.ones(3))
-    assert causal_loss.compiled_graphs() == before
-    compiled(torch.ones(4))
-    assert causal_loss.compiled_graphs() == before + 1
 
 
 def test_modes_are_torchs():

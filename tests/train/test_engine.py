@@ -1,4 +1,4 @@
-"""The loop around DeepSpeed's engine, and what the engine shows of its settings; `test_strategies` trains with it."""
+"""How data, models and engines are set up; `test_strategies` trains with them."""
 
 import inspect
 from types import SimpleNamespace
@@ -8,9 +8,9 @@ import pytest
 
 from tests.support import lazy
 
-torch, engine = lazy.Module("torch"), lazy.Module("dsnb.train.engine")
+torch = lazy.Module("torch")
+engine, data, model = (lazy.Module(f"dsnb.train.{name}") for name in ("engine", "data", "model"))
 offload = lazy.Module("deepspeed.runtime.zero.parameter_offload")
-verify_engine = lazy.Module("dsnb.train.verify_engine")
 
 
 def test_gathers_wait_for_the_update():
@@ -43,12 +43,35 @@ def test_a_family_that_is_not_tested_is_refused_in_one_sentence(monkeypatch):
         engine.build_stage(settings, 0, torch.device("cpu"))
 
 
-def test_a_key_that_the_engine_does_not_use_as_given_is_named():
-    zero = SimpleNamespace(overlap_comm=False)
-    engine = SimpleNamespace(_config=SimpleNamespace(zero_config=zero, _param_dict={"communication_data_type": "bf16"}))
-    found = [
-        verify_engine.configured(engine, path) for path in ("zero_optimization.overlap_comm", "zero_optimization.x")
-    ]
-    assert found == [False, None]
-    assert verify_engine.configured(engine, "communication_data_type") == "bf16"
-    assert verify_engine.configured(engine, "aio.block_size") is None
+def test_ranks_that_share_a_model_get_the_same_data(small):
+    experiment = small(gpus=8, tensor_parallel=2, pipeline_parallel=2)
+    assert [data.data_rank(experiment, rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("~" * 20, "has 20 tokens: seq_len 32 needs more text"),
+     ("~" * 100, "tokenizer 'bytes' gives token 126: the model's vocabulary ends at 49")],
+)  # fmt: skip
+def test_a_text_that_does_not_suit_the_settings(small, tmp_path, text, problem):
+    (tmp_path / "text.txt").write_text(text)
+    with pytest.raises(ValueError, match=problem):
+        data.batches(small(data=str(tmp_path / "text.txt")), 50, 0, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_large_weights_are_those_of_fp32_rounded(monkeypatch, dtype):
+    """On GPUs, torch draws other numbers for more than 2 GiB, which fp32 has sooner than half precision."""
+    monkeypatch.setattr("dsnb.train.model.PART_BYTES", 4 * 1000 - 1)
+    weights = {}
+    for name in ("float32", dtype):
+        layer = torch.nn.Linear(10, 100, dtype=getattr(torch, name))
+        before = {one: (one.data_ptr(), one.dtype) for one in layer.parameters()}
+        torch.manual_seed(0)
+        with model.large_ones_in_fp32(layer):
+            assert layer.weight.dtype == torch.float32, "1,000 numbers"
+            assert layer.bias.dtype == getattr(torch, name), "100 numbers"
+            torch.nn.init.normal_(layer.weight)
+        assert {one: (one.data_ptr(), one.dtype) for one in layer.parameters()} == before
+        weights[name] = layer.weight.detach()
+    assert torch.equal(weights[dtype], weights["float32"].to(getattr(torch, dtype)))

@@ -64,6 +64,8 @@ def test_the_record_names_what_was_built(trained):
     result, paths = trained(gpus=4, **TP, **PP, **same, precision="bf16", zero_stage=1)  # of the test before
     record = records.read_json(paths.worker)
     assert (record["tensor_parallel_ranks"], record["pipeline_stages"], record["data_parallel_ranks"]) == (2, 2, 1)
+    assert record["step_skew"] is not None
+    assert record["forward_skew"] is None  # stages have forward passes of their own
     assert result.summary["parameters"] == PRESETS["gpt2-tiny"].parameters
 
 
@@ -84,7 +86,18 @@ def test_stored_weights_and_odd_shapes(alone, together, tmp_path):
 
 
 def test_another_engine_than_asked_for_is_refused(run_small):
-    result, _ = run_small(worker="tests.workers.missplit", gpus=4, **PP, **TP)
+    result, _ = run_small(
+        worker="tests.workers.missplit",
+        gpus=4,
+        **PP,
+        **TP,
+        deepspeed={"zero_optimization": {"reduce_bucket_size": 12345}},
+    )
     assert result.status == "failed"
-    assert "tensor-parallel ranks 1 instead of 2" in result.cause
-    assert "data-parallel place" in result.cause
+    for difference in (
+        "ZeRO stage 1 instead of 0",
+        "tensor-parallel ranks 1 instead of 2",
+        "data-parallel place",
+        "deepspeed.zero_optimization.reduce_bucket_size 500000000 instead of 12345",
+    ):
+        assert difference in result.cause

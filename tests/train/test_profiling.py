@@ -24,11 +24,6 @@ PARTS = ("forward_s", "backward_s", "optimizer_s")
 ATTEMPTS = 3
 
 
-def test_lengths_of_intervals():
-    assert profiling.length([(5, 6), (1, 3), (2, 4), (4, 4)]) == 4
-    assert profiling.length([(1, 9), (2, 3), (10, 11)]) == 9
-
-
 def event(name, begin_us, end_us, cat="kernel"):
     return {"ph": "X", "cat": cat, "name": name, "ts": begin_us, "dur": end_us - begin_us}
 

@@ -1,4 +1,4 @@
-"""Readers of what Megatron-LM, Megatron-DeepSpeed, GPT-NeoX and their forks print: arguments, sizes, iterations."""
+"""Readers of what Megatron-LM, Megatron-DeepSpeed and their forks print: arguments, sizes, iterations."""
 
 import re
 from collections.abc import Callable
@@ -10,8 +10,6 @@ from dsnb.runs.logs.launchers import FLAGS, precision
 from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun, reads, requested, used
 from dsnb.runs.logs.text import NUMBER, count, number, number_from_0, positive
 
-_NEOX = re.compile(r"\.*(?:updated|default)$")
-"""GPT-NeoX appends to each value whether it is the default: `4...........updated`."""
 ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
     **{
         name: FLAGS[name]
@@ -24,8 +22,6 @@ ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "gas": ("grad_accum", count),  # likewise
     "data_parallel_size": ("data_parallel", count),
     "world_size": ("gpus", count),
-    "global_num_gpus": ("gpus", count),
-    "precision": ("precision", precision),
     "params_dtype": ("precision", precision),
     "clip_grad": ("gradient_clipping", number_from_0),
     "hidden_dropout": ("dropout", number_from_0),
@@ -51,7 +47,6 @@ _FIELD = re.compile(
 )
 """`| name: 1.0`, `| name=1.0` and, in the oldest format, `| name 1.0`; not at the very end, where it may be cut off."""
 TFLOPS = {"throughput per GPU TFLOP/s/GPU": "tflops_per_gpu", "TFLOPs": "hardware_tflops_per_gpu"}
-_RATE = re.compile(r"samples(?:[ _]per[ _]second|/sec)\s?[:=]\s{0,9}" + NUMBER)
 _PEAKS = {
     "allocated": re.compile(r"\| max allocated: " + NUMBER),
     "reserved": re.compile(r"\| max (?:reserved|cached): " + NUMBER),
@@ -73,7 +68,7 @@ def argument(run: LoggedRun, match: re.Match[str]) -> None:
     """`  micro_batch_size ................................ 4`."""
     if not run.scratch.get("arguments") and match[1] not in PARALLEL:
         return
-    name, value = match[1], _NEOX.sub("", match[2].strip())
+    name, value = match[1], match[2].strip()
     if name in ARGUMENTS and value != "None":
         setting, parse = ARGUMENTS[name]
         run.set_used(**{setting: parse(value[:60])})
@@ -99,10 +94,7 @@ def set_megatron(run: LoggedRun) -> None:
 
 @reads("using world size: ", pattern=r"using world size: (\d{1,7})\D.*\n")
 def world(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, ...`.
-
-    In a line that is cut off, a missing size would count as 1.
-    """
+    """Read `using world size: 64, data-parallel-size: 1, ...`, if it ends: a missing size would count as 1."""
     set_megatron(run)
     run.set_used(gpus=count(match[1]))
     if old := _MODEL_PARALLEL.search(match.string):  # old format, before pipelines and micro-batches
@@ -119,10 +111,7 @@ reads(
 
 @reads("ProcessCoord(", pattern=r"\}\s*$")
 def coordinates(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read the sizes from `Using topology: {ProcessCoord(pipe=0, data=0, model=0): 0, ...}`: each axis counts from 0.
-
-    With many ranks the line is longer than what is read of it, and the last ranks are missing: then it is ignored.
-    """
+    """Read the sizes from `Using topology: {ProcessCoord(pipe=0, data=0, model=0): 0, ...}`, if it is complete."""
     sizes = {"pipeline_parallel": 1, "data_parallel": 1, "tensor_parallel": 1}
     for axis, place in _COORDINATE.findall(match.string):
         sizes[GROUPS[axis]] = max(sizes[GROUPS[axis]], int(place) + 1)
@@ -141,10 +130,7 @@ def pipeline_stage(run: LoggedRun, match: re.Match[str]) -> None:
     pattern=r"(?:^|\s)iteration\s{0,9}[=\s]\s{0,20}(\d{1,12})\s{0,20}/\s{0,20}(\d{1,12}|infinity)\s{0,20}\|",
 )
 def iteration(run: LoggedRun, match: re.Match[str]) -> None:
-    """` iteration  1/  1000 | consumed samples: 1024 | elapsed time per iteration (ms): 159778.9 | ...`.
-
-    The time is the mean since the previous line; skipped and NaN iterations are counted since then.
-    """
+    """` iteration  1/  1000 | elapsed time per iteration (ms): 159778.9 | ...`, means and counts since the last one."""
     line = match.string
     set_megatron(run)
     run.configured = True
@@ -164,7 +150,7 @@ def iteration(run: LoggedRun, match: re.Match[str]) -> None:
         step_time_s=step_time_s,
         step_time_logged_s=logged_s if step_time_s != logged_s else None,
         loss=loss,
-        samples=float(batch) if batch else _samples(run, line, logged_s),
+        samples=batch,
         skipped=skipped,
     )
     if is_new:
@@ -179,13 +165,6 @@ def iteration(run: LoggedRun, match: re.Match[str]) -> None:
 def _name(words: str) -> str:
     """Return the name of a field in the spelling of most forks."""
     return re.sub(r"[()]", "", re.sub("[_-]", " ", words)).removeprefix("[LM] ")
-
-
-def _samples(run: LoggedRun, line: str, step_time_s: float | None) -> float | None:
-    """Derive the samples of an iteration from its rate: GPT-NeoX does not print a batch size per line."""
-    match = _RATE.search(line) if step_time_s and "global_batch_size" not in run.settings else None
-    rate = positive(match[1]) if match else None
-    return rate * step_time_s if rate and step_time_s else None
 
 
 def _tflops(run: LoggedRun, name: str, value: float | None, step_time_s: float | None) -> None:
