@@ -118,13 +118,13 @@ def _one_change(decision: Decision) -> str:
 
 
 def remarks(runs: pd.DataFrame) -> list[str]:
-    """Return sentences on how the runs of a task ended, on unstable settings, and on losses that differ."""
+    """Return sentences on how the runs of a task ended, on losses that differ, and on what was not tried."""
     bad = runs[runs["status"] != "ok"]
     statuses = bad["status"].replace({"oom": "out of memory"}).value_counts()
     counts = ", ".join(f"{count} {labels.text(name)}" for name, count in statuses.items())
     success = "The run succeeded." if len(runs) == 1 else f"All {len(runs)} runs succeeded."
     ended = success if bad.empty else f"{len(bad)} of {len(runs)} runs are not ok: {counts}."
-    return [ended, *unstable_settings(runs), *_otherwise(runs)]
+    return [ended, *unstable_settings(runs), *_otherwise(runs), *_not_tried(runs)]
 
 
 def unstable_settings(runs: pd.DataFrame) -> list[str]:
@@ -155,6 +155,20 @@ def _otherwise(runs: pd.DataFrame) -> list[str]:
         f"{labels.count(sum(own), 'run')} of {labels.count(len(names), 'setting')} had other losses than settings "
         "that compute the same, so something went wrong there: find out what before you choose such a setting. "
         f"{', '.join(names[:MAX_NAMED])}{more}."
+    ]
+
+
+def _not_tried(runs: pd.DataFrame) -> list[str]:
+    """Say so if only DeepSpeed's native half precision without compilation was measured on GPUs: it is rarely fast."""
+    own = runs[(runs["status"] == "ok") & runs.get("gpu_name", pd.Series(index=runs.index)).notna()]
+    own = own[own.get("source", pd.Series("dsnb", index=own.index)) == "dsnb"]
+    slow = {"strategy": "deepspeed", "mixed_precision": "native", "compile": "off"}
+    half = own["precision"].isin(["fp16", "bf16"]) if "precision" in own else pd.Series(dtype=bool)
+    if own.empty or not half.all() or any(name not in own or (own[name] != slow[name]).any() for name in slow):
+        return []
+    return [
+        "Faster settings were not tried: mixed_precision: autocast with compile: default, or compile: reduce-overhead "
+        "for a small model (see params/fast_paths.yaml)."
     ]
 
 

@@ -66,3 +66,14 @@ def test_settings_that_compute_something_else_are_named():
     assert "1 run of 1 setting had other losses than settings that compute the same" in said
     assert f"find out what before you choose such a setting. {own['experiment'].iloc[2]}." in said
     assert "losses" not in " ".join(answer.remarks(own.assign(loss_first=10.0)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_said"),
+    [({}, True), ({"compile": ["off", "default"]}, False), ({"precision": ["bf16", "fp32"]}, False),
+     ({"gpu_name": None}, False), ({"source": "a log"}, False)],
+)  # fmt: skip
+def test_settings_that_are_usually_faster_are_named_if_none_was_tried(changed, is_said):
+    slow = {"precision": "bf16", "strategy": "deepspeed", "mixed_precision": "native", "compile": "off"}
+    table = runs(2, **TWO).assign(**{**slow, "gpu_name": "H200", "source": "dsnb", **changed})
+    assert ("Faster settings were not tried: mixed_precision: autocast" in text(table)) == is_said
