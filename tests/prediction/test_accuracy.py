@@ -7,7 +7,7 @@ import pytest
 
 import dsnb
 from benchmarks import prediction_errors
-from dsnb.prediction.accuracy import (
+from dsnb.prediction.calibration import (
     ALL,
     DEFAULT_COVERAGE,
     ELSEWHERE,
@@ -22,9 +22,9 @@ from dsnb.prediction.accuracy import (
     kinds,
     left_out,
     limited_by_cpu,
+    measured,
     outside,
 )
-from dsnb.prediction.calibration import measured
 from dsnb.prediction.gpus import Link, link
 from dsnb.prediction.step_time import DEFAULT, stack
 from dsnb.settings.experiment import Experiment
