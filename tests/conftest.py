@@ -4,12 +4,10 @@ import contextlib
 import fcntl
 import functools
 import gc
-import json
 import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ import pytest
 
 from dsnb.cli.sweep import sweep
 from dsnb.files import records
-from dsnb.formulas.model_shapes import PRESETS
 from dsnb.launcher import local
 from dsnb.launcher.run import launch
 from dsnb.run_folder.paths import RunPaths
@@ -232,14 +229,6 @@ def run_small(tmp_path: Path, small: Callable[..., Experiment]) -> Callable[...,
         return launch(small(**settings), folder, progress=False, **extra), RunPaths(folder)
 
     return run
-
-
-@pytest.fixture
-def large(tmp_path: Path) -> tuple[str, int]:
-    """Give a model of which a part is much more memory than a rank needs otherwise, and its parameters."""
-    shape = replace(PRESETS["opt-350m"], layers=8, vocab=8192)
-    (tmp_path / "config.json").write_text(json.dumps(shape.config()))
-    return str(tmp_path), shape.parameters
 
 
 @pytest.fixture(scope="session")

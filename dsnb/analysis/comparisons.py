@@ -101,13 +101,8 @@ def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = Fal
     """Compare pairs of a base and another setting; p values take most of the time of many pairs.
 
     `among` is the number of settings of the task that have repeats (`dsnb.analysis.intervals.repeated`), compared or
-    not: it makes the interval of a pair the same in every table.
-
-    Returns
-    -------
-    pandas.DataFrame
-        A row for each pair: `COLUMNS` without `words`; `counted`, whether `n` and `base_n` count runs or hosts; and
-        `change`, `low` and `high` in the unit of the figure's changes, per cent or percentage points.
+    not: it makes the interval of a pair the same in every table. A row has `COLUMNS` without `words`; `counted`,
+    whether `n` and `base_n` count runs or hosts; and `change`, `low` and `high` in per cent or percentage points.
     """
     by_host = np.array([not rules.hosts_alike and intervals.is_confounded(*pair) for pair in pairs], dtype=bool)
     base, other = (

@@ -18,14 +18,13 @@ from dsnb.analysis.comparisons import rules_of, table_of
 from dsnb.analysis.intervals import RELEVANCE
 from dsnb.analysis.summary import unstable
 from dsnb.errors import SettingsError
-from dsnb.formulas import metrics
+from dsnb.formulas import metrics, planning
+from dsnb.formulas.planning import MAX_DAYS, is_number, is_whole
 from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY
 from dsnb.runs.literature.tables import SOURCE, is_own
 from dsnb.runs.table import named_runs, numbers
-from dsnb.settings import planning
-from dsnb.settings.planning import MAX_DAYS, is_number, is_whole
 
 OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
 """What is to be least, and the column that holds it."""

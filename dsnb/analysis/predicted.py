@@ -197,19 +197,10 @@ class Unmeasured:
 
 
 def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> Unmeasured:
-    """Predict the settings that were not run, for the GPU of most runs.
+    """Predict the settings that were not run, for the GPU of most runs; three measured on it calibrate predictions.
 
-    Three settings or more that were measured on it calibrate the predictions.
-
-    Parameters
-    ----------
-    asked
-        Params files, folders of sweeps (for their own params files), or settings.
-
-    Raises
-    ------
-    SettingsError
-        If a params file cannot be used, the link is unknown, or no run was on a GPU that can be predicted for.
+    Params files are asked for, folders of sweeps (for their own params files), or settings. Those that cannot be used,
+    and runs on no GPU that can be predicted for, are refused.
     """
     runs, path = as_runs(runs), gpus.link(link)
     on_gpu, gpu_name = _on_one_gpu(runs, path)

@@ -98,12 +98,7 @@ def of_hosts(runs: pd.DataFrame, link: str = "nvlink") -> tuple[list[Measured], 
 def by_limit(runs: Sequence[Measured], errors: Sequence[float], hosts: Sequence[int]) -> dict[str, RatioError]:
     """Return the errors of ratios by the kind of a pair, and of all pairs; empty without any pair.
 
-    Parameters
-    ----------
-    errors
-        The error of each predicted step time in per cent.
-    hosts
-        Where each was measured: only runs of one host are compared.
+    `errors` of predicted step times are in per cent; only runs of one of the `hosts` are compared with each other.
     """
     if not runs:
         return {}

@@ -19,14 +19,14 @@ from dsnb.analysis.ratio_errors import Ratios
 from dsnb.analysis.tasks import settings_of, tasks
 from dsnb.analysis.texts import significant
 from dsnb.errors import SettingsError
+from dsnb.formulas import planning
+from dsnb.formulas.planning import MAX_DAYS
 from dsnb.prediction import gpus
 from dsnb.prediction.calibration import MIN_CALIBRATED, measured, recorded
 from dsnb.prediction.predict import predict
 from dsnb.runs.labels import MEMORY, count
 from dsnb.runs.table import as_runs
-from dsnb.settings import planning
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.planning import MAX_DAYS
 
 Objective = Literal["days", "tokens_per_s", "memory", "cost"]
 OBJECTIVES = {"days": "time", "tokens_per_s": "time", "memory": "memory", "cost": "cost"}

@@ -17,10 +17,9 @@ import pandas as pd
 from dsnb.analysis.choices import split
 from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
-from dsnb.formulas import metrics
+from dsnb.formulas import metrics, planning
 from dsnb.runs import labels
 from dsnb.runs.table import as_runs, numbers
-from dsnb.settings import planning
 
 NOT_WORKLOAD = (
     "gpus", "nodes", "data_parallel", "global_batch_size", "steps", "warmup_steps", "seed", "learning_rate", "host",

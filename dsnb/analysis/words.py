@@ -15,10 +15,10 @@ from dsnb.analysis.decide import ASSUMED_PRICE, CPU, MEASURED, PUBLISHED, Decisi
 from dsnb.analysis.intervals import CONFIDENCE, MIN_RUNS, Verdict
 from dsnb.analysis.summary import UNSTABLE
 from dsnb.analysis.texts import HOURS, MINUS, SIZES, amount, duration, fill, fixed, significant
+from dsnb.formulas.planning import GOAL_DAYS, MAX_DAYS, gpus_needed
 from dsnb.runs import labels
 from dsnb.runs.literature.tables import SOURCE, is_own
 from dsnb.runs.table import numbers
-from dsnb.settings.planning import GOAL_DAYS, MAX_DAYS, gpus_needed
 
 BEST = {"time": "Fastest", "gpu_hours": "Fewest {unit}-hours", "cost": "Cheapest", "memory": "Least memory"}
 """What the best setting of an objective is called; `unit` is GPU, or rank where there are none."""

@@ -55,15 +55,7 @@ def _updates(s: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def sentences(experiments: Sequence[Experiment], found: pd.DataFrame, gpu: str, **options: Any) -> tuple[str, str]:
-    """Return that none of the settings of a task fits, and what would.
-
-    Parameters
-    ----------
-    found
-        Their predictions, as `dsnb.predict` returns them.
-    gpu, options
-        As `dsnb.predict` takes them.
-    """
+    """Return that none of the settings of a task fits by `found`, which `dsnb.predict` returned, and what would."""
     least = found.loc[found["peak_allocated_gib"].idxmin()]
     first = f"no setting fits: the smallest, {least['experiment']}, needs {_need(least)}"
     fitting, tried = _would_fit(experiments, found, gpu, **options)

@@ -147,15 +147,9 @@ class Design:
         except SettingsError as error:
             self.plan = Plan(problems=error.problems)
         self._show(self.plan.table)
-        if not self.plan.sweep or not self.form.gpu.value or self._is_predicting:
-            return
-        try:
-            self._predicting = asyncio.get_running_loop().create_task(self._predict_beside())
-        except RuntimeError:
-            self._show(self._predict(self.plan))
-
-    def _predict(self, made: Plan) -> pd.DataFrame:
-        return predicted(made, self.form.gpu.value, self._link, self.form.tokens.value)
+        if self.plan.sweep and self.form.gpu.value and not self._is_predicting:
+            with contextlib.suppress(RuntimeError):  # no event loop is running, so nobody sees the form
+                self._predicting = asyncio.get_running_loop().create_task(self._predict_beside())
 
     async def _predict_beside(self) -> None:
         """Predict in a thread, so that the form answers meanwhile, until what the form says now is predicted."""
@@ -163,7 +157,7 @@ class Design:
         while made is not self.plan and self.form.gpu.value:
             made = self.plan
             self._show(made.table)
-            table = await asyncio.to_thread(self._predict, made)
+            table = await asyncio.to_thread(predicted, made, self.form.gpu.value, self._link, self.form.tokens.value)
         self._is_predicting = False
         self._show(table if made is self.plan else self.plan.table)
 

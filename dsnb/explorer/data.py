@@ -168,9 +168,9 @@ def figures(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, index=runs.index, dtype=float)
 
 
-def json_numbers(values: Iterable[float]) -> list[float | int | None]:
-    """Convert numbers for JSON: NaN and infinity become None, whole numbers integers, which take less space."""
-    known = (float(value) if math.isfinite(value) else None for value in values)
+def json_numbers(values: Iterable[float], digits: int = 17) -> list[float | int | None]:
+    """Round numbers for JSON: NaN and infinity become None, whole numbers integers, which take less space."""
+    known = (float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values)
     return [int(value) if value is not None and value.is_integer() else value for value in known]
 
 

@@ -113,15 +113,13 @@ def _controls(data: Data, task: str) -> dict[str, Any]:
     return {name: fresh[name] for name in ("colour", "along", "x", "y")}
 
 
-def _predicted(data: Data) -> dict[str, Any] | None:
-    """Return predicted settings by column, none of which is a run; None without any.
+def _predicted(data: Data) -> dict[str, Any]:
+    """Return predicted settings by column, none of which is a run.
 
     `kinds` are the GPUs as prices name them, `errors` are in per cent, `fits` is None where it is unknown, and
     `outsides` says how a setting differs from all runs that the time model is fitted to.
     """
     table = data.predicted
-    if not len(table) and not data.predicted_notes:
-        return None
     rows = table.to_dict("records")
     outside = list(dict.fromkeys(row["outside"] for row in rows))  # many settings share theirs
     known = [name for name in (*FIGURES, PER_GPU) if len(table) and table[name].notna().any()]
@@ -132,18 +130,13 @@ def _predicted(data: Data) -> dict[str, Any] | None:
         "gpus": [int(row["gpus"]) for row in rows],
         "tasks": data.predicted_tasks,
         "codes": {name: choice.predicted for name, choice in data.choices.items() if choice.predicted},
-        "figures": {name: _rounded(numbers(table, name)) for name in known},
-        "errors": {name: _rounded(numbers(table, f"{name}_error_pct")) for name in known},
+        "figures": {name: json_numbers(numbers(table, name), PREDICTED_DIGITS) for name in known},
+        "errors": {name: json_numbers(numbers(table, f"{name}_error_pct"), PREDICTED_DIGITS) for name in known},
         "fits": [plain(row["fits"]) for row in rows],
         "outside": [outside.index(row["outside"]) for row in rows],
         "outsides": outside,
         "notes": list(data.predicted_notes),
     }
-
-
-def _rounded(values: pd.Series) -> list[float | int | None]:
-    """Return numbers as precise as a prediction can be."""
-    return json_numbers(float(f"{value:.{PREDICTED_DIGITS}g}") for value in values)
 
 
 def citation(data: Data) -> str:

@@ -26,6 +26,7 @@ MAX_NUMBERS = 26_000
 """Numbers in the series of all runs of a page together: about 130 kB."""
 MIN_POINTS, MAX_POINTS = 24, 240
 COLUMNS = 9
+DIGITS = 4
 GPU = ["host", "gpu"]
 """What identifies a GPU of a run: every host numbers its own from 0."""
 SAMPLED = ["util_pct", "memory_used_gib", "power_w"]
@@ -68,12 +69,14 @@ def load(data: Data, position: int, points: int = MAX_POINTS) -> dict[str, Any]:
         every = math.ceil(len(steps) / points)
         warm = steps[steps["phase"] == "warmup"]
         thin = steps.iloc[(len(steps) - 1) % every :: every]  # up to the last step
-        result = {name: _rounded(thin[name]) for name in ("step", "t_s", "step_time_s", "loss", "allocated_gib")}
-        result |= {"every": every, "warm_s": _rounded([warm["t_s"].max()])[0]}
+        result = {
+            name: json_numbers(thin[name], DIGITS) for name in ("step", "t_s", "step_time_s", "loss", "allocated_gib")
+        }
+        result |= {"every": every, "warm_s": json_numbers([warm["t_s"].max()], DIGITS)[0]}
     if len(samples) and len(means := mean_over_gpus(samples)):
         thin = means.iloc[:: math.ceil(len(means) / points)]
-        result |= {name: _rounded(thin[name]) for name in SAMPLED}
-        result |= {"sample_s": _rounded(thin["t_s"]), "gpus": samples.groupby(GPU, dropna=False).ngroups}
+        result |= {name: json_numbers(thin[name], DIGITS) for name in SAMPLED}
+        result |= {"sample_s": json_numbers(thin["t_s"], DIGITS), "gpus": samples.groupby(GPU, dropna=False).ngroups}
     return result
 
 
@@ -101,10 +104,6 @@ def mean_over_gpus(samples: pd.DataFrame) -> pd.DataFrame:
     interval = (samples["t_s"] / every_s).round().rename("interval")
     each = samples.groupby([interval, *GPU], dropna=False)[["t_s", *SAMPLED]].mean()
     return each.groupby(level="interval").mean()
-
-
-def _rounded(values: Any) -> list[float | int | None]:
-    return json_numbers(float(f"{value:.4g}") for value in values)
 
 
 def unusual(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, str]]:

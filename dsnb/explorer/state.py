@@ -15,9 +15,9 @@ from dsnb.analysis.intervals import RELEVANCE
 from dsnb.errors import SettingsError
 from dsnb.explorer.data import EVERY_TASK, Data, plain
 from dsnb.formulas import metrics
+from dsnb.formulas.planning import MAX_GPUS, MAX_PRICE, MAX_TOKENS, MIN_TOKENS, is_number
 from dsnb.runs import labels
 from dsnb.runs.labels import Metric
-from dsnb.settings.planning import MAX_GPUS, MAX_PRICE, MAX_TOKENS, MIN_TOKENS, is_number
 
 State = dict[str, Any]
 DAYS = Metric("days of training", "days", digits=1, better="lower")

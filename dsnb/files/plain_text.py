@@ -1,8 +1,4 @@
-"""Sanitizes text from untrusted sources for terminals and for names.
-
-Control characters (colours, cursor movement, line feeds), characters that change the writing direction, and lone
-surrogates never reach a terminal or a script.
-"""
+"""Sanitizes text for terminals and scripts: no control characters, changed writing direction, or lone surrogates."""
 
 import reprlib
 
@@ -11,10 +7,7 @@ _short.maxstring = _short.maxother = 80
 
 
 def line(text: object) -> str:
-    """Return a text as one line that is safe to print on a terminal.
-
-    Any white space becomes a space, any other character that is not printable a `?`.
-    """
+    """Return a text as one line for a terminal: white space is a space, what else is not printable a `?`."""
     whole = str(text)
     if whole.isprintable():
         return whole

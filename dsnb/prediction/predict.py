@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsnb.errors import SettingsError
-from dsnb.formulas import metrics
+from dsnb.formulas import metrics, planning
 from dsnb.prediction import calibration, gpus
 from dsnb.prediction.calibration import DEFAULT_COVERAGE, TIME_ERRORS, Coverage, Errors, Measured, measured
 from dsnb.prediction.calibration import calibrate as fit
@@ -17,7 +17,6 @@ from dsnb.prediction.memory import GIB, peak_memory, room
 from dsnb.prediction.step_time import DEFAULT, Constants, Setting, setting, stack
 from dsnb.prediction.step_time import parts as step_parts
 from dsnb.prediction.traces import Trace, traces
-from dsnb.settings import planning
 from dsnb.settings.experiment import Experiment
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dsnb.runs import labels
 
 MAX_PAIRS, CHOSEN_PAIRS = 2000, 1000
 """Pairs of settings of a task whose intervals the page has: all of so many; if there are more, so many of them."""
-MAX_INTERVALS = 9000
+MAX_INTERVALS = 12_000
 """Intervals of a task: of many pairs, the page has those of the first figures, speed and memory."""
 VALUE_DIGITS = 7
 DIGITS = 9
@@ -48,18 +48,17 @@ def tasks_payload(
     -------
     dict
         `texts`, and for each of `tasks`: `case` (why it has no candidate; empty if it has), `runs` (their number),
-        `memoryFigure` and `memory` (its name in words), `candidates`, `pairs`. A column of one value is that value.
+        `memoryFigure` and `memory` (its name in words), `candidates`, `pairs`.
 
-        `candidates`: `length`, and the columns `experiment` (its number), `n`, `failed`, `gpus`, `rate` (tokens/s),
+        `candidates`: the columns `experiment` (its number), `n`, `failed`, `gpus`, `rate` (tokens/s),
         `power` (W of a GPU), `memory` and `capacity` (GiB), `unstable`; and places in `texts`: `kind`, `unit`,
         `model`, `setting`, `place`, `origin`, `basis`.
 
-        `pairs`: `settings` (numbers of experiments with `MIN_RUNS` ok runs or more), their ok runs `n`, `first` and
-        `second` (places in `settings`), and by figure: `values` of each setting (what is compared), their runs `n`
-        where these are others, and for each pair `factor` (the interval of the ratio second / first is ratio / factor
-        to ratio * factor; of percentages, it is that of the difference, less and more this much). By the place of a
-        pair, where there is one: `note` (place in `texts`), `other` (its own `[n, n, value, value]`, where runs on one
-        host count as one). `of`: the figure that has the same factors, notes and `other`, which are left out then.
+        `pairs`: `settings` (numbers of experiments with `MIN_RUNS` ok runs or more), `first` and `second` (places in
+        `settings`), and by figure: `values` of each setting (what is compared), their runs `n`, and for each pair
+        `factor` (the interval of the ratio second / first is ratio / factor to ratio * factor; of percentages, it is
+        that of the difference, less and more this much). By the place of a pair, where there is one: `note` (place in
+        `texts`), `other` (its own `[n, n, value, value]`, where runs on one host count as one).
     """
     texts = Texts()
     numbers = {name: code for code, name in enumerate(names)}
@@ -93,8 +92,7 @@ def _candidates(table: pd.DataFrame, runs: pd.DataFrame, numbers: dict[str, int]
         "kind": [texts[kind] for kind in table["kind"]],
         "basis": [texts[basis] for basis in table["basis"]],
     }
-    shared = {name: _one_or_all(values) for name, values in columns.items()}
-    return {"length": len(table), "experiment": [numbers[name] for name in table.index], **shared}
+    return {"experiment": [numbers[name] for name in table.index], **columns}
 
 
 def _rounded(values: Iterable[float], digits: int = DIGITS) -> list[float | int | None]:
@@ -118,16 +116,14 @@ def _pairs(
     named = [repeated[at] for at in sorted({at for pair in pairs for at in pair})]
     places = {name: at for at, name in enumerate(named)}
     pairs = [(places[repeated[a]], places[repeated[b]]) for a, b in pairs]
-    shown: dict[str, dict[str, Any]] = {}
-    for figure in figures if pairs else ():
-        values, counts, rest = _compared(runs, named, pairs, figure, texts)
-        alike = next((name for name, one in shown.items() if all(one.get(key) == rest[key] for key in rest)), None)
-        if alike or sum(one["of"] is None for one in shown.values()) * len(pairs) < MAX_INTERVALS:
-            counted = {} if counts == ok[named].tolist() else {"n": counts}
-            shown[figure] = {"of": alike, "values": values, **counted, **({} if alike else rest)}
+    sent = figures[: MAX_INTERVALS // len(pairs)] if pairs else ()
     first, second = zip(*pairs, strict=True) if pairs else ((), ())
-    numbered = {"settings": [numbers[name] for name in named], "n": ok[named].tolist()}
-    return {**numbered, "first": first, "second": second, "figures": shown}
+    return {
+        "settings": [numbers[name] for name in named],
+        "first": first,
+        "second": second,
+        "figures": {figure: _compared(runs, named, pairs, figure, texts) for figure in sent},
+    }
 
 
 def _most_useful(
@@ -147,8 +143,8 @@ def _most_useful(
 
 def _compared(
     runs: pd.DataFrame, names: list[str], pairs: list[tuple[int, int]], figure: str, texts: Texts
-) -> tuple[list[Any], list[int], dict[str, Any]]:
-    """Return the values and the number of runs of each setting, and by key the columns of pairs."""
+) -> dict[str, Any]:
+    """Return the values and the number of runs of each setting, and the columns of pairs."""
     rules = rules_of(runs, figure)
     known = intervals.settings_of(runs, "experiment", figure, bool(rules.percent_factor))
     settings = [known[name] for name in names]
@@ -164,11 +160,10 @@ def _compared(
         at: [row["base_n"], row["n"], *_rounded([row["base_value"], row["value"]])]
         for at, row in zip(by_host.index.tolist(), by_host.to_dict("records"), strict=True)
     }
-    notes = {at: texts[note] for at, note in enumerate(table["note"]) if note}
-    factor = _rounded(factors, FACTOR_DIGITS)
-    rest = {"factor": _one_or_all(factor), "note": notes, "other": other}
-    return _rounded(values, VALUE_DIGITS), [int(count) for count in each.count], rest
-
-
-def _one_or_all(values: list[Any]) -> Any:
-    return values[0] if len(set(values)) == 1 else values
+    return {
+        "values": _rounded(values, VALUE_DIGITS),
+        "n": [int(count) for count in each.count],
+        "factor": _rounded(factors, FACTOR_DIGITS),
+        "note": {at: texts[note] for at, note in enumerate(table["note"]) if note},
+        "other": other,
+    }

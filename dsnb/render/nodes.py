@@ -163,7 +163,12 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
         parts += [tables.subheading("Efficiency, relative to one node"), throughput(sizes)]
     if table["hosts"].nunique() > 1:
         parts += [tables.subheading("Spread between groups"), Html(f"<p>{POINTS}</p>"), spread(table)]
-    parts += [tables.subheading("Groups"), _group_table(table)]
+    listed = table
+    if len(table) > tables.MAX_ROWS:
+        listed = table.assign(failed=table["verdict"].ne("fail")).sort_values(["failed", "off_median_pct"])
+    text_columns = ("experiment", "hosts", "cause")
+    listing = tables.to_html(_format_groups(listed), text_columns, index=False, which="the failed and slowest")
+    parts += [tables.subheading("Groups"), listing]
     if found := hosts.differences(runs):
         parts += [tables.subheading("Differences between nodes"), _list(found)]
     return parts
@@ -173,22 +178,8 @@ def _list(sentences: list[str]) -> Html:
     return Html(f'<div class="answer">{tables.bullet_list(sentences)}</div>')
 
 
-def _group_table(table: pd.DataFrame) -> Html:
-    """Return the groups as HTML; of more than fit, those that failed and the slowest."""
-    if len(table) > tables.MAX_ROWS:
-        table = table.assign(failed=table["verdict"].ne("fail")).sort_values(["failed", "off_median_pct"])
-    text_columns = ("experiment", "hosts", "cause")
-    return tables.to_html(_format_groups(table), text_columns, index=False, which="the failed and slowest")
-
-
 def compare_groups(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
-    """Return the groups of nodes for a terminal: as numbers, as text, and the conclusions in sentences.
-
-    Raises
-    ------
-    SettingsError
-        If no run was started with a hostfile.
-    """
+    """Return the groups of nodes for a terminal: as numbers, as text, and the conclusions in sentences."""
     table = hosts.groups(runs)
     if table.empty:
         raise SettingsError(

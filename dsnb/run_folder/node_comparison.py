@@ -19,8 +19,7 @@ MAX_CHARACTERS = 200
 def differences(environments: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
     """Return the fields in which hosts differ, each with a sentence: `torch: 2.13.0 on 63 nodes, 2.12.0 on n7`.
 
-    `environments` are pairs of a host, which may occur several times, and its `environment`. A field that is not in an
-    environment is unknown and not compared; None means that a host has no such thing.
+    A field that an environment lacks is unknown and not compared; None means that a host has no such thing.
     """
     hosts_by_value: dict[str, dict[str, set[str]]] = {name: {} for name in COMPARED}
     for host, environment in environments:

@@ -123,17 +123,10 @@ class Result:
     run_dir: Path
 
     def write(self) -> None:
-        """Write `result.json`, which marks the run as finished.
-
-        Raises
-        ------
-        LaunchError
-            If the run's folder was removed: a result alone would be a run without settings.
-        """
-        if not self.run_dir.is_dir():
+        """Write `result.json`, which marks the run as finished."""
+        if not self.run_dir.is_dir():  # a result alone would be a run without settings
             raise LaunchError(f"{self.run_dir} was removed during the run: start the sweep again")
-        record = asdict(self)
-        del record["run_dir"]
+        record = {name: value for name, value in asdict(self).items() if name != "run_dir"}
         records.write_json(RunPaths(self.run_dir).result, record)
 
     def __repr__(self) -> str:
@@ -193,10 +186,7 @@ def missing_record(
     result: dict[str, Any] | None,
     has_steps: bool,
 ) -> str | None:
-    """Return what a run lacks to be finished, by its records, in words; None if nothing.
-
-    A run that is not `ok` needs only settings and a status.
-    """
+    """Return what a run lacks to be finished, in words; if it is not `ok`, settings and a status are enough."""
     status = result.get("status") if result else None
     if status is None:
         return "it was cut off before its end"
@@ -210,10 +200,7 @@ def missing_record(
 
 
 def unfinished(run: RunPaths) -> str | None:
-    """Return why a run that has ended has to be executed again, in words; None if it is finished.
-
-    In addition to the checks of `missing_record`, the timed steps of an `ok` run are counted.
-    """
+    """Return why a run that has ended has to be executed again, in words; None if it has all that was asked for."""
     settings, environment, result = (records.read_json(path) for path in (run.experiment, run.environment, run.result))
     settings = settings and with_current_names(settings)
     for path, record in ((run.experiment, settings), (run.environment, environment), (run.result, result)):

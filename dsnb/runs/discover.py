@@ -28,13 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
 def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
-    """Return the run folders of dsnb and the files that may be logs below a folder, sorted, `run2` before `run10`.
-
-    Raises
-    ------
-    SettingsError
-        If the path does not exist.
-    """
+    """Return the run folders of dsnb and the files that may be logs below a folder, sorted, `run2` before `run10`."""
     root = os.path.abspath(path)
     if os.path.isfile(root):
         return [], [root]
@@ -91,10 +85,7 @@ def names_from_path(path: str) -> dict[str, Any]:
 
 
 def names_from_log(path: str, logged_runs: list[LoggedRun]) -> list[dict[str, Any]]:
-    """Return names for the runs in a log: from its folders if they are `EXP/run<k>`, else from its file name.
-
-    Runs with equal settings are repeats of one experiment; otherwise each is an experiment of its own.
-    """
+    """Return names for the runs in a log, by its folders or file name; with equal settings they are repeats."""
     folder, name = os.path.split(displayable(path))
     if paths.repeat(os.path.basename(folder)) is not None and len(logged_runs) == 1:
         return [names_from_path(folder)]
@@ -107,10 +98,7 @@ def names_from_log(path: str, logged_runs: list[LoggedRun]) -> list[dict[str, An
 
 
 def name_runs(folders: Sequence[str], recorded: Sequence[Any], models: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return `sweep`, `experiment` and `repeat` of each run, by its folder, or by its settings if it was copied there.
-
-    `folders` are sorted; `recorded` and `models` are the names in each run's settings, None if an old run lacks them.
-    """
+    """Return the names of runs by their folders, which are sorted, or, if copied there, by the names they recorded."""
     names = [names_from_path(folder) for folder in folders]
     misplaced = _misplaced(folders, names, recorded, models)
     repeats: dict[tuple[str, str], set[int]] = defaultdict(set)

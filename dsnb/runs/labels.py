@@ -1,7 +1,4 @@
-"""Titles, units and meanings of the columns of runs, and settings in words: "ZeRO 1, bf16 autocast, compiled".
-
-They are declared in `dsnb.run_folder.columns` and, for settings, in `dsnb.settings.training`.
-"""
+"""Titles and units of the columns of runs, and settings in words: "ZeRO 1, bf16 autocast, compiled"."""
 
 import math
 from collections.abc import Mapping

@@ -142,10 +142,7 @@ def _fields(records_of_runs: Records, names: list[str]) -> Columns:
 
 
 def _keys(settings: Records) -> Columns:
-    """Return a column for each key of DeepSpeed's configuration that any run sets; None for DeepSpeed's default.
-
-    Lists become text, and so do values of several types, so that they can be sorted.
-    """
+    """Return a column for each key of DeepSpeed's configuration that any run sets; what cannot be sorted is text."""
     given = [record.get(deepspeed_keys.NAME) or {} for record in settings]
     columns = {}
     for path in sorted(set().union(*given)):
@@ -165,10 +162,7 @@ def _words(values: dict[str, Any] | None, max_length: int | None = None) -> str 
 
 
 def _hosts(path: str, settings: dict[str, Any]) -> str | None:
-    """Return the names of a run's hosts, `a,b`; only runs with a hostfile have a file that lists them.
-
-    A run of a sub-cluster that ended before it reached its hosts has those that were requested.
-    """
+    """Return the names of a run's hosts, `a,b`; those that were requested if it ended before it reached them."""
     if not settings.get("hostfile"):
         return None
     nodes = (record_schema.read(Path(path)) or {}).get("nodes", [])

@@ -1,8 +1,4 @@
-"""The door for tables of runs: every function that takes one from outside calls `as_runs` or `named_runs`, once.
-
-What `dsnb.load_runs` and `dsnb.published` return has passed it. A table may also come from a file that an earlier
-version wrote, or be several tables in one.
-"""
+"""The door for tables of runs, maybe of an earlier version: who takes one calls `as_runs` or `named_runs`, once."""
 
 import numpy as np
 import pandas as pd
@@ -74,12 +70,7 @@ def without_noise(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return runs with `of_plain`; a table without a plain run is returned as it is.
-
-    It is tokens/s/GPU divided by the median of the fastest plain setting (`strategy` `plain`) that does the same work
-    (`WORK`, fused attention or not) on the same GPU; NaN where there is none. On a CPU it is tokens/s of all ranks,
-    which share the cores that a plain process has to itself.
-    """
+    """Return runs with `of_plain`, NaN where no plain setting does the same work; without a plain run, as they are."""
     plain = (runs.get("strategy") == "plain") & (runs.get("status") == "ok")
     if not isinstance(plain, pd.Series) or not plain.any():
         return runs

@@ -22,15 +22,12 @@ from dsnb.system import hardware
 ALLOWED = {
     "value_error": "{error}",
     "literal_error": "allowed are {expected}",
-    "int_type": "give a whole number",
-    "int_parsing": "give a whole number",
-    "int_from_float": "give a whole number",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "give a whole number"),
     "bool_type": "give true or false",
     "dict_type": "give settings as 'name: value'",
     "list_type": "give a list",
     "string_type": "give a text",
-    "float_parsing": "give a number",
-    "float_type": "give a number",
+    **dict.fromkeys(("float_type", "float_parsing"), "give a number"),
     "finite_number": "give a finite number",
     "greater_than_equal": "it must be at least {ge}",
     "greater_than": "it must be more than {gt}",
@@ -183,10 +180,7 @@ RULES: list[Rule] = [_model, _sizes, _auto_on_a_cpu, _text, _hosts, *rules.RULES
 
 
 def contradictions(settings: Mapping[str, Any]) -> list[str]:
-    """Return the contradictions between settings, one sentence each.
-
-    Rules that read a setting that is missing, such as one whose value is not valid, are left out.
-    """
+    """Return the contradictions between settings; rules that read a missing one (it is invalid) are left out."""
     problems: list[str] = []
     for rule in RULES:
         with contextlib.suppress(AttributeError):

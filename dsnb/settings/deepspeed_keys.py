@@ -1,8 +1,7 @@
 """Keys of DeepSpeed's own configuration in a params file: `deepspeed: {zero_optimization: {overlap_comm: true}}`.
 
-They are kept flat, each under its dotted path, so that every key is an axis: `deepspeed.zero_optimization.overlap_comm`
-is a setting, a list in a grid, a part of the experiment's name, and a column of the table of runs. Lists and the
-mappings inside them are values.
+They are kept flat, each under its dotted path, so that every key is an axis: a setting, a list in a grid, a part of the
+experiment's name, and a column of the table of runs. Lists and the mappings inside them are values.
 """
 
 import copy
@@ -62,10 +61,7 @@ DECIDED = {
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with all keys of DeepSpeed in one flat mapping under `deepspeed`, from either notation.
-
-    What is no mapping stays as it is, for validation to refuse.
-    """
+    """Return settings with all keys of DeepSpeed in one flat mapping under `deepspeed`; no mapping stays as it is."""
     given = settings.get(NAME, {})
     rest = {key: value for key, value in settings.items() if key != NAME and not str(key).startswith(PREFIX)}
     if not isinstance(given, Mapping):
@@ -127,11 +123,7 @@ def problems(keys: Mapping[str, Any]) -> list[str]:
 
 
 def unknown_keys(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
-    """Return the keys that DeepSpeed's own models do not know, and values that they refuse, one sentence each.
-
-    A process of its own asks them, because their import takes seconds. Nothing is known where DeepSpeed is not
-    installed.
-    """
+    """Return the keys that DeepSpeed's own models do not know, and values that they refuse, one sentence each."""
     if not importlib.util.find_spec("deepspeed"):
         return []
     return list(_checked(zero_stage, json.dumps(keys, sort_keys=True, default=str)))
@@ -139,6 +131,7 @@ def unknown_keys(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
 
 @functools.cache
 def _checked(zero_stage: int, keys: str) -> tuple[str, ...]:
+    """Ask in a process of its own: DeepSpeed's import takes seconds."""
     command = interpreter.command("-m", "dsnb.train.ask_deepspeed", str(zero_stage))
     try:
         done = subprocess.run(command, input=keys, capture_output=True, text=True, timeout=120, check=False)

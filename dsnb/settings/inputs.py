@@ -69,10 +69,7 @@ def external_items(settings: Mapping[str, Any]) -> list[ExternalItem]:
 
 
 def chosen(names: Iterable[str], parts: Collection[str]) -> list[str]:
-    """Return which files of a model's or tokenizer's folder transformers reads for these parts of an `ExternalItem`.
-
-    Files in subfolders and with unusual names are ignored; a missing part is a FetchError.
-    """
+    """Return which files of a folder transformers reads for these parts; a missing part is a FetchError."""
     there = [name for name in names if PLAIN_NAME.fullmatch(name)]
     files = {*fnmatch.filter(there, CONFIG)}
     if "config" in parts and not files:
@@ -115,14 +112,11 @@ def files_of(item: ExternalItem) -> dict[str, Path]:
 
 
 def digests(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of every local file that a run reads, by its name: the setting's value, or a file below it.
-
-    A file that is missing here has none; the launch reports it. Items of the hub are not files.
-    """
+    """Return the digest of every local file that a run reads, by its name: the setting's value, or a file below it."""
     by_name: dict[str, str] = {}
     for item in external_items(settings):
         if item.hub_id is None:
-            with contextlib.suppress(OSError, FetchError):
+            with contextlib.suppress(OSError, FetchError):  # the launch reports it
                 by_name |= {name: digest(path) for name, path in files_of(item).items()}
     return by_name
 

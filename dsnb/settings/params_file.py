@@ -1,7 +1,4 @@
-"""The fields of a params file, and the settings that its grid, `include` and `exclude` describe.
-
-`dsnb.files.plain_yaml` parses the file, `dsnb.sweep.params` turns its settings into runs.
-"""
+"""The fields of a params file, and the settings that its grid, `include` and `exclude` describe."""
 
 import itertools
 import math

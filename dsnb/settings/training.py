@@ -143,28 +143,25 @@ class Training(BaseModel):
     )
 
     model: Annotated[str, Setting("model", "{}", is_axis=True)] = "gpt2"
-    """A preset (gpt2-tiny, gpt2, opt-350m, bloom-7b1, ...), a folder or JSON file with a model's configuration,
-    or a hub id."""
+    """A preset (gpt2, opt-350m, bloom-7b1, ...), a folder or JSON file with a model's configuration, or a hub id."""
     weights: Annotated[Literal["random", "pretrained"], Setting("weights", "{} weights", "{}")] = "random"
     """`random` initializes them as configured, which does not affect speed; `pretrained` loads them."""
     strategy: Annotated[
         Literal["deepspeed", "ddp", "fsdp", "plain"],
         Setting("strategy", "{}", is_axis=True, order=("plain", "DDP", "FSDP", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3")),
     ] = "deepspeed"
-    """Data-parallel strategy: DeepSpeed, torch's DDP, or torch's FSDP2 (sharded by transformer block). `plain` is one
-    process without any: the yardstick for the others."""
+    """DeepSpeed, torch's DDP, torch's FSDP2 (sharded by block), or `plain`: one process without any, the yardstick."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], Setting("ZeRO stage", "ZeRO {}", is_axis=True)] = 0
     """What ZeRO partitions across ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
     offload: Annotated[
         Literal["none", "optimizer-cpu", "all-cpu", "optimizer-nvme", "all-nvme"],
-        Axis("offload", "offload {}", "offload-{}"),
+        Axis(short="offload-{}"),
     ] = "none"
     """Where ZeRO keeps optimizer states, or these and parameters (`all`): host memory, or files in `nvme_path`."""
     nvme_path: str = ""
     """Folder for `offload` to NVMe."""
     optimizer: Annotated[Literal["adamw", "adafactor", "muon"], Axis("optimizer", "{}", "{}")] = "adamw"
-    """AdamW (fused on a GPU), Adafactor, whose second moments are factored, or DeepSpeed's Muon, which orthogonalizes
-    the updates of matrices."""
+    """AdamW (fused on a GPU), Adafactor (factored second moments), or DeepSpeed's Muon (orthogonalized updates)."""
     learning_rate: Annotated[Positive, Setting(short="lr{}")] = 1e-4
     """The optimizer's constant learning rate."""
     gradient_clipping: Annotated[NotNegative, Setting(phrases={"0": "no gradient clipping"}, short="clip{}")] = 0.0
@@ -194,7 +191,7 @@ class Training(BaseModel):
         Literal["auto", "eager", "sdpa"], Axis("attention", "{} attention", "{}", phrases={"auto": "default attention"})
     ] = "auto"
     """Attention implementation: `sdpa` is torch's fused one (BLOOM's ALiBi is its mask); `auto` uses it if it can."""
-    compile: Annotated[CompileMode, Axis("compilation", "compilation {}", _compiled)] = "off"
+    compile: Annotated[CompileMode, Axis("compilation", short=_compiled)] = "off"
     """Mode of torch.compile for the model and its loss. `reduce-overhead` and `max-autotune` use CUDA graphs,
     `deepcompile` is DeepSpeed's compiler of ZeRO's communication. `true` is `default`, `false` is `off`."""
     compile_unit: Annotated[
@@ -204,8 +201,7 @@ class Training(BaseModel):
     communication can begin between them. `auto` is `block` for ZeRO 3, FSDP, and activation checkpointing without CUDA
     graphs, otherwise `model`."""
     loss: Annotated[Literal["whole", "chunked"], Axis("loss", "{} loss", "{}-loss")] = "whole"
-    """`chunked` computes the logits of 2,048 tokens at a time, and never holds all of them: less memory for a large
-    vocabulary."""
+    """`chunked` computes the logits of 2,048 tokens at a time: less memory for a large vocabulary."""
     grad_accum: Annotated[
         AtLeast1,
         Setting("gradient accumulation", "accumulation {}", "ga{}", phrases={"1": "no accumulation"}, is_axis=True),
@@ -213,35 +209,24 @@ class Training(BaseModel):
     """Micro-batches per optimizer step."""
     grad_accum_dtype: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
-        Axis(
-            "gradients accumulated in",
-            "gradients accumulated in {}",
-            "accum-{}",
-            phrases={"auto": "default format of accumulated gradients"},
-        ),
+        Axis("gradients accumulated in", short="accum-{}", phrases={"auto": "default format of accumulated gradients"}),
     ] = "auto"
     """Number format in which ZeRO accumulates gradients in native half precision. `auto` is fp32 in bf16 with several
     micro-batches at ZeRO 1 to 3, otherwise that of the weights."""
-    overlap_comm: Annotated[
-        AutoOnOff, Axis("overlapped communication", "overlapped communication {}", "overlap-{}")
-    ] = "auto"
-    """Whether ZeRO 1 to 3 reduce gradients while the backward pass goes on; `auto` is DeepSpeed's
-    default: on at ZeRO 3, off at ZeRO 1 and 2."""
+    overlap_comm: Annotated[AutoOnOff, Axis("overlapped communication", short="overlap-{}")] = "auto"
+    """Whether ZeRO 1 to 3 reduce gradients in the backward pass; `auto` is DeepSpeed's default: only ZeRO 3 does."""
     bucket_elements: Annotated[
-        Count,
-        Axis("bucket size", "buckets of {} elements", "bucket{}", phrases={"0": "default bucket size"}),
+        Count, Axis("bucket size", "buckets of {} elements", "bucket{}", phrases={"0": "default bucket size"})
     ] = 0
-    """Gradients per reduction of DDP and ZeRO 1 to 3, and parameters per all-gather of the latter; 0 for their
-    defaults, 25 MiB and 5e8."""
-    gradient_checks: Annotated[OnOff, Axis("gradient checks", "gradient checks {}", "checks-{}")] = "on"
+    """Gradients per reduction of DDP and ZeRO, parameters per all-gather of ZeRO; 0 for 25 MiB (DDP) and 5e8 (ZeRO)."""
+    gradient_checks: Annotated[OnOff, Axis(short="checks-{}")] = "on"
     """Whether ZeRO 1 and 2 compute the gradient norm and look for overflows in every step."""
     leaf_modules: Annotated[
         Literal["auto", "none", "blocks"], Axis("leaf modules", "{} as leaf modules", "leaf-{}")
     ] = "auto"
-    """What ZeRO 3 gathers at once: single layers, or whole transformer blocks. `auto` is blocks if these are compiled
-    one by one, otherwise layers."""
+    """What ZeRO 3 gathers at once: single layers, or blocks; `auto` is blocks if these are compiled one by one."""
     zeropp: Annotated[
-        Literal["none", "weights", "gradients", "partition", "all"], Axis("ZeRO++", "ZeRO++ {}", "zeropp-{}")
+        Literal["none", "weights", "gradients", "partition", "all"], Axis("ZeRO++", short="zeropp-{}")
     ] = "none"
     """ZeRO++ at ZeRO 3: weights quantized to 8 bits when gathered, gradients to 4 when reduced, a second partition of
     the weights within each node, or all of these. Quantized training is not exact."""
@@ -285,8 +270,8 @@ class Training(BaseModel):
             phrases={"expandable": "expandable segments", "default": "torch's default allocator"}, short="alloc-{}"
         ),
     ] = "expandable"
-    """How torch reserves the memory of a GPU: in segments that grow (`expandable_segments:True`), which avoids
-    fragmentation, or as it does by default. If you set `PYTORCH_ALLOC_CONF` yourself, your value holds."""
+    """How torch reserves GPU memory: in segments that grow (less fragmentation), or as it does by default. If you set
+    `PYTORCH_ALLOC_CONF` yourself, your value holds."""
     seq_len: Annotated[
         int, Field(strict=True, ge=2, lt=LIMIT), Setting("sequence length", "sequence {}", is_axis=True)
     ] = 128

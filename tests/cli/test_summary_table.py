@@ -78,7 +78,6 @@ def test_unusual_runs_have_a_mark_and_a_footnote(runs):
     ("gpus", "names", "device", "place"),
     [
         ([2, 2], [None, None], "cpu", "on 2 CPU ranks"),
-        ([1, 2], [None, None], "cpu", "on CPU ranks"),
         ([1, 2], ["A100", "A100"], "cuda", "on A100"),
         ([1, 2], ["A100", "H200"], "cuda", ""),
         ([None, None], [None, None], None, ""),

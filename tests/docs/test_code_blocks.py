@@ -25,11 +25,7 @@ def test_every_block_is_run_or_says_why_not(page):
             assert len(block.reason) > 10, f"{block.where}: write <!-- not run: REASON -->"
         else:
             assert block.language in {"sh", "python", "yaml"}, f"{block.where}: say why it is not run"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_no_fence_escapes_the_search(page):
-    text = page.read_text()
+    text = page.read_text()  # from whose search no fence escapes
     fences = len(re.findall(r"^\s*(?:```|~~~)", text, re.M))
     assert fences == 2 * len(BLOCK.findall(text))
     assert not re.search(r"\n\n {4}\S", BLOCK.sub("", text)), "an indented code block: use a fence"

@@ -1,6 +1,5 @@
 """What the repository shows of the data set is what it says."""
 
-import pandas as pd
 import pytest
 
 import dsnb
@@ -20,16 +19,6 @@ def test_the_readme_has_the_table_of_the_data_set():
     assert f"All {runs} runs" in (ROOT / "README.md").read_text()
     assert f"{runs} runs</h1>" in dataset.PAGE.read_text()
     assert dataset.PAGE.stat().st_size < 3_000_000
-
-
-def test_runs_that_compute_something_else_or_ran_beside_others_are_not_in_it(ours):
-    runs = dsnb.published("h200")
-    gone = runs.drop(ours.index)
-    assert {"gpt2", "gpt2-xl"} <= set(gone[gone["status"] == "ok"]["model"])
-    assert (ours["status"] == "ok").all()
-    noted = pd.DataFrame({"note": [None, "another run at the same time", "no power"]})
-    assert list(headline.alone(noted).index) == [0, 2]
-    assert list(headline.alone(noted.loc[[1]]).index) == [1]
 
 
 def test_a_row_by_hand(ours):

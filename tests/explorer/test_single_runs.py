@@ -1,5 +1,7 @@
 """What the page says about single runs: their flags, and the spread within a run that has no repeats."""
 
+import numpy as np
+
 import dsnb
 from dsnb.analysis.flags import flags, load_samples
 from dsnb.explorer import data, single_runs
@@ -31,23 +33,17 @@ def test_runs_are_marked_as_the_flags_say(tmp_path):
     own = flags(runs, load_steps(tmp_path / "s"), load_samples(runs))
     assert unusual == {place: words for place, words in enumerate(own["words"]) if words}
     assert any("clock 50.0 % lower" in words and "drifted" in words for words in unusual.values())
-    single = [
-        at
-        for at, row in enumerate(runs.itertuples())
-        if row.status == "ok" and (runs["experiment"] == row.experiment).sum() == 1
-    ]
-    assert single
-    assert sorted(alone) == single
+    single = (runs["status"] == "ok") & ~runs["experiment"].duplicated(keep=False)
+    assert single.any()
+    assert sorted(alone) == list(np.flatnonzero(single))
     assert all(words.endswith("(standard deviation within the run, not between runs)") for words in alone.values())
 
 
 def test_runs_whose_steps_are_not_read_are_marked_by_their_columns():
     runs = made_up.runs(6).assign(recompilations=[0, 2, 0, 0, 0, 1])
     unusual, alone = single_runs.unusual(data.read(runs), [])
-    assert {place: words.partition(" during")[0] for place, words in unusual.items() if "graph" in words} == {
-        1: "2 graphs compiled",
-        5: "1 graph compiled",
-    }
+    found = {place: words.partition(" during")[0] for place, words in unusual.items() if "graph" in words}
+    assert found == {1: "2 graphs compiled", 5: "1 graph compiled"}
     assert alone == {}
     assert dsnb.explore(runs)  # neither folders nor steps are needed
 

@@ -122,9 +122,8 @@ def test_a_runs_settings_become_the_formulas_numbers():
     block = 2048 * 2048 * (8 + (24 - 8) / 2)
     assert parts["activations"] == pytest.approx(24 * block / GIB)
     assert theory(model="opt-1.3b", strategy="fsdp", gpus=4)["optimizer"] == pytest.approx(8 * own * 2 / 4)
-    eager = theory(model="gpt2", attention="eager")
+    eager = theory(model="gpt2", attention="eager", attention_used=float("nan"))
     assert eager["activations"] > theory(model="gpt2")["activations"]
-    assert theory(model="gpt2", attention="eager", attention_used=float("nan")) == eager
     assert theory(model="gpt2", attention_used="eager") == eager
     assert theory(model="facebook/opt-1.3b") == theory(model="opt-1.3b")
     assert theory(model="someone/other") == theory(model="gpt2", micro_batch_size="auto") == {}
@@ -143,9 +142,6 @@ def test_accumulation_keeps_gradients_through_the_next_backward_pass():
     sharded = {"strategy": "fsdp", "gpus": 4, "micro_batch_size": 32}
     fsdp = theory(model="opt-350m", grad_accum=2, **sharded)["gradients"]
     assert fsdp == pytest.approx(2 * gradients)  # fp32, kept whole until they are sent
-    changes = memory_use.savings(runs_of(peak_allocated_gib=[4.0, 5.0], micro_batch_size=[32, 32], grad_accum=[1, 8]))
-    assert list(changes["change"]) == ["no accumulation → accumulation 8"]
-    assert changes["theory_gib"][0] == pytest.approx(2 * model_shapes.PRESETS["gpt2"].parameters / GIB)
 
 
 def test_what_the_published_1b3_benchmark_saved_by_recomputing():

@@ -11,7 +11,6 @@ from dsnb.prediction.calibration import (
     ALL,
     DEFAULT_COVERAGE,
     ELSEWHERE,
-    HOST_CONSTANTS,
     MIN_SETTINGS,
     TIME_ERRORS,
     Coverage,
@@ -21,12 +20,10 @@ from dsnb.prediction.calibration import (
     expected_error,
     kinds,
     left_out,
-    limited_by_cpu,
     measured,
     outside,
 )
 from dsnb.prediction.gpus import Link, link
-from dsnb.prediction.step_time import DEFAULT, stack
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
 from tests.prediction.made_up import TRACE, runs
@@ -105,14 +102,6 @@ def test_errors_by_hand_are_factors():
         "limited by the GPU": (2, 25.0, 25.0, 0.0),
         ALL: (3, 46.2, 100.0, 26.0),  # the cube roots of 1.25 * 1.25 * 2 and 1.25 / 1.25 * 2
     }
-
-
-def test_the_cpu_limits_a_step_that_a_slower_host_would_lengthen():
-    made = runs(SMALL, {"micro_batch_size": 64}, {"strategy": "plain", "compile": "reduce-overhead"})
-    settings = stack([run.setting for run in made])
-    assert list(limited_by_cpu(settings)) == [True, False, False]
-    slow = replace(DEFAULT, **{name: 10 * getattr(DEFAULT, name) for name in HOST_CONSTANTS})
-    assert list(limited_by_cpu(settings, slow)) == [True, True, False]  # CUDA graphs start nothing one by one
 
 
 def test_the_narrowest_kind_of_at_least_five_settings_counts():

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-import dsnb
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
@@ -52,8 +51,9 @@ def test_auto_is_resolved(monkeypatch):
 
 
 def test_all_problems_are_reported_at_once():
-    found = problems(zero_stgae=1, zero_stage=4, seq_len=4096, precision="int8", model="gpt2")
+    found = problems(batch_size=1, zero_stgae=1, zero_stage=4, seq_len=4096, precision="int8", model="gpt2")
     assert found == [
+        "unknown setting 'batch_size': did you mean 'micro_batch_size'?",
         "unknown setting 'zero_stgae': did you mean 'zero_stage'?",
         "zero_stage is 4: allowed are 0, 1, 2 or 3",
         "precision is 'int8': allowed are 'fp32', 'tf32', 'fp16' or 'bf16'",
@@ -103,14 +103,6 @@ def test_unknown_model_names_the_nearest():
     assert message.endswith("or a hub id of the form owner/name")
 
 
-def test_wrong_parameters_of_a_notebook_are_refused():
-    for name, meant in (("zero_stgae", "zero_stage"), ("batch_size", "micro_batch_size"), ("stage", "zero_stage")):
-        with pytest.raises(SettingsError, match=f"unknown setting '{name}': did you mean '{meant}'"):
-            Experiment.from_namespace({name: 2, "zero_stage": 0, "dsnb": dsnb, "_i1": "x", "exit": "y", "run_dir": ""})
-    with pytest.raises(SettingsError, match=r"zero_stage is \[3\]: allowed are 0, 1, 2 or 3\nprecision is None: allow"):
-        Experiment.from_namespace({"zero_stage": [3], "precision": None})
-
-
 def test_a_notebook_takes_what_a_sweep_recorded_if_it_says_the_same(tmp_path):
     planned = Experiment(model="gpt2-tiny", zero_stage=2, micro_batch_size="auto", device="cuda")
     resolved = {**planned.model_dump(), "micro_batch_size": 24, "asked": {"micro_batch_size": "auto"}}
@@ -129,11 +121,7 @@ def test_a_notebook_takes_what_a_sweep_recorded_if_it_says_the_same(tmp_path):
     [
         ((), {"device": "cpu", "precision": "tf32"}, ["precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or"]),
         ((), {"device": "cpu", "precision": "fp32", "gpus": 999}, ["gpus is 999: "]),
-        (
-            (),
-            {"device": "cpu", "precision": "fp16"},
-            ["precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16"],
-        ),
+        ((), {"device": "cpu", "precision": "fp16"}, ["precision is 'fp16': this CPU has no fp16 arithmetic; use"]),
         ((), {"device": "cuda"}, ["device is 'cuda': this machine has no usable NVIDIA GPU; use 'cpu' or 'auto'"]),
         (
             (V100,),
@@ -166,7 +154,6 @@ def test_what_sees_its_targets_is_refused(tmp_path, monkeypatch):
         {"model_type": "bert", "is_decoder": True},
         {"model_type": "bart", "is_encoder_decoder": False, "is_decoder": True},
         {"model_type": "xlm", "causal": True},
-        {"model_type": "llama"},
         {"model_type": "mamba2"},
         {"model_type": "gpt_neox", "is_decoder": False},
     ],

@@ -10,15 +10,7 @@ import pytest
 from dsnb.explorer import page
 from dsnb.explorer.payload import payload
 
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-sync"]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ROOT = "document.querySelector('.dsnb-explorer').dsnb"
 

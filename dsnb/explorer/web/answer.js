@@ -14,17 +14,14 @@ const fill = (template, facts) => {
   return text.replace(PLACE, (_, name, one, more) => (one === undefined ? facts[name] : facts[name] === "1" ? one : more));
 };
 
-// A column of one value is that value.
-const cellOf = (column, row) => (Array.isArray(column) ? column[row] : column);
-
 // A task: its candidates by row, and the intervals of pairs of its settings.
 class Task {
   constructor(model, { candidates: columns, ...task }) {
     Object.assign(this, task, { model });
     const words = ["kind", "unit", "model", "setting", "place", "origin", "basis"];
     const read = (name, value) => (words.includes(name) ? model.texts[value] : value);
-    const row = (_, place) => Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, read(name, cellOf(column, place))]));
-    this.candidates = Array.from({ length: columns.length }, row);
+    const row = (_, place) => Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, read(name, column[place])]));
+    this.candidates = columns.experiment.map(row);
   }
 
   // What Python found of two experiments in a figure: number and mean of the runs (or hosts: `counted`) of both, and how far the interval of their
@@ -36,14 +33,13 @@ class Task {
     this.places ??= new Map(first.map((setting, place) => [`${setting} ${second[place]}`, place]));
     const place = this.places.get(sides.join(" ")) ?? this.places.get([...sides].reverse().join(" "));
     if (!own || place === undefined) return null;
-    const shared = own.of ? figures[own.of] : own;
-    const [factor, ofHosts] = [cellOf(shared.factor, place), shared.other[place]];
+    const [factor, ofHosts] = [own.factor[place], own.other[place]];
     if (factor === null && !ofHosts) return null; // too few runs
     const order = first[place] === sides[0] ? [0, 1] : [1, 0];
-    const [baseN, n] = ofHosts ? order.map((side) => ofHosts[side]) : sides.map((side) => (own.n ?? this.pairs.n)[side]);
+    const [baseN, n] = ofHosts ? order.map((side) => ofHosts[side]) : sides.map((side) => own.n[side]);
     const means = ofHosts ? order.map((side) => ofHosts[2 + side]) : sides.map((side) => own.values[side]);
     const values = name === "days" ? means.map((rate) => state.train_tokens / rate / 86400) : means;
-    return { baseN, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[shared.note[place]] ?? "" };
+    return { baseN, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[own.note[place]] ?? "" };
   }
 }
 

@@ -49,19 +49,15 @@ class AddressState {
     }
   }
 
-  hash(state) {
-    const parts = new URLSearchParams(location.hash.slice(1));
-    const changed = Object.entries(state).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(this.model.state[name]));
-    if (changed.length) parts.set(this.name, JSON.stringify(Object.fromEntries(changed)));
-    else parts.delete(this.name);
-    return String(parts);
-  }
-
   // Browsers limit how often an address may change, so a region that is being drawn is written once it rests.
   write(state) {
     clearTimeout(this.waiting);
     this.waiting = setTimeout(() => {
-      const hash = this.hash(state);
+      const parts = new URLSearchParams(location.hash.slice(1));
+      const changed = Object.entries(state).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(this.model.state[name]));
+      if (changed.length) parts.set(this.name, JSON.stringify(Object.fromEntries(changed)));
+      else parts.delete(this.name);
+      const hash = String(parts);
       if (hash !== location.hash.slice(1)) history.replaceState(null, "", hash ? `#${hash}` : location.href.split("#")[0]);
     }, 250);
   }

@@ -3,8 +3,7 @@
 
 class Predictions {
   constructor(model, payload) {
-    const empty = { names: [], notes: [], tasks: [], codes: {}, fits: [], settings: [], kinds: [], gpus: [], outside: [], outsides: [], figures: {}, errors: {} };
-    Object.assign(this, empty, payload, { model });
+    Object.assign(this, payload, { model });
     if (!this.names.length && !this.notes.length) return;
     this.table = new DataTable("Predicted settings", "predicted");
     this.none = soft("No predicted setting of this task matches the filters.");

@@ -119,11 +119,7 @@ reads(
     " version ....",
     " info ....",
     pattern=r"(?:^|[\]:]\s?)(torch|deepspeed|nvcc|torch cuda)\s+(?:version|info) \.{3,} ([\w.+-]{1,60})[,\s]",
-)(
-    lambda run, match: run.environment.setdefault(
-        {"torch cuda": "cuda", "nvcc": "cuda"}.get(match[1], match[1]), match[2]
-    )
-)
+)(lambda run, match: run.environment.setdefault(_REPORTED.get(match[1], match[1]), match[2]))
 # The peak at the end of the line of `timer`; it is printed as GB, divided by 1024^3.
 reads("MemAllocated=", pattern=rf"MaxMemAllocated={NUMBER}GB")(
     lambda run, match: run.record_max(peak_allocated_gib=number(match[1]))
@@ -241,9 +237,7 @@ def chat_step(run: LoggedRun, match: re.Match[str]) -> None:
 def chat_speed(run: LoggedRun, match: re.Match[str]) -> None:
     """Read `Model Parameters: 0.331 B, Latency: 0.20s, ..., Batch Size: 24, Sequence Length: 512`.
 
-    Stages 1 and 2 print it after each micro-batch, for one GPU; its TFLOPs must be multiplied by the number of GPUs.
-    Stage 3 prints `End-to-End => Latency: 2.55s, ..., Batch Size: 4, Total Seq. Length: 512` for the global batch,
-    generation included.
+    Stages 1 and 2 print it for a micro-batch of one GPU, stage 3 `End-to-End =>` for the global batch and generation.
     """
     _chat(run)
     latency_s, batch, length = positive(match[2]), count(match[3]), count(match[4])

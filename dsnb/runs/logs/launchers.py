@@ -1,8 +1,4 @@
-"""Readers of command lines, and of what the launchers of DeepSpeed, torch and Slurm print.
-
-Command lines have settings, as flags of DeepSpeed-Chat, Megatron and the examples of transformers; launchers print
-hosts, slots, ranks, and how the ranks ended.
-"""
+"""Readers of command lines, which have settings, and of launchers, which print hosts, ranks, and how these ended."""
 
 import re
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""A training run from another program's log: as the readers fill it in line by line, and as a row of a table.
-
-Figures that the log lacks are derived by formulas.
-"""
+"""A training run from another program's log: filled in line by line; as a row, with figures derived by formulas."""
 
 import re
 from collections import ChainMap
@@ -297,10 +294,7 @@ def _over_steps(run: LoggedRun, table: pd.DataFrame) -> None:
 
 
 def _skipped(run: LoggedRun) -> None:
-    """Use the engine's count of skipped steps if it is higher: Megatron's own lines miss those of a pipeline.
-
-    The engine counts from step 1, so its count is not used for a resumed run.
-    """
+    """Use the engine's count if it is higher, and not resumed: Megatron's own lines miss the steps of a pipeline."""
     first, second = ([step["step"] for step in run.steps[:2]] + [0, 0])[:2]
     skipped = run.scratch.get("skipped_by_engine", 0)
     if second and first in {1, second - first} and skipped > run.figures.get("skipped_steps", 0):

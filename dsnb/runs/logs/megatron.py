@@ -114,10 +114,7 @@ reads(
 
 @reads("ProcessCoord(", pattern=r"\}\s*$")
 def coordinates(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read the sizes from `Using topology: {ProcessCoord(pipe=0, data=0, model=0): 0, ...}`: each axis counts from 0.
-
-    With many ranks the line is longer than what is read of it, and the last ranks are missing: then it is ignored.
-    """
+    """Read the sizes from `Using topology: {ProcessCoord(pipe=0, data=0, model=0): 0, ...}`, if it is complete."""
     sizes = {"pipeline_parallel": 1, "data_parallel": 1, "tensor_parallel": 1}
     for axis, place in _COORDINATE.findall(match.string):
         sizes[GROUPS[axis]] = max(sizes[GROUPS[axis]], int(place) + 1)

@@ -1,7 +1,4 @@
-"""What a plan may be asked for (tokens, GPUs at hand, prices), and from when it is no answer.
-
-Python refuses other values, and the explorer's page, which has these limits in its data, names them beside the field.
-"""
+"""What a plan may be asked for (tokens, GPUs at hand, prices), in Python and on pages, and when it is no answer."""
 
 import math
 import numbers
@@ -31,10 +28,7 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def check(tokens: object, prices: Mapping[str, object], **amounts: object) -> None:
-    """Refuse tokens, prices (by what they are called in a message) and other amounts that are no finite numbers.
-
-    Tokens must be more than 0, all others at least 0. An amount may be None.
-    """
+    """Refuse tokens, prices (by what they are called in a message) and other amounts (maybe None) by their range."""
     given = {**prices, **{name: value for name, value in amounts.items() if value is not None}}
     wrong = [name for name, value in given.items() if not (is_number(value) and value >= 0)]
     problems = [f"{name} is {given[name]!r}: give a finite number of 0 or more" for name in wrong]
