@@ -17,7 +17,7 @@ import pytest
 from dsnb.cli.sweep import sweep
 from dsnb.files import records
 from dsnb.launcher import local
-from dsnb.launcher.run import launch
+from dsnb.launcher.run import WORKER, launch
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
 from dsnb.settings.experiment import Experiment
@@ -189,16 +189,10 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """Give one Chromium for the whole session, without a network."""
-    from playwright.sync_api import Error, sync_playwright
+    from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
-        try:
-            started = browser.launch(playwright)
-            chromium = started.__enter__()
-        except Error as error:
-            browser.no_browser(str(error).splitlines()[0])
+    with sync_playwright() as playwright, browser.launch(playwright) as chromium:
         yield chromium
-        started.__exit__(None, None, None)
 
 
 @pytest.fixture(scope="session")
@@ -223,10 +217,9 @@ def run_small(tmp_path: Path, small: Callable[..., Experiment]) -> Callable[...,
     """Launch a small experiment in a folder of its own; `worker` may name a fake one."""
     count = iter(range(1, 1000))
 
-    def run(worker: str | None = None, **settings: Any) -> tuple[Result, RunPaths]:
+    def run(worker: str = WORKER, **settings: Any) -> tuple[Result, RunPaths]:
         folder = tmp_path / "small" / f"run{next(count)}"
-        extra = {"worker": worker} if worker else {}
-        return launch(small(**settings), folder, progress=False, **extra), RunPaths(folder)
+        return launch(small(**settings), folder, progress=False, worker=worker), RunPaths(folder)
 
     return run
 
@@ -238,12 +231,12 @@ def trained(
     """Train a small experiment, once a session for each worker and settings; `run_small` trains anew."""
     runs: dict[str, tuple[Result, RunPaths]] = {}
 
-    def train(worker: str = "", **settings: Any) -> tuple[Result, RunPaths]:
+    def train(worker: str = WORKER, **settings: Any) -> tuple[Result, RunPaths]:
         experiment = small(**settings)
         key = f"{worker} {experiment.model_dump_json()}"
         if key not in runs:
-            folder, extra = tmp_path_factory.mktemp("trained") / "run1", {"worker": worker} if worker else {}
-            runs[key] = launch(experiment, folder, progress=False, **extra), RunPaths(folder)
+            folder = tmp_path_factory.mktemp("trained") / "run1"
+            runs[key] = launch(experiment, folder, progress=False, worker=worker), RunPaths(folder)
         runs[key][0].raise_for_status()
         return runs[key]
 
@@ -253,6 +246,6 @@ def trained(
 @pytest.fixture
 def losses(trained: Callable[..., tuple[Result, RunPaths]]) -> Callable[..., list[float]]:
     """Give the losses of `trained`, warm-up included."""
-    return lambda worker="", **settings: [
+    return lambda worker=WORKER, **settings: [
         step["loss"] for step in records.read_lines(trained(worker, **settings)[1].steps)
     ]

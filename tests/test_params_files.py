@@ -65,18 +65,12 @@ def test_every_experiment_is_a_published_row(name, count):
     assert name != "gpt1b3_parallelism" or {one.global_batch_size for one in experiments(name).values()} == {512}
 
 
-def small_version(name):
-    """Give the words of the command that a file's own comment says runs on a laptop."""
-    (command,) = re.findall(r"^# +(dsnb sweep params/.*)$", (PARAMS / f"{name}.yaml").read_text(), re.M)
-    words = shlex.split(command)
-    assert words[:3] == ["dsnb", "sweep", f"params/{name}.yaml"]
-    return words[3:]
-
-
 @pytest.mark.parametrize("name", ["opt_scaling", "gpt1b3_parallelism", "bloom7b_strategies", "memory"])
 def test_the_small_version_can_run_here(name, monkeypatch):
+    """By the command that its own comment says runs on a laptop."""
     monkeypatch.setattr("dsnb.system.hardware.gpus", tuple)
-    words = small_version(name)
+    (command,) = re.findall(r"^# +(dsnb sweep params/.*)$", (PARAMS / f"{name}.yaml").read_text(), re.M)
+    words = shlex.split(command.removeprefix(f"dsnb sweep params/{name}.yaml "))
     pairs = dict(zip(words[::2], words[1::2], strict=True))
     assert set(pairs) <= {"--set", "--only"}
     settings = parse_overrides([value for key, value in zip(words[::2], words[1::2], strict=True) if key == "--set"])

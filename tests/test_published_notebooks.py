@@ -3,13 +3,10 @@
 import re
 from urllib.parse import unquote
 
-import nbformat
 import pytest
 
 import dsnb
-from dsnb.execute import notebook
 from dsnb.prediction import traces
-from dsnb.run_folder import paths
 from tests.prediction.made_up import RECORD
 from tests.support import foreign_logs, made_up
 from tests.support.notebooks import run_cells
@@ -20,20 +17,13 @@ def pictures(shown):
     return [unquote(part.split('"')[0]) for part in "".join(shown).split("data:image/svg+xml,")[1:]]
 
 
-@pytest.mark.process
 def test_the_form_starts_nothing_by_itself(tmp_path):
-    """In a kernel, as a reader would."""
     folders = {"params_dir": str(tmp_path / "params"), "outputs_dir": str(tmp_path / "outputs")}
     settings = {"model": "gpt2-tiny", "strategy": ["deepspeed", "ddp"], "device": "cpu"}
-    target = tmp_path / "00_design.ipynb"
-    notebook.execute(paths.notebook_template("00_design"), target, {"settings": settings, **folders})
-    cells = nbformat.read(target, as_version=4).cells
-    outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
-    text = "".join(str(output.get("data", {}).get("text/html", "")) for output in outputs)
+    text = "".join(run_cells("00_design", settings=settings, **folders))
     assert "20 runs: 5 experiments x 4" in text
     assert "DDP shards nothing" in text
-    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
-    assert [path.name for path in tmp_path.iterdir()] == ["00_design.ipynb"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_scaling_of_published_data_alone():
@@ -49,16 +39,12 @@ def test_scaling_of_published_data_alone():
     assert "is super-linear, relative to the tokens/s/GPU on 1" in text, "OPT on one GPU was measured on another host"
 
 
-@pytest.fixture
-def traced(tmp_path, monkeypatch):
-    """Put made-up traces of the settings of `40_plan` into a cache, so that no model is traced."""
+def test_a_plan_from_predictions_and_published_data(tmp_path, monkeypatch):
+    """With a cache of made-up traces, so that no model is traced."""
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(traces, "_trace", lambda group: dict.fromkeys(group, RECORD))
     sizes = {"model": "bloom-7b1", "gpus": 48, "seq_len": 1024, "device": "cuda"}
     traces.traces([dsnb.Experiment(**sizes, micro_batch_size=size) for size in (1, 2)])
-
-
-def test_a_plan_from_predictions_and_published_data(traced):
     text = "".join(run_cells("40_plan", prices={"A100": 2.5}, currency="€"))
     name = "bloom-7b1_zs1_bf16_gpus48_bs2_sl1024_ga256"
     assert "8 of 8 settings fit on A100, which has 79 GiB (8 predicted)." in text

@@ -1,9 +1,4 @@
-"""Reads and writes JSON files; a crash at any moment leaves either the old file or the new one.
-
-A record that is read is not nested deeply, so that code that works on it cannot fail because of it.
-
-What the records mean is defined in `dsnb.run_folder.record_schema`.
-"""
+"""Reads and writes JSON files; a crash at any moment leaves either the old file or the new one."""
 
 import json
 import os

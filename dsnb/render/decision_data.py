@@ -4,6 +4,7 @@ The page adds tokens, prices and GPUs at hand, which is arithmetic, and sorts; n
 """
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -26,14 +27,6 @@ DIGITS = 9
 """Significant digits of medians in the page."""
 FACTOR_DIGITS = 6
 NUMBERS = {"rate": "tokens_per_s", "power": "power_w", "memory": "memory_gib", "capacity": "gpu_memory_gib"}
-
-
-class Texts(dict[str, int]):
-    """Texts, each once, and their places."""
-
-    def __missing__(self, text: str) -> int:
-        self[text] = len(self)
-        return self[text]
 
 
 def tasks_payload(
@@ -60,7 +53,7 @@ def tasks_payload(
         that of the difference, less and more this much). By the place of a pair, where there is one: `note` (place in
         `texts`), `other` (its own `[n, n, value, value]`, where runs on one host count as one).
     """
-    texts = Texts()
+    texts: dict[str, int] = defaultdict(lambda: len(texts))  # each once, and its place
     numbers = {name: code for code, name in enumerate(names)}
     groups = pd.Series(list(task_codes), dtype=int).reindex(runs.index)
     parts = [runs[groups == code] for code in range(max(task_codes, default=-1) + 1)]
@@ -79,7 +72,9 @@ def tasks_payload(
     return {"texts": list(texts), "tasks": sent}
 
 
-def _candidates(table: pd.DataFrame, runs: pd.DataFrame, numbers: dict[str, int], texts: Texts) -> dict[str, Any]:
+def _candidates(
+    table: pd.DataFrame, runs: pd.DataFrame, numbers: dict[str, int], texts: dict[str, int]
+) -> dict[str, Any]:
     first = runs.drop_duplicates("experiment").set_index("experiment", drop=False)
     known = [words.said_of(run) for run in first.loc[table.index].to_dict("records")]
     columns: dict[str, list[Any]] = {
@@ -106,7 +101,7 @@ def _pairs(
     numbers: dict[str, int],
     figures: Sequence[str],
     axes: Sequence[str],
-    texts: Texts,
+    texts: dict[str, int],
 ) -> dict[str, Any]:
     ok = (runs["status"] == "ok").groupby(runs["experiment"], sort=False).sum()
     repeated = list(ok.index[ok >= MIN_RUNS])
@@ -142,7 +137,7 @@ def _most_useful(
 
 
 def _compared(
-    runs: pd.DataFrame, names: list[str], pairs: list[tuple[int, int]], figure: str, texts: Texts
+    runs: pd.DataFrame, names: list[str], pairs: list[tuple[int, int]], figure: str, texts: dict[str, int]
 ) -> dict[str, Any]:
     """Return the values and the number of runs of each setting, and the columns of pairs."""
     rules = rules_of(runs, figure)

@@ -1,7 +1,4 @@
-"""Which hardware and versions differ between the hosts of runs: such a difference makes runs slow, or wrong.
-
-Used for the hosts of one run when it is launched, and for those of all runs when they are analyzed.
-"""
+"""Which hardware and versions differ between the hosts of runs: such a difference makes runs slow, or wrong."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -46,16 +46,11 @@ class RunPaths(_JobPaths):
     steps = File("steps.jsonl", "One JSON object per optimizer step.")
     gpu = File("gpu.jsonl", "One JSON object per sample of a GPU.")
     console = File("console.log", "Output of the ranks.")
-    worker = File(
-        "worker.json", "Measurements of rank 0 and the engine that it built; only of a run that reached its end."
-    )
+    worker = File("worker.json", "Measurements of rank 0 and its engine; only of a run that reached its end.")
     profile = File("profile.json", "Times of the parts of a step, with `profile: true`; rewritten after each part.")
     trace = File("trace.json.gz", "Trace of one step by torch's profiler, for Perfetto or Chrome.")
     flops = File("flops.txt", "Report of DeepSpeed's flops profiler about one forward pass.")
-    bandwidth_plan = File(
-        "bandwidth.json",
-        "Settings of an all-reduce test, written before its launch; a folder with this file is no training run.",
-    )
+    bandwidth_plan = File("bandwidth.json", "Settings of an all-reduce test; its folder is no training run.")
     bandwidth = File("bandwidth.jsonl", "One JSON object per message size of an all-reduce test.")
     failures = File("failures.jsonl", "One JSON object per rank that raised, the first one first.")
     result = File("result.json", "Status and summary, written last and atomically: it marks a finished run.")

@@ -1,8 +1,7 @@
 """The files of a run folder: their fields, what these mean, and the kind of value of each.
 
 Records come from other machines, other versions and text editors. A value of a wrong kind is left out when it is read,
-and described in one sentence. Fields that are not listed here, and files that only the launch that wrote them reads,
-may hold anything.
+and described in one sentence; fields that are not listed here may hold anything.
 """
 
 from collections.abc import Iterable, Iterator
@@ -76,10 +75,9 @@ FILES: dict[str, list[Column]] = {
         Column("missing", "What could not be measured, with the reason.", kind=dict[str, TEXT | None]),
     ],
     _RUN.nodes.name: [
-        Column(
-            "nodes",
-            "For each host: name, address, interface, ranks, GPUs, exit codes, environment, and why it was lost.",
-            kind=_list_of(*each(TEXT, host=""), *each(_record_of(_MACHINE), environment="")),
+        *each(
+            _list_of(*each(TEXT, host=""), *each(_record_of(_MACHINE), environment="")),
+            nodes="For each host: name, address, interface, ranks, GPUs, exit codes, environment, and why it was lost.",
         ),
         Column("differences", "In what the hosts differ, such as driver or torch version.", kind=list[TEXT | None]),
     ],

@@ -1,7 +1,6 @@
 """How a run ended: `result.json`, whether the run is finished, and what to do about one that is not ok.
 
-A run is finished if its records are complete and valid, with as many timed steps as its settings say. Sweeps, probes,
-Slurm jobs and the tables of runs share this definition; an unfinished run is executed again.
+A run is finished if its records are complete and valid, with as many timed steps as its settings say.
 """
 
 import signal
@@ -33,11 +32,7 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class Shortage:
-    """The settings and figures of a run that ran out of memory; figures are None if they are unknown.
-
-    The advice follows the phase: activations peak in the forward and backward passes, model states in the build and the
-    optimizer step. A change that the other settings rule out is not proposed.
-    """
+    """The settings and figures of a run that ran out of memory; figures are None if they are unknown."""
 
     settings: dict[str, Any]
     phase: str = ""
@@ -67,7 +62,7 @@ class Shortage:
         if limit_gib := s["memory_limit_gib"]:
             yield {}, f"raise memory_limit_gib ({limit_gib:g})"
         if not self.of_host:
-            if self.phase not in {"build", "optimizer"}:
+            if self.phase not in {"build", "optimizer"}:  # model states peak in these, activations in the others
                 yield from self._fewer_activations()
             yield from self._smaller_states()
             return

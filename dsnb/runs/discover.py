@@ -125,10 +125,7 @@ def name_runs(folders: Sequence[str], recorded: Sequence[Any], models: Sequence[
 def _misplaced(
     folders: Sequence[str], names: list[dict[str, Any]], recorded: Sequence[Any], models: Sequence[Any]
 ) -> dict[int, tuple[str, str]]:
-    """Return the runs that belong to another experiment: position -> its name, without and with the model.
-
-    A folder belongs to the experiment of which it has the name, otherwise to that of most of its runs.
-    """
+    """Return the position and names, without and with the model, of runs unlike their folder's name or most runs."""
     misplaced: dict[int, tuple[str, str]] = {}
     for (_, experiment), places in groupby(
         range(len(folders)), key=lambda place: (os.path.dirname(folders[place]), names[place]["experiment"])

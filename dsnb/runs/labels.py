@@ -46,8 +46,7 @@ def axis(name: str) -> Setting:
 def span(low: float, high: float) -> str:
     """Return a range with as many digits as it supports, as in "30 to 60" for 31.2 to 56.4.
 
-    Both ends are rounded to the first digit of half the range, or of `low` if that is finer: down and up, so that the
-    range stays within what is printed.
+    Its ends are rounded down and up to the first digit of half the range, or of `low` if that is finer.
     """
     if not 0 < low < high < math.inf:
         return "" if math.isnan(high) else f"{high:,.0f}" if high >= 100 else f"{high:.3g}"

@@ -117,10 +117,7 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
 
 
 def _logged(logs: list[str], is_one_file: bool) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
-    """Yield the row of every run in other programs' logs, and the run.
-
-    In a folder, logs that cannot be read are left out with a warning; files that are not logs without one.
-    """
+    """Yield the row of every run in other programs' logs, and the run; in a folder, bad logs are left out."""
     for path in map(Path, logs):
         try:
             runs = console.read(path)
@@ -153,13 +150,7 @@ def newest_bandwidth_test(folder: str | Path) -> RunPaths | None:
 
 
 def load_bandwidth(folder: str | Path) -> pd.DataFrame:
-    """Load the newest all-reduce test of a sweep, or the test in a folder.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per message size, no rows if there is no test: `BANDWIDTH_COLUMNS`.
-    """
+    """Load the newest all-reduce test of a sweep, or the test in a folder: `BANDWIDTH_COLUMNS` by message size."""
     run = newest_bandwidth_test(folder)
     table = pd.DataFrame(record_schema.read_lines(run.bandwidth) if run else [], columns=BANDWIDTH_COLUMNS)
     for name in [*BANDWIDTH_COLUMNS[:2], *BANDWIDTH_COLUMNS[3:]]:

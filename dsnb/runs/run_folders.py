@@ -188,11 +188,7 @@ def names(folders: Sequence[str]) -> tuple[list[Any], list[Any]]:
 
 
 def _model_name(settings: dict[str, Any]) -> str | None:
-    """Return the name of a run's model as its launch decided it.
-
-    It is the slug, which a sweep may have extended to the left; older runs have no name, and an edited record may have
-    that of another model.
-    """
+    """Return the name of a run's model: its slug, which a sweep may have extended to the left."""
     name, model = settings.get("model_name"), settings.get("model")
     slug = model_shapes.slug(model) if isinstance(model, str) and model else None
     return name if isinstance(name, str) and slug and name.endswith(slug) else slug

@@ -1,7 +1,4 @@
-"""Checks of settings against each other and against this machine; every problem is one sentence.
-
-A sentence names the setting and its value, and says what is allowed and what to do.
-"""
+"""Checks of settings against each other and this machine; a sentence names setting, value, and what is allowed."""
 
 import contextlib
 import ctypes.util
@@ -112,8 +109,7 @@ def _model(s: SimpleNamespace) -> Iterator[str]:
 def not_causal(model: str, config: Mapping[str, Any]) -> str | None:
     """Return why a model with these fields of `config.json` is not trained; None if it is a causal language model.
 
-    transformers builds a language model from more than that. BERT's family sees all tokens, among them the one that it
-    should predict, so that its loss falls without learning; of an encoder-decoder it builds a half.
+    BERT's family also sees the token that it should predict; of an encoder-decoder, transformers builds a half.
     """
     kind = config.get("model_type")
     says = f"model is {short_repr(model)}: "

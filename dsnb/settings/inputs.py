@@ -1,7 +1,6 @@
 """The files that a run reads (model, weights, tokenizer, text), on disk or in the cache of the Hugging Face hub.
 
-Local files have digests: an edited file is another input. Files of the hub are in the cache of huggingface_hub, which
-every rank finds through `HF_HOME`; `HF_HUB_OFFLINE=1` keeps runs off the network.
+Local files have digests: an edited file is another input.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """Rules for settings that exclude each other, each with the reason in one sentence.
 
 Combinations that DeepSpeed or torch rejects only after minutes, or silently treats differently, are rejected here
-(docs/TRAPS.md). A rule yields what is wrong: a sentence that names a setting and its value, and says what is allowed
-and what to do.
+(docs/TRAPS.md). A rule yields sentences that name a setting and its value, and say what to do.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,6 +1,5 @@
-"""The settings of what is trained and measured; where and within which limits it runs is in `experiment`.
+"""The settings of what is trained and measured, each declared once: name, type, default, meaning and words.
 
-Everything about a setting is declared here once: name, type, default, meaning, words, and part of an experiment's name.
 At the end is what follows from several settings at once, for everything that acts on it or predicts it.
 """
 

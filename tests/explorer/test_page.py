@@ -1,7 +1,6 @@
 """The explorer in a real Chromium with no network: it selects what pandas selects, and lets nobody out or in."""
 
 import csv
-import io
 import json
 import random
 import re
@@ -90,10 +89,6 @@ def region(random_state, explorer, state):
 
 def positions(explorer):
     return [int(explorer.data.runs.index.get_loc(index)) for index in explorer.selection.index]
-
-
-def csv_rows(waiting):
-    return list(csv.DictReader(io.StringIO(waiting.value.path().read_text(encoding="utf-8"), newline="")))
 
 
 def test_states_select_in_the_page_what_they_select_in_pandas(explorer, page):
@@ -300,7 +295,9 @@ def test_what_is_shown_is_saved(runs, page):
     assert head.get_attribute("aria-sort") == "descending"
     with tab.expect_download() as waiting:
         tab.get_by_role("button", name="Save as CSV").click()
-    rows, plain = csv_rows(waiting), runs[runs["precision"] == "bf16"]
+    with open(waiting.value.path(), encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    plain = runs[runs["precision"] == "bf16"]
     assert len(rows) == len(plain)
     rates = [float(row["tokens/s/GPU"]) for row in rows if row["tokens/s/GPU"]]
     assert rates == sorted(rates, reverse=True)

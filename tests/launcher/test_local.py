@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -17,7 +16,6 @@ from dsnb.files import records
 from dsnb.launcher import local
 from dsnb.launcher.local import LOCALHOST, free_port, rank_variables
 from dsnb.system import hardware, launch_clock
-from dsnb.train import fork_server
 from tests import ROOT
 from tests.support.small_sweep import light_server
 from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
@@ -102,13 +100,6 @@ def ask(server, experiment, folder):
 def text(file):
     """Return what is in a file, nothing where there is none."""
     return file.read_text() if file.is_file() else ""
-
-
-def test_modules_that_are_imported_ahead_exist():
-    """One that does not is skipped, and every rank of a first run would import what it needs by itself."""
-    for name in fork_server.FIRST:
-        package, *inner = name.split(".")  # `find_spec` of the whole name would import the package
-        assert Path(find_spec(package).origin).parent.joinpath(*inner).with_suffix(".py").is_file()
 
 
 @pytest.mark.process

@@ -38,16 +38,6 @@ def wait_for_ranks(folder):
     wait_until(lambda: len(pids(folder)) == 4, "two ranks have started a child each")
 
 
-def interrupted(experiment, folder, wait):
-    """Launch ranks that hang, and interrupt the launch after a wait; give its record."""
-    interrupt = threading.Thread(target=lambda: (wait(folder), os.kill(os.getpid(), signal.SIGINT)), daemon=True)
-    interrupt.start()
-    with pytest.raises(KeyboardInterrupt):
-        launch(experiment, folder, progress=False, worker="tests.workers.hanger")
-    record = records.read_json(folder / "result.json")
-    return record["status"], record["cause"]
-
-
 @pytest.mark.alone
 def test_a_sleeper_reports_exactly_its_sleep(run_small):
     result, paths = run_small(worker="tests.workers.sleeper", gpus=2)
@@ -144,11 +134,16 @@ def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(own_servers
     server.suspend()
     folder = tmp_path / "run2"
 
-    def about_to_start(folder):
+    def interrupt():
         wait_until((folder / "environment.json").exists, "the launch is about to start its ranks")
         time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
 
-    assert interrupted(small(gpus=2), folder, about_to_start) == ("interrupted", "stopped by the user")
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
+    record = records.read_json(folder / "result.json")
+    assert (record["status"], record["cause"]) == ("interrupted", "stopped by the user")
     server.resume()
     wait_until(lambda: server.children() == [], "the server has killed what it forked")
     wait_until_ended(pids(folder))
@@ -175,34 +170,20 @@ def test_the_time_limit_leaves_nothing_behind(small, tmp_path, monkeypatch):
     assert free(int((folder / "port").read_text()))
 
 
-def test_an_interrupt_leaves_nothing_behind(small, tmp_path):
-    assert interrupted(small(gpus=2), tmp_path / "run1", wait_for_ranks) == ("interrupted", "stopped by the user")
-    wait_until_ended(pids(tmp_path / "run1"))
-
-
-@pytest.fixture(scope="module")
-def launched(small, tmp_path_factory):
-    """Train the same with both launchers; give results and losses."""
-    experiment = {"gpus": 2, "steps": 10, "warmup_steps": 2, "micro_batch_size": 4, "seq_len": 64}
-    results = {}
+def test_launchers_agree_and_ranks_of_one_machine_listen_on_its_loopback_interface_alone(small, tmp_path):
+    """Gloo's connections, and torch's store on rank 0."""
+    experiment, losses = {"gpus": 2, "steps": 10, "warmup_steps": 2, "micro_batch_size": 4, "seq_len": 64}, []
     for launcher in ("fork", "deepspeed"):
-        folder = tmp_path_factory.mktemp(launcher) / "run1"
+        folder = tmp_path / launcher / "run1"
         worker = "tests.workers.listener"
         result = launch(small(launcher=launcher, **experiment), folder, progress=False, worker=worker)
         assert result.status == "ok", result.message()
-        results[launcher] = result, [step["loss"] for step in records.read_lines(folder / "steps.jsonl")]
-    return results
-
-
-def test_launchers_agree_and_ranks_of_one_machine_listen_on_its_loopback_interface_alone(launched):
-    """Gloo's connections, and torch's store on rank 0."""
-    (forked, losses), (started, others) = launched.values()
-    assert len(losses) == 12
-    assert losses == others
-    for result in (forked, started):
-        addresses = [json.loads((result.run_dir / f"listening{rank}.json").read_text()) for rank in (0, 1)]
+        losses.append([step["loss"] for step in records.read_lines(folder / "steps.jsonl")])
+        addresses = [json.loads((folder / f"listening{rank}.json").read_text()) for rank in (0, 1)]
         assert all(addresses)
         assert {address for of_rank in addresses for address in of_rank} == {"127.0.0.1"}
+    assert len(losses[0]) == 12
+    assert losses[0] == losses[1]
 
 
 def test_a_finished_run_is_not_overwritten(small, run_small):

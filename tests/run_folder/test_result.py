@@ -9,8 +9,6 @@ import pytest
 
 import dsnb
 from dsnb.errors import DsnbWarning, LaunchError, SettingsError
-from dsnb.explorer import payload
-from dsnb.explorer.data import read
 from dsnb.files import records
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.folder import prepare, write_experiment
@@ -95,12 +93,12 @@ def test_a_launch_leaves_the_settings_that_its_sweep_has_written_and_writes_othe
     run = sweep.runs[0]
     run.paths.result.unlink()
     write_experiment(run.paths, run.experiment, planned={"order_seed": 3, "order_place": 5})
-    before = run.paths.experiment.stat()
+    before = run.paths.experiment.stat().st_ino
     prepare(run.paths, run.experiment)
-    assert run.paths.experiment.stat() == before
+    assert run.paths.experiment.stat().st_ino == before
     prepare(run.paths, run.experiment.model_copy(update={"steps": 4}))
     assert records.read_json(run.paths.experiment)["order_place"] == 5
-    assert run.paths.experiment.stat().st_ino != before.st_ino
+    assert run.paths.experiment.stat().st_ino != before
 
 
 def test_settings_that_an_old_folder_does_not_name_had_their_defaults(sweep):
@@ -144,11 +142,6 @@ def test_a_run_copied_into_another_experiment_is_no_repeat_of_it(sweep):
     assert steps.groupby(["experiment", "repeat"]).size().to_dict() == dict.fromkeys(
         [*((ZS0, number) for number in (1, 2, 3, 4)), *((ZS3, number) for number in (1, 2, 3))], 3
     )
-    for path in folder.glob("*/run*"):
-        (path / "run.ipynb").touch()
-    links = payload._files(read(runs), [ZS0, ZS3], folder)
-    assert links["parents"] == [None, None]
-    assert links["kinds"][0]["available"] == [int(place != str(folder / ZS3 / "run4")) for place in runs["run_dir"]]
 
 
 def test_a_renamed_experiment_keeps_its_name_and_copies_go_by_their_settings(sweep, recwarn):
@@ -159,8 +152,8 @@ def test_a_renamed_experiment_keeps_its_name_and_copies_go_by_their_settings(swe
     (folder / "old").rename(folder / ZS0)
     other = shutil.copytree(folder / ZS0 / "run1", folder / ZS0 / "run7")
     change(other / "experiment.json", model="opt-tiny")
-    shutil.copytree(folder / ZS3 / "run2", folder / ZS0 / "run9")
-    shutil.copytree(folder / ZS3 / "run2", folder / ZS3 / "run9")
+    for experiment in (ZS0, ZS3):
+        shutil.copytree(folder / ZS3 / "run2", folder / experiment / "run9")
     with pytest.warns(DsnbWarning, match=f"belongs to opt-tiny_{ZS0}, not to {ZS0}"):
         runs = dsnb.load_runs(folder)
     assert dsnb.summarize(runs)["n"].to_dict() == {ZS0: 3, f"opt-tiny_{ZS0}": 1, ZS3: 5}

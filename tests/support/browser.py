@@ -3,7 +3,6 @@
 import os
 import shutil
 import warnings
-from contextlib import contextmanager
 
 import pytest
 
@@ -15,22 +14,17 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 ROOT = "document.querySelector('.dsnb-explorer').dsnb"
 
 
-@contextmanager
 def launch(playwright):
-    """Start a Chromium that can reach nothing but files and this machine."""
+    """Start a Chromium that can reach nothing but files and this machine; without one, skip with one loud line."""
+    from playwright.sync_api import Error
+
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     rules = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-    browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS, rules])
     try:
-        yield browser
-    finally:
-        browser.close()
-
-
-def no_browser(reason):
-    """Fail where a browser must be had, else skip with one loud line."""
-    if os.environ.get("DSNB_REQUIRE_BROWSER"):
-        pytest.fail(f"no Chromium ({reason}): install Debian's package chromium")
+        return playwright.chromium.launch(executable_path=path, args=[*FLAGS, rules])
+    except Error as error:
+        if os.environ.get("DSNB_REQUIRE_BROWSER"):
+            pytest.fail(f"no Chromium ({str(error).splitlines()[0]}): install Debian's package chromium")
     warnings.warn("NO BROWSER TEST WAS RUN: install chromium, or run `playwright install chromium`", stacklevel=1)
     pytest.skip("no Chromium")
 
@@ -65,11 +59,6 @@ class Watched:
         self.tab.on("request", lambda request: self.asked.append(request.url))
         self.tab.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
         self.tab.on("pageerror", lambda error: self.said.append(f"error: {error}"))
-        self.tab.on("dialog", self._dismiss)
-
-    def _dismiss(self, dialog):
-        self.said.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
 
     def open(self, path):
         """Open a file and wait until its explorer, if it has one, has drawn."""

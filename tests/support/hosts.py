@@ -2,7 +2,7 @@
 
 All hosts hang on a bridge in a further network namespace, the switch, which is where launchers run; `ssh mnhost1` works
 there, and nothing but ssh knows the names. The machine's own network is never touched. Hosts share the machine's file
-system, so every folder is shared storage unless `mount_tmpfs` hides it. All ends with the process that started it.
+system, so every folder is shared storage unless a test mounts another there. All ends with the process that started it.
 The ranks are fakes without torch that hang with a child each: the supervision is what is tried out.
 """
 
@@ -195,14 +195,6 @@ class Lab:
         self._hosts[number].kill()
         self._hosts[number].wait()
 
-    def cut(self, number):
-        """Take a host's link down."""
-        self.ip(f"link set mnhost{number} down")
-
-    def mount_tmpfs(self, number, path):
-        """Give a host storage of its own in place of a shared folder."""
-        self.run_on(number, ["mount", "-t", "tmpfs", "-o", "size=64m", "none", path], check=True)
-
     def mend(self):
         """Make all hosts whole again, whatever befell them."""
         for number in self.numbers:
@@ -304,15 +296,6 @@ class Run:
         wait_until(are_there, "all ranks are there")
         self.began = time.monotonic()
         return self
-
-    def kill_rank(self, rank, number):
-        """Kill a rank as its host would."""
-        pid = (self.paths.dir / f"pids{rank}").read_text().split()[0]
-        self.lab.run_on(number, ["kill", "-9", pid], check=True)
-
-    def torchrun(self, number):
-        """Return the processes of this run on a host that run torchrun."""
-        return [pid for pid, line in self.lab.processes(number) if "dsnb.launcher.on_host" in line]
 
     def wait(self):
         """Wait for the end of the launch, and return this run with what it recorded and after how long."""

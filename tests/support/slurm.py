@@ -42,13 +42,10 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/none
 CredType=cred/none
-MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
 SlurmctldPidFile={home}/slurmctld.pid
 SlurmdPidFile={home}/slurmd.%n.pid
 SlurmctldPort={ports[0]}
@@ -61,12 +58,8 @@ SlurmctldTimeout=30
 SlurmdTimeout=3
 MessageTimeout=2
 SchedulerParameters=sched_min_interval=100000,batch_sched_delay=0,bf_interval=1
-InactiveLimit=0
-OverTimeLimit=0
 KillWait=5
-MinJobAge=300
 ReturnToService=2
-SwitchType=switch/none
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} RealMemory=4000 State=UNKNOWN
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} RealMemory=4000 State=UNKNOWN
 TaskProlog={home}/prolog
@@ -121,19 +114,9 @@ class Slurm:
         done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
         return done.stdout + done.stderr
 
-    def wait_idle(self, timeout_s: float = WAIT_S) -> None:
-        words = ("sinfo", "-h", "-N", "-p", "main", "-o", "%t")
-        try:
-            wait_until(lambda: self.command(*words).split() == ["idle", "idle"], "two nodes are idle", timeout_s)
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}\n{self.log()}") from None
-
     def processes(self, job: str) -> list[psutil.Process]:
         """Return what a job runs."""
         return processes({"SLURM_CONF": str(self.home / "slurm.conf"), "SLURM_JOB_ID": job})
-
-    def log(self) -> str:
-        return "\n".join(path.read_text(errors="replace")[-2000:] for path in self.home.glob("*.log"))
 
     def stop(self) -> None:
         self._cleaner.stdin.close()
@@ -152,7 +135,8 @@ def running() -> Iterator[Slurm]:
     with tempfile.TemporaryDirectory(prefix="dsnb-slurm-") as home:
         slurm = Slurm(Path(home))
         try:
-            slurm.wait_idle()
+            states = ("sinfo", "-h", "-N", "-p", "main", "-o", "%t")
+            wait_until(lambda: slurm.command(*states).split() == ["idle", "idle"], "two nodes are idle")
             yield slurm
         finally:
             slurm.stop()

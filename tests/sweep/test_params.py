@@ -78,15 +78,12 @@ def test_what_only_leaves_out_is_not_judged(params):
          "grid: zero_stage is an empty list: give at least one value or leave it out"),
         (SMALL + "grid: {zero_stage: [0]}\nexclude: [{zero_stage: 0}]",
          "params file 'F': no run is left; exclude less, or give the grid values"),
-        (SMALL + "defalts: {}", "params file 'F': unknown setting 'defalts': did you mean 'defaults'?"),
         (SMALL + "deepspeed.zero_optimization.reduce_scatter: true\nodrer: listed\nhang_limit_s: 5",
          "params file 'F': 'deepspeed.zero_optimization.reduce_scatter' is a setting of runs: put settings below "
          "'defaults:', or below 'grid:' with a list of values\n"
          "params file 'F': unknown setting 'odrer': did you mean 'order'?\n"
          "params file 'F': 'hang_limit_s' is a setting of runs: put settings below 'defaults:', or below 'grid:' with "
          "a list of values"),
-        (SMALL + "zero_stgae: 1", "params file 'F': unknown setting 'zero_stgae': did you mean 'zero_stage'? "
-         "put settings below 'defaults:'"),
         (SMALL + "grid: [1]", "params file 'F': grid is [1]: give settings as 'name: value'"),
         (SMALL + "name: u", "params file 'F': duplicate key 'name': remove one"),
         ("name: ../x", "params file 'F': name is '../x': use letters, digits, '.', '_' and '-' only"),
@@ -98,8 +95,6 @@ def test_what_only_leaves_out_is_not_judged(params):
          "grid: 20,000 runs: at most 10,000 are allowed; split the sweep"),
         (SMALL + "grid: {zero_stage: [0, 4], seq_len: [1]}",
          "seq_len is 1: it must be at least 2\nzero_stage is 4: allowed are 0, 1, 2 or 3"),
-        (SMALL + "exclude: [{zero_stgae: 0}]",
-         "exclude: unknown setting 'zero_stgae': did you mean 'zero_stage'?"),
         (SMALL + "exclude: [{}]",
          "exclude has an empty entry, which would exclude every run: name settings or remove it"),
         (SMALL + "grid: {learning_rate: [.inf]}", "learning_rate is inf: give a finite number"),

@@ -50,15 +50,10 @@ def test_it_prints_one_line_a_run_and_on_a_terminal_what_goes_on(clock, runs, mo
     monkeypatch.setattr(
         progress, "Console", lambda **_: Console(file=written, width=200, force_terminal=is_terminal, color_system=None)
     )
+    ok = Result("ok", None, {}, {}, {"tokens_per_s": 1234.5, "loss_last": 2.5}, runs[0].paths.dir)
+    oom = Result("oom", "rank 0: [red]memory[/]", {}, {}, {"tokens_per_s": None}, runs[1].paths.dir)
     with progress.Progress(total=3, todo=runs[:2]) as shown:
-        for run, result in zip(
-            runs,
-            (
-                Result("ok", None, {}, {}, {"tokens_per_s": 1234.5, "loss_last": 2.5}, run_dir := runs[0].paths.dir),
-                Result("oom", "rank 0: [red]memory[/]", {}, {}, {"tokens_per_s": None}, run_dir),
-            ),
-            strict=False,
-        ):
+        for run, result in ((runs[0], ok), (runs[1], oom)):
             shown.begin(run)
             records.append_line(run.paths.steps, {"step": 4, "loss": 2.25, "step_time_s": 0.5, "tokens": 64})
             clock.now += 7
@@ -69,8 +64,6 @@ def test_it_prints_one_line_a_run_and_on_a_terminal_what_goes_on(clock, runs, mo
         "run 2/3  zs0 run1: ok, 1,234 tokens/s, loss 2.500  (7 s, 7 s left)",
         "run 3/3  zs0 run2: oom, rank 0: [red]memory[/]  (7 s, 0 s left)",
     ]
-    if not is_terminal:
-        assert written.getvalue().splitlines() == ended
-    else:
-        assert all(line in written.getvalue() for line in ended)
-        assert "step 4, loss 2.250, 128 tokens/s, 63 s left" in written.getvalue()
+    assert is_terminal or written.getvalue().splitlines() == ended
+    assert all(line in written.getvalue() for line in ended)
+    assert ("step 4, loss 2.250, 128 tokens/s, 63 s left" in written.getvalue()) == is_terminal

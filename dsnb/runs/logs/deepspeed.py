@@ -132,10 +132,7 @@ reads("MemAllocated=", pattern=rf"MaxMemAllocated={NUMBER}GB")(
     rf"SamplesPerSec={NUMBER}(?:, CurrSamplesPerSec={NUMBER})?",
 )
 def timer(run: LoggedRun, match: re.Match[str]) -> None:
-    """`global_step=10, RunningAvgSamplesPerSec=950.7, CurrSamplesPerSec=944.9, MemAllocated=5.53GB, ...`.
-
-    The oldest format counts micro-batches: `epoch/micro-batch`.
-    """
+    """`global_step=10, RunningAvgSamplesPerSec=950.7, ...`; the oldest format is `epoch/micro-batch`."""
     engine(run)
     run.record(samples_per_s_running=positive(match[3]))
     if "Megatron" not in run.program:

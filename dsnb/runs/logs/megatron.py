@@ -94,10 +94,7 @@ def set_megatron(run: LoggedRun) -> None:
 
 @reads("using world size: ", pattern=r"using world size: (\d{1,7})\D.*\n")
 def world(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, ...`.
-
-    In a line that is cut off, a missing size would count as 1.
-    """
+    """Read `using world size: 64, data-parallel-size: 1, ...`, if it ends: a missing size would count as 1."""
     set_megatron(run)
     run.set_used(gpus=count(match[1]))
     if old := _MODEL_PARALLEL.search(match.string):  # old format, before pipelines and micro-batches
@@ -133,10 +130,7 @@ def pipeline_stage(run: LoggedRun, match: re.Match[str]) -> None:
     pattern=r"(?:^|\s)iteration\s{0,9}[=\s]\s{0,20}(\d{1,12})\s{0,20}/\s{0,20}(\d{1,12}|infinity)\s{0,20}\|",
 )
 def iteration(run: LoggedRun, match: re.Match[str]) -> None:
-    """` iteration  1/  1000 | consumed samples: 1024 | elapsed time per iteration (ms): 159778.9 | ...`.
-
-    The time is the mean since the previous line; skipped and NaN iterations are counted since then.
-    """
+    """` iteration  1/  1000 | elapsed time per iteration (ms): 159778.9 | ...`, means and counts since the last one."""
     line = match.string
     set_megatron(run)
     run.configured = True

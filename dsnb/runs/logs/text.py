@@ -1,7 +1,4 @@
-"""The text of logs: the lines that a reader may understand, in constant memory, and the numbers in them.
-
-Most lines contain nothing that a reader looks for, so blocks of lines are searched for all search strings at once.
-"""
+"""The text of logs: the lines that a reader may understand, in constant memory, and the numbers in them."""
 
 import codecs
 import math
@@ -37,10 +34,9 @@ def open_text(path: Path) -> TextIO:
 
 
 def relevant_lines(path: Path, needles: Iterable[str]) -> Iterator[str]:
-    """Yield every line that contains a search string (plain ASCII); a few other lines may be included.
+    """Yield every line with a search string (plain ASCII), without colours and host; a few others may be included.
 
-    A carriage return also ends a line, as in progress bars. A complete line ends with a line feed. Colour codes and
-    the prefix that names the host of a line are removed.
+    A carriage return also ends a line, as in progress bars. A complete line ends with a line feed.
     """
     pattern = "|".join([*map(re.escape, needles), *_ALWAYS])
     hosts: set[str] = set()

@@ -85,10 +85,7 @@ def resumed(run: LoggedRun, match: re.Match[str]) -> None:
 
 @reads("/it]", "it/s]", pattern=r"^\s{0,9}\d{1,3}%\|[^|]{0,500}\| *(\d{1,9})/(\d{1,9}) \[")
 def bar(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read the optimizer step from a progress bar, `  2%|2  | 10/500 [00:12<09:50,  1.20s/it]`.
-
-    Bars with a title or another length belong to something else, such as loading shards or an evaluation.
-    """
+    """Read the step from `  2%|2  | 10/500 [00:12<09:50,  1.20s/it]`; bars of another length are of something else."""
     step, steps = map(int, match.groups())
     if steps == (run.settings.get("steps") or run.scratch.setdefault("bar_of", steps)):
         run.scratch["bar"] = step
@@ -109,10 +106,7 @@ def loss(run: LoggedRun, match: re.Match[str]) -> None:
 
 @reads("train_runtime", "'train_s")
 def final(run: LoggedRun, match: re.Match[str]) -> None:
-    """`{'train_runtime': 273.0, 'train_samples_per_second': 3.663, 'train_steps_per_second': 0.007, ...}`.
-
-    Every rank may print such a line; the slowest rank counts.
-    """
+    """`{'train_runtime': 273.0, 'train_samples_per_second': 3.663, ...}` of every rank: the slowest one counts."""
     line = match.string
     values = {name: number(value) for name, value in _PAIR.findall(line) if name.startswith(("train_", "init_"))}
     if "'train_steps_per_second'" not in line:  # before version 4.6, samples_per_second held the steps per second
