@@ -6,7 +6,7 @@ Both leave out activations; this says how far they are from the peaks that their
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dsnb.prediction.accuracy import ALL, kind
+from dsnb.prediction.calibration import ALL, kind
 from dsnb.prediction.memory import GIB
 from dsnb.prediction.traces import Trace
 from dsnb.settings.experiment import Experiment

@@ -27,11 +27,13 @@ import dsnb
 from benchmarks import bars, other_estimates
 from benchmarks.other_estimates import Peak
 from dsnb.prediction import gpus
-from dsnb.prediction.accuracy import (
+from dsnb.prediction.calibration import (
     ALL,
     MIN_SETTINGS,
+    Measured,
     PredictionError,
     by_kind,
+    calibrate,
     error_of,
     expected_error,
     grouped,
@@ -40,8 +42,9 @@ from dsnb.prediction.accuracy import (
     kinds_elsewhere,
     left_out,
     limited_by_cpu,
+    measured,
+    recorded,
 )
-from dsnb.prediction.calibration import Measured, calibrate, measured, recorded
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.step_time import Constants, stack, step_times
 from dsnb.prediction.traces import traces

@@ -8,8 +8,7 @@ predicted with the constants of H200. `dsnb/analysis/ratio_errors.py` holds both
 import dsnb
 from benchmarks import prediction_errors
 from dsnb.analysis.ratio_errors import RatioError, by_limit, of_hosts
-from dsnb.prediction.accuracy import left_out
-from dsnb.prediction.calibration import Measured, measured
+from dsnb.prediction.calibration import Measured, left_out, measured
 
 
 def h200() -> dict[str, RatioError]:

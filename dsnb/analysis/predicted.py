@@ -18,9 +18,8 @@ import pandas as pd
 
 from dsnb.analysis.decide import is_probe
 from dsnb.errors import SettingsError
-from dsnb.prediction import accuracy, gpus, traces
-from dsnb.prediction.accuracy import ALL
-from dsnb.prediction.calibration import MIN_SETTINGS, of_record, recorded
+from dsnb.prediction import calibration, gpus, traces
+from dsnb.prediction.calibration import ALL, MIN_CALIBRATED, of_record, recorded
 from dsnb.prediction.fit import is_covered
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import peak_memory, room
@@ -66,7 +65,7 @@ def parity(runs: pd.DataFrame, link: str = "nvlink") -> pd.DataFrame | None:
     Returns
     -------
     pandas.DataFrame
-        One row per setting on a known GPU: `experiment`, `model`, `kind` (`dsnb.prediction.accuracy.kind`), `ran`
+        One row per setting on a known GPU: `experiment`, `model`, `kind` (`dsnb.prediction.calibration.kind`), `ran`
         (whether any run succeeded; the others ran out of memory), `has_rules` (whether there are rules for its memory),
         `fits` (whether it is predicted to; None if unknown), and for each of `COMPARED` the measured column,
         `predicted_...`, and `..._error_pct`, above 0 if more was predicted; NaN where one of both is unknown.
@@ -130,7 +129,7 @@ def _rows(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             {
                 "experiment": record["experiment"],
                 "model": record["model"],
-                "kind": accuracy.kind(record["asked"]),
+                "kind": calibration.kind(record["asked"]),
                 "ran": ran,
                 "has_rules": is_covered(record["asked"]),
                 "step_time_s": record["measured"].step_time_s if record["measured"] else math.nan,
@@ -160,7 +159,7 @@ def _step_times(settings: Sequence[dict[str, Any]]) -> list[float]:
             on_gpus.setdefault(record["known_gpu"].name, []).append(place)
     for places in on_gpus.values():
         timed = [settings[place]["measured"] for place in places]
-        for place, run, error_pct in zip(places, timed, accuracy.left_out(timed), strict=True):
+        for place, run, error_pct in zip(places, timed, calibration.left_out(timed), strict=True):
             predicted_s[place] = run.step_time_s * (1 + error_pct / 100)
     return predicted_s
 
@@ -218,7 +217,7 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "
     if not shown:
         return Unmeasured(notes=tuple(notes))
     timed = [row["measured"] for row in on_gpu if row["measured"]]
-    is_calibrated = len(timed) >= MIN_SETTINGS
+    is_calibrated = len(timed) >= MIN_CALIBRATED
     on = On(spec, path).calibrated(timed) if is_calibrated else On(spec, path)
     found = traces_of(shown, make=can_trace())
     figures = tabulated(shown, [setting(one, spec, path) for one in shown], found, on, tokens=ANY_TOKENS)

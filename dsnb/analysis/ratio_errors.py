@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 
 from dsnb.analysis.tasks import settings_of, tasks
-from dsnb.prediction import accuracy, gpus
-from dsnb.prediction.accuracy import DEFAULT_COVERAGE
-from dsnb.prediction.calibration import Measured, measured
+from dsnb.prediction import calibration, gpus
+from dsnb.prediction.calibration import DEFAULT_COVERAGE, Measured, measured
 from dsnb.prediction.step_time import stack
 from dsnb.settings.experiment import Experiment
 
@@ -77,7 +76,7 @@ def known_for(gpu: str, link: str, calibrate: pd.DataFrame | None = None) -> Rat
     if calibrate is None:
         return DEFAULT_RATIOS if gpus.find(gpu).name in DEFAULT_COVERAGE.gpus else ELSEWHERE
     runs, hosts = of_hosts(calibrate, link)
-    own = by_limit(runs, accuracy.left_out(runs), hosts)
+    own = by_limit(runs, calibration.left_out(runs), hosts)
     on_this = {gpus.find(run.gpu_name).name for run in runs}
     return own if own and gpus.find(gpu).name in on_this else ELSEWHERE
 
@@ -110,7 +109,7 @@ def by_limit(runs: Sequence[Measured], errors: Sequence[float], hosts: Sequence[
     first, second = (np.concatenate(side).astype(int) for side in zip(*pairs, strict=True))
     names = np.array([one.name_with_model for one in experiments])
     first, second = (side[names[first] != names[second]] for side in (first, second))
-    by_cpu = accuracy.limited_by_cpu(stack([run.setting for run in runs])).astype(int)
+    by_cpu = calibration.limited_by_cpu(stack([run.setting for run in runs])).astype(int)
     offloads = np.array([one.offload != "none" for one in experiments])
     kinds = np.array(BY_CPU)[by_cpu[first] + by_cpu[second]]
     kinds = np.where(offloads[first] | offloads[second], OFFLOADED, kinds)

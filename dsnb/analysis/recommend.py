@@ -22,7 +22,7 @@ from dsnb.errors import SettingsError
 from dsnb.formulas import planning
 from dsnb.formulas.planning import MAX_DAYS
 from dsnb.prediction import gpus
-from dsnb.prediction.calibration import MIN_SETTINGS, measured, recorded
+from dsnb.prediction.calibration import MIN_CALIBRATED, measured, recorded
 from dsnb.prediction.predict import predict
 from dsnb.runs.labels import MEMORY, count
 from dsnb.runs.table import as_runs
@@ -257,7 +257,7 @@ def forecast(
     asked = {one.name_with_model: one for one in experiments}
     same_gpu = _on_gpu(runs, spec) if runs is not None else pd.DataFrame()
     timed = len({run.experiment.name_with_model for run in measured(same_gpu, link)})
-    options: dict[str, Any] = {"link": link, "calibrate": same_gpu if timed >= MIN_SETTINGS else None}
+    options: dict[str, Any] = {"link": link, "calibrate": same_gpu if timed >= MIN_CALIBRATED else None}
     predicted = predict(list(asked.values()), gpu, **options, tokens=tokens, price=price).set_axis(list(asked))
     table = _with_measured(_candidates(predicted, asked, spec), same_gpu)
     prices = {} if price is None else {"": price}
@@ -278,7 +278,7 @@ def forecast(
         shown = decisions["time"].table.sort_values("fits", ascending=False, kind="stable")
         answers.append(Recommendation(task, shown[FORECAST].reset_index(drop=True), tuple(said)))
     notes = [f"Refused and left out: {reason}." for reason in dict.fromkeys(refused)]
-    if timed >= MIN_SETTINGS:
+    if timed >= MIN_CALIBRATED:
         notes.append(f"Predicted speeds follow from {timed} measured settings on {spec.name}.")
     return answers, notes
 

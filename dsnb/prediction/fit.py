@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dsnb.errors import SettingsError
 from dsnb.formulas.model_shapes import SPLIT, facts
-from dsnb.prediction.accuracy import PredictionError, peak_error
+from dsnb.prediction.calibration import PredictionError, peak_error
 from dsnb.prediction.memory import Room, peak_memory, room
 from dsnb.prediction.traces import Trace, attempts, traces
 from dsnb.settings import hostfile

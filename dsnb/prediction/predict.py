@@ -9,9 +9,8 @@ import numpy as np
 
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics, planning
-from dsnb.prediction import accuracy, gpus
-from dsnb.prediction.accuracy import DEFAULT_COVERAGE, TIME_ERRORS, Coverage, Errors
-from dsnb.prediction.calibration import Measured, measured
+from dsnb.prediction import calibration, gpus
+from dsnb.prediction.calibration import DEFAULT_COVERAGE, TIME_ERRORS, Coverage, Errors, Measured, measured
 from dsnb.prediction.calibration import calibrate as fit
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import GIB, peak_memory, room
@@ -37,7 +36,7 @@ class On:
     def calibrated(self, runs: Sequence[Measured]) -> "On":
         """Return the same with what one or more measured runs tell, and the error on models that were left out."""
         constants = fit(runs)
-        errors = accuracy.by_kind(runs, accuracy.left_out(runs), constants)
+        errors = calibration.by_kind(runs, calibration.left_out(runs), constants)
         return replace(self, constants=constants, covered=Coverage.of(runs, self.link), errors=errors)
 
 
@@ -118,17 +117,17 @@ def tabulated(
         return pd.DataFrame()
     together = stack(settings)
     times = step_parts(together, on.constants)
-    by_cpu = accuracy.limited_by_cpu(together, on.constants)
+    by_cpu = calibration.limited_by_cpu(together, on.constants)
     names, seconds = list(vars(times)), np.array([*vars(times).values()]).T.tolist()
     rows = []
     for one, trace, parts, total, waits in zip(
         experiments, model_traces, seconds, np.asarray(times.step_time_s).tolist(), by_cpu.tolist(), strict=True
     ):
         if on.gpu.name in on.covered.gpus:
-            kind, error = accuracy.expected_error(accuracy.kinds(one, waits), on.errors or TIME_ERRORS)
+            kind, error = calibration.expected_error(calibration.kinds(one, waits), on.errors or TIME_ERRORS)
         else:
-            kinds = accuracy.kinds_elsewhere(on.gpu.name, on.link.nodes(one))
-            kind, error = accuracy.expected_error(kinds, accuracy.ELSEWHERE)
+            kinds = calibration.kinds_elsewhere(on.gpu.name, on.link.nodes(one))
+            kind, error = calibration.expected_error(kinds, calibration.ELSEWHERE)
         tokens_per_s = one.tokens_per_step / total
         row: dict[str, Any] = {"experiment": one.name_with_model}
         row |= _memory_columns(one, trace, on.gpu) if trace else {}
@@ -150,7 +149,7 @@ def tabulated(
             "days_high": days * (1 + error.mean_pct / 100),
             "gpu_hours": hours,
             "cost": math.nan if price is None else hours * price,
-            "outside": "; ".join(accuracy.outside(one, on.gpu.name, on.covered, on.link)),
+            "outside": "; ".join(calibration.outside(one, on.gpu.name, on.covered, on.link)),
         }
         rows.append(row)
     return pd.DataFrame(rows)
@@ -158,7 +157,7 @@ def tabulated(
 
 def _memory_columns(experiment: Experiment, trace: Trace, gpu: GpuSpec) -> dict[str, Any]:
     moment = peak_memory(experiment, trace)
-    kind, error = accuracy.peak_error(experiment)
+    kind, error = calibration.peak_error(experiment)
     left, peak = room(experiment, gpu.memory_gib).tensors_gib, moment.peak_allocated_gib
     parts = {f"{name}_gib": size / GIB for name, size in moment.parts().items()}
     return {

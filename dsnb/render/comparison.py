@@ -13,7 +13,7 @@ from dsnb.analysis.comparisons import TOGETHER, VALUES, compare
 from dsnb.analysis.flags import changed_conditions
 from dsnb.analysis.intervals import CONFIDENCE, Verdict, hosts
 from dsnb.analysis.predicted import COMPARED, MAX_SETTINGS, errors, parity
-from dsnb.prediction.accuracy import ALL
+from dsnb.prediction.calibration import ALL
 from dsnb.prediction.step_time import FITTED_SETTINGS
 from dsnb.render import palette
 from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend

@@ -7,7 +7,7 @@ import pytest
 
 import dsnb
 from benchmarks import prediction_errors
-from dsnb.prediction.accuracy import (
+from dsnb.prediction.calibration import (
     ALL,
     DEFAULT_COVERAGE,
     ELSEWHERE,
@@ -20,9 +20,9 @@ from dsnb.prediction.accuracy import (
     expected_error,
     kinds,
     left_out,
+    measured,
     outside,
 )
-from dsnb.prediction.calibration import measured
 from dsnb.prediction.gpus import Link, link
 from dsnb.settings.experiment import Experiment
 from tests import ROOT

@@ -10,8 +10,7 @@ import dsnb
 from benchmarks import prediction_errors
 from benchmarks.prediction_errors import PRIOR
 from dsnb.formulas import metrics
-from dsnb.prediction.accuracy import DEFAULT_COVERAGE, Coverage
-from dsnb.prediction.calibration import calibrate, measured, recorded
+from dsnb.prediction.calibration import DEFAULT_COVERAGE, Coverage, calibrate, measured, recorded
 from dsnb.prediction.gpus import Link
 from dsnb.prediction.step_time import DEFAULT, FITTED_SETTINGS, step_times
 from tests.prediction.made_up import communication_s, step_time

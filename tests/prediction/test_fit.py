@@ -6,7 +6,7 @@ import pytest
 
 from dsnb.errors import SettingsError
 from dsnb.prediction import fit
-from dsnb.prediction.accuracy import PEAK_ERRORS, PredictionError
+from dsnb.prediction.calibration import PEAK_ERRORS, PredictionError
 from dsnb.prediction.fit import Fit, fits_here, is_covered, largest_predicted, room_here
 from dsnb.prediction.memory import CONTEXT_GIB, NCCL_GIB, Room, peak_memory
 from dsnb.settings.experiment import Experiment

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import prediction_errors
 from benchmarks.prediction_errors import Peak
-from dsnb.prediction import accuracy
-from dsnb.prediction.accuracy import PEAK_ERRORS, PredictionError, peak_error
+from dsnb.prediction import calibration
+from dsnb.prediction.calibration import PEAK_ERRORS, PredictionError, peak_error
 from dsnb.prediction.memory import RULES, engine_of, peak_memory
 from dsnb.prediction.traces import Trace
 from dsnb.settings.experiment import Experiment
@@ -151,7 +151,7 @@ def test_the_first_stage_of_a_pipeline_keeps_micro_batches_the_last_one_logits()
 
 
 def test_errors_are_told_by_kind_and_by_all_where_a_kind_has_too_few(monkeypatch):
-    monkeypatch.setattr(accuracy, "MIN_PEAKS", PEAK_ERRORS["LoRA"].settings + 1)
+    monkeypatch.setattr(calibration, "MIN_PEAKS", PEAK_ERRORS["LoRA"].settings + 1)
     assert peak_error(given(zero_stage=1)) == ("ZeRO 1", PEAK_ERRORS["ZeRO 1"])
     assert peak_error(given(zero_stage=1, lora_rank=8)) == ("all", PEAK_ERRORS["all"])
     peaks = [

@@ -5,7 +5,7 @@ import pytest
 from dsnb.cli.sweep import plan_lines
 from dsnb.errors import SettingsError
 from dsnb.files import records
-from dsnb.prediction import accuracy, fit
+from dsnb.prediction import calibration, fit
 from dsnb.run_folder.result import Result
 from dsnb.runs.load import left_out, planned_runs
 from dsnb.sweep import run as sweep_run
@@ -51,7 +51,7 @@ def test_what_is_predicted_not_to_fit_is_left_out_with_its_margin(load):
     assert names(sweep) == [PLAIN, AUTO]
     why = sweep.left_out[LARGE]
     assert why.startswith("needs 22.4")  # 24 bytes of each of a billion parameters, and 0.07 GiB of workspaces
-    error = accuracy.PEAK_ERRORS["ZeRO 1"]
+    error = calibration.PEAK_ERRORS["ZeRO 1"]
     assert why.endswith(
         f"GiB of 20.0 (error of such predictions {error.mean_pct:.1f} %, at worst {error.worst_pct:.1f} %)"
     )

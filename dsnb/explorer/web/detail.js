@@ -30,8 +30,8 @@ class Detail {
     const { model } = this;
     const status = element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${model.statusOf(run)}. ${model.causes[run] ?? ""}`);
     const settings = model.experimentAxes.map((name) => model.axis.get(name)).map(({ values, phrases, codes }) => (values[codes[run]] === null ? "" : phrases[codes[run]]));
-    const left = model.memory.headroom(run);
-    const memory = Number.isNaN(left) ? "" : `Memory: ${fixed(100 * left, 0)} % of the GPU's ${significant(model.memory.capacity(run))} GiB left.`;
+    const left = model.headroom(run);
+    const memory = Number.isNaN(left) ? "" : `Memory: ${fixed(100 * left, 0)} % of the GPU's ${significant(model.capacity(run))} GiB left.`;
     const notes = [
       settings.filter(Boolean).join(", "),
       one ? "" : `The steps of this run ${model.leftOut}`,

@@ -56,7 +56,6 @@ class Model {
     this.tasks = payload.tasks.map((task) => new Task(this, task));
     this.candidates = new Map(this.tasks.flatMap(({ candidates }) => candidates.map((one) => [one.experiment, one])));
     this.short = this.shortNames();
-    this.memory = new GpuMemory(this, payload.memory);
     this.predictions = new Predictions(this, payload.predicted);
   }
 
@@ -256,35 +255,29 @@ class Model {
     const shown = this.displayed(name, value);
     return fixed(shown, (this.figure.get(name)?.digits ?? 0) + (shown !== 0 && Math.abs(shown) < 1 ? 2 : 0));
   }
-}
-
-// Memory beside what a GPU has: the line of its capacity, runs that did not fit, headroom.
-class GpuMemory {
-  constructor(model, { figures, fullest, capacity_gib, needed_gib }) {
-    Object.assign(this, { model, figures, fullest, capacities: capacity_gib, needed_gib });
-  }
 
   // What the GPU of a run has in GiB, null if unknown.
   capacity(run) {
-    return (Array.isArray(this.capacities) ? this.capacities[run] : this.capacities) ?? null;
+    const { capacity_gib } = this.memory;
+    return (Array.isArray(capacity_gib) ? capacity_gib[run] : capacity_gib) ?? null;
   }
 
   // The share of the GPU that a run left free; NaN if unknown.
   headroom(run) {
-    const used = this.fullest.map((name) => this.model.columns.get(name)?.[run] ?? NaN).find((gib) => !Number.isNaN(gib));
+    const used = this.memory.fullest.map((name) => this.columns.get(name)?.[run] ?? NaN).find((gib) => !Number.isNaN(gib));
     const capacity = this.capacity(run);
     return used !== undefined && capacity ? 1 - used / capacity : NaN;
   }
 
   // Where a run that did not fit is on an axis that shows memory; undefined on others.
-  needed(name, run) {
-    return this.figures.includes(name) ? this.needed_gib[run] : undefined;
+  memoryNeeded(name, run) {
+    return this.memory.figures.includes(name) ? this.memory.needed_gib[run] : undefined;
   }
 
   // The capacities of an axis whose values are these: those to draw, which do not squash the rest, as marks, and a sentence about others.
-  lines(side, name, runs, values) {
+  capacityLines(side, name, runs, values) {
     const most = values.filter(Number.isFinite).reduce((a, b) => Math.max(a, b), 0);
-    const known = this.figures.includes(name) ? [...new Set(runs.map((run) => this.capacity(run)).filter(Boolean))].sort((a, b) => a - b) : [];
+    const known = this.memory.figures.includes(name) ? [...new Set(runs.map((run) => this.capacity(run)).filter(Boolean))].sort((a, b) => a - b) : [];
     const [drawn, others] = [known.filter((gib) => gib <= 2 * most), known.filter((gib) => gib > 2 * most).map((gib) => significant(gib))];
     const note = others.length ? `The GPU has ${others.join(" or ")} GiB, which is outside the chart.` : "";
     return { drawn, note, marks: drawn.map((gib) => ({ [side]: gib, text: `GPU: ${significant(gib)} GiB` })) };

@@ -56,12 +56,12 @@ const scatter = (model, state, filtered, selected, front, best) => {
   // Runs out of memory are where they needed it: along x in a lane at the bottom, or up y at their setting.
   const crosses = filtered.filter((run) => !model.ok[run]).map((run) => ({
     id: run, fill: chosen.has(run) ? model.statusColour(run) : unselected,
-    x: nominal ? at(run) : model.memory.needed(state.x, run), y: nominal ? model.memory.needed(state.y, run) : undefined,
+    x: nominal ? at(run) : model.memoryNeeded(state.x, run), y: nominal ? model.memoryNeeded(state.y, run) : undefined,
   }));
   const predicted = model.predictions.marks(state, state.x, state.y);
   const xs = [...measured.map((run) => x[run]), ...crosses.map((cross) => cross.x), ...predicted.flatMap((mark) => [mark.x, mark.left, mark.right])];
   const ys = [...measured.map((run) => y[run]), ...crosses.map((cross) => cross.y), ...predicted.flatMap((mark) => [mark.y, mark.low, mark.high])];
-  const [across, up] = [model.memory.lines("x", state.x, filtered, xs), model.memory.lines("y", state.y, filtered, ys)];
+  const [across, up] = [model.capacityLines("x", state.x, filtered, xs), model.capacityLines("y", state.y, filtered, ys)];
   const { signals, types } = frame(model, state, state.x, state.y, [...xs, ...across.drawn], [...ys, ...up.drawn]);
   makeRoom(signals, types);
   const points = measured.map((run) => {
@@ -108,7 +108,7 @@ const medians = (model, state, selected, groups) => {
   for (const [experiment, runs] of groups) {
     const spread = model.spread(y, runs);
     const bad = runs.find((run) => !model.ok[run]);
-    if (!spread.n && bad !== undefined) crosses.push({ id: bad, x: at(bad), y: model.memory.needed(state.y, bad), fill: model.statusColour(bad) });
+    if (!spread.n && bad !== undefined) crosses.push({ id: bad, x: at(bad), y: model.memoryNeeded(state.y, bad), fill: model.statusColour(bad) });
     if (!spread.n) continue;
     const joined = model.settings[experiment].filter((code, index) => index !== along).join(" ");
     marks.push({ id: experiment, isExperiment: true, x: at(runs[0]), y: spread.median, low: spread.low, high: spread.high, ...style(model, state, runs[0]) });
@@ -128,7 +128,7 @@ const medians = (model, state, selected, groups) => {
     .map((run) => ({ id: run, x: at(run) + jitter(run, 0.08), y: y[run], ...style(model, state, run) }));
   const predicted = model.predictions.marks(state, state.along, state.y, offset);
   const heights = [...[...runs, ...crosses].map((run) => run.y), ...predicted.flatMap((mark) => [mark.y, mark.low, mark.high])];
-  const capacities = model.memory.lines("y", state.y, selected, heights);
+  const capacities = model.capacityLines("y", state.y, selected, heights);
   const { signals, types } = frame(model, { ...state, x_scale: "linear" }, state.along, state.y, [], [...heights, ...capacities.drawn]);
   makeRoom(signals, types);
   const message = runs.length || crosses.length || predicted.length ? null : "No selected run measured this.";

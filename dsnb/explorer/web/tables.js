@@ -70,7 +70,7 @@ class RunTable extends DataTable {
     const { codes, names } = model.experiments;
     const name = (run) => names[codes[run]];
     const opener = (run) => button(name(run), () => this.open(run), { class: "dsnb-link", title: `${name(run)}: show this run's steps` });
-    const headroom = (run) => 100 * model.memory.headroom(run);
+    const headroom = (run) => 100 * model.headroom(run);
     return [
       { name: "experiment", title: "experiment", isText: true, value: (run) => codes[run], text: opener, file: name },
       { name: "repeat", title: "repeat", value: (run) => model.repeats[run] ?? NaN, text: (run) => model.repeats[run] ?? "" },
