@@ -205,20 +205,25 @@ FIGURES = [
     Column("cost", "gpu_hours x price_per_gpu_hour.", Metric("cost of the run", digits=2, better="lower")),
     Column(
         "tflops_per_gpu",
-        "Model FLOPs: 6 x active parameters + 12 x layers with attention x hidden x sequence per token; in a mixture "
-        "of experts the chosen ones are active. With LoRA, 4 x active + 2 x trainable parameters instead of 6 x active "
-        "ones, because frozen weights have no gradient. By convention, the masked half of attention is counted.",
+        "Model FLOPs of a token x tokens_per_s_per_gpu / 1e12: 6 x active parameters + 12 x layers with attention x "
+        "hidden x sequence; in a mixture of experts the chosen ones are active. With LoRA, 4 x active + 2 x trainable "
+        "parameters instead of 6 x active ones, because frozen weights have no gradient. By convention, the masked "
+        "half of attention is counted.",
         _rate("TFLOP/s/GPU", digits=1),
     ),
     Column(
         "hardware_tflops_per_gpu",
-        "Including the blocks that activation checkpointing recomputes.",
+        "As `tflops_per_gpu`, with the FLOPs of the blocks that activation checkpointing recomputes.",
         _rate("hardware TFLOP/s/GPU", digits=1),
     ),
-    Column("mfu", "TFLOP/s divided by the vendor's dense peak for the precision.", _percent("MFU", better="higher")),
+    Column(
+        "mfu",
+        "tflops_per_gpu / dense peak for the precision in the data sheet.",
+        _percent("MFU", better="higher"),
+    ),
     Column(
         "mfu_of_matmul",
-        "TFLOP/s divided by those of a large matrix product measured on the same GPU model.",
+        "tflops_per_gpu / TFLOP/s of a large matrix product measured on the same GPU model.",
         _percent("MFU of a measured matmul", better="higher"),
     ),
     Column(
@@ -234,7 +239,7 @@ FIGURES = [
     *each(
         AMOUNT,
         masked_flops_pct="Share of `tflops_per_gpu` that a causal mask makes unnecessary: half of attention.",
-        days_per_100b_tokens="Days that 100 billion tokens take at this throughput, without restarts or pauses.",
+        days_per_100b_tokens="1e11 / tokens_per_s / 86,400: days of 100 billion tokens, without restarts or pauses.",
         needed_gib="oom_allocated_gib + oom_requested_gib: what a run out of memory would have needed at least.",
         samples_per_s_running="Running average that DeepSpeed's timer prints; it leaves out data loading.",
         tokens_per_s_logged="Throughput as logged, where it is wrong and a corrected one stands beside it.",
