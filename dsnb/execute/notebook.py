@@ -22,7 +22,7 @@ from traitlets import TraitError
 from traitlets.config import Config
 
 from dsnb.errors import KernelDiedError
-from dsnb.system import interpreter, signals
+from dsnb.system import interpreter, scratch, signals
 
 KERNEL = "python3"
 START_TIMEOUT_S = 600
@@ -54,7 +54,7 @@ def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
 
     # papermill would fill in parameters between braces
     source, destination = (str(path).replace("{", "{{").replace("}", "}}") for path in (template, target))
-    with interpreter.private_folder() as folder:
+    with scratch.folder() as folder:
         kernel = _Kernel(Path(folder))
         try:
             with _interruptible(kernel.config):

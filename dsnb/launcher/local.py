@@ -26,7 +26,7 @@ from dsnb.launcher.outcome import SOME_RANK
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import last_lines
 from dsnb.settings.experiment import Experiment
-from dsnb.system import hardware, interpreter, signals
+from dsnb.system import hardware, interpreter, scratch, signals
 
 START_TIMEOUT_S, END_TIMEOUT_S = 180.0, 10.0
 MIN_LOCK_AGE_S = 10.0
@@ -79,7 +79,7 @@ class ForkServer:
     """A fork server process for one device."""
 
     def __init__(self, device: str) -> None:
-        self._folder = interpreter.private_folder()
+        self._folder = scratch.folder()
         self.socket = Path(self._folder.name) / "socket"
         self.log = Path(self._folder.name) / "server.log"
         env = {**environment.for_ranks(device, 1, 0.0), "OMP_NUM_THREADS": "1"}
