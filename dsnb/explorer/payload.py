@@ -36,6 +36,11 @@ NEEDED = ("source", "gpu_name", "device", "model", "gpu_memory_gib")
 ANSWERED = ("tokens_per_s", "tokens_per_s_per_gpu", "power_w", *labels.MEMORY)
 """Columns, and figures, that the answer may be about: all tables have them, if only missing values."""
 PREDICTED_DIGITS = 6
+MANY = 1000
+"""From this many runs on, a figure that is a multiple of another one is stored as such: six figures of eleven are."""
+MAX_FACTORS = 16
+CLOSE = 1e-15
+"""Largest relative error of such a figure: the CSV has 15 digits."""
 CITED = {"gpu_name": "", "dsnb": "dsnb ", "torch": "torch ", "deepspeed": "DeepSpeed ", "cuda": "CUDA "}
 """What a saved picture says about the runs: columns, and the words before their values."""
 
@@ -171,14 +176,43 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
 
 
 def _figures(data: Data) -> list[dict[str, Any]]:
-    """Return what a figure is called and how it is shown, with its values as base64 of 8 bytes for each run."""
-    metrics = {name: labels.METRIC_LABELS[name] for name in data.figures}
-    packed = {name: base64.b64encode(data.figures[name].to_numpy("<f8").tobytes()).decode() for name in metrics}
-    metrics |= {"days": DAYS} if "tokens_per_s" in data.figures else {}
+    """Return what a figure is called, how it is shown, and its values as `stored`."""
+    columns = stored(data.figures)
+    metrics = {name: labels.METRIC_LABELS[name] for name in columns}
+    metrics |= {"days": DAYS} if "tokens_per_s" in columns else {}
     return [
-        {"name": name, "heading": metric.heading, **asdict(metric), "values": packed.get(name)}
+        {"name": name, "heading": metric.heading, **asdict(metric), **columns.get(name, {})}
         for name, metric in metrics.items()
     ]
+
+
+def stored(figures: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return each column as `columnOf` of `web/model.js` reads it.
+
+    It has either `values` (base64 of 8 bytes for each run), or `of` (an earlier column), `factors`, and for each run
+    the place of its own in `factors` (`codes`; None if there is one factor).
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in figures:
+        values = figures[name].to_numpy()
+        whole = [other for other, column in found.items() if "values" in column] if len(values) >= MANY else []
+        multiples = (_multiple(values, figures[other].to_numpy(), other) for other in whole)
+        packed = {"values": base64.b64encode(values.astype("<f8").tobytes()).decode()}
+        found[name] = next((multiple for multiple in multiples if multiple), packed)
+    return found
+
+
+def _multiple(values: np.ndarray, base: np.ndarray, name: str) -> dict[str, Any] | None:
+    """Return values as multiples of a base by a few factors; None if they are not."""
+    known = np.isfinite(values)
+    if not known.any() or not np.array_equal(known, np.isfinite(base)) or not (base[known] > 0).all():
+        return None
+    ratios = np.where(known, values, values[known][0]) / np.where(known, base, base[known][0])
+    _, places, codes = np.unique(ratios.astype(np.float32), return_index=True, return_inverse=True)
+    factors = ratios[places]
+    if len(factors) > MAX_FACTORS or not np.allclose(factors[codes] * base, values, rtol=CLOSE, atol=0, equal_nan=True):
+        return None
+    return {"of": name, "factors": factors.tolist(), "codes": codes.tolist() if len(factors) > 1 else None}
 
 
 def _of_ranks(shown: dict[str, Any]) -> dict[str, Any]:

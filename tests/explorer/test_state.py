@@ -227,3 +227,20 @@ def test_an_empty_folder_can_be_explored(tmp_path):
     assert explorer.selection.empty
     assert explorer.state["y"] is None
     assert explorer.live.payload["runs"] == len(explorer.selection)
+
+
+@pytest.mark.parametrize("odd", [0, 1e-9, np.nan])
+def test_a_figure_of_many_runs_that_is_a_multiple_of_another_is_stored_as_such(odd):
+    draw = np.random.default_rng(0)
+    rate, gpus = draw.lognormal(10, 1, 1200), draw.choice([1, 3, 8], 1200)
+    rate[::7] = np.nan
+    table = pd.DataFrame(
+        {"rate": rate, "per_gpu": rate / gpus, "mfu": 7.3 * rate / gpus / 989, "power": draw.random(1200)}
+    )
+    table.loc[5, "mfu"] *= 1 + odd
+    stored = payload.stored(table)
+    assert [column.get("of") for column in stored.values()] == [None, "rate", None if odd else "rate", None]
+    column = stored["per_gpu"]
+    assert len(column["factors"]) <= 6
+    assert np.array(column["factors"])[column["codes"]] * rate == pytest.approx(rate / gpus, rel=1.1e-15, nan_ok=True)
+    assert all("values" in column for column in payload.stored(table[:300]).values())

@@ -7,8 +7,11 @@ const median = (values) => {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 };
 
-// The numbers of a figure; NaN where one is missing.
-const columnOf = ({ values }) => new Float64Array(Uint8Array.from(atob(values), (character) => character.charCodeAt(0)).buffer);
+// The numbers of a figure, as `stored` in dsnb/explorer/payload.py packs them, from the columns before it; NaN where one is missing.
+const columnOf = ({ values, of, factors, codes }, columns) => {
+  if (of) return columns.get(of).map((value, run) => value * factors[codes ? codes[run] : 0]);
+  return new Float64Array(Uint8Array.from(atob(values), (character) => character.charCodeAt(0)).buffer);
+};
 
 // The Pareto front of points {x, y}, from best x to best y, with a tolerance: a point beats another one if it is better by
 // more than the tolerance in one figure, and worse by no more than it in the other.
@@ -46,7 +49,9 @@ class Model {
     this.figure = new Map(payload.figures.map((figure) => [figure.name, figure]));
     this.status = this.axis.get("status");
     this.columns = new Map(this.axes.map((axis) => [axis.name, Float64Array.from(axis.codes)]));
-    for (const figure of payload.figures) if (figure.values) this.columns.set(figure.name, columnOf(figure));
+    for (const figure of payload.figures) {
+      if (figure.name !== "days") this.columns.set(figure.name, columnOf(figure, this.columns));
+    }
     this.ok = this.status.codes.map((code) => this.status.values[code] === "ok");
     this.settings = payload.experiments.names.map(() => null);
     payload.experiments.codes.forEach((experiment, run) => {
