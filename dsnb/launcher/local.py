@@ -14,7 +14,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -166,25 +166,25 @@ class ForkedRanks(LocalRanks):
         request = {"ranks": variables, "cwd": os.getcwd(), "log": str(self._run.console)}
         request |= {"worker": worker, "run_dir": str(self._run.dir)}
         self._codes: dict[int, int] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._connection = _connect(self.experiment.device)
         self._connection.settimeout(START_TIMEOUT_S)
         try:
             self._connection.sendall(json.dumps(request).encode() + b"\n")
-            answers = self._connection.makefile("rb")
-            self._group = json.loads(answers.readline())["pids"][0]
+            self._answers = self._connection.makefile("rb")
+            self._group = json.loads(self._answers.readline())["pids"][0]
             self._connection.settimeout(None)
         except (OSError, ValueError) as error:
             raise LaunchError("the ranks could not be started: the fork server gave no answer") from error
         finally:
             if self._group is None:  # also after an interrupt: the server kills the ranks of a closed connection
                 self._disconnect()
-        self._reader = threading.Thread(target=self._read, args=(answers,), daemon=True)
         self._reader.start()
 
-    def _read(self, answers: Iterable[bytes]) -> None:
+    def _read(self) -> None:
         """Collect exit codes; if the server ends before it has reported all of them, the rest count as killed."""
         with contextlib.suppress(OSError):
-            for message in map(json.loads, answers):
+            for message in map(json.loads, self._answers):
                 self._codes[message["rank"]] = message["exit"]
         self._complete = self.ended()
         for rank in range(self.experiment.gpus):
@@ -207,7 +207,8 @@ class ForkedRanks(LocalRanks):
             if not self._complete:  # otherwise the server has killed the group and reaped all of them
                 os.killpg(self._group, signal.SIGKILL)
         self._disconnect()
-        self._reader.join()
+        with contextlib.suppress(RuntimeError):  # an interrupt came before it had started
+            self._reader.join()
         with contextlib.suppress(OSError):
             while time.monotonic() < deadline_s:
                 os.killpg(self._group, 0)

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -147,6 +148,21 @@ def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(own_servers
     server.resume()
     wait_until(lambda: server.children() == [], "the server has killed what it forked")
     wait_until_ended(pids(folder))
+
+
+@pytest.mark.process
+def test_an_interrupt_just_after_the_ranks_have_started_leaves_nothing_behind(small, tmp_path, monkeypatch):
+    class Reader(threading.Thread):
+        def start(self):
+            wait_until(lambda: len(list(tmp_path.glob("run1/pids*"))) == 2, "both ranks hang")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "threading", SimpleNamespace(Thread=Reader))
+    with pytest.raises(KeyboardInterrupt):
+        launch(small(gpus=2), tmp_path / "run1", progress=False, worker="tests.workers.hanger")
+    assert records.read_json(tmp_path / "run1" / "result.json")["status"] == "interrupted"
+    files = list(tmp_path.glob("run1/pids*"))
+    wait_until_ended(int(number) for file in files for number in file.read_text().split())
 
 
 def test_a_failure_is_raised_with_its_log(run_small, monkeypatch):
