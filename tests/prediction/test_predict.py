@@ -86,6 +86,7 @@ def run(tmp_path, monkeypatch, capsys):
     def run_(command, *words, params=PARAMS):
         (tmp_path / "asked.yaml").write_text(params)
         monkeypatch.setattr("sys.argv", ["dsnb", command, str(tmp_path / "asked.yaml"), *words])
+        monkeypatch.setattr(app.signals, "install_handlers", lambda: None)  # those of this process stay as they are
         with pytest.raises(SystemExit) as ended:
             app.main()
         return ended.value.code or 0, *capsys.readouterr()
