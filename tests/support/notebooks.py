@@ -7,10 +7,11 @@ import nbformat
 from dsnb.run_folder import paths
 
 
-def run_cells(name, **parameters):
-    """Return the HTML of everything that a notebook displays, one text per output."""
+def run_cells(name, namespace=None, **parameters):
+    """Return the HTML of everything that a notebook displays, one text per output; its variables are in `namespace`."""
     shown = []
-    namespace = {"display": lambda *values: shown.extend(map(_html, values))}
+    namespace = {} if namespace is None else namespace
+    namespace["display"] = lambda *values: shown.extend(map(_html, values))
     for cell in nbformat.read(paths.notebook_template(name), as_version=4).cells:
         if cell.cell_type != "code":
             continue
