@@ -56,9 +56,8 @@ def use_fused_alibi(model: Any, flex_length: int = 0) -> None:
     masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
     if flex_length:
         heads, two = model.config.n_head, torch.ones(1, 2, device=model.device, dtype=torch.long)
-        slopes = _slopes(
-            model.transformer.build_alibi_tensor(two, heads, torch.float32), heads
-        )  # the model's own are in its dtype
+        # The model's own are in its dtype.
+        slopes = _slopes(model.transformer.build_alibi_tensor(two, heads, torch.float32), heads)
         blocks = _causal_blocks(flex_length, model.device)
     for block in model.transformer.h:
         attention = block.self_attention

@@ -1,11 +1,15 @@
-"""Trainers on DeepSpeed's engines, which are verified against the settings: one for whole models, one for pipelines."""
+"""Trainers on DeepSpeed's engines: one for whole models, one for pipelines.
 
-from collections.abc import Callable, Sequence
+Each engine is compared with the settings: DeepSpeed accepts some settings and silently ignores them.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.module_inject.layers import TensorParallel_Layer
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
@@ -14,9 +18,10 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from deepspeed.utils import set_z3_leaf_modules
 
 from dsnb.formulas import model_shapes
+from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import compiles_blocks, gathers_blocks
-from dsnb.train import model_parts, verify_engine
+from dsnb.train import model_parts
 from dsnb.train.causal_loss import (
     CausalLoss,
     begin_graphs,
@@ -25,7 +30,8 @@ from dsnb.train.causal_loss import (
     compile_options,
     separate_caches,
 )
-from dsnb.train.model import build_part
+from dsnb.train.data import data_rank
+from dsnb.train.model import DTYPES, build_part
 from dsnb.train.model_parts import blocks
 from dsnb.train.trainer import Trainer, make_optimizer
 
@@ -43,6 +49,13 @@ SECTIONS = {
     schedule.ReduceTiedGrads: "communication",
     schedule.ReduceGrads: "communication",
 }
+MODELS = {
+    "zero_optimization": "zero_config",
+    "bf16": "bfloat16_config",
+    "fp16": "float16_config",
+    "compile": "compile_config",
+}
+"""Sections of DeepSpeed's configuration -> the attribute of its configuration object that holds their model."""
 
 
 class EngineTrainer(Trainer):
@@ -71,7 +84,7 @@ class EngineTrainer(Trainer):
 
     def describe(self) -> dict[str, Any]:
         """Return what the engine is made of."""
-        return {**verify_engine.describe(self.engine), "attention": self.config._attn_implementation}
+        return {**describe(self.engine), "attention": self.config._attn_implementation}
 
 
 class DeepSpeedTrainer(EngineTrainer):
@@ -82,14 +95,16 @@ class DeepSpeedTrainer(EngineTrainer):
         whole = CausalLoss(model, experiment.loss == "chunked")
         if experiment.zero_stage == 3 and gathers_blocks(experiment.model_dump()):
             set_z3_leaf_modules(whole, [type(blocks(whole)[0])])
-        outside = compiles_outside(experiment)
+        # Where the engine compiles, its hooks are part of the graph, such as ZeRO 3's, which gather weights.
+        whole_graph = experiment.compile != "off" and not compiles_blocks(experiment.model_dump())
+        outside = whole_graph and (experiment.compile == "deepcompile" or experiment.zero_stage == 3)
         if not outside:
             compile_model(experiment, whole)
         self.make_engine(whole, ds_config)
         if outside:
             separate_caches(experiment)
             self.engine.compile(compile_kwargs=compile_options(experiment))
-        verify_engine.check(experiment, self.engine)
+        check(experiment, self.engine)
         self._updates = 0
         self._scaler = self.engine.torch_autocast_z0_gradscaler
         if self._scaler:
@@ -138,7 +153,7 @@ class PipelineTrainer(EngineTrainer):
         self.engine._INSTRUCTION_MAP = {
             command: self._marked(run, SECTIONS.get(command)) for command, run in self.engine._INSTRUCTION_MAP.items()
         }
-        verify_engine.check(experiment, self.engine)
+        check(experiment, self.engine)
 
     def _loss(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Return the loss, shape (), for logits of shape (batch, length, vocabulary)."""
@@ -178,12 +193,6 @@ def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tup
         return list(model_parts.stage_modules(model, paths[-1], stage, stages))
 
     return build_part(experiment, device, part), paths[-1]
-
-
-def compiles_outside(experiment: Experiment) -> bool:
-    """Return whether the engine compiles: its hooks are part of the graph, such as ZeRO 3's, which gather weights."""
-    whole = experiment.compile != "off" and not compiles_blocks(experiment.model_dump())
-    return whole and (experiment.compile == "deepcompile" or experiment.zero_stage == 3)
 
 
 def order_gathers(engine: Any) -> None:
@@ -238,3 +247,95 @@ def scale_loss(engine: Any, loss: torch.Tensor) -> None:
     if isinstance(engine.optimizer, FP16_Optimizer | FP16_UnfusedOptimizer) and engine.fp16_enabled():
         factor = engine.optimizer.loss_scale / engine.gradient_accumulation_steps()
         loss.register_hook(lambda gradient: torch.full_like(gradient, factor))
+
+
+def check(experiment: Experiment, engine: Any) -> None:
+    """Raise RuntimeError with every difference of an engine from the settings."""
+    asked, found = expected(experiment), actual(engine, experiment.deepspeed)
+    if differing := [name for name in asked if asked[name] != found[name]]:
+        built = ", ".join(f"{name} {found[name]} instead of {asked[name]}" for name in differing)
+        raise RuntimeError(f"DeepSpeed built {built}; choose settings that it supports")
+
+
+def expected(experiment: Experiment) -> dict[str, Any]:
+    """Return the properties that an engine must have for these settings."""
+    what, _, where = experiment.offload.partition("-")
+    computed, native = DTYPES[experiment.precision], experiment.mixed_precision == "native"
+    return {
+        "ZeRO stage": experiment.zero_stage,
+        "accumulation": experiment.grad_accum,
+        "micro-batch": experiment.micro_batch_size,
+        "data-parallel ranks": experiment.data_parallel,
+        "data-parallel place": data_rank(experiment, deepspeed.comm.get_rank()),
+        "tensor-parallel ranks": experiment.tensor_parallel,
+        "pipeline stages": experiment.pipeline_parallel,
+        "weights": _dtype(computed if native else torch.float32),
+        "autocast": _dtype(computed) if computed is not torch.float32 and not native else None,
+        "optimizer offloaded to": where or "none",
+        "parameters offloaded to": where if what == "all" else "none",
+        "optimizer": {"adafactor": "Adafactor", "muon": "Muon"}.get(experiment.optimizer, "Adam"),
+        "compiled": experiment.compile != "off",
+        **{deepspeed_keys.PREFIX + path: value for path, value in experiment.deepspeed.items()},
+    }
+
+
+def actual(engine: Any, keys: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the properties of an engine, with those of some keys of DeepSpeed's configuration."""
+    wrapped = " ".join(_optimizers(engine.optimizer))
+    split = next((layer for layer in engine.module.modules() if isinstance(layer, TensorParallel_Layer)), None)
+    return {
+        **{deepspeed_keys.PREFIX + path: configured(engine, path) for path in keys},
+        "ZeRO stage": engine.zero_optimization_stage(),
+        "accumulation": engine.gradient_accumulation_steps(),
+        "micro-batch": engine.train_micro_batch_size_per_gpu(),
+        "data-parallel ranks": engine.dp_world_size,
+        "data-parallel place": deepspeed.comm.get_rank(group=engine.data_parallel_group),
+        "tensor-parallel ranks": deepspeed.comm.get_world_size(group=split.mp_group) if split is not None else 1,
+        "pipeline stages": getattr(engine, "num_stages", 1),
+        "weights": _dtype(next(p.dtype for p in engine.module.parameters() if p.requires_grad)),
+        "autocast": _dtype(engine.torch_autocast_dtype()) if engine.torch_autocast_enabled() else None,
+        "optimizer offloaded to": _place(engine.zero_offload_optimizer()),
+        "parameters offloaded to": _place(engine.zero_offload_param()),
+        "optimizer": next((kind for kind in ("Adafactor", "Muon") if kind in wrapped), "Adam"),
+        "compiled": engine.is_compiled or getattr(engine.module, "is_compiled", False),
+    }
+
+
+def describe(engine: Any) -> dict[str, Any]:
+    """Return the properties of an engine under the names of `worker.json`."""
+    found = {name.lower().replace(" ", "_").replace("-", "_"): value for name, value in actual(engine).items()}
+    return {
+        **found,
+        "optimizer": " over ".join(_optimizers(engine.optimizer)),
+        "parameter_dtype": found["weights"],
+        "communication": deepspeed.comm.get_world_size() > 1 and torch.distributed.get_backend(),
+    }
+
+
+def configured(engine: Any, path: str) -> Any:
+    """Return the value that an engine uses for a key of DeepSpeed's configuration.
+
+    DeepSpeed's models hold what it made of the key; for the sections without one it is the key as it was read.
+    """
+    section, *names = path.split(".")
+    place = getattr(engine._config, MODELS.get(section, ""), None)
+    for name in names:
+        fields = getattr(type(place), "model_fields", {})
+        field = next((field for field, about in fields.items() if about.alias == name), name)
+        place = place.get(name) if isinstance(place, dict) else getattr(place, field, None)
+    return place if section in MODELS else deepspeed_keys.lookup(engine._config._param_dict, path)
+
+
+def _optimizers(optimizer: Any) -> list[str]:
+    """Return the class names of an optimizer and of the one that it wraps."""
+    inner = getattr(optimizer, "optimizer", None)
+    return [type(part).__name__ for part in (optimizer, inner) if part is not None]
+
+
+def _place(offload: Any) -> str:
+    device = getattr(offload, "device", None)
+    return str(getattr(device, "value", device) or "none")
+
+
+def _dtype(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")

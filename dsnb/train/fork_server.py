@@ -142,7 +142,11 @@ def run_as_rank(request: dict[str, Any], environment: dict[str, str], report: in
         signals.die_with_parent(server)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, group)
-        _redirect(request["log"])
+        # Whatever this process prints, from any language, is appended to the log.
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(request["cwd"])
@@ -156,15 +160,6 @@ def run_as_rank(request: dict[str, Any], environment: dict[str, str], report: in
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
-
-
-def _redirect(log: str) -> None:
-    """Append everything that this process prints, from any language, to `log`."""
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
 
 
 if __name__ == "__main__":

@@ -167,26 +167,21 @@ def add_adapters(experiment: Experiment, model: Any) -> Any:
 
 def checkpoint_activations(experiment: Experiment, model: Any) -> None:
     """Enable activation checkpointing, through whichever of its two names transformers has."""
+
+    def offloaded(function: Callable[..., Any], *inputs: Any) -> Any:
+        with save_on_cpu(pin_memory=experiment.device == "cuda"):
+            return checkpoint(function, *inputs, use_reentrant=True)  # only a reentrant one has such hooks
+
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
     for number, block in enumerate(blocks(model)):
         block.gradient_checkpointing = number % experiment.checkpoint_every == 0
         if experiment.checkpoint_offload:
-            block._gradient_checkpointing_func = _offloaded_checkpoint(pin_memory=experiment.device == "cuda")
+            block._gradient_checkpointing_func = offloaded
     if experiment.checkpoint_offload:
         model.enable_input_require_grads()  # else a reentrant checkpoint behind frozen layers trains nothing
     elif experiment.lora_rank:
         model.disable_input_require_grads()  # peft's hook for reentrant checkpoints breaks a compiled graph
-
-
-def _offloaded_checkpoint(pin_memory: bool) -> Callable[..., Any]:
-    """Return a checkpoint function that keeps its saved inputs in host memory: only a reentrant one has such hooks."""
-
-    def run(function: Callable[..., Any], *inputs: Any) -> Any:
-        with save_on_cpu(pin_memory=pin_memory):
-            return checkpoint(function, *inputs, use_reentrant=True)
-
-    return run
 
 
 def _from_config(experiment: Experiment, config: Any, attention: str) -> PreTrainedModel:

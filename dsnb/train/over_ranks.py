@@ -52,16 +52,8 @@ def reset_host_peak() -> None:
         (_PROCESS / "clear_refs").write_text("5")
 
 
-def host_shared_gib() -> float:
-    """Return the memory that this process shares with others, in GiB; 0 if the system does not report it.
-
-    Forked ranks share what the fork server has imported. `Pss` divides each shared page by its number of processes.
-    """
-    resident, proportional = _field("smaps_rollup", "Rss"), _field("smaps_rollup", "Pss")
-    return 0.0 if resident is None or proportional is None else max(0.0, resident - proportional)
-
-
 def _field(file: str, name: str) -> float | None:
+    """Return a memory figure of this process in GiB; None if the system does not report it."""
     try:
         found = re.search(rf"^{name}:\s+(\d+) kB", (_PROCESS / file).read_text(), re.MULTILINE)
     except OSError:
@@ -76,7 +68,10 @@ def peaks_of_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str,
     ranks of a host, of the fullest host. The peaks of ranks need not coincide, so the sum is an upper bound.
     """
     peak = _field("status", "VmHWM") or 0.0  # since `reset_host_peak`
-    own = max(0.0, peak - host_shared_gib())
+    # Forked ranks share what the fork server has imported. `Pss` divides each shared page by its number of processes.
+    resident, proportional = _field("smaps_rollup", "Rss"), _field("smaps_rollup", "Pss")
+    shared = 0.0 if resident is None or proportional is None else max(0.0, resident - proportional)
+    own = max(0.0, peak - shared)
     everyone = _of_ranks([float(os.environ.get("GROUP_RANK", "0")), peak, own, *gpu_gib.values()], device)
     largest = dict(zip(gpu_gib, everyone[:, 3:].amax(dim=0).tolist(), strict=True))
     by_host: dict[float, float] = {}

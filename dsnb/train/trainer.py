@@ -123,7 +123,11 @@ class TorchTrainer(Trainer):
         total = torch.zeros((), device=self.device)
         begin_graphs(self.experiment)
         for number, ids in enumerate(micro_batches, start=1):
-            self._synchronize_gradients(number == len(micro_batches))
+            last = number == len(micro_batches)  # gradients are synchronized in its backward pass
+            if self.experiment.strategy == "ddp":
+                self.wrapped.require_backward_grad_sync = last  # as DDP's `no_sync` does
+            elif self.experiment.strategy == "fsdp":
+                self.wrapped.set_requires_gradient_sync(last)
             with self.section("forward"), self._autocast():
                 loss = self.wrapped(ids)
             with self.section("backward"):
@@ -132,13 +136,6 @@ class TorchTrainer(Trainer):
         with self.section("optimizer"):
             skipped = self._update()
         return total / len(micro_batches), skipped
-
-    def _synchronize_gradients(self, last: bool) -> None:
-        """Let the next backward pass synchronize gradients if its micro-batch is the last one."""
-        if self.experiment.strategy == "ddp":
-            self.wrapped.require_backward_grad_sync = last  # as DDP's `no_sync` does
-        elif self.experiment.strategy == "fsdp":
-            self.wrapped.set_requires_gradient_sync(last)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         half = DTYPES[self.experiment.precision]
