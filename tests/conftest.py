@@ -51,15 +51,14 @@ STARTS_PROCESSES = {"run_small", "trained", "losses", "swept", "chromium", "watc
 """Fixtures that start processes: a test that uses one is marked `process`."""
 LONGEST = [
     "docs/test_code_blocks.py",
-    "train/test_parallel.py",
+    "train/test_strategies.py",
+    "train/test_worker.py",
     "sweep/test_slurm.py",
     "explorer/test_page.py",
-    "train/test_strategies.py",
     "sweep/test_run_stopped.py",
     "launcher/test_hosts.py",
     "launcher/test_run.py",
     "sweep/test_run.py",
-    "train/test_worker.py",
     "test_report.py",
     "cli/test_app.py",
     "test_published_notebooks.py",

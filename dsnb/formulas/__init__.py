@@ -1,1 +1,1 @@
-"""Formulas with their sources: throughput, FLOPs, memory, cost, model shapes. They use no other part of dsnb."""
+"""Formulas with their sources: throughput, FLOPs, memory, cost, model shapes. Of dsnb they use only its errors."""

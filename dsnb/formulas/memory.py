@@ -33,7 +33,7 @@ FULL = Parts(4, 4, 8)
 """Single precision with Adam: weights, gradients and two moments in fp32, also 16 bytes."""
 AUTOCAST = Parts(4, 4, 8, copies=2)
 """fp32 weights, half-precision arithmetic: autocast keeps its copy of each weight until the end of the forward pass
- (PyTorch documentation of `torch.autocast`, `cache_enabled`)."""
+(PyTorch documentation of `torch.autocast`, `cache_enabled`)."""
 MOMENTS = 8
 """Bytes of Adam's two moments, in fp32."""
 

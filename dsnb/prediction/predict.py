@@ -140,7 +140,10 @@ def tabulated(
             "limited_by": "CPU" if waits else "GPU",
             **dict(zip(names, parts, strict=True)),
         }
-        row |= {"mfu": _mfu(one, trace, tokens_per_s, on.gpu)} if trace else {}
+        if trace:
+            shape = int(trace.parameters), trace.layers, trace.hidden, one.seq_len, int(trace.trainable)
+            achieved = metrics.tflops(metrics.model_flops_per_token(*shape), tokens_per_s / one.gpus)
+            row["mfu"] = metrics.mfu(achieved, on.gpu.peak_flops(one.precision) / 1e12)
         days = metrics.days(tokens, tokens_per_s) or math.nan
         hours = metrics.gpu_hours(tokens, tokens_per_s, one.gpus) or math.nan
         row |= {
@@ -170,9 +173,3 @@ def _memory_columns(experiment: Experiment, trace: Trace, gpu: GpuSpec) -> dict[
         **parts,
         "workspace_gib": peak - sum(parts.values()),
     }
-
-
-def _mfu(experiment: Experiment, trace: Trace, tokens_per_s: float, gpu: GpuSpec) -> float | None:
-    shape = int(trace.parameters), trace.layers, trace.hidden, experiment.seq_len, int(trace.trainable)
-    achieved = metrics.tflops(metrics.model_flops_per_token(*shape), tokens_per_s / experiment.gpus)
-    return metrics.mfu(achieved, gpu.peak_flops(experiment.precision) / 1e12)

@@ -8,6 +8,7 @@ from dsnb.prediction import gpus
 from dsnb.prediction.calibration import measured
 from dsnb.prediction.step_time import DEFAULT, parts, setting, step_times
 from dsnb.prediction.traces import ELEMENTS, Trace
+from dsnb.settings.experiment import Experiment
 
 MIB = 2.0**20
 PARAMETERS = 1_000_000_000
@@ -31,6 +32,10 @@ RECORD = {
     **{name: getattr(TRACE, name) for name in ELEMENTS},
 }
 """The record of a model whose trace is `TRACE` at a micro-batch of 8."""
+
+
+def given(**settings):
+    return Experiment(**{"model": "opt-1.3b", "precision": "bf16", "device": "cuda", **settings})
 
 
 def runs(*settings):

@@ -9,13 +9,8 @@ from dsnb.prediction import fit
 from dsnb.prediction.calibration import PEAK_ERRORS, PredictionError
 from dsnb.prediction.fit import Fit, fits_here, is_covered, largest_predicted, room_here
 from dsnb.prediction.memory import CONTEXT_GIB, NCCL_GIB, Room, peak_memory
-from dsnb.settings.experiment import Experiment
 from dsnb.system.hardware import InstalledGpu
-from tests.prediction.made_up import MIB, TRACE
-
-
-def given(**settings):
-    return Experiment(**{"model": "opt-1.3b", "precision": "bf16", "device": "cuda", **settings})
+from tests.prediction.made_up import MIB, TRACE, given
 
 
 @pytest.fixture

@@ -10,15 +10,10 @@ from dsnb.prediction import calibration
 from dsnb.prediction.calibration import PEAK_ERRORS, PredictionError, peak_error
 from dsnb.prediction.memory import RULES, engine_of, peak_memory
 from dsnb.prediction.traces import Trace
-from dsnb.settings.experiment import Experiment
 from tests import ROOT
-from tests.prediction.made_up import MIB, PARAMETERS, RECORD, TRACE
+from tests.prediction.made_up import MIB, PARAMETERS, RECORD, TRACE, given
 
 P = PARAMETERS
-
-
-def given(**settings):
-    return Experiment(**{"model": "opt-1.3b", "precision": "bf16", "device": "cuda", **settings})
 
 
 def moments(trace=TRACE, **settings):

@@ -8,15 +8,10 @@ import pytest
 
 from dsnb.errors import SettingsError
 from dsnb.prediction import traces
-from dsnb.settings.experiment import Experiment
-from tests.prediction.made_up import RECORD, TRACE
+from tests.prediction.made_up import RECORD, TRACE, given
 from tests.support import lazy
 
 memory_trace = lazy.Module("dsnb.prediction.memory_trace")
-
-
-def given(**settings):
-    return Experiment(**{"model": "gpt2", "precision": "bf16", "device": "cuda", **settings})
 
 
 @pytest.fixture

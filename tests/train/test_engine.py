@@ -43,11 +43,6 @@ def test_a_family_that_is_not_tested_is_refused_in_one_sentence(monkeypatch):
         engine.build_stage(settings, 0, torch.device("cpu"))
 
 
-def test_ranks_that_share_a_model_get_the_same_data(small):
-    experiment = small(gpus=8, tensor_parallel=2, pipeline_parallel=2)
-    assert [data.data_rank(experiment, rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [("~" * 20, "has 20 tokens: seq_len 32 needs more text"),
