@@ -50,9 +50,9 @@ def chat(final: bool = True) -> str:
     return CHAT_COMMAND + WORLD + CONFIG + "***** Running training *****\n" + steps + end
 
 
-def with_hosts(log: str, host: str = "n1") -> str:
-    """Give a log as pdsh passes it on."""
-    return "".join(f"{host}: {line}" for line in log.splitlines(keepends=True))
+def prefixed(log: str, prefix: str = "n1: ") -> str:
+    """Give a log with a prefix before every line, as pdsh, srun or torchrun adds one."""
+    return "".join(prefix + line for line in re.split(r"(?<=\n)(?=.)", log, flags=re.DOTALL))
 
 
 def megatron(new: bool = True, iterations: int = 4) -> str:
@@ -236,7 +236,7 @@ def write_all(folder: Path) -> Path:
     """Write one log of every kind, as people keep them."""
     run = "results/zs0_fp16_gpus1_bs32_sl128/run1"
     files = {
-        "chat/training.log": chat(), "chat/pdsh.out": with_hosts(chat()), "megatron/slurm-123.out": megatron(),
+        "chat/training.log": chat(), "chat/pdsh.out": prefixed(chat()), "megatron/slurm-123.out": megatron(),
         "megatron/old": megatron(new=False), "trainer/console.txt": trainer(),
         "trainer/trainer_state.json": trainer_state(), f"{run}/step_log.csv": step_csv(), f"{run}/gpu_log.csv": GPU_CSV,
     }  # fmt: skip

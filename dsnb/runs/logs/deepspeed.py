@@ -195,12 +195,12 @@ reads("DeepSpeed Basic Optimizer = ", pattern=r"Optimizer = (\S{1,60})\s*\n")(us
 reads("but detected", pattern=r"torch version.*but detected (\d{1,2}\.\d{1,3})\s")(
     lambda run, match: run.environment.setdefault("torch", match[1])
 )
-reads("Execution time: ", pattern=rf"^Execution time: {NUMBER} seconds for (\d{{1,9}}) steps")(
+reads("Execution time: ", pattern=rf"^\s*Execution time: {NUMBER} seconds for (\d{{1,9}}) steps")(
     logged(timed_s=positive, timed_steps=count)  # at the end of a benchmark based on DeepSpeed-Chat
 )
 
 
-@reads("Throughput: ", pattern=rf"^Throughput: {NUMBER} samples/sec")
+@reads("Throughput: ", pattern=rf"^\s*Throughput: {NUMBER} samples/sec")
 def throughput(run: LoggedRun, match: re.Match[str]) -> None:
     """`Throughput: 943.4550 samples/sec`, over the steps of `Execution time`."""
     run.record(samples_per_s=positive(match[1]))

@@ -89,7 +89,7 @@ def test_a_reader_that_fails_names_the_log(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("a.log", logs.with_hosts(logs.chat())),
+        ("a.log", logs.prefixed(logs.chat())),
         ("trainer_state.json", logs.trainer_state()),
         ("step_log.csv", logs.step_csv()),
     ],
