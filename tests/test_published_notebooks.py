@@ -14,7 +14,7 @@ from tests.support.notebooks import run_cells
 
 def pictures(shown):
     """Give the SVG of each figure."""
-    return [unquote(part.split('"')[0]) for part in "".join(shown).split("data:image/svg+xml,")[1:]]
+    return [unquote(text) for text in re.findall('data:image/svg[+]xml,([^"]*)', "".join(shown))]
 
 
 def test_the_form_starts_nothing_by_itself(tmp_path):
@@ -30,9 +30,7 @@ def test_scaling_of_published_data_alone():
     shown = run_cells("30_scaling")
     drawn = pictures(shown)
     assert len(drawn) == 6, "two of each of three tables"
-    for picture in drawn:
-        assert "#0072b2" in picture
-        assert "#e69f00" in picture
+    assert all("#0072b2" in picture and "#e69f00" in picture for picture in drawn)
     text = "".join(shown)
     assert "30,327,296" in text
     assert "98.15" in text
