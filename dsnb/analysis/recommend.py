@@ -164,8 +164,7 @@ def _how_sure(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Q
         return f"{difference}; both were measured, and 20_compare says whether that is more than noise."
     if len(predicted) == 2 and question.objective != "memory":
         experiments = [asked[str(name)] for name in pair.index]
-        kind, error = ratio_errors.expected(experiments, list(pair["limited_by"] == "CPU"), ratios)
-        doubt_pct, doubt = error.mean_pct, ratio_errors.words(kind, error)
+        doubt_pct, doubt = ratio_errors.doubt(experiments, list(pair["limited_by"] == "CPU"), ratios)
     else:
         figure = "peak_allocated" if question.objective == "memory" else "tokens_per_s"
         doubt_pct = float(predicted[f"{figure}_error_pct"].max())
