@@ -28,10 +28,6 @@ OTHER_HOSTS = (
     "The two sets ran on different hosts, so a difference may come from the hosts, and it is one between these hosts: "
     "others of the same kind may differ by more or less."
 )
-EQUAL = (
-    f"where all settings are equal, any two are called different for at most about {100 * (1 - CONFIDENCE):.3g} % of "
-    "tasks."
-)
 WORDS = {"step_time": "step times", "peak_allocated": "peaks of allocated memory"}
 TITLES = {"step_time": "step time", "peak_allocated": "memory"}
 SHAPES = "osD^v<>Pp*"
@@ -60,8 +56,11 @@ def compared(before: pd.DataFrame, after: pd.DataFrame, name: str) -> list[Html]
     only_in = {when: first.index[first["only_in"] == when] for when in ("before", "after")}
     sentences = [f"Only {when}: {', '.join(map(str, names))}." for when, names in only_in.items() if len(names)]
     parts += [bullet_list(sentences)] if sentences else []
-    about = Html(f"<p>{html.escape(f'{VALUES} {TOGETHER}: {EQUAL}')}</p>")
-    return [*parts, about] if (first["only_in"] == "").any() else parts
+    if (first["only_in"] != "").all():
+        return parts
+    errs_pct = f"{100 * (1 - CONFIDENCE):.3g}"
+    equal = f"where all settings are equal, any two are called different for at most about {errs_pct} % of tasks."
+    return [*parts, Html(f"<p>{html.escape(f'{VALUES} {TOGETHER}: {equal}')}</p>")]
 
 
 def environments(before: pd.DataFrame, after: pd.DataFrame) -> Html:

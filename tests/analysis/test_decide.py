@@ -24,14 +24,6 @@ def best(runs, **question):
     return of_runs(runs, Question(**question)).options.iloc[0]
 
 
-def test_soonest_and_cheapest_are_not_the_same(opt):
-    soonest, cheapest = (best(opt, objective=what, prices={"": 2.5}) for what in ("time", "cost"))
-    assert soonest["gpus"] == opt["gpus"].max() == 512
-    rates = (opt["tokens_per_s"] / opt["gpus"]).to_list()
-    assert cheapest["gpus"] == opt["gpus"].iloc[rates.index(max(rates))] < 512
-    assert cheapest["cost"] < soonest["cost"]
-
-
 def test_only_the_gpus_at_hand_count_and_figures_are_those_of_the_formulas(opt):
     decision = of_runs(opt, Question(gpus=16))
     assert (set(decision.options["gpus"]), decision.gpus) == ({1, 8, 16}, [1, 8, 16])
