@@ -1,6 +1,7 @@
 """The sections of a report that compare its runs: with an earlier sweep, and with their predictions."""
 
 import html
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,7 @@ def with_predictions(runs: pd.DataFrame, link: str = "nvlink") -> list[Html | Pi
     if table is None:
         return []
     summary = errors(table)
-    sentences = [_verdict(summary), _method(table), _out_of_memory(table), _untraced(table)]
-    paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in sentences if text)
+    paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in _sentences(table, summary))
     parts: list[Html | Picture] = [Html(f"<h2>Predicted and measured</h2>{paragraphs}")]
     if not summary.loc[ALL, [f"{name}_settings" for name in COMPARED]].any():
         return parts
@@ -184,40 +184,30 @@ def _verdict(summary: pd.DataFrame) -> str:
     return f"Here, {', '.join(parts)}." if parts else ""
 
 
-def _method(table: pd.DataFrame) -> str:
-    """Return without what each step time was predicted, and what an error means."""
-    if table[[f"{name}_error_pct" for name in COMPARED]].isna().all(axis=None):
-        return ""
-    timed = table[table["predicted_step_time_s"].notna()]
-    left_out = "model" if timed["model"].nunique() > 1 else "setting"
-    return (
-        f"Each step time is predicted without the runs of its own {left_out}: the constants of the time model are "
-        f"those of dsnb's runs on H200 ({FITTED_SETTINGS} settings), fitted to the other {left_out}s here on the same "
-        "GPU, if there are any. Nothing is fitted to memory. An error or a bias above 0 means that too much was "
-        f"predicted. At most {MAX_SETTINGS} settings are compared."
-    )
-
-
-def _out_of_memory(table: pd.DataFrame) -> str:
-    """Return how many settings that ran out of memory, and that did not, are predicted not to fit."""
+def _sentences(table: pd.DataFrame, summary: pd.DataFrame) -> Iterator[str]:
+    """Yield how good the predictions are, how they were made, and what they say of settings out of memory."""
+    if verdict := _verdict(summary):
+        yield verdict
+    if table[[f"{name}_error_pct" for name in COMPARED]].notna().any(axis=None):
+        timed = table[table["predicted_step_time_s"].notna()]
+        left_out = "model" if timed["model"].nunique() > 1 else "setting"
+        yield (
+            f"Each step time is predicted without the runs of its own {left_out}: the constants of the time model are "
+            f"those of dsnb's runs on H200 ({FITTED_SETTINGS} settings), fitted to the other {left_out}s here on the "
+            "same GPU, if there are any. Nothing is fitted to memory. An error or a bias above 0 means that too much "
+            f"was predicted. At most {MAX_SETTINGS} settings are compared."
+        )
     known = table[table["fits"].notna()]
     ran, fits = known["ran"].astype(bool), known["fits"].astype(bool)
-    if ran.all():
-        return ""
-    others = f", {(~fits[ran]).sum():,} of {ran.sum():,} that ran" if ran.any() else ""
-    failed = count((~ran).sum(), "setting")
-    return f"Predicted not to fit: {(~fits[~ran]).sum():,} of {failed} that ran out of memory{others}."
-
-
-def _untraced(table: pd.DataFrame) -> str:
-    """Return of how many settings the memory is not predicted, and what to do."""
-    untraced = int((table["has_rules"] & table["predicted_peak_allocated_gib"].isna()).sum())
-    if not untraced:
-        return ""
-    return (
-        f"The memory of {count(untraced, 'setting')} is not predicted: this machine has no trace of the model. "
-        "dsnb predict with a params file makes one, with torch and transformers, for the next report."
-    )
+    if not ran.all():
+        others = f", {(~fits[ran]).sum():,} of {ran.sum():,} that ran" if ran.any() else ""
+        failed = count((~ran).sum(), "setting")
+        yield f"Predicted not to fit: {(~fits[~ran]).sum():,} of {failed} that ran out of memory{others}."
+    if untraced := int((table["has_rules"] & table["predicted_peak_allocated_gib"].isna()).sum()):
+        yield (
+            f"The memory of {count(untraced, 'setting')} is not predicted: this machine has no trace of the model. "
+            "dsnb predict with a params file makes one, with torch and transformers, for the next report."
+        )
 
 
 def _by_strategy(summary: pd.DataFrame) -> pd.DataFrame:
