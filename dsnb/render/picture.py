@@ -43,7 +43,7 @@ STYLE = {
     "ytick.color": palette.SOFT_INK,
 }
 PIXELS_PER_INCH = 100
-# A backend that is first loaded within `rc_context` would not show figures that a notebook draws itself.
+# Loaded within `rc_context`, the backend would not show figures that a notebook draws itself.
 plt.switch_backend(plt.get_backend())
 PLAIN_TICKS = StrMethodFormatter("{x:,.10g}")
 """Ticks as plain numbers with thousands separators, without an offset or a power of ten beside the axis."""
