@@ -162,6 +162,7 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "title": axis.title,
+        "heading": axis.title,
         "isFilter": choice.is_filter,
         "values": choice.values,
         "labels": [labels.text(value) for value in choice.values],

@@ -44,9 +44,10 @@ class Explorer {
       this.pins.node, this.detail.node, card("Runs", this.table.node), model.predictions.node ?? "",
     );
     this.redraw();
-    this.stopWatching = watchTheme(root, () => this.charts().forEach((chart) => chart.recolour()), (printing) => this.print(printing));
-    this.followAddress = () => this.set({ ...model.state, ...this.address.read() });
-    if (this.address) addEventListener("hashchange", this.followAddress);
+    this.listeners = new AbortController();
+    const { signal } = this.listeners;
+    watchTheme(root, () => this.charts().forEach((chart) => chart.recolour()), (printing) => this.print(printing), signal);
+    if (this.address) addEventListener("hashchange", () => this.set({ ...model.state, ...this.address.read() }), { signal });
     root.dsnb = this;
   }
 
@@ -88,7 +89,7 @@ class Explorer {
     this.filtered = model.filtered(state);
     this.selected = model.brushed(this.filtered, state);
     this.groups = model.grouped(this.selected);
-    this.single.hidden = model.showsAllTasks(state);
+    this.single.hidden = model.task(state) === model.allTasks;
     this.overview.node.hidden = !this.single.hidden;
     if (this.single.hidden) {
       this.overview.show(state);
@@ -117,7 +118,7 @@ class Explorer {
     this.count.textContent = `${all}${selected.length ? `; ${bad ? `not ok: ${bad}` : "all of them ok"}` : ""}.`;
     if (!model.runs) this.count.textContent = "There are no runs here yet: start the sweep first.";
     this.legend.show(state, this.filtered);
-    const heading = (name) => (name ? model.title(name) : "nothing measured");
+    const heading = (name) => (name ? model.named.get(name).title : "nothing measured");
     this.scatter.title = this.titles.scatter.textContent = `${heading(state.y)} against ${heading(state.x)}`;
     this.medians.title = this.titles.medians.textContent = `${heading(state.y)} by ${heading(state.along)}`;
     const about = [...new Set([state.y, state.x])].map((name) => model.figure.get(name)).filter((figure) => figure?.about);
@@ -130,7 +131,7 @@ class Explorer {
       const labels = model.axis.get(name)?.labels.slice(Math.ceil(low), Math.floor(high) + 1);
       return labels ? labels.join(", ") : `${model.number(name, low)} to ${model.number(name, high)}`;
     };
-    return `Region: ${["x", "y"].map((side) => `${model.heading(state[side])} ${ends(state[side], state.brush[side])}`).join(", ")}.`;
+    return `Region: ${["x", "y"].map((side) => `${model.named.get(state[side]).heading} ${ends(state[side], state.brush[side])}`).join(", ")}.`;
   }
 
   draw() {
@@ -141,16 +142,11 @@ class Explorer {
     this.laneNote.textContent = picture.message ? "" : [star, picture.note].filter(Boolean).join(" ");
     this.front.replaceChildren(element("h4", {}, `Best trade-offs: differences below ${percent(state.relevance)} do not count`), frontList(model, this.frontier, state, this.pins));
     this.medians.draw(medians(model, state, selected, this.groups));
-    this.drawLosses();
-  }
-
-  drawLosses() {
-    const { model, state, selected } = this;
-    const picture = losses(model, state, selected);
-    this.losses.draw(picture);
+    const loss = losses(model, state, selected);
+    this.losses.draw(loss);
     const without = selected.filter((run) => !model.series[run]).length;
     const missing = without ? `The steps of ${without} of the ${count(selected.length, "selected run")} ${model.leftOut}` : "";
-    this.lossNote.textContent = [picture.note, missing].filter(Boolean).join(" ");
+    this.lossNote.textContent = [loss.note, missing].filter(Boolean).join(" ");
   }
 
   compare() {
@@ -216,15 +212,11 @@ class Explorer {
   // Add series that a kernel sent later.
   addSeries(series) {
     Object.assign(this.model.series, series);
-    if (this.single.hidden) return;
-    this.drawLosses();
-    this.pins.show(this.state);
-    this.detail.show(this.state.run, this.state);
+    this.redraw();
   }
 
   destroy() {
-    this.stopWatching();
-    removeEventListener("hashchange", this.followAddress);
+    this.listeners.abort();
     this.charts().forEach((chart) => chart.destroy());
   }
 }
@@ -246,23 +238,18 @@ const paintViewFirst = (root) => requestAnimationFrame(() => {
 });
 
 // Follow the light or dark theme of the system and of JupyterLab; print is always light.
-const watchTheme = (root, recolour, printed) => {
+const watchTheme = (root, recolour, printed, signal) => {
   const print = (printing) => {
     root.classList.toggle("dsnb-print", printing);
     recolour();
     printed(printing);
   };
-  const listeners = new AbortController();
-  const { signal } = listeners;
   const lab = new MutationObserver(recolour);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour, { signal });
   lab.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
   addEventListener("beforeprint", () => print(true), { signal });
   addEventListener("afterprint", () => print(false), { signal });
-  return () => {
-    listeners.abort();
-    lab.disconnect();
-  };
+  signal.addEventListener("abort", () => lab.disconnect());
 };
 
 // A link relative to the page; each part is encoded, so that none can start another scheme.

@@ -19,7 +19,7 @@ const frame = (model, state, x, y, xs, ys) => {
   const across = axis ? [Math.min(axis.values.length, ...codes) - 0.5, Math.max(0, ...codes) + 0.5] : domain(xs, types.x === "log");
   const up = domain(ys, types.y === "log");
   const signals = {
-    x_title: model.heading(x), y_title: y ? model.heading(y) : "", x_labels: axis ? axis.labels : null,
+    x_title: model.named.get(x).heading, y_title: y ? model.named.get(y).heading : "", x_labels: axis ? axis.labels : null,
     x_low: across[0], x_high: across[1], y_low: up[0], y_high: up[1], x_factor: model.factor(x), y_factor: model.factor(y),
   };
   return { signals, types };
@@ -41,7 +41,7 @@ const NOT_RUN = "No run of this task has ended, and no predicted setting can be 
 const unreported = (model, state, runs) => {
   if (!runs.length) return "";
   const without = [...new Set([state.y, state.x])].filter((name) => name && runs.some((run) => Number.isNaN(model.values(name, state)[run])));
-  return `${count(runs.length, "ok run")} did not report ${without.map((name) => model.title(name)).join(" or ")} and ${runs.length === 1 ? "is" : "are"} not drawn.`;
+  return `${count(runs.length, "ok run")} did not report ${without.map((name) => model.named.get(name).title).join(" or ")} and ${runs.length === 1 ? "is" : "are"} not drawn.`;
 };
 
 // The first chart: runs, the Pareto front, runs that are not ok, and a star at the experiment that is the best.

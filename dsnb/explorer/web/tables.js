@@ -139,7 +139,7 @@ class RunTable extends DataTable {
 const changeParts = (model, name, { values, text, verdict, reason, note, within }) => {
   if (!text) return note;
   const good = (values[1] > values[0]) === (model.better(name) === "higher");
-  const kind = !model.better(name) || verdict !== "likely" ? "dsnb-same" : good ? "dsnb-better" : "dsnb-worse";
+  const kind = !model.better(name) || verdict !== "likely" ? "dsnb-same" : good ? "dsnb-better" : "dsnb-bad";
   const timed = name.startsWith("tokens_per_s") || name === "step_time_s"; // the figures that the steps' spread is about
   const remarks = [note, timed && within].filter(Boolean).join("; ");
   return [["figure", text, kind], ["verdict", reason, ""], ["remark", remarks, ""]].map(([part, words, look]) => (words ? element("span", { class: `dsnb-${part} ${look}` }, words) : ""));
@@ -165,7 +165,7 @@ const effectTable = (model, effects, figures, relevance) => {
     const note = failed.length ? element("span", { class: "dsnb-bad" }, ` ${failed.length} of ${effect.runs.length} ${statuses}`) : "";
     return tableRow([text, note], figures.map((name, index) => changeParts(model, name, effect.changes[index])));
   });
-  const head = ["change", ...figures.map((name) => model.title(name))].map((title, index) => heading(title, !index));
+  const head = ["change", ...figures.map((name) => model.named.get(name).title)].map((title, index) => heading(title, !index));
   return element("div", {}, scrollTable("Effect of one change", head, rows, "dsnb-wrapped"), verdictNotes(model, effects, relevance));
 };
 
@@ -221,7 +221,7 @@ class Pins {
       tableRow("runs that are ok", [...runs.map((own) => `${own.filter((run) => model.ok[run]).length} of ${own.length}`), ""]),
       ...model.measured(runs.flat(), state).map(({ name }) => {
         const found = arePairs ? compared(model, name, ...settings, state) : inWords(model, name, ofRuns(model, name, ...runs, state), state);
-        return tableRow(model.heading(name), [...found.values.map((value) => model.number(name, value)), changeParts(model, name, found)]);
+        return tableRow(model.named.get(name).heading, [...found.values.map((value) => model.number(name, value)), changeParts(model, name, found)]);
       }),
     ];
     const heads = titles.map((title, side) => element("th", { scope: "col" }, mark("square", PIN_COLOURS[side]), ` ${"AB"[side]}: ${title}`));
