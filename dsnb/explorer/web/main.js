@@ -32,8 +32,9 @@ class Explorer {
     this.scatter.canvas.setAttribute("aria-describedby", this.region.id);
     for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
     root.replaceChildren(this.card.node, this.overview.node, this.single);
+    const isLarge = !matchMedia("(max-width: 640px)").matches; // a small screen shows the filters folded, so that the first chart comes soon
     this.single.append(
-      folded("Filters and axes", this.controls.node), this.count, this.legend.node,
+      element("details", { class: "dsnb-fold", open: isLarge }, element("summary", {}, "Filters and axes"), this.controls.node), this.count, this.legend.node,
       element(
         "div", { class: "dsnb-grid" },
         card(this.titles.scatter, this.scatter.node, this.region, this.clear, this.laneNote, this.about, this.front),
@@ -46,7 +47,7 @@ class Explorer {
     this.redraw();
     this.listeners = new AbortController();
     const { signal } = this.listeners;
-    watchTheme(root, () => this.charts().forEach((chart) => chart.recolour()), (printing) => this.print(printing), signal);
+    this.watchTheme(signal);
     if (this.address) addEventListener("hashchange", () => this.set({ ...model.state, ...this.address.read() }), { signal });
     root.dsnb = this;
   }
@@ -55,8 +56,20 @@ class Explorer {
     return [this.scatter, this.medians, this.losses, ...this.detail.charts];
   }
 
-  print(printing) {
-    for (const table of [this.table, this.model.predictions.table]) table?.print(printing);
+  // Follow the light or dark theme of the system and of JupyterLab; print is always light, with all rows.
+  watchTheme(signal) {
+    const recolour = () => this.charts().forEach((chart) => chart.recolour());
+    const print = (printing) => () => {
+      this.root.classList.toggle("dsnb-print", printing);
+      recolour();
+      for (const table of [this.table, this.model.predictions.table]) table?.print(printing);
+    };
+    const lab = new MutationObserver(recolour);
+    lab.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
+    signal.addEventListener("abort", () => lab.disconnect());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour, { signal });
+    addEventListener("beforeprint", print(true), { signal });
+    addEventListener("afterprint", print(false), { signal });
   }
 
   // What a saved picture of a chart says besides: title, legend, and what was measured with what.
@@ -227,30 +240,12 @@ const snapToValues = ([low, high]) => {
   return first <= last ? [first - 0.5, last + 0.5] : [low, high];
 };
 
-// A part that a small screen shows folded, so that the first chart comes soon.
-const folded = (title, content) => element("details", { class: "dsnb-fold", open: !matchMedia("(max-width: 640px)").matches }, element("summary", {}, title), content);
-
 // In the next frame, tables out of view are skipped (style.css) and laid out after it. The class is there only while the browser
 // paints, so scripts that read the page, such as `innerText`, find all text at any other time.
 const paintViewFirst = (root) => requestAnimationFrame(() => {
   root.classList.add("dsnb-painting");
   setTimeout(() => root.classList.remove("dsnb-painting"));
 });
-
-// Follow the light or dark theme of the system and of JupyterLab; print is always light.
-const watchTheme = (root, recolour, printed, signal) => {
-  const print = (printing) => {
-    root.classList.toggle("dsnb-print", printing);
-    recolour();
-    printed(printing);
-  };
-  const lab = new MutationObserver(recolour);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour, { signal });
-  lab.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
-  addEventListener("beforeprint", () => print(true), { signal });
-  addEventListener("afterprint", () => print(false), { signal });
-  signal.addEventListener("abort", () => lab.disconnect());
-};
 
 // A link relative to the page; each part is encoded, so that none can start another scheme.
 const relativeLink = (path) => `./${path.map(encodeURIComponent).join("/")}`;

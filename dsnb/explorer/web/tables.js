@@ -145,18 +145,15 @@ const changeParts = (model, name, { values, text, verdict, reason, note, within 
   return [["figure", text, kind], ["verdict", reason, ""], ["remark", remarks, ""]].map(([part, words, look]) => (words ? element("span", { class: `dsnb-${part} ${look}` }, words) : ""));
 };
 
-// What the verdicts of the table rely on, and how many of them lack runs.
-const verdictNotes = ({ limits, words }, effects, relevance) => {
+// The effect of changing one setting on these figures, what the verdicts rely on, and how many of them lack runs.
+const effectTable = (model, effects, figures, relevance) => {
+  if (!effects.length) return element("p", { class: "dsnb-empty" }, "No selected experiment differs from the baseline in exactly one setting.");
+  const { limits, words } = model;
   const all = effects.flatMap(({ changes }) => changes).filter(({ text }) => text);
   const few = all.filter(({ verdict, counted }) => verdict === "few" && counted === "run").length;
   const repeats = `${limits.fewestRuns} of each setting are needed (dsnb sweep PARAMS --set repeats=${limits.fewestRuns} adds them). `;
   const advice = few ? `Too few runs for ${few === all.length ? "any verdict" : `${few} of ${all.length} verdicts`}: ${repeats}` : "";
-  return soft(`${advice}${fill(words.method, { relevance: percent(relevance) })}`);
-};
-
-// The effect of changing one setting on these figures.
-const effectTable = (model, effects, figures, relevance) => {
-  if (!effects.length) return element("p", { class: "dsnb-empty" }, "No selected experiment differs from the baseline in exactly one setting.");
+  const notes = soft(`${advice}${fill(words.method, { relevance: percent(relevance) })}`);
   const rows = effects.map((effect) => {
     const axis = model.axis.get(effect.axis);
     const text = `${axis.title}: ${axis.labels[effect.before]} → ${axis.labels[effect.after]}`;
@@ -166,7 +163,7 @@ const effectTable = (model, effects, figures, relevance) => {
     return tableRow([text, note], figures.map((name, index) => changeParts(model, name, effect.changes[index])));
   });
   const head = ["change", ...figures.map((name) => model.named.get(name).title)].map((title, index) => heading(title, !index));
-  return element("div", {}, scrollTable("Effect of one change", head, rows, "dsnb-wrapped"), verdictNotes(model, effects, relevance));
+  return element("div", {}, scrollTable("Effect of one change", head, rows, "dsnb-wrapped"), notes);
 };
 
 // The Pareto front as a list, numbered as its points are in the chart.
