@@ -101,7 +101,7 @@ def _tasks(data: Data, names: list[str]) -> dict[str, Any]:
     """Return each task with its candidates, the controls that it sets, and remarks on its runs."""
     runs = answered(data)
 
-    def controls(task: str) -> dict[str, Any]:  # what it starts with; all else that was chosen among its runs is cleared
+    def controls(task: str) -> dict[str, Any]:  # what it starts with; the rest of what was chosen is cleared
         fresh = default(data, task)
         return {name: fresh[name] for name in ("colour", "along", "x", "y")}
 

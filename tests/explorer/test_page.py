@@ -181,7 +181,7 @@ def test_keys_alone_make_move_and_clear_a_region(explorer, page):
         tab.keyboard.press(key)
         tab.evaluate(CALM, 0)
         assert f"strategy {names}, tokens/s" in said.inner_text()
-    tab.evaluate(f"{ROOT}.brushing({{ x: [1.02, 1.4], y: [0, 1e9] }})")  # as a hand draws it, beside the setting's value
+    tab.evaluate(f"{ROOT}.brushing({{ x: [1.02, 1.4], y: [0, 1e9] }})")  # as a hand draws it
     tab.evaluate(CALM, 0)
     assert tab.evaluate(f"{ROOT}.state.brush.x") == [0.5, 1.5]
     tab.keyboard.press("Escape")

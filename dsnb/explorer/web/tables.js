@@ -3,10 +3,7 @@
 const ROWS_PER_PAGE = 25;
 
 // Whether a column says the same of all runs, or nothing.
-const isConstant = (values) => {
-  const known = values.filter((value) => !Number.isNaN(value));
-  return known.length === 0 || (known.length === values.length && known.every((value) => value === known[0]) && values.length > 1);
-};
+const isConstant = (values) => (values.length > 1 && values.every((value) => value === values[0])) || values.every(Number.isNaN);
 
 // A table that turns pages and is saved as CSV. A column is { title, text(item), file(item), isText, isBad(item) }, with `head` in place of the
 // title where that is a control; cells of the first are the heads of their rows.
