@@ -136,7 +136,6 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": experiment.micro_batch_size,
         "gradient_accumulation_steps": experiment.grad_accum,
         **_optimizer(experiment),
-        **_tensor_parallel(experiment),
         "zero_optimization": _zero(experiment),
         "gradient_clipping": experiment.gradient_clipping,
         # DeepSpeed's progress lines would read the clock, and on GPUs synchronize, inside the timed region.
@@ -144,6 +143,11 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
         "wall_clock_breakdown": False,
         "timers": {"throughput": {"enabled": False}},
     }
+    if experiment.tensor_parallel > 1:  # the worker splits the stages of a pipeline
+        config["tensor_parallel"] = {
+            "autotp_size": experiment.tensor_parallel if experiment.pipeline_parallel == 1 else 0,
+            "partition_config": {"use_default_specs": False, "layer_specs": SPLIT_LAYERS},
+        }
     if experiment.precision in DTYPES:
         if experiment.mixed_precision == "autocast":
             config["torch_autocast"] = {"enabled": True, "dtype": DTYPES[experiment.precision]}
@@ -172,7 +176,14 @@ def _optimizer(experiment: Experiment) -> dict[str, Any]:
 
 
 def _zero(experiment: Experiment) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": experiment.zero_stage, **_offload(experiment)}
+    zero: dict[str, Any] = {"stage": experiment.zero_stage}
+    what, _, device = experiment.offload.partition("-")
+    if what != "none":
+        zero["offload_optimizer"] = {"device": device, "pin_memory": experiment.device == "cuda"}
+    if device == "nvme":
+        zero["offload_optimizer"]["nvme_path"] = os.path.expanduser(experiment.nvme_path)
+    if what == "all":
+        zero["offload_param"] = zero["offload_optimizer"]
     if experiment.overlap_comm != "auto":
         zero["overlap_comm"] = experiment.overlap_comm == "on"
     if experiment.bucket_elements:
@@ -188,25 +199,3 @@ def _zero(experiment: Experiment) -> dict[str, Any]:
     if experiment.zeropp in {"partition", "all"}:
         zero["zero_hpz_partition_size"] = max(1, experiment.gpus // experiment.nodes)
     return zero
-
-
-def _offload(experiment: Experiment) -> dict[str, Any]:
-    what, _, device = experiment.offload.partition("-")
-    if what == "none":
-        return {}
-    place: dict[str, Any] = {"device": device, "pin_memory": experiment.device == "cuda"}
-    if device == "nvme":
-        place["nvme_path"] = os.path.expanduser(experiment.nvme_path)
-    return {"offload_optimizer": place, **({"offload_param": place} if what == "all" else {})}
-
-
-def _tensor_parallel(experiment: Experiment) -> dict[str, Any]:
-    """Return AutoTP's rules; its size stays 0 in a pipeline, whose stages are split in the worker."""
-    if experiment.tensor_parallel == 1:
-        return {}
-    return {
-        "tensor_parallel": {
-            "autotp_size": experiment.tensor_parallel if experiment.pipeline_parallel == 1 else 0,
-            "partition_config": {"use_default_specs": False, "layer_specs": SPLIT_LAYERS},
-        }
-    }

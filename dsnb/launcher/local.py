@@ -293,17 +293,17 @@ def is_free(address: str, port: int) -> bool:
 
 
 def remove_stale_locks() -> None:
-    """Remove the locks of killed compilations of DeepSpeed's ops: torch would silently wait until they are gone."""
+    """Remove the locks of killed compilations of DeepSpeed's ops: torch would silently wait until they are gone.
+
+    An op is being compiled if a process, such as ninja or a compiler, works in its folder.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cache / "torch_extensions")
     for lock in [*root.glob("*/lock"), *root.glob("*/*/lock")]:
         with contextlib.suppress(OSError):  # another launch has removed it
-            if time.time() - lock.stat().st_mtime > MIN_LOCK_AGE_S and not _is_compiled_in(lock.parent):
+            if time.time() - lock.stat().st_mtime < MIN_LOCK_AGE_S:
+                continue
+            working = (Path(cwd).resolve() for process in psutil.process_iter(["cwd"]) if (cwd := process.info["cwd"]))
+            if not any(lock.parent in {place, *place.parents} for place in working):
                 lock.unlink()
                 print(f"removed the stale lock of a killed compilation: {lock}")
-
-
-def _is_compiled_in(folder: Path) -> bool:
-    """Return whether a process works in the folder of an op, as ninja and compilers do."""
-    working = (Path(cwd).resolve() for process in psutil.process_iter(["cwd"]) if (cwd := process.info["cwd"]))
-    return any(folder in {place, *place.parents} for place in working)

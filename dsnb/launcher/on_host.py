@@ -131,7 +131,6 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
         "memory_free_gib": round(psutil.virtual_memory().available / hardware.GIB, 1),
         "load_per_core": round(os.getloadavg()[0] / hardware.cores(), 2),
         "busy": busy_gpu([gpu.index for gpu in hardware.gpus()], wait_s=0),
-        "links": links(),
         "compiler": bool(shutil.which("c++") or shutil.which("g++")),
         "reached": {peer: _answers(peer) for peer in request.get("peers", [])},
     }
@@ -187,21 +186,6 @@ def interfaces() -> dict[str, str]:
         if entry.family == socket.AF_INET and name in up
     }
     return dict(sorted(pairs.items(), key=lambda pair: pair[1].startswith(CONTAINER_BRIDGES)))
-
-
-def links() -> dict[str, str]:
-    """Return the speeds of network interfaces and InfiniBand ports, and the number of NVLinks per GPU."""
-    speeds = {
-        name: f"{state.speed} Mbit/s" if state.speed else "speed unknown"
-        for name, state in psutil.net_if_stats().items()
-        if state.isup and name != "lo"
-    }
-    for rate in sorted(Path("/sys/class/infiniband").glob("*/ports/*/rate")):
-        with contextlib.suppress(OSError):
-            speeds[f"{rate.parts[-4]}:{rate.parts[-2]}"] = rate.read_text().strip()
-    if (nvlinks := hardware.nvlinks()) is not None:
-        speeds["NVLink"] = f"{nvlinks} links per GPU"
-    return speeds
 
 
 def busy_gpu(indexes: list[int], wait_s: float = GPU_FREE_TIMEOUT_S) -> str | None:

@@ -44,7 +44,6 @@ MACHINE_FAULTS = {
     "CUDA driver initialization failed": "check the driver (`nvidia-smi`)",
 }
 """Words of errors that come from the machine, not from the settings, and what to do."""
-STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "communication_s")
 MAX_NAMED = 5
 JOULES_PER_KWH = 3.6e6
 MEASURED_BY_WORKER = (
@@ -247,7 +246,8 @@ def _notes(
     if missing := worker.get("flops_missing"):
         yield missing
     if worker.get("power_source") and gpu["power_w"] is None:
-        yield f"no power: the timed steps took {timed_wall_s(worker) or nan:.2f} s, too short to measure it"
+        timed_s = (worker.get("phases_s") or {}).get("timed") or nan
+        yield f"no power: the timed steps took {timed_s:.2f} s, too short to measure it"
 
 
 def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], failed: dict[str, Any], key: str) -> float | None:
@@ -260,7 +260,8 @@ def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], failed: dict[str,
 def _profile(paths: RunPaths) -> dict[str, Any]:
     profile = record_schema.read(paths.profile) or {"missing": {"profile": "the ranks ended before it began"}}
     missing = "; ".join(f"{part}: {why}" for part, why in (profile.get("missing") or {}).items())
-    return {**{name: profile.get(name) for name in STEP_PARTS}, "profile_missing": missing or None}
+    parts = ("forward_s", "backward_s", "optimizer_s", "communication_s")
+    return {**{name: profile.get(name) for name in parts}, "profile_missing": missing or None}
 
 
 def _flops(experiment: Experiment, worker: dict[str, Any], per_gpu: float | None) -> dict[str, float | None]:
@@ -285,7 +286,7 @@ def gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any], gpus: int
     """
     steps_s = worker.get("steps_from_s", 0.0), worker.get("timed_to_s", worker.get("ended_s", inf))
     timed = _within(samples, worker.get("timed_from_s", inf), worker.get("timed_to_s", -inf))
-    timed_s, energy_j = timed_wall_s(worker), worker.get("energy_j")
+    timed_s, energy_j = (worker.get("phases_s") or {}).get("timed"), worker.get("energy_j")
     counters = _by_gpu(samples, "energy_j")
     spent = [values[-1] - values[0] for values in counters if len(values) > 1]
     used_gib = [row["memory_used_gib"] for row in _within(samples, *steps_s) if row.get("memory_used_gib") is not None]
@@ -298,12 +299,6 @@ def gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any], gpus: int
         "power_w": energy_j / timed_s / gpus if energy_j is not None and timed_s else None,
         "run_energy_kwh": sum(spent) / JOULES_PER_KWH if spent and len(spent) == len(counters) else None,
     }
-
-
-def timed_wall_s(worker: dict[str, Any]) -> float | None:
-    """Return the wall time of the timed steps; None if they did not end."""
-    timed_s: float | None = (worker.get("phases_s") or {}).get("timed")
-    return timed_s
 
 
 def _within(samples: list[dict[str, Any]], first_s: float, last_s: float) -> list[dict[str, Any]]:
