@@ -106,11 +106,13 @@ def _end_with_stdin(silence_s: float) -> NoReturn:
 def survey(request: dict[str, Any]) -> dict[str, Any]:
     """Return what this host is, and what a run or `dsnb doctor` wants to know of it.
 
-    A request has `folder`, which this host has to see, and `token`, a file in it. For a run also `device`, `devices`
-    (the slots to use) and `master_port` (0 for any); for `dsnb doctor` `peers`, addresses with ports to connect to.
+    A request has `folder`, which this host has to see, and `token`, a file that was just written to it. For a run it
+    also has `device`, `devices` (the slots to use) and `master_port` (0 for any); for `dsnb doctor` `peers`, addresses
+    with ports to connect to.
     """
-    folder = Path(request["folder"])
-    sees = sees_folder(folder, request["token"])
+    folder, deadline = Path(request["folder"]), time.monotonic() + SHARED_WAIT_S
+    while not (sees := (folder / request["token"]).exists()) and folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
     address, interface = own_address()
     answer = {
         "dsnb": __version__,
@@ -134,14 +136,6 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
         "compiler": bool(shutil.which("c++") or shutil.which("g++")),
         "reached": {peer: _answers(peer) for peer in request.get("peers", [])},
     }
-
-
-def sees_folder(folder: Path, token: str) -> bool:
-    """Return whether this host sees the launcher's folder, by a file that was just written to it."""
-    deadline = time.monotonic() + SHARED_WAIT_S
-    while not (seen := (folder / token).exists()) and folder.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return seen
 
 
 def prepare(request: dict[str, Any], sees_run: bool) -> dict[str, Any]:

@@ -170,12 +170,19 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
     failed = next((failure for failure in failures if failure.get("status") == "oom"), {})
     timed = [step for step in steps if step.get("phase") == "timed"]
     gpu = gpu_figures(samples, worker, experiment.gpus)
-    speed = _speed(experiment, timed)
+    times_s, skipped = list(_times_s(timed).values()), _skipped(timed)
+    rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
+    rate_per_gpu = rate / experiment.gpus if rate is not None else None
     needed_gib = [failed.get("allocated_gib"), failed.get("requested_gib")]
     return {
         **{name: worker.get(name) for name in MEASURED_BY_WORKER},
-        **speed,
-        **_flops(experiment, worker, speed["tokens_per_s_per_gpu"]),
+        "tokens_per_s": rate,
+        # tokens of skipped steps are processed but not trained on
+        "trained_tokens_per_s": rate * (1 - skipped / len(timed)) if rate is not None else None,
+        "tokens_per_s_per_gpu": rate_per_gpu,
+        "step_time_s": fmean(times_s) if times_s else None,
+        "step_time_median_s": median(times_s) if times_s else None,
+        **_flops(experiment, worker, rate_per_gpu),
         "peak_allocated_gib": _peak(steps, worker, failed, "allocated_gib"),
         "peak_reserved_gib": _peak(steps, worker, failed, "reserved_gib"),
         **{f"oom_{name}": failed.get(name) for name in ("phase", "step", "allocated_gib", "requested_gib")},
@@ -184,8 +191,8 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "loss_first": steps[0].get("loss") if steps else None,
         "loss_last": steps[-1].get("loss") if steps else None,
         "grad_norm_last": steps[-1].get("grad_norm") if steps else None,
-        "skipped_steps": _skipped(timed),
-        "skipped_warmup_steps": _skipped(steps) - _skipped(timed),
+        "skipped_steps": skipped,
+        "skipped_warmup_steps": _skipped(steps) - skipped,
         "slow_steps": len(slow_steps(timed)),
         "timed_steps": len(timed),
         "attention_used": worker.get("attention"),
@@ -197,20 +204,6 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
 def _times_s(timed: list[dict[str, Any]]) -> dict[int, float]:
     """Return step -> time of the steps with a time."""
     return {step["step"]: step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)}
-
-
-def _speed(experiment: Experiment, timed: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Return throughput and step time; tokens of skipped steps are processed but not trained on."""
-    times_s = list(_times_s(timed).values())
-    rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
-    trained = 1 - _skipped(timed) / len(timed) if timed else 0.0
-    return {
-        "tokens_per_s": rate,
-        "trained_tokens_per_s": rate * trained if rate is not None else None,
-        "tokens_per_s_per_gpu": rate / experiment.gpus if rate is not None else None,
-        "step_time_s": fmean(times_s) if times_s else None,
-        "step_time_median_s": median(times_s) if times_s else None,
-    }
 
 
 def _skipped(steps: list[dict[str, Any]]) -> int:

@@ -263,7 +263,7 @@ class Run:
     def __init__(self, lab, worker, settings, outside=False):
         self.lab, self.paths = lab, RunPaths(lab.folder_of_next())
         self.settings, self.worker = lab.settings(**settings), worker
-        self.process = self.error = None
+        self.process = None
         self.began = time.monotonic()
         if outside:
             # A fork while a thread launches may copy a lock that the thread holds, and wait for it for ever.
@@ -275,10 +275,8 @@ class Run:
             self.thread.start()
 
     def _launch(self):
-        try:
+        with contextlib.suppress(LaunchError):
             launch(dsnb.Experiment(**self.settings), self.paths.dir, progress=False, worker=self.worker)
-        except LaunchError as error:
-            self.error = error
 
     def _launch_and_listen(self):
         """Launch as the command line does, which takes SIGTERM for an interrupt."""
