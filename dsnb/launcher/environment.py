@@ -28,8 +28,6 @@ _SECRET = re.compile("(^|_)(TOKEN|SECRET|PASS|PASSWORD|PASSWD|PWD|CREDENTIALS?|K
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Names in torch's library (read in 2.13) that configure its allocator. If any is set, dsnb sets none, so that it does
 not matter which one torch prefers."""
-MAX_VALUE = 100
-"""Characters of a recorded value."""
 SAMPLE_INTERVAL_S = 0.25
 
 
@@ -55,7 +53,7 @@ def describe(ranks: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "nccl_package": next(filter(None, map(_version, NCCL_PACKAGES)), None),
         "git_commit": _git_commit(),
         "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "variables": {name: value.replace(home, "~")[:MAX_VALUE] for name, value in recorded.items()},
+        "variables": {name: value.replace(home, "~")[:100] for name, value in recorded.items()},
     }
 
 

@@ -31,8 +31,6 @@ from dsnb.version import __version__
 
 MARK = "\x1e"
 """Precedes a message; the character is called record separator."""
-SHARED_WAIT_S = 2.0
-"""How long a file of the launcher may take to appear here through a network file system."""
 BUSY_GIB = 1.0
 """Memory in use above which a GPU counts as busy; the driver alone takes less."""
 GPU_FREE_TIMEOUT_S = 10.0
@@ -110,7 +108,7 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
     also has `device`, `devices` (the slots to use) and `master_port` (0 for any); for `dsnb doctor` `peers`, addresses
     with ports to connect to.
     """
-    folder, deadline = Path(request["folder"]), time.monotonic() + SHARED_WAIT_S
+    folder, deadline = Path(request["folder"]), time.monotonic() + 2  # a network file system shows a new file late
     while not (sees := (folder / request["token"]).exists()) and folder.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     address, interface = own_address()

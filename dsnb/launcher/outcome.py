@@ -20,8 +20,6 @@ from dsnb.system import hardware, launch_clock, signals
 
 SOME_RANK = -1
 """The key of an exit code whose rank the launcher does not report."""
-SEARCHED_LINES = 200
-"""Lines at the end of the console that are searched for an out-of-memory error."""
 PHASES = {
     "build": "building the model",
     "forward": "the forward pass",
@@ -45,7 +43,6 @@ MACHINE_FAULTS = {
 }
 """Words of errors that come from the machine, not from the settings, and what to do."""
 MAX_NAMED = 5
-JOULES_PER_KWH = 3.6e6
 MEASURED_BY_WORKER = (
     *("step_skew", "forward_skew", "host_memory_gib", "rank_host_memory_gib", "update_rms", "recompilations"),
     *("graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
@@ -131,7 +128,7 @@ def _exit_status(
 ) -> tuple[str, str]:
     """Return the status and cause of a run whose ranks ended with an exit code and without a recorded exception."""
     rank, code = next(iter(exit_codes.items()))
-    name, lines = _name(rank, host_of), last_lines(paths.console, SEARCHED_LINES)
+    name, lines = _name(rank, host_of), last_lines(paths.console, 200)
     if host_oom_kills and code == -signal.SIGKILL:
         return "oom", f"{name} was killed by the kernel: the machine's memory ran out"
     if any("out of memory" in line.lower() for line in lines):
@@ -290,7 +287,7 @@ def gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any], gpus: int
         "sm_clock_mhz": _mean(timed, "sm_clock_mhz"),
         "energy_j": energy_j,
         "power_w": energy_j / timed_s / gpus if energy_j is not None and timed_s else None,
-        "run_energy_kwh": sum(spent) / JOULES_PER_KWH if spent and len(spent) == len(counters) else None,
+        "run_energy_kwh": sum(spent) / 3.6e6 if spent and len(spent) == len(counters) else None,
     }
 
 
