@@ -6,7 +6,7 @@ recorded besides its runs is loaded here too: its plan, and the all-reduce tests
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from dsnb.run_folder.paths import BANDWIDTH, RunPaths, SweepPaths
 from dsnb.run_folder.result import ENDED
 from dsnb.runs import run_folders
 from dsnb.runs.discover import displayable, find_runs, name_runs, names_from_log
+from dsnb.runs.literature import tables
 from dsnb.runs.logs import console, logged_run, step_csv
 from dsnb.runs.logs.logged_run import LoggedRun
 from dsnb.runs.table import as_runs, without_noise
@@ -32,13 +33,15 @@ BANDWIDTH_COLUMNS = [
 ]  # fmt: skip
 
 
-def load_runs(path: str | Path) -> pd.DataFrame:
+def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
     """Load all runs below a folder: dsnb's own, and those in logs of other programs.
 
     Parameters
     ----------
     path
         A folder of outputs, of a sweep, of an experiment, of one run, of logs, or one log.
+    published
+        Names of published tables (`dsnb.published`) to append; `path` may then be empty.
 
     Returns
     -------
@@ -54,7 +57,16 @@ def load_runs(path: str | Path) -> pd.DataFrame:
         If the path does not exist.
     LogError
         If `path` is a file that cannot be read as a log. In a folder, such files are left out.
+    PublishedError
+        If there is no such published table.
     """
+    if published:
+        own = [_load(path)] if path else []
+        return pd.concat([*own, *map(tables.published, published)], ignore_index=True)
+    return _load(path)
+
+
+def _load(path: str | Path) -> pd.DataFrame:
     folders, logs = find_runs(path)
     own = run_folders.read_columns(folders)
     names = name_runs(folders, own[run_folders.NAME], own[run_folders.MODEL_NAME])
