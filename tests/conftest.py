@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +24,7 @@ from dsnb.run_folder.result import Result
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
 from tests import ROOT
-from tests.support import browser, process_guard
+from tests.support import browser
 from tests.support.waiting import wait_until
 
 # OpenMP's threads spin while they wait for one that has no core: sixty steps beside two busy processes then take 20 s
@@ -112,6 +113,16 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+started: list[str] = []
+"""Events of processes that this one has started since the current test began."""
+
+
+def _record_start(event: str, arguments: tuple[object, ...]) -> None:
+    if event in {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}:
+        started.append(f"{event}{arguments[:2]}")
+
+
+sys.addaudithook(_record_start)
 _session = contextlib.ExitStack()
 
 
@@ -148,7 +159,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Start the fork server before the first test that starts processes."""
     if item.get_closest_marker("process"):
         _share_fork_server(item.config)
-    process_guard.started.clear()
+    started.clear()
 
 
 def pytest_unconfigure() -> None:
@@ -160,7 +171,7 @@ def _starts_no_process_unless_marked(request: pytest.FixtureRequest) -> Iterator
     """Fail a test that starts a process and is not marked `process`: `make check` runs all that are not."""
     yield
     if not request.node.get_closest_marker("process"):
-        assert process_guard.started == [], "mark this test `process`"
+        assert started == [], "mark this test `process`"
 
 
 @pytest.fixture(scope="session")

@@ -20,8 +20,6 @@ MEASUREMENT = {"steps", "warmup_steps", "seed", "profile", "launcher", "nvme_pat
 """Settings of how a run was measured, not of how a training is done."""
 MAX_VARIANTS = 4
 """Parts of a report that figures are drawn for."""
-WITHIN_A_VARIANT = {"strategy", "precision", "source"}
-"""What runs of one variant may differ in."""
 
 
 def choices(runs: pd.DataFrame) -> list[str]:
@@ -71,7 +69,7 @@ def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
     Of the `MAX_VARIANTS` parts with the most runs: their title (the choices that differ between parts) and runs.
     """
-    parts = split(as_runs(runs), WITHIN_A_VARIANT)
+    parts = split(as_runs(runs), {"strategy", "precision", "source"})
     largest = sorted(range(len(parts)), key=lambda number: -len(parts[number][1]))[:MAX_VARIANTS]
     return dict(parts[number] for number in sorted(largest))
 

@@ -153,10 +153,8 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
         gpu_memory_gib=numbers(runs, "gpu_memory_gib"),
     )  # fmt: skip
     median = dict.fromkeys(("gpus", "tokens_per_s", "power_w", "memory_gib"), "median")
-    first = dict.fromkeys(("source", "gpu_name", "kind"), "first")
-    known = table.groupby("experiment", sort=False).agg(
-        {**first, "n": "sum", "n_failed": "sum", **median, "gpu_memory_gib": "min"}
-    )
+    others = dict.fromkeys(("source", "gpu_name", "kind"), "first") | dict.fromkeys(("n", "n_failed"), "sum")
+    known = table.groupby("experiment", sort=False).agg({**others, **median, "gpu_memory_gib": "min"})
     known = known[known["tokens_per_s"].notna()]
     known["power_w"] = known["power_w"] if power_w is None else known["power_w"].fillna(power_w)
     known.insert(0, "basis", [basis({"source": source}) for source in known["source"]])

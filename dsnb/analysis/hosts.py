@@ -29,8 +29,6 @@ from dsnb.settings import params_file
 
 MIN_PCT, DEVIATIONS, MIN_GROUPS = 3.0, 3.5, 3
 MAX_NAMES = 8
-UNFINISHED = "interrupted"
-"""Status of a run that is still running or will be repeated; it does not count against its group."""
 COLUMNS = [
     "workload", "experiment", "nodes", "gpus", "hosts", "n", "failed", "statuses", "samples_per_s", "per_node",
     "median_per_node", "off_median_pct", "limit_pct", "compared_with", "expected_per_node", "verdict", "cause",
@@ -76,7 +74,8 @@ def groups(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _group(runs: pd.DataFrame) -> dict[str, Any]:
-    first, failed = runs.iloc[0], runs[~runs["status"].isin(["ok", UNFINISHED])]
+    # An interrupted run is still running or will be repeated.
+    first, failed = runs.iloc[0], runs[~runs["status"].isin(["ok", "interrupted"])]
     statuses = Counter(runs["status"])
     per_node, least = float(runs["rate"].median()) / first["nodes"], first["expected"]
     is_fast = statuses["ok"] == len(runs) and per_node >= least

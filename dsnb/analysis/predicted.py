@@ -153,11 +153,8 @@ def traces_of(experiments: Sequence[Experiment], make: bool = True) -> list[Trac
 def _step_times(settings: Sequence[dict[str, Any]]) -> list[float]:
     """Return the predicted step time of each setting; constants are fitted to settings on the same GPU."""
     predicted_s = [math.nan] * len(settings)
-    on_gpus: dict[str, list[int]] = {}
-    for place, record in enumerate(settings):
-        if record["measured"]:
-            on_gpus.setdefault(record["known_gpu"].name, []).append(place)
-    for places in on_gpus.values():
+    for gpu in {record["known_gpu"] for record in settings if record["measured"]}:
+        places = [at for at, one in enumerate(settings) if one["measured"] and one["known_gpu"] == gpu]
         timed = [settings[place]["measured"] for place in places]
         for place, run, error_pct in zip(places, timed, calibration.left_out(timed), strict=True):
             predicted_s[place] = run.step_time_s * (1 + error_pct / 100)

@@ -16,6 +16,7 @@ from dsnb.analysis.tasks import settings_of, tasks
 from dsnb.prediction import calibration, gpus
 from dsnb.prediction.calibration import DEFAULT_COVERAGE, Measured, measured
 from dsnb.prediction.step_time import stack
+from dsnb.runs.labels import count
 from dsnb.settings.experiment import Experiment
 
 BY_CPU = (
@@ -58,21 +59,17 @@ ELSEWHERE: dict[str, RatioError] = {
 }
 
 
-def expected(pair: Sequence[Experiment], by_cpu: Sequence[bool], known: Ratios) -> tuple[str, RatioError]:
-    """Return the kind of two settings of one task, the CPU limiting the step of each or not, and its error."""
+def doubt(pair: Sequence[Experiment], by_cpu: Sequence[bool], known: Ratios) -> tuple[float, str]:
+    """Return the mean error of predicted ratios of two settings, in per cent and in words with its origin."""
     name = OFFLOADED if any(one.offload != "none" for one in pair) else BY_CPU[sum(by_cpu)]
     name = name if name in known and known[name].pairs >= MIN_PAIRS else ALL
-    return name, known[name]
-
-
-def words(name: str, error: RatioError) -> str:
-    """Return an error of ratios and on what it was measured, as in "more than 4.5 %, the mean error of ..."."""
-    pairs = f"{error.pairs:,} pair{'' if error.pairs == 1 else 's'}"
-    return f"{error.mean_pct:.1f} %, the mean error of predicted ratios of two settings {name} ({pairs})"
+    pairs, error_pct, _ = known[name]
+    origin = f"the mean error of predicted ratios of two settings {name} ({count(pairs, 'pair')})"
+    return error_pct, f"{error_pct:.1f} %, {origin}"
 
 
 def known_for(gpu: str, link: str, calibrate: pd.DataFrame | None = None) -> Ratios:
-    """Return the errors of ratios that hold for the predictions of `dsnb.predict` with these arguments."""
+    """Return the errors of ratios for predictions of `dsnb.predict` with these arguments."""
     if calibrate is None:
         return DEFAULT_RATIOS if gpus.find(gpu).name in DEFAULT_COVERAGE.gpus else ELSEWHERE
     runs, hosts = of_hosts(calibrate, link)
@@ -81,21 +78,20 @@ def known_for(gpu: str, link: str, calibrate: pd.DataFrame | None = None) -> Rat
     return own if own and gpus.find(gpu).name in on_this else ELSEWHERE
 
 
-def of_hosts(runs: pd.DataFrame, link: str = "nvlink") -> tuple[list[Measured], list[int]]:
-    """Return one measured run of each setting on each host, that with the median step time, and the host's number."""
-    hosts = runs["host"].fillna("") if "host" in runs else pd.Series("", index=runs.index)
+def of_hosts(runs: pd.DataFrame, link: str = "nvlink") -> tuple[list[Measured], list[str]]:
+    """Return one measured run of each setting on each host, that with the median step time, and the hosts of these."""
+    hosts = runs["host"].fillna("") if "host" in runs else ""
     fastest_first = runs.assign(host=hosts).sort_values("step_time_s", kind="stable")
-    found: list[Measured] = []
-    places: list[int] = []
-    for place, (_, own) in enumerate(fastest_first.groupby("host", sort=False)):
-        middle = [group.iloc[(len(group) - 1) // 2] for _, group in own.groupby("experiment", sort=False)]
-        rows = measured(pd.DataFrame(middle), gpus.link(link))
-        found += rows
-        places += [place] * len(rows)
-    return found, places
+    path = gpus.link(link)
+    found = [
+        (run, host)
+        for (host, _), own in fastest_first.groupby(["host", "experiment"], sort=False)
+        for run in measured(own.iloc[[(len(own) - 1) // 2]], path)
+    ]
+    return [run for run, _ in found], [host for _, host in found]
 
 
-def by_limit(runs: Sequence[Measured], errors: Sequence[float], hosts: Sequence[int]) -> dict[str, RatioError]:
+def by_limit(runs: Sequence[Measured], errors: Sequence[float], hosts: Sequence[object]) -> dict[str, RatioError]:
     """Return the errors of ratios by the kind of a pair, and of all pairs; empty without any pair.
 
     `errors` of predicted step times are in per cent; only runs of one of the `hosts` are compared with each other.

@@ -58,7 +58,12 @@ class Recommendation:
 
 
 def recommend(
-    experiments: Sequence[Experiment], gpu: str = "H200", *, objective: Objective = "days", **options: Any
+    experiments: Sequence[Experiment],
+    gpu: str = "H200",
+    *,
+    objective: Objective = "days",
+    currency: str = "$",
+    **options: Any,
 ) -> list[Recommendation]:
     """Return for each task the best of its settings that is predicted to fit; the task with most settings comes first.
 
@@ -70,6 +75,8 @@ def recommend(
         As `dsnb.predict` takes them.
     objective
         `days` or `cost` of the training, `tokens_per_s` of all GPUs, or `memory` of a GPU.
+    currency
+        Sign in front of the cost.
 
     Returns
     -------
@@ -92,12 +99,12 @@ def recommend(
     predicted = predict(list(asked.values()), gpu, **options).set_axis(list(asked))
     ratios = ratio_errors.known_for(gpu, options.get("link", "nvlink"), options.get("calibrate"))
     prices = {} if options.get("price") is None else {"": options["price"]}
-    tokens = options.get("tokens", 100e9)
-    question = Question(tokens, OBJECTIVES[objective], prices=prices, currency="", max_days=math.inf)
     answers, problems = [], []
     for task, names in _by_task(asked):
         own = predicted.loc[names]
         candidates_of_task = _candidates(own, asked, spec)
+        tokens = float(own["tokens"].iloc[0])
+        question = Question(tokens, OBJECTIVES[objective], prices=prices, currency=currency, max_days=math.inf)
         ranked = decide(candidates_of_task, question).options
         if ranked.empty:
             reasons = would_fit.sentences([asked[name] for name in names], own.reset_index(drop=True), gpu, **options)
@@ -164,8 +171,7 @@ def _how_sure(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Q
         return f"{difference}; both were measured, and 20_compare says whether that is more than noise."
     if len(predicted) == 2 and question.objective != "memory":
         experiments = [asked[str(name)] for name in pair.index]
-        kind, error = ratio_errors.expected(experiments, list(pair["limited_by"] == "CPU"), ratios)
-        doubt_pct, doubt = error.mean_pct, ratio_errors.words(kind, error)
+        doubt_pct, doubt = ratio_errors.doubt(experiments, list(pair["limited_by"] == "CPU"), ratios)
     else:
         figure = "peak_allocated" if question.objective == "memory" else "tokens_per_s"
         doubt_pct = float(predicted[f"{figure}_error_pct"].max())

@@ -71,7 +71,7 @@ def amount(tokens: float) -> str:
     return f"{significant(tokens / size, 6)} {word}".strip()
 
 
-def predicted_figures(table: pd.DataFrame) -> pd.DataFrame:
+def predicted_figures(table: pd.DataFrame, currency: str = "$") -> pd.DataFrame:
     """Return figures of `dsnb.predict` as they are read, with their errors; empty where nothing is predicted."""
 
     def column(form: Callable[..., str], *names: str) -> list[str]:
@@ -81,10 +81,11 @@ def predicted_figures(table: pd.DataFrame) -> pd.DataFrame:
     shown = {
         "fits": column(lambda fits: "yes" if fits else "no", "fits"),
         "GiB": column("{:,.1f} ± {:.1f} %".format, "peak_allocated_gib", "peak_allocated_error_pct"),
+        "peak in": column(str, "moment"),
         "tokens/s": column("{:,.0f} ± {:.1f} %".format, "tokens_per_s", "tokens_per_s_error_pct"),
         "ms a step": column(lambda seconds: f"{1e3 * seconds:,.0f}", "step_time_s"),
         "MFU": column("{:.0%}".format, "mfu") if "mfu" in table else "",
         "days": column(labels.span, "days_low", "days_high"),
-        "cost": column("{:,.0f}".format, "cost"),
+        "cost": column(lambda cost: currency + significant(cost), "cost"),
     }
     return pd.DataFrame(shown, table.index)

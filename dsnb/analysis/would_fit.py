@@ -4,6 +4,7 @@ Every change keeps the model, the data and the number of sequences of an optimiz
 comes before two, and these before more GPUs; settings that are predicted to be faster come first.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -101,7 +102,10 @@ def _would_fit(
             tried.append(table)
             table = table.join(pd.DataFrame(list(rows.values())))[table["fits"]]
             if len(table):
-                table["change"] = [_words(asked[row["instead_of"]], row["asked"]) for _, row in table.iterrows()]
+                for at, row in table.iterrows():
+                    before, after = asked[row["instead_of"]].model_dump(), row["asked"].model_dump()
+                    changed = [labels.choice(after, name) for name in SAID if after[name] != before[name]]
+                    table.loc[at, "change"] = ", ".join(changed)
                 nearest = table.sort_values("far", kind="stable").drop_duplicates(["instead_of", "kinds"])
                 return nearest.sort_values("tokens_per_s", ascending=False, kind="stable")
         return pd.DataFrame()
@@ -128,15 +132,8 @@ def _steps(one: Experiment, kind: str, number: int) -> list[tuple[int, Experimen
     """
     steps = []
     for step, update in enumerate(_updates(vars(one))[kind]):
-        try:
+        with contextlib.suppress(SettingsError):
             steps.append((step, Experiment(**{**one.model_dump(), **update})))
-        except SettingsError:
-            continue
     if number == 1:
         return steps
     return steps[-1:] if number > 2 else [*steps[:1], *steps[1:][-1:]]
-
-
-def _words(one: Experiment, changed: Experiment) -> str:
-    settings, before = changed.model_dump(), one.model_dump()
-    return ", ".join(labels.choice(settings, name) for name in SAID if settings[name] != before[name])

@@ -25,10 +25,17 @@ from dsnb.version import __version__
 
 UsageError: Any = typer.BadParameter.__base__  # of click or, in newer versions, of typer's own copy
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command()(sweep.sweep)
-app.command()(predict.predict)
-app.command()(predict.recommend)
-
+COMMANDS = {
+    "doctor": "dsnb doctor",
+    "predict": "dsnb predict params/memory.yaml --gpu H100 --tokens 300B",
+    "recommend": "dsnb recommend params/gpt2_fastest.yaml --gpu A100-40GB --price 1.50",
+    "prepare": "dsnb prepare params/opt_scaling.yaml",
+    "sweep": "dsnb sweep params/quickstart.yaml --set seq_len=256 --dry-run",
+    "summary": "dsnb summary outputs/quickstart",
+    "report": "dsnb report outputs/quickstart --output quickstart.html",
+    "bandwidth": "dsnb bandwidth --hostfile hosts",
+}
+"""Commands in the order in which they are used, each with an example."""
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of outputs, or a log.", show_default=False)]
 Hostfile = Annotated[Path | None, option("FILE", "Use the hosts of this hostfile.")]
@@ -47,6 +54,11 @@ def _options(
     ] = False,
 ) -> None:
     """Which DeepSpeed settings should I train with on my hardware? Answered by measuring."""
+
+
+app.command()(sweep.sweep)
+app.command()(predict.predict)
+app.command()(predict.recommend)
 
 
 @app.command()
@@ -150,6 +162,9 @@ def bandwidth(
 def command_line() -> Any:
     """Return all commands, whose help has no type behind an option that takes no value."""
     group: Any = typer.main.get_command(app)
+    group.commands = {name: group.commands[name] for name in COMMANDS}
+    for name, example in COMMANDS.items():
+        group.commands[name].epilog = f"Example: {example}"
     for command in [group, *group.commands.values()]:
         for parameter in command.get_params(typer.Context(command)):  # the one for help is kept, too
             if getattr(parameter, "is_flag", False):
@@ -167,6 +182,8 @@ def usage_problem(error: Any) -> str:
         is_format = wrong["type"] == "value_error"
         allowed = f"allowed are {', '.join(Format)}" if is_format else checks.allowed_values(dict(wrong))
         return f"{error.param.opts[0]} is {plain_text.short_repr(wrong['input'])}: {allowed}"
+    if isinstance(error.__cause__, ValueError):  # of a parser of an option
+        return f"{error.param.opts[0]} is {error.message}"
     return str(error.format_message())
 
 

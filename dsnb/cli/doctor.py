@@ -147,7 +147,6 @@ def _host(node: Node) -> Iterator[Check]:
         f"{machine['cores']} cores, {facts['memory_free_gib']} of {machine['memory_gib']} GiB free",
         f"disk {facts['free_gib']} GiB free",
         f"torch {machine.get('torch')}, DeepSpeed {machine.get('deepspeed')}",
-        ", ".join(f"{link} {speed}" for link, speed in facts["links"].items()),
     ]
     yield Check("ok", name, "; ".join(filter(None, parts)))
     if gpus and len(gpus) <= max(node.host.devices):

@@ -1,7 +1,10 @@
 """`dsnb predict` and `dsnb recommend`: memory, speed and cost of a params file on GPUs that you do not have."""
 
+import logging
 from pathlib import Path
 from typing import Annotated, Any
+
+import typer
 
 from dsnb.cli.printing import Format, say, say_line, show
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
@@ -14,8 +17,24 @@ Gpus = Annotated[int | None, option("NUMBER", "GPUs of each setting, in place of
 LinkName = Annotated[
     str, option("LINK", "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node.", default=True)
 ]
-Tokens = Annotated[float, option("NUMBER", "Tokens to train on.", default=True)]
+SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def parse_tokens(text: str) -> float:
+    """Return a number of tokens, written as `20e9` or `20B`."""
+    size = SIZES.get(text[-1:].upper())
+    try:
+        return float(text[:-1] if size else text) * (size or 1)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text[:50]!r}: write a number such as 300e9, 300B or 1.5T") from error
+
+
+Tokens = Annotated[
+    float | None,
+    option("NUMBER", "Tokens to train on, such as 300B.", default="20 per parameter", parser=parse_tokens),
+]
 Price = Annotated[float | None, option("NUMBER", "Price of a GPU-hour, for the cost.")]
+Currency = Annotated[str, option("SIGN", "Sign in front of the cost.", default=True)]
 Calibrate = Annotated[Path | None, option("FOLDER", "Folder of measured runs to calibrate speed with.")]
 Verbose = Annotated[bool, option(None, "Name every setting that is left out.", "--verbose", "-v")]
 TableFormat = Annotated[Format, option(None, "Format of the table.", "--format", default=True)]
@@ -26,8 +45,9 @@ def predict(
     gpu: GpuName = "H200",
     gpus: Gpus = None,
     link: LinkName = "nvlink",
-    tokens: Tokens = 100e9,
+    tokens: Tokens = None,
     price: Price = None,
+    currency: Currency = "$",
     calibrate: Calibrate = None,
     set_: Set = None,
     format_: TableFormat = Format.table,
@@ -38,7 +58,7 @@ def predict(
 
     asked = _experiments(params, gpus, set_, gpu, link, verbose)
     table = predicted(asked, gpu, **_options(link, tokens, price, calibrate))
-    _show(table, format_)
+    _show(table.sort_values(["fits", "days"], ascending=[False, True]), format_, gpu, currency)
     if any(one.allocator == "default" for one in asked):
         note = "allocator is 'default': fragmentation can need more memory than is predicted"
         say(note, err=format_ in {Format.csv, Format.json})
@@ -50,8 +70,9 @@ def recommend(
     gpus: Gpus = None,
     objective: Annotated[str, option("NAME", "days, tokens_per_s, memory or cost.", default=True)] = "days",
     link: LinkName = "nvlink",
-    tokens: Tokens = 100e9,
+    tokens: Tokens = None,
     price: Price = None,
+    currency: Currency = "$",
     calibrate: Calibrate = None,
     set_: Set = None,
     format_: TableFormat = Format.table,
@@ -62,22 +83,26 @@ def recommend(
 
     options = _options(link, tokens, price, calibrate)
     asked = _experiments(params, gpus, set_, gpu, link, verbose)
-    found = recommended(asked, gpu, objective=objective, **options)  # type: ignore[arg-type]
+    found = recommended(asked, gpu, objective=objective, currency=currency, **options)  # type: ignore[arg-type]
     in_one = format_ in {Format.csv, Format.json}
     for place, one in enumerate(found):
         for line in (*([""] if place else []), f"{one.task}:", *one.sentences):
             say_line(line, err=in_one)
         if len(one.table) and not in_one:
-            _show(one.table, format_)
+            _show(one.table, format_, gpu, currency)
     if in_one:
         import pandas as pd
 
-        _show(pd.concat([one.table.assign(task=one.task) for one in found if len(one.table)]), format_)
+        tables = [one.table.assign(task=one.task) for one in found if len(one.table)]
+        _show(pd.concat(tables), format_, gpu, currency)
 
 
-def _options(link: str, tokens: float, price: float | None, calibrate: Path | None) -> dict[str, Any]:
+def _options(link: str, tokens: float | None, price: float | None, calibrate: Path | None) -> dict[str, Any]:
+    from dsnb.prediction import traces
     from dsnb.runs.load import load_runs
 
+    traces.LOG.handlers = [_Progress()]
+    traces.LOG.setLevel(logging.INFO)
     return {"link": link, "tokens": tokens, "price": price, "calibrate": load_runs(calibrate) if calibrate else None}
 
 
@@ -100,11 +125,22 @@ def _experiments(
     return list(known.values())
 
 
-def _show(table: Any, format_: Format) -> None:
+class _Progress(logging.Handler):
+    """Prints what takes long, beside the results."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say_line(record.getMessage(), err=True)
+
+
+def _show(table: Any, format_: Format, gpu: str, currency: str) -> None:
     from dsnb.analysis.texts import predicted_figures
+    from dsnb.prediction import gpus
 
     numbers = table.set_index("experiment")
-    texts = predicted_figures(numbers)
+    texts = predicted_figures(numbers, currency)
+    if format_ in {Format.table, Format.markdown}:
+        spec, left = gpus.find(gpu), (numbers["peak_allocated_gib"] + numbers["headroom_gib"]).min()
+        say(f"{spec.name}: {spec.memory_gib:.1f} GiB, {left:.1f} of them for tensors")
     if "worse_pct" in numbers:
         texts.insert(0, "worse", [f"{worse:.1f} %" for worse in numbers["worse_pct"]])
     show(numbers, texts.loc[:, (texts != "").any()], format_)

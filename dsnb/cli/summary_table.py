@@ -5,21 +5,21 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 from rich.cells import cell_len
 
-from dsnb.analysis.decide import DEFAULT_TOKENS
 from dsnb.analysis.flags import Flag, flags
 from dsnb.analysis.summary import summarize, unstable
 from dsnb.analysis.tasks import tasks
 from dsnb.analysis.texts import significant
-from dsnb.formulas import metrics
+from dsnb.formulas import metrics, planning
 from dsnb.render import answer
 from dsnb.render.tables import repeats_text
 from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
-from dsnb.runs.table import named_runs
+from dsnb.runs.table import named_runs, numbers
 
 RATE = "tokens_per_s"
 MAX_FOOTNOTES, MAX_CAUSES = 8, 3
 """Lines about unusual runs, and about those that are not ok; the report has all."""
+FASTEST = "* fastest of this task"
 MIN_COLUMNS, BETWEEN = 2, 2
 """Columns that are never left out (runs and tokens/s), and spaces between two columns."""
 
@@ -36,7 +36,7 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
         summary = pd.concat([summary[~no_rank], summary[no_rank]])
         shared, names = short_names([str(name) for name in summary.index])
         title = ", ".join(filter(None, [task.title, _place(task.runs), f"all {shared}" if shared else ""]))
-        table = _texts(summary, sorted(no_rank))
+        table = _texts(summary, sorted(no_rank), _tokens(task.runs))
         has_best = len(names) > 1 and pd.notna(summary[f"{RATE}_median"].iloc[0]) and not no_rank.all()
         unusual = flags(named_runs(task.runs))
         unusual = unusual[unusual["words"] != ""]
@@ -45,7 +45,8 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
             f"{'* ' if has_best and place == 0 else '  '}{short}{' !' if name in marked else ''}"
             for place, (short, name) in enumerate(zip(names, summary.index, strict=True))
         ]
-        lines = [*answer.unstable_settings(task.runs), *_footnotes(unusual), *_causes(task.runs)]
+        lines = [FASTEST] if has_best else []
+        lines += [*answer.unstable_settings(task.runs), *_footnotes(unusual), *_causes(task.runs)]
         yield title, table.set_axis(rows), lines
 
 
@@ -100,7 +101,13 @@ def _place(runs: pd.DataFrame) -> str:
     return f"on {names.pop()}" if len(names) == 1 and names != {"-"} else ""
 
 
-def _texts(summary: pd.DataFrame, no_rank: Sequence[bool]) -> pd.DataFrame:
+def _tokens(runs: pd.DataFrame) -> float | None:
+    """Return the tokens that a task's model is usually trained on; none for a CPU, where nobody trains it."""
+    sizes = numbers(runs, "parameters").dropna()
+    return planning.usual_tokens(sizes.iloc[0]) if len(sizes) and labels.common_unit(runs) == "GPU" else None
+
+
+def _texts(summary: pd.DataFrame, no_rank: Sequence[bool], tokens: float | None) -> pd.DataFrame:
     rates = summary[f"{RATE}_median"].mask(list(no_rank))
     table = pd.DataFrame(index=summary.index)
     counts = zip(summary["n"], summary["n_failed"], strict=True)
@@ -112,8 +119,9 @@ def _texts(summary: pd.DataFrame, no_rank: Sequence[bool]) -> pd.DataFrame:
     memory = next((name for name in MEMORY if summary[f"{name}_median"].notna().any()), None)
     for metric in [name for name in (memory, "mfu") if name and summary[f"{name}_median"].notna().any()]:
         table[METRIC_LABELS[metric].heading] = repeats_text(summary, metric, METRIC_LABELS[metric].digits)
-    days = [metrics.days(DEFAULT_TOKENS, rate) for rate in rates]
-    table[f"days/{DEFAULT_TOKENS / 1e9:g} B tokens"] = ["" if each is None else significant(each) for each in days]
+    if tokens:
+        days = [metrics.days(tokens, rate) for rate in rates]
+        table[f"days/{tokens / 1e9:g} B tokens"] = ["" if each is None else significant(each) for each in days]
     return table.loc[:, (table != "").any()]
 
 

@@ -1,7 +1,7 @@
 """`dsnb sweep`: its options, which runs they mean and where, and the plan that a dry run prints of them."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,9 +27,16 @@ NOT_ALL_OK = 3
 FINISHED, CHANGED, TO_RUN = "finished", "finished with other settings or files", "to run"
 
 
-def option(metavar: str | None, help_: str, *names: str, panel: str | None = None, default: bool | str = False) -> Any:
+def option(
+    metavar: str | None,
+    help_: str,
+    *names: str,
+    panel: str | None = None,
+    default: bool | str = False,
+    parser: Callable[[str], Any] | None = None,
+) -> Any:
     """Return an option; `default` is whether its help shows the default value, or what stands there instead."""
-    return typer.Option(*names, metavar=metavar, help=help_, rich_help_panel=panel, show_default=default)
+    return typer.Option(*names, metavar=metavar, help=help_, rich_help_panel=panel, show_default=default, parser=parser)
 
 
 Params = Annotated[Path, typer.Argument(metavar="PARAMS", help="Params file (YAML).", show_default=False)]

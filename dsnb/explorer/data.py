@@ -71,7 +71,11 @@ class Data:
     @property
     def axes(self) -> list[str]:
         """The settings that vary and make an experiment; nodes only where they do not follow from the GPUs."""
-        others = {"status", "sweep", *(["nodes"] if self._nodes_follow_from_gpus() else [])}
+        others = {"status", "sweep"}
+        if {"nodes", "gpus"} <= set(self.choices):
+            pairs = set(zip(self.task_codes, self.choices["gpus"].codes, self.choices["nodes"].codes, strict=True))
+            if len(pairs) == len({(task, gpus) for task, gpus, _ in pairs}):
+                others.add("nodes")
         return [name for name, choice in self.choices.items() if name not in others and choice.varies]
 
     def of_task(self, task: str | None, codes: list[int] | None = None) -> np.ndarray:
@@ -84,12 +88,6 @@ class Data:
         choice = self.choices[name]
         every = np.array([*choice.codes, *choice.predicted])
         return np.unique(every[self.of_task(task, [*self.task_codes, *self.predicted_tasks])]).tolist()
-
-    def _nodes_follow_from_gpus(self) -> bool:
-        if not {"nodes", "gpus"} <= set(self.choices):
-            return False
-        pairs = set(zip(self.task_codes, self.choices["gpus"].codes, self.choices["nodes"].codes, strict=True))
-        return len(pairs) == len({(task, gpus) for task, gpus, _ in pairs})
 
 
 def read(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:

@@ -53,6 +53,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
     names = list(dict.fromkeys(data.experiments))
     shown = single_runs.load_all(data)
     unusual, alone = single_runs.unusual(data, shown)
+    memory = [name for name in labels.MEMORY if name in data.figures]
     position = {name: code for code, name in enumerate(names)}
     named = _of_ranks if set(map(labels.unit, data.runs.to_dict("records"))) == {"rank"} else dict
     return {
@@ -60,7 +61,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "axes": [named(_axis(data, name)) for name in data.choices],
         "experimentAxes": data.axes,
         "figures": [named(figure) for figure in _figures(data)],
-        "comparedFigures": _compared_figures(data),
+        "comparedFigures": [name for name in (rate(data.runs), *memory[:1]) if name in data.figures],
         "experiments": {"names": names, "codes": [position[name] for name in data.experiments]},
         "repeats": json_numbers(pd.to_numeric(data.runs["repeat"], errors="coerce")),
         "causes": _causes(data),
@@ -99,23 +100,22 @@ def answered(data: Data) -> pd.DataFrame:
 def _tasks(data: Data, names: list[str]) -> dict[str, Any]:
     """Return each task with its candidates, the controls that it sets, and remarks on its runs."""
     runs = answered(data)
+
+    def controls(task: str) -> dict[str, Any]:  # what it starts with; the rest of what was chosen is cleared
+        fresh = default(data, task)
+        return {name: fresh[name] for name in ("colour", "along", "x", "y")}
+
     codes = [*data.task_codes, *data.predicted_tasks]  # there may be tasks without runs
     shipped = tasks_payload(runs, codes, names, list(data.figures.columns), data.axes)
     for code, task in enumerate(shipped["tasks"]):
         own = np.array(data.task_codes) == code
         mine = runs[own[runs.index]]
         task["title"] = data.tasks[code]
-        task["controls"] = _controls(data, data.tasks[code])
+        task["controls"] = controls(task["title"])
         task["remarks"] = answer.remarks(mine) if len(mine) else []
         task["failed"] = words.memory_of_failed(data.runs[own])
-    every = {"title": EVERY_TASK, "controls": _controls(data, EVERY_TASK)} if len(data.tasks) > 1 else None
+    every = {"title": EVERY_TASK, "controls": controls(EVERY_TASK)} if len(data.tasks) > 1 else None
     return {**shipped, "allTasks": every}
-
-
-def _controls(data: Data, task: str) -> dict[str, Any]:
-    """Return the axes and colours that a task starts with; all else that was chosen among its runs is cleared."""
-    fresh = default(data, task)
-    return {name: fresh[name] for name in ("colour", "along", "x", "y")}
 
 
 def _predicted(data: Data) -> dict[str, Any]:
@@ -162,6 +162,7 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "title": axis.title,
+        "heading": axis.title,
         "isFilter": choice.is_filter,
         "values": choice.values,
         "labels": [labels.text(value) for value in choice.values],
@@ -220,12 +221,6 @@ def _of_ranks(shown: dict[str, Any]) -> dict[str, Any]:
     texts: dict[str, Any] = {name: shown[name].replace("GPU", "rank") for name in ("title", "heading") if name in shown}
     lists = {"phrases", "shortLabels"} & set(shown if shown["name"] == "gpus" else ())
     return {**shown, **texts, **{name: [text.replace("GPU", "rank") for text in shown[name]] for name in lists}}
-
-
-def _compared_figures(data: Data) -> list[str]:
-    """Return the figures that the effect of a change is shown for, besides the chosen one: speed and memory."""
-    memory = [name for name in labels.MEMORY if name in data.figures]
-    return [*(name for name in (rate(data.runs),) if name in data.figures), *memory[:1]]
 
 
 def _causes(data: Data) -> dict[int, str]:

@@ -8,6 +8,8 @@ from typing import TypeGuard
 from dsnb.errors import SettingsError
 
 MIN_TOKENS, MAX_TOKENS = 1.0, 1e18
+TOKENS_PER_PARAMETER = 20
+"""About the number that is optimal for a given compute (Hoffmann et al. 2022, arXiv:2203.15556)."""
 MAX_GPUS = 10**9
 MAX_PRICE = 1e9
 """Largest price of a GPU-hour, in any currency."""
@@ -36,6 +38,11 @@ def check(tokens: object, prices: Mapping[str, object], **amounts: object) -> No
         problems.insert(0, f"tokens is {tokens!r}: give a finite number of more than 0")
     if problems:
         raise SettingsError(problems)
+
+
+def usual_tokens(parameters: float) -> float:
+    """Return the tokens that a model is trained on if none are given, to two digits."""
+    return float(f"{TOKENS_PER_PARAMETER * parameters:.1e}")
 
 
 def gpus_needed(gpu_hours: float, days: float = GOAL_DAYS) -> int:

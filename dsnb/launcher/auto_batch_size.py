@@ -6,7 +6,6 @@ already recorded there is not repeated.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from dsnb.launcher.folder import prepare
@@ -79,7 +78,12 @@ def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce, guess: int 
 
 def probe_fits(experiment: Experiment, run: RunPaths, micro_batch_size: int, run_once: RunOnce) -> bool:
     """Return whether a micro-batch fits, from the record of its probe or by running it; raise ProbeError if unknown."""
-    probe, paths = probe_settings(experiment, micro_batch_size), RunPaths(probe_dir(run, micro_batch_size))
+    # The fewest steps and micro-batches that reach the same memory peak.
+    changes: dict[str, Any] = {"micro_batch_size": micro_batch_size, "warmup_steps": WARMUP_STEPS, "steps": STEPS}
+    changes |= {"grad_accum": min(experiment.grad_accum, max(2, experiment.pipeline_parallel)), "profile": False}
+    probe, experiment_dir = experiment.model_copy(update=changes), run.dir.parent
+    name = f"{experiment_dir.name}{PROBE}{micro_batch_size}"
+    paths = RunPaths(experiment_dir.with_name(name) / "run1")  # shared by all repeats of the experiment
     status = recorded_status(probe, paths)
     if status is None:
         paths.result.unlink(missing_ok=True)
@@ -88,20 +92,6 @@ def probe_fits(experiment: Experiment, run: RunPaths, micro_batch_size: int, run
         if status not in FITS:
             raise ProbeError(f"the probe of micro_batch_size {micro_batch_size} is {status}: {result.cause}")
     return FITS[status]
-
-
-def probe_settings(experiment: Experiment, micro_batch_size: int) -> Experiment:
-    """Return the settings of a probe: the fewest steps and micro-batches that reach the same memory peak."""
-    in_flight = max(2, experiment.pipeline_parallel)
-    changes: dict[str, Any] = {"micro_batch_size": micro_batch_size, "warmup_steps": WARMUP_STEPS, "steps": STEPS}
-    changes |= {"grad_accum": min(experiment.grad_accum, in_flight), "profile": False}
-    return experiment.model_copy(update=changes)
-
-
-def probe_dir(run: RunPaths, micro_batch_size: int) -> Path:
-    """Return the folder of a probe, beside the run's experiment and shared by all of its repeats."""
-    experiment = run.dir.parent
-    return experiment.with_name(f"{experiment.name}{PROBE}{micro_batch_size}") / "run1"
 
 
 def recorded_status(probe: Experiment, paths: RunPaths) -> str | None:

@@ -28,13 +28,16 @@ _SECRET = re.compile("(^|_)(TOKEN|SECRET|PASS|PASSWORD|PASSWD|PWD|CREDENTIALS?|K
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Names in torch's library (read in 2.13) that configure its allocator. If any is set, dsnb sets none, so that it does
 not matter which one torch prefers."""
-MAX_VALUE = 100
-"""Characters of a recorded value."""
 SAMPLE_INTERVAL_S = 0.25
 
 
-def describe(ranks: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return a description of this machine, without its user's name, and of the variables that its ranks have."""
+def describe(ranks: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return a description of this machine, without its user's name, and of the variables of its ranks.
+
+    Variables that dsnb sets by itself depend on its version and the settings only, and are left out.
+    """
+    home = str(Path.home())
+    recorded = {name: ranks[name] for name in sorted(os.environ) if name in ranks and is_recorded(name)}
     return {
         "host": socket.gethostname(),
         "os": platform.platform(terse=True),
@@ -50,24 +53,13 @@ def describe(ranks: Mapping[str, str] | None = None) -> dict[str, Any]:
         "nccl_package": next(filter(None, map(_version, NCCL_PACKAGES)), None),
         "git_commit": _git_commit(),
         "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "variables": recorded_variables(os.environ if ranks is None else ranks),
+        "variables": {name: value.replace(home, "~")[:100] for name, value in recorded.items()},
     }
 
 
 def is_recorded(name: str) -> bool:
     """Return whether an environment variable is recorded; one whose name suggests a secret never is."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in RECORDED) and not _SECRET.search(name)
-
-
-def recorded_variables(ranks: Mapping[str, str]) -> dict[str, str]:
-    """Return the `RECORDED` variables that are set in this process, with the values that the ranks have.
-
-    Those that dsnb sets by itself depend on its version and the settings only, and are left out. The home folder, which
-    names its user, is written as `~`.
-    """
-    home = str(Path.home())
-    values = {name: ranks[name] for name in sorted(os.environ) if name in ranks and is_recorded(name)}
-    return {name: value.replace(home, "~")[:MAX_VALUE] for name, value in values.items()}
 
 
 def _version(package: str) -> str | None:

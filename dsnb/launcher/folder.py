@@ -22,29 +22,13 @@ from dsnb.settings.training import ADAMW, accumulates_in_fp32, compiles_blocks
 
 MIN_FREE_BYTES = 64 * 2**20
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+_BY_COLUMN = (r"mlp\.c_fc", r"self_attn\.[qkv]_proj", "fc1", r"self_attention\.query_key_value", r"mlp\.dense_h_to_4h")
+_BY_ROW = (r"(attn|mlp)\.c_proj", r"self_attn\.out_proj", "fc2", r"self_attention\.dense", r"mlp\.dense_4h_to_h")
 SPLIT_LAYERS: list[dict[str, Any]] = [
     # GPT-2's query, key and value are three stacked matrices; BLOOM's are interleaved by head.
     {"patterns": [r".*attn\.c_attn\.weight$"], "partition_type": "column", "shape": [3, -1], "partition_dim": 0},
-    {
-        "patterns": [
-            r".*mlp\.c_fc\.weight$",
-            r".*self_attn\.[qkv]_proj\.weight$",
-            r".*fc1\.weight$",
-            r".*self_attention\.query_key_value\.weight$",
-            r".*mlp\.dense_h_to_4h\.weight$",
-        ],
-        "partition_type": "column",
-    },
-    {
-        "patterns": [
-            r".*(attn|mlp)\.c_proj\.weight$",
-            r".*self_attn\.out_proj\.weight$",
-            r".*fc2\.weight$",
-            r".*self_attention\.dense\.weight$",
-            r".*mlp\.dense_4h_to_h\.weight$",
-        ],
-        "partition_type": "row",
-    },
+    {"patterns": [rf".*{layer}\.weight$" for layer in _BY_COLUMN], "partition_type": "column"},
+    {"patterns": [rf".*{layer}\.weight$" for layer in _BY_ROW], "partition_type": "row"},
 ]
 """How AutoTP splits the blocks of GPT-2 (with linear layers), OPT and BLOOM; every other layer is replicated."""
 
@@ -136,7 +120,6 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": experiment.micro_batch_size,
         "gradient_accumulation_steps": experiment.grad_accum,
         **_optimizer(experiment),
-        **_tensor_parallel(experiment),
         "zero_optimization": _zero(experiment),
         "gradient_clipping": experiment.gradient_clipping,
         # DeepSpeed's progress lines would read the clock, and on GPUs synchronize, inside the timed region.
@@ -144,6 +127,11 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
         "wall_clock_breakdown": False,
         "timers": {"throughput": {"enabled": False}},
     }
+    if experiment.tensor_parallel > 1:  # the worker splits the stages of a pipeline
+        config["tensor_parallel"] = {
+            "autotp_size": experiment.tensor_parallel if experiment.pipeline_parallel == 1 else 0,
+            "partition_config": {"use_default_specs": False, "layer_specs": SPLIT_LAYERS},
+        }
     if experiment.precision in DTYPES:
         if experiment.mixed_precision == "autocast":
             config["torch_autocast"] = {"enabled": True, "dtype": DTYPES[experiment.precision]}
@@ -172,7 +160,14 @@ def _optimizer(experiment: Experiment) -> dict[str, Any]:
 
 
 def _zero(experiment: Experiment) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": experiment.zero_stage, **_offload(experiment)}
+    zero: dict[str, Any] = {"stage": experiment.zero_stage}
+    what, _, device = experiment.offload.partition("-")
+    if what != "none":
+        zero["offload_optimizer"] = {"device": device, "pin_memory": experiment.device == "cuda"}
+    if device == "nvme":
+        zero["offload_optimizer"]["nvme_path"] = os.path.expanduser(experiment.nvme_path)
+    if what == "all":
+        zero["offload_param"] = zero["offload_optimizer"]
     if experiment.overlap_comm != "auto":
         zero["overlap_comm"] = experiment.overlap_comm == "on"
     if experiment.bucket_elements:
@@ -188,25 +183,3 @@ def _zero(experiment: Experiment) -> dict[str, Any]:
     if experiment.zeropp in {"partition", "all"}:
         zero["zero_hpz_partition_size"] = max(1, experiment.gpus // experiment.nodes)
     return zero
-
-
-def _offload(experiment: Experiment) -> dict[str, Any]:
-    what, _, device = experiment.offload.partition("-")
-    if what == "none":
-        return {}
-    place: dict[str, Any] = {"device": device, "pin_memory": experiment.device == "cuda"}
-    if device == "nvme":
-        place["nvme_path"] = os.path.expanduser(experiment.nvme_path)
-    return {"offload_optimizer": place, **({"offload_param": place} if what == "all" else {})}
-
-
-def _tensor_parallel(experiment: Experiment) -> dict[str, Any]:
-    """Return AutoTP's rules; its size stays 0 in a pipeline, whose stages are split in the worker."""
-    if experiment.tensor_parallel == 1:
-        return {}
-    return {
-        "tensor_parallel": {
-            "autotp_size": experiment.tensor_parallel if experiment.pipeline_parallel == 1 else 0,
-            "partition_config": {"use_default_specs": False, "layer_specs": SPLIT_LAYERS},
-        }
-    }

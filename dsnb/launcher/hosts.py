@@ -90,7 +90,7 @@ class Node:
         self.host, self._run = host, run
         self.ranks = list(range(first_rank, first_rank + len(host.devices)))
         self.facts: dict[str, Any] = {}
-        self.end: dict[str, Any] | None = None
+        self.end: dict[str, Any] = {}
         self.failure: str | None = None
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115
@@ -171,21 +171,17 @@ class Node:
         if self.failure or self._process.poll() is None:
             return
         self._reader.join(timeout=1.0)
-        if self.end is None:
+        if not self.end:
             self.failure = f"the connection to {self.host.name} broke: {self._last_message()}"
         elif "error" in self.end:
             self.failure = f"{self.host.name}: {self.end['error']}"
 
     def exit_codes(self) -> dict[int, int]:
         """Return the exit codes of the ranks that are known to have ended."""
-        if self.end is None or "error" in self.end:
+        if not self.end or "error" in self.end:
             return {}
         codes = {int(rank): int(code) for rank, code in self.end.get("exit_codes", {}).items()}
         return codes or dict.fromkeys(self.ranks, 0)
-
-    def oom_kills(self) -> int:
-        """Return the number of out-of-memory kills on this host, as far as it is known."""
-        return int((self.end or {}).get("oom_kills", 0))
 
     def hang_up(self) -> None:
         """Close the host's standard input, which ends all of its ranks; kill the connection if it was lost."""
@@ -213,7 +209,7 @@ class Node:
             "devices": list(self.host.devices),
             "exit_codes": {str(rank): code for rank, code in sorted(self.exit_codes().items())},
             "lost": self.failure,
-            "oom_kills": self.oom_kills(),
+            "oom_kills": self.end.get("oom_kills", 0),
             "environment": self.facts.get("environment", {}),
         }
 
@@ -285,7 +281,6 @@ class HostRanks:
         return "cuda"
 
     def _misfit(self, node: Node) -> str | None:
-        """Return why a host that was reached cannot run its ranks."""
         chosen, name = self.experiment.interface, node.host.name
         if not node.facts["sees_folder"]:
             return f"{name} does not see {self._run.dir}: choose outputs on a file system that all hosts share"
@@ -335,7 +330,7 @@ class HostRanks:
 
     def oom_kills(self) -> int:
         """Return the number of out-of-memory kills on all hosts since the start."""
-        return sum(node.oom_kills() for node in self._nodes)
+        return sum(node.end.get("oom_kills", 0) for node in self._nodes)
 
     def end(self) -> None:
         """End the ranks of all hosts, and write what is known of the hosts."""

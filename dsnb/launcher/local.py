@@ -29,8 +29,6 @@ from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware, interpreter, scratch, signals
 
 START_TIMEOUT_S, END_TIMEOUT_S = 180.0, 10.0
-MIN_LOCK_AGE_S = 10.0
-"""Younger locks of builds are kept: their owner may not have started the compiler yet."""
 LOCALHOST = "127.0.0.1"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 """Keeps the ranks of one machine from listening on the network. NCCL uses this interface for its setup only: the GPUs
@@ -293,17 +291,17 @@ def is_free(address: str, port: int) -> bool:
 
 
 def remove_stale_locks() -> None:
-    """Remove the locks of killed compilations of DeepSpeed's ops: torch would silently wait until they are gone."""
+    """Remove the locks of killed compilations of DeepSpeed's ops: torch would silently wait until they are gone.
+
+    An op is being compiled if a process, such as ninja or a compiler, works in its folder.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cache / "torch_extensions")
     for lock in [*root.glob("*/lock"), *root.glob("*/*/lock")]:
         with contextlib.suppress(OSError):  # another launch has removed it
-            if time.time() - lock.stat().st_mtime > MIN_LOCK_AGE_S and not _is_compiled_in(lock.parent):
+            if time.time() - lock.stat().st_mtime < 10:
+                continue  # its owner may not have started the compiler yet
+            working = (Path(cwd).resolve() for process in psutil.process_iter(["cwd"]) if (cwd := process.info["cwd"]))
+            if not any(lock.parent in {place, *place.parents} for place in working):
                 lock.unlink()
                 print(f"removed the stale lock of a killed compilation: {lock}")
-
-
-def _is_compiled_in(folder: Path) -> bool:
-    """Return whether a process works in the folder of an op, as ninja and compilers do."""
-    working = (Path(cwd).resolve() for process in psutil.process_iter(["cwd"]) if (cwd := process.info["cwd"]))
-    return any(folder in {place, *place.parents} for place in working)

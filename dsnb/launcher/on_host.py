@@ -31,8 +31,6 @@ from dsnb.version import __version__
 
 MARK = "\x1e"
 """Precedes a message; the character is called record separator."""
-SHARED_WAIT_S = 2.0
-"""How long a file of the launcher may take to appear here through a network file system."""
 BUSY_GIB = 1.0
 """Memory in use above which a GPU counts as busy; the driver alone takes less."""
 GPU_FREE_TIMEOUT_S = 10.0
@@ -106,11 +104,13 @@ def _end_with_stdin(silence_s: float) -> NoReturn:
 def survey(request: dict[str, Any]) -> dict[str, Any]:
     """Return what this host is, and what a run or `dsnb doctor` wants to know of it.
 
-    A request has `folder`, which this host has to see, and `token`, a file in it. For a run also `device`, `devices`
-    (the slots to use) and `master_port` (0 for any); for `dsnb doctor` `peers`, addresses with ports to connect to.
+    A request has `folder`, which this host has to see, and `token`, a file that was just written to it. For a run it
+    also has `device`, `devices` (the slots to use) and `master_port` (0 for any); for `dsnb doctor` `peers`, addresses
+    with ports to connect to.
     """
-    folder = Path(request["folder"])
-    sees = sees_folder(folder, request["token"])
+    folder, deadline = Path(request["folder"]), time.monotonic() + 2  # a network file system shows a new file late
+    while not (sees := (folder / request["token"]).exists()) and folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
     address, interface = own_address()
     answer = {
         "dsnb": __version__,
@@ -131,18 +131,9 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
         "memory_free_gib": round(psutil.virtual_memory().available / hardware.GIB, 1),
         "load_per_core": round(os.getloadavg()[0] / hardware.cores(), 2),
         "busy": busy_gpu([gpu.index for gpu in hardware.gpus()], wait_s=0),
-        "links": links(),
         "compiler": bool(shutil.which("c++") or shutil.which("g++")),
         "reached": {peer: _answers(peer) for peer in request.get("peers", [])},
     }
-
-
-def sees_folder(folder: Path, token: str) -> bool:
-    """Return whether this host sees the launcher's folder, by a file that was just written to it."""
-    deadline = time.monotonic() + SHARED_WAIT_S
-    while not (seen := (folder / token).exists()) and folder.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return seen
 
 
 def prepare(request: dict[str, Any], sees_run: bool) -> dict[str, Any]:
@@ -187,21 +178,6 @@ def interfaces() -> dict[str, str]:
         if entry.family == socket.AF_INET and name in up
     }
     return dict(sorted(pairs.items(), key=lambda pair: pair[1].startswith(CONTAINER_BRIDGES)))
-
-
-def links() -> dict[str, str]:
-    """Return the speeds of network interfaces and InfiniBand ports, and the number of NVLinks per GPU."""
-    speeds = {
-        name: f"{state.speed} Mbit/s" if state.speed else "speed unknown"
-        for name, state in psutil.net_if_stats().items()
-        if state.isup and name != "lo"
-    }
-    for rate in sorted(Path("/sys/class/infiniband").glob("*/ports/*/rate")):
-        with contextlib.suppress(OSError):
-            speeds[f"{rate.parts[-4]}:{rate.parts[-2]}"] = rate.read_text().strip()
-    if (nvlinks := hardware.nvlinks()) is not None:
-        speeds["NVLink"] = f"{nvlinks} links per GPU"
-    return speeds
 
 
 def busy_gpu(indexes: list[int], wait_s: float = GPU_FREE_TIMEOUT_S) -> str | None:

@@ -20,8 +20,6 @@ from dsnb.system import hardware, launch_clock, signals
 
 SOME_RANK = -1
 """The key of an exit code whose rank the launcher does not report."""
-SEARCHED_LINES = 200
-"""Lines at the end of the console that are searched for an out-of-memory error."""
 PHASES = {
     "build": "building the model",
     "forward": "the forward pass",
@@ -44,9 +42,7 @@ MACHINE_FAULTS = {
     "CUDA driver initialization failed": "check the driver (`nvidia-smi`)",
 }
 """Words of errors that come from the machine, not from the settings, and what to do."""
-STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "communication_s")
 MAX_NAMED = 5
-JOULES_PER_KWH = 3.6e6
 MEASURED_BY_WORKER = (
     *("step_skew", "forward_skew", "host_memory_gib", "rank_host_memory_gib", "update_rms", "recompilations"),
     *("graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
@@ -132,7 +128,7 @@ def _exit_status(
 ) -> tuple[str, str]:
     """Return the status and cause of a run whose ranks ended with an exit code and without a recorded exception."""
     rank, code = next(iter(exit_codes.items()))
-    name, lines = _name(rank, host_of), last_lines(paths.console, SEARCHED_LINES)
+    name, lines = _name(rank, host_of), last_lines(paths.console, 200)
     if host_oom_kills and code == -signal.SIGKILL:
         return "oom", f"{name} was killed by the kernel: the machine's memory ran out"
     if any("out of memory" in line.lower() for line in lines):
@@ -171,12 +167,19 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
     failed = next((failure for failure in failures if failure.get("status") == "oom"), {})
     timed = [step for step in steps if step.get("phase") == "timed"]
     gpu = gpu_figures(samples, worker, experiment.gpus)
-    speed = _speed(experiment, timed)
+    times_s, skipped = list(_times_s(timed).values()), _skipped(timed)
+    rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
+    rate_per_gpu = rate / experiment.gpus if rate is not None else None
     needed_gib = [failed.get("allocated_gib"), failed.get("requested_gib")]
     return {
         **{name: worker.get(name) for name in MEASURED_BY_WORKER},
-        **speed,
-        **_flops(experiment, worker, speed["tokens_per_s_per_gpu"]),
+        "tokens_per_s": rate,
+        # tokens of skipped steps are processed but not trained on
+        "trained_tokens_per_s": rate * (1 - skipped / len(timed)) if rate is not None else None,
+        "tokens_per_s_per_gpu": rate_per_gpu,
+        "step_time_s": fmean(times_s) if times_s else None,
+        "step_time_median_s": median(times_s) if times_s else None,
+        **_flops(experiment, worker, rate_per_gpu),
         "peak_allocated_gib": _peak(steps, worker, failed, "allocated_gib"),
         "peak_reserved_gib": _peak(steps, worker, failed, "reserved_gib"),
         **{f"oom_{name}": failed.get(name) for name in ("phase", "step", "allocated_gib", "requested_gib")},
@@ -185,8 +188,8 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "loss_first": steps[0].get("loss") if steps else None,
         "loss_last": steps[-1].get("loss") if steps else None,
         "grad_norm_last": steps[-1].get("grad_norm") if steps else None,
-        "skipped_steps": _skipped(timed),
-        "skipped_warmup_steps": _skipped(steps) - _skipped(timed),
+        "skipped_steps": skipped,
+        "skipped_warmup_steps": _skipped(steps) - skipped,
         "slow_steps": len(slow_steps(timed)),
         "timed_steps": len(timed),
         "attention_used": worker.get("attention"),
@@ -198,20 +201,6 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
 def _times_s(timed: list[dict[str, Any]]) -> dict[int, float]:
     """Return step -> time of the steps with a time."""
     return {step["step"]: step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)}
-
-
-def _speed(experiment: Experiment, timed: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Return throughput and step time; tokens of skipped steps are processed but not trained on."""
-    times_s = list(_times_s(timed).values())
-    rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
-    trained = 1 - _skipped(timed) / len(timed) if timed else 0.0
-    return {
-        "tokens_per_s": rate,
-        "trained_tokens_per_s": rate * trained if rate is not None else None,
-        "tokens_per_s_per_gpu": rate / experiment.gpus if rate is not None else None,
-        "step_time_s": fmean(times_s) if times_s else None,
-        "step_time_median_s": median(times_s) if times_s else None,
-    }
 
 
 def _skipped(steps: list[dict[str, Any]]) -> int:
@@ -247,7 +236,8 @@ def _notes(
     if missing := worker.get("flops_missing"):
         yield missing
     if worker.get("power_source") and gpu["power_w"] is None:
-        yield f"no power: the timed steps took {timed_wall_s(worker) or nan:.2f} s, too short to measure it"
+        timed_s = (worker.get("phases_s") or {}).get("timed") or nan
+        yield f"no power: the timed steps took {timed_s:.2f} s, too short to measure it"
 
 
 def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], failed: dict[str, Any], key: str) -> float | None:
@@ -260,7 +250,8 @@ def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], failed: dict[str,
 def _profile(paths: RunPaths) -> dict[str, Any]:
     profile = record_schema.read(paths.profile) or {"missing": {"profile": "the ranks ended before it began"}}
     missing = "; ".join(f"{part}: {why}" for part, why in (profile.get("missing") or {}).items())
-    return {**{name: profile.get(name) for name in STEP_PARTS}, "profile_missing": missing or None}
+    parts = ("forward_s", "backward_s", "optimizer_s", "communication_s")
+    return {**{name: profile.get(name) for name in parts}, "profile_missing": missing or None}
 
 
 def _flops(experiment: Experiment, worker: dict[str, Any], per_gpu: float | None) -> dict[str, float | None]:
@@ -285,7 +276,7 @@ def gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any], gpus: int
     """
     steps_s = worker.get("steps_from_s", 0.0), worker.get("timed_to_s", worker.get("ended_s", inf))
     timed = _within(samples, worker.get("timed_from_s", inf), worker.get("timed_to_s", -inf))
-    timed_s, energy_j = timed_wall_s(worker), worker.get("energy_j")
+    timed_s, energy_j = (worker.get("phases_s") or {}).get("timed"), worker.get("energy_j")
     counters = _by_gpu(samples, "energy_j")
     spent = [values[-1] - values[0] for values in counters if len(values) > 1]
     used_gib = [row["memory_used_gib"] for row in _within(samples, *steps_s) if row.get("memory_used_gib") is not None]
@@ -296,14 +287,8 @@ def gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any], gpus: int
         "sm_clock_mhz": _mean(timed, "sm_clock_mhz"),
         "energy_j": energy_j,
         "power_w": energy_j / timed_s / gpus if energy_j is not None and timed_s else None,
-        "run_energy_kwh": sum(spent) / JOULES_PER_KWH if spent and len(spent) == len(counters) else None,
+        "run_energy_kwh": sum(spent) / 3.6e6 if spent and len(spent) == len(counters) else None,
     }
-
-
-def timed_wall_s(worker: dict[str, Any]) -> float | None:
-    """Return the wall time of the timed steps; None if they did not end."""
-    timed_s: float | None = (worker.get("phases_s") or {}).get("timed")
-    return timed_s
 
 
 def _within(samples: list[dict[str, Any]], first_s: float, last_s: float) -> list[dict[str, Any]]:

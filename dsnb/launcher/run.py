@@ -106,7 +106,10 @@ def _run_once(experiment: Experiment, run: RunPaths, requested: Experiment, show
     began_s = launch_clock.now_s()
     ranks: Ranks | None = None
     try:
-        ranks = _ranks(experiment, run)
+        if experiment.hostfile:
+            ranks = HostRanks(experiment, run)
+        else:
+            ranks = (DeepSpeedRanks if experiment.launcher == "deepspeed" else ForkedRanks)(experiment, run)
         experiment = ranks.experiment
         if isinstance(ranks, HostRanks):  # the device and the machine are known only now
             write_description(run, experiment, requested, ranks.environment)
@@ -126,12 +129,6 @@ def _run_once(experiment: Experiment, run: RunPaths, requested: Experiment, show
     if status == "failed" and (failure := ranks.external_failure) and failure not in str(cause):
         cause = f"{failure}; {cause}"
     return finish(experiment, run, ranks.exit_codes(), began_s, (status, cause))
-
-
-def _ranks(experiment: Experiment, run: RunPaths) -> Ranks:
-    if experiment.hostfile:
-        return HostRanks(experiment, run)
-    return (DeepSpeedRanks if experiment.launcher == "deepspeed" else ForkedRanks)(experiment, run)
 
 
 def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> tuple[str, str] | None:

@@ -46,7 +46,7 @@ def predict(
     *,
     link: str = "nvlink",
     calibrate: "pd.DataFrame | None" = None,
-    tokens: float = 100e9,
+    tokens: float | None = None,
     price: float | None = None,
 ) -> "pd.DataFrame":
     """Predict memory, speed and cost of settings; no GPU is needed.
@@ -66,7 +66,7 @@ def predict(
         Measured runs, as `dsnb.load_runs` returns them, that the constants of the time model are fitted to; by default
         they are those of H200.
     tokens
-        Tokens to train on, for `days`, `gpu_hours` and `cost`.
+        Tokens to train on, for `days`, `gpu_hours` and `cost`; by default 20 per parameter of the model.
     price
         Price of a GPU-hour, for `cost`.
 
@@ -77,10 +77,10 @@ def predict(
         within the GPU's memory, with `headroom_gib` to spare; with `allocator: default`, fragmentation can need more.
         `peak_allocated_gib` with its parts `weights_gib`, `gradients_gib`, `optimizer_gib`, `activations_gib`,
         `logits_gib` and `buffers_gib` at the `moment` of the peak; `step_time_s` with its parts, `limited_by` (`CPU` or
-        `GPU`), `tokens_per_s`, `mfu`, `days` with the range that the error of tokens/s leaves (`days_low`,
-        `days_high`), `gpu_hours`, `cost`. Each predicted figure has its mean error in `..._error_pct`, and
-        `..._error_on` says on how many measured settings of which kind. The error of a time or speed is a factor: at
-        25 %, 1.25 or 1 / 1.25 times as much.
+        `GPU`), `tokens_per_s`, `mfu`; for the `tokens` to train on, `days` with the range that the error of tokens/s
+        leaves (`days_low`, `days_high`), `gpu_hours` and `cost`. Each predicted figure has its mean error in
+        `..._error_pct`, and `..._error_on` says on how many measured settings of which kind. The error of a time or
+        speed is a factor: at 25 %, 1.25 or 1 / 1.25 times as much.
         `outside` says what the calibration has not seen.
 
     Raises
@@ -89,7 +89,7 @@ def predict(
         If the GPU, the link or a model is unknown, a micro-batch is `auto`, nothing can be calibrated, or the tokens or
         the price are no finite number of an allowed size.
     """
-    planning.check(tokens, {}, price=price)
+    planning.check(1 if tokens is None else tokens, {}, price=price)
     experiments = [one.model_copy(update={"device": "cuda"}) for one in experiments]  # whatever this machine has
     on = On(gpus.find(gpu), gpus.link(link))
     if calibrate is not None:
@@ -107,10 +107,10 @@ def tabulated(
     model_traces: Sequence[Trace | None],
     on: On,
     *,
-    tokens: float,
+    tokens: float | None,
     price: float | None = None,
 ) -> "pd.DataFrame":
-    """Return the table of `predict`; without a trace, memory, `fits` and `mfu` are missing."""
+    """Return the table of `predict`; without a trace, memory, `fits`, `mfu` and the usual tokens are missing."""
     import pandas as pd
 
     if not settings:
@@ -144,9 +144,12 @@ def tabulated(
             shape = int(trace.parameters), trace.layers, trace.hidden, one.seq_len, int(trace.trainable)
             achieved = metrics.tflops(metrics.model_flops_per_token(*shape), tokens_per_s / one.gpus)
             row["mfu"] = metrics.mfu(achieved, on.gpu.peak_flops(one.precision) / 1e12)
-        days = metrics.days(tokens, tokens_per_s) or math.nan
-        hours = metrics.gpu_hours(tokens, tokens_per_s, one.gpus) or math.nan
+        usual = planning.usual_tokens(trace.parameters) if trace else math.nan
+        to_train = usual if tokens is None else tokens
+        days = metrics.days(to_train, tokens_per_s) or math.nan
+        hours = metrics.gpu_hours(to_train, tokens_per_s, one.gpus) or math.nan
         row |= {
+            "tokens": to_train,
             "days": days,
             "days_low": days / (1 + error.mean_pct / 100),
             "days_high": days * (1 + error.mean_pct / 100),

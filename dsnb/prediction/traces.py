@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import logging
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.training import CHUNK_TOKENS, compiles_blocks
 from dsnb.system import interpreter
 
+LOG = logging.getLogger(__name__)
 WORKERS = 2
 """Processes that trace at the same time; each takes about 1 GiB."""
 TRACED = (
@@ -172,6 +174,8 @@ def _make(missing: dict[str, Experiment]) -> dict[str, Any]:
     """Return the record of each setting, by its key, or a record of its `error`."""
     if not can_trace():
         raise SettingsError("torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'")
+    models = ", ".join(sorted({one.model for one in missing.values()}))
+    LOG.info("tracing %s for %d settings, some seconds each; the result is kept", models, len(missing))
     items = list(missing.items())
     groups = [dict(items[start::WORKERS]) for start in range(min(WORKERS, len(items)))]
     with ThreadPoolExecutor(WORKERS) as pool:

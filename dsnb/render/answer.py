@@ -124,7 +124,15 @@ def remarks(runs: pd.DataFrame) -> list[str]:
     counts = ", ".join(f"{count} {labels.text(name)}" for name, count in statuses.items())
     success = "The run succeeded." if len(runs) == 1 else f"All {len(runs)} runs succeeded."
     ended = success if bad.empty else f"{len(bad)} of {len(runs)} runs are not ok: {counts}."
-    return [ended, *unstable_settings(runs), *_otherwise(runs), *_not_tried(runs)]
+    own = [Flag.LOSS in found for found in flags(runs)["flags"]]
+    names = list(dict.fromkeys(named_runs(runs)[own]["experiment"]))
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    otherwise = (
+        f"{labels.count(sum(own), 'run')} of {labels.count(len(names), 'setting')} had other losses than settings "
+        "that compute the same, so something went wrong there: find out what before you choose such a setting. "
+        f"{', '.join(names[:MAX_NAMED])}{more}."
+    )
+    return [ended, *unstable_settings(runs), *([otherwise] if names else []), *_not_tried(runs)]
 
 
 def unstable_settings(runs: pd.DataFrame) -> list[str]:
@@ -141,20 +149,6 @@ def unstable_settings(runs: pd.DataFrame) -> list[str]:
         f"{labels.count(len(names), 'setting')} {are} unstable and not ranked: {own} repeats differ by more than "
         f"{UNSTABLE:g} times in tokens/s ({'; '.join(ranges)}{more}). Measure {them} again while nothing else uses the "
         "machine (see docs/how-to/noise.md)."
-    ]
-
-
-def _otherwise(runs: pd.DataFrame) -> list[str]:
-    """Name the settings whose losses say that they compute something else: a figure of theirs answers nothing."""
-    own = [Flag.LOSS in found for found in flags(runs)["flags"]]
-    names = list(dict.fromkeys(named_runs(runs)[own]["experiment"]))
-    if not names:
-        return []
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return [
-        f"{labels.count(sum(own), 'run')} of {labels.count(len(names), 'setting')} had other losses than settings "
-        "that compute the same, so something went wrong there: find out what before you choose such a setting. "
-        f"{', '.join(names[:MAX_NAMED])}{more}."
     ]
 
 

@@ -1,6 +1,7 @@
 """The sections of a report that compare its runs: with an earlier sweep, and with their predictions."""
 
 import html
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,6 @@ RATE = "tokens_per_s"
 OTHER_HOSTS = (
     "The two sets ran on different hosts, so a difference may come from the hosts, and it is one between these hosts: "
     "others of the same kind may differ by more or less."
-)
-EQUAL = (
-    f"where all settings are equal, any two are called different for at most about {100 * (1 - CONFIDENCE):.3g} % of "
-    "tasks."
 )
 WORDS = {"step_time": "step times", "peak_allocated": "peaks of allocated memory"}
 TITLES = {"step_time": "step time", "peak_allocated": "memory"}
@@ -60,8 +57,11 @@ def compared(before: pd.DataFrame, after: pd.DataFrame, name: str) -> list[Html]
     only_in = {when: first.index[first["only_in"] == when] for when in ("before", "after")}
     sentences = [f"Only {when}: {', '.join(map(str, names))}." for when, names in only_in.items() if len(names)]
     parts += [bullet_list(sentences)] if sentences else []
-    about = Html(f"<p>{html.escape(f'{VALUES} {TOGETHER}: {EQUAL}')}</p>")
-    return [*parts, about] if (first["only_in"] == "").any() else parts
+    if (first["only_in"] != "").all():
+        return parts
+    errs_pct = f"{100 * (1 - CONFIDENCE):.3g}"
+    equal = f"where all settings are equal, any two are called different for at most about {errs_pct} % of tasks."
+    return [*parts, Html(f"<p>{html.escape(f'{VALUES} {TOGETHER}: {equal}')}</p>")]
 
 
 def environments(before: pd.DataFrame, after: pd.DataFrame) -> Html:
@@ -126,8 +126,7 @@ def with_predictions(runs: pd.DataFrame, link: str = "nvlink") -> list[Html | Pi
     if table is None:
         return []
     summary = errors(table)
-    sentences = [_verdict(summary), _method(table), _out_of_memory(table), _untraced(table)]
-    paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in sentences if text)
+    paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in _sentences(table, summary))
     parts: list[Html | Picture] = [Html(f"<h2>Predicted and measured</h2>{paragraphs}")]
     if not summary.loc[ALL, [f"{name}_settings" for name in COMPARED]].any():
         return parts
@@ -185,40 +184,30 @@ def _verdict(summary: pd.DataFrame) -> str:
     return f"Here, {', '.join(parts)}." if parts else ""
 
 
-def _method(table: pd.DataFrame) -> str:
-    """Return without what each step time was predicted, and what an error means."""
-    if table[[f"{name}_error_pct" for name in COMPARED]].isna().all(axis=None):
-        return ""
-    timed = table[table["predicted_step_time_s"].notna()]
-    left_out = "model" if timed["model"].nunique() > 1 else "setting"
-    return (
-        f"Each step time is predicted without the runs of its own {left_out}: the constants of the time model are "
-        f"those of dsnb's runs on H200 ({FITTED_SETTINGS} settings), fitted to the other {left_out}s here on the same "
-        "GPU, if there are any. Nothing is fitted to memory. An error or a bias above 0 means that too much was "
-        f"predicted. At most {MAX_SETTINGS} settings are compared."
-    )
-
-
-def _out_of_memory(table: pd.DataFrame) -> str:
-    """Return how many settings that ran out of memory, and that did not, are predicted not to fit."""
+def _sentences(table: pd.DataFrame, summary: pd.DataFrame) -> Iterator[str]:
+    """Yield how good the predictions are, how they were made, and what they say of settings out of memory."""
+    if verdict := _verdict(summary):
+        yield verdict
+    if table[[f"{name}_error_pct" for name in COMPARED]].notna().any(axis=None):
+        timed = table[table["predicted_step_time_s"].notna()]
+        left_out = "model" if timed["model"].nunique() > 1 else "setting"
+        yield (
+            f"Each step time is predicted without the runs of its own {left_out}: the constants of the time model are "
+            f"those of dsnb's runs on H200 ({FITTED_SETTINGS} settings), fitted to the other {left_out}s here on the "
+            "same GPU, if there are any. Nothing is fitted to memory. An error or a bias above 0 means that too much "
+            f"was predicted. At most {MAX_SETTINGS} settings are compared."
+        )
     known = table[table["fits"].notna()]
     ran, fits = known["ran"].astype(bool), known["fits"].astype(bool)
-    if ran.all():
-        return ""
-    others = f", {(~fits[ran]).sum():,} of {ran.sum():,} that ran" if ran.any() else ""
-    failed = count((~ran).sum(), "setting")
-    return f"Predicted not to fit: {(~fits[~ran]).sum():,} of {failed} that ran out of memory{others}."
-
-
-def _untraced(table: pd.DataFrame) -> str:
-    """Return of how many settings the memory is not predicted, and what to do."""
-    untraced = int((table["has_rules"] & table["predicted_peak_allocated_gib"].isna()).sum())
-    if not untraced:
-        return ""
-    return (
-        f"The memory of {count(untraced, 'setting')} is not predicted: this machine has no trace of the model. "
-        "dsnb predict with a params file makes one, with torch and transformers, for the next report."
-    )
+    if not ran.all():
+        others = f", {(~fits[ran]).sum():,} of {ran.sum():,} that ran" if ran.any() else ""
+        failed = count((~ran).sum(), "setting")
+        yield f"Predicted not to fit: {(~fits[~ran]).sum():,} of {failed} that ran out of memory{others}."
+    if untraced := int((table["has_rules"] & table["predicted_peak_allocated_gib"].isna()).sum()):
+        yield (
+            f"The memory of {count(untraced, 'setting')} is not predicted: this machine has no trace of the model. "
+            "dsnb predict with a params file makes one, with torch and transformers, for the next report."
+        )
 
 
 def _by_strategy(summary: pd.DataFrame) -> pd.DataFrame:

@@ -43,7 +43,8 @@ STYLE = {
     "ytick.color": palette.SOFT_INK,
 }
 PIXELS_PER_INCH = 100
-plt.switch_backend(plt.get_backend())  # loaded within `rc_context`, it would not show figures that a notebook draws itself
+# Loaded within `rc_context`, the backend would not show figures that a notebook draws itself.
+plt.switch_backend(plt.get_backend())
 PLAIN_TICKS = StrMethodFormatter("{x:,.10g}")
 """Ticks as plain numbers with thousands separators, without an offset or a power of ten beside the axis."""
 IN_ADDRESS = " '=:/;,(){}@!*+$?[]|^`"

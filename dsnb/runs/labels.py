@@ -126,10 +126,9 @@ def place(run: Mapping[str, Any]) -> str:
     """Return where a run ran: "4 NVIDIA H200", "2 CPU ranks", "512 GPUs"."""
     if not _is_known(run, "gpus"):
         return "an unknown number of GPUs"
-    number = float(run["gpus"])
     if _is_known(run, "gpu_name"):
-        return f"{number:g} {_text(run, 'gpu_name')}"
-    return f"{number:g} {'CPU rank' if run.get('device') == 'cpu' else 'GPU'}{'' if number == 1 else 's'}"
+        return f"{float(run['gpus']):g} {_text(run, 'gpu_name')}"
+    return count(float(run["gpus"]), "CPU rank" if run.get("device") == "cpu" else "GPU")
 
 
 def _compiled(run: Mapping[str, Any]) -> str:

@@ -16,9 +16,6 @@ ALIASES = {
     **CURRENT_NAMES,
 }
 """Former name of a column of runs or of a summary -> current name. (In GPU samples, `gpu` is an index and stays.)"""
-UTILIZATION = "gpu_util_pct"
-COLUMN = "of_plain"
-RATE, RATE_OF_ALL = "tokens_per_s_per_gpu", "tokens_per_s"
 WORK = [
     "model", "seq_len", "data", "lora_rank", "micro_batch_size", "grad_accum", "precision", "optimizer",
     "gradient_clipping", "dropout", "loss", "activation_checkpointing", "checkpoint_every",
@@ -66,7 +63,7 @@ def without_noise(runs: pd.DataFrame) -> pd.DataFrame:
     """Return runs without the utilization of those whose timed steps are known to have taken less than 5 s."""
     timed_s = numbers(runs, "timed_s").fillna(numbers(runs, "timed_steps") * numbers(runs, "step_time_s"))
     is_short = timed_s < UTILIZATION_S
-    return runs.assign(**{UTILIZATION: runs[UTILIZATION].mask(is_short)}) if is_short.any() else runs
+    return runs.assign(gpu_util_pct=runs["gpu_util_pct"].mask(is_short)) if is_short.any() else runs
 
 
 def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
@@ -74,10 +71,11 @@ def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
     plain = (runs.get("strategy") == "plain") & (runs.get("status") == "ok")
     if not isinstance(plain, pd.Series) or not plain.any():
         return runs
-    keys, rates = _work(runs), numbers(runs, RATE).mask(_on_cpu(runs), numbers(runs, RATE_OF_ALL))
+    keys = _work(runs)
+    rates = numbers(runs, "tokens_per_s_per_gpu").mask(_on_cpu(runs), numbers(runs, "tokens_per_s"))
     names = [keys[plain], runs["experiment"][plain]]
     fastest = rates[plain].groupby(names, sort=False).median().groupby(level=0, sort=False).max()
-    return runs.copy().assign(**{COLUMN: rates / keys.map(dict(fastest))})  # a copy is in one piece
+    return runs.copy().assign(of_plain=rates / keys.map(dict(fastest)))  # a copy is in one piece
 
 
 def _work(runs: pd.DataFrame) -> pd.Series:

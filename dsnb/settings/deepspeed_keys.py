@@ -51,10 +51,7 @@ DECIDED = {
     "flops_profiler": "it replaces torch's functions inside the steps; set profile",
     "comms_logger": "it waits for the GPU inside the timed steps; set profile",
     "autotuning": "it ends the process; make a sweep",
-    "tensorboard": "dsnb writes to the run folder only",
-    "wandb": "dsnb writes to the run folder only",
-    "csv_monitor": "dsnb writes to the run folder only",
-    "comet": "dsnb writes to the run folder only",
+    **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet"), "dsnb writes to the run folder only"),
     "elasticity": "it changes the batch size",
 }
 """Keys, or whole sections, that dsnb decides itself, and what to do instead."""

@@ -129,9 +129,7 @@ def _compression(s: SimpleNamespace) -> Iterator[str]:
     if how == "none":
         return
     if s.strategy != "ddp":
-        sender = {"deepspeed": "ZeRO sends gradients itself", "fsdp": "FSDP sends gradients itself"}
-        why = sender.get(s.strategy, "a single process sends nothing")
-        yield f"gradient_compression is '{how}': it is DDP's, and {why}; use 'ddp'"
+        yield f"gradient_compression is '{how}', but strategy is '{s.strategy}': it is DDP's; use strategy 'ddp'"
     elif s.gpus == 1:
         yield f"gradient_compression is '{how}', but gpus is 1: nothing is sent; use at least 2"
     elif how == "bf16" and s.device == "cpu":

@@ -49,7 +49,8 @@ def execute(run: Run) -> Result:
         values["run_dir"] = str(run.paths.dir.absolute())
         notebook.execute(template, run.paths.notebook, values)
     except KernelDiedError as error:
-        return finish(run.paths, "failed" if was_launched(run.paths) else "interrupted", str(error), began)
+        # Before its launch, the end of a run tells nothing about its settings.
+        return finish(run.paths, "failed" if run.paths.console.exists() else "interrupted", str(error), began)
     except KeyboardInterrupt:
         finish(run.paths, "interrupted", "stopped by the user", began)
         raise
@@ -74,11 +75,6 @@ def initialize(run: Run) -> None:
     remove_leftovers(run.paths)
     planned = {"order_seed": run.order_seed, "order_place": run.place, "model_name": run.model_name or None}
     write_experiment(run.paths, run.experiment, planned=planned if run.place else None)
-
-
-def was_launched(run: RunPaths) -> bool:
-    """Return whether an initialized run was launched; if not, its end tells nothing about its settings."""
-    return run.console.exists()
 
 
 def finish(run: RunPaths, status: str, cause: str, began: float) -> Result:

@@ -14,8 +14,6 @@ from dsnb.settings import inputs
 from dsnb.settings.inputs import ExternalItem
 from dsnb.sweep.params import load_sweep
 
-TIMEOUT_S = 30.0
-
 
 def prepare(params: str | Path, home: Path | None = None) -> list[str]:
     """Fetch all items of the hub that the runs of a params file need to `home`, by default `$HF_HOME`.
@@ -57,7 +55,7 @@ def _fetch(item: ExternalItem, cache: Path) -> None:
     host = urlsplit(endpoint or "https://huggingface.co").hostname
     api, hub_id = HfApi(endpoint=endpoint), str(item.hub_id)
     try:
-        names = [file.rfilename for file in api.model_info(hub_id, timeout=TIMEOUT_S).siblings or []]
+        names = [file.rfilename for file in api.model_info(hub_id, timeout=30.0).siblings or []]
         api.snapshot_download(hub_id, cache_dir=cache, allow_patterns=inputs.chosen(names, item.parts))
     except FetchError:
         raise

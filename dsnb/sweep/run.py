@@ -254,7 +254,7 @@ class LocalJob:
         status, cause = "failed", f"the job ended with exit code {code}: "
         if self._cancelled_at:
             status, cause = "interrupted", "stopped by the user"
-        elif code < 0 and not job.was_launched(self.run.paths):
+        elif code < 0 and not self.run.paths.console.exists():
             status, cause = "interrupted", f"the job was {signals.killed_by(-code)} before its run began"
         else:
             cause += [*last_lines(self.run.paths.job_log, 1), "it printed nothing"][0]

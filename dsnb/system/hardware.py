@@ -201,18 +201,6 @@ def clocks() -> list[dict[str, float]]:
     return limits_of_gpus
 
 
-def nvlinks() -> int | None:
-    """Return the number of active NVLinks of the first GPU; None without a GPU."""
-    with nvml_session() as api:
-        if api is None or api.nvmlDeviceGetCount() == 0:
-            return None
-        count = 0
-        for link in range(18):
-            with contextlib.suppress(api.NVMLError):
-                count += api.nvmlDeviceGetNvLinkState(api.nvmlDeviceGetHandleByIndex(0), link)
-        return count
-
-
 def driver_version() -> str | None:
     """Return the version of the NVIDIA driver; None without one."""
     with nvml_session() as api:

@@ -1,7 +1,6 @@
 """What to train with: the published tables have a known answer to each question."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import dsnb
@@ -11,7 +10,7 @@ from dsnb.analysis.summary import repeat_ratios, unstable
 from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
-from dsnb.run_folder.columns import RUN_COLUMNS
+from tests.analysis.test_comparisons import runs_of
 from tests.support import made_up
 
 
@@ -23,14 +22,6 @@ def opt():
 
 def best(runs, **question):
     return of_runs(runs, Question(**question)).options.iloc[0]
-
-
-def test_soonest_and_cheapest_are_not_the_same(opt):
-    soonest, cheapest = (best(opt, objective=what, prices={"": 2.5}) for what in ("time", "cost"))
-    assert soonest["gpus"] == opt["gpus"].max() == 512
-    rates = (opt["tokens_per_s"] / opt["gpus"]).to_list()
-    assert cheapest["gpus"] == opt["gpus"].iloc[rates.index(max(rates))] < 512
-    assert cheapest["cost"] < soonest["cost"]
 
 
 def test_only_the_gpus_at_hand_count_and_figures_are_those_of_the_formulas(opt):
@@ -85,35 +76,11 @@ def one_and_two_gpus(*rates):
     return runs.assign(tokens_per_s=rates, gpu_name="H200", experiment=["one", "two"], peak_allocated_gib=[9.0, 8.0])
 
 
-def test_a_year_is_the_most_that_an_answer_takes():
-    """At 1 and 4 tokens/s, 86.4 million tokens take 1,000 and 250 days."""
-    runs, tokens = one_and_two_gpus(1.0, 4.0), 86.4e6
-    fast, least = (of_runs(runs, Question(tokens=tokens, objective=what)) for what in ("time", "gpu_hours"))
-    assert (list(fast.options.index), fast.too_slow, fast.is_beyond) == (["two", "one"], 0, False)
-    assert (list(least.options.index), least.too_slow, least.is_beyond) == (["two"], 1, False)
-    beyond = of_runs(runs, Question(tokens=10 * tokens, objective="memory"))
-    assert (list(beyond.options.index), beyond.too_slow, beyond.is_beyond) == (["two", "one"], 0, True)
-
-
 def test_the_best_of_several_sweeps_is_named_by_its_sweep():
     runs = one_and_two_gpus(1000.0, 2000.0).assign(sweep=["first", "second"], experiment="zs0")
     decision = of_runs(runs, Question(objective="gpu_hours", tokens=1e9))
     assert list(decision.options.index) == ["second/zs0", "first/zs0"]  # equal hours, fewer days
     assert decision.difference["change_pct"] == 0
-
-
-def runs_of(**rates):
-    """Give a run for each rate of each experiment, with as many GiB as letters in its name; None is a failed run."""
-    rows = [
-        {"sweep": "s", "experiment": name, "repeat": place, "status": "failed" if rate is None else "ok",
-         "tokens_per_s": rate, "tokens_per_s_per_gpu": rate, "gpus": 1, "zero_stage": stage, "model": "gpt2",
-         "peak_allocated_gib": float(len(name))}
-        for stage, (name, own) in enumerate(rates.items()) for place, rate in enumerate(own, 1)
-    ]  # fmt: skip
-    return pd.DataFrame(rows).reindex(columns=RUN_COLUMNS)
-
-
-SHAKY = {"odd": [21097.0, 2296], "steady": [9000.0, 9100], "slower": [8000.0, 7900]}
 
 
 def test_highest_over_lowest_of_the_ok_runs():
@@ -123,10 +90,7 @@ def test_highest_over_lowest_of_the_ok_runs():
     assert unstable(runs_of(a=[100.0, 150], b=[100.0, 150.5], c=[100.0], e=[None])) == ["b"]  # more than 1.5 times
 
 
-def test_an_unstable_setting_is_no_answer_and_no_base():
-    for objective in ("time", "gpu_hours", "memory"):
-        decision = of_runs(runs_of(**SHAKY), Question(objective=objective, tokens=1e9))
-        assert (list(decision.options.index), decision.unstable) == (["steady", "slower"], 1)
-    runs = runs_of(**SHAKY)
+def test_an_unstable_setting_is_no_base():
+    runs = runs_of(odd=[21097.0, 2296], steady=[9000.0, 9100], slower=[8000.0, 7900])
     assert set(differences(runs)["base"]) == {"steady"}
     assert set(differences(runs[runs["experiment"] == "odd"])["base"]) == set()

@@ -177,21 +177,6 @@ def test_the_section_is_there_only_for_several_nodes_or_groups():
     assert [axis.get_title(loc="left") for axis in nodes.spread(table).figure.axes] == ["gpt2", "opt-125m"]
 
 
-def test_in_what_the_nodes_differ(tmp_path):
-    made_up.write_groups(tmp_path / "s", HOSTS[:6], sizes=(1,))
-    for number, path in enumerate(sorted(tmp_path.rglob("nodes.json"))):
-        record = records.read_json(path)
-        environment = record["nodes"][0]["environment"]
-        environment["memory_gib"] = 2000 + number / 50
-        if number == 4:
-            environment |= {"driver": "535.1", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}] * 7}
-        records.write_json(path, record)
-    assert hosts.differences(dsnb.load_runs(tmp_path)) == [
-        f"gpus: 8 x NVIDIA H200 140 GiB on 5 nodes, 7 x NVIDIA H200 140 GiB on {HOSTS[4]}",
-        f"driver: 570.1 on 5 nodes, 535.1 on {HOSTS[4]}",
-    ]
-
-
 def test_the_command_line_prints_groups_and_suspects(tmp_path):
     made_up.write_groups(tmp_path / "few", HOSTS[:8], slow={HOSTS[2]: 0.12}, sizes=(1, 2))
     for words, stream in ((["--format", "json"], "err"), ([], "out")):

@@ -37,18 +37,6 @@ def test_the_published_schedule_from_its_measurements(gpu, last):
     assert set(table["grad_accum"]) == {1}
 
 
-def test_the_published_schedule_from_the_layout_it_names():
-    """PP 2 and micro-batch 4 on 16 GB; a replica of one GPU and micro-batch 1 on 32 GB."""
-    small = dsnb.rampup(32, 512, gpus_per_node=4, replica_gpus=2, micro_batch_size=4)
-    large = dsnb.rampup(32, 128, gpus_per_node=4, micro_batch_size=1)
-    both = pd.concat([large, small])[STAGE]
-    assert both.to_numpy().tolist() == PUBLISHED[STAGE].to_numpy().tolist()
-    assert small["efficiency"].isna().all()
-    assert fastest_replica(measured("V100-32GB"))[0] == 1  # PP 2 is as fast, on two GPUs a replica
-    gpus, speeds = fastest_replica(measured("V100-16GB"))
-    assert (gpus, list(speeds)) == (2, [1, 2, 4])  # 8 was out of memory
-
-
 def test_efficiency_decides_how_many_nodes_the_first_batch_gets():
     """Micro-batch 1 runs at 93 % and 2 at 97 % of the best: the publication's 16, 8 or 4 nodes."""
     nodes = [

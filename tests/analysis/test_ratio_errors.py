@@ -16,7 +16,7 @@ from dsnb.analysis.ratio_errors import (
     OFFLOADED,
     RatioError,
     by_limit,
-    expected,
+    doubt,
 )
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
@@ -44,7 +44,7 @@ def test_other_tasks_other_hosts_other_gpus_and_repeats_are_no_pairs():
 
 
 @pytest.mark.parametrize(
-    ("settings", "by_cpu", "name"),
+    ("settings", "by_cpu", "kind"),
     [
         ({"zero_stage": 3}, (False, False), BY_CPU[0]),
         ({"zero_stage": 3}, (False, True), BY_CPU[1]),
@@ -52,12 +52,14 @@ def test_other_tasks_other_hosts_other_gpus_and_repeats_are_no_pairs():
         ({"zero_stage": 3, "offload": "optimizer-cpu"}, (True, True), OFFLOADED),
     ],
 )
-def test_the_kind_of_a_pair_is_what_limits_it_unless_too_few_were_measured(settings, by_cpu, name):
+def test_the_kind_of_a_pair_is_what_limits_it_unless_too_few_were_measured(settings, by_cpu, kind):
     common = {"model": "opt-1.3b", "precision": "bf16", "device": "cuda", "gpus": 2}
     pair = [Experiment(**common), Experiment(**common, **settings)]
-    known = {every: RatioError(10, 5.0, 9.0) for every in (*BY_CPU, OFFLOADED, ALL)}
-    assert expected(pair, by_cpu, known)[0] == name
-    assert expected(pair, by_cpu, {**known, name: RatioError(9, 5.0, 9.0)})[0] == ALL
+    known = {ALL: RatioError(1010, 7.0, 9.0), kind: RatioError(10, 5.0, 9.0)}
+    words = "the mean error of predicted ratios of two settings"
+    assert doubt(pair, by_cpu, known) == (5.0, f"5.0 %, {words} {kind} (10 pairs)")
+    few = {**known, kind: RatioError(9, 5.0, 9.0)}
+    assert doubt(pair, by_cpu, few) == (7.0, f"7.0 %, {words} of one task (1,010 pairs)")
 
 
 def test_which_errors_hold_for_a_gpu_and_for_ones_own_runs():
@@ -78,7 +80,7 @@ def test_the_median_run_of_each_setting_on_each_host_counts():
         for seconds in times
     ]
     found, hosts = ratio_errors.of_hosts(pd.DataFrame(rows))
-    assert sorted(zip([run.step_time_s for run in found], hosts, strict=True)) == [(2.0, 0), (5.0, 1)]
+    assert sorted(zip([run.step_time_s for run in found], hosts, strict=True)) == [(2.0, "x"), (5.0, "y")]
 
 
 @pytest.mark.parametrize(("measured", "stated"), [(benchmark.h200, DEFAULT_RATIOS), (benchmark.elsewhere, ELSEWHERE)])

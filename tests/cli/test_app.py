@@ -99,11 +99,12 @@ def test_a_dry_run_over_64_nodes_prints_every_command(monkeypatch, tmp_path):
         assert f" --nnodes 64 --nproc-per-node 8 --node-rank {number} --master-addr n0 " in line
 
 
-@pytest.mark.parametrize("command", [[], ["sweep"], ["summary"], ["doctor"]], ids=str)
-def test_help_names_no_type_of_an_option_without_a_value(monkeypatch, command):
+@pytest.mark.parametrize("command", [[], *([name] for name in command_line.COMMANDS)], ids=str)
+def test_help_ends_with_an_example_and_names_no_type_of_an_option_without_a_value(monkeypatch, command):
     code, out, _ = dsnb(monkeypatch, *command, "--help")
     assert code == 0
     assert "--help" in out
+    assert not command or out.rstrip().splitlines()[-1].startswith(f" Example: dsnb {command[0]}")
     assert not {"<bool>", "<str>", "<int>", "<list[str]>"} & set(out.replace("│", " ").split())
 
 
@@ -174,7 +175,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     [
         (["summary", "x", "--format", "xml"], "--format is 'xml': allowed are table, markdown, csv, json"),
         (["sweep", "x", "--time", "1h"], "--time is '1h': give a whole number"),
-        (["predict", "x", "--tokens", "many"], "--tokens is 'many': give a number"),
+        (["predict", "x", "--tokens", "many"], "--tokens is 'many': write a number such as 300e9, 300B or 1.5T"),
         (["sweep", "x", "--repeats", "abc"], "--repeats is no option: write --set repeats=VALUE"),
         (["sweep"], "Missing argument 'PARAMS'."),
     ],

@@ -78,7 +78,6 @@ def test_a_kernel_that_cannot_start_says_why(tmp_path, monkeypatch):
         (["python3", "-m", "ipykernel"], None),
         ([sys.executable], None),
         (["/opt/other/bin/python"], "/opt/other/bin/python (kernelspec {spec})"),
-        (["julia"], "julia (kernelspec {spec})"),
         (5, "a kernelspec that cannot be read (TraitError: "),
         ([], "a kernelspec that cannot be read (IndexError: "),
     ],

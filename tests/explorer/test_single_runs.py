@@ -2,7 +2,6 @@
 
 import numpy as np
 
-import dsnb
 from dsnb.analysis.flags import flags, load_samples
 from dsnb.explorer import data, single_runs
 from dsnb.files import records
@@ -37,15 +36,6 @@ def test_runs_are_marked_as_the_flags_say(tmp_path):
     assert single.any()
     assert sorted(alone) == list(np.flatnonzero(single))
     assert all(words.endswith("(standard deviation within the run, not between runs)") for words in alone.values())
-
-
-def test_runs_whose_steps_are_not_read_are_marked_by_their_columns():
-    runs = made_up.runs(6).assign(recompilations=[0, 2, 0, 0, 0, 1])
-    unusual, alone = single_runs.unusual(data.read(runs), [])
-    found = {place: words.partition(" during")[0] for place, words in unusual.items() if "graph" in words}
-    assert found == {1: "2 graphs compiled", 5: "1 graph compiled"}
-    assert alone == {}
-    assert dsnb.explore(runs)  # neither folders nor steps are needed
 
 
 def test_series_are_thinned_where_there_are_many_runs(tmp_path):

@@ -46,12 +46,9 @@ def test_gpus_that_a_notebook_chooses_later_are_those_that_are_used(monkeypatch)
 def test_a_server_that_is_killed_while_it_imports_says_so():
     server = local.ForkServer("cpu")
     server.process.kill()
-    with pytest.raises(LaunchError) as caught:
+    said = r"could not be imported: the process was killed by signal 9 \(SIGKILL\); if memory ran out .* start again$"
+    with pytest.raises(LaunchError, match=said):
         server.wait_ready()
-    assert str(caught.value) == (
-        "torch, DeepSpeed and transformers could not be imported: the process was killed by signal 9 (SIGKILL); "
-        "if memory ran out (`dmesg` says so), free some, then start again"
-    )
 
 
 @pytest.mark.process
@@ -75,9 +72,10 @@ def test_a_client_killed_with_answers_unread_ends_its_ranks_and_the_server_goes_
     try:
         server.wait_ready()
         first = ask(server, small(steps=100_000), tmp_path / "run1")
-        rank = int(wait_until(lambda: text(tmp_path / "run1" / "pids0"), "the rank trains").split()[0])
+        pids = tmp_path / "run1" / "pids0"
+        wait_until(pids.exists, "the rank trains")
         first.close()
-        wait_until_ended([rank])
+        wait_until_ended([int(pids.read_text().split()[0])])
         with ask(server, small(steps=1), tmp_path / "run2") as second, second.makefile() as answers:
             assert [json.loads(line) for line in answers][1:] == [{"rank": 0, "exit": 0}]
     finally:
@@ -95,11 +93,6 @@ def ask(server, experiment, folder):
     connection.connect(str(server.socket))
     connection.sendall(json.dumps(request).encode() + b"\n")
     return connection
-
-
-def text(file):
-    """Return what is in a file, nothing where there is none."""
-    return file.read_text() if file.is_file() else ""
 
 
 @pytest.mark.process

@@ -1,5 +1,7 @@
 """What a run shows before its first step: its phase, from the files in its folder, and for how long."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from dsnb.launcher import progress
@@ -23,57 +25,46 @@ def test_the_phase_follows_from_the_files(small, tmp_path, settings, phases):
     assert found == phases
 
 
-class Shown:
-    """An output of a notebook: what it holds after each change."""
-
-    def __init__(self, first):
-        self.texts = [repr(first)]
-
-    def update(self, content):
-        self.texts.append(repr(content))
-
-
 @pytest.fixture
-def output(monkeypatch):
-    """Make this process look like a notebook's kernel; give its outputs, and None for each time they were cleared."""
-    outputs = []
+def shown(monkeypatch):
+    """Make this process look like a notebook's kernel; give what its output held, None where it was cleared."""
+    texts = []
 
-    def display(content, display_id):
-        assert display_id is True
-        outputs.append(Shown(content))
-        return outputs[-1]
+    def display(content, display_id=True):
+        texts.append(repr(content))
+        return SimpleNamespace(update=display)
 
     monkeypatch.setattr("IPython.display.display", display)
-    monkeypatch.setattr("IPython.display.clear_output", lambda wait: outputs.append(None))
+    monkeypatch.setattr("IPython.display.clear_output", lambda wait: texts.append(None))
     monkeypatch.setattr(progress, "_in_notebook", lambda: True)
-    return outputs
+    return texts
 
 
 STEP = {"step": 4, "loss": 2.5, "step_time_s": 6.4}
 
 
 def cut_short(experiment, run, error):
-    with progress.Progress(experiment, run, enabled=True) as shown:
-        shown.update([STEP], at_once=True)
-        assert shown._repr_html_().startswith('<progress value="4" max="10" ')
+    with progress.Progress(experiment, run, enabled=True) as bar:
+        bar.update([STEP], at_once=True)
+        assert bar._repr_html_().startswith('<progress value="4" max="10" ')
         raise error
 
 
 @pytest.mark.parametrize(("error", "how"), [(KeyboardInterrupt, "interrupted"), (ValueError, "failed")])
-def test_a_run_that_is_cut_short_leaves_its_last_state(small, tmp_path, output, error, how):
+def test_a_run_that_is_cut_short_leaves_its_last_state(small, tmp_path, shown, error, how):
     experiment = small(steps=8, warmup_steps=2)
     with pytest.raises(error):
         cut_short(experiment, RunPaths(tmp_path), error)
-    (shown,) = output
     state = f"{experiment.name}: 4 of 10 steps, loss 2.500, 10 tokens/s"
-    assert shown.texts[0] == f"{experiment.name}: 0 of 10 steps, importing torch, DeepSpeed and transformers"
-    assert shown.texts[-2:] == [state, f"{state}, {how}"]
+    assert shown[0] == f"{experiment.name}: 0 of 10 steps, importing torch, DeepSpeed and transformers"
+    assert shown[-2:] == [state, f"{state}, {how}"]
 
 
-def test_a_run_that_ends_leaves_no_bar(small, tmp_path, output):
-    with progress.Progress(small(), RunPaths(tmp_path), enabled=True) as shown:
-        shown.update([STEP])
-    assert output[1:] == [None]
-    with progress.Progress(small(), RunPaths(tmp_path), enabled=False) as shown:
-        shown.update([STEP])
-    assert len(output) == 2
+def test_a_run_that_ends_leaves_no_bar(small, tmp_path, shown):
+    with progress.Progress(small(), RunPaths(tmp_path), enabled=True) as bar:
+        bar.update([STEP])
+    assert shown[-1] is None
+    shown.clear()
+    with progress.Progress(small(), RunPaths(tmp_path), enabled=False) as bar:
+        bar.update([STEP])
+    assert shown == []

@@ -35,8 +35,13 @@ def pids(folder):
 
 
 def wait_for_ranks(folder):
-    """Wait until both ranks of a run have started their children."""
     wait_until(lambda: len(pids(folder)) == 4, "two ranks have started a child each")
+
+
+def assert_left_nothing(folder):
+    left = pids(folder)
+    assert len(left) == 4
+    wait_until_ended(left)
 
 
 @pytest.mark.alone
@@ -80,9 +85,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(run_small, monkeyp
     monkeypatch.setattr(run, "GRACE_PERIOD_S", 1.0)
     result, paths = run_small(worker="tests.workers.hanger", gpus=2)
     assert (result.status, result.cause) == ("failed", "rank 1 was killed by signal 9 (SIGKILL)")
-    left = pids(paths.dir)
-    assert len(left) == 4
-    wait_until_ended(left)
+    assert_left_nothing(paths.dir)
     assert free(int((paths.dir / "port").read_text()))
 
 
@@ -123,9 +126,7 @@ def test_a_killed_fork_server_leaves_nothing_behind(own_servers, small, tmp_path
     threading.Thread(target=kill_the_server, daemon=True).start()
     result = launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
     assert (result.status, result.cause) == ("failed", "rank 0 was killed by signal 9 (SIGKILL)")
-    left = pids(folder)
-    assert len(left) == 4
-    wait_until_ended(left)
+    assert_left_nothing(folder)
     assert launch(small(), tmp_path / "run2", progress=False).status == "ok"  # with a new server
 
 
@@ -150,19 +151,19 @@ def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(own_servers
     wait_until_ended(pids(folder))
 
 
-@pytest.mark.process
 def test_an_interrupt_just_after_the_ranks_have_started_leaves_nothing_behind(small, tmp_path, monkeypatch):
+    folder = tmp_path / "run1"
+
     class Reader(threading.Thread):
         def start(self):
-            wait_until(lambda: len(list(tmp_path.glob("run1/pids*"))) == 2, "both ranks hang")
+            wait_for_ranks(folder)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(local, "threading", SimpleNamespace(Thread=Reader))
     with pytest.raises(KeyboardInterrupt):
-        launch(small(gpus=2), tmp_path / "run1", progress=False, worker="tests.workers.hanger")
-    assert records.read_json(tmp_path / "run1" / "result.json")["status"] == "interrupted"
-    files = list(tmp_path.glob("run1/pids*"))
-    wait_until_ended(int(number) for file in files for number in file.read_text().split())
+        launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
+    assert records.read_json(folder / "result.json")["status"] == "interrupted"
+    assert_left_nothing(folder)
 
 
 def test_a_failure_is_raised_with_its_log(run_small, monkeypatch):
@@ -182,7 +183,7 @@ def test_the_time_limit_leaves_nothing_behind(small, tmp_path, monkeypatch):
     monkeypatch.setattr(launch_clock, "now_s", lambda: time.monotonic() + 1000 * (len(pids(folder)) == 4))
     result = launch(small(gpus=2, time_limit_s=900), folder, progress=False, worker="tests.workers.hanger")
     assert (result.status, result.cause) == ("timeout", "no end within the time limit of 900 s, 0 of 5 steps done")
-    wait_until_ended(pids(folder))
+    assert_left_nothing(folder)
     assert free(int((folder / "port").read_text()))
 
 
@@ -221,9 +222,7 @@ def test_no_secret_reaches_a_file(run_small, monkeypatch):
 def test_a_fixed_port_that_is_in_use(run_small):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(
-            LaunchError, match=f"^master_port is {port}: it is in use; choose another, or 0 for any free port"
-        ):
+        with pytest.raises(LaunchError, match=f"^master_port is {port}: it is in use; choose another, or 0 for any"):
             run_small(master_port=port)
 
 
@@ -239,7 +238,7 @@ def test_the_killed_owner_of_a_deepspeed_launch_leaves_no_rank(small, tmp_path):
     wait_for_ranks(folder)
     owner.kill()
     owner.wait()
-    wait_until_ended(pids(folder))
+    assert_left_nothing(folder)
 
 
 def test_two_launches_at_once_get_folders_of_their_own(tmp_path):
@@ -252,13 +251,9 @@ def test_a_folder_that_cannot_be_written(small, tmp_path):
         launch(small(), tmp_path / "file" / "run1", progress=False)
 
 
-def test_no_op_is_compiled_for_a_cpu():
-    assert deepspeed_config(Experiment(device="cpu"))["optimizer"]["params"]["torch_adam"] is True
-    assert "torch_adam" not in deepspeed_config(Experiment(device="cuda"))["optimizer"]["params"]
-
-
-def test_a_home_folder_is_written_out_for_deepspeed(monkeypatch):
-    """DeepSpeed would make a folder that is named `~`."""
+def test_deepspeed_compiles_no_op_for_a_cpu_and_makes_no_folder_that_is_named_tilde(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
-    config = deepspeed_config(Experiment(zero_stage=3, offload="all-nvme", nvme_path="~/swap"))
+    config = deepspeed_config(Experiment(device="cpu", zero_stage=3, offload="all-nvme", nvme_path="~/swap"))
     assert config["zero_optimization"]["offload_param"]["nvme_path"] == "/home/someone/swap"
+    assert config["optimizer"]["params"]["torch_adam"] is True
+    assert "torch_adam" not in deepspeed_config(Experiment(device="cuda"))["optimizer"]["params"]

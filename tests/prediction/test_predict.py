@@ -7,6 +7,7 @@ import pytest
 
 import dsnb
 from dsnb.cli import app
+from dsnb.cli.predict import parse_tokens
 from dsnb.errors import SettingsError
 from dsnb.prediction import predict as module
 from dsnb.prediction.step_time import StepTime
@@ -46,6 +47,20 @@ def test_a_row_has_every_figure_with_its_error_and_parts_sum_to_the_whole():
     flops = 6 * 1e9 + 12 * 20 * 2048 * 2048
     mfu = table["tokens_per_s"] / 8 * flops / 989.4e12
     assert table["mfu"].tolist() == pytest.approx(mfu.tolist(), rel=1e-3)
+
+
+def test_tokens_are_20_per_parameter_unless_they_are_given():
+    table = dsnb.predict([given()], "H200", price=2.5)
+    assert list(table["tokens"]) == [20e9]
+    assert table["days"].tolist() == pytest.approx((20e9 / table["tokens_per_s"] / 86400).tolist())
+    (answer,) = dsnb.recommend([given()], "H200", price=2.5, currency="€")
+    assert "; 20 billion tokens: " in answer.sentences[0]
+    assert ", €" in answer.sentences[0]
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("20B", 20e9), ("1.5t", 1.5e12), ("300e9", 3e11), ("7", 7)])
+def test_tokens_are_written_with_a_size(text, tokens):
+    assert parse_tokens(text) == tokens
 
 
 def test_what_does_not_fit_is_said_and_a_limit_counts():
@@ -99,9 +114,14 @@ def test_the_command_line_prints_the_same(run):
     rows = json.loads(out)
     assert (code, len(rows)) == (0, 6)
     assert {"experiment", "fits", "peak_allocated_gib", "tokens_per_s", "step_time_s"} < set(rows[0])
+    assert [row["days"] for row in rows] == sorted(row["days"] for row in rows)
     code, out, _ = run("predict", "--price", "2")
     assert (code, len([line for line in out.splitlines() if "opt-1.3b_zs" in line])) == (0, 6)
     assert "±" in out
+    assert out.startswith("H200: 139.8 GiB, ")
+    code, out, _ = run("predict", "--gpu", "T4", "--set", "zero_stage=[0, 3]", "--set", "compile=off")
+    fits = [" yes " in line for line in out.splitlines() if "opt-1.3b_zs" in line]
+    assert fits == [True, False], "what fits comes first, however slow it is"
     code, out, _ = run("recommend", "--objective", "memory")
     title, first, *_ = out.splitlines()
     assert (code, title) == (0, "opt-1.3b, sequence 2048:")

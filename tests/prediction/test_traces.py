@@ -29,6 +29,13 @@ def made(tmp_path, monkeypatch):
     return found
 
 
+def test_tracing_is_announced_before_it_begins_and_reading_is_not(made, caplog):
+    caplog.set_level("INFO")
+    for _ in range(2):
+        traces.traces([given(), given(compile="default")])
+    assert caplog.messages == ["tracing gpt2 for 2 settings, some seconds each; the result is kept"]
+
+
 def test_what_the_engine_alone_decides_shares_a_trace(made):
     same = [given(zero_stage=stage, gpus=2, grad_accum=2) for stage in range(4)]
     assert traces.traces(same) == [TRACE] * 4

@@ -46,12 +46,6 @@ def test_what_changed_is_said_with_its_interval_and_in_words():
     assert "Values are means of the runs: geometric, or arithmetic for percentages" in page
 
 
-def test_memory_that_grew_is_worse():
-    _, rows = cells(compared(sweep({0: 1000}), sweep({0: 1000}, memory=8.0), "old"))
-    same = "likely: +14.3 % (+14.3 % to +14.3 %) (the figure is the same in every run)"
-    assert rows[-1][1][0] == f"worse: ▼ worse, {same}"
-
-
 def test_two_machines_are_compared_as_these_two():
     page, rows = cells(compared(sweep({0: 1000}), sweep({0: 1100}, host="other"), "old"))
     assert ("host", ["h", "other"]) in rows

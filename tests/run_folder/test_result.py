@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import dsnb
-from dsnb.errors import DsnbWarning, LaunchError, SettingsError
+from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.files import records
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.folder import prepare, write_experiment
@@ -88,19 +88,6 @@ def test_a_run_that_failed_needs_no_steps(sweep):
     assert not is_finished(run, retry=True)
 
 
-@pytest.mark.process
-def test_a_launch_leaves_the_settings_that_its_sweep_has_written_and_writes_others(sweep):
-    run = sweep.runs[0]
-    run.paths.result.unlink()
-    write_experiment(run.paths, run.experiment, planned={"order_seed": 3, "order_place": 5})
-    before = run.paths.experiment.stat().st_ino
-    prepare(run.paths, run.experiment)
-    assert run.paths.experiment.stat().st_ino == before
-    prepare(run.paths, run.experiment.model_copy(update={"steps": 4}))
-    assert records.read_json(run.paths.experiment)["order_place"] == 5
-    assert run.paths.experiment.stat().st_ino != before
-
-
 def test_settings_that_an_old_folder_does_not_name_had_their_defaults(sweep):
     run = sweep.runs[0]
     known = records.read_json(run.paths.experiment)
@@ -158,12 +145,6 @@ def test_a_renamed_experiment_keeps_its_name_and_copies_go_by_their_settings(swe
         runs = dsnb.load_runs(folder)
     assert dsnb.summarize(runs)["n"].to_dict() == {ZS0: 3, f"opt-tiny_{ZS0}": 1, ZS3: 5}
     assert sorted(runs.loc[runs["experiment"] == ZS3, "repeat"]) == [1, 2, 3, 9, 10]
-
-
-def test_a_result_is_not_written_into_a_folder_that_is_gone(tmp_path):
-    with pytest.raises(LaunchError, match="was removed during the run"):
-        Result("ok", None, {}, {}, {}, tmp_path / "run1").write()
-    assert not (tmp_path / "run1").exists()
 
 
 @pytest.mark.process

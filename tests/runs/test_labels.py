@@ -25,29 +25,24 @@ def test_a_setting_is_said_as_an_engineer_would(settings, words):
     assert labels.setting({**DEFAULTS, "precision": "bf16", **settings}).startswith(words)
 
 
-def test_where_it_ran():
-    places = {
-        "4 NVIDIA H200": {"gpus": 4, "gpu_name": "NVIDIA H200"},
-        "2 CPU ranks": {"gpus": 2.0, "device": "cpu"},
-        "1 CPU rank": {"gpus": 1, "device": "cpu"},
-        "512 GPUs": {"gpus": 512},
-        "an unknown number of GPUs": {"gpus": float("nan")},
-    }
-    assert {words: labels.place(run) for words, run in places.items()} == {words: words for words in places}
-
-
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("run", "words"),
     [
-        ("checkpoint_every", 3, "one block of 3 recomputed"),
-        ("memory_limit_gib", 79.5, "memory limit 79.5 GiB"),
-        ("overlap_comm", "auto", "default overlapped communication"),
-        ("micro_batch_size", "auto", "the largest micro-batch that fits"),
-        ("bucket_elements", None, "unknown bucket size"),
+        ({"gpus": 4, "gpu_name": "NVIDIA H200"}, "4 NVIDIA H200"),
+        ({"gpus": 2.0, "device": "cpu"}, "2 CPU ranks"),
+        ({"gpus": 1, "device": "cpu"}, "1 CPU rank"),
+        ({"gpus": 512}, "512 GPUs"),
+        ({"gpus": float("nan")}, "an unknown number of GPUs"),
+        ({"checkpoint_every": 3}, "one block of 3 recomputed"),
+        ({"memory_limit_gib": 79.5}, "memory limit 79.5 GiB"),
+        ({"overlap_comm": "auto"}, "default overlapped communication"),
+        ({"micro_batch_size": "auto"}, "the largest micro-batch that fits"),
+        ({"bucket_elements": None}, "unknown bucket size"),
     ],
+    ids=str,
 )
-def test_a_value_is_said_by_what_it_means(name, value, words):
-    assert labels.choice({name: value}, name) == words
+def test_a_place_or_a_value_is_said_by_what_it_means(run, words):
+    assert (labels.place(run) if "gpus" in run else labels.choice(run, *run)) == words
 
 
 def test_how_blocks_are_recomputed_is_not_said_where_none_are():

@@ -50,9 +50,9 @@ def chat(final: bool = True) -> str:
     return CHAT_COMMAND + WORLD + CONFIG + "***** Running training *****\n" + steps + end
 
 
-def with_hosts(log: str, host: str = "n1") -> str:
-    """Give a log as pdsh passes it on."""
-    return "".join(f"{host}: {line}" for line in log.splitlines(keepends=True))
+def prefixed(log: str, prefix: str = "n1: ") -> str:
+    """Give a log with a prefix before every line, as pdsh, srun or torchrun adds one."""
+    return "".join(prefix + line for line in re.split(r"(?<=\n)(?=.)", log, flags=re.DOTALL))
 
 
 def megatron(new: bool = True, iterations: int = 4) -> str:
@@ -76,18 +76,16 @@ def megatron(new: bool = True, iterations: int = 4) -> str:
         "-------------------- end of arguments ---------------------\n"
         " > padded vocab (size: 50257) with 175 dummy tokens (new size: 50432)\n"
     )
-    lines = []
-    for number in range(1, iterations + 1):
-        ms = 10_000.0 if number == 1 else 2000.0
-        stamp = f" [2024-05-01 12:00:{2 * number:02d}]" if new else ""
-        rate = " throughput per GPU (TFLOP/s/GPU): 55.5 |" if new else ""
-        loss = "lm loss" if new else "lm-loss"
-        lines.append(
-            f"{stamp} iteration {number:8d}/     100 | consumed samples: {32 * number:12d} | "
-            f"elapsed time per iteration (ms): {ms:.1f} |{rate} learning rate: 1.500E-04 | global batch size:    32 | "
-            f"{loss}: {11 - number:.6E} | loss scale: 1.0 | grad norm: 1.234 | number of skipped iterations:   1 | "
-            "number of nan iterations:   0 |\n"
-        )
+    stamp, rate, loss = "", "", "lm-loss"
+    if new:
+        stamp, rate, loss = " [2024-05-01 12:00:02]", " throughput per GPU (TFLOP/s/GPU): 55.5 |", "lm loss"
+    lines = [
+        f"{stamp} iteration {number:8d}/     100 | consumed samples: {32 * number:12d} | "
+        f"elapsed time per iteration (ms): {10_000.0 if number == 1 else 2000.0} |{rate} learning rate: 1.500E-04 | "
+        f"global batch size:    32 | {loss}: {11 - number:.6E} | grad norm: 1.234 | number of skipped iterations:   1 | "
+        "number of nan iterations:   0 |\n"
+        for number in range(1, iterations + 1)
+    ]
     memory = "".join(
         f"[Rank {rank}] (after 1 iterations) memory (MB) | allocated: 1000.0 | max allocated: {2048.0 + 512 * rank} | "
         f"reserved: 3000.0 | max reserved: 4096.0\n"
@@ -98,25 +96,20 @@ def megatron(new: bool = True, iterations: int = 4) -> str:
 
 def trainer(quoted: bool = False, ranks: int = 2) -> str:
     """10 steps of 64 sequences in 20 s, printed by every rank; `quoted` as transformers 5 prints numbers."""
-    mark = "'" if quoted else ""
-    losses = "".join(
-        f" {10 * step}%|#    | {step}/10 [00:0{step % 10}<00:10,  2.00s/it]\r"
-        f"{{'loss': {mark}{5 - step / 10}{mark}, 'grad_norm': {mark}1.5{mark}, 'learning_rate': {mark}5e-05{mark}, 'epoch': {mark}0.1{mark}}}\n"
-        for step in (5, 10)
-    )
-    final = "".join(
-        f"{{'train_runtime': {mark}{19.5 + rank / 2}{mark}, 'train_samples_per_second': {mark}32.0{mark}, "
-        f"'train_steps_per_second': {mark}0.5{mark}, 'train_loss': {mark}4.25{mark}, 'epoch': {mark}1.0{mark}}}\n"
-        for rank in range(ranks)
-    )
-    settings = (
-        "***** Running training *****\n  Num examples = 1,280\n  Num Epochs = 1\n"
+    log = (
+        "***** Running training *****\n  Num examples = 1,280\n"
         "  Instantaneous batch size per device = 8\n"
         "  Total train batch size (w. parallel, distributed & accumulation) = 64\n"
         "  Gradient Accumulation steps = 2\n  Total optimization steps = 10\n"
         "  Number of trainable parameters = 124,439,808\n"
     )
-    return settings + losses + final
+    for step in (5, 10):
+        log += f" {10 * step}%|#    | {step}/10 [00:0{step % 10}<00:10,  2.00s/it]\r"
+        log += f"{{'loss': {5 - step / 10}, 'grad_norm': 1.5, 'learning_rate': 5e-05, 'epoch': 0.1}}\n"
+    for rank in range(ranks):
+        log += f"{{'train_runtime': {19.5 + rank / 2}, 'train_samples_per_second': 32.0, "
+        log += "'train_steps_per_second': 0.5, 'train_loss': 4.25, 'epoch': 1.0}\n"
+    return re.sub(r"(?<=': )[\d.e-]+", r"'\g<0>'", log) if quoted else log
 
 
 def trainer_state() -> str:
@@ -129,13 +122,12 @@ def trainer_state() -> str:
 
 def step_csv(steps: int = 63, seconds: float = 0.05, epochs: int = 2) -> str:
     """Steps of `seconds` each, 4,096 tokens, with the timer of the GPT-2 benchmark: it restarts after every tenth."""
-    rows, now = [], 1_000_000.0
-    for _ in range(epochs):
-        for step in range(1, steps + 1):
-            now += seconds
-            cumulative = seconds * ((step - 1) % 10 + 1)
-            rows.append(f"{now:.6f},{step},{cumulative:.6f},{9.0:.6f},{4096 / cumulative:.2f},7584.0")
-    return "timestamp,global_step,step_time_s,loss,tokens_per_sec,gpu_max_mem_mb\n" + "\n".join(rows) + "\n"
+    rows, now = "timestamp,global_step,step_time_s,loss,tokens_per_sec,gpu_max_mem_mb\n", 1_000_000.0
+    for step in [*range(1, steps + 1)] * epochs:
+        now += seconds
+        cumulative = seconds * ((step - 1) % 10 + 1)
+        rows += f"{now:.6f},{step},{cumulative:.6f},9.0,{4096 / cumulative:.2f},7584.0\n"
+    return rows
 
 
 GPU_CSV = "timestamp,gpu_index,gpu_util_pct,mem_used_mb,power_w\n1.0,0,80,8192,400\n2.0,0,90,10240,500\n"
@@ -163,7 +155,7 @@ def traced_trainer(launcher: str = "torchrun --nproc_per_node 4") -> str:
     )
 
 
-def zero_megatron(stage: int, pipeline: int = 1, iterations: int = 4, old: bool = True) -> str:
+def zero_megatron(stage: int, pipeline: int = 1, old: bool = True) -> str:
     """Megatron-DeepSpeed on 64 GPUs, TP 4, micro-batch 4: 768 sequences of 1,024 tokens in 120 s, in 124 s at first.
 
     `old` is the fork of before there was a global batch size, whose first line knows no pipeline.
@@ -190,7 +182,17 @@ def zero_megatron(stage: int, pipeline: int = 1, iterations: int = 4, old: bool 
     config = CONFIG.replace("stage=2", f"stage={stage}")
     for name, value in settings.items():
         config = re.sub(rf"({name} \.+) .*", rf"\1 {value}", config)
-    steps = "".join(_zero_iteration(number, pipeline, old) for number in range(1, iterations + 1))
+    steps = ""
+    for number in range(1, 5):
+        seconds = 124 if number == 1 else 120
+        steps += "[2021-05-25 22:30:04,195] [INFO] [logging.py:60:log_dist] [Rank 0] "
+        steps += f"step={number}, skipped=1, lr=[0.0], mom=[0]\n"
+        if pipeline > 1:
+            steps += f"steps: {number} loss: 9.5 iter time (s): {seconds}.0 samples/sec: 6.2\n"
+        steps += f" iteration {number:8d}/    1000 | elapsed time per iteration (ms): {seconds}000.0 |"
+        steps += "" if old else " global batch size:   768 |"
+        steps += f" lm loss: {13 - number:.6E} | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+        steps += "time (ms) | forward: 35650.91 | backward: 85861.86 | optimizer: 386.53 | batch generator: 13.17\n"
     return (
         f"{head}using torch.float16 for parameters ...\n-------------------- arguments --------------------\n"
         + "".join(f"  {name} .............. {value}\n" for name, value in sorted(arguments.items()))
@@ -205,38 +207,21 @@ def zero_megatron(stage: int, pipeline: int = 1, iterations: int = 4, old: bool 
     )
 
 
-def _zero_iteration(number: int, pipeline: int, old: bool) -> str:
-    seconds = 124 if number == 1 else 120
-    return (
-        f"[2021-05-25 22:30:04,195] [INFO] [logging.py:60:log_dist] [Rank 0] step={number}, skipped=1, lr=[0.0], mom=[0]\n"
-        + (f"steps: {number} loss: 9.5 iter time (s): {seconds}.0 samples/sec: 6.2\n" if pipeline > 1 else "")
-        + f" iteration {number:8d}/    1000 | elapsed time per iteration (ms): {seconds}000.0 | learning rate: 1.875E-05 |"
-        + ("" if old else " global batch size:   768 |")
-        + f" lm loss: {13 - number:.6E} | loss scale: 1024.0 | number of skipped iterations:   0 |"
-        " number of nan iterations:   0 |\n"
-        "time (ms) | forward: 35650.91 | backward: 85861.86 | optimizer: 386.53 | batch generator: 13.17\n"
-        "Effective Tera Flops per GPU: 41.94 and total parameters 52.005 B\n"
-    )
-
-
 def topology(pipeline: int, data: int, model: int | None) -> str:
     """What DeepSpeed's pipeline engine prints of who does what."""
     places = [(p, d, m) for p in range(pipeline) for d in range(data) for m in range(model or 1)]
     names = [f"pipe={p}, data={d}" + (f", model={m}" if model else "") for p, d, m in places]
     ranks = ", ".join(f"ProcessCoord({name}): {rank}" for rank, name in enumerate(names))
     stages = "".join(f"stage={stage} layers=4\n     0: EmbeddingPipe\n" for stage in range(pipeline))
-    built = "".join(
-        f"[2021-06-10 20:47:52,226] [INFO] [engine.py:134:__init__] RANK={stage} STAGE={stage} LAYERS=4 [0, 4) STAGE_PARAMS=91\n"
-        for stage in range(pipeline)
-    )
-    return f"SEED_LAYERS=False BASE_SEED=1234 SEED_FN=None\nUsing topology: {{{ranks}}}\n{stages}{built}"
+    built = "".join(f"[INFO] RANK={stage} STAGE={stage} LAYERS=4 [0, 4) STAGE_PARAMS=91\n" for stage in range(pipeline))
+    return f"SEED_LAYERS=False\nUsing topology: {{{ranks}}}\n{stages}{built}"
 
 
 def write_all(folder: Path) -> Path:
     """Write one log of every kind, as people keep them."""
     run = "results/zs0_fp16_gpus1_bs32_sl128/run1"
     files = {
-        "chat/training.log": chat(), "chat/pdsh.out": with_hosts(chat()), "megatron/slurm-123.out": megatron(),
+        "chat/training.log": chat(), "chat/pdsh.out": prefixed(chat()), "megatron/slurm-123.out": megatron(),
         "megatron/old": megatron(new=False), "trainer/console.txt": trainer(),
         "trainer/trainer_state.json": trainer_state(), f"{run}/step_log.csv": step_csv(), f"{run}/gpu_log.csv": GPU_CSV,
     }  # fmt: skip

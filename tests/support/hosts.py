@@ -216,8 +216,16 @@ class Lab:
 
     def processes(self, number):
         """Return ID and command line of each process on a host but the first one and sshd."""
-        members = self._members(number) if self._hosts[number].poll() is None else ()
-        return [(each.pid, " ".join(each.cmdline())) for each in members if not each.name().startswith("sshd")]
+        if self._hosts[number].poll() is not None:
+            return []
+        found, first = [], self._first(number)
+        namespace = os.readlink(f"/proc/{first}/ns/pid")
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):  # it has ended
+                is_inside = os.readlink(f"/proc/{process.pid}/ns/pid") == namespace and process.pid != first
+                if is_inside and process.status() != psutil.STATUS_ZOMBIE and not process.name().startswith("sshd"):
+                    found.append((process.pid, " ".join(process.cmdline())))
+        return found
 
     def left(self, *numbers):
         """Return what is on hosts beside sshd."""
@@ -227,15 +235,6 @@ class Lab:
         """Return the ID of the first process of a host, a child of `unshare`."""
         (first,) = psutil.Process(self._hosts[number].pid).children()
         return first.pid
-
-    def _members(self, number):
-        first = self._first(number)
-        namespace = os.readlink(f"/proc/{first}/ns/pid")
-        for process in psutil.process_iter():
-            with contextlib.suppress(OSError, psutil.Error):  # it has ended
-                inside = os.readlink(f"/proc/{process.pid}/ns/pid") == namespace
-                if inside and process.pid != first and process.status() != psutil.STATUS_ZOMBIE:
-                    yield process
 
     # -- runs
 
@@ -263,7 +262,7 @@ class Run:
     def __init__(self, lab, worker, settings, outside=False):
         self.lab, self.paths = lab, RunPaths(lab.folder_of_next())
         self.settings, self.worker = lab.settings(**settings), worker
-        self.process = self.error = None
+        self.process = None
         self.began = time.monotonic()
         if outside:
             # A fork while a thread launches may copy a lock that the thread holds, and wait for it for ever.
@@ -275,10 +274,8 @@ class Run:
             self.thread.start()
 
     def _launch(self):
-        try:
+        with contextlib.suppress(LaunchError):
             launch(dsnb.Experiment(**self.settings), self.paths.dir, progress=False, worker=self.worker)
-        except LaunchError as error:
-            self.error = error
 
     def _launch_and_listen(self):
         """Launch as the command line does, which takes SIGTERM for an interrupt."""

@@ -87,11 +87,8 @@ def write_folders(table: pd.DataFrame, folder: Path, steps: int = 60) -> None:
     for row in table.to_dict("records"):
         run = SweepPaths(folder).run(row["experiment"], row["repeat"])
         run.dir.mkdir(parents=True)
-        summary = {
-            name: value
-            for name, value in row.items()
-            if name not in {*GRID, "sweep", "experiment", "repeat", "gpu_memory_gib"}
-        }
+        others = {*GRID, "sweep", "experiment", "repeat", "gpu_memory_gib"}
+        summary = {name: value for name, value in row.items() if name not in others}
         setting = {**{name: row[name] for name in GRID}, "grad_accum_dtype": "auto"}
         run.experiment.write_text(records.line(setting))
         run.environment.write_text(records.line({"host": "h", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}]}))
@@ -117,14 +114,13 @@ def write_groups(folder, hosts, slow=(), failing=(), gpus=8, sizes=(1, 2, 4, 8, 
             lost = max((dict(slow).get(host, 0.0) for host in group), default=0.0)
             rate = 100 * nodes * 0.99 ** np.log2(nodes) * (1 - lost) * random.normal(1, 0.004)
             bad = next((host for host in group if host in failing), None)
-            run = SweepPaths(folder).run(name, number + 1)
-            run.dir.mkdir(parents=True)
             here = {**shape, "gpus": gpus * nodes, "nodes": nodes, "hostfile": "/home/me/hosts.txt"}
-            run.experiment.write_text(records.line(here))
-            group_records(run, group, gpus, rate, bad)
+            write_group(SweepPaths(folder).run(name, number + 1), here, group, gpus, rate, bad)
 
 
-def group_records(run, group, gpus, rate, bad):
+def write_group(run, settings, group, gpus, rate, bad):
+    run.dir.mkdir(parents=True)
+    run.experiment.write_text(records.line(settings))
     environment = {"gpus": [{"name": "NVIDIA H200", "memory_gib": 140}] * gpus, "driver": "570.1", "torch": "2.13.0"}
     nodes = [
         {"host": host, "address": "10.0.0.1", "ranks": list(range(gpus * place, gpus * (place + 1))),

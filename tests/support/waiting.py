@@ -28,7 +28,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until_ended(pids: Iterable[int], limit_s: float = WAIT_S) -> None:
+def wait_until_ended(pids: Iterable[int]) -> None:
     """Wait until no process is running any more."""
     left = list(pids)
-    wait_until(lambda: not any(map(is_running, left)), f"processes {left} have ended", limit_s)
+    wait_until(lambda: not any(map(is_running, left)), f"processes {left} have ended")

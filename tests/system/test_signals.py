@@ -54,20 +54,13 @@ class Started:
     def pid_of_rank(self):
         return next((int(file.read_text().split()[0]) for file in self.out.rglob("pids0") if file.read_text()), None)
 
-    def result(self):
-        (file,) = self.out.rglob("result.json")
-        return json.loads(file.read_text())
-
-    def kernel(self):
-        (kernel,) = (one for one in self.family if "dsnb.execute.kernel_process" in one.cmdline())
-        return kernel
-
     def assert_nothing_is_left(self):
         wait_until_ended(one.pid for one in self.family)
 
     def assert_interrupted(self):
         self.assert_nothing_is_left()
-        assert self.result()["status"] == "interrupted"
+        (result,) = self.out.rglob("result.json")
+        assert json.loads(result.read_text())["status"] == "interrupted"
         assert list(self.temporary.iterdir()) == []
 
     def close(self):
@@ -125,7 +118,8 @@ def papermill_is_ended(home):
 def killed_while_it_is_stopped(home):
     """So is its kernel, which cannot notice by itself."""
     sweep = Started(home)
-    sweep.kernel().suspend()
+    (kernel,) = (one for one in sweep.family if "dsnb.execute.kernel_process" in one.cmdline())
+    kernel.suspend()
     sweep.process.suspend()
     sweep.process.kill()
     sweep.process.wait()

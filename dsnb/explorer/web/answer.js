@@ -48,8 +48,10 @@ const ofRuns = (model, name, base, other, state) => {
   const [ours, theirs] = [base, other].map((runs) => model.spread(model.values(name, state), runs));
   return { baseN: ours.n, n: theirs.n, counted: "run", values: [ours.median, theirs.median], reach: NaN, note: "" };
 };
-const ofSettings = (model, name, base, other, state) =>
-  model.taskOf(base).pair(name, base, other, state) ?? ofRuns(model, name, model.whole.get(base), model.whole.get(other), state);
+const ofSettings = (model, name, base, other, state) => {
+  const [ours, theirs] = [base, other].map((experiment) => model.whole.get(experiment));
+  return model.tasks[model.taskCodes[ours[0]]].pair(name, base, other, state) ?? ofRuns(model, name, ours, theirs, state);
+};
 
 // How the other side compares with the base, as ratios less 1: { change, low, high }, and of percentages as `points`. What is compared
 // is multiplied by `per`.

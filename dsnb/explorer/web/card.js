@@ -3,11 +3,14 @@
 
 const ALL_TASKS = "One answer for each task. Runs of different tasks are never compared.";
 
+const onEntry = (read) => ({ onchange: read, onkeydown: ({ key }) => key === "Enter" && read() }); // JupyterLab may keep Enter
+
 // A field for a number. An entry that is not allowed is not used: the browser's own words for what is wrong stand beside it.
 class NumberField {
   // `rule` is one of `INPUTS` in dsnb/explorer/state.py.
-  constructor(label, rule, events) {
+  constructor(label, rule, changed) {
     this.rule = rule;
+    const events = onEntry(() => this.check() && changed(this.value));
     const limits = { min: rule.least / rule.factor, max: Number((rule.most / rule.factor).toPrecision(15)), step: rule.isWhole ? 1 : "any", required: !rule.mayBeEmpty };
     this.problem = element("span", { class: "dsnb-problem", role: "alert", id: newId() });
     this.input = element("input", { type: "number", "aria-describedby": this.problem.id, ...limits, ...events });
@@ -36,11 +39,7 @@ class NumberField {
 class Card {
   constructor(model, set) {
     Object.assign(this, { model, set });
-    const events = (read) => ({ onchange: read, onkeydown: ({ key }) => key === "Enter" && read() }); // JupyterLab may keep Enter
-    const number = (name, label, read) => {
-      const made = new NumberField(label, model.inputs[name], events(() => made.check() && set(read(made.value))));
-      return made;
-    };
+    const number = (name, label, read) => new NumberField(label, model.inputs[name], (value) => set(read(value)));
     const group = newId();
     this.choices = [model.allTasks, ...model.tasks].filter(Boolean);
     this.tasks = this.choices.map(({ title }) => element("input", { type: "radio", name: group, onchange: () => set({ task: title }) }));
@@ -52,7 +51,7 @@ class Card {
     this.tokens = number("train_tokens", "Training tokens (billions)", (train_tokens) => ({ train_tokens }));
     this.gpus = number("gpus_at_hand", "", (gpus) => ({ gpus_at_hand: gpus ?? 0 }));
     this.gpus.input.placeholder = "any";
-    this.currency = element("input", { type: "text", maxlength: "8", size: "4", ...events(() => set({ currency: this.currency.value })) });
+    this.currency = element("input", { type: "text", maxlength: "8", size: "4", ...onEntry(() => set({ currency: this.currency.value })) });
     this.kinds = [...new Set(model.tasks.flatMap(({ candidates }) => candidates.map(({ kind }) => kind)))];
     this.prices = this.kinds.map((kind) => number("price", `Price of an hour (${kind})`, (price) => ({ prices: this.priced(kind, price) })));
     this.relevance = number("relevance", "Smallest relevant difference (%)", (relevance) => ({ relevance }));

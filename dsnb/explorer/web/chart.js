@@ -93,7 +93,7 @@ class Brush {
 
 class Chart {
   // `events` may contain tooltip(mark) -> lines of text, click(mark), brush(region or null). A mark is a datum: its `id`
-  // is a run, or an experiment if it is marked so by `isExperiment`.
+  // is that of a run, or with `isExperiment` of an experiment, or with `isPredicted` of a predicted setting.
   constructor(specification, label, events = {}) {
     Object.assign(this, { specification, label, events, types: null, view: null });
     this.canvas = element("div", { class: "dsnb-chart", role: "img", "aria-label": label });

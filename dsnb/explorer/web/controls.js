@@ -22,7 +22,7 @@ class Controls {
   }
 
   select(name) {
-    const title = (value) => (name.endsWith("_scale") ? value : this.model.heading(value));
+    const title = (value) => (name.endsWith("_scale") ? value : this.model.named.get(value).heading);
     const options = this.model.options[name].map((value) => element("option", { value }, title(value)));
     const input = element("select", { onchange: () => this.set({ [name]: input.value }), disabled: !options.length }, ...options);
     return { name, input, node: field(AXES[name], input) };

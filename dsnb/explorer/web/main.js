@@ -32,8 +32,9 @@ class Explorer {
     this.scatter.canvas.setAttribute("aria-describedby", this.region.id);
     for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
     root.replaceChildren(this.card.node, this.overview.node, this.single);
+    const isLarge = !matchMedia("(max-width: 640px)").matches; // a small screen shows the filters folded, so that the first chart comes soon
     this.single.append(
-      folded("Filters and axes", this.controls.node), this.count, this.legend.node,
+      element("details", { class: "dsnb-fold", open: isLarge }, element("summary", {}, "Filters and axes"), this.controls.node), this.count, this.legend.node,
       element(
         "div", { class: "dsnb-grid" },
         card(this.titles.scatter, this.scatter.node, this.region, this.clear, this.laneNote, this.about, this.front),
@@ -44,9 +45,10 @@ class Explorer {
       this.pins.node, this.detail.node, card("Runs", this.table.node), model.predictions.node ?? "",
     );
     this.redraw();
-    this.stopWatching = watchTheme(root, () => this.charts().forEach((chart) => chart.recolour()), (printing) => this.print(printing));
-    this.followAddress = () => this.set({ ...model.state, ...this.address.read() });
-    if (this.address) addEventListener("hashchange", this.followAddress);
+    this.listeners = new AbortController();
+    const { signal } = this.listeners;
+    this.watchTheme(signal);
+    if (this.address) addEventListener("hashchange", () => this.set({ ...model.state, ...this.address.read() }), { signal });
     root.dsnb = this;
   }
 
@@ -54,8 +56,20 @@ class Explorer {
     return [this.scatter, this.medians, this.losses, ...this.detail.charts];
   }
 
-  print(printing) {
-    for (const table of [this.table, this.model.predictions.table]) table?.print(printing);
+  // Follow the light or dark theme of the system and of JupyterLab; print is always light, with all rows.
+  watchTheme(signal) {
+    const recolour = () => this.charts().forEach((chart) => chart.recolour());
+    const print = (printing) => () => {
+      this.root.classList.toggle("dsnb-print", printing);
+      recolour();
+      for (const table of [this.table, this.model.predictions.table]) table?.print(printing);
+    };
+    const lab = new MutationObserver(recolour);
+    lab.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
+    signal.addEventListener("abort", () => lab.disconnect());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour, { signal });
+    addEventListener("beforeprint", print(true), { signal });
+    addEventListener("afterprint", print(false), { signal });
   }
 
   // What a saved picture of a chart says besides: title, legend, and what was measured with what.
@@ -88,7 +102,7 @@ class Explorer {
     this.filtered = model.filtered(state);
     this.selected = model.brushed(this.filtered, state);
     this.groups = model.grouped(this.selected);
-    this.single.hidden = model.showsAllTasks(state);
+    this.single.hidden = model.task(state) === model.allTasks;
     this.overview.node.hidden = !this.single.hidden;
     if (this.single.hidden) {
       this.overview.show(state);
@@ -117,7 +131,7 @@ class Explorer {
     this.count.textContent = `${all}${selected.length ? `; ${bad ? `not ok: ${bad}` : "all of them ok"}` : ""}.`;
     if (!model.runs) this.count.textContent = "There are no runs here yet: start the sweep first.";
     this.legend.show(state, this.filtered);
-    const heading = (name) => (name ? model.title(name) : "nothing measured");
+    const heading = (name) => (name ? model.named.get(name).title : "nothing measured");
     this.scatter.title = this.titles.scatter.textContent = `${heading(state.y)} against ${heading(state.x)}`;
     this.medians.title = this.titles.medians.textContent = `${heading(state.y)} by ${heading(state.along)}`;
     const about = [...new Set([state.y, state.x])].map((name) => model.figure.get(name)).filter((figure) => figure?.about);
@@ -130,7 +144,7 @@ class Explorer {
       const labels = model.axis.get(name)?.labels.slice(Math.ceil(low), Math.floor(high) + 1);
       return labels ? labels.join(", ") : `${model.number(name, low)} to ${model.number(name, high)}`;
     };
-    return `Region: ${["x", "y"].map((side) => `${model.heading(state[side])} ${ends(state[side], state.brush[side])}`).join(", ")}.`;
+    return `Region: ${["x", "y"].map((side) => `${model.named.get(state[side]).heading} ${ends(state[side], state.brush[side])}`).join(", ")}.`;
   }
 
   draw() {
@@ -141,16 +155,11 @@ class Explorer {
     this.laneNote.textContent = picture.message ? "" : [star, picture.note].filter(Boolean).join(" ");
     this.front.replaceChildren(element("h4", {}, `Best trade-offs: differences below ${percent(state.relevance)} do not count`), frontList(model, this.frontier, state, this.pins));
     this.medians.draw(medians(model, state, selected, this.groups));
-    this.drawLosses();
-  }
-
-  drawLosses() {
-    const { model, state, selected } = this;
-    const picture = losses(model, state, selected);
-    this.losses.draw(picture);
+    const loss = losses(model, state, selected);
+    this.losses.draw(loss);
     const without = selected.filter((run) => !model.series[run]).length;
     const missing = without ? `The steps of ${without} of the ${count(selected.length, "selected run")} ${model.leftOut}` : "";
-    this.lossNote.textContent = [picture.note, missing].filter(Boolean).join(" ");
+    this.lossNote.textContent = [loss.note, missing].filter(Boolean).join(" ");
   }
 
   compare() {
@@ -216,15 +225,11 @@ class Explorer {
   // Add series that a kernel sent later.
   addSeries(series) {
     Object.assign(this.model.series, series);
-    if (this.single.hidden) return;
-    this.drawLosses();
-    this.pins.show(this.state);
-    this.detail.show(this.state.run, this.state);
+    this.redraw();
   }
 
   destroy() {
-    this.stopWatching();
-    removeEventListener("hashchange", this.followAddress);
+    this.listeners.abort();
     this.charts().forEach((chart) => chart.destroy());
   }
 }
@@ -235,35 +240,12 @@ const snapToValues = ([low, high]) => {
   return first <= last ? [first - 0.5, last + 0.5] : [low, high];
 };
 
-// A part that a small screen shows folded, so that the first chart comes soon.
-const folded = (title, content) => element("details", { class: "dsnb-fold", open: !matchMedia("(max-width: 640px)").matches }, element("summary", {}, title), content);
-
 // In the next frame, tables out of view are skipped (style.css) and laid out after it. The class is there only while the browser
 // paints, so scripts that read the page, such as `innerText`, find all text at any other time.
 const paintViewFirst = (root) => requestAnimationFrame(() => {
   root.classList.add("dsnb-painting");
   setTimeout(() => root.classList.remove("dsnb-painting"));
 });
-
-// Follow the light or dark theme of the system and of JupyterLab; print is always light.
-const watchTheme = (root, recolour, printed) => {
-  const print = (printing) => {
-    root.classList.toggle("dsnb-print", printing);
-    recolour();
-    printed(printing);
-  };
-  const listeners = new AbortController();
-  const { signal } = listeners;
-  const lab = new MutationObserver(recolour);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour, { signal });
-  lab.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
-  addEventListener("beforeprint", () => print(true), { signal });
-  addEventListener("afterprint", () => print(false), { signal });
-  return () => {
-    listeners.abort();
-    lab.disconnect();
-  };
-};
 
 // A link relative to the page; each part is encoded, so that none can start another scheme.
 const relativeLink = (path) => `./${path.map(encodeURIComponent).join("/")}`;

@@ -47,6 +47,7 @@ class Model {
     Object.assign(this, payload);
     this.axis = new Map(this.axes.map((axis) => [axis.name, axis]));
     this.figure = new Map(payload.figures.map((figure) => [figure.name, figure]));
+    this.named = new Map([...this.axis, ...this.figure]);
     this.status = this.axis.get("status");
     this.columns = new Map(this.axes.map((axis) => [axis.name, Float64Array.from(axis.codes)]));
     for (const figure of payload.figures) {
@@ -104,27 +105,18 @@ class Model {
     return this.days.values;
   }
 
-  title(name) {
-    return this.axis.get(name)?.title ?? this.figure.get(name).title;
-  }
-
-  heading(name) {
-    return this.axis.get(name)?.title ?? this.figure.get(name).heading;
-  }
-
   // The task that is shown, or all of them; undefined without runs.
   task(state) {
     return [...this.tasks, this.allTasks].find((task) => task?.title === state.task);
   }
 
-  taskOf(experiment) {
-    return this.tasks[this.taskCodes[this.whole.get(experiment)[0]]];
-  }
-
   // A state with some controls changed, as by `change` in dsnb/explorer/state.py.
   changed(before, patch) {
     const isOther = "task" in patch && patch.task !== before.task;
-    const state = { ...before, ...(isOther ? { ...this.cleared(patch), ...this.measuredAxes(before, this.task(patch)) } : {}), ...patch };
+    const isMeasured = (name) => this.runsOf(this.task(patch)).some((run) => !Number.isNaN(this.values(name, before)[run]));
+    const fresh = isOther ? this.cleared(patch) : {};
+    const kept = ["x", "y"].filter((side) => isOther && isMeasured(before[side])).map((side) => [side, before[side]]);
+    const state = { ...before, ...fresh, ...Object.fromEntries(kept), ...patch };
     if (!("brush" in patch) && (before.x !== state.x || before.y !== state.y)) state.brush = null;
     return state;
   }
@@ -133,16 +125,6 @@ class Model {
   cleared(state) {
     const filters = Object.fromEntries(this.axes.map(({ name }) => [name, []]));
     return { ...filters, base: null, brush: null, run: null, ...this.task(state)?.controls };
-  }
-
-  // The x and the y of a state, or the usual ones of a task whose runs did not measure them.
-  measuredAxes(state, task) {
-    const isMeasured = (name) => this.runsOf(task).some((run) => !Number.isNaN(this.values(name, state)[run]));
-    return Object.fromEntries(["x", "y"].map((side) => [side, isMeasured(state[side]) ? state[side] : task.controls[side]]));
-  }
-
-  showsAllTasks(state) {
-    return Boolean(this.allTasks) && this.task(state) === this.allTasks;
   }
 
   // The runs of a task, or of all, in order.

@@ -19,7 +19,7 @@ const frame = (model, state, x, y, xs, ys) => {
   const across = axis ? [Math.min(axis.values.length, ...codes) - 0.5, Math.max(0, ...codes) + 0.5] : domain(xs, types.x === "log");
   const up = domain(ys, types.y === "log");
   const signals = {
-    x_title: model.heading(x), y_title: y ? model.heading(y) : "", x_labels: axis ? axis.labels : null,
+    x_title: model.named.get(x).heading, y_title: y ? model.named.get(y).heading : "", x_labels: axis ? axis.labels : null,
     x_low: across[0], x_high: across[1], y_low: up[0], y_high: up[1], x_factor: model.factor(x), y_factor: model.factor(y),
   };
   return { signals, types };
@@ -41,7 +41,7 @@ const NOT_RUN = "No run of this task has ended, and no predicted setting can be 
 const unreported = (model, state, runs) => {
   if (!runs.length) return "";
   const without = [...new Set([state.y, state.x])].filter((name) => name && runs.some((run) => Number.isNaN(model.values(name, state)[run])));
-  return `${count(runs.length, "ok run")} did not report ${without.map((name) => model.title(name)).join(" or ")} and ${runs.length === 1 ? "is" : "are"} not drawn.`;
+  return `${count(runs.length, "ok run")} did not report ${without.map((name) => model.named.get(name).title).join(" or ")} and ${runs.length === 1 ? "is" : "are"} not drawn.`;
 };
 
 // The first chart: runs, the Pareto front, runs that are not ok, and a star at the experiment that is the best.
@@ -139,12 +139,12 @@ const medians = (model, state, selected, groups) => {
 const pointsOf = (xs = [], ys = []) => xs.flatMap((x, index) => (Number.isFinite(x) && Number.isFinite(ys[index]) ? [[x, ys[index]]] : []));
 const pathOf = (points) => (points.length ? `M${points.join("L")}` : "");
 
-// The domain of an axis that shows all of these points: x (side 0) or y (side 1).
-const extentOf = (points, side) => domain(points.map((point) => point[side]));
-
-const linear = (signals) => ({
-  signals: { x_labels: null, x_factor: 1, y_factor: 1, ...signals }, types: { x: "linear", y: "linear" },
-});
+// Axes of a chart of lines that show all of these points, with other signals in place of the usual ones.
+const lineFrame = (points, others) => {
+  const [x, y] = [0, 1].map((side) => domain(points.map((point) => point[side])));
+  const signals = { x_labels: null, x_factor: 1, y_factor: 1, x_low: x[0], x_high: x[1], y_low: y[0], y_high: y[1], ...others };
+  return { signals, types: { x: "linear", y: "linear" } };
+};
 
 const SOLID = [1, 0];
 // Repeats of a setting share its colour and differ in their dashes.
@@ -159,11 +159,10 @@ const losses = (model, state, selected) => {
   });
   const early = known.filter(({ run }) => !model.ok[run]);
   const ends = early.map(({ run, points }) => ({ id: run, x: points.at(-1)[0], y: points.at(-1)[1], fill: model.statusColour(run) }));
-  const [x, y] = [0, 1].map((side) => extentOf(known.flatMap(({ points }) => points), side));
-  const signals = { x_title: "optimizer step", y_title: "loss", x_low: x[0], x_high: x[1], y_low: y[0], y_high: y[1] };
+  const axes = lineFrame(known.flatMap(({ points }) => points), { x_title: "optimizer step", y_title: "loss" });
   const message = lines.length ? null : "No loss of the selected runs is in this file.";
   const note = early.length ? `Crosses mark where ${count(early.length, "run")} ended early.` : "";
-  return { ...linear(signals), data: { lines, ends }, message, note };
+  return { ...axes, data: { lines, ends }, message, note };
 };
 
 // One chart of a run over time, or the reason why it is empty: the timed steps, or all since the launch where there are none.
@@ -171,9 +170,8 @@ const series = (model, one, { values, times, heading, factor }) => {
   const all = pointsOf(one?.[times], one?.[values]);
   const timed = all.filter(([x]) => x > (one.warm_s ?? 0));
   const shown = timed.length ? timed : all;
-  const [x, y] = [0, 1].map((side) => extentOf(shown, side));
   const low = shown === all ? 0 : one.warm_s ?? 0;
-  const signals = { x_title: "time since start (s)", y_title: heading, x_low: low, x_high: x[1], y_low: y[0], y_high: y[1], y_factor: factor };
+  const axes = lineFrame(shown, { x_title: "time since start (s)", y_title: heading, x_low: low, y_factor: factor });
   const lines = [{ id: 0, path: pathOf(shown), fill: model.colours.run, dash: SOLID }];
-  return { ...linear(signals), data: { lines }, message: shown.length ? null : `${heading}: not measured in this run.` };
+  return { ...axes, data: { lines }, message: shown.length ? null : `${heading}: not measured in this run.` };
 };

@@ -83,7 +83,7 @@ class Predictions {
     const { model } = this;
     const figures = [...new Set([state.y, state.x])].filter((name) => model.figure.has(name) && this.text(name, place, state));
     const outside = this.outsides[this.outside[place]];
-    const lines = figures.map((name) => `${model.heading(name)}: ${this.text(name, place, state)}`);
+    const lines = figures.map((name) => `${model.named.get(name).heading}: ${this.text(name, place, state)}`);
     return [this.names[place], "predicted, not run", this.settings[place], ...lines, ...(outside ? [`less sure: ${outside}`] : [])].map(cut);
   }
 
@@ -123,8 +123,8 @@ class Predictions {
     const outside = text("less sure, because", (place) => this.outsides[this.outside[place]] ?? "");
     const known = [...Object.keys(this.figures), "days"].filter((figure) => model.figure.has(figure));
     const figures = known.flatMap((figure) => [
-      { figure, title: model.heading(figure), text: (place) => this.text(figure, place, state), file: (place) => model.displayed(figure, this.value(figure, place, state)) },
-      { title: `${model.heading(figure)}, mean error (%)`, file: (place) => this.error(figure, place) },
+      { figure, title: model.named.get(figure).heading, text: (place) => this.text(figure, place, state), file: (place) => model.displayed(figure, this.value(figure, place, state)) },
+      { title: `${model.named.get(figure).heading}, mean error (%)`, file: (place) => this.error(figure, place) },
     ]);
     const axes = model.axes.filter((axis) => this.codes[axis.name]);
     const settings = axes.map((axis) => ({ title: axis.title, file: (place) => axis.values[this.codes[axis.name][place]] }));

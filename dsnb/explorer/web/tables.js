@@ -3,10 +3,7 @@
 const ROWS_PER_PAGE = 25;
 
 // Whether a column says the same of all runs, or nothing.
-const isConstant = (values) => {
-  const known = values.filter((value) => !Number.isNaN(value));
-  return known.length === 0 || (known.length === values.length && known.every((value) => value === known[0]) && values.length > 1);
-};
+const isConstant = (values) => (values.length > 1 && values.every((value) => value === values[0])) || values.every(Number.isNaN);
 
 // A table that turns pages and is saved as CSV. A column is { title, text(item), file(item), isText, isBad(item) }, with `head` in place of the
 // title where that is a control; cells of the first are the heads of their rows.
@@ -139,24 +136,21 @@ class RunTable extends DataTable {
 const changeParts = (model, name, { values, text, verdict, reason, note, within }) => {
   if (!text) return note;
   const good = (values[1] > values[0]) === (model.better(name) === "higher");
-  const kind = !model.better(name) || verdict !== "likely" ? "dsnb-same" : good ? "dsnb-better" : "dsnb-worse";
+  const kind = !model.better(name) || verdict !== "likely" ? "dsnb-same" : good ? "dsnb-better" : "dsnb-bad";
   const timed = name.startsWith("tokens_per_s") || name === "step_time_s"; // the figures that the steps' spread is about
   const remarks = [note, timed && within].filter(Boolean).join("; ");
   return [["figure", text, kind], ["verdict", reason, ""], ["remark", remarks, ""]].map(([part, words, look]) => (words ? element("span", { class: `dsnb-${part} ${look}` }, words) : ""));
 };
 
-// What the verdicts of the table rely on, and how many of them lack runs.
-const verdictNotes = ({ limits, words }, effects, relevance) => {
+// The effect of changing one setting on these figures, what the verdicts rely on, and how many of them lack runs.
+const effectTable = (model, effects, figures, relevance) => {
+  if (!effects.length) return element("p", { class: "dsnb-empty" }, "No selected experiment differs from the baseline in exactly one setting.");
+  const { limits, words } = model;
   const all = effects.flatMap(({ changes }) => changes).filter(({ text }) => text);
   const few = all.filter(({ verdict, counted }) => verdict === "few" && counted === "run").length;
   const repeats = `${limits.fewestRuns} of each setting are needed (dsnb sweep PARAMS --set repeats=${limits.fewestRuns} adds them). `;
   const advice = few ? `Too few runs for ${few === all.length ? "any verdict" : `${few} of ${all.length} verdicts`}: ${repeats}` : "";
-  return soft(`${advice}${fill(words.method, { relevance: percent(relevance) })}`);
-};
-
-// The effect of changing one setting on these figures.
-const effectTable = (model, effects, figures, relevance) => {
-  if (!effects.length) return element("p", { class: "dsnb-empty" }, "No selected experiment differs from the baseline in exactly one setting.");
+  const notes = soft(`${advice}${fill(words.method, { relevance: percent(relevance) })}`);
   const rows = effects.map((effect) => {
     const axis = model.axis.get(effect.axis);
     const text = `${axis.title}: ${axis.labels[effect.before]} → ${axis.labels[effect.after]}`;
@@ -165,8 +159,8 @@ const effectTable = (model, effects, figures, relevance) => {
     const note = failed.length ? element("span", { class: "dsnb-bad" }, ` ${failed.length} of ${effect.runs.length} ${statuses}`) : "";
     return tableRow([text, note], figures.map((name, index) => changeParts(model, name, effect.changes[index])));
   });
-  const head = ["change", ...figures.map((name) => model.title(name))].map((title, index) => heading(title, !index));
-  return element("div", {}, scrollTable("Effect of one change", head, rows, "dsnb-wrapped"), verdictNotes(model, effects, relevance));
+  const head = ["change", ...figures.map((name) => model.named.get(name).title)].map((title, index) => heading(title, !index));
+  return element("div", {}, scrollTable("Effect of one change", head, rows, "dsnb-wrapped"), notes);
 };
 
 // The Pareto front as a list, numbered as its points are in the chart.
@@ -221,7 +215,7 @@ class Pins {
       tableRow("runs that are ok", [...runs.map((own) => `${own.filter((run) => model.ok[run]).length} of ${own.length}`), ""]),
       ...model.measured(runs.flat(), state).map(({ name }) => {
         const found = arePairs ? compared(model, name, ...settings, state) : inWords(model, name, ofRuns(model, name, ...runs, state), state);
-        return tableRow(model.heading(name), [...found.values.map((value) => model.number(name, value)), changeParts(model, name, found)]);
+        return tableRow(model.named.get(name).heading, [...found.values.map((value) => model.number(name, value)), changeParts(model, name, found)]);
       }),
     ];
     const heads = titles.map((title, side) => element("th", { scope: "col" }, mark("square", PIN_COLOURS[side]), ` ${"AB"[side]}: ${title}`));

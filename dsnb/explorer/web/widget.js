@@ -17,25 +17,22 @@ const render = ({ model, el }) => {
     model.set("state", state);
     model.save_changes();
   };
-  let [shown, explorer] = [null, null];
-  // Other runs need another explorer; the state and the series that come with them belong to it.
-  const update = (act) => () => {
-    if (model.get("payload") === shown) return act();
-    explorer?.destroy();
-    shown = model.get("payload");
-    const payload = { ...shown, series: { ...shown.series }, state: model.get("state") };
-    explorer = new Explorer(root, payload, { changed, link: labLink(model.get("user_home")) });
-    return explorer.addSeries(model.get("series"));
+  let [shown, series, explorer] = [];
+  const update = () => {
+    const [payload, state, sent] = ["payload", "state", "series"].map((name) => model.get(name));
+    if (payload !== shown) { // other runs need another explorer
+      explorer?.destroy();
+      explorer = new Explorer(root, { ...payload, state, series: { ...payload.series, ...sent } }, { changed, link: labLink(model.get("user_home")) });
+    } else {
+      if (sent !== series) explorer.addSeries(sent);
+      explorer.set(state, false);
+    }
+    [shown, series] = [payload, sent];
   };
-  const followed = {
-    "change:payload": update(() => {}),
-    "change:state": update(() => explorer.set(model.get("state"), false)),
-    "change:series": update(() => explorer.addSeries(model.get("series"))),
-  };
-  followed["change:payload"]();
-  for (const [event, handler] of Object.entries(followed)) model.on(event, handler);
+  update();
+  model.on("change", update);
   return () => {
-    for (const [event, handler] of Object.entries(followed)) model.off(event, handler);
+    model.off("change", update);
     explorer.destroy();
   };
 };

@@ -67,15 +67,13 @@ def is_own(source: str) -> bool:
     return source.startswith(SOURCE) and source.removeprefix(SOURCE) in OWN
 
 
+@lru_cache
 def steps(source: str) -> pd.DataFrame:
     """Load the steps of a table's runs, by their `source`, as `dsnb.load_steps` returns them; none if unpublished."""
-    name = source.removeprefix(SOURCE)
-    return _steps(name) if source != name and name in WITH_STEPS else pd.DataFrame(columns=[*KEYS, *STEP_COLUMNS])
-
-
-@lru_cache
-def _steps(name: str) -> pd.DataFrame:
-    return pd.read_parquet(steps_file(name)).reindex(columns=[*KEYS, *STEP_COLUMNS])
+    name, columns = source.removeprefix(SOURCE), [*KEYS, *STEP_COLUMNS]
+    if source == name or name not in WITH_STEPS:
+        return pd.DataFrame(columns=columns)
+    return pd.read_parquet(steps_file(name)).reindex(columns=columns)
 
 
 def steps_file(name: str) -> Path:

@@ -60,9 +60,6 @@ def _read_console(path: Path) -> list[LoggedRun]:
             again.environment = dict(before.environment)
             runs.append(again)
             _read_line(again, line)
-    for run in runs:
-        if run.program == "DeepSpeed" and run.scratch.get("chat"):
-            run.program = "DeepSpeed-Chat"
     return [run for run in runs if run.program]
 
 

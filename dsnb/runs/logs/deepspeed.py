@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from dsnb.runs.logs.launchers import stage, stages
-from dsnb.runs.logs.logged_run import DERIVED, LoggedRun, logged, reads, used
+from dsnb.runs.logs.logged_run import DERIVED, LoggedRun, reads, used
 from dsnb.runs.logs.text import NUMBER, count, number, number_from_0, positive
 
 _OFFLOAD = re.compile(r"offload_(param|optimizer)=\w+\(device=(?:<\w+\.)?'?(\w+)")
@@ -28,8 +28,9 @@ _STAMP = re.compile(r"\[(20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d)(?:[,.](\
 
 def engine(run: LoggedRun) -> None:
     """Record that DeepSpeed has built an engine: a launcher's line after that belongs to the next run."""
-    run.program = run.program or "DeepSpeed"
-    if run.program == "Megatron-LM":
+    if run.program in {"", "DeepSpeed"}:
+        run.program = "DeepSpeed-Chat" if run.scratch.get("chat") else "DeepSpeed"
+    elif run.program == "Megatron-LM":
         run.program = "Megatron-DeepSpeed"
         run.set_used(strategy="megatron-deepspeed")
     run.settings.setdefault("strategy", "deepspeed")
@@ -195,12 +196,13 @@ reads("DeepSpeed Basic Optimizer = ", pattern=r"Optimizer = (\S{1,60})\s*\n")(us
 reads("but detected", pattern=r"torch version.*but detected (\d{1,2}\.\d{1,3})\s")(
     lambda run, match: run.environment.setdefault("torch", match[1])
 )
-reads("Execution time: ", pattern=rf"^Execution time: {NUMBER} seconds for (\d{{1,9}}) steps")(
-    logged(timed_s=positive, timed_steps=count)  # at the end of a benchmark based on DeepSpeed-Chat
+# At the end of a benchmark based on DeepSpeed-Chat.
+reads("Execution time: ", pattern=rf"^\s*Execution time: {NUMBER} seconds for (\d{{1,9}}) steps")(
+    lambda run, match: run.record(timed_s=positive(match[1]), timed_steps=count(match[2]))
 )
 
 
-@reads("Throughput: ", pattern=rf"^Throughput: {NUMBER} samples/sec")
+@reads("Throughput: ", pattern=rf"^\s*Throughput: {NUMBER} samples/sec")
 def throughput(run: LoggedRun, match: re.Match[str]) -> None:
     """`Throughput: 943.4550 samples/sec`, over the steps of `Execution time`."""
     run.record(samples_per_s=positive(match[1]))

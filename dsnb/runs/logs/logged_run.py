@@ -127,11 +127,6 @@ def requested(**settings: Callable[[str], Any]) -> Handler:
     return lambda run, match: run.set_requested(**_parsed(settings, match))
 
 
-def logged(**figures: Callable[[str], Any]) -> Handler:
-    """Return a function for figures as they are logged, as `used`."""
-    return lambda run, match: run.record(**_parsed(figures, match))
-
-
 def _parsed(settings: dict[str, Callable[[str], Any]], match: re.Match[str]) -> dict[str, Any]:
     return {name: parse(text) for (name, parse), text in zip(settings.items(), match.groups(), strict=True)}
 
@@ -149,7 +144,10 @@ def row(run: LoggedRun, path: Path, names: dict[str, Any]) -> dict[str, Any]:
     losses = table["loss"].dropna()
     if len(losses) and "loss_last" not in run.figures:
         run.record(loss_first=float(losses.iloc[0]), loss_last=float(losses.iloc[-1]))
-    _skipped(run)
+    first, second = ([step["step"] for step in run.steps[:2]] + [0, 0])[:2]
+    skipped = run.scratch.get("skipped_by_engine", 0)  # also in a pipeline, where Megatron's own lines miss them
+    if second and first in {1, second - first} and skipped > run.figures.get("skipped_steps", 0):  # not resumed
+        run.record(skipped_steps=skipped)
     _flops(run)
     status, cause = _status_and_cause(run)
     by_kind = {kind: [name for name, origin in run.provenance.items() if origin == kind] for kind in PROVENANCES}
@@ -291,14 +289,6 @@ def _over_steps(run: LoggedRun, table: pd.DataFrame) -> None:
         run.record(DERIVED, step_time_s=time_s / count, timed_steps=count, timed_s=time_s)
         samples = table["samples"][timed.index].fillna(run.settings.get("global_batch_size") or 0.0)
         run.record(DERIVED, samples_per_s=float(sum(samples * spans)) / time_s if (samples > 0).all() else None)
-
-
-def _skipped(run: LoggedRun) -> None:
-    """Use the engine's count if it is higher, and not resumed: Megatron's own lines miss the steps of a pipeline."""
-    first, second = ([step["step"] for step in run.steps[:2]] + [0, 0])[:2]
-    skipped = run.scratch.get("skipped_by_engine", 0)
-    if second and first in {1, second - first} and skipped > run.figures.get("skipped_steps", 0):
-        run.record(skipped_steps=skipped)
 
 
 def _flops(run: LoggedRun) -> None:

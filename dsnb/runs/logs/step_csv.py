@@ -22,6 +22,7 @@ NAME = re.compile(
     r"zs(?P<zero_stage>[0-3])_(?P<precision>fp32|tf32|fp16|bf16)_gpus(?P<gpus>\d{1,5})_bs(?P<micro_batch_size>\d{1,7})"
     r"_sl(?P<seq_len>\d{1,8})"
 )
+"""Name of the folder, the only place that has the settings."""
 GPU_TITLES = {
     "t_s": "timestamp|t_s",
     "gpu": "gpu|index|gpu_index|gpu_id",
@@ -43,7 +44,10 @@ def read(path: Path) -> list[LoggedRun]:
     if not is_whole.any():
         raise LogError(path, "holds no complete row: every row needs numbers for " + ", ".join(HEADER), 2)
     run = LoggedRun(program="GPT-2 step CSV", configured=True, ended=True)
-    run.set_used(model="gpt2", strategy="deepspeed", **settings(path))
+    run.set_used(model="gpt2", strategy="deepspeed")
+    if match := NAME.fullmatch(path.parent.parent.name) or NAME.fullmatch(path.parent.name):
+        sizes = {name: int(text) for name, text in match.groupdict().items() if name != "precision"}
+        run.set_used(**sizes, precision=match["precision"], grad_accum=1)
     if "gpu_max_mem_mb" in rows and (peak_mib := rows["gpu_max_mem_mb"][is_whole].max()) > 0:
         run.record(peak_reserved_gib=peak_mib / 1024)  # torch reserves segments of 2 MiB
     stamps_s = rows["timestamp"].where(is_whole)  # rows on both sides of a damaged one are more than one step apart
@@ -78,15 +82,6 @@ def read(path: Path) -> list[LoggedRun]:
     run.record(DERIVED, **{name: float(value) for name, value in figures.items() if math.isfinite(value)})
     run.notes.append("step_time_s and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps")
     return [run]
-
-
-def settings(path: Path) -> dict[str, object]:
-    """Return the settings in the folder's name, `zs0_fp16_gpus1_bs32_sl128`: the log itself has none."""
-    match = NAME.fullmatch(path.parent.parent.name) or NAME.fullmatch(path.parent.name)
-    if not match:
-        return {}
-    numbers = {name: int(text) for name, text in match.groupdict().items() if name != "precision"}
-    return {**numbers, "precision": match["precision"], "grad_accum": 1}
 
 
 def _cells(path: Path) -> pd.DataFrame:

@@ -19,11 +19,18 @@ _DIGITS = r"(?>[0-9]{1,18}(?:,[0-9]{3})*+(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?>[eE
 _END = r"(?![\d.]|[eE](?:[-+\d]|\b)|,\d{0,2}\Z|\Z)"
 NUMBER = rf"([-+]?{_DIGITS}{_END}|[-+]?(?:nan|NaN|inf)\b)"
 _WHOLE = re.compile(rf"[-+]?{_DIGITS}")
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# The prefixes of pdsh and srun, `host: ` and `0: `, if a time stamp or Megatron's `iteration` follows.
-_PREFIX = re.compile(r"([A-Za-z0-9][\w.-]{0,250}): {0,2}(?=\[?20\d\d-\d\d-\d\d| iteration )", re.ASCII)
-_ALWAYS = (r"\x1b\[[0-9;?]*[A-Za-z]", r": {0,2}(\[?20\d\d-\d\d-\d\d| iteration )")
-"""Always yielded: a colour code may split a search string, and a host's prefix is learned from any line that has it."""
+# Colours, character sets, window titles, and what network file systems leave where two processes wrote.
+_ESCAPES = re.compile(r"\x00|\x1b(?:\[[0-?]*[ -/]*[@-~]|[()][A-Z0-9]|\][^\x07\x1b]{0,999}(?:\x07|\x1b\\))")
+# The prefixes of torchrun (`[default0]:`), torch (`[rank0]: `), mpirun, Ray, kubectl and docker compose.
+_TAG = re.compile(
+    r"\[[\w.,:-]{1,250}\](?:<std(?:out|err)>)?: ?|\(\w{1,99} pid=\d{1,9}[^)]{0,99}\) "
+    r"|20\d\d-\d\d-\d\dT[\d:.]{8,20}Z (?:std(?:out|err) F )?|[\w.-]{1,250} +\| ",
+    re.ASCII,
+)
+# The prefixes of pdsh and srun, `host: ` and ` 0: `, if a time stamp or Megatron's `iteration` follows.
+_PREFIX = re.compile(r" {0,6}([A-Za-z0-9][\w.-]{0,250}): {0,2}(?=\[?20\d\d-\d\d-\d\d| iteration )", re.ASCII)
+_ALWAYS = (r"[\x00\x1b]", r": {0,2}(\[?20\d\d-\d\d-\d\d| iteration )")
+"""Always yielded: an escape code may split a search string, and any line with a host's prefix tells it."""
 
 
 def open_text(path: Path) -> TextIO:
@@ -34,7 +41,7 @@ def open_text(path: Path) -> TextIO:
 
 
 def relevant_lines(path: Path, needles: Iterable[str]) -> Iterator[str]:
-    """Yield every line with a search string (plain ASCII), without colours and host; a few others may be included.
+    """Yield every line with a search string (plain ASCII), without colours and prefix; a few others may be included.
 
     A carriage return also ends a line, as in progress bars. A complete line ends with a line feed.
     """
@@ -44,12 +51,14 @@ def relevant_lines(path: Path, needles: Iterable[str]) -> Iterator[str]:
         while block := file.readlines(BLOCK_SIZE):
             lines = pa.array([line[:MAX_LINE] for line in block])
             for line in lines.filter(compute.match_substring_regex(lines, pattern)).to_pylist():
-                yield _without_prefix(_COLOURS.sub("", line), hosts)
+                yield _without_prefix(_ESCAPES.sub("", line), hosts)
 
 
 def _without_prefix(line: str, hosts: set[str]) -> str:
+    if tag := _TAG.match(line):
+        return line[tag.end() :]
     host, _, rest = line.partition(": ")
-    if host in hosts:
+    if host.lstrip(" ") in hosts:
         return rest
     if prefix := _PREFIX.match(line):
         hosts.add(prefix[1])

@@ -169,37 +169,33 @@ def test_scaling_by_hand():
 
 
 def test_workloads_are_not_mixed_and_bad_runs_do_not_count():
-    other = runs_of(50, 60, 70, model="opt-125m")
-    bad = runs_of(1, 1, 1, status="oom")
+    other, bad = runs_of(50, 60, 70, model="opt-125m"), runs_of(1, 1, 1, status="oom")
     table = scaling.scaling(pd.concat([runs_of(100, 180, 320), other, bad]), base_gpus=2)
     assert list(table["workload"].unique()) == ["gpt2", "opt-125m"]
-    assert list(table["base_gpus"].unique()) == [2]
     assert list(table["efficiency"]) == pytest.approx([100 / 90, 1, 80 / 90, 50 / 30, 1, 17.5 / 30])
     assert scaling.scaling(runs_of(100, gpus=(1,))).empty
 
 
 def test_super_linear_scaling_is_explained():
-    table = scaling.scaling(runs_of(100, 278, 500))
-    (said,) = scaling.super_linear(table)
+    (said,) = scaling.super_linear(scaling.scaling(runs_of(100, 278, 500)))
     assert said.startswith("gpt2: 139 % efficiency on 2 GPUs is super-linear, relative to the tokens/s/GPU on 1.")
     assert scaling.super_linear(scaling.scaling(runs_of(100, 208, 400))) == []  # within the spread between runs
     assert scaling.super_linear(scaling.scaling(runs_of(100, 150, 200), base_gpus=4)) == []  # fewer GPUs than the base
 
 
-def plan_of(runs, **given):
-    """Give the table of a plan of one task, its sentences and its page."""
-    (made,) = recommend.measured_plans(runs, **{"tokens": 3600 * 24 * 640, **given})
-    return made.table, "\n".join(made.sentences), str(answer.plan_tables([made], given.get("currency", "$")))
+TOKENS = 3600 * 24 * 640
+"""Two days at 320 tokens/s."""
 
 
 def test_a_plan_by_hand():
-    table, said, _ = plan_of(runs_of(100, 180, 320), prices={"": 2})
+    (plan,) = recommend.measured_plans(runs_of(100, 180, 320), TOKENS, {"": 2})
+    table = plan.table
     assert list(table["experiment"]) == ["gpus4", "gpus2", "gpus1"]
     assert list(table["days"]) == pytest.approx([2, 640 / 180, 6.4])
     assert list(table["gpu_hours"]) == pytest.approx([192, 640 / 180 * 48, 153.6])
     assert list(table["energy_kwh"]) == pytest.approx(list(table["gpu_hours"] / 2))
     assert list(table["cost"]) == pytest.approx(list(2 * table["gpu_hours"]))
-    assert said.splitlines() == [
+    assert list(plan.sentences) == [
         "Fewest days: gpus4 (measured) on 4 H200, 320 tokens/s; 55.296 million tokens: 2 days, 192 GPU-hours, 96 kWh, "
         "$384 at $2.00 a GPU-hour.",
         "Fewest GPU-hours: gpus1 (measured) on 1 H200, 100 tokens/s; 55.296 million tokens: 6.4 days, 154 GPU-hours, "
@@ -207,17 +203,15 @@ def test_a_plan_by_hand():
         "Lowest cost of the settings with a price: gpus1, as above.",
     ]
     (nothing,) = recommend.measured_plans(runs_of(100, 1, 1, status="failed"), 1e9)
-    assert nothing.table.empty
     for plans in ([nothing], []):
         assert "No setting has a measured throughput" in answer.plan_sentences(plans).text
-    runs = runs_of(100, 180, 320, power_w=float("nan"))
-    given = recommend.measured_plans(runs, 1e9, power_w=700)[0].table
-    assert list(given["energy_kwh"]) == pytest.approx(list(given["gpu_hours"] * 0.7))
+    (given,) = recommend.measured_plans(runs_of(100, 180, 320, power_w=math.nan), 1e9, power_w=700)
+    assert list(given.table["energy_kwh"]) == pytest.approx(list(given.table["gpu_hours"] * 0.7))
 
 
 def test_without_gpus_a_plan_counts_ranks():
-    runs, prices = runs_of(100, 180, 320, gpu_name=None, device="cpu", power_w=float("nan")), {"CPU": 0.5}
-    plans = recommend.measured_plans(runs, 3600 * 24 * 640, prices)
+    runs, prices = runs_of(100, 180, 320, gpu_name=None, device="cpu", power_w=math.nan), {"CPU": 0.5}
+    plans = recommend.measured_plans(runs, TOKENS, prices)
     said = answer.plan_sentences(plans).text
     assert "<h3>gpt2</h3>" in said
     assert "Fewest rank-hours: gpus1 (measured) on 1 CPU rank, 100 tokens/s" in said
@@ -232,7 +226,7 @@ def test_without_gpus_a_plan_counts_ranks():
 def test_each_gpu_has_its_own_price():
     runs = runs_of(100, 180, 320).assign(gpu_name=["A", "<B>", "C"])
     prices = {"A": 3.0, "<B>": 1.5, "D": 9.0}
-    plans = recommend.measured_plans(runs, 3600 * 24 * 640, prices, currency="<€>")
+    plans = recommend.measured_plans(runs, TOKENS, prices, currency="<€>")
     needed = plans[0].table.set_index("gpu_name")
     assert needed["cost"]["A"] == pytest.approx(153.6 * 3)
     assert needed["cost"]["<B>"] == pytest.approx(640 / 180 * 48 * 1.5)
@@ -248,28 +242,23 @@ def test_each_gpu_has_its_own_price():
 
 
 def test_a_plan_of_more_than_a_year_is_no_answer():
-    """100, 180 and 320 tokens/s on 1, 2 and 4 GPUs: 1.728e10 tokens take 2,000, 1,111 and 625 days.
-
-    One GPU alone needs the fewest GPU-hours, 48,000 for 100 tokens/s: in 30 days that takes 48,000 / 720 = 66.7 GPUs.
-    """
-    runs = runs_of(100, 180, 320).assign(gpu_name="A")
-    assert plan_of(runs, tokens=1.728e10, prices={"A": 2.0}, currency="€")[1].splitlines() == [
-        "No measured setting trains on 17.28 billion tokens within 365 days on 4 A. The fastest is gpus4 "
-        "(measured), 320 tokens/s.",
-        "30 days would need 67 GPUs if each sustained 100 tokens/s with gpus1, an extrapolation beyond what was "
-        "measured. At that rate, the training takes 48,000 GPU-hours, €96,000 at €2.00 a GPU-hour.",
-    ]
-    assert "Fewest days" in plan_of(runs, tokens=1e10)[1]  # 362 days
+    """Of 2,000, 1,111 and 625 days; one GPU needs the fewest GPU-hours, 48,000, and in 30 days that takes 66.7 GPUs."""
+    (plan,) = recommend.measured_plans(runs_of(100, 180, 320), 1.728e10)
+    assert plan.sentences[0] == (
+        "No measured setting trains on 17.28 billion tokens within 365 days on 4 H200. The fastest is gpus4 "
+        "(measured), 320 tokens/s."
+    )
+    assert "30 days would need 67 GPUs if each sustained 100 tokens/s with gpus1, an extrapolation" in plan.sentences[1]
+    assert "Fewest days" in recommend.measured_plans(runs_of(100, 180, 320), 1e10)[0].sentences[0]  # 362 days
 
 
 def test_a_plan_leaves_out_settings_whose_repeats_do_not_agree():
     """The unstable one would be the fastest by its median of 20,000."""
     runs = pd.concat([runs_of(rate, 15_100, gpus=(1, 2)) for rate in (21_097, 2_296, 20_000)])
-    table, said, page = plan_of(runs)
-    assert table["is_unstable"].tolist() == [True, False]
-    assert "Fewest days: gpus2 (measured) on 2 H200" in said
-    assert "1 setting is not ranked, because its repeats differ by more than 1.5 times." in said
-    assert "is_unstable" not in page
+    plans = recommend.measured_plans(runs, TOKENS)
+    assert "Fewest days: gpus2 (measured) on 2 H200" in plans[0].sentences[0]
+    assert "1 setting is not ranked, because its repeats differ by more than 1.5 times." in plans[0].sentences
+    assert "is_unstable" not in answer.plan_tables(plans).text
 
 
 @pytest.mark.parametrize(

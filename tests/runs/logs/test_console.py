@@ -56,7 +56,18 @@ CHAT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", [logs.chat(), logs.with_hosts(logs.chat()), logs.chat().replace("\n", "\r\n")])
+PREFIXES = [
+    "node3: ", " 7: ", "n-1  | ", "[default7]:", "[rank0]: ", "[1,0]<stdout>:", "[pod-1:0]: ", "(Worker pid=1, ip=::1) ",
+    "2024-07-08T05:16:08.123456Z stdout F ", "\x1b]0;title\x07\x1b[38;5;12m", "\x1b(B\x1b[m", "\0\0", "    ",
+]  # fmt: skip
+"""Of pdsh, srun, docker compose, torchrun, torch, mpirun, Ray and Kubernetes; titles, colours, character sets, nulls, indents."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [logs.chat(), logs.chat().replace("\n", " \t\r\n"), *(logs.prefixed(logs.chat(), prefix) for prefix in PREFIXES)],
+    ids=["plain", "Windows", *map(repr, PREFIXES)],
+)
 def test_deepspeed_chat(tmp_path, text):
     row = only(read(tmp_path, text))
     check(row, **CHAT)
@@ -86,10 +97,9 @@ MEGATRON = {
 
 
 @pytest.mark.parametrize("new", [True, False])
-@pytest.mark.parametrize("prefix", ["", "node3: ", "7: ", "[default7]:"])
+@pytest.mark.parametrize("prefix", ["", *PREFIXES[:4]])
 def test_megatron(tmp_path, new, prefix):
-    text = "".join(prefix + line for line in logs.megatron(new).splitlines(keepends=True))
-    row = only(read(tmp_path, text))
+    row = only(read(tmp_path, logs.prefixed(logs.megatron(new), prefix)))
     check(row, **MEGATRON, activation_checkpointing=new, **({"tflops_per_gpu": 55.5} if new else {}))
     assert "tflops_per_gpu" in kinds(row)["derived"]
     steps = dsnb.load_steps(tmp_path)
@@ -108,17 +118,14 @@ def test_trainer_console(tmp_path, quoted):
     row = only(read(tmp_path, logs.trainer(quoted)))
     check(row, **TRAINER, steps_per_s=0.5, loss_mean=4.25, loss_first=4.5, loss_last=4.0, tokens_per_s=None)
     check(row, trainable_parameters=124439808)
-    steps = dsnb.load_steps(tmp_path)
-    assert list(steps["step"]) == [5, 10]
-    assert list(steps["loss"]) == [4.5, 4.0]
+    assert dsnb.load_steps(tmp_path)[["step", "loss"]].to_numpy().tolist() == [[5, 4.5], [10, 4.0]]
 
 
 @pytest.mark.parametrize("launcher", ["torchrun --nproc_per_node 4", "deepspeed --num_gpus 4", "accelerate launch"])
 @pytest.mark.parametrize("prefix", ["", "node7: "])
 def test_a_trainer_under_set_x(tmp_path, launcher, prefix):
-    text = "".join(prefix + line for line in logs.traced_trainer(launcher).splitlines(keepends=True))
-    if prefix:  # a prefix is known by a time stamp behind it
-        text = f"{prefix}[2024-07-08 05:14:48,908] [INFO] [real_accelerator.py:203:get_accelerator] cuda\n{text}"
+    stamp = "[2024-07-08 05:14:48,908] [INFO] [real_accelerator.py:203:get_accelerator] cuda\n"  # behind any prefix
+    text = logs.prefixed(stamp + logs.traced_trainer(launcher), prefix)
     check(
         only(read(tmp_path, text)), **TRAINER, strategy="deepspeed", model="gpt2", zero_stage=2, precision="bf16",
         data_parallel=4, tensor_parallel=1, pipeline_parallel=1, seq_len=512, learning_rate=2e-5,
