@@ -33,7 +33,7 @@ def test_tracing_is_announced_before_it_begins_and_reading_is_not(made, caplog):
     caplog.set_level("INFO")
     for _ in range(2):
         traces.traces([given(), given(compile="default")])
-    assert caplog.messages == ["tracing gpt2 for 2 settings, some seconds each; the result is kept"]
+    assert caplog.messages == ["tracing opt-1.3b for 2 settings, some seconds each; the result is kept"]
 
 
 def test_what_the_engine_alone_decides_shares_a_trace(made):
