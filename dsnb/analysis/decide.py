@@ -5,7 +5,7 @@ restarts, checkpoints and evaluation. The number of GPUs is part of a setting: m
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ import pandas as pd
 from dsnb.analysis import intervals
 from dsnb.analysis.choices import varying, with_choices
 from dsnb.analysis.comparisons import rules_of, table_of
-from dsnb.analysis.intervals import RELEVANCE
+from dsnb.analysis.intervals import CLEAR, MIN_RUNS, RELEVANCE
 from dsnb.analysis.summary import unstable
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics, planning
@@ -24,7 +24,7 @@ from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY
 from dsnb.runs.literature.tables import SOURCE, is_own
-from dsnb.runs.table import named_runs, numbers
+from dsnb.runs.table import named_runs, numbers, timed_seconds, timed_steps
 
 OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
 """What is to be least, and the column that holds it."""
@@ -46,6 +46,9 @@ class Question:
     """`time`, `gpu_hours`, `cost` or `memory`."""
     gpus: int = 0
     """GPUs at hand; settings that need more are left out. 0 for as many as were measured."""
+    global_batch: int = 0
+    """Sequences per optimizer step that are held: settings with others, which train differently, are left out. 0 for
+    any."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Price of an hour of a GPU by its model (see `kinds`); the key `""` is for all others."""
     assumed_price: float | None = None
@@ -68,6 +71,8 @@ class Question:
         planning.check(self.tokens, prices, assumed_price=self.assumed_price)
         if not (is_whole(self.gpus) and self.gpus >= 0):
             raise SettingsError(f"gpus is {self.gpus!r}: give the number of GPUs at hand, or 0 for any")
+        if not (is_whole(self.global_batch) and self.global_batch >= 0):
+            raise SettingsError(f"global_batch is {self.global_batch!r}: give sequences per step, or 0 for any")
         if not (is_number(self.relevance) and 0 <= self.relevance < 1):
             raise SettingsError(
                 f"relevance is {self.relevance!r}: give 0 or more and less than 1, such as 0.02 for 2 %"
@@ -137,7 +142,9 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
     pandas.DataFrame
         Indexed by experiment: `basis` (`measured` or `published`), `source`, `gpu_name`, `kind` (of hardware, see
         `kinds`), `n` and `n_failed` (runs that are ok, and others), medians `gpus`, `tokens_per_s` (of all GPUs),
-        `power_w` (of a GPU) and `memory_gib` (`memory_figure`), `gpu_memory_gib` (what a GPU has), and `is_unstable`
+        `power_w` (of a GPU) and `memory_gib` (`memory_figure`), `gpu_memory_gib` (what a GPU has), `global_batch`
+        (sequences per optimizer step), what the speed rests on: medians `steps` and `timed_s` of a run, `hosts` (their
+        number), `spread_pct` of tokens/s (standard deviation, of two or three runs half the range), and `is_unstable`
         (`dsnb.analysis.summary.UNSTABLE`), where the median represents no run. Predicted candidates
         (`dsnb.analysis.recommend`) have `fits` besides.
     """
@@ -150,15 +157,32 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
         kind=kinds(runs), n=ok, n_failed=~ok, gpus=gpus.where(is_timed), tokens_per_s=rates.where(is_timed),
         power_w=numbers(runs, "power_w").where(is_timed),
         memory_gib=numbers(runs, figure).where(ok) if figure else math.nan,
-        gpu_memory_gib=numbers(runs, "gpu_memory_gib"),
+        gpu_memory_gib=numbers(runs, "gpu_memory_gib"), global_batch=global_batch(runs),
+        steps=timed_steps(runs).where(is_timed), timed_s=timed_seconds(runs).where(is_timed),
     )  # fmt: skip
-    median = dict.fromkeys(("gpus", "tokens_per_s", "power_w", "memory_gib"), "median")
+    median = dict.fromkeys(
+        ("gpus", "tokens_per_s", "power_w", "memory_gib", "global_batch", "steps", "timed_s"), "median"
+    )
     others = dict.fromkeys(("source", "gpu_name", "kind"), "first") | dict.fromkeys(("n", "n_failed"), "sum")
     known = table.groupby("experiment", sort=False).agg({**others, **median, "gpu_memory_gib": "min"})
     known = known[known["tokens_per_s"].notna()]
     known["power_w"] = known["power_w"] if power_w is None else known["power_w"].fillna(power_w)
     known.insert(0, "basis", [basis({"source": source}) for source in known["source"]])
+    timed = runs["experiment"][is_timed]
+    names = pd.Series(intervals.hosts(runs), runs.index, dtype=object)[is_timed].groupby(timed)
+    known["hosts"] = names.nunique().where(names.count() == names.size())
+    speeds = rates[is_timed].groupby(timed)
+    few = (speeds.max() - speeds.min()) / 2
+    known["spread_pct"] = 100 * speeds.std().where(speeds.count() >= MIN_RUNS, few) / speeds.median()
     return known.assign(is_unstable=known.index.isin(unstable(runs)))
+
+
+def global_batch(runs: pd.DataFrame) -> pd.Series:
+    """Return the sequences per optimizer step of each run; NaN if unknown."""
+    ranks = numbers(runs, "gpus") / numbers(runs, "tensor_parallel").fillna(1)
+    parallel = ranks / numbers(runs, "pipeline_parallel").fillna(1)
+    own = parallel * numbers(runs, "micro_batch_size") * numbers(runs, "grad_accum").fillna(1)
+    return numbers(runs, "global_batch_size").fillna(own)
 
 
 def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
@@ -218,6 +242,42 @@ class Decision:
         both = with_choices(self.settings.head(2))
         return {name: tuple(both[name].astype(object)) for name in varying(both)}
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether the second option is that much worse that single runs are enough to say so."""
+        ratio = math.nan if self.difference is None else 1 + self.difference["change_pct"] / 100
+        return max(ratio, 1 / ratio) >= CLEAR
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the second option may be chosen instead: it is worse, by enough to matter, and not clearly so."""
+        if self.difference is None or pd.isna(self.difference["change_pct"]):
+            return True
+        worse = worsening(self.difference["change_pct"], self.question.objective)
+        return abs(worse) >= 100 * self.question.relevance and not self.is_clear
+
+
+def worsening(change_pct: float, objective: str) -> float:
+    """Return by how many per cent less speed, or more of what is to be least, a change of throughput is."""
+    return -change_pct if objective == "time" else 100 * (1 / (1 + change_pct / 100) - 1)
+
+
+def may_be_best(table: pd.DataFrame, by: Sequence[str] = ("gpus", "kind", "global_batch")) -> list[object]:
+    """Return the candidates that are the best for some question: no other that is the same in `by` beats them.
+
+    That is in speed and memory, among those whose repeats agree.
+    """
+    stable = table[~table["is_unstable"].astype(bool)]
+    names: list[object] = []
+    for _, group in stable.groupby(list(by), dropna=False, sort=False):
+        least = math.inf
+        fastest = group.sort_values("tokens_per_s", ascending=False, kind="stable")
+        for at, (name, memory) in enumerate(fastest["memory_gib"].items()):
+            if at == 0 or memory < least:
+                names.append(name)
+            least = min(least, memory if memory > 0 else math.inf)
+    return names
+
 
 def decide(table: pd.DataFrame, question: Question) -> Decision:
     """Rank the candidates of a task, as `candidates` returns them."""
@@ -232,6 +292,7 @@ def decide(table: pd.DataFrame, question: Question) -> Decision:
 
 def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:
     own = table[table["fits"].astype(bool)] if "fits" in table else table
+    own = own[own["global_batch"] == question.global_batch] if question.global_batch else own
     return own[own["gpus"] <= question.gpus] if question.gpus else own
 
 

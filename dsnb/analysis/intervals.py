@@ -28,6 +28,8 @@ MIN_RUNS = 4
 """Below four runs of each of two settings, no exact rank test reaches 5 %: the smallest p value of 3 and 3 is 10 %."""
 RELEVANCE = 0.02
 """Smallest change that matters unless another one is asked for."""
+CLEAR = 1.9
+"""By about a factor of two, a difference needs no doubt and no table, even of single runs."""
 CONFIDENCE = 0.95
 """Probability that all intervals of speed and memory hold together unless another one is asked for."""
 FIGURES = 2

@@ -17,6 +17,8 @@ TRAINED = "trained"
 """Derived column: what is trained, `all weights` or `LoRA adapters`."""
 TASK = ("model", "seq_len", "data", TRAINED)
 """The columns that make a task."""
+FEWEST = 2
+"""Settings that make an answer: one alone is compared with nothing."""
 UNKNOWN = labels.text(None)
 _USUAL = {"data": "synthetic", TRAINED: "all weights"}
 
@@ -30,7 +32,10 @@ class Task:
 
 
 def tasks(runs: pd.DataFrame) -> list[Task]:
-    """Split runs by task, the one with the most runs first; columns that are missing count as equal."""
+    """Split runs by task, the one with most settings of the largest model first; missing columns count as equal.
+
+    The order is by the number of settings with a speed times the model's parameters; tasks with one setting are last.
+    """
     keys = with_trained(runs).reindex(columns=list(TASK))
     keys = keys.astype(object).map(labels.text)  # a missing value is equal to another
     unknown = [name for name in TASK if keys[name].nunique() > 1 and (keys[name] == UNKNOWN).any()]
@@ -39,7 +44,16 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
         Task(_title(dict(zip(TASK, key, strict=True)), unknown), runs.iloc[places])
         for key, places in sorted(groups.items(), key=lambda group: int(group[1][0]))
     ]
-    return sorted(parts, key=lambda task: -len(task.runs))
+    return sorted(parts, key=_order)
+
+
+def _order(task: Task) -> tuple[bool, float, int, int]:
+    status = task.runs.get("status", pd.Series("ok", task.runs.index))
+    timed = task.runs[(numbers(task.runs, "tokens_per_s") > 0) & (status == "ok")]
+    settings = timed["experiment"].nunique() if "experiment" in timed else len(timed)
+    parameters = numbers(task.runs, "parameters").max()
+    size = parameters if parameters > 0 else 0.0
+    return settings < FEWEST, -settings * size, -settings, -len(task.runs)
 
 
 def settings_of(experiments: Sequence[Experiment]) -> pd.DataFrame:

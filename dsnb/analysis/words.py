@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 
 from dsnb.analysis import comparisons
-from dsnb.analysis.decide import ASSUMED_PRICE, CPU, MEASURED, PUBLISHED, Decision, Question, basis, memory_figure
-from dsnb.analysis.intervals import CONFIDENCE, MIN_RUNS, Verdict
+from dsnb.analysis.decide import ASSUMED_PRICE, CPU, PUBLISHED, Decision, Question, basis, memory_figure, worsening
+from dsnb.analysis.evidence import CHANGE, CHANGES, EDGE, EDGE_FACTS, TRAINING, changed_training, evidence
+from dsnb.analysis.intervals import CLEAR, CONFIDENCE, MIN_RUNS, Verdict
 from dsnb.analysis.summary import UNSTABLE
 from dsnb.analysis.texts import HOURS, MINUS, SIZES, amount, duration, fill, fixed, significant
 from dsnb.formulas.planning import GOAL_DAYS, MAX_DAYS, gpus_needed
@@ -38,7 +39,6 @@ EQUAL_PCT = 0.005
 NO_RUNS = "There are no runs here yet: start the sweep first."
 ASSUMED = "an assumed"
 NO_ANSWER = "No setting can be recommended: "
-BEYOND = "No {what} trains [{model} ]on {tokens} tokens within {max_days} days on {place}."
 NEEDED = (
     "{goal_days} days would need {needed} {unit}s if each sustained {rate_per_gpu} tokens/s[ with {by}], an "
     "extrapolation beyond what was {basis}. At that rate, the training takes {hours} {unit}-hours[, {cost}]."
@@ -63,10 +63,13 @@ TEMPLATES = {
     "{unstable:its|their} repeats differ by more than {unstable_times} times.",
     "headline.no_price": "The cheapest setting is unknown: give a price.",
     "headline.no_memory": "The setting with the least memory is unknown: no run measured memory.",
-    "headline.beyond": BEYOND.replace("{what}", "measured setting"),
+    "headline.no_batch": "No setting was measured with a global batch of {held} {held:sequence|sequences}"
+    "[ on {at_hand} {unit}{at_hand:|s} or fewer].",
+    "headline.beyond": "No measured setting trains [{model} ]in reasonable time on {place}.",
     "costs": "{rate} tokens/s[ ± {rate_error} %]; {tokens} tokens: {duration}, {hours} {unit}-hours[, {energy} kWh]"
-    "[, {cost}][; {memory_name} {memory}[ of {capacity}] GiB[ ± {memory_error} %]].",
-    "costs.beyond": "{kicker}: [{setting}, ]on {place}, {rate} tokens/s. " + NEEDED,
+    "[, {cost}][; {memory_name} {memory}[ of {capacity}] GiB[ ± {memory_error} %]].[ Global batch: {batch}.]",
+    "costs.beyond": "{needed} {unit}s would train on {tokens} tokens in {goal_days} days if each sustained "
+    "{rate_per_gpu} tokens/s, as with {by}[: {cost}].",
     "cost": "[{currency}]{cost} at [{assumed} ][{currency}]{price} a {unit}-hour",
     "no_cost": "cost unknown without a price",
     "note.only_measured": "Only {measured} {unit}{measured:|s} {measured:was|were} measured, fewer than the {at_hand} "
@@ -78,10 +81,12 @@ TEMPLATES = {
     "{max_days} days.",
     "note.unstable": "{unstable} {unstable:setting is|settings are} not ranked, because {unstable:its|their} repeats "
     "differ by more than {unstable_times} times.",
-    "following": "Runner-up: {changes}[, {difference}][, {gib} GiB {more}].",
-    "following.none": "No other setting can be compared with it.",
+    "following": "Runner-up: {changes}[, {difference}][, {gib} GiB {more}][ ({training})].",
+    "following.none": "Only one setting was measured, so this is no comparison.",
     "changes.place": "the same on {place}",
     "changes.same": "the same settings as {experiment}",
+    "training": CHANGES,
+    "training.change": CHANGE,
     "size": "{by} {worse}[ {mean}]",
     "interval": "95 % interval {low} to {high}",
     "runs.one_each": "one {counted} each",
@@ -91,9 +96,13 @@ TEMPLATES = {
     "difference.likely": "{size} ({interval})",
     "difference.unclear": "{size}, which may be chance ({interval})",
     "difference.no_larger": "about the same ({size}, {interval})",
-    "basis": "Speed[ and {memory_word}]: {origin}, {n:one run|the median of}[ {several} runs]. Time and costs: "
-    "extrapolated to all tokens without restarts, checkpoints and evaluation."
+    "edge": EDGE,
+    "basis": "Speed[ and {memory_word}]: {origin}, {rests}.[ Only {short} s were timed{n:| in each run}: "
+    "measure longer[ (--set steps={more_steps})] before you rely on it.] Time and costs: extrapolated to all tokens "
+    "without restarts, checkpoints and evaluation."
     "[ {failed} more {failed:run|runs} of this setting failed.]",
+    "take.entry": "include:\n  - {entry}",
+    "take.command": "papermill notebooks/10_run.ipynb outputs/run.ipynb -y '{entry}'",
     "worth": "Worth measuring: {said}, {gain} % {what} than the best measured setting, {sure} the mean error of such "
     "predictions.",
     "worth.first": "Worth measuring first: {said}.",
@@ -103,7 +112,8 @@ TEMPLATES = {
 PLAN = {
     "plan": "{what} {name} ({basis}) on {place}, " + TEMPLATES["costs"],
     "plan.again": "{what} {name}, as above.",
-    "beyond": BEYOND + " The fastest is {name} ({basis}), {rate} tokens/s[ ± {rate_error} %].",
+    "beyond": "No {what} trains [{model} ]on {tokens} tokens within {max_days} days on {place}. The fastest is {name} "
+    "({basis}), {rate} tokens/s[ ± {rate_error} %].",
     "needed": NEEDED,
     "too_slow": "That is more than {max_days} days. " + NEEDED,
     "too_large": "The smallest that does not fit is {name}: {memory} GiB[ ± {memory_error} %] for tensors alone.",
@@ -117,6 +127,8 @@ PAGE: dict[str, Any] = {
         "byMean": BY_MEAN,
         "more": ("more", "less"),
         "place": PLACE,
+        "training": TRAINING,
+        "edge": EDGE_FACTS,
         "sizes": SIZES,
         "hours": HOURS,
         "gain": {"time": "less time", "gpu_hours": "fewer GPU-hours", "cost": "less cost", "memory": "less memory"},
@@ -134,6 +146,7 @@ PAGE: dict[str, Any] = {
         "fewestRuns": MIN_RUNS,
         "assumedPrice": ASSUMED_PRICE,
         "unstableTimes": UNSTABLE,
+        "clear": CLEAR,
     },
 }
 """What the page needs, ready for JSON."""
@@ -149,10 +162,12 @@ def words(decision: Decision) -> dict[str, Any]:
     """Return what a decision on measured settings says, by the parts of a card; what cannot be said is empty.
 
     `kicker`: in what the setting is the best, and of how many. `headline`: what to train with, or why nothing can be
-    said. `costs`, `note`, `following`, `basis`: what it takes, what the measured settings do not cover, what comes
-    next, and what that rests on. `table`: rows of choice and its values in the first two settings, if several differ.
+    said. `costs`, `gain`, `note`, `following`, `edge`, `basis`: what it takes, what it gains over the usual start, what
+    the measured settings do not cover, what comes next, which larger micro-batches to try, and what that rests on.
+    `table`: rows of choice and its values in the first two settings, if several differ and it is close between them.
     """
-    card: dict[str, Any] = dict.fromkeys(("kicker", "headline", "costs", "note", "following", "basis"), "")
+    parts = ("kicker", "headline", "costs", "gain", "note", "following", "edge", "basis")  # in their order
+    card: dict[str, Any] = dict.fromkeys(parts, "")
     if decision.options.empty:
         return {**card, "headline": _why_not(decision), "costs": memory_of_failed(decision.runs), "table": []}
     options, question = decision.options, decision.question
@@ -163,28 +178,27 @@ def words(decision: Decision) -> dict[str, Any]:
     basis = best["basis"] if options["basis"].nunique() == 1 else ""
     card["kicker"] = say("kicker", {"best": of_what, "options": number, "basis": basis})
     card |= {"note": _note(decision, unit), "following": _following(decision, unit), "basis": say("basis", best)}
+    card |= {"gain": best["gain"], "edge": say("edge", dict(zip(EDGE_FACTS, best["edge"], strict=False)))}
     card["table"] = _table(decision, unit)
     if not decision.is_beyond:
         costs = {**best, "cost": best["cost"] or TEMPLATES["no_cost"]}
         return card | {"headline": say("headline", best), "costs": say("costs", costs)}
-    needed = {**needed_gpus(options, question), "basis": MEASURED}
-    needed["by"] = _facts(decision, needed["by"])["setting"] if needed["by"] else ""
-    kicker = card["kicker"] or best["basis"].capitalize()
-    card |= {"kicker": "", "costs": say("costs.beyond", {**best, **needed, "kicker": kicker})}
+    needed = needed_gpus(options, question)
+    by = _facts(decision, needed["by"] or options.index[0])
+    card |= {"kicker": "", "costs": say("costs.beyond", {**best, **needed, "by": by["setting"] or by["name"]})}
     return card | {"headline": say("headline.beyond", _facts(decision, options["days"].idxmin()))}
 
 
 def _facts(decision: Decision, name: object) -> dict[str, Any]:
     """Return all that sentences say about an option, as texts."""
     option, run = decision.options.loc[name], decision.settings.loc[name].to_dict()
-    n, failed = int(option["n"]), int(option["n_failed"])
     return {
         **figures(option, decision.question, memory_name(decision.runs)),
         **said_of(run),
+        **evidence(decision.runs, decision.table, [name])[name],
         "memory_word": "" if pd.isna(option["memory_gib"]) else "memory",
-        "n": n,
-        "several": n if n > 1 else "",
-        "failed": failed or "",
+        "n": int(option["n"]),
+        "failed": int(option["n_failed"]) or "",
     }
 
 
@@ -276,8 +290,11 @@ def _why_not(decision: Decision) -> str:
     if decision.table.empty:
         return say(f"headline.{case(runs)}", {"runs": len(runs), "several": len(runs) if len(runs) > 1 else ""})
     fewest = decision.table["gpus"].min()
+    unit = labels.unit(runs[(runs["status"] == "ok") & (numbers(runs, "gpus") > 0)].iloc[0].to_dict())
+    if question.global_batch and not decision.gpus:
+        at_hand = fixed(question.gpus) if question.gpus else ""
+        return say("headline.no_batch", {"held": fixed(question.global_batch), "at_hand": at_hand, "unit": unit})
     if question.gpus and fewest > question.gpus:
-        unit = labels.unit(runs[(runs["status"] == "ok") & (numbers(runs, "gpus") > 0)].iloc[0].to_dict())
         facts = {"at_hand": fixed(question.gpus), "unit": unit, "fewest": f"{fewest:g}"}
         return say("headline.too_few_gpus", facts)
     if decision.unstable:
@@ -316,7 +333,7 @@ def _following(decision: Decision, unit: str) -> str:
         facts["difference"] = _difference(row, decision, unit)
     if abs(gib) >= SHOWN_GIB:  # false where it is unknown
         facts |= {"gib": significant(abs(gib)), "more": "more" if gib > 0 else "less"}
-    return say("following", facts)
+    return say("following", {**facts, "training": changed_training(decision)})
 
 
 def _changes(decision: Decision) -> str:
@@ -335,7 +352,7 @@ def _changes(decision: Decision) -> str:
 
 def _table(decision: Decision, unit: str) -> list[list[str]]:
     differing = decision.differing if len(decision.options) > 1 else {}
-    if len(differing.keys() - PLACE) + bool(differing.keys() & PLACE) < 2:
+    if len(differing.keys() - PLACE) + bool(differing.keys() & PLACE) < 2 or not decision.is_close:
         return []
     return [[axis_title(name, unit), *map(labels.text, values)] for name, values in differing.items()]
 
@@ -353,6 +370,8 @@ def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> str:
     by = "no" if abs(worse) < EQUAL_PCT else f"{significant(abs(worse), 2)} %"
     size = {"by": by, "worse": WORSE[question.objective][is_better].replace("{unit}", unit)}
     facts = {"size": say("size", {**size, "mean": "" if is_few else BY_MEAN[is_better]}), "needed": MIN_RUNS}
+    if is_few and decision.is_clear:
+        return str(facts["size"])
     if is_few:
         base_n, n = (int(number) for number in decision.options["n"].iloc[:2])
         counted = "run" if min(base_n, n) < MIN_RUNS else "host"
@@ -366,11 +385,6 @@ def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> str:
     ends = sorted(flip * worsening(row[name], question.objective) for name in ("low_pct", "high_pct"))
     facts["interval"] = say("interval", dict(zip(("low", "high"), map(_end, ends), strict=True)))
     return say(f"difference.{VERDICTS[row['verdict']]}", facts)
-
-
-def worsening(change_pct: float, objective: str) -> float:
-    """Return by how many per cent less speed, or more of what is to be least, a change of throughput is."""
-    return -change_pct if objective == "time" else 100 * (1 / (1 + change_pct / 100) - 1)
 
 
 def _end(value: float) -> str:

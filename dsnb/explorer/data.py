@@ -60,7 +60,7 @@ class Data:
     figures: pd.DataFrame
     """The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table."""
     tasks: list[str]
-    """The titles of the tasks, the one with the most runs first."""
+    """The titles of the tasks in the order of `dsnb.analysis.tasks.tasks`."""
     task_codes: list[int]
     """Each run's task."""
     predicted: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -104,7 +104,7 @@ def read(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
     choices = [choice(name, every[name], len(runs)) for name in names] + [choice("sweep", known["sweep"])]
     shown = [one for one in choices if one.varies] + [choice("status", known["status"])]
     constant = [one for one in choices if len(one.values) == 1 and one.values != [None] and one.name != "sweep"]
-    titles, codes = _tasks(every, len(runs))
+    titles, codes = _tasks(every)
     return Data(
         runs, named, {one.name: one for one in shown}, constant, figures(known),
         titles, codes[: len(runs)], expected, codes[len(runs) :], predicted.notes,
@@ -118,10 +118,9 @@ def _beside(runs: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([runs, expected[[*dict.fromkeys([*known, *own, *key_columns(expected)])]]], ignore_index=True)
 
 
-def _tasks(every: pd.DataFrame, runs: int) -> tuple[list[str], list[int]]:
-    """Return the titles of the tasks, those with the most runs first, and each row's; the first rows are runs."""
+def _tasks(every: pd.DataFrame) -> tuple[list[str], list[int]]:
+    """Return the titles of the tasks in their order, and each row's."""
     found = tasks(every.reset_index(drop=True))
-    found.sort(key=lambda task: -int((task.runs.index < runs).sum()))
     codes = {place: code for code, task in enumerate(found) for place in task.runs.index}
     titles = [task.title for task in found]
     taken = [*titles, EVERY_TASK]

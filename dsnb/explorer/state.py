@@ -21,18 +21,20 @@ from dsnb.runs.labels import Metric
 
 State = dict[str, Any]
 DAYS = Metric("days of training", "days", digits=1, better="lower")
-OF_A_TASK = ("colour", "along", "base", "brush", "run")
+OF_A_TASK = ("colour", "along", "base", "brush", "run", "global_batch")
 """Controls that a change of the task sets anew, besides the filters."""
 SCALES = ["linear", "log"]
 DIRECTIONS = ("ascending", "descending")
 DERIVED_COLUMNS = ("experiment", "repeat", "headroom")
 """Columns of the table of runs that are neither settings nor figures."""
 MAX_PINS = 2
+MAX_BATCH = 10**9
 OPEN_EDGE = 1e300
 """The limit of a brush that is open on one side: JSON has no infinity."""
 INPUTS: dict[str, dict[str, Any]] = {
     "train_tokens": {"least": MIN_TOKENS, "most": MAX_TOKENS, "factor": 1e9},
     "gpus_at_hand": {"least": 1, "most": MAX_GPUS, "factor": 1, "isWhole": True, "mayBeEmpty": True},
+    "global_batch": {"least": 1, "most": MAX_BATCH, "factor": 1, "isWhole": True, "mayBeEmpty": True},
     "price": {"least": 0, "most": MAX_PRICE, "factor": 1, "mayBeEmpty": True},
     "relevance": {"least": 0, "most": 0.99, "factor": 0.01},
 }
@@ -41,6 +43,7 @@ ALLOWED = {
     "objective": f"unknown: choose from {', '.join(OBJECTIVES)}",
     "train_tokens": "not a number from 1 to 1e18: set it to a number such as 300e9",
     "gpus_at_hand": "not a number of GPUs: set it to 1 or more, or to 0 for any",
+    "global_batch": "not a number of sequences: set it to 1 or more, or to 0 for any",
     "prices": "not a dictionary of prices of 0 or more: set it to such as {'NVIDIA H200': 3.5}",
     "currency": "not a sign of up to 8 characters: set it to such as '$'",
     "relevance": "not a share from 0 to 0.99: set it to such as 0.02 for 2 %",
@@ -74,6 +77,7 @@ def question(state: State) -> Question:
         tokens=state["train_tokens"],
         objective=state["objective"],
         gpus=state["gpus_at_hand"],
+        global_batch=state["global_batch"],
         prices=state["prices"],
         assumed_price=ASSUMED_PRICE,
         currency=state["currency"],
@@ -96,7 +100,7 @@ def default(data: Data, task: str | None = None) -> State:
     varying = [name for name in ("precision", "strategy", *axes) if name in axes] or ["status"]
     chosen["colour"] = varying[0]
     chosen["along"] = next((name for name in ("strategy", *varying[1:], *varying) if name in varying), "status")
-    asked = {"objective": "time", "train_tokens": DEFAULT_TOKENS, "gpus_at_hand": 0}
+    asked = {"objective": "time", "train_tokens": DEFAULT_TOKENS, "gpus_at_hand": 0, "global_batch": 0}
     asked |= {"prices": recorded_prices(data.runs), "currency": "$", "relevance": RELEVANCE}
     view: State = {"base": None, "brush": None, "run": None, "pins": [], "sort": None}
     return {"task": task, **{name: [] for name in data.choices}, **chosen, **asked, **view}
@@ -202,6 +206,7 @@ CHECKS: dict[str, Callable[[Data, Any], bool]] = {
     "objective": lambda _, value: value in list(OBJECTIVES),
     "train_tokens": lambda _, value: _is_within(value, "train_tokens"),
     "gpus_at_hand": lambda _, value: _is_within(value, "gpus_at_hand") or is_among(value, [0]),
+    "global_batch": lambda _, value: _is_within(value, "global_batch") or is_among(value, [0]),
     "prices": lambda _, value: isinstance(value, dict) and all(_is_within(one, "price") for one in value.values()),
     "currency": lambda _, value: isinstance(value, str) and len(value) <= 8,
     "relevance": lambda _, value: _is_within(value, "relevance"),

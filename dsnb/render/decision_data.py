@@ -5,7 +5,8 @@ The page adds tokens, prices and GPUs at hand, which is arithmetic, and sorts; n
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,16 @@ import pandas as pd
 from dsnb.analysis import intervals, words
 from dsnb.analysis.choices import with_choices
 from dsnb.analysis.comparisons import compared, rules_of
-from dsnb.analysis.decide import candidates, memory_figure
+from dsnb.analysis.decide import candidates, may_be_best, memory_figure
+from dsnb.analysis.evidence import evidence
 from dsnb.analysis.intervals import MIN_RUNS
+from dsnb.analysis.predicted import settings_of
+from dsnb.analysis.tasks import FEWEST
+from dsnb.files import plain_yaml
+from dsnb.run_folder.columns import SETTINGS
+from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels
+from dsnb.settings.experiment import DEFAULTS
 
 MAX_PAIRS, CHOSEN_PAIRS = 2000, 1000
 """Pairs of settings of a task whose intervals the page has: all of so many; if there are more, so many of them."""
@@ -26,7 +34,14 @@ VALUE_DIGITS = 7
 DIGITS = 9
 """Significant digits of medians in the page."""
 FACTOR_DIGITS = 6
-NUMBERS = {"rate": "tokens_per_s", "power": "power_w", "memory": "memory_gib", "capacity": "gpu_memory_gib"}
+NUMBERS = {
+    "rate": "tokens_per_s",
+    "power": "power_w",
+    "memory": "memory_gib",
+    "capacity": "gpu_memory_gib",
+    "global_batch": "global_batch",
+}
+SAID = ("rests", "short", "more_steps", "gain", "batch")
 
 
 def tasks_payload(
@@ -41,11 +56,13 @@ def tasks_payload(
     -------
     dict
         `texts`, and for each of `tasks`: `case` (why it has no candidate; empty if it has), `runs` (their number),
-        `memoryFigure` and `memory` (its name in words), `candidates`, `pairs`.
+        `isThin` (whether there are too few settings to compare), `memoryFigure` and `memory` (its name in
+        words), `candidates`, `pairs`.
 
         `candidates`: the columns `experiment` (its number), `n`, `failed`, `gpus`, `rate` (tokens/s),
-        `power` (W of a GPU), `memory` and `capacity` (GiB), `unstable`; and places in `texts`: `kind`, `unit`,
-        `model`, `setting`, `place`, `origin`, `basis`.
+        `power` (W of a GPU), `memory` and `capacity` (GiB), `global_batch`, `unstable`; places in `texts`: `kind`,
+        `unit`, `model`, `setting`, `place`, `origin`, `basis`; and of those that may be the best, others are empty:
+        what `dsnb.analysis.evidence` says, by place `edge`, and by place `take` (see `_take`).
 
         `pairs`: `settings` (numbers of experiments with `MIN_RUNS` ok runs or more), `first` and `second` (places in
         `settings`), and by figure: `values` of each setting (what is compared), their runs `n`, and for each pair
@@ -63,6 +80,7 @@ def tasks_payload(
         task = {
             "case": words.case(part) if table.empty else "",
             "runs": len(part),
+            "isThin": len(table) < FEWEST,
             "memory": words.memory_name(part) if figure else "",
             "memoryFigure": figure,
             "candidates": _candidates(table, part, numbers, texts),
@@ -76,8 +94,13 @@ def _candidates(
     table: pd.DataFrame, runs: pd.DataFrame, numbers: dict[str, int], texts: dict[str, int]
 ) -> dict[str, Any]:
     first = runs.drop_duplicates("experiment").set_index("experiment", drop=False)
-    known = [words.said_of(run) for run in first.loc[table.index].to_dict("records")]
-    columns: dict[str, list[Any]] = {
+    rows = first.loc[table.index].to_dict("records")
+    known = [words.said_of(run) for run in rows]
+    best = may_be_best(table)
+    said = evidence(runs, table, best)
+    places = {name: place for place, name in enumerate(table.index)}
+    kept = [places[name] for name in may_be_best(table, ["gpus", "kind"])]
+    columns: dict[str, Any] = {
         "n": table["n"].tolist(),
         "failed": table["n_failed"].tolist(),
         "gpus": _rounded(table["gpus"]),
@@ -86,8 +109,27 @@ def _candidates(
         **{name: [texts[own[name]] for own in known] for name in (known[0] if known else ())},
         "kind": [texts[kind] for kind in table["kind"]],
         "basis": [texts[basis] for basis in table["basis"]],
+        **{name: [texts[said.get(own, {}).get(name, "")] for own in table.index] for name in SAID},
+        "edge": {places[name]: own["edge"] for name, own in said.items() if own["edge"]},
+        "take": {place: taken for place in kept if (taken := _take(rows[place]))},
     }
     return {"experiment": [numbers[name] for name in table.index], **columns}
+
+
+def _take(run: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a setting is started again with, as far as it is known.
+
+    `entry` is its line of a params file, with what differs from the defaults; `config` the `deepspeed.json` of its run.
+    """
+    own, folder = settings_of(run), run.get("run_dir")
+    if not own:
+        return {}
+    entry: dict[str, Any] = {"model": own.model}
+    entry |= {name: getattr(own, name) for name in SETTINGS if getattr(own, name) != DEFAULTS[name]}
+    entry |= {"deepspeed": own.deepspeed} if own.deepspeed else {}
+    config = RunPaths(Path(folder)).deepspeed if isinstance(folder, str) else None
+    text = config.read_text(encoding="utf-8") if config and config.is_file() else ""
+    return {"entry": plain_yaml.dump(entry, in_one_line=True).strip(), **({"config": text} if text else {})}
 
 
 def _rounded(values: Iterable[float], digits: int = DIGITS) -> list[float | int | None]:

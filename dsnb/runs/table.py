@@ -59,10 +59,19 @@ def numbers(runs: pd.DataFrame, name: str) -> pd.Series:
     return pd.to_numeric(column, errors="coerce").astype(float)
 
 
+def timed_steps(runs: pd.DataFrame) -> pd.Series:
+    """Return over how many steps the speed of each run was measured; NaN if unknown."""
+    return numbers(runs, "timed_steps").fillna(numbers(runs, "steps"))
+
+
+def timed_seconds(runs: pd.DataFrame) -> pd.Series:
+    """Return the seconds that the timed steps of each run took; NaN if unknown."""
+    return numbers(runs, "timed_s").fillna(timed_steps(runs) * numbers(runs, "step_time_s"))
+
+
 def without_noise(runs: pd.DataFrame) -> pd.DataFrame:
     """Return runs without the utilization of those whose timed steps are known to have taken less than 5 s."""
-    timed_s = numbers(runs, "timed_s").fillna(numbers(runs, "timed_steps") * numbers(runs, "step_time_s"))
-    is_short = timed_s < UTILIZATION_S
+    is_short = timed_seconds(runs) < UTILIZATION_S
     return runs.assign(gpu_util_pct=runs["gpu_util_pct"].mask(is_short)) if is_short.any() else runs
 
 

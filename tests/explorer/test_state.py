@@ -196,7 +196,8 @@ def test_a_run_that_is_opened_brings_its_steps(tmp_path, monkeypatch):
 
 
 def test_another_task_starts_with_all_of_its_runs():
-    explorer = dsnb.explore(dsnb.published("lambda_1cc_opt")).set(gpus=512, objective="cost", run=0)
+    explorer = dsnb.explore(dsnb.published("lambda_1cc_opt")).set(task="opt-350m, sequence 512", gpus=512)
+    explorer.set(objective="cost", run=0)
     assert len(explorer.selection) == 1
     explorer.set(task="opt-13b, sequence 512, LoRA adapters")
     assert set(explorer.selection["model"]) == {"opt-13b"}

@@ -18,7 +18,7 @@ const fill = (template, facts) => {
 class Task {
   constructor(model, { candidates: columns, ...task }) {
     Object.assign(this, task, { model });
-    const words = ["kind", "unit", "model", "setting", "place", "origin", "basis"];
+    const words = ["kind", "unit", "model", "setting", "place", "origin", "basis", "rests", "short", "more_steps", "gain", "batch"];
     const read = (name, value) => (words.includes(name) ? model.texts[value] : value);
     const row = (_, place) => Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, read(name, column[place])]));
     this.candidates = columns.experiment.map(row);
@@ -113,11 +113,12 @@ const amount = (model, tokens) => {
 const priceOf = (model, { prices }, kind) => prices[kind] ?? prices[""] ?? (kind === "CPU" ? null : model.limits.assumedPrice);
 
 class Answer {
-  // `state` holds the question: train_tokens, objective, gpus_at_hand, prices, currency, relevance.
+  // `state` holds the question: train_tokens, objective, gpus_at_hand, global_batch, prices, currency, relevance.
   constructor(model, task, state) {
     Object.assign(this, { model, task, state });
     this.measured = task.candidates.map((one) => this.option(one));
-    this.eligible = this.measured.filter(({ gpus }) => !state.gpus_at_hand || gpus <= state.gpus_at_hand);
+    const isHeld = (one) => !state.global_batch || one.global_batch === state.global_batch;
+    this.eligible = this.measured.filter((one) => isHeld(one) && (!state.gpus_at_hand || one.gpus <= state.gpus_at_hand));
     const least = LEAST[state.objective];
     const known = this.eligible.filter((one) => one[least] !== null && !Number.isNaN(one[least]));
     known.sort((a, b) => a.days - b.days);
@@ -150,7 +151,7 @@ class Answer {
     if (!best) return { headline: this.whyNot(), costs: task.failed };
     const gib = (value) => (value === null ? "" : significant(value));
     const facts = {
-      ...best, n: String(best.n), several: best.n > 1 ? String(best.n) : "", failed: best.failed ? fixed(best.failed, 0) : "",
+      ...best, n: String(best.n), failed: best.failed ? fixed(best.failed, 0) : "",
       rate: significant(best.rate), tokens: amount(model, state.train_tokens), duration: duration(model, 24 * best.days), hours: significant(best.hours),
       energy: Number.isNaN(best.energy) ? "" : significant(best.energy), cost: this.cost(best) || this.fill("no_cost"),
       memory_name: task.memory, memory: gib(best.memory), capacity: gib(best.capacity), memory_word: best.memory === null ? "" : "memory",
@@ -160,18 +161,22 @@ class Answer {
     const kicker = this.fill("kicker", { best: fill(model.words.best[state.objective], best), options: number, basis: isOfOneBasis ? best.basis : "" });
     const differing = this.differing();
     const areSeveral = new Set(differing.map(({ isPlace, name }) => isPlace || name)).size > 1;
-    const lines = { note: this.note(), following: this.following(differing), table: areSeveral ? differing : [], basis: this.fill("basis", facts) };
+    const lines = {
+      gain: best.gain, note: this.note(), following: this.following(differing), edge: this.edge(), table: areSeveral && this.isClose() ? differing : [],
+      basis: this.fill("basis", facts), take: best.take,
+    };
     if (!this.isBeyond) return { ...lines, kicker, headline: this.fill("headline", facts), costs: this.fill("costs", facts) };
-    const headline = this.fill("headline.beyond", { ...this.least("days"), tokens: facts.tokens });
-    return { ...lines, headline, costs: this.beyond({ ...facts, kicker: kicker || best.basis[0].toUpperCase() + best.basis.slice(1) }) };
+    return { ...lines, headline: this.fill("headline.beyond", this.least("days")), costs: this.beyond(facts) };
   }
 
   whyNot() {
     const { task, state, measured } = this;
     if (task.case) return this.fill(`headline.${task.case}`, { runs: String(task.runs), several: task.runs > 1 ? String(task.runs) : "" });
     if (!this.eligible.length) {
+      const at_hand = state.gpus_at_hand ? fixed(state.gpus_at_hand, 0) : "";
+      if (state.global_batch) return this.fill("headline.no_batch", { held: fixed(state.global_batch, 0), at_hand, unit: measured[0].unit });
       const fewest = measured.reduce((one, other) => (other.gpus < one.gpus ? other : one));
-      return this.fill("headline.too_few_gpus", { at_hand: fixed(state.gpus_at_hand, 0), unit: measured[0].unit, fewest: fixed(fewest.gpus, 0) });
+      return this.fill("headline.too_few_gpus", { at_hand, unit: measured[0].unit, fewest: fixed(fewest.gpus, 0) });
     }
     if (this.unstable) return this.fill("headline.unstable", { unstable: fixed(this.unstable, 0) });
     return this.fill(state.objective === "cost" ? "headline.no_price" : "headline.no_memory");
@@ -193,10 +198,8 @@ class Answer {
   beyond(facts) {
     const thrifty = this.least("hours");
     const needed = Math.ceil(Number((thrifty.hours / (24 * this.model.limits.goalDays)).toFixed(6)));
-    return this.fill("costs.beyond", {
-      ...facts, needed: fixed(needed, 0), rate_per_gpu: significant(thrifty.rate / thrifty.gpus), by: thrifty === this.best ? "" : thrifty.setting,
-      basis: "measured", hours: significant(thrifty.hours), cost: this.cost(thrifty),
-    });
+    const by = thrifty.setting || this.model.experiments.names[thrifty.experiment];
+    return this.fill("costs.beyond", { ...facts, needed: fixed(needed, 0), rate_per_gpu: significant(thrifty.rate / thrifty.gpus), by, cost: this.cost(thrifty) });
   }
 
   // That fewer GPUs were measured than are at hand, and how many settings are too slow or unstable to answer.
@@ -217,12 +220,27 @@ class Answer {
 
   // Which setting comes next, how far it is from the best, and how sure that is.
   following(differing) {
-    const { best, second, model, state } = this;
+    const { best, second, model } = this;
     if (!second) return this.fill("following.none");
     const more = best.memory === null || second.memory === null ? 0 : second.memory - best.memory;
     const gib = Math.abs(more) >= model.limits.shownGib ? significant(Math.abs(more)) : "";
-    const difference = state.objective === "memory" ? "" : this.difference();
-    return this.fill("following", { changes: this.changes(differing), difference, gib, more: model.words.more[more > 0 ? 0 : 1] });
+    const difference = this.difference();
+    return this.fill("following", { changes: this.changes(differing), difference, gib, more: model.words.more[more > 0 ? 0 : 1], training: this.training(differing) });
+  }
+
+  // Which larger micro-batches to try.
+  edge() {
+    return this.fill("edge", Object.fromEntries((this.best.edge ?? []).map((text, place) => [this.model.words.edge[place], text])));
+  }
+
+  // In what the second option trains otherwise than the first; empty if it differs in speed alone.
+  training(differing) {
+    const [before, after] = [this.best, this.second].map(({ global_batch }) => global_batch && fixed(global_batch, 0));
+    const batch = before && after && before !== after ? [{ title: "global batch", before, after }] : [];
+    const isOther = ({ name, phrase, from, to }) => this.model.words.training.includes(name) && phrase && from !== "-" && to !== "-";
+    const others = this.model.words.training.flatMap((name) => differing.filter((one) => one.name === name && isOther(one)));
+    const changes = [...batch, ...others.map(({ title, from, to }) => ({ title, before: from, after: to }))];
+    return this.fill("training", { changed: changes.map((one) => this.fill("training.change", one)).join(", ") });
   }
 
   // The choices in which the first two options differ: [{ title, from, to, isPlace, phrase }].
@@ -250,28 +268,49 @@ class Answer {
     return isElsewhere ? this.fill("changes.place", second) : this.fill("changes.same", { experiment: model.experiments.names[second.experiment] });
   }
 
+  // How the second option compares with the first in what decides; of memory, and without a second, nothing is compared.
+  compared() {
+    const { best, second, state, model } = this;
+    if (!second || state.objective === "memory") return { change: NaN };
+    const per = { time: 1, gpu_hours: best.gpus / second.gpus, cost: (best.gpus * best.price) / (second.gpus * second.price) }[state.objective];
+    return comparison(model, "tokens_per_s", ofSettings(model, "tokens_per_s", best.experiment, second.experiment, state), per);
+  }
+
+  worsening(change) {
+    return this.state.objective === "time" ? -100 * change : 100 * (1 / (1 + change) - 1);
+  }
+
+  // Whether single runs are enough to say that the second option is the worse one.
+  isClear({ change }) {
+    return Math.max(1 + change, 1 / (1 + change)) >= this.model.limits.clear;
+  }
+
+  // Whether the second option may be chosen instead: it is worse, by enough to matter, and not clearly so.
+  isClose() {
+    const found = this.compared();
+    return Number.isNaN(found.change) || (Math.abs(this.worsening(found.change)) >= 100 * this.state.relevance && !this.isClear(found));
+  }
+
   // How much worse the mean of the second setting is, with the interval of that; of too few runs, their median.
   difference() {
-    const { best, second, state, model } = this;
+    const { best, state, model } = this;
     const { limits, words } = model;
-    const per = { time: 1, gpu_hours: best.gpus / second.gpus, cost: (best.gpus * best.price) / (second.gpus * second.price) }[state.objective];
-    const found = comparison(model, "tokens_per_s", ofSettings(model, "tokens_per_s", best.experiment, second.experiment, state), per);
+    const found = this.compared();
     if (Number.isNaN(found.change)) return "";
     const verdict = verdictOf(found, state.relevance, limits);
-    const worsening = (change) => (state.objective === "time" ? -100 * change : 100 * (1 / (1 + change) - 1));
-    const worse = worsening(found.change);
+    const worse = this.worsening(found.change);
     const isBetter = Number(worse <= -limits.equalPct);
     const size = this.fill("size", {
       by: Math.abs(worse) < limits.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`,
       worse: fill(words.worse[state.objective][isBetter], best), mean: ["few", "none"].includes(verdict) ? "" : words.byMean[isBetter],
     });
+    if (verdict === "none" || (verdict === "few" && this.isClear(found))) return size;
     if (verdict === "few") {
       const runs = this.fill(found.n === 1 && found.baseN === 1 ? "runs.one_each" : "runs.both", { base_n: String(found.baseN), n: String(found.n), counted: found.counted });
       return this.fill(Math.abs(worse) < 100 * state.relevance ? "difference.few_same" : "difference.few", { size, runs, needed: String(limits.fewestRuns) });
     }
-    if (verdict === "none") return size;
     const flip = worse < 0 ? -1 : 1;
-    const [low, high] = [found.low, found.high].map((end) => flip * worsening(end)).sort((a, b) => a - b).map((end) => signed(end));
+    const [low, high] = [found.low, found.high].map((end) => flip * this.worsening(end)).sort((a, b) => a - b).map((end) => signed(end));
     return this.fill(`difference.${verdict}`, { size, interval: this.fill("interval", { low, high }) });
   }
 }

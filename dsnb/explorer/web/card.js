@@ -51,14 +51,17 @@ class Card {
     this.tokens = number("train_tokens", "Training tokens (billions)", (train_tokens) => ({ train_tokens }));
     this.gpus = number("gpus_at_hand", "", (gpus) => ({ gpus_at_hand: gpus ?? 0 }));
     this.gpus.input.placeholder = "any";
+    this.batch = element("select", { onchange: ({ target }) => set({ global_batch: Number(target.value) }) });
+    this.batchField = field("Hold the global batch (sequences)", this.batch);
     this.currency = element("input", { type: "text", maxlength: "8", size: "4", ...onEntry(() => set({ currency: this.currency.value })) });
     this.kinds = [...new Set(model.tasks.flatMap(({ candidates }) => candidates.map(({ kind }) => kind)))];
     this.prices = this.kinds.map((kind) => number("price", `Price of an hour (${kind})`, (price) => ({ prices: this.priced(kind, price) })));
     this.relevance = number("relevance", "Smallest relevant difference (%)", (relevance) => ({ relevance }));
-    const fields = [field("Objective", this.objective), ...[this.tokens, this.gpus, ...this.prices].map(({ node }) => node), field("Currency", this.currency), this.relevance.node];
+    const fields = [field("Objective", this.objective), ...[this.tokens, this.gpus].map(({ node }) => node), this.batchField, ...this.prices.map(({ node }) => node), field("Currency", this.currency), this.relevance.node];
     this.form = element("div", { class: "dsnb-fields" }, ...fields);
     this.remarks = element("ul", { class: "dsnb-remarks" });
-    this.node = element("section", { class: "dsnb-card dsnb-decision", "aria-label": "The answer" }, tasks, this.text, this.form, this.remarks);
+    this.takeAway = element("details", { class: "dsnb-fold" });
+    this.node = element("section", { class: "dsnb-card dsnb-decision", "aria-label": "The answer" }, tasks, this.text, this.takeAway, this.form, this.remarks);
   }
 
   // The prices with that of one kind of hardware changed; without one, it is the usual price.
@@ -76,6 +79,7 @@ class Card {
       input.checked = this.choices[index] === task;
     });
     this.form.hidden = !task;
+    this.takeAway.hidden = true;
     if (!task) {
       this.text.replaceChildren(element("p", {}, model.words.noRuns));
       return;
@@ -103,6 +107,10 @@ class Card {
     this.tokens.show(state.train_tokens);
     this.gpus.show(state.gpus_at_hand || null);
     this.gpus.node.firstChild.textContent = `${unit === "rank" ? "Rank" : unit}s at hand`;
+    const batches = [...new Set(candidates.map(({ global_batch }) => global_batch))].filter(Boolean).sort((a, b) => a - b);
+    this.batch.replaceChildren(...[0, ...batches].map((value) => element("option", { value }, value ? fixed(value, 0) : "any")));
+    this.batch.value = state.global_batch;
+    this.batchField.hidden = batches.length < 2 && !state.global_batch;
     this.currency.value = state.currency;
     this.relevance.show(state.relevance);
     this.kinds.forEach((kind, index) => {
@@ -114,11 +122,28 @@ class Card {
   showAnswer(task, words) {
     const line = (name) => (words[name] ? element("p", { class: `dsnb-${name}` }, words[name]) : null);
     const title = task.title && this.tasks.length === 1 ? element("h3", {}, task.title) : null;
-    const parts = ["kicker", "headline", "costs", "note", "following", "worth"].map(line);
+    const parts = ["kicker", "headline", "costs", "gain", "note", "following", "edge", "worth"].map(line);
     const rows = (words.table ?? []).map((differing) => tableRow(differing.title, [differing.from, differing.to])); // of the best and the next
     const heads = ["differs in", "best", "runner-up"].map((text) => heading(text));
     const table = rows.length ? element("table", { class: "dsnb-differs" }, ...tableParts(heads, rows)) : null;
     this.text.replaceChildren(...[title, ...parts, table, line("basis")].filter(Boolean));
+    this.showTake(words.take ?? {});
+  }
+
+  // What the setting is trained with again: each text with a button that copies it, or marks it where the browser lets no page copy.
+  showTake(take) {
+    const { templates } = this.model;
+    const texts = { "Entry of a params file": fill(templates["take.entry"], take), "Command line": fill(templates["take.command"], take), "deepspeed.json": take.config };
+    const blocks = Object.entries(texts).filter(([, text]) => text).map(([title, text]) => {
+      const shown = element("pre", { class: "dsnb-take" }, text);
+      const copy = button("Copy", () => {
+        getSelection().selectAllChildren(shown);
+        navigator.clipboard?.writeText(text).then(() => (copy.textContent = "Copied"), () => {});
+      }, { "aria-label": `Copy: ${title}` });
+      return element("div", {}, element("h4", {}, title), shown, copy);
+    });
+    this.takeAway.replaceChildren(element("summary", {}, "Take it away"), ...blocks);
+    this.takeAway.hidden = !blocks.length;
   }
 }
 

@@ -12,7 +12,7 @@ const stateChecks = (model) => {
   const isExperiment = isOneOf(model.experiments.names);
   const isRange = (value) => isList(Number.isFinite)(value) && value.length === 2 && value[0] <= value[1];
   const isColumn = isOneOf(["experiment", "repeat", "headroom", ...model.axis.keys(), ...model.figure.keys()]);
-  const { train_tokens, gpus_at_hand, price, relevance } = model.inputs;
+  const { train_tokens, gpus_at_hand, global_batch, price, relevance } = model.inputs;
   return {
     ...Object.fromEntries(model.axes.map(({ name, values }) => [name, isList(isOneOf(values))])),
     ...Object.fromEntries(Object.entries(model.options).map(([name, values]) => [name, isOneOf(values)])),
@@ -23,6 +23,7 @@ const stateChecks = (model) => {
     objective: isOneOf(Object.keys(model.words.best)),
     train_tokens: isWithin(train_tokens),
     gpus_at_hand: isWithin({ ...gpus_at_hand, least: 0 }),
+    global_batch: isWithin({ ...global_batch, least: 0 }),
     prices: (value) => value?.constructor === Object && Object.values(value).every(isWithin(price)),
     currency: (value) => typeof value === "string" && value.length <= 8,
     relevance: isWithin(relevance),

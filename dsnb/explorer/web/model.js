@@ -124,7 +124,7 @@ class Model {
   // What a task starts with in place of what was chosen among other runs.
   cleared(state) {
     const filters = Object.fromEntries(this.axes.map(({ name }) => [name, []]));
-    return { ...filters, base: null, brush: null, run: null, ...this.task(state)?.controls };
+    return { ...filters, base: null, brush: null, run: null, global_batch: 0, ...this.task(state)?.controls };
   }
 
   // The runs of a task, or of all, in order.

@@ -95,7 +95,7 @@ class Predictions {
       if (isMemory) return !best || task.memoryFigure === "peak_allocated_gib" ? this.value("peak_allocated_gib", place, state) : NaN;
       return answer.option({ rate: this.value("tokens_per_s", place, state), gpus: this.gpus[place], kind: this.kinds[place], power: null })[LEAST[state.objective]];
     };
-    const fitting = this.shown({ task: state.task }).filter((place) => this.fits[place] !== false && (!state.gpus_at_hand || this.gpus[place] <= state.gpus_at_hand));
+    const fitting = this.shown({ task: state.task }).filter((place) => this.fits[place] !== false && !state.global_batch && (!state.gpus_at_hand || this.gpus[place] <= state.gpus_at_hand));
     const amounts = fitting.map((place) => [amountOf(place), place]).filter(([one]) => one > 0);
     if (!amounts.length) return "";
     const [least, place] = amounts.reduce((one, other) => (other[0] < one[0] ? other : one));

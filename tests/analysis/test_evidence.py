@@ -1,0 +1,144 @@
+"""What an answer rests on, what it gained, and what was left untried; the expected numbers are done in the head."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from dsnb.analysis import evidence
+from dsnb.analysis.decide import Question, candidates, global_batch, of_runs
+from dsnb.analysis.predicted import larger_batches
+from dsnb.analysis.words import words
+from dsnb.sweep.params import load_sweep
+from tests.analysis.test_words import runs
+
+ONE = {"precision": ["bf16"], "zero_stage": [0]}
+
+
+def two():
+    """Give two settings that are the same."""
+    return runs(2, precision=["bf16"], zero_stage=[0, 1]).assign(zero_stage=0, strategy="deepspeed")
+
+
+def said(table):
+    """Give what is known of each setting by its name."""
+    options = candidates(table)
+    return evidence.evidence(table, options, options.index)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "other", "sentence"),
+    [  # 1,000 to 1,006 tokens/s: a standard deviation of 2.58; 1,000 to 1,002: half a range of 1
+        (4, {"steps": 40, "timed_s": 0.4, "host": ["a", "b", "c", "d"]},
+         "the median of 4 runs of 40 steps (0.4 s each) on 4 hosts, spread ±0.3 %. Only 0.4 s were timed in each run: "
+         "measure longer (--set steps=1000) before you rely on it. Time"),
+        (2, {"timed_steps": 30, "step_time_s": 0.2, "host": "a"},
+         "the median of 2 runs of 30 steps (6 s each) on 1 host, spread ±0.1 %. Time"),
+        (1, {"steps": 7, "step_time_s": 0.1, "host": "a"},
+         "one run of 7 steps (0.7 s). Only 0.7 s were timed: measure longer (--set steps=100) before you rely on it."),
+        (2, {"timed_s": 4.0, "host": ["a", None], "step_time_s": None},
+         "the median of 2 runs (4 s each), spread ±0.1 %. Only 4 s were timed in each run: measure longer before"),
+        (1, {"timed_s": 1.0, "steps": 4, "source": "published: elsewhere"},
+         "published, not measured here, one run of 4 steps (1 s). Time"),
+        (1, {"step_time_s": None}, "measured, one run. Time"),
+    ],
+)  # fmt: skip
+def test_what_speed_rests_on(repeats, other, sentence):
+    assert sentence in words(of_runs(runs(repeats, repeats=repeats, **ONE).assign(**other), Question()))["basis"]
+
+
+@pytest.mark.parametrize(
+    ("other", "gain"),
+    [
+        ({}, "5.8 times as fast as ZeRO 0 in bf16, uncompiled."),
+        ({"optimizer": ["adamw", "adafactor"]},
+         "5.8 times as fast as ZeRO 0 in bf16, uncompiled (changes the training: optimizer adafactor instead of "
+         "adamw)."),
+        ({"strategy": ["ddp", "fsdp"]}, "5.8 times as fast as DDP in bf16, uncompiled."),
+        ({"attention": ["eager", "auto"]}, ""),  # nobody starts with it
+        ({"micro_batch_size": [8, 16]}, ""),
+        ({"micro_batch_size": [4, 8], "grad_accum": [2, 1]}, "5.8 times as fast as ZeRO 0 in bf16, uncompiled."),
+        ({"gpu_name": ["A", "B"]}, ""),
+        ({"precision": ["fp16", "bf16"]}, ""),
+    ],
+)  # fmt: skip
+def test_speed_up_over_the_usual_start(other, gain):
+    own = two().assign(experiment=["start", "best"], compile=["off", "default"], tokens_per_s=[1000.0, 5800.0], **other)
+    found = said(own)
+    assert (found["best"]["gain"], found["start"]["gain"]) == (gain, "")
+    assert words(of_runs(own, Question()))["gain"] == gain
+
+
+def sized(**other):
+    """Give a setting that uses 30 of 140 GiB at micro-batch 8, and one at 4."""
+    own = two().assign(micro_batch_size=[8, 4], peak_allocated_gib=[30.0, 20.0], gpu_memory_gib=140.0)
+    own = own.assign(gpu_name="unheard of", experiment=["s/zs0_bs8_sl512", "s/zs0_bs4_sl512"])
+    return own.assign(**{"tokens_per_s": [1000.0, 900.0], **other})
+
+
+TRIED = "Micro-batch 8 is the largest measured and 110 GiB are free"
+
+
+@pytest.mark.parametrize(
+    ("other", "gains", "edge"),
+    [
+        ({}, {2: 1.34, 4: 1.52}, f"{TRIED}: try 16 and 32, predicted 1,500 tokens/s (changes the training: global "
+         "batch 16 or 32 instead of 8): dsnb sweep PARAMS --only 'zs0_bs*_sl512' --set 'micro_batch_size=[16,32]'"),
+        ({}, {2: math.nan}, f"{TRIED}: try 16 (changes the training: global batch 16 instead of 8): dsnb sweep PARAMS "
+         "--only 'zs0_bs*_sl512' --set 'micro_batch_size=[16]'"),
+        ({}, {2: 1.01, 4: 1.019}, f"{TRIED}, but larger ones are predicted to gain less than 2 %."),
+        ({}, {}, ""),
+        ({"tokens_per_s": [900.0, 1000.0]}, {2: 1.5}, ""),  # the best is not the largest
+        ({"gpu_memory_gib": None}, {2: 1.5}, ""),
+        ({"experiment": ["one", "two"]}, {2: 1.5}, ""),  # of another program
+        ({"micro_batch_size": [8, 16], "status": ["ok", "oom"]}, {2: 1.5}, ""),  # tried, and out of memory
+    ],
+)  # fmt: skip
+def test_larger_micro_batches_that_were_not_tried(monkeypatch, other, gains, edge):
+    monkeypatch.setattr(evidence, "larger_batches", lambda rows, times: [gains for _ in rows])
+    assert words(of_runs(sized(**other), Question()))["edge"] == edge
+
+
+def test_larger_micro_batches_fit_by_what_was_measured_and_are_predicted_on_known_gpus():
+    rows = sized().assign(memory_gib=[60.0, 30.0]).to_dict("records")
+    odd = [{**rows[0], "grad_accum": "x"}, {**rows[0], "model": None}]
+    first, second, *others = larger_batches([*rows, *odd], (2, 4))
+    assert (list(first), list(second), others) == ([2], [2, 4], [{}, {}])
+    assert math.isnan(first[2])
+    (known,) = larger_batches([{**rows[1], "gpu_name": "NVIDIA H200"}], (2, 4))
+    assert 1 < known[2] < known[4] < 4
+
+
+def test_the_command_runs_the_larger_micro_batches_alone(tmp_path):
+    params = tmp_path / "p.yaml"
+    params.write_text("name: p\ngrid: {zero_stage: [0, 1], micro_batch_size: [4, 8]}\n")
+    sweep = load_sweep(params, {"micro_batch_size": [16, 32]}, only="zs1_bf16_gpus1_bs*_sl128")
+    assert {run.name for run in sweep.runs} == {f"zs1_bf16_gpus1_bs{size}_sl128" for size in (16, 32)}
+
+
+def test_a_runner_up_that_trains_otherwise_is_marked_and_the_batch_can_be_held():
+    own = sized(optimizer=["adafactor", "adamw"], lora_rank=[0, None])
+    said = words(of_runs(own, Question()))
+    assert (
+        "(changes the training: global batch 4 instead of 8, optimizer adamw instead of adafactor)" in said["following"]
+    )
+    assert "Global batch: 8 sequences, 4,096 tokens." in words(of_runs(own, Question(tokens=1e9)))["costs"]
+    held = words(of_runs(own, Question(tokens=1e9, global_batch=4)))
+    assert "micro-batch 4" in held["headline"]
+    assert "changes the training" not in held["following"]
+    none = words(of_runs(own, Question(global_batch=5)))
+    assert none["headline"] == "No setting was measured with a global batch of 5 sequences."
+    none = words(of_runs(own.assign(gpus=2), Question(global_batch=16, gpus=1)))
+    assert none["headline"] == "No setting was measured with a global batch of 16 sequences on 1 GPU or fewer."
+
+
+@pytest.mark.parametrize(("rate", "rows"), [(950.0, 2), (999.0, 0), (500.0, 0)])
+def test_what_is_equal_or_twice_as_fast_needs_no_table_and_no_doubt(rate, rows):
+    said = words(of_runs(sized(tokens_per_s=[1000.0, rate], optimizer=["adamw", "adafactor"]), Question()))
+    assert len(said["table"]) == rows
+    assert ("too few to be sure" in said["following"]) == (rate > 500)
+
+
+def test_parallel_sizes_share_a_batch():
+    own = pd.DataFrame({"gpus": [8, 8], "tensor_parallel": [2, None], "micro_batch_size": 4, "grad_accum": [3, None]})
+    assert list(global_batch(own)) == [48, 32]
