@@ -19,7 +19,6 @@ from dsnb.analysis.decide import candidates, may_be_best, memory_figure
 from dsnb.analysis.evidence import evidence
 from dsnb.analysis.intervals import MIN_RUNS
 from dsnb.analysis.predicted import settings_of
-from dsnb.analysis.tasks import FEWEST
 from dsnb.files import plain_yaml
 from dsnb.run_folder.columns import SETTINGS
 from dsnb.run_folder.paths import RunPaths
@@ -56,8 +55,7 @@ def tasks_payload(
     -------
     dict
         `texts`, and for each of `tasks`: `case` (why it has no candidate; empty if it has), `runs` (their number),
-        `isThin` (whether there are too few settings to compare), `memoryFigure` and `memory` (its name in
-        words), `candidates`, `pairs`.
+        `memoryFigure` and `memory` (its name in words), `candidates`, `pairs`.
 
         `candidates`: the columns `experiment` (its number), `n`, `failed`, `gpus`, `rate` (tokens/s),
         `power` (W of a GPU), `memory` and `capacity` (GiB), `global_batch`, `unstable`; places in `texts`: `kind`,
@@ -80,7 +78,6 @@ def tasks_payload(
         task = {
             "case": words.case(part) if table.empty else "",
             "runs": len(part),
-            "isThin": len(table) < FEWEST,
             "memory": words.memory_name(part) if figure else "",
             "memoryFigure": figure,
             "candidates": _candidates(table, part, numbers, texts),

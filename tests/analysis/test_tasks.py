@@ -21,18 +21,13 @@ def test_a_title_tells_what_is_unusual_or_what_other_tasks_do_not_tell():
     assert [task.title for task in tasks(runs[:6])] == ["gpt2, sequence 512", "gpt2, sequence 512, stdlib data"]
 
 
-def test_tasks_with_many_settings_of_a_large_model_come_first():
-    """Four settings of 100 parameters are less than two of 300; one setting is compared with nothing."""
-    sizes = {"small": (100, 4), "large": (300, 2), "huge": (900, 1), "unknown": (None, 5)}
-    parts = [
-        pd.DataFrame({"experiment": [f"{number}" for number in range(count)]}).assign(
-            model=name, parameters=size, tokens_per_s=1.0, status="ok"
-        )
-        for name, (size, count) in sizes.items()
-    ]
-    failed = parts[2].assign(experiment="other", status="oom")
-    found = tasks(pd.concat([*parts, failed], ignore_index=True))
-    assert [str(task.runs["model"].iloc[0]) for task in found] == ["large", "small", "unknown", "huge"]
+def test_the_task_with_the_most_runs_comes_first():
+    few, many = made_up.runs(6, seq_len=[128], model=["gpt2"]), made_up.runs(12, seq_len=[512], model=["gpt2"])
+    found = tasks(pd.concat([few, many]))
+    assert [task.title for task in found] == ["gpt2, sequence 512", "gpt2, sequence 128"]
+    assert [len(task.runs) for task in found] == [12, 6]
+    assert many.drop(columns=["model", "seq_len"]).nunique().max() > 3  # everything else is a way to do it
+    pd.testing.assert_frame_equal(found[0].runs, many)
 
 
 def test_runs_of_other_programs_may_not_say_what_they_trained():

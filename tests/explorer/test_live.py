@@ -75,6 +75,9 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     tab.locator(".dsnb-explorer table").first.wait_for(timeout=120_000)
     tab.locator(".dsnb-count", has_text="60 of 60 runs").wait_for()
 
+    # axes and labels have a colour
+    assert all(tab.evaluate(f"Object.values({ROOT}.scatter.theme)"))
+
     # the losses of the runs are there at once
     assert tab.evaluate(f"{ROOT}.losses.view.data('lines').filter((line) => line.path).length") == tab.evaluate(
         f"{ROOT}.model.ok.filter(Boolean).length"

@@ -38,8 +38,5 @@ def test_what_starts_the_best_setting_again(tmp_path):
         combinations(validated({"name": "p", "include": [plain_yaml.parse(take[1]["entry"])]}, "p"))[0]["deepspeed.x.y"]
         == 2
     )
-    assert not task["isThin"]
-    alone = decision_data.tasks_payload(table[:1], [0], names, ["tokens_per_s"], ["zero_stage"])["tasks"][0]
-    assert alone["isThin"]
     unknown = decision_data.tasks_payload(table.assign(model=None), [0] * 2, names, [], [])["tasks"][0]
     assert unknown["candidates"]["take"] == {}

@@ -5,8 +5,11 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
+import nbformat
+import nbformat.v4 as nbf
 import pytest
 
+from dsnb.execute import notebook
 from dsnb.render import palette
 from dsnb.render.picture import Picture
 
@@ -82,3 +85,13 @@ def test_markers_are_defined_once_and_everything_referred_to_is_there():
     assert set(re.findall(r"#(i\d+)", svg)) == set(names)
     circles = re.findall(r"<use href='#(i\d+)'[^>]*/>", svg)
     assert max(map(circles.count, circles)) == 9  # three lines of three points share one circle
+
+
+@pytest.mark.process
+def test_a_figure_that_a_notebook_draws_itself_is_shown_after_one_of_ours(tmp_path):
+    ours = "import matplotlib.pyplot as plt\nfrom dsnb.render.picture import Picture\nPicture(plt.figure, 'ours')"
+    cells = [nbf.new_code_cell(source) for source in (ours, "axis = plt.plot([1, 2])")]
+    nbformat.write(nbf.new_notebook(cells=cells), tmp_path / "in.ipynb")
+    notebook.execute(tmp_path / "in.ipynb", tmp_path / "out.ipynb", {})
+    *_, own = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
+    assert ["image/png" in output.data for output in own.outputs] == [True]

@@ -17,8 +17,13 @@ const render = ({ model, el }) => {
     model.set("state", state);
     model.save_changes();
   };
-  let [shown, series, explorer] = [];
+  let [shown, series, explorer, waiting] = [];
   const update = () => {
+    cancelAnimationFrame(waiting);
+    if (!el.isConnected) { // a chart takes its colours from the document
+      waiting = requestAnimationFrame(update);
+      return;
+    }
     const [payload, state, sent] = ["payload", "state", "series"].map((name) => model.get(name));
     if (payload !== shown) { // other runs need another explorer
       explorer?.destroy();
@@ -33,7 +38,8 @@ const render = ({ model, el }) => {
   model.on("change", update);
   return () => {
     model.off("change", update);
-    explorer.destroy();
+    cancelAnimationFrame(waiting);
+    explorer?.destroy();
   };
 };
 
