@@ -81,7 +81,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "state": state,
         "colours": {"unselected": palette.UNSELECTED, "predicted": palette.GREY, "run": palette.ONE_RUN},
         "series": shown,
-        "seriesCharts": single_runs.CHARTS,
+        "seriesCharts": single_runs.charts(),
         "charts": charts.specifications(),
     }  # fmt: skip
 
@@ -165,7 +165,7 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
         "heading": axis.title,
         "isFilter": choice.is_filter,
         "values": choice.values,
-        "labels": [labels.text(value) for value in choice.values],
+        "labels": [axis.label(value) for value in choice.values],
         "phrases": [axis.describe(value) for value in choice.values],
         "onlyWith": axis.only_with,
         "isOn": [labels.is_on(value) for value in choice.values],

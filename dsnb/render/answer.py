@@ -110,7 +110,8 @@ def _one_change(decision: Decision) -> str:
     rows = []
     for row in single_changes(runs, base):
         n_ok, n = (int(count) for count in counts.loc[row["experiment"]])
-        change = f"{axis_title(row['axis'], unit)}: {labels.text(row['before'])} → {labels.text(row['after'])}"
+        before, after = (labels.axis(row["axis"]).label(row[side]) for side in ("before", "after"))
+        change = f"{axis_title(row['axis'], unit)}: {before} → {after}"
         if n_ok < n:
             change += f" ({n - n_ok} of {labels.count(n, 'run')} not ok)"
         rows.append([change, *(texts[row["experiment"]] if n_ok else "" for texts in words_of)])

@@ -101,7 +101,7 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
 
     # the kernel's own hand: the controls and the views follow
     tab.keyboard.press("Shift+Enter")
-    tab.get_by_role("heading", name="power against memory allocated").wait_for(timeout=120_000)
+    tab.get_by_role("heading", name="power against peak memory allocated").wait_for(timeout=120_000)
     assert tab.evaluate(f"{ROOT}.state.precision") == ["bf16"]
     assert tab.locator(".dsnb-filters .dsnb-chip", has_text="bf16").locator("input").is_checked()
     assert tab.evaluate(f"{ROOT}.selected.length") < selected

@@ -172,7 +172,7 @@ def test_keys_alone_make_move_and_clear_a_region(explorer, page):
         sizes.append(len(selected))
         assert tab.locator(".dsnb-count").inner_text().startswith(f"{len(selected)} of 300 runs")
         low, high = (tab.evaluate(f"{ROOT}.model.number({ROOT}.state.x, {end})") for end in region["x"])
-        assert f"memory allocated (GiB) {low} to {high}" in said.inner_text()
+        assert f"peak memory allocated (GiB) {low} to {high}" in said.inner_text()
     assert len(set(sizes)) == 4
     tab.evaluate(f"{ROOT}.set({{ x: 'strategy' }})")
     tab.evaluate(CALM)
@@ -337,9 +337,9 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, pa
     assert "To change: " in tab.locator(".dsnb-card", has_text="One run").first.inner_text()
     drawn = dict(tab.evaluate(f"{ROOT}.scatter.view.data('failed').map(({{ id, y }}) => [id, y])"))
     assert {run: drawn[run] for run in needed.index} == pytest.approx(needed.to_dict())
-    assert "not ok: oom" in tab.locator(".dsnb-legend").inner_text()
+    assert "not ok: out of memory" in tab.locator(".dsnb-legend").inner_text()
     assert f"{lost} of 300 runs" in tab.locator(".dsnb-count").inner_text()
-    assert tab.locator("td.dsnb-bad", has_text="oom").count() > 0
+    assert tab.locator("td.dsnb-bad", has_text="out of memory").count() > 0
 
 
 PLACE = """(explorer, name) => {

@@ -220,7 +220,7 @@ class Model {
     return (this.remarks.runs[run] ?? []).map((place) => this.remarks.texts[place]);
   }
 
-  // A figure with its name and unit, as in "memory allocated 6.00 GiB" and "76,717 tokens/s".
+  // A figure with its name and unit, as in "peak memory allocated 6.00 GiB" and "76,717 tokens/s".
   labelled(name, text) {
     const { title, unit } = this.figure.get(name);
     return title.includes("/") ? `${text} ${title}` : `${title} ${text} ${unit}`.trim();
