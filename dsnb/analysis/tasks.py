@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from dsnb.formulas.model_shapes import PRESETS
 from dsnb.runs import labels
 from dsnb.runs.table import numbers
 from dsnb.settings.experiment import Experiment
@@ -23,10 +24,23 @@ _USUAL = {"data": "synthetic", TRAINED: "all weights"}
 
 @dataclass(frozen=True)
 class Task:
-    """One task and its runs; `title` says what is trained, as in "opt-350m, sequence 512"."""
+    """One task and its runs: a model, and everything else that makes the task, as in "sequence 512"."""
 
-    title: str
+    model: str
+    rest: str
     runs: pd.DataFrame
+
+    @property
+    def title(self) -> str:
+        """Say what is trained, as in "opt-350m, sequence 512"."""
+        return ", ".join(filter(None, (self.model, self.rest)))
+
+    @property
+    def parameters(self) -> float:
+        """The size of the model: as measured, else as published, else 0."""
+        known = float(numbers(self.runs, "parameters").max())
+        shape = PRESETS.get(self.model)
+        return known if known > 0 else float(shape.parameters if shape else 0)
 
 
 def tasks(runs: pd.DataFrame) -> list[Task]:
@@ -36,7 +50,7 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
     unknown = [name for name in TASK if keys[name].nunique() > 1 and (keys[name] == UNKNOWN).any()]
     groups = keys.groupby(list(TASK), sort=False).indices
     parts = [
-        Task(_title(dict(zip(TASK, key, strict=True)), unknown), runs.iloc[places])
+        Task(*_names(dict(zip(TASK, key, strict=True)), unknown), runs.iloc[places])
         for key, places in sorted(groups.items(), key=lambda group: int(group[1][0]))
     ]
     return sorted(parts, key=lambda task: -len(task.runs))
@@ -55,8 +69,8 @@ def with_trained(runs: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _title(key: Mapping[str, str], unknown: Sequence[str]) -> str:
-    """Name a task by model, sequence length, whatever is unusual, and what other tasks do not tell."""
+def _names(key: Mapping[str, str], unknown: Sequence[str]) -> tuple[str, str]:
+    """Return the model of a task, and its sequence length, whatever is unusual, and what other tasks do not tell."""
     shown = [name for name in TASK if name in {"model", "seq_len", *unknown} or key[name] != _USUAL.get(name)]
-    known = [name for name in shown if key[name] != UNKNOWN]
-    return ", ".join(labels.axis(name).describe(key[name]) for name in known)
+    words = {name: labels.axis(name).describe(key[name]) for name in shown if key[name] != UNKNOWN}
+    return words.pop("model", ""), ", ".join(words.values())

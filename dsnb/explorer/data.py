@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ import pandas as pd
 from dsnb.analysis.choices import SHARING, with_choices
 from dsnb.analysis.choices import choices as choices_of
 from dsnb.analysis.predicted import Unmeasured
-from dsnb.analysis.tasks import TASK, tasks
+from dsnb.analysis.tasks import TASK, Task, tasks
 from dsnb.errors import SettingsError
 from dsnb.run_folder.columns import key_columns
 from dsnb.runs import labels
@@ -20,6 +21,8 @@ from dsnb.runs.table import as_runs, named_runs
 REQUIRED = ("experiment", "repeat", "status")
 MAX_EXACT_INTEGER = 2**53
 """The largest integer up to which JavaScript numbers are exact; a larger seed becomes text."""
+FEW_SETTINGS = {0: " (nothing measured)", 1: " (one setting)"}
+"""Marks of tasks that have no choice of settings."""
 EVERY_TASK = "all"
 """Chosen in place of a task's title: all tasks side by side."""
 
@@ -60,9 +63,11 @@ class Data:
     figures: pd.DataFrame
     """The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table."""
     tasks: list[str]
-    """The titles of the tasks, the one with the most runs first."""
+    """The titles of the tasks, the default one first."""
     task_codes: list[int]
     """Each run's task."""
+    menu: list[dict[str, Any]]
+    """What to choose a task from: models, the largest first, each with its `tasks` as places in `tasks` and labels."""
     predicted: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Predicted settings of which no run has ended (`dsnb.analysis.predicted`); no figure of runs includes them."""
     predicted_tasks: list[int] = field(default_factory=list)
@@ -77,6 +82,20 @@ class Data:
             if len(pairs) == len({(task, gpus) for task, gpus, _ in pairs}):
                 others.add("nodes")
         return [name for name, choice in self.choices.items() if name not in others and choice.varies]
+
+    @property
+    def neighbours(self) -> dict[str, int]:
+        """How many measured experiments of its task differ from each measured one in a single setting."""
+        names = self.axes
+        ok = (self.runs["status"].map(labels.text) == "ok").to_numpy()
+        table = pd.DataFrame({name: self.choices[name].codes for name in names} | {"task": self.task_codes})
+        table = table.set_index(pd.Index(self.experiments))[ok]
+        table = table[~table.index.duplicated()]
+        found = pd.Series(0, index=table.index)
+        for name in names:
+            others = table.groupby([one for one in table if one != name], sort=False)[name].transform("size")
+            found += others - table.groupby(list(table), sort=False)[name].transform("size")
+        return found.to_dict()
 
     def of_task(self, task: str | None, codes: list[int] | None = None) -> np.ndarray:
         """Return which runs, or which of these tasks, are a task or any of them: (runs,)."""
@@ -104,10 +123,10 @@ def read(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
     choices = [choice(name, every[name], len(runs)) for name in names] + [choice("sweep", known["sweep"])]
     shown = [one for one in choices if one.varies] + [choice("status", known["status"])]
     constant = [one for one in choices if len(one.values) == 1 and one.values != [None] and one.name != "sweep"]
-    titles, codes = _tasks(every, len(runs))
+    titles, codes, menu = _tasks(every, len(runs))
     return Data(
         runs, named, {one.name: one for one in shown}, constant, figures(known),
-        titles, codes[: len(runs)], expected, codes[len(runs) :], predicted.notes,
+        titles, codes[: len(runs)], menu, expected, codes[len(runs) :], predicted.notes,
     )  # fmt: skip
 
 
@@ -118,15 +137,46 @@ def _beside(runs: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([runs, expected[[*dict.fromkeys([*known, *own, *key_columns(expected)])]]], ignore_index=True)
 
 
-def _tasks(every: pd.DataFrame, runs: int) -> tuple[list[str], list[int]]:
-    """Return the titles of the tasks, those with the most runs first, and each row's; the first rows are runs."""
-    found = tasks(every.reset_index(drop=True))
-    found.sort(key=lambda task: -int((task.runs.index < runs).sum()))
-    codes = {place: code for code, task in enumerate(found) for place in task.runs.index}
-    titles = [task.title for task in found]
+def _tasks(every: pd.DataFrame, runs: int) -> tuple[list[str], list[int], list[dict[str, Any]]]:
+    """Return the titles of the tasks, each row's task, and the menu of tasks; the first rows are runs.
+
+    The first task is the largest model with at least half as many measured settings as any. Those with fewer follow,
+    then those with one, and what ran on CPUs alone.
+    """
+
+    def measured(task: Task) -> int:
+        ok = task.runs[(task.runs.index < runs) & (task.runs["status"] == "ok")]
+        return len(ok[[name for name in ("sweep", "experiment") if name in ok]].drop_duplicates())
+
+    counted = [(task, measured(task)) for task in tasks(every.reset_index(drop=True))]
+    most = max((count for task, count in counted if labels.common_unit(task.runs) == "GPU"), default=0)
+
+    def rank(one: tuple[Task, int]) -> tuple[bool, bool, bool, float]:
+        task, count = one
+        return labels.common_unit(task.runs) == "rank", count < 2, 2 * count < most, -task.parameters
+
+    counted.sort(key=rank)
+    codes = {place: code for code, (task, _) in enumerate(counted) for place in task.runs.index}
+    titles = [task.title for task, _ in counted]
     taken = [*titles, EVERY_TASK]
     unique = [title if taken.count(title) == 1 else f"{title} ({code + 1})" for code, title in enumerate(titles)]
-    return unique, [codes[place] for place in range(len(every))]
+    return unique, [codes[place] for place in range(len(every))], _menu(counted, unique)
+
+
+def _menu(counted: list[tuple[Task, int]], titles: list[str]) -> list[dict[str, Any]]:
+    models: dict[str, list[int]] = {}
+    for code, (task, _) in enumerate(counted):
+        models.setdefault(task.model, []).append(code)
+    menu = []
+    for model, own in models.items():
+        shown = []
+        for code in own:
+            task, count = counted[code]
+            number = titles[code].removeprefix(task.title)  # of tasks with equal titles
+            shown.append((code, (task.rest or "all runs") + number + FEW_SETTINGS.get(count, "")))
+        few, size = all(counted[code][1] < 2 for code in own), max(counted[code][0].parameters for code in own)
+        menu.append((few, -size, model, {"model": (model or "other") + FEW_SETTINGS[1] * few, "tasks": shown}))
+    return [entry for *_, entry in sorted(menu, key=lambda one: one[:3])]
 
 
 def choice(name: str, column: pd.Series, runs: int | None = None) -> Choice:

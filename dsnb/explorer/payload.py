@@ -54,6 +54,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
     shown = single_runs.load_all(data)
     unusual, alone = single_runs.unusual(data, shown)
     memory = [name for name in labels.MEMORY if name in data.figures]
+    neighbours = data.neighbours
     position = {name: code for code, name in enumerate(names)}
     named = _of_ranks if set(map(labels.unit, data.runs.to_dict("records"))) == {"rank"} else dict
     return {
@@ -62,7 +63,11 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "experimentAxes": data.axes,
         "figures": [named(figure) for figure in _figures(data)],
         "comparedFigures": [name for name in (rate(data.runs), *memory[:1]) if name in data.figures],
-        "experiments": {"names": names, "codes": [position[name] for name in data.experiments]},
+        "experiments": {
+            "names": names,
+            "codes": [position[name] for name in data.experiments],
+            "neighbours": [neighbours.get(name, -1) for name in names],
+        },
         "repeats": json_numbers(pd.to_numeric(data.runs["repeat"], errors="coerce")),
         "causes": _causes(data),
         "remarks": single_runs.remarks(data, unusual),
@@ -115,7 +120,7 @@ def _tasks(data: Data, names: list[str]) -> dict[str, Any]:
         task["remarks"] = answer.remarks(mine) if len(mine) else []
         task["failed"] = words.memory_of_failed(data.runs[own])
     every = {"title": EVERY_TASK, "controls": controls(EVERY_TASK)} if len(data.tasks) > 1 else None
-    return {**shipped, "allTasks": every}
+    return {**shipped, "allTasks": every, "menu": data.menu if every else []}
 
 
 def _predicted(data: Data) -> dict[str, Any]:

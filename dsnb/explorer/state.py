@@ -82,7 +82,7 @@ def question(state: State) -> Question:
 
 
 def default(data: Data, task: str | None = None) -> State:
-    """Return the initial state: all runs of a task (by default the one with the most), speed against memory.
+    """Return the initial state: all runs of a task (by default the first), speed against memory.
 
     Where the task's runs measured no memory, it is speed against the number of GPUs.
     """

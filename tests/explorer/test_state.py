@@ -196,16 +196,47 @@ def test_a_run_that_is_opened_brings_its_steps(tmp_path, monkeypatch):
 
 
 def test_another_task_starts_with_all_of_its_runs():
-    explorer = dsnb.explore(dsnb.published("lambda_1cc_opt")).set(gpus=512, objective="cost", run=0)
+    explorer = dsnb.explore(dsnb.published("lambda_1cc_opt")).set(gpus=512, objective="cost", run=8)
+    assert explorer.state["task"] == "opt-13b, sequence 512, LoRA adapters"
     assert len(explorer.selection) == 1
-    explorer.set(task="opt-13b, sequence 512, LoRA adapters")
-    assert set(explorer.selection["model"]) == {"opt-13b"}
+    explorer.set(task="opt-350m, sequence 512")
+    assert set(explorer.selection["model"]) == {"opt-350m"}
     assert (len(explorer.selection), explorer.state["run"], explorer.state["objective"]) == (8, None, "cost")
     assert not {"model", "seq_len", "data", "steps", "warmup_steps", "seed"} & set(explorer.state)
     assert (explorer.state["x"], explorer.state["along"]) == ("gpus", "gpus")  # memory is not published
     assert "nodes" not in explorer.data.axes  # they follow from the GPUs
     explorer.set(task="all", gpus=[8, 16])
     assert explorer.selection.equals(explorer.data.runs[explorer.data.runs["gpus"].isin([8, 16])])
+
+
+def test_a_task_is_chosen_by_model_the_largest_first():
+    """The default is the largest model with half as many measured settings as any; one setting is no choice."""
+    numbers = {"toy": 9, "gpt2": 8, "opt-1.3b": 4, "bloom-7b1": 3, "opt-66b": 1}
+    models = [model for model, count in numbers.items() for _ in range(count)] + ["gpt2"] * 2
+    table = made_up.runs(27, repeats=1, model=["gpt2"], gpus=[1]).assign(model=models, parameters=None, status="ok")
+    table = table.assign(seq_len=[512] * 25 + [128] * 2, experiment=[f"e{place}" for place in range(27)])
+    table.loc[table["model"] == "toy", "device"] = "cpu"
+    shown = data.read(table)
+    sequences = {entry["model"]: [label for _, label in entry["tasks"]] for entry in shown.menu}
+    assert sequences == {
+        "bloom-7b1": ["sequence 512"],
+        "opt-1.3b": ["sequence 512"],
+        "gpt2": ["sequence 512", "sequence 128"],
+        "toy": ["sequence 512"],
+        "opt-66b (one setting)": ["sequence 512 (one setting)"],
+    }
+    assert list(sequences) == ["bloom-7b1", "opt-1.3b", "gpt2", "toy", "opt-66b (one setting)"]
+    assert (state.default(shown)["task"], shown.tasks[-1]) == ("opt-1.3b, sequence 512", "toy, sequence 512")
+
+
+def test_neighbours_differ_in_one_setting():
+    table = made_up.runs(4, gpus=[1]).head(4).assign(status="ok", experiment=list("abcd"), zero_stage=0, seq_len=512)
+    table = table.assign(model="gpt2", precision=["fp32", "bf16", "fp16", "bf16"], micro_batch_size=[8, 8, 8, 16])
+    same = {"grad_accum": 1, "activation_checkpointing": False}
+    table = table.assign(**same)
+    assert data.read(table).neighbours == {"a": 2, "b": 3, "c": 2, "d": 1}
+    failed = table.assign(status=["ok", "ok", "oom", "ok"])
+    assert data.read(failed).neighbours == {"a": 1, "b": 2, "d": 1}
 
 
 def test_a_machine_without_gpus_has_ranks(runs):

@@ -40,11 +40,11 @@ class Card {
   constructor(model, set) {
     Object.assign(this, { model, set });
     const number = (name, label, read) => new NumberField(label, model.inputs[name], (value) => set(read(value)));
-    const group = newId();
-    this.choices = [model.allTasks, ...model.tasks].filter(Boolean);
-    this.tasks = this.choices.map(({ title }) => element("input", { type: "radio", name: group, onchange: () => set({ task: title }) }));
-    const chips = this.choices.map((task, index) => chip(this.tasks[index], task === model.allTasks ? "All tasks" : task.title));
-    const tasks = chips.length > 1 ? element("fieldset", { class: "dsnb-tasks" }, element("legend", {}, "Task"), ...chips) : null;
+    const offered = ["All tasks", ...model.menu.map((entry) => entry.model)].map((text, index) => element("option", { value: index }, text));
+    this.models = element("select", { onchange: ({ target }) => set({ task: this.firstTask(Number(target.value)).title }) }, ...offered);
+    this.tasks = element("select", { onchange: ({ target }) => set({ task: model.tasks[target.value].title }) });
+    this.kind = field("Task", this.tasks);
+    const tasks = model.menu.length ? element("div", { class: "dsnb-fields dsnb-tasks" }, field("Model", this.models), this.kind) : null;
     this.text = element("div", { class: "dsnb-answer", role: "status" });
     const options = Object.keys(model.words.best).map((value) => element("option", { value }, ""));
     this.objective = element("select", { onchange: ({ target }) => set({ objective: target.value }) }, ...options);
@@ -72,9 +72,7 @@ class Card {
     this.state = state;
     const { model } = this;
     const task = model.task(state);
-    this.tasks.forEach((input, index) => {
-      input.checked = this.choices[index] === task;
-    });
+    this.showTask(task);
     this.form.hidden = !task;
     if (!task) {
       this.text.replaceChildren(element("p", {}, model.words.noRuns));
@@ -87,9 +85,25 @@ class Card {
     else this.text.replaceChildren(element("p", {}, ALL_TASKS));
   }
 
+  // All tasks, or the first task of an entry of the menu, from 1.
+  firstTask(index) {
+    const { model } = this;
+    return index ? model.tasks[model.menu[index - 1].tasks[0][0]] : model.allTasks;
+  }
+
+  showTask(task) {
+    const { model } = this;
+    const code = model.tasks.indexOf(task);
+    const index = model.menu.findIndex(({ tasks }) => tasks.some(([own]) => own === code));
+    this.models.value = index + 1;
+    this.kind.hidden = index < 0;
+    this.tasks.replaceChildren(...(model.menu[index]?.tasks ?? []).map(([value, text]) => element("option", { value }, text)));
+    this.tasks.value = code;
+  }
+
   // Move the focus to the task that is shown.
   focus() {
-    this.tasks.find((input) => input.checked)?.focus();
+    this.models.focus();
   }
 
   showQuestion(state, task) {
@@ -112,8 +126,9 @@ class Card {
   }
 
   showAnswer(task, words) {
+    const { model } = this;
     const line = (name) => (words[name] ? element("p", { class: `dsnb-${name}` }, words[name]) : null);
-    const title = task.title && this.tasks.length === 1 ? element("h3", {}, task.title) : null;
+    const title = task.title && !model.menu.length ? element("h3", {}, task.title) : null;
     const parts = ["kicker", "headline", "costs", "note", "following", "worth"].map(line);
     const rows = (words.table ?? []).map((differing) => tableRow(differing.title, [differing.from, differing.to])); // of the best and the next
     const heads = ["differs in", "best", "runner-up"].map((text) => heading(text));

@@ -39,9 +39,9 @@ class Explorer {
         "div", { class: "dsnb-grid" },
         card(this.titles.scatter, this.scatter.node, this.region, this.clear, this.laneNote, this.about, this.front),
         card(this.titles.medians, this.medians.node),
-        card("Effect of one change", field("Baseline", this.base), this.effectBox),
-        card("Loss", this.losses.node, this.lossNote),
       ),
+      card("Effect of one change", field("Baseline", this.base), this.effectBox),
+      card("Loss", this.losses.node, this.lossNote),
       this.pins.node, this.detail.node, card("Runs", this.table.node), model.predictions.node ?? "",
     );
     this.redraw();

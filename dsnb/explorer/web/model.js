@@ -188,19 +188,18 @@ class Model {
     return paretoFront(points, this.better(state.x), this.better(state.y), state.relevance);
   }
 
-  // The baseline experiment: the chosen one, else the best in y of those whose repeats agree, else the first.
+  // The baseline experiment: the chosen one, else the one with the most neighbours of those whose repeats agree, else the first.
   base(groups, state) {
-    const chosen = this.experiments.names.indexOf(state.base);
+    const { names, neighbours } = this.experiments;
+    const chosen = names.indexOf(state.base);
     if (groups.has(chosen)) return chosen;
-    const sign = this.better(state.y) === "lower" ? 1 : -1;
     const stable = [...groups.keys()].filter((experiment) => !this.isUnstable(experiment));
     const named = stable.length ? stable : [...groups.keys()];
-    const figures = new Map(named.map((experiment) => [experiment, sign * this.spread(this.values(state.y, state), groups.get(experiment)).median]));
-    const known = named.filter((experiment) => !Number.isNaN(figures.get(experiment)));
-    return known.length ? known.reduce((best, one) => (figures.get(one) < figures.get(best) ? one : best)) : named[0];
+    return named.reduce((most, one) => (neighbours[one] > neighbours[most] ? one : most));
   }
 
-  // The effect of changing one setting: [{axis, before, after, experiment, runs, changes}], a change for each figure.
+  // The effect of changing one setting, the largest of each setting first: [{axis, before, after, experiment, runs, changes}], a change for
+  // each figure.
   effects(groups, base, figures, state) {
     const own = this.settings[base];
     const effects = [];
@@ -212,7 +211,8 @@ class Model {
       const changes = figures.map((name) => compared(this, name, base, experiment, state));
       effects.push({ axis: this.experimentAxes[index], index, before: own[index], after: other[index], experiment, runs, changes });
     }
-    return effects.sort((a, b) => a.index - b.index || a.after - b.after);
+    const size = ({ changes: [{ change }] }) => change || -Infinity;
+    return effects.sort((a, b) => a.index - b.index || size(b) - size(a) || a.after - b.after);
   }
 
   // What is said of a run: of its memory, what to change, notes, what is unusual.

@@ -142,6 +142,18 @@ const changeParts = (model, name, { values, text, verdict, reason, note, within 
   return [["figure", text, kind], ["verdict", reason, ""], ["remark", remarks, ""]].map(([part, words, look]) => (words ? element("span", { class: `dsnb-${part} ${look}` }, words) : ""));
 };
 
+// A bar from no change to a change, and a line for its interval, as ratios: half and twice are equally long. `reach` is the largest ratio.
+const changeBar = ({ change, low, high }, reach) => {
+  const place = (ratio) => Math.min(Math.max(50 + (50 * Math.log1p(ratio)) / reach, 0), 100) || 0;
+  const part = (style, from, to) => {
+    const [left, right] = [Math.min(from, to), Math.max(from, to)];
+    return element("span", { class: style, style: `left: ${left.toFixed(2)}%; width: ${(right - left).toFixed(2)}%` });
+  };
+  const bar = Number.isFinite(change) ? part("dsnb-part", 50, place(change)) : "";
+  const line = Number.isFinite(low) && Number.isFinite(high) ? part("dsnb-interval", place(low), place(high)) : "";
+  return element("div", { class: "dsnb-track" }, bar, line);
+};
+
 // The effect of changing one setting on these figures, what the verdicts rely on, and how many of them lack runs.
 const effectTable = (model, effects, figures, relevance) => {
   if (!effects.length) return element("p", { class: "dsnb-empty" }, "No selected experiment differs from the baseline in exactly one setting.");
@@ -151,16 +163,22 @@ const effectTable = (model, effects, figures, relevance) => {
   const repeats = `${limits.fewestRuns} of each setting are needed (dsnb sweep PARAMS --set repeats=${limits.fewestRuns} adds them). `;
   const advice = few ? `Too few runs for ${few === all.length ? "any verdict" : `${few} of ${all.length} verdicts`}: ${repeats}` : "";
   const notes = soft(`${advice}${fill(words.method, { relevance: percent(relevance) })}`);
-  const rows = effects.map((effect) => {
+  const ends = effects.flatMap(({ changes: [{ change, low, high }] }) => [change, low, high]).map((ratio) => Math.abs(Math.log1p(ratio)));
+  const reach = Math.max(0.01, ...ends.filter(Number.isFinite));
+  const rows = effects.flatMap((effect, index) => {
     const axis = model.axis.get(effect.axis);
-    const text = `${axis.title}: ${axis.labels[effect.before]} → ${axis.labels[effect.after]}`;
+    const text = `${axis.labels[effect.before]} → ${axis.labels[effect.after]}`;
+    const isFirst = effects[index - 1]?.axis !== effect.axis;
+    const title = isFirst ? element("tr", { class: "dsnb-group" }, element("th", { scope: "rowgroup", colspan: figures.length + 2 }, axis.title)) : "";
     const failed = effect.runs.filter((run) => !model.ok[run]);
     const statuses = [...new Set(failed.map((run) => model.statusOf(run)))].join(", ");
     const note = failed.length ? element("span", { class: "dsnb-bad" }, ` ${failed.length} of ${effect.runs.length} ${statuses}`) : "";
-    return tableRow([text, note], figures.map((name, index) => changeParts(model, name, effect.changes[index])));
+    const cells = figures.map((name, place) => changeParts(model, name, effect.changes[place]));
+    return [title, tableRow([text, note], [changeBar(effect.changes[0], reach), ...cells])];
   });
-  const head = ["change", ...figures.map((name) => model.named.get(name).title)].map((title, index) => heading(title, !index));
-  return element("div", {}, scrollTable("Effect of one change", head, rows, "dsnb-wrapped"), notes);
+  const titles = figures.map((name) => model.named.get(name).title);
+  const head = ["change", `${titles[0]}, bar and interval`, ...titles].map((title, index) => heading(title, index < 2));
+  return element("div", {}, scrollTable("Effect of one change", head, rows, "dsnb-wrapped dsnb-effects"), notes);
 };
 
 // The Pareto front as a list, numbered as its points are in the chart.
