@@ -272,7 +272,7 @@ def test_what_is_shown_is_saved(runs, page):
     tab.evaluate(f"{ROOT}.set({{ precision: ['bf16'] }})")
     with tab.expect_download() as waiting:
         tab.get_by_role("button", name="Save as PNG: All runs; the tables below contain the same data").click()
-    assert waiting.value.suggested_filename == "runs-tokens-s-gpu-against-memory-allocated.png"
+    assert waiting.value.suggested_filename == "runs-tokens-s-gpu-against-peak-memory-allocated.png"
     picture = waiting.value.path().read_bytes()
     width, height = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
     assert picture.startswith(b"\x89PNG")
