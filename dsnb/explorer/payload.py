@@ -36,6 +36,8 @@ NEEDED = ("source", "gpu_name", "device", "model", "gpu_memory_gib")
 ANSWERED = ("tokens_per_s", "tokens_per_s_per_gpu", "power_w", *labels.MEMORY)
 """Columns, and figures, that the answer may be about: all tables have them, if only missing values."""
 PREDICTED_DIGITS = 6
+MEDIANS = ("step_time_s", "mfu", "power_w")
+"""Figures whose medians the page lists, besides speed and memory."""
 MANY = 1000
 """From this many runs on, a figure that is a multiple of another one is stored as such: six figures of eleven are."""
 MAX_FACTORS = 16
@@ -63,6 +65,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "experimentAxes": data.axes,
         "figures": [named(figure) for figure in _figures(data)],
         "comparedFigures": [name for name in (rate(data.runs), *memory[:1]) if name in data.figures],
+        "medianFigures": [name for name in (rate(data.runs), *MEDIANS, *memory[:1]) if name in data.figures],
         "experiments": {
             "names": names,
             "codes": [position[name] for name in data.experiments],

@@ -33,8 +33,8 @@ OF_A_TASK = ("colour", "along", "base", "brush", "run")
 """Controls that a change of the task sets anew, besides the filters."""
 SCALES = ["linear", "log"]
 DIRECTIONS = ("ascending", "descending")
-DERIVED_COLUMNS = ("experiment", "repeat", "headroom")
-"""Columns of the table of runs that are neither settings nor figures."""
+DERIVED_COLUMNS = ("experiment", "repeat", "headroom", "n", "failed", "spread")
+"""Columns of the table of runs or medians that are neither settings nor figures."""
 MAX_PINS = 2
 OPEN_EDGE = 1e300
 """The limit of a brush that is open on one side: JSON has no infinity."""
@@ -73,6 +73,7 @@ def options(data: Data) -> dict[str, list[Any]]:
         "along": axes,
         "y_scale": SCALES,
         "x_scale": SCALES,
+        "table": ["medians", "runs"],
     }
 
 

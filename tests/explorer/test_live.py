@@ -88,7 +88,7 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     assert card.locator(".dsnb-headline").inner_text().startswith("Train gpt2 with ")
     card.get_by_label("Smallest relevant difference (%)").fill("5")
     card.get_by_label("Smallest relevant difference (%)").press("Enter")
-    tab.locator(".dsnb-front h4", has_text="differences below 5 % do not count").wait_for()
+    tab.locator(".dsnb-front h3", has_text="differences below 5 % do not count").wait_for()
 
     # a hand on a control: the views follow, and the kernel knows
     tab.locator(".dsnb-filters .dsnb-chip", has_text="ZeRO 3").click()

@@ -279,6 +279,7 @@ def test_what_is_shown_is_saved(runs, page):
     size = f"(({{ canvas }}) => [2 * canvas.clientWidth, 2 * (canvas.clientHeight + 5 * 18)])({ROOT}.scatter)"
     assert [width, height] == tab.evaluate(size)
     table = tab.locator(".dsnb-card", has_text="Save as CSV")
+    table.get_by_role("button", name="Runs", exact=True).click()
     head = table.get_by_role("columnheader", name="tokens/s/GPU")
     head.get_by_role("button").click()
     assert head.get_attribute("aria-sort") == "descending"
@@ -339,7 +340,35 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, pa
     assert {run: drawn[run] for run in needed.index} == pytest.approx(needed.to_dict())
     assert "not ok: out of memory" in tab.locator(".dsnb-legend").inner_text()
     assert f"{lost} of 300 runs" in tab.locator(".dsnb-count").inner_text()
+    tab.evaluate(f"{ROOT}.set({{ table: 'runs' }})")
     assert tab.locator("td.dsnb-bad", has_text="out of memory").count() > 0
+
+
+def test_the_medians_are_those_of_summarize(runs, page):
+    """In the order of speed, then by any column; with the spread of speed, and only ok runs."""
+    tab = page.tab
+    head, *rows = tab.evaluate(f"{ROOT}.table.lines()")
+    found = pd.DataFrame(rows, columns=head).set_index("setting")
+    wanted = dsnb.summarize(runs)
+    rates = wanted["tokens_per_s_per_gpu_median"].dropna()
+    ratios = (wanted["tokens_per_s_per_gpu_max"] / wanted["tokens_per_s_per_gpu_min"]).reindex(rates.index)
+    order = rates.sort_values(ascending=False).index
+    assert list(found.index[: len(order)]) == [*order[ratios[order] <= 1.5], *order[ratios[order] > 1.5]]
+    wanted = wanted.reindex(found.index)
+    assert list(found["n"]) == list(wanted["n"])
+    assert list(found["not ok"]) == list(wanted["n_failed"])
+    for name in ("tokens_per_s_per_gpu", "peak_allocated_gib", "step_time_s", "power_w"):
+        label = METRIC_LABELS[name]
+        figures = pd.to_numeric(found[label.heading])
+        assert list(figures) == pytest.approx(list(label.factor * wanted[f"{name}_median"]), rel=1e-14, nan_ok=True)
+    rate = {end: wanted[f"tokens_per_s_per_gpu_{end}"] for end in ("min", "max", "median")}
+    spread = (50 * (rate["max"] - rate["min"]) / rate["median"]).where(wanted["tokens_per_s_per_gpu_n"] > 1)
+    assert list(pd.to_numeric(found["spread (± %)"])) == pytest.approx(list(spread), rel=1e-14, nan_ok=True)
+    column = tab.locator(".dsnb-runs").get_by_role("columnheader", name="step time")
+    column.get_by_role("button").click()
+    assert column.get_attribute("aria-sort") == "ascending"
+    times = wanted["step_time_s_median"].dropna().sort_values()
+    assert tab.evaluate(f"{ROOT}.table.lines()[1][0]") == times.index[0]
 
 
 PLACE = """(explorer, name) => {
@@ -537,11 +566,13 @@ def test_the_keyboard_reaches_and_uses_every_control(page):
     assert tab.evaluate("document.activeElement.tagName") == "H4"  # the reader is taken to the run
 
 
-def test_printed_it_is_light_and_complete(saved, watched):
+def test_printed_it_is_light_and_has_the_first_medians(saved, watched):
     page = watched(saved, color_scheme="dark")
     page.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.tab.evaluate(f"{ROOT}.scatter.view.signal('ink')") == "#1f2328"
-    assert page.tab.locator(".dsnb-runs tbody tr").count() == 300
+    assert page.tab.locator(".dsnb-runs thead th").all_inner_texts()[:3] == ["setting", "n", "tokens/s/GPU"]
+    assert page.tab.locator(".dsnb-runs thead th").count() == 6
+    assert page.tab.locator(".dsnb-runs tbody tr").count() == 20
     page.tab.emulate_media(media="print")
     page.tab.set_viewport_size({"width": 718, "height": 1000})  # A4 without its margins
     cut = "(nodes) => nodes.filter((node) => node.getBoundingClientRect().right > innerWidth).length"
@@ -564,6 +595,7 @@ def test_ten_thousand_runs_make_a_page_of_less_than_3_mb(tmp_path, watched):
     saved = dsnb.explore(table).save(tmp_path / "page.html")
     assert saved.stat().st_size < 3_000_000
     page = watched(saved)
+    page.tab.evaluate(f"{ROOT}.set({{ table: 'runs' }})")
     rows = page.tab.evaluate(f"{ROOT}.table.lines().slice(0, 301)")
     found = pd.DataFrame(rows[1:], columns=rows[0])
     for name in ("tokens_per_s", "mfu", "step_time_s"):

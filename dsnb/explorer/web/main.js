@@ -16,9 +16,9 @@ class Explorer {
     this.legend = new Legend(model, set);
     this.titles = { scatter: element("span"), medians: element("span") };
     [this.about, this.laneNote, this.lossNote] = [soft(), soft(), soft()];
-    this.region = soft("", { id: newId() });
+    this.region = soft("", { id: newId(), class: "dsnb-soft dsnb-unprinted" });
     this.clear = button("Clear region", () => set({ brush: null }));
-    this.front = element("div", { class: "dsnb-front" });
+    this.front = element("section", { class: "dsnb-card dsnb-front" });
     this.base = element("select", { onchange: () => set({ base: this.base.value }) });
     this.effectBox = element("div", { class: "dsnb-later" });
     this.lossBy = element("select", { onchange: () => this.draw() }, element("option", { value: "step" }, "optimizer step"), element("option", { value: "t_s" }, SINCE_START));
@@ -41,12 +41,17 @@ class Explorer {
       element("details", { class: "dsnb-fold", open: isLarge }, element("summary", {}, "Filters and axes"), this.controls.node), this.count, this.legend.node,
       element(
         "div", { class: "dsnb-grid" },
-        card(this.titles.scatter, this.scatter.node, this.region, this.clear, this.laneNote, this.about, this.front),
+        card(this.titles.scatter, this.scatter.node, this.region, this.clear, this.laneNote, this.about),
         card(this.titles.medians, this.medians.node),
       ),
-      card("Effect of one change", field("Baseline", this.base), this.effectBox),
-      card("Loss", this.lossField, this.losses.node, this.lossNote),
-      this.pins.node, this.detail.node, card("Runs", this.table.node), model.predictions.node ?? "",
+      this.front,
+      element(
+        "div", { class: "dsnb-unprinted" },
+        card("Effect of one change", field("Baseline", this.base), this.effectBox),
+        card("Loss", this.lossField, this.losses.node, this.lossNote),
+        this.pins.node, this.detail.node,
+      ),
+      card("Medians and runs", this.table.node), model.predictions.node ?? "",
     );
     this.redraw();
     this.listeners = new AbortController();
@@ -60,13 +65,13 @@ class Explorer {
     return [this.scatter, this.medians, this.losses, ...this.byGpus.charts, ...this.detail.charts];
   }
 
-  // Follow the light or dark theme of the system and of JupyterLab; print is always light, with all rows.
+  // Follow the light or dark theme of the system and of JupyterLab; print is always light, with medians.
   watchTheme(signal) {
     const recolour = () => this.charts().forEach((chart) => chart.recolour());
     const print = (printing) => () => {
       this.root.classList.toggle("dsnb-print", printing);
       recolour();
-      for (const table of [this.table, this.model.predictions.table]) table?.print(printing);
+      if (!this.single.hidden) this.table.print(printing);
     };
     const lab = new MutationObserver(recolour);
     lab.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
@@ -95,7 +100,7 @@ class Explorer {
     this.address?.write(this.state);
     const changed = Object.keys(this.state).filter((name) => this.state[name] !== before[name]);
     const parts = { run: () => this.detail.show(this.state.run, this.state), pins: () => this.pins.show(this.state) };
-    parts.sort = () => this.table.showRuns(this.selected, this.state);
+    parts.sort = parts.table = () => this.table.showRuns(this.selected, this.groups, this.state);
     if (!this.single.hidden && changed.every((name) => parts[name])) changed.forEach((name) => parts[name]());
     else this.redraw();
     paintViewFirst(this.root);
@@ -122,7 +127,7 @@ class Explorer {
     this.frontier = model.front(model.grouped(this.filtered), state); // a region selects, it does not change what is best
     this.draw();
     this.compare();
-    this.table.showRuns(this.selected, state);
+    this.table.showRuns(this.selected, this.groups, state);
     model.predictions.show(state);
     this.pins.show(state);
     this.detail.show(state.run, state);
@@ -161,7 +166,7 @@ class Explorer {
     this.scatter.draw({ ...picture, brush: places });
     const star = picture.data.best.length ? "★ is the setting of the answer." : "";
     this.laneNote.textContent = picture.message ? "" : [star, picture.note].filter(Boolean).join(" ");
-    this.front.replaceChildren(element("h4", {}, `Best trade-offs: differences below ${percent(state.relevance)} do not count`), frontList(model, this.frontier, state, this.pins));
+    this.front.replaceChildren(element("h3", {}, `Best trade-offs: differences below ${percent(state.relevance)} do not count`), frontList(model, this.frontier, state, this.pins));
     this.medians.draw(medians(model, state, selected, this.groups));
     const loss = losses(model, state, selected, this.lossBy.value);
     this.lossField.hidden = !loss.hasTimes;

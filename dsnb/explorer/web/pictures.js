@@ -190,6 +190,7 @@ class ByGpus {
     this.charts = ["Days by number of GPUs", "Cost by number of GPUs"].map((label) => new Chart({ ...model.charts.medians, height: 150 }, label, { tooltip: ({ lines }) => lines }));
     this.about = soft();
     this.node = card("Days and cost by number of GPUs", element("div", { class: "dsnb-series" }, ...this.charts.map(({ node }) => node)), this.about);
+    this.node.classList.add("dsnb-unprinted");
   }
 
   // Hidden where all settings use one number of GPUs, or none.
