@@ -119,7 +119,6 @@ class Explorer {
       return;
     }
     this.controls.show(state);
-    this.byGpus.node.hidden = !this.card.answer;
     if (this.card.answer) this.byGpus.show(this.card.answer);
     this.clear.hidden = !state.brush;
     this.region.textContent = state.brush ? `${this.describeRegion()} Arrow keys move it, with Shift they resize it.` : REGION;

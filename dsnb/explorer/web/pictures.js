@@ -194,8 +194,11 @@ class ByGpus {
   }
 
   // Hidden where all settings use one number of GPUs, or none.
-  show({ measured, state }) {
+  show({ measured, task, state }) {
     const { model } = this;
+    const asked = JSON.stringify([task.title, state.train_tokens, state.prices, state.currency]);
+    if (asked === this.asked) return; // filters and regions change nothing here
+    this.asked = asked;
     const best = new Map();
     for (const one of measured.filter(({ unstable, days }) => !unstable && days > 0)) if (!(best.get(one.gpus)?.days <= one.days)) best.set(one.gpus, one);
     const numbers = [...best.keys()].sort((a, b) => a - b);
