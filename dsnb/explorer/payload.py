@@ -111,7 +111,7 @@ def _tasks(data: Data, names: list[str]) -> dict[str, Any]:
 
     def controls(task: str) -> dict[str, Any]:  # what it starts with; the rest of what was chosen is cleared
         fresh = default(data, task)
-        return {name: fresh[name] for name in ("colour", "along", "x", "y")}
+        return {name: fresh[name] for name in ("colour", "along", "x", "y", "objective")}
 
     codes = [*data.task_codes, *data.predicted_tasks]  # there may be tasks without runs
     shipped = tasks_payload(runs, codes, names, list(data.figures.columns), data.axes)
@@ -165,7 +165,8 @@ def citation(data: Data) -> str:
 def _axis(data: Data, name: str) -> dict[str, Any]:
     choice, axis = data.choices[name], labels.axis(name)
     count = len(choice.values)
-    fixed = {"precision": palette.PRECISIONS, "status": palette.STATUSES}.get(name, {})
+    strategies = palette.strategies([labels.text(value) for value in choice.values])
+    fixed = {"precision": palette.PRECISIONS, "status": palette.STATUSES, "strategy": strategies}.get(name, {})
     colours = palette.sequence(count)
     return {
         "name": name,

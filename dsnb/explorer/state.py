@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.decide import ASSUMED_PRICE, DEFAULT_TOKENS, OBJECTIVES, Question, rate, recorded_prices
+from dsnb.analysis.decide import (
+    ASSUMED_PRICE,
+    DEFAULT_TOKENS,
+    OBJECTIVES,
+    Question,
+    default_objective,
+    rate,
+    recorded_prices,
+)
 from dsnb.analysis.intervals import RELEVANCE
 from dsnb.errors import SettingsError
 from dsnb.explorer.data import EVERY_TASK, Data, plain
@@ -99,6 +107,8 @@ def default(data: Data, task: str | None = None) -> State:
     chosen["along"] = next((name for name in ("strategy", *varying[1:], *varying) if name in varying), "status")
     asked = {"objective": "time", "train_tokens": DEFAULT_TOKENS, "gpus_at_hand": 0}
     asked |= {"prices": recorded_prices(data.runs), "currency": "$", "relevance": RELEVANCE}
+    if "tokens_per_s" in data.figures:
+        asked["objective"] = default_objective(data.runs[data.of_task(task)])
     view: State = {"base": None, "brush": None, "run": None, "pins": [], "sort": None}
     return {"task": task, **{name: [] for name in data.choices}, **chosen, **asked, **view}
 
@@ -123,6 +133,8 @@ def change(data: Data, state: State, changes: dict[str, Any]) -> State:
         changed["brush"] = None
     if changed["task"] != state["task"]:  # what was chosen among the runs of another task
         fresh = default(data, changed["task"])
+        if "objective" not in changes and state["objective"] == default(data, state["task"])["objective"]:
+            changed["objective"] = fresh["objective"]
         changed |= {name: fresh[name] for name in (*data.choices, *OF_A_TASK) if name not in changes}
         for side in {"x", "y"} - set(changes):
             if changed[side] and not is_measured(data, changed[side], changed["task"]):

@@ -21,8 +21,11 @@ class Explorer {
     this.front = element("section", { class: "dsnb-card dsnb-front" });
     this.base = element("select", { onchange: () => set({ base: this.base.value }) });
     this.effectBox = element("div", { class: "dsnb-later" });
+    this.lossBy = element("select", { onchange: () => this.draw() }, element("option", { value: "step" }, "optimizer step"), element("option", { value: "t_s" }, SINCE_START));
+    this.lossField = field("Loss against", this.lossBy);
     this.pins = new Pins(model, set);
     this.detail = new Detail(model, set, this.pins);
+    this.byGpus = new ByGpus(model);
     this.table = new RunTable(model, (run) => this.open(run), set);
     const events = { tooltip: (mark) => this.describe(mark), click: (mark) => this.clicked(mark) };
     const { scatter, medians: along, lines } = model.charts;
@@ -33,9 +36,10 @@ class Explorer {
     for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
     root.replaceChildren(this.card.node, this.overview.node, this.single);
     const isLarge = !matchMedia("(max-width: 640px)").matches; // a small screen shows the filters folded, so that the first chart comes soon
-    const lossCard = card("Loss", this.losses.node, this.lossNote);
+    const lossCard = card("Loss", this.lossField, this.losses.node, this.lossNote);
     lossCard.classList.add("dsnb-unprinted");
     this.single.append(
+      this.byGpus.node,
       element("details", { class: "dsnb-fold", open: isLarge }, element("summary", {}, "Filters and axes"), this.controls.node), this.count, this.legend.node,
       element(
         "div", { class: "dsnb-grid" },
@@ -59,7 +63,7 @@ class Explorer {
   }
 
   charts() {
-    return [this.scatter, this.medians, this.losses, ...this.detail.charts];
+    return [this.scatter, this.medians, this.losses, ...this.byGpus.charts, ...this.detail.charts];
   }
 
   // Follow the light or dark theme of the system and of JupyterLab; print is always light, with medians.
@@ -82,8 +86,9 @@ class Explorer {
   describePicture(chart) {
     const { model, state, selected } = this;
     const predicted = chart === this.losses ? [] : model.predictions.legend(state);
-    const legend = this.detail.charts.includes(chart) ? [] : [...legendEntries(model, state), ...statusEntries(model, selected), ...predicted];
-    return { title: chart.title ?? chart.label, legend, cite: [model.cite, `n = ${count(selected.length, "run")}`].filter(Boolean).join("; ") };
+    const legend = [...this.byGpus.charts, ...this.detail.charts].includes(chart) ? [] : [...legendEntries(model, state), ...statusEntries(model, selected), ...predicted];
+    if (legend.length) legend.unshift({ label: `${model.axis.get(state.colour).title}:` });
+    return { title: chart.title ?? chart.label, task: model.task(state)?.title, legend, cite: [model.cite, `n = ${count(selected.length, "run")}`].filter(Boolean).join("; ") };
   }
 
   // Set some controls, as explorer.set does in Python; `notify` is false for changes that come from Python.
@@ -115,6 +120,8 @@ class Explorer {
       return;
     }
     this.controls.show(state);
+    this.byGpus.node.hidden = !this.card.answer;
+    if (this.card.answer) this.byGpus.show(this.card.answer);
     this.clear.hidden = !state.brush;
     this.region.textContent = state.brush ? `${this.describeRegion()} Arrow keys move it, with Shift they resize it.` : REGION;
     this.describeSelection();
@@ -156,12 +163,14 @@ class Explorer {
   draw() {
     const { model, state, selected } = this;
     const picture = scatter(model, state, this.filtered, selected, this.frontier, this.card.answer?.best?.experiment);
-    this.scatter.draw({ ...picture, brush: state.brush });
+    const places = state.brush && model.axis.has(state.x) ? { ...state.brush, x: model.placesOf(model.columnsOf(model.axis.get(state.x), state), state.brush.x) } : state.brush;
+    this.scatter.draw({ ...picture, brush: places });
     const star = picture.data.best.length ? "★ is the setting of the answer." : "";
     this.laneNote.textContent = picture.message ? "" : [star, picture.note].filter(Boolean).join(" ");
     this.front.replaceChildren(element("h3", {}, `Best trade-offs: differences below ${percent(state.relevance)} do not count`), frontList(model, this.frontier, state, this.pins));
     this.medians.draw(medians(model, state, selected, this.groups));
-    const loss = losses(model, state, selected);
+    const loss = losses(model, state, selected, this.lossBy.value);
+    this.lossField.hidden = !loss.hasTimes;
     this.losses.draw(loss);
     const without = selected.filter((run) => !model.series[run]).length;
     const missing = without ? `The steps of ${without} of the ${count(selected.length, "selected run")} ${model.leftOut}` : "";
@@ -224,7 +233,8 @@ class Explorer {
   // A brush moves many times a second; redraw once per frame.
   brushing(region) {
     cancelAnimationFrame(this.waiting);
-    const brush = region && { ...region, x: this.model.axis.has(this.state.x) ? snapToValues(region.x) : region.x };
+    const axis = this.model.axis.get(this.state.x);
+    const brush = region && { ...region, x: axis ? this.model.codesOf(this.model.columnsOf(axis, this.state), snapToValues(region.x)) : region.x };
     this.waiting = requestAnimationFrame(() => this.set({ brush }));
   }
 

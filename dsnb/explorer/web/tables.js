@@ -239,7 +239,7 @@ const frontList = (model, front, state, pins) => {
   if (!front.length) return soft(`No Pareto front: ${reason}`);
   const figure = (point, side) => model.labelled(state[side], model.number(state[side], point[side]));
   const items = front.map((point) => {
-    const pin = pins.button(model.experiments.names[point.experiment], "Pin", { "aria-label": `Pin ${model.short[point.experiment]}` });
+    const pin = pins.button(model.experiments.names[point.experiment], "Pin", model.short[point.experiment]);
     return element("li", {}, element("strong", {}, model.short[point.experiment]), `: ${figure(point, "y")}, ${figure(point, "x")} `, pin);
   });
   return element("ol", {}, ...items);
@@ -249,7 +249,7 @@ const PIN_COLOURS = ["#0072b2", "#d55e00"];
 // Two pinned settings or runs side by side. A pin is the name of an experiment, or the position of a run.
 class Pins {
   constructor(model, set) {
-    Object.assign(this, { model, set });
+    Object.assign(this, { model, set, pins: [], buttons: [] });
     this.table = element("div");
     this.note = soft("Pin a second setting or run to compare it with A.");
     const clear = button("Remove pins", () => set({ pins: [] }));
@@ -258,13 +258,30 @@ class Pins {
   }
 
   // A button that pins an experiment or a run: as A, then B, then in place of the last one.
-  button(pin, label, attributes = {}) {
-    return button(label, () => this.set({ pins: [...(this.pins ?? []).filter((one) => one !== pin).slice(0, 1), pin] }), attributes);
+  // A pressed one takes its pin out again; while one is pinned, the others offer to compare with it.
+  button(pin, label, name = "") {
+    const press = () => this.set({ pins: this.pins.includes(pin) ? this.pins.filter((one) => one !== pin) : [...this.pins.slice(0, 1), pin] });
+    const node = button(label, press);
+    this.buttons.push({ node, pin, label, name });
+    this.showPressed();
+    return node;
+  }
+
+  showPressed() {
+    this.buttons = this.buttons.filter(({ node, isShown }) => !isShown || node.isConnected);
+    for (const one of this.buttons) {
+      const isPinned = this.pins.includes(one.pin);
+      one.isShown = one.node.isConnected;
+      one.node.textContent = isPinned ? "Pinned" : this.pins.length === 1 ? `${one.label} to compare with A` : one.label;
+      one.node.setAttribute("aria-pressed", String(isPinned));
+      if (one.name) one.node.setAttribute("aria-label", `${one.node.textContent}: ${one.name}`);
+    }
   }
 
   show({ pins, ...state }) {
     const { model } = this;
     this.pins = pins;
+    this.showPressed();
     this.node.hidden = !pins.length;
     this.note.hidden = pins.length > 1;
     const { names, codes } = model.experiments;
