@@ -36,6 +36,8 @@ class Explorer {
     for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
     root.replaceChildren(this.card.node, this.overview.node, this.single);
     const isLarge = !matchMedia("(max-width: 640px)").matches; // a small screen shows the filters folded, so that the first chart comes soon
+    const lossCard = card("Loss", this.lossField, this.losses.node, this.lossNote);
+    lossCard.classList.add("dsnb-unprinted");
     this.single.append(
       this.byGpus.node,
       element("details", { class: "dsnb-fold", open: isLarge }, element("summary", {}, "Filters and axes"), this.controls.node), this.count, this.legend.node,
@@ -43,12 +45,11 @@ class Explorer {
         "div", { class: "dsnb-grid" },
         card(this.titles.scatter, this.scatter.node, this.region, this.clear, this.laneNote, this.about),
         card(this.titles.medians, this.medians.node),
+        this.front, lossCard,
       ),
-      this.front,
       element(
         "div", { class: "dsnb-unprinted" },
         card("Effect of one change", field("Baseline", this.base), this.effectBox),
-        card("Loss", this.lossField, this.losses.node, this.lossNote),
         this.pins.node, this.detail.node,
       ),
       card("Medians and runs", this.table.node), model.predictions.node ?? "",
