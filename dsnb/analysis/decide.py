@@ -132,6 +132,16 @@ def rate(runs: pd.DataFrame) -> str:
     return "tokens_per_s" if on_cpu else "tokens_per_s_per_gpu"
 
 
+def default_objective(runs: pd.DataFrame) -> str:
+    """Return what is to be least if nobody says: the time, or GPU-hours where the timed runs differ in their GPUs.
+
+    With the most GPUs, nearly every training is fastest. Ranks on a CPU share its cores, so their hours say little.
+    """
+    is_timed = (runs["status"] == "ok") & (numbers(runs, "tokens_per_s") > 0)
+    differ = numbers(runs, "gpus")[is_timed].nunique() > 1
+    return "gpu_hours" if differ and labels.common_unit(runs) == "GPU" else "time"
+
+
 def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame:
     """Return the settings of a task of which a run told speed and number of GPUs, in order of appearance.
 

@@ -354,7 +354,7 @@ def _table(decision: Decision, unit: str) -> list[list[str]]:
     differing = decision.differing if len(decision.options) > 1 else {}
     if len(differing.keys() - PLACE) + bool(differing.keys() & PLACE) < 2 or not decision.is_close:
         return []
-    return [[axis_title(name, unit), *map(labels.text, values)] for name, values in differing.items()]
+    return [[axis_title(name, unit), *map(labels.axis(name).label, values)] for name, values in differing.items()]
 
 
 def axis_title(name: str, unit: str) -> str:

@@ -15,7 +15,8 @@ FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-seri
 LANE = {"signal": "isValid(datum.y) ? scale('y', datum.y) : height - 9"}
 """Where runs are that are not ok: at the memory that they needed if it is an axis, otherwise in a lane below."""
 TEXT: Specification = {"font": FONT, "align": "center", "baseline": "middle"}
-BOLD: Specification = {**TEXT, "fontSize": 12, "fill": INK, "dx": 12, "dy": -10, "fontWeight": "bold"}
+RINGS = "rings"
+"""The mark around points of the front, beside which their numbers are."""
 CROSS = {"size": 80, "shape": "cross", "angle": 45, "fill": FILL, "opacity": 0.7}
 
 
@@ -39,7 +40,7 @@ def _chart(*marks: Specification) -> Specification:
         "height": 280,
         "config": {"aria": False},
         "signals": [{"name": name, "value": None} for name in SIGNALS],
-        "data": [{"name": name} for name in dict.fromkeys(mark["from"]["data"] for mark in marks)],
+        "data": [{"name": name} for name in dict.fromkeys(mark["from"]["data"] for mark in marks) if name != RINGS],
         "scales": [
             {"name": side, "type": "linear", "range": extent, "nice": False, "zero": False,
              "domain": [{"signal": f"{side}_low"}, {"signal": f"{side}_high"}]}
@@ -89,10 +90,26 @@ def _scatter() -> list[Specification]:
         _mark("symbol", "points", True, size=44, opacity=0.7, fill=FILL, shape=SHAPE),
         *_predicted(_at(x="left", x2="right"), _at(y="low", y2="high")),
         _mark("symbol", "failed", True, **CROSS, y=LANE),
-        _mark("symbol", "front", size=170, strokeWidth=1.8, stroke=INK, opacity=0.7),
-        _mark("text", "front", **BOLD, text={"field": "number"}),
+        {**_mark("symbol", "front", size=170, strokeWidth=1.8, stroke=INK, opacity=0.7), "name": RINGS},
         _mark("text", "best", **TEXT, fontSize=15, fill=INK, dx=-11, dy=-11, text="★"),
+        _numbers(),
     ]
+
+
+def _numbers() -> Specification:
+    """Write the numbers of the front beside its rings, off other rings and numbers; a star is at the left."""
+    look = {"fontSize": 12, "fontWeight": "bold", "font": FONT, "fill": INK, "text": {"signal": "datum.datum.number"}}
+    encoded = {name: value if isinstance(value, dict) else {"value": value} for name, value in look.items()}
+    place = {
+        "type": "label",
+        "size": {"signal": "[width, height]"},
+        "offset": [4],
+        "padding": 12,
+    }
+    return {
+        "type": "text", "from": {"data": RINGS}, "interactive": False, "encode": {"update": encoded},
+        "transform": [{**place, "anchor": ["top-right", "bottom-right", "right", "bottom"]}],
+    }  # fmt: skip
 
 
 def _predicted(*ranges: Specification) -> list[Specification]:

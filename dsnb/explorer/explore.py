@@ -19,7 +19,7 @@ from dsnb.explorer.data import Data
 from dsnb.explorer.payload import answered, payload
 from dsnb.explorer.state import State, change, default, mask, question
 from dsnb.files import records
-from dsnb.render import answer, by_task
+from dsnb.render import answer, tables
 from dsnb.runs.load import load_runs
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Explorer:
             `task` (its title: runs of other tasks are not shown; or `"all"`); settings by name, with a value, a list
             of values or `"all"`; `objective`, `train_tokens`, `gpus_at_hand`, `prices`, `currency` and `relevance`,
             as in `dsnb.analysis.decide.Question`; `y`, `x` (a figure or a setting), `colour`,
-            `along` (settings), `y_scale`, `x_scale` (`linear` or `log`), `base` (the
+            `along` (settings), `y_scale`, `x_scale` (`linear` or `log`), `table` (`medians` or `runs`), `base` (the
             baseline, an experiment), `brush` (`{"x": [low, high], "y": [low, high]}` in the units of the columns, such
             as seconds for `step_time_s`, or None), `run` (the position of a run, or None), `pins` (up to two names of
             experiments or positions of runs), `sort` (a column and `ascending` or `descending`, or None).
@@ -99,8 +99,8 @@ class Explorer:
     def save(self, path: str | Path, title: str = "Runs") -> Path:
         """Write the explorer with its current state to a self-contained HTML file that works offline."""
         target = Path(path).absolute()
-        medians = f"<h2>Medians</h2>{by_task.medians(answered(self.data))}"
-        pieces = [f"<h1>{html.escape(title)}</h1><h2>The answer</h2>", self._fragment(target.parent), medians]
+        measured = f"<h2>Environment</h2>{tables.environment(self.data.runs)}"
+        pieces = [f"<h1>{html.escape(title)}</h1><h2>The answer</h2>", self._fragment(target.parent), measured]
         outputs = [nbf.new_output("display_data", data={"text/html": piece}) for piece in pieces]
         content = nbf.new_notebook(cells=[nbf.new_code_cell("", outputs=outputs)])
         records.write_text(target, page.of_notebook(content, title))

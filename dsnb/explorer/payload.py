@@ -36,6 +36,8 @@ NEEDED = ("source", "gpu_name", "device", "model", "gpu_memory_gib")
 ANSWERED = ("tokens_per_s", "tokens_per_s_per_gpu", "power_w", *labels.MEMORY)
 """Columns, and figures, that the answer may be about: all tables have them, if only missing values."""
 PREDICTED_DIGITS = 6
+MEDIANS = ("step_time_s", "mfu", "power_w")
+"""Figures whose medians the page lists, besides speed and memory."""
 MANY = 1000
 """From this many runs on, a figure that is a multiple of another one is stored as such: six figures of eleven are."""
 MAX_FACTORS = 16
@@ -63,6 +65,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "experimentAxes": data.axes,
         "figures": [named(figure) for figure in _figures(data)],
         "comparedFigures": [name for name in (rate(data.runs), *memory[:1]) if name in data.figures],
+        "medianFigures": [name for name in (rate(data.runs), *MEDIANS, *memory[:1]) if name in data.figures],
         "experiments": {
             "names": names,
             "codes": [position[name] for name in data.experiments],
@@ -86,7 +89,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "state": state,
         "colours": {"unselected": palette.UNSELECTED, "predicted": palette.GREY, "run": palette.ONE_RUN},
         "series": shown,
-        "seriesCharts": single_runs.CHARTS,
+        "seriesCharts": single_runs.charts(),
         "charts": charts.specifications(),
     }  # fmt: skip
 
@@ -108,7 +111,7 @@ def _tasks(data: Data, names: list[str]) -> dict[str, Any]:
 
     def controls(task: str) -> dict[str, Any]:  # what it starts with; the rest of what was chosen is cleared
         fresh = default(data, task)
-        return {name: fresh[name] for name in ("colour", "along", "x", "y")}
+        return {name: fresh[name] for name in ("colour", "along", "x", "y", "objective")}
 
     codes = [*data.task_codes, *data.predicted_tasks]  # there may be tasks without runs
     shipped = tasks_payload(runs, codes, names, list(data.figures.columns), data.axes)
@@ -162,7 +165,8 @@ def citation(data: Data) -> str:
 def _axis(data: Data, name: str) -> dict[str, Any]:
     choice, axis = data.choices[name], labels.axis(name)
     count = len(choice.values)
-    fixed = {"precision": palette.PRECISIONS, "status": palette.STATUSES}.get(name, {})
+    strategies = palette.strategies([labels.text(value) for value in choice.values])
+    fixed = {"precision": palette.PRECISIONS, "status": palette.STATUSES, "strategy": strategies}.get(name, {})
     colours = palette.sequence(count)
     return {
         "name": name,
@@ -170,7 +174,7 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
         "heading": axis.title,
         "isFilter": choice.is_filter,
         "values": choice.values,
-        "labels": [labels.text(value) for value in choice.values],
+        "labels": [axis.label(value) for value in choice.values],
         "phrases": [axis.describe(value) for value in choice.values],
         "onlyWith": axis.only_with,
         "isOn": [labels.is_on(value) for value in choice.values],

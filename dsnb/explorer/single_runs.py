@@ -12,11 +12,10 @@ from dsnb.analysis.flags import flags, single_run_words
 from dsnb.explorer.data import Data, json_numbers, plain, run_place
 from dsnb.render import palette
 from dsnb.run_folder import record_schema
-from dsnb.run_folder.columns import GPU_COLUMNS, SETTINGS
+from dsnb.run_folder.columns import GPU_COLUMNS, OVER_TIME, SETTINGS
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Shortage
 from dsnb.runs import labels
-from dsnb.runs.labels import METRIC_LABELS
 from dsnb.runs.literature import tables as literature
 from dsnb.runs.load import load_gpu, load_steps
 from dsnb.runs.table import numbers
@@ -30,16 +29,15 @@ DIGITS = 4
 GPU = ["host", "gpu"]
 """What identifies a GPU of a run: every host numbers its own from 0."""
 SAMPLED = ["util_pct", "memory_used_gib", "power_w"]
-_STEP_TIME = METRIC_LABELS["step_time_s"]
-CHARTS = [
-    {"values": "step_time_s", "times": "t_s", "heading": _STEP_TIME.heading, "factor": _STEP_TIME.factor},
-    {"values": "loss", "times": "t_s", "heading": "loss", "factor": 1},
-    {"values": "allocated_gib", "times": "t_s", "heading": "memory allocated (GiB)", "factor": 1},
-    {"values": "memory_used_gib", "times": "sample_s", "heading": "memory on device (GiB)", "factor": 1},
-    {"values": "util_pct", "times": "sample_s", "heading": "utilization (%)", "factor": 1},
-    {"values": "power_w", "times": "sample_s", "heading": "power (W), 1 s mean", "factor": 1},
-]
-"""The charts of one run: the column of a series, the column of its times, the title, and the factor to its unit."""
+SERIES = {
+    "step_time_s": "t_s",
+    "loss": "t_s",
+    "allocated_gib": "t_s",
+    "memory_used_gib": "sample_s",
+    "util_pct": "sample_s",
+    "power_w": "sample_s",
+}
+"""The charts of one run over time: the column of a series, and that of its times."""
 STEP_PARTS = {
     **{f"{name}_s": name for name in palette.STEP_PARTS},
     "exposed_communication_s": "of it communication that nothing hides",
@@ -48,6 +46,14 @@ ON_GPU = [name for name in labels.MEMORY if name != "host_memory_gib"]
 """The figures that a GPU's capacity limits, the most informative first."""
 FULLEST = ["device_memory_gib", "peak_reserved_gib", "peak_allocated_gib"]
 """The figures that headroom is measured by: the first that includes most of what occupies the GPU."""
+
+
+def charts() -> list[dict[str, Any]]:
+    """Return the charts of one run: the column of a series and of its times, the heading, the factor to its unit."""
+    return [
+        {"values": name, "times": times, "heading": OVER_TIME[name].heading, "factor": OVER_TIME[name].factor}
+        for name, times in SERIES.items()
+    ]
 
 
 def load_all(data: Data) -> dict[int, dict[str, Any]]:

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.decide import ASSUMED_PRICE, DEFAULT_TOKENS, OBJECTIVES, Question, rate, recorded_prices
+from dsnb.analysis.decide import (
+    ASSUMED_PRICE,
+    DEFAULT_TOKENS,
+    OBJECTIVES,
+    Question,
+    default_objective,
+    rate,
+    recorded_prices,
+)
 from dsnb.analysis.intervals import RELEVANCE
 from dsnb.errors import SettingsError
 from dsnb.explorer.data import EVERY_TASK, Data, plain
@@ -25,8 +33,8 @@ OF_A_TASK = ("colour", "along", "base", "brush", "run", "global_batch")
 """Controls that a change of the task sets anew, besides the filters."""
 SCALES = ["linear", "log"]
 DIRECTIONS = ("ascending", "descending")
-DERIVED_COLUMNS = ("experiment", "repeat", "headroom")
-"""Columns of the table of runs that are neither settings nor figures."""
+DERIVED_COLUMNS = ("experiment", "repeat", "headroom", "n", "failed", "spread")
+"""Columns of the table of runs or medians that are neither settings nor figures."""
 MAX_PINS = 2
 MAX_BATCH = 10**9
 OPEN_EDGE = 1e300
@@ -68,6 +76,7 @@ def options(data: Data) -> dict[str, list[Any]]:
         "along": axes,
         "y_scale": SCALES,
         "x_scale": SCALES,
+        "table": ["medians", "runs"],
     }
 
 
@@ -102,6 +111,8 @@ def default(data: Data, task: str | None = None) -> State:
     chosen["along"] = next((name for name in ("strategy", *varying[1:], *varying) if name in varying), "status")
     asked = {"objective": "time", "train_tokens": DEFAULT_TOKENS, "gpus_at_hand": 0, "global_batch": 0}
     asked |= {"prices": recorded_prices(data.runs), "currency": "$", "relevance": RELEVANCE}
+    if "tokens_per_s" in data.figures:
+        asked["objective"] = default_objective(data.runs[data.of_task(task)])
     view: State = {"base": None, "brush": None, "run": None, "pins": [], "sort": None}
     return {"task": task, **{name: [] for name in data.choices}, **chosen, **asked, **view}
 
@@ -126,6 +137,8 @@ def change(data: Data, state: State, changes: dict[str, Any]) -> State:
         changed["brush"] = None
     if changed["task"] != state["task"]:  # what was chosen among the runs of another task
         fresh = default(data, changed["task"])
+        if "objective" not in changes and state["objective"] == default(data, state["task"])["objective"]:
+            changed["objective"] = fresh["objective"]
         changed |= {name: fresh[name] for name in (*data.choices, *OF_A_TASK) if name not in changes}
         for side in {"x", "y"} - set(changes):
             if changed[side] and not is_measured(data, changed[side], changed["task"]):

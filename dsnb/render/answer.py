@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import pandas as pd
 
@@ -12,6 +13,7 @@ from dsnb.analysis.decide import (
     CPU,
     Decision,
     Question,
+    default_objective,
     memory_figure,
     of_runs,
     rate,
@@ -58,14 +60,16 @@ NOTHING = "No setting has a measured throughput: choose other runs, other tables
 def answer(runs: pd.DataFrame, question: Question | None = None) -> Html:
     """State for each task what to train it with, what that costs, and what comes next.
 
-    By default, the question is the least time, at the price that the runs state, or an assumed one.
+    By default, the question is the least time, or the fewest GPU-hours where the runs differ in their GPUs, at the
+    price that the runs state, or an assumed one.
     """
     runs = without_probes(as_runs(runs))
     if runs.empty:
         return Html(f'<section class="dsnb-answer"><p>{NO_RUNS}</p></section>')
-    question = question or Question(prices=recorded_prices(runs), assumed_price=ASSUMED_PRICE)
     every = tasks(runs)
-    cards = [_card(task, of_runs(task.runs, question)) for task in every[:MAX_CARDS]]
+    usual = partial(Question, prices=recorded_prices(runs), assumed_price=ASSUMED_PRICE)
+    questions = [question or usual(objective=default_objective(task.runs)) for task in every[:MAX_CARDS]]
+    cards = [_card(task, of_runs(task.runs, asked)) for task, asked in zip(every[:MAX_CARDS], questions, strict=True)]
     more = labels.count(len(every) - MAX_CARDS, "more task")
     left = [f"{more} not shown here; the explorer has all."] if len(every) > MAX_CARDS else []
     return Html(f"{''.join(cards)}{_items(left)}")
@@ -110,7 +114,8 @@ def _one_change(decision: Decision) -> str:
     rows = []
     for row in single_changes(runs, base):
         n_ok, n = (int(count) for count in counts.loc[row["experiment"]])
-        change = f"{axis_title(row['axis'], unit)}: {labels.text(row['before'])} → {labels.text(row['after'])}"
+        before, after = (labels.axis(row["axis"]).label(row[side]) for side in ("before", "after"))
+        change = f"{axis_title(row['axis'], unit)}: {before} → {after}"
         if n_ok < n:
             change += f" ({n - n_ok} of {labels.count(n, 'run')} not ok)"
         rows.append([change, *(texts[row["experiment"]] if n_ok else "" for texts in words_of)])

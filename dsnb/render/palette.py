@@ -3,6 +3,8 @@
 The hues are those of Okabe and Ito (2008), which readers with any colour vision can tell apart, and one of Paul Tol's.
 """
 
+from collections.abc import Sequence
+
 BLUE = "#0072b2"
 SKY_BLUE = "#56b4e9"
 ORANGE = "#e69f00"
@@ -11,7 +13,6 @@ PURPLE = "#cc79a7"
 VERMILION = "#d55e00"
 YELLOW = "#f0e442"
 WINE = "#aa4499"
-DARK_YELLOW = "#a08c00"
 
 INK = "#30363d"
 SOFT_INK = "#57606a"
@@ -25,8 +26,14 @@ DARK = {INK: "#e6e9ed", SOFT_INK: "#a3acb7", LIGHT_GREY: "#4a525c", GRID: "#363d
 
 SERIES = [BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, "#7f7f7f", INK]
 """Lines of one figure, in this order."""
-CATEGORIES = [BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, DARK_YELLOW]
-"""Values of a setting in the explorer, which has a light and a dark theme: all are legible on white and on black."""
+CATEGORIES = [
+    "#1f7fd1", "#e0561a", "#0f9d58", "#8a63e0", "#b8860b", "#c2569f", "#1499a8", "#e0405e", "#7f9b12", "#7d838c",
+]  # fmt: skip
+"""Values of a setting in the explorer: each has a contrast of 3 or more to the cards of its light and dark theme."""
+STRATEGIES = dict(
+    zip(("ZeRO 0", "ZeRO 2", "ZeRO 1", "ZeRO 3", "DDP", "FSDP"), CATEGORIES, strict=False), plain=CATEGORIES[-1]
+)
+"""Colours of strategies; TP x PP, which come with sizes, have those that are left."""
 SEQUENCE = ["#3b4d8f", "#575d8a", "#70708a", "#88838a", "#a29884", "#bead77", "#dcc463", "#f4dd50"]
 """The middle of cividis, whose lightness only rises: for settings with more values than there are categories."""
 UNSELECTED = "#9aa3ad66"
@@ -45,6 +52,13 @@ STATUSES = {
 }
 STEP_PARTS = {"forward": BLUE, "backward": SKY_BLUE, "optimizer": ORANGE, "handover": PURPLE, "between": LIGHT_GREY}
 MEMORY_PARTS = [BLUE, SKY_BLUE, ORANGE, PURPLE, GREEN, YELLOW]
+
+
+def strategies(names: Sequence[str]) -> dict[str, str]:
+    """Return a colour for each strategy."""
+    left = [colour for colour in CATEGORIES if colour not in STRATEGIES.values()]
+    others = [name for name in names if name not in STRATEGIES]
+    return {**STRATEGIES, **{name: left[place % len(left)] for place, name in enumerate(others)}}
 
 
 def sequence(count: int) -> list[str]:

@@ -19,9 +19,10 @@ from dsnb.analysis.memory_use import PARTS
 from dsnb.render import palette
 from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
 from dsnb.run_folder import record_schema
+from dsnb.run_folder.columns import OVER_TIME
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels
-from dsnb.runs.labels import MEMORY, METRIC_LABELS, Metric
+from dsnb.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.runs.load import load_steps
 
 MAX_UPRIGHT = 8
@@ -119,7 +120,7 @@ def run_steps(run_dir: str | Path) -> Picture:
         figure, axes = plt.subplots(1, 2, figsize=(10, 3), layout="constrained")
         warm = steps[steps["phase"] == "warmup"]["step"].max()
         for axis, column in zip(axes, ("loss", "step_time_s"), strict=True):
-            label = METRIC_LABELS.get(column, Metric("loss"))
+            label = OVER_TIME[column]
             axis.set(xlabel="optimizer step", ylabel=label.heading)
             axis.yaxis.set_major_formatter(PLAIN_TICKS)
             if steps[column].notna().any():

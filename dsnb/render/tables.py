@@ -4,6 +4,7 @@ Nothing is computed here: the numbers are those of `dsnb.analysis` and `dsnb.run
 """
 
 import html
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from dsnb.run_folder.columns import ENVIRONMENT, SETTINGS
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs import discover
 from dsnb.runs.labels import AXES, METRIC_LABELS
+from dsnb.runs.table import numbers
 
 DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")
 """Metrics that only the explorer and `load_runs` have, since the table is wide enough."""
@@ -35,7 +37,11 @@ REPLACED_BY = {
 """Metrics that are left out where another one was measured."""
 MAX_ROWS = 100
 """Rows of a table in a report; the explorer has all runs."""
-SPREAD = re.compile(r"± .*", re.DOTALL)
+MAX_VALUES = 12
+"""Values of a setting, or of a property of the machine, that are listed."""
+UNBROKEN = 40
+"""Characters of a number with its spread, or of the name of a row, that are kept on one line."""
+SPREAD = re.compile(r"±\s.*", re.DOTALL)
 SPREAD_HTML = r'<span class="spread">\g<0></span>'
 
 
@@ -110,6 +116,8 @@ def to_html(
     def cell(name: str, value: object) -> str:
         kind = ' class="text"' if name in text_columns else ' class="bad"' if name == "status" else ""
         text = str(value) if isinstance(value, Html) else html.escape("" if _is_missing(value) else str(value))
+        if name not in text_columns and not isinstance(value, Html) and len(text) <= UNBROKEN:
+            text = text.replace(" ", "\N{NO-BREAK SPACE}")
         return f"<td{kind}>{SPREAD.sub(SPREAD_HTML, text)}</td>"
 
     def header(name: str, is_text: bool) -> str:
@@ -120,7 +128,8 @@ def to_html(
     head += "".join(header(str(name), name in text_columns or name == "status") for name in table.columns)
     rows = []
     for key, row in table.head(max_rows).iterrows():
-        first = f'<th scope="row">{html.escape(str(key))}</th>' if index else ""
+        style = ' style="white-space: nowrap"' if len(str(key)) <= UNBROKEN else ""
+        first = f'<th scope="row"{style}>{html.escape(str(key))}</th>' if index else ""
         rows.append("<tr>" + first + "".join(cell(str(name), row[name]) for name in table.columns) + "</tr>")
     content = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
     more = f"<p>Only {which} {max_rows} of {len(table):,} rows; the explorer has all.</p>"
@@ -129,23 +138,40 @@ def to_html(
 
 
 def environment(runs: pd.DataFrame) -> Html:
-    """Return hardware and software of the runs: one row per property, with every value that occurs."""
-    return _values_by_name(runs, [name for name in ENVIRONMENT if name != "date_utc"])
+    """Return where, when and how the runs were measured: one row per known property, with the values that occur."""
+    names = [name for name in ENVIRONMENT if name not in {"date_utc", "variables"}]
+    names += ["variables"] if runs.get("variables", pd.Series(dtype=object)).nunique() == 1 else []
+    texts = {_column_title(name).replace("_", " "): _values(runs, name) for name in names}
+    days = sorted({str(date)[:10] for date in runs.get("date_utc", pd.Series(dtype=object)).dropna()})
+    texts["dates"] = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
+    steps, seconds, warmup = (_range(runs, name) for name in ("timed_steps", "timed_s", "warmup_steps"))
+    took = f" ({seconds} s)" if seconds else ""
+    texts["measured"] = f"{steps} steps{took}{f' after {warmup} warm-up steps' if warmup else ''}" if steps else ""
+    return _listed(texts)
+
+
+def _range(runs: pd.DataFrame, name: str) -> str:
+    """Return the lowest and highest positive value of a column in words; empty if there is none."""
+    known = numbers(runs, name)
+    known = known[(known > 0) & (known < math.inf)]
+    return " to ".join(dict.fromkeys(map(short_number, (known.min(), known.max())))) if len(known) else ""
 
 
 def settings(runs: pd.DataFrame) -> Html:
-    """Return every setting with the values that occur in the runs, twelve at most."""
-    return _values_by_name(runs, SETTINGS, most=12)
+    """Return every setting with the values that occur in the runs."""
+    return _listed({name: _values(runs, name) for name in SETTINGS})
 
 
-def _values_by_name(runs: pd.DataFrame, names: list[str], most: int | None = None) -> Html:
-    texts = {}
-    for name in names:
-        values = [value for value in runs[name].dropna().drop_duplicates() if value != ""]
-        shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in values[:most]]
-        if values:
-            texts[name] = ", ".join(shown + ["..."] * (len(shown) < len(values)))
-    table = pd.DataFrame({"value": pd.Series(texts, dtype=object)}).rename_axis("name")
+def _values(runs: pd.DataFrame, name: str) -> str:
+    column = runs.get(name, pd.Series(dtype=object))
+    values = [value for value in column.dropna().drop_duplicates() if value != ""]
+    shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in values[:MAX_VALUES]]
+    return ", ".join(shown + [f"and {len(values) - MAX_VALUES} more"] * (len(values) > MAX_VALUES))
+
+
+def _listed(texts: dict[str, str]) -> Html:
+    known = {name: text for name, text in texts.items() if text}
+    table = pd.DataFrame({"value": pd.Series(known, dtype=object)}).rename_axis("name")
     return to_html(table, text_columns=("value",))
 
 

@@ -173,22 +173,22 @@ FIGURES = [
     Column(
         "peak_allocated_gib",
         "Peak memory that torch allocated on any GPU during the steps, not while the model was built.",
-        _gib("memory allocated"),
+        _gib("peak memory allocated"),
     ),
     Column(
         "peak_reserved_gib",
         "Peak memory that torch reserved on any GPU during the steps, its unused cache included.",
-        _gib("memory reserved"),
+        _gib("peak memory reserved"),
     ),
     Column(
         "device_memory_gib",
         "Peak memory in use on any GPU during the steps (NVML: all processes, no driver reserve).",
-        _gib("memory on device"),
+        _gib("peak memory in use"),
     ),
     Column(
         "host_memory_gib",
         "Peak resident memory of the ranks of the fullest host during the steps, shared pages counted once.",
-        _gib("host memory"),
+        _gib("peak host memory"),
     ),
     Column(
         "gpu_util_pct",
@@ -328,11 +328,15 @@ _STEPS = [
     Column("step", "Number of the optimizer step, from 1, warm-up included.", kind=COUNT),
     Column("phase", "`warmup` or `timed`.", kind=TEXT),
     Column("t_s", "End of the step, since the launch.", kind=NUMBER),
-    Column("step_time_s", "Time between two boundaries in the GPU's queue; on a CPU, of a monotonic clock."),
-    Column("loss", "Loss, mean over ranks and micro-batches.", kind=NUMBER),
+    Column("step_time_s", "Time between boundaries in the GPU's queue (CPU: a monotonic clock).", _ms("step time")),
+    Column("loss", "Loss, mean over ranks and micro-batches.", Metric("loss", digits=3, better="lower"), kind=NUMBER),
     Column("tokens", "Tokens of the step over all ranks."),
-    Column("allocated_gib", "Peak memory that torch had allocated on rank 0's GPU since the first step."),
-    Column("reserved_gib", "Peak memory that torch had reserved on rank 0's GPU since the first step."),
+    Column(
+        "allocated_gib",
+        "Peak that torch had allocated on rank 0's GPU since the first step.",
+        _gib("peak memory allocated so far"),
+    ),
+    Column("reserved_gib", "Peak that torch had reserved on rank 0's GPU since the first step."),
     Column("skipped", "True if the fp16 loss scaler skipped the update.", kind=FLAG),
     Column("grad_norm", "Norm of the gradients before clipping, where the engine computes it anyway."),
     Column("step_time_logged_s", "Step time as logged, where it is known to be wrong."),
@@ -341,9 +345,11 @@ _SAMPLES = [
     Column("t_s", "Time of the sample, since the launch.", kind=NUMBER),
     Column("host", "Host of the GPU; missing on one machine.", kind=TEXT),
     Column("gpu", "Index of the GPU on its host, in NVML's order.", kind=COUNT),
-    Column("util_pct", "Share of NVML's last sampling period, of up to a second, in which some kernel ran."),
-    Column("memory_used_gib", "Memory in use by all processes, without the driver's reserve."),
-    Column("power_w", "Power as NVML reports it: on recent GPUs an average over a second."),
+    Column(
+        "util_pct", "Share of NVML's last period of up to a second in which some kernel ran.", _rate("utilization", "%")
+    ),
+    Column("memory_used_gib", "In use by all processes, without the driver's reserve.", _gib("memory in use now")),
+    Column("power_w", "As NVML reports it: on recent GPUs a mean over a second.", Metric("power, 1 s mean", "W")),
     Column("energy_j", "Reading of the GPU's energy counter."),
     Column("sm_clock_mhz", "Clock of the multiprocessors."),
 ]
@@ -362,6 +368,8 @@ METRIC_LABELS = {
     column.name: replace(column.label, about=column.meaning) for column in FIGURES if column.label is not None
 }
 """Measured figures that tables and pages compare, one value per run."""
+OVER_TIME = {column.name: column.label for column in (*_STEPS, *_SAMPLES) if column.label is not None}
+"""Figures of steps and samples that charts of one run show."""
 MEMORY = ("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "host_memory_gib")
 """Figures of memory, the most informative first: views that need one use the first that was measured."""
 

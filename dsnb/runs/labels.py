@@ -23,11 +23,10 @@ AXES = {name: DECLARED[name] for name in sorted(DECLARED, key=_WORK.__contains__
     "gpu_name": Setting("GPU", "{}"),
     "source": Setting("source", "{}"),
     "sweep": Setting("sweep", "{}"),
-    "status": Setting("status", "{}", order=STATUSES),
+    "status": Setting("status", "{}", order=STATUSES, words={"oom": "out of memory", "nan": "loss not a number"}),
 }
 """The most important settings, and other columns that tell runs apart, in display order; other settings follow."""
 _STRATEGIES = {"plain": "plain", "ddp": "DDP", "fsdp": "FSDP"}
-_COMPILED = {"default": "compiled", "reduce-overhead": "compiled with CUDA graphs"}
 _NOT_UNUSUAL = {
     "strategy", "zero_stage", "tensor_parallel", "pipeline_parallel", "precision", "mixed_precision", "compile",
     "micro_batch_size", "grad_accum", "gpus", "nodes", "gpu_name",
@@ -39,7 +38,8 @@ _NOT_UNUSUAL = {
 def axis(name: str) -> Setting:
     """Return how a column is displayed that tells runs apart; one that is nowhere declared is titled by its name."""
     if name.startswith(deepspeed_keys.PREFIX):
-        return Setting(name.rpartition(".")[2])
+        key = name.rpartition(".")[2]
+        return Setting(key, phrases={"-": f"default {key}"}, words={"-": "default"})  # a run that does not set it
     return AXES.get(name) or DECLARED.get(name) or Setting(name.replace("_", " "))
 
 
@@ -96,8 +96,6 @@ def common_unit(runs: pd.DataFrame) -> str:
 
 def choice(run: Mapping[str, Any], name: str) -> str:
     """Return one setting of a run in words: "ZeRO 3", "compiled", "4 GPUs", "2 ranks", "micro-batch 24"."""
-    if name == "compile":
-        return _compiled(run) or "not compiled"
     if name == "gpus" and _is_known(run, name):
         return count(float(run[name]), unit(run))
     return axis(name).describe(run[name])
@@ -133,7 +131,7 @@ def place(run: Mapping[str, Any]) -> str:
 
 def _compiled(run: Mapping[str, Any]) -> str:
     mode = _text(run, "compile")
-    return "" if mode in {"-", "off", "false"} else _COMPILED.get(mode, f"compiled ({mode})")
+    return "" if mode in {"-", "off", "false"} else axis("compile").label(mode)
 
 
 def _is_known(run: Mapping[str, Any], name: str) -> bool:

@@ -24,6 +24,8 @@ CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 CHUNK_TOKENS = 2048
 """The most tokens of a chunk of the loss. The output layer's gradient is read and written once for each chunk: with
 half as many, the layer and its loss took 4 to 15 % longer, compiled (docs/LOG.md)."""
+LONG = 100_000
+"""Numbers from this one on are grouped by thousands."""
 GENERAL = {"auto": "default", "none": "no", "": "no", "-": "unknown"}
 """Values that mean the same for all settings, and the word in front of a setting's title that says it."""
 
@@ -41,6 +43,8 @@ class Setting:
     settings; empty if the setting is in no name."""
     phrases: Mapping[str, str] = field(default_factory=dict)
     """Phrases for values that `phrase` does not fit, such as a 0 that turns something off, by their text."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """What a value is called that is no plain word, by its text."""
     only_with: str = ""
     """Another setting; while it is off, this one has no effect."""
     order: tuple[object, ...] = ()
@@ -73,8 +77,16 @@ class Setting:
             return self.phrases[shown]
         if shown in GENERAL:
             return f"{GENERAL[shown]} {self.title}"
-        phrase = self.phrase or f"{self.title} {{}}"
-        return phrase.replace("{}", "on" if value is True else "off" if value is False else shown)
+        return (self.phrase or f"{self.title} {{}}").replace("{}", self.label(value))
+
+    def label(self, value: object) -> str:
+        """Return what a value is called below the title of the setting, as in a legend or a table."""
+        shown = text(value)
+        if isinstance(value, bool):
+            shown = self.words.get(shown, "on" if value else "off")
+        elif isinstance(value, int) and abs(value) >= LONG:
+            shown = f"{value:,}"
+        return self.words.get(shown, {"auto": "default", "": "none"}.get(shown, shown))
 
     def describe_unusual(self, value: object) -> str:
         """Return a phrase for a value, empty for the usual one."""
@@ -119,6 +131,10 @@ AtLeast1 = Annotated[int, Field(strict=True, ge=1, lt=LIMIT)]
 NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Axis = partial(Setting, is_axis=True, omit_default=True)
+COMPILED = {
+    "off": "not compiled", "default": "compiled", "reduce-overhead": "compiled with CUDA graphs",
+    "max-autotune": "compiled, autotuned with CUDA graphs", "deepcompile": "compiled by DeepCompile",
+}  # fmt: skip
 
 
 def _compiled(s: Any) -> str:
@@ -154,24 +170,47 @@ class Training(BaseModel):
     """What ZeRO partitions across ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
     offload: Annotated[
         Literal["none", "optimizer-cpu", "all-cpu", "optimizer-nvme", "all-nvme"],
-        Axis(short="offload-{}"),
+        Axis(
+            phrase="{}",
+            short="offload-{}",
+            words={
+                "optimizer-cpu": "optimizer on the CPU",
+                "all-cpu": "parameters and optimizer on the CPU",
+                "optimizer-nvme": "optimizer on NVMe",
+                "all-nvme": "parameters and optimizer on NVMe",
+            },
+        ),
     ] = "none"
     """Where ZeRO keeps optimizer states, or these and parameters (`all`): host memory, or files in `nvme_path`."""
     nvme_path: str = ""
     """Folder for `offload` to NVMe."""
-    optimizer: Annotated[Literal["adamw", "adafactor", "muon"], Axis("optimizer", "{}", "{}")] = "adamw"
+    optimizer: Annotated[
+        Literal["adamw", "adafactor", "muon"],
+        Axis("optimizer", "{}", "{}", words={"adamw": "AdamW", "adafactor": "Adafactor", "muon": "Muon"}),
+    ] = "adamw"
     """AdamW (fused on a GPU), Adafactor (factored second moments), or DeepSpeed's Muon (orthogonalized updates)."""
     learning_rate: Annotated[Positive, Setting(short="lr{}")] = 1e-4
     """The optimizer's constant learning rate."""
-    gradient_clipping: Annotated[NotNegative, Setting(phrases={"0": "no gradient clipping"}, short="clip{}")] = 0.0
+    gradient_clipping: Annotated[
+        NotNegative, Setting(phrases={"0": "no gradient clipping"}, words={"0": "none"}, short="clip{}")
+    ] = 0.0
     """Largest gradient norm; 0 for no clipping."""
     gradient_compression: Annotated[
-        Literal["none", "bf16", "powersgd"], Axis("gradient compression", "compression {}", _compressed)
+        Literal["none", "bf16", "powersgd"],
+        Axis(
+            "gradient compression",
+            "gradients sent in {}",
+            _compressed,
+            words={"powersgd": "PowerSGD"},
+            phrases={"powersgd": "gradients compressed by PowerSGD"},
+        ),
     ] = "none"
     """Compression of the gradients that DDP sends: none, rounded to bf16, or low-rank factors (PowerSGD)."""
     powersgd_rank: Annotated[AtLeast1, Setting("PowerSGD rank", only_with="gradient_compression")] = 1
     """Rank of PowerSGD's factors."""
-    lora_rank: Annotated[Count, Axis("LoRA rank", "LoRA {}", "lora{}", phrases={"0": "no LoRA"})] = 0
+    lora_rank: Annotated[
+        Count, Axis("LoRA rank", "LoRA rank {}", "lora{}", phrases={"0": "no LoRA"}, words={"0": "none"})
+    ] = 0
     """Train only LoRA adapters of this rank (peft), with frozen base weights in half precision; 0 trains everything."""
     dropout: Annotated[float, Field(ge=0, lt=1), Setting(phrases={"0": "no dropout"}, short="dropout{}")] = 0.0
     """Probability of every dropout in the model (0.1 in the configurations of 2019; 0 is usual today)."""
@@ -190,7 +229,7 @@ class Training(BaseModel):
         Literal["auto", "eager", "sdpa"], Axis("attention", "{} attention", "{}", phrases={"auto": "default attention"})
     ] = "auto"
     """Attention implementation: `sdpa` is torch's fused one (BLOOM's ALiBi is its mask); `auto` uses it if it can."""
-    compile: Annotated[CompileMode, Axis("compilation", short=_compiled)] = "off"
+    compile: Annotated[CompileMode, Axis("compilation", "{}", _compiled, words=COMPILED)] = "off"
     """Mode of torch.compile for the model and its loss. `reduce-overhead` and `max-autotune` use CUDA graphs,
     `deepcompile` is DeepSpeed's compiler of ZeRO's communication. `true` is `default`, `false` is `off`."""
     compile_unit: Annotated[
@@ -215,7 +254,14 @@ class Training(BaseModel):
     overlap_comm: Annotated[AutoOnOff, Axis("overlapped communication", short="overlap-{}")] = "auto"
     """Whether ZeRO 1 to 3 reduce gradients in the backward pass; `auto` is DeepSpeed's default: only ZeRO 3 does."""
     bucket_elements: Annotated[
-        Count, Axis("bucket size", "buckets of {} elements", "bucket{}", phrases={"0": "default bucket size"})
+        Count,
+        Axis(
+            "bucket size",
+            "buckets of {} elements",
+            "bucket{}",
+            phrases={"0": "default bucket size"},
+            words={"0": "default"},
+        ),
     ] = 0
     """Gradients per reduction of DDP and ZeRO, parameters per all-gather of ZeRO; 0 for 25 MiB (DDP) and 5e8 (ZeRO)."""
     gradient_checks: Annotated[OnOff, Axis(short="checks-{}")] = "on"
@@ -246,9 +292,7 @@ class Training(BaseModel):
     checkpoint_offload: Annotated[
         Flag,
         Axis(
-            "checkpoints in host memory",
-            phrases={"true": "checkpoints in host memory", "false": "checkpoints on the GPU"},
-            only_with="activation_checkpointing",
+            "checkpoints", words={"true": "in host memory", "false": "on the GPU"}, only_with="activation_checkpointing"
         ),
     ] = False
     """With activation checkpointing: keep the blocks' inputs in host memory."""
@@ -260,13 +304,21 @@ class Training(BaseModel):
     memory_limit_gib: Annotated[
         float,
         Field(ge=0, lt=2**30),
-        Setting("memory limit (GiB)", "memory limit {} GiB", "limit{}gib", phrases={"0": "no memory limit"}),
+        Setting(
+            "memory limit (GiB)",
+            "memory limit {} GiB",
+            "limit{}gib",
+            phrases={"0": "no memory limit"},
+            words={"0": "none"},
+        ),
     ] = 0.0
     """Memory limit per GPU in GiB (on a CPU: per rank), to simulate a smaller one; 0 for no limit."""
     allocator: Annotated[
         Literal["expandable", "default"],
         Setting(
-            phrases={"expandable": "expandable segments", "default": "torch's default allocator"}, short="alloc-{}"
+            phrase="{}",
+            short="alloc-{}",
+            words={"expandable": "expandable segments", "default": "torch's default allocator"},
         ),
     ] = "expandable"
     """How torch reserves GPU memory: in segments that grow (less fragmentation), or as it does by default. If you set
@@ -275,9 +327,16 @@ class Training(BaseModel):
         int, Field(strict=True, ge=2, lt=LIMIT), Setting("sequence length", "sequence {}", is_axis=True)
     ] = 128
     """Tokens per sequence."""
-    data: Annotated[str, Setting("data", "{} data", is_axis=True, short=lambda s: model_shapes.slug(s.data))] = (
-        "synthetic"
-    )
+    data: Annotated[
+        str,
+        Setting(
+            "data",
+            "{} data",
+            is_axis=True,
+            short=lambda s: model_shapes.slug(s.data),
+            phrases={"stdlib": "stdlib text"},
+        ),
+    ] = "synthetic"
     """`synthetic` (random tokens), `stdlib` (the source text of Python's standard library) or a text file."""
     tokenizer: Annotated[
         str, Setting(phrases={"bytes": "bytes as tokens"}, short=lambda s: f"tok-{model_shapes.slug(s.tokenizer)}")

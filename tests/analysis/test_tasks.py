@@ -16,9 +16,9 @@ def test_a_task_is_model_length_data_and_what_is_trained():
 def test_a_title_tells_what_is_unusual_or_what_other_tasks_do_not_tell():
     runs = made_up.runs(9, model=["gpt2"], seq_len=[512])
     runs["data"] = ["synthetic"] * 3 + ["stdlib"] * 3 + [None] * 3
-    titles = ["gpt2, sequence 512, synthetic data", "gpt2, sequence 512, stdlib data", "gpt2, sequence 512"]
+    titles = ["gpt2, sequence 512, synthetic data", "gpt2, sequence 512, stdlib text", "gpt2, sequence 512"]
     assert sorted(task.title for task in tasks(runs)) == sorted(titles)
-    assert [task.title for task in tasks(runs[:6])] == ["gpt2, sequence 512", "gpt2, sequence 512, stdlib data"]
+    assert [task.title for task in tasks(runs[:6])] == ["gpt2, sequence 512", "gpt2, sequence 512, stdlib text"]
 
 
 def test_the_task_with_the_most_runs_comes_first():

@@ -74,7 +74,7 @@ def test_the_fewest_steps_of_each_change_are_named_and_more_gpus_come_last(monke
 def test_two_changes_are_tried_where_one_is_too_small():
     """An optimizer of 12 B a parameter: ZeRO 1 alone shares nothing on one GPU, and ZeRO 0 cannot offload."""
     found, _ = changes(given(gpus=1, zero_stage=0), gpu="T4")
-    assert found["change"].tolist()[0] == "ZeRO 1, offload optimizer-cpu"
+    assert found["change"].tolist()[0] == "ZeRO 1, optimizer on the CPU"
 
 
 def test_what_the_rules_refuse_is_not_offered():

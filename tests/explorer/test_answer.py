@@ -113,9 +113,9 @@ def test_a_reader_asks_with_the_keyboard_and_the_page_answers(tab):
         tab.keyboard.press("ArrowDown")
     assert "8 of 8 runs of this task" in tab.locator(".dsnb-count").inner_text()
     experiments = f"[...{ROOT}.groups.keys()].map((one) => {ROOT}.model.short[one])"
-    assert tab.evaluate(experiments)[:2] == ["GPUs 1", "GPUs 8"]
+    assert tab.evaluate(experiments)[:2] == ["1 GPU", "8 GPUs"]
     card = tab.locator(".dsnb-decision")
-    assert "on 512 H100-SXM-80GB." in card.locator(".dsnb-headline").inner_text()
+    assert "on 1 H100-SXM-80GB." in card.locator(".dsnb-headline").inner_text()
     card.get_by_label("Objective").select_option("cost")
     assert "Cheapest of 8 published settings" in card.inner_text()
     assert "at an assumed $2.50 a GPU-hour" in card.inner_text()

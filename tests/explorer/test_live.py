@@ -88,7 +88,7 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     assert card.locator(".dsnb-headline").inner_text().startswith("Train gpt2 with ")
     card.get_by_label("Smallest relevant difference (%)").fill("5")
     card.get_by_label("Smallest relevant difference (%)").press("Enter")
-    tab.locator(".dsnb-front h4", has_text="differences below 5 % do not count").wait_for()
+    tab.locator(".dsnb-front h3", has_text="differences below 5 % do not count").wait_for()
 
     # a hand on a control: the views follow, and the kernel knows
     tab.locator(".dsnb-filters .dsnb-chip", has_text="ZeRO 3").click()
@@ -101,7 +101,7 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
 
     # the kernel's own hand: the controls and the views follow
     tab.keyboard.press("Shift+Enter")
-    tab.get_by_role("heading", name="power against memory allocated").wait_for(timeout=120_000)
+    tab.get_by_role("heading", name="power against peak memory allocated").wait_for(timeout=120_000)
     assert tab.evaluate(f"{ROOT}.state.precision") == ["bf16"]
     assert tab.locator(".dsnb-filters .dsnb-chip", has_text="bf16").locator("input").is_checked()
     assert tab.evaluate(f"{ROOT}.selected.length") < selected

@@ -31,7 +31,7 @@ HOSTILE = [
     "javascript:window.hacked=1",
     "{{ 7 * 7 }} $x$ [a](b)",
 ]
-FIRST_CHART = ".dsnb-chart canvas"
+FIRST_CHART = ".dsnb-grid .dsnb-chart canvas"
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_keys_alone_make_move_and_clear_a_region(explorer, page):
         sizes.append(len(selected))
         assert tab.locator(".dsnb-count").inner_text().startswith(f"{len(selected)} of 300 runs")
         low, high = (tab.evaluate(f"{ROOT}.model.number({ROOT}.state.x, {end})") for end in region["x"])
-        assert f"memory allocated (GiB) {low} to {high}" in said.inner_text()
+        assert f"peak memory allocated (GiB) {low} to {high}" in said.inner_text()
     assert len(set(sizes)) == 4
     tab.evaluate(f"{ROOT}.set({{ x: 'strategy' }})")
     tab.evaluate(CALM)
@@ -272,13 +272,14 @@ def test_what_is_shown_is_saved(runs, page):
     tab.evaluate(f"{ROOT}.set({{ precision: ['bf16'] }})")
     with tab.expect_download() as waiting:
         tab.get_by_role("button", name="Save as PNG: All runs; the tables below contain the same data").click()
-    assert waiting.value.suggested_filename == "runs-tokens-s-gpu-against-memory-allocated.png"
+    assert waiting.value.suggested_filename == "runs-tokens-s-gpu-against-peak-memory-allocated.png"
     picture = waiting.value.path().read_bytes()
     width, height = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
     assert picture.startswith(b"\x89PNG")
-    size = f"(({{ canvas }}) => [2 * canvas.clientWidth, 2 * (canvas.clientHeight + 4 * 18)])({ROOT}.scatter)"
+    size = f"(({{ canvas }}) => [2 * canvas.clientWidth, 2 * (canvas.clientHeight + 5 * 18)])({ROOT}.scatter)"
     assert [width, height] == tab.evaluate(size)
     table = tab.locator(".dsnb-card", has_text="Save as CSV")
+    table.get_by_role("button", name="Runs", exact=True).click()
     head = table.get_by_role("columnheader", name="tokens/s/GPU")
     head.get_by_role("button").click()
     assert head.get_attribute("aria-sort") == "descending"
@@ -337,9 +338,37 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, pa
     assert "To change: " in tab.locator(".dsnb-card", has_text="One run").first.inner_text()
     drawn = dict(tab.evaluate(f"{ROOT}.scatter.view.data('failed').map(({{ id, y }}) => [id, y])"))
     assert {run: drawn[run] for run in needed.index} == pytest.approx(needed.to_dict())
-    assert "not ok: oom" in tab.locator(".dsnb-legend").inner_text()
+    assert "not ok: out of memory" in tab.locator(".dsnb-legend").inner_text()
     assert f"{lost} of 300 runs" in tab.locator(".dsnb-count").inner_text()
-    assert tab.locator("td.dsnb-bad", has_text="oom").count() > 0
+    tab.evaluate(f"{ROOT}.set({{ table: 'runs' }})")
+    assert tab.locator("td.dsnb-bad", has_text="out of memory").count() > 0
+
+
+def test_the_medians_are_those_of_summarize(runs, page):
+    """In the order of speed, then by any column; with the spread of speed, and only ok runs."""
+    tab = page.tab
+    head, *rows = tab.evaluate(f"{ROOT}.table.lines()")
+    found = pd.DataFrame(rows, columns=head).set_index("setting")
+    wanted = dsnb.summarize(runs)
+    rates = wanted["tokens_per_s_per_gpu_median"].dropna()
+    ratios = (wanted["tokens_per_s_per_gpu_max"] / wanted["tokens_per_s_per_gpu_min"]).reindex(rates.index)
+    order = rates.sort_values(ascending=False).index
+    assert list(found.index[: len(order)]) == [*order[ratios[order] <= 1.5], *order[ratios[order] > 1.5]]
+    wanted = wanted.reindex(found.index)
+    assert list(found["n"]) == list(wanted["n"])
+    assert list(found["not ok"]) == list(wanted["n_failed"])
+    for name in ("tokens_per_s_per_gpu", "peak_allocated_gib", "step_time_s", "power_w"):
+        label = METRIC_LABELS[name]
+        figures = pd.to_numeric(found[label.heading])
+        assert list(figures) == pytest.approx(list(label.factor * wanted[f"{name}_median"]), rel=1e-14, nan_ok=True)
+    rate = {end: wanted[f"tokens_per_s_per_gpu_{end}"] for end in ("min", "max", "median")}
+    spread = (50 * (rate["max"] - rate["min"]) / rate["median"]).where(wanted["tokens_per_s_per_gpu_n"] > 1)
+    assert list(pd.to_numeric(found["spread (± %)"])) == pytest.approx(list(spread), rel=1e-14, nan_ok=True)
+    column = tab.locator(".dsnb-runs").get_by_role("columnheader", name="step time")
+    column.get_by_role("button").click()
+    assert column.get_attribute("aria-sort") == "ascending"
+    times = wanted["step_time_s_median"].dropna().sort_values()
+    assert tab.evaluate(f"{ROOT}.table.lines()[1][0]") == times.index[0]
 
 
 PLACE = """(explorer, name) => {
@@ -381,7 +410,7 @@ def test_marks_say_what_they_are_and_a_click_opens_them(tmp_path, watched, monke
         tab.evaluate(CALM)
         across, down, run = tab.evaluate(POINT, front)
         tab.mouse.move(across, down)
-        assert tab.locator(".dsnb-tip").first.is_visible()
+        assert tab.locator(".dsnb-grid .dsnb-tip").first.is_visible()
         tab.mouse.click(across, down)
         tab.evaluate(CALM)
         assert tab.evaluate(f"[{ROOT}.state.run, {ROOT}.state.brush]") == [run, brush]
@@ -390,7 +419,7 @@ def test_marks_say_what_they_are_and_a_click_opens_them(tmp_path, watched, monke
     tab.evaluate(f"{ROOT}.open({next(run for run in range(22) if run not in series)})")
     assert f"The steps of this run {left_out}" in tab.locator(".dsnb-explorer").inner_text()
     tab.evaluate(f"{ROOT}.open({series[0]})")
-    assert tab.locator(".dsnb-series canvas").count() == 6
+    assert tab.locator(".dsnb-series").last.locator("canvas").count() == 6
 
     mark = f"{ROOT}.medians.view.data('medians').find(({{ low, high }}) => low < high)"
     name, *lines = tab.evaluate(f"{ROOT}.describe({mark})")
@@ -427,6 +456,53 @@ def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched):
             tab.evaluate(CALM)
             assert violations(tab) == []
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_chart_has_columns_for_what_the_task_has_and_a_region_over_them_selects_it(tmp_path, watched):
+    """ZeRO 1 was run with the other model alone: no empty column, and ZeRO 2 stays ZeRO 2."""
+    runs = made_up.runs(60, seq_len=[512]).assign(status="ok", tokens_per_s=1e4)
+    runs = pd.concat([runs[runs["zero_stage"] != 1], runs[runs["zero_stage"] == 1].assign(seq_len=1024)])
+    explorer = dsnb.explore(runs)
+    task = next(title for title in explorer.data.tasks if "512" in title)
+    tab = watched(explorer.set(task=task, x="strategy").save(tmp_path / "page.html")).tab
+    ends = f"(({{ x_labels, x_low, x_high }}) => [x_labels, x_low, x_high])({ROOT}.scatter.picture.signals)"
+    assert tab.evaluate(ends) == [["ZeRO 0", "ZeRO 2", "ZeRO 3"], -0.5, 2.5]
+    tab.evaluate(f"{ROOT}.brushing({{ x: [0.8, 1.1], y: [0, 1e9] }})")
+    tab.wait_for_function(f"{ROOT}.state.brush")
+    assert tab.evaluate(f"[{ROOT}.state.brush.x, {ROOT}.scatter.picture.brush.x]") == [[1.5, 2.5], [0.5, 1.5]]
+    assert tab.evaluate(f"[...new Set({ROOT}.selected.map((run) => {ROOT}.model.columns.get('strategy')[run]))]") == [2]
+
+
+def test_losses_are_drawn_by_time_and_a_pin_shows_that_it_is_pinned(tmp_path, watched):
+    made_up.write_folders(made_up.runs(12).assign(status="ok"), tmp_path / "s")
+    explorer = dsnb.explore(dsnb.load_runs(tmp_path))
+    tab = watched(explorer.save(tmp_path / "page.html")).tab
+    last = f"{ROOT}.model.series[{ROOT}.selected[0]]"
+    reach = f"{ROOT}.losses.picture.signals.x_high"
+    assert tab.evaluate(f"{reach} >= {last}.step.at(-1)")
+    tab.get_by_label("Loss against").select_option("t_s")
+    title, is_within = tab.evaluate(f"[{ROOT}.losses.picture.signals.x_title, {reach} >= {last}.t_s.at(-1)]")
+    assert (title, is_within) == ("time since start (s)", True)
+    first, second = tab.locator(".dsnb-front button").all()[:2]
+    first.click()
+    assert (first.inner_text(), first.get_attribute("aria-pressed")) == ("Pinned", "true")
+    assert (second.inner_text(), second.get_attribute("aria-pressed")) == ("Pin to compare with A", "false")
+    first.click()
+    assert (first.inner_text(), tab.evaluate(f"{ROOT}.state.pins")) == ("Pin", [])
+
+
+def test_days_and_cost_are_drawn_over_the_gpus_where_there_are_several_numbers(tmp_path, watched):
+    page = watched(
+        dsnb.explore(dsnb.published("lambda_1cc_opt")).set(task="opt-350m, sequence 512").save(tmp_path / "p.html")
+    )
+    drawn = f"{ROOT}.byGpus.charts.map(({{ picture }}) => picture.data.medians.map(({{ y }}) => y))"
+    days, cost = page.tab.evaluate(drawn)
+    runs = dsnb.published("lambda_1cc_opt").query("model == 'opt-350m'").sort_values("gpus")
+    expected = 1e11 / runs["tokens_per_s"] / 86400
+    assert days == pytest.approx(expected.tolist())
+    assert cost == pytest.approx((expected * 24 * runs["gpus"] * 2.5).tolist())
+    page.tab.evaluate(f"{ROOT}.set({{ task: 'all' }})")
+    assert not page.tab.locator(".dsnb-chart:visible").count()
 
 
 def stroke(tab, start, end):
@@ -490,11 +566,13 @@ def test_the_keyboard_reaches_and_uses_every_control(page):
     assert tab.evaluate("document.activeElement.tagName") == "H4"  # the reader is taken to the run
 
 
-def test_printed_it_is_light_and_complete(saved, watched):
+def test_printed_it_is_light_and_has_the_first_medians(saved, watched):
     page = watched(saved, color_scheme="dark")
     page.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.tab.evaluate(f"{ROOT}.scatter.view.signal('ink')") == "#1f2328"
-    assert page.tab.locator(".dsnb-runs tbody tr").count() == 300
+    assert page.tab.locator(".dsnb-runs thead th").all_inner_texts()[:3] == ["setting", "n", "tokens/s/GPU"]
+    assert page.tab.locator(".dsnb-runs thead th").count() == 6
+    assert page.tab.locator(".dsnb-runs tbody tr").count() == 20
     page.tab.emulate_media(media="print")
     page.tab.set_viewport_size({"width": 718, "height": 1000})  # A4 without its margins
     cut = "(nodes) => nodes.filter((node) => node.getBoundingClientRect().right > innerWidth).length"
@@ -517,6 +595,7 @@ def test_ten_thousand_runs_make_a_page_of_less_than_3_mb(tmp_path, watched):
     saved = dsnb.explore(table).save(tmp_path / "page.html")
     assert saved.stat().st_size < 3_000_000
     page = watched(saved)
+    page.tab.evaluate(f"{ROOT}.set({{ table: 'runs' }})")
     rows = page.tab.evaluate(f"{ROOT}.table.lines().slice(0, 301)")
     found = pd.DataFrame(rows[1:], columns=rows[0])
     for name in ("tokens_per_s", "mfu", "step_time_s"):

@@ -195,6 +195,21 @@ def test_a_run_that_is_opened_brings_its_steps(tmp_path, monkeypatch):
     assert explorer.live.series["1"]["step"][0] == 1
 
 
+def test_a_task_with_several_numbers_of_gpus_asks_for_the_fewest_gpu_hours_until_told_otherwise():
+    runs = pd.concat([dsnb.published("lambda_1cc_opt"), dsnb.published("h200_gpt2_zero_precision")])
+    scaling, single = "opt-350m, sequence 512", "gpt2, sequence 128, stdlib text"
+    explorer = dsnb.explore(runs).set(task=scaling)
+    assert explorer.state["objective"] == "gpu_hours"
+    assert explorer.set(task=single).state["objective"] == "time"
+    assert explorer.set(task=scaling).state["objective"] == "gpu_hours"
+    explorer.set(objective="time", task=single)
+    assert explorer.set(task=scaling).state["objective"] == "gpu_hours"  # the usual one of the other task
+    explorer.set(objective="cost")
+    assert explorer.set(task=single).state["objective"] == "cost"
+    ranks = made_up.runs(6, gpus=[1, 2]).assign(device="cpu", gpu_name=None)
+    assert dsnb.explore(ranks).state["objective"] == "time"
+
+
 def test_another_task_starts_with_all_of_its_runs():
     explorer = dsnb.explore(dsnb.published("lambda_1cc_opt")).set(gpus=512, objective="cost", run=8)
     assert explorer.state["task"] == "opt-13b, sequence 512, LoRA adapters"

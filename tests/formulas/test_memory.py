@@ -183,7 +183,7 @@ def test_one_change_at_a_time():
     assert list(table["theory_gib"])[:2] == pytest.approx([-9 * parameters / GIB] * 2)
     accumulated = memory_use.savings(runs.assign(grad_accum=2))
     assert list(accumulated["theory_gib"])[:2] == pytest.approx([-9 * parameters / GIB, -10.5 * parameters / GIB])
-    assert list(memory_use.savings(runs, base="e3")["change"]) == ["offload optimizer-cpu → no offload"]
+    assert list(memory_use.savings(runs, base="e3")["change"]) == ["optimizer on the CPU → no offload"]
     assert memory_use.savings(runs, base="unknown").equals(table)
 
 

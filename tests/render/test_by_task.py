@@ -24,7 +24,7 @@ def parts(html, heading="h3"):
 
 
 def names(html):
-    return re.findall(r'<th scope="row">(.*?)</th>', str(html))
+    return re.findall(r'<th scope="row"[^>]*>(.*?)</th>', str(html))
 
 
 def test_medians_are_ranked_within_a_task():

@@ -20,7 +20,7 @@ def sweep(rates, memory=7.0, **columns):
 def cells(parts):
     """Give the page, and the texts of the cells of each table row, a verdict after its class."""
     page = "".join(part.text for part in parts)
-    rows = re.findall(r"<tr><th scope=\"row\">(.*?)</th>(.*?)</tr>", page)
+    rows = re.findall(r"<tr><th scope=\"row\"[^>]*>(.*?)</th>(.*?)</tr>", page)
     page_cells = [(name, re.findall(r"<td[^>]*>(.*?)</td>", rest)) for name, rest in rows]
     return page, [
         (name, [re.sub(r'<span class="(\w+)">(.*)</span>', r"\1: \2", cell) for cell in own])

@@ -24,7 +24,7 @@ def test_an_ok_run_begins_with_its_most_important_figures(tmp_path):
     top, folded = text.split("<details><summary>All figures</summary>")
     assert rows(top) == [
         ("tokens/s", "2,000"), ("tokens/s/GPU", "1,000"), ("step time (ms)", "125.0"),
-        ("memory allocated (GiB)", "1.50"), ("MFU (%)", "45.7"),
+        ("peak memory allocated (GiB)", "1.50"), ("MFU (%)", "45.7"),
     ]  # fmt: skip
     assert "a &lt;note&gt;" in top
     assert ("loss_first", "6") in rows(folded)

@@ -1,6 +1,7 @@
 """Tables of runs: medians and spreads known in advance, and hostile text."""
 
 import math
+import re
 
 import pandas as pd
 import pytest
@@ -41,6 +42,28 @@ def test_hostile_text_stays_text():
         assert "&lt;b&gt;" in shown
         assert "<script" not in shown
         assert "<b>" not in shown
+
+
+def test_the_environment_says_when_and_how_it_was_measured():
+    runs = runs_of(a=[1.0, 2.0]).assign(gpu_name=["H200", None], date_utc=["2026-11-24T09:00", "2026-11-22T10:00"])
+    runs = runs.assign(timed_steps=[40, 20], timed_s=[12.5, 0.4], warmup_steps=5, variables=["A=1", "A=2"])
+    text = str(tables.environment(runs))
+    for name, value in {
+        "GPU": "H200",
+        "dates": "2026-11-22 to 2026-11-24",
+        "measured": "20 to 40 steps (0.4 to 12.5 s) after 5 warm-up steps",
+    }.items():
+        assert re.search(rf'<th scope="row"[^>]*>{name}</th><td class="text">{re.escape(value)}</td>', text)
+    assert "variables" not in text  # they differ
+    bare = str(tables.environment(pd.DataFrame({"experiment": ["a"], "timed_steps": [None]})))
+    assert not {"measured", "dates", "driver", "nan"} & set(re.findall(r"\w+", bare))
+
+
+def test_numbers_stay_on_one_line():
+    table = pd.DataFrame({"speed": ["100.0 ± 113.7"], "why": ["one two"]}, index=["ZeRO 0, bf16"])
+    text = str(tables.to_html(table, text_columns=("why",)))
+    assert '<td>100.0\xa0<span class="spread">±\xa0113.7</span></td><td class="text">one two</td>' in text
+    assert '<th scope="row" style="white-space: nowrap">ZeRO 0, bf16</th>' in text
 
 
 @pytest.mark.timeout(20)

@@ -13,7 +13,7 @@ from dsnb.settings.experiment import DECLARED, DEFAULTS, SUPERVISION, Experiment
 def test_a_setting_is_everywhere_what_its_declaration_says():
     lora = DECLARED["lora_rank"]
     assert (lora.title, lora.usual, lora.is_axis) == ("LoRA rank", 0, True)
-    assert labels.axis("lora_rank").describe(8) == "LoRA 8"
+    assert labels.axis("lora_rank").describe(8) == "LoRA rank 8"
     assert Experiment(device="cpu", lora_rank=8).name.endswith("_lora8")
     assert "lora_rank" in columns.RUN_NUMBERS
     assert cleaned("experiment.json", {"lora_rank": 8, "device": "cpu"}) == ({"lora_rank": 8, "device": "cpu"}, None)

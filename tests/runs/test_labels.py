@@ -38,6 +38,11 @@ def test_a_setting_is_said_as_an_engineer_would(settings, words):
         ({"overlap_comm": "auto"}, "default overlapped communication"),
         ({"micro_batch_size": "auto"}, "the largest micro-batch that fits"),
         ({"bucket_elements": None}, "unknown bucket size"),
+        ({"bucket_elements": 100_000_000}, "buckets of 100,000,000 elements"),
+        ({"offload": "all-nvme"}, "parameters and optimizer on NVMe"),
+        ({"gradient_compression": "powersgd"}, "gradients compressed by PowerSGD"),
+        ({"checkpoint_offload": False}, "checkpoints on the GPU"),
+        ({"deepspeed.zero_optimization.reduce_scatter": None}, "default reduce_scatter"),
     ],
     ids=str,
 )
@@ -50,3 +55,17 @@ def test_how_blocks_are_recomputed_is_not_said_where_none_are():
     assert labels.unusual_choice(run, "checkpoint_every") == "one block of 2 recomputed"
     assert labels.unusual_choice({**run, "activation_checkpointing": False}, "checkpoint_every") == ""
     assert labels.has_effect({"checkpoint_every": 2}, "checkpoint_every")  # whether they are is unknown
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("compile", ["off", "default", "reduce-overhead"], ["not compiled", "compiled", "compiled with CUDA graphs"]),
+        ("activation_checkpointing", [False, True], ["off", "on"]),
+        ("memory_limit_gib", [0.0, 16.0], ["none", "16"]),
+        ("attention", ["auto", None], ["default", "-"]),
+        ("status", ["ok", "oom"], ["ok", "out of memory"]),
+    ],
+)
+def test_a_value_below_its_title_is_a_plain_word(name, values, words):
+    assert [labels.axis(name).label(value) for value in values] == words

@@ -6,7 +6,7 @@ class Controls {
   constructor(model, set) {
     Object.assign(this, { model, set });
     this.boxes = model.axes.filter((axis) => axis.isFilter).map((axis) => this.filter(axis));
-    this.selects = Object.keys(model.options).map((name) => this.select(name));
+    this.selects = Object.keys(AXES).map((name) => this.select(name));
     const reset = button("Reset", () => set({ ...model.defaults, ...model.cleared(this.state), task: this.state.task }));
     const filters = element("div", { class: "dsnb-filters" }, ...this.boxes.map((box) => box.node));
     const fields = element("div", { class: "dsnb-fields" }, ...this.selects.map((one) => one.node), reset);

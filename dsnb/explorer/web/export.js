@@ -28,7 +28,7 @@ const LINE = 18;
 const PIXELS = 2; // of a picture for each of the page
 
 // A chart between its title and legend and a line that says what was measured.
-const chartCanvas = async (chart, { title, legend, cite }) => {
+const chartCanvas = async (chart, { title, task, legend, cite }) => {
   const plot = await chart.view.toCanvas(PIXELS);
   const [width, height] = [plot.width / PIXELS, plot.height / PIXELS];
   const canvas = element("canvas");
@@ -50,7 +50,7 @@ const chartCanvas = async (chart, { title, legend, cite }) => {
     }
   };
   const words = (text) => text.split(" ").map((label) => ({ label }));
-  write(words(title), "600 14px");
+  write(words([task, title].filter(Boolean).join(": ")), "600 14px");
   if (legend.length) write(legend, "12px");
   const above = line;
   write(words(cite), "11px");
@@ -74,7 +74,7 @@ const chartCanvas = async (chart, { title, legend, cite }) => {
   return canvas;
 };
 
-// `describe()` returns what a saved picture says besides: { title, legend, cite }.
+// `describe()` returns what a saved picture says besides: { title, task, legend, cite }.
 const saveButton = (chart, describe) => {
   const save = async () => (await chartCanvas(chart, describe())).toBlob((png) => saveFile(fileName(describe().title, "png"), png), "image/png");
   return button("Save as PNG", save, { class: "dsnb-save", "aria-label": `Save as PNG: ${chart.label}` });

@@ -11,7 +11,7 @@ const stateChecks = (model) => {
   const isRun = isWithin({ least: 0, most: model.runs - 1, isWhole: true });
   const isExperiment = isOneOf(model.experiments.names);
   const isRange = (value) => isList(Number.isFinite)(value) && value.length === 2 && value[0] <= value[1];
-  const isColumn = isOneOf(["experiment", "repeat", "headroom", ...model.axis.keys(), ...model.figure.keys()]);
+  const isColumn = isOneOf(["experiment", "repeat", "headroom", "n", "failed", "spread", ...model.axis.keys(), ...model.figure.keys()]);
   const { train_tokens, gpus_at_hand, global_batch, price, relevance } = model.inputs;
   return {
     ...Object.fromEntries(model.axes.map(({ name, values }) => [name, isList(isOneOf(values))])),

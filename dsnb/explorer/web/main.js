@@ -16,13 +16,16 @@ class Explorer {
     this.legend = new Legend(model, set);
     this.titles = { scatter: element("span"), medians: element("span") };
     [this.about, this.laneNote, this.lossNote] = [soft(), soft(), soft()];
-    this.region = soft("", { id: newId() });
+    this.region = soft("", { id: newId(), class: "dsnb-soft dsnb-unprinted" });
     this.clear = button("Clear region", () => set({ brush: null }));
-    this.front = element("div", { class: "dsnb-front" });
+    this.front = element("section", { class: "dsnb-card dsnb-front" });
     this.base = element("select", { onchange: () => set({ base: this.base.value }) });
     this.effectBox = element("div", { class: "dsnb-later" });
+    this.lossBy = element("select", { onchange: () => this.draw() }, element("option", { value: "step" }, "optimizer step"), element("option", { value: "t_s" }, SINCE_START));
+    this.lossField = field("Loss against", this.lossBy);
     this.pins = new Pins(model, set);
     this.detail = new Detail(model, set, this.pins);
+    this.byGpus = new ByGpus(model);
     this.table = new RunTable(model, (run) => this.open(run), set);
     const events = { tooltip: (mark) => this.describe(mark), click: (mark) => this.clicked(mark) };
     const { scatter, medians: along, lines } = model.charts;
@@ -33,16 +36,23 @@ class Explorer {
     for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
     root.replaceChildren(this.card.node, this.overview.node, this.single);
     const isLarge = !matchMedia("(max-width: 640px)").matches; // a small screen shows the filters folded, so that the first chart comes soon
+    const lossCard = card("Loss", this.lossField, this.losses.node, this.lossNote);
+    lossCard.classList.add("dsnb-unprinted");
     this.single.append(
+      this.byGpus.node,
       element("details", { class: "dsnb-fold", open: isLarge }, element("summary", {}, "Filters and axes"), this.controls.node), this.count, this.legend.node,
       element(
         "div", { class: "dsnb-grid" },
-        card(this.titles.scatter, this.scatter.node, this.region, this.clear, this.laneNote, this.about, this.front),
+        card(this.titles.scatter, this.scatter.node, this.region, this.clear, this.laneNote, this.about),
         card(this.titles.medians, this.medians.node),
+        this.front, lossCard,
       ),
-      card("Effect of one change", field("Baseline", this.base), this.effectBox),
-      card("Loss", this.losses.node, this.lossNote),
-      this.pins.node, this.detail.node, card("Runs", this.table.node), model.predictions.node ?? "",
+      element(
+        "div", { class: "dsnb-unprinted" },
+        card("Effect of one change", field("Baseline", this.base), this.effectBox),
+        this.pins.node, this.detail.node,
+      ),
+      card("Medians and runs", this.table.node), model.predictions.node ?? "",
     );
     this.redraw();
     this.listeners = new AbortController();
@@ -53,16 +63,16 @@ class Explorer {
   }
 
   charts() {
-    return [this.scatter, this.medians, this.losses, ...this.detail.charts];
+    return [this.scatter, this.medians, this.losses, ...this.byGpus.charts, ...this.detail.charts];
   }
 
-  // Follow the light or dark theme of the system and of JupyterLab; print is always light, with all rows.
+  // Follow the light or dark theme of the system and of JupyterLab; print is always light, with medians.
   watchTheme(signal) {
     const recolour = () => this.charts().forEach((chart) => chart.recolour());
     const print = (printing) => () => {
       this.root.classList.toggle("dsnb-print", printing);
       recolour();
-      for (const table of [this.table, this.model.predictions.table]) table?.print(printing);
+      if (!this.single.hidden) this.table.print(printing);
     };
     const lab = new MutationObserver(recolour);
     lab.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
@@ -76,8 +86,9 @@ class Explorer {
   describePicture(chart) {
     const { model, state, selected } = this;
     const predicted = chart === this.losses ? [] : model.predictions.legend(state);
-    const legend = this.detail.charts.includes(chart) ? [] : [...legendEntries(model, state), ...statusEntries(model, selected), ...predicted];
-    return { title: chart.title ?? chart.label, legend, cite: [model.cite, `n = ${count(selected.length, "run")}`].filter(Boolean).join("; ") };
+    const legend = [...this.byGpus.charts, ...this.detail.charts].includes(chart) ? [] : [...legendEntries(model, state), ...statusEntries(model, selected), ...predicted];
+    if (legend.length) legend.unshift({ label: `${model.axis.get(state.colour).title}:` });
+    return { title: chart.title ?? chart.label, task: model.task(state)?.title, legend, cite: [model.cite, `n = ${count(selected.length, "run")}`].filter(Boolean).join("; ") };
   }
 
   // Set some controls, as explorer.set does in Python; `notify` is false for changes that come from Python.
@@ -90,7 +101,7 @@ class Explorer {
     this.address?.write(this.state);
     const changed = Object.keys(this.state).filter((name) => this.state[name] !== before[name]);
     const parts = { run: () => this.detail.show(this.state.run, this.state), pins: () => this.pins.show(this.state) };
-    parts.sort = () => this.table.showRuns(this.selected, this.state);
+    parts.sort = parts.table = () => this.table.showRuns(this.selected, this.groups, this.state);
     if (!this.single.hidden && changed.every((name) => parts[name])) changed.forEach((name) => parts[name]());
     else this.redraw();
     paintViewFirst(this.root);
@@ -109,13 +120,14 @@ class Explorer {
       return;
     }
     this.controls.show(state);
+    if (this.card.answer) this.byGpus.show(this.card.answer);
     this.clear.hidden = !state.brush;
     this.region.textContent = state.brush ? `${this.describeRegion()} Arrow keys move it, with Shift they resize it.` : REGION;
     this.describeSelection();
     this.frontier = model.front(model.grouped(this.filtered), state); // a region selects, it does not change what is best
     this.draw();
     this.compare();
-    this.table.showRuns(this.selected, state);
+    this.table.showRuns(this.selected, this.groups, state);
     model.predictions.show(state);
     this.pins.show(state);
     this.detail.show(state.run, state);
@@ -150,12 +162,14 @@ class Explorer {
   draw() {
     const { model, state, selected } = this;
     const picture = scatter(model, state, this.filtered, selected, this.frontier, this.card.answer?.best?.experiment);
-    this.scatter.draw({ ...picture, brush: state.brush });
+    const places = state.brush && model.axis.has(state.x) ? { ...state.brush, x: model.placesOf(model.columnsOf(model.axis.get(state.x), state), state.brush.x) } : state.brush;
+    this.scatter.draw({ ...picture, brush: places });
     const star = picture.data.best.length ? "★ is the setting of the answer." : "";
     this.laneNote.textContent = picture.message ? "" : [star, picture.note].filter(Boolean).join(" ");
-    this.front.replaceChildren(element("h4", {}, `Best trade-offs: differences below ${percent(state.relevance)} do not count`), frontList(model, this.frontier, state, this.pins));
+    this.front.replaceChildren(element("h3", {}, `Best trade-offs: differences below ${percent(state.relevance)} do not count`), frontList(model, this.frontier, state, this.pins));
     this.medians.draw(medians(model, state, selected, this.groups));
-    const loss = losses(model, state, selected);
+    const loss = losses(model, state, selected, this.lossBy.value);
+    this.lossField.hidden = !loss.hasTimes;
     this.losses.draw(loss);
     const without = selected.filter((run) => !model.series[run]).length;
     const missing = without ? `The steps of ${without} of the ${count(selected.length, "selected run")} ${model.leftOut}` : "";
@@ -218,7 +232,8 @@ class Explorer {
   // A brush moves many times a second; redraw once per frame.
   brushing(region) {
     cancelAnimationFrame(this.waiting);
-    const brush = region && { ...region, x: this.model.axis.has(this.state.x) ? snapToValues(region.x) : region.x };
+    const axis = this.model.axis.get(this.state.x);
+    const brush = region && { ...region, x: axis ? this.model.codesOf(this.model.columnsOf(axis, this.state), snapToValues(region.x)) : region.x };
     this.waiting = requestAnimationFrame(() => this.set({ brush }));
   }
 

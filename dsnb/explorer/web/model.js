@@ -115,6 +115,7 @@ class Model {
     const isOther = "task" in patch && patch.task !== before.task;
     const isMeasured = (name) => this.runsOf(this.task(patch)).some((run) => !Number.isNaN(this.values(name, before)[run]));
     const fresh = isOther ? this.cleared(patch) : {};
+    if (isOther && before.objective !== this.task(before)?.controls.objective) fresh.objective = before.objective; // it was chosen
     const kept = ["x", "y"].filter((side) => isOther && isMeasured(before[side])).map((side) => [side, before[side]]);
     const state = { ...before, ...fresh, ...Object.fromEntries(kept), ...patch };
     if (!("brush" in patch) && (before.x !== state.x || before.y !== state.y)) state.brush = null;
@@ -132,6 +133,22 @@ class Model {
     if (task && task === this.allTasks) return [...this.taskCodes.keys()];
     const code = this.tasks.indexOf(task);
     return this.taskCodes.flatMap((own, run) => (own === code ? [run] : []));
+  }
+
+  // The codes of a setting that occur in the task, in order: each has a column of a chart, whatever the filters.
+  columnsOf(axis, state) {
+    const codes = this.runsOf(this.task(state)).map((run) => axis.codes[run]).concat(this.predictions.codesOf(axis, { task: state.task }));
+    return [...new Set(codes)].sort((a, b) => a - b);
+  }
+
+  // A region over a setting, in places of columns, as one in its codes; and back.
+  codesOf(columns, [low, high]) {
+    return [columns[Math.ceil(low)] - 0.5, columns[Math.floor(high)] + 0.5];
+  }
+
+  placesOf(columns, [low, high]) {
+    const inside = columns.flatMap((code, place) => (code >= low && code <= high ? [place] : []));
+    return [inside[0] - 0.5, inside.at(-1) + 0.5];
   }
 
   // The runs of the task that pass the filters, in order.
@@ -220,7 +237,7 @@ class Model {
     return (this.remarks.runs[run] ?? []).map((place) => this.remarks.texts[place]);
   }
 
-  // A figure with its name and unit, as in "memory allocated 6.00 GiB" and "76,717 tokens/s".
+  // A figure with its name and unit, as in "peak memory allocated 6.00 GiB" and "76,717 tokens/s".
   labelled(name, text) {
     const { title, unit } = this.figure.get(name);
     return title.includes("/") ? `${text} ${title}` : `${title} ${text} ${unit}`.trim();

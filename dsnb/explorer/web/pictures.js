@@ -10,16 +10,16 @@ const style = (model, state, run) => {
 // Titles, domains, labels and display factors of both axes; a scale is logarithmic only if all values are positive.
 const frame = (model, state, x, y, xs, ys) => {
   const axis = model.axis.get(x);
-  const codes = axis ? model.runsOf(model.task(state)).map((run) => axis.codes[run]).concat(model.predictions.codesOf(axis, state)) : []; // filters leave the axis as it is
   const types = {};
   for (const [side, name, values] of [["x", x, xs], ["y", y, ys]]) {
     const possible = !model.axis.get(name) && values.every((value) => !(value <= 0));
     types[side] = state[`${side}_scale`] === "log" && possible ? "log" : "linear";
   }
-  const across = axis ? [Math.min(axis.values.length, ...codes) - 0.5, Math.max(0, ...codes) + 0.5] : domain(xs, types.x === "log");
+  const columns = axis ? model.columnsOf(axis, state) : [];
+  const across = axis ? [-0.5, Math.max(columns.length, 1) - 0.5] : domain(xs, types.x === "log");
   const up = domain(ys, types.y === "log");
   const signals = {
-    x_title: model.named.get(x).heading, y_title: y ? model.named.get(y).heading : "", x_labels: axis ? axis.labels : null,
+    x_title: model.named.get(x).heading, y_title: y ? model.named.get(y).heading : "", x_labels: axis ? columns.map((code) => axis.labels[code]) : null,
     x_low: across[0], x_high: across[1], y_low: up[0], y_high: up[1], x_factor: model.factor(x), y_factor: model.factor(y),
   };
   return { signals, types };
@@ -49,7 +49,8 @@ const scatter = (model, state, filtered, selected, front, best) => {
   const { unselected } = model.colours;
   const [x, y] = [model.values(state.x, state), model.values(state.y, state)];
   const nominal = model.axis.has(state.x);
-  const at = (run) => x[run] + (nominal ? jitter(run) : 0);
+  const columns = nominal ? model.columnsOf(model.axis.get(state.x), state) : [];
+  const at = (run) => (nominal ? columns.indexOf(x[run]) + jitter(run) : x[run]);
   const chosen = new Set(selected);
   const isMeasured = (run) => !Number.isNaN(x[run]) && !Number.isNaN(y[run]);
   const measured = filtered.filter(isMeasured);
@@ -80,7 +81,8 @@ const scatter = (model, state, filtered, selected, front, best) => {
   const reason = filtered.length ? "No run measured both." : isRun ? "No run matches the filters: remove some." : NOT_RUN;
   const message = points.length || crosses.length || predicted.length ? null : reason;
   const own = filtered.filter((run) => model.experiments.codes[run] === best);
-  const star = { x: model.spread(x, own).median, y: model.spread(y, own).median };
+  const middle = model.spread(x, own).median;
+  const star = { x: nominal && own.length ? columns.indexOf(middle) : middle, y: model.spread(y, own).median };
   const notes = [
     isPlaced ? "Crosses ran out of memory: they are at what they needed at least." : "",
     unknown.length ? `${isPlaced ? "Other crosses" : "Crosses"} were not measured: their position along the axis has no meaning.` : "",
@@ -100,7 +102,8 @@ const medians = (model, state, selected, groups) => {
   const colours = model.axis.get(state.colour);
   const most = colours.values.length - 1;
   const offset = (code) => (state.colour === state.along || most < 1 ? 0 : (code / most - 0.5) * 0.5);
-  const at = (run) => axis.codes[run] + offset(colours.codes[run]);
+  const columns = model.columnsOf(axis, state);
+  const at = (run) => columns.indexOf(axis.codes[run]) + offset(colours.codes[run]);
   const crosses = [];
   const marks = [];
   const equal = new Map();
@@ -146,23 +149,27 @@ const lineFrame = (points, others) => {
   return { signals, types: { x: "linear", y: "linear" } };
 };
 
+const SINCE_START = "time since start (s)";
 const SOLID = [1, 0];
 // Repeats of a setting share its colour and differ in their dashes.
 const DASHES = [SOLID, [6, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3]];
 
 // The losses of the selected runs whose steps are in this page; a cross where one that is not ok ended.
-const losses = (model, state, selected) => {
-  const known = selected.map((run) => ({ run, points: pointsOf(model.series[run]?.step, model.series[run]?.loss) })).filter(({ points }) => points.length);
+const losses = (model, state, selected, side = "step") => {
+  const curves = (name) => selected.map((run) => ({ run, points: pointsOf(model.series[run]?.[name], model.series[run]?.loss) })).filter(({ points }) => points.length);
+  const timed = curves("t_s"); // a published curve may have no times
+  const isTimed = side === "t_s" && timed.length > 0;
+  const known = isTimed ? timed : curves("step");
   const lines = known.map(({ run, points }) => {
     const dash = DASHES[Math.max(0, (model.repeats[run] ?? 1) - 1) % DASHES.length];
     return { id: run, path: pathOf(points), fill: style(model, state, run).fill, dash };
   });
   const early = known.filter(({ run }) => !model.ok[run]);
   const ends = early.map(({ run, points }) => ({ id: run, x: points.at(-1)[0], y: points.at(-1)[1], fill: model.statusColour(run) }));
-  const axes = lineFrame(known.flatMap(({ points }) => points), { x_title: "optimizer step", y_title: "loss" });
+  const axes = lineFrame(known.flatMap(({ points }) => points), { x_title: isTimed ? SINCE_START : "optimizer step", y_title: "loss" });
   const message = lines.length ? null : "No loss of the selected runs is in this file.";
   const note = early.length ? `Crosses mark where ${count(early.length, "run")} ended early.` : "";
-  return { ...axes, data: { lines, ends }, message, note };
+  return { ...axes, data: { lines, ends }, message, note, hasTimes: timed.length > 0 };
 };
 
 // One chart of a run over time, or the reason why it is empty: the timed steps, or all since the launch where there are none.
@@ -171,7 +178,50 @@ const series = (model, one, { values, times, heading, factor }) => {
   const timed = all.filter(([x]) => x > (one.warm_s ?? 0));
   const shown = timed.length ? timed : all;
   const low = shown === all ? 0 : one.warm_s ?? 0;
-  const axes = lineFrame(shown, { x_title: "time since start (s)", y_title: heading, x_low: low, y_factor: factor });
+  const axes = lineFrame(shown, { x_title: SINCE_START, y_title: heading, x_low: low, y_factor: factor });
   const lines = [{ id: 0, path: pathOf(shown), fill: model.colours.run, dash: SOLID }];
   return { ...axes, data: { lines }, message: shown.length ? null : `${heading}: not measured in this run.` };
 };
+
+// What the best setting at each number of GPUs takes: days and cost, or GPU-hours where no price is known.
+class ByGpus {
+  constructor(model) {
+    this.model = model;
+    this.charts = ["Days by number of GPUs", "Cost by number of GPUs"].map((label) => new Chart({ ...model.charts.medians, height: 150 }, label, { tooltip: ({ lines }) => lines }));
+    this.about = soft();
+    this.node = card("Days and cost by number of GPUs", element("div", { class: "dsnb-series" }, ...this.charts.map(({ node }) => node)), this.about);
+    this.node.classList.add("dsnb-unprinted");
+  }
+
+  // Hidden where all settings use one number of GPUs, or none.
+  show({ measured, task, state }) {
+    const { model } = this;
+    const asked = JSON.stringify([task.title, state.train_tokens, state.prices, state.currency]);
+    if (asked === this.asked) return; // filters and regions change nothing here
+    this.asked = asked;
+    const best = new Map();
+    for (const one of measured.filter(({ unstable, days }) => !unstable && days > 0)) if (!(best.get(one.gpus)?.days <= one.days)) best.set(one.gpus, one);
+    const numbers = [...best.keys()].sort((a, b) => a - b);
+    this.node.hidden = numbers.length < 2 || measured[0].unit === "rank";
+    if (this.node.hidden) return;
+    const shown = numbers.map((gpus) => best.get(gpus));
+    const priced = shown.every(({ cost }) => cost > 0) ? ["cost", `cost (${state.currency})`] : ["hours", `${shown[0].unit}-hours`];
+    this.about.textContent = `The best setting at each number of ${shown[0].unit}s, for ${amount(model, state.train_tokens)} tokens.`;
+    [["days", "days"], priced].forEach(([name, title], index) => this.charts[index].draw(this.picture(shown, numbers, name, title)));
+  }
+
+  picture(shown, numbers, name, title) {
+    const values = shown.map((one) => one[name]);
+    const log = Math.max(...values) > 10 * Math.min(...values);
+    const ends = domain(values, log);
+    const [y_low, y_high] = log ? [ends[0] / 1.2, ends[1] * 1.2] : ends;
+    const unit = `${shown[0].unit}s`;
+    const signals = { x_title: unit, y_title: title, x_labels: numbers.map((number) => fixed(number, 0)), x_low: -0.5, x_high: numbers.length - 0.5, y_low, y_high, x_factor: 1, y_factor: 1 };
+    const medians = shown.map((one, x) => ({
+      id: x, x, y: one[name], low: one[name], high: one[name], fill: this.model.colours.run, shape: "circle",
+      lines: [`${numbers[x]} ${unit}: ${significant(one[name])} ${title}`, one.setting],
+    }));
+    const segments = medians.slice(1).map((to, index) => ({ x: medians[index].x, y: medians[index].y, x2: to.x, y2: to.y, fill: to.fill }));
+    return { signals, types: { x: "linear", y: log ? "log" : "linear" }, data: { runs: [], medians, segments, failed: [], predicted: [], capacity_y: [] } };
+  }
+}

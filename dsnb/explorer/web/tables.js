@@ -1,6 +1,9 @@
-// The tables: runs, effects of one change, the Pareto front, two pinned settings or runs side by side.
+// The tables: medians and runs, effects of one change, the Pareto front, two pinned settings or runs side by side.
 
 const ROWS_PER_PAGE = 25;
+const PRINTED_ROWS = 20;
+const UNPRINTED = new Set(["failed", "mfu", "power_w"]);
+const VIEWS = { medians: "Medians", runs: "Runs" };
 
 // Whether a column says the same of all runs, or nothing.
 const isConstant = (values) => (values.length > 1 && values.every((value) => value === values[0])) || values.every(Number.isNaN);
@@ -9,13 +12,13 @@ const isConstant = (values) => (values.length > 1 && values.every((value) => val
 // title where that is a control; cells of the first are the heads of their rows.
 class DataTable {
   constructor(caption, file) {
-    Object.assign(this, { page: 0, printing: false, items: [], columns: [] });
+    Object.assign(this, { file, page: 0, items: [], columns: [] });
     const scroll = scrollTable(caption, [], [], "dsnb-runs");
     [this.head, this.body] = scroll.querySelectorAll("thead tr, tbody");
     this.range = element("span", { class: "dsnb-range-shown" });
     this.back = button("Previous", () => this.turnPage(-1));
     this.next = button("Next", () => this.turnPage(1));
-    this.save = button("Save as CSV", () => saveCsv(file, this.lines()));
+    this.save = button("Save as CSV", () => saveCsv(this.file, this.lines()));
     this.node = element("div", { class: "dsnb-later" }, scroll, element("div", { class: "dsnb-bar" }, this.back, this.range, this.next, this.save));
   }
 
@@ -34,15 +37,9 @@ class DataTable {
     this.draw();
   }
 
-  // All rows while the page is printed.
-  print(printing) {
-    this.printing = printing;
-    this.draw();
-  }
-
   draw() {
     const { columns, items } = this;
-    const size = this.printing ? Math.max(items.length, 1) : ROWS_PER_PAGE;
+    const size = this.printing ? PRINTED_ROWS : ROWS_PER_PAGE;
     const [first, last] = [this.page * size, Math.min((this.page + 1) * size, items.length)];
     const cell = ({ text, isText, isBad }, index, item) => {
       const classes = [isText && "dsnb-text", isBad?.(item) && "dsnb-bad"].filter(Boolean).join(" ");
@@ -56,10 +53,44 @@ class DataTable {
   }
 }
 
+// The medians of the selected settings, or the runs behind them.
 class RunTable extends DataTable {
   constructor(model, open, set) {
     super("The selected runs", "runs");
-    Object.assign(this, { model, open, set, known: new Map(this.all(model).map((column) => [column.name, { file: column.value, ...column }])) });
+    Object.assign(this, { model, open, set, printing: false });
+    this.switches = Object.entries(VIEWS).map(([view, title]) => button(title, () => set({ table: view }), { "data-view": view }));
+    this.node.prepend(element("div", { class: "dsnb-bar dsnb-switch", role: "group", "aria-label": "Rows" }, ...this.switches));
+    const byName = (columns) => new Map(columns.map((column) => [column.name, { file: column.value, ...column }]));
+    this.views = { medians: byName(this.ofSettings(model)), runs: byName(this.all(model)) };
+  }
+
+  get known() {
+    return this.views[this.view];
+  }
+
+  // Medians over the runs of a setting that are selected and ok, and how far its highest and lowest tokens/s are from their middle.
+  ofSettings(model) {
+    const { names } = model.experiments;
+    const runs = (experiment) => this.groups.get(experiment);
+    const good = (experiment) => runs(experiment).filter((run) => model.ok[run]).length;
+    const bad = (experiment) => runs(experiment).length - good(experiment);
+    const spread = (name, experiment) => model.spread(model.values(name, this.state), runs(experiment));
+    const deviation = (experiment) => {
+      const { n, median: middle, low, high } = spread(model.medianFigures[0], experiment);
+      return n > 1 ? (50 * (high - low)) / middle : NaN;
+    };
+    const opener = (experiment) => button(model.short[experiment], () => this.open(runs(experiment)[0]), { class: "dsnb-link", title: `${names[experiment]}: show its first run` });
+    return [
+      { name: "experiment", title: "setting", isText: true, value: (experiment) => experiment, text: opener, file: (experiment) => names[experiment] },
+      { name: "n", title: "n", value: good, text: good },
+      { name: "failed", title: "not ok", value: bad, text: (experiment) => bad(experiment) || "", isBad: bad },
+      ...model.figures.map(({ name, heading: title }) => {
+        const value = (experiment) => spread(name, experiment).median;
+        return { name, title, value, text: (experiment) => model.number(name, value(experiment)), file: (experiment) => model.displayed(name, value(experiment)) };
+      }),
+      { name: "spread", title: "spread (± %)", value: deviation, text: (experiment) => (Number.isNaN(deviation(experiment)) ? "" : fixed(deviation(experiment), 1)), isBad: (experiment) => model.isUnstable(experiment) },
+      ...model.experimentAxes.map((name, index) => ({ name, title: model.axis.get(name).title, file: (experiment) => model.axis.get(name).values[model.settings[experiment][index]] })),
+    ];
   }
 
   // All columns, those of figures before those of settings, each with value(run): a number to sort by, NaN if it is missing.
@@ -83,52 +114,73 @@ class RunTable extends DataTable {
     ];
   }
 
-  // The columns in which the runs of the task differ.
-  varying() {
-    const { model, state } = this;
-    if (this.shown?.task !== state.task) {
+  // The columns of the medians that were measured, or those in which the runs of the task differ.
+  shownColumns() {
+    const { model, state, view } = this;
+    if (this.shown?.task !== state.task || this.shown.view !== view || this.shown.printing !== this.printing) {
       const runs = model.runsOf(model.task(state));
-      const columns = [...this.known.values()].filter(({ name, value }) => name === "experiment" || !isConstant(runs.map(value)));
-      this.shown = { task: state.task, columns };
+      const measured = new Set(model.measured(runs, state).map(({ name }) => name));
+      const figures = model.medianFigures.filter((name) => measured.has(name));
+      const fixedColumns = ["experiment", "n", "failed", ...figures, ...(figures.length ? ["spread"] : [])].filter((name) => !this.printing || !UNPRINTED.has(name));
+      const differ = ({ name, value }) => name === "experiment" || !isConstant(runs.map(value));
+      const columns = view === "medians" ? fixedColumns.map((name) => this.known.get(name)) : [...this.known.values()].filter(differ);
+      this.shown = { task: state.task, view, printing: this.printing, columns };
     }
     return this.shown.columns;
   }
 
+  // Medians, the first of them, while the page is printed.
+  print(printing) {
+    this.printing = printing;
+    this.showRuns(this.runs, this.groups, this.state);
+  }
+
   // The file has all columns, settings before figures, numbers in the units of their headings as precise as the page has them; then the
   // settings that are the same for all.
-  showRuns(runs, state) {
-    this.state = state;
+  showRuns(runs, groups, state) {
     const { model } = this;
+    Object.assign(this, { runs, groups, state, view: this.printing ? "medians" : state.table });
+    this.file = this.view;
+    this.node.classList.toggle("dsnb-medians", this.view === "medians");
+    for (const one of this.switches) one.setAttribute("aria-pressed", String(one.dataset.view === this.view));
     const focused = this.head.contains(document.activeElement) ? document.activeElement.closest("th").dataset.name : null;
-    const columns = this.varying().map((column) => {
+    const columns = this.shownColumns().map((column) => {
       const { name, title, isText } = column;
       const direction = state.sort?.[0] === name ? state.sort[1] : "none";
       const attributes = { scope: "col", "aria-sort": direction, class: isText ? "dsnb-text" : null, "data-name": name };
       return { ...column, head: element("th", attributes, button(title, () => this.sortBy(name))) };
     });
-    const names = ["experiment", "repeat", "headroom", ...model.axis.keys(), ...model.figure.keys()];
     const constants = Object.entries(model.constants).map(([title, value]) => ({ title, file: () => value }));
     const cause = { title: "cause", file: (run) => model.causes[run] ?? "" };
-    this.show(columns, this.sorted(runs), [...names.map((name) => this.known.get(name)), cause, ...constants]);
+    const names = ["experiment", "repeat", "headroom", ...model.axis.keys(), ...model.figure.keys()];
+    const ofRuns = () => [...names.map((name) => this.known.get(name)), cause];
+    const items = this.view === "medians" ? [...groups.keys()] : runs;
+    this.show(columns, this.sorted(items), [...(this.view === "medians" ? this.known.values() : ofRuns()), ...constants]);
     if (focused) this.head.querySelector(`th[data-name="${focused}"] button`)?.focus();
+  }
+
+  firstDirection(name) {
+    return this.model.figure.has(name) && this.model.better(name) !== "lower" ? "descending" : "ascending";
   }
 
   sortBy(name) {
     const [before, direction] = this.state.sort ?? [];
-    const first = this.model.figure.has(name) ? "descending" : "ascending";
+    const first = this.firstDirection(name);
     const other = direction === "ascending" ? "descending" : "ascending";
     this.set({ sort: [name, before === name ? other : first] });
   }
 
-  // The runs in the order of the table; settings sort in the order of their values.
-  sorted(runs) {
-    if (!this.state.sort) return runs;
-    const [name, direction] = this.state.sort;
+  // Runs or settings in the order of the table: settings by their values. Medians begin with the fastest, and end with the unstable.
+  sorted(items) {
+    const { model, view, state: { sort }, known } = this;
+    const isKnown = known.get(sort?.[0])?.value;
+    if (!isKnown && (view === "runs" || !model.medianFigures.length)) return items;
+    const [name, direction] = isKnown ? sort : [model.medianFigures[0], this.firstDirection(model.medianFigures[0])];
     const sign = direction === "descending" ? -1 : 1;
-    const keyed = runs.map((run) => [this.known.get(name).value(run), run]);
-    const missing = ([key]) => Number(Number.isNaN(key));
-    keyed.sort((a, b) => missing(a) - missing(b) || sign * (a[0] - b[0]) || a[1] - b[1]);
-    return keyed.map(([, run]) => run);
+    const isLast = (key, item) => Number(Number.isNaN(key)) * 2 + Number(!isKnown && model.isUnstable(item));
+    const keyed = items.map((item) => [known.get(name).value(item), item]);
+    keyed.sort((a, b) => isLast(...a) - isLast(...b) || sign * (a[0] - b[0]) || a[1] - b[1]);
+    return keyed.map(([, item]) => item);
   }
 }
 
@@ -187,7 +239,7 @@ const frontList = (model, front, state, pins) => {
   if (!front.length) return soft(`No Pareto front: ${reason}`);
   const figure = (point, side) => model.labelled(state[side], model.number(state[side], point[side]));
   const items = front.map((point) => {
-    const pin = pins.button(model.experiments.names[point.experiment], "Pin", { "aria-label": `Pin ${model.short[point.experiment]}` });
+    const pin = pins.button(model.experiments.names[point.experiment], "Pin", model.short[point.experiment]);
     return element("li", {}, element("strong", {}, model.short[point.experiment]), `: ${figure(point, "y")}, ${figure(point, "x")} `, pin);
   });
   return element("ol", {}, ...items);
@@ -197,7 +249,7 @@ const PIN_COLOURS = ["#0072b2", "#d55e00"];
 // Two pinned settings or runs side by side. A pin is the name of an experiment, or the position of a run.
 class Pins {
   constructor(model, set) {
-    Object.assign(this, { model, set });
+    Object.assign(this, { model, set, pins: [], buttons: [] });
     this.table = element("div");
     this.note = soft("Pin a second setting or run to compare it with A.");
     const clear = button("Remove pins", () => set({ pins: [] }));
@@ -206,13 +258,30 @@ class Pins {
   }
 
   // A button that pins an experiment or a run: as A, then B, then in place of the last one.
-  button(pin, label, attributes = {}) {
-    return button(label, () => this.set({ pins: [...(this.pins ?? []).filter((one) => one !== pin).slice(0, 1), pin] }), attributes);
+  // A pressed one takes its pin out again; while one is pinned, the others offer to compare with it.
+  button(pin, label, name = "") {
+    const press = () => this.set({ pins: this.pins.includes(pin) ? this.pins.filter((one) => one !== pin) : [...this.pins.slice(0, 1), pin] });
+    const node = button(label, press);
+    this.buttons.push({ node, pin, label, name });
+    this.showPressed();
+    return node;
+  }
+
+  showPressed() {
+    this.buttons = this.buttons.filter(({ node, isShown }) => !isShown || node.isConnected);
+    for (const one of this.buttons) {
+      const isPinned = this.pins.includes(one.pin);
+      one.isShown = one.node.isConnected;
+      one.node.textContent = isPinned ? "Pinned" : this.pins.length === 1 ? `${one.label} to compare with A` : one.label;
+      one.node.setAttribute("aria-pressed", String(isPinned));
+      if (one.name) one.node.setAttribute("aria-label", `${one.node.textContent}: ${one.name}`);
+    }
   }
 
   show({ pins, ...state }) {
     const { model } = this;
     this.pins = pins;
+    this.showPressed();
     this.node.hidden = !pins.length;
     this.note.hidden = pins.length > 1;
     const { names, codes } = model.experiments;
