@@ -20,7 +20,7 @@ from tests.support.browser import CALM, violations
 from tests.support.notebooks import run_cells
 from tests.support.small_sweep import NAMES
 
-ANSWER = re.compile("Train gpt2-tiny with ZeRO|No measured setting trains gpt2-tiny on 100 billion tokens")
+ANSWER = re.compile("Train gpt2-tiny with ZeRO|No measured setting trains gpt2-tiny in reasonable time")
 """The second on a machine that makes less than 3,171 tokens/s of these tiny batches."""
 
 

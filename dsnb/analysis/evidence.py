@@ -55,10 +55,12 @@ def evidence(runs: pd.DataFrame, table: pd.DataFrame, names: Iterable[object]) -
     time. `gain`: how much faster it is than `START` on the same hardware with the same global batch. `batch`: the
     global batch. `edge`: the `EDGE_FACTS` of larger micro-batches to try; none if they were tried or do not fit.
     """
-    known = with_choices(runs.drop_duplicates("experiment"))
+    first = runs.drop_duplicates("experiment").set_index("experiment", drop=False)
+    known, rows = with_choices(first), first.to_dict("index")
     columns = choices(known)
-    rows = known.set_index("experiment", drop=False).to_dict("index")
-    said = {name: {column: labels.text(row.get(column)) for column in columns} for name, row in rows.items()}
+    said = {
+        name: {column: labels.text(row[column]) for column in columns} for name, row in known.to_dict("index").items()
+    }
     options = table.to_dict("index")
     starts = {name: said[name] for name in table.index if _is_start(said[name])}
     chosen = list(names)

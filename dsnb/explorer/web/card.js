@@ -155,7 +155,7 @@ class Card {
         getSelection().selectAllChildren(shown);
         navigator.clipboard?.writeText(text).then(() => (copy.textContent = "Copied"), () => {});
       }, { "aria-label": `Copy: ${title}` });
-      return element("div", {}, element("h4", {}, title), shown, copy);
+      return element("div", {}, element("h3", {}, title), shown, copy);
     });
     this.takeAway.replaceChildren(element("summary", {}, "Take it away"), ...blocks);
     this.takeAway.hidden = !blocks.length;
