@@ -76,7 +76,7 @@ def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:
 
         shared, names = summary_table.short_names([str(name) for name in texts.index])
         if shared:
-            say(f"left out of all names: {shared}")
+            say(f"in every name: {shared}")
         _print_table(summary_table.fitted(texts.set_axis(names).rename_axis(texts.index.name), table_width()))
     else:
         _print_table(texts)

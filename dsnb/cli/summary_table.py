@@ -36,7 +36,7 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
         summary = pd.concat([summary[~no_rank], summary[no_rank]])
         shared, names = short_names([str(name) for name in summary.index])
         title = ", ".join(
-            filter(None, [task.title, _place(task.runs), f"left out of all names: {shared}" if shared else ""])
+            filter(None, [task.title, _place(task.runs), f"in every name: {shared}" if shared else ""])
         )
         table = _texts(summary, sorted(no_rank), _tokens(task.runs))
         has_best = len(names) > 1 and pd.notna(summary[f"{RATE}_median"].iloc[0]) and not no_rank.all()

@@ -63,7 +63,7 @@ def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, na
     show(table, table, Format.table, fit=True)
     show(table, table, Format.table)
     fitted, whole = shown.getvalue().splitlines()[:4], shown.getvalue().splitlines()[4:]
-    assert (table_width(), fitted[0]) == (100, f"all {'x' * 40}")
+    assert (table_width(), fitted[0]) == (100, f"in every name: {'x' * 40}")
     assert [row.split() for row in fitted[2:]] == [
         [f"zs{stage}", *(f"{n},000,000" for n in range(4))] for stage in (0, 1)
     ]
