@@ -35,9 +35,7 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
         no_rank = summary.index.isin(unstable(named_runs(task.runs)))
         summary = pd.concat([summary[~no_rank], summary[no_rank]])
         shared, names = short_names([str(name) for name in summary.index])
-        title = ", ".join(
-            filter(None, [task.title, _place(task.runs), f"in every name: {shared}" if shared else ""])
-        )
+        title = ", ".join(filter(None, [task.title, _place(task.runs), f"in every name: {shared}" if shared else ""]))
         table = _texts(summary, sorted(no_rank), _tokens(task.runs))
         has_best = len(names) > 1 and pd.notna(summary[f"{RATE}_median"].iloc[0]) and not no_rank.all()
         unusual = flags(named_runs(task.runs))
