@@ -124,6 +124,7 @@ def test_a_browser_shows_it_without_any_request(folder, page, watched, width):
     # the page itself never scrolls sideways: wide tables do so in their boxes
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert "3 of 3 runs" in tab.locator(".dsnb-count").inner_text()
+    assert len(re.findall(rb"/Type /Page\b", tab.pdf(format="A4"))) <= 2
     assert (report.outside, report.said) == ([], [])
 
 
