@@ -17,7 +17,7 @@ from dsnb.analysis.texts import fill, fixed, significant
 from dsnb.runs import labels
 from dsnb.settings.experiment import DEFAULTS
 
-LEAST_TIMED_S, GOAL_TIMED_S = 5.0, 10.0
+MIN_TIMED_S, GOAL_TIMED_S = 5.0, 10.0
 """Runs that were timed for less are too short to rely on; longer ones should be timed for as long as this."""
 TRAINING = (
     "optimizer", "learning_rate", "gradient_clipping", "lora_rank", "dropout", "grad_accum_dtype",
@@ -87,7 +87,7 @@ def _rests(option: Mapping[Any, Any]) -> dict[str, str]:
         "hosts": fixed(option["hosts"]) if several and option["hosts"] >= 1 else "",
         "spread": f"{option['spread_pct']:.1f}" if several and option["spread_pct"] >= 0 else "",
     }
-    is_short = option["basis"] == MEASURED and 0 < timed_s < LEAST_TIMED_S
+    is_short = option["basis"] == MEASURED and 0 < timed_s < MIN_TIMED_S
     more = str(_round_up(GOAL_TIMED_S * steps / timed_s)) if is_short and steps >= 1 else ""
     return {"rests": fill(RESTS, facts), "short": str(facts["timed"]) if is_short else "", "more_steps": more}
 

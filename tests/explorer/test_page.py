@@ -363,7 +363,7 @@ def test_the_medians_are_those_of_summarize(runs, page):
         assert list(figures) == pytest.approx(list(label.factor * wanted[f"{name}_median"]), rel=1e-14, nan_ok=True)
     rate = {end: wanted[f"tokens_per_s_per_gpu_{end}"] for end in ("min", "max", "median")}
     spread = (50 * (rate["max"] - rate["min"]) / rate["median"]).where(wanted["tokens_per_s_per_gpu_n"] > 1)
-    assert list(pd.to_numeric(found["spread (± %)"])) == pytest.approx(list(spread), rel=1e-14, nan_ok=True)
+    assert list(pd.to_numeric(found["half range (%)"])) == pytest.approx(list(spread), rel=1e-14, nan_ok=True)
     column = tab.locator(".dsnb-runs").get_by_role("columnheader", name="step time")
     column.get_by_role("button").click()
     assert column.get_attribute("aria-sort") == "ascending"

@@ -88,7 +88,7 @@ class RunTable extends DataTable {
         const value = (experiment) => spread(name, experiment).median;
         return { name, title, value, text: (experiment) => model.number(name, value(experiment)), file: (experiment) => model.displayed(name, value(experiment)) };
       }),
-      { name: "spread", title: "spread (± %)", value: deviation, text: (experiment) => (Number.isNaN(deviation(experiment)) ? "" : fixed(deviation(experiment), 1)), isBad: (experiment) => model.isUnstable(experiment) },
+      { name: "spread", title: "half range (%)", value: deviation, text: (experiment) => (Number.isNaN(deviation(experiment)) ? "" : fixed(deviation(experiment), 1)), isBad: (experiment) => model.isUnstable(experiment) },
       ...model.experimentAxes.map((name, index) => ({ name, title: model.axis.get(name).title, file: (experiment) => model.axis.get(name).values[model.settings[experiment][index]] })),
     ];
   }
