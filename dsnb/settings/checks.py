@@ -93,9 +93,10 @@ def _model(s: SimpleNamespace) -> Iterator[str]:
         yield problem
     if not (preset or path or model_shapes.is_hub_id(s.model)):
         match = closest_match(s.model, model_shapes.PRESETS)
+        some = {shape.family: name for name, shape in reversed(model_shapes.PRESETS.items()) if shape.hub_id}
         hint = f"did you mean '{match}'? " if match else ""
         yield (
-            f"model is {short_repr(s.model)}: {hint}give a preset ({', '.join(model_shapes.PRESETS)}), "
+            f"model is {short_repr(s.model)}: {hint}give a preset such as {', '.join(some.values())}, "
             "a folder or .json file with a configuration, or a hub id of the form owner/name"
         )
     if s.weights == "random":

@@ -99,7 +99,7 @@ def test_one_sentence_for_each_problem(settings, message):
 
 def test_unknown_model_names_the_nearest():
     (message,) = problems(model="gpt2-xxl")
-    assert message.startswith("model is 'gpt2-xxl': did you mean 'gpt2-xl'? give a preset (gpt2-tiny, gpt2, ")
+    assert message.startswith("model is 'gpt2-xxl': did you mean 'gpt2-xl'? give a preset such as falcon-7b, ")
     assert message.endswith("or a hub id of the form owner/name")
 
 
