@@ -98,9 +98,19 @@ def _presets() -> Iterator[tuple[str, Shape]]:
             yield name, Shape(family, hub_id=hub_id, **numbers)
     for name, published in json.loads(Path(__file__).with_name("presets.json").read_text(encoding="utf-8")).items():
         config = published["config"]
-        sizes = [config[field] for field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")]
-        positions, hub_id = config["max_position_embeddings"], published["hub_id"]
-        yield name, Shape(config["model_type"], *sizes, positions, hub_id, published=published)
+        yield (
+            name,
+            Shape(
+                config["model_type"],
+                config["num_hidden_layers"],
+                config["hidden_size"],
+                config["num_attention_heads"],
+                config["vocab_size"],
+                config["max_position_embeddings"],
+                published["hub_id"],
+                published=published,
+            ),
+        )
 
 
 TIED = ("falcon", "gemma", "gemma2", "gemma3_text")
