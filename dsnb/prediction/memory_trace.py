@@ -40,8 +40,9 @@ def trace(experiment: Experiment) -> dict[str, Any]:
     micro_batch = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
     layers = model_builder.model_config(experiment).num_hidden_layers
     if experiment.compile == "off":
-        sizes = _sizes(experiment, layers)
-        return {**sizes, **_eager(experiment, micro_batch)}
+        with flash_attention():
+            sizes = _sizes(experiment, layers)
+            return {**sizes, **_eager(experiment, micro_batch)}
     with flash_attention():
         sizes = _sizes(experiment, layers)
         return {**sizes, **_compiled(experiment, sizes, micro_batch)}
