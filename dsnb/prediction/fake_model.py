@@ -3,9 +3,10 @@
 Only the processes that trace a model import this module: the rest of `dsnb.prediction` needs no torch.
 """
 
+import importlib
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -92,6 +93,18 @@ def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTens
     with fake:
         model_builder.allocate([whole])
     return whole, fake
+
+
+@contextmanager
+def grouped_products() -> Iterator[None]:
+    """Let experts be computed in any precision: a GPU's grouped product takes fp32, that of fake tensors bf16 alone."""
+    moe = importlib.import_module("transformers.integrations.moe")
+    usual = moe._can_use_grouped_mm
+    moe._can_use_grouped_mm = lambda _, weight, __: weight.dtype is torch.bfloat16
+    try:
+        yield
+    finally:
+        moe._can_use_grouped_mm = usual
 
 
 def autocast(experiment: Experiment) -> AbstractContextManager[Any]:
