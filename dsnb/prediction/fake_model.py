@@ -98,7 +98,7 @@ def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTens
 @contextmanager
 def grouped_products() -> Iterator[None]:
     """Let experts be computed in any precision: a GPU's grouped product takes fp32, that of fake tensors bf16 alone."""
-    moe = importlib.import_module("transformers.integrations.moe")
+    moe: Any = importlib.import_module("transformers.integrations.moe")
     usual = moe._can_use_grouped_mm
     moe._can_use_grouped_mm = lambda _, weight, __: weight.dtype is torch.bfloat16
     try:
@@ -113,6 +113,13 @@ def autocast(experiment: Experiment) -> AbstractContextManager[Any]:
     native = experiment.mixed_precision == "native" and experiment.strategy in {"deepspeed", "fsdp"}
     on = half is not torch.float32 and not native
     return torch.autocast("cpu", dtype=half) if on else nullcontext()
+
+
+def as_autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return what attention computes with: in half precision under autocast."""
+    if not torch.is_autocast_enabled("cpu"):
+        return list(tensors)
+    return [one.to(torch.get_autocast_dtype("cpu")) for one in tensors]
 
 
 class Size(NamedTuple):

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from dsnb.formulas.memory import kept_activations
 from dsnb.prediction import fake_model, model_counts
-from dsnb.prediction.fake_model import MANY, CudaOperators, LiveBytes, Size, autocast, build, size
+from dsnb.prediction.fake_model import MANY, CudaOperators, LiveBytes, Size, as_autocast, autocast, build, size
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import compiles_blocks
 from dsnb.train import attention
@@ -204,7 +204,7 @@ def flash_attention() -> Iterator[None]:
     def fused(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any) -> Any:
         if attn_mask is not None:
             return usual(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
-        scale = options.get("scale")
+        scale, (query, key, value) = options.get("scale"), as_autocast(query, key, value)
         return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, True, scale=scale)[0]
 
     def flex(query: Any, key: Any, value: Any, scale: float | None = None, **_: Any) -> Any:
@@ -310,3 +310,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # torch takes seconds to end

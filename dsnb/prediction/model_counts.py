@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 
 from dsnb.prediction import fake_model
-from dsnb.prediction.fake_model import MANY, CudaOperators, autocast, build
+from dsnb.prediction.fake_model import MANY, CudaOperators, as_autocast, autocast, build
 from dsnb.settings.experiment import Experiment
 from dsnb.train import attention as train_attention
 from dsnb.train import model as model_builder
@@ -68,6 +68,7 @@ class _Pass(TorchDispatchMode):
 
     def attend(self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: Any) -> Any:
         """Attend to values, all of shape (batch, heads, length, head size)."""
+        query, key, value = as_autocast(query, key, value)
         width = query.shape[1] * (query.shape[-1] + value.shape[-1]) / 2
         self.attended.append((width, window, query.shape[1]))
         found = _Attention.apply(query, key, value)  # type: ignore[no-untyped-call]
@@ -188,9 +189,12 @@ def _follow(experiment: Experiment, layers: int) -> _Pass:
     """Follow a pass of a model of so many blocks."""
     model, fake = build(experiment, layers)
     passing = _Pass()
-    for one in {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}.values():
-        if getattr(one, "_attn_implementation", None) in {"eager", train_attention.CAUSAL}:
-            one._attn_implementation = NAME
+    configs: dict[int, Any] = {
+        id(one): one for module in model.modules() if (one := getattr(module, "config", None)) is not None
+    }
+    for config in configs.values():
+        if getattr(config, "_attn_implementation", None) in {"eager", train_attention.CAUSAL}:
+            config._attn_implementation = NAME
     with fake, fake_model.grouped_products(), _counted(passing, model.model):
         ids = torch.zeros(MANY, LENGTH, dtype=torch.long)
         with passing:

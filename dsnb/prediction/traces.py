@@ -32,8 +32,8 @@ LOG = logging.getLogger(__name__)
 WORKERS = 2
 """Processes that trace at the same time; each takes about 1 GiB."""
 TRACED = (
-    "model", "weights", "strategy", "precision", "mixed_precision", "seq_len", "compile", "activation_checkpointing",
-    "checkpoint_every", "checkpoint_offload", "attention", "dropout", "loss", "lora_rank",
+    "model", "weights", "strategy", "precision", "mixed_precision", "seq_len", "compile", "compile_unit",
+    "activation_checkpointing", "checkpoint_every", "checkpoint_offload", "attention", "dropout", "loss", "lora_rank",
 )  # fmt: skip
 """Settings that a trace depends on; the engine's are not among them, and a trace serves all micro-batches."""
 TRACERS = ("fake_model", "memory_trace", "model_counts")
@@ -161,7 +161,9 @@ def _canonical(experiment: Experiment) -> Experiment:
         chosen |= {"strategy": "plain", "mixed_precision": "native"}
     if not experiment.activation_checkpointing:
         chosen |= {name: DEFAULTS[name] for name in ("checkpoint_every", "checkpoint_offload")}
-    if experiment.compile != "off":
+    if experiment.compile == "off":
+        chosen["compile_unit"] = DEFAULTS["compile_unit"]
+    else:
         unit = "block" if compiles_blocks(vars(experiment)) else "model"
         chosen |= {"compile": "default", "compile_unit": unit}
     return experiment.model_copy(update=chosen)

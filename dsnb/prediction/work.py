@@ -22,7 +22,7 @@ LOGIT_BYTES = {"eager": 42.0, "compiled": 14.0, "megatron": 24.0}
 CHUNKED_LOGIT_BYTES = {"eager": 36.0, "compiled": 14.0}
 """In chunks, where the gradient overwrites the log-softmax; output layer and loss alone took about 22 bytes more in
 eager mode than compiled (OPT-1.3B and GPT-2, 8 x 1024, one H200)."""
-CAP_BYTES = 26.0
+CAP_BYTES = 26
 """Bytes of a number that has a soft cap: a division, tanh and a product, and their gradients, in half precision."""
 # Python that DeepSpeed and torch run beside the model's own, in launches or gathers of about the same duration. From
 # differences in docs/LOG.md: ZeRO 1 with CUDA graphs takes 13.8 ms more than ZeRO 0 for GPT-2's 148 tensors but 6.8 ms
@@ -151,8 +151,9 @@ def _attention(experiment: Experiment, model: Counts, mode: Mode, again: float) 
         return _Attention((2 * (1 + again) + 5) * 2.0 * batch * length / split * seen, 0.0, 0.0, 2.0)
     forward, backward = SCORE_BYTES[mode.kind]
     if model.capped and mode.kind == "eager":
-        forward, backward = forward + CAP_BYTES / 2, backward + CAP_BYTES / 2
-    width, heads = (sum(share * kind[place] for kind, share in kinds.items()) for place in (0, 2))
+        forward, backward = forward + CAP_BYTES // 2, backward + CAP_BYTES // 2
+    width = sum(share * wide for (wide, _, _), share in kinds.items())
+    heads = sum(share * number for (_, _, number), share in kinds.items())
     product = 2.0 * batch * length * width / split * length
     scores = batch * length * length * heads / split
     moved = scores * mode.width / 2 * ((1 + again) * forward + backward)
