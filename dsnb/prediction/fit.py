@@ -1,15 +1,13 @@
-"""Whether a setting fits into the memory of this machine's GPUs, and the largest micro-batch that is predicted to."""
+"""Whether a setting fits into the memory of this machine's GPUs."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsnb.errors import SettingsError
 from dsnb.formulas.model_shapes import SPLIT, facts
 from dsnb.prediction.calibration import PredictionError, peak_error
 from dsnb.prediction.memory import Room, peak_memory, room
-from dsnb.prediction.traces import Trace, attempts, traces
+from dsnb.prediction.traces import Trace, attempts
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
@@ -48,8 +46,7 @@ def room_here(experiment: Experiment) -> Room | None:
 def is_covered(experiment: Experiment) -> bool:
     """Return whether there are rules for the memory of a setting."""
     return (
-        experiment.micro_batch_size != "auto"
-        and experiment.compile != "deepcompile"
+        experiment.compile != "deepcompile"
         and experiment.zeropp == "none"
         and not experiment.offload.endswith("nvme")
         and set(experiment.deepspeed) <= READ_KEYS
@@ -69,24 +66,3 @@ def fits_here(experiments: Sequence[Experiment]) -> list[Fit | None]:
         if isinstance(trace, Trace):
             found[place] = Fit(peak_memory(one, trace).peak_allocated_gib, here, peak_error(one)[1])
     return found
-
-
-def largest_predicted(experiment: Experiment, most: int) -> int | None:
-    """Return the largest micro-batch from 0 to `most` that is predicted to fit; None if that cannot be predicted.
-
-    On a CPU, memory is limited for the whole process, of which most is not predicted. A chunked loss would need a trace
-    for each size.
-    """
-    here = room_here(experiment)
-    gpu = experiment.model_copy(update={"device": "cuda", "micro_batch_size": 1})
-    if experiment.device == "cpu" or here is None or experiment.loss == "chunked" or not is_covered(gpu):
-        return None
-
-    def is_too_large(size: int) -> bool:
-        sized = gpu.model_copy(update={"micro_batch_size": size})
-        return peak_memory(sized, *traces([sized])).peak_allocated_gib > here.tensors_gib
-
-    try:
-        return bisect_left(range(1, most + 1), True, key=is_too_large)
-    except SettingsError:  # torch is missing, or the model cannot be traced
-        return None

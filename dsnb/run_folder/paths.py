@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1]
 WEB = PACKAGE / "explorer" / "web"
 TEMPLATES = PACKAGE / "render" / "templates"
 PROBE = "_probe-bs"
-"""Part of a probe's experiment name, between the name of the probed experiment and the micro-batch size."""
+"""Part of the name of a probe by which earlier versions searched the largest micro-batch that fits."""
 BANDWIDTH = "bandwidth"
 """The folder of all-reduce tests in a sweep's folder; no experiment can have this name."""
 

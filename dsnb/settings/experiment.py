@@ -168,9 +168,10 @@ class Experiment(Training):
 
     @classmethod
     def requested(cls, record: Mapping[str, Any]) -> Self:
-        """Return the settings of a record as they were asked for, unchecked: every `auto` is to be resolved again."""
+        """Return the settings of a record, unchecked; a device that was `auto` is to be resolved again."""
         asked = record.get("asked")
-        return cls.recorded({**record, **with_current_names(asked)} if isinstance(asked, dict) else record)
+        device = asked.get("device") if isinstance(asked, dict) else None
+        return cls.recorded({**record, "device": device} if device else record)
 
     @property
     def name(self) -> str:
@@ -199,8 +200,8 @@ class Experiment(Training):
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences per optimizer step over all ranks; `micro_batch_size` must not be `auto` any more."""
-        return int(self.micro_batch_size) * self.grad_accum * self.data_parallel
+        """Sequences per optimizer step over all ranks."""
+        return self.micro_batch_size * self.grad_accum * self.data_parallel
 
     @property
     def tokens_per_step(self) -> int:
@@ -240,14 +241,12 @@ SUPERVISION = tuple(name for name, setting in DECLARED.items() if setting.is_sup
 
 
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings, and those that were `asked` for, under their current names, which count if both are given."""
+    """Return settings under their current names, which count if both are given."""
     settings = {
         CURRENT_NAMES.get(key, key): settings[key] for key in settings if CURRENT_NAMES.get(key) not in settings
     }
     if isinstance(settings.get("compile"), bool):
         settings["compile"] = compile_mode(settings["compile"])
-    if isinstance(asked := settings.get("asked"), Mapping):
-        settings["asked"] = with_current_names(asked)
     return settings
 
 

@@ -285,11 +285,10 @@ def run_all(
     for stage in sorted({run.stage for run in todo}):
         waiting = [run for run in todo if run.stage == stage]
         jobs: list[LocalJob | SlurmJob] = []
-        tuned: set[str] = set()
         try:
             while waiting or jobs:
                 for run in [*waiting]:
-                    if any(_excludes(active.run, run, tuned) for active in jobs):
+                    if run.lane and any(active.run.lane == run.lane for active in jobs):  # its hosts are in use
                         continue
                     if not (started := start(run)):
                         break
@@ -298,8 +297,6 @@ def run_all(
                 for active in [*jobs]:
                     if result := active.poll():
                         jobs.remove(active)
-                        if result.status == "ok":
-                            tuned.add(active.run.name)
                         progress.end(active.run, result, active.location)
                     elif active.running:
                         progress.begin(active.run)
@@ -315,9 +312,3 @@ def run_all(
                 warning = f"the run {active.location} has not ended {CANCEL_TIMEOUT_S:.0f} s after it was cancelled"
                 warnings.warn(warning, DsnbWarning, stacklevel=2)
             raise
-
-
-def _excludes(active: Run, run: Run, tuned: set[str]) -> bool:
-    """Return whether a run has to wait for another: for its hosts, or for the micro-batch size that both need."""
-    searches = run.experiment.micro_batch_size == "auto" and run.name not in tuned
-    return (bool(run.lane) and run.lane == active.lane) or (searches and run.name == active.name)

@@ -1,16 +1,14 @@
-"""Whether settings fit on this machine, and the largest micro-batch that does, with made-up machines and traces."""
-
-from dataclasses import replace
+"""Whether settings fit on this machine, with made-up machines and traces."""
 
 import pytest
 
 from dsnb.errors import SettingsError
 from dsnb.prediction import fit
 from dsnb.prediction.calibration import PEAK_ERRORS, PredictionError
-from dsnb.prediction.fit import Fit, fits_here, is_covered, largest_predicted, room_here
+from dsnb.prediction.fit import Fit, fits_here, is_covered, room_here
 from dsnb.prediction.memory import CONTEXT_GIB, NCCL_GIB, Room, peak_memory
 from dsnb.system.hardware import InstalledGpu
-from tests.prediction.made_up import MIB, TRACE, given
+from tests.prediction.made_up import TRACE, given
 
 
 @pytest.fixture
@@ -57,7 +55,6 @@ def test_settings_without_rules_and_models_of_other_families_are_not_covered(tmp
     path = tmp_path / "config.json"
     path.write_text('{"model_type": "llama"}')
     for settings in (
-        {"micro_batch_size": "auto"},
         {"zero_stage": 3, "gpus": 2, "zeropp": "weights"},
         {"zero_stage": 3, "gpus": 2, "compile": "deepcompile"},
         {"zero_stage": 3, "gpus": 2, "offload": "all-nvme", "nvme_path": "/nvme"},
@@ -70,49 +67,9 @@ def test_settings_without_rules_and_models_of_other_families_are_not_covered(tmp
 
 
 def test_each_setting_has_its_fit_or_none(cards, no_torch):
-    asked = [given(zero_stage=0), given(seq_len=7), given(micro_batch_size="auto"), given(memory_limit_gib=20)]
-    known, untraced, auto, limited = fits_here(asked)
-    assert (untraced, auto) == (None, None)
+    asked = [given(zero_stage=0), given(seq_len=7), given(memory_limit_gib=20)]
+    known, untraced, limited = fits_here(asked)
+    assert untraced is None
     assert known.peak_gib == peak_memory(given(zero_stage=0), TRACE).peak_allocated_gib
     assert known.error == PEAK_ERRORS["ZeRO 0"]
     assert (known.is_too_large, limited.is_too_large) == (False, True)
-
-
-AUTO = {"micro_batch_size": "auto"}
-
-
-@pytest.fixture
-def traced(monkeypatch):
-    """Trace nothing; the memory of a micro-batch grows with its size."""
-
-    def traces(asked):
-        sizes = [one.micro_batch_size * MIB for one in asked]
-        return [replace(TRACE, forward_peak=90 * size, kept=60 * size, moments=((100 * size, 0.0),)) for size in sizes]
-
-    monkeypatch.setattr(fit, "traces", traces)
-    monkeypatch.setattr("dsnb.system.hardware.gpus", tuple)
-    return traces
-
-
-@pytest.mark.parametrize(("limit_gib", "zero_stage"), [(30, 0), (45, 3), (100, 0)])
-def test_the_largest_size_that_fits(traced, limit_gib, zero_stage):
-    asked = given(**AUTO, zero_stage=zero_stage, gpus=2, memory_limit_gib=limit_gib)
-    found = largest_predicted(asked, 2**16)
-    sized = [asked.model_copy(update={"micro_batch_size": size}) for size in (found, found + 1)]
-    peaks = [peak_memory(one, *traced([one])).peak_allocated_gib for one in sized]
-    assert [peak < limit_gib for peak in peaks] == [True, False]
-    assert largest_predicted(asked, 8) == min(8, found)
-    assert largest_predicted(given(**AUTO, memory_limit_gib=1), 64) == 0
-
-
-def test_what_cannot_be_searched(traced, monkeypatch):
-    assert largest_predicted(given(**AUTO), 64) is None  # no GPU, no limit
-    assert largest_predicted(given(**AUTO, memory_limit_gib=20, zero_stage=3, gpus=2, zeropp="weights"), 64) is None
-    assert largest_predicted(given(**AUTO, memory_limit_gib=20, device="cpu", precision="fp32"), 64) is None
-    assert largest_predicted(given(**AUTO, memory_limit_gib=20, loss="chunked"), 64) is None
-
-    def no_torch(asked):
-        raise SettingsError("torch is missing")
-
-    monkeypatch.setattr(fit, "traces", no_torch)
-    assert largest_predicted(given(**AUTO, memory_limit_gib=20), 64) is None

@@ -100,10 +100,15 @@ def test_a_run_on_a_gpu_that_was_made_before_the_allocator_could_be_chosen(old_r
     assert job.changed_settings(replace(run, experiment=asked)) == "allocator was 'expandable' and is 'default'"
 
 
-def test_settings_that_were_asked_for_have_the_current_name(old_run):
-    record = records.read_json(old_run.experiment)
-    records.write_json(old_run.experiment, {**record, "asked": {"hang_limit_s": 60.0, "micro_batch_size": "auto"}})
-    assert job.load_run(old_run).experiment.step_timeout_s == 60.0
+def test_a_run_whose_micro_batch_was_searched_still_loads(old_run):
+    record = {**records.read_json(old_run.experiment), "name": "zs0_fp32_gpus1_bsauto_sl16"}
+    for size, expected in ((2, 2.0), ("auto", None)):  # found, and not found
+        asked = {"micro_batch_size": "auto"}
+        records.write_json(old_run.experiment, {**record, "micro_batch_size": size, "asked": asked})
+        (row,) = dsnb.load_runs(old_run.dir.parents[1]).to_dict("records")
+        assert (row["experiment"], row["status"]) == (NAME, "ok")
+        assert row["micro_batch_size"] == pytest.approx(expected or float("nan"), nan_ok=True)
+        assert record_schema.cleaned("experiment.json", record)[1] is None
     _, problem = record_schema.cleaned("experiment.json", {"hang_limit_s": "soon"})
     assert problem == "experiment.json: step_timeout_s is 'soon': give a number"
 
