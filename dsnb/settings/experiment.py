@@ -28,6 +28,8 @@ FIRST_IN_NAMES = (
 """Order of the parts that names have had longest; the others follow as they are declared."""
 CURRENT_NAMES = {"hang_limit_s": "step_timeout_s"}
 """Former name -> current name."""
+FORMER_DEFAULT = ("launcher", "fork")
+"""A setting of executed notebooks that has gone, with the value that all runs have now."""
 Supervision = partial(Setting, is_supervision=True)
 Name = Annotated[str, Supervision()]
 SshUser = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$"), Supervision()]
@@ -81,8 +83,8 @@ class Experiment(Training):
     def __init__(self, /, **settings: Any) -> None:
         fields = type(self).model_fields
         settings = deepspeed_keys.flattened(with_current_names(settings))
-        unknown = [key for key in settings if key not in fields]
-        known = {key: value for key, value in settings.items() if key not in unknown}
+        known = {key: value for key, value in settings.items() if key in fields}
+        unknown = [key for key, value in settings.items() if key not in fields and (key, value) != FORMER_DEFAULT]
         problems = [checks.unknown_setting(key, fields) for key in unknown]
         invalid: set[str] = set()
         try:
