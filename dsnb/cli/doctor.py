@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from dsnb.execute import notebook
 from dsnb.launcher import environment, hosts
 from dsnb.launcher.hosts import Node
 from dsnb.run_folder import node_comparison, paths
@@ -110,9 +109,6 @@ def _notebooks() -> Iterator[Check]:
     missing = [name for name in ("10_run", "20_compare", "90_report") if not paths.notebook_template(name).is_file()]
     folder = paths.notebook_template("10_run").parent
     yield check("notebooks", f"without {missing}" if missing else str(folder), not missing, "reinstall dsnb")
-    if other := notebook.foreign_kernelspec():
-        advice = "notebooks that are opened in JupyterLab would run there: `jupyter kernelspec remove python3`"
-        yield Check("warn", "Jupyter kernel", f"python3 starts {other}", advice)
     lab = find_spec("jupyterlab")
     yield check("JupyterLab", "there" if lab else "none", lab, "pip install 'dsnb[lab]'", "warn")
 

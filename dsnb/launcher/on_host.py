@@ -183,16 +183,12 @@ def interfaces() -> dict[str, str]:
 def busy_gpu(indexes: list[int], wait_s: float = GPU_FREE_TIMEOUT_S) -> str | None:
     """Return which GPU is in use, after waiting up to `wait_s` for it; None if all are free."""
     deadline = time.monotonic() + wait_s
-    while (busy := _busy(indexes)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    return busy
-
-
-def _busy(indexes: list[int]) -> str | None:
-    for index, (used_gib, pids) in hardware.gpu_usage(indexes).items():
-        if pids or used_gib > BUSY_GIB:
+    while busy := [(n, *use) for n, use in hardware.gpu_usage(indexes).items() if use[1] or use[0] > BUSY_GIB]:
+        if time.monotonic() >= deadline:
+            index, used_gib, pids = busy[0]
             users = f" by process {', '.join(map(str, pids))}" if pids else ""
             return f"GPU {index} is in use{users}, {used_gib:.1f} GiB"
+        time.sleep(0.5)
     return None
 
 
