@@ -60,7 +60,7 @@ def read_params(path: str | Path) -> ParamsFile:
     if not isinstance(content, dict):
         raise SettingsError(f"params file {str(path)!r} holds no settings: give at least 'name'")
     if content.pop("skip_oom", False):
-        records.warn(f"{path}: skip_oom has no effect any more; `dsnb predict` tells which settings fit")
+        records.warn(f"params file {str(path)!r}: {checks.unknown_setting('skip_oom', ())}")
     return validated(content, path)
 
 
