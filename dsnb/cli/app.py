@@ -28,7 +28,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 COMMANDS = {
     "doctor": "dsnb doctor",
     "predict": "dsnb predict params/memory.yaml --gpu H100 --tokens 300B",
-    "recommend": "dsnb recommend params/gpt2_fastest.yaml --gpu A100-40GB --price 1.50",
+    "recommend": "dsnb recommend opt-13b --gpu H100 --gpus 8 --tokens 300B",
     "prepare": "dsnb prepare params/opt_scaling.yaml",
     "sweep": "dsnb sweep params/quickstart.yaml --set seq_len=256 --dry-run",
     "summary": "dsnb summary outputs/quickstart",
