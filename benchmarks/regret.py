@@ -1,0 +1,77 @@
+"""What the recommendation loses: `python -m benchmarks.regret` prints the table of docs/explanation/prediction.md.
+
+The regret of a choice among the measured settings of a task is the time that it takes beyond the fastest of them. The
+tasks are those of `dsnb.published("h200")` that have five settings or more on a number of GPUs. Their settings are
+ranked by predicted time for a token, as `dsnb.recommend` ranks them, with constants fitted to all other models.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+import numpy as np
+import pandas as pd
+
+from benchmarks import prediction_errors
+from dsnb.analysis.tasks import tasks
+from dsnb.prediction.calibration import Measured, calibrate, measured
+from dsnb.prediction.step_time import step_times
+
+MIN_SETTINGS = 5
+FIRST = 3
+HEADER = """| task | GPUs | settings | first | best of the first three |
+|---|---|---|---|---|"""
+
+
+@dataclass(frozen=True)
+class Regret:
+    """What the settings that rank first among those of one task lose against the fastest of them, in per cent."""
+
+    task: str
+    gpus: int
+    settings: int
+    first_pct: float
+    of_three_pct: float  # the best of the first three
+
+    def __str__(self) -> str:
+        row = self.task, self.gpus, self.settings, f"{self.first_pct:.1f} %", f"{self.of_three_pct:.1f} %"
+        return f"| {' | '.join(map(str, row))} |"
+
+
+def regrets(runs: pd.DataFrame | None = None) -> Iterator[Regret]:
+    """Yield the regret on each task; no run of its model has a part in the constants that rank its settings."""
+    table = prediction_errors.steady() if runs is None else runs
+    for task in tasks(table):
+        others = measured(table[table["model"] != task.model])
+        constants = calibrate(others, prediction_errors.PRIOR)
+        for gpus, own in task.runs.groupby("gpus"):
+            medians = _medians(measured(own))
+            if len(medians) < MIN_SETTINGS:
+                continue
+            tokens = np.array([run.experiment.tokens_per_step for run in medians])
+            speed = tokens / [run.step_time_s for run in medians]
+            predicted = np.asarray(step_times([run.setting for run in medians], constants).step_time_s)
+            ranked = np.argsort(predicted / tokens)
+            lost = 100 * (speed.max() / speed[ranked] - 1)
+            yield Regret(task.title, int(gpus), len(medians), float(lost[0]), float(lost[:FIRST].min()))
+
+
+def table(found: Sequence[Regret]) -> str:
+    """Return the table of the documentation: a row for each task, their means and the worst ones."""
+    rows = [HEADER, *map(str, found)]
+    for name, summary in (("mean", mean), ("worst", max)):
+        figures = (summary([getattr(one, place) for one in found]) for place in ("first_pct", "of_three_pct"))
+        rows.append(f"| {name} of {len(found)} tasks | | | {' | '.join(f'{figure:.1f} %' for figure in figures)} |")
+    return "\n".join(rows)
+
+
+def _medians(runs: list[Measured]) -> list[Measured]:
+    """Return one run of each setting, that of the median step time."""
+    groups: dict[str, list[Measured]] = {}
+    for run in runs:
+        groups.setdefault(run.experiment.name_with_model, []).append(run)
+    return [sorted(own, key=lambda run: run.step_time_s)[(len(own) - 1) // 2] for own in groups.values()]
+
+
+if __name__ == "__main__":
+    print(table(list(regrets())))
