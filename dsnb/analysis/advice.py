@@ -160,8 +160,9 @@ class Adviser:
         best = ranked.iloc[0]
         table = found.table.loc[found.chosen].assign(**ranked[["days", "days_low", "days_high", "gpu_hours"]])
         worse = 100 * (ranked[question.column] / best[question.column] - 1)
-        table = table.rename_axis("experiment").reset_index(drop="experiment" in table)
+        table = table.drop(columns=["is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis"])
         table.insert(1, "worse_pct", worse.to_numpy())
+        table.insert(2, "basis", ranked["basis"].to_numpy())
         room = search.room_gib[list(search.asked).index(str(best.name))]
         facts = words.figures(best, question) | {"name": labels.setting(vars(search.asked[str(best.name)]))}
         facts |= {} if pd.isna(best["memory_gib"]) else {
@@ -184,7 +185,7 @@ class Adviser:
             said.append(words.say("alternative", {"changes": changes, "memory": memory, **amount}))
         experiments = [search.asked[str(name)] for name in dict.fromkeys([*found.chosen, *options.index[:TRIED]])]
         said += self.doubts(ranked, experiments)
-        return Recommendation(_title(experiments[:1]), table, (*said, *more), tuple(experiments))
+        return Recommendation(_title(experiments[:1]), table.reset_index(drop=True), (*said, *more), tuple(experiments))
 
     def _reached(self, search: Search, training: Training) -> Iterator[str]:
         """Yield which ways of sharing cannot fit, and the smallest number of GPUs that does."""

@@ -167,11 +167,8 @@ def _training(
     if length is None:
         length = space.usual_length(asked.model)
         assumed.append(f"sequences of {length} tokens")
-    for name, value in {
-        "gpus": number,
-        "seq_len": length,
-        "global_batch": 1 if global_batch is None else global_batch,
-    }.items():
+    numbers = {"gpus": number, "seq_len": length, "global_batch": 1 if global_batch is None else global_batch}
+    for name, value in numbers.items():
         if not (planning.is_whole(value) and value >= 1):
             raise SettingsError(f"{name} is {value!r}: give a whole number of at least 1")
     if global_batch is None:

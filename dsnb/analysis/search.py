@@ -106,7 +106,7 @@ class Search:
         """Return the best candidate; figures of `measured` ones replace those that are predicted."""
         while True:
             found, visited = self._choose(question, measured)
-            is_open = [name for name in visited if self._is_open(name, found.table)]
+            is_open = [name for name in dict.fromkeys(visited) if self._is_open(name, found.table)]
             if not is_open:
                 return found
             self.trace(is_open)
@@ -134,10 +134,16 @@ class Search:
             return Found(table, options, []), [*map(str, everything.index), *map(str, open_.nsmallest(1).index)]
         best = options.index[0]
         visited = [str(name) for name in everything.index[: everything.index.get_loc(best) + 1]]
-        tied = options[options[question.column] <= (1 + RELEVANCE) * options[question.column].iloc[0]].index
-        chosen = [min(map(str, tied), key=lambda name: space.simplicity(self.asked[name]))]
+        most = (1 + RELEVANCE) * options[question.column].iloc[0]
+        tied = options.index[options[question.column] <= most]
+        chosen = [min(map(str, tied), key=self._simplicity)]
+        maybe_tied = map(str, everything.index[everything[question.column] <= most])
+        visited += [name for name in maybe_tied if self._simplicity(name) < self._simplicity(chosen[0])]
         chosen += self._alternatives(chosen[0], [str(name) for name in options.index])
         return Found(table, options, chosen, len(tied)), [*visited, *chosen]
+
+    def _simplicity(self, name: str) -> tuple[int, ...]:
+        return space.simplicity(self.asked[name])
 
     def _alternatives(self, best: str, options: Sequence[str]) -> list[str]:
         """Return the best candidate that differs in each of `KINDS`, and then others, as they are ranked."""
@@ -165,7 +171,12 @@ class Search:
 
 
 def need_gib(one: Experiment, likely: bool = False) -> float:
-    """Return what a setting needs at least, or is likely to need, by formulas of what its blocks keep."""
+    """Return what a setting needs at least, or is likely to need."""
+    return peak_memory(one, formula(one, likely)).peak_allocated_gib
+
+
+def formula(one: Experiment, likely: bool) -> Trace:
+    """Return the trace that formulas say of a setting: what it keeps at least, or is likely to keep."""
     model, tokens = shape(one.model), int(one.micro_batch_size) * one.seq_len
     width, is_relu = (2 if one.precision in memory.HALF else 4), not likely or model.family == "opt"
     block = memory.block_activations(
@@ -178,9 +189,8 @@ def need_gib(one: Experiment, likely: bool = False) -> float:
     kept, again = memory.kept_activations(model.layers, block, block_input, every, one.checkpoint_offload)
     loss = kept + (tokens * of_logit if one.loss == "whole" else 0)
     of_root = float(model.vocab * model.hidden)
-    trace = Trace(
+    return Trace(
         forward_peak=kept, kept=kept, moments=((loss, 0.0), (kept + again, 1.0)), parameters=model.parameters,
         trainable=0.0 if one.lora_rank else model.parameters, of_block=(model.parameters - of_root) / model.layers,
         of_root=of_root, largest=of_root, layers=model.layers, hidden=model.hidden, vocab=model.vocab,
     )  # fmt: skip
-    return peak_memory(one, trace).peak_allocated_gib
