@@ -56,6 +56,8 @@ class ParamsFile(BaseModel):
 def read_params(path: str | Path) -> ParamsFile:
     """Read a params file; a SettingsError has a sentence for every unknown or wrong field."""
     path = Path(path)
+    if path.parent.name == "params" and not path.parent.is_dir():
+        raise SettingsError(f"there is no folder {str(path.parent)!r}: `dsnb init` writes one, with params files in it")
     content = plain_yaml.read(path, "params file")
     if not isinstance(content, dict):
         raise SettingsError(f"params file {str(path)!r} holds no settings: give at least 'name'")
