@@ -66,7 +66,7 @@ def predict(
 
 def recommend(
     target: Annotated[
-        str,
+        Path,
         typer.Argument(
             metavar="TARGET",
             help="Model (preset, config.json or its folder), or params file (YAML).",
@@ -102,12 +102,12 @@ def recommend(
     from dsnb.analysis.recommend import recommend as recommended
 
     options: dict[str, Any] = _options(link, tokens, price, calibrate)
-    asked: Any = target
+    asked: Any = str(target)
     if is_params(target):
         if given := [name for name, value in {"seq_len": seq_len, "global_batch": global_batch}.items() if value]:
             name = given[0].replace("_", "-")
             raise typer.BadParameter(f"--{name} is for models: a params file has its own settings")
-        asked = _experiments(Path(target), gpus, set_, gpu or "H200", link, verbose)
+        asked = _experiments(target, gpus, set_, gpu or "H200", link, verbose)
     else:
         options |= {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
         options["settings"] = parse_overrides(set_ or [])
