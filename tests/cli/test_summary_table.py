@@ -75,19 +75,6 @@ def test_unusual_runs_have_a_mark_and_a_footnote(runs):
     assert lines[-1] == "! and 28 more runs: see the report"
 
 
-@pytest.mark.parametrize(
-    ("gpus", "names", "device", "place"),
-    [
-        ([2, 2], [None, None], "cpu", "on 2 CPU ranks"),
-        ([1, 2], ["A100", "A100"], "cuda", "on A100"),
-        ([1, 2], ["A100", "H200"], "cuda", ""),
-        ([None, None], [None, None], None, ""),
-    ],
-)
-def test_the_title_says_where_all_runs_ran(gpus, names, device, place):
-    assert summary_table._place(pd.DataFrame({"gpus": gpus, "gpu_name": names, "device": device})) == place
-
-
 def test_unstable_settings_are_last_not_ranked_and_explained():
     one = {"sweep": "s", "status": "ok", "model": "gpt2", "gpus": 1, "device": "cpu"}
     rates = {"zs0": [21097.0, 2296.0], "zs1": [9000.0, 9100.0], "zs2": [8000.0, 8200.0]}
@@ -106,13 +93,3 @@ def test_unstable_settings_are_last_not_ranked_and_explained():
         "1 setting is unstable and not ranked: its repeats differ by more than 1.5 times in tokens/s (zs0: 2,296 to "
         "21,097). Measure it again while nothing else uses the machine (see docs/how-to/noise.md).",
     ]
-
-
-def test_failed_runs_are_below_the_task_that_they_concern(capsys):
-    both = made_up.runs(4, model=["gpt2"]).assign(status=["ok", "ok", "ok", "oom"], cause="no room", experiment="a")
-    runs = both.assign(model=["gpt2", "gpt2", "bloom-560m", "bloom-560m"], experiment=list("abcd"))
-    printing.print_summary(runs, Format.table)
-    first, second = capsys.readouterr().out.split("\n\n")
-    assert (first.startswith("gpt2,"), second.startswith("bloom-560m,")) == (True, True)
-    assert "not ok" not in first
-    assert "not ok: d run 1: oom, no room" in second

@@ -2,7 +2,6 @@
 
 import warnings
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
@@ -43,12 +42,6 @@ def test_each_strategy_is_a_category_of_its_own(runs):
     assert step_time.patches[0].get_height() == 250
 
 
-def test_ranks_without_gpus_are_compared_by_their_sum(runs):
-    speed = plots.overview(runs.assign(device="cpu")).figure.axes[0]
-    assert speed.get_ylabel() == "tokens/s"
-    assert max(bar.get_height() for bar in speed.patches) == 80
-
-
 def test_losses_are_told_apart_by_strategy(runs):
     steps = pd.concat([runs[["sweep", "experiment", "repeat"]].assign(step=step, loss=9.0 - step) for step in (1, 2)])
     (axis,) = plots.losses(steps, runs).figure.axes
@@ -85,17 +78,6 @@ def test_scaling_has_units_ideals_and_remarks():
     assert "No workload was measured on two numbers of GPUs" in nodes.scaling_remarks([]).text
     assert "No workload is more efficient on more GPUs" in nodes.scaling_remarks([table]).text
     assert "super-linear" in nodes.scaling_remarks([scaling(scaled("a", {1: 100, 2: 280}))]).text
-
-
-@pytest.mark.parametrize(("low", "high"), [(130, 150), (99, 101), (20, 1999), (3, 1e6), (7, 7)])
-def test_a_logarithmic_axis_has_more_than_one_label(low, high):
-    figure, axis = plt.subplots()
-    axis.set(yscale="log", ylim=(low / 2, high * 2))
-    nodes._label_decades(axis, low, high)
-    bottom, top = axis.get_ylim()
-    assert bottom <= low <= high <= top
-    assert len([mark for mark in axis.get_yticks() if bottom <= mark <= top]) >= 2
-    plt.close(figure)
 
 
 def test_bars_and_dots_of_memory_are_those_of_their_rows():
