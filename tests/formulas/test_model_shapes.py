@@ -6,15 +6,31 @@ import pytest
 
 from dsnb.formulas import model_shapes
 
+COUNTED = {
+    "llama-2-7b": 6738415616, "llama-3.2-1b": 1235814400, "llama-3.1-8b": 8030261248, "llama-3.1-70b": 70553706496,
+    "mistral-7b": 7248023552, "mixtral-8x7b": 46702792704, "qwen2.5-0.5b": 494032768, "qwen2.5-7b": 7615616512,
+    "qwen2.5-72b": 72706203648, "qwen3-0.6b": 596049920, "qwen3-30b-a3b": 30532122624, "gemma-2b": 2506172416,
+    "gemma-2-2b": 2614341888, "gemma-3-1b": 999885952, "phi-2": 2779683840, "phi-3-mini": 3821079552,
+    "phi-4": 14659507200, "pythia-410m": 405334016, "pythia-12b": 11846072320, "falcon-7b": 6921720704,
+}  # fmt: skip
+"""Parameters that the hub states of the weights."""
+OTHERS = [name for name, shape in model_shapes.PRESETS.items() if shape.published]
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt-1.3b", "gpt2-tiny", "opt-125m", "opt-350m", "bloom-560m"])
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt-1.3b", "gpt2-tiny", "opt-125m", "opt-350m", "bloom-560m", *OTHERS])
 def test_parameter_counts_are_transformers_own(name):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model_shapes.PRESETS[name].config()))
-    assert sum(parameter.numel() for parameter in model.parameters()) == model_shapes.PRESETS[name].parameters
+    shape = model_shapes.PRESETS[name]
+    assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
+    assert shape.parameters == COUNTED.get(name, shape.parameters)
+    if shape.published:
+        blocks = next(one for one in model.modules() if isinstance(one, torch.nn.ModuleList))
+        of_blocks = sum(parameter.numel() for parameter in blocks.parameters())
+        assert of_blocks <= shape.block_parameters < of_blocks + 4 * shape.hidden + shape.vocab
 
 
 def test_sizes_are_what_the_names_say():

@@ -64,6 +64,11 @@ def test_all_problems_are_reported_at_once():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (
+            {"launcher": "deepspeed"},
+            "launcher is no longer a setting: ranks are forked on one machine and started by torchrun on several; "
+            "leave it out",
+        ),
         ({"micro_batch_size": 0}, "micro_batch_size is 0: it must be at least 1"),
         ({"micro_batch_size": "8"}, "micro_batch_size is '8': give a whole number, or 'auto'"),
         ({"activation_checkpointing": 1}, "activation_checkpointing is 1: give true or false"),
@@ -99,7 +104,7 @@ def test_one_sentence_for_each_problem(settings, message):
 
 def test_unknown_model_names_the_nearest():
     (message,) = problems(model="gpt2-xxl")
-    assert message.startswith("model is 'gpt2-xxl': did you mean 'gpt2-xl'? give a preset (gpt2-tiny, gpt2, ")
+    assert message.startswith("model is 'gpt2-xxl': did you mean 'gpt2-xl'? give a preset such as falcon-7b, ")
     assert message.endswith("or a hub id of the form owner/name")
 
 
