@@ -108,23 +108,23 @@ ODD = {
     "one index twice": lambda runs: pd.concat([runs, runs]),
     "another index": lambda runs: runs.set_index(["experiment", "repeat"], drop=False),
     "no status": lambda runs: runs.assign(status=np.nan),
-    "values of all kinds": lambda runs: runs.assign(zero_stage=[0, "x", None, 1.5, True] * 12),
-    "lists": lambda runs: runs.assign(optimizer=[[1], {"a": 1}] * 30),
+    "values of all kinds": lambda runs: runs.assign(zero_stage=[0, "x", None, 1.5, True] * 4),
+    "lists": lambda runs: runs.assign(optimizer=[[1], {"a": 1}] * 10),
     "very large": lambda runs: runs.assign(tokens_per_s=1e300, step_time_s=1e-300),
     "no speed at all": lambda runs: runs.assign(tokens_per_s=0),
     "words for figures": lambda runs: runs.assign(tokens_per_s="fast"),
     "categories": lambda runs: runs.assign(precision=runs["precision"].astype("category")),
-    "some sweeps unknown": lambda runs: runs.assign(sweep=[np.nan, "a"] * 30),
+    "some sweeps unknown": lambda runs: runs.assign(sweep=[np.nan, "a"] * 10),
     "experiments unknown": lambda runs: runs.assign(experiment=np.nan),
     "nullable columns": lambda runs: runs.convert_dtypes().assign(status=runs["status"].where(runs["repeat"] > 1)),
-    "numbers for names": lambda runs: runs.assign(experiment=range(60), sweep=["a", "b"] * 30),
+    "numbers for names": lambda runs: runs.assign(experiment=range(20), sweep=["a", "b"] * 10),
     "half a character": lambda runs: runs.assign(status="failed", cause=pd.Series("\ud800", runs.index, dtype=object)),
 }
 
 
 @pytest.mark.parametrize("kind", ODD)
 def test_odd_tables_are_explored(kind):
-    table = ODD[kind](made_up.runs(60))
+    table = ODD[kind](made_up.runs(20))
     explorer = dsnb.explore(table)
     assert len(explorer.selection) == len(table)
     figures = explorer.data.figures.columns
@@ -162,7 +162,7 @@ def test_no_path_of_the_machine_is_in_a_page(tmp_path):
 
 
 def test_a_watched_sweep_brings_its_runs_and_keeps_what_was_chosen(tmp_path):
-    table = made_up.runs(60).assign(status="ok")
+    table = made_up.runs(24, precision=["bf16", "fp16"], zero_stage=[2, 3]).assign(status="ok")
     first, late = table[table["repeat"] < 3], table[table["repeat"] == 3]
     made_up.write_folders(first.dropna(subset="tokens_per_s"), tmp_path / "made_up")
     explorer = dsnb.explore(tmp_path, watch=True)
