@@ -15,7 +15,7 @@ START_README = PACKAGE / "cli" / "start_folder.md"
 SHIPPED = PACKAGE if (PACKAGE / "notebooks").is_dir() else PACKAGE.parent
 """Folder of dsnb's own `notebooks` and `params`: inside an installed package, beside it in a checkout."""
 PROBE = "_probe-bs"
-"""Part of a probe's experiment name, between the name of the probed experiment and the micro-batch size."""
+"""Part of the name of a probe by which earlier versions searched the largest micro-batch that fits."""
 BANDWIDTH = "bandwidth"
 """The folder of all-reduce tests in a sweep's folder; no experiment can have this name."""
 
