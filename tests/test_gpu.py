@@ -178,23 +178,20 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(run_small):
 def test_the_allocator_is_the_setting_whatever_a_forked_rank_inherits(run_small, monkeypatch):
     for name in environment.ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    for launcher in ("fork", "deepspeed"):
-        for allocator, expected in (("expandable", "True"), ("default", "False")):
-            asked = {**ON_GPU, "allocator": allocator, "launcher": launcher}
-            _, paths = run_small(**asked, worker="tests.workers.whichgpu")
-            assert (paths.dir / "expandable").read_text() == expected
+    for allocator, expected in (("expandable", "True"), ("default", "False")):
+        _, paths = run_small(**ON_GPU, allocator=allocator, worker="tests.workers.whichgpu")
+        assert (paths.dir / "expandable").read_text() == expected
 
 
 @TWO_GPUS
-@pytest.mark.parametrize("launcher", ["fork", "deepspeed"])
-def test_only_visible_gpus_are_used(small, tmp_path, launcher):
+def test_only_visible_gpus_are_used(small, tmp_path):
     """In a process of its own, for which GPUs are visible is decided once."""
     chosen = hardware.gpus()[1]
     script = (
         "import sys; from dsnb.settings.experiment import Experiment; from dsnb.launcher.run import launch\n"
         "launch(Experiment(**eval(sys.argv[1])), sys.argv[2], progress=False, worker='tests.workers.whichgpu')"
     )
-    settings = repr(small(**ON_GPU, launcher=launcher).model_dump())
+    settings = repr(small(**ON_GPU).model_dump())
     env = {key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")}
     env["CUDA_VISIBLE_DEVICES"] = str(chosen.index)
     command = [sys.executable, "-c", script, settings, str(tmp_path / "run1")]

@@ -15,7 +15,7 @@ from dsnb.launcher import auto_batch_size
 from dsnb.launcher.environment import sampled
 from dsnb.launcher.folder import create_run_dir, prepare, write_description
 from dsnb.launcher.hosts import HostRanks
-from dsnb.launcher.local import DeepSpeedRanks, ForkedRanks
+from dsnb.launcher.local import ForkedRanks
 from dsnb.launcher.outcome import exception_status, run_status, summarize_run, without_machine_faults
 from dsnb.launcher.progress import Progress
 from dsnb.run_folder import paths, record_schema
@@ -27,7 +27,7 @@ from dsnb.system import launch_clock
 
 WORKER, BANDWIDTH_WORKER = "dsnb.train.worker", "dsnb.train.bandwidth"
 POLL_S = 0.05
-Ranks = HostRanks | DeepSpeedRanks | ForkedRanks
+Ranks = HostRanks | ForkedRanks
 GRACE_PERIOD_S = 5.0
 """How long the other ranks may continue after one has failed: some would wait for it for ever."""
 MIN_BYTES, MAX_BYTES = 8, 16 * 2**30
@@ -106,10 +106,7 @@ def _run_once(experiment: Experiment, run: RunPaths, requested: Experiment, show
     began_s = launch_clock.now_s()
     ranks: Ranks | None = None
     try:
-        if experiment.hostfile:
-            ranks = HostRanks(experiment, run)
-        else:
-            ranks = (DeepSpeedRanks if experiment.launcher == "deepspeed" else ForkedRanks)(experiment, run)
+        ranks = (HostRanks if experiment.hostfile else ForkedRanks)(experiment, run)
         experiment = ranks.experiment
         if isinstance(ranks, HostRanks):  # the device and the machine are known only now
             write_description(run, experiment, requested, ranks.environment)

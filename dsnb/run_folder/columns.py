@@ -129,6 +129,7 @@ _SHARING = [
     ),
     *each(
         TEXT,
+        launcher="How earlier versions started the ranks of one machine: `fork`, or `deepspeed` for its launcher.",
         inputs="Files that the run read (model, weights, tokenizer, text), each with the beginning of its digest.",
         hosts="Hosts of the run, as the hostfile names them; missing on one machine.",
     ),

@@ -42,6 +42,10 @@ ALLOWED_IN = {
     "name": "use letters, digits, '.', '_' and '-' only",
 }
 """The words about values of another form, for settings and fields of which more can be said."""
+REMOVED = {
+    "launcher": "ranks are forked on one machine and started by torchrun on several; leave it out",
+}
+"""Settings of earlier versions, and what to do instead."""
 DECODERS_IF_SET = (
     "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
     "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl",
@@ -64,6 +68,8 @@ def closest_match(name: str, names: Iterable[str]) -> str | None:
 
 def unknown_setting(key: str, names: Iterable[str]) -> str:
     """Return the message about a setting that does not exist: it names the closest setting, or all of them."""
+    if key in REMOVED:
+        return f"{key} is no longer a setting: {REMOVED[key]}"
     known = list(names)
     match = closest_match(str(key), known)
     hint = f"did you mean '{match}'?" if match else f"allowed are {', '.join(known)}"
@@ -195,8 +201,6 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
         return [*problems, *_lacking(s)]
     if s.hostfile == hostfile.SLURM and not hostfile.in_allocation():
         problems.append(hostfile.NO_JOB)
-    if s.launcher == "deepspeed":
-        problems.append("launcher is 'deepspeed': torchrun starts the ranks of a hostfile; leave launcher out")
     return problems
 
 

@@ -61,8 +61,6 @@ class Experiment(Training):
         Setting("nodes", "{} nodes", "nodes{}", phrases={"1": "1 node"}, is_axis=True),
     ] = 1
     """Least number of hosts that share the ranks; more are used if the ranks do not fit."""
-    launcher: Annotated[Literal["fork", "deepspeed"], Setting(short="{}-launcher")] = "fork"
-    """How ranks are started here: `fork` from a process with all imports done, or by the `deepspeed` launcher."""
     ssh_user: SshUser = ""
     """User name on the hosts; by default as configured for ssh."""
     ssh_port: Port = 0
@@ -135,7 +133,7 @@ class Experiment(Training):
         name is like that of a setting is refused: papermill would only warn about it. The former name of a setting
         replaces the default of the parameters cell.
         """
-        known = {*cls.model_fields, *CURRENT_NAMES}
+        known = {*cls.model_fields, *CURRENT_NAMES, *checks.REMOVED}
         settings = {key: value for key, value in names.items() if key in known and not isinstance(value, ModuleType)}
         for former, current in CURRENT_NAMES.items():
             if former in settings and settings.get(current) == DEFAULTS[current]:

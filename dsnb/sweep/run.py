@@ -133,8 +133,7 @@ def _run_here(todo: list[Run], display: Progress) -> None:
         raise SettingsError(f"{active}: continue with --slurm, or cancel it with scancel")
     for run in todo:
         run.paths.slurm.unlink(missing_ok=True)
-    forked = [run.experiment for run in todo if run.experiment.launcher == "fork" and not run.experiment.hostfile]
-    with local.shared_servers({experiment.device for experiment in forked}):
+    with local.shared_servers({run.experiment.device for run in todo if not run.experiment.hostfile}):
         if any(run.lane for run in todo):
             run_all(todo, LocalJob, display)
             return

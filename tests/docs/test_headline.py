@@ -1,17 +1,53 @@
 """What the repository shows of the data set is what it says."""
 
+import re
+
+import numpy as np
+
 import dsnb
 from benchmarks import dataset, headline
+from dsnb.prediction.calibration import ELSEWHERE, PEAK_ERRORS
 from tests import ROOT
 
+README = (ROOT / "README.md").read_text()
+EXPLANATION = ROOT / "docs" / "explanation"
 
-def test_the_readme_has_the_table_of_the_data_set():
+
+def test_readme_and_documentation_have_the_tables_of_the_data_set():
+    assert "\n".join([*headline.RESULTS_HEADER, *headline.results()]) in README
     table = "\n".join([*headline.HEADER, *map(str, headline.comparisons())])
-    assert table in (ROOT / "README.md").read_text()
+    assert table in (EXPLANATION / "published.md").read_text()
     runs = len(dsnb.published("h200"))
-    assert f"All {runs} runs" in (ROOT / "README.md").read_text()
+    assert re.findall(r"(\d+)\s+runs\b(?= of GPT|, with)", README) == [str(runs), str(runs)]
     assert f"{runs} runs</h1>" in dataset.PAGE.read_text()
     assert dataset.PAGE.stat().st_size < 3_000_000
+
+
+def test_the_errors_that_the_readme_names_are_those_of_the_documentation():
+    text = " ".join(README.split())
+    peaks, speeds = PEAK_ERRORS["all"], ELSEWHERE
+    assert (
+        f"{peaks.mean_pct:.1f} % off on average over {peaks.settings} measured settings, {peaks.worst_pct:.1f} %"
+        in text
+    )
+    assert (
+        f"{speeds['H100, one node'].mean_pct:.0f} % off on one node of H100 and {speeds['all'].mean_pct:.0f} %" in text
+    )
+    regret = (EXPLANATION / "prediction.md").read_text()  # tests/test_regret.py recomputes it
+    (tasks, mean), (_, worst) = re.findall(r"^\| (?:mean|worst) of (\d+) tasks \| \| \| ([\d.]+ %)", regret, re.M)
+    assert f"on {tasks} tasks" in text
+    assert f"{mean} longer than the fastest one on average, {worst} at worst" in text
+
+
+def test_a_result_by_hand():
+    runs = headline.sound(dsnb.published("h200"))
+    runs = runs.query("model == 'bloom-560m' and seq_len == 1024 and gpus == 1 and lora_rank == 0")
+    best = max(
+        runs["experiment"].unique(), key=lambda name: runs.loc[runs["experiment"] == name, "tokens_per_s"].median()
+    )
+    speeds = sorted(runs.loc[runs["experiment"] == best, "tokens_per_s"])
+    (row,) = [row for row in headline.results() if "BLOOM-560M" in row]
+    assert f"| {np.median(speeds):,.0f} | {speeds[0]:,.0f} to {speeds[-1]:,.0f} | {len(speeds)} |" in row
 
 
 def test_a_row_by_hand():

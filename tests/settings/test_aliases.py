@@ -42,6 +42,8 @@ def test_an_experiment_and_a_notebook_take_the_former_name():
         Experiment(hang_limit_s=0)
     injected = {"hang_limit_s": 5.0, "step_timeout_s": Experiment().step_timeout_s, "run_dir": ""}
     assert Experiment.from_namespace(injected).step_timeout_s == 5.0
+    with pytest.raises(SettingsError, match="launcher is no longer a setting"):
+        Experiment.from_namespace({"launcher": "deepspeed"})
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_an_old_run_folder_loads_and_is_finished_for_a_sweep_of_the_same_setting
     assert Experiment.read(old_run.experiment).step_timeout_s == 120.0
     runs = dsnb.load_runs(old_run.dir.parents[1])
     assert runs[["experiment", "status", "model", "seq_len"]].values.tolist() == [[NAME, "ok", "gpt2-tiny", 16]]
-    assert runs["tokens_per_s"].tolist() == [9.837443157503454]
+    assert runs[["launcher", "tokens_per_s"]].values.tolist() == [["fork", 9.837443157503454]]
     assert dsnb.load_steps(old_run.dir.parents[1])["loss"].tolist()[-1] == 6.359505653381348
 
     assert unfinished(old_run) is None

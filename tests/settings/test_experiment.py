@@ -64,6 +64,11 @@ def test_all_problems_are_reported_at_once():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (
+            {"launcher": "deepspeed"},
+            "launcher is no longer a setting: ranks are forked on one machine and started by torchrun on several; "
+            "leave it out",
+        ),
         ({"micro_batch_size": 0}, "micro_batch_size is 0: it must be at least 1"),
         ({"micro_batch_size": "8"}, "micro_batch_size is '8': give a whole number, or 'auto'"),
         ({"activation_checkpointing": 1}, "activation_checkpointing is 1: give true or false"),
