@@ -155,7 +155,7 @@ def training_changes(base: Mapping[Any, Any], other: Mapping[Any, Any]) -> list[
 
 
 def changed(title: str, before: str, after: str) -> str:
-    """Return a change in words: "optimizer adafactor instead of adamw"."""
+    """Return a change in words: "optimizer Adafactor instead of AdamW"."""
     return fill(CHANGE, {"title": title, "after": after, "before": before})
 
 

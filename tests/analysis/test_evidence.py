@@ -53,8 +53,8 @@ def test_what_speed_rests_on(repeats, other, sentence):
     [
         ({}, "5.8 times as fast as ZeRO 0 in bf16, uncompiled."),
         ({"optimizer": ["adamw", "adafactor"]},
-         "5.8 times as fast as ZeRO 0 in bf16, uncompiled (changes the training: optimizer adafactor instead of "
-         "adamw)."),
+         "5.8 times as fast as ZeRO 0 in bf16, uncompiled (changes the training: optimizer Adafactor instead of "
+         "AdamW)."),
         ({"grad_accum_dtype": ["auto", "bf16"]},
          "5.8 times as fast as ZeRO 0 in bf16, uncompiled (changes the training: gradients accumulated in bf16 instead "
          "of default)."),
