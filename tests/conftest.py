@@ -54,6 +54,7 @@ LONGEST = [
     "docs/test_code_blocks.py",
     "train/test_strategies.py",
     "train/test_worker.py",
+    "test_release.py",
     "sweep/test_slurm.py",
     "explorer/test_page.py",
     "sweep/test_run_stopped.py",

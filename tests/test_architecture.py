@@ -104,7 +104,8 @@ def test_only_the_commands_and_the_form_use_both_halves():
 def test_the_listing_of_the_package_is_its_layers():
     # Git leaves a folder of __pycache__ where a package has moved away.
     entries = {path.name for path in (ROOT / "dsnb").iterdir() if path.is_file() or any(path.rglob("*.py"))}
-    assert entries == {"__init__.py", *(name if (ROOT / "dsnb" / name).is_dir() else f"{name}.py" for name in LAYERS)}
+    entries -= {"__init__.py", "py.typed"}
+    assert entries == {*(name if (ROOT / "dsnb" / name).is_dir() else f"{name}.py" for name in LAYERS)}
 
 
 def test_modules_are_short_and_say_what_they_are():

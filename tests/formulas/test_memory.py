@@ -126,7 +126,7 @@ def test_a_runs_settings_become_the_formulas_numbers():
     assert eager["activations"] > theory(model="gpt2")["activations"]
     assert theory(model="gpt2", attention_used="eager") == eager
     assert theory(model="facebook/opt-1.3b") == theory(model="opt-1.3b")
-    assert theory(model="someone/other") == theory(model="gpt2", micro_batch_size="auto") == {}
+    assert theory(model="someone/other") == theory(model="gpt2", micro_batch_size=None) == {}
 
 
 def test_accumulation_keeps_gradients_through_the_next_backward_pass():

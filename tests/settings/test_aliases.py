@@ -10,7 +10,7 @@ import yaml
 import dsnb
 from dsnb import Experiment
 from dsnb.cli.sweep import parse_overrides
-from dsnb.errors import SettingsError
+from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.files import records
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import SweepPaths
@@ -44,6 +44,7 @@ def test_an_experiment_and_a_notebook_take_the_former_name():
     assert Experiment.from_namespace(injected).step_timeout_s == 5.0
     with pytest.raises(SettingsError, match="launcher is no longer a setting"):
         Experiment.from_namespace({"launcher": "deepspeed"})
+    assert Experiment.from_namespace({"launcher": "fork"}) == Experiment()
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,14 @@ def test_a_params_file_and_set_take_either_name(tmp_path, text, overrides, expec
     sweep = load_sweep(tmp_path / "t.yaml", parse_overrides(overrides))
     assert [run.experiment.step_timeout_s for run in sweep.runs] == expected
     assert "hang_limit_s" not in yaml.safe_dump(sweep.params)
+
+
+def test_a_params_file_of_an_earlier_version_says_that_it_leaves_out_nothing(old_run):
+    params = old_run.dir.parents[1] / "params.yaml"
+    params.write_text(f"{params.read_text()}skip_oom: true\n")
+    with pytest.warns(DsnbWarning, match="skip_oom has no effect any more; `dsnb predict` tells which settings fit"):
+        (run,) = load_sweep(params, output=old_run.dir.parents[1]).runs
+    assert is_finished(run)
 
 
 def test_an_old_run_folder_loads_and_is_finished_for_a_sweep_of_the_same_settings(old_run):
@@ -100,10 +109,15 @@ def test_a_run_on_a_gpu_that_was_made_before_the_allocator_could_be_chosen(old_r
     assert job.changed_settings(replace(run, experiment=asked)) == "allocator was 'expandable' and is 'default'"
 
 
-def test_settings_that_were_asked_for_have_the_current_name(old_run):
-    record = records.read_json(old_run.experiment)
-    records.write_json(old_run.experiment, {**record, "asked": {"hang_limit_s": 60.0, "micro_batch_size": "auto"}})
-    assert job.load_run(old_run).experiment.step_timeout_s == 60.0
+def test_a_run_whose_micro_batch_was_searched_still_loads(old_run):
+    record = {**records.read_json(old_run.experiment), "name": "zs0_fp32_gpus1_bsauto_sl16"}
+    for size, expected in ((2, 2.0), ("auto", None)):  # found, and not found
+        asked = {"micro_batch_size": "auto"}
+        records.write_json(old_run.experiment, {**record, "micro_batch_size": size, "asked": asked})
+        (row,) = dsnb.load_runs(old_run.dir.parents[1]).to_dict("records")
+        assert (row["experiment"], row["status"]) == (NAME, "ok")
+        assert row["micro_batch_size"] == pytest.approx(expected or float("nan"), nan_ok=True)
+        assert record_schema.cleaned("experiment.json", record)[1] is None
     _, problem = record_schema.cleaned("experiment.json", {"hang_limit_s": "soon"})
     assert problem == "experiment.json: step_timeout_s is 'soon': give a number"
 

@@ -70,7 +70,10 @@ def test_all_problems_are_reported_at_once():
             "leave it out",
         ),
         ({"micro_batch_size": 0}, "micro_batch_size is 0: it must be at least 1"),
-        ({"micro_batch_size": "8"}, "micro_batch_size is '8': give a whole number, or 'auto'"),
+        (
+            {"micro_batch_size": "auto"},
+            "micro_batch_size is 'auto': give a whole number; `dsnb recommend` and `dsnb predict` tell what fits",
+        ),
         ({"activation_checkpointing": 1}, "activation_checkpointing is 1: give true or false"),
         ({"learning_rate": "fast"}, "learning_rate is 'fast': give a number"),
         ({"dropout": 1.0}, "dropout is 1.0: it must be less than 1.0"),
@@ -109,10 +112,10 @@ def test_unknown_model_names_the_nearest():
 
 
 def test_a_notebook_takes_what_a_sweep_recorded_if_it_says_the_same(tmp_path):
-    planned = Experiment(model="gpt2-tiny", zero_stage=2, micro_batch_size="auto", device="cuda")
-    resolved = {**planned.model_dump(), "micro_batch_size": 24, "asked": {"micro_batch_size": "auto"}}
+    planned = Experiment(model="gpt2-tiny", zero_stage=2, hostfile="slurm")
+    resolved = {**planned.model_dump(), "device": "cuda", "asked": {"device": "auto"}}
     records.write_json(RunPaths(tmp_path).experiment, resolved)
-    names = {"model": "gpt2-tiny", "zero_stage": 2, "micro_batch_size": "auto", "device": "cuda", "data": "synthetic"}
+    names = {"model": "gpt2-tiny", "zero_stage": 2, "hostfile": "slurm", "device": "auto", "data": "synthetic"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checks, "contradictions", None)  # nothing is checked again
         assert Experiment.from_namespace({**names, "run_dir": str(tmp_path)}) == planned
