@@ -124,7 +124,7 @@ def test_a_runner_up_that_trains_otherwise_is_marked_and_the_batch_can_be_held()
     own = sized(optimizer=["adafactor", "adamw"], lora_rank=[0, None])
     said = words(of_runs(own, Question()))
     assert (
-        "(changes the training: global batch 4 instead of 8, optimizer adamw instead of adafactor)" in said["following"]
+        "(changes the training: global batch 4 instead of 8, optimizer AdamW instead of Adafactor)" in said["following"]
     )
     assert "Global batch: 8 sequences, 4,096 tokens." in words(of_runs(own, Question(tokens=1e9)))["costs"]
     held = words(of_runs(own, Question(tokens=1e9, global_batch=4)))
