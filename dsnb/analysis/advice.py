@@ -37,6 +37,11 @@ USUAL_GPU = "H200"
 MOST_GPUS = 4096
 TRIED = 20
 """Settings of a recommendation that are kept beside those of its table, for measuring."""
+CHANGED = (
+    "precision", "mixed_precision", "compile", "activation_checkpointing", "checkpoint_every", "loss", "offload",
+    "optimizer", "gpus", "micro_batch_size", "grad_accum",
+)  # fmt: skip
+"""Settings that tell two ways of one training apart, in the order of the words; the strategy comes before them."""
 LIMITS = {
     "matrix products and attention": ("matmul_s", "attention_s"),
     "memory traffic": ("memory_bound_s", "optimizer_s"),
@@ -177,7 +182,7 @@ class Adviser:
             end = faster if first != best.name else ""
             said.append(f"It is the simplest of {found.tied} settings that are equal within 2 %{end}.")
         for name, row in ranked.iloc[1:].iterrows():
-            changes = words.changes(search.asked[str(best.name)], search.asked[str(name)])
+            changes = _changes(search.asked[str(best.name)], search.asked[str(name)])
             amount = {"worse": f"{abs(worse[name]):.1f}", "word": "slower" if worse[name] > 0 else "faster"}
             if question.objective != "time":
                 amount["word"] = "worse"
@@ -239,6 +244,17 @@ def _smallest(training: Training) -> list[Experiment]:
     except SettingsError:  # the global batch cannot be shared among so many
         return []
     return [one for one in found if one.loss == "chunked"] or found
+
+
+def _changes(before: Experiment, after: Experiment) -> str:
+    """Return in what a setting differs from another one, as in "FSDP, not compiled, micro-batch 16"."""
+    first, then = vars(before), vars(after)
+    shared = labels.strategy(then)
+    said = [shared] if shared != labels.strategy(first) else []
+    said += [
+        labels.choice(then, name) for name in CHANGED if first[name] != then[name] and labels.has_effect(then, name)
+    ]
+    return ", ".join(said)
 
 
 def _assumed(assumed: Sequence[str]) -> Iterator[str]:

@@ -20,7 +20,6 @@ from dsnb.formulas.planning import GOAL_DAYS, MAX_DAYS, gpus_needed
 from dsnb.runs import labels
 from dsnb.runs.literature.tables import SOURCE, is_own
 from dsnb.runs.table import numbers
-from dsnb.settings.experiment import Experiment
 
 BEST = {"time": "Fastest", "gpu_hours": "Fewest {unit}-hours", "cost": "Cheapest", "memory": "Least memory"}
 """What the best setting of an objective is called; `unit` is GPU, or rank where there are none."""
@@ -33,11 +32,6 @@ BY_MEAN = ("on average", "on average, though not by the median")
 """What the difference between repeated settings is one of; the best one has the best median."""
 PLACE = ("gpus", "nodes")
 """Choices that say how many GPUs, not what they do."""
-CHANGED = (
-    "precision", "mixed_precision", "compile", "activation_checkpointing", "checkpoint_every", "loss", "offload",
-    "optimizer", "gpus", "micro_batch_size", "grad_accum",
-)  # fmt: skip
-"""Settings that tell two ways of one training apart, in the order of the words; the strategy comes before them."""
 SHOWN_GIB = 0.05
 """Smaller differences in memory are left out."""
 EQUAL_PCT = 0.005
@@ -242,17 +236,6 @@ def _rates(option: "pd.Series[Any]") -> str:
     """Return the range of tokens/s that the error of a prediction leaves; empty for a measurement."""
     factor, rate = 1 + option.get("tokens_per_s_error_pct", math.nan) / 100, option["tokens_per_s"]
     return "" if math.isnan(factor) else labels.span(rate / factor, rate * factor)
-
-
-def changes(before: Experiment, after: Experiment) -> str:
-    """Return in what a setting differs from another one, as in "FSDP, not compiled, micro-batch 16"."""
-    first, then = vars(before), vars(after)
-    shared = labels.strategy(then)
-    said = [shared] if shared != labels.strategy(first) else []
-    said += [
-        labels.choice(then, name) for name in CHANGED if first[name] != then[name] and labels.has_effect(then, name)
-    ]
-    return ", ".join(said)
 
 
 def error(pct: float | None) -> str:
