@@ -120,10 +120,10 @@ class Adviser:
         if instead.table.empty:
             return replace(instead, task=_title(asked), sentences=(first, *instead.sentences[1:]))
         best, figures = instead.experiments[0], instead.table.iloc[0]
-        second = words.say("instead", {
-            "setting": labels.setting(vars(best)), "batch": best.global_batch_size,
-            "memory": significant(figures["peak_allocated_gib"]), "rate": significant(figures["tokens_per_s"]),
-        })  # fmt: skip
+        need, rate = (significant(figures[name]) for name in ("peak_allocated_gib", "tokens_per_s"))
+        batch = labels.count(best.global_batch_size, "sequence")
+        second = f"Predicted to fit on the same GPUs, with {batch} a step: {labels.setting(vars(best))}"
+        second += f" ({need} GiB, {rate} tokens/s)."
         return Recommendation(_title(asked), instead.table.head(0), (first, second))
 
     def of_model(self, training: Training, assumed: Sequence[str]) -> Recommendation:
@@ -182,12 +182,10 @@ class Adviser:
             end = faster if first != best.name else ""
             said.append(f"It is the simplest of {found.tied} settings that are equal within 2 %{end}.")
         for name, row in ranked.iloc[1:].iterrows():
+            word = ("worse" if question.objective != "time" else "slower") if worse[name] > 0 else "better"
+            need = "" if pd.isna(row["memory_gib"]) else f", {significant(row['memory_gib'])} GiB"
             changes = _changes(search.asked[str(best.name)], search.asked[str(name)])
-            amount = {"worse": f"{abs(worse[name]):.1f}", "word": "slower" if worse[name] > 0 else "faster"}
-            if question.objective != "time":
-                amount["word"] = "worse"
-            memory = "" if pd.isna(row["memory_gib"]) else significant(row["memory_gib"])
-            said.append(words.say("alternative", {"changes": changes, "memory": memory, **amount}))
+            said.append(f"Instead: {changes}: {abs(worse[name]):.1f} % {word}{need}.")
         experiments = [search.asked[str(name)] for name in dict.fromkeys([*found.chosen, *options.index[:TRIED]])]
         said += self.doubts(ranked, experiments)
         return Recommendation(_title(experiments[:1]), table.reset_index(drop=True), (*said, *more), tuple(experiments))

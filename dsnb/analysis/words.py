@@ -113,9 +113,6 @@ PLAN = {
     "plan": "{what} {name} ({basis}) on {place}, {rate} tokens/s[ ({rates})]; {tokens} tokens: {duration}, {hours} "
     "{unit}-hours[, {energy} kWh][, {cost}][; {memory_name} {memory}[ of {room}] GiB[ ± {memory_error} %]"
     "[, {headroom} GiB left]].",
-    "alternative": "Instead: {changes}: {worse} % {word}[, {memory} GiB].",
-    "instead": "Predicted to fit on the same GPUs, with {batch} {batch:sequence|sequences} a step: {setting} "
-    "({memory} GiB, {rate} tokens/s).",
     "plan.again": "{what} {name}, as above.",
     "beyond": "No {what} trains [{model} ]on {tokens} tokens within {max_days} days on {place}. The fastest is {name} "
     "({basis}), {rate} tokens/s[ ± {rate_error} %].",
@@ -217,6 +214,7 @@ def figures(option: "pd.Series[Any]", question: Question, memory: str = "GPU mem
     amounts["capacity"] = "gpu_memory_gib"
     errors = {"rate_error": "tokens_per_s_error_pct", "memory_error": "peak_allocated_error_pct"}
     known = option.dropna()
+    factor, rate = 1 + option.get("tokens_per_s_error_pct", math.nan) / 100, option["tokens_per_s"]
     return {
         "name": str(option.name),
         "basis": str(option["basis"]),
@@ -224,18 +222,12 @@ def figures(option: "pd.Series[Any]", question: Question, memory: str = "GPU mem
         "unit": unit,
         **{text: significant(known[column]) for text, column in amounts.items() if column in known},
         **{text: error(option.get(column)) for text, column in errors.items()},
-        "rates": _rates(option),
+        "rates": "" if math.isnan(factor) else labels.span(rate / factor, rate * factor),
         "tokens": amount(question.tokens),
         "duration": duration(24 * option["days_low"], 24 * option["days_high"]),
         "cost": cost(option, question, unit),
         "memory_name": memory,
     }
-
-
-def _rates(option: "pd.Series[Any]") -> str:
-    """Return the range of tokens/s that the error of a prediction leaves; empty for a measurement."""
-    factor, rate = 1 + option.get("tokens_per_s_error_pct", math.nan) / 100, option["tokens_per_s"]
-    return "" if math.isnan(factor) else labels.span(rate / factor, rate * factor)
 
 
 def error(pct: float | None) -> str:

@@ -81,7 +81,7 @@ def test_a_task_of_which_nothing_fits_says_what_would_and_the_others_are_answere
     assert without.table.empty
     first, second = without.sentences
     assert first.startswith(f"No setting fits: the smallest, {large[0].name_with_model}, needs ")
-    assert second.startswith("Predicted to fit on the same GPUs, with 16384 sequences a step: ZeRO 0, bf16, compiled")
+    assert second.startswith("Predicted to fit on the same GPUs, with 16,384 sequences a step: ZeRO 0, bf16, compiled")
     assert fitting.table["experiment"][0] == "opt-125m_zs0_bf16_gpus8_bs8_sl2048"
 
 
