@@ -171,6 +171,13 @@ FIGURES = [
         kind=NUMBER,
     ),
     Column(
+        "cpu_bound",
+        "Share of the timed steps in which the host set the pace: parts of a step (forward and backward passes, the "
+        "rest) of which the GPU had less than a quarter left to do when the host had launched all of it, without what "
+        "was left. At most this share of the time the GPU was idle. Of the rank with the largest; missing on a CPU.",
+        _percent("CPU-bound", better="lower"),
+    ),
+    Column(
         "peak_allocated_gib",
         "Peak memory that torch allocated on any GPU during the steps, not while the model was built.",
         _gib("peak memory allocated"),
@@ -256,6 +263,8 @@ FIGURES = [
         skipped_steps="Timed steps whose update the fp16 loss scaler skipped.",
         skipped_warmup_steps="Warm-up steps whose update the fp16 loss scaler skipped.",
         slow_steps="Timed steps that took more than twice the median.",
+        launch_us="Time that the host needed to launch one small operation of a forward or backward pass, measured "
+        "for a second after the steps; missing on a CPU.",
         recompilations="Graphs that torch.compile compiled during the timed steps.",
         graph_breaks="Different reasons for which torch.compile left its graph in the run; missing if not compiled.",
         nan_steps="Steps with a loss that is not a number, as Megatron logs them.",
