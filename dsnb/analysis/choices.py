@@ -16,7 +16,7 @@ from dsnb.runs.table import as_runs
 
 SHARING = ("strategy", "zero_stage", "tensor_parallel", "pipeline_parallel")
 """The columns that the one choice `strategy` stands for."""
-MEASUREMENT = {"steps", "warmup_steps", "seed", "profile", "launcher", "nvme_path"}
+MEASUREMENT = {"steps", "warmup_steps", "seed", "profile", "nvme_path"}
 """Settings of how a run was measured, not of how a training is done."""
 MAX_VARIANTS = 4
 """Parts of a report that figures are drawn for."""

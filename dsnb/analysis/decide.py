@@ -105,12 +105,12 @@ def recorded_prices(runs: pd.DataFrame) -> dict[str, float]:
 
 
 def is_probe(runs: pd.DataFrame) -> pd.Series:
-    """Return which runs are probes of an automatic micro-batch size: their two steps measure memory, not speed."""
+    """Return which runs are probes by which earlier versions searched a micro-batch: their two steps measure memory."""
     return runs["experiment"].astype(str).str.contains(rf"{PROBE}\d+$").astype(bool)
 
 
 def without_probes(runs: pd.DataFrame) -> pd.DataFrame:
-    """Leave out the probes of an automatic micro-batch size, unless there is nothing else."""
+    """Leave out the probes of earlier versions, unless there is nothing else."""
     return runs if is_probe(runs).all() else runs[~is_probe(runs)]
 
 

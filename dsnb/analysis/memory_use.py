@@ -24,7 +24,7 @@ output layer, or the recomputed block if that is larger."""
 WHERE = {"peak_allocated_gib": "allocated", "peak_reserved_gib": "reserved", "device_memory_gib": "on device"}
 """Figures of GPU memory, the closest to theory first: reserved adds fragmentation, on device adds the CUDA context."""
 IRRELEVANT = {
-    "source", "gpu_name", "seed", "steps", "warmup_steps", "learning_rate", "data", "tokenizer", "weights", "launcher",
+    "source", "gpu_name", "seed", "steps", "warmup_steps", "learning_rate", "data", "tokenizer", "weights",
     "profile", "memory_limit_gib",
 }  # fmt: skip
 """Settings that do not change GPU memory, or only limit it; differences in them are ignored here."""
@@ -67,7 +67,7 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
     """Return the theoretical parts of one GPU's memory in GiB, by the settings of a run; empty for unknown models."""
     shapes = model_shapes.PRESETS | {shape.hub_id: shape for shape in model_shapes.PRESETS.values() if shape.hub_id}
     shape = shapes.get(str(run["model"]))
-    if shape is None or not isinstance(run["micro_batch_size"], int | float):
+    if shape is None or shape.published or not isinstance(run["micro_batch_size"], int | float):
         return {}
     width = 2 if run["precision"] in memory.HALF else 4
     states = _states(run, shape, width)

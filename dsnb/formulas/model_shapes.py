@@ -1,4 +1,4 @@
-"""The shapes of the GPT-2, OPT and BLOOM families, as published, and their exact parameter counts.
+"""The shapes of models as published, and their exact parameter counts.
 
 Pure data and arithmetic; `dsnb.train.model` builds the models.
 """
@@ -7,15 +7,15 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of one causal language model with tied embeddings.
+    """The shape of one causal language model; GPT-2, OPT and BLOOM follow from their sizes, others are `published`.
 
     `positions` is None if positions are not embedded (BLOOM's ALiBi) and any sequence length fits.
     """
@@ -29,15 +29,22 @@ class Shape:
     hub_id: str | None = None
     embedding: int | None = None
     """Width of the token embedding if it differs from `hidden` (OPT-350M)."""
+    published: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Of another family: its `config`, its `parameters`, and with experts those that are `active` for a token."""
 
     @property
     def block_parameters(self) -> int:
-        """Those of all blocks: attention 4h^2 + 4h, MLP 8h^2 + 5h, two layer norms 4h, in all three families."""
+        """Those of all blocks: attention 4h^2 + 4h, MLP 8h^2 + 5h, two layer norms 4h, in the first three families."""
+        if self.published:  # but for a norm's
+            tied = self.published["config"].get("tie_word_embeddings", self.family in TIED)
+            return self.parameters - (1 if tied else 2) * self.vocab * self.hidden
         return self.layers * (12 * self.hidden * self.hidden + 13 * self.hidden)
 
     @property
     def parameters(self) -> int:
         """All parameters, tied embeddings counted once."""
+        if self.published:
+            return int(self.published["parameters"])
         h, blocks = self.hidden, self.block_parameters
         if self.family == "gpt2":
             return blocks + (self.vocab + (self.positions or 0)) * h + 2 * h
@@ -49,6 +56,8 @@ class Shape:
 
     def config(self) -> dict[str, Any]:
         """Return the fields of transformers' configuration class for this shape, `model_type` included."""
+        if self.published:
+            return dict(self.published["config"])
         h = self.hidden
         if self.family == "gpt2":
             own = {"n_embd": h, "n_layer": self.layers, "n_head": self.heads, "n_positions": self.positions}
@@ -70,18 +79,42 @@ class Shape:
 
 
 def _presets() -> Iterator[tuple[str, Shape]]:
-    """Yield the shapes of `presets.csv` by their names.
+    """Yield the shapes of `presets.csv` and `presets.json` by their names.
 
     Radford et al. 2019, table 2; Zhang et al. 2022 (OPT), table 1; Le Scao et al. 2022 (BLOOM), table 3; and the
     configurations on the hub. `gpt-1.3b` is that of BigScience's benchmark (24 x 2048, 16 heads, GPT-2's vocabulary;
     its script tr3m-1B3-emb-norm-pile). The `tiny` ones are dsnb's own, for CPUs and tests.
+
+    The other families have the sizes of their configurations on the hub, which agree with Touvron et al. 2023 (Llama
+    2), table 1 of its appendix; Grattafiori et al. 2024 (Llama 3), table 3; Jiang et al. 2023 and 2024 (Mistral,
+    Mixtral), tables 1; Yang et al. 2024 and 2025 (Qwen 2.5 and 3), tables 1; Gemma Team 2024 (1 and 2), tables 1, and
+    2025 (3); Abdin et al. 2024 (Phi 3 and 4); Biderman et al. 2023 (Pythia), table 1; Black et al. 2022 (GPT-NeoX);
+    Almazrouei et al. 2023 (Falcon).
     """
     with open(Path(__file__).with_name("presets.csv"), encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             name, family, hub_id = row.pop("name"), row.pop("family"), row.pop("hub_id") or None
             numbers: dict[str, Any] = {field: int(value) if value else None for field, value in row.items()}
             yield name, Shape(family, hub_id=hub_id, **numbers)
+    for name, published in json.loads(Path(__file__).with_name("presets.json").read_text(encoding="utf-8")).items():
+        config = published["config"]
+        yield (
+            name,
+            Shape(
+                config["model_type"],
+                config["num_hidden_layers"],
+                config["hidden_size"],
+                config["num_attention_heads"],
+                config["vocab_size"],
+                config["max_position_embeddings"],
+                published["hub_id"],
+                published=published,
+            ),
+        )
 
+
+TIED = ("falcon", "gemma", "gemma2", "gemma3_text")
+"""The model families whose output layer is tied to the embedding unless a configuration says something else."""
 
 PRESETS = dict(_presets())
 

@@ -18,8 +18,6 @@ from dsnb.run_folder.result import Result, last_lines
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware, launch_clock, signals
 
-SOME_RANK = -1
-"""The key of an exit code whose rank the launcher does not report."""
 PHASES = {
     "build": "building the model",
     "forward": "the forward pass",
@@ -110,8 +108,6 @@ def run_status(
 
 
 def _name(rank: int | None, host_of: Mapping[int, str]) -> str:
-    if rank == SOME_RANK:
-        return "a rank"
     return f"rank {rank} on {host_of[rank]}" if rank is not None and rank in host_of else f"rank {rank}"
 
 

@@ -25,11 +25,7 @@ def phase(experiment: Experiment, run: RunPaths) -> str:
         return "starting"
     if run.steps.exists():
         return "first step" if experiment.compile == "off" else "compiling, first step"
-    return "importing, building the model" if _imports_in_ranks(experiment) else "building the model"
-
-
-def _imports_in_ranks(experiment: Experiment) -> bool:
-    return bool(experiment.hostfile) or experiment.launcher != "fork"
+    return "importing, building the model" if experiment.hostfile else "building the model"
 
 
 class PhaseTimer:
@@ -55,9 +51,7 @@ class Progress:
     def __init__(self, experiment: Experiment, run: RunPaths, enabled: bool) -> None:
         self.step, self.total = 0, experiment.warmup_steps + experiment.steps
         self._experiment, self._run = experiment, run
-        self._note = (
-            "starting the ranks" if _imports_in_ranks(experiment) else "importing torch, DeepSpeed and transformers"
-        )
+        self._note = "starting the ranks" if experiment.hostfile else "importing torch, DeepSpeed and transformers"
         self._timer, self._refreshed_s = PhaseTimer(), 0.0
         self._output: Any = None
         in_notebook = enabled and _in_notebook()

@@ -42,7 +42,7 @@ _SUMMARY = [*columns.FIGURES, *columns.TEXTS, RUNS["note"], *each(TEXT, profile_
 FILES: dict[str, list[Column]] = {
     _RUN.experiment.name: [
         *columns.SETTING_COLUMNS.values(),
-        *(RUNS[name] for name in columns.ORDER),
+        *(RUNS[name] for name in (*columns.ORDER, "launcher")),
         *each(
             TEXT,
             name="Name of the experiment; its folder is named like this.",

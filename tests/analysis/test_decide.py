@@ -34,20 +34,6 @@ def test_only_the_gpus_at_hand_count_and_figures_are_those_of_the_formulas(opt):
     assert row["cost"] == pytest.approx(3 * row["gpu_hours"])
 
 
-def test_each_kind_of_gpu_has_its_price():
-    question = Question(prices={"NVIDIA H200": 4.0, "": 2.0})
-    assert (question.price("NVIDIA H200"), question.price("NVIDIA A100")) == (4.0, 2.0)
-    assert Question(prices={"NVIDIA H200": 4.0}).price("NVIDIA A100") is None
-    memory = tasks(dsnb.published("h200_memory"))[0].runs
-    assert of_runs(memory, Question()).options["cost"].isna().all()
-
-
-def test_least_memory_is_a_question_too():
-    runs = tasks(dsnb.published("h200_gpt2_zero_precision"))[0].runs
-    found = of_runs(runs, Question(objective="memory")).options["memory_gib"]
-    assert found.iloc[0] == found.min() == runs.groupby("experiment")["peak_allocated_gib"].median().min()
-
-
 @pytest.mark.parametrize(
     ("question", "message"),
     [

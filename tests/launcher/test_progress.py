@@ -13,7 +13,7 @@ from dsnb.run_folder.paths import RunPaths
     [
         ({}, ["starting", "building the model", "first step"]),
         ({"compile": "default"}, ["starting", "building the model", "compiling, first step"]),
-        ({"launcher": "deepspeed"}, ["starting", "importing, building the model", "first step"]),
+        ({"hostfile": "slurm"}, ["starting", "importing, building the model", "first step"]),
     ],
 )
 def test_the_phase_follows_from_the_files(small, tmp_path, settings, phases):
