@@ -130,7 +130,7 @@ class Search:
         options = decide(table.assign(fits=fits), question).options
         everything = decide(table.assign(fits=fits | unsure), question).options
         if options.empty:  # what is likely to need least is looked at in any case
-            open_ = pd.Series(self._likely_gib, table.index)[can_fit & ~is_known]
+            open_ = pd.Series(self._likely_gib, table.index)[~is_known & (can_fit | (not is_known.any() and ~problems))]
             return Found(table, options, []), [*map(str, everything.index), *map(str, open_.nsmallest(1).index)]
         best = options.index[0]
         visited = [str(name) for name in everything.index[: everything.index.get_loc(best) + 1]]
