@@ -62,6 +62,20 @@ def one_and_two_gpus(*rates):
     return runs.assign(tokens_per_s=rates, gpu_name="H200", experiment=["one", "two"], peak_allocated_gib=[9.0, 8.0])
 
 
+@pytest.mark.parametrize(
+    ("known", "tokens"),
+    [
+        ({"parameters": 1.3e9}, 26e9),
+        ({"model": "opt-1.3b"}, 26e9),  # 1,316 million, to two digits
+        ({"model": "unheard of"}, 100e9),
+    ],
+)
+def test_without_a_number_a_model_is_trained_on_20_tokens_per_parameter(known, tokens):
+    made = of_runs(one_and_two_gpus(1000.0, 2000.0).assign(**known), Question(objective="time"))
+    assert made.question.tokens == tokens
+    assert made.options["days"].tolist() == pytest.approx([tokens / 2000 / 86400, tokens / 1000 / 86400])
+
+
 def test_the_best_of_several_sweeps_is_named_by_its_sweep():
     runs = one_and_two_gpus(1000.0, 2000.0).assign(sweep=["first", "second"], experiment="zs0")
     decision = of_runs(runs, Question(objective="gpu_hours", tokens=1e9))

@@ -131,7 +131,7 @@ def test_a_training_of_years_is_no_answer():
     assert "No measured setting trains gpt2 in reasonable time on 2 H200." in said
     assert (
         "667 GPUs would train on 86.4 billion tokens in 30 days if each sustained 50 tokens/s, as with ZeRO 1, bf16, "
-        "micro-batch 8: $1,200,000 at an assumed $2.50 a GPU-hour." in said
+        "micro-batch 8: $1,200,000 at an assumed $2.50 a GPU-hour. This extrapolates beyond what was measured." in said
     )
     assert "12,500" not in said
     assert "Train gpt2" not in said
