@@ -195,16 +195,6 @@ def test_what_is_refused_or_cannot_be_predicted_is_said(asked):
     assert notes[2].startswith("Left out 2 settings: micro_batch_size is 'auto': give a whole number; ")
 
 
-@pytest.mark.parametrize(
-    "table", [runs({}).assign(gpu_name=None), runs({}).assign(status="interrupted"), runs({}).iloc[:0]]
-)
-def test_runs_on_no_known_gpu_are_one_sentence(asked, table):
-    for ask in (unmeasured, check):
-        with pytest.raises(SettingsError, match="predict: no run has succeeded, or run out of") as caught:
-            ask(table, asked)
-        assert "\n" not in str(caught.value)
-
-
 def test_without_torch_speed_is_predicted_and_memory_is_unknown(asked, monkeypatch):
     def missing(experiments, make=True):
         if make:
