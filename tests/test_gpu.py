@@ -165,16 +165,6 @@ def test_ranks_that_share_a_model_train_as_one_does(losses, model, sharing, prec
     assert losses(**{**common, "gpus": 2}, **sharing) == pytest.approx(losses(**common), abs=tolerance)
 
 
-def test_the_largest_micro_batch_fits_and_the_next_does_not(run_small):
-    settings = {**ON_GPU, "model": "gpt2", "precision": "bf16", "seq_len": 1024, "data": "synthetic"}
-    result, paths = run_small(**settings, micro_batch_size="auto", memory_limit_gib=8)
-    result.raise_for_status()
-    found = records.read_json(paths.experiment)["micro_batch_size"]
-    assert result.summary["peak_reserved_gib"] <= 8
-    more, _ = run_small(**settings, micro_batch_size=found + 1, memory_limit_gib=8)
-    assert more.status == "oom"
-
-
 def test_the_allocator_is_the_setting_whatever_a_forked_rank_inherits(run_small, monkeypatch):
     for name in environment.ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)

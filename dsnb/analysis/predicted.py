@@ -18,9 +18,9 @@ import pandas as pd
 
 from dsnb.analysis.decide import is_probe
 from dsnb.errors import SettingsError
+from dsnb.formulas.model_shapes import SPLIT, facts
 from dsnb.prediction import calibration, gpus, traces
 from dsnb.prediction.calibration import ALL, MIN_CALIBRATED, of_record, recorded
-from dsnb.prediction.fit import is_covered
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import peak_memory, room
 from dsnb.prediction.predict import On, tabulated
@@ -39,6 +39,8 @@ NEEDED = ["model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size
 """What a row must tell: defaults in place of unknown settings would predict another one."""
 COMPARED = {"step_time": "step_time_s", "peak_allocated": "peak_allocated_gib"}
 """What is compared: the beginning of the columns of its error, and its own column."""
+READ_KEYS = {"zero_optimization.reduce_bucket_size", "zero_optimization.stage3_max_live_parameters"}
+"""Keys of DeepSpeed's configuration that the rules of memory read; what another one does to memory is unknown."""
 MEDIANS = ("step_time_s", "tokens_per_s", "peak_allocated_gib", "gpu_memory_gib", "timed_steps")
 MAX_SETTINGS = 500
 """Settings that are compared, evenly spaced among more: 1,500 take ten seconds."""
@@ -233,6 +235,17 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "
 def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> None:
     """Raise a SettingsError as `unmeasured` would, before anything is predicted."""
     _wanted(asked, _on_one_gpu(runs, gpus.link(link))[0])
+
+
+def is_covered(experiment: Experiment) -> bool:
+    """Return whether there are rules for the memory of a setting."""
+    return (
+        experiment.compile != "deepcompile"
+        and experiment.zeropp == "none"
+        and not experiment.offload.endswith("nvme")
+        and set(experiment.deepspeed) <= READ_KEYS
+        and facts(experiment.model).get("family") in SPLIT
+    )
 
 
 def _on_one_gpu(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], str]:

@@ -69,7 +69,7 @@ TEMPLATES = {
     "costs": "{rate} tokens/s[ ± {rate_error} %]; {tokens} tokens: {duration}, {hours} {unit}-hours[, {energy} kWh]"
     "[, {cost}][; {memory_name} {memory}[ of {capacity}] GiB[ ± {memory_error} %]].[ Global batch: {batch}.]",
     "costs.beyond": "{needed} {unit}s would train on {tokens} tokens in {goal_days} days if each sustained "
-    "{rate_per_gpu} tokens/s, as with {by}[: {cost}].",
+    "{rate_per_gpu} tokens/s, as with {by}[: {cost}]. This extrapolates beyond what was {basis}.",
     "cost": "[{currency}]{cost} at [{assumed} ][{currency}]{price} a {unit}-hour",
     "no_cost": "cost unknown without a price",
     "note.only_measured": "Only {measured} {unit}{measured:|s} {measured:was|were} measured, fewer than the {at_hand} "
@@ -136,6 +136,7 @@ PAGE: dict[str, Any] = {
         "method": f"The unit is a run. A change is likely if its {100 * CONFIDENCE:g} % interval excludes 0 and it is "
         f"at least {{relevance}}. {comparisons.TOGETHER}.",
         "noRuns": NO_RUNS,
+        "whole": "Medians are over all runs of these experiments, those that are not selected included.",
         "assumed": ASSUMED,
     },
     "limits": {

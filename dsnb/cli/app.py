@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dsnb.cli import predict, sweep
+from dsnb.cli import predict, start_folder, sweep
 from dsnb.cli.predict import LinkName, TableFormat
 from dsnb.cli.printing import Format, print_groups, print_summary, say, show, table_width
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
@@ -26,6 +26,7 @@ from dsnb.version import __version__
 UsageError: Any = typer.BadParameter.__base__  # of click or, in newer versions, of typer's own copy
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 COMMANDS = {
+    "init": "dsnb init benchmarks",
     "doctor": "dsnb doctor",
     "predict": "dsnb predict params/memory.yaml --gpu H100 --tokens 300B",
     "recommend": "dsnb recommend params/gpt2_fastest.yaml --gpu A100-40GB --price 1.50",
@@ -56,6 +57,7 @@ def _options(
     """Which DeepSpeed settings should I train with on my hardware? Answered by measuring."""
 
 
+app.command()(start_folder.init)
 app.command()(sweep.sweep)
 app.command()(predict.predict)
 app.command()(predict.recommend)

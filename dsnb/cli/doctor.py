@@ -109,7 +109,7 @@ def _probe() -> dict[str, Any]:
 def _notebooks() -> Iterator[Check]:
     missing = [name for name in ("10_run", "20_compare", "90_report") if not paths.notebook_template(name).is_file()]
     folder = paths.notebook_template("10_run").parent
-    yield check("notebooks", f"without {missing}" if missing else str(folder), not missing, "check dsnb out again")
+    yield check("notebooks", f"without {missing}" if missing else str(folder), not missing, "reinstall dsnb")
     if other := notebook.foreign_kernelspec():
         advice = "notebooks that are opened in JupyterLab would run there: `jupyter kernelspec remove python3`"
         yield Check("warn", "Jupyter kernel", f"python3 starts {other}", advice)

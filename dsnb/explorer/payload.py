@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from dsnb.analysis import words
+from dsnb.analysis.choices import GROUPS, group
 from dsnb.analysis.decide import rate, without_probes
 from dsnb.analysis.predicted import FIGURES, PER_GPU
 from dsnb.explorer import charts, single_runs
@@ -64,6 +65,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "axes": [named(_axis(data, name)) for name in data.choices],
         "experimentAxes": data.axes,
         "figures": [named(figure) for figure in _figures(data)],
+        "groups": list(GROUPS),
         "comparedFigures": [name for name in (rate(data.runs), *memory[:1]) if name in data.figures],
         "medianFigures": [name for name in (rate(data.runs), *MEDIANS, *memory[:1]) if name in data.figures],
         "experiments": {
@@ -118,7 +120,7 @@ def _tasks(data: Data, names: list[str]) -> dict[str, Any]:
     for code, task in enumerate(shipped["tasks"]):
         own = np.array(data.task_codes) == code
         mine = runs[own[runs.index]]
-        task["title"] = data.tasks[code]
+        task["title"], task["tokens"] = data.tasks[code], data.tokens[code]
         task["controls"] = controls(task["title"])
         task["remarks"] = answer.remarks(mine) if len(mine) else []
         task["failed"] = words.memory_of_failed(data.runs[own])
@@ -173,6 +175,7 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
         "title": axis.title,
         "heading": axis.title,
         "isFilter": choice.is_filter,
+        "group": group(name),
         "values": choice.values,
         "labels": [axis.label(value) for value in choice.values],
         "phrases": [axis.describe(value) for value in choice.values],

@@ -32,7 +32,7 @@ MAX_INTERVALS = 12_000
 VALUE_DIGITS = 7
 DIGITS = 9
 """Significant digits of medians in the page."""
-FACTOR_DIGITS = 6
+FACTOR_DIGITS, SPREAD_DIGITS = 6, 4
 NUMBERS = {
     "rate": "tokens_per_s",
     "power": "power_w",
@@ -58,9 +58,9 @@ def tasks_payload(
         `memoryFigure` and `memory` (its name in words), `candidates`, `pairs`.
 
         `candidates`: the columns `experiment` (its number), `n`, `failed`, `gpus`, `rate` (tokens/s),
-        `power` (W of a GPU), `memory` and `capacity` (GiB), `global_batch`, `unstable`; places in `texts`: `kind`,
-        `unit`, `model`, `setting`, `place`, `origin`, `basis`; and of those that may be the best, others are empty:
-        what `dsnb.analysis.evidence` says, by place `edge`, and by place `take` (see `_take`).
+        `power` (W of a GPU), `memory` and `capacity` (GiB), `global_batch`, `unstable`, `spread` (of speed, %); places
+        in `texts`: `kind`, `unit`, `model`, `setting`, `place`, `origin`, `basis`; and of those that may be the best,
+        others are empty: what `dsnb.analysis.evidence` says, by place `edge`, and by place `take` (see `_take`).
 
         `pairs`: `settings` (numbers of experiments with `MIN_RUNS` ok runs or more), `first` and `second` (places in
         `settings`), and by figure: `values` of each setting (what is compared), their runs `n`, and for each pair
@@ -102,6 +102,7 @@ def _candidates(
         "failed": table["n_failed"].tolist(),
         "gpus": _rounded(table["gpus"]),
         "unstable": table["is_unstable"].tolist(),
+        "spread": _rounded(table["spread_pct"].where(table["n"] > 1), SPREAD_DIGITS),
         **{name: _rounded(table[column]) for name, column in NUMBERS.items()},
         **{name: [texts[own[name]] for own in known] for name in (known[0] if known else ())},
         "kind": [texts[kind] for kind in table["kind"]],

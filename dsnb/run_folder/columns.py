@@ -26,7 +26,7 @@ TEXT = Annotated[str, Field(strict=True, max_length=100_000)]
 FLAG = Annotated[bool, Field(strict=True)]
 STATUS: Any = Literal[STATUSES]  # type: ignore[valid-type]
 SETTING = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-SIZE = Annotated[int, Field(strict=True, ge=1, lt=2**63)] | Literal["auto"]
+SIZE = Annotated[int, Field(strict=True, ge=1, lt=2**63)] | Literal["auto"]  # "auto" in earlier versions
 KEYS_WITH_VALUES = dict[Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")], Any]
 NUMBERS = (NUMBER, AMOUNT, COUNT, SETTING, SIZE)
 """Kinds of columns that are numbers."""

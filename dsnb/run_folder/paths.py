@@ -11,8 +11,11 @@ from dsnb.errors import SettingsError
 PACKAGE = Path(__file__).parents[1]
 WEB = PACKAGE / "explorer" / "web"
 TEMPLATES = PACKAGE / "render" / "templates"
+START_README = PACKAGE / "cli" / "start_folder.md"
+SHIPPED = PACKAGE if (PACKAGE / "notebooks").is_dir() else PACKAGE.parent
+"""Folder of dsnb's own `notebooks` and `params`: inside an installed package, beside it in a checkout."""
 PROBE = "_probe-bs"
-"""Part of a probe's experiment name, between the name of the probed experiment and the micro-batch size."""
+"""Part of the name of a probe by which earlier versions searched the largest micro-batch that fits."""
 BANDWIDTH = "bandwidth"
 """The folder of all-reduce tests in a sweep's folder; no experiment can have this name."""
 
@@ -113,9 +116,8 @@ def cache_home() -> Path | None:
 
 
 def notebook_template(name: str) -> Path:
-    """Return the path of one of dsnb's notebooks, in a checkout or an installed package."""
-    candidates = [PACKAGE / "notebooks" / f"{name}.ipynb", PACKAGE.parent / "notebooks" / f"{name}.ipynb"]
-    return next((path for path in candidates if path.is_file()), candidates[-1])
+    """Return the path of one of dsnb's notebooks."""
+    return SHIPPED / "notebooks" / f"{name}.ipynb"
 
 
 def literature(name: str) -> Path:

@@ -1,16 +1,13 @@
 """Groups of hosts: the slow one is found and nobody else, whatever was measured; 64 nodes take seconds."""
 
-import json
 import re
 import time
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 import dsnb
 from dsnb.analysis import hosts
-from dsnb.cli.app import app
 from dsnb.files import records
 from dsnb.render import nodes
 from dsnb.render.tables import Html
@@ -175,16 +172,3 @@ def test_the_section_is_there_only_for_several_nodes_or_groups():
     assert list(table["workload"].unique()) == ["gpt2", "opt-125m"]
     assert suspects(table) == ["d"]
     assert [axis.get_title(loc="left") for axis in nodes.spread(table).figure.axes] == ["gpt2", "opt-125m"]
-
-
-def test_the_command_line_prints_groups_and_suspects(tmp_path):
-    made_up.write_groups(tmp_path / "few", HOSTS[:8], slow={HOSTS[2]: 0.12}, sizes=(1, 2))
-    for words, stream in ((["--format", "json"], "err"), ([], "out")):
-        done = CliRunner().invoke(app, ["summary", "--groups", str(tmp_path / "few"), *words])
-        assert f"Suspect: {HOSTS[2]}, " in getattr(done, f"std{stream}")
-        assert ("off median (%)" in done.stdout) if stream == "out" else (len(json.loads(done.stdout)) == 12)
-    made_up.write_folders(made_up.runs(1), tmp_path / "alone" / "a", steps=6)
-    done = CliRunner().invoke(app, ["summary", "--groups", str(tmp_path / "alone")])
-    assert str(done.exception) == (
-        "no run used a hostfile, so there are no groups of nodes to compare: choose the folder of a sweep that did"
-    )

@@ -17,7 +17,6 @@ from dsnb.cli import app as command_line
 from dsnb.cli.doctor import Check
 from dsnb.version import __version__
 from tests import ROOT
-from tests.support import made_up
 
 EXAMPLE = ROOT / "outputs" / "examples" / "quickstart"
 QUICK = ["sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*"]
@@ -212,18 +211,3 @@ def test_a_sweep_refuses_odd_words_in_one_sentence(monkeypatch, option):
         code, out, err = dsnb(monkeypatch, *QUICK, option, word)
         assert (code, out) == (1, ""), (word[:80], out, err)
         assert err.startswith("error: "), word[:80]
-
-
-@pytest.mark.parametrize("format_", ["table", "csv", "markdown", "json"])
-def test_names_reach_the_terminal_as_text(monkeypatch, tmp_path, format_):
-    made_up.write_folders(made_up.runs(3), tmp_path / "out", steps=3)
-    next((tmp_path / "out").iterdir()).rename(tmp_path / "out" / "=a\x1b[2J\u202e|b")
-    code, out, err = dsnb(monkeypatch, "summary", tmp_path / "out", "--format", format_)  # looks at every character
-    assert (code, err) == (0, "")
-    shown = {
-        "table": "=a?[2J?|b",
-        "csv": "\n'=a?[2J?|b,",
-        "markdown": "=a?\\[2J?\\|b",
-        "json": '"=a\\u001b[2J\\u202e|b"',
-    }
-    assert shown[format_] in out
