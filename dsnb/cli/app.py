@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dsnb.cli import predict, start_folder, sweep
+from dsnb.cli import predict, probe, start_folder, sweep
 from dsnb.cli.predict import LinkName, TableFormat
 from dsnb.cli.printing import Format, print_groups, print_summary, say, show, table_width
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
@@ -30,6 +30,7 @@ COMMANDS = {
     "doctor": "dsnb doctor",
     "predict": "dsnb predict params/memory.yaml --gpu H100 --tokens 300B",
     "recommend": "dsnb recommend params/gpt2_fastest.yaml --gpu A100-40GB --price 1.50",
+    "probe": "dsnb probe --output probe.json",
     "prepare": "dsnb prepare params/opt_scaling.yaml",
     "sweep": "dsnb sweep params/quickstart.yaml --set seq_len=256 --dry-run",
     "summary": "dsnb summary outputs/quickstart",
@@ -61,6 +62,7 @@ app.command()(start_folder.init)
 app.command()(sweep.sweep)
 app.command()(predict.predict)
 app.command()(predict.recommend)
+app.command()(probe.probe)
 
 
 @app.command()
@@ -149,7 +151,7 @@ def bandwidth(
     set_: Set = None,
     format_: TableFormat = Format.table,
 ) -> None:
-    """Measure all-reduce bandwidth by message size over all ranks, in nccl-tests' columns."""
+    """Measure collectives by message size over all ranks, in nccl-tests' columns."""
     from dsnb.launcher.run import BANDWIDTH_SETTINGS, measure_bandwidth
     from dsnb.render.nodes import format_bandwidth
     from dsnb.runs.load import load_bandwidth

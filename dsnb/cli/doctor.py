@@ -14,6 +14,7 @@ from typing import Any, Literal
 from dsnb.execute import notebook
 from dsnb.launcher import environment, hosts
 from dsnb.launcher.hosts import Node
+from dsnb.prediction import probed
 from dsnb.run_folder import node_comparison, paths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware, interpreter
@@ -23,6 +24,8 @@ MAX_OFFSET_S = 1.0
 """Larger offsets between clocks make logs hard to compare; measured times are corrected for them."""
 MAX_LOAD = 0.5
 """Load per core above which other programs are running."""
+SLOW_HOST = 0.8
+"""Share of the reference's rate of launches below which a host counts as slow."""
 State = Literal["ok", "warn", "bad"]
 
 
@@ -92,6 +95,18 @@ def _training() -> Iterator[Check]:
     names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
     precisions = [names[name] for name in probe["precisions"] if name in names]
     yield Check("ok", "precisions", ", ".join(precisions + ["tf32"] * bool(probe["cuda_works"])))
+    if (launch_us := probe["launch_us"]) is not None:
+        yield launch_rate(launch_us, probed.REFERENCE["figures"].get("launch_us"))
+
+
+def launch_rate(launch_us: float, usual_us: float | None) -> Check:
+    """Return how fast this host launches work, beside the reference if it was measured."""
+    found = f"{launch_us:.1f} µs an operation"
+    if not usual_us:
+        return Check("ok", "launches", found)
+    times = usual_us / launch_us
+    advice = f"this host launches {times:.2g} times as fast as the reference: eager settings of small models will be "
+    return check("launches", f"{found}, {usual_us:.1f} usual", times >= SLOW_HOST, f"{advice}CPU-bound", "warn")
 
 
 def _probe() -> dict[str, Any]:
