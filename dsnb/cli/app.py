@@ -29,7 +29,7 @@ COMMANDS = {
     "init": "dsnb init benchmarks",
     "doctor": "dsnb doctor",
     "predict": "dsnb predict params/memory.yaml --gpu H100 --tokens 300B",
-    "recommend": "dsnb recommend params/gpt2_fastest.yaml --gpu A100-40GB --price 1.50",
+    "recommend": "dsnb recommend opt-13b --gpu H100 --gpus 8 --tokens 300B",
     "probe": "dsnb probe --output probe.json",
     "prepare": "dsnb prepare params/opt_scaling.yaml",
     "sweep": "dsnb sweep params/quickstart.yaml --set seq_len=256 --dry-run",

@@ -128,15 +128,6 @@ def test_pass_and_fail(monkeypatch, expected, rows, verdicts):
     assert list(table_of(*rows)["verdict"]) == verdicts
 
 
-def test_a_params_file_says_what_is_expected_and_a_damaged_one_nothing(tmp_path):
-    made_up.write_groups(tmp_path / "s", HOSTS[:2], sizes=(1,))
-    for params, verdict in ((None, "-"), ("name: [", "-"), ("name: x\nodd: 1\n", "-"),
-                            ("name: x\nexpect_samples_per_s: 300\n", "fail")):  # fmt: skip
-        if params is not None:
-            (tmp_path / "s" / "params.yaml").write_text(params)
-        assert set(hosts.groups(dsnb.load_runs(tmp_path))["verdict"]) == {verdict}
-
-
 HOSTILE = ["<img src=x onerror=alert(1)>", "$\\frac{", "n\x1b[2J\u202egpj.exe", "x" * 3000, "=cmd()", "a,b"]
 
 

@@ -146,13 +146,6 @@ def test_true_is_not_one_and_missing_is_a_value_of_its_own():
     assert found.codes[3] == found.codes[4]
 
 
-def test_figures_that_are_not_finite_or_not_of_ok_runs_are_left_out(runs):
-    odd = runs.assign(tokens_per_s=np.inf)
-    assert "tokens_per_s" not in data.read(odd).figures
-    failed = runs.assign(status="failed")
-    assert data.read(failed).figures.empty
-
-
 def test_no_path_of_the_machine_is_in_a_page(tmp_path):
     made_up.write_folders(made_up.runs(6), tmp_path / "made_up")
     explorer = dsnb.explore(dsnb.load_runs(tmp_path), home=tmp_path / "made_up")
@@ -245,24 +238,6 @@ def test_a_task_is_chosen_by_model_the_largest_first():
     }
     assert list(sequences) == ["bloom-7b1", "opt-1.3b", "gpt2", "toy", "opt-66b (one setting)"]
     assert (state.default(shown)["task"], shown.tasks[-1]) == ("opt-1.3b, sequence 512", "toy, sequence 512")
-
-
-def test_neighbours_differ_in_one_setting():
-    table = made_up.runs(4, gpus=[1]).head(4).assign(status="ok", experiment=list("abcd"), zero_stage=0, seq_len=512)
-    table = table.assign(model="gpt2", precision=["fp32", "bf16", "fp16", "bf16"], micro_batch_size=[8, 8, 8, 16])
-    same = {"grad_accum": 1, "activation_checkpointing": False}
-    table = table.assign(**same)
-    assert data.read(table).neighbours == {"a": 2, "b": 3, "c": 2, "d": 1}
-    failed = table.assign(status=["ok", "ok", "oom", "ok"])
-    assert data.read(failed).neighbours == {"a": 1, "b": 2, "d": 1}
-
-
-def test_a_machine_without_gpus_has_ranks(runs):
-    shown = data.read(runs.assign(device="cpu"))
-    given = payload.payload(shown, state.default(shown), None)
-    titles = [one["title"] for one in (*given["axes"], *given["figures"])]
-    assert {"ranks", "tokens/s/rank"} < set(titles)
-    assert not any("GPU" in title for title in titles)
 
 
 def test_a_seed_that_a_browser_could_not_tell_apart_is_a_text(runs):

@@ -52,12 +52,6 @@ repeats: 2
     assert sweep.runs[4].paths.dir == tmp_path / "out" / once[0] / "run2"
 
 
-def test_overrides_and_only(params):
-    path = params(SMALL + "grid: {zero_stage: [0, 1, 2, 3]}\ninclude: [{zero_stage: 1, seq_len: 64}]\nrepeats: 3\n")
-    sweep = load_sweep(path, overrides={"seq_len": 256, "repeats": 1, "zero_stage": [1, 3]}, only="zs3*")
-    assert names(sweep) == ["zs3_fp32_gpus1_bs8_sl256"]
-
-
 def test_overrides_reach_every_entry_and_make_equal_ones_one(params):
     path = params(SMALL + "include:\n  - {gpus: [8, 64]}\n  - {gpus: 512, grad_accum: 4}\n")
     twice = ["zs0_fp32_gpus2_bs8_sl128", "zs0_fp32_gpus2_bs8_sl128_ga4"]
