@@ -1,11 +1,12 @@
-"""The README's table of published benchmarks and what dsnb measured on H200: `python -m benchmarks.headline`.
+"""The README's results and the table of published benchmarks, measured again: `python -m benchmarks.headline`.
 
-It also draws the picture below the table. Every figure is a median of `dsnb.published("h200")` or of the published
-table, in tokens/s a GPU. Runs that compute something else (`dsnb.analysis.flags`) are left out.
+The README has the fastest setting of a few tasks. `docs/explanation/published.md` has each published setting beside the
+same one on H200, and the picture of both. Figures are medians of `dsnb.published("h200")` or of the published tables.
+Runs with wrong losses (`dsnb.analysis.flags`) are left out.
 """
 
 import functools
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,18 @@ WORKS = {
     "bigscience_1b3": "gpu_name == 'V100-32GB'",
 }
 """Tables of which rows were measured again, and the rows that ours on one and two GPUs are compared with."""
+RESULTS = {
+    "GPT-2 124M, sequence 1024": ("gpt2", 1024, 0, 1),
+    "BLOOM-560M, sequence 1024": ("bloom-560m", 1024, 0, 1),
+    "OPT-1.3B, sequence 2048": ("opt-1.3b", 2048, 0, 2),
+    "BLOOM-7B1, sequence 1024": ("bloom-7b1", 1024, 0, 2),
+    "OPT-13B with LoRA, sequence 512": ("opt-13b", 512, 128, 2),
+}
+"""Tasks of the README's results: model, sequence length, LoRA rank and number of H200."""
+RESULTS_HEADER = [
+    "| task | H200 | fastest measured setting | tokens/s | lowest to highest | n | MFU | peak memory |",
+    "|---|---|---|---|---|---|---|---|",
+]
 HEADER = [
     "| setting | published | dsnb, same settings | ratio | dsnb, fastest | with |",
     "|---|---|---|---|---|---|",
@@ -65,7 +78,7 @@ class Comparison:
     way: str
 
     def __str__(self) -> str:
-        """Return the row of the README's table."""
+        """Return the row of the table."""
         return (
             f"| {self.title} | {self.published:,.0f} ({self.published_on}) | {self.again:,.0f} ({self.again_on}) "
             f"| {self.again / self.published:.2f} | {self.fastest:,.0f} | {self.way} |"
@@ -110,6 +123,21 @@ def alone(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that had their host to themselves, or all if none had: beside others, hosts are slower."""
     beside = runs["note"].fillna("").str.contains("at the same time")
     return runs if beside.all() else runs[~beside]
+
+
+def results() -> Iterator[str]:
+    """Yield the rows of the README's results: the fastest setting of each task, with all of its runs."""
+    ours = sound(dsnb.published("h200"))
+    for task, values in RESULTS.items():
+        runs = alike(ours, dict(zip((*WORK, "gpus"), values, strict=True)), [*WORK, "gpus"])
+        fastest = runs.groupby("experiment")["tokens_per_s"].median().idxmax()
+        best = runs[runs["experiment"] == fastest]
+        speeds = best["tokens_per_s"]
+        spread = f"{speeds.min():,.0f} to {speeds.max():,.0f}" if len(best) > 1 else "one run"
+        yield (
+            f"| {task} | {values[-1]} | {way(best.iloc[0])} | {speeds.median():,.0f} | {spread} | {len(best)} "
+            f"| {best['mfu'].median():.1%} | {best['peak_allocated_gib'].median():.1f} GiB |".replace("%", " %")
+        )
 
 
 def picture() -> Picture:
@@ -178,8 +206,8 @@ def way(run: pd.Series) -> str:
 
 
 def main() -> None:
-    """Print the table, and write the picture."""
-    print("\n".join([*HEADER, *map(str, comparisons())]))
+    """Print both tables, and write the picture."""
+    print("\n".join([*RESULTS_HEADER, *results(), "", *HEADER, *map(str, comparisons())]))
     PICTURE.write_text(picture().svg)
 
 

@@ -1,8 +1,8 @@
-"""Measure what dsnb adds to a run: the wall time of the same worker, started in four ways.
+"""Measure what dsnb adds to a run: the wall time of the same worker, started in three ways.
 
     python -m benchmarks.overhead [repeats]
 
-`bare` is the command a user would type, `deepspeed --num_gpus N`; the others are dsnb's two launchers (with a warm fork
+`bare` is the command a user would type, `deepspeed --num_gpus N`; the others are `dsnb.launch` (with a warm fork
 server, as after the first run of a sweep) and the whole notebook, executed as in a sweep. The worker, its 2 ranks and
 its steps are the same, so the differences are the cost of starting.
 """
@@ -47,14 +47,9 @@ def bare(run: RunPaths) -> None:
     subprocess.run(command, env=env, check=True, capture_output=True)
 
 
-def with_launcher(name: str) -> Callable[[RunPaths], None]:
-    """Return a function that starts a run through `dsnb.launch`."""
-    experiment = EXPERIMENT.model_copy(update={"launcher": name})
-
-    def start(run: RunPaths) -> None:
-        launch(experiment, run.dir, progress=False).raise_for_status()
-
-    return start
+def forked(run: RunPaths) -> None:
+    """Start a run through `dsnb.launch`."""
+    launch(EXPERIMENT, run.dir, progress=False).raise_for_status()
 
 
 def notebook(run: RunPaths) -> None:
@@ -66,15 +61,14 @@ def main(repeats: int) -> None:
     """Time each way in turn and print medians."""
     ways: dict[str, Callable[[RunPaths], None]] = {
         "bare deepspeed": bare,
-        "dsnb.launch, launcher deepspeed": with_launcher("deepspeed"),
-        "dsnb.launch, launcher fork": with_launcher("fork"),
-        "notebook, launcher fork": notebook,
+        "dsnb.launch": forked,
+        "notebook": notebook,
     }
     walls: dict[str, list[float]] = {name: [] for name in ways}
     inside: dict[str, list[float]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as folder, shared_servers({"cpu"}):
-        with_launcher("fork")(RunPaths(Path(folder) / "warm" / "run1"))
-        with_launcher("fork")(RunPaths(Path(folder) / "warm" / "run2"))
+        forked(RunPaths(Path(folder) / "warm" / "run1"))
+        forked(RunPaths(Path(folder) / "warm" / "run2"))
         for repeat in range(repeats):
             for number, (name, start) in enumerate(ways.items()):
                 run = RunPaths(Path(folder) / f"way{number}" / f"run{repeat}")
@@ -83,7 +77,7 @@ def main(repeats: int) -> None:
                 walls[name].append(time.perf_counter() - began)
                 inside[name].append((records.read_json(run.worker) or {})["phases_s"]["timed"])
     for name, found in walls.items():
-        print(f"{name:34} wall {median(found):5.2f} s, steps {median(inside[name]):4.2f} s")
+        print(f"{name:16} wall {median(found):5.2f} s, steps {median(inside[name]):4.2f} s")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ output layer, or the recomputed block if that is larger."""
 WHERE = {"peak_allocated_gib": "allocated", "peak_reserved_gib": "reserved", "device_memory_gib": "on device"}
 """Figures of GPU memory, the closest to theory first: reserved adds fragmentation, on device adds the CUDA context."""
 IRRELEVANT = {
-    "source", "gpu_name", "seed", "steps", "warmup_steps", "learning_rate", "data", "tokenizer", "weights", "launcher",
+    "source", "gpu_name", "seed", "steps", "warmup_steps", "learning_rate", "data", "tokenizer", "weights",
     "profile", "memory_limit_gib",
 }  # fmt: skip
 """Settings that do not change GPU memory, or only limit it; differences in them are ignored here."""

@@ -1,4 +1,4 @@
-"""The ranks of a run on this machine: forked from a server that has imported all libraries, or of DeepSpeed's launcher.
+"""The ranks of a run on this machine, forked from a server that has imported all libraries.
 
 A sweep owns one server (`dsnb.train.fork_server`) and passes its socket to every notebook kernel in an environment
 variable. A launch outside of a sweep starts a server that lives as long as its process.
@@ -22,7 +22,6 @@ import psutil
 
 from dsnb.errors import LaunchError
 from dsnb.launcher import environment
-from dsnb.launcher.outcome import SOME_RANK
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import last_lines
 from dsnb.settings.experiment import Experiment
@@ -33,26 +32,6 @@ LOCALHOST = "127.0.0.1"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 """Keeps the ranks of one machine from listening on the network. NCCL uses this interface for its setup only: the GPUs
 of one machine exchange data over NVLink, PCIe or shared memory. Variables that the user has set take precedence."""
-
-
-class LocalRanks:
-    """What all ways to start the ranks of a run on this machine have in common."""
-
-    host_of: Mapping[int, str] = MappingProxyType({})
-    """Rank -> name of its host: empty, because there is only one."""
-    external_failure = None
-    """A failure outside of the ranks: none, because on one machine every failure shows in the exit codes."""
-
-    def __init__(self, experiment: Experiment, run: RunPaths) -> None:
-        self.experiment, self._run = experiment, run
-        chosen = hardware.gpus()[: experiment.gpus] if experiment.device == "cuda" else ()
-        self.gpus = [gpu.index for gpu in chosen]
-        self._oom_kills = hardware.oom_kills()
-        remove_stale_locks()
-
-    def oom_kills(self) -> int:
-        """Return the number of processes that the kernel has killed for lack of memory since the start."""
-        return hardware.oom_kills() - self._oom_kills
 
 
 def rank_variables(experiment: Experiment, gpus: list[int], launched_at_s: float) -> list[dict[str, str]]:
@@ -150,13 +129,28 @@ def _connect(device: str) -> socket.socket:
     return connection
 
 
-class ForkedRanks(LocalRanks):
+class ForkedRanks:
     """Ranks forked by the server, in one process group."""
 
+    host_of: Mapping[int, str] = MappingProxyType({})
+    """Rank -> name of its host: empty, because there is only one."""
+    external_failure = None
+    """A failure outside of the ranks: none, because on one machine every failure shows in the exit codes."""
     _group: int | None = None
     """The process group; None before the ranks run."""
     _complete = False
     """Whether the server has reported the exit codes of all ranks."""
+
+    def __init__(self, experiment: Experiment, run: RunPaths) -> None:
+        self.experiment, self._run = experiment, run
+        chosen = hardware.gpus()[: experiment.gpus] if experiment.device == "cuda" else ()
+        self.gpus = [gpu.index for gpu in chosen]
+        self._oom_kills = hardware.oom_kills()
+        remove_stale_locks()
+
+    def oom_kills(self) -> int:
+        """Return the number of processes that the kernel has killed for lack of memory since the start."""
+        return hardware.oom_kills() - self._oom_kills
 
     def start(self, worker: str, launched_at_s: float) -> None:
         """Start the ranks; raise LaunchError if they cannot be."""
@@ -216,50 +210,6 @@ class ForkedRanks(LocalRanks):
         with contextlib.suppress(OSError):  # the server has ended
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
-
-
-class DeepSpeedRanks(LocalRanks):
-    """Ranks started by DeepSpeed's launcher."""
-
-    _process: subprocess.Popen[bytes] | None = None
-
-    def start(self, worker: str, launched_at_s: float) -> None:
-        """Start the launcher."""
-        env = rank_variables(self.experiment, self.gpus, launched_at_s)[0]
-        words = interpreter.command("-m", "deepspeed.launcher.runner", "--no_local_rank")
-        words += ["--master_addr", env["MASTER_ADDR"], "--master_port", env["MASTER_PORT"]]
-        # GPUs by index: given only a count, DeepSpeed drops CUDA_VISIBLE_DEVICES and takes the machine's first GPUs.
-        included = ["--include", f"localhost:{','.join(map(str, self.gpus))}"]
-        words += included if self.gpus else ["--num_gpus", str(self.experiment.gpus)]
-        with open(self._run.console, "ab") as log:
-            self._process = subprocess.Popen(
-                [*words, "--module", "dsnb.train.start", worker, str(self._run.dir)],
-                env={**env, "DSNB_OWNER_PID": str(os.getpid())},  # the ranks watch this process (dsnb.train.start)
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def exit_codes(self) -> dict[int, int]:
-        """Return the launcher's exit code, which is that of some rank; 247 stands for -9 (SIGKILL)."""
-        code = self._process.poll() if self._process else None
-        if code is None:
-            return {}
-        return {SOME_RANK: -signal.SIGKILL if code == 256 - signal.SIGKILL else code}
-
-    def ended(self) -> bool:
-        """Return whether the launcher has ended; it outlives its ranks."""
-        return bool(self.exit_codes())
-
-    def end(self) -> None:
-        """Kill the launcher and all that it has started, and wait until they are gone."""
-        if self._process:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                kill_family(psutil.Process(self._process.pid))
-            with contextlib.suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # also what a rank that has ended left
-            self._process.wait()
 
 
 def kill_family(parent: psutil.Process) -> None:

@@ -18,8 +18,6 @@ from dsnb.run_folder.result import Result, last_lines
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware, launch_clock, signals
 
-SOME_RANK = -1
-"""The key of an exit code whose rank the launcher does not report."""
 PHASES = {
     "build": "building the model",
     "forward": "the forward pass",
@@ -44,7 +42,16 @@ MACHINE_FAULTS = {
 """Words of errors that come from the machine, not from the settings, and what to do."""
 MAX_NAMED = 5
 MEASURED_BY_WORKER = (
-    *("step_skew", "forward_skew", "host_memory_gib", "rank_host_memory_gib", "update_rms", "recompilations"),
+    *(
+        "step_skew",
+        "forward_skew",
+        "cpu_bound",
+        "launch_us",
+        "host_memory_gib",
+        "rank_host_memory_gib",
+        "update_rms",
+        "recompilations",
+    ),
     *("graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
 )
 """The fields of `worker.json` that are figures already."""
@@ -101,8 +108,6 @@ def run_status(
 
 
 def _name(rank: int | None, host_of: Mapping[int, str]) -> str:
-    if rank == SOME_RANK:
-        return "a rank"
     return f"rank {rank} on {host_of[rank]}" if rank is not None and rank in host_of else f"rank {rank}"
 
 

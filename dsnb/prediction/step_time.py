@@ -139,8 +139,6 @@ class Setting:
 
 def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
     """Return the counts of an experiment on a GPU; a SettingsError says why it cannot be predicted."""
-    if experiment.micro_batch_size == "auto":
-        raise SettingsError("micro_batch_size is 'auto': a step time is predicted for a number")
     peak = attention = gpu.peak_flops(experiment.precision)
     if experiment.precision == "tf32":  # no flash kernel takes tf32, and the other one is slower
         attention = min(peak, TF32_ATTENTION * gpu.peak_flops("fp32"))

@@ -42,7 +42,7 @@ _SUMMARY = [*columns.FIGURES, *columns.TEXTS, RUNS["note"], *each(TEXT, profile_
 FILES: dict[str, list[Column]] = {
     _RUN.experiment.name: [
         *columns.SETTING_COLUMNS.values(),
-        *(RUNS[name] for name in columns.ORDER),
+        *(RUNS[name] for name in (*columns.ORDER, "launcher")),
         *each(
             TEXT,
             name="Name of the experiment; its folder is named like this.",
@@ -87,15 +87,16 @@ FILES: dict[str, list[Column]] = {
             bytes="Size of the message.",
             count="Elements of the message.",
             ranks="Ranks that took part.",
-            calls="All-reduces that were timed.",
-            errors="Elements with a wrong sum.",
+            calls="Calls that were timed.",
+            errors="Wrong elements of the result.",
         ),
+        *each(TEXT, collective="all-reduce or all-gather; missing where only the former was measured."),
         Column("dtype", "Type of the elements.", kind=TEXT),
         *each(
             AMOUNT,
-            time_us="Mean time of one all-reduce on the slowest rank.",
+            time_us="Mean time of one call on the slowest rank.",
             algbw_gb_per_s="Bytes of the message over its time.",
-            busbw_gb_per_s="algbw x 2(n - 1)/n, as nccl-tests defines it.",
+            busbw_gb_per_s="algbw x 2(n - 1)/n, of an all-gather (n - 1)/n, as nccl-tests defines it.",
         ),
     ],
 }

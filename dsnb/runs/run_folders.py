@@ -62,7 +62,7 @@ def read_columns(folders: Sequence[str]) -> Columns:
     given, machines, results = ([record or {} for record in of_runs] for of_runs in by_file.values())
     # A setting that is missing was added after the run was made, so its former default applied.
     settings = [{**DEFAULTS, **with_former_defaults(record)} if record else {} for record in given]
-    columns = _fields(settings, [*SETTINGS, "device", *ORDER]) | _keys(settings)
+    columns = _fields(settings, [*SETTINGS, "device", "launcher", *ORDER]) | _keys(settings)
     columns |= _fields([result.get("summary") or {} for result in results], [*METRIC_COLUMNS, *SUMMARY_TEXTS])
     columns |= _fields(machines, ENVIRONMENT)
     phases = _fields([result.get("phases_s") or {} for result in results], PHASES)

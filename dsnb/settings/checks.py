@@ -33,7 +33,7 @@ ALLOWED = {
 }
 """What is allowed instead of a value, by the type of pydantic's error."""
 ALLOWED_IN = {
-    "micro_batch_size": "give a whole number, or 'auto'",
+    "micro_batch_size": "give a whole number; `dsnb recommend` and `dsnb predict` tell what fits",
     "gpus": "give a whole number, or 'auto'",
     "deepspeed": "give sections and keys of DeepSpeed's configuration, or leave it out",
     "ssh_user": "write it like 'root'",
@@ -42,6 +42,11 @@ ALLOWED_IN = {
     "name": "use letters, digits, '.', '_' and '-' only",
 }
 """The words about values of another form, for settings and fields of which more can be said."""
+REMOVED = {
+    "launcher": "ranks are forked on one machine and started by torchrun on several; leave it out",
+    "skip_oom": "`dsnb predict` tells which settings fit; leave it out",
+}
+"""Settings of earlier versions, and what to do instead."""
 DECODERS_IF_SET = (
     "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
     "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl",
@@ -64,6 +69,8 @@ def closest_match(name: str, names: Iterable[str]) -> str | None:
 
 def unknown_setting(key: str, names: Iterable[str]) -> str:
     """Return the message about a setting that does not exist: it names the closest setting, or all of them."""
+    if key in REMOVED:
+        return f"{key} is no longer a setting: {REMOVED[key]}"
     known = list(names)
     match = closest_match(str(key), known)
     hint = f"did you mean '{match}'?" if match else f"allowed are {', '.join(known)}"
@@ -139,11 +146,6 @@ def _sizes(s: SimpleNamespace) -> Iterator[str]:
         yield model_shapes.not_split(shared, getattr(s, shared), facts["family"])
 
 
-def _auto_on_a_cpu(s: SimpleNamespace) -> Iterator[str]:
-    if s.micro_batch_size == "auto" and s.device == "cpu" and not s.memory_limit_gib:
-        yield "micro_batch_size is 'auto', but device is 'cpu': set memory_limit_gib, or the whole machine fills up"
-
-
 def _text(s: SimpleNamespace) -> Iterator[str]:
     data, tokenizer = short_repr(s.data), short_repr(s.tokenizer)
     if s.data not in {"synthetic", "stdlib"} and not os.path.isfile(os.path.expanduser(s.data)):
@@ -173,7 +175,7 @@ def _hosts(s: SimpleNamespace) -> Iterator[str]:
         yield from error.problems
 
 
-RULES: list[Rule] = [_model, _sizes, _auto_on_a_cpu, _text, _hosts, *rules.RULES]
+RULES: list[Rule] = [_model, _sizes, _text, _hosts, *rules.RULES]
 
 
 def contradictions(settings: Mapping[str, Any]) -> list[str]:
@@ -195,8 +197,6 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
         return [*problems, *_lacking(s)]
     if s.hostfile == hostfile.SLURM and not hostfile.in_allocation():
         problems.append(hostfile.NO_JOB)
-    if s.launcher == "deepspeed":
-        problems.append("launcher is 'deepspeed': torchrun starts the ranks of a hostfile; leave launcher out")
     return problems
 
 

@@ -74,7 +74,7 @@ def preload(names: Iterable[str]) -> None:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
     if torch.cuda.is_initialized():
-        raise RuntimeError("an import initialised CUDA: ranks cannot be forked; use launcher 'deepspeed'")
+        raise RuntimeError("an import initialised CUDA: ranks cannot be forked after that")
     gc.freeze()
 
 

@@ -1,7 +1,7 @@
-"""`python -m dsnb.train.start WORKER RUN_DIR`: one rank under torchrun or DeepSpeed's launcher; and torchrun itself.
+"""`python -m dsnb.train.start WORKER RUN_DIR`: one rank under torchrun; and torchrun itself.
 
-Like the fork server, it kills the rank when the process that owns the run ends. Both launchers would leave every rank
-training if they are killed with SIGKILL.
+Like the fork server, it kills the rank when the process that owns the run ends. If torchrun is killed with SIGKILL, it
+leaves every rank training.
 """
 
 import importlib

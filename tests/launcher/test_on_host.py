@@ -11,11 +11,10 @@ import pytest
 
 import dsnb
 from dsnb import Experiment
-from dsnb.errors import LaunchError, SettingsError
+from dsnb.errors import LaunchError
 from dsnb.files import records
 from dsnb.launcher import hosts, on_host
 from dsnb.launcher.hosts import HostRanks
-from dsnb.launcher.run import launch
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.hostfile import Host
 from dsnb.system import hardware, launch_clock
@@ -129,9 +128,6 @@ def test_nothing_that_answers(hostfile, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="ssh cannot be started"):
         ask(hostfile, tmp_path / "run1")
-    expected = "launcher is 'deepspeed': torchrun starts the ranks of a hostfile; leave launcher out"
-    with pytest.raises(SettingsError, match=expected):
-        launch(Experiment(hostfile=hostfile, gpus=4, launcher="deepspeed"), tmp_path / "run2")
 
 
 def test_a_port_that_is_in_use():

@@ -10,7 +10,6 @@ import pytest
 import dsnb
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.files import records
-from dsnb.launcher import auto_batch_size
 from dsnb.launcher.folder import prepare, write_experiment
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result, Shortage
@@ -99,17 +98,15 @@ def test_settings_that_an_old_folder_does_not_name_had_their_defaults(sweep):
 
 
 @pytest.mark.process
-def test_probes_and_launches_go_on_where_a_record_is_not_whole(tmp_path, small):
-    probe, folder = small(micro_batch_size=2, steps=2), RunPaths(tmp_path / "auto_probe-bs2" / "run1")
-    prepare(folder, probe)
+def test_a_launch_goes_on_where_a_record_is_not_whole(tmp_path, small):
+    experiment, folder = small(steps=2), RunPaths(tmp_path / "exp" / "run1")
+    prepare(folder, experiment)
     whole.leave(folder, 2)
     Result("ok", None, {}, {}, {}, folder.dir).write()
-    assert auto_batch_size.recorded_status(probe, folder) == "ok"
     with pytest.raises(SettingsError, match="it holds a finished run; choose another folder"):
-        prepare(folder, probe)
+        prepare(folder, experiment)
     cut(folder.steps, 1)
-    assert auto_batch_size.recorded_status(probe, folder) is None
-    prepare(folder, probe)
+    prepare(folder, experiment)
     assert not folder.result.exists()
 
 

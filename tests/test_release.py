@@ -1,0 +1,125 @@
+"""The wheel, from an empty folder and without a checkout; and the files that a release needs."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from importlib.util import find_spec
+
+import pytest
+
+from tests import ROOT
+from tests.support.small_sweep import own_server
+
+EXAMPLE = ROOT / "outputs" / "examples" / "quickstart"
+CAN_TRAIN = find_spec("torch") is not None
+MISSING = "error: training needs torch, deepspeed, transformers: pip install 'dsnb[train]'\n"
+WATCH = f"""\
+import os, sys
+log = os.open({{log!r}}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+def watch(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir") and isinstance(arguments[0], (str, bytes, os.PathLike)):
+        path = os.path.abspath(os.fsdecode(arguments[0])) + "/"
+        if path.startswith({f"{ROOT}/"!r}) and not path.startswith({f"{ROOT}/.venv/"!r}):
+            os.write(log, path.encode() + b"\\n")
+sys.addaudithook(watch)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True)
+    return next(folder.glob("dsnb-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def run(wheel, tmp_path_factory):
+    """Install the wheel into an environment of its own, beside this one's libraries; run commands in an empty folder.
+
+    Every process of that environment notes which files of the checkout it opens.
+    """
+    home = tmp_path_factory.mktemp("installed")
+    python, folder, log = home / "env" / "bin" / "python", home / "empty", home / "opened"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / "env"], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
+    subprocess.run(pip, check=True)
+    (packages,) = (home / "env" / "lib").glob("python3*/site-packages")
+    (packages / "watch.py").write_text(WATCH.format(log=str(log)))
+    (packages / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\nimport watch\n")
+    folder.mkdir()
+    env = {name: value for name, value in own_server().items() if name not in {"PYTHONPATH", "DSNB_OUTPUTS"}}
+    env |= {"PATH": f"{python.parent}:{env['PATH']}", "COLUMNS": "200"}
+    env |= {"JUPYTER_PATH": f"{sys.prefix}/share/jupyter"}  # nbconvert's templates are in the other environment
+
+    def run(command):
+        log.unlink(missing_ok=True)
+        done = subprocess.run(shlex.split(command), cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+        assert log.read_text() == ""  # and the file was made
+        return done.returncode, done.stdout, done.stderr
+
+    run.folder = folder
+    return run
+
+
+@pytest.mark.process
+def test_the_wheel_holds_the_package_the_notebooks_and_the_params_files(wheel):
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dsnb").rglob("*.*") if path.is_file()}
+    files |= {f"dsnb/notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    files |= {f"dsnb/params/{path.name}" for path in (ROOT / "params").glob("*.yaml")}
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert held == {name for name in files if "__pycache__" not in name}
+    assert {"dsnb/py.typed", "dsnb/explorer/web/main.js", "dsnb/notebooks/10_run.ipynb"} <= held
+
+
+@pytest.mark.process
+def test_the_commands_of_the_readme_that_init_writes_work_from_an_empty_folder(run):
+    assert run("dsnb sweep params/quickstart.yaml") == (
+        1,
+        "",
+        "error: there is no folder 'params': `dsnb init` writes one, with params files in it\n",
+    )
+    code, out, err = run("dsnb init")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{run.folder}: notebooks, params and README.md, which says how to begin\n")
+    assert ("pip install 'dsnb[lab]'" in out, "train" in out) == (
+        CAN_TRAIN and not find_spec("jupyterlab"),
+        not CAN_TRAIN,
+    )
+    written = {path: path.read_bytes() for path in run.folder.rglob("*.*") if path.is_file()}
+    (block,) = re.findall(r"```sh\n(.*?)```", (run.folder / "README.md").read_text(), re.S)
+    commands = [line.partition("#")[0].strip() for line in block.splitlines()]
+    assert [command.split()[1] for command in commands] == ["doctor", "predict", "sweep", "sweep", "summary", "report"]
+    few = " --only zs0_fp32* --set repeats=1 --set steps=2"
+    for command in commands:
+        if command.startswith("dsnb summary") and not CAN_TRAIN:
+            shutil.copytree(EXAMPLE, run.folder / "outputs" / "quickstart")
+        code, out, err = run(command + few * (command == "dsnb sweep params/quickstart.yaml"))
+        assert "Traceback" not in err
+        if CAN_TRAIN or command.split()[1] in {"summary", "report"} or "--dry-run" in command:
+            assert code == 0, (command, out, err)
+        elif command == "dsnb doctor":
+            assert code == 1
+            assert "without torch, deepspeed, transformers  pip install 'dsnb[train]'" in out
+        else:
+            assert (code, out) == (1, "")
+            assert err.endswith("pip install 'dsnb[train]'\n")
+    assert (run.folder / "outputs" / "quickstart" / "report.html").stat().st_size > 500_000
+    assert run("dsnb init")[2].endswith(" would be overwritten, so nothing was written: name another folder\n")
+    assert {path: path.read_bytes() for path in written} == written
+
+
+@pytest.mark.process
+def test_runs_and_published_tables_are_read_without_a_checkout(run):
+    shutil.copytree(EXAMPLE, run.folder / "example")
+    lines = [
+        "import dsnb",
+        "print(len(dsnb.summarize(dsnb.load_runs('example'))), len(dsnb.load_steps('example')) > 100)",
+    ]
+    lines += ["print(len(dsnb.published('h200')) > 600)", "dsnb.explore(dsnb.load_runs('example')).save('page.html')"]
+    (run.folder / "read.py").write_text("\n".join(lines))
+    assert run("python read.py") == (0, "11 True\nTrue\n", "")
+    assert "<script" in (run.folder / "page.html").read_text()
