@@ -93,6 +93,11 @@ class Counts:
     maskless: bool = True  # whether no mask is made, also where the model is compiled
     traffic: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def heads(self) -> int:
+        """Heads of the first block's attention."""
+        return self.attention[0][2] if self.attention else 1
+
     def passes(self, mode: Mode, dropout: bool, split: int) -> tuple[Pass, Pass]:
         """Return the forward and the backward pass of a block, attention's own kernels counted, but not its bytes.
 
