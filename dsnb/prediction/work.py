@@ -8,9 +8,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from dsnb.formulas.memory import recomputed_blocks
-from dsnb.prediction.shapes import MEGATRON, Counts
-from dsnb.prediction.shapes import Mode as Mode
-from dsnb.prediction.shapes import shape as shape
+from dsnb.prediction.shapes import MEGATRON, Counts, Mode, shape
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp32, compiles_blocks
 
