@@ -17,7 +17,7 @@ from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.run_folder.result import unfinished
 from dsnb.settings import inputs
-from dsnb.settings.experiment import CURRENT_NAMES, with_former_defaults
+from dsnb.settings.experiment import CURRENT_NAMES
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished
@@ -124,17 +124,6 @@ def test_a_run_whose_micro_batch_was_searched_still_loads(old_run):
     assert problem == "experiment.json: step_timeout_s is 'soon': give a number"
 
 
-def test_older_records_keep_what_they_did():
-    older = {"precision": "bf16", "zero_stage": 1, "grad_accum": 2, "device": "cpu"}
-    assert with_former_defaults(older) == {**older, "grad_accum_dtype": "bf16"}
-    known = {**older, "grad_accum_dtype": "auto"}
-    for same in ({**older, "strategy": "ddp"}, {**older, "grad_accum": 1}, {**older, "precision": "fp16"}, known, {}):
-        assert with_former_defaults(same) == same
-    gpu = {**known, "device": "cuda"}
-    assert with_former_defaults(gpu) == {**gpu, "allocator": "default"}
-    assert with_former_defaults({**gpu, "allocator": "expandable"}) == {**gpu, "allocator": "expandable"}
-
-
 def digests(**settings):
     return inputs.digests(Experiment(device="cpu", precision="fp32", **settings).model_dump())
 
@@ -181,16 +170,3 @@ def test_a_large_file_is_sampled_from_its_first_to_its_last_byte(tmp_path, monke
         assert (inputs.digest(path) != whole) is differs, place
     path.write_bytes(bytes(content) + b"x")
     assert inputs.digest(path) != whole
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "expected"),
-    [
-        ({"a": "1", "b": "2"}, {"a": "1", "b": "3"}, ["b"]),
-        ({"a": "1", "removed": "2"}, {"a": "1", "added": "2"}, ["added", "removed"]),
-        (None, {"a": "1"}, []),
-        ({"a": "1"}, {}, []),
-    ],
-)
-def test_what_has_changed(before, now, expected):
-    assert inputs.changed(before, now) == expected
