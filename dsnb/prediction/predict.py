@@ -96,15 +96,20 @@ def predict(
     """
     planning.check(1 if tokens is None else tokens, {}, price=price)
     experiments = [one.model_copy(update={"device": "cuda"}) for one in experiments]  # whatever this machine has
-    on = On(gpus.find(gpu), gpus.link(link))
-    on = probed.applied(on) if probe else on
-    if calibrate is not None:
-        runs = measured(calibrate, on.link)
-        if not runs:
-            raise SettingsError("no run to calibrate with: give successful runs of GPT-2, OPT or BLOOM on known GPUs")
-        on = on.calibrated(runs)
+    on = on_gpu(gpu, link, calibrate, probe)
     settings = [setting(one, on.gpu, on.link) for one in experiments]  # refuses before anything is traced
     return tabulated(experiments, settings, traces(experiments), on, tokens=tokens, price=price)
+
+
+def on_gpu(gpu: str, link: str, calibrate: "pd.DataFrame | None" = None, probe: bool = True) -> On:
+    """Return what `predict` predicts for by its arguments of these names."""
+    on = On(gpus.find(gpu), gpus.link(link))
+    on = probed.applied(on) if probe else on
+    if calibrate is None:
+        return on
+    if not (runs := measured(calibrate, on.link)):
+        raise SettingsError("no run to calibrate with: give successful runs of GPT-2, OPT or BLOOM on known GPUs")
+    return on.calibrated(runs)
 
 
 def tabulated(

@@ -70,7 +70,7 @@ def test_a_params_file_and_set_take_either_name(tmp_path, text, overrides, expec
 def test_a_params_file_of_an_earlier_version_says_that_it_leaves_out_nothing(old_run):
     params = old_run.dir.parents[1] / "params.yaml"
     params.write_text(f"{params.read_text()}skip_oom: true\n")
-    with pytest.warns(DsnbWarning, match="skip_oom has no effect any more; `dsnb predict` tells which settings fit"):
+    with pytest.warns(DsnbWarning, match="skip_oom is no longer a setting: `dsnb predict` tells which settings fit"):
         (run,) = load_sweep(params, output=old_run.dir.parents[1]).runs
     assert is_finished(run)
 
