@@ -134,6 +134,8 @@ def test_summary_in_every_format(monkeypatch):
          "sub-cluster needs hosts: name them with --hostfile"),
         (["sweep", "params/quickstart.yaml", "--slurm", "--hostfile", "hosts"],
          "--hostfile is 'hosts', but Slurm chooses hosts: leave one of them out"),
+        (["summary", "outputs/examples/quickstart", "--groups"],
+         "no run used a hostfile, so there are no groups of nodes to compare: choose the folder of a sweep that did"),
         (["summary", "none"],
          "'none' is not a folder or a file: choose a folder of outputs, such as outputs/quickstart, or a log"),
     ],

@@ -307,3 +307,18 @@ def test_series_are_thinned_where_there_are_many_runs(tmp_path):
     assert all(one["step"][-1] == 500 for one in series.values())
     whole = single_runs.load(shown, next(iter(series)), points=500)
     assert whole["step"] == list(range(1, 501))
+
+
+def test_figures_that_are_not_finite_or_not_of_ok_runs_are_left_out(runs):
+    odd = runs.assign(tokens_per_s=np.inf)
+    assert "tokens_per_s" not in data.read(odd).figures
+    failed = runs.assign(status="failed")
+    assert data.read(failed).figures.empty
+
+
+def test_a_machine_without_gpus_has_ranks(runs):
+    shown = data.read(runs.assign(device="cpu"))
+    given = payload.payload(shown, state.default(shown), None)
+    titles = [one["title"] for one in (*given["axes"], *given["figures"])]
+    assert {"ranks", "tokens/s/rank"} < set(titles)
+    assert not any("GPU" in title for title in titles)

@@ -17,7 +17,7 @@ from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.run_folder.result import unfinished
 from dsnb.settings import inputs
-from dsnb.settings.experiment import CURRENT_NAMES
+from dsnb.settings.experiment import CURRENT_NAMES, with_former_defaults
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished
@@ -170,3 +170,16 @@ def test_a_large_file_is_sampled_from_its_first_to_its_last_byte(tmp_path, monke
         assert (inputs.digest(path) != whole) is differs, place
     path.write_bytes(bytes(content) + b"x")
     assert inputs.digest(path) != whole
+
+
+def test_older_records_keep_what_they_did():
+    older = {"precision": "bf16", "zero_stage": 1, "grad_accum": 2, "device": "cpu"}
+    assert with_former_defaults(older) == {**older, "grad_accum_dtype": "bf16"}
+    for other in ({"strategy": "ddp"}, {"grad_accum": 1}, {"precision": "fp16"}, {"grad_accum_dtype": "auto"}):
+        assert with_former_defaults({**older, **other}) == {**older, **other}
+
+
+def test_which_files_have_changed():
+    before = {"a": "1", "b": "2", "removed": "3"}
+    assert inputs.changed(before, {"a": "1", "b": "3", "added": "4"}) == ["added", "b", "removed"]
+    assert inputs.changed(None, {"a": "1"}) == inputs.changed(before, {}) == []
