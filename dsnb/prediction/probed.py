@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from dsnb.prediction.predict import On
 
 REFERENCE: dict[str, Any] = json.loads(Path(__file__).with_name("probe_reference.json").read_text(encoding="utf-8"))
-"""The probe of a host with H200 like those that the constants were fitted on, as `dsnb probe --output` writes it; with
-`is_measured: false` there is none yet, and nothing is adjusted."""
-REFERENCE_GPU = "H200"
+"""Probe of a host for which the constants hold, as `dsnb probe --output` writes it; `about` says how it was made. With
+`is_measured: false` there is none, and nothing is adjusted."""
 HOST = {"launch_us": "host_launch_us", "parameter_us": "host_parameter_us", "gather_us": "host_gather_us"}
 """Figure -> constant of the host, in microseconds."""
 RATES = {
@@ -66,7 +65,7 @@ def ratios(record: dict[str, Any], reference: dict[str, Any]) -> dict[str, float
             continue
         ratio = own / usual
         if name in RATES:
-            ratio *= _nominal(gpus.GPUS[REFERENCE_GPU], name) / _nominal(gpus.find(record["gpu_name"]), name)
+            ratio *= _nominal(gpus.find(reference["gpu_name"]), name) / _nominal(gpus.find(record["gpu_name"]), name)
         if WORST < ratio < BEST:
             found[constant] = ratio
     return found

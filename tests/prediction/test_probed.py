@@ -19,7 +19,7 @@ USUAL = {
     "memory_gb_per_s": 4000.0,
     "link_gb_per_s": 300.0,
 }
-REFERENCE = {"figures": USUAL, "rows": []}
+REFERENCE = {"gpu_name": "NVIDIA H200", "figures": USUAL, "rows": []}
 
 
 def record(gpu="NVIDIA H200", host="own", date="2026-11-25T10:00:00+00:00", **figures):
