@@ -7,7 +7,6 @@ import gc
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,16 +113,6 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-started: list[str] = []
-"""Events of processes that this one has started since the current test began."""
-
-
-def _record_start(event: str, arguments: tuple[object, ...]) -> None:
-    if event in {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}:
-        started.append(f"{event}{arguments[:2]}")
-
-
-sys.addaudithook(_record_start)
 _session = contextlib.ExitStack()
 
 
@@ -160,19 +149,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Start the fork server before the first test that starts processes."""
     if item.get_closest_marker("process"):
         _share_fork_server(item.config)
-    started.clear()
 
 
 def pytest_unconfigure() -> None:
     _session.close()
-
-
-@pytest.fixture(autouse=True)
-def _starts_no_process_unless_marked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that starts a process and is not marked `process`: `make check` runs all that are not."""
-    yield
-    if not request.node.get_closest_marker("process"):
-        assert started == [], "mark this test `process`"
 
 
 @pytest.fixture(scope="session")

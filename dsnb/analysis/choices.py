@@ -18,6 +18,17 @@ SHARING = ("strategy", "zero_stage", "tensor_parallel", "pipeline_parallel")
 """The columns that the one choice `strategy` stands for."""
 MEASUREMENT = {"steps", "warmup_steps", "seed", "profile", "nvme_path"}
 """Settings of how a run was measured, not of how a training is done."""
+GROUPS = {
+    "strategy": ("strategy", "zeropp", "overlap_comm", "bucket_elements", "leaf_modules"),
+    "precision": ("precision", "mixed_precision", "grad_accum_dtype", "gradient_checks"),
+    "batch and accumulation": ("micro_batch_size", "grad_accum"),
+    "checkpointing": ("activation_checkpointing", "checkpoint_every", "checkpoint_offload"),
+    "compilation": ("compile", "compile_unit", "attention", "loss"),
+    "offload": ("offload",),
+    "GPUs": ("gpus", "nodes", "gpu_name"),
+    "other settings": (),
+}
+"""The choices that the effects of one change are grouped by, in their order; others are in the last group."""
 MAX_VARIANTS = 4
 """Parts of a report that figures are drawn for."""
 
@@ -38,6 +49,11 @@ def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
     distinct = dict(zip(keys, rows, strict=True))
     words = {key: labels.strategy(dict(zip(names, row, strict=True))) or None for key, row in distinct.items()}
     return with_trained(runs).assign(strategy=pd.Series([words[key] for key in keys], index=runs.index, dtype=object))
+
+
+def group(name: str) -> int:
+    """Return the place of a choice's group in `GROUPS`."""
+    return next((place for place, names in enumerate(GROUPS.values()) if name in names), len(GROUPS) - 1)
 
 
 def varying(runs: pd.DataFrame) -> list[str]:

@@ -17,6 +17,7 @@ from dsnb.analysis.choices import varying, with_choices
 from dsnb.analysis.comparisons import rules_of, table_of
 from dsnb.analysis.intervals import CLEAR, MIN_RUNS, RELEVANCE
 from dsnb.analysis.summary import unstable
+from dsnb.analysis.tasks import parameters
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics, planning
 from dsnb.formulas.planning import MAX_DAYS, is_number, is_whole
@@ -28,7 +29,6 @@ from dsnb.runs.table import named_runs, numbers, timed_seconds, timed_steps
 
 OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
 """What is to be least, and the column that holds it."""
-DEFAULT_TOKENS = 100e9
 ASSUMED_PRICE = 2.5
 """Price of a GPU-hour where none is known: a round figure, for the reader to replace."""
 CPU, UNKNOWN_GPU = "CPU", "GPU"
@@ -41,7 +41,8 @@ BASES = MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
 class Question:
     """What a reader wants to know; anything but finite numbers of 0 or more is refused."""
 
-    tokens: float = DEFAULT_TOKENS
+    tokens: float = 0
+    """Tokens to train on. 0 for 20 per parameter of the model."""
     objective: str = "time"
     """`time`, `gpu_hours`, `cost` or `memory`."""
     gpus: int = 0
@@ -68,7 +69,8 @@ class Question:
                 f"prices is {self.prices!r}: give the price of a GPU-hour by GPU, as in {{'H200': 2.5}}"
             )
         prices = {f"prices[{gpu!r}]": price for gpu, price in self.prices.items()}
-        planning.check(self.tokens, prices, assumed_price=self.assumed_price)
+        tokens = planning.DEFAULT_TOKENS if self.tokens == 0 else self.tokens
+        planning.check(tokens, prices, assumed_price=self.assumed_price)
         if not (is_whole(self.gpus) and self.gpus >= 0):
             raise SettingsError(f"gpus is {self.gpus!r}: give the number of GPUs at hand, or 0 for any")
         if not (is_whole(self.global_batch) and self.global_batch >= 0):
@@ -105,12 +107,12 @@ def recorded_prices(runs: pd.DataFrame) -> dict[str, float]:
 
 
 def is_probe(runs: pd.DataFrame) -> pd.Series:
-    """Return which runs are probes of an automatic micro-batch size: their two steps measure memory, not speed."""
+    """Return which runs are probes by which earlier versions searched a micro-batch: their two steps measure memory."""
     return runs["experiment"].astype(str).str.contains(rf"{PROBE}\d+$").astype(bool)
 
 
 def without_probes(runs: pd.DataFrame) -> pd.DataFrame:
-    """Leave out the probes of an automatic micro-batch size, unless there is nothing else."""
+    """Leave out the probes of earlier versions, unless there is nothing else."""
     return runs if is_probe(runs).all() else runs[~is_probe(runs)]
 
 
@@ -289,8 +291,9 @@ def may_be_best(table: pd.DataFrame, by: Sequence[str] = ("gpus", "kind", "globa
     return names
 
 
-def decide(table: pd.DataFrame, question: Question) -> Decision:
-    """Rank the candidates of a task, as `candidates` returns them."""
+def decide(table: pd.DataFrame, question: Question, parameters: float = 0) -> Decision:
+    """Rank the candidates of a task, as `candidates` returns them; its model has so many parameters (0: unknown)."""
+    question = replace(question, tokens=question.tokens or planning.usual_tokens(parameters))
     table = costed(table, question)
     known = _at_hand(table, question)
     known = known[known[question.column].notna()].sort_values(question.column, kind="stable")
@@ -309,7 +312,7 @@ def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:
 def of_runs(runs: pd.DataFrame, question: Question) -> Decision:
     """Return the decision on the runs of a task, with how far the second best setting is from the best."""
     runs = named_runs(runs)
-    made = decide(candidates(runs), question)
+    made = decide(candidates(runs), question, parameters(runs))
     return replace(made, runs=runs, difference=_difference(runs, made.options, question))
 
 

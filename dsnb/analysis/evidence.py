@@ -33,7 +33,7 @@ TIMES = (2, 4)
 """Multiples of the largest measured micro-batch that may be worth trying."""
 RESTS = (
     "{n:one run|the median of}[ {several} runs][ of {steps} {steps:step|steps}][ ({timed} s{n:| each})]"
-    "[ on {hosts} {hosts:host|hosts}][, spread ±{spread} %]"
+    "[ on {hosts} {hosts:host|hosts}][, spread {spread} %]"
 )
 GAIN = "{times} times as fast as {start} in bf16, uncompiled[ ({training})]."
 CHANGE = "{title} {after} instead of {before}"
@@ -79,13 +79,14 @@ def evidence(runs: pd.DataFrame, table: pd.DataFrame, names: Iterable[object]) -
 def _rests(option: Mapping[Any, Any]) -> dict[str, str]:
     n, steps, timed_s = int(option["n"]), option["steps"], option["timed_s"]
     several = n if n > 1 else ""
+    spread = f"±{option['spread_pct']:.1f}"
     facts = {
         "n": n,
         "several": several,
         "steps": fixed(steps) if steps >= 1 else "",
         "timed": significant(timed_s, 2) if timed_s > 0 else "",
         "hosts": fixed(option["hosts"]) if several and option["hosts"] >= 1 else "",
-        "spread": f"{option['spread_pct']:.1f}" if several and option["spread_pct"] >= 0 else "",
+        "spread": spread.replace("±0.0", "below 0.1") if several and option["spread_pct"] >= 0 else "",
     }
     is_short = option["basis"] == MEASURED and 0 < timed_s < MIN_TIMED_S
     more = str(_round_up(GOAL_TIMED_S * steps / timed_s)) if is_short and steps >= 1 else ""
@@ -147,14 +148,14 @@ def training_changes(base: Mapping[Any, Any], other: Mapping[Any, Any]) -> list[
     """Return in what another setting trains otherwise than a base, in words, without the global batch."""
     pairs = {name: (labels.text(base.get(name)), labels.text(other.get(name))) for name in TRAINING}
     return [
-        changed(labels.axis(name).title, *pair)
+        changed(labels.axis(name).title, *map(labels.axis(name).label, pair))
         for name, pair in pairs.items()
         if pair[0] != pair[1] and _UNKNOWN not in pair and labels.has_effect(other, name)
     ]
 
 
 def changed(title: str, before: str, after: str) -> str:
-    """Return a change in words: "optimizer adafactor instead of adamw"."""
+    """Return a change in words: "optimizer Adafactor instead of AdamW"."""
     return fill(CHANGE, {"title": title, "after": after, "before": before})
 
 

@@ -18,9 +18,9 @@ import pandas as pd
 
 from dsnb.analysis.decide import is_probe
 from dsnb.errors import SettingsError
+from dsnb.formulas.model_shapes import SPLIT, facts
 from dsnb.prediction import calibration, gpus, traces
 from dsnb.prediction.calibration import ALL, MIN_CALIBRATED, of_record, recorded
-from dsnb.prediction.fit import is_covered
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import peak_memory, room
 from dsnb.prediction.predict import On, tabulated
@@ -33,12 +33,14 @@ from dsnb.runs import labels
 from dsnb.runs.table import as_runs, numbers
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.params_file import combinations, read_params
+from dsnb.settings.params_file import combinations, experiments, read_params
 
 NEEDED = ["model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size"]
 """What a row must tell: defaults in place of unknown settings would predict another one."""
 COMPARED = {"step_time": "step_time_s", "peak_allocated": "peak_allocated_gib"}
 """What is compared: the beginning of the columns of its error, and its own column."""
+READ_KEYS = {"zero_optimization.reduce_bucket_size", "zero_optimization.stage3_max_live_parameters"}
+"""Keys of DeepSpeed's configuration that the rules of memory read; what another one does to memory is unknown."""
 MEDIANS = ("step_time_s", "tokens_per_s", "peak_allocated_gib", "gpu_memory_gib", "timed_steps")
 MAX_SETTINGS = 500
 """Settings that are compared, evenly spaced among more: 1,500 take ten seconds."""
@@ -235,6 +237,17 @@ def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlin
     _wanted(asked, _on_one_gpu(runs, gpus.link(link))[0])
 
 
+def is_covered(experiment: Experiment) -> bool:
+    """Return whether there are rules for the memory of a setting."""
+    return (
+        experiment.compile != "deepcompile"
+        and experiment.zeropp == "none"
+        and not experiment.offload.endswith("nvme")
+        and set(experiment.deepspeed) <= READ_KEYS
+        and facts(experiment.model).get("family") in SPLIT
+    )
+
+
 def _on_one_gpu(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], str]:
     """Return the settings that were run on the GPU of most of them, and its name."""
     rows = by_setting(runs, link)
@@ -266,23 +279,19 @@ def _wanted(asked: Asked | Sequence[Asked], on_gpu: Sequence[Mapping[str, Any]])
             continue
         file = SweepPaths(Path(source)).params if Path(source).is_dir() else Path(source)
         chosen = combinations(read_params(file))
-        experiments, reasons = allowed(one | ({"gpus": number} if one.get("gpus") == "auto" else {}) for one in chosen)
-        wanted += experiments
+        accepted, reasons = allowed(one | ({"gpus": number} if one.get("gpus") == "auto" else {}) for one in chosen)
+        wanted += accepted
         refused += reasons
     return list({one.name_with_model: one for one in wanted}.values()), _left_out(refused)
 
 
 def allowed(settings: Iterable[Mapping[str, Any]]) -> tuple[list[Experiment], list[str]]:
     """Return settings on GPUs that the rules allow, and why others are refused; refuse them all if none is allowed."""
-    experiments, refused = [], []
-    for one in settings:
-        try:
-            experiments.append(Experiment(**{**one, "device": "cuda"}))
-        except SettingsError as error:
-            refused.append("; ".join(error.problems))
-    if not experiments:
+    found, problems = experiments({**one, "device": "cuda"} for one in settings)
+    refused = ["; ".join(own) for own in problems.values()]
+    if not found:
         raise SettingsError([*dict.fromkeys(refused)] or "no combination of settings is left: give each one a value")
-    return experiments, refused
+    return [*found.values()], refused
 
 
 def _left_out(reasons: Iterable[str]) -> list[str]:

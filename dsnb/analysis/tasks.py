@@ -38,9 +38,14 @@ class Task:
     @property
     def parameters(self) -> float:
         """The size of the model: as measured, else as published, else 0."""
-        known = float(numbers(self.runs, "parameters").max())
-        shape = PRESETS.get(self.model)
-        return known if known > 0 else float(shape.parameters if shape else 0)
+        return parameters(self.runs)
+
+
+def parameters(runs: pd.DataFrame) -> float:
+    """Return the size of the model of a task: as measured, else as published, else 0."""
+    known = float(numbers(runs, "parameters").max())
+    shapes = [PRESETS[name] for name in runs.get("model", pd.Series(dtype=object)).unique() if name in PRESETS]
+    return known if known > 0 else float(shapes[0].parameters if shapes else 0)
 
 
 def tasks(runs: pd.DataFrame) -> list[Task]:

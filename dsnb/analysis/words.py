@@ -69,7 +69,7 @@ TEMPLATES = {
     "costs": "{rate} tokens/s[ ± {rate_error} %]; {tokens} tokens: {duration}, {hours} {unit}-hours[, {energy} kWh]"
     "[, {cost}][; {memory_name} {memory}[ of {capacity}] GiB[ ± {memory_error} %]].[ Global batch: {batch}.]",
     "costs.beyond": "{needed} {unit}s would train on {tokens} tokens in {goal_days} days if each sustained "
-    "{rate_per_gpu} tokens/s, as with {by}[: {cost}].",
+    "{rate_per_gpu} tokens/s, as with {by}[: {cost}]. This extrapolates beyond what was {basis}.",
     "cost": "[{currency}]{cost} at [{assumed} ][{currency}]{price} a {unit}-hour",
     "no_cost": "cost unknown without a price",
     "note.only_measured": "Only {measured} {unit}{measured:|s} {measured:was|were} measured, fewer than the {at_hand} "
@@ -110,7 +110,9 @@ TEMPLATES = {
 }
 """Sentences of a card by name."""
 PLAN = {
-    "plan": "{what} {name} ({basis}) on {place}, " + TEMPLATES["costs"],
+    "plan": "{what} {name} ({basis}) on {place}, {rate} tokens/s[ ({rates})]; {tokens} tokens: {duration}, {hours} "
+    "{unit}-hours[, {energy} kWh][, {cost}][; {memory_name} {memory}[ of {room}] GiB[ ± {memory_error} %]"
+    "[, {headroom} GiB left]].",
     "plan.again": "{what} {name}, as above.",
     "beyond": "No {what} trains [{model} ]on {tokens} tokens within {max_days} days on {place}. The fastest is {name} "
     "({basis}), {rate} tokens/s[ ± {rate_error} %].",
@@ -136,6 +138,7 @@ PAGE: dict[str, Any] = {
         "method": f"The unit is a run. A change is likely if its {100 * CONFIDENCE:g} % interval excludes 0 and it is "
         f"at least {{relevance}}. {comparisons.TOGETHER}.",
         "noRuns": NO_RUNS,
+        "whole": "Medians are over all runs of these experiments, those that are not selected included.",
         "assumed": ASSUMED,
     },
     "limits": {
@@ -211,6 +214,7 @@ def figures(option: "pd.Series[Any]", question: Question, memory: str = "GPU mem
     amounts["capacity"] = "gpu_memory_gib"
     errors = {"rate_error": "tokens_per_s_error_pct", "memory_error": "peak_allocated_error_pct"}
     known = option.dropna()
+    factor, rate = 1 + option.get("tokens_per_s_error_pct", math.nan) / 100, option["tokens_per_s"]
     return {
         "name": str(option.name),
         "basis": str(option["basis"]),
@@ -218,6 +222,7 @@ def figures(option: "pd.Series[Any]", question: Question, memory: str = "GPU mem
         "unit": unit,
         **{text: significant(known[column]) for text, column in amounts.items() if column in known},
         **{text: error(option.get(column)) for text, column in errors.items()},
+        "rates": "" if math.isnan(factor) else labels.span(rate / factor, rate * factor),
         "tokens": amount(question.tokens),
         "duration": duration(24 * option["days_low"], 24 * option["days_high"]),
         "cost": cost(option, question, unit),

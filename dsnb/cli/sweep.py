@@ -1,6 +1,7 @@
 """`dsnb sweep`: its options, which runs they mean and where, and the plan that a dry run prints of them."""
 
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +20,7 @@ from dsnb.settings.experiment import Experiment
 from dsnb.sweep import allocation as allocations
 from dsnb.sweep import slurm as slurm_jobs
 from dsnb.sweep.allocation import Allocation
-from dsnb.sweep.params import Run, Sweep, load_sweep, unfit_lines, without_unfit
+from dsnb.sweep.params import Run, Sweep, load_sweep
 from dsnb.sweep.run import is_finished, run_in_one_job, run_sweep, unsupported, with_inputs
 from dsnb.system import interpreter, signals
 
@@ -50,18 +51,9 @@ def sweep(
     output: Annotated[Path | None, option("FOLDER", "Folder of the sweep instead of outputs/NAME.")] = None,
     dry_run: Annotated[bool, option(None, "Print the runs, and start nothing.", "--dry-run")] = False,
     verbose: Annotated[
-        bool,
-        option(
-            None,
-            "Name every setting that is left out; with --dry-run, print settings, configurations, commands.",
-            "--verbose",
-            "-v",
-        ),
+        bool, option(None, "With --dry-run, print settings, configurations, commands.", "--verbose", "-v")
     ] = False,
     retry: Annotated[bool, option(None, "Repeat failed runs as well as unfinished ones.", "--retry")] = False,
-    skip_oom: Annotated[
-        bool, option(None, "Leave out settings that are predicted not to fit into GPU memory.", "--skip-oom")
-    ] = False,
     hostfile: Annotated[
         str | None, option("FILE", "Hostfile (DeepSpeed's format) of the hosts to run on.", panel="Hosts")
     ] = None,
@@ -109,12 +101,10 @@ def sweep(
         extra_options={key.strip().removeprefix("--"): value for key, _, value in pairs} if pairs else None,
     )
     overrides = parse_overrides(set_ or []) | ({"hostfile": hostfile} if hostfile else {})
-    overrides |= {"skip_oom": True} if skip_oom else {}
     planned, notes = load(params, overrides, only, output, sub_cluster, allocation, one_allocation)
     for note in notes:
         say(f"note: {note}", err=True)
     if dry_run:
-        planned = without_unfit(planned, lambda _: None)
         for line in plan_lines(planned, allocation, verbose):
             say(line)
         for problem in [] if allocation else unsupported(planned):
@@ -126,10 +116,9 @@ def sweep(
             command += ["--output", str(planned.paths.dir.absolute()), *(["--retry"] if retry else [])]
             command += [word for change in set_ or [] for word in ("--set", change)]
             command += [*(["--only", only] if only else []), *(["--sub-cluster", sub_cluster] if sub_cluster else [])]
-            command += [*(["--skip-oom"] if skip_oom else []), *(["--verbose"] if verbose else [])]
-            results = run_in_one_job(planned, allocation, command, retry=retry, verbose=verbose)
+            results = run_in_one_job(planned, allocation, command, retry=retry)
         else:
-            results = run_sweep(planned, retry=retry, slurm=allocation, verbose=verbose)
+            results = run_sweep(planned, retry=retry, slurm=allocation)
     except KeyboardInterrupt:
         say("interrupted: finished runs are kept, start the sweep again to go on", err=True)
         raise typer.Exit(signals.INTERRUPTED) from None
@@ -194,7 +183,7 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
 
 
 def plan_lines(planned: Sweep, allocation: Allocation | None = None, in_full: bool = False) -> Iterator[str]:
-    """Yield a line for each run; in full, also the settings of experiments, commands, and what is left out."""
+    """Yield a line for each run; in full, also the settings of experiments, and commands."""
     states = [_state(run) for run in with_inputs(planned).runs]
     names = [str(run.paths.dir.relative_to(planned.paths.dir)) for run in planned.runs]
     widest = max(map(len, names), default=0)
@@ -210,7 +199,6 @@ def plan_lines(planned: Sweep, allocation: Allocation | None = None, in_full: bo
             job = interpreter.command("-m", "dsnb.sweep.job", str(run.paths.dir.absolute()))
             options = allocation.options_of_run(run.experiment)
             yield f"  {shlex.join(slurm_jobs.sbatch_command('dsnb', run.paths.job_log, options, job))}"
-    yield from (f"  {line}" for line in unfit_lines(planned, in_full))
     count = len(planned.runs)
     yield f"{count} run{'s' if count != 1 else ''}, {states.count(TO_RUN)} to run; nothing was started"
 
@@ -237,6 +225,6 @@ def _commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
         last = first + len(host.devices) - 1
         words = on_hosts.torchrun_words(hosts, node, address, port, WORKER, run_dir)
         chosen = {} if experiment.device == "cpu" else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices))}
-        command = on_hosts.command(experiment, host, interpreter.script("torchrun"), *words, **chosen)
+        command = on_hosts.command(experiment, host, str(Path(sys.executable).with_name("torchrun")), *words, **chosen)
         yield f"  ranks {first} to {last}: {shlex.join(command)}"
         first = last + 1

@@ -77,10 +77,7 @@ class Form:
         self.name = _field(widgets.Text(name, continuous_update=False), "name")
         self.question = _field(widgets.Text(question, continuous_update=False), "question")
         self.repeats = _field(widgets.BoundedIntText(4, min=1, max=1000), "repeats")
-        self.skip_oom = widgets.Checkbox(
-            description="leave out what will not fit", style=WORDS, layout={"width": "auto"}
-        )
-        fields = [self.gpu, self.tokens, self.name, self.question, self.repeats, self.skip_oom]
+        fields = [self.gpu, self.tokens, self.name, self.question, self.repeats]
         for field in fields:
             field.observe(lambda _: changed(), "value")
         self.new, self.message = _field(widgets.Combobox(placeholder="name"), "another setting"), widgets.HTML()
@@ -109,7 +106,6 @@ class Form:
             "defaults": {name: values[0] for name, values in settings.items() if len(values) == 1},
             "grid": {name: values for name, values in settings.items() if len(values) > 1},
             "repeats": self.repeats.value,
-            "skip_oom": self.skip_oom.value,
         }
 
     def add(self, name: str, chosen: list[Any]) -> None:

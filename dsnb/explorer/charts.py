@@ -7,14 +7,17 @@ What changes (titles, domains, labels, display factors, colours of the theme) is
 from typing import Any
 
 Specification = dict[str, Any]
-SIDES = [f"{side}_{part}" for side in "xy" for part in ("title", "low", "high", "factor")]
-SIGNALS = [*SIDES, "x_labels", "ink", "soft", "line", "hovered"]
+SIDES = [f"{side}_{part}" for side in "xy" for part in ("title", "low", "high", "factor", "ticks")]
+SIGNALS = [*SIDES, "x_labels", "x_longest", "ink", "soft", "line", "hovered"]
 """All are set before a chart is drawn, but `hovered`: the run whose line is pointed at."""
 INK, SOFT, FILL, SHAPE = {"signal": "ink"}, {"signal": "soft"}, {"field": "fill"}, {"field": "shape"}
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
 LANE = {"signal": "isValid(datum.y) ? scale('y', datum.y) : height - 9"}
 """Where runs are that are not ok: at the memory that they needed if it is an axis, otherwise in a lane below."""
 TEXT: Specification = {"font": FONT, "align": "center", "baseline": "middle"}
+LETTER_PX, ROOM_PX = 6.5, 15
+"""About the width of a letter, and what a turned label takes of an axis: every setting has its label, if it must be
+turned."""
 RINGS = "rings"
 """The mark around points of the front, beside which their numbers are."""
 CROSS = {"size": 80, "shape": "cross", "angle": 45, "fill": FILL, "opacity": 0.7}
@@ -32,7 +35,12 @@ def _chart(*marks: Specification) -> Specification:
         "tickColor": SOFT, "labelOverlap": True,
     }  # fmt: skip
     text = f"isArray(x_labels) ? (x_labels[datum.value] || '') : {_number('x_factor')}"
-    across = {"labelFlush": True, "labelSeparation": 5, "tickCount": {"signal": "ceil(width / 40)"}}
+    across = {
+        "labelSeparation": 5, "tickCount": {"signal": "ceil(width / 40)"},
+        "labelOverlap": {"signal": f"!isArray(x_labels) || {ROOM_PX} * length(x_labels) > width"},
+    }  # fmt: skip
+    turned = f"isArray(x_labels) && {LETTER_PX} * (x_longest + 1) * length(x_labels) > width"
+    labels = {"angle": f"{turned} ? -40 : 0", "align": f"{turned} ? 'right' : 'center'", "limit": f"{turned} ? 150 : 0"}
     return {
         "autosize": {"type": "fit-x", "contains": "padding"},
         "padding": 5,
@@ -48,9 +56,10 @@ def _chart(*marks: Specification) -> Specification:
         ],
         "axes": [
             {**axis, "scale": "y", "orient": "left", "grid": True, "tickCount": 6, "title": {"signal": "y_title"},
-             **_labels(_number("y_factor"))},
-            {**axis, **across, "scale": "x", "orient": "bottom", "title": {"signal": "x_title"}, **_labels(text),
-             "tickMinStep": {"signal": "isArray(x_labels) ? 1 : 0"}},
+             "values": {"signal": "y_ticks"}, **_labels(text=_number("y_factor"))},
+            {**axis, **across, "scale": "x", "orient": "bottom", "title": {"signal": "x_title"},
+             "values": {"signal": "isArray(x_labels) ? sequence(length(x_labels)) : x_ticks"},
+             **_labels(text=text, **labels)},
         ],
         "marks": list(marks),
     }  # fmt: skip
@@ -62,8 +71,8 @@ def _number(factor: str) -> str:
     return f"format({value}, abs({value}) >= 1e6 || ({value} != 0 && abs({value}) < 1e-3) ? '.3~s' : ',.5~r')"
 
 
-def _labels(expression: str) -> Specification:
-    return {"encode": {"labels": {"update": {"text": {"signal": expression}}}}}
+def _labels(**expressions: str) -> Specification:
+    return {"encode": {"labels": {"update": {name: {"signal": one} for name, one in expressions.items()}}}}
 
 
 def _at(**fields: str) -> Specification:

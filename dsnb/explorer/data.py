@@ -1,7 +1,6 @@
 """Runs as the explorer uses them: settings as coded values, figures in the units of their columns."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from dsnb.analysis.choices import choices as choices_of
 from dsnb.analysis.predicted import Unmeasured
 from dsnb.analysis.tasks import TASK, Task, tasks
 from dsnb.errors import SettingsError
+from dsnb.formulas.planning import usual_tokens
 from dsnb.run_folder.columns import key_columns
 from dsnb.runs import labels
 from dsnb.runs.table import as_runs, named_runs
@@ -64,6 +64,8 @@ class Data:
     """The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table."""
     tasks: list[str]
     """The titles of the tasks, the default one first."""
+    tokens: list[float]
+    """The tokens that the model of each task is trained on if none are given."""
     task_codes: list[int]
     """Each run's task."""
     menu: list[dict[str, Any]]
@@ -123,10 +125,10 @@ def read(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
     choices = [choice(name, every[name], len(runs)) for name in names] + [choice("sweep", known["sweep"])]
     shown = [one for one in choices if one.varies] + [choice("status", known["status"])]
     constant = [one for one in choices if len(one.values) == 1 and one.values != [None] and one.name != "sweep"]
-    titles, codes, menu = _tasks(every, len(runs))
+    titles, tokens, codes, menu = _tasks(every, len(runs))
     return Data(
         runs, named, {one.name: one for one in shown}, constant, figures(known),
-        titles, codes[: len(runs)], menu, expected, codes[len(runs) :], predicted.notes,
+        titles, tokens, codes[: len(runs)], menu, expected, codes[len(runs) :], predicted.notes,
     )  # fmt: skip
 
 
@@ -137,8 +139,8 @@ def _beside(runs: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([runs, expected[[*dict.fromkeys([*known, *own, *key_columns(expected)])]]], ignore_index=True)
 
 
-def _tasks(every: pd.DataFrame, runs: int) -> tuple[list[str], list[int], list[dict[str, Any]]]:
-    """Return the titles of the tasks, each row's task, and the menu of tasks; the first rows are runs.
+def _tasks(every: pd.DataFrame, runs: int) -> tuple[list[str], list[float], list[int], list[dict[str, Any]]]:
+    """Return the titles and usual tokens of the tasks, each row's task, and their menu; the first rows are runs.
 
     The first task is the largest model with at least half as many measured settings as any. Those with fewer follow,
     then those with one, and what ran on CPUs alone.
@@ -160,7 +162,8 @@ def _tasks(every: pd.DataFrame, runs: int) -> tuple[list[str], list[int], list[d
     titles = [task.title for task, _ in counted]
     taken = [*titles, EVERY_TASK]
     unique = [title if taken.count(title) == 1 else f"{title} ({code + 1})" for code, title in enumerate(titles)]
-    return unique, [codes[place] for place in range(len(every))], _menu(counted, unique)
+    tokens = [usual_tokens(task.parameters) for task, _ in counted]
+    return unique, tokens, [codes[place] for place in range(len(every))], _menu(counted, unique)
 
 
 def _menu(counted: list[tuple[Task, int]], titles: list[str]) -> list[dict[str, Any]]:
@@ -214,12 +217,6 @@ def figures(runs: pd.DataFrame) -> pd.DataFrame:
             if not np.isnan(values).all():
                 found[name] = values
     return pd.DataFrame(found, index=runs.index, dtype=float)
-
-
-def json_numbers(values: Iterable[float], digits: int = 17) -> list[float | int | None]:
-    """Round numbers for JSON: NaN and infinity become None, whole numbers integers, which take less space."""
-    known = (float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values)
-    return [int(value) if value is not None and value.is_integer() else value for value in known]
 
 
 def run_place(data: Data, position: int) -> Path | None:

@@ -12,22 +12,22 @@ import numpy as np
 import pandas as pd
 
 from dsnb.analysis import words
+from dsnb.analysis.choices import GROUPS, group
 from dsnb.analysis.decide import rate, without_probes
 from dsnb.analysis.predicted import FIGURES, PER_GPU
 from dsnb.explorer import charts, single_runs
-from dsnb.explorer.data import EVERY_TASK, Data, json_numbers, plain, run_place
+from dsnb.explorer.data import EVERY_TASK, Data, plain, run_place
 from dsnb.explorer.state import DAYS, INPUTS, State, default, options
 from dsnb.render import answer, palette
 from dsnb.render.decision_data import tasks_payload
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels
-from dsnb.runs.table import numbers
+from dsnb.runs.table import json_numbers, numbers
 
 _RUN = RunPaths(Path())
 FILES = {
     _RUN.notebook.name: "Executed notebook",
     _RUN.trace.name: "Trace of one step",
-    _RUN.flops.name: "FLOPs by module",
 }
 """The files of a run that the explorer links to, and the texts of the links."""
 SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right"]
@@ -64,6 +64,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "axes": [named(_axis(data, name)) for name in data.choices],
         "experimentAxes": data.axes,
         "figures": [named(figure) for figure in _figures(data)],
+        "groups": list(GROUPS),
         "comparedFigures": [name for name in (rate(data.runs), *memory[:1]) if name in data.figures],
         "medianFigures": [name for name in (rate(data.runs), *MEDIANS, *memory[:1]) if name in data.figures],
         "experiments": {
@@ -118,7 +119,7 @@ def _tasks(data: Data, names: list[str]) -> dict[str, Any]:
     for code, task in enumerate(shipped["tasks"]):
         own = np.array(data.task_codes) == code
         mine = runs[own[runs.index]]
-        task["title"] = data.tasks[code]
+        task["title"], task["tokens"] = data.tasks[code], data.tokens[code]
         task["controls"] = controls(task["title"])
         task["remarks"] = answer.remarks(mine) if len(mine) else []
         task["failed"] = words.memory_of_failed(data.runs[own])
@@ -173,6 +174,7 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
         "title": axis.title,
         "heading": axis.title,
         "isFilter": choice.is_filter,
+        "group": group(name),
         "values": choice.values,
         "labels": [axis.label(value) for value in choice.values],
         "phrases": [axis.describe(value) for value in choice.values],
@@ -254,7 +256,7 @@ def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:
         run = RunPaths(folder)
         row = data.runs.iloc[position]
         profiled = plain(row.get("profile")) is True  # other runs have no files of a profile; look-ups take time
-        found = [path for path in (run.notebook, *([run.trace, run.flops] if profiled else [])) if path.is_file()]
+        found = [path for path in (run.notebook, *([run.trace] if profiled else [])) if path.is_file()]
         # A run copied into the folder of another experiment is not beside the other runs of its own.
         at_home = run.repeat == row["repeat"] and folder.parent.name == row["experiment"]
         for path in found if at_home else []:

@@ -12,7 +12,6 @@ import pandas as pd
 
 from dsnb.analysis.decide import (
     ASSUMED_PRICE,
-    DEFAULT_TOKENS,
     OBJECTIVES,
     Question,
     default_objective,
@@ -40,7 +39,7 @@ MAX_BATCH = 10**9
 OPEN_EDGE = 1e300
 """The limit of a brush that is open on one side: JSON has no infinity."""
 INPUTS: dict[str, dict[str, Any]] = {
-    "train_tokens": {"least": MIN_TOKENS, "most": MAX_TOKENS, "factor": 1e9},
+    "train_tokens": {"least": MIN_TOKENS, "most": MAX_TOKENS, "factor": 1e9, "mayBeEmpty": True},
     "gpus_at_hand": {"least": 1, "most": MAX_GPUS, "factor": 1, "isWhole": True, "mayBeEmpty": True},
     "global_batch": {"least": 1, "most": MAX_BATCH, "factor": 1, "isWhole": True, "mayBeEmpty": True},
     "price": {"least": 0, "most": MAX_PRICE, "factor": 1, "mayBeEmpty": True},
@@ -49,7 +48,7 @@ INPUTS: dict[str, dict[str, Any]] = {
 """The limits of numbers in the units of the state, and what a number in a field of the page is multiplied by."""
 ALLOWED = {
     "objective": f"unknown: choose from {', '.join(OBJECTIVES)}",
-    "train_tokens": "not a number from 1 to 1e18: set it to a number such as 300e9",
+    "train_tokens": "not a number from 1 to 1e18: set it to a number such as 300e9, or to 0 for 20 per parameter",
     "gpus_at_hand": "not a number of GPUs: set it to 1 or more, or to 0 for any",
     "global_batch": "not a number of sequences: set it to 1 or more, or to 0 for any",
     "prices": "not a dictionary of prices of 0 or more: set it to such as {'NVIDIA H200': 3.5}",
@@ -109,7 +108,7 @@ def default(data: Data, task: str | None = None) -> State:
     varying = [name for name in ("precision", "strategy", *axes) if name in axes] or ["status"]
     chosen["colour"] = varying[0]
     chosen["along"] = next((name for name in ("strategy", *varying[1:], *varying) if name in varying), "status")
-    asked = {"objective": "time", "train_tokens": DEFAULT_TOKENS, "gpus_at_hand": 0, "global_batch": 0}
+    asked = {"objective": "time", "train_tokens": 0, "gpus_at_hand": 0, "global_batch": 0}
     asked |= {"prices": recorded_prices(data.runs), "currency": "$", "relevance": RELEVANCE}
     if "tokens_per_s" in data.figures:
         asked["objective"] = default_objective(data.runs[data.of_task(task)])
@@ -217,7 +216,7 @@ def _are_pins(data: Data, value: Any) -> bool:
 
 CHECKS: dict[str, Callable[[Data, Any], bool]] = {
     "objective": lambda _, value: value in list(OBJECTIVES),
-    "train_tokens": lambda _, value: _is_within(value, "train_tokens"),
+    "train_tokens": lambda _, value: _is_within(value, "train_tokens") or is_among(value, [0]),
     "gpus_at_hand": lambda _, value: _is_within(value, "gpus_at_hand") or is_among(value, [0]),
     "global_batch": lambda _, value: _is_within(value, "global_batch") or is_among(value, [0]),
     "prices": lambda _, value: isinstance(value, dict) and all(_is_within(one, "price") for one in value.values()),
@@ -241,7 +240,8 @@ def values(data: Data, state: State, name: str) -> np.ndarray:
         return np.array(data.choices[name].codes, dtype=float)
     if name == "days":
         rates = data.figures["tokens_per_s"]
-        return np.array([metrics.days(state["train_tokens"], rate) for rate in rates], dtype=float)
+        tokens = [state["train_tokens"] or data.tokens[code] for code in data.task_codes]
+        return np.array([metrics.days(*pair) for pair in zip(tokens, rates, strict=True)], dtype=float)
     return data.figures[name].to_numpy()
 
 

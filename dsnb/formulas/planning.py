@@ -8,6 +8,8 @@ from typing import TypeGuard
 from dsnb.errors import SettingsError
 
 MIN_TOKENS, MAX_TOKENS = 1.0, 1e18
+DEFAULT_TOKENS = 100e9
+"""Tokens to train on where the size of the model is unknown."""
 TOKENS_PER_PARAMETER = 20
 """About the number that is optimal for a given compute (Hoffmann et al. 2022, arXiv:2203.15556)."""
 MAX_GPUS = 10**9
@@ -41,8 +43,8 @@ def check(tokens: object, prices: Mapping[str, object], **amounts: object) -> No
 
 
 def usual_tokens(parameters: float) -> float:
-    """Return the tokens that a model is trained on if none are given, to two digits."""
-    return float(f"{TOKENS_PER_PARAMETER * parameters:.1e}")
+    """Return the tokens that a model of this size (0 if unknown) is trained on if none are given, to two digits."""
+    return float(f"{TOKENS_PER_PARAMETER * parameters:.1e}") if parameters > 0 else DEFAULT_TOKENS
 
 
 def gpus_needed(gpu_hours: float, days: float = GOAL_DAYS) -> int:

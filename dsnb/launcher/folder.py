@@ -47,11 +47,8 @@ def create_run_dir(home: Path, experiment: str) -> Path:
             raise LaunchError(f"{folder} cannot be written: {error.strerror}; choose another folder") from error
 
 
-def prepare(run: RunPaths, experiment: Experiment, requested: Experiment | None = None) -> None:
-    """Create the run folder and write everything that is known before the launch; refuse one with a finished run.
-
-    `requested` are the settings as the user gave them, where some were resolved since (`micro_batch_size: auto`).
-    """
+def prepare(run: RunPaths, experiment: Experiment) -> None:
+    """Create the run folder and write everything that is known before the launch; refuse one with a finished run."""
     before = records.read_json(run.result)
     if before and before.get("status") in ENDED and not unfinished(run):
         raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder")
@@ -60,7 +57,7 @@ def prepare(run: RunPaths, experiment: Experiment, requested: Experiment | None 
         remove_leftovers(run)
         check_free_space(run.dir)
         ranks = environment.for_ranks(experiment.device, experiment.gpus, 0.0, experiment.allocator)
-        write_description(run, experiment, requested or experiment, environment.describe(ranks))
+        write_description(run, experiment, experiment, environment.describe(ranks))
         run.console.touch()
     except OSError as error:
         raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another folder") from error
@@ -79,23 +76,20 @@ def write_experiment(
     requested: Experiment | None = None,
     planned: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write `experiment.json`: settings, names, digests of input files, and the requested values of resolved settings.
+    """Write `experiment.json`: settings, names, digests of input files, and the requested device if it was resolved.
 
     `planned` is what a sweep decided for the run (`PLANNED`); by default as the sweep wrote it before.
     """
-    requested = requested or experiment
-    before: dict[str, Any] = {}
     if planned is None:
         before = records.read_json(run.experiment) or {}
         planned = {name: before.get(name) for name in PLANNED}
-    settings, given = experiment.model_dump(), requested.model_dump()
-    resolved = {name: given[name] for name in settings if settings[name] != given[name]}
-    names = {"name": requested.name, "model_name": model_shapes.slug(requested.model)}
+    settings = experiment.model_dump()
+    names = {"name": experiment.name, "model_name": model_shapes.slug(experiment.model)}
     further = {name: value for name, value in planned.items() if value is not None}
     further |= {"inputs": files} if (files := inputs.digests(settings)) else {}
-    further |= {"asked": resolved} if resolved else {}
-    if (record := {**settings, **names, **further}) != before:  # a launch finds what its sweep has written
-        records.write_json(run.experiment, record)
+    if requested and requested.device != experiment.device:
+        further["asked"] = {"device": requested.device}
+    records.write_json(run.experiment, {**settings, **names, **further})
 
 
 def check_free_space(folder: Path) -> None:
@@ -108,7 +102,7 @@ def check_free_space(folder: Path) -> None:
 def remove_leftovers(run: RunPaths) -> None:
     """Remove the files of an unfinished run, except the notebook, which may be executing."""
     written = (run.steps, run.gpu, run.console, run.worker, run.failures, run.result, run.nodes)
-    for path in (*written, run.profile, run.trace, run.flops):
+    for path in (*written, run.profile, run.trace):
         path.unlink(missing_ok=True)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
-from dsnb.launcher import auto_batch_size
 from dsnb.launcher.environment import sampled
 from dsnb.launcher.folder import create_run_dir, prepare, write_description
 from dsnb.launcher.hosts import HostRanks
@@ -73,12 +72,7 @@ def launch(
     if run_dir is None:
         run_dir = create_run_dir(paths.outputs_root() / "single", experiment.name_with_model)
     run = RunPaths(Path(run_dir).absolute())
-    if experiment.micro_batch_size == "auto":
-        from dsnb.prediction.fit import largest_predicted
-
-        guess = largest_predicted(experiment, auto_batch_size.MAX_MICRO_BATCH_SIZE) or 0
-        return auto_batch_size.launch(experiment, run, partial(_run_once, shown=progress, worker=worker), guess)
-    return _run_once(experiment, run, experiment, progress, worker)
+    return _supervise(experiment, run, progress, worker)
 
 
 def measure_bandwidth(
@@ -100,10 +94,10 @@ def measure_bandwidth(
     return launch(experiment, run.dir, progress=False, worker=BANDWIDTH_WORKER)
 
 
-def _run_once(experiment: Experiment, run: RunPaths, requested: Experiment, shown: bool, worker: str) -> Result:
-    """Run an experiment whose batch size is known; the requested settings are recorded beside those used."""
-    prepare(run, experiment, requested)
-    began_s = launch_clock.now_s()
+def _supervise(requested: Experiment, run: RunPaths, shown: bool, worker: str) -> Result:
+    """Start the ranks, watch them and write the result, whatever happens."""
+    prepare(run, requested)
+    began_s, experiment = launch_clock.now_s(), requested
     ranks: Ranks | None = None
     try:
         ranks = (HostRanks if experiment.hostfile else ForkedRanks)(experiment, run)

@@ -33,7 +33,7 @@ ALLOWED = {
 }
 """What is allowed instead of a value, by the type of pydantic's error."""
 ALLOWED_IN = {
-    "micro_batch_size": "give a whole number, or 'auto'",
+    "micro_batch_size": "give a whole number; `dsnb recommend` and `dsnb predict` tell what fits",
     "gpus": "give a whole number, or 'auto'",
     "deepspeed": "give sections and keys of DeepSpeed's configuration, or leave it out",
     "ssh_user": "write it like 'root'",
@@ -44,6 +44,7 @@ ALLOWED_IN = {
 """The words about values of another form, for settings and fields of which more can be said."""
 REMOVED = {
     "launcher": "ranks are forked on one machine and started by torchrun on several; leave it out",
+    "skip_oom": "`dsnb predict` tells which settings fit; leave it out",
 }
 """Settings of earlier versions, and what to do instead."""
 DECODERS_IF_SET = (
@@ -145,11 +146,6 @@ def _sizes(s: SimpleNamespace) -> Iterator[str]:
         yield model_shapes.not_split(shared, getattr(s, shared), facts["family"])
 
 
-def _auto_on_a_cpu(s: SimpleNamespace) -> Iterator[str]:
-    if s.micro_batch_size == "auto" and s.device == "cpu" and not s.memory_limit_gib:
-        yield "micro_batch_size is 'auto', but device is 'cpu': set memory_limit_gib, or the whole machine fills up"
-
-
 def _text(s: SimpleNamespace) -> Iterator[str]:
     data, tokenizer = short_repr(s.data), short_repr(s.tokenizer)
     if s.data not in {"synthetic", "stdlib"} and not os.path.isfile(os.path.expanduser(s.data)):
@@ -179,7 +175,7 @@ def _hosts(s: SimpleNamespace) -> Iterator[str]:
         yield from error.problems
 
 
-RULES: list[Rule] = [_model, _sizes, _auto_on_a_cpu, _text, _hosts, *rules.RULES]
+RULES: list[Rule] = [_model, _sizes, _text, _hosts, *rules.RULES]
 
 
 def contradictions(settings: Mapping[str, Any]) -> list[str]:

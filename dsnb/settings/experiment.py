@@ -28,6 +28,8 @@ FIRST_IN_NAMES = (
 """Order of the parts that names have had longest; the others follow as they are declared."""
 CURRENT_NAMES = {"hang_limit_s": "step_timeout_s"}
 """Former name -> current name."""
+FORMER_DEFAULT = ("launcher", "fork")
+"""A setting of executed notebooks that has gone, with the value that all runs have now."""
 Supervision = partial(Setting, is_supervision=True)
 Name = Annotated[str, Supervision()]
 SshUser = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$"), Supervision()]
@@ -81,8 +83,8 @@ class Experiment(Training):
     def __init__(self, /, **settings: Any) -> None:
         fields = type(self).model_fields
         settings = deepspeed_keys.flattened(with_current_names(settings))
-        unknown = [key for key in settings if key not in fields]
-        known = {key: value for key, value in settings.items() if key not in unknown}
+        known = {key: value for key, value in settings.items() if key in fields}
+        unknown = [key for key, value in settings.items() if key not in fields and (key, value) != FORMER_DEFAULT]
         problems = [checks.unknown_setting(key, fields) for key in unknown]
         invalid: set[str] = set()
         try:
@@ -168,9 +170,10 @@ class Experiment(Training):
 
     @classmethod
     def requested(cls, record: Mapping[str, Any]) -> Self:
-        """Return the settings of a record as they were asked for, unchecked: every `auto` is to be resolved again."""
+        """Return the settings of a record, unchecked; a device that was `auto` is to be resolved again."""
         asked = record.get("asked")
-        return cls.recorded({**record, **with_current_names(asked)} if isinstance(asked, dict) else record)
+        device = asked.get("device") if isinstance(asked, dict) else None
+        return cls.recorded({**record, "device": device} if device else record)
 
     @property
     def name(self) -> str:
@@ -199,8 +202,8 @@ class Experiment(Training):
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences per optimizer step over all ranks; `micro_batch_size` must not be `auto` any more."""
-        return int(self.micro_batch_size) * self.grad_accum * self.data_parallel
+        """Sequences per optimizer step over all ranks."""
+        return self.micro_batch_size * self.grad_accum * self.data_parallel
 
     @property
     def tokens_per_step(self) -> int:
@@ -240,14 +243,12 @@ SUPERVISION = tuple(name for name, setting in DECLARED.items() if setting.is_sup
 
 
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings, and those that were `asked` for, under their current names, which count if both are given."""
+    """Return settings under their current names, which count if both are given."""
     settings = {
         CURRENT_NAMES.get(key, key): settings[key] for key in settings if CURRENT_NAMES.get(key) not in settings
     }
     if isinstance(settings.get("compile"), bool):
         settings["compile"] = compile_mode(settings["compile"])
-    if isinstance(asked := settings.get("asked"), Mapping):
-        settings["asked"] = with_current_names(asked)
     return settings
 
 

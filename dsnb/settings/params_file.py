@@ -2,14 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from dsnb.errors import SettingsError
-from dsnb.files import plain_yaml
+from dsnb.files import plain_yaml, records
 from dsnb.settings import checks, deepspeed_keys
 from dsnb.settings.experiment import CURRENT_NAMES, DEFAULTS, Experiment, with_current_names
 
@@ -49,8 +49,6 @@ class ParamsFile(BaseModel):
     """Seed of the random order; the same seed gives the same order."""
     expect_samples_per_s: float | None = Field(default=None, strict=True, gt=0, allow_inf_nan=False)
     """Least sequences per second of every node; a slower group of nodes has failed."""
-    skip_oom: bool = Field(default=False, strict=True)
-    """Leave out the settings that are predicted not to fit into the memory of this machine's GPUs."""
 
 
 def read_params(path: str | Path) -> ParamsFile:
@@ -61,6 +59,8 @@ def read_params(path: str | Path) -> ParamsFile:
     content = plain_yaml.read(path, "params file")
     if not isinstance(content, dict):
         raise SettingsError(f"params file {str(path)!r} holds no settings: give at least 'name'")
+    if content.pop("skip_oom", False):
+        records.warn(f"params file {str(path)!r}: {checks.unknown_setting('skip_oom', ())}")
     return validated(content, path)
 
 
@@ -106,6 +106,21 @@ def combinations(file: ParamsFile) -> list[dict[str, Any]]:
         raise SettingsError(f"grid: {size:,} runs: at most {MAX_RUNS:,} are allowed; split the sweep")
     chosen = [settings for settings in _product(file.defaults, grids) if not _excluded(settings, file.exclude)]
     return [*chosen, *_product(file.defaults, file.include)]
+
+
+def experiments(
+    combinations: Iterable[Mapping[str, Any]], adapt: Callable[[Experiment], Experiment] | None = None
+) -> tuple[dict[int, Experiment], dict[int, list[str]]]:
+    """Return the experiments that the rules allow, as `adapt` changes them, and why others are refused, by place."""
+    found: dict[int, Experiment] = {}
+    refused: dict[int, list[str]] = {}
+    for place, settings in enumerate(combinations):
+        try:
+            experiment = Experiment(**{str(key): value for key, value in settings.items()})
+            found[place] = adapt(experiment) if adapt else experiment
+        except SettingsError as error:
+            refused[place] = error.problems
+    return found, refused
 
 
 def _product(defaults: dict[str, Any], entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

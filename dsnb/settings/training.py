@@ -296,11 +296,8 @@ class Training(BaseModel):
         ),
     ] = False
     """With activation checkpointing: keep the blocks' inputs in host memory."""
-    micro_batch_size: Annotated[
-        AtLeast1 | Literal["auto"],
-        Setting("micro-batch", phrases={"auto": "the largest micro-batch that fits"}, is_axis=True),
-    ] = 8
-    """Sequences per rank and forward pass; `auto` is the largest that fits, found by short runs."""
+    micro_batch_size: Annotated[AtLeast1, Setting("micro-batch", is_axis=True)] = 8
+    """Sequences per rank and forward pass."""
     memory_limit_gib: Annotated[
         float,
         Field(ge=0, lt=2**30),

@@ -103,10 +103,8 @@ def changed_settings(run: Run) -> str:
     if problem or known.keys().isdisjoint(DEFAULTS):
         return ""
     before = {**DEFAULTS, **known}
-    now, asked = run.experiment.model_dump(), before.get("asked")
+    now = run.experiment.model_dump()
     unknown = "auto" in (now["device"], before.get("device"))  # only the hosts can resolve it
-    if isinstance(asked, dict):  # of the device, the resolved one is compared
-        before |= {key: value for key, value in asked.items() if key != "device"}
     free = {*SUPERVISION, *(["device"] if unknown else [])} - {"include" if run.lane else ""}
     free |= {"allocator"} - record.keys()
     keys = [key for key in now if key not in free and before[key] != now[key]]

@@ -1,4 +1,4 @@
-"""A params file -> the list of runs: expands the grid, names experiments, rejects invalid settings, leaves out others.
+"""A params file -> the list of runs: expands the grid, names experiments, rejects invalid settings.
 
 name: gpt2_zero            # folder under outputs/
 question: ...              # heads the report
@@ -12,20 +12,20 @@ order: random              # of the experiments within each repeat; `listed` for
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from dsnb.errors import NoMatchError, SettingsError
 from dsnb.formulas import model_shapes
-from dsnb.run_folder import paths, record_schema
+from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.settings import deepspeed_keys, params_file
 from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
 from dsnb.settings.params_file import ParamsFile, read_params, validated
 
-SWEEP_SETTINGS = ("repeats", "order", "order_seed", "expect_samples_per_s", "skip_oom")
+SWEEP_SETTINGS = ("repeats", "order", "order_seed", "expect_samples_per_s")
 """Fields of the params file that `--set` can change, besides settings of runs."""
 MAX_NAMED = 5
 """Experiments that a message names."""
@@ -63,8 +63,6 @@ class Sweep:
     paths: SweepPaths
     params: dict[str, Any]
     """The params file as it is run, after `--set`."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """Experiments that are predicted not to fit and are not run, and what they need, in words."""
     refused: tuple[tuple[str, str], ...] = ()
     """Name and problems of each combination of settings that is not run because it is refused."""
 
@@ -86,8 +84,8 @@ def load_sweep(
     path
         The params file, or its content, to which `overrides` do not apply.
     overrides
-        Settings that replace those of the file in every run; a list becomes an axis. `repeats`, `order`, `order_seed`,
-        `expect_samples_per_s` and `skip_oom` can be replaced too. Experiments that become equal are one.
+        Settings that replace those of the file in every run; a list becomes an axis. `repeats`, `order`, `order_seed`
+        and `expect_samples_per_s` can be replaced too. Experiments that become equal are one.
     only
         A pattern with `*`, `?` and `[...]`; experiments whose names do not match are left out before they are checked.
     output
@@ -178,18 +176,13 @@ def _experiments(
 
     `models` are the models of the sweep with their names, which prefix those of experiments if there are several.
     """
-    refused: list[tuple[str, list[str]]] = []
-    experiments: list[Experiment] = []
-    for settings in combinations:
-        try:
-            experiment = Experiment(**{str(key): value for key, value in settings.items()})
-            experiments.append(adapt(experiment) if adapt else experiment)
-        except SettingsError as error:
-            name = _tentative_name(settings, models) or only or "a setting without a name"
-            if only is None or fnmatchcase(name, only):
-                refused.append((name, error.problems))
+    experiments, problems = params_file.experiments(combinations, adapt)
+    names = [_tentative_name(combinations[place], models) or only or "a setting without a name" for place in problems]
+    refused = [
+        (name, own) for name, own in zip(names, problems.values(), strict=True) if fnmatchcase(name, only or "*")
+    ]
     named: dict[str, Experiment] = {}
-    for experiment in experiments:
+    for experiment in experiments.values():
         same = named.setdefault(_name(experiment, models), experiment)
         if same != experiment:
             differing = [key for key in Experiment.model_fields if getattr(same, key) != getattr(experiment, key)]
@@ -232,41 +225,3 @@ def left_out_lines(left_out: Iterable[tuple[str, str]], total: int, in_full: boo
         yield f"left out {len(names)} of {total} settings{note}: {reason}"
         if in_full and len(names) > 1:
             yield from (f"  {name}" for name in sorted(set(names)))
-
-
-def unfit_lines(sweep: Sweep, in_full: bool = False) -> Iterator[str]:
-    """Yield what a sweep leaves out because it is predicted not to fit, as `left_out_lines` does."""
-    unfit = [(f"{name} {need}", "predicted not to fit into memory") for name, need in sweep.left_out.items()]
-    yield from left_out_lines(unfit, len({run.name for run in sweep.runs}) + len(unfit), in_full)
-
-
-def without_unfit(sweep: Sweep, say: Callable[[str], None], in_full: bool = False) -> Sweep:
-    """Return a sweep without the settings that are predicted not to fit, if its params ask for that.
-
-    Left out is what would not fit even if the prediction were as wrong as the worst one was. Settings that cannot be
-    predicted stay, and so do those with an ok run. `say` is called with what is being predicted, and with each of
-    `unfit_lines`.
-    """
-    if not sweep.params.get("skip_oom"):
-        return sweep
-    from dsnb.prediction.fit import fits_here, room_here
-
-    experiments = {run.name: run.experiment for run in sweep.runs}
-    if not any(map(room_here, experiments.values())):
-        raise SettingsError(
-            "skip_oom needs the memory of the GPUs, which is not known here: start the sweep where the GPUs are, set "
-            "memory_limit_gib, or leave skip_oom out"
-        )
-    measured = {run.name for run in sweep.runs if (record_schema.read(run.paths.result) or {}).get("status") == "ok"}
-    asked = [name for name in experiments if name not in measured]
-    say(f"predicting the memory of {len(asked)} setting{'' if len(asked) == 1 else 's'}")
-    fits = dict(zip(asked, fits_here([experiments[name] for name in asked]), strict=True))
-    too_large = {name: fit for name, fit in fits.items() if fit and fit.is_too_large}
-    if len(too_large) == len(experiments):
-        name, least = min(too_large.items(), key=lambda item: item[1].peak_gib)
-        raise SettingsError(f"skip_oom leaves nothing to run: the smallest setting, {name}, {least}")
-    runs = tuple(run for run in sweep.runs if run.name not in too_large)
-    fitting = replace(sweep, runs=runs, left_out={name: str(fit) for name, fit in too_large.items()})
-    for line in unfit_lines(fitting, in_full):
-        say(line)
-    return fitting

@@ -30,7 +30,7 @@ from dsnb.settings import checks, inputs
 from dsnb.sweep import allocation, job
 from dsnb.sweep import slurm as slurm_jobs
 from dsnb.sweep.allocation import Allocation
-from dsnb.sweep.params import Run, Sweep, load_sweep, without_unfit
+from dsnb.sweep.params import Run, Sweep, load_sweep
 from dsnb.sweep.progress import Progress
 from dsnb.sweep.slurm import SlurmJob
 from dsnb.system import interpreter, launch_clock, signals
@@ -52,8 +52,6 @@ def run_sweep(
     retry: bool = False,
     progress: bool = True,
     slurm: Allocation | None = None,
-    skip_oom: bool = False,
-    verbose: bool = False,
 ) -> list[Result]:
     """Execute all runs of a sweep that are not finished yet.
 
@@ -68,11 +66,6 @@ def run_sweep(
     slurm
         Submit every run as a Slurm job with at most this allocation; a `Sweep` then has to come from
         `dsnb.sweep.allocation.load`.
-    skip_oom
-        Leave out the settings that are predicted not to fit into the memory of this machine's GPUs, or into
-        `memory_limit_gib`, as `skip_oom: true` of the params file does.
-    verbose
-        Name each of these settings with what it needs; otherwise, several are only counted.
 
     Returns
     -------
@@ -82,8 +75,7 @@ def run_sweep(
     Raises
     ------
     SettingsError
-        If this machine cannot run it, a finished run has other settings, another sweep uses the folder, or the memory
-        for `skip_oom` is unknown.
+        If this machine cannot run it, a finished run has other settings, or another sweep uses the folder.
     LaunchError
         If the disk is full. Finished runs are kept.
     """
@@ -93,9 +85,7 @@ def run_sweep(
     check_notebook()
     if not slurm and (problems := unsupported(sweep)):
         raise SettingsError(problems)
-    if skip_oom:
-        sweep = replace(sweep, params={**sweep.params, "skip_oom": True})
-    sweep = with_inputs(without_unfit(sweep, Progress(0, [], progress).say, verbose))
+    sweep = with_inputs(sweep)
     with locked(sweep.paths):
         check_free_space(sweep.paths.dir)  # before servers are started that take seconds
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
@@ -103,7 +93,7 @@ def run_sweep(
         repeats: dict[str, list[int]] = {}
         for run in sweep.runs:
             repeats.setdefault(run.name, []).append(run.repeat)
-        records.write_json(sweep.paths.planned, {"runs": repeats, "left_out": dict(sweep.left_out)})
+        records.write_json(sweep.paths.planned, {"runs": repeats})
         with Progress(len(sweep.runs), todo, progress, show_eta=slurm is None) as display:
             if slurm:
                 executor = slurm_jobs.SlurmExecutor(slurm, sweep.name, todo, display.say)
@@ -113,14 +103,12 @@ def run_sweep(
     return _results(sweep)
 
 
-def run_in_one_job(
-    sweep: Sweep, allocation: Allocation, command: list[str], *, retry: bool = False, verbose: bool = False
-) -> list[Result]:
+def run_in_one_job(sweep: Sweep, allocation: Allocation, command: list[str], *, retry: bool = False) -> list[Result]:
     """Execute all runs of a sweep that are not finished yet in one Slurm job, which runs `command`.
 
-    `retry`, `verbose`, the list that is returned and the errors are as for `run_sweep`.
+    `retry`, the list that is returned and the errors are as for `run_sweep`.
     """
-    sweep = with_inputs(without_unfit(sweep, Progress(0, []).say, verbose))
+    sweep = with_inputs(sweep)
     todo = [run for run in sweep.runs if not is_finished(run, retry)]
     if todo:
         with Progress(len(sweep.runs), todo, show_eta=False) as display:  # the job itself locks the folder
@@ -285,11 +273,10 @@ def run_all(
     for stage in sorted({run.stage for run in todo}):
         waiting = [run for run in todo if run.stage == stage]
         jobs: list[LocalJob | SlurmJob] = []
-        tuned: set[str] = set()
         try:
             while waiting or jobs:
                 for run in [*waiting]:
-                    if any(_excludes(active.run, run, tuned) for active in jobs):
+                    if run.lane and any(active.run.lane == run.lane for active in jobs):  # its hosts are in use
                         continue
                     if not (started := start(run)):
                         break
@@ -298,8 +285,6 @@ def run_all(
                 for active in [*jobs]:
                     if result := active.poll():
                         jobs.remove(active)
-                        if result.status == "ok":
-                            tuned.add(active.run.name)
                         progress.end(active.run, result, active.location)
                     elif active.running:
                         progress.begin(active.run)
@@ -315,9 +300,3 @@ def run_all(
                 warning = f"the run {active.location} has not ended {CANCEL_TIMEOUT_S:.0f} s after it was cancelled"
                 warnings.warn(warning, DsnbWarning, stacklevel=2)
             raise
-
-
-def _excludes(active: Run, run: Run, tuned: set[str]) -> bool:
-    """Return whether a run has to wait for another: for its hosts, or for the micro-batch size that both need."""
-    searches = run.experiment.micro_batch_size == "auto" and run.name not in tuned
-    return (bool(run.lane) and run.lane == active.lane) or (searches and run.name == active.name)

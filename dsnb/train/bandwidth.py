@@ -1,9 +1,11 @@
-"""One rank of an all-reduce bandwidth test by message size, with NCCL on GPUs and gloo on CPUs.
+"""One rank of a bandwidth test of collectives by message size, with NCCL on GPUs and gloo on CPUs.
 
-Figures compare to the in-place columns of nccl-tests: a float32 sum, warm-up calls, then as many timed calls as fit
-into a time limit, queued back to back. The time of a size is the mean over its calls on the slowest rank (nccl-tests
-averages over ranks). A wrong sum on any rank is an error.
+Figures compare to those of nccl-tests: float32, warm-up calls, then as many timed calls as fit into a time limit,
+queued back to back. An all-reduce sums in place; the size of an all-gather is that of its result. The time of a size is
+the mean over its calls on the slowest rank (nccl-tests averages over ranks). A wrong result on any rank is an error.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,8 @@ WARMUP_CALLS, MAX_CALLS = 5, 20
 """The defaults of nccl-tests."""
 SIZE_LIMIT_S = 0.5
 """Approximate time limit for the timed calls of one size; a slow link gets fewer calls, at least one."""
+ALL_REDUCE, ALL_GATHER = "all-reduce", "all-gather"
+RESULTS = {ALL_REDUCE: "all-reduced sum", ALL_GATHER: "all-gathered message"}
 PERIOD = 7
 """Period of the values along the buffer: neighbours differ, so that a shifted chunk is detected."""
 
@@ -44,12 +48,15 @@ def measure(run: RunPaths, experiment: Experiment, position: Position, began: fl
     joined = launch_clock.now_s()
     plan = records.read_json(run.bandwidth_plan) or {}
     most_bytes = plan.get("most_bytes") or MAX_BYTES[device.type]
-    for size in (2**power for power in range(MIN_BYTES.bit_length() - 1, most_bytes.bit_length())):
-        row = measure_size(size, ranks, device)
-        if rank() == 0:
-            records.append_line(run.bandwidth, row)
-        if row["errors"]:
-            raise ArithmeticError(f"the all-reduced sum of {size} bytes is wrong in {row['errors']} elements")
+    for collective, word in RESULTS.items():
+        for size in (2**power for power in range(MIN_BYTES.bit_length() - 1, most_bytes.bit_length())):
+            if collective == ALL_GATHER and size < ranks * ITEM_BYTES:
+                continue
+            row = measure_size(collective, size, ranks, device)
+            if rank() == 0:
+                records.append_line(run.bandwidth, row)
+            if row["errors"]:
+                raise ArithmeticError(f"the {word} of {size} bytes is wrong in {row['errors']} elements")
     ended = launch_clock.now_s()
     if rank() == 0:
         record = {
@@ -63,37 +70,56 @@ def measure(run: RunPaths, experiment: Experiment, position: Position, began: fl
     dist.destroy_process_group()
 
 
-def measure_size(size: int, ranks: int, device: torch.device) -> dict[str, int | float | str | None]:
+def measure_size(collective: str, size: int, ranks: int, device: torch.device) -> dict[str, int | float | str | None]:
     """Measure one message size; return its row, equal on all ranks, with the errors of all ranks."""
-    count = size // ITEM_BYTES
+    count = size // ITEM_BYTES // (ranks if collective == ALL_GATHER else 1)  # elements that a rank gives
     buffer = torch.empty(count, dtype=torch.float32, device=device)
+    result = buffer if collective == ALL_REDUCE else torch.empty(count * ranks, dtype=torch.float32, device=device)
     clock = clock_of(device)
+
+    def call() -> None:
+        if collective == ALL_REDUCE:
+            dist.all_reduce(buffer)
+        else:
+            dist.all_gather_into_tensor(result, buffer)
+
     fill(buffer, 0)
-    mean_time_s(buffer, 1, clock)  # the first call of a size may set up resources
-    calls = max(1, min(MAX_CALLS, int(SIZE_LIMIT_S / max(max_over_ranks(mean_time_s(buffer, 1, clock), device), 1e-9))))
-    mean_time_s(buffer, min(WARMUP_CALLS, calls), clock)
-    time_s = max_over_ranks(mean_time_s(buffer, calls, clock), device)
-    algbw = metrics.algbw_gb_per_s(count * ITEM_BYTES, time_s)
+    mean_time_s(call, 1, clock)  # the first call of a size may set up resources
+    calls = max(1, min(MAX_CALLS, int(SIZE_LIMIT_S / max(max_over_ranks(mean_time_s(call, 1, clock), device), 1e-9))))
+    mean_time_s(call, min(WARMUP_CALLS, calls), clock)
+    time_s = max_over_ranks(mean_time_s(call, calls, clock), device)
+    fill(buffer, rank() + 1)  # another number from every rank
+    call()
+    numbers = [ranks * (ranks + 1) // 2] if collective == ALL_REDUCE else range(1, ranks + 1)
+    right = torch.empty_like(result)
+    for part, number in zip(right.chunk(len(numbers)), numbers, strict=True):
+        fill(part, number)
+    errors = (result != right).sum().to(device)
+    dist.all_reduce(errors)
+    sent = len(result) * ITEM_BYTES
+    algbw = metrics.algbw_gb_per_s(sent, time_s)
+    busbw = metrics.busbw_gb_per_s(algbw, ranks)
     return {
-        "bytes": count * ITEM_BYTES,
-        "count": count,
+        "collective": collective,
+        "bytes": sent,
+        "count": len(result),
         "dtype": "float32",
         "ranks": ranks,
         "calls": calls,
         "time_us": time_s * 1e6,
         "algbw_gb_per_s": algbw,
-        "busbw_gb_per_s": metrics.busbw_gb_per_s(algbw, ranks),
-        "errors": count_errors(buffer, ranks, device),
+        "busbw_gb_per_s": busbw and (busbw if collective == ALL_REDUCE else busbw / 2),
+        "errors": int(errors),
     }
 
 
-def mean_time_s(buffer: torch.Tensor, calls: int, clock: Clock) -> float:
-    """Return the mean time of `calls` all-reduces on this rank; the ranks start together."""
+def mean_time_s(call: Callable[[], None], calls: int, clock: Clock) -> float:
+    """Return the mean time of so many calls on this rank; the ranks start together."""
     dist.barrier()
     clock.synchronize()
     start = clock.mark()
     for _ in range(calls):
-        dist.all_reduce(buffer)
+        call()
     end = clock.mark()
     clock.synchronize()
     return clock.seconds(start, end) / calls
@@ -110,14 +136,3 @@ def fill(buffer: torch.Tensor, factor: int) -> None:
     """Fill with small integers, whose sums are exact in any order; a factor of 0 keeps repeated sums finite."""
     places = torch.arange(len(buffer), dtype=torch.int32, device=buffer.device)  # float32 cannot count beyond 2**24
     buffer.copy_(places.remainder_(PERIOD).add_(1)).mul_(factor)
-
-
-def count_errors(buffer: torch.Tensor, ranks: int, device: torch.device) -> int:
-    """All-reduce a different number from every rank, and count the wrong elements over all ranks."""
-    fill(buffer, rank() + 1)
-    dist.all_reduce(buffer)
-    right = torch.empty_like(buffer)
-    fill(right, ranks * (ranks + 1) // 2)
-    errors = (buffer != right).sum().to(device)
-    dist.all_reduce(errors)
-    return int(errors)

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.choices import single_changes
 from dsnb.analysis.comparisons import COLUMNS, differences
 from dsnb.analysis.intervals import MIN_RUNS
 from dsnb.analysis.texts import MINUS
@@ -157,17 +156,6 @@ def test_wrong_questions_are_refused():
         assert str(caught.value) == message
 
 
-def test_one_change_alone_is_compared_and_ordered_by_axis_and_value():
-    settings = {"a": (1, "bf16"), "b": (3, "bf16"), "c": (0, "bf16"), "d": (1, "fp32"), "e": (3, "fp32")}
-    runs = runs_of(**{name: [1.0] for name in settings}).assign(strategy="deepspeed", model="m")
-    runs["zero_stage"], runs["precision"] = zip(*settings.values(), strict=True)
-    assert [(row["experiment"], row["axis"], row["before"], row["after"]) for row in single_changes(runs, "a")] == [
-        ("c", "strategy", "ZeRO 1", "ZeRO 0"),
-        ("b", "strategy", "ZeRO 1", "ZeRO 3"),
-        ("d", "precision", "bf16", "fp32"),
-    ]
-
-
 NOISE = np.array([1, 1.004, 0.996, 1.002, 0.998])
 
 
@@ -220,7 +208,3 @@ def test_runs_made_before_the_allocator_was_a_setting_are_compared_with_those_af
     found = dsnb.compare(old, both)
     assert list(found.index) == ["new_alloc-default_zs0", "new_zs0"]
     assert list(found["base_n"]) == [5, 0]
-
-
-def test_a_set_without_runs():
-    assert dsnb.compare(sweep({0: 1}), sweep({0: 1}).iloc[:0])["n"].tolist() == [0]

@@ -34,20 +34,6 @@ def test_only_the_gpus_at_hand_count_and_figures_are_those_of_the_formulas(opt):
     assert row["cost"] == pytest.approx(3 * row["gpu_hours"])
 
 
-def test_each_kind_of_gpu_has_its_price():
-    question = Question(prices={"NVIDIA H200": 4.0, "": 2.0})
-    assert (question.price("NVIDIA H200"), question.price("NVIDIA A100")) == (4.0, 2.0)
-    assert Question(prices={"NVIDIA H200": 4.0}).price("NVIDIA A100") is None
-    memory = tasks(dsnb.published("h200_memory"))[0].runs
-    assert of_runs(memory, Question()).options["cost"].isna().all()
-
-
-def test_least_memory_is_a_question_too():
-    runs = tasks(dsnb.published("h200_gpt2_zero_precision"))[0].runs
-    found = of_runs(runs, Question(objective="memory")).options["memory_gib"]
-    assert found.iloc[0] == found.min() == runs.groupby("experiment")["peak_allocated_gib"].median().min()
-
-
 @pytest.mark.parametrize(
     ("question", "message"),
     [
@@ -74,6 +60,20 @@ def one_and_two_gpus(*rates):
     """Give two settings of one task at these tokens/s, the first on one GPU, the second on two."""
     runs = made_up.runs(2, repeats=1, gpus=[1]).assign(status="ok", cause=None, gpu_memory_gib=80.0, gpus=[1, 2])
     return runs.assign(tokens_per_s=rates, gpu_name="H200", experiment=["one", "two"], peak_allocated_gib=[9.0, 8.0])
+
+
+@pytest.mark.parametrize(
+    ("known", "tokens"),
+    [
+        ({"parameters": 1.3e9}, 26e9),
+        ({"model": "opt-1.3b"}, 26e9),  # 1,316 million, to two digits
+        ({"model": "unheard of"}, 100e9),
+    ],
+)
+def test_without_a_number_a_model_is_trained_on_20_tokens_per_parameter(known, tokens):
+    made = of_runs(one_and_two_gpus(1000.0, 2000.0).assign(**known), Question(objective="time"))
+    assert made.question.tokens == tokens
+    assert made.options["days"].tolist() == pytest.approx([tokens / 2000 / 86400, tokens / 1000 / 86400])
 
 
 def test_the_best_of_several_sweeps_is_named_by_its_sweep():

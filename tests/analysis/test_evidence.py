@@ -38,6 +38,7 @@ def said(table):
          "one run of 7 steps (0.7 s). Only 0.7 s were timed: measure longer (--set steps=100) before you rely on it."),
         (2, {"timed_s": 4.0, "host": ["a", None], "step_time_s": None},
          "the median of 2 runs (4 s each), spread ±0.1 %. Only 4 s were timed in each run: measure longer before"),
+        (2, {"timed_s": 6.0, "tokens_per_s": [1000.0, 1000.9]}, "the median of 2 runs (6 s each), spread below 0.1 %."),
         (1, {"timed_s": 1.0, "steps": 4, "source": "published: elsewhere"},
          "published, not measured here, one run of 4 steps (1 s). Time"),
         (1, {"step_time_s": None}, "measured, one run. Time"),
@@ -52,8 +53,11 @@ def test_what_speed_rests_on(repeats, other, sentence):
     [
         ({}, "5.8 times as fast as ZeRO 0 in bf16, uncompiled."),
         ({"optimizer": ["adamw", "adafactor"]},
-         "5.8 times as fast as ZeRO 0 in bf16, uncompiled (changes the training: optimizer adafactor instead of "
-         "adamw)."),
+         "5.8 times as fast as ZeRO 0 in bf16, uncompiled (changes the training: optimizer Adafactor instead of "
+         "AdamW)."),
+        ({"grad_accum_dtype": ["auto", "bf16"]},
+         "5.8 times as fast as ZeRO 0 in bf16, uncompiled (changes the training: gradients accumulated in bf16 instead "
+         "of default)."),
         ({"strategy": ["ddp", "fsdp"]}, "5.8 times as fast as DDP in bf16, uncompiled."),
         ({"attention": ["eager", "auto"]}, ""),  # nobody starts with it
         ({"micro_batch_size": [8, 16]}, ""),
@@ -120,7 +124,7 @@ def test_a_runner_up_that_trains_otherwise_is_marked_and_the_batch_can_be_held()
     own = sized(optimizer=["adafactor", "adamw"], lora_rank=[0, None])
     said = words(of_runs(own, Question()))
     assert (
-        "(changes the training: global batch 4 instead of 8, optimizer adamw instead of adafactor)" in said["following"]
+        "(changes the training: global batch 4 instead of 8, optimizer AdamW instead of Adafactor)" in said["following"]
     )
     assert "Global batch: 8 sequences, 4,096 tokens." in words(of_runs(own, Question(tokens=1e9)))["costs"]
     held = words(of_runs(own, Question(tokens=1e9, global_batch=4)))

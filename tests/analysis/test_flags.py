@@ -16,7 +16,6 @@ from dsnb.analysis.flags import (
     loss_gaps_pct,
     parsed,
     repeat_gaps_pct,
-    single_run_words,
 )
 from dsnb.run_folder.columns import GPU_COLUMNS, RUN_COLUMNS, STEP_COLUMNS
 from dsnb.runs import run_folders
@@ -62,14 +61,6 @@ def flagged(*parts, **more):
 )  # fmt: skip
 def test_flags_and_their_words(parts, reasons):
     assert list(flagged(*parts)[["flags", "words"]].itertuples(index=False, name=None)) == reasons
-
-
-def test_a_calm_run_has_a_spread_within_it():
-    (row,) = flagged(a_run()).to_dict("records")
-    assert (row["slow_steps"], row["step_spread_pct"]) == (0, pytest.approx(100 * CALM.std(ddof=1) / CALM.mean()))
-    assert single_run_words(row["step_spread_pct"]) == (
-        "one run: its steps vary by 0.7 % (standard deviation within the run, not between runs)"
-    )
 
 
 def test_columns_say_what_steps_would():

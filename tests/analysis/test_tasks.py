@@ -1,10 +1,15 @@
-"""Tasks, no two of which are ever compared, and choices: one strategy, and nothing that belongs to the measurement."""
+"""Tasks, no two of which are ever compared, choices, and numbers as text."""
+
+import math
 
 import pandas as pd
+import pytest
 
 import dsnb
-from dsnb.analysis.choices import choices, variants, varying, with_choices
+from dsnb.analysis.choices import variants, varying, with_choices
 from dsnb.analysis.tasks import tasks
+from dsnb.analysis.texts import fill, fixed, significant
+from dsnb.runs.labels import span
 from tests.support import made_up
 
 
@@ -30,11 +35,6 @@ def test_the_task_with_the_most_runs_comes_first():
     pd.testing.assert_frame_equal(found[0].runs, many)
 
 
-def test_runs_of_other_programs_may_not_say_what_they_trained():
-    runs = pd.DataFrame({"experiment": ["a", "b"], "repeat": 1, "status": "ok", "model": [None, None]})
-    assert [(task.title, len(task.runs)) for task in tasks(runs)] == [("", 2)]
-
-
 SHARED = pd.DataFrame(
     [
         {"strategy": "plain", "zero_stage": 0},
@@ -54,11 +54,6 @@ def test_how_a_training_is_shared_is_one_choice():
     assert varying(known) == ["strategy"]
 
 
-def test_what_belongs_to_the_measurement_is_no_choice():
-    runs = SHARED.assign(steps=range(7), warmup_steps=range(7), seed=range(7), profile=False, precision="bf16")
-    assert choices(with_choices(runs)) == ["strategy", "precision"]
-
-
 def test_variants_differ_in_more_than_strategy_and_precision():
     runs = SHARED.assign(seq_len=[100] * 6 + [200], gpus=[1, *[2] * 6], device="cpu", seed=range(7), steps=range(7))
     parts = variants(runs)
@@ -71,3 +66,36 @@ def test_variants_differ_in_more_than_strategy_and_precision():
     assert list(variants(SHARED)) == [""]
     on_gpus = variants(runs.assign(device="cuda", gpu_name="H200"))
     assert "2 GPUs, sequence 100" in on_gpus
+
+
+def test_three_digits_count_or_all_before_the_point():
+    numbers = {0: "0", 0.045678: "0.0457", 1.905: "1.91", 26: "26", 99.96: "100", 408_529.4: "408,529"}
+    assert {value: significant(value) for value in numbers} == numbers
+
+
+def test_a_half_is_rounded_up_and_only_an_exact_one_is_a_half():
+    assert [fixed(value, 2) for value in (0.125, 0.375, 1.005, 26.975)] == ["0.13", "0.38", "1.00", "26.98"]
+    assert fixed(1234567.5, 0) == "1,234,568"
+    assert significant(2.5, 1) == "3"
+
+
+def test_a_range_has_as_many_digits_as_it_supports():
+    ranges = {
+        (31.2, 56.4): "30 to 60", (8.1, 16.1): "8 to 17", (12.312, 12.441): "12.31 to 12.45", (0.4, 12): "0.4 to 12.0",
+        (16193, 16193): "16,193", (math.nan, math.nan): "", (1234, 9876): "1,000 to 10,000", (5.0, 5.0): "5",
+    }  # fmt: skip
+    assert {ends: span(*ends) for ends in ranges} == ranges
+
+
+@pytest.mark.parametrize(
+    ("template", "facts", "text"),
+    [
+        ("Train [{model} ]on {place}.", {"model": "", "place": "1 GPU"}, "Train on 1 GPU."),
+        ("Train [{model} ]on {place}.", {"model": "gpt2"}, ""),
+        ("[{a}[ of {b}] GiB]", {"a": 1}, "1 GiB"),
+        ("{n} {n:setting is|settings are} out", {"n": 1}, "1 setting is out"),
+        ("{name}", {"name": "[{other}]"}, "[{other}]"),  # what is filled in is no template
+    ],
+)
+def test_a_template_leaves_out_what_is_unknown(template, facts, text):
+    assert fill(template, facts) == text

@@ -131,20 +131,11 @@ def test_a_training_of_years_is_no_answer():
     assert "No measured setting trains gpt2 in reasonable time on 2 H200." in said
     assert (
         "667 GPUs would train on 86.4 billion tokens in 30 days if each sustained 50 tokens/s, as with ZeRO 1, bf16, "
-        "micro-batch 8: $1,200,000 at an assumed $2.50 a GPU-hour." in said
+        "micro-batch 8: $1,200,000 at an assumed $2.50 a GPU-hour. This extrapolates beyond what was measured." in said
     )
     assert "12,500" not in said
     assert "Train gpt2" not in said
     assert "would train" not in text(slow(), tokens=365 * 86400 * 80)
-
-
-def test_settings_that_take_years_are_no_cheap_answer():
-    """86.4 million tokens at 1 and 4 tokens/s take 1,000 and 250 days; the first needs the least memory."""
-    own = slow(tokens_per_s=[1.0, 4.0], peak_allocated_gib=[8.0, 9.0])
-    said = text(own, tokens=86.4e6, objective="memory")
-    assert "on 2 H200." in said
-    assert "1 setting is left out: it takes more than 365 days." in said
-    assert "left out" not in text(own, tokens=86.4e6)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,16 @@
-"""The open example: real, complete, and without the names of the machine that it was made on."""
+"""The open example and the figures of the data set: real, complete, and what the README says."""
 
 import json
 import re
 
+import numpy as np
+
+import dsnb
+from benchmarks import dataset, headline
 from docs import make_example
+from dsnb.prediction.calibration import ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
 from dsnb.runs.load import load_runs, load_steps
+from tests import ROOT
 
 RUNS = make_example.TARGET
 PRIVATE = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|Users|var|mnt|opt|srv)/[\w.-]+")
@@ -29,3 +35,84 @@ def test_the_example_names_no_machine_user_or_path():
             machine = json.loads(path.read_text())
             assert (machine["host"], machine["os"]) == (make_example.HOST, "Linux")
     assert make_example.HOST in (RUNS / "report.html").read_text()
+
+
+README = (ROOT / "README.md").read_text()
+EXPLANATION = ROOT / "docs" / "explanation"
+
+
+def test_readme_and_documentation_have_the_tables_of_the_data_set():
+    assert "\n".join([*headline.RESULTS_HEADER, *headline.results()]) in README
+    table = "\n".join([*headline.HEADER, *map(str, headline.comparisons())])
+    assert table in (EXPLANATION / "published.md").read_text()
+    runs = len(dsnb.published("h200"))
+    assert re.findall(r"(\d+)\s+runs\b(?= of GPT|, with)", README) == [str(runs), str(runs)]
+    assert f"{runs} runs</h1>" in dataset.PAGE.read_text()
+    assert dataset.PAGE.stat().st_size < 3_000_000
+
+
+def test_the_errors_that_the_readme_names_are_those_of_the_documentation():
+    text = " ".join(README.split())
+    peaks, speeds = PEAK_ERRORS["all"], ELSEWHERE
+    assert (
+        f"{peaks.mean_pct:.1f} % off on average over {peaks.settings} measured settings, {peaks.worst_pct:.1f} %"
+        in text
+    )
+    assert (
+        f"{speeds['H100, one node'].mean_pct:.0f} % off on one node of H100 and {speeds['all'].mean_pct:.0f} %" in text
+    )
+    tasks, mean, worst = regret_of((EXPLANATION / "prediction.md").read_text())
+    assert f"on {tasks} tasks" in text
+    assert f"{mean} % longer than the fastest one on average, {worst} % at worst" in text
+
+
+def regret_of(text):
+    """Return number of tasks, mean and worst regret as the page has them; tests/test_regret.py recomputes them."""
+    (tasks, mean), (_, worst) = re.findall(r"^\| (?:mean|worst) of (\d+) tasks \| \| \| ([\d.]+) %", text, re.M)
+    return tasks, mean, worst
+
+
+def test_a_result_by_hand():
+    runs = headline.sound(dsnb.published("h200"))
+    runs = runs.query("model == 'bloom-560m' and seq_len == 1024 and gpus == 1 and lora_rank == 0")
+    best = max(
+        runs["experiment"].unique(), key=lambda name: runs.loc[runs["experiment"] == name, "tokens_per_s"].median()
+    )
+    speeds = sorted(runs.loc[runs["experiment"] == best, "tokens_per_s"])
+    (row,) = [row for row in headline.results() if "BLOOM-560M" in row]
+    assert f"| {np.median(speeds):,.0f} | {speeds[0]:,.0f} to {speeds[-1]:,.0f} | {len(speeds)} |" in row
+
+
+def test_a_row_by_hand():
+    ours = headline.sound(dsnb.published("h200"))
+    published = next(row for row in headline.published_rows("lambda_1cc_opt") if row["model"] == "opt-13b")
+    row = ours[ours["experiment"].str.startswith("opt-13b_zs0_fp16_gpus2")]["tokens_per_s"].median() / 2
+    assert str(headline.compared(published, ours)).startswith(
+        "| opt-13b, LoRA 128, ZeRO 0, fp16, micro-batch 16, recomputed | 4,672 (8 H100-SXM-80GB) "
+        f"| {row:,.0f} (2 GPUs, n = 1) | {row / 4672:.2f} |"
+    )
+    assert headline.compared({**published, "micro_batch_size": 3}, ours) is None
+
+
+def test_the_picture_has_the_figures_of_the_table():
+    drawn = headline.picture()
+    figures = [value for one in headline.comparisons() for value in (one.again, one.fastest)]
+    assert [text.get_text() for text in drawn.figure.axes[0].texts] == [f"{value:,.0f}" for value in figures]
+    assert headline.PICTURE.read_text() == drawn.svg
+
+
+def test_the_summary_of_errors_is_that_of_its_tables():
+    text = (EXPLANATION / "prediction.md").read_text()
+    peaks, other = PEAK_ERRORS["all"], ELSEWHERE["all"]
+    regrets = regret_of(text)
+    rows = {
+        "peak memory": (f"{peaks.settings} settings", peaks.mean_pct, peaks.worst_pct),
+        "step time, limited by the GPU": (f"{(gpu := TIME_ERRORS['limited by the GPU']).settings} settings", *gpu[1:3]),
+        "step time, limited by the CPU": (f"{(cpu := TIME_ERRORS['limited by the CPU']).settings} such", *cpu[1:3]),
+        "step time on a GPU without a measured run": (f"{other.settings} ", other.mean_pct, other.worst_pct),
+        "time lost by the recommended setting": (f"{regrets[0]} tasks", *regrets[1:]),
+    }
+    for name, (number, mean, worst) in rows.items():
+        assert re.search(rf"\| {name} \| {number}.* \| {float(mean):.1f} % \| {float(worst):.1f} % \|", text), name
+    pairs = re.search(r"\| that are both limited by the GPU \| (\d+) \| ([\d.]+) \| ([\d.]+) \|", text).groups()
+    assert "| ratio of two step times, both limited by the GPU | {} pairs, H200 | {} % | {} % |".format(*pairs) in text

@@ -70,7 +70,7 @@ def questions(explorer, number):
         yield {
             "task": draw.choice(explorer.data.tasks),
             "objective": draw.choice(["time", "gpu_hours", "cost", "memory"]),
-            "train_tokens": round(10 ** draw.uniform(3, 14), draw.randint(0, 3)),
+            "train_tokens": draw.choice([0, round(10 ** draw.uniform(3, 14), draw.randint(0, 3))]),
             "gpus_at_hand": draw.choice([0, 0, 1, 3, 8, 100, 10_000]),
             "global_batch": draw.choice([0, 0, 8, 16, 192]),
             "prices": prices,
@@ -137,7 +137,7 @@ def test_a_reader_asks_with_the_keyboard_and_the_page_answers(tab):
 
 REFUSED = {
     "GPUs at hand": ("0", "-1", "1.5"),
-    "Training tokens (billions)": ("0", "-1", "1e12", ""),
+    "Training tokens (billions)": ("0", "-1", "1e12"),
     "Price of an hour (H100-SXM-80GB)": ("-1",),
     "Smallest relevant difference (%)": ("100", "-1", ""),
 }
@@ -167,6 +167,20 @@ def test_the_remarks_in_the_page_are_those_of_the_task(tab):
     texts = f"(task) => ({ROOT}.set({{ task }}), {ROOT}.card.remarks.innerText)"
     assert tab.evaluate(texts, "failed, sequence 512") == "6 of 6 runs are not ok: 6 out of memory."
     assert tab.evaluate(texts, "opt-350m, sequence 512") == "All 8 runs succeeded."
+
+
+def test_the_tokens_are_those_of_the_model_until_a_reader_enters_others(tab):
+    field = tab.get_by_label("Training tokens (billions)")
+    shown = []
+    for entered in (None, "5", ""):
+        if entered is not None:
+            field.fill(entered)
+            field.press("Enter")
+        for task in ("bloom-560m, sequence 1024", "opt-350m, sequence 512"):
+            tab.evaluate(f"(task) => {ROOT}.set({{ task }})", task)
+            shown.append(field.input_value())
+    assert shown == ["11", "6.6", "5", "5", "11", "6.6"]  # of 559 and 331 million parameters
+    assert "; 6.6 billion tokens: " in tab.locator(".dsnb-costs").inner_text()
 
 
 def test_all_tasks_are_a_table_of_answers(runs, by_task, tab):

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import dsnb
+from dsnb.analysis import decide
 from dsnb.analysis.comparisons import differences
 from dsnb.explorer import single_runs
 from dsnb.explorer.state import options, values
@@ -77,7 +78,12 @@ def chosen(random_state, explorer):
         if random_state.random() < 0.3
     }
     picked = {name: random_state.choice(allowed) for name, allowed in options(explorer.data).items()}
-    state = {**{name: [] for name in choices}, **filters, **picked, "train_tokens": random_state.choice([300e9, 1e9])}
+    state = {
+        **{name: [] for name in choices},
+        **filters,
+        **picked,
+        "train_tokens": random_state.choice([0, 300e9, 1e9]),
+    }
     return {**state, "brush": random_state.choice([None, region(random_state, explorer, state)])}
 
 
@@ -304,7 +310,7 @@ def test_a_run_leads_to_its_notebook_and_profile_in_its_own_folder(tmp_path, wat
     folder = tmp_path / "made_up"
     made_up.write_folders(made_up.runs(3).assign(experiment="javascript:alert(1)#?"), folder)
     plain, profiled = (RunPaths(path.parent) for path in sorted(folder.glob("*/run[12]/run.ipynb")))
-    for path in (profiled.trace, profiled.flops, plain.trace):  # that of a run without a profile is not its own
+    for path in (profiled.trace, plain.trace):  # that of a run without a profile is not its own
         path.write_text("x")
     records.write_json(profiled.experiment, {**records.read_json(profiled.experiment), "profile": True})
     records.write_json(profiled.profile, {"forward_s": 0.0123, "backward_s": 0.02})
@@ -312,9 +318,9 @@ def test_a_run_leads_to_its_notebook_and_profile_in_its_own_folder(tmp_path, wat
     page = watched(dsnb.explore(dsnb.load_runs(folder), home=folder).save(folder / "page.html"))
     page.tab.evaluate(f"{ROOT}.open(1)")
     links = page.tab.locator(".dsnb-bar a")
-    assert links.all_inner_texts() == ["Trace of one step", "FLOPs by module"]
+    assert links.all_inner_texts() == ["Trace of one step"]
     targets = links.evaluate_all("(nodes) => nodes.map((node) => decodeURIComponent(node.href))")
-    assert targets == [f"file://{path}" for path in (profiled.trace, profiled.flops)]
+    assert targets == [f"file://{profiled.trace}"]
     assert page.tab.get_by_text("Profiled step: forward 12.3 ms, backward 20.0 ms.").is_visible()
     page.tab.evaluate(f"{ROOT}.open(0)")
     assert links.all_inner_texts() == ["Executed notebook"]
@@ -361,9 +367,15 @@ def test_the_medians_are_those_of_summarize(runs, page):
         label = METRIC_LABELS[name]
         figures = pd.to_numeric(found[label.heading])
         assert list(figures) == pytest.approx(list(label.factor * wanted[f"{name}_median"]), rel=1e-14, nan_ok=True)
-    rate = {end: wanted[f"tokens_per_s_per_gpu_{end}"] for end in ("min", "max", "median")}
-    spread = (50 * (rate["max"] - rate["min"]) / rate["median"]).where(wanted["tokens_per_s_per_gpu_n"] > 1)
-    assert list(pd.to_numeric(found["half range (%)"])) == pytest.approx(list(spread), rel=1e-14, nan_ok=True)
+    spread = decide.candidates(runs)["spread_pct"].reindex(wanted.index).where(wanted["n"] > 1)
+    assert list(pd.to_numeric(found["spread (%)"])) == pytest.approx(list(spread), rel=1e-3, nan_ok=True)
+    fast = runs["tokens_per_s_per_gpu"].max()
+    tab.evaluate(f"{ROOT}.set({{ brush: {{ x: [0, 1e9], y: [{fast}, {fast}] }} }})")  # one run of three
+    one, note = tab.evaluate(f"[{ROOT}.table.lines()[1].slice(0, 2), {ROOT}.count.textContent]")
+    assert one == [runs["experiment"][runs["tokens_per_s_per_gpu"].idxmax()], 3]
+    assert note.endswith(" Medians are over all runs of these experiments, those that are not selected included.")
+    tab.evaluate(f"{ROOT}.set({{ brush: null }})")
+    assert "Medians" not in tab.locator(".dsnb-count").inner_text()
     column = tab.locator(".dsnb-runs").get_by_role("columnheader", name="step time")
     column.get_by_role("button").click()
     assert column.get_attribute("aria-sort") == "ascending"
@@ -458,6 +470,17 @@ def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched):
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
+LABELS = """({ view }) => {
+  const found = [];
+  const look = ({ role, items = [] }) => {
+    if (role === "axis-label") found.push(items.filter(({ opacity }) => opacity).map(({ text }) => text));
+    items.forEach(look);
+  };
+  look(view.scenegraph().root);
+  return found.sort((a, b) => (a[0] > b[0] ? 1 : -1));
+}"""
+
+
 def test_a_chart_has_columns_for_what_the_task_has_and_a_region_over_them_selects_it(tmp_path, watched):
     """ZeRO 1 was run with the other model alone: no empty column, and ZeRO 2 stays ZeRO 2."""
     runs = made_up.runs(60, seq_len=[512]).assign(status="ok", tokens_per_s=1e4)
@@ -467,6 +490,9 @@ def test_a_chart_has_columns_for_what_the_task_has_and_a_region_over_them_select
     tab = watched(explorer.set(task=task, x="strategy").save(tmp_path / "page.html")).tab
     ends = f"(({{ x_labels, x_low, x_high }}) => [x_labels, x_low, x_high])({ROOT}.scatter.picture.signals)"
     assert tab.evaluate(ends) == [["ZeRO 0", "ZeRO 2", "ZeRO 3"], -0.5, 2.5]
+    tab.set_viewport_size({"width": 320, "height": 900})
+    tab.evaluate(CALM)
+    assert tab.evaluate(f"({LABELS})({ROOT}.scatter)")[-1] == ["ZeRO 0", "ZeRO 2", "ZeRO 3"]
     tab.evaluate(f"{ROOT}.brushing({{ x: [0.8, 1.1], y: [0, 1e9] }})")
     tab.wait_for_function(f"{ROOT}.state.brush")
     assert tab.evaluate(f"[{ROOT}.state.brush.x, {ROOT}.scatter.picture.brush.x]") == [[1.5, 2.5], [0.5, 1.5]]
@@ -498,11 +524,38 @@ def test_days_and_cost_are_drawn_over_the_gpus_where_there_are_several_numbers(t
     drawn = f"{ROOT}.byGpus.charts.map(({{ picture }}) => picture.data.medians.map(({{ y }}) => y))"
     days, cost = page.tab.evaluate(drawn)
     runs = dsnb.published("lambda_1cc_opt").query("model == 'opt-350m'").sort_values("gpus")
-    expected = 1e11 / runs["tokens_per_s"] / 86400
+    expected = 6.6e9 / runs["tokens_per_s"] / 86400  # 20 for each of 331 million parameters
     assert days == pytest.approx(expected.tolist())
     assert cost == pytest.approx((expected * 24 * runs["gpus"] * 2.5).tolist())
+    values, gpus = page.tab.evaluate(f"({LABELS})({ROOT}.byGpus.charts[0])")
+    assert gpus == [str(number) for number in runs["gpus"]]
+    assert values == ["0.01", "0.1", "1"]
     page.tab.evaluate(f"{ROOT}.set({{ task: 'all' }})")
     assert not page.tab.locator(".dsnb-chart:visible").count()
+
+
+def test_the_answer_is_taken_away_by_copying_and_its_global_batch_is_held(tmp_path, watched):
+    sizes = {"micro_batch_size": [8, 64], "gpus": [1], **ONE_OF_EACH}
+    made_up.write_folders(made_up.runs(2, repeats=1, **sizes).assign(status="ok"), tmp_path / "s")
+    for path in tmp_path.glob("s/*/run1"):
+        RunPaths(path).deepspeed.write_text(f'{{"of": "{path.parent.name}"}}')
+    tab = watched(dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html")).tab
+    tab.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    tab.get_by_text("Take it away").click()
+    for size, held in ((64, "any"), (8, "8")):
+        tab.get_by_label("Hold the global batch").select_option(held)
+        assert f"micro-batch {size}, on 1 NVIDIA H200" in tab.locator(".dsnb-headline").inner_text()
+        other = "" if size == 8 else f"micro_batch_size: {size}, "
+        entry = f"{{model: gpt2, zero_stage: 1, {other}allocator: default, seq_len: 512}}"
+        texts = {
+            "Entry of a params file": f"include:\n  - {entry}",
+            "Command line": f"papermill notebooks/10_run.ipynb outputs/run.ipynb -y '{entry}'",
+            "deepspeed.json": f'{{"of": "gpt2_zs1_bf16_gpus1_bs{size}_sl512_ga1"}}',
+        }
+        for title, text in texts.items():
+            copy = tab.get_by_role("button", name=f"Copy: {title}")
+            copy.click()
+            assert (tab.evaluate("window.copied"), copy.inner_text()) == (text, "Copied")
 
 
 def stroke(tab, start, end):

@@ -9,8 +9,11 @@ import pandas as pd
 import pytest
 
 import dsnb
+from dsnb.analysis.flags import flags, load_samples
 from dsnb.errors import SettingsError
 from dsnb.explorer import data, payload, single_runs, state
+from dsnb.files import records
+from dsnb.run_folder.paths import SweepPaths
 from tests.support import made_up
 
 
@@ -75,7 +78,6 @@ REFUSED = [
     ({"zero": 3}, "unknown control 'zero': choose from task, strategy, "),
     ({"train_tokens": -1}, "train_tokens -1 is not a number from 1 to 1e18: set it to a number such as 300e9"),
     ({"brush": {"x": [1]}}, "is not a region: set it to {'x': [low, high], 'y': [low, high]}, or to None"),
-    ({"brush": 3}, "brush 3 is not a region"),
     ({"brush": {"x": [math.nan, 1], "y": [0, 1]}}, "is not a region"),
     ({"run": 300}, "run 300 is not the position of a run of this table: set it to 0 or more and less"),
     ({"base": "x"}, "base 'x' is not an experiment of these runs"),
@@ -105,23 +107,23 @@ ODD = {
     "one index twice": lambda runs: pd.concat([runs, runs]),
     "another index": lambda runs: runs.set_index(["experiment", "repeat"], drop=False),
     "no status": lambda runs: runs.assign(status=np.nan),
-    "values of all kinds": lambda runs: runs.assign(zero_stage=[0, "x", None, 1.5, True] * 12),
-    "lists": lambda runs: runs.assign(optimizer=[[1], {"a": 1}] * 30),
+    "values of all kinds": lambda runs: runs.assign(zero_stage=[0, "x", None, 1.5, True] * 4),
+    "lists": lambda runs: runs.assign(optimizer=[[1], {"a": 1}] * 10),
     "very large": lambda runs: runs.assign(tokens_per_s=1e300, step_time_s=1e-300),
     "no speed at all": lambda runs: runs.assign(tokens_per_s=0),
     "words for figures": lambda runs: runs.assign(tokens_per_s="fast"),
     "categories": lambda runs: runs.assign(precision=runs["precision"].astype("category")),
-    "some sweeps unknown": lambda runs: runs.assign(sweep=[np.nan, "a"] * 30),
+    "some sweeps unknown": lambda runs: runs.assign(sweep=[np.nan, "a"] * 10),
     "experiments unknown": lambda runs: runs.assign(experiment=np.nan),
     "nullable columns": lambda runs: runs.convert_dtypes().assign(status=runs["status"].where(runs["repeat"] > 1)),
-    "numbers for names": lambda runs: runs.assign(experiment=range(60), sweep=["a", "b"] * 30),
+    "numbers for names": lambda runs: runs.assign(experiment=range(20), sweep=["a", "b"] * 10),
     "half a character": lambda runs: runs.assign(status="failed", cause=pd.Series("\ud800", runs.index, dtype=object)),
 }
 
 
 @pytest.mark.parametrize("kind", ODD)
 def test_odd_tables_are_explored(kind):
-    table = ODD[kind](made_up.runs(60))
+    table = ODD[kind](made_up.runs(20))
     explorer = dsnb.explore(table)
     assert len(explorer.selection) == len(table)
     figures = explorer.data.figures.columns
@@ -143,13 +145,6 @@ def test_true_is_not_one_and_missing_is_a_value_of_its_own():
     assert found.codes[3] == found.codes[4]
 
 
-def test_figures_that_are_not_finite_or_not_of_ok_runs_are_left_out(runs):
-    odd = runs.assign(tokens_per_s=np.inf)
-    assert "tokens_per_s" not in data.read(odd).figures
-    failed = runs.assign(status="failed")
-    assert data.read(failed).figures.empty
-
-
 def test_no_path_of_the_machine_is_in_a_page(tmp_path):
     made_up.write_folders(made_up.runs(6), tmp_path / "made_up")
     explorer = dsnb.explore(dsnb.load_runs(tmp_path), home=tmp_path / "made_up")
@@ -159,7 +154,7 @@ def test_no_path_of_the_machine_is_in_a_page(tmp_path):
 
 
 def test_a_watched_sweep_brings_its_runs_and_keeps_what_was_chosen(tmp_path):
-    table = made_up.runs(60).assign(status="ok")
+    table = made_up.runs(24, precision=["bf16", "fp16"], zero_stage=[2, 3]).assign(status="ok")
     first, late = table[table["repeat"] < 3], table[table["repeat"] == 3]
     made_up.write_folders(first.dropna(subset="tokens_per_s"), tmp_path / "made_up")
     explorer = dsnb.explore(tmp_path, watch=True)
@@ -244,24 +239,6 @@ def test_a_task_is_chosen_by_model_the_largest_first():
     assert (state.default(shown)["task"], shown.tasks[-1]) == ("opt-1.3b, sequence 512", "toy, sequence 512")
 
 
-def test_neighbours_differ_in_one_setting():
-    table = made_up.runs(4, gpus=[1]).head(4).assign(status="ok", experiment=list("abcd"), zero_stage=0, seq_len=512)
-    table = table.assign(model="gpt2", precision=["fp32", "bf16", "fp16", "bf16"], micro_batch_size=[8, 8, 8, 16])
-    same = {"grad_accum": 1, "activation_checkpointing": False}
-    table = table.assign(**same)
-    assert data.read(table).neighbours == {"a": 2, "b": 3, "c": 2, "d": 1}
-    failed = table.assign(status=["ok", "ok", "oom", "ok"])
-    assert data.read(failed).neighbours == {"a": 1, "b": 2, "d": 1}
-
-
-def test_a_machine_without_gpus_has_ranks(runs):
-    shown = data.read(runs.assign(device="cpu"))
-    given = payload.payload(shown, state.default(shown), None)
-    titles = [one["title"] for one in (*given["axes"], *given["figures"])]
-    assert {"ranks", "tokens/s/rank"} < set(titles)
-    assert not any("GPU" in title for title in titles)
-
-
 def test_a_seed_that_a_browser_could_not_tell_apart_is_a_text(runs):
     shown = data.read(runs.assign(bucket_elements=[2**60 + (index % 2) for index in range(300)]))
     assert shown.choices["bucket_elements"].values == [str(2**60), str(2**60 + 1)]
@@ -290,3 +267,58 @@ def test_a_figure_of_many_runs_that_is_a_multiple_of_another_is_stored_as_such(o
     assert len(column["factors"]) <= 6
     assert np.array(column["factors"])[column["codes"]] * rate == pytest.approx(rate / gpus, rel=1.1e-15, nan_ok=True)
     assert all("values" in column for column in payload.stored(table[:300]).values())
+
+
+def slow_down(run):
+    """Let the last third of a run's steps take three times as long, at half the clock."""
+    steps, samples = ([*records.read_lines(path)] for path in (run.steps, run.gpu))
+    for step in steps[2 * len(steps) // 3 :]:
+        step["step_time_s"] *= 3
+    for number, sample in enumerate(samples):
+        share = number / len(samples)
+        sample |= {"t_s": share * steps[-1]["t_s"], "util_pct": 99, "sm_clock_mhz": 1980 if share < 0.5 else 990}
+    run.steps.write_text("".join(map(records.line, steps)))
+    run.gpu.write_text("".join(map(records.line, samples)))
+
+
+def test_runs_are_marked_as_the_flags_say(tmp_path):
+    table = made_up.runs(9, gpus=[1]).query("repeat == 1 or experiment.str.contains('ga1')").assign(sm_clock_mhz=1980.0)
+    made_up.write_folders(table, tmp_path / "s")
+    ok = table[table["status"] == "ok"]
+    slow_down(SweepPaths(tmp_path / "s").run(ok["experiment"].iloc[0], ok["repeat"].iloc[0]))
+    runs = dsnb.load_runs(tmp_path / "s")
+    unusual, alone = single_runs.unusual(data.read(runs), range(len(runs)))
+    own = flags(runs, dsnb.load_steps(tmp_path / "s"), load_samples(runs))
+    assert unusual == {place: words for place, words in enumerate(own["words"]) if words}
+    assert any("clock 50.0 % lower" in words and "drifted" in words for words in unusual.values())
+    single = (runs["status"] == "ok") & ~runs["experiment"].duplicated(keep=False)
+    assert single.any()
+    assert sorted(alone) == list(np.flatnonzero(single))
+    assert all(words.endswith("(standard deviation within the run, not between runs)") for words in alone.values())
+
+
+def test_series_are_thinned_where_there_are_many_runs(tmp_path):
+    made_up.write_folders(made_up.runs(30), tmp_path / "made_up", steps=500)
+    shown = data.read(dsnb.load_runs(tmp_path))
+    series = {position: one for position, one in single_runs.load_all(shown).items() if one}
+    assert len(series) > 20
+    sizes = {len(one["step"]) for one in series.values()}
+    assert max(sizes) <= single_runs.MAX_NUMBERS / single_runs.COLUMNS / 30
+    assert all(one["step"][-1] == 500 for one in series.values())
+    whole = single_runs.load(shown, next(iter(series)), points=500)
+    assert whole["step"] == list(range(1, 501))
+
+
+def test_figures_that_are_not_finite_or_not_of_ok_runs_are_left_out(runs):
+    odd = runs.assign(tokens_per_s=np.inf)
+    assert "tokens_per_s" not in data.read(odd).figures
+    failed = runs.assign(status="failed")
+    assert data.read(failed).figures.empty
+
+
+def test_a_machine_without_gpus_has_ranks(runs):
+    shown = data.read(runs.assign(device="cpu"))
+    given = payload.payload(shown, state.default(shown), None)
+    titles = [one["title"] for one in (*given["axes"], *given["figures"])]
+    assert {"ranks", "tokens/s/rank"} < set(titles)
+    assert not any("GPU" in title for title in titles)

@@ -1,14 +1,13 @@
-"""Theory of memory: the examples that its papers print, and settings by hand."""
-
-import math
+"""Theory of memory: the examples that its papers print, settings by hand, and the published runs on H200."""
 
 import pandas as pd
 import pytest
 
 import dsnb
 from dsnb.analysis import memory_use
-from dsnb.formulas import memory, model_shapes
+from dsnb.formulas import memory
 from dsnb.formulas.memory import AUTOCAST, FULL, MASTERS
+from dsnb.formulas.model_shapes import PRESETS
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.system.hardware import GIB
 
@@ -64,7 +63,7 @@ def test_adafactors_moments_are_those_of_the_models_own_matrices(name):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    shape = model_shapes.PRESETS[name]
+    shape = PRESETS[name]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape.config()))
     counted = 4 * sum(sum(one.shape) for one in model.parameters())
@@ -116,7 +115,7 @@ def theory(**settings):
 def test_a_runs_settings_become_the_formulas_numbers():
     settings = {"zero_stage": 1, "gpus": 4, "tensor_parallel": 2, "micro_batch_size": 2, "seq_len": 1024}
     parts = theory(model="opt-1.3b", grad_accum=2, grad_accum_dtype="bf16", **settings)
-    own = model_shapes.PRESETS["opt-1.3b"].parameters / 2 / GIB
+    own = PRESETS["opt-1.3b"].parameters / 2 / GIB
     assert parts["weights"] == parts["gradients"] == pytest.approx(2 * own)
     assert parts["optimizer"] == pytest.approx(12 * own / 2)
     block = 2048 * 2048 * (8 + (24 - 8) / 2)
@@ -126,7 +125,7 @@ def test_a_runs_settings_become_the_formulas_numbers():
     assert eager["activations"] > theory(model="gpt2")["activations"]
     assert theory(model="gpt2", attention_used="eager") == eager
     assert theory(model="facebook/opt-1.3b") == theory(model="opt-1.3b")
-    assert theory(model="someone/other") == theory(model="gpt2", micro_batch_size="auto") == {}
+    assert theory(model="someone/other") == theory(model="gpt2", micro_batch_size=None) == {}
 
 
 def test_accumulation_keeps_gradients_through_the_next_backward_pass():
@@ -136,7 +135,7 @@ def test_accumulation_keeps_gradients_through_the_next_backward_pass():
     small = memory.peak(states, kept=50, output=70)  # all gradients, in the optimizer's step, are more than activations
     assert (small.gradients, small.activations, small.total) == (200, 0, 1600)
     once, often = (theory(model="opt-350m", micro_batch_size=32, grad_accum=count) for count in (1, 8))
-    gradients = 2 * model_shapes.PRESETS["opt-350m"].parameters / GIB
+    gradients = 2 * PRESETS["opt-350m"].parameters / GIB
     assert sum(often.values()) - sum(once.values()) == pytest.approx(gradients)
     assert theory(model="opt-350m", micro_batch_size=32, grad_accum=2) == often
     sharded = {"strategy": "fsdp", "gpus": 4, "micro_batch_size": 32}
@@ -178,7 +177,7 @@ def test_one_change_at_a_time():
     assert list(table["base"].unique()) == ["e0"]
     assert list(table["change"]) == ["ZeRO 0 → ZeRO 1", "ZeRO 0 → ZeRO 2", "checkpointing off → checkpointing on"]
     assert list(table["measured_gib"]) == [-1, -2, -4]
-    parameters = model_shapes.PRESETS["gpt2"].parameters
+    parameters = PRESETS["gpt2"].parameters
     # When its backward pass begins, a step without accumulation has no gradients that ZeRO 2 could share out.
     assert list(table["theory_gib"])[:2] == pytest.approx([-9 * parameters / GIB] * 2)
     accumulated = memory_use.savings(runs.assign(grad_accum=2))
@@ -187,10 +186,41 @@ def test_one_change_at_a_time():
     assert memory_use.savings(runs, base="unknown").equals(table)
 
 
-def test_nothing_measured_and_an_unknown_shape():
-    for nothing in (runs_of(peak_allocated_gib=[None]), runs_of(host_memory_gib=[1.0])):
-        assert memory_use.footprint(nothing).empty
-        assert memory_use.savings(nothing).empty
-    table = memory_use.footprint(runs_of(peak_allocated_gib=[3.0], model="someone/other"))
-    assert table["measured_gib"].tolist() == [3]
-    assert math.isnan(table["theory_gib"].iloc[0])
+@pytest.fixture(scope="module")
+def found():
+    return memory_use.footprint(dsnb.published("h200_memory")).set_index("experiment")
+
+
+def gib(found, name):
+    return found.loc[f"{name}", "measured_gib"]
+
+
+def test_every_setting_takes_at_least_what_theory_cannot_do_without(found):
+    """Peaks of states and activations need not come together, so states alone are the bound."""
+    states = found[["weights_gib", "gradients_gib", "optimizer_gib"]].sum(axis=1)
+    below = found[found["measured_gib"] < 0.97 * states]
+    assert list(below.index) == []
+
+
+def test_checkpointing_saves_where_activations_are_nearly_all_there_is(found):
+    name = "opt-350m_zs0_bf16_gpus1_bs32_sl1024_ga2"
+    measured = [gib(found, name + part) for part in ("", "_ac2", "_ac", "_ac-cpu")]
+    assert measured == sorted(measured, reverse=True)
+    theory = [found.loc[name + part, "theory_gib"] for part in ("", "_ac2", "_ac", "_ac-cpu")]
+    for before, after in ((0, 1), (1, 2), (2, 3)):
+        assert measured[before] - measured[after] == pytest.approx(theory[before] - theory[after], rel=0.15)
+
+
+def test_offload_takes_optimizer_states_from_the_gpu(found):
+    name = "opt-1.3b_zs{}_bf16_gpus2_bs8_sl1024_ga2"
+    for stage in (1, 2, 3):
+        base = name.format(stage)
+        saved = gib(found, base) - gib(found, f"{base}_offload-optimizer-cpu")
+        assert saved == pytest.approx(found.loc[base, "optimizer_gib"], rel=0.35)
+
+
+def test_accumulation_in_fp32_keeps_four_bytes_more_a_parameter():
+    settings = {**DEFAULTS, "model": "opt-1.3b", "zero_stage": 1, "gpus": 2, "grad_accum": 2, "micro_batch_size": 8}
+    parameters = PRESETS["opt-1.3b"].parameters
+    fp32, bf16 = (memory_use.theory({**settings, "grad_accum_dtype": dtype}) for dtype in ("fp32", "bf16"))
+    assert sum(fp32.values()) - sum(bf16.values()) == pytest.approx((4 - 2) * parameters / 2**30)

@@ -1,4 +1,4 @@
-"""The all-reduce test: real ranks, known answers, and that it is no training run anywhere."""
+"""The bandwidth test: real ranks, known answers, and that it is no training run anywhere."""
 
 import json
 import re
@@ -51,15 +51,20 @@ def test_every_size_is_measured_and_right(measured):
         assert result.summary == {}
         assert result.run_dir.parent == home / "bandwidth"
         rows = records.read_lines(RunPaths(result.run_dir).bandwidth)
-        assert [row["bytes"] for row in rows] == [2**power for power in range(3, last + 1)]
+        sizes = [2**power for power in range(3, last + 1)]
+        gathered = [("all-gather", size) for size in sizes if size >= 4 * ranks]
+        assert [(row["collective"], row["bytes"]) for row in rows] == [
+            ("all-reduce", size) for size in sizes
+        ] + gathered
         for row in rows:
             assert (row["count"], row["dtype"], row["ranks"], row["errors"]) == (row["bytes"] / 4, "float32", ranks, 0)
             assert 1 <= row["calls"] <= 20
             assert row["algbw_gb_per_s"] == pytest.approx(row["bytes"] / row["time_us"] / 1e3)
-            assert row["busbw_gb_per_s"] == pytest.approx(row["algbw_gb_per_s"] * {2: 1.0, 4: 1.5}[ranks])
+            sent = {2: 1.0, 4: 1.5}[ranks] / (2 if row["collective"] == "all-gather" else 1)
+            assert row["busbw_gb_per_s"] == pytest.approx(row["algbw_gb_per_s"] * sent)
 
 
-def test_it_is_no_training_run_and_the_newest_one_is_shown(measured, swept):
+def test_it_is_no_training_run_and_the_newest_one_is_shown(measured, swept, tmp_path):
     home, results, (runs, steps) = measured
     assert list(section(swept)) == []  # without a test
     assert load_runs(home).equals(runs)
@@ -67,9 +72,13 @@ def test_it_is_no_training_run_and_the_newest_one_is_shown(measured, swept):
     assert load_runs(results[0].run_dir).empty
     assert set(load_bandwidth(home)["ranks"]) == {4}
     assert set(load_bandwidth(results[0].run_dir)["ranks"]) == {2}
+    old = RunPaths(shutil.copytree(results[0].run_dir, tmp_path / "old"))
+    lines = [{name: row[name] for name in row if name != "collective"} for row in records.read_lines(old.bandwidth)]
+    records.write_lines(old.bandwidth, lines[:22])
+    assert set(load_bandwidth(old.dir)["collective"]) == {"all-reduce"}
     heading, picture, _ = (part._repr_html_() for part in section(home))
-    assert "In-place all-reduce over 4 ranks (gloo on CPUs)" in heading
-    assert picture.startswith('<img alt="Bus bandwidth of an all-reduce against message size"')
+    assert "Collectives over 4 ranks (gloo on CPUs)" in heading
+    assert picture.startswith('<img alt="Bus bandwidth of collectives against message size"')
 
 
 @pytest.mark.process
@@ -98,8 +107,11 @@ def test_the_command_prints_nccl_tests_columns(tmp_path, monkeypatch):
     assert code == 0, err
     heads, *rows = (re.split(r"\s{2,}", line.strip()) for line in out.strip().splitlines())
     assert heads == [
-        "size (B)", "count (elements)", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong",
+        "size (B)", "collective", "count (elements)", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)",
+        "#wrong",
     ]  # fmt: skip
-    assert [row[:4] for row in rows] == [[str(2**k), str(2**k // 4), "float", "sum"] for k in (3, 4, 5)]
+    named = [("all-reduce", "sum"), ("all-gather", "none")]
+    expected = [[str(2**k), name, str(2**k // 4), "float", redop] for name, redop in named for k in (3, 4, 5)]
+    assert [row[:5] for row in rows] == expected
     assert (tmp_path / "bandwidth" / "run1" / "result.json").is_file()
     assert json.loads((tmp_path / "bandwidth" / "run1" / "experiment.json").read_text())["gpus"] == 2

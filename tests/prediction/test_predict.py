@@ -194,7 +194,7 @@ def test_settings_that_are_refused_or_cannot_be_predicted_are_left_out_and_named
         (("--set", "strategy=plain"), "gpus is 8, but strategy is 'plain'"),
         (("--gpu", "GTX 9"), "unknown GPU 'GTX 9'"),
         (("--link", "string"), "link is 'string'"),
-        (("--set", "micro_batch_size=auto"), "micro_batch_size is 'auto': a step time is predicted for a number"),
+        (("--set", "micro_batch_size=auto"), "micro_batch_size is 'auto': give a whole number"),
     ],
 )
 def test_what_cannot_be_answered_at_all_is_refused(run, words, problem):

@@ -1,5 +1,7 @@
 """Figures as images: legible in a light and a dark theme, well-formed whatever a name holds, the same every time."""
 
+import itertools
+import math
 import re
 from urllib.parse import unquote
 from xml.etree import ElementTree
@@ -8,6 +10,7 @@ import matplotlib.pyplot as plt
 import nbformat
 import nbformat.v4 as nbf
 import pytest
+from matplotlib.colors import to_rgb
 
 from dsnb.execute import notebook
 from dsnb.render import palette
@@ -28,8 +31,7 @@ def contrast(*colours):
     """Give the contrast of two colours by WCAG 2.2."""
     luminances = []
     for colour in colours:
-        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
         luminances.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
     return (max(luminances) + 0.05) / (min(luminances) + 0.05)
 
@@ -41,6 +43,16 @@ def test_text_is_legible_in_both_themes():
         assert contrast(palette.DARK[text], palette.DARK[palette.SURFACE]) >= 4.5
     for line in palette.SERIES:
         assert contrast(palette.DARK.get(line, line), palette.DARK[palette.SURFACE]) >= 3, line
+    for colour, card in itertools.product(palette.CATEGORIES, (palette.SURFACE, palette.DARK[palette.SURFACE])):
+        assert contrast(colour, card) >= 3, colour
+
+
+def test_strategies_have_colours_of_their_own_whatever_else_was_run():
+    names = ["plain", "DDP", "FSDP", *(f"ZeRO {stage}" for stage in range(4)), "PP 2 x ZeRO 1", "TP 2 x ZeRO 1"]
+    colours = palette.strategies(names)
+    for one, other in itertools.combinations(names, 2):
+        assert math.dist(to_rgb(colours[one]), to_rgb(colours[other])) > 0.19, (one, other)
+    assert palette.strategies(names[3:])["ZeRO 0"] == colours["ZeRO 0"]
 
 
 def test_every_colour_with_a_dark_counterpart_is_a_variable():

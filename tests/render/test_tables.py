@@ -1,4 +1,4 @@
-"""Tables of runs: medians and spreads known in advance, and hostile text."""
+"""Tables of runs, by task: medians and spreads known in advance, nothing ranked across tasks, and hostile text."""
 
 import math
 import re
@@ -6,11 +6,11 @@ import re
 import pandas as pd
 import pytest
 
-import dsnb
-from dsnb.analysis.summary import summarize, timing
+from dsnb.analysis.summary import summarize
 from dsnb.errors import DsnbWarning
-from dsnb.render import answer, by_task, tables
+from dsnb.render import by_task, tables
 from tests.analysis.test_comparisons import runs_of
+from tests.support import made_up
 
 
 def test_medians_and_spreads_are_exact_and_failed_runs_only_counted():
@@ -24,14 +24,6 @@ def test_medians_and_spreads_are_exact_and_failed_runs_only_counted():
     assert pd.isna(summary["tokens_per_s_median"]["b"])
     by_stage = summarize(runs.assign(zero_stage=[0, 0, 3, 3, 3]), by="zero_stage")
     assert by_stage["tokens_per_s_median"].to_dict() == {0: 75, 3: 200}
-
-
-def test_an_empty_folder(tmp_path):
-    runs = dsnb.load_runs(tmp_path)
-    assert runs.empty
-    assert summarize(runs).empty
-    assert "There are no runs here yet" in str(answer.answer(runs))
-    assert timing(runs).empty
 
 
 def test_hostile_text_stays_text():
@@ -59,13 +51,6 @@ def test_the_environment_says_when_and_how_it_was_measured():
     assert not {"measured", "dates", "driver", "nan"} & set(re.findall(r"\w+", bare))
 
 
-def test_numbers_stay_on_one_line():
-    table = pd.DataFrame({"speed": ["100.0 ± 113.7"], "why": ["one two"]}, index=["ZeRO 0, bf16"])
-    text = str(tables.to_html(table, text_columns=("why",)))
-    assert '<td>100.0\xa0<span class="spread">±\xa0113.7</span></td><td class="text">one two</td>' in text
-    assert '<th scope="row" style="white-space: nowrap">ZeRO 0, bf16</th>' in text
-
-
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("content", [b"question: 2024-99-99", b"\xff"])
 def test_the_heading_reads_a_params_file_as_a_sweep_does(tmp_path, content):
@@ -90,3 +75,50 @@ def test_few_runs_show_their_range_and_four_a_deviation():
     assert [row[f"tokens_per_s_{name}"] for name in ("min", "median", "max", "n")] == [25, 50, 100, 3]
     assert summary["peak_allocated_gib_n"].eq(0).all()
     assert "utilization" not in str(by_task.medians(runs))
+
+
+FAST, SLOW = "gpt2, sequence 512", "bloom-560m, sequence 512"
+
+
+def two_tasks():
+    """Give a small model at 1,000 and 2,000 tokens/s and a large one at 10 and 30, and a failed run of the latter."""
+    table = made_up.runs(5, repeats=1, model=["gpt2"], gpus=[1]).assign(status="ok", cause=None)
+    names = ["a", "b", "c", "d", "e"]
+    table = table.assign(experiment=names, model=["gpt2"] * 2 + ["bloom-560m"] * 3, loss_first=[1, 1, 2, 2, 2.1])
+    table = table.assign(tokens_per_s=[1000.0, 2000, 10, 30, 20], seed=0, global_batch_size=8)
+    return table.assign(status=["ok"] * 4 + ["oom"], cause=[None] * 4 + ["no <room>"])
+
+
+def parts(html, heading="h3"):
+    """Give each task's part of the HTML by its title."""
+    found = re.split(rf"<{heading}>(.*?)</{heading}>", str(html))
+    return dict(zip(found[1::2], found[2::2], strict=True))
+
+
+def names(html):
+    return re.findall(r'<th scope="row"[^>]*>(.*?)</th>', str(html))
+
+
+def test_medians_are_ranked_within_a_task():
+    found = parts(by_task.medians(two_tasks()))
+    assert {title: names(part) for title, part in found.items()} == {SLOW: ["d", "c", "e"], FAST: ["b", "a"]}
+    one = str(by_task.medians(two_tasks().head(2)))
+    assert "<h3>" not in one
+    assert names(one) == ["b", "a"]
+    disagreeing = two_tasks().iloc[[0, 1, 1]].assign(repeat=[1, 1, 2], tokens_per_s=[1000.0, 2000, 9000])
+    assert names(by_task.medians(disagreeing)) == ["a", "b"]  # comes last
+
+
+def test_failures_are_below_the_task_that_they_concern():
+    found = parts(by_task.failures(two_tasks()))
+    assert list(found) == [SLOW]
+    assert "no &lt;room&gt;" in found[SLOW]
+    assert str(by_task.failures(two_tasks().head(4))) == "<p>None: all runs succeeded.</p>"
+
+
+def test_remarks_and_unusual_runs_are_below_their_task():
+    noted = two_tasks().assign(note=["odd", None, None, None, None])
+    assert list(parts(by_task.remarks(noted), "h4")) == [FAST]
+    found = parts(by_task.runs_to_look_at(two_tasks()), "h4")
+    assert list(found) == [SLOW]
+    assert "first loss +5.0 %" in found[SLOW]

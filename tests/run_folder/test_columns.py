@@ -1,10 +1,11 @@
-"""The registry: what is declared once about a setting or a column is what every table and record says; paths."""
+"""The registry: what is declared once is what every table and record says; paths; in what hosts differ."""
 
 from pathlib import Path
 
 import pytest
 
 from dsnb.run_folder import columns, paths
+from dsnb.run_folder.node_comparison import differences
 from dsnb.run_folder.record_schema import cleaned
 from dsnb.runs import labels
 from dsnb.settings.experiment import DECLARED, DEFAULTS, SUPERVISION, Experiment
@@ -22,19 +23,6 @@ def test_a_setting_is_everywhere_what_its_declaration_says():
     assert set(DEFAULTS) == {*columns.SETTINGS, "device", "deepspeed", *SUPERVISION}
 
 
-def test_units_are_those_of_the_stored_values():
-    units = [columns.RUNS[name].stored_unit() for name in ("step_time_s", "mfu", "run_energy_kwh")]
-    assert units == ["s", "fraction", "kWh"]
-    step_time = columns.METRIC_LABELS["step_time_s"]
-    assert (step_time.heading, step_time.factor, step_time.better) == ("step time (ms)", 1000, "lower")
-
-
-def test_values_are_in_the_order_of_their_type():
-    values = ["all-cpu", None, "none", "odd", "optimizer-cpu"]
-    assert sorted(values, key=labels.axis("offload").sort_key) == ["none", "optimizer-cpu", "all-cpu", "odd", None]
-    assert sorted([8, None, 1], key=labels.axis("gpus").sort_key) == [1, 8, None]
-
-
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [(None, Path("/caches/dsnb")), ("", None), ("off", None), ("/x/y", Path("/x/y")), ("~nosuchuser/x", None)],
@@ -45,3 +33,40 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, chosen, expected):
     if chosen is not None:
         monkeypatch.setenv("DSNB_CACHE", chosen)
     assert paths.cache_home() == expected
+
+
+CLOCKS, SLOWER = ({"sm_clock_max_mhz": mhz, "power_limit_w": watts} for mhz, watts in ((1980, 700.0), (1755, 350.0)))
+SAME = {
+    "torch": "2.13.0", "gpus": [{"name": "H100", "memory_gib": 79.6}] * 2, "clocks": [CLOCKS] * 2, "cpu": "EPYC",
+    "memory_gib": 2015.2, "date_utc": "now",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentences"),
+    [
+        ({"date_utc": "later", "memory_gib": 2015.4}, []),
+        ({"torch": "2.12.0"}, ["torch: 2.13.0 on a and c, 2.12.0 on b"]),
+        ({"gpus": []}, ["gpus: 2 x H100 80 GiB on a and c, none on b"]),
+        ({"memory_gib": 1007.5}, ["memory_gib: 2015 GiB on a and c, 1008 GiB on b"]),
+        (
+            {"clocks": [SLOWER, CLOCKS]},
+            ["clocks: 2 x 1980 MHz 700 W on a and c, 1 x 1755 MHz 350 W, 1 x 1980 MHz 700 W on b"],
+        ),
+        (
+            {"gpus": "x" * 1000, "cpu": [7, {"name": {}}]},  # from elsewhere
+            ["cpu: EPYC on a and c, 1 x 7, 1 x none on b", f"gpus: 2 x H100 80 GiB on a and c, {'x' * 200} on b"],
+        ),
+    ],
+)
+def test_each_difference_names_its_values_and_hosts(changes, sentences):
+    assert [*differences([("a", SAME), ("b", {**SAME, **changes}), ("c", SAME)]).values()] == sentences
+
+
+def test_unknown_fields_are_not_compared_and_many_hosts_are_counted():
+    assert differences([("a", SAME), ("not reached", {}), ("old", {"cpu": "EPYC"})]) == {}
+    odd = [("odd", {**SAME, "torch": "1"})]
+    assert differences(odd + [(f"n{number}", SAME) for number in range(6)]) == {
+        "torch": "torch: 2.13.0 on 6 nodes, 1 on odd"
+    }
+    assert differences(odd * 2 + [("n", SAME)] * 9) == {"torch": "torch: 1 on odd, 2.13.0 on n"}

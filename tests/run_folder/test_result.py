@@ -10,7 +10,6 @@ import pytest
 import dsnb
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.files import records
-from dsnb.launcher import auto_batch_size
 from dsnb.launcher.folder import prepare, write_experiment
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result, Shortage
@@ -80,14 +79,6 @@ def test_a_run_whose_record_is_not_whole_is_made_again_and_a_row_says_why(sweep,
     assert (runs["status"] == "ok").sum() == len(sweep.runs) - (ended != "ok")
 
 
-def test_a_run_that_failed_needs_no_steps(sweep):
-    run = sweep.runs[0]
-    Result("oom", "rank 0: no room", {0: 1}, {}, {}, run.paths.dir).write()
-    run.paths.steps.unlink()
-    assert is_finished(run)
-    assert not is_finished(run, retry=True)
-
-
 def test_settings_that_an_old_folder_does_not_name_had_their_defaults(sweep):
     run = sweep.runs[0]
     known = records.read_json(run.paths.experiment)
@@ -99,17 +90,15 @@ def test_settings_that_an_old_folder_does_not_name_had_their_defaults(sweep):
 
 
 @pytest.mark.process
-def test_probes_and_launches_go_on_where_a_record_is_not_whole(tmp_path, small):
-    probe, folder = small(micro_batch_size=2, steps=2), RunPaths(tmp_path / "auto_probe-bs2" / "run1")
-    prepare(folder, probe)
+def test_a_launch_goes_on_where_a_record_is_not_whole(tmp_path, small):
+    experiment, folder = small(steps=2), RunPaths(tmp_path / "exp" / "run1")
+    prepare(folder, experiment)
     whole.leave(folder, 2)
     Result("ok", None, {}, {}, {}, folder.dir).write()
-    assert auto_batch_size.recorded_status(probe, folder) == "ok"
     with pytest.raises(SettingsError, match="it holds a finished run; choose another folder"):
-        prepare(folder, probe)
+        prepare(folder, experiment)
     cut(folder.steps, 1)
-    assert auto_batch_size.recorded_status(probe, folder) is None
-    prepare(folder, probe)
+    prepare(folder, experiment)
     assert not folder.result.exists()
 
 

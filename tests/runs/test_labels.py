@@ -36,7 +36,6 @@ def test_a_setting_is_said_as_an_engineer_would(settings, words):
         ({"checkpoint_every": 3}, "one block of 3 recomputed"),
         ({"memory_limit_gib": 79.5}, "memory limit 79.5 GiB"),
         ({"overlap_comm": "auto"}, "default overlapped communication"),
-        ({"micro_batch_size": "auto"}, "the largest micro-batch that fits"),
         ({"bucket_elements": None}, "unknown bucket size"),
         ({"bucket_elements": 100_000_000}, "buckets of 100,000,000 elements"),
         ({"offload": "all-nvme"}, "parameters and optimizer on NVMe"),

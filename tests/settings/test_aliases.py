@@ -1,5 +1,6 @@
-"""Former names of settings: read wherever settings are read, and never written."""
+"""Former names of settings, read everywhere and never written; digests of the files that a run reads."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -10,11 +11,12 @@ import yaml
 import dsnb
 from dsnb import Experiment
 from dsnb.cli.sweep import parse_overrides
-from dsnb.errors import SettingsError
+from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.files import records
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.run_folder.result import unfinished
+from dsnb.settings import inputs
 from dsnb.settings.experiment import CURRENT_NAMES, with_former_defaults
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
@@ -44,6 +46,7 @@ def test_an_experiment_and_a_notebook_take_the_former_name():
     assert Experiment.from_namespace(injected).step_timeout_s == 5.0
     with pytest.raises(SettingsError, match="launcher is no longer a setting"):
         Experiment.from_namespace({"launcher": "deepspeed"})
+    assert Experiment.from_namespace({"launcher": "fork"}) == Experiment()
 
 
 @pytest.mark.parametrize(
@@ -62,6 +65,14 @@ def test_a_params_file_and_set_take_either_name(tmp_path, text, overrides, expec
     sweep = load_sweep(tmp_path / "t.yaml", parse_overrides(overrides))
     assert [run.experiment.step_timeout_s for run in sweep.runs] == expected
     assert "hang_limit_s" not in yaml.safe_dump(sweep.params)
+
+
+def test_a_params_file_of_an_earlier_version_says_that_it_leaves_out_nothing(old_run):
+    params = old_run.dir.parents[1] / "params.yaml"
+    params.write_text(f"{params.read_text()}skip_oom: true\n")
+    with pytest.warns(DsnbWarning, match="skip_oom is no longer a setting: `dsnb predict` tells which settings fit"):
+        (run,) = load_sweep(params, output=old_run.dir.parents[1]).runs
+    assert is_finished(run)
 
 
 def test_an_old_run_folder_loads_and_is_finished_for_a_sweep_of_the_same_settings(old_run):
@@ -100,20 +111,75 @@ def test_a_run_on_a_gpu_that_was_made_before_the_allocator_could_be_chosen(old_r
     assert job.changed_settings(replace(run, experiment=asked)) == "allocator was 'expandable' and is 'default'"
 
 
-def test_settings_that_were_asked_for_have_the_current_name(old_run):
-    record = records.read_json(old_run.experiment)
-    records.write_json(old_run.experiment, {**record, "asked": {"hang_limit_s": 60.0, "micro_batch_size": "auto"}})
-    assert job.load_run(old_run).experiment.step_timeout_s == 60.0
+def test_a_run_whose_micro_batch_was_searched_still_loads(old_run):
+    record = {**records.read_json(old_run.experiment), "name": "zs0_fp32_gpus1_bsauto_sl16"}
+    for size, expected in ((2, 2.0), ("auto", None)):  # found, and not found
+        asked = {"micro_batch_size": "auto"}
+        records.write_json(old_run.experiment, {**record, "micro_batch_size": size, "asked": asked})
+        (row,) = dsnb.load_runs(old_run.dir.parents[1]).to_dict("records")
+        assert (row["experiment"], row["status"]) == (NAME, "ok")
+        assert row["micro_batch_size"] == pytest.approx(expected or float("nan"), nan_ok=True)
+        assert record_schema.cleaned("experiment.json", record)[1] is None
     _, problem = record_schema.cleaned("experiment.json", {"hang_limit_s": "soon"})
     assert problem == "experiment.json: step_timeout_s is 'soon': give a number"
+
+
+def digests(**settings):
+    return inputs.digests(Experiment(device="cpu", precision="fp32", **settings).model_dump())
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.json").write_text(json.dumps({"model_type": "llama"}))
+    return "a.json"
+
+
+def test_a_digest_is_of_the_content_alone(model, tmp_path):
+    assert digests(model="gpt2-tiny") == {}  # presets and synthetic tokens read no file
+    expected = hashlib.sha256((tmp_path / model).read_bytes()).hexdigest()[:32]
+    assert digests(model=model) == {"a.json": expected}
+
+
+def test_every_file_of_a_folder_that_is_read_has_one(tmp_path):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "merges.txt", "README.md", "model.safetensors", "pytorch_model.bin"):
+        (folder / name).write_text(json.dumps({"name": name, "model_type": "llama"}))
+    text = tmp_path / "text.txt"
+    text.write_text("some text\n")
+    found = digests(model=f"{folder}/", tokenizer=str(folder), data=str(text))
+    names = [*(f"{folder}/{name}" for name in ("config.json", "merges.txt", "tokenizer.json")), str(text)]
+    assert sorted(found) == sorted(names)
+    trained = digests(model=str(folder / "config.json"), weights="pretrained")
+    assert sorted(trained) == [f"{folder}/config.json", f"{folder}/model.safetensors"]
+    settings = Experiment(device="cpu", model="gpt2-tiny").model_dump() | {"data": str(tmp_path / "gone.txt")}
+    assert inputs.digests(settings) == {}  # the launch says that it is missing
+
+
+def test_a_large_file_is_sampled_from_its_first_to_its_last_byte(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "MAX_WHOLE_BYTES", 100)
+    monkeypatch.setattr(inputs, "SAMPLES", 4)
+    monkeypatch.setattr(inputs, "SAMPLE_BYTES", 10)
+    path, content = tmp_path / "weights", bytearray(range(200))
+    path.write_bytes(content)
+    whole = inputs.digest(path)
+    assert whole.startswith("sampled-")
+    for place, differs in ((0, True), (65, True), (199, True), (30, False)):  # samples begin at 0, 63, 126 and 190
+        path.write_bytes(bytes(content[:place]) + b"x" + bytes(content[place + 1 :]))
+        assert (inputs.digest(path) != whole) is differs, place
+    path.write_bytes(bytes(content) + b"x")
+    assert inputs.digest(path) != whole
 
 
 def test_older_records_keep_what_they_did():
     older = {"precision": "bf16", "zero_stage": 1, "grad_accum": 2, "device": "cpu"}
     assert with_former_defaults(older) == {**older, "grad_accum_dtype": "bf16"}
-    known = {**older, "grad_accum_dtype": "auto"}
-    for same in ({**older, "strategy": "ddp"}, {**older, "grad_accum": 1}, {**older, "precision": "fp16"}, known, {}):
-        assert with_former_defaults(same) == same
-    gpu = {**known, "device": "cuda"}
-    assert with_former_defaults(gpu) == {**gpu, "allocator": "default"}
-    assert with_former_defaults({**gpu, "allocator": "expandable"}) == {**gpu, "allocator": "expandable"}
+    for other in ({"strategy": "ddp"}, {"grad_accum": 1}, {"precision": "fp16"}, {"grad_accum_dtype": "auto"}):
+        assert with_former_defaults({**older, **other}) == {**older, **other}
+
+
+def test_which_files_have_changed():
+    before = {"a": "1", "b": "2", "removed": "3"}
+    assert inputs.changed(before, {"a": "1", "b": "3", "added": "4"}) == ["added", "b", "removed"]
+    assert inputs.changed(None, {"a": "1"}) == inputs.changed(before, {}) == []

@@ -1,14 +1,19 @@
-"""Params files: the grid, the order of its runs, and everything that can be wrong with one, each in a sentence."""
+"""Params files: the grid, the order of its runs, everything that can be wrong with one, and models that are files."""
+
+import json
 
 import pytest
 import yaml
 
+from dsnb.cli.sweep import CHANGED, FINISHED, plan_lines
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.launcher import folder
 from dsnb.runs.load import load_runs
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep, order_of_repeat
+from dsnb.sweep.run import is_finished, with_inputs
+from tests.run_folder.test_result import make
 
 SMALL = "name: t\norder: listed\ndefaults: {model: gpt2-tiny, precision: fp32}\n"
 
@@ -45,12 +50,6 @@ repeats: 2
     once += ["zs3_fp32_gpus1_bs8_sl128_ga4"]
     assert names(sweep) == once * 2
     assert sweep.runs[4].paths.dir == tmp_path / "out" / once[0] / "run2"
-
-
-def test_overrides_and_only(params):
-    path = params(SMALL + "grid: {zero_stage: [0, 1, 2, 3]}\ninclude: [{zero_stage: 1, seq_len: 64}]\nrepeats: 3\n")
-    sweep = load_sweep(path, overrides={"seq_len": 256, "repeats": 1, "zero_stage": [1, 3]}, only="zs3*")
-    assert names(sweep) == ["zs3_fp32_gpus1_bs8_sl256"]
 
 
 def test_overrides_reach_every_entry_and_make_equal_ones_one(params):
@@ -172,7 +171,73 @@ def test_the_place_of_a_run_is_in_its_record_and_a_column(grid, tmp_path):
     table = load_runs(tmp_path / "out").set_index("order_place")
     assert list(table["experiment"][[1, 2]]) == [first.name, second.name]
     assert set(table["order_seed"]) == {7}
-    for run in (first, second):  # as of before orders were recorded
-        kept = records.read_json(run.paths.experiment)
-        records.write_json(run.paths.experiment, {k: v for k, v in kept.items() if not k.startswith("order_")})
-    assert load_runs(tmp_path / "out")["order_place"].isna().all()
+
+
+SHAPE = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SHAPE |= {"intermediate_size": 64, "max_position_embeddings": 64}
+LLAMA = {"model_type": "llama", **SHAPE}
+QWEN = {"model_type": "qwen2", **SHAPE, "num_key_value_heads": 1}
+NEOX = {"model_type": "gpt_neox", **SHAPE}
+OF_FILES = """
+name: files
+order: listed
+defaults: {precision: fp32, device: cpu, micro_batch_size: 1, seq_len: 16, warmup_steps: 1, steps: 2}
+grid: {model: [models/llama.json, models/qwen/config.json, other/llama.json]}
+repeats: 2
+"""
+NAME = "zs0_fp32_gpus1_bs1_sl16"
+FILES = [f"models-llama_{NAME}", f"qwen_{NAME}", f"other-llama_{NAME}"]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Give a folder with three configurations, and be in it."""
+    files = {"models/llama.json": LLAMA, "models/qwen/config.json": QWEN, "other/llama.json": NEOX}
+    for name, config in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(config))
+    (tmp_path / "files.yaml").write_text(OF_FILES)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def made(home):
+    """Give a sweep whose first repeats are made, by hand."""
+    sweep = with_inputs(load_sweep("files.yaml", output=home / "out"))
+    for run in sweep.runs[:3]:
+        job.initialize(run)
+        make(run)
+    return sweep
+
+
+def test_models_of_one_file_name_stay_apart(made):
+    assert [run.name for run in made.runs] == FILES * 2
+    recorded = [records.read_json(run.paths.experiment)["model_name"] for run in made.runs[:3]]
+    assert recorded == ["models-llama", "qwen", "other-llama"]
+
+
+def test_a_sweep_does_not_go_on_with_an_edited_file(made, home):
+    name = "models/qwen/config.json"
+    (home / name).write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
+    with pytest.raises(SettingsError, match=f"^{name} has changed since .*: restore it, or choose another --output"):
+        [is_finished(run) for run in with_inputs(load_sweep("files.yaml", output=home / "out")).runs]
+    before = sorted(home.glob("out/*/run*"))
+    with pytest.raises(SettingsError, match=f"^{name} has changed since the sweep began"):
+        [job.initialize(run) for run in made.runs[3:]]
+    assert len(sorted(home.glob("out/*/run*"))) <= len(before) + 1  # nothing was begun with the edited file
+
+
+def test_a_dry_run_does_not_call_such_runs_finished(made, home):
+    def states():
+        found = list(plan_lines(load_sweep("files.yaml", output=home / "out")))
+        return [sum(line.endswith(f"  {state}") for line in found) for state in (FINISHED, CHANGED)]
+
+    assert states() == [3, 0]
+    (home / "models/llama.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
+    assert states() == [2, 1]
+    records.write_json(made.runs[0].paths.result, {"status": "failed", "cause": "bad configuration"})
+    now = with_inputs(load_sweep("files.yaml", output=home / "out")).runs[0]
+    assert not is_finished(now, retry=True)  # with the corrected file
+    with pytest.raises(SettingsError, match="has changed"):
+        is_finished(now)

@@ -122,15 +122,6 @@ def test_a_job_that_fails_stops_no_other(params, monkeypatch):
     assert ends[3:] == [("ok", None)] * (len(runs) - 3)
 
 
-@pytest.mark.process
-def test_runs_that_share_probes_are_kept_apart_until_one_has_found_the_answer(params, monkeypatch):
-    sweep = load(params, 1, micro_batch_size="auto", memory_limit_gib=1, zero_stage=0)[0]
-    runs = [run for run in sweep.runs if run.repeat <= 5]  # one experiment, five hosts
-    run_jobs(runs, monkeypatch)
-    first, *others = sorted(times(runs), key=lambda one: one["began"])
-    assert all(one["began"] >= first["ended"] for one in others)
-
-
 SCRIPT = """
 import sys
 from dsnb.sweep import allocation

@@ -38,14 +38,14 @@ class Task {
     const order = first[place] === sides[0] ? [0, 1] : [1, 0];
     const [baseN, n] = ofHosts ? order.map((side) => ofHosts[side]) : sides.map((side) => own.n[side]);
     const means = ofHosts ? order.map((side) => ofHosts[2 + side]) : sides.map((side) => own.values[side]);
-    const values = name === "days" ? means.map((rate) => state.train_tokens / rate / 86400) : means;
+    const values = name === "days" ? means.map((rate) => (state.train_tokens || this.tokens) / rate / 86400) : means;
     return { baseN, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[own.note[place]] ?? "" };
   }
 }
 
 // The two sides of a comparison: what Python found of two settings, or the medians of some runs, which have no interval.
 const ofRuns = (model, name, base, other, state) => {
-  const [ours, theirs] = [base, other].map((runs) => model.spread(model.values(name, state), runs));
+  const [ours, theirs] = [base, other].map((runs) => model.spread(name, null, state, runs));
   return { baseN: ours.n, n: theirs.n, counted: "run", values: [ours.median, theirs.median], reach: NaN, note: "" };
 };
 const ofSettings = (model, name, base, other, state) => {
@@ -115,7 +115,7 @@ const priceOf = (model, { prices }, kind) => prices[kind] ?? prices[""] ?? (kind
 class Answer {
   // `state` holds the question: train_tokens, objective, gpus_at_hand, global_batch, prices, currency, relevance.
   constructor(model, task, state) {
-    Object.assign(this, { model, task, state });
+    Object.assign(this, { model, task, state, tokens: state.train_tokens || task.tokens });
     this.measured = task.candidates.map((one) => this.option(one));
     const isHeld = (one) => !state.global_batch || one.global_batch === state.global_batch;
     this.eligible = this.measured.filter((one) => isHeld(one) && (!state.gpus_at_hand || one.gpus <= state.gpus_at_hand));
@@ -134,7 +134,7 @@ class Answer {
 
   // What a training takes with a candidate.
   option(one) {
-    const hours = (this.state.train_tokens / one.rate / 3600) * one.gpus;
+    const hours = (this.tokens / one.rate / 3600) * one.gpus;
     const price = priceOf(this.model, this.state, one.kind);
     const energy = one.power === null ? NaN : (hours * one.power) / 1000;
     return { ...one, days: hours / one.gpus / 24, hours, price, energy, cost: price === null ? NaN : hours * price };
@@ -152,7 +152,7 @@ class Answer {
     const gib = (value) => (value === null ? "" : significant(value));
     const facts = {
       ...best, n: String(best.n), failed: best.failed ? fixed(best.failed, 0) : "",
-      rate: significant(best.rate), tokens: amount(model, state.train_tokens), duration: duration(model, 24 * best.days), hours: significant(best.hours),
+      rate: significant(best.rate), tokens: amount(model, this.tokens), duration: duration(model, 24 * best.days), hours: significant(best.hours),
       energy: Number.isNaN(best.energy) ? "" : significant(best.energy), cost: this.cost(best) || this.fill("no_cost"),
       memory_name: task.memory, memory: gib(best.memory), capacity: gib(best.capacity), memory_word: best.memory === null ? "" : "memory",
     };
@@ -199,7 +199,7 @@ class Answer {
     const thrifty = this.least("hours");
     const needed = Math.ceil(Number((thrifty.hours / (24 * this.model.limits.goalDays)).toFixed(6)));
     const by = thrifty.setting || this.model.experiments.names[thrifty.experiment];
-    return this.fill("costs.beyond", { ...facts, needed: fixed(needed, 0), rate_per_gpu: significant(thrifty.rate / thrifty.gpus), by, cost: this.cost(thrifty) });
+    return this.fill("costs.beyond", { ...facts, needed: fixed(needed, 0), rate_per_gpu: significant(thrifty.rate / thrifty.gpus), by, basis: thrifty.basis, cost: this.cost(thrifty) });
   }
 
   // That fewer GPUs were measured than are at hand, and how many settings are too slow or unstable to answer.

@@ -48,7 +48,8 @@ class Card {
     this.text = element("div", { class: "dsnb-answer", role: "status" });
     const options = Object.keys(model.words.best).map((value) => element("option", { value }, ""));
     this.objective = element("select", { onchange: ({ target }) => set({ objective: target.value }) }, ...options);
-    this.tokens = number("train_tokens", "Training tokens (billions)", (train_tokens) => ({ train_tokens }));
+    this.tokens = number("train_tokens", "Training tokens (billions)", (entered) => ({ train_tokens: entered === this.usual ? 0 : (entered ?? 0) }));
+    this.tokens.input.placeholder = "20 per parameter";
     this.gpus = number("gpus_at_hand", "", (gpus) => ({ gpus_at_hand: gpus ?? 0 }));
     this.gpus.input.placeholder = "any";
     this.batch = element("select", { onchange: ({ target }) => set({ global_batch: Number(target.value) }) });
@@ -118,7 +119,8 @@ class Card {
     const unit = units.size === 1 ? [...units][0] : "GPU";
     for (const option of this.objective.options) option.textContent = fill(model.words.best[option.value], { unit });
     this.objective.value = state.objective;
-    this.tokens.show(state.train_tokens);
+    this.usual = task.tokens ?? null; // of all tasks, each has its own
+    this.tokens.show(state.train_tokens || this.usual);
     this.gpus.show(state.gpus_at_hand || null);
     this.gpus.node.firstChild.textContent = `${unit === "rank" ? "Rank" : unit}s at hand`;
     const batches = [...new Set(candidates.map(({ global_batch }) => global_batch))].filter(Boolean).sort((a, b) => a - b);

@@ -21,7 +21,7 @@ const stateChecks = (model) => {
     run: orNull(isRun),
     brush: orNull(({ x, y }) => isRange(x) && isRange(y)),
     objective: isOneOf(Object.keys(model.words.best)),
-    train_tokens: isWithin(train_tokens),
+    train_tokens: isWithin({ ...train_tokens, least: 0 }),
     gpus_at_hand: isWithin({ ...gpus_at_hand, least: 0 }),
     global_batch: isWithin({ ...global_batch, least: 0 }),
     prices: (value) => value?.constructor === Object && Object.values(value).every(isWithin(price)),

@@ -141,6 +141,8 @@ class Explorer {
     const known = model.runsOf(model.task(state)).length;
     const all = `${selected.length} of ${count(known, "run")}${known < model.runs ? " of this task" : ""} in ${count(this.groups.size, "experiment")} selected`;
     this.count.textContent = `${all}${selected.length ? `; ${bad ? `not ok: ${bad}` : "all of them ok"}` : ""}.`;
+    const isPart = [...this.groups].some(([experiment, runs]) => runs.length < model.whole.get(experiment).length);
+    if (isPart) this.count.textContent += ` ${model.words.whole}`;
     if (!model.runs) this.count.textContent = "There are no runs here yet: start the sweep first.";
     this.legend.show(state, this.filtered);
     const heading = (name) => (name ? model.named.get(name).title : "nothing measured");
@@ -196,9 +198,9 @@ class Explorer {
     if (isPredicted) return model.predictions.describe(id, state);
     const experiment = isExperiment ? id : model.experiments.codes[id];
     const lines = [model.experiments.names[experiment], model.short[experiment]];
-    const runs = isExperiment ? (this.groups.get(experiment) ?? []) : [id];
+    const runs = isExperiment ? model.whole.get(experiment) : [id];
     for (const name of [...new Set([state.y, state.x])].filter((one) => model.figure.has(one))) {
-      const { n, ...spread } = model.spread(model.values(name, state), runs);
+      const { n, ...spread } = model.spread(name, experiment, state, runs);
       const [middle, low, high] = [spread.median, spread.low, spread.high].map((value) => model.number(name, value));
       const range = n > 1 ? ` (median of ${n} runs: ${low === high ? low : `${low} to ${high}`})` : "";
       if (n) lines.push(`${model.labelled(name, middle)}${range}`);

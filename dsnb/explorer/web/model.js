@@ -99,10 +99,15 @@ class Model {
     if (!name) return (this.nothing ??= new Float64Array(this.runs).fill(NaN));
     if (name !== "days") return this.columns.get(name);
     if (this.days?.tokens !== state.train_tokens) {
-      const values = this.columns.get("tokens_per_s").map((rate) => (rate > 0 ? state.train_tokens / rate / 86400 : NaN));
+      const values = this.columns.get("tokens_per_s").map((rate, run) => (rate > 0 ? this.tokensOf(this.taskCodes[run], state) / rate / 86400 : NaN));
       this.days = { tokens: state.train_tokens, values };
     }
     return this.days.values;
+  }
+
+  // The tokens to train on: as entered, else as many as are usual for the model of a task.
+  tokensOf(code, state) {
+    return state.train_tokens || this.tasks[code].tokens;
   }
 
   // The task that is shown, or all of them; undefined without runs.
@@ -179,8 +184,9 @@ class Model {
     return groups;
   }
 
-  // Number, median, minimum and maximum of a figure over runs.
-  spread(values, runs) {
+  // Number, median, minimum and maximum of a figure over all runs of an experiment, selected or not; or over some runs.
+  spread(name, experiment, state, runs = this.whole.get(experiment)) {
+    const values = this.values(name, state);
     const known = runs.map((run) => values[run]).filter((value) => !Number.isNaN(value));
     if (!known.length) return { n: 0, median: NaN, low: NaN, high: NaN };
     return { n: known.length, median: median(known), low: Math.min(...known), high: Math.max(...known) };
@@ -197,10 +203,9 @@ class Model {
   // The Pareto front of the stable settings: [{experiment, x, y}].
   front(groups, state) {
     if (!this.better(state.x) || !this.better(state.y) || state.x === state.y) return [];
-    const [xs, ys] = [this.values(state.x, state), this.values(state.y, state)];
-    const points = [...groups]
-      .filter(([experiment]) => !this.isUnstable(experiment))
-      .map(([experiment, runs]) => ({ experiment, x: this.spread(xs, runs).median, y: this.spread(ys, runs).median }))
+    const points = [...groups.keys()]
+      .filter((experiment) => !this.isUnstable(experiment))
+      .map((experiment) => ({ experiment, x: this.spread(state.x, experiment, state).median, y: this.spread(state.y, experiment, state).median }))
       .filter((point) => !Number.isNaN(point.x) && !Number.isNaN(point.y));
     return paretoFront(points, this.better(state.x), this.better(state.y), state.relevance);
   }
@@ -215,7 +220,7 @@ class Model {
     return named.reduce((most, one) => (neighbours[one] > neighbours[most] ? one : most));
   }
 
-  // The effect of changing one setting, the largest of each setting first: [{axis, before, after, experiment, runs, changes}], a change for
+  // The effect of changing one setting, by group of settings, the largest first: [{axis, before, after, experiment, runs, changes}], a change for
   // each figure.
   effects(groups, base, figures, state) {
     const own = this.settings[base];
@@ -224,12 +229,12 @@ class Model {
       const other = this.settings[experiment];
       const changed = own.flatMap((code, index) => (code === other[index] ? [] : [index]));
       if (changed.length !== 1) continue;
-      const [index] = changed;
+      const axis = this.axis.get(this.experimentAxes[changed[0]]);
       const changes = figures.map((name) => compared(this, name, base, experiment, state));
-      effects.push({ axis: this.experimentAxes[index], index, before: own[index], after: other[index], experiment, runs, changes });
+      effects.push({ axis, before: own[changed[0]], after: other[changed[0]], experiment, runs, changes });
     }
     const size = ({ changes: [{ change }] }) => change || -Infinity;
-    return effects.sort((a, b) => a.index - b.index || size(b) - size(a) || a.after - b.after);
+    return effects.sort((a, b) => a.axis.group - b.axis.group || size(b) - size(a) || a.after - b.after);
   }
 
   // What is said of a run: of its memory, what to change, notes, what is unusual.

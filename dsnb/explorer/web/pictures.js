@@ -7,6 +7,18 @@ const style = (model, state, run) => {
   return { fill: axis.colours[code], shape: axis.shapes[code] };
 };
 
+// The names of the values of a setting below an axis, and the length of the longest.
+const namedTicks = (labels) => ({ x_labels: labels, x_longest: Math.max(0, ...(labels ?? []).map((label) => label.length)) });
+
+// Round values on a logarithmic axis: 1, 2 and 5 times powers of ten, or of many the powers alone; null for too few of them.
+const logTicks = (low, high) => {
+  const powers = [];
+  for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power += 1) powers.push(power);
+  const ticks = powers.flatMap((power) => [1, 2, 5].map((digit) => Number(`${digit}e${power}`))).filter((tick) => tick >= low && tick <= high);
+  if (ticks.length > 8) return ticks.filter((tick) => Number.isInteger(Math.log10(tick)));
+  return ticks.length > 2 ? ticks : null;
+};
+
 // Titles, domains, labels and display factors of both axes; a scale is logarithmic only if all values are positive.
 const frame = (model, state, x, y, xs, ys) => {
   const axis = model.axis.get(x);
@@ -19,8 +31,9 @@ const frame = (model, state, x, y, xs, ys) => {
   const across = axis ? [-0.5, Math.max(columns.length, 1) - 0.5] : domain(xs, types.x === "log");
   const up = domain(ys, types.y === "log");
   const signals = {
-    x_title: model.named.get(x).heading, y_title: y ? model.named.get(y).heading : "", x_labels: axis ? columns.map((code) => axis.labels[code]) : null,
+    ...namedTicks(axis ? columns.map((code) => axis.labels[code]) : null), x_title: model.named.get(x).heading, y_title: y ? model.named.get(y).heading : "",
     x_low: across[0], x_high: across[1], y_low: up[0], y_high: up[1], x_factor: model.factor(x), y_factor: model.factor(y),
+    x_ticks: types.x === "log" ? logTicks(...across) : null, y_ticks: types.y === "log" ? logTicks(...up) : null,
   };
   return { signals, types };
 };
@@ -80,9 +93,9 @@ const scatter = (model, state, filtered, selected, front, best) => {
   const isRun = !model.predictions.names.length || model.runsOf(model.task(state)).length;
   const reason = filtered.length ? "No run measured both." : isRun ? "No run matches the filters: remove some." : NOT_RUN;
   const message = points.length || crosses.length || predicted.length ? null : reason;
-  const own = filtered.filter((run) => model.experiments.codes[run] === best);
-  const middle = model.spread(x, own).median;
-  const star = { x: nominal && own.length ? columns.indexOf(middle) : middle, y: model.spread(y, own).median };
+  const isShown = filtered.some((run) => model.experiments.codes[run] === best);
+  const [middle, height] = [state.x, state.y].map((name) => (isShown ? model.spread(name, best, state).median : NaN));
+  const star = { x: nominal && isShown ? columns.indexOf(middle) : middle, y: height };
   const notes = [
     isPlaced ? "Crosses ran out of memory: they are at what they needed at least." : "",
     unknown.length ? `${isPlaced ? "Other crosses" : "Crosses"} were not measured: their position along the axis has no meaning.` : "",
@@ -109,7 +122,7 @@ const medians = (model, state, selected, groups) => {
   const equal = new Map();
   const along = model.experimentAxes.indexOf(state.along);
   for (const [experiment, runs] of groups) {
-    const spread = model.spread(y, runs);
+    const spread = model.spread(state.y, experiment, state);
     const bad = runs.find((run) => !model.ok[run]);
     if (!spread.n && bad !== undefined) crosses.push({ id: bad, x: at(bad), y: model.memoryNeeded(state.y, bad), fill: model.statusColour(bad) });
     if (!spread.n) continue;
@@ -194,9 +207,9 @@ class ByGpus {
   }
 
   // Hidden where all settings use one number of GPUs, or none.
-  show({ measured, task, state }) {
+  show({ measured, task, tokens, state }) {
     const { model } = this;
-    const asked = JSON.stringify([task.title, state.train_tokens, state.prices, state.currency]);
+    const asked = JSON.stringify([task.title, tokens, state.prices, state.currency]);
     if (asked === this.asked) return; // filters and regions change nothing here
     this.asked = asked;
     const best = new Map();
@@ -206,7 +219,7 @@ class ByGpus {
     if (this.node.hidden) return;
     const shown = numbers.map((gpus) => best.get(gpus));
     const priced = shown.every(({ cost }) => cost > 0) ? ["cost", `cost (${state.currency})`] : ["hours", `${shown[0].unit}-hours`];
-    this.about.textContent = `The best setting at each number of ${shown[0].unit}s, for ${amount(model, state.train_tokens)} tokens.`;
+    this.about.textContent = `The best setting at each number of ${shown[0].unit}s, for ${amount(model, tokens)} tokens.`;
     [["days", "days"], priced].forEach(([name, title], index) => this.charts[index].draw(this.picture(shown, numbers, name, title)));
   }
 
@@ -216,7 +229,7 @@ class ByGpus {
     const ends = domain(values, log);
     const [y_low, y_high] = log ? [ends[0] / 1.2, ends[1] * 1.2] : ends;
     const unit = `${shown[0].unit}s`;
-    const signals = { x_title: unit, y_title: title, x_labels: numbers.map((number) => fixed(number, 0)), x_low: -0.5, x_high: numbers.length - 0.5, y_low, y_high, x_factor: 1, y_factor: 1 };
+    const signals = { x_title: unit, y_title: title, ...namedTicks(numbers.map((number) => fixed(number, 0))), y_ticks: log ? logTicks(y_low, y_high) : null, x_low: -0.5, x_high: numbers.length - 0.5, y_low, y_high, x_factor: 1, y_factor: 1 };
     const medians = shown.map((one, x) => ({
       id: x, x, y: one[name], low: one[name], high: one[name], fill: this.model.colours.run, shape: "circle",
       lines: [`${numbers[x]} ${unit}: ${significant(one[name])} ${title}`, one.setting],

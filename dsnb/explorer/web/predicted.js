@@ -30,7 +30,7 @@ class Predictions {
   // One figure, its mean error in per cent, and the ends of the range that this gives.
   value(name, place, state) {
     if (this.model.axis.has(name)) return this.codes[name]?.[place] ?? NaN;
-    if (name === "days") return state.train_tokens / this.value("tokens_per_s", place, state) / 86400;
+    if (name === "days") return this.model.tokensOf(this.tasks[place], state) / this.value("tokens_per_s", place, state) / 86400;
     return this.figures[name]?.[place] ?? NaN;
   }
 

@@ -68,27 +68,23 @@ class RunTable extends DataTable {
     return this.views[this.view];
   }
 
-  // Medians over the runs of a setting that are selected and ok, and how far its highest and lowest tokens/s are from their middle.
+  // Medians over all ok runs of a setting, and the spread of its tokens/s as the answer states it.
   ofSettings(model) {
     const { names } = model.experiments;
-    const runs = (experiment) => this.groups.get(experiment);
+    const runs = (experiment) => model.whole.get(experiment);
     const good = (experiment) => runs(experiment).filter((run) => model.ok[run]).length;
     const bad = (experiment) => runs(experiment).length - good(experiment);
-    const spread = (name, experiment) => model.spread(model.values(name, this.state), runs(experiment));
-    const deviation = (experiment) => {
-      const { n, median: middle, low, high } = spread(model.medianFigures[0], experiment);
-      return n > 1 ? (50 * (high - low)) / middle : NaN;
-    };
+    const spread = (experiment) => model.candidates.get(experiment)?.spread ?? NaN;
     const opener = (experiment) => button(model.short[experiment], () => this.open(runs(experiment)[0]), { class: "dsnb-link", title: `${names[experiment]}: show its first run` });
     return [
       { name: "experiment", title: "setting", isText: true, value: (experiment) => experiment, text: opener, file: (experiment) => names[experiment] },
       { name: "n", title: "n", value: good, text: good },
       { name: "failed", title: "not ok", value: bad, text: (experiment) => bad(experiment) || "", isBad: bad },
       ...model.figures.map(({ name, heading: title }) => {
-        const value = (experiment) => spread(name, experiment).median;
+        const value = (experiment) => model.spread(name, experiment, this.state).median;
         return { name, title, value, text: (experiment) => model.number(name, value(experiment)), file: (experiment) => model.displayed(name, value(experiment)) };
       }),
-      { name: "spread", title: "half range (%)", value: deviation, text: (experiment) => (Number.isNaN(deviation(experiment)) ? "" : fixed(deviation(experiment), 1)), isBad: (experiment) => model.isUnstable(experiment) },
+      { name: "spread", title: "spread (%)", value: spread, text: (experiment) => (Number.isNaN(spread(experiment)) ? "" : fixed(spread(experiment), 1).replace(/^0\.0$/, "<0.1")), isBad: (experiment) => model.isUnstable(experiment) },
       ...model.experimentAxes.map((name, index) => ({ name, title: model.axis.get(name).title, file: (experiment) => model.axis.get(name).values[model.settings[experiment][index]] })),
     ];
   }
@@ -218,10 +214,11 @@ const effectTable = (model, effects, figures, relevance) => {
   const ends = effects.flatMap(({ changes: [{ change, low, high }] }) => [change, low, high]).map((ratio) => Math.abs(Math.log1p(ratio)));
   const reach = Math.max(0.01, ...ends.filter(Number.isFinite));
   const rows = effects.flatMap((effect, index) => {
-    const axis = model.axis.get(effect.axis);
-    const text = `${axis.labels[effect.before]} → ${axis.labels[effect.after]}`;
-    const isFirst = effects[index - 1]?.axis !== effect.axis;
-    const title = isFirst ? element("tr", { class: "dsnb-group" }, element("th", { scope: "rowgroup", colspan: figures.length + 2 }, axis.title)) : "";
+    const { axis } = effect;
+    const group = model.groups[axis.group];
+    const text = `${axis.title === group ? "" : `${axis.title}: `}${axis.labels[effect.before]} → ${axis.labels[effect.after]}`;
+    const isFirst = effects[index - 1]?.axis.group !== axis.group;
+    const title = isFirst ? element("tr", { class: "dsnb-group" }, element("th", { scope: "rowgroup", colspan: figures.length + 2 }, group)) : "";
     const failed = effect.runs.filter((run) => !model.ok[run]);
     const statuses = [...new Set(failed.map((run) => model.statusOf(run)))].join(", ");
     const note = failed.length ? element("span", { class: "dsnb-bad" }, ` ${failed.length} of ${effect.runs.length} ${statuses}`) : "";

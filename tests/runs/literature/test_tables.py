@@ -7,7 +7,7 @@ import pytest
 
 import dsnb
 from dsnb.analysis import recommend, scaling
-from dsnb.errors import PublishedError, SettingsError
+from dsnb.errors import PublishedError
 from dsnb.explorer import single_runs
 from dsnb.explorer.data import read
 from dsnb.formulas import metrics
@@ -239,39 +239,3 @@ def test_each_gpu_has_its_own_price():
     assert "No price is given for C: no cost is shown." in assumed
     assert "The price for D is not used" in assumed
     assert '<th scope="col">cost (€)</th>' in answer.plan_tables(plans, "€").text
-
-
-def test_a_plan_of_more_than_a_year_is_no_answer():
-    """Of 2,000, 1,111 and 625 days; one GPU needs the fewest GPU-hours, 48,000, and in 30 days that takes 66.7 GPUs."""
-    (plan,) = recommend.measured_plans(runs_of(100, 180, 320), 1.728e10)
-    assert plan.sentences[0] == (
-        "No measured setting trains on 17.28 billion tokens within 365 days on 4 H200. The fastest is gpus4 "
-        "(measured), 320 tokens/s."
-    )
-    assert "30 days would need 67 GPUs if each sustained 100 tokens/s with gpus1, an extrapolation" in plan.sentences[1]
-    assert "Fewest days" in recommend.measured_plans(runs_of(100, 180, 320), 1e10)[0].sentences[0]  # 362 days
-
-
-def test_a_plan_leaves_out_settings_whose_repeats_do_not_agree():
-    """The unstable one would be the fastest by its median of 20,000."""
-    runs = pd.concat([runs_of(rate, 15_100, gpus=(1, 2)) for rate in (21_097, 2_296, 20_000)])
-    plans = recommend.measured_plans(runs, TOKENS)
-    assert "Fewest days: gpus2 (measured) on 2 H200" in plans[0].sentences[0]
-    assert "1 setting is not ranked, because its repeats differ by more than 1.5 times." in plans[0].sentences
-    assert "is_unstable" not in answer.plan_tables(plans).text
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ({"prices": {"A": "2 €"}}, r"prices['A'] is '2 €': give a finite number of 0 or more"),
-        ({"tokens": 0}, r"tokens is 0: give a finite number of more than 0"),
-        ({"power_w": float("inf")}, r"power_w is inf: give a finite number of 0 or more"),
-    ],
-)
-def test_wrong_parameters_of_a_plan(given, problem):
-    with pytest.raises(SettingsError) as caught:
-        recommend.measured_plans(runs_of(100, 180, 320), **{"tokens": 1e9, **given})
-    assert str(caught.value) == problem
-    with pytest.raises(SettingsError, match="tokens is -1: give a finite number of more than 0"):
-        scaling.scaling(runs_of(100, 180, 320), tokens=-1)
