@@ -10,7 +10,7 @@ import pandas as pd
 
 from dsnb.analysis.cpu_bound import cpu_bound_words
 from dsnb.analysis.flags import flags, single_run_words
-from dsnb.explorer.data import Data, json_numbers, plain, run_place
+from dsnb.explorer.data import Data, plain, run_place
 from dsnb.render import palette
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.columns import GPU_COLUMNS, OVER_TIME, SETTINGS
@@ -19,7 +19,7 @@ from dsnb.run_folder.result import Shortage
 from dsnb.runs import labels
 from dsnb.runs.literature import tables as literature
 from dsnb.runs.load import load_gpu, load_steps
-from dsnb.runs.table import numbers
+from dsnb.runs.table import json_numbers, numbers
 from dsnb.settings.experiment import Experiment
 
 MAX_NUMBERS = 26_000
