@@ -9,6 +9,8 @@ import pytest
 
 from dsnb.files import records
 from dsnb.launcher import environment
+from dsnb.launcher.probe import probe
+from dsnb.prediction import gpus, probed
 from dsnb.run_folder.paths import RunPaths
 from dsnb.system import hardware, launch_clock
 from tests import ROOT
@@ -43,6 +45,36 @@ def test_times_memory_and_power_are_measured(run_small):
     figures = ("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "power_w", "mfu")
     assert all(result.summary[name] > 0 for name in figures)
     assert result.summary["peak_allocated_gib"] < result.summary["device_memory_gib"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "low", "high"),
+    [
+        ({"model": "gpt2-tiny", "zero_stage": 1}, 0.7, 1.0),
+        ({"model": "gpt2-tiny", "strategy": "plain"}, 0.7, 1.0),
+        ({"model": "gpt2", "zero_stage": 1, "micro_batch_size": 16, "seq_len": 1024}, 0.0, 0.5),
+        ({"model": "gpt2", "strategy": "plain", "micro_batch_size": 16, "seq_len": 1024}, 0.0, 0.05),
+    ],
+    ids=str,
+)
+def test_what_limits_a_step_is_measured(run_small, settings, low, high):
+    """The GPU is idle for at most the CPU-bound share of a step, by a trace (one H100: 0.00, 0.31, 0.99 for 0.01,
+    0.26, 0.88)."""
+    common = {**ON_GPU, "precision": "bf16", "data": "synthetic", "steps": 20, "profile": True}
+    result, paths = run_small(**{**common, **settings})
+    result.raise_for_status()
+    assert low <= result.summary["cpu_bound"] <= high
+    kernels = [event for event in profiling.read_events(paths.trace) if event.get("cat") in {"kernel", "gpu_memcpy"}]
+    busy_s = profiling.length((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6) for event in kernels)
+    assert 1 - busy_s / result.summary["step_time_s"] < result.summary["cpu_bound"] + 0.05
+    assert 1 < result.summary["launch_us"] < 200
+
+
+def test_a_probe_measures_every_part():
+    record = probe("cuda", quick=True)
+    assert set(record["missing"]) <= {"links"}
+    assert {*probed.HOST, *probed.RATES} - set(record["figures"]) <= {"link_gb_per_s"}
+    assert 0.2 < record["figures"]["matmul_tflops"] / gpus.find(record["gpu_name"]).half_tflops < 1
 
 
 @pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=TWO_GPUS)])

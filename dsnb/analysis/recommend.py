@@ -1,32 +1,34 @@
 """Which settings to train each task with: measured ones, predicted ones (`recommend`), or both (`forecast`).
 
 All three make one table of candidates with a column `basis`, let `dsnb.analysis.decide` rank it, and word the result
-with `dsnb.analysis.words`.
+with `dsnb.analysis.words`. `recommend` chooses from settings that are given, or from all of `dsnb.analysis.space`.
 """
 
 import itertools
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
-from dsnb.analysis import ratio_errors, words, would_fit
-from dsnb.analysis.decide import BASES, CPU, MEASURED, PREDICTED, Decision, Question, candidates, decide
-from dsnb.analysis.predicted import allowed, known_gpu
-from dsnb.analysis.ratio_errors import Ratios
-from dsnb.analysis.tasks import settings_of, tasks
-from dsnb.analysis.texts import significant
+from dsnb.analysis import space, words
+from dsnb.analysis.advice import Adviser, Recommendation, by_task, runs_on
+from dsnb.analysis.decide import BASES, CPU, Decision, Question, candidates, decide
+from dsnb.analysis.predicted import allowed
+from dsnb.analysis.space import Training
+from dsnb.analysis.tasks import tasks
+from dsnb.analysis.texts import amount, significant
 from dsnb.errors import SettingsError
 from dsnb.formulas import planning
-from dsnb.formulas.planning import MAX_DAYS
+from dsnb.formulas.model_shapes import PRESETS
 from dsnb.prediction import gpus
-from dsnb.prediction.calibration import MIN_CALIBRATED, measured, recorded
-from dsnb.prediction.predict import predict
-from dsnb.runs.labels import MEMORY, count
-from dsnb.runs.table import as_runs
+from dsnb.prediction.calibration import MIN_CALIBRATED, measured
+from dsnb.prediction.shapes import shape
+from dsnb.runs.labels import count
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.params_file import combinations, read_params
+from dsnb.system import hardware
 
 Objective = Literal["days", "tokens_per_s", "memory", "cost"]
 OBJECTIVES = {"days": "time", "tokens_per_s": "time", "memory": "memory", "cost": "cost"}
@@ -36,149 +38,153 @@ LEAST = {
     "gpu_hours": "Fewest GPU-hours",
     "cost": "Lowest cost of the settings with a price",
 }
-ALTERNATIVES = 3
 NOTHING_FITS = "No setting fits: those that were predicted to fit ran out of memory. Take the next smaller micro-batch."
 FORECAST = [
     "experiment", "basis", "fits", "peak_allocated_gib", "peak_allocated_error_pct", "tokens_per_s",
     "tokens_per_s_error_pct", "days", "days_low", "days_high", "gpu_hours", "cost", "outside",
 ]  # fmt: skip
 """Columns of the tables of `forecast`."""
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """A choice among the settings of one task."""
-
-    task: str
-    """What is trained, as in "opt-1.3b, sequence 2048"."""
-    table: pd.DataFrame
-    """Settings with their figures."""
-    sentences: tuple[str, ...]
-    """What to train with, how sure that is, and what would decide it; or what would make a setting fit."""
+USUAL_GPUS = 8
 
 
 def recommend(
-    experiments: Sequence[Experiment],
-    gpu: str = "H200",
+    target: str | Path | Sequence[Experiment],
+    gpu: str = "",
     *,
+    gpus: int | None = None,
+    seq_len: int | None = None,
+    global_batch: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    least_gpus: bool = False,
     objective: Objective = "days",
     currency: str = "$",
+    runs: pd.DataFrame | None = None,
     **options: Any,
 ) -> list[Recommendation]:
     """Return for each task the best of its settings that is predicted to fit; the task with most settings comes first.
 
-    Settings of different tasks, such as two models, are never compared with each other.
+    Of a model, all settings that train the same are compared: how GPUs share the work, micro-batches, recomputation,
+    formats, compilation, and offload if nothing else fits. Settings of different tasks, such as two models, are never
+    compared with each other. Settings that are no more than 2 % worse than the best count as equal; the simplest of
+    them is recommended.
 
     Parameters
     ----------
-    experiments, gpu, options
-        As `dsnb.predict` takes them.
+    target
+        A preset, a configuration file or its folder; a params file; or settings.
+    gpu
+        Name of the GPU, as `dsnb.predict` takes it; by default this machine's, or `H200`.
+    gpus
+        Number of GPUs; by default those of this machine, of the params file, or 8.
+    seq_len, global_batch
+        Tokens of a sequence, and sequences of an optimizer step; by default the model's length up to 4,096, and as many
+        as are usual for its size (Brown et al. 2020, table 2.1).
+    settings
+        Settings that are fixed; a list is what may be chosen from.
+    least_gpus
+        Take the smallest number of GPUs on which a setting fits, in place of `gpus`.
     objective
         `days` or `cost` of the training, `tokens_per_s` of all GPUs, or `memory` of a GPU.
     currency
         Sign in front of the cost.
+    runs
+        Measured runs, which replace the prediction of the same settings on the same GPU.
+    options
+        `link`, `tokens`, `price` and `calibrate`, as `dsnb.predict` takes them.
 
     Returns
     -------
     list of Recommendation
-        Each table has the best setting and the three nearest in the columns of `dsnb.predict`, and `worse_pct`: by how
-        many per cent each is worse than the best in the objective. It is empty if no setting of the task fits.
+        Each table has the best setting and three others, of other kinds where there are some, in the columns of
+        `dsnb.predict`, and `worse_pct`: by how many per cent each is worse than the best in the objective. It is empty
+        if no setting of the task fits.
 
     Raises
     ------
     SettingsError
-        If no setting of any task is predicted to fit, the objective is unknown, or `cost` is asked for without a price.
+        If no setting of any task is predicted to fit, something is unknown, the global batch cannot be shared equally
+        among the GPUs, the objective is unknown, or `cost` is asked for without a price.
     """
     if objective not in OBJECTIVES:
         raise SettingsError(f"objective is {objective!r}: use one of {', '.join(OBJECTIVES)}")
     if objective == "cost" and options.get("price") is None:
         raise SettingsError("objective is 'cost', but price is missing: give the price of a GPU-hour")
-    if not experiments:
+    device = (settings or {}).get("device", "cuda")
+    adviser = Adviser(gpu, OBJECTIVES[objective], currency, runs, device=device, **options)
+    if isinstance(target, str | Path) and not is_params(target):
+        training, assumed = _training(str(target), adviser, gpus, seq_len, global_batch, settings or {})
+        if least_gpus:
+            training = replace(training, gpus=adviser.smallest(training) or training.gpus)
+        return [adviser.of_model(training, [*adviser.assumed, *assumed])]
+    given = _of_file(target, gpus, settings or {}) if isinstance(target, str | Path) else list(target)
+    if not given:
         raise SettingsError("there is no setting to choose from: give at least one")
-    asked, spec = {one.name_with_model: one for one in experiments}, gpus.find(gpu)
-    predicted = predict(list(asked.values()), gpu, **options).set_axis(list(asked))
-    ratios = ratio_errors.known_for(gpu, options.get("link", "nvlink"), options.get("calibrate"))
-    prices = {} if options.get("price") is None else {"": options["price"]}
-    answers, problems = [], []
-    for task, names in _by_task(asked):
-        own = predicted.loc[names]
-        candidates_of_task = _candidates(own, asked, spec)
-        tokens = float(own["tokens"].iloc[0])
-        question = Question(tokens, OBJECTIVES[objective], prices=prices, currency=currency, max_days=math.inf)
-        ranked = decide(candidates_of_task, question).options
-        if ranked.empty:
-            reasons = would_fit.sentences([asked[name] for name in names], own.reset_index(drop=True), gpu, **options)
-            problems += [f"{task}: {reason}" for reason in reasons]
-            answers.append(Recommendation(task, own.head(0), _capitalized(reasons)))
-            continue
-        table = own.loc[ranked.index[: 1 + ALTERNATIVES]]
-        table.insert(1, "worse_pct", _worse_pct(ranked, question).head(len(table)))
-        said = [words.say("plan", {"what": "Train with", **words.figures(ranked.iloc[0], question)})]
-        if ranked["days"].iloc[0] > MAX_DAYS:
-            said.append(words.say("too_slow", words.needed_gpus(ranked, question)))
-        said += _fitting(candidates_of_task, spec) if len(ranked) < len(own) else []
-        said += _doubts(ranked, asked, question, ratios)
-        answers.append(Recommendation(task, table.reset_index(drop=True), tuple(said)))
-    if not predicted["fits"].any():
-        raise SettingsError(problems)
+    answers = [adviser.among(own) for _, own in by_task(adviser.predictable(given))]
+    if all(one.table.empty for one in answers):
+        raise SettingsError([f"{one.task}: {said[0].lower()}{said[1:-1]}" for one in answers for said in one.sentences])
     return answers
 
 
-def _by_task(asked: Mapping[str, Experiment]) -> list[tuple[str, list[str]]]:
-    """Return the title of each task and the names of its settings, as `dsnb.analysis.tasks` tells tasks apart."""
-    settings = settings_of(list(asked.values())).set_axis(list(asked))
-    return [(task.title, task.runs.index.tolist()) for task in tasks(settings)]
+def is_params(target: str | Path) -> bool:
+    """Return whether a target is a params file rather than a model."""
+    path = Path(target)
+    return path.suffix in {".yaml", ".yml"} or (path.is_file() and path.suffix != ".json")
 
 
-def _candidates(predicted: pd.DataFrame, asked: Mapping[str, Experiment], spec: gpus.GpuSpec) -> pd.DataFrame:
-    """Return predicted settings as candidates, indexed by name."""
-    known = {"gpus": [asked[str(name)].gpus for name in predicted.index], "gpu_name": spec.name, "kind": ""}
-    figures = {"memory_gib": predicted["peak_allocated_gib"], "energy_kwh": math.nan}
-    return predicted.assign(basis=PREDICTED, is_unstable=False, **known, **figures)
+def _of_file(path: str | Path, gpus: int | None, settings: Mapping[str, Any]) -> list[Experiment]:
+    """Return the settings of a params file that are allowed, each once, for GPUs."""
+    file = read_params(path)
+    fixed = {**settings, **({} if gpus is None else {"gpus": gpus})}
+    lists = {name: value if isinstance(value, list) else [value] for name, value in fixed.items()}
+    chosen = [
+        {**one, **({"gpus": 1} if one.get("gpus") == "auto" else {}), **dict(zip(lists, values, strict=True))}
+        for one in combinations(file)
+        for values in itertools.product(*lists.values())
+    ]
+    return list({one.name_with_model: one for one in allowed(chosen)[0]}.values())
 
 
-def _worse_pct(ranked: pd.DataFrame, question: Question) -> "pd.Series[float]":
-    amounts = ranked[question.column]
-    return 100 * (amounts / amounts.iloc[0] - 1)
+def _training(
+    model: str,
+    adviser: Adviser,
+    gpus: int | None,
+    seq_len: int | None,
+    global_batch: int | None,
+    fixed: Mapping[str, Any],
+) -> tuple[Training, list[str]]:
+    """Return what is to be trained with a model, and what was assumed for that, in words."""
+    fixed, assumed = dict(fixed), []
+    preset = next((name for name, known in PRESETS.items() if known.hub_id == model), model)
+    asked = Experiment(model=preset)
+    parameters = shape(asked.model).parameters
+    device = fixed.pop("device", "cuda")
+    number = fixed.pop("gpus", gpus)
+    if number is None:
+        here = len(hardware.gpus()) if adviser.is_here else 0
+        number = here or USUAL_GPUS
+        assumed.append(f"{count(number, 'GPU')}{' of this machine' if here else ', one node'}")
+    length = fixed.pop("seq_len", seq_len)
+    if length is None:
+        length = space.usual_length(asked.model)
+        assumed.append(f"sequences of {length} tokens")
+    numbers = {"gpus": number, "seq_len": length, "global_batch": 1 if global_batch is None else global_batch}
+    for name, value in numbers.items():
+        if not (planning.is_whole(value) and value >= 1):
+            raise SettingsError(f"{name} is {value!r}: give a whole number of at least 1")
+    if global_batch is None:
+        global_batch = space.usual_batch(parameters, length, number)
+        assumed.append(
+            f"{count(global_batch, 'sequence')} a step ({_about(global_batch * length)} tokens), as usual for "
+            f"{_about(parameters)} parameters (Brown et al. 2020, table 2.1)"
+        )
+    half = "bf16" if adviser.has_bf16 else "fp16"
+    precision = fixed.pop("precision", "fp32" if device == "cpu" else half)
+    training = Training(asked.model, number, length, global_batch, precision, device, fixed)
+    return training, assumed
 
 
-def _capitalized(sentences: Iterable[str]) -> tuple[str, ...]:
-    return tuple(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
-
-
-def _doubts(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Question, ratios: Ratios) -> Iterator[str]:
-    """Yield how sure the best of some settings is: what comes next, and what its figures may miss."""
-    if len(ranked) > 1:
-        yield _how_sure(ranked, asked, question, ratios)
-    for name, best in ranked.head(1).iterrows():
-        if best["basis"] == PREDICTED and asked[str(name)].allocator == "default":
-            yield "Its allocator is torch's default one: fragmentation can need more memory than is predicted."
-        if best["outside"]:
-            yield f"Less sure than that: {best['outside']}."
-
-
-def _how_sure(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Question, ratios: Ratios) -> str:
-    """Return how far the second setting is from the first, and whether that is more than the doubt about the pair.
-
-    Of two predicted settings the doubt is the error of predicted ratios, of one it is the error of its own figure.
-    """
-    pair = ranked.head(2)
-    second, worse = pair.iloc[1], float(_worse_pct(pair, question).iloc[1])
-    difference = f"Next is {second.name} ({second['basis']}), {worse:.1f} % "
-    difference += "slower" if question.objective == "time" else "worse"
-    predicted = pair[pair["basis"] == PREDICTED]
-    if predicted.empty:
-        return f"{difference}; both were measured, and 20_compare says whether that is more than noise."
-    if len(predicted) == 2 and question.objective != "memory":
-        experiments = [asked[str(name)] for name in pair.index]
-        doubt_pct, doubt = ratio_errors.doubt(experiments, list(pair["limited_by"] == "CPU"), ratios)
-    else:
-        figure = "peak_allocated" if question.objective == "memory" else "tokens_per_s"
-        doubt_pct = float(predicted[f"{figure}_error_pct"].max())
-        doubt = f"the error of {doubt_pct:.1f} %"
-    if worse > doubt_pct:
-        return f"{difference}, more than {doubt}."
-    return f"{difference}, within {doubt}: run {' and '.join(map(str, predicted.index))} to decide."
+def _about(number: float) -> str:
+    return amount(float(f"{number:.2g}"))
 
 
 def measured_plans(
@@ -257,61 +263,28 @@ def forecast(
     notes
         Why combinations were refused, and on how many measured settings predicted speeds were calibrated.
     """
-    spec = gpus.find(gpu)
     axes = [value if isinstance(value, list) else [value] for value in settings.values()]
     experiments, refused = allowed(dict(zip(settings, values, strict=True)) for values in itertools.product(*axes))
-    asked = {one.name_with_model: one for one in experiments}
-    same_gpu = _on_gpu(runs, spec) if runs is not None else pd.DataFrame()
+    same_gpu = runs_on(runs, gpus.find(gpu)) if runs is not None else pd.DataFrame()
     timed = len({run.experiment.name_with_model for run in measured(same_gpu, link)})
-    options: dict[str, Any] = {"link": link, "calibrate": same_gpu if timed >= MIN_CALIBRATED else None}
-    predicted = predict(list(asked.values()), gpu, **options, tokens=tokens, price=price).set_axis(list(asked))
-    table = _with_measured(_candidates(predicted, asked, spec), same_gpu)
-    prices = {} if price is None else {"": price}
-    # On one kind of GPU, the cheapest setting is that with the fewest GPU-hours.
-    questions = {name: Question(tokens, name, prices=prices, currency=currency) for name in ("time", "gpu_hours")}
+    calibrate = same_gpu if timed >= MIN_CALIBRATED else None
+    options: dict[str, Any] = {"link": link, "tokens": tokens, "price": price, "calibrate": calibrate}
+    adviser = Adviser(gpu, "time", currency, runs, **options)
     answers = []
-    for task, names in _by_task(asked):
-        decisions = {name: decide(table.loc[names], question) for name, question in questions.items()}
-        said = [*_fitting(table.loc[names], spec), *_least(decisions)]
-        ranked = decisions["time"].options
-        ratios = ratio_errors.known_for(gpu, **options) if len(ranked) > 1 else {}
-        said += _doubts(ranked, asked, questions["time"], ratios)
-        if not table.loc[names, "fits"].any():
-            lacking = predicted.loc[names].reset_index(drop=True)
-            own = [asked[name] for name in names]
-            instead = () if lacking["fits"].any() else would_fit.sentences(own, lacking, gpu, **options)
-            said += _capitalized(instead) or [NOTHING_FITS]
+    for title, own in by_task(list({one.name_with_model: one for one in experiments}.values())):
+        table, lacks_room = adviser.everything(own)
+        # On one kind of GPU, the cheapest setting is that with the fewest GPU-hours.
+        decisions = {name: decide(table, adviser.question(tokens, name)) for name in ("time", "gpu_hours")}
+        said = [*_fitting(table, adviser.on.gpu), *_least(decisions)]
+        said += adviser.doubts(decisions["time"].options, own)
+        if not table["fits"].any():
+            said += adviser.among(own).sentences if lacks_room else [NOTHING_FITS]
         shown = decisions["time"].table.sort_values("fits", ascending=False, kind="stable")
-        answers.append(Recommendation(task, shown[FORECAST].reset_index(drop=True), tuple(said)))
+        answers.append(Recommendation(title, shown[FORECAST].reset_index(drop=True), tuple(said)))
     notes = [f"Refused and left out: {reason}." for reason in dict.fromkeys(refused)]
     if timed >= MIN_CALIBRATED:
-        notes.append(f"Predicted speeds follow from {timed} measured settings on {spec.name}.")
+        notes.append(f"Predicted speeds follow from {timed} measured settings on {adviser.on.gpu.name}.")
     return answers, notes
-
-
-def _on_gpu(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
-    """Return the runs on a GPU that tell how fast a setting is, or that it does not fit."""
-    known = as_runs(runs)
-    known = known.reindex(columns=[*known, *({"status", "tokens_per_s", "peak_allocated_gib", "gpu_name"} - {*known})])
-    known = known[known["status"].eq("oom") | (known["status"].eq("ok") & known["tokens_per_s"].notna())]
-    return known[[known_gpu(name) == spec for name in known["gpu_name"]]]
-
-
-def _with_measured(table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return candidates with the medians of runs in place of predictions; a setting that only ran out does not fit."""
-    names = [recorded(row).name_with_model for row in runs.to_dict("records")]
-    known = runs.assign(experiment=names, sweep="").drop(columns=[*MEMORY[1:]], errors="ignore")
-    known = known[known["experiment"].isin(table.index)]
-    if known.empty:
-        return table
-    medians = candidates(known).reindex(known["experiment"].unique())
-    known = medians[["tokens_per_s", "memory_gib"]].assign(
-        basis=medians["basis"].astype(object).fillna(MEASURED), is_unstable=medians["is_unstable"].eq(True),
-        fits=medians["n"].gt(0), peak_allocated_gib=medians["memory_gib"], peak_allocated_error_pct=math.nan,
-        tokens_per_s_error_pct=math.nan, outside="",
-    )  # fmt: skip
-    table.loc[known.index, known.columns] = known
-    return table
 
 
 def _fitting(table: pd.DataFrame, spec: gpus.GpuSpec) -> Iterator[str]:

@@ -111,7 +111,9 @@ TEMPLATES = {
 }
 """Sentences of a card by name."""
 PLAN = {
-    "plan": "{what} {name} ({basis}) on {place}, " + TEMPLATES["costs"],
+    "plan": "{what} {name} ({basis}) on {place}, {rate} tokens/s[ ({rates})]; {tokens} tokens: {duration}, {hours} "
+    "{unit}-hours[, {energy} kWh][, {cost}][; {memory_name} {memory}[ of {room}] GiB[ ± {memory_error} %]"
+    "[, {headroom} GiB left]].",
     "plan.again": "{what} {name}, as above.",
     "beyond": "No {what} trains [{model} ]on {tokens} tokens within {max_days} days on {place}. The fastest is {name} "
     "({basis}), {rate} tokens/s[ ± {rate_error} %].",
@@ -216,6 +218,7 @@ def figures(option: "pd.Series[Any]", question: Question, memory: str = "GPU mem
     amounts["capacity"] = "gpu_memory_gib"
     errors = {"rate_error": "tokens_per_s_error_pct", "memory_error": "peak_allocated_error_pct"}
     known = option.dropna()
+    factor, rate = 1 + option.get("tokens_per_s_error_pct", math.nan) / 100, option["tokens_per_s"]
     return {
         "name": str(option.name),
         "basis": str(option["basis"]),
@@ -223,6 +226,7 @@ def figures(option: "pd.Series[Any]", question: Question, memory: str = "GPU mem
         "unit": unit,
         **{text: significant(known[column]) for text, column in amounts.items() if column in known},
         **{text: error(option.get(column)) for text, column in errors.items()},
+        "rates": "" if math.isnan(factor) else labels.span(rate / factor, rate * factor),
         "tokens": amount(question.tokens),
         "duration": duration(24 * option["days_low"], 24 * option["days_high"]),
         "cost": cost(option, question, unit),

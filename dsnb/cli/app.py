@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dsnb.cli import predict, start_folder, sweep
+from dsnb.cli import predict, probe, start_folder, sweep
 from dsnb.cli.predict import LinkName, TableFormat
 from dsnb.cli.printing import Format, print_groups, print_summary, say, show, table_width
-from dsnb.cli.sweep import Params, Set, option, parse_overrides
+from dsnb.cli.sweep import Set, option, parse_overrides
 from dsnb.errors import DsnbError, DsnbWarning, SettingsError
 from dsnb.files import plain_text
 from dsnb.settings import checks
@@ -29,8 +29,8 @@ COMMANDS = {
     "init": "dsnb init benchmarks",
     "doctor": "dsnb doctor",
     "predict": "dsnb predict params/memory.yaml --gpu H100 --tokens 300B",
-    "recommend": "dsnb recommend params/gpt2_fastest.yaml --gpu A100-40GB --price 1.50",
-    "prepare": "dsnb prepare params/opt_scaling.yaml",
+    "recommend": "dsnb recommend opt-13b --gpu H100 --gpus 8 --tokens 300B",
+    "probe": "dsnb probe --output probe.json",
     "sweep": "dsnb sweep params/quickstart.yaml --set seq_len=256 --dry-run",
     "summary": "dsnb summary outputs/quickstart",
     "report": "dsnb report outputs/quickstart --output quickstart.html",
@@ -61,6 +61,7 @@ app.command()(start_folder.init)
 app.command()(sweep.sweep)
 app.command()(predict.predict)
 app.command()(predict.recommend)
+app.command()(probe.probe)
 
 
 @app.command()
@@ -130,18 +131,6 @@ def doctor(hostfile: Hostfile = None, set_: Set = None) -> None:
 
 
 @app.command()
-def prepare(
-    params: Params,
-    cache: Annotated[Path | None, option("FOLDER", "Folder that all nodes see.", default="$HF_HOME")] = None,
-) -> None:
-    """Fetch a params file's models and tokenizers into the cache of Hugging Face, for nodes without a network."""
-    from dsnb.sweep.prepare import prepare as fetch
-
-    for line in fetch(params, cache):
-        say(line)
-
-
-@app.command()
 def bandwidth(
     output: Annotated[Path | None, option("FOLDER", "Sweep's folder for the results.")] = None,
     most_bytes: Annotated[int | None, option("NUMBER", "Largest message in bytes.", default="by device")] = None,
@@ -149,12 +138,12 @@ def bandwidth(
     set_: Set = None,
     format_: TableFormat = Format.table,
 ) -> None:
-    """Measure all-reduce bandwidth by message size over all ranks, in nccl-tests' columns."""
-    from dsnb.launcher.run import BANDWIDTH_SETTINGS, measure_bandwidth
+    """Measure collectives by message size over all ranks, in nccl-tests' columns."""
+    from dsnb.launcher.probe import SETTINGS, measure_bandwidth
     from dsnb.render.nodes import format_bandwidth
     from dsnb.runs.load import load_bandwidth
 
-    settings = {**BANDWIDTH_SETTINGS, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}
+    settings = {**SETTINGS, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}
     result = measure_bandwidth(Experiment(**settings), output, most_bytes=most_bytes)
     table = load_bandwidth(result.run_dir)
     show(table.set_index("bytes"), format_bandwidth(table), format_)

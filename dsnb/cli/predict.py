@@ -58,43 +58,74 @@ def predict(
 
     asked = _experiments(params, gpus, set_, gpu, link, verbose)
     table = predicted(asked, gpu, **_options(link, tokens, price, calibrate))
-    _show(table.sort_values(["fits", "days"], ascending=[False, True]), format_, gpu, currency)
+    _show(table.sort_values(["fits", "days"], ascending=[False, True]), format_, currency, gpu)
     if any(one.allocator == "default" for one in asked):
         note = "allocator is 'default': fragmentation can need more memory than is predicted"
         say(note, err=format_ in {Format.csv, Format.json})
 
 
 def recommend(
-    params: Params,
-    gpu: GpuName = "H200",
-    gpus: Gpus = None,
-    objective: Annotated[str, option("NAME", "days, tokens_per_s, memory or cost.", default=True)] = "days",
-    link: LinkName = "nvlink",
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TARGET",
+            help="Model (preset, config.json or its folder), or params file (YAML).",
+            show_default=False,
+        ),
+    ],
+    gpu: Annotated[str, option("NAME", "GPU, such as H100.", default="of this machine, or H200")] = "",
+    gpus: Annotated[int | None, option("NUMBER", "Number of GPUs.", default="of this machine or file, or 8")] = None,
     tokens: Tokens = None,
     price: Price = None,
+    seq_len: Annotated[int | None, option("NUMBER", "Tokens of a sequence.", default="the model's, up to 4096")] = None,
+    global_batch: Annotated[
+        int | None, option("NUMBER", "Sequences of an optimizer step.", default="as usual for the model's size")
+    ] = None,
+    objective: Annotated[str, option("NAME", "days, tokens_per_s, memory or cost.", default=True)] = "days",
+    least_gpus: Annotated[
+        bool, option(None, "Take the smallest number of GPUs on which a setting fits.", "--least-gpus")
+    ] = False,
+    link: LinkName = "nvlink",
     currency: Currency = "$",
     calibrate: Calibrate = None,
-    set_: Set = None,
+    set_: Annotated[
+        list[str] | None, option("KEY=VALUE", "A setting that is fixed; a list is what to choose from.", "--set")
+    ] = None,
     format_: TableFormat = Format.table,
     verbose: Verbose = False,
 ) -> None:
-    """Recommend a setting for each task of a params file by prediction: how sure that is, and the alternatives."""
+    """Recommend how to train a model, or a setting of a params file: what it takes, why, and what else there is.
+
+    Without a params file, all settings that train the same are compared, by prediction alone.
+    """
+    from dsnb.analysis.recommend import is_params
     from dsnb.analysis.recommend import recommend as recommended
 
-    options = _options(link, tokens, price, calibrate)
-    asked = _experiments(params, gpus, set_, gpu, link, verbose)
+    options: dict[str, Any] = _options(link, tokens, price, calibrate)
+    asked: Any = str(target)
+    if is_params(target):
+        if given := [name for name, value in {"seq_len": seq_len, "global_batch": global_batch}.items() if value]:
+            name = given[0].replace("_", "-")
+            raise typer.BadParameter(f"--{name} is for models: a params file has its own settings")
+        asked = _experiments(target, gpus, set_, gpu or "H200", link, verbose)
+    else:
+        options |= {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
+        options["settings"] = parse_overrides(set_ or [])
+        say(f"comparing settings for {target}", err=True)
     found = recommended(asked, gpu, objective=objective, currency=currency, **options)  # type: ignore[arg-type]
     in_one = format_ in {Format.csv, Format.json}
     for place, one in enumerate(found):
         for line in (*([""] if place else []), f"{one.task}:", *one.sentences):
             say_line(line, err=in_one)
         if len(one.table) and not in_one:
-            _show(one.table, format_, gpu, currency)
+            _show(one.table, format_, currency)
     if in_one:
         import pandas as pd
 
         tables = [one.table.assign(task=one.task) for one in found if len(one.table)]
-        _show(pd.concat(tables), format_, gpu, currency)
+        _show(pd.concat(tables or [found[0].table]), format_, currency)
+    if not any(len(one.table) for one in found):
+        raise typer.Exit(1)
 
 
 def _options(link: str, tokens: float | None, price: float | None, calibrate: Path | None) -> dict[str, Any]:
@@ -132,13 +163,14 @@ class _Progress(logging.Handler):
         say_line(record.getMessage(), err=True)
 
 
-def _show(table: Any, format_: Format, gpu: str, currency: str) -> None:
+def _show(table: Any, format_: Format, currency: str, gpu: str = "") -> None:
+    """Print a table of predictions; `gpu` is named with its memory above it."""
     from dsnb.analysis.texts import predicted_figures
     from dsnb.prediction import gpus
 
     numbers = table.set_index("experiment")
     texts = predicted_figures(numbers, currency)
-    if format_ in {Format.table, Format.markdown}:
+    if gpu and format_ in {Format.table, Format.markdown}:
         spec, left = gpus.find(gpu), (numbers["peak_allocated_gib"] + numbers["headroom_gib"]).min()
         say(f"{spec.name}: {spec.memory_gib:.1f} GiB, {left:.1f} of them for tensors")
     if "worse_pct" in numbers:

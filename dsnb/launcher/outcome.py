@@ -42,7 +42,16 @@ MACHINE_FAULTS = {
 """Words of errors that come from the machine, not from the settings, and what to do."""
 MAX_NAMED = 5
 MEASURED_BY_WORKER = (
-    *("step_skew", "forward_skew", "host_memory_gib", "rank_host_memory_gib", "update_rms", "recompilations"),
+    *(
+        "step_skew",
+        "forward_skew",
+        "cpu_bound",
+        "launch_us",
+        "host_memory_gib",
+        "rank_host_memory_gib",
+        "update_rms",
+        "recompilations",
+    ),
     *("graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
 )
 """The fields of `worker.json` that are figures already."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics, planning
-from dsnb.prediction import calibration, gpus
+from dsnb.prediction import calibration, gpus, probed
 from dsnb.prediction.calibration import DEFAULT_COVERAGE, TIME_ERRORS, Coverage, Errors, Measured, measured
 from dsnb.prediction.calibration import calibrate as fit
 from dsnb.prediction.gpus import GpuSpec, Link
@@ -32,12 +32,13 @@ class On:
     constants: Constants = DEFAULT
     covered: Coverage = DEFAULT_COVERAGE
     errors: Errors | None = None  # by default those on runs that the default constants have not seen
+    probe: str = ""  # the probe of a machine that the constants were adjusted by
 
     def calibrated(self, runs: Sequence[Measured]) -> "On":
         """Return the same with what one or more measured runs tell, and the error on models that were left out."""
         constants = fit(runs)
         errors = calibration.by_kind(runs, calibration.left_out(runs), constants)
-        return replace(self, constants=constants, covered=Coverage.of(runs, self.link), errors=errors)
+        return replace(self, constants=constants, probe="", covered=Coverage.of(runs, self.link), errors=errors)
 
 
 def predict(
@@ -48,6 +49,7 @@ def predict(
     calibrate: "pd.DataFrame | None" = None,
     tokens: float | None = None,
     price: float | None = None,
+    probe: bool = True,
 ) -> "pd.DataFrame":
     """Predict memory, speed and cost of settings; no GPU is needed.
 
@@ -69,6 +71,9 @@ def predict(
         Tokens to train on, for `days`, `gpu_hours` and `cost`; by default 20 per parameter of the model.
     price
         Price of a GPU-hour, for `cost`.
+    probe
+        Whether to use what `dsnb probe` has measured of this GPU on this machine, if it has; runs to calibrate with
+        replace it.
 
     Returns
     -------
@@ -81,7 +86,7 @@ def predict(
         leaves (`days_low`, `days_high`), `gpu_hours` and `cost`. Each predicted figure has its mean error in
         `..._error_pct`, and `..._error_on` says on how many measured settings of which kind. The error of a time or
         speed is a factor: at 25 %, 1.25 or 1 / 1.25 times as much.
-        `outside` says what the calibration has not seen.
+        `outside` says what the calibration has not seen, `probe` which machine's probe the times were adjusted by.
 
     Raises
     ------
@@ -91,14 +96,20 @@ def predict(
     """
     planning.check(1 if tokens is None else tokens, {}, price=price)
     experiments = [one.model_copy(update={"device": "cuda"}) for one in experiments]  # whatever this machine has
-    on = On(gpus.find(gpu), gpus.link(link))
-    if calibrate is not None:
-        runs = measured(calibrate, on.link)
-        if not runs:
-            raise SettingsError("no run to calibrate with: give successful runs of GPT-2, OPT or BLOOM on known GPUs")
-        on = on.calibrated(runs)
+    on = on_gpu(gpu, link, calibrate, probe)
     settings = [setting(one, on.gpu, on.link) for one in experiments]  # refuses before anything is traced
     return tabulated(experiments, settings, traces(experiments), on, tokens=tokens, price=price)
+
+
+def on_gpu(gpu: str, link: str, calibrate: "pd.DataFrame | None" = None, probe: bool = True) -> On:
+    """Return what `predict` predicts for by its arguments of these names."""
+    on = On(gpus.find(gpu), gpus.link(link))
+    on = probed.applied(on) if probe else on
+    if calibrate is None:
+        return on
+    if not (runs := measured(calibrate, on.link)):
+        raise SettingsError("no run to calibrate with: give successful runs of GPT-2, OPT or BLOOM on known GPUs")
+    return on.calibrated(runs)
 
 
 def tabulated(
@@ -155,6 +166,7 @@ def tabulated(
             "days_high": days * (1 + error.mean_pct / 100),
             "gpu_hours": hours,
             "cost": math.nan if price is None else hours * price,
+            "probe": on.probe,
             "outside": "; ".join(calibration.outside(one, on.gpu.name, on.covered, on.link)),
         }
         rows.append(row)

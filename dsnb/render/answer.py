@@ -6,6 +6,7 @@ from functools import partial
 
 import pandas as pd
 
+from dsnb.analysis.advice import Recommendation
 from dsnb.analysis.choices import single_changes
 from dsnb.analysis.comparisons import differences
 from dsnb.analysis.decide import (
@@ -21,7 +22,6 @@ from dsnb.analysis.decide import (
     without_probes,
 )
 from dsnb.analysis.flags import Flag, flags
-from dsnb.analysis.recommend import Recommendation
 from dsnb.analysis.summary import UNSTABLE, unstable
 from dsnb.analysis.tasks import Task, tasks
 from dsnb.analysis.texts import fixed

@@ -267,15 +267,18 @@ def bandwidth(folder: str | Path) -> Iterator[Html | Picture]:
     gpu = (record_schema.read(run.worker) or {}).get("gpu_name")
     backend = f"NCCL, {html.escape(str(gpu))}" if gpu else "gloo on CPUs"
     yield Html(
-        f"<h2>Bandwidth between ranks</h2><p>In-place all-reduce over {table['ranks'].max():.0f} ranks ({backend}) "
+        f"<h2>Bandwidth between ranks</h2><p>Collectives over {table['ranks'].max():.0f} ranks ({backend}) "
         f"on {names}, {html.escape(str(machine.get('date_utc')))}. Times are the mean over calls on the slowest rank; "
-        "1 GB is 1e9 bytes; busbw is algbw x 2(n-1)/n, as in nccl-tests.</p>"
+        "1 GB is 1e9 bytes; busbw is algbw x 2(n-1)/n, of an all-gather x (n-1)/n, as in nccl-tests.</p>"
     )
     drawn = table[(table[["bytes", "busbw_gb_per_s"]] > 0).all(axis=1)]  # log axes
 
     def draw() -> Figure:
         figure, axis = plt.subplots(figsize=(10, 3.6), layout="constrained")
-        axis.plot(drawn["bytes"], drawn["busbw_gb_per_s"], color=palette.BLUE, marker="o", markersize=4)
+        for name, rows in drawn.groupby("collective", sort=False):
+            color = palette.BLUE if name == "all-reduce" else palette.VERMILION
+            axis.plot(rows["bytes"], rows["busbw_gb_per_s"], color=color, marker="o", markersize=4, label=name)
+        axis.legend()
         axis.set_xscale("log", base=2)
         axis.set(yscale="log", xlabel="message size (bytes)", ylabel="bus bandwidth (GB/s)")
         axis.xaxis.set_major_formatter(_format_size)
@@ -284,16 +287,17 @@ def bandwidth(folder: str | Path) -> Iterator[Html | Picture]:
         return figure
 
     if len(drawn):
-        yield Picture(draw, "Bus bandwidth of an all-reduce against message size")
-    yield tables.to_html(format_bandwidth(table), text_columns=("type", "redop"))
+        yield Picture(draw, "Bus bandwidth of collectives against message size")
+    yield tables.to_html(format_bandwidth(table), text_columns=("collective", "type", "redop"))
 
 
 def format_bandwidth(table: pd.DataFrame) -> pd.DataFrame:
-    """Format an all-reduce test as nccl-tests prints it, indexed by message size."""
+    """Format a test as nccl-tests prints it, indexed by message size."""
     columns = {
+        "collective": table["collective"].tolist(),
         "count (elements)": tables.format_column(table["count"], ".0f"),
         "type": table["dtype"].replace("float32", "float").astype(str).tolist(),
-        "redop": "sum",
+        "redop": ["sum" if name == "all-reduce" else "none" for name in table["collective"]],
         "time (us)": _two_decimals(table["time_us"]),
         "algbw (GB/s)": _two_decimals(table["algbw_gb_per_s"]),
         "busbw (GB/s)": _two_decimals(table["busbw_gb_per_s"]),

@@ -172,6 +172,12 @@ FIGURES = [
         kind=NUMBER,
     ),
     Column(
+        "cpu_bound",
+        "Share of the timed steps in which the host set the pace: parts of which the GPU had less than a quarter left "
+        "when all was launched, without what was left. At most so long, the GPU was idle. Of the worst rank.",
+        _percent("CPU-bound", better="lower"),
+    ),
+    Column(
         "peak_allocated_gib",
         "Peak memory that torch allocated on any GPU during the steps, not while the model was built.",
         _gib("peak memory allocated"),
@@ -221,19 +227,13 @@ FIGURES = [
         "As `tflops_per_gpu`, with the FLOPs of the blocks that activation checkpointing recomputes.",
         _rate("hardware TFLOP/s/GPU", digits=1),
     ),
-    Column(
-        "mfu",
-        "tflops_per_gpu / dense peak for the precision in the data sheet.",
-        _percent("MFU", better="higher"),
-    ),
+    Column("mfu", "tflops_per_gpu / dense peak for the precision in the data sheet.", _percent("MFU", better="higher")),
     Column(
         "mfu_of_matmul",
         "tflops_per_gpu / TFLOP/s of a large matrix product measured on the same GPU model.",
         _percent("MFU of a measured matmul", better="higher"),
     ),
-    Column(
-        "loss_last", "Of the last step, mean over ranks.", Metric("last loss", digits=3, better="lower"), kind=NUMBER
-    ),
+    Column("loss_last", "Last step, mean over ranks.", Metric("last loss", digits=3, better="lower"), kind=NUMBER),
     Column("grad_norm_last", "Of the last step, before clipping.", Metric("gradient norm", digits=3)),
     Column(
         "update_rms",
@@ -257,6 +257,7 @@ FIGURES = [
         skipped_steps="Timed steps whose update the fp16 loss scaler skipped.",
         skipped_warmup_steps="Warm-up steps whose update the fp16 loss scaler skipped.",
         slow_steps="Timed steps that took more than twice the median.",
+        launch_us="Time that the host needed for a small operation, measured after the steps; missing on a CPU.",
         recompilations="Graphs that torch.compile compiled during the timed steps.",
         graph_breaks="Different reasons for which torch.compile left its graph in the run; missing if not compiled.",
         nan_steps="Steps with a loss that is not a number, as Megatron logs them.",

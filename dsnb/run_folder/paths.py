@@ -52,9 +52,8 @@ class RunPaths(_JobPaths):
     worker = File("worker.json", "Measurements of rank 0 and its engine; only of a run that reached its end.")
     profile = File("profile.json", "Times of the parts of a step, with `profile: true`; rewritten after each part.")
     trace = File("trace.json.gz", "Trace of one step by torch's profiler, for Perfetto or Chrome.")
-    flops = File("flops.txt", "Report of DeepSpeed's flops profiler about one forward pass.")
-    bandwidth_plan = File("bandwidth.json", "Settings of an all-reduce test; its folder is no training run.")
-    bandwidth = File("bandwidth.jsonl", "One JSON object per message size of an all-reduce test.")
+    bandwidth_plan = File("bandwidth.json", "Settings of a bandwidth test; its folder is no training run.")
+    bandwidth = File("bandwidth.jsonl", "One JSON object per collective and message size of a bandwidth test.")
     failures = File("failures.jsonl", "One JSON object per rank that raised, the first one first.")
     result = File("result.json", "Status and summary, written last and atomically: it marks a finished run.")
     notebook = File("run.ipynb", "The notebook that papermill executed.")
@@ -105,7 +104,7 @@ def _home() -> Path:
 
 
 def cache_home() -> Path | None:
-    """Return the folder of the traces of models: `$DSNB_CACHE`, or the user's cache; None if there is none."""
+    """Return the folder of traces and probes: `$DSNB_CACHE`, or the user's cache; None if there is none."""
     try:
         if (chosen := os.environ.get("DSNB_CACHE")) is not None:
             return None if chosen in {"", "off"} else Path(chosen).expanduser()

@@ -29,7 +29,7 @@ from dsnb.runs.table import as_runs, without_noise
 Planned = list[tuple[str, int]]
 """Experiment and repeat of each run."""
 BANDWIDTH_COLUMNS = [
-    "bytes", "count", "dtype", "ranks", "calls", "time_us", "algbw_gb_per_s", "busbw_gb_per_s", "errors",
+    "bytes", "count", "dtype", "ranks", "calls", "time_us", "algbw_gb_per_s", "busbw_gb_per_s", "errors", "collective",
 ]  # fmt: skip
 
 
@@ -165,8 +165,11 @@ def load_bandwidth(folder: str | Path) -> pd.DataFrame:
     """Load the newest all-reduce test of a sweep, or the test in a folder: `BANDWIDTH_COLUMNS` by message size."""
     run = newest_bandwidth_test(folder)
     table = pd.DataFrame(record_schema.read_lines(run.bandwidth) if run else [], columns=BANDWIDTH_COLUMNS)
-    for name in [*BANDWIDTH_COLUMNS[:2], *BANDWIDTH_COLUMNS[3:]]:
+    for name in [*BANDWIDTH_COLUMNS[:2], *BANDWIDTH_COLUMNS[3:-1]]:
         table[name] = pd.to_numeric(table[name], errors="coerce")
+    table["collective"] = (
+        table["collective"].astype(object).fillna("all-reduce")
+    )  # the only one that was measured before
     return table.dropna(subset=["bytes", "count", "time_us"]).reset_index(drop=True)
 
 

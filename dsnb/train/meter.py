@@ -7,8 +7,9 @@ queue, losses are copied to the host asynchronously, and a step is written once 
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,8 +29,12 @@ class Clock:
     A CPU executes work as it is called, so a mark is a reading of the monotonic clock.
     """
 
+    has_queue = False
+    """Whether the device works through a queue that the host fills."""
+
     def __init__(self) -> None:
         self._marks: list[Any] = []
+        self._queued_s: list[float] = []
 
     def mark(self) -> int:
         """Mark the end of the work queued so far and return the number of the mark."""
@@ -44,6 +49,10 @@ class Clock:
         """Return the seconds between two marks that have passed."""
         return float(self._marks[second] - self._marks[first])
 
+    def queued_s(self, first: int, second: int) -> float:
+        """Return the seconds of the host's clock between the queueing of two marks."""
+        return self._queued_s[second] - self._queued_s[first]
+
     def synchronize(self) -> None:
         """Wait until all work queued so far is done; never called inside the timed region."""
 
@@ -51,11 +60,14 @@ class Clock:
 class CudaClock(Clock):
     """Events in the current stream: the GPU records the time when it reaches them."""
 
+    has_queue = True
+
     def mark(self) -> int:
         """Queue an event and return its number."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()  # type: ignore[no-untyped-call]
         self._marks.append(event)
+        self._queued_s.append(time.perf_counter())
         return len(self._marks) - 1
 
     def passed(self, mark: int) -> bool:
@@ -74,6 +86,30 @@ class CudaClock(Clock):
 def clock_of(device: torch.device) -> Clock:
     """Return the clock of a device."""
     return CudaClock() if device.type == "cuda" else Clock()
+
+
+MAX_PARTS = 8
+"""Backward passes of a step whose ends are marked: each mark takes the host some microseconds."""
+LEFT = 0.25
+"""A GPU that has this share of a part still to do when the host has queued all of it was kept busy by it."""
+
+
+def cpu_bound(clock: Clock, marks: Sequence[int], last: int) -> float:
+    """Return the share of the time between the first and the last of `marks` in which the host set the pace.
+
+    The device was idle at the first mark and at the mark `last`, so that its clock can be compared with the host's. Of
+    each part between two marks, what the device had left to do at the moment when the host had queued all of it is
+    known. If that is less than `LEFT` of the part, the part counts, apart from what was left: the device may have been
+    idle from the end of the part before until then, and it waited for launch after launch at the latest at the end.
+    """
+    first = marks[0]
+    rate = clock.queued_s(first, last) / clock.seconds(first, last)  # the two clocks drift apart
+    counted_s = 0.0
+    for start, end in pairwise(marks):
+        part_s = rate * clock.seconds(start, end)
+        left_s = max(0.0, rate * clock.seconds(first, end) - clock.queued_s(first, end))
+        counted_s += part_s - left_s if left_s < LEFT * part_s else 0.0
+    return counted_s / (rate * clock.seconds(first, marks[-1]))
 
 
 UPDATE_WITHIN_S = 0.5
@@ -209,11 +245,15 @@ class Meter:
         self._rows: list[dict[str, Any]] = []
         self._forward: int | None = None
         self._forwards_s: dict[str, list[float]] = {}
+        self._parts: list[int] = []
+        self._backwards = 0
         self._step = 0
         self.peak_gib: dict[str, float] = {}
         self.skipped_steps = 0
         self.energy_j: float | None = None
         """Energy of the timed steps on this rank's GPU; None if it is not measured."""
+        self.cpu_bound: float | None = None
+        """`cpu_bound` of the timed steps; None on a CPU."""
         self._clock_zero = self._boundary = self.clock.mark()
         self.clock.synchronize()
         self._zero_s = launch_clock.now_s() - launched_at
@@ -233,6 +273,7 @@ class Meter:
         if energy:
             energy.begin()
         self._boundary = self.clock.mark()
+        self._parts = [self._boundary]
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
 
@@ -241,11 +282,15 @@ class Meter:
 
     @contextlib.contextmanager
     def section(self, name: str) -> Iterator[None]:
-        """Mark the end of a step's first forward pass; a mark in the device's queue causes no delay."""
+        """Mark the ends of a step's first forward pass and backward passes, which causes no delay of the device."""
         self._position.phase = name
         yield
         if self._marks_forward and name == "forward" and self._forward is None:
             self._forward = self.clock.mark()
+            self._parts.append(self._forward)
+        if self.clock.has_queue and name == "backward" and self._backwards < MAX_PARTS:
+            self._backwards += 1
+            self._parts.append(self.clock.mark())
 
     def step(self, loss: torch.Tensor, skipped: bool, grad_norm: torch.Tensor | float | None = None) -> None:
         """Mark the end of a step, with its mean loss, shape (), on the device, and its gradient norm, if known."""
@@ -261,7 +306,8 @@ class Meter:
         marks = self._boundary, end, self._forward
         self._pending.append(Pending(self._step, self._phase, *marks, skipped, grad_norm, self._memory()))
         self.skipped_steps += skipped
-        self._boundary, self._step, self._forward = end, self._step + 1, None
+        self._parts.append(end)
+        self._boundary, self._step, self._forward, self._backwards = end, self._step + 1, None, 0
         self._write_passed()
 
     def end(self) -> None:
@@ -270,6 +316,10 @@ class Meter:
         self.wall_s[self._phase] = time.perf_counter() - self._phase_began
         if energy := self._energy(self._phase):
             self.energy_j = energy.end()
+        if self.clock.has_queue and self._phase == "timed":
+            last = self.clock.mark()
+            self.clock.synchronize()
+            self.cpu_bound = cpu_bound(self.clock, self._parts, last)
         if self._gpu:
             self._note_peaks({"device_memory_gib": self._gpu.memory_used_gib()})
         self._write_passed(force=True)

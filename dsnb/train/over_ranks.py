@@ -133,6 +133,11 @@ def sum_of_ranks(value: float | None, device: torch.device) -> float | None:
     return float(total) if math.isfinite(total) else None
 
 
+def largest_of_ranks(value: float | None, device: torch.device) -> float | None:
+    """Return the largest of a figure's values over all ranks; None where ranks have none, all alike."""
+    return None if value is None else float(_of_ranks([value], device).max())
+
+
 class WeightWatch:
     """Compares the weights of DeepSpeed's or torch's optimizer with those at the time of construction."""
 

@@ -12,7 +12,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from dsnb.train.attention import FLEX_NAME, KernelWatch
 from dsnb.train.data import Batches, batches
 from dsnb.train.engine import DeepSpeedTrainer, PipelineTrainer
 from dsnb.train.failure import Position
+from dsnb.train.launches import launch_us
 from dsnb.train.meter import Meter, open_device
 from dsnb.train.model import build
 from dsnb.train.trainer import TorchTrainer, Trainer, no_section
@@ -100,6 +101,9 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     }
     if rank() == 0:
         record["ended_s"] = launch_clock.since_launch_s()
+        if device.type == "cuda":
+            with suppress(torch.OutOfMemoryError):  # the run itself is over
+                record["launch_us"] = launch_us(device)
         records.write_json(run.worker, record | token_work.record(experiment))
     with profiling.time_limited(experiment, meter.wall_s["timed"] / experiment.steps):
         if experiment.profile:
@@ -125,6 +129,7 @@ def train_steps(
         **over_ranks.peaks_of_ranks(meter.peak_gib, device),
         **over_ranks.skew_of_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device),
         "energy_j": over_ranks.sum_of_ranks(meter.energy_j, device),
+        "cpu_bound": over_ranks.largest_of_ranks(meter.cpu_bound, device),
         "attention_kernel": kernel.kernel,
         "recompilations": compiled,
         "compiled_graphs": causal_loss.compiled_graphs() if experiment.compile != "off" else None,

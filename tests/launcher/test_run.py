@@ -196,20 +196,15 @@ def test_ranks_of_one_machine_listen_on_its_loopback_interface_alone(run_small):
     assert {address for of_rank in addresses for address in of_rank} == {"127.0.0.1"}
 
 
-def test_a_finished_run_is_not_overwritten(small, run_small):
+def test_a_finished_run_is_not_overwritten_and_no_secret_is_in_its_files(small, run_small, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     _, paths = run_small()
+    assert not [file for file in paths.dir.iterdir() if "hf_verysecret" in file.read_text(errors="replace")]
     with pytest.raises(SettingsError, match="it holds a finished run; choose another folder"):
         launch(small(), paths.dir, progress=False)
     record = records.read_json(paths.result)
     records.write_json(paths.result, {**record, "status": "interrupted"})
     assert launch(small(), paths.dir, progress=False).status == "ok"
-
-
-def test_no_secret_reaches_a_file(run_small, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
-    _, paths = run_small()
-    written = [file.read_text(errors="replace") for file in paths.dir.iterdir()]
-    assert not [text for text in written if "hf_verysecret" in text]
 
 
 def test_a_fixed_port_that_is_in_use(run_small):

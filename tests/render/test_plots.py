@@ -78,9 +78,6 @@ def test_scaling_has_units_ideals_and_remarks():
     assert [list(line.get_ydata()) for line in lines if line.get_linestyle() == ":"] == [[50, 100], [100, 200]]
     legend = nodes.throughput(table).figure.legends[0].get_texts()
     assert [text.get_text()[-14:] for text in legend] == ["(base: 2 GPUs)", " (base: 1 GPU)"]
-    assert "No workload was measured on two numbers of GPUs" in nodes.scaling_remarks([]).text
-    assert "No workload is more efficient on more GPUs" in nodes.scaling_remarks([table]).text
-    assert "super-linear" in nodes.scaling_remarks([scaling(scaled("a", {1: 100, 2: 280}))]).text
 
 
 def test_bars_and_dots_of_memory_are_those_of_their_rows():
@@ -96,13 +93,9 @@ def test_bars_and_dots_of_memory_are_those_of_their_rows():
     (dots,) = axis.collections
     assert dots.get_offsets().tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
     assert sorted({bar.get_y() + bar.get_height() / 2 for bar in axis.patches}) == [0, 1, 2, 3]
-    assert axis.get_ylim() == (3.5, -0.5)
-    assert axis.get_position().width > 0.3
     change = {"change": ["a"], "base": ["b"], "experiment": ["e"], "measured_gib": [1.0], "theory_gib": [2.0]}
     (changed,) = labels(plots.memory_changes(pd.DataFrame(change)))
     assert changed == ("difference in GPU memory (GiB) to b", "changed setting")
-    assert plots._abbreviations(["a/x", "b/y"]) == ["x", "y"]
-    assert plots._abbreviations(["a/x", "b/x"]) == ["a/x", "b/x"]
 
 
 def test_the_steps_of_one_run(tmp_path):

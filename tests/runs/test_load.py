@@ -85,11 +85,6 @@ def test_keys_of_deepspeeds_configuration_are_columns_of_their_runs_only(tmp_pat
     assert sorted(loaded["deepspeed.zero_optimization.round_robin_gradients"].notna()) == [False, False, True, True]
 
 
-def test_names_of_hosts_are_printable_and_separable(tmp_path):
-    made_up.write_groups(tmp_path, ["a,b\x1b c", "d"], sizes=(2,))
-    assert list(dsnb.load_runs(tmp_path)["hosts"]) == ["a?b??c,d"]
-
-
 def plan(folder, content):
     (folder / "planned.json").write_text(json.dumps(content))
 

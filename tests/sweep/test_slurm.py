@@ -70,6 +70,13 @@ def jobs_for(sweep, asked, said):
     return SlurmExecutor(asked, sweep.name, sweep.runs, said.append, POLL_S, 0.5, "tests.support.jobs")
 
 
+def refused(call, *arguments, **named):
+    """Give the problems that a call raises."""
+    with pytest.raises((SettingsError, LaunchError)) as caught:
+        call(*arguments, **named)
+    return str(caught.value)
+
+
 def job_of(run):
     return (records.read_json(run.paths.slurm) or {}).get("job")
 
@@ -215,39 +222,31 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(params
     job.initialize(run)
     records.write_json(run.paths.slurm, {"name": "dsnb-small-1", "job": "7"})
     monkeypatch.setattr(slurm, "queue", lambda: {"dsnb-small-1": Record("7", "dsnb-small-1", "RUNNING")})
-    with pytest.raises(SettingsError) as caught:
-        jobs_for(load(params, Allocation(), steps=5), Allocation(), [])
-    assert str(caught.value) == (
+    assert refused(jobs_for, load(params, Allocation(), steps=5), Allocation(), []) == (
         f"{run.paths.dir} is being executed by job 7 with other settings (steps was 4 and is 5): "
         "wait for it, cancel it with `scancel 7`, or choose another --output"
     )
-    with pytest.raises(SettingsError) as caught:
-        run_sweep(params, output=params.parent / "out", progress=False)
-    assert str(caught.value) == (
+    assert refused(run_sweep, params, output=params.parent / "out", progress=False) == (
         f"{run.paths.dir} is still executed by Slurm as job 7: continue with --slurm, or cancel it with scancel"
     )
     another = {"another": Record("7", "another", "RUNNING")}  # Slurm has used the number again
     monkeypatch.setattr(slurm, "queue", lambda: another)
     assert slurm.find_active([run.paths]) == ""
     monkeypatch.setattr(slurm, "queue", refuse)
-    with pytest.raises(SettingsError) as caught:
-        slurm.find_active([run.paths])
-    assert str(caught.value) == (
+    assert refused(slurm.find_active, [run.paths]) == (
         f"{run.paths.dir} was submitted to Slurm, and its job may still be active (no answer); if it has ended, "
         f"delete {run.paths.slurm}"
     )
-    with pytest.raises(LaunchError, match=r"^Slurm does not answer \(no answer\): start the sweep again when it does$"):
-        jobs_for(load(params, Allocation()), Allocation(), [])
+    said = "Slurm does not answer (no answer): start the sweep again when it does"
+    assert refused(jobs_for, load(params, Allocation()), Allocation(), []) == said
 
 
 @pytest.mark.process
 def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
     said = []
     sweep = load(params, Allocation(partition="nope"))
-    with pytest.raises(LaunchError) as caught:
-        jobs_for(sweep, Allocation(partition="nope"), said).start(sweep.runs[0])
-    name = sweep.runs[0].name
-    assert str(caught.value) == f"Slurm rejects {name} run1: Invalid partition name specified"
+    rejected = refused(jobs_for(sweep, Allocation(partition="nope"), said).start, sweep.runs[0])
+    assert rejected == f"Slurm rejects {sweep.runs[0].name} run1: Invalid partition name specified"
     asked = Allocation(nodes=3)
     sweep = load(params, asked, gpus="auto")
     assert sweep.runs[0].experiment.gpus == 3
@@ -274,10 +273,9 @@ def test_a_whole_sweep_as_one_job(cluster, params):
         (["--fail"], "failed: no such thing", 2),
         (["--say"], f"completed but left no result in {sweep.paths.dir}: {SHARED}", 1),
     ):
-        with pytest.raises(LaunchError) as caught:
-            slurm.run_in_one_job(sweep, Allocation(), [*command, *words], said.append, POLL_S)
+        ended = refused(slurm.run_in_one_job, sweep, Allocation(), [*command, *words], said.append, POLL_S)
         number = records.read_json(sweep.paths.slurm)["job"]
-        assert str(caught.value) == f"job {number} {cause} ({left} of 2 runs are left: start the sweep again)"
+        assert ended == f"job {number} {cause} ({left} of 2 runs are left: start the sweep again)"
     assert [line for line in said if not line.startswith("job ")] == ["run 1/2  made"]
     assert job.read_result(one.paths).status == "ok"
     assert job.read_result(two.paths) is None
@@ -311,11 +309,8 @@ def test_a_job_over_its_time(late):
 @pytest.mark.process
 def test_without_slurm_it_is_one_sentence(params, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(SettingsError) as caught:
-        jobs_for(load(params, Allocation()), Allocation(), [])
-    assert str(caught.value) == (
-        "squeue is not found: --slurm needs Slurm's commands; start it on a login node of the cluster"
-    )
+    said = "squeue is not found: --slurm needs Slurm's commands; start it on a login node of the cluster"
+    assert refused(jobs_for, load(params, Allocation()), Allocation(), []) == said
 
 
 @pytest.mark.parametrize(
@@ -328,9 +323,7 @@ def test_without_slurm_it_is_one_sentence(params, monkeypatch):
     ],
 )  # fmt: skip
 def test_options_that_are_refused(options, message):
-    with pytest.raises(SettingsError) as caught:
-        Allocation(**options)
-    assert str(caught.value) == message
+    assert refused(Allocation, **options) == message
 
 
 def test_a_run_asks_for_what_it_needs(params):
@@ -344,9 +337,7 @@ def test_a_run_asks_for_what_it_needs(params):
         "--parsable", f"--wrap={slurm.PROLOGUE}python '$x y'",
     ]  # fmt: skip
     assert asked.options(1, 4, "cpu")["cpus-per-task"] == "4"
-    with pytest.raises(SettingsError) as caught:
-        load(params, asked, gpus=[33, 9])
-    assert caught.value.problems == [
+    assert refused(load, params, asked, gpus=[33, 9]).splitlines() == [
         "gpus is 33 and nodes is 1: a job may have 4 nodes with 8 each; raise --nodes or --gpus-per-node",
         "gpus is 9: 2 nodes cannot share that equally; use a multiple of 2",
     ]

@@ -15,6 +15,8 @@ meters, over_ranks = lazy.Module("dsnb.train.meter"), lazy.Module("dsnb.train.ov
 class FakeClock:
     """Marks fall at given times; a mark has passed once `now` has come to it."""
 
+    has_queue = False
+
     def __init__(self, times_s):
         self.times_s, self.count, self.now = times_s, 0, float("inf")
 
@@ -30,6 +32,46 @@ class FakeClock:
 
     def synchronize(self):
         self.now = float("inf")
+
+
+class FakeQueue(FakeClock):
+    """Marks are queued by the host at some times, and the device, whose clock runs faster, comes to them at others."""
+
+    has_queue = True
+
+    def __init__(self, queued_s, reached_s, drift=1.001):
+        super().__init__([5.0 + drift * time_s for time_s in reached_s])
+        self.host_s = queued_s
+
+    def queued_s(self, first, second):
+        return self.host_s[second] - self.host_s[first]
+
+
+CPU_BOUND = {
+    # queued, reached: zero, begin, then of two steps the ends of forward, backward and the rest; idle in the end
+    "the device keeps up with every launch": (
+        [0, 0, 2, 6, 7, 9, 13, 14, 20], [0, 0, 2.01, 6.02, 7.01, 9.01, 13.02, 14.01, 20], 0.99, 1.0),
+    "the host is ahead by more than a step": (
+        [0, 0, 0.1, 0.3, 0.4, 0.5, 0.7, 0.8, 20], [0, 0, 2, 6, 7, 9, 13, 14, 20], 0.0, 0.0),
+    "the host is ahead, and waits once in each step": (
+        [0, 0, 1, 3, 6.1, 8, 10, 13.1, 20], [0, 0, 2, 6, 7, 9, 13, 14, 20], 0.0, 0.0),
+    # the optimizer asks the device about each tensor from 6 to 7.8, and from 14 to 15.8, then queues 0.2 s of work
+    "only the rest of a step waits for the host": (
+        [0, 0, 0.1, 0.3, 7.8, 8.1, 8.3, 15.8, 20], [0, 0, 2, 6, 8, 10, 14, 16, 20], 3.6 / 16, 3.6 / 16),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("queued_s", "reached_s", "low", "high"), CPU_BOUND.values(), ids=CPU_BOUND)
+def test_the_share_in_which_the_host_sets_the_pace(queued_s, reached_s, low, high):
+    meter = meters.Meter(None, 2, 64, torch.device("cpu"), launch_clock.now_s(), FakeQueue(queued_s, reached_s))
+    meter.begin("timed", lambda: None)
+    for _ in range(2):
+        for name in ("forward", "backward", "optimizer"):
+            with meter.section(name):
+                pass
+        meter.step(torch.tensor(1.0), skipped=False)
+    meter.end()
+    assert low - 1e-9 <= meter.cpu_bound <= high + 1e-9
 
 
 def test_known_times_come_out_exactly(tmp_path):
@@ -65,6 +107,7 @@ def test_the_first_forward_pass_of_each_step_is_timed(tmp_path):
     meter.end()
     assert meter.times_s("timed") == [2.0, 1.0]
     assert meter.forwards_s("timed") == [0.25, 0.5]
+    assert meter.cpu_bound is None  # a CPU has no queue
     assert (meter.times_s("warmup"), meter.forwards_s("warmup")) == ([], [])
 
 

@@ -1,0 +1,196 @@
+"""The best of many candidates of one task, whose memory is predicted only where it decides.
+
+Times of a thousand settings take a fraction of a second, the trace of a model, which memory follows from, takes seconds
+for each kind of setting. So the fastest candidates that are likely to fit are traced first, and tracing ends when
+nothing that is not traced can be in the answer. What is likely follows from formulas of what blocks keep.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from dsnb.analysis import space
+from dsnb.analysis.decide import CPU, PREDICTED, Question, decide
+from dsnb.analysis.intervals import RELEVANCE
+from dsnb.errors import SettingsError
+from dsnb.formulas import memory, planning
+from dsnb.prediction.memory import peak_memory, room
+from dsnb.prediction.predict import On, tabulated
+from dsnb.prediction.shapes import Mode, shape
+from dsnb.prediction.step_time import setting
+from dsnb.prediction.traces import Trace, attempts
+from dsnb.settings.experiment import Experiment
+
+ALTERNATIVES = 3
+UNSURE = 1.15
+"""How far a likely need may be above what is there before a setting counts as too large without a trace."""
+LOGIT_BYTES = {"off": 12.0, "default": 4.0}
+"""Likely bytes of a logit and what the loss makes of it, eager and compiled."""
+AUTOCAST = 1.4
+"""Likely bytes of a block under autocast, which leaves the stream in fp32, over those in native half precision."""
+OF_MEMORY = ("fits", "headroom_gib", "peak_allocated_gib", "peak_allocated_error_pct", "mfu")
+"""Columns of `dsnb.predict` that need a trace."""
+LEAST = 0.8
+"""What blocks of any family keep at least, of what the formula for a block without dropout and with ReLU says."""
+KINDS: tuple[tuple[str, ...], ...] = (
+    ("strategy", "zero_stage", "tensor_parallel"),
+    ("compile",),
+    ("activation_checkpointing",),
+)
+"""In what alternatives differ from the best one: in how the work is shared, in compilation, in recomputation."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best candidate that fits and its alternatives, and the ones that fit in order."""
+
+    table: pd.DataFrame
+    """All candidates (`dsnb.analysis.decide.candidates`, `dsnb.predict`); memory only where it decides."""
+    options: pd.DataFrame
+    """Those that fit, or are likely to, with what they cost, the best first."""
+    chosen: list[str]
+    """The recommended candidate, its alternatives, the nearest first; empty if none fits."""
+    tied: int = 0
+    """Candidates that are no more than `RELEVANCE` worse than the best, of which the recommended is the simplest."""
+
+
+class Search:
+    """Candidates by name, predicted on a GPU; what is traced once serves every further question about them."""
+
+    def __init__(
+        self, asked: Mapping[str, Experiment], on: On, tokens: float | None, price: float | None, kind: str = ""
+    ) -> None:
+        self.asked = {name: one.model_copy(update={"device": "cuda"}) for name, one in asked.items()}
+        self.beside: list[Experiment] = []
+        """What is traced together with the first candidates."""
+        self.on, self._price, self._kind = on, price, kind
+        usual = planning.usual_tokens(shape(next(iter(asked.values())).model).parameters)
+        self.tokens = usual if tokens is None else tokens
+        self._settings = [setting(one, on.gpu, on.link) for one in self.asked.values()]
+        self.room_gib = np.array([room(one, on.gpu.memory_gib).tensors_gib for one in self.asked.values()])
+        self.least_gib = np.array([need_gib(one) for one in self.asked.values()])
+        """What a candidate needs at least."""
+        self._likely_gib = np.array([need_gib(one, likely=True) for one in self.asked.values()])
+        self._problems: dict[str, SettingsError] = {}
+        self._take(attempts(list(self.asked.values()), make=False))
+
+    def _take(self, found: Sequence[Trace | SettingsError]) -> None:
+        self._traces = [one if isinstance(one, Trace) else None for one in found]
+        asked = list(self.asked.values())
+        table = tabulated(asked, self._settings, self._traces, self.on, tokens=self.tokens, price=self._price)
+        table = table.set_axis(list(self.asked))
+        table = table.reindex(columns=list(dict.fromkeys([*table, *OF_MEMORY])))
+        if self._kind == CPU:  # memory is predicted for GPUs
+            table = table.assign(**dict.fromkeys(OF_MEMORY, np.nan)).assign(fits=True)
+        self.table = table.assign(
+            basis=PREDICTED, is_unstable=False, gpus=[one.gpus for one in asked], gpu_name=self.on.gpu.name,
+            kind=self._kind, energy_kwh=np.nan, memory_gib=table["peak_allocated_gib"],
+        )  # fmt: skip
+
+    def trace(self, names: Sequence[str]) -> None:
+        """Trace candidates and what is like them; one that cannot be traced counts as too large.
+
+        A SettingsError says why none can be traced.
+        """
+        tried = dict(zip(names, attempts([*(self.asked[name] for name in names), *self.beside]), strict=False))
+        self.beside = []
+        failed = {name: problem for name, problem in tried.items() if isinstance(problem, SettingsError)}
+        if len(failed) == len(names) and not any(self._traces):
+            raise next(iter(failed.values()))
+        self._problems |= failed
+        self._take(attempts(list(self.asked.values()), make=False))
+
+    def best(self, question: Question, measured: pd.DataFrame | None = None) -> Found:
+        """Return the best candidate; figures of `measured` ones replace those that are predicted."""
+        while True:
+            found, visited = self._choose(question, measured)
+            is_open = [name for name in dict.fromkeys(visited) if self._is_open(name, found.table)]
+            if not is_open:
+                return found
+            self.trace(is_open)
+
+    def _is_open(self, name: str, table: pd.DataFrame) -> bool:
+        return bool(pd.isna(table["fits"][name])) and name not in self._problems
+
+    def _choose(self, question: Question, measured: pd.DataFrame | None) -> tuple[Found, list[str]]:
+        """Return what is the best by what is known and likely now, and the candidates that this rests on."""
+        table = self.table.copy()
+        if measured is not None:
+            table.loc[measured.index, measured.columns] = measured
+        is_known = table["fits"].notna().to_numpy()
+        problems = table.index.isin(list(self._problems))
+        can_fit = (self.least_gib <= self.room_gib) & ~problems
+        fits = np.where(is_known, table["fits"].eq(True), can_fit & (self._likely_gib <= self.room_gib))
+        unsure = ~is_known & can_fit & (self._likely_gib <= UNSURE * self.room_gib)
+        if question.objective == "memory":  # unknown ones are ranked by what they need at least
+            table["memory_gib"] = table["memory_gib"].where(is_known, self.least_gib)
+            unsure = ~is_known & can_fit
+        options = decide(table.assign(fits=fits), question).options
+        everything = decide(table.assign(fits=fits | unsure), question).options
+        if options.empty:  # what is likely to need least is looked at in any case
+            open_ = pd.Series(self._likely_gib, table.index)[~is_known & (can_fit | (not is_known.any() and ~problems))]
+            return Found(table, options, []), [*map(str, everything.index), *map(str, open_.nsmallest(1).index)]
+        best = options.index[0]
+        visited = [str(name) for name in everything.index[: everything.index.get_loc(best) + 1]]
+        most = (1 + RELEVANCE) * options[question.column].iloc[0]
+        tied = options.index[options[question.column] <= most]
+        chosen = [min(map(str, tied), key=self._simplicity)]
+        maybe_tied = map(str, everything.index[everything[question.column] <= most])
+        visited += [name for name in maybe_tied if self._simplicity(name) < self._simplicity(chosen[0])]
+        chosen += self._alternatives(chosen[0], [str(name) for name in options.index])
+        return Found(table, options, chosen, len(tied)), [*visited, *chosen]
+
+    def _simplicity(self, name: str) -> tuple[int, ...]:
+        return space.simplicity(self.asked[name])
+
+    def _alternatives(self, best: str, options: Sequence[str]) -> list[str]:
+        """Return the best candidate that differs in each of `KINDS`, and then others, as they are ranked."""
+        others = [name for name in options if name != best]
+
+        def differs(name: str, kind: Sequence[str]) -> bool:
+            return any(getattr(self.asked[name], field) != getattr(self.asked[best], field) for field in kind)
+
+        firsts = (next((name for name in others if differs(name, kind)), None) for kind in KINDS)
+        chosen = list(dict.fromkeys(name for name in firsts if name))
+        chosen += [name for name in others if name not in chosen][: ALTERNATIVES - len(chosen)]
+        return sorted(chosen, key=options.index)
+
+    def out_of_reach(self) -> list[tuple[str, float, float]]:
+        """Return the ways of sharing of which no candidate can fit: one, its least need, and the room, in GiB."""
+        known = self.table["peak_allocated_gib"].fillna(pd.Series(self.least_gib, self.table.index))
+        rows = pd.DataFrame({"need": known, "room": self.room_gib, "name": list(self.asked)}, self.table.index)
+        sharing = [str([getattr(one, field) for field in KINDS[0]]) for one in self.asked.values()]
+        least = rows.loc[rows.groupby(sharing, sort=False)["need"].idxmin()]
+        return [
+            (str(row["name"]), float(row["need"]), float(row["room"]))
+            for row in least.to_dict("records")
+            if row["need"] > row["room"]
+        ]
+
+
+def need_gib(one: Experiment, likely: bool = False) -> float:
+    """Return what a setting needs at least, or is likely to need."""
+    return peak_memory(one, formula(one, likely)).peak_allocated_gib
+
+
+def formula(one: Experiment, likely: bool) -> Trace:
+    """Return the trace that formulas say of a setting: what it keeps at least, or is likely to keep."""
+    model, tokens = shape(one.model), int(one.micro_batch_size) * one.seq_len
+    width, is_relu = (2 if one.precision in memory.HALF else 4), not likely or model.family == "opt"
+    block = memory.block_activations(
+        tokens, model.hidden, model.heads, one.seq_len, 1, width, likely and one.dropout > 0, True, is_relu
+    )
+    block *= (AUTOCAST if Mode.of(one).autocast else 1.0) if likely else LEAST
+    of_logit = (LOGIT_BYTES["off" if one.compile == "off" else "default"] if likely else width) * model.vocab
+    every = one.checkpoint_every if one.activation_checkpointing else 0
+    block_input = float(width * tokens * model.hidden)
+    kept, again = memory.kept_activations(model.layers, block, block_input, every, one.checkpoint_offload)
+    loss = kept + (tokens * of_logit if one.loss == "whole" else 0)
+    of_root = float(model.vocab * model.hidden)
+    return Trace(
+        forward_peak=kept, kept=kept, moments=((loss, 0.0), (kept + again, 1.0)), parameters=model.parameters,
+        trainable=0.0 if one.lora_rank else model.parameters, of_block=(model.parameters - of_root) / model.layers,
+        of_root=of_root, largest=of_root, layers=model.layers, hidden=model.hidden, vocab=model.vocab,
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Probes of machines (`dsnb probe`), kept in the user's cache, and what they tell of the time model's constants."""
+
+import contextlib
+import json
+import re
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsnb.errors import SettingsError
+from dsnb.files import records
+from dsnb.prediction import gpus
+from dsnb.prediction.gpus import GpuSpec
+from dsnb.run_folder import paths
+
+if TYPE_CHECKING:
+    from dsnb.prediction.predict import On
+
+REFERENCE: dict[str, Any] = json.loads(Path(__file__).with_name("probe_reference.json").read_text(encoding="utf-8"))
+"""Probe of a host for which the constants hold, as `dsnb probe --output` writes it; `about` says how it was made. With
+`is_measured: false` there is none, and nothing is adjusted."""
+HOST = {"launch_us": "host_launch_us", "parameter_us": "host_parameter_us", "gather_us": "host_gather_us"}
+"""Figure -> constant of the host, in microseconds."""
+RATES = {
+    "matmul_tflops": "matmul_efficiency",
+    "unaligned_tflops": "unaligned_efficiency",
+    "attention_tflops": "attention_efficiency",
+    "memory_gb_per_s": "memory_efficiency",
+    "host_link_gb_per_s": "host_link_efficiency",
+    "link_gb_per_s": "link_efficiency",
+}
+"""Figure -> constant that says how much of a rate of the data sheet is reached."""
+WORST, BEST = 0.05, 20.0
+"""Ratios beyond these are errors of measurement."""
+
+
+def save(record: dict[str, Any]) -> Path | None:
+    """Keep a probe in the user's cache, one for each host and GPU; None if there is no cache."""
+    name = re.sub(r"[^a-z0-9]+", "-", f"{record['host']} {record['gpu_name'] or 'cpu'}".lower()).strip("-")
+    if (home := paths.cache_home()) is None:
+        return None
+    file = home / "probes" / f"{name}.json"
+    records.write_json(file, record)
+    return file
+
+
+def stored(gpu: str) -> dict[str, Any] | None:
+    """Return the newest probe of a GPU, of this host if there is one; None if there is none."""
+    home, host, found = paths.cache_home(), socket.gethostname(), []
+    for file in sorted((home / "probes").glob("*.json")) if home else ():
+        record = records.read_json(file) or {}
+        with contextlib.suppress(SettingsError):
+            if isinstance(record.get("figures"), dict) and gpus.find(str(record.get("gpu_name"))).name == gpu:
+                found.append(record)
+    return max(found, key=lambda one: (one.get("host") == host, str(one.get("date_utc"))), default=None)
+
+
+def ratios(record: dict[str, Any], reference: dict[str, Any]) -> dict[str, float]:
+    """Return for each constant that a probe tells of by how much to multiply it: below 1 for less of a rate or time."""
+    found = {}
+    for name, constant in (HOST | RATES).items():
+        own, usual = (one["figures"].get(name) for one in (record, reference))
+        if not all(isinstance(value, int | float) and value > 0 for value in (own, usual)):
+            continue
+        ratio = own / usual
+        if name in RATES:
+            ratio *= _nominal(gpus.find(reference["gpu_name"]), name) / _nominal(gpus.find(record["gpu_name"]), name)
+        if WORST < ratio < BEST:
+            found[constant] = ratio
+    return found
+
+
+def _nominal(gpu: GpuSpec, figure: str) -> float:
+    """Return the rate of the data sheet that a figure is a share of, in the figure's unit."""
+    if figure.endswith("tflops"):
+        return gpu.half_tflops
+    link = gpu.nvlink_gb_per_s or gpu.pcie_gb_per_s
+    return {"memory_gb_per_s": gpu.memory_gb_per_s, "host_link_gb_per_s": gpu.pcie_gb_per_s}.get(figure, link)
+
+
+def applied(on: "On") -> "On":
+    """Return the time model with what the stored probe of its GPU tells, and words that say so; shares end at 1."""
+    record = stored(on.gpu.name)
+    by = ratios(record, REFERENCE) if record else {}
+    if not on.link.nvlink:
+        by.pop("link_efficiency", None)
+    if not record or not by:
+        return on
+    changed = {name: getattr(on.constants, name) * ratio for name, ratio in by.items()}
+    capped = {name: min(1.0, value) if name in RATES.values() else value for name, value in changed.items()}
+    rate = f", which launches {1 / by['host_launch_us']:.2g} times as fast as usual" if "host_launch_us" in by else ""
+    words = f"probe of {record['host']}{rate}, {str(record.get('date_utc'))[:10]}"
+    return replace(on, constants=replace(on.constants, **capped), probe=words)

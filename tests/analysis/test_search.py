@@ -1,0 +1,115 @@
+"""The search for the best candidate, with a made-up trace: what it traces, and that it finds what all traces find."""
+
+import hashlib
+import math
+from dataclasses import replace
+
+import pytest
+
+import dsnb
+from dsnb.analysis import search, space
+from dsnb.analysis.decide import Question
+from dsnb.analysis.search import Search
+from dsnb.analysis.space import Training
+from dsnb.errors import SettingsError
+from dsnb.prediction import gpus, predict
+from dsnb.prediction.predict import On
+
+
+def made_up(one):
+    """Return what formulas say of a setting, up to 12 % more or less."""
+    share = int(hashlib.sha256(one.name.encode()).hexdigest()[:4], 16) / 0xFFFF
+    trace, factor = search.formula(one, likely=True), 0.88 + 0.24 * share
+    loss, later = ((factor * size, done) for size, done in trace.moments)
+    return replace(trace, kept=factor * trace.kept, forward_peak=factor * trace.forward_peak, moments=(loss, later))
+
+
+TRAINING = Training("opt-1.3b", 8, 2048, 64, pinned={"tensor_parallel": 1, "mixed_precision": "native"})
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Return the settings that were traced; a trace is made up, and found again."""
+    kept = {}
+
+    def attempts(asked, make=True):
+        if make:
+            kept.update({one.name_with_model: one for one in asked})
+        missing = SettingsError("it was not traced before")
+        return [made_up(one) if one.name_with_model in kept else missing for one in asked]
+
+    monkeypatch.setattr(search, "attempts", attempts)
+    monkeypatch.setattr(predict, "traces", lambda asked: [made_up(one) for one in asked])
+    return kept
+
+
+def best(asked, gpu="H200", objective="time", **settings):
+    found = Search({one.name_with_model: one for one in asked}, On(gpus.find(gpu), gpus.link()), 1e9, None)
+    return found.best(Question(1e9, objective, max_days=math.inf))
+
+
+@pytest.mark.parametrize("gpu", ["H200", "A100-40GB", "A10"])
+def test_few_traces_find_what_all_traces_find(traced, gpu):
+    asked = space.space(TRAINING)
+    found = best(asked, gpu)
+    few = len(traced)
+    everything = dsnb.predict(asked, gpu, tokens=1e9)
+    fitting = everything[everything["fits"]]
+    assert few < len(asked) / 20
+    assert found.options["tokens_per_s"].iloc[0] == fitting["tokens_per_s"].max()
+    tied = fitting[fitting["days"] <= 1.02 * fitting["days"].min()]["experiment"]
+    simplest = min((one for one in asked if one.name_with_model in set(tied)), key=space.simplicity)
+    assert found.chosen[0] == simplest.name_with_model
+
+
+def test_the_least_memory_is_found(traced):
+    asked = [one for one in space.space(TRAINING) if one.micro_batch_size == 1]
+    least = best(asked, objective="memory")
+    everything = dsnb.predict(asked, "H200", tokens=1e9)
+    assert least.options["memory_gib"].iloc[0] == everything["peak_allocated_gib"].min()
+
+
+def test_alternatives_differ_in_kind(traced):
+    asked = space.space(TRAINING)
+    named = {one.name_with_model: one for one in asked}
+    first, *others = [named[name] for name in best(asked).chosen]
+    assert len(others) == 3
+    for kind in search.KINDS:
+        assert any(getattr(other, name) != getattr(first, name) for other in others for name in kind)
+
+
+def test_of_equal_settings_the_simplest_is_taken(traced):
+    """ZeRO 1 and 0 in the same mode are within 2 % where passes take long."""
+    asked = [
+        dsnb.Experiment(model="opt-1.3b", device="cuda", gpus=1, precision="bf16", micro_batch_size=8, seq_len=2048,
+                        grad_accum=256, mixed_precision="autocast", zero_stage=stage)
+        for stage in (2, 1, 0)
+    ]  # fmt: skip
+    found = best(asked)
+    assert found.tied == 3
+    assert found.chosen[0] == asked[2].name_with_model
+
+
+def test_what_cannot_be_traced_is_left_out_unless_it_is_everything(traced, monkeypatch):
+    asked = [one for one in space.space(TRAINING) if one.strategy in {"ddp", "fsdp"} and one.compile == "off"]
+    whole = search.attempts
+
+    def failing(experiments, make=True):
+        made = whole(experiments, make)
+        return [SettingsError("no") if one.strategy == "ddp" else record
+                for one, record in zip(experiments, made, strict=True)]  # fmt: skip
+
+    monkeypatch.setattr(search, "attempts", failing)
+    assert "fsdp" in best(asked).chosen[0]
+    with pytest.raises(SettingsError, match="no"):
+        best([one for one in asked if one.strategy == "ddp"])
+
+
+def test_what_cannot_fit_is_said_with_its_least_need():
+    training = Training("opt-13b", 8, 2048, 512, pinned={"tensor_parallel": 1})
+    asked = {one.name_with_model: one for one in space.space(training)}
+    found = Search(asked, On(gpus.find("H100"), gpus.link()), 1e9, None).out_of_reach()
+    reached = {(asked[name].strategy, asked[name].zero_stage): need for name, need, _ in found}
+    assert set(reached) == {("ddp", 0), ("deepspeed", 0), ("deepspeed", 1)}
+    # 12.85 billion parameters in fp32 with gradients' buckets and two moments: 16 and 4 bytes more
+    assert reached["ddp", 0] >= 16 * 12.85e9 / 2**30

@@ -1,0 +1,92 @@
+"""The built-in settings: none of them changes what is trained, and their sizes by hand."""
+
+import pytest
+
+from dsnb.analysis import space
+from dsnb.analysis.space import Training
+from dsnb.errors import SettingsError
+from dsnb.settings.experiment import DEFAULTS, Experiment
+
+VARIED = {
+    "strategy", "zero_stage", "tensor_parallel", "mixed_precision", "compile", "loss", "activation_checkpointing",
+    "checkpoint_every", "micro_batch_size", "grad_accum", "bucket_elements", "offload",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("gpus", "strategies"), [(1, {"plain", "deepspeed"}), (8, {"ddp", "fsdp", "deepspeed"})])
+def test_every_setting_trains_the_same(gpus, strategies):
+    training = Training("opt-1.3b", gpus, 2048, 512)
+    found = [*space.space(training), *space.space(training, offloaded=True)]
+    assert len(found) > 500
+    assert len({one.name for one in found}) == len(found)
+    assert {one.global_batch_size for one in found} == {512}
+    assert {one.strategy for one in found} == strategies
+    varied = {name for name in DEFAULTS for one in found if getattr(one, name) != getattr(found[0], name)}
+    assert varied <= VARIED
+    assert {one.tensor_parallel for one in found} == ({1} if gpus == 1 else {1, 2, 4, 8})
+    assert {one.compile for one in found if one.grad_accum > 1} == {"off", "default"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "seq_len", "gpus", "sequences"),
+    [
+        (124e6, 1024, 1, 512),  # 0.5 million tokens
+        (1.3e9, 2048, 8, 512),  # 1 million
+        (6.7e9, 2048, 8, 1024),  # 2 million
+        (175e9, 2048, 64, 2048),  # 3.2 million as a power of two
+        (124e6, 1024, 48, 528),  # 512 / 48 is nearest to 11
+        (124e6, 1024, 4096, 4096),  # one each
+    ],
+)
+def test_the_usual_batch_is_that_of_gpt_3_shared_among_the_gpus(parameters, seq_len, gpus, sequences):
+    assert space.usual_batch(parameters, seq_len, gpus) == sequences
+
+
+def test_micro_batches_divide_what_a_rank_has():
+    assert space.micro_batches(64, 2048) == [1, 2, 4, 8, 16, 32]
+    assert space.micro_batches(96, 2048) == [1, 2, 3, 6, 12, 24]
+    assert space.micro_batches(64, 256) == [4, 8, 16, 32, 64]
+    assert space.micro_batches(2, 32) == [2]
+    assert space.micro_batches(7, 131072) == [1]
+
+
+def test_fixed_settings_are_in_every_setting_and_lists_are_what_to_choose_from():
+    fixed = {"zero_stage": [1, 2], "micro_batch_size": 4, "compile": "off", "optimizer": "adamw", "steps": 7}
+    found = space.space(Training("opt-1.3b", 8, 2048, 512, pinned=fixed))
+    chosen = {(one.strategy, one.zero_stage, one.micro_batch_size, one.compile, one.steps) for one in found}
+    assert chosen == {("deepspeed", stage, 4, "off", 7) for stage in (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("training", "words"),
+    [
+        (Training("opt-1.3b", 8, 2048, 100, pinned={"tensor_parallel": 1}), "global_batch is 100: .* such as 96$"),
+        (Training("opt-1.3b", 8, 4096, 64), "^seq_len is 4096: opt-1.3b has 2048 positions; use at most 2048$"),
+        (Training("opt-1.3b", 8, 2048, 64, pinned={"steeps": 1}), "^unknown setting 'steeps': did you mean 'steps'"),
+        (Training("opt-1.3b", 8, 2048, 64, pinned={"strategy": "ddp", "zero_stage": 2}), "DDP shards nothing"),
+    ],
+)
+def test_a_space_without_any_setting_says_why_in_one_sentence(training, words):
+    with pytest.raises(SettingsError, match=words) as caught:
+        space.space(training)
+    assert len(caught.value.problems) == 1
+
+
+def test_the_order_of_simplicity():
+    common = {"model": "opt-1.3b", "device": "cuda", "gpus": 8, "precision": "bf16"}
+    ordered = [
+        {"strategy": "ddp", "compile": "default"},
+        {"zero_stage": 0},
+        {"zero_stage": 1},
+        {"zero_stage": 1, "grad_accum": 2},
+        {"zero_stage": 1, "mixed_precision": "autocast"},
+        {"zero_stage": 1, "compile": "default"},
+        {"zero_stage": 1, "mixed_precision": "autocast", "compile": "reduce-overhead"},
+        {"zero_stage": 1, "activation_checkpointing": True},
+        {"zero_stage": 3},
+        {"strategy": "fsdp"},
+        {"zero_stage": 0, "tensor_parallel": 2},
+        {"zero_stage": 1, "offload": "optimizer-cpu"},
+    ]
+    experiments = [Experiment(**common, **one) for one in ordered]
+    assert sorted(experiments, key=space.simplicity) == experiments
