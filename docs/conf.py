@@ -20,7 +20,7 @@ from dsnb.version import __version__  # noqa: E402
 project, author, release, copyright = "dsnb", "the dsnb authors", __version__, "the dsnb authors; Apache-2.0"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
-WIDE = ["reference/settings", "reference/columns", "reference/run_folder", "reference/command_line", "TRAPS"]
+WIDE = ["reference/settings", "reference/columns", "reference/run_folder", "reference/command_line"]
 html_theme = "pydata_sphinx_theme"
 html_title = "dsnb"
 html_static_path = ["_static"]
