@@ -21,7 +21,7 @@ from dsnb.analysis.tasks import tasks
 from dsnb.analysis.texts import amount, significant
 from dsnb.errors import SettingsError
 from dsnb.formulas import planning
-from dsnb.formulas.model_shapes import PRESETS
+from dsnb.formulas.model_shapes import PRESETS, local_config
 from dsnb.prediction import gpus
 from dsnb.prediction.calibration import MIN_CALIBRATED, measured
 from dsnb.prediction.work import shape
@@ -112,7 +112,7 @@ def _training(
     """Return what is to be trained with a model, and what was assumed for that, in words."""
     fixed, assumed = dict(fixed), []
     preset = next((name for name, known in PRESETS.items() if known.hub_id == model), model)
-    asked = Experiment(model=preset)
+    asked = Experiment(model=str(Path(model).absolute()) if local_config(model) else preset)
     parameters = shape(asked.model).parameters
     device = fixed.pop("device", "cuda")
     number = fixed.pop("gpus", gpus)

@@ -72,7 +72,7 @@ def params_of(name: str, question: str, experiments: Sequence[Experiment], **mor
     ]
     common = {key: value for key, value in rows[0].items() if all(row.get(key) == value for row in rows)}
     own = [{key: value for key, value in row.items() if key not in common} for row in rows]
-    content = {"name": name, "question": question, "order": "listed", "defaults": common, **more}
+    content = {"name": name, "question": question, "defaults": common, **more}
     return validated(content | ({"include": own} if len(rows) > 1 else {}), name)
 
 

@@ -12,7 +12,7 @@ from dsnb.analysis.comparisons import differences
 from dsnb.analysis.predicted import known_gpu
 from dsnb.analysis.recommend import Objective
 from dsnb.designer.measure import Measuring, decide_by_runs, params_of
-from dsnb.errors import SettingsError
+from dsnb.errors import DsnbError, SettingsError
 from dsnb.files import plain_yaml, records
 from dsnb.formulas import model_shapes, planning
 from dsnb.launcher.folder import deepspeed_config
@@ -153,7 +153,10 @@ def _by_runs(
             f"Runs of {count(len(shortened), 'setting')} had fewer micro-batches a step; their speed with all of them "
             "follows from the ratio of two predictions."
         )
-    said.append(f"Report: {write_report(measuring.paths.dir)}.")
+    try:
+        said.append(f"Report: {write_report(measuring.paths.dir)}.")
+    except DsnbError as error:  # the runs are there all the same
+        said.append(f"Runs: {measuring.paths.dir}, without a report: {error}.")
     return Recommendation(first.task, found.table, tuple(said), found.experiments)
 
 
