@@ -57,7 +57,7 @@ def sixteen_bytes_gib(experiment: Experiment, trace: Trace) -> float | None:
 
 
 def lines(peaks: Sequence[Peak], traces: Sequence[Trace]) -> list[str]:
-    """Return the table of docs/explanation/prediction.md: mean and worst error of each in per cent, by kind."""
+    """Return the table of docs/explanation/prediction_memory.md: mean and worst error of each in per cent, by kind."""
     rows = list(zip(peaks, traces, strict=True))
     kinds = sorted({kind(peak.experiment) for peak in peaks})
     groups = {name: [row for row in rows if kind(row[0].experiment) == name] for name in kinds} | {ALL: rows}

@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: `make docs`. Nothing is fetched; one notebook is executed, which needs no GPU."""
+"""How Sphinx builds the site: `make docs`. Nothing is fetched; two notebooks are executed, which need no GPU."""
 
 import shutil
 import sys
@@ -13,20 +13,22 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT))
 
-from docs import reference_tables  # noqa: E402
+from docs import pictures, reference_tables  # noqa: E402
 from dsnb.execute.notebook import execute  # noqa: E402
 from dsnb.version import __version__  # noqa: E402
 
 project, author, release, copyright = "dsnb", "the dsnb authors", __version__, "the dsnb authors; Apache-2.0"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
-WIDE = ["reference/settings", "reference/columns", "reference/run_folder", "reference/command_line", "TRAPS"]
+WIDE = ["reference/settings", "reference/columns", "reference/run_folder", "reference/command_line"]
 html_theme = "pydata_sphinx_theme"
 html_title = "dsnb"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["_build/extra"]
-html_sidebars = {"index": [], "tutorial": []}  # they have no pages below them
+html_sidebars = {
+    page: [] for page in ("index", "tutorial", "questions", "example/findings")
+}  # without pages below them
 html_theme_options = {
     "navigation_depth": 2,
     "show_prev_next": True,
@@ -37,7 +39,7 @@ html_theme_options = {
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # the notebooks among the pages hold their outputs already
-default_role = "code"  # what stands in single backticks in docstrings
+default_role = "code"  # of single backticks in docstrings
 toc_object_entries_show_parents = "hide"
 napoleon_google_docstring = False
 napoleon_use_rtype = False
@@ -61,15 +63,18 @@ class Generated(SphinxDirective):
 
 
 def example_files(app: Sphinx) -> None:
-    """Take executed notebooks among the pages, and the example's report among the files beside them."""
-    made = ROOT / "outputs" / "examples" / "quickstart"
+    """Put executed notebooks and pictures among the pages, and the examples' HTML among the files beside them."""
+    examples = ROOT / "outputs" / "examples"
     pages, extra = DOCS / "example", DOCS / "_build" / "extra" / "example"
-    for folder, files in ((pages, made.glob("*.ipynb")), (extra, made.glob("*.html"))):
+    html = [*examples.glob("*.html"), *examples.glob("quickstart/*.html")]
+    for folder, files in ((pages, examples.glob("quickstart/*.ipynb")), (extra, html)):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for file in files:
             shutil.copyfile(file, folder / file.name)
-    execute(ROOT / "notebooks" / "01_zero.ipynb", pages / "zero.ipynb", {})
+    for notebook, page in (("01_zero", "zero"), ("02_findings", "findings")):
+        execute(ROOT / "notebooks" / f"{notebook}.ipynb", pages / f"{page}.ipynb", {})
+    pictures.make(pages)
 
 
 def setup(app: Sphinx) -> None:

@@ -5,7 +5,7 @@ DsnbError
     NoMatchError    a pattern that matches no experiment's name
   LaunchError       a run that failed; carries its log
   KernelDiedError   a notebook's kernel that could not be started, or ended before the notebook
-  FetchError        a model or tokenizer that could not be fetched, or whose files are incomplete
+  FetchError        a model or tokenizer whose files are missing or incomplete
   LogError          a log that cannot be read; names the line
   PublishedError    an unknown name of a published table (also a KeyError)
 DsnbWarning         something was left out or ignored (a UserWarning)
@@ -48,7 +48,7 @@ class KernelDiedError(DsnbError):
 
 
 class FetchError(DsnbError):
-    """A model or tokenizer that could not be fetched, or whose files are incomplete."""
+    """A model or tokenizer whose files are missing or incomplete."""
 
 
 class LogError(DsnbError):

@@ -33,7 +33,7 @@ from dsnb.runs import labels
 from dsnb.runs.table import as_runs, numbers
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.params_file import combinations, read_params
+from dsnb.settings.params_file import combinations, experiments, read_params
 
 NEEDED = ["model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size"]
 """What a row must tell: defaults in place of unknown settings would predict another one."""
@@ -279,23 +279,19 @@ def _wanted(asked: Asked | Sequence[Asked], on_gpu: Sequence[Mapping[str, Any]])
             continue
         file = SweepPaths(Path(source)).params if Path(source).is_dir() else Path(source)
         chosen = combinations(read_params(file))
-        experiments, reasons = allowed(one | ({"gpus": number} if one.get("gpus") == "auto" else {}) for one in chosen)
-        wanted += experiments
+        accepted, reasons = allowed(one | ({"gpus": number} if one.get("gpus") == "auto" else {}) for one in chosen)
+        wanted += accepted
         refused += reasons
     return list({one.name_with_model: one for one in wanted}.values()), _left_out(refused)
 
 
 def allowed(settings: Iterable[Mapping[str, Any]]) -> tuple[list[Experiment], list[str]]:
     """Return settings on GPUs that the rules allow, and why others are refused; refuse them all if none is allowed."""
-    experiments, refused = [], []
-    for one in settings:
-        try:
-            experiments.append(Experiment(**{**one, "device": "cuda"}))
-        except SettingsError as error:
-            refused.append("; ".join(error.problems))
-    if not experiments:
+    found, problems = experiments({**one, "device": "cuda"} for one in settings)
+    refused = ["; ".join(own) for own in problems.values()]
+    if not found:
         raise SettingsError([*dict.fromkeys(refused)] or "no combination of settings is left: give each one a value")
-    return experiments, refused
+    return [*found.values()], refused
 
 
 def _left_out(reasons: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from rich.table import Table
 from dsnb.cli import predict, probe, start_folder, sweep
 from dsnb.cli.predict import LinkName, TableFormat
 from dsnb.cli.printing import Format, print_groups, print_summary, say, show, table_width
-from dsnb.cli.sweep import Params, Set, option, parse_overrides
+from dsnb.cli.sweep import Set, option, parse_overrides
 from dsnb.errors import DsnbError, DsnbWarning, SettingsError
 from dsnb.files import plain_text
 from dsnb.settings import checks
@@ -31,7 +31,6 @@ COMMANDS = {
     "predict": "dsnb predict params/memory.yaml --gpu H100 --tokens 300B",
     "recommend": "dsnb recommend opt-13b --gpu H100 --gpus 8 --tokens 300B",
     "probe": "dsnb probe --output probe.json",
-    "prepare": "dsnb prepare params/opt_scaling.yaml",
     "sweep": "dsnb sweep params/quickstart.yaml --set seq_len=256 --dry-run",
     "summary": "dsnb summary outputs/quickstart",
     "report": "dsnb report outputs/quickstart --output quickstart.html",
@@ -129,18 +128,6 @@ def doctor(hostfile: Hostfile = None, set_: Set = None) -> None:
     Console(width=table_width(), height=1).print(table)
     if any(check.state == "bad" for check in checks):
         raise typer.Exit(1)
-
-
-@app.command()
-def prepare(
-    params: Params,
-    cache: Annotated[Path | None, option("FOLDER", "Folder that all nodes see.", default="$HF_HOME")] = None,
-) -> None:
-    """Fetch a params file's models and tokenizers into the cache of Hugging Face, for nodes without a network."""
-    from dsnb.sweep.prepare import prepare as fetch
-
-    for line in fetch(params, cache):
-        say(line)
 
 
 @app.command()

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from dsnb.execute import notebook
 from dsnb.launcher import environment, hosts
 from dsnb.launcher.hosts import Node
 from dsnb.prediction import probed
@@ -125,9 +124,6 @@ def _notebooks() -> Iterator[Check]:
     missing = [name for name in ("10_run", "20_compare", "90_report") if not paths.notebook_template(name).is_file()]
     folder = paths.notebook_template("10_run").parent
     yield check("notebooks", f"without {missing}" if missing else str(folder), not missing, "reinstall dsnb")
-    if other := notebook.foreign_kernelspec():
-        advice = "notebooks that are opened in JupyterLab would run there: `jupyter kernelspec remove python3`"
-        yield Check("warn", "Jupyter kernel", f"python3 starts {other}", advice)
     lab = find_spec("jupyterlab")
     yield check("JupyterLab", "there" if lab else "none", lab, "pip install 'dsnb[lab]'", "warn")
 
@@ -147,7 +143,7 @@ def check_hosts(experiment: Experiment) -> list[Check]:
         environments = [(node.host.name, node.facts["environment"]) for node in reached]
         for sentence in node_comparison.differences(environments).values():
             checks.append(Check("warn", "differences", sentence, "install the same everywhere"))
-        return [*checks, *_links(experiment, reached, folder), *_outputs(reached, folder)]
+        return [*checks, *_outputs(reached, folder)]
 
 
 def _host(node: Node) -> Iterator[Check]:
@@ -176,22 +172,6 @@ def _host(node: Node) -> Iterator[Check]:
         yield Check("warn", name, f"{facts['free_gib']} GiB of disk free", "make room")
     if not facts["compiler"]:
         yield Check("bad", name, "no C++ compiler", "install g++: DeepSpeed compiles its ops on every host")
-
-
-def _links(experiment: Experiment, reached: list[Node], folder: Path) -> Iterator[Check]:
-    """Let every host connect to the first one and to the next one."""
-    if len(reached) < 2:
-        return
-    addresses = [node.facts["address"] for node in reached]
-    requests = []
-    for number, address in enumerate(addresses):
-        neighbours = {addresses[0], addresses[(number + 1) % len(addresses)]} - {address}
-        requests.append({"peers": [f"{peer}:{experiment.ssh_port or 22}" for peer in sorted(neighbours)]})
-    hosts.ask(experiment, reached, folder, requests)
-    for node in reached:
-        for peer in [peer for peer, answers in node.facts["reached"].items() if not answers]:
-            advice = "open the network between the hosts, or name another --interface"
-            yield Check("bad", node.host.name, f"{peer.rpartition(':')[0]} does not answer from there", advice)
 
 
 def _outputs(reached: list[Node], folder: Path) -> Iterator[Check]:

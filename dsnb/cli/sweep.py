@@ -1,6 +1,7 @@
 """`dsnb sweep`: its options, which runs they mean and where, and the plan that a dry run prints of them."""
 
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -224,6 +225,6 @@ def _commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
         last = first + len(host.devices) - 1
         words = on_hosts.torchrun_words(hosts, node, address, port, WORKER, run_dir)
         chosen = {} if experiment.device == "cpu" else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices))}
-        command = on_hosts.command(experiment, host, interpreter.script("torchrun"), *words, **chosen)
+        command = on_hosts.command(experiment, host, str(Path(sys.executable).with_name("torchrun")), *words, **chosen)
         yield f"  ranks {first} to {last}: {shlex.join(command)}"
         first = last + 1

@@ -28,7 +28,7 @@ from dsnb.prediction.step_time import problem
 from dsnb.run_folder import paths
 from dsnb.runs import labels
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.params_file import combinations, validated
+from dsnb.settings.params_file import combinations, experiments, validated
 from dsnb.sweep.params import Sweep, load_sweep
 from dsnb.system import hardware
 
@@ -270,12 +270,8 @@ def plan(content: dict[str, Any], path: Path, output: Path) -> Plan:
     made = Plan()
     try:
         chosen = combinations(validated(content, path))
-        refused = [""] * len(chosen)
-        for number, settings in enumerate(chosen):
-            try:
-                made.experiments[number] = Experiment(**settings)
-            except SettingsError as error:
-                refused[number] = "; ".join(error.problems)
+        made.experiments, problems = experiments(chosen)
+        refused = ["; ".join(problems.get(number, [])) for number in range(len(chosen))]
         several_models = len({each.model for each in made.experiments.values()}) > 1
         names = {
             number: each.name_with_model if several_models else each.name for number, each in made.experiments.items()

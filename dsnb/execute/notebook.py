@@ -9,8 +9,6 @@ import ast
 import asyncio
 import contextlib
 import logging
-import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
@@ -18,7 +16,6 @@ from typing import Any
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
-from traitlets import TraitError
 from traitlets.config import Config
 
 from dsnb.errors import KernelDiedError
@@ -150,22 +147,3 @@ def _interruptible(config: Config) -> Iterator[None]:
             raise
     if requested:
         raise KeyboardInterrupt
-
-
-def foreign_kernelspec() -> str | None:
-    """Return the other interpreter that JupyterLab starts for `python3` notebooks; None if it starts this one."""
-    from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
-
-    try:
-        spec = KernelSpecManager().get_kernel_spec(KERNEL)
-        program = str(spec.argv[0])
-    except NoSuchKernel:
-        return None
-    except (OSError, ValueError, TypeError, LookupError, TraitError) as error:
-        return f"a kernelspec that cannot be read ({type(error).__name__}: {error})"
-    if program in {"python", "python3", "python{}.{}".format(*sys.version_info)}:
-        return None  # Jupyter replaces these by its own interpreter
-    found = shutil.which(program) or program
-    if Path(found).parent.resolve() == Path(sys.executable).parent.resolve():
-        return None
-    return f"{found} (kernelspec {spec.resource_dir})"

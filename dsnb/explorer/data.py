@@ -1,7 +1,6 @@
 """Runs as the explorer uses them: settings as coded values, figures in the units of their columns."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -218,12 +217,6 @@ def figures(runs: pd.DataFrame) -> pd.DataFrame:
             if not np.isnan(values).all():
                 found[name] = values
     return pd.DataFrame(found, index=runs.index, dtype=float)
-
-
-def json_numbers(values: Iterable[float], digits: int = 17) -> list[float | int | None]:
-    """Round numbers for JSON: NaN and infinity become None, whole numbers integers, which take less space."""
-    known = (float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values)
-    return [int(value) if value is not None and value.is_integer() else value for value in known]
 
 
 def run_place(data: Data, position: int) -> Path | None:

@@ -16,19 +16,18 @@ from dsnb.analysis.choices import GROUPS, group
 from dsnb.analysis.decide import rate, without_probes
 from dsnb.analysis.predicted import FIGURES, PER_GPU
 from dsnb.explorer import charts, single_runs
-from dsnb.explorer.data import EVERY_TASK, Data, json_numbers, plain, run_place
+from dsnb.explorer.data import EVERY_TASK, Data, plain, run_place
 from dsnb.explorer.state import DAYS, INPUTS, State, default, options
 from dsnb.render import answer, palette
 from dsnb.render.decision_data import tasks_payload
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels
-from dsnb.runs.table import numbers
+from dsnb.runs.table import json_numbers, numbers
 
 _RUN = RunPaths(Path())
 FILES = {
     _RUN.notebook.name: "Executed notebook",
     _RUN.trace.name: "Trace of one step",
-    _RUN.flops.name: "FLOPs by module",
 }
 """The files of a run that the explorer links to, and the texts of the links."""
 SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right"]
@@ -257,7 +256,7 @@ def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:
         run = RunPaths(folder)
         row = data.runs.iloc[position]
         profiled = plain(row.get("profile")) is True  # other runs have no files of a profile; look-ups take time
-        found = [path for path in (run.notebook, *([run.trace, run.flops] if profiled else [])) if path.is_file()]
+        found = [path for path in (run.notebook, *([run.trace] if profiled else [])) if path.is_file()]
         # A run copied into the folder of another experiment is not beside the other runs of its own.
         at_home = run.repeat == row["repeat"] and folder.parent.name == row["experiment"]
         for path in found if at_home else []:

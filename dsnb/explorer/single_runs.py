@@ -8,8 +8,9 @@ from typing import Any
 
 import pandas as pd
 
+from dsnb.analysis.cpu_bound import cpu_bound_words
 from dsnb.analysis.flags import flags, single_run_words
-from dsnb.explorer.data import Data, json_numbers, plain, run_place
+from dsnb.explorer.data import Data, plain, run_place
 from dsnb.render import palette
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.columns import GPU_COLUMNS, OVER_TIME, SETTINGS
@@ -18,7 +19,7 @@ from dsnb.run_folder.result import Shortage
 from dsnb.runs import labels
 from dsnb.runs.literature import tables as literature
 from dsnb.runs.load import load_gpu, load_steps
-from dsnb.runs.table import numbers
+from dsnb.runs.table import json_numbers, numbers
 from dsnb.settings.experiment import Experiment
 
 MAX_NUMBERS = 26_000
@@ -138,12 +139,14 @@ def unusual(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, 
 def remarks(data: Data, unusual: dict[int, str]) -> dict[str, Any]:
     """Return what is said of single runs: `texts`, and by position in `runs` the places of a run's own in them."""
     said: dict[int, list[str]] = {}
+    waited = cpu_bound_words(data.runs)
     for position, row in enumerate(data.runs.to_dict("records")):
         note = plain(row.get("note"))
         said[position] = [
             *([f"Memory: {shortage}."] if (shortage := _shortage(row)) else []),
             *([f"To change: {'; '.join(advice)}."] if (advice := _advice(row)) else []),
             *([] if note is None else [f"Note: {note}."]),
+            *([f"{waited[position]}."] if position in waited else []),
             *([f"Profiled step: {parts}."] if (parts := _profile(data, position, row)) else []),
             *([f"Look at this run: {unusual[position]}. It counts in every figure."] if position in unusual else []),
         ]

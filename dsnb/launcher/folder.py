@@ -102,7 +102,7 @@ def check_free_space(folder: Path) -> None:
 def remove_leftovers(run: RunPaths) -> None:
     """Remove the files of an unfinished run, except the notebook, which may be executing."""
     written = (run.steps, run.gpu, run.console, run.worker, run.failures, run.result, run.nodes)
-    for path in (*written, run.profile, run.trace, run.flops):
+    for path in (*written, run.profile, run.trace):
         path.unlink(missing_ok=True)
 
 

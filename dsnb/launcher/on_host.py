@@ -105,8 +105,7 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
     """Return what this host is, and what a run or `dsnb doctor` wants to know of it.
 
     A request has `folder`, which this host has to see, and `token`, a file that was just written to it. For a run it
-    also has `device`, `devices` (the slots to use) and `master_port` (0 for any); for `dsnb doctor` `peers`, addresses
-    with ports to connect to.
+    also has `device`, `devices` (the slots to use) and `master_port` (0 for any).
     """
     folder, deadline = Path(request["folder"]), time.monotonic() + 2  # a network file system shows a new file late
     while not (sees := (folder / request["token"]).exists()) and folder.exists() and time.monotonic() < deadline:
@@ -132,7 +131,6 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
         "load_per_core": round(os.getloadavg()[0] / hardware.cores(), 2),
         "busy": busy_gpu([gpu.index for gpu in hardware.gpus()], wait_s=0),
         "compiler": bool(shutil.which("c++") or shutil.which("g++")),
-        "reached": {peer: _answers(peer) for peer in request.get("peers", [])},
     }
 
 
@@ -183,29 +181,13 @@ def interfaces() -> dict[str, str]:
 def busy_gpu(indexes: list[int], wait_s: float = GPU_FREE_TIMEOUT_S) -> str | None:
     """Return which GPU is in use, after waiting up to `wait_s` for it; None if all are free."""
     deadline = time.monotonic() + wait_s
-    while (busy := _busy(indexes)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    return busy
-
-
-def _busy(indexes: list[int]) -> str | None:
-    for index, (used_gib, pids) in hardware.gpu_usage(indexes).items():
-        if pids or used_gib > BUSY_GIB:
+    while busy := [(n, *use) for n, use in hardware.gpu_usage(indexes).items() if use[1] or use[0] > BUSY_GIB]:
+        if time.monotonic() >= deadline:
+            index, used_gib, pids = busy[0]
             users = f" by process {', '.join(map(str, pids))}" if pids else ""
             return f"GPU {index} is in use{users}, {used_gib:.1f} GiB"
+        time.sleep(0.5)
     return None
-
-
-def _answers(peer: str, timeout_s: float = 3.0) -> bool:
-    """Return whether a host accepts or refuses a TCP connection."""
-    address, _, port = peer.rpartition(":")
-    try:
-        socket.create_connection((address, int(port)), timeout_s).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -19,23 +19,19 @@ REFRESH_S = 0.5
 """Seconds between refreshes of the bar."""
 
 
-def phase(experiment: Experiment, run: RunPaths) -> str:
-    """Return the phase of a run that has no step yet, in words, from the files in its folder."""
-    if not run.console.exists():
-        return "starting"
-    if run.steps.exists():
-        return "first step" if experiment.compile == "off" else "compiling, first step"
-    return "importing, building the model" if experiment.hostfile else "building the model"
+class Phase:
+    """The phase of a run that has no step yet, from the files in its folder, and since when it was seen."""
 
-
-class PhaseTimer:
-    """Names the current phase with the seconds since it was first seen."""
-
-    def __init__(self) -> None:
+    def __init__(self, experiment: Experiment, run: RunPaths) -> None:
+        self._experiment, self._run = experiment, run
         self._name, self._began_s = "", 0.0
 
-    def text(self, name: str) -> str:
-        """Return a phase with its elapsed seconds, which start at its first call."""
+    def __str__(self) -> str:
+        name = "importing, building the model" if self._experiment.hostfile else "building the model"
+        if not self._run.console.exists():
+            name = "starting"
+        elif self._run.steps.exists():
+            name = "first step" if self._experiment.compile == "off" else "compiling, first step"
         if name != self._name:
             self._name, self._began_s = name, launch_clock.now_s()
         return f"{name}: {launch_clock.now_s() - self._began_s:.0f} s"
@@ -50,9 +46,9 @@ class Progress:
 
     def __init__(self, experiment: Experiment, run: RunPaths, enabled: bool) -> None:
         self.step, self.total = 0, experiment.warmup_steps + experiment.steps
-        self._experiment, self._run = experiment, run
+        self._experiment, self._phase = experiment, Phase(experiment, run)
         self._note = "starting the ranks" if experiment.hostfile else "importing torch, DeepSpeed and transformers"
-        self._timer, self._refreshed_s = PhaseTimer(), 0.0
+        self._refreshed_s = 0.0
         self._output: Any = None
         in_notebook = enabled and _in_notebook()
         self._bar = tqdm(total=self.total, unit="step", disable=not enabled or in_notebook, desc=experiment.name)
@@ -85,7 +81,7 @@ class Progress:
         if at_once or launch_clock.now_s() > self._refreshed_s + REFRESH_S:
             self._refreshed_s = launch_clock.now_s()
             if not self.step:
-                self._note = self._timer.text(phase(self._experiment, self._run))
+                self._note = str(self._phase)
             self._show()
 
     def _show(self) -> None:

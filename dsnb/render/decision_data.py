@@ -5,7 +5,7 @@ The page adds tokens, prices and GPUs at hand, which is arithmetic, and sorts; n
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from dsnb.files import plain_yaml
 from dsnb.run_folder.columns import SETTINGS
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels
+from dsnb.runs.table import json_numbers
 from dsnb.settings.experiment import DEFAULTS
 
 MAX_PAIRS, CHOSEN_PAIRS = 2000, 1000
@@ -100,10 +101,10 @@ def _candidates(
     columns: dict[str, Any] = {
         "n": table["n"].tolist(),
         "failed": table["n_failed"].tolist(),
-        "gpus": _rounded(table["gpus"]),
+        "gpus": json_numbers(table["gpus"], DIGITS),
         "unstable": table["is_unstable"].tolist(),
-        "spread": _rounded(table["spread_pct"].where(table["n"] > 1), SPREAD_DIGITS),
-        **{name: _rounded(table[column]) for name, column in NUMBERS.items()},
+        "spread": json_numbers(table["spread_pct"].where(table["n"] > 1), SPREAD_DIGITS),
+        **{name: json_numbers(table[column], DIGITS) for name, column in NUMBERS.items()},
         **{name: [texts[own[name]] for own in known] for name in (known[0] if known else ())},
         "kind": [texts[kind] for kind in table["kind"]],
         "basis": [texts[basis] for basis in table["basis"]],
@@ -128,11 +129,6 @@ def _take(run: Mapping[str, Any]) -> dict[str, str]:
     config = RunPaths(Path(folder)).deepspeed if isinstance(folder, str) else None
     text = config.read_text(encoding="utf-8") if config and config.is_file() else ""
     return {"entry": plain_yaml.dump(entry, in_one_line=True).strip(), **({"config": text} if text else {})}
-
-
-def _rounded(values: Iterable[float], digits: int = DIGITS) -> list[float | int | None]:
-    texts = (None if pd.isna(value) else float(f"{value:.{digits}g}") for value in values)
-    return [int(value) if value is not None and value.is_integer() else value for value in texts]
 
 
 def _pairs(
@@ -192,13 +188,13 @@ def _compared(
         factors = (100 + table["high_pct"]) / (100 + table["change_pct"])
     by_host = table[table["counted"] == "host"]
     other = {
-        at: [row["base_n"], row["n"], *_rounded([row["base_value"], row["value"]])]
+        at: [row["base_n"], row["n"], *json_numbers([row["base_value"], row["value"]], DIGITS)]
         for at, row in zip(by_host.index.tolist(), by_host.to_dict("records"), strict=True)
     }
     return {
-        "values": _rounded(values, VALUE_DIGITS),
+        "values": json_numbers(values, VALUE_DIGITS),
         "n": [int(count) for count in each.count],
-        "factor": _rounded(factors, FACTOR_DIGITS),
+        "factor": json_numbers(factors, FACTOR_DIGITS),
         "note": {at: texts[note] for at, note in enumerate(table["note"]) if note},
         "other": other,
     }

@@ -13,7 +13,16 @@ from dsnb.run_folder.result import Result, Shortage, last_lines
 from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
 
-HEADLINES = ("tokens_per_s", "tokens_per_s_per_gpu", "step_time_s", "MEMORY", "mfu", "power_w", "loss_last")
+HEADLINES = (
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "step_time_s",
+    "MEMORY",
+    "mfu",
+    "cpu_bound",
+    "power_w",
+    "loss_last",
+)
 """Figures at the top, in this order; `MEMORY` stands for the most informative figure of memory that was measured."""
 PHASES = {"build": "building the model", "optimizer": "optimizer step", "forward": "forward pass"}
 PHASES |= {"backward": "backward pass", "communication": "communication between pipeline stages"}

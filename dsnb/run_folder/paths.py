@@ -52,7 +52,6 @@ class RunPaths(_JobPaths):
     worker = File("worker.json", "Measurements of rank 0 and its engine; only of a run that reached its end.")
     profile = File("profile.json", "Times of the parts of a step, with `profile: true`; rewritten after each part.")
     trace = File("trace.json.gz", "Trace of one step by torch's profiler, for Perfetto or Chrome.")
-    flops = File("flops.txt", "Report of DeepSpeed's flops profiler about one forward pass.")
     bandwidth_plan = File("bandwidth.json", "Settings of a bandwidth test; its folder is no training run.")
     bandwidth = File("bandwidth.jsonl", "One JSON object per collective and message size of a bandwidth test.")
     failures = File("failures.jsonl", "One JSON object per rank that raised, the first one first.")

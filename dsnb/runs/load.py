@@ -167,7 +167,9 @@ def load_bandwidth(folder: str | Path) -> pd.DataFrame:
     table = pd.DataFrame(record_schema.read_lines(run.bandwidth) if run else [], columns=BANDWIDTH_COLUMNS)
     for name in [*BANDWIDTH_COLUMNS[:2], *BANDWIDTH_COLUMNS[3:-1]]:
         table[name] = pd.to_numeric(table[name], errors="coerce")
-    table["collective"] = table["collective"].fillna("all-reduce")  # the only one that was measured before
+    table["collective"] = (
+        table["collective"].astype(object).fillna("all-reduce")
+    )  # the only one that was measured before
     return table.dropna(subset=["bytes", "count", "time_us"]).reset_index(drop=True)
 
 

@@ -1,5 +1,8 @@
 """The door for tables of runs, maybe of an earlier version: who takes one calls `as_runs` or `named_runs`, once."""
 
+import math
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 
@@ -57,6 +60,12 @@ def numbers(runs: pd.DataFrame, name: str) -> pd.Series:
     """Return a column as floats; NaN where it is missing or no number."""
     column = runs.get(name, pd.Series(index=runs.index, dtype=float))
     return pd.to_numeric(column, errors="coerce").astype(float)
+
+
+def json_numbers(values: Iterable[float], digits: int = 17) -> list[float | int | None]:
+    """Round numbers for JSON: NaN and infinity become None, whole numbers integers, which take less space."""
+    known = (float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values)
+    return [int(value) if value is not None and value.is_integer() else value for value in known]
 
 
 def timed_steps(runs: pd.DataFrame) -> pd.Series:

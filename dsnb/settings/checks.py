@@ -44,6 +44,7 @@ ALLOWED_IN = {
 """The words about values of another form, for settings and fields of which more can be said."""
 REMOVED = {
     "launcher": "ranks are forked on one machine and started by torchrun on several; leave it out",
+    "skip_oom": "`dsnb predict` tells which settings fit; leave it out",
 }
 """Settings of earlier versions, and what to do instead."""
 DECODERS_IF_SET = (

@@ -140,13 +140,13 @@ def changed(before: Any, now: Mapping[str, str]) -> list[str]:
     return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
 
 
-def cached_folder(item: ExternalItem, cache: Path | None = None) -> Path | None:
+def cached_folder(item: ExternalItem) -> Path | None:
     """Return the folder of an item of the hub in huggingface_hub's cache; None if a part of it is missing there."""
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return None
-    found = (try_to_load_from_cache(str(item.hub_id), name, cache_dir=cache) for name in (CONFIG, *TOKENIZER))
+    found = (try_to_load_from_cache(str(item.hub_id), name) for name in (CONFIG, *TOKENIZER))
     folder = next((Path(path).parent for path in found if isinstance(path, str)), None)
     try:
         return folder if folder and chosen((path.name for path in folder.iterdir()), item.parts) else None
@@ -161,7 +161,7 @@ def problems(settings: Mapping[str, Any]) -> list[str]:
     missing = [item for item in external_items(settings) if item.hub_id and cached_folder(item) is None]
     return [
         f"{item.setting} is {item.name!r}: HF_HUB_OFFLINE is set, and the cache of Hugging Face lacks its "
-        f"{' and '.join(sorted(item.parts))}; run `dsnb prepare` with the params file where there is a network, and "
-        "set HF_HOME to its folder"
+        f"{' and '.join(sorted(item.parts))}; run `hf download {item.hub_id}` where there is a network, and set "
+        "HF_HOME to the folder that has it"
         for item in missing
     ]

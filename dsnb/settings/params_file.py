@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -60,7 +60,7 @@ def read_params(path: str | Path) -> ParamsFile:
     if not isinstance(content, dict):
         raise SettingsError(f"params file {str(path)!r} holds no settings: give at least 'name'")
     if content.pop("skip_oom", False):
-        records.warn(f"{path}: skip_oom has no effect any more; `dsnb predict` tells which settings fit")
+        records.warn(f"params file {str(path)!r}: {checks.unknown_setting('skip_oom', ())}")
     return validated(content, path)
 
 
@@ -106,6 +106,21 @@ def combinations(file: ParamsFile) -> list[dict[str, Any]]:
         raise SettingsError(f"grid: {size:,} runs: at most {MAX_RUNS:,} are allowed; split the sweep")
     chosen = [settings for settings in _product(file.defaults, grids) if not _excluded(settings, file.exclude)]
     return [*chosen, *_product(file.defaults, file.include)]
+
+
+def experiments(
+    combinations: Iterable[Mapping[str, Any]], adapt: Callable[[Experiment], Experiment] | None = None
+) -> tuple[dict[int, Experiment], dict[int, list[str]]]:
+    """Return the experiments that the rules allow, as `adapt` changes them, and why others are refused, by place."""
+    found: dict[int, Experiment] = {}
+    refused: dict[int, list[str]] = {}
+    for place, settings in enumerate(combinations):
+        try:
+            experiment = Experiment(**{str(key): value for key, value in settings.items()})
+            found[place] = adapt(experiment) if adapt else experiment
+        except SettingsError as error:
+            refused[place] = error.problems
+    return found, refused
 
 
 def _product(defaults: dict[str, Any], entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -176,18 +176,13 @@ def _experiments(
 
     `models` are the models of the sweep with their names, which prefix those of experiments if there are several.
     """
-    refused: list[tuple[str, list[str]]] = []
-    experiments: list[Experiment] = []
-    for settings in combinations:
-        try:
-            experiment = Experiment(**{str(key): value for key, value in settings.items()})
-            experiments.append(adapt(experiment) if adapt else experiment)
-        except SettingsError as error:
-            name = _tentative_name(settings, models) or only or "a setting without a name"
-            if only is None or fnmatchcase(name, only):
-                refused.append((name, error.problems))
+    experiments, problems = params_file.experiments(combinations, adapt)
+    names = [_tentative_name(combinations[place], models) or only or "a setting without a name" for place in problems]
+    refused = [
+        (name, own) for name, own in zip(names, problems.values(), strict=True) if fnmatchcase(name, only or "*")
+    ]
     named: dict[str, Experiment] = {}
-    for experiment in experiments:
+    for experiment in experiments.values():
         same = named.setdefault(_name(experiment, models), experiment)
         if same != experiment:
             differing = [key for key in Experiment.model_fields if getattr(same, key) != getattr(experiment, key)]

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from dsnb.files import plain_text
 from dsnb.files.records import Tail
-from dsnb.launcher.progress import PhaseTimer, phase
+from dsnb.launcher.progress import Phase
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.result import Result
 from dsnb.sweep.params import Run
@@ -115,7 +115,7 @@ class _Running:
     def __init__(self, run: Run) -> None:
         self.run, self.began = run, time.monotonic()
         self._last: dict[str, Any] = {}
-        self._tail, self._timer = Tail(run.paths.steps), PhaseTimer()
+        self._tail, self._phase = Tail(run.paths.steps), Phase(run.experiment, run.paths)
 
     def part(self, usual_s: float) -> float:
         """Return the part of it that is done, by its steps or by the usual duration of a run."""
@@ -127,7 +127,7 @@ class _Running:
     def note(self) -> str:
         """Return its phase or, once it steps, its last loss and speed."""
         if not self._last:
-            return self._timer.text(phase(self.run.experiment, self.run.paths))
+            return str(self._phase)
         loss, seconds, tokens = (self._last.get(name) for name in ("loss", "step_time_s", "tokens"))
         parts = [f"step {self._last['step']}", f"loss {loss:.3f}" if loss is not None else ""]
         return ", ".join(filter(None, [*parts, f"{tokens / seconds:,.0f} tokens/s" if seconds and tokens else ""]))

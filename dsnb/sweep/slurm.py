@@ -333,8 +333,8 @@ def final_result(run: RunPaths, job_id: str, record: Record | None) -> Result:
         return written
     status, cause = job_status(run, job_id, record)
     result = replace(written or Result("", None, {}, {}, {}, run.dir), status=status, cause=cause)
-    settings = record_schema.read(run.experiment) or {}
-    if not result.summary and isinstance(settings.get("micro_batch_size"), int):  # else its search had not ended
+    settings = record_schema.read(run.experiment)
+    if not result.summary and settings:
         result = replace(result, summary=summarize_run(Experiment.recorded(settings), run))
     result.write()
     return result

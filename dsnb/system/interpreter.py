@@ -16,11 +16,6 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-P", *words]
 
 
-def script(name: str) -> str:
-    """Return the path of a program that a package has installed beside this interpreter."""
-    return os.path.join(os.path.dirname(sys.executable), name)
-
-
 def drop_current_folder() -> None:
     """Remove the folder that `python -m` has put on `sys.path`; for modules that run as programs."""
     if sys.flags.safe_path:

@@ -8,7 +8,7 @@ import numpy as np
 import dsnb
 from benchmarks import dataset, headline
 from docs import make_example
-from dsnb.prediction.calibration import ELSEWHERE, PEAK_ERRORS
+from dsnb.prediction.calibration import ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
 from dsnb.runs.load import load_runs, load_steps
 from tests import ROOT
 
@@ -61,10 +61,15 @@ def test_the_errors_that_the_readme_names_are_those_of_the_documentation():
     assert (
         f"{speeds['H100, one node'].mean_pct:.0f} % off on one node of H100 and {speeds['all'].mean_pct:.0f} %" in text
     )
-    regret = (EXPLANATION / "prediction.md").read_text()  # tests/test_regret.py recomputes it
-    (tasks, mean), (_, worst) = re.findall(r"^\| (?:mean|worst) of (\d+) tasks \| \| \| ([\d.]+ %)", regret, re.M)
+    tasks, mean, worst = regret_of((EXPLANATION / "prediction.md").read_text())
     assert f"on {tasks} tasks" in text
-    assert f"{mean} longer than the fastest one on average, {worst} at worst" in text
+    assert f"{mean} % longer than the fastest one on average, {worst} % at worst" in text
+
+
+def regret_of(text):
+    """Return number of tasks, mean and worst regret as the page has them; tests/test_regret.py recomputes them."""
+    (tasks, mean), (_, worst) = re.findall(r"^\| (?:mean|worst) of (\d+) tasks \| \| \| ([\d.]+) %", text, re.M)
+    return tasks, mean, worst
 
 
 def test_a_result_by_hand():
@@ -94,3 +99,20 @@ def test_the_picture_has_the_figures_of_the_table():
     figures = [value for one in headline.comparisons() for value in (one.again, one.fastest)]
     assert [text.get_text() for text in drawn.figure.axes[0].texts] == [f"{value:,.0f}" for value in figures]
     assert headline.PICTURE.read_text() == drawn.svg
+
+
+def test_the_summary_of_errors_is_that_of_its_tables():
+    text = (EXPLANATION / "prediction.md").read_text()
+    peaks, other = PEAK_ERRORS["all"], ELSEWHERE["all"]
+    regrets = regret_of(text)
+    rows = {
+        "peak memory": (f"{peaks.settings} settings", peaks.mean_pct, peaks.worst_pct),
+        "step time, limited by the GPU": (f"{(gpu := TIME_ERRORS['limited by the GPU']).settings} settings", *gpu[1:3]),
+        "step time, limited by the CPU": (f"{(cpu := TIME_ERRORS['limited by the CPU']).settings} such", *cpu[1:3]),
+        "step time on a GPU without a measured run": (f"{other.settings} ", other.mean_pct, other.worst_pct),
+        "time lost by the recommended setting": (f"{regrets[0]} tasks", *regrets[1:]),
+    }
+    for name, (number, mean, worst) in rows.items():
+        assert re.search(rf"\| {name} \| {number}.* \| {float(mean):.1f} % \| {float(worst):.1f} % \|", text), name
+    pairs = re.search(r"\| that are both limited by the GPU \| (\d+) \| ([\d.]+) \| ([\d.]+) \|", text).groups()
+    assert "| ratio of two step times, both limited by the GPU | {} pairs, H200 | {} % | {} % |".format(*pairs) in text

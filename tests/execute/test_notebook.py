@@ -1,6 +1,5 @@
 """A notebook's end: the caller is told how it ended, the terminal nothing, and no kernel stays."""
 
-import json
 import os
 import subprocess
 import sys
@@ -70,22 +69,3 @@ def test_a_kernel_that_cannot_start_says_why(tmp_path, monkeypatch):
     nbformat.write(nbf.new_notebook(), tmp_path / "in.ipynb")
     with pytest.raises(KernelDiedError, match=f"^{DIED} it ended with exit code 1: no room for it$"):
         notebook.execute(tmp_path / "in.ipynb", tmp_path / "out.ipynb", {})
-
-
-@pytest.mark.parametrize(
-    ("argv", "found"),
-    [
-        (["python3", "-m", "ipykernel"], None),
-        ([sys.executable], None),
-        (["/opt/other/bin/python"], "/opt/other/bin/python (kernelspec {spec})"),
-        (5, "a kernelspec that cannot be read (TraitError: "),
-        ([], "a kernelspec that cannot be read (IndexError: "),
-    ],
-)
-def test_a_kernelspec_of_another_environment_is_found(tmp_path, monkeypatch, argv, found):
-    spec = tmp_path / "kernels" / "python3"
-    spec.mkdir(parents=True)
-    (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "Python", "language": "python"}))
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    said = notebook.foreign_kernelspec()
-    assert said is None if found is None else said.startswith(found.format(spec=spec))

@@ -310,7 +310,7 @@ def test_a_run_leads_to_its_notebook_and_profile_in_its_own_folder(tmp_path, wat
     folder = tmp_path / "made_up"
     made_up.write_folders(made_up.runs(3).assign(experiment="javascript:alert(1)#?"), folder)
     plain, profiled = (RunPaths(path.parent) for path in sorted(folder.glob("*/run[12]/run.ipynb")))
-    for path in (profiled.trace, profiled.flops, plain.trace):  # that of a run without a profile is not its own
+    for path in (profiled.trace, plain.trace):  # that of a run without a profile is not its own
         path.write_text("x")
     records.write_json(profiled.experiment, {**records.read_json(profiled.experiment), "profile": True})
     records.write_json(profiled.profile, {"forward_s": 0.0123, "backward_s": 0.02})
@@ -318,9 +318,9 @@ def test_a_run_leads_to_its_notebook_and_profile_in_its_own_folder(tmp_path, wat
     page = watched(dsnb.explore(dsnb.load_runs(folder), home=folder).save(folder / "page.html"))
     page.tab.evaluate(f"{ROOT}.open(1)")
     links = page.tab.locator(".dsnb-bar a")
-    assert links.all_inner_texts() == ["Trace of one step", "FLOPs by module"]
+    assert links.all_inner_texts() == ["Trace of one step"]
     targets = links.evaluate_all("(nodes) => nodes.map((node) => decodeURIComponent(node.href))")
-    assert targets == [f"file://{path}" for path in (profiled.trace, profiled.flops)]
+    assert targets == [f"file://{profiled.trace}"]
     assert page.tab.get_by_text("Profiled step: forward 12.3 ms, backward 20.0 ms.").is_visible()
     page.tab.evaluate(f"{ROOT}.open(0)")
     assert links.all_inner_texts() == ["Executed notebook"]

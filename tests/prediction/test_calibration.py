@@ -34,7 +34,7 @@ from dsnb.settings.experiment import Experiment
 from tests import ROOT
 from tests.prediction.made_up import TRACE, communication_s, runs, step_time
 
-PAGE = (ROOT / "docs" / "explanation" / "prediction.md").read_text()
+PAGE = "".join(path.read_text() for path in sorted((ROOT / "docs" / "explanation").glob("prediction*.md")))
 SMALL = {"model": "gpt2", "micro_batch_size": 1, "seq_len": 128}
 USUAL = {"model": "opt-1.3b", "zero_stage": 1, "gpus": 2, "micro_batch_size": 8, "seq_len": 1024, "device": "cuda"}
 

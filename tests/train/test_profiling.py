@@ -165,7 +165,7 @@ def test_the_figures_reach_every_table_and_the_card_of_the_run(profiled, monkeyp
 def test_a_run_that_is_repeated_loses_its_old_profile(tmp_path):
     paths = RunPaths(tmp_path / "run1")
     paths.dir.mkdir()
-    for path in (paths.profile, paths.trace, paths.flops):
+    for path in (paths.profile, paths.trace):
         path.write_text("{}")
     remove_leftovers(paths)
     assert not list(paths.dir.iterdir())
