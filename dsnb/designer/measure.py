@@ -18,8 +18,8 @@ from dsnb.analysis.intervals import CLEAR, Verdict
 from dsnb.errors import SettingsError
 from dsnb.launcher import local
 from dsnb.prediction.predict import On
+from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import parts, setting
-from dsnb.prediction.work import shape
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs.load import load_runs
 from dsnb.settings.experiment import DEFAULTS, Experiment
