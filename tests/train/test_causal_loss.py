@@ -169,6 +169,8 @@ def made(**settings):
         ("gpt2-tiny", {"loss": "chunked"}, 2),  # up to the output layer, and what is between a chunk's products
         ("opt-tiny", {"lora_rank": 4, "activation_checkpointing": True}, 1),
         ("bloom-tiny", {}, 1),
+        ("llama-tiny", {"loss": "chunked", "activation_checkpointing": True}, 2),
+        ("moe-tiny", {}, 1),
     ],
 )
 def test_each_family_is_one_graph(model, settings, parts):
