@@ -190,7 +190,7 @@ def test_conda_and_pip_ask_for_the_same():
 
 def test_every_direct_import_is_declared():
     wanted = [*PROJECT["dependencies"], *EXTRAS["train"]]
-    declared = {distribution(re.split(r"[<>=]", name)[0]) for name in wanted}
+    declared = {distribution(re.split(r"[<>=!]", name)[0]) for name in wanted}
     direct = {distribution(OTHER_NAMES.get(name, name)) for path in MODULES for name in foreign_imports(path)}
     assert {"numpy", "pyyaml", "torch", "matplotlib"} <= direct <= declared
 
@@ -210,7 +210,7 @@ def foreign_imports(path):
 def test_every_requirement_is_pinned():
     pins = {row.partition("==")[0].lower() for row in (ROOT / "constraints.txt").read_text().splitlines()}
     wanted = [*PROJECT["dependencies"], *(name for names in EXTRAS.values() for name in names)]
-    assert {re.split(r"[<>=]", name)[0].lower() for name in wanted} <= pins
+    assert {re.split(r"[<>=!]", name)[0].lower() for name in wanted} <= pins
 
 
 def test_the_run_notebook_lists_settings_with_their_defaults():

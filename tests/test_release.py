@@ -6,11 +6,15 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from importlib.util import find_spec
 
 import pytest
+import yaml
 
+from dsnb.launcher.environment import RECORDED
+from dsnb.version import __version__
 from tests import ROOT
 from tests.support.small_sweep import own_server
 
@@ -85,10 +89,7 @@ def test_the_commands_of_the_readme_that_init_writes_work_from_an_empty_folder(r
     code, out, err = run("dsnb init")
     assert (code, err) == (0, "")
     assert out.startswith(f"{run.folder}: notebooks, params and README.md, which says how to begin\n")
-    assert ("pip install 'dsnb[lab]'" in out, "train" in out) == (
-        CAN_TRAIN and not find_spec("jupyterlab"),
-        not CAN_TRAIN,
-    )
+    assert CAN_TRAIN or "to train: pip install 'dsnb[train]'\nfor JupyterLab: pip install 'dsnb[lab]'\n" in out
     written = {path: path.read_bytes() for path in run.folder.rglob("*.*") if path.is_file()}
     (block,) = re.findall(r"```sh\n(.*?)```", (run.folder / "README.md").read_text(), re.S)
     commands = [line.partition("#")[0].strip() for line in block.splitlines()]
@@ -103,7 +104,9 @@ def test_the_commands_of_the_readme_that_init_writes_work_from_an_empty_folder(r
             assert code == 0, (command, out, err)
         elif command == "dsnb doctor":
             assert code == 1
-            assert "without torch, deepspeed, transformers  pip install 'dsnb[train]'" in out
+            assert "missing training without torch, deepspeed, transformers pip install 'dsnb[train]'" in " ".join(
+                out.split()
+            )
         else:
             assert (code, out) == (1, "")
             assert err.endswith("pip install 'dsnb[train]'\n")
@@ -123,3 +126,40 @@ def test_runs_and_published_tables_are_read_without_a_checkout(run):
     (run.folder / "read.py").write_text("\n".join(lines))
     assert run("python read.py") == (0, "11 True\nTrue\n", "")
     assert "<script" in (run.folder / "page.html").read_text()
+
+
+def test_citation_changelog_and_recipe_name_the_version():
+    citation, recipe = (yaml.safe_load((ROOT / name).read_text()) for name in ("CITATION.cff", "conda/recipe.yaml"))
+    assert citation["version"] == recipe["context"]["version"] == __version__
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert headings[:2] == ["Unreleased", f"{__version__}, {citation['date-released']}"]
+
+
+def test_the_conda_recipe_asks_for_what_pip_asks_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needs = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())["requirements"]
+    names = {"matplotlib": "matplotlib-base", "torch": "pytorch"}
+
+    def conda(requirement):
+        name = re.match(r"[\w-]+", requirement)[0]
+        return f"{names.get(name, name)} {requirement.removeprefix(name)}"
+
+    assert needs["run"] == ["__linux", f"python {project['requires-python']}", *map(conda, project["dependencies"])]
+    assert needs["run_constraints"] == [*map(conda, project["optional-dependencies"]["train"])]
+
+
+def test_workflows_run_the_checks_before_anything_is_published():
+    ci, release = (yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text()) for name in ("ci", "release"))
+    assert {"run": ".ci/run"} in ci["jobs"]["run"]["steps"]
+    assert release["jobs"]["check"]["uses"] == "./.github/workflows/ci.yml"
+    assert release["jobs"]["publish"]["needs"] == ["check", "build"]
+    assert release["jobs"]["publish"]["permissions"] == {"id-token": "write"}
+    site = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
+    assert (ROOT / site["sphinx"]["configuration"]).is_file()
+
+
+def test_security_names_the_variables_that_are_recorded():
+    told = (ROOT / "SECURITY.md").read_text()
+    assert re.findall(r"`([A-Z]+_?)`", told.partition("names begin with")[2].partition(", with")[0]) == [
+        pattern.removesuffix("*") for pattern in RECORDED
+    ]

@@ -144,7 +144,8 @@ def flags(
         repeat_ratio=named["experiment"].map(repeat_ratios(named)).astype(float).where(ok),
     )
     # Deviations of 0 are the medians themselves and show no spread.
-    spread_pct = NORMAL_MAD * table["off_pct"].abs().where(table["off_pct"] != 0).median()
+    off_pct = table["off_pct"].abs()
+    spread_pct = NORMAL_MAD * off_pct[off_pct > 0].median()  # pandas 2 warns if all are NaN, not if there are none
     limit_pct = max(OUTLIER_PCT, OUTLIER_DEVIATIONS * spread_pct) if spread_pct > 0 else OUTLIER_PCT
     reasons = [_reasons(row, limit_pct) for row in table.to_dict("records")]
     table["flags"] = [tuple(own) for own in reasons]

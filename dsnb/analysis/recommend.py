@@ -24,7 +24,7 @@ from dsnb.formulas import planning
 from dsnb.formulas.model_shapes import PRESETS
 from dsnb.prediction import gpus
 from dsnb.prediction.calibration import MIN_CALIBRATED, measured
-from dsnb.prediction.work import shape
+from dsnb.prediction.shapes import shape
 from dsnb.runs.labels import count
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import combinations, read_params

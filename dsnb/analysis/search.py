@@ -18,9 +18,9 @@ from dsnb.errors import SettingsError
 from dsnb.formulas import memory, planning
 from dsnb.prediction.memory import peak_memory, room
 from dsnb.prediction.predict import On, tabulated
+from dsnb.prediction.shapes import Mode, shape
 from dsnb.prediction.step_time import setting
 from dsnb.prediction.traces import Trace, attempts
-from dsnb.prediction.work import Mode, shape
 from dsnb.settings.experiment import Experiment
 
 ALTERNATIVES = 3

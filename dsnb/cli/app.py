@@ -139,11 +139,11 @@ def bandwidth(
     format_: TableFormat = Format.table,
 ) -> None:
     """Measure collectives by message size over all ranks, in nccl-tests' columns."""
-    from dsnb.launcher.run import BANDWIDTH_SETTINGS, measure_bandwidth
+    from dsnb.launcher.probe import SETTINGS, measure_bandwidth
     from dsnb.render.nodes import format_bandwidth
     from dsnb.runs.load import load_bandwidth
 
-    settings = {**BANDWIDTH_SETTINGS, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}
+    settings = {**SETTINGS, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}
     result = measure_bandwidth(Experiment(**settings), output, most_bytes=most_bytes)
     table = load_bandwidth(result.run_dir)
     show(table.set_index("bytes"), format_bandwidth(table), format_)

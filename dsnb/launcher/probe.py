@@ -1,25 +1,53 @@
-"""`dsnb probe`: what this machine's GPUs, its CPU and the links between them reach, in one to two minutes.
+"""`dsnb probe` and `dsnb bandwidth`: what this machine's GPUs, its CPU and the links between ranks reach.
 
-The worker of one rank is `dsnb.train.probe`; the links are measured by the ranks of a bandwidth test on all GPUs.
+The ranks' part is `dsnb.train.probe`, launched like a run.
 """
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.launcher import environment
 from dsnb.launcher.folder import create_run_dir
-from dsnb.launcher.run import BANDWIDTH_SETTINGS, launch, measure_bandwidth
-from dsnb.run_folder import record_schema
-from dsnb.run_folder.paths import RunPaths
+from dsnb.launcher.run import launch
+from dsnb.run_folder import paths, record_schema
+from dsnb.run_folder.paths import BANDWIDTH, RunPaths
+from dsnb.run_folder.result import Result
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
 
-PROBE_WORKER = "dsnb.train.probe"
-QUICK_BYTES = 2**16
+WORKER = "dsnb.train.probe"
+MIN_BYTES, MAX_BYTES = 8, 16 * 2**30
+"""Limits of the largest message of a bandwidth test."""
+SETTINGS = {"gpus": "auto", "time_limit_s": 600.0, "precision": "fp32", "warmup_steps": 0, "steps": 1}
+"""Settings in which a test differs from training: all ranks, and no hardware-dependent precision."""
 RECORDED = ("host", "cpu", "cores", "driver", "torch", "deepspeed", "dsnb", "date_utc")
 LINKS = "links"
+
+
+def measure_bandwidth(
+    experiment: Experiment, folder: str | Path | None = None, *, most_bytes: int | None = None
+) -> Result:
+    """Measure collectives by message size over all ranks of an experiment.
+
+    The test is kept as `bandwidth/run<k>` in a sweep's folder, beside its experiments, by default in that of all
+    outputs. The largest message has `most_bytes`, by default 256 MiB on GPUs and 16 MiB on CPUs.
+    """
+    if experiment.gpus < 2:
+        raise SettingsError(f"gpus is {experiment.gpus}: an all-reduce needs at least 2 ranks; set it to 2 or more")
+    if most_bytes is not None and not MIN_BYTES <= most_bytes <= MAX_BYTES:
+        raise SettingsError(f"most_bytes is {most_bytes}: choose a number from {MIN_BYTES} to {MAX_BYTES}")
+    return _launch(experiment, folder or paths.outputs_root(), {"most_bytes": most_bytes})
+
+
+def _launch(experiment: Experiment, folder: str | Path, plan: dict[str, Any]) -> Result:
+    run = RunPaths(create_run_dir(Path(folder), BANDWIDTH))
+    records.write_json(run.bandwidth_plan, plan)
+    limit_s = max(experiment.step_timeout_s, experiment.time_limit_s)  # a test has no steps
+    experiment = experiment.model_copy(update={"step_timeout_s": limit_s})
+    return launch(experiment, run.dir, progress=False, worker=WORKER)
 
 
 def probe(device: str = "", *, quick: bool = False) -> dict[str, Any]:
@@ -27,25 +55,22 @@ def probe(device: str = "", *, quick: bool = False) -> dict[str, Any]:
 
     A `quick` probe takes seconds and is not accurate. A LaunchError says why the ranks failed.
     """
-    device = device or hardware.default_device()
-    common = {**BANDWIDTH_SETTINGS, "device": device}
+    settings = {**SETTINGS, "device": device or hardware.default_device()}
     with TemporaryDirectory(prefix="dsnb-probe-") as folder:
-        run = RunPaths(create_run_dir(Path(folder), "probe"))
-        records.write_json(run.bandwidth_plan, {"quick": quick})
-        launch(Experiment(**{**common, "gpus": 1}), run.dir, progress=False, worker=PROBE_WORKER).raise_for_status()
-        machine, worker = environment.describe(), records.read_json(run.worker) or {}
-        record = {name: machine[name] for name in RECORDED} | worker["versions"]
-        record |= {"gpu_name": worker["gpu_name"], "gpus": len(machine["gpus"]), "quick": quick}
-        record |= {name: worker[name] for name in ("figures", "rows", "missing")}
-        if device == "cpu" or len(hardware.gpus()) < 2:
+        result = _launch(Experiment(**{**settings, "gpus": 1}), folder, {"quick": quick})
+        result.raise_for_status()
+        machine, found = environment.describe(), records.read_json(RunPaths(result.run_dir).worker) or {}
+        record = {name: machine[name] for name in RECORDED} | found["versions"] | {"quick": quick}
+        record |= {name: found[name] for name in ("gpu_name", "figures", "rows", "missing")}
+        if settings["device"] == "cpu" or len(hardware.gpus()) < 2:
             record["missing"][LINKS] = "they need several GPUs"
             return record
-        result = measure_bandwidth(Experiment(**common), folder, most_bytes=QUICK_BYTES if quick else None)
+        result = measure_bandwidth(Experiment(**settings), folder, most_bytes=2**16 if quick else None)
         if result.status != "ok":
             record["missing"][LINKS] = str(result.cause)
         for row in record_schema.read_lines(RunPaths(result.run_dir).bandwidth):
-            what = f"{row['collective']} of {row['bytes']:,} bytes"
-            record["rows"].append({"part": LINKS, "what": what, "value": row["busbw_gb_per_s"], "unit": "GB/s"})
+            what, rate = f"{row['collective']} of {row['bytes']:,} bytes", row["busbw_gb_per_s"]
+            record["rows"].append({"part": LINKS, "what": what, "value": rate, "unit": "GB/s"})
             if row["collective"] == "all-reduce":
-                record["figures"]["link_gb_per_s"] = row["busbw_gb_per_s"]  # of the largest message in the end
+                record["figures"]["link_gb_per_s"] = rate  # in the end that of the largest message
     return record

@@ -1,4 +1,4 @@
-"""Launches one run, or an all-reduce test, and supervises it until it ends, in whatever way.
+"""Launches one run, or a test of the machine, and supervises it until it ends, in whatever way.
 
 A finished run has a `result.json` and no process left.
 """
@@ -18,21 +18,17 @@ from dsnb.launcher.local import ForkedRanks
 from dsnb.launcher.outcome import exception_status, run_status, summarize_run, without_machine_faults
 from dsnb.launcher.progress import Progress
 from dsnb.run_folder import paths, record_schema
-from dsnb.run_folder.paths import BANDWIDTH, RunPaths
+from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 
-WORKER, BANDWIDTH_WORKER = "dsnb.train.worker", "dsnb.train.bandwidth"
+WORKER = "dsnb.train.worker"
 POLL_S = 0.05
 Ranks = HostRanks | ForkedRanks
 GRACE_PERIOD_S = 5.0
 """How long the other ranks may continue after one has failed: some would wait for it for ever."""
-MIN_BYTES, MAX_BYTES = 8, 16 * 2**30
-"""Limits of the largest message of an all-reduce test."""
-BANDWIDTH_SETTINGS = {"gpus": "auto", "time_limit_s": 600.0, "precision": "fp32", "warmup_steps": 0, "steps": 1}
-"""Settings in which an all-reduce test differs from training: all ranks, and no hardware-dependent precision."""
 
 
 def launch(
@@ -73,25 +69,6 @@ def launch(
         run_dir = create_run_dir(paths.outputs_root() / "single", experiment.name_with_model)
     run = RunPaths(Path(run_dir).absolute())
     return _supervise(experiment, run, progress, worker)
-
-
-def measure_bandwidth(
-    experiment: Experiment, folder: str | Path | None = None, *, most_bytes: int | None = None
-) -> Result:
-    """Measure all-reduce bandwidth by message size over all ranks of an experiment (`dsnb.train.bandwidth`).
-
-    The test is kept as `bandwidth/run<k>` in a sweep's folder, beside its experiments, by default in that of all
-    outputs. The largest message has `most_bytes`, by default 256 MiB on GPUs and 16 MiB on CPUs.
-    """
-    if experiment.gpus < 2:
-        raise SettingsError(f"gpus is {experiment.gpus}: an all-reduce needs at least 2 ranks; set it to 2 or more")
-    if most_bytes is not None and not MIN_BYTES <= most_bytes <= MAX_BYTES:
-        raise SettingsError(f"most_bytes is {most_bytes}: choose a number from {MIN_BYTES} to {MAX_BYTES}")
-    run = RunPaths(create_run_dir(Path(folder or paths.outputs_root()), BANDWIDTH))
-    records.write_json(run.bandwidth_plan, {"most_bytes": most_bytes})
-    limit_s = max(experiment.step_timeout_s, experiment.time_limit_s)  # a test has no steps
-    experiment = experiment.model_copy(update={"step_timeout_s": limit_s})
-    return launch(experiment, run.dir, progress=False, worker=BANDWIDTH_WORKER)
 
 
 def _supervise(requested: Experiment, run: RunPaths, shown: bool, worker: str) -> Result:

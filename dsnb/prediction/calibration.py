@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from dsnb.errors import SettingsError
 from dsnb.prediction import gpus
 from dsnb.prediction.gpus import Link
+from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import DEFAULT, Constants, Setting, parts, setting, stack, step_times
-from dsnb.prediction.work import shape
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.training import CUDA_GRAPHS, compile_mode

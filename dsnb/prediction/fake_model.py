@@ -3,9 +3,10 @@
 Only the processes that trace a model import this module: the rest of `dsnb.prediction` needs no torch.
 """
 
+import importlib
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -94,12 +95,31 @@ def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTens
     return whole, fake
 
 
+@contextmanager
+def grouped_products() -> Iterator[None]:
+    """Let experts be computed in any precision: a GPU's grouped product takes fp32, that of fake tensors bf16 alone."""
+    moe: Any = importlib.import_module("transformers.integrations.moe")
+    usual = moe._can_use_grouped_mm
+    moe._can_use_grouped_mm = lambda _, weight, __: weight.dtype is torch.bfloat16
+    try:
+        yield
+    finally:
+        moe._can_use_grouped_mm = usual
+
+
 def autocast(experiment: Experiment) -> AbstractContextManager[Any]:
     """Return the context of the forward pass: autocast, if the settings ask for it."""
     half = model_builder.DTYPES[experiment.precision]
     native = experiment.mixed_precision == "native" and experiment.strategy in {"deepspeed", "fsdp"}
     on = half is not torch.float32 and not native
     return torch.autocast("cpu", dtype=half) if on else nullcontext()
+
+
+def as_autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return what attention computes with: in half precision under autocast."""
+    if not torch.is_autocast_enabled("cpu"):
+        return list(tensors)
+    return [one.to(torch.get_autocast_dtype("cpu")) for one in tensors]
 
 
 class Size(NamedTuple):

@@ -4,14 +4,16 @@ The model of the settings is built of torch's fake tensors, runs forward, loss a
 storages are followed operator by operator. Of a compiled model, the real partitioner of torch's compiler decides what
 is kept and what is computed again, but nothing is compiled. Weights, optimizer states, buffers and collectives are the
 engine's and not part of it.
-`python -m dsnb.prediction.memory_trace` reads settings as JSON from its standard input and prints the traces, so that a
-reader of them needs no torch.
+`python -m dsnb.prediction.memory_trace SECONDS` reads settings as JSON from its standard input and prints the traces,
+so that a reader of them needs no torch.
 """
 
 import contextlib
 import functools
 import importlib
 import json
+import os
+import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -24,8 +26,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from dsnb.formulas.memory import kept_activations
-from dsnb.prediction import fake_model
-from dsnb.prediction.fake_model import MANY, CudaOperators, LiveBytes, Size, autocast, build, size
+from dsnb.prediction import fake_model, model_counts
+from dsnb.prediction.fake_model import MANY, CudaOperators, LiveBytes, Size, as_autocast, autocast, build, size
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import compiles_blocks
 from dsnb.train import attention
@@ -39,10 +41,10 @@ def trace(experiment: Experiment) -> dict[str, Any]:
     # The size of a chunk of the loss does not grow with the micro-batch as all else does.
     micro_batch = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
     layers = model_builder.model_config(experiment).num_hidden_layers
-    if experiment.compile == "off":
-        sizes = _sizes(experiment, layers)
-        return {**sizes, **_eager(experiment, micro_batch)}
-    with flash_attention():
+    with flash_attention(), fake_model.grouped_products():
+        if experiment.compile == "off":
+            sizes = _sizes(experiment, layers)
+            return {**sizes, **_eager(experiment, micro_batch)}
         sizes = _sizes(experiment, layers)
         return {**sizes, **_compiled(experiment, sizes, micro_batch)}
 
@@ -202,7 +204,7 @@ def flash_attention() -> Iterator[None]:
     def fused(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any) -> Any:
         if attn_mask is not None:
             return usual(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
-        scale = options.get("scale")
+        scale, (query, key, value) = options.get("scale"), as_autocast(query, key, value)
         return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, True, scale=scale)[0]
 
     def flex(query: Any, key: Any, value: Any, scale: float | None = None, **_: Any) -> Any:
@@ -289,20 +291,23 @@ def _moments(found: Iterable[tuple[Size, float]]) -> list[tuple[float, float, fl
 
 
 def main() -> None:
-    """Trace the settings on the standard input, by a key of the caller's; print one line of JSON.
+    """Trace what is asked for on the standard input, a line of JSON each, and print a line for each record.
 
-    Where a model cannot be traced, `error` says why.
+    Where a model cannot be traced, `error` says why. It ends after some seconds, its argument, without a question.
     """
-    found: dict[str, Any] = {}
-    for key, settings in json.load(sys.stdin).items():
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries log to the standard output
+    while select.select([sys.stdin], [], [], float(sys.argv[1]))[0] and (line := sys.stdin.readline()):
+        kind, settings = json.loads(line)
         experiment = Experiment.recorded(settings)
         try:
-            found[key] = trace(experiment)
+            record = trace(experiment) if kind == "memory" else model_counts.count(experiment)
         except Exception as error:
             words = str(error).splitlines() or [type(error).__name__]
-            found[key] = {"error": f"model {experiment.model!r} could not be traced: {words[0]}"}
-    print(json.dumps(found))
+            record = {"error": f"model {experiment.model!r} could not be traced: {words[0]}"}
+        print(json.dumps(record), file=answers, flush=True)
 
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # torch takes seconds to end

@@ -19,15 +19,8 @@ import numpy as np
 from dsnb.errors import SettingsError
 from dsnb.prediction import gpus
 from dsnb.prediction.gpus import GpuSpec, Link
-from dsnb.prediction.work import (
-    LINEAR_LAYERS,
-    Mode,
-    gathering_passes,
-    recomputed_share,
-    shape,
-    trained_parameters,
-    work,
-)
+from dsnb.prediction.shapes import Mode, shape
+from dsnb.prediction.work import gathering_passes, recomputed_share, trained_parameters, work
 from dsnb.settings.experiment import Experiment
 
 LATENCY_S = 20e-6
@@ -150,6 +143,7 @@ def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
     if experiment.precision == "tf32":  # no flash kernel takes tf32, and the other one is slower
         attention = min(peak, TF32_ATTENTION * gpu.peak_flops("fp32"))
     counts = work(experiment) | traffic(experiment) | routes(experiment, gpu, link)
+    counts["matmul_flops"] += counts.pop("fp32_flops") * peak / gpu.peak_flops("fp32")
     return Setting(peak, attention, gpu.memory_gb_per_s * 1e9, **counts)
 
 
@@ -164,7 +158,7 @@ def traffic(experiment: Experiment) -> dict[str, float]:
     model, ranks = shape(experiment.model), experiment.tensor_parallel
     hidden_states = int(experiment.micro_batch_size) * experiment.seq_len * model.hidden * Mode.of(experiment).width
     if ranks > 1:
-        each = LINEAR_LAYERS.get(model.family, 4) + 2 * recomputed_share(experiment)
+        each = model.linear + 2 * recomputed_share(experiment)
         times = experiment.grad_accum * each * model.layers / experiment.pipeline_parallel
         sent |= {"tensor_all_reduce": times * hidden_states * 2 * (ranks - 1) / ranks, "tensor_messages": times}
     if experiment.pipeline_parallel > 1:

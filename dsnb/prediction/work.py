@@ -1,37 +1,19 @@
 """The work of one optimizer step on the busiest rank: FLOPs, bytes, kernels and what the host does for them.
 
-Pure counts that no measurement enters; `dsnb.prediction.step_time` divides them by rates. Bytes of a block are counted
-as numbers of hidden size that are read or written per token: a kernel that reads two tensors and writes one counts 3.
-Eager counts follow transformers 5.17's forward functions line by line, and autograd's formulas for the backward pass;
-compiled counts assume that neighbouring elementwise operations are fused into one kernel.
+Pure counts that no measurement enters; `dsnb.prediction.step_time` divides them by rates.
 """
 
 import math
-from functools import lru_cache
+from collections import Counter
 from typing import NamedTuple
 
-from dsnb.errors import SettingsError
-from dsnb.formulas.memory import HALF, lora_parameters, recomputed_blocks
-from dsnb.formulas.model_shapes import PRESETS, SPLIT, Shape, facts, local_config, local_fields
+from dsnb.formulas.memory import recomputed_blocks
+from dsnb.prediction.shapes import MEGATRON, Counts, Mode, shape
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp32, compiles_blocks
 
-MEGATRON = "megatron-deepspeed"
-"""The strategy of published runs of Megatron with DeepSpeed."""
-LINEAR_LAYERS = {"gpt2": 4, "bloom": 4, "opt": 6}
-"""Linear layers of a block: OPT's queries, keys and values come from three."""
-TENSORS = {"gpt2": 12, "bloom": 12, "opt": 16}
-"""Parameter tensors of a block."""
 TILE = 128
 """Rows of a tile of fused attention: a causal kernel computes whole tiles of the square."""
-# Forward and backward pass of a block. Activation functions on 4 x hidden numbers: ReLU reads 1 and writes 1, its
-# backward pass reads 2 and writes 1; GPT-2's and BLOOM's GELU by tanh is eight kernels, and about twelve backward,
-# unless something fuses them.
-ACTIVATION = {"relu": (8, 12), "gelu": (72, 100)}
-# Layer norms read 1 and write 1, backward 2 and 1, sums of residuals 2 and 1. Fused with each other they read the
-# stream and the branch, and write the stream and its norm.
-RESIDUAL = {"eager": (10, 12), "fused": (8, 10)}
-KERNELS = {"relu": (14, 32), "gelu": (21, 48), "fused": (11, 24)}
 # Bytes a score of attention that is not fused: products, scaling, mask, casts to fp32 and back, softmax.
 SCORE_BYTES = {"eager": (32, 36), "compiled": (10, 12), "megatron": (8, 12)}
 # Bytes a logit: written, cast to fp32, log-softmax, its gradient, cast back, read by two products (half precision);
@@ -40,6 +22,8 @@ LOGIT_BYTES = {"eager": 42.0, "compiled": 14.0, "megatron": 24.0}
 CHUNKED_LOGIT_BYTES = {"eager": 36.0, "compiled": 14.0}
 """In chunks, where the gradient overwrites the log-softmax; output layer and loss alone took about 22 bytes more in
 eager mode than compiled (OPT-1.3B and GPT-2, 8 x 1024, one H200)."""
+CAP_BYTES = 26
+"""Bytes of a number that has a soft cap: a division, tanh and a product, and their gradients, in half precision."""
 # Python that DeepSpeed and torch run beside the model's own, in launches or gathers of about the same duration. From
 # differences in docs/LOG.md: ZeRO 1 with CUDA graphs takes 13.8 ms more than ZeRO 0 for GPT-2's 148 tensors but 6.8 ms
 # for OPT-350M's 388, because its hooks run while the GPU is busy; DDP is split at each bucket; FSDP on one GPU.
@@ -60,34 +44,12 @@ KEPT_PARAMETERS = 1e9
 """DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
 
 
-class Mode(NamedTuple):
-    """How an experiment computes: what follows from its precision, strategy and compilation."""
-
-    width: int  # bytes of a number
-    stream_width: int  # of the residual stream, which autocast leaves in fp32
-    autocast: bool
-    kind: str  # `eager`, `compiled`, or `megatron` (hand-written fused kernels)
-    fused_attention: bool
-
-    @classmethod
-    def of(cls, experiment: Experiment) -> "Mode":
-        """Return the mode of an experiment."""
-        half = experiment.precision in HALF
-        cast = experiment.mixed_precision == "autocast" or experiment.strategy in {"ddp", "plain"}
-        autocast = half and cast and not experiment.lora_rank
-        kind = "compiled" if experiment.compile != "off" else "eager"
-        if experiment.strategy == MEGATRON:
-            kind = "megatron"
-        width = 2 if half else 4
-        return cls(width, 4 if autocast else width, autocast, kind, experiment.attention != "eager")
-
-
 def trained_parameters(experiment: Experiment) -> float:
     """Return the parameters that are trained: all, or those of LoRA's adapters."""
     model = shape(experiment.model)
     if not experiment.lora_rank:
         return model.parameters
-    return lora_parameters(model.layers, model.hidden, experiment.lora_rank, fused=model.family != "opt")
+    return experiment.lora_rank * model.layers * model.adapted
 
 
 def recomputed_share(experiment: Experiment) -> float:
@@ -96,26 +58,6 @@ def recomputed_share(experiment: Experiment) -> float:
         return 0.0
     layers = shape(experiment.model).layers
     return recomputed_blocks(layers, experiment.checkpoint_every) / layers
-
-
-@lru_cache(maxsize=256)
-def shape(model: str) -> Shape:
-    """Return the shape of a model, which is a preset or a local configuration of a GPT-2, OPT or BLOOM."""
-    if model in PRESETS:
-        return PRESETS[model]
-    path, config = local_config(model), local_fields(model) or {}
-    if path is None:
-        raise SettingsError(f"model is {model!r}: a prediction needs a preset or a configuration file on this machine")
-    family, hidden = str(config.get("model_type")), config.get("n_embd") or config.get("hidden_size")
-    known = {**facts(model), "hidden": hidden, "vocab": config.get("vocab_size")}
-    needed = ["layers", "hidden", "heads", "vocab", *(["positions"] if family != "bloom" else [])]
-    unknown = [name for name in needed if not isinstance(known.get(name), int)]
-    if family not in SPLIT or unknown:
-        why = f"it does not tell {', '.join(unknown)}" if family in SPLIT else f"its model_type is {family!r}"
-        raise SettingsError(f"cannot read the shape of a {', '.join(SPLIT)} model from {path}: {why}")
-    embedding = config.get("word_embed_proj_dim") or hidden
-    numbers = {"positions": None, **{name: known[name] for name in needed}}
-    return Shape(family, **numbers, embedding=None if embedding == hidden else embedding)
 
 
 def work(experiment: Experiment) -> dict[str, float]:
@@ -127,24 +69,25 @@ def work(experiment: Experiment) -> dict[str, float]:
     tokens = int(experiment.micro_batch_size) * experiment.seq_len
     stages, count = experiment.pipeline_parallel, experiment.grad_accum
     layers = model.layers / stages
-    forward, backward = _passes(model.family, mode, experiment.dropout > 0)
+    forward, backward = model.passes(mode, experiment.dropout > 0, experiment.tensor_parallel)
     flops, operand_bytes = _block_products(experiment, model, tokens, again, mode.width)
+    # Nothing casts the weights of experts under autocast: they are multiplied in fp32.
+    in_fp32 = flops * model.grouped / model.weights if mode.autocast else 0.0
     head_flops, head_bytes = _output_layer(experiment, model, tokens, mode)
     attention = _attention(experiment, model, mode, again)
     unaligned = mode.kind == "eager" and experiment.loss != "chunked" and mode.width == 2 and model.vocab % 8 != 0
-    adapters = 14 * LINEAR_LAYERS.get(model.family, 4) if experiment.lora_rank else 0
+    adapters = 14 * model.linear if experiment.lora_rank else 0
     launched = layers * (forward.kernels * (1 + again) + backward.kernels + adapters + attention.kernels) + 25
     casts = layers * (forward.cast_kernels * (1 + again) + backward.cast_kernels)
-    # Autocast computes GPT-2's power in fp32.
-    inner = 4 if mode.autocast and mode.kind == "eager" and model.family == "gpt2" else mode.width
-    widths = mode.stream_width, inner / experiment.tensor_parallel
-    block = model.hidden * ((1 + again) * forward.bytes(*widths) + backward.bytes(*widths))
+    block = (1 + again) * forward.bytes + backward.bytes
     moved = layers * (block * tokens + attention.bytes)
     embedded = 6 * model.hidden * tokens * (mode.width + mode.stream_width)
     inputs = layers * again * tokens * model.hidden * mode.width if experiment.checkpoint_offload else 0.0
     average_stage = (layers * flops + head_flops / stages) / (layers * flops + head_flops)  # over the last one
     return {
-        "matmul_flops": count * (layers * (flops + attention.product_flops) + (0 if unaligned else head_flops)),
+        "matmul_flops": count
+        * (layers * (flops - in_fp32 + attention.product_flops) + (0 if unaligned else head_flops)),
+        "fp32_flops": count * layers * in_fp32,
         "matmul_bytes": count * layers * operand_bytes,
         "unaligned_flops": count * head_flops if unaligned else 0.0,
         "attention_flops": count * layers * attention.fused_flops,
@@ -159,69 +102,37 @@ def work(experiment: Experiment) -> dict[str, float]:
     }
 
 
-class _Pass(NamedTuple):
-    """One pass through one block: numbers of hidden size a token, and kernels on the GPU."""
-
-    residual: float  # in the width of the residual stream: layer norms, residual sums, dropout
-    inner: float  # divided by tensor parallelism: activation function, biases, heads moved about
-    casts: float  # inputs cast between fp32 and half precision, under autocast
-    kernels: float
-    cast_kernels: float  # further ones for casts under autocast
-
-    def bytes(self, stream_width: float, inner_width: float) -> float:
-        """Return the bytes for each number of hidden size, besides products and attention."""
-        return self.residual * stream_width + self.inner * inner_width + self.casts * 6
-
-
-def _passes(family: str, mode: Mode, dropout: bool) -> tuple[_Pass, _Pass]:
-    """Return the forward and the backward pass of a block, attention's own kernels counted, but not its bytes."""
-    fused, linear = mode.kind != "eager", LINEAR_LAYERS.get(family, 4)
-    kind = "relu" if family == "opt" else "gelu"
-    residual = RESIDUAL["fused" if fused else "eager"]
-    activation, kernels = ACTIVATION["relu" if fused else kind], KERNELS["fused" if fused else kind]
-    # Each linear layer casts its weight, its bias and, behind a norm, its input; the backward pass casts them back.
-    casts = linear - 2 if mode.autocast and not fused else 0
-    cast_kernels = 2 * linear + casts if mode.autocast and not fused else 0
-    drops = 6 if dropout and not fused else 0
-    heads, biases = ((2, 4), 4) if fused else ((4, 8), 9)
-    forward = _Pass(residual[0] + drops, activation[0] + heads[0], casts, kernels[0] + drops / 2, cast_kernels)
-    inner = activation[1] + heads[1] + biases
-    return forward, _Pass(residual[1] + drops, inner, casts, kernels[1] + drops / 2, cast_kernels)
-
-
-def _block_products(experiment: Experiment, model: Shape, tokens: int, again: float, width: int) -> tuple[float, float]:
+def _block_products(
+    experiment: Experiment, model: Counts, tokens: int, again: float, width: int
+) -> tuple[float, float]:
     """Return FLOPs and bytes of a block's linear layers: forward, recomputed, and both gradients.
 
-    12 h^2 weights a block; 7 h numbers go in and 9 h come out a token, of which tensor parallelism divides 12 h; OPT's
-    three layers for queries, keys and values read 2 h more. A frozen weight has no gradient of its own, its adapters
-    have both (Hu et al. 2021).
+    A frozen weight has no gradient of its own, its adapters have both (Hu et al. 2021).
     """
-    h, split = model.hidden, experiment.tensor_parallel
+    split = experiment.tensor_parallel
     times = 2.0 + again + (0 if experiment.lora_rank else 1)
-    forward = 24.0 * tokens * h * h / split
-    numbers = tokens * h * ((6 if model.family == "opt" else 4) + 12 / split)
-    operands = (numbers + 12 * h * h / split) * width
+    forward = 2.0 * tokens * model.weights / split
+    operands = (tokens * (model.numbers - model.divided + model.divided / split) + model.held / split) * width
     flops, moved = times * forward, times * operands
     if experiment.lora_rank:
         adapters = trained_parameters(experiment) / model.layers
         flops += (3 + again) * 2 * tokens * adapters / split
-        moved += (3 + again) * tokens * h * 24 * width
+        moved += (3 + again) * tokens * (1.5 * model.numbers if model.traffic else 24 * model.hidden) * width
     return flops, moved
 
 
-def _output_layer(experiment: Experiment, model: Shape, tokens: int, mode: Mode) -> tuple[float, float]:
+def _output_layer(experiment: Experiment, model: Counts, tokens: int, mode: Mode) -> tuple[float, float]:
     """Return FLOPs of the output layer and bytes of it and the loss; only Megatron splits it over ranks."""
     times = 2 if experiment.lora_rank else 3
-    weights = numbers = model.vocab * (model.embedding or model.hidden)
-    if model.embedding:
-        numbers += 2 * model.embedding * model.hidden
     split = experiment.tensor_parallel if mode.kind == "megatron" else 1
     chunked = experiment.loss == "chunked"
     each = (CHUNKED_LOGIT_BYTES if chunked else LOGIT_BYTES)[mode.kind]
+    if model.logits_capped and mode.kind == "eager":
+        each += CAP_BYTES
     moved = each * mode.width / 2 * tokens * model.vocab
     if chunked and not experiment.lora_rank:  # each chunk reads and writes the weight's gradient in fp32
-        moved += 8 * weights * math.ceil(tokens / CHUNK_TOKENS)
-    return times * 2.0 * tokens * numbers / split, moved / split
+        moved += 8 * model.head * math.ceil(tokens / CHUNK_TOKENS)
+    return times * 2.0 * tokens * (model.head + model.projections) / split, moved / split
 
 
 class _Attention(NamedTuple):
@@ -231,26 +142,35 @@ class _Attention(NamedTuple):
     kernels: float
 
 
-def _attention(experiment: Experiment, model: Shape, mode: Mode, again: float) -> _Attention:
+def _attention(experiment: Experiment, model: Counts, mode: Mode, again: float) -> _Attention:
     """Return the attention of a block: 2 products forward, 5 backward where fused (Dao 2023), 4 where not."""
-    batch, length = int(experiment.micro_batch_size), experiment.seq_len
-    square = batch * length * model.hidden / experiment.tensor_parallel
-    product = 2.0 * square * length
-    alibi = model.family == "bloom"
-    if mode.fused_attention:
-        seen = (length + TILE) / 2 if length > TILE else length
-        if alibi and mode.kind == "eager":  # ALiBi as a mask: the whole square, and the mask is read
-            seen = 2.0 * length
-        elif alibi:  # FlexAttention, whose scores are modified one by one
-            seen *= 2
-        return _Attention((2 * (1 + again) + 5) * 2.0 * square * seen, 0.0, 0.0, 2.0)
+    batch, length, split = int(experiment.micro_batch_size), experiment.seq_len, experiment.tensor_parallel
+    kinds = {kind: times / model.layers for kind, times in Counter(model.attention).items()}  # of a block
+    if mode.fused_attention and not model.capped:
+        seen = sum(share * width * _seen(model, mode, length, window) for (width, window, _), share in kinds.items())
+        return _Attention((2 * (1 + again) + 5) * 2.0 * batch * length / split * seen, 0.0, 0.0, 2.0)
     forward, backward = SCORE_BYTES[mode.kind]
-    scores = batch * length * length * model.heads / experiment.tensor_parallel
-    wide = mode.width / 2
-    return _Attention(0.0, (2 * (1 + again) + 4) * product, scores * wide * ((1 + again) * forward + backward), 24.0)
+    if model.capped and mode.kind == "eager":
+        forward, backward = forward + CAP_BYTES // 2, backward + CAP_BYTES // 2
+    width = sum(share * wide for (wide, _, _), share in kinds.items())
+    heads = sum(share * number for (_, _, number), share in kinds.items())
+    product = 2.0 * batch * length * width / split * length
+    scores = batch * length * length * heads / split
+    moved = scores * mode.width / 2 * ((1 + again) * forward + backward)
+    return _Attention(0.0, (2 * (1 + again) + 4) * product, moved, 24.0)
 
 
-def _weight_traffic(experiment: Experiment, model: Shape, mode: Mode) -> float:
+def _seen(model: Counts, mode: Mode, length: int, window: int | None) -> float:
+    """Return the keys that a query is multiplied with in fused attention."""
+    causal = (length + TILE) / 2 if length > TILE else length
+    if model.family == "bloom" and mode.kind != "eager":  # FlexAttention, whose scores are modified one by one
+        return 2 * causal
+    # ALiBi, windows, and what transformers makes for a compiler are a mask: the whole square, and it is read.
+    is_masked = model.family == "bloom" or (window and window < length)
+    return 2.0 * length if is_masked or not (model.maskless or mode.kind == "eager") else causal
+
+
+def _weight_traffic(experiment: Experiment, model: Counts, mode: Mode) -> float:
     """Return the bytes moved for each micro-batch by weights and gradients as such: casts and accumulation.
 
     DeepSpeed casts a gradient in half precision to fp32 before it adds it, and what has been added back to be reduced
@@ -258,7 +178,8 @@ def _weight_traffic(experiment: Experiment, model: Shape, mode: Mode) -> float:
     """
     if experiment.lora_rank:
         return 0.0
-    moved = 12.0 if mode.autocast else 0.0  # weights fp32 -> half, gradients half -> fp32
+    # Weights fp32 -> half, gradients half -> fp32, but for those of experts.
+    moved = 12.0 * (1 - model.layers * model.experts / model.parameters) if mode.autocast else 0.0
     if experiment.strategy == "fsdp" and experiment.gpus > 1:
         moved += 14  # gathered weights into place in both passes, gradients cast and laid out to be scattered
     earlier = 1 - 1 / experiment.grad_accum  # the share of micro-batches that add to the gradients of earlier ones
@@ -335,9 +256,9 @@ def _hook_launches(experiment: Experiment) -> float:
 def _own_tensors(experiment: Experiment) -> float:
     """Return the trained parameter tensors of a pipeline stage."""
     model = shape(experiment.model)
-    whole = model.layers * TENSORS.get(model.family, 12) + 4
+    whole = model.layers * model.tensors + model.root_tensors
     if experiment.lora_rank:
-        whole = 2 * model.layers * LINEAR_LAYERS.get(model.family, 4)
+        whole = 2 * model.layers * model.linear
     return whole / experiment.pipeline_parallel
 
 
@@ -365,7 +286,7 @@ def _host_gathers(experiment: Experiment, mode: Mode, layers: float, again: floa
     if not gathered:
         return FSDP_GATHER * layers * (2 + again) if experiment.strategy == "fsdp" else 0.0
     whole = experiment.leaf_modules == "blocks" or (experiment.leaf_modules == "auto" and mode.kind == "compiled")
-    each = BLOCK_GATHER if whole else TENSORS.get(shape(experiment.model).family, 12)
+    each = BLOCK_GATHER if whole else shape(experiment.model).tensors
     return layers * each * (gathering_passes(experiment) + again)
 
 

@@ -26,8 +26,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 CAUSAL = "causal_sdpa"
 """The name under which transformers finds the attention without a mask."""
-MASKLESS = {"gpt2", "opt"}
-"""Families whose attention is causal and nothing else: no sliding window, no bias, no packed sequences."""
+MASKLESS = {
+    "gpt2", "opt", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "phi", "phi3", "gpt_neox",
+}  # fmt: skip
+"""Families whose attention is causal and nothing else, but for a window: no bias, no soft cap, no packed sequences."""
 ALIBI_NAME, FLEX_NAME = "sdpa with ALiBi", "flex with ALiBi"
 _OPERATOR = re.compile(r"aten::_scaled_dot_product_(?:fused_)?(cudnn|flash|efficient)_?attention(_for_cpu)?$")
 _MATH = {"aten::_scaled_dot_product_attention_math", "aten::_safe_softmax", "aten::_softmax"}
@@ -46,6 +48,18 @@ def causal_attention(
 
 
 AttentionInterface.register(CAUSAL, causal_attention)
+
+
+def fastest(config: Any, seq_len: int) -> str:
+    """Return the name of the fastest attention that computes what a model's configuration says.
+
+    transformers 5.17 left out the soft cap of Gemma 2's scores where it used SDPA.
+    """
+    if getattr(config, "attn_logit_softcapping", None):
+        return "eager"
+    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    sees_all = not window or window >= seq_len or (kinds and "sliding_attention" not in kinds)
+    return CAUSAL if config.model_type in MASKLESS and sees_all else "sdpa"
 
 
 def use_fused_alibi(model: Any, flex_length: int = 0) -> None:

@@ -108,7 +108,7 @@ def _with_attention(experiment: Experiment, make: Callable[[Any, str], PreTraine
         )
     if experiment.attention != "eager":
         try:
-            return make(config, attention.CAUSAL if config.model_type in attention.MASKLESS else "sdpa")
+            return make(config, attention.fastest(config, experiment.seq_len))
         except ValueError as error:  # raised before anything is built
             if "scaled_dot_product_attention" not in str(error):
                 raise

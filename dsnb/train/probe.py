@@ -1,7 +1,12 @@
-"""What one GPU and its host reach, as `dsnb probe` measures it: products, attention, memory, launches, host memory.
+"""What a machine reaches, as `dsnb probe` and `dsnb bandwidth` measure it: GPU and host on one rank, links on all.
 
-Figures stand for constants of the time model (`dsnb.prediction.probed`), so each is measured on the work that its
-constant is fitted to. Rates are decimal. Without a GPU, only the host's pieces are measured.
+Figures of one rank stand for constants of the time model (`dsnb.prediction.probed`), each measured on the work that its
+constant is fitted to; without a GPU, only the host's pieces are. Rates are decimal.
+
+Those of several ranks, with NCCL on GPUs and gloo on CPUs, compare to nccl-tests: float32, warm-up calls, then as many
+timed calls as fit into a time limit, queued back to back. An all-reduce sums in place; the size of an all-gather is its
+result's. The time of a size is the mean over its calls on the slowest rank (nccl-tests averages over ranks). A wrong
+result on any rank is an error.
 """
 
 import statistics
@@ -11,24 +16,25 @@ from typing import Any
 
 import deepspeed
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.utils import CheckOverflow
 from torch import nn
 
 from dsnb.files import records
+from dsnb.formulas import metrics
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 from dsnb.train.failure import Position, one_line
 from dsnb.train.launches import launch_us
 from dsnb.train.meter import clock_of
-from dsnb.train.worker import run_rank, set_up, versions
+from dsnb.train.worker import rank, run_rank, set_up, versions
 
 TOKENS = 16_384
 SQUARES = (1024, 2048, 4096, 8192)
-LAYERS = ((768, 3072), (2048, 8192), (4096, 14_336))
-"""Linear layers of GPT-2, of models of a billion parameters, and of eight billion: width in and out."""
-VOCABULARIES = (50_257, 50_304)
-"""GPT-2's, which is no multiple of 8 and keeps products off the fast kernels, and the next multiple of 64."""
+LAYERS = ((768, 3072), (2048, 8192), (4096, 14_336), (768, 50_257), (768, 50_304))
+"""Width in and out of linear layers: of GPT-2 and of models of one and eight billion parameters. GPT-2's vocabulary is
+no multiple of 8, which keeps products off the fast kernels; beside it the next multiple of 64."""
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 HEADS, HEAD_SIZE = 16, 64
 COPIED, MOVED = 2**30, 2**28
@@ -38,7 +44,19 @@ TENSORS = 48
 SPAN_S, BATCHES = 0.5, 5
 QUICK = 0.02
 """Spans of a quick probe are this share of the usual ones."""
-Row = dict[str, Any]
+ITEM_BYTES, MIN_BYTES = 4, 8
+MAX_BYTES = {"cuda": 256 * 2**20, "cpu": 16 * 2**20}
+"""The largest message by default; nccl-tests' usual call is `all_reduce_perf -b 8 -e 256M -f 2`."""
+WARMUP_CALLS, MAX_CALLS = 5, 20
+"""The defaults of nccl-tests."""
+SIZE_LIMIT_S = 0.5
+"""Approximate time limit for the timed calls of one size; a slow link gets fewer calls, at least one."""
+ALL_REDUCE, ALL_GATHER = "all-reduce", "all-gather"
+RESULTS = {ALL_REDUCE: "all-reduced sum", ALL_GATHER: "all-gathered message"}
+PERIOD = 7
+"""Period of the values along the buffer: neighbours differ, so that a shifted chunk is detected."""
+Rows = Iterator[tuple[str, float, str, str]]
+"""What was measured, value, unit, and the name of the figure that it is, if it is one."""
 
 
 def main(run_dir: str) -> int:
@@ -47,68 +65,79 @@ def main(run_dir: str) -> int:
 
 
 def measure(run: RunPaths, experiment: Experiment, position: Position, began: float) -> None:
-    """Measure every part; one that fails, or that needs a GPU that is not there, is recorded with the reason."""
+    """Measure the parts of a machine with one rank, its links with several, and write the record on rank 0."""
     device = set_up(experiment)
+    joined, ranks = launch_clock.now_s(), dist.get_world_size()
     plan = records.read_json(run.bandwidth_plan) or {}
-    share = QUICK if plan.get("quick") else 1.0
-    record: Row = {"figures": {}, "rows": [], "missing": {}}
-    for part, (function, needs_gpu) in PARTS.items():
-        position.phase = part
-        if needs_gpu and device.type != "cuda":
-            record["missing"][part] = "it needs a GPU"
+    found = machine(device, QUICK if plan.get("quick") else 1.0) if ranks == 1 else {}
+    if ranks > 1:
+        links(run, ranks, device, plan.get("most_bytes") or MAX_BYTES[device.type])
+    ended, launched_at = launch_clock.now_s(), launch_clock.launched_at()
+    if rank() == 0:
+        about = {
+            "ranks": ranks,
+            "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,
+            "versions": versions(),
+            "phases_s": {"start": began - launched_at, "build": joined - began, "timed": ended - joined},
+            "ended_s": ended - launched_at,
+        }
+        records.write_json(run.worker, about | found)
+    dist.destroy_process_group()
+
+
+def machine(device: torch.device, share: float) -> dict[str, Any]:
+    """Measure each part; one that fails, or needs a GPU that is not there, is `missing` with the reason."""
+    figures: dict[str, float] = {}
+    rows, missing = [], {}
+    for part, function in PARTS.items():
+        if part != "host" and device.type != "cuda":
+            missing[part] = "it needs a GPU"
             continue
         try:
-            for row in function(device, share):
-                record["figures"] |= {row["figure"]: row["value"]} if "figure" in row else {}
-                record["rows"].append({"part": part, **row})
+            for what, value, unit, figure in function(device, share):
+                rows.append({"part": part, "what": what, "value": value, "unit": unit})
+                figures |= {figure: value} if figure else {}
         except Exception as error:  # such as a kernel that this GPU does not have: the other parts tell enough
-            record["missing"][part] = one_line(error)
+            missing[part] = one_line(error)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    about = {"gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None, "versions": versions()}
-    records.write_json(run.worker, {**record, **about, "ended_s": launch_clock.since_launch_s()})
-    torch.distributed.destroy_process_group()
+    return {"figures": figures, "rows": rows, "missing": missing}
 
 
-def seconds(work: Callable[[], Any], device: torch.device, span_s: float = SPAN_S) -> float:
-    """Return the time of one call, queued back to back: the median over batches that take `span_s` together."""
+def mean_s(work: Callable[[], Any], calls: int, device: torch.device) -> float:
+    """Return the mean time of so many calls, queued back to back."""
     clock = clock_of(device)
-
-    def mean_s(calls: int) -> float:
-        clock.synchronize()
-        first = clock.mark()
-        for _ in range(calls):
-            work()
-        last = clock.mark()
-        clock.synchronize()
-        return clock.seconds(first, last) / calls
-
-    mean_s(2)  # loads kernels
-    calls = max(1, int(span_s / BATCHES / max(mean_s(1), 1e-7)))
-    return statistics.median(mean_s(calls) for _ in range(BATCHES))
+    clock.synchronize()
+    first = clock.mark()
+    for _ in range(calls):
+        work()
+    last = clock.mark()
+    clock.synchronize()
+    return clock.seconds(first, last) / calls
 
 
-def products(device: torch.device, share: float = 1.0, most: int = TOKENS) -> Iterator[Row]:
-    """Yield the rates of products in bf16: squares, and passes of linear layers over so many tokens at `most`."""
+def seconds(work: Callable[[], Any], device: torch.device, span_s: float) -> float:
+    """Return the time of one call: the median over batches that take `span_s` together."""
+    mean_s(work, 2, device)  # loads kernels
+    calls = max(1, int(span_s / BATCHES / max(mean_s(work, 1, device), 1e-7)))
+    return statistics.median(mean_s(work, calls, device) for _ in range(BATCHES))
 
-    def row(shape: tuple[int, int, int], tflops: float, figure: str = "") -> Row:
-        name = " x ".join(f"{size:,}" for size in shape)
-        return {"what": name, "value": tflops, "unit": "TFLOP/s"} | ({"figure": figure} if figure else {})
+
+def products(device: torch.device, share: float = 1.0, most: int = TOKENS) -> Rows:
+    """Yield the rates of products in bf16: squares up to `most`, and all passes of linear layers over `most` tokens."""
 
     def filled(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=torch.bfloat16)
 
     for size in (size for size in SQUARES if size <= most):
-        left, right = filled(size, size), filled(size, size)
-        time_s = seconds(partial(torch.matmul, left, right), device, share * SPAN_S)
-        figure = "matmul_tflops" if size == min(SQUARES[-1], most) else ""
-        yield row((size, size, size), 2 * size**3 / time_s / 1e12, figure)
-    vocabularies = [(LAYERS[0][0], size) for size in VOCABULARIES]
-    for width, out in (*LAYERS, *vocabularies):
+        time_s = seconds(partial(torch.matmul, filled(size, size), filled(size, size)), device, share * SPAN_S)
+        figure = "matmul_tflops" if size == SQUARES[-1] else ""
+        yield f"{size:,} x {size:,} x {size:,}", 2 * size**3 / time_s / 1e12, "TFLOP/s", figure
+    for width, out in LAYERS:
         work = partial(_linear, filled(most, width), filled(out, width), filled(most, out))
         time_s = seconds(work, device, share * SPAN_S)
-        figure = "unaligned_tflops" if out == VOCABULARIES[0] else ""
-        yield row((most, width, out), 6 * most * width * out / time_s / 1e12, figure)
+        figure = "unaligned_tflops" if out % 8 else ""
+        yield f"{most:,} x {width:,} x {out:,}", 6 * most * width * out / time_s / 1e12, "TFLOP/s", figure
 
 
 def _linear(inputs: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -118,90 +147,139 @@ def _linear(inputs: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor) 
     gradient.T @ inputs
 
 
-def attention(device: torch.device, share: float = 1.0, most: int = TOKENS) -> Iterator[Row]:
+def attention(device: torch.device, share: float = 1.0, most: int = TOKENS) -> Rows:
     """Yield the rates of causal attention, forward and backward, by length of the sequences."""
     for length in (length for length in LENGTHS if length <= most):
-        shape = (most // length, HEADS, length, HEAD_SIZE)
-        query, key, value = (
-            torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
-        )
-        work = partial(_attention, query, key, value, torch.ones_like(query))
+        shape = (3, most // length, HEADS, length, HEAD_SIZE)
+        parts = list(torch.randn(shape, device=device, dtype=torch.bfloat16).requires_grad_().unbind())
+        time_s = seconds(partial(_attention, parts), device, share * SPAN_S)
         # Two products forward and five backward, of the half that the mask leaves (Dao 2023, section 4.1).
-        flops = 7 * most * length * HEADS * HEAD_SIZE
-        figure = {"figure": "attention_tflops"} if length == 2048 else {}
-        tflops = flops / seconds(work, device, share * SPAN_S) / 1e12
-        yield {"what": f"length {length:,}", "value": tflops, "unit": "TFLOP/s", **figure}
+        tflops = 7 * most * length * HEADS * HEAD_SIZE / time_s / 1e12
+        yield f"length {length:,}", tflops, "TFLOP/s", "attention_tflops" if length == 2048 else ""
 
 
-def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, gradient: torch.Tensor) -> None:
+def _attention(parts: list[torch.Tensor]) -> None:
+    query, key, value = parts
     output = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-    torch.autograd.grad(output, (query, key, value), gradient)
+    torch.autograd.grad(output, parts, torch.ones_like(output))
 
 
-def memory(device: torch.device, share: float = 1.0, size: int = COPIED) -> Iterator[Row]:
+def memory(device: torch.device, share: float = 1.0, size: int = COPIED) -> Rows:
     """Yield the bandwidth of the GPU's memory: bytes that a copy reads and writes."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    time_s = seconds(lambda: target.copy_(source), device, share * SPAN_S)
-    yield {"what": "copy", "value": 2 * size / time_s / 1e9, "unit": "GB/s", "figure": "memory_gb_per_s"}
+    time_s = seconds(partial(torch.empty_like(source).copy_, source), device, share * SPAN_S)
+    yield "copy", 2 * size / time_s / 1e9, "GB/s", "memory_gb_per_s"
 
 
-def host_link(device: torch.device, share: float = 1.0, size: int = MOVED) -> Iterator[Row]:
+def host_link(device: torch.device, share: float = 1.0, size: int = MOVED) -> Rows:
     """Yield the bandwidth between the GPU and pinned host memory, in each direction and the mean of both."""
     on_host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
     on_gpu = torch.empty_like(on_host, device=device)
-    times_s = []
-    for name, target, source in (("to the GPU", on_gpu, on_host), ("to the host", on_host, on_gpu)):
-        times_s.append(seconds(partial(target.copy_, source, non_blocking=True), device, share * SPAN_S))
-        yield {"what": name, "value": size / times_s[-1] / 1e9, "unit": "GB/s"}
-    mean = 2 * size / sum(times_s) / 1e9
-    yield {"what": "both ways", "value": mean, "unit": "GB/s", "figure": "host_link_gb_per_s"}
+    copies = (partial(on_gpu.copy_, on_host, non_blocking=True), partial(on_host.copy_, on_gpu, non_blocking=True))
+    times_s = [seconds(copy, device, share * SPAN_S) for copy in copies]
+    for what, time_s in zip(("to the GPU", "to the host"), times_s, strict=True):
+        yield what, size / time_s / 1e9, "GB/s", ""
+    yield "both ways", 2 * size / sum(times_s) / 1e9, "GB/s", "host_link_gb_per_s"
 
 
-def host(device: torch.device, share: float = 1.0) -> Iterator[Row]:
+def host(device: torch.device, share: float = 1.0) -> Rows:
     """Yield what the host needs for an operation, and in DeepSpeed's Python for a parameter tensor."""
     if device.type == "cpu":
         torch.set_num_threads(1)
     number = torch.zeros((), device=device)
-    yield {"what": "one kernel", "value": 1e6 * seconds(lambda: number.add_(1), device, share), "unit": "µs"}
-    yield {"what": "launch", "value": launch_us(device, share), "unit": "µs", "figure": "launch_us"}
+    yield "one kernel", 1e6 * seconds(lambda: number.add_(1), device, share), "µs", ""
+    yield "launch", launch_us(device, share), "µs", "launch_us"
     parameters = [nn.Parameter(torch.zeros(64, 64, device=device)) for _ in range(TENSORS)]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    overflow = CheckOverflow([parameters])
-    time_s = seconds(lambda: overflow.has_overflow_serial(parameters), device, share)
-    yield {"what": "parameter", "value": 1e6 * time_s / TENSORS, "unit": "µs", "figure": "parameter_us"}
-    plain, gathered = (_layers(device, is_sharded) for is_sharded in (False, True))
-    inputs = torch.zeros(1, 64, device=device)
-    times_s = [seconds(partial(_pass, model, inputs), device, share) for model in (plain, gathered)]
-    extra_us = 1e6 * max(0.0, times_s[1] - times_s[0]) / TENSORS
-    yield {"what": "gather", "value": extra_us, "unit": "µs", "figure": "gather_us"}
-
-
-@torch.no_grad()
-def _pass(model: nn.Module, inputs: torch.Tensor) -> None:
-    model(inputs)
-
-
-def _layers(device: torch.device, is_sharded: bool) -> nn.Module:
-    """Return small layers in a row, with one parameter each; at ZeRO 3, each is gathered before and freed after use."""
-    model = nn.Sequential(*(nn.Linear(64, 64, bias=False, device=device) for _ in range(TENSORS)))
-    if not is_sharded:
-        return model
+    check = partial(CheckOverflow([parameters]).has_overflow_serial, parameters)
+    yield "parameter", 1e6 * seconds(check, device, share) / TENSORS, "µs", "parameter_us"
+    # Small layers in a row with one parameter each: at ZeRO 3, each is gathered before and freed after use.
+    plain, sharded = (
+        nn.Sequential(*(nn.Linear(64, 64, bias=False, device=device) for _ in range(TENSORS))) for _ in range(2)
+    )
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
         "zero_allow_untested_optimizer": True,
     }
-    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), 1e-3), config=config)
-    return engine  # type: ignore[no-any-return]
+    sgd = torch.optim.SGD(sharded.parameters(), 1e-3)
+    engine, *_ = deepspeed.initialize(model=sharded, optimizer=sgd, config=config)
+    inputs = torch.zeros(1, 64, device=device)
+    with torch.no_grad():
+        plain_s, gathered_s = (seconds(partial(model, inputs), device, share) for model in (plain, engine))
+    yield "gather", 1e6 * max(0.0, gathered_s - plain_s) / TENSORS, "µs", "gather_us"
 
 
-PARTS: dict[str, tuple[Callable[[torch.device, float], Iterator[Row]], bool]] = {
-    "host": (host, False),
-    "matrix products": (products, True),
-    "attention": (attention, True),
-    "memory": (memory, True),
-    "host memory": (host_link, True),
+PARTS: dict[str, Callable[[torch.device, float], Rows]] = {
+    "host": host,
+    "matrix products": products,
+    "attention": attention,
+    "memory": memory,
+    "host memory": host_link,
 }
-"""The parts in their order, and whether they need a GPU. The host comes first, before GPU memory is fragmented."""
+"""The parts in their order; all but the first need a GPU."""
+
+
+def links(run: RunPaths, ranks: int, device: torch.device, most_bytes: int) -> None:
+    """Measure the collectives at every size up to `most_bytes`, and write a line for each."""
+    for collective, word in RESULTS.items():
+        for size in (2**power for power in range(MIN_BYTES.bit_length() - 1, most_bytes.bit_length())):
+            if collective == ALL_GATHER and size < ranks * ITEM_BYTES:
+                continue
+            row = measure_size(collective, size, ranks, device)
+            if rank() == 0:
+                records.append_line(run.bandwidth, row)
+            if row["errors"]:
+                raise ArithmeticError(f"the {word} of {size} bytes is wrong in {row['errors']} elements")
+
+
+def measure_size(collective: str, size: int, ranks: int, device: torch.device) -> dict[str, int | float | str | None]:
+    """Measure one message size; return its row, equal on all ranks, with the errors of all ranks."""
+    count = size // ITEM_BYTES // (ranks if collective == ALL_GATHER else 1)  # elements that a rank gives
+    buffer = torch.empty(count, dtype=torch.float32, device=device)
+    result = buffer if collective == ALL_REDUCE else torch.empty(count * ranks, dtype=torch.float32, device=device)
+    call = partial(dist.all_reduce, buffer)
+    if collective == ALL_GATHER:
+        call = partial(dist.all_gather_into_tensor, result, buffer)
+
+    def slowest_s(calls: int) -> float:
+        dist.barrier()
+        shared = torch.tensor(mean_s(call, calls, device), dtype=torch.float64, device=device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return float(shared)
+
+    fill(buffer, 0)
+    slowest_s(1)  # the first call of a size may set up resources
+    calls = max(1, min(MAX_CALLS, int(SIZE_LIMIT_S / max(slowest_s(1), 1e-9))))
+    slowest_s(min(WARMUP_CALLS, calls))
+    time_s = slowest_s(calls)
+    fill(buffer, rank() + 1)  # another number from every rank
+    call()
+    numbers = [ranks * (ranks + 1) // 2] if collective == ALL_REDUCE else range(1, ranks + 1)
+    right = torch.empty_like(result)
+    for part, number in zip(right.chunk(len(numbers)), numbers, strict=True):
+        fill(part, number)
+    errors = (result != right).sum().to(device)
+    dist.all_reduce(errors)
+    sent = len(result) * ITEM_BYTES
+    algbw = metrics.algbw_gb_per_s(sent, time_s)
+    busbw = metrics.busbw_gb_per_s(algbw, ranks)
+    return {
+        "collective": collective,
+        "bytes": sent,
+        "count": len(result),
+        "dtype": "float32",
+        "ranks": ranks,
+        "calls": calls,
+        "time_us": time_s * 1e6,
+        "algbw_gb_per_s": algbw,
+        "busbw_gb_per_s": busbw and (busbw if collective == ALL_REDUCE else busbw / 2),
+        "errors": int(errors),
+    }
+
+
+def fill(buffer: torch.Tensor, factor: int) -> None:
+    """Fill with small integers, whose sums are exact in any order; a factor of 0 keeps repeated sums finite."""
+    places = torch.arange(len(buffer), dtype=torch.int32, device=buffer.device)  # float32 cannot count beyond 2**24
+    buffer.copy_(places.remainder_(PERIOD).add_(1)).mul_(factor)

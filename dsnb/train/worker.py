@@ -12,7 +12,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,9 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     }
     if rank() == 0:
         record["ended_s"] = launch_clock.since_launch_s()
-        record["launch_us"] = launch_us(device) if device.type == "cuda" else None  # others are done
+        if device.type == "cuda":
+            with suppress(torch.OutOfMemoryError):  # the run itself is over
+                record["launch_us"] = launch_us(device)
         records.write_json(run.worker, record | token_work.record(experiment))
     with profiling.time_limited(experiment, meter.wall_s["timed"] / experiment.steps):
         if experiment.profile:

@@ -2,10 +2,11 @@
 
 import math
 
+import pandas as pd
 import pytest
 
 from dsnb.analysis import evidence
-from dsnb.analysis.decide import Question, candidates, of_runs
+from dsnb.analysis.decide import Question, candidates, global_batch, of_runs
 from dsnb.analysis.predicted import larger_batches
 from dsnb.analysis.words import words
 from dsnb.sweep.params import load_sweep
@@ -140,3 +141,8 @@ def test_what_is_equal_or_twice_as_fast_needs_no_table_and_no_doubt(rate, rows):
     said = words(of_runs(sized(tokens_per_s=[1000.0, rate], optimizer=["adamw", "adafactor"]), Question()))
     assert len(said["table"]) == rows
     assert ("too few to be sure" in said["following"]) == (rate > 500)
+
+
+def test_parallel_sizes_share_a_batch():
+    own = pd.DataFrame({"gpus": [8, 8], "tensor_parallel": [2, None], "micro_batch_size": 4, "grad_accum": [3, None]})
+    assert list(global_batch(own)) == [48, 32]

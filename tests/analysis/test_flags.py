@@ -63,6 +63,17 @@ def test_flags_and_their_words(parts, reasons):
     assert list(flagged(*parts)[["flags", "words"]].itertuples(index=False, name=None)) == reasons
 
 
+def test_columns_say_what_steps_would():
+    row = a_run(step_time_s=1.15, step_time_median_s=1.0, slow_steps=2)[0]
+    (found,) = flags(pd.DataFrame([row])).to_dict("records")
+    assert (found["words"], found["step_spread_pct"]) == (
+        flagged(a_run(times=STALLS))["words"][0], pytest.approx(math.nan, nan_ok=True)
+    )  # fmt: skip
+    nothing = flags(pd.DataFrame([{"sweep": "s", "experiment": "e", "repeat": 1, "status": "oom"}]))
+    assert list(nothing["flags"]) == [()]
+    assert flags(pd.DataFrame(columns=RUN_COLUMNS)).empty
+
+
 def test_drift_by_hand():
     """A rise of a tenth from the first block to the last, each of two steps."""
     drift_pct, p = drift(np.repeat(np.linspace(1, 1.1, 20), 2))

@@ -157,9 +157,3 @@ def test_the_section_is_there_only_for_several_nodes_or_groups():
         assert nodes.section(runs) == []
     failed = [{**a_group("a+b", None, "failed"), "hosts": None}, a_group("c+d", None, "failed", cause="x")]
     assert "Failed: c, d (nodes2: 1 failed): x." in "".join(map(str, nodes.section(pd.DataFrame(failed))))
-    rows = [a_group(host, rate, model=model, experiment=f"{model}_nodes1") for model in ("gpt2", "opt-125m")
-            for host, rate in alone(100, 99, 101, 80)]  # fmt: skip
-    table = hosts.groups(pd.DataFrame(rows))
-    assert list(table["workload"].unique()) == ["gpt2", "opt-125m"]
-    assert suspects(table) == ["d"]
-    assert [axis.get_title(loc="left") for axis in nodes.spread(table).figure.axes] == ["gpt2", "opt-125m"]

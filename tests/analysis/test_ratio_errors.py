@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 
 import dsnb
@@ -71,16 +70,6 @@ def test_which_errors_hold_for_a_gpu_and_for_ones_own_runs():
     assert found not in (DEFAULT_RATIOS, ELSEWHERE)
     assert ratio_errors.known_for("A100", "nvlink", own) is ELSEWHERE
     assert ratio_errors.known_for("H100", "nvlink", own.head(1)) is ELSEWHERE
-
-
-def test_the_median_run_of_each_setting_on_each_host_counts():
-    rows = [
-        {"experiment": "a", "host": host, "gpu_name": "NVIDIA H200", "model": "opt-1.3b", "step_time_s": seconds}
-        for host, times in {"x": (3.0, 1.0, 2.0), "y": (5.0,)}.items()
-        for seconds in times
-    ]
-    found, hosts = ratio_errors.of_hosts(pd.DataFrame(rows))
-    assert sorted(zip([run.step_time_s for run in found], hosts, strict=True)) == [(2.0, "x"), (5.0, "y")]
 
 
 @pytest.mark.parametrize(("measured", "stated"), [(benchmark.h200, DEFAULT_RATIOS), (benchmark.elsewhere, ELSEWHERE)])

@@ -1,5 +1,7 @@
 """Recommendations with a made-up trace: what is predicted, measured runs in its place, how sure it is, refusals."""
 
+import math
+
 import pandas as pd
 import pytest
 
@@ -199,3 +201,13 @@ def test_a_forecast_of_years_is_no_answer():
     assert "30 days would need 267 GPUs if each sustained 125,000 tokens/s, an extrapolation" in said
     assert "At that rate, the training takes 192,000 GPU-hours, $384,000 at $2.00 a GPU-hour." in said
     assert "1,000 days" not in said
+
+
+def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
+    (found,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e15)
+    best = found.table.iloc[0]
+    needed = math.ceil(best["gpu_hours"] / 24 / 30)
+    said = f"That is more than 365 days. 30 days would need {needed:,} GPUs if each sustained "
+    assert any(one.startswith(said) for one in found.sentences)
+    (short,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e9)
+    assert not [one for one in short.sentences if "365" in one]

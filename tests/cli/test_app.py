@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -15,8 +14,10 @@ import pytest
 
 from dsnb.cli import app as command_line
 from dsnb.cli.doctor import Check
+from dsnb.errors import SettingsError
 from dsnb.version import __version__
 from tests import ROOT
+from tests.support.notebooks import run_cells
 
 EXAMPLE = ROOT / "outputs" / "examples" / "quickstart"
 QUICK = ["sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*"]
@@ -133,6 +134,8 @@ def test_summary_in_every_format(monkeypatch):
          "sub-cluster needs hosts: name them with --hostfile"),
         (["sweep", "params/quickstart.yaml", "--slurm", "--hostfile", "hosts"],
          "--hostfile is 'hosts', but Slurm chooses hosts: leave one of them out"),
+        (["summary", "outputs/examples/quickstart", "--groups"],
+         "no run used a hostfile, so there are no groups of nodes to compare: choose the folder of a sweep that did"),
         (["summary", "none"],
          "'none' is not a folder or a file: choose a folder of outputs, such as outputs/quickstart, or a log"),
     ],
@@ -181,14 +184,13 @@ def test_the_version(monkeypatch):
     assert dsnb(monkeypatch, "--version")[:2] == (0, f"dsnb {__version__}\n")
 
 
-@pytest.mark.process
-def test_papermill_passes_settings_that_the_notebook_does_not_list_and_misspelled_ones(tmp_path):
-    command = [sys.executable, "-m", "papermill", str(ROOT / "notebooks/10_run.ipynb"), "out.ipynb"]
-    command += ["-p", "zero_stgae", "2", "-p", "dropout", "7"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.returncode != 0
-    assert "unknown setting 'zero_stgae': did you mean 'zero_stage'?" in done.stderr
-    assert "dropout is 7: it must be less than 1.0" in done.stderr
+def test_a_run_notebook_takes_settings_that_it_does_not_list_and_names_misspelled_ones():
+    with pytest.raises(SettingsError) as caught:
+        run_cells("10_run", zero_stgae=2, dropout=7)
+    assert caught.value.problems == [
+        "unknown setting 'zero_stgae': did you mean 'zero_stage'?",
+        "dropout is 7: it must be less than 1.0",
+    ]
 
 
 REFUSED = {

@@ -12,7 +12,7 @@ import dsnb
 from dsnb.cli import printing, summary_table
 from dsnb.cli.printing import Format, print_summary, show, table_width
 from dsnb.cli.summary_table import FASTEST
-from dsnb.run_folder.columns import RUN_COLUMNS
+from tests.analysis.test_comparisons import runs_of
 from tests.support import made_up
 
 ODD = [
@@ -152,14 +152,8 @@ def test_unusual_runs_have_a_mark_and_a_footnote(runs):
 
 
 def test_unstable_settings_are_last_not_ranked_and_explained():
-    one = {"sweep": "s", "status": "ok", "model": "gpt2", "gpus": 1, "device": "cpu"}
-    rates = {"zs0": [21097.0, 2296.0], "zs1": [9000.0, 9100.0], "zs2": [8000.0, 8200.0]}
-    rows = [
-        {**one, "experiment": name, "repeat": place, "tokens_per_s": rate}
-        for name, own in rates.items()
-        for place, rate in enumerate(own, 1)
-    ]
-    ((_, table, lines),) = summary_table.blocks(pd.DataFrame(rows).reindex(columns=RUN_COLUMNS))
+    runs = runs_of(zs0=[21097.0, 2296.0], zs1=[9000.0, 9100.0], zs2=[8000.0, 8200.0])
+    ((_, table, lines),) = summary_table.blocks(runs.assign(model="gpt2", gpus=1, device="cpu"))
     assert list(table.index) == ["* zs1", "  zs2", "  zs0 !"]
     assert list(table["vs best"]) == ["best", "\N{MINUS SIGN}10.5 %", "unstable"]  # of 9,050 and 8,100
     assert list(table["tokens/s"]) == ["9,000 to 9,100", "8,000 to 8,200", "2,296 to 21,097"]

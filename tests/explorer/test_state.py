@@ -78,7 +78,6 @@ REFUSED = [
     ({"zero": 3}, "unknown control 'zero': choose from task, strategy, "),
     ({"train_tokens": -1}, "train_tokens -1 is not a number from 1 to 1e18: set it to a number such as 300e9"),
     ({"brush": {"x": [1]}}, "is not a region: set it to {'x': [low, high], 'y': [low, high]}, or to None"),
-    ({"brush": 3}, "brush 3 is not a region"),
     ({"brush": {"x": [math.nan, 1], "y": [0, 1]}}, "is not a region"),
     ({"run": 300}, "run 300 is not the position of a run of this table: set it to 0 or more and less"),
     ({"base": "x"}, "base 'x' is not an experiment of these runs"),
@@ -308,3 +307,18 @@ def test_series_are_thinned_where_there_are_many_runs(tmp_path):
     assert all(one["step"][-1] == 500 for one in series.values())
     whole = single_runs.load(shown, next(iter(series)), points=500)
     assert whole["step"] == list(range(1, 501))
+
+
+def test_figures_that_are_not_finite_or_not_of_ok_runs_are_left_out(runs):
+    odd = runs.assign(tokens_per_s=np.inf)
+    assert "tokens_per_s" not in data.read(odd).figures
+    failed = runs.assign(status="failed")
+    assert data.read(failed).figures.empty
+
+
+def test_a_machine_without_gpus_has_ranks(runs):
+    shown = data.read(runs.assign(device="cpu"))
+    given = payload.payload(shown, state.default(shown), None)
+    titles = [one["title"] for one in (*given["axes"], *given["figures"])]
+    assert {"ranks", "tokens/s/rank"} < set(titles)
+    assert not any("GPU" in title for title in titles)

@@ -5,7 +5,7 @@ import pytest
 
 import dsnb
 from dsnb.analysis import memory_use
-from dsnb.formulas import memory, model_shapes
+from dsnb.formulas import memory
 from dsnb.formulas.memory import AUTOCAST, FULL, MASTERS
 from dsnb.formulas.model_shapes import PRESETS
 from dsnb.settings.experiment import DEFAULTS
@@ -63,7 +63,7 @@ def test_adafactors_moments_are_those_of_the_models_own_matrices(name):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    shape = model_shapes.PRESETS[name]
+    shape = PRESETS[name]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape.config()))
     counted = 4 * sum(sum(one.shape) for one in model.parameters())
@@ -115,7 +115,7 @@ def theory(**settings):
 def test_a_runs_settings_become_the_formulas_numbers():
     settings = {"zero_stage": 1, "gpus": 4, "tensor_parallel": 2, "micro_batch_size": 2, "seq_len": 1024}
     parts = theory(model="opt-1.3b", grad_accum=2, grad_accum_dtype="bf16", **settings)
-    own = model_shapes.PRESETS["opt-1.3b"].parameters / 2 / GIB
+    own = PRESETS["opt-1.3b"].parameters / 2 / GIB
     assert parts["weights"] == parts["gradients"] == pytest.approx(2 * own)
     assert parts["optimizer"] == pytest.approx(12 * own / 2)
     block = 2048 * 2048 * (8 + (24 - 8) / 2)
@@ -135,7 +135,7 @@ def test_accumulation_keeps_gradients_through_the_next_backward_pass():
     small = memory.peak(states, kept=50, output=70)  # all gradients, in the optimizer's step, are more than activations
     assert (small.gradients, small.activations, small.total) == (200, 0, 1600)
     once, often = (theory(model="opt-350m", micro_batch_size=32, grad_accum=count) for count in (1, 8))
-    gradients = 2 * model_shapes.PRESETS["opt-350m"].parameters / GIB
+    gradients = 2 * PRESETS["opt-350m"].parameters / GIB
     assert sum(often.values()) - sum(once.values()) == pytest.approx(gradients)
     assert theory(model="opt-350m", micro_batch_size=32, grad_accum=2) == often
     sharded = {"strategy": "fsdp", "gpus": 4, "micro_batch_size": 32}
@@ -177,7 +177,7 @@ def test_one_change_at_a_time():
     assert list(table["base"].unique()) == ["e0"]
     assert list(table["change"]) == ["ZeRO 0 → ZeRO 1", "ZeRO 0 → ZeRO 2", "checkpointing off → checkpointing on"]
     assert list(table["measured_gib"]) == [-1, -2, -4]
-    parameters = model_shapes.PRESETS["gpt2"].parameters
+    parameters = PRESETS["gpt2"].parameters
     # When its backward pass begins, a step without accumulation has no gradients that ZeRO 2 could share out.
     assert list(table["theory_gib"])[:2] == pytest.approx([-9 * parameters / GIB] * 2)
     accumulated = memory_use.savings(runs.assign(grad_accum=2))

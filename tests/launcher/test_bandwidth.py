@@ -9,8 +9,8 @@ import pytest
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import metrics
-from dsnb.launcher import run as launcher
-from dsnb.launcher.run import BANDWIDTH_SETTINGS, measure_bandwidth
+from dsnb.launcher import probe as launcher
+from dsnb.launcher.probe import SETTINGS, measure_bandwidth
 from dsnb.render.nodes import bandwidth as section
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.load import load_bandwidth, load_runs, load_steps
@@ -20,7 +20,7 @@ from tests.support.small_sweep import NAMES
 
 
 def settings(**changes):
-    return Experiment(**{**BANDWIDTH_SETTINGS, "device": "cpu", "gpus": 2, "time_limit_s": 240.0, **changes})
+    return Experiment(**{**SETTINGS, "device": "cpu", "gpus": 2, "time_limit_s": 240.0, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_it_is_no_training_run_and_the_newest_one_is_shown(measured, swept, tmp_
 
 @pytest.mark.process
 def test_a_wrong_sum_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(launcher, "BANDWIDTH_WORKER", "tests.workers.wrongsum")
+    monkeypatch.setattr(launcher, "WORKER", "tests.workers.wrongsum")
     result = measure_bandwidth(settings(), tmp_path, most_bytes=256)
     rows = records.read_lines(RunPaths(result.run_dir).bandwidth)
     assert [(row["bytes"], row["errors"]) for row in rows] == [(8, 0), (16, 0), (32, 0), (64, 2)]  # on both ranks

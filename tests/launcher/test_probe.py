@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dsnb.cli.doctor import launch_rate
-from dsnb.cli.probe import tabulated, texts
+from dsnb.prediction import probed
 from tests.cli.test_app import dsnb
 from tests.support import lazy
 
@@ -16,7 +16,9 @@ torch, worker = lazy.Module("torch"), lazy.Module("dsnb.train.probe")
 def test_a_probe_of_a_cpu(monkeypatch, tmp_path):
     file = tmp_path / "probe.json"
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path / "cache"))
-    code, out, err = dsnb(monkeypatch, "probe", "--device", "cpu", "--quick", "--output", file)
+    monkeypatch.setattr("dsnb.system.hardware.gpus", tuple)
+    monkeypatch.setattr(probed, "REFERENCE", {"rows": [{"part": "host", "what": "launch", "value": 0.0125}]})
+    code, out, err = dsnb(monkeypatch, "probe", "--quick", "--output", file)
     assert code == 0, err
     record = json.loads(file.read_text())
     assert set(record["figures"]) == {"launch_us", "parameter_us", "gather_us"}
@@ -24,8 +26,11 @@ def test_a_probe_of_a_cpu(monkeypatch, tmp_path):
     assert "matrix products left out: it needs a GPU" in out
     assert "links left out: they need several GPUs" in out
     assert not (tmp_path / "cache").exists()  # a quick one is not accurate
-    code, out, err = dsnb(monkeypatch, "probe", "--device", "tpu")
-    assert (code, err.strip()) == (1, "error: device is 'tpu': use cuda or cpu")
+    launch, parameter = (
+        [line.split() for line in out.splitlines() if word in line] for word in ("launch", "parameter")
+    )
+    assert launch == [["host", "launch", f"{record['figures']['launch_us']:,.4g}", "0.0125", "µs"]]
+    assert parameter[0][1:2] + parameter[0][3:] == ["parameter", "µs"]  # no usual value
 
 
 def test_the_parts_of_a_gpu_work_on_any_device(monkeypatch):
@@ -35,13 +40,13 @@ def test_the_parts_of_a_gpu_work_on_any_device(monkeypatch):
         work()
         return 1e-3
 
-    small = {"seconds": seconds, "SQUARES": (16, 32), "LAYERS": ((16, 32),), "VOCABULARIES": (17, 24), "HEADS": 1}
+    small = {"seconds": seconds, "SQUARES": (16, 32), "LAYERS": ((16, 32), (16, 17)), "HEADS": 1}
     for name, value in small.items():
         monkeypatch.setattr(f"dsnb.train.probe.{name}", value)
     device = torch.device("cpu")
     rows = [*worker.products(device, 1.0, 64), *worker.attention(device, 1.0, 2048)]
     rows += [*worker.memory(device, 1.0, 1000), *worker.host_link(device, 1.0, 1000)]
-    figures = {row["figure"]: row["value"] for row in rows if "figure" in row}
+    figures = {figure: value for _, value, _, figure in rows if figure}
     assert figures == pytest.approx({
         "matmul_tflops": 2 * 32**3 / 1e9,
         "unaligned_tflops": 6 * 64 * 16 * 17 / 1e9,
@@ -51,18 +56,11 @@ def test_the_parts_of_a_gpu_work_on_any_device(monkeypatch):
     })  # fmt: skip
 
 
-def test_a_call_is_timed_over_batches(monkeypatch):
-    calls = []
-    time_s = worker.seconds(lambda: calls.append(sum(range(20_000))), torch.device("cpu"), 0.05)
-    assert 0.02 < time_s * len(calls) < 0.5
-
-
-def test_usual_values_stand_beside_those_of_the_same_part():
-    rows = [{"part": "host", "what": "launch", "value": 12.0, "unit": "µs"}]
-    record = {"rows": [*rows, {"part": "memory", "what": "copy", "value": 4000.0, "unit": "GB/s"}]}
-    table = tabulated(record, {"rows": [{**rows[0], "value": 6.0}]})
-    assert texts(table)[["value", "usual"]].to_numpy().tolist() == [["12", "6"], ["4,000", ""]]
-    assert "usual" not in texts(tabulated(record, {"rows": []}))
+def test_the_time_of_a_call_is_the_median_of_batches(monkeypatch):
+    asked, times_s = [], iter([0.5, 1e-3, 1e-3, 3e-3, 1e-3, 2e-3, 9e-3])  # loading, one call, five batches
+    monkeypatch.setattr("dsnb.train.probe.mean_s", lambda work, calls, device: asked.append(calls) or next(times_s))
+    assert worker.seconds(None, None, 0.05) == 2e-3
+    assert asked == [2, 1, *[10] * 5]
 
 
 def test_the_doctor_compares_launches_with_the_reference():

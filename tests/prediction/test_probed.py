@@ -1,4 +1,4 @@
-"""What a stored probe does to predictions: known ratios, limits, whose probe counts, and none that was not made."""
+"""What a stored probe does to predictions: known ratios, limits, and whose probe counts."""
 
 import json
 from dataclasses import asdict
@@ -8,6 +8,7 @@ import pytest
 import dsnb
 from dsnb.prediction import gpus, probed
 from dsnb.prediction import predict as module
+from dsnb.prediction.predict import On
 from dsnb.prediction.step_time import DEFAULT
 from tests.prediction.made_up import TRACE
 
@@ -18,7 +19,7 @@ USUAL = {
     "memory_gb_per_s": 4000.0,
     "link_gb_per_s": 300.0,
 }
-REFERENCE = {"figures": USUAL, "rows": []}
+REFERENCE = {"gpu_name": "NVIDIA H200", "figures": USUAL, "rows": []}
 
 
 def record(gpu="NVIDIA H200", host="own", date="2026-11-25T10:00:00+00:00", **figures):
@@ -30,9 +31,6 @@ def test_the_reference_itself_changes_nothing_and_ratios_are_by_hand():
     by = probed.ratios(record(launch_us=12.0, gather_us=50.0, matmul_tflops=600.0), REFERENCE)
     changed = {name: ratio for name, ratio in by.items() if ratio != pytest.approx(1.0)}
     assert changed == pytest.approx({"host_launch_us": 2.0, "host_gather_us": 0.5, "matmul_efficiency": 0.8})
-    constants = asdict(probed.adjusted(DEFAULT, by))
-    expected = asdict(DEFAULT) | {name: getattr(DEFAULT, name) * ratio for name, ratio in changed.items()}
-    assert constants == pytest.approx(expected)
     a100 = gpus.find("A100")  # of its own data sheet, which is lower
     theirs = record("NVIDIA A100-SXM4-80GB", matmul_tflops=750 * a100.half_tflops / 989)
     assert probed.ratios(theirs, REFERENCE)["matmul_efficiency"] == pytest.approx(1.0, rel=1e-3)
@@ -42,21 +40,19 @@ def test_what_cannot_be_is_left_out_and_shares_end_at_one():
     odd = record(launch_us=0.0, gather_us="fast", matmul_tflops=1e9, memory_gb_per_s=6000.0)
     by = probed.ratios(odd, REFERENCE)
     assert set(by) == {"memory_efficiency", "link_efficiency"}
-    assert probed.adjusted(DEFAULT, by).memory_efficiency == 1.0
     assert probed.ratios(record(), {"figures": {}, "rows": []}) == {}
 
 
 def test_the_shipped_reference_is_a_probe_or_empty():
     figures = probed.REFERENCE["figures"]
     assert probed.REFERENCE.get("is_measured", True) == bool(figures)
-    by = probed.ratios(probed.REFERENCE) if figures else {}
+    by = probed.ratios(probed.REFERENCE, probed.REFERENCE) if figures else {}
     assert [*by.values()] == pytest.approx([1.0] * len(by))
 
 
 def test_a_prediction_says_which_probe_it_used(monkeypatch, tmp_path):
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
     monkeypatch.setattr(probed, "REFERENCE", REFERENCE)
-    monkeypatch.setattr(probed.ratios, "__defaults__", (REFERENCE,))
     monkeypatch.setattr(probed.socket, "gethostname", lambda: "own")
     monkeypatch.setattr(module, "traces", lambda experiments: [TRACE] * len(experiments))
     settings = [dsnb.Experiment(model="gpt2", device="cuda", precision="bf16", seq_len=128, micro_batch_size=32)]
@@ -68,13 +64,20 @@ def test_a_prediction_says_which_probe_it_used(monkeypatch, tmp_path):
     usual_s, nothing = predicted()
     assert nothing == ""
     probed.save(record(host="other", date="2026-11-26", launch_us=3.0))
-    probed.save(record(launch_us=12.0, gather_us=200.0))
+    probed.save(record(launch_us=12.0, gather_us=200.0, memory_gb_per_s=6000.0, link_gb_per_s=1.0))
     probed.save(record(gpu="NVIDIA H100 80GB HBM3", launch_us=1.0))
     (tmp_path / "probes" / "damaged.json").write_text(json.dumps({"gpu_name": "NVIDIA H200", "figures": 1}))
     slow_s, words = predicted()
     assert words == "probe of own, which launches 0.5 times as fast as usual, 2026-11-25"
     assert 1.5 * usual_s < slow_s <= 2 * usual_s
     assert predicted(probe=False) == (usual_s, "")
+    on = probed.applied(On(gpus.find("H200"), gpus.link("pcie")))
+    expected = asdict(DEFAULT) | {
+        "host_launch_us": 2 * DEFAULT.host_launch_us,
+        "host_gather_us": 2 * DEFAULT.host_gather_us,
+        "memory_efficiency": 1.0,  # of 1.5 times as much
+    }
+    assert asdict(on.constants) == pytest.approx(expected)
     monkeypatch.setenv("DSNB_CACHE", "off")
     assert probed.save(record()) is None
     assert predicted() == (usual_s, "")

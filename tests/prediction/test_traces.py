@@ -1,31 +1,31 @@
 """The cache of traces: what is made once, and what is another trace."""
 
-import io
 import json
+import queue
 from types import SimpleNamespace
 
 import pytest
 
 from dsnb.errors import SettingsError
+from dsnb.formulas.model_shapes import PRESETS
 from dsnb.prediction import traces
 from tests.prediction.made_up import RECORD, TRACE, given
-from tests.support import lazy
-
-memory_trace = lazy.Module("dsnb.prediction.memory_trace")
 
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """Trace nothing, and return a list of the keys that would have been traced."""
+    """Trace nothing, and return a list of the settings that would have been traced; a length of 7 cannot be."""
     found = []
 
-    def trace(group):
-        found.extend(group)
-        return {key: json.loads(json.dumps(RECORD)) for key in group}
+    def ask(kind, experiment):
+        found.append(experiment)
+        return {"error": "no"} if experiment.seq_len == 7 else json.loads(json.dumps(RECORD))
 
+    tracer = SimpleNamespace(ask=ask, process=SimpleNamespace(poll=lambda: None))
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
     monkeypatch.setattr(traces, "_records", {})
-    monkeypatch.setattr(traces, "_trace", trace)
+    monkeypatch.setattr(traces, "_idle", queue.LifoQueue())
+    monkeypatch.setattr(traces, "_Tracer", lambda: tracer)
     return found
 
 
@@ -75,59 +75,47 @@ def test_another_configuration_of_a_local_model_is_another_trace(made, tmp_path)
     assert len(made) == 2
 
 
-def test_a_setting_that_cannot_be_traced_does_not_cost_the_others(made, monkeypatch):
-    def trace(group):
-        return {key: {"error": "no"} if one.seq_len == 7 else RECORD for key, one in group.items()}
-
-    monkeypatch.setattr(traces, "_trace", trace)
+def test_a_setting_that_cannot_be_traced_does_not_cost_the_others(made):
     odd, even = traces.attempts([given(seq_len=7), given(seq_len=8)])
     assert (str(odd), even) == ("no", TRACE)
     with pytest.raises(SettingsError, match="no"):
         traces.traces([given(seq_len=8), given(seq_len=7)])
 
 
-@pytest.fixture
-def answer(monkeypatch):
-    """Return a function that sets what the tracing process prints, given what it reads."""
-    monkeypatch.setattr(traces, "_records", {})
-    monkeypatch.setenv("DSNB_CACHE", "off")
-
-    def set_answer(of_input, stderr=""):
-        def run(_, input, **__):
-            return SimpleNamespace(stdout=of_input(json.loads(input)), stderr=stderr)
-
-        monkeypatch.setattr("subprocess.run", run)
-
-    return set_answer
+def test_strategies_that_compute_alike_share_a_trace(made):
+    cast = [given(strategy=name) for name in ("plain", "ddp")]
+    cast += [given(strategy=name, mixed_precision="autocast") for name in ("deepspeed", "fsdp")]
+    traces.traces(cast)
+    assert len(made) == 1
+    traces.traces([given(strategy="fsdp"), given(strategy="plain", precision="fp32"), given(precision="fp32")])
+    assert len(made) == 3
 
 
-def test_a_model_that_cannot_be_traced_is_one_sentence(tmp_path, monkeypatch, capsys, answer):
+@pytest.mark.process
+def test_a_process_answers_until_nobody_asks(tmp_path, monkeypatch):
+    """A model that cannot be traced is one sentence, ranks share a whole model, and one that died is told."""
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "gpt2", "n_embd": 7, "n_head": 3}')  # heads do not divide the width
-    settings = given(model=str(config)).model_dump(mode="json")
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"key": settings})))
-    memory_trace.main()
-    # DeepSpeed logs what it finds when it is imported.
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])["key"]
-    answer(lambda asked: json.dumps(dict.fromkeys(asked, record)))
-    with pytest.raises(SettingsError) as caught:
-        traces.traces([given(model=str(config))])
-    assert str(caught.value).startswith(f"model '{config}' could not be traced: ")
-    assert "\n" not in str(caught.value)
-    answer(lambda asked: "", stderr="a\nout of memory\n")
-    with pytest.raises(SettingsError, match="the model could not be traced: out of memory"):
-        traces.traces([given(model=str(config))])
+    monkeypatch.setattr(traces, "_records", {})
+    monkeypatch.setattr(traces, "_idle", queue.LifoQueue())
+    monkeypatch.setattr(traces, "WORKERS", 1)
+    monkeypatch.setenv("DSNB_CACHE", "off")
+    settings = {"seq_len": 32, "precision": "fp32", "gpus": 2, "zero_stage": 1}
+    odd, split = traces.attempts(
+        [given(model=str(config), **settings), given(model="gpt2-tiny", tensor_parallel=2, **settings)]
+    )
+    assert str(odd).startswith(f"model '{config}' could not be traced: ")
+    assert "\n" not in str(odd)
+    assert split.parameters == PRESETS["gpt2-tiny"].parameters
+    tracer = traces._idle.get_nowait()
+    tracer.process.stdin.close()
+    assert tracer.process.wait(timeout=60) == 0
 
 
-def test_a_model_that_ranks_share_is_traced_whole(answer):
-    """A process that traces is no rank, so a model that is split among ranks could not be built in it."""
-    sent = []
-
-    def record_of(asked):
-        sent.extend(asked.values())
-        return json.dumps(dict.fromkeys(asked, RECORD))
-
-    answer(record_of)
-    shared = {"model": "opt-tiny", "zero_stage": 1, "gpus": 4}
-    traces.traces([given(**shared, tensor_parallel=2), given(**shared, pipeline_parallel=2, precision="fp32")])
-    assert [(one["tensor_parallel"], one["pipeline_parallel"]) for one in sent] == [(1, 1)] * 2
+@pytest.mark.process
+def test_a_process_that_dies_says_why(monkeypatch):
+    words = ["sh", "-c", "echo out of memory >&2"]
+    monkeypatch.setattr(traces.interpreter, "command", lambda *_: words)
+    tracer = traces._Tracer()
+    tracer.process.wait(timeout=20)
+    assert tracer.ask("memory", given()) == {"error": "the model could not be traced: out of memory"}

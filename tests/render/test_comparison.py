@@ -6,7 +6,7 @@ import re
 import pandas as pd
 
 import dsnb
-from dsnb.render.comparison import compared, environments, with_earlier
+from dsnb.render.comparison import compared, with_earlier
 from tests.analysis import test_comparisons
 
 MINUS = "\N{MINUS SIGN}"
@@ -65,10 +65,3 @@ def test_nothing_to_compare():
     page, _ = cells(compared(sweep({0: math.nan}, memory=math.nan), sweep({0: 1000}), "old"))
     assert "Neither speed nor memory was measured in both." in page
     assert with_earlier(sweep({0: 1}), "") == []
-
-
-def test_the_environment_names_what_differs():
-    for column in ("gpu_name", "driver", "torch", "deepspeed", "host"):
-        one, other = sweep({0: 1000}).assign(**{column: "a"}), sweep({0: 1000}).assign(**{column: "b"})
-        assert cells([environments(one, other)])[1] == [(column, ["a", "b"])]
-    assert "same recorded environment" in environments(one, one.assign(date_utc="later")).text

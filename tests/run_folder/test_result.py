@@ -79,14 +79,6 @@ def test_a_run_whose_record_is_not_whole_is_made_again_and_a_row_says_why(sweep,
     assert (runs["status"] == "ok").sum() == len(sweep.runs) - (ended != "ok")
 
 
-def test_a_run_that_failed_needs_no_steps(sweep):
-    run = sweep.runs[0]
-    Result("oom", "rank 0: no room", {0: 1}, {}, {}, run.paths.dir).write()
-    run.paths.steps.unlink()
-    assert is_finished(run)
-    assert not is_finished(run, retry=True)
-
-
 def test_settings_that_an_old_folder_does_not_name_had_their_defaults(sweep):
     run = sweep.runs[0]
     known = records.read_json(run.paths.experiment)

@@ -13,7 +13,7 @@ from dsnb.analysis.summary import summarize
 from dsnb.explorer.data import read
 from dsnb.render import answer
 from dsnb.run_folder.columns import RUN_COLUMNS
-from dsnb.runs.table import ALIASES, with_plain_ratio, without_noise
+from dsnb.runs.table import ALIASES, as_runs, named_runs, with_plain_ratio, without_noise
 from tests.support import made_up
 
 COLUMNS = ["sweep", "experiment", "repeat", "status", "strategy", "model", "micro_batch_size", "seq_len", "precision"]
@@ -121,3 +121,10 @@ def test_tables_with_former_names_of_columns_give_the_same_tables(runs, reader):
     old = runs.rename(columns={new: old for old, new in ALIASES.items()})
     assert {"gpu", "origins"} <= set(old)
     pd.testing.assert_frame_equal(reader(old), reader(runs))
+
+
+def test_a_table_that_has_passed_the_door_passes_it_unchanged(runs):
+    named = named_runs(runs.assign(sweep=["a", "b"] * 6))
+    pd.testing.assert_frame_equal(named_runs(named), named)
+    both = pd.DataFrame({"gpu": [0], "gpu_name": ["H200"], "n": [1]})
+    pd.testing.assert_frame_equal(as_runs(both), both)

@@ -8,7 +8,8 @@ from tests.support import lazy
 torch, F = lazy.Module("torch"), lazy.Module("torch.nn.functional")
 transformers = lazy.Module("transformers")
 attention = lazy.Module("dsnb.train.attention")
-MASKLESS = {"gpt2", "opt"}
+MASKLESS = ["gpt2-tiny", "opt-tiny", "llama-tiny", "qwen3-tiny", "neox-tiny", "phi3-tiny", "moe-tiny", "qwen3-moe-tiny"]
+"""One of each family that does not share its attention with another one: Mistral, Qwen 2, Gemma and Phi do."""
 
 
 def built(name, implementation):
@@ -32,14 +33,27 @@ def loss_and_gradients(model, ids):
     return loss.item(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("name", sorted(f"{family}-tiny" for family in MASKLESS))
+@pytest.mark.parametrize("name", MASKLESS)
 def test_causal_attention_without_a_mask_is_transformers_eager_one(name):
     ids = torch.randint(PRESETS[name].config()["vocab_size"], (2, 100))
     loss, expected = loss_and_gradients(built(name, "eager"), ids)
     ours, found = loss_and_gradients(built(name, attention.CAUSAL), ids)
     assert ours == pytest.approx(loss, abs=1e-5)
     assert (found - expected).norm() < 2e-5 * expected.norm()
-    assert attention.MASKLESS == MASKLESS
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "expected"),
+    [
+        ("mistral", {"sliding_window": 64}, "sdpa"),
+        ("mistral", {"sliding_window": 128}, "causal_sdpa"),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": False}, "causal_sdpa"),
+        ("gemma2", {}, "eager"),  # its scores are capped
+        ("gemma3_text", {"sliding_window": 64}, "sdpa"),
+    ],
+)
+def test_a_window_or_a_cap_of_scores_is_not_lost(family, settings, expected):
+    assert attention.fastest(transformers.AutoConfig.for_model(family, **settings), 128) == expected
 
 
 @pytest.mark.process

@@ -2,14 +2,14 @@ def main(run_dir: str) -> int:
     """Test all-reduce where rank 1 has one element that is not what it says, from the fourth size on."""
     import os
 
-    from dsnb.train import bandwidth
+    from dsnb.train import probe
 
-    fill = bandwidth.fill
+    fill = probe.fill
 
     def wrong(buffer, factor):
         fill(buffer, factor)
         if factor == 2 and os.environ["RANK"] == "1" and len(buffer) == 16:
             buffer[5] += 1
 
-    bandwidth.fill = wrong
-    return bandwidth.main(run_dir)
+    probe.fill = wrong
+    return probe.main(run_dir)

@@ -1,0 +1,202 @@
+"""What the blocks of a model do with a token: counted by hand for GPT-2, OPT and BLOOM, read off a trace for others.
+
+Bytes of a block are counted as numbers of hidden size that are read or written per token: a kernel that reads two
+tensors and writes one counts 3. Eager counts follow transformers 5.17's forward functions line by line, and autograd's
+formulas for the backward pass; compiled counts assume that neighbouring elementwise operations are fused into one
+kernel. Other families are counted operator by operator (`dsnb.prediction.model_counts`); what that gives for these
+three, beside the counts by hand, sets the factors of `TRACED`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from dsnb.errors import SettingsError
+from dsnb.formulas.memory import HALF, lora_parameters
+from dsnb.formulas.model_shapes import PRESETS, SPLIT, Shape, facts, local_config, local_fields
+from dsnb.prediction import traces
+from dsnb.settings.experiment import Experiment
+
+MEGATRON = "megatron-deepspeed"
+"""The strategy of published runs of Megatron with DeepSpeed."""
+LINEAR_LAYERS = {"gpt2": 4, "bloom": 4, "opt": 6}
+"""Linear layers of a block: OPT's queries, keys and values come from three."""
+TENSORS = {"gpt2": 12, "bloom": 12, "opt": 16}
+"""Parameter tensors of a block."""
+# Forward and backward pass of a block. Activation functions on 4 x hidden numbers: ReLU reads 1 and writes 1, its
+# backward pass reads 2 and writes 1; GPT-2's and BLOOM's GELU by tanh is eight kernels, and about twelve backward,
+# unless something fuses them.
+ACTIVATION = {"relu": (8, 12), "gelu": (72, 100)}
+# Layer norms read 1 and write 1, backward 2 and 1, sums of residuals 2 and 1. Fused with each other they read the
+# stream and the branch, and write the stream and its norm.
+RESIDUAL = {"eager": (10, 12), "fused": (8, 10)}
+KERNELS = {"relu": (14, 32), "gelu": (21, 48), "fused": (11, 24)}
+TRACED = {"eager": (1.0, 0.9, 1.2, 1.2), "compiled": (1.1, 0.7, 1.15, 1.35)}
+"""Counts by hand over those of a trace: bytes and kernels, of the forward and the backward pass each."""
+
+
+class Mode(NamedTuple):
+    """How an experiment computes: what follows from its precision, strategy and compilation."""
+
+    width: int  # bytes of a number
+    stream_width: int  # of the residual stream, which autocast leaves in fp32
+    autocast: bool
+    kind: str  # `eager`, `compiled`, or `megatron` (hand-written fused kernels)
+    fused_attention: bool
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> "Mode":
+        """Return the mode of an experiment."""
+        half = experiment.precision in HALF
+        cast = experiment.mixed_precision == "autocast" or experiment.strategy in {"ddp", "plain"}
+        autocast = half and cast and not experiment.lora_rank
+        kind = "compiled" if experiment.compile != "off" else "eager"
+        if experiment.strategy == MEGATRON:
+            kind = "megatron"
+        width = 2 if half else 4
+        return cls(width, 4 if autocast else width, autocast, kind, experiment.attention != "eager")
+
+
+class Pass(NamedTuple):
+    """One pass through one block."""
+
+    bytes: float  # of a token, besides products and attention
+    kernels: float  # on the GPU
+    cast_kernels: float  # further ones for casts under autocast
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A model as the time of a step sees it; what is of a block is the mean of all blocks."""
+
+    family: str
+    layers: int
+    hidden: int
+    vocab: int
+    parameters: float
+    head: float  # weights of the output layer
+    projections: float  # other weights outside of blocks that a token is multiplied with
+    weights: float  # of a block, that a token is multiplied with
+    held: float  # of a block, as many as are read: more where experts have a part of the tokens each
+    numbers: float  # of a token that go into a block's linear layers, and out of them
+    divided: float  # those of them that tensor parallelism divides
+    linear: float  # linear layers of a block
+    adapted: float  # numbers that go into them and out of them, each weight once: LoRA's parameters at rank 1
+    tensors: float  # parameter tensors of a block, and outside of blocks
+    root_tensors: float
+    attention: Sequence[tuple[float, int | None, int]]  # of each block: heads x head size, window, heads
+    grouped: float = 0.0  # those of `weights` that are experts', and all weights of experts
+    experts: float = 0.0
+    capped: bool = False  # whether scores of attention, and logits, have a soft cap
+    logits_capped: bool = False
+    maskless: bool = True  # whether no mask is made, also where the model is compiled
+    traffic: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def heads(self) -> int:
+        """Heads of the first block's attention."""
+        return self.attention[0][2] if self.attention else 1
+
+    def passes(self, mode: Mode, dropout: bool, split: int) -> tuple[Pass, Pass]:
+        """Return the forward and the backward pass of a block, attention's own kernels counted, but not its bytes.
+
+        `split` tensor-parallel ranks share what is between the norms.
+        """
+        if not self.traffic:
+            return _counted_by_hand(self.family, self.hidden, mode, dropout, split)
+        kind = "eager" if mode.kind == "eager" else "compiled"
+        full, half = self.traffic["full"], self.traffic["half"]
+        usual = full if mode.width == 4 else half
+        own = (self.traffic["autocast"] if mode.autocast else usual)[kind]
+        found = []
+        for place in (0, 1):  # forward, backward
+            of_bytes, of_kernels = TRACED[kind][place], TRACED[kind][place + 2]
+            kernels, plain = own[place + 2], min(own[place + 2], full[kind][place + 2])
+            casts = kernels - plain if mode.autocast else 0.0
+            found.append(Pass(of_bytes * own[place], of_kernels * (kernels - casts), casts))
+        return found[0], found[1]
+
+
+@lru_cache(maxsize=256)
+def shape(model: str) -> Counts:
+    """Return the counts of a model, which is a preset, a configuration file, or a model whose trace is kept."""
+    preset, path = PRESETS.get(model), local_config(model)
+    if preset and not preset.published:
+        return _of_shape(preset)
+    config = local_fields(model) or {}
+    family = str(preset.family if preset else config.get("model_type"))
+    if not preset and family in SPLIT:
+        return _of_shape(_shape_of_file(family, str(path), model, config))
+    if not preset and path is None:
+        raise SettingsError(f"model is {model!r}: a prediction needs a preset or a configuration file on this machine")
+    try:
+        record = traces.counts(model)
+    except SettingsError as error:
+        raise SettingsError(f"model is {model!r}: its time cannot be predicted, but measured ({error})") from error
+    attention = [tuple(one) for one in record["attention"]]
+    return Counts(**{**record, "attention": attention, "projections": 0.0, "divided": 0.0})
+
+
+def _shape_of_file(family: str, path: str, model: str, config: Mapping[str, Any]) -> Shape:
+    hidden = config.get("n_embd") or config.get("hidden_size")
+    known = {**facts(model), "hidden": hidden, "vocab": config.get("vocab_size")}
+    needed = ["layers", "hidden", "heads", "vocab", *(["positions"] if family != "bloom" else [])]
+    unknown = [name for name in needed if not isinstance(known.get(name), int)]
+    if unknown:
+        raise SettingsError(f"cannot read the shape of a {family} model from {path}: it has no {', '.join(unknown)}")
+    embedding = config.get("word_embed_proj_dim") or hidden
+    numbers = {"positions": None, **{name: known[name] for name in needed}}
+    return Shape(family, **numbers, embedding=None if embedding == hidden else embedding)
+
+
+def _of_shape(model: Shape) -> Counts:
+    """Return the counts of a GPT-2, OPT or BLOOM.
+
+    12 h^2 weights a block; 7 h numbers go in and 9 h come out a token, of which tensor parallelism divides 12 h; OPT's
+    three layers for queries, keys and values read 2 h more.
+    """
+    h, wide = model.hidden, model.embedding or model.hidden
+    return Counts(
+        model.family,
+        model.layers,
+        h,
+        model.vocab,
+        model.parameters,
+        head=model.vocab * wide,
+        projections=2 * wide * h if model.embedding else 0,
+        weights=12 * h * h,
+        held=12 * h * h,
+        numbers=h * (18 if model.family == "opt" else 16),
+        divided=12 * h,
+        linear=LINEAR_LAYERS[model.family],
+        adapted=lora_parameters(1, h, 1, fused=model.family != "opt"),
+        tensors=TENSORS[model.family],
+        root_tensors=4,
+        attention=[(h, None, model.heads)] * model.layers,
+    )
+
+
+def _counted_by_hand(family: str, hidden: int, mode: Mode, dropout: bool, split: int) -> tuple[Pass, Pass]:
+    """Return the passes of a block of a GPT-2, OPT or BLOOM, as numbers of hidden size.
+
+    `residual` is in the width of the residual stream: layer norms, sums, dropout; `inner` is divided by tensor
+    parallelism: activation function, biases, heads moved about.
+    """
+    fused, linear = mode.kind != "eager", LINEAR_LAYERS[family]
+    kind = "relu" if family == "opt" else "gelu"
+    residual = RESIDUAL["fused" if fused else "eager"]
+    activation, kernels = ACTIVATION["relu" if fused else kind], KERNELS["fused" if fused else kind]
+    # Each linear layer casts its weight, its bias and, behind a norm, its input; the backward pass casts them back.
+    casts = linear - 2 if mode.autocast and not fused else 0
+    cast_kernels = 2 * linear + casts if mode.autocast and not fused else 0
+    drops = 6 if dropout and not fused else 0
+    heads, biases = ((2, 4), 4) if fused else ((4, 8), 9)
+    # Autocast computes GPT-2's power in fp32.
+    width = (4 if mode.autocast and mode.kind == "eager" and family == "gpt2" else mode.width) / split
+
+    def whole(place: int, inner: float) -> Pass:
+        numbers = (residual[place] + drops) * mode.stream_width + inner * width + casts * 6
+        return Pass(hidden * numbers, kernels[place] + drops / 2, cast_kernels)
+
+    return whole(0, activation[0] + heads[0]), whole(1, activation[1] + heads[1] + biases)

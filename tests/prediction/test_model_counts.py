@@ -1,0 +1,72 @@
+"""Counts of a trace beside those by hand, and beside what a configuration says."""
+
+import pytest
+
+from dsnb.prediction import shapes, traces
+from dsnb.prediction.shapes import Mode
+from dsnb.prediction.work import work
+from dsnb.settings.experiment import Experiment
+from tests.support import lazy
+
+model_counts = lazy.Module("dsnb.prediction.model_counts")
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Return a function that counts a model in this process."""
+    found = {}
+
+    def counts(model):
+        if model not in found:
+            found[model] = model_counts.count(Experiment.recorded({"model": model}))
+        return found[model]
+
+    monkeypatch.setattr(traces, "counts", counts)
+    shapes.shape.cache_clear()
+    yield counts
+    shapes.shape.cache_clear()
+
+
+@pytest.mark.parametrize(("model", "limit"), [("gpt2", 0.25), ("opt-125m", 0.2)])
+def test_a_trace_counts_what_was_counted_by_hand(counted, model, limit):
+    """Products and tensors exactly, bytes of a step within a quarter; BLOOM's own gradient of GELU moves more."""
+    record, by_hand = counted(model), shapes.shape(model)
+    for name in ("hidden", "layers", "vocab", "parameters", "weights", "held", "numbers", "tensors", "root_tensors"):
+        assert record[name] == getattr(by_hand, name), name
+    assert record["head"] == by_hand.head
+    traced = shapes.Counts(**{**vars(by_hand), "traffic": record["traffic"]})
+    for kind in ("off", "default"):
+        for settings in ({"precision": "bf16"}, {"precision": "fp32"}, {"precision": "bf16", "strategy": "plain"}):
+            mode = Mode.of(Experiment(model=model, device="cuda", compile=kind, **settings))
+            found, expected = (sum(one.bytes for one in each.passes(mode, False, 1)) for each in (traced, by_hand))
+            assert found == pytest.approx(expected, rel=limit), (kind, settings)
+
+
+def test_grouped_queries_experts_windows_and_caps_are_counted(counted):
+    """Mixtral: 2 of 4 experts of 3 x 128 x 256, a router, 4 heads of 32 and 2 for keys and values."""
+    one = shapes.shape("moe-tiny")
+    attention, expert = 128 * (128 + 64 + 64 + 128), 3 * 128 * 256
+    assert one.weights == attention + 4 * 128 + 2 * expert
+    assert one.held == attention + 4 * 128 + 4 * expert
+    assert one.grouped == 2 * expert
+    assert (one.family, one.attention[0], one.capped) == ("mixtral", (128, None, 4), False)
+    gemma = shapes.shape("gemma2-tiny")
+    assert gemma.attention == [(128, 64, 4), (128, None, 4)] * 2
+    assert (gemma.capped, gemma.logits_capped, gemma.maskless) == (True, True, False)
+    common = {"device": "cuda", "precision": "bf16", "micro_batch_size": 2, "seq_len": 128}
+    plain = work(Experiment(model="moe-tiny", strategy="plain", **common))
+    # Experts are multiplied in fp32 under autocast; tokens x 6 FLOPs a weight.
+    assert plain["fp32_flops"] == 4 * 6 * 2 * expert * 256
+    assert plain["matmul_flops"] == 6 * 256 * (4 * (attention + 4 * 128) + 512 * 128)
+
+
+def test_a_model_that_cannot_be_followed_can_be_measured(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama"}')
+
+    def fail(_):
+        raise shapes.SettingsError("it has odd blocks")
+
+    monkeypatch.setattr(traces, "counts", fail)
+    with pytest.raises(shapes.SettingsError, match=r"cannot be predicted, but measured \(it has odd blocks\)"):
+        shapes.shape(str(path))
