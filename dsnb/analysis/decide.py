@@ -260,14 +260,6 @@ class Decision:
         ratio = math.nan if self.difference is None else 1 + self.difference["change_pct"] / 100
         return max(ratio, 1 / ratio) >= CLEAR
 
-    @property
-    def is_close(self) -> bool:
-        """Whether the second option may be chosen instead: it is worse, by enough to matter, and not clearly so."""
-        if self.difference is None or pd.isna(self.difference["change_pct"]):
-            return True
-        worse = worsening(self.difference["change_pct"], self.question.objective)
-        return abs(worse) >= 100 * self.question.relevance and not self.is_clear
-
 
 def worsening(change_pct: float, objective: str) -> float:
     """Return by how many per cent less speed, or more of what is to be least, a change of throughput is."""

@@ -106,6 +106,7 @@ TEMPLATES = {
     "worth": "Worth measuring: {said}, {gain} % {what} than the best measured setting, {sure} the mean error of such "
     "predictions.",
     "worth.first": "Worth measuring first: {said}.",
+    "verdict.none": "the interval of this pair is not in this page: dsnb.analysis.comparisons.differences has it",
     **{f"verdict.{name}": comparisons.WORDS[verdict] for verdict, name in VERDICTS.items()},
 }
 """Sentences of a card by name."""
@@ -138,6 +139,11 @@ PAGE: dict[str, Any] = {
         "method": f"The unit is a run. A change is likely if its {100 * CONFIDENCE:g} % interval excludes 0 and it is "
         f"at least {{relevance}}. {comparisons.TOGETHER}.",
         "noRuns": NO_RUNS,
+        "notRun": "No run of this task has ended, and no predicted setting can be drawn.",
+        "allTasks": "One answer for each task. Runs of different tasks are never compared.",
+        "region": "Drag in the chart to select a region, or press arrow keys on the chart.",
+        "leftOut": "are left out of this file to keep it small; they are in the run folders.",
+        "notLoaded": "are not loaded yet: open a run to load its steps.",
         "whole": "Medians are over all runs of these experiments, those that are not selected included.",
         "assumed": ASSUMED,
     },
@@ -161,18 +167,17 @@ def say(name: str, facts: Mapping[str, object]) -> str:
     return fill((TEMPLATES | PLAN)[name], {**limits, **facts})
 
 
-def words(decision: Decision) -> dict[str, Any]:
+def words(decision: Decision) -> dict[str, str]:
     """Return what a decision on measured settings says, by the parts of a card; what cannot be said is empty.
 
     `kicker`: in what the setting is the best, and of how many. `headline`: what to train with, or why nothing can be
     said. `costs`, `gain`, `note`, `following`, `edge`, `basis`: what it takes, what it gains over the usual start, what
     the measured settings do not cover, what comes next, which larger micro-batches to try, and what that rests on.
-    `table`: rows of choice and its values in the first two settings, if several differ and it is close between them.
     """
     parts = ("kicker", "headline", "costs", "gain", "note", "following", "edge", "basis")  # in their order
     card: dict[str, Any] = dict.fromkeys(parts, "")
     if decision.options.empty:
-        return {**card, "headline": _why_not(decision), "costs": memory_of_failed(decision.runs), "table": []}
+        return {**card, "headline": _why_not(decision), "costs": memory_of_failed(decision.runs)}
     options, question = decision.options, decision.question
     best = _facts(decision, options.index[0])
     unit = best["unit"]
@@ -182,7 +187,6 @@ def words(decision: Decision) -> dict[str, Any]:
     card["kicker"] = say("kicker", {"best": of_what, "options": number, "basis": basis})
     card |= {"note": _note(decision, unit), "following": _following(decision, unit), "basis": say("basis", best)}
     card |= {"gain": best["gain"], "edge": say("edge", dict(zip(EDGE_FACTS, best["edge"], strict=False)))}
-    card["table"] = _table(decision, unit)
     if not decision.is_beyond:
         costs = {**best, "cost": best["cost"] or TEMPLATES["no_cost"]}
         return card | {"headline": say("headline", best), "costs": say("costs", costs)}
@@ -353,18 +357,6 @@ def _changes(decision: Decision) -> str:
     if changed:
         return ", ".join([*changed, *([f"on {place}"] if place else [])])
     return say("changes.place", {"place": place}) or say("changes.same", {"experiment": decision.options.index[1]})
-
-
-def _table(decision: Decision, unit: str) -> list[list[str]]:
-    differing = decision.differing if len(decision.options) > 1 else {}
-    if len(differing.keys() - PLACE) + bool(differing.keys() & PLACE) < 2 or not decision.is_close:
-        return []
-    return [[axis_title(name, unit), *map(labels.axis(name).label, values)] for name, values in differing.items()]
-
-
-def axis_title(name: str, unit: str) -> str:
-    """Return the title of a setting; where there are no GPUs, their number is that of ranks."""
-    return f"{unit}s" if name == "gpus" else labels.axis(name).title
 
 
 def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> str:

@@ -36,7 +36,8 @@ def _chart(*marks: Specification) -> Specification:
     }  # fmt: skip
     text = f"isArray(x_labels) ? (x_labels[datum.value] || '') : {_number('x_factor')}"
     across = {
-        "labelSeparation": 5, "tickCount": {"signal": "ceil(width / 40)"},
+        "labelSeparation": 5,
+        "tickCount": {"signal": "length(x_labels || x_ticks || sequence(ceil(width / 40)))"},
         "labelOverlap": {"signal": f"!isArray(x_labels) || {ROOM_PX} * length(x_labels) > width"},
     }  # fmt: skip
     turned = f"isArray(x_labels) && {LETTER_PX} * (x_longest + 1) * length(x_labels) > width"
@@ -55,8 +56,9 @@ def _chart(*marks: Specification) -> Specification:
             for side, extent in (("x", "width"), ("y", "height"))
         ],
         "axes": [
-            {**axis, "scale": "y", "orient": "left", "grid": True, "tickCount": 6, "title": {"signal": "y_title"},
-             "values": {"signal": "y_ticks"}, **_labels(text=_number("y_factor"))},
+            {**axis, "scale": "y", "orient": "left", "grid": True, "title": {"signal": "y_title"},
+             "tickCount": {"signal": "length(y_ticks || sequence(6))"}, "values": {"signal": "y_ticks"},
+             **_labels(text=_number("y_factor"))},
             {**axis, **across, "scale": "x", "orient": "bottom", "title": {"signal": "x_title"},
              "values": {"signal": "isArray(x_labels) ? sequence(length(x_labels)) : x_ticks"},
              **_labels(text=text, **labels)},

@@ -43,9 +43,14 @@ class Choice:
         return len(self.values) > 1
 
     @property
+    def unknown(self) -> set[int]:
+        """The codes of missing values."""
+        return {code for code, value in enumerate(self.values) if value is None}
+
+    @property
     def is_filter(self) -> bool:
         """Whether there are several known values to choose from; a single one and missing ones are no choice."""
-        return sum(value is not None for value in self.values) > 1
+        return len(self.values) - len(self.unknown) > 1
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Figures are in the units of their columns; each comes with the factor, unit and 
 """
 
 import base64
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dsnb.analysis import words
 from dsnb.analysis.choices import GROUPS, group
 from dsnb.analysis.decide import rate, without_probes
 from dsnb.analysis.predicted import FIGURES, PER_GPU
+from dsnb.analysis.summary import unstable
 from dsnb.explorer import charts, single_runs
 from dsnb.explorer.data import EVERY_TASK, Data, plain, run_place
 from dsnb.explorer.state import DAYS, INPUTS, State, default, options
@@ -38,6 +40,8 @@ ANSWERED = ("tokens_per_s", "tokens_per_s_per_gpu", "power_w", *labels.MEMORY)
 PREDICTED_DIGITS = 6
 MEDIANS = ("step_time_s", "mfu", "power_w")
 """Figures whose medians the page lists, besides speed and memory."""
+UNPRINTED = ("mfu", "power_w")
+"""Those of them that a printed page has no room for."""
 MANY = 1000
 """From this many runs on, a figure that is a multiple of another one is stored as such: six figures of eleven are."""
 MAX_FACTORS = 16
@@ -56,21 +60,31 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
     shown = single_runs.load_all(data)
     unusual, alone = single_runs.unusual(data, shown)
     memory = [name for name in labels.MEMORY if name in data.figures]
-    neighbours = data.neighbours
+    runs, neighbours = answered(data), data.neighbours
+    unsteady = set(unstable(runs))
     position = {name: code for code, name in enumerate(names)}
+
+    def baseline(name: str) -> tuple[bool, int]:  # of those whose repeats agree, the one with the most neighbours first
+        return name in unsteady, -neighbours.get(name, -1)
+
     named = _of_ranks if set(map(labels.unit, data.runs.to_dict("records"))) == {"rank"} else dict
+    axes = [named(_axis(data, name)) for name in data.choices]
+    texts = {axis["name"]: axis.pop("shortLabels") for axis in axes}
+    short = _short_names(data, texts)
     return {
         "runs": len(data.runs),
-        "axes": [named(_axis(data, name)) for name in data.choices],
+        "axes": axes,
         "experimentAxes": data.axes,
         "figures": [named(figure) for figure in _figures(data)],
         "groups": list(GROUPS),
         "comparedFigures": [name for name in (rate(data.runs), *memory[:1]) if name in data.figures],
         "medianFigures": [name for name in (rate(data.runs), *MEDIANS, *memory[:1]) if name in data.figures],
+        "unprinted": UNPRINTED,
         "experiments": {
             "names": names,
+            "short": [short.get(name) for name in names],
             "codes": [position[name] for name in data.experiments],
-            "neighbours": [neighbours.get(name, -1) for name in names],
+            "bases": sorted(range(len(names)), key=lambda code: baseline(names[code])),
         },
         "repeats": json_numbers(pd.to_numeric(data.runs["repeat"], errors="coerce")),
         "causes": _causes(data),
@@ -82,7 +96,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),
         **words.PAGE,
-        **_tasks(data, names),
+        **_tasks(data, runs, names),
         "taskCodes": data.task_codes,
         "inputs": INPUTS,
         "predicted": _predicted(data),
@@ -93,6 +107,25 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "seriesCharts": single_runs.charts(),
         "charts": charts.specifications(),
     }  # fmt: skip
+
+
+def _short_names(data: Data, texts: dict[str, list[str]]) -> dict[str, str]:
+    """Name experiments by the unusual settings among those that vary in their task, as in "ZeRO 3, bf16".
+
+    `texts` has those of each setting by code. An experiment that shares its name with another one of its task has none.
+    """
+    tasks: dict[int, dict[str, int]] = {}  # the first run of each experiment
+    for run, (name, task) in enumerate(zip(data.experiments, data.task_codes, strict=True)):
+        tasks.setdefault(task, {}).setdefault(name, run)
+    found: dict[str, str] = {}
+    for own in tasks.values():
+        chosen = [data.choices[name] for name in data.axes]
+        varying = [one for one in chosen if len({one.codes[run] for run in own.values()} - one.unknown) > 1]
+        parts = {name: [texts[one.name][one.codes[run]] for one in varying] for name, run in own.items()}
+        named = {name: ", ".join(filter(None, part)) for name, part in parts.items()}
+        counts = Counter(named.values())
+        found |= {name: text for name, text in named.items() if text and counts[text] == 1}
+    return found
 
 
 def answered(data: Data) -> pd.DataFrame:
@@ -106,9 +139,8 @@ def answered(data: Data) -> pd.DataFrame:
     return without_probes(runs) if len(runs) else runs
 
 
-def _tasks(data: Data, names: list[str]) -> dict[str, Any]:
+def _tasks(data: Data, runs: pd.DataFrame, names: list[str]) -> dict[str, Any]:
     """Return each task with its candidates, the controls that it sets, and remarks on its runs."""
-    runs = answered(data)
 
     def controls(task: str) -> dict[str, Any]:  # what it starts with; the rest of what was chosen is cleared
         fresh = default(data, task)

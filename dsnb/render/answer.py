@@ -25,7 +25,7 @@ from dsnb.analysis.flags import Flag, flags
 from dsnb.analysis.summary import UNSTABLE, unstable
 from dsnb.analysis.tasks import Task, tasks
 from dsnb.analysis.texts import fixed
-from dsnb.analysis.words import NO_RUNS, axis_title, words
+from dsnb.analysis.words import NO_RUNS, words
 from dsnb.render.tables import Html, bullet_list, number_table, subheading
 from dsnb.runs import labels
 from dsnb.runs.table import as_runs, named_runs, numbers
@@ -84,11 +84,8 @@ def _card(task: Task, decision: Decision) -> str:
     """Return the HTML of one card, what one change costs, and remarks; `web/card.js` makes the same card."""
     said = words(decision)
     title = f"<h3>{html.escape(task.title)}</h3>" if task.title else ""
-    rows = said.pop("table")
-    lines = {name: f'<p class="dsnb-{name}">{html.escape(text)}</p>' if text else "" for name, text in said.items()}
-    basis = lines.pop("basis")
-    table = _table(["differs in", "best", "runner-up"], rows)
-    card = f'<section class="dsnb-answer">{title}{"".join(lines.values())}{table}{basis}</section>'
+    lines = [f'<p class="dsnb-{name}">{html.escape(text)}</p>' for name, text in said.items() if text]
+    card = f'<section class="dsnb-answer">{title}{"".join(lines)}</section>'
     one_change = "" if decision.options.empty else _one_change(decision)
     return f"{card}{one_change}{_items(remarks(task.runs))}"
 
@@ -115,7 +112,8 @@ def _one_change(decision: Decision) -> str:
     for row in single_changes(runs, base):
         n_ok, n = (int(count) for count in counts.loc[row["experiment"]])
         before, after = (labels.axis(row["axis"]).label(row[side]) for side in ("before", "after"))
-        change = f"{axis_title(row['axis'], unit)}: {before} → {after}"
+        title = f"{unit}s" if row["axis"] == "gpus" else labels.axis(row["axis"]).title
+        change = f"{title}: {before} → {after}"
         if n_ok < n:
             change += f" ({n - n_ok} of {labels.count(n, 'run')} not ok)"
         rows.append([change, *(texts[row["experiment"]] if n_ok else "" for texts in words_of)])

@@ -136,10 +136,9 @@ def test_a_runner_up_that_trains_otherwise_is_marked_and_the_batch_can_be_held()
     assert none["headline"] == "No setting was measured with a global batch of 16 sequences on 1 GPU or fewer."
 
 
-@pytest.mark.parametrize(("rate", "rows"), [(950.0, 2), (999.0, 0), (500.0, 0)])
-def test_what_is_equal_or_twice_as_fast_needs_no_table_and_no_doubt(rate, rows):
+@pytest.mark.parametrize("rate", [950.0, 999.0, 500.0])
+def test_what_is_twice_as_fast_needs_no_doubt(rate):
     said = words(of_runs(sized(tokens_per_s=[1000.0, rate], optimizer=["adamw", "adafactor"]), Question()))
-    assert len(said["table"]) == rows
     assert ("too few to be sure" in said["following"]) == (rate > 500)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 import dsnb
@@ -81,3 +82,13 @@ def test_the_stated_errors_are_those_of_the_measured_runs(measured, stated):
         assert error == pytest.approx(stated[name], abs=0.11)
     page = (ROOT / "docs" / "explanation" / "prediction.md").read_text()
     assert "\n".join(benchmark.lines(stated)) in page
+
+
+def test_the_median_run_of_each_setting_on_each_host_counts():
+    rows = [
+        {"experiment": "a", "host": host, "gpu_name": "NVIDIA H200", "model": "opt-1.3b", "step_time_s": seconds}
+        for host, times in {"x": (3.0, 1.0, 2.0), "y": (5.0,)}.items()
+        for seconds in times
+    ]
+    found, hosts = ratio_errors.of_hosts(pd.DataFrame(rows))
+    assert sorted(zip([run.step_time_s for run in found], hosts, strict=True)) == [(2.0, "x"), (5.0, "y")]

@@ -17,7 +17,7 @@ TWO = {"precision": ["bf16"], "zero_stage": [1, 2]}
 def text(runs, **question):
     """Give the sentences of the card of one task as plain text."""
     said = words(of_runs(runs, Question(**{"assumed_price": 2.5, "tokens": 10e9, **question})))
-    return " ".join(line for name, line in said.items() if name != "table")
+    return " ".join(said.values())
 
 
 def runs(count, repeats=1, **other):

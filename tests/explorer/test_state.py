@@ -322,3 +322,12 @@ def test_a_machine_without_gpus_has_ranks(runs):
     titles = [one["title"] for one in (*given["axes"], *given["figures"])]
     assert {"ranks", "tokens/s/rank"} < set(titles)
     assert not any("GPU" in title for title in titles)
+
+
+def test_neighbours_differ_in_one_setting():
+    """The one with the most is the baseline."""
+    same = {"status": "ok", "zero_stage": 0, "model": "gpt2", "grad_accum": 1, "activation_checkpointing": False}
+    table = made_up.runs(4, gpus=[1], repeats=1).assign(experiment=list("abcd"), **same)
+    table = table.assign(precision=["fp32", "bf16", "fp16", "bf16"], micro_batch_size=[8, 8, 8, 16])
+    assert data.read(table).neighbours == {"a": 2, "b": 3, "c": 2, "d": 1}
+    assert data.read(table.assign(status=["ok", "ok", "oom", "ok"])).neighbours == {"a": 1, "b": 2, "d": 1}

@@ -14,10 +14,11 @@ def text(table):
     return str(answer.answer(table))
 
 
-def test_a_card_has_its_sentences_and_the_choices_that_differ():
+def test_a_card_has_its_sentences_and_those_of_the_next_setting():
     found = text(runs(2, **TWO).assign(precision=["bf16", "fp32"], tokens_per_s=[1e5, 9e4]))
     assert '<p class="dsnb-kicker">Fastest of 2 measured settings</p><p class="dsnb-headline">Train gpt2 with ' in found
-    assert '<th scope="row">precision</th><td>bf16</td><td>fp32</td>' in found
+    assert '<p class="dsnb-following">Runner-up: ZeRO ' in found
+    assert ", fp32, 10 % slower" in found
     assert "There are no runs here yet" in text(runs(3).head(0))
 
 

@@ -64,8 +64,6 @@ const comparison = (model, name, sides, per = 1) => {
   return { ...sides, change, low, high, points };
 };
 
-const NO_INTERVAL = "the interval of this pair is not in this page: dsnb.analysis.comparisons.differences has it";
-
 // Which `verdict.*` of the templates the reader's smallest relevant difference makes of an interval.
 const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) => {
   if (Math.min(n, baseN) < fewestRuns) return "few";
@@ -85,7 +83,7 @@ const inWords = (model, name, sides, state) => {
   const [change, low, high] = sizes.map((size) => text(size, "+"));
   const largest = text(Math.max(...sizes.slice(1).map(Math.abs)));
   const facts = { low, high, largest, n: String(found.n), base_n: String(found.baseN), counted: found.counted, needed: String(limits.fewestRuns) };
-  const reason = verdict === "none" ? NO_INTERVAL : fill(templates[`verdict.${verdict}`], facts);
+  const reason = fill(templates[`verdict.${verdict}`], facts);
   return { ...found, verdict, text: Number.isFinite(sizes[0]) ? change : "", reason };
 };
 
@@ -145,7 +143,7 @@ class Answer {
     return fill(this.model.templates[name], { max_days: String(maxDays), goal_days: String(goalDays), unstable_times: String(unstableTimes), ...facts });
   }
 
-  // The sentences of the card, by line, and the rows of its table.
+  // The sentences of the card, by line.
   words() {
     const { best, state, options, model, task } = this;
     if (!best) return { headline: this.whyNot(), costs: task.failed };
@@ -159,12 +157,7 @@ class Answer {
     const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
     const number = options.length > 1 ? fixed(options.length, 0) : "";
     const kicker = this.fill("kicker", { best: fill(model.words.best[state.objective], best), options: number, basis: isOfOneBasis ? best.basis : "" });
-    const differing = this.differing();
-    const areSeveral = new Set(differing.map(({ isPlace, name }) => isPlace || name)).size > 1;
-    const lines = {
-      gain: best.gain, note: this.note(), following: this.following(differing), edge: this.edge(), table: areSeveral && this.isClose() ? differing : [],
-      basis: this.fill("basis", facts), take: best.take,
-    };
+    const lines = { gain: best.gain, note: this.note(), following: this.following(), edge: this.edge(), basis: this.fill("basis", facts), take: best.take };
     if (!this.isBeyond) return { ...lines, kicker, headline: this.fill("headline", facts), costs: this.fill("costs", facts) };
     return { ...lines, headline: this.fill("headline.beyond", this.least("days")), costs: this.beyond(facts) };
   }
@@ -219,9 +212,10 @@ class Answer {
   }
 
   // Which setting comes next, how far it is from the best, and how sure that is.
-  following(differing) {
+  following() {
     const { best, second, model } = this;
     if (!second) return this.fill("following.none");
+    const differing = this.differing();
     const more = best.memory === null || second.memory === null ? 0 : second.memory - best.memory;
     const gib = Math.abs(more) >= model.limits.shownGib ? significant(Math.abs(more)) : "";
     const difference = this.difference();
@@ -243,10 +237,9 @@ class Answer {
     return this.fill("training", { changed: changes.map((one) => this.fill("training.change", one)).join(", ") });
   }
 
-  // The choices in which the first two options differ: [{ title, from, to, isPlace, phrase }].
+  // The choices in which the first two options differ: [{ name, title, from, to, isPlace, phrase }].
   differing() {
     const { model, best, second } = this;
-    if (!second) return [];
     const codes = model.settings[second.experiment];
     const found = model.experimentAxes.flatMap((name, index) => {
       const axis = model.axis.get(name);
@@ -254,8 +247,7 @@ class Answer {
       if (axis.labels[from] === axis.labels[to]) return [];
       const condition = model.experimentAxes.indexOf(axis.onlyWith); // some have an effect only while another one is on
       const hasEffect = condition < 0 || (model.axis.get(axis.onlyWith).isOn[codes[condition]] ?? true);
-      const title = name === "gpus" ? `${best.unit}s` : axis.title;
-      return [{ name, title, from: axis.labels[from], to: axis.labels[to], isPlace: model.words.place.includes(name), phrase: hasEffect ? axis.phrases[to] : "" }];
+      return [{ name, title: axis.title, from: axis.labels[from], to: axis.labels[to], isPlace: model.words.place.includes(name), phrase: hasEffect ? axis.phrases[to] : "" }];
     });
     return found.filter(({ name }) => name !== "nodes" || !found.some((one) => one.name === "gpus"));
   }
@@ -268,27 +260,16 @@ class Answer {
     return isElsewhere ? this.fill("changes.place", second) : this.fill("changes.same", { experiment: model.experiments.names[second.experiment] });
   }
 
-  // How the second option compares with the first in what decides; of memory, and without a second, nothing is compared.
+  // How the second option compares with the first in what decides; of memory, nothing is compared.
   compared() {
     const { best, second, state, model } = this;
-    if (!second || state.objective === "memory") return { change: NaN };
+    if (state.objective === "memory") return { change: NaN };
     const per = { time: 1, gpu_hours: best.gpus / second.gpus, cost: (best.gpus * best.price) / (second.gpus * second.price) }[state.objective];
     return comparison(model, "tokens_per_s", ofSettings(model, "tokens_per_s", best.experiment, second.experiment, state), per);
   }
 
   worsening(change) {
     return this.state.objective === "time" ? -100 * change : 100 * (1 / (1 + change) - 1);
-  }
-
-  // Whether single runs are enough to say that the second option is the worse one.
-  isClear({ change }) {
-    return Math.max(1 + change, 1 / (1 + change)) >= this.model.limits.clear;
-  }
-
-  // Whether the second option may be chosen instead: it is worse, by enough to matter, and not clearly so.
-  isClose() {
-    const found = this.compared();
-    return Number.isNaN(found.change) || (Math.abs(this.worsening(found.change)) >= 100 * this.state.relevance && !this.isClear(found));
   }
 
   // How much worse the mean of the second setting is, with the interval of that; of too few runs, their median.
@@ -304,7 +285,8 @@ class Answer {
       by: Math.abs(worse) < limits.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`,
       worse: fill(words.worse[state.objective][isBetter], best), mean: ["few", "none"].includes(verdict) ? "" : words.byMean[isBetter],
     });
-    if (verdict === "none" || (verdict === "few" && this.isClear(found))) return size;
+    const isClear = Math.max(1 + found.change, 1 / (1 + found.change)) >= limits.clear; // by single runs as well
+    if (verdict === "none" || (verdict === "few" && isClear)) return size;
     if (verdict === "few") {
       const runs = this.fill(found.n === 1 && found.baseN === 1 ? "runs.one_each" : "runs.both", { base_n: String(found.baseN), n: String(found.n), counted: found.counted });
       return this.fill(Math.abs(worse) < 100 * state.relevance ? "difference.few_same" : "difference.few", { size, runs, needed: String(limits.fewestRuns) });

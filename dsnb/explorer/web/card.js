@@ -1,8 +1,6 @@
 // The card: the answer to the selected task, and the question: what is to be least, for how many tokens, at which price. Then the
 // answers to all tasks.
 
-const ALL_TASKS = "One answer for each task. Runs of different tasks are never compared.";
-
 const onEntry = (read) => ({ onchange: read, onkeydown: ({ key }) => key === "Enter" && read() }); // JupyterLab may keep Enter
 
 // A field for a number. An entry that is not allowed is not used: the browser's own words for what is wrong stand beside it.
@@ -41,7 +39,8 @@ class Card {
     Object.assign(this, { model, set });
     const number = (name, label, read) => new NumberField(label, model.inputs[name], (value) => set(read(value)));
     const offered = ["All tasks", ...model.menu.map((entry) => entry.model)].map((text, index) => element("option", { value: index }, text));
-    this.models = element("select", { onchange: ({ target }) => set({ task: this.firstTask(Number(target.value)).title }) }, ...offered);
+    const firstTasks = [model.allTasks, ...model.menu.map((entry) => model.tasks[entry.tasks[0][0]])];
+    this.models = element("select", { onchange: ({ target }) => set({ task: firstTasks[target.value].title }) }, ...offered);
     this.tasks = element("select", { onchange: ({ target }) => set({ task: model.tasks[target.value].title }) });
     this.kind = field("Task", this.tasks);
     const tasks = model.menu.length ? element("div", { class: "dsnb-fields dsnb-tasks" }, field("Model", this.models), this.kind) : null;
@@ -87,13 +86,7 @@ class Card {
     this.remarks.replaceChildren(...(task.remarks ?? []).map((remark) => element("li", {}, remark)));
     this.answer = task === model.allTasks ? null : new Answer(model, task, state);
     if (this.answer) this.showAnswer(task, { ...this.answer.words(), worth: model.predictions.worthMeasuring(this.answer) });
-    else this.text.replaceChildren(element("p", {}, ALL_TASKS));
-  }
-
-  // All tasks, or the first task of an entry of the menu, from 1.
-  firstTask(index) {
-    const { model } = this;
-    return index ? model.tasks[model.menu[index - 1].tasks[0][0]] : model.allTasks;
+    else this.text.replaceChildren(element("p", {}, model.words.allTasks));
   }
 
   showTask(task) {
@@ -104,11 +97,6 @@ class Card {
     this.kind.hidden = index < 0;
     this.tasks.replaceChildren(...(model.menu[index]?.tasks ?? []).map(([value, text]) => element("option", { value }, text)));
     this.tasks.value = code;
-  }
-
-  // Move the focus to the task that is shown.
-  focus() {
-    this.models.focus();
   }
 
   showQuestion(state, task) {
@@ -139,11 +127,8 @@ class Card {
     const { model } = this;
     const line = (name) => (words[name] ? element("p", { class: `dsnb-${name}` }, words[name]) : null);
     const title = task.title && !model.menu.length ? element("h3", {}, task.title) : null;
-    const parts = ["kicker", "headline", "costs", "gain", "note", "following", "edge", "worth"].map(line);
-    const rows = (words.table ?? []).map((differing) => tableRow(differing.title, [differing.from, differing.to])); // of the best and the next
-    const heads = ["differs in", "best", "runner-up"].map((text) => heading(text));
-    const table = rows.length ? element("table", { class: "dsnb-differs" }, ...tableParts(heads, rows)) : null;
-    this.text.replaceChildren(...[title, ...parts, table, line("basis")].filter(Boolean));
+    const parts = ["kicker", "headline", "costs", "gain", "note", "following", "edge", "worth", "basis"].map(line);
+    this.text.replaceChildren(...[title, ...parts].filter(Boolean));
     this.showTake(words.take ?? {});
   }
 

@@ -17,7 +17,7 @@ class Controls {
   filter(axis) {
     const choose = () => this.set({ [axis.name]: axis.values.filter((value, code) => inputs[code].checked) });
     const inputs = axis.values.map(() => element("input", { type: "checkbox", onchange: choose }));
-    const labels = axis.labels.map((label, code) => chip(inputs[code], label));
+    const labels = axis.labels.map((label, code) => element("label", { class: "dsnb-chip", title: label }, inputs[code], element("span", {}, label)));
     return { axis, inputs, labels, node: element("fieldset", {}, element("legend", {}, axis.title), ...labels) };
   }
 
@@ -55,11 +55,12 @@ const legendEntries = (model, state) => {
     .filter(({ code }) => present.has(code));
 };
 
-// The statuses of runs that are not ok.
-const statusEntries = (model, runs) => {
+// The statuses of runs that are not ok, and what stands for predictions.
+const otherEntries = (model, state, runs) => {
   const codes = new Set(runs.filter((run) => !model.ok[run]).map((run) => model.status.codes[run]));
   const { labels, colours } = model.status;
-  return [...codes].sort((a, b) => a - b).map((code) => ({ label: `not ok: ${labels[code]}`, shape: "cross", fill: colours[code] }));
+  const statuses = [...codes].sort((a, b) => a - b).map((code) => ({ label: `not ok: ${labels[code]}`, shape: "cross", fill: colours[code] }));
+  return [...statuses, ...model.predictions.legend(state)];
 };
 
 class Legend {
@@ -79,9 +80,8 @@ class Legend {
       entry.append(label);
       return element("li", {}, entry);
     });
-    const others = [...statusEntries(this.model, runs), ...this.model.predictions.legend(state)];
-    const statuses = others.map(({ label, shape, fill, hollow }) => element("li", {}, mark(shape, fill, hollow), label));
-    this.node.replaceChildren(element("li", { class: "dsnb-soft" }, `${axis.title}:`), ...entries, ...statuses);
+    const others = otherEntries(this.model, state, runs).map(({ label, shape, fill, hollow }) => element("li", {}, mark(shape, fill, hollow), label));
+    this.node.replaceChildren(element("li", { class: "dsnb-soft" }, `${axis.title}:`), ...entries, ...others);
     this.node.querySelectorAll("button")[focused]?.focus();
   }
 }

@@ -20,9 +20,6 @@ const card = (title, ...children) => element("section", { class: "dsnb-card" }, 
 // A new id. In a notebook, every widget loads this script anew, so a count would not be unique in the document.
 const newId = () => `dsnb-${Math.random().toString(36).slice(2)}`;
 
-// A checkbox or radio button that looks like a pill.
-const chip = (input, label) => element("label", { class: "dsnb-chip", title: label }, input, element("span", {}, label));
-
 // A control below its label.
 const field = (label, input) => {
   input.id = newId();
@@ -34,12 +31,10 @@ const heading = (text, isText) => element("th", { scope: "col", class: isText ? 
 const tableRow = (title, texts, style = null) =>
   element("tr", { class: style }, element("th", { scope: "row" }, ...[title].flat()), ...texts.map((text) => element("td", {}, ...[text].flat())));
 
-const tableParts = (heads, rows) => [element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows)];
-
 // A table that scrolls sideways in a region of its own.
 const scrollTable = (caption, heads, rows, style) => {
-  const table = element("table", {}, element("caption", {}, caption), ...tableParts(heads, rows));
-  return element("div", { class: `dsnb-scroll ${style}`, tabindex: "0", role: "region", "aria-label": caption }, table);
+  const parts = [element("caption", {}, caption), element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows)];
+  return element("div", { class: `dsnb-scroll ${style}`, tabindex: "0", role: "region", "aria-label": caption }, element("table", {}, ...parts));
 };
 
 // A mark as drawn in the charts, for legends: shape and colour.
@@ -75,14 +70,6 @@ const fixed = (value, places) => formatted(value, { minimumFractionDigits: place
 // A number with as many significant digits, or all before the point.
 const significant = (value, digits = 3) =>
   formatted(value, { maximumSignificantDigits: digits, maximumFractionDigits: 0, roundingPriority: "morePrecision" });
-
-// A range with as many digits as it supports: as `labels.span`.
-const span = (low, high) => {
-  if (!(low > 0 && low < high && high < Infinity)) return significant(high);
-  const place = Math.floor(Math.log10(Math.min((high - low) / 2, low)));
-  const ends = [Math.floor(low / 10 ** place), Math.ceil(high / 10 ** place)];
-  return ends.map((end) => fixed(end * 10 ** place, Math.max(-place, 0))).join(" to ");
-};
 
 const percent = (share) => `${significant(100 * share)} %`;
 

@@ -4,12 +4,15 @@ class Explorer {
   // `live` is what a widget gives: `changed(state)`, called after every change made here, and `link(path)`, the address of a file.
   constructor(root, payload, live = null) {
     const model = new Model(payload);
-    Object.assign(model, { link: live?.link ?? relativeLink, leftOut: live ? NOT_LOADED : LEFT_OUT });
+    Object.assign(model, { link: live?.link ?? relativeLink, leftOut: live ? model.words.notLoaded : model.words.leftOut });
     this.address = live ? null : new AddressState(model, mounted.push(this));
     Object.assign(this, { root, model, changed: live?.changed ?? (() => {}), state: { ...payload.state, ...this.address?.read() } });
     const set = (patch) => this.set(patch);
     this.card = new Card(model, set);
-    this.overview = new Overview(model, (task) => this.openTask(task));
+    this.overview = new Overview(model, (task) => {
+      this.set({ task });
+      this.card.models.focus();
+    });
     this.single = element("div"); // all that is about one task
     this.controls = new Controls(model, set);
     this.count = element("p", { class: "dsnb-count", role: "status" });
@@ -72,7 +75,7 @@ class Explorer {
     const print = (printing) => () => {
       this.root.classList.toggle("dsnb-print", printing);
       recolour();
-      if (!this.single.hidden) this.table.print(printing);
+      if (!this.single.hidden) this.table.showRuns(this.selected, this.groups, printing ? { ...this.state, table: "medians" } : this.state);
     };
     const lab = new MutationObserver(recolour);
     lab.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
@@ -85,8 +88,8 @@ class Explorer {
   // What a saved picture of a chart says besides: title, legend, and what was measured with what.
   describePicture(chart) {
     const { model, state, selected } = this;
-    const predicted = chart === this.losses ? [] : model.predictions.legend(state);
-    const legend = [...this.byGpus.charts, ...this.detail.charts].includes(chart) ? [] : [...legendEntries(model, state), ...statusEntries(model, selected), ...predicted];
+    const others = otherEntries(model, state, selected).filter(({ hollow }) => !hollow || chart !== this.losses);
+    const legend = [...this.byGpus.charts, ...this.detail.charts].includes(chart) ? [] : [...legendEntries(model, state), ...others];
     if (legend.length) legend.unshift({ label: `${model.axis.get(state.colour).title}:` });
     return { title: chart.title ?? chart.label, task: model.task(state)?.title, legend, cite: [model.cite, `n = ${count(selected.length, "run")}`].filter(Boolean).join("; ") };
   }
@@ -122,7 +125,7 @@ class Explorer {
     this.controls.show(state);
     if (this.card.answer) this.byGpus.show(this.card.answer);
     this.clear.hidden = !state.brush;
-    this.region.textContent = state.brush ? `${this.describeRegion()} Arrow keys move it, with Shift they resize it.` : REGION;
+    this.region.textContent = state.brush ? `${this.describeRegion()} Arrow keys move it, with Shift they resize it.` : model.words.region;
     this.describeSelection();
     this.frontier = model.front(model.grouped(this.filtered), state); // a region selects, it does not change what is best
     this.draw();
@@ -225,12 +228,6 @@ class Explorer {
     this.detail.title.focus();
   }
 
-  // Show one of several tasks and move the focus to it.
-  openTask(task) {
-    this.set({ task });
-    this.card.focus();
-  }
-
   // A brush moves many times a second; redraw once per frame.
   brushing(region) {
     cancelAnimationFrame(this.waiting);
@@ -266,10 +263,6 @@ const paintViewFirst = (root) => requestAnimationFrame(() => {
 
 // A link relative to the page; each part is encoded, so that none can start another scheme.
 const relativeLink = (path) => `./${path.map(encodeURIComponent).join("/")}`;
-
-const REGION = "Drag in the chart to select a region, or press arrow keys on the chart.";
-const LEFT_OUT = "are left out of this file to keep it small; they are in the run folders.";
-const NOT_LOADED = "are not loaded yet: open a run to load its steps.";
 
 const mounted = []; // the explorers of a page, in their order
 

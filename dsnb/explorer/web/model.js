@@ -13,30 +13,22 @@ const columnOf = ({ values, of, factors, codes }, columns) => {
   return new Float64Array(Uint8Array.from(atob(values), (character) => character.charCodeAt(0)).buffer);
 };
 
-// The Pareto front of points {x, y}, from best x to best y, with a tolerance: a point beats another one if it is better by
-// more than the tolerance in one figure, and worse by no more than it in the other.
+// The Pareto front of points {x, y}, from best x to best y. A point beats another one if it is no worse in both figures, or with a tolerance if
+// it is better by more than that in one and worse by no more than that in the other.
 const paretoFront = (points, xBetter, yBetter, tolerance) => {
-  const [signX, signY] = [xBetter, yBetter].map((better) => (better === "higher" ? -1 : 1));
-  const sorted = [...points].sort((a, b) => signX * (a.x - b.x) || signY * (a.y - b.y));
-  let best = Infinity;
-  const strict = sorted.filter((point) => {
-    const isBetter = signY * point.y < best;
-    if (isBetter) best = signY * point.y;
-    return isBetter;
-  });
-  if (!tolerance || points.some(({ x, y }) => x <= 0 || y <= 0)) return strict;
-  const margin = -Math.log1p(-tolerance);
-  const logs = new Map(strict.map((point) => [point, [signX * Math.log(point.x), signY * Math.log(point.y)]]));
-  const total = (point) => logs.get(point)[0] + logs.get(point)[1];
+  const signs = [xBetter, yBetter].map((better) => (better === "higher" ? -1 : 1));
+  const arePositive = points.every(({ x, y }) => x > 0 && y > 0);
+  const margin = arePositive ? -Math.log1p(-tolerance) : 0;
+  const places = new Map(points.map((point) => [point, [point.x, point.y].map((value, side) => signs[side] * (arePositive ? Math.log(value) : value))]));
   const kept = [];
-  for (const point of [...strict].sort((a, b) => total(a) - total(b))) { // nothing is beaten by what follows it
+  for (const [point, place] of [...places].sort(([, a], [, b]) => a[0] + a[1] - b[0] - b[1])) { // nothing is beaten by what follows it
     const beats = (other) => {
-      const gains = [0, 1].map((side) => logs.get(point)[side] - logs.get(other)[side]);
-      return Math.max(...gains) > margin && Math.min(...gains) >= -margin;
+      const gains = place.map((value, side) => value - places.get(other)[side]);
+      return Math.min(...gains) >= 0 || (Math.max(...gains) > margin && Math.min(...gains) >= -margin);
     };
     if (!kept.some(beats)) kept.push(point);
   }
-  return strict.filter((point) => kept.includes(point));
+  return kept.sort((a, b) => signs[0] * (a.x - b.x));
 };
 
 // Whether there are several known values to choose from among these codes of a setting; missing ones are no choice.
@@ -61,24 +53,8 @@ class Model {
     this.whole = this.grouped([...this.experiments.codes.keys()]); // all runs of each experiment
     this.tasks = payload.tasks.map((task) => new Task(this, task));
     this.candidates = new Map(this.tasks.flatMap(({ candidates }) => candidates.map((one) => [one.experiment, one])));
-    this.short = this.shortNames();
+    this.short = this.experiments.short.map((text, experiment) => text ?? this.experiments.names[experiment]);
     this.predictions = new Predictions(this, payload.predicted);
-  }
-
-  // Each experiment by the settings that have several known values in its task, without those at their usual values, as
-  // in "ZeRO 3, bf16"; by its full name where another one of the task has the same.
-  shortNames() {
-    const names = [...this.experiments.names];
-    for (const task of this.tasks) {
-      const own = [...this.grouped(this.runsOf(task)).keys()];
-      const varies = this.experimentAxes.map((name, index) => isChoice(this.axis.get(name), own.map((experiment) => this.settings[experiment][index])));
-      const labels = (codes) => codes.map((code, index) => varies[index] && this.axis.get(this.experimentAxes[index]).shortLabels[code]);
-      const texts = new Map(own.map((experiment) => [experiment, labels(this.settings[experiment]).filter(Boolean).join(", ")]));
-      const counts = new Map();
-      for (const text of texts.values()) counts.set(text, (counts.get(text) ?? 0) + 1);
-      for (const [experiment, text] of texts) if (text && counts.get(text) === 1) names[experiment] = text;
-    }
-    return names;
   }
 
   statusOf(run) {
@@ -210,14 +186,10 @@ class Model {
     return paretoFront(points, this.better(state.x), this.better(state.y), state.relevance);
   }
 
-  // The baseline experiment: the chosen one, else the one with the most neighbours of those whose repeats agree, else the first.
+  // The baseline experiment: the chosen one, else the first in Python's order of baselines.
   base(groups, state) {
-    const { names, neighbours } = this.experiments;
-    const chosen = names.indexOf(state.base);
-    if (groups.has(chosen)) return chosen;
-    const stable = [...groups.keys()].filter((experiment) => !this.isUnstable(experiment));
-    const named = stable.length ? stable : [...groups.keys()];
-    return named.reduce((most, one) => (neighbours[one] > neighbours[most] ? one : most));
+    const chosen = this.experiments.names.indexOf(state.base);
+    return groups.has(chosen) ? chosen : this.experiments.bases.find((experiment) => groups.has(experiment));
   }
 
   // The effect of changing one setting, by group of settings, the largest first: [{axis, before, after, experiment, runs, changes}], a change for

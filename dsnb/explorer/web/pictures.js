@@ -48,8 +48,6 @@ const makeRoom = (signals, types) => {
 const JITTER = 0.3;
 const jitter = (run, width = JITTER) => (((run * 0.61803398875) % 1) - 0.5) * width;
 
-const NOT_RUN = "No run of this task has ended, and no predicted setting can be drawn.";
-
 // How many ok runs a chart leaves out, and for lack of which figure.
 const unreported = (model, state, runs) => {
   if (!runs.length) return "";
@@ -91,7 +89,7 @@ const scatter = (model, state, filtered, selected, front, best) => {
   });
   const isPlaced = crosses.some((cross) => cross.y !== undefined) || (!nominal && unknown.length < crosses.length);
   const isRun = !model.predictions.names.length || model.runsOf(model.task(state)).length;
-  const reason = filtered.length ? "No run measured both." : isRun ? "No run matches the filters: remove some." : NOT_RUN;
+  const reason = filtered.length ? "No run measured both." : isRun ? "No run matches the filters: remove some." : model.words.notRun;
   const message = points.length || crosses.length || predicted.length ? null : reason;
   const isShown = filtered.some((run) => model.experiments.codes[run] === best);
   const [middle, height] = [state.x, state.y].map((name) => (isShown ? model.spread(name, best, state).median : NaN));

@@ -74,10 +74,9 @@ class Predictions {
     ].filter(Boolean).join(" ");
   }
 
-  // A figure with its error, as in "76,700 ± 6.2 %"; days as the range that it leaves.
+  // A figure with its error, as in "76,700 ± 6.2 %".
   text(name, place, state) {
     const value = this.value(name, place, state);
-    if (name === "days" && value > 0) return span(...this.range(name, place, state));
     return Number.isNaN(value) ? "" : `${this.model.number(name, value)} ± ${fixed(this.error(name, place), 1)} %`;
   }
 

@@ -1,9 +1,6 @@
 // The tables: medians and runs, effects of one change, the Pareto front, two pinned settings or runs side by side.
 
-const ROWS_PER_PAGE = 25;
-const PRINTED_ROWS = 20;
-const UNPRINTED = new Set(["failed", "mfu", "power_w"]);
-const VIEWS = { medians: "Medians", runs: "Runs" };
+const ROWS_PER_PAGE = 20;
 
 // Whether a column says the same of all runs, or nothing.
 const isConstant = (values) => (values.length > 1 && values.every((value) => value === values[0])) || values.every(Number.isNaN);
@@ -39,10 +36,9 @@ class DataTable {
 
   draw() {
     const { columns, items } = this;
-    const size = this.printing ? PRINTED_ROWS : ROWS_PER_PAGE;
-    const [first, last] = [this.page * size, Math.min((this.page + 1) * size, items.length)];
-    const cell = ({ text, isText, isBad }, index, item) => {
-      const classes = [isText && "dsnb-text", isBad?.(item) && "dsnb-bad"].filter(Boolean).join(" ");
+    const [first, last] = [this.page * ROWS_PER_PAGE, Math.min((this.page + 1) * ROWS_PER_PAGE, items.length)];
+    const cell = ({ text, isText, isMinor, isBad }, index, item) => {
+      const classes = [isText && "dsnb-text", isMinor && "dsnb-unprinted", isBad?.(item) && "dsnb-bad"].filter(Boolean).join(" ");
       return element(index ? "td" : "th", { scope: index ? null : "row", class: classes || null }, text(item));
     };
     this.body.replaceChildren(...items.slice(first, last).map((item) => element("tr", {}, ...columns.map((column, index) => cell(column, index, item)))));
@@ -57,55 +53,46 @@ class DataTable {
 class RunTable extends DataTable {
   constructor(model, open, set) {
     super("The selected runs", "runs");
-    Object.assign(this, { model, open, set, printing: false });
-    this.switches = Object.entries(VIEWS).map(([view, title]) => button(title, () => set({ table: view }), { "data-view": view }));
+    Object.assign(this, { model, open, set });
+    this.switches = [["medians", "Medians"], ["runs", "Runs"]].map(([view, title]) => button(title, () => set({ table: view }), { "data-view": view }));
     this.node.prepend(element("div", { class: "dsnb-bar dsnb-switch", role: "group", "aria-label": "Rows" }, ...this.switches));
     const byName = (columns) => new Map(columns.map((column) => [column.name, { file: column.value, ...column }]));
-    this.views = { medians: byName(this.ofSettings(model)), runs: byName(this.all(model)) };
+    this.views = { medians: byName(this.columnsOf(model, true)), runs: byName(this.columnsOf(model, false)) };
   }
 
-  get known() {
-    return this.views[this.view];
-  }
-
-  // Medians over all ok runs of a setting, and the spread of its tokens/s as the answer states it.
-  ofSettings(model) {
-    const { names } = model.experiments;
-    const runs = (experiment) => model.whole.get(experiment);
+  // All columns of runs or settings, figures before settings, each with value(item): a number to sort by, NaN if it is missing. Of a setting, they
+  // are medians over all of its ok runs and the spread of its tokens/s as the answer states it.
+  columnsOf(model, areSettings) {
+    const { codes, names } = model.experiments;
+    const code = (item) => (areSettings ? item : codes[item]);
+    const name = (item) => names[code(item)];
+    const runs = (item) => (areSettings ? model.whole.get(item) : [item]);
+    const opener = (item) => button(areSettings ? model.short[item] : name(item), () => this.open(runs(item)[0]), { class: "dsnb-link", title: `${name(item)}: show its ${areSettings ? "first run" : "steps"}` });
     const good = (experiment) => runs(experiment).filter((run) => model.ok[run]).length;
     const bad = (experiment) => runs(experiment).length - good(experiment);
     const spread = (experiment) => model.candidates.get(experiment)?.spread ?? NaN;
-    const opener = (experiment) => button(model.short[experiment], () => this.open(runs(experiment)[0]), { class: "dsnb-link", title: `${names[experiment]}: show its first run` });
-    return [
-      { name: "experiment", title: "setting", isText: true, value: (experiment) => experiment, text: opener, file: (experiment) => names[experiment] },
-      { name: "n", title: "n", value: good, text: good },
-      { name: "failed", title: "not ok", value: bad, text: (experiment) => bad(experiment) || "", isBad: bad },
-      ...model.figures.map(({ name, heading: title }) => {
-        const value = (experiment) => model.spread(name, experiment, this.state).median;
-        return { name, title, value, text: (experiment) => model.number(name, value(experiment)), file: (experiment) => model.displayed(name, value(experiment)) };
-      }),
-      { name: "spread", title: "spread (%)", value: spread, text: (experiment) => (Number.isNaN(spread(experiment)) ? "" : fixed(spread(experiment), 1).replace(/^0\.0$/, "<0.1")), isBad: (experiment) => model.isUnstable(experiment) },
-      ...model.experimentAxes.map((name, index) => ({ name, title: model.axis.get(name).title, file: (experiment) => model.axis.get(name).values[model.settings[experiment][index]] })),
-    ];
-  }
-
-  // All columns, those of figures before those of settings, each with value(run): a number to sort by, NaN if it is missing.
-  all(model) {
-    const { codes, names } = model.experiments;
-    const name = (run) => names[codes[run]];
-    const opener = (run) => button(name(run), () => this.open(run), { class: "dsnb-link", title: `${name(run)}: show this run's steps` });
     const headroom = (run) => 100 * model.headroom(run);
-    return [
-      { name: "experiment", title: "experiment", isText: true, value: (run) => codes[run], text: opener, file: name },
+    const rounded = (value, places) => (Number.isNaN(value) ? "" : fixed(value, places).replace(/^0\.0$/, "<0.1"));
+    const own = areSettings ? [
+      { name: "n", title: "n", value: good, text: good },
+      { name: "failed", title: "not ok", isMinor: true, value: bad, text: (experiment) => bad(experiment) || "", isBad: bad },
+      { name: "spread", title: "spread (%)", value: spread, text: (experiment) => rounded(spread(experiment), 1), isBad: (experiment) => model.isUnstable(experiment) },
+    ] : [
       { name: "repeat", title: "repeat", value: (run) => model.repeats[run] ?? NaN, text: (run) => model.repeats[run] ?? "" },
-      { name: "headroom", title: "GPU memory left (%)", value: headroom, text: (run) => (Number.isNaN(headroom(run)) ? "" : headroom(run).toFixed(0)) },
+      { name: "headroom", title: "GPU memory left (%)", value: headroom, text: (run) => rounded(headroom(run), 0) },
+      { name: "cause", title: "cause", value: () => NaN, file: (run) => model.causes[run] ?? "" },
+    ];
+    return [
+      { name: "experiment", title: areSettings ? "setting" : "experiment", isText: true, value: code, text: opener, file: name },
+      ...own,
       ...model.figures.map((figure) => {
-        const value = (run) => model.values(figure.name, this.state)[run];
-        return { name: figure.name, title: figure.heading, value, text: (run) => model.number(figure.name, value(run)), file: (run) => model.displayed(figure.name, value(run)) };
+        const value = areSettings ? (item) => model.spread(figure.name, item, this.state).median : (item) => model.values(figure.name, this.state)[item];
+        const texts = { text: (item) => model.number(figure.name, value(item)), file: (item) => model.displayed(figure.name, value(item)) };
+        return { name: figure.name, title: figure.heading, isMinor: areSettings && model.unprinted.includes(figure.name), value, ...texts };
       }),
-      ...model.axes.map((axis) => ({
-        name: axis.name, title: axis.title, isText: true, value: (run) => axis.codes[run], text: (run) => axis.labels[axis.codes[run]],
-        file: (run) => axis.values[axis.codes[run]], isBad: (run) => axis === model.status && !model.ok[run],
+      ...model.axes.filter((axis) => !areSettings || model.experimentAxes.includes(axis.name)).map((axis) => ({
+        name: axis.name, title: axis.title, isText: true, value: (item) => axis.codes[runs(item)[0]], text: (item) => axis.labels[axis.codes[item]],
+        file: (item) => axis.values[axis.codes[runs(item)[0]]], isBad: (item) => axis === model.status && !model.ok[item],
       })),
     ];
   }
@@ -113,45 +100,34 @@ class RunTable extends DataTable {
   // The columns of the medians that were measured, or those in which the runs of the task differ.
   shownColumns() {
     const { model, state, view } = this;
-    if (this.shown?.task !== state.task || this.shown.view !== view || this.shown.printing !== this.printing) {
+    if (this.shown?.task !== state.task || this.shown.view !== view) {
       const runs = model.runsOf(model.task(state));
       const measured = new Set(model.measured(runs, state).map(({ name }) => name));
       const figures = model.medianFigures.filter((name) => measured.has(name));
-      const fixedColumns = ["experiment", "n", "failed", ...figures, ...(figures.length ? ["spread"] : [])].filter((name) => !this.printing || !UNPRINTED.has(name));
+      const fixedColumns = ["experiment", "n", "failed", ...figures, ...(figures.length ? ["spread"] : [])];
       const differ = ({ name, value }) => name === "experiment" || !isConstant(runs.map(value));
       const columns = view === "medians" ? fixedColumns.map((name) => this.known.get(name)) : [...this.known.values()].filter(differ);
-      this.shown = { task: state.task, view, printing: this.printing, columns };
+      this.shown = { task: state.task, view, columns };
     }
     return this.shown.columns;
   }
 
-  // Medians, the first of them, while the page is printed.
-  print(printing) {
-    this.printing = printing;
-    this.showRuns(this.runs, this.groups, this.state);
-  }
-
-  // The file has all columns, settings before figures, numbers in the units of their headings as precise as the page has them; then the
-  // settings that are the same for all.
+  // The file has all columns, numbers in the units of their headings as precise as the page has them; then the settings that are the same for all.
   showRuns(runs, groups, state) {
     const { model } = this;
-    Object.assign(this, { runs, groups, state, view: this.printing ? "medians" : state.table });
+    Object.assign(this, { state, view: state.table, known: this.views[state.table] });
     this.file = this.view;
     this.node.classList.toggle("dsnb-medians", this.view === "medians");
     for (const one of this.switches) one.setAttribute("aria-pressed", String(one.dataset.view === this.view));
     const focused = this.head.contains(document.activeElement) ? document.activeElement.closest("th").dataset.name : null;
     const columns = this.shownColumns().map((column) => {
-      const { name, title, isText } = column;
+      const { name, title, isText, isMinor } = column;
       const direction = state.sort?.[0] === name ? state.sort[1] : "none";
-      const attributes = { scope: "col", "aria-sort": direction, class: isText ? "dsnb-text" : null, "data-name": name };
+      const attributes = { scope: "col", "aria-sort": direction, class: isText ? "dsnb-text" : isMinor ? "dsnb-unprinted" : null, "data-name": name };
       return { ...column, head: element("th", attributes, button(title, () => this.sortBy(name))) };
     });
     const constants = Object.entries(model.constants).map(([title, value]) => ({ title, file: () => value }));
-    const cause = { title: "cause", file: (run) => model.causes[run] ?? "" };
-    const names = ["experiment", "repeat", "headroom", ...model.axis.keys(), ...model.figure.keys()];
-    const ofRuns = () => [...names.map((name) => this.known.get(name)), cause];
-    const items = this.view === "medians" ? [...groups.keys()] : runs;
-    this.show(columns, this.sorted(items), [...(this.view === "medians" ? this.known.values() : ofRuns()), ...constants]);
+    this.show(columns, this.sorted(this.view === "medians" ? [...groups.keys()] : runs), [...this.known.values(), ...constants]);
     if (focused) this.head.querySelector(`th[data-name="${focused}"] button`)?.focus();
   }
 
