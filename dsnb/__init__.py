@@ -10,10 +10,10 @@ from dsnb.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dsnb.analysis.comparisons import compare as compare
-    from dsnb.analysis.recommend import recommend as recommend
     from dsnb.analysis.scaling import rampup as rampup
     from dsnb.analysis.summary import summarize as summarize
     from dsnb.designer.design import design as design
+    from dsnb.designer.recommend import recommend as recommend
     from dsnb.errors import DsnbError as DsnbError
     from dsnb.errors import SettingsError as SettingsError
     from dsnb.explorer.explore import explore as explore
@@ -41,7 +41,7 @@ _HOME = {
     "predict": "prediction.predict",
     "published": "runs.literature.tables",
     "rampup": "analysis.scaling",
-    "recommend": "analysis.recommend",
+    "recommend": "designer.recommend",
     "run_sweep": "sweep.run",
     "summarize": "analysis.summary",
     "write_report": "report",

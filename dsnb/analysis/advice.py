@@ -166,6 +166,10 @@ class Adviser:
         table = found.table.loc[found.chosen].assign(**ranked[["days", "days_low", "days_high", "gpu_hours"]])
         worse = 100 * (ranked[question.column] / best[question.column] - 1)
         table = table.drop(columns=["is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis"])
+        is_measured = ranked["basis"] != PREDICTED
+        table.loc[is_measured, [*itertools.chain(*LIMITS.values()), "step_time_error_pct"]] = math.nan
+        steps = [search.asked[str(name)].tokens_per_step for name in ranked.index]
+        table["step_time_s"] = table["step_time_s"].where(~is_measured, steps / ranked["tokens_per_s"])
         table.insert(1, "worse_pct", worse.to_numpy())
         table.insert(2, "basis", ranked["basis"].to_numpy())
         room = search.room_gib[list(search.asked).index(str(best.name))]
@@ -300,8 +304,9 @@ def of_runs(runs: pd.DataFrame, asked: Iterable[str]) -> pd.DataFrame | None:
     if known.empty:
         return None
     medians = candidates(known).reindex(known["experiment"].unique())
+    is_unstable = medians["is_unstable"].eq(True)
     return medians[["tokens_per_s", "memory_gib"]].assign(
-        basis=medians["basis"].astype(object).fillna(MEASURED), is_unstable=medians["is_unstable"].eq(True),
+        basis=medians["basis"].astype(object).fillna(MEASURED), is_unstable=is_unstable & ~is_unstable.all(),
         fits=medians["n"].gt(0), peak_allocated_gib=medians["memory_gib"], peak_allocated_error_pct=math.nan,
         tokens_per_s_error_pct=math.nan, outside="",
     )  # fmt: skip

@@ -21,7 +21,7 @@ from dsnb.analysis.tasks import tasks
 from dsnb.analysis.texts import amount, significant
 from dsnb.errors import SettingsError
 from dsnb.formulas import planning
-from dsnb.formulas.model_shapes import PRESETS
+from dsnb.formulas.model_shapes import PRESETS, local_config
 from dsnb.prediction import gpus
 from dsnb.prediction.calibration import MIN_CALIBRATED, measured
 from dsnb.prediction.shapes import shape
@@ -61,50 +61,7 @@ def recommend(
     runs: pd.DataFrame | None = None,
     **options: Any,
 ) -> list[Recommendation]:
-    """Return for each task the best of its settings that is predicted to fit; the task with most settings comes first.
-
-    Of a model, all settings that train the same are compared: how GPUs share the work, micro-batches, recomputation,
-    formats, compilation, and offload if nothing else fits. Settings of different tasks, such as two models, are never
-    compared with each other. Settings that are no more than 2 % worse than the best count as equal; the simplest of
-    them is recommended.
-
-    Parameters
-    ----------
-    target
-        A preset, a configuration file or its folder; a params file; or settings.
-    gpu
-        Name of the GPU, as `dsnb.predict` takes it; by default this machine's, or `H200`.
-    gpus
-        Number of GPUs; by default those of this machine, of the params file, or 8.
-    seq_len, global_batch
-        Tokens of a sequence, and sequences of an optimizer step; by default the model's length up to 4,096, and as many
-        as are usual for its size (Brown et al. 2020, table 2.1).
-    settings
-        Settings that are fixed; a list is what may be chosen from.
-    least_gpus
-        Take the smallest number of GPUs on which a setting fits, in place of `gpus`.
-    objective
-        `days` or `cost` of the training, `tokens_per_s` of all GPUs, or `memory` of a GPU.
-    currency
-        Sign in front of the cost.
-    runs
-        Measured runs, which replace the prediction of the same settings on the same GPU.
-    options
-        `link`, `tokens`, `price` and `calibrate`, as `dsnb.predict` takes them.
-
-    Returns
-    -------
-    list of Recommendation
-        Each table has the best setting and three others, of other kinds where there are some, in the columns of
-        `dsnb.predict`, and `worse_pct`: by how many per cent each is worse than the best in the objective. It is empty
-        if no setting of the task fits.
-
-    Raises
-    ------
-    SettingsError
-        If no setting of any task is predicted to fit, something is unknown, the global batch cannot be shared equally
-        among the GPUs, the objective is unknown, or `cost` is asked for without a price.
-    """
+    """Return what `dsnb.recommend` does without measuring; figures of measured `runs` replace predicted ones."""
     if objective not in OBJECTIVES:
         raise SettingsError(f"objective is {objective!r}: use one of {', '.join(OBJECTIVES)}")
     if objective == "cost" and options.get("price") is None:
@@ -155,7 +112,7 @@ def _training(
     """Return what is to be trained with a model, and what was assumed for that, in words."""
     fixed, assumed = dict(fixed), []
     preset = next((name for name, known in PRESETS.items() if known.hub_id == model), model)
-    asked = Experiment(model=preset)
+    asked = Experiment(model=str(Path(model).absolute()) if local_config(model) else preset)
     parameters = shape(asked.model).parameters
     device = fixed.pop("device", "cuda")
     number = fixed.pop("gpus", gpus)

@@ -30,7 +30,7 @@ LOGIT_BYTES = {"off": 12.0, "default": 4.0}
 """Likely bytes of a logit and what the loss makes of it, eager and compiled."""
 AUTOCAST = 1.4
 """Likely bytes of a block under autocast, which leaves the stream in fp32, over those in native half precision."""
-OF_MEMORY = ("fits", "headroom_gib", "peak_allocated_gib", "peak_allocated_error_pct", "mfu")
+OF_MEMORY = ("fits", "headroom_gib", "peak_allocated_gib", "peak_allocated_error_pct", "moment", "mfu")
 """Columns of `dsnb.predict` that need a trace."""
 LEAST = 0.8
 """What blocks of any family keep at least, of what the formula for a block without dropout and with ReLU says."""

@@ -92,15 +92,25 @@ def recommend(
     set_: Annotated[
         list[str] | None, option("KEY=VALUE", "A setting that is fixed; a list is what to choose from.", "--set")
     ] = None,
+    write: Annotated[
+        Path | None, option("FOLDER", "Write DeepSpeed's configuration and a params file of the settings there.")
+    ] = None,
+    measure: Annotated[int, option("NUMBER", "Run so many of the best settings here until it is decided.")] = 0,
+    minutes: Annotated[float | None, option("NUMBER", "Most minutes of these runs.", default="no limit")] = None,
+    output: Annotated[
+        Path | None, option("FOLDER", "Folder of these runs.", default="outputs/recommend_MODEL_...")
+    ] = None,
     format_: TableFormat = Format.table,
     verbose: Verbose = False,
 ) -> None:
     """Recommend how to train a model, or a setting of a params file: what it takes, why, and what else there is.
 
-    Without a params file, all settings that train the same are compared, by prediction alone.
+    Without a params file, all settings that train the same are compared. Prediction alone takes seconds; with
+    `--measure`, the best are run on this machine. Stopped by Ctrl-C, the same command goes on.
     """
     from dsnb.analysis.recommend import is_params
-    from dsnb.analysis.recommend import recommend as recommended
+    from dsnb.designer.recommend import recommend as recommended
+    from dsnb.designer.recommend import write as written
 
     options: dict[str, Any] = _options(link, tokens, price, calibrate)
     asked: Any = str(target)
@@ -113,6 +123,7 @@ def recommend(
         options |= {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
         options["settings"] = parse_overrides(set_ or [])
         say(f"comparing settings for {target}", err=True)
+    options |= {"measure": measure, "minutes": minutes, "output": output}
     found = recommended(asked, gpu, objective=objective, currency=currency, **options)  # type: ignore[arg-type]
     in_one = format_ in {Format.csv, Format.json}
     for place, one in enumerate(found):
@@ -127,6 +138,8 @@ def recommend(
         _show(pd.concat(tables or [found[0].table]), format_, currency)
     if not any(len(one.table) for one in found):
         raise typer.Exit(1)
+    for line in written(write, found[0]) if write else []:
+        say(line, err=in_one)
 
 
 def _options(link: str, tokens: float | None, price: float | None, calibrate: Path | None) -> dict[str, Any]:

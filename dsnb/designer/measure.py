@@ -1,0 +1,197 @@
+"""Short runs of the settings that are predicted to be best, until it is decided which one is.
+
+The runs are an ordinary sweep, one repeat after the other. A setting that fails, or does not fit, makes room for the
+next one. What was measured is kept: the same call goes on where it was stopped.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dsnb.analysis.comparisons import differences
+from dsnb.analysis.intervals import CLEAR, Verdict
+from dsnb.errors import SettingsError
+from dsnb.launcher import local
+from dsnb.prediction.predict import On
+from dsnb.prediction.shapes import shape
+from dsnb.prediction.step_time import parts, setting
+from dsnb.run_folder.paths import SweepPaths
+from dsnb.runs.load import load_runs
+from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings.params_file import ParamsFile, combinations, read_params, validated
+from dsnb.sweep.params import load_sweep
+from dsnb.sweep.run import run_sweep
+
+STEP_S, TIMED_S = 5.0, 10.0
+"""Usual lengths of a step and of all timed steps of a run: less is accumulated, and fewer steps are timed, for more."""
+FEWEST_STEPS, WARMUP_STEPS = 5, 3
+CPU_FLOPS = 5e10
+"""Operations per second that a CPU is taken to do, to choose the number of steps."""
+MAX_REPEATS = 6
+"""Repeats after which settings that are not decided count as equal."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A setting, and the shorter one that is run in its place."""
+
+    whole: Experiment
+    run: Experiment
+    factor: float
+    """Predicted tokens/s of the whole setting over those of the shorter one."""
+
+
+def candidate(one: Experiment, on: On, fixed: Mapping[str, Any]) -> Candidate:
+    """Return how a setting is measured: with less accumulation if its steps take long; `fixed` settings stay."""
+
+    def seconds(experiment: Experiment) -> float:
+        if one.device == "cpu":
+            return 6 * shape(one.model).parameters * experiment.tokens_per_step / CPU_FLOPS
+        return float(parts(setting(experiment, on.gpu, on.link), on.constants).step_time_s)
+
+    whole_s = seconds(one)
+    count = min(one.grad_accum, max(2, math.ceil(one.grad_accum * STEP_S / whole_s)))
+    short = one.model_copy(update={"grad_accum": count})
+    steps = min(DEFAULTS["steps"], max(FEWEST_STEPS, math.ceil(TIMED_S / seconds(short))))
+    lengths = {"steps": steps, "warmup_steps": WARMUP_STEPS}
+    short = short.model_copy(update={name: value for name, value in lengths.items() if name not in fixed})
+    factor = 1.0 if one.device == "cpu" else one.tokens_per_step / whole_s * seconds(short) / short.tokens_per_step
+    return Candidate(one, short, factor)
+
+
+def params_of(name: str, question: str, experiments: Sequence[Experiment], **more: Any) -> ParamsFile:
+    """Return the params file of some settings, in their order."""
+    rows = [
+        {key: value for key, value in one.model_dump().items() if value != DEFAULTS[key] and key != "nodes"}
+        for one in experiments
+    ]
+    common = {key: value for key, value in rows[0].items() if all(row.get(key) == value for row in rows)}
+    own = [{key: value for key, value in row.items() if key not in common} for row in rows]
+    content = {"name": name, "question": question, "defaults": common, **more}
+    return validated(content | ({"include": own} if len(rows) > 1 else {}), name)
+
+
+class Measuring:
+    """The sweep that measures candidates in a folder."""
+
+    def __init__(self, folder: Path, on: On, fixed: Mapping[str, Any], minutes: float | None) -> None:
+        self.paths, self._on, self._fixed = SweepPaths(folder), on, fixed
+        self._until = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        self.started: dict[str, Candidate] = {}
+        self.repeats: dict[str, int] = {}
+        self._longest_s = 0.0
+
+    def resume(self, experiments: Sequence[Experiment]) -> None:
+        """Take up what was started in the folder before, of the settings that are still asked for."""
+        if not self.paths.params.exists():
+            return
+        known = {_key(one): one for one in experiments}
+        for settings in combinations(read_params(self.paths.params)):
+            before = Experiment(**settings)
+            if (whole := known.get(_key(before))) and before.device == whole.device:
+                fresh = candidate(whole, self._on, self._fixed)
+                self._add(replace(fresh, run=before, factor=fresh.factor if before == fresh.run else 1.0))
+                ended = (self.paths.dir / before.name).glob("run*/result.json")
+                self.repeats[before.name] = max(1, len(list(ended)))
+
+    def start(self, one: Experiment) -> None:
+        """Let a setting be the next to be measured."""
+        self._add(candidate(one, self._on, self._fixed))
+
+    def _add(self, new: Candidate) -> None:
+        self.started[new.run.name] = new
+        self.repeats.setdefault(new.run.name, 1)
+
+    def has_time(self, runs: int) -> bool:
+        """Return whether so many runs, each as long as the longest one before, end in time."""
+        return time.monotonic() + runs * self._longest_s < self._until
+
+    def execute(self) -> pd.DataFrame:
+        """Make the runs that are missing, and return all runs of what was started, their speeds as for whole settings.
+
+        `experiment` names the setting that is run.
+        """
+        runs = [one.run for one in self.started.values()]
+        question = f"Which of the settings for {runs[0].model} that are predicted to be the best is it?"
+        most = max(self.repeats.values())
+        sweep = load_sweep(params_of(self.paths.dir.name, question, runs, repeats=most), output=self.paths.dir)
+        chosen = tuple(run for run in sweep.runs if run.repeat <= self.repeats[run.experiment.name])
+        for result in run_sweep(replace(sweep, runs=chosen)):
+            self._longest_s = max(self._longest_s, result.phases_s.get("wall", 0.0))
+        table = load_runs(self.paths.dir)
+        table = table[table["experiment"].isin([run.name for run in runs])]
+        factors = [self.started[name].factor for name in table["experiment"]]
+        return table.assign(tokens_per_s=table["tokens_per_s"] * factors)
+
+    def failed(self, runs: pd.DataFrame) -> dict[str, str]:
+        """Return the started settings of which a run failed, and why in words."""
+        bad = runs[runs["status"] != "ok"].drop_duplicates("experiment")
+        causes = zip(bad["experiment"], bad["status"], bad["cause"], strict=True)
+        return {str(name): str(cause or status) for name, status, cause in causes}
+
+
+def _key(one: Experiment) -> str:
+    """Return what tells candidates apart: all settings but the number of micro-batches, which runs may shorten."""
+    return one.model_copy(update={"grad_accum": 1}).name_with_model
+
+
+def decide_by_runs(
+    measuring: Measuring, count: int, following: Callable[[pd.DataFrame | None], Sequence[Experiment]]
+) -> tuple[pd.DataFrame, str]:
+    """Measure until the best of `count` settings is decided or the time is over: all runs, and how it ended.
+
+    `following` returns the settings in the order in which to try them, after what was measured.
+    """
+    measuring.resume(following(None))
+    runs: pd.DataFrame | None = None
+    with local.shared_servers({one.device for one in following(None)[:1]}):
+        while True:
+            alive = [name for name in measuring.started if runs is None or name not in measuring.failed(runs)]
+            if runs is None and alive:
+                runs = measuring.execute()
+                continue
+            if len(alive) < count:
+                known = {_key(one.whole) for one in measuring.started.values()}
+                new = next((one for one in following(runs) if _key(one) not in known), None)
+                if new and not measuring.has_time(1):
+                    return _checked(runs, measuring), "the time was over"
+                if new:
+                    measuring.start(new)
+                    runs = measuring.execute()
+                    continue
+            runs = _checked(runs, measuring)
+            open_ = undecided(runs[runs["experiment"].isin(alive)])
+            if not open_:
+                return runs, "decided"
+            if max(measuring.repeats[name] for name in open_) >= MAX_REPEATS:
+                return runs, f"no difference shows in {MAX_REPEATS} runs each"
+            if not measuring.has_time(len(open_)):
+                return runs, "the time was over"
+            repeat = min(measuring.repeats[name] for name in open_) + 1
+            measuring.repeats |= {name: max(repeat, measuring.repeats[name]) for name in open_}
+            runs = measuring.execute()
+
+
+def _checked(runs: pd.DataFrame | None, measuring: Measuring) -> pd.DataFrame:
+    """Return the runs; a SettingsError says why none succeeded."""
+    if runs is None or not (runs["status"] == "ok").any():
+        causes = measuring.failed(runs) if runs is not None else {}
+        reasons = [f"{name}: {cause}" for name, cause in causes.items()] or ["there was no time for any run"]
+        raise SettingsError([f"nothing could be measured: {reason}" for reason in reasons])
+    return runs
+
+
+def undecided(runs: pd.DataFrame) -> list[str]:
+    """Return the settings that may be the best by their runs, the best so far included; none if it is decided."""
+    if runs["experiment"].nunique() < 2:
+        return []
+    table = differences(runs, figure="tokens_per_s")
+    ratio = 1 + table["change_pct"] / 100
+    is_clear = table["verdict"].isin([Verdict.LIKELY, Verdict.NO_LARGER]) | (ratio < 1 / CLEAR)
+    others = [str(name) for name in table.index[~is_clear]]
+    return [*map(str, table["base"].unique()), *others] if others else []

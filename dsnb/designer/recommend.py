@@ -1,0 +1,180 @@
+"""`dsnb.recommend`: the best settings by prediction or by short runs on this machine, and files to take away."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dsnb.analysis import recommend as predicted
+from dsnb.analysis.advice import USUAL_GPU, Recommendation
+from dsnb.analysis.comparisons import differences
+from dsnb.analysis.predicted import known_gpu
+from dsnb.analysis.recommend import Objective
+from dsnb.designer.measure import Measuring, decide_by_runs, params_of
+from dsnb.errors import DsnbError, SettingsError
+from dsnb.files import plain_yaml, records
+from dsnb.formulas import model_shapes, planning
+from dsnb.launcher.folder import deepspeed_config
+from dsnb.prediction.calibration import MIN_CALIBRATED
+from dsnb.prediction.predict import on_gpu
+from dsnb.report import write_report
+from dsnb.run_folder import paths
+from dsnb.runs.labels import count
+from dsnb.settings.experiment import Experiment
+from dsnb.system import hardware
+
+
+def recommend(
+    target: str | Path | Sequence[Experiment],
+    gpu: str = "",
+    *,
+    gpus: int | None = None,
+    seq_len: int | None = None,
+    global_batch: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    least_gpus: bool = False,
+    objective: Objective = "days",
+    currency: str = "$",
+    link: str = "nvlink",
+    tokens: float | None = None,
+    price: float | None = None,
+    calibrate: pd.DataFrame | None = None,
+    measure: int = 0,
+    minutes: float | None = None,
+    output: str | Path | None = None,
+) -> list[Recommendation]:
+    """Return for each task the best of its settings that is predicted to fit; the task with most settings comes first.
+
+    Of a model, all settings that train the same are compared: how GPUs share the work, micro-batches, recomputation,
+    formats, compilation, and offload if nothing else fits. Settings of different tasks, such as two models, are never
+    compared with each other. Settings that are no more than 2 % worse than the best count as equal; the simplest of
+    them is recommended.
+
+    Parameters
+    ----------
+    target
+        A preset, a configuration file or its folder; a params file; or settings.
+    gpu
+        Name of the GPU, as `dsnb.predict` takes it; by default this machine's, or `H200`.
+    gpus
+        Number of GPUs; by default those of this machine, of the params file, or 8.
+    seq_len, global_batch
+        Tokens of a sequence, and sequences of an optimizer step; by default the model's length up to 4,096, and as many
+        as are usual for its size (Brown et al. 2020, table 2.1).
+    settings
+        Settings that are fixed; a list is what may be chosen from.
+    least_gpus
+        Take the smallest number of GPUs on which a setting fits, in place of `gpus`.
+    objective
+        `days` or `cost` of the training, `tokens_per_s` of all GPUs, or `memory` of a GPU.
+    currency
+        Sign in front of the cost.
+    link, tokens, price, calibrate
+        As `dsnb.predict` takes them.
+    measure
+        Run so many of the best settings on this machine, CPU ranks where it has no GPU, until it is decided which one
+        is the best; 0 for prediction alone. Runs are short; they are repeated up to six times, the settings in turn. A
+        setting that fails makes room for the next one. The same call goes on where it was stopped.
+    minutes
+        Start no run that would not end within this time; by default there is no limit.
+    output
+        The folder of the runs and their report; by default `outputs/recommend_MODEL_...`.
+
+    Returns
+    -------
+    list of Recommendation
+        Each table has the best setting and three others, of other kinds where there are some, in the columns of
+        `dsnb.predict`, and `worse_pct`: by how many per cent each is worse than the best in the objective. It is empty
+        if no setting of the task fits.
+
+    Raises
+    ------
+    SettingsError
+        If no setting of any task is predicted to fit, something is unknown, the global batch cannot be shared equally
+        among the GPUs, the objective is unknown, or `cost` is asked for without a price.
+    """
+    options: dict[str, Any] = {"link": link, "tokens": tokens, "price": price, "calibrate": calibrate}
+    options |= {"objective": objective, "currency": currency}
+    chosen: dict[str, Any] = {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
+    if not measure:
+        return predicted.recommend(target, gpu, settings=settings, **chosen, **options)
+    if not (planning.is_whole(measure) and measure > 0):
+        raise SettingsError(f"measure is {measure!r}: give the number of settings to run, such as 3")
+    here = hardware.gpus()
+    if gpu and not (here and known_gpu(here[0].name) and known_gpu(gpu) == known_gpu(here[0].name)):
+        what = here[0].name if here else "no GPU"
+        raise SettingsError(f"gpu is {gpu!r}, but runs are measured on this machine, which has {what}: leave it out")
+    device = "cuda" if here else "cpu"
+    settings = {**(settings or {}), "device": device}
+    gpu = here[0].name if here and known_gpu(here[0].name) else USUAL_GPU
+    chosen["gpus"] = gpus or hardware.default_world_size(device)
+    first = predicted.recommend(target, gpu, settings=settings, **chosen, **options)[0]
+    if first.table.empty:
+        return [first]
+
+    def following(runs: pd.DataFrame | None) -> list[Experiment]:
+        found = first
+        if runs is not None and here and runs[runs["status"] == "ok"]["experiment"].nunique() >= MIN_CALIBRATED:
+            found = predicted.recommend(target, gpu, settings=settings, **chosen, **options | {"calibrate": runs})[0]
+        return [one.model_copy(update={"device": device}) for one in found.experiments]
+
+    best = first.experiments[0]
+    name = f"recommend_{model_shapes.slug(best.model)}_gpus{best.gpus}_sl{best.seq_len}_gb{best.global_batch_size}"
+    folder = Path(output) if output else paths.outputs_root() / name
+    measuring = Measuring(folder, on_gpu(gpu, link, calibrate), settings, minutes)
+    runs, end = decide_by_runs(measuring, measure, following)
+    return [_by_runs(first, measuring, runs, end, gpu, settings, options)]
+
+
+def _by_runs(
+    first: Recommendation,
+    measuring: Measuring,
+    runs: pd.DataFrame,
+    end: str,
+    gpu: str,
+    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Recommendation:
+    """Return the recommendation among what was measured, with the verdict of the runs and where they are."""
+    failed = measuring.failed(runs)
+    alive = {name: one for name, one in measuring.started.items() if name not in failed}
+    good = runs[runs["experiment"].isin(alive)]
+    whole = good.assign(gpu_name=gpu, grad_accum=[alive[name].whole.grad_accum for name in good["experiment"]])
+    asked = [one.whole for one in alive.values()]
+    (found,) = predicted.recommend(asked, gpu, settings=settings, runs=whole, **options)
+    said = [sentence for sentence in found.sentences if not sentence.startswith(("Next is", "Less sure", "Assumed"))]
+    said.append(f"Measured: {count(len(runs), 'run')} of {count(len(measuring.started), 'setting')}; {end}.")
+    for name, row in differences(good, figure="tokens_per_s").iterrows():
+        said.append(f"{name} beside {row['base']}: {row['words']}.")
+    said += [f"Not recommended because it failed: {name}: {cause}." for name, cause in failed.items()]
+    if shortened := [one for one in alive.values() if one.run.grad_accum != one.whole.grad_accum]:
+        said.append(
+            f"Runs of {count(len(shortened), 'setting')} had fewer micro-batches a step; their speed with all of them "
+            "follows from the ratio of two predictions."
+        )
+    try:
+        said.append(f"Report: {write_report(measuring.paths.dir)}.")
+    except DsnbError as error:  # the runs are there all the same
+        said.append(f"Runs: {measuring.paths.dir}, without a report: {error}.")
+    return Recommendation(first.task, found.table, tuple(said), found.experiments)
+
+
+def write(folder: str | Path, found: Recommendation) -> list[str]:
+    """Write what a recommendation comes to into a folder, and return what was written and what verifies it, in words.
+
+    That is a params file of the recommended setting and its alternatives, and DeepSpeed's configuration of the former.
+    """
+    if found.table.empty:
+        raise SettingsError(f"nothing is written to {folder}: no setting fits")
+    folder, experiments = Path(folder), found.experiments[: len(found.table)]
+    question = f"Which of the settings that are recommended for {found.task} is the fastest?"
+    file, best = folder / "params.yaml", experiments[0]
+    content = params_of(f"recommend_{model_shapes.slug(best.model)}", question, experiments, repeats=4)
+    folder.mkdir(parents=True, exist_ok=True)
+    records.write_text(file, plain_yaml.dump(content.model_dump(exclude_defaults=True)))
+    said = [f"Written: {file}; to verify it by runs: dsnb sweep {file}"]
+    if best.strategy == "deepspeed":
+        records.write_json(folder / "deepspeed.json", deepspeed_config(best))
+        said.append(f"Written: {folder / 'deepspeed.json'}, DeepSpeed's configuration of the recommended setting")
+    return said

@@ -1,0 +1,161 @@
+"""`dsnb.recommend` with runs on this machine, and what it writes: real runs on CPU ranks, and made-up ones."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.analysis import advice, search
+from dsnb.designer import measure
+from dsnb.designer.measure import Measuring, decide_by_runs
+from dsnb.designer.recommend import write
+from dsnb.errors import SettingsError
+from dsnb.launcher.folder import deepspeed_config
+from dsnb.prediction.predict import on_gpu
+from dsnb.prediction.traces import Trace
+from dsnb.settings.params_file import combinations, read_params
+from dsnb.system import hardware
+from tests import ROOT
+from tests.prediction.made_up import RECORD
+from tests.support.small_sweep import light_server
+from tests.support.waiting import wait_until
+
+SMALL = {"precision": "fp32", "strategy": "deepspeed", "zero_stage": [0, 1], "loss": "whole", "steps": 3,
+         "activation_checkpointing": False, "checkpoint_every": 1, "micro_batch_size": 2}  # fmt: skip
+QUESTION = {"gpus": 1, "seq_len": 32, "global_batch": 2}
+
+
+@pytest.fixture
+def _no_torch(monkeypatch):
+    def made_up(asked, make=True):
+        return [Trace.of(RECORD, int(one.micro_batch_size)) for one in asked]
+
+    monkeypatch.setattr(search, "attempts", made_up)
+    monkeypatch.setattr(advice, "traces", made_up)
+
+
+@pytest.mark.usefixtures("_no_torch")
+def test_what_is_written_is_what_is_recommended(tmp_path):
+    (found,) = dsnb.recommend("opt-1.3b", "H100", gpus=8, tokens=1e10)
+    said = write(tmp_path / "new", found)
+    params = tmp_path / "new" / "params.yaml"
+    assert said[0] == f"Written: {params}; to verify it by runs: dsnb sweep {params}"
+    sweep = dsnb.load_sweep(params)
+    experiments = [dsnb.Experiment(**settings) for settings in combinations(read_params(params))]
+    assert experiments == list(found.experiments[: len(found.table)])
+    assert [one.name_with_model for one in experiments] == found.table["experiment"].tolist()
+    assert sorted(run.repeat for run in sweep.runs) == sorted([1, 2, 3, 4] * len(experiments))
+    written = json.loads((tmp_path / "new" / "deepspeed.json").read_text())
+    assert written == json.loads(json.dumps(deepspeed_config(found.experiments[0])))
+
+
+@pytest.mark.process
+@pytest.mark.skipif(bool(hardware.gpus()), reason="runs are on CPU ranks where there is no GPU")
+def test_a_setting_that_fails_makes_room_for_the_next_one(tmp_path):
+    settings = {**SMALL, "zero_stage": 1, "memory_limit_gib": [0.05, 0.0]}
+    (found,) = dsnb.recommend("gpt2-tiny", **QUESTION, settings=settings, measure=1, output=tmp_path / "out")
+    runs = dsnb.load_runs(tmp_path / "out")
+    assert sorted(runs["status"]) == ["ok", "oom"]
+    assert found.table["experiment"].tolist() == ["gpt2-tiny_zs1_fp32_gpus1_bs2_sl32"]
+    assert found.table["tokens_per_s"][0] == runs["tokens_per_s"].max()
+    assert found.sentences[0].startswith("Train with ZeRO 1, fp32, micro-batch 2 (measured) on 1 CPU rank, ")
+    said = "\n".join(found.sentences)
+    assert "\nMeasured: 2 runs of 2 settings; decided.\n" in said
+    assert "\nNot recommended because it failed: zs1_fp32_gpus1_bs2_sl32_limit0.05gib: " in said
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.process
+@pytest.mark.skipif(bool(hardware.gpus()), reason="the light server is for CPU ranks")
+def test_stopped_by_ctrl_c_the_same_command_goes_on(tmp_path):
+    out = tmp_path / "out"
+    fixed = [word for name, value in SMALL.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+    words = [sys.executable, "-m", "dsnb", "recommend", "gpt2-tiny", "--measure", "2", "--output", str(out), *fixed]
+    words += ["--gpus", "1", "--seq-len", "32", "--global-batch", "2"]
+    with subprocess.Popen(words, cwd=ROOT, env=light_server(), stdout=subprocess.DEVNULL) as one:
+        wait_until(lambda: len([*out.glob("*/run*/result.json")]) == 3, "three results")
+        one.send_signal(signal.SIGINT)
+        assert one.wait(60) == 130
+    before = {file: file.stat().st_mtime_ns for file in out.glob("*/run*/result.json")
+              if json.loads(file.read_text())["status"] == "ok"}  # fmt: skip
+    assert len(before) >= 3
+    done = subprocess.run(words, cwd=ROOT, env=light_server(), capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert before.items() <= {file: file.stat().st_mtime_ns for file in out.glob("*/run*/result.json")}.items()
+    assert "Measured: 8 runs of 2 settings; decided." in done.stdout
+
+
+class Runs:
+    """Made-up runs: tokens/s of each setting by its micro-batch, None for one that fails."""
+
+    def __init__(self, rates):
+        self.rates, self.made = rates, []
+
+    def execute(self, measuring):
+        for name, repeats in measuring.repeats.items():
+            done = sum(row["experiment"] == name for row in self.made)
+            rate = self.rates[measuring.started[name].run.micro_batch_size]
+            for repeat in range(done + 1, repeats + 1):
+                noise = 1 + 0.001 * (repeat % 3)
+                row = {"sweep": "s", "experiment": name, "repeat": repeat, "host": "h", "cause": "out of memory"}
+                status = {"status": "oom"} if rate is None else {"status": "ok", "tokens_per_s": rate * noise}
+                self.made.append(row | status)
+        measuring._longest_s = 60.0
+        return pd.DataFrame(self.made)
+
+
+@pytest.mark.parametrize(
+    ("rates", "minutes", "runs", "end"),
+    [
+        ({1: 100, 2: 110, 4: 120, 8: 999}, None, {1: 4, 2: 4, 4: 4}, "decided"),
+        ({1: None, 2: 110, 4: 120, 8: 130}, None, {1: 1, 2: 4, 4: 4, 8: 4}, "decided"),
+        ({1: 100, 2: 250, 4: None, 8: None}, None, {1: 1, 2: 1, 4: 1, 8: 1}, "decided"),  # more than twice as fast
+        ({1: 100, 2: 110, 4: 120, 8: 130}, 2.5, {1: 1, 2: 1, 4: 1}, "the time was over"),
+        ({1: 100, 2: 110, 4: 120, 8: 130}, 0.5, {1: 1}, "the time was over"),
+    ],
+)
+def test_runs_go_on_until_the_best_is_decided(monkeypatch, tmp_path, rates, minutes, runs, end):
+    asked = [
+        dsnb.Experiment(model="gpt2-tiny", device="cpu", precision="fp32", micro_batch_size=size, seq_len=32)
+        for size in rates
+    ]
+    made = Runs(rates)
+    monkeypatch.setattr(Measuring, "execute", lambda measuring: made.execute(measuring))
+    monkeypatch.setattr(measure.local, "shared_servers", lambda devices: measure.local.contextlib.nullcontext())
+    measuring = Measuring(tmp_path, on_gpu("H200", "nvlink"), {}, minutes)
+    table, ended = decide_by_runs(measuring, 3, lambda _: asked)
+    assert ended == end
+    counts = table["experiment"].value_counts()
+    assert {size: int(counts[one.name]) for size, one in zip(rates, asked, strict=True) if one.name in counts} == runs
+
+
+def test_nothing_that_could_be_measured_is_an_error_with_each_cause(monkeypatch, tmp_path):
+    asked = [dsnb.Experiment(model="gpt2-tiny", device="cpu", precision="fp32", micro_batch_size=1, seq_len=32)]
+    made = Runs({1: None})
+    monkeypatch.setattr(Measuring, "execute", lambda measuring: made.execute(measuring))
+    monkeypatch.setattr(measure.local, "shared_servers", lambda devices: measure.local.contextlib.nullcontext())
+    with pytest.raises(SettingsError, match="nothing could be measured: zs0_fp32_gpus1_bs1_sl32: out of memory"):
+        decide_by_runs(Measuring(tmp_path, on_gpu("H200", "nvlink"), {}, None), 3, lambda _: asked)
+
+
+def test_a_step_that_takes_long_is_measured_with_fewer_micro_batches():
+    on = on_gpu("H200", "nvlink")
+    one = dsnb.Experiment(model="opt-13b", device="cuda", gpus=8, zero_stage=3, micro_batch_size=4, grad_accum=128,
+                          seq_len=2048)  # fmt: skip
+    made = measure.candidate(one, on, {})
+    assert 2 <= made.run.grad_accum < 20
+    assert (made.run.steps, made.run.warmup_steps) == (5, 3)
+    whole, short = dsnb.predict([one, made.run], "H200", probe=False)["tokens_per_s"]
+    assert made.factor == pytest.approx(whole / short)
+    assert measure.candidate(one, on, {"steps": 20}).run.steps == 20
+
+
+def test_another_gpu_than_that_of_this_machine_cannot_be_measured():
+    with pytest.raises(SettingsError, match="gpu is 'T4', but runs are measured on this machine, which has"):
+        dsnb.recommend("gpt2-tiny", "T4", measure=2)
+    with pytest.raises(SettingsError, match="measure is -1: give the number of settings to run"):
+        dsnb.recommend("gpt2-tiny", measure=-1)
