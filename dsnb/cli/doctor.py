@@ -95,17 +95,14 @@ def _training() -> Iterator[Check]:
     precisions = [names[name] for name in probe["precisions"] if name in names]
     yield Check("ok", "precisions", ", ".join(precisions + ["tf32"] * bool(probe["cuda_works"])))
     if (launch_us := probe["launch_us"]) is not None:
-        yield launch_rate(launch_us, probed.REFERENCE["figures"].get("launch_us"))
+        yield launch_rate(launch_us, probed.REFERENCE["figures"]["launch_us"])
 
 
-def launch_rate(launch_us: float, usual_us: float | None) -> Check:
-    """Return how fast this host launches work, beside the reference if it was measured."""
-    found = f"{launch_us:.1f} µs an operation"
-    if not usual_us:
-        return Check("ok", "launches", found)
-    times = usual_us / launch_us
+def launch_rate(launch_us: float, usual_us: float) -> Check:
+    """Return how fast this host launches work, beside the reference."""
+    found, times = f"{launch_us:.1f} µs an operation, {usual_us:.1f} usual", usual_us / launch_us
     advice = f"this host launches {times:.2g} times as fast as the reference: eager settings of small models will be "
-    return check("launches", f"{found}, {usual_us:.1f} usual", times >= SLOW_HOST, f"{advice}CPU-bound", "warn")
+    return check("launches", found, times >= SLOW_HOST, f"{advice}CPU-bound", "warn")
 
 
 def _probe() -> dict[str, Any]:
@@ -143,7 +140,7 @@ def check_hosts(experiment: Experiment) -> list[Check]:
         environments = [(node.host.name, node.facts["environment"]) for node in reached]
         for sentence in node_comparison.differences(environments).values():
             checks.append(Check("warn", "differences", sentence, "install the same everywhere"))
-        return [*checks, *_outputs(reached, folder)]
+        return [*checks, *_links(experiment, reached, folder), *_outputs(reached, folder)]
 
 
 def _host(node: Node) -> Iterator[Check]:
@@ -172,6 +169,22 @@ def _host(node: Node) -> Iterator[Check]:
         yield Check("warn", name, f"{facts['free_gib']} GiB of disk free", "make room")
     if not facts["compiler"]:
         yield Check("bad", name, "no C++ compiler", "install g++: DeepSpeed compiles its ops on every host")
+
+
+def _links(experiment: Experiment, reached: list[Node], folder: Path) -> Iterator[Check]:
+    """Let every host connect to the first one and to the next one."""
+    if len(reached) < 2:
+        return
+    addresses = [node.facts["address"] for node in reached]
+    requests = []
+    for number, address in enumerate(addresses):
+        neighbours = {addresses[0], addresses[(number + 1) % len(addresses)]} - {address}
+        requests.append({"peers": [f"{peer}:{experiment.ssh_port or 22}" for peer in sorted(neighbours)]})
+    hosts.ask(experiment, reached, folder, requests)
+    for node in reached:
+        for peer in [peer for peer, answers in node.facts["reached"].items() if not answers]:
+            advice = "open the network between the hosts, or name another --interface"
+            yield Check("bad", node.host.name, f"{peer.rpartition(':')[0]} does not answer from there", advice)
 
 
 def _outputs(reached: list[Node], folder: Path) -> Iterator[Check]:

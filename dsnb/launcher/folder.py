@@ -57,26 +57,21 @@ def prepare(run: RunPaths, experiment: Experiment) -> None:
         remove_leftovers(run)
         check_free_space(run.dir)
         ranks = environment.for_ranks(experiment.device, experiment.gpus, 0.0, experiment.allocator)
-        write_description(run, experiment, experiment, environment.describe(ranks))
+        write_description(run, experiment, environment.describe(ranks))
         run.console.touch()
     except OSError as error:
         raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another folder") from error
 
 
-def write_description(run: RunPaths, experiment: Experiment, requested: Experiment, machine: dict[str, Any]) -> None:
+def write_description(run: RunPaths, experiment: Experiment, machine: dict[str, Any]) -> None:
     """Write the settings, DeepSpeed's configuration and the description of the machine."""
-    write_experiment(run, experiment, requested)
+    write_experiment(run, experiment)
     records.write_json(run.deepspeed, deepspeed_config(experiment))
     records.write_json(run.environment, machine)
 
 
-def write_experiment(
-    run: RunPaths,
-    experiment: Experiment,
-    requested: Experiment | None = None,
-    planned: Mapping[str, Any] | None = None,
-) -> None:
-    """Write `experiment.json`: settings, names, digests of input files, and the requested device if it was resolved.
+def write_experiment(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any] | None = None) -> None:
+    """Write `experiment.json`: settings, names, and digests of input files.
 
     `planned` is what a sweep decided for the run (`PLANNED`); by default as the sweep wrote it before.
     """
@@ -87,8 +82,6 @@ def write_experiment(
     names = {"name": experiment.name, "model_name": model_shapes.slug(experiment.model)}
     further = {name: value for name, value in planned.items() if value is not None}
     further |= {"inputs": files} if (files := inputs.digests(settings)) else {}
-    if requested and requested.device != experiment.device:
-        further["asked"] = {"device": requested.device}
     records.write_json(run.experiment, {**settings, **names, **further})
 
 

@@ -71,16 +71,16 @@ def launch(
     return _supervise(experiment, run, progress, worker)
 
 
-def _supervise(requested: Experiment, run: RunPaths, shown: bool, worker: str) -> Result:
+def _supervise(experiment: Experiment, run: RunPaths, shown: bool, worker: str) -> Result:
     """Start the ranks, watch them and write the result, whatever happens."""
-    prepare(run, requested)
-    began_s, experiment = launch_clock.now_s(), requested
+    prepare(run, experiment)
+    began_s = launch_clock.now_s()
     ranks: Ranks | None = None
     try:
         ranks = (HostRanks if experiment.hostfile else ForkedRanks)(experiment, run)
         experiment = ranks.experiment
         if isinstance(ranks, HostRanks):  # the device and the machine are known only now
-            write_description(run, experiment, requested, ranks.environment)
+            write_description(run, experiment, ranks.environment)
         samples = sampled(ranks.gpus, partial(records.append_line, run.gpu), began_s)
         with Progress(experiment, run, shown) as progress, samples:
             ranks.start(worker, began_s)

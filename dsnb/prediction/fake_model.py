@@ -96,15 +96,30 @@ def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTens
 
 
 @contextmanager
-def grouped_products() -> Iterator[None]:
-    """Let experts be computed in any precision: a GPU's grouped product takes fp32, that of fake tensors bf16 alone."""
-    moe: Any = importlib.import_module("transformers.integrations.moe")
-    usual = moe._can_use_grouped_mm
-    moe._can_use_grouped_mm = lambda _, weight, __: weight.dtype is torch.bfloat16
+def patched(module: Any, **substitutes: Any) -> Iterator[None]:
+    """Replace functions of a module or package for a while; what is no function is returned by one."""
+    owner: Any = importlib.import_module(module) if isinstance(module, str) else module
+    usual = {name: getattr(owner, name) for name in substitutes}
     try:
+        for name, one in substitutes.items():
+            setattr(owner, name, one if callable(one) else lambda *_, one=one: one)
         yield
     finally:
-        moe._can_use_grouped_mm = usual
+        for name, one in usual.items():
+            setattr(owner, name, one)
+
+
+def grouped_products() -> AbstractContextManager[None]:
+    """Let experts be computed in any precision: a GPU's grouped product takes fp32, that of fake tensors bf16 alone."""
+    return patched(
+        "transformers.integrations.moe", _can_use_grouped_mm=lambda _, weight, __: weight.dtype is torch.bfloat16
+    )
+
+
+def masks_of(compiled: bool) -> AbstractContextManager[None]:
+    """Let transformers make the masks that it makes on a GPU: all where a compiler traces, else what windows need."""
+    substitute: dict[str, Any] = {"is_tracing": True} if compiled else {"find_packed_sequence_indices": None}
+    return patched("transformers.masking_utils", **substitute)
 
 
 def autocast(experiment: Experiment) -> AbstractContextManager[Any]:
@@ -113,6 +128,18 @@ def autocast(experiment: Experiment) -> AbstractContextManager[Any]:
     native = experiment.mixed_precision == "native" and experiment.strategy in {"deepspeed", "fsdp"}
     on = half is not torch.float32 and not native
     return torch.autocast("cpu", dtype=half) if on else nullcontext()
+
+
+def period(config: Any) -> int:
+    """Return after how many blocks the kinds of blocks repeat, by the lists that a configuration has of them."""
+    layers = config.num_hidden_layers
+    lists = [one for one in vars(config).values() if isinstance(one, list | tuple) and len(one) == layers]
+    repeats = (
+        number
+        for number in range(1, layers)
+        if all(kind == kinds[place % number] for kinds in lists for place, kind in enumerate(kinds))
+    )
+    return next(repeats, layers)
 
 
 def as_autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import importlib
 import json
+import math
 import os
 import select
 import sys
@@ -19,10 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
-from torch._dynamo.backends.common import aot_autograd
+from functorch.compile import aot_function, make_boxed_func
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.virtualized import V
 from torch.nn import functional as F
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_leaves
 
 from dsnb.formulas.memory import kept_activations
@@ -40,21 +42,28 @@ def trace(experiment: Experiment) -> dict[str, Any]:
     """Return the memory of one micro-batch, forward to backward, as a record for `dsnb.prediction.traces.Trace.of`."""
     # The size of a chunk of the loss does not grow with the micro-batch as all else does.
     micro_batch = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
-    layers = model_builder.model_config(experiment).num_hidden_layers
-    with flash_attention(), fake_model.grouped_products():
-        if experiment.compile == "off":
-            sizes = _sizes(experiment, layers)
-            return {**sizes, **_eager(experiment, micro_batch)}
+    config = model_builder.model_config(experiment)
+    layers, compiled = config.num_hidden_layers, experiment.compile != "off"
+    with flash_attention(), fake_model.grouped_products(), fake_model.masks_of(compiled):
         sizes = _sizes(experiment, layers)
-        return {**sizes, **_compiled(experiment, sizes, micro_batch)}
+        if compiled:
+            return {**sizes, **_compiled(experiment, sizes, micro_batch)}
+        every = experiment.checkpoint_every if experiment.activation_checkpointing else 1
+        return {**sizes, **_eager(experiment, micro_batch, layers, math.lcm(fake_model.period(config), every))}
 
 
-def _eager(experiment: Experiment, micro_batch: int) -> dict[str, Any]:
-    """Follow every operator of the forward and the backward pass."""
-    model, fake = build(experiment)
+def _eager(experiment: Experiment, micro_batch: int, layers: int, period: int) -> dict[str, Any]:
+    """Follow every operator of the forward and the backward pass.
+
+    Every `period` of blocks is like the one before, so few of them are built: the second one counts for all that are
+    left out. What is between its ends is the same in each, and what the others keep is there besides.
+    """
+    few = layers % period + 3 * period
+    left_out = max(0, layers - few) // period
+    model, fake = build(experiment, layers - left_out * period)
     with fake:
         live = LiveBytes([*model.parameters(), *model.buffers()], micro_batch)
-        recorder = _Recorder(experiment, model, live)
+        recorder = _Recorder(experiment, model, live, range(period, 2 * period))
         ids = torch.zeros(micro_batch, experiment.seq_len, dtype=torch.long)
         with live:
             with CudaOperators(), autocast(experiment):
@@ -62,54 +71,101 @@ def _eager(experiment: Experiment, micro_batch: int) -> dict[str, Any]:
                 before = live.now
             # Autocast drops its copies of weights that nothing needs in the backward pass, those of recomputed blocks.
             dropped = before.plus(live.now, -1)
-            forward = live.take_peaks()
+            recorder.add_forward()
             loss.backward()
         recorder.add_peaks()
+    kept, elements = recorder.of_second()
+    moments = []
+    for size_, done, place in recorder.moments:
+        copies = range(left_out + 1) if place == 0 else [left_out if place > 0 else 0]
+        moments += [(size_.plus(kept, of), done + (left_out - of) * elements) for of in copies]
+    in_forward = recorder.kept_forward
+    peaks = []
+    for size_, place in recorder.forward:
+        copies = range(left_out + 1) if place == 0 else [left_out if place > 0 else 0]
+        peaks += [size_.plus(in_forward, of) for of in copies]
     return {
-        "forward": forward,
-        "kept": recorder.kept.plus(dropped, -1),
-        "moments": _moments(recorder.moments),
+        "forward": fake_model.largest(peaks),
+        "kept": recorder.kept.plus(dropped, -1).plus(kept, left_out),
+        "moments": _moments(moments),
     }
 
 
 class _Recorder:
-    """Records what the blocks keep, and the peaks between the gradients of parameters."""
+    """Records what the blocks keep, and the peaks between the gradients of parameters, by their place.
 
-    def __init__(self, experiment: Experiment, model: CausalLoss, live: LiveBytes) -> None:
-        self.moments: list[tuple[Size, float]] = []
-        self.kept, self._live, self._done = Size(), live, 0
+    Places are -1 before the forward pass of the `second` blocks, and after their backward pass; 0 in it; 1 behind them.
+    """
+
+    def __init__(self, experiment: Experiment, model: CausalLoss, live: LiveBytes, second: range) -> None:
+        self.moments: list[tuple[Size, float, int]] = []
+        self.forward: list[tuple[Size, int]] = []
+        self.kept, self.kept_forward, self._live, self._done = Size(), Size(), live, 0
+        self._place, self._ends = -1, dict[int, tuple[Size, float]]()
+        modules = blocks(model.model)
+        number = {id(weight): place for place, block in enumerate(modules) for weight in block.parameters()}
+        places = {own: -1 if place < second.start else int(place >= second.stop) for own, place in number.items()}
+        outside = {id(weight) for weight in model.parameters()} - number.keys()
+        self._places = places | dict.fromkeys(outside, 2)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._take)
-        modules = blocks(model.model)
+        if len(modules) > second.stop:
+            modules[second.start].register_forward_pre_hook(lambda *_: self._enter(0))
+            modules[second.stop].register_forward_pre_hook(lambda *_: self._enter(1))
         modules[0].register_forward_pre_hook(lambda *_: self._count_kept(-1))
         modules[-1].register_forward_hook(lambda *_: self._count_kept(1))
         if experiment.activation_checkpointing:
             for block in modules[:: experiment.checkpoint_every]:
                 fake_model.compute_recomputed_as_cuda(block, experiment.checkpoint_offload)
 
+    def add_forward(self) -> None:
+        """Add the peaks of the forward pass since the last place."""
+        self.forward += [(peak, self._place) for peak in self._live.take_peaks()]
+
     def add_peaks(self, gradient: Size | None = None) -> None:
         """Add the peaks since the last gradient, without the size of one that is there now."""
-        self.moments += [(peak.plus(gradient or Size(), -1), self._done) for peak in self._live.take_peaks()]
+        now = gradient or Size()
+        self.moments += [(peak.plus(now, -1), self._done, self._place) for peak in self._live.take_peaks()]
+
+    def of_second(self) -> tuple[Size, float]:
+        """Return what the second blocks free in the backward pass, and the elements of their gradients."""
+        if 0 not in self._ends or 1 not in self._ends:
+            return Size(), 0
+        (before, done), (after, all_done) = self._ends[1], self._ends[0]
+        return before.plus(after, -1), all_done - done
+
+    def _enter(self, place: int) -> None:
+        if self._place == place - 1:  # not where a block is computed again
+            self.add_forward()
+            self._place = place
+            self.kept_forward = self.kept_forward.plus(self._live.now, 1 if place else -1)
 
     def _take(self, parameter: torch.Tensor) -> None:
         """Free a gradient: gradients are the engine's."""
         gradient, parameter.grad = parameter.grad, None
+        place = self._places[id(parameter)]
+        self._place = min(self._place, place)
         self.add_peaks(None if gradient is None else size(gradient.untyped_storage().nbytes(), 1))
         self._done += parameter.numel()
         del gradient
         self._live.take_peaks()
+        self._ends[place] = self._live.now, self._done
 
     def _count_kept(self, times: int) -> None:
         self.kept = self.kept.plus(self._live.now, times)
 
 
 def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> dict[str, Any]:
-    """Ask torch's compiler what it keeps of models of two and three blocks, and add the rest of the blocks."""
-    two, three = (_kept_size(experiment, layers, micro_batch) for layers in (2, 3))
-    block = three.plus(two, -1)
+    """Ask torch's compiler what it keeps of models of one and two blocks, and add the rest of the blocks.
+
+    Where blocks alternate, it is a model of one block more, and the mean of the two.
+    """
+    kinds = min(2, fake_model.period(model_builder.model_config(experiment)))
+    one, more = (_kept_size(experiment, layers, micro_batch) for layers in (1, 1 + kinds))
+    block = Size(*((of_more - of_one) / kinds for of_one, of_more in zip(one, more, strict=True)))
     kept, again = _kept_of_blocks(experiment, sizes, block)
-    whole = two.plus(block, -2).plus(kept)
+    whole = one.plus(block, -1).plus(kept)
     losses, head = loss_sizes(experiment, sizes["vocab"], sizes["width_of_head"], micro_batch)
     end = head
     if not compiles_blocks(experiment.model_dump()):
@@ -125,8 +181,20 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
 
 def _kept_size(experiment: Experiment, layers: int, micro_batch: int) -> Size:
     """Return what a compiled model of so many blocks keeps from its forward to its backward pass."""
-    model, fake = build(experiment.model_copy(update={"activation_checkpointing": False}), layers)
-    torch._dynamo.reset()
+    plain = {"activation_checkpointing": False, "checkpoint_every": 1, "checkpoint_offload": False}
+    alike = experiment.model_copy(update=plain)
+    key = json.dumps([alike.model_dump(mode="json"), layers, micro_batch])
+    if key not in _KEPT:
+        _KEPT[key] = _ask_partitioner(alike, layers, micro_batch)
+    return _KEPT[key]
+
+
+_KEPT: dict[str, Size] = {}
+"""What compiled models keep, whichever of their blocks are computed again: asked once in a process."""
+
+
+def _ask_partitioner(experiment: Experiment, layers: int, micro_batch: int) -> Size:
+    model, fake = build(experiment, layers)
     known = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
     kept: dict[int, tuple[int, torch.Tensor]] = {}
 
@@ -136,16 +204,15 @@ def _kept_size(experiment: Experiment, layers: int, micro_batch: int) -> Size:
                 storage = tensor.untyped_storage()
                 kept.setdefault(storage._cdata, (storage.nbytes(), tensor))
 
-    compile_ = functools.partial(torch.compile, backend=_backend(keep))
     if compiles_blocks(experiment.model_dump()):
         for module in [*blocks(model), *([] if model.chunked else [output_layer(model)])]:
-            module.forward = compile_(module.forward)
-        model._loss = model._loss if model.chunked else compile_(model._loss)
+            module.forward = _partitioned(module, module.forward, keep)
+        model._loss = model._loss if model.chunked else _partitioned(torch.nn.Module(), model._loss, keep)
     elif model.chunked:
-        model._hidden = compile_(model._hidden)  # type: ignore[method-assign]
+        model._hidden = _partitioned(model, model._hidden, keep)  # type: ignore[method-assign]
     else:
-        model._compute = compile_(model._compute)
-    with fake:
+        model._compute = _partitioned(model, model._compute, keep)
+    with fake, V.set_fake_mode(fake):
         ids = torch.zeros(micro_batch, experiment.seq_len, dtype=torch.long)
         with CudaOperators(), autocast(experiment):
             loss = model(ids)
@@ -177,10 +244,15 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int)
     return [logits] if padded else [gradient, Size(0, of_number * experiment.seq_len * width)], gradient
 
 
-def _backend(keep: Callable[[Sequence[Any]], None]) -> Any:
-    """Return a compiler that runs the partitioned graphs as they are and shows what leaves the forward graphs."""
+def _partitioned(
+    module: torch.nn.Module, function: Callable[..., Any], keep: Callable[[Sequence[Any]], None]
+) -> Callable[..., Any]:
+    """Return a function of a module that runs as the graphs which torch's compiler makes of it, without dynamo.
 
-    def forward(graph: torch.fx.GraphModule, example: Any) -> Any:
+    It shows what leaves the forward graph.
+    """
+
+    def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
         def run(*arguments: Any) -> Any:
             results = graph(*arguments)
             keep(results)
@@ -188,13 +260,22 @@ def _backend(keep: Callable[[Sequence[Any]], None]) -> Any:
 
         return make_boxed_func(run)
 
-    def backward(graph: torch.fx.GraphModule, example: Any) -> Any:
-        return make_boxed_func(graph)
+    def pure(own: dict[str, torch.Tensor], arguments: Any, named: Any) -> Any:
+        with (
+            _reparametrize_module(module, own, tie_weights=True),
+            fake_model.patched(torch.compiler, is_compiling=True),
+        ):
+            return function(*arguments, **named)
 
-    partition = importlib.import_module("torch._inductor.compile_fx").partition_fn
-    return aot_autograd(
-        fw_compiler=forward, bw_compiler=backward, partition_fn=partition, decompositions=select_decomp_table
+    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    compiled = aot_function(
+        pure,
+        fw_compiler=forward,
+        bw_compiler=lambda graph, _: make_boxed_func(graph),
+        partition_fn=importlib.import_module("torch._inductor.compile_fx").partition_fn,
+        decompositions=select_decomp_table(),
     )
+    return lambda *arguments, **named: compiled(own, arguments, named)
 
 
 @contextlib.contextmanager
@@ -211,15 +292,8 @@ def flash_attention() -> Iterator[None]:
         return fused(query, key, value, scale=scale)
 
     usual = F.scaled_dot_product_attention
-    substitutes: list[tuple[Any, str, Any]] = [
-        (F, "scaled_dot_product_attention", fused),
-        (attention, "flex_attention", flex),
-        (attention, "_causal_blocks", lambda *_: None),
-    ]
-    with contextlib.ExitStack() as stack:
-        for module, name, substitute in substitutes:
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, substitute)
+    of_bloom = fake_model.patched(attention, flex_attention=flex, _causal_blocks=None)
+    with fake_model.patched(F, scaled_dot_product_attention=fused), of_bloom:
         yield
 
 

@@ -195,7 +195,7 @@ def _follow(experiment: Experiment, layers: int) -> _Pass:
     for config in configs.values():
         if getattr(config, "_attn_implementation", None) in {"eager", train_attention.CAUSAL}:
             config._attn_implementation = NAME
-    with fake, fake_model.grouped_products(), _counted(passing, model.model):
+    with fake, fake_model.grouped_products(), fake_model.masks_of(False), _counted(passing, model.model):
         ids = torch.zeros(MANY, LENGTH, dtype=torch.long)
         with passing:
             with CudaOperators(), autocast(experiment):
@@ -205,22 +205,10 @@ def _follow(experiment: Experiment, layers: int) -> _Pass:
     return passing
 
 
-def period(config: Any) -> int:
-    """Return after how many blocks the kinds of blocks repeat, by the lists that a configuration has of them."""
-    layers = config.num_hidden_layers
-    lists = [one for one in vars(config).values() if isinstance(one, list | tuple) and len(one) == layers]
-    repeats = (number for number in range(1, layers + 1) if all(_repeats(one, number) for one in lists))
-    return next(repeats, layers)
-
-
-def _repeats(kinds: Any, number: int) -> bool:
-    return all(kind == kinds[place % number] for place, kind in enumerate(kinds))
-
-
 def count(experiment: Experiment) -> dict[str, Any]:
     """Return what `dsnb.prediction.shapes.Counts` needs of a model; raise ValueError if its blocks cannot be told."""
     config = model_builder.model_config(experiment)
-    layers, every = config.num_hidden_layers, period(config)
+    layers, every = config.num_hidden_layers, fake_model.period(config)
     with torch.device("meta"):
         whole = build(_as(experiment, "half"), layers)[0].model
     of_blocks = list(blocks(whole))

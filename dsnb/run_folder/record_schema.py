@@ -49,7 +49,6 @@ FILES: dict[str, list[Column]] = {
             model_name="Name of the model in names of experiments, decided by the sweep.",
         ),
         Column("inputs", RUNS["inputs"].meaning, kind=dict[str, TEXT | None]),
-        *each(_record_of(columns.SETTING_COLUMNS.values()), asked="Settings as requested, where dsnb replaced them."),
     ],
     _RUN.result.name: [
         RUNS["status"],

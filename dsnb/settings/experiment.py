@@ -149,7 +149,7 @@ class Experiment(Training):
             and checks.closest_match(key, cls.model_fields)
         }
         if (run_dir := names.get("run_dir")) and (record := records.read_json(Path(run_dir, RECORD))):
-            recorded = cls.requested(record)
+            recorded = cls.recorded(record)
             if {**DEFAULTS, **settings, **misspelled} == {name: getattr(recorded, name) for name in DEFAULTS}:
                 return recorded
         return cls(**settings, **misspelled)
@@ -167,13 +167,6 @@ class Experiment(Training):
         """Return the settings of a record, unchecked, with defaults for those that it lacks."""
         settings = with_current_names(record)
         return cls.model_construct(**{key: value for key, value in settings.items() if key in cls.model_fields})
-
-    @classmethod
-    def requested(cls, record: Mapping[str, Any]) -> Self:
-        """Return the settings of a record, unchecked; a device that was `auto` is to be resolved again."""
-        asked = record.get("asked")
-        device = asked.get("device") if isinstance(asked, dict) else None
-        return cls.recorded({**record, "device": device} if device else record)
 
     @property
     def name(self) -> str:

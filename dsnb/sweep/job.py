@@ -135,7 +135,7 @@ def load_run(run: RunPaths) -> Run:
     record = records.read_json(run.experiment)
     if record is None:
         raise SettingsError(f"{run.experiment} holds no settings: start the sweep again")
-    settings = Experiment.requested(record)
+    settings = Experiment.recorded(record)
     return Run(run.dir.parent.name, settings, run.repeat or 1, run, inputs=record.get("inputs") or {})
 
 

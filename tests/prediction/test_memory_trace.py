@@ -6,6 +6,7 @@ import json
 import pytest
 
 import dsnb
+from dsnb.formulas.model_shapes import PRESETS
 from dsnb.prediction.calibration import recorded
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.traces import Trace
@@ -35,7 +36,7 @@ def test_a_trace_serves_all_micro_batches(tmp_path, family, settings):
     path.write_text(json.dumps({"model_type": family, "vocab_size": 512, **MODELS[family]}))
     one = Experiment(model=str(path), seq_len=128, micro_batch_size=3, device="cuda", **settings)
     found = Trace.of(json.loads(json.dumps(memory_trace.trace(one))), 3)
-    own = Trace.of({**memory_trace._sizes(one, 3), **memory_trace._eager(one, 3)}, 3)
+    own = Trace.of({**memory_trace._sizes(one, 3), **memory_trace._eager(one, 3, layers=3, period=3)}, 3)
     assert found.forward_peak == pytest.approx(own.forward_peak, rel=1e-3)
     assert found.kept == pytest.approx(own.kept, rel=1e-3, abs=2048)
     assert found.moments[0][0] == pytest.approx(own.moments[0][0], rel=1e-3)
@@ -43,6 +44,31 @@ def test_a_trace_serves_all_micro_batches(tmp_path, family, settings):
         most, expected = (max(size + each * done for size, done in trace.moments) for trace in (found, own))
         assert most == pytest.approx(expected, rel=1e-3)
     assert min(number for number, _ in found.moments) >= 0
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "settings"),
+    [
+        ("llama-tiny", 9, {"activation_checkpointing": True, "checkpoint_every": 2}),
+        ("gemma2-tiny", 9, {"strategy": "plain"}),  # every second block has a window
+        ("gpt2-tiny", 5, {"strategy": "plain", "activation_checkpointing": True, "dropout": 0.1}),
+        ("qwen3-tiny", 5, {"lora_rank": 4, "loss": "chunked"}),
+    ],
+)
+def test_a_few_blocks_tell_what_all_of_them_take(tmp_path, model, layers, settings):
+    """Byte by byte, at every moment."""
+    config = PRESETS[model].config()
+    config |= {name: layers for name in ("n_layer", "num_hidden_layers") if name in config}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    one = Experiment.recorded(
+        {"model": str(path), "seq_len": 64, "micro_batch_size": 2, "precision": "bf16", "device": "cuda", **settings}
+    )
+    few = memory_trace.trace(one)
+    with memory_trace.flash_attention(), fake_model.masks_of(compiled=False):
+        whole = memory_trace._eager(one, 2 if one.loss == "chunked" else fake_model.MANY, layers, layers)
+    assert {name: few[name] for name in whole} == whole
+    assert few["layers"] == layers
 
 
 # Measured with code that is still the one that runs; dsnb.published("h200_memory") and benchmarks/h200_bars.csv.

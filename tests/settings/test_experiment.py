@@ -114,10 +114,9 @@ def test_unknown_model_names_the_nearest():
 
 
 def test_a_notebook_takes_what_a_sweep_recorded_if_it_says_the_same(tmp_path):
-    planned = Experiment(model="gpt2-tiny", zero_stage=2, hostfile="slurm")
-    resolved = {**planned.model_dump(), "device": "cuda", "asked": {"device": "auto"}}
-    records.write_json(RunPaths(tmp_path).experiment, resolved)
-    names = {"model": "gpt2-tiny", "zero_stage": 2, "hostfile": "slurm", "device": "auto", "data": "synthetic"}
+    planned = Experiment(model="gpt2-tiny", zero_stage=2, device="cuda")
+    records.write_json(RunPaths(tmp_path).experiment, planned.model_dump())
+    names = {"model": "gpt2-tiny", "zero_stage": 2, "device": "cuda", "data": "synthetic"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checks, "contradictions", None)  # nothing is checked again
         assert Experiment.from_namespace({**names, "run_dir": str(tmp_path)}) == planned
