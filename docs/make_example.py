@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def measure(made: Path) -> None:
-    """Run the sweep in a folder of its own, and keep its records and the notebook of its first run."""
+    """Run the sweep in a separate folder, and keep its records and the notebook of its first run."""
     dsnb("sweep", str(ROOT / "params" / "quickstart.yaml"), "--output", str(made))
     shutil.rmtree(TARGET, ignore_errors=True)
     TARGET.mkdir(parents=True)

@@ -36,7 +36,7 @@ SUMMARY = {
 
 
 class MissingMeaning(Exception):
-    """Something in the reference that nobody has described."""
+    """A name in the reference without a description."""
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -216,7 +216,7 @@ API_OPTIONS = {
         ":members: name, name_with_model, data_parallel, global_batch_size, tokens_per_step, hosts, from_namespace",
     ],
 }
-"""What autodoc is told about a name; the settings themselves are in a table of their own."""
+"""Options of autodoc for a name; the settings themselves are in a separate table."""
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (

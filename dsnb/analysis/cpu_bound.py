@@ -26,12 +26,14 @@ def cpu_bound_words(runs: pd.DataFrame) -> dict[int, str]:
     rate = numbers(runs, "tokens_per_s").where(runs["status"] == "ok")
     with_graphs = rate.where(compiled.isin(CUDA_GRAPHS)).groupby(groups).transform("median")
     times = with_graphs / rate.groupby([groups, compiled]).transform("median")
+    strategies = runs.reindex(columns=["strategy", "zero_stage"])
+    gathers = (strategies["strategy"] == "fsdp") | (strategies["zero_stage"] == 3)  # which a graph cannot
     words = {}
-    for place, (part, faster, mode) in enumerate(zip(share, times, compiled, strict=True)):
-        if part >= CPU_BOUND:
-            graphs = "" if mode in CUDA_GRAPHS else ", or CUDA graphs (compile: reduce-overhead),"
-            what = f"a larger micro-batch{graphs} may be faster"
-            if faster >= FASTER:
-                what = f"compiled with CUDA graphs, the same setting is {faster:.1f} times as fast"
-            words[place] = f"CPU-bound: {100 * part:.0f} % of the step; {what}"
-    return words
+    for place, (part, faster, is_out) in enumerate(
+        zip(share, times, gathers | compiled.isin(CUDA_GRAPHS), strict=True)
+    ):
+        what = f"a larger micro-batch{'' if is_out else ', or compile: reduce-overhead (CUDA graphs),'} may be faster"
+        if faster >= FASTER:
+            what = f"compiled with CUDA graphs, the same setting is {faster:.1f} times as fast"
+        words[place] = f"CPU-bound: {100 * part:.0f} % of the step; {what}" if part >= CPU_BOUND else ""
+    return {place: text for place, text in words.items() if text}

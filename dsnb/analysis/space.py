@@ -124,6 +124,9 @@ def _combinations(training: Training, offloaded: bool) -> Iterator[dict[str, Any
     common = {name: getattr(training, name) for name in ("model", "gpus", "seq_len", "precision", "device")}
     for sharing, recomputed, *values in itertools.product(shared, RECOMPUTED, *chosen.values()):
         one = {**common, **sharing, **recomputed, **dict(zip(chosen, values, strict=True))}
+        rare = one["mixed_precision"] == "autocast" or one.get("tensor_parallel", 1) > 1
+        if rare and (one["loss"] == "chunked" != training.pinned.get("loss")):
+            continue
         if one.get("strategy") == "ddp" and one["compile"] != "off":
             one = {"bucket_elements": BUCKET, **one}
         own, rest = divmod(training.global_batch * one.get("tensor_parallel", 1), training.gpus)

@@ -95,17 +95,14 @@ def _training() -> Iterator[Check]:
     precisions = [names[name] for name in probe["precisions"] if name in names]
     yield Check("ok", "precisions", ", ".join(precisions + ["tf32"] * bool(probe["cuda_works"])))
     if (launch_us := probe["launch_us"]) is not None:
-        yield launch_rate(launch_us, probed.REFERENCE["figures"].get("launch_us"))
+        yield launch_rate(launch_us, probed.REFERENCE["figures"]["launch_us"])
 
 
-def launch_rate(launch_us: float, usual_us: float | None) -> Check:
-    """Return how fast this host launches work, beside the reference if it was measured."""
-    found = f"{launch_us:.1f} µs an operation"
-    if not usual_us:
-        return Check("ok", "launches", found)
-    times = usual_us / launch_us
+def launch_rate(launch_us: float, usual_us: float) -> Check:
+    """Return how fast this host launches work, beside the reference."""
+    found, times = f"{launch_us:.1f} µs an operation, {usual_us:.1f} usual", usual_us / launch_us
     advice = f"this host launches {times:.2g} times as fast as the reference: eager settings of small models will be "
-    return check("launches", f"{found}, {usual_us:.1f} usual", times >= SLOW_HOST, f"{advice}CPU-bound", "warn")
+    return check("launches", found, times >= SLOW_HOST, f"{advice}CPU-bound", "warn")
 
 
 def _probe() -> dict[str, Any]:

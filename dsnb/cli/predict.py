@@ -50,6 +50,7 @@ def predict(
     currency: Currency = "$",
     calibrate: Calibrate = None,
     set_: Set = None,
+    no_probe: Annotated[bool, option(None, "Leave out the probe of this machine.", "--no-probe")] = False,
     format_: TableFormat = Format.table,
     verbose: Verbose = False,
 ) -> None:
@@ -57,7 +58,7 @@ def predict(
     from dsnb.prediction.predict import predict as predicted
 
     asked = _experiments(params, gpus, set_, gpu, link, verbose)
-    table = predicted(asked, gpu, **_options(link, tokens, price, calibrate))
+    table = predicted(asked, gpu, probe=not no_probe, **_options(link, tokens, price, calibrate))
     _show(table.sort_values(["fits", "days"], ascending=[False, True]), format_, currency, gpu)
     if any(one.allocator == "default" for one in asked):
         note = "allocator is 'default': fragmentation can need more memory than is predicted"
@@ -191,3 +192,5 @@ def _show(table: Any, format_: Format, currency: str, gpu: str = "") -> None:
     show(numbers, texts.loc[:, (texts != "").any()], format_)
     for line in filter(None, dict.fromkeys(numbers["outside"])):
         say(f"not covered by the calibration: {line}", err=format_ in {Format.csv, Format.json})
+    for line in filter(None, dict.fromkeys(numbers.get("probe", ()))):
+        say(f"adjusted by the {line}", err=format_ in {Format.csv, Format.json})

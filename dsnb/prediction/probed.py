@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from dsnb.prediction.predict import On
 
 REFERENCE: dict[str, Any] = json.loads(Path(__file__).with_name("probe_reference.json").read_text(encoding="utf-8"))
-"""Probe of a host for which the constants hold, as `dsnb probe --output` writes it; `about` says how it was made. With
-`is_measured: false` there is none, and nothing is adjusted."""
+"""Probe of a host for which the constants hold, as `dsnb probe --output` writes it; `about` says how it was made."""
 HOST = {"launch_us": "host_launch_us", "parameter_us": "host_parameter_us", "gather_us": "host_gather_us"}
 """Figure -> constant of the host, in microseconds."""
 RATES = {

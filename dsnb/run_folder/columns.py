@@ -174,7 +174,7 @@ FIGURES = [
     Column(
         "cpu_bound",
         "Share of the timed steps in which the host set the pace: parts of which the GPU had less than a quarter left "
-        "when all was launched, without what was left. At most so long, the GPU was idle. Of the worst rank.",
+        "when all was launched, without what was left. About the most that the GPU was idle. Of the worst rank.",
         _percent("CPU-bound", better="lower"),
     ),
     Column(

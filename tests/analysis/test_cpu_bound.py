@@ -19,13 +19,15 @@ def test_a_cpu_bound_run_is_told_what_cuda_graphs_bring_to_the_same_setting():
         run("off", None, None, status="oom"),
         run("reduce-overhead", 1000.0, 0.0, gpu_name="NVIDIA B200"),
         run("reduce-overhead", 1000.0, 0.0, status="nan"),
+        run("off", 100.0, 1.0, zero_stage=3),  # cannot use graphs
     ]
-    both = "a larger micro-batch, or CUDA graphs (compile: reduce-overhead), may be faster"
+    both = "a larger micro-batch, or compile: reduce-overhead (CUDA graphs), may be faster"
     graphs = "compiled with CUDA graphs, the same setting is 3.4 times as fast"
     assert cpu_bound_words(pd.DataFrame(rows)) == {
         0: f"CPU-bound: 58 % of the step; {graphs}",
         1: f"CPU-bound: 60 % of the step; {graphs}",
         2: "CPU-bound: 30 % of the step; a larger micro-batch may be faster",
         4: f"CPU-bound: 70 % of the step; {both}",
+        8: "CPU-bound: 100 % of the step; a larger micro-batch may be faster",
     }
     assert cpu_bound_words(pd.DataFrame(rows).drop(columns="cpu_bound")) == {}

@@ -1,6 +1,7 @@
 """Recommendations with a made-up trace: what is predicted, measured runs in its place, how sure it is, refusals."""
 
 import math
+import re
 
 import pandas as pd
 import pytest
@@ -211,3 +212,73 @@ def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
     assert any(one.startswith(said) for one in found.sentences)
     (short,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e9)
     assert not [one for one in short.sentences if "365" in one]
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "words"),
+    [
+        ("opt-13", {}, "model is 'opt-13': did you mean 'opt-13b'"),
+        ("opt-13b", {"gpu": "X99"}, "unknown GPU 'X99': choose one of B200, H200"),
+        ("opt-13b", {"gpus": 0}, "gpus is 0: give a whole number of at least 1"),
+        ("opt-13b", {"gpus": 16}, "gpus is 16, on 2 nodes: say how these are connected"),
+        ("opt-13b", {"gpus": 6, "global_batch": 100}, "global_batch is 100: it cannot be shared equally among 6 GPUs"),
+        ("opt-13b", {"global_batch": 0}, "global_batch is 0: give a whole number"),
+        ("opt-13b", {"seq_len": 4096}, "^seq_len is 4096: opt-13b has 2048 positions; use at most 2048$"),
+        ("opt-13b", {"tokens": 0}, "tokens is 0: give a finite number of more than 0"),
+        ("opt-13b", {"objective": "speed"}, "objective is 'speed': use one of days"),
+        ("opt-13b", {"objective": "cost"}, "price is missing"),
+        ("opt-13b", {"settings": {"steeps": 1}}, "unknown setting 'steeps': did you mean 'steps'"),
+        ("nowhere.yaml", {}, "nowhere.yaml"),
+        ([], {}, "there is no setting to choose from"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused_in_one_sentence(target, options, words):
+    with pytest.raises(SettingsError, match=words):
+        dsnb.recommend(target, **options)
+
+
+def test_what_was_not_said_is_assumed_and_said(monkeypatch):
+    monkeypatch.setattr(advice.hardware, "gpus", lambda: ())
+    (found,) = dsnb.recommend("facebook/opt-1.3b")
+    assert found.sentences[-1] == (
+        "Assumed: H200 (--gpu for another); 8 GPUs, one node; sequences of 2048 tokens; 512 sequences a step "
+        "(1 million tokens), as usual for 1.3 billion parameters (Brown et al. 2020, table 2.1)."
+    )
+    assert {one.global_batch_size for one in found.experiments} == {512}
+
+
+def test_a_model_is_answered_with_its_limit_its_alternatives_and_what_is_out_of_reach():
+    (found,) = dsnb.recommend("opt-1.3b", "A10", gpus=8, tokens=1e10)
+    said = "\n".join(found.sentences)
+    assert re.search(r"\nA step takes [\d.]+ s: \d+ % [a-z ]+(, \d+ % [a-zA-Z ]+)+\.\n", said)
+    assert len(re.findall(r"\nInstead: .+ % (?:slower|better), [\d.]+ GiB\.", said)) == 3
+    assert re.search(r"\nOut of reach: DDP needs at least \d+ of 20 GiB", said)
+    assert re.search(r"\nThe smallest number of GPUs that fits without offload is [24]\.", said)
+    parts = re.search(r"A step takes .*", said)[0]
+    assert sum(map(int, re.findall(r"(\d+) %", parts))) == pytest.approx(100, abs=3)
+
+
+def test_the_smallest_number_of_gpus_can_be_taken():
+    (found,) = dsnb.recommend("opt-1.3b", "A10", least_gpus=True, tokens=1e10)
+    least = found.experiments[0].gpus
+    assert f"The smallest number of GPUs that fits without offload is {least}." in found.sentences
+    assert least in {1, 2, 4}
+
+
+def test_where_only_offload_fits_it_is_recommended():
+    (found,) = dsnb.recommend("opt-1.3b", "T4", gpus=1, tokens=1e10)
+    assert found.experiments[0].offload != "none"
+    assert found.experiments[0].precision == "fp16", "a T4 has no bf16"
+    (nothing,) = dsnb.recommend("opt-1.3b", "T4", gpus=1, tokens=1e10, settings={"memory_limit_gib": 0.1})
+    assert nothing.table.empty
+    assert nothing.sentences[0].startswith("No setting fits, offloaded or not: opt-1.3b_")
+
+
+def test_a_params_file_is_what_to_choose_from(tmp_path):
+    file = tmp_path / "some.yaml"
+    file.write_text(
+        "name: some\ndefaults: {model: opt-1.3b, seq_len: 2048}\ngrid: {zero_stage: [1, 2], gpus: [auto]}\n"
+    )
+    (found,) = dsnb.recommend(file, "H200", gpus=4, settings={"micro_batch_size": [2, 4]})
+    assert {one.gpus for one in found.experiments} == {4}
+    assert {(one.zero_stage, one.micro_batch_size) for one in found.experiments} == {(1, 2), (1, 4), (2, 2), (2, 4)}

@@ -60,6 +60,14 @@ def test_make_targets_and_files_that_pages_name_exist():
             assert (ROOT / path).is_file() or path == "params/my_sweep.yaml", f"{name(page)} names {path}"
 
 
+def test_relative_links_outside_the_site_lead_to_files():
+    """Sphinx checks those of the site."""
+    for page in ("README.md", "CONTRIBUTING.md", "outputs/README.md"):
+        text = (ROOT / page).read_text()
+        links = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", text)
+        assert [link for link in links if not ((ROOT / page).parent / link).is_file()] == [], page
+
+
 def test_every_status_says_what_to_do():
     text = (ROOT / "docs" / "how-to" / "statuses.md").read_text()
     assert re.findall(r"^## (\w+)$", text, re.M) == list(STATUSES)

@@ -43,11 +43,9 @@ def test_what_cannot_be_is_left_out_and_shares_end_at_one():
     assert probed.ratios(record(), {"figures": {}, "rows": []}) == {}
 
 
-def test_the_shipped_reference_is_a_probe_or_empty():
-    figures = probed.REFERENCE["figures"]
-    assert probed.REFERENCE.get("is_measured", True) == bool(figures)
-    by = probed.ratios(probed.REFERENCE, probed.REFERENCE) if figures else {}
-    assert [*by.values()] == pytest.approx([1.0] * len(by))
+def test_the_shipped_reference_has_every_figure():
+    by = probed.ratios(probed.REFERENCE, probed.REFERENCE)
+    assert by == pytest.approx(dict.fromkeys([*probed.HOST.values(), *probed.RATES.values()], 1.0))
 
 
 def test_a_prediction_says_which_probe_it_used(monkeypatch, tmp_path):
