@@ -24,6 +24,7 @@ from dsnb.prediction import gpus
 from dsnb.prediction.calibration import recorded
 from dsnb.prediction.memory import peak_memory, room
 from dsnb.prediction.predict import on_gpu
+from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import problem
 from dsnb.prediction.traces import traces
 from dsnb.runs import labels
@@ -178,6 +179,10 @@ class Adviser:
             "room": significant(room), "headroom": significant(max(0.0, room - best["memory_gib"]))
         }  # fmt: skip
         said = [words.say("plan", {"what": "Train with", **facts}), *_limits(best)]
+        one = search.asked[str(best.name)]
+        if one.offload != "none":  # fp32 weights and two moments, with all of ZeRO 3 also weights and gradients
+            each = 16 if one.offload.startswith("all") else 12
+            said.append(f"Host memory needs about {each * shape(one.model).parameters / 2**30:,.0f} GiB for that.")
         if best["days"] > MAX_DAYS:
             said.append(words.say("too_slow", words.needed_gpus(options, question)))
         if found.tied > 1:

@@ -269,6 +269,7 @@ def test_where_only_offload_fits_it_is_recommended():
     (found,) = dsnb.recommend("opt-1.3b", "T4", gpus=1, tokens=1e10)
     assert found.experiments[0].offload != "none"
     assert found.experiments[0].precision == "fp16", "a T4 has no bf16"
+    assert re.search(r"Host memory needs about (15|20) GiB for that\.", "\n".join(found.sentences)), "1.32e9 x 12 or 16"
     (nothing,) = dsnb.recommend("opt-1.3b", "T4", gpus=1, tokens=1e10, settings={"memory_limit_gib": 0.1})
     assert nothing.table.empty
     assert nothing.sentences[0].startswith("No setting fits, offloaded or not: opt-1.3b_")
