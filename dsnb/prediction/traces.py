@@ -206,6 +206,9 @@ def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]
         alike = one.compile if one.compile == "off" else (one.compile_unit, one.loss, one.seq_len)
         groups.setdefault((one.model, one.strategy, one.precision, one.lora_rank, alike), []).append(key)
     largest_first = sorted(groups.values(), key=len, reverse=True)
+    if kind == "counts" and _idle.empty():  # memory is asked for next: all processes import torch meanwhile
+        for _ in range(WORKERS):
+            _idle.put(_Tracer())
 
     def trace(keys: list[str]) -> dict[str, Any]:
         with _tracer() as tracer:
