@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import dsnb
-from dsnb.prediction.traces import TRACERS
+from dsnb.prediction.traces import TRACERS, USED
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
 
@@ -125,6 +125,19 @@ def test_tracing_is_left_to_processes_of_its_own():
     others = [path for path in MODULES if path.stem not in TRACERS]
     assert [path for path in others if layer(path) == "prediction" and "train" in imported(path)] == []
     assert [path for path in others if tracer.search(path.read_text())] == []
+
+
+def test_a_trace_is_made_again_when_the_code_that_it_follows_changes():
+    """What modules that trace import of training, directly or not: all that a trace is kept for."""
+    pattern = re.compile(r"^from dsnb\.(train)(?:\.(\w+))? import (.+)$", re.M)
+    found, left = set(), {f"prediction/{name}" for name in TRACERS}
+    while left:
+        text = (ROOT / "dsnb" / f"{left.pop()}.py").read_text()
+        names = {module or re.split(r"\W", rest)[0] for _, module, rest in pattern.findall(text)}
+        names |= {one for _, module, rest in pattern.findall(text) if not module for one in re.findall(r"\w+", rest)}
+        new = {f"train/{name}" for name in names if (ROOT / "dsnb" / "train" / f"{name}.py").is_file()} - found
+        found, left = found | new, left | new
+    assert found == set(USED)
 
 
 def test_ranks_load_nothing_that_only_reading_needs():

@@ -12,7 +12,7 @@ import numpy as np
 
 from dsnb.formulas import memory as formulas
 from dsnb.formulas.memory import HALF, MOMENTS
-from dsnb.formulas.model_shapes import facts
+from dsnb.formulas.model_shapes import SPLIT, facts
 from dsnb.prediction.traces import Trace
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import accumulates_in_fp32, compiles_blocks
@@ -147,8 +147,10 @@ def engine_of(experiment: Experiment, trace: Trace) -> Engine:
     width = 2 if half and experiment.mixed_precision == "native" and experiment.strategy == "deepspeed" else 4
     moments = MOMENTS * trace.trainable
     if experiment.optimizer == "adafactor":  # rows and columns
-        positions = facts(experiment.model).get("positions")
-        moments = formulas.adafactor_moments(trace.layers, trace.hidden, trace.vocab, positions)
+        known = facts(experiment.model)
+        moments = 4 * trace.factored
+        if known.get("family") in SPLIT or not trace.factored:
+            moments = formulas.adafactor_moments(trace.layers, trace.hidden, trace.vocab, known.get("positions"))
     if experiment.optimizer == "muon":  # matrices of the blocks have one moment, everything else two
         moments = 4 * (2 * trace.trainable - trace.layers * trace.of_block)
     given = experiment.deepspeed.get("zero_optimization.reduce_bucket_size", 0)

@@ -331,10 +331,17 @@ def _sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
         "of_block": of_block,
         "of_root": whole - of_block,
         "largest": max(one.numel() for one in parameters),
+        "factored": _factored(parameters) + (layers - 1) * _factored(block),
         "vocab": head.shape[0],
         "width_of_head": head.shape[1],
         "block_input": _block_input(experiment, model, fake),
     }
+
+
+def _factored(parameters: Iterable[torch.Tensor]) -> int:
+    """Return the numbers that Adafactor keeps: of a matrix those of its rows and columns, of each of those stacked."""
+    shapes = [one.shape for one in parameters if one.requires_grad]
+    return sum(math.prod(shape[:-2]) * sum(shape[-2:]) for shape in shapes)
 
 
 def _elements(parameters: Iterable[torch.Tensor]) -> int:

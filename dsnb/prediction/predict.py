@@ -108,7 +108,7 @@ def on_gpu(gpu: str, link: str, calibrate: "pd.DataFrame | None" = None, probe: 
     if calibrate is None:
         return on
     if not (runs := measured(calibrate, on.link)):
-        raise SettingsError("no run to calibrate with: give successful runs of GPT-2, OPT or BLOOM on known GPUs")
+        raise SettingsError("no run to calibrate with: give successful runs on known GPUs")
     return on.calibrated(runs)
 
 

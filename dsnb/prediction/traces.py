@@ -38,7 +38,7 @@ TRACED = (
 """Settings that a trace depends on; the engine's are not among them, and a trace serves all micro-batches."""
 TRACERS = ("fake_model", "memory_trace", "model_counts")
 """The modules of this package that trace, and import torch."""
-USED = ("train/attention", "train/causal_loss", "train/model", "train/model_parts")
+USED = ("train/attention", "train/causal_loss", "train/model", "train/model_parts", "train/token_work")
 """The modules of models that a trace depends on."""
 IDLE_S = 60
 """Seconds after which a process that traces ends, if it is asked for nothing."""
@@ -64,6 +64,7 @@ class Trace:
     layers: int
     hidden: int
     vocab: int  # the rows of the output layer
+    factored: float = 0.0  # rows and columns of all trained matrices, and elements of what is none
 
     @classmethod
     def of(cls, record: Mapping[str, Any], micro_batch: int) -> "Trace":
@@ -79,7 +80,7 @@ class Trace:
         moments = [(whole(size), size[2]) for size in record["moments"]]
         loss = max(moment for moment in moments if not moment[1])
         later = (moment for moment in moments if moment[1])
-        elements = {name: record[name] for name in ELEMENTS}
+        elements = {name: record[name] for name in ELEMENTS} | {"factored": record.get("factored", 0.0)}
         return cls(max(map(whole, record["forward"])), whole(record["kept"]), (loss, *later), **elements)
 
     @cached_property

@@ -13,7 +13,10 @@ from dsnb.settings.training import CUDA_GRAPHS, Training, accumulates_in_fp32, c
 Rule = Callable[[SimpleNamespace], Iterator[str]]
 HALF = ("fp16", "bf16")
 SHARED = ("tensor_parallel", "pipeline_parallel")
-CHUNKABLE = ("gpt2", "opt", "bloom")
+CHUNKABLE = (
+    "gpt2", "opt", "bloom", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3_text",
+    "phi3", "gpt_neox", "falcon",
+)  # fmt: skip
 """Families whose logits are one matrix product of the last hidden state."""
 FIRST_BUCKET = 2**18
 """Gradients in torch's first bucket of DDP (1 MiB); a compiled model is not split into smaller parts."""

@@ -226,16 +226,15 @@ def test_several_nodes_are_predicted_with_a_network_only(asked):
         check(wide, [experiment], "x")
 
 
-def test_settings_without_rules_and_models_of_other_families_have_no_rules_for_memory(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text('{"model_type": "llama"}')
+def test_settings_without_rules_and_models_that_are_not_here_have_no_rules_for_memory():
     for settings in (
         {"zero_stage": 3, "gpus": 2, "zeropp": "weights"},
         {"zero_stage": 3, "gpus": 2, "compile": "deepcompile"},
         {"zero_stage": 3, "gpus": 2, "offload": "all-nvme", "nvme_path": "/nvme"},
         {"zero_stage": 3, "deepspeed": {"zero_optimization": {"sub_group_size": 1000}}},
-        {"model": str(path)},
+        {"model": "someone/model"},
     ):
         assert not module.is_covered(given(**settings))
     assert module.is_covered(given())
+    assert module.is_covered(given(model="llama-3.1-8b"))
     assert module.is_covered(given(zero_stage=3, deepspeed={"zero_optimization": {"reduce_bucket_size": 1000}}))

@@ -6,6 +6,7 @@ import json
 import pytest
 
 import dsnb
+from dsnb.formulas import memory
 from dsnb.formulas.model_shapes import PRESETS
 from dsnb.prediction.calibration import recorded
 from dsnb.prediction.memory import peak_memory
@@ -69,6 +70,13 @@ def test_a_few_blocks_tell_what_all_of_them_take(tmp_path, model, layers, settin
         whole = memory_trace._eager(one, 2 if one.loss == "chunked" else fake_model.MANY, layers, layers)
     assert {name: few[name] for name in whole} == whole
     assert few["layers"] == layers
+
+
+def test_adafactor_keeps_rows_and_columns_of_any_model():
+    one = Experiment(model="bloom-560m", precision="bf16", device="cuda")
+    shape = PRESETS[one.model]
+    known = memory.adafactor_moments(shape.layers, shape.hidden, shape.vocab)
+    assert 4 * memory_trace._sizes(one, shape.layers)["factored"] == pytest.approx(known, rel=0.01)
 
 
 # Measured with code that is still the one that runs; dsnb.published("h200_memory") and benchmarks/h200_bars.csv.

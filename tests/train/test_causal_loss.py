@@ -35,7 +35,7 @@ def gradients(module, loss):
     return torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
 
 
-@pytest.mark.parametrize("name", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith("-tiny") and name != "gemma2-tiny"])
 @pytest.mark.parametrize("chunked", [False, True], ids=["whole", "chunked"])
 def test_loss_and_gradients_are_those_of_transformers(name, chunked, monkeypatch):
     monkeypatch.setattr("dsnb.train.causal_loss.CHUNK_TOKENS", 8)  # seven chunks of eight tokens or three
@@ -169,6 +169,8 @@ def made(**settings):
         ("gpt2-tiny", {"loss": "chunked"}, 2),  # up to the output layer, and what is between a chunk's products
         ("opt-tiny", {"lora_rank": 4, "activation_checkpointing": True}, 1),
         ("bloom-tiny", {}, 1),
+        ("llama-tiny", {"loss": "chunked", "activation_checkpointing": True}, 2),
+        ("moe-tiny", {}, 1),
     ],
 )
 def test_each_family_is_one_graph(model, settings, parts):

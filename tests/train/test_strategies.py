@@ -46,6 +46,18 @@ DDP, FSDP, POWERSGD = {"strategy": "ddp"}, {"strategy": "fsdp"}, {"gradient_comp
         ("bloom-tiny", {"gpus": 4, "pipeline_parallel": 4, "attention": "eager", **TWICE, **OFFLOADED}),
         ("gpt2-tiny", {"gpus": 4, **TP, **PP, "zero_stage": 1, **TWICE, **CLIP}),
         ("bloom-tiny", {**TP, **TWICE, **CHECKPOINTED}),
+        (
+            "llama-tiny",
+            {"zero_stage": 3, "leaf_modules": "blocks", "deepspeed": GATHERED, **ACCUMULATED, **CHECKPOINTED},
+        ),
+        ("qwen3-tiny", {**FSDP, **ACCUMULATED, **CLIP}),
+        ("gemma2-tiny", {**DDP, **OFFLOADED}),
+        ("neox-tiny", {"zero_stage": 2, "loss": "chunked", **ACCUMULATED}),
+        ("falcon-tiny", {"zero_stage": 0, **ACCUMULATED, **CLIP}),
+        ("phi3-tiny", {"zero_stage": 1, **CHECKPOINTED}),
+        ("moe-tiny", {"zero_stage": 3, "deepspeed": GATHERED, **ACCUMULATED}),
+        ("moe-tiny", {**FSDP, **CHECKPOINTED}),
+        ("qwen3-moe-tiny", {"zero_stage": 1, "loss": "chunked", **ACCUMULATED}),
     ],
     ids=str,
 )
