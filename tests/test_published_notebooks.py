@@ -42,7 +42,7 @@ def test_scaling_of_published_data_alone():
 def test_a_plan_from_predictions_and_published_data(tmp_path, monkeypatch):
     """With a cache of made-up traces, so that no model is traced."""
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(traces, "_trace", lambda group: dict.fromkeys(group, RECORD))
+    monkeypatch.setattr(traces._Tracer, "ask", lambda tracer, kind, experiment: RECORD)
     sizes = {"model": "bloom-7b1", "gpus": 48, "seq_len": 1024, "device": "cuda"}
     traces.traces([dsnb.Experiment(**sizes, micro_batch_size=size) for size in (1, 2)])
     text = "".join(run_cells("40_plan", prices={"A100": 2.5}, currency="€"))

@@ -72,17 +72,21 @@ def amount(tokens: float) -> str:
 
 
 def predicted_figures(table: pd.DataFrame, currency: str = "$") -> pd.DataFrame:
-    """Return figures of `dsnb.predict` as they are read, with their errors; empty where nothing is predicted."""
+    """Return figures of `dsnb.predict` as they are read, with their errors; measured ones have none."""
 
     def column(form: Callable[..., str], *names: str) -> list[str]:
         rows = zip(*(table[name] for name in names), strict=True)
         return ["" if any(map(pd.isna, row)) else form(*row) for row in rows]
 
+    def figure(form: Callable[..., str], name: str, error: str) -> list[str]:
+        errors = ["" if pd.isna(size) else f" ± {size:.1f} %" for size in table[error]]
+        return [text and text + more for text, more in zip(column(form, name), errors, strict=True)]
+
     shown = {
         "fits": column(lambda fits: "yes" if fits else "no", "fits"),
-        "GiB": column("{:,.1f} ± {:.1f} %".format, "peak_allocated_gib", "peak_allocated_error_pct"),
+        "GiB": figure("{:,.1f}".format, "peak_allocated_gib", "peak_allocated_error_pct"),
         "peak in": column(str, "moment"),
-        "tokens/s": column("{:,.0f} ± {:.1f} %".format, "tokens_per_s", "tokens_per_s_error_pct"),
+        "tokens/s": figure("{:,.0f}".format, "tokens_per_s", "tokens_per_s_error_pct"),
         "ms a step": column(lambda seconds: f"{1e3 * seconds:,.0f}", "step_time_s"),
         "MFU": column("{:.0%}".format, "mfu") if "mfu" in table else "",
         "days": column(labels.span, "days_low", "days_high"),

@@ -18,7 +18,6 @@ from dsnb.formulas import model_shapes, planning
 from dsnb.launcher.folder import deepspeed_config
 from dsnb.prediction.calibration import MIN_CALIBRATED
 from dsnb.prediction.predict import on_gpu
-from dsnb.report import write_report
 from dsnb.run_folder import paths
 from dsnb.runs.labels import count
 from dsnb.settings.experiment import Experiment
@@ -153,6 +152,8 @@ def _by_runs(
             f"Runs of {count(len(shortened), 'setting')} had fewer micro-batches a step; their speed with all of them "
             "follows from the ratio of two predictions."
         )
+    from dsnb.report import write_report  # here, because it loads the explorer
+
     try:
         said.append(f"Report: {write_report(measuring.paths.dir)}.")
     except DsnbError as error:  # the runs are there all the same

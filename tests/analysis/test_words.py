@@ -1,9 +1,11 @@
 """The sentences of an answer: true for one run, one setting, failed runs and published rows."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import dsnb
+from dsnb.analysis import texts
 from dsnb.analysis.decide import Question, of_runs
 from dsnb.analysis.tasks import tasks
 from dsnb.analysis.texts import MINUS
@@ -153,3 +155,17 @@ def test_a_training_of_years_is_no_answer():
 def test_more_gpus_at_hand_than_were_measured_are_said(other, gpus, objective, sentence):
     assert sentence in text(slow(**other), tokens=1e6, gpus=gpus, objective=objective)
     assert "at hand" not in text(slow(**other), tokens=1e6, gpus=0, objective=objective)
+
+
+def test_measured_figures_of_a_table_have_no_error():
+    nan = float("nan")
+    table = pd.DataFrame(
+        {
+            "fits": [True, True], "peak_allocated_gib": [29.91, 30.0], "peak_allocated_error_pct": [nan, 0.5],
+            "moment": ["loss", "loss"], "tokens_per_s": [469430.0, 444466.0], "tokens_per_s_error_pct": [nan, 17.1],
+            "step_time_s": [0.14, 0.147], "days_low": [0.07, 0.07], "days_high": [0.1, 0.1], "cost": [nan, nan],
+        }
+    )  # fmt: skip
+    shown = texts.predicted_figures(table)
+    assert shown["GiB"].tolist() == ["29.9", "30.0 ± 0.5 %"]
+    assert shown["tokens/s"].tolist() == ["469,430", "444,466 ± 17.1 %"]

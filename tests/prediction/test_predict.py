@@ -6,6 +6,7 @@ import time
 import pytest
 
 import dsnb
+from dsnb.analysis import advice, search
 from dsnb.cli import app
 from dsnb.cli.predict import parse_tokens
 from dsnb.errors import SettingsError
@@ -25,6 +26,8 @@ grid: {zero_stage: [0, 1, 3], compile: [off, default]}
 @pytest.fixture(autouse=True)
 def _no_torch(monkeypatch):
     monkeypatch.setattr(module, "traces", lambda experiments: [TRACE] * len(experiments))
+    monkeypatch.setattr(search, "attempts", lambda experiments, make=True: [TRACE] * len(experiments))
+    monkeypatch.setattr(advice, "traces", lambda experiments: [TRACE] * len(experiments))
 
 
 def given(**settings):
@@ -54,7 +57,7 @@ def test_tokens_are_20_per_parameter_unless_they_are_given():
     assert list(table["tokens"]) == [20e9]
     assert table["days"].tolist() == pytest.approx((20e9 / table["tokens_per_s"] / 86400).tolist())
     (answer,) = dsnb.recommend([given()], "H200", price=2.5, currency="€")
-    assert "; 26 billion tokens: " in answer.sentences[0]  # of the model, where the trace is made up
+    assert "; 26 billion tokens: " in answer.sentences[0], "1.3 billion parameters, not those of the made-up trace"
     assert ", €" in answer.sentences[0]
 
 
@@ -125,7 +128,7 @@ def test_the_command_line_prints_the_same(run):
     code, out, _ = run("recommend", "--objective", "memory")
     title, first, *_ = out.splitlines()
     assert (code, title) == (0, "opt-1.3b, sequence 2048:")
-    assert first.startswith("Train with opt-1.3b_zs")
+    assert first.startswith("Train with ZeRO ")
     code, _, err = run("recommend", "--objective", "fame")
     assert code == 1
     assert err.startswith("error: objective is 'fame'")
