@@ -52,10 +52,10 @@ DEFAULT_RATIOS: dict[str, RatioError] = {
 
 # The constants of H200 on published tables of other GPUs: the same command.
 ELSEWHERE: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(293, 23.3, 554.6),
-    "with one that is limited by the CPU": RatioError(23, 67.9, 120.2),
-    "that are both limited by the CPU": RatioError(41, 7.2, 68.0),
-    "of one task": RatioError(357, 23.8, 554.6),
+    "that are both limited by the GPU": RatioError(312, 22.1, 554.6),
+    "with one that is limited by the CPU": RatioError(40, 43.4, 120.2),
+    "that are both limited by the CPU": RatioError(53, 10.6, 68.4),
+    "of one task": RatioError(405, 22.5, 554.6),
 }
 
 
