@@ -181,7 +181,7 @@ def on_gpus(swept, tmp_path_factory):
 @pytest.mark.process
 def test_predictions_are_in_a_section_and_beside_the_runs(on_gpus, watched, tmp_path, monkeypatch):
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path))  # with a made-up trace, so that no model is traced
-    monkeypatch.setattr(traces, "_trace", lambda group: dict.fromkeys(group, RECORD))
+    monkeypatch.setattr(traces._Tracer, "ask", lambda tracer, kind, experiment: RECORD)
     settings = {"model": "gpt2-tiny", "precision": "fp32", "seq_len": 32, "micro_batch_size": 2, "device": "cuda"}
     if traces.can_trace():
         traces.traces([dsnb.Experiment(**settings)])
