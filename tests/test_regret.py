@@ -24,6 +24,7 @@ def test_the_regret_of_a_task_by_hand():
     assert after.of_three_pct < after.first_pct
 
 
+@pytest.mark.docs
 def test_the_documentation_has_the_table():
     text = (ROOT / "docs" / "explanation" / "prediction.md").read_text()
     assert regret.table(list(regret.regrets())) in text
