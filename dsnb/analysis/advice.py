@@ -187,7 +187,7 @@ class Adviser:
             said.append(words.say("too_slow", words.needed_gpus(options, question)))
         if found.tied > 1:
             first = options.index[0]
-            faster = f"; {first} is {100 * (best[question.column] / options[question.column].iloc[0] - 1):.1f} % better"
+            faster = f"; {first} is {100 * (1 - options[question.column].iloc[0] / best[question.column]):.1f} % better"
             end = faster if first != best.name else ""
             said.append(f"It is the simplest of {found.tied} settings that are equal within 2 %{end}.")
         for name, row in ranked.iloc[1:].iterrows():
@@ -210,7 +210,7 @@ class Adviser:
         if needs:
             yield f"Out of reach: {', '.join(needs)}."
         if least := self.smallest(training):
-            yield f"The smallest number of GPUs that fits without offload is {least}."
+            yield f"The smallest power of two of GPUs that fits without offload is {least}."
 
     def everything(self, asked: Sequence[Experiment]) -> tuple[pd.DataFrame, bool]:
         """Return all settings of a task as candidates, and whether none of them is predicted to fit."""
@@ -243,11 +243,11 @@ class Adviser:
 
 def _smallest(training: Training) -> list[Experiment]:
     """Return the settings without offload that need least: a sequence at a time, every block recomputed."""
-    fixed = {"strategy": "deepspeed", "tensor_parallel": 1, "micro_batch_size": 1, "compile": "off"}
+    fixed: dict[str, Any] = {"strategy": "deepspeed", "tensor_parallel": 1, "micro_batch_size": 1, "compile": "off"}
     fixed |= {"activation_checkpointing": True, "checkpoint_every": 1}
     fixed |= {"mixed_precision": "native"} if training.precision in HALF else {}
     try:
-        found = space.space(replace(training, pinned={**training.pinned, **fixed}))
+        found = space.space(replace(training, pinned={**fixed, **training.pinned}))
     except SettingsError:  # the global batch cannot be shared among so many
         return []
     return [one for one in found if one.loss == "chunked"] or found
@@ -261,7 +261,8 @@ def _changes(before: Experiment, after: Experiment) -> str:
     said += [
         labels.choice(then, name) for name in CHANGED if first[name] != then[name] and labels.has_effect(then, name)
     ]
-    return ", ".join(said)
+    others = (name for name in first if first[name] != then[name])
+    return ", ".join(said or (f"{name} {then[name]}" for name in others))
 
 
 def _assumed(assumed: Sequence[str]) -> Iterator[str]:

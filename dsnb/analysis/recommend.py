@@ -64,14 +64,20 @@ def recommend(
     """Return what `dsnb.recommend` does without measuring; figures of measured `runs` replace predicted ones."""
     if objective not in OBJECTIVES:
         raise SettingsError(f"objective is {objective!r}: use one of {', '.join(OBJECTIVES)}")
-    if objective == "cost" and options.get("price") is None:
-        raise SettingsError("objective is 'cost', but price is missing: give the price of a GPU-hour")
+    if objective == "cost" and not options.get("price"):
+        raise SettingsError("objective is 'cost', but price is missing or 0: give the price of a GPU-hour")
     device = (settings or {}).get("device", "cuda")
     adviser = Adviser(gpu, OBJECTIVES[objective], currency, runs, device=device, **options)
     if isinstance(target, str | Path) and not is_params(target):
         training, assumed = _training(str(target), adviser, gpus, seq_len, global_batch, settings or {})
         if least_gpus:
-            training = replace(training, gpus=adviser.smallest(training) or training.gpus)
+            if not (least := adviser.smallest(training)):
+                batch = count(training.global_batch, "sequence")
+                raise SettingsError(
+                    f"no power of two of GPUs shares {batch} a step and fits: give another global_batch"
+                )
+            training = replace(training, gpus=least)
+            assumed = [one for one in assumed if "GPUs" not in one]
         return [adviser.of_model(training, [*adviser.assumed, *assumed])]
     given = _of_file(target, gpus, settings or {}) if isinstance(target, str | Path) else list(target)
     if not given:

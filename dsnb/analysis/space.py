@@ -165,6 +165,12 @@ def _indivisible(training: Training) -> str:
     )
 
 
+COUNTED = {
+    "strategy", "zero_stage", "offload", "activation_checkpointing", "compile", "micro_batch_size", "grad_accum",
+}  # fmt: skip
+"""Settings that have their own place in the order of simplicity."""
+
+
 def simplicity(one: Experiment) -> tuple[int, ...]:
     """Return a key that sorts settings by what they ask of their user, the simplest first.
 
@@ -173,7 +179,7 @@ def simplicity(one: Experiment) -> tuple[int, ...]:
     accumulation.
     """
     sharing = {"strategy": one.strategy} if one.strategy != "deepspeed" else {"zero_stage": one.zero_stage}
-    differing = sum(getattr(one, name) != DEFAULTS[name] for name in ("mixed_precision", "loss", "bucket_elements"))
+    differing = sum(getattr(one, name) != usual for name, usual in DEFAULTS.items() if name not in COUNTED)
     return (
         int(one.offload != "none"),
         one.tensor_parallel * one.pipeline_parallel,

@@ -57,8 +57,9 @@ def predict(
     """Predict memory, speed and cost of every setting of a params file, with errors; no GPU is needed."""
     from dsnb.prediction.predict import predict as predicted
 
-    asked = _experiments(params, gpus, set_, gpu, link, verbose)
-    table = predicted(asked, gpu, probe=not no_probe, **_options(link, tokens, price, calibrate))
+    options = _options(link, tokens, price, calibrate)
+    asked = _experiments(params, gpus, set_, gpu, link, verbose, traced=True)
+    table = predicted(asked, gpu, probe=not no_probe, **options)
     _show(table.sort_values(["fits", "days"], ascending=[False, True]), format_, currency, gpu)
     if any(one.allocator == "default" for one in asked):
         note = "allocator is 'default': fragmentation can need more memory than is predicted"
@@ -84,7 +85,7 @@ def recommend(
     ] = None,
     objective: Annotated[str, option("NAME", "days, tokens_per_s, memory or cost.", default=True)] = "days",
     least_gpus: Annotated[
-        bool, option(None, "Take the smallest number of GPUs on which a setting fits.", "--least-gpus")
+        bool, option(None, "Take the smallest power of two of GPUs on which a setting fits.", "--least-gpus")
     ] = False,
     link: LinkName = "nvlink",
     currency: Currency = "$",
@@ -115,7 +116,8 @@ def recommend(
     options: dict[str, Any] = _options(link, tokens, price, calibrate)
     asked: Any = str(target)
     if is_params(target):
-        if given := [name for name, value in {"seq_len": seq_len, "global_batch": global_batch}.items() if value]:
+        for_models = {"seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
+        if given := [name for name, value in for_models.items() if value]:
             name = given[0].replace("_", "-")
             raise typer.BadParameter(f"--{name} is for models: a params file has its own settings")
         asked = _experiments(target, gpus, set_, gpu or "H200", link, verbose)
@@ -152,15 +154,23 @@ def _options(link: str, tokens: float | None, price: float | None, calibrate: Pa
 
 
 def _experiments(
-    params: Path, gpus: int | None, set_: list[str] | None, gpu: str, link: str, verbose: bool
+    params: Path, gpus: int | None, set_: list[str] | None, gpu: str, link: str, verbose: bool, *, traced: bool = False
 ) -> list[Experiment]:
-    """Return the settings of a params file, each once, for GPUs, whatever this machine has; say which are left out."""
+    """Return the settings of a params file, each once, for GPUs, whatever this machine has; say which are left out.
+
+    If they are `traced`, those whose memory cannot be traced are left out, too.
+    """
     from dsnb.prediction.step_time import problem
+    from dsnb.prediction.traces import attempts
 
     overrides = {"device": "cuda", **parse_overrides(set_ or []), **({} if gpus is None else {"gpus": gpus})}
     sweep = load_sweep(params, overrides, auto_gpus=gpus or 1, leave_out_refused=True)
     asked = {run.name: run.experiment for run in sweep.runs}
     problems = {name: why for name, one in asked.items() if (why := problem(one, gpu, link))}
+    if traced:
+        timed = {name: one for name, one in asked.items() if name not in problems}
+        tried = zip(timed, attempts(list(timed.values())), strict=True)
+        problems |= {name: str(why) for name, why in tried if isinstance(why, SettingsError)}
     if len(problems) == len(asked):
         raise SettingsError(list(dict.fromkeys(problems.values())))
     known = {name: one for name, one in asked.items() if name not in problems}

@@ -64,7 +64,7 @@ def recommend(
     settings
         Settings that are fixed; a list is what may be chosen from.
     least_gpus
-        Take the smallest number of GPUs on which a setting fits, in place of `gpus`.
+        Take the smallest power of two of GPUs on which a setting fits, in place of `gpus`.
     objective
         `days` or `cost` of the training, `tokens_per_s` of all GPUs, or `memory` of a GPU.
     currency
@@ -97,6 +97,8 @@ def recommend(
     options |= {"objective": objective, "currency": currency}
     chosen: dict[str, Any] = {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
     if not measure:
+        if (settings or {}).get("device") == "cpu":
+            raise SettingsError("device is 'cpu', but speeds are predicted for GPUs: leave it out, or give measure")
         return predicted.recommend(target, gpu, settings=settings, **chosen, **options)
     if not (planning.is_whole(measure) and measure > 0):
         raise SettingsError(f"measure is {measure!r}: give the number of settings to run, such as 3")
@@ -105,6 +107,8 @@ def recommend(
         what = here[0].name if here else "no GPU"
         raise SettingsError(f"gpu is {gpu!r}, but runs are measured on this machine, which has {what}: leave it out")
     device = "cuda" if here else "cpu"
+    if objective == "memory" and not here:
+        raise SettingsError("objective is 'memory', but CPU ranks are measured here: use days or tokens_per_s")
     settings = {**(settings or {}), "device": device}
     gpu = here[0].name if here and known_gpu(here[0].name) else USUAL_GPU
     chosen["gpus"] = gpus or hardware.default_world_size(device)
@@ -142,7 +146,11 @@ def _by_runs(
     whole = good.assign(gpu_name=gpu, grad_accum=[alive[name].whole.grad_accum for name in good["experiment"]])
     asked = [one.whole for one in alive.values()]
     (found,) = predicted.recommend(asked, gpu, settings=settings, runs=whole, **options)
-    said = [sentence for sentence in found.sentences if not sentence.startswith(("Next is", "Less sure", "Assumed"))]
+    said = [
+        sentence
+        for sentence in found.sentences
+        if not sentence.startswith(("Instead", "Next is", "Less sure", "Assumed"))
+    ]
     said.append(f"Measured: {count(len(runs), 'run')} of {count(len(measuring.started), 'setting')}; {end}.")
     for name, row in differences(good, figure="tokens_per_s").iterrows():
         said.append(f"{name} beside {row['base']}: {row['words']}.")
@@ -175,6 +183,7 @@ def write(folder: str | Path, found: Recommendation) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     records.write_text(file, plain_yaml.dump(content.model_dump(exclude_defaults=True)))
     said = [f"Written: {file}; to verify it by runs: dsnb sweep {file}"]
+    (folder / "deepspeed.json").unlink(missing_ok=True)  # that of an earlier recommendation
     if best.strategy == "deepspeed":
         records.write_json(folder / "deepspeed.json", deepspeed_config(best))
         said.append(f"Written: {folder / 'deepspeed.json'}, DeepSpeed's configuration of the recommended setting")

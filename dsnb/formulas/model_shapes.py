@@ -163,7 +163,7 @@ def facts(model: str) -> dict[str, Any]:
         "layers": config.get("n_layer") or config.get("num_hidden_layers"),
         "heads": config.get("n_head") or config.get("num_attention_heads"),
     }
-    known = {name: value for name, value in numbers.items() if isinstance(value, int)}
+    known = {name: value for name, value in numbers.items() if isinstance(value, int) and value > 0}
     return {"family": config.get("model_type"), "positions": None, **known}
 
 

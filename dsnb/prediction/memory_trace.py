@@ -283,7 +283,7 @@ def flash_attention() -> Iterator[None]:
     """Let attention be the flash kernel of GPUs, whose output is laid out as its query is; a CPU's is not."""
 
     def fused(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any) -> Any:
-        if attn_mask is not None:
+        if attn_mask is not None or query.shape[-1] != value.shape[-1]:
             return usual(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
         scale, (query, key, value) = options.get("scale"), as_autocast(query, key, value)
         return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, True, scale=scale)[0]
@@ -385,7 +385,7 @@ def main() -> None:
             record = trace(experiment) if kind == "memory" else model_counts.count(experiment)
         except Exception as error:
             words = str(error).splitlines() or [type(error).__name__]
-            record = {"error": f"model {experiment.model!r} could not be traced: {words[0]}"}
+            record = {"error": f"model {experiment.model!r} could not be traced: {words[0][:300]}"}
         print(json.dumps(record), file=answers, flush=True)
 
 

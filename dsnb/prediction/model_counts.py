@@ -68,6 +68,8 @@ class _Pass(TorchDispatchMode):
 
     def attend(self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: Any) -> Any:
         """Attend to values, all of shape (batch, heads, length, head size)."""
+        if query.shape[1] % key.shape[1]:
+            raise ValueError(f"{query.shape[1]} heads cannot share {key.shape[1]} of keys and values")
         query, key, value = as_autocast(query, key, value)
         width = query.shape[1] * (query.shape[-1] + value.shape[-1]) / 2
         self.attended.append((width, window, query.shape[1]))
@@ -215,6 +217,8 @@ def count(experiment: Experiment) -> dict[str, Any]:
     head, parameters = output_layer(whole), list(whole.parameters())
     in_blocks = [weight for block in of_blocks for weight in block.parameters()]
     linear = [one for block in of_blocks for one in block.modules() if isinstance(one, torch.nn.Linear)]
+    if len({sum(weight.numel() for weight in block.parameters()) for block in of_blocks}) != 1:
+        raise ValueError("its blocks differ in size")
     few = min(2 * every, layers - 1), min(3 * every, layers)
     found: dict[str, Any] = {}
     for mode in MODES:
@@ -223,6 +227,8 @@ def count(experiment: Experiment) -> dict[str, Any]:
         found[mode] = [(more - less) / (few[1] - few[0]) for less, more in zip(*rows, strict=True)]
     attended = passes[-1].attended
     per_block = len(attended) // few[1]
+    if not per_block or per_block * few[1] != len(attended):
+        raise ValueError("some of its blocks have no attention")
     attention = [attended[(number % few[1]) * per_block + one] for number in range(layers) for one in range(per_block)]
     half = found["half"]
     experts = [module for block in of_blocks for module in expert_modules(block).values()]

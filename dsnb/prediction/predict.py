@@ -14,6 +14,7 @@ from dsnb.prediction.calibration import DEFAULT_COVERAGE, TIME_ERRORS, Coverage,
 from dsnb.prediction.calibration import calibrate as fit
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import GIB, peak_memory, room
+from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import DEFAULT, Constants, Setting, setting, stack
 from dsnb.prediction.step_time import parts as step_parts
 from dsnb.prediction.traces import Trace, traces
@@ -58,7 +59,7 @@ def predict(
     Parameters
     ----------
     experiments
-        Settings, with a number for `micro_batch_size`.
+        Settings to predict.
     gpu
         Name of the GPU: `H200`, `A100-40GB`, or as NVML writes it.
     link
@@ -91,7 +92,7 @@ def predict(
     Raises
     ------
     SettingsError
-        If the GPU, the link or a model is unknown, a micro-batch is `auto`, nothing can be calibrated, or the tokens or
+        If the GPU, the link or a model is unknown, nothing can be calibrated, or the tokens or
         the price are no finite number of an allowed size.
     """
     planning.check(1 if tokens is None else tokens, {}, price=price)
@@ -152,8 +153,7 @@ def tabulated(
             **dict(zip(names, parts, strict=True)),
         }
         if trace:
-            shape = int(trace.parameters), trace.layers, trace.hidden, one.seq_len, int(trace.trainable)
-            achieved = metrics.tflops(metrics.model_flops_per_token(*shape), tokens_per_s / one.gpus)
+            achieved = metrics.tflops(_flops_per_token(one, trace), tokens_per_s / one.gpus)
             row["mfu"] = metrics.mfu(achieved, on.gpu.peak_flops(one.precision) / 1e12)
         usual = planning.usual_tokens(trace.parameters) if trace else math.nan
         to_train = usual if tokens is None else tokens
@@ -171,6 +171,16 @@ def tabulated(
         }
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _flops_per_token(experiment: Experiment, trace: Trace) -> float:
+    """Return the model's own FLOPs of a token, as they are counted of a run: of experts, those that work on it."""
+    model = shape(experiment.model)
+    active = trace.parameters - model.layers * (model.experts - model.grouped)
+    of_blocks = (
+        metrics.attention_flops_per_token(1, wide, experiment.seq_len, most) for wide, most, _ in model.attention
+    )
+    return metrics.flops_per_token(active, min(active, trace.trainable), sum(of_blocks))
 
 
 def _memory_columns(experiment: Experiment, trace: Trace, gpu: GpuSpec) -> dict[str, Any]:

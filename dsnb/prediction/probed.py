@@ -89,5 +89,5 @@ def applied(on: "On") -> "On":
     changed = {name: getattr(on.constants, name) * ratio for name, ratio in by.items()}
     capped = {name: min(1.0, value) if name in RATES.values() else value for name, value in changed.items()}
     rate = f", which launches {1 / by['host_launch_us']:.2g} times as fast as usual" if "host_launch_us" in by else ""
-    words = f"probe of {record['host']}{rate}, {str(record.get('date_utc'))[:10]}"
+    words = f"probe of {record.get('host')}{rate}, {str(record.get('date_utc'))[:10]}"
     return replace(on, constants=replace(on.constants, **capped), probe=words)

@@ -126,16 +126,25 @@ def shape(model: str) -> Counts:
         return _of_shape(preset)
     config = local_fields(model) or {}
     family = str(preset.family if preset else config.get("model_type"))
-    if not preset and family in SPLIT:
+    if not preset and family in SPLIT and _is_usual(family, config):
         return _of_shape(_shape_of_file(family, str(path), model, config))
     if not preset and path is None:
         raise SettingsError(f"model is {model!r}: a prediction needs a preset or a configuration file on this machine")
     try:
         record = traces.counts(model)
     except SettingsError as error:
-        raise SettingsError(f"model is {model!r}: its time cannot be predicted, but measured ({error})") from error
+        where = "its time cannot be predicted; where the model can be built, it can be measured"
+        raise SettingsError(f"model is {model!r}: {where} ({error})") from error
     attention = [tuple(one) for one in record["attention"]]
     return Counts(**{**record, "attention": attention, "projections": 0.0, "divided": 0.0})
+
+
+def _is_usual(family: str, config: Mapping[str, Any]) -> bool:
+    """Return whether the counts by hand hold: an MLP of 4 x hidden, and a tied output layer."""
+    hidden = config.get("n_embd") or config.get("hidden_size")
+    inner = config.get("ffn_dim", 3072) if family == "opt" else config.get("n_inner")
+    usual = inner is None or not isinstance(hidden, int) or inner == 4 * hidden
+    return usual and config.get("tie_word_embeddings") is not False
 
 
 def _shape_of_file(family: str, path: str, model: str, config: Mapping[str, Any]) -> Shape:

@@ -182,7 +182,7 @@ def contradictions(settings: Mapping[str, Any]) -> list[str]:
     """Return the contradictions between settings; rules that read a missing one (it is invalid) are left out."""
     problems: list[str] = []
     for rule in RULES:
-        with contextlib.suppress(AttributeError):
+        with contextlib.suppress(AttributeError, KeyError):
             problems.extend(rule(SimpleNamespace(**settings)))
     return problems
 

@@ -227,6 +227,10 @@ def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
         ("opt-13b", {"tokens": 0}, "tokens is 0: give a finite number of more than 0"),
         ("opt-13b", {"objective": "speed"}, "objective is 'speed': use one of days"),
         ("opt-13b", {"objective": "cost"}, "price is missing"),
+        ("opt-13b", {"objective": "cost", "price": 0}, "price is missing or 0"),
+        ("opt-13b", {"settings": {"zero_stage": 7}}, "zero_stage is 7: allowed are 0, 1, 2 or 3"),
+        ("opt-13b", {"settings": {"device": "cpu"}}, "speeds are predicted for GPUs: leave it out, or give measure"),
+        ("opt-13b", {"global_batch": 7, "least_gpus": True, "gpus": 7}, "shares 7 sequences a step and fits"),
         ("opt-13b", {"settings": {"steeps": 1}}, "unknown setting 'steeps': did you mean 'steps'"),
         ("nowhere.yaml", {}, "nowhere.yaml"),
         ([], {}, "there is no setting to choose from"),
@@ -253,7 +257,7 @@ def test_a_model_is_answered_with_its_limit_its_alternatives_and_what_is_out_of_
     assert re.search(r"\nA step takes [\d.]+ s: \d+ % [a-z ]+(, \d+ % [a-zA-Z ]+)+\.\n", said)
     assert len(re.findall(r"\nInstead: .+ % (?:slower|better), [\d.]+ GiB\.", said)) == 3
     assert re.search(r"\nOut of reach: DDP needs at least \d+ of 20 GiB", said)
-    assert re.search(r"\nThe smallest number of GPUs that fits without offload is [24]\.", said)
+    assert re.search(r"\nThe smallest power of two of GPUs that fits without offload is [24]\.", said)
     parts = re.search(r"A step takes .*", said)[0]
     assert sum(map(int, re.findall(r"(\d+) %", parts))) == pytest.approx(100, abs=3)
 
@@ -261,7 +265,7 @@ def test_a_model_is_answered_with_its_limit_its_alternatives_and_what_is_out_of_
 def test_the_smallest_number_of_gpus_can_be_taken():
     (found,) = dsnb.recommend("opt-1.3b", "A10", least_gpus=True, tokens=1e10)
     least = found.experiments[0].gpus
-    assert f"The smallest number of GPUs that fits without offload is {least}." in found.sentences
+    assert f"The smallest power of two of GPUs that fits without offload is {least}." in found.sentences
     assert least in {1, 2, 4}
 
 

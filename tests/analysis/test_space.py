@@ -84,6 +84,7 @@ def test_the_order_of_simplicity():
         {"zero_stage": 1, "mixed_precision": "autocast", "compile": "reduce-overhead"},
         {"zero_stage": 1, "activation_checkpointing": True},
         {"zero_stage": 3},
+        {"zero_stage": 3, "zeropp": "weights"},
         {"strategy": "fsdp"},
         {"zero_stage": 0, "tensor_parallel": 2},
         {"zero_stage": 1, "offload": "optimizer-cpu"},

@@ -56,11 +56,11 @@ def test_what_is_written_is_what_is_recommended(tmp_path):
 @pytest.mark.process
 @pytest.mark.skipif(bool(hardware.gpus()), reason="runs are on CPU ranks where there is no GPU")
 def test_a_setting_that_fails_makes_room_for_the_next_one(tmp_path):
-    settings = {**SMALL, "zero_stage": 1, "memory_limit_gib": [0.05, 0.0]}
+    settings = {**SMALL, "zero_stage": 1, "memory_limit_gib": [0.05, 8.0]}
     (found,) = dsnb.recommend("gpt2-tiny", **QUESTION, settings=settings, measure=1, output=tmp_path / "out")
     runs = dsnb.load_runs(tmp_path / "out")
     assert sorted(runs["status"]) == ["ok", "oom"]
-    assert found.table["experiment"].tolist() == ["gpt2-tiny_zs1_fp32_gpus1_bs2_sl32"]
+    assert found.table["experiment"].tolist() == ["gpt2-tiny_zs1_fp32_gpus1_bs2_sl32_limit8gib"]
     assert found.table["tokens_per_s"][0] == runs["tokens_per_s"].max()
     assert found.sentences[0].startswith("Train with ZeRO 1, fp32, micro-batch 2 (measured) on 1 CPU rank, ")
     said = "\n".join(found.sentences)

@@ -1,8 +1,12 @@
 """Counts of a trace beside those by hand, and beside what a configuration says."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 
 from dsnb.prediction import shapes, traces
+from dsnb.prediction.predict import _flops_per_token
 from dsnb.prediction.shapes import Mode
 from dsnb.prediction.work import work
 from dsnb.settings.experiment import Experiment
@@ -68,5 +72,43 @@ def test_a_model_that_cannot_be_followed_can_be_measured(tmp_path, monkeypatch):
         raise shapes.SettingsError("it has odd blocks")
 
     monkeypatch.setattr(traces, "counts", fail)
-    with pytest.raises(shapes.SettingsError, match=r"cannot be predicted, but measured \(it has odd blocks\)"):
+    with pytest.raises(shapes.SettingsError, match=r"it can be measured \(it has odd blocks\)"):
         shapes.shape(str(path))
+
+
+QWEN = {
+    "model_type": "qwen3_moe", "hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 64,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_experts": 8,
+    "num_experts_per_tok": 2, "vocab_size": 512,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"mlp_only_layers": [0]}, "its blocks differ in size"),
+        ({"num_key_value_heads": 3}, "4 heads cannot share 3 of keys and values"),
+        ({"model_type": "mamba"}, "some of its blocks have no attention"),
+    ],
+)
+def test_what_one_block_cannot_stand_for_is_refused(counted, tmp_path, changes, why):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN | changes))
+    with pytest.raises(ValueError, match=why):
+        counted(str(tmp_path))
+
+
+def test_wide_mlps_of_gpt2_are_not_taken_for_usual_ones(counted, tmp_path):
+    config = {"model_type": "gpt2", "n_embd": 128, "n_layer": 2, "n_head": 4, "vocab_size": 512, "n_positions": 64}
+    for inner, expected in ((512, 2 * 12 * 128 * 128), (1024, 2 * 20 * 128 * 128)):
+        folder = tmp_path / str(inner)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config | {"n_inner": inner}))
+        counts = shapes.shape(str(folder))
+        assert counts.layers * counts.weights == expected
+
+
+def test_flops_of_experts_are_those_that_work_on_a_token(counted):
+    """Mixtral 8x7B: 12.88 billion active parameters, 32 x 4096 of heads, no window (its configuration)."""
+    trace = SimpleNamespace(parameters=46_702_792_704, trainable=46_702_792_704)
+    found = _flops_per_token(Experiment(model="mixtral-8x7b", seq_len=4096), trace)
+    assert found == pytest.approx(6 * 12_879_925_248 + 12 * 32 * 4096 * 4096, rel=1e-6)

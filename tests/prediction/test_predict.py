@@ -47,7 +47,7 @@ def test_a_row_has_every_figure_with_its_error_and_parts_sum_to_the_whole():
     assert table["cost"].tolist() == pytest.approx((table["gpu_hours"] * 2.5).tolist())
     for figure in ("peak_allocated", "tokens_per_s", "step_time"):
         assert (table[f"{figure}_error_pct"] > 0).all()
-    flops = 6 * 1e9 + 12 * 20 * 2048 * 2048
+    flops = 6 * 1e9 + 12 * 24 * 2048 * 2048
     mfu = table["tokens_per_s"] / 8 * flops / 989.4e12
     assert table["mfu"].tolist() == pytest.approx(mfu.tolist(), rel=1e-3)
 
