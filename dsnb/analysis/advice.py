@@ -200,7 +200,7 @@ class Adviser:
         return Recommendation(_title(experiments[:1]), table.reset_index(drop=True), (*said, *more), tuple(experiments))
 
     def _reached(self, search: Search, training: Training) -> Iterator[str]:
-        """Yield which ways of sharing cannot fit, and the smallest number of GPUs that does."""
+        """Yield which ways of sharing cannot fit, and the smallest power of two of GPUs that does."""
         if self._kind == CPU:
             return
         needs = [

@@ -69,7 +69,7 @@ def recommend(
     device = (settings or {}).get("device", "cuda")
     adviser = Adviser(gpu, OBJECTIVES[objective], currency, runs, device=device, **options)
     if isinstance(target, str | Path) and not is_params(target):
-        training, assumed = _training(str(target), adviser, gpus, seq_len, global_batch, settings or {})
+        training, assumed = _training(str(target), adviser, gpus, seq_len, global_batch, settings or {}, least_gpus)
         if least_gpus:
             if not (least := adviser.smallest(training)):
                 batch = count(training.global_batch, "sequence")
@@ -77,7 +77,6 @@ def recommend(
                     f"no power of two of GPUs shares {batch} a step and fits: give another global_batch"
                 )
             training = replace(training, gpus=least)
-            assumed = [one for one in assumed if "GPUs" not in one]
         return [adviser.of_model(training, [*adviser.assumed, *assumed])]
     given = _of_file(target, gpus, settings or {}) if isinstance(target, str | Path) else list(target)
     if not given:
@@ -114,8 +113,12 @@ def _training(
     seq_len: int | None,
     global_batch: int | None,
     fixed: Mapping[str, Any],
+    least_gpus: bool,
 ) -> tuple[Training, list[str]]:
-    """Return what is to be trained with a model, and what was assumed for that, in words."""
+    """Return what is to be trained with a model, and what was assumed for that, in words.
+
+    For `least_gpus` the number of GPUs is only what the batch is shared among at first, so it is no assumption.
+    """
     fixed, assumed = dict(fixed), []
     preset = next((name for name, known in PRESETS.items() if known.hub_id == model), model)
     asked = Experiment(model=str(Path(model).absolute()) if local_config(model) else preset)
@@ -125,7 +128,8 @@ def _training(
     if number is None:
         here = len(hardware.gpus()) if adviser.is_here else 0
         number = here or USUAL_GPUS
-        assumed.append(f"{count(number, 'GPU')}{' of this machine' if here else ', one node'}")
+        if not least_gpus:
+            assumed.append(f"{count(number, 'GPU')}{' of this machine' if here else ', one node'}")
     length = fixed.pop("seq_len", seq_len)
     if length is None:
         length = space.usual_length(asked.model)
