@@ -34,7 +34,7 @@ from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
 
 USUAL_GPU = "H200"
-"""What is assumed where nobody says and this machine has no GPU that dsnb knows."""
+"""GPU assumed if none is given and this machine has none that dsnb knows."""
 MOST_GPUS = 4096
 TRIED = 20
 """Settings of a recommendation that are kept beside those of its table, for measuring."""

@@ -28,7 +28,7 @@ from dsnb.runs.literature.tables import SOURCE, is_own
 from dsnb.runs.table import named_runs, numbers, timed_seconds, timed_steps
 
 OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
-"""What is to be least, and the column that holds it."""
+"""Objectives, and the columns that hold them; the smallest value is the best."""
 ASSUMED_PRICE = 2.5
 """Price of a GPU-hour where none is known: a round figure, for the reader to replace."""
 CPU, UNKNOWN_GPU = "CPU", "GPU"
@@ -59,7 +59,7 @@ class Question:
     relevance: float = RELEVANCE
     """Smallest difference that matters: 0.02 is 2 %."""
     max_days: float = MAX_DAYS
-    """Settings that take longer are left out if any takes less, unless the time is to be least."""
+    """Settings that take longer are left out if any takes less, unless the objective is the time."""
 
     def __post_init__(self) -> None:
         if self.objective not in list(OBJECTIVES):
@@ -135,7 +135,7 @@ def rate(runs: pd.DataFrame) -> str:
 
 
 def default_objective(runs: pd.DataFrame) -> str:
-    """Return what is to be least if nobody says: the time, or GPU-hours where the timed runs differ in their GPUs.
+    """Return the default objective: the time, or GPU-hours where the timed runs differ in their GPUs.
 
     With the most GPUs, nearly every training is fastest. Ranks on a CPU share its cores, so their hours say little.
     """
@@ -145,7 +145,7 @@ def default_objective(runs: pd.DataFrame) -> str:
 
 
 def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame:
-    """Return the settings of a task of which a run told speed and number of GPUs, in order of appearance.
+    """Return the settings of a task with a measured speed and number of GPUs, in order of appearance.
 
     `power_w` is the mean power of a GPU for runs without measured power.
 
@@ -223,7 +223,7 @@ class Decision:
     """All candidates with what they cost (`costed`), those that need more GPUs than are at hand included."""
     options: pd.DataFrame
     """The candidates that answer, the best one first: those that fit, need no more GPUs than are at hand, have a known
-    value of what is to be least, whose repeats agree, and that do not take too long while others do not."""
+    value of the objective, whose repeats agree, and that do not take too long while others do not."""
     too_slow: int = 0
     unstable: int = 0
     """Settings left out because of `Question.max_days`, and because their repeats do not agree."""
@@ -262,7 +262,7 @@ class Decision:
 
 
 def worsening(change_pct: float, objective: str) -> float:
-    """Return by how many per cent less speed, or more of what is to be least, a change of throughput is."""
+    """Return how much worse a change of throughput is for the objective, in per cent: less speed, or higher cost."""
     return -change_pct if objective == "time" else 100 * (1 / (1 + change_pct / 100) - 1)
 
 

@@ -16,7 +16,7 @@ from dsnb.files import plain_text
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters of a text that a spreadsheet takes for a formula."""
 UNLIMITED = 10_000
-"""Width of a table that nobody cuts; no line is padded to it."""
+"""Width of a table that is not cut; no line is padded to it."""
 MARKDOWN = frozenset("\\|`[]")
 """Characters that end a Markdown cell, or start code or a link in it."""
 

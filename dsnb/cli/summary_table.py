@@ -102,7 +102,7 @@ def _place(runs: pd.DataFrame) -> str:
 
 
 def _tokens(runs: pd.DataFrame) -> float | None:
-    """Return the tokens that a task's model is usually trained on; none for a CPU, where nobody trains it."""
+    """Return the tokens that a task's model is usually trained on; none on a CPU."""
     sizes = numbers(runs, "parameters").dropna()
     return planning.usual_tokens(sizes.iloc[0]) if len(sizes) and labels.common_unit(runs) == "GPU" else None
 

@@ -223,8 +223,8 @@ def expected_error(
 def limited_by_cpu(settings: Setting, constants: Constants = DEFAULT) -> NDArray[np.bool_]:
     """Return whether the CPU limits the steps of settings, shape (settings,): whether a slower host would show.
 
-    Hosts differ by a factor of two, so this says how far a prediction may be off better than the predicted time that
-    a GPU waits for the host.
+    Hosts differ by a factor of two, so this tells more about the error of a prediction than the predicted idle time of
+    the GPU does.
     """
     slower = replace(constants, **{name: SLOWER * getattr(constants, name) for name in HOST_CONSTANTS})
     times = [np.asarray(parts(settings, each).step_time_s) for each in (constants, slower)]

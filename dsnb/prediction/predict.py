@@ -1,4 +1,4 @@
-"""`dsnb.predict`: memory, speed and cost of settings that nobody has run, each with the error of such figures."""
+"""`dsnb.predict`: memory, speed and cost of settings without runs, each with the error of such figures."""
 
 import math
 from collections.abc import Sequence

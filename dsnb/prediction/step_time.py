@@ -70,7 +70,8 @@ FITTED_SETTINGS = 254
 class StepTime:
     """The parts of one optimizer step in seconds, which sum to `step_time_s`.
 
-    Communication is what is not hidden behind computation, by kind; `host_s` is what the GPU waits for the host.
+    Communication is what is not hidden behind computation, by kind; `host_s` is the time in which the GPU is idle
+    because the host has launched nothing.
     """
 
     matmul_s: float

@@ -226,7 +226,7 @@ def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]
 
 
 class _Tracer:
-    """A process that traces what it is asked for, one after the other, and ends when nobody asks any more."""
+    """A process that traces on request, and ends when it has not been asked for `IDLE_S`."""
 
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
