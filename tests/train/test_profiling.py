@@ -40,7 +40,7 @@ def test_communication_in_a_gpus_trace_is_that_of_its_kernels():
         {"ph": "i", "name": "nccl", "ts": 3},
     ]
     assert profiling.communication_s(events, "cuda") == (pytest.approx(400e-6), pytest.approx(330e-6))
-    assert profiling.step_s(events) == pytest.approx(700e-6)
+    assert profiling.step_s_of(events) == pytest.approx(700e-6)
 
 
 def test_communication_on_a_cpu_is_that_of_gloo():
@@ -52,7 +52,7 @@ def test_communication_on_a_cpu_is_that_of_gloo():
     assert profiling.communication_s(events, "cpu") == (pytest.approx(150e-6), None)
     assert profiling.communication_s(events, "cuda") == (None, None)  # without kernels
     assert profiling.communication_s([], "cpu") == (None, None)
-    assert profiling.step_s([]) is None
+    assert profiling.step_s_of([]) is None
 
 
 class Sleeper:
