@@ -132,7 +132,8 @@ class _SumOfLosses(torch.autograd.Function):
             by_hidden, logits = torch.empty_like(states), weights.new_empty(rows, columns)
             by_weight = torch.zeros_like(weights, dtype=torch.float32) if weight.requires_grad else None
             total = torch.zeros((), device=hidden.device)
-            for state, target, gradient in zip(*(each.split(rows) for each in (states, targets, by_hidden)), strict=True):
+            chunks = (tensor.split(rows) for tensor in (states, targets, by_hidden))
+            for state, target, gradient in zip(*chunks, strict=True):
                 values = torch.mm(state, weights.T, out=logits[: len(state)])
                 values[:, vocab:] = -torch.inf
                 total += loss_and_gradient(values, target)

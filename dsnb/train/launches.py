@@ -9,7 +9,7 @@ import time
 import torch
 from torch import nn
 
-from dsnb.train.meter import clock_of
+from dsnb.train.meter import Clock
 
 LAYERS, WIDTH = 8, 64
 OPERATIONS = 15 * LAYERS
@@ -42,7 +42,7 @@ class Layer(nn.Module):
 
 def launch_us(device: torch.device, span_s: float = 1.0) -> float:
     """Return the microseconds that this process needs to launch one operation, measured for about `span_s`."""
-    clock = clock_of(device)
+    clock = Clock(device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         model = nn.Sequential(*(Layer(device) for _ in range(LAYERS)))
         inputs = torch.randn(16, WIDTH, device=device)

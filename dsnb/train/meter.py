@@ -34,68 +34,43 @@ Reading = tuple[float, float]
 
 
 class Clock:
-    """Marks points in the work queued on a device, numbered from 0.
+    """Marks points in the work of a device, numbered from 0.
 
-    A CPU executes work as it is called, so a mark is a reading of the monotonic clock.
+    A GPU works through a queue that the host fills: marks are events in the current stream, timed by the GPU. A CPU
+    executes work as it is called, so its marks are readings of the monotonic clock.
     """
 
-    has_queue = False
-    """Whether the device works through a queue that the host fills."""
-
-    def __init__(self) -> None:
-        self._marks: list[Any] = []
-        self._queued_s: list[float] = []
+    def __init__(self, device: torch.device) -> None:
+        self.has_queue = device.type == "cuda"
+        self._events: list[Any] = []
+        self._host_s: list[float] = []
 
     def mark(self) -> int:
         """Mark the end of the work queued so far and return the number of the mark."""
-        self._marks.append(time.perf_counter())
-        return len(self._marks) - 1
+        if self.has_queue:
+            self._events.append(torch.cuda.Event(enable_timing=True))
+            self._events[-1].record()
+        self._host_s.append(time.perf_counter())
+        return len(self._host_s) - 1
 
     def passed(self, mark: int) -> bool:
         """Return, without waiting, whether the work before the mark is done."""
-        return True
+        return not self.has_queue or bool(self._events[mark].query())
 
     def seconds(self, first: int, second: int) -> float:
         """Return the seconds between two marks that have passed."""
-        return float(self._marks[second] - self._marks[first])
+        if self.has_queue:
+            return float(self._events[first].elapsed_time(self._events[second])) / 1e3
+        return self.host_s(first, second)
 
-    def queued_s(self, first: int, second: int) -> float:
-        """Return the seconds on the host's clock between the queueing of two marks."""
-        return self._queued_s[second] - self._queued_s[first]
+    def host_s(self, first: int, second: int) -> float:
+        """Return the seconds on the host's clock between two calls of `mark`."""
+        return self._host_s[second] - self._host_s[first]
 
     def synchronize(self) -> None:
         """Wait until all work queued so far is done; never called inside the timed region."""
-
-
-class CudaClock(Clock):
-    """Events in the current stream: the GPU records the time when it reaches them."""
-
-    has_queue = True
-
-    def mark(self) -> int:
-        """Queue an event and return its number."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()  # type: ignore[no-untyped-call]
-        self._marks.append(event)
-        self._queued_s.append(time.perf_counter())
-        return len(self._marks) - 1
-
-    def passed(self, mark: int) -> bool:
-        """Return whether the GPU has reached the event."""
-        return bool(self._marks[mark].query())
-
-    def seconds(self, first: int, second: int) -> float:
-        """Return the seconds between two events, measured by the GPU."""
-        return float(self._marks[first].elapsed_time(self._marks[second])) / 1e3
-
-    def synchronize(self) -> None:
-        """Wait for the GPU."""
-        torch.cuda.synchronize()
-
-
-def clock_of(device: torch.device) -> Clock:
-    """Return the clock of a device."""
-    return CudaClock() if device.type == "cuda" else Clock()
+        if self.has_queue:
+            torch.cuda.synchronize()
 
 
 def cpu_bound(clock: Clock, marks: Sequence[int], last: int) -> float:
@@ -107,11 +82,11 @@ def cpu_bound(clock: Clock, marks: Sequence[int], last: int) -> float:
     and may have been idle before.
     """
     first = marks[0]
-    rate = clock.queued_s(first, last) / clock.seconds(first, last)  # the two clocks drift apart
+    rate = clock.host_s(first, last) / clock.seconds(first, last)  # the two clocks drift apart
     counted_s = 0.0
     for start, end in pairwise(marks):
         part_s = rate * clock.seconds(start, end)
-        left_s = max(0.0, rate * clock.seconds(first, end) - clock.queued_s(first, end))
+        left_s = max(0.0, rate * clock.seconds(first, end) - clock.host_s(first, end))
         counted_s += part_s - left_s if left_s < LEFT * part_s else 0.0
     return counted_s / (rate * clock.seconds(first, marks[-1]))
 
@@ -219,7 +194,7 @@ class Meter:
         marks_forward: bool = True,
     ) -> None:
         self._cuda = device.type == "cuda"
-        self.clock = clock or clock_of(device)
+        self.clock = clock or Clock(device)
         self._figures = torch.full((steps, 2), float("nan"), device=device)  # loss and gradient norm of each step
         self._on_host = torch.full((steps, 2), float("nan"), pin_memory=self._cuda)
         self.losses = self._figures[:, 0]

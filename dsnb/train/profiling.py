@@ -25,7 +25,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 from dsnb.train.failure import one_line
-from dsnb.train.meter import clock_of
+from dsnb.train.meter import Clock
 from dsnb.train.trainer import Trainer, no_section
 
 CUT_OFF = "the profile was cut off before it was measured"
@@ -57,7 +57,7 @@ def profile(run: RunPaths, trainer: Trainer, micro_batches: MicroBatches, device
 
     save()
     try:
-        figures |= time_parts(trainer, micro_batches, clock_of(device).synchronize, deepspeed.comm.barrier)
+        figures |= time_parts(trainer, micro_batches, Clock(device).synchronize, deepspeed.comm.barrier)
         del missing["split"]
         save()
         trace_step(trainer, micro_batches, device, run.trace if writes else None)
@@ -130,7 +130,7 @@ def time_parts(
 
 def trace_step(trainer: Trainer, micro_batches: MicroBatches, device: torch.device, path: Path | None) -> None:
     """Train two steps and write a trace of the second to `path` (None on other ranks); the first is a warm-up."""
-    synchronize = clock_of(device).synchronize
+    synchronize = Clock(device).synchronize
     activities = [profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(profiler.ProfilerActivity.CUDA)

@@ -221,8 +221,8 @@ def _number(module: nn.Module) -> int:
     """Return the number of experts that a module holds, stacked or one by one."""
     if stacked := _stacked(module):
         return max(stacked)
-    alike = isinstance(module, nn.ModuleList | nn.ModuleDict) and len({type(child) for child in module.children()}) == 1
-    return len(module) if alike and len(module) > 1 else 0
+    children = list(module.children()) if isinstance(module, nn.ModuleList | nn.ModuleDict) else []
+    return len(children) if len(children) > 1 and len({type(child) for child in children}) == 1 else 0
 
 
 def _stacked(module: nn.Module) -> set[int]:
@@ -272,7 +272,7 @@ def count(experiment: Experiment) -> dict[str, Any]:
     model, held, seen = _observed(experiment)
     places = {id(module): number for number, block in enumerate(blocks(model)) for module in block.modules()}
     used, trained = _used(model, seen, chosen_experts(model, held, seen), places)
-    attention: Counter[int | None] = Counter()
+    attention: dict[int | None, float] = defaultdict(float)
     masked = 0.0
     for each in seen.attended:
         shape = 1, each.width, experiment.seq_len, each.window
@@ -306,7 +306,7 @@ def _observed(experiment: Experiment) -> tuple[Any, dict[str, nn.Module], Observ
     except Exception:  # some models need a mask; a model that was observed cannot be used again
         model = build_on_meta(whole)
         held = expert_modules(model)
-        return model, held, observe(model, held, masked=True)
+        return model, held, observe(model, held, True)
 
 
 def _used(
