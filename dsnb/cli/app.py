@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -147,7 +148,7 @@ def bandwidth(
     result.raise_for_status()
 
 
-EXAMPLES = {
+EXAMPLES: dict[Callable[..., None], str] = {
     init: "dsnb init benchmarks",
     doctor: "dsnb doctor",
     predict.predict: "dsnb predict params/memory.yaml --gpu H100 --tokens 300B",

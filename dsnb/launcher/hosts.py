@@ -228,8 +228,8 @@ def ask(experiment: Experiment, nodes: Sequence[Node], folder: Path, before_run:
         token.touch()
     try:
         for number, node in enumerate(nodes):
-            ranks = {"device": experiment.device, "devices": node.host.devices}
-            ranks["master_port"] = 0 if number else experiment.master_port
+            port = 0 if number else experiment.master_port
+            ranks = {"device": experiment.device, "devices": node.host.devices, "master_port": port}
             node.send(records.line({**common, **(ranks if before_run else {})}))
         for node in nodes:
             node.wait_for_answer(deadline_s)
