@@ -119,7 +119,6 @@ PLAN = {
     "({basis}), {rate} tokens/s[ ± {rate_error} %].",
     "needed": NEEDED,
     "too_slow": "That is more than {max_days} days. " + NEEDED,
-    "too_large": "The smallest that does not fit is {name}: {memory} GiB[ ± {memory_error} %] for tensors alone.",
 }
 """Further sentences of plans (`dsnb.analysis.recommend`)."""
 PAGE: dict[str, Any] = {
