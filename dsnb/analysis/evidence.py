@@ -47,8 +47,8 @@ def evidence(runs: pd.DataFrame, table: pd.DataFrame, names: Iterable[object]) -
     first = runs.drop_duplicates("experiment").set_index("experiment", drop=False)
     known, sizes, lengths = with_choices(first), numbers(first, "micro_batch_size"), numbers(first, "seq_len")
     texts = known[choices(known)].astype(object).map(labels.text)
-    others = texts.drop(columns="micro_batch_size", errors="ignore").apply("\n".join, axis=1)
-    is_largest = sizes == sizes.groupby(others).transform("max")
+    others = texts.drop(columns="micro_batch_size", errors="ignore").itertuples(index=False, name=None)
+    is_largest = sizes == sizes.groupby(pd.Index(list(others), tupleize_cols=False)).transform("max")
     described, options = texts.to_dict("index"), table.to_dict("index")
     starts = [name for name in options if _is_start(described[name])]
     return {
