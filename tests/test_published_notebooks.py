@@ -30,7 +30,7 @@ def test_the_form_starts_nothing_by_itself(tmp_path):
 def test_scaling_of_published_data_alone():
     shown = run_cells("30_scaling")
     drawn = pictures(shown)
-    assert len(drawn) == 6, "two of each of three tables"
+    assert len(drawn) == 3, "one of each table"
     assert all("#0072b2" in picture and "#e69f00" in picture for picture in drawn)
     text = "".join(shown)
     assert "30,327,296" in text

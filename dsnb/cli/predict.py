@@ -36,7 +36,7 @@ Tokens = Annotated[
 Price = Annotated[float | None, option("NUMBER", "Price of a GPU-hour, for the cost.")]
 Currency = Annotated[str, option("SIGN", "Sign in front of the cost.", default=True)]
 Calibrate = Annotated[Path | None, option("FOLDER", "Folder of measured runs to calibrate speed with.")]
-Verbose = Annotated[bool, option(None, "Name every setting that is left out.", "--verbose", "-v")]
+Verbose = Annotated[bool, option("", "Name every setting that is left out.", "--verbose", "-v")]
 TableFormat = Annotated[Format, option(None, "Format of the table.", "--format", default=True)]
 
 
@@ -50,7 +50,7 @@ def predict(
     currency: Currency = "$",
     calibrate: Calibrate = None,
     set_: Set = None,
-    no_probe: Annotated[bool, option(None, "Leave out the probe of this machine.", "--no-probe")] = False,
+    no_probe: Annotated[bool, option("", "Leave out the probe of this machine.", "--no-probe")] = False,
     format_: TableFormat = Format.table,
     verbose: Verbose = False,
 ) -> None:
@@ -85,7 +85,7 @@ def recommend(
     ] = None,
     objective: Annotated[str, option("NAME", "days, tokens_per_s, memory or cost.", default=True)] = "days",
     least_gpus: Annotated[
-        bool, option(None, "Take the smallest power of two of GPUs on which a setting fits.", "--least-gpus")
+        bool, option("", "Take the smallest power of two of GPUs on which a setting fits.", "--least-gpus")
     ] = False,
     link: LinkName = "nvlink",
     currency: Currency = "$",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from dsnb.analysis.flags import flags, load_samples
-from dsnb.analysis.summary import summarize, timing, unstable
+from dsnb.analysis.summary import summarize, unstable
 from dsnb.analysis.tasks import tasks
 from dsnb.render import tables
 from dsnb.render.tables import Html
@@ -122,9 +122,3 @@ def _listing(runs: pd.DataFrame, *columns: str) -> str:
         return ""
     table = runs[["experiment", "repeat", *columns]].astype({"repeat": "Int64"})
     return str(tables.to_html(table, text_columns=("experiment", columns[-1]), index=False))
-
-
-def wall_times(runs: pd.DataFrame) -> Html:
-    """Return the median wall seconds by phase for each task."""
-    known = named_runs(runs).assign(sweep="")
-    return sections(known, lambda part: tables.to_html(tables.format_timing(timing(part))))

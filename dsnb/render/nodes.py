@@ -1,7 +1,6 @@
 """Runs on several GPUs and nodes: scaling, groups of nodes and which are slow, and the bandwidth between ranks."""
 
 import html
-import math
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FixedLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from dsnb.analysis import hosts, scaling
 from dsnb.errors import SettingsError
@@ -62,20 +61,6 @@ def throughput(table: pd.DataFrame) -> Picture:
     return Picture(draw, "Tokens per second and scaling efficiency against the number of GPUs, with the ideal lines")
 
 
-def days(table: pd.DataFrame, tokens: float = 100e9) -> Picture:
-    """Draw the days of training on `tokens` by number of GPUs; `table` was made for the same number of tokens."""
-    shown = _largest_workloads(table)
-
-    def draw() -> Figure:
-        figure, axis = plt.subplots(figsize=(10, 4.6), layout="constrained")
-        _lines(shown, "days", f"days for {tokens / 1e9:,.4g} billion tokens", axis)
-        axis.yaxis.set_major_formatter(PLAIN_TICKS)
-        shared_legend(figure, "lower center", columns=1)
-        return figure
-
-    return Picture(draw, f"Days to train {tokens / 1e9:,.4g} billion tokens against the number of GPUs")
-
-
 def scaling_remarks(scaled: Collection[pd.DataFrame]) -> Html:
     """Return what to know about the efficiency in tables of `dsnb.analysis.scaling.scaling`."""
     if not scaled:
@@ -106,7 +91,6 @@ def _largest_workloads(table: pd.DataFrame) -> pd.DataFrame:
             for name, base, unit in zip(names, shown["base_gpus"], shown["unit"], strict=True)
         ],
         ideal_tokens_per_s=shown["tokens_per_s"] / shown["efficiency"],
-        ideal_days=shown["days"] * shown["efficiency"],
         ideal_efficiency=1.0,
     )
 
@@ -133,20 +117,8 @@ def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
     sizes = sorted(set(shown["gpus"]))
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axis.xaxis.set_minor_locator(plt.NullLocator())
-    _label_decades(axis, shown[column].min(), shown[column].max())
-
-
-def _label_decades(axis: Axes, lowest: float, highest: float) -> None:
-    """Label 1, 2 and 5 of each decade on an axis of less than two, which has only one or no power of ten otherwise."""
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_minor_formatter(NullFormatter())
-    if not 0 < lowest <= highest < 100 * lowest:
-        return
-    decades = range(math.floor(math.log10(lowest)), math.ceil(math.log10(highest)) + 1)
-    marks = [part * 10.0**decade for decade in decades for part in (1, 2, 5)]
-    below = max(mark for mark in marks if mark <= lowest * (1 + 1e-9))
-    above = min(mark for mark in [*marks, 10 * marks[-3]] if mark > highest)
-    axis.set_ylim(below, above)
-    axis.yaxis.set_major_locator(FixedLocator([mark for mark in marks if below <= mark <= above]))
 
 
 def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]:
@@ -271,23 +243,6 @@ def bandwidth(folder: str | Path) -> Iterator[Html | Picture]:
         f"on {names}, {html.escape(str(machine.get('date_utc')))}. Times are the mean over calls on the slowest rank; "
         "1 GB is 1e9 bytes; busbw is algbw x 2(n-1)/n, of an all-gather x (n-1)/n, as in nccl-tests.</p>"
     )
-    drawn = table[(table[["bytes", "busbw_gb_per_s"]] > 0).all(axis=1)]  # log axes
-
-    def draw() -> Figure:
-        figure, axis = plt.subplots(figsize=(10, 3.6), layout="constrained")
-        for name, rows in drawn.groupby("collective", sort=False):
-            color = palette.BLUE if name == "all-reduce" else palette.VERMILION
-            axis.plot(rows["bytes"], rows["busbw_gb_per_s"], color=color, marker="o", markersize=4, label=name)
-        axis.legend()
-        axis.set_xscale("log", base=2)
-        axis.set(yscale="log", xlabel="message size (bytes)", ylabel="bus bandwidth (GB/s)")
-        axis.xaxis.set_major_formatter(_format_size)
-        axis.yaxis.set_major_formatter(PLAIN_TICKS)
-        axis.yaxis.set_minor_formatter(NullFormatter())
-        return figure
-
-    if len(drawn):
-        yield Picture(draw, "Bus bandwidth of collectives against message size")
     yield tables.to_html(format_bandwidth(table), text_columns=("collective", "type", "redop"))
 
 
@@ -309,9 +264,3 @@ def format_bandwidth(table: pd.DataFrame) -> pd.DataFrame:
 def _two_decimals(values: pd.Series) -> list[str]:
     """Format numbers with two decimals, or with four significant digits below 1."""
     return ["" if pd.isna(value) else f"{value:.2f}" if value >= 1 else f"{value:.4g}" for value in values]
-
-
-def _format_size(value: float, _: Any) -> str:
-    """Format bytes with binary units, which matplotlib's `EngFormatter` does not have."""
-    power = min(int(math.log2(value)) // 10, 3) if value >= 1 else 0
-    return f"{value / 1024**power:g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
