@@ -44,13 +44,6 @@ NEEDED = (
     "{goal_days} days would need {needed} {unit}s if each sustained {rate_per_gpu} tokens/s[ with {by}], an "
     "extrapolation beyond what was {basis}. At that rate, the training takes {hours} {unit}-hours[, {cost}]."
 )
-VERDICTS = {
-    Verdict.TOO_FEW: "few",
-    Verdict.NO_LARGER: "no_larger",
-    Verdict.LIKELY: "likely",
-    Verdict.UNCLEAR: "unclear",
-}
-"""Verdicts as the names of templates end."""
 TEMPLATES = {
     "kicker": "{best} of {options} [{basis} ]{options:setting|settings}",
     "headline": "Train [{model} ][with {setting}, ]on {place}.",
@@ -84,10 +77,11 @@ TEMPLATES = {
     "training.change": CHANGE,
     "size": "{by} {worse}[ {mean}]",
     "interval": "95 % interval {low} to {high}",
-    "difference.few": "{size} ({base_n} and {n} {counted}s, too few to be sure: {needed} of each are needed)",
-    "difference.likely": "{size} ({interval})",
-    "difference.unclear": "{size}, which may be chance ({interval})",
-    "difference.no_larger": "about the same ({size}, {interval})",
+    f"difference.{Verdict.TOO_FEW}": "{size} ({base_n} and {n} {counted}s, too few to be sure: {needed} of each are "
+    "needed)",
+    f"difference.{Verdict.LIKELY}": "{size} ({interval})",
+    f"difference.{Verdict.UNCLEAR}": "{size}, which may be chance ({interval})",
+    f"difference.{Verdict.NO_LARGER}": "about the same ({size}, {interval})",
     "basis": "Speed[ and {memory_word}]: {origin}, {rests}.[ Only {short} s were timed{n:| in each run}: "
     "measure longer before you rely on it.] Time and costs: extrapolated to all tokens without restarts, checkpoints "
     "and evaluation."
@@ -98,7 +92,7 @@ TEMPLATES = {
     "predictions.",
     "worth.first": "Worth measuring first: {said}.",
     "verdict.none": "the interval of this pair is not in this page: dsnb.analysis.comparisons.differences has it",
-    **{f"verdict.{name}": comparisons.WORDS[verdict] for verdict, name in VERDICTS.items()},
+    **{f"verdict.{verdict}": template for verdict, template in comparisons.WORDS.items()},
 }
 """Sentences of a card by name."""
 PLAN = {
@@ -349,9 +343,9 @@ def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> str:
         counted = "run" if min(base_n, n) < MIN_RUNS else "host"
         if counted == "host":
             base_n, n = row["base_n"], row["n"]
-        return say("difference.few", {**facts, "n": n, "base_n": base_n, "counted": counted})
+        return say(f"difference.{Verdict.TOO_FEW}", {**facts, "n": n, "base_n": base_n, "counted": counted})
     flip = -1 if worse < 0 else 1
     ends = sorted(flip * worsening(row[name], question.objective) for name in ("low_pct", "high_pct"))
     low, high = (signed(end, "", plus="") for end in ends)
     facts["interval"] = say("interval", {"low": low, "high": high})
-    return say(f"difference.{VERDICTS[row['verdict']]}", facts)
+    return say(f"difference.{row['verdict']}", facts)

@@ -66,9 +66,9 @@ const comparison = (model, name, sides, per = 1) => {
 
 // Which `verdict.*` of the templates the reader's smallest relevant difference makes of an interval.
 const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) => {
-  if (Math.min(n, baseN) < fewestRuns) return "few";
+  if (Math.min(n, baseN) < fewestRuns) return "too few runs";
   if (Number.isNaN(low)) return "none"; // of many settings, not all pairs are in the page
-  if (Math.max(Math.abs(low), Math.abs(high)) <= relevance) return "no_larger";
+  if (Math.max(Math.abs(low), Math.abs(high)) <= relevance) return "no larger difference";
   return (low > 0 || high < 0) && Math.abs(change) >= relevance ? "likely" : "unclear";
 };
 
@@ -272,17 +272,18 @@ class Answer {
     const found = this.compared();
     if (Number.isNaN(found.change)) return "";
     const verdict = verdictOf(found, state.relevance, limits);
+    const isFew = verdict === "too few runs";
     const worse = this.worsening(found.change);
     const isBetter = Number(worse <= -limits.equalPct);
     const size = this.fill("size", {
       by: Math.abs(worse) < limits.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`,
-      worse: fill(words.worse[state.objective][isBetter], best), mean: ["few", "none"].includes(verdict) ? "" : words.byMean[isBetter],
+      worse: fill(words.worse[state.objective][isBetter], best), mean: isFew || verdict === "none" ? "" : words.byMean[isBetter],
     });
     const isClear = Math.max(1 + found.change, 1 / (1 + found.change)) >= limits.clear; // by single runs as well
-    if (verdict === "none" || (verdict === "few" && isClear)) return size;
-    if (verdict === "few") {
+    if (verdict === "none" || (isFew && isClear)) return size;
+    if (isFew) {
       const counts = { base_n: String(found.baseN), n: String(found.n), counted: found.counted, needed: String(limits.fewestRuns) };
-      return this.fill("difference.few", { size, ...counts });
+      return this.fill(`difference.${verdict}`, { size, ...counts });
     }
     const flip = worse < 0 ? -1 : 1;
     const [low, high] = [found.low, found.high].map((end) => flip * this.worsening(end)).sort((a, b) => a - b).map((end) => signed(end));
