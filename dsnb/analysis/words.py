@@ -309,8 +309,8 @@ def _following(decision: Decision, unit: str) -> str:
     if abs(gib) >= SHOWN_GIB:  # false where it is unknown
         facts |= {"gib": significant(abs(gib)), "more": "more" if gib > 0 else "less"}
     batches = [fixed(batch) for batch in decision.options["global_batch"].head(2).dropna()]
-    training = training_changes(*decision.settings.head(2).to_dict("records"), batches)
-    return say("following", {**facts, "training": changes(training)})
+    best, runner_up = decision.settings.head(2).to_dict("records")
+    return say("following", {**facts, "training": changes(training_changes(best, runner_up, batches))})
 
 
 def _changes(decision: Decision) -> str:
