@@ -1,6 +1,6 @@
 """Starts Python: always this interpreter, and never with modules from the current folder.
 
-`python -m` puts the current folder first on `sys.path`. A `random.py` beside somebody's results would then be imported
+`python -m` puts the current folder first on `sys.path`. A `random.py` beside the user's results would then be imported
 instead of the standard library's.
 """
 
@@ -8,7 +8,7 @@ import os
 import sys
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""Keeps the current folder off `sys.path`, in a process and in the processes that it starts."""
+"""Environment that keeps the current folder off `sys.path` in a process and its children."""
 
 
 def command(*words: str) -> list[str]:

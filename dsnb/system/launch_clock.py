@@ -1,15 +1,14 @@
 """The clock for the time limits and durations of a run, in the launching process and in its ranks.
 
-It is monotonic, so a step of the system time (NTP, a resumed virtual machine, a user who sets the clock) neither ends a
-run nor changes its figures. Linux has one such clock for all processes of a machine; for other hosts the time of the
-launch is converted to their clock (`dsnb.launcher.hosts`).
+It is monotonic, so changes of the system time neither end a run nor alter its figures. All processes of a Linux machine
+share it; for other hosts the time of the launch is converted to their clock (`dsnb.launcher.hosts`).
 """
 
 import os
 import time
 
 LAUNCHED_AT = "DSNB_LAUNCHED_AT"
-"""The environment variable that passes the time of the launch to the ranks, in seconds of `now_s` on their host."""
+"""Environment variable with the time of the launch, in seconds of `now_s` on the ranks' host."""
 
 
 def now_s() -> float:

@@ -3,7 +3,7 @@
 import tempfile
 
 MAX_PARENT_BYTES = 60
-"""The path of a socket may have at most 107 bytes, and some clusters have temporary folders with long paths."""
+"""A socket's path may have at most 107 bytes, and some clusters have temporary folders with long paths."""
 
 
 def folder() -> tempfile.TemporaryDirectory[str]:

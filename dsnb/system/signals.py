@@ -1,7 +1,7 @@
 """Stop signals: Ctrl-C, SIGTERM and SIGHUP all raise KeyboardInterrupt in the main thread.
 
-A process that a script starts in the background inherits SIGINT as ignored, and one under `nohup` SIGHUP. Both stay
-ignored, as their user expects; SIGTERM always stops the process.
+Signals that the parent ignores stay ignored: SIGINT in a script's background process, SIGHUP under `nohup`. SIGTERM
+always stops the process.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def install_handlers() -> None:
 
 
 def stop_hint() -> str | None:
-    """Return how the user can stop this process; None if the signal handlers are not dsnb's."""
+    """Return how the user can stop this process; None without dsnb's signal handlers."""
     if signal.getsignal(signal.SIGTERM) is not _interrupt_once:
         return None
     keyboard = "" if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else "Ctrl-C or "
@@ -39,7 +39,7 @@ def stop_hint() -> str | None:
 def on_stop(react: Callable[[], None]) -> Iterator[None]:
     """Call `react` at the first signal that would raise KeyboardInterrupt; a second Ctrl-C still raises it.
 
-    Signals that are ignored or have foreign handlers are left as they are.
+    Signals that are ignored or have other handlers are left as they are.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -67,10 +67,7 @@ def on_stop(react: Callable[[], None]) -> Iterator[None]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Make Linux kill this process when its parent ends, even if this process is suspended at that time.
-
-    If the process with the ID `parent`, from before this process started, has ended since, it raises SystemExit.
-    """
+    """Make Linux kill this process when its parent ends, even while suspended; exit if `parent` is gone already."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -78,13 +75,13 @@ def die_with_parent(parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make Linux give this process the descendants whose parents end, so that they stay its descendants."""
+    """Make Linux reparent orphaned descendants to this process."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def killed_by(number: int) -> str:
-    """Return the description of a process that was killed by a signal."""
+    """Describe a process that was killed by a signal."""
     name = signal.Signals(number).name if number in set(signal.Signals) else "no name"
     return f"killed by signal {number} ({name})"
 

@@ -1,6 +1,7 @@
 """How data, models and engines are set up; `test_strategies` trains with them."""
 
 import inspect
+from itertools import pairwise
 from types import SimpleNamespace
 from unittest import mock
 
@@ -51,9 +52,32 @@ def test_a_text_that_does_not_suit_the_settings(small, tmp_path, text, problem):
         data.batches(small(data=str(tmp_path / "text.txt")), 50, 0, torch.device("cpu"))
 
 
+def test_a_text_with_its_own_tokenizer(small, tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(["the", "cat", "sat", "on", "mat", "[UNK]"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path / "tok")
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat " * 50)
+    experiment = small(data=str(text), tokenizer=str(tmp_path / "tok"))
+    assert data.tokenize(experiment).tolist() == [0, 1, 2, 3, 0, 4] * 50
+    after = {0: {1, 4}, 1: {2}, 2: {3}, 3: {0}, 4: {0}}
+    (batch,) = data.batches(experiment, 6, 0, torch.device("cpu"))(0)
+    assert all(word in after[before] for ids in batch.tolist() for before, word in pairwise(ids))
+
+
+def test_dropout_is_set(small):
+    trained = model.build(small(dropout=0.5), {}, torch.device("cpu"))
+    ids = torch.arange(32)[None]
+    assert not torch.equal(trained(ids).logits, trained(ids).logits)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_large_weights_are_those_of_fp32_rounded(monkeypatch, dtype):
-    """On GPUs, torch draws other numbers for more than 2 GiB, which fp32 has sooner than half precision."""
+    """On GPUs, torch draws other numbers for tensors above 2 GiB, a size that fp32 reaches before half precision."""
     monkeypatch.setattr("dsnb.train.model.MAX_FILL_BYTES", 4 * 1000 - 1)
     weights = {}
     for name in ("float32", dtype):

@@ -56,7 +56,7 @@ CPU_BOUND = {
     "the host is ahead, and waits once in each step": (
         [0, 0, 1, 3, 6.1, 8, 10, 13.1, 20], [0, 0, 2, 6, 7, 9, 13, 14, 20], 0.0, 0.0),
     # the optimizer asks the device about each tensor from 6 to 7.8, and from 14 to 15.8, then queues 0.2 s of work
-    "only the rest of a step waits for the host": (
+    "only the rest of a step is CPU-bound": (
         [0, 0, 0.1, 0.3, 7.8, 8.1, 8.3, 15.8, 20], [0, 0, 2, 6, 8, 10, 14, 16, 20], 3.6 / 16, 3.6 / 16),
 }  # fmt: skip
 
@@ -134,8 +134,8 @@ def test_skew_by_hand():
 
 
 def test_a_latecomer_is_seen_in_the_forward_pass_alone(run_small, tmp_path):
-    """One rank begins every step 0.3 s late: all steps become longer, and only its forward pass ends late."""
-    result, run = run_small(worker="tests.workers.latecomer", gpus=2, zero_stage=1)
+    """One rank begins every step 0.3 s late: all steps take longer, but only its forward pass ends late."""
+    result, run = run_small(worker="tests.workers.latecomer", gpus=2, zero_stage=1, steps=2)
     assert result.status == "ok", result.message()
     record = records.read_json(run.worker)
     assert min(record["rank_step_s"]) > 0.3

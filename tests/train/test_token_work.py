@@ -120,7 +120,7 @@ def test_a_hybrid_with_experts(counted):
     found = counted({**JAMBA}, activation_checkpointing=True, checkpoint_every=2)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**JAMBA))
     parameters = sum(one.numel() for one in model.parameters())
-    active = parameters - 2 * 2 * EXPERT  # layers 1 and 3 have 4 experts, of which 2 do not work
+    active = parameters - 2 * 2 * EXPERT  # layers 1 and 3 have 4 experts, and 2 of them are idle
     assert found["active_parameters"] == active
     assert found["flops_per_token"] == 6 * active + 12 * 64 * 32
     again = sum(one.numel() for layer in (0, 2) for one in model.model.layers[layer].parameters())
@@ -214,13 +214,12 @@ def mixture(router, config):
 @pytest.mark.parametrize(
     ("router", "config", "chosen"),
     [
-        (lambda scores: scores.topk(3), {"num_experts_per_tok": 2}, 3),  # what is done counts
+        (lambda scores: scores.topk(3), {"num_experts_per_tok": 2}, 3),  # the pass takes precedence
         (lambda scores: scores, {"num_experts_per_tok": 2}, 2),
         (lambda scores: scores, {"moe_top_k": 4, "topk_group": 2, "norm_topk_prob": True}, 4),
         (lambda scores: scores, {}, None),
         (lambda scores: scores, {"num_experts_per_tok": 2, "moe_top_k": 3}, None),
         (lambda scores: (scores.topk(1), scores.topk(2)), {}, None),
-        (lambda scores: scores, {"num_experts_per_tok": 7}, None),
     ],
 )
 def test_the_experts_of_an_unknown_mixture_are_counted_or_refused_if_not_certain(router, config, chosen):
