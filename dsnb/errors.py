@@ -5,7 +5,6 @@ DsnbError
     NoMatchError    a pattern that matches no experiment's name
   LaunchError       a run that failed; carries its log
   KernelDiedError   a notebook's kernel that could not be started, or ended before the notebook
-  FetchError        a model or tokenizer whose files are missing or incomplete
   LogError          a log that cannot be read; names the line
   PublishedError    an unknown name of a published table (also a KeyError)
 DsnbWarning         something was left out or ignored (a UserWarning)
@@ -45,10 +44,6 @@ class LaunchError(DsnbError):
 
 class KernelDiedError(DsnbError):
     """A notebook's kernel that could not be started, or ended before the notebook."""
-
-
-class FetchError(DsnbError):
-    """A model or tokenizer whose files are missing or incomplete."""
 
 
 class LogError(DsnbError):
