@@ -20,9 +20,8 @@ from dsnb.render import palette
 from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
 from dsnb.render.tables import MAX_ROWS, Html, bullet_list, format_column, subheading, to_html
 from dsnb.run_folder.columns import ENVIRONMENT
-from dsnb.runs import discover
 from dsnb.runs.labels import MEMORY, METRIC_LABELS, count
-from dsnb.runs.load import load_runs
+from dsnb.runs.load import displayable, load_runs
 
 RATE = "tokens_per_s"
 OTHER_HOSTS = (
@@ -41,7 +40,7 @@ def with_earlier(runs: pd.DataFrame, folder: str | Path) -> list[Html]:
 
 def compared(before: pd.DataFrame, after: pd.DataFrame, name: str) -> list[Html]:
     """Return the section for two sets of runs; `name` is that of the earlier one."""
-    title = html.escape(discover.displayable(name))
+    title = html.escape(displayable(name))
     parts = [Html(f"<h2>Compared with <code>{title}</code></h2>"), environments(before, after)]
     other_hosts = set(hosts(before)).isdisjoint(hosts(after)) and None not in hosts(before) + hosts(after)
     parts += [Html(f"<p>{OTHER_HOSTS}</p>")] if other_hosts else []

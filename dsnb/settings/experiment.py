@@ -28,8 +28,6 @@ FIRST_IN_NAMES = (
 """Order of the parts that names have had longest; the others follow as they are declared."""
 CURRENT_NAMES = {"hang_limit_s": "step_timeout_s"}
 """Former name -> current name."""
-FORMER_DEFAULT = ("launcher", "fork")
-"""A setting of executed notebooks that has gone, with the value that all runs have now."""
 Supervision = partial(Setting, is_supervision=True)
 Name = Annotated[str, Supervision()]
 SshUser = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$"), Supervision()]
@@ -80,8 +78,7 @@ class Experiment(Training):
         fields = type(self).model_fields
         settings = deepspeed_keys.flattened(with_current_names(settings))
         known = {key: value for key, value in settings.items() if key in fields}
-        unknown = [key for key, value in settings.items() if key not in fields and (key, value) != FORMER_DEFAULT]
-        problems = [checks.unknown_setting(key, fields) for key in unknown]
+        problems = [checks.unknown_setting(key, fields) for key in settings if key not in fields]
         invalid: set[str] = set()
         try:
             super().__init__(**known)

@@ -46,7 +46,6 @@ def test_an_experiment_and_a_notebook_take_the_former_name():
     assert Experiment.from_namespace(injected).step_timeout_s == 5.0
     with pytest.raises(SettingsError, match="launcher is no longer a setting"):
         Experiment.from_namespace({"launcher": "deepspeed"})
-    assert Experiment.from_namespace({"launcher": "fork"}) == Experiment()
 
 
 @pytest.mark.parametrize(

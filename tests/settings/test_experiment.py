@@ -15,12 +15,12 @@ from dsnb.system import hardware
 
 V100 = hardware.InstalledGpu(0, "Tesla V100-SXM2-32GB", "GPU-1", 32.0, (7, 0))
 ALLOWED = "give a causal language model, such as GPT-2, Llama or Mixtral"
-IF_SET = f"set is_decoder to true in its configuration, or {ALLOWED}"
+IF_SET = f"set is_decoder to true, or {ALLOWED}"
 ENCODER = f"is an encoder: its tokens also attend to later ones; {IF_SET}"
 REFUSED = {
     "bert": ({"model_type": "bert"}, f"bert {ENCODER}"),
     "roberta": ({"model_type": "roberta", "is_decoder": False}, f"roberta {ENCODER}"),
-    "xlnet": ({"model_type": "xlnet"}, f"in xlnet, tokens also attend to later ones; {ALLOWED}"),
+    "xlm": ({"model_type": "xlm"}, f"xlm {ENCODER.replace('is_decoder', 'causal')}"),
     "t5": ({"model_type": "t5", "is_encoder_decoder": True}, f"t5 is an encoder-decoder; {ALLOWED}"),
     "list": ([1], f"its configuration is not a JSON object; {ALLOWED}"),
     "none": ({"hidden_size": 64}, f"its configuration has no model_type; {ALLOWED}"),

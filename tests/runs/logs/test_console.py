@@ -238,11 +238,6 @@ FORMS = {
         "{'train_runtime': 155.2034, 'train_samples_per_second': 2.242, 'epoch': 3.0}\n",
         {"train_runtime_s": 155.2034, "samples_per_s": None, "steps_per_s": None},
     ),
-    "a command over several lines": (
-        "+ srun bash -c 'torchrun --nproc_per_node 8 \\\n    pretrain.py \\\n    --max_seq_len 256 \\\n"
-        "    --model_name_or_path facebook/opt-350m \\\n    --bf16'\n  --max_seq_len 99 is a help text\n" + NO_FORMAT,
-        {"seq_len": 256, "model": "opt-350m", "precision": "bf16"},
-    ),
     "the last command before the training counts": (
         "+ python prepare.py --max_seq_len 77 --seed 1\n+ torchrun train.py --max_seq_len 128\n" + logs.CONFIG + "+ python evaluate.py --max_seq_len 55\n",
         {"seq_len": 128, "seed": 1},
