@@ -13,7 +13,6 @@ from dsnb.execute import notebook
 from dsnb.files import records
 from dsnb.prediction import traces
 from dsnb.report import write_report
-from dsnb.run_folder.paths import SweepPaths
 from tests import ROOT
 from tests.prediction.made_up import RECORD
 from tests.support.browser import CALM, violations
@@ -104,7 +103,6 @@ def test_only_failed_runs_are_reported_too(folder, tmp_path):
 def test_a_folder_that_is_read_only(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(notebook, "execute", lambda template, executed, _: shutil.copyfile(template, executed))
     shutil.copytree(folder / "zs9_bad", tmp_path / "out" / "zs9_bad")
-    SweepPaths(tmp_path / "out").report_notebook.mkdir()
     write_report(tmp_path / "out", tmp_path / "page.html")
     assert (tmp_path / "page.html.ipynb").is_file()
     with pytest.raises(LaunchError, match="cannot be written: Is a directory; choose another --output"):

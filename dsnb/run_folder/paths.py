@@ -67,7 +67,6 @@ class SweepPaths:
     params = File("params.yaml", "The params file after the changes of `--set`.")
     planned = File("planned.json", "The runs that the last sweep here set out to make: the repeats of each experiment.")
     lock = File(".lock", "Lock of the sweep that writes here.")
-    report_notebook = File("report.ipynb", "The executed report notebook.")
     report = File("report.html", "The report, one HTML file.")
 
     def run(self, experiment: str, repeat: int) -> RunPaths:
