@@ -86,7 +86,7 @@ def test_the_comparison_notebook_runs(folder):
 
 
 def test_folders_without_runs(folder, tmp_path):
-    with pytest.raises(SettingsError, match="contains no runs: none of 0 files in 1 folder is a run"):
+    with pytest.raises(SettingsError, match="contains no runs: none of 0 files is a run"):
         write_report(tmp_path)
     with pytest.raises(SettingsError, match="contains no runs"):
         write_report(folder, compare_with=tmp_path)
