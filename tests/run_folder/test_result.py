@@ -10,7 +10,7 @@ import pytest
 import dsnb
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.files import records
-from dsnb.launcher.folder import prepare, write_experiment
+from dsnb.launcher.folder import write_experiment
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result, Shortage
 from dsnb.settings.experiment import Experiment
@@ -87,19 +87,6 @@ def test_settings_that_an_old_folder_does_not_name_had_their_defaults(sweep):
     other = replace(run, experiment=run.experiment.model_copy(update={"grad_accum": 4}))
     with pytest.raises(SettingsError, match=r"finished with other settings \(grad_accum was 1 and is 4\)"):
         is_finished(other)
-
-
-@pytest.mark.process
-def test_a_launch_goes_on_where_a_record_is_not_whole(tmp_path, small):
-    experiment, folder = small(steps=2), RunPaths(tmp_path / "exp" / "run1")
-    prepare(folder, experiment)
-    whole.leave(folder, 2)
-    Result("ok", None, {}, {}, {}, folder.dir).write()
-    with pytest.raises(SettingsError, match="it holds a finished run; choose another folder"):
-        prepare(folder, experiment)
-    cut(folder.steps, 1)
-    prepare(folder, experiment)
-    assert not folder.result.exists()
 
 
 def test_a_run_copied_into_another_experiment_is_no_repeat_of_it(sweep):

@@ -149,12 +149,12 @@ def test_slurm_is_a_hostfile_in_a_job_alone(monkeypatch, tmp_path):
     program = tmp_path / "scontrol"
     program.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && echo n1 && echo n2 && echo -oX\n')
     program.chmod(0o755)
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    for variable, text in {
+        "SLURM_CPUS_ON_NODE": "4",
+        "SLURM_GPUS_PER_NODE": "h100:2(x2)",
+        "SLURM_GPUS_ON_NODE": "4",
+    }.items():
+        monkeypatch.setenv(variable, text)
+        slots = 2 if "h100" in text else 4
+        assert hostfile.hosts("slurm") == (Host("n1", tuple(range(slots))), Host("n2", tuple(range(slots))))
     assert hostfile.hosts("slurm", exclude="n1:0") == (Host("n1", (1, 2, 3)), Host("n2", (0, 1, 2, 3)))
-
-
-def test_slurms_words_for_slots():
-    words = {"": 1, "4": 4, "h100:8": 8, "16(x2)": 16, "16(x2),8": 16, "0": 1, "many": 1}
-    assert [hostfile._slots({"SLURM_GPUS_PER_NODE": word}) for word in words] == [*words.values()]
-    assert hostfile._slots({"SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_ON_NODE": "64"}) == 4
-    assert hostfile._slots({"SLURM_GPUS_ON_NODE": "", "SLURM_CPUS_ON_NODE": "2"}) == 2

@@ -209,19 +209,6 @@ def test_a_plan_by_hand():
     assert list(given.table["energy_kwh"]) == pytest.approx(list(given.table["gpu_hours"] * 0.7))
 
 
-def test_without_gpus_a_plan_counts_ranks():
-    runs, prices = runs_of(100, 180, 320, gpu_name=None, device="cpu", power_w=math.nan), {"CPU": 0.5}
-    plans = recommend.measured_plans(runs, TOKENS, prices)
-    said = answer.plan_sentences(plans).text
-    assert "<h3>gpt2</h3>" in said
-    assert "Fewest rank-hours: gpus1 (measured) on 1 CPU rank, 100 tokens/s" in said
-    assert "6.4 days, 154 rank-hours, $76.8 at $0.50 a rank-hour." in said
-    assert "GPU" not in said + answer.plan_tables(plans).text
-    table = scaling.scaling(runs_of(100, 278, 500, gpu_name=None, device="cpu"))
-    assert set(table["unit"]) == {"rank"}
-    assert "GPU" not in scaling.super_linear(table)[0]
-
-
 def test_each_gpu_has_its_own_price():
     runs = runs_of(100, 180, 320).assign(gpu_name=["A", "<B>", "C"])
     prices = {"A": 3.0, "<B>": 1.5, "D": 9.0}
