@@ -149,12 +149,6 @@ def test_slurm_is_a_hostfile_in_a_job_alone(monkeypatch, tmp_path):
     program = tmp_path / "scontrol"
     program.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && echo n1 && echo n2 && echo -oX\n')
     program.chmod(0o755)
-    for variable, text in {
-        "SLURM_CPUS_ON_NODE": "4",
-        "SLURM_GPUS_PER_NODE": "h100:2(x2)",
-        "SLURM_GPUS_ON_NODE": "4",
-    }.items():
-        monkeypatch.setenv(variable, text)
-        slots = 2 if "h100" in text else 4
-        assert hostfile.hosts("slurm") == (Host("n1", tuple(range(slots))), Host("n2", tuple(range(slots))))
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "64")
+    monkeypatch.setenv("SLURM_GPUS_PER_NODE", "h100:4(x2)")
     assert hostfile.hosts("slurm", exclude="n1:0") == (Host("n1", (1, 2, 3)), Host("n2", (0, 1, 2, 3)))
