@@ -69,20 +69,20 @@ def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
         If there is no such published table.
     """
     if published:
-        own = [_load(path)] if path else []
-        return pd.concat([*own, *map(tables.published, published)], ignore_index=True)
+        loaded = [_load(path)] if path else []
+        return pd.concat([*loaded, *map(tables.published, published)], ignore_index=True)
     return _load(path)
 
 
 def _load(path: str | Path) -> pd.DataFrame:
     folders, logs = find_runs(path)
-    own = run_folders.read_columns(folders)
-    names = name_runs(folders, own[run_folders.NAME], own[run_folders.MODEL_NAME])
-    own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, folders)]}
+    recorded = run_folders.read_columns(folders)
+    names = name_runs(folders, recorded[run_folders.NAME], recorded[run_folders.MODEL_NAME])
+    recorded |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, folders)]}
     nothing = [None] * len(folders)
     logged = [row for row, _ in _logged(logs, os.path.isfile(path))]
-    shown = [*columns.RUN_COLUMNS, *columns.key_columns(own)]
-    table = pd.DataFrame({name: own.get(name, nothing) + [row.get(name) for row in logged] for name in shown})
+    shown = [*columns.RUN_COLUMNS, *columns.key_columns(recorded)]
+    table = pd.DataFrame({name: recorded.get(name, nothing) + [row.get(name) for row in logged] for name in shown})
     for name in columns.RUN_NUMBERS:
         table[name] = pd.to_numeric(table[name], errors="coerce")
     return as_runs(without_noise(table))

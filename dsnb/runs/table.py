@@ -64,8 +64,8 @@ def numbers(runs: pd.DataFrame, name: str) -> pd.Series:
 
 def json_numbers(values: Iterable[float], digits: int = 17) -> list[float | int | None]:
     """Round numbers for JSON: NaN and infinity become None, whole numbers integers, which take less space."""
-    known = (float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values)
-    return [int(value) if value is not None and value.is_integer() else value for value in known]
+    rounded = (float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values)
+    return [int(value) if value is not None and value.is_integer() else value for value in rounded]
 
 
 def timed_steps(runs: pd.DataFrame) -> pd.Series:

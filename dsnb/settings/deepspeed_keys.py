@@ -59,12 +59,12 @@ DECIDED = {
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with all keys of DeepSpeed in one flat mapping under `deepspeed`; no mapping stays as it is."""
-    given = settings.get(NAME, {})
+    nested = settings.get(NAME, {})
     rest = {key: value for key, value in settings.items() if key != NAME and not str(key).startswith(PREFIX)}
-    if not isinstance(given, Mapping):
-        return {**rest, NAME: given}
+    if not isinstance(nested, Mapping):
+        return {**rest, NAME: nested}
     separate = {key.removeprefix(PREFIX): settings[key] for key in map(str, settings) if key.startswith(PREFIX)}
-    keys = dict([*_leaves(given), *_leaves(separate)])
+    keys = dict([*_leaves(nested), *_leaves(separate)])
     return {**rest, NAME: keys} if keys or NAME in settings else rest
 
 

@@ -112,15 +112,15 @@ def experiments(
     combinations: Iterable[Mapping[str, Any]], adapt: Callable[[Experiment], Experiment] | None = None
 ) -> tuple[dict[int, Experiment], dict[int, list[str]]]:
     """Return the experiments that the rules allow, as `adapt` changes them, and why others are refused, by place."""
-    found: dict[int, Experiment] = {}
+    allowed: dict[int, Experiment] = {}
     refused: dict[int, list[str]] = {}
     for place, settings in enumerate(combinations):
         try:
             experiment = Experiment(**{str(key): value for key, value in settings.items()})
-            found[place] = adapt(experiment) if adapt else experiment
+            allowed[place] = adapt(experiment) if adapt else experiment
         except SettingsError as error:
             refused[place] = error.problems
-    return found, refused
+    return allowed, refused
 
 
 def _product(defaults: dict[str, Any], entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -64,25 +64,25 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("told", DAMAGE)
-def test_a_run_whose_record_is_not_whole_is_made_again_and_a_row_says_why(sweep, told):
+@pytest.mark.parametrize("problem", DAMAGE)
+def test_a_run_whose_record_is_not_whole_is_made_again_and_a_row_says_why(sweep, problem):
     run = sweep.runs[0]
     assert is_finished(run)
-    DAMAGE[told](run.paths)
+    DAMAGE[problem](run.paths)
     with pytest.warns(DsnbWarning) as caught:
         assert not is_finished(run)
-    assert str(caught[-1].message) == f"{run.paths.dir}: {told}; the run is repeated"
+    assert str(caught[-1].message) == f"{run.paths.dir}: {problem}; the run is repeated"
     runs = dsnb.load_runs(sweep.paths.dir)
-    ended = "ok" if "timed steps" in told else "interrupted"  # tables do not count the steps of thousands of runs
+    ended = "ok" if "timed steps" in problem else "interrupted"  # tables do not count the steps of thousands of runs
     row = runs.set_index("run_dir").loc[str(run.paths.dir)]
-    assert (row["status"], row["cause"]) == (ended, None if ended == "ok" else f"{told}; start the sweep again")
+    assert (row["status"], row["cause"]) == (ended, None if ended == "ok" else f"{problem}; start the sweep again")
     assert (runs["status"] == "ok").sum() == len(sweep.runs) - (ended != "ok")
 
 
 def test_settings_that_an_old_folder_does_not_name_had_their_defaults(sweep):
     run = sweep.runs[0]
-    known = records.read_json(run.paths.experiment)
-    records.write_json(run.paths.experiment, {key: value for key, value in known.items() if key != "grad_accum"})
+    record = records.read_json(run.paths.experiment)
+    records.write_json(run.paths.experiment, {key: value for key, value in record.items() if key != "grad_accum"})
     assert is_finished(run)
     other = replace(run, experiment=run.experiment.model_copy(update={"grad_accum": 4}))
     with pytest.raises(SettingsError, match=r"finished with other settings \(grad_accum was 1 and is 4\)"):
@@ -131,9 +131,9 @@ def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
     wait_until(lambda: list(tmp_path.glob("run1/pids*")) or process.poll() is not None, "the rank hangs")
     assert process.poll() is None
     shutil.rmtree(tmp_path / "run1")
-    _, said = process.communicate(timeout=WAIT_S)
-    assert "LaunchError: " in said.splitlines()[-1]
-    assert "was removed during the run" in said.splitlines()[-1]
+    _, output = process.communicate(timeout=WAIT_S)
+    assert "LaunchError: " in output.splitlines()[-1]
+    assert "was removed during the run" in output.splitlines()[-1]
     assert not (tmp_path / "run1").exists()
 
 

@@ -38,9 +38,9 @@ def test_the_fastest_plain_setting_is_the_yardstick():
         ("zs0 long", 1, "ok", "deepspeed", 256, 80),
         ("zs1", 1, "oom", "deepspeed", 128, math.nan),
     )
-    found = with_plain_ratio(runs)["of_plain"]
-    assert found.tolist()[:6] == pytest.approx([0.5, 0.99, 1.01, 9.0, 0.8, math.nan], nan_ok=True)
-    assert math.isnan(found.iloc[6])
+    ratios = with_plain_ratio(runs)["of_plain"]
+    assert ratios.tolist()[:6] == pytest.approx([0.5, 0.99, 1.01, 9.0, 0.8, math.nan], nan_ok=True)
+    assert math.isnan(ratios.iloc[6])
     assert summarize(runs).loc["zs0", "of_plain_median"] == pytest.approx(0.8)
     assert "of_plain" not in runs
     kept = with_plain_ratio(runs)
@@ -94,11 +94,11 @@ def test_ranks_on_a_cpu_share_the_cores_of_the_plain_process():
 
 
 def test_less_than_five_seconds_of_timed_steps_have_no_utilization(tmp_path):
-    known = [(4.99, None, None), (5, None, None), (None, 20, 0.02), (None, 20, 0.25), (6, 20, 0.02), (None, 20, None)]
-    runs = pd.DataFrame(known, columns=["timed_s", "timed_steps", "step_time_s"], dtype=float)
-    found = without_noise(runs.assign(gpu_util_pct=80.0, sm_clock_mhz=1980.0))
-    assert found["gpu_util_pct"].notna().tolist() == [False, True, False, True, True, True]
-    assert (found["sm_clock_mhz"] == 1980).all()  # a clock is a momentary reading
+    timings = [(4.99, None, None), (5, None, None), (None, 20, 0.02), (None, 20, 0.25), (6, 20, 0.02), (None, 20, None)]
+    runs = pd.DataFrame(timings, columns=["timed_s", "timed_steps", "step_time_s"], dtype=float)
+    cleaned = without_noise(runs.assign(gpu_util_pct=80.0, sm_clock_mhz=1980.0))
+    assert cleaned["gpu_util_pct"].notna().tolist() == [False, True, False, True, True, True]
+    assert (cleaned["sm_clock_mhz"] == 1980).all()  # a clock is a momentary reading
     table = made_up.runs(4, repeats=1).assign(status="ok", cause=None, gpu_util_pct=80.0, step_time_s=0.1)
     made_up.write_folders(table.assign(timed_steps=[4, 40, 49, 50]), tmp_path / "s")
     loaded = dsnb.load_runs(tmp_path).set_index("timed_steps")["gpu_util_pct"]

@@ -74,12 +74,12 @@ class LoggedRun:
 
     def add_step(self, step: int, **values: float | None) -> None:
         """Add a step or complete the last one; an earlier one is another rank's copy."""
-        known = {name: value for name, value in values.items() if value is not None}
+        measured = {name: value for name, value in values.items() if value is not None}
         last = self.steps[-1]["step"] if self.steps else -1
         if step > last:
-            self.steps.append({"step": step, **known})
+            self.steps.append({"step": step, **measured})
         elif step == last:
-            self.steps[-1] = known | self.steps[-1]
+            self.steps[-1] = measured | self.steps[-1]
 
     def fail(self, status: str, cause: str) -> None:
         """Record a failure; the first one counts, except that running out of memory replaces any other."""

@@ -158,7 +158,7 @@ STAMP = "[2021-05-25 22:30:04,196] [INFO] [config.py:752:print]"
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("line", "expected"),
     [
         ("  pipe_parallel_size .............. 16\n", 16),
         ("  pipe_parallel_size .............. 0\n", 1),
@@ -168,12 +168,12 @@ STAMP = "[2021-05-25 22:30:04,196] [INFO] [config.py:752:print]"
         (logs.topology(16, 1, 4), 16),
     ],
 )  # fmt: skip
-def test_where_a_pipeline_is_printed(tmp_path, said, expected):
+def test_where_a_pipeline_is_printed(tmp_path, line, expected):
     """Each alone, behind a first line that knows no pipeline; 64 GPUs, TP 4."""
     head, rest = logs.zero_megatron(1).split("\n", 1)
     engine = rest.replace("world_size ................... 16", f"world_size ................... {16 // expected}")
     engine = engine.replace(" gas .............. 12", f" gas .............. {12 * expected}")
-    row = only(read(tmp_path, f"{head}\n{said}{engine}"))
+    row = only(read(tmp_path, f"{head}\n{line}{engine}"))
     check(row, pipeline_parallel=expected, tensor_parallel=4, gpus=64, data_parallel=16 // expected)
 
 
