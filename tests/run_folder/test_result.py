@@ -1,4 +1,4 @@
-"""Which runs are finished: all of their record, in their folder; and what is advised about one that is not ok."""
+"""Finished runs, which have complete records; advice for runs that are not ok."""
 
 import shutil
 import subprocess
@@ -121,7 +121,7 @@ def test_a_renamed_experiment_keeps_its_name_and_copies_go_by_their_settings(swe
 
 @pytest.mark.process
 def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
-    """A real launch, in a process of its own, whose ranks would hang for ever."""
+    """A real launch in a separate process, with ranks that would hang forever."""
     code = (
         "from dsnb.settings.experiment import Experiment\nfrom dsnb.launcher.run import launch\n"
         "experiment = Experiment(model='gpt2-tiny', device='cpu', precision='fp32')\n"
