@@ -141,7 +141,7 @@ FIGURES = [
     ),
     Column(
         "cpu_bound",
-        "Share of the timed steps in which the host set the pace: parts with less than a quarter of the GPU's work left "
+        "Share of the timed steps in which the host set the pace: parts with less than a quarter of the GPU work left "
         "when the last kernel was launched, minus that rest. Roughly an upper bound of its idle time; worst rank.",
         _percent("CPU-bound", better="lower"),
     ),

@@ -142,7 +142,7 @@ def _fields(records_of_runs: Records, names: list[str]) -> Columns:
 
 
 def _keys(settings: Records) -> Columns:
-    """Return a column for each key of DeepSpeed's configuration that any run sets; values of several types become text."""
+    """Return a column for each key of DeepSpeed that any run sets; values of several types become text."""
     configurations = [record.get(deepspeed_keys.NAME) or {} for record in settings]
     columns = {}
     for path in sorted(set().union(*configurations)):
