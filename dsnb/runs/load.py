@@ -69,20 +69,20 @@ def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
         If there is no such published table.
     """
     if published:
-        own = [_load(path)] if path else []
-        return pd.concat([*own, *map(tables.published, published)], ignore_index=True)
+        loaded = [_load(path)] if path else []
+        return pd.concat([*loaded, *map(tables.published, published)], ignore_index=True)
     return _load(path)
 
 
 def _load(path: str | Path) -> pd.DataFrame:
     folders, logs = find_runs(path)
-    own = run_folders.read_columns(folders)
-    names = name_runs(folders, own[run_folders.NAME], own[run_folders.MODEL_NAME])
-    own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, folders)]}
+    recorded = run_folders.read_columns(folders)
+    names = name_runs(folders, recorded[run_folders.NAME], recorded[run_folders.MODEL_NAME])
+    recorded |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, folders)]}
     nothing = [None] * len(folders)
     logged = [row for row, _ in _logged(logs, os.path.isfile(path))]
-    shown = [*columns.RUN_COLUMNS, *columns.key_columns(own)]
-    table = pd.DataFrame({name: own.get(name, nothing) + [row.get(name) for row in logged] for name in shown})
+    shown = [*columns.RUN_COLUMNS, *columns.key_columns(recorded)]
+    table = pd.DataFrame({name: recorded.get(name, nothing) + [row.get(name) for row in logged] for name in shown})
     for name in columns.RUN_NUMBERS:
         table[name] = pd.to_numeric(table[name], errors="coerce")
     return as_runs(without_noise(table))
@@ -133,7 +133,7 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
 
 
 def _logged(logs: list[str], is_one_file: bool) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
-    """Yield the row of every run in other programs' logs, and the run; in a folder, bad logs are left out."""
+    """Yield each run in other programs' logs with its row; unreadable logs of a folder are left out."""
     for path in map(Path, logs):
         try:
             runs = console.read(path)
@@ -228,7 +228,7 @@ def _warn(error: OSError) -> None:
 
 
 def no_runs_message(path: str | Path) -> str:
-    """Return the error message for a folder without runs, with how much was examined."""
+    """Return the error message for a folder without runs."""
     files = sum(len(names) for _, _, names in os.walk(path))
     return (
         f"{str(path)!r} contains no runs: none of {count(files, 'file')} is a run of dsnb or a log that it can read; "
@@ -269,7 +269,7 @@ def names_from_log(path: str, logged_runs: list[LoggedRun]) -> list[dict[str, An
 
 
 def name_runs(folders: Sequence[str], recorded: Sequence[Any], models: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the names of runs by their folders, which are sorted; a run copied there has a name of its experiment."""
+    """Return the names of runs by their sorted folders; a copy of another experiment's run is named for both."""
     names = [names_from_path(folder) for folder in folders]
     for (_, experiment), places in groupby(
         range(len(folders)), key=lambda place: (os.path.dirname(folders[place]), names[place]["experiment"])

@@ -70,9 +70,9 @@ def unknown_setting(key: str, names: Iterable[str]) -> str:
     """Return the message about a setting that does not exist: it names the closest setting, or all of them."""
     if key in REMOVED:
         return f"{key} is no longer a setting: {REMOVED[key]}"
-    known = list(names)
-    match = closest_match(str(key), known)
-    hint = f"did you mean '{match}'?" if match else f"allowed are {', '.join(known)}"
+    allowed = list(names)
+    match = closest_match(str(key), allowed)
+    hint = f"did you mean '{match}'?" if match else f"allowed are {', '.join(allowed)}"
     return f"unknown setting {short_repr(key)}: {hint}"
 
 

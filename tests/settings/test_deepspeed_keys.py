@@ -32,8 +32,8 @@ def test_keys_are_merged_over_dsnbs_own_and_change_nothing_given():
     base = {"a": {"b": 1}}
     assert deepspeed_keys.merged(base, {"a.c": 2, "d": [3]}) == {"a": {"b": 1, "c": 2}, "d": [3]}
     assert base == {"a": {"b": 1}}
-    found = [deepspeed_keys.lookup(config, path) for path in (OVERLAP, "x.y", "gradient_clipping.x")]
-    assert found == [True, None, None]
+    values = [deepspeed_keys.lookup(config, path) for path in (OVERLAP, "x.y", "gradient_clipping.x")]
+    assert values == [True, None, None]
 
 
 def test_they_are_part_of_the_name():
