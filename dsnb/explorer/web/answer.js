@@ -119,8 +119,7 @@ class Answer {
     this.eligible = this.measured.filter((one) => isHeld(one) && (!state.gpus_at_hand || one.gpus <= state.gpus_at_hand));
     const least = LEAST[state.objective];
     const known = this.eligible.filter((one) => one[least] !== null && !Number.isNaN(one[least]));
-    known.sort((a, b) => a.days - b.days);
-    known.sort((a, b) => a[least] - b[least]);
+    known.sort((a, b) => a[least] - b[least] || a.days - b.days);
     const stable = known.filter(({ unstable }) => !unstable);
     const inTime = stable.filter(({ days }) => days <= model.limits.maxDays);
     this.options = state.objective === "time" || !inTime.length ? stable : inTime;
