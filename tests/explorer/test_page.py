@@ -577,7 +577,7 @@ def front():
 
 
 def unstable():
-    """Give settings; the fastest and one more have a run that is ten times as slow as the others."""
+    """Give settings: the fastest and one more have a run that is ten times as slow as the others."""
     table = made_up.runs(24, seed=3, repeats=4, gpus=[1], precision=["bf16"]).assign(status="ok", cause=None)
     table["gpu_memory_gib"] = 200.0
     fast = table.groupby("experiment")["tokens_per_s"].median().idxmax()

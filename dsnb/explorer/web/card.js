@@ -1,9 +1,8 @@
-// The card: the answer to the selected task, and the question: what is to be least, for how many tokens, at which price. Then the
-// answers to all tasks.
+// The card: the answer to the selected task, and its inputs, such as objective, tokens and prices. Then the answers to all tasks.
 
 const onEntry = (read) => ({ onchange: read, onkeydown: ({ key }) => key === "Enter" && read() }); // JupyterLab may keep Enter
 
-// A field for a number. An entry that is not allowed is not used: the browser's own words for what is wrong stand beside it.
+// A field for a number. An invalid entry is ignored, and the browser's message is shown below it.
 class NumberField {
   // `rule` is one of `INPUTS` in dsnb/explorer/state.py.
   constructor(label, rule, changed) {
@@ -26,7 +25,7 @@ class NumberField {
     this.problem.textContent = "";
   }
 
-  // Whether the entry is allowed; if not, what is wrong is said.
+  // Whether the entry is valid; if not, show why.
   check() {
     const { validity, validationMessage } = this.input;
     this.problem.textContent = validity.valid ? "" : `Not used: ${validationMessage}`;

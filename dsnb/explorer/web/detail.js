@@ -33,7 +33,7 @@ class Detail {
       one?.every > 1 ? `1 in ${one.every} steps is shown.` : "",
       one?.gpus > 1 ? `Averaged over ${one.gpus} GPUs.` : "",
     ];
-    return [status, ...model.said(run).map((text) => element("p", {}, text)), ...notes.filter(Boolean).map((text) => soft(text))];
+    return [status, ...model.remarksOn(run).map((text) => element("p", {}, text)), ...notes.filter(Boolean).map((text) => soft(text))];
   }
 
   // Everything that was measured of a run, in its display units.

@@ -10,7 +10,7 @@ class Explorer {
     const set = (patch) => this.set(patch);
     this.card = new Card(model, set);
     this.overview = element("section", { class: "dsnb-card dsnb-grid dsnb-wrapped", "aria-label": "All tasks" });
-    this.single = element("div"); // all that is about one task
+    this.single = element("div"); // the views of one task
     this.controls = new Controls(model, set);
     this.count = element("p", { class: "dsnb-count", role: "status" });
     this.legend = new Legend(model, set);
@@ -87,7 +87,7 @@ class Explorer {
     return { title: parts([model.task(state)?.title, chart.title ?? chart.label], ": "), legend, cite: parts([model.cite, `n = ${count(selected.length, "run")}`], "; ") };
   }
 
-  // Set some controls, as explorer.set does in Python; `notify` is false for changes that come from Python.
+  // Set some controls, the same as explorer.set in Python; `notify` is false for changes that come from Python.
   set(patch, notify = true) {
     const before = this.state;
     cancelAnimationFrame(this.waiting);
@@ -201,7 +201,7 @@ class Explorer {
     }
     if (!isExperiment) {
       lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.statusOf(id)} ${model.causes[id] ?? ""}`);
-      lines.push(...model.said(id));
+      lines.push(...model.remarksOn(id));
     }
     return [...new Set(lines)].map(cut);
   }
@@ -232,8 +232,8 @@ class Explorer {
   }
 }
 
-// In the next frame, tables out of view are skipped (style.css) and laid out after it. The class is there only while the browser
-// paints, so scripts that read the page, such as `innerText`, find all text at any other time.
+// Skip tables out of view in the next frame (style.css) and lay them out after it. The class is only set while the browser paints, since
+// `innerText` leaves out skipped text.
 const paintViewFirst = (root) => requestAnimationFrame(() => {
   root.classList.add("dsnb-painting");
   setTimeout(() => root.classList.remove("dsnb-painting"));

@@ -196,8 +196,8 @@ class Model {
     return effects.sort((a, b) => a.axis.group - b.axis.group || size(b) - size(a) || a.after - b.after);
   }
 
-  // What is said of a run: of its memory, what to change, notes, what is unusual.
-  said(run) {
+  // Remarks on a run: its memory, what to change, notes, what is unusual.
+  remarksOn(run) {
     return (this.remarks.runs[run] ?? []).map((place) => this.remarks.texts[place]);
   }
 

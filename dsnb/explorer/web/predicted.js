@@ -74,7 +74,7 @@ class Predictions {
     return [this.names[place], "predicted, not run", this.settings[place], ...lines, ...(outside ? [`less sure: ${outside}`] : [])].map(cut);
   }
 
-  // A sentence on the best predicted setting if it would beat the best measured one; else an empty text.
+  // A sentence on the best predicted setting if it beats the best measured one; otherwise empty.
   worthMeasuring(answer) {
     const { state, best, task, model } = answer;
     const isMemory = state.objective === "memory";
