@@ -42,7 +42,9 @@ def check(what: str, found: str, fine: object, advice: str, otherwise: State = "
 
 def check_machine() -> list[Check]:
     """Check everything that a run needs."""
-    return [*_machine(), *_compilers(), *_training(), *_notebooks()]
+    lab = find_spec("jupyterlab")
+    jupyter = check("JupyterLab", "installed" if lab else "none", lab, "pip install 'dsnb[lab]'", "warn")
+    return [*_machine(), *_compilers(), *_training(), jupyter]
 
 
 def _machine() -> Iterator[Check]:
@@ -103,14 +105,6 @@ def _probe() -> dict[str, Any]:
         return {"error": "importing torch, DeepSpeed and transformers took over 180 s"}
     except (ValueError, IndexError):
         return {"error": (done.stderr.strip().splitlines() or ["the imports crashed"])[-1]}
-
-
-def _notebooks() -> Iterator[Check]:
-    missing = [name for name in ("10_run", "20_compare", "90_report") if not paths.notebook_template(name).is_file()]
-    folder = paths.notebook_template("10_run").parent
-    yield check("notebooks", f"without {missing}" if missing else str(folder), not missing, "reinstall dsnb")
-    lab = find_spec("jupyterlab")
-    yield check("JupyterLab", "there" if lab else "none", lab, "pip install 'dsnb[lab]'", "warn")
 
 
 def check_hosts(experiment: Experiment) -> list[Check]:

@@ -14,9 +14,9 @@ from dsnb.errors import DsnbError
 from dsnb.formulas import metrics
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.result import Result, last_lines
+from dsnb.run_folder.result import last_lines
 from dsnb.settings.experiment import Experiment
-from dsnb.system import hardware, launch_clock, signals
+from dsnb.system import hardware, signals
 
 PHASES = {
     "build": "building the model",
@@ -40,39 +40,19 @@ MACHINE_FAULTS = {
     "CUDA driver initialization failed": "check the driver (`nvidia-smi`)",
 }
 """Words of errors that come from the machine, not from the settings, and what to do."""
-MAX_NAMED = 5
 MEASURED_BY_WORKER = (
-    *(
-        "step_skew",
-        "forward_skew",
-        "cpu_bound",
-        "launch_us",
-        "host_memory_gib",
-        "rank_host_memory_gib",
-        "update_rms",
-        "recompilations",
-    ),
-    *("graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
+    *("step_skew", "forward_skew", "cpu_bound", "launch_us", "host_memory_gib", "rank_host_memory_gib", "update_rms"),
+    *("recompilations", "graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
 )
 """The fields of `worker.json` that are figures already."""
 
 
 def without_machine_faults(status: str, cause: str | None) -> tuple[str, str | None]:
     """Return status and cause; a failure by the machine's fault is an interruption, which the next call repeats."""
-    if status not in {"failed", "interrupted"}:
-        return status, cause
     advice = next((advice for words, advice in MACHINE_FAULTS.items() if words in str(cause)), None)
-    if advice is None:
+    if status not in {"failed", "interrupted"} or advice is None:
         return status, cause
     return "interrupted", cause if advice in str(cause) else f"{cause}; {advice} and start the sweep again"
-
-
-def record_end(run: RunPaths, began_s: float, status: str, cause: str) -> Result:
-    """Write the result of a run of which only the launching process can tell how it ended."""
-    phases_s = {"wall": launch_clock.now_s() - began_s}
-    result = Result(*without_machine_faults(status, cause), {}, phases_s, {}, run.dir)
-    result.write()
-    return result
 
 
 def exception_status(error: BaseException) -> tuple[str, str]:
@@ -113,16 +93,16 @@ def _name(rank: int | None, host_of: Mapping[int, str]) -> str:
 
 def _out_of_memory(failure: dict[str, Any]) -> str:
     """Return where memory ran out and how much was allocated and requested; empty where that is unknown."""
-    allocated_gib = failure.get("allocated_gib")
+    allocated_gib, reserved_gib, requested_gib = (
+        failure.get(f"{kind}_gib") for kind in ("allocated", "reserved", "requested")
+    )
     if failure.get("status") != "oom" or allocated_gib is None:
         return ""
-    text = f"out of memory in {PHASES.get(str(failure.get('phase')), 'an unknown phase')}"
-    if (step := failure.get("step")) is not None:
-        text += f" of step {step}"
+    step = "" if failure.get("step") is None else f" of step {failure['step']}"
+    text = f"out of memory in {PHASES.get(str(failure.get('phase')), 'an unknown phase')}{step}"
     text += f", with {allocated_gib:.2f} GiB allocated"
-    if (reserved_gib := failure.get("reserved_gib")) is not None:
-        text += f" ({reserved_gib:.2f} GiB reserved)"
-    if (requested_gib := failure.get("requested_gib")) is not None:
+    text += "" if reserved_gib is None else f" ({reserved_gib:.2f} GiB reserved)"
+    if requested_gib is not None:
         needed_gib = allocated_gib + requested_gib
         text += f" and {requested_gib:.2f} GiB more requested ({needed_gib:.2f} GiB needed at least)"
     return f"{text}: "
@@ -229,9 +209,8 @@ def _notes(
             "trained tokens/s does not"
         )
     if slow := slow_steps(timed):
-        named = ", ".join(f"step {step} took {times:.1f}" for step, times in list(slow.items())[:MAX_NAMED])
-        more = f" and {len(slow) - MAX_NAMED} more" if len(slow) > MAX_NAMED else ""
-        yield f"{named} times the median step time{more}"
+        longest = max(slow, key=lambda step: slow[step])
+        yield f"{len(slow)} timed steps took over twice the median, step {longest} {slow[longest]:.1f} times the median"
     if count := worker.get("recompilations"):
         yield f"torch.compile compiled {count} graphs during the timed steps: use more warm-up steps"
     if count := worker.get("graph_breaks"):

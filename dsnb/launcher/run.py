@@ -68,11 +68,6 @@ def launch(
     if run_dir is None:
         run_dir = create_run_dir(paths.outputs_root() / "single", experiment.name_with_model)
     run = RunPaths(Path(run_dir).absolute())
-    return _supervise(experiment, run, progress, worker)
-
-
-def _supervise(experiment: Experiment, run: RunPaths, shown: bool, worker: str) -> Result:
-    """Start the ranks, watch them and write the result, whatever happens."""
     prepare(run, experiment)
     began_s = launch_clock.now_s()
     ranks: Ranks | None = None
@@ -82,9 +77,9 @@ def _supervise(experiment: Experiment, run: RunPaths, shown: bool, worker: str) 
         if isinstance(ranks, HostRanks):  # the device and the machine are known only now
             write_description(run, experiment, ranks.environment)
         samples = sampled(ranks.gpus, partial(records.append_line, run.gpu), began_s)
-        with Progress(experiment, run, shown) as progress, samples:
+        with Progress(experiment, run, progress) as shown, samples:
             ranks.start(worker, began_s)
-            ended_by = watch(run, ranks, began_s, progress)
+            ended_by = watch(run, ranks, began_s, shown)
         codes = ranks.exit_codes()  # of the ranks that ended by themselves
         ranks.end()
     except BaseException as error:
@@ -101,29 +96,30 @@ def _supervise(experiment: Experiment, run: RunPaths, shown: bool, worker: str) 
 
 def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> tuple[str, str] | None:
     """Wait for the end of the ranks; return status and cause if their records cannot tell how the run ended."""
-    limits, tail = ranks.experiment, records.Tail(run.steps)
+    limits, state = ranks.experiment, progress.state
     last_step_s, failed_s = began_s, math.inf
     while not ranks.ended():
         time.sleep(POLL_S)
         if not run.dir.is_dir():
             raise LaunchError(f"{run.dir} was removed during the run: start the sweep again")
-        steps, now_s = list(record_schema.steps(tail)), launch_clock.now_s()
-        progress.update(steps)
-        last_step_s = now_s if steps else last_step_s
+        now_s = launch_clock.now_s()
+        last_step_s = now_s if state.read() else last_step_s
+        progress.refresh()
         exceeded = None
         if now_s > began_s + limits.time_limit_s:
             exceeded = f"no end within the time limit of {limits.time_limit_s:g} s"
-        elif progress.step < progress.total and now_s > last_step_s + limits.step_timeout_s:
+        elif state.step < state.total and now_s > last_step_s + limits.step_timeout_s:
             exceeded = f"no step within step_timeout_s of {limits.step_timeout_s:g} s"
         if exceeded and not ranks.ended():
-            return "timeout", f"{exceeded}, {progress.step} of {progress.total} steps done"
+            return "timeout", f"{exceeded}, {state.step} of {state.total} steps done"
         if failure := ranks.external_failure:
             return "failed", failure
         if any(ranks.exit_codes().values()):
             failed_s = min(failed_s, now_s)
         if now_s > failed_s + GRACE_PERIOD_S:
             break
-    progress.update(record_schema.steps(tail), at_once=True)
+    state.read()
+    progress.refresh(at_once=True)
     return None
 
 

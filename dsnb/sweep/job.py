@@ -19,7 +19,7 @@ from dsnb.errors import DsnbError, KernelDiedError, LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
 from dsnb.launcher.folder import check_free_space, remove_leftovers, write_experiment
-from dsnb.launcher.outcome import record_end
+from dsnb.launcher.outcome import without_machine_faults
 from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
@@ -68,9 +68,14 @@ def initialize(run: Run) -> None:
     write_experiment(run.paths, run.experiment, planned=planned if run.place else None)
 
 
-def finish(run: RunPaths, status: str, cause: str, began: float) -> Result:
-    """Return the result that the launch wrote, or write one in its place."""
-    return read_result(run) or record_end(run, began, status, cause)
+def finish(run: RunPaths, status: str, cause: str, began_s: float) -> Result:
+    """Return the result that the launch wrote, or write one with this status in its place."""
+    if (written := read_result(run)) is not None:
+        return written
+    phases_s = {"wall": launch_clock.now_s() - began_s}
+    result = Result(*without_machine_faults(status, cause), {}, phases_s, {}, run.dir)
+    result.write()
+    return result
 
 
 def read_result(run: RunPaths) -> Result | None:

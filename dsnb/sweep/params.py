@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from dsnb.errors import NoMatchError, SettingsError
+from dsnb.errors import SettingsError
 from dsnb.formulas import model_shapes
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths, SweepPaths
@@ -193,7 +193,7 @@ def _experiments(
     kept = {name: experiment for name, experiment in named.items() if only is None or fnmatchcase(name, only)}
     if not kept and not refused:
         more = f", and {len(named) - MAX_NAMED:,} more (--dry-run lists them)" if len(named) > MAX_NAMED else ""
-        raise NoMatchError(f"no experiment's name matches {only!r}: there are {', '.join([*named][:MAX_NAMED])}{more}")
+        raise SettingsError(f"no experiment's name matches {only!r}: there are {', '.join([*named][:MAX_NAMED])}{more}")
     return kept, refused
 
 

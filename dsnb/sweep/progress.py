@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -14,9 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dsnb.files import plain_text
-from dsnb.files.records import Tail
-from dsnb.launcher.progress import Phase
-from dsnb.run_folder import record_schema
+from dsnb.launcher.progress import RunState
 from dsnb.run_folder.result import Result
 from dsnb.sweep.params import Run
 from dsnb.system import signals
@@ -36,7 +34,8 @@ class Progress:
         self._total, self._ended, self._show_eta = total, total - len(todo), show_eta
         self._hint = signals.stop_hint() if todo else None
         self._todo = len(todo)
-        self._running: dict[Path, _Running] = {}
+        self._running: dict[Path, tuple[Run, RunState, float]] = {}
+        """Runs that are being executed, with the time of their start."""
         self._took_s: list[float] = []
         self._began = time.monotonic()
         self._live = Live(
@@ -60,12 +59,12 @@ class Progress:
     def begin(self, run: Run) -> None:
         """Show that a run has started; nothing changes if it is shown already."""
         if run.paths.dir not in self._running:
-            self._running[run.paths.dir] = _Running(run)
+            self._running[run.paths.dir] = run, RunState(run.experiment, run.paths), time.monotonic()
 
     def end(self, run: Run, result: Result, location: str = "") -> None:
         """Print the line of a run that has ended; `location` is in words, such as `in job 7`."""
-        running = self._running.pop(run.paths.dir, None)
-        seconds = time.monotonic() - running.began if running else result.phases_s.get("wall", 0.0)
+        *_, began = self._running.pop(run.paths.dir, (None,))
+        seconds = time.monotonic() - began if began else result.phases_s.get("wall", 0.0)
         self._took_s.append(seconds)
         self._ended += 1
         rate, loss = (result.summary.get(name) for name in ("tokens_per_s", "loss_last"))
@@ -84,7 +83,10 @@ class Progress:
     def _part(self) -> float:
         """Return the part of the work that is done."""
         usual_s = sum(self._took_s) / len(self._took_s) if self._took_s else math.inf
-        done = self._ended + self._todo - self._total + sum(each.part(usual_s) for each in [*self._running.values()])
+        done = float(self._ended + self._todo - self._total)
+        for _, state, began in [*self._running.values()]:
+            state.read()
+            done += max(state.step / state.total, min((time.monotonic() - began) / usual_s, 0.99))
         return done / self._todo if self._todo else 1.0
 
     def _left_s(self) -> float | None:
@@ -97,7 +99,9 @@ class Progress:
         part, running = self._part(), [*self._running.values()]
         title, notes = f"{self._ended} of {self._total} runs", [f"{len(running)} running"]
         if len(running) == 1:
-            title, notes = f"run {self._ended + 1}/{self._total}  {running[0].run.name}", [running[0].note()]
+            run, state, _ = running[0]
+            title = f"run {self._ended + 1}/{self._total}  {run.name}"
+            notes = [f"step {state.step}, {state}" if state.step else str(state)]
         notes += [f"{self.queued} queued"] if self.queued else []
         left_s = self._left_s() if self._show_eta else None
         notes += [f"{_duration(left_s)} left"] if left_s is not None else []
@@ -107,30 +111,6 @@ class Progress:
         row.add_column(no_wrap=True)
         row.add_row(Text(title), ProgressBar(1.0, part, width=20), Text(", ".join(notes)))
         return row
-
-
-class _Running:
-    """A run that is being executed: how far it is."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.began = run, time.monotonic()
-        self._last: dict[str, Any] = {}
-        self._tail, self._phase = Tail(run.paths.steps), Phase(run.experiment, run.paths)
-
-    def part(self, usual_s: float) -> float:
-        """Return the part of it that is done, by its steps or by the usual duration of a run."""
-        self._last = [self._last, *record_schema.steps(self._tail)][-1]
-        steps = self.run.experiment.warmup_steps + self.run.experiment.steps
-        elapsed_s = time.monotonic() - self.began
-        return max(self._last.get("step", 0) / steps, min(elapsed_s / usual_s, 0.99))
-
-    def note(self) -> str:
-        """Return its phase or, once it steps, its last loss and speed."""
-        if not self._last:
-            return str(self._phase)
-        loss, seconds, tokens = (self._last.get(name) for name in ("loss", "step_time_s", "tokens"))
-        parts = [f"step {self._last['step']}", f"loss {loss:.3f}" if loss is not None else ""]
-        return ", ".join(filter(None, [*parts, f"{tokens / seconds:,.0f} tokens/s" if seconds and tokens else ""]))
 
 
 def _duration(seconds: float | None) -> str:
