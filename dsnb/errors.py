@@ -4,7 +4,6 @@ DsnbError
   SettingsError     unknown, invalid or contradictory settings, all of them together (also a ValueError)
   LaunchError       a run that failed; carries its log
   KernelDiedError   a notebook's kernel that could not be started, or ended before the notebook
-  FetchError        a model or tokenizer whose files are missing or incomplete
   LogError          a log that cannot be read; names the line
   PublishedError    an unknown name of a published table (also a KeyError)
 DsnbWarning         something was left out or ignored (a UserWarning)
@@ -40,10 +39,6 @@ class LaunchError(DsnbError):
 
 class KernelDiedError(DsnbError):
     """A notebook's kernel that could not be started, or ended before the notebook."""
-
-
-class FetchError(DsnbError):
-    """A model or tokenizer whose files are missing or incomplete."""
 
 
 class LogError(DsnbError):

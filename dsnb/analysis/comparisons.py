@@ -106,7 +106,7 @@ def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = Fal
     """
     by_host = np.array([not rules.hosts_alike and intervals.is_confounded(*pair) for pair in pairs], dtype=bool)
     base, other = (
-        intervals.moments([p[side].by_host() if own else p[side].values for p, own in zip(pairs, by_host, strict=True)])
+        intervals.moments([p[side].by_host if own else p[side].values for p, own in zip(pairs, by_host, strict=True)])
         for side in (0, 1)
     )
     bounds = intervals.all_pairs(base, other, among, 1 - (1 - rules.confidence) / FIGURES)
@@ -173,7 +173,7 @@ def _words(row: Mapping[str, Any], pair: Pair, rules: Rules) -> str:
     """Return a comparison as text."""
     unit = "points" if rules.percent_factor else "%"
     sizes = {name: "" if math.isnan(row[name]) else signed(row[name], unit) for name in ("change", "low", "high")}
-    largest = signed(max(abs(row["low"]), abs(row["high"])), unit).removeprefix("+") if sizes["low"] else ""
+    largest = signed(max(abs(row["low"]), abs(row["high"])), unit, plus="") if sizes["low"] else ""
     base_n, n = (row["base_n"], row["n"]) if row["counted"] == "host" else (len(setting.values) for setting in pair)
     facts = {"largest": largest, "needed": rules.fewest_runs, "base_n": base_n, "n": n, "counted": row["counted"]}
     return fill(WORDS[row["verdict"]], {**sizes, **facts})

@@ -61,6 +61,7 @@ class Setting:
     unusable: int
     """Runs that are ok, but have no figure, or one that is not positive and so has no logarithm."""
 
+    @functools.cached_property
     def by_host(self) -> Array:
         """Return one value per host: the mean of the values of its runs."""
         return pd.Series(self.values).groupby(np.array(self.hosts, object), sort=False).mean().to_numpy()

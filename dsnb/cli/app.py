@@ -75,7 +75,7 @@ def summary(
 
     runs = load_runs(folder)
     if runs.empty:
-        from dsnb.runs.discover import no_runs_message
+        from dsnb.runs.load import no_runs_message
 
         raise SettingsError(no_runs_message(folder))
     if groups:

@@ -1,7 +1,7 @@
 """Answers as HTML: for each task a card that says what to train it with, with remarks on its runs; and plans."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import pandas as pd
@@ -156,19 +156,3 @@ def _plan_table(plan: Recommendation, currency: str) -> Html:
         shown = shown.drop(columns="gpu_name", errors="ignore")
         titles = {name: title.replace("GPU", "rank") for name, title in titles.items()}
     return number_table(shown.rename(columns=titles), ("experiment", "basis", "fits", "source", "GPU"))
-
-
-def plan_assumptions(plans: Sequence[Recommendation], prices: Mapping[str, float], currency: str = "$") -> Html:
-    """Return which prices the costs assume, for which GPUs there is none, and which given price is not used."""
-    names = dict.fromkeys(str(name) for plan in plans for name in plan.table["gpu_name"].dropna())
-    used = {name: prices.get(name, prices.get("")) for name in names}
-    sentences = [
-        f"Assumed: {currency}{price:,.10g} per {'rank' if name == CPU else 'GPU'}-hour of {name}."
-        for name, price in used.items()
-        if price is not None
-    ]
-    if missing := [name for name, price in used.items() if price is None]:
-        sentences.append(f"No price is given for {', '.join(missing)}: no cost is shown. Set prices in the parameters.")
-    if unused := [name for name in prices if name and name not in used]:
-        sentences.append(f"The price for {', '.join(unused)} is not used here: no setting was measured on it.")
-    return bullet_list(sentences, "No setting names its GPU, so only a price for all GPUs, prices[''], is used.")

@@ -17,8 +17,8 @@ from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml, records
 from dsnb.run_folder.columns import ENVIRONMENT, SETTINGS
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.runs import discover
 from dsnb.runs.labels import AXES, METRIC_LABELS
+from dsnb.runs.load import displayable
 from dsnb.runs.table import numbers
 
 DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")
@@ -224,7 +224,7 @@ def heading(folder: str | Path) -> Html:
             records.warn(f"the question of the sweep is left out: {error}")
     question = params.get("question") if isinstance(params, dict) else None
     text = question if isinstance(question, str) and question else "Which of these settings should I train with here?"
-    title = discover.displayable(sweep.dir.name)
+    title = displayable(sweep.dir.name)
     return Html(f'<h1>{html.escape(title)}</h1><p class="question">{html.escape(text)}</p>')
 
 

@@ -1,4 +1,4 @@
-"""How a run ended: `result.json`, whether the run is finished, and what to do about one that is not ok.
+"""The end of a run: `result.json`, whether the run is finished, and advice if it is not ok.
 
 A run is finished if its records are complete and valid, with as many timed steps as its settings say.
 """
@@ -38,72 +38,61 @@ class Shortage:
     phase: str = ""
     """Phase of the failed rank (see `failures.jsonl`); empty if unknown."""
     of_host: bool = False
-    """Whether the memory of the machine ran out, not that of a GPU."""
+    """Whether host memory ran out rather than GPU memory."""
     capacity_gib: float | None = None
-    """Memory that was there: `memory_limit_gib`, that of the smallest GPU, or the machine's."""
+    """Available memory: `memory_limit_gib`, that of the smallest GPU, or the host's."""
     allocated_gib: float | None = None
     """Memory allocated when an allocation failed."""
     requested_gib: float | None = None
     """Size of the allocation that failed."""
 
     def advice(self) -> list[str]:
-        """Return what could be changed, one sentence each."""
-        texts = [text for change, text in self._proposals() if self._is_allowed(change)]
-        return texts or ["use a smaller model, or a device with more memory"]
+        """Return changes that would save memory, one sentence each."""
+        return list(self._changes()) or ["use a smaller model, or a device with more memory"]
 
-    def _is_allowed(self, change: dict[str, Any]) -> bool:
-        """Return whether a change breaks no rule; whether the hosts of the run can be reached does not matter."""
-        before = {**self.settings, "hostfile": "", "include": "", "exclude": "", "nodes": 1}
-        return set(checks.contradictions({**before, **change})) <= set(checks.contradictions(before))
-
-    def _proposals(self) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield the settings to change, and the change in words."""
+    def _changes(self) -> Iterator[str]:
         s = self.settings
         if limit_gib := s["memory_limit_gib"]:
-            yield {}, f"raise memory_limit_gib ({limit_gib:g})"
-        if not self.of_host:
-            if self.phase not in {"build", "optimizer"}:  # model states peak in these, activations in the others
-                yield from self._fewer_activations()
-            yield from self._smaller_states()
-            return
-        if s["device"] != "cuda":
+            yield f"raise memory_limit_gib ({limit_gib:g})"
+        if self.of_host:
+            yield "free memory on the machine, request more of it under Slurm, offload less, or start fewer ranks"
+        # Model states peak while they are built and updated, activations in the other phases.
+        if s["device"] != "cuda" or not (self.of_host or self.phase in {"build", "optimizer"}):
             yield from self._fewer_activations()
-        elif s["offload"] != "none":
-            yield {}, f"offload less, or to NVMe (offload is {s['offload']})"
-        if not limit_gib:
-            yield {}, "free memory on the machine, or request more of it under Slurm"
-        if s["gpus"] > 1:
-            yield {}, f"start fewer ranks on one machine (gpus is {s['gpus']})"
+        if not self.of_host:
+            yield from self._smaller_states()
 
-    def _fewer_activations(self) -> Iterator[tuple[dict[str, Any], str]]:
-        s = self.settings
-        size = s["micro_batch_size"]
-        if s["loss"] == "whole" and self.phase in {"loss", "backward"}:
-            yield {"loss": "chunked"}, "set loss to chunked"
+    def _fewer_activations(self) -> Iterator[str]:
+        s, size = self.settings, self.settings["micro_batch_size"]
+        if s["loss"] == "whole" and self.phase in {"loss", "backward"} and self._is_allowed({"loss": "chunked"}):
+            yield "set loss to chunked"
         if isinstance(size, int) and size > 1:
-            yield {}, f"lower micro_batch_size ({size}); a higher grad_accum keeps the global batch"
-        if not s["activation_checkpointing"]:
-            yield {"activation_checkpointing": True}, "turn activation_checkpointing on"
-        elif s["checkpoint_every"] > 1:
-            yield {}, f"lower checkpoint_every ({s['checkpoint_every']})"
-        yield {}, f"lower seq_len ({s['seq_len']})"
+            yield f"lower micro_batch_size ({size}); a higher grad_accum keeps the global batch"
+        if s["checkpoint_every"] > 1:
+            yield f"lower checkpoint_every ({s['checkpoint_every']})"
+        elif not s["activation_checkpointing"] and self._is_allowed({"activation_checkpointing": True}):
+            yield "turn activation_checkpointing on"
+        yield f"lower seq_len ({s['seq_len']})"
 
-    def _smaller_states(self) -> Iterator[tuple[dict[str, Any], str]]:
+    def _smaller_states(self) -> Iterator[str]:
         s = self.settings
         ranks = s["gpus"] // (s["tensor_parallel"] * s["pipeline_parallel"])
-        if s["strategy"] == "deepspeed" and ranks > 1:
+        if ranks == 1:
+            yield "use several GPUs with zero_stage 3: on one, there is nothing to share the model states with"
+        elif s["strategy"] == "deepspeed":
             stages = (stage for stage in range(3, s["zero_stage"], -1) if self._is_allowed({"zero_stage": stage}))
             if stage := next(stages, None):
-                yield {}, f"raise zero_stage ({s['zero_stage']}) to {stage}: {ranks} ranks then share the model states"
-        if s["offload"] == "none":
-            stage = max(s["zero_stage"], 1)
-            moved = f"move the optimizer states to host memory (zero_stage {stage}, offload optimizer-cpu)"
-            yield {"zero_stage": stage, "offload": "optimizer-cpu"}, moved
-        elif s["offload"] == "optimizer-cpu":
-            moved = "move the weights to host memory too (zero_stage 3, offload all-cpu)"
-            yield {"zero_stage": 3, "offload": "all-cpu"}, moved
-        if ranks == 1:
-            yield {}, "use several GPUs with zero_stage 3: on one, there is nothing to share the model states with"
+                yield f"raise zero_stage ({s['zero_stage']}) to {stage}: {ranks} ranks then share the model states"
+        stage = max(s["zero_stage"], 1)
+        if s["offload"] == "none" and self._is_allowed({"zero_stage": stage, "offload": "optimizer-cpu"}):
+            yield f"move the optimizer states to host memory (zero_stage {stage}, offload optimizer-cpu)"
+        elif s["offload"] == "optimizer-cpu" and self._is_allowed({"zero_stage": 3, "offload": "all-cpu"}):
+            yield "move the weights to host memory too (zero_stage 3, offload all-cpu)"
+
+    def _is_allowed(self, change: dict[str, Any]) -> bool:
+        """Return whether a change breaks no rule, except rules about hosts."""
+        before = {**self.settings, "hostfile": "", "include": "", "exclude": "", "nodes": 1}
+        return set(checks.contradictions({**before, **change})) <= set(checks.contradictions(before))
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,7 +117,7 @@ class Result:
         return f"<Result {self.status}: {self.run_dir}>"
 
     def shortage(self) -> Shortage | None:
-        """Return what memory was lacking; None unless the status is `oom`."""
+        """Return the settings and figures of the memory shortage; None unless the status is `oom`."""
         if self.status != "oom":
             return None
         run = RunPaths(self.run_dir)
@@ -147,12 +136,12 @@ class Result:
         )
 
     def advice(self) -> list[str]:
-        """Return what could be done about a run that is not ok, one sentence each."""
+        """Return advice for a run that is not ok, one sentence each."""
         shortage = self.shortage()
         return shortage.advice() if shortage else [ADVICE[self.status]] if self.status in ADVICE else []
 
     def message(self) -> str:
-        """Return how a run that is not ok ended, with the last lines of the log and advice."""
+        """Return status and cause with the last lines of the log and advice."""
         log = RunPaths(self.run_dir).console
         lines = [f"{self.status}: {self.cause}", *(f"  | {line}" for line in last_lines(log)), f"Log: {log}"]
         return "\n".join([*lines, *(f"Next: {advice}" for advice in self.advice())])
@@ -170,7 +159,7 @@ class Result:
 
 
 def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
-    """Return the last lines of a log of any size and encoding that are not blank."""
+    """Return the last non-blank lines of a log of any size and encoding."""
     text = (records.read_end(log, 20_000) or b"").decode("utf-8", errors="replace")
     return [line[:400] for line in text.splitlines() if line.strip()][-count:]
 
@@ -181,7 +170,7 @@ def missing_record(
     result: dict[str, Any] | None,
     has_steps: bool,
 ) -> str | None:
-    """Return what a run lacks to be finished, in words; if it is not `ok`, settings and a status are enough."""
+    """Return what is missing for a run to count as finished; unless `ok`, settings and a status are enough."""
     status = result.get("status") if result else None
     if status is None:
         return "it was cut off before its end"
@@ -195,7 +184,7 @@ def missing_record(
 
 
 def unfinished(run: RunPaths) -> str | None:
-    """Return why a run that has ended has to be executed again, in words; None if it has all that was asked for."""
+    """Return why an ended run has to be executed again; None if its record is complete."""
     settings, environment, result = (records.read_json(path) for path in (run.experiment, run.environment, run.result))
     settings = settings and with_current_names(settings)
     for path, record in ((run.experiment, settings), (run.environment, environment), (run.result, result)):

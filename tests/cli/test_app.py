@@ -147,7 +147,7 @@ def test_a_folder_without_runs_says_what_was_looked_at(monkeypatch, tmp_path):
     for name in ("notes.txt", "a/picture.png", "a/b/.hidden"):
         (tmp_path / name).write_text("nothing")
     message = (
-        f"error: '{tmp_path}' contains no runs: none of 3 files in 3 folders is a run of dsnb or a log that it can "
+        f"error: '{tmp_path}' contains no runs: none of 3 files is a run of dsnb or a log that it can "
         "read; supported are console logs of DeepSpeed, DeepSpeed-Chat, Megatron-LM, Megatron-DeepSpeed and "
         "transformers' Trainer, trainer_state.json, and step_log.csv\n"
     )

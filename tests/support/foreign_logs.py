@@ -133,16 +133,13 @@ def step_csv(steps: int = 63, seconds: float = 0.05, epochs: int = 2) -> str:
 def traced_trainer(launcher: str = "torchrun --nproc_per_node 4") -> str:
     """The same training as `trainer()`, with DeepSpeed, started by a script under `set -x`: 4 GPUs, micro-batch 8."""
     command = (
-        "     examples/run_clm.py     --model_name_or_path openai-community/gpt2     --do_train     "
+        "examples/run_clm.py     --model_name_or_path openai-community/gpt2     --do_train     "
         "--per_device_train_batch_size 8     --gradient_accumulation_steps 2     --block_size 512     --bf16     "
         "--gradient_checkpointing     --learning_rate 2e-5     --deepspeed ./ds_z2.json     "
     )
     return (
-        "+++ type -t module\n++ '[' -z function ']'\n++ _mlIFS=' \t\n'\n+ ds_args=' --deepspeed '\n"
-        "+++ ask_conda='PS1='\\''(base) '\\''\nexport PATH='\\''/opt/conda/bin'\\'''\n"
+        "+++ type -t module\n++ '[' -z function ']'\n"
         "+ python tools/preprocess_data.py --seq_length 77 --seed 5\n"
-        f"+ export 'LAUNCHER={launcher}     '\n+ export 'CMD={command}'\n+ CMD='{command}'\n"
-        "+ python -c 'h=7168; print(f'\\''{h}'\\'')'\n"
         "+ srun --jobid 1 bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD'\n"
         f"+ {launcher} {' '.join(command.split())} --empty '' --config_overrides n_embd=64,n_layer=2\n"
         + CONFIG.replace("per_gpu  4", "per_gpu  8").replace("world_size ................... 8", "world_size ... 4")

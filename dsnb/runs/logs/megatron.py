@@ -1,4 +1,4 @@
-"""Readers of what Megatron-LM, Megatron-DeepSpeed and their forks print: arguments, sizes, iterations."""
+"""Readers of output of Megatron-LM, Megatron-DeepSpeed and their forks: arguments, sizes, iterations."""
 
 import re
 from collections.abc import Callable
@@ -35,9 +35,9 @@ _PARALLEL = re.compile(r"(?<!encoder-)(data|tensor-model|pipeline-model)-paralle
 _MODEL_PARALLEL = re.compile(r"and model-parallel size: (\d{1,6})\D")
 _COORDINATE = re.compile(r"\b(pipe|data|model)=(\d{1,6})")
 GROUPS = {
-    **dict.fromkeys(("pipe", "pipeline", "pipeline-model", "PP"), "pipeline_parallel"),
-    **dict.fromkeys(("model", "tensor", "tensor-model", "MP"), "tensor_parallel"),
-    **dict.fromkeys(("data", "DP"), "data_parallel"),
+    **dict.fromkeys(("pipe", "pipeline-model"), "pipeline_parallel"),
+    **dict.fromkeys(("model", "tensor-model"), "tensor_parallel"),
+    "data": "data_parallel",
 }
 _NEWEST = re.compile(r"\.\d{6}\] iteration .{0,200}elapsed time per iteration \(ms\): [\d.]+ ")
 """The newest Megatron-LM, which prints microseconds, counts the first iteration in its first and its second line."""
