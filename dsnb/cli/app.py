@@ -166,6 +166,8 @@ def usage_problem(error: Any) -> str:
         is_format = wrong["type"] == "value_error"
         allowed = f"allowed are {', '.join(Format)}" if is_format else checks.allowed_values(dict(wrong))
         return f"{error.param.opts[0]} is {plain_text.short_repr(wrong['input'])}: {allowed}"
+    if isinstance(error.__cause__, ValueError):  # of a parser of an option
+        return f"{error.param.opts[0]} is {error.message}"
     return str(error.format_message())
 
 

@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     [
         (["summary", "x", "--format", "xml"], "--format is 'xml': allowed are table, markdown, csv, json"),
         (["sweep", "x", "--time", "1h"], "--time is '1h': give a whole number"),
-        (["predict", "x", "--tokens", "many"], "Invalid value for '--tokens': 'many': write a number such as 300e9, 300B or 1.5T"),
+        (["predict", "x", "--tokens", "many"], "--tokens is 'many': write a number such as 300e9, 300B or 1.5T"),
         (["sweep", "x", "--repeats", "abc"], "--repeats is no option: write --set repeats=VALUE"),
         (["sweep"], "Missing argument 'PARAMS'."),
     ],
