@@ -105,7 +105,7 @@ def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = Fal
     """
     by_host = np.array([not rules.hosts_alike and intervals.is_confounded(*pair) for pair in pairs], dtype=bool)
     base, other = (
-        intervals.moments([p[side].by_host() if own else p[side].values for p, own in zip(pairs, by_host, strict=True)])
+        intervals.moments([p[side].by_host if own else p[side].values for p, own in zip(pairs, by_host, strict=True)])
         for side in (0, 1)
     )
     bounds = intervals.all_pairs(base, other, among, 1 - (1 - rules.confidence) / FIGURES)

@@ -60,6 +60,7 @@ class Setting:
     unusable: int
     """Ok runs without a figure, or with one that has no logarithm."""
 
+    @functools.cached_property
     def by_host(self) -> Array:
         """Return one value per host: the mean of the values of its runs."""
         return pd.Series(self.values).groupby(np.array(self.hosts, object), sort=False).mean().to_numpy()
