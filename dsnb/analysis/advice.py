@@ -22,7 +22,7 @@ from dsnb.formulas.memory import HALF
 from dsnb.formulas.planning import MAX_DAYS
 from dsnb.prediction import gpus
 from dsnb.prediction.calibration import recorded
-from dsnb.prediction.memory import peak_memory, room
+from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import on_gpu
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import problem
@@ -149,7 +149,7 @@ class Adviser:
         numbers = itertools.takewhile(lambda number: number <= MOST_GPUS, (2**power for power in itertools.count()))
         for number in numbers:
             for one in _smallest(replace(training, gpus=number)):
-                left = room(one, self.on.gpu.memory_gib).tensors_gib
+                left = room_gib(one, self.on.gpu.memory_gib)
                 if need_gib(one) <= left and peak_memory(one, *traces([one])).peak_allocated_gib <= left:
                     return number
         return 0
