@@ -62,7 +62,6 @@ def make(folder: Path) -> None:
     drawn = {
         "network": network(),
         "overview": plots.overview(runs),
-        "losses": plots.losses(dsnb.load_steps(EXAMPLE), runs),
         "scaling": nodes.throughput(scaling.scaling(dsnb.published("lambda_1cc_opt"))),
     }
     for name, picture in drawn.items():

@@ -14,7 +14,7 @@ import typer
 import dsnb
 from dsnb.analysis import comparisons, flags
 from dsnb.cli.app import app
-from dsnb.run_folder.columns import KEYS, METRIC_LABELS, RUNS, SAMPLES, SETTINGS, STEPS, Column, unit_of
+from dsnb.run_folder.columns import KEYS, METRIC_LABELS, RUNS, SAMPLES, SETTINGS, STEPS, Column
 from dsnb.run_folder.paths import File, RunPaths, SweepPaths
 from dsnb.run_folder.record_schema import FILES
 from dsnb.runs.table import ALIASES
@@ -70,14 +70,14 @@ def type_text(annotation: Any) -> str:
 
 
 def settings(names: Iterable[str]) -> str:
-    """Return the settings of these names: type, default, unit, meaning."""
+    """Return the settings of these names: type, default, meaning."""
     rows = []
     for name in names:
         field = Experiment.model_fields[name]
         meaning = described(f"setting {name}", field.description)
         default = "empty" if field.default == "" else f"`{str(field.default).lower()}`"
-        rows.append([f"`{name}`", type_text(field.annotation), default, unit_of(name), meaning])
-    return table(["setting", "type", "default", "unit", "meaning"], rows)
+        rows.append([f"`{name}`", type_text(field.annotation), default, meaning])
+    return table(["setting", "type", "default", "meaning"], rows)
 
 
 def training_settings() -> str:
@@ -91,11 +91,8 @@ def supervision_settings() -> str:
 
 
 def columns(listed: Iterable[Column]) -> str:
-    """Return columns with unit and meaning."""
-    return table(
-        ["column", "unit", "meaning"],
-        ([f"`{column.name}`", column.stored_unit(), meaning(column)] for column in listed),
-    )
+    """Return columns with their meanings."""
+    return table(["column", "meaning"], ([f"`{column.name}`", meaning(column)] for column in listed))
 
 
 def meaning(column: Column) -> str:

@@ -1,4 +1,4 @@
-"""The best setting of a task in words: what it takes, what limits it, what else there is, and what is out of reach."""
+"""The best setting of a task in words: its cost, what limits it, the alternatives, and what cannot fit."""
 
 import itertools
 import math
@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 
 from dsnb.analysis import ratio_errors, space, words
-from dsnb.analysis.decide import CPU, MEASURED, PREDICTED, Question, candidates
+from dsnb.analysis.decide import CPU, MEASURED, PREDICTED, Question, candidates, decide
 from dsnb.analysis.predicted import known_gpu
 from dsnb.analysis.ratio_errors import Ratios
-from dsnb.analysis.search import Found, Search, need_gib
+from dsnb.analysis.search import Best, Search, need_gib
 from dsnb.analysis.space import Training
 from dsnb.analysis.tasks import settings_of, tasks
 from dsnb.analysis.texts import significant
@@ -22,6 +22,7 @@ from dsnb.formulas.memory import HALF
 from dsnb.formulas.planning import MAX_DAYS
 from dsnb.prediction import gpus
 from dsnb.prediction.calibration import recorded
+from dsnb.prediction.gpus import NODE_GPUS
 from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import on_gpu
 from dsnb.prediction.shapes import shape
@@ -35,14 +36,16 @@ from dsnb.system import hardware
 
 USUAL_GPU = "H200"
 """GPU assumed if none is given and this machine has none that dsnb knows."""
-MOST_GPUS = 4096
-TRIED = 20
-"""Settings of a recommendation that are kept beside those of its table, for measuring."""
+USUAL_NETWORK = "ib:400"
+"""Link between nodes assumed where `least_gpus` needs several."""
+MAX_GPUS = 4096
+MAX_TRIED = 20
+"""Settings kept for measuring, besides those of the table."""
 CHANGED = (
     "precision", "mixed_precision", "compile", "activation_checkpointing", "checkpoint_every", "loss", "offload",
     "optimizer", "gpus", "micro_batch_size", "grad_accum",
 )  # fmt: skip
-"""Settings that tell two ways of one training apart, in the order of the words; the strategy comes before them."""
+"""Settings named where two settings differ, in this order, after the strategy."""
 LIMITS = {
     "matrix products and attention": ("matmul_s", "attention_s"),
     "memory traffic": ("memory_bound_s", "optimizer_s"),
@@ -53,25 +56,25 @@ LIMITS = {
     "waiting for the CPU": ("host_s",),
     "waiting for other pipeline stages": ("pipeline_bubble_s",),
 }  # fmt: skip
-"""What can limit a step in words, and the parts of its time (`dsnb.prediction.step_time.StepTime`)."""
+"""What can limit a step, and the parts of its time (`dsnb.prediction.step_time.StepTime`)."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A choice among the settings of one task."""
+    """The choice among the settings of one task."""
 
     task: str
     """What is trained, as in "opt-1.3b, sequence 2048"."""
     table: pd.DataFrame
     """Settings with their figures."""
     sentences: tuple[str, ...]
-    """What to train with, why, how sure that is, and what would decide it; or what would make a setting fit."""
+    """What to train with, why, how sure that is, and what would decide it; or why nothing fits."""
     experiments: tuple[Experiment, ...] = field(default=(), repr=False)
     """The settings of the table, then others that fit, in the order in which to try them."""
 
 
 class Adviser:
-    """Answers for one GPU and objective; `assumed` says what was chosen for the user."""
+    """Answers for one GPU and objective; `assumed` lists what was chosen for the user."""
 
     def __init__(
         self,
@@ -88,13 +91,13 @@ class Adviser:
     ) -> None:
         planning.check(1 if tokens is None else tokens, {}, price=price)
         self.assumed: list[str] = []
-        self.is_here = False
+        here = [card.name for card in hardware.gpus() if known_gpu(card.name)]
         if not gpu:
-            here = next((one.name for one in hardware.gpus() if known_gpu(one.name)), "")
-            gpu = here or USUAL_GPU
-            self.is_here = bool(here)
-            self.assumed = [f"the GPU of this machine, {here}" if here else f"{gpu} (--gpu for another)"]
+            gpu = here[0] if here else USUAL_GPU
+            self.assumed = [f"the GPU of this machine, {gpu}" if here else f"{gpu} (--gpu for another)"]
         self.on = on_gpu(gpu, link, calibrate)
+        self.installed = sum(known_gpu(name) == self.on.gpu for name in here)
+        """GPUs of this kind on this machine."""
         self._objective, self._currency, self._link = objective, currency, link
         self._tokens, self._price, self._calibrate = tokens, price, calibrate
         self._runs = None if runs is None else runs_on(runs, self.on.gpu)
@@ -103,101 +106,125 @@ class Adviser:
         self.has_bf16 = peak is None or peak.bf16 is not None
 
     def predictable(self, experiments: Sequence[Experiment]) -> list[Experiment]:
-        """Return the settings that can be predicted; a SettingsError says why none can."""
+        """Return the settings that can be predicted; raise SettingsError with the reasons if none can."""
         problems = [problem(one, self.on.gpu.name, self._link) for one in experiments]
         if all(problems):
             raise SettingsError(list(dict.fromkeys(problems)))
         return [one for one, why in zip(experiments, problems, strict=True) if not why]
 
-    def among(self, asked: Sequence[Experiment]) -> Recommendation:
-        """Return the best of given settings of one task; if none fits, which other ones would."""
-        search, found, question = self._search(asked)
-        if found.chosen:
-            return self._answer(search, found, question, [])
-        row = search.table.loc[search.table["peak_allocated_gib"].idxmin()]
-        one = search.asked[str(row.name)]
-        first = f"No setting fits: the smallest, {row.name}, needs {_need(row)}."
-        instead = self.of_model(space.training_of(one), [])
-        if instead.table.empty:
-            return replace(instead, task=_title(asked), sentences=(first, *instead.sentences[1:]))
-        best, figures = instead.experiments[0], instead.table.iloc[0]
-        need, rate = (significant(figures[name]) for name in ("peak_allocated_gib", "tokens_per_s"))
-        batch = labels.count(best.global_batch_size, "sequence")
-        second = f"Predicted to fit on the same GPUs, with {batch} a step: {labels.setting(vars(best))}"
-        second += f" ({need} GiB, {rate} tokens/s)."
-        return Recommendation(_title(asked), instead.table.head(0), (first, second))
+    def among(self, asked: Sequence[Experiment], whole: bool = False) -> tuple[Recommendation, pd.DataFrame]:
+        """Return the best of given settings of one task, and all of them with their figures.
+
+        Memory is traced only where it decides, unless the `whole` table is wanted.
+        """
+        search, best, question = self._search(asked, trace_all=whole)
+        table = decide(best.table, question).table
+        if best.chosen:
+            return self._answer(search, best, question, []), table
+        if search.table["fits"].any():
+            said = "No setting fits: those that were predicted to fit ran out of memory. Use a smaller micro-batch."
+        else:
+            least = search.table["peak_allocated_gib"].idxmin()
+            said = f"No setting fits: the smallest, {least}, needs {_need(search.table.loc[least])}."
+            said += f" dsnb recommend {asked[0].model} compares all settings for it."
+        return Recommendation(_title(asked), search.table.head(0), (said,)), table
 
     def of_model(self, training: Training, assumed: Sequence[str]) -> Recommendation:
         """Return the best of all settings for a training; with offload if nothing else fits."""
         asked = space.space(training)
         self.predictable(asked[:1])
-        search, found, question = self._search(asked, [] if self._kind == CPU else _smallest(training))
-        if not found.chosen and (offloaded := space.space(training, offloaded=True)):
-            found_before, search_before = found, search
-            search, found, question = self._search(offloaded)
-            if not found.chosen:
-                search, found = search_before, found_before
+        search, best, question = self._search(asked, [] if self._kind == CPU else _smallest(training))
         reached = list(self._reached(search, training))
-        if found.chosen:
-            return self._answer(search, found, question, [*reached, *_assumed(assumed)])
+        reached += [f"Assumed: {'; '.join(assumed)}."] if assumed else []
+        if not best.chosen and (offloaded := space.space(training, offloaded=True)):
+            with_offload, best, question = self._search(offloaded)
+            if best.chosen:
+                search = with_offload
+        if best.chosen:
+            return self._answer(search, best, question, reached)
         least = search.table["peak_allocated_gib"].idxmin()
         said = f"No setting fits, offloaded or not: {least} needs {_need(search.table.loc[least])}."
-        return Recommendation(_title(asked), search.table.head(0), (said, *reached, *_assumed(assumed)))
+        return Recommendation(_title(asked), search.table.head(0), (said, *reached))
 
     def smallest(self, training: Training) -> int:
-        """Return the smallest number, a power of two, of GPUs on which a setting fits; 0 if none does."""
-        numbers = itertools.takewhile(lambda number: number <= MOST_GPUS, (2**power for power in itertools.count()))
-        for number in numbers:
+        """Return the smallest power of two of GPUs on which a setting fits; 0 if none does."""
+        for number in (2**power for power in range(MAX_GPUS.bit_length())):
             for one in _smallest(replace(training, gpus=number)):
                 left = room_gib(one, self.on.gpu.memory_gib)
                 if need_gib(one) <= left and peak_memory(one, *traces([one])).peak_allocated_gib <= left:
                     return number
         return 0
 
-    def _search(self, asked: Sequence[Experiment], beside: Sequence[Experiment] = ()) -> tuple[Search, Found, Question]:
+    def with_network(self, number: int) -> None:
+        """Assume a network if so many GPUs need several nodes and no link between these is given."""
+        if number > NODE_GPUS and not self.on.link.network_gb_per_s:
+            network = gpus.link(USUAL_NETWORK).network_gb_per_s
+            self.on = replace(self.on, link=replace(self.on.link, network_gb_per_s=network))
+            self._link = USUAL_NETWORK
+            self.assumed.append(f"{USUAL_NETWORK} between nodes (--link for another)")
+
+    def _search(
+        self, asked: Sequence[Experiment], beside: Sequence[Experiment] = (), trace_all: bool = False
+    ) -> tuple[Search, Best, Question]:
         search = Search({one.name_with_model: one for one in asked}, self.on, self._tokens, self._price, self._kind)
         search.beside = list(beside)
-        question = self.question(search.tokens)
-        known = None if self._runs is None else of_runs(self._runs, search.asked)
-        return search, search.best(question, known), question
+        if trace_all:
+            search.trace(list(search.asked))
+        prices = {} if self._price is None else {"": self._price}
+        question = Question(search.tokens, self._objective, prices=prices, currency=self._currency, max_days=math.inf)
+        measured = None if self._runs is None else of_runs(self._runs, search.asked)
+        return search, search.best(question, measured), question
 
-    def _answer(self, search: Search, found: Found, question: Question, more: Iterable[str]) -> Recommendation:
+    def _answer(self, search: Search, found: Best, question: Question, more: Iterable[str]) -> Recommendation:
         ranked, options = found.options.loc[found.chosen], found.options
-        best = ranked.iloc[0]
+        best, name = ranked.iloc[0], found.chosen[0]
+        one, column = search.asked[name], question.column
         table = found.table.loc[found.chosen].assign(**ranked[["days", "days_low", "days_high", "gpu_hours"]])
-        worse = 100 * (ranked[question.column] / best[question.column] - 1)
+        worse = 100 * (options[column] / best[column] - 1)
         table = table.drop(columns=["is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis"])
         is_measured = ranked["basis"] != PREDICTED
         table.loc[is_measured, [*itertools.chain(*LIMITS.values()), "step_time_error_pct"]] = math.nan
-        steps = [search.asked[str(name)].tokens_per_step for name in ranked.index]
+        steps = [search.asked[chosen].tokens_per_step for chosen in found.chosen]
         table["step_time_s"] = table["step_time_s"].where(~is_measured, steps / ranked["tokens_per_s"])
-        table.insert(1, "worse_pct", worse.to_numpy())
+        table.insert(1, "worse_pct", worse[found.chosen].to_numpy())
         table.insert(2, "basis", ranked["basis"].to_numpy())
-        room = search.room_gib[list(search.asked).index(str(best.name))]
-        facts = words.figures(best, question) | {"name": labels.setting(vars(search.asked[str(best.name)]))}
-        facts |= {} if pd.isna(best["memory_gib"]) else {
-            "room": significant(room), "headroom": significant(max(0.0, room - best["memory_gib"]))
-        }  # fmt: skip
-        said = [words.say("plan", {"what": "Train with", **facts}), *_limits(best)]
-        one = search.asked[str(best.name)]
-        if one.offload != "none":  # fp32 weights and two moments, with all of ZeRO 3 also weights and gradients
-            each = 16 if one.offload.startswith("all") else 12
-            said.append(f"Host memory needs about {each * shape(one.model).parameters / 2**30:,.0f} GiB for that.")
+        facts = words.figures(best, question) | {"what": "Train with", "name": labels.setting(vars(one))}
+        if not pd.isna(best["memory_gib"]):
+            room_gib = search.room_gib[list(search.asked).index(name)]
+            left = significant(max(0.0, room_gib - best["memory_gib"]))
+            facts |= {"room": significant(room_gib), "headroom": left}
+        said = [words.say("plan", facts), *_limits(best), *self._host_memory(one)]
         if best["days"] > MAX_DAYS:
             said.append(words.say("too_slow", words.needed_gpus(options, question)))
         if found.tied > 1:
             first = options.index[0]
-            faster = f"; {first} is {100 * (1 - options[question.column].iloc[0] / best[question.column]):.1f} % better"
-            end = faster if first != best.name else ""
-            said.append(f"It is the simplest of {found.tied} settings that are equal within 2 %{end}.")
-        for name, row in ranked.iloc[1:].iterrows():
-            word = ("worse" if question.objective != "time" else "slower") if worse[name] > 0 else "better"
+            faster = f"; {first} is {_by(worse[first], question)}" if first != name else ""
+            said.append(f"It is the simplest of {found.tied} settings that are equal within 2 %{faster}.")
+        for other, row in ranked.iloc[1:].iterrows():
             need = "" if pd.isna(row["memory_gib"]) else f", {significant(row['memory_gib'])} GiB"
-            changes = _changes(search.asked[str(best.name)], search.asked[str(name)])
-            said.append(f"Instead: {changes}: {abs(worse[name]):.1f} % {word}{need}.")
-        experiments = [search.asked[str(name)] for name in dict.fromkeys([*found.chosen, *options.index[:TRIED]])]
-        said += self.doubts(ranked, experiments)
+            changes = _changes(one, search.asked[str(other)])
+            said.append(f"Instead: {changes}: {_by(worse[other], question)}{need}.")
+        if len(ranked) > 1:
+            known = ratio_errors.known_for(self.on.gpu.name, self._link, self._calibrate)
+            said.append(_how_sure(ranked, search.asked, question, known))
+        if best["basis"] == PREDICTED and one.allocator == "default":
+            said.append("Its allocator is torch's default one: fragmentation can need more memory than is predicted.")
+        if best["outside"]:
+            said.append(f"Less sure than that: {best['outside']}.")
+        experiments = [search.asked[str(key)] for key in dict.fromkeys([*found.chosen, *options.index[:MAX_TRIED]])]
         return Recommendation(_title(experiments[:1]), table.reset_index(drop=True), (*said, *more), tuple(experiments))
+
+    def _host_memory(self, one: Experiment) -> Iterator[str]:
+        """Yield the host memory that offload needs, and whether this machine has it, if it has such GPUs."""
+        if one.offload == "none":
+            return
+        each = 16 if one.offload.startswith("all") else 12  # fp32 weights and moments; all also weights and gradients
+        nodes = self.on.link.nodes(one)
+        need = each * shape(one.model).parameters / 2**30 / nodes
+        has = hardware.memory_gib()
+        enough = f"; this machine has {has:,.0f} GiB{', which is too little' if has < need else ''}"
+        each_node = " on each node" if nodes > 1 else ""
+        yield f"Host memory needs about {need:,.0f} GiB{each_node} for that{enough if self.installed else ''}."
 
     def _reached(self, search: Search, training: Training) -> Iterator[str]:
         """Yield which ways of sharing cannot fit, and the smallest power of two of GPUs that does."""
@@ -212,34 +239,6 @@ class Adviser:
         if least := self.smallest(training):
             yield f"The smallest power of two of GPUs that fits without offload is {least}."
 
-    def everything(self, asked: Sequence[Experiment]) -> tuple[pd.DataFrame, bool]:
-        """Return all settings of a task as candidates, and whether none of them is predicted to fit."""
-        search = Search({one.name_with_model: one for one in asked}, self.on, self._tokens, self._price, self._kind)
-        search.trace(list(search.asked))
-        table, lacks_room = search.table.copy(), not search.table["fits"].any()
-        if self._runs is not None and (known := of_runs(self._runs, search.asked)) is not None:
-            table.loc[known.index, known.columns] = known
-        return table, lacks_room
-
-    def doubts(
-        self, ranked: pd.DataFrame, experiments: Sequence[Experiment], objective: str | None = None
-    ) -> Iterator[str]:
-        """Yield how sure the best of ranked settings is: what comes next, and what its figures may miss."""
-        asked = {one.name_with_model: one for one in experiments}
-        if len(ranked) > 1:
-            known = ratio_errors.known_for(self.on.gpu.name, self._link, self._calibrate)
-            yield _how_sure(ranked, asked, self.question(1, objective), known)
-        for name, best in ranked.head(1).iterrows():
-            if best["basis"] == PREDICTED and asked[str(name)].allocator == "default":
-                yield "Its allocator is torch's default one: fragmentation can need more memory than is predicted."
-            if best["outside"]:
-                yield f"Less sure than that: {best['outside']}."
-
-    def question(self, tokens: float, objective: str | None = None) -> Question:
-        """Return what is asked, of the adviser's objective or another one."""
-        prices, most = {} if self._price is None else {"": self._price}, MAX_DAYS if objective else math.inf
-        return Question(tokens, objective or self._objective, prices=prices, currency=self._currency, max_days=most)
-
 
 def _smallest(training: Training) -> list[Experiment]:
     """Return the settings without offload that need least: a sequence at a time, every block recomputed."""
@@ -247,14 +246,14 @@ def _smallest(training: Training) -> list[Experiment]:
     fixed |= {"activation_checkpointing": True, "checkpoint_every": 1}
     fixed |= {"mixed_precision": "native"} if training.precision in HALF else {}
     try:
-        found = space.space(replace(training, pinned={**fixed, **training.pinned}))
+        settings = space.space(replace(training, pinned={**fixed, **training.pinned}))
     except SettingsError:  # the global batch cannot be shared among so many
         return []
-    return [one for one in found if one.loss == "chunked"] or found
+    return [one for one in settings if one.loss == "chunked"] or settings
 
 
 def _changes(before: Experiment, after: Experiment) -> str:
-    """Return in what a setting differs from another one, as in "FSDP, not compiled, micro-batch 16"."""
+    """Return how a setting differs from another one, as in "FSDP, not compiled, micro-batch 16"."""
     first, then = vars(before), vars(after)
     shared = labels.strategy(then)
     said = [shared] if shared != labels.strategy(first) else []
@@ -265,19 +264,13 @@ def _changes(before: Experiment, after: Experiment) -> str:
     return ", ".join(said or (f"{name} {then[name]}" for name in others))
 
 
-def _assumed(assumed: Sequence[str]) -> Iterator[str]:
-    if assumed:
-        yield f"Assumed: {'; '.join(assumed)}."
-
-
 def _title(experiments: Sequence[Experiment]) -> str:
     return tasks(settings_of(experiments))[0].title
 
 
 def by_task(experiments: Sequence[Experiment]) -> list[tuple[str, list[Experiment]]]:
-    """Return the title of each task and its settings, as `dsnb.analysis.tasks` tells tasks apart."""
-    found = tasks(settings_of(experiments))
-    return [(task.title, [experiments[place] for place in task.runs.index]) for task in found]
+    """Return the title of each task and its settings (`dsnb.analysis.tasks`)."""
+    return [(task.title, [experiments[place] for place in task.runs.index]) for task in tasks(settings_of(experiments))]
 
 
 def _need(row: "pd.Series[Any]") -> str:
@@ -285,7 +278,7 @@ def _need(row: "pd.Series[Any]") -> str:
 
 
 def _limits(best: "pd.Series[Any]") -> Iterator[str]:
-    """Yield what a predicted step spends its time with, the largest part first."""
+    """Yield what a predicted step spends its time on, the largest part first."""
     if best["basis"] != PREDICTED:
         return
     parts = {name: sum(best.get(part, 0.0) for part in of) for name, of in LIMITS.items()}
@@ -295,7 +288,7 @@ def _limits(best: "pd.Series[Any]") -> Iterator[str]:
 
 
 def runs_on(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
-    """Return the runs on a GPU that tell how fast a setting is, or that it does not fit."""
+    """Return the runs on a GPU that succeeded with a known speed, or ran out of memory."""
     known = as_runs(runs)
     known = known.reindex(columns=[*known, *({"status", "tokens_per_s", "peak_allocated_gib", "gpu_name"} - {*known})])
     known = known[known["status"].eq("oom") | (known["status"].eq("ok") & known["tokens_per_s"].notna())]
@@ -303,7 +296,7 @@ def runs_on(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
 
 
 def of_runs(runs: pd.DataFrame, asked: Iterable[str]) -> pd.DataFrame | None:
-    """Return what replaces the predictions of candidates: medians of runs; a setting that only ran out does not fit."""
+    """Return measured medians in place of predictions; a setting whose runs all ran out of memory does not fit."""
     names = [recorded(row).name_with_model for row in runs.to_dict("records")]
     known = runs.assign(experiment=names, sweep="").drop(columns=[*MEMORY[1:]], errors="ignore")
     known = known[known["experiment"].isin(list(asked))]
@@ -318,16 +311,23 @@ def of_runs(runs: pd.DataFrame, asked: Iterable[str]) -> pd.DataFrame | None:
     )  # fmt: skip
 
 
-def _how_sure(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Question, known: Ratios) -> str:
-    """Return how far the second setting is from the first, and whether that is more than the doubt about the pair.
+def _by(worse_pct: float, question: Question) -> str:
+    """Return by how much a setting is worse than another one, as in "5.7 % slower"."""
+    if abs(worse_pct) < 0.05:
+        return "equal"
+    direction = ("slower", "faster") if question.objective == "time" else ("worse", "better")
+    return f"{abs(worse_pct):.1f} % {direction[int(worse_pct < 0)]}"
 
-    Of two predicted settings the doubt is the error of predicted ratios, of one it is the error of its own figure.
+
+def _how_sure(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Question, known: Ratios) -> str:
+    """Return how far the second setting is from the first, and whether the error of predictions is larger.
+
+    Of two predicted settings that is the error of predicted ratios, of one it is the error of its own figure.
     """
     pair = ranked.head(2)
     second, amounts = pair.iloc[1], pair[question.column]
     worse = 100 * float(amounts.iloc[1] / amounts.iloc[0] - 1)
-    direction = ("slower", "faster") if question.objective == "time" else ("worse", "better")
-    difference = f"Next is {second.name} ({second['basis']}), {abs(worse):.1f} % {direction[worse < 0]}"
+    difference = f"Next is {second.name} ({second['basis']}), {_by(worse, question)}"
     predicted = pair[pair["basis"] == PREDICTED]
     if predicted.empty:
         return f"{difference}; both were measured, and 20_compare says whether that is more than noise."

@@ -5,7 +5,6 @@ ZeRO 3" changes one thing. What belongs to the measurement, such as the number o
 """
 
 from collections.abc import Collection
-from typing import Any
 
 import pandas as pd
 
@@ -60,24 +59,6 @@ def varying(runs: pd.DataFrame) -> list[str]:
     """Return the choices that have more than one value in the runs of `with_choices`; nodes only if GPUs have not."""
     names = [name for name in choices(runs) if runs[name].map(labels.text).nunique() > 1]
     return [name for name in names if name != "nodes" or "gpus" not in names]
-
-
-def single_changes(runs: pd.DataFrame, base: str) -> list[dict[str, Any]]:
-    """Return the experiments that differ from another one in a single choice, ordered by choice and value.
-
-    Of each: `axis`, `before`, `after` (the values of the choice) and `experiment`, named as in `dsnb.summarize`.
-    """
-    known = with_choices(runs)
-    axes = varying(known)
-    settings = known.drop_duplicates("experiment").set_index("experiment")[axes].astype(object)
-    settings = settings.where(settings.notna(), None)
-    rows: list[dict[str, Any]] = []
-    for name, other in settings.iterrows():
-        changed = [axis for axis in axes if other[axis] != settings.loc[base, axis]]
-        if len(changed) == 1:
-            (axis,) = changed
-            rows.append({"axis": axis, "before": settings.loc[base, axis], "after": other[axis], "experiment": name})
-    return sorted(rows, key=lambda row: (axes.index(row["axis"]), labels.axis(row["axis"]).sort_key(row["after"])))
 
 
 def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:

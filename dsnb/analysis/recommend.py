@@ -1,7 +1,7 @@
 """Which settings to train each task with: measured ones, predicted ones (`recommend`), or both (`forecast`).
 
 All three make one table of candidates with a column `basis`, let `dsnb.analysis.decide` rank it, and word the result
-with `dsnb.analysis.words`. `recommend` chooses from settings that are given, or from all of `dsnb.analysis.space`.
+with `dsnb.analysis.words`. `recommend` chooses from given settings, or from all of `dsnb.analysis.space`.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from dsnb.analysis.decide import BASES, CPU, Decision, Question, candidates, dec
 from dsnb.analysis.predicted import allowed
 from dsnb.analysis.space import Training
 from dsnb.analysis.tasks import tasks
-from dsnb.analysis.texts import amount, significant
+from dsnb.analysis.texts import amount
 from dsnb.errors import SettingsError
 from dsnb.formulas import planning
 from dsnb.formulas.model_shapes import PRESETS, local_config
@@ -27,8 +27,6 @@ from dsnb.prediction.calibration import MIN_CALIBRATED, measured
 from dsnb.prediction.shapes import shape
 from dsnb.runs.labels import count
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.params_file import combinations, read_params
-from dsnb.system import hardware
 
 Objective = Literal["days", "tokens_per_s", "memory", "cost"]
 OBJECTIVES = {"days": "time", "tokens_per_s": "time", "memory": "memory", "cost": "cost"}
@@ -38,7 +36,6 @@ LEAST = {
     "gpu_hours": "Fewest GPU-hours",
     "cost": "Lowest cost of the settings with a price",
 }
-NOTHING_FITS = "No setting fits: those that were predicted to fit ran out of memory. Take the next smaller micro-batch."
 FORECAST = [
     "experiment", "basis", "fits", "peak_allocated_gib", "peak_allocated_error_pct", "tokens_per_s",
     "tokens_per_s_error_pct", "days", "days_low", "days_high", "gpu_hours", "cost", "outside",
@@ -61,49 +58,33 @@ def recommend(
     runs: pd.DataFrame | None = None,
     **options: Any,
 ) -> list[Recommendation]:
-    """Return what `dsnb.recommend` does without measuring; figures of measured `runs` replace predicted ones."""
+    """Return what `dsnb.recommend` does of a model or settings; figures of measured `runs` replace predicted ones."""
     if objective not in OBJECTIVES:
         raise SettingsError(f"objective is {objective!r}: use one of {', '.join(OBJECTIVES)}")
     if objective == "cost" and not options.get("price"):
         raise SettingsError("objective is 'cost', but price is missing or 0: give the price of a GPU-hour")
     device = (settings or {}).get("device", "cuda")
     adviser = Adviser(gpu, OBJECTIVES[objective], currency, runs, device=device, **options)
-    if isinstance(target, str | Path) and not is_params(target):
+    if isinstance(target, str | Path):
         training, assumed = _training(str(target), adviser, gpus, seq_len, global_batch, settings or {}, least_gpus)
         if least_gpus:
-            if not (least := adviser.smallest(training)):
+            least = adviser.smallest(training)
+            if not least:
                 batch = count(training.global_batch, "sequence")
                 raise SettingsError(
                     f"no power of two of GPUs shares {batch} a step and fits: give another global_batch"
                 )
             training = replace(training, gpus=least)
+            adviser.with_network(least)
         return [adviser.of_model(training, [*adviser.assumed, *assumed])]
-    given = _of_file(target, gpus, settings or {}) if isinstance(target, str | Path) else list(target)
-    if not given:
+    if not target:
         raise SettingsError("there is no setting to choose from: give at least one")
-    answers = [adviser.among(own) for _, own in by_task(adviser.predictable(given))]
-    if all(one.table.empty for one in answers):
-        raise SettingsError([f"{one.task}: {said[0].lower()}{said[1:-1]}" for one in answers for said in one.sentences])
+    answers = [adviser.among(experiments)[0] for _, experiments in by_task(adviser.predictable(target))]
+    if all(answer.table.empty for answer in answers):
+        raise SettingsError(
+            [f"{answer.task}: {said[0].lower()}{said[1:-1]}" for answer in answers for said in answer.sentences]
+        )
     return answers
-
-
-def is_params(target: str | Path) -> bool:
-    """Return whether a target is a params file rather than a model."""
-    path = Path(target)
-    return path.suffix in {".yaml", ".yml"} or (path.is_file() and path.suffix != ".json")
-
-
-def _of_file(path: str | Path, gpus: int | None, settings: Mapping[str, Any]) -> list[Experiment]:
-    """Return the settings of a params file that are allowed, each once, for GPUs."""
-    file = read_params(path)
-    fixed = {**settings, **({} if gpus is None else {"gpus": gpus})}
-    lists = {name: value if isinstance(value, list) else [value] for name, value in fixed.items()}
-    chosen = [
-        {**one, **({"gpus": 1} if one.get("gpus") == "auto" else {}), **dict(zip(lists, values, strict=True))}
-        for one in combinations(file)
-        for values in itertools.product(*lists.values())
-    ]
-    return list({one.name_with_model: one for one in allowed(chosen)[0]}.values())
 
 
 def _training(
@@ -115,24 +96,24 @@ def _training(
     fixed: Mapping[str, Any],
     least_gpus: bool,
 ) -> tuple[Training, list[str]]:
-    """Return what is to be trained with a model, and what was assumed for that, in words.
+    """Return what to train, and what was assumed for that.
 
-    For `least_gpus` the number of GPUs is only what the batch is shared among at first, so it is no assumption.
+    With `least_gpus`, the number of GPUs only sets the usual batch, so it is not an assumption.
     """
     fixed, assumed = dict(fixed), []
     preset = next((name for name, known in PRESETS.items() if known.hub_id == model), model)
-    asked = Experiment(model=str(Path(model).absolute()) if local_config(model) else preset)
-    parameters = shape(asked.model).parameters
+    model = Experiment(model=str(Path(model).absolute()) if local_config(model) else preset).model
+    parameters = shape(model).parameters
     device = fixed.pop("device", "cuda")
     number = fixed.pop("gpus", gpus)
     if number is None:
-        here = len(hardware.gpus()) if adviser.is_here else 0
-        number = here or USUAL_GPUS
+        number = adviser.installed or USUAL_GPUS
         if not least_gpus:
-            assumed.append(f"{count(number, 'GPU')}{' of this machine' if here else ', one node'}")
+            where = " of this machine" if adviser.installed else ", one node"
+            assumed.append(f"{count(number, 'GPU')}{where}")
     length = fixed.pop("seq_len", seq_len)
     if length is None:
-        length = space.usual_length(asked.model)
+        length = space.usual_length(model)
         assumed.append(f"sequences of {length} tokens")
     numbers = {"gpus": number, "seq_len": length, "global_batch": 1 if global_batch is None else global_batch}
     for name, value in numbers.items():
@@ -140,18 +121,14 @@ def _training(
             raise SettingsError(f"{name} is {value!r}: give a whole number of at least 1")
     if global_batch is None:
         global_batch = space.usual_batch(parameters, length, number)
+        tokens, size = (amount(float(f"{value:.2g}")) for value in (global_batch * length, parameters))
         assumed.append(
-            f"{count(global_batch, 'sequence')} a step ({_about(global_batch * length)} tokens), as usual for "
-            f"{_about(parameters)} parameters (Brown et al. 2020, table 2.1)"
+            f"{count(global_batch, 'sequence')} a step ({tokens} tokens), as usual for {size} parameters "
+            "(Brown et al. 2020, table 2.1)"
         )
     half = "bf16" if adviser.has_bf16 else "fp16"
     precision = fixed.pop("precision", "fp32" if device == "cpu" else half)
-    training = Training(asked.model, number, length, global_batch, precision, device, fixed)
-    return training, assumed
-
-
-def _about(number: float) -> str:
-    return amount(float(f"{number:.2g}"))
+    return Training(model, number, length, global_batch, precision, device, fixed), assumed
 
 
 def measured_plans(
@@ -185,12 +162,12 @@ def measured_plans(
     return plans
 
 
-def _least(decisions: Mapping[str, Decision], memory: str = "GPU memory") -> Iterator[str]:
+def _least(decisions: Mapping[str, Decision], memory: str) -> Iterator[str]:
     """Yield the best setting of each objective, or that none is fast enough; and how many are too unstable to rank."""
     fastest = decisions["time"]
     if fastest.is_beyond:
-        what = "setting" if "fits" in fastest.table else "measured setting"
-        yield words.say("beyond", {"what": what, **words.figures(fastest.options.iloc[0], fastest.question)})
+        facts = words.figures(fastest.options.iloc[0], fastest.question)
+        yield words.say("beyond", {"what": "measured setting", **facts})
         yield words.say("needed", words.needed_gpus(fastest.options, fastest.question))
     named: set[object] = set()
     for objective, decision in decisions.items():
@@ -238,33 +215,16 @@ def forecast(
     options: dict[str, Any] = {"link": link, "tokens": tokens, "price": price, "calibrate": calibrate}
     adviser = Adviser(gpu, "time", currency, runs, **options)
     answers = []
-    for title, own in by_task(list({one.name_with_model: one for one in experiments}.values())):
-        table, lacks_room = adviser.everything(own)
-        # On one kind of GPU, the cheapest setting is that with the fewest GPU-hours.
-        decisions = {name: decide(table, adviser.question(tokens, name)) for name in ("time", "gpu_hours")}
-        said = [*_fitting(table, adviser.on.gpu), *_least(decisions)]
-        said += adviser.doubts(decisions["time"].options, own)
-        if not table["fits"].any():
-            said += adviser.among(own).sentences if lacks_room else [NOTHING_FITS]
-        shown = decisions["time"].table.sort_values("fits", ascending=False, kind="stable")
-        answers.append(Recommendation(title, shown[FORECAST].reset_index(drop=True), tuple(said)))
+    for _, of_task in by_task(list({one.name_with_model: one for one in experiments}.values())):
+        answer, table = adviser.among(of_task, whole=True)
+        fits, spec = table["fits"].eq(True), adviser.on.gpu
+        number = table["basis"][fits].value_counts()
+        bases = ", ".join(f"{number[basis]} {basis}" for basis in BASES if basis in number)
+        fitting = f"{fits.sum()} of {count(len(table), 'setting')} fit on {spec.name}, which has "
+        fitting += f"{spec.memory_gib:.0f} GiB ({bases or 'none'})."
+        table = table.assign(fits=fits).sort_values("fits", ascending=False, kind="stable")[FORECAST]
+        answers.append(replace(answer, table=table.reset_index(drop=True), sentences=(fitting, *answer.sentences)))
     notes = [f"Refused and left out: {reason}." for reason in dict.fromkeys(refused)]
     if timed >= MIN_CALIBRATED:
         notes.append(f"Predicted speeds follow from {timed} measured settings on {adviser.on.gpu.name}.")
     return answers, notes
-
-
-def _fitting(table: pd.DataFrame, spec: gpus.GpuSpec) -> Iterator[str]:
-    """Yield how many settings of a task fit, and what the smallest of the others lacks."""
-    is_fitting = table["fits"].astype(bool)
-    bases = table["basis"][is_fitting].value_counts()
-    counts = ", ".join(f"{bases[basis]} {basis}" for basis in BASES if basis in bases)
-    yield (
-        f"{is_fitting.sum()} of {count(len(table), 'setting')} fit on {spec.name}, which has "
-        f"{spec.memory_gib:.0f} GiB ({counts or 'none'})."
-    )
-    others = table[~is_fitting].dropna(subset="memory_gib")
-    if len(others):
-        least = others.loc[others["memory_gib"].idxmin()]
-        facts = {"name": least.name, "memory": significant(least["memory_gib"])}
-        yield words.say("too_large", {**facts, "memory_error": words.error(least["peak_allocated_error_pct"])})

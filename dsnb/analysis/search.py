@@ -43,7 +43,7 @@ KINDS: tuple[tuple[str, ...], ...] = (
 
 
 @dataclass(frozen=True)
-class Found:
+class Best:
     """The best candidate that fits and its alternatives, and the ones that fit in order."""
 
     table: pd.DataFrame
@@ -102,7 +102,7 @@ class Search:
         self._problems |= failed
         self._take(attempts(list(self.asked.values()), make=False))
 
-    def best(self, question: Question, measured: pd.DataFrame | None = None) -> Found:
+    def best(self, question: Question, measured: pd.DataFrame | None = None) -> Best:
         """Return the best candidate; figures of `measured` ones replace those that are predicted."""
         while True:
             found, visited = self._choose(question, measured)
@@ -114,7 +114,7 @@ class Search:
     def _is_open(self, name: str, table: pd.DataFrame) -> bool:
         return bool(pd.isna(table["fits"][name])) and name not in self._problems
 
-    def _choose(self, question: Question, measured: pd.DataFrame | None) -> tuple[Found, list[str]]:
+    def _choose(self, question: Question, measured: pd.DataFrame | None) -> tuple[Best, list[str]]:
         """Return what is the best by what is known and likely now, and the candidates that this rests on."""
         table = self.table.copy()
         if measured is not None:
@@ -131,7 +131,7 @@ class Search:
         everything = decide(table.assign(fits=fits | unsure), question).options
         if options.empty:  # what is likely to need least is looked at in any case
             open_ = pd.Series(self._likely_gib, table.index)[~is_known & (can_fit | (not is_known.any() and ~problems))]
-            return Found(table, options, []), [*map(str, everything.index), *map(str, open_.nsmallest(1).index)]
+            return Best(table, options, []), [*map(str, everything.index), *map(str, open_.nsmallest(1).index)]
         best = options.index[0]
         visited = [str(name) for name in everything.index[: everything.index.get_loc(best) + 1]]
         most = (1 + RELEVANCE) * options[question.column].iloc[0]
@@ -140,7 +140,7 @@ class Search:
         maybe_tied = map(str, everything.index[everything[question.column] <= most])
         visited += [name for name in maybe_tied if self._simplicity(name) < self._simplicity(chosen[0])]
         chosen += self._alternatives(chosen[0], [str(name) for name in options.index])
-        return Found(table, options, chosen, len(tied)), [*visited, *chosen]
+        return Best(table, options, chosen, len(tied)), [*visited, *chosen]
 
     def _simplicity(self, name: str) -> tuple[int, ...]:
         return space.simplicity(self.asked[name])

@@ -119,7 +119,6 @@ PLAN = {
     "({basis}), {rate} tokens/s[ ± {rate_error} %].",
     "needed": NEEDED,
     "too_slow": "That is more than {max_days} days. " + NEEDED,
-    "too_large": "The smallest that does not fit is {name}: {memory} GiB[ ± {memory_error} %] for tensors alone.",
 }
 """Further sentences of plans (`dsnb.analysis.recommend`)."""
 PAGE: dict[str, Any] = {
@@ -141,7 +140,7 @@ PAGE: dict[str, Any] = {
         "noRuns": NO_RUNS,
         "notRun": "No run of this task has ended, and no predicted setting can be drawn.",
         "allTasks": "One answer for each task. Runs of different tasks are never compared.",
-        "region": "Drag in the chart to select a region, or press arrow keys on the chart.",
+        "region": "Drag the mouse over the chart to select a region.",
         "leftOut": "are left out of this file to keep it small; they are in the run folders.",
         "notLoaded": "are not loaded yet: open a run to load its steps.",
         "whole": "Medians are over all runs of these experiments, those that are not selected included.",

@@ -2,6 +2,8 @@
 
 import sys
 import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,12 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dsnb.cli import predict, probe, start_folder, sweep
+from dsnb.cli import predict, probe, sweep
 from dsnb.cli.predict import LinkName, TableFormat
 from dsnb.cli.printing import Format, print_groups, print_summary, say, show, table_width
 from dsnb.cli.sweep import Set, option, parse_overrides
 from dsnb.errors import DsnbError, DsnbWarning, SettingsError
 from dsnb.files import plain_text
+from dsnb.run_folder.paths import SHIPPED, START_README
 from dsnb.settings import checks
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.sweep.params import SWEEP_SETTINGS
@@ -25,18 +28,6 @@ from dsnb.version import __version__
 
 UsageError: Any = typer.BadParameter.__base__  # of click or, in newer versions, of typer's own copy
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-COMMANDS = {
-    "init": "dsnb init benchmarks",
-    "doctor": "dsnb doctor",
-    "predict": "dsnb predict params/memory.yaml --gpu H100 --tokens 300B",
-    "recommend": "dsnb recommend opt-13b --gpu H100 --gpus 8 --tokens 300B",
-    "probe": "dsnb probe --output probe.json",
-    "sweep": "dsnb sweep params/quickstart.yaml --set seq_len=256 --dry-run",
-    "summary": "dsnb summary outputs/quickstart",
-    "report": "dsnb report outputs/quickstart --output quickstart.html",
-    "bandwidth": "dsnb bandwidth --hostfile hosts",
-}
-"""Commands in the order in which they are used, each with an example."""
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of outputs, or a log.", show_default=False)]
 Hostfile = Annotated[Path | None, option("FILE", "Use the hosts of this hostfile.")]
@@ -57,20 +48,30 @@ def _options(
     """Which DeepSpeed settings should I train with on my hardware? Answered by measuring."""
 
 
-app.command()(start_folder.init)
-app.command()(sweep.sweep)
-app.command()(predict.predict)
-app.command()(predict.recommend)
-app.command()(probe.probe)
+def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to.")] = Path()) -> None:
+    """Write notebooks, params files and a README to start from; no file is ever overwritten."""
+    sources = {folder / "README.md": START_README}
+    for path in sorted([*SHIPPED.glob("notebooks/*.ipynb"), *SHIPPED.glob("params/*.yaml")]):
+        sources[folder / path.relative_to(SHIPPED)] = path
+    if existing := [path for path in sources if path.exists() or path.is_symlink()]:
+        more = f" and {len(existing) - 1} more" if existing[1:] else ""
+        raise SettingsError(f"{existing[0]}{more} would be overwritten, so nothing was written: name another folder")
+    for target, source in sources.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("xb") as file:
+            file.write(source.read_bytes())
+    say(f"{folder.absolute()}: notebooks, params and README.md, which says how to begin")
+    for purpose, library, extra in (("to train", "torch", "train"), ("for JupyterLab", "jupyterlab", "lab")):
+        if not find_spec(library):
+            say(f"{purpose}: pip install 'dsnb[{extra}]'")
 
 
-@app.command()
 def summary(
     folder: Folder,
     format_: TableFormat = Format.table,
-    wide: Annotated[bool, option(None, "Print all columns, however wide the table is.", "--wide")] = False,
-    timing: Annotated[bool, option(None, "Print the wall time of each phase (s) instead.", "--timing")] = False,
-    groups: Annotated[bool, option(None, "Print groups of nodes and slow nodes instead.", "--groups")] = False,
+    wide: Annotated[bool, option("", "Print all columns, however wide the table is.", "--wide")] = False,
+    timing: Annotated[bool, option("", "Print the wall time of each phase (s) instead.", "--timing")] = False,
+    groups: Annotated[bool, option("", "Print groups of nodes and slow nodes instead.", "--groups")] = False,
 ) -> None:
     """Print medians and spreads of every experiment below a folder."""
     from dsnb.runs.load import load_runs
@@ -91,7 +92,6 @@ def summary(
         print_summary(runs, format_, wide)
 
 
-@app.command()
 def report(
     folder: Folder,
     output: Annotated[Path | None, option("FILE", "HTML file to write instead of FOLDER/report.html.")] = None,
@@ -112,7 +112,6 @@ def report(
     say(write_report(folder, output, compare, predict_ or (), link))
 
 
-@app.command()
 def doctor(hostfile: Hostfile = None, set_: Set = None) -> None:
     """Check what this machine, or the hosts of a hostfile, can run, what is missing, and how to fix it."""
     from dsnb.cli.doctor import check_hosts, check_machine
@@ -130,7 +129,6 @@ def doctor(hostfile: Hostfile = None, set_: Set = None) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
 def bandwidth(
     output: Annotated[Path | None, option("FOLDER", "Sweep's folder for the results.")] = None,
     most_bytes: Annotated[int | None, option("NUMBER", "Largest message in bytes.", default="by device")] = None,
@@ -150,17 +148,20 @@ def bandwidth(
     result.raise_for_status()
 
 
-def command_line() -> Any:
-    """Return all commands, whose help has no type behind an option that takes no value."""
-    group: Any = typer.main.get_command(app)
-    group.commands = {name: group.commands[name] for name in COMMANDS}
-    for name, example in COMMANDS.items():
-        group.commands[name].epilog = f"Example: {example}"
-    for command in [group, *group.commands.values()]:
-        for parameter in command.get_params(typer.Context(command)):  # the one for help is kept, too
-            if getattr(parameter, "is_flag", False):
-                parameter.metavar = ""
-    return group
+EXAMPLES: dict[Callable[..., None], str] = {
+    init: "dsnb init benchmarks",
+    doctor: "dsnb doctor",
+    predict.predict: "dsnb predict params/memory.yaml --gpu H100 --tokens 300B",
+    predict.recommend: "dsnb recommend opt-13b --gpu H100 --gpus 8 --tokens 300B",
+    probe.probe: "dsnb probe --output probe.json",
+    sweep.sweep: "dsnb sweep params/quickstart.yaml --set seq_len=256 --dry-run",
+    summary: "dsnb summary outputs/quickstart",
+    report: "dsnb report outputs/quickstart --output quickstart.html",
+    bandwidth: "dsnb bandwidth --hostfile hosts",
+}
+"""The commands in the order of use, each with an example."""
+for command, example in EXAMPLES.items():
+    app.command(epilog=f"Example: {example}")(command)
 
 
 def usage_problem(error: Any) -> str:
@@ -185,7 +186,7 @@ def main() -> None:
     )
     signals.install_handlers()
     try:
-        sys.exit(command_line()(standalone_mode=False) or 0)
+        sys.exit(app(standalone_mode=False) or 0)
     except UsageError as error:
         say(f"error: {usage_problem(error)}" if str(error) else "", err=True)
         sys.exit(2)

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from dsnb.launcher import environment, hosts
 from dsnb.launcher.hosts import Node
-from dsnb.prediction import probed
 from dsnb.run_folder import node_comparison, paths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware, interpreter
@@ -23,8 +22,6 @@ MAX_OFFSET_S = 1.0
 """Larger offsets between clocks make logs hard to compare; measured times are corrected for them."""
 MAX_LOAD = 0.5
 """Load per core above which other programs are running."""
-SLOW_HOST = 0.8
-"""Share of the reference's rate of launches below which a host counts as slow."""
 State = Literal["ok", "warn", "bad"]
 
 
@@ -94,15 +91,6 @@ def _training() -> Iterator[Check]:
     names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
     precisions = [names[name] for name in probe["precisions"] if name in names]
     yield Check("ok", "precisions", ", ".join(precisions + ["tf32"] * bool(probe["cuda_works"])))
-    if (launch_us := probe["launch_us"]) is not None:
-        yield launch_rate(launch_us, probed.REFERENCE["figures"]["launch_us"])
-
-
-def launch_rate(launch_us: float, usual_us: float) -> Check:
-    """Return how fast this host launches work, beside the reference."""
-    found, times = f"{launch_us:.1f} µs an operation, {usual_us:.1f} usual", usual_us / launch_us
-    advice = f"this host launches {times:.2g} times as fast as the reference: eager settings of small models will be "
-    return check("launches", found, times >= SLOW_HOST, f"{advice}CPU-bound", "warn")
 
 
 def _probe() -> dict[str, Any]:
@@ -130,7 +118,7 @@ def check_hosts(experiment: Experiment) -> list[Check]:
     root = paths.outputs_root().absolute()
     folder = next(path for path in (root, *root.parents) if path.is_dir())
     with hosts.connected(experiment) as nodes:
-        hosts.ask(experiment, nodes, folder, [{}] * len(nodes))
+        hosts.ask(experiment, nodes, folder)
         reached = [node for node in nodes if node.failure is None]
         checks = [check for node in reached for check in _host(node)]
         for node in nodes:
@@ -140,7 +128,7 @@ def check_hosts(experiment: Experiment) -> list[Check]:
         environments = [(node.host.name, node.facts["environment"]) for node in reached]
         for sentence in node_comparison.differences(environments).values():
             checks.append(Check("warn", "differences", sentence, "install the same everywhere"))
-        return [*checks, *_links(experiment, reached, folder), *_outputs(reached, folder)]
+        return [*checks, *_outputs(reached, folder)]
 
 
 def _host(node: Node) -> Iterator[Check]:
@@ -169,22 +157,6 @@ def _host(node: Node) -> Iterator[Check]:
         yield Check("warn", name, f"{facts['free_gib']} GiB of disk free", "make room")
     if not facts["compiler"]:
         yield Check("bad", name, "no C++ compiler", "install g++: DeepSpeed compiles its ops on every host")
-
-
-def _links(experiment: Experiment, reached: list[Node], folder: Path) -> Iterator[Check]:
-    """Let every host connect to the first one and to the next one."""
-    if len(reached) < 2:
-        return
-    addresses = [node.facts["address"] for node in reached]
-    requests = []
-    for number, address in enumerate(addresses):
-        neighbours = {addresses[0], addresses[(number + 1) % len(addresses)]} - {address}
-        requests.append({"peers": [f"{peer}:{experiment.ssh_port or 22}" for peer in sorted(neighbours)]})
-    hosts.ask(experiment, reached, folder, requests)
-    for node in reached:
-        for peer in [peer for peer, answers in node.facts["reached"].items() if not answers]:
-            advice = "open the network between the hosts, or name another --interface"
-            yield Check("bad", node.host.name, f"{peer.rpartition(':')[0]} does not answer from there", advice)
 
 
 def _outputs(reached: list[Node], folder: Path) -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""`dsnb predict` and `dsnb recommend`: memory, speed and cost of a params file on GPUs that you do not have."""
+"""`dsnb predict` and `dsnb recommend`: memory, speed and cost of settings on GPUs that you do not have."""
 
 import logging
 from pathlib import Path
@@ -10,7 +10,7 @@ from dsnb.cli.printing import Format, say, say_line, show
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
 from dsnb.errors import SettingsError
 from dsnb.settings.experiment import Experiment
-from dsnb.sweep.params import left_out_lines, load_sweep
+from dsnb.sweep.params import left_out_lines
 
 GpuName = Annotated[str, option("NAME", "GPU to predict for, such as H100, A100-40GB or V100.", default=True)]
 Gpus = Annotated[int | None, option("NUMBER", "GPUs of each setting, in place of the file's.")]
@@ -36,7 +36,7 @@ Tokens = Annotated[
 Price = Annotated[float | None, option("NUMBER", "Price of a GPU-hour, for the cost.")]
 Currency = Annotated[str, option("SIGN", "Sign in front of the cost.", default=True)]
 Calibrate = Annotated[Path | None, option("FOLDER", "Folder of measured runs to calibrate speed with.")]
-Verbose = Annotated[bool, option(None, "Name every setting that is left out.", "--verbose", "-v")]
+Verbose = Annotated[bool, option("", "Name every setting that is left out.", "--verbose", "-v")]
 TableFormat = Annotated[Format, option(None, "Format of the table.", "--format", default=True)]
 
 
@@ -50,7 +50,7 @@ def predict(
     currency: Currency = "$",
     calibrate: Calibrate = None,
     set_: Set = None,
-    no_probe: Annotated[bool, option(None, "Leave out the probe of this machine.", "--no-probe")] = False,
+    no_probe: Annotated[bool, option("", "Leave out the probe of this machine.", "--no-probe")] = False,
     format_: TableFormat = Format.table,
     verbose: Verbose = False,
 ) -> None:
@@ -85,7 +85,7 @@ def recommend(
     ] = None,
     objective: Annotated[str, option("NAME", "days, tokens_per_s, memory or cost.", default=True)] = "days",
     least_gpus: Annotated[
-        bool, option(None, "Take the smallest power of two of GPUs on which a setting fits.", "--least-gpus")
+        bool, option("", "Take the smallest power of two of GPUs on which a setting fits.", "--least-gpus")
     ] = False,
     link: LinkName = "nvlink",
     currency: Currency = "$",
@@ -109,38 +109,32 @@ def recommend(
     Without a params file, all settings that train the same are compared. Prediction alone takes seconds; with
     `--measure`, the best are run on this machine. Stopped by Ctrl-C, the same command goes on.
     """
-    from dsnb.analysis.recommend import is_params
-    from dsnb.designer.recommend import recommend as recommended
-    from dsnb.designer.recommend import write as written
+    from dsnb.designer import recommend as designer
 
     options: dict[str, Any] = _options(link, tokens, price, calibrate)
-    asked: Any = str(target)
-    if is_params(target):
-        for_models = {"seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
-        if given := [name for name, value in for_models.items() if value]:
-            name = given[0].replace("_", "-")
-            raise typer.BadParameter(f"--{name} is for models: a params file has its own settings")
-        asked = _experiments(target, gpus, set_, gpu or "H200", link, verbose)
+    options |= {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
+    options |= {"settings": parse_overrides(set_ or []), "measure": measure, "minutes": minutes, "output": output}
+    if designer.is_params(target):
+        _experiments(target, gpus, set_, gpu or "H200", link, verbose)  # names the settings that are left out
     else:
-        options |= {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
-        options["settings"] = parse_overrides(set_ or [])
         say(f"comparing settings for {target}", err=True)
-    options |= {"measure": measure, "minutes": minutes, "output": output}
-    found = recommended(asked, gpu, objective=objective, currency=currency, **options)  # type: ignore[arg-type]
+    answers = designer.recommend(str(target), gpu, objective=objective, currency=currency, **options)  # type: ignore[arg-type]
+    if write:
+        designer.only_task(answers, "write")
     in_one = format_ in {Format.csv, Format.json}
-    for place, one in enumerate(found):
-        for line in (*([""] if place else []), f"{one.task}:", *one.sentences):
+    for place, answer in enumerate(answers):
+        for line in (*([""] if place else []), f"{answer.task}:", *answer.sentences):
             say_line(line, err=in_one)
-        if len(one.table) and not in_one:
-            _show(one.table, format_, currency)
+        if len(answer.table) and not in_one:
+            _show(answer.table, format_, currency)
     if in_one:
         import pandas as pd
 
-        tables = [one.table.assign(task=one.task) for one in found if len(one.table)]
-        _show(pd.concat(tables or [found[0].table]), format_, currency)
-    if not any(len(one.table) for one in found):
+        tables = [answer.table.assign(task=answer.task) for answer in answers if len(answer.table)]
+        _show(pd.concat(tables or [answers[0].table]), format_, currency)
+    if not any(len(answer.table) for answer in answers):
         raise typer.Exit(1)
-    for line in written(write, found[0]) if write else []:
+    for line in designer.write(write, answers[0]) if write else []:
         say(line, err=in_one)
 
 
@@ -156,16 +150,12 @@ def _options(link: str, tokens: float | None, price: float | None, calibrate: Pa
 def _experiments(
     params: Path, gpus: int | None, set_: list[str] | None, gpu: str, link: str, verbose: bool, *, traced: bool = False
 ) -> list[Experiment]:
-    """Return the settings of a params file, each once, for GPUs, whatever this machine has; say which are left out.
-
-    If they are `traced`, those whose memory cannot be traced are left out, too.
-    """
+    """Return the settings of a params file that can be predicted, or `traced` as well; print which are left out."""
+    from dsnb.designer.recommend import settings_of_file
     from dsnb.prediction.step_time import problem
     from dsnb.prediction.traces import attempts
 
-    overrides = {"device": "cuda", **parse_overrides(set_ or []), **({} if gpus is None else {"gpus": gpus})}
-    sweep = load_sweep(params, overrides, auto_gpus=gpus or 1, leave_out_refused=True)
-    asked = {run.name: run.experiment for run in sweep.runs}
+    asked, refused = settings_of_file(params, parse_overrides(set_ or []), gpus)
     problems = {name: why for name, one in asked.items() if (why := problem(one, gpu, link))}
     if traced:
         timed = {name: one for name, one in asked.items() if name not in problems}
@@ -174,7 +164,7 @@ def _experiments(
     if len(problems) == len(asked):
         raise SettingsError(list(dict.fromkeys(problems.values())))
     known = {name: one for name, one in asked.items() if name not in problems}
-    others = [*sweep.refused, *problems.items()]
+    others = [*refused, *problems.items()]
     for line in left_out_lines(others, len(known) + len(others), verbose):
         say(line, err=True)
     return list(known.values())

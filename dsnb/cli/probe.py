@@ -11,7 +11,7 @@ from dsnb.files import records
 
 def probe(
     output: Annotated[Path | None, option("FILE", "JSON file to write as well.")] = None,
-    quick: Annotated[bool, option(None, "Take seconds: not accurate, and not kept.", "--quick")] = False,
+    quick: Annotated[bool, option("", "Take seconds: not accurate, and not kept.", "--quick")] = False,
     format_: TableFormat = Format.table,
 ) -> None:
     """Measure what this machine reaches, for predictions: products, memory, links, and how fast it launches work."""

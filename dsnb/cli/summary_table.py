@@ -8,13 +8,11 @@ from rich.cells import cell_len
 from dsnb.analysis.flags import Flag, flags
 from dsnb.analysis.summary import summarize, unstable
 from dsnb.analysis.tasks import tasks
-from dsnb.analysis.texts import significant
-from dsnb.formulas import metrics, planning
 from dsnb.render import answer
 from dsnb.render.tables import repeats_text
 from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
-from dsnb.runs.table import named_runs, numbers
+from dsnb.runs.table import named_runs
 
 RATE = "tokens_per_s"
 MAX_FOOTNOTES, MAX_CAUSES = 8, 3
@@ -36,7 +34,7 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
         summary = pd.concat([summary[~no_rank], summary[no_rank]])
         shared, names = short_names([str(name) for name in summary.index])
         title = ", ".join(filter(None, [task.title, _place(task.runs), f"in every name: {shared}" if shared else ""]))
-        table = _texts(summary, sorted(no_rank), _tokens(task.runs))
+        table = _texts(summary, sorted(no_rank))
         has_best = len(names) > 1 and pd.notna(summary[f"{RATE}_median"].iloc[0]) and not no_rank.all()
         unusual = flags(named_runs(task.runs))
         unusual = unusual[unusual["words"] != ""]
@@ -101,13 +99,7 @@ def _place(runs: pd.DataFrame) -> str:
     return f"on {names.pop()}" if len(names) == 1 and names != {"-"} else ""
 
 
-def _tokens(runs: pd.DataFrame) -> float | None:
-    """Return the tokens that a task's model is usually trained on; none on a CPU."""
-    sizes = numbers(runs, "parameters").dropna()
-    return planning.usual_tokens(sizes.iloc[0]) if len(sizes) and labels.common_unit(runs) == "GPU" else None
-
-
-def _texts(summary: pd.DataFrame, no_rank: Sequence[bool], tokens: float | None) -> pd.DataFrame:
+def _texts(summary: pd.DataFrame, no_rank: Sequence[bool]) -> pd.DataFrame:
     rates = summary[f"{RATE}_median"].mask(list(no_rank))
     table = pd.DataFrame(index=summary.index)
     counts = zip(summary["n"], summary["n_failed"], strict=True)
@@ -119,9 +111,6 @@ def _texts(summary: pd.DataFrame, no_rank: Sequence[bool], tokens: float | None)
     memory = next((name for name in MEMORY if summary[f"{name}_median"].notna().any()), None)
     for metric in [name for name in (memory, "mfu") if name and summary[f"{name}_median"].notna().any()]:
         table[METRIC_LABELS[metric].heading] = repeats_text(summary, metric, METRIC_LABELS[metric].digits)
-    if tokens:
-        days = [metrics.days(tokens, rate) for rate in rates]
-        table[f"days/{tokens / 1e9:g} B tokens"] = ["" if each is None else significant(each) for each in days]
     return table.loc[:, (table != "").any()]
 
 

@@ -21,7 +21,7 @@ from dsnb.sweep import allocation as allocations
 from dsnb.sweep import slurm as slurm_jobs
 from dsnb.sweep.allocation import Allocation
 from dsnb.sweep.params import Run, Sweep, load_sweep
-from dsnb.sweep.run import is_finished, run_in_one_job, run_sweep, unsupported, with_inputs
+from dsnb.sweep.run import is_finished, run_sweep, unsupported, with_inputs
 from dsnb.system import interpreter, signals
 
 NOT_ALL_OK = 3
@@ -49,11 +49,11 @@ def sweep(
     set_: Set = None,
     only: Annotated[str | None, option("PATTERN", "Only experiments whose names match, such as 'zs3*'.")] = None,
     output: Annotated[Path | None, option("FOLDER", "Folder of the sweep instead of outputs/NAME.")] = None,
-    dry_run: Annotated[bool, option(None, "Print the runs, and start nothing.", "--dry-run")] = False,
+    dry_run: Annotated[bool, option("", "Print the runs, and start nothing.", "--dry-run")] = False,
     verbose: Annotated[
-        bool, option(None, "With --dry-run, print settings, configurations, commands.", "--verbose", "-v")
+        bool, option("", "With --dry-run, print settings, configurations, commands.", "--verbose", "-v")
     ] = False,
-    retry: Annotated[bool, option(None, "Repeat failed runs as well as unfinished ones.", "--retry")] = False,
+    retry: Annotated[bool, option("", "Repeat failed runs as well as unfinished ones.", "--retry")] = False,
     hostfile: Annotated[
         str | None, option("FILE", "Hostfile (DeepSpeed's format) of the hosts to run on.", panel="Hosts")
     ] = None,
@@ -65,7 +65,7 @@ def sweep(
             panel="Hosts",
         ),
     ] = None,
-    slurm: Annotated[bool, option(None, "Submit every run as a Slurm job.", "--slurm", panel="Slurm")] = False,
+    slurm: Annotated[bool, option("", "Submit every run as a Slurm job.", "--slurm", panel="Slurm")] = False,
     partition: Annotated[str | None, option("NAME", "Slurm partition.", panel="Slurm")] = None,
     account: Annotated[str | None, option("NAME", "Account to charge.", panel="Slurm")] = None,
     nodes: Annotated[
@@ -81,9 +81,6 @@ def sweep(
     sbatch_option: Annotated[
         list[str] | None, option("KEY=VALUE", "A further option of sbatch, such as mem=200G.", panel="Slurm")
     ] = None,
-    one_allocation: Annotated[
-        bool, option(None, "Execute the whole sweep in one Slurm job.", "--one-allocation", panel="Slurm")
-    ] = False,
 ) -> None:
     """Execute all runs of a params file that are not finished yet. Exit code 3: done, but not every run is ok.
 
@@ -101,7 +98,7 @@ def sweep(
         extra_options={key.strip().removeprefix("--"): value for key, _, value in pairs} if pairs else None,
     )
     overrides = parse_overrides(set_ or []) | ({"hostfile": hostfile} if hostfile else {})
-    planned, notes = load(params, overrides, only, output, sub_cluster, allocation, one_allocation)
+    planned, notes = load(params, overrides, only, output, sub_cluster, allocation)
     for note in notes:
         say(f"note: {note}", err=True)
     if dry_run:
@@ -111,14 +108,7 @@ def sweep(
             say(f"this machine cannot run it: {problem}", err=True)
         return
     try:
-        if allocation and one_allocation:
-            command = interpreter.command("-m", "dsnb", "sweep", str(params.absolute()), "--hostfile", "slurm")
-            command += ["--output", str(planned.paths.dir.absolute()), *(["--retry"] if retry else [])]
-            command += [word for change in set_ or [] for word in ("--set", change)]
-            command += [*(["--only", only] if only else []), *(["--sub-cluster", sub_cluster] if sub_cluster else [])]
-            results = run_in_one_job(planned, allocation, command, retry=retry)
-        else:
-            results = run_sweep(planned, retry=retry, slurm=allocation)
+        results = run_sweep(planned, retry=retry, slurm=allocation)
     except KeyboardInterrupt:
         say("interrupted: finished runs are kept, start the sweep again to go on", err=True)
         raise typer.Exit(signals.INTERRUPTED) from None
@@ -140,18 +130,14 @@ def load(
     output: Path | None = None,
     sub_cluster: str | None = None,
     allocation: Allocation | None = None,
-    one_allocation: bool = False,
 ) -> tuple[Sweep, list[str]]:
     """Return the sweep, and notes on what it leaves out; parameters as the options of `dsnb sweep`."""
-    if one_allocation and not allocation:
-        raise SettingsError("--one-allocation is for Slurm: add --slurm, or leave it out")
     if allocation and (hosts := overrides.get("hostfile")):
         raise SettingsError(f"--hostfile is {str(hosts)!r}, but Slurm chooses hosts: leave one of them out")
-    if allocation and sub_cluster and not one_allocation:
-        raise SettingsError("--sub-cluster divides one set of hosts: add --one-allocation, or leave it out")
+    if allocation and sub_cluster:
+        raise SettingsError("--sub-cluster divides the hosts of one job: use --hostfile slurm in a job")
     if sub_cluster:
-        nodes = allocation.placeholder_hosts() if allocation else None
-        return allocations.load_groups(params, allocations.sizes(sub_cluster), overrides, only, output, hosts=nodes)
+        return allocations.load_groups(params, allocations.sizes(sub_cluster), overrides, only, output)
     if allocation:
         return allocations.load(params, allocation, overrides, only, output), []
     return load_sweep(params, overrides, only, output), []
@@ -197,7 +183,7 @@ def plan_lines(planned: Sweep, allocation: Allocation | None = None, in_full: bo
             yield from _commands(run.experiment, run.paths.dir)
         if in_full and allocation:
             job = interpreter.command("-m", "dsnb.sweep.job", str(run.paths.dir.absolute()))
-            options = allocation.options_of_run(run.experiment)
+            options = allocation.options(run.experiment)
             yield f"  {shlex.join(slurm_jobs.sbatch_command('dsnb', run.paths.job_log, options, job))}"
     count = len(planned.runs)
     yield f"{count} run{'s' if count != 1 else ''}, {states.count(TO_RUN)} to run; nothing was started"

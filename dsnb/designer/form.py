@@ -1,4 +1,4 @@
-"""The fields of the form: which GPU, a name and a question, and one row for each setting with its values."""
+"""The fields of the form: GPU, tokens, name, question, repeats, and one row for each setting with its values."""
 
 import html
 import typing
@@ -22,46 +22,39 @@ LABEL = {"width": "9rem", "display": "flex", "justify_content": "flex-end"}
 
 
 class Row:
-    """The values of one setting: buttons for one with fixed values, otherwise a field for typed ones."""
+    """The values of one setting: buttons if its values are fixed, otherwise a text field."""
 
-    def __init__(
-        self, name: str, chosen: list[Any], changed: Callable[[], None], remove: Callable[[str], None]
-    ) -> None:
+    def __init__(self, name: str, chosen: list[Any], changed: Callable[[], None]) -> None:
         field = Experiment.model_fields.get(name)
         kind = field and field.annotation
         choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
         self.name, self.options = name, (False, True) if kind is bool else choices
-        self.controls: list[Any] = []
-        for option in self.options:
-            toggle = widgets.ToggleButton(
+        self.controls: list[Any] = [
+            widgets.ToggleButton(
                 option in chosen, description=text(option), tooltip=f"{name}: {text(option)}", layout={"width": "auto"}
             )
-            widgets.dlink((toggle, "value"), (toggle, "button_style"), {True: "primary", False: ""}.get)
-            self.controls.append(toggle)
+            for option in self.options
+        ]
         label = [widgets.Label(name, layout=LABEL)] if self.options else []
         if not self.options:
             shown = plain_yaml.dump(chosen, in_one_line=True).strip()[1:-1]
-            typed = widgets.Text(shown, placeholder="8, 16", continuous_update=False)
-            self.controls = [_field(typed, name)]
+            self.controls = [_field(widgets.Text(shown, placeholder="8, 16", continuous_update=False), name)]
         for control in self.controls:
             control.observe(lambda _: changed(), "value")
-        self.remove_button = button("remove", lambda: remove(name), f"Remove {name}")
         about = html.escape((field.description if field else "") or "A key of DeepSpeed's configuration.")
         meaning = widgets.HTML(f"<small><details><summary>meaning</summary>{about}</details></small>")
-        self.box = widgets.HBox([*label, *self.controls, self.remove_button, meaning], layout=ROW)
+        self.box = widgets.HBox([*label, *self.controls, meaning], layout=ROW)
 
     @property
     def values(self) -> list[Any]:
-        """The chosen values, or those that were typed: YAML with commas between them."""
-        typed = "" if self.options else self.controls[0].value
+        """The chosen values, or the typed ones (YAML, separated by commas); none for the setting's default."""
+        if self.options:
+            return [option for option, toggle in zip(self.options, self.controls, strict=True) if toggle.value]
+        typed = self.controls[0].value
         try:
-            values = [option for option, toggle in zip(self.options, self.controls, strict=False) if toggle.value]
-            values += plain_yaml.parse(f"[{typed}]")
+            return list(plain_yaml.parse(f"[{typed}]"))
         except SettingsError as error:
             raise SettingsError(f"{self.name} is {short_repr(typed)}: {error}") from error
-        if not values:
-            raise SettingsError(f"{self.name} has no value: give one, or several, or remove it")
-        return values
 
 
 class Form:
@@ -71,8 +64,8 @@ class Form:
         self, name: str, question: str, settings: Mapping[str, Any], gpu: str, changed: Callable[[], None]
     ) -> None:
         self._changed = changed
-        kinds = [("choose", ""), *((gpu, gpu) for gpu in GPUS)]
-        self.gpu = _field(widgets.Dropdown(options=kinds, value=gpu), "which GPU")
+        gpu_names = [("choose", ""), *((gpu, gpu) for gpu in GPUS)]
+        self.gpu = _field(widgets.Dropdown(options=gpu_names, value=gpu), "which GPU")
         self.tokens = _field(widgets.BoundedFloatText(100e9, min=1, max=1e18), "tokens to train on")
         self.name = _field(widgets.Text(name, continuous_update=False), "name")
         self.question = _field(widgets.Text(question, continuous_update=False), "question")
@@ -91,15 +84,8 @@ class Form:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What the form says, as the content of a params file: a setting with several values is an axis of the grid."""
-        settings, problems = {}, []
-        for name, row in self.rows.items():
-            try:
-                settings[name] = row.values
-            except SettingsError as error:
-                problems += error.problems
-        if problems:
-            raise SettingsError(problems)
+        """The content of a params file; a setting with several values is an axis of its grid."""
+        settings = {name: values for name, row in self.rows.items() if (values := row.values)}
         return {
             "name": self.name.value.strip(),
             "question": self.question.value.strip(),
@@ -109,21 +95,10 @@ class Form:
         }
 
     def add(self, name: str, chosen: list[Any]) -> None:
-        """Add a row for a setting with these values, unless there is no such setting, or it has one already."""
-        if name in self.rows:
-            raise SettingsError(f"{name} is in the form already")
+        """Add a row for a setting with these values, or replace its row."""
         if name not in Experiment.model_fields and not name.startswith(deepspeed_keys.PREFIX):
             raise SettingsError(checks.unknown_setting(name, Experiment.model_fields))
-        self.rows[name] = Row(name, chosen, self._changed, self.remove)
-        self._show_rows()
-
-    def remove(self, name: str) -> None:
-        """Remove the row of a setting: every run then has its default."""
-        del self.rows[name]
-        self._show_rows()
-        self._changed()
-
-    def _show_rows(self) -> None:
+        self.rows[name] = Row(name, chosen, self._changed)
         self._rows.children = [row.box for row in self.rows.values()]
         self.new.options = [name for name in Experiment.model_fields if name not in self.rows]
 
@@ -144,8 +119,8 @@ def _field(field: Any, description: str) -> Any:
     return field
 
 
-def button(description: str, react: Callable[[], None], tooltip: str = "") -> widgets.Button:
+def button(description: str, react: Callable[[], object]) -> widgets.Button:
     """Return a button that calls `react`."""
-    made = widgets.Button(description=description, tooltip=tooltip or description, layout={"width": "auto"})
+    made = widgets.Button(description=description, tooltip=description, layout={"width": "auto"})
     made.on_click(lambda _: react())
     return made

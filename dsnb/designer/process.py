@@ -1,8 +1,8 @@
-"""A sweep in a process of its own: started, read, stopped, and gone when the process that started it is.
+"""A sweep in a separate process that ends with the process that started it.
 
 `python -m dsnb.designer.process PARENT WORD...` is the `dsnb` command, killed when PARENT ends: a kernel that is shut
-down or crashes ends its sweep with it. SIGINT stops the sweep at any time, without a traceback, and even if the kernel
-ignores it, as one does that was started in the background.
+down or crashes ends its sweep, too. SIGINT stops the sweep at any time, without a traceback, and even if the kernel
+ignores SIGINT because it was started in the background.
 """
 
 import os
@@ -25,16 +25,16 @@ ENDS = {
     signals.INTERRUPTED: STOPPED,
     -signal.SIGINT: STOPPED,
 }
-"""Exit code of `dsnb sweep` -> what it means. After an interrupt inside of `exec`, CPython ends by SIGINT, too."""
+"""Exit code of `dsnb sweep` -> its meaning. If CPython is interrupted within `exec`, it ends by SIGINT."""
 
 
 class SweepProcess:
-    """`dsnb sweep` with these arguments, running from now on."""
+    """A running `dsnb sweep` with these arguments."""
 
     is_stopping = False
 
     def __init__(self, *words: str) -> None:
-        self._log = tempfile.NamedTemporaryFile(prefix="dsnb-")  # noqa: SIM115 -- it is gone with this object
+        self._log = tempfile.NamedTemporaryFile(prefix="dsnb-")  # noqa: SIM115 -- deleted with this object
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child can react to it
         try:
             self._process = subprocess.Popen(
@@ -43,7 +43,7 @@ class SweepProcess:
                 stdout=self._log,
                 stderr=self._log,
                 start_new_session=True,  # interrupting the kernel does not reach it
-                # A Jupyter kernel asks the programs that it starts for colours.
+                # A Jupyter kernel requests colours from the programs that it starts.
                 env={**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "", "TTY_COMPATIBLE": "0", "COLUMNS": "160"},
             )
         finally:
@@ -52,26 +52,24 @@ class SweepProcess:
 
     @property
     def lines(self) -> list[str]:
-        """The last lines that it printed."""
+        """The last lines of its output."""
         return [plain_text.line(line) for line in last_lines(Path(self._log.name), MAX_LINES)]
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it is running."""
+        """Its exit code; None while it runs."""
         return self._process.poll()
 
     @property
     def end(self) -> str:
-        """How it ended, in one sentence; empty while it is running."""
-        code = self.code
-        if code is None or code in ENDS:
-            return "" if code is None else ENDS[code]
-        errors = [line.removeprefix("error: ") for line in self.lines if line.startswith("error: ")]
-        how = signals.killed_by(-code) if code < 0 else f"exit code {code}"
-        return " ".join(errors) or f"The sweep ended unexpectedly, {how}: its last lines are below."
+        """How it ended, in one sentence; empty while it runs."""
+        if self.code is None:
+            return ""
+        how = signals.killed_by(-self.code) if self.code < 0 else f"exit code {self.code}"
+        return ENDS.get(self.code, f"The sweep failed, {how}: its last lines are below.")
 
     def stop(self) -> None:
-        """Ask it once to stop, as Ctrl-C does: its runs are ended, and finished ones are kept."""
+        """Interrupt it once, as Ctrl-C does: its runs are stopped, finished ones are kept."""
         if self.code is None and not self.is_stopping:
             self.is_stopping = True
             self._process.send_signal(signal.SIGINT)

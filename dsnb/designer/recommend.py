@@ -1,4 +1,4 @@
-"""`dsnb.recommend`: the best settings by prediction or by short runs on this machine, and files to take away."""
+"""`dsnb.recommend`: the best settings by prediction or by short runs on this machine, and files that hold them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +21,7 @@ from dsnb.prediction.predict import on_gpu
 from dsnb.run_folder import paths
 from dsnb.runs.labels import count
 from dsnb.settings.experiment import Experiment
+from dsnb.sweep.params import load_sweep
 from dsnb.system import hardware
 
 
@@ -43,12 +44,11 @@ def recommend(
     minutes: float | None = None,
     output: str | Path | None = None,
 ) -> list[Recommendation]:
-    """Return for each task the best of its settings that is predicted to fit; the task with most settings comes first.
+    """Return the best setting of each task that is predicted to fit; the task with most settings comes first.
 
-    Of a model, all settings that train the same are compared: how GPUs share the work, micro-batches, recomputation,
+    For a model, compare all settings that train the same: how GPUs share the work, micro-batches, recomputation,
     formats, compilation, and offload if nothing else fits. Settings of different tasks, such as two models, are never
-    compared with each other. Settings that are no more than 2 % worse than the best count as equal; the simplest of
-    them is recommended.
+    compared with each other. Settings within 2 % of the best count as equal; the simplest of them is recommended.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def recommend(
     settings
         Settings that are fixed; a list is what may be chosen from.
     least_gpus
-        Take the smallest power of two of GPUs on which a setting fits, in place of `gpus`.
+        Use the smallest power of two of GPUs on which a setting fits, in place of `gpus`.
     objective
         `days` or `cost` of the training, `tokens_per_s` of all GPUs, or `memory` of a GPU.
     currency
@@ -72,33 +72,38 @@ def recommend(
     link, tokens, price, calibrate
         As `dsnb.predict` takes them.
     measure
-        Run so many of the best settings on this machine, CPU ranks where it has no GPU, until it is decided which one
-        is the best; 0 for prediction alone. Runs are short; they are repeated up to six times, the settings in turn. A
-        setting that fails makes room for the next one. The same call goes on where it was stopped.
+        Number of the best settings to run on this machine (with CPU ranks if it has no GPU) until the best is decided;
+        0 for prediction alone. Runs are short and repeated up to six times, the settings in turn. A setting that fails
+        is replaced by the next one. Call again with the same arguments to resume.
     minutes
-        Start no run that would not end within this time; by default there is no limit.
+        Start no run that would end after this time; no limit by default.
     output
-        The folder of the runs and their report; by default `outputs/recommend_MODEL_...`.
+        Folder of the runs and their report; by default `outputs/recommend_MODEL_...`.
 
     Returns
     -------
     list of Recommendation
-        Each table has the best setting and three others, of other kinds where there are some, in the columns of
+        Each table has the best setting and three alternatives, of other kinds where there are some, in the columns of
         `dsnb.predict`, and `worse_pct`: by how many per cent each is worse than the best in the objective. It is empty
         if no setting of the task fits.
 
     Raises
     ------
     SettingsError
-        If no setting of any task is predicted to fit, something is unknown, the global batch cannot be shared equally
-        among the GPUs, the objective is unknown, or `cost` is asked for without a price.
+        If no setting of any task is predicted to fit, a name is unknown, the global batch cannot be shared equally
+        among the GPUs, the objective is unknown, `cost` is asked for without a price, an argument does not apply to
+        the target, or settings of several tasks are to be measured.
     """
     options: dict[str, Any] = {"link": link, "tokens": tokens, "price": price, "calibrate": calibrate}
     options |= {"objective": objective, "currency": currency}
     chosen: dict[str, Any] = {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
+    if not isinstance(target, str | Path) or is_params(target):
+        _refuse_unused(target, settings=settings, **chosen)
+    if (settings or {}).get("device") == "cpu" and not measure:
+        raise SettingsError("device is 'cpu', but speeds are predicted for GPUs: leave it out, or give measure")
+    if isinstance(target, str | Path) and is_params(target):
+        target = list(settings_of_file(target, settings or {}, gpus)[0].values())
     if not measure:
-        if (settings or {}).get("device") == "cpu":
-            raise SettingsError("device is 'cpu', but speeds are predicted for GPUs: leave it out, or give measure")
         return predicted.recommend(target, gpu, settings=settings, **chosen, **options)
     if not (planning.is_whole(measure) and measure > 0):
         raise SettingsError(f"measure is {measure!r}: give the number of settings to run, such as 3")
@@ -112,15 +117,18 @@ def recommend(
     settings = {**(settings or {}), "device": device}
     gpu = here[0].name if here and known_gpu(here[0].name) else USUAL_GPU
     chosen["gpus"] = gpus or hardware.default_world_size(device)
-    first = predicted.recommend(target, gpu, settings=settings, **chosen, **options)[0]
+
+    def ranked(**more: Any) -> Recommendation:
+        return only_task(predicted.recommend(target, gpu, settings=settings, **chosen, **options | more), "measure")
+
+    first = ranked()
     if first.table.empty:
         return [first]
 
     def following(runs: pd.DataFrame | None) -> list[Experiment]:
-        found = first
-        if runs is not None and here and runs[runs["status"] == "ok"]["experiment"].nunique() >= MIN_CALIBRATED:
-            found = predicted.recommend(target, gpu, settings=settings, **chosen, **options | {"calibrate": runs})[0]
-        return [one.model_copy(update={"device": device}) for one in found.experiments]
+        is_known = runs is not None and runs[runs["status"] == "ok"]["experiment"].nunique() >= MIN_CALIBRATED
+        answer = ranked(calibrate=runs) if is_known and here else first
+        return [one.model_copy(update={"device": device}) for one in answer.experiments]
 
     best = first.experiments[0]
     name = f"recommend_{model_shapes.slug(best.model)}_gpus{best.gpus}_sl{best.seq_len}_gb{best.global_batch_size}"
@@ -128,6 +136,38 @@ def recommend(
     measuring = Measuring(folder, on_gpu(gpu, link, calibrate), settings, minutes)
     runs, end = decide_by_runs(measuring, measure, following)
     return [_by_runs(first, measuring, runs, end, gpu, settings, options)]
+
+
+def is_params(target: str | Path) -> bool:
+    """Return whether a target is a params file rather than a model."""
+    path = Path(target)
+    return path.suffix in {".yaml", ".yml"} or (path.is_file() and path.suffix != ".json")
+
+
+def settings_of_file(
+    params: str | Path, overrides: Mapping[str, Any], gpus: int | None = None
+) -> tuple[dict[str, Experiment], Sequence[tuple[str, str]]]:
+    """Return the settings of a params file by name, on GPUs even if this machine has none, and the refused ones."""
+    overrides = {**overrides, "device": "cuda", **({} if gpus is None else {"gpus": gpus})}
+    sweep = load_sweep(params, overrides, auto_gpus=gpus or 1, leave_out_refused=True)
+    return {run.name: run.experiment for run in sweep.runs}, sweep.refused
+
+
+def _refuse_unused(target: str | Path | Sequence[Experiment], **arguments: Any) -> None:
+    """Refuse arguments that only a model takes; a params file also takes `gpus` and `settings`, a list neither."""
+    is_file = isinstance(target, str | Path)
+    for name, value in arguments.items():
+        if value and not (is_file and name in {"gpus", "settings"}):
+            what = "a params file has its own settings" if is_file else "change the experiments of the list"
+            raise SettingsError(f"{name} is {value!r}, but that is for models{'' if is_file else ' and files'}: {what}")
+
+
+def only_task(answers: Sequence[Recommendation], option: str) -> Recommendation:
+    """Return the answer for the only task; a SettingsError names the tasks if there are several."""
+    if len(answers) > 1:
+        titles = "; ".join(answer.task for answer in answers)
+        raise SettingsError(f"{option} is for one task, but there are {len(answers)} ({titles}): ask for one at a time")
+    return answers[0]
 
 
 def _by_runs(
@@ -139,18 +179,16 @@ def _by_runs(
     settings: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> Recommendation:
-    """Return the recommendation among what was measured, with the verdict of the runs and where they are."""
+    """Return the recommendation among what was measured, with the verdict of the runs and the path of their report."""
     failed = measuring.failed(runs)
     alive = {name: one for name, one in measuring.started.items() if name not in failed}
     good = runs[runs["experiment"].isin(alive)]
     whole = good.assign(gpu_name=gpu, grad_accum=[alive[name].whole.grad_accum for name in good["experiment"]])
-    asked = [one.whole for one in alive.values()]
-    (found,) = predicted.recommend(asked, gpu, settings=settings, runs=whole, **options)
-    said = [
-        sentence
-        for sentence in found.sentences
-        if not sentence.startswith(("Instead", "Next is", "Less sure", "Assumed"))
-    ]
+    (answer,) = predicted.recommend(
+        [one.whole for one in alive.values()], gpu, settings=settings, runs=whole, **options
+    )
+    replaced = ("Instead", "Next is", "Less sure")
+    said = [sentence for sentence in answer.sentences if not sentence.startswith(replaced)]
     said.append(f"Measured: {count(len(runs), 'run')} of {count(len(measuring.started), 'setting')}; {end}.")
     for name, row in differences(good, figure="tokens_per_s").iterrows():
         said.append(f"{name} beside {row['base']}: {row['words']}.")
@@ -166,18 +204,18 @@ def _by_runs(
         said.append(f"Report: {write_report(measuring.paths.dir)}.")
     except DsnbError as error:  # the runs are there all the same
         said.append(f"Runs: {measuring.paths.dir}, without a report: {error}.")
-    return Recommendation(first.task, found.table, tuple(said), found.experiments)
+    return Recommendation(first.task, answer.table, tuple(said), answer.experiments)
 
 
-def write(folder: str | Path, found: Recommendation) -> list[str]:
-    """Write what a recommendation comes to into a folder, and return what was written and what verifies it, in words.
+def write(folder: str | Path, answer: Recommendation) -> list[str]:
+    """Write a recommendation into a folder, and return sentences on what was written and how to verify it.
 
     That is a params file of the recommended setting and its alternatives, and DeepSpeed's configuration of the former.
     """
-    if found.table.empty:
+    if answer.table.empty:
         raise SettingsError(f"nothing is written to {folder}: no setting fits")
-    folder, experiments = Path(folder), found.experiments[: len(found.table)]
-    question = f"Which of the settings that are recommended for {found.task} is the fastest?"
+    folder, experiments = Path(folder), answer.experiments[: len(answer.table)]
+    question = f"Which of the settings recommended for {answer.task} is the fastest?"
     file, best = folder / "params.yaml", experiments[0]
     content = params_of(f"recommend_{model_shapes.slug(best.model)}", question, experiments, repeats=4)
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,6 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-from nbformat import NotebookNode
-from nbformat.v4 import new_output
 from traitlets.config import Config
 
 from dsnb.errors import KernelDiedError
@@ -116,11 +114,10 @@ def _interruptible(config: Config) -> Iterator[None]:
     """
     requested = False
     task: asyncio.Task[Any] | None = None
-    running_cell: NotebookNode | None = None
 
-    def begin_cell(cell: NotebookNode, **_: object) -> None:  # nbclient calls it
-        nonlocal task, running_cell
-        task, running_cell = asyncio.current_task(), cell
+    def begin_cell(**_: object) -> None:  # called by nbclient
+        nonlocal task
+        task = asyncio.current_task()
         if requested:
             cancel()
 
@@ -131,10 +128,6 @@ def _interruptible(config: Config) -> Iterator[None]:
             task.get_loop().call_soon_threadsafe(end_cell)
 
     def end_cell() -> None:  # papermill saves the notebook then
-        nonlocal running_cell
-        if running_cell is not None and running_cell.cell_type == "code":
-            running_cell.outputs.append(new_output("stream", name="stderr", text="interrupted\n"))
-        running_cell = None  # a second signal says it no second time
         for pending in asyncio.all_tasks():
             pending.cancel()
 

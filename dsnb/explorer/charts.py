@@ -93,10 +93,11 @@ def _mark(kind: str, data: str, is_pointed_at: bool = False, **look: Any) -> Spe
 
 
 def _scatter() -> list[Specification]:
-    """Draw runs, the Pareto front of experiments, and the answer's setting."""
+    """Draw the selected region, runs, the Pareto front of experiments, and the answer's setting."""
     return [
         *_capacity("x"),
         *_capacity("y"),
+        _mark("rect", "region", fill="#9993", stroke="#999", **_at(x2="x2", y2="y2")),
         _mark("line", "front", interpolate="step-after", strokeWidth=1.5, stroke=SOFT),
         _mark("symbol", "points", True, size=44, opacity=0.7, fill=FILL, shape=SHAPE),
         *_predicted(_at(x="left", x2="right"), _at(y="low", y2="high")),

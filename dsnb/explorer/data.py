@@ -16,7 +16,7 @@ from dsnb.errors import SettingsError
 from dsnb.formulas.planning import usual_tokens
 from dsnb.run_folder.columns import key_columns
 from dsnb.runs import labels
-from dsnb.runs.table import as_runs, named_runs
+from dsnb.runs.table import as_runs, named_runs, numbers
 
 REQUIRED = ("experiment", "repeat", "status")
 MAX_EXACT_INTEGER = 2**53
@@ -122,7 +122,11 @@ def read(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
     if missing:
         raise SettingsError(f"explore needs the table that load_runs returns; it has no column {', '.join(missing)}")
     runs, predicted = as_runs(runs), predicted or Unmeasured()
-    expected = predicted.without(runs).reset_index(drop=True)
+    expected = predicted.without(runs)
+    if len(expected):  # the fastest first, then those that would not fit
+        order = {"fits": expected["fits"].eq(False), "rate": -numbers(expected, "tokens_per_s")}
+        expected = expected.loc[pd.DataFrame(order).sort_values(list(order), kind="stable").index]
+    expected = expected.reset_index(drop=True)
     known = runs.assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
     named = [labels.text(name) for name in named_runs(known)["experiment"]]
     every = with_choices(_beside(known, expected) if len(expected) else known)

@@ -4,6 +4,7 @@ Figures are in the units of their columns; each comes with the factor, unit and 
 """
 
 import base64
+import math
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from dsnb.analysis.choices import GROUPS, group
 from dsnb.analysis.decide import rate, without_probes
 from dsnb.analysis.predicted import FIGURES, PER_GPU
 from dsnb.analysis.summary import unstable
+from dsnb.analysis.texts import significant
 from dsnb.explorer import charts, single_runs
 from dsnb.explorer.data import EVERY_TASK, Data, plain, run_place
 from dsnb.explorer.state import DAYS, INPUTS, State, default, options
@@ -162,12 +164,11 @@ def _tasks(data: Data, runs: pd.DataFrame, names: list[str]) -> dict[str, Any]:
 def _predicted(data: Data) -> dict[str, Any]:
     """Return predicted settings by column, none of which is a run.
 
-    `kinds` are the GPUs as prices name them, `errors` are in per cent, `fits` is None where it is unknown, and
-    `outsides` says how a setting differs from all runs that the time model is fitted to.
+    `kinds` are the GPUs as prices name them, `fits` is None where it is unknown, and `outside` says how a setting
+    differs from all runs that the time model is fitted to.
     """
     table = data.predicted
     rows = table.to_dict("records")
-    outside = list(dict.fromkeys(row["outside"] for row in rows))  # many settings share theirs
     known = [name for name in (*FIGURES, PER_GPU) if len(table) and table[name].notna().any()]
     return {
         "names": [labels.text(row["experiment"]) for row in rows],
@@ -176,13 +177,22 @@ def _predicted(data: Data) -> dict[str, Any]:
         "gpus": [int(row["gpus"]) for row in rows],
         "tasks": data.predicted_tasks,
         "codes": {name: choice.predicted for name, choice in data.choices.items() if choice.predicted},
-        "figures": {name: json_numbers(numbers(table, name), PREDICTED_DIGITS) for name in known},
-        "errors": {name: json_numbers(numbers(table, f"{name}_error_pct"), PREDICTED_DIGITS) for name in known},
+        "figures": {name: _predicted_figure(table, name) for name in known},
         "fits": [plain(row["fits"]) for row in rows],
-        "outside": [outside.index(row["outside"]) for row in rows],
-        "outsides": outside,
+        "outside": [str(row["outside"]) for row in rows],
         "notes": list(data.predicted_notes),
     }
+
+
+def _predicted_figure(table: pd.DataFrame, name: str) -> dict[str, Any]:
+    """Return the heading of a predicted figure, its values, their mean errors in per cent, and both as texts."""
+    metric, values, errors = labels.METRIC_LABELS[name], numbers(table, name), numbers(table, f"{name}_error_pct")
+    texts = [
+        "" if math.isnan(value) else f"{significant(value * metric.factor)} ± {error:.1f} %"
+        for value, error in zip(values, errors, strict=True)
+    ]
+    stored = {"values": json_numbers(values, PREDICTED_DIGITS), "errors": json_numbers(errors, PREDICTED_DIGITS)}
+    return {"heading": metric.heading, "texts": texts, **stored}
 
 
 def citation(data: Data) -> str:

@@ -11,7 +11,6 @@ import pandas as pd
 from dsnb.analysis.cpu_bound import cpu_bound_words
 from dsnb.analysis.flags import flags, single_run_words
 from dsnb.explorer.data import Data, plain, run_place
-from dsnb.render import palette
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.columns import GPU_COLUMNS, OVER_TIME, SETTINGS
 from dsnb.run_folder.paths import RunPaths
@@ -40,7 +39,10 @@ SERIES = {
 }
 """The charts of one run over time: the column of a series, and that of its times."""
 STEP_PARTS = {
-    **{f"{name}_s": name for name in palette.STEP_PARTS},
+    "forward_s": "forward",
+    "backward_s": "backward",
+    "optimizer_s": "optimizer",
+    "handover_s": "handover",
     "exposed_communication_s": "of it communication that nothing hides",
 }
 ON_GPU = [name for name in labels.MEMORY if name != "host_memory_gib"]

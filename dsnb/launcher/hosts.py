@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -51,6 +51,8 @@ def command(experiment: Experiment, host: Host, *words: str, **variables: str) -
     there = [*env, *words]
     if experiment.hostfile == hostfile.SLURM:
         step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--overlap", "--quiet", "--unbuffered"]
+        if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):  # otherwise srun gives a step one CPU
+            step.append(f"--cpus-per-task={cpus}")
         return [*step, "--kill-on-bad-exit=1", "--mpi=none", *there]
     # A new master connection would hold the pipes open; a cut link is detected by keepalives, by TCP alone in hours.
     alive = f"ServerAliveInterval={int(silence_s() / 4)}"
@@ -214,16 +216,21 @@ class Node:
         }
 
 
-def ask(experiment: Experiment, nodes: Sequence[Node], folder: Path, requests: Sequence[Mapping[str, Any]]) -> None:
-    """Ask all hosts at once what they are (`dsnb.launcher.on_host.survey`), and wait for their answers."""
+def ask(experiment: Experiment, nodes: Sequence[Node], folder: Path, before_run: bool = False) -> None:
+    """Send a survey request (`dsnb.launcher.on_host.survey`) to all hosts at once, and wait for their answers.
+
+    Before a run, each host also checks whether it can run its ranks.
+    """
     token = folder / f".shared-{secrets.token_hex(8)}"
     common = {"folder": str(folder), "token": token.name, "cwd": os.getcwd(), "env": forwarded(experiment)}
     deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
     with contextlib.suppress(OSError):
         token.touch()
     try:
-        for node, request in zip(nodes, requests, strict=True):
-            node.send(records.line({**common, **request}))
+        for number, node in enumerate(nodes):
+            port = 0 if number else experiment.master_port
+            ranks = {"device": experiment.device, "devices": node.host.devices, "master_port": port}
+            node.send(records.line({**common, **(ranks if before_run else {})}))
         for node in nodes:
             node.wait_for_answer(deadline_s)
     finally:
@@ -256,10 +263,7 @@ class HostRanks:
         self._nodes = self._connections.enter_context(connected(experiment, run))
         self.host_of = {rank: node.host.name for node in self._nodes for rank in node.ranks}
         try:
-            asked = {"device": experiment.device, "master_port": 0}
-            requests = [{**asked, "devices": node.host.devices} for node in self._nodes]
-            requests[0]["master_port"] = experiment.master_port
-            ask(experiment, self._nodes, run.dir, requests)
+            ask(experiment, self._nodes, run.dir, before_run=True)
             _raise_first(node.failure for node in self._nodes)
             self.experiment = experiment.model_copy(update={"device": self._device(experiment)})
             _raise_first(map(self._misfit, self._nodes))

@@ -105,8 +105,7 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
     """Return what this host is, and what a run or `dsnb doctor` wants to know of it.
 
     A request has `folder`, which this host has to see, and `token`, a file that was just written to it. For a run it
-    also has `device`, `devices` (the slots to use) and `master_port` (0 for any); for `dsnb doctor` `peers`, addresses
-    with ports to connect to.
+    also has `device`, `devices` (the slots to use) and `master_port` (0 for any).
     """
     folder, deadline = Path(request["folder"]), time.monotonic() + 2  # a network file system shows a new file late
     while not (sees := (folder / request["token"]).exists()) and folder.exists() and time.monotonic() < deadline:
@@ -132,7 +131,6 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
         "load_per_core": round(os.getloadavg()[0] / hardware.cores(), 2),
         "busy": busy_gpu([gpu.index for gpu in hardware.gpus()], wait_s=0),
         "compiler": bool(shutil.which("c++") or shutil.which("g++")),
-        "reached": {peer: _answers(peer) for peer in request.get("peers", [])},
     }
 
 
@@ -190,18 +188,6 @@ def busy_gpu(indexes: list[int], wait_s: float = GPU_FREE_TIMEOUT_S) -> str | No
             return f"GPU {index} is in use{users}, {used_gib:.1f} GiB"
         time.sleep(0.5)
     return None
-
-
-def _answers(peer: str, timeout_s: float = 3.0) -> bool:
-    """Return whether a host accepts or refuses a TCP connection."""
-    address, _, port = peer.rpartition(":")
-    try:
-        socket.create_connection((address, int(port)), timeout_s).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

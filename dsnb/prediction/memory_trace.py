@@ -364,8 +364,8 @@ def main() -> None:
         try:
             record = trace(experiment) if kind == "memory" else model_counts.count(experiment)
         except Exception as error:
-            words = str(error).splitlines() or [type(error).__name__]
-            record = {"error": f"model {experiment.model!r} could not be traced: {words[0][:300]}"}
+            words = " ".join(str(error).split()) or type(error).__name__
+            record = {"error": f"model {experiment.model!r} could not be traced: {words[:300]}"}
         print(json.dumps(record), file=answers, flush=True)
 
 

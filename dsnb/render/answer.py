@@ -1,23 +1,19 @@
 """Answers as HTML: for each task a card that says what to train it with, with remarks on its runs; and plans."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import pandas as pd
 
 from dsnb.analysis.advice import Recommendation
-from dsnb.analysis.choices import single_changes
-from dsnb.analysis.comparisons import differences
 from dsnb.analysis.decide import (
     ASSUMED_PRICE,
     CPU,
     Decision,
     Question,
     default_objective,
-    memory_figure,
     of_runs,
-    rate,
     recorded_prices,
     without_probes,
 )
@@ -81,43 +77,10 @@ def _items(sentences: list[str]) -> str:
 
 
 def _card(task: Task, decision: Decision) -> str:
-    """Return the HTML of one card, what one change costs, and remarks; `web/card.js` makes the same card."""
-    said = words(decision)
+    """Return the HTML of one card and its remarks; `web/card.js` makes the same card."""
     title = f"<h3>{html.escape(task.title)}</h3>" if task.title else ""
-    lines = [f'<p class="dsnb-{name}">{html.escape(text)}</p>' for name, text in said.items() if text]
-    card = f'<section class="dsnb-answer">{title}{"".join(lines)}</section>'
-    one_change = "" if decision.options.empty else _one_change(decision)
-    return f"{card}{one_change}{_items(remarks(task.runs))}"
-
-
-def _table(titles: list[str], rows: list[list[str]]) -> str:
-    """Return a table whose rows begin with a heading; nothing without rows."""
-    head = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in titles)
-    body = "".join(
-        f'<tr><th scope="row">{html.escape(name)}</th>{"".join(f"<td>{html.escape(text)}</td>" for text in texts)}</tr>'
-        for name, *texts in rows
-    )
-    return f'<table class="dsnb-differs"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>' if rows else ""
-
-
-def _one_change(decision: Decision) -> str:
-    """Return what the settings cost that differ from the best one in a single choice, as a table."""
-    runs, base = decision.runs, decision.options.index[0]
-    figures = [name for name in (rate(runs), memory_figure(runs)) if name and name in runs]
-    unit = labels.unit(decision.settings.loc[base].to_dict())
-    relevance = decision.question.relevance
-    words_of = [differences(runs, figure=name, baseline=base, relevance=relevance)["words"] for name in figures]
-    counts = (runs["status"] == "ok").groupby(runs["experiment"]).agg(["sum", "size"])
-    rows = []
-    for row in single_changes(runs, base):
-        n_ok, n = (int(count) for count in counts.loc[row["experiment"]])
-        before, after = (labels.axis(row["axis"]).label(row[side]) for side in ("before", "after"))
-        title = f"{unit}s" if row["axis"] == "gpus" else labels.axis(row["axis"]).title
-        change = f"{title}: {before} → {after}"
-        if n_ok < n:
-            change += f" ({n - n_ok} of {labels.count(n, 'run')} not ok)"
-        rows.append([change, *(texts[row["experiment"]] if n_ok else "" for texts in words_of)])
-    return _table(["one change", *(labels.METRIC_LABELS[name].title.replace("GPU", unit) for name in figures)], rows)
+    lines = [f'<p class="dsnb-{name}">{html.escape(text)}</p>' for name, text in words(decision).items() if text]
+    return f'<section class="dsnb-answer">{title}{"".join(lines)}</section>{_items(remarks(task.runs))}'
 
 
 def remarks(runs: pd.DataFrame) -> list[str]:
@@ -193,19 +156,3 @@ def _plan_table(plan: Recommendation, currency: str) -> Html:
         shown = shown.drop(columns="gpu_name", errors="ignore")
         titles = {name: title.replace("GPU", "rank") for name, title in titles.items()}
     return number_table(shown.rename(columns=titles), ("experiment", "basis", "fits", "source", "GPU"))
-
-
-def plan_assumptions(plans: Sequence[Recommendation], prices: Mapping[str, float], currency: str = "$") -> Html:
-    """Return which prices the costs assume, for which GPUs there is none, and which given price is not used."""
-    names = dict.fromkeys(str(name) for plan in plans for name in plan.table["gpu_name"].dropna())
-    used = {name: prices.get(name, prices.get("")) for name in names}
-    sentences = [
-        f"Assumed: {currency}{price:,.10g} per {'rank' if name == CPU else 'GPU'}-hour of {name}."
-        for name, price in used.items()
-        if price is not None
-    ]
-    if missing := [name for name, price in used.items() if price is None]:
-        sentences.append(f"No price is given for {', '.join(missing)}: no cost is shown. Set prices in the parameters.")
-    if unused := [name for name in prices if name and name not in used]:
-        sentences.append(f"The price for {', '.join(unused)} is not used here: no setting was measured on it.")
-    return bullet_list(sentences, "No setting names its GPU, so only a price for all GPUs, prices[''], is used.")

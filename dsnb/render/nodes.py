@@ -1,28 +1,25 @@
 """Runs on several GPUs and nodes: scaling, groups of nodes and which are slow, and the bandwidth between ranks."""
 
 import html
-import math
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FixedLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from dsnb.analysis import hosts, scaling
 from dsnb.errors import SettingsError
 from dsnb.render import palette, tables
-from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
+from dsnb.render.picture import Picture, note, shared_legend
 from dsnb.render.tables import Html
 from dsnb.run_folder import record_schema
 from dsnb.runs import labels
 from dsnb.runs.load import load_bandwidth, newest_bandwidth_test
 
 MAX_LABEL_LENGTH = 120
-POINTS = "Each point is the median of one group of nodes; groups are side by side in the order of their runs."
 TITLES = {
     "nodes": "nodes",
     "hosts": "hosts",
@@ -34,9 +31,6 @@ TITLES = {
     "cause": "cause",
 }
 FORMS = {"nodes": "g", "per_node": ",.4g", "off_median_pct": "+.1f", "expected_per_node": ",.4g"}
-MAX_PANELS, MAX_LABELS = 4, 8
-HALF_WIDTH = 0.36
-"""Of the column of one group size, in which groups are drawn side by side in their order."""
 
 
 def throughput(table: pd.DataFrame) -> Picture:
@@ -60,20 +54,6 @@ def throughput(table: pd.DataFrame) -> Picture:
         return figure
 
     return Picture(draw, "Tokens per second and scaling efficiency against the number of GPUs, with the ideal lines")
-
-
-def days(table: pd.DataFrame, tokens: float = 100e9) -> Picture:
-    """Draw the days of training on `tokens` by number of GPUs; `table` was made for the same number of tokens."""
-    shown = _largest_workloads(table)
-
-    def draw() -> Figure:
-        figure, axis = plt.subplots(figsize=(10, 4.6), layout="constrained")
-        _lines(shown, "days", f"days for {tokens / 1e9:,.4g} billion tokens", axis)
-        axis.yaxis.set_major_formatter(PLAIN_TICKS)
-        shared_legend(figure, "lower center", columns=1)
-        return figure
-
-    return Picture(draw, f"Days to train {tokens / 1e9:,.4g} billion tokens against the number of GPUs")
 
 
 def scaling_remarks(scaled: Collection[pd.DataFrame]) -> Html:
@@ -106,7 +86,6 @@ def _largest_workloads(table: pd.DataFrame) -> pd.DataFrame:
             for name, base, unit in zip(names, shown["base_gpus"], shown["unit"], strict=True)
         ],
         ideal_tokens_per_s=shown["tokens_per_s"] / shown["efficiency"],
-        ideal_days=shown["days"] * shown["efficiency"],
         ideal_efficiency=1.0,
     )
 
@@ -133,20 +112,8 @@ def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
     sizes = sorted(set(shown["gpus"]))
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axis.xaxis.set_minor_locator(plt.NullLocator())
-    _label_decades(axis, shown[column].min(), shown[column].max())
-
-
-def _label_decades(axis: Axes, lowest: float, highest: float) -> None:
-    """Label 1, 2 and 5 of each decade on an axis of less than two, which has only one or no power of ten otherwise."""
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_minor_formatter(NullFormatter())
-    if not 0 < lowest <= highest < 100 * lowest:
-        return
-    decades = range(math.floor(math.log10(lowest)), math.ceil(math.log10(highest)) + 1)
-    marks = [part * 10.0**decade for decade in decades for part in (1, 2, 5)]
-    below = max(mark for mark in marks if mark <= lowest * (1 + 1e-9))
-    above = min(mark for mark in [*marks, 10 * marks[-3]] if mark > highest)
-    axis.set_ylim(below, above)
-    axis.yaxis.set_major_locator(FixedLocator([mark for mark in marks if below <= mark <= above]))
 
 
 def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]:
@@ -161,8 +128,6 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
     sizes = scaling.scaling(runs[runs["hosts"].notna()], scaling.gpus_per_node(runs))
     if efficiency and len(sizes):
         parts += [tables.subheading("Efficiency, relative to one node"), throughput(sizes)]
-    if table["hosts"].nunique() > 1:
-        parts += [tables.subheading("Spread between groups"), Html(f"<p>{POINTS}</p>"), spread(table)]
     listed = table
     if len(table) > tables.MAX_ROWS:
         listed = table.assign(failed=table["verdict"].ne("fail")).sort_values(["failed", "off_median_pct"])
@@ -206,56 +171,6 @@ def _hosts(value: object) -> str:
     return value if len(names) <= hosts.MAX_NAMES else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
-def spread(table: pd.DataFrame) -> Picture:
-    """Draw samples/s per node of every group by the size of the group, with medians, expected values and slow groups.
-
-    Of more than four workloads in a table of `dsnb.analysis.hosts.groups`, those with the most groups are drawn.
-    """
-    shown = table.assign(slow=hosts.is_slow(table))
-    names = shown.groupby("workload", sort=False).size().sort_values(ascending=False, kind="stable").index[:MAX_PANELS]
-
-    def draw() -> Figure:
-        count = len(names)
-        figure, axes = plt.subplots(count, 1, figsize=(10, 0.6 + 3.8 * count), layout="constrained", squeeze=False)
-        for axis, name in zip(axes.flat, names, strict=True):
-            _panel(shown[shown["workload"] == name], axis)
-            axis.set_title(f"{name:.110}" if count > 1 else "", fontsize="medium", loc="left")
-        shared_legend(figure, "upper center")
-        return figure
-
-    return Picture(draw, "Samples per second per node of every group of nodes, by group size")
-
-
-def _panel(part: pd.DataFrame, axis: Axes) -> None:
-    """Draw one workload; the axis does not begin at 0: differences are a few per cent."""
-    part = part.dropna(subset="nodes")
-    sizes = sorted(part["nodes"].unique())
-    beside = part.groupby("nodes")["nodes"].transform("size") - 1
-    step = (2 * HALF_WIDTH / beside.clip(lower=1)).clip(upper=0.08)
-    part = part.assign(at=part["nodes"].map(sizes.index) + step * (part.groupby("nodes").cumcount() - beside / 2))
-    slow = part[part["slow"]]
-    kinds = [("group", part[~part["slow"]], palette.BLUE, "o"), ("slow", slow, palette.VERMILION, "v")]
-    for label, groups, colour, marker in kinds:
-        if len(groups):
-            axis.scatter(groups["at"], groups["per_node"], color=colour, marker=marker, zorder=3, label=label)
-    for row in slow[slow["nodes"] == 1].head(MAX_LABELS).itertuples():
-        look: dict[str, Any] = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "fontsize": "small"}
-        axis.annotate(f"{row.hosts:.32}", (row.at, row.per_node), color=palette.VERMILION, **look)
-    for (_, size), same in part.dropna(subset="per_node").groupby(["experiment", "nodes"], sort=False):
-        ends = sizes.index(size) - HALF_WIDTH - 0.05, sizes.index(size) + HALF_WIDTH + 0.05
-        median, limit_pct = same["median_per_node"].iloc[0], same["limit_pct"].iloc[0]
-        axis.hlines(median, *ends, color=palette.INK, linewidth=1.4, label="median of the group size")
-        if pd.notna(limit_pct):
-            low = median * (1 - limit_pct / 100)
-            axis.hlines(low, *ends, color=palette.VERMILION, linestyle=":", linewidth=1.3, label="limit for slow")
-    for value in part["expected_per_node"].dropna().unique():
-        axis.axhline(value, color=palette.GREEN, linestyle="--", linewidth=1.3, label="expected")
-    axis.set(xlabel="nodes per group", ylabel="samples/s per node", xlim=(-0.6, len(sizes) - 0.4))
-    axis.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
-    axis.margins(y=0.15)
-    axis.yaxis.set_major_formatter(PLAIN_TICKS)
-
-
 def bandwidth(folder: str | Path) -> Iterator[Html | Picture]:
     """Yield the parts of a report on a sweep's all-reduce test; nothing if there is none."""
     run, table = newest_bandwidth_test(folder), load_bandwidth(folder)
@@ -271,23 +186,6 @@ def bandwidth(folder: str | Path) -> Iterator[Html | Picture]:
         f"on {names}, {html.escape(str(machine.get('date_utc')))}. Times are the mean over calls on the slowest rank; "
         "1 GB is 1e9 bytes; busbw is algbw x 2(n-1)/n, of an all-gather x (n-1)/n, as in nccl-tests.</p>"
     )
-    drawn = table[(table[["bytes", "busbw_gb_per_s"]] > 0).all(axis=1)]  # log axes
-
-    def draw() -> Figure:
-        figure, axis = plt.subplots(figsize=(10, 3.6), layout="constrained")
-        for name, rows in drawn.groupby("collective", sort=False):
-            color = palette.BLUE if name == "all-reduce" else palette.VERMILION
-            axis.plot(rows["bytes"], rows["busbw_gb_per_s"], color=color, marker="o", markersize=4, label=name)
-        axis.legend()
-        axis.set_xscale("log", base=2)
-        axis.set(yscale="log", xlabel="message size (bytes)", ylabel="bus bandwidth (GB/s)")
-        axis.xaxis.set_major_formatter(_format_size)
-        axis.yaxis.set_major_formatter(PLAIN_TICKS)
-        axis.yaxis.set_minor_formatter(NullFormatter())
-        return figure
-
-    if len(drawn):
-        yield Picture(draw, "Bus bandwidth of collectives against message size")
     yield tables.to_html(format_bandwidth(table), text_columns=("collective", "type", "redop"))
 
 
@@ -309,9 +207,3 @@ def format_bandwidth(table: pd.DataFrame) -> pd.DataFrame:
 def _two_decimals(values: pd.Series) -> list[str]:
     """Format numbers with two decimals, or with four significant digits below 1."""
     return ["" if pd.isna(value) else f"{value:.2f}" if value >= 1 else f"{value:.4g}" for value in values]
-
-
-def _format_size(value: float, _: Any) -> str:
-    """Format bytes with binary units, which matplotlib's `EngFormatter` does not have."""
-    power = min(int(math.log2(value)) // 10, 3) if value >= 1 else 0
-    return f"{value / 1024**power:g} {('B', 'KiB', 'MiB', 'GiB')[power]}"

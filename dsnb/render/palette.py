@@ -50,7 +50,6 @@ STATUSES = {
     "interrupted": GREY,
     "untrained": SKY_BLUE,
 }
-STEP_PARTS = {"forward": BLUE, "backward": SKY_BLUE, "optimizer": ORANGE, "handover": PURPLE, "between": LIGHT_GREY}
 MEMORY_PARTS = [BLUE, SKY_BLUE, ORANGE, PURPLE, GREEN, YELLOW]
 
 

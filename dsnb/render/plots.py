@@ -1,4 +1,4 @@
-"""Figures of runs: speed, step time, memory and utilization by setting, losses, the parts of a step and of memory.
+"""Figures of runs: speed, step time, memory and utilization by setting, the steps of one run, parts of memory.
 
 The spread between repeats is drawn as the runs themselves and a line from the lowest to the highest: three repeats are
 too few for an error bar.
@@ -18,9 +18,7 @@ from dsnb.analysis.decide import rate
 from dsnb.analysis.memory_use import PARTS
 from dsnb.render import palette
 from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
-from dsnb.run_folder import record_schema
 from dsnb.run_folder.columns import OVER_TIME
-from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.runs.load import load_steps
@@ -68,7 +66,8 @@ def _plot_by_strategy(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
         return
     shared = {
         "x": known["strategy"], "y": known[metric] * label.factor, "hue": known["precision"],
-        "hue_order": _precisions(known), "palette": palette.PRECISIONS, "ax": axis,
+        "hue_order": [name for name in palette.PRECISIONS if name in set(known["precision"])],
+        "palette": palette.PRECISIONS, "ax": axis,
     }  # fmt: skip
     range_line = {"linewidth": 1.3, "color": palette.INK}
     sns.barplot(**shared, estimator="median", errorbar=("pi", 100), alpha=0.55, err_kws=range_line)
@@ -81,35 +80,6 @@ def _plot_by_strategy(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
     rotation = 0 if len(names) <= MAX_UPRIGHT else 90
     axis.set_xticks(range(len(names)), [name.replace(" x ", " x\n") for name in names], rotation=rotation)
     axis.yaxis.set_major_formatter(PLAIN_TICKS)
-
-
-def _precisions(known: pd.DataFrame) -> list[str]:
-    return [name for name in palette.PRECISIONS if name in set(known["precision"])]
-
-
-def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
-    """Draw the median loss of the ok runs of one variant (`choices.variants`) by step, precision and strategy."""
-    keys = ["sweep", "experiment", "repeat"]
-    ok = _ok(runs)
-    known = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(subset=["strategy"])
-    table = known[[*keys, "strategy", "precision"]].merge(steps.dropna(subset=["loss"]), on=keys)
-
-    def draw() -> Figure:
-        figure, axis = plt.subplots(figsize=(10, 3.6), layout="constrained")
-        if table.empty:
-            axis.set_axis_off()
-            note(axis, "no run recorded a loss")
-            return figure
-        kinds = {"hue": "precision", "style": "strategy", "hue_order": _precisions(table)}
-        look = {"palette": palette.PRECISIONS, "linewidth": 1.4}
-        sns.lineplot(table, x="step", y="loss", estimator="median", errorbar=None, ax=axis, **kinds, **look)
-        axis.set(xlabel="optimizer step", ylabel="loss")
-        sns.move_legend(axis, "upper left", bbox_to_anchor=(1.01, 1), frameon=False)
-        for line in axis.get_legend().get_lines()[-table["strategy"].nunique() :]:
-            line.set_color(palette.INK)  # seaborn's is dark in any theme
-        return figure
-
-    return Picture(draw, "Loss by optimizer step for every strategy and precision")
 
 
 def run_steps(run_dir: str | Path) -> Picture:
@@ -133,44 +103,6 @@ def run_steps(run_dir: str | Path) -> Picture:
         return figure
 
     return Picture(draw, "Loss and step time of one run by optimizer step")
-
-
-def step_parts(run_dir: str | Path) -> Picture | None:
-    """Draw the parts of one step of a profiled run as one bar; None if they were not measured.
-
-    Communication overlaps with the parts and is measured in another step, so it is in the label, not in the bar.
-    """
-    profile = record_schema.read(RunPaths(Path(run_dir)).profile) or {}
-    parts_s = {name: profile.get(f"{name}_s") or 0.0 for name in palette.STEP_PARTS}
-    step_s = profile.get("step_s") or 0.0
-    if not step_s or not sum(parts_s.values()):
-        return None
-    parts_s["between"] = max(step_s - sum(parts_s.values()), 0.0)
-    parts_s = {name: duration_s for name, duration_s in parts_s.items() if duration_s}
-    communication_s, traced_s = profile.get("communication_s"), profile.get("traced_step_s")
-    title = f"one step: {_ms(step_s)}"
-    if communication_s and traced_s:
-        title += f"; traced step: {_ms(traced_s)}, of which {_ms(communication_s)} in collectives"
-
-    def draw() -> Figure:
-        figure, axis = plt.subplots(figsize=(10, 1.6), layout="constrained")
-        start_s = 0.0
-        for name, duration_s in parts_s.items():
-            label = f"{name} {_ms(duration_s)}"
-            axis.barh(0, duration_s, left=start_s, height=0.6, color=palette.STEP_PARTS[name], label=label)
-            start_s += duration_s
-        axis.xaxis.set_major_formatter(lambda time_s, _: f"{1000 * time_s:,.10g}")
-        axis.set(xlabel=f"time (ms) in {title}", yticks=[], ylim=(-0.5, 0.5))
-        axis.grid(visible=False)
-        axis.spines["left"].set_visible(False)
-        shared_legend(figure, "upper left")
-        return figure
-
-    return Picture(draw, "Time of one step by part: " + ", ".join(parts_s))
-
-
-def _ms(duration_s: float) -> str:
-    return f"{1000 * duration_s:,.1f} ms"
 
 
 def memory_parts(table: pd.DataFrame) -> Picture:

@@ -32,28 +32,6 @@ NUMBERS = (NUMBER, AMOUNT, COUNT, SETTING, SIZE)
 """Kinds of columns that are numbers."""
 _KIND_OF_DEFAULT = {bool: FLAG, int: COUNT, float: SETTING, str: TEXT, dict: KEYS_WITH_VALUES}
 
-UNITS = {
-    **dict.fromkeys(("tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s_logged"), "tokens/s"),
-    **dict.fromkeys(("samples_per_s", "samples_per_s_running"), "samples/s"),
-    "tokens_per_joule": "tokens/J",
-    "tflops_per_gpu": "TFLOP/s",
-    "days_per_100b_tokens": "days",
-    "cost": "currency",
-    "steps_per_s": "steps/s",
-    "_gb_per_s": "GB/s",
-    "_s": "s",
-    "_us": "µs",
-    "_gib": "GiB",
-    "_w": "W",
-    "_j": "J",
-    "_kwh": "kWh",
-    "_pct": "%",
-    "_mhz": "MHz",
-    "_bytes": "bytes",
-    "_per_gpu_hour": "currency per hour",
-}
-"""Unit of a column or setting by the end of its name."""
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -84,16 +62,6 @@ class Column:
     """How it is displayed, if it is a figure that tables and pages compare."""
     kind: Any = AMOUNT
     """What it may hold: one of the kinds above, or a type made of them."""
-
-    def stored_unit(self) -> str:
-        """Return the unit in which it is stored; empty for texts and counts."""
-        shown = self.label.unit if self.label else ""
-        return unit_of(self.name) or ("fraction" if shown == "%" else shown)
-
-
-def unit_of(name: str) -> str:
-    """Return the unit that the name of a column or setting ends with; empty for none."""
-    return next((unit for ending, unit in UNITS.items() if name.endswith(ending)), "")
 
 
 def each(kind: Any, **meanings: str) -> list[Column]:

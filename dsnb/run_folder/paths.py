@@ -26,23 +26,17 @@ class File:
     def __init__(self, name: str, meaning: str) -> None:
         self.name, self.meaning = name, meaning
 
-    def __get__(self, folder: "_JobPaths", owner: object = None) -> Path:
+    def __get__(self, folder: "RunPaths | SweepPaths", owner: object = None) -> Path:
         return folder.dir / self.name
 
 
 @dataclass(frozen=True)
-class _JobPaths:
-    """The files of a job, which executes one run or a whole sweep."""
-
-    dir: Path
-    job_log = File("job.log", "Output of the job's own process; the output of the ranks is in each run's console log.")
-    slurm = File("slurm.json", "Record of the submitted Slurm job.")
-
-
-@dataclass(frozen=True)
-class RunPaths(_JobPaths):
+class RunPaths:
     """The files of one run, `outputs/<sweep>/<experiment>/run<k>/`."""
 
+    dir: Path
+    job_log = File("job.log", "Output of the process that executed the notebook; the ranks write to the console log.")
+    slurm = File("slurm.json", "Record of the submitted Slurm job.")
     experiment = File("experiment.json", "The complete settings, written before the launch.")
     deepspeed = File("deepspeed.json", "The exact configuration that was passed to DeepSpeed.")
     environment = File("environment.json", "Host, hardware and versions.")
@@ -66,13 +60,13 @@ class RunPaths(_JobPaths):
 
 
 @dataclass(frozen=True)
-class SweepPaths(_JobPaths):
+class SweepPaths:
     """The files of one sweep, `outputs/<sweep>/`."""
 
+    dir: Path
     params = File("params.yaml", "The params file after the changes of `--set`.")
     planned = File("planned.json", "The runs that the last sweep here set out to make: the repeats of each experiment.")
     lock = File(".lock", "Lock of the sweep that writes here.")
-    report_notebook = File("report.ipynb", "The executed report notebook.")
     report = File("report.html", "The report, one HTML file.")
 
     def run(self, experiment: str, repeat: int) -> RunPaths:

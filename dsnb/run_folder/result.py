@@ -48,62 +48,51 @@ class Shortage:
 
     def advice(self) -> list[str]:
         """Return what could be changed, one sentence each."""
-        texts = [text for change, text in self._proposals() if self._is_allowed(change)]
-        return texts or ["use a smaller model, or a device with more memory"]
+        return list(self._changes()) or ["use a smaller model, or a device with more memory"]
+
+    def _changes(self) -> Iterator[str]:
+        s = self.settings
+        if limit_gib := s["memory_limit_gib"]:
+            yield f"raise memory_limit_gib ({limit_gib:g})"
+        if self.of_host:
+            yield "free memory on the machine, request more of it under Slurm, offload less, or start fewer ranks"
+        # Model states peak while they are built and updated, activations in the other phases.
+        if s["device"] != "cuda" or not (self.of_host or self.phase in {"build", "optimizer"}):
+            yield from self._fewer_activations()
+        if not self.of_host:
+            yield from self._smaller_states()
+
+    def _fewer_activations(self) -> Iterator[str]:
+        s, size = self.settings, self.settings["micro_batch_size"]
+        if s["loss"] == "whole" and self.phase in {"loss", "backward"} and self._is_allowed({"loss": "chunked"}):
+            yield "set loss to chunked"
+        if isinstance(size, int) and size > 1:
+            yield f"lower micro_batch_size ({size}); a higher grad_accum keeps the global batch"
+        if s["checkpoint_every"] > 1:
+            yield f"lower checkpoint_every ({s['checkpoint_every']})"
+        elif not s["activation_checkpointing"] and self._is_allowed({"activation_checkpointing": True}):
+            yield "turn activation_checkpointing on"
+        yield f"lower seq_len ({s['seq_len']})"
+
+    def _smaller_states(self) -> Iterator[str]:
+        s = self.settings
+        ranks = s["gpus"] // (s["tensor_parallel"] * s["pipeline_parallel"])
+        if ranks == 1:
+            yield "use several GPUs with zero_stage 3: on one, there is nothing to share the model states with"
+        elif s["strategy"] == "deepspeed":
+            stages = (stage for stage in range(3, s["zero_stage"], -1) if self._is_allowed({"zero_stage": stage}))
+            if stage := next(stages, None):
+                yield f"raise zero_stage ({s['zero_stage']}) to {stage}: {ranks} ranks then share the model states"
+        stage = max(s["zero_stage"], 1)
+        if s["offload"] == "none" and self._is_allowed({"zero_stage": stage, "offload": "optimizer-cpu"}):
+            yield f"move the optimizer states to host memory (zero_stage {stage}, offload optimizer-cpu)"
+        elif s["offload"] == "optimizer-cpu" and self._is_allowed({"zero_stage": 3, "offload": "all-cpu"}):
+            yield "move the weights to host memory too (zero_stage 3, offload all-cpu)"
 
     def _is_allowed(self, change: dict[str, Any]) -> bool:
         """Return whether a change breaks no rule; whether the hosts of the run can be reached does not matter."""
         before = {**self.settings, "hostfile": "", "include": "", "exclude": "", "nodes": 1}
         return set(checks.contradictions({**before, **change})) <= set(checks.contradictions(before))
-
-    def _proposals(self) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield the settings to change, and the change in words."""
-        s = self.settings
-        if limit_gib := s["memory_limit_gib"]:
-            yield {}, f"raise memory_limit_gib ({limit_gib:g})"
-        if not self.of_host:
-            if self.phase not in {"build", "optimizer"}:  # model states peak in these, activations in the others
-                yield from self._fewer_activations()
-            yield from self._smaller_states()
-            return
-        if s["device"] != "cuda":
-            yield from self._fewer_activations()
-        elif s["offload"] != "none":
-            yield {}, f"offload less, or to NVMe (offload is {s['offload']})"
-        if not limit_gib:
-            yield {}, "free memory on the machine, or request more of it under Slurm"
-        if s["gpus"] > 1:
-            yield {}, f"start fewer ranks on one machine (gpus is {s['gpus']})"
-
-    def _fewer_activations(self) -> Iterator[tuple[dict[str, Any], str]]:
-        s = self.settings
-        size = s["micro_batch_size"]
-        if s["loss"] == "whole" and self.phase in {"loss", "backward"}:
-            yield {"loss": "chunked"}, "set loss to chunked"
-        if isinstance(size, int) and size > 1:
-            yield {}, f"lower micro_batch_size ({size}); a higher grad_accum keeps the global batch"
-        if not s["activation_checkpointing"]:
-            yield {"activation_checkpointing": True}, "turn activation_checkpointing on"
-        elif s["checkpoint_every"] > 1:
-            yield {}, f"lower checkpoint_every ({s['checkpoint_every']})"
-        yield {}, f"lower seq_len ({s['seq_len']})"
-
-    def _smaller_states(self) -> Iterator[tuple[dict[str, Any], str]]:
-        s = self.settings
-        ranks = s["gpus"] // (s["tensor_parallel"] * s["pipeline_parallel"])
-        if s["strategy"] == "deepspeed" and ranks > 1:
-            stages = (stage for stage in range(3, s["zero_stage"], -1) if self._is_allowed({"zero_stage": stage}))
-            if stage := next(stages, None):
-                yield {}, f"raise zero_stage ({s['zero_stage']}) to {stage}: {ranks} ranks then share the model states"
-        if s["offload"] == "none":
-            stage = max(s["zero_stage"], 1)
-            moved = f"move the optimizer states to host memory (zero_stage {stage}, offload optimizer-cpu)"
-            yield {"zero_stage": stage, "offload": "optimizer-cpu"}, moved
-        elif s["offload"] == "optimizer-cpu":
-            moved = "move the weights to host memory too (zero_stage 3, offload all-cpu)"
-            yield {"zero_stage": 3, "offload": "all-cpu"}, moved
-        if ranks == 1:
-            yield {}, "use several GPUs with zero_stage 3: on one, there is nothing to share the model states with"
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,14 +1,13 @@
 """Finds dsnb's run folders and other programs' logs below a folder, and names the runs.
 
-Runs are named by their folders, except for those that were copied into another experiment's folder. Renaming the folder
-of an experiment renames all of its runs. A run whose settings name another experiment than those of the other runs in
-its folder is not a repeat of them, wherever it is.
+Runs are named by their folders, so renaming the folder of an experiment renames its runs. A run whose settings name
+another experiment than those of the other runs in its folder was copied there and is not a repeat of them.
 """
 
 import os
 import re
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -98,46 +97,26 @@ def names_from_log(path: str, logged_runs: list[LoggedRun]) -> list[dict[str, An
 
 
 def name_runs(folders: Sequence[str], recorded: Sequence[Any], models: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the names of runs by their folders, which are sorted, or, if copied there, by the names they recorded."""
+    """Return the names of runs by their folders, which are sorted; a run copied there has a name of its experiment."""
     names = [names_from_path(folder) for folder in folders]
-    misplaced = _misplaced(folders, names, recorded, models)
-    repeats: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for place, name in enumerate(names if misplaced else []):
-        if place not in misplaced:
-            repeats[name["sweep"], name["experiment"]].add(name["repeat"])
-    for place, (plain, with_model) in misplaced.items():
-        before = names[place]
-        needs_model = plain == before["experiment"] or (before["sweep"], with_model) in repeats
-        experiment = with_model if needs_model else plain
-        taken = repeats[before["sweep"], experiment]
-        repeat = before["repeat"] if before["repeat"] not in taken else max(taken) + 1
-        taken.add(repeat)
-        names[place] = {**before, "experiment": experiment, "repeat": repeat}
-        warnings.warn(
-            f"{displayable(folders[place])} belongs to {experiment}, not to {before['experiment']}, by its settings: "
-            f"it is listed as a run of {experiment}",
-            DsnbWarning,
-            stacklevel=3,
-        )
-    return names
-
-
-def _misplaced(
-    folders: Sequence[str], names: list[dict[str, Any]], recorded: Sequence[Any], models: Sequence[Any]
-) -> dict[int, tuple[str, str]]:
-    """Return the position and names, without and with the model, of runs unlike their folder's name or most runs."""
-    misplaced: dict[int, tuple[str, str]] = {}
     for (_, experiment), places in groupby(
         range(len(folders)), key=lambda place: (os.path.dirname(folders[place]), names[place]["experiment"])
     ):
-        made = {
-            place: (recorded[place], f"{models[place]}_{recorded[place]}")
+        settings = {
+            place: f"{models[place]}_{recorded[place]}"
             for place in places
             if isinstance(recorded[place], str) and models[place] and _NAME.fullmatch(recorded[place])
         }
-        counts = Counter(made.values())
-        fitting = [both for both in counts if experiment in both]
-        if counts and PROBE not in experiment:
-            owner = max(fitting or counts, key=counts.__getitem__)
-            misplaced |= {place: both for place, both in made.items() if both != owner}
-    return misplaced
+        counts = Counter(settings.values())
+        fitting = [name for name in counts if f"_{name}".endswith(f"_{experiment}")]
+        usual = max(fitting or counts, key=counts.__getitem__, default="")
+        for place, name in settings.items():
+            if name != usual and PROBE not in experiment:
+                names[place]["experiment"] = f"{experiment}_{name}"
+                warnings.warn(
+                    f"{displayable(folders[place])} has the settings of {name}, unlike other runs of {experiment}: "
+                    f"it is listed as {experiment}_{name}; move it to its own experiment's folder",
+                    DsnbWarning,
+                    stacklevel=3,
+                )
+    return names

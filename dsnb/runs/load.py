@@ -22,7 +22,7 @@ from dsnb.run_folder.result import ENDED
 from dsnb.runs import run_folders
 from dsnb.runs.discover import displayable, find_runs, name_runs, names_from_log
 from dsnb.runs.literature import tables
-from dsnb.runs.logs import console, logged_run, step_csv
+from dsnb.runs.logs import console, logged_run
 from dsnb.runs.logs.logged_run import LoggedRun
 from dsnb.runs.table import as_runs, without_noise
 
@@ -115,15 +115,11 @@ def load_steps(path: str | Path) -> pd.DataFrame:
 
 
 def load_gpu(run_dir: str | Path) -> pd.DataFrame:
-    """Load the GPU samples of one run: the fields of `gpu.jsonl`, no rows for a run without GPUs.
+    """Load the GPU samples of one run: the fields of `gpu.jsonl`, no rows for a run without GPUs or a log.
 
     A GPU is identified by `host` and `gpu`, its index there; `host` is missing for a run on one machine.
     """
-    path = Path(run_dir)
-    if path.is_file():
-        table = step_csv.load_gpu(path.with_name("gpu_log.csv")).reindex(columns=GPU_COLUMNS)
-    else:
-        table = pd.DataFrame(record_schema.read_lines(RunPaths(path).gpu), columns=GPU_COLUMNS)
+    table = pd.DataFrame(record_schema.read_lines(RunPaths(Path(run_dir)).gpu), columns=GPU_COLUMNS)
     numbers = table.drop(columns="host").apply(pd.to_numeric, errors="coerce")
     return numbers.assign(host=[name if isinstance(name, str) else None for name in table["host"]])[GPU_COLUMNS]
 

@@ -55,13 +55,9 @@ class Experiment(Training):
     """Use all hosts of the hostfile but these; written like `include`."""
     device: Literal["auto", "cuda", "cpu"] = Field(default="auto", validate_default=True)
     """`auto` is cuda where there is a usable GPU and cpu elsewhere; with a hostfile it is resolved at the launch."""
-    gpus: Annotated[AtLeast1, Setting("GPUs", "{} GPUs", phrases={"1": "1 GPU"}, is_axis=True)] = 1
+    gpus: Annotated[AtLeast1, Setting("GPUs", "{} GPUs", is_axis=True)] = 1
     """Ranks: one per GPU, processes on a CPU; `auto` is every GPU, every slot of a hostfile, or 2 on a CPU."""
-    nodes: Annotated[
-        AtLeast1,
-        Field(validate_default=True),
-        Setting("nodes", "{} nodes", "nodes{}", phrases={"1": "1 node"}, is_axis=True),
-    ] = 1
+    nodes: Annotated[AtLeast1, Field(validate_default=True), Setting("nodes", "{} nodes", "nodes{}", is_axis=True)] = 1
     """Least number of hosts that share the ranks; more are used if the ranks do not fit."""
     ssh_user: SshUser = ""
     """User name on the hosts; by default as configured for ssh."""

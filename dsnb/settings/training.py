@@ -26,8 +26,8 @@ CHUNK_TOKENS = 2048
 half as many, the layer and its loss took 4 to 15 % longer, compiled (docs/LOG.md)."""
 LONG = 100_000
 """Numbers from this one on are grouped by thousands."""
-GENERAL = {"auto": "default", "none": "no", "": "no", "-": "unknown"}
-"""Values that mean the same for all settings, and the word in front of a setting's title that says it."""
+GENERAL = {"default": "default", "none": "no", "-": "unknown"}
+"""Labels that mean the same for all settings, and the word in front of a setting's title that expresses it."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,15 @@ class Setting:
 
     def describe(self, value: object) -> str:
         """Return a phrase for a value, which says what `none`, `auto` and a missing value mean."""
-        shown = text(value)
-        if shown in self.phrases:
-            return self.phrases[shown]
-        if shown in GENERAL:
-            return f"{GENERAL[shown]} {self.title}"
-        return (self.phrase or f"{self.title} {{}}").replace("{}", self.label(value))
+        label = self.label(value)
+        if phrase := self.phrases.get(text(value)):
+            return phrase
+        if label in GENERAL:
+            return f"{GENERAL[label]} {self.title.partition(' (')[0]}"
+        phrase = self.phrase or f"{self.title} {{}}"
+        if value == 1 and phrase.startswith("{} "):
+            phrase = phrase.removesuffix("s")
+        return phrase.replace("{}", label)
 
     def label(self, value: object) -> str:
         """Return what a value is called below the title of the setting, as in a legend or a table."""
@@ -191,9 +194,7 @@ class Training(BaseModel):
     """AdamW (fused on a GPU), Adafactor (factored second moments), or DeepSpeed's Muon (orthogonalized updates)."""
     learning_rate: Annotated[Positive, Setting(short="lr{}")] = 1e-4
     """The optimizer's constant learning rate."""
-    gradient_clipping: Annotated[
-        NotNegative, Setting(phrases={"0": "no gradient clipping"}, words={"0": "none"}, short="clip{}")
-    ] = 0.0
+    gradient_clipping: Annotated[NotNegative, Setting(words={"0": "none"}, short="clip{}")] = 0.0
     """Largest gradient norm; 0 for no clipping."""
     gradient_compression: Annotated[
         Literal["none", "bf16", "powersgd"],
@@ -225,9 +226,7 @@ class Training(BaseModel):
     )
     """For fp16 and bf16. `native` is the strategy's own: DeepSpeed keeps weights in half precision and fp32 master
     copies, FSDP gathers fp32 shards in half precision, DDP computes under autocast. `autocast` keeps fp32 weights."""
-    attention: Annotated[
-        Literal["auto", "eager", "sdpa"], Axis("attention", "{} attention", "{}", phrases={"auto": "default attention"})
-    ] = "auto"
+    attention: Annotated[Literal["auto", "eager", "sdpa"], Axis("attention", "{} attention", "{}")] = "auto"
     """Attention implementation: `sdpa` is torch's fused one (BLOOM's ALiBi is its mask); `auto` uses it if it can."""
     compile: Annotated[CompileMode, Axis("compilation", "{}", _compiled, words=COMPILED)] = "off"
     """Mode of torch.compile for the model and its loss. `reduce-overhead` and `max-autotune` use CUDA graphs,
@@ -254,14 +253,7 @@ class Training(BaseModel):
     overlap_comm: Annotated[AutoOnOff, Axis("overlapped communication", short="overlap-{}")] = "auto"
     """Whether ZeRO 1 to 3 reduce gradients in the backward pass; `auto` is DeepSpeed's default: only ZeRO 3 does."""
     bucket_elements: Annotated[
-        Count,
-        Axis(
-            "bucket size",
-            "buckets of {} elements",
-            "bucket{}",
-            phrases={"0": "default bucket size"},
-            words={"0": "default"},
-        ),
+        Count, Axis("bucket size", "buckets of {} elements", "bucket{}", words={"0": "default"})
     ] = 0
     """Gradients per reduction of DDP and ZeRO, parameters per all-gather of ZeRO; 0 for 25 MiB (DDP) and 5e8 (ZeRO)."""
     gradient_checks: Annotated[OnOff, Axis(short="checks-{}")] = "on"
@@ -301,13 +293,7 @@ class Training(BaseModel):
     memory_limit_gib: Annotated[
         float,
         Field(ge=0, lt=2**30),
-        Setting(
-            "memory limit (GiB)",
-            "memory limit {} GiB",
-            "limit{}gib",
-            phrases={"0": "no memory limit"},
-            words={"0": "none"},
-        ),
+        Setting("memory limit (GiB)", "memory limit {} GiB", "limit{}gib", words={"0": "none"}),
     ] = 0.0
     """Memory limit per GPU in GiB (on a CPU: per rank), to simulate a smaller one; 0 for no limit."""
     allocator: Annotated[
@@ -341,11 +327,9 @@ class Training(BaseModel):
     """Tokenizer of text: `bytes` (one token per byte, no download), a folder, or a hub id."""
     seed: Annotated[Count, Setting(short="seed{}")] = 0
     """Seed of weights, data and dropout."""
-    warmup_steps: Annotated[
-        Count, Setting("warm-up steps", "{} warm-up steps", phrases={"0": "no warm-up steps", "1": "1 warm-up step"})
-    ] = 5
+    warmup_steps: Annotated[Count, Setting("warm-up steps", "{} warm-up steps", phrases={"0": "no warm-up steps"})] = 5
     """Optimizer steps before the timed ones; they are in no figure of speed."""
-    steps: Annotated[AtLeast1, Setting("timed steps", "{} timed steps", phrases={"1": "1 timed step"})] = 20
+    steps: Annotated[AtLeast1, Setting("timed steps", "{} timed steps")] = 20
     """Timed optimizer steps."""
     deepspeed: Annotated[dict[str, Any], Setting(short=lambda s: deepspeed_keys.name_part(s.deepspeed))] = {}
     """Further keys of DeepSpeed's configuration, each an axis: `zero_optimization: {reduce_scatter: false}`."""

@@ -57,10 +57,6 @@ class Allocation:
         if problems:
             raise SettingsError(problems)
 
-    def placeholder_hosts(self) -> tuple[Host, ...]:
-        """Return placeholders for the hosts of a job with all nodes, whose names are not known yet."""
-        return tuple(Host(f"node-{number}", tuple(range(self.gpus_per_node))) for number in range(self.nodes))
-
     def place(self, experiment: Experiment) -> Experiment:
         """Return the experiment on as few nodes as possible."""
         nodes = max(experiment.nodes, math.ceil(experiment.gpus / self.gpus_per_node))
@@ -75,18 +71,15 @@ class Allocation:
             )
         return experiment.model_copy(update={"nodes": nodes, "hostfile": hostfile.SLURM})
 
-    def options(self, nodes: int, ranks_per_node: int, device: str) -> dict[str, str]:
-        """Return the options of `sbatch` for a job; those with an empty value are flags."""
-        share = "cpus-per-task" if device == "cpu" else "gpus-per-node"
-        asked = {"nodes": str(nodes), "ntasks-per-node": "1", share: str(ranks_per_node)}
+    def options(self, experiment: Experiment) -> dict[str, str]:
+        """Return the options of `sbatch` for the job of a run; flags have an empty value."""
+        share = "cpus-per-task" if experiment.device == "cpu" else "gpus-per-node"
+        asked = {"nodes": str(experiment.nodes), "ntasks-per-node": "1"}
+        asked[share] = str(experiment.gpus // experiment.nodes)
         named = {"partition": self.partition, "account": self.account, "constraint": self.constraint}
         asked |= {name: value for name, value in named.items() if value}
         asked |= {"time": str(self.time_min)} if self.time_min else {}
         return {**asked, **self.extra_options}
-
-    def options_of_run(self, experiment: Experiment) -> dict[str, str]:
-        """Return the options of `sbatch` for the job of one run."""
-        return self.options(experiment.nodes, experiment.gpus // experiment.nodes, experiment.device)
 
 
 def load(
@@ -120,23 +113,16 @@ def load_groups(
     overrides: Mapping[str, Any] | None = None,
     only: str | None = None,
     output: str | Path | None = None,
-    hosts: Sequence[Host] | None = None,
 ) -> tuple[Sweep, list[str]]:
     """Read a params file and list its runs on every group of hosts, as `dsnb.load_sweep` does for one machine.
 
     Returns the sweep, and a note for every group size with hosts that are in no group.
 
     `gpus` and `nodes` of the groups replace those of the file. Sizes are executed one after the other, groups of one
-    size in parallel. Runs of one experiment are numbered over the groups, repeats outermost. With `hosts`, placeholders
-    for those of a future Slurm job, the runs have a number of hosts, but no names.
+    size in parallel. Runs of one experiment are numbered over the groups, repeats outermost.
     """
     changes = {key: value for key, value in (overrides or {}).items() if key not in {"gpus", "nodes"}}
     load_group = partial(load_sweep, path, only=only, output=output)
-    if hosts:
-        with hostfile.outside_allocation():
-            changes["hostfile"] = hostfile.SLURM
-            sweep, _ = _on_groups(hosts, hosts, group_sizes, changes, load_group)
-        return replace(sweep, runs=tuple(replace(run, lane="") for run in sweep.runs)), []
     where = {**read_params(path).defaults, **changes}
     file, include, exclude = (str(where.get(key) or "") for key in ("hostfile", "include", "exclude"))
     if not file:

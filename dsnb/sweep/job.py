@@ -9,7 +9,6 @@ from dsnb.system import interpreter
 if __name__ == "__main__":
     interpreter.drop_current_folder()
 
-import errno
 import os
 import signal
 import sys
@@ -39,7 +38,6 @@ def execute(run: Run) -> Result:
     try:
         initialize(run)
     except OSError as error:
-        _raise_if_disk_full(run, error)
         raise LaunchError(f"{run.paths.dir} cannot be written: {error.strerror}; choose another --output") from error
     cause = "the notebook ended without starting the run"
     try:
@@ -55,16 +53,9 @@ def execute(run: Run) -> Result:
         finish(run.paths, "interrupted", "stopped by the user", began)
         raise
     except Exception as error:  # papermill, nbclient, zmq and the kernel raise many kinds; each concerns this run only
-        _raise_if_disk_full(run, error)
         kind, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
         cause = f"{kind}: {value}".splitlines()[0][:500]
     return finish(run.paths, "failed", cause, began)
-
-
-def _raise_if_disk_full(run: Run, error: Exception) -> None:
-    """Raise an error of the whole sweep if the disk is full."""
-    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error
 
 
 def initialize(run: Run) -> None:

@@ -100,20 +100,7 @@ def run_sweep(
                 run_all(todo, executor.start, display, executor.cancel)
             else:
                 _run_here(todo, display)
-    return _results(sweep)
-
-
-def run_in_one_job(sweep: Sweep, allocation: Allocation, command: list[str], *, retry: bool = False) -> list[Result]:
-    """Execute all runs of a sweep that are not finished yet in one Slurm job, which runs `command`.
-
-    `retry`, the list that is returned and the errors are as for `run_sweep`.
-    """
-    sweep = with_inputs(sweep)
-    todo = [run for run in sweep.runs if not is_finished(run, retry)]
-    if todo:
-        with Progress(len(sweep.runs), todo, show_eta=False) as display:  # the job itself locks the folder
-            slurm_jobs.run_in_one_job(sweep, allocation, command, display.say)
-    return _results(sweep)
+    return [result for run in sweep.runs if (result := job.read_result(run.paths))]
 
 
 def _run_here(todo: list[Run], display: Progress) -> None:
@@ -128,10 +115,6 @@ def _run_here(todo: list[Run], display: Progress) -> None:
         for run in todo:
             display.begin(run)
             display.end(run, job.execute(run))
-
-
-def _results(sweep: Sweep) -> list[Result]:
-    return [result for run in sweep.runs if (result := job.read_result(run.paths))]
 
 
 @contextlib.contextmanager

@@ -108,20 +108,16 @@ def _unknown(path: str, known: set[str]) -> str:
 
 
 def abilities() -> dict[str, Any]:
-    """Return the versions of the libraries of training, what torch and DeepSpeed support, and how fast they launch."""
+    """Return the versions of the training libraries, and what torch and DeepSpeed support."""
     import deepspeed
     import torch
     import transformers
     from deepspeed.accelerator import get_accelerator
 
-    from dsnb.train.launches import launch_us
-
-    is_usable = torch.cuda.is_available()
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cuda_works": is_usable,
-        "launch_us": launch_us(torch.device("cuda")) if is_usable else None,
+        "cuda_works": torch.cuda.is_available(),
         "deepspeed": deepspeed.__version__,
         "transformers": transformers.__version__,
         "precisions": [str(dtype).removeprefix("torch.") for dtype in get_accelerator().supported_dtypes()],

@@ -1,7 +1,7 @@
 """Recommendations with a made-up trace: what is predicted, measured runs in its place, how sure it is, refusals."""
 
-import math
 import re
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -77,14 +77,14 @@ def test_the_doubt_about_a_choice_is_the_error_of_ratios_and_says_of_which(monke
     assert " % worse, more than the error of " in second(8, stages=(0, 3), objective="memory")
 
 
-def test_a_task_of_which_nothing_fits_says_what_would_and_the_others_are_answered():
+def test_a_task_of_which_nothing_fits_is_refused_and_the_others_are_answered():
     large = [given(gpus=8, zero_stage=3, micro_batch_size=size) for size in (2048, 4096)]
     without, fitting = dsnb.recommend([*large, given(gpus=8, model="opt-125m")], "H200")
     assert (without.task, fitting.task) == ("opt-1.3b, sequence 2048", "opt-125m, sequence 2048")
     assert without.table.empty
-    first, second = without.sentences
-    assert first.startswith(f"No setting fits: the smallest, {large[0].name_with_model}, needs ")
-    assert second.startswith("Predicted to fit on the same GPUs, with 16,384 sequences a step: ZeRO 0, bf16, compiled")
+    (said,) = without.sentences
+    assert said.startswith(f"No setting fits: the smallest, {large[0].name_with_model}, needs ")
+    assert said.endswith(" GiB. dsnb recommend opt-1.3b compares all settings for it.")
     assert fitting.table["experiment"][0] == "opt-125m_zs0_bf16_gpus8_bs8_sl2048"
 
 
@@ -137,9 +137,11 @@ def test_a_measured_setting_replaces_its_prediction():
     assert (row["days"], row["gpu_hours"], row["cost"]) == pytest.approx((8, 1536, 3072))
     assert row[["tokens_per_s_error_pct", "peak_allocated_error_pct"]].isna().all()
     assert set(rows["basis"][NAMES[:2]]) == {PREDICTED}
-    assert f"Fewest days: {NAMES[2]} (measured) on 8 H200, 1,000,000 tokens/s; 691.2 billion tokens: 8 days" in said
-    assert "1,536 GPU-hours, €3,072 at €2.00 a GPU-hour; GPU memory 30 GiB.\n" in said
-    assert f"Fewest GPU-hours: {NAMES[2]}, as above." in said
+    best = (
+        "Train with ZeRO 3, bf16, micro-batch 8 (measured) on 8 H200, 1,000,000 tokens/s; 691.2 billion tokens: 8 days"
+    )
+    assert best in said
+    assert "1,536 GPU-hours, €3,072 at €2.00 a GPU-hour; GPU memory 30 of 138 GiB, 108 GiB left.\n" in said
     published = pd.DataFrame([measured(1e6)]).assign(source="published: elsewhere")
     ((made,), _) = forecast(STAGES, "H200", published)
     assert "(1 published, 2 predicted)" in made.sentences[0]
@@ -173,10 +175,9 @@ def test_a_run_out_of_memory_beats_the_prediction_that_it_fits():
 def test_what_does_not_fit_and_what_is_refused_is_said():
     ((made, *_), notes) = forecast({**STAGES, "strategy": ["deepspeed", "ddp"], "micro_batch_size": [1, 32]}, "A10")
     assert "of 8 settings fit on A10, which has 22 GiB" in made.sentences[0]
-    assert made.sentences[1].startswith("The smallest that does not fit is ")
     assert notes[0].startswith("Refused and left out: zero_stage is 1, but strategy is 'ddp': DDP shards nothing")
     ((nothing,), _) = forecast({**SETTINGS, "zero_stage": 0}, "T4")
-    assert nothing.sentences[2].startswith("No setting fits: the smallest, opt-1.3b_zs0_bf16_gpus8_bs8_sl2048, needs ")
+    assert nothing.sentences[1].startswith("No setting fits: the smallest, opt-1.3b_zs0_bf16_gpus8_bs8_sl2048, needs ")
     for wrong, message in (("strategy", "it is a single process"), ("gpus", "gpus is 'plain'")):
         with pytest.raises(SettingsError, match=message):
             forecast({**SETTINGS, wrong: "plain"}, "H200")
@@ -186,8 +187,8 @@ def test_how_sure_it_is_depends_on_what_was_measured():
     best = of_runs()[0].iloc[0]
     rate, stage = best["tokens_per_s"], int(best.name.split("_zs")[1][0])
     others = [other for other in (0, 1, 3) if other != stage]
-    close = of_runs(measured(0.99 * rate, others[0]))[1]
-    assert f"1.0 % slower, within the error of {best['tokens_per_s_error_pct']:.1f} %: run {best.name} to dec" in close
+    close = of_runs(measured(0.97 * rate, others[0]))[1]
+    assert f"3.1 % slower, within the error of {best['tokens_per_s_error_pct']:.1f} %: run {best.name} to dec" in close
     both = of_runs(measured(2 * rate, others[0]), measured(1.9 * rate, others[1]))[1]
     assert "5.3 % slower; both were measured, and 20_compare says" in both
     assert "100.0 % slower, more than the error of" in of_runs(measured(2 * rate, others[0]))[1]
@@ -195,23 +196,12 @@ def test_how_sure_it_is_depends_on_what_was_measured():
     assert unseen.sentences[-1].startswith("Less sure than that: ")
 
 
-def test_a_forecast_of_years_is_no_answer():
+def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
     """8 GPUs at 1 million tokens/s: 8.64e13 tokens take 1,000 days, 192,000 GPU-hours; 30 days need 266.7 GPUs."""
     said = of_runs(measured(1e6), settings={**SETTINGS, "zero_stage": 3}, tokens=8.64e13, currency="$")[1]
-    assert "No setting trains on 86.4 trillion tokens within 365 days on 8 H200. The fastest is " in said
-    assert "30 days would need 267 GPUs if each sustained 125,000 tokens/s, an extrapolation" in said
+    assert "That is more than 365 days. 30 days would need 267 GPUs if each sustained 125,000 tokens/s" in said
     assert "At that rate, the training takes 192,000 GPU-hours, $384,000 at $2.00 a GPU-hour." in said
-    assert "1,000 days" not in said
-
-
-def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
-    (found,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e15)
-    best = found.table.iloc[0]
-    needed = math.ceil(best["gpu_hours"] / 24 / 30)
-    said = f"That is more than 365 days. 30 days would need {needed:,} GPUs if each sustained "
-    assert any(one.startswith(said) for one in found.sentences)
-    (short,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e9)
-    assert not [one for one in short.sentences if "365" in one]
+    assert "365" not in of_runs(measured(1e6))[1]
 
 
 @pytest.mark.parametrize(
@@ -234,6 +224,9 @@ def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
         ("opt-13b", {"settings": {"steeps": 1}}, "unknown setting 'steeps': did you mean 'steps'"),
         ("nowhere.yaml", {}, "nowhere.yaml"),
         ([], {}, "there is no setting to choose from"),
+        ([given()], {"settings": {"zero_stage": 2}}, "settings is {'zero_stage': 2}, but that is for models and files"),
+        ([given()], {"gpus": 8}, "gpus is 8, but that is for models and files: change the experiments of the list"),
+        ("nowhere.yaml", {"seq_len": 8}, "seq_len is 8, but that is for models: a params file has its own settings"),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused_in_one_sentence(target, options, words):
@@ -255,7 +248,7 @@ def test_a_model_is_answered_with_its_limit_its_alternatives_and_what_is_out_of_
     (found,) = dsnb.recommend("opt-1.3b", "A10", gpus=8, tokens=1e10)
     said = "\n".join(found.sentences)
     assert re.search(r"\nA step takes [\d.]+ s: \d+ % [a-z ]+(, \d+ % [a-zA-Z ]+)+\.\n", said)
-    assert len(re.findall(r"\nInstead: .+ % (?:slower|better), [\d.]+ GiB\.", said)) == 3
+    assert len(re.findall(r"\nInstead: .+: (?:[\d.]+ % slower|equal), [\d.]+ GiB\.", said)) == 3
     assert re.search(r"\nOut of reach: DDP needs at least \d+ of 20 GiB", said)
     assert re.search(r"\nThe smallest power of two of GPUs that fits without offload is [24]\.", said)
     parts = re.search(r"A step takes .*", said)[0]
@@ -267,13 +260,19 @@ def test_the_smallest_number_of_gpus_can_be_taken():
     least = found.experiments[0].gpus
     assert f"The smallest power of two of GPUs that fits without offload is {least}." in found.sentences
     assert least in {1, 2, 4}
+    (several,) = dsnb.recommend("bloom-176b", "H100", least_gpus=True)
+    assert several.experiments[0].gpus > 8
+    assert "ib:400 between nodes (--link for another); " in several.sentences[-1]
 
 
-def test_where_only_offload_fits_it_is_recommended():
+def test_where_only_offload_fits_it_is_recommended(monkeypatch):
+    monkeypatch.setattr(advice.hardware, "memory_gib", lambda: 14.0)
+    monkeypatch.setattr(advice.hardware, "gpus", lambda: (SimpleNamespace(name="Tesla T4"),))
     (found,) = dsnb.recommend("opt-1.3b", "T4", gpus=1, tokens=1e10)
     assert found.experiments[0].offload != "none"
     assert found.experiments[0].precision == "fp16", "a T4 has no bf16"
-    assert re.search(r"Host memory needs about (15|20) GiB for that\.", "\n".join(found.sentences)), "1.32e9 x 12 or 16"
+    need = r"Host memory needs about (15|20) GiB for that; this machine has 14 GiB, which is too little\."
+    assert re.search(need, "\n".join(found.sentences)), "1.32e9 x 12 or 16"
     (nothing,) = dsnb.recommend("opt-1.3b", "T4", gpus=1, tokens=1e10, settings={"memory_limit_gib": 0.1})
     assert nothing.table.empty
     assert nothing.sentences[0].startswith("No setting fits, offloaded or not: opt-1.3b_")

@@ -109,7 +109,6 @@ def test_the_fastest_is_first_and_marked_and_what_names_have_in_common_stands_ab
     assert [name.startswith("* ") for name in table.index] == [True] + [False] * 11
     worst = f"{100 * (medians.min() / medians.max() - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
     assert list(table["vs best"].iloc[[0, -1]]) == ["best", worst]
-    assert float(table["days/2.5 B tokens"].iloc[0]) == pytest.approx(2.5e9 / medians.max() / 86_400, rel=0.01)
 
 
 def test_names_that_would_clash_stay_whole():
@@ -157,7 +156,6 @@ def test_unstable_settings_are_last_not_ranked_and_explained():
     assert list(table.index) == ["* zs1", "  zs2", "  zs0 !"]
     assert list(table["vs best"]) == ["best", "\N{MINUS SIGN}10.5 %", "unstable"]  # of 9,050 and 8,100
     assert list(table["tokens/s"]) == ["9,000 to 9,100", "8,000 to 8,200", "2,296 to 21,097"]
-    assert not list(table.filter(like="days/")), "nobody trains it on a CPU"
     assert lines == [
         FASTEST,
         "1 setting is unstable and not ranked: its repeats differ by more than 1.5 times in tokens/s (zs0: 2,296 to "

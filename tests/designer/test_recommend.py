@@ -154,6 +154,14 @@ def test_a_step_that_takes_long_is_measured_with_fewer_micro_batches():
     assert measure.candidate(one, on, {"steps": 20}).run.steps == 20
 
 
+@pytest.mark.usefixtures("_no_torch")
+def test_only_one_task_is_measured_or_written():
+    asked = [dsnb.Experiment(model=name, device="cuda", precision="fp32") for name in ("gpt2-tiny", "gpt2")]
+    words = r"measure is for one task, but there are 2 \(gpt2-tiny, sequence \d+; gpt2, sequence \d+\): ask for one"
+    with pytest.raises(SettingsError, match=words):
+        dsnb.recommend(asked, measure=1)
+
+
 def test_another_gpu_than_that_of_this_machine_cannot_be_measured():
     with pytest.raises(SettingsError, match="gpu is 'T4', but runs are measured on this machine, which has"):
         dsnb.recommend("gpt2-tiny", "T4", measure=2)

@@ -63,10 +63,10 @@ def test_a_brush_selects_between_its_edges_and_never_what_was_not_measured(runs,
 
 
 REFUSED = [
-    ({"objective": "speed"}, "objective 'speed' is unknown: choose from time, gpu_hours, cost, memory"),
-    ({"gpus_at_hand": -1}, "gpus_at_hand -1 is not a number of GPUs: set it to 1 or more, or to 0 for any"),
-    ({"prices": {"": -1}}, "prices {'': -1} is not a dictionary of prices of 0 or more: set it to such as {'NVIDIA"),
-    ({"relevance": 2}, "relevance 2 is not a share from 0 to 0.99: set it to such as 0.02 for 2 %"),
+    ({"objective": "speed"}, "objective is 'speed': choose one of time, gpu_hours, cost, memory"),
+    ({"gpus_at_hand": -1}, "gpus is -1: give the number of GPUs at hand, or 0 for any"),
+    ({"prices": {"": -1}}, "prices[''] is -1: give a finite number of 0 or more"),
+    ({"relevance": 2}, "relevance is 2: give 0 or more and less than 1, such as 0.02 for 2 %"),
     ({"currency": 3}, "currency 3 is not a sign of up to 8 characters: set it to such as '$'"),
     ({"task": "x"}, "task 'x' is not available in these runs: choose from gpt2, sequence 512"),
     ({"gpus": 7}, "gpus 7 does not occur in these runs: choose from 1, 2, 4, 8, or 'all'"),
@@ -76,7 +76,7 @@ REFUSED = [
     ),
     ({"y": "speed"}, "y 'speed' is not available in these runs: choose from tokens_per_s_per_gpu, "),
     ({"zero": 3}, "unknown control 'zero': choose from task, strategy, "),
-    ({"train_tokens": -1}, "train_tokens -1 is not a number from 1 to 1e18: set it to a number such as 300e9"),
+    ({"train_tokens": -1}, "tokens is -1: give a finite number of more than 0"),
     ({"brush": {"x": [1]}}, "is not a region: set it to {'x': [low, high], 'y': [low, high]}, or to None"),
     ({"brush": {"x": [math.nan, 1], "y": [0, 1]}}, "is not a region"),
     ({"run": 300}, "run 300 is not the position of a run of this table: set it to 0 or more and less"),

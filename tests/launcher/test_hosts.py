@@ -207,4 +207,4 @@ def test_groups_of_hosts_run_at_once_and_are_reported(three):
     for name in ("mnhost1", "mnhost2"):
         assert f"on {name}: ok" in done.stderr
         assert name in done.stdout
-    assert "Spread between groups" in "".join(str(part) for part in node_tables.section(table))
+    assert "<h3>Groups</h3>" in "".join(str(part) for part in node_tables.section(table))

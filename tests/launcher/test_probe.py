@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from dsnb.cli.doctor import launch_rate
 from dsnb.prediction import probed
 from tests.cli.test_app import dsnb
 from tests.support import lazy
@@ -61,12 +60,3 @@ def test_the_time_of_a_call_is_the_median_of_batches(monkeypatch):
     monkeypatch.setattr("dsnb.train.probe.mean_s", lambda work, calls, device: asked.append(calls) or next(times_s))
     assert worker.seconds(None, None, 0.05) == 2e-3
     assert asked == [2, 1, *[10] * 5]
-
-
-def test_the_doctor_compares_launches_with_the_reference():
-    slow, fine = launch_rate(10.0, 6.0), launch_rate(7.0, 6.0)
-    assert (slow.state, fine.state) == ("warn", "ok")
-    assert slow.found == "10.0 µs an operation, 6.0 usual"
-    assert slow.advice == (
-        "this host launches 0.6 times as fast as the reference: eager settings of small models will be CPU-bound"
-    )

@@ -21,5 +21,5 @@ if "dsnb.train.fork_server" in sys.orig_argv:
     fake("deepspeed")
     fake("transformers")
 elif {"dsnb.execute.kernel_process", "ipykernel_launcher"} & set(sys.orig_argv):
-    fake("dsnb.render.plots", run_steps=lambda _: None, step_parts=lambda _: None)
+    fake("dsnb.render.plots", run_steps=lambda _: None)
     fake("dsnb.render.run_card", card=lambda _: None)

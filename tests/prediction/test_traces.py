@@ -105,6 +105,7 @@ def test_a_process_answers_until_nobody_asks(tmp_path, monkeypatch):
         [given(model=str(config), **settings), given(model="gpt2-tiny", tensor_parallel=2, **settings)]
     )
     assert str(odd).startswith(f"model '{config}' could not be traced: ")
+    assert "(got `embed_dim`: 7 and `num_heads`: 3)" in str(odd)
     assert "\n" not in str(odd)
     assert split.parameters == PRESETS["gpt2-tiny"].parameters
     tracer = traces._idle.get_nowait()

@@ -1,9 +1,7 @@
 """The cards of an answer as HTML, the remarks on runs, and what the page receives to decide with."""
 
-import pandas as pd
 import pytest
 
-from dsnb.analysis.texts import MINUS
 from dsnb.files import plain_yaml
 from dsnb.render import answer, decision_data
 from dsnb.settings.params_file import combinations, validated
@@ -35,18 +33,6 @@ def test_tasks_are_never_compared_and_remarks_are_below_their_own():
 
 def test_the_price_of_the_runs_is_taken():
     assert "at $4.00 a GPU-hour" in text(runs(1).assign(gpu_hours=0.5, cost=2.0, gpu_name="H200"))
-
-
-def test_one_change_costs_what_the_verdicts_say():
-    own = runs(8, repeats=4, **TWO)
-    failed = own.tail(1).assign(repeat=9, status="oom", tokens_per_s=None, tokens_per_s_per_gpu=None)
-    found = text(pd.concat([own, failed], ignore_index=True))
-    assert "(1 of 5 runs not ok)" in found
-    assert f"<td>likely: {MINUS}10.0 % (" in found
-    assert "1 of 9 runs are not ok: 1 out of memory." in found
-    cpu = text(runs(2, precision=["bf16"], zero_stage=[1], gpus=[1, 2]).assign(device="cpu", gpu_name=None))
-    assert '<th scope="col">tokens/s</th>' in cpu
-    assert '<th scope="row">ranks: 2 → 1</th>' in cpu
 
 
 def test_the_probes_of_a_micro_batch_are_left_out():

@@ -94,8 +94,8 @@ def test_markers_are_defined_once_and_everything_referred_to_is_there():
     assert ElementTree.fromstring(svg).tag.endswith("svg")
     names = re.findall(r" id='([^']*)'", svg)
     assert len(names) == len(set(names))
-    assert set(re.findall(r"#(i\d+)", svg)) == set(names)
-    circles = re.findall(r"<use href='#(i\d+)'[^>]*/>", svg)
+    circles = re.findall(r"<use href='#([^']+)'[^>]*/>", svg)
+    assert {*circles, *re.findall(r"url\(#([^)]+)\)", svg)} <= set(names)
     assert max(map(circles.count, circles)) == 9  # three lines of three points share one circle
 
 

@@ -45,13 +45,6 @@ def test_each_strategy_is_a_category_of_its_own(runs):
     assert step_time.patches[0].get_height() == 250
 
 
-def test_losses_are_told_apart_by_strategy(runs):
-    steps = pd.concat([runs[["sweep", "experiment", "repeat"]].assign(step=step, loss=9.0 - step) for step in (1, 2)])
-    (axis,) = plots.losses(steps, runs).figure.axes
-    legend = [text.get_text() for text in axis.get_legend().get_texts()]
-    assert legend == ["precision", "fp32", "bf16", "strategy", *NAMES]
-
-
 def test_the_dots_of_many_runs_are_one_bitmap(runs, monkeypatch):
     assert "<image" not in plots.overview(runs).svg
     monkeypatch.setattr(plots, "MAX_SHAPES", 2)
@@ -73,7 +66,6 @@ def test_scaling_has_units_ideals_and_remarks():
     gpus, share = "number of GPUs", "efficiency (% of tokens/s/GPU at the base)"
     for shown in (table, table[:0]):
         assert labels(nodes.throughput(shown)) == [(gpus, "tokens/s of all GPUs"), (gpus, share)]
-        assert labels(nodes.days(shown, 3e9)) == [(gpus, "days for 3 billion tokens")]
     lines = nodes.throughput(table).figure.axes[0].get_lines()
     assert [list(line.get_ydata()) for line in lines if line.get_linestyle() == ":"] == [[50, 100], [100, 200]]
     legend = nodes.throughput(table).figure.legends[0].get_texts()

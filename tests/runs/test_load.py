@@ -110,7 +110,7 @@ def test_what_was_left_out_is_not_to_come_and_is_said_with_its_reason(tmp_path):
     left = {"b": "needs 149.0 GiB of 140.0", "<b>": "needs <i>", "a": "needs 5", "odd": 3}
     plan(tmp_path, {"runs": {"a": [1]}, "left_out": left})
     assert str(by_task.to_come(ended(("a", 1, "ok")), tmp_path)) == (
-        "<p>Not run, because of the memory that is predicted (2 settings): "
+        "<p>Not run, because they are predicted not to fit (2 settings): "
         "<code>b</code> needs 149.0 GiB of 140.0; <code>&lt;b&gt;</code> needs &lt;i&gt;.</p>"
     )
 

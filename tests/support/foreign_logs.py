@@ -130,9 +130,6 @@ def step_csv(steps: int = 63, seconds: float = 0.05, epochs: int = 2) -> str:
     return rows
 
 
-GPU_CSV = "timestamp,gpu_index,gpu_util_pct,mem_used_mb,power_w\n1.0,0,80,8192,400\n2.0,0,90,10240,500\n"
-
-
 def traced_trainer(launcher: str = "torchrun --nproc_per_node 4") -> str:
     """The same training as `trainer()`, with DeepSpeed, started by a script under `set -x`: 4 GPUs, micro-batch 8."""
     command = (
@@ -148,8 +145,6 @@ def traced_trainer(launcher: str = "torchrun --nproc_per_node 4") -> str:
         "+ python -c 'h=7168; print(f'\\''{h}'\\'')'\n"
         "+ srun --jobid 1 bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD'\n"
         f"+ {launcher} {' '.join(command.split())} --empty '' --config_overrides n_embd=64,n_layer=2\n"
-        "INFO:__main__:Training/evaluation parameters TrainingArguments(output_dir=out, bf16=True, fp16=False, "
-        "per_device_train_batch_size=8, gradient_accumulation_steps=2, learning_rate=2e-05, seed=42, mp_parameters=)\n"
         + CONFIG.replace("per_gpu  4", "per_gpu  8").replace("world_size ................... 8", "world_size ... 4")
         + trainer()
     )
@@ -212,9 +207,7 @@ def topology(pipeline: int, data: int, model: int | None) -> str:
     places = [(p, d, m) for p in range(pipeline) for d in range(data) for m in range(model or 1)]
     names = [f"pipe={p}, data={d}" + (f", model={m}" if model else "") for p, d, m in places]
     ranks = ", ".join(f"ProcessCoord({name}): {rank}" for rank, name in enumerate(names))
-    stages = "".join(f"stage={stage} layers=4\n     0: EmbeddingPipe\n" for stage in range(pipeline))
-    built = "".join(f"[INFO] RANK={stage} STAGE={stage} LAYERS=4 [0, 4) STAGE_PARAMS=91\n" for stage in range(pipeline))
-    return f"SEED_LAYERS=False\nUsing topology: {{{ranks}}}\n{stages}{built}"
+    return f"SEED_LAYERS=False\nUsing topology: {{{ranks}}}\n"
 
 
 def write_all(folder: Path) -> Path:
@@ -223,7 +216,7 @@ def write_all(folder: Path) -> Path:
     files = {
         "chat/training.log": chat(), "chat/pdsh.out": prefixed(chat()), "megatron/slurm-123.out": megatron(),
         "megatron/old": megatron(new=False), "trainer/console.txt": trainer(),
-        "trainer/trainer_state.json": trainer_state(), f"{run}/step_log.csv": step_csv(), f"{run}/gpu_log.csv": GPU_CSV,
+        "trainer/trainer_state.json": trainer_state(), f"{run}/step_log.csv": step_csv(),
     }  # fmt: skip
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

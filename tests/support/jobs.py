@@ -28,13 +28,11 @@ def main() -> int:
     (folder / "began").touch()
     if (folder / "kill").exists():
         os.kill(os.getpid(), signal.SIGKILL)
-    if (folder / "die").exists() or "--fail" in sys.argv:
+    if (folder / "die").exists():
         print("no such thing")
         return 7
     if (folder / "die_silently").exists():
         return 8
-    if "--say" in sys.argv:
-        print("run 1/2  made\nnot about a run")
     if meeting := os.environ.get("DSNB_TEST_MEETING"):
         Path(meeting, str(os.getpid())).touch()
         wait_until(lambda: len(os.listdir(meeting)) > 1, "another job has begun")

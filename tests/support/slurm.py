@@ -18,23 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsnb.launcher import local
 from tests import ROOT
 from tests.support.waiting import WAIT_S, wait_until
 
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
 NODES = ("n1", "n2")
 CPUS = 4
-# Runs fork from the session's server, which has imported everything. It serves one after the other, so the nodes of a
-# run on several would wait for each other: of those, the second imports for itself.
-PROLOG = """\
-#!/bin/sh
-if [ "$SLURM_JOB_NUM_NODES" = 1 ] || [ "$SLURMD_NODENAME" = n1 ]; then
-    echo 'export {name}={socket}'
-else
-    echo 'unset {name}'
-fi
-"""
 CONFIGURATION = """\
 ClusterName=small
 SlurmctldHost={host}(127.0.0.1)
@@ -62,7 +51,6 @@ KillWait=5
 ReturnToService=2
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} RealMemory=4000 State=UNKNOWN
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} RealMemory=4000 State=UNKNOWN
-TaskProlog={home}/prolog
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
 
@@ -75,9 +63,6 @@ class Slurm:
         for name in ("state", *(f"spool.{node}" for node in NODES)):
             (home / name).mkdir()
         (home / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        name = local.socket_variable("cpu")
-        (home / "prolog").write_text(PROLOG.format(name=name, socket=os.environ.get(name, "")))
-        (home / "prolog").chmod(0o755)
         configuration = CONFIGURATION.format(home=home, host=socket.gethostname(), ports=free_ports(3), cpus=CPUS)
         (home / "slurm.conf").write_text(configuration)
         self.environment = {**os.environ, "SLURM_CONF": str(home / "slurm.conf")}

@@ -11,7 +11,7 @@ import dsnb
 from dsnb.files import records
 from dsnb.launcher import run
 from dsnb.launcher.folder import remove_leftovers
-from dsnb.render import plots, run_card
+from dsnb.render import run_card
 from dsnb.run_folder.paths import RunPaths
 from tests.support import lazy
 
@@ -158,8 +158,6 @@ def test_the_figures_reach_every_table_and_the_card_of_the_run(profiled, monkeyp
     shown = run_card.card(run.Result(**records.read_json(RunPaths(folder).result), run_dir=folder)).text
     assert '<a href="profiled/run1/trace.json.gz">' in shown
     assert "profile_missing" not in shown
-    assert "<img alt=" in plots.step_parts(folder)._repr_html_()
-    assert plots.step_parts(profiled / "plain" / "run1") is None
 
 
 def test_a_run_that_is_repeated_loses_its_old_profile(tmp_path):

@@ -80,7 +80,7 @@ class Legend {
       entry.append(label);
       return element("li", {}, entry);
     });
-    const others = otherEntries(this.model, state, runs).map(({ label, shape, fill, hollow }) => element("li", {}, mark(shape, fill, hollow), label));
+    const others = otherEntries(this.model, state, runs).map(({ label, shape, fill }) => element("li", {}, mark(shape, fill), label));
     this.node.replaceChildren(element("li", { class: "dsnb-soft" }, `${axis.title}:`), ...entries, ...others);
     this.node.querySelectorAll("button")[focused]?.focus();
   }

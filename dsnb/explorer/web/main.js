@@ -6,7 +6,7 @@ class Explorer {
     const model = new Model(payload);
     Object.assign(model, { link: live?.link ?? relativeLink, leftOut: live ? model.words.notLoaded : model.words.leftOut });
     this.address = live ? null : new AddressState(model, mounted.push(this));
-    Object.assign(this, { root, model, changed: live?.changed ?? (() => {}), state: { ...payload.state, ...this.address?.read() } });
+    Object.assign(this, { root, model, changed: live?.changed ?? (() => {}), state: payload.state });
     const set = (patch) => this.set(patch);
     this.card = new Card(model, set);
     this.overview = new Overview(model, (task) => {
@@ -19,7 +19,7 @@ class Explorer {
     this.legend = new Legend(model, set);
     this.titles = { scatter: element("span"), medians: element("span") };
     [this.about, this.laneNote, this.lossNote] = [soft(), soft(), soft()];
-    this.region = soft("", { id: newId(), class: "dsnb-soft dsnb-unprinted" });
+    this.regionHint = soft(model.words.region, { class: "dsnb-soft dsnb-unprinted" });
     this.clear = button("Clear region", () => set({ brush: null }));
     this.front = element("section", { class: "dsnb-card dsnb-front" });
     this.base = element("select", { onchange: () => set({ base: this.base.value }) });
@@ -35,7 +35,6 @@ class Explorer {
     this.scatter = new Chart(scatter, "All runs; the tables below contain the same data", { ...events, brush: (region) => this.brushing(region) });
     this.medians = new Chart(along, "Medians of the selected experiments", events);
     this.losses = new Chart(lines, "Losses of the selected runs", { ...events, highlight: true });
-    this.scatter.canvas.setAttribute("aria-describedby", this.region.id);
     for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
     root.replaceChildren(this.card.node, this.overview.node, this.single);
     const isLarge = !matchMedia("(max-width: 640px)").matches; // a small screen shows the filters folded, so that the first chart comes soon
@@ -46,7 +45,7 @@ class Explorer {
       element("details", { class: "dsnb-fold", open: isLarge }, element("summary", {}, "Filters and axes"), this.controls.node), this.count, this.legend.node,
       element(
         "div", { class: "dsnb-grid" },
-        card(this.titles.scatter, this.scatter.node, this.region, this.clear, this.laneNote, this.about),
+        card(this.titles.scatter, this.scatter.node, this.regionHint, this.clear, this.laneNote, this.about),
         card(this.titles.medians, this.medians.node),
         this.front, lossCard,
       ),
@@ -57,11 +56,11 @@ class Explorer {
       ),
       card("Medians and runs", this.table.node), model.predictions.node ?? "",
     );
-    this.redraw();
+    this.restore();
     this.listeners = new AbortController();
     const { signal } = this.listeners;
     this.watchTheme(signal);
-    if (this.address) addEventListener("hashchange", () => this.set({ ...model.state, ...this.address.read() }), { signal });
+    if (this.address) addEventListener("hashchange", () => this.restore(), { signal });
     root.dsnb = this;
   }
 
@@ -75,7 +74,7 @@ class Explorer {
     const print = (printing) => () => {
       this.root.classList.toggle("dsnb-print", printing);
       recolour();
-      if (!this.single.hidden) this.table.showRuns(this.selected, this.groups, printing ? { ...this.state, table: "medians" } : this.state);
+      if (!this.single.hidden) this.table.show(this.selected, this.groups, printing ? { ...this.state, table: "medians" } : this.state);
     };
     const lab = new MutationObserver(recolour);
     lab.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
@@ -85,13 +84,13 @@ class Explorer {
     addEventListener("afterprint", print(false), { signal });
   }
 
-  // What a saved picture of a chart says besides: title, legend, and what was measured with what.
+  // The texts in a saved picture of a chart: title, legend, and what was measured with what.
   describePicture(chart) {
     const { model, state, selected } = this;
-    const others = otherEntries(model, state, selected).filter(({ hollow }) => !hollow || chart !== this.losses);
-    const legend = [...this.byGpus.charts, ...this.detail.charts].includes(chart) ? [] : [...legendEntries(model, state), ...others];
-    if (legend.length) legend.unshift({ label: `${model.axis.get(state.colour).title}:` });
-    return { title: chart.title ?? chart.label, task: model.task(state)?.title, legend, cite: [model.cite, `n = ${count(selected.length, "run")}`].filter(Boolean).join("; ") };
+    const isOfRuns = [this.scatter, this.medians, this.losses].includes(chart);
+    const legend = isOfRuns ? [...legendEntries(model, state), ...otherEntries(model, state, selected)] : [];
+    const parts = (texts, mark) => texts.filter(Boolean).join(mark);
+    return { title: parts([model.task(state)?.title, chart.title ?? chart.label], ": "), legend, cite: parts([model.cite, `n = ${count(selected.length, "run")}`], "; ") };
   }
 
   // Set some controls, as explorer.set does in Python; `notify` is false for changes that come from Python.
@@ -104,10 +103,22 @@ class Explorer {
     this.address?.write(this.state);
     const changed = Object.keys(this.state).filter((name) => this.state[name] !== before[name]);
     const parts = { run: () => this.detail.show(this.state.run, this.state), pins: () => this.pins.show(this.state) };
-    parts.sort = parts.table = () => this.table.showRuns(this.selected, this.groups, this.state);
+    parts.sort = parts.table = () => this.table.show(this.selected, this.groups, this.state);
     if (!this.single.hidden && changed.every((name) => parts[name])) changed.forEach((name) => parts[name]());
     else this.redraw();
     paintViewFirst(this.root);
+  }
+
+  // Show the state in the address, or the one that the page was saved with if the address does not fit this page.
+  restore() {
+    const { state } = this.model;
+    try {
+      this.state = { ...state, ...this.address?.read() };
+      this.redraw();
+    } catch {
+      this.state = state;
+      this.redraw();
+    }
   }
 
   redraw() {
@@ -125,12 +136,12 @@ class Explorer {
     this.controls.show(state);
     if (this.card.answer) this.byGpus.show(this.card.answer);
     this.clear.hidden = !state.brush;
-    this.region.textContent = state.brush ? `${this.describeRegion()} Arrow keys move it, with Shift they resize it.` : model.words.region;
+    this.regionHint.hidden = model.axis.has(state.x);
     this.describeSelection();
     this.frontier = model.front(model.grouped(this.filtered), state); // a region selects, it does not change what is best
     this.draw();
     this.compare();
-    this.table.showRuns(this.selected, this.groups, state);
+    this.table.show(this.selected, this.groups, state);
     model.predictions.show(state);
     this.pins.show(state);
     this.detail.show(state.run, state);
@@ -155,20 +166,10 @@ class Explorer {
     this.about.textContent = about.map((figure) => `${figure.title}: ${figure.about}`).join(" ");
   }
 
-  describeRegion() {
-    const { model, state } = this;
-    const ends = (name, [low, high]) => {
-      const labels = model.axis.get(name)?.labels.slice(Math.ceil(low), Math.floor(high) + 1);
-      return labels ? labels.join(", ") : `${model.number(name, low)} to ${model.number(name, high)}`;
-    };
-    return `Region: ${["x", "y"].map((side) => `${model.named.get(state[side]).heading} ${ends(state[side], state.brush[side])}`).join(", ")}.`;
-  }
-
   draw() {
     const { model, state, selected } = this;
     const picture = scatter(model, state, this.filtered, selected, this.frontier, this.card.answer?.best?.experiment);
-    const places = state.brush && model.axis.has(state.x) ? { ...state.brush, x: model.placesOf(model.columnsOf(model.axis.get(state.x), state), state.brush.x) } : state.brush;
-    this.scatter.draw({ ...picture, brush: places });
+    this.scatter.draw(picture);
     const star = picture.data.best.length ? "★ is the setting of the answer." : "";
     this.laneNote.textContent = picture.message ? "" : [star, picture.note].filter(Boolean).join(" ");
     this.front.replaceChildren(element("h3", {}, `Best trade-offs: differences below ${percent(state.relevance)} do not count`), frontList(model, this.frontier, state, this.pins));
@@ -198,7 +199,7 @@ class Explorer {
   // The lines of the tooltip of a mark.
   describe({ id, isExperiment = false, isPredicted = false }) {
     const { model, state } = this;
-    if (isPredicted) return model.predictions.describe(id, state);
+    if (isPredicted) return model.predictions.describe(id);
     const experiment = isExperiment ? id : model.experiments.codes[id];
     const lines = [model.experiments.names[experiment], model.short[experiment]];
     const runs = isExperiment ? model.whole.get(experiment) : [id];
@@ -229,10 +230,9 @@ class Explorer {
   }
 
   // A brush moves many times a second; redraw once per frame.
-  brushing(region) {
+  brushing(brush) {
+    if (this.model.axis.has(this.state.x)) return; // the filters select its values
     cancelAnimationFrame(this.waiting);
-    const axis = this.model.axis.get(this.state.x);
-    const brush = region && { ...region, x: axis ? this.model.codesOf(this.model.columnsOf(axis, this.state), snapToValues(region.x)) : region.x };
     this.waiting = requestAnimationFrame(() => this.set({ brush }));
   }
 
@@ -247,12 +247,6 @@ class Explorer {
     this.charts().forEach((chart) => chart.destroy());
   }
 }
-
-// Snap a region over a setting to whole values: those whose runs it touches.
-const snapToValues = ([low, high]) => {
-  const [first, last] = [Math.ceil(low - JITTER / 2), Math.floor(high + JITTER / 2)];
-  return first <= last ? [first - 0.5, last + 0.5] : [low, high];
-};
 
 // In the next frame, tables out of view are skipped (style.css) and laid out after it. The class is there only while the browser
 // paints, so scripts that read the page, such as `innerText`, find all text at any other time.

@@ -122,16 +122,6 @@ class Model {
     return [...new Set(codes)].sort((a, b) => a - b);
   }
 
-  // A region over a setting, in places of columns, as one in its codes; and back.
-  codesOf(columns, [low, high]) {
-    return [columns[Math.ceil(low)] - 0.5, columns[Math.floor(high)] + 0.5];
-  }
-
-  placesOf(columns, [low, high]) {
-    const inside = columns.flatMap((code, place) => (code >= low && code <= high ? [place] : []));
-    return [inside[0] - 0.5, inside.at(-1) + 0.5];
-  }
-
   // The runs of the task that pass the filters, in order.
   filtered(state) {
     const filters = this.axes

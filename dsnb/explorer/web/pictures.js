@@ -99,8 +99,10 @@ const scatter = (model, state, filtered, selected, front, best) => {
     unknown.length ? `${isPlaced ? "Other crosses" : "Crosses"} were not measured: their position along the axis has no meaning.` : "",
     unreported(model, state, filtered.filter((run) => model.ok[run] && !isMeasured(run))), across.note, up.note, model.predictions.note(state, predicted),
   ];
+  const clipped = (side, end) => clamp(state.brush[side][end], signals[`${side}_low`], signals[`${side}_high`]);
+  const region = state.brush && !nominal ? [{ x: clipped("x", 0), x2: clipped("x", 1), y: clipped("y", 0), y2: clipped("y", 1) }] : [];
   const data = {
-    points, failed: crosses, predicted, front: front.map((point, order) => ({ ...point, number: String(order + 1) })),
+    region, points, failed: crosses, predicted, front: front.map((point, order) => ({ ...point, number: String(order + 1) })),
     best: Number.isNaN(star.x) || Number.isNaN(star.y) ? [] : [star], capacity_x: across.marks, capacity_y: up.marks,
   };
   return { signals, types, data, message, note: notes.filter(Boolean).join(" ") };

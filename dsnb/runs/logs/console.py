@@ -1,11 +1,10 @@
 """Recognizes logs by their content, not by their names, and splits a console log into training runs."""
 
 import re
-from collections import ChainMap
 from pathlib import Path
 
 from dsnb.runs.logs import deepspeed, launchers, megatron, step_csv, trainer  # noqa: F401  (they register readers)
-from dsnb.runs.logs.logged_run import READERS, LoggedRun, Restarted
+from dsnb.runs.logs.logged_run import READERS, LoggedRun
 from dsnb.runs.logs.text import open_text, relevant_lines
 
 LAUNCHERS = ("Setting OMP_NUM_THREADS environment variable", ":main] cmd = ")
@@ -23,8 +22,7 @@ NEVER = (
 _CONSOLE = re.compile(
     r"DeepSpeed info: version=|SamplesPerSec=|DeepSpeedEngine configuration|WORLD INFO DICT: "
     r"|runner\.py:\d+:main\] cmd|elapsed[ _]time[ _]per[ _]iteration|using world size: |iter time \(s\): "
-    r"|train_runtime|'loss': |Instantaneous batch size per |Throughput: [\d.]+ samples/sec|, Time/seq "
-    r"|End-to-End => Latency"
+    r"|train_runtime|'loss': |Instantaneous batch size per |Throughput: [\d.]+ samples/sec"
 )
 _STATE = re.compile(r'\s*\{.*"log_history"\s*:', re.DOTALL)
 KINDS = (
@@ -51,19 +49,12 @@ def _read_console(path: Path) -> list[LoggedRun]:
     for line in relevant_lines(path, {*(needle for needle, _ in READERS), *BEGINNINGS}):
         if any(beginning in line for beginning in BEGINNINGS) and _begins_new_run(runs[-1], line):
             runs.append(LoggedRun())
-        try:
-            _read_line(runs[-1], line)
-        except Restarted:  # without printing its settings: those of the run before still hold
-            before = runs[-1]
-            again = LoggedRun(before.program, ChainMap(dict(before.settings), {}), configured=True)
-            again.slots, again.shape = dict(before.slots), dict(before.shape)
-            again.environment = dict(before.environment)
-            runs.append(again)
-            _read_line(again, line)
+        read_line(runs[-1], line)
     return [run for run in runs if run.program]
 
 
-def _read_line(run: LoggedRun, line: str) -> None:
+def read_line(run: LoggedRun, line: str) -> None:
+    """Pass a line to every reader whose search string it contains."""
     for needle, reader in READERS:
         if needle in line:
             reader(run, line)

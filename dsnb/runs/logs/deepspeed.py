@@ -114,13 +114,6 @@ def version(run: LoggedRun, match: re.Match[str]) -> None:
     engine(run)
 
 
-_REPORTED = {"torch cuda": "cuda", "nvcc": "cuda"}
-# `torch version .................... 2.2.0`, as `ds_report` prints it.
-reads(
-    " version ....",
-    " info ....",
-    pattern=r"(?:^|[\]:]\s?)(torch|deepspeed|nvcc|torch cuda)\s+(?:version|info) \.{3,} ([\w.+-]{1,60})[,\s]",
-)(lambda run, match: run.environment.setdefault(_REPORTED.get(match[1], match[1]), match[2]))
 # The peak at the end of the line of `timer`; it is printed as GB, divided by 1024^3.
 reads("MemAllocated=", pattern=rf"MaxMemAllocated={NUMBER}GB")(
     lambda run, match: run.record_max(peak_allocated_gib=number(match[1]))
@@ -185,13 +178,6 @@ def pipeline(run: LoggedRun, match: re.Match[str]) -> None:
         run.add_step(int(match[1]), t_s=t_s, loss=loss, step_time_s=step_time_s, samples=samples)
 
 
-@reads("Max_MA ", pattern=rf"\bMax_MA {NUMBER} GB")
-def memory_use(run: LoggedRun, match: re.Match[str]) -> None:
-    """`MA 2.34 GB Max_MA 3.81 GB`: the peak of the training only if a step was printed before."""
-    if run.steps:
-        run.record_max(peak_allocated_gib=positive(match[1]))
-
-
 reads("DeepSpeed Basic Optimizer = ", pattern=r"Optimizer = (\S{1,60})\s*\n")(used(optimizer=str))
 reads("but detected", pattern=r"torch version.*but detected (\d{1,2}\.\d{1,3})\s")(
     lambda run, match: run.environment.setdefault("torch", match[1])
@@ -207,44 +193,3 @@ def throughput(run: LoggedRun, match: re.Match[str]) -> None:
     """`Throughput: 943.4550 samples/sec`, over the steps of `Execution time`."""
     run.record(samples_per_s=positive(match[1]))
     run.ended = True
-
-
-def _chat(run: LoggedRun) -> None:
-    run.scratch["chat"] = True
-    engine(run)
-
-
-@reads(", Rank: ", pattern=rf"Epoch: (\d{{1,9}}), Step: (\d{{1,12}}), Rank: 0, loss = (?:tensor\()?{NUMBER}")
-def chat_step(run: LoggedRun, match: re.Match[str]) -> None:
-    """`Epoch: 0, Step: 3, Rank: 0, loss = 2.1`; steps are micro-batches and restart with each epoch."""
-    _chat(run)
-    epoch, step = int(match[1]), int(match[2])
-    last_epoch, before = run.scratch.get("epoch", (epoch, 0))
-    if epoch != last_epoch:
-        before = int(run.steps[-1]["step"]) + 1 if run.steps else 0
-    run.scratch["epoch"] = (epoch, before)
-    run.scratch["loss_is_nan"] = "nan" in match[3].lower()
-    run.add_step(before + step, loss=number(match[3]))
-
-
-@reads(
-    "Model Parameters: ",
-    "End-to-End => ",
-    pattern=rf"(Model Parameters: \S{{1,20}} B,|End-to-End =>) Latency: {NUMBER}s, .{{0,200}}Batch Size: (\d{{1,9}}), "
-    r"(?:Sequence Length|Total Seq\. Length): (\d{1,9})\D",
-)
-def chat_speed(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read `Model Parameters: 0.331 B, Latency: 0.20s, ..., Batch Size: 24, Sequence Length: 512`.
-
-    Stages 1 and 2 print it for a micro-batch of one GPU, stage 3 `End-to-End =>` for the global batch and generation.
-    """
-    _chat(run)
-    latency_s, batch, length = positive(match[2]), count(match[3]), count(match[4])
-    is_global = match[1].startswith("End")
-    run.set_used(**{"global_batch_size" if is_global else "micro_batch_size": batch}, seq_len=length)
-    if latency_s and batch:
-        key = "experience" if is_global else "chat_speed"
-        samples, time_s = run.scratch.get(key, (0.0, 0.0))
-        samples, time_s = run.scratch[key] = samples + batch, time_s + latency_s
-        if is_global:
-            run.record(DERIVED, samples_per_s=samples / time_s, step_time_s=time_s * batch / samples)

@@ -12,11 +12,11 @@ import pandas as pd
 from dsnb.formulas import metrics, model_shapes
 
 LOGGED, DERIVED = PROVENANCES = ("as logged", "derived")
-FIELDS = ("step", "t_s", "step_time_s", "step_time_logged_s", "loss", "tokens", "samples", "allocated_gib", "skipped")
-
-
-class Restarted(Exception):
-    """A line has the first step of the run again: another training has begun."""
+TFLOPS = ("tflops_per_gpu", "hardware_tflops_per_gpu")
+FIELDS = (
+    "step", "t_s", "step_time_s", "step_time_logged_s", "loss", "tokens", "samples", "allocated_gib", "skipped",
+    *TFLOPS,
+)  # fmt: skip
 
 
 @dataclass
@@ -73,15 +73,13 @@ class LoggedRun:
                 self.record(LOGGED, **{name: value})
 
     def add_step(self, step: int, **values: float | None) -> None:
-        """Add a step or complete the last one; an earlier one is another rank's copy, the first one is `Restarted`."""
+        """Add a step or complete the last one; an earlier one is another rank's copy."""
         known = {name: value for name, value in values.items() if value is not None}
         last = self.steps[-1]["step"] if self.steps else -1
         if step > last:
             self.steps.append({"step": step, **known})
         elif step == last:
             self.steps[-1] = known | self.steps[-1]
-        elif len(self.steps) > 1 and step <= self.steps[0]["step"]:
-            raise Restarted
 
     def fail(self, status: str, cause: str) -> None:
         """Record a failure; the first one counts, except that running out of memory replaces any other."""
@@ -180,7 +178,7 @@ def steps(run: LoggedRun) -> pd.DataFrame:
     table["phase"] = "timed"
     table.loc[: _warmup_lines(run) - 1, "phase"] = "warmup"
     table["skipped"] = (table["skipped"] > 0).where(table["skipped"].notna(), None)
-    return table.drop(columns=["samples", "span"])
+    return table
 
 
 def _status_and_cause(run: LoggedRun) -> tuple[str, str | None]:
@@ -248,8 +246,6 @@ def _throughput(run: LoggedRun, table: pd.DataFrame) -> None:
     """Derive samples/s, tokens/s and step time from each other: work over time, never a mean of rates."""
     have, gpus = run.figures, run.settings.get("gpus")
     batch, length = run.settings.get("global_batch_size"), run.settings.get("seq_len")
-    if "samples_per_s" not in have and (speed := run.scratch.get("chat_speed")) and gpus:
-        run.record(DERIVED, samples_per_s=speed[0] / speed[1] * gpus)
     if "samples_per_s" not in have and "Megatron" in run.program:
         _over_steps(run, table.iloc[_warmup_lines(run) :])
     if "samples_per_s" not in have and "samples_per_s_running" in have:
@@ -258,30 +254,21 @@ def _throughput(run: LoggedRun, table: pd.DataFrame) -> None:
         _over_steps(run, table)
     if "samples_per_s" not in have and have.get("step_time_s") and batch and not length:
         run.record(DERIVED, samples_per_s=batch / have["step_time_s"])
-    rate = _rate(run)
+    rate = have.get("samples_per_s")
     if rate and length and "tokens_per_s" not in have:
         run.record(DERIVED, tokens_per_s=rate * length)
     runtime_s, steps = have.get("train_runtime_s"), run.settings.get("steps")
     if runtime_s and steps and run.ended:  # the last batch of an epoch may be smaller, so not from samples/s
-        if steps > run.scratch.get("resumed", 0):
-            run.record(DERIVED, step_time_s=runtime_s / (steps - run.scratch.get("resumed", 0)))
+        if (executed := steps - run.scratch.get("resumed", 0)) > 0:
+            run.record(DERIVED, step_time_s=runtime_s / executed)
     elif rate and batch and not runtime_s and "step_time_s" not in have:
         run.record(DERIVED, step_time_s=batch / rate)
     if have.get("tokens_per_s") and gpus:
         run.record(DERIVED, tokens_per_s_per_gpu=have["tokens_per_s"] / gpus)
 
 
-def _rate(run: LoggedRun) -> float | None:
-    """Return samples/s of the steps in this log: a resumed Trainer divides all steps by the time since it resumed."""
-    rate, steps = run.figures.get("samples_per_s"), run.settings.get("steps")
-    resumed = run.scratch.get("resumed")
-    if not resumed or not rate:
-        return rate
-    return rate * (steps - resumed) / steps if steps and steps > resumed else None
-
-
 def _over_steps(run: LoggedRun, table: pd.DataFrame) -> None:
-    """Divide the samples of the timed steps by their time; a logged time is the mean since the previous line."""
+    """Derive rates over the timed steps; a logged step time or TFLOP/s is the mean since the previous line."""
     timed = table["step_time_s"].dropna()
     spans = table["span"][timed.index]
     time_s, count = float(sum(timed * spans)), float(sum(spans))
@@ -289,13 +276,16 @@ def _over_steps(run: LoggedRun, table: pd.DataFrame) -> None:
         run.record(DERIVED, step_time_s=time_s / count, timed_steps=count, timed_s=time_s)
         samples = table["samples"][timed.index].fillna(run.settings.get("global_batch_size") or 0.0)
         run.record(DERIVED, samples_per_s=float(sum(samples * spans)) / time_s if (samples > 0).all() else None)
+        for name in TFLOPS:
+            rates = table[name][timed.index].dropna()
+            times_s = (timed * spans)[rates.index]
+            if len(rates):
+                run.record(DERIVED if len(rates) > 1 else LOGGED, **{name: float(sum(rates * times_s) / sum(times_s))})
 
 
 def _flops(run: LoggedRun) -> None:
     """Derive TFLOP/s by dsnb's convention if the model's shape is known; not for LoRA, which has fewer gradients."""
-    shape, parameters = _shape(run), run.scratch.get("parameters")
-    if parameters and len(parameters) == _model_parallel(run):
-        run.record(DERIVED, parameters=sum(parameters.values()))
+    shape = _shape(run)
     if shape:
         run.record(DERIVED, parameters=shape.parameters)
     rate, length = run.figures.get("tokens_per_s_per_gpu"), run.settings.get("seq_len")

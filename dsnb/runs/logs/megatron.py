@@ -7,7 +7,7 @@ from typing import Any
 
 from dsnb.runs.logs.deepspeed import clock
 from dsnb.runs.logs.launchers import FLAGS, precision
-from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun, reads, requested, used
+from dsnb.runs.logs.logged_run import LOGGED, LoggedRun, reads, used
 from dsnb.runs.logs.text import NUMBER, count, number, number_from_0, positive
 
 ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -35,11 +35,12 @@ _PARALLEL = re.compile(r"(?<!encoder-)(data|tensor-model|pipeline-model)-paralle
 _MODEL_PARALLEL = re.compile(r"and model-parallel size: (\d{1,6})\D")
 _COORDINATE = re.compile(r"\b(pipe|data|model)=(\d{1,6})")
 GROUPS = {
-    **dict.fromkeys(("pipe", "pipeline", "pipeline-model", "PP"), "pipeline_parallel"),
-    **dict.fromkeys(("model", "tensor", "tensor-model", "MP"), "tensor_parallel"),
-    **dict.fromkeys(("data", "DP"), "data_parallel"),
+    **dict.fromkeys(("pipe", "pipeline-model"), "pipeline_parallel"),
+    **dict.fromkeys(("model", "tensor-model"), "tensor_parallel"),
+    "data": "data_parallel",
 }
 _NEWEST = re.compile(r"\.\d{6}\] iteration .{0,200}elapsed time per iteration \(ms\): [\d.]+ ")
+"""The newest Megatron-LM, which prints microseconds, counts the first iteration in its first and its second line."""
 _FIELD = re.compile(
     r"\|\s*(lm[ _-]loss|global[ _-]batch[ _-]size|actual[ _-]seqlen|number[ _-]of[ _-](?:skipped|nan)[ _-]iterations"
     r"|elapsed[ _]time[ _]per[ _]iteration[ _](?:\(ms\)|\(s\)|ms|s)|throughput per GPU \(TFLOP/s/GPU\)"
@@ -102,13 +103,6 @@ def world(run: LoggedRun, match: re.Match[str]) -> None:
     run.set_used(**{GROUPS[kind]: count(size) for kind, size in _PARALLEL.findall(match.string)})
 
 
-# The parameters of one model-parallel rank; the model has the sum over these ranks.
-reads(
-    "number of parameters on",
-    pattern=r"number of parameters on (?:\([\w, ]+\) )?model parallel rank \(?([\d, ]{1,30})\)?: (\d{1,15})\D",
-)(lambda run, match: run.scratch.setdefault("parameters", {}).update({match[1].replace(" ", ""): int(match[2])}))
-
-
 @reads("ProcessCoord(", pattern=r"\}\s*$")
 def coordinates(run: LoggedRun, match: re.Match[str]) -> None:
     """Read the sizes from `Using topology: {ProcessCoord(pipe=0, data=0, model=0): 0, ...}`, if it is complete."""
@@ -116,13 +110,6 @@ def coordinates(run: LoggedRun, match: re.Match[str]) -> None:
     for axis, place in _COORDINATE.findall(match.string):
         sizes[GROUPS[axis]] = max(sizes[GROUPS[axis]], int(place) + 1)
     run.set_used(**sizes)
-
-
-@reads("STAGE=", "stage=", pattern=r"RANK=\d{1,7} STAGE=(\d{1,6}) LAYERS=\d|^stage=(\d{1,6}) layers=\d")
-def pipeline_stage(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read `RANK=4 STAGE=1 LAYERS=15 [14, 29) ...` and `stage=1 layers=15`: a lower bound for the number of stages."""
-    at_least = run.settings.get("pipeline_parallel", 0)
-    run.set_used(pipeline_parallel=max(at_least, int(match[1] or match[2]) + 1))
 
 
 @reads(
@@ -137,13 +124,16 @@ def iteration(run: LoggedRun, match: re.Match[str]) -> None:
     fields = {_name(words): value for words, value in reversed(_FIELD.findall(line))}  # the first one of a name wins
     batch, loss = count(fields.get("global batch size")), number(fields.get("lm loss"))
     run.set_used(global_batch_size=batch, seq_len=count(fields.get("actual seqlen")), steps=count(match[2]))
-    step, logged_s = int(match[1]), positive(fields.get("elapsed time per iteration ms"))
-    logged_s = logged_s * 0.001 if logged_s else positive(fields.get("elapsed time per iteration s"))
-    skipped, nan = (number(fields.get(f"number of {what} iterations")) for what in ("skipped", "nan"))
-    is_new = not run.steps or step > run.steps[-1]["step"]
-    step_time_s = logged_s
-    if is_new:
-        step_time_s, skipped, nan = _without_first(run, line, step, (logged_s, skipped, nan))
+    step, step_time_s = int(match[1]), positive(fields.get("elapsed time per iteration ms"))
+    step_time_s = step_time_s * 0.001 if step_time_s else positive(fields.get("elapsed time per iteration s"))
+    logged_s, is_new = step_time_s, not run.steps or step > run.steps[-1]["step"]
+    counts = {f"{what}_steps": number_from_0(fields.get(f"number of {what} iterations")) for what in ("skipped", "nan")}
+    if is_new and run.scratch.pop("first_is_repeated", False):
+        step_time_s = None
+        for name in counts:
+            run.figures.pop(name, None)
+    elif not run.steps and _NEWEST.search(line) and (step == 1 or "gpus" in run.settings):
+        run.scratch["first_is_repeated"] = True
     run.add_step(
         step,
         t_s=clock(run, line),
@@ -151,63 +141,20 @@ def iteration(run: LoggedRun, match: re.Match[str]) -> None:
         step_time_logged_s=logged_s if step_time_s != logged_s else None,
         loss=loss,
         samples=batch,
-        skipped=skipped,
+        skipped=counts["skipped_steps"],
+        **{figure: positive(fields.get(field)) for field, figure in TFLOPS.items()},
     )
     if is_new:
-        _count(run, "skipped_steps", skipped)
-        _count(run, "nan_steps", nan)
+        run.record(
+            LOGGED, **{name: run.figures.get(name, 0) + more for name, more in counts.items() if more is not None}
+        )
         run.scratch["loss_is_nan"] = fields.get("lm loss", "").lower() == "nan"
-        for field, figure in TFLOPS.items():
-            _tflops(run, figure, positive(fields.get(field)), step_time_s)
 
 
 @cache
 def _name(words: str) -> str:
     """Return the name of a field in the spelling of most forks."""
     return re.sub(r"[()]", "", re.sub("[_-]", " ", words)).removeprefix("[LM] ")
-
-
-def _tflops(run: LoggedRun, name: str, value: float | None, step_time_s: float | None) -> None:
-    """Record logged TFLOP/s as their mean over time, without the first line if there are more."""
-    if value is None or not step_time_s:
-        return
-    if name not in run.figures:
-        run.record(LOGGED, **{name: value})
-        return
-    work, time_s = run.scratch.get(name, (0.0, 0.0))
-    span_s = step_time_s * (run.steps[-1]["step"] - run.steps[-2]["step"] if len(run.steps) > 1 else 1.0)
-    work, time_s = run.scratch[name] = (work + value * span_s, time_s + span_s)
-    run.record(DERIVED, **{name: work / time_s})
-
-
-Line = tuple[float | None, float | None, float | None]
-"""Step time in seconds, skipped and NaN iterations, as one line has them."""
-
-
-def _without_first(run: LoggedRun, line: str, step: int, logged: Line) -> Line:
-    """Subtract the first iteration from the second line of the newest Megatron-LM, which counts it in both lines.
-
-    It prints the first iteration whatever the interval, and does not reset its sums after it. This version is detected
-    by time stamps with microseconds. A log without its beginning may start at any other line.
-    """
-    first = run.scratch.pop("first_line", None)
-    if not run.steps and _NEWEST.search(line) and (step == 1 or "gpus" in run.settings):
-        run.scratch["first_line"] = step, logged
-    if not first:
-        return logged
-    first_step, before = first
-    spans, time_s = step - first_step, logged[0]
-    if time_s and before[0]:
-        time_s = (time_s * (spans + 1) - before[0]) / spans
-        time_s = time_s if time_s > 0 else None
-    counts = zip(logged[1:], before[1:], strict=True)
-    skipped, nan = (max(0, both - one) if both and one else both for both, one in counts)
-    return time_s, skipped, nan
-
-
-def _count(run: LoggedRun, name: str, more: float | None) -> None:
-    if more is not None and more >= 0 and (more or name not in run.figures):
-        run.record(LOGGED, **{name: run.figures.get(name, 0) + more})
 
 
 @reads("memory (MB)", pattern=r"after \d{1,9} iterations\)? memory \(MB\)")
@@ -231,14 +178,6 @@ def done(run: LoggedRun, _match: re.Match[str]) -> None:
 reads("padded vocab", pattern=r"padded vocab .{0,100}\(new size: (\d{1,9})\)")(
     lambda run, match: run.shape.update(vocab=int(match[1]))
 )
-# `MPU PP: [0, 4, 8, 12]`, the ranks of a group.
-reads("MPU ", pattern=r"MPU (DP|PP|MP): \[(\d[\d, ]{0,60000})\]")(
-    lambda run, match: run.set_used(**{GROUPS[match[1]]: match[2].count(",") + 1})
-)
-reads("> initializing ", pattern=r"> initializing (?:(pipeline|tensor) )?model parallel with size (\d{1,6})\s")(
-    lambda run, match: run.set_used(**{GROUPS[match[1] or "model"]: count(match[2])})
-)
 reads("CONFIG: micro_batches=", pattern=r"CONFIG: micro_batches=(\d{1,9}) micro_batch_size=(\d{1,9})\s")(
     used(grad_accum=count, micro_batch_size=count)
 )
-reads("num_stages", pattern=r"\bnum_stages['\"]?\s?[=:]\s?(\d{1,6})\b")(requested(pipeline_parallel=count))

@@ -1,4 +1,4 @@
-"""Reader of `results/EXP/runN/step_log.csv` and `gpu_log.csv` of a GPT-2 benchmark, with its step times corrected.
+"""Reader of `results/EXP/runN/step_log.csv` of a GPT-2 benchmark, with its step times corrected.
 
 The benchmark resets its step timer only after every tenth step: inside a block of ten, step times are cumulative and
 tokens/s are a fraction of the true ones. The time stamps are right. The benchmark drops the first 20 steps of an epoch
@@ -7,12 +7,11 @@ and reports the median of the rest, so the corrected figure is the same median o
 
 import math
 import re
-import warnings
 from pathlib import Path
 
 import pandas as pd
 
-from dsnb.errors import DsnbWarning, LogError
+from dsnb.errors import LogError
 from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun
 from dsnb.runs.logs.text import number, open_text
 
@@ -23,17 +22,6 @@ NAME = re.compile(
     r"_sl(?P<seq_len>\d{1,8})"
 )
 """Name of the folder, the only place that has the settings."""
-GPU_TITLES = {
-    "t_s": "timestamp|t_s",
-    "gpu": "gpu|index|gpu_index|gpu_id",
-    "util_pct": "(?!.*mem).*util.*",
-    "memory_used_gib": ".*mem.*used.*",
-    "power_w": "(?!.*limit).*power.*",
-    "sm_clock_mhz": "(?!.*mem).*clock.*",
-}
-"""Column -> its titles in `gpu_log.csv`, such as `utilization.gpu [%]` or `gpu_mem_used_mb`."""
-_CELL = r"^\s*([-+]?[\d.,eE+-]{1,40})\s*(?:%|[kMG]i?B|W|MHz|C)?\s*$"
-GPU_FIGURES = {"util_pct": "gpu_util_pct", "power_w": "power_w", "sm_clock_mhz": "sm_clock_mhz"}
 
 
 def read(path: Path) -> list[LoggedRun]:
@@ -75,11 +63,6 @@ def read(path: Path) -> list[LoggedRun]:
             **{name: row[name] for name in ("step_time_logged_s", "loss", "tokens") if math.isfinite(row[name])},
         )
     run.scratch["loss_is_nan"] = cells["loss"][is_whole].iloc[-1].strip().lower() == "nan"
-    gpus = load_gpu(path.with_name("gpu_log.csv"))
-    figures = {figure: gpus[name].mean() for name, figure in GPU_FIGURES.items() if name in gpus}
-    if "memory_used_gib" in gpus:
-        figures["device_memory_gib"] = gpus["memory_used_gib"].max()
-    run.record(DERIVED, **{name: float(value) for name, value in figures.items() if math.isfinite(value)})
     run.notes.append("step_time_s and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps")
     return [run]
 
@@ -91,24 +74,3 @@ def _cells(path: Path) -> pd.DataFrame:
         lines = file.read().split("\n")[:-1]  # without one that is cut off
     rows = [line.split(",") for line in lines]
     return pd.DataFrame([row if len(row) == len(names) else [""] * len(names) for row in rows], columns=names)
-
-
-def load_gpu(path: Path) -> pd.DataFrame:
-    """Load `gpu_log.csv` in the columns of `GPU_TITLES`, those that it has; units follow from titles and values."""
-    try:
-        with open_text(path) as file:
-            raw = pd.read_csv(file, dtype=str, on_bad_lines="skip", skipinitialspace=True)
-    except FileNotFoundError:
-        return pd.DataFrame()
-    except (OSError, ValueError) as error:  # the run is complete without it
-        warnings.warn(f"{path} is left out: it cannot be read ({error})", DsnbWarning, stacklevel=2)
-        return pd.DataFrame()
-    table = pd.DataFrame(index=raw.index)
-    for name, titles in GPU_TITLES.items():
-        for title in [title for title in raw if re.fullmatch(titles, title.strip().lower())][:1]:
-            table[name] = raw[title].str.extract(_CELL, expand=False).map(number, na_action="ignore").astype(float)
-            if name == "memory_used_gib" and not re.search("gi?b", title.lower()):
-                table[name] /= 1024  # MiB, as nvidia-smi and most programs have it
-    if "t_s" in table:
-        table["t_s"] -= table["t_s"].min()
-    return table

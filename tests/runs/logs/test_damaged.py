@@ -99,7 +99,6 @@ def test_encodings(tmp_path, encoding, name, text):
         folder = tmp_path / codec / "sweep" / "zs0_fp16_gpus1_bs32_sl128" / "run1"
         folder.mkdir(parents=True)
         (folder / name).write_bytes(text.replace("\n", "\r\n").encode(codec))
-        (folder / "gpu_log.csv").write_bytes(logs.GPU_CSV.encode(codec))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             tables.append((dsnb.load_runs(folder).drop(columns="run_dir"), dsnb.load_steps(folder)))
