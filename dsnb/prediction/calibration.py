@@ -108,8 +108,9 @@ def of_record(record: dict[str, Any], link: Link) -> Measured | None:
         counts = setting(experiment, gpus.find(gpu_name), link)
     except SettingsError:
         return None
-    is_timed = step_time_s and step_time_s > 0
-    return Measured(experiment, gpu_name, float(step_time_s), counts) if is_timed else None
+    if not step_time_s or step_time_s <= 0:
+        return None
+    return Measured(experiment, gpu_name, float(step_time_s), counts)
 
 
 def _is_missing(value: Any) -> bool:

@@ -139,6 +139,7 @@ class _Recorder:
     def _take(self, parameter: torch.Tensor) -> None:
         """Free a gradient, which belongs to the engine."""
         gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
         place = self._places[id(parameter)]
         self._place = min(self._place, place)
         self.add_backward(size(gradient.untyped_storage().nbytes(), 1))
