@@ -173,7 +173,7 @@ def _words(row: Mapping[str, Any], pair: Pair, rules: Rules) -> str:
     """Return a comparison as text."""
     unit = "points" if rules.percent_factor else "%"
     sizes = {name: "" if math.isnan(row[name]) else signed(row[name], unit) for name in ("change", "low", "high")}
-    largest = signed(max(abs(row["low"]), abs(row["high"])), unit).removeprefix("+") if sizes["low"] else ""
+    largest = signed(max(abs(row["low"]), abs(row["high"])), unit, plus="") if sizes["low"] else ""
     base_n, n = (row["base_n"], row["n"]) if row["counted"] == "host" else (len(setting.values) for setting in pair)
     facts = {"largest": largest, "needed": rules.fewest_runs, "base_n": base_n, "n": n, "counted": row["counted"]}
     return fill(WORDS[row["verdict"]], {**sizes, **facts})

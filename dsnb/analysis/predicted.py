@@ -24,7 +24,7 @@ from dsnb.prediction.calibration import ALL, MIN_CALIBRATED, of_record, recorded
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import On, tabulated
-from dsnb.prediction.step_time import DEFAULT, parts, problem, setting
+from dsnb.prediction.step_time import problem, setting
 from dsnb.prediction.traces import Trace, can_trace
 from dsnb.run_folder.columns import SETTINGS
 from dsnb.run_folder.paths import SweepPaths
@@ -313,31 +313,6 @@ def _as_runs(experiments: Sequence[Experiment], figures: pd.DataFrame) -> pd.Dat
     return table.assign(fits=fits.where(fits.notna(), None), **per_gpu)
 
 
-def larger_batches(rows: Sequence[Mapping[str, Any]], times: Sequence[int]) -> list[dict[int, float]]:
-    """Return which multiples of the micro-batch of measured settings fit, and their gain in tokens/s as a factor.
-
-    A multiple fits if its predicted memory does; of a model that was not traced before, if as many times the measured
-    `memory_gib` do, which is more than it needs. The factor is that of two predictions, NaN where there is none.
-    """
-    asked = [
-        (place, factor, own.model_copy(update={"micro_batch_size": int(own.micro_batch_size) * factor}))
-        for place, own in enumerate(map(settings_of, rows))
-        for factor in (1, *times)
-        if own
-    ]
-    fitting: list[dict[int, float]] = [{} for _ in rows]
-    base = math.nan
-    for (place, factor, one), trace in zip(asked, traces_of([one for *_, one in asked], make=False), strict=True):
-        row, rate = rows[place], _expected_rate(one, rows[place])
-        if factor == 1:
-            base = rate
-            continue
-        peak_gib = peak_memory(one, trace).peak_allocated_gib if trace else factor * row["memory_gib"]
-        if peak_gib <= room_gib(one, row["gpu_memory_gib"]):
-            fitting[place][factor] = rate / base
-    return fitting
-
-
 def settings_of(row: Mapping[str, Any]) -> Experiment | None:
     """Return the settings of a row of a table of runs; None if it does not tell all that a setting needs."""
     if any(labels.text(row.get(name)) == "-" for name in NEEDED):
@@ -346,11 +321,3 @@ def settings_of(row: Mapping[str, Any]) -> Experiment | None:
         return recorded(dict(row)).model_copy(update={"device": "cuda"})
     except (TypeError, ValueError):  # of another program, with values that dsnb's settings do not have
         return None
-
-
-def _expected_rate(one: Experiment, row: Mapping[str, Any]) -> float:
-    """Return the predicted tokens/s of a setting on the GPU of a run; NaN where it cannot be predicted."""
-    gpu = known_gpu(row.get("gpu_name"))
-    if not gpu or problem(one, gpu.name, "nvlink"):
-        return math.nan
-    return one.tokens_per_step / float(parts(setting(one, gpu, gpus.link("nvlink")), DEFAULT).step_time_s)

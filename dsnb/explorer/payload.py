@@ -156,7 +156,6 @@ def _tasks(data: Data, runs: pd.DataFrame, names: list[str]) -> dict[str, Any]:
         task["title"], task["tokens"] = data.tasks[code], data.tokens[code]
         task["controls"] = controls(task["title"])
         task["remarks"] = answer.remarks(mine) if len(mine) else []
-        task["failed"] = words.memory_of_failed(data.runs[own])
     every = {"title": EVERY_TASK, "controls": controls(EVERY_TASK)} if len(data.tasks) > 1 else None
     return {**shipped, "allTasks": every, "menu": data.menu if every else []}
 

@@ -139,10 +139,9 @@ class _Recorder:
     def _take(self, parameter: torch.Tensor) -> None:
         """Free a gradient, which belongs to the engine."""
         gradient, parameter.grad = parameter.grad, None
-        assert gradient is not None
         place = self._places[id(parameter)]
         self._place = min(self._place, place)
-        self.add_backward(size(gradient.untyped_storage().nbytes(), 1))
+        self.add_backward(size(gradient.untyped_storage().nbytes(), 1) if gradient is not None else Size())
         self._done += parameter.numel()
         del gradient
         self._live.take_peaks()

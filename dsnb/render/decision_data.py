@@ -41,7 +41,7 @@ NUMBERS = {
     "capacity": "gpu_memory_gib",
     "global_batch": "global_batch",
 }
-SAID = ("rests", "short", "more_steps", "gain", "batch")
+EVIDENCE = ("rests", "short", "gain", "edge", "batch")
 
 
 def tasks_payload(
@@ -61,7 +61,7 @@ def tasks_payload(
         `candidates`: the columns `experiment` (its number), `n`, `failed`, `gpus`, `rate` (tokens/s),
         `power` (W of a GPU), `memory` and `capacity` (GiB), `global_batch`, `unstable`, `spread` (of speed, %); places
         in `texts`: `kind`, `unit`, `model`, `setting`, `place`, `origin`, `basis`; and of those that may be the best,
-        others are empty: what `dsnb.analysis.evidence` says, by place `edge`, and by place `take` (see `_take`).
+        others are empty: what `dsnb.analysis.evidence` says, and by place `take` (see `_take`).
 
         `pairs`: `settings` (numbers of experiments with `MIN_RUNS` ok runs or more), `first` and `second` (places in
         `settings`), and by figure: `values` of each setting (what is compared), their runs `n`, and for each pair
@@ -108,8 +108,7 @@ def _candidates(
         **{name: [texts[own[name]] for own in known] for name in (known[0] if known else ())},
         "kind": [texts[kind] for kind in table["kind"]],
         "basis": [texts[basis] for basis in table["basis"]],
-        **{name: [texts[said.get(own, {}).get(name, "")] for own in table.index] for name in SAID},
-        "edge": {places[name]: own["edge"] for name, own in said.items() if own["edge"]},
+        **{name: [texts[said.get(own, {}).get(name, "")] for own in table.index] for name in EVIDENCE},
         "take": {place: taken for place in kept if (taken := _take(rows[place]))},
     }
     return {"experiment": [numbers[name] for name in table.index], **columns}

@@ -18,7 +18,7 @@ const fill = (template, facts) => {
 class Task {
   constructor(model, { candidates: columns, ...task }) {
     Object.assign(this, task, { model });
-    const words = ["kind", "unit", "model", "setting", "place", "origin", "basis", "rests", "short", "more_steps", "gain", "batch"];
+    const words = ["kind", "unit", "model", "setting", "place", "origin", "basis", "rests", "short", "gain", "edge", "batch"];
     const read = (name, value) => (words.includes(name) ? model.texts[value] : value);
     const row = (_, place) => Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, read(name, column[place])]));
     this.candidates = columns.experiment.map(row);
@@ -66,9 +66,9 @@ const comparison = (model, name, sides, per = 1) => {
 
 // Which `verdict.*` of the templates the reader's smallest relevant difference makes of an interval.
 const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) => {
-  if (Math.min(n, baseN) < fewestRuns) return "few";
+  if (Math.min(n, baseN) < fewestRuns) return "too few runs";
   if (Number.isNaN(low)) return "none"; // of many settings, not all pairs are in the page
-  if (Math.max(Math.abs(low), Math.abs(high)) <= relevance) return "no_larger";
+  if (Math.max(Math.abs(low), Math.abs(high)) <= relevance) return "no larger difference";
   return (low > 0 || high < 0) && Math.abs(change) >= relevance ? "likely" : "unclear";
 };
 
@@ -79,7 +79,7 @@ const inWords = (model, name, sides, state) => {
   const verdict = verdictOf(found, state.relevance, limits);
   const unit = found.points ? "points" : "%";
   const sizes = found.points ? found.points.map((one) => model.factor(name) * one) : [found.change, found.low, found.high].map((one) => 100 * one);
-  const text = (size, plus) => `${signed(size, plus).replace(/^0\.0$/, "0")} ${unit}`;
+  const text = (size, plus) => `${signed(size, plus)} ${unit}`;
   const [change, low, high] = sizes.map((size) => text(size, "+"));
   const largest = text(Math.max(...sizes.slice(1).map(Math.abs)));
   const facts = { low, high, largest, n: String(found.n), base_n: String(found.baseN), counted: found.counted, needed: String(limits.fewestRuns) };
@@ -146,7 +146,7 @@ class Answer {
   // The sentences of the card, by line.
   words() {
     const { best, state, options, model, task } = this;
-    if (!best) return { headline: this.whyNot(), costs: task.failed };
+    if (!best) return { headline: this.whyNot() };
     const gib = (value) => (value === null ? "" : significant(value));
     const facts = {
       ...best, n: String(best.n), failed: best.failed ? fixed(best.failed, 0) : "",
@@ -157,7 +157,7 @@ class Answer {
     const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
     const number = options.length > 1 ? fixed(options.length, 0) : "";
     const kicker = this.fill("kicker", { best: fill(model.words.best[state.objective], best), options: number, basis: isOfOneBasis ? best.basis : "" });
-    const lines = { gain: best.gain, note: this.note(), following: this.following(), edge: this.edge(), basis: this.fill("basis", facts), take: best.take };
+    const lines = { gain: best.gain, note: this.note(), following: this.following(), edge: best.edge, basis: this.fill("basis", facts), take: best.take };
     if (!this.isBeyond) return { ...lines, kicker, headline: this.fill("headline", facts), costs: this.fill("costs", facts) };
     return { ...lines, headline: this.fill("headline.beyond", this.least("days")), costs: this.beyond(facts) };
   }
@@ -198,13 +198,11 @@ class Answer {
   // That fewer GPUs were measured than are at hand, and how many settings are too slow or unstable to answer.
   note() {
     const { best, state } = this;
-    const gpus = [...new Set(this.eligible.map((one) => one.gpus))].sort((a, b) => a - b);
+    const most = Math.max(...this.eligible.map(({ gpus }) => gpus));
     const atHand = state.gpus_at_hand;
-    const measured = new Intl.ListFormat("en-GB").format(gpus.map((number) => fixed(number, 0))); // "1, 2 and 4"
-    const more = this.fill(`note.more.${best.unit}`, { number: String(atHand) });
-    const facts = { measured, unit: best.unit, at_hand: fixed(atHand, 0), gpus: fixed(best.gpus, 0), more };
+    const facts = { measured: fixed(most, 0), unit: best.unit, at_hand: fixed(atHand, 0), gpus: fixed(best.gpus, 0), number: String(atHand) };
     const lines = [
-      atHand > gpus.at(-1) ? this.fill("note.only_measured", facts) : "",
+      atHand > most ? this.fill("note.only_measured", facts) : "",
       this.tooSlow ? this.fill("note.too_slow", { too_slow: fixed(this.tooSlow, 0) }) : "",
       this.unstable ? this.fill("note.unstable", { unstable: fixed(this.unstable, 0) }) : "",
     ];
@@ -220,11 +218,6 @@ class Answer {
     const gib = Math.abs(more) >= model.limits.shownGib ? significant(Math.abs(more)) : "";
     const difference = this.difference();
     return this.fill("following", { changes: this.changes(differing), difference, gib, more: model.words.more[more > 0 ? 0 : 1], training: this.training(differing) });
-  }
-
-  // Which larger micro-batches to try.
-  edge() {
-    return this.fill("edge", Object.fromEntries((this.best.edge ?? []).map((text, place) => [this.model.words.edge[place], text])));
   }
 
   // In what the second option trains otherwise than the first; empty if it differs in speed alone.
@@ -279,17 +272,18 @@ class Answer {
     const found = this.compared();
     if (Number.isNaN(found.change)) return "";
     const verdict = verdictOf(found, state.relevance, limits);
+    const isFew = verdict === "too few runs";
     const worse = this.worsening(found.change);
     const isBetter = Number(worse <= -limits.equalPct);
     const size = this.fill("size", {
       by: Math.abs(worse) < limits.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`,
-      worse: fill(words.worse[state.objective][isBetter], best), mean: ["few", "none"].includes(verdict) ? "" : words.byMean[isBetter],
+      worse: fill(words.worse[state.objective][isBetter], best), mean: isFew || verdict === "none" ? "" : words.byMean[isBetter],
     });
     const isClear = Math.max(1 + found.change, 1 / (1 + found.change)) >= limits.clear; // by single runs as well
-    if (verdict === "none" || (verdict === "few" && isClear)) return size;
-    if (verdict === "few") {
-      const runs = this.fill(found.n === 1 && found.baseN === 1 ? "runs.one_each" : "runs.both", { base_n: String(found.baseN), n: String(found.n), counted: found.counted });
-      return this.fill(Math.abs(worse) < 100 * state.relevance ? "difference.few_same" : "difference.few", { size, runs, needed: String(limits.fewestRuns) });
+    if (verdict === "none" || (isFew && isClear)) return size;
+    if (isFew) {
+      const counts = { base_n: String(found.baseN), n: String(found.n), counted: found.counted, needed: String(limits.fewestRuns) };
+      return this.fill(`difference.${verdict}`, { size, ...counts });
     }
     const flip = worse < 0 ? -1 : 1;
     const [low, high] = [found.low, found.high].map((end) => flip * this.worsening(end)).sort((a, b) => a - b).map((end) => signed(end));

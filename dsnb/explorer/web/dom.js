@@ -65,7 +65,7 @@ const percent = (share) => `${significant(100 * share)} %`;
 // A change or an end of its interval: one decimal place below 100; with its sign, unless it rounds to 0.
 const signed = (value, plus = "") => {
   const text = fixed(Math.abs(value), Math.abs(value) < 99.95 ? 1 : 0);
-  return text === "0.0" ? text : `${value < 0 ? "−" : plus}${text}`;
+  return text === "0.0" ? "0" : `${value < 0 ? "−" : plus}${text}`;
 };
 
 const cut = (line) => (line.length > 160 ? `${line.slice(0, 159)}…` : line);

@@ -169,7 +169,7 @@ const effectTable = (model, effects, figures, relevance) => {
   if (!effects.length) return element("p", { class: "dsnb-empty" }, "No selected experiment differs from the baseline in exactly one setting.");
   const { limits, words } = model;
   const all = effects.flatMap(({ changes }) => changes).filter(({ text }) => text);
-  const few = all.filter(({ verdict, counted }) => verdict === "few" && counted === "run").length;
+  const few = all.filter(({ verdict, counted }) => verdict === "too few runs" && counted === "run").length;
   const repeats = `${limits.fewestRuns} of each setting are needed (dsnb sweep PARAMS --set repeats=${limits.fewestRuns} adds them). `;
   const advice = few ? `Too few runs for ${few === all.length ? "any verdict" : `${few} of ${all.length} verdicts`}: ${repeats}` : "";
   const notes = soft(`${advice}${fill(words.method, { relevance: percent(relevance) })}`);
