@@ -42,7 +42,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(wheel, tmp_path_factory):
-    """Install the wheel into an environment of its own, beside this one's libraries; run commands in an empty folder.
+    """Install the wheel into a separate environment with this one's libraries; run commands in an empty folder.
 
     Every process of that environment notes which files of the checkout it opens.
     """
