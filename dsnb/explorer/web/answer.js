@@ -1,11 +1,11 @@
-// The answer to a question, and how two settings compare: arithmetic and sorting over what Python shipped
-// (dsnb/analysis/decide.py), in its sentences (dsnb/analysis/words.py).
+// The answer, and comparisons of two settings: arithmetic and sorting over data from dsnb/analysis/decide.py, in the sentences of
+// dsnb/analysis/words.py.
 
 const PART = /\[([^[\]]*)\]/;
 const PLACE = /\{(\w+)(?::([^|}]*)\|([^}]*))?\}/g;
 
-// Fill a template with texts by name. A part in brackets without one of its texts is left out; elsewhere one that is
-// missing empties the whole. `{name:one|more}` depends on whether the text is "1".
+// Fill a template with texts by name. A part in brackets is left out if one of its texts is missing; outside of brackets, a missing text
+// empties the result. `{name:one|more}` depends on whether the text is "1".
 const fill = (template, facts) => {
   const isFull = (text) => [...text.matchAll(PLACE)].every(([, name]) => facts[name]);
   let text = template;
@@ -24,8 +24,8 @@ class Task {
     this.candidates = columns.experiment.map(row);
   }
 
-  // What Python found of two experiments in a figure: number and mean of the runs (or hosts: `counted`) of both, and how far the interval of their
-  // ratio reaches (a factor) or, of a percentage, that of their difference; null if it did not compare them.
+  // Python's comparison of two experiments by a figure: number and mean of the runs (or hosts: `counted`) of both, and the half-width of the
+  // interval of their ratio (a factor) or, for a percentage, of their difference; null if there is none.
   pair(name, base, other, state) {
     const { settings, first, second, figures } = this.pairs;
     const own = figures[name === "days" ? "tokens_per_s" : name];
@@ -53,8 +53,8 @@ const ofSettings = (model, name, base, other, state) => {
   return model.tasks[model.taskCodes[ours[0]]].pair(name, base, other, state) ?? ofRuns(model, name, ours, theirs, state);
 };
 
-// How the other side compares with the base, as ratios less 1: { change, low, high }, and of percentages as `points`. What is compared
-// is multiplied by `per`.
+// The change from the base to the other side and its interval, as ratios minus 1: { change, low, high }, and for percentages also in `points`.
+// The ratio is multiplied by `per`.
 const comparison = (model, name, sides, per = 1) => {
   const { values: [base, other], reach } = sides;
   const [ratio, difference] = [(per * other) / base, other - base];
@@ -64,7 +64,7 @@ const comparison = (model, name, sides, per = 1) => {
   return { ...sides, change, low, high, points };
 };
 
-// Which `verdict.*` of the templates the reader's smallest relevant difference makes of an interval.
+// The name of the `verdict.*` template for an interval, given the smallest relevant difference.
 const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) => {
   if (Math.min(n, baseN) < fewestRuns) return "too few runs";
   if (Number.isNaN(low)) return "none"; // of many settings, not all pairs are in the page
@@ -119,8 +119,7 @@ class Answer {
     this.eligible = this.measured.filter((one) => isHeld(one) && (!state.gpus_at_hand || one.gpus <= state.gpus_at_hand));
     const least = LEAST[state.objective];
     const known = this.eligible.filter((one) => one[least] !== null && !Number.isNaN(one[least]));
-    known.sort((a, b) => a.days - b.days);
-    known.sort((a, b) => a[least] - b[least]);
+    known.sort((a, b) => a[least] - b[least] || a.days - b.days);
     const stable = known.filter(({ unstable }) => !unstable);
     const inTime = stable.filter(({ days }) => days <= model.limits.maxDays);
     this.options = state.objective === "time" || !inTime.length ? stable : inTime;
@@ -130,7 +129,7 @@ class Answer {
     [this.best, this.second] = this.options;
   }
 
-  // What a training takes with a candidate.
+  // A candidate with the days, hours, energy and cost of the training.
   option(one) {
     const hours = (this.tokens / one.rate / 3600) * one.gpus;
     const price = priceOf(this.model, this.state, one.kind);
@@ -195,7 +194,7 @@ class Answer {
     return this.fill("costs.beyond", { ...facts, needed: fixed(needed, 0), rate_per_gpu: significant(thrifty.rate / thrifty.gpus), by, basis: thrifty.basis, cost: this.cost(thrifty) });
   }
 
-  // That fewer GPUs were measured than are at hand, and how many settings are too slow or unstable to answer.
+  // Remarks: fewer GPUs measured than available, settings left out as too slow or unstable.
   note() {
     const { best, state } = this;
     const most = Math.max(...this.eligible.map(({ gpus }) => gpus));
@@ -209,7 +208,7 @@ class Answer {
     return lines.filter(Boolean).join(" ");
   }
 
-  // Which setting comes next, how far it is from the best, and how sure that is.
+  // The runner-up, its distance from the best setting, and how certain that is.
   following() {
     const { best, second, model } = this;
     if (!second) return this.fill("following.none");
@@ -220,7 +219,7 @@ class Answer {
     return this.fill("following", { changes: this.changes(differing), difference, gib, more: model.words.more[more > 0 ? 0 : 1], training: this.training(differing) });
   }
 
-  // In what the second option trains otherwise than the first; empty if it differs in speed alone.
+  // The differences of the second option that change the training and not only its speed.
   training(differing) {
     const [before, after] = [this.best, this.second].map(({ global_batch }) => global_batch && fixed(global_batch, 0));
     const batch = before && after && before !== after ? [{ title: "global batch", before, after }] : [];
@@ -253,7 +252,7 @@ class Answer {
     return isElsewhere ? this.fill("changes.place", second) : this.fill("changes.same", { experiment: model.experiments.names[second.experiment] });
   }
 
-  // How the second option compares with the first in what decides; of memory, nothing is compared.
+  // Compare the second option with the first by the objective; memory is not compared.
   compared() {
     const { best, second, state, model } = this;
     if (state.objective === "memory") return { change: NaN };
@@ -265,7 +264,7 @@ class Answer {
     return this.state.objective === "time" ? -100 * change : 100 * (1 / (1 + change) - 1);
   }
 
-  // How much worse the mean of the second setting is, with the interval of that; of too few runs, their median.
+  // How much worse the mean of the second setting is, with its interval; with too few runs, the median.
   difference() {
     const { best, state, model } = this;
     const { limits, words } = model;
