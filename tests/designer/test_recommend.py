@@ -1,6 +1,7 @@
 """`dsnb.recommend` with runs on this machine, of a light server or made up, and what it writes."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -63,17 +64,17 @@ def test_stopped_by_ctrl_c_the_same_command_goes_on(tmp_path):
     words = [sys.executable, "-m", "dsnb", "recommend", "gpt2-tiny", "--measure", "2", "--output", str(out), *fixed]
     words += ["--gpus", "1", "--seq-len", "32", "--global-batch", "2"]
     with subprocess.Popen(words, cwd=ROOT, env=light_server(), stdout=subprocess.DEVNULL) as one:
-        wait_until(lambda: len([*out.glob("*/run*/result.json")]) == 3, "three results")
+        wait_until(lambda: len([*out.glob("*/run*/result.json")]) == 2, "two results")
         one.send_signal(signal.SIGINT)
         assert one.wait(60) == 130
     before = {file: file.stat().st_mtime_ns for file in out.glob("*/run*/result.json")
               if json.loads(file.read_text())["status"] == "ok"}  # fmt: skip
-    assert len(before) >= 3
+    assert len(before) >= 2
+    words += ["--minutes", "0.01"]
     done = subprocess.run(words, cwd=ROOT, env=light_server(), capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert before.items() <= {file: file.stat().st_mtime_ns for file in out.glob("*/run*/result.json")}.items()
-    assert "Measured: 8 runs of 2 settings; decided." in done.stdout
-    assert (out / "report.html").exists()
+    assert re.search(r"Measured: [2-5] runs of 2 settings; the time was over\.", done.stdout), done.stdout
 
 
 class Runs:
@@ -111,6 +112,7 @@ def made(monkeypatch):
 @pytest.mark.usefixtures("_no_torch")
 def test_a_setting_that_fails_makes_room_for_the_next_one(made, monkeypatch, tmp_path):
     monkeypatch.setattr(hardware, "gpus", lambda: ())
+    monkeypatch.setattr("dsnb.report.write_report", lambda folder: folder / "report.html")
     made({1: 100.0, 2: None})
     settings = {**SMALL, "zero_stage": 1, "micro_batch_size": [2, 1]}
     (found,) = dsnb.recommend("gpt2-tiny", **QUESTION, settings=settings, measure=1, output=tmp_path / "out")
@@ -123,7 +125,7 @@ def test_a_setting_that_fails_makes_room_for_the_next_one(made, monkeypatch, tmp
     )
     assert "\nMeasured: 2 runs of 2 settings; decided.\n" in said
     assert "\nNot recommended because it failed: zs1_fp32_gpus1_bs2_sl32: out of memory.\n" in said
-    assert f"\nRuns: {tmp_path / 'out'}, without a report: " in said
+    assert said.endswith(f"\nReport: {tmp_path / 'out' / 'report.html'}.")
 
 
 @pytest.mark.parametrize(
