@@ -46,7 +46,7 @@ def measure(made: Path) -> None:
 def render(home: Path) -> None:
     """Write the report of the records that were kept, and execute the notebook that compares them."""
     dsnb("report", str(TARGET))
-    (TARGET / "report.ipynb").unlink()
+    (TARGET / "report.html.ipynb").unlink()
     execute(ROOT / "notebooks" / "20_compare.ipynb", home / "compare.ipynb", {"sweep_dir": str(TARGET)})
     keep_notebook(home / "compare.ipynb", "compare.ipynb", "outputs/examples/quickstart")
 

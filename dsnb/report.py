@@ -1,6 +1,5 @@
 """A sweep's folder -> the executed report notebook -> one self-contained HTML file that works offline."""
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from dsnb.files import records
 from dsnb.prediction import gpus
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.runs.discover import no_runs_message
-from dsnb.runs.load import load_runs
+from dsnb.runs.load import load_runs, no_runs_message
 
 NOTEBOOK = "90_report"
 
@@ -35,13 +33,13 @@ def write_report(
     folder
         The sweep's folder, for example `outputs/quickstart`.
     output
-        The HTML file, by default `report.html` in the folder.
+        The HTML file, by default `report.html` in the folder. The executed notebook, `report.html.ipynb`, is beside it.
     compare_with
         A folder of earlier runs; the report then has a section on what changed since, setting by setting.
     predict
-        Params files whose settings are predicted where they were not run, and shown as hollow marks; the folder of a
-        sweep stands for its own, so that `predict=folder` predicts what is still to come. Models are traced with
-        torch, seconds each, and kept in the user's cache.
+        Params files whose settings are predicted if they were not run, and shown as hollow marks; the folder of a
+        sweep means its params file, so `predict=folder` predicts its remaining settings. Models are traced with
+        torch, which takes seconds each, and cached for the user.
     link
         How the GPUs of these runs are connected, as `dsnb.predict` takes it: predictions for several nodes need a
         network.
@@ -54,8 +52,8 @@ def write_report(
     Raises
     ------
     SettingsError
-        If one of the folders contains no run, a params file cannot be used, the link is unknown, or there is something
-        to predict but no run was on a GPU that can be predicted for.
+        If a folder contains no run, a params file cannot be used, the link is unknown, or `predict` is given but no run
+        was on a GPU that dsnb can predict for.
     LaunchError
         If the notebook failed, or the page cannot be written.
     """
@@ -67,19 +65,19 @@ def write_report(
     for each in (folder, *([compare_with] if compare_with else [])):
         if load_runs(each).empty:
             raise SettingsError(no_runs_message(each))
-    files = [str(Path(one).absolute()) for one in ([predict] if isinstance(predict, str | Path) else predict)]
+    files = [str(Path(file).absolute()) for file in ([predict] if isinstance(predict, str | Path) else predict)]
     if files:
         check(load_runs(folder), files, link)
+    executed = target.with_name(f"{target.name}.ipynb")
     parameters: dict[str, Any] = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent), "link": link}
     parameters |= {"compare_dir": str(Path(compare_with).absolute())} if compare_with else {}
     parameters |= {"predict": files} if files else {}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _check_writable(target)
-        executed = target.with_name(f"{target.name}.ipynb")
-        with contextlib.suppress(OSError):  # the sweep's folder may be read-only
-            _check_writable(sweep.report_notebook)
-            executed = sweep.report_notebook
+        is_new = not target.exists()
+        target.open("ab").close()  # before the notebook is executed, which takes seconds
+        if is_new:
+            target.unlink()
         notebook.execute(paths.notebook_template(NOTEBOOK), executed, parameters)
         content = nbformat.read(executed, as_version=4)
         records.write_text(target, page.of_notebook(content, sweep.dir.name))
@@ -88,10 +86,3 @@ def write_report(
     except OSError as error:
         raise LaunchError(f"{target} cannot be written: {error.strerror}; choose another --output") from error
     return target
-
-
-def _check_writable(file: Path) -> None:
-    is_new = not file.exists()
-    file.open("ab").close()
-    if is_new:
-        file.unlink()

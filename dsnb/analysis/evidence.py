@@ -1,36 +1,32 @@
-"""What the answer rests on, what it gains over the usual start, and whether larger micro-batches were left untried.
+"""What an answer rests on, what it gains over a common starting point, and whether larger micro-batches were measured.
 
-All of it follows from the runs alone, whatever is asked, so that a page receives it as texts.
+All of it depends on the runs alone, not on the question, so the page receives it as text.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from dsnb.analysis.choices import choices, with_choices
-from dsnb.analysis.decide import MEASURED, Decision
-from dsnb.analysis.intervals import RELEVANCE
-from dsnb.analysis.predicted import larger_batches
+from dsnb.analysis.decide import MEASURED
 from dsnb.analysis.texts import fill, fixed, significant
 from dsnb.runs import labels
+from dsnb.runs.table import numbers
 from dsnb.settings.experiment import DEFAULTS
 
-MIN_TIMED_S, GOAL_TIMED_S = 5.0, 10.0
-"""Runs that were timed for less are too short to rely on; longer ones should be timed for as long as this."""
+MIN_TIMED_S = 5.0
+"""Runs timed for less are too short to rely on."""
 TRAINING = (
     "optimizer", "learning_rate", "gradient_clipping", "lora_rank", "dropout", "grad_accum_dtype",
     "gradient_compression", "powersgd_rank", "zeropp",
 )  # fmt: skip
-"""Settings that change the training and not only its speed, besides the global batch."""
+"""Settings, in addition to the global batch, that change the training and not only its speed."""
 START = ("ZeRO 0", "DDP", "FSDP")
-"""What most people start with: the first of these that was measured, in bf16, uncompiled."""
+"""Common starting points, in bf16 and uncompiled; the first one that was measured is taken."""
 _OF_START = {"precision": {"bf16"}, "mixed_precision": {"native", "-"}, "compile": {"off", "-"}}
 _FREE = {"strategy", *_OF_START, "micro_batch_size", "grad_accum"}
 _UNKNOWN = labels.text(None)
-TIMES = (2, 4)
-"""Multiples of the largest measured micro-batch that may be worth trying."""
 RESTS = (
     "{n:one run|the median of}[ {several} runs][ of {steps} {steps:step|steps}][ ({timed} s{n:| each})]"
     "[ on {hosts} {hosts:host|hosts}][, spread {spread} %]"
@@ -38,41 +34,31 @@ RESTS = (
 GAIN = "{times} times as fast as {start} in bf16, uncompiled[ ({training})]."
 CHANGE = "{title} {after} instead of {before}"
 CHANGES = "changes the training: {changed}"
-EDGE_FACTS = ("size", "free", "sizes", "list", "rate", "before", "after", "pattern", "little")
-EDGE = (
-    "Micro-batch {size} is the largest measured and {free} GiB are free[: try {sizes}[, predicted {rate} tokens/s]"
-    f"[ ({CHANGES.replace('{changed}', CHANGE.replace('{title}', 'global batch'))})]"
-    ": dsnb sweep PARAMS --only '{pattern}' --set 'micro_batch_size={list}']"
-    "[, but larger ones are predicted to gain less than {little} %.]"
-)
-"""The sentence about an untried larger micro-batch, and its facts in the order in which a page receives them."""
+EDGE = "Micro-batch {size} is the largest measured and {free} GiB are free: a larger one may be faster."
 
 
-def evidence(runs: pd.DataFrame, table: pd.DataFrame, names: Iterable[object]) -> dict[object, dict[str, Any]]:
-    """Return texts about some candidates, by experiment; what cannot be said is empty.
+def evidence(runs: pd.DataFrame, table: pd.DataFrame, names: Iterable[object]) -> dict[object, dict[str, str]]:
+    """Return texts about some candidates, by experiment; unknown ones are empty.
 
-    `rests`: what the speed rests on. `short` and `more_steps`: seconds, where too few were timed, and how many steps to
-    time. `gain`: how much faster it is than `START` on the same hardware with the same global batch. `batch`: the
-    global batch. `edge`: the `EDGE_FACTS` of larger micro-batches to try; none if they were tried or do not fit.
+    `rests`: what the speed rests on. `short`: seconds, if too few were timed. `gain`: the speed-up over `START` on the
+    same hardware with the same global batch. `batch`: the global batch. `edge`: whether the largest measured
+    micro-batch leaves enough memory for one twice as large; micro-batches that ran out of memory count as measured.
     """
     first = runs.drop_duplicates("experiment").set_index("experiment", drop=False)
-    known, rows = with_choices(first), first.to_dict("index")
-    columns = choices(known)
-    said = {
-        name: {column: labels.text(row[column]) for column in columns} for name, row in known.to_dict("index").items()
-    }
-    options = table.to_dict("index")
-    starts = {name: said[name] for name in table.index if _is_start(said[name])}
-    chosen = list(names)
-    edges = _edges(chosen, options, rows, said)
+    known, sizes, lengths = with_choices(first), numbers(first, "micro_batch_size"), numbers(first, "seq_len")
+    texts = known[choices(known)].astype(object).map(labels.text)
+    others = texts.drop(columns="micro_batch_size", errors="ignore").itertuples(index=False, name=None)
+    is_largest = sizes == sizes.groupby(pd.Index(list(others), tupleize_cols=False)).transform("max")
+    described, options = texts.to_dict("index"), table.to_dict("index")
+    starts = [name for name in options if _is_start(described[name])]
     return {
         name: {
             **_rests(options[name]),
-            "gain": _gain(name, options, said, starts),
-            "edge": edges.get(name, []),
-            "batch": _batch(options[name]["global_batch"], rows[name].get("seq_len")),
+            "gain": _gain(name, options, described, starts),
+            "edge": _edge(options[name], sizes[name]) if is_largest[name] else "",
+            "batch": _batch(options[name]["global_batch"], lengths[name]),
         }
-        for name in chosen
+        for name in names
     }
 
 
@@ -89,133 +75,75 @@ def _rests(option: Mapping[Any, Any]) -> dict[str, str]:
         "spread": spread.replace("±0.0", "below 0.1") if several and option["spread_pct"] >= 0 else "",
     }
     is_short = option["basis"] == MEASURED and 0 < timed_s < MIN_TIMED_S
-    more = str(_round_up(GOAL_TIMED_S * steps / timed_s)) if is_short and steps >= 1 else ""
-    return {"rests": fill(RESTS, facts), "short": str(facts["timed"]) if is_short else "", "more_steps": more}
+    return {"rests": fill(RESTS, facts), "short": str(facts["timed"]) if is_short else ""}
 
 
-def _round_up(value: float) -> int:
-    """Return the next number with one significant digit."""
-    place = 10 ** math.floor(math.log10(value))
-    return int(math.ceil(value / place) * place)
-
-
-def _batch(sequences: float, seq_len: Any) -> str:
-    if not sequences >= 1:
-        return ""
-    tokens = float(seq_len) * sequences if isinstance(seq_len, int | float) else math.nan
-    facts = {"n": fixed(sequences), "tokens": fixed(tokens) if tokens >= 1 else ""}
+def _batch(sequences: float, seq_len: float) -> str:
+    facts = {
+        "n": fixed(sequences) if sequences >= 1 else "",
+        "tokens": fixed(seq_len * sequences) if seq_len * sequences >= 1 else "",
+    }
     return fill("{n} {n:sequence|sequences}[, {tokens} tokens]", facts)
 
 
-def _is_start(said: Mapping[str, str]) -> bool:
-    return said.get("strategy") in START and all(said.get(name, "-") in known for name, known in _OF_START.items())
+def _edge(option: Mapping[Any, Any], size: float) -> str:
+    free_gib = option["gpu_memory_gib"] - option["memory_gib"]
+    is_enough = option["basis"] == MEASURED and free_gib >= option["memory_gib"]
+    return fill(EDGE, {"size": f"{size:g}", "free": significant(free_gib)}) if is_enough else ""
+
+
+def _is_start(described: Mapping[str, str]) -> bool:
+    is_usual = all(described.get(name, "-") in values for name, values in _OF_START.items())
+    return described.get("strategy") in START and is_usual
 
 
 def _gain(
     name: object,
     options: Mapping[Any, Mapping[Any, Any]],
-    said: Mapping[Any, Mapping[str, str]],
-    starts: Mapping[Any, Mapping[str, str]],
+    described: Mapping[Any, Mapping[str, str]],
+    starts: Sequence[object],
 ) -> str:
-    """Say how many times as fast a setting is as the usual start; empty if that was not measured or is this one."""
-    own, option = said[name], options[name]
+    """Return the speed-up over the starting point; empty if that was not measured or is this setting."""
+    own, option = described[name], options[name]
 
-    def is_comparable(other: object) -> bool:
-        same = all(option[column] == options[other][column] for column in ("gpus", "kind", "basis", "global_batch"))
+    def is_comparable(start: object) -> bool:
+        same = all(option[column] == options[start][column] for column in ("gpus", "kind", "basis", "global_batch"))
         return same and all(
             text in {own[column], labels.text(DEFAULTS.get(column)), _UNKNOWN}
-            for column, text in starts[other].items()
+            for column, text in described[start].items()
             if column not in _FREE
         )
 
-    def rank(other: object) -> tuple[int, int, float]:
-        changed = training_changes(starts[other], own)
-        return START.index(starts[other]["strategy"]), len(changed), -options[other]["tokens_per_s"]
+    def rank(start: object) -> tuple[int, int, float]:
+        changed = training_changes(described[start], own)
+        return START.index(described[start]["strategy"]), len(changed), -options[start]["tokens_per_s"]
 
-    found = [other for other in starts if is_comparable(other)]
-    if not found or name in found:
+    comparable = [start for start in starts if is_comparable(start)]
+    if not comparable or name in comparable:
         return ""
-    start = min(found, key=rank)
+    start = min(comparable, key=rank)
     facts = {
         "times": significant(option["tokens_per_s"] / options[start]["tokens_per_s"], 2),
-        "start": starts[start]["strategy"],
-        "training": changes(training_changes(starts[start], own)),
+        "start": described[start]["strategy"],
+        "training": changes(training_changes(described[start], own)),
     }
     return fill(GAIN, facts)
 
 
-def training_changes(base: Mapping[Any, Any], other: Mapping[Any, Any]) -> list[str]:
-    """Return in what another setting trains otherwise than a base, in words, without the global batch."""
-    pairs = {name: (labels.text(base.get(name)), labels.text(other.get(name))) for name in TRAINING}
-    return [
-        changed(labels.axis(name).title, *map(labels.axis(name).label, pair))
-        for name, pair in pairs.items()
-        if pair[0] != pair[1] and _UNKNOWN not in pair and labels.has_effect(other, name)
-    ]
+def training_changes(base: Mapping[Any, Any], other: Mapping[Any, Any], batches: Sequence[str] = ()) -> list[str]:
+    """Return how another setting's training differs from a base's, as in "optimizer Adafactor instead of AdamW".
 
-
-def changed(title: str, before: str, after: str) -> str:
-    """Return a change in words: "optimizer Adafactor instead of AdamW"."""
-    return fill(CHANGE, {"title": title, "after": after, "before": before})
+    `batches` are the global batches of both, if known.
+    """
+    changed = [("global batch", *batches)] if len(set(batches)) > 1 else []
+    for name in TRAINING:
+        before, after = labels.text(base.get(name)), labels.text(other.get(name))
+        if before != after and _UNKNOWN not in (before, after) and labels.has_effect(other, name):
+            axis = labels.axis(name)
+            changed.append((axis.title, axis.label(before), axis.label(after)))
+    return [fill(CHANGE, dict(zip(("title", "before", "after"), one, strict=True))) for one in changed]
 
 
 def changes(changed: Sequence[str]) -> str:
-    """Return that these changes change the training; empty without any."""
+    """Return a remark that these changes affect the training; empty without any."""
     return fill(CHANGES, {"changed": ", ".join(changed)})
-
-
-def changed_training(decision: Decision) -> str:
-    """Say in what the second option trains otherwise than the first; empty if it differs in speed alone."""
-    base, other = decision.settings.head(2).to_dict("records")
-    batches = [fixed(batch) for batch in decision.options["global_batch"].head(2).dropna()]
-    batch = [changed("global batch", *batches)] if len(set(batches)) > 1 else []
-    return changes([*batch, *training_changes(base, other)])
-
-
-def _edges(
-    names: Sequence[object],
-    options: Mapping[Any, Mapping[Any, Any]],
-    rows: Mapping[Any, Mapping[Any, Any]],
-    said: Mapping[Any, Mapping[str, str]],
-) -> dict[object, list[str]]:
-    """Return what is known of micro-batches larger than the largest of the settings that differ in nothing else.
-
-    A larger one that ran out of memory counts as tried.
-    """
-    others = {
-        name: tuple(text for column, text in own.items() if column != "micro_batch_size") for name, own in said.items()
-    }
-    sizes: dict[Any, float] = {}
-    for name, key in others.items():
-        size = _number(rows[name].get("micro_batch_size"))
-        sizes[key] = max(sizes.get(key, 0), size) if size > 0 else sizes.get(key, 0)
-    edges = {}
-    for name in names:
-        option, size = options[name], _number(rows[name].get("micro_batch_size"))
-        free = option["gpu_memory_gib"] - option["memory_gib"]
-        label = str(name).rpartition("/")[2]
-        part = f"_bs{size:g}_"
-        if option["basis"] == MEASURED and free > 0 and size == sizes[others[name]] and part in label:
-            edges[name] = (int(size), free, label.replace(part, "_bs*_"))
-    asked = [{**rows[name], "memory_gib": options[name]["memory_gib"]} for name in edges]
-    found = zip(edges.items(), larger_batches(asked, TIMES), strict=True)
-    return {name: _edge(options[name], *edge, larger) for (name, edge), larger in found if larger}
-
-
-def _edge(option: Mapping[Any, Any], size: int, free: float, pattern: str, larger: Mapping[int, float]) -> list[str]:
-    tried, batch = [size * times for times in larger], option["global_batch"]
-    gain = max(larger.values())  # NaN where it is unknown
-    facts = {"size": str(size), "free": significant(free)}
-    if gain < 1 + RELEVANCE:
-        facts["little"] = f"{100 * RELEVANCE:g}"
-    else:
-        facts |= {"sizes": " and ".join(map(str, tried)), "list": f"[{','.join(map(str, tried))}]", "pattern": pattern}
-        if gain > 0:
-            facts["rate"] = fixed(float(f"{gain * option['tokens_per_s']:.2g}"))
-        if batch >= 1:
-            facts |= {"before": fixed(batch), "after": " or ".join(fixed(batch * times) for times in larger)}
-    return [facts.get(name, "") for name in EDGE_FACTS]
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan

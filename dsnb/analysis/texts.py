@@ -51,10 +51,11 @@ def fixed(value: float, places: int = 0) -> str:
     return f"{rounded:,f}"
 
 
-def signed(size: float, unit: str = "%") -> str:
-    """Return a change in per cent, or in another unit such as points, with its sign: `+9.8 %`."""
-    text = f"{size:+,.{1 if abs(size) < 99.95 else 0}f}"
-    return f"{'0' if text[1:] == '0.0' else text.replace('-', MINUS)} {unit}"
+def signed(size: float, unit: str = "%", plus: str = "+") -> str:
+    """Return a change with its sign and unit, `+9.8 %`; some texts leave out the plus or the unit."""
+    digits = fixed(abs(size), 1 if abs(size) < 99.95 else 0)
+    text = "0" if digits == "0.0" else f"{plus if size > 0 else MINUS}{digits}"
+    return f"{text} {unit}".rstrip()
 
 
 def duration(low_hours: float, high_hours: float | None = None) -> str:

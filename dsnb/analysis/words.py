@@ -1,7 +1,7 @@
 """Decisions in words: what to train with, what it costs, what comes next, and how sure that is.
 
 The sentences of a card are templates (`dsnb.analysis.texts.fill`), which the page receives as data and fills with the
-same facts. What is certain about a difference is said by its verdict alone (`dsnb.analysis.comparisons`).
+same facts. Only the verdict on a difference says how certain it is (`dsnb.analysis.comparisons`).
 """
 
 import math
@@ -12,26 +12,26 @@ import pandas as pd
 
 from dsnb.analysis import comparisons
 from dsnb.analysis.decide import ASSUMED_PRICE, CPU, PUBLISHED, Decision, Question, basis, memory_figure, worsening
-from dsnb.analysis.evidence import CHANGE, CHANGES, EDGE, EDGE_FACTS, TRAINING, changed_training, evidence
+from dsnb.analysis.evidence import CHANGE, CHANGES, TRAINING, changes, evidence, training_changes
 from dsnb.analysis.intervals import CLEAR, CONFIDENCE, MIN_RUNS, Verdict
 from dsnb.analysis.summary import UNSTABLE
-from dsnb.analysis.texts import HOURS, MINUS, SIZES, amount, duration, fill, fixed, significant
+from dsnb.analysis.texts import HOURS, SIZES, amount, duration, fill, fixed, signed, significant
 from dsnb.formulas.planning import GOAL_DAYS, MAX_DAYS, gpus_needed
 from dsnb.runs import labels
 from dsnb.runs.literature.tables import SOURCE, is_own
 from dsnb.runs.table import numbers
 
 BEST = {"time": "Fastest", "gpu_hours": "Fewest {unit}-hours", "cost": "Cheapest", "memory": "Least memory"}
-"""What the best setting of an objective is called; `unit` is GPU, or rank where there are none."""
+"""Names of the best setting by objective; `unit` is GPU, or rank on a CPU."""
 WORSE = {
     "time": ("slower", "faster"),
     "gpu_hours": ("more {unit}-hours", "fewer {unit}-hours"),
     "cost": ("more expensive", "cheaper"),
 }
 BY_MEAN = ("on average", "on average, though not by the median")
-"""What the difference between repeated settings is one of; the best one has the best median."""
+"""Qualifiers of a difference between repeated settings: settings are ranked by medians, differences are of means."""
 PLACE = ("gpus", "nodes")
-"""Choices that say how many GPUs, not what they do."""
+"""Choices that only set the number of GPUs."""
 SHOWN_GIB = 0.05
 """Smaller differences in memory are left out."""
 EQUAL_PCT = 0.005
@@ -39,28 +39,20 @@ EQUAL_PCT = 0.005
 NO_RUNS = "There are no runs here yet: start the sweep first."
 ASSUMED = "an assumed"
 NO_ANSWER = "No setting can be recommended: "
+NOT_RANKED = "{unstable} {unstable:setting is|settings are} not ranked: repeats differ over {unstable_times} times."
 NEEDED = (
     "{goal_days} days would need {needed} {unit}s if each sustained {rate_per_gpu} tokens/s[ with {by}], an "
     "extrapolation beyond what was {basis}. At that rate, the training takes {hours} {unit}-hours[, {cost}]."
 )
-VERDICTS = {
-    Verdict.TOO_FEW: "few",
-    Verdict.NO_LARGER: "no_larger",
-    Verdict.LIKELY: "likely",
-    Verdict.UNCLEAR: "unclear",
-}
-"""Verdicts as the names of templates end."""
 TEMPLATES = {
     "kicker": "{best} of {options} [{basis} ]{options:setting|settings}",
     "headline": "Train [{model} ][with {setting}, ]on {place}.",
     "headline.failed": NO_ANSWER + "{runs:the run|all} [{several} runs ]failed.",
-    "headline.no_gpus": NO_ANSWER + "the number of GPUs is unknown.",
-    "headline.no_speed": NO_ANSWER + "no run measured speed.",
+    "headline.no_speed": NO_ANSWER + "no run measured speed on a known number of GPUs.",
     "headline.no_runs": NO_ANSWER + "none was run yet.",
     "headline.too_few_gpus": "No setting was measured on {at_hand} {unit}{at_hand:|s} or fewer: the smallest ran on "
     "{fewest}.",
-    "headline.unstable": NO_ANSWER + "{unstable} {unstable:setting is|settings are} not ranked, because "
-    "{unstable:its|their} repeats differ by more than {unstable_times} times.",
+    "headline.unstable": NO_ANSWER + NOT_RANKED,
     "headline.no_price": "The cheapest setting is unknown: give a price.",
     "headline.no_memory": "The setting with the least memory is unknown: no run measured memory.",
     "headline.no_batch": "No setting was measured with a global batch of {held} {held:sequence|sequences}"
@@ -72,15 +64,11 @@ TEMPLATES = {
     "{rate_per_gpu} tokens/s, as with {by}[: {cost}]. This extrapolates beyond what was {basis}.",
     "cost": "[{currency}]{cost} at [{assumed} ][{currency}]{price} a {unit}-hour",
     "no_cost": "cost unknown without a price",
-    "note.only_measured": "Only {measured} {unit}{measured:|s} {measured:was|were} measured, fewer than the {at_hand} "
-    "at hand: this answer is for {gpus} {unit}{gpus:|s}. {more}",
-    "note.more.GPU": "Measure on more (dsnb sweep PARAMS --set gpus={number}) or predict it "
-    "(dsnb predict PARAMS --gpus {number}).",
-    "note.more.rank": "Measure on more: dsnb sweep PARAMS --set gpus={number}.",
+    "note.only_measured": "At most {measured} of the {at_hand} {unit}s at hand {measured:was|were} measured: this "
+    "answer is for {gpus} {unit}{gpus:|s}. Measure on more: dsnb sweep PARAMS --set gpus={number}.",
     "note.too_slow": "{too_slow} {too_slow:setting is left out: it takes|settings are left out: they take} more than "
     "{max_days} days.",
-    "note.unstable": "{unstable} {unstable:setting is|settings are} not ranked, because {unstable:its|their} repeats "
-    "differ by more than {unstable_times} times.",
+    "note.unstable": NOT_RANKED,
     "following": "Runner-up: {changes}[, {difference}][, {gib} GiB {more}][ ({training})].",
     "following.none": "Only one setting was measured, so this is no comparison.",
     "changes.place": "the same on {place}",
@@ -89,17 +77,14 @@ TEMPLATES = {
     "training.change": CHANGE,
     "size": "{by} {worse}[ {mean}]",
     "interval": "95 % interval {low} to {high}",
-    "runs.one_each": "one {counted} each",
-    "runs.both": "{base_n} and {n} {counted}s",
-    "difference.few": "{size} ({runs}, too few to be sure: {needed} of each are needed)",
-    "difference.few_same": "about the same ({size}; {runs}, too few to be sure: {needed} of each are needed)",
-    "difference.likely": "{size} ({interval})",
-    "difference.unclear": "{size}, which may be chance ({interval})",
-    "difference.no_larger": "about the same ({size}, {interval})",
-    "edge": EDGE,
+    f"difference.{Verdict.TOO_FEW}": "{size} ({base_n} and {n} {counted}s, too few to be sure: {needed} of each are "
+    "needed)",
+    f"difference.{Verdict.LIKELY}": "{size} ({interval})",
+    f"difference.{Verdict.UNCLEAR}": "{size}, which may be chance ({interval})",
+    f"difference.{Verdict.NO_LARGER}": "about the same ({size}, {interval})",
     "basis": "Speed[ and {memory_word}]: {origin}, {rests}.[ Only {short} s were timed{n:| in each run}: "
-    "measure longer[ (--set steps={more_steps})] before you rely on it.] Time and costs: extrapolated to all tokens "
-    "without restarts, checkpoints and evaluation."
+    "measure longer before you rely on it.] Time and costs: extrapolated to all tokens without restarts, checkpoints "
+    "and evaluation."
     "[ {failed} more {failed:run|runs} of this setting failed.]",
     "take.entry": "include:\n  - {entry}",
     "take.command": "papermill notebooks/10_run.ipynb outputs/run.ipynb -y '{entry}'",
@@ -107,7 +92,7 @@ TEMPLATES = {
     "predictions.",
     "worth.first": "Worth measuring first: {said}.",
     "verdict.none": "the interval of this pair is not in this page: dsnb.analysis.comparisons.differences has it",
-    **{f"verdict.{name}": comparisons.WORDS[verdict] for verdict, name in VERDICTS.items()},
+    **{f"verdict.{verdict}": template for verdict, template in comparisons.WORDS.items()},
 }
 """Sentences of a card by name."""
 PLAN = {
@@ -130,20 +115,19 @@ PAGE: dict[str, Any] = {
         "more": ("more", "less"),
         "place": PLACE,
         "training": TRAINING,
-        "edge": EDGE_FACTS,
         "sizes": SIZES,
         "hours": HOURS,
         "gain": {"time": "less time", "gpu_hours": "fewer GPU-hours", "cost": "less cost", "memory": "less memory"},
         "values": comparisons.VALUES,
         "method": f"The unit is a run. A change is likely if its {100 * CONFIDENCE:g} % interval excludes 0 and it is "
-        f"at least {{relevance}}. {comparisons.TOGETHER}.",
+        f"at least {{relevance}}. {comparisons.TOGETHER}. A verdict needs {MIN_RUNS} runs of each setting "
+        f"(dsnb sweep PARAMS --set repeats={MIN_RUNS} adds them).",
         "noRuns": NO_RUNS,
-        "notRun": "No run of this task has ended, and no predicted setting can be drawn.",
         "allTasks": "One answer for each task. Runs of different tasks are never compared.",
-        "region": "Drag in the chart to select a region, or press arrow keys on the chart.",
+        "region": "Drag the mouse over the chart to select a region; click a run to see its steps.",
         "leftOut": "are left out of this file to keep it small; they are in the run folders.",
         "notLoaded": "are not loaded yet: open a run to load its steps.",
-        "whole": "Medians are over all runs of these experiments, those that are not selected included.",
+        "whole": "Medians are over all successful runs of a setting, whether they are selected or not.",
         "assumed": ASSUMED,
     },
     "limits": {
@@ -167,16 +151,16 @@ def say(name: str, facts: Mapping[str, object]) -> str:
 
 
 def words(decision: Decision) -> dict[str, str]:
-    """Return what a decision on measured settings says, by the parts of a card; what cannot be said is empty.
+    """Return the sentences of a decision on measured settings by the parts of a card; unknown parts are empty.
 
-    `kicker`: in what the setting is the best, and of how many. `headline`: what to train with, or why nothing can be
-    said. `costs`, `gain`, `note`, `following`, `edge`, `basis`: what it takes, what it gains over the usual start, what
-    the measured settings do not cover, what comes next, which larger micro-batches to try, and what that rests on.
+    `kicker`: the objective, and how many settings were compared. `headline`: what to train with, or why there is no
+    answer. `costs`: time, cost and memory. `gain`: the speed-up over a common starting point. `note`: what was not
+    measured. `following`: the runner-up. `edge`: untried larger micro-batches. `basis`: what the figures rest on.
     """
     parts = ("kicker", "headline", "costs", "gain", "note", "following", "edge", "basis")  # in their order
     card: dict[str, Any] = dict.fromkeys(parts, "")
     if decision.options.empty:
-        return {**card, "headline": _why_not(decision), "costs": memory_of_failed(decision.runs)}
+        return {**card, "headline": _why_not(decision)}
     options, question = decision.options, decision.question
     best = _facts(decision, options.index[0])
     unit = best["unit"]
@@ -185,7 +169,7 @@ def words(decision: Decision) -> dict[str, str]:
     basis = best["basis"] if options["basis"].nunique() == 1 else ""
     card["kicker"] = say("kicker", {"best": of_what, "options": number, "basis": basis})
     card |= {"note": _note(decision, unit), "following": _following(decision, unit), "basis": say("basis", best)}
-    card |= {"gain": best["gain"], "edge": say("edge", dict(zip(EDGE_FACTS, best["edge"], strict=False)))}
+    card |= {"gain": best["gain"], "edge": best["edge"]}
     if not decision.is_beyond:
         costs = {**best, "cost": best["cost"] or TEMPLATES["no_cost"]}
         return card | {"headline": say("headline", best), "costs": say("costs", costs)}
@@ -196,7 +180,7 @@ def words(decision: Decision) -> dict[str, str]:
 
 
 def _facts(decision: Decision, name: object) -> dict[str, Any]:
-    """Return all that sentences say about an option, as texts."""
+    """Return the facts about an option, as text."""
     option, run = decision.options.loc[name], decision.settings.loc[name].to_dict()
     return {
         **figures(option, decision.question, memory_name(decision.runs)),
@@ -209,7 +193,7 @@ def _facts(decision: Decision, name: object) -> dict[str, Any]:
 
 
 def figures(option: "pd.Series[Any]", question: Question, memory: str = "GPU memory") -> dict[str, str]:
-    """Return what a training takes with a candidate, as texts; predictions have errors."""
+    """Return time, cost and memory of a training with a candidate, as text; predictions have errors."""
     device, gpu_name = ("cpu", None) if option["kind"] == CPU else (None, option.get("gpu_name"))
     run = {"gpus": option["gpus"], "gpu_name": gpu_name, "device": device}
     unit = "rank" if device else "GPU"
@@ -239,7 +223,7 @@ def error(pct: float | None) -> str:
 
 
 def said_of(run: Mapping[str, Any]) -> dict[str, str]:
-    """Return what sentences say about a setting: model, setting, place, unit of hardware, origin of its figures."""
+    """Return a setting in words: model, setting, place, unit of hardware, origin of its figures."""
     model, source = labels.text(run.get("model")), labels.text(run.get("source"))
     origin = "published, not measured here" if basis(run) == PUBLISHED else "measured"
     return {
@@ -252,12 +236,12 @@ def said_of(run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def memory_name(runs: pd.DataFrame) -> str:
-    """Return what the figure of memory of runs is called in a sentence."""
+    """Return the name of the runs' memory figure in a sentence."""
     return "host memory" if memory_figure(runs) == "host_memory_gib" else "GPU memory"
 
 
 def cost(option: "pd.Series[Any]", question: Question, unit: str) -> str:
-    """Return what an option costs and at which price; empty without a price."""
+    """Return the cost of an option and the price it assumes; empty without a price."""
     if not option["price"] > 0:
         return ""
     assumed = "" if {option["kind"], ""} & set(question.prices) else ASSUMED
@@ -266,7 +250,7 @@ def cost(option: "pd.Series[Any]", question: Question, unit: str) -> str:
 
 
 def needed_gpus(options: pd.DataFrame, question: Question) -> dict[str, str]:
-    """Return how many GPUs would be enough if each were as fast as those of the setting with the fewest GPU-hours."""
+    """Return how many GPUs `GOAL_DAYS` would need at the speed per GPU of the setting with the fewest GPU-hours."""
     least = options.loc[options["gpu_hours"].idxmin()]
     known = figures(least, question)
     return {
@@ -278,19 +262,17 @@ def needed_gpus(options: pd.DataFrame, question: Question) -> dict[str, str]:
 
 
 def _note(decision: Decision, unit: str) -> str:
-    """Say that fewer GPUs were measured than are at hand, and how many settings are too slow or unstable to answer."""
+    """Return remarks: fewer GPUs were measured than are at hand, and settings left out as too slow or unstable."""
     number, gpus = decision.question.gpus, decision.gpus
-    said = []
+    notes = []
     if number > gpus[-1]:
-        *others, last = map(fixed, gpus)
-        facts = {"measured": f"{', '.join(others)} and {last}" if others else last, "unit": unit}
-        facts |= {"at_hand": fixed(number), "gpus": fixed(decision.options["gpus"].iloc[0])}
-        said.append(say("note.only_measured", {**facts, "more": say(f"note.more.{unit}", {"number": number})}))
+        facts = {"measured": fixed(gpus[-1]), "unit": unit, "at_hand": fixed(number), "number": str(number)}
+        notes.append(say("note.only_measured", {**facts, "gpus": fixed(decision.options["gpus"].iloc[0])}))
     if decision.too_slow:
-        said.append(say("note.too_slow", {"too_slow": fixed(decision.too_slow)}))
+        notes.append(say("note.too_slow", {"too_slow": fixed(decision.too_slow)}))
     if decision.unstable:
-        said.append(say("note.unstable", {"unstable": fixed(decision.unstable)}))
-    return " ".join(said)
+        notes.append(say("note.unstable", {"unstable": fixed(decision.unstable)}))
+    return " ".join(notes)
 
 
 def _why_not(decision: Decision) -> str:
@@ -312,26 +294,11 @@ def _why_not(decision: Decision) -> str:
 
 def case(runs: pd.DataFrame) -> str:
     """Return why the runs of a task have no candidate, as the templates `headline.*` name it."""
-    ok = runs[runs["status"] == "ok"]
-    if runs.empty or ok.empty:
-        return "no_runs" if runs.empty else "failed"
-    return "no_gpus" if (numbers(ok, "tokens_per_s") > 0).any() else "no_speed"
-
-
-def memory_of_failed(runs: pd.DataFrame) -> str:
-    """Return how much memory runs used that are not ok, where no run is."""
-    if (runs["status"] == "ok").any():
-        return ""
-    used = pd.concat([numbers(runs, name) for name in ("oom_allocated_gib", *labels.MEMORY)], axis=1).max(axis=1)
-    known = used.dropna()
-    if known.empty:
-        return ""
-    ends = dict.fromkeys([significant(known.min()), significant(known.max())])
-    return f"Memory in use before they ended: {' to '.join(ends)} GiB."
+    return "no_runs" if runs.empty else "no_speed" if (runs["status"] == "ok").any() else "failed"
 
 
 def _following(decision: Decision, unit: str) -> str:
-    """Say which setting comes next, how far it is from the best, and how sure that is."""
+    """Describe the runner-up, its difference from the best setting, and how certain that is."""
     if len(decision.options) < 2:
         return say("following.none", {})
     first, second = decision.options.iloc[0], decision.options.iloc[1]
@@ -341,11 +308,13 @@ def _following(decision: Decision, unit: str) -> str:
         facts["difference"] = _difference(row, decision, unit)
     if abs(gib) >= SHOWN_GIB:  # false where it is unknown
         facts |= {"gib": significant(abs(gib)), "more": "more" if gib > 0 else "less"}
-    return say("following", {**facts, "training": changed_training(decision)})
+    batches = [fixed(batch) for batch in decision.options["global_batch"].head(2).dropna()]
+    best, runner_up = decision.settings.head(2).to_dict("records")
+    return say("following", {**facts, "training": changes(training_changes(best, runner_up, batches))})
 
 
 def _changes(decision: Decision) -> str:
-    """Return what the second option does otherwise, in words."""
+    """Return how the second option's settings differ from the first's, in words."""
     run = decision.settings.iloc[1].to_dict()
     changed = [
         labels.axis(name).describe(other)
@@ -359,7 +328,7 @@ def _changes(decision: Decision) -> str:
 
 
 def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> str:
-    """Return how much worse the mean of a setting is, with the interval of that; of too few runs, their median."""
+    """Return how much worse the mean of the second option is, with its interval; with too few runs, its median."""
     question = decision.question
     worse = worsening(row["change_pct"], question.objective)
     is_better, is_few = int(worse <= -EQUAL_PCT), row["verdict"] == Verdict.TOO_FEW
@@ -373,17 +342,9 @@ def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> str:
         counted = "run" if min(base_n, n) < MIN_RUNS else "host"
         if counted == "host":
             base_n, n = row["base_n"], row["n"]
-        counts = {"n": n, "base_n": base_n, "counted": counted}
-        runs = say("runs.one_each" if n == base_n == 1 else "runs.both", counts)
-        is_same = abs(worse) < 100 * question.relevance
-        return say("difference.few_same" if is_same else "difference.few", {**facts, "runs": runs})
+        return say(f"difference.{Verdict.TOO_FEW}", {**facts, "n": n, "base_n": base_n, "counted": counted})
     flip = -1 if worse < 0 else 1
     ends = sorted(flip * worsening(row[name], question.objective) for name in ("low_pct", "high_pct"))
-    facts["interval"] = say("interval", dict(zip(("low", "high"), map(_end, ends), strict=True)))
-    return say(f"difference.{VERDICTS[row['verdict']]}", facts)
-
-
-def _end(value: float) -> str:
-    """Return an end of an interval with the digits that `dsnb.analysis.texts.signed` shows it with."""
-    text = fixed(abs(value), 1 if abs(value) < 99.95 else 0)
-    return f"{MINUS}{text}" if value < 0 and text != "0.0" else text
+    low, high = (signed(end, "", plus="") for end in ends)
+    facts["interval"] = say("interval", {"low": low, "high": high})
+    return say(f"difference.{row['verdict']}", facts)

@@ -12,7 +12,6 @@ import pandas as pd
 
 from dsnb.analysis.decide import (
     ASSUMED_PRICE,
-    OBJECTIVES,
     Question,
     default_objective,
     rate,
@@ -29,15 +28,15 @@ from dsnb.runs.labels import Metric
 State = dict[str, Any]
 DAYS = Metric("days of training", "days", digits=1, better="lower")
 OF_A_TASK = ("colour", "along", "base", "brush", "run", "global_batch")
-"""Controls that a change of the task sets anew, besides the filters."""
+"""Controls that a change of the task resets, in addition to the filters."""
 SCALES = ["linear", "log"]
 DIRECTIONS = ("ascending", "descending")
 DERIVED_COLUMNS = ("experiment", "repeat", "headroom", "n", "failed", "spread")
-"""Columns of the table of runs or medians that are neither settings nor figures."""
+"""Columns of the tables of runs and medians that are neither settings nor figures."""
 MAX_PINS = 2
 MAX_BATCH = 10**9
 OPEN_EDGE = 1e300
-"""The limit of a brush that is open on one side: JSON has no infinity."""
+"""The edge of a brush that is open on one side: JSON has no infinity."""
 INPUTS: dict[str, dict[str, Any]] = {
     "train_tokens": {"least": MIN_TOKENS, "most": MAX_TOKENS, "factor": 1e9, "mayBeEmpty": True},
     "gpus_at_hand": {"least": 1, "most": MAX_GPUS, "factor": 1, "isWhole": True, "mayBeEmpty": True},
@@ -45,22 +44,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     "price": {"least": 0, "most": MAX_PRICE, "factor": 1, "mayBeEmpty": True},
     "relevance": {"least": 0, "most": 0.99, "factor": 0.01},
 }
-"""The limits of numbers in the units of the state, and what a number in a field of the page is multiplied by."""
-ALLOWED = {
-    "objective": f"unknown: choose from {', '.join(OBJECTIVES)}",
-    "train_tokens": "not a number from 1 to 1e18: set it to a number such as 300e9, or to 0 for 20 per parameter",
-    "gpus_at_hand": "not a number of GPUs: set it to 1 or more, or to 0 for any",
-    "global_batch": "not a number of sequences: set it to 1 or more, or to 0 for any",
-    "prices": "not a dictionary of prices of 0 or more: set it to such as {'NVIDIA H200': 3.5}",
-    "currency": "not a sign of up to 8 characters: set it to such as '$'",
-    "relevance": "not a share from 0 to 0.99: set it to such as 0.02 for 2 %",
-    "base": "not an experiment of these runs: set it to the name of one, or to None",
-    "run": "not the position of a run of this table: set it to 0 or more and less than their number, or to None",
-    "pins": f"not a list of up to {MAX_PINS} names of experiments or positions of runs",
-    "sort": f"not a column and one of {', '.join(DIRECTIONS)}, or None",
-    "brush": "not a region: set it to {'x': [low, high], 'y': [low, high]}, or to None",
-}
-"""What is said of a value that a control cannot have, for those that are neither filters nor in `options`."""
+"""The page's limits of numbers in the units of the state, and the factor of a number in a field of the page."""
 
 
 def options(data: Data) -> dict[str, list[Any]]:
@@ -80,7 +64,7 @@ def options(data: Data) -> dict[str, list[Any]]:
 
 
 def question(state: State) -> Question:
-    """Return the question that the controls ask."""
+    """Return the question that the controls ask, or raise SettingsError."""
     return Question(
         tokens=state["train_tokens"],
         objective=state["objective"],
@@ -123,7 +107,7 @@ def is_measured(data: Data, name: str, task: str | None) -> bool:
 
 
 def change(data: Data, state: State, changes: dict[str, Any]) -> State:
-    """Return the state with some controls changed; what is unknown or not in these runs is refused at once."""
+    """Return the state with some controls changed; if a control or value is unknown, raise SettingsError."""
     changed, problems = dict(state), []
     for name, value in changes.items():
         try:
@@ -132,9 +116,10 @@ def change(data: Data, state: State, changes: dict[str, Any]) -> State:
             problems.append(str(error))
     if problems:
         raise SettingsError("\n".join(problems))
+    question(changed)
     if "brush" not in changes and (changed["x"], changed["y"]) != (state["x"], state["y"]):
         changed["brush"] = None
-    if changed["task"] != state["task"]:  # what was chosen among the runs of another task
+    if changed["task"] != state["task"]:  # reset what was chosen among the runs of the other task
         fresh = default(data, changed["task"])
         if "objective" not in changes and state["objective"] == default(data, state["task"])["objective"]:
             changed["objective"] = fresh["objective"]
@@ -146,16 +131,16 @@ def change(data: Data, state: State, changes: dict[str, Any]) -> State:
 
 
 def _converted(value: Any) -> Any:
-    """Return a value with those of NumPy and pandas, and whatever it contains, as JSON has them."""
+    """Convert a value, and all that it contains, from NumPy and pandas to JSON types."""
     if isinstance(value, dict):
-        return {str(name): _converted(one) for name, one in value.items()}
+        return {str(name): _converted(item) for name, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        return [_converted(one) for one in value]
+        return [_converted(item) for item in value]
     return value if value is None or isinstance(value, float) else plain(value)
 
 
 def _checked(data: Data, state: State, name: str, value: Any) -> Any:
-    """Return the value of a control as the state has it, or raise ValueError with a sentence."""
+    """Return the value of a control for the state, or raise ValueError with a sentence."""
     if name in data.choices:
         return _chosen(name, value, data.choices[name].values)
     allowed = {**options(data), "task": [*data.tasks, *([EVERY_TASK] if len(data.tasks) > 1 else [])]}
@@ -163,17 +148,19 @@ def _checked(data: Data, state: State, name: str, value: Any) -> Any:
         if value not in (allowed[name] or [None]):
             text = ", ".join(map(str, allowed[name]))
             raise ValueError(f"{name} {value!r} is not available in these runs: choose from {text}")
-    elif name not in CHECKS:
+    elif name not in state:
         raise ValueError(f"unknown control {name!r}: choose from {', '.join(state)}")
-    elif not (name in MAY_BE_NONE if value is None else CHECKS[name](data, value)):
-        raise ValueError(f"{name} {value!r} is {ALLOWED[name]}")
-    elif name == "brush" and value:
+    elif name in CHECKS and not (value is None and name in MAY_BE_NONE):
+        is_allowed, sentence = CHECKS[name]
+        if not is_allowed(data, value):
+            raise ValueError(f"{name} {value!r} is {sentence}")
+    if name == "brush" and value:
         return {side: sorted(min(max(edge, -OPEN_EDGE), OPEN_EDGE) for edge in value[side]) for side in ("x", "y")}
     return value
 
 
 def _chosen(name: str, value: Any, known: list[object]) -> list[object]:
-    """Return the chosen values of a filter in their order; none for all."""
+    """Return the chosen values of a filter in display order; none for all."""
     wanted = value if isinstance(value, list) else [value]
     if value is None or wanted == ["all"]:
         return []
@@ -187,12 +174,6 @@ def _chosen(name: str, value: Any, known: list[object]) -> list[object]:
 def is_among(value: object, others: Iterable[object]) -> bool:
     """Return whether a value of a setting is one of others, compared as JSON does: True is not 1."""
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in others)
-
-
-def _is_within(value: Any, name: str) -> bool:
-    limits = INPUTS[name]
-    is_kind = is_number(value) and (isinstance(value, int) or "isWhole" not in limits)
-    return is_kind and limits["least"] <= value <= limits["most"]
 
 
 def _is_run(data: Data, value: Any) -> bool:
@@ -214,23 +195,27 @@ def _are_pins(data: Data, value: Any) -> bool:
     return is_list and all(one in data.experiments or _is_run(data, one) for one in value)
 
 
-CHECKS: dict[str, Callable[[Data, Any], bool]] = {
-    "objective": lambda _, value: value in list(OBJECTIVES),
-    "train_tokens": lambda _, value: _is_within(value, "train_tokens") or is_among(value, [0]),
-    "gpus_at_hand": lambda _, value: _is_within(value, "gpus_at_hand") or is_among(value, [0]),
-    "global_batch": lambda _, value: _is_within(value, "global_batch") or is_among(value, [0]),
-    "prices": lambda _, value: isinstance(value, dict) and all(_is_within(one, "price") for one in value.values()),
-    "currency": lambda _, value: isinstance(value, str) and len(value) <= 8,
-    "relevance": lambda _, value: _is_within(value, "relevance"),
-    "base": lambda data, value: value in data.experiments,
-    "run": _is_run,
-    "pins": _are_pins,
-    "sort": _is_sort,
-    "brush": lambda _, value: (
-        isinstance(value, dict) and {*value} == {"x", "y"} and all(map(_is_range, value.values()))
+CHECKS: dict[str, tuple[Callable[[Data, Any], bool], str]] = {
+    "currency": (
+        lambda _, value: isinstance(value, str) and len(value) <= 8,
+        "not a sign of up to 8 characters: set it to such as '$'",
+    ),
+    "base": (
+        lambda data, value: value in data.experiments,
+        "not an experiment of these runs: set it to the name of one, or to None",
+    ),
+    "run": (
+        _is_run,
+        "not the position of a run of this table: set it to 0 or more and less than their number, or to None",
+    ),
+    "pins": (_are_pins, f"not a list of up to {MAX_PINS} names of experiments or positions of runs"),
+    "sort": (_is_sort, f"not a column and one of {', '.join(DIRECTIONS)}, or None"),
+    "brush": (
+        lambda _, value: isinstance(value, dict) and {*value} == {"x", "y"} and all(map(_is_range, value.values())),
+        "not a region: set it to {'x': [low, high], 'y': [low, high]}, or to None",
     ),
 }
-"""Whether a control that is neither a filter nor in `options` may have a value, for those of `ALLOWED`."""
+"""Controls that are neither filters, nor in `options`, nor part of the question -> check and sentence if it fails."""
 MAY_BE_NONE = ("base", "run", "sort", "brush")
 
 

@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM
 
 from dsnb.settings.experiment import Experiment
 from dsnb.train import model as model_builder
@@ -80,13 +79,7 @@ def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTens
     dtype = model_builder.weights_dtype(experiment)
     if experiment.strategy == "fsdp" and experiment.mixed_precision == "native":
         dtype = model_builder.DTYPES[experiment.precision]  # what is gathered
-
-    def make(config: Any, attention: str) -> Any:
-        config.num_hidden_layers = layers or config.num_hidden_layers
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
-
-    with torch.device("meta"):
-        model = model_builder.adapt(experiment, model_builder._with_attention(experiment, make))
+    model = model_builder.build_on_meta(experiment, layers, dtype)
     if experiment.lora_rank:
         model.to(dtype)  # peft makes adapters in fp32 on the meta device
     whole, fake = CausalLoss(model, experiment.loss == "chunked"), FakeTensorMode(allow_non_fake_inputs=True)

@@ -1,4 +1,4 @@
-"""Parts of a report, task by task: runs of different tasks are neither ranked together nor warned about together."""
+"""Parts of a report by task: runs of different tasks are neither ranked nor flagged together."""
 
 import html
 from collections.abc import Callable
@@ -16,15 +16,14 @@ from dsnb.runs.load import left_out, still_to_come
 from dsnb.runs.table import named_runs
 
 MAX_TASKS = 40
-"""Tasks with a part of their own."""
+"""Tasks that a part of a report shows."""
 MAX_TO_COME = 5
 UNUSUAL = "what is unusual"
-"""Heading of the words of flags."""
-PREDICTED = " With <code>dsnb report FOLDER --predict FOLDER</code> it predicts those that are not there."
+PREDICTED = " With <code>dsnb report FOLDER --predict FOLDER</code> it predicts the others."
 
 
 def to_come(runs: pd.DataFrame, folder: str | Path) -> Html:
-    """Return which runs of a sweep have not ended yet, and which settings it left out; nothing if there are none."""
+    """List the runs of a sweep that have not finished, and the settings it left out; nothing if there are none."""
     left, planned = still_to_come(runs, folder)
     measured = set(runs["experiment"]) if "experiment" in runs else set()  # earlier sweeps may have run some
     skipped = [f"{_code(name)} {html.escape(why)}" for name, why in left_out(folder).items() if name not in measured]
@@ -34,11 +33,11 @@ def to_come(runs: pd.DataFrame, folder: str | Path) -> Html:
         on_gpus = "gpu_name" in runs and runs["gpu_name"].notna().any()
         text = (
             f"<p>{len(left):,} of {planned:,} runs of this sweep are still to come: {names}. "
-            f"This page has what was there when it was written.{PREDICTED if on_gpus else ''}</p>"
+            f"This page has the runs that had finished when it was written.{PREDICTED if on_gpus else ''}</p>"
         )
     if skipped:
-        known = labels.count(len(skipped), "setting")
-        text += f"<p>Not run, because of the memory that is predicted ({known}): {_first(skipped)}.</p>"
+        count = labels.count(len(skipped), "setting")
+        text += f"<p>Not run, because they are predicted not to fit ({count}): {_first(skipped)}.</p>"
     return Html(text)
 
 
@@ -52,7 +51,7 @@ def _first(texts: list[str]) -> str:
 
 
 def sections(runs: pd.DataFrame, part: Callable[[pd.DataFrame], object], heading: str = "h3") -> Html:
-    """Return the HTML that `part` makes of each task's runs, below titles if there are several tasks."""
+    """Apply `part` to the runs of each task; with several tasks, each result has a title."""
     every = tasks(runs)
     texts = {task.title: str(part(task.runs)) for task in every[:MAX_TASKS]}
     several = len(every) > 1
@@ -62,8 +61,8 @@ def sections(runs: pd.DataFrame, part: Callable[[pd.DataFrame], object], heading
 
 
 def medians(runs: pd.DataFrame) -> Html:
-    """Return a table of medians for each task, the fastest setting first, those whose repeats do not agree last."""
-    return sections(named_runs(runs).assign(sweep=""), _ranked)  # one name for a setting on the whole page
+    """Return a table of medians for each task, fastest setting first, unstable settings last."""
+    return sections(named_runs(runs).assign(sweep=""), _ranked)  # the same name for a setting on the whole page
 
 
 def _ranked(runs: pd.DataFrame) -> Html:
@@ -74,7 +73,7 @@ def _ranked(runs: pd.DataFrame) -> Html:
 
 
 def meanings(runs: pd.DataFrame) -> Html:
-    """Return the meaning of each metric in the summary table, as a list of definitions."""
+    """Return the meaning of each metric in the summary table as a definition list."""
     summary = summarize(runs)
     columns, unit, metrics = tables.format_summary(summary), labels.common_unit(runs), labels.METRIC_LABELS
     about = {label.heading: label.about for label in metrics.values() if label.about and label.heading in columns}
@@ -89,17 +88,12 @@ def meanings(runs: pd.DataFrame) -> Html:
     return Html(f"<dl>{items}</dl>" if items else "")
 
 
-def remarks(runs: pd.DataFrame) -> Html:
-    """Return the notes on single runs of each task, such as skipped steps; nothing if there are none."""
-    if "note" not in runs or runs["note"].isna().all():
-        return Html("")
-    return Html(f"<h3>Remarks</h3>{sections(runs, lambda part: _listing(part[part['note'].notna()], 'note'), 'h4')}")
-
-
 def runs_to_look_at(runs: pd.DataFrame, steps: pd.DataFrame | None = None) -> Html:
-    """Return the runs of each task that `dsnb.analysis.flags` finds unusual, and why; nothing if there are none."""
+    """List the runs of each task that have a note, or that `dsnb.analysis.flags` finds unusual; nothing if none has."""
     runs = runs.reset_index(drop=True)
-    runs[UNUSUAL] = flags(runs, steps, load_samples(runs))["words"]
+    notes = runs.get("note", pd.Series("", runs.index)).fillna("")
+    unusual = flags(runs, steps, load_samples(runs))["words"]
+    runs[UNUSUAL] = ["; ".join(filter(None, texts)) for texts in zip(unusual, notes, strict=True)]
     if (runs[UNUSUAL] == "").all():
         return Html("")
     about = (
@@ -110,14 +104,14 @@ def runs_to_look_at(runs: pd.DataFrame, steps: pd.DataFrame | None = None) -> Ht
 
 
 def failures(runs: pd.DataFrame) -> Html:
-    """Return the runs of each task that are not ok, with their causes."""
+    """List the failed runs of each task with their causes."""
     if (runs["status"] == "ok").all():
         return Html("<p>None: all runs succeeded.</p>")
     return sections(runs, lambda part: _listing(part[part["status"] != "ok"], "status", "cause"))
 
 
 def _listing(runs: pd.DataFrame, *columns: str) -> str:
-    """Return runs with their texts in these columns as a table; empty without runs."""
+    """Return runs with these columns as a table; empty without runs."""
     if runs.empty:
         return ""
     table = runs[["experiment", "repeat", *columns]].astype({"repeat": "Int64"})

@@ -3,7 +3,6 @@
 import html
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -14,14 +13,13 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFo
 from dsnb.analysis import hosts, scaling
 from dsnb.errors import SettingsError
 from dsnb.render import palette, tables
-from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
+from dsnb.render.picture import Picture, note, shared_legend
 from dsnb.render.tables import Html
 from dsnb.run_folder import record_schema
 from dsnb.runs import labels
 from dsnb.runs.load import load_bandwidth, newest_bandwidth_test
 
 MAX_LABEL_LENGTH = 120
-POINTS = "Each point is the median of one group of nodes; groups are side by side in the order of their runs."
 TITLES = {
     "nodes": "nodes",
     "hosts": "hosts",
@@ -33,16 +31,13 @@ TITLES = {
     "cause": "cause",
 }
 FORMS = {"nodes": "g", "per_node": ",.4g", "off_median_pct": "+.1f", "expected_per_node": ",.4g"}
-MAX_PANELS, MAX_LABELS = 4, 8
-HALF_WIDTH = 0.36
-"""Of the column of one group size, in which groups are drawn side by side in their order."""
 
 
 def throughput(table: pd.DataFrame) -> Picture:
-    """Draw tokens/s and efficiency by number of GPUs, of a table of `dsnb.analysis.scaling.scaling`.
+    """Draw tokens/s and efficiency by number of GPUs, given a table of `dsnb.analysis.scaling.scaling`.
 
-    Dotted lines are ideal, bars span the lowest to the highest run. Of more than eight workloads, those on the most
-    GPUs are drawn.
+    Dotted lines are ideal scaling, bars span the lowest to the highest run. At most eight workloads, those on the most
+    GPUs, are drawn.
     """
     shown, unit = _largest_workloads(table), _unit(table)
 
@@ -62,7 +57,7 @@ def throughput(table: pd.DataFrame) -> Picture:
 
 
 def scaling_remarks(scaled: Collection[pd.DataFrame]) -> Html:
-    """Return what to know about the efficiency in tables of `dsnb.analysis.scaling.scaling`."""
+    """Return remarks on the efficiency in tables of `dsnb.analysis.scaling.scaling`."""
     if not scaled:
         return tables.bullet_list([], "No workload was measured on two numbers of GPUs: there is no scaling to show.")
     sentences = [sentence for table in scaled for sentence in scaling.super_linear(table)]
@@ -80,7 +75,7 @@ def scaling_table(table: pd.DataFrame) -> Html:
 
 
 def _largest_workloads(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the workloads on the most GPUs, with the base in their names, and the ideal of each figure."""
+    """Return the workloads on the most GPUs, with the base in their titles, and the ideal of each figure."""
     largest = table.groupby("workload")["gpus"].max().sort_values(ascending=False, kind="stable")
     drawn = table["workload"].isin(largest.index[: len(palette.SERIES)])
     shown = table[drawn].sort_values(["workload", "gpus"])
@@ -105,7 +100,7 @@ def _coloured(shown: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
 
 
 def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
-    """Draw a figure and its ideal against the number of GPUs, both on logarithmic scales."""
+    """Draw a figure and its ideal against the number of GPUs, on logarithmic scales."""
     axis.set(xlabel=f"number of {_unit(shown)}s", ylabel=title)
     if shown.empty:
         note(axis, "no workload was measured on two numbers of GPUs")
@@ -122,9 +117,9 @@ def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
 
 
 def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]:
-    """Return what a report says of groups of nodes, as parts to display in turn; empty without several nodes or groups.
+    """Return the section of a report on groups of nodes, as parts to display in turn; empty with one node or group.
 
-    With `efficiency`, it begins with the figure of throughput, if several numbers of nodes were measured.
+    With `efficiency`, it includes the figure of throughput, if several numbers of nodes were measured.
     """
     table = hosts.groups(runs)
     if not (table["nodes"].gt(1).any() or table["hosts"].nunique() > 1):
@@ -133,16 +128,14 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
     sizes = scaling.scaling(runs[runs["hosts"].notna()], scaling.gpus_per_node(runs))
     if efficiency and len(sizes):
         parts += [tables.subheading("Efficiency, relative to one node"), throughput(sizes)]
-    if table["hosts"].nunique() > 1:
-        parts += [tables.subheading("Spread between groups"), Html(f"<p>{POINTS}</p>"), spread(table)]
     listed = table
     if len(table) > tables.MAX_ROWS:
         listed = table.assign(failed=table["verdict"].ne("fail")).sort_values(["failed", "off_median_pct"])
     text_columns = ("experiment", "hosts", "cause")
     listing = tables.to_html(_format_groups(listed), text_columns, index=False, which="the failed and slowest")
     parts += [tables.subheading("Groups"), listing]
-    if found := hosts.differences(runs):
-        parts += [tables.subheading("Differences between nodes"), _list(found)]
+    if differences := hosts.node_differences(runs):
+        parts += [tables.subheading("Differences between nodes"), _list(differences)]
     return parts
 
 
@@ -151,7 +144,7 @@ def _list(sentences: list[str]) -> Html:
 
 
 def compare_groups(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
-    """Return the groups of nodes for a terminal: as numbers, as text, and the conclusions in sentences."""
+    """Return the groups of nodes for a terminal: as numbers, as text, and conclusions in sentences."""
     table = hosts.groups(runs)
     if table.empty:
         raise SettingsError(
@@ -178,58 +171,8 @@ def _hosts(value: object) -> str:
     return value if len(names) <= hosts.MAX_NAMES else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
-def spread(table: pd.DataFrame) -> Picture:
-    """Draw samples/s per node of every group by the size of the group, with medians, expected values and slow groups.
-
-    Of more than four workloads in a table of `dsnb.analysis.hosts.groups`, those with the most groups are drawn.
-    """
-    shown = table.assign(slow=hosts.is_slow(table))
-    names = shown.groupby("workload", sort=False).size().sort_values(ascending=False, kind="stable").index[:MAX_PANELS]
-
-    def draw() -> Figure:
-        count = len(names)
-        figure, axes = plt.subplots(count, 1, figsize=(10, 0.6 + 3.8 * count), layout="constrained", squeeze=False)
-        for axis, name in zip(axes.flat, names, strict=True):
-            _panel(shown[shown["workload"] == name], axis)
-            axis.set_title(f"{name:.110}" if count > 1 else "", fontsize="medium", loc="left")
-        shared_legend(figure, "upper center")
-        return figure
-
-    return Picture(draw, "Samples per second per node of every group of nodes, by group size")
-
-
-def _panel(part: pd.DataFrame, axis: Axes) -> None:
-    """Draw one workload; the axis does not begin at 0: differences are a few per cent."""
-    part = part.dropna(subset="nodes")
-    sizes = sorted(part["nodes"].unique())
-    beside = part.groupby("nodes")["nodes"].transform("size") - 1
-    step = (2 * HALF_WIDTH / beside.clip(lower=1)).clip(upper=0.08)
-    part = part.assign(at=part["nodes"].map(sizes.index) + step * (part.groupby("nodes").cumcount() - beside / 2))
-    slow = part[part["slow"]]
-    kinds = [("group", part[~part["slow"]], palette.BLUE, "o"), ("slow", slow, palette.VERMILION, "v")]
-    for label, groups, colour, marker in kinds:
-        if len(groups):
-            axis.scatter(groups["at"], groups["per_node"], color=colour, marker=marker, zorder=3, label=label)
-    for row in slow[slow["nodes"] == 1].head(MAX_LABELS).itertuples():
-        look: dict[str, Any] = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "fontsize": "small"}
-        axis.annotate(f"{row.hosts:.32}", (row.at, row.per_node), color=palette.VERMILION, **look)
-    for (_, size), same in part.dropna(subset="per_node").groupby(["experiment", "nodes"], sort=False):
-        ends = sizes.index(size) - HALF_WIDTH - 0.05, sizes.index(size) + HALF_WIDTH + 0.05
-        median, limit_pct = same["median_per_node"].iloc[0], same["limit_pct"].iloc[0]
-        axis.hlines(median, *ends, color=palette.INK, linewidth=1.4, label="median of the group size")
-        if pd.notna(limit_pct):
-            low = median * (1 - limit_pct / 100)
-            axis.hlines(low, *ends, color=palette.VERMILION, linestyle=":", linewidth=1.3, label="limit for slow")
-    for value in part["expected_per_node"].dropna().unique():
-        axis.axhline(value, color=palette.GREEN, linestyle="--", linewidth=1.3, label="expected")
-    axis.set(xlabel="nodes per group", ylabel="samples/s per node", xlim=(-0.6, len(sizes) - 0.4))
-    axis.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
-    axis.margins(y=0.15)
-    axis.yaxis.set_major_formatter(PLAIN_TICKS)
-
-
-def bandwidth(folder: str | Path) -> Iterator[Html | Picture]:
-    """Yield the parts of a report on a sweep's all-reduce test; nothing if there is none."""
+def bandwidth(folder: str | Path) -> Iterator[Html]:
+    """Yield the parts of a report on a sweep's bandwidth test, if there is one."""
     run, table = newest_bandwidth_test(folder), load_bandwidth(folder)
     if run is None or table.empty:
         return
@@ -247,7 +190,7 @@ def bandwidth(folder: str | Path) -> Iterator[Html | Picture]:
 
 
 def format_bandwidth(table: pd.DataFrame) -> pd.DataFrame:
-    """Format a test as nccl-tests prints it, indexed by message size."""
+    """Format a bandwidth test like nccl-tests, indexed by message size."""
     columns = {
         "collective": table["collective"].tolist(),
         "count (elements)": tables.format_column(table["count"], ".0f"),

@@ -1,9 +1,9 @@
 """Figures as images that are light or dark like the page around them.
 
-No colour of text has a contrast of 4.5 on both white and JupyterLab's dark background (4.34 is the most). JupyterLab
+No text colour has a contrast of 4.5 on both white and JupyterLab's dark background (the maximum is 4.34). JupyterLab
 removes SVG elements from notebooks that it does not trust, such as those that papermill executed. A figure is therefore
-an SVG within an `img` element, whose colour scheme it takes. It has a background of its own, so that it is legible even
-where a page does not declare its scheme.
+an SVG within an `img` element, whose colour scheme it follows. It has its own background, so that it is legible even on
+a page that does not declare its scheme.
 """
 
 import html
@@ -34,7 +34,7 @@ STYLE = {
     "font.sans-serif": ["DejaVu Sans", "Verdana"],  # equally wide
     "grid.color": palette.GRID,
     "legend.labelcolor": palette.INK,
-    "savefig.dpi": 180,  # of points that are too many to be drawn as shapes
+    "savefig.dpi": 180,  # of the points that `plots` rasterizes
     "svg.fonttype": "none",
     "svg.hashsalt": "dsnb",
     "text.color": palette.INK,
@@ -43,22 +43,18 @@ STYLE = {
     "ytick.color": palette.SOFT_INK,
 }
 PIXELS_PER_INCH = 100
-# Loaded within `rc_context`, the backend would not show figures that a notebook draws itself.
+# If it were loaded within `rc_context`, the backend would not show the figures that a notebook draws.
 plt.switch_backend(plt.get_backend())
 PLAIN_TICKS = StrMethodFormatter("{x:,.10g}")
 """Ticks as plain numbers with thousands separators, without an offset or a power of ten beside the axis."""
 IN_ADDRESS = " '=:/;,(){}@!*+$?[]|^`"
-"""What an address in an attribute may contain as it is, besides letters and digits: shorter than base64."""
+"""Characters that an address in an attribute may contain unquoted, which makes it shorter than base64."""
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ROOT = re.compile(r"<svg [^>]*>")
 _TAG = re.compile("<[^>]*>")
-_UNSEEN = re.compile(r"^.*?(?=<svg )|<metadata>.*?</metadata>|(?<=>)\s*\n\s*(?=<)", re.DOTALL)
-_NAMED_GROUP = re.compile(r'<g id="[^"]*">')
-_ALONE_IN_GROUP = re.compile("<g>(<[^<>]*/>)</g>")
+_INVISIBLE = re.compile(r"^.*?(?=<svg )|<metadata>.*?</metadata>|(?<=>)\s*\n\s*(?=<)", re.DOTALL)
 _COORDINATES = re.compile(r' (?:d|x|y|transform)="[^"]*"')
 _DECIMALS = re.compile(r"(\.\d)\d+|\n")
-_IDENTIFIER = re.compile(r'( id="|#)([A-Za-z][\w-]{7,})')
-"""Colours are shorter."""
 _STYLE = re.compile(r' style="([^"]*)"')
 _QUOTED = re.compile('="([^"\']*)"')
 
@@ -82,14 +78,14 @@ class Picture:
 
 
 def note(axis: Axes, text: str) -> None:
-    """Write a sentence into the middle of axes that have nothing to draw, in place of a scale."""
+    """Write a sentence into the middle of empty axes, without a scale."""
     axis.set(xticks=[], yticks=[])
     axis.grid(visible=False)
     axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes, color=palette.SOFT_INK)
 
 
 def shared_legend(figure: Figure, loc: str, columns: int = 0) -> None:
-    """Replace the legends of all axes by one outside of them, each entry once, by default in one row."""
+    """Replace the legends of all axes by one outside them, by default in one row, with each entry once."""
     entries: dict[str, Artist] = {}
     for axis in figure.axes:
         entries |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
@@ -100,7 +96,7 @@ def shared_legend(figure: Figure, loc: str, columns: int = 0) -> None:
 
 
 def _themed(svg: str) -> str:
-    """Replace the colours that differ in a dark theme by variables, and characters that XML cannot hold."""
+    """Replace the colours that differ in a dark theme by variables, and characters that are invalid in XML."""
     names = {colour: f"--c{colour[1:]}" for colour in palette.DARK}
     light = "".join(f"{name}:{colour};" for colour, name in names.items())
     dark = "".join(f"{names[colour]}:{shown};" for colour, shown in palette.DARK.items())
@@ -111,19 +107,14 @@ def _themed(svg: str) -> str:
 
 
 def _compact(svg: str) -> str:
-    """Leave out what is not seen, write each style once, and use the quotes that addresses may contain: a third."""
-    names: dict[str, str] = {}
+    """Remove what is invisible, shorten coordinates, write each style once, and use quotes that `IN_ADDRESS` has."""
+    classes: dict[str, str] = {}
 
-    def short(text: str, prefix: str) -> str:
-        return names.setdefault(text, f"{prefix}{len(names)}")
-
-    def shorter(tag: re.Match[str]) -> str:  # in tags alone, since a text may read like a style
+    def shorter(tag: re.Match[str]) -> str:  # only in tags, since a text may look like a style
         text = _COORDINATES.sub(lambda found: _DECIMALS.sub(r"\1", found[0]), tag[0])
-        text = _IDENTIFIER.sub(lambda found: found[1] + short(found[2], "i"), text)
-        text = _STYLE.sub(lambda found: f' class="{short(found[1], "s")}"', text)
+        text = _STYLE.sub(lambda found: f' class="{classes.setdefault(found[1], f"s{len(classes)}")}"', text)
         return _QUOTED.sub(r"='\1'", text)
 
-    svg = _UNSEEN.sub("", svg).replace(" xlink:href=", " href=")
-    svg = _TAG.sub(shorter, _ALONE_IN_GROUP.sub(r"\1", _NAMED_GROUP.sub("<g>", svg)))
-    rules = "".join(f".{name}{{{style}}}" for style, name in names.items() if name.startswith("s"))
+    svg = _TAG.sub(shorter, _INVISIBLE.sub("", svg).replace(" xlink:href=", " href="))
+    rules = "".join(f".{name}{{{style}}}" for style, name in classes.items())
     return svg.replace("</style>", f"{rules}</style>", 1)

@@ -1,75 +1,69 @@
-"""Peak rates of GPUs from data sheets, and the hardware of this machine, with the readings of NVML.
+"""Peak rates of GPUs from data sheets, and the hardware of this machine.
 
-Uses NVML and the operating system only, so that it works on a laptop without torch.
+Uses NVML and the operating system only, so it works on a laptop without torch.
 """
 
 import contextlib
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import psutil
 
 GIB = 2**30
 POWER_COUNTER = "energy counter"
-"""Power is the difference of NVML's energy counter divided by the time."""
-T = TypeVar("T")
+"""The source of power figures: the difference of NVML's energy counter divided by the time."""
 
 
-@dataclass(frozen=True)
-class PeakRates:
-    """A vendor's dense peak rates in TFLOP/s; None if the chip lacks the format."""
+class PeakRates(NamedTuple):
+    """Dense rates in TFLOP/s; None if the chip lacks the format. `fp32` is the rate outside the matrix units."""
 
     fp32: float
     tf32: float | None
     fp16: float
     bf16: float | None
-    source: str
 
 
-# Dense rates (data sheets print twice as much "with sparsity"). fp32 is the rate outside the matrix units.
-# The first key that NVML's name contains counts, so longer keys come first.
+# Data sheets print twice as much "with sparsity". The first key that NVML's name contains counts, so longer keys come
+# first.
 PEAKS = {
-    "b200": PeakRates(80, 1125, 2250, 2250, "NVIDIA Blackwell architecture brief, HGX B200"),
-    "h200 nvl": PeakRates(60, 418, 835, 835, "NVIDIA H200 data sheet, NVL"),
-    "h200": PeakRates(67, 494, 989, 989, "NVIDIA H200 data sheet, SXM"),
-    "h100 nvl": PeakRates(60, 418, 835, 835, "NVIDIA H100 data sheet, NVL"),
-    "h100 pcie": PeakRates(51, 378, 756, 756, "NVIDIA H100 data sheet, PCIe"),
-    "h100": PeakRates(67, 494, 989, 989, "NVIDIA H100 data sheet, SXM"),
-    "a100": PeakRates(19.5, 156, 312, 312, "NVIDIA A100 data sheet"),
-    "a10": PeakRates(31.2, 62.5, 125, 125, "NVIDIA A10 data sheet"),
-    "l40s": PeakRates(91.6, 183, 362, 362, "NVIDIA L40S data sheet"),
-    "l4": PeakRates(30.3, 60, 121, 121, "NVIDIA L4 data sheet"),
-    "v100 pcie": PeakRates(14, None, 112, None, "NVIDIA V100 data sheet, PCIe"),
-    "v100": PeakRates(15.7, None, 125, None, "NVIDIA V100 data sheet, SXM2"),
-    "t4": PeakRates(8.1, None, 65, None, "NVIDIA T4 data sheet"),
-    "rtx 4090": PeakRates(82.6, 82.6, 165.2, 165.2, "NVIDIA Ada architecture white paper, fp32 accumulate"),
-    "rtx 3090": PeakRates(35.6, 35.6, 71, 71, "NVIDIA Ampere GA102 white paper, fp32 accumulate"),
+    "b200": PeakRates(80, 1125, 2250, 2250),  # NVIDIA Blackwell architecture brief, HGX B200
+    "h200 nvl": PeakRates(60, 418, 835, 835),  # NVIDIA H200 data sheet, NVL
+    "h200": PeakRates(67, 494, 989, 989),  # NVIDIA H200 data sheet, SXM
+    "h100 nvl": PeakRates(60, 418, 835, 835),  # NVIDIA H100 data sheet, NVL
+    "h100 pcie": PeakRates(51, 378, 756, 756),  # NVIDIA H100 data sheet, PCIe
+    "h100": PeakRates(67, 494, 989, 989),  # NVIDIA H100 data sheet, SXM
+    "a100": PeakRates(19.5, 156, 312, 312),  # NVIDIA A100 data sheet
+    "a10": PeakRates(31.2, 62.5, 125, 125),  # NVIDIA A10 data sheet
+    "l40s": PeakRates(91.6, 183, 362, 362),  # NVIDIA L40S data sheet
+    "l4": PeakRates(30.3, 60, 121, 121),  # NVIDIA L4 data sheet
+    "v100 pcie": PeakRates(14, None, 112, None),  # NVIDIA V100 data sheet, PCIe
+    "v100": PeakRates(15.7, None, 125, None),  # NVIDIA V100 data sheet, SXM2
+    "t4": PeakRates(8.1, None, 65, None),  # NVIDIA T4 data sheet
+    "rtx 4090": PeakRates(82.6, 82.6, 165.2, 165.2),  # NVIDIA Ada architecture white paper, fp32 accumulate
+    "rtx 3090": PeakRates(35.6, 35.6, 71, 71),  # NVIDIA Ampere GA102 white paper, fp32 accumulate
 }
+# Best rates of square products of size 4,096 to 16,384, by `benchmarks/matmul.py` (docs/LOG.md, 2026-11-21).
+MATMULS = {"h200": PeakRates(52.8, 381.8, 738.6, 771.6)}
 
 
 def peak_tflops(gpu_name: str | None, precision: str) -> float | None:
     """Return the vendor's dense peak rate of a GPU, by its name in NVML, in TFLOP/s; None if it is not in the table."""
-    peak = _of_gpu(PEAKS, gpu_name)
-    return getattr(peak, precision) if peak else None
-
-
-# Best rates of square products of size 4,096 to 16,384, by `benchmarks/matmul.py` (docs/LOG.md, 2026-11-21).
-MATMULS = {"h200": {"fp32": 52.8, "tf32": 381.8, "fp16": 738.6, "bf16": 771.6}}
+    return _of_gpu(PEAKS, gpu_name, precision)
 
 
 def matmul_tflops(gpu_name: str | None, precision: str) -> float | None:
     """Return the measured rate of a large matrix product on a GPU, in TFLOP/s; None if it was not measured."""
-    return (_of_gpu(MATMULS, gpu_name) or {}).get(precision)
+    return _of_gpu(MATMULS, gpu_name, precision)
 
 
-def _of_gpu(table: dict[str, T], gpu_name: str | None) -> T | None:
+def _of_gpu(table: dict[str, PeakRates], gpu_name: str | None, precision: str) -> float | None:
     words = f" {(gpu_name or '').lower().replace('-', ' ')} "
-    return next((value for key, value in table.items() if f" {key} " in words), None)
+    return next((getattr(rates, precision) for key, rates in table.items() if f" {key} " in words), None)
 
 
 @contextlib.contextmanager
@@ -89,10 +83,9 @@ def nvml_session() -> Iterator[Any]:
 
 
 def memory_used_gib(api: Any, handle: Any) -> float:
-    """Return the memory in use on a GPU by all processes, without the driver's own reserve.
+    """Return the memory in use on a GPU by all processes, without the driver's reserve.
 
-    Version 1 of NVML's call counts the reserve as used (0.6 GiB on an H200); a driver without version 2 still includes
-    it.
+    Version 1 of NVML's call, for drivers without version 2, counts the reserve as used (0.6 GiB on an H200).
     """
     try:
         memory = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
@@ -104,25 +97,29 @@ def memory_used_gib(api: Any, handle: Any) -> float:
 def energy_j(api: Any, handle: Any) -> float:
     """Return the energy in joules that a GPU has used since its driver was loaded.
 
-    The counter is updated every 100 ms on an H200 (measured: 97.6 to 102.0 ms). GPUs before Volta and MIG slices have
-    none: NVMLError.
+    The counter is updated every 100 ms on an H200 (measured: 97.6 to 102.0 ms). Raises NVMLError on GPUs before Volta
+    and MIG slices, which have none.
     """
     return float(api.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
 
 
 def gpu_sample(api: Any, handle: Any) -> dict[str, float]:
-    """Return one sample of a GPU: utilization, memory, power, energy, clock; unsupported readings are left out.
+    """Return utilization, memory, power, energy and clock of a GPU; unsupported readings are left out.
 
-    On recent GPUs `power_w` is an average over the last second, so it lags behind the load by that much.
+    On recent GPUs `power_w` is an average over the last second, so it lags behind the load.
     """
-    readings = {
-        "util_pct": lambda: api.nvmlDeviceGetUtilizationRates(handle).gpu,
-        "memory_used_gib": lambda: round(memory_used_gib(api, handle), 3),
-        "power_w": lambda: round(api.nvmlDeviceGetPowerUsage(handle) / 1000, 1),
-        "energy_j": lambda: energy_j(api, handle),
-        "sm_clock_mhz": lambda: api.nvmlDeviceGetClockInfo(handle, api.NVML_CLOCK_SM),
-    }
-    values: dict[str, float] = {}
+    return _supported(
+        api,
+        util_pct=lambda: api.nvmlDeviceGetUtilizationRates(handle).gpu,
+        memory_used_gib=lambda: round(memory_used_gib(api, handle), 3),
+        power_w=lambda: round(api.nvmlDeviceGetPowerUsage(handle) / 1000, 1),
+        energy_j=lambda: energy_j(api, handle),
+        sm_clock_mhz=lambda: api.nvmlDeviceGetClockInfo(handle, api.NVML_CLOCK_SM),
+    )
+
+
+def _supported(api: Any, **readings: Callable[[], float]) -> dict[str, float]:
+    values = {}
     for name, reading in readings.items():
         with contextlib.suppress(api.NVMLError):
             values[name] = reading()
@@ -131,7 +128,7 @@ def gpu_sample(api: Any, handle: Any) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class InstalledGpu:
-    """One GPU that this process may use; `index` is NVML's, over all GPUs of the machine."""
+    """A GPU that this process may use; `index` is NVML's, over all GPUs of the machine."""
 
     index: int
     name: str
@@ -189,16 +186,16 @@ def gpu_usage(indexes: Iterable[int]) -> dict[int, tuple[float, list[int]]]:
 
 def clocks() -> list[dict[str, float]]:
     """Return the maximum SM clock in MHz and the power limit in W of each GPU; empty without a GPU."""
-    limits_of_gpus = []
     with nvml_session() as api:
-        for gpu in gpus() if api else ():
-            handle, limits = api.nvmlDeviceGetHandleByIndex(gpu.index), {}
-            with contextlib.suppress(api.NVMLError):
-                limits["sm_clock_max_mhz"] = api.nvmlDeviceGetMaxClockInfo(handle, api.NVML_CLOCK_SM)
-            with contextlib.suppress(api.NVMLError):
-                limits["power_limit_w"] = api.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
-            limits_of_gpus.append(limits)
-    return limits_of_gpus
+        handles = [api.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in gpus()] if api else []
+        return [
+            _supported(
+                api,
+                sm_clock_max_mhz=lambda: api.nvmlDeviceGetMaxClockInfo(handle, api.NVML_CLOCK_SM),  # noqa: B023
+                power_limit_w=lambda: api.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,  # noqa: B023
+            )
+            for handle in handles
+        ]
 
 
 def driver_version() -> str | None:
@@ -213,7 +210,7 @@ def default_device() -> str:
 
 
 def default_world_size(device: str) -> int:
-    """Return the number of ranks for `gpus: auto`: all GPUs, or 2 on a CPU, so that ZeRO can partition."""
+    """Return the number of ranks for `gpus: auto`: all GPUs, or 2 on a CPU, so that ZeRO has something to partition."""
     return max(1, len(gpus())) if device == "cuda" else min(2, cores())
 
 
@@ -223,7 +220,7 @@ def cores() -> int:
 
 
 def loopback_works() -> bool:
-    """Return whether a process of this machine can connect to another one through 127.0.0.1."""
+    """Return whether processes of this machine can connect to each other through 127.0.0.1."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=5).close()
@@ -248,7 +245,7 @@ def memory_gib() -> float:
 
 @cache
 def cpu_facts() -> dict[str, str]:
-    """Return what /proc/cpuinfo says of the first core: name -> value; empty on other systems than Linux."""
+    """Return the fields of the first core in /proc/cpuinfo; empty on systems other than Linux."""
     try:
         rows = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -257,5 +254,5 @@ def cpu_facts() -> dict[str, str]:
 
 
 def cpu_supports_fp16() -> bool:
-    """Return whether the CPU has fp16 arithmetic that torch uses; without it DeepSpeed refuses fp16."""
+    """Return whether the CPU has the fp16 arithmetic that torch uses; without it DeepSpeed refuses fp16."""
     return not {"avx512_fp16", "avx_ne_convert", "amx_fp16"}.isdisjoint(cpu_facts().get("flags", "").split())

@@ -1,8 +1,8 @@
-"""`python -m dsnb.train.ask_deepspeed [STAGE]`: what torch and DeepSpeed can do, or what is wrong with keys on stdin.
+"""`python -m dsnb.train.ask_deepspeed [STAGE]`: what torch and DeepSpeed support, or what is wrong with keys on stdin.
 
-The answer is one line of JSON. It comes from a process of its own, because imports take seconds, and one that crashes
-must not end `dsnb doctor`. Sections with a model of their own refuse unknown keys. The others are read key by key: a
-key that DeepSpeed's parser never asks for is one that it would silently ignore.
+The answer is one line of JSON. It comes from a separate process, because imports take seconds, and a crash must not end
+`dsnb doctor`. Sections with a pydantic model refuse unknown keys. The others are read key by key: a key that
+DeepSpeed's parser never asks for is one that it would silently ignore.
 """
 
 import difflib
@@ -16,13 +16,13 @@ from pydantic import ValidationError
 from dsnb.settings import deepspeed_keys
 
 FREE = {"optimizer.params", "scheduler.params"}
-"""Sections that are passed on as they are; whoever gets them refuses what it does not know."""
+"""Sections that DeepSpeed passes on as they are; the receiver refuses unknown keys."""
 
 
 class Watched(dict[str, Any]):
-    """A section of the configuration, or the whole, that remembers which keys were asked for.
+    """The configuration, or a section of it, that remembers which keys were asked for.
 
-    Going over all sections of the whole says nothing about one of them.
+    Iterating over a section asks for all its keys; iterating over the whole configuration does not.
     """
 
     def __init__(self, section: Mapping[str, Any], is_top: bool = False) -> None:
@@ -49,7 +49,7 @@ class Watched(dict[str, Any]):
         return super().get(key, default)
 
     def keys(self) -> Any:
-        """Return this section itself: looking for one of its keys, or iterating over them, is watched here, too."""
+        """Return this section itself, so that its keys are watched here, too."""
         return self
 
     def items(self) -> Any:
@@ -72,37 +72,36 @@ def check(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with the keys, one sentence each."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    own = {
+    minimal = {
         "train_micro_batch_size_per_gpu": 1,
         "zero_optimization": {"stage": zero_stage},
         "optimizer": {"type": "AdamW"},
     }
-    config = Watched(deepspeed_keys.merged(own, keys), is_top=True)
+    config = Watched(deepspeed_keys.merged(minimal, keys), is_top=True)
     try:
         DeepSpeedConfig(config)
     except ValidationError as error:
         return [_invalid(detail, keys) for detail in error.errors(include_url=False)]
-    except Exception as error:  # a parser that is no model fails in any way
+    except Exception as error:  # sections without a model fail in any way
         text = str(error).strip().splitlines() or [type(error).__name__]
         return [f"deepspeed: DeepSpeed refuses these keys: {text[0]}"]
-    return [_unknown(path, known) for path, known in config.unasked() if deepspeed_keys.lookup(own, path) is None]
+    return [_unknown(path, valid) for path, valid in config.unasked() if deepspeed_keys.lookup(minimal, path) is None]
 
 
 def _invalid(detail: Any, keys: Mapping[str, Any]) -> str:
     inside = ".".join(map(str, detail["loc"]))
     path = next((path for path in keys if path == inside or path.endswith(f".{inside}")), inside)
-    name = f"{deepspeed_keys.PREFIX}{path}"
     if detail["type"] == "extra_forbidden":
         from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
         fields = DeepSpeedZeroConfig.model_fields if path.startswith("zero_optimization.") else {}
-        return _unknown(path, {*fields, *(about.alias for about in fields.values() if about.alias)})
+        return _unknown(path, {*fields, *(field.alias for field in fields.values() if field.alias)})
     message = str(detail.get("ctx", {}).get("error") or detail["msg"])  # without pydantic's "Value error, "
-    return f"{name} is {detail['input']!r}: {message[:1].lower()}{message[1:]}"
+    return f"{deepspeed_keys.PREFIX}{path} is {detail['input']!r}: {message[:1].lower()}{message[1:]}"
 
 
-def _unknown(path: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(path.rpartition(".")[2], sorted(known), n=1)
+def _unknown(path: str, valid: set[str]) -> str:
+    near = difflib.get_close_matches(path.rpartition(".")[2], sorted(valid), n=1)
     hint = f"did you mean '{near[0]}'?" if near else "look its name up in DeepSpeed's documentation"
     return f"{deepspeed_keys.PREFIX}{path} is no key of DeepSpeed: {hint}"
 

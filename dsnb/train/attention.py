@@ -1,13 +1,13 @@
 """Fused causal attention where transformers has none, and a record of the kernel that computes it.
 
-transformers passes a dense mask to torch's fused attention whenever a compiler traces the model (5.17), which costs the
-masked half of the square and the flash kernel. dsnb's batches have no padding: `is_causal` says all of it.
+transformers 5.17 passes a dense mask to torch's fused attention whenever a compiler traces the model, which rules out
+the flash kernel and computes the masked half of the square. dsnb's batches have no padding, so `is_causal` is enough.
 
 For BLOOM transformers has eager attention only. Here ALiBi becomes the mask of torch's SDPA, or, in a model compiled
 for a GPU, a score modification of FlexAttention, which leaves out the masked half (BLOOM-560M, 8 x 512, bf16, compiled,
 on one H200: 37.9 ms a step instead of 38.9, and 45.0 with transformers' eager attention). The causal scores of a head
 are q k / sqrt(d) + slope x key position. Softmax is invariant to a shift of a row, so slope x (key position - query
-position) is equivalent: in half precision the small distances of near keys keep digits that positions in the hundreds
+position) is equivalent. In half precision the small distances of near keys keep digits that positions in the hundreds
 lose.
 """
 
@@ -51,7 +51,7 @@ AttentionInterface.register(CAUSAL, causal_attention)
 
 
 def fastest(config: Any, seq_len: int) -> str:
-    """Return the name of the fastest attention that computes what a model's configuration says.
+    """Return the name of the fastest attention that computes what a model's configuration asks for.
 
     transformers 5.17 left out the soft cap of Gemma 2's scores where it used SDPA.
     """
@@ -63,14 +63,13 @@ def fastest(config: Any, seq_len: int) -> str:
 
 
 def use_fused_alibi(model: Any, flex_length: int = 0) -> None:
-    """Replace the forward pass of every attention layer of a BLOOM model by the fused one.
+    """Replace the forward pass of every attention layer of a BLOOM model by a fused one.
 
     `flex_length` is the length of all sequences if FlexAttention is to compute it, 0 for torch's SDPA.
     """
     masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
     if flex_length:
         heads, two = model.config.n_head, torch.ones(1, 2, device=model.device, dtype=torch.long)
-        # The model's own are in its dtype.
         slopes = _slopes(model.transformer.build_alibi_tensor(two, heads, torch.float32), heads)
         blocks = _causal_blocks(flex_length, model.device)
     for block in model.transformer.h:
@@ -121,48 +120,47 @@ def _flex(self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 def _mask(masks: dict[Any, torch.Tensor], alibi: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Return the mask, shape (1, heads, length, length), in the dtype of the query, made once for all layers."""
+    """Return the mask, shape (1, heads, length, length), in the dtype of the query; all layers share one in `masks`."""
     _, heads, length, _ = query.shape
-    kind = (heads, length, query.dtype)
-    # A compiler finds that the layers' masks are one, and filling a cache breaks its graph.
-    is_compiling = torch.compiler.is_compiling()
-    if not is_compiling and kind in masks:
-        return masks[kind]
-    position = torch.arange(length, device=query.device)
-    distance = position - position[:, None]
-    bias = _slopes(alibi, heads)[None, :, None, None] * distance
-    mask = bias.masked_fill(distance > 0, float("-inf")).to(query.dtype)
-    if not is_compiling:
-        masks[kind] = mask
-    return mask
+    key = (heads, length, query.dtype)
+    # A compiler sees by itself that the layers' masks are equal, and filling a cache breaks its graph.
+    if torch.compiler.is_compiling() or key not in masks:
+        position = torch.arange(length, device=query.device)
+        distance = position - position[:, None]
+        bias = _slopes(alibi, heads)[None, :, None, None] * distance
+        mask = bias.masked_fill(distance > 0, float("-inf")).to(query.dtype)
+        if torch.compiler.is_compiling():
+            return mask
+        masks[key] = mask
+    return masks[key]
 
 
 def _slopes(alibi: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return the slope of each head, shape (heads,): ALiBi of the second position, which is 1."""
+    """Return the slope of each head, shape (heads,), from an ALiBi tensor: its value at position 1."""
     return alibi.detach()[:heads, 0, 1].float()
 
 
 class KernelWatch:
-    """Finds out which attention kernel runs in a step."""
+    """Detects which attention kernel runs in a step."""
 
     def __init__(self, flex: bool = False) -> None:
         self.kernel: str | None = "flex" if flex else None
-        """`cudnn`, `flash`, `efficient`, `flex` or `math` (the unfused one); None if nothing was watched or found."""
+        """`cudnn`, `flash`, `efficient`, `flex` or `math` (unfused); None if no step was watched or had attention."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the operators that are called; only the host is traced, which leaves no trace on a GPU's speed."""
+        """Watch the operators that are called; only the host is traced, which does not slow a GPU down."""
         if self.kernel:
             yield
             return
-        with profile(use_device=None, use_kineto=False) as found:
+        with profile(use_device=None, use_kineto=False) as recorded:
             yield
-        # The raw events: to make a tree of them, which nobody asks for here, takes longer than the step.
-        self.kernel = kernel_of(event.name() for event in found.kineto_results.events())
+        # The raw events: building the profiler's tree of them takes longer than the step.
+        self.kernel = kernel_of(event.name() for event in recorded.kineto_results.events())
 
 
 def kernel_of(operators: Any) -> str | None:
-    """Return the attention kernel among the names of operators; a fused one counts, whatever softmax is beside it."""
+    """Return the attention kernel among the names of operators; a fused one takes precedence over a softmax."""
     names = set(operators)
     for name in sorted(names):
         if match := _OPERATOR.match(name):

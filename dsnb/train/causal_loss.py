@@ -1,14 +1,12 @@
-"""A causal language model together with its loss, as the one module that every strategy trains.
+"""A causal language model with its loss: the one module that every strategy trains, and that torch.compile compiles.
 
-Only the loss leaves it. A compiled model then need not keep its logits as an output (OPT-1.3B, 8 x 2048, on one H200:
+Only the loss is returned. A compiled model then need not keep its logits as an output (OPT-1.3B, 8 x 2048, on one H200:
 40.2 GiB instead of 43.1), and the loss is the same function for every strategy and family.
 
-The logits of a large vocabulary can be in memory a chunk of tokens at a time. The gradients are computed with each
-chunk's logits, so nothing is computed twice: the backward pass only scales them. Only what is between the products is
-compiled, a graph of its own: in the model's, the compiler kept the gradients of many chunks at once (BLOOM-560M,
-8 x 1024, one H200: 24.2 GiB and 92 ms a step; with whole logits 18.5 GiB and 70 ms).
-
-It is also what torch.compile gets, in the modes of the settings, with counts of what that did in this process.
+The logits of a large vocabulary can be in memory a chunk of tokens at a time. Gradients are computed with each chunk's
+logits, so nothing is computed twice: the backward pass only scales them. Only the operations between the matrix
+products are compiled, as a separate graph: within the model's graph, the compiler kept the gradients of many chunks at
+once (BLOOM-560M, 8 x 1024, one H200: 24.2 GiB and 92 ms a step; with whole logits 18.5 GiB and 70 ms).
 """
 
 import functools
@@ -25,17 +23,14 @@ from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS, compiles_blocks
 from dsnb.train.model_parts import blocks, output_layer
 
 ALIGNED = 8
-"""Products of half precision are slow on GPUs if a width is no multiple of this (GPT-2's vocabulary: 50,257)."""
+"""Half-precision products are slow on GPUs if a width is not a multiple of this (GPT-2's vocabulary: 50,257)."""
 IGNORED = -100
-"""Target of a token that has none."""
+"""Target of a token without a next token."""
 Differentiate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class CausalLoss(nn.Module):
-    """Returns the loss of a batch, for a causal language model of transformers or peft's wrapper of one.
-
-    If it is chunked, the logits are never in memory as a whole.
-    """
+    """Returns the loss of a batch, for a causal language model of transformers or peft's wrapper of one."""
 
     def __init__(self, model: Any, chunked: bool = False) -> None:
         super().__init__()
@@ -49,15 +44,15 @@ class CausalLoss(nn.Module):
         return self._compute(ids)
 
     def compile_inside(self, **how: Any) -> None:
-        """Compile the computation, but none of the hooks of this module: an engine's would break the graph."""
+        """Compile the computation without this module's hooks: an engine's would break the graph."""
         if self.chunked:
             self._hidden = torch.compile(self._hidden, **how)  # type: ignore[method-assign]
-            self.compile_loss()  # not by `how`: a chunk's logits are overwritten, which CUDA graphs do not replay
+            self.compile_loss()  # without `how`: a chunk's logits are overwritten, which CUDA graphs cannot replay
         else:
             self._compute, self.is_compiled = torch.compile(self._compute, **how), True
 
     def compile_loss(self) -> None:
-        """Compile the loss alone, of whole logits or of a chunk, for a strategy that compiles block by block."""
+        """Compile only the loss, of whole logits or of a chunk."""
         self._loss, self.is_compiled = torch.compile(self._loss), True
 
     def _whole(self, ids: torch.Tensor) -> torch.Tensor:
@@ -69,9 +64,9 @@ class CausalLoss(nn.Module):
         return hidden.flatten(0, 1)
 
     def _in_chunks(self, ids: torch.Tensor) -> torch.Tensor:
-        """Let the output layer return the loss, so that whatever gathers its weights sees it called.
+        """Make the output layer return the loss instead of logits, so that hooks which gather its weights run.
 
-        From then on it returns no logits. It is told so at each call: an engine may have replaced the layer.
+        Its forward method is replaced at each call, because an engine may have replaced the layer.
         """
         layer = self._causal_model().get_output_embeddings()
         layer.forward = functools.partial(sum_of_losses, layer, loss_and_gradient=self._loss)
@@ -84,24 +79,24 @@ class CausalLoss(nn.Module):
 def causal_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Return the mean cross-entropy of the next token, shape (), computed in fp32.
 
-    Logits have the shape (batch, length, vocabulary) and token ids (batch, length). The targets are shifted, not the
-    logits, which would be copied; the last position has no target.
+    Logits have the shape (batch, length, vocabulary) and token ids (batch, length). The targets are shifted, because
+    shifting the logits would copy them.
     """
     return F.cross_entropy(logits.flatten(0, 1).float(), next_tokens(ids).flatten())
 
 
 def next_tokens(ids: torch.Tensor) -> torch.Tensor:
-    """Return the target of each position, shape (batch, length); the last ones are ignored by the cross-entropy."""
+    """Return the target of each position, shape (batch, length); the last position has none."""
     return F.pad(ids[:, 1:], (0, 1), value=IGNORED)
 
 
 def aligned(vocab: int) -> int:
-    """Return the number of columns that logits are computed with."""
+    """Return the number of columns of logits, padded for speed."""
     return -(-vocab // ALIGNED) * ALIGNED
 
 
 def chunk_tokens(tokens: int) -> int:
-    """Return the number of tokens of a chunk of a micro-batch: all but the last are equally large."""
+    """Return the number of tokens in a chunk of a micro-batch; the last chunk may be smaller."""
     return -(-tokens // -(-tokens // CHUNK_TOKENS))
 
 
@@ -112,13 +107,13 @@ def differentiate(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     its gradient is not 0.
     """
     logs = F.log_softmax(logits, dim=1, dtype=torch.float32)
-    wanted = targets.clamp(min=0)[:, None]
-    losses = torch.where(targets == IGNORED, 0.0, -logs.gather(1, wanted).squeeze(1))
+    column = targets.clamp(min=0)[:, None]
+    losses = torch.where(targets == IGNORED, 0.0, -logs.gather(1, column).squeeze(1))
     if torch.compiler.is_compiling():  # a comparison is fused with the rest, a scatter is not
-        shares = logs.exp() - (torch.arange(logits.shape[1], device=logits.device) == wanted).float()
+        gradient = logs.exp() - (torch.arange(logits.shape[1], device=logits.device) == column).float()
     else:
-        shares = logs.exp_().scatter_add_(1, wanted, -torch.ones_like(wanted, dtype=torch.float32))
-    logits.copy_(shares)
+        gradient = logs.exp_().scatter_add_(1, column, -torch.ones_like(column, dtype=torch.float32))
+    logits.copy_(gradient)
     return losses.sum()
 
 
@@ -133,11 +128,12 @@ class _SumOfLosses(torch.autograd.Function):
         with torch.autocast(kind, enabled=False):
             weights = weight.detach().to(dtype)
             weights = F.pad(weights, (0, 0, 0, columns - vocab)) if columns > vocab else weights
-            states = hidden.detach().to(dtype).masked_fill(ignored, 0)  # so they add nothing to the weight's gradient
+            states = hidden.detach().to(dtype).masked_fill(ignored, 0)  # adds nothing to the weight's gradient
             by_hidden, logits = torch.empty_like(states), weights.new_empty(rows, columns)
             by_weight = torch.zeros_like(weights, dtype=torch.float32) if weight.requires_grad else None
             total = torch.zeros((), device=hidden.device)
-            for state, target, gradient in zip(*(one.split(rows) for one in (states, targets, by_hidden)), strict=True):
+            chunks = (tensor.split(rows) for tensor in (states, targets, by_hidden))
+            for state, target, gradient in zip(*chunks, strict=True):
                 values = torch.mm(state, weights.T, out=logits[: len(state)])
                 values[:, vocab:] = -torch.inf
                 total += loss_and_gradient(values, target)
@@ -158,7 +154,7 @@ class _SumOfLosses(torch.autograd.Function):
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Add a product to a sum in fp32: unscaled, half precision would overflow, and round once for each chunk."""
+    """Add a product to an fp32 sum: in half precision it would overflow, and be rounded once per chunk."""
     if total.dtype == left.dtype:
         torch.ops.aten.addmm.out(total, left, right, out=total)
     elif total.is_cuda:
@@ -171,30 +167,30 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
 def sum_of_losses(
     layer: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, loss_and_gradient: Differentiate = differentiate
 ) -> torch.Tensor:
-    """Return the sum of the cross-entropies of tokens, shape (), without all of their logits.
+    """Return the sum of the cross-entropies of tokens, shape (), with the logits of one chunk at a time in memory.
 
     The output layer has no bias; its input has the shape (tokens, width) and targets (tokens,).
     """
-    found: torch.Tensor = _SumOfLosses.apply(hidden, layer.weight, targets, loss_and_gradient)  # type: ignore[no-untyped-call]
-    return found
+    total: torch.Tensor = _SumOfLosses.apply(hidden, layer.weight, targets, loss_and_gradient)  # type: ignore[no-untyped-call]
+    return total
 
 
 def compile_options(experiment: Experiment) -> dict[str, Any]:
-    """Return the arguments of torch.compile for the mode of the settings."""
+    """Return the arguments of torch.compile for the settings."""
     return {"mode": experiment.compile} if experiment.compile in CUDA_GRAPHS else {}
 
 
 def compile_model(experiment: Experiment, model: CausalLoss) -> None:
-    """Compile the model and its loss, if the settings ask for it, inside of whatever an engine hooks to it."""
+    """Compile the model and its loss, if the settings ask for it, without the hooks that an engine adds later."""
     if experiment.compile == "off":
         return
     separate_caches(experiment)
     if compiles_blocks(experiment.model_dump()):
-        # The blocks, and the output layer, whose odd width only a compiled product pads: GPT-2's vocabulary of 50,257
-        # keeps an eager product off the fast kernels (108 ms of the 600 ms that a step of GPT-2 XL, 24 x 1024, took on
-        # two H200). The forward method is compiled, not the module: hooks that gather weights or reduce gradients stay
-        # outside of the graph. With FSDP's in it, blocks were slower than eager ones (OPT-350M, 24 x 512, on one H200:
-        # 158 ms instead of 130).
+        # The output layer is compiled too, because only a compiled product pads its odd width: GPT-2's vocabulary of
+        # 50,257 rules out fast kernels in eager mode (108 ms of a 600 ms step of GPT-2 XL, 24 x 1024, on two H200).
+        # Compiling the forward method, not the module, keeps hooks that gather weights or reduce gradients outside of
+        # the graph. With FSDP's in it, blocks were slower than eager ones (OPT-350M, 24 x 512, on one H200: 158 ms
+        # instead of 130).
         for module in [*blocks(model), *([] if model.chunked else [output_layer(model)])]:
             module.forward = torch.compile(module.forward)
         model.compile_loss()
@@ -203,16 +199,16 @@ def compile_model(experiment: Experiment, model: CausalLoss) -> None:
 
 
 def separate_caches(experiment: Experiment) -> None:
-    """Keep what torch has compiled and stored for one precision from runs in another.
+    """Give each precision its own cache of compiled graphs.
 
-    Torch 2.11 stores whether autocast is on, but not its format (pytorch#181564): on H200, GPT-2 in bf16 ran the graph
-    of an earlier run in fp16, without its loss scaling, and its loss after 50 steps was 4.4 % higher.
+    The key of torch 2.11's cache says whether autocast is on, but not its dtype (pytorch#181564): on H200, GPT-2 in
+    bf16 ran the fp16 graph of an earlier run, without loss scaling, and its loss after 50 steps was 4.4 % higher.
     """
     torch.compiler.config.cache_key_tag = experiment.precision
 
 
 def begin_graphs(experiment: Experiment) -> None:
-    """Say that a step begins: what CUDA graphs returned in the one before may be overwritten."""
+    """Mark the start of a step: CUDA graphs may overwrite what they returned in the last one."""
     if experiment.compile in CUDA_GRAPHS and experiment.device == "cuda":
         torch.compiler.cudagraph_mark_step_begin()
 
@@ -223,7 +219,7 @@ def compiled_graphs() -> int:
 
 
 def graph_breaks() -> int:
-    """Return the number of different reasons for which torch.compile left a graph so far in this process."""
+    """Return the number of different reasons for graph breaks in torch.compile so far in this process."""
     return len(_counters("graph_break"))
 
 

@@ -17,8 +17,6 @@ from dsnb.settings.experiment import Experiment
 STDLIB_BYTES = 4 * 2**20
 SYNTHETIC_STEPS = 4
 """Number of steps after which synthetic data repeats: more than one batch, in little memory."""
-
-
 Batches = Callable[[int], list[torch.Tensor]]
 """Returns a step's micro-batches on the rank's device, int64, each of shape (micro_batch_size, seq_len)."""
 
@@ -26,11 +24,11 @@ Batches = Callable[[int], list[torch.Tensor]]
 def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device) -> Batches:
     """Return the batches for these settings: uniformly random tokens, or sequences at random positions of one text."""
     generator = torch.Generator().manual_seed(experiment.seed)
-    length, own = experiment.seq_len, data_rank(experiment, rank)
+    length, place = experiment.seq_len, data_rank(experiment, rank)
     step_shape = experiment.data_parallel, experiment.grad_accum, int(experiment.micro_batch_size)
     if experiment.data == "synthetic":
         shape = (SYNTHETIC_STEPS, *step_shape, length)
-        ids = torch.randint(vocab, shape, generator=generator)[:, own].to(device)
+        ids = torch.randint(vocab, shape, generator=generator)[:, place].to(device)
         return lambda step: list(ids[step % SYNTHETIC_STEPS])
     tokens = tokenize(experiment)
     if len(tokens) < length:
@@ -42,7 +40,7 @@ def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device)
     steps = experiment.warmup_steps + experiment.steps
     starts = torch.randint(len(tokens) - length + 1, (steps, *step_shape), generator=generator)
     text, offsets = torch.from_numpy(tokens.astype(np.int64)).to(device), torch.arange(length, device=device)
-    starts = starts[:, own].to(device)
+    starts = starts[:, place].to(device)
     return lambda step: list(text[starts[step][..., None] + offsets])
 
 
@@ -56,7 +54,7 @@ def data_rank(experiment: Experiment, rank: int) -> int:
 
 def tokenize(experiment: Experiment) -> np.ndarray:
     """Return the tokens of the experiment's text, shape (tokens,)."""
-    if experiment.data == "stdlib":  # source code: real text that every machine has
+    if experiment.data == "stdlib":  # Python's source code, which every machine has
         files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
         text = b"\n".join(path.read_bytes() for path in files)[:STDLIB_BYTES]
     else:

@@ -1,6 +1,6 @@
 """Trainers on DeepSpeed's engines: one for whole models, one for pipelines.
 
-Each engine is compared with the settings: DeepSpeed accepts some settings and silently ignores them.
+Each engine is compared with the settings, because DeepSpeed accepts some settings and silently ignores them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,6 @@ from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from deepspeed.utils import set_z3_leaf_modules
 
-from dsnb.formulas import model_shapes
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import compiles_blocks, gathers_blocks
@@ -31,7 +30,7 @@ from dsnb.train.causal_loss import (
     separate_caches,
 )
 from dsnb.train.data import data_rank
-from dsnb.train.model import DTYPES, build_part
+from dsnb.train.model import DTYPES, build_stage
 from dsnb.train.model_parts import blocks
 from dsnb.train.trainer import Trainer, make_optimizer
 
@@ -42,35 +41,30 @@ SECTIONS = {
     schedule.ForwardPass: "forward",
     schedule.BackwardPass: "backward",
     schedule.OptimizerStep: "optimizer",
-    schedule.SendActivation: "communication",
-    schedule.RecvActivation: "communication",
-    schedule.SendGrad: "communication",
-    schedule.RecvGrad: "communication",
-    schedule.ReduceTiedGrads: "communication",
-    schedule.ReduceGrads: "communication",
 }
+"""Instructions of a pipeline schedule -> parts of the step; all others move activations, gradients or inputs."""
 MODELS = {
     "zero_optimization": "zero_config",
     "bf16": "bfloat16_config",
     "fp16": "float16_config",
     "compile": "compile_config",
 }
-"""Sections of DeepSpeed's configuration -> the attribute of its configuration object that holds their model."""
+"""Sections of DeepSpeed's configuration -> the attribute of its configuration object with their pydantic model."""
 
 
 class EngineTrainer(Trainer):
-    """Trains with an engine of DeepSpeed."""
+    """Trains with a DeepSpeed engine."""
 
     engine: Any
 
     def make_engine(self, model: torch.nn.Module, ds_config: dict[str, Any]) -> None:
         """Build the engine for a model or a pipeline, before its first step."""
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        own_optimizer = self.experiment.optimizer == "adafactor"  # DeepSpeed has none
+        is_adafactor = self.experiment.optimizer == "adafactor"  # DeepSpeed has none
         self.engine, *_ = deepspeed.initialize(
             model=model,
             model_parameters=trainable,
-            optimizer=make_optimizer(self.experiment, trainable) if own_optimizer else None,
+            optimizer=make_optimizer(self.experiment, trainable) if is_adafactor else None,
             config=ds_config,
         )
         undo_first_step(self.engine.optimizer)
@@ -79,11 +73,11 @@ class EngineTrainer(Trainer):
     def grad_norm(self) -> torch.Tensor | float | None:
         """Return the gradient norm of the last step; ZeRO 0 with fp32 weights computes it only for clipping."""
         norm = self.engine.get_global_grad_norm()
-        on_device = isinstance(norm, torch.Tensor) and norm.device.type != "cpu"  # a norm in host memory needs no wait
-        return norm if norm is None or on_device else float(norm)
+        on_device = isinstance(norm, torch.Tensor) and norm.device.type != "cpu"
+        return norm if norm is None or on_device else float(norm)  # the meter would wait to copy a tensor to a GPU
 
     def describe(self) -> dict[str, Any]:
-        """Return what the engine is made of."""
+        """Return the properties of the engine and the attention implementation."""
         return {**describe(self.engine), "attention": self.config._attn_implementation}
 
 
@@ -95,13 +89,13 @@ class DeepSpeedTrainer(EngineTrainer):
         whole = CausalLoss(model, experiment.loss == "chunked")
         if experiment.zero_stage == 3 and gathers_blocks(experiment.model_dump()):
             set_z3_leaf_modules(whole, [type(blocks(whole)[0])])
-        # Where the engine compiles, its hooks are part of the graph, such as ZeRO 3's, which gather weights.
+        # If the engine compiles, its hooks, such as ZeRO 3's that gather weights, are part of the graph.
         whole_graph = experiment.compile != "off" and not compiles_blocks(experiment.model_dump())
-        outside = whole_graph and (experiment.compile == "deepcompile" or experiment.zero_stage == 3)
-        if not outside:
+        by_engine = whole_graph and (experiment.compile == "deepcompile" or experiment.zero_stage == 3)
+        if not by_engine:
             compile_model(experiment, whole)
         self.make_engine(whole, ds_config)
-        if outside:
+        if by_engine:
             separate_caches(experiment)
             self.engine.compile(compile_kwargs=compile_options(experiment))
         check(experiment, self.engine)
@@ -151,7 +145,8 @@ class PipelineTrainer(EngineTrainer):
         self.make_engine(pipeline, ds_config)
         self.engine.module.loss_fn = self._loss
         self.engine._INSTRUCTION_MAP = {
-            command: self._marked(run, SECTIONS.get(command)) for command, run in self.engine._INSTRUCTION_MAP.items()
+            command: self._marked(run, SECTIONS.get(command, "communication"))
+            for command, run in self.engine._INSTRUCTION_MAP.items()
         }
         check(experiment, self.engine)
 
@@ -161,10 +156,8 @@ class PipelineTrainer(EngineTrainer):
         scale_loss(self.engine, loss)
         return loss
 
-    def _marked(self, run: Callable[..., None], name: str | None) -> Callable[..., None]:
+    def _marked(self, run: Callable[..., None], name: str) -> Callable[..., None]:
         """Return an instruction of DeepSpeed's schedule that marks its part of the step."""
-        if name is None:
-            return run
 
         def marked(*arguments: Any, **named: Any) -> None:
             with self.section(name):
@@ -179,28 +172,12 @@ class PipelineTrainer(EngineTrainer):
         return loss, self.engine.skipped_steps > skipped_before
 
 
-def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tuple[Any, model_parts.ForwardTrace]:
-    """Build a model in which only this stage has weights, and the trace of its forward pass."""
-    paths = []
-
-    def part(model: Any) -> list[torch.nn.Module]:
-        stages, family, held = experiment.pipeline_parallel, model.config.model_type, len(blocks(model))
-        if family not in model_shapes.SPLIT:
-            raise ValueError(model_shapes.not_split("pipeline_parallel", stages, family))
-        if held % stages:
-            raise ValueError(f"pipeline_parallel is {stages}: it must divide the model's {held} layers")
-        paths.append(model_parts.trace_forward(model, int(experiment.micro_batch_size), experiment.seq_len, device))
-        return list(model_parts.stage_modules(model, paths[-1], stage, stages))
-
-    return build_part(experiment, device, part), paths[-1]
-
-
 def order_gathers(engine: Any) -> None:
-    """Let ZeRO 3 gather weights only when they have been updated.
+    """Make ZeRO 3 gather weights only after they have been updated.
 
-    DeepSpeed 0.19.8 gathers on a stream of its own, which waits for nothing. What orders gathers after the update is
-    the gathering of persistent weights that follows it. Without any (`stage3_param_persistence_threshold: 0`), compiled
-    OPT-1.3B and GPT-2 XL on two H200 had losses that were off by up to 0.3 %, and others in each repeat.
+    DeepSpeed 0.19.8 gathers on a separate stream that waits for nothing. Gathers follow the update only because it ends
+    by gathering persistent weights. Without any (`stage3_param_persistence_threshold: 0`), losses of compiled OPT-1.3B
+    and GPT-2 XL on two H200 were off by up to 0.3 % and differed between repeats.
     """
     stream = getattr(getattr(engine.optimizer, "parameter_offload", None), GATHERING_STREAM, None)
     if stream is not None:
@@ -208,10 +185,10 @@ def order_gathers(engine: Any) -> None:
 
 
 def without_reduction(experiment: Experiment, engine: Any) -> AbstractContextManager[Any]:
-    """Return a context for the backward pass of a single rank.
+    """Return a context for the backward pass that skips the reduction of gradients on a single rank at ZeRO 0.
 
-    At ZeRO 0 DeepSpeed flattens, reduces and copies back every gradient, even if there is nobody to reduce with
-    (GPT-2, 32 x 128, with CUDA graphs on one H200: 15.2 ms a step instead of 14.0).
+    Otherwise DeepSpeed flattens, reduces and copies back every gradient (GPT-2, 32 x 128, with CUDA graphs on one H200:
+    15.2 ms a step instead of 14.0).
     """
     alone = experiment.gpus == 1 and experiment.zero_stage == 0
     return engine.no_sync() if alone else nullcontext()
@@ -221,9 +198,9 @@ def without_reduction(experiment: Experiment, engine: Any) -> AbstractContextMan
 def undo_first_step(optimizer: Any) -> None:
     """Undo the step that DeepSpeed's ZeRO-0 optimizers for fp16 and bf16 take while they are built.
 
-    FP16_Optimizer and FP16_UnfusedOptimizer (DeepSpeed 0.19.8) step once with zero gradients to allocate their
-    states. Adam then counts the first real step as its second, with another bias correction, so that ZeRO 0 and ZeRO 1
-    diverge after one step; and weight decay has already shrunk the master weights. Both are restored.
+    FP16_Optimizer and FP16_UnfusedOptimizer (DeepSpeed 0.19.8) step once with zero gradients to allocate their states.
+    Adam then counts the first real step as its second, with another bias correction, so ZeRO 0 and ZeRO 1 diverge after
+    one step; and weight decay has already shrunk the master weights. Both are restored.
     """
     if isinstance(optimizer, FP16_Optimizer):
         pairs = list(zip(optimizer.fp32_groups_flat, optimizer.fp16_groups_flat, strict=True))
@@ -250,17 +227,16 @@ def scale_loss(engine: Any, loss: torch.Tensor) -> None:
 
 
 def check(experiment: Experiment, engine: Any) -> None:
-    """Raise RuntimeError with every difference of an engine from the settings."""
-    asked, found = expected(experiment), actual(engine, experiment.deepspeed)
-    if differing := [name for name in asked if asked[name] != found[name]]:
-        built = ", ".join(f"{name} {found[name]} instead of {asked[name]}" for name in differing)
-        raise RuntimeError(f"DeepSpeed built {built}; choose settings that it supports")
+    """Raise RuntimeError with every difference between an engine and the settings."""
+    wanted, built = expected(experiment), actual(engine, experiment.deepspeed)
+    if wrong := [f"{name} {built[name]} instead of {wanted[name]}" for name in wanted if wanted[name] != built[name]]:
+        raise RuntimeError(f"DeepSpeed built {', '.join(wrong)}; choose settings that it supports")
 
 
 def expected(experiment: Experiment) -> dict[str, Any]:
     """Return the properties that an engine must have for these settings."""
-    what, _, where = experiment.offload.partition("-")
-    computed, native = DTYPES[experiment.precision], experiment.mixed_precision == "native"
+    offloaded, _, device = experiment.offload.partition("-")
+    dtype, native = DTYPES[experiment.precision], experiment.mixed_precision == "native"
     return {
         "ZeRO stage": experiment.zero_stage,
         "accumulation": experiment.grad_accum,
@@ -269,10 +245,10 @@ def expected(experiment: Experiment) -> dict[str, Any]:
         "data-parallel place": data_rank(experiment, deepspeed.comm.get_rank()),
         "tensor-parallel ranks": experiment.tensor_parallel,
         "pipeline stages": experiment.pipeline_parallel,
-        "weights": _dtype(computed if native else torch.float32),
-        "autocast": _dtype(computed) if computed is not torch.float32 and not native else None,
-        "optimizer offloaded to": where or "none",
-        "parameters offloaded to": where if what == "all" else "none",
+        "weights": _dtype(dtype if native else torch.float32),
+        "autocast": _dtype(dtype) if dtype is not torch.float32 and not native else None,
+        "optimizer offloaded to": device or "none",
+        "parameters offloaded to": device if offloaded == "all" else "none",
         "optimizer": {"adafactor": "Adafactor", "muon": "Muon"}.get(experiment.optimizer, "Adam"),
         "compiled": experiment.compile != "off",
         **{deepspeed_keys.PREFIX + path: value for path, value in experiment.deepspeed.items()},
@@ -280,8 +256,8 @@ def expected(experiment: Experiment) -> dict[str, Any]:
 
 
 def actual(engine: Any, keys: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the properties of an engine, with those of some keys of DeepSpeed's configuration."""
-    wrapped = " ".join(_optimizers(engine.optimizer))
+    """Return the properties of an engine, and its values for keys of DeepSpeed's configuration."""
+    optimizers = " ".join(_optimizers(engine.optimizer))
     split = next((layer for layer in engine.module.modules() if isinstance(layer, TensorParallel_Layer)), None)
     return {
         **{deepspeed_keys.PREFIX + path: configured(engine, path) for path in keys},
@@ -296,32 +272,29 @@ def actual(engine: Any, keys: Iterable[str] = ()) -> dict[str, Any]:
         "autocast": _dtype(engine.torch_autocast_dtype()) if engine.torch_autocast_enabled() else None,
         "optimizer offloaded to": _place(engine.zero_offload_optimizer()),
         "parameters offloaded to": _place(engine.zero_offload_param()),
-        "optimizer": next((kind for kind in ("Adafactor", "Muon") if kind in wrapped), "Adam"),
+        "optimizer": next((kind for kind in ("Adafactor", "Muon") if kind in optimizers), "Adam"),
         "compiled": engine.is_compiled or getattr(engine.module, "is_compiled", False),
     }
 
 
 def describe(engine: Any) -> dict[str, Any]:
     """Return the properties of an engine under the names of `worker.json`."""
-    found = {name.lower().replace(" ", "_").replace("-", "_"): value for name, value in actual(engine).items()}
+    properties = {name.lower().replace(" ", "_").replace("-", "_"): value for name, value in actual(engine).items()}
     return {
-        **found,
+        **properties,
         "optimizer": " over ".join(_optimizers(engine.optimizer)),
-        "parameter_dtype": found["weights"],
+        "parameter_dtype": properties["weights"],
         "communication": deepspeed.comm.get_world_size() > 1 and torch.distributed.get_backend(),
     }
 
 
 def configured(engine: Any, path: str) -> Any:
-    """Return the value that an engine uses for a key of DeepSpeed's configuration.
-
-    DeepSpeed's models hold what it made of the key; for the sections without one it is the key as it was read.
-    """
+    """Return the value that an engine uses for a key; in sections without a pydantic model, the value as read."""
     section, *names = path.split(".")
     place = getattr(engine._config, MODELS.get(section, ""), None)
     for name in names:
         fields = getattr(type(place), "model_fields", {})
-        field = next((field for field, about in fields.items() if about.alias == name), name)
+        field = next((field for field, info in fields.items() if info.alias == name), name)
         place = place.get(name) if isinstance(place, dict) else getattr(place, field, None)
     return place if section in MODELS else deepspeed_keys.lookup(engine._config._param_dict, path)
 

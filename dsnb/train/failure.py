@@ -1,4 +1,4 @@
-"""Records why a rank failed, in which part of which step, and how much memory was allocated and requested."""
+"""Records why a rank failed, in which step and part of it, and how much memory was allocated and requested."""
 
 import re
 import resource
@@ -17,7 +17,6 @@ LOSS_FUNCTIONS = {"cross_entropy", "causal_loss", "sum_of_losses"}
 """Functions that compute the loss within a forward pass, in torch and dsnb."""
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Texts of errors from allocations outside of torch's GPU allocator."""
-_REQUESTED = re.compile(r"[Tt]ried to allocate (\d+) bytes")
 
 
 @dataclass
@@ -29,10 +28,10 @@ class Position:
     step: int | None = None
     """From 1; None while the engine is built."""
     failed_allocation: dict[str, float | None] = field(default_factory=dict)
-    """`allocated_gib`, `reserved_gib` and `requested_gib` at the moment of the last failed allocation on a GPU."""
+    """`allocated_gib`, `reserved_gib` and `requested_gib` at the last failed allocation on a GPU."""
 
     def watch_memory(self, device: torch.device) -> None:
-        """Record memory when a CUDA allocation fails: when the error is caught, tensors are freed already."""
+        """Record memory when a CUDA allocation fails: by the time the error is caught, tensors are freed."""
         if device.type != "cuda":
             return
 
@@ -45,17 +44,17 @@ class Position:
 
 def record(run: RunPaths, rank: int, position: Position, error: Exception) -> None:
     """Append the cause of this rank's failure to the run's failures."""
-    text = str(error).strip()
-    found: dict[str, Any] = {"rank": rank, "status": "failed", "phase": position.phase, "step": position.step}
+    text = str(error)
+    row: dict[str, Any] = {"rank": rank, "status": "failed", "phase": position.phase, "step": position.step}
     if _is_out_of_memory(error, text):
         if position.phase == "forward" and _in_loss(error.__traceback__):
-            found["phase"] = "loss"
-        found |= {"status": "oom", **(position.failed_allocation or _failed_allocation(text))}
-    records.append_line(run.failures, {**found, "cause": one_line(error)})
+            row["phase"] = "loss"
+        row |= {"status": "oom", **(position.failed_allocation or _failed_allocation(text))}
+    records.append_line(run.failures, {**row, "cause": one_line(error)})
 
 
 def _is_out_of_memory(error: Exception, text: str) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(one in text for one in OUT_OF_MEMORY):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in OUT_OF_MEMORY):
         return True
     return _is_limited() and "Resource temporarily unavailable" in text  # no room for a thread's stack
 
@@ -65,10 +64,10 @@ def _is_limited() -> bool:
 
 
 def _failed_allocation(text: str) -> dict[str, float | None]:
-    """Return what is known of a failed allocation that no observer saw; on a CPU, from process and error message."""
+    """Return the memory at a failed allocation that no observer saw; on a CPU, from the process and the message."""
     if torch.cuda.is_initialized():
         return _memory_gib(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), None)
-    memory, requested = psutil.Process().memory_info(), _REQUESTED.search(text)
+    memory, requested = psutil.Process().memory_info(), re.search(r"[Tt]ried to allocate (\d+) bytes", text)
     held = getattr(memory, "data", memory.rss) if _is_limited() else memory.rss  # the part that the limit applies to
     return _memory_gib(held, None, int(requested[1]) if requested else None)
 

@@ -1,8 +1,8 @@
 """A process that has imported torch, DeepSpeed and transformers, and forks the ranks of one run after another.
 
-A plain start of two ranks spends about 12 s in imports and interpreter exits; a forked rank has imported already. Every
-rank is a process of its own with a fresh copy of the server's memory. The server never runs a torch operation or uses a
-GPU, so a run inherits nothing from the one before.
+Starting two ranks normally spends about 12 s on imports and interpreter exits; a forked rank has imported already.
+Every rank is a separate process with a fresh copy of the server's memory. The server never runs a torch operation or
+uses a GPU, so a run inherits nothing from the one before.
 
 The server reads one JSON line per run from a Unix socket ({"ranks": [environment, ...], "cwd", "log", "worker",
 "run_dir"}), answers {"pids": [...]} and then {"rank", "exit"} for each rank. It kills the ranks when the
@@ -36,11 +36,7 @@ PRELOADED = ("torch", "deepspeed", "transformers", "dsnb", "numpy", "tokenizers"
 def serve(path: str, owner: int) -> None:
     """Serve runs on the socket at `path` until the parent process, whose ID is `owner`, ends."""
     signal.signal(signal.SIGTERM, end)
-    # What every run needs, without initialising CUDA.
-    import deepspeed  # noqa: F401
-    import transformers  # noqa: F401
-
-    import dsnb.train.worker  # noqa: F401
+    import dsnb.train.worker  # noqa: F401  (all that every run needs, without initialising CUDA)
 
     gc.collect()
     preload(FIRST)
@@ -49,12 +45,11 @@ def serve(path: str, owner: int) -> None:
         listener.listen()
         print("ready", flush=True)
         while os.getppid() == owner:
-            if not select.select([listener], [], [], 0.5)[0]:
-                continue
-            connection, _ = listener.accept()
-            with connection:
-                used = run(connection, listener)
-            preload(used)
+            if select.select([listener], [], [], 0.5)[0]:
+                connection, _ = listener.accept()
+                with connection:
+                    imported = run(connection, listener)
+                preload(imported)
     shutil.rmtree(os.path.dirname(path), ignore_errors=True)
 
 
@@ -116,7 +111,7 @@ def watch(connection: socket.socket, pids: list[int]) -> None:
 
 
 def has_ended(connection: socket.socket) -> bool:
-    """Return whether the client, which sends nothing more, has disconnected; killed, it leaves answers unread."""
+    """Return whether the client, which sends nothing more, has disconnected; if killed, it leaves answers unread."""
     try:
         return not connection.recv(1024)
     except ConnectionError:
@@ -124,13 +119,13 @@ def has_ended(connection: socket.socket) -> bool:
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Send one line; it is dropped if the client has disconnected."""
+    """Send one line, unless the client has disconnected."""
     with contextlib.suppress(OSError):
         connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def kill(group: int) -> None:
-    """Kill what is left of a process group."""
+    """Kill the remaining processes of a process group."""
     with contextlib.suppress(OSError):
         os.killpg(group, signal.SIGKILL)
 
@@ -142,7 +137,7 @@ def run_as_rank(request: dict[str, Any], environment: dict[str, str], report: in
         signals.die_with_parent(server)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, group)
-        # Whatever this process prints, from any language, is appended to the log.
+        # The log gets everything that this process prints, including native code.
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)

@@ -1,6 +1,6 @@
-"""How fast this host launches work: a second of eager operations as in training, too small to keep a GPU busy.
+"""Measures how fast this host launches GPU work, with eager operations as in training but too small to keep a GPU busy.
 
-Steps of small models wait for the host, and hosts with one kind of GPU differ by a factor of two.
+Steps of small models are CPU-bound, and hosts with one kind of GPU differ by a factor of two.
 """
 
 import statistics
@@ -9,17 +9,17 @@ import time
 import torch
 from torch import nn
 
-from dsnb.train.meter import clock_of
+from dsnb.train.meter import Clock
 
 LAYERS, WIDTH = 8, 64
 OPERATIONS = 15 * LAYERS
 """Operations of one pass: five of each layer forward, ten backward."""
 PASSES = 5
-"""Passes that are queued at once; the median of such batches counts."""
+"""Passes that are queued at once; the result is the median over such batches."""
 
 
 class Linear(nn.Linear):
-    """A linear layer by torch's own function, in place of which DeepSpeed puts a slower one at ZeRO 3."""
+    """A linear layer that calls torch's function: DeepSpeed replaces `nn.Linear.forward` by a slower one at ZeRO 3."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the layer's output."""
@@ -27,7 +27,7 @@ class Linear(nn.Linear):
 
 
 class Layer(nn.Module):
-    """A feed-forward layer of a transformer: the modules, hooks and autograd of training, and hardly any arithmetic."""
+    """A transformer's feed-forward layer: the modules, hooks and autograd of training, with little arithmetic."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Layer(nn.Module):
 
 def launch_us(device: torch.device, span_s: float = 1.0) -> float:
     """Return the microseconds that this process needs to launch one operation, measured for about `span_s`."""
-    clock = clock_of(device)
+    clock = Clock(device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         model = nn.Sequential(*(Layer(device) for _ in range(LAYERS)))
         inputs = torch.randn(16, WIDTH, device=device)

@@ -1,7 +1,7 @@
 """Measures the steps of one rank, and writes them during training.
 
-Nothing here waits for the device between the first and the last timed step: boundaries are marked in the device's
-queue, losses are copied to the host asynchronously, and a step is written once its mark has passed.
+Nothing here waits for the device between the first and the last timed step: boundaries are marks in the device's queue,
+losses are copied to the host asynchronously, and a step is written once the device has passed its mark.
 """
 
 import contextlib
@@ -21,113 +21,82 @@ from dsnb.system.hardware import GIB
 from dsnb.train.failure import Position
 
 FLUSH_S = 0.25
+MAX_PARTS = 8
+"""Maximum backward passes of a step whose ends are marked: each mark takes the host some microseconds."""
+LEFT = 0.25
+"""The host kept the GPU busy in a part of a step if it had queued all of it with this share still to be done."""
+UPDATE_WITHIN_S = 0.5
+"""A counter that does not change for this long is unusable: even an idle GPU draws some joules in that time."""
+MIN_SPAN_S = 0.3
+"""Minimum span with an energy figure: updates are timed to about 5 ms at each end, and idle power is an estimate."""
+Reading = tuple[float, float]
+"""Time of an update of the counter, on the monotonic clock in seconds, and its value in joules."""
 
 
 class Clock:
-    """Marks points in the work queued on a device, numbered from 0.
+    """Marks points in the work of a device, numbered from 0.
 
-    A CPU executes work as it is called, so a mark is a reading of the monotonic clock.
+    A GPU works through a queue that the host fills: marks are events in the current stream, timed by the GPU. A CPU
+    executes work as it is called, so its marks are readings of the monotonic clock.
     """
 
-    has_queue = False
-    """Whether the device works through a queue that the host fills."""
-
-    def __init__(self) -> None:
-        self._marks: list[Any] = []
-        self._queued_s: list[float] = []
+    def __init__(self, device: torch.device) -> None:
+        self.has_queue = device.type == "cuda"
+        self._events: list[Any] = []
+        self._host_s: list[float] = []
 
     def mark(self) -> int:
         """Mark the end of the work queued so far and return the number of the mark."""
-        self._marks.append(time.perf_counter())
-        return len(self._marks) - 1
+        if self.has_queue:
+            self._events.append(torch.cuda.Event(enable_timing=True))
+            self._events[-1].record()
+        self._host_s.append(time.perf_counter())
+        return len(self._host_s) - 1
 
     def passed(self, mark: int) -> bool:
         """Return, without waiting, whether the work before the mark is done."""
-        return True
+        return not self.has_queue or bool(self._events[mark].query())
 
     def seconds(self, first: int, second: int) -> float:
         """Return the seconds between two marks that have passed."""
-        return float(self._marks[second] - self._marks[first])
+        if self.has_queue:
+            return float(self._events[first].elapsed_time(self._events[second])) / 1e3
+        return self.host_s(first, second)
 
-    def queued_s(self, first: int, second: int) -> float:
-        """Return the seconds of the host's clock between the queueing of two marks."""
-        return self._queued_s[second] - self._queued_s[first]
+    def host_s(self, first: int, second: int) -> float:
+        """Return the seconds on the host's clock between two calls of `mark`."""
+        return self._host_s[second] - self._host_s[first]
 
     def synchronize(self) -> None:
         """Wait until all work queued so far is done; never called inside the timed region."""
-
-
-class CudaClock(Clock):
-    """Events in the current stream: the GPU records the time when it reaches them."""
-
-    has_queue = True
-
-    def mark(self) -> int:
-        """Queue an event and return its number."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()  # type: ignore[no-untyped-call]
-        self._marks.append(event)
-        self._queued_s.append(time.perf_counter())
-        return len(self._marks) - 1
-
-    def passed(self, mark: int) -> bool:
-        """Return whether the GPU has reached the event."""
-        return bool(self._marks[mark].query())
-
-    def seconds(self, first: int, second: int) -> float:
-        """Return the seconds between two events, measured by the GPU."""
-        return float(self._marks[first].elapsed_time(self._marks[second])) / 1e3
-
-    def synchronize(self) -> None:
-        """Wait for the GPU."""
-        torch.cuda.synchronize()
-
-
-def clock_of(device: torch.device) -> Clock:
-    """Return the clock of a device."""
-    return CudaClock() if device.type == "cuda" else Clock()
-
-
-MAX_PARTS = 8
-"""Backward passes of a step whose ends are marked: each mark takes the host some microseconds."""
-LEFT = 0.25
-"""A GPU that has this share of a part still to do when the host has queued all of it was kept busy by it."""
+        if self.has_queue:
+            torch.cuda.synchronize()
 
 
 def cpu_bound(clock: Clock, marks: Sequence[int], last: int) -> float:
     """Return the share of the time between the first and the last of `marks` in which the host set the pace.
 
-    The device was idle at the first mark and at the mark `last`, so that its clock can be compared with the host's. Of
-    each part between two marks, what the device had left to do at the moment when the host had queued all of it is
-    known. If that is less than `LEFT` of the part, the part counts, apart from what was left: the device may have been
-    idle from the end of the part before until then, and it waited for launch after launch at the latest at the end.
+    The device was idle at the first mark and at the mark `last`, so its clock can be related to the host's. For each
+    part between two marks this gives the work that the device had left when the host had queued all of it. If that is
+    less than `LEFT` of the part, the rest of the part counts: the device waited for launches at its end at the latest,
+    and may have been idle before.
     """
     first = marks[0]
-    rate = clock.queued_s(first, last) / clock.seconds(first, last)  # the two clocks drift apart
+    rate = clock.host_s(first, last) / clock.seconds(first, last)  # the two clocks drift apart
     counted_s = 0.0
     for start, end in pairwise(marks):
         part_s = rate * clock.seconds(start, end)
-        left_s = max(0.0, rate * clock.seconds(first, end) - clock.queued_s(first, end))
+        left_s = max(0.0, rate * clock.seconds(first, end) - clock.host_s(first, end))
         counted_s += part_s - left_s if left_s < LEFT * part_s else 0.0
     return counted_s / (rate * clock.seconds(first, marks[-1]))
-
-
-UPDATE_WITHIN_S = 0.5
-"""A counter that does not change for this long is unusable: even an idle GPU draws some joules in that time."""
-MIN_SPAN_S = 0.3
-"""Shorter spans have no figure: updates are timed to about 5 ms at each end, and the idle power is an estimate."""
-
-Reading = tuple[float, float]
-"""Time of an update of the counter, on the monotonic clock in seconds, and its value in joules."""
 
 
 class EnergyMeter:
     """Measures the energy of one span; `read` returns the counter in joules, `now` a monotonic time in seconds.
 
-    NVML's power reading is an average over the last second on recent GPUs, so it is of no use for a shorter span. The
-    energy counter is updated only about every 100 ms, and therefore read right after an update, both before the span
-    begins and after it has ended, while the GPU is idle. The idle energy between these updates and the span is
-    estimated over one more update and subtracted.
+    NVML's power reading on recent GPUs is an average over the last second, useless for a shorter span. The energy
+    counter is updated only about every 100 ms, so it is read right after an update, before the span begins and after it
+    has ended. The idle energy between these updates and the span is estimated over one more update and subtracted.
     """
 
     def __init__(self, read: Callable[[], float], now: Callable[[], float] = time.perf_counter) -> None:
@@ -163,43 +132,36 @@ class EnergyMeter:
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """NVML's view of one GPU."""
+class NvmlGpu:
+    """NVML's readings of this rank's GPU."""
 
     memory_used_gib: Callable[[], float]
     energy: EnergyMeter | None
-    """None where the GPU has no energy counter."""
+    """None if the GPU has no energy counter."""
 
 
 @contextlib.contextmanager
-def open_device(device: torch.device) -> Iterator[Gpu | None]:
-    """Yield NVML's view of a torch device; None for a CPU, and for a GPU that NVML lacks (a MIG slice)."""
+def open_gpu(device: torch.device) -> Iterator[NvmlGpu | None]:
+    """Yield NVML's readings of a torch device; None for a CPU, and for a GPU that NVML lacks (a MIG slice)."""
     with hardware.nvml_session() as api:
-        handle = _handle(api, device)
-        if handle is None:
+        if api is None or device.type != "cuda":
             yield None
             return
-        meter: EnergyMeter | None = EnergyMeter(lambda: hardware.energy_j(api, handle))
-        try:
-            hardware.energy_j(api, handle)
+        meter = None
+        try:  # by UUID: torch and NVML may number GPUs differently
+            handle = api.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         except api.NVMLError:
-            meter = None
-        yield Gpu(lambda: hardware.memory_used_gib(api, handle), meter)
-
-
-def _handle(api: Any, device: torch.device) -> Any:
-    """Return NVML's handle of a torch device, found by UUID: the two may number GPUs differently."""
-    if api is None or device.type != "cuda":
-        return None
-    try:
-        return api.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    except (api.NVMLError, AttributeError):
-        return None
+            yield None
+            return
+        with contextlib.suppress(api.NVMLError):
+            hardware.energy_j(api, handle)
+            meter = EnergyMeter(lambda: hardware.energy_j(api, handle))
+        yield NvmlGpu(lambda: hardware.memory_used_gib(api, handle), meter)
 
 
 @dataclass
 class Pending:
-    """A step that the device may not have finished yet."""
+    """A step that the device may not have finished yet; `start`, `end` and `forward` are marks."""
 
     step: int
     phase: str
@@ -207,16 +169,16 @@ class Pending:
     end: int
     forward: int | None
     skipped: bool
-    grad_norm: torch.Tensor | float | None
+    has_norm: bool
     memory: dict[str, float]
 
 
 class Meter:
-    """Times so many steps, warm-up included, and collects their losses; `path` is None on ranks that write nothing.
+    """Times `steps` steps, warm-up included, and collects their losses; `path` is None on ranks that write nothing.
 
     `tokens_per_step` are those of all ranks, and `launched_at` is the origin of every `t_s`. `position` is updated when
-    a part of a step begins. In a pipeline, the first forward pass would include the wait for other stages: it is not
-    marked there.
+    a part of a step begins. `marks_forward` is false in a pipeline, where the first forward pass includes the wait for
+    other stages.
     """
 
     def __init__(
@@ -227,18 +189,17 @@ class Meter:
         device: torch.device,
         launched_at: float,
         clock: Clock | None = None,
-        gpu: Gpu | None = None,
+        gpu: NvmlGpu | None = None,
         position: Position | None = None,
         marks_forward: bool = True,
     ) -> None:
-        cuda = device.type == "cuda"
-        self.clock = clock or clock_of(device)
-        self.losses = torch.full((steps,), float("nan"), device=device)
-        self._host_losses = torch.full((steps,), float("nan"), pin_memory=cuda)
-        self._norms = self.losses.clone()
-        self._host_norms = self._host_losses.clone().pin_memory() if cuda else self._host_losses.clone()
+        self._cuda = device.type == "cuda"
+        self.clock = clock or Clock(device)
+        self._figures = torch.full((steps, 2), float("nan"), device=device)  # loss and gradient norm of each step
+        self._on_host = torch.full((steps, 2), float("nan"), pin_memory=self._cuda)
+        self.losses = self._figures[:, 0]
         self._gpu, self._position, self._marks_forward = gpu, position or Position(), marks_forward
-        self._path, self._tokens, self._cuda = path, tokens_per_step, cuda
+        self._path, self._tokens = path, tokens_per_step
         self._file: TextIO | None = open(path, "w", encoding="utf-8") if path else None  # noqa: SIM115
         self._pending: deque[Pending] = deque()
         self._flushed_at = 0.0
@@ -282,7 +243,7 @@ class Meter:
 
     @contextlib.contextmanager
     def section(self, name: str) -> Iterator[None]:
-        """Mark the ends of a step's first forward pass and backward passes, which causes no delay of the device."""
+        """Mark the ends of a step's first forward pass and of its backward passes, without delaying the device."""
         self._position.phase = name
         yield
         if self._marks_forward and name == "forward" and self._forward is None:
@@ -295,16 +256,12 @@ class Meter:
     def step(self, loss: torch.Tensor, skipped: bool, grad_norm: torch.Tensor | float | None = None) -> None:
         """Mark the end of a step, with its mean loss, shape (), on the device, and its gradient norm, if known."""
         self.losses[self._step] = loss
-        if self._cuda:
-            self._host_losses[self._step].copy_(self.losses[self._step], non_blocking=True)
-        else:
-            self._host_losses[self._step] = self.losses[self._step]
-        if isinstance(grad_norm, torch.Tensor):
-            self._norms[self._step] = grad_norm  # convert on the device: a copy to another dtype would wait
-            self._host_norms[self._step].copy_(self._norms[self._step], non_blocking=self._cuda)
+        if grad_norm is not None:
+            self._figures[self._step, 1] = grad_norm  # convert on the device: a copy to another dtype would wait
+        self._on_host[self._step].copy_(self._figures[self._step], non_blocking=True)
         end = self.clock.mark()
         marks = self._boundary, end, self._forward
-        self._pending.append(Pending(self._step, self._phase, *marks, skipped, grad_norm, self._memory()))
+        self._pending.append(Pending(self._step, self._phase, *marks, skipped, grad_norm is not None, self._memory()))
         self.skipped_steps += skipped
         self._parts.append(end)
         self._boundary, self._step, self._forward, self._backwards = end, self._step + 1, None, 0
@@ -323,9 +280,9 @@ class Meter:
         if self._gpu:
             self._note_peaks({"device_memory_gib": self._gpu.memory_used_gib()})
         self._write_passed(force=True)
-        mine = [row for row in self._rows if row["phase"] == self._phase]
-        if mine:
-            self.span_s[self._phase] = (mine[0]["t_s"] - mine[0]["step_time_s"], mine[-1]["t_s"])
+        rows = [row for row in self._rows if row["phase"] == self._phase]
+        if rows:
+            self.span_s[self._phase] = (rows[0]["t_s"] - rows[0]["step_time_s"], rows[-1]["t_s"])
 
     def times_s(self, phase: str) -> list[float]:
         """Return the step times of a finished phase on this rank, in order."""
@@ -343,7 +300,7 @@ class Meter:
             self._file.close()
 
     def close(self, mean_losses: list[float] | None = None) -> None:
-        """Close the file; given losses averaged over ranks, write them in place of rank 0's own."""
+        """Close the file; given losses averaged over ranks, write them in place of rank 0's."""
         self._write_passed(force=True)
         if self._file:
             self._file.close()
@@ -353,9 +310,9 @@ class Meter:
     def _memory(self) -> dict[str, float]:
         if not self._cuda:
             return {}
-        # One call, its result not flattened: `max_memory_allocated` builds a table of 150 entries each time.
-        found = torch.cuda.memory.memory_stats_as_nested_dict()
-        memory = {f"{what}_gib": found[f"{what}_bytes"]["all"]["peak"] / GIB for what in ("allocated", "reserved")}
+        # One call, not flattened: `max_memory_allocated` builds a table of 150 entries each time.
+        stats = torch.cuda.memory.memory_stats_as_nested_dict()
+        memory = {f"{what}_gib": stats[f"{what}_bytes"]["all"]["peak"] / GIB for what in ("allocated", "reserved")}
         torch.cuda.reset_peak_memory_stats()
         self._note_peaks({f"peak_{key}": value for key, value in memory.items()})
         return memory
@@ -377,15 +334,15 @@ class Meter:
             self._flushed_at = time.perf_counter()
 
     def _row(self, step: Pending) -> dict[str, Any]:
-        norm = self._host_norms[step.step] if isinstance(step.grad_norm, torch.Tensor) else step.grad_norm
+        loss, grad_norm = self._on_host[step.step].tolist()
         return {
             "step": step.step + 1,
             "phase": step.phase,
             "t_s": self._zero_s + self.clock.seconds(self._clock_zero, step.end),
             "step_time_s": self.clock.seconds(step.start, step.end),
-            "loss": float(self._host_losses[step.step]),
+            "loss": loss,
             "tokens": self._tokens,
             **step.memory,
             "skipped": step.skipped,
-            **({} if norm is None else {"grad_norm": float(norm)}),
+            **({"grad_norm": grad_norm} if step.has_norm else {}),
         }

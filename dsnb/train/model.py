@@ -28,19 +28,22 @@ from dsnb.train import attention, model_parts
 from dsnb.train.model_parts import blocks, has_own_parameters
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-PART_BYTES = 2**31 - 1
-"""The most bytes that torch fills at once on a GPU, in 32-bit offsets."""
+MAX_FILL_BYTES = 2**31 - 1
+"""Maximum bytes that torch fills at once on a GPU, in 32-bit offsets."""
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout", "hidden_dropout")
 
 
 def weights_dtype(experiment: Experiment) -> torch.dtype:
     """Return the dtype of the weights: half precision if fp32 master weights exist or only adapters train."""
-    masters = experiment.strategy == "deepspeed" and experiment.mixed_precision == "native"
-    return DTYPES[experiment.precision] if masters or experiment.lora_rank else torch.float32
+    return DTYPES[experiment.precision] if _has_masters(experiment) or experiment.lora_rank else torch.float32
+
+
+def _has_masters(experiment: Experiment) -> bool:
+    return experiment.strategy == "deepspeed" and experiment.mixed_precision == "native"
 
 
 def model_config(experiment: Experiment) -> Any:
-    """Return the transformers configuration of the experiment's model."""
+    """Return the transformers configuration of the experiment's model, with its attention implementation."""
     if path := model_shapes.local_config(experiment.model):
         settings = json.loads(path.read_text(encoding="utf-8"))
         config = AutoConfig.for_model(**settings)
@@ -50,11 +53,29 @@ def model_config(experiment: Experiment) -> Any:
         config = AutoConfig.from_pretrained(_weights_source(experiment))
     if wrong := checks.not_causal(experiment.model, config.to_dict()):
         raise ValueError(wrong)
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions and experiment.seq_len > positions and config.model_type != "bloom":
+        raise ValueError(
+            f"seq_len is {experiment.seq_len}: {experiment.model} has {positions} positions; use at most {positions}"
+        )
     config.use_cache = False
     for name in DROPOUTS:
         if hasattr(config, name):
             setattr(config, name, experiment.dropout)
+    config._attn_implementation = _attention(experiment, config)
     return config
+
+
+def _attention(experiment: Experiment, config: Any) -> str:
+    """Return the fastest attention that the settings allow and transformers supports for the model."""
+    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if experiment.attention != "eager" and getattr(model_class, "_supports_sdpa", False):
+        return attention.fastest(config, experiment.seq_len)
+    if experiment.attention == "sdpa" and config.model_type != "bloom":
+        raise ValueError(
+            f"attention is 'sdpa': transformers has none for {config.model_type}; set it to 'eager' or 'auto'"
+        )
+    return "eager"
 
 
 def _weights_source(experiment: Experiment) -> str:
@@ -68,66 +89,55 @@ def _weights_source(experiment: Experiment) -> str:
 def build(experiment: Experiment, ds_config: dict[str, Any], device: torch.device) -> PreTrainedModel:
     """Build the model on `device`, already partitioned at ZeRO stage 3."""
     make = _load_pretrained if experiment.weights == "pretrained" else _build_random
-    model = _with_attention(experiment, lambda *how: make(experiment, ds_config, device, *how))
-    return adapt(experiment, model)
+    return adapt(experiment, make(experiment, ds_config, device, model_config(experiment)))
 
 
-def build_part(experiment: Experiment, device: torch.device, part: Callable[[Any], Iterable[nn.Module]]) -> Any:
-    """Build one pipeline stage's part of the model on `device`, with the same weights as in a whole model.
+def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tuple[Any, model_parts.ForwardTrace]:
+    """Build a model in which only one pipeline stage has weights, those of a whole model, and trace its forward pass.
 
-    `part` returns its modules, given a model whose weights may be on the meta device. With random weights the rest
-    takes no memory; pretrained weights are loaded whole into host memory.
+    With random weights the rest takes no memory; pretrained weights are loaded whole into host memory.
     """
+    config, stages = model_config(experiment), experiment.pipeline_parallel
+    if config.model_type not in model_shapes.SPLIT:
+        raise ValueError(model_shapes.not_split("pipeline_parallel", stages, config.model_type))
+    if config.num_hidden_layers % stages:
+        raise ValueError(f"pipeline_parallel is {stages}: it must divide the model's {config.num_hidden_layers} layers")
+    is_random = experiment.weights == "random"
+    if is_random:
+        with no_init_weights(), init_empty_weights(include_buffers=False):
+            model = _from_config(experiment, config)
+    else:
+        model = _load_pretrained(experiment, {}, torch.device("cpu"), config)
+    path = model_parts.trace_forward(model, int(experiment.micro_batch_size), experiment.seq_len, device)
+    modules = list(model_parts.stage_modules(model, path, stage, stages))
+    if is_random:
+        allocate(modules)
+    for module in modules:
+        module.to(device)
+    if is_random:
+        init_weights(model, experiment.seed)
+    model.tie_weights()
+    return adapt(experiment, model), path
 
-    def make(config: Any, name: str) -> PreTrainedModel:
-        if experiment.weights == "pretrained":
-            model = _load_pretrained(experiment, {}, torch.device("cpu"), config, name)
-            own = list(part(model))
-        else:
-            with no_init_weights(), init_empty_weights(include_buffers=False):
-                model = _from_config(experiment, config, name)
-            own = list(part(model))
-            allocate(own)
-        for unit in own:
-            unit.to(device)
-        if experiment.weights == "random":
-            init_weights(model, experiment.seed)
-        model.tie_weights()
-        return model
 
-    return adapt(experiment, _with_attention(experiment, make))
-
-
-def _with_attention(experiment: Experiment, make: Callable[[Any, str], PreTrainedModel]) -> PreTrainedModel:
-    """Build a model with the fastest attention that the settings allow and transformers supports for it."""
+def build_on_meta(experiment: Experiment, layers: int = 0, dtype: torch.dtype | None = None) -> Any:
+    """Build the model without memory on the meta device; `layers` replaces its number of blocks."""
     config = model_config(experiment)
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions and experiment.seq_len > positions and config.model_type != "bloom":
-        raise ValueError(
-            f"seq_len is {experiment.seq_len}: {experiment.model} has {positions} positions; use at most {positions}"
-        )
-    if experiment.attention != "eager":
-        try:
-            return make(config, attention.fastest(config, experiment.seq_len))
-        except ValueError as error:  # raised before anything is built
-            if "scaled_dot_product_attention" not in str(error):
-                raise
-            if experiment.attention == "sdpa" and config.model_type != "bloom":
-                raise ValueError(
-                    f"attention is 'sdpa': transformers has none for {config.model_type}; set it to 'eager' or 'auto'"
-                ) from error
-    return make(config, "eager")
+    if layers:
+        config.num_hidden_layers = layers
+    with torch.device("meta"):
+        return adapt(experiment, AutoModelForCausalLM.from_config(config, dtype=dtype))
 
 
 def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
     """Apply fused ALiBi, tensor parallelism, LoRA and checkpointing to a model or a pipeline stage's part of it."""
     if not hasattr(model.config, "num_hidden_layers"):
         raise ValueError(
-            f"model is {experiment.model!r}: {model.config.model_type} is more than a language model; give the "
-            "text_config of its configuration as a configuration of its own"
+            f"model is {experiment.model!r}: {model.config.model_type} is more than a language model; save the "
+            "text_config of its configuration as a separate configuration and use that"
         )
     if model.config.model_type == "bloom" and experiment.attention != "eager":
-        # FlexAttention is fast only if it is compiled for a GPU; here it has no dropout, and the slopes of all heads.
+        # FlexAttention is fast only if compiled for a GPU; as used here it has no dropout, and all heads' slopes.
         has_flex = experiment.compile != "off" and experiment.device == "cuda"
         has_flex &= not experiment.dropout and experiment.tensor_parallel == 1
         attention.use_fused_alibi(model, experiment.seq_len if has_flex else 0)
@@ -139,8 +149,8 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
         checkpoint_activations(experiment, model)
     model.train()
     if model.config.model_type == "opt":
-        # Only this module's own flag: transformers 5.17 asks for the layerdrop, which is 0, in a way that breaks a
-        # compiled graph at every block.
+        # Only this module's flag: transformers 5.17 reads the layerdrop, which is 0, in a way that breaks a compiled
+        # graph at every block.
         model.get_decoder().training = False
     return model
 
@@ -151,10 +161,9 @@ def add_adapters(experiment: Experiment, model: Any) -> Any:
     Adapters are in half precision if DeepSpeed keeps fp32 master copies of them, else in fp32. The scaling is 1
     (alpha = rank), like `lora_scaling` in DeepSpeed-Chat, whose OPT-13B results this reproduces.
     """
-    from peft import LoraConfig, get_peft_model  # takes a second to import, needed by these runs only
+    from peft import LoraConfig, get_peft_model  # takes a second to import, and only these runs need it
 
     torch.manual_seed(experiment.seed)
-    masters = experiment.strategy == "deepspeed" and experiment.mixed_precision == "native"
     config = LoraConfig(
         r=experiment.lora_rank,
         lora_alpha=experiment.lora_rank,
@@ -162,11 +171,11 @@ def add_adapters(experiment: Experiment, model: Any) -> Any:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config, autocast_adapter_dtype=not masters)
+    return get_peft_model(model, config, autocast_adapter_dtype=not _has_masters(experiment))
 
 
 def checkpoint_activations(experiment: Experiment, model: Any) -> None:
-    """Enable activation checkpointing, through whichever of its two names transformers has."""
+    """Enable activation checkpointing, under either of the names that transformers has for it."""
 
     def offloaded(function: Callable[..., Any], *inputs: Any) -> Any:
         with save_on_cpu(pin_memory=experiment.device == "cuda"):
@@ -179,23 +188,22 @@ def checkpoint_activations(experiment: Experiment, model: Any) -> None:
         if experiment.checkpoint_offload:
             block._gradient_checkpointing_func = offloaded
     if experiment.checkpoint_offload:
-        model.enable_input_require_grads()  # else a reentrant checkpoint behind frozen layers trains nothing
+        model.enable_input_require_grads()  # otherwise a reentrant checkpoint behind frozen layers trains nothing
     elif experiment.lora_rank:
         model.disable_input_require_grads()  # peft's hook for reentrant checkpoints breaks a compiled graph
 
 
-def _from_config(experiment: Experiment, config: Any, attention: str) -> PreTrainedModel:
-    dtype = weights_dtype(experiment)
-    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+def _from_config(experiment: Experiment, config: Any) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_config(config, dtype=weights_dtype(experiment))
 
 
 def _build_random(
-    experiment: Experiment, ds_config: dict[str, Any], device: torch.device, config: Any, attention: str
+    experiment: Experiment, ds_config: dict[str, Any], device: torch.device, config: Any
 ) -> PreTrainedModel:
     shared = experiment.zero_stage == 3
     with return_freed_memory() if shared else nullcontext():
         with no_init_weights(), device, deepspeed.zero.Init(config_dict_or_path=ds_config) if shared else nullcontext():
-            model = _from_config(experiment, config, attention)
+            model = _from_config(experiment, config)
         init_weights(model, experiment.seed)
     model.tie_weights()
     return model
@@ -219,7 +227,7 @@ def return_freed_memory() -> Iterator[None]:
 
 
 def _load_pretrained(
-    experiment: Experiment, ds_config: dict[str, Any], device: torch.device, config: Any, attention: str
+    experiment: Experiment, ds_config: dict[str, Any], device: torch.device, config: Any
 ) -> PreTrainedModel:
     # transformers partitions what it loads as long as this object lives.
     shared = HfDeepSpeedConfig(ds_config) if experiment.zero_stage == 3 else None
@@ -227,73 +235,68 @@ def _load_pretrained(
         _weights_source(experiment),
         config=config,
         dtype=weights_dtype(experiment),
-        attn_implementation=attention,
         device_map=None if shared else {"": device},
     )
     del shared
     return model
 
 
-def allocate(own: Iterable[nn.Module]) -> None:
+def allocate(roots: Iterable[nn.Module]) -> None:
     """Allocate weights and buffers that are on the meta device; tied ones stay tied."""
-    made: dict[int, torch.Tensor] = {}
-    for module in (module for unit in own for module in unit.modules()):
-        for name, empty in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            if id(empty) not in made and empty.is_meta:
-                new = torch.empty_like(empty, device="cpu")
-                made[id(empty)] = nn.Parameter(new, empty.requires_grad) if isinstance(empty, nn.Parameter) else new
-            setattr(module, name, made.get(id(empty), empty))
+    allocated: dict[int, torch.Tensor] = {}
+    for module in (module for root in roots for module in root.modules()):
+        for name, old in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if id(old) not in allocated and old.is_meta:
+                new = torch.empty_like(old, device="cpu")
+                allocated[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+            setattr(module, name, allocated.get(id(old), old))
 
 
-def init_units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def init_units(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the units that are initialised one by one, with names: each block, and each layer outside of blocks."""
-
-    def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        if isinstance(module, nn.ModuleList):
-            prefix = f"{name}." if name else ""
-            yield from ((f"{prefix}{key}", child) for key, child in module.named_children())
-        elif has_own_parameters(module):
-            yield name, module
-        else:
-            for key, child in module.named_children():
-                yield from walk(f"{name}.{key}" if name else key, child)
-
-    yield from walk("", model)
+    children = [(f"{name}.{key}" if name else key, child) for key, child in module.named_children()]
+    if isinstance(module, nn.ModuleList):
+        yield from children
+    elif has_own_parameters(module):
+        yield name, module
+    else:
+        for path, child in children:
+            yield from init_units(child, path)
 
 
 @torch.no_grad()
 def init_weights(model: PreTrainedModel, seed: int) -> None:
-    """Initialise every weight by the model's own rule, block by block, equally on all ZeRO stages."""
+    """Initialise every weight by the model's rule, block by block, equally on all ZeRO stages."""
     for name, unit in init_units(model):
         parameters = list(unit.parameters())
-        if any(parameter.is_meta for parameter in parameters):  # another pipeline stage has them
+        if any(parameter.is_meta for parameter in parameters):  # of another pipeline stage
             continue
-        whole = any(hasattr(parameter, "ds_id") for parameter in parameters)
+        shared = any(hasattr(parameter, "ds_id") for parameter in parameters)
         torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-        with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0, enabled=whole):
-            if not whole or deepspeed.comm.get_rank() == 0:
+        with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0, enabled=shared):
+            if not shared or deepspeed.comm.get_rank() == 0:
                 for module in unit.modules():
-                    with large_ones_in_fp32(module):
+                    with large_weights_in_fp32(module):
                         model._init_weights(module)
     torch.manual_seed(seed)
 
 
 @contextmanager
-def large_ones_in_fp32(module: nn.Module) -> Iterator[None]:
+def large_weights_in_fp32(module: nn.Module) -> Iterator[None]:
     """Let a module initialise its large weights in fp32, and round them afterwards.
 
-    Torch fills a tensor of more than 2 GiB on a GPU in parts, each with random numbers of its own, so the embedding of
-    BLOOM-3B and 7B1 was another one in fp32 than in half precision, and their losses differed by 0.1 %.
+    On a GPU torch fills a tensor of more than 2 GiB in parts, each with different random numbers. The embedding of
+    BLOOM-3B and 7B1 was therefore not the same in fp32 and half precision, and their losses differed by 0.1 %.
     """
     halves = {
-        own: own.data
-        for own in module.parameters(recurse=False)
-        if own.dtype in {torch.float16, torch.bfloat16} and 4 * own.numel() > PART_BYTES
+        weight: weight.data
+        for weight in module.parameters(recurse=False)
+        if weight.dtype in {torch.float16, torch.bfloat16} and 4 * weight.numel() > MAX_FILL_BYTES
     }
-    for own in halves:
-        own.data = torch.empty_like(own, dtype=torch.float32)
+    for weight in halves:
+        weight.data = torch.empty_like(weight, dtype=torch.float32)
     try:
         yield
     finally:
-        for own, half in halves.items():
-            own.data = half.copy_(own.data)
+        for weight, half in halves.items():
+            weight.data = half.copy_(weight.data)

@@ -1,12 +1,12 @@
-"""The parts of a causal language model of transformers: its blocks, pipeline stages, shares of tensor-parallel ranks.
+"""The parts of a causal language model of transformers: blocks, pipeline stages, shards of tensor-parallel ranks.
 
-For a pipeline the model's own forward pass is traced once: which layers with weights it calls before and after the
-blocks, and which arguments it passes to each block beside the hidden state (masks, ALiBi, positions). A stage then
-calls its blocks with the same arguments. All batches must therefore have one shape and no padding, as dsnb's have.
+For a pipeline the model's forward pass is traced once: which layers with weights it calls before and after the blocks,
+and which arguments it passes to each block beside the hidden state (masks, ALiBi, positions). A stage calls its blocks
+with the same arguments, so all batches must have one shape and no padding, as dsnb's have.
 
-Tensor parallelism is DeepSpeed's AutoTP. It takes the rules of `dsnb.launcher.folder`: which linear layers are split by
-rows and which by columns. It divides head counts itself, but handles neither transformers' Conv1D nor what GPT-2 and
-BLOOM derive from these counts.
+Tensor parallelism is DeepSpeed's AutoTP, with the rules of `dsnb.launcher.folder` for which linear layers are split by
+rows and which by columns. AutoTP divides head counts itself, but does not handle transformers' Conv1D, nor values that
+GPT-2 and BLOOM derive from these counts.
 """
 
 from collections.abc import Iterator
@@ -30,16 +30,16 @@ from dsnb.settings.experiment import Experiment
 
 def blocks(model: Any) -> list[Any]:
     """Return the transformer blocks in order: the module list whose length is the configured number of layers."""
-    layers, kind = model.config.num_hidden_layers, model.config.model_type
+    layers, family = model.config.num_hidden_layers, model.config.model_type
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == layers:
             return list(module)
-    raise ValueError(f"the {layers} blocks of {kind} are in no list of modules: models like it cannot be trained")
+    raise ValueError(f"the {layers} blocks of {family} are in no list of modules: models like it cannot be trained")
 
 
 def output_layer(model: nn.Module) -> Any:
     """Return the layer that computes the logits."""
-    return next(one for one in model.modules() if isinstance(one, PreTrainedModel)).get_output_embeddings()
+    return next(module for module in model.modules() if isinstance(module, PreTrainedModel)).get_output_embeddings()
 
 
 def has_own_parameters(module: nn.Module) -> bool:
@@ -51,7 +51,8 @@ def has_own_parameters(module: nn.Module) -> bool:
 class ForwardTrace:
     """The path of a hidden state through a model, without the head."""
 
-    before: list[nn.Module]  # layers with weights that are called before the blocks, and after them, in order
+    before: list[nn.Module]
+    """Layers with weights that are called before the blocks, in order, as `after` holds those behind them."""
     after: list[nn.Module] = field(default_factory=list)
     arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     """Arguments of each block beside the hidden state: positional, by keyword."""
@@ -60,67 +61,48 @@ class ForwardTrace:
 def trace_forward(model: Any, batch: int, length: int, device: torch.device) -> ForwardTrace:
     """Trace the forward pass of sequences of shape (batch, length) without computing any block.
 
-    The model's weights may be on the meta device: zeros replace the few outside of the blocks. It raises ValueError if
-    anything but a single hidden state passes from block to block.
+    The model's weights may be on the meta device: zeros replace the few outside of the blocks.
     """
-    embedding = model.get_input_embeddings()
+    embedding, base = model.get_input_embeddings(), model.base_model
     within = {id(module) for part in [embedding, *blocks(model)] for module in part.modules()}
-    outside = [
-        module for module in model.base_model.modules() if has_own_parameters(module) and id(module) not in within
-    ]
-    inputs = torch.zeros(batch, length, embedding.weight.shape[1], dtype=embedding.weight.dtype, device=device)
-    path, shape = ForwardTrace(before=[embedding]), (batch, length, model.config.hidden_size)
+    outside = [module for module in base.modules() if has_own_parameters(module) and id(module) not in within]
+    path = ForwardTrace(before=[embedding])
 
-    def forward(*inputs: Any, **named: Any) -> BlockOutput:
-        hidden, inputs = (named.pop("hidden_states"), inputs) if "hidden_states" in named else (inputs[0], inputs[1:])
-        if tuple(hidden.shape) != shape:
-            raise ValueError(f"a block is given shape {tuple(hidden.shape)} where {shape} was expected")
+    def forward(hidden: torch.Tensor, *inputs: Any, **named: Any) -> Any:
         path.arguments.append((inputs, named))
-        return hidden.as_subclass(BlockOutput)
+        return (hidden,) if model.config.model_type == "bloom" else hidden
 
     def record(module: nn.Module, _: Any) -> None:
         (path.after if path.arguments else path.before).append(module)
 
+    zeros = {name: buffer.to(device) for name, buffer in base.named_buffers()}
+    of_outside = {id(parameter) for module in outside for parameter in module.parameters(recurse=False)}
+    for name, parameter in base.named_parameters():
+        if id(parameter) in of_outside:
+            zeros[name] = torch.zeros_like(parameter, device=device)
+    inputs = torch.zeros(batch, length, embedding.weight.shape[1], dtype=embedding.weight.dtype, device=device)
     with ExitStack() as stack, torch.no_grad():
         for block in blocks(model):
             block.forward = forward
             stack.callback(delattr, block, "forward")
         for module in outside:
             stack.callback(module.register_forward_pre_hook(record).remove)
-        call = {"inputs_embeds": inputs, "use_cache": False}
-        torch.func.functional_call(model.base_model, _zeros(model.base_model, outside, device), kwargs=call)
+        torch.func.functional_call(base, zeros, kwargs={"inputs_embeds": inputs, "use_cache": False})
     return path
 
 
-class BlockOutput(torch.Tensor):
-    """A hidden state that is also its own first item: some models take `block(...)[0]`, some `block(...)`."""
-
-    def __getitem__(self, key: Any) -> Any:
-        return self if isinstance(key, int) and key == 0 else super().__getitem__(key)
-
-
-def _zeros(base: nn.Module, outside: list[nn.Module], device: torch.device) -> dict[str, torch.Tensor]:
-    wanted = {id(parameter) for module in outside for parameter in module.parameters(recurse=False)}
-    zeros = {
-        name: torch.zeros_like(parameter, device=device)
-        for name, parameter in base.named_parameters()
-        if id(parameter) in wanted
-    }
-    return zeros | {name: buffer.to(device) for name, buffer in base.named_buffers()}
-
-
 class Embedding(nn.Module):
-    """Everything before the first block: the model without its blocks and without the layers behind them."""
+    """Everything before the first block: the model without its blocks and the layers behind them."""
 
     def __init__(self, model: Any, path: ForwardTrace) -> None:
         super().__init__()
-        every = blocks(model)
+        model_blocks = blocks(model)
         self.base, self.weight = model.base_model, model.get_input_embeddings().weight
         for parent in list(self.base.modules()):
             for name, child in list(parent.named_children()):
-                if isinstance(child, nn.ModuleList) and list(child) == every:
+                if isinstance(child, nn.ModuleList) and list(child) == model_blocks:
                     setattr(parent, name, nn.ModuleList())
-                elif any(child is one for one in path.after):
+                elif any(child is layer for layer in path.after):
                     setattr(parent, name, nn.Identity())
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -144,14 +126,14 @@ class Block(nn.Module):
 
 def stage_modules(model: Any, path: ForwardTrace, stage: int, stages: int) -> Iterator[nn.Module]:
     """Yield the modules of one pipeline stage; tied weights belong to the first and the last stage."""
-    every = blocks(model)
-    share = len(every) // stages
+    model_blocks = blocks(model)
+    share = len(model_blocks) // stages
     tied = model.config.tie_word_embeddings
     if stage == 0 or (tied and stage == stages - 1):
         yield path.before[0]
     if stage == 0:
         yield from path.before[1:]
-    yield from every[stage * share : (stage + 1) * share]
+    yield from model_blocks[stage * share : (stage + 1) * share]
     if stage == stages - 1:
         yield from path.after
     if stage == stages - 1 or (tied and stage == 0):
@@ -180,14 +162,14 @@ def layers(model: Any, path: ForwardTrace) -> list[Any]:
 
 
 def prepare(experiment: Experiment, model: Any) -> None:
-    """Prepare a model, or a pipeline stage's part of it, for AutoTP; raise ValueError if that is not possible."""
+    """Prepare a model, or a pipeline stage's part of it, for AutoTP; raise ValueError if it cannot be split."""
     ranks, config = experiment.tensor_parallel, model.config
     if config.model_type not in model_shapes.SPLIT:
         raise ValueError(model_shapes.not_split("tensor_parallel", ranks, config.model_type))
     if config.num_attention_heads % ranks:
         raise ValueError(f"tensor_parallel is {ranks}: it must divide the model's {config.num_attention_heads} heads")
     _use_linear_layers(model)
-    # Marks the model as done: AutoTP would also divide the model's own head count, from which ALiBi's slopes are made.
+    # Mark the model as done: AutoTP would also divide the model's head count, from which ALiBi's slopes are made.
     model.base_model.replaced = True
     rank = torch.distributed.get_rank() % ranks
     for block in blocks(model):
@@ -199,7 +181,7 @@ def prepare(experiment: Experiment, model: Any) -> None:
 
 
 def _use_linear_layers(model: nn.Module) -> None:
-    """Replace every Conv1D by a linear layer: its weight is transposed, so AutoTP would split the wrong dimension."""
+    """Replace every Conv1D by a linear layer: AutoTP would split the wrong dimension of its transposed weight."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if isinstance(child, Conv1D):
@@ -210,21 +192,17 @@ def _use_linear_layers(model: nn.Module) -> None:
 
 
 def _slice_alibi(attention: nn.Module, first_head: int, heads: int, of: int) -> None:
-    """Pass an attention layer the ALiBi slopes of its own heads only, out of (batch x all heads, 1, length)."""
+    """Pass an attention layer the ALiBi slopes of this rank's heads only, out of (batch x all heads, 1, length)."""
 
-    def own(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        alibi = named["alibi"]
-        shares = alibi.unflatten(0, (-1, of))[:, first_head : first_head + heads]
-        return inputs, {**named, "alibi": shares.flatten(0, 1)}
+    def slice_(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        alibi = named["alibi"].unflatten(0, (-1, of))[:, first_head : first_head + heads].flatten(0, 1)
+        return inputs, {**named, "alibi": alibi}
 
-    attention.register_forward_pre_hook(own, with_kwargs=True)
+    attention.register_forward_pre_hook(slice_, with_kwargs=True)
 
 
 def split_stage(experiment: Experiment, stage: nn.Module, config: Any, rules: dict[str, Any]) -> None:
-    """Split the prepared blocks of a pipeline stage in place, by AutoTP's `partition_config`.
-
-    DeepSpeed does this itself only without a pipeline.
-    """
+    """Split the prepared blocks of a pipeline stage in place: DeepSpeed does this itself only without a pipeline."""
     groups._init_tp_mesh_device(tensor_model_parallel_size=experiment.tensor_parallel)
     set_autotp_mode(training=True)
     partition = AutoTPConfig.from_dict({**rules, "tp_size": experiment.tensor_parallel})

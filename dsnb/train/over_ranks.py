@@ -1,19 +1,17 @@
 """Figures over all ranks of a run: sums, means, peak memory, skew, changed weights. Every rank must call them.
 
-The memory that building the model takes is not included: it can be more than that of training, and depends on how
-weights are loaded.
+Peak memory excludes building the model, which can take more than training and depends on how weights are loaded.
 
-Skew is the slowest rank relative to the median, step by step. A rank's step ends when its own last work is done. If a
-step ends with a collective (gradients are summed, parameters gathered), all ranks end it together: one slow GPU makes
-every rank's step longer, and the skew of steps stays near 0 (measured: a rank that was 100 ms late to each step of 50
-ms changed it from 4 % to 3 %). The first forward pass of each step is therefore compared as well. With ZeRO 0 to 2 and
-DDP it contains no collective and the ranks begin it together, so its skew is that of the GPU's arithmetic and of the
-data. With ZeRO 3, FSDP and tensor parallelism ranks wait for each other in it too; only groups of nodes then show which
-one is slow (`dsnb.analysis.hosts`).
+Skew is the slowest rank relative to the median, step by step. If a step ends with a collective (summed gradients,
+gathered parameters), all ranks end it together: one slow GPU makes every rank's step longer, and the skew of steps
+stays near 0 (measured: a rank that was 100 ms late to each step of 50 ms changed it from 4 % to 3 %). The first forward
+pass of each step is therefore compared as well. With ZeRO 0 to 2 and DDP it contains no collective and the ranks begin
+it together, so its skew shows slow GPUs or uneven data. With ZeRO 3, FSDP and tensor parallelism ranks wait for each
+other in it too; only groups of nodes then show which one is slow (`dsnb.analysis.hosts`).
 
-That training changes the weights is checked, because a run without gradients is as fast as one that trains. A sample of
-each of the optimizer's tensors is compared before the first step and after the last. In native half precision these are
-the fp32 master weights: the half-precision copies may stay equal while training proceeds.
+Training must change the weights, because a run without gradients is as fast as one that trains. A sample of each of the
+optimizer's tensors is compared before the first step and after the last. In native half precision these are the fp32
+master weights: the half-precision copies may stay equal while training proceeds.
 """
 
 import contextlib
@@ -52,44 +50,41 @@ def reset_host_peak() -> None:
         (_PROCESS / "clear_refs").write_text("5")
 
 
-def _field(file: str, name: str) -> float | None:
+def _memory_gib(file: str, name: str) -> float | None:
     """Return a memory figure of this process in GiB; None if the system does not report it."""
-    try:
-        found = re.search(rf"^{name}:\s+(\d+) kB", (_PROCESS / file).read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) * 1024 / GIB if found else None
+    with contextlib.suppress(OSError):
+        if match := re.search(rf"^{name}:\s+(\d+) kB", (_PROCESS / file).read_text(), re.MULTILINE):
+            return int(match[1]) * 1024 / GIB
+    return None
 
 
 def peaks_of_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str, float | None]:
     """Combine the peaks of all ranks; `gpu_gib` has the same names on every rank, and is empty on a CPU.
 
-    Of `gpu_gib` and `rank_host_memory_gib` the maximum over ranks is returned; `host_memory_gib` is the sum over the
-    ranks of a host, of the fullest host. The peaks of ranks need not coincide, so the sum is an upper bound.
+    `gpu_gib` and `rank_host_memory_gib` are maxima over ranks. `host_memory_gib` is the sum over the ranks of the
+    fullest host: an upper bound, since the peaks of ranks need not coincide.
     """
-    peak = _field("status", "VmHWM") or 0.0  # since `reset_host_peak`
+    peak = _memory_gib("status", "VmHWM") or 0.0  # since `reset_host_peak`
     # Forked ranks share what the fork server has imported. `Pss` divides each shared page by its number of processes.
-    resident, proportional = _field("smaps_rollup", "Rss"), _field("smaps_rollup", "Pss")
+    resident, proportional = _memory_gib("smaps_rollup", "Rss"), _memory_gib("smaps_rollup", "Pss")
     shared = 0.0 if resident is None or proportional is None else max(0.0, resident - proportional)
-    own = max(0.0, peak - shared)
-    everyone = _of_ranks([float(os.environ.get("GROUP_RANK", "0")), peak, own, *gpu_gib.values()], device)
-    largest = dict(zip(gpu_gib, everyone[:, 3:].amax(dim=0).tolist(), strict=True))
+    unshared = max(0.0, peak - shared)
+    ranks = _of_ranks([float(os.environ.get("GROUP_RANK", "0")), peak, unshared, *gpu_gib.values()], device)
     by_host: dict[float, float] = {}
-    for host, rank_own in everyone[:, [0, 2]].tolist():
-        by_host[host] = by_host.get(host, 0.0) + rank_own
-    known = peak > 0
+    for host, rank_gib in ranks[:, [0, 2]].tolist():
+        by_host[host] = by_host.get(host, 0.0) + rank_gib
     return {
-        **largest,
-        "host_memory_gib": max(by_host.values()) if known else None,
-        "rank_host_memory_gib": float(everyone[:, 1].max()) if known else None,
+        **dict(zip(gpu_gib, ranks[:, 3:].amax(dim=0).tolist(), strict=True)),
+        "host_memory_gib": max(by_host.values()) if peak else None,
+        "rank_host_memory_gib": float(ranks[:, 1].max()) if peak else None,
     }
 
 
 def skew_of_ranks(times_s: list[float], forwards_s: list[float], device: torch.device) -> dict[str, Any]:
-    """Compare the times of all ranks' timed steps, and of their first forward passes, where these were measured.
+    """Compare the times of all ranks' timed steps and first forward passes; `forwards_s` may be empty.
 
     Skews are medians over steps of (slowest rank / median rank - 1), times of ranks are means. `slowest_rank` has the
-    largest sum, of forward passes if they were measured. Each is None for a single rank and if it was not measured.
+    longest forward passes or, if they were not measured, steps. All are None for a single rank.
     """
     steps, forwards = (compare(_of_ranks(times, device)) for times in (times_s, forwards_s))
     return {
@@ -112,11 +107,11 @@ def compare(times_s: torch.Tensor) -> dict[str, Any]:
 
 def _of_ranks(figures: list[float], device: torch.device) -> torch.Tensor:
     """Return every rank's figures, shape (ranks, figures), on the CPU."""
-    mine = torch.tensor(figures, dtype=torch.float64, device=device)
-    every = [torch.empty_like(mine) for _ in range(deepspeed.comm.get_world_size())]
+    of_this_rank = torch.tensor(figures, dtype=torch.float64, device=device)
+    of_each_rank = [torch.empty_like(of_this_rank) for _ in range(deepspeed.comm.get_world_size())]
     if figures:
-        deepspeed.comm.all_gather(every, mine)
-    return torch.stack(every).cpu()
+        deepspeed.comm.all_gather(of_each_rank, of_this_rank)
+    return torch.stack(of_each_rank).cpu()
 
 
 def mean_of_ranks(losses: torch.Tensor) -> list[float]:
@@ -128,13 +123,12 @@ def mean_of_ranks(losses: torch.Tensor) -> list[float]:
 
 def sum_of_ranks(value: float | None, device: torch.device) -> float | None:
     """Return the sum of a figure over all ranks; None if any rank lacks it."""
-    total = torch.tensor(math.nan if value is None else value, dtype=torch.float64, device=device)
-    deepspeed.comm.all_reduce(total)
-    return float(total) if math.isfinite(total) else None
+    total = float(_of_ranks([math.nan if value is None else value], device).sum())
+    return total if math.isfinite(total) else None
 
 
-def largest_of_ranks(value: float | None, device: torch.device) -> float | None:
-    """Return the largest of a figure's values over all ranks; None where ranks have none, all alike."""
+def max_of_ranks(value: float | None, device: torch.device) -> float | None:
+    """Return the maximum of a figure over all ranks; None if it is None on all of them."""
     return None if value is None else float(_of_ranks([value], device).max())
 
 
@@ -146,19 +140,17 @@ class WeightWatch:
         self._before = self._sample()
 
     def changes(self, experiment: Experiment, updates: int, device: torch.device) -> dict[str, Any]:
-        """Return how much the weights changed in so many updates.
+        """Return how much the weights changed in a number of updates.
 
         `update_rms` is the root mean square of the sampled weights' change beyond weight decay, and `weights_moved`
-        whether it is more than rounding errors; None if no rank holds its weights in memory (offload to NVMe).
+        whether it exceeds rounding errors; None if no rank holds its weights in memory (offload to NVMe).
         """
         decay = (1 - experiment.learning_rate * ADAMW["weight_decay"]) ** updates
         sums = torch.zeros(3, dtype=torch.float64)
         for before, after in zip(self._before, self._sample(), strict=True):
             changed = after - before * decay
             sums += torch.stack([changed.square().sum(), after.square().sum(), torch.tensor(float(len(after)))])
-        sums = sums.to(device)
-        deepspeed.comm.all_reduce(sums)
-        changed_squares, squares, count = sums.tolist()
+        changed_squares, squares, count = _of_ranks(sums.tolist(), device).sum(dim=0).tolist()
         if not count:
             return {"update_rms": None, "weights_moved": None}
         update_rms, weights_rms = math.sqrt(changed_squares / count), math.sqrt(squares / count)
@@ -175,9 +167,9 @@ class WeightWatch:
 
 def _optimized_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors that an optimizer updates on this rank."""
-    held = next((getattr(optimizer, name) for name in MASTERS if getattr(optimizer, name, None)), None)
-    if held is None:
-        inner = getattr(optimizer, "optimizer", optimizer)
-        held = [group["params"] for group in inner.param_groups]
-    for tensor in (tensor for group in held for tensor in (group if isinstance(group, list | tuple) else [group])):
-        yield tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    groups = next((getattr(optimizer, name) for name in MASTERS if getattr(optimizer, name, None)), None)
+    if groups is None:
+        groups = [group["params"] for group in getattr(optimizer, "optimizer", optimizer).param_groups]
+    for group in groups:
+        for tensor in group if isinstance(group, list | tuple) else [group]:
+            yield tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,12 +1,12 @@
-"""What a machine reaches, as `dsnb probe` and `dsnb bandwidth` measure it: GPU and host on one rank, links on all.
+"""The ranks' part of `dsnb probe` and `dsnb bandwidth`: measures GPU and host on one rank, links on several.
 
-Figures of one rank stand for constants of the time model (`dsnb.prediction.probed`), each measured on the work that its
-constant is fitted to; without a GPU, only the host's pieces are. Rates are decimal.
+Figures of one rank calibrate constants of the time model (`dsnb.prediction.probed`), each measured on the work that its
+constant is fitted to. Without a GPU, only the host is measured. Rates are decimal.
 
-Those of several ranks, with NCCL on GPUs and gloo on CPUs, compare to nccl-tests: float32, warm-up calls, then as many
-timed calls as fit into a time limit, queued back to back. An all-reduce sums in place; the size of an all-gather is its
-result's. The time of a size is the mean over its calls on the slowest rank (nccl-tests averages over ranks). A wrong
-result on any rank is an error.
+Figures of several ranks, with NCCL on GPUs and gloo on CPUs, are comparable to nccl-tests: float32, warm-up calls, then
+as many timed calls as fit into a time limit, queued back to back. An all-reduce sums in place; the size of an
+all-gather is that of its result. The time of a size is the mean over its calls on the slowest rank (nccl-tests averages
+over ranks). A wrong result on any rank is an error.
 """
 
 import statistics
@@ -27,36 +27,35 @@ from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 from dsnb.train.failure import Position, one_line
 from dsnb.train.launches import launch_us
-from dsnb.train.meter import clock_of
+from dsnb.train.meter import Clock
 from dsnb.train.worker import rank, run_rank, set_up, versions
 
 TOKENS = 16_384
 SQUARES = (1024, 2048, 4096, 8192)
 LAYERS = ((768, 3072), (2048, 8192), (4096, 14_336), (768, 50_257), (768, 50_304))
 """Width in and out of linear layers: of GPT-2 and of models of one and eight billion parameters. GPT-2's vocabulary is
-no multiple of 8, which keeps products off the fast kernels; beside it the next multiple of 64."""
+not a multiple of 8, which rules out fast kernels; for comparison, the next multiple of 64."""
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 HEADS, HEAD_SIZE = 16, 64
 COPIED, MOVED = 2**30, 2**28
-"""Bytes that are copied in the GPU's memory, and between it and pinned host memory."""
+"""Bytes to copy within the GPU's memory, and between it and pinned host memory."""
 TENSORS = 48
 """Parameter tensors that DeepSpeed handles one by one; their size does not matter."""
-SPAN_S, BATCHES = 0.5, 5
-QUICK = 0.02
-"""Spans of a quick probe are this share of the usual ones."""
+SPAN_S, QUICK_SPAN_S, BATCHES = 0.5, 0.01, 5
+"""Seconds that each figure takes, in a quick probe as well, and the number of batches in them."""
 ITEM_BYTES, MIN_BYTES = 4, 8
 MAX_BYTES = {"cuda": 256 * 2**20, "cpu": 16 * 2**20}
-"""The largest message by default; nccl-tests' usual call is `all_reduce_perf -b 8 -e 256M -f 2`."""
+"""Default size of the largest message; nccl-tests is usually called as `all_reduce_perf -b 8 -e 256M -f 2`."""
 WARMUP_CALLS, MAX_CALLS = 5, 20
 """The defaults of nccl-tests."""
 SIZE_LIMIT_S = 0.5
-"""Approximate time limit for the timed calls of one size; a slow link gets fewer calls, at least one."""
+"""Approximate time limit for the timed calls of one size; a slow link gets fewer calls, but at least one."""
 ALL_REDUCE, ALL_GATHER = "all-reduce", "all-gather"
 RESULTS = {ALL_REDUCE: "all-reduced sum", ALL_GATHER: "all-gathered message"}
 PERIOD = 7
 """Period of the values along the buffer: neighbours differ, so that a shifted chunk is detected."""
 Rows = Iterator[tuple[str, float, str, str]]
-"""What was measured, value, unit, and the name of the figure that it is, if it is one."""
+"""What was measured, value, unit, and the name of the figure, empty if it is not one."""
 
 
 def main(run_dir: str) -> int:
@@ -65,11 +64,11 @@ def main(run_dir: str) -> int:
 
 
 def measure(run: RunPaths, experiment: Experiment, position: Position, began: float) -> None:
-    """Measure the parts of a machine with one rank, its links with several, and write the record on rank 0."""
+    """Measure GPU and host with one rank, links with several, and write the record on rank 0."""
     device = set_up(experiment)
     joined, ranks = launch_clock.now_s(), dist.get_world_size()
     plan = records.read_json(run.bandwidth_plan) or {}
-    found = machine(device, QUICK if plan.get("quick") else 1.0) if ranks == 1 else {}
+    measured = machine(device, QUICK_SPAN_S if plan.get("quick") else SPAN_S) if ranks == 1 else {}
     if ranks > 1:
         links(run, ranks, device, plan.get("most_bytes") or MAX_BYTES[device.type])
     ended, launched_at = launch_clock.now_s(), launch_clock.launched_at()
@@ -81,12 +80,12 @@ def measure(run: RunPaths, experiment: Experiment, position: Position, began: fl
             "phases_s": {"start": began - launched_at, "build": joined - began, "timed": ended - joined},
             "ended_s": ended - launched_at,
         }
-        records.write_json(run.worker, about | found)
+        records.write_json(run.worker, about | measured)
     dist.destroy_process_group()
 
 
-def machine(device: torch.device, share: float) -> dict[str, Any]:
-    """Measure each part; one that fails, or needs a GPU that is not there, is `missing` with the reason."""
+def machine(device: torch.device, span_s: float) -> dict[str, Any]:
+    """Measure each part; one that fails, or needs a GPU on a machine without any, is `missing` with the reason."""
     figures: dict[str, float] = {}
     rows, missing = [], {}
     for part, function in PARTS.items():
@@ -94,10 +93,10 @@ def machine(device: torch.device, share: float) -> dict[str, Any]:
             missing[part] = "it needs a GPU"
             continue
         try:
-            for what, value, unit, figure in function(device, share):
+            for what, value, unit, figure in function(device, span_s):
                 rows.append({"part": part, "what": what, "value": value, "unit": unit})
                 figures |= {figure: value} if figure else {}
-        except Exception as error:  # such as a kernel that this GPU does not have: the other parts tell enough
+        except Exception as error:  # such as a kernel that this GPU lacks; the other parts are still useful
             missing[part] = one_line(error)
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -105,8 +104,8 @@ def machine(device: torch.device, share: float) -> dict[str, Any]:
 
 
 def mean_s(work: Callable[[], Any], calls: int, device: torch.device) -> float:
-    """Return the mean time of so many calls, queued back to back."""
-    clock = clock_of(device)
+    """Return the mean time of `calls` calls, queued back to back."""
+    clock = Clock(device)
     clock.synchronize()
     first = clock.mark()
     for _ in range(calls):
@@ -117,44 +116,41 @@ def mean_s(work: Callable[[], Any], calls: int, device: torch.device) -> float:
 
 
 def seconds(work: Callable[[], Any], device: torch.device, span_s: float) -> float:
-    """Return the time of one call: the median over batches that take `span_s` together."""
+    """Return the time of one call: the median over batches that together take `span_s`."""
     mean_s(work, 2, device)  # loads kernels
     calls = max(1, int(span_s / BATCHES / max(mean_s(work, 1, device), 1e-7)))
     return statistics.median(mean_s(work, calls, device) for _ in range(BATCHES))
 
 
-def products(device: torch.device, share: float = 1.0, most: int = TOKENS) -> Rows:
-    """Yield the rates of products in bf16: squares up to `most`, and all passes of linear layers over `most` tokens."""
-
-    def filled(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=device, dtype=torch.bfloat16)
-
-    for size in (size for size in SQUARES if size <= most):
-        time_s = seconds(partial(torch.matmul, filled(size, size), filled(size, size)), device, share * SPAN_S)
+def products(device: torch.device, span_s: float, tokens: int = TOKENS) -> Rows:
+    """Yield the rates of bf16 products: squares, and linear layers forward and backward."""
+    random = partial(torch.randn, device=device, dtype=torch.bfloat16)
+    for size in SQUARES:
+        time_s = seconds(partial(torch.matmul, random(size, size), random(size, size)), device, span_s)
         figure = "matmul_tflops" if size == SQUARES[-1] else ""
         yield f"{size:,} x {size:,} x {size:,}", 2 * size**3 / time_s / 1e12, "TFLOP/s", figure
     for width, out in LAYERS:
-        work = partial(_linear, filled(most, width), filled(out, width), filled(most, out))
-        time_s = seconds(work, device, share * SPAN_S)
+        work = partial(_linear, random(tokens, width), random(out, width), random(tokens, out))
+        time_s = seconds(work, device, span_s)
         figure = "unaligned_tflops" if out % 8 else ""
-        yield f"{most:,} x {width:,} x {out:,}", 6 * most * width * out / time_s / 1e12, "TFLOP/s", figure
+        yield f"{tokens:,} x {width:,} x {out:,}", 6 * tokens * width * out / time_s / 1e12, "TFLOP/s", figure
 
 
 def _linear(inputs: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Multiply as a linear layer does, forward and backward."""
+    """Compute the products of a linear layer, forward and backward."""
     inputs @ weight.T
     gradient @ weight
     gradient.T @ inputs
 
 
-def attention(device: torch.device, share: float = 1.0, most: int = TOKENS) -> Rows:
+def attention(device: torch.device, span_s: float, tokens: int = TOKENS) -> Rows:
     """Yield the rates of causal attention, forward and backward, by length of the sequences."""
-    for length in (length for length in LENGTHS if length <= most):
-        shape = (3, most // length, HEADS, length, HEAD_SIZE)
+    for length in (length for length in LENGTHS if length <= tokens):
+        shape = (3, tokens // length, HEADS, length, HEAD_SIZE)
         parts = list(torch.randn(shape, device=device, dtype=torch.bfloat16).requires_grad_().unbind())
-        time_s = seconds(partial(_attention, parts), device, share * SPAN_S)
-        # Two products forward and five backward, of the half that the mask leaves (Dao 2023, section 4.1).
-        tflops = 7 * most * length * HEADS * HEAD_SIZE / time_s / 1e12
+        time_s = seconds(partial(_attention, parts), device, span_s)
+        # Two products forward and five backward, of the half that is not masked (Dao 2023, section 4.1).
+        tflops = 7 * tokens * length * HEADS * HEAD_SIZE / time_s / 1e12
         yield f"length {length:,}", tflops, "TFLOP/s", "attention_tflops" if length == 2048 else ""
 
 
@@ -164,37 +160,37 @@ def _attention(parts: list[torch.Tensor]) -> None:
     torch.autograd.grad(output, parts, torch.ones_like(output))
 
 
-def memory(device: torch.device, share: float = 1.0, size: int = COPIED) -> Rows:
+def memory(device: torch.device, span_s: float, size: int = COPIED) -> Rows:
     """Yield the bandwidth of the GPU's memory: bytes that a copy reads and writes."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)
-    time_s = seconds(partial(torch.empty_like(source).copy_, source), device, share * SPAN_S)
+    time_s = seconds(partial(torch.empty_like(source).copy_, source), device, span_s)
     yield "copy", 2 * size / time_s / 1e9, "GB/s", "memory_gb_per_s"
 
 
-def host_link(device: torch.device, share: float = 1.0, size: int = MOVED) -> Rows:
+def host_link(device: torch.device, span_s: float, size: int = MOVED) -> Rows:
     """Yield the bandwidth between the GPU and pinned host memory, in each direction and the mean of both."""
     on_host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
     on_gpu = torch.empty_like(on_host, device=device)
     copies = (partial(on_gpu.copy_, on_host, non_blocking=True), partial(on_host.copy_, on_gpu, non_blocking=True))
-    times_s = [seconds(copy, device, share * SPAN_S) for copy in copies]
+    times_s = [seconds(copy, device, span_s) for copy in copies]
     for what, time_s in zip(("to the GPU", "to the host"), times_s, strict=True):
         yield what, size / time_s / 1e9, "GB/s", ""
     yield "both ways", 2 * size / sum(times_s) / 1e9, "GB/s", "host_link_gb_per_s"
 
 
-def host(device: torch.device, share: float = 1.0) -> Rows:
-    """Yield what the host needs for an operation, and in DeepSpeed's Python for a parameter tensor."""
+def host(device: torch.device, span_s: float) -> Rows:
+    """Yield the host's time for an operation, and in DeepSpeed's Python code for a parameter tensor."""
     if device.type == "cpu":
         torch.set_num_threads(1)
     number = torch.zeros((), device=device)
-    yield "one kernel", 1e6 * seconds(lambda: number.add_(1), device, share), "µs", ""
-    yield "launch", launch_us(device, share), "µs", "launch_us"
+    yield "one kernel", 1e6 * seconds(lambda: number.add_(1), device, span_s), "µs", ""
+    yield "launch", launch_us(device, span_s), "µs", "launch_us"
     parameters = [nn.Parameter(torch.zeros(64, 64, device=device)) for _ in range(TENSORS)]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     check = partial(CheckOverflow([parameters]).has_overflow_serial, parameters)
-    yield "parameter", 1e6 * seconds(check, device, share) / TENSORS, "µs", "parameter_us"
-    # Small layers in a row with one parameter each: at ZeRO 3, each is gathered before and freed after use.
+    yield "parameter", 1e6 * seconds(check, device, span_s) / TENSORS, "µs", "parameter_us"
+    # A row of small layers with one parameter each, which ZeRO 3 gathers before use and frees afterwards.
     plain, sharded = (
         nn.Sequential(*(nn.Linear(64, 64, bias=False, device=device) for _ in range(TENSORS))) for _ in range(2)
     )
@@ -207,7 +203,7 @@ def host(device: torch.device, share: float = 1.0) -> Rows:
     engine, *_ = deepspeed.initialize(model=sharded, optimizer=sgd, config=config)
     inputs = torch.zeros(1, 64, device=device)
     with torch.no_grad():
-        plain_s, gathered_s = (seconds(partial(model, inputs), device, share) for model in (plain, engine))
+        plain_s, gathered_s = (seconds(partial(model, inputs), device, span_s) for model in (plain, engine))
     yield "gather", 1e6 * max(0.0, gathered_s - plain_s) / TENSORS, "µs", "gather_us"
 
 
@@ -218,13 +214,13 @@ PARTS: dict[str, Callable[[torch.device, float], Rows]] = {
     "memory": memory,
     "host memory": host_link,
 }
-"""The parts in their order; all but the first need a GPU."""
+"""The parts in order; all but the first need a GPU."""
 
 
-def links(run: RunPaths, ranks: int, device: torch.device, most_bytes: int) -> None:
-    """Measure the collectives at every size up to `most_bytes`, and write a line for each."""
+def links(run: RunPaths, ranks: int, device: torch.device, max_bytes: int) -> None:
+    """Measure the collectives at every size up to `max_bytes`, and write a line for each."""
     for collective, word in RESULTS.items():
-        for size in (2**power for power in range(MIN_BYTES.bit_length() - 1, most_bytes.bit_length())):
+        for size in (2**power for power in range(MIN_BYTES.bit_length() - 1, max_bytes.bit_length())):
             if collective == ALL_GATHER and size < ranks * ITEM_BYTES:
                 continue
             row = measure_size(collective, size, ranks, device)
@@ -236,7 +232,7 @@ def links(run: RunPaths, ranks: int, device: torch.device, most_bytes: int) -> N
 
 def measure_size(collective: str, size: int, ranks: int, device: torch.device) -> dict[str, int | float | str | None]:
     """Measure one message size; return its row, equal on all ranks, with the errors of all ranks."""
-    count = size // ITEM_BYTES // (ranks if collective == ALL_GATHER else 1)  # elements that a rank gives
+    count = size // ITEM_BYTES // (ranks if collective == ALL_GATHER else 1)  # elements that each rank sends
     buffer = torch.empty(count, dtype=torch.float32, device=device)
     result = buffer if collective == ALL_REDUCE else torch.empty(count * ranks, dtype=torch.float32, device=device)
     call = partial(dist.all_reduce, buffer)
@@ -254,13 +250,13 @@ def measure_size(collective: str, size: int, ranks: int, device: torch.device) -
     calls = max(1, min(MAX_CALLS, int(SIZE_LIMIT_S / max(slowest_s(1), 1e-9))))
     slowest_s(min(WARMUP_CALLS, calls))
     time_s = slowest_s(calls)
-    fill(buffer, rank() + 1)  # another number from every rank
+    fill(buffer, rank() + 1)  # a different number from every rank
     call()
     numbers = [ranks * (ranks + 1) // 2] if collective == ALL_REDUCE else range(1, ranks + 1)
-    right = torch.empty_like(result)
-    for part, number in zip(right.chunk(len(numbers)), numbers, strict=True):
+    expected = torch.empty_like(result)
+    for part, number in zip(expected.chunk(len(numbers)), numbers, strict=True):
         fill(part, number)
-    errors = (result != right).sum().to(device)
+    errors = (result != expected).sum().to(device)
     dist.all_reduce(errors)
     sent = len(result) * ITEM_BYTES
     algbw = metrics.algbw_gb_per_s(sent, time_s)

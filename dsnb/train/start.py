@@ -1,7 +1,7 @@
-"""`python -m dsnb.train.start WORKER RUN_DIR`: one rank under torchrun; and torchrun itself.
+"""`python -m dsnb.train.start WORKER RUN_DIR` runs one rank under torchrun; `run_ranks` runs torchrun.
 
-Like the fork server, it kills the rank when the process that owns the run ends. If torchrun is killed with SIGKILL, it
-leaves every rank training.
+Like the fork server, a rank is killed when the process that owns the run ends: torchrun killed with SIGKILL would leave
+every rank training.
 """
 
 import importlib
@@ -32,7 +32,7 @@ def run_ranks(arguments: list[str]) -> dict[str, Any]:
         run.run(run.parse_args(arguments))
     except ChildFailedError as error:
         codes = {str(rank): failure.exitcode for rank, failure in error.failures.items()}
-        first = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}  # torchrun ends the rest
+        first = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}  # torchrun's, to the rest
         return {"exit_codes": first or codes}
     except SignalException as error:
         return {"error": f"torchrun was stopped by {error.sigval.name}"}

@@ -1,10 +1,10 @@
-"""The FLOPs of one token of any causal language model: from a forward pass of a copy whose tensors have no values.
+"""Counts the FLOPs of one token of any causal language model, in a forward pass of a copy on the meta device.
 
-Every model of transformers can be observed like this in about a second, on any machine and without memory, because
-nothing is computed. What a model would decide by values (which expert gets a token) cannot be followed: experts return
-zeros, and a value that is asked for is 1. Which modules hold experts, and how many of them work on a token, is told by
-the model and its pass, so that a family that nobody has listed is counted, too. What cannot be told for certain is an
-error, because a wrong number of active parameters would be a wrong figure.
+Nothing is computed, so every model of transformers can be observed in about a second, on any machine and without
+memory. Choices that depend on values, such as which expert gets a token, cannot be followed: experts return zeros, and
+every value that is read is 1. Which modules hold experts, and how many of them work on a token, follows from the model
+and its pass, so families need not be listed. If it is not certain, that is an error: a wrong number of active
+parameters would give a wrong figure.
 """
 
 import functools
@@ -18,27 +18,27 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AttentionInterface, PreTrainedConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from dsnb.formulas import metrics
 from dsnb.settings.experiment import Experiment
-from dsnb.train import model as model_builder
+from dsnb.train.model import build_on_meta
 from dsnb.train.model_parts import blocks
 
 LENGTH = 37
-"""Tokens of the pass: a prime number, which no width or size of a chunk is."""
+"""Tokens of the pass: a prime number, unlike any width or size of a chunk."""
 NAME = "dsnb_observed"
-"""The name under which transformers finds the attention and the experts of this module."""
+"""The name under which transformers finds this module's attention and experts."""
 WHOLE = {"tensor_parallel": 1, "pipeline_parallel": 1, "activation_checkpointing": False, "attention": "eager"}
-"""Settings of the copy: one rank has all of it, and its attention is the plainest."""
+"""Settings of the copy, which is not split and has the simplest attention."""
 aten = torch.ops.aten
 _PRODUCTS = {aten.bmm.default, aten.baddbmm.default}
 _SOFTMAX = {aten._softmax.default, aten._safe_softmax.default}
 _SELECTS = re.compile(r"(Indexer|Compressor)$")
-"""Classes of modules that decide by values, or by compressing them, what attention computes."""
+"""Classes of modules that choose or compress the keys of attention depending on their values."""
 _CHOSEN = re.compile(r"(moe_|num_)?top_?k(_experts)?|(num_|n_)?(selected_)?experts_per_tok(en)?|num_selected_experts")
-"""Names under which modules and configurations keep the number of experts of a token."""
+"""Names in modules and configurations for the number of experts of a token."""
 _SHARED = re.compile(r"shared", re.IGNORECASE)
 _EXPERTS = re.compile(r"experts?(\.|$)", re.IGNORECASE)
 _ROUTED = re.compile(r"(experts?|router|moe(_?(block|layer|mlp))?)$", re.IGNORECASE)
@@ -46,13 +46,13 @@ _ROUTED = re.compile(r"(experts?|router|moe(_?(block|layer|mlp))?)$", re.IGNOREC
 
 @dataclass(frozen=True)
 class Attended:
-    """One product of queries with keys, and of the result with values, in the module of this name."""
+    """One attention, that is a product of queries and keys and one with values, in the module of this name."""
 
     module: str
     width: float
-    """Heads x head size; the mean of that of queries and that of values where they differ."""
+    """Heads x head size; if queries and values differ in it, the mean."""
     window: int | None
-    """The most keys that a query sees; None for all."""
+    """Maximum number of keys that a query sees; None for all."""
 
 
 def _config(module: nn.Module) -> PreTrainedConfig | None:
@@ -61,7 +61,7 @@ def _config(module: nn.Module) -> PreTrainedConfig | None:
 
 
 class _Ones(TorchFunctionMode):
-    """Lets a list of values that do not exist be one of ones."""
+    """Makes `tolist` of a tensor without values return ones."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.tolist and args[0].is_meta:
@@ -70,7 +70,7 @@ class _Ones(TorchFunctionMode):
 
 
 class Observed(TorchDispatchMode):
-    """What a forward pass does, by the operators that it calls and the module that each is called in."""
+    """Records a forward pass: its operators, and the modules in which they are called."""
 
     current: "Observed"
 
@@ -79,9 +79,9 @@ class Observed(TorchDispatchMode):
         Observed.current = self
         self.model, self.attended = model, list[Attended]()
         self.calls: dict[str, float] = defaultdict(float)
-        """By module; those without gradients count a third, which is the share of the forward pass."""
+        """By module; a call without gradients counts a third, the share of the forward pass."""
         self.chosen: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        """(number of choices, number that is chosen) of each top-k, by each module that it happened in."""
+        """By module: (number of choices, number chosen) of each top-k that happened in it."""
         self.experts: dict[str, set[int]] = defaultdict(set)
         """Experts of each token, by the module that holds the experts."""
         self.stack = [""]
@@ -89,7 +89,7 @@ class Observed(TorchDispatchMode):
         self.scores: dict[str, set[int]] = defaultdict(set)
 
     def entering(self, name: str) -> Any:
-        """Return a hook that notes a call of a module."""
+        """Return a hook that records a call of a module."""
 
         def enter(*_: Any) -> None:
             self.stack.append(name)
@@ -98,11 +98,11 @@ class Observed(TorchDispatchMode):
         return enter
 
     def leave(self, *_: Any) -> None:
-        """Note the end of the last call."""
+        """Record the end of the last call."""
         self.stack.pop()
 
     def attend(self, module: Any, query: torch.Tensor, value: torch.Tensor, window: int | None) -> None:
-        """Note the attention of queries and values, each of shape (batch, heads, length, head size)."""
+        """Record the attention of queries and values, each of shape (batch, heads, length, head size)."""
         width = query.shape[1] * (query.shape[-1] + value.shape[-1]) / 2
         self.attended.append(Attended(self.stack[-1], width, window or _window(module, self.model.config)))
 
@@ -125,7 +125,7 @@ class Observed(TorchDispatchMode):
         return out
 
     def attend_products(self) -> None:
-        """Note the attention that modules compute by products of their own."""
+        """Record attention that modules compute with plain matrix products."""
         widths: dict[str, float] = defaultdict(float)
         for name, batch, (rows, inner, columns) in self.products:
             keys = {size - more for size in self.scores[name] for more in (0, 1)}  # a sink is one more column
@@ -139,12 +139,12 @@ class Observed(TorchDispatchMode):
 
 
 def observe(model: Any, experts: Mapping[str, nn.Module], masked: bool = False) -> Observed:
-    """Return what a model on the meta device does in a forward pass of one sequence; it cannot be used afterwards.
+    """Record a forward pass of one sequence in a model on the meta device, which cannot be used afterwards.
 
-    Where it is `masked`, attention computes its products, with a mask, which some models need.
+    If `masked`, the model's attention runs, with its mask, which some models need.
     """
     seen = Observed(model)
-    for config in {id(one): one for one in map(_config, model.modules()) if one is not None}.values():
+    for config in {id(config): config for config in map(_config, model.modules()) if config is not None}.values():
         config._experts_implementation = NAME
         if not masked:
             config._attn_implementation = NAME
@@ -160,8 +160,8 @@ def observe(model: Any, experts: Mapping[str, nn.Module], masked: bool = False) 
 
 
 def _zeros(module: nn.Module, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """Return zeros of the width that experts return: that of their input, or of the other side of their only weight."""
-    weights = [one for one in module.parameters(recurse=False) if one.dim() == 3]
+    """Return zeros as wide as the output of experts: as their input, or as the other side of their only weight."""
+    weights = [weight for weight in module.parameters(recurse=False) if weight.dim() == 3]
     sides = weights[0].shape[1:] if len(weights) == 1 else ()
     width = sum(sides) - hidden.shape[-1] if hidden.shape[-1] in sides else hidden.shape[-1]
     return hidden.new_zeros(*hidden.shape[:-1], width)
@@ -186,7 +186,7 @@ ALL_EXPERTS_FUNCTIONS.register(NAME, _experts)
 
 
 def _window(module: Any, config: Any) -> int | None:
-    """Return the most keys that a query of an attention module sees, None for all."""
+    """Return the maximum number of keys that a query of an attention module sees, None for all."""
     number = getattr(module, "layer_idx", getattr(module, "layer_id", None))
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
     kind = kinds[number] if kinds and isinstance(number, int) and number < len(kinds) else None
@@ -194,8 +194,8 @@ def _window(module: Any, config: Any) -> int | None:
         return getattr(config, "attention_chunk_size", None)
     if kind in {"sliding_attention", "local"}:
         return getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
-    own = getattr(module, "sliding_window", None)
-    return own if isinstance(own, int) and not isinstance(own, bool) else None
+    window = getattr(module, "sliding_window", None)
+    return window if isinstance(window, int) and not isinstance(window, bool) else None
 
 
 @dataclass(frozen=True)
@@ -210,26 +210,23 @@ class Experts:
 
 def expert_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules that hold routed experts, by name."""
-    found = {}
-    for name, module in model.named_modules():
-        if _EXPERTS.search(f"{name}.{type(module).__name__}") and not _SHARED.search(name) and _number(module):
-            found[name] = module
-    return found
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if _EXPERTS.search(f"{name}.{type(module).__name__}") and not _SHARED.search(name) and _number(module)
+    }
 
 
 def _number(module: nn.Module) -> int:
-    """Return the experts that a module holds, stacked or one by one; 0 if it holds none."""
+    """Return the number of experts that a module holds, stacked or one by one."""
     if stacked := _stacked(module):
         return max(stacked)
-    if isinstance(module, nn.ModuleList | nn.ModuleDict):
-        alike = len({type(one) for one in module.children()}) == 1
-        return len(module) if alike and len(module) > 1 else 0
-    flat = getattr(module, "num_experts", 0)  # DBRX: (experts x width, hidden)
-    return flat if type(module).__name__.endswith("Experts") and isinstance(flat, int) else 0
+    children = list(module.children()) if isinstance(module, nn.ModuleList | nn.ModuleDict) else []
+    return len(children) if len(children) > 1 and len({type(child) for child in children}) == 1 else 0
 
 
 def _stacked(module: nn.Module) -> set[int]:
-    return {one.shape[0] for one in module.parameters(recurse=False) if one.dim() >= 3}
+    return {weight.shape[0] for weight in module.parameters(recurse=False) if weight.dim() >= 3}
 
 
 def chosen_experts(model: Any, held: Mapping[str, nn.Module], seen: Observed) -> dict[str, Experts]:
@@ -242,18 +239,17 @@ def chosen_experts(model: Any, held: Mapping[str, nn.Module], seen: Observed) ->
 
 
 def _chosen(model: Any, name: str, module: nn.Module, seen: Observed) -> Experts:
-    """Return the experts of a module; a token has those that the router took, or else those that are configured."""
+    """Return the experts of a module; a token gets the number seen in the pass, or else the configured one."""
     number, parent, stacked = _number(module), name.rpartition(".")[0], _stacked(module)
     if len(stacked) > 1:
-        raise ValueError(f"some of the {number} experts of {name} have no weights of their own")
-    taken = {kept for of, kept in seen.chosen.get(parent, []) if of == number}
-    # What a router beside the experts, or else the configuration, names.
+        raise ValueError(f"some of the {number} experts of {name} share weights")
+    routed = {chosen for choices, chosen in seen.chosen.get(parent, []) if choices == number}
     block = model.get_submodule(parent)
-    named = {value for one in (block, *block.children()) for value in _numbers(vars(one))}
-    found = seen.experts.get(name) or taken or named or set(_numbers(model.config.to_dict()))
-    if len(found) != 1 or not 1 <= min(found) <= number:
+    beside = {value for router in (block, *block.children()) for value in _numbers(vars(router))}
+    chosen = seen.experts.get(name) or routed or beside or set(_numbers(model.config.to_dict()))
+    if len(chosen) != 1 or not 1 <= min(chosen) <= number:
         raise ValueError(f"it is not certain how many of the {number} experts of {name} work on a token")
-    return Experts(number, min(found), bool(stacked))
+    return Experts(number, min(chosen), bool(stacked))
 
 
 def _numbers(named: Mapping[str, Any]) -> Iterator[int]:
@@ -266,56 +262,51 @@ def record(experiment: Experiment) -> dict[str, Any]:
     """Return the FLOPs of one token for a run's record; if they are not certain, `flops_missing` says why."""
     try:
         return count(experiment)
-    except Exception as error:  # a model that cannot be followed is trained all the same
-        words = str(error).splitlines() or [type(error).__name__]
-        return {"flops_missing": f"the FLOPs of a token could not be counted: {words[0][:300]}"}
+    except Exception as error:  # the run continues without them
+        lines = str(error).splitlines() or [type(error).__name__]
+        return {"flops_missing": f"the FLOPs of a token could not be counted: {lines[0][:300]}"}
 
 
 def count(experiment: Experiment) -> dict[str, Any]:
-    """Count the work of one token; raise ValueError if experts or keys that it sees are not certain."""
+    """Count the FLOPs of one token; raise ValueError if its experts or the keys that it sees are not certain."""
     model, held, seen = _observed(experiment)
-    places = {id(one): number for number, block in enumerate(blocks(model)) for one in block.modules()}
+    places = {id(module): number for number, block in enumerate(blocks(model)) for module in block.modules()}
     used, trained = _used(model, seen, chosen_experts(model, held, seen), places)
-    attention = [_attention_flops(one, model, places, experiment.seq_len) for one in seen.attended]
+    attention: dict[int | None, float] = defaultdict(float)
+    masked = 0.0
+    for each in seen.attended:
+        shape = 1, each.width, experiment.seq_len, each.window
+        attention[places.get(id(model.get_submodule(each.module)))] += metrics.attention_flops_per_token(*shape)
+        masked += metrics.masked_flops_per_token(*shape)
     every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
-    again = [number for number in set(places.values()) if every and number % every == 0]
-    active, attended = sum(used.values()), sum(flops for _, flops, _ in attention)
+    again = [place for place in set(places.values()) if every and place % every == 0]
+    active, attended = sum(used.values()), sum(attention.values())
     return {
         "active_parameters": round(active),
         "flops_per_token": metrics.flops_per_token(active, sum(trained.values()), attended),
         "forward_flops_per_token": metrics.forward_flops_per_token(active, attended),
-        "masked_flops_per_token": sum(masked for *_, masked in attention),
+        "masked_flops_per_token": masked,
         "recomputed_flops_per_token": metrics.forward_flops_per_token(
-            sum(used[number] for number in again), sum(flops for number, flops, _ in attention if number in again)
+            sum(used[place] for place in again), sum(attention[place] for place in again)
         ),
     }
 
 
 def _observed(experiment: Experiment) -> tuple[Any, dict[str, nn.Module], Observed]:
-    """Return a copy of the model, the modules in it that hold experts, and what a pass of it does."""
-    model = build(experiment)
-    if odd := next((name for name, one in model.named_modules() if _SELECTS.search(type(one).__name__)), None):
+    """Return a copy of the model, the modules in it that hold experts, and the record of a pass."""
+    whole = experiment.model_copy(update=WHOLE)
+    model = build_on_meta(whole)
+    if odd := next((name for name, module in model.named_modules() if _SELECTS.search(type(module).__name__)), None):
         raise ValueError(f"{odd} chooses the keys that attention sees")
     held = expert_modules(model)
     if adapted := next((name for name in held if name.endswith(".base_layer")), None):
         raise ValueError(f"peft computes the adapters of all experts of {adapted}, whatever a token chooses")
     try:
         return model, held, observe(model, held)
-    except Exception:  # some models need a mask; what was observed cannot be used again
-        model = build(experiment)
+    except Exception:  # some models need a mask; a model that was observed cannot be used again
+        model = build_on_meta(whole)
         held = expert_modules(model)
         return model, held, observe(model, held, True)
-
-
-def build(experiment: Experiment) -> Any:
-    """Build the model of the settings on the meta device, with its adapters."""
-
-    def make(config: Any, attention: str) -> Any:
-        return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-
-    whole = experiment.model_copy(update=WHOLE)
-    with torch.device("meta"):
-        return model_builder.adapt(whole, model_builder._with_attention(whole, make))
 
 
 def _used(
@@ -323,32 +314,32 @@ def _used(
 ) -> tuple[Counter[int | None], Counter[int | None]]:
     """Return the parameters that work on a token, and those of them that are trained, by block; None outside of all.
 
-    A weight that several blocks share counts in each; outside of them once, as tied embeddings do.
+    A weight shared by several blocks counts in each; outside of blocks, as with tied embeddings, once.
     """
     used: Counter[int | None] = Counter()
     trained: Counter[int | None] = Counter()
-    once: set[int] = set()
+    counted: set[int] = set()
     for name, module in model.named_modules():
-        place, times = places.get(id(module)), _calls(name, held, seen)
+        place, calls = places.get(id(module)), _calls(name, held, seen)
         for weight in module.parameters(recurse=False):
-            if place is None and id(weight) in once:
+            if place is None and id(weight) in counted:
                 continue
-            once.add(id(weight))
-            size = weight.numel() * (times if place is not None else min(times, 1)) * _share(name, weight, held)
+            counted.add(id(weight))
+            size = weight.numel() * (calls if place is not None else min(calls, 1)) * _share(name, weight, held)
             used[place] += size
             trained[place] += size * weight.requires_grad
     return used, trained
 
 
 def _calls(name: str, held: Mapping[str, Experts], seen: Observed) -> float:
-    """Return how often a module works in a pass; one that its parent does not call may lend it its weights."""
+    """Return how often a module works in a pass; one that is not called may lend its weights to its parent."""
     if (owner := _owner(name, held)) is not None:
         name = owner.rpartition(".")[0]
     return seen.calls.get(name) or min(1.0, seen.calls.get(name.rpartition(".")[0], 0.0))
 
 
 def _share(name: str, weight: nn.Parameter, held: Mapping[str, Experts]) -> float:
-    """Return the share of a weight that works on a token: less than all of one that experts have."""
+    """Return the share of a weight that works on a token; experts' weights work in part."""
     owner = _owner(name, held)
     if owner is None or (held[owner].stacked and weight.shape[0] != held[owner].number):
         return 1.0
@@ -356,13 +347,4 @@ def _share(name: str, weight: nn.Parameter, held: Mapping[str, Experts]) -> floa
 
 
 def _owner(name: str, held: Mapping[str, Experts]) -> str | None:
-    return next((one for one in held if name == one or name.startswith(f"{one}.")), None)
-
-
-def _attention_flops(
-    one: Attended, model: nn.Module, places: Mapping[int, int], seq_len: int
-) -> tuple[int | None, float, float]:
-    """Return the block that attention is in, its FLOPs of a token, and those that a causal mask makes unnecessary."""
-    shape = 1, one.width, seq_len, one.window
-    place = places.get(id(model.get_submodule(one.module)))
-    return place, metrics.attention_flops_per_token(*shape), metrics.masked_flops_per_token(*shape)
+    return next((owner for owner in held if name == owner or name.startswith(f"{owner}.")), None)

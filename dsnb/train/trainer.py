@@ -1,6 +1,6 @@
-"""What the worker sees of every strategy, a model with its optimizer; and the baselines without DeepSpeed.
+"""The interface of every strategy to the worker, and the baselines without DeepSpeed: DDP, FSDP2, one plain process.
 
-These are torch's DDP and FSDP2, and one plain process, with the same model, data and meter.
+They use the same model, data and meter.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,14 +29,14 @@ Section = Callable[[str], AbstractContextManager[Any]]
 
 
 def no_section(name: str) -> AbstractContextManager[None]:
-    """Mark nothing, so that the timed steps are not disturbed."""
+    """Mark nothing."""
     return nullcontext()
 
 
 class Trainer:
     """A causal language model of transformers, or peft's wrapper of one, with its optimizer, ready to train.
 
-    `parameters` are numbers over all ranks that share the model, tied ones counted once; `module` is this rank's part.
+    `parameters` counts those of all ranks that share the model, tied ones once; `module` is this rank's part.
     """
 
     module: torch.nn.Module
@@ -45,11 +45,10 @@ class Trainer:
     def __init__(self, experiment: Experiment, model: Any) -> None:
         self.experiment, self.config = experiment, model.config
         self.section: Section = no_section
-        sizes = [(_numel(one), one.requires_grad) for one in model.parameters()]
         self.parameters = {
-            "parameters": sum(size for size, _ in sizes),
-            "trainable_parameters": sum(size for size, is_trained in sizes if is_trained),
-            "block_parameters": sum(_numel(one) for block in blocks(model) for one in block.parameters()),
+            "parameters": sum(map(_numel, model.parameters())),
+            "trainable_parameters": sum(_numel(each) for each in model.parameters() if each.requires_grad),
+            "block_parameters": sum(_numel(each) for block in blocks(model) for each in block.parameters()),
         }
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
@@ -64,24 +63,24 @@ class Trainer:
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """Return what was actually built, for the record."""
+        """Return properties of the model as built, for the record."""
         raise NotImplementedError
 
 
 def _numel(parameter: nn.Parameter) -> int:
-    return int(getattr(parameter, "ds_numel", parameter.numel()))  # of a partitioned one in full
+    return int(getattr(parameter, "ds_numel", parameter.numel()))  # the full size if ZeRO 3 has partitioned it
 
 
 class TorchTrainer(Trainer):
-    """A training loop of torch alone: over DDP, over FSDP2, or over the model itself."""
+    """A plain torch training loop with DDP, FSDP2, or the bare model."""
 
     def __init__(self, experiment: Experiment, model: Any, device: torch.device) -> None:
         super().__init__(experiment, model)
         self.device = device
-        self.module = whole = CausalLoss(model, experiment.loss == "chunked")
-        compile_model(experiment, whole)
+        self.module = with_loss = CausalLoss(model, experiment.loss == "chunked")
+        compile_model(experiment, with_loss)
         wrap = {"plain": lambda model: model, "ddp": self._ddp, "fsdp": self._fsdp}[experiment.strategy]
-        self.wrapped: Any = wrap(whole)
+        self.wrapped: Any = wrap(with_loss)
         self.trainable = [parameter for parameter in self.wrapped.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(experiment, self.trainable)
         self._norm: torch.Tensor | None = None
@@ -111,12 +110,12 @@ class TorchTrainer(Trainer):
         return self.experiment.bucket_elements * 4 / 2**20 or None
 
     def _fsdp(self, model: CausalLoss) -> Any:
-        how: dict[str, Any] = {"mesh": init_device_mesh(self.device.type, (self.experiment.gpus,))}
+        options: dict[str, Any] = {"mesh": init_device_mesh(self.device.type, (self.experiment.gpus,))}
         if self.experiment.precision == "bf16" and self.experiment.mixed_precision == "native":
-            how["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for block in blocks(model):
-            fully_shard(block, **how)
-        return fully_shard(model, **how)
+            fully_shard(block, **options)
+        return fully_shard(model, **options)
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
         """Train one optimizer step."""
@@ -148,7 +147,7 @@ class TorchTrainer(Trainer):
         if self.experiment.gradient_clipping:
             self.scaler.unscale_(self.optimizer)
             norm = torch.nn.utils.clip_grad_norm_(self.trainable, self.experiment.gradient_clipping)
-            if not isinstance(norm, DTensor):  # FSDP's is one: reading it would cost a reduction
+            if not isinstance(norm, DTensor):  # FSDP's: reading it would cost a reduction
                 self._norm = norm
         self.scaler.step(self.optimizer)
         before = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
@@ -157,11 +156,11 @@ class TorchTrainer(Trainer):
         return self.scaler.is_enabled() and self.scaler.get_scale() < before
 
     def grad_norm(self) -> torch.Tensor | None:
-        """Return the gradient norm of the last step before clipping; None if DDP did not clip."""
+        """Return the gradient norm of the last step before clipping; None without clipping, and with FSDP."""
         return self._norm
 
     def describe(self) -> dict[str, Any]:
-        """Return the wrapper of the model, if it has one, and its actual dtypes."""
+        """Return the wrapper of the model, if it has one, its dtypes, optimizer and attention."""
         dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in self.trainable})
         return {
             "strategy": type(self.wrapped).__name__,
@@ -173,7 +172,7 @@ class TorchTrainer(Trainer):
 
 
 def make_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return torch's own optimizer for the settings."""
+    """Return torch's optimizer for the settings."""
     if experiment.optimizer == "adafactor":
         return torch.optim.Adafactor(parameters, lr=experiment.learning_rate, weight_decay=ADAMW["weight_decay"])
     fused = experiment.device == "cuda"

@@ -1,6 +1,6 @@
 """One rank: builds the model, warms up, trains the timed steps, and writes what was measured to the run folder.
 
-It depends on no launcher: only the environment variables that all of them set are used.
+It works with any launcher, because it reads only the environment variables that all of them set.
 """
 
 import functools
@@ -33,12 +33,12 @@ from dsnb.train.data import Batches, batches
 from dsnb.train.engine import DeepSpeedTrainer, PipelineTrainer
 from dsnb.train.failure import Position
 from dsnb.train.launches import launch_us
-from dsnb.train.meter import Meter, open_device
+from dsnb.train.meter import Meter, open_gpu
 from dsnb.train.model import build
 from dsnb.train.trainer import TorchTrainer, Trainer, no_section
 
 MAX_WAIT_S = 30 * 86400.0
-"""Longest timeout of a collective: torch counts it in nanoseconds, and 300 years of them overflow."""
+"""Maximum timeout of a collective: torch counts nanoseconds, which overflow after 300 years."""
 
 
 def main(run_dir: str) -> int:
@@ -47,9 +47,9 @@ def main(run_dir: str) -> int:
 
 
 def run_rank(run_dir: str, work: Callable[[RunPaths, Experiment, Position, float], None]) -> int:
-    """Do the work of one rank, given the time at which it began, and return its exit code.
+    """Do the work of one rank, which receives its start time, and return its exit code.
 
-    A failure is recorded with its cause. The settings are not validated again: the sweep has done so.
+    The cause of a failure is recorded. The settings are not validated again: the sweep has done so.
     """
     began = launch_clock.now_s()
     os.environ.setdefault(launch_clock.LAUNCHED_AT, str(began))  # started by hand, with torchrun
@@ -74,16 +74,16 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     position.watch_memory(device)
     trainer = make_trainer(experiment, records.read_json(run.deepspeed) or {}, device)
     data = batches(experiment, trainer.config.vocab_size, rank(), device)
-    with open_device(device) as nvml_gpu:
+    with open_gpu(device) as gpu:
         meter = Meter(
             run.steps if rank() == 0 else None,
             experiment.warmup_steps + experiment.steps,
             experiment.tokens_per_step,
             device,
             launch_clock.launched_at(),
-            gpu=nvml_gpu,
+            gpu=gpu,
             position=position,
-            marks_forward=experiment.pipeline_parallel == 1,  # a stage's waits for the stages before it
+            marks_forward=experiment.pipeline_parallel == 1,  # later stages wait for earlier ones in it
         )
         built = launch_clock.now_s()
         measured = train_steps(experiment, trainer, data, meter, position)
@@ -96,7 +96,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
         "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,
         "versions": versions(),
         **measured,
-        "power_source": POWER_COUNTER if nvml_gpu and nvml_gpu.energy else None,
+        "power_source": POWER_COUNTER if gpu and gpu.energy else None,
         "phases_s": {"start": began - launch_clock.launched_at(), "build": built - began, **meter.wall_s},
     }
     if rank() == 0:
@@ -105,20 +105,19 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
             with suppress(torch.OutOfMemoryError):  # the run itself is over
                 record["launch_us"] = launch_us(device)
         records.write_json(run.worker, record | token_work.record(experiment))
-    with profiling.time_limited(experiment, meter.wall_s["timed"] / experiment.steps):
-        if experiment.profile:
-            last = experiment.warmup_steps + experiment.steps - 1
-            profiling.profile(run, trainer, data(last), device)
-        # DDP goes before its process group: the other way round, its destructor and gloo's thread wait for each other.
-        del trainer
-        gc.collect()
-        torch.distributed.destroy_process_group()
+    if experiment.profile:
+        last = experiment.warmup_steps + experiment.steps - 1
+        profiling.profile(run, trainer, data(last), device, meter.wall_s["timed"] / experiment.steps)
+    # DDP must go before its process group: otherwise its destructor and gloo's thread wait for each other.
+    del trainer
+    gc.collect()
+    torch.distributed.destroy_process_group()
 
 
 def train_steps(
     experiment: Experiment, trainer: Trainer, data: Batches, meter: Meter, position: Position
 ) -> dict[str, Any]:
-    """Train all steps and return what was measured, over all ranks."""
+    """Train all steps and return the measurements over all ranks."""
     device = meter.losses.device
     watch = over_ranks.WeightWatch(trainer.optimizer)
     kernel = KernelWatch(flex=trainer.config._attn_implementation == FLEX_NAME)
@@ -129,7 +128,7 @@ def train_steps(
         **over_ranks.peaks_of_ranks(meter.peak_gib, device),
         **over_ranks.skew_of_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device),
         "energy_j": over_ranks.sum_of_ranks(meter.energy_j, device),
-        "cpu_bound": over_ranks.largest_of_ranks(meter.cpu_bound, device),
+        "cpu_bound": over_ranks.max_of_ranks(meter.cpu_bound, device),
         "attention_kernel": kernel.kernel,
         "recompilations": compiled,
         "compiled_graphs": causal_loss.compiled_graphs() if experiment.compile != "off" else None,
@@ -145,10 +144,10 @@ def train_steps(
 def run_steps(
     experiment: Experiment, trainer: Trainer, data: Batches, meter: Meter, position: Position, kernel: KernelWatch
 ) -> tuple[int, list[float]]:
-    """Train the warm-up and timed steps; return the graphs compiled in the timed ones, and all losses over ranks.
+    """Train the warm-up and timed steps; return the number of graphs compiled in the timed ones, and mean losses.
 
-    The attention kernel is watched in the second step if that is a warm-up step, so neither while a model is compiled
-    nor once CUDA graphs are replayed.
+    The attention kernel is watched in the second step if that is a warm-up step: after the model is compiled, and
+    before CUDA graphs are replayed.
     """
     watched = min(1, experiment.warmup_steps - 1)
     first_timed, end = experiment.warmup_steps, experiment.warmup_steps + experiment.steps
@@ -174,24 +173,24 @@ def run_steps(
 
 
 def set_up(experiment: Experiment) -> torch.device:
-    """Choose the device, its arithmetic, number of threads and memory, and join the process group."""
+    """Choose the device, TF32, the number of threads and the memory limit, and join the process group."""
     torch.manual_seed(experiment.seed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = experiment.precision == "tf32"
     if threads := os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(int(threads))  # else a forked rank has the one of its server
+        torch.set_num_threads(int(threads))  # otherwise a forked rank keeps the fork server's number
     if experiment.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        # Training never uses deepspeed_shm_comm, which DeepSpeed would compile for 40 to 77 s at the first start on a
-        # CPU if this table listed it. DeepSpeed fills the table when it is first read, by a compiler in every rank.
+        # DeepSpeed would compile deepspeed_shm_comm, which training never uses, for 40 to 77 s at the first start on a
+        # CPU if this table listed it. Filling the table also runs a compiler in every rank.
         deepspeed.ops.__compatible_ops__ = {}
     if experiment.memory_limit_gib:
         limit_bytes = int(experiment.memory_limit_gib * GIB)
         if device.type == "cuda":
-            whole = torch.cuda.get_device_properties(device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / whole), device)
+            total_bytes = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
         else:
             resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
     limit = timedelta(seconds=min(experiment.step_timeout_s, MAX_WAIT_S))
@@ -212,10 +211,10 @@ def make_trainer(experiment: Experiment, ds_config: dict[str, Any], device: torc
 
 
 def join_store(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Store, int, int]]:
-    """Join the store of torchrun, or one that rank 0 opens on MASTER_ADDR alone; a rendezvous handler for torch.
+    """Join torchrun's store, or one that rank 0 opens on MASTER_ADDR alone; a rendezvous handler for torch.
 
-    torch's own `env://` listens on all interfaces of the machine, and anybody who reaches the store can read and change
-    its content. For the ranks of one machine, which meet on the loopback interface, that exposed it to the network.
+    torch's `env://` listens on all interfaces, even if the ranks share a machine and meet on the loopback interface.
+    Anyone who reaches the store can read and change its content.
     """
     ranks, address, port = int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -229,7 +228,7 @@ register_rendezvous_handler("dsnb", join_store)
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of the libraries that torch was built with."""
+    """Return the versions of CUDA and NCCL that torch was built with."""
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
     return {"cuda": torch.version.cuda, "nccl": nccl}
 

@@ -47,7 +47,7 @@ def test_the_numbers_can_be_done_in_the_head():
 
 def test_settings_that_ran_once_are_too_few_to_be_sure():
     found = text(runs(2, **TWO))
-    assert "10 % slower (one run each, too few to be sure: 4 of each are needed), 1 GiB more." in found
+    assert "10 % slower (1 and 1 runs, too few to be sure: 4 of each are needed), 1 GiB more." in found
     assert "Fastest of 2 measured settings" in found
     assert "Fastest of 2 settings" in text(runs(2, **TWO).assign(source=["dsnb", "published: elsewhere"]))
 
@@ -87,14 +87,12 @@ def test_other_gpus_alone_are_the_same_setting():
 def test_what_was_not_measured_is_said():
     jean_zay = dsnb.published("jean_zay_bloom7b").query("seq_len == 1024 and gpus > 8")
     assert "No setting was measured on 4 GPUs or fewer: the smallest ran on 16." in text(jean_zay, gpus=4)
-    failed = made_up.runs(3).assign(status="oom", oom_allocated_gib=[70.0, 72.5, 79.25], tokens_per_s=np.nan)
-    found = text(failed)
-    assert "No setting can be recommended: all 3 runs failed." in found
-    assert "Memory in use before they ended: 70 to 79.3 GiB." in found
+    failed = made_up.runs(3).assign(status="oom", tokens_per_s=np.nan)
+    assert "No setting can be recommended: all 3 runs failed." in text(failed)
     assert "No setting can be recommended: the run failed." in text(failed.head(1))
-    unknown = runs(3).assign(tokens_per_s=np.nan)
-    assert "No setting can be recommended: no run measured speed." in text(unknown)
-    assert "No setting can be recommended: the number of GPUs is unknown." in text(runs(3).assign(gpus=np.nan))
+    for unknown in ("tokens_per_s", "gpus"):
+        said = text(runs(3).assign(**{unknown: np.nan}))
+        assert "No setting can be recommended: no run measured speed on a known number of GPUs." in said
     assert "The cheapest setting is unknown: give a price." in text(runs(3), objective="cost", assumed_price=None)
     without = runs(3).drop(columns=["peak_allocated_gib", "device_memory_gib"])
     assert "The setting with the least memory is unknown" in text(without, objective="memory")
@@ -113,10 +111,10 @@ def test_unstable_settings_are_counted_and_not_recommended():
     table = runs(6, repeats=2, precision=["bf16"], zero_stage=[1, 2, 3])
     table["tokens_per_s"] = [21097.0, 2296, 9000, 9100, 500, 2000]
     found = text(table)
-    assert "2 settings are not ranked, because their repeats differ by more than 1.5 times." in found
+    assert "2 settings are not ranked: repeats differ over 1.5 times." in found
     assert "9,050 tokens/s" in found
     assert "Fastest" not in found  # of one setting
-    said = "No setting can be recommended: 1 setting is not ranked, because its repeats differ by more than 1.5 times."
+    said = "No setting can be recommended: 1 setting is not ranked: repeats differ over 1.5 times."
     assert said in text(table[table["experiment"] == table["experiment"].iloc[0]])
 
 
@@ -143,13 +141,11 @@ def test_a_training_of_years_is_no_answer():
 @pytest.mark.parametrize(
     ("other", "gpus", "objective", "sentence"),
     [
-        ({}, 64, "time", "Only 1 and 2 GPUs were measured, fewer than the 64 at hand: this answer is for 2 GPUs. "
-         "Measure on more (dsnb sweep PARAMS --set gpus=64) or predict it (dsnb predict PARAMS --gpus 64)."),
+        ({}, 64, "time", "At most 2 of the 64 GPUs at hand were measured: this answer is for 2 GPUs. Measure on more: "
+         "dsnb sweep PARAMS --set gpus=64."),
         ({}, 64, "gpu_hours", "this answer is for 1 GPU. "),
-        ({"status": ["ok", "oom"]}, 8, "time", "Only 1 GPU was measured, fewer than the 8 at hand"),
-        ({"device": "cpu", "gpu_name": None}, 8, "time",
-         "Only 1 and 2 ranks were measured, fewer than the 8 at hand: this answer is for 2 ranks. Measure on more: "
-         "dsnb sweep PARAMS --set gpus=8."),
+        ({"status": ["ok", "oom"]}, 8, "time", "At most 1 of the 8 GPUs at hand was measured"),
+        ({"device": "cpu", "gpu_name": None}, 8, "time", "At most 2 of the 8 ranks at hand were measured"),
     ],
 )  # fmt: skip
 def test_more_gpus_at_hand_than_were_measured_are_said(other, gpus, objective, sentence):

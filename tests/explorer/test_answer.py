@@ -99,7 +99,7 @@ def test_the_page_answers_sixty_questions_as_python_does(explorer, by_task, tab)
         said |= {python["following"].partition("(")[2], python["headline"], python["costs"], python["note"]}
     found = " ".join(said)
     assert python["following"].startswith("Runner-up: checkpointing off, ")  # of the task of blocks
-    new = ("in reasonable time on", "tokens in 30 days if each", "fewer than the 10,000 at hand", "more than 365 days.")
+    new = ("in reasonable time on", "tokens in 30 days if each", "of the 10,000 GPUs at hand", "more than 365 days.")
     for sentence in (*new, "too few to be sure", "95 % interval", "all 6 runs failed", "No setting was measured on"):
         assert sentence in found
 
@@ -197,5 +197,5 @@ def test_all_tasks_are_a_table_of_answers(runs, by_task, tab):
         said = words(decide.of_runs(by_task[title], question(explorer.state)))
         assert (headline, costs) == (said["headline"], " ".join(filter(None, [said["costs"], said["note"]])))
     rows.nth(2).get_by_role("button").click()
-    assert tab.evaluate(f"[{ROOT}.state.task, {ROOT}.overview.node.hidden]") == [titles[2], True]
+    assert tab.evaluate(f"[{ROOT}.state.task, {ROOT}.overview.hidden]") == [titles[2], True]
     assert tab.evaluate("document.activeElement.tagName") == "SELECT"

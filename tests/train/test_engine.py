@@ -27,20 +27,17 @@ def test_deepspeed_still_has_the_stream():
     assert f"self.__{name} = " in inspect.getsource(getattr(offload, owner).__init__)
 
 
-def test_a_family_that_is_not_tested_is_refused_in_one_sentence(monkeypatch):
-    model = torch.nn.Module()
-    model.config = SimpleNamespace(model_type="gpt_neox", num_hidden_layers=2, num_attention_heads=2)
-    model.layers = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)])
+@pytest.mark.parametrize("setting", ["tensor_parallel", "pipeline_parallel"])
+def test_an_untested_family_is_refused_in_one_sentence(monkeypatch, setting):
+    config = SimpleNamespace(model_type="gpt_neox", num_hidden_layers=2, num_attention_heads=2)
     settings = SimpleNamespace(tensor_parallel=2, pipeline_parallel=2)
-    with pytest.raises(
-        ValueError, match="tensor_parallel is 2: it is tested for gpt2, opt and bloom only, not for gpt_"
-    ):
-        engine.model_parts.prepare(settings, model)
-    monkeypatch.setattr("dsnb.train.engine.build_part", lambda experiment, device, part: part(model))
-    with pytest.raises(
-        ValueError, match="pipeline_parallel is 2: it is tested for gpt2, opt and bloom only, not for gpt"
-    ):
-        engine.build_stage(settings, 0, torch.device("cpu"))
+    monkeypatch.setattr("dsnb.train.model.model_config", lambda _: config)
+    refuse = {
+        "tensor_parallel": lambda: model.model_parts.prepare(settings, SimpleNamespace(config=config)),
+        "pipeline_parallel": lambda: model.build_stage(settings, 0, torch.device("cpu")),
+    }[setting]
+    with pytest.raises(ValueError, match=f"^{setting} is 2: it is tested for gpt2, opt and bloom only, not for gpt_"):
+        refuse()
 
 
 @pytest.mark.parametrize(
@@ -57,13 +54,13 @@ def test_a_text_that_does_not_suit_the_settings(small, tmp_path, text, problem):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_large_weights_are_those_of_fp32_rounded(monkeypatch, dtype):
     """On GPUs, torch draws other numbers for more than 2 GiB, which fp32 has sooner than half precision."""
-    monkeypatch.setattr("dsnb.train.model.PART_BYTES", 4 * 1000 - 1)
+    monkeypatch.setattr("dsnb.train.model.MAX_FILL_BYTES", 4 * 1000 - 1)
     weights = {}
     for name in ("float32", dtype):
         layer = torch.nn.Linear(10, 100, dtype=getattr(torch, name))
         before = {one: (one.data_ptr(), one.dtype) for one in layer.parameters()}
         torch.manual_seed(0)
-        with model.large_ones_in_fp32(layer):
+        with model.large_weights_in_fp32(layer):
             assert layer.weight.dtype == torch.float32, "1,000 numbers"
             assert layer.bias.dtype == getattr(torch, name), "100 numbers"
             torch.nn.init.normal_(layer.weight)

@@ -41,10 +41,10 @@ class FakeQueue(FakeClock):
 
     def __init__(self, queued_s, reached_s, drift=1.001):
         super().__init__([5.0 + drift * time_s for time_s in reached_s])
-        self.host_s = queued_s
+        self.queued_s = queued_s
 
-    def queued_s(self, first, second):
-        return self.host_s[second] - self.host_s[first]
+    def host_s(self, first, second):
+        return self.queued_s[second] - self.queued_s[first]
 
 
 CPU_BOUND = {

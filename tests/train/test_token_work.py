@@ -264,8 +264,8 @@ def test_a_model_within_another_is_refused(small, monkeypatch):
     config = transformers.AutoConfig.for_model("gemma3", text_config=text, vision_config=vision)
     monkeypatch.setattr("dsnb.train.model.model_config", lambda _: config)
     why = (
-        "^model is 'google/gemma-3-4b-it': gemma3 is more than a language model; give the text_config of its "
-        "configuration as a configuration of its own$"
+        "^model is 'google/gemma-3-4b-it': gemma3 is more than a language model; save the text_config of its "
+        "configuration as a separate configuration and use that$"
     )
     with pytest.raises(ValueError, match=why):
-        token_work.build(small(model="google/gemma-3-4b-it"))
+        token_work.build_on_meta(small(model="google/gemma-3-4b-it"))

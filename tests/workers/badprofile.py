@@ -11,12 +11,7 @@ def main(run_dir: str) -> int:
     broken = os.environ["DSNB_TEST_PROFILE"]
     profiling.MAX_S = 2.0 if broken == "hang" else profiling.MAX_S
     if os.environ["RANK"] == "0":
-        if broken == "profilers":
-            profiling._started = fail
-        elif broken == "rank":
-            profiling.trace_step = die
-        elif broken == "hang":
-            profiling.trace_step = lambda *_: time.sleep(100)
+        profiling.trace_step = {"profilers": fail, "rank": die, "hang": lambda *_: time.sleep(100)}[broken]
     return worker.main(run_dir)
 
 

@@ -8,8 +8,7 @@ from dsnb.settings.experiment import Experiment
 
 def main(run_dir: str) -> int:
     """Build the model and nothing else; write by how many bytes the peak memory of this rank has grown."""
-    from dsnb.train.engine import build_stage
-    from dsnb.train.model import build
+    from dsnb.train.model import build, build_stage
     from dsnb.train.model_parts import stage_modules
     from dsnb.train.worker import rank, set_up
 

@@ -1,11 +1,11 @@
-// The answer to a question, and how two settings compare: arithmetic and sorting over what Python shipped
-// (dsnb/analysis/decide.py), in its sentences (dsnb/analysis/words.py).
+// The answer, and comparisons of two settings: arithmetic and sorting over data from dsnb/analysis/decide.py, in the sentences of
+// dsnb/analysis/words.py.
 
 const PART = /\[([^[\]]*)\]/;
 const PLACE = /\{(\w+)(?::([^|}]*)\|([^}]*))?\}/g;
 
-// Fill a template with texts by name. A part in brackets without one of its texts is left out; elsewhere one that is
-// missing empties the whole. `{name:one|more}` depends on whether the text is "1".
+// Fill a template with texts by name. A part in brackets is left out if one of its texts is missing; outside of brackets, a missing text
+// empties the result. `{name:one|more}` depends on whether the text is "1".
 const fill = (template, facts) => {
   const isFull = (text) => [...text.matchAll(PLACE)].every(([, name]) => facts[name]);
   let text = template;
@@ -18,14 +18,14 @@ const fill = (template, facts) => {
 class Task {
   constructor(model, { candidates: columns, ...task }) {
     Object.assign(this, task, { model });
-    const words = ["kind", "unit", "model", "setting", "place", "origin", "basis", "rests", "short", "more_steps", "gain", "batch"];
+    const words = ["kind", "unit", "model", "setting", "place", "origin", "basis", "rests", "short", "gain", "edge", "batch"];
     const read = (name, value) => (words.includes(name) ? model.texts[value] : value);
     const row = (_, place) => Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, read(name, column[place])]));
     this.candidates = columns.experiment.map(row);
   }
 
-  // What Python found of two experiments in a figure: number and mean of the runs (or hosts: `counted`) of both, and how far the interval of their
-  // ratio reaches (a factor) or, of a percentage, that of their difference; null if it did not compare them.
+  // Python's comparison of two experiments by a figure: number and mean of the runs (or hosts: `counted`) of both, and the half-width of the
+  // interval of their ratio (a factor) or, for a percentage, of their difference; null if there is none.
   pair(name, base, other, state) {
     const { settings, first, second, figures } = this.pairs;
     const own = figures[name === "days" ? "tokens_per_s" : name];
@@ -53,8 +53,8 @@ const ofSettings = (model, name, base, other, state) => {
   return model.tasks[model.taskCodes[ours[0]]].pair(name, base, other, state) ?? ofRuns(model, name, ours, theirs, state);
 };
 
-// How the other side compares with the base, as ratios less 1: { change, low, high }, and of percentages as `points`. What is compared
-// is multiplied by `per`.
+// The change from the base to the other side and its interval, as ratios minus 1: { change, low, high }, and for percentages also in `points`.
+// The ratio is multiplied by `per`.
 const comparison = (model, name, sides, per = 1) => {
   const { values: [base, other], reach } = sides;
   const [ratio, difference] = [(per * other) / base, other - base];
@@ -64,11 +64,11 @@ const comparison = (model, name, sides, per = 1) => {
   return { ...sides, change, low, high, points };
 };
 
-// Which `verdict.*` of the templates the reader's smallest relevant difference makes of an interval.
+// The name of the `verdict.*` template for an interval, given the smallest relevant difference.
 const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) => {
-  if (Math.min(n, baseN) < fewestRuns) return "few";
+  if (Math.min(n, baseN) < fewestRuns) return "too few runs";
   if (Number.isNaN(low)) return "none"; // of many settings, not all pairs are in the page
-  if (Math.max(Math.abs(low), Math.abs(high)) <= relevance) return "no_larger";
+  if (Math.max(Math.abs(low), Math.abs(high)) <= relevance) return "no larger difference";
   return (low > 0 || high < 0) && Math.abs(change) >= relevance ? "likely" : "unclear";
 };
 
@@ -79,7 +79,7 @@ const inWords = (model, name, sides, state) => {
   const verdict = verdictOf(found, state.relevance, limits);
   const unit = found.points ? "points" : "%";
   const sizes = found.points ? found.points.map((one) => model.factor(name) * one) : [found.change, found.low, found.high].map((one) => 100 * one);
-  const text = (size, plus) => `${signed(size, plus).replace(/^0\.0$/, "0")} ${unit}`;
+  const text = (size, plus) => `${signed(size, plus)} ${unit}`;
   const [change, low, high] = sizes.map((size) => text(size, "+"));
   const largest = text(Math.max(...sizes.slice(1).map(Math.abs)));
   const facts = { low, high, largest, n: String(found.n), base_n: String(found.baseN), counted: found.counted, needed: String(limits.fewestRuns) };
@@ -119,8 +119,7 @@ class Answer {
     this.eligible = this.measured.filter((one) => isHeld(one) && (!state.gpus_at_hand || one.gpus <= state.gpus_at_hand));
     const least = LEAST[state.objective];
     const known = this.eligible.filter((one) => one[least] !== null && !Number.isNaN(one[least]));
-    known.sort((a, b) => a.days - b.days);
-    known.sort((a, b) => a[least] - b[least]);
+    known.sort((a, b) => a[least] - b[least] || a.days - b.days);
     const stable = known.filter(({ unstable }) => !unstable);
     const inTime = stable.filter(({ days }) => days <= model.limits.maxDays);
     this.options = state.objective === "time" || !inTime.length ? stable : inTime;
@@ -130,7 +129,7 @@ class Answer {
     [this.best, this.second] = this.options;
   }
 
-  // What a training takes with a candidate.
+  // A candidate with the days, hours, energy and cost of the training.
   option(one) {
     const hours = (this.tokens / one.rate / 3600) * one.gpus;
     const price = priceOf(this.model, this.state, one.kind);
@@ -146,7 +145,7 @@ class Answer {
   // The sentences of the card, by line.
   words() {
     const { best, state, options, model, task } = this;
-    if (!best) return { headline: this.whyNot(), costs: task.failed };
+    if (!best) return { headline: this.whyNot() };
     const gib = (value) => (value === null ? "" : significant(value));
     const facts = {
       ...best, n: String(best.n), failed: best.failed ? fixed(best.failed, 0) : "",
@@ -157,7 +156,7 @@ class Answer {
     const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
     const number = options.length > 1 ? fixed(options.length, 0) : "";
     const kicker = this.fill("kicker", { best: fill(model.words.best[state.objective], best), options: number, basis: isOfOneBasis ? best.basis : "" });
-    const lines = { gain: best.gain, note: this.note(), following: this.following(), edge: this.edge(), basis: this.fill("basis", facts), take: best.take };
+    const lines = { gain: best.gain, note: this.note(), following: this.following(), edge: best.edge, basis: this.fill("basis", facts), take: best.take };
     if (!this.isBeyond) return { ...lines, kicker, headline: this.fill("headline", facts), costs: this.fill("costs", facts) };
     return { ...lines, headline: this.fill("headline.beyond", this.least("days")), costs: this.beyond(facts) };
   }
@@ -195,23 +194,21 @@ class Answer {
     return this.fill("costs.beyond", { ...facts, needed: fixed(needed, 0), rate_per_gpu: significant(thrifty.rate / thrifty.gpus), by, basis: thrifty.basis, cost: this.cost(thrifty) });
   }
 
-  // That fewer GPUs were measured than are at hand, and how many settings are too slow or unstable to answer.
+  // Remarks: fewer GPUs measured than available, settings left out as too slow or unstable.
   note() {
     const { best, state } = this;
-    const gpus = [...new Set(this.eligible.map((one) => one.gpus))].sort((a, b) => a - b);
+    const most = Math.max(...this.eligible.map(({ gpus }) => gpus));
     const atHand = state.gpus_at_hand;
-    const measured = new Intl.ListFormat("en-GB").format(gpus.map((number) => fixed(number, 0))); // "1, 2 and 4"
-    const more = this.fill(`note.more.${best.unit}`, { number: String(atHand) });
-    const facts = { measured, unit: best.unit, at_hand: fixed(atHand, 0), gpus: fixed(best.gpus, 0), more };
+    const facts = { measured: fixed(most, 0), unit: best.unit, at_hand: fixed(atHand, 0), gpus: fixed(best.gpus, 0), number: String(atHand) };
     const lines = [
-      atHand > gpus.at(-1) ? this.fill("note.only_measured", facts) : "",
+      atHand > most ? this.fill("note.only_measured", facts) : "",
       this.tooSlow ? this.fill("note.too_slow", { too_slow: fixed(this.tooSlow, 0) }) : "",
       this.unstable ? this.fill("note.unstable", { unstable: fixed(this.unstable, 0) }) : "",
     ];
     return lines.filter(Boolean).join(" ");
   }
 
-  // Which setting comes next, how far it is from the best, and how sure that is.
+  // The runner-up, its distance from the best setting, and how certain that is.
   following() {
     const { best, second, model } = this;
     if (!second) return this.fill("following.none");
@@ -222,12 +219,7 @@ class Answer {
     return this.fill("following", { changes: this.changes(differing), difference, gib, more: model.words.more[more > 0 ? 0 : 1], training: this.training(differing) });
   }
 
-  // Which larger micro-batches to try.
-  edge() {
-    return this.fill("edge", Object.fromEntries((this.best.edge ?? []).map((text, place) => [this.model.words.edge[place], text])));
-  }
-
-  // In what the second option trains otherwise than the first; empty if it differs in speed alone.
+  // The differences of the second option that change the training and not only its speed.
   training(differing) {
     const [before, after] = [this.best, this.second].map(({ global_batch }) => global_batch && fixed(global_batch, 0));
     const batch = before && after && before !== after ? [{ title: "global batch", before, after }] : [];
@@ -260,7 +252,7 @@ class Answer {
     return isElsewhere ? this.fill("changes.place", second) : this.fill("changes.same", { experiment: model.experiments.names[second.experiment] });
   }
 
-  // How the second option compares with the first in what decides; of memory, nothing is compared.
+  // Compare the second option with the first by the objective; memory is not compared.
   compared() {
     const { best, second, state, model } = this;
     if (state.objective === "memory") return { change: NaN };
@@ -272,24 +264,25 @@ class Answer {
     return this.state.objective === "time" ? -100 * change : 100 * (1 / (1 + change) - 1);
   }
 
-  // How much worse the mean of the second setting is, with the interval of that; of too few runs, their median.
+  // How much worse the mean of the second setting is, with its interval; with too few runs, the median.
   difference() {
     const { best, state, model } = this;
     const { limits, words } = model;
     const found = this.compared();
     if (Number.isNaN(found.change)) return "";
     const verdict = verdictOf(found, state.relevance, limits);
+    const isFew = verdict === "too few runs";
     const worse = this.worsening(found.change);
     const isBetter = Number(worse <= -limits.equalPct);
     const size = this.fill("size", {
       by: Math.abs(worse) < limits.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`,
-      worse: fill(words.worse[state.objective][isBetter], best), mean: ["few", "none"].includes(verdict) ? "" : words.byMean[isBetter],
+      worse: fill(words.worse[state.objective][isBetter], best), mean: isFew || verdict === "none" ? "" : words.byMean[isBetter],
     });
     const isClear = Math.max(1 + found.change, 1 / (1 + found.change)) >= limits.clear; // by single runs as well
-    if (verdict === "none" || (verdict === "few" && isClear)) return size;
-    if (verdict === "few") {
-      const runs = this.fill(found.n === 1 && found.baseN === 1 ? "runs.one_each" : "runs.both", { base_n: String(found.baseN), n: String(found.n), counted: found.counted });
-      return this.fill(Math.abs(worse) < 100 * state.relevance ? "difference.few_same" : "difference.few", { size, runs, needed: String(limits.fewestRuns) });
+    if (verdict === "none" || (isFew && isClear)) return size;
+    if (isFew) {
+      const counts = { base_n: String(found.baseN), n: String(found.n), counted: found.counted, needed: String(limits.fewestRuns) };
+      return this.fill(`difference.${verdict}`, { size, ...counts });
     }
     const flip = worse < 0 ? -1 : 1;
     const [low, high] = [found.low, found.high].map((end) => flip * this.worsening(end)).sort((a, b) => a - b).map((end) => signed(end));

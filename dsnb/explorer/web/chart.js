@@ -1,95 +1,6 @@
 // One Vega chart: built once, then updated with data and signals. It follows the theme and the width of its container.
 
-const ARROWS = { ArrowLeft: ["x", -1], ArrowRight: ["x", 1], ArrowDown: ["y", -1], ArrowUp: ["y", 1] };
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
-
-// A region that a hand draws in a chart: { x: [low, high], y: [low, high] } in the units of the axes. A finger draws one sideways; up or
-// down it scrolls the page, and what it began is undone. Keys make and move it as well.
-class Brush {
-  // `changed(region)` is called while it is drawn.
-  constructor(chart, changed) {
-    Object.assign(this, { chart, changed, isDragged: false, isDown: false });
-    this.node = element("div", { class: "dsnb-region", hidden: true });
-    chart.node.append(this.node);
-    chart.node.classList.add("dsnb-brushed"); // a finger scrolls up and down, and draws sideways
-    chart.canvas.addEventListener("pointerdown", (event) => chart.view && this.down(event));
-    chart.canvas.addEventListener("keydown", (event) => chart.view && this.pressed(event));
-    for (const [name, value] of Object.entries({ role: "application", tabindex: "0" })) chart.canvas.setAttribute(name, value);
-  }
-
-  // An arrow key moves the region by a twentieth of the plot or by one setting, with Shift its upper or right edge alone; the first one makes a
-  // region, Escape clears it.
-  pressed(event) {
-    const { view, picture } = this.chart;
-    const [side, direction] = ARROWS[event.key] ?? [];
-    if (event.key === "Escape") this.changed(null);
-    if (!side) return;
-    event.preventDefault();
-    const step = side === "x" && picture.signals.x_labels ? 1 / (picture.signals.x_high - picture.signals.x_low) : 0.05;
-    const ends = (name) => {
-      const scale = view.scale(name);
-      const [first, last] = scale.range();
-      const shares = (picture.brush?.[name] ?? []).map((value) => clamp((scale(value) - first) / (last - first), 0, 1));
-      let [low, high] = shares[0] < shares[1] ? shares : [0.25, 0.75];
-      if (picture.brush && name === side) {
-        const by = clamp(direction * step, event.shiftKey ? low + step - high : -low, 1 - high);
-        [low, high] = [event.shiftKey ? low : low + by, high + by];
-      }
-      return [low, high].map((share) => scale.invert(first + share * (last - first)));
-    };
-    this.changed({ x: ends("x"), y: ends("y") });
-  }
-
-  // Where a pointer is in pixels of the plot, and whether that is inside.
-  place({ clientX, clientY }) {
-    const box = this.chart.canvas.getBoundingClientRect();
-    const [left, top] = this.chart.origin();
-    return this.inPlot(clientX - box.left - left, clientY - box.top - top);
-  }
-
-  inPlot(x, y) {
-    const { view } = this.chart;
-    const place = { x: clamp(x, 0, view.signal("width")), y: clamp(y, 0, view.signal("height")) };
-    return { ...place, isInside: place.x === x && place.y === y };
-  }
-
-  down(event) {
-    const { chart } = this;
-    const from = this.place(event);
-    const before = chart.picture.brush ?? null;
-    const listeners = new AbortController();
-    [this.isDragged, this.isDown] = [false, true];
-    const moved = (at) => {
-      const to = this.place(at);
-      this.isDragged ||= Math.hypot(to.x - from.x, to.y - from.y) > 3;
-      if (!this.isDragged || !from.isInside) return;
-      const edges = (side) => [from, to].map((end) => chart.view.scale(side).invert(end[side])).sort((a, b) => a - b);
-      const region = { x: edges("x"), y: edges("y") };
-      this.show(region);
-      this.changed(region);
-    };
-    const ended = ({ type }) => {
-      listeners.abort();
-      this.isDown = false;
-      if (type === "pointercancel" && from.isInside) this.changed(before);
-    };
-    for (const [type, handle] of Object.entries({ pointermove: moved, pointerup: ended, pointercancel: ended })) {
-      addEventListener(type, handle, { signal: listeners.signal });
-    }
-  }
-
-  // Show a region as far as it is inside the axes.
-  show(region) {
-    const scaled = (side, index) => this.chart.view.scale(side)(region[side][index]);
-    const [low, high] = region ? [0, 1].map((index) => this.inPlot(scaled("x", index), scaled("y", index))) : [];
-    this.node.hidden = !region || low.x >= high.x || high.y >= low.y;
-    if (this.node.hidden) return;
-    const { offsetLeft, offsetTop } = this.chart.canvas;
-    const [left, top] = this.chart.origin();
-    const box = { left: offsetLeft + left + low.x, top: offsetTop + top + high.y, width: high.x - low.x, height: low.y - high.y };
-    for (const [name, value] of Object.entries(box)) this.node.style[name] = `${value}px`;
-  }
-}
 
 class Chart {
   // `events` may contain tooltip(mark) -> lines of text, click(mark), brush(region or null). A mark is a datum: its `id`
@@ -106,7 +17,7 @@ class Chart {
     // A finger comes down without a move before it, by which Vega knows the mark under a pointer: make one.
     const hoverFirst = (event) => event.pointerType === "touch" && event.target.dispatchEvent(new PointerEvent("pointermove", event));
     this.canvas.addEventListener("pointerdown", hoverFirst, { capture: true });
-    this.brush = events.brush ? new Brush(this, events.brush) : null;
+    if (events.brush) this.canvas.addEventListener("pointerdown", (event) => this.startRegion(event));
   }
 
   destroy() {
@@ -126,20 +37,36 @@ class Chart {
 
   // A click opens a mark, or beside all of them clears the region.
   clicked(mark) {
-    if (this.brush?.isDragged) return;
+    if (this.isDragged) return;
     if (mark?.id === undefined) this.events.brush?.(null);
     else this.events.click?.(mark);
   }
 
-  // Where the plot is in the canvas.
-  origin() {
-    const { left, top } = this.view.padding();
-    const [across, down] = this.view.origin();
-    return [left + across, top + down];
+  // Call `brush({ x: [low, high], y: [low, high] })`, in the units of the axes, while the mouse draws a region. A finger scrolls the page.
+  startRegion(event) {
+    this.isDragged = false;
+    if (!this.view || event.pointerType === "touch") return;
+    const from = this.place(event);
+    const moved = (at) => {
+      const to = this.place(at);
+      this.isDragged ||= Math.hypot(to.x - from.x, to.y - from.y) > 3;
+      const edges = (side) => [from, to].map((end) => this.view.scale(side).invert(end[side])).sort((a, b) => a - b);
+      if (this.isDragged) this.events.brush({ x: edges("x"), y: edges("y") });
+    };
+    addEventListener("pointermove", moved);
+    addEventListener("pointerup", () => removeEventListener("pointermove", moved), { once: true });
   }
 
-  // Draw a picture: signals, data by name, the type of each scale, the brush. If there is nothing to draw, show
-  // `message` instead.
+  // The position of a pointer in pixels of the plot, clipped to the plot.
+  place({ clientX, clientY }) {
+    const { view } = this;
+    const box = this.canvas.getBoundingClientRect();
+    const { left, top } = view.padding();
+    const [across, down] = view.origin();
+    return { x: clamp(clientX - box.left - left - across, 0, view.signal("width")), y: clamp(clientY - box.top - top - down, 0, view.signal("height")) };
+  }
+
+  // Draw a picture: signals, data by name, the type of each scale. If there is nothing to draw, show `message` instead.
   draw(picture) {
     const { types, message = null, signals, data } = picture;
     this.empty.textContent = message ?? "";
@@ -174,12 +101,11 @@ class Chart {
     else this.view.width(this.width);
     this.laidOutWidth = this.width;
     this.view.run();
-    if (this.brush && !this.brush.isDown) this.brush.show(this.picture.brush);
   }
 
   readTheme() {
-    const style = getComputedStyle(this.canvas);
-    return Object.fromEntries(["ink", "soft", "line"].map((name) => [name, style.getPropertyValue(`--dsnb-${name}`).trim()]));
+    const { color: ink, outlineColor: soft, borderTopColor: line } = getComputedStyle(this.canvas);
+    return { ink, soft, line };
   }
 
   recolour() {

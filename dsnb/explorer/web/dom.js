@@ -31,27 +31,16 @@ const heading = (text, isText) => element("th", { scope: "col", class: isText ? 
 const tableRow = (title, texts, style = null) =>
   element("tr", { class: style }, element("th", { scope: "row" }, ...[title].flat()), ...texts.map((text) => element("td", {}, ...[text].flat())));
 
-// A table that scrolls sideways in a region of its own.
+// A table that scrolls sideways.
 const scrollTable = (caption, heads, rows, style) => {
   const parts = [element("caption", {}, caption), element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows)];
   return element("div", { class: `dsnb-scroll ${style}`, tabindex: "0", role: "region", "aria-label": caption }, element("table", {}, ...parts));
 };
 
-// A mark as drawn in the charts, for legends: shape and colour.
-const MARKS = {
-  circle: "M6 1.5a4.5 4.5 0 1 0 .01 0z", square: "M2 2h8v8h-8z", diamond: "M6 .8l4 5.2-4 5.2-4-5.2z",
-  "triangle-up": "M6 1.5l5 9h-10z", "triangle-down": "M6 10.5l5-9h-10z", "triangle-right": "M10.5 6l-9 5v-10z",
-  cross: "M2.5 1L6 4.5 9.5 1 11 2.5 7.5 6 11 9.5 9.5 11 6 7.5 2.5 11 1 9.5 4.5 6 1 2.5z",
-};
+// The marks of the charts as characters, for legends.
+const MARKS = { circle: "●", square: "■", diamond: "◆", "triangle-up": "▲", "triangle-down": "▼", "triangle-right": "►", cross: "✕", hollow: "○" };
 
-const mark = (shape, colour, hollow = false) => {
-  const [svg, path] = ["svg", "path"].map((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
-  const set = (node, attributes) => Object.entries(attributes).forEach(([name, value]) => node.setAttribute(name, value));
-  set(svg, { viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true" });
-  set(path, { d: MARKS[shape], fill: hollow ? "none" : colour, stroke: hollow ? colour : "none" });
-  svg.append(path);
-  return svg;
-};
+const mark = (shape, colour) => element("span", { class: "dsnb-mark", style: `color: ${colour}`, "aria-hidden": "true" }, MARKS[shape]);
 
 // A count with its noun: "1 run", "2 runs".
 const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
@@ -76,7 +65,7 @@ const percent = (share) => `${significant(100 * share)} %`;
 // A change or an end of its interval: one decimal place below 100; with its sign, unless it rounds to 0.
 const signed = (value, plus = "") => {
   const text = fixed(Math.abs(value), Math.abs(value) < 99.95 ? 1 : 0);
-  return text === "0.0" ? text : `${value < 0 ? "−" : plus}${text}`;
+  return text === "0.0" ? "0" : `${value < 0 ? "−" : plus}${text}`;
 };
 
 const cut = (line) => (line.length > 160 ? `${line.slice(0, 159)}…` : line);

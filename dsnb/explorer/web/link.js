@@ -1,50 +1,19 @@
 // The state in the page's address, as what differs from the state that the page was saved with: `#explorer=...`, `#explorer2=...` for a second
-// explorer. Nothing leaves the browser with it. An address may come from anywhere: what this page cannot have is ignored.
+// explorer. Nothing leaves the browser with it.
 
-const isOneOf = (values) => (value) => values.includes(value);
-const isList = (isItem, most = Infinity) => (value) => Array.isArray(value) && value.every(isItem) && value.length <= most;
-const isWithin = ({ least, most, isWhole }) => (value) => Number.isFinite(value) && value >= least && value <= most && (!isWhole || Number.isInteger(value));
-const orNull = (check) => (value) => value === null || check(value);
-
-// For each control, whether a value can be set in this page.
-const stateChecks = (model) => {
-  const isRun = isWithin({ least: 0, most: model.runs - 1, isWhole: true });
-  const isExperiment = isOneOf(model.experiments.names);
-  const isRange = (value) => isList(Number.isFinite)(value) && value.length === 2 && value[0] <= value[1];
-  const isColumn = isOneOf(["experiment", "repeat", "headroom", "n", "failed", "spread", ...model.axis.keys(), ...model.figure.keys()]);
-  const { train_tokens, gpus_at_hand, global_batch, price, relevance } = model.inputs;
-  return {
-    ...Object.fromEntries(model.axes.map(({ name, values }) => [name, isList(isOneOf(values))])),
-    ...Object.fromEntries(Object.entries(model.options).map(([name, values]) => [name, isOneOf(values)])),
-    task: (value) => model.task({ task: value }) !== undefined,
-    base: orNull(isExperiment),
-    run: orNull(isRun),
-    brush: orNull(({ x, y }) => isRange(x) && isRange(y)),
-    objective: isOneOf(Object.keys(model.words.best)),
-    train_tokens: isWithin({ ...train_tokens, least: 0 }),
-    gpus_at_hand: isWithin({ ...gpus_at_hand, least: 0 }),
-    global_batch: isWithin({ ...global_batch, least: 0 }),
-    prices: (value) => value?.constructor === Object && Object.values(value).every(isWithin(price)),
-    currency: (value) => typeof value === "string" && value.length <= 8,
-    relevance: isWithin(relevance),
-    pins: isList((pin) => isRun(pin) || isExperiment(pin), 2),
-    sort: orNull((value) => Array.isArray(value) && value.length === 2 && isColumn(value[0]) && ["ascending", "descending"].includes(value[1])),
-  };
-};
-
-// One explorer's part of the page's address, kept up to date.
 class AddressState {
   // `place` is that of the explorer in the page, from 1.
   constructor(model, place) {
-    Object.assign(this, { model, name: place > 1 ? `explorer${place}` : "explorer", checks: stateChecks(model) });
+    const choices = Object.fromEntries(model.axes.map(({ name, values }) => [name, values]));
+    const tasks = [...model.tasks, model.allTasks].map((task) => task?.title);
+    Object.assign(this, { model, name: place > 1 ? `explorer${place}` : "explorer", choices: { ...choices, ...model.options, task: tasks } });
   }
 
-  // What the address sets, without what this page cannot have.
+  // The controls in the address, without unknown names and choices: an address may come from another page.
   read() {
-    const { checks, name } = this;
+    const isKnown = ([name, value]) => Object.hasOwn(this.model.state, name) && [value].flat().every((one) => this.choices[name]?.includes(one) ?? true);
     try {
-      const found = JSON.parse(new URLSearchParams(location.hash.slice(1)).get(name)) ?? {};
-      return Object.fromEntries(Object.entries(found).filter(([control, value]) => Object.hasOwn(checks, control) && checks[control](value)));
+      return Object.fromEntries(Object.entries(JSON.parse(new URLSearchParams(location.hash.slice(1)).get(this.name)) ?? {}).filter(isKnown));
     } catch {
       return {};
     }

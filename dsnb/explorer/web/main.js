@@ -6,20 +6,17 @@ class Explorer {
     const model = new Model(payload);
     Object.assign(model, { link: live?.link ?? relativeLink, leftOut: live ? model.words.notLoaded : model.words.leftOut });
     this.address = live ? null : new AddressState(model, mounted.push(this));
-    Object.assign(this, { root, model, changed: live?.changed ?? (() => {}), state: { ...payload.state, ...this.address?.read() } });
+    Object.assign(this, { root, model, changed: live?.changed ?? (() => {}), state: payload.state });
     const set = (patch) => this.set(patch);
     this.card = new Card(model, set);
-    this.overview = new Overview(model, (task) => {
-      this.set({ task });
-      this.card.models.focus();
-    });
-    this.single = element("div"); // all that is about one task
+    this.overview = element("section", { class: "dsnb-card dsnb-grid dsnb-wrapped", "aria-label": "All tasks" });
+    this.single = element("div"); // the views of one task
     this.controls = new Controls(model, set);
     this.count = element("p", { class: "dsnb-count", role: "status" });
     this.legend = new Legend(model, set);
     this.titles = { scatter: element("span"), medians: element("span") };
     [this.about, this.laneNote, this.lossNote] = [soft(), soft(), soft()];
-    this.region = soft("", { id: newId(), class: "dsnb-soft dsnb-unprinted" });
+    this.regionHint = soft(model.words.region, { class: "dsnb-soft dsnb-unprinted" });
     this.clear = button("Clear region", () => set({ brush: null }));
     this.front = element("section", { class: "dsnb-card dsnb-front" });
     this.base = element("select", { onchange: () => set({ base: this.base.value }) });
@@ -35,33 +32,30 @@ class Explorer {
     this.scatter = new Chart(scatter, "All runs; the tables below contain the same data", { ...events, brush: (region) => this.brushing(region) });
     this.medians = new Chart(along, "Medians of the selected experiments", events);
     this.losses = new Chart(lines, "Losses of the selected runs", { ...events, highlight: true });
-    this.scatter.canvas.setAttribute("aria-describedby", this.region.id);
     for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
-    root.replaceChildren(this.card.node, this.overview.node, this.single);
+    root.replaceChildren(this.card.node, this.overview, this.single);
     const isLarge = !matchMedia("(max-width: 640px)").matches; // a small screen shows the filters folded, so that the first chart comes soon
-    const lossCard = card("Loss", this.lossField, this.losses.node, this.lossNote);
-    lossCard.classList.add("dsnb-unprinted");
     this.single.append(
       this.byGpus.node,
       element("details", { class: "dsnb-fold", open: isLarge }, element("summary", {}, "Filters and axes"), this.controls.node), this.count, this.legend.node,
       element(
         "div", { class: "dsnb-grid" },
-        card(this.titles.scatter, this.scatter.node, this.region, this.clear, this.laneNote, this.about),
+        card(this.titles.scatter, this.scatter.node, this.regionHint, this.clear, this.laneNote, this.about),
         card(this.titles.medians, this.medians.node),
-        this.front, lossCard,
+        this.front, element("div", { class: "dsnb-unprinted" }, card("Loss", this.lossField, this.losses.node, this.lossNote)),
       ),
       element(
         "div", { class: "dsnb-unprinted" },
         card("Effect of one change", field("Baseline", this.base), this.effectBox),
         this.pins.node, this.detail.node,
       ),
-      card("Medians and runs", this.table.node), model.predictions.node ?? "",
+      card("Medians and runs", this.table.node, soft(model.words.whole)), model.predictions.node ?? "",
     );
-    this.redraw();
+    this.restore();
     this.listeners = new AbortController();
     const { signal } = this.listeners;
     this.watchTheme(signal);
-    if (this.address) addEventListener("hashchange", () => this.set({ ...model.state, ...this.address.read() }), { signal });
+    if (this.address) addEventListener("hashchange", () => this.restore(), { signal });
     root.dsnb = this;
   }
 
@@ -69,13 +63,12 @@ class Explorer {
     return [this.scatter, this.medians, this.losses, ...this.byGpus.charts, ...this.detail.charts];
   }
 
-  // Follow the light or dark theme of the system and of JupyterLab; print is always light, with medians.
+  // Follow the light or dark theme of the system and of JupyterLab; print is always light.
   watchTheme(signal) {
     const recolour = () => this.charts().forEach((chart) => chart.recolour());
     const print = (printing) => () => {
       this.root.classList.toggle("dsnb-print", printing);
       recolour();
-      if (!this.single.hidden) this.table.showRuns(this.selected, this.groups, printing ? { ...this.state, table: "medians" } : this.state);
     };
     const lab = new MutationObserver(recolour);
     lab.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
@@ -85,16 +78,16 @@ class Explorer {
     addEventListener("afterprint", print(false), { signal });
   }
 
-  // What a saved picture of a chart says besides: title, legend, and what was measured with what.
+  // The texts in a saved picture of a chart: title, legend, and what was measured with what.
   describePicture(chart) {
     const { model, state, selected } = this;
-    const others = otherEntries(model, state, selected).filter(({ hollow }) => !hollow || chart !== this.losses);
-    const legend = [...this.byGpus.charts, ...this.detail.charts].includes(chart) ? [] : [...legendEntries(model, state), ...others];
-    if (legend.length) legend.unshift({ label: `${model.axis.get(state.colour).title}:` });
-    return { title: chart.title ?? chart.label, task: model.task(state)?.title, legend, cite: [model.cite, `n = ${count(selected.length, "run")}`].filter(Boolean).join("; ") };
+    const isOfRuns = [this.scatter, this.medians, this.losses].includes(chart);
+    const legend = isOfRuns ? [...legendEntries(model, state), ...otherEntries(model, state, selected)] : [];
+    const parts = (texts, mark) => texts.filter(Boolean).join(mark);
+    return { title: parts([model.task(state)?.title, chart.title ?? chart.label], ": "), legend, cite: parts([model.cite, `n = ${count(selected.length, "run")}`], "; ") };
   }
 
-  // Set some controls, as explorer.set does in Python; `notify` is false for changes that come from Python.
+  // Set some controls, the same as explorer.set in Python; `notify` is false for changes that come from Python.
   set(patch, notify = true) {
     const before = this.state;
     cancelAnimationFrame(this.waiting);
@@ -104,10 +97,22 @@ class Explorer {
     this.address?.write(this.state);
     const changed = Object.keys(this.state).filter((name) => this.state[name] !== before[name]);
     const parts = { run: () => this.detail.show(this.state.run, this.state), pins: () => this.pins.show(this.state) };
-    parts.sort = parts.table = () => this.table.showRuns(this.selected, this.groups, this.state);
+    parts.sort = parts.table = () => this.table.show(this.selected, this.groups, this.state);
     if (!this.single.hidden && changed.every((name) => parts[name])) changed.forEach((name) => parts[name]());
     else this.redraw();
     paintViewFirst(this.root);
+  }
+
+  // Show the state in the address, or the one that the page was saved with if the address does not fit this page.
+  restore() {
+    const { state } = this.model;
+    try {
+      this.state = { ...state, ...this.address?.read() };
+      this.redraw();
+    } catch {
+      this.state = state;
+      this.redraw();
+    }
   }
 
   redraw() {
@@ -117,20 +122,23 @@ class Explorer {
     this.selected = model.brushed(this.filtered, state);
     this.groups = model.grouped(this.selected);
     this.single.hidden = model.task(state) === model.allTasks;
-    this.overview.node.hidden = !this.single.hidden;
+    this.overview.hidden = !this.single.hidden;
     if (this.single.hidden) {
-      this.overview.show(state);
+      this.overview.replaceChildren(...overview(model, state, (task) => {
+        this.set({ task });
+        this.card.models.focus();
+      }));
       return;
     }
     this.controls.show(state);
     if (this.card.answer) this.byGpus.show(this.card.answer);
     this.clear.hidden = !state.brush;
-    this.region.textContent = state.brush ? `${this.describeRegion()} Arrow keys move it, with Shift they resize it.` : model.words.region;
+    this.regionHint.hidden = model.axis.has(state.x);
     this.describeSelection();
     this.frontier = model.front(model.grouped(this.filtered), state); // a region selects, it does not change what is best
     this.draw();
     this.compare();
-    this.table.showRuns(this.selected, this.groups, state);
+    this.table.show(this.selected, this.groups, state);
     model.predictions.show(state);
     this.pins.show(state);
     this.detail.show(state.run, state);
@@ -138,15 +146,10 @@ class Explorer {
 
   describeSelection() {
     const { model, selected, state } = this;
-    const counts = new Map();
-    for (const run of selected) if (!model.ok[run]) counts.set(model.statusOf(run), (counts.get(model.statusOf(run)) ?? 0) + 1);
-    const bad = [...counts].map(([status, number]) => `${number} ${status}`).join(", ");
-    const known = model.runsOf(model.task(state)).length;
-    const all = `${selected.length} of ${count(known, "run")}${known < model.runs ? " of this task" : ""} in ${count(this.groups.size, "experiment")} selected`;
-    this.count.textContent = `${all}${selected.length ? `; ${bad ? `not ok: ${bad}` : "all of them ok"}` : ""}.`;
-    const isPart = [...this.groups].some(([experiment, runs]) => runs.length < model.whole.get(experiment).length);
-    if (isPart) this.count.textContent += ` ${model.words.whole}`;
-    if (!model.runs) this.count.textContent = "There are no runs here yet: start the sweep first.";
+    const all = model.runsOf(model.task(state)).length;
+    const ofTask = all < model.runs ? " of this task" : "";
+    const bad = selected.filter((run) => !model.ok[run]).length;
+    this.count.textContent = `${selected.length} of ${count(all, "run")}${ofTask} in ${count(this.groups.size, "experiment")} selected${bad ? `; ${bad} not ok` : ""}.`;
     this.legend.show(state, this.filtered);
     const heading = (name) => (name ? model.named.get(name).title : "nothing measured");
     this.scatter.title = this.titles.scatter.textContent = `${heading(state.y)} against ${heading(state.x)}`;
@@ -155,22 +158,11 @@ class Explorer {
     this.about.textContent = about.map((figure) => `${figure.title}: ${figure.about}`).join(" ");
   }
 
-  describeRegion() {
-    const { model, state } = this;
-    const ends = (name, [low, high]) => {
-      const labels = model.axis.get(name)?.labels.slice(Math.ceil(low), Math.floor(high) + 1);
-      return labels ? labels.join(", ") : `${model.number(name, low)} to ${model.number(name, high)}`;
-    };
-    return `Region: ${["x", "y"].map((side) => `${model.named.get(state[side]).heading} ${ends(state[side], state.brush[side])}`).join(", ")}.`;
-  }
-
   draw() {
     const { model, state, selected } = this;
     const picture = scatter(model, state, this.filtered, selected, this.frontier, this.card.answer?.best?.experiment);
-    const places = state.brush && model.axis.has(state.x) ? { ...state.brush, x: model.placesOf(model.columnsOf(model.axis.get(state.x), state), state.brush.x) } : state.brush;
-    this.scatter.draw({ ...picture, brush: places });
-    const star = picture.data.best.length ? "★ is the setting of the answer." : "";
-    this.laneNote.textContent = picture.message ? "" : [star, picture.note].filter(Boolean).join(" ");
+    this.scatter.draw(picture);
+    this.laneNote.textContent = picture.note;
     this.front.replaceChildren(element("h3", {}, `Best trade-offs: differences below ${percent(state.relevance)} do not count`), frontList(model, this.frontier, state, this.pins));
     this.medians.draw(medians(model, state, selected, this.groups));
     const loss = losses(model, state, selected, this.lossBy.value);
@@ -185,8 +177,7 @@ class Explorer {
     const { model, state, groups } = this;
     const base = groups.size ? model.base(groups, state) : null;
     const { names } = model.experiments;
-    const offered = [...groups.keys()].slice(0, 200);
-    if (base !== null && !offered.includes(base)) offered.unshift(base);
+    const offered = base === null ? [] : [...new Set([base, ...groups.keys()])].slice(0, 200);
     this.base.replaceChildren(...offered.map((code) => element("option", { value: names[code] }, model.short[code])));
     this.base.value = names[base] ?? "";
     this.base.disabled = base === null;
@@ -198,7 +189,7 @@ class Explorer {
   // The lines of the tooltip of a mark.
   describe({ id, isExperiment = false, isPredicted = false }) {
     const { model, state } = this;
-    if (isPredicted) return model.predictions.describe(id, state);
+    if (isPredicted) return model.predictions.describe(id);
     const experiment = isExperiment ? id : model.experiments.codes[id];
     const lines = [model.experiments.names[experiment], model.short[experiment]];
     const runs = isExperiment ? model.whole.get(experiment) : [id];
@@ -206,11 +197,11 @@ class Explorer {
       const { n, ...spread } = model.spread(name, experiment, state, runs);
       const [middle, low, high] = [spread.median, spread.low, spread.high].map((value) => model.number(name, value));
       const range = n > 1 ? ` (median of ${n} runs: ${low === high ? low : `${low} to ${high}`})` : "";
-      if (n) lines.push(`${model.labelled(name, middle)}${range}`);
+      if (n) lines.push(`${model.named.get(name).heading}: ${middle}${range}`);
     }
     if (!isExperiment) {
       lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.statusOf(id)} ${model.causes[id] ?? ""}`);
-      lines.push(...model.said(id));
+      lines.push(...model.remarksOn(id));
     }
     return [...new Set(lines)].map(cut);
   }
@@ -229,17 +220,10 @@ class Explorer {
   }
 
   // A brush moves many times a second; redraw once per frame.
-  brushing(region) {
+  brushing(brush) {
+    if (this.model.axis.has(this.state.x)) return; // the filters select its values
     cancelAnimationFrame(this.waiting);
-    const axis = this.model.axis.get(this.state.x);
-    const brush = region && { ...region, x: axis ? this.model.codesOf(this.model.columnsOf(axis, this.state), snapToValues(region.x)) : region.x };
     this.waiting = requestAnimationFrame(() => this.set({ brush }));
-  }
-
-  // Add series that a kernel sent later.
-  addSeries(series) {
-    Object.assign(this.model.series, series);
-    this.redraw();
   }
 
   destroy() {
@@ -248,14 +232,8 @@ class Explorer {
   }
 }
 
-// Snap a region over a setting to whole values: those whose runs it touches.
-const snapToValues = ([low, high]) => {
-  const [first, last] = [Math.ceil(low - JITTER / 2), Math.floor(high + JITTER / 2)];
-  return first <= last ? [first - 0.5, last + 0.5] : [low, high];
-};
-
-// In the next frame, tables out of view are skipped (style.css) and laid out after it. The class is there only while the browser
-// paints, so scripts that read the page, such as `innerText`, find all text at any other time.
+// Skip tables out of view in the next frame (style.css) and lay them out after it. The class is only set while the browser paints, since
+// `innerText` leaves out skipped text.
 const paintViewFirst = (root) => requestAnimationFrame(() => {
   root.classList.add("dsnb-painting");
   setTimeout(() => root.classList.remove("dsnb-painting"));

@@ -31,9 +31,6 @@ const paretoFront = (points, xBetter, yBetter, tolerance) => {
   return kept.sort((a, b) => signs[0] * (a.x - b.x));
 };
 
-// Whether there are several known values to choose from among these codes of a setting; missing ones are no choice.
-const isChoice = (axis, codes) => [...new Set(codes)].filter((code) => axis.values[code] !== null).length > 1;
-
 class Model {
   constructor(payload) {
     Object.assign(this, payload);
@@ -122,16 +119,6 @@ class Model {
     return [...new Set(codes)].sort((a, b) => a - b);
   }
 
-  // A region over a setting, in places of columns, as one in its codes; and back.
-  codesOf(columns, [low, high]) {
-    return [columns[Math.ceil(low)] - 0.5, columns[Math.floor(high)] + 0.5];
-  }
-
-  placesOf(columns, [low, high]) {
-    const inside = columns.flatMap((code, place) => (code >= low && code <= high ? [place] : []));
-    return [inside[0] - 0.5, inside.at(-1) + 0.5];
-  }
-
   // The runs of the task that pass the filters, in order.
   filtered(state) {
     const filters = this.axes
@@ -209,15 +196,9 @@ class Model {
     return effects.sort((a, b) => a.axis.group - b.axis.group || size(b) - size(a) || a.after - b.after);
   }
 
-  // What is said of a run: of its memory, what to change, notes, what is unusual.
-  said(run) {
+  // Remarks on a run: its memory, what to change, notes, what is unusual.
+  remarksOn(run) {
     return (this.remarks.runs[run] ?? []).map((place) => this.remarks.texts[place]);
-  }
-
-  // A figure with its name and unit, as in "peak memory allocated 6.00 GiB" and "76,717 tokens/s".
-  labelled(name, text) {
-    const { title, unit } = this.figure.get(name);
-    return title.includes("/") ? `${text} ${title}` : `${title} ${text} ${unit}`.trim();
   }
 
   // What a value of a figure or axis is multiplied by to be in its display unit.
@@ -255,12 +236,11 @@ class Model {
     return this.memory.figures.includes(name) ? this.memory.needed_gib[run] : undefined;
   }
 
-  // The capacities of an axis whose values are these: those to draw, which do not squash the rest, as marks, and a sentence about others.
+  // The capacities of GPUs on an axis with these values, and their marks; those that would squash the rest are left out.
   capacityLines(side, name, runs, values) {
     const most = values.filter(Number.isFinite).reduce((a, b) => Math.max(a, b), 0);
     const known = this.memory.figures.includes(name) ? [...new Set(runs.map((run) => this.capacity(run)).filter(Boolean))].sort((a, b) => a - b) : [];
-    const [drawn, others] = [known.filter((gib) => gib <= 2 * most), known.filter((gib) => gib > 2 * most).map((gib) => significant(gib))];
-    const note = others.length ? `The GPU has ${others.join(" or ")} GiB, which is outside the chart.` : "";
-    return { drawn, note, marks: drawn.map((gib) => ({ [side]: gib, text: `GPU: ${significant(gib)} GiB` })) };
+    const drawn = known.filter((gib) => gib <= 2 * most);
+    return { drawn, marks: drawn.map((gib) => ({ [side]: gib, text: `GPU: ${significant(gib)} GiB` })) };
   }
 }

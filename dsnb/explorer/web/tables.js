@@ -5,63 +5,29 @@ const ROWS_PER_PAGE = 20;
 // Whether a column says the same of all runs, or nothing.
 const isConstant = (values) => (values.length > 1 && values.every((value) => value === values[0])) || values.every(Number.isNaN);
 
-// A table that turns pages and is saved as CSV. A column is { title, text(item), file(item), isText, isBad(item) }, with `head` in place of the
-// title where that is a control; cells of the first are the heads of their rows.
-class DataTable {
-  constructor(caption, file) {
-    Object.assign(this, { file, page: 0, items: [], columns: [] });
-    const scroll = scrollTable(caption, [], [], "dsnb-runs");
-    [this.head, this.body] = scroll.querySelectorAll("thead tr, tbody");
-    this.range = element("span", { class: "dsnb-range-shown" });
-    this.back = button("Previous", () => this.turnPage(-1));
-    this.next = button("Next", () => this.turnPage(1));
-    this.save = button("Save as CSV", () => saveCsv(this.file, this.lines()));
-    this.node = element("div", { class: "dsnb-later" }, scroll, element("div", { class: "dsnb-bar" }, this.back, this.range, this.next, this.save));
-  }
-
-  show(columns, items, fileColumns) {
-    Object.assign(this, { columns, items, fileColumns, page: 0 });
-    this.head.replaceChildren(...columns.map(({ title, isText, head }) => head ?? heading(title, isText)));
-    this.draw();
-  }
-
-  lines() {
-    return [this.fileColumns.map(({ title }) => title), ...this.items.map((item) => this.fileColumns.map(({ file }) => file(item)))];
-  }
-
-  turnPage(pages) {
-    this.page += pages;
-    this.draw();
-  }
-
-  draw() {
-    const { columns, items } = this;
-    const [first, last] = [this.page * ROWS_PER_PAGE, Math.min((this.page + 1) * ROWS_PER_PAGE, items.length)];
-    const cell = ({ text, isText, isMinor, isBad }, index, item) => {
-      const classes = [isText && "dsnb-text", isMinor && "dsnb-unprinted", isBad?.(item) && "dsnb-bad"].filter(Boolean).join(" ");
-      return element(index ? "td" : "th", { scope: index ? null : "row", class: classes || null }, text(item));
-    };
-    this.body.replaceChildren(...items.slice(first, last).map((item) => element("tr", {}, ...columns.map((column, index) => cell(column, index, item)))));
-    this.range.textContent = `${items.length ? first + 1 : 0} to ${last} of ${items.length}`;
-    this.back.disabled = this.page === 0;
-    this.next.disabled = last >= items.length;
-    this.save.disabled = items.length === 0;
-  }
-}
-
-// The medians of the selected settings, or the runs behind them.
-class RunTable extends DataTable {
+// The medians of the selected settings, or the runs behind them: sortable, in pages, saved as CSV.
+class RunTable {
   constructor(model, open, set) {
-    super("The selected runs", "runs");
     Object.assign(this, { model, open, set });
+    const scroll = scrollTable("The selected runs", [], [], "dsnb-runs");
+    [this.head, this.body] = scroll.querySelectorAll("thead tr, tbody");
     this.switches = [["medians", "Medians"], ["runs", "Runs"]].map(([view, title]) => button(title, () => set({ table: view }), { "data-view": view }));
-    this.node.prepend(element("div", { class: "dsnb-bar dsnb-switch", role: "group", "aria-label": "Rows" }, ...this.switches));
+    this.range = element("span", { class: "dsnb-range-shown" });
+    this.back = button("Previous", () => this.drawPage(this.page - 1));
+    this.next = button("Next", () => this.drawPage(this.page + 1));
+    this.save = button("Save as CSV", () => saveCsv(this.view, this.lines()));
+    this.node = element(
+      "div", { class: "dsnb-later" },
+      element("div", { class: "dsnb-bar dsnb-switch", role: "group", "aria-label": "Rows" }, ...this.switches),
+      scroll, element("div", { class: "dsnb-bar" }, this.back, this.range, this.next, this.save),
+    );
     const byName = (columns) => new Map(columns.map((column) => [column.name, { file: column.value, ...column }]));
     this.views = { medians: byName(this.columnsOf(model, true)), runs: byName(this.columnsOf(model, false)) };
   }
 
-  // All columns of runs or settings, figures before settings, each with value(item): a number to sort by, NaN if it is missing. Of a setting, they
-  // are medians over all of its ok runs and the spread of its tokens/s as the answer states it.
+  // All columns of runs or settings, figures before settings: { name, title, value(item), text(item), file(item), isText, isMinor, isBad(item) }.
+  // `value` is a number to sort by, NaN if it is missing. Of a setting, they are medians over all of its ok runs and the spread of its tokens/s as
+  // the answer states it.
   columnsOf(model, areSettings) {
     const { codes, names } = model.experiments;
     const code = (item) => (areSettings ? item : codes[item]);
@@ -112,23 +78,43 @@ class RunTable extends DataTable {
     return this.shown.columns;
   }
 
-  // The file has all columns, numbers in the units of their headings as precise as the page has them; then the settings that are the same for all.
-  showRuns(runs, groups, state) {
-    const { model } = this;
+  show(runs, groups, state) {
     Object.assign(this, { state, view: state.table, known: this.views[state.table] });
-    this.file = this.view;
     this.node.classList.toggle("dsnb-medians", this.view === "medians");
     for (const one of this.switches) one.setAttribute("aria-pressed", String(one.dataset.view === this.view));
     const focused = this.head.contains(document.activeElement) ? document.activeElement.closest("th").dataset.name : null;
-    const columns = this.shownColumns().map((column) => {
-      const { name, title, isText, isMinor } = column;
+    this.head.replaceChildren(...this.shownColumns().map(({ name, title, isText, isMinor }) => {
       const direction = state.sort?.[0] === name ? state.sort[1] : "none";
       const attributes = { scope: "col", "aria-sort": direction, class: isText ? "dsnb-text" : isMinor ? "dsnb-unprinted" : null, "data-name": name };
-      return { ...column, head: element("th", attributes, button(title, () => this.sortBy(name))) };
-    });
-    const constants = Object.entries(model.constants).map(([title, value]) => ({ title, file: () => value }));
-    this.show(columns, this.sorted(this.view === "medians" ? [...groups.keys()] : runs), [...this.known.values(), ...constants]);
+      return element("th", attributes, button(title, () => this.sortBy(name)));
+    }));
+    this.items = this.sorted(this.view === "medians" ? [...groups.keys()] : runs);
+    this.drawPage(0);
     if (focused) this.head.querySelector(`th[data-name="${focused}"] button`)?.focus();
+  }
+
+  drawPage(page) {
+    const { items } = this;
+    const [first, last] = [page * ROWS_PER_PAGE, Math.min((page + 1) * ROWS_PER_PAGE, items.length)];
+    const cell = ({ text, isText, isMinor, isBad }, index, item) => {
+      const classes = [isText && "dsnb-text", isMinor && "dsnb-unprinted", isBad?.(item) && "dsnb-bad"].filter(Boolean).join(" ");
+      return element(index ? "td" : "th", { scope: index ? null : "row", class: classes || null }, text(item));
+    };
+    const columns = this.shownColumns();
+    this.body.replaceChildren(...items.slice(first, last).map((item) => element("tr", {}, ...columns.map((column, index) => cell(column, index, item)))));
+    this.page = page;
+    this.range.textContent = `${items.length ? first + 1 : 0} to ${last} of ${items.length}`;
+    this.back.disabled = page === 0;
+    this.next.disabled = last >= items.length;
+    this.save.disabled = items.length === 0;
+  }
+
+  // The lines of the file: all columns, numbers in the units of their headings as precise as the page has them; then the settings that are the
+  // same for all.
+  lines() {
+    const constants = Object.entries(this.model.constants).map(([title, value]) => ({ title, file: () => value }));
+    const columns = [...this.known.values(), ...constants];
+    return [columns.map(({ title }) => title), ...this.items.map((item) => columns.map(({ file }) => file(item)))];
   }
 
   firstDirection(name) {
@@ -160,10 +146,10 @@ class RunTable extends DataTable {
 const changeParts = (model, name, { values, text, verdict, reason, note, within }) => {
   if (!text) return note;
   const good = (values[1] > values[0]) === (model.better(name) === "higher");
-  const kind = !model.better(name) || verdict !== "likely" ? "dsnb-same" : good ? "dsnb-better" : "dsnb-bad";
+  const kind = !model.better(name) || verdict !== "likely" ? "dsnb-soft" : good ? "dsnb-better" : "dsnb-bad";
   const timed = name.startsWith("tokens_per_s") || name === "step_time_s"; // the figures that the steps' spread is about
   const remarks = [note, timed && within].filter(Boolean).join("; ");
-  return [["figure", text, kind], ["verdict", reason, ""], ["remark", remarks, ""]].map(([part, words, look]) => (words ? element("span", { class: `dsnb-${part} ${look}` }, words) : ""));
+  return [[`dsnb-figure ${kind}`, text], ["dsnb-verdict", reason], ["dsnb-verdict", remarks]].map(([style, words]) => (words ? element("div", { class: style }, words) : ""));
 };
 
 // A bar from no change to a change, and a line for its interval, as ratios: half and twice are equally long. `reach` is the largest ratio.
@@ -181,25 +167,16 @@ const changeBar = ({ change, low, high }, reach) => {
 // The effect of changing one setting on these figures, what the verdicts rely on, and how many of them lack runs.
 const effectTable = (model, effects, figures, relevance) => {
   if (!effects.length) return element("p", { class: "dsnb-empty" }, "No selected experiment differs from the baseline in exactly one setting.");
-  const { limits, words } = model;
-  const all = effects.flatMap(({ changes }) => changes).filter(({ text }) => text);
-  const few = all.filter(({ verdict, counted }) => verdict === "few" && counted === "run").length;
-  const repeats = `${limits.fewestRuns} of each setting are needed (dsnb sweep PARAMS --set repeats=${limits.fewestRuns} adds them). `;
-  const advice = few ? `Too few runs for ${few === all.length ? "any verdict" : `${few} of ${all.length} verdicts`}: ${repeats}` : "";
-  const notes = soft(`${advice}${fill(words.method, { relevance: percent(relevance) })}`);
+  const notes = soft(fill(model.words.method, { relevance: percent(relevance) }));
   const ends = effects.flatMap(({ changes: [{ change, low, high }] }) => [change, low, high]).map((ratio) => Math.abs(Math.log1p(ratio)));
   const reach = Math.max(0.01, ...ends.filter(Number.isFinite));
-  const rows = effects.flatMap((effect, index) => {
+  const rows = effects.map((effect) => {
     const { axis } = effect;
-    const group = model.groups[axis.group];
-    const text = `${axis.title === group ? "" : `${axis.title}: `}${axis.labels[effect.before]} → ${axis.labels[effect.after]}`;
-    const isFirst = effects[index - 1]?.axis.group !== axis.group;
-    const title = isFirst ? element("tr", { class: "dsnb-group" }, element("th", { scope: "rowgroup", colspan: figures.length + 2 }, group)) : "";
-    const failed = effect.runs.filter((run) => !model.ok[run]);
-    const statuses = [...new Set(failed.map((run) => model.statusOf(run)))].join(", ");
-    const note = failed.length ? element("span", { class: "dsnb-bad" }, ` ${failed.length} of ${effect.runs.length} ${statuses}`) : "";
+    const text = `${axis.title}: ${axis.labels[effect.before]} → ${axis.labels[effect.after]}`;
+    const bad = effect.runs.filter((run) => !model.ok[run]).length;
+    const note = bad ? element("span", { class: "dsnb-bad" }, ` ${bad} of ${effect.runs.length} not ok`) : "";
     const cells = figures.map((name, place) => changeParts(model, name, effect.changes[place]));
-    return [title, tableRow([text, note], [changeBar(effect.changes[0], reach), ...cells])];
+    return tableRow([text, note], [changeBar(effect.changes[0], reach), ...cells]);
   });
   const titles = figures.map((name) => model.named.get(name).title);
   const head = ["change", `${titles[0]}, bar and interval`, ...titles].map((title, index) => heading(title, index < 2));
@@ -208,53 +185,43 @@ const effectTable = (model, effects, figures, relevance) => {
 
 // The Pareto front as a list, numbered as its points are in the chart.
 const frontList = (model, front, state, pins) => {
-  const reason = model.figures.length ? "choose two different metrics for which higher or lower is better." : "nothing was measured.";
-  if (!front.length) return soft(`No Pareto front: ${reason}`);
-  const figure = (point, side) => model.labelled(state[side], model.number(state[side], point[side]));
+  if (!front.length) return soft("No Pareto front: choose two different metrics that were measured and for which higher or lower is better.");
+  const figure = (point, side) => `${model.named.get(state[side]).heading} ${model.number(state[side], point[side])}`;
   const items = front.map((point) => {
-    const pin = pins.button(model.experiments.names[point.experiment], "Pin", model.short[point.experiment]);
+    const pin = pins.button(model.experiments.names[point.experiment], "Pin");
     return element("li", {}, element("strong", {}, model.short[point.experiment]), `: ${figure(point, "y")}, ${figure(point, "x")} `, pin);
   });
   return element("ol", {}, ...items);
 };
 
-const PIN_COLOURS = ["#0072b2", "#d55e00"];
 // Two pinned settings or runs side by side. A pin is the name of an experiment, or the position of a run.
 class Pins {
   constructor(model, set) {
-    Object.assign(this, { model, set, pins: [], buttons: [] });
+    Object.assign(this, { model, set, pins: [] });
     this.table = element("div");
     this.note = soft("Pin a second setting or run to compare it with A.");
-    const clear = button("Remove pins", () => set({ pins: [] }));
-    const swap = button("Swap A and B", () => set({ pins: [...this.pins].reverse() }));
-    this.node = card("A and B", this.table, this.note, element("div", { class: "dsnb-bar" }, swap, clear));
+    this.node = card("A and B", this.table, this.note, element("div", { class: "dsnb-bar" }, button("Remove pins", () => set({ pins: [] }))));
   }
 
-  // A button that pins an experiment or a run: as A, then B, then in place of the last one.
-  // A pressed one takes its pin out again; while one is pinned, the others offer to compare with it.
-  button(pin, label, name = "") {
+  // A button that pins an experiment or a run as A, then B, then in place of B; pressed again, it removes its pin.
+  button(pin, label) {
     const press = () => this.set({ pins: this.pins.includes(pin) ? this.pins.filter((one) => one !== pin) : [...this.pins.slice(0, 1), pin] });
-    const node = button(label, press);
-    this.buttons.push({ node, pin, label, name });
-    this.showPressed();
-    return node;
+    return this.label(button(label, press, { "data-pin": JSON.stringify(pin), "data-label": label }));
   }
 
-  showPressed() {
-    this.buttons = this.buttons.filter(({ node, isShown }) => !isShown || node.isConnected);
-    for (const one of this.buttons) {
-      const isPinned = this.pins.includes(one.pin);
-      one.isShown = one.node.isConnected;
-      one.node.textContent = isPinned ? "Pinned" : this.pins.length === 1 ? `${one.label} to compare with A` : one.label;
-      one.node.setAttribute("aria-pressed", String(isPinned));
-      if (one.name) one.node.setAttribute("aria-label", `${one.node.textContent}: ${one.name}`);
-    }
+  // While one setting is pinned, the other buttons offer to compare with it.
+  label(node) {
+    const { pin, label } = node.dataset;
+    const isPinned = this.pins.some((one) => JSON.stringify(one) === pin);
+    node.textContent = isPinned ? "Pinned" : this.pins.length === 1 ? `${label} to compare with A` : label;
+    node.setAttribute("aria-pressed", String(isPinned));
+    return node;
   }
 
   show({ pins, ...state }) {
     const { model } = this;
     this.pins = pins;
-    this.showPressed();
+    for (const node of this.node.closest(".dsnb-explorer").querySelectorAll("[data-pin]")) this.label(node);
     this.node.hidden = !pins.length;
     this.note.hidden = pins.length > 1;
     const { names, codes } = model.experiments;
@@ -278,7 +245,7 @@ class Pins {
         return tableRow(model.named.get(name).heading, [...found.values.map((value) => model.number(name, value)), changeParts(model, name, found)]);
       }),
     ];
-    const heads = titles.map((title, side) => element("th", { scope: "col" }, mark("square", PIN_COLOURS[side]), ` ${"AB"[side]}: ${title}`));
+    const heads = titles.map((title, side) => heading(`${"AB"[side]}: ${title}`));
     return [scrollTable("A and B", [heading("figure", true), ...heads, heading("B against A")], rows, "dsnb-pins dsnb-wrapped"), soft(model.words.values)];
   }
 }
