@@ -190,7 +190,7 @@ def _follow(experiment: Experiment, layers: int) -> _Pass:
 
 def count(experiment: Experiment) -> dict[str, Any]:
     """Return the fields of `dsnb.prediction.shapes.Counts` for a model; raise ValueError if its blocks differ."""
-    config = model_builder.model_config(experiment)
+    config = model_builder.model_config(_as(experiment, "half"))
     layers, every = config.num_hidden_layers, fake_model.period(config)
     with torch.device("meta"):
         whole = build(_as(experiment, "half"), layers)[0].model
