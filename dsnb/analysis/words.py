@@ -39,7 +39,7 @@ EQUAL_PCT = 0.005
 NO_RUNS = "There are no runs here yet: start the sweep first."
 ASSUMED = "an assumed"
 NO_ANSWER = "No setting can be recommended: "
-NOT_RANKED = "{unstable} {unstable:setting is|settings are} not ranked: repeats differ over {unstable_times} times."
+NOT_RANKED = "{unstable} {unstable:setting is|settings are} not ranked (repeats differ over {unstable_times}-fold)."
 NEEDED = (
     "{goal_days} days would need {needed} {unit}s if each sustained {rate_per_gpu} tokens/s[ with {by}], an "
     "extrapolation beyond what was {basis}. At that rate, the training takes {hours} {unit}-hours[, {cost}]."
