@@ -121,14 +121,14 @@ PAGE: dict[str, Any] = {
         "gain": {"time": "less time", "gpu_hours": "fewer GPU-hours", "cost": "less cost", "memory": "less memory"},
         "values": comparisons.VALUES,
         "method": f"The unit is a run. A change is likely if its {100 * CONFIDENCE:g} % interval excludes 0 and it is "
-        f"at least {{relevance}}. {comparisons.TOGETHER}.",
+        f"at least {{relevance}}. {comparisons.TOGETHER}. A verdict needs {MIN_RUNS} runs of each setting "
+        f"(dsnb sweep PARAMS --set repeats={MIN_RUNS} adds them).",
         "noRuns": NO_RUNS,
-        "notRun": "No run of this task has ended, and no predicted setting can be drawn.",
         "allTasks": "One answer for each task. Runs of different tasks are never compared.",
-        "region": "Drag the mouse over the chart to select a region.",
+        "region": "Drag the mouse over the chart to select a region; click a run to see its steps.",
         "leftOut": "are left out of this file to keep it small; they are in the run folders.",
         "notLoaded": "are not loaded yet: open a run to load its steps.",
-        "whole": "Medians are over all runs of these experiments, those that are not selected included.",
+        "whole": "Medians are over all successful runs of a setting, whether they are selected or not.",
         "assumed": ASSUMED,
     },
     "limits": {
