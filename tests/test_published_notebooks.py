@@ -76,7 +76,7 @@ def tables():
     """Give the variables of the notebook; its bars, which take seconds, are drawn when the documentation is built."""
     variables = {}
     with plt.rc_context({"backend": "agg"}), pytest.MonkeyPatch.context() as patch:
-        catplot = mock.Mock()
+        catplot = mock.Mock(**{"return_value.set_titles.return_value": None})
         patch.setattr("seaborn.catplot", catplot)
         run_cells("01_zero", variables)
     assert catplot.call_count == 6
