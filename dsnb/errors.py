@@ -2,10 +2,8 @@
 
 DsnbError
   SettingsError     unknown, invalid or contradictory settings, all of them together (also a ValueError)
-    NoMatchError    a pattern that matches no experiment's name
   LaunchError       a run that failed; carries its log
   KernelDiedError   a notebook's kernel that could not be started, or ended before the notebook
-  FetchError        a model or tokenizer whose files are missing or incomplete
   LogError          a log that cannot be read; names the line
   PublishedError    an unknown name of a published table (also a KeyError)
 DsnbWarning         something was left out or ignored (a UserWarning)
@@ -31,10 +29,6 @@ class SettingsError(DsnbError, ValueError):
         super().__init__("\n".join(self.problems))
 
 
-class NoMatchError(SettingsError):
-    """A pattern that matches no experiment's name."""
-
-
 class LaunchError(DsnbError):
     """A run that failed; `log` is its console log, if it got that far."""
 
@@ -45,10 +39,6 @@ class LaunchError(DsnbError):
 
 class KernelDiedError(DsnbError):
     """A notebook's kernel that could not be started, or ended before the notebook."""
-
-
-class FetchError(DsnbError):
-    """A model or tokenizer whose files are missing or incomplete."""
 
 
 class LogError(DsnbError):

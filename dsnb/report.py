@@ -14,8 +14,7 @@ from dsnb.files import records
 from dsnb.prediction import gpus
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.runs.discover import no_runs_message
-from dsnb.runs.load import load_runs
+from dsnb.runs.load import load_runs, no_runs_message
 
 NOTEBOOK = "90_report"
 

@@ -83,8 +83,8 @@ def imported(path):
 
 
 def points_down(path, name):
-    own = layer(path)
-    return LAYERS.index(name) > LAYERS.index(own) or name == own != path.stem
+    importer = layer(path)
+    return LAYERS.index(name) > LAYERS.index(importer) or name == importer != path.stem
 
 
 def test_imports_point_down():
@@ -130,22 +130,14 @@ def test_tracing_is_left_to_processes_of_its_own():
 def test_a_trace_is_made_again_when_the_code_that_it_follows_changes():
     """What modules that trace import of training, directly or not: all that a trace is kept for."""
     pattern = re.compile(r"^from dsnb\.(train)(?:\.(\w+))? import (.+)$", re.M)
-    found, left = set(), {f"prediction/{name}" for name in TRACERS}
+    followed, left = set(), {f"prediction/{name}" for name in TRACERS}
     while left:
         text = (ROOT / "dsnb" / f"{left.pop()}.py").read_text()
         names = {module or re.split(r"\W", rest)[0] for _, module, rest in pattern.findall(text)}
-        names |= {one for _, module, rest in pattern.findall(text) if not module for one in re.findall(r"\w+", rest)}
-        new = {f"train/{name}" for name in names if (ROOT / "dsnb" / "train" / f"{name}.py").is_file()} - found
-        found, left = found | new, left | new
-    assert found == set(USED)
-
-
-def test_ranks_load_nothing_that_only_reading_needs():
-    """The reading half itself is above `train`."""
-    ranks = [path for path in MODULES if layer(path) in LAYERS[LAYERS.index("train") :] and layer(path) != "execute"]
-    used = {name for path in ranks for name in foreign_imports(path)}
-    assert "torch" in used
-    assert not {"pandas", "seaborn", "matplotlib", "papermill"} & used
+        names |= {name for _, module, rest in pattern.findall(text) if not module for name in re.findall(r"\w+", rest)}
+        new = {f"train/{name}" for name in names if (ROOT / "dsnb" / "train" / f"{name}.py").is_file()} - followed
+        followed, left = followed | new, left | new
+    assert followed == set(USED)
 
 
 PUBLIC = {
@@ -227,11 +219,11 @@ def test_every_requirement_is_pinned():
 
 
 def test_the_run_notebook_lists_settings_with_their_defaults():
-    known = papermill.inspect_notebook(str(ROOT / "notebooks" / "10_run.ipynb"))
-    assert list(known)[-1] == "run_dir"
-    for name in [*known][:-1]:
-        assert ast.literal_eval(known[name]["default"]) == Experiment.model_fields[name].default
-        assert known[name]["help"]
+    parameters = papermill.inspect_notebook(str(ROOT / "notebooks" / "10_run.ipynb"))
+    assert list(parameters)[-1] == "run_dir"
+    for name in [*parameters][:-1]:
+        assert ast.literal_eval(parameters[name]["default"]) == Experiment.model_fields[name].default
+        assert parameters[name]["help"]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*.yaml")), ids=lambda path: path.stem)

@@ -29,9 +29,9 @@ def published(table):
     """Give the settings of each row: those that its publication tells, strategies by dsnb's names."""
     rows = []
     for row in dsnb.published(table).to_dict("records"):
-        told = {name: row[name] for name in COMPARED & {*row} if row[name] is not None and row[name] == row[name]}
-        told["strategy"] = told["strategy"].removeprefix("megatron-")
-        rows.append(told | ({"memory_limit_gib": GPU_GIB[row["gpu_name"]]} if row["gpu_name"] in GPU_GIB else {}))
+        settings = {name: row[name] for name in COMPARED & {*row} if row[name] is not None and row[name] == row[name]}
+        settings["strategy"] = settings["strategy"].removeprefix("megatron-")
+        rows.append(settings | ({"memory_limit_gib": GPU_GIB[row["gpu_name"]]} if row["gpu_name"] in GPU_GIB else {}))
     return rows
 
 
@@ -40,16 +40,16 @@ def experiments(name):
     return {run.name: run.experiment for run in load_sweep(PARAMS / f"{name}.yaml").runs}
 
 
-def agree(experiment, told):
-    return all(getattr(experiment, name) == value for name, value in told.items())
+def agree(experiment, settings):
+    return all(getattr(experiment, name) == value for name, value in settings.items())
 
 
 @pytest.mark.parametrize(("name", "table"), TABLES.items())
 def test_every_published_row_is_one_experiment_and_no_published_step_counts_as_hanging(name, table):
     rates = dsnb.published(table)["tokens_per_s"]
-    for told, rate in zip(published(table), rates, strict=True):
-        (one,) = [one for one in experiments(name).values() if agree(one, told)]
-        assert rate != rate or 2 * one.tokens_per_step / rate < one.step_timeout_s, one.name
+    for settings, rate in zip(published(table), rates, strict=True):
+        (experiment,) = [experiment for experiment in experiments(name).values() if agree(experiment, settings)]
+        assert rate != rate or 2 * experiment.tokens_per_step / rate < experiment.step_timeout_s, experiment.name
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_every_published_row_is_one_experiment_and_no_published_step_counts_as_h
 def test_every_experiment_is_a_published_row(name, count):
     rows = published(TABLES[name])
     assert len(experiments(name)) == count
-    times = {one.name: sum(agree(one, told) for told in rows) for one in experiments(name).values()}
+    times = {run.name: sum(agree(run, settings) for settings in rows) for run in experiments(name).values()}
     assert min(times.values()) == 1
-    twice = [one for one in experiments(name).values() if times[one.name] > 1]
-    assert [(one.zero_stage, one.gpus, one.grad_accum) for one in twice] == [(3, 32, 16)] * (name[:5] == "bloom")
-    assert name != "gpt1b3_parallelism" or {one.global_batch_size for one in experiments(name).values()} == {512}
+    twice = [run for run in experiments(name).values() if times[run.name] > 1]
+    assert [(run.zero_stage, run.gpus, run.grad_accum) for run in twice] == [(3, 32, 16)] * (name[:5] == "bloom")
+    assert name != "gpt1b3_parallelism" or {run.global_batch_size for run in experiments(name).values()} == {512}
 
 
 @pytest.mark.parametrize("name", ["opt_scaling", "gpt1b3_parallelism", "bloom7b_strategies", "memory"])

@@ -9,26 +9,33 @@ from typing import Any
 Specification = dict[str, Any]
 SIDES = [f"{side}_{part}" for side in "xy" for part in ("title", "low", "high", "factor", "ticks")]
 SIGNALS = [*SIDES, "x_labels", "x_longest", "ink", "soft", "line", "hovered"]
-"""All are set before a chart is drawn, but `hovered`: the run whose line is pointed at."""
+"""All are set before a chart is drawn, except `hovered`: the run whose line is pointed at."""
 INK, SOFT, FILL, SHAPE = {"signal": "ink"}, {"signal": "soft"}, {"field": "fill"}, {"field": "shape"}
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
-LANE = {"signal": "isValid(datum.y) ? scale('y', datum.y) : height - 9"}
-"""Where runs are that are not ok: at the memory that they needed if it is an axis, otherwise in a lane below."""
+LANE_PX = 18
+LANE = {
+    "x": {"signal": "isValid(datum.x) ? scale('x', datum.x) : width * datum.share"},
+    "y": {"signal": f"isValid(datum.y) ? scale('y', datum.y) : height - {LANE_PX / 2}"},
+}
+"""The position of failed runs: the memory that they needed if it is an axis, otherwise a lane at the bottom."""
 TEXT: Specification = {"font": FONT, "align": "center", "baseline": "middle"}
 LETTER_PX, ROOM_PX = 6.5, 15
-"""About the width of a letter, and what a turned label takes of an axis: every setting has its label, if it must be
-turned."""
+"""Approximate widths of a letter and of a turned label; labels are turned if they do not fit side by side."""
 RINGS = "rings"
-"""The mark around points of the front, beside which their numbers are."""
+"""The mark around points of the front, with their numbers beside it."""
 CROSS = {"size": 80, "shape": "cross", "angle": 45, "fill": FILL, "opacity": 0.7}
 
 
 def specifications() -> dict[str, Specification]:
     """Return the Vega specification of every chart by name."""
-    return {"scatter": _chart(*_scatter()), "medians": _chart(*_medians()), "lines": _chart(*_lines())}
+    return {
+        "scatter": _chart(*_scatter(), lane_px=LANE_PX),
+        "medians": _chart(*_medians(), lane_px=LANE_PX),
+        "lines": _chart(*_lines()),
+    }
 
 
-def _chart(*marks: Specification) -> Specification:
+def _chart(*marks: Specification, lane_px: int = 0) -> Specification:
     axis = {
         "labelFont": FONT, "titleFont": FONT, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal",
         "titlePadding": 8, "labelColor": SOFT, "titleColor": INK, "gridColor": {"signal": "line"}, "domainColor": SOFT,
@@ -53,7 +60,7 @@ def _chart(*marks: Specification) -> Specification:
         "scales": [
             {"name": side, "type": "linear", "range": extent, "nice": False, "zero": False,
              "domain": [{"signal": f"{side}_low"}, {"signal": f"{side}_high"}]}
-            for side, extent in (("x", "width"), ("y", "height"))
+            for side, extent in (("x", "width"), ("y", [{"signal": f"height - {lane_px}"}, 0]))
         ],
         "axes": [
             {**axis, "scale": "y", "orient": "left", "grid": True, "title": {"signal": "y_title"},
@@ -74,16 +81,16 @@ def _number(factor: str) -> str:
 
 
 def _labels(**expressions: str) -> Specification:
-    return {"encode": {"labels": {"update": {name: {"signal": one} for name, one in expressions.items()}}}}
+    return {"encode": {"labels": {"update": {name: {"signal": text} for name, text in expressions.items()}}}}
 
 
 def _at(**fields: str) -> Specification:
-    """Return where marks are by the fields of their data, such as `y2="high"`."""
+    """Return the position of marks by the fields of their data, such as `y2="high"`."""
     return {channel: {"scale": channel[0], "field": field} for channel, field in fields.items()}
 
 
 def _mark(kind: str, data: str, is_pointed_at: bool = False, **look: Any) -> Specification:
-    """Return a mark for each datum; only those that are pointed at get events, others may lie on them."""
+    """Return a mark for each datum; others let pointer events through."""
     encoded = {name: value if isinstance(value, dict) else {"value": value} for name, value in look.items()}
     tooltip = {"tooltip": {"field": "id"}} if is_pointed_at else {}
     return {
@@ -101,7 +108,7 @@ def _scatter() -> list[Specification]:
         _mark("line", "front", interpolate="step-after", strokeWidth=1.5, stroke=SOFT),
         _mark("symbol", "points", True, size=44, opacity=0.7, fill=FILL, shape=SHAPE),
         *_predicted(_at(x="left", x2="right"), _at(y="low", y2="high")),
-        _mark("symbol", "failed", True, **CROSS, y=LANE),
+        _mark("symbol", "failed", True, **CROSS, **LANE),
         {**_mark("symbol", "front", size=170, strokeWidth=1.8, stroke=INK, opacity=0.7), "name": RINGS},
         _mark("text", "best", **TEXT, fontSize=15, fill=INK, dx=-11, dy=-11, text="★"),
         _numbers(),
@@ -109,7 +116,7 @@ def _scatter() -> list[Specification]:
 
 
 def _numbers() -> Specification:
-    """Write the numbers of the front beside its rings, off other rings and numbers; a star is at the left."""
+    """Write the numbers of the front beside its rings, without overlap."""
     look = {"fontSize": 12, "fontWeight": "bold", "font": FONT, "fill": INK, "text": {"signal": "datum.datum.number"}}
     encoded = {name: value if isinstance(value, dict) else {"value": value} for name, value in look.items()}
     place = {
@@ -132,7 +139,7 @@ def _predicted(*ranges: Specification) -> list[Specification]:
 
 
 def _capacity(side: str) -> list[Specification]:
-    """Draw the memory that a GPU has as a dashed line across the axis of memory, with its amount."""
+    """Draw the memory of a GPU as a labelled dashed line across the axis of memory."""
     across: dict[str, Any] = {"x": {"x": 0, "x2": {"signal": "width"}}, "y": {"y": 0, "y2": {"signal": "height"}}}
     beside: dict[str, Any] = {"x": {"y": 8, "dx": -5}, "y": {"x": {"signal": "width - 4"}, "dy": -6}}
     rule = {"strokeDash": [5, 4], "strokeWidth": 1.2, "stroke": SOFT, **across["y" if side == "x" else "x"]}
@@ -145,12 +152,12 @@ def _medians() -> list[Specification]:
     return [
         *_capacity("y"),
         _mark("symbol", "runs", True, size=22, opacity=0.4, fill=FILL, shape=SHAPE),
-        # rules, since lines by group need a dataflow for each of thousands of groups
+        # rules, since grouped lines need a dataflow for each of thousands of groups
         _mark("rule", "segments", strokeWidth=1.2, opacity=0.55, stroke=FILL, **_at(x2="x2", y2="y2")),
         _mark("rule", "medians", strokeWidth=2, stroke=FILL, **_at(y="low", y2="high")),
         _mark("symbol", "medians", True, size=90, fill=FILL, shape=SHAPE),
         *_predicted(_at(y="low", y2="high")),
-        _mark("symbol", "failed", True, **CROSS, y=LANE),
+        _mark("symbol", "failed", True, **CROSS, **LANE),
     ]
 
 

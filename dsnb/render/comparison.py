@@ -18,16 +18,15 @@ from dsnb.prediction.calibration import ALL
 from dsnb.prediction.step_time import FITTED_SETTINGS
 from dsnb.render import palette
 from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
-from dsnb.render.tables import MAX_ROWS, Html, bullet_list, format_column, subheading, to_html
+from dsnb.render.tables import Html, bullet_list, format_column, subheading, to_html
 from dsnb.run_folder.columns import ENVIRONMENT
-from dsnb.runs import discover
 from dsnb.runs.labels import MEMORY, METRIC_LABELS, count
-from dsnb.runs.load import load_runs
+from dsnb.runs.load import displayable, load_runs
 
 RATE = "tokens_per_s"
 OTHER_HOSTS = (
-    "The two sets ran on different hosts, so a difference may come from the hosts, and it is one between these hosts: "
-    "others of the same kind may differ by more or less."
+    "The two sets ran on different hosts, so a difference may come from the hosts: other hosts of the same kind may "
+    "differ by more or less."
 )
 WORDS = {"step_time": "step times", "peak_allocated": "peaks of allocated memory"}
 TITLES = {"step_time": "step time", "peak_allocated": "memory"}
@@ -35,21 +34,21 @@ SHAPES = "osD^v<>Pp*"
 
 
 def with_earlier(runs: pd.DataFrame, folder: str | Path) -> list[Html]:
-    """Return what changed since the runs of an earlier folder, as parts to display in turn; empty without one."""
+    """Compare runs with those of an earlier folder, as parts to display in turn; empty without a folder."""
     return compared(load_runs(folder), runs, Path(folder).absolute().name) if folder else []
 
 
 def compared(before: pd.DataFrame, after: pd.DataFrame, name: str) -> list[Html]:
-    """Return the section for two sets of runs; `name` is that of the earlier one."""
-    title = html.escape(discover.displayable(name))
+    """Compare two sets of runs; `name` is the name of the earlier one."""
+    title = html.escape(displayable(name))
     parts = [Html(f"<h2>Compared with <code>{title}</code></h2>"), environments(before, after)]
     other_hosts = set(hosts(before)).isdisjoint(hosts(after)) and None not in hosts(before) + hosts(after)
     parts += [Html(f"<p>{OTHER_HOSTS}</p>")] if other_hosts else []
     both = [
         name for name in (RATE, *MEMORY) if all(name in runs and runs[name].notna().any() for runs in (before, after))
     ]
-    memory = [name for name in both if name != RATE][:1]  # the most informative figure
-    changes = {name: compare(before, after, name, hosts_alike=other_hosts) for name in both if name in {RATE, *memory}}
+    measured = both[: 2 if RATE in both else 1]  # of the figures of memory the most informative one
+    changes = {name: compare(before, after, name, hosts_alike=other_hosts) for name in measured}
     if not changes:
         return [*parts, Html("<p>Neither speed nor memory was measured in both.</p>")]
     parts += [_changes(table[table["only_in"] == ""], name) for name, table in changes.items()]
@@ -65,12 +64,12 @@ def compared(before: pd.DataFrame, after: pd.DataFrame, name: str) -> list[Html]
 
 
 def environments(before: pd.DataFrame, after: pd.DataFrame) -> Html:
-    """Return in what hardware and software the two sets differ; a sentence if in nothing that is recorded."""
+    """Return the differences in recorded hardware and software; a sentence if there are none."""
     rows = {}
     for name in (*ENVIRONMENT, "inputs"):
         values = [_values(runs, name) for runs in (before, after)]
         if name != "date_utc" and values[0] != values[1]:
-            rows[name] = [", ".join(one) or "unknown" for one in values]
+            rows[name] = [", ".join(texts) or "unknown" for texts in values]
     if not rows:
         return Html("<p>Both ran in the same recorded environment: hosts, GPUs, drivers and versions.</p>")
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["before", "after"]).rename_axis("environment")
@@ -79,12 +78,12 @@ def environments(before: pd.DataFrame, after: pd.DataFrame) -> Html:
 
 
 def _values(runs: pd.DataFrame, name: str) -> list[str]:
-    known = runs[name].dropna().unique() if name in runs else []
-    return sorted(f"{value:g}" if isinstance(value, float) else str(value) or "none" for value in known)
+    values = runs[name].dropna().unique() if name in runs else []
+    return sorted(f"{value:g}" if isinstance(value, float) else str(value) or "none" for value in values)
 
 
 def _changes(table: pd.DataFrame, figure: str) -> Html:
-    """Return one figure of settings, before and after, with the verdicts."""
+    """Return a figure of each setting before and after, with the verdict."""
     label = METRIC_LABELS[figure]
     if table.empty:
         return Html(f"<p>{html.escape(label.title)}: no setting is in both.</p>")
@@ -108,7 +107,7 @@ def _runs(number: int, failed: int) -> str:
 
 
 def _change(row: dict[Any, Any]) -> Html:
-    """Return a verdict with a sign and a word that say the same as its colour."""
+    """Return a verdict with a sign and a word for readers who do not see its colour."""
     kind, sign = "same", ""
     if row["verdict"] == Verdict.LIKELY and row["better"] is not None:
         kind, sign = ("better", "▲ better, ") if row["better"] else ("worse", "▼ worse, ")
@@ -118,7 +117,7 @@ def _change(row: dict[Any, Any]) -> Html:
 
 
 def with_predictions(runs: pd.DataFrame, link: str = "nvlink") -> list[Html | Picture]:
-    """Return predictions beside measurements, as parts to display in turn; nothing without runs on a known GPU.
+    """Compare runs with their predictions, as parts to display in turn; empty without runs on a known GPU.
 
     `link` is how GPUs are connected, as `dsnb.predict` takes it.
     """
@@ -130,11 +129,7 @@ def with_predictions(runs: pd.DataFrame, link: str = "nvlink") -> list[Html | Pi
     parts: list[Html | Picture] = [Html(f"<h2>Predicted and measured</h2>{paragraphs}")]
     if not summary.loc[ALL, [f"{name}_settings" for name in COMPARED]].any():
         return parts
-    largest_first = table[[f"{name}_error_pct" for name in COMPARED]].abs().max(axis=1).sort_values(ascending=False)
-    listing = to_html(_settings(table.loc[largest_first.index].head(MAX_ROWS)), text_columns=("strategy",))
-    shown = f"{min(len(table), MAX_ROWS)} of {len(table):,}"
-    title = f"<summary>Settings beside their predictions, the largest errors first ({shown})</summary>"
-    return [*parts, to_html(_by_strategy(summary)), figure(table), Html(f"<details>{title}{listing}</details>")]
+    return [*parts, to_html(_by_strategy(summary)), figure(table)]
 
 
 def figure(table: pd.DataFrame) -> Picture:
@@ -173,7 +168,7 @@ def _plot(axis: Axes, table: pd.DataFrame, name: str) -> None:
 
 
 def _verdict(summary: pd.DataFrame) -> str:
-    """Return in one sentence how good the predictions are."""
+    """Return the mean and worst errors of predictions in one sentence."""
     every = summary.loc[ALL]
     parts = [
         f"{words} are predicted with a mean error of {every[f'{name}_mean_pct']:.1f} % and at worst "
@@ -185,17 +180,17 @@ def _verdict(summary: pd.DataFrame) -> str:
 
 
 def _sentences(table: pd.DataFrame, summary: pd.DataFrame) -> Iterator[str]:
-    """Yield how good the predictions are, how they were made, and what they say of settings out of memory."""
+    """Yield the errors of predictions, how they were made, and how many failures for lack of memory they predict."""
     if verdict := _verdict(summary):
         yield verdict
     if table[[f"{name}_error_pct" for name in COMPARED]].notna().any(axis=None):
         timed = table[table["predicted_step_time_s"].notna()]
         left_out = "model" if timed["model"].nunique() > 1 else "setting"
         yield (
-            f"Each step time is predicted without the runs of its own {left_out}: the constants of the time model are "
-            f"those of dsnb's runs on H200 ({FITTED_SETTINGS} settings), fitted to the other {left_out}s here on the "
-            "same GPU, if there are any. Nothing is fitted to memory. An error or a bias above 0 means that too much "
-            f"was predicted. At most {MAX_SETTINGS} settings are compared."
+            f"Each step time is predicted without the runs of the same {left_out}: the constants of the time model "
+            f"come from dsnb's runs on H200 ({FITTED_SETTINGS} settings) and are fitted to the other {left_out}s here "
+            "on the same GPU, if there are any. Nothing is fitted to memory. An error or bias above 0 means that the "
+            f"prediction was too high. At most {MAX_SETTINGS} settings are compared."
         )
     known = table[table["fits"].notna()]
     ran, fits = known["ran"].astype(bool), known["fits"].astype(bool)
@@ -206,12 +201,12 @@ def _sentences(table: pd.DataFrame, summary: pd.DataFrame) -> Iterator[str]:
     if untraced := int((table["has_rules"] & table["predicted_peak_allocated_gib"].isna()).sum()):
         yield (
             f"The memory of {count(untraced, 'setting')} is not predicted: this machine has no trace of the model. "
-            "dsnb predict with a params file makes one, with torch and transformers, for the next report."
+            "Run dsnb predict with a params file to make one, which needs torch and transformers."
         )
 
 
 def _by_strategy(summary: pd.DataFrame) -> pd.DataFrame:
-    """Format the errors of each kind of setting."""
+    """Format the errors by strategy."""
     columns = {}
     for name, title in TITLES.items():
         if summary[f"{name}_settings"].any():
@@ -220,15 +215,3 @@ def _by_strategy(summary: pd.DataFrame) -> pd.DataFrame:
             columns[f"{title}: worst (%)"] = format_column(summary[f"{name}_worst_pct"], ".1f")
             columns[f"{title}: bias (%)"] = format_column(summary[f"{name}_bias_pct"], "+.1f")
     return pd.DataFrame(columns, index=summary.index)
-
-
-def _settings(table: pd.DataFrame) -> pd.DataFrame:
-    """Format settings beside their predictions."""
-    columns = {"strategy": list(table["kind"])}
-    for name, column in COMPARED.items():
-        label = METRIC_LABELS[column]
-        form = f",.{label.digits}f"
-        columns[label.heading] = format_column(table[column] * label.factor, form)
-        columns[f"predicted {label.heading}"] = format_column(table[f"predicted_{column}"] * label.factor, form)
-        columns[f"error of {TITLES[name]} (%)"] = format_column(table[f"{name}_error_pct"], "+.1f")
-    return pd.DataFrame(columns, index=pd.Index(table["experiment"], name="setting"))

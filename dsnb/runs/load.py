@@ -1,26 +1,30 @@
 """A folder of outputs, of other programs' logs, or of both -> tables with one row per run or per step.
 
-Every run that was started is a row, whatever its status; what was not measured is missing (NaN), never 0. What a sweep
-recorded besides its runs is loaded here too: its plan, and the all-reduce tests of `dsnb bandwidth`.
+Every run that was started is a row, whatever its status; what was not measured is missing (NaN), never 0. Runs are
+named by their folders, so renaming the folder of an experiment renames its runs. The plan of a sweep and the all-reduce
+tests of `dsnb bandwidth` are loaded here too.
 """
 
 import os
+import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from dsnb.errors import DsnbWarning, LogError
+from dsnb.errors import DsnbWarning, LogError, SettingsError
 from dsnb.files import records
-from dsnb.run_folder import columns, record_schema
+from dsnb.run_folder import columns, paths, record_schema
 from dsnb.run_folder.columns import GPU_COLUMNS, KEYS, STEP_COLUMNS
-from dsnb.run_folder.paths import BANDWIDTH, RunPaths, SweepPaths
+from dsnb.run_folder.paths import BANDWIDTH, PROBE, RunPaths, SweepPaths
 from dsnb.run_folder.result import ENDED
 from dsnb.runs import run_folders
-from dsnb.runs.discover import displayable, find_runs, name_runs, names_from_log
+from dsnb.runs.labels import count
 from dsnb.runs.literature import tables
 from dsnb.runs.logs import console, logged_run
 from dsnb.runs.logs.logged_run import LoggedRun
@@ -31,6 +35,10 @@ Planned = list[tuple[str, int]]
 BANDWIDTH_COLUMNS = [
     "bytes", "count", "dtype", "ranks", "calls", "time_us", "algbw_gb_per_s", "busbw_gb_per_s", "errors", "collective",
 ]  # fmt: skip
+_RUN = RunPaths(Path())
+_EXPERIMENT, _BANDWIDTH_PLAN = _RUN.experiment.name, _RUN.bandwidth_plan.name
+_RECORDS = {_RUN.result.name, _RUN.environment.name}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
 def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
@@ -61,20 +69,20 @@ def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
         If there is no such published table.
     """
     if published:
-        own = [_load(path)] if path else []
-        return pd.concat([*own, *map(tables.published, published)], ignore_index=True)
+        loaded = [_load(path)] if path else []
+        return pd.concat([*loaded, *map(tables.published, published)], ignore_index=True)
     return _load(path)
 
 
 def _load(path: str | Path) -> pd.DataFrame:
     folders, logs = find_runs(path)
-    own = run_folders.read_columns(folders)
-    names = name_runs(folders, own[run_folders.NAME], own[run_folders.MODEL_NAME])
-    own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, folders)]}
+    recorded = run_folders.read_columns(folders)
+    names = name_runs(folders, recorded[run_folders.NAME], recorded[run_folders.MODEL_NAME])
+    recorded |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, folders)]}
     nothing = [None] * len(folders)
     logged = [row for row, _ in _logged(logs, os.path.isfile(path))]
-    shown = [*columns.RUN_COLUMNS, *columns.key_columns(own)]
-    table = pd.DataFrame({name: own.get(name, nothing) + [row.get(name) for row in logged] for name in shown})
+    shown = [*columns.RUN_COLUMNS, *columns.key_columns(recorded)]
+    table = pd.DataFrame({name: recorded.get(name, nothing) + [row.get(name) for row in logged] for name in shown})
     for name in columns.RUN_NUMBERS:
         table[name] = pd.to_numeric(table[name], errors="coerce")
     return as_runs(without_noise(table))
@@ -125,7 +133,7 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
 
 
 def _logged(logs: list[str], is_one_file: bool) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
-    """Yield the row of every run in other programs' logs, and the run; in a folder, bad logs are left out."""
+    """Yield each run in other programs' logs with its row; unreadable logs of a folder are left out."""
     for path in map(Path, logs):
         try:
             runs = console.read(path)
@@ -163,9 +171,7 @@ def load_bandwidth(folder: str | Path) -> pd.DataFrame:
     table = pd.DataFrame(record_schema.read_lines(run.bandwidth) if run else [], columns=BANDWIDTH_COLUMNS)
     for name in [*BANDWIDTH_COLUMNS[:2], *BANDWIDTH_COLUMNS[3:-1]]:
         table[name] = pd.to_numeric(table[name], errors="coerce")
-    table["collective"] = (
-        table["collective"].astype(object).fillna("all-reduce")
-    )  # the only one that was measured before
+    table["collective"] = table["collective"].astype(object).fillna("all-reduce")  # once the only one
     return table.dropna(subset=["bytes", "count", "time_us"]).reset_index(drop=True)
 
 
@@ -191,3 +197,98 @@ def still_to_come(runs: pd.DataFrame, folder: str | Path) -> tuple[Planned, int]
     ended = runs[runs["status"].isin(ENDED)] if "status" in runs else runs.head(0)
     done = set(zip(ended["experiment"], ended["repeat"], strict=True)) if len(ended) else set()
     return sorted((run for run in planned if run not in done), key=lambda run: run[1]), len(planned)
+
+
+def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
+    """Return the run folders of dsnb and the files that may be logs below a folder, sorted, `run2` before `run10`."""
+    root = os.path.abspath(path)
+    if os.path.isfile(root):
+        return [], [root]
+    if not os.path.isdir(root):
+        raise SettingsError(
+            f"{str(path)!r} is not a folder or a file: choose a folder of outputs, such as outputs/quickstart, or a log"
+        )
+    runs: list[str] = []
+    logs: list[str] = []
+    for folder, below, files in os.walk(root, onerror=_warn):
+        if _BANDWIDTH_PLAN in files:
+            below.clear()
+        elif _EXPERIMENT in files or _RECORDS.issubset(files):
+            below.clear()
+            runs.append(folder)
+        else:
+            # No pipes, nor links to nothing.
+            maybe = [name for name in files if not name.startswith(".") and not name.lower().endswith(console.NEVER)]
+            logs += filter(os.path.isfile, (os.path.join(folder, name) for name in maybe))
+    return sorted(runs, key=_sort_key), sorted(logs, key=_sort_key)
+
+
+def _warn(error: OSError) -> None:
+    warnings.warn(f"{error.filename} is left out: it cannot be read ({error.strerror})", DsnbWarning, stacklevel=2)
+
+
+def no_runs_message(path: str | Path) -> str:
+    """Return the error message for a folder without runs."""
+    files = sum(len(names) for _, _, names in os.walk(path))
+    return (
+        f"{str(path)!r} contains no runs: none of {count(files, 'file')} is a run of dsnb or a log that it can read; "
+        f"supported are {console.KINDS}"
+    )
+
+
+def _sort_key(path: str) -> tuple[list[str], int, str]:
+    *parent, name = path.split(os.sep)
+    return parent, paths.repeat(name) or 0, name
+
+
+def displayable(path: str) -> str:
+    """Return a path as text that tables can hold: bytes that are not UTF-8 become `?`."""
+    return path.encode("utf-8", "replace").decode()
+
+
+def names_from_path(path: str) -> dict[str, Any]:
+    """Return the names in a run folder's path, `sweep/experiment/run<k>` or `sweep/experiment`."""
+    *_, above, parent, name = ("", "", *displayable(path).split(os.sep))
+    repeat = paths.repeat(name)
+    if repeat is None:
+        return {"sweep": parent, "experiment": name, "repeat": 1}
+    return {"sweep": above, "experiment": parent, "repeat": repeat}
+
+
+def names_from_log(path: str, logged_runs: list[LoggedRun]) -> list[dict[str, Any]]:
+    """Return names for the runs in a log, by its folders or file name; with equal settings they are repeats."""
+    folder, name = os.path.split(displayable(path))
+    if paths.repeat(os.path.basename(folder)) is not None and len(logged_runs) == 1:
+        return [names_from_path(folder)]
+    sweep, name = os.path.basename(folder), os.path.splitext(name)[0]
+    same = all(logged.settings == logged_runs[0].settings for logged in logged_runs)
+    return [
+        {"sweep": sweep, "experiment": name if same else f"{name}_start{number}", "repeat": number if same else 1}
+        for number in range(1, len(logged_runs) + 1)
+    ]
+
+
+def name_runs(folders: Sequence[str], recorded: Sequence[Any], models: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the names of runs by their sorted folders; a copy of another experiment's run is named for both."""
+    names = [names_from_path(folder) for folder in folders]
+    for (_, experiment), places in groupby(
+        range(len(folders)), key=lambda place: (os.path.dirname(folders[place]), names[place]["experiment"])
+    ):
+        settings = {
+            place: f"{models[place]}_{recorded[place]}"
+            for place in places
+            if isinstance(recorded[place], str) and models[place] and _NAME.fullmatch(recorded[place])
+        }
+        counts = Counter(settings.values())
+        fitting = [name for name in counts if f"_{name}".endswith(f"_{experiment}")]
+        usual = max(fitting or counts, key=counts.__getitem__, default="")
+        for place, name in settings.items():
+            if name != usual and PROBE not in experiment:
+                names[place]["experiment"] = f"{experiment}_{name}"
+                warnings.warn(
+                    f"{displayable(folders[place])} has the settings of {name}, unlike other runs of {experiment}: "
+                    f"it is listed as {experiment}_{name}; move it to its own experiment's folder",
+                    DsnbWarning,
+                    stacklevel=3,
+                )
+    return names

@@ -59,9 +59,9 @@ def read_columns(folders: Sequence[str]) -> Columns:
         _status_and_cause(settings, machine, result, f"{folder}/{_STEPS}", problems.get(place))
         for place, (folder, settings, machine, result) in enumerate(zip(folders, *by_file.values(), strict=True))
     ]
-    given, machines, results = ([record or {} for record in of_runs] for of_runs in by_file.values())
+    recorded, machines, results = ([record or {} for record in of_runs] for of_runs in by_file.values())
     # A setting that is missing was added after the run was made, so its former default applied.
-    settings = [{**DEFAULTS, **with_former_defaults(record)} if record else {} for record in given]
+    settings = [{**DEFAULTS, **with_former_defaults(record)} if record else {} for record in recorded]
     columns = _fields(settings, [*SETTINGS, "device", "launcher", *ORDER]) | _keys(settings)
     columns |= _fields([result.get("summary") or {} for result in results], [*METRIC_COLUMNS, *SUMMARY_TEXTS])
     columns |= _fields(machines, ENVIRONMENT)
@@ -69,16 +69,16 @@ def read_columns(folders: Sequence[str]) -> Columns:
     columns |= {f"{phase}_s": times_s for phase, times_s in phases.items()}
     columns["status"], columns["cause"] = ([end[part] for end in ends] for part in (0, 1))
     columns["variables"] = [_words(machine.get("variables")) for machine in machines]
-    columns["inputs"] = [_words(record.get("inputs"), MAX_DIGEST) for record in given]
+    columns["inputs"] = [_words(record.get("inputs"), MAX_DIGEST) for record in recorded]
     columns["notebook_s"] = [_notebook_s(f"{folder}/{_NOTEBOOK}") for folder in folders]
     nodes = [f"{folder}/{_NODES}" for folder in folders]
-    columns["hosts"] = [_hosts(path, record) for path, record in zip(nodes, given, strict=True)]
-    columns[NAME], columns[MODEL_NAME] = [record.get("name") for record in given], [*map(_model_name, given)]
+    columns["hosts"] = [_hosts(path, record) for path, record in zip(nodes, recorded, strict=True)]
+    columns[NAME], columns[MODEL_NAME] = [record.get("name") for record in recorded], [*map(_model_name, recorded)]
     return columns | _derived(columns, settings, machines)
 
 
 def _derived(columns: Columns, settings: Records, machines: Records) -> Columns:
-    """Return what follows from the fields of the records."""
+    """Return the columns derived from fields of the records."""
 
     def each(formula: Callable[..., Any], *names: str) -> list[Any]:
         """Apply a formula to columns; None where one of its values is missing."""
@@ -118,7 +118,7 @@ def _derived(columns: Columns, settings: Records, machines: Records) -> Columns:
 def _status_and_cause(
     settings: Any, machine: Any, result: Any, steps: str, problem: str | None
 ) -> tuple[str, str | None]:
-    """Return the status and cause of a run; `interrupted` for an unfinished one, whatever its result says."""
+    """Return the status and cause of a run; an unfinished one is `interrupted`, whatever its result."""
     if reason := problem or missing_record(settings, machine, result, os.path.exists(steps)):
         return "interrupted", f"{reason}; start the sweep again"
     return result["status"], result.get("cause")
@@ -142,11 +142,11 @@ def _fields(records_of_runs: Records, names: list[str]) -> Columns:
 
 
 def _keys(settings: Records) -> Columns:
-    """Return a column for each key of DeepSpeed's configuration that any run sets; what cannot be sorted is text."""
-    given = [record.get(deepspeed_keys.NAME) or {} for record in settings]
+    """Return a column for each key of DeepSpeed that any run sets; values of several types become text."""
+    configurations = [record.get(deepspeed_keys.NAME) or {} for record in settings]
     columns = {}
-    for path in sorted(set().union(*given)):
-        values = [keys.get(path) for keys in given]
+    for path in sorted(set().union(*configurations)):
+        values = [keys.get(path) for keys in configurations]
         values = [json.dumps(value) if isinstance(value, list | dict) else value for value in values]
         if len({type(value) for value in values if value is not None}) > 1:
             values = [None if value is None else str(value) for value in values]

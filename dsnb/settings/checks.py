@@ -41,7 +41,7 @@ ALLOWED_IN = {
     "forward_env": "write it like 'WANDB_MODE,MY_*'",
     "name": "use letters, digits, '.', '_' and '-' only",
 }
-"""The words about values of another form, for settings and fields of which more can be said."""
+"""What is allowed for settings and fields where more can be said than for their type."""
 REMOVED = {
     "launcher": "ranks are forked on one machine and started by torchrun on several; leave it out",
     "skip_oom": "`dsnb predict` tells which settings fit; leave it out",
@@ -49,17 +49,16 @@ REMOVED = {
 """Settings of earlier versions, and what to do instead."""
 DECODERS_IF_SET = (
     "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
-    "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl",
-    "xmod",
+    "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta",
+    "xlm-roberta-xl", "xlnet", "xmod",
 )  # fmt: skip
-"""Types of encoders, which are causal only with `is_decoder: true`."""
+"""Types of encoders, which are causal only with `is_decoder: true` (XLM: `causal: true`)."""
 ENCODER_DECODERS = (
     "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "musicgen", "musicgen_melody",
     "mvp", "pegasus", "plbart", "prophetnet", "whisper",
 )  # fmt: skip
-"""Types of encoder-decoders, by default, of which transformers builds the decoder."""
+"""Types that are encoder-decoders by default; transformers builds their decoder."""
 CAUSAL = "give a causal language model, such as GPT-2, Llama or Mixtral"
-SEEN = "tokens also attend to later ones"
 
 
 def closest_match(name: str, names: Iterable[str]) -> str | None:
@@ -71,9 +70,9 @@ def unknown_setting(key: str, names: Iterable[str]) -> str:
     """Return the message about a setting that does not exist: it names the closest setting, or all of them."""
     if key in REMOVED:
         return f"{key} is no longer a setting: {REMOVED[key]}"
-    known = list(names)
-    match = closest_match(str(key), known)
-    hint = f"did you mean '{match}'?" if match else f"allowed are {', '.join(known)}"
+    allowed = list(names)
+    match = closest_match(str(key), allowed)
+    hint = f"did you mean '{match}'?" if match else f"allowed are {', '.join(allowed)}"
     return f"unknown setting {short_repr(key)}: {hint}"
 
 
@@ -125,10 +124,9 @@ def not_causal(model: str, config: Mapping[str, Any]) -> str | None:
         return f"{says}its configuration has no model_type; {CAUSAL}"
     if config.get("is_encoder_decoder", kind in ENCODER_DECODERS):
         return f"{says}{kind} is an encoder-decoder; {CAUSAL}"
-    if kind in DECODERS_IF_SET and not config.get("is_decoder"):
-        return f"{says}{kind} is an encoder: its {SEEN}; set is_decoder to true in its configuration, or {CAUSAL}"
-    if kind == "xlnet" or (kind == "xlm" and not config.get("causal")):
-        return f"{says}in {kind}, {SEEN}; {CAUSAL}"
+    switch = "causal" if kind == "xlm" else "is_decoder"
+    if kind in DECODERS_IF_SET and not config.get(switch):
+        return f"{says}{kind} is an encoder: its tokens also attend to later ones; set {switch} to true, or {CAUSAL}"
     return None
 
 

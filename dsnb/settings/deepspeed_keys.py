@@ -59,12 +59,12 @@ DECIDED = {
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with all keys of DeepSpeed in one flat mapping under `deepspeed`; no mapping stays as it is."""
-    given = settings.get(NAME, {})
+    nested = settings.get(NAME, {})
     rest = {key: value for key, value in settings.items() if key != NAME and not str(key).startswith(PREFIX)}
-    if not isinstance(given, Mapping):
-        return {**rest, NAME: given}
+    if not isinstance(nested, Mapping):
+        return {**rest, NAME: nested}
     separate = {key.removeprefix(PREFIX): settings[key] for key in map(str, settings) if key.startswith(PREFIX)}
-    keys = dict([*_leaves(given), *_leaves(separate)])
+    keys = dict([*_leaves(nested), *_leaves(separate)])
     return {**rest, NAME: keys} if keys or NAME in settings else rest
 
 
@@ -77,7 +77,7 @@ def _leaves(section: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, A
 
 
 def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with every key of DeepSpeed as a setting of its own, named by its path behind `deepspeed.`."""
+    """Return settings with every key of DeepSpeed as a separate setting, named `deepspeed.` and its path."""
     flat = flattened(settings)
     keys = flat.pop(NAME, {})
     if not isinstance(keys, Mapping):
@@ -128,7 +128,7 @@ def unknown_keys(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
 
 @functools.cache
 def _checked(zero_stage: int, keys: str) -> tuple[str, ...]:
-    """Ask in a process of its own: DeepSpeed's import takes seconds."""
+    """Ask in a separate process: DeepSpeed's import takes seconds."""
     command = interpreter.command("-m", "dsnb.train.ask_deepspeed", str(zero_stage))
     try:
         done = subprocess.run(command, input=keys, capture_output=True, text=True, timeout=120, check=False)

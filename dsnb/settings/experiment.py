@@ -1,4 +1,4 @@
-"""The settings of one run: what is trained, where, within which limits; its name, derived values, former settings."""
+"""The settings of one run, with the experiment's name, derived values and former settings."""
 
 import os
 from collections.abc import Mapping
@@ -28,8 +28,6 @@ FIRST_IN_NAMES = (
 """Order of the parts that names have had longest; the others follow as they are declared."""
 CURRENT_NAMES = {"hang_limit_s": "step_timeout_s"}
 """Former name -> current name."""
-FORMER_DEFAULT = ("launcher", "fork")
-"""A setting of executed notebooks that has gone, with the value that all runs have now."""
 Supervision = partial(Setting, is_supervision=True)
 Name = Annotated[str, Supervision()]
 SshUser = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$"), Supervision()]
@@ -79,19 +77,18 @@ class Experiment(Training):
     def __init__(self, /, **settings: Any) -> None:
         fields = type(self).model_fields
         settings = deepspeed_keys.flattened(with_current_names(settings))
-        known = {key: value for key, value in settings.items() if key in fields}
-        unknown = [key for key, value in settings.items() if key not in fields and (key, value) != FORMER_DEFAULT]
-        problems = [checks.unknown_setting(key, fields) for key in unknown]
+        existing = {key: value for key, value in settings.items() if key in fields}
+        problems = [checks.unknown_setting(key, fields) for key in settings if key not in fields]
         invalid: set[str] = set()
         try:
-            super().__init__(**known)
+            super().__init__(**existing)
         except ValidationError as error:
             details = {str(detail["loc"][0]): detail for detail in reversed(error.errors(include_url=False))}
             invalid = set(details)
             problems += [checks.invalid_value(detail) for detail in reversed(details.values())]
-        if "deepspeed" in known and "deepspeed" not in invalid:
-            problems += deepspeed_keys.problems(known["deepspeed"])
-        chosen = {**DEFAULTS, **known} if invalid else self.model_dump()  # every `auto` is resolved
+        if "deepspeed" in existing and "deepspeed" not in invalid:
+            problems += deepspeed_keys.problems(existing["deepspeed"])
+        chosen = {**DEFAULTS, **existing} if invalid else self.model_dump()  # every `auto` is resolved
         problems += checks.contradictions({key: value for key, value in chosen.items() if key not in invalid})
         if problems:
             raise SettingsError(problems)
@@ -131,15 +128,15 @@ class Experiment(Training):
         name is like that of a setting is refused: papermill would only warn about it. The former name of a setting
         replaces the default of the parameters cell.
         """
-        known = {*cls.model_fields, *CURRENT_NAMES, *checks.REMOVED}
-        settings = {key: value for key, value in names.items() if key in known and not isinstance(value, ModuleType)}
+        fields = {*cls.model_fields, *CURRENT_NAMES, *checks.REMOVED}
+        settings = {key: value for key, value in names.items() if key in fields and not isinstance(value, ModuleType)}
         for former, current in CURRENT_NAMES.items():
             if former in settings and settings.get(current) == DEFAULTS[current]:
                 del settings[current]
         misspelled = {
             key: value
             for key, value in names.items()
-            if key not in known
+            if key not in fields
             and isinstance(value, str | int | float)
             and not key.startswith("_")
             and checks.closest_match(key, cls.model_fields)
@@ -186,7 +183,7 @@ class Experiment(Training):
 
     @property
     def data_parallel(self) -> int:
-        """Data-parallel size: ranks, or groups of ranks, that train on sequences of their own."""
+        """Data-parallel size: ranks, or groups of ranks, with separate sequences."""
         return self.gpus // (self.tensor_parallel * self.pipeline_parallel)
 
     @property
@@ -203,10 +200,7 @@ class Experiment(Training):
     def hosts(self) -> tuple[Host, ...]:
         """The hosts of the run with the GPUs that it uses on each; empty without a hostfile.
 
-        Raises
-        ------
-        SettingsError
-            If the hostfile cannot be read any more, or has too few slots.
+        A hostfile that can no longer be read, or has too few slots, raises SettingsError.
         """
         if not self.hostfile:
             return ()

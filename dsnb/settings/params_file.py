@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from dsnb.errors import SettingsError
-from dsnb.files import plain_yaml, records
+from dsnb.files import plain_yaml
 from dsnb.settings import checks, deepspeed_keys
 from dsnb.settings.experiment import CURRENT_NAMES, DEFAULTS, Experiment, with_current_names
 
@@ -17,7 +17,7 @@ MAX_RUNS = 10_000
 
 
 def _with_current_names(settings: Any) -> Any:
-    """Return settings of runs under their current names, with every key of DeepSpeed as a setting of its own."""
+    """Return settings under their current names, with every key of DeepSpeed as a separate setting."""
     return with_current_names(deepspeed_keys.dotted(settings)) if isinstance(settings, dict) else settings
 
 
@@ -59,8 +59,6 @@ def read_params(path: str | Path) -> ParamsFile:
     content = plain_yaml.read(path, "params file")
     if not isinstance(content, dict):
         raise SettingsError(f"params file {str(path)!r} holds no settings: give at least 'name'")
-    if content.pop("skip_oom", False):
-        records.warn(f"params file {str(path)!r}: {checks.unknown_setting('skip_oom', ())}")
     return validated(content, path)
 
 
@@ -111,16 +109,16 @@ def combinations(file: ParamsFile) -> list[dict[str, Any]]:
 def experiments(
     combinations: Iterable[Mapping[str, Any]], adapt: Callable[[Experiment], Experiment] | None = None
 ) -> tuple[dict[int, Experiment], dict[int, list[str]]]:
-    """Return the experiments that the rules allow, as `adapt` changes them, and why others are refused, by place."""
-    found: dict[int, Experiment] = {}
+    """Return the allowed experiments, changed by `adapt`, and the problems of the others, by place."""
+    allowed: dict[int, Experiment] = {}
     refused: dict[int, list[str]] = {}
     for place, settings in enumerate(combinations):
         try:
             experiment = Experiment(**{str(key): value for key, value in settings.items()})
-            found[place] = adapt(experiment) if adapt else experiment
+            allowed[place] = adapt(experiment) if adapt else experiment
         except SettingsError as error:
             refused[place] = error.problems
-    return found, refused
+    return allowed, refused
 
 
 def _product(defaults: dict[str, Any], entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

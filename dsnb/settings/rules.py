@@ -57,10 +57,9 @@ def _deepspeed_alone(s: SimpleNamespace) -> Iterator[str]:
     if s.strategy == "deepspeed":
         return
     if s.zero_stage:
-        who = {"fsdp": "FSDP shards everything by itself", "ddp": "DDP shards nothing"}
+        why = {"fsdp": "FSDP shards everything by itself", "ddp": "DDP shards nothing", "plain": "it is one process"}
         yield (
-            f"zero_stage is {s.zero_stage}, but strategy is '{s.strategy}': "
-            f"{who.get(s.strategy, 'it is a single process')}; "
+            f"zero_stage is {s.zero_stage}, but strategy is '{s.strategy}': {why[s.strategy]}; "
             "leave zero_stage at 0, or use strategy 'deepspeed'"
         )
     for name, what in ONLY_DEEPSPEED.items():
@@ -116,12 +115,11 @@ def _optimizer(s: SimpleNamespace) -> Iterator[str]:
     if s.optimizer != "adafactor":
         return
     if s.strategy == "deepspeed" and s.zero_stage > 0:
-        why = "ZeRO passes it flat shards, which it cannot factor; use zero_stage 0 or strategy 'ddp'"
-        yield f"optimizer is 'adafactor', but zero_stage is {s.zero_stage}: {why}"
+        yield f"optimizer is 'adafactor', but zero_stage is {s.zero_stage}: it cannot factor shards; use zero_stage 0"
     elif s.tensor_parallel > 1:
         yield "optimizer is 'adafactor', but tensor_parallel is set: its factors would be those of slices; use 'adamw'"
     elif s.pipeline_parallel > 1 and s.precision == "bf16" and s.mixed_precision == "native":
-        why = "in native bf16 a pipeline passes it flat shards, which it cannot factor; use mixed_precision 'autocast'"
+        why = "in native bf16 it cannot factor a pipeline's flat shards; use mixed_precision 'autocast'"
         yield f"optimizer is 'adafactor', but pipeline_parallel is set: {why}"
     elif s.strategy == "fsdp":
         yield "optimizer is 'adafactor', but strategy is 'fsdp': its factors would be those of shards; use 'ddp'"
@@ -141,14 +139,13 @@ def _compression(s: SimpleNamespace) -> Iterator[str]:
 
 def _precision(s: SimpleNamespace) -> Iterator[str]:
     if s.strategy == "fsdp" and s.precision == "fp16":
-        yield "precision is 'fp16', but strategy is 'fsdp': FSDP2 has no loss scaling of its own; use 'bf16'"
+        yield "precision is 'fp16', but strategy is 'fsdp': FSDP2 does not scale the loss; use 'bf16'"
     if s.mixed_precision == "native":
         return
     if s.precision not in HALF:
         yield f"mixed_precision is 'autocast', but precision is '{s.precision}': nothing is mixed; use 'native'"
     elif s.strategy in {"ddp", "plain"}:
-        why = "it computes under autocast anyway; use 'native'"
-        yield f"mixed_precision is 'autocast', but strategy is '{s.strategy}': {why}"
+        yield f"mixed_precision is 'autocast', but strategy is '{s.strategy}', which uses it anyway; use 'native'"
     if s.precision == "fp16" and s.pipeline_parallel > 1:
         yield "mixed_precision is 'autocast': in fp16 only a pipeline's last stage starts its loss scaler; use 'native'"
     elif s.precision == "fp16" and s.tensor_parallel > 1 and s.zero_stage == 0:
@@ -159,17 +156,12 @@ def _ranks(s: SimpleNamespace) -> Iterator[str]:
     if s.strategy == "plain" and s.gpus != 1:
         yield f"gpus is {s.gpus}, but strategy is 'plain': it is a single process; use gpus 1, or strategy 'ddp'"
     if isinstance(s.gpus, int) and s.gpus % (s.tensor_parallel * s.pipeline_parallel):
-        yield (
-            f"gpus is {s.gpus}: it must be a multiple of tensor_parallel x pipeline_parallel "
-            f"({s.tensor_parallel} x {s.pipeline_parallel})"
-        )
+        sizes = f"{s.tensor_parallel} x {s.pipeline_parallel}"
+        yield f"gpus is {s.gpus}: it must be a multiple of tensor_parallel x pipeline_parallel ({sizes})"
     if s.tensor_parallel > 1 and s.zero_stage == 3:
         yield "zero_stage is 3, but tensor_parallel is set: AutoTP needs whole layers to split; use ZeRO 0 to 2"
     elif s.pipeline_parallel > 1 and s.zero_stage >= 2:
-        yield (
-            f"zero_stage is {s.zero_stage}, but pipeline_parallel is set: DeepSpeed's pipeline engine keeps "
-            "gradients whole until its last micro-batch; use ZeRO 0 or 1"
-        )
+        yield f"zero_stage is {s.zero_stage}, but pipeline_parallel is set: it keeps gradients whole; use ZeRO 0 or 1"
 
 
 def _clipping(s: SimpleNamespace) -> Iterator[str]:
@@ -227,10 +219,7 @@ def _cuda_graphs(s: SimpleNamespace) -> Iterator[str]:
         return
     mode = f"compile is '{s.compile}', which uses CUDA graphs"
     if s.grad_accum > 1:
-        yield (
-            f"{mode}, but grad_accum is {s.grad_accum}: a graph owns its gradients and overwrites those of the "
-            "micro-batch before; use compile 'default'"
-        )
+        yield f"{mode}, but grad_accum is {s.grad_accum}: a graph owns its gradients and overwrites them; use 'default'"
     elif s.strategy == "fsdp" or s.zero_stage == 3:
         who = "FSDP" if s.strategy == "fsdp" else "ZeRO 3"
         yield f"{mode}: {who} gathers weights at changing addresses, which a graph cannot; use compile 'default'"
@@ -256,8 +245,7 @@ def _compiler(s: SimpleNamespace) -> Iterator[str]:
     elif s.compile_unit == "model" and s.strategy == "fsdp":
         yield f"{unit} strategy is 'fsdp': its hooks gather weights block by block; use 'block'"
     if s.leaf_modules == "none" and s.zero_stage == 3 and compiles_blocks(vars(s)):
-        why = "gathering single layers would break their graphs; use 'blocks'"
-        yield f"leaf_modules is 'none', but blocks are compiled one by one: {why}"
+        yield "leaf_modules is 'none', but blocks are compiled one by one: gathers would break graphs; use 'blocks'"
 
 
 def _loss_chunks(s: SimpleNamespace) -> Iterator[str]:
@@ -268,10 +256,7 @@ def _loss_chunks(s: SimpleNamespace) -> Iterator[str]:
     if s.pipeline_parallel > 1:
         yield "loss is 'chunked', but pipeline_parallel is set: the last stage computes the loss whole; use 'whole'"
     elif is_whole_model and (s.compile == "deepcompile" or s.zero_stage == 3):
-        yield (
-            "loss is 'chunked', but the engine compiles the whole model, and a chunked loss computes its gradients "
-            "outside of that graph; use 'whole'"
-        )
+        yield "loss is 'chunked', but the engine compiles the whole model: its gradients are in no graph; use 'whole'"
     elif family and family not in CHUNKABLE:
         yield f"loss is 'chunked': it is tested for {', '.join(CHUNKABLE)} models, not for {family}; use 'whole'"
 

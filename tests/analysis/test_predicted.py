@@ -65,13 +65,10 @@ def test_ten_per_cent_are_ten_per_cent():
     said = text(parts)
     words = "peaks of allocated memory are predicted with a mean error of 0.8 % and at worst 10.0 % (12 settings)."
     assert words in said
-    assert "Each step time is predicted without the runs of its own model" in said
+    assert "Each step time is predicted without the runs of the same model" in said
     assert "not traced" not in said
     assert "at worst 10.0 % (12 settings)" in parts[2].description
     assert parts[2].svg.count("ZeRO 3") == 1  # in the legend
-    rows = re.findall(r"<tr>.*?</tr>", parts[3].text)
-    assert len(rows) == 1 + 12
-    assert {"+10.0", "\N{MINUS SIGN}10.0"} <= set(re.findall(r">([^<]*)<", rows[1] + rows[2]))  # the largest come first
 
 
 def test_the_runs_of_a_model_have_no_part_in_their_own_predictions():
@@ -88,7 +85,7 @@ def test_repeats_are_one_setting_with_their_median():
     again[2]["step_time_s"] /= 5
     both = pd.concat(again, ignore_index=True)
     assert parity(both)["step_time_error_pct"].to_numpy() == pytest.approx(np.zeros(4), abs=1e-6)
-    assert "without the runs of its own setting" in text(comparison.with_predictions(both))
+    assert "without the runs of the same setting" in text(comparison.with_predictions(both))
 
 
 def test_out_of_memory():

@@ -18,8 +18,8 @@ def test_a_setting_is_everywhere_what_its_declaration_says():
     assert Experiment(device="cpu", lora_rank=8).name.endswith("_lora8")
     assert "lora_rank" in columns.RUN_NUMBERS
     assert cleaned("experiment.json", {"lora_rank": 8, "device": "cpu"}) == ({"lora_rank": 8, "device": "cpu"}, None)
-    said = "experiment.json: lora_rank is -1: it must be at least 0"
-    assert cleaned("experiment.json", {"lora_rank": -1}) == ({}, said)
+    message = "experiment.json: lora_rank is -1: it must be at least 0"
+    assert cleaned("experiment.json", {"lora_rank": -1}) == ({}, message)
     assert set(DEFAULTS) == {*columns.SETTINGS, "device", "deepspeed", *SUPERVISION}
 
 

@@ -1,16 +1,15 @@
-"""Which runs are finished: all of their record, in their folder; and what is advised about one that is not ok."""
+"""Finished runs, which have complete records; advice for runs that are not ok."""
 
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
 import dsnb
-from dsnb.errors import DsnbWarning, SettingsError
+from dsnb.errors import DsnbWarning
 from dsnb.files import records
-from dsnb.launcher.folder import prepare, write_experiment
+from dsnb.launcher.folder import write_experiment
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result, Shortage
 from dsnb.settings.experiment import Experiment
@@ -64,42 +63,19 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("told", DAMAGE)
-def test_a_run_whose_record_is_not_whole_is_made_again_and_a_row_says_why(sweep, told):
+@pytest.mark.parametrize("problem", DAMAGE)
+def test_a_run_whose_record_is_not_whole_is_made_again_and_a_row_says_why(sweep, problem):
     run = sweep.runs[0]
     assert is_finished(run)
-    DAMAGE[told](run.paths)
+    DAMAGE[problem](run.paths)
     with pytest.warns(DsnbWarning) as caught:
         assert not is_finished(run)
-    assert str(caught[-1].message) == f"{run.paths.dir}: {told}; the run is repeated"
+    assert str(caught[-1].message) == f"{run.paths.dir}: {problem}; the run is repeated"
     runs = dsnb.load_runs(sweep.paths.dir)
-    ended = "ok" if "timed steps" in told else "interrupted"  # tables do not count the steps of thousands of runs
+    ended = "ok" if "timed steps" in problem else "interrupted"  # tables do not count the steps of thousands of runs
     row = runs.set_index("run_dir").loc[str(run.paths.dir)]
-    assert (row["status"], row["cause"]) == (ended, None if ended == "ok" else f"{told}; start the sweep again")
+    assert (row["status"], row["cause"]) == (ended, None if ended == "ok" else f"{problem}; start the sweep again")
     assert (runs["status"] == "ok").sum() == len(sweep.runs) - (ended != "ok")
-
-
-def test_settings_that_an_old_folder_does_not_name_had_their_defaults(sweep):
-    run = sweep.runs[0]
-    known = records.read_json(run.paths.experiment)
-    records.write_json(run.paths.experiment, {key: value for key, value in known.items() if key != "grad_accum"})
-    assert is_finished(run)
-    other = replace(run, experiment=run.experiment.model_copy(update={"grad_accum": 4}))
-    with pytest.raises(SettingsError, match=r"finished with other settings \(grad_accum was 1 and is 4\)"):
-        is_finished(other)
-
-
-@pytest.mark.process
-def test_a_launch_goes_on_where_a_record_is_not_whole(tmp_path, small):
-    experiment, folder = small(steps=2), RunPaths(tmp_path / "exp" / "run1")
-    prepare(folder, experiment)
-    whole.leave(folder, 2)
-    Result("ok", None, {}, {}, {}, folder.dir).write()
-    with pytest.raises(SettingsError, match="it holds a finished run; choose another folder"):
-        prepare(folder, experiment)
-    cut(folder.steps, 1)
-    prepare(folder, experiment)
-    assert not folder.result.exists()
 
 
 def test_a_run_copied_into_another_experiment_is_no_repeat_of_it(sweep):
@@ -134,7 +110,7 @@ def test_a_renamed_experiment_keeps_its_name_and_copies_go_by_their_settings(swe
 
 @pytest.mark.process
 def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
-    """A real launch, in a process of its own, whose ranks would hang for ever."""
+    """A real launch in a separate process, with ranks that would hang forever."""
     code = (
         "from dsnb.settings.experiment import Experiment\nfrom dsnb.launcher.run import launch\n"
         "experiment = Experiment(model='gpt2-tiny', device='cpu', precision='fp32')\n"
@@ -144,15 +120,15 @@ def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
     wait_until(lambda: list(tmp_path.glob("run1/pids*")) or process.poll() is not None, "the rank hangs")
     assert process.poll() is None
     shutil.rmtree(tmp_path / "run1")
-    _, said = process.communicate(timeout=WAIT_S)
-    assert "LaunchError: " in said.splitlines()[-1]
-    assert "was removed during the run" in said.splitlines()[-1]
+    _, output = process.communicate(timeout=WAIT_S)
+    assert "LaunchError: " in output.splitlines()[-1]
+    assert "was removed during the run" in output.splitlines()[-1]
     assert not (tmp_path / "run1").exists()
 
 
 def advice(phase, of_host=False, **settings):
-    known = Experiment.recorded({"model": "gpt2", "micro_batch_size": 1, **settings}).model_dump()
-    return " | ".join(Shortage({**known, "device": "cpu" if of_host else "cuda"}, phase, of_host).advice())
+    defaults = Experiment.recorded({"model": "gpt2", "micro_batch_size": 1, **settings}).model_dump()
+    return " | ".join(Shortage({**defaults, "device": "cpu" if of_host else "cuda"}, phase, of_host).advice())
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ import yaml
 import dsnb
 from dsnb import Experiment
 from dsnb.cli.sweep import parse_overrides
-from dsnb.errors import DsnbWarning, SettingsError
+from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.run_folder.result import unfinished
 from dsnb.settings import inputs
-from dsnb.settings.experiment import CURRENT_NAMES, with_former_defaults
+from dsnb.settings.experiment import CURRENT_NAMES
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished
@@ -46,15 +46,12 @@ def test_an_experiment_and_a_notebook_take_the_former_name():
     assert Experiment.from_namespace(injected).step_timeout_s == 5.0
     with pytest.raises(SettingsError, match="launcher is no longer a setting"):
         Experiment.from_namespace({"launcher": "deepspeed"})
-    assert Experiment.from_namespace({"launcher": "fork"}) == Experiment()
 
 
 @pytest.mark.parametrize(
     ("text", "overrides", "expected"),
     [
-        ("defaults: {hang_limit_s: 5}", [], [5.0]),
         ("defaults: {step_timeout_s: 7}\ninclude: [{hang_limit_s: 5}]", [], [5.0]),
-        ("grid: {hang_limit_s: [5], zero_stage: [0, 1]}", [], [5.0, 5.0]),
         ("grid: {hang_limit_s: [5, 6]}\nexclude: [{hang_limit_s: 5}]", [], [6.0]),
         ("defaults: {step_timeout_s: 7}", ["hang_limit_s=5"], [5.0]),
         ("defaults: {hang_limit_s: 7}", ["step_timeout_s=5"], [5.0]),
@@ -67,12 +64,10 @@ def test_a_params_file_and_set_take_either_name(tmp_path, text, overrides, expec
     assert "hang_limit_s" not in yaml.safe_dump(sweep.params)
 
 
-def test_a_params_file_of_an_earlier_version_says_that_it_leaves_out_nothing(old_run):
-    params = old_run.dir.parents[1] / "params.yaml"
-    params.write_text(f"{params.read_text()}skip_oom: true\n")
-    with pytest.warns(DsnbWarning, match="skip_oom is no longer a setting: `dsnb predict` tells which settings fit"):
-        (run,) = load_sweep(params, output=old_run.dir.parents[1]).runs
-    assert is_finished(run)
+def test_a_removed_field_of_a_params_file_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "t.yaml").write_text("name: t\nskip_oom: true\n")
+    with pytest.raises(SettingsError, match="skip_oom is no longer a setting: `dsnb predict`"):
+        load_sweep(tmp_path / "t.yaml")
 
 
 def test_an_old_run_folder_loads_and_is_finished_for_a_sweep_of_the_same_settings(old_run):
@@ -128,19 +123,6 @@ def digests(**settings):
     return inputs.digests(Experiment(device="cpu", precision="fp32", **settings).model_dump())
 
 
-@pytest.fixture
-def model(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.json").write_text(json.dumps({"model_type": "llama"}))
-    return "a.json"
-
-
-def test_a_digest_is_of_the_content_alone(model, tmp_path):
-    assert digests(model="gpt2-tiny") == {}  # presets and synthetic tokens read no file
-    expected = hashlib.sha256((tmp_path / model).read_bytes()).hexdigest()[:32]
-    assert digests(model=model) == {"a.json": expected}
-
-
 def test_every_file_of_a_folder_that_is_read_has_one(tmp_path):
     folder = tmp_path / "m"
     folder.mkdir()
@@ -148,9 +130,11 @@ def test_every_file_of_a_folder_that_is_read_has_one(tmp_path):
         (folder / name).write_text(json.dumps({"name": name, "model_type": "llama"}))
     text = tmp_path / "text.txt"
     text.write_text("some text\n")
-    found = digests(model=f"{folder}/", tokenizer=str(folder), data=str(text))
+    by_name = digests(model=f"{folder}/", tokenizer=str(folder), data=str(text))
     names = [*(f"{folder}/{name}" for name in ("config.json", "merges.txt", "tokenizer.json")), str(text)]
-    assert sorted(found) == sorted(names)
+    assert sorted(by_name) == sorted(names)
+    assert by_name[str(text)] == hashlib.sha256(text.read_bytes()).hexdigest()[:32]
+    assert digests(model="gpt2-tiny") == {}  # presets and synthetic tokens read no file
     trained = digests(model=str(folder / "config.json"), weights="pretrained")
     assert sorted(trained) == [f"{folder}/config.json", f"{folder}/model.safetensors"]
     settings = Experiment(device="cpu", model="gpt2-tiny").model_dump() | {"data": str(tmp_path / "gone.txt")}
@@ -170,13 +154,6 @@ def test_a_large_file_is_sampled_from_its_first_to_its_last_byte(tmp_path, monke
         assert (inputs.digest(path) != whole) is differs, place
     path.write_bytes(bytes(content) + b"x")
     assert inputs.digest(path) != whole
-
-
-def test_older_records_keep_what_they_did():
-    older = {"precision": "bf16", "zero_stage": 1, "grad_accum": 2, "device": "cpu"}
-    assert with_former_defaults(older) == {**older, "grad_accum_dtype": "bf16"}
-    for other in ({"strategy": "ddp"}, {"grad_accum": 1}, {"precision": "fp16"}, {"grad_accum_dtype": "auto"}):
-        assert with_former_defaults({**older, **other}) == {**older, **other}
 
 
 def test_which_files_have_changed():

@@ -48,7 +48,7 @@ def test_bad_lines_are_told_with_their_numbers(write):
     }
     path = write("\n".join(["worker-2 slots=8", *lines]))
     assert problems(hostfile.read, path) == [
-        f"hostfile {path!r}, line {number}: {said}" for number, said in enumerate(lines.values(), start=2)
+        f"hostfile {path!r}, line {number}: {message}" for number, message in enumerate(lines.values(), start=2)
     ]
 
 
@@ -57,9 +57,9 @@ def test_a_file_that_is_no_hostfile(write):
     assert problems(hostfile.read, path) == [
         f"hostfile {path!r} names no host: write one per line, such as 'worker-1 slots=8'"
     ]
-    for given, reason in ((write(b"\xff\xfe"), "it is not a text file"), (f"{path}s", "No such file or directory")):
-        assert problems(hostfile.read, given) == [
-            f"hostfile is {given!r}: it cannot be read ({reason}); check the path"
+    for hosts, reason in ((write(b"\xff\xfe"), "it is not a text file"), (f"{path}s", "No such file or directory")):
+        assert problems(hostfile.read, hosts) == [
+            f"hostfile is {hosts!r}: it cannot be read ({reason}); check the path"
         ]
 
 
@@ -74,12 +74,12 @@ def test_a_file_that_is_no_hostfile(write):
     ],
 )
 def test_filters(write, include, exclude, left):
-    found = hostfile.hosts(write(EIGHT), include, exclude)
-    assert found == tuple(Host(name, tuple(devices)) for name, devices in left.items())
+    hosts = hostfile.hosts(write(EIGHT), include, exclude)
+    assert hosts == tuple(Host(name, tuple(devices)) for name, devices in left.items())
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("filters", "message"),
     [
         ({"include": "worker-3"}, "include is 'worker-3': 'worker-3' is not in the hostfile"),
         ({"include": "worker-1:8"}, "include is 'worker-1:8': worker-1 has the slots 0 to 7; write worker-1:0,1"),
@@ -90,10 +90,10 @@ def test_filters(write, include, exclude, left):
         ),
     ],
 )
-def test_filters_that_cannot_be(write, given, said):
+def test_filters_that_cannot_be(write, filters, message):
     path = write(EIGHT)
-    assert problems(hostfile.hosts, path, **given) == [said]
-    assert said in problems(Experiment, hostfile=path, **given)
+    assert problems(hostfile.hosts, path, **filters) == [message]
+    assert message in problems(Experiment, hostfile=path, **filters)
 
 
 @pytest.mark.parametrize(
@@ -110,20 +110,20 @@ def test_filters_that_cannot_be(write, given, said):
     ],
 )
 def test_places(slots, ranks, nodes, taken):
-    found = [Host(f"w{number}", tuple(range(count))) for number, count in enumerate(slots)]
-    plain = [one if isinstance(one, tuple) else (number, one) for number, one in enumerate(taken)]
+    available = [Host(f"w{number}", tuple(range(count))) for number, count in enumerate(slots)]
+    plain = [host if isinstance(host, tuple) else (number, host) for number, host in enumerate(taken)]
     expected = tuple(Host(f"w{number}", tuple(range(count))) for number, count in plain)
-    assert hostfile.place(found, ranks, nodes) == expected
+    assert hostfile.place(available, ranks, nodes) == expected
 
 
 def test_ranks_that_find_no_place(write):
     path = write(EIGHT)
     for ranks, nodes in ((17, 1), (4, 3), (1, 2)):
-        said = (
+        message = (
             f"gpus is {ranks} and nodes is {nodes}: the hostfile leaves 2 hosts with 16 slots; "
             "use fewer, add hosts, or make gpus a multiple of nodes"
         )
-        assert problems(Experiment, hostfile=path, gpus=ranks, nodes=nodes) == [said]
+        assert problems(Experiment, hostfile=path, gpus=ranks, nodes=nodes) == [message]
 
 
 def test_settings_follow_from_the_hostfile(write):
@@ -141,20 +141,14 @@ def test_settings_follow_from_the_hostfile(write):
 @pytest.mark.process
 def test_slurm_is_a_hostfile_in_a_job_alone(monkeypatch, tmp_path):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
-    said = "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
-    assert problems(hostfile.hosts, "slurm") == [said]
+    message = "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
+    assert problems(hostfile.hosts, "slurm") == [message]
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "scontrol does not list the nodes of the job" in problems(hostfile.hosts, "slurm")[0]
     program = tmp_path / "scontrol"
     program.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && echo n1 && echo n2 && echo -oX\n')
     program.chmod(0o755)
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "64")
+    monkeypatch.setenv("SLURM_GPUS_PER_NODE", "h100:4(x2)")
     assert hostfile.hosts("slurm", exclude="n1:0") == (Host("n1", (1, 2, 3)), Host("n2", (0, 1, 2, 3)))
-
-
-def test_slurms_words_for_slots():
-    words = {"": 1, "4": 4, "h100:8": 8, "16(x2)": 16, "16(x2),8": 16, "0": 1, "many": 1}
-    assert [hostfile._slots({"SLURM_GPUS_PER_NODE": word}) for word in words] == [*words.values()]
-    assert hostfile._slots({"SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_ON_NODE": "64"}) == 4
-    assert hostfile._slots({"SLURM_GPUS_ON_NODE": "", "SLURM_CPUS_ON_NODE": "2"}) == 2

@@ -1,17 +1,15 @@
 """Models and tokenizers of the hub on nodes without a network: in its cache on this machine, and trained from."""
 
-import json
+import math
 import os
-import shutil
 import subprocess
 import sys
 
 import pytest
 
-from dsnb.errors import FetchError, SettingsError
+from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas.model_shapes import PRESETS
-from dsnb.launcher.run import launch
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks, inputs
 from dsnb.settings.experiment import Experiment
@@ -29,36 +27,35 @@ def cached(hub, name):
 
 
 @pytest.mark.process
-def test_a_model_and_a_tokenizer_are_trained_from_without_a_network(tmp_path, small):
+def test_a_model_and_a_tokenizer_are_trained_from_without_a_network(tmp_path):
+    """With a last norm of 0, all tokens are equally likely, so the first loss is the logarithm of their number."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    made, home, text = tmp_path / "made", tmp_path / "shared folder", tmp_path / "text.txt"
+    shape, home, text = PRESETS["gpt2-tiny"], tmp_path / "shared folder", tmp_path / "text.txt"
+    folder = cached(home / "hub", "owner/made")
     words = {word: number for number, word in enumerate(["the", "cat", "sat", "on", "mat", "[UNK]"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(made)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**PRESETS["gpt2-tiny"].config())).save_pretrained(made)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape.config()))
+    model.transformer.ln_f.weight.data.zero_()
+    model.save_pretrained(folder)
     text.write_text("the cat sat on the mat " * 50)
-    shutil.copytree(made, cached(home / "hub", "owner/made"))
 
-    asked = {"model": "owner/made", "weights": "pretrained", "tokenizer": "owner/made", "data": str(text)}
-    here = small(**asked | {"model": str(made), "tokenizer": str(made)})
-    expected = launch(here, tmp_path / "here" / "run1", progress=False)
-    # The ranks of another process: huggingface_hub reads its variables when it is loaded.
+    # In another process: huggingface_hub reads its variables when it is loaded.
     offline = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     offline = {name: value for name, value in offline.items() if not name.startswith("DSNB_FORK_SERVER")}
-    params = tmp_path / "params.yaml"
-    params.write_text(json.dumps({"name": "p", "defaults": {**SMALL, **asked}}))
-    command = [sys.executable, "-m", "dsnb", "sweep", params, "--output", tmp_path / "there"]
-    done = subprocess.run(command, env=offline, capture_output=True, text=True)
+    settings = {"model": "owner/made", "weights": "pretrained", "tokenizer": "owner/made", "data": str(text)}
+    run = RunPaths(tmp_path / "run1")
+    code = (
+        "from dsnb import Experiment, launch\n"
+        f"launch(Experiment(**{ {**SMALL, **settings}!r}), {str(run.dir)!r}, progress=False).raise_for_status()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (result,) = (tmp_path / "there").rglob("result.json")
-    curves = [
-        [row["loss"] for row in records.read_lines(RunPaths(run).steps)] for run in (expected.run_dir, result.parent)
-    ]
-    assert curves[0] == curves[1]
-    assert json.loads(RunPaths(result.parent).experiment.read_text())["model"] == "owner/made"
+    assert next(iter(records.read_lines(run.steps)))["loss"] == pytest.approx(math.log(shape.vocab), rel=1e-6)
+    assert records.read_json(run.experiment)["model"] == "owner/made"
 
 
 def test_the_cache_is_checked_before_a_launch_without_a_network(tmp_path, monkeypatch):
@@ -71,30 +68,29 @@ def test_the_cache_is_checked_before_a_launch_without_a_network(tmp_path, monkey
     assert checks.unsupported(settings) == []  # the launch may fetch the weights
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert checks.unsupported(settings) == [
-        "model is 'owner/small': HF_HUB_OFFLINE is set, and the cache of Hugging Face lacks its config and weights; "
+        "model is 'owner/small': HF_HUB_OFFLINE is set, and the cache of Hugging Face lacks its weights; "
         "run `hf download owner/small` where there is a network, and set HF_HOME to the folder that has it"
     ]
     (folder / "model.safetensors").write_text("weights")
     assert checks.unsupported(settings) == []
 
 
-def test_which_files_are_chosen():
-    both = "config.json model.safetensors pytorch_model.bin consolidated.safetensors onnx/model.onnx"
-    index = "model.safetensors.index.json"
-    parts = ["config.json", "model_00001-of-00002.safetensors", "model_00002-of-00002.safetensors", index]
-    words = ["config.json", "tokenizer.json", "vocab.json", "merges.txt", "spiece.model", "model.safetensors"]
-    for names, part, files in [
-        (both.split(), "config", ["config.json"]),
-        (both.split(), "weights", ["config.json", "model.safetensors"]),
-        (["config.json", "pytorch_model.bin", "tf_model.h5"], "weights", ["config.json", "pytorch_model.bin"]),
-        ([*parts, "pytorch_model.bin"], "weights", sorted(parts)),
-        (words, "tokenizer", sorted(words[:-1])),
-    ]:
-        assert inputs.chosen(names, {part}) == files
-    with pytest.raises(FetchError, match="1 of 2 files of the weights are missing"):
-        inputs.chosen([parts[0], parts[2], index], {"weights"})
-    with pytest.raises(FetchError, match="there are no weights that transformers could load"):
-        inputs.chosen(["config.json", "flax_model.msgpack"], {"weights"})
+@pytest.mark.parametrize(
+    ("names", "part", "files"),
+    [
+        ("config.json model.safetensors pytorch_model.bin model.onnx", "config", "config.json"),
+        ("config.json model.safetensors pytorch_model.bin consolidated.safetensors", "weights", "model.safetensors"),
+        ("config.json pytorch_model.bin tf_model.h5", "weights", "pytorch_model.bin"),
+        (
+            "tokenizer.json vocab.json merges.txt spiece.model README.md",
+            "tokenizer",
+            "tokenizer.json vocab.json merges.txt spiece.model",
+        ),
+        ("config.json flax_model.msgpack", "weights", ""),
+    ],
+)
+def test_files_of_a_part(names, part, files):
+    assert inputs.files_of_part(names.split(), part) == files.split()
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/../../b", "/etc/passwd", "owner/name/more", "a\0/b"])

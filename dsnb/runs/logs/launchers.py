@@ -1,4 +1,4 @@
-"""Readers of command lines, which have settings, and of launchers, which print hosts, ranks, and how these ended."""
+"""Readers of command lines with settings, and of launchers, which print hosts, ranks and failures."""
 
 import re
 from collections.abc import Callable
@@ -76,7 +76,6 @@ FLAGS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 _COMPLAINT = re.compile(r"\.py:\d|\.py[:'\s]{1,3}error|[Ww]arning|error:|usage:")
 _TRACE = re.compile(r"\++ (?!echo |printf |: )")
-_CONTINUED = re.compile(r"\s+--\w")
 CHAT = re.compile(r"step\d_\w{1,60}/main\.py|DeepSpeed-Chat")
 CHAT_OFF = {"activation_checkpointing": False, "lora_rank": 0, "offload": "none"}
 """DeepSpeed-Chat's flags are switches: absent means off."""
@@ -93,10 +92,6 @@ def command(run: LoggedRun, match: re.Match[str]) -> None:
         return
     line = match.string
     words = re.split(r"[\s,\[\]'\"\\]+", line)[:-1]  # the last word may be cut off
-    was_continued, run.scratch["continued"] = run.scratch.get("continued"), line.rstrip().endswith("\\")
-    if _CONTINUED.match(line) and (was_continued or run.scratch["continued"]):
-        _settings(run, words)
-        return
     script = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
     is_command = "cmd = " in line or "with command: " in line or _TRACE.match(line)
     if script is None or (not is_command and _COMPLAINT.search(line)):

@@ -55,8 +55,8 @@ def test_derived_columns_follow_from_the_published_ones(name):
         "mfu_of_matmul": done["tflops_per_gpu"] / [hardware.matmul_tflops(*key) or math.nan for key in _keys(done)],
     }
     for column, values in expected.items():
-        told = done[column].notna() & values.notna() & (done["note"].astype(str) != "mean step time")
-        assert done[column][told].to_numpy() == pytest.approx(values[told].to_numpy(), rel=1e-3), column
+        has_both = done[column].notna() & values.notna() & (done["note"].astype(str) != "mean step time")
+        assert done[column][has_both].to_numpy() == pytest.approx(values[has_both].to_numpy(), rel=1e-3), column
 
 
 def _keys(runs):
@@ -107,9 +107,9 @@ def test_what_contradicts_itself_in_a_publication_is_said():
     """147 days are 8 times what the 91,168 tokens/s of the text would take."""
     agreement = tables.agreement("jean_zay_bloom7b")
     assert agreement["ratio"].tolist() == pytest.approx([0.086363, 0.632008, 0.086363, 7.318065], rel=1e-5)
-    said = tables.contradictions("jean_zay_bloom7b")
-    assert all(sentence.startswith("jean-zay_deepspeed_zs1_gpus8_bs2_sl1024_ga64_ac: ") for sentence in said)
-    assert "days per 100 B tokens is published as 147, but 91,168 tokens/s would be 12.7" in said[0]
+    sentences = tables.contradictions("jean_zay_bloom7b")
+    assert all(sentence.startswith("jean-zay_deepspeed_zs1_gpus8_bs2_sl1024_ga64_ac: ") for sentence in sentences)
+    assert "days per 100 B tokens is published as 147, but 91,168 tokens/s would be 12.7" in sentences[0]
     assert [tables.contradictions(name) for name in tables.FOREIGN if name != "jean_zay_bloom7b"] == [[]] * 3
 
 
@@ -177,8 +177,8 @@ def test_workloads_are_not_mixed_and_bad_runs_do_not_count():
 
 
 def test_super_linear_scaling_is_explained():
-    (said,) = scaling.super_linear(scaling.scaling(runs_of(100, 278, 500)))
-    assert said.startswith("gpt2: 139 % efficiency on 2 GPUs is super-linear, relative to the tokens/s/GPU on 1.")
+    (sentence,) = scaling.super_linear(scaling.scaling(runs_of(100, 278, 500)))
+    assert sentence.startswith("gpt2: 139 % efficiency on 2 GPUs is super-linear, relative to the tokens/s/GPU on 1.")
     assert scaling.super_linear(scaling.scaling(runs_of(100, 208, 400))) == []  # within the spread between runs
     assert scaling.super_linear(scaling.scaling(runs_of(100, 150, 200), base_gpus=4)) == []  # fewer GPUs than the base
 
@@ -209,19 +209,6 @@ def test_a_plan_by_hand():
     assert list(given.table["energy_kwh"]) == pytest.approx(list(given.table["gpu_hours"] * 0.7))
 
 
-def test_without_gpus_a_plan_counts_ranks():
-    runs, prices = runs_of(100, 180, 320, gpu_name=None, device="cpu", power_w=math.nan), {"CPU": 0.5}
-    plans = recommend.measured_plans(runs, TOKENS, prices)
-    said = answer.plan_sentences(plans).text
-    assert "<h3>gpt2</h3>" in said
-    assert "Fewest rank-hours: gpus1 (measured) on 1 CPU rank, 100 tokens/s" in said
-    assert "6.4 days, 154 rank-hours, $76.8 at $0.50 a rank-hour." in said
-    assert "GPU" not in said + answer.plan_tables(plans).text
-    table = scaling.scaling(runs_of(100, 278, 500, gpu_name=None, device="cpu"))
-    assert set(table["unit"]) == {"rank"}
-    assert "GPU" not in scaling.super_linear(table)[0]
-
-
 def test_each_gpu_has_its_own_price():
     runs = runs_of(100, 180, 320).assign(gpu_name=["A", "<B>", "C"])
     prices = {"A": 3.0, "<B>": 1.5, "D": 9.0}
@@ -230,7 +217,7 @@ def test_each_gpu_has_its_own_price():
     assert needed["cost"]["A"] == pytest.approx(153.6 * 3)
     assert needed["cost"]["<B>"] == pytest.approx(640 / 180 * 48 * 1.5)
     assert math.isnan(needed["cost"]["C"])  # no price, no cost
-    said = answer.plan_sentences(plans).text
-    assert "Lowest cost of the settings with a price: gpus2 (measured) on 2 &lt;B&gt;" in said
-    assert "&lt;€&gt;256 at" in said
+    text = answer.plan_sentences(plans).text
+    assert "Lowest cost of the settings with a price: gpus2 (measured) on 2 &lt;B&gt;" in text
+    assert "&lt;€&gt;256 at" in text
     assert '<th scope="col">cost (€)</th>' in answer.plan_tables(plans, "€").text

@@ -27,14 +27,14 @@ def mutated(raw: bytes, chance: random.Random) -> bytes:
     """Cut, shuffle, double and flip, one or several times."""
     for _ in range(chance.choice([1, 1, 2, 4])):
         lines = raw.splitlines(keepends=True)
-        one, other = sorted(chance.randrange(len(raw) + 1) for _ in range(2))
+        start, end = sorted(chance.randrange(len(raw) + 1) for _ in range(2))
         flipped = bytearray(raw)
         for place in chance.choices(range(len(raw)), k=20) if raw else []:
             flipped[place] = chance.randrange(256)
         raw = chance.choice(
             [
-                raw[:other],
-                raw[:other] + chance.randbytes(chance.randrange(40)) + raw[one:],
+                raw[:end],
+                raw[:end] + chance.randbytes(chance.randrange(40)) + raw[start:],
                 bytes(flipped),
                 b"".join(chance.sample(lines, len(lines))),
                 b"".join(line for line in lines for _ in range(chance.choice([0, 1, 1, 1, 3]))),
