@@ -119,7 +119,7 @@ def flops_per_token(active: float, trained: float, attention: float) -> float:
     active
         Parameters that work on a token: of a mixture of experts, those of the chosen experts only.
     trained
-        Those of them that are trained. A frozen weight takes 2 FLOPs forward and 2 to propagate the gradient, but not the
+        Those of them that are trained. A frozen weight takes 2 FLOPs forward and 2 to pass the gradient on, but not the
         2 of a weight gradient: LoRA needs 4 x parameters + 2 x trained parameters.
     attention
         FLOPs of attention, see `attention_flops_per_token`.

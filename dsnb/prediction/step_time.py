@@ -107,7 +107,7 @@ class Setting:
     host_parameters: float  # tensors that the optimizer's step handles one by one while the GPU waits, by ZeRO's stage
     host_gathers: float  # parameters or blocks that ZeRO 3 or FSDP gathers and frees in Python
     offloaded_activation_bytes: float  # inputs of blocks to host memory and back
-    pipeline_fill: float  # share of its own work for which a stage waits: (p - 1) / m
+    pipeline_fill: float  # share of its work for which a stage waits: (p - 1) / m
     data_inside: float  # `routes`: in a node, and between nodes; 0 where a route has no such part
     data_network: float
     tensor_inside: float
