@@ -2,7 +2,6 @@
 
 DsnbError
   SettingsError     unknown, invalid or contradictory settings, all of them together (also a ValueError)
-    NoMatchError    a pattern that matches no experiment's name
   LaunchError       a run that failed; carries its log
   KernelDiedError   a notebook's kernel that could not be started, or ended before the notebook
   LogError          a log that cannot be read; names the line
@@ -28,10 +27,6 @@ class SettingsError(DsnbError, ValueError):
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         super().__init__("\n".join(self.problems))
-
-
-class NoMatchError(SettingsError):
-    """A pattern that matches no experiment's name."""
 
 
 class LaunchError(DsnbError):

@@ -193,7 +193,7 @@ def tabs(chromium: Any) -> browser.Tabs:
 
 @pytest.fixture
 def watched(tabs: browser.Tabs) -> Iterator[Callable[..., browser.Watched]]:
-    """Open a file in a tab of its own, watched from the start; options are those of a browser's context."""
+    """Open a file in a new tab, watched from the start; options are those of a browser's context."""
     yield tabs.open
     tabs.clear()
 
@@ -205,7 +205,7 @@ def small() -> Callable[..., Experiment]:
 
 @pytest.fixture
 def run_small(tmp_path: Path, small: Callable[..., Experiment]) -> Callable[..., tuple[Result, RunPaths]]:
-    """Launch a small experiment in a folder of its own; `worker` may name a fake one."""
+    """Launch a small experiment in a new folder; `worker` may name a fake one."""
     count = iter(range(1, 1000))
 
     def run(worker: str = WORKER, **settings: Any) -> tuple[Result, RunPaths]:

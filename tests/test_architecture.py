@@ -140,14 +140,6 @@ def test_a_trace_is_made_again_when_the_code_that_it_follows_changes():
     assert followed == set(USED)
 
 
-def test_ranks_load_nothing_that_only_reading_needs():
-    """The reading half itself is above `train`."""
-    ranks = [path for path in MODULES if layer(path) in LAYERS[LAYERS.index("train") :] and layer(path) != "execute"]
-    used = {name for path in ranks for name in foreign_imports(path)}
-    assert "torch" in used
-    assert not {"pandas", "seaborn", "matplotlib", "papermill"} & used
-
-
 PUBLIC = {
     name: importlib.import_module(name).__all__
     for name in ("dsnb.runs.literature", "dsnb.analysis", "dsnb.render", "dsnb")

@@ -1,4 +1,4 @@
-"""The commands of `dsnb` that need few lines, and the entry point."""
+"""The short commands of `dsnb`, and the entry point."""
 
 import sys
 import warnings
@@ -9,13 +9,10 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from dsnb.cli import predict, probe, sweep
 from dsnb.cli.predict import LinkName, TableFormat
-from dsnb.cli.printing import Format, print_groups, print_summary, say, show, table_width
+from dsnb.cli.printing import Format, print_groups, print_summary, say, say_line, show
 from dsnb.cli.sweep import Set, option, parse_overrides
 from dsnb.errors import DsnbError, DsnbWarning, SettingsError
 from dsnb.files import plain_text
@@ -117,15 +114,10 @@ def doctor(hostfile: Hostfile = None, set_: Set = None) -> None:
     from dsnb.cli.doctor import check_hosts, check_machine
 
     settings = {"gpus": "auto", **parse_overrides(set_ or [])} | ({"hostfile": str(hostfile)} if hostfile else {})
-    table = Table(box=None, pad_edge=False)
-    for title in ("", "what", "found", "what to do"):
-        table.add_column(title, overflow="fold")  # a path is never cut
     checks = check_hosts(Experiment(**settings)) if settings.get("hostfile") else check_machine()
     for check in checks:
-        mark = {"ok": "[green]ok[/]", "warn": "[yellow]note[/]", "bad": "[red]missing[/]"}[check.state]
-        table.add_row(mark, *(escape(plain_text.line(text)) for text in (check.what, check.found, check.advice)))
-    Console(width=table_width(), height=1).print(table)
-    if any(check.state == "bad" for check in checks):
+        say_line(f"{check.state:8} {check.what}: {check.found}" + (f" -> {check.advice}" if check.advice else ""))
+    if any(check.state == "missing" for check in checks):
         raise typer.Exit(1)
 
 
@@ -165,7 +157,7 @@ for command, example in EXAMPLES.items():
 
 
 def usage_problem(error: Any) -> str:
-    """Return what is wrong with the words of a command line, in one sentence."""
+    """Return what is wrong with a command line, in one sentence."""
     key = getattr(error, "option_name", "").removeprefix("--").replace("-", "_")
     if key in {*DEFAULTS, *SWEEP_SETTINGS}:
         return f"{error.option_name} is no option: write --set {key}=VALUE"
@@ -180,7 +172,7 @@ def usage_problem(error: Any) -> str:
 
 
 def main() -> None:
-    """Run the command line; an expected error is one line and an exit code."""
+    """Run the command line; expected errors are printed as one line each."""
     warnings.showwarning = lambda message, category, *_: say(
         f"{'note' if issubclass(category, DsnbWarning) else 'warning'}: {message}", err=True
     )

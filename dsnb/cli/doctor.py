@@ -1,4 +1,4 @@
-"""Checks this machine, or the hosts of a hostfile: what can run, what is missing, how to fix it. Changes nothing."""
+"""`dsnb doctor`: checks what this machine, or the hosts of a hostfile, can run, and says how to fix what is missing."""
 
 import json
 import os
@@ -19,10 +19,10 @@ from dsnb.system import hardware, interpreter
 
 MIN_FREE_GIB = 5
 MAX_OFFSET_S = 1.0
-"""Larger offsets between clocks make logs hard to compare; measured times are corrected for them."""
+"""Maximum offset of a host's clock; larger ones make logs hard to compare. Measured times are corrected."""
 MAX_LOAD = 0.5
-"""Load per core above which other programs are running."""
-State = Literal["ok", "warn", "bad"]
+"""Maximum load per core of an idle host."""
+State = Literal["ok", "note", "missing"]
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,16 @@ class Check:
     advice: str = ""
 
 
-def check(what: str, found: str, fine: object, advice: str, otherwise: State = "bad") -> Check:
-    """Return the result of a check, with advice unless all is fine."""
+def check(what: str, found: str, fine: object, advice: str, otherwise: State = "missing") -> Check:
+    """Return the result of a check, with advice unless it passed."""
     return Check("ok", what, found) if fine else Check(otherwise, what, found, advice)
 
 
 def check_machine() -> list[Check]:
     """Check everything that a run needs."""
-    return [*_machine(), *_compilers(), *_training(), *_notebooks()]
+    lab = find_spec("jupyterlab")
+    jupyter = check("JupyterLab", "installed" if lab else "none", lab, "pip install 'dsnb[lab]'", "note")
+    return [*_machine(), *_compilers(), *_training(), jupyter]
 
 
 def _machine() -> Iterator[Check]:
@@ -54,15 +56,15 @@ def _machine() -> Iterator[Check]:
     names = ", ".join(sorted({f"{gpu.name} with {gpu.memory_gib:.0f} GiB" for gpu in gpus}))
     shown = f"{len(gpus)}: {names}; driver {hardware.driver_version()}" if gpus else "none"
     advice = "runs go to the CPU; with a GPU, check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
-    yield check("GPUs", shown, gpus, advice, "warn")
+    yield check("GPUs", shown, gpus, advice, "note")
     root = paths.outputs_root()
     existing = next(path for path in (root, *root.parents) if path.exists())
     free_gib = shutil.disk_usage(existing).free / hardware.GIB
     shown, advice = f"{root}, {free_gib:.0f} GiB free", "make room, or set DSNB_OUTPUTS to another folder"
     if os.access(existing, os.W_OK):
-        yield check("outputs", shown, free_gib > MIN_FREE_GIB, advice, "warn")
+        yield check("outputs", shown, free_gib > MIN_FREE_GIB, advice, "note")
     else:
-        yield Check("bad", "outputs", f"{shown}, not writable", advice)
+        yield Check("missing", "outputs", f"{shown}, not writable", advice)
 
 
 def _compilers() -> Iterator[Check]:
@@ -78,16 +80,16 @@ def _compilers() -> Iterator[Check]:
 
 def _training() -> Iterator[Check]:
     if missing := [name for name in ("torch", "deepspeed", "transformers") if find_spec(name) is None]:
-        yield Check("bad", "training", f"without {', '.join(missing)}", "pip install 'dsnb[train]'")
+        yield Check("missing", "training", f"without {', '.join(missing)}", "pip install 'dsnb[train]'")
         return
     probe = _probe()
     if "error" in probe:
-        yield Check("bad", "training", probe["error"], "reinstall with pip install 'dsnb[train]'")
+        yield Check("missing", "training", probe["error"], "reinstall with pip install 'dsnb[train]'")
         return
     yield Check("ok", "training", ", ".join(f"{name} {probe[name]}" for name in ("torch", "deepspeed", "transformers")))
     if hardware.gpus() and not probe["cuda_works"]:
         built = f"no, built for CUDA {probe['cuda']}"
-        yield Check("bad", "torch on GPU", built, "install a torch that fits the driver")
+        yield Check("missing", "torch on GPU", built, "install a torch that fits the driver")
     names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
     precisions = [names[name] for name in probe["precisions"] if name in names]
     yield Check("ok", "precisions", ", ".join(precisions + ["tf32"] * bool(probe["cuda_works"])))
@@ -105,16 +107,8 @@ def _probe() -> dict[str, Any]:
         return {"error": (done.stderr.strip().splitlines() or ["the imports crashed"])[-1]}
 
 
-def _notebooks() -> Iterator[Check]:
-    missing = [name for name in ("10_run", "20_compare", "90_report") if not paths.notebook_template(name).is_file()]
-    folder = paths.notebook_template("10_run").parent
-    yield check("notebooks", f"without {missing}" if missing else str(folder), not missing, "reinstall dsnb")
-    lab = find_spec("jupyterlab")
-    yield check("JupyterLab", "there" if lab else "none", lab, "pip install 'dsnb[lab]'", "warn")
-
-
 def check_hosts(experiment: Experiment) -> list[Check]:
-    """Check every host that an experiment with a hostfile would use; an unreachable host is a result as well."""
+    """Check every host of an experiment with a hostfile; an unreachable host is a failed check."""
     root = paths.outputs_root().absolute()
     folder = next(path for path in (root, *root.parents) if path.is_dir())
     with hosts.connected(experiment) as nodes:
@@ -124,11 +118,11 @@ def check_hosts(experiment: Experiment) -> list[Check]:
         for node in nodes:
             if node.failure is not None:
                 why = node.failure.removeprefix(f"{node.host.name} was not reached: ")
-                checks.append(Check("bad", node.host.name, "not reached", why))
+                checks.append(Check("missing", node.host.name, "not reached", why))
         environments = [(node.host.name, node.facts["environment"]) for node in reached]
         for sentence in node_comparison.differences(environments).values():
-            checks.append(Check("warn", "differences", sentence, "install the same everywhere"))
-        return [*checks, *_outputs(reached, folder)]
+            checks.append(Check("note", "differences", sentence, "install the same everywhere"))
+        return [*checks, *([_outputs(reached, folder)] if reached else [])]
 
 
 def _host(node: Node) -> Iterator[Check]:
@@ -146,26 +140,22 @@ def _host(node: Node) -> Iterator[Check]:
     ]
     yield Check("ok", name, "; ".join(filter(None, parts)))
     if gpus and len(gpus) <= max(node.host.devices):
-        yield Check("bad", name, f"{len(gpus)} GPUs and {max(node.host.devices) + 1} slots", "correct the hostfile")
+        yield Check("missing", name, f"{len(gpus)} GPUs and {max(node.host.devices) + 1} slots", "correct the hostfile")
     if abs(facts["clock_offset_s"]) > MAX_OFFSET_S:
-        yield Check("warn", name, f"its clock is {facts['clock_offset_s']:+.1f} s off", "start an NTP service")
+        yield Check("note", name, f"its clock is {facts['clock_offset_s']:+.1f} s off", "start an NTP service")
     if facts["busy"]:
-        yield Check("warn", name, facts["busy"], "wait for it, or leave the host out with --exclude")
+        yield Check("note", name, facts["busy"], "wait for it, or leave the host out with --set exclude=HOST")
     if facts["load_per_core"] > MAX_LOAD:
-        yield Check("warn", name, f"load of {facts['load_per_core']} a core", "something else is running there")
+        yield Check("note", name, f"load of {facts['load_per_core']} a core", "something else is running there")
     if facts["free_gib"] < MIN_FREE_GIB:
-        yield Check("warn", name, f"{facts['free_gib']} GiB of disk free", "make room")
+        yield Check("note", name, f"{facts['free_gib']} GiB of disk free", "make room")
     if not facts["compiler"]:
-        yield Check("bad", name, "no C++ compiler", "install g++: DeepSpeed compiles its ops on every host")
+        yield Check("missing", name, "no C++ compiler", "install g++: DeepSpeed compiles its ops on every host")
 
 
-def _outputs(reached: list[Node], folder: Path) -> Iterator[Check]:
-    if not reached:
-        return
+def _outputs(reached: list[Node], folder: Path) -> Check:
     without = [node.host.name for node in reached if not node.facts["sees_folder"]]
-    if without:
-        some = ", ".join(without[:5]) + (f" and {len(without) - 5} more" if len(without) > 5 else "")
-        advice = "set DSNB_OUTPUTS, or --output, to a folder on a file system that all hosts share"
-        yield Check("bad", "outputs", f"{some} does not see {folder}", advice)
-    else:
-        yield Check("ok", "outputs", f"{folder} is shared by all hosts")
+    if not without:
+        return Check("ok", "outputs", f"{folder} is shared by all hosts")
+    advice = "set DSNB_OUTPUTS, or --output, to a folder on a file system that all hosts share"
+    return Check("missing", "outputs", f"{', '.join(without[:5])} does not see {folder}", advice)

@@ -14,9 +14,9 @@ from rich.table import Table
 from dsnb.files import plain_text
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of a text that a spreadsheet takes for a formula."""
+"""First characters of texts that spreadsheets treat as formulas."""
 UNLIMITED = 10_000
-"""Width of a table that is not cut; no line is padded to it."""
+"""Width of a table that is not cut."""
 MARKDOWN = frozenset("\\|`[]")
 """Characters that end a Markdown cell, or start code or a link in it."""
 
@@ -31,7 +31,7 @@ class Format(StrEnum):
 
 
 def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
-    """Print the aggregated table: the columns that fit for each task, or all columns of all experiments."""
+    """Print the medians: the columns that fit, task by task, or all columns of all experiments."""
     from dsnb.analysis.summary import summarize
     from dsnb.cli import summary_table
     from dsnb.render.tables import format_summary
@@ -51,7 +51,7 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
 
 
 def print_groups(runs: Any, format_: Format) -> None:
-    """Print the comparison of groups of nodes, and which nodes are slow."""
+    """Print the comparison of groups of nodes, and the slow nodes."""
     from dsnb.render.nodes import compare_groups
 
     numbers, texts, sentences = compare_groups(runs)
@@ -63,7 +63,7 @@ def print_groups(runs: Any, format_: Format) -> None:
 def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:
     """Print a table: `numbers` as CSV or JSON, `texts` otherwise; names in it are untrusted.
 
-    With `fit`, a terminal gets what all names have in common in a line of its own, and no more columns than fit.
+    With `fit`, the common part of all names is a separate line, and a terminal gets only the columns that fit.
     """
     if format_ is Format.csv:
         typer.echo(_disarmed(numbers).to_csv(), nl=False)
@@ -83,12 +83,12 @@ def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:
 
 
 def table_width() -> int:
-    """Return how wide a table may be; `rich` takes every terminal for 80 columns wide that it knows nothing about."""
+    """Return the maximum width of a table; `rich` assumes 80 columns for terminals that it does not know."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
 
 
 def _print_table(texts: Any) -> None:
-    """Print a table of texts as wide as it is: one that is cut to a terminal would hide figures."""
+    """Print a table of texts at full width; cutting it to the terminal would hide figures."""
     table = Table(texts.index.name or "", box=None, pad_edge=False)
     for name in texts.columns:
         table.add_column(name, justify="right", no_wrap=True)
@@ -104,12 +104,12 @@ def say(text: object, err: bool = False) -> None:
 
 
 def say_line(text: object, err: bool = False) -> None:
-    """Print a text that may come from records of others as one line: a line break in it could forge another."""
+    """Print an untrusted text as one line: a line break in it could forge another."""
     typer.echo(plain_text.line(text), err=err)
 
 
 def _each_text(table: Any, change: Callable[[str], str]) -> Any:
-    """Return a table with every text changed, including its index; numbers stay numbers."""
+    """Return a table with `change` applied to every text, including the index."""
 
     def changed(value: object) -> object:
         return change(value) if isinstance(value, str) else value
@@ -119,7 +119,7 @@ def _each_text(table: Any, change: Callable[[str], str]) -> Any:
 
 
 def _disarmed(table: Any) -> Any:
-    """Return a table whose texts are no formulas for a spreadsheet, as in the explorer's CSV."""
+    """Return a table without texts that spreadsheets treat as formulas, as in the explorer's CSV."""
 
     def text(value: str) -> str:
         shown = plain_text.line(value)
@@ -129,7 +129,7 @@ def _disarmed(table: Any) -> Any:
 
 
 def _markdown_table(table: Any) -> str:
-    """Return a table in Markdown, padded to be readable as text: index left-aligned, figures right-aligned."""
+    """Return a Markdown table, padded to be readable as text: index left-aligned, figures right-aligned."""
     rows = [[str(table.index.name or ""), *map(str, table.columns)]]
     rows += [[str(key), *map(str, row)] for key, row in zip(table.index, table.to_numpy(), strict=True)]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]

@@ -1,4 +1,4 @@
-"""The summary as a terminal shows it: for each task what decides, the fastest first, in the columns that fit."""
+"""The summary for a terminal: a table for each task, the fastest setting first, with the columns that fit."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,17 +16,17 @@ from dsnb.runs.table import named_runs
 
 RATE = "tokens_per_s"
 MAX_FOOTNOTES, MAX_CAUSES = 8, 3
-"""Lines about unusual runs, and about those that are not ok; the report has all."""
+"""Maximum lines about unusual runs, and about runs that are not ok; the report has all."""
 FASTEST = "* fastest of this task"
 MIN_COLUMNS, BETWEEN = 2, 2
-"""Columns that are never left out (runs and tokens/s), and spaces between two columns."""
+"""Columns that are always shown (runs and tokens/s), and spaces between columns."""
 
 
 def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
-    """Yield for each task a title with what all names have in common, a table of texts, and lines on what is unusual.
+    """Yield for each task a title with the common part of all names, a table of texts, and lines about unusual runs.
 
-    The table is indexed by the rest of the names, `*` before the fastest and `!` behind those with an unusual run, most
-    important columns first. Drift and clocks over time, which need steps and samples, are in the report.
+    The index is the rest of the names, with `*` before the fastest and `!` after those with an unusual run. Drift and
+    clocks over time, which need steps and samples, are in the report only.
     """
     for task in tasks(runs):
         summary = summarize(task.runs).sort_values(f"{RATE}_median", ascending=False, kind="stable")
@@ -67,15 +67,15 @@ def _causes(runs: pd.DataFrame) -> list[str]:
 
 
 def short_names(names: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the parts that all names have in common, and the names without them; whole names if these would clash."""
+    """Return the common parts of all names, and the names without them; whole names if these would clash."""
     parts = [name.split("_") for name in names]
     shared = [part for part in parts[0] if all(part in other for other in parts[1:])] if len(names) > 1 else []
-    rest = ["_".join(part for part in own if part not in shared) for own in parts]
+    rest = ["_".join(part for part in name if part not in shared) for name in parts]
     return ("_".join(shared), rest) if all(rest) and len(set(rest)) == len(set(names)) else ("", list(names))
 
 
 def fitted(table: pd.DataFrame, width: int) -> pd.DataFrame:
-    """Leave out columns from the right until the table is at most `width` wide; figures are never cut."""
+    """Drop columns from the right until the table is at most `width` wide; figures are never cut."""
     while len(table.columns) > MIN_COLUMNS and _width(table) > width:
         table = table.iloc[:, :-1]
     return table
@@ -89,7 +89,7 @@ def _width(table: pd.DataFrame) -> int:
 
 
 def _place(runs: pd.DataFrame) -> str:
-    """Return where all runs ran, as in "on 4 NVIDIA H200"; only the hardware if they differ in number, or nothing."""
+    """Return where the runs ran, such as "on 4 NVIDIA H200"; without the number, or empty, if they differ."""
     hardware = runs.reindex(columns=["gpus", "gpu_name", "device"]).astype(object).drop_duplicates().to_dict("records")
     if len(places := {labels.place(run) for run in hardware if pd.notna(run["gpus"])}) == 1:
         return f"on {places.pop()}"

@@ -1,4 +1,4 @@
-"""`dsnb sweep`: its options, which runs they mean and where, and the plan that a dry run prints of them."""
+"""`dsnb sweep`: its options, the runs that they select, and the plan that a dry run prints."""
 
 import shlex
 import sys
@@ -36,7 +36,7 @@ def option(
     default: bool | str = False,
     parser: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Return an option; `default` is whether its help shows the default value, or what stands there instead."""
+    """Return an option; `default` is whether the help shows the default value, or a text to show instead."""
     return typer.Option(*names, metavar=metavar, help=help_, rich_help_panel=panel, show_default=default, parser=parser)
 
 
@@ -131,7 +131,7 @@ def load(
     sub_cluster: str | None = None,
     allocation: Allocation | None = None,
 ) -> tuple[Sweep, list[str]]:
-    """Return the sweep, and notes on what it leaves out; parameters as the options of `dsnb sweep`."""
+    """Return the sweep for options of `dsnb sweep`, and notes about unused hosts."""
     if allocation and (hosts := overrides.get("hostfile")):
         raise SettingsError(f"--hostfile is {str(hosts)!r}, but Slurm chooses hosts: leave one of them out")
     if allocation and sub_cluster:
@@ -144,7 +144,7 @@ def load(
 
 
 def _allocation(slurm: bool, **options: Any) -> Allocation | None:
-    """Return what a Slurm job may use, None without `--slurm`; options that are None were not given."""
+    """Return the limits of a Slurm job, None without `--slurm`; options that are None were not given."""
     given = {name: value for name, value in options.items() if value is not None}
     if slurm:
         return Allocation(**given)
@@ -156,20 +156,20 @@ def _allocation(slurm: bool, **options: Any) -> Allocation | None:
 
 def parse_overrides(words: list[str]) -> dict[str, Any]:
     """Parse `KEY=VALUE` words; values are YAML, so `8` is a number and `[1, 2]` a list."""
-    found = {}
+    overrides = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise SettingsError(f"--set is {word[:200]!r}: write KEY=VALUE, for example --set seq_len=256")
         try:
-            found[key.strip()] = plain_yaml.parse(value)
+            overrides[key.strip()] = plain_yaml.parse(value)
         except SettingsError as error:
             raise SettingsError(f"--set is {word[:200]!r}: {error}") from error
-    return found
+    return overrides
 
 
 def plan_lines(planned: Sweep, allocation: Allocation | None = None, in_full: bool = False) -> Iterator[str]:
-    """Yield a line for each run; in full, also the settings of experiments, and commands."""
+    """Yield a line for each run; in full, also settings and commands."""
     states = [_state(run) for run in with_inputs(planned).runs]
     names = [str(run.paths.dir.relative_to(planned.paths.dir)) for run in planned.runs]
     widest = max(map(len, names), default=0)
@@ -190,7 +190,7 @@ def plan_lines(planned: Sweep, allocation: Allocation | None = None, in_full: bo
 
 
 def _state(run: Run) -> str:
-    """Return whether a run would be executed; one that was finished with other settings would stop the sweep."""
+    """Return the state of a run; one that was finished with other settings would stop the sweep."""
     try:
         return FINISHED if is_finished(run) else TO_RUN
     except SettingsError:
@@ -198,7 +198,7 @@ def _state(run: Run) -> str:
 
 
 def _commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
-    """Yield the command for each host of a run, with its ranks; none for a run on this machine only."""
+    """Yield the command for each host of a run, with its ranks; nothing for a run on this machine only."""
     if experiment.hostfile == hostfiles.SLURM and not hostfiles.in_allocation():
         return
     try:

@@ -1,1 +1,1 @@
-"""Executes a notebook through papermill, in a kernel of its own."""
+"""Executes a notebook through papermill, in a separate kernel."""

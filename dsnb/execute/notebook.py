@@ -1,8 +1,8 @@
-"""Executes one notebook through papermill, with this interpreter and a private folder, whatever kernelspecs there are.
+"""Executes one notebook through papermill, with this interpreter and a private folder.
 
-A kernelspec named `python3` can come from many places and start another environment or even another language. The
+Installed kernelspecs are ignored: one named `python3` may start another environment or even another language. The
 private folder holds the kernel's sockets and IPython's files: the kernel needs no home folder, and other users of the
-machine cannot connect to it as they could through TCP ports.
+machine cannot connect to it.
 """
 
 import ast
@@ -21,14 +21,14 @@ from dsnb.system import interpreter, scratch, signals
 
 KERNEL = "python3"
 START_TIMEOUT_S = 600
-"""Starting a kernel takes 1 to 2 s, but a sweep over groups of nodes starts many at once on this machine."""
+"""Starting a kernel takes 1 to 2 s, but a sweep over groups of nodes starts many at once."""
 
 # Without a handler, Python would print papermill's log messages on the terminal.
 logging.getLogger("papermill").addHandler(logging.NullHandler())
 
 
 def parameters(template: Path) -> dict[str, Any]:
-    """Return the values in the cell tagged `parameters` by name, expressions as text; empty if no cell has the tag."""
+    """Return the values in the cell tagged `parameters`, expressions as text; empty without such a cell."""
     import papermill
 
     values: dict[str, Any] = {}
@@ -42,12 +42,12 @@ def parameters(template: Path) -> dict[str, Any]:
 def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
     """Execute `template` with these parameters, and save it with its outputs and errors as `target`.
 
-    The kernel uses this Python interpreter and prints nothing on the terminal. It raises PapermillExecutionError if a
-    cell failed, and KernelDiedError if the kernel could not be started or ended before the notebook did.
+    Raises PapermillExecutionError if a cell fails, and KernelDiedError if the kernel cannot be started or dies. The
+    kernel prints nothing on the terminal.
     """
     import papermill
 
-    # papermill would fill in parameters between braces
+    # papermill would replace names in braces
     source, destination = (str(path).replace("{", "{{").replace("}", "}}") for path in (template, target))
     with scratch.folder() as folder:
         kernel = _Kernel(Path(folder))
@@ -97,7 +97,7 @@ class _Kernel:
         self.config.NotebookClient.kernel_manager_class = Manager
 
     def exit_description(self) -> str:
-        """Return how a dead kernel ended, with the last line that it printed."""
+        """Return how a dead kernel ended, with its last line of output."""
         code = self._process.poll() if self._process else None
         if code is not None and code < 0:
             return f"it was {signals.killed_by(-code)}"
@@ -107,10 +107,10 @@ class _Kernel:
 
 @contextlib.contextmanager
 def _interruptible(config: Config) -> Iterator[None]:
-    """Cancel the cell that is executing, or the next one, when a signal asks this process to stop.
+    """Cancel the current cell, or the next one, when this process receives a stop signal.
 
-    As in `asyncio.run`, KeyboardInterrupt is raised only when the tasks have ended; a second Ctrl-C does not wait.
-    Raised at once, it would leave a kernel whose socket folder is gone, or tasks whose errors asyncio prints.
+    As in `asyncio.run`, KeyboardInterrupt is raised once the tasks have ended; a second Ctrl-C does not wait. Raised at
+    once, it would leave a kernel without its socket folder, or tasks whose errors asyncio prints.
     """
     requested = False
     task: asyncio.Task[Any] | None = None

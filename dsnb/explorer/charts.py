@@ -9,17 +9,16 @@ from typing import Any
 Specification = dict[str, Any]
 SIDES = [f"{side}_{part}" for side in "xy" for part in ("title", "low", "high", "factor", "ticks")]
 SIGNALS = [*SIDES, "x_labels", "x_longest", "ink", "soft", "line", "hovered"]
-"""All are set before a chart is drawn, but `hovered`: the run whose line is pointed at."""
+"""All are set before a chart is drawn, except `hovered`: the run whose line is pointed at."""
 INK, SOFT, FILL, SHAPE = {"signal": "ink"}, {"signal": "soft"}, {"field": "fill"}, {"field": "shape"}
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
 LANE = {"signal": "isValid(datum.y) ? scale('y', datum.y) : height - 9"}
-"""Where runs are that are not ok: at the memory that they needed if it is an axis, otherwise in a lane below."""
+"""The position of failed runs: the memory that they needed if it is an axis, otherwise a lane at the bottom."""
 TEXT: Specification = {"font": FONT, "align": "center", "baseline": "middle"}
 LETTER_PX, ROOM_PX = 6.5, 15
-"""About the width of a letter, and what a turned label takes of an axis: every setting has its label, if it must be
-turned."""
+"""Approximate widths of a letter and of a turned label; labels are turned if they do not fit side by side."""
 RINGS = "rings"
-"""The mark around points of the front, beside which their numbers are."""
+"""The mark around points of the front, with their numbers beside it."""
 CROSS = {"size": 80, "shape": "cross", "angle": 45, "fill": FILL, "opacity": 0.7}
 
 
@@ -74,16 +73,16 @@ def _number(factor: str) -> str:
 
 
 def _labels(**expressions: str) -> Specification:
-    return {"encode": {"labels": {"update": {name: {"signal": one} for name, one in expressions.items()}}}}
+    return {"encode": {"labels": {"update": {name: {"signal": text} for name, text in expressions.items()}}}}
 
 
 def _at(**fields: str) -> Specification:
-    """Return where marks are by the fields of their data, such as `y2="high"`."""
+    """Return the position of marks by the fields of their data, such as `y2="high"`."""
     return {channel: {"scale": channel[0], "field": field} for channel, field in fields.items()}
 
 
 def _mark(kind: str, data: str, is_pointed_at: bool = False, **look: Any) -> Specification:
-    """Return a mark for each datum; only those that are pointed at get events, others may lie on them."""
+    """Return a mark for each datum; others let pointer events through."""
     encoded = {name: value if isinstance(value, dict) else {"value": value} for name, value in look.items()}
     tooltip = {"tooltip": {"field": "id"}} if is_pointed_at else {}
     return {
@@ -109,7 +108,7 @@ def _scatter() -> list[Specification]:
 
 
 def _numbers() -> Specification:
-    """Write the numbers of the front beside its rings, off other rings and numbers; a star is at the left."""
+    """Write the numbers of the front beside its rings, without overlap."""
     look = {"fontSize": 12, "fontWeight": "bold", "font": FONT, "fill": INK, "text": {"signal": "datum.datum.number"}}
     encoded = {name: value if isinstance(value, dict) else {"value": value} for name, value in look.items()}
     place = {
@@ -132,7 +131,7 @@ def _predicted(*ranges: Specification) -> list[Specification]:
 
 
 def _capacity(side: str) -> list[Specification]:
-    """Draw the memory that a GPU has as a dashed line across the axis of memory, with its amount."""
+    """Draw the memory of a GPU as a labelled dashed line across the axis of memory."""
     across: dict[str, Any] = {"x": {"x": 0, "x2": {"signal": "width"}}, "y": {"y": 0, "y2": {"signal": "height"}}}
     beside: dict[str, Any] = {"x": {"y": 8, "dx": -5}, "y": {"x": {"signal": "width - 4"}, "dy": -6}}
     rule = {"strokeDash": [5, 4], "strokeWidth": 1.2, "stroke": SOFT, **across["y" if side == "x" else "x"]}
@@ -145,7 +144,7 @@ def _medians() -> list[Specification]:
     return [
         *_capacity("y"),
         _mark("symbol", "runs", True, size=22, opacity=0.4, fill=FILL, shape=SHAPE),
-        # rules, since lines by group need a dataflow for each of thousands of groups
+        # rules, since grouped lines need a dataflow for each of thousands of groups
         _mark("rule", "segments", strokeWidth=1.2, opacity=0.55, stroke=FILL, **_at(x2="x2", y2="y2")),
         _mark("rule", "medians", strokeWidth=2, stroke=FILL, **_at(y="low", y2="high")),
         _mark("symbol", "medians", True, size=90, fill=FILL, shape=SHAPE),

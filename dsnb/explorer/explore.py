@@ -1,4 +1,4 @@
-"""`explore` returns an explorer of runs, which displays itself in notebooks and in HTML pages without a kernel."""
+"""`explore` returns an explorer of runs that displays itself in notebooks and in HTML pages without a kernel."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dsnb.explorer.live import Live
 
 EVERY_S = 2.0
-"""Time between two looks at the folder."""
+"""Interval at which the folder is read."""
 IDENTITY = ["sweep", "experiment", "repeat"]
 
 
@@ -52,7 +52,7 @@ class Explorer:
 
     @property
     def selection(self) -> pd.DataFrame:
-        """The rows of the given table that the filters and the brush select now."""
+        """The rows of the table that the filters and the brush currently select."""
         return self.data.runs[mask(self.data, self.state)]
 
     def set(self, **controls: Any) -> "Explorer":
@@ -80,7 +80,7 @@ class Explorer:
         return self
 
     def show(self, runs: pd.DataFrame) -> None:
-        """Show other runs in the same place; what was chosen stays as far as it exists in them."""
+        """Show other runs in the same place; choices are kept as far as they exist in them."""
         before, state = self.data, self.state
         self.data = data.read(runs, self.predicted)
         self._state = carried_over(before, state, self.data)
@@ -107,13 +107,13 @@ class Explorer:
         return target
 
     def _fragment(self, home: Path) -> str:
-        said = answer.answer(answered(self.data), question(self.state))
-        return page.fragment(payload(self.data, self.state, home), said.text)
+        html_answer = answer.answer(answered(self.data), question(self.state))
+        return page.fragment(payload(self.data, self.state, home), html_answer.text)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the widget for notebooks with a kernel, and HTML for pages without."""
-        found = self.live._repr_mimebundle_()
-        bundle, metadata = found if isinstance(found, tuple) else (found or {}, {})
+        view = self.live._repr_mimebundle_()
+        bundle, metadata = view if isinstance(view, tuple) else (view or {}, {})
         return {**bundle, "text/html": self._fragment(self.home)}, metadata
 
 
@@ -146,7 +146,7 @@ def explore(
     Raises
     ------
     SettingsError
-        If columns of a table of runs are missing, the folder does not exist, a table is to be watched, a params file
+        If columns of a table of runs are missing, the folder does not exist, `watch` is set for a table, a params file
         cannot be used, or the runs were on no GPU that can be predicted for.
     """
     if isinstance(runs, pd.DataFrame) and watch:
@@ -158,9 +158,9 @@ def explore(
 
 
 class Watch:
-    """The watch over one folder of runs; it ends when its explorer is gone, or with `stop`.
+    """Updates an explorer with the runs of a folder, until the explorer is deleted or `stop` is called.
 
-    Without an event loop, as in a plain script, nothing happens by itself: call `look`.
+    Without an event loop, as in a plain script, call `look`.
     """
 
     def __init__(self, explorer: "Explorer", folder: Path) -> None:
@@ -180,7 +180,7 @@ class Watch:
             self.look()
 
     def look(self) -> bool:
-        """Show the runs that are in the folder now, and return whether they are others than before."""
+        """Show the current runs of the folder, and return whether they have changed."""
         explorer = self._explorer()
         if explorer is None:
             return False
@@ -201,9 +201,9 @@ def _rows(runs: pd.DataFrame, *columns: str) -> list[tuple[str, ...]]:
 
 
 def carried_over(before: Data, state: State, after: Data) -> State:
-    """Return the state for other runs: what the reader chose stays as far as it exists there.
+    """Return the state for other runs, with the reader's choices as far as they exist there.
 
-    A pinned or opened run is found again by its experiment and repeat, since its position may have changed.
+    Pinned and opened runs are identified by experiment and repeat, since their positions may have changed.
     """
     usual, kept = default(before), default(after)
     identities = _rows(before.runs, *IDENTITY)
@@ -214,7 +214,7 @@ def carried_over(before: Data, state: State, after: Data) -> State:
 
     chosen = {name: value for name, value in state.items() if name == "task" or value != usual.get(name)}
     chosen |= {"run": moved(state["run"]), "pins": list(map(moved, state["pins"])), "brush": chosen.pop("brush", None)}
-    for name, value in chosen.items():  # the region last, which a change of an axis clears
+    for name, value in chosen.items():  # the brush last, since a change of an axis clears it
         with contextlib.suppress(DsnbError):  # not in these runs
             kept = change(after, kept, {name: value})
     return kept

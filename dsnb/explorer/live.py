@@ -1,4 +1,4 @@
-"""The explorer with a kernel: the page's own card, controls, charts and tables as one widget that shares its state."""
+"""The explorer with a kernel: the page as a widget that shares its state."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class Live(anywidget.AnyWidget):
         self.observe(self._send_series, "state")
 
     def show(self, data: Data, state: State) -> None:
-        """Show these runs in place of those before."""
+        """Replace the runs."""
         self._data = data
         with self.hold_sync():
             self.payload = payload(data, state, Path("/"))
@@ -36,7 +36,7 @@ class Live(anywidget.AnyWidget):
             self.state = state
 
     def _send_series(self, change: dict[str, Any]) -> None:
-        """Send the steps of a run that is opened and whose steps the page does not have."""
+        """Send the steps of an opened run, unless the page has them."""
         run = change["new"]["run"]
         if run is not None and run not in self.payload["series"] and str(run) not in self.series:
             self.series = {**self.series, str(run): single_runs.load(self._data, run)}

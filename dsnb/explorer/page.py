@@ -1,4 +1,4 @@
-"""The explorer in a page: one script, one style sheet, and the data of each explorer, all inside the file.
+"""The explorer in a page: one script, one style sheet, and the data of each explorer, all in one file.
 
 The page works offline: its Content-Security-Policy allows this script alone, by its hash, and forbids every connection.
 Vega compiles its expressions to functions, hence `unsafe-eval`; the expressions are those of `charts`.
@@ -30,7 +30,7 @@ def source() -> str:
 
 
 def _own(path: Path) -> str:
-    """Return a script without comments and indentation, which would be 20 kB of every page."""
+    """Return a script without comments and indentation, which saves 20 kB a page."""
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
@@ -42,7 +42,7 @@ def style() -> str:
 
 @cache
 def script() -> str:
-    """Return the only script of a page, which creates every explorer in it."""
+    """Return the script of a page, which creates every explorer in it."""
     text = f"(function () {{\n{source()}\nmountAll();\n}})();"
     return re.sub("</(?=script)", r"<\\/", text, flags=re.IGNORECASE).replace("<!--", r"<\!--")
 
@@ -73,7 +73,7 @@ def fragment(payload: dict[str, Any], answer: str = "") -> str:
 
 
 def of_notebook(content: NotebookNode, title: str) -> str:
-    """Return an executed notebook as a self-contained page: its text and outputs without its code, and the script."""
+    """Return an executed notebook as a self-contained page without its code."""
     from nbconvert import HTMLExporter
 
     content.metadata.pop("widgets", None)

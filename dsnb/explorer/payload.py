@@ -1,6 +1,6 @@
-"""What the browser receives: runs by column, controls, colours, candidates, sentences, and the steps that fit.
+"""The data of the page: runs by column, controls, colours, candidates, sentences, and as many steps as fit.
 
-Figures are in the units of their columns; each comes with the factor, unit and digits to display it with.
+Figures are in the units of their columns, with factor, unit and digits for display.
 """
 
 import base64
@@ -33,30 +33,30 @@ FILES = {
     _RUN.notebook.name: "Executed notebook",
     _RUN.trace.name: "Trace of one step",
 }
-"""The files of a run that the explorer links to, and the texts of the links."""
+"""The files of a run that the explorer links to -> texts of the links."""
 SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right"]
-"""Marks by value of the setting that is chosen for colour, so that colour is never the only difference."""
+"""Marks by value of the setting chosen for colour, so that colour is never the only difference."""
 NEEDED = ("source", "gpu_name", "device", "model", "gpu_memory_gib")
 ANSWERED = ("tokens_per_s", "tokens_per_s_per_gpu", "power_w", *labels.MEMORY)
-"""Columns, and figures, that the answer may be about: all tables have them, if only missing values."""
+"""Figures that the answer may use: every table has them, even if all values are missing."""
 PREDICTED_DIGITS = 6
 MEDIANS = ("step_time_s", "mfu", "power_w")
-"""Figures whose medians the page lists, besides speed and memory."""
+"""Figures whose medians the page lists, in addition to speed and memory."""
 UNPRINTED = ("mfu", "power_w")
-"""Those of them that a printed page has no room for."""
+"""Those that are left out on a printed page."""
 MANY = 1000
-"""From this many runs on, a figure that is a multiple of another one is stored as such: six figures of eleven are."""
+"""From this number of runs on, a figure that is a multiple of another one is stored as such: six of eleven are."""
 MAX_FACTORS = 16
 CLOSE = 1e-15
-"""Largest relative error of such a figure: the CSV has 15 digits."""
+"""Maximum relative error of such a figure: the CSV has 15 digits."""
 CITED = {"gpu_name": "", "dsnb": "dsnb ", "torch": "torch ", "deepspeed": "DeepSpeed ", "cuda": "CUDA "}
-"""What a saved picture says about the runs: columns, and the words before their values."""
+"""Columns cited in a saved picture -> words before their values."""
 
 
 def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
-    """Return all that the browser needs, ready for JSON: without NaN and without absolute paths.
+    """Return the data of the page, ready for JSON: without NaN and absolute paths.
 
-    Links to the runs' files are relative to `home`; without it there are none.
+    Links to the runs' files are relative to `home`; without `home` there are none.
     """
     names = list(dict.fromkeys(data.experiments))
     shown = single_runs.load_all(data)
@@ -66,7 +66,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
     unsteady = set(unstable(runs))
     position = {name: code for code, name in enumerate(names)}
 
-    def baseline(name: str) -> tuple[bool, int]:  # of those whose repeats agree, the one with the most neighbours first
+    def baseline(name: str) -> tuple[bool, int]:  # the stable one with the most neighbours first
         return name in unsteady, -neighbours.get(name, -1)
 
     named = _of_ranks if set(map(labels.unit, data.runs.to_dict("records"))) == {"rank"} else dict
@@ -112,26 +112,26 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
 
 
 def _short_names(data: Data, texts: dict[str, list[str]]) -> dict[str, str]:
-    """Name experiments by the unusual settings among those that vary in their task, as in "ZeRO 3, bf16".
+    """Name experiments by the unusual settings among those that vary in their task, such as "ZeRO 3, bf16".
 
-    `texts` has those of each setting by code. An experiment that shares its name with another one of its task has none.
+    `texts` has the words of each setting by code. Names that are not unique within a task are left out.
     """
-    tasks: dict[int, dict[str, int]] = {}  # the first run of each experiment
+    first_runs: dict[int, dict[str, int]] = {}  # of each experiment, by task
     for run, (name, task) in enumerate(zip(data.experiments, data.task_codes, strict=True)):
-        tasks.setdefault(task, {}).setdefault(name, run)
-    found: dict[str, str] = {}
-    for own in tasks.values():
-        chosen = [data.choices[name] for name in data.axes]
-        varying = [one for one in chosen if len({one.codes[run] for run in own.values()} - one.unknown) > 1]
-        parts = {name: [texts[one.name][one.codes[run]] for one in varying] for name, run in own.items()}
-        named = {name: ", ".join(filter(None, part)) for name, part in parts.items()}
-        counts = Counter(named.values())
-        found |= {name: text for name, text in named.items() if text and counts[text] == 1}
-    return found
+        first_runs.setdefault(task, {}).setdefault(name, run)
+    choices = [data.choices[name] for name in data.axes]
+    unique: dict[str, str] = {}
+    for runs in first_runs.values():
+        varying = [axis for axis in choices if len({axis.codes[run] for run in runs.values()} - axis.unknown) > 1]
+        parts = {name: [texts[axis.name][axis.codes[run]] for axis in varying] for name, run in runs.items()}
+        names = {name: ", ".join(filter(None, part)) for name, part in parts.items()}
+        counts = Counter(names.values())
+        unique |= {name: text for name, text in names.items() if text and counts[text] == 1}
+    return unique
 
 
 def answered(data: Data) -> pd.DataFrame:
-    """Return the runs that the answer is about, with the figures of the page, so that both say the same."""
+    """Return the runs that the answer uses, with the figures of the page, so that both agree."""
     runs = data.runs.reset_index(drop=True)
     runs = runs.reindex(columns=[*runs, *(name for name in NEEDED if name not in runs)])
     shown = {name: data.figures[name].to_numpy() for name in data.figures}
@@ -142,33 +142,32 @@ def answered(data: Data) -> pd.DataFrame:
 
 
 def _tasks(data: Data, runs: pd.DataFrame, names: list[str]) -> dict[str, Any]:
-    """Return each task with its candidates, the controls that it sets, and remarks on its runs."""
+    """Return each task with its candidates, its initial controls, and remarks on its runs."""
 
-    def controls(task: str) -> dict[str, Any]:  # what it starts with; the rest of what was chosen is cleared
+    def controls(task: str) -> dict[str, Any]:  # other choices are cleared
         fresh = default(data, task)
         return {name: fresh[name] for name in ("colour", "along", "x", "y", "objective")}
 
     codes = [*data.task_codes, *data.predicted_tasks]  # there may be tasks without runs
     shipped = tasks_payload(runs, codes, names, list(data.figures.columns), data.axes)
     for code, task in enumerate(shipped["tasks"]):
-        own = np.array(data.task_codes) == code
-        mine = runs[own[runs.index]]
+        task_runs = runs[(np.array(data.task_codes) == code)[runs.index]]
         task["title"], task["tokens"] = data.tasks[code], data.tokens[code]
         task["controls"] = controls(task["title"])
-        task["remarks"] = answer.remarks(mine) if len(mine) else []
-    every = {"title": EVERY_TASK, "controls": controls(EVERY_TASK)} if len(data.tasks) > 1 else None
-    return {**shipped, "allTasks": every, "menu": data.menu if every else []}
+        task["remarks"] = answer.remarks(task_runs) if len(task_runs) else []
+    all_tasks = {"title": EVERY_TASK, "controls": controls(EVERY_TASK)} if len(data.tasks) > 1 else None
+    return {**shipped, "allTasks": all_tasks, "menu": data.menu if all_tasks else []}
 
 
 def _predicted(data: Data) -> dict[str, Any]:
-    """Return predicted settings by column, none of which is a run.
+    """Return predicted settings by column.
 
-    `kinds` are the GPUs as prices name them, `fits` is None where it is unknown, and `outside` says how a setting
-    differs from all runs that the time model is fitted to.
+    `kinds` are the GPUs as prices name them, `fits` is None where unknown, and `outside` says how a setting differs
+    from all runs that the time model is fitted to.
     """
     table = data.predicted
     rows = table.to_dict("records")
-    known = [name for name in (*FIGURES, PER_GPU) if len(table) and table[name].notna().any()]
+    figures = [name for name in (*FIGURES, PER_GPU) if len(table) and table[name].notna().any()]
     return {
         "names": [labels.text(row["experiment"]) for row in rows],
         "settings": [labels.setting(row) for row in rows],
@@ -176,7 +175,7 @@ def _predicted(data: Data) -> dict[str, Any]:
         "gpus": [int(row["gpus"]) for row in rows],
         "tasks": data.predicted_tasks,
         "codes": {name: choice.predicted for name, choice in data.choices.items() if choice.predicted},
-        "figures": {name: _predicted_figure(table, name) for name in known},
+        "figures": {name: _predicted_figure(table, name) for name in figures},
         "fits": [plain(row["fits"]) for row in rows],
         "outside": [str(row["outside"]) for row in rows],
         "notes": list(data.predicted_notes),
@@ -195,11 +194,10 @@ def _predicted_figure(table: pd.DataFrame, name: str) -> dict[str, Any]:
 
 
 def citation(data: Data) -> str:
-    """Return on which GPUs and with which versions the runs were measured, as far as that is known."""
+    """Return the GPUs and versions that the runs were measured with, as far as they are known."""
     parts = []
     for name, before in CITED.items():
-        known = data.runs[name].dropna() if name in data.runs else pd.Series(dtype=object)
-        values = sorted({labels.text(value) for value in known})
+        values = sorted(set(data.runs.get(name, pd.Series(dtype=object)).dropna().map(labels.text)))
         parts += [f"{before}{', '.join(values)}"] if values else []
     return "; ".join(parts)
 
@@ -229,7 +227,7 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
 
 
 def _figures(data: Data) -> list[dict[str, Any]]:
-    """Return what a figure is called, how it is shown, and its values as `stored`."""
+    """Return the names of figures, how to display them, and their values as in `stored`."""
     columns = stored(data.figures)
     metrics = {name: labels.METRIC_LABELS[name] for name in columns}
     metrics |= {"days": DAYS} if "tokens_per_s" in columns else {}
@@ -242,25 +240,25 @@ def _figures(data: Data) -> list[dict[str, Any]]:
 def stored(figures: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Return each column as `columnOf` of `web/model.js` reads it.
 
-    It has either `values` (base64 of 8 bytes for each run), or `of` (an earlier column), `factors`, and for each run
-    the place of its own in `factors` (`codes`; None if there is one factor).
+    It has either `values` (base64 of 8 bytes for each run), or `of` (an earlier column), `factors`, and `codes` (the
+    position in `factors` for each run; None if there is one factor).
     """
-    found: dict[str, dict[str, Any]] = {}
+    columns: dict[str, dict[str, Any]] = {}
     for name in figures:
         values = figures[name].to_numpy()
-        whole = [other for other, column in found.items() if "values" in column] if len(values) >= MANY else []
+        whole = [other for other, column in columns.items() if "values" in column] if len(values) >= MANY else []
         multiples = (_multiple(values, figures[other].to_numpy(), other) for other in whole)
         packed = {"values": base64.b64encode(values.astype("<f8").tobytes()).decode()}
-        found[name] = next((multiple for multiple in multiples if multiple), packed)
-    return found
+        columns[name] = next((multiple for multiple in multiples if multiple), packed)
+    return columns
 
 
 def _multiple(values: np.ndarray, base: np.ndarray, name: str) -> dict[str, Any] | None:
     """Return values as multiples of a base by a few factors; None if they are not."""
-    known = np.isfinite(values)
-    if not known.any() or not np.array_equal(known, np.isfinite(base)) or not (base[known] > 0).all():
+    finite = np.isfinite(values)
+    if not finite.any() or not np.array_equal(finite, np.isfinite(base)) or not (base[finite] > 0).all():
         return None
-    ratios = np.where(known, values, values[known][0]) / np.where(known, base, base[known][0])
+    ratios = np.where(finite, values, values[finite][0]) / np.where(finite, base, base[finite][0])
     _, places, codes = np.unique(ratios.astype(np.float32), return_index=True, return_inverse=True)
     factors = ratios[places]
     if len(factors) > MAX_FACTORS or not np.allclose(factors[codes] * base, values, rtol=CLOSE, atol=0, equal_nan=True):
@@ -269,7 +267,7 @@ def _multiple(values: np.ndarray, base: np.ndarray, name: str) -> dict[str, Any]
 
 
 def _of_ranks(shown: dict[str, Any]) -> dict[str, Any]:
-    """Name ranks instead of GPUs in the titles of a setting or figure."""
+    """Replace GPUs by ranks in the titles of a setting or figure."""
     texts: dict[str, Any] = {name: shown[name].replace("GPU", "rank") for name in ("title", "heading") if name in shown}
     lists = {"phrases", "shortLabels"} & set(shown if shown["name"] == "gpus" else ())
     return {**shown, **texts, **{name: [text.replace("GPU", "rank") for text in shown[name]] for name in lists}}
@@ -283,10 +281,9 @@ def _causes(data: Data) -> dict[int, str]:
 
 
 def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:
-    """Return which runs have files to open, and the folder of each experiment's runs relative to `home`.
+    """Return which runs have which files, and the folder of each experiment's runs relative to `home`.
 
-    A folder that is named like its experiment is None, since most are and thousands of names take space. Kinds of files
-    that no run has are left out.
+    To save space, a folder with the name of its experiment is None, and kinds of files that no run has are left out.
     """
     parents: dict[str, str] = {}
     available: dict[str, list[int]] = {}
@@ -296,11 +293,11 @@ def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:
             continue
         run = RunPaths(folder)
         row = data.runs.iloc[position]
-        profiled = plain(row.get("profile")) is True  # other runs have no files of a profile; look-ups take time
-        found = [path for path in (run.notebook, *([run.trace] if profiled else [])) if path.is_file()]
-        # A run copied into the folder of another experiment is not beside the other runs of its own.
+        profiled = plain(row.get("profile")) is True  # only these have a trace, and look-ups take time
+        files = [path for path in (run.notebook, *([run.trace] if profiled else [])) if path.is_file()]
+        # A run that was copied into another folder is not beside the other runs of its experiment.
         at_home = run.repeat == row["repeat"] and folder.parent.name == row["experiment"]
-        for path in found if at_home else []:
+        for path in files if at_home else []:
             parents[name] = folder.parent.relative_to(home).as_posix()
             available.setdefault(path.name, [0] * len(data.experiments))[position] = 1
     kinds = [{"name": name, "title": FILES[name], "available": available[name]} for name in FILES if name in available]

@@ -1,6 +1,6 @@
-"""Reads YAML from params files and the command line, and writes it: plain values only, within limits.
+"""Reads YAML of params files and the command line, and writes it: plain values only, within limits.
 
-Input that could run code, take all memory, or be misread (a duplicate key) is refused in one sentence.
+Input that could run code, exhaust memory or be misread (a duplicate key) raises a SettingsError of one sentence.
 """
 
 import math
@@ -40,7 +40,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse(text: str) -> Any:
-    """Parse YAML; raise SettingsError, which does not name the source, if it is no YAML or not plain."""
+    """Parse YAML; a SettingsError, without the name of the source, says what is invalid or not plain."""
     try:
         return yaml.load(text, _Loader)  # noqa: S506  (a SafeLoader)
     except SettingsError:
@@ -50,23 +50,19 @@ def parse(text: str) -> Any:
 
 
 def read(path: Path, what: str) -> Any:
-    """Read a YAML file, whose kind is `what` in messages; raise SettingsError if it cannot be read or is not plain."""
-    says = f"{what} {str(path)!r}"
+    """Read a YAML file; messages of a SettingsError call it `what`, such as `params file`."""
+    name = f"{what} {str(path)!r}"
     try:
-        text = records.read_file(path, MAX_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{says} cannot be read: it is not UTF-8 text; check the path") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"{says} cannot be read: {reason}; check the path") from error
-    try:
-        return parse(text)
+        return parse(records.read_file(path, MAX_BYTES).decode("utf-8-sig"))
     except SettingsError as error:
-        raise SettingsError(f"{says}: {error}") from error
+        raise SettingsError(f"{name}: {error}") from error
+    except (OSError, ValueError) as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", "")
+        raise SettingsError(f"{name} cannot be read: {reason or error}; check the path") from error
 
 
 class _Dumper(yaml.SafeDumper):
-    """A safe dumper that writes equal values out instead of naming them once: the loader refuses aliases."""
+    """A safe dumper without aliases for equal values, which the loader refuses."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -14,15 +14,15 @@ import orjson
 from dsnb.errors import DsnbWarning
 
 MAX_BYTES = 2**31 - 2**12
-"""A larger file is not read into memory; Linux reads so many bytes at once."""
+"""Maximum size of a file to read: what Linux reads in one call."""
 MAX_JSON_BYTES = 2**26
 MAX_DEPTH = 64
-"""Nesting levels of a record; deeper ones could raise RecursionError in code that walks through them."""
+"""Maximum nesting of a record; deeper ones could raise RecursionError in code that walks them."""
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the content of `path` atomically: readers see the old file or the new one, never a part."""
+    """Replace the content of `path` atomically: readers see the old file or the new one."""
     write_bytes(path, text.encode("utf-8", "replace"))  # UTF-8 cannot encode a lone surrogate
 
 
@@ -47,7 +47,7 @@ def write_json(path: Path, record: object) -> None:
 
 
 def read_bytes(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes | None:
-    """Return the content of a file, read with few system calls; None if missing or, with a warning, unreadable."""
+    """Return the content of a file; None if it is missing or, with a warning, unreadable."""
     try:
         return read_file(path, max_bytes)
     except (FileNotFoundError, NotADirectoryError):
@@ -72,7 +72,7 @@ def read_file(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def read_end(path: Path | str, size: int) -> bytes | None:
-    """Return the last `size` bytes of a file, or all of a shorter one; None if it cannot be read."""
+    """Return up to `size` bytes from the end of a file; None if it cannot be read."""
     try:
         with open(path, "rb", buffering=0) as file:
             file.seek(-min(size, os.fstat(file.fileno()).st_size), os.SEEK_END)
@@ -87,11 +87,11 @@ def warn(sentence: str) -> None:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse one record; raise ValueError if it is no JSON, or nested too deeply."""
+    """Parse one record; raise ValueError if it is not JSON or nested too deeply."""
     try:
         record = orjson.loads(raw)  # stricter than the standard library, and four times as fast
     except ValueError:
-        try:  # with NaN and infinities, which become None as when records are written
+        try:  # NaN and infinities become None, as in records that dsnb writes
             record = orjson.loads(json.dumps(json.loads(raw, parse_constant=lambda _: None)))
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
@@ -131,7 +131,7 @@ def write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one record in a single write, so that several processes can append to the same file."""
+    """Append one record in a single write, so that several processes can append to one file."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(handle, line(record).encode())
@@ -139,22 +139,22 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
         os.close(handle)
 
 
+def _parse_line(raw: bytes) -> dict[str, Any] | None:
+    """Parse one line of a `.jsonl` file; None if it is damaged."""
+    try:
+        record = parse_json(raw)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a `.jsonl` file; damaged lines are left out, with one warning that names them."""
-    records, bad = [], []
-    for number, raw in enumerate((read_bytes(path) or b"").splitlines(), start=1):
-        try:
-            record = parse_json(raw)
-        except ValueError:
-            record = None
-        if isinstance(record, dict):
-            records.append(record)
-        elif raw.strip():
-            bad.append(number)
-    if bad:
-        where = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-        warn(f"{path}: {len(bad)} line(s) left out, cut off or damaged (line {where})")
-    return records
+    """Read a `.jsonl` file; damaged lines are left out, with one warning that names the first ones."""
+    lines = [(number, raw) for number, raw in enumerate((read_bytes(path) or b"").splitlines(), start=1) if raw.strip()]
+    records = {number: _parse_line(raw) for number, raw in lines}
+    if bad := [number for number, record in records.items() if record is None]:
+        warn(f"{path}: {len(bad)} line(s) left out, cut off or damaged (line {', '.join(map(str, bad[:5]))})")
+    return [record for record in records.values() if record is not None]
 
 
 class Tail:
@@ -175,10 +175,4 @@ class Tail:
             return
         self._offset += len(added)
         *lines, self._rest = (self._rest + added).split(b"\n")
-        for raw in lines:
-            try:
-                record = parse_json(raw)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                yield record
+        yield from filter(None, map(_parse_line, lines))

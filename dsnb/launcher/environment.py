@@ -1,4 +1,4 @@
-"""The machine of a run: describes it and its software, samples its GPUs, and sets the variables of the ranks."""
+"""Describes the machine of a run and its software, samples its GPUs, and sets the variables of the ranks."""
 
 import contextlib
 import fnmatch
@@ -22,19 +22,17 @@ from dsnb.version import __version__
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 PACKAGES = ("torch", "deepspeed", "transformers", "papermill", "numpy")
 RECORDED = ("TORCH*", "PYTORCH_*", "CUDA_*", "NVIDIA_*", "NCCL_*", "OMP_*", "MKL_*", "ATEN_*", "DS_*")
-"""Environment variables that may change what a run computes or how fast: recorded by name and value, and forwarded to
-other hosts."""
+"""Environment variables that may change results or speed: recorded with their values, and forwarded to other hosts."""
 _SECRET = re.compile("(^|_)(TOKEN|SECRET|PASS|PASSWORD|PASSWD|PWD|CREDENTIALS?|KEY|APIKEY|AUTH)(_|$)", re.IGNORECASE)
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Names in torch's library (read in 2.13) that configure its allocator. If any is set, dsnb sets none, so that it does
-not matter which one torch prefers."""
+"""Variables that configure torch's allocator (as of 2.13). If any is set, dsnb sets none, whichever torch prefers."""
 SAMPLE_INTERVAL_S = 0.25
 
 
 def describe(ranks: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return a description of this machine, without its user's name, and of the variables of its ranks.
+    """Describe this machine and the variables of its ranks, without the user's name.
 
-    Variables that dsnb sets by itself depend on its version and the settings only, and are left out.
+    Variables that dsnb sets itself follow from its version and the settings, and are left out.
     """
     home = str(Path.home())
     recorded = {name: ranks[name] for name in sorted(os.environ) if name in ranks and is_recorded(name)}
@@ -58,7 +56,7 @@ def describe(ranks: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def is_recorded(name: str) -> bool:
-    """Return whether an environment variable is recorded; one whose name suggests a secret never is."""
+    """Return whether an environment variable is recorded; names that suggest a secret never are."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in RECORDED) and not _SECRET.search(name)
 
 
@@ -70,7 +68,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Return dsnb's git commit, with `-dirty` if files differ from it; None outside a checkout."""
+    """Return dsnb's git commit, with `-dirty` for a modified checkout; None outside a checkout."""
     if not (PACKAGE.parent / ".git").exists():
         return None
     command = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
@@ -84,24 +82,24 @@ def _git_commit() -> str | None:
 def for_ranks(device: str, ranks: int, launched_at: float, allocator: str = "default") -> dict[str, str]:
     """Return the environment variables common to all ranks of a run on this host.
 
-    `launched_at` is the time of the launch on this host's clock of `dsnb.system.launch_clock`: the origin of every
-    `t_s`. The setting `allocator` counts unless the user has configured torch's allocator.
+    `launched_at` is the time of the launch on this host's `dsnb.system.launch_clock`, the origin of every `t_s`. The
+    setting `allocator` has no effect if the user has configured torch's allocator.
     """
-    env = {**os.environ, **interpreter.SAFE_PATH}  # also for processes that the ranks start
+    env = {**os.environ, **interpreter.SAFE_PATH}  # inherited by processes that the ranks start
     env["DS_ACCELERATOR"] = device
     env["LOCAL_SIZE"] = str(ranks)  # DeepSpeed's number of devices on a CPU
     env[launch_clock.LAUNCHED_AT] = repr(launched_at)
     if not env.get("OMP_NUM_THREADS", "").isdecimal() or int(env["OMP_NUM_THREADS"]) < 1:
         env["OMP_NUM_THREADS"] = str(max(1, hardware.cores() // ranks))
     env["TOKENIZERS_PARALLELISM"] = "false"
-    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML orders GPUs, by which they are chosen and sampled
-    # Always the same ninja: another version on PATH makes torch compile each op again.
+    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, by which GPUs are chosen and sampled
+    # Always use the same ninja: torch recompiles every op if the version changes.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
-    # Lets torch count GPUs through NVML, without initialising CUDA, which would break a later fork.
+    # Lets torch count GPUs through NVML; initialising CUDA would break a later fork.
     env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     if device == "cuda" and allocator == "expandable" and env.keys().isdisjoint(ALLOCATOR_VARIABLES):
         env[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
-    # Kernels that Inductor fuses by reordering loops race on GPUs (torch 2.11): losses and gradients were wrong.
+    # Kernels fused by reordering loops race on GPUs (torch 2.11): losses and gradients were wrong.
     env.setdefault("TORCHINDUCTOR_LOOP_ORDERING_AFTER_FUSION", "0")
     if arches := env.get("TORCH_CUDA_ARCH_LIST"):
         # `9.0` for `9.0a`: DeepSpeed 0.19.8's op builder fails on the suffix with "invalid literal for int()".
@@ -111,9 +109,9 @@ def for_ranks(device: str, ranks: int, launched_at: float, allocator: str = "def
 
 @contextlib.contextmanager
 def sampled(gpus: Sequence[int], take: Callable[[dict[str, Any]], None], launched_at_s: float) -> Iterator[None]:
-    """Sample use, memory, power and clock of GPUs, by NVML's numbers, while the block runs.
+    """Sample use, memory, power and clock of GPUs (NVML indexes) while the block runs.
 
-    `take` is called with every sample, in a thread; the origin of its `t_s` is `launched_at_s`.
+    A thread calls `take` with every sample; the origin of `t_s` is `launched_at_s`.
     """
     if not gpus:
         yield

@@ -1,6 +1,6 @@
-"""The run folder before the launch: creates it, checks the disk, and writes what is known already.
+"""Creates the run folder, checks the disk, and writes the records that precede the launch.
 
-`deepspeed.json` follows from the settings; what is set neither there nor by its own key keeps DeepSpeed's default.
+`deepspeed.json` is derived from the settings; everything else keeps DeepSpeed's default.
 """
 
 import os
@@ -30,11 +30,11 @@ SPLIT_LAYERS: list[dict[str, Any]] = [
     {"patterns": [rf".*{layer}\.weight$" for layer in _BY_COLUMN], "partition_type": "column"},
     {"patterns": [rf".*{layer}\.weight$" for layer in _BY_ROW], "partition_type": "row"},
 ]
-"""How AutoTP splits the blocks of GPT-2 (with linear layers), OPT and BLOOM; every other layer is replicated."""
+"""How AutoTP splits the blocks of GPT-2 (with linear layers), OPT and BLOOM; other layers are replicated."""
 
 
 def create_run_dir(home: Path, experiment: str) -> Path:
-    """Create the next free folder of an experiment in a sweep's folder; concurrent callers get different ones."""
+    """Create the next free run folder of an experiment; concurrent callers get different ones."""
     repeat = 1
     while True:
         folder = SweepPaths(home).run(experiment, repeat).dir.absolute()
@@ -48,7 +48,7 @@ def create_run_dir(home: Path, experiment: str) -> Path:
 
 
 def prepare(run: RunPaths, experiment: Experiment) -> None:
-    """Create the run folder and write everything that is known before the launch; refuse one with a finished run."""
+    """Create the run folder and write settings and environment; refuse a folder with a finished run."""
     before = records.read_json(run.result)
     if before and before.get("status") in ENDED and not unfinished(run):
         raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder")
@@ -73,7 +73,7 @@ def write_description(run: RunPaths, experiment: Experiment, machine: dict[str, 
 def write_experiment(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any] | None = None) -> None:
     """Write `experiment.json`: settings, names, and digests of input files.
 
-    `planned` is what a sweep decided for the run (`PLANNED`); by default as the sweep wrote it before.
+    `planned` are the values that the sweep chose for the run (`PLANNED`), by default those already in the file.
     """
     if planned is None:
         before = records.read_json(run.experiment) or {}
@@ -93,7 +93,7 @@ def check_free_space(folder: Path) -> None:
 
 
 def remove_leftovers(run: RunPaths) -> None:
-    """Remove the files of an unfinished run, except the notebook, which may be executing."""
+    """Remove the files of an unfinished run, except the notebook, which may be running."""
     written = (run.steps, run.gpu, run.console, run.worker, run.failures, run.result, run.nodes)
     for path in (*written, run.profile, run.trace):
         path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Runs the ranks on the hosts of a hostfile: torchrun on each, started through ssh, or srun in a Slurm job.
 
-A connection is held to each host (`dsnb.launcher.on_host`), and its ranks end with it, so nothing of a run outlives the
-launcher. Ranks write records to the run folder, which all hosts have to share.
+The launcher holds a connection to each host (`dsnb.launcher.on_host`). The ranks of a host end with its connection, so
+none outlives the launcher. They write to the run folder, which all hosts must share.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ from dsnb.system import interpreter, launch_clock
 from dsnb.version import __version__
 
 FORWARDED = (*environment.RECORDED, "GLOO_*", "UCX_*", "FI_*", "HF_*", "TRITON_*")
-"""Environment variables that are sent to every host, through the pipe: no command line shows their values."""
+"""Environment variables sent to every host, through the pipe, so that no command line shows their values."""
 KEPT = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-"""Not sent: they number the GPUs of this host."""
+"""Not sent, because they number the GPUs of this host."""
 HEARTBEAT_S, ANSWER_TIMEOUT_S, END_TIMEOUT_S = 1.0, 60.0, 15.0
 
 
@@ -44,8 +44,8 @@ def silence_s() -> float:
 
 
 def command(experiment: Experiment, host: Host, *words: str, **variables: str) -> list[str]:
-    """Return the command that runs a command on a host: with srun in a Slurm job, otherwise with ssh."""
-    if path := os.environ.get("PYTHONPATH"):  # dsnb may be found through it only
+    """Wrap a command to run on a host: in srun within a Slurm job, otherwise in ssh."""
+    if path := os.environ.get("PYTHONPATH"):  # dsnb may be importable only through it
         variables["PYTHONPATH"] = path
     env = ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
     there = [*env, *words]
@@ -54,7 +54,7 @@ def command(experiment: Experiment, host: Host, *words: str, **variables: str) -
         if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):  # otherwise srun gives a step one CPU
             step.append(f"--cpus-per-task={cpus}")
         return [*step, "--kill-on-bad-exit=1", "--mpi=none", *there]
-    # A new master connection would hold the pipes open; a cut link is detected by keepalives, by TCP alone in hours.
+    # A new master connection would hold the pipes open. Keepalives detect a cut link; TCP alone would take hours.
     alive = f"ServerAliveInterval={int(silence_s() / 4)}"
     options = ("BatchMode=yes", "ConnectTimeout=10", "ControlMaster=no", alive, "ServerAliveCountMax=3")
     ssh = ["ssh", "-T", "-x", *(word for option in options for word in ("-o", option))]
@@ -73,7 +73,7 @@ def torchrun_words(hosts: Sequence[Host], node: int, address: str, port: int, wo
 
 
 def forwarded(experiment: Experiment) -> dict[str, str]:
-    """Return the environment variables of this process that are passed to the ranks on all hosts."""
+    """Return the environment variables of this process to pass to the ranks on all hosts."""
     patterns = [*FORWARDED, *filter(None, map(str.strip, experiment.forward_env.split(",")))]
     return {
         name: value
@@ -83,9 +83,9 @@ def forwarded(experiment: Experiment) -> dict[str, str]:
 
 
 class Node:
-    """One host with the connection to it, which starts at once.
+    """One host and the connection to it, which is opened at once.
 
-    `facts` are its last answer; `end` is how torchrun has ended; `failure`, how the host was lost or torchrun failed.
+    `facts` is the host's last answer, `end` how torchrun ended, `failure` how the host was lost or torchrun failed.
     """
 
     def __init__(self, experiment: Experiment, host: Host, run: RunPaths | None = None, first_rank: int = 0) -> None:
@@ -98,7 +98,7 @@ class Node:
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115
         agent = interpreter.command("-u", "-m", "dsnb.launcher.on_host")
         words, pipe = command(experiment, host, *agent), subprocess.PIPE
-        try:  # in a session of its own, because Ctrl-C must reach the launcher only
+        try:  # in a separate session, because Ctrl-C must reach the launcher only
             self._process = subprocess.Popen(
                 words, stdin=pipe, stdout=pipe, stderr=self._messages, start_new_session=True
             )
@@ -117,16 +117,16 @@ class Node:
             pipe.flush()
 
     def _read(self) -> None:
-        """Take the host's messages, and append the output of its ranks to the console behind the name of the host."""
-        answered = False  # what a login shell prints comes before the first answer
+        """Receive the host's messages, and append its ranks' output to the console, prefixed with the host's name."""
+        answered = False  # a login shell may print before the first answer
         with open(self._run.console if self._run else os.devnull, "ab", buffering=0) as console:
             for raw in iter(lambda: cast("IO[bytes]", self._process.stdout).readline(2**16), b""):
                 output, _, text = raw.partition(MARK.encode())
                 message: dict[str, Any] = {}
-                with contextlib.suppress(ValueError):  # a killed host may leave half a message
+                with contextlib.suppress(ValueError):  # a killed host may leave a partial message
                     message = json.loads(text or b"{}")
                 if answered and output.strip():
-                    with contextlib.suppress(OSError):  # a full disk shows elsewhere
+                    with contextlib.suppress(OSError):  # a full disk is reported elsewhere
                         console.write(f"{self.host.name}: ".encode() + output.rstrip(b"\n") + b"\n")
                 if "t_s" in message and self._run:
                     records.append_line(self._run.gpu, {**message, "host": self.host.name})
@@ -139,7 +139,7 @@ class Node:
         self._answers.put(None)
 
     def _last_message(self) -> str:
-        """Return the last message of ssh, srun or Python, which says why a connection ended."""
+        """Return why a connection ended: the last message of ssh, srun or Python."""
         code = self._process.wait()
         self._messages.seek(0)
         rows = self._messages.read().decode("utf-8", "replace").splitlines()
@@ -169,7 +169,7 @@ class Node:
             self.facts["monotonic_offset_s"] = answer["monotonic_s"] - received["monotonic_s"]
 
     def check(self) -> None:
-        """Find out whether the connection has ended, and how."""
+        """Record the failure if the connection has broken or torchrun failed."""
         if self.failure or self._process.poll() is None:
             return
         self._reader.join(timeout=1.0)
@@ -179,21 +179,21 @@ class Node:
             self.failure = f"{self.host.name}: {self.end['error']}"
 
     def exit_codes(self) -> dict[int, int]:
-        """Return the exit codes of the ranks that are known to have ended."""
+        """Return the exit codes of the ranks that have ended."""
         if not self.end or "error" in self.end:
             return {}
         codes = {int(rank): int(code) for rank, code in self.end.get("exit_codes", {}).items()}
         return codes or dict.fromkeys(self.ranks, 0)
 
     def hang_up(self) -> None:
-        """Close the host's standard input, which ends all of its ranks; kill the connection if it was lost."""
+        """Close the host's standard input, which ends all of its ranks; kill a lost connection."""
         with contextlib.suppress(OSError):
             cast("IO[bytes]", self._process.stdin).close()
         if self.failure or not self.facts:
             self._process.kill()
 
     def wait(self, deadline_s: float) -> None:
-        """Wait for the end after `hang_up`; a host that does not answer ends its ranks by itself."""
+        """Wait for the end after `hang_up`; a host that cannot be reached ends its ranks by itself."""
         try:
             self._process.wait(timeout=max(0.0, deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -254,9 +254,10 @@ def connected(experiment: Experiment, run: RunPaths | None = None) -> Iterator[l
 
 
 class HostRanks:
-    """All ranks of a run with a hostfile, whose `gpus` on this machine are none; refuses hosts that do not fit."""
+    """All ranks of a run with a hostfile; raises LaunchError if a host cannot run its ranks."""
 
     gpus: Sequence[int] = ()
+    """GPUs to sample on this machine: none, because each host samples its own."""
 
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
         self._run, self._closed, self._connections = run, threading.Event(), contextlib.ExitStack()
@@ -329,7 +330,7 @@ class HostRanks:
 
     @property
     def external_failure(self) -> str | None:
-        """Return which host was lost and how, or why torchrun failed; None if neither."""
+        """How a host was lost, or why torchrun failed; None if neither."""
         return next((node.failure for node in self._nodes if node.failure), None)
 
     def oom_kills(self) -> int:
@@ -337,7 +338,7 @@ class HostRanks:
         return sum(node.end.get("oom_kills", 0) for node in self._nodes)
 
     def end(self) -> None:
-        """End the ranks of all hosts, and write what is known of the hosts."""
+        """End the ranks of all hosts and write `nodes.json`."""
         if self._closed.is_set():
             return
         self._closed.set()

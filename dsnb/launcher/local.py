@@ -1,7 +1,7 @@
 """The ranks of a run on this machine, forked from a server that has imported all libraries.
 
 A sweep owns one server (`dsnb.train.fork_server`) and passes its socket to every notebook kernel in an environment
-variable. A launch outside of a sweep starts a server that lives as long as its process.
+variable. A launch outside a sweep starts a server that ends with its process.
 """
 
 import atexit
@@ -30,8 +30,8 @@ from dsnb.system import hardware, interpreter, scratch, signals
 START_TIMEOUT_S, END_TIMEOUT_S = 180.0, 10.0
 LOCALHOST = "127.0.0.1"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
-"""Keeps the ranks of one machine from listening on the network. NCCL uses this interface for its setup only: the GPUs
-of one machine exchange data over NVLink, PCIe or shared memory. Variables that the user has set take precedence."""
+"""Keeps the ranks of one machine from listening on the network. NCCL uses this interface for setup only; data moves
+over NVLink, PCIe or shared memory. Variables set by the user take precedence."""
 
 
 def rank_variables(experiment: Experiment, gpus: list[int], launched_at_s: float) -> list[dict[str, str]]:
@@ -48,7 +48,7 @@ def rank_variables(experiment: Experiment, gpus: list[int], launched_at_s: float
 
 
 def socket_variable(device: str) -> str:
-    """Return the environment variable for the socket of a device's server: DeepSpeed fixes the device at import."""
+    """Return the name of the variable with the server's socket, one per device: DeepSpeed fixes it at import."""
     return f"DSNB_FORK_SERVER_{device.upper()}"
 
 
@@ -83,10 +83,9 @@ class ForkServer:
     def _failure(self) -> str:
         code = self.process.poll()
         if code is None:
-            return f"it took longer than {START_TIMEOUT_S:.0f} s; check that the disk they are installed on is not slow"
+            return f"it took longer than {START_TIMEOUT_S:.0f} s"
         if code < 0:
-            advice = "if memory ran out (`dmesg` says so), free some, then start again"
-            return f"the process was {signals.killed_by(-code)}; {advice}"
+            return f"the process was {signals.killed_by(-code)}; if memory ran out (see `dmesg`), free some and retry"
         return [*last_lines(self.log, 1), f"the process ended with exit code {code} and printed nothing"][0]
 
     def close(self) -> None:
@@ -116,7 +115,7 @@ def shared_servers(devices: set[str]) -> Iterator[None]:
 
 
 def _connect(device: str) -> socket.socket:
-    """Connect to the server of the sweep or of this process, which is started if it is not there, or no longer."""
+    """Connect to the server of the sweep or of this process, and start one if none is running."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(os.environ.get(socket_variable(device), ""))
@@ -133,9 +132,9 @@ class ForkedRanks:
     """Ranks forked by the server, in one process group."""
 
     host_of: Mapping[int, str] = MappingProxyType({})
-    """Rank -> name of its host: empty, because there is only one."""
+    """Rank -> name of its host; empty, because there is only one."""
     external_failure = None
-    """A failure outside of the ranks: none, because on one machine every failure shows in the exit codes."""
+    """A failure outside the ranks: on one machine, every failure shows in the exit codes."""
     _group: int | None = None
     """The process group; None before the ranks run."""
     _complete = False
@@ -149,11 +148,11 @@ class ForkedRanks:
         remove_stale_locks()
 
     def oom_kills(self) -> int:
-        """Return the number of processes that the kernel has killed for lack of memory since the start."""
+        """Return the number of out-of-memory kills on this machine since the start."""
         return hardware.oom_kills() - self._oom_kills
 
     def start(self, worker: str, launched_at_s: float) -> None:
-        """Start the ranks; raise LaunchError if they cannot be."""
+        """Start the ranks; raise LaunchError if that fails."""
         variables = rank_variables(self.experiment, self.gpus, launched_at_s)
         request = {"ranks": variables, "cwd": os.getcwd(), "log": str(self._run.console)}
         request |= {"worker": worker, "run_dir": str(self._run.dir)}
@@ -174,7 +173,7 @@ class ForkedRanks:
         self._reader.start()
 
     def _read(self) -> None:
-        """Collect exit codes; if the server ends before it has reported all of them, the rest count as killed."""
+        """Collect exit codes; if the server ends early, the missing ranks count as killed."""
         with contextlib.suppress(OSError):
             for message in map(json.loads, self._answers):
                 self._codes[message["rank"]] = message["exit"]
@@ -224,7 +223,7 @@ def kill_family(parent: psutil.Process) -> None:
 
 
 def free_port(address: str) -> int:
-    """Return a free TCP port below the ephemeral ones, which outgoing connections may take while the ranks start."""
+    """Return a free TCP port below the ephemeral range, whose ports outgoing connections take."""
     for port in random.sample(range(15_000, 32_000), 100):
         if is_free(address, port):
             return port
@@ -241,9 +240,9 @@ def is_free(address: str, port: int) -> bool:
 
 
 def remove_stale_locks() -> None:
-    """Remove the locks of killed compilations of DeepSpeed's ops: torch would silently wait until they are gone.
+    """Remove locks left by killed compilations of DeepSpeed's ops; torch would wait for them silently and forever.
 
-    An op is being compiled if a process, such as ninja or a compiler, works in its folder.
+    An op is being compiled if the working directory of a process, such as ninja, is in its folder.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cache / "torch_extensions")

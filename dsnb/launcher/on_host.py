@@ -1,7 +1,7 @@
-"""`python -m dsnb.launcher.on_host`: a host's part of a run; its standard input is the pipe from the launcher.
+"""`python -m dsnb.launcher.on_host`: runs the ranks of one host; its standard input is the pipe from the launcher.
 
 It answers each request, a line of JSON, with a description of this host. A request with arguments for torchrun starts
-the ranks, which are killed when the pipe closes or falls silent. Messages to the launcher are lines of JSON after
+the ranks, which are killed when the pipe closes or is silent too long. Messages to the launcher are lines of JSON after
 `MARK`, because the ranks print to the same pipe.
 """
 
@@ -30,7 +30,7 @@ from dsnb.train import start
 from dsnb.version import __version__
 
 MARK = "\x1e"
-"""Precedes a message; the character is called record separator."""
+"""Precedes a message (ASCII's record separator)."""
 BUSY_GIB = 1.0
 """Memory in use above which a GPU counts as busy; the driver alone takes less."""
 GPU_FREE_TIMEOUT_S = 10.0
@@ -40,8 +40,8 @@ CONTAINER_BRIDGES = ("docker", "virbr", "br-", "cni", "veth-")
 
 def main() -> int:
     """Serve the requests of one launcher; return 0 unless ranks failed."""
-    os.dup2(1, 2)  # what the launcher reads from the other pipe comes from ssh or srun
-    signals.adopt_orphans()  # a killed rank's children, which could hold the pipe open
+    os.dup2(1, 2)  # the launcher's other pipe is for messages of ssh or srun
+    signals.adopt_orphans()  # children of a killed rank could hold the pipe open
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
         if "torchrun" in request:
@@ -72,7 +72,7 @@ def run_ranks(request: dict[str, Any]) -> int:
         gpus = set_environment(request)
         with environment.sampled(gpus, tell, request["launched_at_s"]):
             try:
-                # Importing torch takes seconds, in which the pipe is watched already.
+                # Imports torch, which takes seconds; the pipe is already watched.
                 outcome = start.run_ranks(request["torchrun"])
             finally:
                 kill_family(psutil.Process())
@@ -94,7 +94,7 @@ def set_environment(request: dict[str, Any]) -> list[int]:
 
 
 def _end_with_stdin(silence_s: float) -> NoReturn:
-    """Wait for the end of standard input, or until nothing came for `silence_s`; then kill all descendants and exit."""
+    """Wait until standard input ends or is silent for `silence_s`; then kill all descendants and exit."""
     while select.select([0], [], [], silence_s)[0] and os.read(0, 65536):
         pass
     kill_family(psutil.Process())
@@ -102,10 +102,10 @@ def _end_with_stdin(silence_s: float) -> NoReturn:
 
 
 def survey(request: dict[str, Any]) -> dict[str, Any]:
-    """Return what this host is, and what a run or `dsnb doctor` wants to know of it.
+    """Return a description of this host.
 
-    A request has `folder`, which this host has to see, and `token`, a file that was just written to it. For a run it
-    also has `device`, `devices` (the slots to use) and `master_port` (0 for any).
+    A request has `folder`, which this host must see, and `token`, the name of a file just written to it; before a run,
+    also `device`, `devices` (the slots to use) and `master_port` (0 for any).
     """
     folder, deadline = Path(request["folder"]), time.monotonic() + 2  # a network file system shows a new file late
     while not (sees := (folder / request["token"]).exists()) and folder.exists() and time.monotonic() < deadline:
@@ -135,7 +135,7 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepare(request: dict[str, Any], sees_run: bool) -> dict[str, Any]:
-    """Return a port for the rendezvous and the reason, if any, why this host cannot run its ranks."""
+    """Return a port for the rendezvous, and the problem, if any, that keeps this host from running its ranks."""
     port, devices, visible = request["master_port"], request["devices"], hardware.gpus()
     device = request["device"] if request["device"] != "auto" else hardware.default_device()
     problem = None

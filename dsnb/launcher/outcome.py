@@ -1,6 +1,6 @@
-"""How a run ended and its figures, read from what its ranks left in the run folder.
+"""How a run ended, and its figures, from the records in its folder.
 
-A status other than ok needs a cause. A figure that was not measured is missing, never estimated.
+A status other than ok has a cause. A figure that was not measured is missing, never estimated.
 """
 
 import signal
@@ -10,13 +10,12 @@ from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any
 
-from dsnb.errors import DsnbError
 from dsnb.formulas import metrics
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.result import Result, last_lines
+from dsnb.run_folder.result import last_lines
 from dsnb.settings.experiment import Experiment
-from dsnb.system import hardware, launch_clock, signals
+from dsnb.system import hardware, signals
 
 PHASES = {
     "build": "building the model",
@@ -39,47 +38,20 @@ MACHINE_FAULTS = {
     "uncorrectable ECC error": "check the GPU (`nvidia-smi -q -d ECC`)",
     "CUDA driver initialization failed": "check the driver (`nvidia-smi`)",
 }
-"""Words of errors that come from the machine, not from the settings, and what to do."""
-MAX_NAMED = 5
+"""Texts of errors that the machine causes, not the settings, and what to do."""
 MEASURED_BY_WORKER = (
-    *(
-        "step_skew",
-        "forward_skew",
-        "cpu_bound",
-        "launch_us",
-        "host_memory_gib",
-        "rank_host_memory_gib",
-        "update_rms",
-        "recompilations",
-    ),
-    *("graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
+    *("step_skew", "forward_skew", "cpu_bound", "launch_us", "host_memory_gib", "rank_host_memory_gib", "update_rms"),
+    *("recompilations", "graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
 )
 """The fields of `worker.json` that are figures already."""
 
 
 def without_machine_faults(status: str, cause: str | None) -> tuple[str, str | None]:
-    """Return status and cause; a failure by the machine's fault is an interruption, which the next call repeats."""
-    if status not in {"failed", "interrupted"}:
-        return status, cause
+    """Return status and cause; a failure caused by the machine becomes an interruption, which the next call repeats."""
     advice = next((advice for words, advice in MACHINE_FAULTS.items() if words in str(cause)), None)
-    if advice is None:
+    if status not in {"failed", "interrupted"} or advice is None:
         return status, cause
     return "interrupted", cause if advice in str(cause) else f"{cause}; {advice} and start the sweep again"
-
-
-def record_end(run: RunPaths, began_s: float, status: str, cause: str) -> Result:
-    """Write the result of a run of which only the launching process can tell how it ended."""
-    phases_s = {"wall": launch_clock.now_s() - began_s}
-    result = Result(*without_machine_faults(status, cause), {}, phases_s, {}, run.dir)
-    result.write()
-    return result
-
-
-def exception_status(error: BaseException) -> tuple[str, str]:
-    """Return the status and cause of a run that ended with an exception in the launching process."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", "stopped by the user"
-    return "failed", str(error) if isinstance(error, DsnbError) else f"{type(error).__name__}: {error}"
 
 
 def run_status(
@@ -89,17 +61,17 @@ def run_status(
     host_oom_kills: int,
     host_of: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[str, str | None]:
-    """Return the status and cause of a run whose ranks ended by themselves, with these exit codes in this order.
+    """Return the status and cause of a run from its ranks' exit codes, in the order in which the ranks ended.
 
-    `host_oom_kills` processes were killed by the hosts' kernels for lack of memory; `host_of` names each rank's host.
+    `host_oom_kills` is the number of out-of-memory kills by the hosts' kernels; `host_of` names each rank's host.
     """
     worker = record_schema.read(paths.worker)
-    if experiment.profile and worker is not None:  # the record was complete: only the profile can have failed since
+    if experiment.profile and worker is not None:  # the record is complete: only the profile can have failed
         return _training_status(experiment, paths, worker)
     nonzero = {rank: code for rank, code in exit_codes.items() if code != 0}
     killed = {rank: code for rank, code in nonzero.items() if code == -signal.SIGKILL}
     failures = record_schema.read_lines(paths.failures)
-    if failures and not killed:  # if a rank was killed, the others' errors only say that it is gone
+    if failures and not killed:  # if a rank was killed, errors of the others are consequences
         name, cause = _name(failures[0].get("rank"), host_of), failures[0].get("cause")
         return failures[0].get("status") or "failed", f"{name}: {_out_of_memory(failures[0])}{cause}"
     if nonzero:
@@ -112,17 +84,17 @@ def _name(rank: int | None, host_of: Mapping[int, str]) -> str:
 
 
 def _out_of_memory(failure: dict[str, Any]) -> str:
-    """Return where memory ran out and how much was allocated and requested; empty where that is unknown."""
-    allocated_gib = failure.get("allocated_gib")
+    """Return where memory ran out, and how much was allocated and requested; empty if unknown."""
+    allocated_gib, reserved_gib, requested_gib = (
+        failure.get(f"{kind}_gib") for kind in ("allocated", "reserved", "requested")
+    )
     if failure.get("status") != "oom" or allocated_gib is None:
         return ""
-    text = f"out of memory in {PHASES.get(str(failure.get('phase')), 'an unknown phase')}"
-    if (step := failure.get("step")) is not None:
-        text += f" of step {step}"
+    step = "" if failure.get("step") is None else f" of step {failure['step']}"
+    text = f"out of memory in {PHASES.get(str(failure.get('phase')), 'an unknown phase')}{step}"
     text += f", with {allocated_gib:.2f} GiB allocated"
-    if (reserved_gib := failure.get("reserved_gib")) is not None:
-        text += f" ({reserved_gib:.2f} GiB reserved)"
-    if (requested_gib := failure.get("requested_gib")) is not None:
+    text += "" if reserved_gib is None else f" ({reserved_gib:.2f} GiB reserved)"
+    if requested_gib is not None:
         needed_gib = allocated_gib + requested_gib
         text += f" and {requested_gib:.2f} GiB more requested ({needed_gib:.2f} GiB needed at least)"
     return f"{text}: "
@@ -131,7 +103,7 @@ def _out_of_memory(failure: dict[str, Any]) -> str:
 def _exit_status(
     exit_codes: dict[int, int], paths: RunPaths, host_oom_kills: int, host_of: Mapping[int, str]
 ) -> tuple[str, str]:
-    """Return the status and cause of a run whose ranks ended with an exit code and without a recorded exception."""
+    """Return the status and cause of a run whose ranks failed without a recorded exception."""
     rank, code = next(iter(exit_codes.items()))
     name, lines = _name(rank, host_of), last_lines(paths.console, 200)
     if host_oom_kills and code == -signal.SIGKILL:
@@ -144,7 +116,7 @@ def _exit_status(
 
 
 def _training_status(experiment: Experiment, paths: RunPaths, worker: dict[str, Any] | None) -> tuple[str, str | None]:
-    """Return the status and cause of a run whose ranks all succeeded, from what they trained."""
+    """Return the status and cause of a run whose ranks all succeeded."""
     steps = record_schema.read_lines(paths.steps)
     timed = sum(step.get("phase") == "timed" for step in steps)
     expected = 0 if paths.bandwidth_plan.exists() else experiment.steps  # an all-reduce test has no steps
@@ -162,7 +134,7 @@ def _training_status(experiment: Experiment, paths: RunPaths, worker: dict[str, 
 
 
 def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
-    """Return the figures of one run; the column reference describes how each is measured."""
+    """Return the figures of one run, which the column reference describes."""
     if paths.bandwidth_plan.exists():
         return {}
     worker = record_schema.read(paths.worker) or {}
@@ -179,7 +151,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
     return {
         **{name: worker.get(name) for name in MEASURED_BY_WORKER},
         "tokens_per_s": rate,
-        # tokens of skipped steps are processed but not trained on
+        # tokens of skipped steps are processed, but not trained on
         "trained_tokens_per_s": rate * (1 - skipped / len(timed)) if rate is not None else None,
         "tokens_per_s_per_gpu": rate_per_gpu,
         "step_time_s": fmean(times_s) if times_s else None,
@@ -204,7 +176,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
 
 
 def _times_s(timed: list[dict[str, Any]]) -> dict[int, float]:
-    """Return step -> time of the steps with a time."""
+    """Return step -> time, without steps that have no time."""
     return {step["step"]: step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)}
 
 
@@ -213,7 +185,7 @@ def _skipped(steps: list[dict[str, Any]]) -> int:
 
 
 def slow_steps(timed: list[dict[str, Any]]) -> dict[int, float]:
-    """Return the timed steps that took more than twice the median: step -> multiple of the median."""
+    """Return step -> multiple of the median time, for steps that took over twice the median."""
     times_s = _times_s(timed)
     median_s = median(times_s.values()) if times_s else 0.0
     return {step: time_s / median_s for step, time_s in times_s.items() if 0 < metrics.SLOW_STEP * median_s < time_s}
@@ -222,16 +194,15 @@ def slow_steps(timed: list[dict[str, Any]]) -> dict[int, float]:
 def _notes(
     experiment: Experiment, timed: list[dict[str, Any]], gpu: dict[str, Any], worker: dict[str, Any]
 ) -> Iterator[str]:
-    """Yield the notes that a reader of the figures must know."""
+    """Yield caveats of the figures."""
     if skipped := _skipped(timed):
         yield (
             f"{skipped} of {len(timed)} timed steps were skipped by the loss scaler: tokens/s counts their tokens, "
             "trained tokens/s does not"
         )
     if slow := slow_steps(timed):
-        named = ", ".join(f"step {step} took {times:.1f}" for step, times in list(slow.items())[:MAX_NAMED])
-        more = f" and {len(slow) - MAX_NAMED} more" if len(slow) > MAX_NAMED else ""
-        yield f"{named} times the median step time{more}"
+        longest = max(slow, key=lambda step: slow[step])
+        yield f"{len(slow)} timed steps took over twice the median, step {longest} {slow[longest]:.1f} times the median"
     if count := worker.get("recompilations"):
         yield f"torch.compile compiled {count} graphs during the timed steps: use more warm-up steps"
     if count := worker.get("graph_breaks"):
@@ -246,7 +217,7 @@ def _notes(
 
 
 def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], failed: dict[str, Any], key: str) -> float | None:
-    """Return the peak memory of a run, including that at a failed allocation: a failed step has no row."""
+    """Return the peak memory of a run, including that at a failed allocation, whose step has no row."""
     recorded = [row.get(key) for row in steps] if worker.get(f"peak_{key}") is None else [worker[f"peak_{key}"]]
     on_gpu = failed.get(key) if failed.get("reserved_gib") is not None else None
     return max((value for value in [*recorded, on_gpu] if value is not None), default=None)
@@ -276,8 +247,8 @@ def _flops(experiment: Experiment, worker: dict[str, Any], per_gpu: float | None
 def gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any], gpus: int) -> dict[str, float | None]:
     """Return the GPU figures of a run from the records of `gpu.jsonl` and `worker.json`.
 
-    Means are over GPUs, not samples: a host that was sampled less often has the same weight as the others. Use, clocks
-    and power are those of the timed steps, `run_energy_kwh` is that of the whole run.
+    Means are over GPUs, not samples, so that hosts with fewer samples have the same weight. Utilization, clocks and
+    power are those of the timed steps; `run_energy_kwh` is that of the whole run.
     """
     steps_s = worker.get("steps_from_s", 0.0), worker.get("timed_to_s", worker.get("ended_s", inf))
     timed = _within(samples, worker.get("timed_from_s", inf), worker.get("timed_to_s", -inf))

@@ -1,6 +1,6 @@
-"""`dsnb probe` and `dsnb bandwidth`: what this machine's GPUs, its CPU and the links between ranks reach.
+"""`dsnb probe` and `dsnb bandwidth`: measure GPUs, CPU and the links between ranks.
 
-The ranks' part is `dsnb.train.probe`, launched like a run.
+The ranks execute `dsnb.train.probe`, launched like a run.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ WORKER = "dsnb.train.probe"
 MIN_BYTES, MAX_BYTES = 8, 16 * 2**30
 """Limits of the largest message of a bandwidth test."""
 SETTINGS = {"gpus": "auto", "time_limit_s": 600.0, "precision": "fp32", "warmup_steps": 0, "steps": 1}
-"""Settings in which a test differs from training: all ranks, and no hardware-dependent precision."""
+"""Settings in which a test differs from training."""
 RECORDED = ("host", "cpu", "cores", "driver", "torch", "deepspeed", "dsnb", "date_utc")
 LINKS = "links"
 
@@ -32,8 +32,8 @@ def measure_bandwidth(
 ) -> Result:
     """Measure collectives by message size over all ranks of an experiment.
 
-    The test is kept as `bandwidth/run<k>` in a sweep's folder, beside its experiments, by default in that of all
-    outputs. The largest message has `most_bytes`, by default 256 MiB on GPUs and 16 MiB on CPUs.
+    The records are written to `bandwidth/run<k>` in `folder`, the folder of a sweep, by default that of all outputs.
+    `most_bytes` is the size of the largest message, by default 256 MiB on GPUs and 16 MiB on CPUs.
     """
     if experiment.gpus < 2:
         raise SettingsError(f"gpus is {experiment.gpus}: an all-reduce needs at least 2 ranks; set it to 2 or more")
@@ -45,23 +45,23 @@ def measure_bandwidth(
 def _launch(experiment: Experiment, folder: str | Path, plan: dict[str, Any]) -> Result:
     run = RunPaths(create_run_dir(Path(folder), BANDWIDTH))
     records.write_json(run.bandwidth_plan, plan)
-    limit_s = max(experiment.step_timeout_s, experiment.time_limit_s)  # a test has no steps
+    limit_s = max(experiment.step_timeout_s, experiment.time_limit_s)  # there are no steps to wait for
     experiment = experiment.model_copy(update={"step_timeout_s": limit_s})
     return launch(experiment, run.dir, progress=False, worker=WORKER)
 
 
 def probe(device: str = "", *, quick: bool = False) -> dict[str, Any]:
-    """Measure this machine and return the record: `figures` by name, `rows` of all parts, what is `missing` and why.
+    """Measure this machine and return the record: `figures` by name, `rows` of all parts, `missing` parts with reasons.
 
-    A `quick` probe takes seconds and is not accurate. A LaunchError says why the ranks failed.
+    A `quick` probe takes seconds and is not accurate. Raises LaunchError if the ranks fail.
     """
     settings = {**SETTINGS, "device": device or hardware.default_device()}
     with TemporaryDirectory(prefix="dsnb-probe-") as folder:
         result = _launch(Experiment(**{**settings, "gpus": 1}), folder, {"quick": quick})
         result.raise_for_status()
-        machine, found = environment.describe(), records.read_json(RunPaths(result.run_dir).worker) or {}
-        record = {name: machine[name] for name in RECORDED} | found["versions"] | {"quick": quick}
-        record |= {name: found[name] for name in ("gpu_name", "figures", "rows", "missing")}
+        machine, measured = environment.describe(), records.read_json(RunPaths(result.run_dir).worker) or {}
+        record = {name: machine[name] for name in RECORDED} | measured["versions"] | {"quick": quick}
+        record |= {name: measured[name] for name in ("gpu_name", "figures", "rows", "missing")}
         if settings["device"] == "cpu" or len(hardware.gpus()) < 2:
             record["missing"][LINKS] = "they need several GPUs"
             return record
@@ -72,5 +72,5 @@ def probe(device: str = "", *, quick: bool = False) -> dict[str, Any]:
             what, rate = f"{row['collective']} of {row['bytes']:,} bytes", row["busbw_gb_per_s"]
             record["rows"].append({"part": LINKS, "what": what, "value": rate, "unit": "GB/s"})
             if row["collective"] == "all-reduce":
-                record["figures"]["link_gb_per_s"] = rate  # in the end that of the largest message
+                record["figures"]["link_gb_per_s"] = rate  # the largest message is the last
     return record

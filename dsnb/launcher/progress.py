@@ -1,16 +1,17 @@
-"""What a run shows while it goes on: its phase until the first step, then steps, loss and tokens/s.
+"""The progress of a run: its phase until the first step, then steps, loss and tokens/s.
 
-A notebook and a terminal show the same. A phase is shown with its elapsed seconds, because importing torch and
-building or compiling a large model can take minutes in which there is nothing else to show.
+A phase is shown with its elapsed seconds, because importing torch and building or compiling a large model can take
+minutes without other output.
 """
 
 import html
 import sys
-from collections.abc import Iterable
 from typing import Any, Self
 
 from tqdm import tqdm
 
+from dsnb.files.records import Tail
+from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
@@ -19,39 +20,52 @@ REFRESH_S = 0.5
 """Seconds between refreshes of the bar."""
 
 
-class Phase:
-    """The phase of a run that has no step yet, from the files in its folder, and since when it was seen."""
+class RunState:
+    """How far a run is, from the files in its folder; as a string, its phase or its last loss and tokens/s."""
 
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
-        self._experiment, self._run = experiment, run
-        self._name, self._began_s = "", 0.0
+        self.step, self.total = 0, experiment.warmup_steps + experiment.steps
+        self._experiment, self._run, self._tail = experiment, run, Tail(run.steps)
+        self._last: dict[str, Any] = {}
+        self._phase, self._began_s = "", 0.0
+
+    def read(self) -> bool:
+        """Read the steps since the last call; return whether there were any."""
+        steps = list(record_schema.steps(self._tail))
+        if steps:
+            self._last = steps[-1]
+            self.step = self._last["step"]
+        return bool(steps)
 
     def __str__(self) -> str:
-        name = "importing, building the model" if self._experiment.hostfile else "building the model"
+        if self.step:
+            loss, step_s = self._last.get("loss"), self._last.get("step_time_s")
+            rate = f"{self._experiment.tokens_per_step / step_s:,.0f} tokens/s" if step_s else ""
+            return ", ".join(filter(None, [f"loss {loss:.3f}" if loss is not None else "", rate]))
+        phase = "importing, building the model" if self._experiment.hostfile else "building the model"
         if not self._run.console.exists():
-            name = "starting"
+            phase = "starting"
         elif self._run.steps.exists():
-            name = "first step" if self._experiment.compile == "off" else "compiling, first step"
-        if name != self._name:
-            self._name, self._began_s = name, launch_clock.now_s()
-        return f"{name}: {launch_clock.now_s() - self._began_s:.0f} s"
+            phase = "first step" if self._experiment.compile == "off" else "compiling, first step"
+        if phase != self._phase:
+            self._phase, self._began_s = phase, launch_clock.now_s()
+        return f"{phase}: {launch_clock.now_s() - self._began_s:.0f} s"
 
 
 class Progress:
-    """The progress of a run while a `with` block runs: a bar in a terminal, in a notebook one output that is replaced.
+    """The progress of a run within a `with` block: a bar in a terminal, in a notebook an output that is replaced.
 
-    A saved notebook has the last state of the output. Of a widget, a notebook without the widget's state would show the
-    first one. A run that ends leaves no output, one that is cut short its last state.
+    Unlike a widget, the output of an interrupted run shows its last state in a saved notebook. A run that ends leaves
+    no output.
     """
 
     def __init__(self, experiment: Experiment, run: RunPaths, enabled: bool) -> None:
-        self.step, self.total = 0, experiment.warmup_steps + experiment.steps
-        self._experiment, self._phase = experiment, Phase(experiment, run)
+        self.state, self._name = RunState(experiment, run), experiment.name
         self._note = "starting the ranks" if experiment.hostfile else "importing torch, DeepSpeed and transformers"
         self._refreshed_s = 0.0
         self._output: Any = None
         in_notebook = enabled and _in_notebook()
-        self._bar = tqdm(total=self.total, unit="step", disable=not enabled or in_notebook, desc=experiment.name)
+        self._bar = tqdm(total=self.state.total, unit="step", disable=not enabled or in_notebook, desc=self._name)
         if in_notebook:
             from IPython.display import display
 
@@ -67,35 +81,25 @@ class Progress:
             from IPython.display import clear_output
 
             clear_output(wait=True)
-        elif self._output:
-            self._note += ", interrupted" if kind is KeyboardInterrupt else ", failed"
-            self._output.update(self)
 
-    def update(self, steps: Iterable[dict[str, Any]], at_once: bool = False) -> None:
-        """Take the steps that are new; show them, or the phase before the first one, at most every `REFRESH_S`."""
-        for step in steps:
-            self.step = step["step"]
-            rate = self._experiment.tokens_per_step / step["step_time_s"] if step.get("step_time_s") else 0.0
-            loss = step["loss"] if step.get("loss") is not None else float("nan")
-            self._note = f"loss {loss:.3f}, {rate:,.0f} tokens/s"
+    def refresh(self, at_once: bool = False) -> None:
+        """Show the current state, at most every `REFRESH_S` unless `at_once`."""
         if at_once or launch_clock.now_s() > self._refreshed_s + REFRESH_S:
-            self._refreshed_s = launch_clock.now_s()
-            if not self.step:
-                self._note = str(self._phase)
+            self._refreshed_s, self._note = launch_clock.now_s(), str(self.state)
             self._show()
 
     def _show(self) -> None:
-        self._bar.n = self.step
+        self._bar.n = self.state.step
         self._bar.set_postfix_str(self._note)
         if self._output:
             self._output.update(self)
 
     def __repr__(self) -> str:
-        return f"{self._experiment.name}: {self.step} of {self.total} steps, {self._note}"
+        return f"{self._name}: {self.state.step} of {self.state.total} steps, {self._note}"
 
     def _repr_html_(self) -> str:
-        text = html.escape(repr(self))
-        return f'<progress value="{self.step}" max="{self.total}" aria-label="steps"></progress> {text}'
+        bar = f'<progress value="{self.state.step}" max="{self.state.total}" aria-label="steps"></progress>'
+        return f"{bar} {html.escape(repr(self))}"
 
 
 def _in_notebook() -> bool:

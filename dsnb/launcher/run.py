@@ -1,6 +1,6 @@
-"""Launches one run, or a test of the machine, and supervises it until it ends, in whatever way.
+"""Launches one run, or a test of the machine, and supervises it until it ends.
 
-A finished run has a `result.json` and no process left.
+Every run ends with a `result.json` and leaves no process.
 """
 
 import contextlib
@@ -9,13 +9,13 @@ import time
 from functools import partial
 from pathlib import Path
 
-from dsnb.errors import LaunchError, SettingsError
+from dsnb.errors import DsnbError, LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.launcher.environment import sampled
 from dsnb.launcher.folder import create_run_dir, prepare, write_description
 from dsnb.launcher.hosts import HostRanks
 from dsnb.launcher.local import ForkedRanks
-from dsnb.launcher.outcome import exception_status, run_status, summarize_run, without_machine_faults
+from dsnb.launcher.outcome import run_status, summarize_run, without_machine_faults
 from dsnb.launcher.progress import Progress
 from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import RunPaths
@@ -28,7 +28,7 @@ WORKER = "dsnb.train.worker"
 POLL_S = 0.05
 Ranks = HostRanks | ForkedRanks
 GRACE_PERIOD_S = 5.0
-"""How long the other ranks may continue after one has failed: some would wait for it for ever."""
+"""Time until the other ranks are killed after one has failed; they may wait for it forever."""
 
 
 def launch(
@@ -68,30 +68,28 @@ def launch(
     if run_dir is None:
         run_dir = create_run_dir(paths.outputs_root() / "single", experiment.name_with_model)
     run = RunPaths(Path(run_dir).absolute())
-    return _supervise(experiment, run, progress, worker)
-
-
-def _supervise(experiment: Experiment, run: RunPaths, shown: bool, worker: str) -> Result:
-    """Start the ranks, watch them and write the result, whatever happens."""
     prepare(run, experiment)
     began_s = launch_clock.now_s()
     ranks: Ranks | None = None
     try:
         ranks = (HostRanks if experiment.hostfile else ForkedRanks)(experiment, run)
         experiment = ranks.experiment
-        if isinstance(ranks, HostRanks):  # the device and the machine are known only now
+        if isinstance(ranks, HostRanks):  # only now are the device and the machine known
             write_description(run, experiment, ranks.environment)
         samples = sampled(ranks.gpus, partial(records.append_line, run.gpu), began_s)
-        with Progress(experiment, run, shown) as progress, samples:
+        with Progress(experiment, run, progress) as shown, samples:
             ranks.start(worker, began_s)
-            ended_by = watch(run, ranks, began_s, progress)
+            ended_by = watch(run, ranks, began_s, shown)
         codes = ranks.exit_codes()  # of the ranks that ended by themselves
         ranks.end()
     except BaseException as error:
         if ranks:
             with contextlib.suppress(OSError, LaunchError):  # report the first error
                 ranks.end()
-        finish(experiment, run, ranks.exit_codes() if ranks else {}, began_s, exception_status(error))
+        outcome = "failed", str(error) if isinstance(error, DsnbError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyboardInterrupt):
+            outcome = "interrupted", "stopped by the user"
+        finish(experiment, run, ranks.exit_codes() if ranks else {}, began_s, outcome)
         raise
     status, cause = ended_by or run_status(experiment, run, codes, ranks.oom_kills(), ranks.host_of)
     if status == "failed" and (failure := ranks.external_failure) and failure not in str(cause):
@@ -100,37 +98,38 @@ def _supervise(experiment: Experiment, run: RunPaths, shown: bool, worker: str) 
 
 
 def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> tuple[str, str] | None:
-    """Wait for the end of the ranks; return status and cause if their records cannot tell how the run ended."""
-    limits, tail = ranks.experiment, records.Tail(run.steps)
+    """Wait until the ranks end; return status and cause if their records do not contain them."""
+    limits, state = ranks.experiment, progress.state
     last_step_s, failed_s = began_s, math.inf
     while not ranks.ended():
         time.sleep(POLL_S)
         if not run.dir.is_dir():
             raise LaunchError(f"{run.dir} was removed during the run: start the sweep again")
-        steps, now_s = list(record_schema.steps(tail)), launch_clock.now_s()
-        progress.update(steps)
-        last_step_s = now_s if steps else last_step_s
+        now_s = launch_clock.now_s()
+        last_step_s = now_s if state.read() else last_step_s
+        progress.refresh()
         exceeded = None
         if now_s > began_s + limits.time_limit_s:
             exceeded = f"no end within the time limit of {limits.time_limit_s:g} s"
-        elif progress.step < progress.total and now_s > last_step_s + limits.step_timeout_s:
+        elif state.step < state.total and now_s > last_step_s + limits.step_timeout_s:
             exceeded = f"no step within step_timeout_s of {limits.step_timeout_s:g} s"
         if exceeded and not ranks.ended():
-            return "timeout", f"{exceeded}, {progress.step} of {progress.total} steps done"
+            return "timeout", f"{exceeded}, {state.step} of {state.total} steps done"
         if failure := ranks.external_failure:
             return "failed", failure
         if any(ranks.exit_codes().values()):
             failed_s = min(failed_s, now_s)
         if now_s > failed_s + GRACE_PERIOD_S:
             break
-    progress.update(record_schema.steps(tail), at_once=True)
+    state.read()
+    progress.refresh(at_once=True)
     return None
 
 
 def finish(
     experiment: Experiment, run: RunPaths, exit_codes: dict[int, int], began_s: float, outcome: tuple[str, str | None]
 ) -> Result:
-    """Write the result, with status and cause as `outcome`, which makes the run a finished one."""
+    """Write and return the result; `outcome` is status and cause."""
     worker = record_schema.read(run.worker) or {}
     if versions := worker.get("versions"):
         machine = records.read_json(run.environment) or {}

@@ -1,4 +1,4 @@
-"""Answers as HTML: for each task a card that says what to train it with, with remarks on its runs; and plans."""
+"""Answers as HTML: a card for each task with the setting to train it with and remarks on its runs; and plans."""
 
 import html
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ from dsnb.runs import labels
 from dsnb.runs.table import as_runs, named_runs, numbers
 
 MAX_CARDS = 6
-"""Tasks with a card of their own."""
+"""Maximum number of cards."""
 MAX_NAMED = 3
-"""Settings that a remark names."""
+"""Maximum number of settings that a remark names."""
 PLAN = {
     "experiment": "experiment",
     "basis": "basis",
@@ -49,26 +49,28 @@ PLAN = {
     "energy_kwh": "energy (kWh)",
     "cost": "cost",
 }
-"""Columns of a plan, and their headings."""
+"""Columns of a plan -> headings."""
 NOTHING = "No setting has a measured throughput: choose other runs, other tables or another model."
 
 
 def answer(runs: pd.DataFrame, question: Question | None = None) -> Html:
-    """State for each task what to train it with, what that costs, and what comes next.
+    """Return the best setting of each task, its cost, and the next best setting.
 
-    By default, the question is the least time, or the fewest GPU-hours where the runs differ in their GPUs, at the
-    price that the runs state, or an assumed one.
+    By default, the question is the least time, or the fewest GPU-hours if the runs differ in their number of GPUs, at
+    the price that the runs state, or an assumed one.
     """
     runs = without_probes(as_runs(runs))
     if runs.empty:
         return Html(f'<section class="dsnb-answer"><p>{NO_RUNS}</p></section>')
-    every = tasks(runs)
-    usual = partial(Question, prices=recorded_prices(runs), assumed_price=ASSUMED_PRICE)
-    questions = [question or usual(objective=default_objective(task.runs)) for task in every[:MAX_CARDS]]
-    cards = [_card(task, of_runs(task.runs, asked)) for task, asked in zip(every[:MAX_CARDS], questions, strict=True)]
-    more = labels.count(len(every) - MAX_CARDS, "more task")
-    left = [f"{more} not shown here; the explorer has all."] if len(every) > MAX_CARDS else []
-    return Html(f"{''.join(cards)}{_items(left)}")
+    all_tasks = tasks(runs)
+    default = partial(Question, prices=recorded_prices(runs), assumed_price=ASSUMED_PRICE)
+    cards = [
+        _card(task, of_runs(task.runs, question or default(objective=default_objective(task.runs))))
+        for task in all_tasks[:MAX_CARDS]
+    ]
+    more = labels.count(len(all_tasks) - MAX_CARDS, "more task")
+    hidden = [f"{more} not shown here; the explorer has all."] if len(all_tasks) > MAX_CARDS else []
+    return Html(f"{''.join(cards)}{_items(hidden)}")
 
 
 def _items(sentences: list[str]) -> str:
@@ -84,25 +86,25 @@ def _card(task: Task, decision: Decision) -> str:
 
 
 def remarks(runs: pd.DataFrame) -> list[str]:
-    """Return sentences on how the runs of a task ended, on losses that differ, and on what was not tried."""
+    """Return sentences on failed runs of a task, differing losses, unstable settings, and untried faster ones."""
     bad = runs[runs["status"] != "ok"]
     statuses = bad["status"].replace({"oom": "out of memory"}).value_counts()
     counts = ", ".join(f"{count} {labels.text(name)}" for name, count in statuses.items())
     success = "The run succeeded." if len(runs) == 1 else f"All {len(runs)} runs succeeded."
     ended = success if bad.empty else f"{len(bad)} of {len(runs)} runs are not ok: {counts}."
-    own = [Flag.LOSS in found for found in flags(runs)["flags"]]
-    names = list(dict.fromkeys(named_runs(runs)[own]["experiment"]))
+    has_odd_loss = [Flag.LOSS in flagged for flagged in flags(runs)["flags"]]
+    names = list(dict.fromkeys(named_runs(runs)[has_odd_loss]["experiment"]))
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    otherwise = (
-        f"{labels.count(sum(own), 'run')} of {labels.count(len(names), 'setting')} had other losses than settings "
-        "that compute the same, so something went wrong there: find out what before you choose such a setting. "
+    odd_losses = (
+        f"The losses of {labels.count(sum(has_odd_loss), 'run')} of {labels.count(len(names), 'setting')} differ from "
+        "those of settings that compute the same: find the cause before you choose such a setting. "
         f"{', '.join(names[:MAX_NAMED])}{more}."
     )
-    return [ended, *unstable_settings(runs), *([otherwise] if names else []), *_not_tried(runs)]
+    return [ended, *unstable_settings(runs), *([odd_losses] if names else []), *_not_tried(runs)]
 
 
 def unstable_settings(runs: pd.DataFrame) -> list[str]:
-    """Say how many settings are unstable and what to do about them; nothing if none is (`dsnb.analysis.summary`)."""
+    """Report unstable settings (`dsnb.analysis.summary`) and what to do about them; empty if there are none."""
     runs = named_runs(runs)
     names = unstable(runs)
     if not names:
@@ -110,21 +112,21 @@ def unstable_settings(runs: pd.DataFrame) -> list[str]:
     rates = numbers(runs, "tokens_per_s").where(runs["status"] == "ok").groupby(runs["experiment"]).agg(["min", "max"])
     ranges = [f"{name}: {fixed(rates['min'][name], 0)} to {fixed(rates['max'][name], 0)}" for name in names[:MAX_NAMED]]
     more = f"; and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    are, own, them = ("is", "its", "it") if len(names) == 1 else ("are", "their", "them")
+    are, their, them = ("is", "its", "it") if len(names) == 1 else ("are", "their", "them")
     return [
-        f"{labels.count(len(names), 'setting')} {are} unstable and not ranked: {own} repeats differ by more than "
+        f"{labels.count(len(names), 'setting')} {are} unstable and not ranked: {their} repeats differ by more than "
         f"{UNSTABLE:g} times in tokens/s ({'; '.join(ranges)}{more}). Measure {them} again while nothing else uses the "
         "machine (see docs/how-to/noise.md)."
     ]
 
 
 def _not_tried(runs: pd.DataFrame) -> list[str]:
-    """Say so if only DeepSpeed's native half precision without compilation was measured on GPUs: it is rarely fast."""
-    own = runs[(runs["status"] == "ok") & runs.get("gpu_name", pd.Series(index=runs.index)).notna()]
-    own = own[own.get("source", pd.Series("dsnb", index=own.index)) == "dsnb"]
+    """Report if only DeepSpeed's native half precision without compilation was measured on GPUs: it is rarely fast."""
+    on_gpu = runs[(runs["status"] == "ok") & runs.get("gpu_name", pd.Series(index=runs.index)).notna()]
+    on_gpu = on_gpu[on_gpu.get("source", pd.Series("dsnb", index=on_gpu.index)) == "dsnb"]
     slow = {"strategy": "deepspeed", "mixed_precision": "native", "compile": "off"}
-    half = own["precision"].isin(["fp16", "bf16"]) if "precision" in own else pd.Series(dtype=bool)
-    if own.empty or not half.all() or any(name not in own or (own[name] != slow[name]).any() for name in slow):
+    is_slow = on_gpu.reindex(columns=list(slow)).eq(pd.Series(slow)).all(axis=1)
+    if on_gpu.empty or not (is_slow & on_gpu["precision"].isin(["fp16", "bf16"])).all():
         return []
     return [
         "Faster settings were not tried: mixed_precision: autocast with compile: default, or compile: reduce-overhead "
@@ -133,14 +135,14 @@ def _not_tried(runs: pd.DataFrame) -> list[str]:
 
 
 def plan_sentences(plans: Sequence[Recommendation], notes: Sequence[str] = ()) -> Html:
-    """Return the answer for each task below its title, then the notes on all of them."""
+    """Return the answer for each task below its title, then the notes."""
     parts = [f"{subheading(plan.task)}{bullet_list(list(plan.sentences), NOTHING)}" for plan in plans]
     parts += [str(bullet_list(list(notes)))] if notes else []
     return Html("".join(parts) or f"<p>{NOTHING}</p>")
 
 
 def plan_tables(plans: Sequence[Recommendation], currency: str = "$") -> Html:
-    """Return the settings of each task with their figures and errors; columns without any value are left out."""
+    """Return the settings of each task with their figures and errors, without empty columns."""
     return Html("".join(f"{subheading(plan.task)}{_plan_table(plan, currency)}" for plan in plans))
 
 

@@ -34,10 +34,10 @@ FORMS = {"nodes": "g", "per_node": ",.4g", "off_median_pct": "+.1f", "expected_p
 
 
 def throughput(table: pd.DataFrame) -> Picture:
-    """Draw tokens/s and efficiency by number of GPUs, of a table of `dsnb.analysis.scaling.scaling`.
+    """Draw tokens/s and efficiency by number of GPUs, given a table of `dsnb.analysis.scaling.scaling`.
 
-    Dotted lines are ideal, bars span the lowest to the highest run. Of more than eight workloads, those on the most
-    GPUs are drawn.
+    Dotted lines are ideal scaling, bars span the lowest to the highest run. At most eight workloads, those on the most
+    GPUs, are drawn.
     """
     shown, unit = _largest_workloads(table), _unit(table)
 
@@ -57,7 +57,7 @@ def throughput(table: pd.DataFrame) -> Picture:
 
 
 def scaling_remarks(scaled: Collection[pd.DataFrame]) -> Html:
-    """Return what to know about the efficiency in tables of `dsnb.analysis.scaling.scaling`."""
+    """Return remarks on the efficiency in tables of `dsnb.analysis.scaling.scaling`."""
     if not scaled:
         return tables.bullet_list([], "No workload was measured on two numbers of GPUs: there is no scaling to show.")
     sentences = [sentence for table in scaled for sentence in scaling.super_linear(table)]
@@ -75,7 +75,7 @@ def scaling_table(table: pd.DataFrame) -> Html:
 
 
 def _largest_workloads(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the workloads on the most GPUs, with the base in their names, and the ideal of each figure."""
+    """Return the workloads on the most GPUs, with the base in their titles, and the ideal of each figure."""
     largest = table.groupby("workload")["gpus"].max().sort_values(ascending=False, kind="stable")
     drawn = table["workload"].isin(largest.index[: len(palette.SERIES)])
     shown = table[drawn].sort_values(["workload", "gpus"])
@@ -100,7 +100,7 @@ def _coloured(shown: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
 
 
 def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
-    """Draw a figure and its ideal against the number of GPUs, both on logarithmic scales."""
+    """Draw a figure and its ideal against the number of GPUs, on logarithmic scales."""
     axis.set(xlabel=f"number of {_unit(shown)}s", ylabel=title)
     if shown.empty:
         note(axis, "no workload was measured on two numbers of GPUs")
@@ -117,9 +117,9 @@ def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
 
 
 def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]:
-    """Return what a report says of groups of nodes, as parts to display in turn; empty without several nodes or groups.
+    """Return the section of a report on groups of nodes, as parts to display in turn; empty with one node or group.
 
-    With `efficiency`, it begins with the figure of throughput, if several numbers of nodes were measured.
+    With `efficiency`, it includes the figure of throughput, if several numbers of nodes were measured.
     """
     table = hosts.groups(runs)
     if not (table["nodes"].gt(1).any() or table["hosts"].nunique() > 1):
@@ -134,8 +134,8 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
     text_columns = ("experiment", "hosts", "cause")
     listing = tables.to_html(_format_groups(listed), text_columns, index=False, which="the failed and slowest")
     parts += [tables.subheading("Groups"), listing]
-    if found := hosts.differences(runs):
-        parts += [tables.subheading("Differences between nodes"), _list(found)]
+    if differences := hosts.differences(runs):
+        parts += [tables.subheading("Differences between nodes"), _list(differences)]
     return parts
 
 
@@ -144,7 +144,7 @@ def _list(sentences: list[str]) -> Html:
 
 
 def compare_groups(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
-    """Return the groups of nodes for a terminal: as numbers, as text, and the conclusions in sentences."""
+    """Return the groups of nodes for a terminal: as numbers, as text, and conclusions in sentences."""
     table = hosts.groups(runs)
     if table.empty:
         raise SettingsError(
@@ -171,8 +171,8 @@ def _hosts(value: object) -> str:
     return value if len(names) <= hosts.MAX_NAMES else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
-def bandwidth(folder: str | Path) -> Iterator[Html | Picture]:
-    """Yield the parts of a report on a sweep's all-reduce test; nothing if there is none."""
+def bandwidth(folder: str | Path) -> Iterator[Html]:
+    """Yield the parts of a report on a sweep's bandwidth test, if there is one."""
     run, table = newest_bandwidth_test(folder), load_bandwidth(folder)
     if run is None or table.empty:
         return
@@ -190,7 +190,7 @@ def bandwidth(folder: str | Path) -> Iterator[Html | Picture]:
 
 
 def format_bandwidth(table: pd.DataFrame) -> pd.DataFrame:
-    """Format a test as nccl-tests prints it, indexed by message size."""
+    """Format a bandwidth test like nccl-tests, indexed by message size."""
     columns = {
         "collective": table["collective"].tolist(),
         "count (elements)": tables.format_column(table["count"], ".0f"),

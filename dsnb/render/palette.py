@@ -1,8 +1,9 @@
-"""The colours of every figure and chart; the explorer sends those that its page needs to the browser.
+"""The colours of all figures and charts.
 
-The hues are those of Okabe and Ito (2008), which readers with any colour vision can tell apart, and one of Paul Tol's.
+The hues are from Okabe and Ito (2008), distinguishable with any colour vision, and one from Paul Tol.
 """
 
+import itertools
 from collections.abc import Sequence
 
 BLUE = "#0072b2"
@@ -22,23 +23,23 @@ GRID = "#e3e6ea"
 SURFACE = "#ffffff"
 """Background of a figure."""
 DARK = {INK: "#e6e9ed", SOFT_INK: "#a3acb7", LIGHT_GREY: "#4a525c", GRID: "#363d46", SURFACE: "#1d2126"}
-"""What a figure shows instead of each of these colours in a dark theme; all other colours are legible in both."""
+"""Colour -> its replacement in a dark theme; all other colours are legible in both themes."""
 
 SERIES = [BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, "#7f7f7f", INK]
-"""Lines of one figure, in this order."""
+"""Colours of the lines of a figure, in this order."""
 CATEGORIES = [
     "#1f7fd1", "#e0561a", "#0f9d58", "#8a63e0", "#b8860b", "#c2569f", "#1499a8", "#e0405e", "#7f9b12", "#7d838c",
 ]  # fmt: skip
-"""Values of a setting in the explorer: each has a contrast of 3 or more to the cards of its light and dark theme."""
+"""Values of a setting in the explorer: each has a contrast of 3 or more in its light and dark theme."""
 STRATEGIES = dict(
     zip(("ZeRO 0", "ZeRO 2", "ZeRO 1", "ZeRO 3", "DDP", "FSDP"), CATEGORIES, strict=False), plain=CATEGORIES[-1]
 )
-"""Colours of strategies; TP x PP, which come with sizes, have those that are left."""
+"""Colours of strategies; combinations of TP and PP have the remaining categories."""
 SEQUENCE = ["#3b4d8f", "#575d8a", "#70708a", "#88838a", "#a29884", "#bead77", "#dcc463", "#f4dd50"]
-"""The middle of cividis, whose lightness only rises: for settings with more values than there are categories."""
+"""The middle of cividis, whose lightness increases steadily: for settings with more values than categories."""
 UNSELECTED = "#9aa3ad66"
 ONE_RUN = "#3a97d4"
-"""A line over time of a single run in the explorer: legible on white and on black."""
+"""A single run over time in the explorer: legible on white and on black."""
 
 PRECISIONS = {"fp32": BLUE, "tf32": SKY_BLUE, "fp16": ORANGE, "bf16": GREEN}
 STATUSES = {
@@ -55,13 +56,13 @@ MEMORY_PARTS = [BLUE, SKY_BLUE, ORANGE, PURPLE, GREEN, YELLOW]
 
 def strategies(names: Sequence[str]) -> dict[str, str]:
     """Return a colour for each strategy."""
-    left = [colour for colour in CATEGORIES if colour not in STRATEGIES.values()]
     others = [name for name in names if name not in STRATEGIES]
-    return {**STRATEGIES, **{name: left[place % len(left)] for place, name in enumerate(others)}}
+    unused = itertools.cycle(colour for colour in CATEGORIES if colour not in STRATEGIES.values())
+    return {**STRATEGIES, **dict(zip(others, unused, strict=False))}
 
 
 def sequence(count: int) -> list[str]:
-    """Return `count` colours for ordered values: categories as long as there are enough, else steps of a sequence."""
+    """Return `count` colours for ordered values: categories if there are enough, otherwise a sequence."""
     if count <= len(CATEGORIES):
         return CATEGORIES[:count]
     return [SEQUENCE[round(place * (len(SEQUENCE) - 1) / (count - 1))] for place in range(count)]

@@ -1,7 +1,6 @@
 """Figures of runs: speed, step time, memory and utilization by setting, the steps of one run, parts of memory.
 
-The spread between repeats is drawn as the runs themselves and a line from the lowest to the highest: three repeats are
-too few for an error bar.
+Repeats are drawn as dots with a line from the lowest to the highest: three are too few for an error bar.
 """
 
 from collections.abc import Iterable
@@ -24,12 +23,12 @@ from dsnb.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.runs.load import load_steps
 
 MAX_UPRIGHT = 8
-"""Strategies whose names fit side by side below an axis; more are written upwards."""
+"""Maximum number of strategies whose names are horizontal below an axis."""
 MAX_SHAPES = 200
-"""Runs that are drawn as one shape each; the dots of more become one bitmap, so that the figure stays small."""
+"""Maximum number of runs drawn as vector shapes; the dots of more runs are rasterized, to limit the file size."""
 MAX_ROWS = 40
 MAX_LENGTH = 52
-"""Characters of a name beside an axis; longer ones leave no room for the bars."""
+"""Maximum characters of a name beside an axis; longer names leave no room for the bars."""
 
 
 def overview(runs: pd.DataFrame) -> Picture:
@@ -49,34 +48,34 @@ def overview(runs: pd.DataFrame) -> Picture:
 
 
 def _ok(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the ok runs with their strategy in one column, in the order of strategies."""
+    """Return the ok runs with their strategy in one column, ordered by strategy."""
     ok = with_choices(runs[runs["status"] == "ok"])
     order = ok["strategy"].map(labels.axis("strategy").sort_key)
     return ok.loc[order.sort_values(kind="stable").index] if len(ok) else ok
 
 
 def _plot_by_strategy(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
-    """Draw one metric of ok runs by strategy: medians as bars, the range as a line, every run as a dot."""
+    """Draw one metric of ok runs by strategy: medians as bars, ranges as lines, runs as dots."""
     label = METRIC_LABELS[metric]
     titles = {"xlabel": labels.axis("strategy").title, "ylabel": label.heading}
     axis.set(**titles)
-    known = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(subset=[metric, "strategy"])
-    if known.empty:
+    measured = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(subset=[metric, "strategy"])
+    if measured.empty:
         note(axis, "no run succeeded" if ok.empty else "no run measured it")
         return
     shared = {
-        "x": known["strategy"], "y": known[metric] * label.factor, "hue": known["precision"],
-        "hue_order": [name for name in palette.PRECISIONS if name in set(known["precision"])],
+        "x": measured["strategy"], "y": measured[metric] * label.factor, "hue": measured["precision"],
+        "hue_order": [name for name in palette.PRECISIONS if name in set(measured["precision"])],
         "palette": palette.PRECISIONS, "ax": axis,
     }  # fmt: skip
     range_line = {"linewidth": 1.3, "color": palette.INK}
     sns.barplot(**shared, estimator="median", errorbar=("pi", 100), alpha=0.55, err_kws=range_line)
     sns.stripplot(
         **shared, dodge=True, size=4, linewidth=0.6, edgecolor=palette.SURFACE, legend=False, clip_on=False,
-        rasterized=len(known) > MAX_SHAPES,
+        rasterized=len(measured) > MAX_SHAPES,
     )  # fmt: skip
     axis.set(**titles)
-    names = list(dict.fromkeys(known["strategy"]))
+    names = list(dict.fromkeys(measured["strategy"]))
     rotation = 0 if len(names) <= MAX_UPRIGHT else 90
     axis.set_xticks(range(len(names)), [name.replace(" x ", " x\n") for name in names], rotation=rotation)
     axis.yaxis.set_major_formatter(PLAIN_TICKS)
@@ -149,7 +148,7 @@ def memory_changes(table: pd.DataFrame) -> Picture:
 
 
 def _abbreviations(names: Iterable[str]) -> list[str]:
-    """Return names that fit beside an axis: without their sweeps, the beginning and the end of long ones."""
+    """Shorten names to fit beside an axis: without their sweeps, and without the middle of long names."""
     whole = list(names)
     without = [name.rpartition("/")[2] for name in whole]
     half = MAX_LENGTH // 2

@@ -1,4 +1,4 @@
-"""One run in a notebook: its most important figures, or why it failed and what to do, then everything else folded."""
+"""One run in a notebook: its most important figures, or why it failed and what to do, then all figures folded."""
 
 import html
 import os
@@ -23,13 +23,13 @@ HEADLINES = (
     "power_w",
     "loss_last",
 )
-"""Figures at the top, in this order; `MEMORY` stands for the most informative figure of memory that was measured."""
+"""Figures at the top, in this order; `MEMORY` is replaced by the most informative measured figure of memory."""
 PHASES = {"build": "building the model", "optimizer": "optimizer step", "forward": "forward pass"}
 PHASES |= {"backward": "backward pass", "communication": "communication between pipeline stages"}
 
 
 def card(result: Result) -> Html:
-    """Return how a run ended: its figures if it is ok, otherwise the cause, the memory that was lacking, and advice."""
+    """Return the figures of a run, or the cause of its failure, the memory that was lacking, and advice."""
     caption = f"<h3>{_text(result.run_dir.parent.name)}: {_text(result.status)}</h3>"
     shown = _figures(result) if result.status == "ok" else _failure(result)
     return Html(caption + shown + _all_figures(result) + _trace(RunPaths(result.run_dir)))
@@ -54,7 +54,7 @@ def _failure(result: Result) -> str:
 
 
 def _memory(shortage: Shortage) -> list[tuple[str, str]]:
-    """Return the rows about the memory that was lacking; those whose figure is unknown are left out."""
+    """Return the rows on the memory that was lacking, as far as it is known."""
     capacity = f"memory of the {'machine' if shortage.of_host else 'GPU'} (GiB)"
     rows = {
         "allocated (GiB)": shortage.allocated_gib,

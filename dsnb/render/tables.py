@@ -22,32 +22,32 @@ from dsnb.runs.load import displayable
 from dsnb.runs.table import numbers
 
 DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")
-"""Metrics that only the explorer and `load_runs` have, since the table is wide enough."""
+"""Metrics that are not in summaries, only in the explorer and in `load_runs`."""
 SAME_AS = {
     "tokens_per_s": "tokens_per_s_per_gpu",
     "trained_tokens_per_s": "tokens_per_s",
     "hardware_tflops_per_gpu": "tflops_per_gpu",
 }
-"""Metrics that are left out where they equal another one, such as tokens/s on one GPU."""
+"""Metrics that are left out if they equal another one, such as tokens/s on one GPU."""
 REPLACED_BY = {
     "samples_per_s": "tokens_per_s",
     "peak_reserved_gib": "peak_allocated_gib",
     "host_memory_gib": "peak_allocated_gib",
 }
-"""Metrics that are left out where another one was measured."""
+"""Metrics that are left out if another one was measured."""
 MAX_ROWS = 100
-"""Rows of a table in a report; the explorer has all runs."""
+"""Maximum rows of a table in a report; the explorer has all runs."""
 MAX_VALUES = 12
-"""Values of a setting, or of a property of the machine, that are listed."""
+"""Maximum number of listed values of a setting or of a property of the machine."""
 UNBROKEN = 40
-"""Characters of a number with its spread, or of the name of a row, that are kept on one line."""
+"""Maximum characters of a number with its spread, or of the name of a row, that are kept on one line."""
 SPREAD = re.compile(r"±\s.*", re.DOTALL)
 SPREAD_HTML = r'<span class="spread">\g<0></span>'
 
 
 @dataclass(frozen=True)
 class Html:
-    """HTML that a notebook displays unchanged; text from outside must be escaped before."""
+    """HTML that a notebook displays unchanged; untrusted text must be escaped."""
 
     text: str
 
@@ -61,15 +61,15 @@ class Html:
 def format_summary(summary: pd.DataFrame, unit: str = "GPU") -> pd.DataFrame:
     """Format a summary as text (`repeats_text`) under headings with units, without redundant metrics.
 
-    `unit` is what is counted of the hardware, `GPU` or `rank` (`dsnb.runs.labels.common_unit`).
+    `unit` is `GPU` or `rank` (`dsnb.runs.labels.common_unit`).
     """
     table = summary[["n", "n_failed"]].astype(str).rename(columns={"n_failed": "not ok"})
     medians = {metric: summary[f"{metric}_median"] for metric in METRIC_LABELS}
     for metric, median in medians.items():
         same, better = medians.get(SAME_AS.get(metric, "")), medians.get(REPLACED_BY.get(metric, ""))
-        is_told = same is not None and (median.isna() | median.eq(same)).all()
-        is_told |= better is not None and (median.isna() | better.notna()).all()
-        if median.notna().any() and metric not in DETAILS and not is_told:
+        is_redundant = same is not None and (median.isna() | median.eq(same)).all()
+        is_redundant |= better is not None and (median.isna() | better.notna()).all()
+        if median.notna().any() and metric not in DETAILS and not is_redundant:
             label = METRIC_LABELS[metric]
             digits = label.digits + 2 * (median.max() * label.factor < 1)
             table[label.heading.replace("GPU", unit)] = repeats_text(summary, metric, digits)
@@ -77,11 +77,7 @@ def format_summary(summary: pd.DataFrame, unit: str = "GPU") -> pd.DataFrame:
 
 
 def repeats_text(summary: pd.DataFrame, metric: str, digits: int) -> list[str]:
-    """Format a metric of a summary, one text for each row.
-
-    A single run is its value, two or three are their range, which a standard deviation would hide, and four or more
-    are `median ± standard deviation`.
-    """
+    """Format a metric of a summary: the value of one run, the range of two or three, else `median ± std`."""
     factor = METRIC_LABELS[metric].factor
     columns = [summary[f"{metric}_{name}"] * factor for name in ("median", "std", "min", "max")]
     texts = []
@@ -108,9 +104,9 @@ def to_html(
     which: str = "the first",
     max_rows: int = MAX_ROWS,
 ) -> Html:
-    """Convert a table of text to HTML in a box that scrolls horizontally, every cell escaped that is not `Html`.
+    """Convert a table of text to HTML in a box that scrolls horizontally; cells are escaped unless they are `Html`.
 
-    Only `max_rows` are shown, which are `which` of all.
+    Of more than `max_rows` rows, a note says that only `which` are shown.
     """
 
     def cell(name: str, value: object) -> str:
@@ -138,7 +134,7 @@ def to_html(
 
 
 def environment(runs: pd.DataFrame) -> Html:
-    """Return where, when and how the runs were measured: one row per known property, with the values that occur."""
+    """Return where, when and how the runs were measured: one row per known property, with its distinct values."""
     names = [name for name in ENVIRONMENT if name not in {"date_utc", "variables"}]
     names += ["variables"] if runs.get("variables", pd.Series(dtype=object)).nunique() == 1 else []
     texts = {_column_title(name).replace("_", " "): _values(runs, name) for name in names}
@@ -152,13 +148,13 @@ def environment(runs: pd.DataFrame) -> Html:
 
 def _range(runs: pd.DataFrame, name: str) -> str:
     """Return the lowest and highest positive value of a column in words; empty if there is none."""
-    known = numbers(runs, name)
-    known = known[(known > 0) & (known < math.inf)]
-    return " to ".join(dict.fromkeys(map(short_number, (known.min(), known.max())))) if len(known) else ""
+    values = numbers(runs, name)
+    values = values[(values > 0) & (values < math.inf)]
+    return " to ".join(dict.fromkeys(map(short_number, (values.min(), values.max())))) if len(values) else ""
 
 
 def settings(runs: pd.DataFrame) -> Html:
-    """Return every setting with the values that occur in the runs."""
+    """Return every setting with its distinct values in the runs."""
     return _listed({name: _values(runs, name) for name in SETTINGS})
 
 
@@ -170,8 +166,8 @@ def _values(runs: pd.DataFrame, name: str) -> str:
 
 
 def _listed(texts: dict[str, str]) -> Html:
-    known = {name: text for name, text in texts.items() if text}
-    table = pd.DataFrame({"value": pd.Series(known, dtype=object)}).rename_axis("name")
+    values = {name: text for name, text in texts.items() if text}
+    table = pd.DataFrame({"value": pd.Series(values, dtype=object)}).rename_axis("name")
     return to_html(table, text_columns=("value",))
 
 

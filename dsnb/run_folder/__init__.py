@@ -1,1 +1,1 @@
-"""What both halves know about a run folder: its files, their fields, its table columns, and when it is finished."""
+"""Run folders as both halves see them: files, fields, table columns, and when a run counts as finished."""

@@ -1,4 +1,4 @@
-"""The columns of the tables and the fields of records: what each means and holds, how it is displayed.
+"""The columns of the tables and the fields of records: meaning, kind of value and display.
 
 A column is declared here once; a setting, which is a column too, in `dsnb.settings.training`. Tables, records, labels,
 the explorer and the reference read them from here.
@@ -42,7 +42,7 @@ class Metric:
     factor: float = 1
     digits: int = 0
     better: Literal["higher", "lower", ""] = ""
-    """Which direction is better; empty if neither is."""
+    """The better direction; empty if there is none."""
     about: str = ""
     """What the figure means."""
 
@@ -59,13 +59,13 @@ class Column:
     name: str
     meaning: str
     label: Metric | None = None
-    """How it is displayed, if it is a figure that tables and pages compare."""
+    """Display of a figure that tables and pages compare."""
     kind: Any = AMOUNT
-    """What it may hold: one of the kinds above, or a type made of them."""
+    """Type of its values: one of the kinds above, or a type made of them."""
 
 
 def each(kind: Any, **meanings: str) -> list[Column]:
-    """Return columns of one kind, each named by the argument that is its meaning."""
+    """Return columns of one kind from their names and meanings."""
     return [Column(name, meaning, kind=kind) for name, meaning in meanings.items()]
 
 
@@ -79,7 +79,7 @@ SETTING_COLUMNS = {
 }
 """Every setting, as a field of `experiment.json`."""
 SETTINGS = [name for name in DECLARED if name not in {"device", deepspeed_keys.NAME, *SUPERVISION}]
-"""Settings that are columns; each key of DeepSpeed's configuration is a further one, if any run sets it."""
+"""Settings that are columns; keys of DeepSpeed's configuration are added if any run sets them."""
 _NAMES = [
     Column("sweep", "Folder of the sweep below the folder that was loaded.", kind=TEXT),
     Column("experiment", "Name of the setting that was measured; repeats share it.", kind=TEXT),
@@ -141,8 +141,8 @@ FIGURES = [
     ),
     Column(
         "cpu_bound",
-        "Share of the timed steps in which the host set the pace: parts of which the GPU had less than a quarter left "
-        "when all was launched, without what was left. About the most that the GPU was idle. Of the worst rank.",
+        "Share of the timed steps in which the host set the pace: parts with less than a quarter of the GPU work left "
+        "when the last kernel was launched, minus that rest. Roughly an upper bound of its idle time; worst rank.",
         _percent("CPU-bound", better="lower"),
     ),
     Column(
@@ -215,7 +215,7 @@ FIGURES = [
         days_per_100b_tokens="1e11 / tokens_per_s / 86,400: days of 100 billion tokens, without restarts or pauses.",
         needed_gib="oom_allocated_gib + oom_requested_gib: what a run out of memory would have needed at least.",
         samples_per_s_running="Running average that DeepSpeed's timer prints; it leaves out data loading.",
-        tokens_per_s_logged="Throughput as logged, where it is wrong and a corrected one stands beside it.",
+        tokens_per_s_logged="Throughput as logged, where it is wrong and `tokens_per_s` is corrected.",
         step_time_median_s="Median of the timed step times.",
         rank_host_memory_gib="Largest resident host memory of a single rank, shared pages included.",
         oom_allocated_gib="Memory allocated at the moment when an allocation failed.",
@@ -232,7 +232,7 @@ FIGURES = [
         timed_steps="Optimizer steps that the speed is measured over.",
         train_runtime_s="Wall time of a whole training, as transformers' Trainer logs it.",
         steps_per_s="Optimizer steps per second, as transformers' Trainer logs it.",
-        step_time_logged_s="Step time as logged, where it is wrong and a corrected one stands beside it.",
+        step_time_logged_s="Step time as logged, where it is wrong and `step_time_s` is corrected.",
         parameters="Parameters of the model, tied embeddings counted once.",
         trainable_parameters="Parameters that are trained: fewer than `parameters` with LoRA.",
         active_parameters="Parameters that work on one token: fewer than `parameters` in a mixture of experts, where "
@@ -341,7 +341,7 @@ METRIC_LABELS = {
 OVER_TIME = {column.name: column.label for column in (*_STEPS, *_SAMPLES) if column.label is not None}
 """Figures of steps and samples that charts of one run show."""
 MEMORY = ("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "host_memory_gib")
-"""Figures of memory, the most informative first: views that need one use the first that was measured."""
+"""Memory figures, the most informative first: views that need one use the first that was measured."""
 
 
 def _names(columns: Iterable[Column]) -> list[str]:
@@ -352,9 +352,9 @@ KEYS, METRIC_COLUMNS, ENVIRONMENT = map(_names, (_NAMES[:3], FIGURES, MACHINE))
 ORDER = _names(_PLACES)
 """Where a run is in the planned order of its sweep."""
 PLANNED = [*ORDER, "model_name"]
-"""What a sweep decides for a run besides its settings."""
+"""Fields that a sweep adds to the settings of a run."""
 SUMMARY_TEXTS = [*_names(TEXTS), "note"]
-"""Texts beside the figures in the summary of `result.json`."""
+"""Texts in the summary of `result.json`."""
 PHASES = [name.removesuffix("_s") for name in _names(_PHASES)]
 RUN_COLUMNS = list(RUNS)
 RUN_NUMBERS = [name for name, column in RUNS.items() if column.kind in NUMBERS]

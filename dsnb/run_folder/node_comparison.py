@@ -1,4 +1,4 @@
-"""Which hardware and versions differ between the hosts of runs: such a difference makes runs slow, or wrong."""
+"""Differences in hardware and versions between the hosts of runs, which make runs slow or wrong."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ MAX_CHARACTERS = 200
 def differences(environments: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
     """Return the fields in which hosts differ, each with a sentence: `torch: 2.13.0 on 63 nodes, 2.12.0 on n7`.
 
-    A field that an environment lacks is unknown and not compared; None means that a host has no such thing.
+    Missing fields are unknown and not compared; None means that a host has none, for example no GPU.
     """
     hosts_by_value: dict[str, dict[str, set[str]]] = {name: {} for name in COMPARED}
     for host, environment in environments:
@@ -27,11 +27,11 @@ def differences(environments: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[s
 
 
 def _text(name: str, value: Any) -> str:
-    """Return a value as a text that is the same for hosts of one kind: `NVIDIA H200 140 GiB`, `1980 MHz 700 W`."""
+    """Format a value identically for identical hosts: `NVIDIA H200 140 GiB`, `1980 MHz 700 W`."""
     if value is None or value in ([], {}):
         return "none"
     if name in UNITS and isinstance(value, int | float):
-        return f"{value:.0f} {UNITS[name]}"  # hosts of one kind differ by some MiB
+        return f"{value:.0f} {UNITS[name]}"  # identical hosts differ by some MiB
     if isinstance(value, list):
         items = [_text("", item) for item in value]
         return ", ".join(f"{items.count(item)} x {item}" for item in dict.fromkeys(items))[:MAX_CHARACTERS]
@@ -43,7 +43,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _sentence(name: str, hosts_by_value: dict[str, set[str]]) -> str:
-    """Return who has which value, the most common one first."""
+    """List the hosts of each value, the most common value first."""
     parts = [
         f"{value} on {' and '.join(sorted(hosts)) if len(hosts) <= MAX_NAMED_HOSTS else f'{len(hosts)} nodes'}"
         for value, hosts in sorted(hosts_by_value.items(), key=lambda item: -len(item[1]))

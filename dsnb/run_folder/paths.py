@@ -15,13 +15,13 @@ START_README = PACKAGE / "cli" / "start_folder.md"
 SHIPPED = PACKAGE if (PACKAGE / "notebooks").is_dir() else PACKAGE.parent
 """Folder of dsnb's own `notebooks` and `params`: inside an installed package, beside it in a checkout."""
 PROBE = "_probe-bs"
-"""Part of the name of a probe by which earlier versions searched the largest micro-batch that fits."""
+"""Part of the name of a probe: earlier versions searched for the largest micro-batch that fits."""
 BANDWIDTH = "bandwidth"
 """The folder of all-reduce tests in a sweep's folder; no experiment can have this name."""
 
 
 class File:
-    """A file of a folder, and what it holds."""
+    """A file of a folder, with the meaning of its content."""
 
     def __init__(self, name: str, meaning: str) -> None:
         self.name, self.meaning = name, meaning

@@ -1,4 +1,4 @@
-"""The files of a run folder: their fields, what these mean, and the kind of value of each.
+"""The files of a run folder: fields, meanings and types.
 
 Records come from other machines, other versions and text editors. A value of a wrong kind is left out when it is read,
 and described in one sentence; fields that are not listed here may hold anything.
@@ -104,7 +104,7 @@ _FORMS = {name: TypeAdapter(_record_of(listed)) for name, listed in FILES.items(
 
 
 def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return the record in a file of this name without missing and wrong values, and the first wrong one in words."""
+    """Return a file's record without missing and invalid values, and a sentence about the first invalid one."""
     is_settings = name == _RUN.experiment.name
     if is_settings:
         record = with_current_names(record)
@@ -114,7 +114,7 @@ def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | No
 
 
 def wrong_values(name: str, record: dict[str, Any]) -> tuple[set[tuple[Any, ...]], str | None]:
-    """Return the places of values of a wrong kind in a record, each a path of keys, and the first one in words."""
+    """Return the places of invalid values in a record, each a path of keys, and a sentence about the first one."""
     try:
         if name in _FORMS:
             _FORMS[name].validate_python(record)
@@ -129,7 +129,7 @@ def wrong_values(name: str, record: dict[str, Any]) -> tuple[set[tuple[Any, ...]
 
 
 def _place(record: Any, location: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the part of pydantic's location that leads into the record; the rest names alternatives of a type."""
+    """Return the part of pydantic's location that is a path in the record; the rest names alternatives of a type."""
     place = []
     for key in location:
         if not (key in record if isinstance(record, dict) else isinstance(record, list) and isinstance(key, int)):
@@ -140,7 +140,7 @@ def _place(record: Any, location: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _without(value: Any, wrong: set[tuple[Any, ...]], place: tuple[Any, ...] = ()) -> Any:
-    """Return a value without those at wrong places below it, and without missing ones."""
+    """Return a value without missing values and those at invalid places."""
     if place in wrong:
         return None
     if isinstance(value, dict):
@@ -153,7 +153,7 @@ def _without(value: Any, wrong: set[tuple[Any, ...]], place: tuple[Any, ...] = (
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """Read one of a run's `.json` files, None if it is missing; values of a wrong kind are left out with a warning."""
+    """Read one of a run's `.json` files, None if it is missing; invalid values are left out with a warning."""
     record = records.read_json(path)
     if record is None:
         return None
@@ -164,7 +164,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read one of a run's `.jsonl` files; values of a wrong kind are left out with one warning."""
+    """Read one of a run's `.jsonl` files; invalid values are left out with one warning."""
     lines = [cleaned(path.name, record) for record in records.read_lines(path)]
     if problems := [problem for _, problem in lines if problem]:
         more = f", and so are those of {len(problems) - 1} more lines" if problems[1:] else ""
@@ -173,7 +173,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def steps(tail: records.Tail) -> Iterator[dict[str, Any]]:
-    """Yield the numbered steps that were appended to a file of steps since the last call."""
+    """Yield the steps appended to a file since the last call."""
     for record in tail.new():
         step, _ = cleaned(tail.path.name, record)
         if step.get("step") is not None:

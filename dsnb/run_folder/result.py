@@ -1,4 +1,4 @@
-"""How a run ended: `result.json`, whether the run is finished, and what to do about one that is not ok.
+"""The end of a run: `result.json`, whether the run is finished, and advice if it is not ok.
 
 A run is finished if its records are complete and valid, with as many timed steps as its settings say.
 """
@@ -38,16 +38,16 @@ class Shortage:
     phase: str = ""
     """Phase of the failed rank (see `failures.jsonl`); empty if unknown."""
     of_host: bool = False
-    """Whether the memory of the machine ran out, not that of a GPU."""
+    """Whether host memory ran out rather than GPU memory."""
     capacity_gib: float | None = None
-    """Memory that was there: `memory_limit_gib`, that of the smallest GPU, or the machine's."""
+    """Available memory: `memory_limit_gib`, that of the smallest GPU, or the host's."""
     allocated_gib: float | None = None
     """Memory allocated when an allocation failed."""
     requested_gib: float | None = None
     """Size of the allocation that failed."""
 
     def advice(self) -> list[str]:
-        """Return what could be changed, one sentence each."""
+        """Return changes that would save memory, one sentence each."""
         return list(self._changes()) or ["use a smaller model, or a device with more memory"]
 
     def _changes(self) -> Iterator[str]:
@@ -90,7 +90,7 @@ class Shortage:
             yield "move the weights to host memory too (zero_stage 3, offload all-cpu)"
 
     def _is_allowed(self, change: dict[str, Any]) -> bool:
-        """Return whether a change breaks no rule; whether the hosts of the run can be reached does not matter."""
+        """Return whether a change breaks no rule, except rules about hosts."""
         before = {**self.settings, "hostfile": "", "include": "", "exclude": "", "nodes": 1}
         return set(checks.contradictions({**before, **change})) <= set(checks.contradictions(before))
 
@@ -117,7 +117,7 @@ class Result:
         return f"<Result {self.status}: {self.run_dir}>"
 
     def shortage(self) -> Shortage | None:
-        """Return what memory was lacking; None unless the status is `oom`."""
+        """Return the settings and figures of the memory shortage; None unless the status is `oom`."""
         if self.status != "oom":
             return None
         run = RunPaths(self.run_dir)
@@ -136,12 +136,12 @@ class Result:
         )
 
     def advice(self) -> list[str]:
-        """Return what could be done about a run that is not ok, one sentence each."""
+        """Return advice for a run that is not ok, one sentence each."""
         shortage = self.shortage()
         return shortage.advice() if shortage else [ADVICE[self.status]] if self.status in ADVICE else []
 
     def message(self) -> str:
-        """Return how a run that is not ok ended, with the last lines of the log and advice."""
+        """Return status and cause with the last lines of the log and advice."""
         log = RunPaths(self.run_dir).console
         lines = [f"{self.status}: {self.cause}", *(f"  | {line}" for line in last_lines(log)), f"Log: {log}"]
         return "\n".join([*lines, *(f"Next: {advice}" for advice in self.advice())])
@@ -159,7 +159,7 @@ class Result:
 
 
 def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
-    """Return the last lines of a log of any size and encoding that are not blank."""
+    """Return the last non-blank lines of a log of any size and encoding."""
     text = (records.read_end(log, 20_000) or b"").decode("utf-8", errors="replace")
     return [line[:400] for line in text.splitlines() if line.strip()][-count:]
 
@@ -170,7 +170,7 @@ def missing_record(
     result: dict[str, Any] | None,
     has_steps: bool,
 ) -> str | None:
-    """Return what a run lacks to be finished, in words; if it is not `ok`, settings and a status are enough."""
+    """Return what is missing for a run to count as finished; unless `ok`, settings and a status are enough."""
     status = result.get("status") if result else None
     if status is None:
         return "it was cut off before its end"
@@ -184,7 +184,7 @@ def missing_record(
 
 
 def unfinished(run: RunPaths) -> str | None:
-    """Return why a run that has ended has to be executed again, in words; None if it has all that was asked for."""
+    """Return why an ended run has to be executed again; None if its record is complete."""
     settings, environment, result = (records.read_json(path) for path in (run.experiment, run.environment, run.result))
     settings = settings and with_current_names(settings)
     for path, record in ((run.experiment, settings), (run.environment, environment), (run.result, result)):

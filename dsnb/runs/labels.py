@@ -17,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 _WORK = ("micro_batch_size", "seq_len", "data")
-"""Settings of what a rank works on: those of the hardware come before them."""
+"""Settings of a rank's work; settings of the hardware come before them."""
 AXES = {name: DECLARED[name] for name in sorted(DECLARED, key=_WORK.__contains__) if DECLARED[name].is_axis} | {
     "trained": Setting("trained", "{}"),
     "gpu_name": Setting("GPU", "{}"),
@@ -32,11 +32,11 @@ _NOT_UNUSUAL = {
     "micro_batch_size", "grad_accum", "gpus", "nodes", "gpu_name",
     "model", "seq_len", "data", "trained", "source", "sweep", "status",
 }  # fmt: skip
-"""What has its own place in `setting`, and what is no setting or belongs to the task."""
+"""Columns that `setting` words separately, and columns that are no settings or belong to the task."""
 
 
 def axis(name: str) -> Setting:
-    """Return how a column is displayed that tells runs apart; one that is nowhere declared is titled by its name."""
+    """Return the display of a column that tells runs apart; an undeclared one is titled by its name."""
     if name.startswith(deepspeed_keys.PREFIX):
         key = name.rpartition(".")[2]
         return Setting(key, phrases={"-": f"default {key}"}, words={"-": "default"})  # a run that does not set it
@@ -61,7 +61,7 @@ def count(number: float, noun: str) -> str:
 
 
 def strategy(run: Mapping[str, Any]) -> str:
-    """Return how the training is shared among GPUs, as one phrase: "plain", "ZeRO 3", "TP 2 x PP 2 x ZeRO 1"."""
+    """Return how GPUs share the training: "plain", "ZeRO 3", "TP 2 x PP 2 x ZeRO 1"."""
     name = _text(run, "strategy")
     named = "" if name in {"-", "deepspeed"} else name
     sharded = _STRATEGIES.get(name, f"ZeRO {_text(run, 'zero_stage')}" if _is_known(run, "zero_stage") else named)
@@ -71,7 +71,7 @@ def strategy(run: Mapping[str, Any]) -> str:
 
 
 def setting(run: Mapping[str, Any]) -> str:
-    """Return the settings of a run in words, without its task, and without what is usual or unknown."""
+    """Return the settings of a run in words, without its task and without usual or unknown values."""
     shared = "the plain loop" if (name := strategy(run)) == "plain" else name
     precision = _text(run, "precision") if _is_known(run, "precision") else ""
     autocast = " autocast" if precision and run.get("mixed_precision") == "autocast" else ""
@@ -84,12 +84,12 @@ def setting(run: Mapping[str, Any]) -> str:
 
 
 def unit(run: Mapping[str, Any]) -> str:
-    """Return what is counted of the hardware of a run: `GPU`, or `rank` where there is none."""
+    """Return the unit in which a run's hardware is counted: `GPU`, or `rank` without GPUs."""
     return "rank" if run.get("device") == "cpu" and not _is_known(run, "gpu_name") else "GPU"
 
 
 def common_unit(runs: pd.DataFrame) -> str:
-    """Return what is counted of the hardware of several runs: `rank` if none of them used a GPU."""
+    """Return the unit in which the hardware of several runs is counted: `rank` if none used a GPU."""
     distinct = runs.reindex(columns=["device", "gpu_name"]).drop_duplicates()
     return "rank" if set(map(unit, distinct.to_dict("records"))) == {"rank"} else "GPU"
 
@@ -102,13 +102,13 @@ def choice(run: Mapping[str, Any], name: str) -> str:
 
 
 def has_effect(run: Mapping[str, Any], name: str) -> bool:
-    """Return whether a setting of a run does something: the interval of recomputed blocks does only if some are."""
+    """Return whether a setting has an effect in a run: `checkpoint_every` needs activation checkpointing."""
     needed = axis(name).only_with
     return not needed or is_on(run.get(needed))
 
 
 def is_on(value: object) -> bool:
-    """Return whether a value of a setting turns it on; an unknown one counts as on."""
+    """Return whether a value turns a setting on; unknown values do."""
     return text(value).lower() not in {"false", "0", "off", "none"}
 
 
@@ -121,7 +121,7 @@ def unusual_choice(run: Mapping[str, Any], name: str) -> str:
 
 
 def place(run: Mapping[str, Any]) -> str:
-    """Return where a run ran: "4 NVIDIA H200", "2 CPU ranks", "512 GPUs"."""
+    """Return the hardware of a run: "4 NVIDIA H200", "2 CPU ranks", "512 GPUs"."""
     if not _is_known(run, "gpus"):
         return "an unknown number of GPUs"
     if _is_known(run, "gpu_name"):

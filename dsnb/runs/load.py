@@ -133,7 +133,7 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
 
 
 def _logged(logs: list[str], is_one_file: bool) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
-    """Yield the row of every run in other programs' logs, and the run; in a folder, bad logs are left out."""
+    """Yield each run in other programs' logs with its row; unreadable logs of a folder are left out."""
     for path in map(Path, logs):
         try:
             runs = console.read(path)
@@ -228,7 +228,7 @@ def _warn(error: OSError) -> None:
 
 
 def no_runs_message(path: str | Path) -> str:
-    """Return the error message for a folder without runs, with how much was examined."""
+    """Return the error message for a folder without runs."""
     files = sum(len(names) for _, _, names in os.walk(path))
     return (
         f"{str(path)!r} contains no runs: none of {count(files, 'file')} is a run of dsnb or a log that it can read; "
@@ -269,7 +269,7 @@ def names_from_log(path: str, logged_runs: list[LoggedRun]) -> list[dict[str, An
 
 
 def name_runs(folders: Sequence[str], recorded: Sequence[Any], models: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the names of runs by their folders, which are sorted; a run copied there has a name of its experiment."""
+    """Return the names of runs by their sorted folders; a copy of another experiment's run is named for both."""
     names = [names_from_path(folder) for folder in folders]
     for (_, experiment), places in groupby(
         range(len(folders)), key=lambda place: (os.path.dirname(folders[place]), names[place]["experiment"])

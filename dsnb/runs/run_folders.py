@@ -78,7 +78,7 @@ def read_columns(folders: Sequence[str]) -> Columns:
 
 
 def _derived(columns: Columns, settings: Records, machines: Records) -> Columns:
-    """Return what follows from the fields of the records."""
+    """Return the columns derived from fields of the records."""
 
     def each(formula: Callable[..., Any], *names: str) -> list[Any]:
         """Apply a formula to columns; None where one of its values is missing."""
@@ -118,7 +118,7 @@ def _derived(columns: Columns, settings: Records, machines: Records) -> Columns:
 def _status_and_cause(
     settings: Any, machine: Any, result: Any, steps: str, problem: str | None
 ) -> tuple[str, str | None]:
-    """Return the status and cause of a run; `interrupted` for an unfinished one, whatever its result says."""
+    """Return the status and cause of a run; an unfinished one is `interrupted`, whatever its result."""
     if reason := problem or missing_record(settings, machine, result, os.path.exists(steps)):
         return "interrupted", f"{reason}; start the sweep again"
     return result["status"], result.get("cause")
@@ -142,7 +142,7 @@ def _fields(records_of_runs: Records, names: list[str]) -> Columns:
 
 
 def _keys(settings: Records) -> Columns:
-    """Return a column for each key of DeepSpeed's configuration that any run sets; what cannot be sorted is text."""
+    """Return a column for each key of DeepSpeed that any run sets; values of several types become text."""
     configurations = [record.get(deepspeed_keys.NAME) or {} for record in settings]
     columns = {}
     for path in sorted(set().union(*configurations)):

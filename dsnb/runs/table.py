@@ -1,4 +1,4 @@
-"""The door for tables of runs, maybe of an earlier version: who takes one calls `as_runs` or `named_runs`, once."""
+"""Entry point for tables of runs, also of earlier versions: functions that take one call `as_runs` or `named_runs`."""
 
 import math
 from collections.abc import Iterable
@@ -69,7 +69,7 @@ def json_numbers(values: Iterable[float], digits: int = 17) -> list[float | int 
 
 
 def timed_steps(runs: pd.DataFrame) -> pd.Series:
-    """Return over how many steps the speed of each run was measured; NaN if unknown."""
+    """Return the number of timed steps of each run; NaN if unknown."""
     return numbers(runs, "timed_steps").fillna(numbers(runs, "steps"))
 
 
@@ -85,7 +85,7 @@ def without_noise(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return runs with `of_plain`, NaN where no plain setting does the same work; without a plain run, as they are."""
+    """Return runs with `of_plain`, NaN where no plain setting does the same work; unchanged without plain runs."""
     plain = (runs.get("strategy") == "plain") & (runs.get("status") == "ok")
     if not isinstance(plain, pd.Series) or not plain.any():
         return runs
@@ -97,7 +97,7 @@ def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _work(runs: pd.DataFrame) -> pd.Series:
-    """Return what each run computes, and on what, as one hashable value; a missing value is equal to another."""
+    """Return the work and hardware of each run as one hashable value, in which missing values are equal."""
     work = runs.reindex(columns=WORK).assign(attention=_attention(runs)).astype(object)
     places = runs.reindex(columns=["gpu_name", "cpu", "cores"]).astype(object)
     places[["cpu", "cores"]] = places[["cpu", "cores"]].where(_on_cpu(runs), None)
@@ -106,7 +106,7 @@ def _work(runs: pd.DataFrame) -> pd.Series:
 
 
 def _attention(runs: pd.DataFrame) -> list[str | None]:
-    """Return whether the attention of each run was `fused` or `eager`; None where nothing tells.
+    """Return whether the attention of each run was `fused` or `eager`; None where it is unknown.
 
     Which fused kernel torch takes follows from compilation, which is no part of the work.
     """

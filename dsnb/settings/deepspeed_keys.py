@@ -77,7 +77,7 @@ def _leaves(section: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, A
 
 
 def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with every key of DeepSpeed as a setting of its own, named by its path behind `deepspeed.`."""
+    """Return settings with every key of DeepSpeed as a separate setting, named `deepspeed.` and its path."""
     flat = flattened(settings)
     keys = flat.pop(NAME, {})
     if not isinstance(keys, Mapping):
@@ -128,7 +128,7 @@ def unknown_keys(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
 
 @functools.cache
 def _checked(zero_stage: int, keys: str) -> tuple[str, ...]:
-    """Ask in a process of its own: DeepSpeed's import takes seconds."""
+    """Ask in a separate process: DeepSpeed's import takes seconds."""
     command = interpreter.command("-m", "dsnb.train.ask_deepspeed", str(zero_stage))
     try:
         done = subprocess.run(command, input=keys, capture_output=True, text=True, timeout=120, check=False)

@@ -1,4 +1,4 @@
-"""The settings of one run: what is trained, where, within which limits; its name, derived values, former settings."""
+"""The settings of one run, with the experiment's name, derived values and former settings."""
 
 import os
 from collections.abc import Mapping
@@ -183,7 +183,7 @@ class Experiment(Training):
 
     @property
     def data_parallel(self) -> int:
-        """Data-parallel size: ranks, or groups of ranks, that train on sequences of their own."""
+        """Data-parallel size: ranks, or groups of ranks, with separate sequences."""
         return self.gpus // (self.tensor_parallel * self.pipeline_parallel)
 
     @property

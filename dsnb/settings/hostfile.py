@@ -131,7 +131,7 @@ def in_allocation() -> bool:
 
 @contextlib.contextmanager
 def outside_allocation() -> Iterator[None]:
-    """Hide the Slurm allocation of this process, for planning jobs that will get allocations of their own."""
+    """Hide this process's Slurm allocation while jobs with separate allocations are planned."""
     nodes = os.environ.pop("SLURM_JOB_NODELIST", None)
     try:
         yield

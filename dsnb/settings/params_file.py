@@ -17,7 +17,7 @@ MAX_RUNS = 10_000
 
 
 def _with_current_names(settings: Any) -> Any:
-    """Return settings of runs under their current names, with every key of DeepSpeed as a setting of its own."""
+    """Return settings under their current names, with every key of DeepSpeed as a separate setting."""
     return with_current_names(deepspeed_keys.dotted(settings)) if isinstance(settings, dict) else settings
 
 
@@ -111,7 +111,7 @@ def combinations(file: ParamsFile) -> list[dict[str, Any]]:
 def experiments(
     combinations: Iterable[Mapping[str, Any]], adapt: Callable[[Experiment], Experiment] | None = None
 ) -> tuple[dict[int, Experiment], dict[int, list[str]]]:
-    """Return the experiments that the rules allow, as `adapt` changes them, and why others are refused, by place."""
+    """Return the allowed experiments, changed by `adapt`, and the problems of the others, by place."""
     allowed: dict[int, Experiment] = {}
     refused: dict[int, list[str]] = {}
     for place, settings in enumerate(combinations):

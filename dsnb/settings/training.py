@@ -22,12 +22,12 @@ LIMIT = 2**63
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of `compile` that use CUDA graphs on a GPU."""
 CHUNK_TOKENS = 2048
-"""The most tokens of a chunk of the loss. The output layer's gradient is read and written once for each chunk: with
-half as many, the layer and its loss took 4 to 15 % longer, compiled (docs/LOG.md)."""
+"""Maximum number of tokens in a chunk of the loss. The output layer's gradient is read and written once for each
+chunk: with half as many, the layer and its loss took 4 to 15 % longer, compiled (docs/LOG.md)."""
 LONG = 100_000
-"""Numbers from this one on are grouped by thousands."""
+"""Smallest number whose thousands are grouped."""
 GENERAL = {"default": "default", "none": "no", "-": "unknown"}
-"""Labels that mean the same for all settings, and the word in front of a setting's title that expresses it."""
+"""Labels with one meaning in all settings, and the word for it in front of a setting's title."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Setting:
     phrases: Mapping[str, str] = field(default_factory=dict)
     """Phrases for values that `phrase` does not fit, such as a 0 that turns something off, by their text."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """What a value is called that is no plain word, by its text."""
+    """Display names of values that are no plain words, by their text."""
     only_with: str = ""
     """Another setting; while it is off, this one has no effect."""
     order: tuple[object, ...] = ()
@@ -60,7 +60,7 @@ class Setting:
 
     @classmethod
     def of(cls, name: str, about: FieldInfo) -> Self:
-        """Return what is declared about a setting, completed from its name, type and default."""
+        """Return the declaration of a setting, completed from its name, type and default."""
         declared = next((item for item in about.metadata if isinstance(item, cls)), cls())
         choices = get_args(about.annotation) if get_origin(about.annotation) is Literal else ()
         return replace(
@@ -71,7 +71,7 @@ class Setting:
         )
 
     def describe(self, value: object) -> str:
-        """Return a phrase for a value, which says what `none`, `auto` and a missing value mean."""
+        """Return a phrase for a value, also for `none`, `auto` and a missing one."""
         label = self.label(value)
         if phrase := self.phrases.get(text(value)):
             return phrase
@@ -83,7 +83,7 @@ class Setting:
         return phrase.replace("{}", label)
 
     def label(self, value: object) -> str:
-        """Return what a value is called below the title of the setting, as in a legend or a table."""
+        """Return the name of a value below the setting's title, as in a legend or a table."""
         shown = text(value)
         if isinstance(value, bool):
             shown = self.words.get(shown, "on" if value else "off")
@@ -114,7 +114,7 @@ def text(value: object) -> str:
 
 
 def compile_mode(value: object) -> object:
-    """Return the mode of `compile` for the values that it had before there were modes."""
+    """Return the mode of `compile` for the truth values of earlier versions."""
     return {True: "default", False: "off"}[value] if isinstance(value, bool) else value
 
 

@@ -1,4 +1,4 @@
-"""On which hosts a sweep is made: what each Slurm job may use, or sub-clusters, groups of the hosts of a hostfile.
+"""The hosts of a sweep: the limits of each Slurm job, or sub-clusters, which are groups of the hosts of a hostfile.
 
 Every experiment of a params file runs on every sub-cluster, as an ordinary run whose `include` names the group.
 """
@@ -6,28 +6,28 @@ Every experiment of a params file runs on every sub-cluster, as an ordinary run 
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsnb.errors import NoMatchError, SettingsError
+from dsnb.errors import SettingsError
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.hostfile import Host
 from dsnb.settings.params_file import MAX_RUNS, read_params
 from dsnb.sweep.params import Run, Sweep, load_sweep, read_with_overrides
 
-OWN_OPTIONS = {"array", "error", "job-name", "open-mode", "output", "parsable", "requeue", "wait", "wrap"} | {
-    *("nodes", "gpus-per-node", "partition", "account", "constraint", "time")
+OWN_OPTIONS = {
+    *("account", "array", "constraint", "error", "gpus-per-node", "job-name", "nodes", "open-mode", "output"),
+    *("parsable", "partition", "requeue", "time", "wait", "wrap"),
 }
-"""Options of sbatch that dsnb sets itself, to follow the job, or has options of its own for."""
+"""Options of sbatch that dsnb sets itself."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The most that one job may use; raises SettingsError with every invalid option."""
+    """The limits of one job; raises SettingsError with every invalid option."""
 
     nodes: int = 1
     gpus_per_node: int = 1
@@ -41,12 +41,8 @@ class Allocation:
     """Further options of `sbatch` without the dashes; the value is empty for flags."""
 
     def __post_init__(self) -> None:
-        numbers = {"nodes": (self.nodes, 1), "gpus-per-node": (self.gpus_per_node, 1), "time": (self.time_min, 0)}
-        problems = [
-            f"--{name} is {number}: give a whole number of at least {max(1, least)}"
-            for name, (number, least) in numbers.items()
-            if number < least
-        ]
+        numbers = {"nodes": self.nodes, "gpus-per-node": self.gpus_per_node, "time": self.time_min or 1}
+        problems = [f"--{name} is {n}: give a whole number of at least 1" for name, n in numbers.items() if n < 1]
         for name, value in self.extra_options.items():
             if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
                 problems.append(
@@ -122,57 +118,38 @@ def load_groups(
     size in parallel. Runs of one experiment are numbered over the groups, repeats outermost.
     """
     changes = {key: value for key, value in (overrides or {}).items() if key not in {"gpus", "nodes"}}
-    load_group = partial(load_sweep, path, only=only, output=output)
     where = {**read_params(path).defaults, **changes}
     file, include, exclude = (str(where.get(key) or "") for key in ("hostfile", "include", "exclude"))
     if not file:
         raise SettingsError("sub-cluster needs hosts: name them with --hostfile")
-    chosen, whole = hostfile.hosts(file, include, exclude), hostfile.hosts(file)
-    sweep, notes = _on_groups(chosen, whole, group_sizes, changes, load_group)
-    # The sweep is started again with these params: on all groups, not on the first.
-    return replace(sweep, params=read_with_overrides(path, changes).model_dump(exclude_defaults=True)), notes
-
-
-def _on_groups(
-    hosts: Sequence[Host],
-    whole: Sequence[Host],
-    group_sizes: Sequence[int],
-    changes: Mapping[str, Any],
-    load_group: Callable[[dict[str, Any]], Sweep],
-) -> tuple[Sweep, list[str]]:
-    """Return the runs of all groups, and notes about unused hosts; `whole` are the hosts with all of their GPUs."""
-    devices = {host.name: host.devices for host in whole}
+    hosts = hostfile.hosts(file, include, exclude)
+    all_devices = {host.name: host.devices for host in hostfile.hosts(file)}
     sweeps: list[Sweep] = []
     runs: list[Run] = []
     notes = []
-    no_match: NoMatchError | None = None
     for stage, size in enumerate(group_sizes):
         if not 1 <= size <= len(hosts):
             raise SettingsError(f"sub-cluster is {size}: there are {len(hosts)} hosts; give 1 to {len(hosts)}")
         used = len(hosts) - len(hosts) % size
         if rest := hosts[used:]:
             notes.append(f"sub-clusters of {size}: unused hosts: {', '.join(host.name for host in rest)}")
-        by_gpus: dict[int, list[str]] = {}  # their number is part of the experiment
+        by_gpus: dict[int, list[str]] = {}  # the number of GPUs is part of an experiment
         for group in (hosts[at : at + size] for at in range(0, used, size)):
-            lane = "@".join(_filter(host, devices[host.name]) for host in group)
+            lane = "@".join(_filter(host, all_devices[host.name]) for host in group)
             by_gpus.setdefault(sum(len(host.devices) for host in group), []).append(lane)
         for gpus, lanes in by_gpus.items():
             of_group = {**changes, "include": lanes[0], "exclude": "", "nodes": size, "gpus": gpus}
-            try:
-                sweeps.append(load_group(of_group))
-            except NoMatchError as error:  # experiment names differ between group sizes
-                no_match = error
-                continue
+            sweeps.append(load_sweep(path, of_group, only, output))
             for run, (place, lane) in itertools.product(sweeps[-1].runs, enumerate(lanes, start=1)):
                 number = (run.repeat - 1) * len(lanes) + place
                 experiment = run.experiment.model_copy(update={"include": lane})
                 paths = sweeps[-1].paths.run(run.name, number)
                 runs.append(replace(run, experiment=experiment, repeat=number, paths=paths, lane=lane, stage=stage))
-    if no_match and not sweeps:
-        raise no_match
     if len(runs) > MAX_RUNS:
         raise SettingsError(f"sub-cluster: {len(runs):,} runs: at most {MAX_RUNS:,} are allowed; split the sweep")
-    return replace(sweeps[0], runs=tuple(runs)), notes
+    # The sweep is repeated with these params: on all groups, not on the first one.
+    params = read_with_overrides(path, changes).model_dump(exclude_defaults=True)
+    return replace(sweeps[0], runs=tuple(runs), params=params), notes
 
 
 def _filter(host: Host, devices: tuple[int, ...]) -> str:

@@ -1,6 +1,6 @@
-"""Executes one run: its notebook through papermill, with a result whatever happens.
+"""Executes the notebook of one run through papermill; there is always a result.
 
-`python -m dsnb.sweep.job RUN_DIR` executes the run described in that folder, in a process of its own: in parallel to
+`python -m dsnb.sweep.job RUN_DIR` executes the run described in that folder in a separate process: in parallel with
 runs on other hosts, or as a Slurm job. A stop signal (`dsnb.system.signals`) ends the run as `interrupted`.
 """
 
@@ -19,7 +19,7 @@ from dsnb.errors import DsnbError, KernelDiedError, LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
 from dsnb.launcher.folder import check_free_space, remove_leftovers, write_experiment
-from dsnb.launcher.outcome import record_end
+from dsnb.launcher.outcome import without_machine_faults
 from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
@@ -33,7 +33,7 @@ CHANGED = "restore it, or choose another --output, so that runs with different f
 
 
 def execute(run: Run) -> Result:
-    """Execute the run notebook for one run and return how it ended; a folder or disk at fault ends the sweep."""
+    """Execute the notebook of a run and return the result; a folder that cannot be written ends the sweep."""
     began = launch_clock.now_s()
     try:
         initialize(run)
@@ -42,12 +42,12 @@ def execute(run: Run) -> Result:
     cause = "the notebook ended without starting the run"
     try:
         template = paths.notebook_template(NOTEBOOK)
-        defaults = DEFAULTS | notebook.parameters(template)  # those in its cell may have been edited
+        defaults = DEFAULTS | notebook.parameters(template)  # the parameters cell may have been edited
         values = {name: value for name, value in run.experiment.model_dump().items() if value != defaults[name]}
         values["run_dir"] = str(run.paths.dir.absolute())
         notebook.execute(template, run.paths.notebook, values)
     except KernelDiedError as error:
-        # Before its launch, the end of a run tells nothing about its settings.
+        # A run that ends before its launch says nothing about its settings.
         return finish(run.paths, "failed" if run.paths.console.exists() else "interrupted", str(error), began)
     except KeyboardInterrupt:
         finish(run.paths, "interrupted", "stopped by the user", began)
@@ -59,7 +59,7 @@ def execute(run: Run) -> Result:
 
 
 def initialize(run: Run) -> None:
-    """Turn a run's folder into an unfinished run with these settings: a row even if it is never launched."""
+    """Make a run's folder an unfinished run with these settings, which is a row even if it is never launched."""
     if files := inputs.changed(run.inputs, inputs.digests(run.experiment.model_dump())):
         raise SettingsError(f"{files[0]} has changed since the sweep began: {CHANGED}")
     check_free_space(run.paths.dir)
@@ -68,13 +68,18 @@ def initialize(run: Run) -> None:
     write_experiment(run.paths, run.experiment, planned=planned if run.place else None)
 
 
-def finish(run: RunPaths, status: str, cause: str, began: float) -> Result:
-    """Return the result that the launch wrote, or write one in its place."""
-    return read_result(run) or record_end(run, began, status, cause)
+def finish(run: RunPaths, status: str, cause: str, began_s: float) -> Result:
+    """Return the result that the launch wrote, or write one with this status in its place."""
+    if (written := read_result(run)) is not None:
+        return written
+    phases_s = {"wall": launch_clock.now_s() - began_s}
+    result = Result(*without_machine_faults(status, cause), {}, phases_s, {}, run.dir)
+    result.write()
+    return result
 
 
 def read_result(run: RunPaths) -> Result | None:
-    """Return the result in a run's folder; None if there is none with a status."""
+    """Return the result in a run's folder; None if it has no status."""
     record = record_schema.read(run.result)
     if not record or not record.get("status"):
         return None
@@ -84,10 +89,10 @@ def read_result(run: RunPaths) -> Result | None:
 
 
 def changed_settings(run: Run) -> str:
-    """Return how the settings in a run's folder differ from the current ones, in words; empty if they do not.
+    """Return how the settings in a run's folder differ from the current ones; empty if they are equal.
 
-    A run of a sub-cluster belongs to its hosts: with other hosts, the spread between groups would have no meaning. A
-    setting that the folder lacks is newer than the run, and had its default; torch's allocator may differ then.
+    A run of a sub-cluster belongs to its hosts, or the spread between groups would mean nothing. A setting missing in
+    the folder is newer than the run and had its default, except torch's allocator, which is not compared then.
     """
     record = records.read_json(run.paths.experiment) or {}
     known, problem = record_schema.cleaned(run.paths.experiment.name, record)
@@ -95,7 +100,7 @@ def changed_settings(run: Run) -> str:
         return ""
     before = {**DEFAULTS, **known}
     now = run.experiment.model_dump()
-    unknown = "auto" in (now["device"], before.get("device"))  # only the hosts can resolve it
+    unknown = "auto" in (now["device"], before.get("device"))  # resolved by the hosts
     free = {*SUPERVISION, *(["device"] if unknown else [])} - {"include" if run.lane else ""}
     free |= {"allocator"} - record.keys()
     keys = [key for key in now if key not in free and before[key] != now[key]]
@@ -105,10 +110,10 @@ def changed_settings(run: Run) -> str:
 
 
 def main() -> int:
-    """Execute the run whose folder the command line names."""
+    """Execute the run in the folder that the command line names."""
     run_dir, *options = sys.argv[1:]
     signals.install_handlers()
-    if "--owned" in options:  # by the process at the other end of stdin
+    if "--owned" in options:  # by the process at the other end of standard input
         threading.Thread(target=_end_with_owner, daemon=True).start()
     try:
         result = execute(load_run(RunPaths(Path(run_dir).absolute())))

@@ -1,4 +1,4 @@
-"""A params file -> the list of runs: expands the grid, names experiments, rejects invalid settings.
+"""Reads a params file into a list of runs: expands the grid, names experiments, rejects invalid settings.
 
 name: gpt2_zero            # folder under outputs/
 question: ...              # heads the report
@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from dsnb.errors import NoMatchError, SettingsError
+from dsnb.errors import SettingsError
 from dsnb.formulas import model_shapes
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths, SweepPaths
@@ -26,9 +26,9 @@ from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
 from dsnb.settings.params_file import ParamsFile, read_params, validated
 
 SWEEP_SETTINGS = ("repeats", "order", "order_seed", "expect_samples_per_s")
-"""Fields of the params file that `--set` can change, besides settings of runs."""
+"""Fields of the params file that `--set` can change, in addition to the settings of runs."""
 MAX_NAMED = 5
-"""Experiments that a message names."""
+"""Maximum number of experiments in a message."""
 
 
 @dataclass(frozen=True)
@@ -40,31 +40,31 @@ class Run:
     repeat: int
     paths: RunPaths
     lane: str = ""
-    """Hosts of a sub-cluster: runs of one lane are executed one after the other, lanes in parallel."""
+    """Hosts of a sub-cluster: the runs of a lane are executed one by one, lanes in parallel."""
     stage: int = 0
-    """Later stages wait for earlier ones, with which they share hosts."""
+    """Later stages wait for earlier ones, because they share hosts."""
     place: int = 0
-    """Place in the planned order of the sweep, or of the runs of a sub-cluster, from 1; 0 outside sweeps."""
+    """Place in the planned order of the sweep, or of a sub-cluster, from 1; 0 outside sweeps."""
     order_seed: int | None = None
-    """The seed of that order; None for the listed one."""
+    """Seed of that order; None for the listed order."""
     model_name: str = ""
-    """The model's name in names of experiments; empty for its slug."""
+    """The model's name within names of experiments; empty for its slug."""
     inputs: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Digests of the files that the run reads, as they were when the sweep began; empty for unknown ones."""
+    """Digests of the run's input files at the start of the sweep; empty if unknown."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """All runs of a params file; by their order (`order_of_repeat`), drift favours no setting."""
+    """All runs of a params file, in an order (`order_of_repeat`) in which drift favours no setting."""
 
     name: str
     question: str
     runs: tuple[Run, ...]
     paths: SweepPaths
     params: dict[str, Any]
-    """The params file as it is run, after `--set`."""
+    """The content of the params file after `--set`."""
     refused: tuple[tuple[str, str], ...] = ()
-    """Name and problems of each combination of settings that is not run because it is refused."""
+    """Name and problems of each rejected combination of settings."""
 
 
 def load_sweep(
@@ -85,22 +85,22 @@ def load_sweep(
         The params file, or its content, to which `overrides` do not apply.
     overrides
         Settings that replace those of the file in every run; a list becomes an axis. `repeats`, `order`, `order_seed`
-        and `expect_samples_per_s` can be replaced too. Experiments that become equal are one.
+        and `expect_samples_per_s` can be replaced too. Experiments that become equal are merged.
     only
-        A pattern with `*`, `?` and `[...]`; experiments whose names do not match are left out before they are checked.
+        A pattern with `*`, `?` and `[...]`; other experiments are dropped before they are validated.
     output
         The folder of the sweep, by default `outputs/<name>`.
     auto_gpus
-        What `gpus: auto` means, where it is not the number of this machine's.
+        Value of `gpus: auto`, by default the GPUs of this machine.
     adapt
-        Changes an experiment before it is named; a SettingsError counts as a problem of that experiment.
+        Changes each experiment before it is named; a SettingsError is a problem of that experiment.
     leave_out_refused
-        Leave out experiments whose settings are refused, with the reasons in `refused`, as long as one is left.
+        Drop experiments with invalid settings, with the reasons in `refused`, as long as one is left.
 
     Raises
     ------
     SettingsError
-        With every problem of the file and of every run at once.
+        With every problem of the file and of all runs.
     """
     file = path if isinstance(path, ParamsFile) else read_with_overrides(path, overrides)
     combinations = params_file.combinations(file)
@@ -135,11 +135,10 @@ def load_sweep(
 
 
 def order_of_repeat(names: Iterable[str], repeat: int, seed: int | None) -> list[str]:
-    """Return experiments in the order of one repeat, another one in each; without a seed, in the listed one.
+    """Return experiments in the random order of one repeat; without a seed, in the listed order.
 
-    Otherwise a machine that gets slower during each repeat would favour the settings that are listed first every time.
-    The place of each is drawn from its own name, so that the order of the others stays the same if a resumed sweep has
-    other experiments or more repeats.
+    In a fixed order, a machine that slows down during each repeat would always favour the first settings. Sorting by a
+    hash of the name keeps the order when a resumed sweep adds experiments or repeats.
     """
     if seed is None:
         return list(names)
@@ -172,9 +171,9 @@ def _experiments(
     only: str | None,
     adapt: Callable[[Experiment], Experiment] | None,
 ) -> tuple[dict[str, Experiment], list[tuple[str, list[str]]]]:
-    """Return the experiments by name, and of those that are refused the names that they would have and the problems.
+    """Return the experiments by name, and the tentative names and problems of invalid ones.
 
-    `models` are the models of the sweep with their names, which prefix those of experiments if there are several.
+    `models` maps the sweep's models to their names, which prefix those of experiments if there are several.
     """
     experiments, problems = params_file.experiments(combinations, adapt)
     names = [_tentative_name(combinations[place], models) or only or "a setting without a name" for place in problems]
@@ -193,7 +192,7 @@ def _experiments(
     kept = {name: experiment for name, experiment in named.items() if only is None or fnmatchcase(name, only)}
     if not kept and not refused:
         more = f", and {len(named) - MAX_NAMED:,} more (--dry-run lists them)" if len(named) > MAX_NAMED else ""
-        raise NoMatchError(f"no experiment's name matches {only!r}: there are {', '.join([*named][:MAX_NAMED])}{more}")
+        raise SettingsError(f"no experiment's name matches {only!r}: there are {', '.join([*named][:MAX_NAMED])}{more}")
     return kept, refused
 
 
@@ -202,7 +201,7 @@ def _name(experiment: Experiment, models: Mapping[str, str]) -> str:
 
 
 def _tentative_name(settings: dict[str, Any], models: Mapping[str, str]) -> str | None:
-    """Return the name that rejected settings would have; None if they have wrong types."""
+    """Return the name that invalid settings would have; None if their types are wrong."""
     try:
         machine = {key: settings[key] for key in ("device", "gpus") if key in settings}
         resolved = Experiment(**machine).model_dump()
@@ -213,15 +212,14 @@ def _tentative_name(settings: dict[str, Any], models: Mapping[str, str]) -> str 
 
 
 def left_out_lines(left_out: Iterable[tuple[str, str]], total: int, in_full: bool = False) -> Iterator[str]:
-    """Yield a line for each reason, with how many of all settings are left out for it, then, in full, their names.
+    """Yield for each reason how many of `total` settings it leaves out and, in full, their names.
 
-    `left_out` are name and reason of each setting; a single name is in its reason's line.
+    `left_out` has the name and the reason of each setting.
     """
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_out:
         by_reason.setdefault(reason, []).append(name)
     for reason, names in by_reason.items():
-        note = f" ({names[0]})" if len(names) == 1 else "" if in_full else " (names with -v)"
-        yield f"left out {len(names)} of {total} settings{note}: {reason}"
-        if in_full and len(names) > 1:
+        yield f"left out {len(names)} of {total} settings{'' if in_full else ' (names with -v)'}: {reason}"
+        if in_full:
             yield from (f"  {name}" for name in sorted(set(names)))

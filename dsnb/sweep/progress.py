@@ -1,22 +1,18 @@
-"""The progress of a sweep: a line for each run that has ended, and on a terminal what is going on and the time left."""
+"""The progress of a sweep: a line for each run that has ended, and in a terminal the current run and the time left."""
 
 import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from dsnb.files import plain_text
-from dsnb.files.records import Tail
-from dsnb.launcher.progress import Phase
-from dsnb.run_folder import record_schema
+from dsnb.launcher.progress import RunState
 from dsnb.run_folder.result import Result
 from dsnb.sweep.params import Run
 from dsnb.system import signals
@@ -25,9 +21,9 @@ REFRESHES_PER_S = 2
 
 
 class Progress:
-    """The progress of a sweep of `total` runs, of which those `todo` are executed, shown within its `with` block.
+    """Shows the progress of a sweep of `total` runs within a `with` block; the runs in `todo` are to be executed.
 
-    The time left (`show_eta`) is unknown for runs that wait in a queue.
+    `show_eta` is false for runs that wait in a queue, because the time left is unknown then.
     """
 
     def __init__(self, total: int, todo: Sequence[Run], enabled: bool = True, show_eta: bool = True) -> None:
@@ -36,7 +32,8 @@ class Progress:
         self._total, self._ended, self._show_eta = total, total - len(todo), show_eta
         self._hint = signals.stop_hint() if todo else None
         self._todo = len(todo)
-        self._running: dict[Path, _Running] = {}
+        self._running: dict[Path, tuple[Run, RunState, float]] = {}
+        """Runs that are being executed, with the time of their start."""
         self._took_s: list[float] = []
         self._began = time.monotonic()
         self._live = Live(
@@ -58,14 +55,14 @@ class Progress:
         self._live.stop()
 
     def begin(self, run: Run) -> None:
-        """Show that a run has started; nothing changes if it is shown already."""
+        """Show that a run has started; later calls have no effect."""
         if run.paths.dir not in self._running:
-            self._running[run.paths.dir] = _Running(run)
+            self._running[run.paths.dir] = run, RunState(run.experiment, run.paths), time.monotonic()
 
     def end(self, run: Run, result: Result, location: str = "") -> None:
-        """Print the line of a run that has ended; `location` is in words, such as `in job 7`."""
-        running = self._running.pop(run.paths.dir, None)
-        seconds = time.monotonic() - running.began if running else result.phases_s.get("wall", 0.0)
+        """Print the line of a run that has ended; `location` is a phrase such as `in job 7`."""
+        *_, began = self._running.pop(run.paths.dir, (None,))
+        seconds = time.monotonic() - began if began else result.phases_s.get("wall", 0.0)
         self._took_s.append(seconds)
         self._ended += 1
         rate, loss = (result.summary.get(name) for name in ("tokens_per_s", "loss_last"))
@@ -82,55 +79,31 @@ class Progress:
         self.console.print(plain_text.line(text), markup=False, highlight=False, soft_wrap=True)
 
     def _part(self) -> float:
-        """Return the part of the work that is done."""
+        """Return the fraction of the work that is done."""
         usual_s = sum(self._took_s) / len(self._took_s) if self._took_s else math.inf
-        done = self._ended + self._todo - self._total + sum(each.part(usual_s) for each in [*self._running.values()])
+        done = float(self._ended + self._todo - self._total)
+        for _, state, began in [*self._running.values()]:
+            state.read()
+            done += max(state.step / state.total, min((time.monotonic() - began) / usual_s, 0.99))
         return done / self._todo if self._todo else 1.0
 
     def _left_s(self) -> float | None:
-        """Return the time left in seconds if the rest goes on at the same pace; None before anything is done."""
+        """Return the estimated seconds left; None before anything is done."""
         part = self._part()
         return (time.monotonic() - self._began) * (1 - part) / part if part else None
 
-    def _row(self) -> Table:
+    def _row(self) -> Text:
         """Return the line at the bottom of a terminal."""
-        part, running = self._part(), [*self._running.values()]
-        title, notes = f"{self._ended} of {self._total} runs", [f"{len(running)} running"]
-        if len(running) == 1:
-            title, notes = f"run {self._ended + 1}/{self._total}  {running[0].run.name}", [running[0].note()]
-        notes += [f"{self.queued} queued"] if self.queued else []
         left_s = self._left_s() if self._show_eta else None
-        notes += [f"{_duration(left_s)} left"] if left_s is not None else []
-        row = Table.grid(padding=(0, 1), expand=True)
-        row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-        row.add_column()
-        row.add_column(no_wrap=True)
-        row.add_row(Text(title), ProgressBar(1.0, part, width=20), Text(", ".join(notes)))
-        return row
-
-
-class _Running:
-    """A run that is being executed: how far it is."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.began = run, time.monotonic()
-        self._last: dict[str, Any] = {}
-        self._tail, self._phase = Tail(run.paths.steps), Phase(run.experiment, run.paths)
-
-    def part(self, usual_s: float) -> float:
-        """Return the part of it that is done, by its steps or by the usual duration of a run."""
-        self._last = [self._last, *record_schema.steps(self._tail)][-1]
-        steps = self.run.experiment.warmup_steps + self.run.experiment.steps
-        elapsed_s = time.monotonic() - self.began
-        return max(self._last.get("step", 0) / steps, min(elapsed_s / usual_s, 0.99))
-
-    def note(self) -> str:
-        """Return its phase or, once it steps, its last loss and speed."""
-        if not self._last:
-            return str(self._phase)
-        loss, seconds, tokens = (self._last.get(name) for name in ("loss", "step_time_s", "tokens"))
-        parts = [f"step {self._last['step']}", f"loss {loss:.3f}" if loss is not None else ""]
-        return ", ".join(filter(None, [*parts, f"{tokens / seconds:,.0f} tokens/s" if seconds and tokens else ""]))
+        running = [*self._running.values()]
+        parts = [f"{self._ended} of {self._total} runs", f"{len(running)} running"]
+        if len(running) == 1:
+            run, state, _ = running[0]
+            note = f"step {state.step}, {state}" if state.step else str(state)
+            parts = [f"run {self._ended + 1}/{self._total}  {run.name}", note]
+        parts += [f"{self.queued} queued"] if self.queued else []
+        parts += [f"{_duration(left_s)} left"] if left_s is not None else []
+        return Text(", ".join(parts), no_wrap=True, overflow="ellipsis")
 
 
 def _duration(seconds: float | None) -> str:

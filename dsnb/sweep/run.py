@@ -1,7 +1,7 @@
 """Executes the runs of a sweep through papermill, one notebook per run; continues after failures; resumes.
 
 Every run that is not finished (`dsnb.run_folder.result`) is executed again: here one by one, or as jobs, which are
-Slurm's or processes of this machine. Jobs run stage by stage, lanes in parallel, the runs of a lane one by one.
+Slurm jobs or local processes. Jobs run stage by stage, lanes in parallel, the runs of a lane one by one.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from dsnb.errors import DsnbWarning, LaunchError, SettingsError
+from dsnb.errors import LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
 from dsnb.launcher import local
@@ -35,12 +34,11 @@ from dsnb.sweep.progress import Progress
 from dsnb.sweep.slurm import SlurmJob
 from dsnb.system import interpreter, launch_clock, signals
 
-__all__ = ["Sweep", "load_sweep", "run_sweep"]
 POLL_S = 0.2
 CANCEL_TIMEOUT_S = 180.0
-"""How long an interrupt waits for cancelled jobs to end."""
+"""Time for cancelled jobs to end."""
 KILL_AFTER_S = 30.0
-"""A cancelled process that has not ended by then is killed; its kernel and ranks end with it."""
+"""Time until a cancelled process is killed; its kernel and ranks end with it."""
 
 
 def run_sweep(
@@ -87,7 +85,7 @@ def run_sweep(
         raise SettingsError(problems)
     sweep = with_inputs(sweep)
     with locked(sweep.paths):
-        check_free_space(sweep.paths.dir)  # before servers are started that take seconds
+        check_free_space(sweep.paths.dir)  # before the servers, which take seconds to start
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
         repeats: dict[str, list[int]] = {}
@@ -121,8 +119,8 @@ def _run_here(todo: list[Run], display: Progress) -> None:
 def locked(sweep: SweepPaths) -> Iterator[None]:
     """Hold the lock of a sweep's folder; the folder is created if necessary.
 
-    The operating system releases the lock when the process ends, however it ends. A lock file without `flock` would
-    outlive a killed process, so file systems without `flock` are refused.
+    The operating system releases it when the process ends. File systems without `flock` are refused, because a lock
+    file would outlive a killed process.
     """
     lock = FileLock(sweep.lock, timeout=0, thread_local=False, fallback_to_soft=False)
     try:
@@ -143,7 +141,7 @@ def locked(sweep: SweepPaths) -> Iterator[None]:
 
 
 def with_inputs(sweep: Sweep) -> Sweep:
-    """Return a sweep whose runs know the digests of the files that they read."""
+    """Return the sweep with the digests of each run's input files."""
     read: dict[tuple[str, ...], dict[str, str]] = {}
     runs = []
     for run in sweep.runs:
@@ -156,7 +154,7 @@ def with_inputs(sweep: Sweep) -> Sweep:
 
 
 def check_notebook() -> None:
-    """Raise a SettingsError if the run notebook takes no parameters: without their tag, its defaults would win."""
+    """Raise a SettingsError if the run notebook has no tagged parameters cell: it would run with its defaults."""
     template = paths.notebook_template(job.NOTEBOOK)
     if not template.is_file() or "run_dir" not in notebook.parameters(template):
         raise SettingsError(
@@ -171,10 +169,10 @@ def unsupported(sweep: Sweep) -> list[str]:
 
 
 def is_finished(run: Run, retry: bool = False) -> bool:
-    """Return whether a run does not have to be executed.
+    """Return whether a run is finished; with `retry`, only if it is `ok`.
 
-    A run that has ended with an incomplete record is executed again, with a warning that says what is wrong. One that
-    was finished with other settings, or with another content of a file that it reads, is refused.
+    A run with an incomplete record is repeated, with a warning that says what is wrong. A SettingsError is raised if it
+    was finished with other settings or with input files that have changed.
     """
     record = records.read_json(run.paths.result)
     status = record_schema.cleaned(run.paths.result.name, record)[0].get("status") if record else "interrupted"
@@ -191,7 +189,7 @@ def is_finished(run: Run, retry: bool = False) -> bool:
 
 
 class LocalJob:
-    """A run in a process of this machine, which ends with this one, however that ends; tests pass a fake `module`."""
+    """A run in a local process, which ends when this process ends; tests pass a fake `module`."""
 
     running = True
 
@@ -202,7 +200,7 @@ class LocalJob:
         self.run, self.location = run, f"on {some}"
         self._began = launch_clock.now_s()
         self._cancelled_at: float | None = None
-        # The job ends when the pipe closes. It has a session of its own, so Ctrl-C reaches it only through `cancel`.
+        # The job ends when the pipe closes. It has a separate session, so Ctrl-C reaches it only through `cancel`.
         with open(run.paths.job_log, "wb") as log:
             self._process = subprocess.Popen(
                 interpreter.command("-m", module, str(run.paths.dir.absolute()), "--owned"),
@@ -213,7 +211,7 @@ class LocalJob:
             )
 
     def poll(self) -> Result | None:
-        """Return the result, None before the run has ended."""
+        """Return the result; None before the run has ended."""
         code = self._process.poll()
         if code is None:
             if self._cancelled_at and time.monotonic() > self._cancelled_at + KILL_AFTER_S:
@@ -249,9 +247,9 @@ def run_all(
     cancel: Callable[[list[Any]], None] = cancel_each,
     poll_s: float = POLL_S,
 ) -> None:
-    """Execute all runs, stage by stage; a failure stops no other job, an exception cancels all and waits for their end.
+    """Execute all runs, stage by stage; one failure does not stop the others, an exception cancels all jobs.
 
-    `start` returns None if no job can be started for now, and raises if that holds for all runs.
+    `start` returns None if no job can be started for now, and raises if none ever can.
     """
     for stage in sorted({run.stage for run in todo}):
         waiting = [run for run in todo if run.stage == stage]
@@ -279,7 +277,4 @@ def run_all(
             while jobs and time.monotonic() < deadline:
                 jobs = [active for active in jobs if active.poll() is None]
                 time.sleep(poll_s)
-            for active in jobs:
-                warning = f"the run {active.location} has not ended {CANCEL_TIMEOUT_S:.0f} s after it was cancelled"
-                warnings.warn(warning, DsnbWarning, stacklevel=2)
             raise

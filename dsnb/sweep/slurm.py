@@ -31,7 +31,7 @@ SETTLE_S = 30.0
 """Maximum delay before a file written on a node is visible here."""
 RETRY_S = 30.0
 """Delay before the next submission after a rejected one."""
-WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
+RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT"}
 USUAL_REASONS = {"", "None", "Priority", "Resources", "BeginTime", "Prolog"}
 """Ordinary reasons for a pending job, which are not reported."""
 KILLED = {-15, -9}
@@ -73,11 +73,6 @@ class Record:
         """Whether the job has ended."""
         return self.state in ENDINGS
 
-    @property
-    def running(self) -> bool:
-        """Whether the job has begun and not ended."""
-        return self.state not in {*WAITING, *ENDINGS}
-
 
 def sbatch_command(name: str, log: Path, options: Mapping[str, str], command: Sequence[str]) -> list[str]:
     """Return the command that submits a job; options on the command line override environment variables."""
@@ -89,11 +84,7 @@ def sbatch_command(name: str, log: Path, options: Mapping[str, str], command: Se
 
 def queue() -> dict[str, Record]:
     """Return this user's jobs by name, including those that ended in the last minutes."""
-    return parse_queue(_output("squeue", "--noheader", "--states=all", f"--user={os.geteuid()}", f"--format={FORMAT}"))
-
-
-def parse_queue(text: str) -> dict[str, Record]:
-    """Parse the output of `squeue` in `FORMAT`; return the jobs by name."""
+    text = _output("squeue", "--noheader", "--states=all", f"--user={os.geteuid()}", f"--format={FORMAT}")
     rows = [row.split("|") for row in text.splitlines()]
     return {row[1]: Record(*row) for row in rows if len(row) == 5}
 
@@ -250,7 +241,7 @@ class SlurmJob:
             return None
         record = self._executor.records.get(self._name)
         if record and not record.ended:
-            self.running = record.running
+            self.running = record.state in RUNNING
             if record.state == "PENDING" and record.reason not in USUAL_REASONS:
                 self._executor.say_once(f"job {record.id} waits: {record.reason}")
             return None

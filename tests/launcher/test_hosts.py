@@ -156,8 +156,8 @@ def test_a_host_that_does_not_see_the_outputs(three):
     env = {**os.environ, "DSNB_OUTPUTS": str(three.outputs)}
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done
-    assert f"mnhost2 does not see {three.outputs}" in " ".join(done.stdout.split())
-    assert f"10.77.0.3 on {INTERFACE}; no GPU" in " ".join(done.stdout.split())
+    assert f"mnhost2 does not see {three.outputs}" in done.stdout
+    assert f"10.77.0.3 on {INTERFACE}; no GPU" in done.stdout
     assert three.left() == []
 
 

@@ -46,7 +46,7 @@ def test_gpus_that_a_notebook_chooses_later_are_those_that_are_used(monkeypatch)
 def test_a_server_that_is_killed_while_it_imports_says_so():
     server = local.ForkServer("cpu")
     server.process.kill()
-    said = r"could not be imported: the process was killed by signal 9 \(SIGKILL\); if memory ran out .* start again$"
+    said = r"could not be imported: the process was killed by signal 9 \(SIGKILL\); if memory ran out .* retry$"
     with pytest.raises(LaunchError, match=said):
         server.wait_ready()
 

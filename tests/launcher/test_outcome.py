@@ -46,7 +46,7 @@ def test_slow_steps_and_recompilations_are_named(tmp_path, small):
     found = recorded(tmp_path, small, [50.0, 1.0, 1.0, 3.5, 1.0, 2.0], recompilations=2)
     assert (found["slow_steps"], found["recompilations"]) == (1, 2)  # twice the median is not yet slow
     assert found["note"] == (
-        "step 4 took 3.5 times the median step time; "
+        "1 timed steps took over twice the median, step 4 3.5 times the median; "
         "torch.compile compiled 2 graphs during the timed steps: use more warm-up steps"
     )
     assert recorded(tmp_path, small, [1.0, 1.0], recompilations=0)["note"] is None

@@ -1,9 +1,11 @@
 """What a run shows before its first step: its phase, from the files in its folder, and for how long."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 
+from dsnb.files import records
 from dsnb.launcher import progress
 from dsnb.run_folder.paths import RunPaths
 
@@ -18,11 +20,11 @@ from dsnb.run_folder.paths import RunPaths
 )
 def test_the_phase_follows_from_the_files(small, tmp_path, settings, phases):
     run, found = RunPaths(tmp_path), []
-    phase = progress.Phase(small(**settings), run)
+    state = progress.RunState(small(**settings), run)
     for path in (None, run.console, run.steps):
         if path:
             path.touch()
-        found.append(str(phase))
+        found.append(str(state))
     assert found == [f"{name}: 0 s" for name in phases]
 
 
@@ -41,31 +43,22 @@ def shown(monkeypatch):
     return texts
 
 
-STEP = {"step": 4, "loss": 2.5, "step_time_s": 6.4}
-
-
-def cut_short(experiment, run, error):
-    with progress.Progress(experiment, run, enabled=True) as bar:
-        bar.update([STEP], at_once=True)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, None])
+def test_a_run_that_is_cut_short_leaves_its_last_state_and_one_that_ends_nothing(small, tmp_path, shown, error):
+    experiment, run = small(steps=8, warmup_steps=2), RunPaths(tmp_path)
+    with contextlib.suppress(KeyboardInterrupt), progress.Progress(experiment, run, enabled=True) as bar:
+        records.append_line(run.steps, {"step": 4, "loss": 2.5, "step_time_s": 6.4})
+        bar.state.read()
+        bar.refresh(at_once=True)
         assert bar._repr_html_().startswith('<progress value="4" max="10" ')
-        raise error
-
-
-@pytest.mark.parametrize(("error", "how"), [(KeyboardInterrupt, "interrupted"), (ValueError, "failed")])
-def test_a_run_that_is_cut_short_leaves_its_last_state(small, tmp_path, shown, error, how):
-    experiment = small(steps=8, warmup_steps=2)
-    with pytest.raises(error):
-        cut_short(experiment, RunPaths(tmp_path), error)
-    state = f"{experiment.name}: 4 of 10 steps, loss 2.500, 10 tokens/s"
+        if error:
+            raise error
     assert shown[0] == f"{experiment.name}: 0 of 10 steps, importing torch, DeepSpeed and transformers"
-    assert shown[-2:] == [state, f"{state}, {how}"]
+    state = f"{experiment.name}: 4 of 10 steps, loss 2.500, 10 tokens/s"
+    assert shown[-1] == (state if error else None)
 
 
-def test_a_run_that_ends_leaves_no_bar(small, tmp_path, shown):
-    with progress.Progress(small(), RunPaths(tmp_path), enabled=True) as bar:
-        bar.update([STEP])
-    assert shown[-1] is None
-    shown.clear()
+def test_a_progress_that_is_disabled_shows_nothing(small, tmp_path, shown):
     with progress.Progress(small(), RunPaths(tmp_path), enabled=False) as bar:
-        bar.update([STEP])
+        bar.refresh(at_once=True)
     assert shown == []

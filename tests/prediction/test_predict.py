@@ -165,7 +165,7 @@ PLAIN = "gpus is 8, but strategy is 'plain': it is a single process; use gpus 1,
         (
             ("grid:", "include: [{strategy: plain, gpus: 1}]\ngrid:"),
             ("--gpus", "8"),
-            [f"left out 1 of 7 settings (plain_bf16_gpus8_bs8_sl2048): {PLAIN}"],
+            [f"left out 1 of 7 settings (names with -v): {PLAIN}"],
         ),
         (
             ("[0, 1, 3]", "[0, 1, 2], tensor_parallel: [1, 16]"),
@@ -175,7 +175,7 @@ PLAIN = "gpus is 8, but strategy is 'plain': it is a single process; use gpus 1,
         (
             ("grid:", "include: [{micro_batch_size: auto}]\ngrid:"),
             (),
-            ["left out 1 of 7 settings (zs0_bf16_gpus8_bsauto_sl2048): micro_batch_size is 'auto'"],
+            ["left out 1 of 7 settings (names with -v): micro_batch_size is 'auto'"],
         ),
     ],
 )

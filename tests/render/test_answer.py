@@ -52,8 +52,8 @@ def test_hostile_text_stays_text(hostile):
 def test_settings_that_compute_something_else_are_named():
     own = runs(3).assign(seed=0, global_batch_size=8, loss_last=5.0, loss_first=[10.0, 10.0, 10.2])
     said = " ".join(answer.remarks(own))
-    assert "1 run of 1 setting had other losses than settings that compute the same" in said
-    assert f"find out what before you choose such a setting. {own['experiment'].iloc[2]}." in said
+    assert "The losses of 1 run of 1 setting differ from those of settings that compute the same" in said
+    assert f"find the cause before you choose such a setting. {own['experiment'].iloc[2]}." in said
     assert "losses" not in " ".join(answer.remarks(own.assign(loss_first=10.0)))
 
 

@@ -64,7 +64,7 @@ def test_the_notebooks_seconds_come_from_its_end(tmp_path):
 
 
 def test_runs_from_before_a_setting_have_what_it_was_then(tmp_path):
-    """Their gradients were accumulated in bf16; no record says so."""
+    """Their gradients were accumulated in bf16, which no record mentions."""
     made_up.write_folders(made_up.runs(12, precision=["bf16"]), tmp_path, steps=3)
     for path in tmp_path.rglob("experiment.json"):
         record = records.read_json(path)
@@ -133,7 +133,7 @@ ODD = [
     "1e400", "NaN", "-Infinity", "1" + "0" * 400, str(2**63), "null", "true", "[]", "{}", '["a", {"gpus": 1}]',
     '{"status": [1]}', "[" * 500 + "]" * 500,
 ]  # fmt: skip
-"""Values that nobody should write, as JSON."""
+"""Unreasonable values, as JSON."""
 
 
 def real(tmp_path):

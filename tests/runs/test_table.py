@@ -167,10 +167,3 @@ def test_a_setting_is_said_as_an_engineer_would(settings, words):
 )
 def test_a_place_or_a_value_is_said_by_what_it_means(run, words):
     assert (labels.place(run) if "gpus" in run else labels.choice(run, *run)) == words
-
-
-def test_how_blocks_are_recomputed_is_not_said_where_none_are():
-    run = {**DEFAULTS, "checkpoint_every": 2, "activation_checkpointing": True}
-    assert labels.unusual_choice(run, "checkpoint_every") == "one block of 2 recomputed"
-    assert labels.unusual_choice({**run, "activation_checkpointing": False}, "checkpoint_every") == ""
-    assert labels.has_effect({"checkpoint_every": 2}, "checkpoint_every")  # whether they are is unknown

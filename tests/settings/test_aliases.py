@@ -51,9 +51,7 @@ def test_an_experiment_and_a_notebook_take_the_former_name():
 @pytest.mark.parametrize(
     ("text", "overrides", "expected"),
     [
-        ("defaults: {hang_limit_s: 5}", [], [5.0]),
         ("defaults: {step_timeout_s: 7}\ninclude: [{hang_limit_s: 5}]", [], [5.0]),
-        ("grid: {hang_limit_s: [5], zero_stage: [0, 1]}", [], [5.0, 5.0]),
         ("grid: {hang_limit_s: [5, 6]}\nexclude: [{hang_limit_s: 5}]", [], [6.0]),
         ("defaults: {step_timeout_s: 7}", ["hang_limit_s=5"], [5.0]),
         ("defaults: {hang_limit_s: 7}", ["step_timeout_s=5"], [5.0]),

@@ -220,21 +220,6 @@ def test_what_cannot_work_is_refused_with_the_reason(settings, message):
     assert problems(**{"device": "cpu", "model": "gpt2-tiny", **settings})[0].startswith(message)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"precision": "fp32", "tensor_parallel": 2, "zero_stage": 1, "gradient_clipping": 1.0},
-        {"precision": "bf16", "gradient_clipping": 1.0},
-        {"precision": "bf16", "mixed_precision": "autocast", "optimizer": "adafactor"},
-        {"precision": "fp32", "optimizer": "adafactor"},
-    ],
-    ids=str,
-)
-def test_what_trains_rightly_in_a_pipeline_is_allowed(settings):
-    experiment = Experiment(model="gpt2-tiny", device="cpu", **PP, **settings)
-    assert experiment.data_parallel == 2 // experiment.tensor_parallel
-
-
 @pytest.mark.parametrize("setting", ["tensor_parallel", "pipeline_parallel"])
 def test_families_that_are_not_tested_with_model_parallelism(tmp_path, setting):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')

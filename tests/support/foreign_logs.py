@@ -147,10 +147,10 @@ def traced_trainer(launcher: str = "torchrun --nproc_per_node 4") -> str:
     )
 
 
-def zero_megatron(stage: int, pipeline: int = 1, old: bool = True) -> str:
+def zero_megatron(stage: int, pipeline: int = 1) -> str:
     """Megatron-DeepSpeed on 64 GPUs, TP 4, micro-batch 4: 768 sequences of 1,024 tokens in 120 s, in 124 s at first.
 
-    `old` is the fork of before there was a global batch size, whose first line knows no pipeline.
+    An old fork without a global batch size, whose first line has no pipeline.
     """
     ways = 16 // pipeline
     accumulated = 768 // (4 * ways)
@@ -159,14 +159,8 @@ def zero_megatron(stage: int, pipeline: int = 1, old: bool = True) -> str:
         "hidden_size": 1024, "num_layers": 24, "params_dtype": "torch.float16", "seq_length": 1024, "world_size": 64,
         "train_iters": 1000, "zero_stage": stage, "lr": 0.00015, "seed": 1234,
     }  # fmt: skip
-    if old:
-        head = "using world size: 64 and model-parallel size: 4\n"
-        arguments |= {"batch_size": 4, "gas": accumulated, "model_parallel_size": 4}
-        arguments |= {"pipe_parallel_size": pipeline} if pipeline > 1 else {}
-    else:
-        head = f"using world size: 64, data-parallel-size: {ways}, tensor-model-parallel size: 4, pipeline-model-parallel size: {pipeline} \n"
-        arguments |= {"micro_batch_size": 4, "global_batch_size": 768, "data_parallel_size": ways}
-        arguments |= {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": pipeline}
+    arguments |= {"batch_size": 4, "gas": accumulated, "model_parallel_size": 4}
+    arguments |= {"pipe_parallel_size": pipeline} if pipeline > 1 else {}
     settings = {
         "train_batch_size": 768, "gradient_accumulation_steps": accumulated, "world_size": ways,
         "zero_optimization_stage": stage, "bfloat16_enabled": False, "fp16_enabled": True,
@@ -182,11 +176,10 @@ def zero_megatron(stage: int, pipeline: int = 1, old: bool = True) -> str:
         if pipeline > 1:
             steps += f"steps: {number} loss: 9.5 iter time (s): {seconds}.0 samples/sec: 6.2\n"
         steps += f" iteration {number:8d}/    1000 | elapsed time per iteration (ms): {seconds}000.0 |"
-        steps += "" if old else " global batch size:   768 |"
         steps += f" lm loss: {13 - number:.6E} | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
         steps += "time (ms) | forward: 35650.91 | backward: 85861.86 | optimizer: 386.53 | batch generator: 13.17\n"
     return (
-        f"{head}using torch.float16 for parameters ...\n-------------------- arguments --------------------\n"
+        "using world size: 64 and model-parallel size: 4\nusing torch.float16 for parameters ...\n-------------------- arguments --------------------\n"
         + "".join(f"  {name} .............. {value}\n" for name, value in sorted(arguments.items()))
         + "---------------- end of arguments ----------------\n"
         "> padded vocab (size: 50257) with 175 dummy tokens (new size: 50432)\n"

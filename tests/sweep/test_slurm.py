@@ -302,9 +302,7 @@ def test_a_run_asks_for_what_it_needs(params):
     ]
 
 
-def test_what_squeue_and_sbatch_print():
-    (record,) = slurm.parse_queue("9|dsnb-y-1|PENDING|ReqNodeNotAvail, UnavailableNodes:n2|\n").values()
-    assert record == Record("9", "dsnb-y-1", "PENDING", "ReqNodeNotAvail, UnavailableNodes:n2", "")
+def test_what_sbatch_prints():
     unknown = "sbatch: unrecognized option '--nonsense=4'"
     assert slurm.error_sentence(f'{unknown}\nTry "sbatch --help" for more information\n') == unknown
 

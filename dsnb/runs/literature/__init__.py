@@ -1,4 +1,4 @@
-"""What others published: their tables as data, in the columns of `dsnb.load_runs`, and whether their figures agree."""
+"""Published tables in the columns of `dsnb.load_runs`, and checks of whether their figures agree."""
 
 from dsnb.runs.literature.tables import agreement, contradictions, published
 

@@ -17,14 +17,14 @@ from dsnb.settings.experiment import with_former_defaults
 FOREIGN = ("bigscience_1b3", "dist_training_gpt2", "jean_zay_bloom7b", "lambda_1cc_opt")
 """Tables that others published."""
 OLDER = ("h200_gpt2_zero_precision", "h200_memory")
-"""Tables measured with older versions of dsnb, which recorded less; the note of each run says so."""
+"""Tables measured with older versions of dsnb, which recorded less, as the note of each run explains."""
 WITH_STEPS = ("h200", "h100")
 """Tables measured with dsnb, with the steps of their runs."""
 OWN = (*OLDER, *WITH_STEPS)
 TOLERANCE = 0.1
 """Largest relative difference of a published figure from the one that follows from others."""
 SOURCE = "published: "
-"""What `source` begins with, in front of the name of the table."""
+"""Prefix of the table's name in `source`."""
 
 
 def published(name: str) -> pd.DataFrame:
@@ -63,7 +63,7 @@ def published(name: str) -> pd.DataFrame:
 
 
 def is_own(source: str) -> bool:
-    """Return whether the column `source` of a run names a table measured with dsnb."""
+    """Return whether a run's `source` is a table measured with dsnb."""
     return source.startswith(SOURCE) and source.removeprefix(SOURCE) in OWN
 
 
@@ -87,7 +87,7 @@ def agreement(name: str) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        One row per figure: `table`, `experiment`, `figure`, `published`, `from` (what it was computed from),
+        One row per figure: `table`, `experiment`, `figure`, `published`, `from` (its sources),
         `computed`, `ratio` (computed over published).
     """
     checks = pd.read_csv(paths.literature("agreement"))

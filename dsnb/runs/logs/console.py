@@ -33,7 +33,7 @@ UNSUPPORTED = f"is not a log that dsnb can read: supported are {KINDS}"
 
 
 def read(path: Path) -> list[LoggedRun]:
-    """Read a log of any supported kind; no runs for a file that is none, LogError for a log that cannot be read."""
+    """Read a log of any supported kind; return no runs for other files, raise LogError for a damaged log."""
     with open_text(path) as file:
         head = file.read(HEAD_CHARACTERS)
     if set(step_csv.HEADER) <= set(head.partition("\n")[0].strip().split(",")):
@@ -61,7 +61,7 @@ def read_line(run: LoggedRun, line: str) -> None:
 
 
 def _begins_new_run(run: LoggedRun, line: str) -> bool:
-    """Return whether a line shows that a launcher or program starts, although this run has already started."""
+    """Return whether a line is the start of another run."""
     if run.ended and TRAINING in line:
         return True
     if run.configured or run.ended:

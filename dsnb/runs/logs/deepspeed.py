@@ -1,4 +1,4 @@
-"""Readers of what DeepSpeed's engine prints, and DeepSpeed-Chat: configuration, throughput, memory, skipped steps."""
+"""Readers of output of DeepSpeed's engine and DeepSpeed-Chat: configuration, throughput, memory, skipped steps."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Readers of command lines, which have settings, and of launchers, which print hosts, ranks, and how these ended."""
+"""Readers of command lines with settings, and of launchers, which print hosts, ranks and failures."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A training run from another program's log: filled in line by line; as a row, with figures derived by formulas."""
+"""A training run from another program's log, filled in line by line; its row, with figures derived by formulas."""
 
 import re
 from collections import ChainMap
@@ -26,7 +26,7 @@ class LoggedRun:
     program: str = ""
     """The program that wrote the log, as specific as the log allows."""
     settings: ChainMap[str, Any] = field(default_factory=lambda: ChainMap({}, {}))
-    """Settings that the program said it used; behind them, those that were requested."""
+    """Settings that the program printed; behind them, the requested ones."""
     figures: dict[str, float] = field(default_factory=dict)
     provenance: dict[str, str] = field(default_factory=dict)
     """`as logged` or `derived`, for every figure and for derived settings."""
@@ -36,7 +36,7 @@ class LoggedRun:
     shape: dict[str, int] = field(default_factory=dict)
     """Layers, hidden size and vocabulary size, if the log has them."""
     steps: list[dict[str, float]] = field(default_factory=list)
-    """`step` and the fields that are known, in the order of the log."""
+    """`step` and the logged fields, in the order of the log."""
     notes: list[str] = field(default_factory=list)
     failure: tuple[str, str] | None = None
     """Status and cause, from the first line that reports a failure."""
@@ -50,13 +50,13 @@ class LoggedRun:
     """State that readers keep from one line to the next."""
 
     def set_requested(self, **settings: Any) -> None:
-        """Set what a command line requests; a later one overrides it, unless the program has printed its settings."""
+        """Set requested settings; later command lines override them until the program has printed its settings."""
         for name, value in settings.items():
             if value is not None and not (self.configured and name in self.settings):
                 self.settings.maps[1][name] = value
 
     def set_used(self, **settings: Any) -> None:
-        """Set what the program printed about itself: the settings that it used."""
+        """Set the settings that the program printed."""
         self.settings.update({name: value for name, value in settings.items() if value is not None})
 
     def record(self, origin: str = LOGGED, **figures: float | None) -> None:
@@ -93,9 +93,9 @@ class LoggedRun:
 
 
 Reader = Callable[[LoggedRun, str], None]
-"""Takes from a line what it understands of it."""
+"""Records the content of a line."""
 Handler = Callable[[LoggedRun, re.Match[str]], object]
-"""Takes what it understands from the match of a pattern in a line."""
+"""Records the match of a pattern in a line."""
 READERS: list[tuple[str, Reader]] = []
 """Search string -> reader, called only for lines that contain the string."""
 
@@ -116,12 +116,12 @@ def reads(*needles: str, pattern: str = "") -> Callable[[Handler], Handler]:
 
 
 def used(**settings: Callable[[str], Any]) -> Handler:
-    """Return a function for settings that a program used: one for each group of the match, with its parser."""
+    """Return a handler for settings that a program printed: one per group of the match, with its parser."""
     return lambda run, match: run.set_used(**_parsed(settings, match))
 
 
 def requested(**settings: Callable[[str], Any]) -> Handler:
-    """Return a function for settings that were requested, as `used`."""
+    """Return a handler for requested settings, as `used`."""
     return lambda run, match: run.set_requested(**_parsed(settings, match))
 
 
@@ -130,12 +130,12 @@ def _parsed(settings: dict[str, Callable[[str], Any]], match: re.Match[str]) -> 
 
 
 def failure(status: str, cause: str = "") -> Handler:
-    """Return a function for a message that reports a failure; without a `cause`, it is what the pattern matches."""
+    """Return a handler for the message of a failure; the `cause` is the match by default."""
     return lambda run, match: run.fail(status, cause or match[0].strip())
 
 
 def row(run: LoggedRun, path: Path, names: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a run; a column that it lacks was neither logged nor can be derived."""
+    """Return the row of a run, without columns that were neither logged nor can be derived."""
     table = _table(run)
     _parallel(run)
     _throughput(run, table)
@@ -182,7 +182,7 @@ def steps(run: LoggedRun) -> pd.DataFrame:
 
 
 def _status_and_cause(run: LoggedRun) -> tuple[str, str | None]:
-    """Return status and cause. A log that just stops is `ok` if it has steps; its cause says where it stops."""
+    """Return status and cause; a log that just stops is `ok` if it has steps, and its last step is the cause."""
     if run.scratch.get("loss_is_nan"):
         return "nan", "the last logged loss is NaN"
     if run.ended:

@@ -1,4 +1,4 @@
-"""Readers of what Megatron-LM, Megatron-DeepSpeed and their forks print: arguments, sizes, iterations."""
+"""Readers of output of Megatron-LM, Megatron-DeepSpeed and their forks: arguments, sizes, iterations."""
 
 import re
 from collections.abc import Callable

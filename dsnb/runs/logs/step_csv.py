@@ -21,7 +21,7 @@ NAME = re.compile(
     r"zs(?P<zero_stage>[0-3])_(?P<precision>fp32|tf32|fp16|bf16)_gpus(?P<gpus>\d{1,5})_bs(?P<micro_batch_size>\d{1,7})"
     r"_sl(?P<seq_len>\d{1,8})"
 )
-"""Name of the folder, the only place that has the settings."""
+"""Name of the folder, which alone contains the settings."""
 
 
 def read(path: Path) -> list[LoggedRun]:
@@ -68,7 +68,7 @@ def read(path: Path) -> list[LoggedRun]:
 
 
 def _cells(path: Path) -> pd.DataFrame:
-    """Return the texts of all rows; a row that is damaged, or cut off at the end, has empty ones."""
+    """Return the texts of all rows, empty for damaged rows."""
     with open_text(path) as file:
         names = file.readline().strip().split(",")
         lines = file.read().split("\n")[:-1]  # without one that is cut off

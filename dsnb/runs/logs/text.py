@@ -1,4 +1,4 @@
-"""The text of logs: the lines that a reader may understand, in constant memory, and the numbers in them."""
+"""The text of logs: relevant lines, in constant memory, and the numbers in them."""
 
 import codecs
 import math
@@ -30,7 +30,7 @@ _TAG = re.compile(
 # The prefixes of pdsh and srun, `host: ` and ` 0: `, if a time stamp or Megatron's `iteration` follows.
 _PREFIX = re.compile(r" {0,6}([A-Za-z0-9][\w.-]{0,250}): {0,2}(?=\[?20\d\d-\d\d-\d\d| iteration )", re.ASCII)
 _ALWAYS = (r"[\x00\x1b]", r": {0,2}(\[?20\d\d-\d\d-\d\d| iteration )")
-"""Always yielded: an escape code may split a search string, and any line with a host's prefix tells it."""
+"""Always yielded: an escape code may split a search string, and hosts are learned from their prefixes."""
 
 
 def open_text(path: Path) -> TextIO:

@@ -1,4 +1,4 @@
-"""Readers of what transformers' Trainer and its examples print, and of the `trainer_state.json` that it keeps."""
+"""Readers of output of transformers' Trainer and its examples, and of its `trainer_state.json`."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def resumed(run: LoggedRun, match: re.Match[str]) -> None:
 
 @reads("/it]", "it/s]", pattern=r"^\s{0,9}\d{1,3}%\|[^|]{0,500}\| *(\d{1,9})/(\d{1,9}) \[")
 def bar(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read the step from `  2%|2  | 10/500 [00:12<09:50,  1.20s/it]`; bars of another length are of something else."""
+    """Read the step from `  2%|2  | 10/500 [00:12<09:50,  1.20s/it]`; bars of another length are not the training's."""
     step, steps = map(int, match.groups())
     if steps == (run.settings.get("steps") or run.scratch.setdefault("bar_of", steps)):
         run.scratch["bar"] = step
