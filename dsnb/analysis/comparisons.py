@@ -1,9 +1,8 @@
-"""Pairs of settings -> one table: change, interval, verdict, and all of it in words.
+"""Compare pairs of settings: change, interval and verdict, as numbers and in words.
 
-`differences` compares every setting of a task with the best one or with a named one, `compare` two sets of runs. The
-interval is over runs, never over steps: the steps of a run share whatever happened to it. Changes are ratios of
-geometric means, of percentages differences of means; tables of comparisons show these means. Nothing is left out
-because it is extreme; `dsnb.analysis.flags` says what is.
+`differences` compares every setting of a task with the best or a named one, `compare` two sets of runs. Intervals are
+over runs, not over the steps of a run, which are correlated. Changes are ratios of geometric means; of percentages,
+differences of means. Extreme runs are not excluded; `dsnb.analysis.flags` names them.
 """
 
 import math
@@ -30,12 +29,12 @@ VALUES = (
     "Values are means of the runs: geometric, or arithmetic for percentages; medians below "
     f"{MIN_RUNS} runs of either setting. The difference is that of the values shown."
 )
-"""What tables of two settings show."""
+"""The note below tables of two settings."""
 TOGETHER = (
     f"The {100 * CONFIDENCE:g} % intervals of speed and memory of all pairs of settings of a task hold together (Games "
     "and Howell 1976)"
 )
-"""What the intervals of a page control."""
+"""The error rate that the intervals of a page control."""
 WORDS = {
     Verdict.TOO_FEW: "too few {counted}s[: {change}] ({n} and {base_n} {counted}s; {needed} of each are needed)",
     Verdict.NO_LARGER: "no difference larger than {largest} ({low} to {high})",
@@ -77,7 +76,7 @@ class Rules:
     hosts_alike: bool = False
     fewest_runs: int = MIN_RUNS
     percent_factor: float = 0
-    """What the figure is multiplied by to be a percentage, whose differences are percentage points; 0 if it is none."""
+    """Factor that turns a fraction into a percentage, which is compared in points; 0 if the figure is no percentage."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.relevance < 1:
@@ -89,7 +88,7 @@ class Rules:
 
 
 def rules_of(runs: pd.DataFrame, figure: str, better: Better | None = None, **options: Any) -> Rules:
-    """Return the rules for a figure, or raise `SettingsError` if there is no such figure; `options` are fields."""
+    """Return the rules for a figure; raise SettingsError if runs lack it. `options` are fields of `Rules`."""
     if figure not in runs:
         raise SettingsError(f"runs have no column {figure!r}: choose a figure such as 'tokens_per_s' or 'step_time_s'")
     metric = labels.METRIC_LABELS.get(figure) or labels.Metric(figure, "")
@@ -98,11 +97,11 @@ def rules_of(runs: pd.DataFrame, figure: str, better: Better | None = None, **op
 
 
 def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = False) -> pd.DataFrame:
-    """Compare pairs of a base and another setting; p values take most of the time of many pairs.
+    """Compare pairs of a base and another setting; with many pairs, p values take most of the time.
 
-    `among` is the number of settings of the task that have repeats (`dsnb.analysis.intervals.repeated`), compared or
-    not: it makes the interval of a pair the same in every table. A row has `COLUMNS` without `words`; `counted`,
-    whether `n` and `base_n` count runs or hosts; and `change`, `low` and `high` in per cent or percentage points.
+    `among` counts all settings of the task with repeats, so that a pair has the same interval in every table. A row has
+    `COLUMNS` without `words`; `counted`, what `n` and `base_n` count (`run` or `host`); and `change`, `low` and `high`
+    in per cent or percentage points.
     """
     by_host = np.array([not rules.hosts_alike and intervals.is_confounded(*pair) for pair in pairs], dtype=bool)
     base, other = (
@@ -218,7 +217,7 @@ def differences(
         If there is no such figure or baseline, if neither direction is known to be better and no baseline is given, or
         if `relevance` or `confidence` is out of range.
     """
-    runs = named_runs(runs)
+    runs, by = named_runs(runs), by if isinstance(by, str) or len(by) > 1 else by[0]
     options = {"relevance": relevance, "confidence": confidence, "hosts_alike": hosts_alike, "fewest_runs": fewest_runs}
     rules = rules_of(runs, figure, better, **options)
     settings = intervals.settings_of(runs, by, figure, bool(rules.percent_factor))
@@ -231,12 +230,10 @@ def differences(
     pairs = [(settings[base], other) for other in others.values()]
     table = table_of(pairs, intervals.repeated(settings.values()), rules)
     table.insert(0, "base", [base] * len(table))
-    names = [by] if isinstance(by, str) else by
-    keys = [name if isinstance(name, tuple) else (name,) for name in others]
-    table.index = (
-        pd.MultiIndex.from_tuples(keys, names=names) if len(names) > 1 else pd.Index(list(others), name=names[0])
+    names = list(others)
+    return table.set_axis(
+        pd.Index(names, name=by) if isinstance(by, str) else pd.MultiIndex.from_tuples(names, names=by)
     )
-    return table
 
 
 def _best(settings: dict[object, Setting], figure: str, better: Better) -> object:
@@ -318,7 +315,7 @@ def compare(
 
 
 def _keys(sets: list[pd.DataFrame]) -> list[list[int]]:
-    """Return for each run of each set the number of its settings, the same number for equal ones."""
+    """Return a number per run of each set; runs with equal settings have equal numbers."""
     names = [*SETTINGS, *key_columns({name for runs in sets for name in runs})]
     if all("allocator" not in runs or runs["allocator"].nunique() <= 1 for runs in sets):  # runs made before it was one
         names.remove("allocator")
@@ -328,7 +325,7 @@ def _keys(sets: list[pd.DataFrame]) -> list[list[int]]:
 
 
 def _comparable(value: object) -> object:
-    """Return a setting in one form: a column with a missing value holds floats, and one read from CSV numpy's."""
+    """Normalize a setting: columns with missing values hold floats, those read from CSV numpy types."""
     if pd.isna(value):  # type: ignore[call-overload]
         return None
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,7 +1,7 @@
-"""What to train a task with: one table of candidates, whether measured, predicted or published, and one decision.
+"""Choose the setting to train a task with, from one table of measured, predicted or published candidates.
 
-Speed is measured over tens of steps; days, GPU-hours, energy and cost extrapolate it to a whole training without
-restarts, checkpoints and evaluation. The number of GPUs is part of a setting: more of them finish sooner and cost more.
+Days, GPU-hours, energy and cost extrapolate the speed of tens of steps to a whole training, without restarts,
+checkpoints and evaluation. The number of GPUs is part of a setting: more GPUs finish sooner and cost more.
 """
 
 import math
@@ -30,16 +30,16 @@ from dsnb.runs.table import named_runs, numbers, timed_seconds, timed_steps
 OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
 """Objectives, and the columns that hold them; the smallest value is the best."""
 ASSUMED_PRICE = 2.5
-"""Price of a GPU-hour where none is known: a round figure, for the reader to replace."""
+"""Placeholder price of a GPU-hour, for the reader to replace."""
 CPU, UNKNOWN_GPU = "CPU", "GPU"
-"""Hardware of runs without a GPU, whose "GPUs" are ranks, and of runs whose GPU is unknown, as prices name it."""
+"""Names in `prices` of runs without a GPU, whose "GPUs" are ranks, and of an unknown GPU."""
 BASES = MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
-"""What the figures of a candidate rest on: runs of dsnb, a prediction, or what others have published."""
+"""The basis of a candidate's figures."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a reader wants to know; anything but finite numbers of 0 or more is refused."""
+    """The reader's question. Raises SettingsError for numbers that are negative or not finite."""
 
     tokens: float = 0
     """Tokens to train on. 0 for 20 per parameter of the model."""
@@ -48,8 +48,7 @@ class Question:
     gpus: int = 0
     """GPUs at hand; settings that need more are left out. 0 for as many as were measured."""
     global_batch: int = 0
-    """Sequences per optimizer step that are held: settings with others, which train differently, are left out. 0 for
-    any."""
+    """Sequences per optimizer step; settings with other global batches are left out. 0 for any."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Price of an hour of a GPU by its model (see `kinds`); the key `""` is for all others."""
     assumed_price: float | None = None
@@ -107,7 +106,7 @@ def recorded_prices(runs: pd.DataFrame) -> dict[str, float]:
 
 
 def is_probe(runs: pd.DataFrame) -> pd.Series:
-    """Return which runs are probes by which earlier versions searched a micro-batch: their two steps measure memory."""
+    """Return which runs are micro-batch probes of earlier versions: their two steps only measure memory."""
     return runs["experiment"].astype(str).str.contains(rf"{PROBE}\d+$").astype(bool)
 
 
@@ -147,18 +146,12 @@ def default_objective(runs: pd.DataFrame) -> str:
 def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame:
     """Return the settings of a task with a measured speed and number of GPUs, in order of appearance.
 
-    `power_w` is the mean power of a GPU for runs without measured power.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Indexed by experiment: `basis` (`measured` or `published`), `source`, `gpu_name`, `kind` (of hardware, see
-        `kinds`), `n` and `n_failed` (runs that are ok, and others), medians `gpus`, `tokens_per_s` (of all GPUs),
-        `power_w` (of a GPU) and `memory_gib` (`memory_figure`), `gpu_memory_gib` (what a GPU has), `global_batch`
-        (sequences per optimizer step), what the speed rests on: medians `steps` and `timed_s` of a run, `hosts` (their
-        number), `spread_pct` of tokens/s (standard deviation, of two or three runs half the range), and `is_unstable`
-        (`dsnb.analysis.summary.UNSTABLE`), where the median represents no run. Predicted candidates
-        (`dsnb.analysis.recommend`) have `fits` besides.
+    `power_w` is the mean power of a GPU for runs without measured power. Indexed by experiment: `basis`, `source`,
+    `gpu_name`, `kind` (see `kinds`), `n` and `n_failed` (ok and other runs), medians `gpus`, `tokens_per_s` (of all
+    GPUs), `power_w` (per GPU), `memory_gib` (`memory_figure`), `gpu_memory_gib` (capacity), `global_batch` (sequences
+    per step), `steps` and `timed_s` of a run, the number of `hosts`, `spread_pct` of tokens/s (standard deviation; half
+    the range of two or three runs) and `is_unstable` (`dsnb.analysis.summary.UNSTABLE`). Predicted candidates
+    (`dsnb.analysis.recommend`) also have `fits`.
     """
     runs = named_runs(runs)
     ok = runs["status"] == "ok"
@@ -200,8 +193,7 @@ def global_batch(runs: pd.DataFrame) -> pd.Series:
 def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return candidates with `days`, `gpu_hours`, `energy_kwh`, `price` (of a GPU-hour) and `cost`, fastest first.
 
-    `days_low` and `days_high` are the range that the error of a predicted speed leaves. Days assume uninterrupted
-    training: restarts, checkpoints and evaluation are not included.
+    `days_low` and `days_high` are the range given by the error of a predicted speed.
     """
     hours = [metrics.gpu_hours(question.tokens, *row) for row in zip(table["tokens_per_s"], table["gpus"], strict=True)]
     days = [metrics.days(question.tokens, rate) for rate in table["tokens_per_s"]]
@@ -216,17 +208,17 @@ def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to train a task with, and what comes next."""
+    """The ranked settings of a task."""
 
     question: Question
     table: pd.DataFrame
     """All candidates with what they cost (`costed`), those that need more GPUs than are at hand included."""
     options: pd.DataFrame
-    """The candidates that answer, the best one first: those that fit, need no more GPUs than are at hand, have a known
-    value of the objective, whose repeats agree, and that do not take too long while others do not."""
+    """The eligible candidates, best first: those that fit on the GPUs at hand, with a known value of the objective and
+    repeats that agree; slower than `Question.max_days` only if all are."""
     too_slow: int = 0
     unstable: int = 0
-    """Settings left out because of `Question.max_days`, and because their repeats do not agree."""
+    """Settings left out because of `Question.max_days`, and because their repeats disagree."""
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
     """All runs of the task, with experiments named as in the table; none for candidates that are only predicted."""
     difference: "pd.Series[Any] | None" = None
@@ -256,7 +248,7 @@ class Decision:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the second option is that much worse that single runs are enough to say so."""
+        """Whether the second option is so much worse that single runs are enough evidence."""
         ratio = math.nan if self.difference is None else 1 + self.difference["change_pct"] / 100
         return max(ratio, 1 / ratio) >= CLEAR
 
@@ -267,10 +259,7 @@ def worsening(change_pct: float, objective: str) -> float:
 
 
 def may_be_best(table: pd.DataFrame, by: Sequence[str] = ("gpus", "kind", "global_batch")) -> list[object]:
-    """Return the candidates that are the best for some question: no other that is the same in `by` beats them.
-
-    That is in speed and memory, among those whose repeats agree.
-    """
+    """Return the candidates on the Pareto front of speed and memory within each `by`; unstable ones are left out."""
     stable = table[~table["is_unstable"].astype(bool)]
     names: list[object] = []
     for _, group in stable.groupby(list(by), dropna=False, sort=False):
@@ -284,7 +273,7 @@ def may_be_best(table: pd.DataFrame, by: Sequence[str] = ("gpus", "kind", "globa
 
 
 def decide(table: pd.DataFrame, question: Question, parameters: float = 0) -> Decision:
-    """Rank the candidates of a task, as `candidates` returns them; its model has so many parameters (0: unknown)."""
+    """Rank the candidates of a task; without `parameters` (0), the default number of tokens is a round one."""
     question = replace(question, tokens=question.tokens or planning.usual_tokens(parameters))
     table = costed(table, question)
     known = _at_hand(table, question)

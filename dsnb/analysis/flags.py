@@ -1,12 +1,11 @@
-"""What is unusual about runs: stalls, drift, throttling, other losses or conditions. Nothing is left out because of it.
+"""Flag unusual runs: stalls, drift, throttling, diverging losses, different conditions. No run is excluded.
 
-A flag says that the figures of a run need a look, not that they are wrong: a stall may come from the machine, or belong
-to the setting, as recompilations do.
+A flag does not mean that a figure is wrong: a stall may come from the machine, or from the setting, as recompilations
+do.
 
-Speed and memory of a run say nothing if it computes something else, as a compiler's or a kernel's error makes it. Two
-settings of one model, with equal seeds and global batches, see the same weights and tokens: their first losses differ
-by rounding alone, however they share the work. Repeats of one setting do the same in the same order: their losses
-differ by the order of sums alone, unless something reads what is not there yet.
+Speed and memory are meaningless if a compiler or kernel bug makes a run compute something else. Settings of one model
+with equal seeds and global batches see the same weights and tokens, so their first losses differ only by rounding,
+however they share the work. Losses of repeats differ only by the order of summation, unless there is a race.
 """
 
 import math
@@ -33,27 +32,26 @@ STALLED = 1.1
 DRIFT_PCT, DRIFT_P = 2.0, 0.01
 CLOCK_DROP_PCT = 5.0
 BUSY_PCT = 50.0
-"""An idle GPU lowers its clock, so only samples of a GPU at least this busy count."""
+"""Samples of less busy GPUs are ignored: an idle GPU lowers its clock."""
 MIN_SAMPLES, MIN_STEPS, BLOCKS = 6, 10, 20
-"""Of a busy GPU and of a trend: over fewer steps it could not reach the significance that is asked of it."""
+"""Samples of a busy GPU, and steps of a trend: with fewer, no trend reaches the required significance."""
 OUTLIER_PCT, OUTLIER_DEVIATIONS = 5.0, 3.5
 """Iglewicz and Hoaglin (1993), How to Detect and Handle Outliers: 3.5 robust standard deviations."""
 FIRST_LOSS_PCT, LAST_LOSS_PCT, REPEAT_LOSS_PCT = 0.1, 3.0, 0.05
 """Rounding alone moves them by up to 0.005, 2 and 0.016 % (193 runs on H200; docs/LOG.md, 2026-11-23)."""
 SAME_START = (*TASK, "weights", "tokenizer", "seed", "global_batch_size")
-"""What decides the first loss."""
+"""Columns that determine the first loss."""
 SAME_TRAINING = (
     *SAME_START, "lora_rank", "optimizer", "learning_rate", "gradient_clipping", "gradient_compression", "warmup_steps",
     "steps",
 )  # fmt: skip
-"""What decides the last loss, but for number formats."""
+"""Columns that determine the last loss, apart from number formats."""
 EARLY_STEPS = 20
-"""Differences between the losses of repeats grow with each step, so only the first ones are compared."""
+"""Differences between the losses of repeats grow with each step, so only the first steps are compared."""
 UNCOMPARED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-"""Choose GPUs of one kind; schedulers set them differently for each job."""
-MAX_NAMED = 3
+"""Variables that schedulers set differently for each job."""
 MAX_SAMPLED = 500
-"""Each run's samples are a file of their own, of some milliseconds."""
+"""Runs whose samples are read: each is a separate file that takes some milliseconds."""
 NORMAL_MAD = 1.4826
 """Standard deviation of normal values over their median absolute deviation."""
 
@@ -100,7 +98,7 @@ def flags(
     samples: Mapping[object, pd.DataFrame] | None = None,
     figure: str = "tokens_per_s",
 ) -> pd.DataFrame:
-    """Return what is unusual about each run.
+    """Flag unusual runs.
 
     Parameters
     ----------
@@ -111,7 +109,7 @@ def flags(
     samples
         GPU samples (`dsnb.runs.load.load_gpu`) by the run's label in the index of `runs`.
     figure
-        The figure by which a run is an outlier among the repeats of its setting.
+        The figure in which a run may be an outlier among the repeats of its setting.
 
     Returns
     -------
@@ -143,7 +141,7 @@ def flags(
         conditions=odd_conditions(named),
         repeat_ratio=named["experiment"].map(repeat_ratios(named)).astype(float).where(ok),
     )
-    # Deviations of 0 are the medians themselves and show no spread.
+    # Deviations of 0 belong to the medians themselves and carry no spread.
     off_pct = table["off_pct"].abs()
     spread_pct = NORMAL_MAD * off_pct[off_pct > 0].median()  # pandas 2 warns if all are NaN, not if there are none
     limit_pct = max(OUTLIER_PCT, OUTLIER_DEVIATIONS * spread_pct) if spread_pct > 0 else OUTLIER_PCT
@@ -154,7 +152,7 @@ def flags(
 
 
 def load_samples(runs: pd.DataFrame) -> dict[object, pd.DataFrame]:
-    """Return GPU samples by the labels of their runs, as `flags` takes them: of the first runs with a clock."""
+    """Return the GPU samples of the first runs with a clock, as `flags` takes them."""
     recorded = runs[numbers(runs, "sm_clock_mhz").notna()].head(MAX_SAMPLED)
     folders = recorded.get("run_dir", pd.Series(dtype=object))
     return {label: load_gpu(folder) for label, folder in folders.items() if isinstance(folder, str)}
@@ -175,13 +173,11 @@ def _within_run(timed: pd.DataFrame | None) -> tuple[float, ...]:
 
 
 def drift(times_s: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return how much step times rose over the run, in per cent of their median, and the p value of the trend.
+    """Return the rise of step times over the run, in per cent of their median, and the p value of the trend.
 
-    The slope is the median of the slopes of all pairs (Theil 1950, A rank-invariant method of linear and polynomial
-    regression analysis; Sen 1968, Estimates of the regression coefficient based on Kendall's tau), tested by ranks
-    (Mann 1945, Nonparametric tests against trend, with the normal approximation of Kendall 1948, Rank Correlation
-    Methods), so single slow steps count little. Neighbouring steps are alike, so the values are medians of at most
-    `BLOCKS` blocks of steps. NaN and NaN for fewer than `MIN_STEPS` steps.
+    The slope is the median over all pairs (Theil 1950, Sen 1968), tested by ranks (Mann 1945, with the normal
+    approximation of Kendall 1948), so single slow steps count little. Neighbouring steps are correlated, so the values
+    are medians of at most `BLOCKS` blocks. NaN for fewer than `MIN_STEPS` steps.
     """
     count = min(BLOCKS, len(times_s))
     if count < MIN_STEPS:
@@ -214,68 +210,67 @@ def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> 
 
 
 def _off_pct(values: pd.Series, runs: pd.DataFrame, reference: str, least: int = 1) -> pd.Series:
-    """Return how far each value is from a statistic of its setting's runs; NaN for fewer than `least` values."""
+    """Return the deviation of each value from a statistic of its setting; NaN for fewer than `least` values."""
     same = values.groupby(runs["experiment"])
     return (100 * (values / same.transform(reference) - 1)).where(same.transform("count") >= least)
 
 
 def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:
     """Return the flags of a run, each with its number in words."""
-    found = {}
+    words = {}
     if row["mean_over_median"] > STALLED:
-        found[Flag.STALLED] = f"mean step {row['mean_over_median']:.2f} times the median"
+        words[Flag.STALLED] = f"mean step {row['mean_over_median']:.2f} times the median"
     if row["slow_steps"] > 0:
-        found[Flag.SLOW_STEPS] = f"{labels.count(row['slow_steps'], 'timed step')} of more than twice the median"
+        words[Flag.SLOW_STEPS] = f"{labels.count(row['slow_steps'], 'timed step')} of more than twice the median"
     if abs(row["drift_pct"]) >= DRIFT_PCT and row["drift_p"] < DRIFT_P:
-        found[Flag.DRIFT] = f"step time drifted by {signed(row['drift_pct'])}"
+        words[Flag.DRIFT] = f"step time drifted by {signed(row['drift_pct'])}"
     if row["recompilations"] > 0:
-        found[Flag.RECOMPILED] = f"{labels.count(row['recompilations'], 'graph')} compiled during the timed steps"
+        words[Flag.RECOMPILED] = f"{labels.count(row['recompilations'], 'graph')} compiled during the timed steps"
     if row["clock_drop_pct"] >= CLOCK_DROP_PCT:
-        found[Flag.THROTTLED] = f"clock {row['clock_drop_pct']:.1f} % lower at the end than at the beginning"
+        words[Flag.THROTTLED] = f"clock {row['clock_drop_pct']:.1f} % lower at the end than at the beginning"
     elif row["clock_off_pct"] <= -CLOCK_DROP_PCT:
-        found[Flag.THROTTLED] = f"clock {-row['clock_off_pct']:.1f} % below that of another run of the setting"
+        words[Flag.THROTTLED] = f"clock {-row['clock_off_pct']:.1f} % below that of another run of the setting"
     if abs(row["off_pct"]) > limit_pct:
-        found[Flag.OUTLIER] = f"{signed(row['off_pct'])} from the median of the setting's runs"
+        words[Flag.OUTLIER] = f"{signed(row['off_pct'])} from the median of the setting's runs"
     if abs(row["first_loss_gap_pct"]) > FIRST_LOSS_PCT:
-        found[Flag.LOSS] = f"first loss {signed(row['first_loss_gap_pct'])} from that of settings that compute the same"
+        words[Flag.LOSS] = f"first loss {signed(row['first_loss_gap_pct'])} from that of settings that compute the same"
     elif row["repeat_loss_gap_pct"] > REPEAT_LOSS_PCT:
         gap = f"{row['repeat_loss_gap_pct']:.2f} %"
-        found[Flag.LOSS] = f"losses of the setting's runs differ by up to {gap} in the first steps, with the same seed"
+        words[Flag.LOSS] = f"losses of the setting's runs differ by up to {gap} in the first steps, with the same seed"
     elif abs(row["last_loss_gap_pct"]) > LAST_LOSS_PCT:
-        found[Flag.LOSS] = f"last loss {signed(row['last_loss_gap_pct'])} from that of settings that train alike"
+        words[Flag.LOSS] = f"last loss {signed(row['last_loss_gap_pct'])} from that of settings that train alike"
     if row["conditions"]:
-        found[Flag.CONDITIONS] = row["conditions"]
+        words[Flag.CONDITIONS] = row["conditions"]
     if row["repeat_ratio"] > UNSTABLE:
-        found[Flag.UNSTABLE] = f"the setting's runs differ by {row['repeat_ratio']:.1f} times in tokens/s"
-    return found
+        words[Flag.UNSTABLE] = f"the setting's runs differ by {row['repeat_ratio']:.1f} times in tokens/s"
+    return words
 
 
 def single_run_words(step_spread_pct: float) -> str:
-    """Return what a single run shows of its spread: that of its steps, named as such."""
+    """Describe the spread of the steps of a single run, which is no spread between runs."""
     return f"one run: its steps vary by {step_spread_pct:.1f} % (standard deviation within the run, not between runs)"
 
 
 def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return how far the losses of each run are from those of other settings that should have the same.
+    """Compare first and last losses with the median of other settings that should have the same loss.
 
-    The columns `first_loss_gap_pct` and `last_loss_gap_pct` are in per cent of the median of the other settings. NaN
-    where there is none, with dropout, where seed or global batch are unknown, and, for the last loss, where a run did
-    not end well or skipped steps.
+    NaN without other settings, with dropout, if seed or global batch are unknown and, for the last loss, if a run
+    failed or skipped steps.
     """
-    known = _reproducible(runs)
+    is_comparable = _reproducible(runs)
     skipped = numbers(runs, "skipped_steps").fillna(0) + numbers(runs, "skipped_warmup_steps").fillna(0)
     whole = (runs["status"] == "ok") & (skipped == 0)
     gaps = {
-        "first_loss_gap_pct": _gaps_pct(runs[known], "loss_first", SAME_START),
-        "last_loss_gap_pct": _gaps_pct(runs[known & whole], "loss_last", SAME_TRAINING),
+        "first_loss_gap_pct": _gaps_pct(runs[is_comparable], "loss_first", SAME_START),
+        "last_loss_gap_pct": _gaps_pct(runs[is_comparable & whole], "loss_last", SAME_TRAINING),
     }
     return pd.DataFrame(gaps, index=runs.index, dtype=float)
 
 
 def repeat_gaps_pct(runs: pd.DataFrame, steps: pd.DataFrame | None) -> pd.Series:
-    """Return, for each run, the largest range of its setting's losses in an early step over the smallest of them.
+    """Return the largest range of a setting's losses in an early step, in per cent of the smallest loss, for each run.
 
-    In per cent, warm-up included; NaN for single runs, with dropout, and where the seed is unknown.
+    Includes the warm-up; NaN for single runs, with dropout, and if the seed is unknown.
     """
     nothing = pd.Series(np.nan, index=runs.index)
     if steps is None or "loss" not in steps:
@@ -291,28 +286,26 @@ def repeat_gaps_pct(runs: pd.DataFrame, steps: pd.DataFrame | None) -> pd.Series
 def median_of_others(values: np.ndarray) -> np.ndarray:
     """Return, for each of n numbers, the median of the n - 1 others; shape (n,), NaN for a single number.
 
-    Of two middle numbers it is the one that is nearer to the own, so that of three numbers one alone is far off.
+    Of two middle numbers, the one nearer to the number itself is taken: of three numbers, only one is then far off.
     """
     count = len(values)
     if count < 2:
         return np.full(count, np.nan)
-    order = np.argsort(values)
-    ranks, ascending = np.argsort(order), values[order]
-    low, high = (ascending[place + (ranks <= place)] for place in ((count - 2) // 2, (count - 1) // 2))
+    others = np.sort([np.delete(values, place) for place in range(count)])
+    low, high = others[:, (count - 2) // 2], others[:, (count - 1) // 2]
     return np.where(np.abs(values - low) <= np.abs(values - high), low, high)
 
 
 def _reproducible(runs: pd.DataFrame) -> pd.Series:
-    """Return which runs can be compared: without dropout, and with a known seed and batch."""
-    known = runs.reindex(columns=["seed", "global_batch_size"]).notna().all(axis=1)
-    return known & (numbers(runs, "dropout").fillna(0) == 0)
+    """Return whether the losses of each run can be compared: no dropout, and a known seed and batch."""
+    is_known = runs.reindex(columns=["seed", "global_batch_size"]).notna().all(axis=1)
+    return is_known & (numbers(runs, "dropout").fillna(0) == 0)
 
 
 def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
-    """Compare medians of settings, so that a setting with many repeats counts once; a missing value equals another."""
+    """Compare the medians of settings, so that repeats count once; missing values are equal."""
     columns = with_trained(runs).reindex(columns=list(same))
-    codes = pd.DataFrame({name: pd.factorize(columns[name])[0] for name in same}, index=runs.index)
-    group = codes.groupby(list(same), sort=False).ngroup().rename("group")
+    group = columns.groupby(list(same), sort=False, dropna=False).ngroup().rename("group")
     losses = numbers(runs, loss)
     medians = losses.dropna().groupby([group, runs["experiment"]], sort=False).median()
     if medians.empty:
@@ -324,7 +317,7 @@ def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
 
 
 def parsed(text: object) -> dict[str, str] | None:
-    """Return the pairs of a column's value; None if they were not recorded, or are not pairs."""
+    """Parse `NAME=value` words; None if there is no text or it is malformed."""
     if not isinstance(text, str):
         return None
     try:
@@ -336,42 +329,39 @@ def parsed(text: object) -> dict[str, str] | None:
 
 
 def _conditions(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a column for each condition by its name; a value is missing where conditions of its kind are unknown.
+    """Return a column per condition: environment variables, versions of input files, and torch's allocator.
 
-    Conditions are environment variables, contents of input files, and torch's allocator, which runs made before it was
-    a setting have in another value than their names say.
+    In runs older than the setting, the allocator may differ from what their names say. Unknown values are missing.
     """
     columns: dict[str, pd.Series] = {}
     for kind, title in (("variables", "{}"), ("inputs", "version of {}")):
         texts = runs.get(kind, pd.Series(dtype=object)).items()
-        known = {label: pairs for label, text in texts if (pairs := parsed(text)) is not None}
-        for name in sorted({name for pairs in known.values() for name in pairs}):
-            values = {label: pairs.get(name, "unset") for label, pairs in known.items()}
+        recorded = {label: pairs for label, text in texts if (pairs := parsed(text)) is not None}
+        for name in sorted({name for pairs in recorded.values() for name in pairs}):
+            values = {label: pairs.get(name, "unset") for label, pairs in recorded.items()}
             columns[title.format(name)] = pd.Series(values, dtype=object)
     table = pd.DataFrame(columns, index=runs.index)
     return table.assign(allocator=runs["allocator"]) if "allocator" in runs else table
 
 
 def odd_conditions(runs: pd.DataFrame) -> pd.Series:
-    """Return in which conditions each run differs from most runs of its experiment, in words; empty if in none."""
+    """Describe the conditions in which each run differs from most runs of its experiment; empty if there are none."""
     words = pd.Series("", index=runs.index, dtype=object)
     table = _conditions(runs)
     table = table[[name for name in table if table[name].nunique() > 1]]
     for _, group in table.groupby(runs["experiment"], sort=False) if len(table.columns) else ():
         usual = {name: group[name].value_counts().idxmax() for name in group if group[name].nunique() > 1}
         for label, row in group.iterrows() if usual else ():
-            odd = [
+            words[label] = "; ".join(
                 f"{name} is {row[name]}, in other runs of the setting {value}"
                 for name, value in usual.items()
                 if isinstance(row[name], str) and row[name] != value
-            ]
-            more = [f"and {len(odd) - MAX_NAMED} more"] if len(odd) > MAX_NAMED else []
-            words[label] = "; ".join([*odd[:MAX_NAMED], *more])
+            )
     return words
 
 
 def changed_conditions(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
-    """Return in which conditions two sets of runs differ, a sentence each; nothing where one is unknown."""
+    """Describe the conditions in which two sets of runs differ, a sentence each; unknown ones are skipped."""
     table = _conditions(pd.concat([before, after], ignore_index=True))
     sentences = []
     for name in table:

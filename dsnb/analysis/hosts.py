@@ -1,10 +1,10 @@
-"""Runs on several groups of hosts -> groups and hosts against the median of the sweep, and the slow ones in words.
+"""Compare groups of hosts, and hosts, with the median of a sweep, and describe the slow ones.
 
-A group is a set of hosts that ran an experiment together. Ranks wait for each other, so one slow host slows down every
-group that it is in: a suspect is a host all of whose groups were slow. A group is slow if it is further below the
-median of the groups of its experiment than `MIN_PCT` and than `DEVIATIONS` robust standard deviations (1.4826 x the
-median absolute deviation), of at least `MIN_GROUPS` groups. The throughput expected of every node, as in Lambda's
-benchmark, is `expect_samples_per_s` in the sweep's params file.
+A group is a set of hosts that ran an experiment together. Ranks wait for each other, so one slow host slows down all
+of its groups: a host is suspect if all of its groups were slow. A group is slow if it is below the median of its
+experiment's groups by more than `MIN_PCT` and by more than `DEVIATIONS` robust standard deviations (1.4826 x the median
+absolute deviation); this needs at least `MIN_GROUPS` groups. `expect_samples_per_s` in the sweep's params file is the
+throughput expected of each node, as in Lambda's benchmark.
 """
 
 import contextlib
@@ -38,16 +38,11 @@ COLUMNS = [
 def groups(runs: pd.DataFrame) -> pd.DataFrame:
     """Compare groups of hosts that ran the same experiments; runs without a hostfile are left out.
 
-    Returns
-    -------
-    pandas.DataFrame
-        One row per experiment and group, smallest groups first: `workload`, `experiment`, `nodes`, `gpus`, `hosts`
-        (`a,b`; missing if a run ended before they were known), `n` (runs that are ok), `failed`, `statuses`,
-        `samples_per_s` (median of the ok runs), `per_node`, `median_per_node` (over the groups of the same experiment),
-        `off_median_pct` (NaN if there is no second group), `limit_pct` (how far below the median a group is slow; NaN
-        if too few can be compared), `compared_with` (number of groups with a figure, including this one),
-        `expected_per_node`, `verdict` (`pass`, `fail`, or `-` if nothing was expected or a run is not finished),
-        `cause` (of the first run that failed).
+    Returns `COLUMNS`, one row per experiment and group, smallest groups first. `hosts` (`a,b`) is missing if a run
+    ended before they were known, `n` counts ok runs, rates are medians of these, `median_per_node` is over the groups
+    of the experiment, `compared_with` counts those with a figure, `limit_pct` is how far below the median a group is
+    slow (NaN with too few groups), `verdict` is `pass`, `fail`, or `-` without an expectation or with unfinished runs,
+    and `cause` is that of the first failed run.
     """
     named = runs["hosts"].notna()
     several = (runs["source"] == "dsnb") & (runs["nodes"] > 1)
@@ -95,10 +90,7 @@ def _group(runs: pd.DataFrame) -> dict[str, Any]:
 
 
 def expectations(runs: pd.DataFrame) -> dict[str, float]:
-    """Return the samples/s expected of each node, from the params files of the runs' sweeps: sweep -> samples/s.
-
-    Sweeps without an expectation or a valid params file are left out.
-    """
+    """Return the samples/s expected of each node by sweep, from params files; sweeps without one are left out."""
     expected: dict[str, float] = {}
     for sweep, folders in runs[runs["run_dir"].notna()].groupby("sweep")["run_dir"]:
         run = RunPaths(Path(folders.iloc[0]))
@@ -115,22 +107,19 @@ def is_slow(table: pd.DataFrame) -> pd.Series:
 
 
 def hosts(table: pd.DataFrame) -> pd.DataFrame:
-    """Return each host of a table of `groups` against the median of the sweep.
+    """Compare the hosts of a table of `groups`, slowest first.
 
-    Returns
-    -------
-    pandas.DataFrame
-        Indexed by `host`, the slowest first: `groups` (that could be compared), `slow` (of these), `off_median_pct` (of
-        the smallest group with it; of several, the median), `is_suspect` (all of its groups are slow).
+    `groups` counts those that could be compared, `slow` the slow ones of these; `off_median_pct` is that of the
+    smallest group with the host (the median of several), and `is_suspect` whether all of its groups are slow.
     """
-    known = table[table["hosts"].notna() & table["limit_pct"].notna()]
-    rows = known.assign(slow=is_slow(known), host=known["hosts"].str.split(",")).explode("host")
+    comparable = table[table["hosts"].notna() & table["limit_pct"].notna()]
+    rows = comparable.assign(slow=is_slow(comparable), host=comparable["hosts"].str.split(",")).explode("host")
     rows["smallest"] = rows["off_median_pct"].where(rows["nodes"] == rows.groupby("host")["nodes"].transform("min"))
-    found = rows.groupby("host", sort=False).agg(
+    by_host = rows.groupby("host", sort=False).agg(
         groups=("slow", "size"), slow=("slow", "sum"), off_median_pct=("smallest", "median")
     )
-    found["is_suspect"] = found["slow"] == found["groups"]
-    return found.sort_values("off_median_pct", kind="stable")
+    by_host["is_suspect"] = by_host["slow"] == by_host["groups"]
+    return by_host.sort_values("off_median_pct", kind="stable")
 
 
 def describe(table: pd.DataFrame) -> list[str]:
@@ -145,9 +134,7 @@ def _slow(table: pd.DataFrame) -> list[str]:
     compared = hosts(table)
     suspects = compared[compared["is_suspect"]]
     sentences = [
-        f"Suspect: {row.Index}, {signed(row.off_median_pct)}: "
-        f"{'the only group with it is' if row.groups == 1 else f'all {row.groups} groups with it are'} "
-        "below the median of the others."
+        f"Suspect: {row.Index}, {signed(row.off_median_pct)}: slow in {row.slow} of {row.groups} groups."
         for row in suspects.itertuples()
     ]
     sentences += [
@@ -164,7 +151,7 @@ def _slow(table: pd.DataFrame) -> list[str]:
 
 
 def _smallest(table: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], set[str]]]:
-    """Yield the groups with their hosts, smallest first, without those that contain a whole smaller one."""
+    """Yield the groups that contain no smaller one of the table, and their hosts, smallest first."""
     smaller: list[set[str]] = []
     for row in table.to_dict("records"):
         members = set(row["hosts"].split(",")) if isinstance(row["hosts"], str) else set()
@@ -174,15 +161,11 @@ def _smallest(table: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], set[str]]]:
 
 
 def _failed(table: pd.DataFrame) -> list[str]:
-    """Return a sentence for each of the smallest groups that failed; larger groups with its hosts are counted."""
-    failed = table[table["failed"] > 0]
-    sentences = []
-    for row, members in _smallest(failed):
-        larger = sum(members < set(other.split(",")) for other in failed["hosts"].dropna()) if members else 0
-        more = f"; {larger} larger groups with it also failed" if larger else ""
-        who = _some(members) if members else "a group whose hosts are not known"
-        sentences.append(f"Failed: {who} ({row['experiment']}: {row['statuses']}): {row['cause']}{more}.")
-    return sentences
+    """Return a sentence for each failed group that contains no smaller failed one."""
+    return [
+        f"Failed: {_some(members) or 'unknown hosts'} ({row['experiment']}: {row['statuses']}): {row['cause']}."
+        for row, members in _smallest(table[table["failed"] > 0])
+    ]
 
 
 def _some(names: set[str]) -> str:
@@ -190,8 +173,8 @@ def _some(names: set[str]) -> str:
     return ", ".join(sorted(names)[:MAX_NAMES]) + (f", {rest} more" if rest > 0 else "")
 
 
-def differences(runs: pd.DataFrame) -> list[str]:
-    """Return in what hardware and versions the hosts of all runs differ, by their `nodes.json`, a sentence each."""
+def node_differences(runs: pd.DataFrame) -> list[str]:
+    """Describe the hardware and versions in which hosts differ, as `nodes.json` records them, a sentence each."""
     folders = runs.loc[runs["hosts"].notna(), "run_dir"].dropna()
     records = (record_schema.read(RunPaths(Path(folder)).nodes) or {} for folder in folders)
     environments = [

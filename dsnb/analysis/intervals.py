@@ -1,13 +1,12 @@
-"""Intervals of the difference between settings, from independent runs, and the verdict on each.
+"""Intervals of the difference between settings, from independent runs, and verdicts.
 
-The values are logarithms, whose difference is a ratio, so that noise that grows with the figure has the same size
-everywhere; those of percentages are the percentages themselves. Every interval is Welch's: each setting has its own
-variance, so one noisy setting does not affect the others. `all_pairs` makes the intervals of a task hold together,
-whichever pair is looked at. Measured error rates are in docs/explanation/statistics.md.
+Values are logarithms, so that noise proportional to the figure has the same size everywhere and differences are ratios;
+percentages are compared as they are. Intervals are Welch's: each setting has its own variance, so one noisy setting
+does not affect the others. `all_pairs` controls the error rate over all pairs of a task. Measured error rates are in
+docs/explanation/statistics.md.
 
-Runs that failed, or did not measure the figure, are counted and have no value. Runs on one host share whatever that
-host does to them. That cancels in a difference if both settings used the same hosts equally; otherwise the runs of a
-setting on one host count as one, with the mean of their values.
+Runs that failed, or did not measure the figure, are counted and have no value. Effects of a host cancel in a difference
+if both settings used the same hosts equally; otherwise the runs of a setting on one host count as one, with their mean.
 """
 
 import functools
@@ -27,19 +26,19 @@ Array = npt.NDArray[np.float64]
 MIN_RUNS = 4
 """Below four runs of each of two settings, no exact rank test reaches 5 %: the smallest p value of 3 and 3 is 10 %."""
 RELEVANCE = 0.02
-"""Smallest change that matters unless another one is asked for."""
+"""Default of the smallest change that matters."""
 CLEAR = 1.9
-"""By about a factor of two, a difference needs no doubt and no table, even of single runs."""
+"""Ratio, about a factor of two, from which a difference is clear even between single runs."""
 CONFIDENCE = 0.95
-"""Probability that all intervals of speed and memory hold together unless another one is asked for."""
+"""Default probability that all intervals of speed and memory hold together."""
 FIGURES = 2
-"""Figures that share the error rate: speed and memory, which decide. Any other one has the same interval as these."""
+"""Figures that share the error rate: speed and memory, which decide. Others have the same intervals."""
 STEP, MAX_RANGE = 0.02, 16.0
 """Grid of the studentized range. Two normal values are 16 apart with a probability of 1e-29."""
 
 
 class Verdict(StrEnum):
-    """What the runs say about the difference between two settings."""
+    """Verdict on the difference between two settings."""
 
     LIKELY = "likely"
     NO_LARGER = "no larger difference"
@@ -52,14 +51,14 @@ class Setting:
     """The runs of one setting."""
 
     values: Array
-    """Natural logarithms of the figure, one for each run with a positive one; of a percentage the figure itself."""
+    """Natural logarithms of positive figures, one per run; percentages as they are."""
     hosts: tuple[str | None, ...]
-    """The host, or hosts, of each of these runs; None if unknown."""
+    """Host or hosts of each of these runs; None if unknown."""
     median: float
     failed: int
     """Runs whose status is not ok."""
     unusable: int
-    """Runs that are ok, but have no figure, or one that is not positive and so has no logarithm."""
+    """Ok runs without a figure, or with one that has no logarithm."""
 
     @functools.cached_property
     def by_host(self) -> Array:
@@ -70,7 +69,7 @@ class Setting:
 def settings_of(
     runs: pd.DataFrame, by: str | list[str], figure: str, is_percentage: bool = False
 ) -> dict[object, Setting]:
-    """Return the settings of runs by their names, in order of appearance; percentages are compared as they are."""
+    """Return the settings of runs by name, in order of appearance."""
     ok = (runs["status"] == "ok").to_numpy()
     values = numbers(runs, figure).to_numpy()
     values = np.where(ok & np.isfinite(values), values, math.nan)
@@ -92,22 +91,22 @@ def settings_of(
 
 
 def hosts(runs: pd.DataFrame) -> list[str | None]:
-    """Return the hosts of each run: those of its hostfile, otherwise the one machine; None if unknown."""
-    known = runs.reindex(columns=["hosts", "host"]).astype(object)
-    return [next((name for name in row if isinstance(name, str)), None) for row in known.itertuples(index=False)]
+    """Return the hosts of each run, from its hostfile or the single machine; None if unknown."""
+    columns = runs.reindex(columns=["hosts", "host"]).astype(object)
+    return [next((name for name in row if isinstance(name, str)), None) for row in columns.itertuples(index=False)]
 
 
 def repeated(settings: Iterable[Setting]) -> int:
-    """Return the number of settings with several runs, which pairs with an interval can be formed of."""
+    """Count the settings with several runs: only their pairs have intervals."""
     return sum(len(setting.values) > 1 for setting in settings)
 
 
 def is_confounded(first: Setting, second: Setting) -> bool:
-    """Return whether a host's effect adds more to the difference of two settings than their own spreads show.
+    """Return whether host effects add more variance to the difference of two settings than their spreads account for.
 
     With p and q as the shares of the runs of each setting by host, effects of hosts of variance v add v sum (p - q)^2
     to the variance of the difference, while the two sample variances account for v (1 - sum p^2) / (n - 1) and the same
-    of the other (variance components of the one-way layout: Searle, Casella and McCulloch 1992, Variance Components).
+    for the other (variance components of the one-way layout: Searle, Casella and McCulloch 1992, Variance Components).
     """
     pair = (first, second)
     if any(not setting.hosts or None in setting.hosts for setting in pair):
@@ -123,10 +122,7 @@ def is_confounded(first: Setting, second: Setting) -> bool:
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean, variance (divisor n - 1) and number of the values of settings: arrays of one shape, or that broadcast.
-
-    The variance of a single value is NaN.
-    """
+    """Mean, variance (divisor n - 1; NaN for one value) and number of values of settings: arrays that broadcast."""
 
     mean: Array
     variance: Array
@@ -134,28 +130,26 @@ class Moments:
 
 
 def moments(values: Sequence[Array]) -> Moments:
-    """Return mean, variance and number of the values of each setting; NaN where there are none, or too few."""
+    """Return the moments of each setting's values; NaN with too few values."""
     means = [float(own.mean()) if len(own) else np.nan for own in values]
     variances = [float(own.var(ddof=1)) if len(own) > 1 else np.nan for own in values]
     return Moments(np.array(means), np.array(variances), np.array([float(len(own)) for own in values]))
 
 
 def welch(base: Moments, other: Moments) -> tuple[Array, Array, npt.NDArray[np.int64]]:
-    """Return the differences of means to that of a base, their standard errors, and the degrees of freedom of these.
-
-    The degrees are 0 where an error is unknown.
+    """Return differences of means from a base, their standard errors, and degrees of freedom (0 for unknown errors).
 
     Welch, B. L. (1947), The generalization of 'Student's' problem when several different population variances are
-    involved, Biometrika 34, with the degrees of freedom of Satterthwaite (1946), rounded down: at four to six runs the
-    unrounded ones let too many equal settings be called different.
+    involved, Biometrika 34, with Satterthwaite's (1946) degrees of freedom, rounded down: unrounded, they call too many
+    equal settings different at four to six runs.
     """
     shares = [side.variance / side.count for side in (base, other)]
     squared = shares[0] + shares[1]
     with np.errstate(invalid="ignore", divide="ignore"):
         parts = [share**2 / (side.count - 1) for share, side in zip(shares, (base, other), strict=True)]
         degrees = np.where(squared > 0, squared**2 / (parts[0] + parts[1]), base.count + other.count - 2)
-    known = np.isfinite(squared) & np.isfinite(degrees)
-    whole = np.where(known, np.floor(np.where(known, degrees, 0) + 1e-9), 0).astype(np.int64)
+    is_known = np.isfinite(squared) & np.isfinite(degrees)
+    whole = np.floor(np.where(is_known, degrees, 0) + 1e-9).astype(np.int64)
     return other.mean - base.mean, np.sqrt(squared), whole
 
 
@@ -179,14 +173,12 @@ class Intervals:
 
 
 def all_pairs(base: Moments, other: Moments, groups: int, confidence: float) -> Intervals:
-    """Compare settings such that all pairs of a task hold together, whichever of them are looked at.
+    """Return simultaneous intervals of all pairs of a task.
 
     Games, P. A. and Howell, J. F. (1976), Pairwise multiple comparison procedures with unequal n's and/or variances,
-    Journal of Educational Statistics 1: the studentized range, which is how far apart the best and the worst of equal
-    settings come by chance. So the interval of a pair is the same in each view, and allows for a base that was chosen
-    by the same runs, such as the fastest.
-
-    `base` broadcasts against `other`; `groups` is the number of settings with repeats, which pairs can be formed of.
+    Journal of Educational Statistics 1, by the studentized range: how far apart the best and the worst of equal
+    settings are by chance. So a pair has the same interval in each view, which allows for a base that was chosen by the
+    same runs, such as the fastest. `base` broadcasts against `other`; `groups` is the number of settings with repeats.
     """
     estimate, error, degrees = welch(base, other)
     critical = [quantile(1 - confidence, max(groups, 2), df) if df else math.nan for df in degrees.flat]
@@ -205,10 +197,10 @@ def all_pairs_p(base: Moments, other: Moments, groups: int) -> Array:
 
 
 def verdicts(intervals: Intervals, runs: Array, relevance: float, fewest_runs: int = MIN_RUNS) -> npt.NDArray[np.str_]:
-    """Return the verdict on each difference, from its interval and the smaller number of runs of the two settings.
+    """Return the verdict on each difference; `runs` is the smaller number of runs of the two settings.
 
-    `too few runs`: fewer than `fewest_runs` of either. `no larger difference`: the whole interval is within the
-    relevance. `likely`: the interval excludes zero and the estimate is relevant. `unclear`: the rest.
+    `too few runs`: below `fewest_runs`. `no larger difference`: the whole interval is within the relevance. `likely`:
+    the interval excludes zero and the estimate is relevant. `unclear`: the rest.
     """
     change, low, high = intervals.changes
     is_within = np.maximum(np.abs(low), np.abs(high)) <= relevance
@@ -217,9 +209,8 @@ def verdicts(intervals: Intervals, runs: Array, relevance: float, fewest_runs: i
     return np.select(choices, [Verdict.TOO_FEW, Verdict.NO_LARGER, Verdict.LIKELY], Verdict.UNCLEAR)
 
 
-# The studentized range distribution: how far apart the best and the worst of several equal settings come by chance. For
-# two groups it is Student's t: the range of two is sqrt(2) |t|. SciPy's function agrees to six digits, but takes 0.1 to
-# 0.2 s for a quantile instead of 0.01 (and 143 MB): too long for a page with many settings.
+# The studentized range distribution; the range of two groups is sqrt(2) |t| (Student). SciPy's function agrees to six
+# digits, but takes 0.1 to 0.2 s for a quantile instead of 0.01, and 143 MB: too slow for a page with many settings.
 
 
 @functools.lru_cache(maxsize=64)
@@ -227,7 +218,7 @@ def _exceedance_at_known_spread(groups: int) -> Array:
     """Return P(range of `groups` standard normal values > w) for w = 0, STEP, ..., MAX_RANGE."""
     half = round(MAX_RANGE / 2 / STEP)
     z = np.arange(-half, half + 1) * STEP
-    # The distribution function on the grid and as far to its left as the widest range reaches.
+    # The distribution function on the grid, extended to the left by the widest range.
     grid = np.concatenate([z[0] - MAX_RANGE + np.arange(2 * half) * STEP, z])
     below = np.array([math.erfc(-value / math.sqrt(2)) / 2 for value in grid])
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
@@ -241,8 +232,6 @@ def exceedance(value: float, groups: int, degrees: int) -> float:
 
     Tukey, J. W. (1953), The Problem of Multiple Comparisons: P(Q > q) = integral of P(W > q s) f(s) ds, where W is the
     range of `groups` standard normal values and s the square root of a chi-square over its `degrees` of freedom.
-
-    A Welch statistic t of two groups is a range of sqrt(2) |t|.
     """
     if not 0 < value < math.inf:
         return 1.0 if value <= 0 else 0.0 if value == math.inf else math.nan

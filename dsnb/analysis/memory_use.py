@@ -35,12 +35,9 @@ CHANGES = ["change", "base", "experiment", "measured_gib", "theory_gib", "where"
 def footprint(runs: pd.DataFrame) -> pd.DataFrame:
     """Return measured and theoretical memory per GPU of the ok runs with a figure of GPU memory.
 
-    Returns
-    -------
-    pandas.DataFrame
-        One row per experiment, in order of appearance: `experiment`, `n`, `where` (what was measured: `allocated`,
-        `reserved` or `on device`), `measured_gib` (the median), `theory_gib` and its parts (missing if the model's
-        shape is unknown), `rest_gib` (measured less theory).
+    Returns `COLUMNS`, one row per experiment in order of appearance: `where` is what was measured (`allocated`,
+    `reserved` or `on device`), `measured_gib` its median, `theory_gib` and its parts are missing if the model's shape
+    is unknown, and `rest_gib` is measured less theory.
     """
     rows = []
     for name, part in _measured(runs).groupby("experiment", sort=False):
@@ -119,16 +116,11 @@ def _activations(run: Mapping[str, Any], shape: model_shapes.Shape, width: int) 
 
 
 def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
-    """Compare an experiment with each one that differs from it in a single setting that affects memory.
+    """Compare an experiment with those that differ from it in a single setting that affects memory.
 
-    The base is the one with the most comparisons unless another one is named. Figures measured differently (`where`)
-    are not compared.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per other experiment: `change` (in words), `base`, `experiment`, `measured_gib` and `theory_gib` (its
-        memory less that of the base; negative if it saves memory), and `where` that was measured.
+    The default `base` is the one with the most comparisons. Figures measured differently (`where`) are not compared.
+    Returns `CHANGES`, one row per other experiment: `change` in words, and its measured and theoretical memory less the
+    base's, negative if it saves memory.
     """
     table = footprint(runs).set_index("experiment")
     if table.empty:

@@ -1,11 +1,9 @@
-"""Predictions beside runs: of measured settings, to see how good predictions are, and of settings that were not run.
+"""Compare measured settings with their predictions, and predict settings that were not run, for the explorer.
 
-A measured setting counts once, with the medians of its runs, and is predicted without the runs of its own model.
-Nothing is fitted to measured memory, so that its prediction needs nothing left out; it needs a trace of the model,
-which is not made for it. Settings that were not run are what the explorer shows beside the others.
+A measured setting counts once, with the medians of its runs; its step time is predicted without the runs of its model.
+Nothing is fitted to measured memory, so its prediction leaves nothing out; it needs an existing trace of the model.
 """
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,17 +34,17 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import combinations, experiments, read_params
 
 NEEDED = ["model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size"]
-"""What a row must tell: defaults in place of unknown settings would predict another one."""
+"""Columns that must be known: with defaults instead, another setting would be predicted."""
 COMPARED = {"step_time": "step_time_s", "peak_allocated": "peak_allocated_gib"}
-"""What is compared: the beginning of the columns of its error, and its own column."""
+"""Compared figures: the prefix of the error columns, and the figure's column."""
 READ_KEYS = {"zero_optimization.reduce_bucket_size", "zero_optimization.stage3_max_live_parameters"}
-"""Keys of DeepSpeed's configuration that the rules of memory read; what another one does to memory is unknown."""
+"""Keys of DeepSpeed's configuration that the memory rules know; others may change memory in unknown ways."""
 MEDIANS = ("step_time_s", "tokens_per_s", "peak_allocated_gib", "gpu_memory_gib", "timed_steps")
 MAX_SETTINGS = 500
-"""Settings that are compared, evenly spaced among more: 1,500 take ten seconds."""
+"""Settings that are compared, evenly spaced: 1,500 would take ten seconds."""
 Asked = str | Path | Experiment
 MAX_PREDICTED = 2000
-"""Settings that are predicted; a page holds each of them."""
+"""Settings that are predicted; the page holds all of them."""
 OWN_RUNS = "dsnb's own runs on H200"
 ERROR = "± is the mean error of such predictions."
 ANY_TOKENS = 1e9
@@ -57,20 +55,16 @@ FIGURES = {
     "peak_allocated_gib": "peak_allocated",
     "mfu": "step_time",
 }
-"""Predicted columns of runs, and the beginning of the column of their error in `dsnb.predict`."""
+"""Predicted columns of runs, and the prefix of their error column in `dsnb.predict`."""
 PER_GPU = "tokens_per_s_per_gpu"
 
 
 def parity(runs: pd.DataFrame, link: str = "nvlink") -> pd.DataFrame | None:
     """Return measured settings beside their predictions; None if no run on a known GPU can be compared.
 
-    Returns
-    -------
-    pandas.DataFrame
-        One row per setting on a known GPU: `experiment`, `model`, `kind` (`dsnb.prediction.calibration.kind`), `ran`
-        (whether any run succeeded; the others ran out of memory), `has_rules` (whether there are rules for its memory),
-        `fits` (whether it is predicted to; None if unknown), and for each of `COMPARED` the measured column,
-        `predicted_...`, and `..._error_pct`, above 0 if more was predicted; NaN where one of both is unknown.
+    One row per setting on a known GPU: `experiment`, `model`, `kind` (`dsnb.prediction.calibration.kind`), `ran` (False
+    if all runs ran out of memory), `has_rules` (for memory), `fits` (as predicted; None if unknown), and for each of
+    `COMPARED` the measured column, `predicted_...`, and `..._error_pct`, above 0 if the prediction is too high.
     """
     settings = by_setting(runs, gpus.link(link))
     settings = [record for record in settings if record["status"] == "oom" or record["measured"]]
@@ -85,10 +79,10 @@ def parity(runs: pd.DataFrame, link: str = "nvlink") -> pd.DataFrame | None:
 
 
 def by_setting(runs: pd.DataFrame, link: Link) -> list[dict[str, Any]]:
-    """Return a record for each setting on a known GPU that ran or ran out of memory, with the medians of its runs.
+    """Return a record of each setting on a known GPU that ran or ran out of memory, with the medians of its runs.
 
-    Each has the columns of its first run, `experiment` as dsnb names its settings, `known_gpu` (the GPU by its data
-    sheet), `asked` (the settings), and `measured` (None if no run succeeded, or its time cannot be predicted).
+    It has the columns of the first run, `experiment` as dsnb names the settings, `known_gpu`, `asked` (the settings),
+    and `measured` (None if no run succeeded, or its time cannot be predicted).
     """
     runs = as_runs(runs)
     if not {*NEEDED, "gpu_name", "experiment", "status"} <= {*runs}:
@@ -145,18 +139,17 @@ def _rows(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def traces_of(experiments: Sequence[Experiment], make: bool = True) -> list[Trace | None]:
-    """Return the trace of each setting; None where there are no rules for its memory, or it cannot be traced."""
-    covered = [is_covered(one) for one in experiments]
-    found = iter(traces.attempts(list(itertools.compress(experiments, covered)), make))
-    tried = (next(found) if has_rules else None for has_rules in covered)
-    return [trace if isinstance(trace, Trace) else None for trace in tried]
+    """Return the trace of each setting; None without rules for its memory, or if it cannot be traced."""
+    covered = [place for place, experiment in enumerate(experiments) if is_covered(experiment)]
+    made = dict(zip(covered, traces.attempts([experiments[place] for place in covered], make), strict=True))
+    return [trace if isinstance(trace := made.get(place), Trace) else None for place in range(len(experiments))]
 
 
 def _step_times(settings: Sequence[dict[str, Any]]) -> list[float]:
     """Return the predicted step time of each setting; constants are fitted to settings on the same GPU."""
     predicted_s = [math.nan] * len(settings)
     for gpu in {record["known_gpu"] for record in settings if record["measured"]}:
-        places = [at for at, one in enumerate(settings) if one["measured"] and one["known_gpu"] == gpu]
+        places = [at for at, record in enumerate(settings) if record["measured"] and record["known_gpu"] == gpu]
         timed = [settings[place]["measured"] for place in places]
         for place, run, error_pct in zip(places, timed, calibration.left_out(timed), strict=True):
             predicted_s[place] = run.step_time_s * (1 + error_pct / 100)
@@ -164,10 +157,9 @@ def _step_times(settings: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def errors(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the errors in a table of `parity` by kind of setting, `all` last; NaN where there is none.
+    """Return the errors in a table of `parity` by kind of setting, `all` last; NaN if there are none.
 
-    For each of `COMPARED` there is `..._settings`, `..._mean_pct` and `..._worst_pct` of the absolute errors, and
-    `..._bias_pct`.
+    For each of `COMPARED`: `..._settings`, `..._mean_pct` and `..._worst_pct` of absolute errors, `..._bias_pct`.
     """
     by_kind: dict[str, dict[str, float]] = {}
     for kind, part in [*table.groupby("kind"), (ALL, table)]:
@@ -185,30 +177,30 @@ class Unmeasured:
     """Predicted settings that were not run."""
 
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """One row per setting: `experiment`, the settings and `gpu_name` in the columns of `load_runs`, predicted figures,
-    the mean error of each as `..._error_pct`, `fits` (None if unknown), `outside`."""
+    """One row per setting: settings and `gpu_name` as in `load_runs`, predicted figures, their mean errors as
+    `..._error_pct`, `fits` (None if unknown), `outside`."""
     notes: tuple[str, ...] = ()
-    """For which GPU, from what, and what was left out."""
+    """The GPU, the basis of the predictions, and what was left out."""
 
     def without(self, runs: pd.DataFrame) -> pd.DataFrame:
-        """Return the settings of which none of these runs has ended."""
+        """Return the settings that have no finished run among these."""
         return self.table[~self.table["experiment"].isin(_ended(runs))] if len(self.table) else self.table
 
 
 def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> Unmeasured:
-    """Predict the settings that were not run, for the GPU of most runs; three measured on it calibrate predictions.
+    """Predict settings that were not run, on the GPU of most runs; three settings measured on it calibrate predictions.
 
-    Params files are asked for, folders of sweeps (for their own params files), or settings. Those that cannot be used,
-    and runs on no GPU that can be predicted for, are refused.
+    `asked` are params files, folders of sweeps (for their params files) or settings. Raises SettingsError for those
+    that cannot be used, and if no run is on a known GPU.
     """
     runs, path = as_runs(runs), gpus.link(link)
     on_gpu, gpu_name = _on_one_gpu(runs, path)
     spec = on_gpu[0]["known_gpu"]
     wanted, notes = _wanted(asked, on_gpu)
     ended = _ended(runs)
-    wanted = [one for one in wanted if one.name_with_model not in ended]
-    problems = [problem(one, spec.name, link) for one in wanted]
-    shown = [one for one, why in zip(wanted, problems, strict=True) if not why]
+    wanted = [experiment for experiment in wanted if experiment.name_with_model not in ended]
+    problems = [problem(experiment, spec.name, link) for experiment in wanted]
+    shown = [experiment for experiment, why in zip(wanted, problems, strict=True) if not why]
     if len(shown) > MAX_PREDICTED:
         notes.append(f"{MAX_PREDICTED:,} of {len(shown):,} settings are predicted, the first of the file.")
     shown = shown[:MAX_PREDICTED]
@@ -218,22 +210,22 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "
     timed = [row["measured"] for row in on_gpu if row["measured"]]
     is_calibrated = len(timed) >= MIN_CALIBRATED
     on = On(spec, path).calibrated(timed) if is_calibrated else On(spec, path)
-    found = traces_of(shown, make=can_trace())
-    figures = tabulated(shown, [setting(one, spec, path) for one in shown], found, on, tokens=ANY_TOKENS)
+    traced = traces_of(shown, make=can_trace())
+    steps = [setting(experiment, spec, path) for experiment in shown]
+    figures = tabulated(shown, steps, traced, on, tokens=ANY_TOKENS)
     source = Counter(labels.text(row.get("source")) for row in on_gpu).most_common(1)[0][0]
     table = _as_runs(shown, figures).assign(gpu_name=gpu_name, source=source)
     measured = f"the {len(timed):,} settings that were measured on it here" if is_calibrated else OWN_RUNS
     basis = f"Predicted for {gpu_name}, with a time model that is fitted to {measured}. {ERROR}"
-    if missing := found.count(None):
-        why = "they cannot be traced, or there are no rules for it"
-        if not can_trace():
-            why = "torch or transformers, with which models are traced, is missing"
+    if missing := traced.count(None):
+        lacks = "torch or transformers, with which models are traced, is missing"
+        why = "they cannot be traced, or there are no rules for it" if can_trace() else lacks
         notes.append(f"The memory of {labels.count(missing, 'predicted setting')} is unknown: {why}.")
     return Unmeasured(table, (basis, *notes))
 
 
 def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> None:
-    """Raise a SettingsError as `unmeasured` would, before anything is predicted."""
+    """Raise the SettingsError that `unmeasured` would raise, without predicting anything."""
     _wanted(asked, _on_one_gpu(runs, gpus.link(link))[0])
 
 
@@ -249,7 +241,7 @@ def is_covered(experiment: Experiment) -> bool:
 
 
 def _on_one_gpu(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], str]:
-    """Return the settings that were run on the GPU of most of them, and its name."""
+    """Return the settings that ran on the most common GPU, and its name."""
     rows = by_setting(runs, link)
     if not rows:
         names = sorted({labels.text(name) for name in runs.get("gpu_name", []) if not pd.isna(name)})
@@ -262,14 +254,14 @@ def _on_one_gpu(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], s
 
 
 def _ended(runs: pd.DataFrame) -> set[str]:
-    """Return the settings of which a run has ended, by the names that dsnb gives them."""
+    """Return the dsnb names of settings with a finished run."""
     ended = runs[runs["status"].isin(ENDED)]
     ended = ended.assign(sweep=ended.get("sweep", "")).drop_duplicates(["sweep", "experiment"])
     return {recorded({str(name): value for name, value in row.items()}).name_with_model for _, row in ended.iterrows()}
 
 
 def _wanted(asked: Asked | Sequence[Asked], on_gpu: Sequence[Mapping[str, Any]]) -> tuple[list[Experiment], list[str]]:
-    """Return the settings, each once, `gpus: auto` as in the runs, and what was left out of files as refused."""
+    """Return the settings without duplicates, `gpus: auto` as in the runs, and notes on refused ones."""
     number = max(int(row["asked"].gpus) for row in on_gpu)
     wanted: list[Experiment] = []
     refused: list[str] = []
@@ -286,12 +278,12 @@ def _wanted(asked: Asked | Sequence[Asked], on_gpu: Sequence[Mapping[str, Any]])
 
 
 def allowed(settings: Iterable[Mapping[str, Any]]) -> tuple[list[Experiment], list[str]]:
-    """Return settings on GPUs that the rules allow, and why others are refused; refuse them all if none is allowed."""
-    found, problems = experiments({**one, "device": "cuda"} for one in settings)
-    refused = ["; ".join(own) for own in problems.values()]
-    if not found:
+    """Return valid settings on GPUs, and the problems of the others; raise SettingsError if none is valid."""
+    accepted, problems = experiments({**values, "device": "cuda"} for values in settings)
+    refused = ["; ".join(reasons) for reasons in problems.values()]
+    if not accepted:
         raise SettingsError([*dict.fromkeys(refused)] or "no combination of settings is left: give each one a value")
-    return [*found.values()], refused
+    return [*accepted.values()], refused
 
 
 def _left_out(reasons: Iterable[str]) -> list[str]:
@@ -299,7 +291,7 @@ def _left_out(reasons: Iterable[str]) -> list[str]:
 
 
 def _as_runs(experiments: Sequence[Experiment], figures: pd.DataFrame) -> pd.DataFrame:
-    """Return predicted settings as rows of a table of runs, with their figures and the errors of these."""
+    """Return predicted settings as rows of a table of runs, with figures and their errors."""
     rows = [
         {"experiment": one.name_with_model, **{name: getattr(one, name) for name in SETTINGS}}
         | {f"{deepspeed_keys.PREFIX}{key}": value for key, value in one.deepspeed.items()}
@@ -313,11 +305,11 @@ def _as_runs(experiments: Sequence[Experiment], figures: pd.DataFrame) -> pd.Dat
     return table.assign(fits=fits.where(fits.notna(), None), **per_gpu)
 
 
-def settings_of(row: Mapping[str, Any]) -> Experiment | None:
-    """Return the settings of a row of a table of runs; None if it does not tell all that a setting needs."""
+def experiment_of(row: Mapping[str, Any]) -> Experiment | None:
+    """Return the settings of a run's row; None if the row lacks `NEEDED` or holds another program's values."""
     if any(labels.text(row.get(name)) == "-" for name in NEEDED):
         return None
     try:
         return recorded(dict(row)).model_copy(update={"device": "cuda"})
-    except (TypeError, ValueError):  # of another program, with values that dsnb's settings do not have
+    except (TypeError, ValueError):
         return None

@@ -1,8 +1,7 @@
-"""How wrong predicted ratios of two settings were, by what limits the two: the doubt about which one is faster.
+"""Errors of predicted speed ratios of two settings, by what limits them: the uncertainty about which one is faster.
 
-Two settings share part of their errors: a GPU or a host that is slower than the constants say slows both down. So the
-error of one predicted speed is not the doubt about a choice between two. The ratio of two measured speeds is compared
-with the ratio of their predictions, for every pair of settings of one task that were measured on one host.
+A slow GPU or host slows both settings down, so the error of one predicted speed overstates the uncertainty of a choice
+between two. Measured and predicted ratios are compared for all pairs of settings of one task on one host.
 """
 
 import math
@@ -25,10 +24,9 @@ BY_CPU = (
     "that are both limited by the CPU",
 )
 """Pairs in words, as in "ratios of two settings that are both limited by the GPU", by how many the CPU limits."""
-OFFLOADED = "with an optimizer that is offloaded"
 ALL = "of one task"
 MIN_PAIRS = 10
-"""Pairs of a kind whose own error is taken; with fewer it is that of all pairs."""
+"""With fewer pairs of a kind, the error of all pairs is taken."""
 
 
 class RatioError(NamedTuple):
@@ -40,7 +38,7 @@ class RatioError(NamedTuple):
 
 
 Ratios = Mapping[str, RatioError]
-"""Errors by the kind of a pair: one of `BY_CPU`, `OFFLOADED` or `ALL`."""
+"""Errors by the kind of a pair: one of `BY_CPU`, or `ALL`, which includes pairs with an offloaded optimizer."""
 
 # Leave-one-model-out on one to four H200, from the prior: `python -m benchmarks.ratio_errors`.
 DEFAULT_RATIOS: dict[str, RatioError] = {
@@ -61,8 +59,9 @@ ELSEWHERE: dict[str, RatioError] = {
 
 def doubt(pair: Sequence[Experiment], by_cpu: Sequence[bool], known: Ratios) -> tuple[float, str]:
     """Return the mean error of predicted ratios of two settings, in per cent and in words with its origin."""
-    name = OFFLOADED if any(one.offload != "none" for one in pair) else BY_CPU[sum(by_cpu)]
-    name = name if name in known and known[name].pairs >= MIN_PAIRS else ALL
+    name = BY_CPU[sum(by_cpu)]
+    is_offloaded = any(experiment.offload != "none" for experiment in pair)
+    name = ALL if is_offloaded or name not in known or known[name].pairs < MIN_PAIRS else name
     pairs, error_pct, _ = known[name]
     origin = f"the mean error of predicted ratios of two settings {name} ({count(pairs, 'pair')})"
     return error_pct, f"{error_pct:.1f} %, {origin}"
@@ -83,12 +82,12 @@ def of_hosts(runs: pd.DataFrame, link: str = "nvlink") -> tuple[list[Measured], 
     hosts = runs["host"].fillna("") if "host" in runs else ""
     fastest_first = runs.assign(host=hosts).sort_values("step_time_s", kind="stable")
     path = gpus.link(link)
-    found = [
+    medians = [
         (run, host)
         for (host, _), own in fastest_first.groupby(["host", "experiment"], sort=False)
         for run in measured(own.iloc[[(len(own) - 1) // 2]], path)
     ]
-    return [run for run, _ in found], [host for _, host in found]
+    return [run for run, _ in medians], [host for _, host in medians]
 
 
 def by_limit(runs: Sequence[Measured], errors: Sequence[float], hosts: Sequence[object]) -> dict[str, RatioError]:
@@ -108,10 +107,10 @@ def by_limit(runs: Sequence[Measured], errors: Sequence[float], hosts: Sequence[
     by_cpu = calibration.limited_by_cpu(stack([run.setting for run in runs])).astype(int)
     offloads = np.array([one.offload != "none" for one in experiments])
     kinds = np.array(BY_CPU)[by_cpu[first] + by_cpu[second]]
-    kinds = np.where(offloads[first] | offloads[second], OFFLOADED, kinds)
+    kinds = np.where(offloads[first] | offloads[second], ALL, kinds)
     logs = np.log1p(np.asarray(errors, dtype=float) / 100)
     off = pd.Series(np.abs(logs[first] - logs[second]))
-    parts = {name: off[kinds == name] for name in (*BY_CPU, OFFLOADED)} | {ALL: off}
+    parts = {name: off[kinds == name] for name in BY_CPU} | {ALL: off}
     return {
         name: RatioError(len(part), *(round(100 * math.expm1(log), 1) for log in (part.mean(), part.max())))
         for name, part in parts.items()

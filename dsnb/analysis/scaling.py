@@ -1,12 +1,12 @@
-"""More GPUs: speed-up, efficiency and days of measured workloads, and how many GPUs each batch of a ramp-up can feed.
+"""Speed-up, efficiency and days of measured workloads on more GPUs, and schedules of batch-size ramp-ups.
 
 A batch-size ramp-up has the constraints of the BigScience benchmark of a 1.3B model (`experiments/tr3m-1B3.md` of
 bigscience-workshop/bigscience): micro-batch x gradient accumulation x data-parallel size is the global batch, a replica
 takes tensor x pipeline GPUs, nodes are used whole, and a small batch limits how many replicas have anything to do.
 
 1. The first batch gets as many nodes as it can feed while a GPU keeps `least_efficiency` of its best throughput.
-2. Each later batch first brings the nodes that are already there to their best micro-batch, and then adds nodes. No
-   node is given back; where no more may be added, gradients are accumulated.
+2. Each later batch first brings the existing nodes to their best micro-batch, and then adds nodes. Nodes are never
+   released; when no more may be added, gradients are accumulated.
 """
 
 import itertools
@@ -41,15 +41,10 @@ RAMPUP = [
 def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 100e9) -> pd.DataFrame:
     """Compare ok runs that differ only in the number of GPUs.
 
-    Efficiency is relative to `base_gpus`, for example those of one node, or to the smallest measured number if it is
-    None or was not measured.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per workload and number of GPUs, for workloads with at least two such numbers: `workload`, `gpus`, `n`,
-        `tokens_per_s` (median), `lowest`, `highest` (tokens/s of single runs, such as those of sub-clusters),
-        `base_gpus`, `speed_up`, `efficiency`, `days`, `unit` (what `gpus` counts: `GPU`, or `rank` without GPUs).
+    Efficiency is relative to `base_gpus`, such as those of one node, or to the smallest measured number if it is None
+    or was not measured. Returns `COLUMNS`, a row per workload and number of GPUs, for workloads with at least two such
+    numbers: `tokens_per_s` is a median, `lowest` and `highest` are single runs, `unit` is what `gpus` counts (`GPU`, or
+    `rank` without GPUs).
     """
     planning.check(tokens, {})
     runs = as_runs(runs)
@@ -199,10 +194,10 @@ def divisors(number: int) -> list[int]:
 
 
 def fastest_replica(runs: pd.DataFrame) -> tuple[int, dict[int, float]]:
-    """Return the GPUs of the replica with the highest throughput a GPU, and that throughput by micro-batch size.
+    """Return the GPUs of the replica with the highest throughput per GPU, and that throughput by micro-batch size.
 
-    Only ok runs count, and of these those on the most GPUs, which are nearest to a larger training. Of equally fast
-    replicas, it is the one with the fewest GPUs. Runs of several tasks or kinds of GPU are refused.
+    Only ok runs on the most GPUs count. Of equally fast replicas, the smallest is taken. Runs of several tasks or kinds
+    of GPU raise SettingsError.
     """
     runs = as_runs(runs).reset_index(drop=True)
     columns = ("tokens_per_s_per_gpu", "micro_batch_size", "gpus")

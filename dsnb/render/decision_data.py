@@ -1,6 +1,6 @@
-"""What the page receives to decide with: for each task its candidates, and the intervals of pairs of settings.
+"""Data for the page's decisions: the candidates of each task, and the intervals of pairs of settings.
 
-The page adds tokens, prices and GPUs at hand, which is arithmetic, and sorts; no statistic is computed there.
+The page does the arithmetic of tokens, prices and GPUs at hand, and sorts; all statistics are computed here.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from dsnb.analysis.comparisons import compared, rules_of
 from dsnb.analysis.decide import candidates, may_be_best, memory_figure
 from dsnb.analysis.evidence import evidence
 from dsnb.analysis.intervals import MIN_RUNS
-from dsnb.analysis.predicted import settings_of
+from dsnb.analysis.predicted import experiment_of
 from dsnb.files import plain_yaml
 from dsnb.run_folder.columns import SETTINGS
 from dsnb.run_folder.paths import RunPaths
@@ -27,9 +27,9 @@ from dsnb.runs.table import json_numbers
 from dsnb.settings.experiment import DEFAULTS
 
 MAX_PAIRS, CHOSEN_PAIRS = 2000, 1000
-"""Pairs of settings of a task whose intervals the page has: all of so many; if there are more, so many of them."""
+"""A task with more than `MAX_PAIRS` pairs of settings sends the intervals of `CHOSEN_PAIRS`."""
 MAX_INTERVALS = 12_000
-"""Intervals of a task: of many pairs, the page has those of the first figures, speed and memory."""
+"""Intervals of a task; with many pairs, only those of the first figures, speed and memory, are sent."""
 VALUE_DIGITS = 7
 DIGITS = 9
 """Significant digits of medians in the page."""
@@ -49,25 +49,17 @@ def tasks_payload(
 ) -> dict[str, Any]:
     """Return the candidates and the pairs of settings of each task, ready for JSON.
 
-    `runs`, those that the answer is about, are indexed by their positions, of which `task_codes` has the tasks, with
-    experiments as in `names`; `figures` are the columns to compare, `axes` the settings that distinguish experiments.
+    The index of `runs` is a place in `task_codes`; `names` are the experiments, `figures` the columns to compare, and
+    `axes` the settings that distinguish experiments. Texts are sent once, as places in `texts`.
 
-    Returns
-    -------
-    dict
-        `texts`, and for each of `tasks`: `case` (why it has no candidate; empty if it has), `runs` (their number),
-        `memoryFigure` and `memory` (its name in words), `candidates`, `pairs`.
+    `candidates` of a task: `experiment` (its number), counts of runs, medians in the units of their columns, texts
+    about the setting (`dsnb.analysis.words`), and, for candidates that may be the best, texts of
+    `dsnb.analysis.evidence` and, by place, `take` (see `_take`).
 
-        `candidates`: the columns `experiment` (its number), `n`, `failed`, `gpus`, `rate` (tokens/s),
-        `power` (W of a GPU), `memory` and `capacity` (GiB), `global_batch`, `unstable`, `spread` (of speed, %); places
-        in `texts`: `kind`, `unit`, `model`, `setting`, `place`, `origin`, `basis`; and of those that may be the best,
-        others are empty: what `dsnb.analysis.evidence` says, and by place `take` (see `_take`).
-
-        `pairs`: `settings` (numbers of experiments with `MIN_RUNS` ok runs or more), `first` and `second` (places in
-        `settings`), and by figure: `values` of each setting (what is compared), their runs `n`, and for each pair
-        `factor` (the interval of the ratio second / first is ratio / factor to ratio * factor; of percentages, it is
-        that of the difference, less and more this much). By the place of a pair, where there is one: `note` (place in
-        `texts`), `other` (its own `[n, n, value, value]`, where runs on one host count as one).
+    `pairs`: `settings` (numbers of experiments with `MIN_RUNS` ok runs), `first` and `second` (places in `settings`),
+    and by figure the compared `values` of settings, their runs `n`, and for each pair a `factor`: the interval of the
+    ratio second / first is ratio / factor to ratio * factor; of percentages, the difference less and plus the factor.
+    By the place of a pair, if any: `note`, and `other`, `[n, n, value, value]` with runs on one host counted as one.
     """
     texts: dict[str, int] = defaultdict(lambda: len(texts))  # each once, and its place
     numbers = {name: code for code, name in enumerate(names)}
@@ -115,16 +107,13 @@ def _candidates(
 
 
 def _take(run: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a setting is started again with, as far as it is known.
-
-    `entry` is its line of a params file, with what differs from the defaults; `config` the `deepspeed.json` of its run.
-    """
-    own, folder = settings_of(run), run.get("run_dir")
-    if not own:
+    """Return `entry`, a params file's line that repeats a setting, and `config`, its `deepspeed.json`, where known."""
+    experiment, folder = experiment_of(run), run.get("run_dir")
+    if not experiment:
         return {}
-    entry: dict[str, Any] = {"model": own.model}
-    entry |= {name: getattr(own, name) for name in SETTINGS if getattr(own, name) != DEFAULTS[name]}
-    entry |= {"deepspeed": own.deepspeed} if own.deepspeed else {}
+    entry: dict[str, Any] = {"model": experiment.model}
+    entry |= {name: getattr(experiment, name) for name in SETTINGS if getattr(experiment, name) != DEFAULTS[name]}
+    entry |= {"deepspeed": experiment.deepspeed} if experiment.deepspeed else {}
     config = RunPaths(Path(folder)).deepspeed if isinstance(folder, str) else None
     text = config.read_text(encoding="utf-8") if config and config.is_file() else ""
     return {"entry": plain_yaml.dump(entry, in_one_line=True).strip(), **({"config": text} if text else {})}

@@ -134,7 +134,7 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
     text_columns = ("experiment", "hosts", "cause")
     listing = tables.to_html(_format_groups(listed), text_columns, index=False, which="the failed and slowest")
     parts += [tables.subheading("Groups"), listing]
-    if differences := hosts.differences(runs):
+    if differences := hosts.node_differences(runs):
         parts += [tables.subheading("Differences between nodes"), _list(differences)]
     return parts
 

@@ -1,4 +1,4 @@
-"""Groups of hosts: the slow one is found and nobody else, whatever was measured; 64 nodes take seconds."""
+"""Groups of hosts: only the slow host is suspected; 64 nodes take seconds."""
 
 import re
 import time
@@ -58,13 +58,10 @@ def test_64_nodes_take_seconds_and_exactly_the_slow_one_is_suspected(tmp_path):
     assert list(table["verdict"].value_counts()[["fail", "pass"]]) == [7 + 6, 127 - 13]
     said = hosts.describe(table)
     assert said[0].startswith(f"Suspect: {SLOW}, \N{MINUS SIGN}")
-    assert said[0].endswith(" %: all 5 groups with it are below the median of the others.")
-    assert said[1] == (
-        f"Failed: {DEAD} (zs0_bf16_gpus8_bs8_sl512: 1 failed): {DEAD}: no answer for 30 s; "
-        "6 larger groups with it also failed."
-    )
+    assert said[0].endswith(" %: slow in 5 of 5 groups.")
+    assert said[1] == f"Failed: {DEAD} (zs0_bf16_gpus8_bs8_sl512: 1 failed): {DEAD}: no answer for 30 s."
     assert said[2] == "6 of 127 groups are below the 90 samples/s per node expected of them."
-    assert [type(part).__name__ for part in parts].count("Picture") == 2
+    assert [type(part).__name__ for part in parts].count("Picture") == 1
 
 
 PAIRS = [("a+b", 70), ("c+d", 100), ("e+f", 101), ("g+h", 99)]
@@ -97,9 +94,8 @@ def test_the_words_about_hosts():
         "The group a, b is 29.6 % below the median, but each of its hosts was in a group of full speed: check the "
         "network between them."
     )
-    assert hosts.describe(table_of(*alone(100, 100, 101, 90)))[0] == (
-        "Suspect: d, \N{MINUS SIGN}10.0 %: the only group with it is below the median of the others."
-    )
+    suspect = "Suspect: d, \N{MINUS SIGN}10.0 %: slow in 1 of 1 groups."
+    assert hosts.describe(table_of(*alone(100, 100, 101, 90)))[0] == suspect
     assert hosts.describe(table_of(*alone(100, 101, 99)))[:1] == [
         "No host is slow: none is 3 % below its median and outside the spread of the others."
     ]
@@ -108,7 +104,7 @@ def test_the_words_about_hosts():
     ]
     lost = {**a_group("a", None, "failed"), "hosts": None, "cause": "no route\x1b[2J to host c"}
     (sentence,) = [text for text in hosts.describe(table_of(*alone(100, 100), lost)) if "Failed" in text]
-    assert sentence == "Failed: a group whose hosts are not known (nodes1: 1 failed): no route?[2J to host c."
+    assert sentence == "Failed: unknown hosts (nodes1: 1 failed): no route?[2J to host c."
 
 
 @pytest.mark.parametrize(
