@@ -42,7 +42,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(wheel, tmp_path_factory):
-    """Install the wheel into an environment of its own, beside this one's libraries; run commands in an empty folder.
+    """Install the wheel into a separate environment with this one's libraries; run commands in an empty folder.
 
     Every process of that environment notes which files of the checkout it opens.
     """
@@ -95,11 +95,10 @@ def test_the_commands_of_the_readme_that_init_writes_work_from_an_empty_folder(r
     (block,) = re.findall(r"```sh\n(.*?)```", (run.folder / "README.md").read_text(), re.S)
     commands = [line.partition("#")[0].strip() for line in block.splitlines()]
     assert [command.split()[1] for command in commands] == ["doctor", "predict", "sweep", "sweep", "summary", "report"]
-    few = {
-        "dsnb predict params/quickstart.yaml --gpu H100": " --set zero_stage=0 --set precision=fp32",
-        "dsnb sweep params/quickstart.yaml": " --only zs0_fp32* --set repeats=1 --set steps=2",
-    }
-    for command in commands:
+    few = {"dsnb sweep params/quickstart.yaml": " --only zs0_fp32* --set repeats=1 --set steps=2"}
+    # With torch, other tests run these two, which take half a minute.
+    tested_elsewhere = ("dsnb doctor", "dsnb predict") if CAN_TRAIN else ()
+    for command in [command for command in commands if not command.startswith(tested_elsewhere)]:
         if command.startswith("dsnb summary") and not CAN_TRAIN:
             shutil.copytree(EXAMPLE, run.folder / "outputs" / "quickstart")
         code, out, err = run(command + few.get(command, ""))
@@ -120,14 +119,10 @@ def test_the_commands_of_the_readme_that_init_writes_work_from_an_empty_folder(r
 @pytest.mark.process
 def test_runs_and_published_tables_are_read_without_a_checkout(run):
     shutil.copytree(EXAMPLE, run.folder / "example")
-    lines = [
-        "import dsnb",
-        "print(len(dsnb.summarize(dsnb.load_runs('example'))), len(dsnb.load_steps('example')) > 100)",
-    ]
-    lines += ["print(len(dsnb.published('h200')) > 600)", "dsnb.explore(dsnb.load_runs('example')).save('page.html')"]
+    lines = ["import dsnb", "print(len(dsnb.load_runs('example')), len(dsnb.load_steps('example')) > 100)"]
+    lines += ["print(len(dsnb.published('h200')) > 600)"]
     (run.folder / "read.py").write_text("\n".join(lines))
-    assert run("python read.py") == (0, "11 True\nTrue\n", "")
-    assert "<script" in (run.folder / "page.html").read_text()
+    assert run("python read.py") == (0, f"{len(list(EXAMPLE.glob('*/run*')))} True\nTrue\n", "")
 
 
 def test_citation_changelog_and_recipe_name_the_version():

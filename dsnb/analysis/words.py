@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb.analysis import comparisons
+from dsnb.analysis.choices import varying, with_choices
 from dsnb.analysis.decide import ASSUMED_PRICE, CPU, PUBLISHED, Decision, Question, basis, memory_figure, worsening
 from dsnb.analysis.evidence import CHANGE, CHANGES, TRAINING, changes, evidence, training_changes
 from dsnb.analysis.intervals import CLEAR, CONFIDENCE, MIN_RUNS, Verdict
@@ -39,7 +40,7 @@ EQUAL_PCT = 0.005
 NO_RUNS = "There are no runs here yet: start the sweep first."
 ASSUMED = "an assumed"
 NO_ANSWER = "No setting can be recommended: "
-NOT_RANKED = "{unstable} {unstable:setting is|settings are} not ranked: repeats differ over {unstable_times} times."
+NOT_RANKED = "{unstable} {unstable:setting is|settings are} not ranked (repeats differ over {unstable_times}-fold)."
 NEEDED = (
     "{goal_days} days would need {needed} {unit}s if each sustained {rate_per_gpu} tokens/s[ with {by}], an "
     "extrapolation beyond what was {basis}. At that rate, the training takes {hours} {unit}-hours[, {cost}]."
@@ -120,14 +121,14 @@ PAGE: dict[str, Any] = {
         "gain": {"time": "less time", "gpu_hours": "fewer GPU-hours", "cost": "less cost", "memory": "less memory"},
         "values": comparisons.VALUES,
         "method": f"The unit is a run. A change is likely if its {100 * CONFIDENCE:g} % interval excludes 0 and it is "
-        f"at least {{relevance}}. {comparisons.TOGETHER}.",
+        f"at least {{relevance}}. {comparisons.TOGETHER}. A verdict needs {MIN_RUNS} runs of each setting "
+        f"(dsnb sweep PARAMS --set repeats={MIN_RUNS} adds them).",
         "noRuns": NO_RUNS,
-        "notRun": "No run of this task has ended, and no predicted setting can be drawn.",
         "allTasks": "One answer for each task. Runs of different tasks are never compared.",
-        "region": "Drag the mouse over the chart to select a region.",
+        "region": "Drag the mouse over the chart to select a region; click a run to see its steps.",
         "leftOut": "are left out of this file to keep it small; they are in the run folders.",
         "notLoaded": "are not loaded yet: open a run to load its steps.",
-        "whole": "Medians are over all runs of these experiments, those that are not selected included.",
+        "whole": "Medians are over all successful runs of a setting, whether they are selected or not.",
         "assumed": ASSUMED,
     },
     "limits": {
@@ -315,13 +316,14 @@ def _following(decision: Decision, unit: str) -> str:
 
 def _changes(decision: Decision) -> str:
     """Return how the second option's settings differ from the first's, in words."""
-    run = decision.settings.iloc[1].to_dict()
+    both, run = with_choices(decision.settings.head(2)), decision.settings.iloc[1].to_dict()
+    differing = varying(both)
     changed = [
-        labels.axis(name).describe(other)
-        for name, (_, other) in decision.differing.items()
+        labels.axis(name).describe(both[name].astype(object).iloc[1])
+        for name in differing
         if name not in PLACE and labels.has_effect(run, name)
     ]
-    place = labels.place(run) if {*PLACE} & set(decision.differing) else ""
+    place = labels.place(run) if {*PLACE} & {*differing} else ""
     if changed:
         return ", ".join([*changed, *([f"on {place}"] if place else [])])
     return say("changes.place", {"place": place}) or say("changes.same", {"experiment": decision.options.index[1]})
@@ -335,7 +337,8 @@ def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> str:
     by = "no" if abs(worse) < EQUAL_PCT else f"{significant(abs(worse), 2)} %"
     size = {"by": by, "worse": WORSE[question.objective][is_better].replace("{unit}", unit)}
     facts = {"size": say("size", {**size, "mean": "" if is_few else BY_MEAN[is_better]}), "needed": MIN_RUNS}
-    if is_few and decision.is_clear:
+    ratio = 1 + row["change_pct"] / 100
+    if is_few and max(ratio, 1 / ratio) >= CLEAR:
         return str(facts["size"])
     if is_few:
         base_n, n = (int(number) for number in decision.options["n"].iloc[:2])

@@ -20,8 +20,6 @@ from dsnb.system import hardware, interpreter
 MIN_FREE_GIB = 5
 MAX_OFFSET_S = 1.0
 """Maximum offset of a host's clock; larger ones make logs hard to compare. Measured times are corrected."""
-MAX_LOAD = 0.5
-"""Maximum load per core of an idle host."""
 State = Literal["ok", "note", "missing"]
 
 
@@ -129,24 +127,20 @@ def _host(node: Node) -> Iterator[Check]:
     name, facts = node.host.name, node.facts
     machine = facts["environment"]
     gpus = machine.get("gpus") or []
-    clocks = machine.get("clocks") or [{}]
     parts = [
         f"{facts['address']} on {facts['interface']}",
         f"{len(gpus)} x {gpus[0]['name']}, driver {machine.get('driver')}" if gpus else "no GPU",
-        f"{clocks[0]['sm_clock_max_mhz']} MHz at most" if clocks[0].get("sm_clock_max_mhz") else "",
         f"{machine['cores']} cores, {facts['memory_free_gib']} of {machine['memory_gib']} GiB free",
         f"disk {facts['free_gib']} GiB free",
         f"torch {machine.get('torch')}, DeepSpeed {machine.get('deepspeed')}",
     ]
-    yield Check("ok", name, "; ".join(filter(None, parts)))
+    yield Check("ok", name, "; ".join(parts))
     if gpus and len(gpus) <= max(node.host.devices):
         yield Check("missing", name, f"{len(gpus)} GPUs and {max(node.host.devices) + 1} slots", "correct the hostfile")
     if abs(facts["clock_offset_s"]) > MAX_OFFSET_S:
         yield Check("note", name, f"its clock is {facts['clock_offset_s']:+.1f} s off", "start an NTP service")
     if facts["busy"]:
         yield Check("note", name, facts["busy"], "wait for it, or leave the host out with --set exclude=HOST")
-    if facts["load_per_core"] > MAX_LOAD:
-        yield Check("note", name, f"load of {facts['load_per_core']} a core", "something else is running there")
     if facts["free_gib"] < MIN_FREE_GIB:
         yield Check("note", name, f"{facts['free_gib']} GiB of disk free", "make room")
     if not facts["compiler"]:

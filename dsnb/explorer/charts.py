@@ -12,7 +12,11 @@ SIGNALS = [*SIDES, "x_labels", "x_longest", "ink", "soft", "line", "hovered"]
 """All are set before a chart is drawn, except `hovered`: the run whose line is pointed at."""
 INK, SOFT, FILL, SHAPE = {"signal": "ink"}, {"signal": "soft"}, {"field": "fill"}, {"field": "shape"}
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
-LANE = {"signal": "isValid(datum.y) ? scale('y', datum.y) : height - 9"}
+LANE_PX = 18
+LANE = {
+    "x": {"signal": "isValid(datum.x) ? scale('x', datum.x) : width * datum.share"},
+    "y": {"signal": f"isValid(datum.y) ? scale('y', datum.y) : height - {LANE_PX / 2}"},
+}
 """The position of failed runs: the memory that they needed if it is an axis, otherwise a lane at the bottom."""
 TEXT: Specification = {"font": FONT, "align": "center", "baseline": "middle"}
 LETTER_PX, ROOM_PX = 6.5, 15
@@ -24,10 +28,14 @@ CROSS = {"size": 80, "shape": "cross", "angle": 45, "fill": FILL, "opacity": 0.7
 
 def specifications() -> dict[str, Specification]:
     """Return the Vega specification of every chart by name."""
-    return {"scatter": _chart(*_scatter()), "medians": _chart(*_medians()), "lines": _chart(*_lines())}
+    return {
+        "scatter": _chart(*_scatter(), lane_px=LANE_PX),
+        "medians": _chart(*_medians(), lane_px=LANE_PX),
+        "lines": _chart(*_lines()),
+    }
 
 
-def _chart(*marks: Specification) -> Specification:
+def _chart(*marks: Specification, lane_px: int = 0) -> Specification:
     axis = {
         "labelFont": FONT, "titleFont": FONT, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal",
         "titlePadding": 8, "labelColor": SOFT, "titleColor": INK, "gridColor": {"signal": "line"}, "domainColor": SOFT,
@@ -52,7 +60,7 @@ def _chart(*marks: Specification) -> Specification:
         "scales": [
             {"name": side, "type": "linear", "range": extent, "nice": False, "zero": False,
              "domain": [{"signal": f"{side}_low"}, {"signal": f"{side}_high"}]}
-            for side, extent in (("x", "width"), ("y", "height"))
+            for side, extent in (("x", "width"), ("y", [{"signal": f"height - {lane_px}"}, 0]))
         ],
         "axes": [
             {**axis, "scale": "y", "orient": "left", "grid": True, "title": {"signal": "y_title"},
@@ -100,7 +108,7 @@ def _scatter() -> list[Specification]:
         _mark("line", "front", interpolate="step-after", strokeWidth=1.5, stroke=SOFT),
         _mark("symbol", "points", True, size=44, opacity=0.7, fill=FILL, shape=SHAPE),
         *_predicted(_at(x="left", x2="right"), _at(y="low", y2="high")),
-        _mark("symbol", "failed", True, **CROSS, y=LANE),
+        _mark("symbol", "failed", True, **CROSS, **LANE),
         {**_mark("symbol", "front", size=170, strokeWidth=1.8, stroke=INK, opacity=0.7), "name": RINGS},
         _mark("text", "best", **TEXT, fontSize=15, fill=INK, dx=-11, dy=-11, text="★"),
         _numbers(),
@@ -149,7 +157,7 @@ def _medians() -> list[Specification]:
         _mark("rule", "medians", strokeWidth=2, stroke=FILL, **_at(y="low", y2="high")),
         _mark("symbol", "medians", True, size=90, fill=FILL, shape=SHAPE),
         *_predicted(_at(y="low", y2="high")),
-        _mark("symbol", "failed", True, **CROSS, y=LANE),
+        _mark("symbol", "failed", True, **CROSS, **LANE),
     ]
 
 

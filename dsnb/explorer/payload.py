@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from dsnb.analysis import words
-from dsnb.analysis.choices import GROUPS, group
+from dsnb.analysis.choices import group
 from dsnb.analysis.decide import rate, without_probes
 from dsnb.analysis.predicted import FIGURES, PER_GPU
 from dsnb.analysis.summary import unstable
@@ -69,16 +69,17 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
     def baseline(name: str) -> tuple[bool, int]:  # the stable one with the most neighbours first
         return name in unsteady, -neighbours.get(name, -1)
 
-    named = _of_ranks if set(map(labels.unit, data.runs.to_dict("records"))) == {"rank"} else dict
+    unit = labels.common_unit(data.runs)
+    named = _of_ranks if unit == "rank" else dict
     axes = [named(_axis(data, name)) for name in data.choices]
     texts = {axis["name"]: axis.pop("shortLabels") for axis in axes}
     short = _short_names(data, texts)
     return {
         "runs": len(data.runs),
+        "unit": unit,
         "axes": axes,
         "experimentAxes": data.axes,
         "figures": [named(figure) for figure in _figures(data)],
-        "groups": list(GROUPS),
         "comparedFigures": [name for name in (rate(data.runs), *memory[:1]) if name in data.figures],
         "medianFigures": [name for name in (rate(data.runs), *MEDIANS, *memory[:1]) if name in data.figures],
         "unprinted": UNPRINTED,

@@ -72,11 +72,9 @@ def _git_commit() -> str | None:
     if not (PACKAGE.parent / ".git").exists():
         return None
     command = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
+    return None
 
 
 def for_ranks(device: str, ranks: int, launched_at: float, allocator: str = "default") -> dict[str, str]:

@@ -354,4 +354,4 @@ class HostRanks:
 def _raise_first(problems: Iterator[str | None]) -> None:
     """Raise one LaunchError that names up to five problems."""
     if reasons := list(filter(None, problems)):
-        raise LaunchError("; ".join(reasons[:5]) + (f"; and {len(reasons) - 5} more" if reasons[5:] else ""))
+        raise LaunchError("; ".join(reasons[:5]))

@@ -128,7 +128,6 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
         **answer,
         "free_gib": round(shutil.disk_usage(existing).free / hardware.GIB, 1),
         "memory_free_gib": round(psutil.virtual_memory().available / hardware.GIB, 1),
-        "load_per_core": round(os.getloadavg()[0] / hardware.cores(), 2),
         "busy": busy_gpu([gpu.index for gpu in hardware.gpus()], wait_s=0),
         "compiler": bool(shutil.which("c++") or shutil.which("g++")),
     }

@@ -21,7 +21,7 @@ REFRESHES_PER_S = 2
 
 
 class Progress:
-    """Shows the progress of a sweep of `total` runs within a `with` block; the runs in `todo` are to be executed.
+    """Shows the progress of a sweep of `total` runs within a `with` block; `todo` has the runs to execute.
 
     `show_eta` is false for runs that wait in a queue, because the time left is unknown then.
     """

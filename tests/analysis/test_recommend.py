@@ -224,9 +224,9 @@ def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
         ("opt-13b", {"settings": {"steeps": 1}}, "unknown setting 'steeps': did you mean 'steps'"),
         ("nowhere.yaml", {}, "nowhere.yaml"),
         ([], {}, "there is no setting to choose from"),
-        ([given()], {"settings": {"zero_stage": 2}}, "settings is {'zero_stage': 2}, but that is for models and files"),
-        ([given()], {"gpus": 8}, "gpus is 8, but that is for models and files: change the experiments of the list"),
-        ("nowhere.yaml", {"seq_len": 8}, "seq_len is 8, but that is for models: a params file has its own settings"),
+        ([given()], {"settings": {"zero_stage": 2}}, "settings is {'zero_stage': 2}: it applies to models and files"),
+        ([given()], {"gpus": 8}, "gpus is 8: it applies to models and files; change the experiments of the list"),
+        ("nowhere.yaml", {"seq_len": 8}, "seq_len is 8: it applies to models; a params file has its own settings"),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused_in_one_sentence(target, options, words):

@@ -76,7 +76,7 @@ def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, na
     ]
     assert [row.split() for row in whole[1:]] == [[name, *(f"{n},000,000" for n in range(9))] for name in names]
     monkeypatch.setattr("sys.stdout", io.StringIO())
-    assert table_width() > 1000  # nobody cuts what is piped
+    assert table_width() > 1000  # piped output is not cut
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -87,7 +87,7 @@ def test_a_line_break_in_a_cause_forges_no_line(capsys, wide):
     print_summary(pd.DataFrame([{**run, "model": "gpt2", "seq_len": 16, "run_dir": "s/a/run1"}]), Format.table, wide)
     lines = capsys.readouterr().out.splitlines()
     assert not any(line.strip().startswith("plain_fp32") for line in lines)
-    assert wide or any("failed" in line and "999,999" in line for line in lines)  # it is there, in one line
+    assert wide or any("failed" in line and "999,999" in line for line in lines)  # it is printed, in one line
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The form: its fields, rows and buttons, what they come to, and the sweep that it starts and stops."""
+"""The form: fields, rows and buttons, the plan, and the sweep that it starts and stops."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ def design(tmp_path):
 
 
 class FakeSweep:
-    """A sweep process that does as it is told."""
+    """A sweep process under the control of the test."""
 
     started, is_stopping = None, False
     pid, lines = 0, ["stop with Ctrl-C", "run 1/8: ok"]
@@ -106,7 +106,7 @@ def test_typed_values(text, wanted):
 def test_a_bad_value_is_a_sentence(design, text, problem, tmp_path):
     design.form.rows["seq_len"].controls[0].value = text
     assert problem in design.table.value
-    if text != "32, x":  # of which the other value can be run
+    if text != "32, x":  # whose other value can be run
         design.start()
         assert "The params file is not written" in design.message.value
         assert list(tmp_path.iterdir()) == []

@@ -197,5 +197,5 @@ def test_all_tasks_are_a_table_of_answers(runs, by_task, tab):
         said = words(decide.of_runs(by_task[title], question(explorer.state)))
         assert (headline, costs) == (said["headline"], " ".join(filter(None, [said["costs"], said["note"]])))
     rows.nth(2).get_by_role("button").click()
-    assert tab.evaluate(f"[{ROOT}.state.task, {ROOT}.overview.node.hidden]") == [titles[2], True]
+    assert tab.evaluate(f"[{ROOT}.state.task, {ROOT}.overview.hidden]") == [titles[2], True]
     assert tab.evaluate("document.activeElement.tagName") == "SELECT"

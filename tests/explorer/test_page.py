@@ -1,4 +1,4 @@
-"""The explorer in a real Chromium with no network: it selects what pandas selects, and lets nobody out or in."""
+"""The explorer in a real Chromium with no network: it selects what pandas selects, and runs no injected code."""
 
 import csv
 import json
@@ -148,10 +148,6 @@ def test_a_region_stays_what_the_hand_drew_until_a_hand_clears_it(page):
     assert drawn == [state["x"], state["y"]]
     inside = f"(({{ canvas, view }}) => canvas.clientWidth - view.origin()[0] - view.signal('width'))({ROOT}.scatter)"
     assert 5 <= tab.evaluate(inside) < 30  # the axes end where the canvas does
-    for _ in "on", "off":
-        tab.locator(".dsnb-chip", has_text="bf16").click()
-    tab.set_viewport_size({"width": 700, "height": 900})
-    tab.evaluate(CALM)
     tab.get_by_label("Y scale").select_option("log")
     tab.evaluate(CALM)
     assert tab.evaluate(f"[{ROOT}.state.brush, {ROOT}.selected]") == [state, selected]
@@ -197,11 +193,10 @@ def test_hostile_text_stays_text(tmp_path, watched):
     )  # fmt: skip
     page = watched(dsnb.explore(table).save(tmp_path / "page.html", title=HOSTILE[0]))
     tab = page.tab
-    for run in range(0, len(table), 3):
-        tab.evaluate(f"{ROOT}.open({run + 2})")
-        shown = tab.locator(".dsnb-card", has_text="One run").first.evaluate("(node) => node.textContent")
-        assert texts[run] in shown
-        tab.evaluate(f"{ROOT}.describe({{ id: {run} }})")
+    bad_runs = np.flatnonzero(bad).tolist()
+    show = f"(runs) => runs.map((run) => ({ROOT}.open(run), {ROOT}.detail.node.textContent))"
+    assert all(texts[run] in shown for run, shown in zip(bad_runs, tab.evaluate(show, bad_runs), strict=True))
+    assert tab.evaluate(f"{ROOT}.describe({{ id: 0 }})")[0].endswith(texts[0])
     tab.evaluate(f"{ROOT}.set({{ colour: 'precision', along: 'gpu_name', x: 'precision' }})")
     tab.evaluate(CALM)
     tab.mouse.move(400, 500)
@@ -351,11 +346,9 @@ def test_the_medians_are_those_of_summarize(runs, page):
     assert list(pd.to_numeric(found["spread (%)"])) == pytest.approx(list(spread), rel=1e-3, nan_ok=True)
     fast = runs["tokens_per_s_per_gpu"].max()
     tab.evaluate(f"{ROOT}.set({{ brush: {{ x: [0, 1e9], y: [{fast}, {fast}] }} }})")  # one run of three
-    one, note = tab.evaluate(f"[{ROOT}.table.lines()[1].slice(0, 2), {ROOT}.count.textContent]")
-    assert one == [runs["experiment"][runs["tokens_per_s_per_gpu"].idxmax()], 3]
-    assert note.endswith(" Medians are over all runs of these experiments, those that are not selected included.")
+    row = tab.evaluate(f"{ROOT}.table.lines()[1].slice(0, 2)")
+    assert row == [runs["experiment"][runs["tokens_per_s_per_gpu"].idxmax()], 3]
     tab.evaluate(f"{ROOT}.set({{ brush: null }})")
-    assert "Medians" not in tab.locator(".dsnb-count").inner_text()
     column = tab.locator(".dsnb-runs").get_by_role("columnheader", name="step time")
     column.get_by_role("button").click()
     assert column.get_attribute("aria-sort") == "ascending"
@@ -426,12 +419,15 @@ def test_marks_say_what_they_are_and_a_click_opens_them(tmp_path, watched, monke
     hovered = tab.evaluate(f"{ROOT}.losses.view.signal('hovered')")
     assert hovered in drawn  # and the others fade
     assert tab.locator(".dsnb-tip:visible").inner_text().startswith(shown["experiment"].iloc[hovered])
+    tab.get_by_label("Loss against").select_option("t_s")
+    axis = f"(({{ x_title, x_high }}) => [x_title, x_high >= {ROOT}.model.series[{hovered}].t_s.at(-1)])"
+    assert tab.evaluate(f"{axis}({ROOT}.losses.picture.signals)") == ["time since start (s)", True]
     assert page.said == []
 
 
 def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched):
     """In light and dark, on a screen and a phone, with all that opens, then with all tasks."""
-    made_up.write_folders(made_up.runs(45, seq_len=[512, 1024]), tmp_path / "s")
+    made_up.write_folders(made_up.runs(24, seq_len=[512, 1024]), tmp_path / "s")
     explorer = dsnb.explore(dsnb.load_runs(tmp_path))
     page = watched(explorer.save(tmp_path / "page.html"), bypass_csp=True)
     tab = page.tab
@@ -450,46 +446,13 @@ def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched):
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_a_chart_has_columns_for_what_the_task_has(tmp_path, watched):
-    """ZeRO 1 was run with the other model alone: no empty column. A region is drawn over figures alone."""
-    runs = made_up.runs(60, seq_len=[512]).assign(status="ok", tokens_per_s=1e4)
-    runs = pd.concat([runs[runs["zero_stage"] != 1], runs[runs["zero_stage"] == 1].assign(seq_len=1024)])
-    explorer = dsnb.explore(runs)
-    task = next(title for title in explorer.data.tasks if "512" in title)
-    tab = watched(explorer.set(task=task, x="strategy").save(tmp_path / "page.html")).tab
-    ends = f"(({{ x_labels, x_low, x_high }}) => [x_labels, x_low, x_high])({ROOT}.scatter.picture.signals)"
-    assert tab.evaluate(ends) == [["ZeRO 0", "ZeRO 2", "ZeRO 3"], -0.5, 2.5]
-    drag(tab, (0.2, 0.1), (0.9, 0.9))
-    assert tab.evaluate(f"{ROOT}.state.brush") is None
-
-
-def test_losses_are_drawn_by_time_and_a_pin_shows_that_it_is_pinned(tmp_path, watched):
-    made_up.write_folders(made_up.runs(12).assign(status="ok"), tmp_path / "s")
-    explorer = dsnb.explore(dsnb.load_runs(tmp_path))
-    tab = watched(explorer.save(tmp_path / "page.html")).tab
-    last = f"{ROOT}.model.series[{ROOT}.selected[0]]"
-    reach = f"{ROOT}.losses.picture.signals.x_high"
-    assert tab.evaluate(f"{reach} >= {last}.step.at(-1)")
-    tab.get_by_label("Loss against").select_option("t_s")
-    title, is_within = tab.evaluate(f"[{ROOT}.losses.picture.signals.x_title, {reach} >= {last}.t_s.at(-1)]")
-    assert (title, is_within) == ("time since start (s)", True)
-    first, second = tab.locator(".dsnb-front button").all()[:2]
+def test_a_pin_shows_that_it_is_pinned(page):
+    first, second = page.tab.locator(".dsnb-front button").all()[:2]
     first.click()
     assert (first.inner_text(), first.get_attribute("aria-pressed")) == ("Pinned", "true")
     assert (second.inner_text(), second.get_attribute("aria-pressed")) == ("Pin to compare with A", "false")
     first.click()
-    assert (first.inner_text(), tab.evaluate(f"{ROOT}.state.pins")) == ("Pin", [])
-
-
-LABELS = """({ view }) => {
-  const found = [];
-  const look = ({ role, items = [] }) => {
-    if (role === "axis-label") found.push(items.filter(({ opacity }) => opacity).map(({ text }) => text));
-    items.forEach(look);
-  };
-  look(view.scenegraph().root);
-  return found.sort((a, b) => (a[0] > b[0] ? 1 : -1));
-}"""
+    assert (first.inner_text(), page.tab.evaluate(f"{ROOT}.state.pins")) == ("Pin", [])
 
 
 def test_days_and_cost_are_drawn_over_the_gpus_where_there_are_several_numbers(tmp_path, watched):
@@ -502,11 +465,8 @@ def test_days_and_cost_are_drawn_over_the_gpus_where_there_are_several_numbers(t
     expected = 6.6e9 / runs["tokens_per_s"] / 86400  # 20 for each of 331 million parameters
     assert days == pytest.approx(expected.tolist())
     assert cost == pytest.approx((expected * 24 * runs["gpus"] * 2.5).tolist())
-    page.tab.set_viewport_size({"width": 360, "height": 900})
-    page.tab.evaluate(CALM)
-    values, gpus = page.tab.evaluate(f"({LABELS})({ROOT}.byGpus.charts[0])")
-    assert gpus == [str(number) for number in runs["gpus"]]
-    assert values == ["0.01", "0.1", "1"]
+    ticks = page.tab.evaluate(f"{ROOT}.byGpus.charts[0].picture.signals.x_labels")
+    assert ticks == [str(number) for number in runs["gpus"]]
     page.tab.evaluate(f"{ROOT}.set({{ task: 'all' }})")
     assert not page.tab.locator(".dsnb-chart:visible").count()
 
@@ -587,10 +547,11 @@ def test_without_scripts_the_page_says_what_it_needs(saved, chromium):
     context.close()
 
 
-def test_ten_thousand_runs_make_a_page_of_less_than_3_mb(tmp_path, watched):
-    table = made_up.runs(10_000, repeats=9)
+def test_a_page_of_many_runs_is_small_and_its_figures_are_exact(tmp_path, watched):
+    """Figures that are multiples of others are stored as such; `benchmarks.explorer` has the sizes of larger pages."""
+    table = made_up.runs(2_000, repeats=9)
     saved = dsnb.explore(table).save(tmp_path / "page.html")
-    assert saved.stat().st_size < 3_000_000
+    assert saved.stat().st_size < 1_250_000
     page = watched(saved)
     page.tab.evaluate(f"{ROOT}.set({{ table: 'runs' }})")
     rows = page.tab.evaluate(f"{ROOT}.table.lines().slice(0, 301)")
@@ -600,7 +561,7 @@ def test_ten_thousand_runs_make_a_page_of_less_than_3_mb(tmp_path, watched):
         figures = pd.to_numeric(found[label.heading]).to_numpy()
         assert figures == pytest.approx(label.factor * table[name].to_numpy()[:300], rel=1e-14, nan_ok=True)
     page.tab.locator(".dsnb-chip", has_text="bf16").click()
-    assert page.tab.evaluate(f"{ROOT}.selected.length") > 3000
+    assert page.tab.evaluate(f"{ROOT}.selected.length") > 600
     assert page.said == []
 
 
@@ -616,7 +577,7 @@ def front():
 
 
 def unstable():
-    """Give settings of which the fastest and one more have a run that is ten times as slow as the others."""
+    """Give settings: the fastest and one more have a run that is ten times as slow as the others."""
     table = made_up.runs(24, seed=3, repeats=4, gpus=[1], precision=["bf16"]).assign(status="ok", cause=None)
     table["gpu_memory_gib"] = 200.0
     fast = table.groupby("experiment")["tokens_per_s"].median().idxmax()
@@ -626,14 +587,31 @@ def unstable():
     return table
 
 
+def two_tasks():
+    """Give runs of two tasks; ZeRO 1 was run in the second one alone."""
+    table = made_up.runs(60, seq_len=[512]).assign(status="ok", tokens_per_s=1e4)
+    return table.assign(seq_len=np.where(table["zero_stage"] == 1, 1024, 512))
+
+
+def repeated():
+    """Give settings with one to six runs that count, on one host or on several."""
+    few = {"seq_len": [1024], "micro_batch_size": [8, 64], "gpus": [1], "model": ["gpt2"], "grad_accum": [1]}
+    table = made_up.runs(240, seed=2, repeats=6, **few).sample(frac=0.8, random_state=3).sort_index()
+    hosts = np.where(table["zero_stage"] == 3, table["repeat"] % 2, 0)
+    table = table.assign(host=[f"h{host}" for host in hosts], gpu_util_pct=table["gpu_util_pct"].round(0))
+    return table.assign(peak_allocated_gib=table["peak_allocated_gib"].round(2))
+
+
 ODD = {
-    "no runs": (made_up.runs(30).head(0), "There are no runs here yet: start the sweep first."),
+    "no runs": (made_up.runs(30).head(0), "0 of 0 runs in 0 experiments selected."),
     "one run": (made_up.runs(30).head(1), "1 of 1 run in 1 experiment selected"),
-    "only failed runs": (made_up.runs(30).assign(status="failed"), "not ok: 30 failed"),
+    "only failed runs": (made_up.runs(30).assign(status="failed"), "30 not ok"),
     "one axis": (front(), "6 of 6 runs in 6 experiments selected"),
     "few columns": (made_up.runs(9)[["experiment", "repeat", "status"]], "9 of 9 runs"),
     "odd repeats": (made_up.runs(9).assign(repeat=[None, "x", 1, 2, 3, 1, 2, 3, 1]), "9 of 9 runs"),
     "unstable": (unstable(), "24 of 24 runs"),
+    "two tasks": (two_tasks(), "runs of this task"),
+    "repeated": (repeated(), "192 of 192 runs"),
 }
 
 
@@ -679,6 +657,16 @@ def test_the_front_is_what_nothing_else_beats(several):
     assert "choose two different metrics" in several.tab.evaluate(f"{here}.front.textContent")
 
 
+def test_a_chart_has_columns_for_what_the_task_has_and_no_region_over_them(several):
+    here = of("two tasks")
+    several.tab.evaluate(f"{here}.set({{ task: {here}.model.tasks[0].title, x: 'strategy' }})")
+    ends = f"(({{ x_labels, x_low, x_high }}) => [x_labels, x_low, x_high])({here}.scatter.picture.signals)"
+    assert several.tab.evaluate(ends) == [["ZeRO 0", "ZeRO 2", "ZeRO 3"], -0.5, 2.5]
+    several.tab.evaluate(f"{here}.brushing({{ x: [0, 1], y: [0, 1e9] }})")
+    several.tab.evaluate(CALM)
+    assert several.tab.evaluate(f"{here}.state.brush") is None
+
+
 def test_unstable_settings_are_named_first_and_are_on_no_front(several):
     tab, here, table = several.tab, of("unstable"), ODD["unstable"][0]
     spread = table.groupby("experiment")["tokens_per_s_per_gpu"]
@@ -690,37 +678,27 @@ def test_unstable_settings_are_named_first_and_are_on_no_front(several):
     assert "the setting's runs differ by" in " ".join(tab.evaluate(f"{here}.model.remarks.texts"))
 
 
-@pytest.fixture(scope="module")
-def repeated():
-    """Give settings with one to six runs that count, on one host or on several."""
-    few = {"seq_len": [1024], "micro_batch_size": [8, 64], "gpus": [1], "model": ["gpt2"], "grad_accum": [1]}
-    table = made_up.runs(240, seed=2, repeats=6, **few).sample(frac=0.8, random_state=3).sort_index()
-    hosts = np.where(table["zero_stage"] == 3, table["repeat"] % 2, 0)
-    table = table.assign(host=[f"h{host}" for host in hosts], gpu_util_pct=table["gpu_util_pct"].round(0))
-    return table.assign(peak_allocated_gib=table["peak_allocated_gib"].round(2))
-
-
 def compared(tab, base):
     """Give the cells of the table of single changes by setting: the change, and the verdict with its interval."""
     return tab.evaluate(
         f"""(base) => {{
-          {ROOT}.set({{ base }});
+          const explorer = {of("repeated")};
+          explorer.set({{ base }});
           const cells = ({{ changes }}) => changes.map(({{ text, reason }}) => [text, reason]);
-          return {ROOT}.effects.map((one) => [{ROOT}.model.experiments.names[one.experiment], cells(one)]);
+          return explorer.effects.map((one) => [explorer.model.experiments.names[one.experiment], cells(one)]);
         }}""",
         base,
     )  # fmt: skip
 
 
-def test_changes_are_shown_with_the_intervals_of_python(repeated, tmp_path, watched):
+def test_changes_are_shown_with_the_intervals_of_python(several):
     """In the table of single changes with filters, and of two pins; as ratios, and as points of percentages."""
-    explorer = dsnb.explore(repeated)
-    page = watched(explorer.save(tmp_path / "page.html"))
-    tab = page.tab
-    runs = explorer.data.runs.assign(**explorer.data.figures)
-    base = repeated.groupby("experiment")["tokens_per_s"].median().idxmax()
-    tab.evaluate(f"{ROOT}.set({{ y: 'gpu_util_pct', precision: ['bf16', 'fp16'] }})")
-    figures = tab.evaluate(f"{ROOT}.compared")
+    tab, here, table = several.tab, of("repeated"), ODD["repeated"][0]
+    data = dsnb.explore(table).data
+    runs = data.runs.assign(**data.figures)
+    base = table.groupby("experiment")["tokens_per_s"].median().idxmax()
+    tab.evaluate(f"{here}.set({{ y: 'gpu_util_pct', precision: ['bf16', 'fp16'] }})")
+    figures = tab.evaluate(f"{here}.compared")
     assert figures == ["tokens_per_s_per_gpu", "peak_allocated_gib", "gpu_util_pct"]
     tables = [differences(runs, figure=figure, baseline=base) for figure in figures]
     kinds = set()
@@ -736,10 +714,10 @@ def test_changes_are_shown_with_the_intervals_of_python(repeated, tmp_path, watc
     assert len(shown) > 2
     assert len(kinds) > 3
     other = next(name for name, cells in shown if not cells[0][1].startswith("too few"))
-    tab.evaluate(f"(pins) => {ROOT}.set({{ pins }})", [base, other])
-    cells = tab.locator(".dsnb-pins tr", has_text="tokens/s/GPU").locator("td").all_text_contents()
+    tab.evaluate(f"(pins) => {here}.set({{ pins }})", [base, other])
+    cells = tab.locator(".dsnb-pins:visible tr", has_text="tokens/s/GPU").locator("td").all_text_contents()
     row, metric = tables[0].loc[other], METRIC_LABELS["tokens_per_s_per_gpu"]
     assert cells[:2] == [f"{row[name]:,.{metric.digits}f}" for name in ("base_value", "value")]
     assert cells[2] == "".join(dict(shown)[other][0])
     assert dict(compared(tab, other))[base][0][0] != dict(shown)[other][0][0]
-    assert page.said == []
+    assert several.said == []

@@ -109,7 +109,7 @@ def test_hollow_marks_are_what_was_predicted(explorer, tab):
         assert marks[side].tolist() == pytest.approx(values.tolist(), rel=1e-5)
     note = tab.evaluate(f"{BESIDE}.laneNote.textContent")
     assert "Hollow marks are predicted, not run" in note
-    assert "Not drawn: 1 predicted setting that would not fit" in note
+    assert "3 of 4 predicted settings would fit and have both figures." in note
     lines = tab.evaluate(f"{BESIDE}.describe({{ id: 1, isPredicted: true }})")
     assert lines[1] == "predicted, not run"
     assert " ± " in " ".join(lines)

@@ -1,7 +1,6 @@
 """The explorer without a browser: what may be chosen, what it selects, and what a page would be given."""
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -64,9 +63,6 @@ def test_a_brush_selects_between_its_edges_and_never_what_was_not_measured(runs,
 
 REFUSED = [
     ({"objective": "speed"}, "objective is 'speed': choose one of time, gpu_hours, cost, memory"),
-    ({"gpus_at_hand": -1}, "gpus is -1: give the number of GPUs at hand, or 0 for any"),
-    ({"prices": {"": -1}}, "prices[''] is -1: give a finite number of 0 or more"),
-    ({"relevance": 2}, "relevance is 2: give 0 or more and less than 1, such as 0.02 for 2 %"),
     ({"currency": 3}, "currency 3 is not a sign of up to 8 characters: set it to such as '$'"),
     ({"task": "x"}, "task 'x' is not available in these runs: choose from gpt2, sequence 512"),
     ({"gpus": 7}, "gpus 7 does not occur in these runs: choose from 1, 2, 4, 8, or 'all'"),
@@ -78,7 +74,6 @@ REFUSED = [
     ({"zero": 3}, "unknown control 'zero': choose from task, strategy, "),
     ({"train_tokens": -1}, "tokens is -1: give a finite number of more than 0"),
     ({"brush": {"x": [1]}}, "is not a region: set it to {'x': [low, high], 'y': [low, high]}, or to None"),
-    ({"brush": {"x": [math.nan, 1], "y": [0, 1]}}, "is not a region"),
     ({"run": 300}, "run 300 is not the position of a run of this table: set it to 0 or more and less"),
     ({"base": "x"}, "base 'x' is not an experiment of these runs"),
 ]
@@ -105,15 +100,10 @@ def test_values_may_come_from_numpy_and_pandas(explorer):
 
 ODD = {
     "one index twice": lambda runs: pd.concat([runs, runs]),
-    "another index": lambda runs: runs.set_index(["experiment", "repeat"], drop=False),
     "no status": lambda runs: runs.assign(status=np.nan),
     "values of all kinds": lambda runs: runs.assign(zero_stage=[0, "x", None, 1.5, True] * 4),
-    "lists": lambda runs: runs.assign(optimizer=[[1], {"a": 1}] * 10),
     "very large": lambda runs: runs.assign(tokens_per_s=1e300, step_time_s=1e-300),
-    "no speed at all": lambda runs: runs.assign(tokens_per_s=0),
     "words for figures": lambda runs: runs.assign(tokens_per_s="fast"),
-    "categories": lambda runs: runs.assign(precision=runs["precision"].astype("category")),
-    "some sweeps unknown": lambda runs: runs.assign(sweep=[np.nan, "a"] * 10),
     "experiments unknown": lambda runs: runs.assign(experiment=np.nan),
     "nullable columns": lambda runs: runs.convert_dtypes().assign(status=runs["status"].where(runs["repeat"] > 1)),
     "numbers for names": lambda runs: runs.assign(experiment=range(20), sweep=["a", "b"] * 10),
@@ -143,6 +133,7 @@ def test_true_is_not_one_and_missing_is_a_value_of_its_own():
     assert [type(value) for value in found.values] == [int, bool, int, str, type(None)]
     assert found.codes[1] == found.codes[6] != found.codes[0]
     assert found.codes[3] == found.codes[4]
+    assert data.choice("x", pd.Series([2**60, 2**60 + 1])).values == [str(2**60), str(2**60 + 1)]  # beyond JavaScript
 
 
 def test_no_path_of_the_machine_is_in_a_page(tmp_path):
@@ -239,11 +230,6 @@ def test_a_task_is_chosen_by_model_the_largest_first():
     assert (state.default(shown)["task"], shown.tasks[-1]) == ("opt-1.3b, sequence 512", "toy, sequence 512")
 
 
-def test_a_seed_that_a_browser_could_not_tell_apart_is_a_text(runs):
-    shown = data.read(runs.assign(bucket_elements=[2**60 + (index % 2) for index in range(300)]))
-    assert shown.choices["bucket_elements"].values == [str(2**60), str(2**60 + 1)]
-
-
 def test_an_empty_folder_can_be_explored(tmp_path):
     (tmp_path / "empty").mkdir()
     explorer = dsnb.explore(dsnb.load_runs(tmp_path / "empty"))
@@ -269,28 +255,19 @@ def test_a_figure_of_many_runs_that_is_a_multiple_of_another_is_stored_as_such(o
     assert all("values" in column for column in payload.stored(table[:300]).values())
 
 
-def slow_down(run):
-    """Let the last third of a run's steps take three times as long, at half the clock."""
-    steps, samples = ([*records.read_lines(path)] for path in (run.steps, run.gpu))
+def test_runs_are_marked_as_the_flags_say(tmp_path):
+    table = made_up.runs(9, gpus=[1]).query("repeat == 1 or experiment.str.contains('ga1')")
+    made_up.write_folders(table, tmp_path / "s")
+    slow = SweepPaths(tmp_path / "s").run(table["experiment"].iloc[0], 1)
+    steps = [*records.read_lines(slow.steps)]
     for step in steps[2 * len(steps) // 3 :]:
         step["step_time_s"] *= 3
-    for number, sample in enumerate(samples):
-        share = number / len(samples)
-        sample |= {"t_s": share * steps[-1]["t_s"], "util_pct": 99, "sm_clock_mhz": 1980 if share < 0.5 else 990}
-    run.steps.write_text("".join(map(records.line, steps)))
-    run.gpu.write_text("".join(map(records.line, samples)))
-
-
-def test_runs_are_marked_as_the_flags_say(tmp_path):
-    table = made_up.runs(9, gpus=[1]).query("repeat == 1 or experiment.str.contains('ga1')").assign(sm_clock_mhz=1980.0)
-    made_up.write_folders(table, tmp_path / "s")
-    ok = table[table["status"] == "ok"]
-    slow_down(SweepPaths(tmp_path / "s").run(ok["experiment"].iloc[0], ok["repeat"].iloc[0]))
+    slow.steps.write_text("".join(map(records.line, steps)))
     runs = dsnb.load_runs(tmp_path / "s")
     unusual, alone = single_runs.unusual(data.read(runs), range(len(runs)))
-    own = flags(runs, dsnb.load_steps(tmp_path / "s"), load_samples(runs))
-    assert unusual == {place: words for place, words in enumerate(own["words"]) if words}
-    assert any("clock 50.0 % lower" in words and "drifted" in words for words in unusual.values())
+    flagged = flags(runs, dsnb.load_steps(tmp_path / "s"), load_samples(runs))
+    assert unusual == {place: words for place, words in enumerate(flagged["words"]) if words}
+    assert any("drifted" in words for words in unusual.values())
     single = (runs["status"] == "ok") & ~runs["experiment"].duplicated(keep=False)
     assert single.any()
     assert sorted(alone) == list(np.flatnonzero(single))
@@ -307,13 +284,6 @@ def test_series_are_thinned_where_there_are_many_runs(tmp_path):
     assert all(one["step"][-1] == 500 for one in series.values())
     whole = single_runs.load(shown, next(iter(series)), points=500)
     assert whole["step"] == list(range(1, 501))
-
-
-def test_figures_that_are_not_finite_or_not_of_ok_runs_are_left_out(runs):
-    odd = runs.assign(tokens_per_s=np.inf)
-    assert "tokens_per_s" not in data.read(odd).figures
-    failed = runs.assign(status="failed")
-    assert data.read(failed).figures.empty
 
 
 def test_a_machine_without_gpus_has_ranks(runs):

@@ -97,13 +97,6 @@ def test_torchrun_is_killed(three):
     assert run.lost == {"mnhost2": cause}
 
 
-def test_a_host_is_switched_off(three):
-    run = three.begin(**two())
-    three.kill(1)
-    assert ends(run, SILENCE_S + 4) == ("failed", SILENT.format(1, 1))
-    assert run.lost == {"mnhost1": run.cause}
-
-
 def test_a_link_is_cut(three):
     run = three.begin(**two())
     three.ip("link set mnhost2 down")
@@ -192,7 +185,7 @@ def test_groups_of_hosts_run_at_once_and_are_reported(three):
     """One experiment on each of two hosts, by the command line."""
     params, hostfile, out = three.folder / "groups.yaml", three.folder / "two-hosts", three.folder / "groups"
     hostfile.write_text("mnhost1 slots=2\nmnhost2 slots=2\n")
-    defaults = {**SETTINGS, "forward_env": "DSNB_TEST_*", "steps": 60}
+    defaults = {**SETTINGS, "forward_env": "DSNB_TEST_*", "steps": 15}
     params.write_text(json.dumps({"name": "groups", "defaults": defaults, "expect_samples_per_s": 1e6}))
     words = ["sweep", str(params), "--hostfile", str(hostfile), "--sub-cluster", "1", "--output", str(out)]
     light = {"PYTHONPATH": f"{ROOT / 'tests' / 'light'}:{ROOT}", "DSNB_TEST_STEP_S": "0.1"}
@@ -202,7 +195,7 @@ def test_groups_of_hosts_run_at_once_and_are_reported(three):
     table = load_runs(out)
     assert list(table["hosts"]) == ["mnhost1", "mnhost2"]
     groups, _, words = node_tables.compare_groups(table)
-    assert list(groups["verdict"]) == ["fail", "fail"]  # nobody makes a million samples/s
+    assert list(groups["verdict"]) == ["fail", "fail"]  # a million samples/s is out of reach
     assert words[0][:60] in done.stdout
     for name in ("mnhost1", "mnhost2"):
         assert f"on {name}: ok" in done.stderr

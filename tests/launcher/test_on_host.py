@@ -59,7 +59,7 @@ def test_the_command_of_a_host(hostfile, monkeypatch, tmp_path):
     words = hosts.command(Experiment(hostfile=hostfile), Host("worker-1", (0,)), *python[:-1], "a b", X="1 2")
     assert words[0] == "ssh"
     assert words[-3:] == ["--", "worker-1", shlex.join(["env", "X=1 2", *python[:-1], "a b"])]
-    assert "BatchMode=yes" in words  # nobody is there to type a password
+    assert "BatchMode=yes" in words  # ssh must not ask for a password
     assert not {"-p", "-l"} & set(words)
     monkeypatch.setenv("PYTHONPATH", "/a b;reboot")
     asked = Experiment(hostfile=hostfile, ssh_port=2222, ssh_user="me")

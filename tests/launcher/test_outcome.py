@@ -63,7 +63,7 @@ def test_flops_of_a_run(tmp_path, small):
     again = recorded(tmp_path, small, [1.0, 1.0, 1.0], **{**counted, "recomputed_flops_per_token": 2000.0})
     assert again["tflops_per_gpu"] == found["tflops_per_gpu"]
     assert again["hardware_tflops_per_gpu"] == pytest.approx((8000 + 2000) * 64 / 1e12)
-    why = "the FLOPs of a token could not be counted: nobody knows"
+    why = "the FLOPs of a token could not be counted: unknown layer"
     found = recorded(tmp_path, small, [1.0, 1.0, 1.0], flops_missing=why, parameters=1000, layers=2, hidden=10)
     names = ("tflops_per_gpu", "hardware_tflops_per_gpu", "mfu", "masked_flops_pct")
     assert [found[name] for name in names] == [None] * 4

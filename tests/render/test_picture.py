@@ -82,23 +82,6 @@ def test_an_image_has_a_description_and_no_date():
     assert "<dc:date>" not in unquote(shown.split("svg+xml,")[1].split('"')[0])
 
 
-def test_markers_are_defined_once_and_everything_referred_to_is_there():
-    def draw():
-        figure, axis = plt.subplots()
-        for shift in range(3):
-            axis.plot([1, 2, 3], [shift, 3, 4], marker="o", color=palette.BLUE)
-        axis.plot([1, 2], [1, 1], marker="s")
-        return figure
-
-    svg = Picture(draw, "lines").svg
-    assert ElementTree.fromstring(svg).tag.endswith("svg")
-    names = re.findall(r" id='([^']*)'", svg)
-    assert len(names) == len(set(names))
-    circles = re.findall(r"<use href='#([^']+)'[^>]*/>", svg)
-    assert {*circles, *re.findall(r"url\(#([^)]+)\)", svg)} <= set(names)
-    assert max(map(circles.count, circles)) == 9  # three lines of three points share one circle
-
-
 @pytest.mark.process
 def test_a_figure_that_a_notebook_draws_itself_is_shown_after_one_of_ours(tmp_path):
     ours = "import matplotlib.pyplot as plt\nfrom dsnb.render.picture import Picture\nPicture(plt.figure, 'ours')"

@@ -1,4 +1,4 @@
-"""A real Chromium without a network: Debian's, or Playwright's own; where neither is to be had, tests are skipped."""
+"""A real Chromium without a network, from Debian or Playwright; without either, tests are skipped."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ ROOT = "document.querySelector('.dsnb-explorer').dsnb"
 
 
 def launch(playwright):
-    """Start a Chromium that can reach nothing but files and this machine; without one, skip with one loud line."""
+    """Start a Chromium that reaches only files and this machine; without one, skip with a warning."""
     from playwright.sync_api import Error
 
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
@@ -47,11 +47,11 @@ CALM = """async (rest_ms) => {
   await new Promise((done) => setTimeout(done, rest_ms ?? 60));
   for (const _ of [1, 2]) await new Promise((done) => requestAnimationFrame(done));
 }"""
-"""Wait in the page, whose timers and frames come in their order however slow the machine is, until it has followed."""
+"""Wait in the page until it is drawn: timers and frames keep their order on a slow machine."""
 
 
 class Watched:
-    """A tab that is watched from before it opens a page: what the page asks for, and what it says."""
+    """A tab that records requests and messages of its page from the start."""
 
     def __init__(self, context):
         self.asked, self.said = [], []
@@ -67,20 +67,20 @@ class Watched:
         return self
 
     def clear(self):
-        """Leave the page, with its address and all that its scripts have made, and forget what it said."""
+        """Leave the page and forget its requests and messages."""
         self.tab.goto("about:blank")
         self.asked, self.said = [], []
 
     @property
     def outside(self):
-        """What was asked for that is not in the file itself."""
+        """Requests for anything outside the file."""
         return [url for url in self.asked[1:] if not url.startswith(("data:", "blob:"))]
 
 
 class Tabs:
-    """Tabs that are used again: a renderer that has run the scripts of one page takes a third of the time for the next.
+    """Tabs for reuse: a renderer that has run the scripts of one page needs a third of the time for the next.
 
-    There is one context per set of options, except for the size of the window and its colours, which a tab can change.
+    There is one context per set of options other than the window's size and colours, which a tab can change.
     """
 
     def __init__(self, chromium):
@@ -88,7 +88,7 @@ class Tabs:
         self._free, self._used = {}, []
 
     def open(self, path, viewport=None, color_scheme="light", **options):
-        """Open a file in a tab that no other page is open in."""
+        """Open a file in a free tab."""
         free = self._free.setdefault(tuple(sorted(options.items())), [])
         page = free.pop() if free else Watched(self._chromium.new_context(**options))
         self._used.append((page, free))
@@ -105,7 +105,7 @@ class Tabs:
 
 
 def violations(tab):
-    """Name what axe-core finds that keeps readers out of a page."""
+    """Return the accessibility violations that axe-core finds."""
     from axe_playwright_python.sync_playwright import Axe
 
     found = Axe().run(tab).response["violations"]

@@ -1,4 +1,4 @@
-"""Real hosts on one machine, in namespaces of their own with a real sshd, and runs on them to which something happens.
+"""Real hosts on one machine, in separate namespaces with a real sshd, and runs on them that are disturbed.
 
 All hosts hang on a bridge in a further network namespace, the switch, which is where launchers run; `ssh mnhost1` works
 there, and nothing but ssh knows the names. The machine's own network is never touched. Hosts share the machine's file
@@ -52,7 +52,7 @@ mount -t tmpfs none /dev/shm
 mount --bind {folder}/hosts /etc/hosts
 for settings in ~/.bashrc ~/.zshenv; do [ ! -e $settings ] || mount --bind /dev/null $settings; done
 echo furnished
-trap '' CHLD  # nobody else reaps what is orphaned in a host
+trap '' CHLD  # the first process reaps the host's orphans
 exec sleep infinity
 """
 SERVER = """\
@@ -100,7 +100,7 @@ def require_hosts():
 
 
 def started(*words):
-    """Start a process that ends with this one, and wait until it has said so."""
+    """Start a process that ends with this one, and wait until it is ready."""
     command = [tool("setpriv"), "--pdeathsig", "KILL", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=HOST_ENV, start_new_session=True)
     assert process.stdout.readline() == b"furnished\n"
@@ -177,7 +177,7 @@ class Lab:
     # -- what befalls hosts
 
     def boot(self, number):
-        """Switch a host on, with a new sshd: none of its processes is there, nor what was mounted."""
+        """Switch a host on, with a new sshd and without earlier processes and mounts."""
         script = FURNISH.format(name=f"mnhost{number}", folder=self.folder)
         self._hosts[number] = started(tool("unshare"), *OF_A_HOST, "--fork", "--kill-child", "sh", "-c", script)
         hardware = f"02:77:00:00:00:{number:02x}"  # always the same one, or its peers' caches would be wrong
@@ -252,7 +252,7 @@ class Lab:
         return Run(self, worker, settings).wait()
 
     def begin(self, worker=HANGER, outside=False, **settings):
-        """Start a run, in a thread or in a process of its own, and wait until all its ranks are there."""
+        """Start a run, in a thread or a separate process, and wait until all its ranks have started."""
         return Run(self, worker, settings, outside).until_ranks()
 
 

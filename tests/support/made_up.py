@@ -1,6 +1,6 @@
-"""Runs that nobody made, as many as one likes: for views that must cope with ten thousand, and for their benchmark.
+"""Made-up runs in any number, for tests and the benchmark of views that must handle ten thousand.
 
-The figures follow no measurement; they only hang together (more memory where less is shared, slower where more is
+The figures follow no measurement; they are only consistent (more memory where less is shared, slower where more is
 recomputed), with noise between repeats, and some runs that did not end well.
 """
 
@@ -28,7 +28,7 @@ SIZE = {"gpt2": 0.12, "opt-350m": 0.33, "bloom-560m": 0.56}
 
 
 def runs(count: int, seed: int = 0, repeats: int = 3, **other: list[object]) -> pd.DataFrame:
-    """Give `count` runs, some repeats of each setting, settings of one task, drawn from the grid or another."""
+    """Return `count` runs, some repeats of each setting, of one task, drawn from the grid or another one."""
     random = np.random.default_rng(seed)
     settings = list(itertools.product(*{**GRID, **other}.values()))
     random.shuffle(settings)

@@ -26,7 +26,7 @@ def noise(kind, random, pages, settings, runs):
         return -0.02 * random.lognormal(0, 1, shape)
     if kind == "stalls":  # a tenth of the runs lose up to a fifth of their speed
         return 0.005 * normal - 0.2 * (random.random(shape) < 0.1) * random.random(shape)
-    if kind == "heavy steps":  # 20 steps a run, of which 5 % take Pareto times: infinite variance
+    if kind == "heavy steps":  # 20 steps a run, 5 % with Pareto times: infinite variance
         steps = np.zeros(shape)
         for _ in range(20):
             stall = (random.random(shape) < 0.05) * random.pareto(1.5, shape)
@@ -36,7 +36,7 @@ def noise(kind, random, pages, settings, runs):
         shared = random.standard_normal((pages, 1, runs))
         shared[..., 1] = shared[..., 0]
         normal = normal + shared
-    if kind in {"shared hosts", "unknown shared hosts"}:  # two runs of each setting share a host of its own
+    if kind in {"shared hosts", "unknown shared hosts"}:  # two runs of each setting share a host
         hosts = random.standard_normal(shape)
         hosts[..., 1] = hosts[..., 0]
         normal = normal + hosts

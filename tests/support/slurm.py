@@ -1,6 +1,6 @@
-"""A small Slurm of two nodes on this machine, everything in a folder of its own: for tests of what submits to one.
+"""A small Slurm of two nodes on this machine, in a separate folder, for tests that submit jobs.
 
-Both nodes are daemons of this machine on ports of their own. What has been started ends with the test process, however
+Both nodes are daemons of this machine with different ports. What has been started ends with the test process, however
 that ends.
 """
 

@@ -22,7 +22,7 @@ def command(params, *more):
 
 
 def own_server():
-    """Return the environment without the test session's fork server: a user's sweep has one of its own."""
+    """Return the environment without the test session's fork server: a user's sweep starts another one."""
     return {key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")}
 
 

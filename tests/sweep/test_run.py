@@ -13,6 +13,7 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.run_folder import paths
 from dsnb.runs.load import load_runs, planned_runs
+from dsnb.sweep import job
 from dsnb.sweep.job import execute
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished, locked, run_sweep
@@ -53,15 +54,16 @@ def test_a_sweep_leaves_complete_folders_and_a_table(swept):
     assert "%|" not in json.dumps(outputs)  # the progress bar is gone, not frozen at 0 %
 
 
-def test_a_second_sweep_repeats_nothing_and_failed_runs_only_on_demand(params, swept, tmp_path):
-    out = shutil.copytree(swept, tmp_path / "out")
-    sweep = load_sweep(params, only="zs0*", output=out)
-    before = {file: file.stat().st_mtime_ns for file in out.rglob("result.json")}
+def test_a_second_sweep_repeats_nothing_and_failed_runs_only_on_demand(params, swept, tmp_path, monkeypatch):
+    sweep = load_sweep(params, only="zs0*", output=shutil.copytree(swept, tmp_path / "out"))
     record = json.loads(sweep.runs[1].paths.result.read_text())
     records.write_json(sweep.runs[1].paths.result, {**record, "status": "failed", "cause": "by hand"})
+    executed = []
+    monkeypatch.setattr(job, "execute", lambda run: executed.append(run.repeat) or job.read_result(run.paths))
     assert statuses(run_sweep(sweep, progress=False)) == ["ok", "failed"]
-    assert statuses(run_sweep(sweep, retry=True, progress=False)) == ["ok", "ok"]
-    assert sweep.runs[0].paths.result.stat().st_mtime_ns == before[sweep.runs[0].paths.result]
+    assert executed == []
+    run_sweep(sweep, retry=True, progress=False)
+    assert executed == [2]
 
 
 def test_other_settings_under_the_same_name_are_refused(params, swept, tmp_path):
@@ -74,15 +76,11 @@ def test_other_settings_under_the_same_name_are_refused(params, swept, tmp_path)
 
 
 @pytest.mark.process
-def test_a_failed_run_is_a_row_with_its_notebook_and_the_sweep_goes_on(params, tmp_path):
-    text = PARAMS.replace("grid:", "include: [{zero_stage: 0, micro_batch_size: 1000000000, data: synthetic}]\ngrid:")
-    params.write_text(text)
-    results = run_sweep(params, only="zs0*", overrides={"repeats": 1}, output=tmp_path / "out", progress=False)
-    assert {result.run_dir.parent.name: result.status for result in results} == {
-        NAMES[0]: "ok",
-        "zs0_fp32_gpus1_bs1000000000_sl32": "oom",
-    }
-    notebook = (tmp_path / "out" / "zs0_fp32_gpus1_bs1000000000_sl32" / "run1" / "run.ipynb").read_text()
+def test_a_failed_run_is_a_row_with_its_notebook(params, tmp_path):
+    overrides = {"repeats": 1, "zero_stage": 0, "micro_batch_size": 10**9, "data": "synthetic"}
+    (result,) = run_sweep(params, overrides=overrides, output=tmp_path / "out", progress=False)
+    assert result.status == "oom"
+    notebook = (result.run_dir / "run.ipynb").read_text()
     assert "LaunchError" in notebook
     assert "lower micro_batch_size" in notebook
 

@@ -1,7 +1,6 @@
 """Runs as Slurm jobs, on a small real Slurm: submitted, followed, and ended in every way that jobs end."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -41,20 +40,6 @@ def cluster():
         yield running
 
 
-@pytest.fixture(scope="module")
-def late(cluster, tmp_path_factory):
-    """Start a job that is over its time at once; Slurm looks for such ones every 30 s, so the last test asks."""
-    params = tmp_path_factory.mktemp("late") / "small.yaml"
-    params.write_text(ONE_RUN)
-    sweep = load(params, Allocation())
-    (run,) = sweep.runs
-    records.write_text(run.paths.dir / "seconds", "100")
-    started = jobs_for(sweep, Allocation(), []).start(run)
-    wait_until((run.paths.dir / "began").exists, "the job has begun")
-    assert cluster.command("scontrol", "update", f"JobId={started.id}", "EndTime=now+1seconds") == ""
-    return started
-
-
 @pytest.fixture
 def params(tmp_path):
     path = tmp_path / "small.yaml"
@@ -82,7 +67,7 @@ def job_of(run):
 
 
 @pytest.mark.process
-def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, params):
+def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, params):
     """One run on both nodes; another test has one on a single node."""
     params.write_text(ONE_RUN + "include: [{zero_stage: 1, gpus: auto}]\n")
     words = ["--slurm", "--nodes", "2", "--gpus-per-node", "1", "--time", "9", "--output", str(params.parent / "out")]
@@ -99,7 +84,7 @@ def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, pa
     assert len(records.read_lines(run.steps)) == 5
     assert run.job_log.read_text() == "ok: as planned\n"
     assert [node["host"] for node in records.read_json(run.nodes)["nodes"]] == ["n1", "n2"]
-    assert cluster.command("squeue", "--noheader", "--format=%i").split() in ([], [late.id])
+    assert cluster.command("squeue", "--noheader", "--format=%i").split() == []
 
 
 @pytest.mark.process
@@ -259,13 +244,6 @@ def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
 
 
 @pytest.mark.process
-def test_a_job_over_its_time(late):
-    result = wait_until(late.poll, "Slurm has ended the job")
-    assert result.status == "timeout"
-    assert re.fullmatch(rf"job {late.id} ended as TIMEOUT on n[12]: raise --time, or lower steps", result.cause)
-
-
-@pytest.mark.process
 def test_without_slurm_it_is_one_sentence(params, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     said = "squeue is not found: --slurm needs Slurm's commands; start it on a login node of the cluster"
@@ -313,6 +291,7 @@ def test_what_sbatch_prints():
         (Record("7", "x", "OUT_OF_MEMORY", nodes="n1"), "oom",
          "job 7 ended as OUT_OF_MEMORY on n1: it used more host memory than requested: set --sbatch-option mem=..."),
         (Record("7", "x", "PREEMPTED"), "interrupted", "job 7 ended as PREEMPTED"),
+        (Record("7", "x", "TIMEOUT"), "timeout", "job 7 ended as TIMEOUT: raise --time, or lower steps"),
         (Record("7", "x", "FAILED", nodes="n1"), "failed", f"job 7 ended as FAILED on n1: it wrote no log: {SHARED}"),
         (None, "interrupted", f"Slurm no longer lists job 7, and {{dir}} has no result: {SHARED}"),
     ],

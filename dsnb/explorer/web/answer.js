@@ -1,11 +1,11 @@
-// The answer to a question, and how two settings compare: arithmetic and sorting over what Python shipped
-// (dsnb/analysis/decide.py), in its sentences (dsnb/analysis/words.py).
+// The answer, and comparisons of two settings: arithmetic and sorting over data from dsnb/analysis/decide.py, in the sentences of
+// dsnb/analysis/words.py.
 
 const PART = /\[([^[\]]*)\]/;
 const PLACE = /\{(\w+)(?::([^|}]*)\|([^}]*))?\}/g;
 
-// Fill a template with texts by name. A part in brackets without one of its texts is left out; elsewhere one that is
-// missing empties the whole. `{name:one|more}` depends on whether the text is "1".
+// Fill a template with texts by name. A part in brackets is left out if one of its texts is missing; outside of brackets, a missing text
+// empties the result. `{name:one|more}` depends on whether the text is "1".
 const fill = (template, facts) => {
   const isFull = (text) => [...text.matchAll(PLACE)].every(([, name]) => facts[name]);
   let text = template;
@@ -24,22 +24,22 @@ class Task {
     this.candidates = columns.experiment.map(row);
   }
 
-  // What Python found of two experiments in a figure: number and mean of the runs (or hosts: `counted`) of both, and how far the interval of their
-  // ratio reaches (a factor) or, of a percentage, that of their difference; null if it did not compare them.
+  // Python's comparison of two experiments by a figure: number and mean of the runs (or hosts: `counted`) of both, and the half-width of the
+  // interval of their ratio (a factor) or, for a percentage, of their difference; null if there is none.
   pair(name, base, other, state) {
     const { settings, first, second, figures } = this.pairs;
-    const own = figures[name === "days" ? "tokens_per_s" : name];
+    const stored = figures[name === "days" ? "tokens_per_s" : name];
     const sides = [base, other].map((experiment) => settings.indexOf(experiment));
     this.places ??= new Map(first.map((setting, place) => [`${setting} ${second[place]}`, place]));
     const place = this.places.get(sides.join(" ")) ?? this.places.get([...sides].reverse().join(" "));
-    if (!own || place === undefined) return null;
-    const [factor, ofHosts] = [own.factor[place], own.other[place]];
+    if (!stored || place === undefined) return null;
+    const [factor, ofHosts] = [stored.factor[place], stored.other[place]];
     if (factor === null && !ofHosts) return null; // too few runs
     const order = first[place] === sides[0] ? [0, 1] : [1, 0];
-    const [baseN, n] = ofHosts ? order.map((side) => ofHosts[side]) : sides.map((side) => own.n[side]);
-    const means = ofHosts ? order.map((side) => ofHosts[2 + side]) : sides.map((side) => own.values[side]);
+    const [baseN, n] = ofHosts ? order.map((side) => ofHosts[side]) : sides.map((side) => stored.n[side]);
+    const means = ofHosts ? order.map((side) => ofHosts[2 + side]) : sides.map((side) => stored.values[side]);
     const values = name === "days" ? means.map((rate) => (state.train_tokens || this.tokens) / rate / 86400) : means;
-    return { baseN, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[own.note[place]] ?? "" };
+    return { baseN, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[stored.note[place]] ?? "" };
   }
 }
 
@@ -53,8 +53,8 @@ const ofSettings = (model, name, base, other, state) => {
   return model.tasks[model.taskCodes[ours[0]]].pair(name, base, other, state) ?? ofRuns(model, name, ours, theirs, state);
 };
 
-// How the other side compares with the base, as ratios less 1: { change, low, high }, and of percentages as `points`. What is compared
-// is multiplied by `per`.
+// The change from the base to the other side and its interval, as ratios minus 1: { change, low, high }, and for percentages also in `points`.
+// The ratio is multiplied by `per`.
 const comparison = (model, name, sides, per = 1) => {
   const { values: [base, other], reach } = sides;
   const [ratio, difference] = [(per * other) / base, other - base];
@@ -64,7 +64,7 @@ const comparison = (model, name, sides, per = 1) => {
   return { ...sides, change, low, high, points };
 };
 
-// Which `verdict.*` of the templates the reader's smallest relevant difference makes of an interval.
+// The name of the `verdict.*` template for an interval, given the smallest relevant difference.
 const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) => {
   if (Math.min(n, baseN) < fewestRuns) return "too few runs";
   if (Number.isNaN(low)) return "none"; // of many settings, not all pairs are in the page
@@ -75,16 +75,16 @@ const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) =
 // A comparison in words: `text` for the change, `reason` for the rest.
 const inWords = (model, name, sides, state) => {
   const { templates, limits } = model;
-  const found = comparison(model, name, sides);
-  const verdict = verdictOf(found, state.relevance, limits);
-  const unit = found.points ? "points" : "%";
-  const sizes = found.points ? found.points.map((one) => model.factor(name) * one) : [found.change, found.low, found.high].map((one) => 100 * one);
+  const result = comparison(model, name, sides);
+  const verdict = verdictOf(result, state.relevance, limits);
+  const unit = result.points ? "points" : "%";
+  const sizes = result.points ? result.points.map((one) => model.factor(name) * one) : [result.change, result.low, result.high].map((one) => 100 * one);
   const text = (size, plus) => `${signed(size, plus)} ${unit}`;
   const [change, low, high] = sizes.map((size) => text(size, "+"));
   const largest = text(Math.max(...sizes.slice(1).map(Math.abs)));
-  const facts = { low, high, largest, n: String(found.n), base_n: String(found.baseN), counted: found.counted, needed: String(limits.fewestRuns) };
+  const facts = { low, high, largest, n: String(result.n), base_n: String(result.baseN), counted: result.counted, needed: String(limits.fewestRuns) };
   const reason = fill(templates[`verdict.${verdict}`], facts);
-  return { ...found, verdict, text: Number.isFinite(sizes[0]) ? change : "", reason };
+  return { ...result, verdict, text: Number.isFinite(sizes[0]) ? change : "", reason };
 };
 
 const compared = (model, name, base, other, state) => {
@@ -118,19 +118,18 @@ class Answer {
     const isHeld = (one) => !state.global_batch || one.global_batch === state.global_batch;
     this.eligible = this.measured.filter((one) => isHeld(one) && (!state.gpus_at_hand || one.gpus <= state.gpus_at_hand));
     const least = LEAST[state.objective];
-    const known = this.eligible.filter((one) => one[least] !== null && !Number.isNaN(one[least]));
-    known.sort((a, b) => a.days - b.days);
-    known.sort((a, b) => a[least] - b[least]);
-    const stable = known.filter(({ unstable }) => !unstable);
+    const ranked = this.eligible.filter((one) => one[least] !== null && !Number.isNaN(one[least]));
+    ranked.sort((a, b) => a[least] - b[least] || a.days - b.days);
+    const stable = ranked.filter(({ unstable }) => !unstable);
     const inTime = stable.filter(({ days }) => days <= model.limits.maxDays);
     this.options = state.objective === "time" || !inTime.length ? stable : inTime;
-    this.unstable = known.length - stable.length;
+    this.unstable = ranked.length - stable.length;
     this.tooSlow = stable.length - this.options.length;
     this.isBeyond = stable.length > 0 && !inTime.length;
     [this.best, this.second] = this.options;
   }
 
-  // What a training takes with a candidate.
+  // A candidate with the days, hours, energy and cost of the training.
   option(one) {
     const hours = (this.tokens / one.rate / 3600) * one.gpus;
     const price = priceOf(this.model, this.state, one.kind);
@@ -195,7 +194,7 @@ class Answer {
     return this.fill("costs.beyond", { ...facts, needed: fixed(needed, 0), rate_per_gpu: significant(thrifty.rate / thrifty.gpus), by, basis: thrifty.basis, cost: this.cost(thrifty) });
   }
 
-  // That fewer GPUs were measured than are at hand, and how many settings are too slow or unstable to answer.
+  // Remarks: fewer GPUs measured than available, settings left out as too slow or unstable.
   note() {
     const { best, state } = this;
     const most = Math.max(...this.eligible.map(({ gpus }) => gpus));
@@ -209,7 +208,7 @@ class Answer {
     return lines.filter(Boolean).join(" ");
   }
 
-  // Which setting comes next, how far it is from the best, and how sure that is.
+  // The runner-up, its distance from the best setting, and how certain that is.
   following() {
     const { best, second, model } = this;
     if (!second) return this.fill("following.none");
@@ -220,7 +219,7 @@ class Answer {
     return this.fill("following", { changes: this.changes(differing), difference, gib, more: model.words.more[more > 0 ? 0 : 1], training: this.training(differing) });
   }
 
-  // In what the second option trains otherwise than the first; empty if it differs in speed alone.
+  // The differences of the second option that change the training and not only its speed.
   training(differing) {
     const [before, after] = [this.best, this.second].map(({ global_batch }) => global_batch && fixed(global_batch, 0));
     const batch = before && after && before !== after ? [{ title: "global batch", before, after }] : [];
@@ -234,7 +233,7 @@ class Answer {
   differing() {
     const { model, best, second } = this;
     const codes = model.settings[second.experiment];
-    const found = model.experimentAxes.flatMap((name, index) => {
+    const choices = model.experimentAxes.flatMap((name, index) => {
       const axis = model.axis.get(name);
       const [from, to] = [model.settings[best.experiment][index], codes[index]];
       if (axis.labels[from] === axis.labels[to]) return [];
@@ -242,7 +241,7 @@ class Answer {
       const hasEffect = condition < 0 || (model.axis.get(axis.onlyWith).isOn[codes[condition]] ?? true);
       return [{ name, title: axis.title, from: axis.labels[from], to: axis.labels[to], isPlace: model.words.place.includes(name), phrase: hasEffect ? axis.phrases[to] : "" }];
     });
-    return found.filter(({ name }) => name !== "nodes" || !found.some((one) => one.name === "gpus"));
+    return choices.filter(({ name }) => name !== "nodes" || !choices.some((one) => one.name === "gpus"));
   }
 
   changes(differing) {
@@ -253,7 +252,7 @@ class Answer {
     return isElsewhere ? this.fill("changes.place", second) : this.fill("changes.same", { experiment: model.experiments.names[second.experiment] });
   }
 
-  // How the second option compares with the first in what decides; of memory, nothing is compared.
+  // Compare the second option with the first by the objective; memory is not compared.
   compared() {
     const { best, second, state, model } = this;
     if (state.objective === "memory") return { change: NaN };
@@ -265,28 +264,28 @@ class Answer {
     return this.state.objective === "time" ? -100 * change : 100 * (1 / (1 + change) - 1);
   }
 
-  // How much worse the mean of the second setting is, with the interval of that; of too few runs, their median.
+  // How much worse the mean of the second setting is, with its interval; with too few runs, the median.
   difference() {
     const { best, state, model } = this;
     const { limits, words } = model;
-    const found = this.compared();
-    if (Number.isNaN(found.change)) return "";
-    const verdict = verdictOf(found, state.relevance, limits);
+    const result = this.compared();
+    if (Number.isNaN(result.change)) return "";
+    const verdict = verdictOf(result, state.relevance, limits);
     const isFew = verdict === "too few runs";
-    const worse = this.worsening(found.change);
+    const worse = this.worsening(result.change);
     const isBetter = Number(worse <= -limits.equalPct);
     const size = this.fill("size", {
       by: Math.abs(worse) < limits.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`,
       worse: fill(words.worse[state.objective][isBetter], best), mean: isFew || verdict === "none" ? "" : words.byMean[isBetter],
     });
-    const isClear = Math.max(1 + found.change, 1 / (1 + found.change)) >= limits.clear; // by single runs as well
+    const isClear = Math.max(1 + result.change, 1 / (1 + result.change)) >= limits.clear; // by single runs as well
     if (verdict === "none" || (isFew && isClear)) return size;
     if (isFew) {
-      const counts = { base_n: String(found.baseN), n: String(found.n), counted: found.counted, needed: String(limits.fewestRuns) };
+      const counts = { base_n: String(result.baseN), n: String(result.n), counted: result.counted, needed: String(limits.fewestRuns) };
       return this.fill(`difference.${verdict}`, { size, ...counts });
     }
     const flip = worse < 0 ? -1 : 1;
-    const [low, high] = [found.low, found.high].map((end) => flip * this.worsening(end)).sort((a, b) => a - b).map((end) => signed(end));
+    const [low, high] = [result.low, result.high].map((end) => flip * this.worsening(end)).sort((a, b) => a - b).map((end) => signed(end));
     return this.fill(`difference.${verdict}`, { size, interval: this.fill("interval", { low, high }) });
   }
 }

@@ -1,9 +1,8 @@
-// The card: the answer to the selected task, and the question: what is to be least, for how many tokens, at which price. Then the
-// answers to all tasks.
+// The card: the answer to the selected task, and its inputs, such as objective, tokens and prices. Then the answers to all tasks.
 
 const onEntry = (read) => ({ onchange: read, onkeydown: ({ key }) => key === "Enter" && read() }); // JupyterLab may keep Enter
 
-// A field for a number. An entry that is not allowed is not used: the browser's own words for what is wrong stand beside it.
+// A field for a number. An invalid entry is ignored, and the browser's message is shown below it.
 class NumberField {
   // `rule` is one of `INPUTS` in dsnb/explorer/state.py.
   constructor(label, rule, changed) {
@@ -26,7 +25,7 @@ class NumberField {
     this.problem.textContent = "";
   }
 
-  // Whether the entry is allowed; if not, what is wrong is said.
+  // Whether the entry is valid; if not, show why.
   check() {
     const { validity, validationMessage } = this.input;
     this.problem.textContent = validity.valid ? "" : `Not used: ${validationMessage}`;
@@ -45,11 +44,11 @@ class Card {
     this.kind = field("Task", this.tasks);
     const tasks = model.menu.length ? element("div", { class: "dsnb-fields dsnb-tasks" }, field("Model", this.models), this.kind) : null;
     this.text = element("div", { class: "dsnb-answer", role: "status" });
-    const options = Object.keys(model.words.best).map((value) => element("option", { value }, ""));
+    const options = Object.entries(model.words.best).map(([value, text]) => element("option", { value }, fill(text, model)));
     this.objective = element("select", { onchange: ({ target }) => set({ objective: target.value }) }, ...options);
     this.tokens = number("train_tokens", "Training tokens (billions)", (entered) => ({ train_tokens: entered === this.usual ? 0 : (entered ?? 0) }));
     this.tokens.input.placeholder = "20 per parameter";
-    this.gpus = number("gpus_at_hand", "", (gpus) => ({ gpus_at_hand: gpus ?? 0 }));
+    this.gpus = number("gpus_at_hand", `${model.unit === "rank" ? "Rank" : "GPU"}s at hand`, (gpus) => ({ gpus_at_hand: gpus ?? 0 }));
     this.gpus.input.placeholder = "any";
     this.batch = element("select", { onchange: ({ target }) => set({ global_batch: Number(target.value) }) });
     this.batchField = field("Hold the global batch (sequences)", this.batch);
@@ -102,15 +101,11 @@ class Card {
   showQuestion(state, task) {
     const { model } = this;
     const candidates = (task === model.allTasks ? model.tasks : [task]).flatMap((one) => one.candidates);
-    const own = new Set(candidates.map(({ kind }) => kind));
-    const units = new Set(candidates.map(({ unit }) => unit));
-    const unit = units.size === 1 ? [...units][0] : "GPU";
-    for (const option of this.objective.options) option.textContent = fill(model.words.best[option.value], { unit });
+    const shownKinds = new Set(candidates.map(({ kind }) => kind));
     this.objective.value = state.objective;
     this.usual = task.tokens ?? null; // of all tasks, each has its own
     this.tokens.show(state.train_tokens || this.usual);
     this.gpus.show(state.gpus_at_hand || null);
-    this.gpus.node.firstChild.textContent = `${unit === "rank" ? "Rank" : unit}s at hand`;
     const batches = [...new Set(candidates.map(({ global_batch }) => global_batch))].filter(Boolean).sort((a, b) => a - b);
     this.batch.replaceChildren(...[0, ...batches].map((value) => element("option", { value }, value ? fixed(value, 0) : "any")));
     this.batch.value = state.global_batch;
@@ -119,7 +114,7 @@ class Card {
     this.relevance.show(state.relevance);
     this.kinds.forEach((kind, index) => {
       this.prices[index].show(priceOf(model, state, kind));
-      this.prices[index].node.hidden = !own.has(kind);
+      this.prices[index].node.hidden = !shownKinds.has(kind);
     });
   }
 
@@ -149,20 +144,9 @@ class Card {
   }
 }
 
-// All tasks: what each is best trained with, and what that takes. A press on a task shows it alone.
-class Overview {
-  constructor(model, open) {
-    Object.assign(this, { model, open });
-    this.node = element("section", { class: "dsnb-card dsnb-grid dsnb-wrapped", hidden: true, "aria-label": "All tasks" });
-  }
-
-  show(state) {
-    const { model, open } = this;
-    const tasks = model.tasks.map((task) => {
-      const { headline, costs, note = "" } = new Answer(model, task, { ...state, task: task.title }).words();
-      const title = element("h3", {}, button(task.title, () => open(task.title), { class: "dsnb-link" }));
-      return element("div", {}, title, element("p", {}, headline), soft([costs, note].filter(Boolean).join(" ")));
-    });
-    this.node.replaceChildren(...tasks);
-  }
-}
+// The answers to all tasks; a press on the title of a task opens it.
+const overview = (model, state, open) => model.tasks.map((task) => {
+  const { headline, costs, note = "" } = new Answer(model, task, { ...state, task: task.title }).words();
+  const title = element("h3", {}, button(task.title, () => open(task.title), { class: "dsnb-link" }));
+  return element("div", {}, title, element("p", {}, headline), soft([costs, note].filter(Boolean).join(" ")));
+});

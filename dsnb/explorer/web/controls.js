@@ -34,7 +34,7 @@ class Controls {
     for (const { axis, inputs, labels, node } of this.boxes) {
       const codes = runs.map((run) => axis.codes[run]).concat(this.model.predictions.codesOf(axis, { task: state.task }));
       const present = new Set(codes); // values of other tasks are not offered
-      node.hidden = !isChoice(axis, codes);
+      node.hidden = [...present].filter((code) => axis.values[code] !== null).length < 2; // a missing value is no choice
       axis.values.forEach((value, code) => {
         labels[code].hidden = !present.has(code);
         inputs[code].checked = state[axis.name].includes(value);
@@ -60,7 +60,8 @@ const otherEntries = (model, state, runs) => {
   const codes = new Set(runs.filter((run) => !model.ok[run]).map((run) => model.status.codes[run]));
   const { labels, colours } = model.status;
   const statuses = [...codes].sort((a, b) => a - b).map((code) => ({ label: `not ok: ${labels[code]}`, shape: "cross", fill: colours[code] }));
-  return [...statuses, ...model.predictions.legend(state)];
+  const predicted = model.predictions.shown(state).length ? [{ label: "predicted, not run", shape: "hollow", fill: model.colours.predicted }] : [];
+  return [...statuses, ...predicted];
 };
 
 class Legend {

@@ -7,39 +7,33 @@ class Detail {
     this.facts = element("div");
     this.charts = model.seriesCharts.map(({ heading: title }) => new Chart({ ...model.charts.lines, height: 170 }, `${title} of this run over time`));
     this.grid = element("div", { class: "dsnb-series" }, ...this.charts.map(({ node }) => node));
-    this.hint = soft("Click a point in the first chart, or a run's name in the table below, to see its steps.");
-    this.node = card("One run", this.hint, this.title, this.facts, this.grid);
+    this.node = card("One run", this.title, this.facts, this.grid);
   }
 
   show(run, state) {
     const { model } = this;
-    const known = run !== null && run < model.runs;
-    this.hint.hidden = known;
-    this.node.classList.toggle("dsnb-closed", !known);
-    for (const node of [this.title, this.facts, this.grid]) node.hidden = !known;
-    if (!known) return;
-    const one = model.series[run];
+    this.node.hidden = run === null || run >= model.runs;
+    if (this.node.hidden) return;
+    const steps = model.series[run];
     const experiment = model.experiments.codes[run];
     this.title.textContent = `${model.experiments.names[experiment]}, run ${model.repeats[run] ?? "?"}`;
-    this.facts.replaceChildren(...this.describe(run, one), this.figures(run, state), this.buttons(run, experiment));
-    this.grid.hidden = !one?.step && !one?.sample_s;
-    if (!this.grid.hidden) model.seriesCharts.forEach((part, index) => this.charts[index].draw(series(model, one, part)));
+    this.facts.replaceChildren(...this.describe(run, steps), this.figures(run, state), this.buttons(run, experiment));
+    this.grid.hidden = !steps?.step && !steps?.sample_s;
+    if (!this.grid.hidden) model.seriesCharts.forEach((part, index) => this.charts[index].draw(series(model, steps, part)));
   }
 
-  describe(run, one) {
+  describe(run, steps) {
     const { model } = this;
     const status = element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${model.statusOf(run)}. ${model.causes[run] ?? ""}`);
     const settings = model.experimentAxes.map((name) => model.axis.get(name)).map(({ values, phrases, codes }) => (values[codes[run]] === null ? "" : phrases[codes[run]]));
-    const left = model.headroom(run);
-    const memory = Number.isNaN(left) ? "" : `Memory: ${fixed(100 * left, 0)} % of the GPU's ${significant(model.capacity(run))} GiB left.`;
     const notes = [
       settings.filter(Boolean).join(", "),
-      one ? "" : `The steps of this run ${model.leftOut}`,
-      one && !one.step && !one.sample_s ? "This run recorded no steps." : "",
-      one?.every > 1 ? `1 in ${one.every} steps is shown.` : "",
-      one?.gpus > 1 ? `Averaged over ${one.gpus} GPUs.` : "",
+      steps ? "" : `The steps of this run ${model.leftOut}`,
+      steps && !steps.step && !steps.sample_s ? "This run recorded no steps." : "",
+      steps?.every > 1 ? `1 in ${steps.every} steps is shown.` : "",
+      steps?.gpus > 1 ? `Averaged over ${steps.gpus} GPUs.` : "",
     ];
-    return [status, ...[memory, ...model.said(run)].filter(Boolean).map((text) => element("p", {}, text)), ...notes.filter(Boolean).map((text) => soft(text))];
+    return [status, ...model.remarksOn(run).map((text) => element("p", {}, text)), ...notes.filter(Boolean).map((text) => soft(text))];
   }
 
   // Everything that was measured of a run, in its display units.
@@ -57,8 +51,7 @@ class Detail {
       const address = model.link([...parent.split("/"), `run${model.repeats[run]}`, kind.name]);
       return address ? element("a", { href: address, target: "_blank", rel: "noopener" }, kind.title) : null;
     });
-    const base = button("Use as baseline", () => this.set({ base: name }));
     const pins = [this.pins.button(run, "Pin this run"), this.pins.button(name, "Pin its setting")];
-    return element("p", { class: "dsnb-bar" }, base, ...pins, ...links, button("Close", () => this.set({ run: null })));
+    return element("p", { class: "dsnb-bar" }, ...pins, ...links, button("Close", () => this.set({ run: null })));
   }
 }

@@ -31,7 +31,7 @@ const heading = (text, isText) => element("th", { scope: "col", class: isText ? 
 const tableRow = (title, texts, style = null) =>
   element("tr", { class: style }, element("th", { scope: "row" }, ...[title].flat()), ...texts.map((text) => element("td", {}, ...[text].flat())));
 
-// A table that scrolls sideways in a region of its own.
+// A table that scrolls sideways.
 const scrollTable = (caption, heads, rows, style) => {
   const parts = [element("caption", {}, caption), element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows)];
   return element("div", { class: `dsnb-scroll ${style}`, tabindex: "0", role: "region", "aria-label": caption }, element("table", {}, ...parts));

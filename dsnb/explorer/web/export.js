@@ -3,16 +3,12 @@
 const saveFile = (name, content) => {
   const url = URL.createObjectURL(content);
   const link = element("a", { href: url, download: name });
-  document.body.append(link);
   link.click();
-  link.remove();
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 };
 
-const slug = (text) => text.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 60);
-
 // A name for a file: the title of the page, what is saved, the ending.
-const fileName = (what, ending) => `${[slug(document.title), slug(what)].filter(Boolean).join("-")}.${ending}`;
+const fileName = (what, ending) => `${`${document.title} ${what}`.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-/, "").slice(0, 100)}.${ending}`;
 
 // Format one CSV cell; a text that a spreadsheet would evaluate as a formula is quoted.
 const cell = (value) => {

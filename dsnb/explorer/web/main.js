@@ -9,11 +9,8 @@ class Explorer {
     Object.assign(this, { root, model, changed: live?.changed ?? (() => {}), state: payload.state });
     const set = (patch) => this.set(patch);
     this.card = new Card(model, set);
-    this.overview = new Overview(model, (task) => {
-      this.set({ task });
-      this.card.models.focus();
-    });
-    this.single = element("div"); // all that is about one task
+    this.overview = element("section", { class: "dsnb-card dsnb-grid dsnb-wrapped", "aria-label": "All tasks" });
+    this.single = element("div"); // the views of one task
     this.controls = new Controls(model, set);
     this.count = element("p", { class: "dsnb-count", role: "status" });
     this.legend = new Legend(model, set);
@@ -36,10 +33,8 @@ class Explorer {
     this.medians = new Chart(along, "Medians of the selected experiments", events);
     this.losses = new Chart(lines, "Losses of the selected runs", { ...events, highlight: true });
     for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
-    root.replaceChildren(this.card.node, this.overview.node, this.single);
+    root.replaceChildren(this.card.node, this.overview, this.single);
     const isLarge = !matchMedia("(max-width: 640px)").matches; // a small screen shows the filters folded, so that the first chart comes soon
-    const lossCard = card("Loss", this.lossField, this.losses.node, this.lossNote);
-    lossCard.classList.add("dsnb-unprinted");
     this.single.append(
       this.byGpus.node,
       element("details", { class: "dsnb-fold", open: isLarge }, element("summary", {}, "Filters and axes"), this.controls.node), this.count, this.legend.node,
@@ -47,14 +42,14 @@ class Explorer {
         "div", { class: "dsnb-grid" },
         card(this.titles.scatter, this.scatter.node, this.regionHint, this.clear, this.laneNote, this.about),
         card(this.titles.medians, this.medians.node),
-        this.front, lossCard,
+        this.front, element("div", { class: "dsnb-unprinted" }, card("Loss", this.lossField, this.losses.node, this.lossNote)),
       ),
       element(
         "div", { class: "dsnb-unprinted" },
         card("Effect of one change", field("Baseline", this.base), this.effectBox),
         this.pins.node, this.detail.node,
       ),
-      card("Medians and runs", this.table.node), model.predictions.node ?? "",
+      card("Medians and runs", this.table.node, soft(model.words.whole)), model.predictions.node ?? "",
     );
     this.restore();
     this.listeners = new AbortController();
@@ -68,13 +63,12 @@ class Explorer {
     return [this.scatter, this.medians, this.losses, ...this.byGpus.charts, ...this.detail.charts];
   }
 
-  // Follow the light or dark theme of the system and of JupyterLab; print is always light, with medians.
+  // Follow the light or dark theme of the system and of JupyterLab; print is always light.
   watchTheme(signal) {
     const recolour = () => this.charts().forEach((chart) => chart.recolour());
     const print = (printing) => () => {
       this.root.classList.toggle("dsnb-print", printing);
       recolour();
-      if (!this.single.hidden) this.table.show(this.selected, this.groups, printing ? { ...this.state, table: "medians" } : this.state);
     };
     const lab = new MutationObserver(recolour);
     lab.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
@@ -93,7 +87,7 @@ class Explorer {
     return { title: parts([model.task(state)?.title, chart.title ?? chart.label], ": "), legend, cite: parts([model.cite, `n = ${count(selected.length, "run")}`], "; ") };
   }
 
-  // Set some controls, as explorer.set does in Python; `notify` is false for changes that come from Python.
+  // Set some controls, the same as explorer.set in Python; `notify` is false for changes that come from Python.
   set(patch, notify = true) {
     const before = this.state;
     cancelAnimationFrame(this.waiting);
@@ -128,9 +122,12 @@ class Explorer {
     this.selected = model.brushed(this.filtered, state);
     this.groups = model.grouped(this.selected);
     this.single.hidden = model.task(state) === model.allTasks;
-    this.overview.node.hidden = !this.single.hidden;
+    this.overview.hidden = !this.single.hidden;
     if (this.single.hidden) {
-      this.overview.show(state);
+      this.overview.replaceChildren(...overview(model, state, (task) => {
+        this.set({ task });
+        this.card.models.focus();
+      }));
       return;
     }
     this.controls.show(state);
@@ -149,15 +146,10 @@ class Explorer {
 
   describeSelection() {
     const { model, selected, state } = this;
-    const counts = new Map();
-    for (const run of selected) if (!model.ok[run]) counts.set(model.statusOf(run), (counts.get(model.statusOf(run)) ?? 0) + 1);
-    const bad = [...counts].map(([status, number]) => `${number} ${status}`).join(", ");
-    const known = model.runsOf(model.task(state)).length;
-    const all = `${selected.length} of ${count(known, "run")}${known < model.runs ? " of this task" : ""} in ${count(this.groups.size, "experiment")} selected`;
-    this.count.textContent = `${all}${selected.length ? `; ${bad ? `not ok: ${bad}` : "all of them ok"}` : ""}.`;
-    const isPart = [...this.groups].some(([experiment, runs]) => runs.length < model.whole.get(experiment).length);
-    if (isPart) this.count.textContent += ` ${model.words.whole}`;
-    if (!model.runs) this.count.textContent = "There are no runs here yet: start the sweep first.";
+    const all = model.runsOf(model.task(state)).length;
+    const ofTask = all < model.runs ? " of this task" : "";
+    const bad = selected.filter((run) => !model.ok[run]).length;
+    this.count.textContent = `${selected.length} of ${count(all, "run")}${ofTask} in ${count(this.groups.size, "experiment")} selected${bad ? `; ${bad} not ok` : ""}.`;
     this.legend.show(state, this.filtered);
     const heading = (name) => (name ? model.named.get(name).title : "nothing measured");
     this.scatter.title = this.titles.scatter.textContent = `${heading(state.y)} against ${heading(state.x)}`;
@@ -170,8 +162,7 @@ class Explorer {
     const { model, state, selected } = this;
     const picture = scatter(model, state, this.filtered, selected, this.frontier, this.card.answer?.best?.experiment);
     this.scatter.draw(picture);
-    const star = picture.data.best.length ? "★ is the setting of the answer." : "";
-    this.laneNote.textContent = picture.message ? "" : [star, picture.note].filter(Boolean).join(" ");
+    this.laneNote.textContent = picture.note;
     this.front.replaceChildren(element("h3", {}, `Best trade-offs: differences below ${percent(state.relevance)} do not count`), frontList(model, this.frontier, state, this.pins));
     this.medians.draw(medians(model, state, selected, this.groups));
     const loss = losses(model, state, selected, this.lossBy.value);
@@ -186,8 +177,7 @@ class Explorer {
     const { model, state, groups } = this;
     const base = groups.size ? model.base(groups, state) : null;
     const { names } = model.experiments;
-    const offered = [...groups.keys()].slice(0, 200);
-    if (base !== null && !offered.includes(base)) offered.unshift(base);
+    const offered = base === null ? [] : [...new Set([base, ...groups.keys()])].slice(0, 200);
     this.base.replaceChildren(...offered.map((code) => element("option", { value: names[code] }, model.short[code])));
     this.base.value = names[base] ?? "";
     this.base.disabled = base === null;
@@ -207,11 +197,11 @@ class Explorer {
       const { n, ...spread } = model.spread(name, experiment, state, runs);
       const [middle, low, high] = [spread.median, spread.low, spread.high].map((value) => model.number(name, value));
       const range = n > 1 ? ` (median of ${n} runs: ${low === high ? low : `${low} to ${high}`})` : "";
-      if (n) lines.push(`${model.labelled(name, middle)}${range}`);
+      if (n) lines.push(`${model.named.get(name).heading}: ${middle}${range}`);
     }
     if (!isExperiment) {
       lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.statusOf(id)} ${model.causes[id] ?? ""}`);
-      lines.push(...model.said(id));
+      lines.push(...model.remarksOn(id));
     }
     return [...new Set(lines)].map(cut);
   }
@@ -236,20 +226,14 @@ class Explorer {
     this.waiting = requestAnimationFrame(() => this.set({ brush }));
   }
 
-  // Add series that a kernel sent later.
-  addSeries(series) {
-    Object.assign(this.model.series, series);
-    this.redraw();
-  }
-
   destroy() {
     this.listeners.abort();
     this.charts().forEach((chart) => chart.destroy());
   }
 }
 
-// In the next frame, tables out of view are skipped (style.css) and laid out after it. The class is there only while the browser
-// paints, so scripts that read the page, such as `innerText`, find all text at any other time.
+// Skip tables out of view in the next frame (style.css) and lay them out after it. The class is only set while the browser paints, since
+// `innerText` leaves out skipped text.
 const paintViewFirst = (root) => requestAnimationFrame(() => {
   root.classList.add("dsnb-painting");
   setTimeout(() => root.classList.remove("dsnb-painting"));

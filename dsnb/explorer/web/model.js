@@ -31,9 +31,6 @@ const paretoFront = (points, xBetter, yBetter, tolerance) => {
   return kept.sort((a, b) => signs[0] * (a.x - b.x));
 };
 
-// Whether there are several known values to choose from among these codes of a setting; missing ones are no choice.
-const isChoice = (axis, codes) => [...new Set(codes)].filter((code) => axis.values[code] !== null).length > 1;
-
 class Model {
   constructor(payload) {
     Object.assign(this, payload);
@@ -153,9 +150,9 @@ class Model {
   // Number, median, minimum and maximum of a figure over all runs of an experiment, selected or not; or over some runs.
   spread(name, experiment, state, runs = this.whole.get(experiment)) {
     const values = this.values(name, state);
-    const known = runs.map((run) => values[run]).filter((value) => !Number.isNaN(value));
-    if (!known.length) return { n: 0, median: NaN, low: NaN, high: NaN };
-    return { n: known.length, median: median(known), low: Math.min(...known), high: Math.max(...known) };
+    const measured = runs.map((run) => values[run]).filter((value) => !Number.isNaN(value));
+    if (!measured.length) return { n: 0, median: NaN, low: NaN, high: NaN };
+    return { n: measured.length, median: median(measured), low: Math.min(...measured), high: Math.max(...measured) };
   }
 
   better(name) {
@@ -185,29 +182,23 @@ class Model {
   // The effect of changing one setting, by group of settings, the largest first: [{axis, before, after, experiment, runs, changes}], a change for
   // each figure.
   effects(groups, base, figures, state) {
-    const own = this.settings[base];
+    const baseSettings = this.settings[base];
     const effects = [];
     for (const [experiment, runs] of groups) {
       const other = this.settings[experiment];
-      const changed = own.flatMap((code, index) => (code === other[index] ? [] : [index]));
+      const changed = baseSettings.flatMap((code, index) => (code === other[index] ? [] : [index]));
       if (changed.length !== 1) continue;
       const axis = this.axis.get(this.experimentAxes[changed[0]]);
       const changes = figures.map((name) => compared(this, name, base, experiment, state));
-      effects.push({ axis, before: own[changed[0]], after: other[changed[0]], experiment, runs, changes });
+      effects.push({ axis, before: baseSettings[changed[0]], after: other[changed[0]], experiment, runs, changes });
     }
     const size = ({ changes: [{ change }] }) => change || -Infinity;
     return effects.sort((a, b) => a.axis.group - b.axis.group || size(b) - size(a) || a.after - b.after);
   }
 
-  // What is said of a run: of its memory, what to change, notes, what is unusual.
-  said(run) {
+  // Remarks on a run: its memory, what to change, notes, what is unusual.
+  remarksOn(run) {
     return (this.remarks.runs[run] ?? []).map((place) => this.remarks.texts[place]);
-  }
-
-  // A figure with its name and unit, as in "peak memory allocated 6.00 GiB" and "76,717 tokens/s".
-  labelled(name, text) {
-    const { title, unit } = this.figure.get(name);
-    return title.includes("/") ? `${text} ${title}` : `${title} ${text} ${unit}`.trim();
   }
 
   // What a value of a figure or axis is multiplied by to be in its display unit.
@@ -245,12 +236,11 @@ class Model {
     return this.memory.figures.includes(name) ? this.memory.needed_gib[run] : undefined;
   }
 
-  // The capacities of an axis whose values are these: those to draw, which do not squash the rest, as marks, and a sentence about others.
+  // The capacities of GPUs on an axis with these values, and their marks; those that would squash the rest are left out.
   capacityLines(side, name, runs, values) {
     const most = values.filter(Number.isFinite).reduce((a, b) => Math.max(a, b), 0);
-    const known = this.memory.figures.includes(name) ? [...new Set(runs.map((run) => this.capacity(run)).filter(Boolean))].sort((a, b) => a - b) : [];
-    const [drawn, others] = [known.filter((gib) => gib <= 2 * most), known.filter((gib) => gib > 2 * most).map((gib) => significant(gib))];
-    const note = others.length ? `The GPU has ${others.join(" or ")} GiB, which is outside the chart.` : "";
-    return { drawn, note, marks: drawn.map((gib) => ({ [side]: gib, text: `GPU: ${significant(gib)} GiB` })) };
+    const capacities = this.memory.figures.includes(name) ? [...new Set(runs.map((run) => this.capacity(run)).filter(Boolean))].sort((a, b) => a - b) : [];
+    const drawn = capacities.filter((gib) => gib <= 2 * most);
+    return { drawn, marks: drawn.map((gib) => ({ [side]: gib, text: `GPU: ${significant(gib)} GiB` })) };
   }
 }

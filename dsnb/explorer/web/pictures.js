@@ -38,22 +38,9 @@ const frame = (model, state, x, y, xs, ys) => {
   return { signals, types };
 };
 
-// Leave room at the bottom for the lane of runs without this figure.
-const makeRoom = (signals, types) => {
-  const { y_low, y_high } = signals;
-  signals.y_low = types.y === "linear" ? y_low - 0.08 * (y_high - y_low) : y_low / (y_high / y_low) ** 0.08;
-};
-
 // Jitter runs of one value of a setting, always in the same way, so that they do not hide each other.
 const JITTER = 0.3;
 const jitter = (run, width = JITTER) => (((run * 0.61803398875) % 1) - 0.5) * width;
-
-// How many ok runs a chart leaves out, and for lack of which figure.
-const unreported = (model, state, runs) => {
-  if (!runs.length) return "";
-  const without = [...new Set([state.y, state.x])].filter((name) => name && runs.some((run) => Number.isNaN(model.values(name, state)[run])));
-  return `${count(runs.length, "ok run")} did not report ${without.map((name) => model.named.get(name).title).join(" or ")} and ${runs.length === 1 ? "is" : "are"} not drawn.`;
-};
 
 // The first chart: runs, the Pareto front, runs that are not ok, and a star at the experiment that is the best.
 const scatter = (model, state, filtered, selected, front, best) => {
@@ -75,35 +62,29 @@ const scatter = (model, state, filtered, selected, front, best) => {
   const ys = [...measured.map((run) => y[run]), ...crosses.map((cross) => cross.y), ...predicted.flatMap((mark) => [mark.y, mark.low, mark.high])];
   const [across, up] = [model.capacityLines("x", state.x, filtered, xs), model.capacityLines("y", state.y, filtered, ys)];
   const { signals, types } = frame(model, state, state.x, state.y, [...xs, ...across.drawn], [...ys, ...up.drawn]);
-  makeRoom(signals, types);
   const points = measured.map((run) => {
     const mark = style(model, state, run);
     return { id: run, x: at(run), y: y[run], ...mark, fill: chosen.has(run) ? mark.fill : unselected };
   });
   points.sort((a, b) => (b.fill === unselected) - (a.fill === unselected));
-  const { x_low, x_high } = signals;
-  const unknown = crosses.filter((cross) => cross.x === undefined);
-  unknown.forEach((cross, index) => {
-    const share = (index + 0.5) / unknown.length;
-    cross.x = types.x === "log" ? x_low * (x_high / x_low) ** share : x_low + share * (x_high - x_low);
-  });
-  const isPlaced = crosses.some((cross) => cross.y !== undefined) || (!nominal && unknown.length < crosses.length);
-  const isRun = !model.predictions.names.length || model.runsOf(model.task(state)).length;
-  const reason = filtered.length ? "No run measured both." : isRun ? "No run matches the filters: remove some." : model.words.notRun;
-  const message = points.length || crosses.length || predicted.length ? null : reason;
+  const unplaced = crosses.filter((cross) => cross.x === undefined); // spread over the lane below the plot
+  unplaced.forEach((cross, index) => (cross.share = (index + 0.5) / unplaced.length));
+  const message = points.length || crosses.length || predicted.length ? null : "No run that matches the filters measured both figures.";
   const isShown = filtered.some((run) => model.experiments.codes[run] === best);
   const [middle, height] = [state.x, state.y].map((name) => (isShown ? model.spread(name, best, state).median : NaN));
   const star = { x: nominal && isShown ? columns.indexOf(middle) : middle, y: height };
+  const isDrawn = !Number.isNaN(star.x) && !Number.isNaN(star.y);
+  const missing = filtered.filter((run) => model.ok[run] && !isMeasured(run)).length;
   const notes = [
-    isPlaced ? "Crosses ran out of memory: they are at what they needed at least." : "",
-    unknown.length ? `${isPlaced ? "Other crosses" : "Crosses"} were not measured: their position along the axis has no meaning.` : "",
-    unreported(model, state, filtered.filter((run) => model.ok[run] && !isMeasured(run))), across.note, up.note, model.predictions.note(state, predicted),
+    isDrawn ? "★ is the setting of the answer." : "",
+    crosses.length ? "Crosses are not ok: out of memory at the least memory that they needed, others at the bottom in no order." : "",
+    missing ? `Not drawn: ${count(missing, "ok run")} without these figures.` : "", model.predictions.note(state, predicted),
   ];
   const clipped = (side, end) => clamp(state.brush[side][end], signals[`${side}_low`], signals[`${side}_high`]);
   const region = state.brush && !nominal ? [{ x: clipped("x", 0), x2: clipped("x", 1), y: clipped("y", 0), y2: clipped("y", 1) }] : [];
   const data = {
     region, points, failed: crosses, predicted, front: front.map((point, order) => ({ ...point, number: String(order + 1) })),
-    best: Number.isNaN(star.x) || Number.isNaN(star.y) ? [] : [star], capacity_x: across.marks, capacity_y: up.marks,
+    best: isDrawn ? [star] : [], capacity_x: across.marks, capacity_y: up.marks,
   };
   return { signals, types, data, message, note: notes.filter(Boolean).join(" ") };
 };
@@ -146,7 +127,6 @@ const medians = (model, state, selected, groups) => {
   const heights = [...[...runs, ...crosses].map((run) => run.y), ...predicted.flatMap((mark) => [mark.y, mark.low, mark.high])];
   const capacities = model.capacityLines("y", state.y, selected, heights);
   const { signals, types } = frame(model, { ...state, x_scale: "linear" }, state.along, state.y, [], [...heights, ...capacities.drawn]);
-  makeRoom(signals, types);
   const message = runs.length || crosses.length || predicted.length ? null : "No selected run measured this.";
   return { signals, types, data: { runs, medians: marks, segments, failed: crosses, predicted, capacity_y: capacities.marks }, message };
 };
@@ -172,14 +152,14 @@ const losses = (model, state, selected, side = "step") => {
   const curves = (name) => selected.map((run) => ({ run, points: pointsOf(model.series[run]?.[name], model.series[run]?.loss) })).filter(({ points }) => points.length);
   const timed = curves("t_s"); // a published curve may have no times
   const isTimed = side === "t_s" && timed.length > 0;
-  const known = isTimed ? timed : curves("step");
-  const lines = known.map(({ run, points }) => {
+  const curvesShown = isTimed ? timed : curves("step");
+  const lines = curvesShown.map(({ run, points }) => {
     const dash = DASHES[Math.max(0, (model.repeats[run] ?? 1) - 1) % DASHES.length];
     return { id: run, path: pathOf(points), fill: style(model, state, run).fill, dash };
   });
-  const early = known.filter(({ run }) => !model.ok[run]);
+  const early = curvesShown.filter(({ run }) => !model.ok[run]);
   const ends = early.map(({ run, points }) => ({ id: run, x: points.at(-1)[0], y: points.at(-1)[1], fill: model.statusColour(run) }));
-  const axes = lineFrame(known.flatMap(({ points }) => points), { x_title: isTimed ? SINCE_START : "optimizer step", y_title: "loss" });
+  const axes = lineFrame(curvesShown.flatMap(({ points }) => points), { x_title: isTimed ? SINCE_START : "optimizer step", y_title: "loss" });
   const message = lines.length ? null : "No loss of the selected runs is in this file.";
   const note = early.length ? `Crosses mark where ${count(early.length, "run")} ended early.` : "";
   return { ...axes, data: { lines, ends }, message, note, hasTimes: timed.length > 0 };
@@ -224,17 +204,14 @@ class ByGpus {
   }
 
   picture(shown, numbers, name, title) {
-    const values = shown.map((one) => one[name]);
-    const log = Math.max(...values) > 10 * Math.min(...values);
-    const ends = domain(values, log);
-    const [y_low, y_high] = log ? [ends[0] / 1.2, ends[1] * 1.2] : ends;
+    const [y_low, y_high] = domain(shown.map((one) => one[name]), true);
     const unit = `${shown[0].unit}s`;
-    const signals = { x_title: unit, y_title: title, ...namedTicks(numbers.map((number) => fixed(number, 0))), y_ticks: log ? logTicks(y_low, y_high) : null, x_low: -0.5, x_high: numbers.length - 0.5, y_low, y_high, x_factor: 1, y_factor: 1 };
+    const signals = { x_title: unit, y_title: title, ...namedTicks(numbers.map((number) => fixed(number, 0))), y_ticks: logTicks(y_low, y_high), x_low: -0.5, x_high: numbers.length - 0.5, y_low, y_high, x_factor: 1, y_factor: 1 };
     const medians = shown.map((one, x) => ({
       id: x, x, y: one[name], low: one[name], high: one[name], fill: this.model.colours.run, shape: "circle",
       lines: [`${numbers[x]} ${unit}: ${significant(one[name])} ${title}`, one.setting],
     }));
     const segments = medians.slice(1).map((to, index) => ({ x: medians[index].x, y: medians[index].y, x2: to.x, y2: to.y, fill: to.fill }));
-    return { signals, types: { x: "linear", y: log ? "log" : "linear" }, data: { runs: [], medians, segments, failed: [], predicted: [], capacity_y: [] } };
+    return { signals, types: { x: "linear", y: "log" }, data: { runs: [], medians, segments, failed: [], predicted: [], capacity_y: [] } };
   }
 }

@@ -11,7 +11,7 @@ class Predictions {
     const heads = [heading("experiment", true), ...["would fit", ...figures.map((figure) => figure.heading), "less sure, because"].map((title) => heading(title))];
     this.none = soft("No predicted setting of this task matches the filters.");
     this.node = card("Predicted, not run", ...this.notes.map((note) => soft(note)), scrollTable("Predicted settings", heads, this.rows, "dsnb-runs"), this.none);
-    this.node.classList.add("dsnb-predicted");
+    this.node.classList.add("dsnb-predicted", "dsnb-unprinted");
   }
 
   // The predicted settings of the task that pass the filters.
@@ -30,20 +30,16 @@ class Predictions {
     return codes ? this.shown(state).map((place) => codes[place]) : [];
   }
 
-  // A figure, its mean error in per cent, and the range that they give.
+  // A figure, and its range by the mean error.
   value(name, place, state) {
     if (this.model.axis.has(name)) return this.codes[name]?.[place] ?? NaN;
     if (name === "days") return this.model.tokensOf(this.tasks[place], state) / this.value("tokens_per_s", place, state) / 86400;
     return this.figures[name]?.values[place] ?? NaN;
   }
 
-  error(name, place) {
-    return this.figures[name === "days" ? "tokens_per_s" : name]?.errors[place] ?? NaN;
-  }
-
   range(name, place, state) {
     const value = this.value(name, place, state);
-    const factor = 1 + (this.model.axis.has(name) ? 0 : this.error(name, place) || 0) / 100;
+    const factor = 1 + (this.figures[name === "days" ? "tokens_per_s" : name]?.errors[place] ?? 0) / 100;
     return [value / factor, value * factor];
   }
 
@@ -55,26 +51,20 @@ class Predictions {
     const along = model.axis.get(x);
     const columns = along ? model.columnsOf(along, state) : [];
     return this.shown(state).filter((place) => this.fits[place] !== false && isKnown(place)).map((place) => {
-      const own = along ? columns.indexOf(this.value(x, place, state)) : this.value(x, place, state);
-      const [[left, right], [low, high]] = [along ? [own, own] : this.range(x, place, state), this.range(y, place, state)];
+      const position = along ? columns.indexOf(this.value(x, place, state)) : this.value(x, place, state);
+      const [[left, right], [low, high]] = [along ? [position, position] : this.range(x, place, state), this.range(y, place, state)];
       const code = this.codes[state.colour]?.[place];
       const style = code === undefined ? { fill: model.colours.predicted, shape: "circle" } : { fill: axis.colours[code], shape: axis.shapes[code] };
-      const at = { x: own + offset(code ?? 0), y: this.value(y, place, state) };
+      const at = { x: position + offset(code ?? 0), y: this.value(y, place, state) };
       return { id: place, isPredicted: true, ...at, left, right, low, high, ...style };
     });
   }
 
-  legend(state) {
-    return this.shown(state).length ? [{ label: "predicted, not run", shape: "hollow", fill: this.model.colours.predicted }] : [];
-  }
-
   // What hollow marks are, and how many settings have none.
   note(state, marks) {
-    const hidden = this.shown(state).length - marks.length;
-    return [
-      marks.length ? "Hollow marks are predicted, not run: their lines are ± the mean error of such predictions." : "",
-      hidden ? `Not drawn: ${count(hidden, "predicted setting")} that would not fit or whose figures here are not predicted.` : "",
-    ].filter(Boolean).join(" ");
+    const all = this.shown(state).length;
+    if (!all) return "";
+    return `Hollow marks are predicted, not run: their lines are ± the mean error of such predictions. ${marks.length} of ${count(all, "predicted setting")} would fit and have both figures.`;
   }
 
   // The lines of the tooltip of a mark.
@@ -84,7 +74,7 @@ class Predictions {
     return [this.names[place], "predicted, not run", this.settings[place], ...lines, ...(outside ? [`less sure: ${outside}`] : [])].map(cut);
   }
 
-  // A sentence on the best predicted setting if it would beat the best measured one; else an empty text.
+  // A sentence on the best predicted setting if it beats the best measured one; otherwise empty.
   worthMeasuring(answer) {
     const { state, best, task, model } = answer;
     const isMemory = state.objective === "memory";

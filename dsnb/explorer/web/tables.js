@@ -39,7 +39,7 @@ class RunTable {
     const spread = (experiment) => model.candidates.get(experiment)?.spread ?? NaN;
     const headroom = (run) => 100 * model.headroom(run);
     const rounded = (value, places) => (Number.isNaN(value) ? "" : fixed(value, places).replace(/^0\.0$/, "<0.1"));
-    const own = areSettings ? [
+    const leading = areSettings ? [
       { name: "n", title: "n", value: good, text: good },
       { name: "failed", title: "not ok", isMinor: true, value: bad, text: (experiment) => bad(experiment) || "", isBad: bad },
       { name: "spread", title: "spread (%)", value: spread, text: (experiment) => rounded(spread(experiment), 1), isBad: (experiment) => model.isUnstable(experiment) },
@@ -50,7 +50,7 @@ class RunTable {
     ];
     return [
       { name: "experiment", title: areSettings ? "setting" : "experiment", isText: true, value: code, text: opener, file: name },
-      ...own,
+      ...leading,
       ...model.figures.map((figure) => {
         const value = areSettings ? (item) => model.spread(figure.name, item, this.state).median : (item) => model.values(figure.name, this.state)[item];
         const texts = { text: (item) => model.number(figure.name, value(item)), file: (item) => model.displayed(figure.name, value(item)) };
@@ -146,10 +146,10 @@ class RunTable {
 const changeParts = (model, name, { values, text, verdict, reason, note, within }) => {
   if (!text) return note;
   const good = (values[1] > values[0]) === (model.better(name) === "higher");
-  const kind = !model.better(name) || verdict !== "likely" ? "dsnb-same" : good ? "dsnb-better" : "dsnb-bad";
+  const kind = !model.better(name) || verdict !== "likely" ? "dsnb-soft" : good ? "dsnb-better" : "dsnb-bad";
   const timed = name.startsWith("tokens_per_s") || name === "step_time_s"; // the figures that the steps' spread is about
   const remarks = [note, timed && within].filter(Boolean).join("; ");
-  return [["figure", text, kind], ["verdict", reason, ""], ["remark", remarks, ""]].map(([part, words, look]) => (words ? element("span", { class: `dsnb-${part} ${look}` }, words) : ""));
+  return [[`dsnb-figure ${kind}`, text], ["dsnb-verdict", reason], ["dsnb-verdict", remarks]].map(([style, words]) => (words ? element("div", { class: style }, words) : ""));
 };
 
 // A bar from no change to a change, and a line for its interval, as ratios: half and twice are equally long. `reach` is the largest ratio.
@@ -167,25 +167,16 @@ const changeBar = ({ change, low, high }, reach) => {
 // The effect of changing one setting on these figures, what the verdicts rely on, and how many of them lack runs.
 const effectTable = (model, effects, figures, relevance) => {
   if (!effects.length) return element("p", { class: "dsnb-empty" }, "No selected experiment differs from the baseline in exactly one setting.");
-  const { limits, words } = model;
-  const all = effects.flatMap(({ changes }) => changes).filter(({ text }) => text);
-  const few = all.filter(({ verdict, counted }) => verdict === "too few runs" && counted === "run").length;
-  const repeats = `${limits.fewestRuns} of each setting are needed (dsnb sweep PARAMS --set repeats=${limits.fewestRuns} adds them). `;
-  const advice = few ? `Too few runs for ${few === all.length ? "any verdict" : `${few} of ${all.length} verdicts`}: ${repeats}` : "";
-  const notes = soft(`${advice}${fill(words.method, { relevance: percent(relevance) })}`);
+  const notes = soft(fill(model.words.method, { relevance: percent(relevance) }));
   const ends = effects.flatMap(({ changes: [{ change, low, high }] }) => [change, low, high]).map((ratio) => Math.abs(Math.log1p(ratio)));
   const reach = Math.max(0.01, ...ends.filter(Number.isFinite));
-  const rows = effects.flatMap((effect, index) => {
+  const rows = effects.map((effect) => {
     const { axis } = effect;
-    const group = model.groups[axis.group];
-    const text = `${axis.title === group ? "" : `${axis.title}: `}${axis.labels[effect.before]} → ${axis.labels[effect.after]}`;
-    const isFirst = effects[index - 1]?.axis.group !== axis.group;
-    const title = isFirst ? element("tr", { class: "dsnb-group" }, element("th", { scope: "rowgroup", colspan: figures.length + 2 }, group)) : "";
-    const failed = effect.runs.filter((run) => !model.ok[run]);
-    const statuses = [...new Set(failed.map((run) => model.statusOf(run)))].join(", ");
-    const note = failed.length ? element("span", { class: "dsnb-bad" }, ` ${failed.length} of ${effect.runs.length} ${statuses}`) : "";
+    const text = `${axis.title}: ${axis.labels[effect.before]} → ${axis.labels[effect.after]}`;
+    const bad = effect.runs.filter((run) => !model.ok[run]).length;
+    const note = bad ? element("span", { class: "dsnb-bad" }, ` ${bad} of ${effect.runs.length} not ok`) : "";
     const cells = figures.map((name, place) => changeParts(model, name, effect.changes[place]));
-    return [title, tableRow([text, note], [changeBar(effect.changes[0], reach), ...cells])];
+    return tableRow([text, note], [changeBar(effect.changes[0], reach), ...cells]);
   });
   const titles = figures.map((name) => model.named.get(name).title);
   const head = ["change", `${titles[0]}, bar and interval`, ...titles].map((title, index) => heading(title, index < 2));
@@ -194,9 +185,8 @@ const effectTable = (model, effects, figures, relevance) => {
 
 // The Pareto front as a list, numbered as its points are in the chart.
 const frontList = (model, front, state, pins) => {
-  const reason = model.figures.length ? "choose two different metrics for which higher or lower is better." : "nothing was measured.";
-  if (!front.length) return soft(`No Pareto front: ${reason}`);
-  const figure = (point, side) => model.labelled(state[side], model.number(state[side], point[side]));
+  if (!front.length) return soft("No Pareto front: choose two different metrics that were measured and for which higher or lower is better.");
+  const figure = (point, side) => `${model.named.get(state[side]).heading} ${model.number(state[side], point[side])}`;
   const items = front.map((point) => {
     const pin = pins.button(model.experiments.names[point.experiment], "Pin");
     return element("li", {}, element("strong", {}, model.short[point.experiment]), `: ${figure(point, "y")}, ${figure(point, "x")} `, pin);
@@ -204,7 +194,6 @@ const frontList = (model, front, state, pins) => {
   return element("ol", {}, ...items);
 };
 
-const PIN_COLOURS = ["#0072b2", "#d55e00"];
 // Two pinned settings or runs side by side. A pin is the name of an experiment, or the position of a run.
 class Pins {
   constructor(model, set) {
@@ -252,11 +241,11 @@ class Pins {
       ...differing.map((axis) => tableRow(axis.title, [...codes(axis).map((code) => axis.labels[code]), ""], "dsnb-differs")),
       tableRow("runs that are ok", [...runs.map((own) => `${own.filter((run) => model.ok[run]).length} of ${own.length}`), ""]),
       ...model.measured(runs.flat(), state).map(({ name }) => {
-        const found = arePairs ? compared(model, name, ...settings, state) : inWords(model, name, ofRuns(model, name, ...runs, state), state);
-        return tableRow(model.named.get(name).heading, [...found.values.map((value) => model.number(name, value)), changeParts(model, name, found)]);
+        const change = arePairs ? compared(model, name, ...settings, state) : inWords(model, name, ofRuns(model, name, ...runs, state), state);
+        return tableRow(model.named.get(name).heading, [...change.values.map((value) => model.number(name, value)), changeParts(model, name, change)]);
       }),
     ];
-    const heads = titles.map((title, side) => element("th", { scope: "col" }, mark("square", PIN_COLOURS[side]), ` ${"AB"[side]}: ${title}`));
+    const heads = titles.map((title, side) => heading(`${"AB"[side]}: ${title}`));
     return [scrollTable("A and B", [heading("figure", true), ...heads, heading("B against A")], rows, "dsnb-pins dsnb-wrapped"), soft(model.words.values)];
   }
 }

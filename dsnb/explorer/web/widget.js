@@ -29,7 +29,10 @@ const render = ({ model, el }) => {
       explorer?.destroy();
       explorer = new Explorer(root, { ...payload, state, series: { ...payload.series, ...sent } }, { changed, link: labLink(model.get("user_home")) });
     } else {
-      if (sent !== series) explorer.addSeries(sent);
+      if (sent !== series) {
+        Object.assign(explorer.model.series, sent);
+        explorer.redraw();
+      }
       explorer.set(state, false);
     }
     [shown, series] = [payload, sent];
