@@ -37,8 +37,8 @@ class Regret:
     of_three_pct: float  # the best of the first three
 
     def __str__(self) -> str:
-        row = self.task, f"{self.gpus} {self.gpu}", self.settings, f"{self.first_pct:.1f} %", f"{self.of_three_pct:.1f} %"
-        return f"| {' | '.join(map(str, row))} |"
+        lost = f"{self.first_pct:.1f} % | {self.of_three_pct:.1f} %"
+        return f"| {self.task} | {self.gpus} {self.gpu} | {self.settings} | {lost} |"
 
 
 def regrets(runs: pd.DataFrame | None = None) -> Iterator[Regret]:
