@@ -70,7 +70,7 @@ def doubt(pair: Sequence[Experiment], by_cpu: Sequence[bool], known: Ratios) -> 
 def known_for(gpu: str, link: str, calibrate: pd.DataFrame | None = None) -> Ratios:
     """Return the errors of ratios for predictions of `dsnb.predict` with these arguments."""
     if calibrate is None:
-        return DEFAULT_RATIOS if gpus.find(gpu).name in DEFAULT_COVERAGE.gpus else ELSEWHERE
+        return DEFAULT_RATIOS if gpus.find(gpu).name in DEFAULT_COVERAGE.names[calibration.GPU] else ELSEWHERE
     runs, hosts = of_hosts(calibrate, link)
     own = by_limit(runs, calibration.left_out(runs), hosts)
     on_this = {gpus.find(run.gpu_name).name for run in runs}
