@@ -23,7 +23,7 @@ from dsnb.formulas.planning import MAX_DAYS
 from dsnb.prediction import gpus
 from dsnb.prediction.calibration import recorded
 from dsnb.prediction.gpus import NODE_GPUS
-from dsnb.prediction.memory import peak_memory, room
+from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import on_gpu
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import problem
@@ -150,7 +150,7 @@ class Adviser:
         """Return the smallest power of two of GPUs on which a setting fits; 0 if none does."""
         for number in (2**power for power in range(MAX_GPUS.bit_length())):
             for one in _smallest(replace(training, gpus=number)):
-                left = room(one, self.on.gpu.memory_gib).tensors_gib
+                left = room_gib(one, self.on.gpu.memory_gib)
                 if need_gib(one) <= left and peak_memory(one, *traces([one])).peak_allocated_gib <= left:
                     return number
         return 0

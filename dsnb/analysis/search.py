@@ -16,7 +16,7 @@ from dsnb.analysis.decide import CPU, PREDICTED, Question, decide
 from dsnb.analysis.intervals import RELEVANCE
 from dsnb.errors import SettingsError
 from dsnb.formulas import memory, planning
-from dsnb.prediction.memory import peak_memory, room
+from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import On, tabulated
 from dsnb.prediction.shapes import Mode, shape
 from dsnb.prediction.step_time import setting
@@ -69,7 +69,7 @@ class Search:
         usual = planning.usual_tokens(shape(next(iter(asked.values())).model).parameters)
         self.tokens = usual if tokens is None else tokens
         self._settings = [setting(one, on.gpu, on.link) for one in self.asked.values()]
-        self.room_gib = np.array([room(one, on.gpu.memory_gib).tensors_gib for one in self.asked.values()])
+        self.room_gib = np.array([room_gib(one, on.gpu.memory_gib) for one in self.asked.values()])
         self.least_gib = np.array([need_gib(one) for one in self.asked.values()])
         """Lower bound of what each candidate needs."""
         self._likely_gib = np.array([need_gib(one, likely=True) for one in self.asked.values()])
