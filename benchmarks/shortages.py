@@ -10,9 +10,8 @@ that ended so says nothing of what its tensors need; it is not counted, unless i
 from typing import Any
 
 import dsnb
-from dsnb.prediction import gpus
+from dsnb.prediction import gpus, memory
 from dsnb.prediction.calibration import recorded
-from dsnb.prediction.memory import room
 
 CLOSE = 0.85
 HOST = "killed by the kernel"
@@ -28,7 +27,7 @@ def is_close(row: dict[str, Any]) -> bool:
 
 def room_gib(row: dict[str, Any]) -> float:
     """Return what there was for the tensors of a run."""
-    return room(recorded(row), gpus.find(row["gpu_name"]).memory_gib).tensors_gib
+    return memory.room_gib(recorded(row), gpus.find(row["gpu_name"]).memory_gib)
 
 
 def is_in_pieces(row: dict[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from dsnb.formulas.planning import MAX_DAYS
 from dsnb.prediction import gpus
 from dsnb.prediction.calibration import recorded
 from dsnb.prediction.gpus import NODE_GPUS
-from dsnb.prediction.memory import peak_memory, room
+from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import on_gpu
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import problem
@@ -40,7 +40,7 @@ USUAL_NETWORK = "ib:400"
 """Link between nodes assumed where `least_gpus` needs several."""
 MAX_GPUS = 4096
 MAX_TRIED = 20
-"""Settings kept for measuring, besides those of the table."""
+"""Settings kept for measuring, in addition to those of the table."""
 CHANGED = (
     "precision", "mixed_precision", "compile", "activation_checkpointing", "checkpoint_every", "loss", "offload",
     "optimizer", "gpus", "micro_batch_size", "grad_accum",
@@ -134,12 +134,12 @@ class Adviser:
         asked = space.space(training)
         self.predictable(asked[:1])
         search, best, question = self._search(asked, [] if self._kind == CPU else _smallest(training))
-        reached = list(self._reached(search, training))
-        reached += [f"Assumed: {'; '.join(assumed)}."] if assumed else []
         if not best.chosen and (offloaded := space.space(training, offloaded=True)):
             with_offload, best, question = self._search(offloaded)
             if best.chosen:
                 search = with_offload
+        reached = list(self._reached(search, training))
+        reached += [f"Assumed: {'; '.join(assumed)}."] if assumed else []
         if best.chosen:
             return self._answer(search, best, question, reached)
         least = search.table["peak_allocated_gib"].idxmin()
@@ -150,13 +150,13 @@ class Adviser:
         """Return the smallest power of two of GPUs on which a setting fits; 0 if none does."""
         for number in (2**power for power in range(MAX_GPUS.bit_length())):
             for one in _smallest(replace(training, gpus=number)):
-                left = room(one, self.on.gpu.memory_gib).tensors_gib
+                left = room_gib(one, self.on.gpu.memory_gib)
                 if need_gib(one) <= left and peak_memory(one, *traces([one])).peak_allocated_gib <= left:
                     return number
         return 0
 
     def with_network(self, number: int) -> None:
-        """Assume a network if so many GPUs need several nodes and no link between these is given."""
+        """Assume a network if this number of GPUs needs several nodes and no link between them is given."""
         if number > NODE_GPUS and not self.on.link.network_gb_per_s:
             network = gpus.link(USUAL_NETWORK).network_gb_per_s
             self.on = replace(self.on, link=replace(self.on.link, network_gb_per_s=network))
@@ -247,7 +247,7 @@ def _smallest(training: Training) -> list[Experiment]:
     fixed |= {"mixed_precision": "native"} if training.precision in HALF else {}
     try:
         settings = space.space(replace(training, pinned={**fixed, **training.pinned}))
-    except SettingsError:  # the global batch cannot be shared among so many
+    except SettingsError:  # the global batch cannot be shared among these GPUs
         return []
     return [one for one in settings if one.loss == "chunked"] or settings
 
@@ -322,7 +322,7 @@ def _by(worse_pct: float, question: Question) -> str:
 def _how_sure(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Question, known: Ratios) -> str:
     """Return how far the second setting is from the first, and whether the error of predictions is larger.
 
-    Of two predicted settings that is the error of predicted ratios, of one it is the error of its own figure.
+    For two predicted settings that is the error of predicted ratios, for one the error of its figure.
     """
     pair = ranked.head(2)
     second, amounts = pair.iloc[1], pair[question.column]

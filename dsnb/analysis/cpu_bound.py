@@ -1,4 +1,4 @@
-"""Which runs waited for their host, in words, and how much faster the same setting is with CUDA graphs."""
+"""Name the runs that were CPU-bound, and how much faster the same setting is with CUDA graphs."""
 
 import pandas as pd
 
@@ -7,16 +7,13 @@ from dsnb.runs.table import numbers
 from dsnb.settings.training import CUDA_GRAPHS
 
 CPU_BOUND = 0.2
-"""Share of the steps from which a run is called CPU-bound."""
+"""Idle share of the steps from which a run is called CPU-bound."""
 FASTER = 1.05
-"""Times as fast from which CUDA graphs are worth a word."""
+"""Speed-up by CUDA graphs from which the sentence names it."""
 
 
 def cpu_bound_words(runs: pd.DataFrame) -> dict[int, str]:
-    """Return by position a sentence about each run that is CPU-bound for a fifth of its steps or more.
-
-    Runs with CUDA graphs of the same setting, on GPUs of the same kind, are named if they are faster.
-    """
+    """Return a sentence for each CPU-bound run by position, with the speed of the same setting with CUDA graphs."""
     share = numbers(runs, "cpu_bound")
     if not (share >= CPU_BOUND).any():
         return {}
@@ -27,13 +24,12 @@ def cpu_bound_words(runs: pd.DataFrame) -> dict[int, str]:
     with_graphs = rate.where(compiled.isin(CUDA_GRAPHS)).groupby(groups).transform("median")
     times = with_graphs / rate.groupby([groups, compiled]).transform("median")
     strategies = runs.reindex(columns=["strategy", "zero_stage"])
-    gathers = (strategies["strategy"] == "fsdp") | (strategies["zero_stage"] == 3)  # which a graph cannot
+    no_graphs = (strategies["strategy"] == "fsdp") | (strategies["zero_stage"] == 3) | compiled.isin(CUDA_GRAPHS)
     words = {}
-    for place, (part, faster, is_out) in enumerate(
-        zip(share, times, gathers | compiled.isin(CUDA_GRAPHS), strict=True)
-    ):
+    for place, (part, faster, is_out) in enumerate(zip(share, times, no_graphs, strict=True)):
         what = f"a larger micro-batch{'' if is_out else ', or compile: reduce-overhead (CUDA graphs),'} may be faster"
         if faster >= FASTER:
             what = f"compiled with CUDA graphs, the same setting is {faster:.1f} times as fast"
-        words[place] = f"CPU-bound: {100 * part:.0f} % of the step; {what}" if part >= CPU_BOUND else ""
-    return {place: text for place, text in words.items() if text}
+        if part >= CPU_BOUND:
+            words[place] = f"CPU-bound: {100 * part:.0f} % of the step; {what}"
+    return words

@@ -20,7 +20,7 @@ from dsnb.formulas.model_shapes import facts
 from dsnb.prediction import calibration, gpus, traces
 from dsnb.prediction.calibration import ALL, MIN_CALIBRATED, of_record, recorded
 from dsnb.prediction.gpus import GpuSpec, Link
-from dsnb.prediction.memory import peak_memory, room
+from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import On, tabulated
 from dsnb.prediction.step_time import problem, setting
 from dsnb.prediction.traces import Trace, can_trace
@@ -119,7 +119,7 @@ def _rows(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if trace:
             capacity_gib = record["gpu_memory_gib"] if record["gpu_memory_gib"] > 0 else record["known_gpu"].memory_gib
             peak_gib = peak_memory(record["asked"], trace).peak_allocated_gib
-            fits = peak_gib <= room(record["asked"], capacity_gib).tensors_gib
+            fits = peak_gib <= room_gib(record["asked"], capacity_gib)
         ran = record["status"] == "ok"
         rows.append(
             {

@@ -50,10 +50,10 @@ DEFAULT_RATIOS: dict[str, RatioError] = {
 
 # The constants of H200 on published tables of other GPUs: the same command.
 ELSEWHERE: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(312, 22.1, 554.6),
-    "with one that is limited by the CPU": RatioError(40, 43.4, 120.2),
+    "that are both limited by the GPU": RatioError(665, 13.5, 554.6),
+    "with one that is limited by the CPU": RatioError(51, 41.5, 120.2),
     "that are both limited by the CPU": RatioError(53, 10.6, 68.4),
-    "of one task": RatioError(405, 22.5, 554.6),
+    "of one task": RatioError(769, 14.9, 554.6),
 }
 
 
@@ -70,7 +70,7 @@ def doubt(pair: Sequence[Experiment], by_cpu: Sequence[bool], known: Ratios) -> 
 def known_for(gpu: str, link: str, calibrate: pd.DataFrame | None = None) -> Ratios:
     """Return the errors of ratios for predictions of `dsnb.predict` with these arguments."""
     if calibrate is None:
-        return DEFAULT_RATIOS if gpus.find(gpu).name in DEFAULT_COVERAGE.gpus else ELSEWHERE
+        return DEFAULT_RATIOS if gpus.find(gpu).name in DEFAULT_COVERAGE.names[calibration.GPU] else ELSEWHERE
     runs, hosts = of_hosts(calibrate, link)
     own = by_limit(runs, calibration.left_out(runs), hosts)
     on_this = {gpus.find(run.gpu_name).name for run in runs}

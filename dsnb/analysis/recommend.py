@@ -30,7 +30,7 @@ from dsnb.settings.experiment import Experiment
 
 Objective = Literal["days", "tokens_per_s", "memory", "cost"]
 OBJECTIVES = {"days": "time", "tokens_per_s": "time", "memory": "memory", "cost": "cost"}
-"""Objectives of `recommend`, and what they are in `dsnb.analysis.decide`."""
+"""Objective of `recommend` -> objective of `dsnb.analysis.decide`."""
 LEAST = {
     "time": "Fewest days",
     "gpu_hours": "Fewest GPU-hours",

@@ -1,8 +1,8 @@
-"""The best of many candidates of one task, whose memory is predicted only where it decides.
+"""Find the best of many candidates of one task, predicting memory only where it decides.
 
-Times of a thousand settings take a fraction of a second, the trace of a model, which memory follows from, takes seconds
-for each kind of setting. So the fastest candidates that are likely to fit are traced first, and tracing ends when
-nothing that is not traced can be in the answer. What is likely follows from formulas of what blocks keep.
+Predicting the time of a thousand settings takes a fraction of a second; predicting memory needs a trace of the model,
+which takes seconds for each kind of setting. So the fastest candidates that are likely to fit, by formulas for what
+blocks keep, are traced first, and tracing ends once no untraced candidate can be in the answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from dsnb.analysis.decide import CPU, PREDICTED, Question, decide
 from dsnb.analysis.intervals import RELEVANCE
 from dsnb.errors import SettingsError
 from dsnb.formulas import memory, planning
-from dsnb.prediction.memory import peak_memory, room
+from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import On, tabulated
 from dsnb.prediction.shapes import Mode, shape
 from dsnb.prediction.step_time import setting
@@ -25,59 +25,59 @@ from dsnb.settings.experiment import Experiment
 
 ALTERNATIVES = 3
 UNSURE = 1.15
-"""How far a likely need may be above what is there before a setting counts as too large without a trace."""
+"""Likely need over available memory beyond which a setting counts as too large without a trace."""
 LOGIT_BYTES = {"off": 12.0, "default": 4.0}
-"""Likely bytes of a logit and what the loss makes of it, eager and compiled."""
+"""Likely bytes of a logit and the loss's tensors for it, eager and compiled."""
 AUTOCAST = 1.4
-"""Likely bytes of a block under autocast, which leaves the stream in fp32, over those in native half precision."""
+"""Likely bytes of a block under autocast, whose residual stream is in fp32, over those in native half precision."""
 OF_MEMORY = ("fits", "headroom_gib", "peak_allocated_gib", "peak_allocated_error_pct", "moment", "mfu")
 """Columns of `dsnb.predict` that need a trace."""
 LEAST = 0.8
-"""What blocks of any family keep at least, of what the formula for a block without dropout and with ReLU says."""
+"""Lower bound, for any family, of the formula for what a block without dropout and with ReLU keeps."""
 KINDS: tuple[tuple[str, ...], ...] = (
     ("strategy", "zero_stage", "tensor_parallel"),
     ("compile",),
     ("activation_checkpointing",),
 )
-"""In what alternatives differ from the best one: in how the work is shared, in compilation, in recomputation."""
+"""How alternatives differ from the best one: in sharing of the work, in compilation, in recomputation."""
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best candidate that fits and its alternatives, and the ones that fit in order."""
+    """The best candidate that fits and its alternatives."""
 
     table: pd.DataFrame
     """All candidates (`dsnb.analysis.decide.candidates`, `dsnb.predict`); memory only where it decides."""
     options: pd.DataFrame
-    """Those that fit, or are likely to, with what they cost, the best first."""
+    """Candidates that fit, or are likely to, with what they cost, the best first."""
     chosen: list[str]
-    """The recommended candidate, its alternatives, the nearest first; empty if none fits."""
+    """The recommended candidate, then its alternatives, the nearest first; empty if none fits."""
     tied: int = 0
-    """Candidates that are no more than `RELEVANCE` worse than the best, of which the recommended is the simplest."""
+    """Candidates within `RELEVANCE` of the best; the recommended one is the simplest of them."""
 
 
 class Search:
-    """Candidates by name, predicted on a GPU; what is traced once serves every further question about them."""
+    """Candidates by name, predicted on a GPU."""
 
     def __init__(
         self, asked: Mapping[str, Experiment], on: On, tokens: float | None, price: float | None, kind: str = ""
     ) -> None:
         self.asked = {name: one.model_copy(update={"device": "cuda"}) for name, one in asked.items()}
         self.beside: list[Experiment] = []
-        """What is traced together with the first candidates."""
+        """Settings to trace together with the first candidates."""
         self.on, self._price, self._kind = on, price, kind
         usual = planning.usual_tokens(shape(next(iter(asked.values())).model).parameters)
         self.tokens = usual if tokens is None else tokens
         self._settings = [setting(one, on.gpu, on.link) for one in self.asked.values()]
-        self.room_gib = np.array([room(one, on.gpu.memory_gib).tensors_gib for one in self.asked.values()])
+        self.room_gib = np.array([room_gib(one, on.gpu.memory_gib) for one in self.asked.values()])
         self.least_gib = np.array([need_gib(one) for one in self.asked.values()])
-        """What a candidate needs at least."""
+        """Lower bound of what each candidate needs."""
         self._likely_gib = np.array([need_gib(one, likely=True) for one in self.asked.values()])
         self._problems: dict[str, SettingsError] = {}
         self._take(attempts(list(self.asked.values()), make=False))
 
-    def _take(self, found: Sequence[Trace | SettingsError]) -> None:
-        self._traces = [one if isinstance(one, Trace) else None for one in found]
+    def _take(self, tried: Sequence[Trace | SettingsError]) -> None:
+        self._traces = [trace if isinstance(trace, Trace) else None for trace in tried]
         asked = list(self.asked.values())
         table = tabulated(asked, self._settings, self._traces, self.on, tokens=self.tokens, price=self._price)
         table = table.set_axis(list(self.asked))
@@ -90,10 +90,7 @@ class Search:
         )  # fmt: skip
 
     def trace(self, names: Sequence[str]) -> None:
-        """Trace candidates and what is like them; one that cannot be traced counts as too large.
-
-        A SettingsError says why none can be traced.
-        """
+        """Trace candidates and similar ones; one that cannot be traced counts as too large, unless none can."""
         tried = dict(zip(names, attempts([*(self.asked[name] for name in names), *self.beside]), strict=False))
         self.beside = []
         failed = {name: problem for name, problem in tried.items() if isinstance(problem, SettingsError)}
@@ -103,19 +100,17 @@ class Search:
         self._take(attempts(list(self.asked.values()), make=False))
 
     def best(self, question: Question, measured: pd.DataFrame | None = None) -> Best:
-        """Return the best candidate; figures of `measured` ones replace those that are predicted."""
+        """Return the best candidate; figures of `measured` ones replace predicted ones."""
         while True:
-            found, visited = self._choose(question, measured)
-            is_open = [name for name in dict.fromkeys(visited) if self._is_open(name, found.table)]
-            if not is_open:
-                return found
-            self.trace(is_open)
-
-    def _is_open(self, name: str, table: pd.DataFrame) -> bool:
-        return bool(pd.isna(table["fits"][name])) and name not in self._problems
+            best, visited = self._choose(question, measured)
+            unknown = best.table["fits"].isna()
+            untraced = [name for name in dict.fromkeys(visited) if unknown[name] and name not in self._problems]
+            if not untraced:
+                return best
+            self.trace(untraced)
 
     def _choose(self, question: Question, measured: pd.DataFrame | None) -> tuple[Best, list[str]]:
-        """Return what is the best by what is known and likely now, and the candidates that this rests on."""
+        """Return the best by what is known and likely so far, and the candidates that it depends on."""
         table = self.table.copy()
         if measured is not None:
             table.loc[measured.index, measured.columns] = measured
@@ -124,20 +119,20 @@ class Search:
         can_fit = (self.least_gib <= self.room_gib) & ~problems
         fits = np.where(is_known, table["fits"].eq(True), can_fit & (self._likely_gib <= self.room_gib))
         unsure = ~is_known & can_fit & (self._likely_gib <= UNSURE * self.room_gib)
-        if question.objective == "memory":  # unknown ones are ranked by what they need at least
+        if question.objective == "memory":  # untraced ones are ranked by their lower bound
             table["memory_gib"] = table["memory_gib"].where(is_known, self.least_gib)
             unsure = ~is_known & can_fit
         options = decide(table.assign(fits=fits), question).options
         everything = decide(table.assign(fits=fits | unsure), question).options
-        if options.empty:  # what is likely to need least is looked at in any case
+        if options.empty:  # trace the candidate that is likely to need least in any case
             open_ = pd.Series(self._likely_gib, table.index)[~is_known & (can_fit | (not is_known.any() and ~problems))]
             return Best(table, options, []), [*map(str, everything.index), *map(str, open_.nsmallest(1).index)]
         best = options.index[0]
         visited = [str(name) for name in everything.index[: everything.index.get_loc(best) + 1]]
-        most = (1 + RELEVANCE) * options[question.column].iloc[0]
-        tied = options.index[options[question.column] <= most]
+        limit = (1 + RELEVANCE) * options[question.column].iloc[0]
+        tied = options.index[options[question.column] <= limit]
         chosen = [min(map(str, tied), key=self._simplicity)]
-        maybe_tied = map(str, everything.index[everything[question.column] <= most])
+        maybe_tied = map(str, everything.index[everything[question.column] <= limit])
         visited += [name for name in maybe_tied if self._simplicity(name) < self._simplicity(chosen[0])]
         chosen += self._alternatives(chosen[0], [str(name) for name in options.index])
         return Best(table, options, chosen, len(tied)), [*visited, *chosen]
@@ -146,7 +141,7 @@ class Search:
         return space.simplicity(self.asked[name])
 
     def _alternatives(self, best: str, options: Sequence[str]) -> list[str]:
-        """Return the best candidate that differs in each of `KINDS`, and then others, as they are ranked."""
+        """Return the best candidate that differs in each of `KINDS`, then others, in the order of the options."""
         others = [name for name in options if name != best]
 
         def differs(name: str, kind: Sequence[str]) -> bool:
@@ -158,25 +153,21 @@ class Search:
         return sorted(chosen, key=options.index)
 
     def out_of_reach(self) -> list[tuple[str, float, float]]:
-        """Return the ways of sharing of which no candidate can fit: one, its least need, and the room, in GiB."""
-        known = self.table["peak_allocated_gib"].fillna(pd.Series(self.least_gib, self.table.index))
-        rows = pd.DataFrame({"need": known, "room": self.room_gib, "name": list(self.asked)}, self.table.index)
+        """Return the smallest candidate of each way of sharing that cannot fit, its need, and the room, in GiB."""
+        need = self.table["peak_allocated_gib"].fillna(pd.Series(self.least_gib, self.table.index))
+        room_of = dict(zip(self.asked, self.room_gib, strict=True))
         sharing = [str([getattr(one, field) for field in KINDS[0]]) for one in self.asked.values()]
-        least = rows.loc[rows.groupby(sharing, sort=False)["need"].idxmin()]
-        return [
-            (str(row["name"]), float(row["need"]), float(row["room"]))
-            for row in least.to_dict("records")
-            if row["need"] > row["room"]
-        ]
+        smallest = map(str, need.groupby(sharing, sort=False).idxmin())
+        return [(name, float(need[name]), float(room_of[name])) for name in smallest if need[name] > room_of[name]]
 
 
 def need_gib(one: Experiment, likely: bool = False) -> float:
-    """Return what a setting needs at least, or is likely to need."""
+    """Return the memory that a setting needs at least, or is likely to need."""
     return peak_memory(one, formula(one, likely)).peak_allocated_gib
 
 
 def formula(one: Experiment, likely: bool) -> Trace:
-    """Return the trace that formulas say of a setting: what it keeps at least, or is likely to keep."""
+    """Return a trace of a setting from formulas, for the least or the likely bytes that it keeps."""
     model, tokens = shape(one.model), int(one.micro_batch_size) * one.seq_len
     width, is_relu = (2 if one.precision in memory.HALF else 4), not likely or model.family == "opt"
     block = memory.block_activations(

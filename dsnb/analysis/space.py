@@ -1,8 +1,8 @@
-"""The built-in settings to choose from for a model: ways to run one training, none of which changes what is trained.
+"""The built-in settings to choose from for a model: ways to run one training without changing its result.
 
-The global batch, the optimizer, what is trained, dropout and exact communication stay as they are asked for. Varied are
-how GPUs share the work, micro-batch and accumulation, recomputation, number formats, compilation, the loss in chunks,
-and, only where nothing else fits, offload.
+The global batch, the optimizer, LoRA, dropout and exact communication stay as asked for. What varies is how GPUs share
+the work, micro-batch and accumulation, recomputation, number formats, compilation, the loss in chunks, and, only where
+nothing else fits, offload.
 """
 
 import itertools
@@ -23,11 +23,11 @@ TOKENS_A_STEP = ((1e9, 2**19), (5e9, 2**20), (5e10, 2**21), (math.inf, 2**22))
 table 2.1: 0.5 million tokens for 125M to 760M parameters, 1 million for 1.3B and 2.7B, 2 million for 6.7B and 13B, 3.2
 million for 175B) as powers of two."""
 USUAL_LENGTH = 4096
-"""Longest sequence that is assumed if none is asked for (Llama 2's); the model's own if that is shorter."""
+"""Longest sequence length assumed by default (Llama 2's)."""
 MICRO_BATCH_TOKENS = (1024, 2**16)
-"""Fewest and most tokens of a micro-batch, where a sequence and the global batch allow it."""
+"""Range of the tokens in a micro-batch, where a sequence and the global batch allow it."""
 BUCKET = 100_000_000
-"""Gradients in a message of compiled DDP: a compiled model is split at each bucket (docs/how-to/fast.md)."""
+"""Gradients per message of compiled DDP: a compiled model is split at each bucket (docs/how-to/fast.md)."""
 SHARING: list[dict[str, Any]] = [
     {"strategy": "plain"},
     {"strategy": "ddp"},
@@ -48,7 +48,7 @@ OFFLOADED: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Training:
-    """What is to be trained and on how many GPUs: all that settings to choose from have in common."""
+    """What to train and on how many GPUs: everything that the settings to choose from share."""
 
     model: str
     gpus: int
@@ -61,40 +61,20 @@ class Training:
     """Settings with fixed values; a list is what may be chosen from."""
 
 
-KEPT = (
-    "weights", "optimizer", "learning_rate", "gradient_clipping", "lora_rank", "dropout", "attention", "data",
-    "tokenizer", "seed", "allocator", "memory_limit_gib",
-)  # fmt: skip
-"""Settings of an experiment that other settings for the same training share, beside those of `Training`."""
-
-
-def training_of(one: Experiment) -> Training:
-    """Return what an experiment trains."""
-    pinned = {name: getattr(one, name) for name in KEPT if getattr(one, name) != DEFAULTS[name]}
-    known = {name: getattr(one, name) for name in ("model", "gpus", "seq_len", "precision")}
-    return Training(**known, global_batch=one.global_batch_size, pinned=pinned)
-
-
 def usual_length(model: str) -> int:
-    """Return the sequence length that is assumed if none is asked for."""
+    """Return the default sequence length of a model."""
     return min(facts(model).get("positions") or USUAL_LENGTH, USUAL_LENGTH)
 
 
 def usual_batch(parameters: float, seq_len: int, gpus: int) -> int:
-    """Return the sequences of an optimizer step that are assumed if none are asked for: a multiple of the GPUs."""
+    """Return the default number of sequences per optimizer step, a multiple of the GPUs."""
     tokens = next(tokens for below, tokens in TOKENS_A_STEP if parameters < below)
     return gpus * max(1, round(tokens / seq_len / gpus))
 
 
 def space(training: Training, offloaded: bool = False) -> list[Experiment]:
-    """Return the settings that the rules allow, each once; `offloaded` ones are apart.
-
-    Raises
-    ------
-    SettingsError
-        If none is allowed: why.
-    """
-    found: dict[str, Experiment] = {}
+    """Return the distinct settings that the rules allow, with or without offload; raise SettingsError if none is."""
+    allowed: dict[str, Experiment] = {}
     refused: list[list[str]] = []
     for chosen in _combinations(training, offloaded):
         try:
@@ -102,11 +82,17 @@ def space(training: Training, offloaded: bool = False) -> list[Experiment]:
         except SettingsError as error:
             refused.append(error.problems)
         else:
-            found.setdefault(one.name, one)
-    if not found and not offloaded:
-        of_all = [problem for problem in refused[0] if all(problem in own for own in refused)] if refused else []
-        raise SettingsError(of_all or refused[0] if refused else _indivisible(training))
-    return list(found.values())
+            allowed.setdefault(one.name, one)
+    if refused and not allowed and not offloaded:
+        of_all = [problem for problem in refused[0] if all(problem in problems for problems in refused)]
+        raise SettingsError(of_all or refused[0])
+    if not allowed and not offloaded:
+        batch, gpus = training.global_batch, training.gpus
+        raise SettingsError(
+            f"global_batch is {batch}: it cannot be shared equally among {gpus} GPUs; give a multiple of {gpus}, such "
+            f"as {gpus * max(1, round(batch / gpus))}"
+        )
+    return list(allowed.values())
 
 
 def _combinations(training: Training, offloaded: bool) -> Iterator[dict[str, Any]]:
@@ -129,16 +115,16 @@ def _combinations(training: Training, offloaded: bool) -> Iterator[dict[str, Any
             continue
         if one.get("strategy") == "ddp" and one["compile"] != "off":
             one = {"bucket_elements": BUCKET, **one}
-        own, rest = divmod(training.global_batch * one.get("tensor_parallel", 1), training.gpus)
-        for size in [] if rest else sizes or micro_batches(own, training.seq_len):
-            if own % size == 0 and own // size in (counts or [own // size]):
-                yield {**one, "micro_batch_size": size, "grad_accum": own // size}
+        sequences, rest = divmod(training.global_batch * one.get("tensor_parallel", 1), training.gpus)  # of a rank
+        for size in [] if rest else sizes or micro_batches(sequences, training.seq_len):
+            if sequences % size == 0 and sequences // size in (counts or [sequences // size]):
+                yield {**one, "micro_batch_size": size, "grad_accum": sequences // size}
 
 
 def _shared(training: Training) -> Iterator[dict[str, Any]]:
-    """Yield the ways to share the work among so many GPUs; tensor parallelism is that of ZeRO 1, inside a node."""
-    alone = training.gpus == 1
-    yield from (one for one in SHARING if one.get("strategy") not in ({"ddp", "fsdp"} if alone else {"plain"}))
+    """Yield the ways to share the work among the GPUs; tensor parallelism is with ZeRO 1 and inside a node."""
+    unsuited = {"ddp", "fsdp"} if training.gpus == 1 else {"plain"}
+    yield from (sharing for sharing in SHARING if sharing.get("strategy") not in unsuited)
     heads = facts(training.model).get("heads") or 1
     for ranks in (2, 4, 8):
         if ranks <= min(training.gpus, NODE_GPUS) and training.gpus % ranks == 0 and heads % ranks == 0:
@@ -146,37 +132,28 @@ def _shared(training: Training) -> Iterator[dict[str, Any]]:
 
 
 def micro_batches(sequences: int, seq_len: int) -> list[int]:
-    """Return sizes of micro-batches that divide a rank's sequences of a step, each at least 1.5 times the last one."""
-    fewest, most = MICRO_BATCH_TOKENS
+    """Return micro-batch sizes that divide a rank's sequences per step, each at least 1.5 times the one before."""
+    lowest, highest = MICRO_BATCH_TOKENS
     sizes: list[int] = []
     for size in range(1, sequences + 1):
-        if size > 1 and size * seq_len > most:
+        if size > 1 and size * seq_len > highest:
             break
         if sequences % size == 0 and (not sizes or size >= 1.5 * sizes[-1]):
-            sizes = [one for one in sizes if one * seq_len >= fewest] + [size]
+            sizes = [smaller for smaller in sizes if smaller * seq_len >= lowest] + [size]
     return sizes
-
-
-def _indivisible(training: Training) -> str:
-    batch, gpus = training.global_batch, training.gpus
-    return (
-        f"global_batch is {batch}: it cannot be shared equally among {gpus} GPUs; give a multiple of {gpus}, such as "
-        f"{gpus * max(1, round(batch / gpus))}"
-    )
 
 
 COUNTED = {
     "strategy", "zero_stage", "offload", "activation_checkpointing", "compile", "micro_batch_size", "grad_accum",
 }  # fmt: skip
-"""Settings that have their own place in the order of simplicity."""
+"""Settings that the order of simplicity ranks separately."""
 
 
 def simplicity(one: Experiment) -> tuple[int, ...]:
-    """Return a key that sorts settings by what they ask of their user, the simplest first.
+    """Return a sort key that puts the simplest settings first.
 
-    First comes what brings most complication: offload, then splitting of layers, the strategy (plain loop, DDP, ZeRO 0
-    to 3, FSDP), recomputation, CUDA graphs, compilation, the number of other settings that are not the default, and
-    accumulation.
+    In order of importance: offload, splitting of layers, the strategy (plain loop, DDP, ZeRO 0 to 3, FSDP),
+    recomputation, CUDA graphs, compilation, the number of other settings that differ from the default, accumulation.
     """
     sharing = {"strategy": one.strategy} if one.strategy != "deepspeed" else {"zero_stage": one.zero_stage}
     differing = sum(getattr(one, name) != usual for name, usual in DEFAULTS.items() if name not in COUNTED)

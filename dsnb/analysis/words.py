@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb.analysis import comparisons
+from dsnb.analysis.choices import varying, with_choices
 from dsnb.analysis.decide import ASSUMED_PRICE, CPU, PUBLISHED, Decision, Question, basis, memory_figure, worsening
 from dsnb.analysis.evidence import CHANGE, CHANGES, TRAINING, changes, evidence, training_changes
 from dsnb.analysis.intervals import CLEAR, CONFIDENCE, MIN_RUNS, Verdict
@@ -39,7 +40,7 @@ EQUAL_PCT = 0.005
 NO_RUNS = "There are no runs here yet: start the sweep first."
 ASSUMED = "an assumed"
 NO_ANSWER = "No setting can be recommended: "
-NOT_RANKED = "{unstable} {unstable:setting is|settings are} not ranked: repeats differ over {unstable_times} times."
+NOT_RANKED = "{unstable} {unstable:setting is|settings are} not ranked (repeats differ over {unstable_times}-fold)."
 NEEDED = (
     "{goal_days} days would need {needed} {unit}s if each sustained {rate_per_gpu} tokens/s[ with {by}], an "
     "extrapolation beyond what was {basis}. At that rate, the training takes {hours} {unit}-hours[, {cost}]."
@@ -315,13 +316,14 @@ def _following(decision: Decision, unit: str) -> str:
 
 def _changes(decision: Decision) -> str:
     """Return how the second option's settings differ from the first's, in words."""
-    run = decision.settings.iloc[1].to_dict()
+    both, run = with_choices(decision.settings.head(2)), decision.settings.iloc[1].to_dict()
+    differing = varying(both)
     changed = [
-        labels.axis(name).describe(other)
-        for name, (_, other) in decision.differing.items()
+        labels.axis(name).describe(both[name].astype(object).iloc[1])
+        for name in differing
         if name not in PLACE and labels.has_effect(run, name)
     ]
-    place = labels.place(run) if {*PLACE} & set(decision.differing) else ""
+    place = labels.place(run) if {*PLACE} & {*differing} else ""
     if changed:
         return ", ".join([*changed, *([f"on {place}"] if place else [])])
     return say("changes.place", {"place": place}) or say("changes.same", {"experiment": decision.options.index[1]})
@@ -335,7 +337,8 @@ def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> str:
     by = "no" if abs(worse) < EQUAL_PCT else f"{significant(abs(worse), 2)} %"
     size = {"by": by, "worse": WORSE[question.objective][is_better].replace("{unit}", unit)}
     facts = {"size": say("size", {**size, "mean": "" if is_few else BY_MEAN[is_better]}), "needed": MIN_RUNS}
-    if is_few and decision.is_clear:
+    ratio = 1 + row["change_pct"] / 100
+    if is_few and max(ratio, 1 / ratio) >= CLEAR:
         return str(facts["size"])
     if is_few:
         base_n, n = (int(number) for number in decision.options["n"].iloc[:2])

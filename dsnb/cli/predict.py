@@ -96,7 +96,9 @@ def recommend(
     write: Annotated[
         Path | None, option("FOLDER", "Write DeepSpeed's configuration and a params file of the settings there.")
     ] = None,
-    measure: Annotated[int, option("NUMBER", "Run so many of the best settings here until it is decided.")] = 0,
+    measure: Annotated[
+        int, option("NUMBER", "Run this number of the best settings here until the best is decided.")
+    ] = 0,
     minutes: Annotated[float | None, option("NUMBER", "Most minutes of these runs.", default="no limit")] = None,
     output: Annotated[
         Path | None, option("FOLDER", "Folder of these runs.", default="outputs/recommend_MODEL_...")

@@ -1,7 +1,7 @@
-"""Short runs of the settings that are predicted to be best, until it is decided which one is.
+"""Short runs of the settings predicted to be best, until the best is decided.
 
-The runs are an ordinary sweep, one repeat after the other. A setting that fails, or does not fit, makes room for the
-next one. What was measured is kept: the same call goes on where it was stopped.
+The runs are an ordinary sweep, one repeat after the other. A setting that fails, or does not fit, is replaced by the
+next one. The same call resumes an interrupted measurement.
 """
 
 import math
@@ -28,26 +28,26 @@ from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import run_sweep
 
 STEP_S, TIMED_S = 5.0, 10.0
-"""Usual lengths of a step and of all timed steps of a run: less is accumulated, and fewer steps are timed, for more."""
-FEWEST_STEPS, WARMUP_STEPS = 5, 3
+"""Lengths of a step and of a run's timed steps; longer ones get less accumulation and fewer steps."""
+MIN_STEPS, WARMUP_STEPS = 5, 3
 CPU_FLOPS = 5e10
-"""Operations per second that a CPU is taken to do, to choose the number of steps."""
+"""Operations per second assumed of a CPU, to choose the number of steps."""
 MAX_REPEATS = 6
-"""Repeats after which settings that are not decided count as equal."""
+"""Repeats after which undecided settings count as equal."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting, and the shorter one that is run in its place."""
+    """A setting, and the shorter one that is run instead."""
 
     whole: Experiment
     run: Experiment
     factor: float
-    """Predicted tokens/s of the whole setting over those of the shorter one."""
+    """Predicted tokens/s of the whole setting, divided by those of the shorter one."""
 
 
 def candidate(one: Experiment, on: On, fixed: Mapping[str, Any]) -> Candidate:
-    """Return how a setting is measured: with less accumulation if its steps take long; `fixed` settings stay."""
+    """Shorten a setting for measuring: less accumulation and fewer steps if it is slow; `fixed` settings stay."""
 
     def seconds(experiment: Experiment) -> float:
         if one.device == "cpu":
@@ -57,7 +57,7 @@ def candidate(one: Experiment, on: On, fixed: Mapping[str, Any]) -> Candidate:
     whole_s = seconds(one)
     count = min(one.grad_accum, max(2, math.ceil(one.grad_accum * STEP_S / whole_s)))
     short = one.model_copy(update={"grad_accum": count})
-    steps = min(DEFAULTS["steps"], max(FEWEST_STEPS, math.ceil(TIMED_S / seconds(short))))
+    steps = min(DEFAULTS["steps"], max(MIN_STEPS, math.ceil(TIMED_S / seconds(short))))
     lengths = {"steps": steps, "warmup_steps": WARMUP_STEPS}
     short = short.model_copy(update={name: value for name, value in lengths.items() if name not in fixed})
     factor = 1.0 if one.device == "cpu" else one.tokens_per_step / whole_s * seconds(short) / short.tokens_per_step
@@ -71,9 +71,9 @@ def params_of(name: str, question: str, experiments: Sequence[Experiment], **mor
         for one in experiments
     ]
     common = {key: value for key, value in rows[0].items() if all(row.get(key) == value for row in rows)}
-    own = [{key: value for key, value in row.items() if key not in common} for row in rows]
+    differing = [{key: value for key, value in row.items() if key not in common} for row in rows]
     content = {"name": name, "question": question, "defaults": common, **more}
-    return validated(content | ({"include": own} if len(rows) > 1 else {}), name)
+    return validated(content | ({"include": differing} if len(rows) > 1 else {}), name)
 
 
 class Measuring:
@@ -87,39 +87,35 @@ class Measuring:
         self._longest_s = 0.0
 
     def resume(self, experiments: Sequence[Experiment]) -> None:
-        """Take up what was started in the folder before, of the settings that are still asked for."""
+        """Resume the runs in the folder of settings that are still asked for."""
         if not self.paths.params.exists():
             return
-        known = {_key(one): one for one in experiments}
+        whole_of = {_key(one): one for one in experiments}
         for settings in combinations(read_params(self.paths.params)):
             before = Experiment(**settings)
-            if (whole := known.get(_key(before))) and before.device == whole.device:
+            if (whole := whole_of.get(_key(before))) and before.device == whole.device:
                 fresh = candidate(whole, self._on, self._fixed)
-                self._add(replace(fresh, run=before, factor=fresh.factor if before == fresh.run else 1.0))
+                factor = fresh.factor if before == fresh.run else 1.0
+                self.started[before.name] = Candidate(whole, before, factor)
                 ended = (self.paths.dir / before.name).glob("run*/result.json")
                 self.repeats[before.name] = max(1, len(list(ended)))
 
     def start(self, one: Experiment) -> None:
-        """Let a setting be the next to be measured."""
-        self._add(candidate(one, self._on, self._fixed))
-
-    def _add(self, new: Candidate) -> None:
+        """Add a setting to measure next."""
+        new = candidate(one, self._on, self._fixed)
         self.started[new.run.name] = new
         self.repeats.setdefault(new.run.name, 1)
 
     def has_time(self, runs: int) -> bool:
-        """Return whether so many runs, each as long as the longest one before, end in time."""
+        """Return whether this number of runs, each as long as the longest so far, ends in time."""
         return time.monotonic() + runs * self._longest_s < self._until
 
     def execute(self) -> pd.DataFrame:
-        """Make the runs that are missing, and return all runs of what was started, their speeds as for whole settings.
-
-        `experiment` names the setting that is run.
-        """
+        """Execute the missing runs, and return all runs, with `experiment` as run and the speed of whole settings."""
         runs = [one.run for one in self.started.values()]
-        question = f"Which of the settings for {runs[0].model} that are predicted to be the best is it?"
-        most = max(self.repeats.values())
-        sweep = load_sweep(params_of(self.paths.dir.name, question, runs, repeats=most), output=self.paths.dir)
+        question = f"Which of the settings predicted to be best for {runs[0].model} is the best?"
+        repeats = max(self.repeats.values())
+        sweep = load_sweep(params_of(self.paths.dir.name, question, runs, repeats=repeats), output=self.paths.dir)
         chosen = tuple(run for run in sweep.runs if run.repeat <= self.repeats[run.experiment.name])
         for result in run_sweep(replace(sweep, runs=chosen)):
             self._longest_s = max(self._longest_s, result.phases_s.get("wall", 0.0))
@@ -129,23 +125,23 @@ class Measuring:
         return table.assign(tokens_per_s=table["tokens_per_s"] * factors)
 
     def failed(self, runs: pd.DataFrame) -> dict[str, str]:
-        """Return the started settings of which a run failed, and why in words."""
+        """Return the settings with a failed run, and the cause."""
         bad = runs[runs["status"] != "ok"].drop_duplicates("experiment")
         causes = zip(bad["experiment"], bad["status"], bad["cause"], strict=True)
         return {str(name): str(cause or status) for name, status, cause in causes}
 
 
 def _key(one: Experiment) -> str:
-    """Return what tells candidates apart: all settings but the number of micro-batches, which runs may shorten."""
+    """Return a candidate's name without accumulation, which its runs may shorten."""
     return one.model_copy(update={"grad_accum": 1}).name_with_model
 
 
 def decide_by_runs(
     measuring: Measuring, count: int, following: Callable[[pd.DataFrame | None], Sequence[Experiment]]
 ) -> tuple[pd.DataFrame, str]:
-    """Measure until the best of `count` settings is decided or the time is over: all runs, and how it ended.
+    """Measure until the best of `count` settings is decided or the time is over; return all runs and how it ended.
 
-    `following` returns the settings in the order in which to try them, after what was measured.
+    `following` takes the runs so far and returns the settings in the order in which to try them.
     """
     measuring.resume(following(None))
     runs: pd.DataFrame | None = None
@@ -156,8 +152,8 @@ def decide_by_runs(
                 runs = measuring.execute()
                 continue
             if len(alive) < count:
-                known = {_key(one.whole) for one in measuring.started.values()}
-                new = next((one for one in following(runs) if _key(one) not in known), None)
+                started = {_key(one.whole) for one in measuring.started.values()}
+                new = next((one for one in following(runs) if _key(one) not in started), None)
                 if new and not measuring.has_time(1):
                     return _checked(runs, measuring), "the time was over"
                 if new:
@@ -187,7 +183,7 @@ def _checked(runs: pd.DataFrame | None, measuring: Measuring) -> pd.DataFrame:
 
 
 def undecided(runs: pd.DataFrame) -> list[str]:
-    """Return the settings that may be the best by their runs, the best so far included; none if it is decided."""
+    """Return the settings that may still be the best, the best so far included; none if the best is decided."""
     if runs["experiment"].nunique() < 2:
         return []
     table = differences(runs, figure="tokens_per_s")

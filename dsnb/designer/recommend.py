@@ -92,7 +92,7 @@ def recommend(
     SettingsError
         If no setting of any task is predicted to fit, a name is unknown, the global batch cannot be shared equally
         among the GPUs, the objective is unknown, `cost` is asked for without a price, an argument does not apply to
-        the target, or settings of several tasks are to be measured.
+        the target, or `measure` is given for several tasks.
     """
     options: dict[str, Any] = {"link": link, "tokens": tokens, "price": price, "calibrate": calibrate}
     options |= {"objective": objective, "currency": currency}
@@ -148,7 +148,7 @@ def settings_of_file(
     params: str | Path, overrides: Mapping[str, Any], gpus: int | None = None
 ) -> tuple[dict[str, Experiment], Sequence[tuple[str, str]]]:
     """Return the settings of a params file by name, on GPUs even if this machine has none, and the refused ones."""
-    overrides = {**overrides, "device": "cuda", **({} if gpus is None else {"gpus": gpus})}
+    overrides = {"order": "listed", **overrides, "device": "cuda", **({} if gpus is None else {"gpus": gpus})}
     sweep = load_sweep(params, overrides, auto_gpus=gpus or 1, leave_out_refused=True)
     return {run.name: run.experiment for run in sweep.runs}, sweep.refused
 
@@ -159,7 +159,7 @@ def _refuse_unused(target: str | Path | Sequence[Experiment], **arguments: Any) 
     for name, value in arguments.items():
         if value and not (is_file and name in {"gpus", "settings"}):
             what = "a params file has its own settings" if is_file else "change the experiments of the list"
-            raise SettingsError(f"{name} is {value!r}, but that is for models{'' if is_file else ' and files'}: {what}")
+            raise SettingsError(f"{name} is {value!r}: it applies to models{'' if is_file else ' and files'}; {what}")
 
 
 def only_task(answers: Sequence[Recommendation], option: str) -> Recommendation:

@@ -1,6 +1,6 @@
-"""Models of fake tensors, which have shapes but no memory, computed as a GPU would, and the bytes of their tensors.
+"""Models of fake tensors (shapes without memory) that compute as on a GPU, and the bytes of their live tensors.
 
-Only the processes that trace a model import this module: the rest of `dsnb.prediction` needs no torch.
+Only the processes that trace models import this module; the rest of `dsnb.prediction` needs no torch.
 """
 
 import importlib
@@ -25,18 +25,18 @@ from dsnb.train.causal_loss import CausalLoss
 FULL_PRECISION = {torch.pow, torch.Tensor.pow, F.layer_norm, F.softmax, torch.softmax, torch.Tensor.softmax}
 """Functions that CUDA's autocast computes in fp32 and a CPU's does not (PyTorch, "Autocast Op Reference")."""
 BLOCK_BYTES = 512
-"""torch's caching allocator rounds every allocation up to a multiple of this."""
+"""torch's caching allocator rounds each allocation up to a multiple of this."""
 MANY = 1_000_003
-"""A micro-batch that is a prime: a tensor whose bytes it divides has one part for each sequence, any other has none."""
+"""A prime micro-batch: only tensors whose bytes it divides grow with the micro-batch."""
 
 
 class CudaOperators(TorchFunctionMode):
-    """Makes a CPU compute as CUDA does: autocast in fp32 what CUDA's does, and dropout with a mask of bytes or none."""
+    """Make a CPU compute as CUDA does: which functions autocast runs in fp32, and the mask that dropout keeps."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.dropout:
             return _fused_dropout(*args, **(kwargs or {}))
-        if func is F.scaled_dot_product_attention:  # fused, it draws its mask again in the backward pass
+        if func is F.scaled_dot_product_attention:  # the fused kernel draws its mask again in the backward pass
             kwargs = {**(kwargs or {}), "dropout_p": 0.0}
         if func in FULL_PRECISION and torch.is_autocast_enabled("cpu"):
             args = [one.float() if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in args]
@@ -44,17 +44,17 @@ class CudaOperators(TorchFunctionMode):
 
 
 def _fused_dropout(values: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """Drop values as CUDA's kernel does, which keeps a byte of each; a CPU's keeps the factors, as wide as the values.
+    """Apply dropout as CUDA's kernel does, which saves a byte for each value; a CPU saves factors of the values' width.
 
-    GPT-1.3B, eager attention, 1 x 2048, dropout of 0.1: 27.4 GiB on H200, 29.1 with the factors of a CPU.
+    GPT-1.3B, eager attention, 1 x 2048, dropout of 0.1: 27.4 GiB on H200, 29.1 with a CPU's factors.
     """
     return torch.native_dropout(values, p, training)[0] if training and p else values
 
 
 def compute_recomputed_as_cuda(block: Any, offloaded: bool) -> None:
-    """Let a checkpointed block compute as on a GPU in the backward pass too, where modes of the caller are not active.
+    """Make a checkpointed block recompute as on a GPU: the caller's modes are not active in the backward pass.
 
-    What goes to host memory keeps its shape alone and comes back as new tensors: fake ones have one device.
+    Offloaded tensors keep only their shape and return as new tensors, because fake tensors have one device.
     """
     recompute = block._gradient_checkpointing_func
 
@@ -72,13 +72,10 @@ def compute_recomputed_as_cuda(block: Any, offloaded: bool) -> None:
 
 
 def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTensorMode]:
-    """Build the model with its loss as it is trained, of fake tensors, which have no memory, and return their mode too.
-
-    `layers` replaces its number of blocks.
-    """
+    """Build the model and its loss from fake tensors, with `layers` blocks (0: all); return their mode too."""
     dtype = model_builder.weights_dtype(experiment)
     if experiment.strategy == "fsdp" and experiment.mixed_precision == "native":
-        dtype = model_builder.DTYPES[experiment.precision]  # what is gathered
+        dtype = model_builder.DTYPES[experiment.precision]  # of gathered weights
     model = model_builder.build_on_meta(experiment, layers, dtype)
     if experiment.lora_rank:
         model.to(dtype)  # peft makes adapters in fp32 on the meta device
@@ -90,7 +87,7 @@ def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTens
 
 @contextmanager
 def patched(module: Any, **substitutes: Any) -> Iterator[None]:
-    """Replace functions of a module or package for a while; what is no function is returned by one."""
+    """Replace functions of a module temporarily; a substitute that is not callable is the value to return."""
     owner: Any = importlib.import_module(module) if isinstance(module, str) else module
     usual = {name: getattr(owner, name) for name in substitutes}
     try:
@@ -103,20 +100,20 @@ def patched(module: Any, **substitutes: Any) -> Iterator[None]:
 
 
 def grouped_products() -> AbstractContextManager[None]:
-    """Let experts be computed in any precision: a GPU's grouped product takes fp32, that of fake tensors bf16 alone."""
+    """Compute experts in any precision: grouped products take fp32 on a GPU, but only bf16 with fake tensors."""
     return patched(
         "transformers.integrations.moe", _can_use_grouped_mm=lambda _, weight, __: weight.dtype is torch.bfloat16
     )
 
 
 def masks_of(compiled: bool) -> AbstractContextManager[None]:
-    """Let transformers make the masks that it makes on a GPU: all where a compiler traces, else what windows need."""
+    """Make transformers create the masks it creates on a GPU: all if a compiler traces, else only those of windows."""
     substitute: dict[str, Any] = {"is_tracing": True} if compiled else {"find_packed_sequence_indices": None}
     return patched("transformers.masking_utils", **substitute)
 
 
 def autocast(experiment: Experiment) -> AbstractContextManager[Any]:
-    """Return the context of the forward pass: autocast, if the settings ask for it."""
+    """Return the context of the forward pass: autocast if the settings use it."""
     half = model_builder.DTYPES[experiment.precision]
     native = experiment.mixed_precision == "native" and experiment.strategy in {"deepspeed", "fsdp"}
     on = half is not torch.float32 and not native
@@ -124,7 +121,7 @@ def autocast(experiment: Experiment) -> AbstractContextManager[Any]:
 
 
 def period(config: Any) -> int:
-    """Return after how many blocks the kinds of blocks repeat, by the lists that a configuration has of them."""
+    """Return the period with which kinds of blocks repeat, from the per-block lists of a configuration."""
     layers = config.num_hidden_layers
     lists = [one for one in vars(config).values() if isinstance(one, list | tuple) and len(one) == layers]
     repeats = (
@@ -136,32 +133,32 @@ def period(config: Any) -> int:
 
 
 def as_autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Return what attention computes with: in half precision under autocast."""
+    """Cast the inputs of attention as autocast does, if it is on."""
     if not torch.is_autocast_enabled("cpu"):
         return list(tensors)
     return [one.to(torch.get_autocast_dtype("cpu")) for one in tensors]
 
 
 class Size(NamedTuple):
-    """Bytes as a function of the micro-batch: those that are always there, and those of each sequence."""
+    """Bytes as a linear function of the micro-batch."""
 
     constant: float = 0
     per_sequence: float = 0
 
     def plus(self, other: "Size", times: float = 1) -> "Size":
-        """Return the sum of this size and another one, taken several times."""
+        """Return this size plus `times` another one."""
         return Size(self.constant + times * other.constant, self.per_sequence + times * other.per_sequence)
 
 
 def size(number_of_bytes: int, micro_batch: int) -> Size:
-    """Return the size of an allocation in a pass of `micro_batch` sequences; without `MANY` all of it is constant."""
+    """Return the size of an allocation; it is constant unless `micro_batch` is `MANY`."""
     if micro_batch == MANY and number_of_bytes % MANY == 0:
         return Size(0, number_of_bytes // MANY)
     return Size(-(-number_of_bytes // BLOCK_BYTES) * BLOCK_BYTES, 0)
 
 
 def largest(sizes: Iterable[Size]) -> list[Size]:
-    """Return the sizes that can be the largest one for some micro-batch."""
+    """Return the sizes that can be the largest for some micro-batch."""
     kept: list[Size] = []
     for one in sorted(set(sizes), reverse=True):
         if not kept or one.per_sequence > kept[-1].per_sequence:
@@ -170,10 +167,7 @@ def largest(sizes: Iterable[Size]) -> list[Size]:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Follows the bytes of the storages that are alive, apart from those of existing tensors.
-
-    With a micro-batch of `MANY` it tells what each sequence adds.
-    """
+    """Track the bytes of live storages, without those of existing tensors."""
 
     def __init__(self, existing: Iterable[torch.Tensor], micro_batch: int) -> None:
         super().__init__()
@@ -191,7 +185,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def take_peaks(self) -> list[Size]:
-        """Return the sizes that can have been the peak since the last call."""
+        """Return the sizes that may have been the peak since the last call."""
         peaks, self._peaks = largest(self._peaks), [self.now]
         return peaks
 

@@ -1,6 +1,6 @@
-"""The peak of a GPU's memory in a step: the largest of the moments that its strategy goes through.
+"""Predict the peak of a GPU's memory in a step: the largest of the moments of its strategy.
 
-The rules of the strategies were read in torch and DeepSpeed 0.19.8, and held to runs on CPU ranks
+The rules follow the code of torch and DeepSpeed 0.19.8 and were checked against runs on CPU ranks
 (docs/explanation/prediction.md). `N` is the number of data-parallel ranks, `P` the trained parameters of a rank.
 """
 
@@ -21,10 +21,10 @@ GIB = 2**30
 WORKSPACE_GIB = 0.07
 """Workspaces of cuBLAS and the like: the same in every measured row of `h200_memory` within 0.01."""
 CONTEXT_GIB = 1.8
-"""What the CUDA context, kernels and libraries take of a GPU: 1.60 to 1.79 on H200 and 1.61 to 1.70 on H100, from the
-free memory that failed requests report."""
+"""CUDA context, kernels and libraries: 1.60 to 1.79 on H200 and 1.61 to 1.70 on H100, from the free memory that failed
+requests report."""
 NCCL_GIB = 0.4
-"""What NCCL takes besides if there are several GPUs: 0.25 to 0.4 on two H200."""
+"""NCCL's own memory if there are several GPUs: 0.25 to 0.4 on two H200."""
 BUCKET = 500_000_000
 """Elements of ZeRO's reduction bucket, `reduce_bucket_size`."""
 LIVE = 1_000_000_000
@@ -51,72 +51,57 @@ class Moment(NamedTuple):
 
     @property
     def peak_allocated_gib(self) -> float:
-        """The GiB that tensors take if this moment is the peak, workspaces of libraries included."""
+        """The GiB that tensors take if this moment is the peak, with library workspaces."""
         return self.total / GIB + WORKSPACE_GIB
 
     def parts(self) -> dict[str, float]:
         """Return the bytes of each part."""
         return dict(zip(self._fields[1:], self[1:], strict=True))
 
-    def with_more(self, name: str, **more: float) -> "Moment":
-        """Return another moment, in which some parts are larger by so many bytes."""
+    def plus(self, name: str = "states", **more: float) -> "Moment":
+        """Return a moment with more bytes in some parts."""
         return self._replace(name=name, **{part: getattr(self, part) + size for part, size in more.items()})
 
 
-@dataclass(frozen=True)
-class Room:
-    """The memory of a GPU, and the part of it that is reserved for what is no tensor."""
-
-    capacity_gib: float
-    context_gib: float = CONTEXT_GIB
-
-    @property
-    def tensors_gib(self) -> float:
-        """What is left for tensors."""
-        return self.capacity_gib - self.context_gib
-
-
-def room(experiment: Experiment, gpu_gib: float) -> Room:
-    """Return the room on a GPU of that capacity, or within `memory_limit_gib`, which limits torch's allocator alone."""
-    whole = Room(gpu_gib, CONTEXT_GIB + (NCCL_GIB if experiment.gpus > 1 else 0.0))
-    limit = [Room(experiment.memory_limit_gib, context_gib=0.0)] if experiment.memory_limit_gib else []
-    return min([whole, *limit], key=lambda one: one.tensors_gib)
+def room_gib(experiment: Experiment, gpu_gib: float) -> float:
+    """Return the memory left for tensors: the GPU's less a reserve, or `memory_limit_gib`, which limits torch only."""
+    left_gib = gpu_gib - (CONTEXT_GIB + (NCCL_GIB if experiment.gpus > 1 else 0.0))
+    return min(left_gib, experiment.memory_limit_gib or left_gib)
 
 
 def peak_memory(experiment: Experiment, trace: Trace) -> Moment:
-    """Return the predicted peak of the rank that needs most."""
+    """Return the predicted peak of the rank that needs the most memory."""
     rule = RULES[experiment.strategy]
     moments = (moment for part in _of_ranks(experiment, trace) for moment in rule(engine_of(experiment, part)))
     return max(moments, key=lambda moment: moment.total)
 
 
 def _of_ranks(experiment: Experiment, trace: Trace) -> list[Trace]:
-    """Return the traces of the ranks that differ: the first and the last stage of a pipeline, else one."""
+    """Return the traces of the ranks that differ: the first and last stage of a pipeline, else one."""
     split = _split_by_tensor_parallel(experiment, trace)
     stages = experiment.pipeline_parallel
     if stages == 1:
         return [split]
     in_flight = min(stages, experiment.grad_accum)
-    first = split.kept * in_flight / stages
-    last = split.kept / stages
+    first, last = split.kept * in_flight / stages, split.kept / stages
     logits = split.moments[0][0] - split.kept
     # The engine keeps the logits of a micro-batch until the buffer is used again.
     outputs = 2 * int(experiment.micro_batch_size) * experiment.seq_len * trace.vocab
     return [
-        replace(split, kept=first, forward_peak=first, moments=((first, 0.0),)),
-        replace(split, kept=last, forward_peak=last, moments=((last + logits + in_flight * outputs, 0.0),)),
+        replace(split, kept=kept, forward_peak=kept, moments=((kept + loss, 0.0),))
+        for kept, loss in ((first, 0.0), (last, logits + in_flight * outputs))
     ]
 
 
 def _split_by_tensor_parallel(experiment: Experiment, trace: Trace) -> Trace:
-    """Return the trace of one tensor-parallel rank: part of what a block keeps is kept by all (Korthikanti et al.)."""
+    """Return the trace of one tensor-parallel rank; ranks share part of a block's activations (Korthikanti et al.)."""
     if experiment.tensor_parallel == 1:
         return trace
     tokens, width = int(experiment.micro_batch_size) * experiment.seq_len, 2 if experiment.precision in HALF else 4
-    of_all = formulas.block_activations(tokens, trace.hidden, 0, 0, math.inf, width, experiment.dropout > 0)
-    split = max(0.0, trace.kept - trace.layers * of_all)
+    replicated = formulas.block_activations(tokens, trace.hidden, 0, 0, math.inf, width, experiment.dropout > 0)
+    split = max(0.0, trace.kept - trace.layers * replicated)
     less = (1 - 1 / experiment.tensor_parallel) * split / max(1.0, trace.kept)
-    # As much of what blocks keep is left as of their gradients is missing; frozen weights outside of them have none.
+    # The activations of blocks shrink as their gradients are computed; frozen weights outside of blocks have none.
     of_blocks = max(1.0, trace.trainable if trace.trainable < trace.parameters else trace.trainable - trace.of_root)
     moments = tuple((size - less * trace.kept * max(0.0, 1 - done / of_blocks), done) for size, done in trace.moments)
     kept = trace.kept * (1 - less)
@@ -125,23 +110,28 @@ def _split_by_tensor_parallel(experiment: Experiment, trace: Trace) -> Trace:
 
 @dataclass(frozen=True)
 class Engine:
-    """The sizes that the rules are about; all but the elements in bytes."""
+    """The sizes that the rules use, in bytes unless noted."""
 
     experiment: Experiment
     trace: Trace
-    width: int  # of a weight as the model computes with it: 2 if a half-precision copy is what trains, else 4
-    trained: float  # elements of a rank
-    frozen_bytes: float  # of the weights that LoRA freezes, which are in half precision where there is one
+    width: int  # of a weight in computation: 2 if a half-precision copy is trained, else 4
+    trained: float  # elements on a rank
+    frozen_bytes: float  # of the weights that LoRA freezes, in half precision if it is used
     moments: float  # of the optimizer's moments over all parameters
     ranks: int  # data-parallel ranks
-    accumulates: bool  # whether gradients of earlier micro-batches are in memory when the last one is computed
-    bucket: float  # of one bucket of gradients
+    accumulates: bool  # whether gradients of earlier micro-batches exist when the last one is computed
+    bucket: float  # of one gradient bucket
     buckets: float  # of all buckets: two alternate if communication overlaps with computation
+
+    @property
+    def masters(self) -> float:
+        """The bytes of fp32 weights and the optimizer's moments over all ranks."""
+        return 4 * self.trained + self.moments
 
 
 def engine_of(experiment: Experiment, trace: Trace) -> Engine:
     """Return the sizes of a setting."""
-    # Embeddings, with which the output layer is tied, are whole on every tensor-parallel rank and on the outer stages.
+    # Embeddings, which are tied to the output layer, are whole on each tensor-parallel rank and on the outer stages.
     whole, half = trace.of_root / trace.parameters, experiment.precision in HALF
     split = 1 / (whole + (1 - whole) / (experiment.tensor_parallel * experiment.pipeline_parallel))
     width = 2 if half and experiment.mixed_precision == "native" and experiment.strategy == "deepspeed" else 4
@@ -155,8 +145,8 @@ def engine_of(experiment: Experiment, trace: Trace) -> Engine:
         moments = 4 * (2 * trace.trainable - trace.layers * trace.of_block)
     given = experiment.deepspeed.get("zero_optimization.reduce_bucket_size", 0)
     bucket = buckets = width * float(given or experiment.bucket_elements or BUCKET)
-    # Under DeepSpeed's autocast, weights of linear layers have a bucket of their own, unless LoRA trains no others
-    # (`torch_autocast.get_all_comm_dtypes`). ZeRO 3's is in half precision, the others' in that of the gradients.
+    # Under DeepSpeed's autocast, linear layers have their own bucket, unless LoRA trains nothing else
+    # (`torch_autocast.get_all_comm_dtypes`). At ZeRO 3 it is in half precision, else in the gradients' precision.
     if experiment.mixed_precision == "autocast" and half:
         linear = bucket / 2 if experiment.zero_stage == 3 else bucket
         buckets = linear if experiment.lora_rank else bucket + linear
@@ -174,76 +164,75 @@ def engine_of(experiment: Experiment, trace: Trace) -> Engine:
     )
 
 
-def _passes(engine: Engine, base: Moment, gradient: float, held: float, later: float = 0) -> list[Moment]:
-    """Return the forward pass of the last micro-batch, the backward pass of its loss, and the peak of the rest of it.
+def _passes(
+    engine: Engine, states: Moment, kept: float, gradient: float, held: float = 0, later: float = 0
+) -> list[Moment]:
+    """Return the forward pass of the last micro-batch, the backward pass of its loss, and the peak of the rest.
 
-    `base` is there before it, gradients of earlier micro-batches included. Of each gradient, `gradient` bytes stay, 0
-    if it is added to one that is there; at most `held` bytes are there besides, because they have not been reduced yet.
-    `later` bytes are allocated when the first gradient leaves the backward pass.
+    With accumulation, `kept` bytes of gradients exist beforehand, to which new ones are added; without it, `gradient`
+    bytes of each new one stay. At most `held` bytes of gradients wait to be reduced. `later` bytes are allocated when
+    the first gradient leaves the backward pass.
     """
     trace, width = engine.trace, engine.width
+    base = states.plus(gradients=kept if engine.accumulates else 0)
     loss = trace.moments[0][0]
     logits = max(0.0, loss - trace.kept)
-    found = [
-        base.with_more("forward", activations=trace.forward_peak),
-        base.with_more("loss", activations=loss - logits, logits=logits),
+    moments = [
+        base.plus("forward", activations=trace.forward_peak),
+        base.plus("loss", activations=loss - logits, logits=logits),
     ]
     sizes, done = trace.after_loss
     if len(sizes):
         computed = done * (engine.trained / max(1, trace.trainable))
-        gradients = gradient * computed + np.minimum(held, width * computed)
-        most = int(np.argmax(sizes + gradients))
-        parts = {"activations": float(sizes[most]), "gradients": float(gradients[most]), "buffers": later}
+        staying = (0 if engine.accumulates else gradient) * computed
+        gradients = staying + np.minimum(held, width * computed)
+        peak = int(np.argmax(sizes + gradients))
+        parts = {"activations": float(sizes[peak]), "gradients": float(gradients[peak]), "buffers": later}
         settings = vars(engine.experiment)
-        # Of a model that is compiled as a whole, all gradients leave the backward pass at once, at its end.
+        # If a model is compiled as a whole, all gradients leave the backward pass together, at its end.
         if settings["compile"] not in {"off", "deepcompile"} and not compiles_blocks(settings):
             parts["buffers"] = 0
-            found.append(base.with_more("backward", gradients=width * engine.trained, buffers=later))
-        found.append(base.with_more("backward", **parts))
-    return found
+            moments.append(base.plus("backward", gradients=width * engine.trained, buffers=later))
+        moments.append(base.plus("backward", **parts))
+    return moments
 
 
 def _plain(engine: Engine) -> list[Moment]:
     """Hold fp32 weights and optimizer; gradients stay until the update."""
     states = Moment("states", weights=4 * engine.trained + engine.frozen_bytes, optimizer=engine.moments)
     gradients = 4 * engine.trained
-    base = states.with_more("states", gradients=gradients if engine.accumulates else 0)
-    return [
-        *_passes(engine, base, 0 if engine.accumulates else 4, 0),
-        states.with_more("optimizer", gradients=gradients),
-    ]
+    return [*_passes(engine, states, gradients, 4), states.plus("optimizer", gradients=gradients)]
 
 
 def _ddp(engine: Engine) -> list[Moment]:
-    """Hold what one process does, and buckets for all gradients; those that have not been sent are not in them.
+    """Hold the same as one process, and buckets for all gradients; unsent gradients are outside of the buckets.
 
-    Compressed gradients live until the next ones are sent, and PowerSGD keeps what it left out of the last ones
-    (torch's `ddp_comm_hooks`). With AdamW and accumulation the second step, and no other, took as much as all gradients
-    more (OPT-1.3B on H200, 4 and 8 x 1024); with Adafactor it does not, nor on CPU ranks, and why is not known.
+    Compressed gradients live until the next ones are sent, and PowerSGD keeps its error feedback (torch's
+    `ddp_comm_hooks`). With AdamW and accumulation, only the second step took additional memory, as much as all
+    gradients (OPT-1.3B on H200, 4 and 8 x 1024). With Adafactor or on CPU ranks it did not; the reason is unknown.
     """
     sent = {"bf16": 2, "powersgd": 4}.get(engine.experiment.gradient_compression, 0)
     states = Moment("states", weights=4 * engine.trained + engine.frozen_bytes, optimizer=engine.moments)
-    states = states.with_more("states", buffers=(4 + sent) * engine.trained)
-    base = states.with_more("states", gradients=4 * engine.trained if engine.accumulates else 0)
-    found = [*_passes(engine, base, 0, 0), states.with_more("optimizer")]
+    states = states.plus(buffers=(4 + sent) * engine.trained)
+    moments = [*_passes(engine, states, 4 * engine.trained, 0), states.plus("optimizer")]
     if engine.accumulates and engine.experiment.optimizer == "adamw":
-        found += [one.with_more("second step", buffers=4 * engine.trained) for one in found if one.name == "loss"]
-    return found
+        moments += [one.plus("second step", buffers=4 * engine.trained) for one in moments if one.name == "loss"]
+    return moments
 
 
 def _fsdp(engine: Engine) -> list[Moment]:
-    """Hold everything in shards; root and one block are gathered, and accumulated gradients are whole."""
+    """Hold everything in shards; the root and one block are gathered, and accumulated gradients are not sharded."""
     share = engine.trained / engine.ranks
     native = engine.experiment.precision in HALF and engine.experiment.mixed_precision == "native"
     gathered = (2 if native else 4) * (engine.trace.of_root + engine.trace.of_block)
-    states = Moment(
-        "states", weights=4 * share + engine.frozen_bytes / engine.ranks, optimizer=engine.moments / engine.ranks
-    )
-    base = states.with_more("states", buffers=gathered, gradients=4 * engine.trained if engine.accumulates else 0)
-    gradient = 0 if engine.accumulates else 4 / engine.ranks
+    weights = 4 * share + engine.frozen_bytes / engine.ranks
+    states = Moment("states", weights=weights, optimizer=engine.moments / engine.ranks)
     # A block's gradients are copied to fp32 to be reduced, where the weights of the next one take less.
     reduced = 2 * engine.trace.of_block if native else 0
-    return [*_passes(engine, base, gradient, 0, reduced), states.with_more("optimizer", gradients=4 * share)]
+    passes = _passes(
+        engine, states.plus(buffers=gathered), 4 * engine.trained, gradient=4 / engine.ranks, later=reduced
+    )
+    return [*passes, states.plus("optimizer", gradients=4 * share)]
 
 
 def _zero(engine: Engine) -> list[Moment]:
@@ -255,106 +244,91 @@ def _zero(engine: Engine) -> list[Moment]:
 
 
 def _zero0(engine: Engine) -> list[Moment]:
-    """Hold everything on every rank; gradients are flattened to be reduced, in half precision once more to step."""
-    width, trained = engine.width, engine.trained
-    masters = 4 * trained if engine.width == 2 else 0
+    """Hold everything on every rank; gradients are flattened to be reduced, and again by half precision's update."""
+    width, trained, is_half = engine.width, engine.trained, engine.width == 2
     weights = width * trained + engine.frozen_bytes
-    states = Moment("states", weights=weights, optimizer=masters + engine.moments)
-    base = states.with_more("states", gradients=width * trained if engine.accumulates else 0)
-    after = states.with_more("states", gradients=width * trained)
-    # FP16_Optimizer.step: a list of all gradients in fp32, and a flat copy of them.
-    flat = 8 * trained if engine.width == 2 else 0
+    states = Moment("states", weights=weights, optimizer=(4 * trained if is_half else 0) + engine.moments)
+    after = states.plus(gradients=width * trained)
     return [
-        *_passes(engine, base, 0 if engine.accumulates else width, 0),
-        after.with_more("reduction", buffers=width * trained if engine.ranks > 1 else 0),
-        after.with_more("optimizer", buffers=flat),
+        *_passes(engine, states, width * trained, width),
+        after.plus("reduction", buffers=width * trained if engine.ranks > 1 else 0),
+        # FP16_Optimizer.step: a list of all gradients in fp32, and a flat copy of them.
+        after.plus("optimizer", buffers=8 * trained if is_half else 0),
     ]
 
 
 def _zero12(engine: Engine) -> list[Moment]:
-    """Hold optimizer states in shards, at ZeRO 2 gradients too; a bucket has the gradients to be reduced."""
+    """Hold optimizer states in shards, at ZeRO 2 gradients too; a bucket holds the gradients to reduce."""
     experiment, width, trained, ranks = engine.experiment, engine.width, engine.trained, engine.ranks
-    offloaded = experiment.offload != "none"
-    # Also without half precision the optimizer has masters of its own: clones of its share of the fp32 weights.
-    optimizer = 0 if offloaded else (4 * trained + engine.moments) / ranks
+    # Also in full precision, the optimizer has its own masters: clones of its share of the fp32 weights.
+    optimizer = 0 if experiment.offload != "none" else engine.masters / ranks
     states = Moment("states", weights=width * trained + engine.frozen_bytes, optimizer=optimizer)
-    partitioned = experiment.zero_stage == 2
-    in_fp32 = accumulates_in_fp32(vars(experiment))
-    own = (4 if in_fp32 else width) * trained / ranks
-    if offloaded:
+    if experiment.offload != "none":
         return _offloaded_optimizer(engine, states)
-    kept = own if partitioned else width * trained
-    base = states.with_more("states", gradients=kept if engine.accumulates else 0)
-    if not partitioned and engine.accumulates:
-        base = base.with_more("states", buffers=engine.buckets)  # allocated by the first micro-batch
-    later = 0 if not partitioned and engine.accumulates else engine.buckets
-    gradient = 0 if engine.accumulates else (width / ranks if partitioned else width)
-    held = min(engine.bucket, width * trained) if partitioned else 0
-    after = states.with_more("states", gradients=own)
+    in_fp32 = accumulates_in_fp32(vars(experiment))
+    gradients = (4 if in_fp32 else width) * trained / ranks
     # The share of the gradients is flattened, and cast to fp32 where it is not (stage_1_and_2.py, `step`).
     update = (4 if in_fp32 else width + (4 if width < 4 else 0)) * trained / ranks
-    return [
-        *_passes(engine, base, gradient, held, later),
-        after.with_more("reduction", gradients=0 if partitioned else width * trained),
-        after.with_more("optimizer", buffers=update),
-    ]
+    after = states.plus(gradients=gradients)
+    steps = [after.plus("optimizer", buffers=update)]
+    if experiment.zero_stage == 2:
+        held = min(engine.bucket, width * trained)
+        return [
+            *_passes(engine, states, gradients, width / ranks, held, engine.buckets),
+            after.plus("reduction"),
+            *steps,
+        ]
+    # With accumulation, the first micro-batch allocates the buckets.
+    allocated, later = (engine.buckets, 0) if engine.accumulates else (0, engine.buckets)
+    passes = _passes(engine, states.plus(buffers=allocated), width * trained, width, later=later)
+    return [*passes, after.plus("reduction", gradients=width * trained), *steps]
 
 
 def _offloaded_optimizer(engine: Engine, states: Moment) -> list[Moment]:
-    """Keep the optimizer in host memory; at ZeRO 2 gradients go there too, through a buffer for the largest one."""
-    width = engine.width
-    states = states.with_more("states", buffers=width * engine.trace.largest)
-    if engine.experiment.zero_stage == 2:
-        held, largest = min(engine.bucket, width * engine.trained), engine.trace.largest
-        beside = width * largest if width * largest > engine.bucket else 0  # else it is in the bucket
-        # The norm of the rank's share of the largest gradient is taken in fp64: `set_norm_for_param_grad_in_gpu`.
-        buffers = engine.buckets + 8 * min(largest, engine.trained / engine.ranks)
-        norm = states.with_more("backward", gradients=beside, buffers=buffers)
-        return [*_passes(engine, states, 0, held, engine.buckets), norm]
-    base = states.with_more("states", gradients=width * engine.trained if engine.accumulates else 0)
-    if engine.accumulates:
-        base = base.with_more("states", buffers=engine.buckets)
-    return _passes(engine, base, 0 if engine.accumulates else width, 0)
+    """Hold the optimizer in host memory, at ZeRO 2 gradients too, which pass a buffer for the largest one."""
+    width, largest = engine.width, engine.trace.largest
+    states = states.plus(buffers=width * largest)
+    if engine.experiment.zero_stage == 1:
+        states = states.plus(buffers=engine.buckets if engine.accumulates else 0)
+        return _passes(engine, states, width * engine.trained, width)
+    held = min(engine.bucket, width * engine.trained)
+    outside_bucket = width * largest if width * largest > engine.bucket else 0
+    # The norm of the rank's share of the largest gradient is taken in fp64: `set_norm_for_param_grad_in_gpu`.
+    buffers = engine.buckets + 8 * min(largest, engine.trained / engine.ranks)
+    norm = states.plus("backward", gradients=outside_bucket, buffers=buffers)
+    return [*_passes(engine, states, 0, 0, held, engine.buckets), norm]
 
 
 def _zero1_in_fp32(engine: Engine) -> list[Moment]:
     """Hold fp32 accumulators for all gradients on every rank: DeepSpeed's BF16_Optimizer."""
-    trained, ranks = engine.trained, engine.ranks
-    optimizer = 0 if engine.experiment.offload != "none" else (4 * trained + engine.moments) / ranks
+    trained = engine.trained
+    optimizer = 0 if engine.experiment.offload != "none" else engine.masters / engine.ranks
     states = Moment("states", weights=2 * trained + engine.frozen_bytes, gradients=4 * trained, optimizer=optimizer)
-    base = states.with_more("states", gradients=2 * trained)
-    return [
-        *_passes(engine, base, 0, 0),
-        states.with_more("reduction", gradients=2 * trained, buffers=2 * trained),
-        states.with_more("optimizer", gradients=2 * trained, buffers=2 * trained),
-    ]
+    after = states.plus(gradients=2 * trained)
+    steps = [after.plus(name, buffers=2 * trained) for name in ("reduction", "optimizer")]
+    return [*_passes(engine, after, 0, 0), *steps]
 
 
 def _zero3(engine: Engine) -> list[Moment]:
-    """Hold everything in shards; gathered weights stay as long as they are below a limit."""
+    """Hold everything in shards; gathered weights stay up to a limit."""
     experiment, width = engine.experiment, engine.width
     share = engine.trained / engine.ranks
-    weights = width * share + engine.frozen_bytes / engine.ranks
     optimizer = 4 * share + engine.moments / engine.ranks
-    gradients = (4 if accumulates_in_fp32(vars(experiment)) else width) * share
-    what = experiment.offload.partition("-")[0]
-    states = Moment(
-        "states",
-        weights=0 if what == "all" else weights,
-        optimizer=optimizer if what == "none" else 0,
-        gradients=gradients if what == "none" else 0,
-        buffers=engine.buckets,
-    )
+    offloaded = experiment.offload.partition("-")[0]
+    states = Moment("states", buffers=engine.buckets)
+    if offloaded != "all":
+        states = states.plus(weights=width * share + engine.frozen_bytes / engine.ranks)
+    if offloaded == "none":
+        gradient = 4 if accumulates_in_fp32(vars(experiment)) else width
+        states = states.plus(optimizer=optimizer, gradients=gradient * share)
     limit = float(experiment.deepspeed.get("zero_optimization.stage3_max_live_parameters", LIVE))
     elements = engine.trained + engine.frozen_bytes / (2 if experiment.precision in HALF else 4)
-    # One rank has whole parameters already: gathering them copies nothing unless they are in host memory.
-    copied = engine.ranks > 1 or what == "all"
-    gathered = width * min(elements, limit) if copied else 0
-    base = states.with_more("states", buffers=gathered)
-    update = (6 if engine.width == 2 else 4) * min(share, SUB_GROUP) if what == "none" else 0
+    # A single rank has whole parameters: gathering copies nothing unless they are in host memory.
+    gathered = width * min(elements, limit) if engine.ranks > 1 or offloaded == "all" else 0
+    update = (6 if width == 2 else 4) * min(share, SUB_GROUP) if offloaded == "none" else 0
     return [
-        *_passes(engine, base, 0, min(engine.bucket, width * engine.trained)),
-        states.with_more("optimizer", buffers=update),
+        *_passes(engine, states.plus(buffers=gathered), 0, 0, min(engine.bucket, width * engine.trained)),
+        states.plus("optimizer", buffers=update),
     ]
 
 

@@ -1,11 +1,10 @@
-"""Traces the memory of one training step without a GPU: every storage that the model allocates, none of it real.
+"""Trace the memory of one training step without a GPU.
 
-The model of the settings is built of torch's fake tensors, runs forward, loss and backward, and the bytes of living
-storages are followed operator by operator. Of a compiled model, the real partitioner of torch's compiler decides what
-is kept and what is computed again, but nothing is compiled. Weights, optimizer states, buffers and collectives are the
-engine's and not part of it.
-`python -m dsnb.prediction.memory_trace SECONDS` reads settings as JSON from its standard input and prints the traces,
-so that a reader of them needs no torch.
+The model is built from torch's fake tensors and runs forward, loss and backward, while the bytes of live storages are
+tracked operator by operator. For a compiled model, the partitioner of torch's compiler decides which activations are
+saved and which are recomputed, but nothing is compiled. Weights, optimizer states, buffers and collectives belong to
+the engine and are not traced. `python -m dsnb.prediction.memory_trace SECONDS` reads settings as JSON from its standard
+input and prints the traces, so that the caller needs no torch.
 """
 
 import contextlib
@@ -53,10 +52,10 @@ def trace(experiment: Experiment) -> dict[str, Any]:
 
 
 def _eager(experiment: Experiment, micro_batch: int, layers: int, period: int) -> dict[str, Any]:
-    """Follow every operator of the forward and the backward pass.
+    """Track every operator of the forward and the backward pass.
 
-    Every `period` of blocks is like the one before, so few of them are built: the second one counts for all that are
-    left out. What is between its ends is the same in each, and what the others keep is there besides.
+    Blocks repeat with `period`, so only a few are built. The second group of `period` blocks represents those left out:
+    what happens inside it is the same for each, and adds to what the others hold.
     """
     few = layers % period + 3 * period
     left_out = max(0, layers - few) // period
@@ -69,39 +68,43 @@ def _eager(experiment: Experiment, micro_batch: int, layers: int, period: int) -
             with CudaOperators(), autocast(experiment):
                 loss = model(ids)
                 before = live.now
-            # Autocast drops its copies of weights that nothing needs in the backward pass, those of recomputed blocks.
+            # Autocast drops its copies of weights that the backward pass does not need, those of recomputed blocks.
             dropped = before.plus(live.now, -1)
             recorder.add_forward()
             loss.backward()
-        recorder.add_peaks()
-    kept, elements = recorder.of_second()
-    moments = []
-    for size_, done, place in recorder.moments:
-        copies = range(left_out + 1) if place == 0 else [left_out if place > 0 else 0]
-        moments += [(size_.plus(kept, of), done + (left_out - of) * elements) for of in copies]
-    in_forward = recorder.kept_forward
-    peaks = []
-    for size_, place in recorder.forward:
-        copies = range(left_out + 1) if place == 0 else [left_out if place > 0 else 0]
-        peaks += [size_.plus(in_forward, of) for of in copies]
+        recorder.add_backward(Size())
+    (before, done), (after, all_done) = recorder.ends[1], recorder.ends[0]
+    freed, elements = before.plus(after, -1), all_done - done
+
+    def extrapolated(moments: list[Moment], group: Size, elements: float) -> list[tuple[Size, float]]:
+        copies = {-1: [0], 0: range(left_out + 1)}  # groups left out that hold memory, by place
+        return [
+            (size_.plus(group, number), done + (left_out - number) * elements)
+            for size_, done, place in moments
+            for number in copies.get(place, [left_out])
+        ]
+
     return {
-        "forward": fake_model.largest(peaks),
-        "kept": recorder.kept.plus(dropped, -1).plus(kept, left_out),
-        "moments": _moments(moments),
+        "forward": fake_model.largest(peak for peak, _ in extrapolated(recorder.forward, recorder.kept_forward, 0)),
+        "kept": recorder.kept.plus(dropped, -1).plus(freed, left_out),
+        "moments": _moments(extrapolated(recorder.backward, freed, elements)),
     }
 
 
-class _Recorder:
-    """Records what the blocks keep, and the peaks between the gradients of parameters, by their place.
+Moment = tuple[Size, float, int]
+"""Bytes at a peak, elements whose gradients are computed by then, and the place: -1 before the forward pass of the
+second group of blocks and after its backward pass, 0 inside it, 1 behind it, 2 outside of all blocks."""
 
-    Places are -1 before the forward pass of the `second` blocks, and after their backward pass; 0 in it; 1 behind them.
-    """
+
+class _Recorder:
+    """Records the peaks between places of the forward pass and between gradients, and what the blocks save."""
 
     def __init__(self, experiment: Experiment, model: CausalLoss, live: LiveBytes, second: range) -> None:
-        self.moments: list[tuple[Size, float, int]] = []
-        self.forward: list[tuple[Size, int]] = []
-        self.kept, self.kept_forward, self._live, self._done = Size(), Size(), live, 0
-        self._place, self._ends = -1, dict[int, tuple[Size, float]]()
+        self.forward: list[Moment] = []
+        self.backward: list[Moment] = []
+        self.ends = {0: (Size(), 0), 1: (Size(), 0)}
+        """Bytes and finished gradient elements at the last gradient of each place."""
+        self.kept, self.kept_forward, self._live, self._done, self._place = Size(), Size(), live, 0, -1
         modules = blocks(model.model)
         number = {id(weight): place for place, block in enumerate(modules) for weight in block.parameters()}
         places = {own: -1 if place < second.start else int(place >= second.stop) for own, place in number.items()}
@@ -121,57 +124,46 @@ class _Recorder:
 
     def add_forward(self) -> None:
         """Add the peaks of the forward pass since the last place."""
-        self.forward += [(peak, self._place) for peak in self._live.take_peaks()]
+        self.forward += [(peak, 0, self._place) for peak in self._live.take_peaks()]
 
-    def add_peaks(self, gradient: Size | None = None) -> None:
-        """Add the peaks since the last gradient, without the size of one that is there now."""
-        now = gradient or Size()
-        self.moments += [(peak.plus(now, -1), self._done, self._place) for peak in self._live.take_peaks()]
-
-    def of_second(self) -> tuple[Size, float]:
-        """Return what the second blocks free in the backward pass, and the elements of their gradients."""
-        if 0 not in self._ends or 1 not in self._ends:
-            return Size(), 0
-        (before, done), (after, all_done) = self._ends[1], self._ends[0]
-        return before.plus(after, -1), all_done - done
+    def add_backward(self, gradient: Size) -> None:
+        """Add the peaks since the last gradient, less the size of the gradient that was just computed."""
+        self.backward += [(peak.plus(gradient, -1), self._done, self._place) for peak in self._live.take_peaks()]
 
     def _enter(self, place: int) -> None:
-        if self._place == place - 1:  # not where a block is computed again
+        if self._place == place - 1:  # not where a block is recomputed
             self.add_forward()
             self._place = place
             self.kept_forward = self.kept_forward.plus(self._live.now, 1 if place else -1)
 
     def _take(self, parameter: torch.Tensor) -> None:
-        """Free a gradient: gradients are the engine's."""
+        """Free a gradient, which belongs to the engine."""
         gradient, parameter.grad = parameter.grad, None
         place = self._places[id(parameter)]
         self._place = min(self._place, place)
-        self.add_peaks(None if gradient is None else size(gradient.untyped_storage().nbytes(), 1))
+        self.add_backward(size(gradient.untyped_storage().nbytes(), 1) if gradient is not None else Size())
         self._done += parameter.numel()
         del gradient
         self._live.take_peaks()
-        self._ends[place] = self._live.now, self._done
+        self.ends[place] = self._live.now, self._done
 
     def _count_kept(self, times: int) -> None:
         self.kept = self.kept.plus(self._live.now, times)
 
 
 def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> dict[str, Any]:
-    """Ask torch's compiler what it keeps of models of one and two blocks, and add the rest of the blocks.
-
-    Where blocks alternate, it is a model of one block more, and the mean of the two.
-    """
+    """Extrapolate what torch's compiler saves from models of one and two blocks; of three where blocks alternate."""
     kinds = min(2, fake_model.period(model_builder.model_config(experiment)))
     one, more = (_kept_size(experiment, layers, micro_batch) for layers in (1, 1 + kinds))
-    block = Size(*((of_more - of_one) / kinds for of_one, of_more in zip(one, more, strict=True)))
-    kept, again = _kept_of_blocks(experiment, sizes, block)
+    block = Size().plus(more.plus(one, -1), 1 / kinds)
+    kept, recomputed = _kept_of_blocks(experiment, sizes, block)
     whole = one.plus(block, -1).plus(kept)
     losses, head = loss_sizes(experiment, sizes["vocab"], sizes["width_of_head"], micro_batch)
     end = head
     if not compiles_blocks(experiment.model_dump()):
-        # The embedding's gradient is summed up in fp32 before the output layer's is added to it.
+        # The embedding's gradient is summed in fp32 before the output layer's is added to it.
         end = head.plus(Size(4 * sizes["vocab"] * sizes["width_of_head"]))
-    last = kept.plus(again).plus(head)
+    last = kept.plus(recomputed).plus(head)
     return {
         "forward": [whole],
         "kept": kept,
@@ -180,20 +172,14 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
 
 
 def _kept_size(experiment: Experiment, layers: int, micro_batch: int) -> Size:
-    """Return what a compiled model of so many blocks keeps from its forward to its backward pass."""
+    """Return what a compiled model of `layers` blocks saves for its backward pass, without recomputation."""
     plain = {"activation_checkpointing": False, "checkpoint_every": 1, "checkpoint_offload": False}
-    alike = experiment.model_copy(update=plain)
-    key = json.dumps([alike.model_dump(mode="json"), layers, micro_batch])
-    if key not in _KEPT:
-        _KEPT[key] = _ask_partitioner(alike, layers, micro_batch)
-    return _KEPT[key]
+    return _ask_partitioner(experiment.model_copy(update=plain).model_dump_json(), layers, micro_batch)
 
 
-_KEPT: dict[str, Size] = {}
-"""What compiled models keep, whichever of their blocks are computed again: asked once in a process."""
-
-
-def _ask_partitioner(experiment: Experiment, layers: int, micro_batch: int) -> Size:
+@functools.lru_cache
+def _ask_partitioner(settings: str, layers: int, micro_batch: int) -> Size:
+    experiment = Experiment.recorded(json.loads(settings))
     model, fake = build(experiment, layers)
     known = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
     kept: dict[int, tuple[int, torch.Tensor]] = {}
@@ -221,14 +207,11 @@ def _ask_partitioner(experiment: Experiment, layers: int, micro_batch: int) -> S
 
 
 def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int) -> tuple[list[Size], Size]:
-    """Return what the loss and its backward pass can add to what is kept, and the size of the output layer's gradient.
+    """Return what the loss and its backward pass can add to saved activations, and the output layer's gradient.
 
     `vocab` and `width` are the rows and columns of the output layer. The gradient of the logits overwrites them if the
-    compiler sees both, and if they have not been padded.
-
-    A chunked loss computes its gradients with the logits of each chunk, in the forward pass. The weight's gradient is
-    added up in fp32. The weight is copied if it has to be cast or padded, and so are the hidden states, beside their
-    gradient.
+    compiler sees both and they are not padded. A chunked loss computes its gradients chunk by chunk in the forward
+    pass, the weight's in fp32; it copies the weight to cast or pad it, and the hidden states beside their gradient.
     """
     of_number = 4 if experiment.precision in {"fp32", "tf32"} else 2
     if experiment.loss == "chunked":
@@ -247,10 +230,7 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int)
 def _partitioned(
     module: torch.nn.Module, function: Callable[..., Any], keep: Callable[[Sequence[Any]], None]
 ) -> Callable[..., Any]:
-    """Return a function of a module that runs as the graphs which torch's compiler makes of it, without dynamo.
-
-    It shows what leaves the forward graph.
-    """
+    """Run a function of a module as the graphs of torch's compiler, without dynamo; `keep` sees the forward outputs."""
 
     def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
         def run(*arguments: Any) -> Any:
@@ -280,7 +260,7 @@ def _partitioned(
 
 @contextlib.contextmanager
 def flash_attention() -> Iterator[None]:
-    """Let attention be the flash kernel of GPUs, whose output is laid out as its query is; a CPU's is not."""
+    """Use the flash kernel of GPUs for attention, whose output has the layout of its query, unlike a CPU's."""
 
     def fused(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any) -> Any:
         if attn_mask is not None or query.shape[-1] != value.shape[-1]:
@@ -298,27 +278,27 @@ def flash_attention() -> Iterator[None]:
 
 
 def _kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: Size) -> tuple[Size, Size]:
-    """Return the bytes that compiled blocks keep, and those of a block that is computed again.
+    """Return the bytes that compiled blocks save, and those of a recomputed block.
 
-    If recomputed blocks follow each other in one graph, the backward pass computes all of them again at once, beside
-    the inputs that have been kept: OPT-13B took 70 GiB with every block recomputed, 51 GiB with every second one
-    (docs/LOG.md).
+    If consecutive blocks are recomputed in one graph, the backward pass recomputes all of them at once and holds their
+    inputs too: OPT-13B took 70 GiB with every block recomputed, 51 GiB with every second one (docs/LOG.md).
     """
-    layers, every = sizes["layers"], experiment.checkpoint_every
-    at_once = every == 1 and not compiles_blocks(experiment.model_dump())
-    if not experiment.activation_checkpointing:
-        return Size().plus(block, layers), Size()
-    if at_once:
-        return Size().plus(block, layers).plus(sizes["block_input"], layers), Size()
-    pairs = [
-        kept_activations(layers, one, of_input, every, experiment.checkpoint_offload)
-        for one, of_input in zip(block, sizes["block_input"], strict=True)
-    ]
-    return Size(*(kept for kept, _ in pairs)), Size(*(again for _, again in pairs))
+    layers, block_input = sizes["layers"], sizes["block_input"]
+    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
+    if every == 1 and not compiles_blocks(experiment.model_dump()):
+        return Size().plus(block, layers).plus(block_input, layers), Size()
+    kept, recomputed = zip(
+        *(
+            kept_activations(layers, saved, of_input, every, experiment.checkpoint_offload)
+            for saved, of_input in zip(block, block_input, strict=True)
+        ),
+        strict=True,
+    )
+    return Size(*kept), Size(*recomputed)
 
 
 def _sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
-    """Return the counts of a model's elements; its blocks are alike, so one of them is built."""
+    """Count the elements of a model, whose blocks are alike: only one is built."""
     model, fake = build(experiment, 1)
     parameters, block = list(model.parameters()), list(blocks(model.model)[0].parameters())
     whole, of_block, head = _elements(parameters), _elements(block), output_layer(model).weight
@@ -339,7 +319,7 @@ def _sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
 
 
 def _factored(parameters: Iterable[torch.Tensor]) -> int:
-    """Return the numbers that Adafactor keeps: of a matrix those of its rows and columns, of each of those stacked."""
+    """Count the numbers that Adafactor stores: one for each row and column of each matrix."""
     shapes = [one.shape for one in parameters if one.requires_grad]
     return sum(math.prod(shape[:-2]) * sum(shape[-2:]) for shape in shapes)
 
@@ -349,22 +329,22 @@ def _elements(parameters: Iterable[torch.Tensor]) -> int:
 
 
 def _block_input(experiment: Experiment, model: CausalLoss, fake: Any) -> Size:
-    """Return the bytes of what a block takes, which autocast may leave in fp32."""
-    found: list[torch.Tensor] = []
-    blocks(model.model)[0].register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    """Return the bytes of a block's input, which autocast may leave in fp32."""
+    block_inputs: list[torch.Tensor] = []
+    blocks(model.model)[0].register_forward_pre_hook(lambda _, inputs: block_inputs.append(inputs[0]))
     with fake, CudaOperators(), autocast(experiment):
         model(torch.zeros(1, experiment.seq_len, dtype=torch.long))
-    return Size(0, found[0].nbytes)
+    return Size(0, block_inputs[0].nbytes)
 
 
-def _moments(found: Iterable[tuple[Size, float]]) -> list[tuple[float, float, float]]:
-    """Return (constant, per sequence, done) of the moments that can be a peak for some micro-batch.
+def _moments(candidates: Iterable[tuple[Size, float]]) -> list[tuple[float, float, float]]:
+    """Return (constant, per sequence, done) of the moments that can be the peak for some micro-batch.
 
-    A moment is none if another one, with as many gradients, has as many bytes of both kinds. Those of the loss's
-    backward pass, before any gradient, are compared with each other only.
+    A moment is dropped if another with at least as many gradients has at least as many bytes of both kinds. Moments of
+    the loss's backward pass, before any gradient, are compared only with each other.
     """
     kept: list[tuple[float, float, float]] = []
-    for one, done in sorted(found, key=lambda moment: (moment[1], *moment[0]), reverse=True):
+    for one, done in sorted(candidates, key=lambda moment: (moment[1], *moment[0]), reverse=True):
         others = (other for other in kept if done or not other[2])
         if not any(one.constant <= constant and one.per_sequence <= each for constant, each, _ in others):
             kept.append((*one, done))
@@ -372,9 +352,9 @@ def _moments(found: Iterable[tuple[Size, float]]) -> list[tuple[float, float, fl
 
 
 def main() -> None:
-    """Trace what is asked for on the standard input, a line of JSON each, and print a line for each record.
+    """Read requests from standard input, a line of JSON each, and print a record (or an `error`) for each.
 
-    Where a model cannot be traced, `error` says why. It ends after some seconds, its argument, without a question.
+    The process ends when no request arrives for the seconds in its argument.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries log to the standard output

@@ -13,7 +13,7 @@ from dsnb.prediction import calibration, gpus, probed
 from dsnb.prediction.calibration import DEFAULT_COVERAGE, TIME_ERRORS, Coverage, Errors, Measured, measured
 from dsnb.prediction.calibration import calibrate as fit
 from dsnb.prediction.gpus import GpuSpec, Link
-from dsnb.prediction.memory import GIB, peak_memory, room
+from dsnb.prediction.memory import GIB, peak_memory, room_gib
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import DEFAULT, Constants, Setting, setting, stack
 from dsnb.prediction.step_time import parts as step_parts
@@ -79,7 +79,7 @@ def predict(
     Returns
     -------
     pandas.DataFrame
-        One row per setting, in order. `fits`, whether the tensors and the reserve of `dsnb.prediction.memory.room` are
+        One row per setting, in order. `fits` says whether tensors and a reserve (`dsnb.prediction.memory.room_gib`) are
         within the GPU's memory, with `headroom_gib` to spare; with `allocator: default`, fragmentation can need more.
         `peak_allocated_gib` with its parts `weights_gib`, `gradients_gib`, `optimizer_gib`, `activations_gib`,
         `logits_gib` and `buffers_gib` at the `moment` of the peak; `step_time_s` with its parts, `limited_by` (`CPU` or
@@ -135,7 +135,7 @@ def tabulated(
     for one, trace, parts, total, waits in zip(
         experiments, model_traces, seconds, np.asarray(times.step_time_s).tolist(), by_cpu.tolist(), strict=True
     ):
-        if on.gpu.name in on.covered.gpus:
+        if on.gpu.name in on.covered.names[calibration.GPU]:
             kind, error = calibration.expected_error(calibration.kinds(one, waits), on.errors or TIME_ERRORS)
         else:
             kinds = calibration.kinds_elsewhere(on.gpu.name, on.link.nodes(one))
@@ -186,7 +186,7 @@ def _flops_per_token(experiment: Experiment, trace: Trace) -> float:
 def _memory_columns(experiment: Experiment, trace: Trace, gpu: GpuSpec) -> dict[str, Any]:
     moment = peak_memory(experiment, trace)
     kind, error = calibration.peak_error(experiment)
-    left, peak = room(experiment, gpu.memory_gib).tensors_gib, moment.peak_allocated_gib
+    left, peak = room_gib(experiment, gpu.memory_gib), moment.peak_allocated_gib
     parts = {f"{name}_gib": size / GIB for name, size in moment.parts().items()}
     return {
         "fits": peak <= left,

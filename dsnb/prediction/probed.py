@@ -1,4 +1,4 @@
-"""Probes of machines (`dsnb probe`), kept in the user's cache, and what they tell of the time model's constants."""
+"""Probes of machines (`dsnb probe`), kept in the user's cache, and the constants of the time model that follow."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dsnb.prediction.predict import On
 
 REFERENCE: dict[str, Any] = json.loads(Path(__file__).with_name("probe_reference.json").read_text(encoding="utf-8"))
-"""Probe of a host for which the constants hold, as `dsnb probe --output` writes it; `about` says how it was made."""
+"""Probe of a host for which the constants hold, as `dsnb probe --output` writes it; `about` describes it."""
 HOST = {"launch_us": "host_launch_us", "parameter_us": "host_parameter_us", "gather_us": "host_gather_us"}
 """Figure -> constant of the host, in microseconds."""
 RATES = {
@@ -29,7 +29,7 @@ RATES = {
     "host_link_gb_per_s": "host_link_efficiency",
     "link_gb_per_s": "link_efficiency",
 }
-"""Figure -> constant that says how much of a rate of the data sheet is reached."""
+"""Figure -> constant for the share of a data sheet's rate that is reached."""
 WORST, BEST = 0.05, 20.0
 """Ratios beyond these are errors of measurement."""
 
@@ -46,32 +46,32 @@ def save(record: dict[str, Any]) -> Path | None:
 
 def stored(gpu: str) -> dict[str, Any] | None:
     """Return the newest probe of a GPU, of this host if there is one; None if there is none."""
-    home, host, found = paths.cache_home(), socket.gethostname(), []
+    home, host, of_gpu = paths.cache_home(), socket.gethostname(), []
     for file in sorted((home / "probes").glob("*.json")) if home else ():
         record = records.read_json(file) or {}
         with contextlib.suppress(SettingsError):
             if isinstance(record.get("figures"), dict) and gpus.find(str(record.get("gpu_name"))).name == gpu:
-                found.append(record)
-    return max(found, key=lambda one: (one.get("host") == host, str(one.get("date_utc"))), default=None)
+                of_gpu.append(record)
+    return max(of_gpu, key=lambda record: (record.get("host") == host, str(record.get("date_utc"))), default=None)
 
 
 def ratios(record: dict[str, Any], reference: dict[str, Any]) -> dict[str, float]:
-    """Return for each constant that a probe tells of by how much to multiply it: below 1 for less of a rate or time."""
-    found = {}
+    """Return the factor for each constant that a probe determines: its figure over that of the reference."""
+    factors = {}
     for name, constant in (HOST | RATES).items():
-        own, usual = (one["figures"].get(name) for one in (record, reference))
-        if not all(isinstance(value, int | float) and value > 0 for value in (own, usual)):
+        probed, usual = record["figures"].get(name), reference["figures"].get(name)
+        if not all(isinstance(value, int | float) and value > 0 for value in (probed, usual)):
             continue
-        ratio = own / usual
+        ratio = probed / usual
         if name in RATES:
             ratio *= _nominal(gpus.find(reference["gpu_name"]), name) / _nominal(gpus.find(record["gpu_name"]), name)
         if WORST < ratio < BEST:
-            found[constant] = ratio
-    return found
+            factors[constant] = ratio
+    return factors
 
 
 def _nominal(gpu: GpuSpec, figure: str) -> float:
-    """Return the rate of the data sheet that a figure is a share of, in the figure's unit."""
+    """Return the data sheet's rate for a figure, in the figure's unit."""
     if figure.endswith("tflops"):
         return gpu.half_tflops
     link = gpu.nvlink_gb_per_s or gpu.pcie_gb_per_s
@@ -79,7 +79,7 @@ def _nominal(gpu: GpuSpec, figure: str) -> float:
 
 
 def applied(on: "On") -> "On":
-    """Return the time model with what the stored probe of its GPU tells, and words that say so; shares end at 1."""
+    """Return the time model adjusted by the stored probe of its GPU, and the name of that probe; shares end at 1."""
     record = stored(on.gpu.name)
     by = ratios(record, REFERENCE) if record else {}
     if not on.link.nvlink:

@@ -1,10 +1,10 @@
-"""What the blocks of a model do with a token: counted by hand for GPT-2, OPT and BLOOM, read off a trace for others.
+"""The work of a model's blocks per token: counted by hand for GPT-2, OPT and BLOOM, traced for other families.
 
-Bytes of a block are counted as numbers of hidden size that are read or written per token: a kernel that reads two
-tensors and writes one counts 3. Eager counts follow transformers 5.17's forward functions line by line, and autograd's
-formulas for the backward pass; compiled counts assume that neighbouring elementwise operations are fused into one
-kernel. Other families are counted operator by operator (`dsnb.prediction.model_counts`); what that gives for these
-three, beside the counts by hand, sets the factors of `TRACED`.
+Bytes of a block are in multiples of the hidden size, read or written per token: a kernel that reads two tensors and
+writes one counts 3. Eager counts follow transformers 5.17's forward functions line by line, and autograd's formulas for
+the backward pass; compiled counts assume that neighbouring elementwise operations are fused into one kernel. Other
+families are counted operator by operator (`dsnb.prediction.model_counts`); the ratio of both counts for these three
+families sets the factors of `TRACED`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ TRACED = {"eager": (1.0, 0.9, 1.2, 1.2), "compiled": (1.1, 0.7, 1.15, 1.35)}
 
 
 class Mode(NamedTuple):
-    """How an experiment computes: what follows from its precision, strategy and compilation."""
+    """How an experiment computes, from its precision, strategy and compilation."""
 
     width: int  # bytes of a number
     stream_width: int  # of the residual stream, which autocast leaves in fp32
@@ -61,14 +61,14 @@ class Mode(NamedTuple):
 class Pass(NamedTuple):
     """One pass through one block."""
 
-    bytes: float  # of a token, besides products and attention
+    bytes: float  # per token, without products and attention
     kernels: float  # on the GPU
     cast_kernels: float  # further ones for casts under autocast
 
 
 @dataclass(frozen=True)
 class Counts:
-    """A model as the time of a step sees it; what is of a block is the mean of all blocks."""
+    """A model as the time of a step depends on it; figures of a block are means over all blocks."""
 
     family: str
     layers: int
@@ -76,21 +76,21 @@ class Counts:
     vocab: int
     parameters: float
     head: float  # weights of the output layer
-    projections: float  # other weights outside of blocks that a token is multiplied with
+    projections: float  # other weights outside blocks that a token is multiplied with
     weights: float  # of a block, that a token is multiplied with
-    held: float  # of a block, as many as are read: more where experts have a part of the tokens each
-    numbers: float  # of a token that go into a block's linear layers, and out of them
-    divided: float  # those of them that tensor parallelism divides
+    held: float  # of a block, that are read: more where each expert has a part of the tokens
+    numbers: float  # inputs and outputs of a block's linear layers per token
+    divided: float  # the part of them that tensor parallelism divides
     linear: float  # linear layers of a block
-    adapted: float  # numbers that go into them and out of them, each weight once: LoRA's parameters at rank 1
-    tensors: float  # parameter tensors of a block, and outside of blocks
+    adapted: float  # inputs and outputs of these layers, each weight once: LoRA's parameters at rank 1
+    tensors: float  # parameter tensors of a block, and outside blocks
     root_tensors: float
     attention: Sequence[tuple[float, int | None, int]]  # of each block: heads x head size, window, heads
-    grouped: float = 0.0  # those of `weights` that are experts', and all weights of experts
+    grouped: float = 0.0  # the experts' part of `weights`, and all weights of experts
     experts: float = 0.0
-    capped: bool = False  # whether scores of attention, and logits, have a soft cap
+    capped: bool = False  # whether attention scores, and logits, have a soft cap
     logits_capped: bool = False
-    maskless: bool = True  # whether no mask is made, also where the model is compiled
+    maskless: bool = True  # whether no mask is made, even where the model is compiled
     traffic: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -99,71 +99,66 @@ class Counts:
         return self.attention[0][2] if self.attention else 1
 
     def passes(self, mode: Mode, dropout: bool, split: int) -> tuple[Pass, Pass]:
-        """Return the forward and the backward pass of a block, attention's own kernels counted, but not its bytes.
+        """Return the forward and the backward pass of a block, with attention's kernels but without its bytes.
 
-        `split` tensor-parallel ranks share what is between the norms.
+        `split` tensor-parallel ranks share the work between the norms.
         """
         if not self.traffic:
             return _counted_by_hand(self.family, self.hidden, mode, dropout, split)
         kind = "eager" if mode.kind == "eager" else "compiled"
-        full, half = self.traffic["full"], self.traffic["half"]
-        usual = full if mode.width == 4 else half
-        own = (self.traffic["autocast"] if mode.autocast else usual)[kind]
-        found = []
-        for place in (0, 1):  # forward, backward
-            of_bytes, of_kernels = TRACED[kind][place], TRACED[kind][place + 2]
-            kernels, plain = own[place + 2], min(own[place + 2], full[kind][place + 2])
-            casts = kernels - plain if mode.autocast else 0.0
-            found.append(Pass(of_bytes * own[place], of_kernels * (kernels - casts), casts))
-        return found[0], found[1]
+        full = self.traffic["full"][kind]
+        traced = self.traffic["autocast" if mode.autocast else "full" if mode.width == 4 else "half"][kind]
+
+        def whole(place: int) -> Pass:
+            kernels = traced[place + 2]
+            casts = kernels - min(kernels, full[place + 2]) if mode.autocast else 0.0
+            return Pass(TRACED[kind][place] * traced[place], TRACED[kind][place + 2] * (kernels - casts), casts)
+
+        return whole(0), whole(1)
 
 
 @lru_cache(maxsize=256)
 def shape(model: str) -> Counts:
-    """Return the counts of a model, which is a preset, a configuration file, or a model whose trace is kept."""
+    """Return the counts of a preset or of a model with a configuration file."""
     preset, path = PRESETS.get(model), local_config(model)
     if preset and not preset.published:
         return _of_shape(preset)
-    config = local_fields(model) or {}
-    family = str(preset.family if preset else config.get("model_type"))
-    if not preset and family in SPLIT and _is_usual(family, config):
-        return _of_shape(_shape_of_file(family, str(path), model, config))
     if not preset and path is None:
         raise SettingsError(f"model is {model!r}: a prediction needs a preset or a configuration file on this machine")
+    if not preset and (by_hand := _shape_of_file(model)):
+        return _of_shape(by_hand)
     try:
         record = traces.counts(model)
     except SettingsError as error:
         where = "its time cannot be predicted; where the model can be built, it can be measured"
         raise SettingsError(f"model is {model!r}: {where} ({error})") from error
-    attention = [tuple(one) for one in record["attention"]]
+    attention = [tuple(layer) for layer in record["attention"]]
     return Counts(**{**record, "attention": attention, "projections": 0.0, "divided": 0.0})
 
 
-def _is_usual(family: str, config: Mapping[str, Any]) -> bool:
-    """Return whether the counts by hand hold: an MLP of 4 x hidden, and a tied output layer."""
-    hidden = config.get("n_embd") or config.get("hidden_size")
+def _shape_of_file(model: str) -> Shape | None:
+    """Return the shape of a local GPT-2, OPT or BLOOM; None if its MLP is not 4 x hidden, or its head not tied."""
+    config = local_fields(model) or {}
+    family, hidden = str(config.get("model_type")), config.get("n_embd") or config.get("hidden_size")
     inner = config.get("ffn_dim", 3072) if family == "opt" else config.get("n_inner")
-    usual = inner is None or not isinstance(hidden, int) or inner == 4 * hidden
-    return usual and config.get("tie_word_embeddings") is not False
-
-
-def _shape_of_file(family: str, path: str, model: str, config: Mapping[str, Any]) -> Shape:
-    hidden = config.get("n_embd") or config.get("hidden_size")
-    known = {**facts(model), "hidden": hidden, "vocab": config.get("vocab_size")}
+    is_usual = inner is None or not isinstance(hidden, int) or inner == 4 * hidden
+    if family not in SPLIT or not is_usual or config.get("tie_word_embeddings") is False:
+        return None
+    sizes = {**facts(model), "hidden": hidden, "vocab": config.get("vocab_size")}
     needed = ["layers", "hidden", "heads", "vocab", *(["positions"] if family != "bloom" else [])]
-    unknown = [name for name in needed if not isinstance(known.get(name), int)]
-    if unknown:
-        raise SettingsError(f"cannot read the shape of a {family} model from {path}: it has no {', '.join(unknown)}")
+    if unknown := [name for name in needed if not isinstance(sizes.get(name), int)]:
+        path, missing = local_config(model), ", ".join(unknown)
+        raise SettingsError(f"cannot read the shape of a {family} model from {path}: it has no {missing}")
     embedding = config.get("word_embed_proj_dim") or hidden
-    numbers = {"positions": None, **{name: known[name] for name in needed}}
+    numbers = {"positions": None, **{name: sizes[name] for name in needed}}
     return Shape(family, **numbers, embedding=None if embedding == hidden else embedding)
 
 
 def _of_shape(model: Shape) -> Counts:
     """Return the counts of a GPT-2, OPT or BLOOM.
 
-    12 h^2 weights a block; 7 h numbers go in and 9 h come out a token, of which tensor parallelism divides 12 h; OPT's
-    three layers for queries, keys and values read 2 h more.
+    A block has 12 h^2 weights, and per token 7 h inputs and 9 h outputs, of these 12 h divided by tensor parallelism.
+    OPT's three layers for queries, keys and values read 2 h more.
     """
     h, wide = model.hidden, model.embedding or model.hidden
     return Counts(
@@ -187,10 +182,10 @@ def _of_shape(model: Shape) -> Counts:
 
 
 def _counted_by_hand(family: str, hidden: int, mode: Mode, dropout: bool, split: int) -> tuple[Pass, Pass]:
-    """Return the passes of a block of a GPT-2, OPT or BLOOM, as numbers of hidden size.
+    """Return the passes of a block of a GPT-2, OPT or BLOOM.
 
-    `residual` is in the width of the residual stream: layer norms, sums, dropout; `inner` is divided by tensor
-    parallelism: activation function, biases, heads moved about.
+    `residual` has the width of the residual stream: layer norms, sums, dropout. `inner` is divided by tensor
+    parallelism: activation function, biases, transposed heads.
     """
     fused, linear = mode.kind != "eager", LINEAR_LAYERS[family]
     kind = "relu" if family == "opt" else "gelu"

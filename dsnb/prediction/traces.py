@@ -1,4 +1,4 @@
-"""Traces of models, made by processes of their own and kept in the user's cache: reading them needs no torch."""
+"""Traces of models, made by separate processes and kept in the user's cache: reading them needs no torch."""
 
 import contextlib
 import hashlib
@@ -30,35 +30,33 @@ from dsnb.system import interpreter
 
 LOG = logging.getLogger(__name__)
 WORKERS = 2
-"""Processes that trace at the same time; each takes about 1 GiB."""
+"""Processes that trace in parallel; each takes about 1 GiB."""
 TRACED = (
     "model", "weights", "strategy", "precision", "mixed_precision", "seq_len", "compile", "compile_unit",
     "activation_checkpointing", "checkpoint_every", "checkpoint_offload", "attention", "dropout", "loss", "lora_rank",
 )  # fmt: skip
-"""Settings that a trace depends on; the engine's are not among them, and a trace serves all micro-batches."""
+"""Settings that a trace depends on: none of the engine's, and not the micro-batch."""
 TRACERS = ("fake_model", "memory_trace", "model_counts")
-"""The modules of this package that trace, and import torch."""
+"""The modules of this package that trace and import torch."""
 USED = ("train/attention", "train/causal_loss", "train/model", "train/model_parts", "train/token_work")
 """The modules of models that a trace depends on."""
 IDLE_S = 60
-"""Seconds after which a process that traces ends, if it is asked for nothing."""
+"""Seconds without a request after which a tracing process ends."""
 ELEMENTS = ("parameters", "trainable", "of_block", "of_root", "largest", "layers", "hidden", "vocab")
-WHOLE = {"tensor_parallel": 1, "pipeline_parallel": 1}
-"""A trace is of the whole model: without ranks, none can be split among them."""
 
 
 @dataclass(frozen=True)
 class Trace:
     """The bytes of one micro-batch, without weights, gradients and optimizer, and the elements of its model."""
 
-    forward_peak: float  # the most bytes of the forward pass
+    forward_peak: float  # peak bytes of the forward pass
     kept: float  # what the blocks keep from their forward to their backward passes
     moments: Sequence[tuple[float, float]]
-    """(bytes, elements) in the backward pass: the most bytes alive while so many elements of gradients had been
-    computed. The first one is the loss's backward pass, when none had."""
+    """(bytes, elements) in the backward pass: peak bytes once that many elements of gradients are computed. The first
+    is the loss's backward pass, with none."""
     parameters: float
     trainable: float
-    of_block: float  # of one block, and of all that is outside of blocks
+    of_block: float  # of one block, and of everything outside blocks
     of_root: float
     largest: float  # of the largest parameter
     layers: int
@@ -68,10 +66,10 @@ class Trace:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], micro_batch: int) -> "Trace":
-        """Return the memory of a micro-batch by the record of a model, as `dsnb.prediction.memory_trace` makes it.
+        """Return the memory of a micro-batch from a model's record (`dsnb.prediction.memory_trace`).
 
-        Sizes of a record are (bytes that are always there, bytes of each sequence); which of several sizes is the
-        largest depends on the micro-batch.
+        Sizes of a record are (constant bytes, bytes per sequence); which size is the largest depends on the
+        micro-batch.
         """
 
         def whole(size: Sequence[float]) -> float:
@@ -91,7 +89,7 @@ class Trace:
 
 
 def traces(experiments: Sequence[Experiment]) -> list[Trace]:
-    """Return the trace of each setting, made where it is in no cache; a SettingsError says which cannot be traced."""
+    """Return the trace of each setting, traced now if not cached; a SettingsError says which cannot be traced."""
     tried = attempts(experiments)
     for problem in tried:
         if isinstance(problem, SettingsError):
@@ -100,34 +98,38 @@ def traces(experiments: Sequence[Experiment]) -> list[Trace]:
 
 
 def attempts(experiments: Sequence[Experiment], make: bool = True) -> list[Trace | SettingsError]:
-    """Return the trace of each setting, or why there is none; without `make`, only those that were made before.
+    """Return the trace of each setting, or why there is none; without `make`, only cached ones.
 
     A SettingsError is raised only if torch or transformers is missing, but needed.
     """
-    canonical = [_canonical(one) for one in experiments]
-    keys = [_key("memory", one) for one in canonical]
-    missing = {key: one for key, one in zip(keys, canonical, strict=True) if not _is_kept(key)}
+    settings = [_canonical(experiment) for experiment in experiments]
+    alike = {tuple(values.items()): values for values in settings}
+    key_of = {items: _key("memory", values) for items, values in alike.items()}
+    keys = [key_of[tuple(values.items())] for values in settings]
+    is_kept = {key: _is_kept(key) for key in key_of.values()}
+    asked = zip(keys, experiments, settings, strict=True)
+    missing = {key: one.model_copy(update=values) for key, one, values in asked if not is_kept[key]}
     problems = dict.fromkeys(missing, SettingsError("it was not traced before"))
     if missing and make:
-        models = ", ".join(sorted({one.model for one in missing.values()}))
+        models = ", ".join(sorted({experiment.model for experiment in missing.values()}))
         LOG.info("tracing %s for %d settings, some seconds each; the result is kept", models, len(missing))
         problems |= _make("memory", missing)
-    asked = [(key, int(one.micro_batch_size)) for key, one in zip(keys, experiments, strict=True)]
-    of_batches = {(key, size): Trace.of(_records[key], size) for key, size in set(asked) if key in _records}
-    return [of_batches.get(one) or problems[one[0]] for one in asked]
+    batches = [(key, int(experiment.micro_batch_size)) for key, experiment in zip(keys, experiments, strict=True)]
+    of_batches = {(key, size): Trace.of(_records[key], size) for key, size in set(batches) if key in _records}
+    return [of_batches.get(batch) or problems[batch[0]] for batch in batches]
 
 
 def counts(model: str) -> dict[str, Any]:
-    """Return the record that `dsnb.prediction.model_counts` makes of a model, once; a SettingsError says why not."""
-    one = Experiment.recorded({"model": model})
-    key = _key("counts", one)
-    if not _is_kept(key) and (problems := _make("counts", {key: one})):
+    """Return the record of `dsnb.prediction.model_counts` for a model; a SettingsError says why there is none."""
+    experiment = Experiment.recorded({"model": model})
+    key = _key("counts", {name: getattr(experiment, name) for name in ("model", "weights")})
+    if not _is_kept(key) and (problems := _make("counts", {key: experiment})):
         raise problems[key]
     return _records[key]
 
 
 def can_trace() -> bool:
-    """Return whether the libraries are installed that a model is traced with."""
+    """Return whether the libraries that trace a model are installed."""
     return bool(find_spec("torch") and find_spec("transformers"))
 
 
@@ -136,7 +138,7 @@ _records: dict[str, dict[str, Any]] = {}
 
 
 def _is_kept(key: str) -> bool:
-    """Return whether a record is in memory, or in the cache, from where it is read then."""
+    """Return whether a record is in memory, or can be read from the cache into it."""
     file = _file(key)
     if key not in _records and file and file.is_file():
         try:
@@ -154,50 +156,49 @@ def _file(key: str) -> Path | None:
     return home / "traces" / f"{key}.json" if home else None
 
 
-def _canonical(experiment: Experiment) -> Experiment:
-    """Return the setting that computes as this one does, alike for all strategies that compute alike."""
+def _canonical(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings that a trace depends on, equal for strategies that compute alike; no rank has a part."""
+    values = {name: getattr(experiment, name) for name in TRACED} | {"tensor_parallel": 1, "pipeline_parallel": 1}
     native = experiment.mixed_precision == "native" and experiment.strategy in {"deepspeed", "fsdp"}
-    chosen: dict[str, Any] = dict(WHOLE)
     if not native or experiment.precision not in HALF:
-        chosen |= {"strategy": "plain", "mixed_precision": "native"}
+        values |= {"strategy": "plain", "mixed_precision": "native"}
     if not experiment.activation_checkpointing:
-        chosen |= {name: DEFAULTS[name] for name in ("checkpoint_every", "checkpoint_offload")}
+        values |= {name: DEFAULTS[name] for name in ("checkpoint_every", "checkpoint_offload")}
     if experiment.compile == "off":
-        chosen["compile_unit"] = DEFAULTS["compile_unit"]
+        values["compile_unit"] = DEFAULTS["compile_unit"]
     else:
         unit = "block" if compiles_blocks(vars(experiment)) else "model"
-        chosen |= {"compile": "default", "compile_unit": unit}
-    return experiment.model_copy(update=chosen)
+        values |= {"compile": "default", "compile_unit": unit}
+    if experiment.loss == "chunked":  # a chunk does not grow with the micro-batch as all else does
+        values["micro_batch_size"] = experiment.micro_batch_size
+    return values
 
 
-def _key(kind: str, experiment: Experiment) -> str:
-    """Return a hash of what a record of a kind depends on."""
-    chosen = {name: getattr(experiment, name) for name in (TRACED if kind == "memory" else ("model", "weights"))}
-    if kind == "memory" and experiment.loss == "chunked":  # a chunk does not grow with the micro-batch as all else does
-        chosen["micro_batch_size"] = experiment.micro_batch_size
-    file, preset = model_shapes.local_config(experiment.model), model_shapes.PRESETS.get(experiment.model)
+def _key(kind: str, settings: Mapping[str, Any]) -> str:
+    """Return a hash of all that a record of a kind depends on."""
+    file, preset = model_shapes.local_config(settings["model"]), model_shapes.PRESETS.get(settings["model"])
     model = hashlib.sha256(file.read_bytes()).hexdigest() if file else preset.config() if preset else ""
-    words = json.dumps([kind, list(chosen.items()), model, *_versions()], default=str)
+    words = json.dumps([kind, list(settings.items()), model, *_versions()], default=str)
     return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 @lru_cache
 def _versions() -> tuple[str, ...]:
-    """Return what a trace depends on besides the settings: libraries, and dsnb's code that builds and traces models."""
-    found = []
+    """Return the versions of the libraries and a hash of the code that build and trace models."""
+    libraries = []
     for name in ("torch", "transformers", "peft"):
         with contextlib.suppress(PackageNotFoundError):
-            found.append(f"{name} {version(name)}")
+            libraries.append(f"{name} {version(name)}")
     code = hashlib.sha256()
-    for name in (*USED, *(f"prediction/{one}" for one in TRACERS)):
+    for name in (*USED, *(f"prediction/{module}" for module in TRACERS)):
         code.update((paths.PACKAGE / f"{name}.py").read_bytes())
-    return (*found, code.hexdigest(), str(CHUNK_TOKENS))
+    return (*libraries, code.hexdigest(), str(CHUNK_TOKENS))
 
 
 def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]:
-    """Make records of a kind by their keys and keep them; return why there is none of some.
+    """Trace records of a kind by their keys and store them; return the reasons for those that failed.
 
-    Settings whose models are built alike are traced by one process, which then builds them once.
+    Settings whose models are built alike go to one process, which builds them once.
     """
     if not can_trace():
         raise SettingsError("torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'")
@@ -206,7 +207,7 @@ def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]
         alike = one.compile if one.compile == "off" else (one.compile_unit, one.loss, one.seq_len)
         groups.setdefault((one.model, one.strategy, one.precision, one.lora_rank, alike), []).append(key)
     largest_first = sorted(groups.values(), key=len, reverse=True)
-    if kind == "counts" and _idle.empty():  # memory is asked for next: all processes import torch meanwhile
+    if kind == "counts" and _idle.empty():  # memory is asked for next, so all processes import torch meanwhile
         for _ in range(WORKERS):
             _idle.put(_Tracer())
 
@@ -215,18 +216,18 @@ def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]
             return {key: tracer.ask(kind, missing[key]) for key in keys}
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        found = {key: record for own in pool.map(trace, largest_first) for key, record in own.items()}
-    problems = {key: SettingsError(record["error"]) for key, record in found.items() if "error" in record}
-    for key in found.keys() - problems.keys():
-        _records[key] = found[key]
+        traced = {key: record for group in pool.map(trace, largest_first) for key, record in group.items()}
+    problems = {key: SettingsError(record["error"]) for key, record in traced.items() if "error" in record}
+    for key in traced.keys() - problems.keys():
+        _records[key] = traced[key]
         if file := _file(key):
-            with contextlib.suppress(OSError):  # a cache that cannot be written is none
-                records.write_json(file, found[key])
+            with contextlib.suppress(OSError):  # a cache that cannot be written is not used
+                records.write_json(file, traced[key])
     return problems
 
 
 class _Tracer:
-    """A process that traces on request, and ends when it has not been asked for `IDLE_S`."""
+    """A process that traces on request and ends after `IDLE_S` without one."""
 
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -235,7 +236,7 @@ class _Tracer:
         self._questions, self._answers = cast("IO[str]", self.process.stdin), cast("IO[str]", self.process.stdout)
 
     def ask(self, kind: str, experiment: Experiment) -> dict[str, Any]:
-        """Return the record of a setting, or one of its `error`."""
+        """Return the record of a setting, or a record with an `error`."""
         try:
             self._questions.write(json.dumps([kind, experiment.model_dump(mode="json")]) + "\n")
             self._questions.flush()
@@ -248,17 +249,17 @@ class _Tracer:
 
 
 _idle: queue.LifoQueue[_Tracer] = queue.LifoQueue()
-"""Processes that wait to be asked."""
+"""Idle tracing processes."""
 
 
 @contextlib.contextmanager
 def _tracer() -> Iterator[_Tracer]:
-    """Lend a process that traces, one that waits if there is any."""
-    found = None
-    while found is None or found.process.poll() is not None:
+    """Lend a tracing process, an idle one if there is any."""
+    tracer = None
+    while tracer is None or tracer.process.poll() is not None:
         try:
-            found = _idle.get_nowait()
+            tracer = _idle.get_nowait()
         except queue.Empty:
-            found = _Tracer()
-    yield found
-    _idle.put(found)
+            tracer = _Tracer()
+    yield tracer
+    _idle.put(tracer)

@@ -147,13 +147,7 @@ class Result:
         return "\n".join([*lines, *(f"Next: {advice}" for advice in self.advice())])
 
     def raise_for_status(self) -> None:
-        """Do nothing if the run is ok.
-
-        Raises
-        ------
-        LaunchError
-            With `message()`, if it is not.
-        """
+        """Raise a LaunchError with `message()` unless the run is ok."""
         if self.status != "ok":
             raise LaunchError(self.message(), RunPaths(self.run_dir).console)
 

@@ -110,8 +110,8 @@ def _attention(runs: pd.DataFrame) -> list[str | None]:
 
     Which fused kernel torch takes follows from compilation, which is no part of the work.
     """
-    told = runs.reindex(columns=["attention_kernel", "attention_used", "attention"]).astype(object)
-    rows = [[text for text in map(labels.text, row) if text != "-"] for row in told.to_numpy()]
+    recorded = runs.reindex(columns=["attention_kernel", "attention_used", "attention"]).astype(object)
+    rows = [[text for text in map(labels.text, row) if text != "-"] for row in recorded.to_numpy()]
     return [None if not row else "eager" if {"eager", "math"} & set(row) else "fused" for row in rows]
 
 

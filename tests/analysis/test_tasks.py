@@ -1,4 +1,4 @@
-"""Tasks, no two of which are ever compared, choices, and numbers as text."""
+"""Tasks, which are never compared with each other, choices, and numbers as text."""
 
 import math
 

@@ -111,10 +111,10 @@ def test_unstable_settings_are_counted_and_not_recommended():
     table = runs(6, repeats=2, precision=["bf16"], zero_stage=[1, 2, 3])
     table["tokens_per_s"] = [21097.0, 2296, 9000, 9100, 500, 2000]
     found = text(table)
-    assert "2 settings are not ranked: repeats differ over 1.5 times." in found
+    assert "2 settings are not ranked (repeats differ over 1.5-fold)." in found
     assert "9,050 tokens/s" in found
     assert "Fastest" not in found  # of one setting
-    said = "No setting can be recommended: 1 setting is not ranked: repeats differ over 1.5 times."
+    said = "No setting can be recommended: 1 setting is not ranked (repeats differ over 1.5-fold)."
     assert said in text(table[table["experiment"] == table["experiment"].iloc[0]])
 
 

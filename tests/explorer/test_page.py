@@ -427,7 +427,7 @@ def test_marks_say_what_they_are_and_a_click_opens_them(tmp_path, watched, monke
 
 def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched):
     """In light and dark, on a screen and a phone, with all that opens, then with all tasks."""
-    made_up.write_folders(made_up.runs(45, seq_len=[512, 1024]), tmp_path / "s")
+    made_up.write_folders(made_up.runs(24, seq_len=[512, 1024]), tmp_path / "s")
     explorer = dsnb.explore(dsnb.load_runs(tmp_path))
     page = watched(explorer.save(tmp_path / "page.html"), bypass_csp=True)
     tab = page.tab
@@ -593,6 +593,15 @@ def two_tasks():
     return table.assign(seq_len=np.where(table["zero_stage"] == 1, 1024, 512))
 
 
+def repeated():
+    """Give settings with one to six runs that count, on one host or on several."""
+    few = {"seq_len": [1024], "micro_batch_size": [8, 64], "gpus": [1], "model": ["gpt2"], "grad_accum": [1]}
+    table = made_up.runs(240, seed=2, repeats=6, **few).sample(frac=0.8, random_state=3).sort_index()
+    hosts = np.where(table["zero_stage"] == 3, table["repeat"] % 2, 0)
+    table = table.assign(host=[f"h{host}" for host in hosts], gpu_util_pct=table["gpu_util_pct"].round(0))
+    return table.assign(peak_allocated_gib=table["peak_allocated_gib"].round(2))
+
+
 ODD = {
     "no runs": (made_up.runs(30).head(0), "0 of 0 runs in 0 experiments selected."),
     "one run": (made_up.runs(30).head(1), "1 of 1 run in 1 experiment selected"),
@@ -602,6 +611,7 @@ ODD = {
     "odd repeats": (made_up.runs(9).assign(repeat=[None, "x", 1, 2, 3, 1, 2, 3, 1]), "9 of 9 runs"),
     "unstable": (unstable(), "24 of 24 runs"),
     "two tasks": (two_tasks(), "runs of this task"),
+    "repeated": (repeated(), "192 of 192 runs"),
 }
 
 
@@ -668,37 +678,27 @@ def test_unstable_settings_are_named_first_and_are_on_no_front(several):
     assert "the setting's runs differ by" in " ".join(tab.evaluate(f"{here}.model.remarks.texts"))
 
 
-@pytest.fixture(scope="module")
-def repeated():
-    """Give settings with one to six runs that count, on one host or on several."""
-    few = {"seq_len": [1024], "micro_batch_size": [8, 64], "gpus": [1], "model": ["gpt2"], "grad_accum": [1]}
-    table = made_up.runs(240, seed=2, repeats=6, **few).sample(frac=0.8, random_state=3).sort_index()
-    hosts = np.where(table["zero_stage"] == 3, table["repeat"] % 2, 0)
-    table = table.assign(host=[f"h{host}" for host in hosts], gpu_util_pct=table["gpu_util_pct"].round(0))
-    return table.assign(peak_allocated_gib=table["peak_allocated_gib"].round(2))
-
-
 def compared(tab, base):
     """Give the cells of the table of single changes by setting: the change, and the verdict with its interval."""
     return tab.evaluate(
         f"""(base) => {{
-          {ROOT}.set({{ base }});
+          const explorer = {of("repeated")};
+          explorer.set({{ base }});
           const cells = ({{ changes }}) => changes.map(({{ text, reason }}) => [text, reason]);
-          return {ROOT}.effects.map((one) => [{ROOT}.model.experiments.names[one.experiment], cells(one)]);
+          return explorer.effects.map((one) => [explorer.model.experiments.names[one.experiment], cells(one)]);
         }}""",
         base,
     )  # fmt: skip
 
 
-def test_changes_are_shown_with_the_intervals_of_python(repeated, tmp_path, watched):
+def test_changes_are_shown_with_the_intervals_of_python(several):
     """In the table of single changes with filters, and of two pins; as ratios, and as points of percentages."""
-    explorer = dsnb.explore(repeated)
-    page = watched(explorer.save(tmp_path / "page.html"))
-    tab = page.tab
-    runs = explorer.data.runs.assign(**explorer.data.figures)
-    base = repeated.groupby("experiment")["tokens_per_s"].median().idxmax()
-    tab.evaluate(f"{ROOT}.set({{ y: 'gpu_util_pct', precision: ['bf16', 'fp16'] }})")
-    figures = tab.evaluate(f"{ROOT}.compared")
+    tab, here, table = several.tab, of("repeated"), ODD["repeated"][0]
+    data = dsnb.explore(table).data
+    runs = data.runs.assign(**data.figures)
+    base = table.groupby("experiment")["tokens_per_s"].median().idxmax()
+    tab.evaluate(f"{here}.set({{ y: 'gpu_util_pct', precision: ['bf16', 'fp16'] }})")
+    figures = tab.evaluate(f"{here}.compared")
     assert figures == ["tokens_per_s_per_gpu", "peak_allocated_gib", "gpu_util_pct"]
     tables = [differences(runs, figure=figure, baseline=base) for figure in figures]
     kinds = set()
@@ -714,10 +714,10 @@ def test_changes_are_shown_with_the_intervals_of_python(repeated, tmp_path, watc
     assert len(shown) > 2
     assert len(kinds) > 3
     other = next(name for name, cells in shown if not cells[0][1].startswith("too few"))
-    tab.evaluate(f"(pins) => {ROOT}.set({{ pins }})", [base, other])
-    cells = tab.locator(".dsnb-pins tr", has_text="tokens/s/GPU").locator("td").all_text_contents()
+    tab.evaluate(f"(pins) => {here}.set({{ pins }})", [base, other])
+    cells = tab.locator(".dsnb-pins:visible tr", has_text="tokens/s/GPU").locator("td").all_text_contents()
     row, metric = tables[0].loc[other], METRIC_LABELS["tokens_per_s_per_gpu"]
     assert cells[:2] == [f"{row[name]:,.{metric.digits}f}" for name in ("base_value", "value")]
     assert cells[2] == "".join(dict(shown)[other][0])
     assert dict(compared(tab, other))[base][0][0] != dict(shown)[other][0][0]
-    assert page.said == []
+    assert several.said == []

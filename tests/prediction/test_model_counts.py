@@ -91,7 +91,8 @@ QWEN = {
         ({"model_type": "mamba"}, "some of its blocks have no attention"),
     ],
 )
-def test_what_one_block_cannot_stand_for_is_refused(counted, tmp_path, changes, why):
+def test_what_one_block_cannot_stand_for_is_refused(counted, tmp_path, monkeypatch, changes, why):
+    monkeypatch.setattr("dsnb.prediction.model_counts.LENGTH", 4)  # Mamba goes through tokens one by one
     (tmp_path / "config.json").write_text(json.dumps(QWEN | changes))
     with pytest.raises(ValueError, match=why):
         counted(str(tmp_path))
@@ -107,8 +108,9 @@ def test_wide_mlps_of_gpt2_are_not_taken_for_usual_ones(counted, tmp_path):
         assert counts.layers * counts.weights == expected
 
 
-def test_flops_of_experts_are_those_that_work_on_a_token(counted):
+def test_flops_of_experts_are_those_that_work_on_a_token(counted, monkeypatch):
     """Mixtral 8x7B: 12.88 billion active parameters, 32 x 4096 of heads, no window (its configuration)."""
+    monkeypatch.setattr("dsnb.prediction.model_counts.MODES", {"half": {"precision": "bf16"}})
     trace = SimpleNamespace(parameters=46_702_792_704, trainable=46_702_792_704)
     found = _flops_per_token(Experiment(model="mixtral-8x7b", seq_len=4096), trace)
     assert found == pytest.approx(6 * 12_879_925_248 + 12 * 32 * 4096 * 4096, rel=1e-6)

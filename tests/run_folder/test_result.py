@@ -127,8 +127,8 @@ def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
 
 
 def advice(phase, of_host=False, **settings):
-    known = Experiment.recorded({"model": "gpt2", "micro_batch_size": 1, **settings}).model_dump()
-    return " | ".join(Shortage({**known, "device": "cpu" if of_host else "cuda"}, phase, of_host).advice())
+    defaults = Experiment.recorded({"model": "gpt2", "micro_batch_size": 1, **settings}).model_dump()
+    return " | ".join(Shortage({**defaults, "device": "cpu" if of_host else "cuda"}, phase, of_host).advice())
 
 
 @pytest.mark.parametrize(

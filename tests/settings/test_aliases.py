@@ -11,7 +11,7 @@ import yaml
 import dsnb
 from dsnb import Experiment
 from dsnb.cli.sweep import parse_overrides
-from dsnb.errors import DsnbWarning, SettingsError
+from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import SweepPaths
@@ -64,12 +64,10 @@ def test_a_params_file_and_set_take_either_name(tmp_path, text, overrides, expec
     assert "hang_limit_s" not in yaml.safe_dump(sweep.params)
 
 
-def test_a_params_file_of_an_earlier_version_says_that_it_leaves_out_nothing(old_run):
-    params = old_run.dir.parents[1] / "params.yaml"
-    params.write_text(f"{params.read_text()}skip_oom: true\n")
-    with pytest.warns(DsnbWarning, match="skip_oom is no longer a setting: `dsnb predict` tells which settings fit"):
-        (run,) = load_sweep(params, output=old_run.dir.parents[1]).runs
-    assert is_finished(run)
+def test_a_removed_field_of_a_params_file_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "t.yaml").write_text("name: t\nskip_oom: true\n")
+    with pytest.raises(SettingsError, match="skip_oom is no longer a setting: `dsnb predict`"):
+        load_sweep(tmp_path / "t.yaml")
 
 
 def test_an_old_run_folder_loads_and_is_finished_for_a_sweep_of_the_same_settings(old_run):

@@ -28,18 +28,18 @@ class Task {
   // interval of their ratio (a factor) or, for a percentage, of their difference; null if there is none.
   pair(name, base, other, state) {
     const { settings, first, second, figures } = this.pairs;
-    const own = figures[name === "days" ? "tokens_per_s" : name];
+    const stored = figures[name === "days" ? "tokens_per_s" : name];
     const sides = [base, other].map((experiment) => settings.indexOf(experiment));
     this.places ??= new Map(first.map((setting, place) => [`${setting} ${second[place]}`, place]));
     const place = this.places.get(sides.join(" ")) ?? this.places.get([...sides].reverse().join(" "));
-    if (!own || place === undefined) return null;
-    const [factor, ofHosts] = [own.factor[place], own.other[place]];
+    if (!stored || place === undefined) return null;
+    const [factor, ofHosts] = [stored.factor[place], stored.other[place]];
     if (factor === null && !ofHosts) return null; // too few runs
     const order = first[place] === sides[0] ? [0, 1] : [1, 0];
-    const [baseN, n] = ofHosts ? order.map((side) => ofHosts[side]) : sides.map((side) => own.n[side]);
-    const means = ofHosts ? order.map((side) => ofHosts[2 + side]) : sides.map((side) => own.values[side]);
+    const [baseN, n] = ofHosts ? order.map((side) => ofHosts[side]) : sides.map((side) => stored.n[side]);
+    const means = ofHosts ? order.map((side) => ofHosts[2 + side]) : sides.map((side) => stored.values[side]);
     const values = name === "days" ? means.map((rate) => (state.train_tokens || this.tokens) / rate / 86400) : means;
-    return { baseN, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[own.note[place]] ?? "" };
+    return { baseN, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[stored.note[place]] ?? "" };
   }
 }
 
@@ -75,16 +75,16 @@ const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) =
 // A comparison in words: `text` for the change, `reason` for the rest.
 const inWords = (model, name, sides, state) => {
   const { templates, limits } = model;
-  const found = comparison(model, name, sides);
-  const verdict = verdictOf(found, state.relevance, limits);
-  const unit = found.points ? "points" : "%";
-  const sizes = found.points ? found.points.map((one) => model.factor(name) * one) : [found.change, found.low, found.high].map((one) => 100 * one);
+  const result = comparison(model, name, sides);
+  const verdict = verdictOf(result, state.relevance, limits);
+  const unit = result.points ? "points" : "%";
+  const sizes = result.points ? result.points.map((one) => model.factor(name) * one) : [result.change, result.low, result.high].map((one) => 100 * one);
   const text = (size, plus) => `${signed(size, plus)} ${unit}`;
   const [change, low, high] = sizes.map((size) => text(size, "+"));
   const largest = text(Math.max(...sizes.slice(1).map(Math.abs)));
-  const facts = { low, high, largest, n: String(found.n), base_n: String(found.baseN), counted: found.counted, needed: String(limits.fewestRuns) };
+  const facts = { low, high, largest, n: String(result.n), base_n: String(result.baseN), counted: result.counted, needed: String(limits.fewestRuns) };
   const reason = fill(templates[`verdict.${verdict}`], facts);
-  return { ...found, verdict, text: Number.isFinite(sizes[0]) ? change : "", reason };
+  return { ...result, verdict, text: Number.isFinite(sizes[0]) ? change : "", reason };
 };
 
 const compared = (model, name, base, other, state) => {
@@ -118,12 +118,12 @@ class Answer {
     const isHeld = (one) => !state.global_batch || one.global_batch === state.global_batch;
     this.eligible = this.measured.filter((one) => isHeld(one) && (!state.gpus_at_hand || one.gpus <= state.gpus_at_hand));
     const least = LEAST[state.objective];
-    const known = this.eligible.filter((one) => one[least] !== null && !Number.isNaN(one[least]));
-    known.sort((a, b) => a[least] - b[least] || a.days - b.days);
-    const stable = known.filter(({ unstable }) => !unstable);
+    const ranked = this.eligible.filter((one) => one[least] !== null && !Number.isNaN(one[least]));
+    ranked.sort((a, b) => a[least] - b[least] || a.days - b.days);
+    const stable = ranked.filter(({ unstable }) => !unstable);
     const inTime = stable.filter(({ days }) => days <= model.limits.maxDays);
     this.options = state.objective === "time" || !inTime.length ? stable : inTime;
-    this.unstable = known.length - stable.length;
+    this.unstable = ranked.length - stable.length;
     this.tooSlow = stable.length - this.options.length;
     this.isBeyond = stable.length > 0 && !inTime.length;
     [this.best, this.second] = this.options;
@@ -233,7 +233,7 @@ class Answer {
   differing() {
     const { model, best, second } = this;
     const codes = model.settings[second.experiment];
-    const found = model.experimentAxes.flatMap((name, index) => {
+    const choices = model.experimentAxes.flatMap((name, index) => {
       const axis = model.axis.get(name);
       const [from, to] = [model.settings[best.experiment][index], codes[index]];
       if (axis.labels[from] === axis.labels[to]) return [];
@@ -241,7 +241,7 @@ class Answer {
       const hasEffect = condition < 0 || (model.axis.get(axis.onlyWith).isOn[codes[condition]] ?? true);
       return [{ name, title: axis.title, from: axis.labels[from], to: axis.labels[to], isPlace: model.words.place.includes(name), phrase: hasEffect ? axis.phrases[to] : "" }];
     });
-    return found.filter(({ name }) => name !== "nodes" || !found.some((one) => one.name === "gpus"));
+    return choices.filter(({ name }) => name !== "nodes" || !choices.some((one) => one.name === "gpus"));
   }
 
   changes(differing) {
@@ -268,24 +268,24 @@ class Answer {
   difference() {
     const { best, state, model } = this;
     const { limits, words } = model;
-    const found = this.compared();
-    if (Number.isNaN(found.change)) return "";
-    const verdict = verdictOf(found, state.relevance, limits);
+    const result = this.compared();
+    if (Number.isNaN(result.change)) return "";
+    const verdict = verdictOf(result, state.relevance, limits);
     const isFew = verdict === "too few runs";
-    const worse = this.worsening(found.change);
+    const worse = this.worsening(result.change);
     const isBetter = Number(worse <= -limits.equalPct);
     const size = this.fill("size", {
       by: Math.abs(worse) < limits.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`,
       worse: fill(words.worse[state.objective][isBetter], best), mean: isFew || verdict === "none" ? "" : words.byMean[isBetter],
     });
-    const isClear = Math.max(1 + found.change, 1 / (1 + found.change)) >= limits.clear; // by single runs as well
+    const isClear = Math.max(1 + result.change, 1 / (1 + result.change)) >= limits.clear; // by single runs as well
     if (verdict === "none" || (isFew && isClear)) return size;
     if (isFew) {
-      const counts = { base_n: String(found.baseN), n: String(found.n), counted: found.counted, needed: String(limits.fewestRuns) };
+      const counts = { base_n: String(result.baseN), n: String(result.n), counted: result.counted, needed: String(limits.fewestRuns) };
       return this.fill(`difference.${verdict}`, { size, ...counts });
     }
     const flip = worse < 0 ? -1 : 1;
-    const [low, high] = [found.low, found.high].map((end) => flip * this.worsening(end)).sort((a, b) => a - b).map((end) => signed(end));
+    const [low, high] = [result.low, result.high].map((end) => flip * this.worsening(end)).sort((a, b) => a - b).map((end) => signed(end));
     return this.fill(`difference.${verdict}`, { size, interval: this.fill("interval", { low, high }) });
   }
 }

@@ -101,7 +101,7 @@ class Card {
   showQuestion(state, task) {
     const { model } = this;
     const candidates = (task === model.allTasks ? model.tasks : [task]).flatMap((one) => one.candidates);
-    const own = new Set(candidates.map(({ kind }) => kind));
+    const shownKinds = new Set(candidates.map(({ kind }) => kind));
     this.objective.value = state.objective;
     this.usual = task.tokens ?? null; // of all tasks, each has its own
     this.tokens.show(state.train_tokens || this.usual);
@@ -114,7 +114,7 @@ class Card {
     this.relevance.show(state.relevance);
     this.kinds.forEach((kind, index) => {
       this.prices[index].show(priceOf(model, state, kind));
-      this.prices[index].node.hidden = !own.has(kind);
+      this.prices[index].node.hidden = !shownKinds.has(kind);
     });
   }
 

@@ -116,11 +116,11 @@ class Chart {
   }
 
   hover(handler, event, item, id) {
-    const known = id !== null && id !== undefined && id !== "" && this.events.tooltip;
-    const hovered = known ? item.datum.id : null;
+    const isMark = id !== null && id !== undefined && id !== "" && this.events.tooltip;
+    const hovered = isMark ? item.datum.id : null;
     if (this.events.highlight && this.view.signal("hovered") !== hovered) this.view.signal("hovered", hovered).run(); // others fade
-    this.tip.hidden = !known;
-    if (!known) return;
+    this.tip.hidden = !isMark;
+    if (!isMark) return;
     this.tip.replaceChildren(...this.events.tooltip(item.datum).map((line) => element("div", {}, line)));
     const box = this.canvas.getBoundingClientRect();
     const left = Math.min(event.clientX - box.left + 14, Math.max(0, box.width - this.tip.offsetWidth - 4));
@@ -131,10 +131,10 @@ class Chart {
 
 // The domain of an axis for these values, slightly padded: by a factor if the axis is logarithmic.
 const domain = (values, log) => {
-  const known = values.filter((value) => Number.isFinite(value) && (!log || value > 0));
-  if (!known.length) return log ? [1, 10] : [0, 1];
-  const low = known.reduce((a, b) => Math.min(a, b));
-  const high = known.reduce((a, b) => Math.max(a, b));
+  const usable = values.filter((value) => Number.isFinite(value) && (!log || value > 0));
+  if (!usable.length) return log ? [1, 10] : [0, 1];
+  const low = usable.reduce((a, b) => Math.min(a, b));
+  const high = usable.reduce((a, b) => Math.max(a, b));
   if (log) return [low / 1.15, high * 1.15];
   const pad = high > low ? (high - low) * 0.07 : Math.abs(high) * 0.1 || 1;
   return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];

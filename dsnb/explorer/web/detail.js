@@ -14,24 +14,24 @@ class Detail {
     const { model } = this;
     this.node.hidden = run === null || run >= model.runs;
     if (this.node.hidden) return;
-    const one = model.series[run];
+    const steps = model.series[run];
     const experiment = model.experiments.codes[run];
     this.title.textContent = `${model.experiments.names[experiment]}, run ${model.repeats[run] ?? "?"}`;
-    this.facts.replaceChildren(...this.describe(run, one), this.figures(run, state), this.buttons(run, experiment));
-    this.grid.hidden = !one?.step && !one?.sample_s;
-    if (!this.grid.hidden) model.seriesCharts.forEach((part, index) => this.charts[index].draw(series(model, one, part)));
+    this.facts.replaceChildren(...this.describe(run, steps), this.figures(run, state), this.buttons(run, experiment));
+    this.grid.hidden = !steps?.step && !steps?.sample_s;
+    if (!this.grid.hidden) model.seriesCharts.forEach((part, index) => this.charts[index].draw(series(model, steps, part)));
   }
 
-  describe(run, one) {
+  describe(run, steps) {
     const { model } = this;
     const status = element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${model.statusOf(run)}. ${model.causes[run] ?? ""}`);
     const settings = model.experimentAxes.map((name) => model.axis.get(name)).map(({ values, phrases, codes }) => (values[codes[run]] === null ? "" : phrases[codes[run]]));
     const notes = [
       settings.filter(Boolean).join(", "),
-      one ? "" : `The steps of this run ${model.leftOut}`,
-      one && !one.step && !one.sample_s ? "This run recorded no steps." : "",
-      one?.every > 1 ? `1 in ${one.every} steps is shown.` : "",
-      one?.gpus > 1 ? `Averaged over ${one.gpus} GPUs.` : "",
+      steps ? "" : `The steps of this run ${model.leftOut}`,
+      steps && !steps.step && !steps.sample_s ? "This run recorded no steps." : "",
+      steps?.every > 1 ? `1 in ${steps.every} steps is shown.` : "",
+      steps?.gpus > 1 ? `Averaged over ${steps.gpus} GPUs.` : "",
     ];
     return [status, ...model.remarksOn(run).map((text) => element("p", {}, text)), ...notes.filter(Boolean).map((text) => soft(text))];
   }

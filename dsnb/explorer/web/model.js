@@ -150,9 +150,9 @@ class Model {
   // Number, median, minimum and maximum of a figure over all runs of an experiment, selected or not; or over some runs.
   spread(name, experiment, state, runs = this.whole.get(experiment)) {
     const values = this.values(name, state);
-    const known = runs.map((run) => values[run]).filter((value) => !Number.isNaN(value));
-    if (!known.length) return { n: 0, median: NaN, low: NaN, high: NaN };
-    return { n: known.length, median: median(known), low: Math.min(...known), high: Math.max(...known) };
+    const measured = runs.map((run) => values[run]).filter((value) => !Number.isNaN(value));
+    if (!measured.length) return { n: 0, median: NaN, low: NaN, high: NaN };
+    return { n: measured.length, median: median(measured), low: Math.min(...measured), high: Math.max(...measured) };
   }
 
   better(name) {
@@ -182,15 +182,15 @@ class Model {
   // The effect of changing one setting, by group of settings, the largest first: [{axis, before, after, experiment, runs, changes}], a change for
   // each figure.
   effects(groups, base, figures, state) {
-    const own = this.settings[base];
+    const baseSettings = this.settings[base];
     const effects = [];
     for (const [experiment, runs] of groups) {
       const other = this.settings[experiment];
-      const changed = own.flatMap((code, index) => (code === other[index] ? [] : [index]));
+      const changed = baseSettings.flatMap((code, index) => (code === other[index] ? [] : [index]));
       if (changed.length !== 1) continue;
       const axis = this.axis.get(this.experimentAxes[changed[0]]);
       const changes = figures.map((name) => compared(this, name, base, experiment, state));
-      effects.push({ axis, before: own[changed[0]], after: other[changed[0]], experiment, runs, changes });
+      effects.push({ axis, before: baseSettings[changed[0]], after: other[changed[0]], experiment, runs, changes });
     }
     const size = ({ changes: [{ change }] }) => change || -Infinity;
     return effects.sort((a, b) => a.axis.group - b.axis.group || size(b) - size(a) || a.after - b.after);
@@ -239,8 +239,8 @@ class Model {
   // The capacities of GPUs on an axis with these values, and their marks; those that would squash the rest are left out.
   capacityLines(side, name, runs, values) {
     const most = values.filter(Number.isFinite).reduce((a, b) => Math.max(a, b), 0);
-    const known = this.memory.figures.includes(name) ? [...new Set(runs.map((run) => this.capacity(run)).filter(Boolean))].sort((a, b) => a - b) : [];
-    const drawn = known.filter((gib) => gib <= 2 * most);
+    const capacities = this.memory.figures.includes(name) ? [...new Set(runs.map((run) => this.capacity(run)).filter(Boolean))].sort((a, b) => a - b) : [];
+    const drawn = capacities.filter((gib) => gib <= 2 * most);
     return { drawn, marks: drawn.map((gib) => ({ [side]: gib, text: `GPU: ${significant(gib)} GiB` })) };
   }
 }

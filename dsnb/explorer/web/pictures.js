@@ -152,14 +152,14 @@ const losses = (model, state, selected, side = "step") => {
   const curves = (name) => selected.map((run) => ({ run, points: pointsOf(model.series[run]?.[name], model.series[run]?.loss) })).filter(({ points }) => points.length);
   const timed = curves("t_s"); // a published curve may have no times
   const isTimed = side === "t_s" && timed.length > 0;
-  const known = isTimed ? timed : curves("step");
-  const lines = known.map(({ run, points }) => {
+  const curvesShown = isTimed ? timed : curves("step");
+  const lines = curvesShown.map(({ run, points }) => {
     const dash = DASHES[Math.max(0, (model.repeats[run] ?? 1) - 1) % DASHES.length];
     return { id: run, path: pathOf(points), fill: style(model, state, run).fill, dash };
   });
-  const early = known.filter(({ run }) => !model.ok[run]);
+  const early = curvesShown.filter(({ run }) => !model.ok[run]);
   const ends = early.map(({ run, points }) => ({ id: run, x: points.at(-1)[0], y: points.at(-1)[1], fill: model.statusColour(run) }));
-  const axes = lineFrame(known.flatMap(({ points }) => points), { x_title: isTimed ? SINCE_START : "optimizer step", y_title: "loss" });
+  const axes = lineFrame(curvesShown.flatMap(({ points }) => points), { x_title: isTimed ? SINCE_START : "optimizer step", y_title: "loss" });
   const message = lines.length ? null : "No loss of the selected runs is in this file.";
   const note = early.length ? `Crosses mark where ${count(early.length, "run")} ended early.` : "";
   return { ...axes, data: { lines, ends }, message, note, hasTimes: timed.length > 0 };

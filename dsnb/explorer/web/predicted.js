@@ -51,11 +51,11 @@ class Predictions {
     const along = model.axis.get(x);
     const columns = along ? model.columnsOf(along, state) : [];
     return this.shown(state).filter((place) => this.fits[place] !== false && isKnown(place)).map((place) => {
-      const own = along ? columns.indexOf(this.value(x, place, state)) : this.value(x, place, state);
-      const [[left, right], [low, high]] = [along ? [own, own] : this.range(x, place, state), this.range(y, place, state)];
+      const position = along ? columns.indexOf(this.value(x, place, state)) : this.value(x, place, state);
+      const [[left, right], [low, high]] = [along ? [position, position] : this.range(x, place, state), this.range(y, place, state)];
       const code = this.codes[state.colour]?.[place];
       const style = code === undefined ? { fill: model.colours.predicted, shape: "circle" } : { fill: axis.colours[code], shape: axis.shapes[code] };
-      const at = { x: own + offset(code ?? 0), y: this.value(y, place, state) };
+      const at = { x: position + offset(code ?? 0), y: this.value(y, place, state) };
       return { id: place, isPredicted: true, ...at, left, right, low, high, ...style };
     });
   }

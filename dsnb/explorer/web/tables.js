@@ -39,7 +39,7 @@ class RunTable {
     const spread = (experiment) => model.candidates.get(experiment)?.spread ?? NaN;
     const headroom = (run) => 100 * model.headroom(run);
     const rounded = (value, places) => (Number.isNaN(value) ? "" : fixed(value, places).replace(/^0\.0$/, "<0.1"));
-    const own = areSettings ? [
+    const leading = areSettings ? [
       { name: "n", title: "n", value: good, text: good },
       { name: "failed", title: "not ok", isMinor: true, value: bad, text: (experiment) => bad(experiment) || "", isBad: bad },
       { name: "spread", title: "spread (%)", value: spread, text: (experiment) => rounded(spread(experiment), 1), isBad: (experiment) => model.isUnstable(experiment) },
@@ -50,7 +50,7 @@ class RunTable {
     ];
     return [
       { name: "experiment", title: areSettings ? "setting" : "experiment", isText: true, value: code, text: opener, file: name },
-      ...own,
+      ...leading,
       ...model.figures.map((figure) => {
         const value = areSettings ? (item) => model.spread(figure.name, item, this.state).median : (item) => model.values(figure.name, this.state)[item];
         const texts = { text: (item) => model.number(figure.name, value(item)), file: (item) => model.displayed(figure.name, value(item)) };
@@ -241,8 +241,8 @@ class Pins {
       ...differing.map((axis) => tableRow(axis.title, [...codes(axis).map((code) => axis.labels[code]), ""], "dsnb-differs")),
       tableRow("runs that are ok", [...runs.map((own) => `${own.filter((run) => model.ok[run]).length} of ${own.length}`), ""]),
       ...model.measured(runs.flat(), state).map(({ name }) => {
-        const found = arePairs ? compared(model, name, ...settings, state) : inWords(model, name, ofRuns(model, name, ...runs, state), state);
-        return tableRow(model.named.get(name).heading, [...found.values.map((value) => model.number(name, value)), changeParts(model, name, found)]);
+        const change = arePairs ? compared(model, name, ...settings, state) : inWords(model, name, ofRuns(model, name, ...runs, state), state);
+        return tableRow(model.named.get(name).heading, [...change.values.map((value) => model.number(name, value)), changeParts(model, name, change)]);
       }),
     ];
     const heads = titles.map((title, side) => heading(`${"AB"[side]}: ${title}`));
