@@ -45,7 +45,7 @@ def make(run: Run, last_start: float) -> str:
     return f"{result.status} {rate:,.0f} tokens/s ({time.monotonic() - began:.0f} s) {note}"
 
 
-def measure(runs: list[Run], gpus: list[int], last_start: float) -> None:
+def measure(runs: list[Run], gpus: list[str], last_start: float) -> None:
     """Make runs that need equally many GPUs, side by side on all of them."""
     each = runs[0].experiment.gpus
     sets = [gpus[first : first + each] for first in range(0, len(gpus) - each + 1, each)]
@@ -57,7 +57,7 @@ def measure(runs: list[Run], gpus: list[int], last_start: float) -> None:
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // len(sets)
     for number, some in enumerate(sets):
-        free.put((",".join(map(str, some)), cores[number * share : (number + 1) * share]))
+        free.put((",".join(some), cores[number * share : (number + 1) * share]))
     with ProcessPoolExecutor(len(sets), context, _take_share, (free,)) as pool:
         pending = {pool.submit(make, run, last_start): run for run in runs}
         for done in as_completed(pending):
@@ -80,7 +80,8 @@ def main() -> None:
     given = parser.parse_args()
     last_start = time.time() + given.seconds
     left = runs_left(given.output, given.files)
-    gpus = list(range(len(hardware.gpus()) or 1))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(gpu) for gpu in range(len(hardware.gpus()) or 1)]
     for each in [given.gpus] if given.gpus else sorted({run.experiment.gpus for run in left}):
         measure([run for run in left if run.experiment.gpus == each], gpus, last_start)
 

@@ -1,8 +1,9 @@
 """What the recommendation loses: `python -m benchmarks.regret` prints the table of docs/explanation/prediction.md.
 
 The regret of a choice among the measured settings of a task is the time that it takes beyond the fastest of them. The
-tasks are those of `dsnb.published("h200")` that have five settings or more on a number of GPUs. Their settings are
-ranked by predicted time for a token, as `dsnb.recommend` ranks them, with constants fitted to all other models.
+tasks are those of `dsnb.published("h200")` and `("h100")` that have five settings or more on a number of GPUs. Their
+settings are ranked by predicted time for a token, as `dsnb.recommend` ranks them, with constants fitted to all other
+models on H200.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from statistics import mean
 import numpy as np
 import pandas as pd
 
+import dsnb
 from benchmarks import prediction_errors
 from dsnb.analysis.tasks import tasks
 from dsnb.prediction.calibration import Measured, calibrate, measured
@@ -29,21 +31,28 @@ class Regret:
 
     task: str
     gpus: int
+    gpu: str
     settings: int
     first_pct: float
     of_three_pct: float  # the best of the first three
 
     def __str__(self) -> str:
-        row = self.task, self.gpus, self.settings, f"{self.first_pct:.1f} %", f"{self.of_three_pct:.1f} %"
-        return f"| {' | '.join(map(str, row))} |"
+        lost = f"{self.first_pct:.1f} % | {self.of_three_pct:.1f} %"
+        return f"| {self.task} | {self.gpus} {self.gpu} | {self.settings} | {lost} |"
 
 
 def regrets(runs: pd.DataFrame | None = None) -> Iterator[Regret]:
     """Yield the regret on each task; no run of its model has a part in the constants that rank its settings."""
-    table = prediction_errors.steady() if runs is None else runs
-    for task in tasks(table):
-        others = measured(table[table["model"] != task.model])
-        constants = calibrate(others, prediction_errors.PRIOR)
+    steady = prediction_errors.steady() if runs is None else runs
+    yield from _regrets("H200", steady, steady)
+    if runs is None:
+        elsewhere = dsnb.published("h100")
+        yield from _regrets("H100", elsewhere[elsewhere["status"] == "ok"], steady)
+
+
+def _regrets(gpu: str, runs: pd.DataFrame, known: pd.DataFrame) -> Iterator[Regret]:
+    for task in tasks(runs):
+        constants = calibrate(measured(known[known["model"] != task.model]), prediction_errors.PRIOR)
         for gpus, own in task.runs.groupby("gpus"):
             medians = _medians(measured(own))
             if len(medians) < MIN_SETTINGS:
@@ -53,7 +62,7 @@ def regrets(runs: pd.DataFrame | None = None) -> Iterator[Regret]:
             predicted = np.asarray(step_times([run.setting for run in medians], constants).step_time_s)
             ranked = np.argsort(predicted / tokens)
             lost = 100 * (speed.max() / speed[ranked] - 1)
-            yield Regret(task.title, int(gpus), len(medians), float(lost[0]), float(lost[:FIRST].min()))
+            yield Regret(task.title, int(gpus), gpu, len(medians), float(lost[0]), float(lost[:FIRST].min()))
 
 
 def table(found: Sequence[Regret]) -> str:

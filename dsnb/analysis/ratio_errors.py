@@ -50,10 +50,10 @@ DEFAULT_RATIOS: dict[str, RatioError] = {
 
 # The constants of H200 on published tables of other GPUs: the same command.
 ELSEWHERE: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(312, 22.1, 554.6),
-    "with one that is limited by the CPU": RatioError(40, 43.4, 120.2),
+    "that are both limited by the GPU": RatioError(665, 13.5, 554.6),
+    "with one that is limited by the CPU": RatioError(51, 41.5, 120.2),
     "that are both limited by the CPU": RatioError(53, 10.6, 68.4),
-    "of one task": RatioError(405, 22.5, 554.6),
+    "of one task": RatioError(769, 14.9, 554.6),
 }
 
 

@@ -98,9 +98,18 @@ def sweep(
         extra_options={key.strip().removeprefix("--"): value for key, _, value in pairs} if pairs else None,
     )
     overrides = parse_overrides(set_ or []) | ({"hostfile": hostfile} if hostfile else {})
-    planned, notes = load(params, overrides, only, output, sub_cluster, allocation)
-    for note in notes:
-        say(f"note: {note}", err=True)
+    if allocation and (hosts := overrides.get("hostfile")):
+        raise SettingsError(f"--hostfile is {str(hosts)!r}, but Slurm chooses hosts: leave one of them out")
+    if allocation and sub_cluster:
+        raise SettingsError("--sub-cluster divides the hosts of one job: use --hostfile slurm in a job")
+    if sub_cluster:
+        planned, notes = allocations.load_groups(params, allocations.sizes(sub_cluster), overrides, only, output)
+        for note in notes:
+            say(f"note: {note}", err=True)
+    elif allocation:
+        planned = allocations.load(params, allocation, overrides, only, output)
+    else:
+        planned = load_sweep(params, overrides, only, output)
     if dry_run:
         for line in plan_lines(planned, allocation, verbose):
             say(line)
@@ -121,26 +130,6 @@ def sweep(
     say(f"Report: dsnb report {planned.paths.dir}")
     if any(result.status != "ok" for result in results):
         raise typer.Exit(NOT_ALL_OK)
-
-
-def load(
-    params: Path,
-    overrides: dict[str, Any],
-    only: str | None = None,
-    output: Path | None = None,
-    sub_cluster: str | None = None,
-    allocation: Allocation | None = None,
-) -> tuple[Sweep, list[str]]:
-    """Return the sweep for options of `dsnb sweep`, and notes about unused hosts."""
-    if allocation and (hosts := overrides.get("hostfile")):
-        raise SettingsError(f"--hostfile is {str(hosts)!r}, but Slurm chooses hosts: leave one of them out")
-    if allocation and sub_cluster:
-        raise SettingsError("--sub-cluster divides the hosts of one job: use --hostfile slurm in a job")
-    if sub_cluster:
-        return allocations.load_groups(params, allocations.sizes(sub_cluster), overrides, only, output)
-    if allocation:
-        return allocations.load(params, allocation, overrides, only, output), []
-    return load_sweep(params, overrides, only, output), []
 
 
 def _allocation(slurm: bool, **options: Any) -> Allocation | None:

@@ -67,7 +67,7 @@ def model_states(
         What data-parallel ranks partition: 1 optimizer states, 2 gradients too, 3 weights too (Rajbhandari et al. 2020,
         figure 1: 2P + 2P + KP/N, 2P + (2 + K)P/N, (2 + 2 + K)P/N). FSDP with full sharding is 3.
     model_parallel
-        Tensor-parallel times pipeline-parallel size, both of which divide everything; parts count as equal.
+        Tensor-parallel times pipeline-parallel size, which divides everything equally.
     offload
         `optimizer-...` leaves the weights on the GPU, and the gradients unless they are partitioned (Ren et al. 2021,
         arXiv:2101.06840); `all-...` leaves nothing (Rajbhandari et al. 2021, arXiv:2104.07857).

@@ -119,8 +119,8 @@ def flops_per_token(active: float, trained: float, attention: float) -> float:
     active
         Parameters that work on a token: of a mixture of experts, those of the chosen experts only.
     trained
-        Those of them that are trained. A frozen weight takes part in the forward pass (2 FLOPs) and passes the gradient
-        on (2), but has no weight gradient (2): LoRA needs 4 x parameters + 2 x trained parameters.
+        Those of them that are trained. A frozen weight takes 2 FLOPs forward and 2 to pass the gradient on, but not the
+        2 of a weight gradient: LoRA needs 4 x parameters + 2 x trained parameters.
     attention
         FLOPs of attention, see `attention_flops_per_token`.
     """

@@ -32,7 +32,7 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def check(tokens: object, prices: Mapping[str, object], **amounts: object) -> None:
-    """Refuse tokens, prices (by what they are called in a message) and other amounts (maybe None) by their range."""
+    """Refuse tokens, prices and other amounts (None if not given) that are out of range; keys name them in messages."""
     given = {**prices, **{name: value for name, value in amounts.items() if value is not None}}
     wrong = [name for name, value in given.items() if not (is_number(value) and value >= 0)]
     problems = [f"{name} is {given[name]!r}: give a finite number of 0 or more" for name in wrong]

@@ -1,4 +1,4 @@
-"""What data sheets say of GPUs, and the links between them: rates, bandwidths and memory.
+"""GPUs by their data sheets (rates, bandwidths, memory), and the links between them.
 
 `gpus.csv` holds the GPUs, with what was compared in November 2026. Bandwidths are decimal GB/s in one direction: NVLink
 5 has 18 links of 50 GB/s, NVLink 4 18 of 25, NVLink 3 12, NVLink 2 6; PCIe 5.0 x16 has 64 GB/s, 4.0 32, 3.0 16. Bridges
@@ -18,7 +18,7 @@ from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
 
 NODE_GPUS = 8
-"""GPUs of a node, where an experiment does not say on how many nodes it runs."""
+"""GPUs of a node, if an experiment does not give its number of nodes."""
 LINK = re.compile(r"ib:(\d+(?:\.\d+)?)(/node)?")
 
 
@@ -44,7 +44,7 @@ class GpuSpec:
 
 
 def _read() -> Iterator[GpuSpec]:
-    """Yield the GPUs of `gpus.csv`; peak rates that it does not tell are those of `dsnb.system.hardware`."""
+    """Yield the GPUs of `gpus.csv`; missing peak rates are taken from `dsnb.system.hardware`."""
     with open(Path(__file__).with_name("gpus.csv"), encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             name, _ = row.pop("name"), row.pop("source")
@@ -81,9 +81,9 @@ class Link:
         return max(int(experiment.nodes or 1), math.ceil(experiment.gpus / NODE_GPUS))
 
     def inside_gb_per_s(self, gpu: GpuSpec, members: int, node_gpus: int) -> float:
-        """Return the bandwidth of a GPU to `members` - 1 others of its node, which has `node_gpus`, in one direction.
+        """Return a GPU's bandwidth in one direction to `members` - 1 others of its node of `node_gpus`.
 
-        Without a switch, each pair has its share of the links: two of four V100 have a third of them.
+        Without a switch, each pair has a share of the links: two of four V100 have a third of them.
         """
         if not self.nvlink or not gpu.nvlink_gb_per_s:
             return gpu.pcie_gb_per_s
@@ -92,7 +92,7 @@ class Link:
 
 
 def link(text: str = "nvlink") -> Link:
-    """Return the link that a text describes, as `dsnb.predict` takes it."""
+    """Parse a link in the form that `dsnb.predict` takes."""
     if text in {"nvlink", "pcie"}:
         return Link(nvlink=text == "nvlink")
     match = LINK.fullmatch(text)

@@ -36,7 +36,7 @@ class On:
     probe: str = ""  # the probe of a machine that the constants were adjusted by
 
     def calibrated(self, runs: Sequence[Measured]) -> "On":
-        """Return the same with what one or more measured runs tell, and the error on models that were left out."""
+        """Return the same, calibrated on measured runs, with the error on models that were left out."""
         constants = fit(runs)
         errors = calibration.by_kind(runs, calibration.left_out(runs), constants)
         return replace(self, constants=constants, probe="", covered=Coverage.of(runs, self.link), errors=errors)
@@ -85,7 +85,7 @@ def predict(
         `logits_gib` and `buffers_gib` at the `moment` of the peak; `step_time_s` with its parts, `limited_by` (`CPU` or
         `GPU`), `tokens_per_s`, `mfu`; for the `tokens` to train on, `days` with the range that the error of tokens/s
         leaves (`days_low`, `days_high`), `gpu_hours` and `cost`. Each predicted figure has its mean error in
-        `..._error_pct`, and `..._error_on` says on how many measured settings of which kind. The error of a time or
+        `..._error_pct`; `..._error_on` gives the number and kind of the measured settings. The error of a time or
         speed is a factor: at 25 %, 1.25 or 1 / 1.25 times as much.
         `outside` says what the calibration has not seen, `probe` which machine's probe the times were adjusted by.
 
@@ -103,7 +103,7 @@ def predict(
 
 
 def on_gpu(gpu: str, link: str, calibrate: "pd.DataFrame | None" = None, probe: bool = True) -> On:
-    """Return what `predict` predicts for by its arguments of these names."""
+    """Return the target of `predict` from its arguments of the same names."""
     on = On(gpus.find(gpu), gpus.link(link))
     on = probed.applied(on) if probe else on
     if calibrate is None:

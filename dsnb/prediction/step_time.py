@@ -1,8 +1,7 @@
-"""The time of an optimizer step as a sum of parts, each the work or traffic of a kind over the rate of its resource.
+"""Predict the time of an optimizer step as a sum of parts: work or traffic of a kind over the rate of its resource.
 
-The GPU's kernels and the host that launches them run side by side in the passes, so whichever takes longer counts. What
-the host does to each tensor in the optimizer's step is added: the GPU waits for it. Communication counts as far as
-nothing hides it.
+During the passes, GPU kernels and the launching host overlap, so the slower one counts. The host's work on each tensor
+in the optimizer's step is added, because the GPU waits for it. Communication counts as far as it is exposed.
 
 Bytes of communication are those that leave a rank: 2 (n - 1) / n of a message for an all-reduce of n ranks, (n - 1) / n
 for a reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's nccl-tests, doc/PERFORMANCE.md).
@@ -38,13 +37,10 @@ POWERSGD_SHARE = 1.4
 
 @dataclass(frozen=True)
 class Constants:
-    """What is reached of nominal rates, and what the host needs; `dsnb.prediction.calibration` fits them.
+    """Achieved shares of nominal rates (efficiencies) and host costs; `dsnb.prediction.calibration` fits them."""
 
-    Efficiencies are shares of the data sheet's rates, of the links and of the network.
-    """
-
-    matmul_efficiency: float  # of matrix products, besides the time of their operands' bytes
-    unaligned_efficiency: float  # of those of a width that is no multiple of 8
+    matmul_efficiency: float  # of matrix products, without the time to move their operands
+    unaligned_efficiency: float  # of products whose width is not a multiple of 8
     attention_efficiency: float  # of fused attention
     memory_efficiency: float
     kernel_us: float  # of a kernel on the GPU, beyond its bytes and FLOPs
@@ -68,11 +64,7 @@ FITTED_SETTINGS = 254
 
 @dataclass(frozen=True)
 class StepTime:
-    """The parts of one optimizer step in seconds, which sum to `step_time_s`.
-
-    Communication is what is not hidden behind computation, by kind; `host_s` is the time in which the GPU is idle
-    because the host has launched nothing.
-    """
+    """The parts of one optimizer step in seconds: communication is its exposed time, `host_s` the GPU's idle time."""
 
     matmul_s: float
     attention_s: float
@@ -96,7 +88,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Setting:
-    """All counts of one step of an experiment on a GPU, or of many as arrays; no constant that was measured.
+    """Counts of one step of an experiment on a GPU, or of many as arrays, without measured constants.
 
     Work is that of the busiest rank; traffic is in bytes that leave a rank, bandwidths of its groups in bytes/s.
     """
@@ -115,7 +107,7 @@ class Setting:
     host_parameters: float  # tensors that the optimizer's step handles one by one while the GPU waits, by ZeRO's stage
     host_gathers: float  # parameters or blocks that ZeRO 3 or FSDP gathers and frees in Python
     offloaded_activation_bytes: float  # inputs of blocks to host memory and back
-    pipeline_fill: float  # micro-batches' steps for which a stage waits, as a share of its own work: (p - 1) / m
+    pipeline_fill: float  # share of its work for which a stage waits: (p - 1) / m
     data_inside: float  # `routes`: in a node, and between nodes; 0 where a route has no such part
     data_network: float
     tensor_inside: float
@@ -149,11 +141,10 @@ def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
 
 
 def traffic(experiment: Experiment) -> dict[str, float]:
-    """Return what one rank sends in an optimizer step of an experiment, as `Setting` names it.
+    """Return the traffic of one rank in an optimizer step, in the fields of `Setting`.
 
-    Tensor parallelism has two all-reduces a block and pass (Shoeybi et al. 2019, arXiv:1909.08053). DeepSpeed's layers
-    reduce the gradient of each input, also where OPT's queries, keys and values have the same one. A pipeline's stage
-    sends activations to the next one, and their gradients to the one before.
+    Tensor parallelism has two all-reduces per block and pass (Shoeybi et al. 2019, arXiv:1909.08053). DeepSpeed's
+    layers reduce the gradient of each input, also of OPT's queries, keys and values, which share one.
     """
     sent = _data_traffic(experiment) | _offload_traffic(experiment)
     model, ranks = shape(experiment.model), experiment.tensor_parallel
@@ -235,7 +226,7 @@ def _data_traffic(experiment: Experiment) -> dict[str, float]:
 
 
 def _zero_3(experiment: Experiment, reduced: float, gathered: float) -> dict[str, float]:
-    """Return what ZeRO 3 sends: weights for each pass, unless they are kept, and gradients with each micro-batch."""
+    """Return the traffic of ZeRO 3: weights for each pass, unless they are kept, and gradients per micro-batch."""
     weight, gradient = _widths(experiment)
     count, passes = experiment.grad_accum, gathering_passes(experiment)
     sent = 1.0 if experiment.zeropp in {"weights", "all"} else weight
@@ -267,7 +258,7 @@ def _widths(experiment: Experiment) -> tuple[float, float]:
 
 
 def _offload_traffic(experiment: Experiment) -> dict[str, float]:
-    """Return traffic to host memory: gradients down and weights up, with `all` also the weights of each pass."""
+    """Return the traffic to host memory: gradients down and weights up; with `all`, weights for each pass too."""
     what = (experiment.offload or "none").partition("-")[0]
     if what == "none":
         return {}
@@ -281,7 +272,7 @@ def _offload_traffic(experiment: Experiment) -> dict[str, float]:
 
 
 def problem(experiment: Experiment, gpu: str, link: str) -> str:
-    """Return why an experiment cannot be predicted on a known GPU and link; empty if nothing speaks against it."""
+    """Return why an experiment cannot be predicted on a known GPU and link; empty if it can."""
     spec, path = gpus.find(gpu), gpus.link(link)
     try:
         setting(experiment, spec, path)
@@ -296,7 +287,7 @@ def step_times(settings: Sequence[Setting], constants: Constants = DEFAULT) -> S
 
 
 def stack(settings: Sequence[Setting]) -> Setting:
-    """Return many settings as one, whose counts are arrays of shape (settings,)."""
+    """Combine settings into one whose counts are arrays of shape (settings,)."""
     return Setting(*np.array([list(vars(one).values()) for one in settings], dtype=float).T)
 
 
@@ -339,9 +330,9 @@ def _seconds(sent: Any, messages: Any, inside: Any, network: Any, c: Constants) 
 
 
 def _data_parallel(one: Setting, c: Constants, passes: Any) -> tuple[dict[str, Any], Any]:
-    """Return the exposed times of data-parallel communication by kind, and how much of it is beside the passes.
+    """Return the exposed times of data-parallel communication by kind, and those exposed during the passes.
 
-    The share `overlap` of what runs beside the passes is hidden, at most as much as they take.
+    The share `overlap` of communication during the passes is hidden, at most for their duration.
     """
     sent = one.all_reduce + one.reduce_scatter + one.all_to_all + one.all_gather
     total = _seconds(sent, one.data_messages, one.data_inside, one.data_network, c)

@@ -1,6 +1,6 @@
-"""The work of one optimizer step on the busiest rank: FLOPs, bytes, kernels and what the host does for them.
+"""Count the work of one optimizer step on the busiest rank: FLOPs, bytes, kernels and host operations.
 
-Pure counts that no measurement enters; `dsnb.prediction.step_time` divides them by rates.
+No measurement enters the counts; `dsnb.prediction.step_time` divides them by rates.
 """
 
 import math
@@ -107,7 +107,7 @@ def _block_products(
 ) -> tuple[float, float]:
     """Return FLOPs and bytes of a block's linear layers: forward, recomputed, and both gradients.
 
-    A frozen weight has no gradient of its own, its adapters have both (Hu et al. 2021).
+    A frozen weight has no weight gradient, its adapters have both (Hu et al. 2021).
     """
     split = experiment.tensor_parallel
     times = 2.0 + again + (0 if experiment.lora_rank else 1)
@@ -222,7 +222,7 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
 
 
 def _launches(experiment: Experiment, mode: Mode, launched: float, casts: float) -> float:
-    """Return what the host starts in a micro-batch: each kernel, `launched`, or what a compiler leaves of them."""
+    """Return the host's launches in a micro-batch: all kernels (`launched`), or those that a compiler leaves."""
     layers, again = shape(experiment.model).layers / experiment.pipeline_parallel, recomputed_share(experiment)
     launched += CAST_LAUNCHES * casts
     if experiment.tensor_parallel > 1:  # Python of DeepSpeed for the two reductions of a block and pass
@@ -241,7 +241,7 @@ def _launches(experiment: Experiment, mode: Mode, launched: float, casts: float)
 
 
 def _hook_launches(experiment: Experiment) -> float:
-    """Return what ZeRO's hooks of each gradient do in Python in an optimizer step, in launches.
+    """Return the Python work of ZeRO's gradient hooks in an optimizer step, in launches.
 
     ZeRO 2 and 3 move every micro-batch's gradients into buckets, ZeRO 1 only the last one's (DeepSpeed 0.19.8,
     `reduce_ready_partitions_and_remove_grads`); a hook runs for each gradient all the same.
@@ -263,7 +263,7 @@ def _own_tensors(experiment: Experiment) -> float:
 
 
 def _host_parameters(experiment: Experiment, mode: Mode) -> float:
-    """Return the parameter tensors that DeepSpeed's step goes through in Python, weighted by what it does to each.
+    """Return the parameter tensors that DeepSpeed's step iterates over in Python, weighted by the work for each.
 
     ZeRO 0 asks the GPU for overflows of each tensor in native half precision. ZeRO 1 and 2 handle flat buffers, but
     take norms of each tensor unless `gradient_checks` is off. ZeRO 3 partitions, takes norms and copies each.
@@ -281,7 +281,7 @@ def _host_parameters(experiment: Experiment, mode: Mode) -> float:
 
 
 def _host_gathers(experiment: Experiment, mode: Mode, layers: float, again: float) -> float:
-    """Return what ZeRO 3 fetches in Python in a micro-batch: parameters, or blocks where these are its leaves."""
+    """Return the parameters, or blocks if they are leaf modules, that ZeRO 3 gathers in Python in a micro-batch."""
     gathered = experiment.strategy == "deepspeed" and experiment.zero_stage == 3
     if not gathered:
         return FSDP_GATHER * layers * (2 + again) if experiment.strategy == "fsdp" else 0.0

@@ -60,7 +60,7 @@ def test_a_window_limits_the_keys_of_a_query():
     for window, keys in ((None, 8), (100, 8), (8, 8), (2, 2)):
         assert metrics.attention_flops_per_token(**work, window=window) == 12 * 2 * 10 * keys
     assert metrics.masked_flops_per_token(**work) == 12 * 2 * 10 * 8 / 2
-    # 2 of 8 keys are counted for 8 queries: 16 pairs, of which the first two queries lack half of 4.
+    # 2 of 8 keys are counted for 8 queries: 16 pairs, less half of the 4 of the first two queries.
     assert metrics.masked_flops_per_token(**work, window=2) == 12 * 2 * 10 * 2 * (2 / 16)
 
 

@@ -80,7 +80,7 @@ def test_published_tables_of_gpus_that_nothing_was_calibrated_on(monkeypatch):
 
 
 def test_a_run_has_no_part_in_its_own_prediction():
-    """A model that takes twice as long than the others foretell is predicted in half its time; or else a setting."""
+    """A model, or a setting, that takes twice as long as the others predict is predicted at half its time."""
     made = runs({}, {"micro_batch_size": 16}, {"model": "gpt2-xl"})
     made[2] = replace(made[2], step_time_s=2 * made[2].step_time_s)
     errors = left_out(made)
@@ -228,7 +228,7 @@ def test_small_clusters_tell_large_ones():
 def test_accumulation_across_nodes_is_explained_by_communication():
     """BLOOM-7B1 on 16 A100 takes twice 258 days without accumulation and 57 with 256 micro-batches a step.
 
-    Calibrated on the rows with a figure of ZeRO 1, FSDP and uncompressed DDP, of which one tells the network.
+    Calibrated on the rows of ZeRO 1, FSDP and uncompressed DDP, one of them with a network.
     """
     table = dsnb.published("jean_zay_bloom7b").assign(attention="eager", precision="bf16")
     table = table[(table["gpu_name"] == "A100") & (table["gradient_compression"] != "powersgd")]

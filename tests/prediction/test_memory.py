@@ -49,7 +49,7 @@ def test_zero_0_flattens_gradients_twice():
     """14 bytes a parameter, 2 of gradients, and in the step 8 more: a list in fp32 and its flat copy."""
     found = moments(zero_stage=0, gpus=2)
     assert (found["loss"], found["reduction"], found["optimizer"]) == (14 * P + 1000 * MIB, 18 * P, 24 * P)
-    assert moments(zero_stage=0)["reduction"] == 16 * P  # nobody to reduce with
+    assert moments(zero_stage=0)["reduction"] == 16 * P  # a single rank
     found = moments(zero_stage=0, gpus=2, mixed_precision="autocast")
     assert (found["loss"], found["reduction"], found["optimizer"]) == (12 * P + 1000 * MIB, 20 * P, 16 * P)
 

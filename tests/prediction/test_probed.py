@@ -31,7 +31,7 @@ def test_the_reference_itself_changes_nothing_and_ratios_are_by_hand():
     by = probed.ratios(record(launch_us=12.0, gather_us=50.0, matmul_tflops=600.0), REFERENCE)
     changed = {name: ratio for name, ratio in by.items() if ratio != pytest.approx(1.0)}
     assert changed == pytest.approx({"host_launch_us": 2.0, "host_gather_us": 0.5, "matmul_efficiency": 0.8})
-    a100 = gpus.find("A100")  # of its own data sheet, which is lower
+    a100 = gpus.find("A100")  # relative to its data sheet, which is lower
     theirs = record("NVIDIA A100-SXM4-80GB", matmul_tflops=750 * a100.half_tflops / 989)
     assert probed.ratios(theirs, REFERENCE)["matmul_efficiency"] == pytest.approx(1.0, rel=1e-3)
 

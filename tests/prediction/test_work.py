@@ -26,7 +26,7 @@ def work(**settings):
 def test_products_are_six_flops_a_weight_and_token():
     plain = work().matmul_flops
     assert plain == pytest.approx(6 * (BLOCKS + HEAD) * TOKENS)
-    # Frozen weights have no gradients of their own.
+    # Frozen weights have no weight gradients.
     adapters = 24 * 64 * 18 * 2048
     tuned = work(lora_rank=64, strategy="plain").matmul_flops
     assert tuned == pytest.approx((4 * (BLOCKS + HEAD) + 6 * adapters) * TOKENS)

@@ -176,8 +176,6 @@ def test_the_place_of_a_run_is_in_its_record_and_a_column(grid, tmp_path):
 SHAPE = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 SHAPE |= {"intermediate_size": 64, "max_position_embeddings": 64}
 LLAMA = {"model_type": "llama", **SHAPE}
-QWEN = {"model_type": "qwen2", **SHAPE, "num_key_value_heads": 1}
-NEOX = {"model_type": "gpt_neox", **SHAPE}
 OF_FILES = """
 name: files
 order: listed
@@ -191,11 +189,10 @@ FILES = [f"models-llama_{NAME}", f"qwen_{NAME}", f"other-llama_{NAME}"]
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """Give a folder with three configurations, and be in it."""
-    files = {"models/llama.json": LLAMA, "models/qwen/config.json": QWEN, "other/llama.json": NEOX}
-    for name, config in files.items():
+    """A working folder with three configurations."""
+    for name in ("models/llama.json", "models/qwen/config.json", "other/llama.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(json.dumps(config))
+        (tmp_path / name).write_text(json.dumps(LLAMA))
     (tmp_path / "files.yaml").write_text(OF_FILES)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -203,7 +200,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def made(home):
-    """Give a sweep whose first repeats are made, by hand."""
+    """A sweep whose first repeats are finished."""
     sweep = with_inputs(load_sweep("files.yaml", output=home / "out"))
     for run in sweep.runs[:3]:
         job.initialize(run)
