@@ -94,9 +94,9 @@ def cpu_bound(clock: Clock, marks: Sequence[int], last: int) -> float:
 class EnergyMeter:
     """Measures the energy of one span; `read` returns the counter in joules, `now` a monotonic time in seconds.
 
-    NVML's power reading on recent GPUs is an average over the last second, useless for a shorter span. The energy
-    counter is updated only about every 100 ms, so it is read right after an update, before the span begins and after it
-    has ended. The idle energy between these updates and the span is estimated over one more update and subtracted.
+    The energy counter is updated only about every 100 ms, so it is read right after an update, before and after the
+    span. The idle energy between these updates and the span is estimated over one more update and subtracted. NVML's
+    power reading is no alternative: on recent GPUs it is an average over the last second.
     """
 
     def __init__(self, read: Callable[[], float], now: Callable[[], float] = time.perf_counter) -> None:
