@@ -3,8 +3,8 @@
 Peak memory excludes building the model, which can take more than training and depends on how weights are loaded.
 
 Skew is the slowest rank relative to the median, step by step. If a step ends with a collective, all ranks end it
-together, and the skew of steps stays near 0 (measured: a rank that was 100 ms late to each step of 50 ms changed it from
-4 % to 3 %). The first forward pass of each step is therefore compared as well: with ZeRO 0 to 2 and DDP it contains no
+together, and the skew of steps stays near 0 (measured: a rank 100 ms late to each step of 50 ms changed it from 4 % to
+3 %). The first forward pass of each step is therefore compared as well: with ZeRO 0 to 2 and DDP it contains no
 collective, so its skew shows slow GPUs or uneven data. With ZeRO 3, FSDP and tensor parallelism ranks wait for each
 other in it too; only groups of nodes then show which one is slow (`dsnb.analysis.hosts`).
 
