@@ -44,6 +44,8 @@ MEASURED_BY_WORKER = (
     *("recompilations", "graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
 )
 """The fields of `worker.json` that are figures already."""
+BEFORE_RANKS_S, MAX_IDLE_GIB = 0.5, 1.0
+"""Ranks use no GPU memory in their first half second; an idle GPU has up to 0.1 GiB in use, or what a screen takes."""
 
 
 def without_machine_faults(status: str, cause: str | None) -> tuple[str, str | None]:
@@ -170,7 +172,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "slow_steps": len(slow_steps(timed)),
         "timed_steps": len(timed),
         "attention_used": worker.get("attention"),
-        "note": "; ".join(_notes(experiment, timed, gpu, worker)) or None,
+        "note": "; ".join(_notes(experiment, timed, gpu, worker, samples)) or None,
         **(_profile(paths) if experiment.profile else {}),
     }
 
@@ -192,9 +194,19 @@ def slow_steps(timed: list[dict[str, Any]]) -> dict[int, float]:
 
 
 def _notes(
-    experiment: Experiment, timed: list[dict[str, Any]], gpu: dict[str, Any], worker: dict[str, Any]
+    experiment: Experiment,
+    timed: list[dict[str, Any]],
+    gpu: dict[str, Any],
+    worker: dict[str, Any],
+    samples: list[dict[str, Any]],
 ) -> Iterator[str]:
     """Yield caveats of the figures."""
+    used_gib = _by_gpu(_within(samples, 0.0, BEFORE_RANKS_S), "memory_used_gib")
+    if (most_gib := max((values[0] for values in used_gib), default=0.0)) > MAX_IDLE_GIB:
+        yield (
+            f"{most_gib:.1f} GiB of a GPU were in use before the run began: another process may have slowed it down; "
+            "end that process (`nvidia-smi` shows it) and repeat the run"
+        )
     if skipped := _skipped(timed):
         yield (
             f"{skipped} of {len(timed)} timed steps were skipped by the loss scaler: tokens/s counts their tokens, "

@@ -54,6 +54,18 @@ def test_slow_steps_and_recompilations_are_named(tmp_path, small):
     assert short["note"] == "no power: the timed steps took 0.21 s, too short to measure it"
 
 
+def test_a_gpu_that_another_process_uses_is_named(tmp_path, small):
+    """Measured: two runs on one H100, where the second one's steps took twice as long as alone."""
+    for first_gib, named in ((16.489, True), (0.063, False)):
+        samples = [
+            {"t_s": 0.271, "gpu": 0, "memory_used_gib": first_gib},
+            {"t_s": 0.528, "gpu": 0, "memory_used_gib": 17},
+        ]
+        records.write_lines(RunPaths(tmp_path / "run1").gpu, samples)
+        note = recorded(tmp_path, small, [1.0, 1.0])["note"] or ""
+        assert note.startswith("16.5 GiB of a GPU were in use before the run began") == named
+
+
 def test_flops_of_a_run(tmp_path, small):
     counted = {"flops_per_token": 8000.0, "masked_flops_per_token": 1000.0, "recomputed_flops_per_token": 0.0}
     found = recorded(tmp_path, small, [1.0, 1.0, 1.0], **counted, active_parameters=700, gpu_name="NVIDIA H200")
