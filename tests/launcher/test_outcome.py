@@ -159,11 +159,8 @@ def test_what_figures_mean_stands_beside_them(swept):
     runs = dsnb.load_runs(swept).assign(masked_flops_pct=[1.26, 4.0, *[2.0] * (len(dsnb.load_runs(swept)) - 2)])
     said = by_task.meanings(runs).text
     assert "the masked half of attention is counted. It is 1.3 to 4.0 % of the values here." in said
-    assert '<td class="text">odd &lt;b&gt;</td>' in by_task.remarks(runs.assign(note="odd <b>")).text
-    assert (
-        '<td class="text">&lt;b&gt;</td>'
-        in by_task.runs_to_look_at(runs.assign(recompilations=3, experiment="<b>")).text
-    )
+    odd = by_task.runs_to_look_at(runs.assign(note="odd <b>", experiment="<i>")).text
+    assert "odd &lt;b&gt;" in odd and "&lt;i&gt;" in odd and "<i>" not in odd
 
 
 def test_a_failure_by_the_machines_fault_is_an_interruption():
