@@ -106,11 +106,11 @@ def test_a_link_is_cut(three):
 
 def test_hosts_that_cannot_be_reached_are_all_named(three, tmp_path):
     hostfile = tmp_path / "hostfile"
-    hostfile.write_text("".join(f"{name} slots=1\n" for name in ("mnhost1", "nobody", "10.77.0.99")))
+    hostfile.write_text("".join(f"{name} slots=1\n" for name in ("mnhost1", "missing", "10.77.0.99")))
     status, cause = ends(three.run(hostfile=str(hostfile), gpus=3), 12 + 4)
     name, address = cause.split("; ")
     assert status == "failed"
-    assert name.startswith("nobody was not reached: ssh: Could not resolve hostname nobody")
+    assert name.startswith("missing was not reached: ssh: Could not resolve hostname missing")
     assert address.startswith("10.77.0.99 was not reached: ssh: connect to host 10.77.0.99 port 22: ")
 
 
