@@ -97,9 +97,9 @@ def recommend(
         Path | None, option("FOLDER", "Write DeepSpeed's configuration and a params file of the settings there.")
     ] = None,
     measure: Annotated[
-        int, option("NUMBER", "Run this number of the best settings here until one is clearly the best.")
+        int, option("NUMBER", "Run this number of the best settings here until one is clearly best.")
     ] = 0,
-    minutes: Annotated[float | None, option("NUMBER", "Time limit of these runs in minutes.", default="no limit")] = None,
+    minutes: Annotated[float | None, option("NUMBER", "Limit of these runs in minutes.", default="no limit")] = None,
     output: Annotated[
         Path | None, option("FOLDER", "Folder of these runs.", default="outputs/recommend_MODEL_...")
     ] = None,

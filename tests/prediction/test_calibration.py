@@ -148,9 +148,7 @@ def test_what_is_outside_is_said():
     ]
     both = {"gpus": 4, "zero_stage": 0, "tensor_parallel": 2}
     assert unlike(**both) == []
-    assert (
-        "used strategy ZeRO 0 with tensor parallel and pipeline parallel, " in unlike(**both, pipeline_parallel=2)[0]
-    )
+    assert "used strategy ZeRO 0 with tensor parallel and pipeline parallel, " in unlike(**both, pipeline_parallel=2)[0]
 
 
 def test_own_runs_are_their_own_coverage():
