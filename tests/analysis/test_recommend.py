@@ -175,7 +175,7 @@ def test_how_sure_it_is_depends_on_what_was_measured():
     close = of_runs(measured(0.97 * rate, others[0]))[1]
     assert f"3.1 % slower, within the error of {best['tokens_per_s_error_pct']:.1f} %: run {best.name} to dec" in close
     both = of_runs(measured(2 * rate, others[0]), measured(1.9 * rate, others[1]))[1]
-    assert "5.3 % slower; both were measured, and 20_compare says" in both
+    assert "5.3 % slower; both were measured, and 20_compare shows" in both
     assert "100.0 % slower, more than the error of" in of_runs(measured(2 * rate, others[0]))[1]
     ((unseen,), _) = forecast({**STAGES, "gpus": 512}, "H200", link="ib:400")
     assert unseen.sentences[-1].startswith("Less certain than stated: ")
