@@ -119,7 +119,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
     executor.start()
     try:
         wait_until(lambda: (lost.paths.dir / "began").exists() or problems, "the job on n2 has begun")
-        cluster.kill_node("n2")
+        cluster.kill("n2")
         wait_until(lambda: records.read_lines(real.paths.steps) or problems, "the real job trains")
         assert cluster.command("scancel", job_of(real)) == ""
         executor.join(WAIT_S)
@@ -144,7 +144,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
     assert results[-1].summary["loss_last"] is not None
     assert said == []
     assert not list(params.parent.rglob("hacked")) + list(ROOT.glob("hacked"))
-    wait_until(lambda: not cluster.processes(job_of(real)), "the cancelled job has ended")
+    wait_until(lambda: not cluster.runs(job_of(real)), "the cancelled job has ended")
 
 
 SCRIPT = """
