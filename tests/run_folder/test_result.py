@@ -34,10 +34,14 @@ def sweep(tmp_path):
     (tmp_path / "t.yaml").write_text(PARAMS)
     sweep = load_sweep(tmp_path / "t.yaml", output=tmp_path / "out")
     for run in sweep.runs:
-        write_experiment(run.paths, run.experiment)
-        whole.leave(run.paths, run.experiment.steps)
-        Result("ok", None, {0: 0}, {"wall": 1.0}, {"tokens_per_s": 100.0 * run.repeat}, run.paths.dir).write()
+        make(run)
     return sweep
+
+
+def make(run):
+    write_experiment(run.paths, run.experiment)
+    whole.leave(run.paths, run.experiment.steps)
+    Result("ok", None, {0: 0}, {"wall": 1.0}, {"tokens_per_s": 100.0 * run.repeat}, run.paths.dir).write()
 
 
 def change(path, **fields):
