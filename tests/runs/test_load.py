@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import random
+import re
 import warnings
 from dataclasses import replace
 
@@ -113,7 +114,7 @@ ODD = [
 
 
 def real(tmp_path):
-    """Give the records of a run with all that some runs leave, by file."""
+    """Return the records of a run with all that some runs leave, by file."""
     made_up.write_groups(tmp_path, ["n1"], gpus=1, sizes=(1,))
     (folder,) = (path.parent for path in tmp_path.rglob("experiment.json"))
     files = {path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in folder.iterdir()}
@@ -130,21 +131,13 @@ def real(tmp_path):
     }
 
 
-def containers(record):
-    inside = record.values() if isinstance(record, dict) else record
-    return [record, *(inner for item in inside if isinstance(item, dict | list) and item for inner in containers(item))]
-
-
 def spelled(draw, record):
     """Spell a record as JSON with one to three values, at any depth, replaced by odd ones; seldom cut off."""
-    record = json.loads(json.dumps(record))
-    odd = {f"odd {number}": draw.choice(ODD) for number in range(draw.randrange(1, 4))}
-    for mark in odd:
-        place = draw.choice(containers(record))
-        place[draw.choice([*place] if isinstance(place, dict) else range(len(place)))] = mark
     text = draw.choice(ODD) if draw.random() < 0.1 else json.dumps(record)
-    for mark, value in odd.items():
-        text = text.replace(f'"{mark}"', value)
+    for _ in range(draw.randrange(1, 4)):
+        if places := [*re.finditer(r'(?<=: )("[^"]*"|[\w.+-]+|\[[^][]*\]|\{[^{}]*\})', text)]:
+            start, end = draw.choice(places).span()
+            text = text[:start] + draw.choice(ODD) + text[end:]
     return text[: draw.randrange(len(text) + 1)] if draw.random() < 0.03 else text
 
 

@@ -108,9 +108,6 @@ def test_what_contradicts_itself_in_a_publication_is_said():
 def test_the_gpt2_tables_two_statistics_agree_on_its_timer():
     """Median rate and mean step time are both cumulative in blocks of ten; undone, they give the same tokens/s."""
     assert tables.agreement("dist_training_gpt2")["ratio"].to_numpy() == pytest.approx([1] * 8, abs=0.006)
-    places = [(step - 1) % 10 + 1 for step in range(21, 64)]
-    assert sorted(places)[len(places) // 2] == 5
-    assert sum(places) / len(places) == 226 / 43
 
 
 def test_all_tables_beside_ones_own_runs():
