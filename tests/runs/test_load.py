@@ -118,15 +118,12 @@ def real(tmp_path):
     made_up.write_groups(tmp_path, ["n1"], gpus=1, sizes=(1,))
     (folder,) = (path.parent for path in tmp_path.rglob("experiment.json"))
     files = {path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in folder.iterdir()}
-    shortage = {"phase": "forward", "step": 2, "allocated_gib": 3.5, "reserved_gib": 4.0, "requested_gib": 1.25}
-    files["experiment.json"][0] |= {"include": "n1", "inputs": {"train.txt": "abc"}, "name": "zs0"}
-    files["environment.json"][0]["variables"] = {"NCCL_DEBUG": "INFO"}
     files["result.json"][0] |= {"phases_s": {"timed": 3.5}, "exit_codes": {"0": 0}}
     files["result.json"][0]["summary"] |= {"energy_j": 350.0, "oom_phase": "forward", "oom_step": 2, "note": "slow"}
     return files | {
         "worker.json": [{"parameters": 10, "energy_j": 350.0, "power_source": "energy counter", "update_rms": 1e-3}],
         "profile.json": [{"forward_s": 0.1, "step_s": 0.4, "ended_s": 9.5, "missing": {"trace": "none"}}],
-        "failures.jsonl": [{"rank": 0, "status": "oom", "cause": "it fell over", **shortage}],
+        "failures.jsonl": [{"rank": 0, "status": "oom", "cause": "it fell over", "phase": "forward"}],
         "run.ipynb": [{"cells": [], "metadata": {"papermill": {"default_parameters": {}, "duration": 3.5}}}],
     }
 
