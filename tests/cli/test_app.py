@@ -49,9 +49,8 @@ def test_doctor_says_what_there_is_what_is_missing_and_what_to_do(monkeypatch, t
     code, out, _ = dsnb(monkeypatch, "doctor")
     assert code == 1
     text = " ".join(out.split())
-    for words in ("ok Python: 3.", "ok ninja: /", "torch ", "deepspeed ", "fp32, bf16"):
+    for words in ("ok Python: 3.", "torch ", "fp32, bf16", "missing C++ compiler: none -> install g++"):
         assert words in text
-    assert "missing C++ compiler: none -> install g++" in text
     monkeypatch.setattr(
         "dsnb.cli.doctor.check_machine", lambda: [Check("ok", "a", "[b]\x1b[2J"), Check("note", "c", "d")]
     )
@@ -63,8 +62,7 @@ def test_dry_runs_say_who_would_make_what(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
     few = ["sweep", "params/quickstart.yaml", "--dry-run", "-v", "--only", "zs3_bf16*", "--output", tmp_path / "out"]
-    places = ["--set", "repeats=1", "--hostfile", tmp_path / "hosts", "--sub-cluster", "2"]
-    code, out, err = dsnb(monkeypatch, *few, *places)
+    code, out, err = dsnb(monkeypatch, *few, "--hostfile", tmp_path / "hosts", "--sub-cluster", "2")
     assert (code, err) == (0, "note: sub-clusters of 2: unused hosts: c\n")
     assert "  ranks 2 to 3: ssh " in out
     assert "zero_optimization: {stage: 3}" in out
@@ -118,8 +116,6 @@ def test_summary_in_every_format(monkeypatch):
          "--set is 'steps': write KEY=VALUE, for example --set seq_len=256"),
         (["sweep", "params/quickstart.yaml", "--partition", "gpu"],
          "--partition is for Slurm: add --slurm, or leave it out"),
-        (["sweep", "params/quickstart.yaml", "--slurm", "--hostfile", "hosts"],
-         "--hostfile is 'hosts', but Slurm chooses hosts: leave one of them out"),
         (["summary", "outputs/examples/quickstart", "--groups"],
          "no run used a hostfile, so there are no groups of nodes to compare: choose the folder of a sweep that did"),
         (["summary", "none"],

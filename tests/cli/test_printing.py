@@ -54,11 +54,6 @@ def test_markdown_cells_stay_cells(capsys, table):
     assert any("&lt;b&gt;x&lt;/b&gt;" in line for line in lines)
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 @pytest.mark.parametrize("name", ["xterm", "dumb"])
 def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, name):
     """`rich` takes a dumb terminal for 80 columns wide, whatever it is told."""
@@ -66,7 +61,8 @@ def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, na
         monkeypatch.setenv(key, value)
     names = [f"{'x' * 40}_zs{stage}" for stage in range(2)]
     table = pd.DataFrame({f"figure{place}" * 3: [f"{place},000,000"] * 2 for place in range(9)}, index=names)
-    monkeypatch.setattr("sys.stdout", shown := Terminal())
+    monkeypatch.setattr("sys.stdout", shown := io.StringIO())
+    shown.isatty = lambda: True
     show(table, table, Format.table, fit=True)
     show(table, table, Format.table)
     fitted, whole = shown.getvalue().splitlines()[:4], shown.getvalue().splitlines()[4:]
@@ -79,15 +75,14 @@ def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, na
     assert table_width() > 1000  # piped output is not cut
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_a_line_break_in_a_cause_forges_no_line(capsys, wide):
+def test_a_line_break_in_a_cause_forges_no_line(capsys):
     forged = "  plain_fp32_gpus1_bs8_sl128      4    999,999 ± 1"
     cause = f"failed\n{forged}\r{forged}\u2028{forged}"
     run = {"sweep": "s", "experiment": "zs0_fp32_gpus1_bs1_sl16", "repeat": 1, "status": "failed", "cause": cause}
-    print_summary(pd.DataFrame([{**run, "model": "gpt2", "seq_len": 16, "run_dir": "s/a/run1"}]), Format.table, wide)
+    print_summary(pd.DataFrame([{**run, "model": "gpt2", "seq_len": 16, "run_dir": "s/a/run1"}]), Format.table)
     lines = capsys.readouterr().out.splitlines()
     assert not any(line.strip().startswith("plain_fp32") for line in lines)
-    assert wide or any("failed" in line and "999,999" in line for line in lines)  # it is printed, in one line
+    assert any("failed" in line and "999,999" in line for line in lines)  # it is printed, in one line
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +94,7 @@ def test_the_fastest_is_first_and_marked_and_what_names_have_in_common_stands_ab
     ((title, table, _),) = summary_table.blocks(runs)
     assert title == "gpt2, sequence 128, stdlib text, on 1 NVIDIA H200, in every name: gpus1_bs32_sl128_stdlib"
     order = [name[2:].removesuffix(" !") for name in table.index]
-    assert sorted(order) == sorted(
-        f"zs{stage}_{precision}" for stage in range(4) for precision in ("bf16", "fp16", "fp32")
-    )
+    assert len(set(order)) == 12  # four stages in three precisions
     medians = runs.groupby("experiment")["tokens_per_s"].median()
     rates = [medians[f"zs{name[2]}_{name[4:]}_gpus1_bs32_sl128_stdlib"] for name in order]
     assert rates == sorted(rates, reverse=True)

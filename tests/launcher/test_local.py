@@ -87,8 +87,8 @@ def ask(server, experiment, folder):
     folder.mkdir()
     records.write_json(folder / "experiment.json", experiment.model_dump(mode="json"))
     variables = {**os.environ, "RANK": "0", launch_clock.LAUNCHED_AT: str(launch_clock.now_s())}
-    request = {"ranks": [variables], "cwd": str(ROOT), "log": str(folder / "console.log"),
-               "worker": "tests.workers.stepper", "run_dir": str(folder)}  # fmt: skip
+    request = {"ranks": [variables], "cwd": str(ROOT), "log": str(folder / "console.log"), "run_dir": str(folder)}
+    request["worker"] = "tests.workers.stepper"
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(str(server.socket))
     connection.sendall(json.dumps(request).encode() + b"\n")

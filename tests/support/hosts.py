@@ -58,9 +58,6 @@ AuthorizedKeysFile "{key}.pub"
 StrictModes no
 UsePAM no
 PermitRootLogin prohibit-password
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-PermitUserRC no
 PrintLastLog no
 SetEnv PATH={path} LANG=C.UTF-8
 """
@@ -103,10 +100,10 @@ def started(*words):
 
 
 @contextlib.contextmanager
-def lab(folder, count):
-    """Boot hosts with two slots each; in the block this thread, and those it starts, are in the switch's network."""
+def lab(folder):
+    """Boot three hosts with two slots each; in the block, this thread and what it starts are where launchers are."""
     require_hosts()
-    made, libc = Lab(folder, count), ctypes.CDLL(None, use_errno=True)  # Python 3.11 has no `os.setns`
+    made, libc = Lab(folder), ctypes.CDLL(None, use_errno=True)  # Python 3.11 has no `os.setns`
     with pytest.MonkeyPatch.context() as patch, open("/proc/thread-self/ns/net") as outside:
         patch.setenv("DSNB_SILENCE_S", str(SILENCE_S))
         patch.setenv("PYTHONPATH", str(ROOT))
@@ -122,12 +119,13 @@ def lab(folder, count):
 
 
 class Lab:
-    """Test hosts, which are named by their numbers from 1. Made by `lab`."""
+    """Test hosts, which are named by their numbers. Made by `lab`."""
 
-    def __init__(self, folder, count):
-        self.numbers = range(1, count + 1)
+    numbers = (1, 2, 3)
+
+    def __init__(self, folder):
         self.folder, self.outputs, self.hostfile = folder, folder / "outputs", folder / "hostfile"
-        self.switch, self._hosts, self._count = None, {}, 0
+        self.switch, self._hosts = None, {}
 
     def open(self):
         """Write all that ssh and sshd read, so that nothing of the machine's own is read, and boot everything."""
@@ -225,13 +223,12 @@ class Lab:
     # -- runs
 
     def settings(self, **settings):
-        """Return the settings of a run on all hosts."""
-        common = {"gpus": 2 * len(self.numbers), "forward_env": "DSNB_TEST_*", "hostfile": str(self.hostfile)}
+        """Return the settings of a run on the first two hosts."""
+        common = {"gpus": 2, "nodes": 2, "forward_env": "DSNB_TEST_*", "hostfile": str(self.hostfile)}
         return {**SETTINGS, **common, **settings}
 
     def folder_of_next(self):
-        self._count += 1
-        return self.outputs / f"run{self._count}"
+        return self.outputs / f"run{len(list(self.outputs.iterdir())) + 1}"
 
     def begin(self, **settings):
         """Start a run, and wait until every rank has started its child."""

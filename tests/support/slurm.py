@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.waiting import WAIT_S, wait_until
@@ -87,15 +86,6 @@ class Slurm:
     def command(self, *words: str) -> str:
         done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
         return done.stdout + done.stderr
-
-    def runs(self, job: str) -> bool:
-        """Return whether a process of a job is there."""
-        variables = {"SLURM_CONF": self.environment["SLURM_CONF"], "SLURM_JOB_ID": job}
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if variables.items() <= process.environ().items():
-                    return True
-        return False
 
 
 @contextlib.contextmanager

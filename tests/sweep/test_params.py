@@ -45,9 +45,8 @@ include: [{zero_stage: 3, grad_accum: 4}]
 repeats: 2
 """
     sweep = load_sweep(params(SMALL + text), output=tmp_path / "out")
-    once = ["zs0_fp32_gpus1_bs8_sl64", "zs0_fp32_gpus1_bs8_sl128", "zs1_fp32_gpus1_bs8_sl64"]
-    once += ["zs3_fp32_gpus1_bs8_sl128_ga4"]
-    assert names(sweep) == once * 2
+    once = [f"zs{name}" for name in ("0_fp32_gpus1_bs8_sl64", "0_fp32_gpus1_bs8_sl128", "1_fp32_gpus1_bs8_sl64")]
+    assert names(sweep) == [*once, "zs3_fp32_gpus1_bs8_sl128_ga4"] * 2
     assert sweep.runs[4].paths.dir == tmp_path / "out" / once[0] / "run2"
 
 
