@@ -17,6 +17,7 @@ from dsnb.cli.doctor import Check
 from dsnb.errors import SettingsError
 from dsnb.version import __version__
 from tests import ROOT
+from tests.support import made_up
 from tests.support.notebooks import run_cells
 
 EXAMPLE = ROOT / "outputs" / "examples" / "quickstart"
@@ -90,7 +91,7 @@ def test_a_dry_run_over_64_nodes_prints_every_command(monkeypatch, tmp_path):
         assert f" --nnodes 64 --nproc-per-node 8 --node-rank {number} --master-addr n0 " in line
 
 
-def test_summary_in_every_format(monkeypatch):
+def test_summary_in_every_format_and_of_groups(monkeypatch, tmp_path):
     csv, one, table = (
         dsnb(monkeypatch, "summary", EXAMPLE, *words)[1] for words in (("--format", "csv"), ("--format", "json"), ())
     )
@@ -102,6 +103,11 @@ def test_summary_in_every_format(monkeypatch):
     assert row["tokens_per_s_median"] > 0
     assert row["mfu_median"] is None
     assert f"{row['tokens_per_s_min']:,.0f} to {row['tokens_per_s_max']:,.0f}" in table
+    made_up.write_groups(tmp_path, ["n1", "n2", "n3", "n4"], slow={"n3": 0.3}, gpus=1, sizes=(1, 2))
+    code, out, err = dsnb(monkeypatch, "summary", tmp_path, "--groups")
+    assert (code, err) == (0, "")
+    assert "  n3               70.18           \N{MINUS SIGN}29.8  1 ok" in out
+    assert out.endswith("Suspect: n3, \N{MINUS SIGN}29.8 %: slow in 1 of 1 groups.\n")
 
 
 @pytest.mark.parametrize(

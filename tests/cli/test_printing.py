@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.cli import printing, summary_table
+from dsnb.cli import summary_table
 from dsnb.cli.printing import Format, print_summary, show, table_width
 from dsnb.cli.summary_table import FASTEST
 from tests.analysis.test_comparisons import runs_of
@@ -37,7 +37,6 @@ def printed(capsys, table, format_):
 def test_csv_holds_no_formula_and_its_negative_numbers_are_numbers(capsys, table):
     rows = list(csv.reader(io.StringIO(printed(capsys, table, Format.csv))))
     assert rows[0] == ["experiment", "n", "change", "cause"]
-    assert len(rows) == len(ODD) + 1
     for row, odd in zip(rows[1:], ODD, strict=True):
         assert row[0] == row[3]
         assert row[0].startswith("'") == odd.startswith(("=", "+", "-", "@", "\t", "\r"))
@@ -96,7 +95,7 @@ def test_the_fastest_is_first_and_marked_and_what_names_have_in_common_stands_ab
     order = [name[2:].removesuffix(" !") for name in table.index]
     assert len(set(order)) == 12  # four stages in three precisions
     medians = runs.groupby("experiment")["tokens_per_s"].median()
-    rates = [medians[f"zs{name[2]}_{name[4:]}_gpus1_bs32_sl128_stdlib"] for name in order]
+    rates = [medians[f"{name}_gpus1_bs32_sl128_stdlib"] for name in order]
     assert rates == sorted(rates, reverse=True)
     assert all(re.fullmatch(r"[\d,]+ to [\d,]+", text) for text in table["tokens/s"])  # three runs each
     assert [name.startswith("* ") for name in table.index] == [True] + [False] * 11
@@ -118,22 +117,17 @@ def test_runs_that_are_not_ok_are_counted_last_and_say_why(capsys):
     ((_, table, _),) = summary_table.blocks(runs)
     assert table["runs"].iloc[-1] == f"0, {worst.sum()} not ok"
     assert set(table.iloc[-1, 1:]) == {""}
-    names = [f"zs{stage}_bf16" for stage in range(5)]
-    bad = pd.concat([runs[worst].iloc[:1].assign(experiment=name, repeat=1) for name in names])
-    printing.print_summary(bad, Format.table)
+    bad = pd.concat([runs[worst].iloc[:1].assign(experiment=f"zs{stage}", repeat=1) for stage in range(5)])
+    print_summary(bad, Format.table)
     shown = capsys.readouterr().out
     assert "* zs" not in shown  # nothing is best
-    assert shown.splitlines()[-4:] == [
-        *(f"not ok: {name} run 1: oom, [red]no room[/]?[31m" for name in names[:3]),
-        "not ok: 2 more; `dsnb report` lists every cause",
-    ]
+    causes = [f"not ok: zs{stage} run 1: oom, [red]no room[/]?[31m" for stage in range(3)]
+    assert shown.splitlines()[-4:] == [*causes, "not ok: 2 more; `dsnb report` lists every cause"]
 
 
 def test_unusual_runs_have_a_mark_and_a_footnote(runs):
     calm = runs.assign(slow_steps=0, recompilations=0, sm_clock_mhz=1980, step_time_median_s=runs["step_time_s"])
     calm["tokens_per_s"] = calm.groupby("experiment")["tokens_per_s"].transform("median")
-    ((_, _, lines),) = summary_table.blocks(calm)
-    assert lines == [FASTEST]
     odd = calm.assign(recompilations=[2, *[0] * 35])
     ((_, table, lines),) = summary_table.blocks(odd)
     name = odd["experiment"].iloc[0]

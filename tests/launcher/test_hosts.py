@@ -15,13 +15,11 @@ from dsnb import Experiment
 from dsnb.files import records
 from dsnb.launcher import run as launcher
 from dsnb.launcher.run import launch
-from dsnb.render import nodes as node_tables
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs.load import load_runs
 from dsnb.sweep.run import run_sweep
 from tests import ROOT
 from tests.conftest import SMALL
-from tests.support.hosts import INTERFACE, NETWORK, SETTINGS, Run, lab
+from tests.support.hosts import INTERFACE, NETWORK, Run, lab
 from tests.support.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.process
@@ -74,7 +72,7 @@ def test_a_rank_is_killed(three):
 
 def test_torchrun_is_killed(three):
     run = three.begin()
-    os.kill(next(pid for pid, line in three.processes(2) if "dsnb.launcher.on_host" in line), signal.SIGKILL)
+    os.kill(next(pid for pid, line in three.left(2) if "dsnb.launcher.on_host" in line), signal.SIGKILL)
     cause = "the connection to mnhost2 broke: it ended without a message (exit code 255)"
     assert run.end(LIMIT_S) == ("failed", cause)
     assert run.of_nodes("lost") == {"mnhost2": cause}
@@ -154,22 +152,3 @@ def test_a_sweep_goes_on_when_a_host_dies(three, monkeypatch):
     three.mend()
     again = run_sweep(params, output=out, progress=False, retry=True, only="*seed1*")
     assert [result.status for result in again] == ["ok"], [result.cause for result in again]
-
-
-def test_groups_of_hosts_run_at_once_and_are_reported(three):
-    """One experiment on each of two hosts, by the command line."""
-    params, hostfile, out = three.folder / "groups.yaml", three.folder / "two-hosts", three.folder / "groups"
-    hostfile.write_text("mnhost1 slots=2\nmnhost2 slots=2\n")
-    defaults = {**SETTINGS, "forward_env": "DSNB_TEST_*", "steps": 15}
-    params.write_text(json.dumps({"name": "groups", "defaults": defaults, "expect_samples_per_s": 1e6}))
-    words = ["sweep", str(params), "--hostfile", str(hostfile), "--sub-cluster", "1", "--output", str(out)]
-    light = {"PYTHONPATH": f"{ROOT / 'tests' / 'light'}:{ROOT}", "DSNB_TEST_STEP_S": "0.1"}
-    command = [sys.executable, "-m", "dsnb", *words]
-    done = subprocess.run(command, env={**os.environ, **light}, capture_output=True, text=True, timeout=WAIT_S)
-    assert (done.returncode, three.left()) == (0, []), done.stderr
-    table = load_runs(out)
-    assert list(table["hosts"]) == ["mnhost1", "mnhost2"]
-    assert all(f"on {name}: ok" in done.stderr for name in table["hosts"])
-    groups, _, words = node_tables.compare_groups(table)
-    assert list(groups["verdict"]) == ["fail", "fail"]  # a million samples/s is out of reach
-    assert words[0][:60] in done.stdout

@@ -20,7 +20,7 @@ from dsnb.launcher.run import launch
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 from tests.support.small_sweep import light_server
-from tests.support.waiting import wait_until, wait_until_ended
+from tests.support.waiting import is_running, wait_until, wait_until_ended
 
 pytestmark = pytest.mark.process
 
@@ -113,6 +113,21 @@ def test_a_killed_fork_server_leaves_nothing_behind(server, small, tmp_path):
     assert (result.status, result.cause) == ("failed", "rank 0 was killed by signal 9 (SIGKILL)")
     assert_left_nothing(folder)
     assert launch(small(), tmp_path / "run2", progress=False).status == "ok"  # with a new server
+
+
+def test_a_client_killed_with_answers_unread_ends_its_ranks_and_the_server_goes_on(server, small, tmp_path):
+    """Linux resets a connection that is closed while something in it is unread."""
+    folder = create_run_dir(tmp_path, "killed")
+    records.write_json(folder / "experiment.json", small(steps=100_000).model_dump(mode="json"))
+    variables = {**os.environ, "RANK": "0", launch_clock.LAUNCHED_AT: str(launch_clock.now_s())}
+    request = {"ranks": [variables], "cwd": os.getcwd(), "log": str(folder / "console.log"), "run_dir": str(folder)}
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.environ[local.socket_variable("cpu")])
+        connection.sendall(json.dumps({**request, "worker": "tests.workers.stepper"}).encode() + b"\n")
+        wait_until((folder / "pids0").exists, "the rank trains")
+    wait_until_ended(pids(folder))
+    assert launch(small(), tmp_path / "next", progress=False).status == "ok"
+    assert is_running(server.pid)
 
 
 def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(server, small, tmp_path):

@@ -198,22 +198,17 @@ class Lab:
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         return subprocess.run(command, env=HOST_ENV, timeout=WAIT_S, check=check, **pipes)
 
-    def processes(self, number):
-        """Return ID and command line of each process on a host but the first one and sshd."""
-        if self._hosts[number].poll() is not None:
-            return []
-        found, first = [], self._first(number)
-        namespace = os.readlink(f"/proc/{first}/ns/pid")
+    def left(self, *numbers):
+        """Return ID and command line of each process on hosts but the first one and sshd."""
+        left, running = [], [number for number in numbers or self.numbers if self._hosts[number].poll() is None]
+        namespaces = {os.readlink(f"/proc/{self._first(number)}/ns/pid"): self._first(number) for number in running}
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):  # it has ended
-                is_inside = os.readlink(f"/proc/{process.pid}/ns/pid") == namespace and process.pid != first
-                if is_inside and process.status() != psutil.STATUS_ZOMBIE and not process.name().startswith("sshd"):
-                    found.append((process.pid, " ".join(process.cmdline())))
-        return found
-
-    def left(self, *numbers):
-        """Return what is on hosts beside sshd."""
-        return [line for number in numbers or self.numbers for _, line in self.processes(number)]
+                first = namespaces.get(os.readlink(f"/proc/{process.pid}/ns/pid"), process.pid)
+                is_work = process.status() != psutil.STATUS_ZOMBIE and not process.name().startswith("sshd")
+                if process.pid != first and is_work:
+                    left.append((process.pid, " ".join(process.cmdline())))
+        return left
 
     def _first(self, number):
         """Return the ID of the first process of a host, a child of `unshare`."""

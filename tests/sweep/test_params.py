@@ -108,10 +108,7 @@ def test_a_python_tag_is_refused_and_not_run(params, tmp_path):
 
 def test_no_match_and_no_file(params, tmp_path):
     path = params(SMALL)
-    message = "no experiment's name matches 'zs9*': there are zs0_fp32_gpus1_bs8_sl128"
-    assert error(path, only="zs9*") == message
-    many = error(params(f"{SMALL}grid: {{seed: {list(range(30))}}}"), only="zs9*")
-    assert many.endswith("_seed4, and 25 more (--dry-run lists them)")
+    assert error(path, only="zs9*") == "no experiment's name matches 'zs9*': there are zs0_fp32_gpus1_bs8_sl128"
     missing = tmp_path / "no.yaml"
     assert error(missing) == "params file 'F' cannot be read: No such file or directory; check the path"
 

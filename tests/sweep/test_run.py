@@ -16,14 +16,7 @@ from dsnb.sweep import job
 from dsnb.sweep.job import execute
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished, locked, run_sweep
-from tests.support.small_sweep import NAMES, PARAMS
-
-
-@pytest.fixture
-def params(tmp_path):
-    path = tmp_path / "small.yaml"
-    path.write_text(PARAMS)
-    return path
+from tests.support.small_sweep import NAMES
 
 
 def test_a_sweep_leaves_complete_folders_and_a_table(swept):

@@ -18,17 +18,14 @@ from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.sweep import allocation, job, progress
 from dsnb.sweep.params import load_sweep
-from dsnb.sweep.run import LocalJob, run_all
+from dsnb.sweep.run import LocalJob, run_sweep
 from tests import ROOT
-from tests.support.small_sweep import PARAMS
 from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
 
-@pytest.fixture
-def params(tmp_path):
-    (tmp_path / "small.yaml").write_text(PARAMS)
+@pytest.fixture(autouse=True)
+def hosts(tmp_path):
     (tmp_path / "hosts").write_text("".join(f"n{number} slots=2\n" for number in range(1, 6)))
-    return tmp_path / "small.yaml"
 
 
 def load(params, *sizes, **overrides):
@@ -72,12 +69,12 @@ def times(runs):
     return [json.loads((run.paths.dir / "times.json").read_text()) for run in runs]
 
 
-def run_jobs(runs, monkeypatch):
-    """Execute runs as jobs that train nothing, and return the lines that are shown."""
+def run_jobs(sweep, monkeypatch):
+    """Execute a sweep by jobs that train nothing, and return the lines that are shown."""
     written = io.StringIO()
     monkeypatch.setattr(progress, "Console", lambda **_: Console(file=written, width=300))
-    with progress.Progress(len(runs), runs) as shown:
-        run_all(runs, lambda run: LocalJob(run, "tests.support.jobs"), shown, poll_s=0.02)
+    monkeypatch.setattr("dsnb.sweep.run.LocalJob", lambda run: LocalJob(run, "tests.support.jobs"))
+    run_sweep(sweep)
     return written.getvalue().splitlines()
 
 
@@ -85,7 +82,7 @@ def run_jobs(runs, monkeypatch):
 def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("DSNB_TEST_MEETING", str(tmp_path_factory.mktemp("meeting")))
     sweep = load(params, 2, 4, zero_stage=0)[0]
-    lines = run_jobs(sweep.runs, monkeypatch)
+    lines = run_jobs(sweep, monkeypatch)
     first, second, large = (
         [run for run in sweep.runs if run.lane == lane] for lane in ("n1@n2", "n3@n4", "n1@n2@n3@n4")
     )
@@ -107,7 +104,7 @@ def test_a_job_that_fails_stops_no_other(params, monkeypatch):
     for run, how in zip(runs, ("die", "kill"), strict=False):
         run.paths.dir.mkdir(parents=True)
         (run.paths.dir / how).touch()
-    run_jobs(runs, monkeypatch)
+    run_jobs(replace(sweep, runs=runs), monkeypatch)
     ends = [(result.status, result.cause) for result in (job.read_result(run.paths) for run in runs)]
     assert ends == [
         ("failed", "the job ended with exit code 7: no such thing"),

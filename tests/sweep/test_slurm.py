@@ -40,10 +40,9 @@ def cluster():
 
 
 @pytest.fixture
-def params(tmp_path):
-    path = tmp_path / "small.yaml"
-    path.write_text(ONE_RUN)
-    return path
+def params(params):
+    params.write_text(ONE_RUN)
+    return params
 
 
 def load(params, asked, out="out", **overrides):
@@ -116,7 +115,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
         executor = jobs_for(sweep, asked, said)
         run_all([ok, fails, silent, lost, real], start, shown, executor.cancel, 0.1)
     disturber.join()
-    cluster.start_node("n2")
+    cluster.start("n2")
     wait_until(lambda: "idle" in cluster.command("sinfo", "--noheader", "--nodes=n2", "--format=%T"), "n2 is back")
     results = [job.read_result(run.paths) for run in sweep.runs]
     assert [(result.status, result.cause) for result in results] == [
@@ -204,6 +203,10 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(params
     )
     said = "Slurm does not answer (no answer): start the sweep again when it does"
     assert refused(jobs_for, load(params, Allocation()), Allocation(), []) == said
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", "/nowhere")
+    said = "squeue is not found: --slurm needs Slurm's commands; start it on a login node of the cluster"
+    assert refused(jobs_for, load(params, Allocation()), Allocation(), []) == said
 
 
 @pytest.mark.process
@@ -225,13 +228,6 @@ def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
     assert not waiting.running
     executor.cancel()
     assert wait_until(waiting.poll, "the job is cancelled").cause == "stopped by the user"
-
-
-@pytest.mark.process
-def test_without_slurm_it_is_one_sentence(params, monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    said = "squeue is not found: --slurm needs Slurm's commands; start it on a login node of the cluster"
-    assert refused(jobs_for, load(params, Allocation()), Allocation(), []) == said
 
 
 @pytest.mark.parametrize(
