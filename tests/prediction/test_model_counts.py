@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dsnb.formulas.model_shapes import PRESETS
 from dsnb.prediction import shapes, traces
 from dsnb.prediction.predict import _flops_per_token
 from dsnb.prediction.shapes import Mode
@@ -76,13 +77,6 @@ def test_a_model_that_cannot_be_followed_can_be_measured(tmp_path, monkeypatch):
         shapes.shape(str(path))
 
 
-QWEN = {
-    "model_type": "qwen3_moe", "hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 64,
-    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_experts": 8,
-    "num_experts_per_tok": 2, "vocab_size": 512,
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -93,7 +87,7 @@ QWEN = {
 )
 def test_what_one_block_cannot_stand_for_is_refused(counted, tmp_path, monkeypatch, changes, why):
     monkeypatch.setattr("dsnb.prediction.model_counts.LENGTH", 4)  # Mamba goes through tokens one by one
-    (tmp_path / "config.json").write_text(json.dumps(QWEN | changes))
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS["qwen3-moe-tiny"].config() | changes))
     with pytest.raises(ValueError, match=why):
         counted(str(tmp_path))
 

@@ -28,17 +28,19 @@ def test_deepspeed_still_has_the_stream():
     assert f"self.__{name} = " in inspect.getsource(getattr(offload, owner).__init__)
 
 
-@pytest.mark.parametrize("setting", ["tensor_parallel", "pipeline_parallel"])
-def test_an_untested_family_is_refused_in_one_sentence(monkeypatch, setting):
+@pytest.mark.parametrize(
+    ("setting", "refuse"),
+    [
+        ("tensor_parallel", lambda settings, built: model.model_parts.prepare(settings, built)),
+        ("pipeline_parallel", lambda settings, _: model.build_stage(settings, 0, torch.device("cpu"))),
+    ],
+)
+def test_an_untested_family_is_refused_in_one_sentence(monkeypatch, setting, refuse):
     config = SimpleNamespace(model_type="gpt_neox", num_hidden_layers=2, num_attention_heads=2)
     settings = SimpleNamespace(tensor_parallel=2, pipeline_parallel=2)
     monkeypatch.setattr("dsnb.train.model.model_config", lambda _: config)
-    refuse = {
-        "tensor_parallel": lambda: model.model_parts.prepare(settings, SimpleNamespace(config=config)),
-        "pipeline_parallel": lambda: model.build_stage(settings, 0, torch.device("cpu")),
-    }[setting]
     with pytest.raises(ValueError, match=f"^{setting} is 2: it is tested for gpt2, opt and bloom only, not for gpt_"):
-        refuse()
+        refuse(settings, SimpleNamespace(config=config))
 
 
 @pytest.mark.parametrize(
