@@ -10,12 +10,7 @@ def main(run_dir: str) -> int:
     def make_late(*arguments):
         trainer = make(*arguments)
         step = trainer.step
-
-        def late(micro_batches):
-            time.sleep(0.3 * worker.rank())
-            return step(micro_batches)
-
-        trainer.step = late
+        trainer.step = lambda micro_batches: time.sleep(0.3 * worker.rank()) or step(micro_batches)
         return trainer
 
     worker.make_trainer = make_late
