@@ -207,7 +207,7 @@ def test_the_allocator_is_the_setting_whatever_a_forked_rank_inherits(run_small,
 
 @TWO_GPUS
 def test_only_visible_gpus_are_used(small, tmp_path):
-    """In a process of its own, for which GPUs are visible is decided once."""
+    """In a separate process, because the visible GPUs are fixed when CUDA starts."""
     chosen = hardware.gpus()[1]
     script = (
         "import sys; from dsnb.settings.experiment import Experiment; from dsnb.launcher.run import launch\n"

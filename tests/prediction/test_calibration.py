@@ -125,20 +125,20 @@ def test_what_is_outside_is_said():
     assert unlike() == []
     odd = {"gpus": 16, "micro_batch_size": 1, "seq_len": 64, "zero_stage": 2, "optimizer": "muon"}
     assert unlike("A100", path=link("ib:400"), **odd) == [
-        "no calibration run has the GPU A100, only H200",
-        "no calibration run has the optimizer muon, only adafactor, adamw",
+        "no calibration run used GPU A100, only H200",
+        "no calibration run used optimizer muon, only adafactor, adamw",
         "the number of tokens in a micro-batch is 64, calibration runs have 256 to 32,768",
         "the number of GPUs is 16, calibration runs have 1 to 4",
         "the number of nodes is 2, calibration runs have 1",
     ]
     both = {"gpus": 4, "zero_stage": 0, "tensor_parallel": 2}
     assert unlike(**both) == []
-    why = "no calibration run has the strategy ZeRO 0 with tensor parallel and pipeline parallel, "
+    why = "no calibration run used strategy ZeRO 0 with tensor parallel and pipeline parallel, "
     assert unlike(**both, pipeline_parallel=2)[0].startswith(why)
     row = {**USUAL, "gpu_name": "NVIDIA L4", "step_time_s": 1.0}
     covered = Coverage.of(measured(pd.DataFrame([row])), Link())
     assert unlike("L4", covered) == []
-    why = "no calibration run has the mode of compilation compiled, only eager"
+    why = "no calibration run used mode of compilation compiled, only eager"
     assert unlike("L4", covered, compile="default") == [why]
 
 

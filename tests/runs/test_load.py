@@ -18,25 +18,14 @@ from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.files import records
 from dsnb.render import answer, by_task, nodes, tables
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs.load import left_out, planned_runs, still_to_come
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished
 from tests.support import made_up
 
 
-def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path):
-    run = RunPaths(tmp_path / "going" / "run1")
-    run.dir.mkdir(parents=True)
-    records.write_json(run.experiment, {"model": "gpt2"})
-    run.steps.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n{"step": 3')
-    with pytest.warns(DsnbWarning, match="1 line"):
-        assert list(dsnb.load_steps(run.dir)["loss"]) == [3, 2]
-    assert list(dsnb.load_runs(run.dir)["status"]) == ["interrupted"]
-
-
-def test_steps_are_the_same_with_and_without_damage(tmp_path):
-    """Files are parsed together; one damaged line must cost that line only, and no file its neighbours' names."""
+def test_one_damaged_line_costs_that_line_only(tmp_path):
+    """Files are parsed together; none gives its name to another one's lines."""
     made_up.write_folders(made_up.runs(6, gpus=[1], seq_len=[128]), tmp_path, steps=8)
     whole = dsnb.load_steps(tmp_path)
     files = sorted(tmp_path.rglob("steps.jsonl"))
@@ -52,6 +41,8 @@ def test_steps_are_the_same_with_and_without_damage(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # values of other types are missing, without a warning
         assert dsnb.load_steps(files[0].parent)["loss"].isna().tolist() == [True, False]
+    files[0].with_name("result.json").unlink()
+    assert list(dsnb.load_runs(files[0].parent)["status"]) == ["interrupted"]
 
 
 def test_the_notebooks_seconds_come_from_its_end(tmp_path):
@@ -85,40 +76,25 @@ def test_keys_of_deepspeeds_configuration_are_columns_of_their_runs_only(tmp_pat
     assert sorted(loaded["deepspeed.zero_optimization.round_robin_gradients"].notna()) == [False, False, True, True]
 
 
-def plan(folder, content):
-    (folder / "planned.json").write_text(json.dumps(content))
-
-
-def ended(*rows):
-    return pd.DataFrame(rows, columns=["experiment", "repeat", "status"])
-
-
 def test_what_has_not_ended_is_to_come_first_repeats_first(tmp_path):
-    plan(tmp_path, {"runs": {"a": [1, 2], "b": [1, 2]}})
-    runs = ended(("a", 1, "ok"), ("b", 1, "oom"), ("a", 2, "interrupted"))
-    assert still_to_come(runs, tmp_path) == ([("a", 2), ("b", 2)], 4)
-    assert still_to_come(runs.head(0), tmp_path)[0] == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
-    text = str(by_task.to_come(runs, tmp_path))
+    def to_come(content, *ended):
+        (tmp_path / "planned.json").write_text(json.dumps(content))
+        return str(by_task.to_come(pd.DataFrame(ended, columns=["experiment", "repeat", "status"]), tmp_path))
+
+    text = to_come({"runs": {"a": [1, 2], "b": [1, 2]}}, ("a", 1, "ok"), ("b", 1, "oom"), ("a", 2, "interrupted"))
     assert "2 of 4 runs of this sweep are still to come: <code>a</code> run 2; <code>b</code> run 2." in text
-    plan(tmp_path, {"runs": {"<script>": list(range(1, 9))}})
-    text = str(by_task.to_come(runs, tmp_path))
+    codes = [f"<code>{name}</code> run {number}" for number in (1, 2) for name in "ab"]
+    assert "; ".join(codes) in to_come({"runs": {"a": [1, 2], "b": [1, 2]}})
+    text = to_come({"runs": {"<script>": list(range(1, 9))}})
     assert "<script>" not in text
     assert "run 5; and 3 more" in text
-
-
-def test_what_was_left_out_is_not_to_come_and_is_said_with_its_reason(tmp_path):
     left = {"b": "needs 149.0 GiB of 140.0", "<b>": "needs <i>", "a": "needs 5", "odd": 3}
-    plan(tmp_path, {"runs": {"a": [1]}, "left_out": left})
-    assert str(by_task.to_come(ended(("a", 1, "ok")), tmp_path)) == (
+    assert to_come({"runs": {"a": [1]}, "left_out": left}, ("a", 1, "ok")) == (
         "<p>Not run, because they are predicted not to fit (2 settings): "
         "<code>b</code> needs 149.0 GiB of 140.0; <code>&lt;b&gt;</code> needs &lt;i&gt;.</p>"
     )
-
-
-def test_a_plan_of_something_else_has_no_runs(tmp_path):
     for content in ({}, {"runs": [1]}, {"runs": {"a": 1}}, {"runs": {"a": ["x", True, None, [1]]}}, {"left_out": [1]}):
-        plan(tmp_path, content)
-        assert (planned_runs(tmp_path), left_out(tmp_path)) == ([], {})
+        assert to_come(content) == ""
 
 
 PARAMS = {

@@ -45,27 +45,25 @@ def test_they_are_part_of_the_name():
     assert "/" not in hostile
 
 
-OURS = "deepspeed.zero_optimization.stage is 2: dsnb decides zero_optimization.stage itself; set zero_stage"
-BOARD = "deepspeed.tensorboard.a is '/etc': dsnb decides tensorboard itself; dsnb writes to the run folder only"
-DDP = "deepspeed is {'a': 1}, but strategy is 'ddp': these are keys of DeepSpeed's configuration; use strategy 'deep"
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"deepspeed": {"zero_optimization.stage": 2}}, OURS),
-        ({"deepspeed": {"tensorboard": {"a": "/etc"}}}, BOARD),
+        (
+            {"deepspeed": {"zero_optimization.stage": 2}},
+            "deepspeed.zero_optimization.stage is 2: dsnb decides zero_opt",
+        ),
+        ({"deepspeed": {"tensorboard": {"a": "/etc"}}}, "deepspeed.tensorboard.a is '/etc': dsnb decides tensorboard "),
         ({"deepspeed": 5}, "deepspeed is 5: give sections and keys of DeepSpeed's configuration, or leave it out"),
         ({"deepspeed": {"a": {}}}, "deepspeed.a is an empty section: give it a key, or leave it out"),
-        ({"deepspeed": {"a": None}}, "deepspeed.a is an empty section: give it a key, or leave it out"),
-        ({"strategy": "ddp", "deepspeed": {"a": 1}}, DDP),
+        ({"strategy": "ddp", "deepspeed": {"a": 1}}, "deepspeed is {'a': 1}, but strategy is 'ddp': these are keys of"),
     ],
+    ids=str,
 )
 def test_what_is_refused_in_one_sentence(settings, message):
     with pytest.raises(SettingsError) as caught:
         Experiment(**{"device": "cpu", "zero_stage": int("strategy" not in settings), **settings})
-    assert str(caught.value).startswith(message)
-    assert len(caught.value.problems) == 1
+    (problem,) = caught.value.problems
+    assert problem.startswith(message)
 
 
 @pytest.mark.process
