@@ -22,18 +22,11 @@ import pytest
 from dsnb.files import records
 from dsnb.runs.load import load_runs
 from tests import ROOT
-from tests.support.small_sweep import NAMES, ONE_RUN, PARAMS, command, light_server
+from tests.support.small_sweep import NAMES, ONE_RUN, command, light_server
 from tests.support.waiting import WAIT_S, is_running, wait_until, wait_until_ended
 
 pytestmark = pytest.mark.process
 END = "interrupted: finished runs are kept, start the sweep again to go on"
-
-
-@pytest.fixture
-def params(tmp_path):
-    path = tmp_path / "small.yaml"
-    path.write_text(PARAMS)
-    return path
 
 
 def test_a_killed_sweep_still_ends_with_the_same_runs(params):
