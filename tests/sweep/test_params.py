@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from dsnb.cli.sweep import CHANGED, FINISHED, plan_lines
+from dsnb.cli.plan import CHANGED, FINISHED, plan_lines
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.launcher import folder
