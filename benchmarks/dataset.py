@@ -20,7 +20,7 @@ PAGE_OF = "h200"
 DIGITS = 6
 PAGE = Path(__file__).parents[1] / "outputs" / "examples" / "h200.html"
 LEFT_OUT = ("source", "run_dir", "provenance", "of_plain")
-"""Columns that say where a run lies, or follow from the others."""
+"""Columns that name the location of a run, or follow from the others."""
 
 
 def with_repeats(known: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

@@ -19,7 +19,7 @@ STRATEGIES: dict[int, list[dict[str, Any]]] = {
     1: [{"strategy": "plain"}, {"strategy": "plain"}, *({"zero_stage": stage} for stage in range(4))],
     2: [{"strategy": "ddp"}, {"strategy": "fsdp"}, *({"zero_stage": stage} for stage in range(4)), {"zero_stage": 3}],
 }
-"""Strategies by the number of GPUs, 2 for several; those of which least is known stand twice."""
+"""Strategies by the number of GPUs, 2 for several; the least measured ones are listed twice, to be drawn more often."""
 CHOICES: dict[str, list[tuple[Any, int]]] = {
     "model": [(name, 1) for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "opt-125m", "opt-350m", "opt-1.3b",
                                      "opt-2.7b", "bloom-560m", "bloom-1b1", "bloom-1b7", "bloom-3b")],

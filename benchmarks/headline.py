@@ -39,7 +39,7 @@ WORKS = {
     "jean_zay_bloom7b": "gpus <= 8 and grad_accum == 1 and gpu_name == 'A100' and seq_len == 1024",
     "bigscience_1b3": "gpu_name == 'V100-32GB'",
 }
-"""Tables of which rows were measured again, and the rows that ours on one and two GPUs are compared with."""
+"""Tables with rows that were measured again, and the rows to compare ours on one and two GPUs with."""
 RESULTS = {
     "GPT-2 124M, sequence 1024": ("gpt2", 1024, 0, 1),
     "BLOOM-560M, sequence 1024": ("bloom-560m", 1024, 0, 1),

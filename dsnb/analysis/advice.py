@@ -203,14 +203,14 @@ class Adviser:
         for other, row in ranked.iloc[1:].iterrows():
             need = "" if pd.isna(row["memory_gib"]) else f", {significant(row['memory_gib'])} GiB"
             changes = _changes(one, search.asked[str(other)])
-            said.append(f"Instead: {changes}: {_by(worse[other], question)}{need}.")
+            said.append(f"Alternative: {changes}: {_by(worse[other], question)}{need}.")
         if len(ranked) > 1:
             known = ratio_errors.known_for(self.on.gpu.name, self._link, self._calibrate)
             said.append(_how_sure(ranked, search.asked, question, known))
         if best["basis"] == PREDICTED and one.allocator == "default":
             said.append("Its allocator is torch's default one: fragmentation can need more memory than is predicted.")
         if best["outside"]:
-            said.append(f"Less sure than that: {best['outside']}.")
+            said.append(f"Less certain than stated: {best['outside']}.")
         experiments = [search.asked[str(key)] for key in dict.fromkeys([*found.chosen, *options.index[:MAX_TRIED]])]
         return Recommendation(_title(experiments[:1]), table.reset_index(drop=True), (*said, *more), tuple(experiments))
 
@@ -327,10 +327,10 @@ def _how_sure(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Q
     pair = ranked.head(2)
     second, amounts = pair.iloc[1], pair[question.column]
     worse = 100 * float(amounts.iloc[1] / amounts.iloc[0] - 1)
-    difference = f"Next is {second.name} ({second['basis']}), {_by(worse, question)}"
+    difference = f"Runner-up: {second.name} ({second['basis']}), {_by(worse, question)}"
     predicted = pair[pair["basis"] == PREDICTED]
     if predicted.empty:
-        return f"{difference}; both were measured, and 20_compare says whether that is more than noise."
+        return f"{difference}; both were measured, and 20_compare shows whether the difference exceeds noise."
     if len(predicted) == 2 and question.objective != "memory":
         experiments = [asked[str(name)] for name in pair.index]
         doubt_pct, doubt = ratio_errors.doubt(experiments, list(pair["limited_by"] == "CPU"), known)

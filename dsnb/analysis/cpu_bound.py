@@ -31,5 +31,5 @@ def cpu_bound_words(runs: pd.DataFrame) -> dict[int, str]:
         if faster >= FASTER:
             what = f"compiled with CUDA graphs, the same setting is {faster:.1f} times as fast"
         if part >= CPU_BOUND:
-            words[place] = f"CPU-bound: {100 * part:.0f} % of the step; {what}"
+            words[place] = f"CPU-bound: up to {100 * part:.0f} % of the step; {what}"
     return words

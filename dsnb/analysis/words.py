@@ -71,7 +71,7 @@ TEMPLATES = {
     "{max_days} days.",
     "note.unstable": NOT_RANKED,
     "following": "Runner-up: {changes}[, {difference}][, {gib} GiB {more}][ ({training})].",
-    "following.none": "Only one setting was measured, so this is no comparison.",
+    "following.none": "Only one setting was measured, so there is nothing to compare.",
     "changes.place": "the same on {place}",
     "changes.same": "the same settings as {experiment}",
     "training": CHANGES,

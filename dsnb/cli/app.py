@@ -43,7 +43,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Which DeepSpeed settings should I train with on my hardware? Answered by measuring."""
+    """Predict and measure which DeepSpeed settings to train with on your hardware."""
 
 
 def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to.")] = Path()) -> None:
@@ -98,7 +98,7 @@ def report(
         list[Path] | None,
         option(
             "PARAMS",
-            "Params file whose settings that were not run are predicted; FOLDER for what is still to come.",
+            "Params file: predict its settings that were not run; FOLDER: predict the rest of the sweep.",
             "--predict",
         ),
     ] = None,
@@ -123,7 +123,7 @@ def doctor(hostfile: Hostfile = None, set_: Set = None) -> None:
 
 
 def bandwidth(
-    output: Annotated[Path | None, option("FOLDER", "Sweep's folder for the results.")] = None,
+    output: Annotated[Path | None, option("FOLDER", "Sweep folder to write the results to.")] = None,
     most_bytes: Annotated[int | None, option("NUMBER", "Largest message in bytes.", default="by device")] = None,
     hostfile: Hostfile = None,
     set_: Set = None,

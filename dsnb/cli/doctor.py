@@ -53,7 +53,7 @@ def _machine() -> Iterator[Check]:
     gpus = hardware.gpus()
     names = ", ".join(sorted({f"{gpu.name} with {gpu.memory_gib:.0f} GiB" for gpu in gpus}))
     shown = f"{len(gpus)}: {names}; driver {hardware.driver_version()}" if gpus else "none"
-    advice = "runs go to the CPU; with a GPU, check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+    advice = "runs use the CPU; with a GPU, check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
     yield check("GPUs", shown, gpus, advice, "note")
     root = paths.outputs_root()
     existing = next(path for path in (root, *root.parents) if path.exists())

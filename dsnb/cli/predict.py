@@ -13,7 +13,7 @@ from dsnb.settings.experiment import Experiment
 from dsnb.sweep.params import is_params, left_out_lines
 
 GpuName = Annotated[str, option("NAME", "GPU to predict for, such as H100, A100-40GB or V100.", default=True)]
-Gpus = Annotated[int | None, option("NUMBER", "GPUs of each setting, in place of the file's.")]
+Gpus = Annotated[int | None, option("NUMBER", "GPUs per setting, instead of the file's.")]
 LinkName = Annotated[
     str, option("LINK", "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node.", default=True)
 ]
@@ -50,7 +50,7 @@ def predict(
     currency: Currency = "$",
     calibrate: Calibrate = None,
     set_: Set = None,
-    no_probe: Annotated[bool, option("", "Leave out the probe of this machine.", "--no-probe")] = False,
+    no_probe: Annotated[bool, option("", "Ignore the probe of this machine.", "--no-probe")] = False,
     format_: TableFormat = Format.table,
     verbose: Verbose = False,
 ) -> None:
@@ -79,13 +79,13 @@ def recommend(
     gpus: Annotated[int | None, option("NUMBER", "Number of GPUs.", default="of this machine or file, or 8")] = None,
     tokens: Tokens = None,
     price: Price = None,
-    seq_len: Annotated[int | None, option("NUMBER", "Tokens of a sequence.", default="the model's, up to 4096")] = None,
+    seq_len: Annotated[int | None, option("NUMBER", "Tokens per sequence.", default="the model's, up to 4096")] = None,
     global_batch: Annotated[
-        int | None, option("NUMBER", "Sequences of an optimizer step.", default="as usual for the model's size")
+        int | None, option("NUMBER", "Sequences per optimizer step.", default="as usual for the model's size")
     ] = None,
     objective: Annotated[str, option("NAME", "days, tokens_per_s, memory or cost.", default=True)] = "days",
     least_gpus: Annotated[
-        bool, option("", "Take the smallest power of two of GPUs on which a setting fits.", "--least-gpus")
+        bool, option("", "Use the smallest power of two of GPUs on which a setting fits.", "--least-gpus")
     ] = False,
     link: LinkName = "nvlink",
     currency: Currency = "$",
@@ -97,19 +97,19 @@ def recommend(
         Path | None, option("FOLDER", "Write DeepSpeed's configuration and a params file of the settings there.")
     ] = None,
     measure: Annotated[
-        int, option("NUMBER", "Run this number of the best settings here until the best is decided.")
+        int, option("NUMBER", "Run this number of the best settings here until one is clearly best.")
     ] = 0,
-    minutes: Annotated[float | None, option("NUMBER", "Most minutes of these runs.", default="no limit")] = None,
+    minutes: Annotated[float | None, option("NUMBER", "Limit of these runs in minutes.", default="no limit")] = None,
     output: Annotated[
         Path | None, option("FOLDER", "Folder of these runs.", default="outputs/recommend_MODEL_...")
     ] = None,
     format_: TableFormat = Format.table,
     verbose: Verbose = False,
 ) -> None:
-    """Recommend how to train a model, or a setting of a params file: what it takes, why, and what else there is.
+    """Recommend settings for a model, or one of a params file, with cost, reasons and alternatives.
 
     Without a params file, all settings that train the same are compared. Prediction alone takes seconds; with
-    `--measure`, the best are run on this machine. Stopped by Ctrl-C, the same command goes on.
+    `--measure`, the best are run on this machine. After Ctrl-C, the same command continues.
     """
     if not is_params(target):
         from dsnb.prediction import traces

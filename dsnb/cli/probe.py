@@ -11,10 +11,10 @@ from dsnb.files import records
 
 def probe(
     output: Annotated[Path | None, option("FILE", "JSON file to write as well.")] = None,
-    quick: Annotated[bool, option("", "Take seconds: not accurate, and not kept.", "--quick")] = False,
+    quick: Annotated[bool, option("", "Finish in seconds; not accurate, and not kept.", "--quick")] = False,
     format_: TableFormat = Format.table,
 ) -> None:
-    """Measure what this machine reaches, for predictions: products, memory, links, and how fast it launches work."""
+    """Measure this machine for predictions: matrix products, memory, links, and how fast it launches kernels."""
     import pandas as pd
 
     from dsnb.launcher.probe import probe as measure

@@ -184,7 +184,7 @@ def _by_runs(
     (answer,) = predicted.recommend(
         [one.whole for one in alive.values()], gpu, settings=settings, runs=whole, **options
     )
-    replaced = ("Instead", "Next is", "Less sure")
+    replaced = ("Alternative", "Runner-up", "Less certain")
     said = [sentence for sentence in answer.sentences if not sentence.startswith(replaced)]
     said.append(f"Measured: {count(len(runs), 'run')} of {count(len(measuring.started), 'setting')}; {end}.")
     for name, row in differences(good, figure="tokens_per_s").iterrows():

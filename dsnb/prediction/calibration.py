@@ -299,7 +299,7 @@ DEFAULT_COVERAGE = Coverage(
 def outside(experiment: Experiment, gpu: str, covered: Coverage, link: Link) -> list[str]:
     """Return a sentence for each way in which an experiment on a GPU differs from all runs of a calibration."""
     sentences = [
-        f"no calibration run has the {words} {name}, only {', '.join(sorted(covered.names[words]))}"
+        f"no calibration run used {words} {name}, only {', '.join(sorted(covered.names[words]))}"
         for words, name in _names(experiment, gpu).items()
         if name not in covered.names[words]
     ]

@@ -64,11 +64,11 @@ def test_the_doubt_about_a_choice_is_the_error_of_ratios_and_says_of_which(monke
         stages_and_sizes = [{"micro_batch_size": size, "zero_stage": stage} for size in sizes for stage in stages]
         asked = [given(**one, gpus=8, **settings) for one in stages_and_sizes]
         said = dsnb.recommend(asked, "H200", objective=objective)[0].sentences
-        return next(sentence for sentence in said if sentence.startswith("Next is "))
+        return next(sentence for sentence in said if sentence.startswith("Runner-up: "))
 
     error = "7.0 %, the mean error of predicted ratios of two settings that are both limited by the GPU (118 pairs)"
     first, other = (given(micro_batch_size=size, gpus=8).name_with_model for size in (9, 8))
-    assert second(8, 9).startswith(f"Next is {other} (predicted), ")
+    assert second(8, 9).startswith(f"Runner-up: {other} (predicted), ")
     assert second(8, 9).endswith(f" % slower, within {error}: run {first} and {other} to decide.")
     assert second(8, 32).endswith(f" % slower, more than {error}.")
     assert "within 90.0 %, the mean error of predicted ratios of two settings of one task (5 pairs): run" in second(
@@ -175,10 +175,10 @@ def test_how_sure_it_is_depends_on_what_was_measured():
     close = of_runs(measured(0.97 * rate, others[0]))[1]
     assert f"3.1 % slower, within the error of {best['tokens_per_s_error_pct']:.1f} %: run {best.name} to dec" in close
     both = of_runs(measured(2 * rate, others[0]), measured(1.9 * rate, others[1]))[1]
-    assert "5.3 % slower; both were measured, and 20_compare says" in both
+    assert "5.3 % slower; both were measured, and 20_compare shows" in both
     assert "100.0 % slower, more than the error of" in of_runs(measured(2 * rate, others[0]))[1]
     ((unseen,), _) = forecast({**STAGES, "gpus": 512}, "H200", link="ib:400")
-    assert unseen.sentences[-1].startswith("Less sure than that: ")
+    assert unseen.sentences[-1].startswith("Less certain than stated: ")
 
 
 def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
@@ -238,7 +238,7 @@ def test_a_model_is_answered_with_its_limit_its_alternatives_and_what_is_out_of_
     (found,) = dsnb.recommend("opt-1.3b", "A10", gpus=8, tokens=1e10)
     said = "\n".join(found.sentences)
     assert re.search(r"\nA step takes [\d.]+ s: \d+ % [a-z ]+(, \d+ % [a-zA-Z ]+)+\.\n", said)
-    assert len(re.findall(r"\nInstead: .+: (?:[\d.]+ % slower|equal), [\d.]+ GiB\.", said)) == 3
+    assert len(re.findall(r"\nAlternative: .+: (?:[\d.]+ % slower|equal), [\d.]+ GiB\.", said)) == 3
     assert re.search(r"\nOut of reach: DDP needs at least \d+ of 20 GiB", said)
     assert re.search(r"\nThe smallest power of two of GPUs that fits without offload is [24]\.", said)
     parts = re.search(r"A step takes .*", said)[0]

@@ -39,7 +39,7 @@ def test_the_numbers_can_be_done_in_the_head():
         "1,000 tokens/s; 3.6 billion tokens: 41.7 days, 1,000 GPU-hours, 500 kWh, €2,000 at €2.00 a GPU-hour; "
         "GPU memory 8 of 140 GiB." in found
     )
-    assert "Only one setting was measured, so this is no comparison." in found
+    assert "Only one setting was measured, so there is nothing to compare." in found
     assert "Speed and memory: measured, one run." in found
     for word in ("Fastest", "Runner-up", "lightest", "repeat", "noise"):  # one run is not the fastest of anything
         assert word not in found

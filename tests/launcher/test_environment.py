@@ -15,14 +15,19 @@ from tests.support.waiting import wait_until
 LOOPS = "TORCHINDUCTOR_LOOP_ORDERING_AFTER_FUSION"
 
 
-def test_variables_that_avoid_faults_of_torch_and_deepspeed(monkeypatch):
+def test_variables_that_are_set_and_those_of_the_user_that_stay(monkeypatch):
+    monkeypatch.setattr(hardware, "cores", lambda: 8)
     monkeypatch.delenv(LOOPS, raising=False)
     assert environment.for_ranks("cpu", 1, 0.0)[LOOPS] == "0"
-    monkeypatch.setenv(LOOPS, "1")
-    assert environment.for_ranks("cpu", 1, 0.0)[LOOPS] == "1"
-    # DeepSpeed's op builder fails on the suffix of an architecture.
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0a 10.0f+PTX")
-    assert environment.for_ranks("cpu", 1, 0.0)["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0 10.0+PTX"
+    for name, given, used in (
+        (LOOPS, "1", "1"),
+        ("TORCH_CUDA_ARCH_LIST", "8.0;9.0a 10.0f+PTX", "8.0;9.0 10.0+PTX"),  # DeepSpeed's op builder fails on suffixes
+        ("OMP_NUM_THREADS", "3", "3"),
+        ("OMP_NUM_THREADS", "4,2", "4"),
+        ("OMP_NUM_THREADS", "0", "4"),
+    ):
+        monkeypatch.setenv(name, given)
+        assert environment.for_ranks("cpu", 2, 0.0)[name] == used
 
 
 @pytest.mark.process
@@ -40,39 +45,25 @@ def test_variables_that_change_results_are_recorded_and_no_others(monkeypatch):
     others = dict.fromkeys([*secrets.split(), "MY_PYTORCH_X"], "s")
     for name, value in (values | others).items():
         monkeypatch.setenv(name, value)
-    ranks = environment.for_ranks("cpu", 1, 0.0)
-    assert environment.describe(ranks)["variables"] == values
     monkeypatch.setenv("TORCH_HOME", str(Path.home() / "torch"))  # no user's name
-    assert environment.describe(environment.for_ranks("cpu", 1, 0.0))["variables"]["TORCH_HOME"] == "~/torch"
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")  # dsnb sets another: what the ranks have is recorded
-    assert environment.describe(environment.for_ranks("cpu", 1, 0.0))["variables"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-
-
-@pytest.mark.parametrize(("given", "used"), [("3", "3"), ("0", "4"), ("4,2", "4"), ("-1", "4"), ("", "4")])
-def test_threads_that_the_user_has_set_stay(monkeypatch, given, used):
-    monkeypatch.setattr(hardware, "cores", lambda: 8)
-    monkeypatch.setenv("OMP_NUM_THREADS", given)
-    assert environment.for_ranks("cpu", 2, 0.0)["OMP_NUM_THREADS"] == used
+    recorded = environment.describe(environment.for_ranks("cpu", 1, 0.0))["variables"]
+    assert recorded == values | {"TORCH_HOME": "~/torch", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 @pytest.mark.process
 def test_the_allocator_of_ranks_on_gpus_is_the_setting_unless_the_user_has_chosen(monkeypatch):
     for name in environment.ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-
-    def chosen(device, allocator):
-        env = environment.for_ranks(device, 1, 0.0, allocator)
-        return {name: env[name] for name in environment.ALLOCATOR_VARIABLES if name in env}
-
-    assert chosen("cuda", "expandable") == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    assert chosen("cuda", "default") == chosen("cpu", "expandable") == {}
-    assert "PYTORCH_ALLOC_CONF" not in environment.describe(environment.for_ranks("cuda", 1, 0.0))["variables"]
-    for name in environment.ALLOCATOR_VARIABLES:
-        with monkeypatch.context() as patch:
-            patch.setenv(name, "max_split_size_mb:64")
-            assert chosen("cuda", "expandable") == {name: "max_split_size_mb:64"}
-            ranks = environment.for_ranks("cuda", 1, 0.0, "expandable")
-            assert environment.describe(ranks)["variables"][name] == "max_split_size_mb:64"
+    for device, allocator in (("cuda", "default"), ("cpu", "expandable")):
+        assert environment.for_ranks(device, 1, 0.0, allocator).keys().isdisjoint(environment.ALLOCATOR_VARIABLES)
+    ranks = environment.for_ranks("cuda", 1, 0.0, "expandable")
+    assert ranks["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "PYTORCH_ALLOC_CONF" not in environment.describe(ranks)["variables"]  # it follows from the setting
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    ranks = environment.for_ranks("cuda", 1, 0.0, "expandable")
+    assert "PYTORCH_ALLOC_CONF" not in ranks
+    assert environment.describe(ranks)["variables"]["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
 
 
 def test_gpus_are_sampled_until_the_block_ends(monkeypatch):

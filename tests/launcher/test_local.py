@@ -1,8 +1,6 @@
 """Ranks on this machine: their ports, GPUs and variables, the fork server, and locks of builds."""
 
-import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +10,11 @@ import pytest
 
 from dsnb import Experiment
 from dsnb.errors import LaunchError
-from dsnb.files import records
 from dsnb.launcher import local
 from dsnb.launcher.local import LOCALHOST, free_port, rank_variables
-from dsnb.system import hardware, launch_clock
-from tests import ROOT
+from dsnb.system import hardware
 from tests.support.small_sweep import light_server
-from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
+from tests.support.waiting import WAIT_S
 
 
 def test_ports_lie_where_systems_take_none_for_outgoing_connections():
@@ -61,38 +57,6 @@ def test_started_by_a_process_that_has_ended_since_it_ends_by_itself(module, tmp
     (tmp_path / "scratch").mkdir()
     started = subprocess.run(words, env=light_server() | {"JPY_PARENT_PID": str(ended.pid)}, timeout=WAIT_S)
     assert started.returncode == (1 if "kernel" in module else 0)
-
-
-@pytest.mark.process
-def test_a_client_killed_with_answers_unread_ends_its_ranks_and_the_server_goes_on(small, tmp_path, monkeypatch):
-    """Linux resets a connection that is closed while something in it is unread."""
-    for name, value in light_server().items():
-        monkeypatch.setenv(name, value)
-    server = local.ForkServer("cpu")
-    try:
-        server.wait_ready()
-        first = ask(server, small(steps=100_000), tmp_path / "run1")
-        pids = tmp_path / "run1" / "pids0"
-        wait_until(pids.exists, "the rank trains")
-        first.close()
-        wait_until_ended([int(pids.read_text().split()[0])])
-        with ask(server, small(steps=1), tmp_path / "run2") as second, second.makefile() as answers:
-            assert [json.loads(line) for line in answers][1:] == [{"rank": 0, "exit": 0}]
-    finally:
-        server.close()
-
-
-def ask(server, experiment, folder):
-    """Send a request for a run of one rank without torch, and return the connection with the answers unread."""
-    folder.mkdir()
-    records.write_json(folder / "experiment.json", experiment.model_dump(mode="json"))
-    variables = {**os.environ, "RANK": "0", launch_clock.LAUNCHED_AT: str(launch_clock.now_s())}
-    request = {"ranks": [variables], "cwd": str(ROOT), "log": str(folder / "console.log"),
-               "worker": "tests.workers.stepper", "run_dir": str(folder)}  # fmt: skip
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(server.socket))
-    connection.sendall(json.dumps(request).encode() + b"\n")
-    return connection
 
 
 @pytest.mark.process

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pandas as pd
 
-from dsnb.prediction import gpus
 from dsnb.prediction.calibration import measured
-from dsnb.prediction.step_time import DEFAULT, parts, setting, step_times
+from dsnb.prediction.step_time import step_times
 from dsnb.prediction.traces import ELEMENTS, Trace
 from dsnb.settings.experiment import Experiment
 
@@ -44,19 +43,3 @@ def runs(*settings):
     made = measured(pd.DataFrame([{**common, **one} for one in settings]))
     times = step_times([run.setting for run in made]).step_time_s
     return [replace(run, step_time_s=float(seconds)) for run, seconds in zip(made, times, strict=True)]
-
-
-def step_time(experiment, gpu, link, constants=DEFAULT):
-    """Return the parts of a step; GPU and link are objects or their names."""
-    gpu = gpus.find(gpu) if isinstance(gpu, str) else gpu
-    link = gpus.link(link) if isinstance(link, str) else link
-    return parts(setting(experiment, gpu, link), constants)
-
-
-def compute_s(step):
-    return step.matmul_s + step.attention_s + step.memory_bound_s
-
-
-def communication_s(step):
-    data = step.all_reduce_s + step.reduce_scatter_s + step.all_gather_s + step.all_to_all_s
-    return data + step.tensor_all_reduce_s + step.point_to_point_s

@@ -54,17 +54,12 @@ def test_zero_0_flattens_gradients_twice():
     assert (found["loss"], found["reduction"], found["optimizer"]) == (12 * P + 1000 * MIB, 20 * P, 16 * P)
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("stage", [1, 2])
-def test_zero_1_and_2_share_the_optimizer(stage, ranks):
-    found = moments(zero_stage=stage, gpus=ranks)
-    assert found["loss"] == (2 + 12 / ranks) * P + 1000 * MIB
-    assert found["optimizer"] == (2 + 20 / ranks) * P
-    whole = 2 * P if stage == 1 else 0
-    assert found["reduction"] == (2 + 12 / ranks + 2 / ranks) * P + whole
-
-
-def test_accumulation_in_fp32_costs_zero_1_four_bytes_a_parameter_on_every_rank():
+def test_zero_1_and_2_share_the_optimizer_but_zero_1_accumulates_whole_gradients():
+    for stage, whole in ((1, 2 * P), (2, 0)):
+        peaks = moments(zero_stage=stage, gpus=4)
+        assert peaks["loss"] == (2 + 12 / 4) * P + 1000 * MIB
+        assert peaks["optimizer"] == (2 + 20 / 4) * P
+        assert peaks["reduction"] == (2 + 12 / 4 + 2 / 4) * P + whole
     assert moments(zero_stage=1, gpus=4, grad_accum=2)["loss"] == (2 + 12 / 4 + 4 + 2) * P + 1000 * MIB
     half = moments(zero_stage=1, gpus=4, grad_accum=2, grad_accum_dtype="bf16", bucket_elements=1000)
     assert half["loss"] == (2 + 12 / 4 + 2) * P + 2 * 1000 + 1000 * MIB
@@ -72,7 +67,7 @@ def test_accumulation_in_fp32_costs_zero_1_four_bytes_a_parameter_on_every_rank(
 
 
 @pytest.mark.parametrize(("bucket", "beside"), [(500_000_000, 0), (80_000_000, 2 * 90_000_000)])
-@pytest.mark.parametrize(("ranks", "share"), [(1, 90_000_000), (4, 90_000_000), (16, P / 16)])
+@pytest.mark.parametrize(("ranks", "share"), [(4, 90_000_000), (16, P / 16)])
 def test_offloaded_gradients_of_zero_2_have_their_norm_in_fp64(bucket, beside, ranks, share):
     """A gradient that is larger than the bucket is beside it; the measured BLOOM-7B1 took 25.7 GiB, not 20.9."""
     trace = replace(TRACE, moments=((0.0, 0.0), (0.0, P)))
@@ -95,36 +90,31 @@ def test_zero_3_gathers_up_to_a_limit():
 
 
 VALID = [
-    {"gpus": 4, **strategy, **accumulation, **precision}
-    for strategy in (
-        {"strategy": "plain", "gpus": 1},
-        {"strategy": "ddp"},
-        {"strategy": "fsdp"},
-        *({"zero_stage": stage} for stage in range(4)),
-        *({"zero_stage": stage, "offload": "optimizer-cpu"} for stage in (1, 2, 3)),
-        {"zero_stage": 3, "offload": "all-cpu"},
-        {"zero_stage": 1, "tensor_parallel": 2},
-        {"zero_stage": 0, "tensor_parallel": 4},
-        {"zero_stage": 1, "pipeline_parallel": 2},
-    )
-    for accumulation in ({}, {"grad_accum": 8})
-    for precision in ({}, {"precision": "fp32"}, {"mixed_precision": "autocast"})
-    if "mixed_precision" not in precision or strategy.get("strategy") not in {"plain", "ddp"}
+    {"strategy": "plain", "gpus": 1, "precision": "fp32"},
+    {"strategy": "ddp", "grad_accum": 8},
+    {"strategy": "fsdp", "mixed_precision": "autocast"},
+    {"zero_stage": 0, "grad_accum": 8, "precision": "fp32"},
+    {"zero_stage": 1, "grad_accum": 8},
+    {"zero_stage": 1, "grad_accum": 8, "offload": "optimizer-cpu", "mixed_precision": "autocast"},
+    {"zero_stage": 2, "offload": "optimizer-cpu"},
+    {"zero_stage": 3, "precision": "fp32"},
+    {"zero_stage": 3, "offload": "all-cpu", "grad_accum": 8},
+    {"zero_stage": 0, "tensor_parallel": 4},
+    {"zero_stage": 1, "pipeline_parallel": 2, "grad_accum": 8},
 ]
 
 
-def peak_gib(trace=TRACE, **settings):
-    return peak_memory(given(**settings), trace).peak_allocated_gib
+def peak_gib(**settings):
+    return peak_memory(given(**settings), TRACE).peak_allocated_gib
 
 
 def test_larger_micro_batches_never_take_less_and_what_is_shared_or_in_host_memory_never_more():
-    for settings in VALID:
-        found = [
-            peak_memory(given(**settings, micro_batch_size=size), Trace.of(RECORD, size)) for size in (1, 3, 8, 64)
-        ]
-        assert min(min(moment.parts().values()) for moment in found) >= 0
-        peaks = [moment.peak_allocated_gib for moment in found]
-        assert peaks == sorted(peaks)
+    for settings in ({"gpus": 4, **each} for each in VALID):
+        small, large = (
+            peak_memory(given(**settings, micro_batch_size=size), Trace.of(RECORD, size)) for size in (1, 64)
+        )
+        assert min(*small.parts().values(), *large.parts().values()) >= 0
+        assert small.peak_allocated_gib <= large.peak_allocated_gib
         if settings.get("offload", "none") != "none":
             assert peak_gib(**settings) <= peak_gib(**{**settings, "offload": "none"})
         elif settings.get("zero_stage") or settings.get("strategy") == "fsdp":
@@ -139,7 +129,7 @@ def test_tensor_parallel_ranks_keep_embeddings_whole_and_two_thirds_of_what_opt_
     assert engine.trained == pytest.approx(100_000_000 + 900_000_000 / 2)
 
 
-def test_the_first_stage_of_a_pipeline_keeps_micro_batches_the_last_one_logits():
+def test_the_first_stage_of_a_pipeline_keeps_micro_batches():
     trace = replace(TRACE, kept=10_000 * MIB, moments=((10_400 * MIB, 0.0),))
     first = peak_memory(given(zero_stage=1, gpus=4, pipeline_parallel=4, grad_accum=8), trace)
     assert first.activations == pytest.approx(10_000 * MIB)  # four micro-batches of a quarter of the blocks
@@ -149,9 +139,7 @@ def test_errors_are_told_by_kind_and_by_all_where_a_kind_has_too_few(monkeypatch
     monkeypatch.setattr(calibration, "MIN_PEAKS", PEAK_ERRORS["LoRA"].settings + 1)
     assert peak_error(given(zero_stage=1)) == ("ZeRO 1", PEAK_ERRORS["ZeRO 1"])
     assert peak_error(given(zero_stage=1, lora_rank=8)) == ("all", PEAK_ERRORS["all"])
-    peaks = [
-        Peak(given(zero_stage=stage), *gib) for stage, gib in ((0, (10.0, 8.0)), (0, (9.0, 10.0)), (1, (5.0, 5.0)))
-    ]
+    peaks = [Peak(given(zero_stage=stage), *gib) for stage, *gib in ((0, 10, 8), (0, 9, 10), (1, 5, 5))]
     assert prediction_errors.by_kind_of_peak(peaks) == {
         "ZeRO 0": PredictionError(2, 17.5, 25.0),
         "ZeRO 1": PredictionError(1, 0.0, 0.0),

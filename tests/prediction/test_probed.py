@@ -12,13 +12,8 @@ from dsnb.prediction.predict import On
 from dsnb.prediction.step_time import DEFAULT
 from tests.prediction.made_up import TRACE
 
-USUAL = {
-    "launch_us": 6.0,
-    "gather_us": 100.0,
-    "matmul_tflops": 750.0,
-    "memory_gb_per_s": 4000.0,
-    "link_gb_per_s": 300.0,
-}
+USUAL = {"launch_us": 6.0, "gather_us": 100.0, "matmul_tflops": 750.0, "memory_gb_per_s": 4000.0}
+USUAL |= {"link_gb_per_s": 300.0}
 REFERENCE = {"gpu_name": "NVIDIA H200", "figures": USUAL, "rows": []}
 
 
@@ -28,6 +23,8 @@ def record(gpu="NVIDIA H200", host="own", date="2026-11-25T10:00:00+00:00", **fi
 
 def test_the_reference_itself_changes_nothing_and_ratios_are_by_hand():
     assert [*probed.ratios(record(), REFERENCE).values()] == pytest.approx([1.0] * len(USUAL))
+    shipped = probed.ratios(probed.REFERENCE, probed.REFERENCE)
+    assert shipped == pytest.approx(dict.fromkeys([*probed.HOST.values(), *probed.RATES.values()], 1.0))
     by = probed.ratios(record(launch_us=12.0, gather_us=50.0, matmul_tflops=600.0), REFERENCE)
     changed = {name: ratio for name, ratio in by.items() if ratio != pytest.approx(1.0)}
     assert changed == pytest.approx({"host_launch_us": 2.0, "host_gather_us": 0.5, "matmul_efficiency": 0.8})
@@ -41,11 +38,6 @@ def test_what_cannot_be_is_left_out_and_shares_end_at_one():
     by = probed.ratios(odd, REFERENCE)
     assert set(by) == {"memory_efficiency", "link_efficiency"}
     assert probed.ratios(record(), {"figures": {}, "rows": []}) == {}
-
-
-def test_the_shipped_reference_has_every_figure():
-    by = probed.ratios(probed.REFERENCE, probed.REFERENCE)
-    assert by == pytest.approx(dict.fromkeys([*probed.HOST.values(), *probed.RATES.values()], 1.0))
 
 
 def test_a_prediction_says_which_probe_it_used(monkeypatch, tmp_path):

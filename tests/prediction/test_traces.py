@@ -29,13 +29,6 @@ def made(tmp_path, monkeypatch):
     return found
 
 
-def test_tracing_is_announced_before_it_begins_and_reading_is_not(made, caplog):
-    caplog.set_level("INFO")
-    for _ in range(2):
-        traces.traces([given(), given(compile="default")])
-    assert caplog.messages == ["tracing opt-1.3b for 2 settings, some seconds each; the result is kept"]
-
-
 def test_what_the_engine_alone_decides_shares_a_trace(made):
     same = [given(zero_stage=stage, gpus=2, grad_accum=2) for stage in range(4)]
     assert traces.traces(same) == [TRACE] * 4
@@ -44,6 +37,11 @@ def test_what_the_engine_alone_decides_shares_a_trace(made):
     assert len(made) == 4
     traces.traces([given(compile="default", zero_stage=stage, gpus=2) for stage in range(4)])
     assert len(made) == 6  # whole, and block by block at ZeRO 3
+    alike = [given(strategy="fsdp", mixed_precision="autocast"), given(strategy="plain"), given(strategy="ddp")]
+    traces.traces([given(mixed_precision="autocast"), *alike])
+    assert len(made) == 6
+    traces.traces([given(strategy="fsdp"), given(strategy="plain", precision="fp32")])
+    assert len(made) == 7
 
 
 def test_a_trace_serves_all_micro_batches_unless_the_loss_is_computed_in_chunks(made):
@@ -53,17 +51,22 @@ def test_a_trace_serves_all_micro_batches_unless_the_loss_is_computed_in_chunks(
     assert len(made) == 3
 
 
-def test_a_trace_is_kept_for_other_processes_and_made_again_where_it_cannot_be_read(made, tmp_path, monkeypatch):
-    traces.traces([given()])
-    monkeypatch.setattr(traces, "_records", {})
-    assert traces.traces([given()]) == [TRACE]
-    assert len(made) == 1
-    (file,) = (tmp_path / "traces").iterdir()
-    for nonsense in ("", "[]", "{}", '{"moments": 3}'):
-        file.write_text(nonsense)
+def test_a_trace_is_kept_for_other_processes_and_made_again_where_it_cannot_be_read(
+    made, tmp_path, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    asked = [given(), given(compile="default")]
+    for _ in range(2):
+        assert traces.traces(asked) == [TRACE] * 2
         monkeypatch.setattr(traces, "_records", {})
-        assert traces.traces([given()]) == [TRACE]
-    assert len(made) == 5
+    assert len(made) == 2
+    assert caplog.messages == ["tracing opt-1.3b for 2 settings, some seconds each; the result is kept"]
+    for nonsense in ("", "[]", "{}", '{"moments": 3}'):
+        for file in (tmp_path / "traces").iterdir():
+            file.write_text(nonsense)
+        monkeypatch.setattr(traces, "_records", {})
+        assert traces.traces(asked) == [TRACE] * 2
+    assert len(made) == 10
 
 
 def test_another_configuration_of_a_local_model_is_another_trace(made, tmp_path):
@@ -80,15 +83,6 @@ def test_a_setting_that_cannot_be_traced_does_not_cost_the_others(made):
     assert (str(odd), even) == ("no", TRACE)
     with pytest.raises(SettingsError, match="no"):
         traces.traces([given(seq_len=8), given(seq_len=7)])
-
-
-def test_strategies_that_compute_alike_share_a_trace(made):
-    cast = [given(strategy=name) for name in ("plain", "ddp")]
-    cast += [given(strategy=name, mixed_precision="autocast") for name in ("deepspeed", "fsdp")]
-    traces.traces(cast)
-    assert len(made) == 1
-    traces.traces([given(strategy="fsdp"), given(strategy="plain", precision="fp32"), given(precision="fp32")])
-    assert len(made) == 3
 
 
 @pytest.mark.process

@@ -12,8 +12,6 @@ import multiprocessing
 import os
 import shutil
 import subprocess
-import threading
-import time
 import warnings
 from pathlib import Path
 
@@ -25,14 +23,11 @@ from dsnb.errors import LaunchError
 from dsnb.files import records
 from dsnb.launcher.run import launch
 from dsnb.run_folder.paths import RunPaths
-from dsnb.system import signals
 from tests import ROOT
 from tests.support.waiting import WAIT_S, wait_until
 
 SETTINGS = {"model": "gpt2-tiny", "seq_len": 32, "micro_batch_size": 1, "warmup_steps": 1, "steps": 4, "device": "cpu"}
 SILENCE_S = 5.0
-LAUNCH = "a launch of the test lab"
-HANGER, SILENT = "tests.workers.hanger", "tests.workers.silent"
 NETWORK, INTERFACE = "10.77.0", "eth0"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HOST_ENV = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "HOME": "/root", "USER": "root", "LOGNAME": "root"}
@@ -63,9 +58,6 @@ AuthorizedKeysFile "{key}.pub"
 StrictModes no
 UsePAM no
 PermitRootLogin prohibit-password
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-PermitUserRC no
 PrintLastLog no
 SetEnv PATH={path} LANG=C.UTF-8
 """
@@ -108,40 +100,32 @@ def started(*words):
 
 
 @contextlib.contextmanager
-def entered(pid):
-    """Move this thread, and what it starts from now on, into a process's network namespace, and out again."""
-    libc = ctypes.CDLL(None, use_errno=True)  # Python 3.11 has no `os.setns`
-    with open("/proc/thread-self/ns/net") as outside, open(f"/proc/{pid}/ns/net") as inside:
-        assert libc.setns(inside.fileno(), NEW_NET) == 0
+def lab(folder):
+    """Boot three hosts with two slots each; in the block, this thread and what it starts are where launchers are."""
+    require_hosts()
+    made, libc = Lab(folder), ctypes.CDLL(None, use_errno=True)  # Python 3.11 has no `os.setns`
+    with pytest.MonkeyPatch.context() as patch, open("/proc/thread-self/ns/net") as outside:
+        patch.setenv("DSNB_SILENCE_S", str(SILENCE_S))
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
         try:
-            yield
+            made.open()
+            with open(f"/proc/{made.switch.pid}/ns/net") as inside:
+                assert libc.setns(inside.fileno(), NEW_NET) == 0
+            yield made
         finally:
             assert libc.setns(outside.fileno(), NEW_NET) == 0
-
-
-@contextlib.contextmanager
-def lab(folder, count):
-    """Boot hosts with two slots each; in the block this thread, and those it starts, are where launchers are."""
-    require_hosts()
-    made = Lab(folder, count)
-    path = f"{folder / 'bin'}:{os.environ['PATH']}"
-    changed = {"DSNB_SILENCE_S": str(SILENCE_S), "PYTHONPATH": str(ROOT), "PATH": path}
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        for name, value in changed.items():
-            patch.setenv(name, value)
-        stack.callback(made.close)
-        made.open()
-        with entered(made.switch.pid):
-            yield made
+            made.close()
 
 
 class Lab:
-    """Test hosts, which are named by their numbers from 1. Made by `lab`."""
+    """Test hosts, which are named by their numbers. Made by `lab`."""
 
-    def __init__(self, folder, count):
-        self.numbers = range(1, count + 1)
+    numbers = (1, 2, 3)
+
+    def __init__(self, folder):
         self.folder, self.outputs, self.hostfile = folder, folder / "outputs", folder / "hostfile"
-        self.switch, self._hosts, self._count = None, {}, 0
+        self.switch, self._hosts = None, {}
 
     def open(self):
         """Write all that ssh and sshd read, so that nothing of the machine's own is read, and boot everything."""
@@ -214,22 +198,17 @@ class Lab:
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         return subprocess.run(command, env=HOST_ENV, timeout=WAIT_S, check=check, **pipes)
 
-    def processes(self, number):
-        """Return ID and command line of each process on a host but the first one and sshd."""
-        if self._hosts[number].poll() is not None:
-            return []
-        found, first = [], self._first(number)
-        namespace = os.readlink(f"/proc/{first}/ns/pid")
+    def left(self, *numbers):
+        """Return ID and command line of each process on hosts but the first one and sshd."""
+        left, running = [], [number for number in numbers or self.numbers if self._hosts[number].poll() is None]
+        namespaces = {os.readlink(f"/proc/{self._first(number)}/ns/pid"): self._first(number) for number in running}
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):  # it has ended
-                is_inside = os.readlink(f"/proc/{process.pid}/ns/pid") == namespace and process.pid != first
-                if is_inside and process.status() != psutil.STATUS_ZOMBIE and not process.name().startswith("sshd"):
-                    found.append((process.pid, " ".join(process.cmdline())))
-        return found
-
-    def left(self, *numbers):
-        """Return what is on hosts beside sshd."""
-        return [line for number in numbers or self.numbers for _, line in self.processes(number)]
+                first = namespaces.get(os.readlink(f"/proc/{process.pid}/ns/pid"), process.pid)
+                is_work = process.status() != psutil.STATUS_ZOMBIE and not process.name().startswith("sshd")
+                if process.pid != first and is_work:
+                    left.append((process.pid, " ".join(process.cmdline())))
+        return left
 
     def _first(self, number):
         """Return the ID of the first process of a host, a child of `unshare`."""
@@ -239,74 +218,49 @@ class Lab:
     # -- runs
 
     def settings(self, **settings):
-        """Return the settings of a run on all hosts."""
-        common = {"gpus": 2 * len(self.numbers), "forward_env": "DSNB_TEST_*", "hostfile": str(self.hostfile)}
+        """Return the settings of a run on the first two hosts."""
+        common = {"gpus": 2, "nodes": 2, "forward_env": "DSNB_TEST_*", "hostfile": str(self.hostfile)}
         return {**SETTINGS, **common, **settings}
 
     def folder_of_next(self):
-        self._count += 1
-        return self.outputs / f"run{self._count}"
+        return self.outputs / f"run{len(list(self.outputs.iterdir())) + 1}"
 
-    def run(self, worker=SILENT, **settings):
-        """Make a run from its start to its end."""
-        return Run(self, worker, settings).wait()
+    def begin(self, **settings):
+        """Start a run, and wait until every rank has started its child."""
+        run = Run(self, **settings)
 
-    def begin(self, worker=HANGER, outside=False, **settings):
-        """Start a run, in a thread or a separate process, and wait until all its ranks have started."""
-        return Run(self, worker, settings, outside).until_ranks()
+        def are_there():
+            assert not run.paths.result.exists(), run.paths.result.read_text()
+            return len([path for path in run.paths.dir.glob("pids*") if path.read_text()]) == run.settings["gpus"]
+
+        wait_until(are_there, "all ranks are there")
+        return run
 
 
 class Run:
-    """A run under way."""
+    """A run under way: its launcher is a separate process in the switch."""
 
-    def __init__(self, lab, worker, settings, outside=False):
-        self.lab, self.paths = lab, RunPaths(lab.folder_of_next())
-        self.settings, self.worker = lab.settings(**settings), worker
-        self.process = None
-        self.began = time.monotonic()
-        if outside:
-            # A fork while a thread launches may copy a lock that the thread holds, and wait for it for ever.
-            assert not [thread for thread in threading.enumerate() if thread.name == LAUNCH], "fork first"
-            self.process = multiprocessing.get_context("fork").Process(target=self._launch_and_listen)
-            self.process.start()
-        else:
-            self.thread = threading.Thread(target=self._launch, name=LAUNCH)
-            self.thread.start()
+    def __init__(self, lab, **settings):
+        self.lab, self.paths, self.settings = lab, RunPaths(lab.folder_of_next()), lab.settings(**settings)
+        self.process = multiprocessing.get_context("fork").Process(target=self._launch)
+        self.process.start()
 
     def _launch(self):
-        with contextlib.suppress(LaunchError):
-            launch(dsnb.Experiment(**self.settings), self.paths.dir, progress=False, worker=self.worker)
+        with contextlib.suppress(LaunchError, KeyboardInterrupt):
+            launch(dsnb.Experiment(**self.settings), self.paths.dir, progress=False, worker="tests.workers.hanger")
 
-    def _launch_and_listen(self):
-        """Launch as the command line does, which takes SIGTERM for an interrupt."""
-        signals.install_handlers()
-        with contextlib.suppress(KeyboardInterrupt):
-            self._launch()
-
-    def until_ranks(self):
-        """Wait until every rank has started its child."""
-
-        def are_there():
-            assert not self.paths.result.exists(), self.paths.result.read_text()
-            return len([path for path in self.paths.dir.glob("pids*") if path.read_text()]) == self.settings["gpus"]
-
-        wait_until(are_there, "all ranks are there")
-        self.began = time.monotonic()
-        return self
-
-    def wait(self):
-        """Wait for the end of the launch, and return this run with what it recorded and after how long."""
-        launching = self.process or self.thread
-        launching.join(WAIT_S)
-        assert not launching.is_alive(), "the launch does not end"
-        self.recorded_s = time.monotonic() - self.began
+    def end(self, limit_s, *numbers):
+        """Wait until the launch has ended and hosts are empty, each within a limit; return status and cause."""
+        self.process.join(limit_s)
+        assert not self.process.is_alive(), "the launch does not end"
+        self.wait_until_empty(limit_s, *numbers)
         record = records.read_json(self.paths.result) or {}
-        self.status, self.cause = record.get("status"), record.get("cause")
-        self.nodes = {row["host"]: row for row in (records.read_json(self.paths.nodes) or {}).get("nodes", [])}
-        self.lost = {name: row["lost"] for name, row in self.nodes.items() if row["lost"]}
-        return self
+        return record.get("status"), record.get("cause")
 
-    def until_empty(self, *numbers):
-        """Wait until hosts have no process of a run any more, and return the seconds since the run began or was hit."""
-        wait_until(lambda: not self.lab.left(*numbers), "hosts have no process of a run")
-        return time.monotonic() - self.began
+    def wait_until_empty(self, limit_s, *numbers):
+        wait_until(lambda: not self.lab.left(*numbers), "hosts have no process of a run", limit_s)
+
+    def of_nodes(self, name):
+        """Return what one column says of each host that was reached, where it says anything."""
+        nodes = records.read_json(self.paths.nodes)["nodes"]
+        return {row["host"]: row[name] for row in nodes if row[name]}

@@ -4,7 +4,7 @@ from dsnb.files import records
 
 
 def leave(run, timed_steps):
-    """Write the machine and so many timed steps into a run's folder."""
+    """Write the machine and the given number of timed steps into a run's folder."""
     records.write_json(run.environment, {"host": "h", "gpus": []})
     rows = [{"step": number, "phase": "timed", "step_time_s": 1.0} for number in range(1, timed_steps + 1)]
     records.write_lines(run.steps, rows)

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import yaml
 
 from dsnb.cli.plan import CHANGED, FINISHED, plan_lines
 from dsnb.errors import SettingsError
@@ -46,9 +45,8 @@ include: [{zero_stage: 3, grad_accum: 4}]
 repeats: 2
 """
     sweep = load_sweep(params(SMALL + text), output=tmp_path / "out")
-    once = ["zs0_fp32_gpus1_bs8_sl64", "zs0_fp32_gpus1_bs8_sl128", "zs1_fp32_gpus1_bs8_sl64"]
-    once += ["zs3_fp32_gpus1_bs8_sl128_ga4"]
-    assert names(sweep) == once * 2
+    once = [f"zs{name}" for name in ("0_fp32_gpus1_bs8_sl64", "0_fp32_gpus1_bs8_sl128", "1_fp32_gpus1_bs8_sl64")]
+    assert names(sweep) == [*once, "zs3_fp32_gpus1_bs8_sl128_ga4"] * 2
     assert sweep.runs[4].paths.dir == tmp_path / "out" / once[0] / "run2"
 
 
@@ -72,17 +70,12 @@ def test_what_only_leaves_out_is_not_judged(params):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "params file 'F' holds no settings: give at least 'name'"),
-        (SMALL + "grid: {zero_stage: []}",
-         "grid: zero_stage is an empty list: give at least one value or leave it out"),
         (SMALL + "grid: {zero_stage: [0]}\nexclude: [{zero_stage: 0}]",
          "params file 'F': no run is left; exclude less, or give the grid values"),
-        (SMALL + "deepspeed.zero_optimization.reduce_scatter: true\nodrer: listed\nhang_limit_s: 5",
-         "params file 'F': 'deepspeed.zero_optimization.reduce_scatter' is a setting of runs: put settings below "
-         "'defaults:', or below 'grid:' with a list of values\n"
-         "params file 'F': unknown setting 'odrer': did you mean 'order'?\n"
+        (SMALL + "hang_limit_s: 5\nodrer: listed",
          "params file 'F': 'hang_limit_s' is a setting of runs: put settings below 'defaults:', or below 'grid:' with "
-         "a list of values"),
+         "a list of values\n"
+         "params file 'F': unknown setting 'odrer': did you mean 'order'?"),
         (SMALL + "grid: [1]", "params file 'F': grid is [1]: give settings as 'name: value'"),
         (SMALL + "name: u", "params file 'F': duplicate key 'name': remove one"),
         ("name: ../x", "params file 'F': name is '../x': use letters, digits, '.', '_' and '-' only"),
@@ -96,7 +89,6 @@ def test_what_only_leaves_out_is_not_judged(params):
          "seq_len is 1: it must be at least 2\nzero_stage is 4: allowed are 0, 1, 2 or 3"),
         (SMALL + "exclude: [{}]",
          "exclude has an empty entry, which would exclude every run: name settings or remove it"),
-        (SMALL + "grid: {learning_rate: [.inf]}", "learning_rate is inf: give a finite number"),
         (SMALL + "grid: {steps: [10, 20]}",
          "two experiments are named 'zs0_fp32_gpus1_bs8_sl128': they differ only in steps; "
          "put each into its own sweep"),
@@ -116,10 +108,7 @@ def test_a_python_tag_is_refused_and_not_run(params, tmp_path):
 
 def test_no_match_and_no_file(params, tmp_path):
     path = params(SMALL)
-    message = "no experiment's name matches 'zs9*': there are zs0_fp32_gpus1_bs8_sl128"
-    assert error(path, only="zs9*") == message
-    many = error(params(f"{SMALL}grid: {{seed: {list(range(30))}}}"), only="zs9*")
-    assert many.endswith("_seed4, and 25 more (--dry-run lists them)")
+    assert error(path, only="zs9*") == "no experiment's name matches 'zs9*': there are zs0_fp32_gpus1_bs8_sl128"
     missing = tmp_path / "no.yaml"
     assert error(missing) == "params file 'F' cannot be read: No such file or directory; check the path"
 
@@ -138,12 +127,9 @@ def test_each_repeat_has_all_experiments_in_an_order_of_its_own():
 
 
 @pytest.fixture
-def grid(tmp_path):
-    file = tmp_path / "p.yaml"
-    axes = {"seq_len": [16, 32, 48, 64], "precision": ["fp32", "bf16"]}
-    defaults = {"model": "gpt2-tiny", "device": "cpu"}
-    file.write_text(yaml.safe_dump({"name": "s", "defaults": defaults, "grid": axes, "repeats": 2}))
-    return file
+def grid(params):
+    axes = "grid: {precision: [fp32, bf16], seq_len: [16, 32, 48, 64]}"
+    return params(f"name: s\ndefaults: {{model: gpt2-tiny, device: cpu}}\n{axes}\nrepeats: 2\n")
 
 
 def test_a_sweep_is_planned_in_random_order_unless_it_is_told_otherwise(grid, tmp_path):
@@ -156,9 +142,6 @@ def test_a_sweep_is_planned_in_random_order_unless_it_is_told_otherwise(grid, tm
     assert {run.order_seed for run in listed} == {None}
     more = load_sweep(grid, {"repeats": 3}, output=tmp_path / "out").runs
     assert more[:16] == runs
-    assert [run.name for run in load_sweep(grid, {"order_seed": 1}).runs] != [run.name for run in runs]
-    with pytest.raises(SettingsError, match="order_seed"):
-        load_sweep(grid, {"order_seed": -1})
 
 
 def test_the_place_of_a_run_is_in_its_record_and_a_column(grid, tmp_path):
@@ -188,53 +171,44 @@ FILES = [f"models-llama_{NAME}", f"qwen_{NAME}", f"other-llama_{NAME}"]
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
-    """A working folder with three configurations."""
+def made(tmp_path, monkeypatch):
+    """A sweep of three configurations, whose first repeats are finished."""
     for name in ("models/llama.json", "models/qwen/config.json", "other/llama.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(json.dumps(LLAMA))
     (tmp_path / "files.yaml").write_text(OF_FILES)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def made(home):
-    """A sweep whose first repeats are finished."""
-    sweep = with_inputs(load_sweep("files.yaml", output=home / "out"))
+    sweep = with_inputs(load_sweep("files.yaml", output=tmp_path / "out"))
     for run in sweep.runs[:3]:
         job.initialize(run)
         make(run)
     return sweep
 
 
-def test_models_of_one_file_name_stay_apart(made):
+def test_models_of_one_file_name_stay_apart_and_a_sweep_does_not_go_on_with_an_edited_one(made, tmp_path):
     assert [run.name for run in made.runs] == FILES * 2
     recorded = [records.read_json(run.paths.experiment)["model_name"] for run in made.runs[:3]]
     assert recorded == ["models-llama", "qwen", "other-llama"]
-
-
-def test_a_sweep_does_not_go_on_with_an_edited_file(made, home):
     name = "models/qwen/config.json"
-    (home / name).write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
+    (tmp_path / name).write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
     with pytest.raises(SettingsError, match=f"^{name} has changed since .*: restore it, or choose another --output"):
-        [is_finished(run) for run in with_inputs(load_sweep("files.yaml", output=home / "out")).runs]
-    before = sorted(home.glob("out/*/run*"))
+        [is_finished(run) for run in with_inputs(load_sweep("files.yaml", output=tmp_path / "out")).runs]
+    before = sorted(tmp_path.glob("out/*/run*"))
     with pytest.raises(SettingsError, match=f"^{name} has changed since the sweep began"):
         [job.initialize(run) for run in made.runs[3:]]
-    assert len(sorted(home.glob("out/*/run*"))) <= len(before) + 1  # nothing was begun with the edited file
+    assert len(sorted(tmp_path.glob("out/*/run*"))) <= len(before) + 1  # nothing was begun with the edited file
 
 
-def test_a_dry_run_does_not_call_such_runs_finished(made, home):
+def test_a_dry_run_does_not_call_such_runs_finished(made, tmp_path):
     def states():
-        found = list(plan_lines(load_sweep("files.yaml", output=home / "out")))
+        found = list(plan_lines(load_sweep("files.yaml", output=tmp_path / "out")))
         return [sum(line.endswith(f"  {state}") for line in found) for state in (FINISHED, CHANGED)]
 
     assert states() == [3, 0]
-    (home / "models/llama.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
+    (tmp_path / "models/llama.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
     assert states() == [2, 1]
     records.write_json(made.runs[0].paths.result, {"status": "failed", "cause": "bad configuration"})
-    now = with_inputs(load_sweep("files.yaml", output=home / "out")).runs[0]
+    now = with_inputs(load_sweep("files.yaml", output=tmp_path / "out")).runs[0]
     assert not is_finished(now, retry=True)  # with the corrected file
     with pytest.raises(SettingsError, match="has changed"):
         is_finished(now)

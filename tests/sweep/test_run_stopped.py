@@ -1,8 +1,19 @@
-"""Sweeps that are killed, interrupted, or share their folder and machine with others."""
+"""How sweeps are stopped, by whatever signal, and what they leave: a result, no process, no folder.
+
+Their fork servers are real ones without torch (`tests/light`), and ranks wait where a test asks for it.
+"""
 
 import json
+import os
+import pty
 import signal
 import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jupyter_client
 import psutil
@@ -11,18 +22,13 @@ import pytest
 from dsnb.files import records
 from dsnb.runs.load import load_runs
 from tests import ROOT
-from tests.support.small_sweep import NAMES, PARAMS, command, light_server
+from tests.support.small_sweep import NAMES, ONE_RUN, command, light_server
 from tests.support.waiting import WAIT_S, is_running, wait_until, wait_until_ended
 
-
-@pytest.fixture
-def params(tmp_path):
-    path = tmp_path / "small.yaml"
-    path.write_text(PARAMS)
-    return path
+pytestmark = pytest.mark.process
+END = "interrupted: finished runs are kept, start the sweep again to go on"
 
 
-@pytest.mark.process
 def test_a_killed_sweep_still_ends_with_the_same_runs(params):
     """SIGKILL while the second run steps: no process stays, and no run is lost, doubled or half-written."""
     words, out = [*command(params), "--only", "zs0*", "--set", "steps=30"], params.parent / "out"
@@ -50,7 +56,6 @@ TRAPS = ("pandas", "torch", "random", "deepspeed", "json", "sitecustomize", "dsn
 KERNEL = {"argv": ["/bin/false", "{connection_file}"], "display_name": "another environment", "language": "python"}
 
 
-@pytest.mark.process
 def test_modules_in_the_working_folder_and_other_kernels_are_not_used(params, tmp_path):
     """The folder holds modules with the names of packages, and Jupyter's path another kernel called `python3`."""
     work, kernels = tmp_path / "work", tmp_path / "jupyter" / "kernels" / "python3"
@@ -69,56 +74,118 @@ def test_modules_in_the_working_folder_and_other_kernels_are_not_used(params, tm
     assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_sweep_says_so_and_leaves_nothing(params, number):
-    words = [*command(params), "--set", "steps=100000"]
-    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
-    sweep = psutil.Popen(words, cwd=ROOT, env=light_server(), **pipes)
-    folder = params.parent / "out" / NAMES[0] / "run1"
-    wait_until(lambda: records.read_lines(folder / "steps.jsonl"), "the run trains")
-    family = sweep.children(recursive=True)
-    sweep.send_signal(number)
-    _, printed = sweep.communicate(timeout=WAIT_S)
-    assert sweep.returncode == 130
-    assert printed == (
-        f"stop with Ctrl-C or `kill {sweep.pid}`; finished runs are kept\n"
-        "interrupted: finished runs are kept, start the sweep again to go on\n"
-    )
-    assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
-    assert records.read_lines(folder / "steps.jsonl")
-    wait_until_ended(process.pid for process in family)
-
-
-def reply_to(client, number):
-    """Wait for the reply to one request; a slow kernel may still answer how it is."""
-    while (reply := client.get_shell_msg(timeout=WAIT_S))["parent_header"]["msg_id"] != number:
-        pass
-    return reply
-
-
-@pytest.mark.process
 def test_a_kernel_interrupt_ends_the_run_and_the_kernel_lives_on(tmp_path):
     """What JupyterLab's stop button does."""
     manager, client = jupyter_client.manager.start_new_kernel(cwd=str(ROOT))
-    try:
-        number = client.execute(
-            "from dsnb.settings.experiment import Experiment\nfrom dsnb.launcher.run import launch\n"
-            "experiment = Experiment(model='gpt2-tiny', device='cpu', precision='fp32', gpus=2)\n"
-            f"launch(experiment, {str(tmp_path / 'run1')!r}, progress=False, worker='tests.workers.hanger')"
-        )
+
+    def interrupt():
         wait_until(lambda: len(list(tmp_path.glob("run1/pids*"))) == 2, "both ranks hang")
         manager.interrupt_kernel()
-        reply = reply_to(client, number)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        reply = client.execute(
+            "from dsnb.settings.experiment import Experiment\nfrom dsnb.launcher.run import launch\n"
+            "experiment = Experiment(model='gpt2-tiny', device='cpu', precision='fp32', gpus=2)\n"
+            f"launch(experiment, {str(tmp_path / 'run1')!r}, progress=False, worker='tests.workers.hanger')",
+            reply=True,
+            timeout=WAIT_S,
+        )
         assert reply["content"]["ename"] == "KeyboardInterrupt", "\n".join(reply["content"]["traceback"])
         assert json.loads((tmp_path / "run1" / "result.json").read_text())["status"] == "interrupted"
         numbers = [int(word) for file in tmp_path.glob("run1/pids*") for word in file.read_text().split()]
         assert len(numbers) == 4
         assert not any(map(is_running, numbers))
-        # A kernel aborts requests that come within the moment in which it ends the interrupted one.
-        wait_until(
-            lambda: reply_to(client, client.execute("1 + 1"))["content"]["status"] == "ok", "the kernel lives on"
-        )
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+def start(home, words, **popen):
+    """Start a command whose run waits after its first step; return it and all its processes."""
+    (home / "tmp").mkdir()
+    (home / "wait").write_text("7")
+    env = light_server() | {"TMPDIR": str(home / "tmp"), "DSNB_TEST_WAIT": str(home / "wait")}
+    started = psutil.Popen(list(map(str, words)), env=env, text=True, **{"stderr": subprocess.PIPE, **popen})
+    wait_until(lambda: list(home.glob("out/**/pids0")) or started.poll() is not None, "the rank is there", 200)
+    assert started.poll() is None, started.stderr and started.stderr.read()
+    return started, [one.pid for one in started.children(recursive=True)]
+
+
+def start_sweep(home, *before, **popen):
+    home.mkdir()
+    (home / "small.yaml").write_text(ONE_RUN)
+    return start(home, [*before, *command(home / "small.yaml", "--set", "seed=7")], **popen)
+
+
+def assert_interrupted(home, family):
+    wait_until_ended(family)
+    (result,) = (home / "out").rglob("result.json")
+    assert json.loads(result.read_text())["status"] == "interrupted"
+    assert list((home / "tmp").iterdir()) == []
+
+
+def by_ctrl_c(home):
+    sweep, family = start_sweep(home)
+    sweep.send_signal(signal.SIGINT)
+    _, said = sweep.communicate(timeout=WAIT_S)
+    assert said == f"stop with Ctrl-C or `kill {sweep.pid}`; finished runs are kept\n{END}\n"
+    assert sweep.returncode == 130
+    assert_interrupted(home, family)
+
+
+def in_the_background(home):
+    """As a script's `&` under `nohup` starts it: SIGINT and SIGHUP come and go, SIGTERM ends it."""
+    sweep, family = start_sweep(home, "sh", "-c", 'trap "" INT HUP; exec "$0" "$@"')
+    for number in (signal.SIGINT, signal.SIGHUP):
+        sweep.send_signal(number)
+    time.sleep(0.5)
+    assert sweep.poll() is None
+    sweep.send_signal(signal.SIGTERM)
+    sweep.send_signal(signal.SIGTERM)  # impatient, which must not cut the cleanup short
+    _, said = sweep.communicate(timeout=WAIT_S)
+    assert said == f"stop with `kill {sweep.pid}`; finished runs are kept\n{END}\n"
+    assert sweep.returncode == 130
+    assert_interrupted(home, family)
+
+
+def by_closing_its_terminal(home):
+    master, slave = pty.openpty()
+    line = {"stdin": slave, "stdout": slave, "stderr": slave, "start_new_session": True}
+    sweep, family = start_sweep(home, **line, preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)))
+    os.close(slave)
+    os.close(master)
+    sweep.wait(timeout=WAIT_S)
+    assert_interrupted(home, family)
+
+
+def papermill_is_ended(home):
+    """There papermill handles signals, or does not: then its kernel, the kernel's fork server and ranks go as well."""
+    home.mkdir()
+    settings = {"model": "gpt2-tiny", "device": "cpu", "seed": 7, "run_dir": home / "out" / "run1"}
+    words = [word for name, value in settings.items() for word in ("-p", name, value)]
+    papermill = [sys.executable, "-m", "papermill", "--no-progress-bar", ROOT / "notebooks" / "10_run.ipynb"]
+    run, family = start(home, [*papermill, home / "out.ipynb", *words], stderr=subprocess.DEVNULL)
+    run.terminate()
+    run.wait(timeout=WAIT_S)
+    wait_until_ended(family)
+    assert list((home / "tmp").glob("dsnb-*")) == []
+
+
+def killed_while_it_is_stopped(home):
+    """So is its kernel, which cannot notice by itself."""
+    sweep, family = start_sweep(home, stderr=subprocess.DEVNULL)
+    (kernel,) = (one for one in sweep.children(recursive=True) if "dsnb.execute.kernel_process" in one.cmdline())
+    kernel.suspend()
+    sweep.suspend()
+    sweep.kill()
+    sweep.wait()
+    wait_until_ended(family)
+    assert not list(home.rglob("result.json"))
+
+
+def test_a_sweep_ends_well_however_it_is_stopped():
+    """All at once, for each waits most of its time."""
+    ways = [by_ctrl_c, in_the_background, by_closing_its_terminal, killed_while_it_is_stopped, papermill_is_ended]
+    with tempfile.TemporaryDirectory(prefix="stop-") as home, ThreadPoolExecutor(len(ways)) as pool:  # a short name
+        list(pool.map(lambda way: way(Path(home) / way.__name__[:12]), ways))

@@ -46,7 +46,6 @@ def test_causal_attention_without_a_mask_is_transformers_eager_one(name):
     ("family", "settings", "expected"),
     [
         ("mistral", {"sliding_window": 64}, "sdpa"),
-        ("mistral", {"sliding_window": 128}, "causal_sdpa"),
         ("qwen2", {"sliding_window": 64, "use_sliding_window": False}, "causal_sdpa"),
         ("gemma2", {}, "eager"),  # its scores are capped
         ("gemma3_text", {"sliding_window": 64}, "sdpa"),
@@ -81,7 +80,8 @@ def test_fused_attention_with_alibi_is_transformers_attention():
         loss, found = loss_and_gradients(model.to(dtype), ids)
         return loss, found.float()
 
-    weights = {name: one.clone() for name, one in model.state_dict().items()}
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    logits = model(input_ids=ids, use_cache=False).logits.detach()
     (loss, exact), (_, eager) = gradients(torch.float32), gradients(torch.bfloat16)
     model.to(torch.float32).load_state_dict(weights)
     attention.use_fused_alibi(model)
@@ -89,26 +89,18 @@ def test_fused_attention_with_alibi_is_transformers_attention():
     assert fused_loss == pytest.approx(loss, abs=1e-5)
     assert (same - exact).norm() < 2e-5 * exact.norm()
     assert (fused - exact).norm() < (eager - exact).norm()
-
-
-def test_flex_attention_with_alibi_is_transformers_attention():
-    """The forward pass, not compiled: on a CPU FlexAttention has no backward pass."""
-    model = built("bloom-tiny", "eager")
-    ids = torch.randint(model.config.vocab_size, (2, 100))
-    with torch.no_grad():
-        expected = model(input_ids=ids, use_cache=False).logits
-        attention.use_fused_alibi(model, flex_length=100)
-        found = model(input_ids=ids, use_cache=False).logits
-    assert (found - expected).norm() < 1e-5 * expected.norm()
+    model.to(torch.float32).load_state_dict(weights)
+    attention.use_fused_alibi(model, flex_length=256)
+    with torch.no_grad():  # on a CPU FlexAttention has no backward pass
+        flex = model(input_ids=ids, use_cache=False).logits
+    assert (flex - logits).norm() < 1e-5 * logits.norm()
 
 
 def test_the_kernel_is_named_by_its_operator():
     kernels = {
-        "aten::_scaled_dot_product_flash_attention": "flash",
         "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
         "aten::_scaled_dot_product_efficient_attention": "efficient",
         "aten::_scaled_dot_product_cudnn_attention": "cudnn",
-        "aten::_scaled_dot_product_attention_math": "math",
         "aten::bmm": "math",  # with the softmax that is beside each of them
     }
     assert {name: attention.kernel_of(["aten::mm", "aten::_softmax", name]) for name in kernels} == kernels

@@ -29,7 +29,7 @@ KEYS = {"zero_optimization": {"reduce_scatter": False, "contiguous_gradients": F
 GATHERED = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 """Otherwise ZeRO 3 never gathers weights of small models: all are below the threshold, so whole on every rank."""
 TP, PP, TWICE = {"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"grad_accum": 2}
-DDP, FSDP, POWERSGD = {"strategy": "ddp"}, {"strategy": "fsdp"}, {"gradient_compression": "powersgd"}
+DDP, FSDP = {"strategy": "ddp"}, {"strategy": "fsdp"}
 
 
 @pytest.fixture(scope="session")
@@ -59,25 +59,18 @@ def expected(small):
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
-        ("opt-tiny", {**DDP, **ACCUMULATED, **CLIP, **OFFLOADED}),
-        ("gpt2-tiny", {"zero_stage": 3, **OFFLOADED, **ACCUMULATED, **CLIP}),
         ("gpt2-tiny", {"zero_stage": 2, "overlap_comm": True, "bucket_elements": 5000, "deepspeed": KEYS, **CLIP}),
-        ("bloom-tiny", {"zero_stage": 2, "gradient_checks": "off", "loss": "chunked", **ACCUMULATED}),
-        ("gpt2-tiny", {"zero_stage": 3, "zeropp": "partition"}),
+        ("gpt2-tiny", {"zero_stage": 3, "zeropp": "partition", **OFFLOADED, **ACCUMULATED, **CLIP}),
         ("gpt2-tiny", {"strategy": "plain", "gpus": 1, "micro_batch_size": 2, "loss": "chunked", **TWICE, **CLIP}),
-        ("gpt2-tiny", {"gpus": 4, **TP, "zero_stage": 2, **ACCUMULATED, **CLIP, **CHECKPOINTED}),
-        ("opt-tiny", {**TP, "zero_stage": 1, **TWICE, **CLIP, **OFFLOADED}),
+        ("opt-tiny", {"gpus": 4, **TP, "zero_stage": 2, **ACCUMULATED, **CLIP, **OFFLOADED}),
         ("opt-tiny", {"gpus": 4, **PP, "zero_stage": 1, **ACCUMULATED, **CLIP}),
         ("bloom-tiny", {"gpus": 4, "pipeline_parallel": 4, "attention": "eager", **TWICE, **OFFLOADED}),
         ("gpt2-tiny", {"gpus": 4, **TP, **PP, "zero_stage": 1, **TWICE, **CLIP}),
         ("bloom-tiny", {**TP, **TWICE, **CHECKPOINTED}),
-        (
-            "llama-tiny",
-            {"zero_stage": 3, "leaf_modules": "blocks", "deepspeed": GATHERED, **ACCUMULATED, **CHECKPOINTED},
-        ),
+        ("llama-tiny", {"zero_stage": 3, "leaf_modules": "blocks", "deepspeed": GATHERED, **CHECKPOINTED}),
         ("qwen3-tiny", {**FSDP, **ACCUMULATED, **CLIP, **CHECKPOINTED}),
-        ("gemma2-tiny", {**DDP, **OFFLOADED}),
-        ("neox-tiny", {"zero_stage": 2, "loss": "chunked", **ACCUMULATED}),
+        ("gemma2-tiny", {**DDP, **ACCUMULATED, **CLIP, **OFFLOADED}),
+        ("neox-tiny", {"zero_stage": 2, "gradient_checks": "off", "loss": "chunked", **ACCUMULATED}),
         ("falcon-tiny", {"zero_stage": 0, **ACCUMULATED, **CLIP}),
         ("phi3-tiny", {"zero_stage": 1, **CHECKPOINTED}),
         ("moe-tiny", {"zero_stage": 3, "deepspeed": GATHERED, **ACCUMULATED}),
@@ -114,14 +107,26 @@ def test_offloaded_optimizers_and_adafactor_change_no_loss(losses, expected, set
     assert losses(gpus=2, **settings) == pytest.approx(expected(**same), abs=ADAM)
 
 
-def test_autocast_keeps_fp32_weights_and_stays_near(trained, losses):
-    curves = {}
-    for mixed, stage in (("native", 1), ("autocast", 3)):
-        settings = {"precision": "bf16", "mixed_precision": mixed, "zero_stage": stage, "gpus": 2, **SIX}
-        curves[mixed, stage] = losses(**settings)
-        dtype = "bfloat16" if mixed == "native" else "float32"
-        assert records.read_json(trained(**settings)[1].worker)["parameter_dtype"] == dtype
-    assert curves["autocast", 3] == pytest.approx(curves["native", 1], abs=BF16)
+def test_stages_autocast_and_split_models_stay_near_one_another_in_bf16_and_are_recorded(trained, losses):
+    """bf16 keeps 8 bits: one rounding at a loss of 6 is up to 0.016.
+
+    ZeRO 0 differs by that after one step if DeepSpeed's first step is not undone.
+    """
+    bf16 = {**SIX, "precision": "bf16", "gpus": 2}
+    together = {**bf16, "gpus": 4, **TP, **PP, **TWICE, "zero_stage": 1}
+    autocast = {**bf16, "mixed_precision": "autocast", "zero_stage": 3}
+    curve = losses(**bf16, zero_stage=1)
+    assert losses(**bf16, zero_stage=0) == pytest.approx(curve, abs=1e-2)
+    assert losses(**together) == pytest.approx(curve, abs=1e-2)
+    assert losses(**autocast) == pytest.approx(curve, abs=BF16)
+    dtypes = [records.read_json(trained(**settings)[1].worker)["parameter_dtype"] for settings in (together, autocast)]
+    assert dtypes == ["bfloat16", "float32"]
+    result, paths = trained(**together)
+    record = records.read_json(paths.worker)
+    assert (record["tensor_parallel_ranks"], record["pipeline_stages"], record["data_parallel_ranks"]) == (2, 2, 1)
+    assert record["step_skew"] is not None
+    assert record["forward_skew"] is None  # each stage has its own forward passes
+    assert result.summary["parameters"] == PRESETS["gpt2-tiny"].parameters
 
 
 def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(trained, losses):
@@ -141,11 +146,12 @@ def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(tra
 
 
 def test_powersgd_compresses_and_converges(losses, expected):
-    settings = {"steps": 30, "learning_rate": 1e-3, "seq_len": 48}
-    plain, compressed = expected(**settings), losses(**settings, **DDP, **POWERSGD, gpus=2, powersgd_rank=2)
+    settings = {"steps": 20, "learning_rate": 1e-3}
+    powersgd = {"gradient_compression": "powersgd", "powersgd_rank": 2}
+    plain, compressed = expected(**settings), losses(**settings, **DDP, **powersgd, gpus=2)
     assert compressed != pytest.approx(plain, abs=1e-3)
     assert sum(compressed[-5:]) / 5 == pytest.approx(sum(plain[-5:]) / 5, abs=0.15)
-    assert compressed[-1] < compressed[0] - 2
+    assert compressed[-1] < compressed[0] - 1.5
 
 
 def test_a_compiled_model_trains_as_it_did(losses, expected, tmp_path):
@@ -155,19 +161,6 @@ def test_a_compiled_model_trains_as_it_did(losses, expected, tmp_path):
     settings = {**SIX, "model": str(tmp_path / "config.json")}
     compiled = losses("tests.workers.traced", **settings, compile=True, zero_stage=3, gpus=2, micro_batch_size=1)
     assert compiled == pytest.approx(expected(**settings, micro_batch_size=2), abs=ADAM)
-
-
-def test_split_layers_and_stages_stay_near_one_process_in_bf16_and_are_recorded(trained, losses):
-    """bf16 keeps 8 bits: one rounding at a loss of 6 is up to 0.016."""
-    bf16 = {**SIX, "precision": "bf16", "zero_stage": 1}
-    together = {**bf16, "gpus": 4, **TP, **PP, **TWICE}
-    assert losses(**together) == pytest.approx(losses(**bf16, micro_batch_size=4), abs=1e-2)
-    result, paths = trained(**together)
-    record = records.read_json(paths.worker)
-    assert (record["tensor_parallel_ranks"], record["pipeline_stages"], record["data_parallel_ranks"]) == (2, 2, 1)
-    assert record["step_skew"] is not None
-    assert record["forward_skew"] is None  # each stage has its own forward passes
-    assert result.summary["parameters"] == PRESETS["gpt2-tiny"].parameters
 
 
 def test_another_engine_than_asked_for_is_refused(run_small):

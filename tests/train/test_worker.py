@@ -1,29 +1,17 @@
 """The training itself is right: real DeepSpeed, real ranks, losses compared step by step."""
 
 import json
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
 from dsnb.files import records
 from dsnb.formulas.model_shapes import PRESETS
-from dsnb.run_folder.paths import RunPaths
 from dsnb.system import hardware
 from tests.support import lazy
 
 data = lazy.Module("dsnb.train.data")
-TWO = {"gpus": 2, "steps": 4, "seq_len": 48}
-# fp32 sums differ in order only; bf16 keeps 8 bits, so one rounding at a loss of 6 is up to 0.016.
-FP32, ADAM, BF16 = 1e-5, 1e-4, 1e-2
-
-
-def test_zero_stages_agree_in_bf16(losses):
-    """ZeRO 0 differs from ZeRO 1 by 0.016 after one step if DeepSpeed's first step is not undone."""
-    first, second = (losses(**TWO, precision="bf16", zero_stage=stage, learning_rate=1e-3) for stage in (0, 1))
-    assert second == pytest.approx(first, abs=BF16)
+ADAM = 1e-4
 
 
 @pytest.mark.skipif(not hardware.cpu_supports_fp16(), reason="this CPU has no fp16 arithmetic")
@@ -53,26 +41,14 @@ def test_steps_that_torchs_own_loss_scaler_skips_are_counted(run_small, monkeypa
     assert ours.summary["skipped_steps"] == theirs.summary["skipped_steps"] > 0
 
 
-def test_torchrun_by_hand_trains_the_same(trained, losses, tmp_path):
-    """Ranks need only a run folder and the variables that torchrun sets."""
-    _, paths = trained(**TWO | {"gpus": 1})
-    assert records.read_json(paths.worker)["step_skew"] is None
-    for path in (paths.experiment, paths.deepspeed):
-        shutil.copy(path, tmp_path)
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-    subprocess.run([*words, "-m", "dsnb.train.worker", str(tmp_path)], check=True, capture_output=True)
-    curve = [row["loss"] for row in records.read_lines(RunPaths(tmp_path).steps)]
-    assert curve == pytest.approx(losses(**TWO | {"gpus": 1}), abs=FP32)
-
-
 def test_step_times_are_the_timed_wall_time_and_a_cpu_gives_no_figures_of_gpus(trained):
     result, paths = trained(steps=20, gpus=2, zero_stage=1)
     timed = [row["step_time_s"] for row in records.read_lines(paths.steps) if row["phase"] == "timed"]
     assert len(timed) == 20
     assert sum(timed) == pytest.approx(result.phases_s["timed"], rel=0.01)
     assert result.summary["tokens_per_s"] == pytest.approx(20 * 2 * 2 * 32 / sum(timed))
-    for name in ("peak_allocated_gib", "device_memory_gib", "gpu_util_pct", "power_w", "mfu"):
-        assert result.summary[name] is None
+    figures_of_gpus = ("peak_allocated_gib", "device_memory_gib", "gpu_util_pct", "power_w", "mfu")
+    assert [result.summary[name] for name in figures_of_gpus] == [None] * 5
     assert result.summary["host_memory_gib"] > 0.1
     assert result.summary["parameters"] == PRESETS["gpt2-tiny"].parameters
     assert (records.read_json(paths.worker) or {})["cpu_threads"] == max(1, hardware.cores() // 2)
@@ -91,7 +67,7 @@ def test_stored_weights_and_odd_shapes(losses, small, tmp_path):
     stored = {"model": str(tmp_path), "weights": "pretrained", "steps": 3, "learning_rate": 1e-3, "micro_batch_size": 4}
     curve = losses(**stored, zero_stage=3)
     (ids,) = data.batches(small(**stored), shape["vocab_size"], 0, model.device)(0)
-    assert curve[0] == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), abs=FP32)
+    assert curve[0] == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), abs=1e-5)
     accumulated = {**stored, "micro_batch_size": 2, "grad_accum": 2}
     assert losses(**accumulated, gpus=2, pipeline_parallel=2) == pytest.approx(curve, abs=ADAM)
 

@@ -77,7 +77,7 @@ const scatter = (model, state, filtered, selected, front, best) => {
   const missing = filtered.filter((run) => model.ok[run] && !isMeasured(run)).length;
   const notes = [
     isDrawn ? "★ is the setting of the answer." : "",
-    crosses.length ? "Crosses are not ok: out of memory at the least memory that they needed, others at the bottom in no order." : "",
+    crosses.length ? "Crosses mark failed runs: out of memory at the minimum memory they needed, others at the bottom in no order." : "",
     missing ? `Not drawn: ${count(missing, "ok run")} without these figures.` : "", model.predictions.note(state, predicted),
   ];
   const clipped = (side, end) => clamp(state.brush[side][end], signals[`${side}_low`], signals[`${side}_high`]);
