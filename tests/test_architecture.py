@@ -18,29 +18,9 @@ from dsnb.prediction.traces import TRACERS, USED
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
 
-# From top to bottom: a module imports only from lines below its own, a package also from itself.
-LAYERS = [
-    "__main__",
-    "cli",
-    "designer",
-    "report",
-    "explorer",
-    "render",
-    "analysis",
-    "runs",
-    "sweep",
-    "launcher",
-    "prediction",
-    "train",
-    "execute",
-    "run_folder",
-    "settings",
-    "formulas",
-    "files",
-    "system",
-    "errors",
-    "version",
-]
+LAYOUT = [row for row in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if row.startswith("| `")]
+LAYERS = ["__main__", *re.findall(r"`(\w+)", "".join(row.split("|")[1] for row in LAYOUT)), "errors", "version"]
+"""From top to bottom: a module imports only from those after its own, a package also from itself."""
 READING = {"report", "explorer", "render", "analysis", "runs"}
 MAKING = {"sweep", "launcher", "train"}
 MODULES = sorted((ROOT / "dsnb").rglob("*.py"))

@@ -119,11 +119,7 @@ def test_a_table_that_has_passed_the_door_passes_it_unchanged(runs):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"precision": "bf16"}, "ZeRO 0, bf16, micro-batch 8"),
-        (
-            {"zero_stage": 1, "mixed_precision": "autocast", "compile": "default", "grad_accum": 4},
-            "ZeRO 1, bf16 autocast, compiled, micro-batch 8, 4 accumulated",
-        ),
+        ({"mixed_precision": "autocast", "grad_accum": 4}, "ZeRO 0, bf16 autocast, micro-batch 8, 4 accumulated"),
         ({"strategy": "plain", "compile": "reduce-overhead"}, "the plain loop, bf16, compiled with CUDA graphs"),
         ({"strategy": "fsdp", "activation_checkpointing": True, "checkpoint_every": 2}, "FSDP, bf16, checkpointing"),
         ({"tensor_parallel": 2, "pipeline_parallel": 4, "zero_stage": 1}, "TP 2 x PP 4 x ZeRO 1, bf16"),
@@ -140,16 +136,12 @@ def test_a_setting_is_said_as_an_engineer_would(settings, words):
     [
         ({"gpus": 4, "gpu_name": "NVIDIA H200"}, "4 NVIDIA H200"),
         ({"gpus": 2.0, "device": "cpu"}, "2 CPU ranks"),
-        ({"gpus": 1, "device": "cpu"}, "1 CPU rank"),
         ({"gpus": 512}, "512 GPUs"),
         ({"gpus": float("nan")}, "an unknown number of GPUs"),
-        ({"checkpoint_every": 3}, "one block of 3 recomputed"),
         ({"memory_limit_gib": 79.5}, "memory limit 79.5 GiB"),
-        ({"overlap_comm": "auto"}, "default overlapped communication"),
         ({"bucket_elements": None}, "unknown bucket size"),
         ({"bucket_elements": 100_000_000}, "buckets of 100,000,000 elements"),
         ({"offload": "all-nvme"}, "parameters and optimizer on NVMe"),
-        ({"gradient_compression": "powersgd"}, "gradients compressed by PowerSGD"),
         ({"checkpoint_offload": False}, "checkpoints on the GPU"),
         ({"deepspeed.zero_optimization.reduce_scatter": None}, "default reduce_scatter"),
     ],

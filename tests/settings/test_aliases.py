@@ -114,7 +114,7 @@ def test_every_file_of_a_folder_that_is_read_has_a_digest(tmp_path):
     def digests(**settings):
         return inputs.digests({**Experiment(device="cpu").model_dump(), **settings})
 
-    for name in ("config.json", "tokenizer.json", "merges.txt", "README.md", "model.safetensors", "pytorch_model.bin"):
+    for name in ("config.json", "tokenizer.json", "merges.txt", "model.safetensors", "pytorch_model.bin", "a.md"):
         (tmp_path / name).write_text(json.dumps({"name": name, "model_type": "llama"}))
     (tmp_path / "data.txt").write_text("some text\n")
     by_name = digests(model=f"{tmp_path}/", tokenizer=str(tmp_path), data=f"{tmp_path}/data.txt")

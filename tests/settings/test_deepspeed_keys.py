@@ -12,28 +12,13 @@ from dsnb.train import ask_deepspeed
 OVERLAP = "zero_optimization.overlap_comm"
 
 
-def test_both_notations_are_one():
-    nested = {"deepspeed": {"zero_optimization": {"overlap_comm": True, "leaf_module": {"classes": ["A"]}}}}
-    dotted = {f"deepspeed.{OVERLAP}": True, "deepspeed.zero_optimization.leaf_module.classes": ["A"]}
-    flat = {OVERLAP: True, "zero_optimization.leaf_module.classes": ["A"]}
-    assert deepspeed_keys.flattened(nested) == deepspeed_keys.flattened(dotted) == {"deepspeed": flat}
-    assert deepspeed_keys.dotted(nested) == deepspeed_keys.dotted({"deepspeed": flat}) == dotted
-    assert deepspeed_keys.flattened({"zero_stage": 1}) == {"zero_stage": 1}
-    mixed = deepspeed_keys.flattened({"deepspeed": {OVERLAP: True}, "deepspeed.zero_optimization": {"x": 1}})
-    assert mixed == {"deepspeed": {OVERLAP: True, "zero_optimization.x": 1}}
-
-
 def test_keys_are_merged_over_dsnbs_own_and_change_nothing_given():
     experiment = Experiment(zero_stage=1, device="cpu", deepspeed={"zero_optimization": {"overlap_comm": True}})
-    plain = Experiment(zero_stage=1, device="cpu")
-    config = deepspeed_config(experiment)
-    assert config["zero_optimization"] == {"stage": 1, "overlap_comm": True}
-    assert {**config, "zero_optimization": {"stage": 1}} == deepspeed_config(plain)
-    base = {"a": {"b": 1}}
-    assert deepspeed_keys.merged(base, {"a.c": 2, "d": [3]}) == {"a": {"b": 1, "c": 2}, "d": [3]}
-    assert base == {"a": {"b": 1}}
-    values = [deepspeed_keys.lookup(config, path) for path in (OVERLAP, "x.y", "gradient_clipping.x")]
-    assert values == [True, None, None]
+    config, plain = deepspeed_config(experiment), deepspeed_config(Experiment(zero_stage=1, device="cpu"))
+    assert plain["zero_optimization"] == {"stage": 1}
+    assert config == {**plain, "zero_optimization": {"stage": 1, "overlap_comm": True}}
+    mixed = deepspeed_keys.flattened({"deepspeed": {OVERLAP: True}, "deepspeed.zero_optimization": {"x": [1]}})
+    assert mixed == {"deepspeed": {OVERLAP: True, "zero_optimization.x": [1]}}
 
 
 def test_they_are_part_of_the_name():

@@ -22,7 +22,7 @@ def problems(**settings):
     return caught.value.problems
 
 
-def test_names_and_derived_numbers():
+def test_names_and_derived_numbers(monkeypatch):
     assert Experiment(zero_stage=2, precision="fp16", gpus=8, micro_batch_size=32).name == "zs2_fp16_gpus8_bs32_sl128"
     experiment = Experiment(
         model="opt-350m", grad_accum=16, activation_checkpointing=True, attention="eager", data="stdlib", seed=3
@@ -31,23 +31,22 @@ def test_names_and_derived_numbers():
     assert experiment.name_with_model == "opt-350m_" + experiment.name
     experiment = Experiment(micro_batch_size=4, grad_accum=3, gpus=2, seq_len=10, learning_rate="1e-4")  # as YAML reads
     assert (experiment.global_batch_size, experiment.tokens_per_step, experiment.learning_rate) == (24, 240, 1e-4)
-
-
-def test_auto_is_resolved(monkeypatch):
     monkeypatch.setattr(hardware, "gpus", lambda: (V100,) * 8)
     assert Experiment(gpus="auto", device="cpu").gpus == min(2, hardware.cores())
     assert (Experiment(gpus="auto").gpus, Experiment().device) == (8, "cuda")
 
 
 def test_all_problems_are_reported_at_once():
-    messages = problems(batch_size=1, zero_stgae=1, zero_stage=4, seq_len=4096, precision="int8", model="gpt2")
-    assert messages == [
+    assert problems(batch_size=1, zero_stgae=1, zero_stage=4, seq_len=4096, precision="int8", model="gpt2") == [
         "unknown setting 'batch_size': did you mean 'micro_batch_size'?",
         "unknown setting 'zero_stgae': did you mean 'zero_stage'?",
         "zero_stage is 4: allowed are 0, 1, 2 or 3",
         "precision is 'int8': allowed are 'fp32', 'tf32', 'fp16' or 'bf16'",
         "seq_len is 4096: gpt2 has 1024 positions; use at most 1024",
     ]
+    (message,) = problems(model="gpt2-xxl")
+    assert message.startswith("model is 'gpt2-xxl': did you mean 'gpt2-xl'? give a preset such as falcon-7b, ")
+    assert message.endswith("or a hub id of the form owner/name")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,6 @@ def test_all_problems_are_reported_at_once():
         ({"dropout": 1.0}, "dropout is 1.0: it must be less than 1.0"),
         ({"time_limit_s": 0}, "time_limit_s is 0: it must be more than 0.0"),
         ({"nvme_path": "x" * 10_000}, "nvme_path is set, but offload is 'none': drop it, or offload to NVMe"),
-        ({"optimizer": "onebit-adam"}, "optimizer is 'onebit-adam': allowed are 'adamw', 'adafactor' or 'muon'"),
         (
             {"data": "no/such.txt"},
             "data is 'no/such.txt': no such file; give 'synthetic', 'stdlib' or the path of a text file",
@@ -78,7 +76,6 @@ def test_all_problems_are_reported_at_once():
             "set 'data' to a text file, or drop it",
         ),
         ({"include": "w"}, "include is 'w', but there is no hostfile: name the hosts in 'hostfile'"),
-        ({"nodes": 2}, "nodes is 2, but there is no hostfile: name the hosts in 'hostfile'"),
         ({"ssh_user": "-oProxyCommand=x"}, "ssh_user is '-oProxyCommand=x': write it like 'root'"),
         ({"ssh_user": "root\n"}, "ssh_user is 'root\\n': write it like 'root'"),
         ({"interface": "$(x)"}, "interface is '$(x)': write it like 'ib0'"),
@@ -87,12 +84,6 @@ def test_all_problems_are_reported_at_once():
 )
 def test_one_sentence_for_each_problem(settings, message):
     assert problems(**settings) == [message]
-
-
-def test_unknown_model_names_the_nearest():
-    (message,) = problems(model="gpt2-xxl")
-    assert message.startswith("model is 'gpt2-xxl': did you mean 'gpt2-xl'? give a preset such as falcon-7b, ")
-    assert message.endswith("or a hub id of the form owner/name")
 
 
 def test_a_notebook_takes_what_a_sweep_recorded_if_it_says_the_same(tmp_path):
@@ -176,11 +167,8 @@ TP, PP = {"gpus": 4, "tensor_parallel": 2}, {"gpus": 4, "pipeline_parallel": 2}
         ({"grad_accum_dtype": "fp32", "zero_stage": 0}, "grad_accum_dtype is 'fp32', but zero_stage is 0"),
         ({"grad_accum_dtype": "fp16", "zero_stage": 1}, "grad_accum_dtype is 'fp16', but precision is 'bf16': use"),
         ({"optimizer": "muon"}, "optimizer is 'muon': it is ZeRO's, which sees whole matrices; use zero_stage 1, 2"),
-        ({"gradient_checks": "auto", "zero_stage": 1}, "gradient_checks is 'auto': allowed are 'on' or 'off'"),
         ({**GRAPHS, "grad_accum": 2}, f"{USES}, but grad_accum is 2: a graph owns its gradients and overwrites"),
         ({**GRAPHS, "zero_stage": 3}, f"{USES}: ZeRO 3 gathers weights at changing addresses, which a graph"),
-        ({**GRAPHS, "strategy": "fsdp"}, f"{USES}: FSDP gathers weights at changing addresses, which a graph"),
-        ({"compile": "fast"}, "compile is 'fast': allowed are 'off', 'default', 'reduce-overhead', 'max-autotune'"),
         ({"compile": "deepcompile", "zero_stage": 2}, "compile is 'deepcompile': it compiles the communication of"),
         ({"loss": "chunked", "pipeline_parallel": 2, "gpus": 2}, "loss is 'chunked', but pipeline_parallel is set"),
         ({**WHOLE, "zero_stage": 3, "loss": "chunked"}, "loss is 'chunked', but the engine compiles the whole model"),

@@ -108,9 +108,6 @@ def test_what_contradicts_itself_in_a_publication_is_said():
 def test_the_gpt2_tables_two_statistics_agree_on_its_timer():
     """Median rate and mean step time are both cumulative in blocks of ten; undone, they give the same tokens/s."""
     assert tables.agreement("dist_training_gpt2")["ratio"].to_numpy() == pytest.approx([1] * 8, abs=0.006)
-    places = [(step - 1) % 10 + 1 for step in range(21, 64)]
-    assert sorted(places)[len(places) // 2] == 5
-    assert sum(places) / len(places) == 226 / 43
 
 
 def test_all_tables_beside_ones_own_runs():
@@ -179,12 +176,11 @@ TOKENS = 2 * 86_400 * 320
 
 def test_a_plan_by_hand():
     (plan,) = recommend.measured_plans(runs_of(100, 180, 320), TOKENS, {"": 2})
-    table = plan.table
-    assert list(table["experiment"]) == ["gpus4", "gpus2", "gpus1"]
-    assert list(table["days"]) == pytest.approx([2, 640 / 180, 6.4])
-    assert list(table["gpu_hours"]) == pytest.approx([192, 640 / 180 * 48, 153.6])
-    assert list(table["energy_kwh"]) == pytest.approx(list(table["gpu_hours"] / 2))
-    assert list(table["cost"]) == pytest.approx(list(2 * table["gpu_hours"]))
+    columns = plan.table[["experiment", "days", "gpu_hours", "energy_kwh", "cost"]].to_numpy().tolist()
+    gpu_hours = {"gpus4": 192, "gpus2": 640 / 180 * 48, "gpus1": 153.6}
+    for (name, *figures), days in zip(columns, [2, 640 / 180, 6.4], strict=True):
+        hours = gpu_hours.pop(name)
+        assert figures == pytest.approx([days, hours, hours / 2, 2 * hours])
     assert list(plan.sentences) == [
         "Fewest days: gpus4 (measured) on 4 H200, 320 tokens/s; 55.296 million tokens: 2 days, 192 GPU-hours, 96 kWh, "
         "$384 at $2.00 a GPU-hour.",
@@ -201,12 +197,10 @@ def test_a_plan_by_hand():
 
 def test_each_gpu_has_its_own_price():
     runs = runs_of(100, 180, 320).assign(gpu_name=["A", "<B>", "C"])
-    prices = {"A": 3.0, "<B>": 1.5, "D": 9.0}
-    plans = recommend.measured_plans(runs, TOKENS, prices, currency="<€>")
-    needed = plans[0].table.set_index("gpu_name")
-    assert needed["cost"]["A"] == pytest.approx(153.6 * 3)
-    assert needed["cost"]["<B>"] == pytest.approx(640 / 180 * 48 * 1.5)
-    assert math.isnan(needed["cost"]["C"])  # no price, no cost
+    plans = recommend.measured_plans(runs, TOKENS, {"A": 3.0, "<B>": 1.5, "D": 9.0}, currency="<€>")
+    cost = plans[0].table.set_index("gpu_name")["cost"]
+    expected = [153.6 * 3, 640 / 180 * 48 * 1.5, math.nan]  # no price, no cost
+    assert list(cost[["A", "<B>", "C"]]) == pytest.approx(expected, nan_ok=True)
     text = answer.plan_sentences(plans).text
     assert "Lowest cost of the settings with a price: gpus2 (measured) on 2 &lt;B&gt;" in text
     assert "&lt;€&gt;256 at" in text

@@ -226,6 +226,14 @@ FORMS = {
         "/usr/lib/x.py:12: UserWarning: use --bf16 instead\nmain.py: error: unrecognized arguments --zero_stage 3 --seq_length 77\n" + NO_FORMAT.replace("zero_", "none_"),
         {"seq_len": None, "zero_stage": None, "precision": None},
     ),
+    "a mixture of experts has no FLOPs of a dense model": (
+        logs.megatron(new=False).replace("  num_layers ..", "  num_experts ... [64]\n  num_layers .."),
+        {"tflops_per_gpu": None, "parameters": None, "tokens_per_s": 16.0 * 512},
+    ),
+    "one expert is a dense model": (
+        logs.megatron(new=False).replace("  num_layers ..", "  num_experts ... [1]\n  num_layers .."),
+        {"parameters": MEGATRON["parameters"]},
+    ),
     "a NaN loss is no measurement": (logs.megatron().replace("lm loss: 7.000000E+00", "lm loss: nan"), {"status": "nan", "loss_last": 8.0}),
     "names are no code": (logs.chat().replace("facebook/opt-350m", "</script><script>alert(1)</script>"), {"model": "script"}),
 }  # fmt: skip
@@ -237,15 +245,6 @@ def test_other_forms(tmp_path, form):
     row = only(read(tmp_path, text))
     check(row, **expected)
     assert json.dumps(row["provenance"])
-
-
-@pytest.mark.parametrize(("experts", "is_dense"), [("None", True), ("[1]", True), ("8", False), ("[64]", False)])
-def test_megatrons_mixture_of_experts_has_no_flops_of_a_dense_model(tmp_path, experts, is_dense):
-    argument = f"  num_experts ..................................... {experts}\n"
-    text = logs.megatron(new=False).replace("  num_layers ..", argument + "  num_layers ..")
-    row = only(read(tmp_path, text))
-    assert [pd.notna(row[name]) for name in ("tflops_per_gpu", "parameters")] == [is_dense] * 2
-    check(row, tokens_per_s=16.0 * 512)
 
 
 def test_step_csv_as_logged_and_corrected(tmp_path):
