@@ -59,7 +59,6 @@ def test_two_hosts_train_what_one_trains(three, losses):
         assert node["environment"]["torch"]
     assert records.read_json(run.environment)["host"] == "mnhost1"
     assert all(re.match(r"mnhost[12]: ", line) for line in run.console.read_text().splitlines())
-    assert result.exit_codes == dict.fromkeys(range(2), 0)
     assert three.left() == []
 
 
@@ -82,7 +81,7 @@ def test_a_link_is_cut(three):
     run = three.begin()
     three.ip("link set mnhost2 down")
     assert run.end(2 * LIMIT_S, 1) == ("failed", SILENT.format(2, 2))
-    run.wait_until_empty(2 * LIMIT_S, 2)  # although it cannot be reached
+    run.end(2 * LIMIT_S)  # on the other, too, although it cannot be reached
 
 
 def test_hosts_that_cannot_be_reached_are_all_named(three, tmp_path):

@@ -125,15 +125,13 @@ def test_hosts_decide_the_device_and_tell_their_clocks_and_samples(hostfile, ans
     assert console == [f"worker-{number}: {words}" for number in (1, 2) for words in ("a rank", "and goodbye")]
 
 
-def test_a_port_that_is_in_use():
+def test_a_port_that_is_in_use_and_gpus_that_are_waited_for(monkeypatch):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         answer = on_host.prepare({"master_port": port, "devices": [0], "device": "cpu"}, sees_run=False)
     cause = f"master_port is {port}: it is in use there; choose another, or 0 for any free port"
     assert answer == {"port": port, "problem": cause}
 
-
-def test_gpus_that_are_in_use_are_waited_for(monkeypatch):
     def busy(*states, wait_s=0):
         looks = iter(states)
         monkeypatch.setattr(hardware, "gpu_usage", lambda _: next(looks))

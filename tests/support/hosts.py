@@ -253,12 +253,9 @@ class Run:
         """Wait until the launch has ended and hosts are empty, each within a limit; return status and cause."""
         self.process.join(limit_s)
         assert not self.process.is_alive(), "the launch does not end"
-        self.wait_until_empty(limit_s, *numbers)
+        wait_until(lambda: not self.lab.left(*numbers), "hosts have no process of a run", limit_s)
         record = records.read_json(self.paths.result) or {}
         return record.get("status"), record.get("cause")
-
-    def wait_until_empty(self, limit_s, *numbers):
-        wait_until(lambda: not self.lab.left(*numbers), "hosts have no process of a run", limit_s)
 
     def of_nodes(self, name):
         """Return what one column says of each host that was reached, where it says anything."""

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dsnb.cli.sweep import CHANGED, FINISHED, plan_lines
+from dsnb.cli.plan import CHANGED, FINISHED, plan_lines
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.launcher import folder

@@ -115,12 +115,10 @@ def test_a_job_that_fails_stops_no_other(params, monkeypatch):
 
 SCRIPT = """
 import sys
-from dsnb.sweep import allocation
-from dsnb.sweep.progress import Progress
-from dsnb.sweep.run import LocalJob, run_all
-sweep = allocation.load_groups(sys.argv[1], [2], {"hostfile": sys.argv[2]}, output=sys.argv[3])[0]
-with Progress(len(sweep.runs), sweep.runs, enabled=False) as shown:
-    run_all(sweep.runs, lambda run: LocalJob(run, "tests.support.jobs"), shown)
+from dsnb.sweep import allocation, run
+LocalJob = run.LocalJob
+run.LocalJob = lambda of: LocalJob(of, "tests.support.jobs")
+run.run_sweep(allocation.load_groups(sys.argv[1], [2], {"hostfile": sys.argv[2]}, output=sys.argv[3])[0])
 """
 
 

@@ -100,9 +100,8 @@ def test_megatron(tmp_path, new, prefix):
     row = only(read(tmp_path, logs.prefixed(logs.megatron(new), prefix)))
     check(row, **MEGATRON, activation_checkpointing=new, **({"tflops_per_gpu": 55.5} if new else {}))
     assert "tflops_per_gpu" in kinds(row)["derived"]
-    steps = dsnb.load_steps(tmp_path)
-    assert list(steps["phase"]) == ["warmup", "timed", "timed", "timed"]
-    assert list(steps["loss"]) == [10, 9, 8, 7]
+    steps = dsnb.load_steps(tmp_path)[["phase", "loss"]].to_numpy().tolist()
+    assert steps == [["warmup", 10], ["timed", 9], ["timed", 8], ["timed", 7]]
 
 
 TRAINER = {
