@@ -18,29 +18,9 @@ from dsnb.prediction.traces import TRACERS, USED
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
 
-# From top to bottom: a module imports only from lines below its own, a package also from itself.
-LAYERS = [
-    "__main__",
-    "cli",
-    "designer",
-    "report",
-    "explorer",
-    "render",
-    "analysis",
-    "runs",
-    "sweep",
-    "launcher",
-    "prediction",
-    "train",
-    "execute",
-    "run_folder",
-    "settings",
-    "formulas",
-    "files",
-    "system",
-    "errors",
-    "version",
-]
+LAYOUT = [row for row in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if row.startswith("| `")]
+LAYERS = ["__main__", *re.findall(r"`(\w+)", "".join(row.split("|")[1] for row in LAYOUT)), "errors", "version"]
+"""From top to bottom: a module imports only from those after its own, a package also from itself."""
 READING = {"report", "explorer", "render", "analysis", "runs"}
 MAKING = {"sweep", "launcher", "train"}
 MODULES = sorted((ROOT / "dsnb").rglob("*.py"))
@@ -49,10 +29,6 @@ OTHER_NAMES = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "vl_convert": "vl-con
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-
-
-def module_name(path):
-    return ".".join(path.relative_to(ROOT / "dsnb").with_suffix("").parts)
 
 
 def layer(path):
@@ -65,21 +41,19 @@ def parsed(path):
 
 
 @functools.cache
-def imported(path):
-    """Return the parts of dsnb that a module imports, wherever in it, except for types alone."""
-    names, nodes = set(), [parsed(path)]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, ast.If) and getattr(node.test, "id", None) == "TYPE_CHECKING":
-            nodes += node.orelse
-            continue
-        nodes += ast.iter_child_nodes(node)
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "dsnb":
-            parts = node.module.split(".")[1:]
-            names |= {parts[0]} if parts else {alias.name for alias in node.names}
+def imports(path):
+    """Return the dotted names of the modules that a module imports, wherever in it."""
+    names = set()
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("dsnb.")}
-    return frozenset(names)
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"dsnb.{alias.name}" for alias in node.names} if node.module == "dsnb" else {node.module}
+    return names
+
+
+def imported_layers(path):
+    return {name.split(".")[1] for name in imports(path) if name.startswith("dsnb.")}
 
 
 def points_down(path, name):
@@ -89,15 +63,14 @@ def points_down(path, name):
 
 def test_imports_point_down():
     modules = [path for path in MODULES if layer(path) != "__init__"]
-    up = [f"{path.relative_to(ROOT)}: {name}" for path in modules for name in imported(path)
-          if not points_down(path, name)]  # fmt: skip
+    up = [(path, name) for path in modules for name in imported_layers(path) if not points_down(path, name)]
     assert up == []
 
 
 def test_only_the_commands_and_the_form_use_both_halves():
     """A package imports itself, so that neither half imports the other, either."""
-    layers = {name: set().union(*(imported(path) for path in MODULES if layer(path) == name)) for name in LAYERS}
-    assert [name for name, used in layers.items() if used & READING and used & MAKING] == ["cli", "designer"]
+    used = {name: set().union(*(imported_layers(path) for path in MODULES if layer(path) == name)) for name in LAYERS}
+    assert [name for name in LAYERS if used[name] & READING and used[name] & MAKING] == ["cli", "designer"]
 
 
 def test_the_listing_of_the_package_is_its_layers():
@@ -112,18 +85,22 @@ def test_modules_are_short_and_say_what_they_are():
     assert [path for path in MODULES if not ast.get_docstring(parsed(path))] == []
 
 
-@pytest.mark.parametrize("package", ["torch", "deepspeed", "transformers"])
-def test_only_training_and_what_traces_models_import_torch(package):
-    users = {path for path in MODULES if re.search(rf"^\s*(import|from) {package}\b", path.read_text(), re.M)}
-    allowed = {f"prediction.{name}" for name in TRACERS}
-    assert {module_name(path) for path in users if layer(path) != "train"} <= allowed
+def test_only_training_and_what_traces_models_import_torch():
+    users = [path for path in MODULES if packages(path) & {"torch", "deepspeed", "transformers"}]
+    allowed = {ROOT / "dsnb" / "prediction" / f"{name}.py" for name in TRACERS}
+    assert {path for path in users if layer(path) != "train"} <= allowed
+
+
+def packages(path):
+    """Return the packages outside dsnb and the standard library that a module imports."""
+    return {name.partition(".")[0] for name in imports(path)} - sys.stdlib_module_names - {"dsnb"}
 
 
 def test_tracing_is_left_to_processes_of_its_own():
     """Only modules that trace import training or each other: whatever else is predicted loads no torch."""
     tracer = re.compile(rf"^\s*(import|from)\b.*\b({'|'.join(TRACERS)})\b", re.M)
     others = [path for path in MODULES if path.stem not in TRACERS]
-    assert [path for path in others if layer(path) == "prediction" and "train" in imported(path)] == []
+    assert [path for path in others if layer(path) == "prediction" and "train" in imported_layers(path)] == []
     assert [path for path in others if tracer.search(path.read_text())] == []
 
 
@@ -184,38 +161,22 @@ def test_notebooks_are_thin_and_clean_and_import_public_names(path):
     assert imported_names <= public
 
 
-def test_conda_and_pip_ask_for_the_same():
+def distribution(name):
+    return re.sub(r"[-_.]+", "-", re.split(r"[<>=!]", name)[0]).lower()
+
+
+def test_requirements_are_the_same_everywhere_pinned_and_all_that_is_imported():
     lines = (ROOT / "environment.yml").read_text()
     conda = yaml.safe_load(lines)["dependencies"]
-    wanted = [*PROJECT["dependencies"], *EXTRAS["train"], *EXTRAS["lab"], *EXTRAS["test"], *EXTRAS["docs"]]
+    wanted = [*PROJECT["dependencies"], *(name for names in EXTRAS.values() for name in names)]
     assert conda[-1]["pip"] == [*wanted, "--editable ."]
     assert f"python{PROJECT['requires-python']}" in conda
     assert all("#" in line for line in lines.splitlines() if line.startswith("      - "))
-
-
-def test_every_direct_import_is_declared():
-    wanted = [*PROJECT["dependencies"], *EXTRAS["train"]]
-    declared = {distribution(re.split(r"[<>=!]", name)[0]) for name in wanted}
-    direct = {distribution(OTHER_NAMES.get(name, name)) for path in MODULES for name in foreign_imports(path)}
+    pins = {distribution(row) for row in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert set(map(distribution, wanted)) <= pins
+    declared = {distribution(name) for name in (*PROJECT["dependencies"], *EXTRAS["train"])}
+    direct = {distribution(OTHER_NAMES.get(name, name)) for path in MODULES for name in packages(path)}
     assert {"numpy", "pyyaml", "torch", "matplotlib"} <= direct <= declared
-
-
-def distribution(name):
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def foreign_imports(path):
-    """Yield the top-level packages outside dsnb and the standard library that a module imports."""
-    for node in ast.walk(parsed(path)):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-        yield from {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"dsnb"}
-
-
-def test_every_requirement_is_pinned():
-    pins = {row.partition("==")[0].lower() for row in (ROOT / "constraints.txt").read_text().splitlines()}
-    wanted = [*PROJECT["dependencies"], *(name for names in EXTRAS.values() for name in names)]
-    assert {re.split(r"[<>=!]", name)[0].lower() for name in wanted} <= pins
 
 
 def test_the_run_notebook_lists_settings_with_their_defaults():

@@ -15,6 +15,7 @@ from tests.support.notebooks import run_cells
 @pytest.fixture(scope="module")
 def found():
     variables = {}
+    plt.close("all")  # figures that other tests left
     with plt.rc_context({"backend": "agg"}):
         run_cells("02_findings", variables)
         assert len(plt.get_fignums()) == 11

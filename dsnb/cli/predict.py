@@ -10,7 +10,7 @@ from dsnb.cli.printing import Format, say, say_line, show
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
 from dsnb.errors import SettingsError
 from dsnb.settings.experiment import Experiment
-from dsnb.sweep.params import left_out_lines
+from dsnb.sweep.params import is_params, left_out_lines
 
 GpuName = Annotated[str, option("NAME", "GPU to predict for, such as H100, A100-40GB or V100.", default=True)]
 Gpus = Annotated[int | None, option("NUMBER", "GPUs per setting, instead of the file's.")]
@@ -111,15 +111,18 @@ def recommend(
     Without a params file, all settings that train the same are compared. Prediction alone takes seconds; with
     `--measure`, the best are run on this machine. After Ctrl-C, the same command continues.
     """
+    if not is_params(target):
+        from dsnb.prediction import traces
+
+        say(f"comparing settings for {target}", err=True)
+        traces.start(str(target))
     from dsnb.designer import recommend as designer
 
     options: dict[str, Any] = _options(link, tokens, price, calibrate)
     options |= {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
     options |= {"settings": parse_overrides(set_ or []), "measure": measure, "minutes": minutes, "output": output}
-    if designer.is_params(target):
+    if is_params(target):
         _experiments(target, gpus, set_, gpu or "H200", link, verbose)  # names the settings that are left out
-    else:
-        say(f"comparing settings for {target}", err=True)
     answers = designer.recommend(str(target), gpu, objective=objective, currency=currency, **options)  # type: ignore[arg-type]
     if write:
         designer.only_task(answers, "write")

@@ -8,8 +8,6 @@ from enum import StrEnum
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from dsnb.files import plain_text
 
@@ -89,6 +87,9 @@ def table_width() -> int:
 
 def _print_table(texts: Any) -> None:
     """Print a table of texts at full width; cutting it to the terminal would hide figures."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(texts.index.name or "", box=None, pad_edge=False)
     for name in texts.columns:
         table.add_column(name, justify="right", no_wrap=True)

@@ -1,31 +1,24 @@
-"""`dsnb sweep`: its options, the runs that they select, and the plan that a dry run prints."""
+"""`dsnb sweep`: its options and the runs that they select.
 
-import shlex
-import sys
-from collections.abc import Callable, Iterator
+What runs them is imported where it is used, because other commands import options from here.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 
 from dsnb.cli.printing import Format, print_groups, print_summary, say
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml
-from dsnb.launcher import hosts as on_hosts
-from dsnb.launcher.folder import deepspeed_config
-from dsnb.launcher.run import WORKER
-from dsnb.settings import hostfile as hostfiles
-from dsnb.settings.experiment import Experiment
-from dsnb.sweep import allocation as allocations
-from dsnb.sweep import slurm as slurm_jobs
-from dsnb.sweep.allocation import Allocation
-from dsnb.sweep.params import Run, Sweep, load_sweep
-from dsnb.sweep.run import is_finished, run_sweep, unsupported, with_inputs
-from dsnb.system import interpreter, signals
+from dsnb.sweep.params import load_sweep
+from dsnb.system import signals
+
+if TYPE_CHECKING:
+    from dsnb.sweep.allocation import Allocation
 
 NOT_ALL_OK = 3
-FINISHED, CHANGED, TO_RUN = "finished", "finished with other settings or files", "to run"
 
 
 def option(
@@ -86,6 +79,10 @@ def sweep(
 
     Exit code 130: stopped by Ctrl-C, SIGTERM or a closed terminal.
     """
+    from dsnb.cli.plan import plan_lines
+    from dsnb.sweep import allocation as allocations
+    from dsnb.sweep.run import run_sweep, unsupported
+
     pairs = [word.partition("=") for word in sbatch_option or []]
     allocation = _allocation(
         slurm,
@@ -132,8 +129,10 @@ def sweep(
         raise typer.Exit(NOT_ALL_OK)
 
 
-def _allocation(slurm: bool, **options: Any) -> Allocation | None:
+def _allocation(slurm: bool, **options: Any) -> "Allocation | None":
     """Return the limits of a Slurm job, None without `--slurm`; options that are None were not given."""
+    from dsnb.sweep.allocation import Allocation
+
     given = {name: value for name, value in options.items() if value is not None}
     if slurm:
         return Allocation(**given)
@@ -155,51 +154,3 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
         except SettingsError as error:
             raise SettingsError(f"--set is {word[:200]!r}: {error}") from error
     return overrides
-
-
-def plan_lines(planned: Sweep, allocation: Allocation | None = None, in_full: bool = False) -> Iterator[str]:
-    """Yield a line for each run; in full, also settings and commands."""
-    states = [_state(run) for run in with_inputs(planned).runs]
-    names = [str(run.paths.dir.relative_to(planned.paths.dir)) for run in planned.runs]
-    widest = max(map(len, names), default=0)
-    yield f"{planned.paths.dir}:"
-    for run, name, state in zip(planned.runs, names, states, strict=True):
-        yield f"  {name.ljust(widest)}  {state}"
-        if in_full and run.repeat == 1:
-            settings = {"dsnb": run.experiment.model_dump(), "deepspeed": deepspeed_config(run.experiment)}
-            yield yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=110, indent=2)
-        if in_full:
-            yield from _commands(run.experiment, run.paths.dir)
-        if in_full and allocation:
-            job = interpreter.command("-m", "dsnb.sweep.job", str(run.paths.dir.absolute()))
-            options = allocation.options(run.experiment)
-            yield f"  {shlex.join(slurm_jobs.sbatch_command('dsnb', run.paths.job_log, options, job))}"
-    count = len(planned.runs)
-    yield f"{count} run{'s' if count != 1 else ''}, {states.count(TO_RUN)} to run; nothing was started"
-
-
-def _state(run: Run) -> str:
-    """Return the state of a run; one that was finished with other settings would stop the sweep."""
-    try:
-        return FINISHED if is_finished(run) else TO_RUN
-    except SettingsError:
-        return CHANGED
-
-
-def _commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
-    """Yield the command for each host of a run, with its ranks; nothing for a run on this machine only."""
-    if experiment.hostfile == hostfiles.SLURM and not hostfiles.in_allocation():
-        return
-    try:
-        hosts = experiment.hosts
-    except SettingsError as error:
-        yield f"  {error}"
-        return
-    address, port, first = hosts[0].name if hosts else "", experiment.master_port or 29500, 0
-    for node, host in enumerate(hosts):
-        last = first + len(host.devices) - 1
-        words = on_hosts.torchrun_words(hosts, node, address, port, WORKER, run_dir)
-        chosen = {} if experiment.device == "cpu" else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices))}
-        command = on_hosts.command(experiment, host, str(Path(sys.executable).with_name("torchrun")), *words, **chosen)
-        yield f"  ranks {first} to {last}: {shlex.join(command)}"
-        first = last + 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -11,18 +11,19 @@ from dsnb.analysis.advice import USUAL_GPU, Recommendation
 from dsnb.analysis.comparisons import differences
 from dsnb.analysis.predicted import known_gpu
 from dsnb.analysis.recommend import Objective
-from dsnb.designer.measure import Measuring, decide_by_runs, params_of
 from dsnb.errors import DsnbError, SettingsError
 from dsnb.files import plain_yaml, records
 from dsnb.formulas import model_shapes, planning
-from dsnb.launcher.folder import deepspeed_config
 from dsnb.prediction.calibration import MIN_CALIBRATED
 from dsnb.prediction.predict import on_gpu
 from dsnb.run_folder import paths
 from dsnb.runs.labels import count
 from dsnb.settings.experiment import Experiment
-from dsnb.sweep.params import load_sweep
+from dsnb.sweep.params import is_params, load_sweep
 from dsnb.system import hardware
+
+if TYPE_CHECKING:
+    from dsnb.designer.measure import Measuring
 
 
 def recommend(
@@ -105,6 +106,8 @@ def recommend(
         target = list(settings_of_file(target, settings or {}, gpus)[0].values())
     if not measure:
         return predicted.recommend(target, gpu, settings=settings, **chosen, **options)
+    from dsnb.designer.measure import Measuring, decide_by_runs  # here, because it loads what runs settings
+
     if not (planning.is_whole(measure) and measure > 0):
         raise SettingsError(f"measure is {measure!r}: give the number of settings to run, such as 3")
     here = hardware.gpus()
@@ -138,12 +141,6 @@ def recommend(
     return [_by_runs(first, measuring, runs, end, gpu, settings, options)]
 
 
-def is_params(target: str | Path) -> bool:
-    """Return whether a target is a params file rather than a model."""
-    path = Path(target)
-    return path.suffix in {".yaml", ".yml"} or (path.is_file() and path.suffix != ".json")
-
-
 def settings_of_file(
     params: str | Path, overrides: Mapping[str, Any], gpus: int | None = None
 ) -> tuple[dict[str, Experiment], Sequence[tuple[str, str]]]:
@@ -172,7 +169,7 @@ def only_task(answers: Sequence[Recommendation], option: str) -> Recommendation:
 
 def _by_runs(
     first: Recommendation,
-    measuring: Measuring,
+    measuring: "Measuring",
     runs: pd.DataFrame,
     end: str,
     gpu: str,
@@ -212,6 +209,9 @@ def write(folder: str | Path, answer: Recommendation) -> list[str]:
 
     That is a params file of the recommended setting and its alternatives, and DeepSpeed's configuration of the former.
     """
+    from dsnb.designer.measure import params_of
+    from dsnb.launcher.folder import deepspeed_config
+
     if answer.table.empty:
         raise SettingsError(f"nothing is written to {folder}: no setting fits")
     folder, experiments = Path(folder), answer.experiments[: len(answer.table)]

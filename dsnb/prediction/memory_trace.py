@@ -3,12 +3,13 @@
 The model is built from torch's fake tensors and runs forward, loss and backward, while the bytes of live storages are
 tracked operator by operator. For a compiled model, the partitioner of torch's compiler decides which activations are
 saved and which are recomputed, but nothing is compiled. Weights, optimizer states, buffers and collectives belong to
-the engine and are not traced. `python -m dsnb.prediction.memory_trace SECONDS` reads settings as JSON from its standard
+the engine and are not traced. `main`, in a process of its own, reads settings as JSON from its standard
 input and prints the traces, so that the caller needs no torch.
 """
 
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import math
@@ -29,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 from dsnb.formulas.memory import kept_activations
 from dsnb.prediction import fake_model, model_counts
 from dsnb.prediction.fake_model import MANY, CudaOperators, LiveBytes, Size, as_autocast, autocast, build, size
+from dsnb.prediction.traces import TRACED
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import compiles_blocks
 from dsnb.train import attention
@@ -153,9 +155,7 @@ class _Recorder:
 
 def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> dict[str, Any]:
     """Extrapolate what torch's compiler saves from models of one and two blocks; of three where blocks alternate."""
-    kinds = min(2, fake_model.period(model_builder.model_config(experiment)))
-    one, more = (_kept_size(experiment, layers, micro_batch) for layers in (1, 1 + kinds))
-    block = Size().plus(more.plus(one, -1), 1 / kinds)
+    one, block = _kept_sizes(experiment, micro_batch)
     kept, recomputed = _kept_of_blocks(experiment, sizes, block)
     whole = one.plus(block, -1).plus(kept)
     losses, head = loss_sizes(experiment, sizes["vocab"], sizes["width_of_head"], micro_batch)
@@ -171,39 +171,61 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
     }
 
 
-def _kept_size(experiment: Experiment, layers: int, micro_batch: int) -> Size:
-    """Return what a compiled model of `layers` blocks saves for its backward pass, without recomputation."""
-    plain = {"activation_checkpointing": False, "checkpoint_every": 1, "checkpoint_offload": False}
-    return _ask_partitioner(experiment.model_copy(update=plain).model_dump_json(), layers, micro_batch)
+def _kept_sizes(experiment: Experiment, micro_batch: int) -> tuple[Size, Size]:
+    """Return what a compiled model of one block saves for its backward pass, and a further block, not recomputed."""
+    values = experiment.model_dump()
+    kinds = min(2, fake_model.period(model_builder.model_config(experiment)))
+    settings = {name: values[name] for name in (*TRACED, "device")}
+    settings |= {"activation_checkpointing": False, "checkpoint_every": 1, "checkpoint_offload": False}
+    if values["strategy"] == "fsdp" and values["mixed_precision"] == "native":  # it computes as DeepSpeed does
+        settings["strategy"] = "deepspeed"
+    if compiles_blocks(values):  # the loss is outside of the blocks
+        settings |= {"compile": "default", "compile_unit": "block", "loss": "whole"}
+        more = _ask_partitioner(json.dumps(settings), 1 + kinds)
+        more = [kept for kept in more if kept[0] >= 0] if experiment.loss == "chunked" else more
+        one = [kept for kept in more if kept[0] <= 0]
+    else:
+        settings["compile_unit"] = "model"
+        one, more = (_ask_partitioner(json.dumps(settings), layers) for layers in (1, 1 + kinds))
+
+    def whole(kept: Sequence[tuple[int, int]]) -> Size:
+        scaled = (number if number % MANY else number // MANY * micro_batch for _, number in kept)
+        return functools.reduce(Size.plus, (size(number, micro_batch) for number in scaled))
+
+    return whole(one), Size().plus(whole(more).plus(whole(one), -1), 1 / kinds)
 
 
 @functools.lru_cache
-def _ask_partitioner(settings: str, layers: int, micro_batch: int) -> Size:
+def _ask_partitioner(settings: str, layers: int) -> list[tuple[int, int]]:
+    """Return what a model of `layers` blocks saves: the number of the block (-1 outside of blocks) and the bytes."""
     experiment = Experiment.recorded(json.loads(settings))
     model, fake = build(experiment, layers)
     known = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
-    kept: dict[int, tuple[int, torch.Tensor]] = {}
+    kept: dict[int, tuple[int, int, torch.Tensor]] = {}
 
-    def keep(results: Sequence[Any]) -> None:
+    def keep(place: int, results: Sequence[Any]) -> None:
         for tensor in tree_leaves(results):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in known:
                 storage = tensor.untyped_storage()
-                kept.setdefault(storage._cdata, (storage.nbytes(), tensor))
+                kept.setdefault(storage._cdata, (place, storage.nbytes(), tensor))
 
+    outside = functools.partial(keep, -1)
     if compiles_blocks(experiment.model_dump()):
-        for module in [*blocks(model), *([] if model.chunked else [output_layer(model)])]:
-            module.forward = _partitioned(module, module.forward, keep)
-        model._loss = model._loss if model.chunked else _partitioned(torch.nn.Module(), model._loss, keep)
+        for place, module in enumerate(blocks(model)):
+            module.forward = _partitioned(module, module.forward, functools.partial(keep, place))
+        head = output_layer(model)
+        head.forward = _partitioned(head, head.forward, outside)
+        model._loss = _partitioned(torch.nn.Module(), model._loss, outside)
     elif model.chunked:
-        model._hidden = _partitioned(model, model._hidden, keep)  # type: ignore[method-assign]
+        model._hidden = _partitioned(model, model._hidden, outside)  # type: ignore[method-assign]
     else:
-        model._compute = _partitioned(model, model._compute, keep)
+        model._compute = _partitioned(model, model._compute, outside)
     with fake, V.set_fake_mode(fake):
-        ids = torch.zeros(micro_batch, experiment.seq_len, dtype=torch.long)
+        ids = torch.zeros(MANY, experiment.seq_len, dtype=torch.long)
         with CudaOperators(), autocast(experiment):
-            loss = model(ids)
-    del loss
-    return functools.reduce(Size.plus, (size(number_of_bytes, micro_batch) for number_of_bytes, _ in kept.values()))
+            result = model._hidden(ids) if model.chunked else model(ids)  # chunks do not grow with the micro-batch
+    del result
+    return [(place, number_of_bytes) for place, number_of_bytes, _ in kept.values()]
 
 
 def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int) -> tuple[list[Size], Size]:
@@ -356,6 +378,8 @@ def main() -> None:
 
     The process ends when no request arrives for the seconds in its argument.
     """
+    gc.freeze()  # what was imported stays: collections need not look at it
+    gc.enable()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries log to the standard output
     while select.select([sys.stdin], [], [], float(sys.argv[1]))[0] and (line := sys.stdin.readline()):
@@ -367,8 +391,4 @@ def main() -> None:
             words = " ".join(str(error).split()) or type(error).__name__
             record = {"error": f"model {experiment.model!r} could not be traced: {words[:300]}"}
         print(json.dumps(record), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main()
     os._exit(0)  # torch takes seconds to end

@@ -128,6 +128,18 @@ def counts(model: str) -> dict[str, Any]:
     return _records[key]
 
 
+def start(model: str) -> None:
+    """Start the processes that trace, unless this was done before for a model: importing torch takes seconds."""
+    file = _file(_key("started", {"model": model}))
+    is_model = model in model_shapes.PRESETS or model_shapes.local_config(model)
+    if is_model and can_trace() and _idle.empty() and not (file and file.is_file()):
+        for _ in range(WORKERS):
+            _idle.put(_Tracer())
+        if file:
+            with contextlib.suppress(OSError):
+                records.write_json(file, {})
+
+
 def can_trace() -> bool:
     """Return whether the libraries that trace a model are installed."""
     return bool(find_spec("torch") and find_spec("transformers"))
@@ -198,25 +210,22 @@ def _versions() -> tuple[str, ...]:
 def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]:
     """Trace records of a kind by their keys and store them; return the reasons for those that failed.
 
-    Settings whose models are built alike go to one process, which builds them once.
+    Compiled models that differ only in what is outside of the compiled graphs go to one process, which makes them once.
     """
     if not can_trace():
         raise SettingsError("torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'")
     groups: dict[Any, list[str]] = {}
     for key, one in missing.items():
-        alike = one.compile if one.compile == "off" else (one.compile_unit, one.loss, one.seq_len)
-        groups.setdefault((one.model, one.strategy, one.precision, one.lora_rank, alike), []).append(key)
-    largest_first = sorted(groups.values(), key=len, reverse=True)
-    if kind == "counts" and _idle.empty():  # memory is asked for next, so all processes import torch meanwhile
-        for _ in range(WORKERS):
-            _idle.put(_Tracer())
+        alike = (one.model, one.precision, one.lora_rank, one.compile_unit, one.seq_len)
+        groups.setdefault(key if one.compile == "off" else alike, []).append(key)
+    longest_first = sorted(groups.values(), key=lambda keys: missing[keys[0]].compile == "off")
 
     def trace(keys: list[str]) -> dict[str, Any]:
         with _tracer() as tracer:
             return {key: tracer.ask(kind, missing[key]) for key in keys}
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        traced = {key: record for group in pool.map(trace, largest_first) for key, record in group.items()}
+        traced = {key: record for group in pool.map(trace, longest_first) for key, record in group.items()}
     problems = {key: SettingsError(record["error"]) for key, record in traced.items() if "error" in record}
     for key in traced.keys() - problems.keys():
         _records[key] = traced[key]
@@ -231,7 +240,9 @@ class _Tracer:
 
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        words, pipe = interpreter.command("-m", "dsnb.prediction.memory_trace", str(IDLE_S)), subprocess.PIPE
+        # Collecting garbage takes an eighth of the time of importing torch and transformers.
+        program = "import gc; gc.disable(); from dsnb.prediction.memory_trace import main; main()"
+        words, pipe = interpreter.command("-c", program, str(IDLE_S)), subprocess.PIPE
         self.process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
         self._questions, self._answers = cast("IO[str]", self.process.stdin), cast("IO[str]", self.process.stdout)
 

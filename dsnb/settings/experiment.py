@@ -56,7 +56,7 @@ class Experiment(Training):
     gpus: Annotated[AtLeast1, Setting("GPUs", "{} GPUs", is_axis=True)] = 1
     """Ranks: one per GPU, processes on a CPU; `auto` is every GPU, every slot of a hostfile, or 2 on a CPU."""
     nodes: Annotated[AtLeast1, Field(validate_default=True), Setting("nodes", "{} nodes", "nodes{}", is_axis=True)] = 1
-    """Least number of hosts that share the ranks; more are used if the ranks do not fit."""
+    """Minimum number of hosts that share the ranks; more are used if the ranks do not fit."""
     ssh_user: SshUser = ""
     """User name on the hosts; by default as configured for ssh."""
     ssh_port: Port = 0
@@ -70,7 +70,7 @@ class Experiment(Training):
     time_limit_s: Annotated[Positive, Supervision()] = 1800.0
     """Time limit of the whole run in seconds; a run that exceeds it ends as `timeout`."""
     step_timeout_s: Annotated[Positive, Supervision()] = 900.0
-    """Longest time for one step in seconds, start-up included; a run without a step for longer ends as `timeout`."""
+    """Maximum time for one step in seconds, start-up included; a run without a step for longer ends as `timeout`."""
     price_per_gpu_hour: Annotated[NotNegative, Supervision()] = 0.0
     """Price of a GPU-hour in any currency, for the `cost` of a run; 0 for no cost."""
 

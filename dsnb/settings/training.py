@@ -195,7 +195,7 @@ class Training(BaseModel):
     learning_rate: Annotated[Positive, Setting(short="lr{}")] = 1e-4
     """The optimizer's constant learning rate."""
     gradient_clipping: Annotated[NotNegative, Setting(words={"0": "none"}, short="clip{}")] = 0.0
-    """Largest gradient norm; 0 for no clipping."""
+    """Maximum gradient norm; 0 for no clipping."""
     gradient_compression: Annotated[
         Literal["none", "bf16", "powersgd"],
         Axis(
@@ -234,7 +234,7 @@ class Training(BaseModel):
     compile_unit: Annotated[
         Literal["auto", "model", "block"], Axis("compiled unit", "compiled by {}", "unit-{}", only_with="compile")
     ] = "auto"
-    """What torch.compile sees at once: the whole model, or each transformer block and the output layer, so that
+    """What torch.compile compiles at once: the whole model, or each transformer block and the output layer, so that
     communication can begin between them. `auto` is `block` for ZeRO 3, FSDP, and activation checkpointing without CUDA
     graphs, otherwise `model`."""
     loss: Annotated[Literal["whole", "chunked"], Axis("loss", "{} loss", "{}-loss")] = "whole"
@@ -305,7 +305,7 @@ class Training(BaseModel):
         ),
     ] = "expandable"
     """How torch reserves GPU memory: in segments that grow (less fragmentation), or as it does by default. If you set
-    `PYTORCH_ALLOC_CONF` yourself, your value holds."""
+    `PYTORCH_ALLOC_CONF` yourself, your value is used."""
     seq_len: Annotated[
         int, Field(strict=True, ge=2, lt=LIMIT), Setting("sequence length", "sequence {}", is_axis=True)
     ] = 128

@@ -134,6 +134,12 @@ def load_sweep(
     return Sweep(file.name, file.question, runs, folder, file.model_dump(exclude_defaults=True), refused=reasons)
 
 
+def is_params(target: str | Path) -> bool:
+    """Return whether a target is a params file rather than a model."""
+    path = Path(target)
+    return path.suffix in {".yaml", ".yml"} or (path.is_file() and path.suffix != ".json")
+
+
 def order_of_repeat(names: Iterable[str], repeat: int, seed: int | None) -> list[str]:
     """Return experiments in the random order of one repeat; without a seed, in the listed order.
 

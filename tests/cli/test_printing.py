@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.cli import printing, summary_table
+from dsnb.cli import summary_table
 from dsnb.cli.printing import Format, print_summary, show, table_width
 from dsnb.cli.summary_table import FASTEST
 from tests.analysis.test_comparisons import runs_of
@@ -37,7 +37,6 @@ def printed(capsys, table, format_):
 def test_csv_holds_no_formula_and_its_negative_numbers_are_numbers(capsys, table):
     rows = list(csv.reader(io.StringIO(printed(capsys, table, Format.csv))))
     assert rows[0] == ["experiment", "n", "change", "cause"]
-    assert len(rows) == len(ODD) + 1
     for row, odd in zip(rows[1:], ODD, strict=True):
         assert row[0] == row[3]
         assert row[0].startswith("'") == odd.startswith(("=", "+", "-", "@", "\t", "\r"))
@@ -54,11 +53,6 @@ def test_markdown_cells_stay_cells(capsys, table):
     assert any("&lt;b&gt;x&lt;/b&gt;" in line for line in lines)
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 @pytest.mark.parametrize("name", ["xterm", "dumb"])
 def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, name):
     """`rich` takes a dumb terminal for 80 columns wide, whatever it is told."""
@@ -66,7 +60,8 @@ def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, na
         monkeypatch.setenv(key, value)
     names = [f"{'x' * 40}_zs{stage}" for stage in range(2)]
     table = pd.DataFrame({f"figure{place}" * 3: [f"{place},000,000"] * 2 for place in range(9)}, index=names)
-    monkeypatch.setattr("sys.stdout", shown := Terminal())
+    monkeypatch.setattr("sys.stdout", shown := io.StringIO())
+    shown.isatty = lambda: True
     show(table, table, Format.table, fit=True)
     show(table, table, Format.table)
     fitted, whole = shown.getvalue().splitlines()[:4], shown.getvalue().splitlines()[4:]
@@ -79,15 +74,14 @@ def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, na
     assert table_width() > 1000  # piped output is not cut
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_a_line_break_in_a_cause_forges_no_line(capsys, wide):
+def test_a_line_break_in_a_cause_forges_no_line(capsys):
     forged = "  plain_fp32_gpus1_bs8_sl128      4    999,999 ± 1"
     cause = f"failed\n{forged}\r{forged}\u2028{forged}"
     run = {"sweep": "s", "experiment": "zs0_fp32_gpus1_bs1_sl16", "repeat": 1, "status": "failed", "cause": cause}
-    print_summary(pd.DataFrame([{**run, "model": "gpt2", "seq_len": 16, "run_dir": "s/a/run1"}]), Format.table, wide)
+    print_summary(pd.DataFrame([{**run, "model": "gpt2", "seq_len": 16, "run_dir": "s/a/run1"}]), Format.table)
     lines = capsys.readouterr().out.splitlines()
     assert not any(line.strip().startswith("plain_fp32") for line in lines)
-    assert wide or any("failed" in line and "999,999" in line for line in lines)  # it is printed, in one line
+    assert any("failed" in line and "999,999" in line for line in lines)  # it is printed, in one line
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +93,9 @@ def test_the_fastest_is_first_and_marked_and_what_names_have_in_common_stands_ab
     ((title, table, _),) = summary_table.blocks(runs)
     assert title == "gpt2, sequence 128, stdlib text, on 1 NVIDIA H200, in every name: gpus1_bs32_sl128_stdlib"
     order = [name[2:].removesuffix(" !") for name in table.index]
-    assert sorted(order) == sorted(
-        f"zs{stage}_{precision}" for stage in range(4) for precision in ("bf16", "fp16", "fp32")
-    )
+    assert len(set(order)) == 12  # four stages in three precisions
     medians = runs.groupby("experiment")["tokens_per_s"].median()
-    rates = [medians[f"zs{name[2]}_{name[4:]}_gpus1_bs32_sl128_stdlib"] for name in order]
+    rates = [medians[f"{name}_gpus1_bs32_sl128_stdlib"] for name in order]
     assert rates == sorted(rates, reverse=True)
     assert all(re.fullmatch(r"[\d,]+ to [\d,]+", text) for text in table["tokens/s"])  # three runs each
     assert [name.startswith("* ") for name in table.index] == [True] + [False] * 11
@@ -125,22 +117,17 @@ def test_runs_that_are_not_ok_are_counted_last_and_say_why(capsys):
     ((_, table, _),) = summary_table.blocks(runs)
     assert table["runs"].iloc[-1] == f"0, {worst.sum()} not ok"
     assert set(table.iloc[-1, 1:]) == {""}
-    names = [f"zs{stage}_bf16" for stage in range(5)]
-    bad = pd.concat([runs[worst].iloc[:1].assign(experiment=name, repeat=1) for name in names])
-    printing.print_summary(bad, Format.table)
+    bad = pd.concat([runs[worst].iloc[:1].assign(experiment=f"zs{stage}", repeat=1) for stage in range(5)])
+    print_summary(bad, Format.table)
     shown = capsys.readouterr().out
     assert "* zs" not in shown  # nothing is best
-    assert shown.splitlines()[-4:] == [
-        *(f"not ok: {name} run 1: oom, [red]no room[/]?[31m" for name in names[:3]),
-        "not ok: 2 more; `dsnb report` lists every cause",
-    ]
+    causes = [f"not ok: zs{stage} run 1: oom, [red]no room[/]?[31m" for stage in range(3)]
+    assert shown.splitlines()[-4:] == [*causes, "not ok: 2 more; `dsnb report` lists every cause"]
 
 
 def test_unusual_runs_have_a_mark_and_a_footnote(runs):
     calm = runs.assign(slow_steps=0, recompilations=0, sm_clock_mhz=1980, step_time_median_s=runs["step_time_s"])
     calm["tokens_per_s"] = calm.groupby("experiment")["tokens_per_s"].transform("median")
-    ((_, _, lines),) = summary_table.blocks(calm)
-    assert lines == [FASTEST]
     odd = calm.assign(recompilations=[2, *[0] * 35])
     ((_, table, lines),) = summary_table.blocks(odd)
     name = odd["experiment"].iloc[0]

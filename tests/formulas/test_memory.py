@@ -69,9 +69,7 @@ def test_a_block_as_the_paper_counts_it():
         assert 100 * (1 - fused / whole) == pytest.approx(saved_pct, abs=0.5)  # section 5, selective recomputation
         eighth = memory.block_activations(2048, hidden, heads, 2048, tensor_parallel=8)
         assert eighth == 2048 * hidden * (10 + 24 / 8 + scores / 8)
-
-
-def test_a_block_without_dropout_in_fp32_and_with_relu():
+    # Without dropout, in fp32, and with ReLU.
     assert memory.block_activations(1, 100, 5, 20, dropout=False) == 100 * 32 + 2 * 5 * 20
     assert memory.block_activations(1, 100, 5, 20, width=4) == 100 * (16 * 4 + 2) + (4 + 4 + 1) * 5 * 20
     assert memory.block_activations(1, 100, 5, 20, fused=True, relu=True) == 100 * (34 - 8)

@@ -9,12 +9,9 @@ from dsnb.formulas.model_shapes import PRESETS
 from dsnb.system import hardware
 
 
-def test_tokens_per_s_is_work_over_time():
+def test_rates_flops_and_mfu():
     assert metrics.tokens_per_s(100, [1.0, 3.0]) == 50.0  # the mean of the rates would be 66.7
     assert metrics.tokens_per_s(100, []) is None
-
-
-def test_flops_tflops_and_mfu():
     work = {"parameters": 1000, "layers": 2, "hidden": 10, "seq_len": 5}
     assert metrics.model_flops_per_token(**work) == 6 * 1000 + 12 * 2 * 10 * 5
     assert metrics.model_flops_per_token(**work, trained=30) == 4 * 1000 + 2 * 30 + 12 * 2 * 10 * 5  # LoRA

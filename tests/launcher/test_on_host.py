@@ -95,7 +95,7 @@ def test_only_what_is_named_is_forwarded(hostfile, monkeypatch):
         ({"problem": "GPU 1 is in use"}, "worker-2: GPU 1 is in use"),
     ],
 )  # fmt: skip
-def test_a_host_that_does_not_fit(hostfile, answers, tmp_path, facts, cause):
+def test_a_host_that_does_not_fit(hostfile, answers, tmp_path, monkeypatch, facts, cause):
     answers("worker-1")
     answers("worker-2", **facts)
     folder = tmp_path / "run1"
@@ -103,6 +103,9 @@ def test_a_host_that_does_not_fit(hostfile, answers, tmp_path, facts, cause):
         ask(hostfile, folder, interface="eth0")
     assert str(caught.value) == cause
     assert [node["host"] for node in records.read_json(folder / "nodes.json")["nodes"]] == ["worker-1", "worker-2"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="ssh cannot be started"):
+        ask(hostfile, tmp_path / "run2")
 
 
 @pytest.mark.process
@@ -112,8 +115,7 @@ def test_hosts_decide_the_device_and_tell_their_clocks_and_samples(hostfile, ans
         answers(name, sample, gpus=2, time=time.time() + ahead_s, monotonic_s=launch_clock.now_s() + ahead_s)
     ranks, run = ask(hostfile, tmp_path / "run1", device="auto"), RunPaths(tmp_path / "run1")
     ranks.end()
-    assert ranks.experiment.device == "cuda"
-    assert ranks.host_of[2] == "worker-2"
+    assert (ranks.experiment.device, ranks.host_of[2]) == ("cuda", "worker-2")
     nodes = records.read_json(run.nodes)["nodes"]
     assert [node["clock_offset_s"] for node in nodes] == [pytest.approx(0, abs=60), pytest.approx(3600, abs=60)]
     assert [node["ranks"] for node in nodes] == [[0, 1], [2, 3]]
@@ -123,22 +125,13 @@ def test_hosts_decide_the_device_and_tell_their_clocks_and_samples(hostfile, ans
     assert console == [f"worker-{number}: {words}" for number in (1, 2) for words in ("a rank", "and goodbye")]
 
 
-@pytest.mark.process
-def test_nothing_that_answers(hostfile, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LaunchError, match="ssh cannot be started"):
-        ask(hostfile, tmp_path / "run1")
-
-
-def test_a_port_that_is_in_use():
+def test_a_port_that_is_in_use_and_gpus_that_are_waited_for(monkeypatch):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         answer = on_host.prepare({"master_port": port, "devices": [0], "device": "cpu"}, sees_run=False)
     cause = f"master_port is {port}: it is in use there; choose another, or 0 for any free port"
     assert answer == {"port": port, "problem": cause}
 
-
-def test_gpus_that_are_in_use_are_waited_for(monkeypatch):
     def busy(*states, wait_s=0):
         looks = iter(states)
         monkeypatch.setattr(hardware, "gpu_usage", lambda _: next(looks))

@@ -25,11 +25,8 @@ def test_a_probe_of_a_cpu(monkeypatch, tmp_path):
     assert "matrix products left out: it needs a GPU" in out
     assert "links left out: they need several GPUs" in out
     assert not (tmp_path / "cache").exists()  # a quick one is not accurate
-    launch, parameter = (
-        [line.split() for line in out.splitlines() if word in line] for word in ("launch", "parameter")
-    )
-    assert launch == [["host", "launch", f"{record['figures']['launch_us']:,.4g}", "0.0125", "µs"]]
-    assert parameter[0][1:2] + parameter[0][3:] == ["parameter", "µs"]  # no usual value
+    (launch,) = [line.split() for line in out.splitlines() if "launch" in line]
+    assert launch == ["host", "launch", f"{record['figures']['launch_us']:,.4g}", "0.0125", "µs"]
 
 
 def test_the_parts_of_a_gpu_work_on_any_device(monkeypatch):

@@ -13,19 +13,17 @@ from dsnb.run_folder.paths import RunPaths
 @pytest.mark.parametrize(
     ("settings", "phases"),
     [
-        ({}, ["starting", "building the model", "first step"]),
         ({"compile": "default"}, ["starting", "building the model", "compiling, first step"]),
         ({"hostfile": "slurm"}, ["starting", "importing, building the model", "first step"]),
     ],
 )
 def test_the_phase_follows_from_the_files(small, tmp_path, settings, phases):
-    run, found = RunPaths(tmp_path), []
+    run = RunPaths(tmp_path)
     state = progress.RunState(small(**settings), run)
-    for path in (None, run.console, run.steps):
+    for path, phase in zip((None, run.console, run.steps), phases, strict=True):
         if path:
             path.touch()
-        found.append(str(state))
-    assert found == [f"{name}: 0 s" for name in phases]
+        assert str(state) == f"{phase}: 0 s"
 
 
 @pytest.fixture
@@ -46,6 +44,9 @@ def shown(monkeypatch):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, None])
 def test_a_run_that_is_cut_short_leaves_its_last_state_and_one_that_ends_nothing(small, tmp_path, shown, error):
     experiment, run = small(steps=8, warmup_steps=2), RunPaths(tmp_path)
+    with progress.Progress(experiment, run, enabled=False) as bar:
+        bar.refresh(at_once=True)
+    assert shown == []
     with contextlib.suppress(KeyboardInterrupt), progress.Progress(experiment, run, enabled=True) as bar:
         records.append_line(run.steps, {"step": 4, "loss": 2.5, "step_time_s": 6.4})
         bar.state.read()
@@ -56,9 +57,3 @@ def test_a_run_that_is_cut_short_leaves_its_last_state_and_one_that_ends_nothing
     assert shown[0] == f"{experiment.name}: 0 of 10 steps, importing torch, DeepSpeed and transformers"
     state = f"{experiment.name}: 4 of 10 steps, loss 2.500, 10 tokens/s"
     assert shown[-1] == (state if error else None)
-
-
-def test_a_progress_that_is_disabled_shows_nothing(small, tmp_path, shown):
-    with progress.Progress(small(), RunPaths(tmp_path), enabled=False) as bar:
-        bar.refresh(at_once=True)
-    assert shown == []

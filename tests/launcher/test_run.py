@@ -19,15 +19,10 @@ from dsnb.launcher.folder import create_run_dir, deepspeed_config
 from dsnb.launcher.run import launch
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
-from tests import ROOT
-from tests.support.waiting import wait_until, wait_until_ended
+from tests.support.small_sweep import light_server
+from tests.support.waiting import is_running, wait_until, wait_until_ended
 
 pytestmark = pytest.mark.process
-
-
-def free(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def pids(folder):
@@ -52,10 +47,7 @@ def test_a_sleeper_reports_exactly_its_sleep(run_small):
     assert result.summary["tokens_per_s"] == pytest.approx(4 * tokens / 2.56, rel=0.03)
     assert result.summary["step_time_s"] == pytest.approx(0.64, rel=0.03)
     assert result.summary["step_time_median_s"] == pytest.approx(0.48, rel=0.05)
-    facts = [json.loads((paths.dir / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-    assert {"rank 0 was here", "rank 1 was here"} <= set(paths.console.read_text().splitlines())
-    assert [rank["cwd"] for rank in facts] == [os.getcwd()] * 2
-    assert facts[0]["group"] == facts[1]["group"] != os.getpgid(0)
+    assert {f"rank {rank} was in {os.getcwd()}" for rank in (0, 1)} <= set(paths.console.read_text().splitlines())
 
 
 @pytest.mark.parametrize(
@@ -85,7 +77,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(run_small, monkeyp
     result, paths = run_small(worker="tests.workers.hanger", gpus=2)
     assert (result.status, result.cause) == ("failed", "rank 1 was killed by signal 9 (SIGKILL)")
     assert_left_nothing(paths.dir)
-    assert free(int((paths.dir / "port").read_text()))
+    assert local.is_free(local.LOCALHOST, int((paths.dir / "port").read_text()))
 
 
 def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(run_small, monkeypatch):
@@ -98,29 +90,23 @@ def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(run
 
 
 @pytest.fixture
-def own_servers(monkeypatch):
-    """Let launches start fork servers of this process, without torch, in the place of the session's; give them."""
-    started = []
-
-    class Server(local.ForkServer):
-        def __init__(self, device):
-            super().__init__(device)
-            started.append(self)
-
-    monkeypatch.setattr(local, "ForkServer", Server)
-    monkeypatch.delenv(local.socket_variable("cpu"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests" / "light"), str(ROOT)]))
-    yield started
-    for server in started:
-        server.close()
+def server(monkeypatch):
+    """Let launches use a fork server without torch, in the place of the session's; give its process."""
+    for name, value in light_server().items():
+        monkeypatch.setenv(name, value)
+    server = local.ForkServer("cpu")
+    server.wait_ready()
+    monkeypatch.setenv(local.socket_variable("cpu"), str(server.socket))
+    yield psutil.Process(server.process.pid)
+    server.close()
 
 
-def test_a_killed_fork_server_leaves_nothing_behind(own_servers, small, tmp_path):
+def test_a_killed_fork_server_leaves_nothing_behind(server, small, tmp_path):
     folder = tmp_path / "run1"
 
     def kill_the_server():
         wait_for_ranks(folder)
-        own_servers[0].process.kill()
+        server.kill()
 
     threading.Thread(target=kill_the_server, daemon=True).start()
     result = launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
@@ -129,11 +115,24 @@ def test_a_killed_fork_server_leaves_nothing_behind(own_servers, small, tmp_path
     assert launch(small(), tmp_path / "run2", progress=False).status == "ok"  # with a new server
 
 
-def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(own_servers, small, tmp_path):
-    launch(small(), tmp_path / "run1", progress=False)
-    server = psutil.Process(own_servers[0].process.pid)
+def test_a_client_killed_with_answers_unread_ends_its_ranks_and_the_server_goes_on(server, small, tmp_path):
+    """Linux resets a connection that is closed while something in it is unread."""
+    folder = create_run_dir(tmp_path, "killed")
+    records.write_json(folder / "experiment.json", small(steps=100_000).model_dump(mode="json"))
+    variables = {**os.environ, "RANK": "0", launch_clock.LAUNCHED_AT: str(launch_clock.now_s())}
+    request = {"ranks": [variables], "cwd": os.getcwd(), "log": str(folder / "console.log"), "run_dir": str(folder)}
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.environ[local.socket_variable("cpu")])
+        connection.sendall(json.dumps({**request, "worker": "tests.workers.stepper"}).encode() + b"\n")
+        wait_until((folder / "pids0").exists, "the rank trains")
+    wait_until_ended(pids(folder))
+    assert launch(small(), tmp_path / "next", progress=False).status == "ok"
+    assert is_running(server.pid)
+
+
+def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(server, small, tmp_path):
     server.suspend()
-    folder = tmp_path / "run2"
+    folder = tmp_path / "run1"
 
     def interrupt():
         wait_until((folder / "environment.json").exists, "the launch is about to start its ranks")
@@ -183,7 +182,7 @@ def test_the_time_limit_leaves_nothing_behind(small, tmp_path, monkeypatch):
     result = launch(small(gpus=2, time_limit_s=900), folder, progress=False, worker="tests.workers.hanger")
     assert (result.status, result.cause) == ("timeout", "no end within the time limit of 900 s, 0 of 5 steps done")
     assert_left_nothing(folder)
-    assert free(int((folder / "port").read_text()))
+    assert local.is_free(local.LOCALHOST, int((folder / "port").read_text()))
 
 
 def test_ranks_of_one_machine_listen_on_its_loopback_interface_alone(run_small):
@@ -206,18 +205,12 @@ def test_a_finished_run_is_not_overwritten_and_no_secret_is_in_its_files(small, 
     assert launch(small(), paths.dir, progress=False).status == "ok"
 
 
-def test_a_fixed_port_that_is_in_use(run_small):
+def test_a_port_that_is_in_use_and_a_folder_that_cannot_be_written(run_small, small, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(LaunchError, match=f"^master_port is {port}: it is in use; choose another, or 0 for any"):
             run_small(master_port=port)
-
-
-def test_two_launches_at_once_get_folders_of_their_own(tmp_path):
     assert {create_run_dir(tmp_path, "single").name for _ in range(3)} == {"run1", "run2", "run3"}
-
-
-def test_a_folder_that_cannot_be_written(small, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LaunchError, match="file/run1 cannot be written: Not a directory; choose another folder"):
         launch(small(), tmp_path / "file" / "run1", progress=False)

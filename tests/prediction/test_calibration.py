@@ -20,6 +20,7 @@ from dsnb.prediction.calibration import (
     by_kind,
     calibrate,
     error_of,
+    expected_error,
     left_out,
     measured,
     outside,
@@ -92,6 +93,8 @@ def test_errors_by_hand_are_factors():
     """Half and twice the measured time are both wrong by a factor of two."""
     assert error_of([-50, 100]) == PredictionError(2, 100.0, 100.0, 0.0)
     assert error_of([25, -20, 25]) == PredictionError(3, 25.0, 25.0, 7.7)  # the cube root of 1.25
+    measured_on = {"few": error_of([1.0] * (MIN_SETTINGS - 1)), "enough": error_of([1.0] * MIN_SETTINGS)}
+    assert expected_error(measured_on, measured_on)[0] == "enough"
     made = runs({"strategy": "ddp", "gpus": 2, "micro_batch_size": 64}, {"micro_batch_size": 64}, SMALL)
     errors = by_kind(made, [25, -20, 100])
     assert len(errors) == 9

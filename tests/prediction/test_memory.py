@@ -129,7 +129,7 @@ def test_tensor_parallel_ranks_keep_embeddings_whole_and_two_thirds_of_what_opt_
     assert engine.trained == pytest.approx(100_000_000 + 900_000_000 / 2)
 
 
-def test_the_first_stage_of_a_pipeline_keeps_micro_batches_the_last_one_logits():
+def test_the_first_stage_of_a_pipeline_keeps_micro_batches():
     trace = replace(TRACE, kept=10_000 * MIB, moments=((10_400 * MIB, 0.0),))
     first = peak_memory(given(zero_stage=1, gpus=4, pipeline_parallel=4, grad_accum=8), trace)
     assert first.activations == pytest.approx(10_000 * MIB)  # four micro-batches of a quarter of the blocks

@@ -181,7 +181,6 @@ def test_links_that_are_not_understood_or_lack_a_network():
 def test_gpus_by_the_names_of_publications_and_drivers():
     names = {
         "NVIDIA H200": "H200",
-        "H100-NVL": "H100 NVL",
         "NVIDIA A100-SXM4-40GB": "A100-40GB",
         "NVIDIA A100-SXM4-80GB": "A100",
         "V100-32GB": "V100",

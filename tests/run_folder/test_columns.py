@@ -36,19 +36,15 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, chosen, expected):
 
 
 CLOCKS, SLOWER = ({"sm_clock_max_mhz": mhz, "power_limit_w": watts} for mhz, watts in ((1980, 700.0), (1755, 350.0)))
-SAME = {
-    "torch": "2.13.0", "gpus": [{"name": "H100", "memory_gib": 79.6}] * 2, "clocks": [CLOCKS] * 2, "cpu": "EPYC",
-    "memory_gib": 2015.2, "date_utc": "now",
-}  # fmt: skip
+SAME = {"torch": "2.13.0", "gpus": [{"name": "H100", "memory_gib": 79.6}] * 2, "clocks": [CLOCKS] * 2}
+SAME |= {"cpu": "EPYC", "memory_gib": 2015.2, "date_utc": "now"}
 
 
 @pytest.mark.parametrize(
     ("changes", "sentences"),
     [
         ({"date_utc": "later", "memory_gib": 2015.4}, []),
-        ({"torch": "2.12.0"}, ["torch: 2.13.0 on a and c, 2.12.0 on b"]),
         ({"gpus": []}, ["gpus: 2 x H100 80 GiB on a and c, none on b"]),
-        ({"memory_gib": 1007.5}, ["memory_gib: 2015 GiB on a and c, 1008 GiB on b"]),
         (
             {"clocks": [SLOWER, CLOCKS]},
             ["clocks: 2 x 1980 MHz 700 W on a and c, 1 x 1755 MHz 350 W, 1 x 1980 MHz 700 W on b"],
@@ -65,8 +61,5 @@ def test_each_difference_names_its_values_and_hosts(changes, sentences):
 
 def test_unknown_fields_are_not_compared_and_many_hosts_are_counted():
     assert differences([("a", SAME), ("not reached", {}), ("old", {"cpu": "EPYC"})]) == {}
-    odd = [("odd", {**SAME, "torch": "1"})]
-    assert differences(odd + [(f"n{number}", SAME) for number in range(6)]) == {
-        "torch": "torch: 2.13.0 on 6 nodes, 1 on odd"
-    }
-    assert differences(odd * 2 + [("n", SAME)] * 9) == {"torch": "torch: 1 on odd, 2.13.0 on n"}
+    hosts = [("odd", {**SAME, "torch": "1"}), *((f"n{number}", SAME) for number in range(6))]
+    assert differences(hosts) == {"torch": "torch: 2.13.0 on 6 nodes, 1 on odd"}

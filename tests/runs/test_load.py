@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import random
+import re
 import warnings
 from dataclasses import replace
 
@@ -18,25 +19,14 @@ from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.files import records
 from dsnb.render import answer, by_task, nodes, tables
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs.load import left_out, planned_runs, still_to_come
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished
 from tests.support import made_up
 
 
-def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path):
-    run = RunPaths(tmp_path / "going" / "run1")
-    run.dir.mkdir(parents=True)
-    records.write_json(run.experiment, {"model": "gpt2"})
-    run.steps.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n{"step": 3')
-    with pytest.warns(DsnbWarning, match="1 line"):
-        assert list(dsnb.load_steps(run.dir)["loss"]) == [3, 2]
-    assert list(dsnb.load_runs(run.dir)["status"]) == ["interrupted"]
-
-
-def test_steps_are_the_same_with_and_without_damage(tmp_path):
-    """Files are parsed together; one damaged line must cost that line only, and no file its neighbours' names."""
+def test_one_damaged_line_costs_that_line_only(tmp_path):
+    """Files are parsed together; none gives its name to another one's lines."""
     made_up.write_folders(made_up.runs(6, gpus=[1], seq_len=[128]), tmp_path, steps=8)
     whole = dsnb.load_steps(tmp_path)
     files = sorted(tmp_path.rglob("steps.jsonl"))
@@ -52,6 +42,8 @@ def test_steps_are_the_same_with_and_without_damage(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # values of other types are missing, without a warning
         assert dsnb.load_steps(files[0].parent)["loss"].isna().tolist() == [True, False]
+    files[0].with_name("result.json").unlink()
+    assert list(dsnb.load_runs(files[0].parent)["status"]) == ["interrupted"]
 
 
 def test_the_notebooks_seconds_come_from_its_end(tmp_path):
@@ -85,40 +77,25 @@ def test_keys_of_deepspeeds_configuration_are_columns_of_their_runs_only(tmp_pat
     assert sorted(loaded["deepspeed.zero_optimization.round_robin_gradients"].notna()) == [False, False, True, True]
 
 
-def plan(folder, content):
-    (folder / "planned.json").write_text(json.dumps(content))
-
-
-def ended(*rows):
-    return pd.DataFrame(rows, columns=["experiment", "repeat", "status"])
-
-
 def test_what_has_not_ended_is_to_come_first_repeats_first(tmp_path):
-    plan(tmp_path, {"runs": {"a": [1, 2], "b": [1, 2]}})
-    runs = ended(("a", 1, "ok"), ("b", 1, "oom"), ("a", 2, "interrupted"))
-    assert still_to_come(runs, tmp_path) == ([("a", 2), ("b", 2)], 4)
-    assert still_to_come(runs.head(0), tmp_path)[0] == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
-    text = str(by_task.to_come(runs, tmp_path))
+    def to_come(content, *ended):
+        (tmp_path / "planned.json").write_text(json.dumps(content))
+        return str(by_task.to_come(pd.DataFrame(ended, columns=["experiment", "repeat", "status"]), tmp_path))
+
+    text = to_come({"runs": {"a": [1, 2], "b": [1, 2]}}, ("a", 1, "ok"), ("b", 1, "oom"), ("a", 2, "interrupted"))
     assert "2 of 4 runs of this sweep are still to come: <code>a</code> run 2; <code>b</code> run 2." in text
-    plan(tmp_path, {"runs": {"<script>": list(range(1, 9))}})
-    text = str(by_task.to_come(runs, tmp_path))
+    codes = [f"<code>{name}</code> run {number}" for number in (1, 2) for name in "ab"]
+    assert "; ".join(codes) in to_come({"runs": {"a": [1, 2], "b": [1, 2]}})
+    text = to_come({"runs": {"<script>": list(range(1, 9))}})
     assert "<script>" not in text
     assert "run 5; and 3 more" in text
-
-
-def test_what_was_left_out_is_not_to_come_and_is_said_with_its_reason(tmp_path):
     left = {"b": "needs 149.0 GiB of 140.0", "<b>": "needs <i>", "a": "needs 5", "odd": 3}
-    plan(tmp_path, {"runs": {"a": [1]}, "left_out": left})
-    assert str(by_task.to_come(ended(("a", 1, "ok")), tmp_path)) == (
+    assert to_come({"runs": {"a": [1]}, "left_out": left}, ("a", 1, "ok")) == (
         "<p>Not run, because they are predicted not to fit (2 settings): "
         "<code>b</code> needs 149.0 GiB of 140.0; <code>&lt;b&gt;</code> needs &lt;i&gt;.</p>"
     )
-
-
-def test_a_plan_of_something_else_has_no_runs(tmp_path):
     for content in ({}, {"runs": [1]}, {"runs": {"a": 1}}, {"runs": {"a": ["x", True, None, [1]]}}, {"left_out": [1]}):
-        plan(tmp_path, content)
-        assert (planned_runs(tmp_path), left_out(tmp_path)) == ([], {})
+        assert to_come(content) == ""
 
 
 PARAMS = {
@@ -137,38 +114,27 @@ ODD = [
 
 
 def real(tmp_path):
-    """Give the records of a run with all that some runs leave, by file."""
+    """Return the records of a run with all that some runs leave, by file."""
     made_up.write_groups(tmp_path, ["n1"], gpus=1, sizes=(1,))
     (folder,) = (path.parent for path in tmp_path.rglob("experiment.json"))
     files = {path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in folder.iterdir()}
-    shortage = {"phase": "forward", "step": 2, "allocated_gib": 3.5, "reserved_gib": 4.0, "requested_gib": 1.25}
-    files["experiment.json"][0] |= {"include": "n1", "inputs": {"train.txt": "abc"}, "name": "zs0"}
-    files["environment.json"][0]["variables"] = {"NCCL_DEBUG": "INFO"}
     files["result.json"][0] |= {"phases_s": {"timed": 3.5}, "exit_codes": {"0": 0}}
     files["result.json"][0]["summary"] |= {"energy_j": 350.0, "oom_phase": "forward", "oom_step": 2, "note": "slow"}
     return files | {
         "worker.json": [{"parameters": 10, "energy_j": 350.0, "power_source": "energy counter", "update_rms": 1e-3}],
         "profile.json": [{"forward_s": 0.1, "step_s": 0.4, "ended_s": 9.5, "missing": {"trace": "none"}}],
-        "failures.jsonl": [{"rank": 0, "status": "oom", "cause": "it fell over", **shortage}],
+        "failures.jsonl": [{"rank": 0, "status": "oom", "cause": "it fell over", "phase": "forward"}],
         "run.ipynb": [{"cells": [], "metadata": {"papermill": {"default_parameters": {}, "duration": 3.5}}}],
     }
 
 
-def containers(record):
-    inside = record.values() if isinstance(record, dict) else record
-    return [record, *(inner for item in inside if isinstance(item, dict | list) and item for inner in containers(item))]
-
-
 def spelled(draw, record):
     """Spell a record as JSON with one to three values, at any depth, replaced by odd ones; seldom cut off."""
-    record = json.loads(json.dumps(record))
-    odd = {f"odd {number}": draw.choice(ODD) for number in range(draw.randrange(1, 4))}
-    for mark in odd:
-        place = draw.choice(containers(record))
-        place[draw.choice([*place] if isinstance(place, dict) else range(len(place)))] = mark
     text = draw.choice(ODD) if draw.random() < 0.1 else json.dumps(record)
-    for mark, value in odd.items():
-        text = text.replace(f'"{mark}"', value)
+    for _ in range(draw.randrange(1, 4)):
+        if places := [*re.finditer(r'(?<=: )("[^"]*"|[\w.+-]+|\[[^][]*\]|\{[^{}]*\})', text)]:
+            start, end = draw.choice(places).span()
+            text = text[:start] + draw.choice(ODD) + text[end:]
     return text[: draw.randrange(len(text) + 1)] if draw.random() < 0.03 else text
 
 

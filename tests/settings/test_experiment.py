@@ -10,21 +10,10 @@ from dsnb.launcher.folder import deepspeed_config
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.training import accumulates_in_fp32, compiles_blocks, gathers_blocks
+from dsnb.settings.training import compiles_blocks, gathers_blocks
 from dsnb.system import hardware
 
 V100 = hardware.InstalledGpu(0, "Tesla V100-SXM2-32GB", "GPU-1", 32.0, (7, 0))
-ALLOWED = "give a causal language model, such as GPT-2, Llama or Mixtral"
-IF_SET = f"set is_decoder to true, or {ALLOWED}"
-ENCODER = f"is an encoder: its tokens also attend to later ones; {IF_SET}"
-REFUSED = {
-    "bert": ({"model_type": "bert"}, f"bert {ENCODER}"),
-    "roberta": ({"model_type": "roberta", "is_decoder": False}, f"roberta {ENCODER}"),
-    "xlm": ({"model_type": "xlm"}, f"xlm {ENCODER.replace('is_decoder', 'causal')}"),
-    "t5": ({"model_type": "t5", "is_encoder_decoder": True}, f"t5 is an encoder-decoder; {ALLOWED}"),
-    "list": ([1], f"its configuration is not a JSON object; {ALLOWED}"),
-    "none": ({"hidden_size": 64}, f"its configuration has no model_type; {ALLOWED}"),
-}
 
 
 def problems(**settings):
@@ -33,10 +22,8 @@ def problems(**settings):
     return caught.value.problems
 
 
-def test_names_and_derived_numbers():
-    settings = {"precision": "fp16", "gpus": 1, "micro_batch_size": 32, "seq_len": 128}
-    assert Experiment(zero_stage=0, **settings).name == "zs0_fp16_gpus1_bs32_sl128"
-    assert Experiment(zero_stage=2, **{**settings, "precision": "bf16", "gpus": 8}).name == "zs2_bf16_gpus8_bs32_sl128"
+def test_names_and_derived_numbers(monkeypatch):
+    assert Experiment(zero_stage=2, precision="fp16", gpus=8, micro_batch_size=32).name == "zs2_fp16_gpus8_bs32_sl128"
     experiment = Experiment(
         model="opt-350m", grad_accum=16, activation_checkpointing=True, attention="eager", data="stdlib", seed=3
     )
@@ -44,33 +31,27 @@ def test_names_and_derived_numbers():
     assert experiment.name_with_model == "opt-350m_" + experiment.name
     experiment = Experiment(micro_batch_size=4, grad_accum=3, gpus=2, seq_len=10, learning_rate="1e-4")  # as YAML reads
     assert (experiment.global_batch_size, experiment.tokens_per_step, experiment.learning_rate) == (24, 240, 1e-4)
-
-
-def test_auto_is_resolved(monkeypatch):
     monkeypatch.setattr(hardware, "gpus", lambda: (V100,) * 8)
     assert Experiment(gpus="auto", device="cpu").gpus == min(2, hardware.cores())
     assert (Experiment(gpus="auto").gpus, Experiment().device) == (8, "cuda")
 
 
 def test_all_problems_are_reported_at_once():
-    messages = problems(batch_size=1, zero_stgae=1, zero_stage=4, seq_len=4096, precision="int8", model="gpt2")
-    assert messages == [
+    assert problems(batch_size=1, zero_stgae=1, zero_stage=4, seq_len=4096, precision="int8", model="gpt2") == [
         "unknown setting 'batch_size': did you mean 'micro_batch_size'?",
         "unknown setting 'zero_stgae': did you mean 'zero_stage'?",
         "zero_stage is 4: allowed are 0, 1, 2 or 3",
         "precision is 'int8': allowed are 'fp32', 'tf32', 'fp16' or 'bf16'",
         "seq_len is 4096: gpt2 has 1024 positions; use at most 1024",
     ]
+    (message,) = problems(model="gpt2-xxl")
+    assert message.startswith("model is 'gpt2-xxl': did you mean 'gpt2-xl'? give a preset such as falcon-7b, ")
+    assert message.endswith("or a hub id of the form owner/name")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"launcher": "deepspeed"},
-            "launcher is no longer a setting: ranks are forked on one machine and started by torchrun on several; "
-            "leave it out",
-        ),
         ({"micro_batch_size": 0}, "micro_batch_size is 0: it must be at least 1"),
         (
             {"micro_batch_size": "auto"},
@@ -81,7 +62,6 @@ def test_all_problems_are_reported_at_once():
         ({"dropout": 1.0}, "dropout is 1.0: it must be less than 1.0"),
         ({"time_limit_s": 0}, "time_limit_s is 0: it must be more than 0.0"),
         ({"nvme_path": "x" * 10_000}, "nvme_path is set, but offload is 'none': drop it, or offload to NVMe"),
-        ({"optimizer": "onebit-adam"}, "optimizer is 'onebit-adam': allowed are 'adamw', 'adafactor' or 'muon'"),
         (
             {"data": "no/such.txt"},
             "data is 'no/such.txt': no such file; give 'synthetic', 'stdlib' or the path of a text file",
@@ -96,7 +76,6 @@ def test_all_problems_are_reported_at_once():
             "set 'data' to a text file, or drop it",
         ),
         ({"include": "w"}, "include is 'w', but there is no hostfile: name the hosts in 'hostfile'"),
-        ({"nodes": 2}, "nodes is 2, but there is no hostfile: name the hosts in 'hostfile'"),
         ({"ssh_user": "-oProxyCommand=x"}, "ssh_user is '-oProxyCommand=x': write it like 'root'"),
         ({"ssh_user": "root\n"}, "ssh_user is 'root\\n': write it like 'root'"),
         ({"interface": "$(x)"}, "interface is '$(x)': write it like 'ib0'"),
@@ -105,12 +84,6 @@ def test_all_problems_are_reported_at_once():
 )
 def test_one_sentence_for_each_problem(settings, message):
     assert problems(**settings) == [message]
-
-
-def test_unknown_model_names_the_nearest():
-    (message,) = problems(model="gpt2-xxl")
-    assert message.startswith("model is 'gpt2-xxl': did you mean 'gpt2-xl'? give a preset such as falcon-7b, ")
-    assert message.endswith("or a hub id of the form owner/name")
 
 
 def test_a_notebook_takes_what_a_sweep_recorded_if_it_says_the_same(tmp_path):
@@ -126,51 +99,52 @@ def test_a_notebook_takes_what_a_sweep_recorded_if_it_says_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "settings", "expected"),
+    ("gpus", "settings", "messages"),
     [
-        ((), {"device": "cpu", "precision": "tf32"}, ["precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or"]),
-        ((), {"device": "cpu", "precision": "fp32", "gpus": 999}, ["gpus is 999: "]),
-        ((), {"device": "cpu", "precision": "fp16"}, ["precision is 'fp16': this CPU has no fp16 arithmetic; use"]),
+        ((), {"precision": "tf32"}, ["precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or"]),
+        ((), {"precision": "fp32", "gpus": 999}, ["gpus is 999: "]),
+        ((), {"precision": "fp16"}, ["precision is 'fp16': this CPU has no fp16 arithmetic; use"]),
         ((), {"device": "cuda"}, ["device is 'cuda': this machine has no usable NVIDIA GPU; use 'cpu' or 'auto'"]),
         (
             (V100,),
-            {"device": "cuda", "gpus": 2, "precision": "bf16"},
-            [
-                "gpus is 2: this machine has 1; use at most 1, 'auto', or a hostfile",
-                "precision is 'bf16': Tesla V100-SXM2-32GB does not support it; use 'fp16' or 'fp32'",
-            ],
+            {"device": "cuda", "gpus": 2},
+            ["gpus is 2: this machine has 1; use at most 1, 'auto', or", "precision is 'bf16': Tesla V100-SXM2-32GB"],
         ),
     ],
 )
-def test_what_a_machine_cannot_do(monkeypatch, gpus, settings, expected):
+def test_what_a_machine_cannot_do(monkeypatch, gpus, settings, messages):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cpu_facts", lambda: {"flags": "avx2"})
-    messages = checks.unsupported(Experiment(**settings).model_dump())
-    assert len(messages) == len(expected)
-    assert all(problem.startswith(words) for problem, words in zip(messages, expected, strict=True))
-
-
-def test_what_sees_its_targets_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # a long path would be shortened
-    for name, (config, why) in REFUSED.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(config))
-        assert problems(model=f"{name}.json") == [f"model is '{name}.json': {why}"]
+    refused = checks.unsupported(Experiment(**{"device": "cpu", **settings}).model_dump())
+    assert len(refused) == len(messages)
+    assert all(problem.startswith(words) for problem, words in zip(refused, messages, strict=True))
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "why"),
     [
-        {"model_type": "bert", "is_decoder": True},
-        {"model_type": "bart", "is_encoder_decoder": False, "is_decoder": True},
-        {"model_type": "xlm", "causal": True},
-        {"model_type": "mamba2"},
-        {"model_type": "gpt_neox", "is_decoder": False},
+        (
+            {"model_type": "bert"},
+            "bert is an encoder: its tokens also attend to later ones; set is_decoder to true, or",
+        ),
+        ({"model_type": "xlm"}, "xlm is an encoder: its tokens also attend to later ones; set causal to true, or"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "t5 is an encoder-decoder; give a causal language model, "),
+        ([1], "its configuration is not a JSON object; give a causal language model, such as GPT-2, Llama or Mixtral"),
+        ({"hidden_size": 64}, "its configuration has no model_type; give a causal language model, "),
+        ({"model_type": "bert", "is_decoder": True}, None),
+        ({"model_type": "bart", "is_encoder_decoder": False, "is_decoder": True}, None),
+        ({"model_type": "xlm", "causal": True}, None),
+        ({"model_type": "gpt_neox", "is_decoder": False}, None),
     ],
-    ids=lambda config: config["model_type"],
+    ids=str,
 )
-def test_decoders_are_allowed(small, tmp_path, config):
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert small(model=str(tmp_path)).model == str(tmp_path)
+def test_only_decoders_are_allowed(small, tmp_path, monkeypatch, config, why):
+    monkeypatch.chdir(tmp_path)  # a long path would be shortened
+    (tmp_path / "m.json").write_text(json.dumps(config))
+    if why is None:
+        assert small(model="m.json").model == "m.json"
+    else:
+        assert problems(model="m.json")[0].startswith(f"model is 'm.json': {why}")
 
 
 GRAPHS = {"compile": "reduce-overhead"}
@@ -193,11 +167,8 @@ TP, PP = {"gpus": 4, "tensor_parallel": 2}, {"gpus": 4, "pipeline_parallel": 2}
         ({"grad_accum_dtype": "fp32", "zero_stage": 0}, "grad_accum_dtype is 'fp32', but zero_stage is 0"),
         ({"grad_accum_dtype": "fp16", "zero_stage": 1}, "grad_accum_dtype is 'fp16', but precision is 'bf16': use"),
         ({"optimizer": "muon"}, "optimizer is 'muon': it is ZeRO's, which sees whole matrices; use zero_stage 1, 2"),
-        ({"gradient_checks": "auto", "zero_stage": 1}, "gradient_checks is 'auto': allowed are 'on' or 'off'"),
         ({**GRAPHS, "grad_accum": 2}, f"{USES}, but grad_accum is 2: a graph owns its gradients and overwrites"),
         ({**GRAPHS, "zero_stage": 3}, f"{USES}: ZeRO 3 gathers weights at changing addresses, which a graph"),
-        ({**GRAPHS, "strategy": "fsdp"}, f"{USES}: FSDP gathers weights at changing addresses, which a graph"),
-        ({"compile": "fast"}, "compile is 'fast': allowed are 'off', 'default', 'reduce-overhead', 'max-autotune'"),
         ({"compile": "deepcompile", "zero_stage": 2}, "compile is 'deepcompile': it compiles the communication of"),
         ({"loss": "chunked", "pipeline_parallel": 2, "gpus": 2}, "loss is 'chunked', but pipeline_parallel is set"),
         ({**WHOLE, "zero_stage": 3, "loss": "chunked"}, "loss is 'chunked', but the engine compiles the whole model"),
@@ -232,7 +203,6 @@ def test_families_that_are_not_tested_with_model_parallelism(tmp_path, setting):
     [
         ({"zero_stage": 1}, False),
         ({"zero_stage": 1, "grad_accum": 2}, True),
-        ({"zero_stage": 3, "grad_accum": 256}, True),
         ({"zero_stage": 0, "grad_accum": 2}, False),
         ({"zero_stage": 2, "grad_accum": 2, "precision": "fp16"}, False),
         ({"zero_stage": 2, "grad_accum": 2, "mixed_precision": "autocast"}, False),
@@ -242,9 +212,8 @@ def test_families_that_are_not_tested_with_model_parallelism(tmp_path, setting):
     ids=str,
 )
 def test_several_micro_batches_are_accumulated_in_fp32(settings, is_fp32):
-    experiment = Experiment(device="cuda", **settings)
-    assert accumulates_in_fp32(experiment.model_dump()) is is_fp32
-    assert (deepspeed_config(experiment).get("data_types") == {"grad_accum_dtype": "fp32"}) is is_fp32
+    config = deepspeed_config(Experiment(device="cuda", **settings))
+    assert (config.get("data_types") == {"grad_accum_dtype": "fp32"}) is is_fp32
 
 
 def test_every_axis_reaches_deepspeed(tmp_path):
@@ -273,9 +242,7 @@ def test_every_axis_reaches_deepspeed(tmp_path):
         ({"zero_stage": 3, "compile": "off"}, False, False),
         ({"strategy": "fsdp"}, True, True),
         ({"zero_stage": 2}, False, False),
-        ({"strategy": "ddp", "compile_unit": "block"}, True, True),
         ({"zero_stage": 1, "activation_checkpointing": True}, True, True),
-        ({"zero_stage": 1, "activation_checkpointing": True, "compile_unit": "model"}, False, False),
         ({"zero_stage": 1, "activation_checkpointing": True, "compile": "reduce-overhead"}, False, False),
     ],
     ids=str,

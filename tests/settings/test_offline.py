@@ -11,7 +11,7 @@ from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas.model_shapes import PRESETS
 from dsnb.run_folder.paths import RunPaths
-from dsnb.settings import checks, inputs
+from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 from tests.conftest import SMALL
 
@@ -73,24 +73,6 @@ def test_the_cache_is_checked_before_a_launch_without_a_network(tmp_path, monkey
     ]
     (folder / "model.safetensors").write_text("weights")
     assert checks.unsupported(settings) == []
-
-
-@pytest.mark.parametrize(
-    ("names", "part", "files"),
-    [
-        ("config.json model.safetensors pytorch_model.bin model.onnx", "config", "config.json"),
-        ("config.json model.safetensors pytorch_model.bin consolidated.safetensors", "weights", "model.safetensors"),
-        ("config.json pytorch_model.bin tf_model.h5", "weights", "pytorch_model.bin"),
-        (
-            "tokenizer.json vocab.json merges.txt spiece.model README.md",
-            "tokenizer",
-            "tokenizer.json vocab.json merges.txt spiece.model",
-        ),
-        ("config.json flax_model.msgpack", "weights", ""),
-    ],
-)
-def test_files_of_a_part(names, part, files):
-    assert inputs.files_of_part(names.split(), part) == files.split()
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/../../b", "/etc/passwd", "owner/name/more", "a\0/b"])

@@ -115,9 +115,9 @@ def trainer(quoted: bool = False, ranks: int = 2) -> str:
 def trainer_state() -> str:
     """The same training as the Trainer keeps it."""
     log = [{"step": step, "epoch": step / 10, "loss": 5 - step / 10, "learning_rate": 5e-05} for step in (5, 10)]
-    end = {"step": 10, "train_runtime": 20.0, "train_samples_per_second": 32.0, "train_steps_per_second": 0.5}
-    state = {"epoch": 1.0, "global_step": 10, "log_history": [*log, end | {"train_loss": 4.25}], "max_steps": 10}
-    return json.dumps(state | {"num_input_tokens_seen": 81920, "train_batch_size": 8}, indent=2)
+    log += [{"step": 10, "train_runtime": 20.0, "train_samples_per_second": 32.0, "train_steps_per_second": 0.5}]
+    state = {"epoch": 1.0, "global_step": 10, "log_history": log, "max_steps": 10, "train_batch_size": 8}
+    return json.dumps(state | {"num_input_tokens_seen": 81920}, indent=2)
 
 
 def step_csv(steps: int = 63, seconds: float = 0.05, epochs: int = 2) -> str:
@@ -133,15 +133,15 @@ def step_csv(steps: int = 63, seconds: float = 0.05, epochs: int = 2) -> str:
 def traced_trainer(launcher: str = "torchrun --nproc_per_node 4") -> str:
     """The same training as `trainer()`, with DeepSpeed, started by a script under `set -x`: 4 GPUs, micro-batch 8."""
     command = (
-        "examples/run_clm.py     --model_name_or_path openai-community/gpt2     --do_train     "
-        "--per_device_train_batch_size 8     --gradient_accumulation_steps 2     --block_size 512     --bf16     "
-        "--gradient_checkpointing     --learning_rate 2e-5     --deepspeed ./ds_z2.json     "
+        "examples/run_clm.py --model_name_or_path openai-community/gpt2 --do_train --per_device_train_batch_size 8 "
+        "--gradient_accumulation_steps 2 --block_size 512 --bf16 --gradient_checkpointing --learning_rate 2e-5 "
+        "--deepspeed ./ds_z2.json --empty '' --config_overrides n_embd=64,n_layer=2\n"
     )
     return (
         "+++ type -t module\n++ '[' -z function ']'\n"
         "+ python tools/preprocess_data.py --seq_length 77 --seed 5\n"
         "+ srun --jobid 1 bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD'\n"
-        f"+ {launcher} {' '.join(command.split())} --empty '' --config_overrides n_embd=64,n_layer=2\n"
+        f"+ {launcher} {command}"
         + CONFIG.replace("per_gpu  4", "per_gpu  8").replace("world_size ................... 8", "world_size ... 4")
         + trainer()
     )
@@ -152,38 +152,33 @@ def zero_megatron(stage: int, pipeline: int = 1) -> str:
 
     An old fork without a global batch size, whose first line has no pipeline.
     """
-    ways = 16 // pipeline
-    accumulated = 768 // (4 * ways)
+    ways, accumulated = 16 // pipeline, 12 * pipeline
     arguments: dict[str, object] = {
-        "checkpoint_activations": True, "deepspeed": True, "deepspeed_activation_checkpointing": False,
-        "hidden_size": 1024, "num_layers": 24, "params_dtype": "torch.float16", "seq_length": 1024, "world_size": 64,
-        "train_iters": 1000, "zero_stage": stage, "lr": 0.00015, "seed": 1234,
+        "batch_size": 4, "checkpoint_activations": True, "deepspeed": True, "deepspeed_activation_checkpointing": False,
+        "gas": accumulated, "hidden_size": 1024, "lr": 0.00015, "model_parallel_size": 4, "num_layers": 24,
+        "params_dtype": "torch.float16", "seq_length": 1024, "train_iters": 1000, "world_size": 64, "zero_stage": stage,
     }  # fmt: skip
-    arguments |= {"batch_size": 4, "gas": accumulated, "model_parallel_size": 4}
     arguments |= {"pipe_parallel_size": pipeline} if pipeline > 1 else {}
-    settings = {
+    config = CONFIG.replace("stage=2", f"stage={stage}")
+    for name, value in {
         "train_batch_size": 768, "gradient_accumulation_steps": accumulated, "world_size": ways,
         "zero_optimization_stage": stage, "bfloat16_enabled": False, "fp16_enabled": True,
-    }  # fmt: skip
-    config = CONFIG.replace("stage=2", f"stage={stage}")
-    for name, value in settings.items():
+    }.items():  # fmt: skip
         config = re.sub(rf"({name} \.+) .*", rf"\1 {value}", config)
     steps = ""
-    for number in range(1, 5):
-        seconds = 124 if number == 1 else 120
+    for number, seconds in enumerate((124, 120, 120, 120), start=1):
         steps += "[2021-05-25 22:30:04,195] [INFO] [logging.py:60:log_dist] [Rank 0] "
         steps += f"step={number}, skipped=1, lr=[0.0], mom=[0]\n"
         if pipeline > 1:
             steps += f"steps: {number} loss: 9.5 iter time (s): {seconds}.0 samples/sec: 6.2\n"
         steps += f" iteration {number:8d}/    1000 | elapsed time per iteration (ms): {seconds}000.0 |"
         steps += f" lm loss: {13 - number:.6E} | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
-        steps += "time (ms) | forward: 35650.91 | backward: 85861.86 | optimizer: 386.53 | batch generator: 13.17\n"
     return (
-        "using world size: 64 and model-parallel size: 4\nusing torch.float16 for parameters ...\n-------------------- arguments --------------------\n"
-        + "".join(f"  {name} .............. {value}\n" for name, value in sorted(arguments.items()))
+        "using world size: 64 and model-parallel size: 4\nusing torch.float16 for parameters ...\n"
+        "-------------------- arguments --------------------\n"
+        + "".join(f"  {name} .............. {value}\n" for name, value in arguments.items())
         + "---------------- end of arguments ----------------\n"
         "> padded vocab (size: 50257) with 175 dummy tokens (new size: 50432)\n"
-        "> initializing torch distributed ...\n> initializing model parallel with size 4\n"
         + (topology(pipeline, ways, 4) if pipeline > 1 else "")
         + config
         + steps

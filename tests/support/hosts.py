@@ -58,9 +58,6 @@ AuthorizedKeysFile "{key}.pub"
 StrictModes no
 UsePAM no
 PermitRootLogin prohibit-password
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-PermitUserRC no
 PrintLastLog no
 SetEnv PATH={path} LANG=C.UTF-8
 """
@@ -103,10 +100,10 @@ def started(*words):
 
 
 @contextlib.contextmanager
-def lab(folder, count):
-    """Boot hosts with two slots each; in the block this thread, and those it starts, are in the switch's network."""
+def lab(folder):
+    """Boot three hosts with two slots each; in the block, this thread and what it starts are where launchers are."""
     require_hosts()
-    made, libc = Lab(folder, count), ctypes.CDLL(None, use_errno=True)  # Python 3.11 has no `os.setns`
+    made, libc = Lab(folder), ctypes.CDLL(None, use_errno=True)  # Python 3.11 has no `os.setns`
     with pytest.MonkeyPatch.context() as patch, open("/proc/thread-self/ns/net") as outside:
         patch.setenv("DSNB_SILENCE_S", str(SILENCE_S))
         patch.setenv("PYTHONPATH", str(ROOT))
@@ -122,12 +119,13 @@ def lab(folder, count):
 
 
 class Lab:
-    """Test hosts, which are named by their numbers from 1. Made by `lab`."""
+    """Test hosts, which are named by their numbers. Made by `lab`."""
 
-    def __init__(self, folder, count):
-        self.numbers = range(1, count + 1)
+    numbers = (1, 2, 3)
+
+    def __init__(self, folder):
         self.folder, self.outputs, self.hostfile = folder, folder / "outputs", folder / "hostfile"
-        self.switch, self._hosts, self._count = None, {}, 0
+        self.switch, self._hosts = None, {}
 
     def open(self):
         """Write all that ssh and sshd read, so that nothing of the machine's own is read, and boot everything."""
@@ -200,22 +198,17 @@ class Lab:
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         return subprocess.run(command, env=HOST_ENV, timeout=WAIT_S, check=check, **pipes)
 
-    def processes(self, number):
-        """Return ID and command line of each process on a host but the first one and sshd."""
-        if self._hosts[number].poll() is not None:
-            return []
-        found, first = [], self._first(number)
-        namespace = os.readlink(f"/proc/{first}/ns/pid")
+    def left(self, *numbers):
+        """Return ID and command line of each process on hosts but the first one and sshd."""
+        left, running = [], [number for number in numbers or self.numbers if self._hosts[number].poll() is None]
+        namespaces = {os.readlink(f"/proc/{self._first(number)}/ns/pid"): self._first(number) for number in running}
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):  # it has ended
-                is_inside = os.readlink(f"/proc/{process.pid}/ns/pid") == namespace and process.pid != first
-                if is_inside and process.status() != psutil.STATUS_ZOMBIE and not process.name().startswith("sshd"):
-                    found.append((process.pid, " ".join(process.cmdline())))
-        return found
-
-    def left(self, *numbers):
-        """Return what is on hosts beside sshd."""
-        return [line for number in numbers or self.numbers for _, line in self.processes(number)]
+                first = namespaces.get(os.readlink(f"/proc/{process.pid}/ns/pid"), process.pid)
+                is_work = process.status() != psutil.STATUS_ZOMBIE and not process.name().startswith("sshd")
+                if process.pid != first and is_work:
+                    left.append((process.pid, " ".join(process.cmdline())))
+        return left
 
     def _first(self, number):
         """Return the ID of the first process of a host, a child of `unshare`."""
@@ -225,13 +218,12 @@ class Lab:
     # -- runs
 
     def settings(self, **settings):
-        """Return the settings of a run on all hosts."""
-        common = {"gpus": 2 * len(self.numbers), "forward_env": "DSNB_TEST_*", "hostfile": str(self.hostfile)}
+        """Return the settings of a run on the first two hosts."""
+        common = {"gpus": 2, "nodes": 2, "forward_env": "DSNB_TEST_*", "hostfile": str(self.hostfile)}
         return {**SETTINGS, **common, **settings}
 
     def folder_of_next(self):
-        self._count += 1
-        return self.outputs / f"run{self._count}"
+        return self.outputs / f"run{len(list(self.outputs.iterdir())) + 1}"
 
     def begin(self, **settings):
         """Start a run, and wait until every rank has started its child."""
@@ -261,12 +253,9 @@ class Run:
         """Wait until the launch has ended and hosts are empty, each within a limit; return status and cause."""
         self.process.join(limit_s)
         assert not self.process.is_alive(), "the launch does not end"
-        self.wait_until_empty(limit_s, *numbers)
+        wait_until(lambda: not self.lab.left(*numbers), "hosts have no process of a run", limit_s)
         record = records.read_json(self.paths.result) or {}
         return record.get("status"), record.get("cause")
-
-    def wait_until_empty(self, limit_s, *numbers):
-        wait_until(lambda: not self.lab.left(*numbers), "hosts have no process of a run", limit_s)
 
     def of_nodes(self, name):
         """Return what one column says of each host that was reached, where it says anything."""

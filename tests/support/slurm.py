@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
+from dsnb.launcher.local import free_port
 from tests.support.waiting import WAIT_S, wait_until
 
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
@@ -60,23 +60,22 @@ class Slurm:
         for name in ("state", *(f"spool.{node}" for node in NODES)):
             (home / name).mkdir()
         (home / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        configuration = CONFIGURATION.format(home=home, host=socket.gethostname(), ports=free_ports(3))
+        ports = [free_port("127.0.0.1") for _ in range(3)]
+        configuration = CONFIGURATION.format(home=home, host=socket.gethostname(), ports=ports)
         (home / "slurm.conf").write_text(configuration)
         self.environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(home / "slurm.conf")}
         self._daemons: dict[str, subprocess.Popen] = {}
-        self._start("slurmctld", "slurmctld", "-D", "-i")
-        for node in NODES:
-            self.start_node(node)
+        for key in ("slurmctld", *NODES):
+            self.start(key)
 
-    def _start(self, key: str, *words: str) -> None:
+    def start(self, key: str) -> None:
+        """Switch a node on, or the controller."""
+        words = ["slurmctld", "-D", "-i"] if key == "slurmctld" else ["slurmd", "-D", "-N", key]
         with open(self.home / f"{key}.out", "wb") as log:
             self._daemons[key] = subprocess.Popen(
                 [*NAMESPACE, *words], env=self.environment,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
-
-    def start_node(self, node: str) -> None:
-        self._start(node, "slurmd", "-D", "-N", node)
 
     def kill(self, key: str) -> None:
         """Switch a node off, or the controller: its daemon and what it runs, at once."""
@@ -87,15 +86,6 @@ class Slurm:
     def command(self, *words: str) -> str:
         done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
         return done.stdout + done.stderr
-
-    def runs(self, job: str) -> bool:
-        """Return whether a process of a job is there."""
-        variables = {"SLURM_CONF": self.environment["SLURM_CONF"], "SLURM_JOB_ID": job}
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if variables.items() <= process.environ().items():
-                    return True
-        return False
 
 
 @contextlib.contextmanager
@@ -114,11 +104,3 @@ def running() -> Iterator[Slurm]:
         finally:
             for key in list(slurm._daemons):
                 slurm.kill(key)
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

@@ -6,10 +6,9 @@ import shutil
 from types import SimpleNamespace
 
 import nbformat
-import nbformat.v4 as nbf
 import pytest
 
-from dsnb.errors import LaunchError, SettingsError
+from dsnb.errors import KernelDiedError, LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.run_folder import paths
 from dsnb.runs.load import load_runs, planned_runs
@@ -17,18 +16,7 @@ from dsnb.sweep import job
 from dsnb.sweep.job import execute
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished, locked, run_sweep
-from tests.support.small_sweep import NAMES, PARAMS
-
-
-@pytest.fixture
-def params(tmp_path):
-    path = tmp_path / "small.yaml"
-    path.write_text(PARAMS)
-    return path
-
-
-def statuses(results):
-    return [result.status for result in results]
+from tests.support.small_sweep import NAMES
 
 
 def test_a_sweep_leaves_complete_folders_and_a_table(swept):
@@ -60,7 +48,7 @@ def test_a_second_sweep_repeats_nothing_and_failed_runs_only_on_demand(params, s
     records.write_json(sweep.runs[1].paths.result, {**record, "status": "failed", "cause": "by hand"})
     executed = []
     monkeypatch.setattr(job, "execute", lambda run: executed.append(run.repeat) or job.read_result(run.paths))
-    assert statuses(run_sweep(sweep, progress=False)) == ["ok", "failed"]
+    assert [result.status for result in run_sweep(sweep, progress=False)] == ["ok", "failed"]
     assert executed == []
     run_sweep(sweep, retry=True, progress=False)
     assert executed == [2]
@@ -79,52 +67,37 @@ def test_other_settings_under_the_same_name_are_refused(params, swept, tmp_path)
 def test_a_failed_run_is_a_row_with_its_notebook(params, tmp_path):
     overrides = {"repeats": 1, "zero_stage": 0, "micro_batch_size": 10**9, "data": "synthetic"}
     (result,) = run_sweep(params, overrides=overrides, output=tmp_path / "out", progress=False)
-    assert result.status == "oom"
+    assert (result.status, result.cause[:35]) == ("oom", "rank 0: out of memory in building t")
     notebook = (result.run_dir / "run.ipynb").read_text()
     assert "LaunchError" in notebook
     assert "lower micro_batch_size" in notebook
 
 
-def test_a_run_whose_notebook_cannot_start_is_a_row(params, tmp_path, monkeypatch):
-    def broken(*_):
-        raise ValueError("Invalid Signature\nand more")
-
-    monkeypatch.setattr("dsnb.execute.notebook.execute", broken)
-    sweep = load_sweep(params, only="zs0*", overrides={"repeats": 1}, output=tmp_path / "out")
-    execute(sweep.runs[0])
-    runs = load_runs(tmp_path / "out")
-    assert list(zip(runs["status"], runs["cause"], strict=True)) == [("failed", "ValueError: Invalid Signature")]
-    assert list(runs["seq_len"]) == [32]
-
-
 @pytest.mark.parametrize(
-    ("source", "status"),
-    [("", "interrupted"), ("(pathlib.Path(run_dir) / 'console.log').touch()", "failed")],
-    ids=["before the run began", "while it went on"],
+    ("error", "begun", "status", "cause"),
+    [
+        (ValueError("Invalid Signature\nand more"), False, "failed", "ValueError: Invalid Signature"),
+        (KernelDiedError("the kernel failed"), False, "interrupted", "the kernel failed"),
+        (KernelDiedError("the kernel failed"), True, "failed", "the kernel failed"),
+    ],
 )
-@pytest.mark.process
-def test_a_run_whose_kernel_was_killed_is_made_again_if_it_had_not_begun(params, monkeypatch, source, status):
-    parameters = nbf.new_code_cell("import os, pathlib\nrun_dir = ''", metadata={"tags": ["parameters"]})
-    cells = [parameters, nbf.new_code_cell(f"{source}\nos.kill(os.getpid(), 9)")]
-    language = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(nbf.new_notebook(cells=cells, metadata=language), params.with_name("10_run.ipynb"))
-    monkeypatch.setattr(paths, "notebook_template", lambda _: params.with_name("10_run.ipynb"))
-    run = load_sweep(params, output=params.parent / "out").runs[0]
+def test_a_run_whose_notebook_fails_is_a_row_and_made_again_if_it_had_not_begun(
+    params, monkeypatch, error, begun, status, cause
+):
+    (run,) = load_sweep(params, only="zs0*", overrides={"repeats": 1}, output=params.parent / "out").runs
     run.paths.dir.mkdir(parents=True)
     run.paths.console.touch()  # of an earlier attempt
-    result = execute(run)
-    cause = "the kernel of 10_run.ipynb failed: it was killed by signal 9 (SIGKILL)"
-    assert (result.status, result.cause) == (status, cause)
+
+    def fail(*_):
+        if begun:
+            run.paths.console.touch()
+        raise error
+
+    monkeypatch.setattr("dsnb.execute.notebook.execute", fail)
+    execute(run)
+    (row,) = load_runs(params.parent / "out").to_dict("records")
+    assert (row["status"], row["cause"], row["seq_len"]) == (status, cause, 32)
     assert is_finished(run) == (status == "failed")
-
-
-def test_a_notebook_without_its_tag_is_refused(params, tmp_path, monkeypatch):
-    template = tmp_path / "10_run.ipynb"
-    text = paths.notebook_template("10_run").read_text()
-    monkeypatch.setattr(paths, "notebook_template", lambda _: template)
-    template.write_text(text.replace('"parameters"', '"params"'))
-    with pytest.raises(SettingsError, match="has no cell tagged 'parameters' with 'run_dir': restore the tag"):
-        run_sweep(params, output=tmp_path / "out", progress=False)
 
 
 def test_a_run_has_the_settings_of_its_sweep_whatever_the_notebook_lists(params, tmp_path, monkeypatch):
@@ -138,6 +111,9 @@ def test_a_run_has_the_settings_of_its_sweep_whatever_the_notebook_lists(params,
     execute(run)
     assert passed[0]["zero_stage"] == 0
     assert "dropout" not in passed[0]  # neither listed nor other than its default
+    template.write_text(text.replace('"parameters"', '"params"'))
+    with pytest.raises(SettingsError, match="has no cell tagged 'parameters' with 'run_dir': restore the tag"):
+        run_sweep(params, output=tmp_path / "other", progress=False)
 
 
 def test_two_sweeps_do_not_share_a_folder(params, tmp_path):

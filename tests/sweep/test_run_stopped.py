@@ -20,25 +20,20 @@ import psutil
 import pytest
 
 from dsnb.files import records
-from dsnb.runs.load import load_runs
 from tests import ROOT
-from tests.support.small_sweep import NAMES, ONE_RUN, PARAMS, command, light_server
+from tests.support.small_sweep import NAMES, ONE_RUN, command, light_server
 from tests.support.waiting import WAIT_S, is_running, wait_until, wait_until_ended
 
 pytestmark = pytest.mark.process
 END = "interrupted: finished runs are kept, start the sweep again to go on"
 
 
-@pytest.fixture
-def params(tmp_path):
-    path = tmp_path / "small.yaml"
-    path.write_text(PARAMS)
-    return path
+def test_a_killed_sweep_still_ends_with_the_same_runs_wherever_it_is_started_again(params, tmp_path):
+    """SIGKILL while the second run steps: no process stays, and no run is lost, doubled or half-written.
 
-
-def test_a_killed_sweep_still_ends_with_the_same_runs(params):
-    """SIGKILL while the second run steps: no process stays, and no run is lost, doubled or half-written."""
-    words, out = [*command(params), "--only", "zs0*", "--set", "steps=30"], params.parent / "out"
+    The other working folder holds modules with the names of packages, and Jupyter's path another kernel `python3`.
+    """
+    words, out = [*command(params), "--only", "zs0*", "--set", "steps=30"], tmp_path / "out"
     steps = out / NAMES[0] / "run2" / "steps.jsonl"
     env = light_server() | {"DSNB_TEST_STEP_S": "0.05"}  # so that the run cannot end before it is killed
     sweep = psutil.Popen(words, cwd=ROOT, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -49,36 +44,21 @@ def test_a_killed_sweep_still_ends_with_the_same_runs(params):
     wait_until_ended(process.pid for process in family)  # a kernel that still imports notices afterwards
     finished = {file: file.stat().st_mtime_ns for file in out.rglob("result.json")}
     assert list(finished) == [out / NAMES[0] / "run1" / "result.json"]
-    done = subprocess.run(words, cwd=ROOT, env=light_server(), capture_output=True, text=True, timeout=250)
+    work, kernel = tmp_path / "work", tmp_path / "jupyter" / "kernels" / "python3" / "kernel.json"
+    work.mkdir()
+    for name in ("pandas", "torch", "random", "deepspeed", "json", "sitecustomize", "dsnb_plugin"):
+        (work / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'a').write('{name} ')\n")
+    records.write_json(kernel, {"argv": ["/bin/false", "{connection_file}"], "display_name": "x", "language": "python"})
+    env = light_server() | {"JUPYTER_PATH": str(tmp_path / "jupyter")}
+    done = subprocess.run(words, cwd=work, env=env, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
     folders = sorted(str(file.parent.relative_to(out)) for file in out.rglob("experiment.json"))
     assert folders == [f"{NAMES[0]}/run{repeat}" for repeat in (1, 2)]
     for folder in folders:
         assert json.loads((out / folder / "result.json").read_text())["status"] == "ok"
         assert [row["step"] for row in records.read_lines(out / folder / "steps.jsonl")] == list(range(1, 32))
     assert finished == {file: file.stat().st_mtime_ns for file in finished}
-
-
-TRAPS = ("pandas", "torch", "random", "deepspeed", "json", "sitecustomize", "dsnb_plugin")
-KERNEL = {"argv": ["/bin/false", "{connection_file}"], "display_name": "another environment", "language": "python"}
-
-
-def test_modules_in_the_working_folder_and_other_kernels_are_not_used(params, tmp_path):
-    """The folder holds modules with the names of packages, and Jupyter's path another kernel called `python3`."""
-    work, kernels = tmp_path / "work", tmp_path / "jupyter" / "kernels" / "python3"
-    work.mkdir()
-    for name in TRAPS:
-        (work / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'a').write('{name} ')\n")
-    kernels.mkdir(parents=True)
-    (kernels / "kernel.json").write_text(json.dumps(KERNEL))
-    env = light_server() | {"JUPYTER_PATH": str(tmp_path / "jupyter")}
-    one_run = ["--set", "repeats=1", "--only", "zs0*"]
-    done = subprocess.run(
-        [*command(params), *one_run], cwd=work, env=env, capture_output=True, text=True, timeout=WAIT_S
-    )
-    assert done.returncode == 0, done.stderr
-    assert list(load_runs(tmp_path / "out")["status"]) == ["ok"]
-    assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
 
 
 def test_a_kernel_interrupt_ends_the_run_and_the_kernel_lives_on(tmp_path):
@@ -125,7 +105,11 @@ def start_sweep(home, *before, **popen):
     return start(home, [*before, *command(home / "small.yaml", "--set", "seed=7")], **popen)
 
 
-def assert_interrupted(home, family):
+def assert_interrupted(home, sweep, family, how):
+    _, said = sweep.communicate(timeout=WAIT_S)
+    if how:
+        assert said == f"stop with {how}; finished runs are kept\n{END}\n"
+        assert sweep.returncode == 130
     wait_until_ended(family)
     (result,) = (home / "out").rglob("result.json")
     assert json.loads(result.read_text())["status"] == "interrupted"
@@ -135,10 +119,7 @@ def assert_interrupted(home, family):
 def by_ctrl_c(home):
     sweep, family = start_sweep(home)
     sweep.send_signal(signal.SIGINT)
-    _, said = sweep.communicate(timeout=WAIT_S)
-    assert said == f"stop with Ctrl-C or `kill {sweep.pid}`; finished runs are kept\n{END}\n"
-    assert sweep.returncode == 130
-    assert_interrupted(home, family)
+    assert_interrupted(home, sweep, family, f"Ctrl-C or `kill {sweep.pid}`")
 
 
 def in_the_background(home):
@@ -150,10 +131,7 @@ def in_the_background(home):
     assert sweep.poll() is None
     sweep.send_signal(signal.SIGTERM)
     sweep.send_signal(signal.SIGTERM)  # impatient, which must not cut the cleanup short
-    _, said = sweep.communicate(timeout=WAIT_S)
-    assert said == f"stop with `kill {sweep.pid}`; finished runs are kept\n{END}\n"
-    assert sweep.returncode == 130
-    assert_interrupted(home, family)
+    assert_interrupted(home, sweep, family, f"`kill {sweep.pid}`")
 
 
 def by_closing_its_terminal(home):
@@ -162,8 +140,7 @@ def by_closing_its_terminal(home):
     sweep, family = start_sweep(home, **line, preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)))
     os.close(slave)
     os.close(master)
-    sweep.wait(timeout=WAIT_S)
-    assert_interrupted(home, family)
+    assert_interrupted(home, sweep, family, None)  # it cannot print any more
 
 
 def papermill_is_ended(home):

@@ -29,7 +29,7 @@ KEYS = {"zero_optimization": {"reduce_scatter": False, "contiguous_gradients": F
 GATHERED = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 """Otherwise ZeRO 3 never gathers weights of small models: all are below the threshold, so whole on every rank."""
 TP, PP, TWICE = {"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"grad_accum": 2}
-DDP, FSDP, POWERSGD = {"strategy": "ddp"}, {"strategy": "fsdp"}, {"gradient_compression": "powersgd"}
+DDP, FSDP = {"strategy": "ddp"}, {"strategy": "fsdp"}
 
 
 @pytest.fixture(scope="session")
@@ -146,11 +146,12 @@ def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(tra
 
 
 def test_powersgd_compresses_and_converges(losses, expected):
-    settings = {"steps": 30, "learning_rate": 1e-3, "seq_len": 48}
-    plain, compressed = expected(**settings), losses(**settings, **DDP, **POWERSGD, gpus=2, powersgd_rank=2)
+    settings = {"steps": 20, "learning_rate": 1e-3}
+    powersgd = {"gradient_compression": "powersgd", "powersgd_rank": 2}
+    plain, compressed = expected(**settings), losses(**settings, **DDP, **powersgd, gpus=2)
     assert compressed != pytest.approx(plain, abs=1e-3)
     assert sum(compressed[-5:]) / 5 == pytest.approx(sum(plain[-5:]) / 5, abs=0.15)
-    assert compressed[-1] < compressed[0] - 2
+    assert compressed[-1] < compressed[0] - 1.5
 
 
 def test_a_compiled_model_trains_as_it_did(losses, expected, tmp_path):

@@ -79,7 +79,6 @@ SLIDING, CHUNKED = ({"layer_types": [kind, "full_attention"]} for kind in ("slid
         ({"model_type": "gpt_neo", "attention_types": [[["local", "global"], 1]], "window_size": 8, **NEO}, [8, 32]),
         ({"model_type": "llama4_text", "attention_chunk_size": 8, **CHUNKED, **WIDE}, [8, 32]),
     ],
-    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
 def test_windows_and_heads_of_another_width(counted, config, keys):
     found = counted(config)

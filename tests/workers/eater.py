@@ -23,6 +23,6 @@ def main(run_dir: str) -> int:
     after = over_ranks.peaks_of_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
     assert training
     if worker.rank() == 0:
-        records.write_json(run.dir / "peaks.json", {"before": before, "after": after})
+        records.write_lines(run.dir / "peaks.jsonl", [before, after])
     distributed.destroy_process_group()
     return 0

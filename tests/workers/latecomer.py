@@ -1,22 +1,14 @@
+import os
 import time
+
+from tests import workers
 
 
 def main(run_dir: str) -> int:
     """Train, with rank 1 beginning every step 0.3 s late."""
-    from dsnb.train import worker
 
-    make = worker.make_trainer
+    def step(train):
+        time.sleep(0.3 * int(os.environ["RANK"]))
+        return train()
 
-    def make_late(*arguments):
-        trainer = make(*arguments)
-        step = trainer.step
-
-        def late(micro_batches):
-            time.sleep(0.3 * worker.rank())
-            return step(micro_batches)
-
-        trainer.step = late
-        return trainer
-
-    worker.make_trainer = make_late
-    return worker.main(run_dir)
+    return workers.train_with_steps(run_dir, step)

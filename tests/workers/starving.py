@@ -1,4 +1,4 @@
-import os
+from tests import workers
 
 MESSAGE = (
     "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried to allocate "
@@ -7,25 +7,16 @@ MESSAGE = (
 
 
 def main(run_dir: str) -> int:
-    """Train for real, but fail to allocate 4 GiB while building, or in the backward pass of the third step."""
-    from dsnb.train import worker
-    from dsnb.train.meter import Meter
-
-    build, mark, steps = worker.make_trainer, Meter.step, []
-
-    def step(self, *arguments):
-        steps.append(mark(self, *arguments))
+    """Train for real, but fail to allocate 4 GiB in the backward pass of the third step."""
+    steps = []
 
     def fail(gradient):
-        if len(steps) == 2:
+        if len(steps) == 3:
             raise RuntimeError(MESSAGE)
 
-    def make_trainer(experiment, ds_config, device):
-        if os.environ["DSNB_TEST_PHASE"] == "build":
-            raise RuntimeError(MESSAGE)
-        trainer = build(experiment, ds_config, device)
+    def change(trainer):
         next(trainer.module.parameters()).register_hook(fail)
-        return trainer
+        train_step = trainer.step
+        trainer.step = lambda micro_batches: steps.append(None) or train_step(micro_batches)
 
-    Meter.step, worker.make_trainer = step, make_trainer
-    return worker.main(run_dir)
+    return workers.train(run_dir, change)

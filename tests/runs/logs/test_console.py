@@ -100,9 +100,8 @@ def test_megatron(tmp_path, new, prefix):
     row = only(read(tmp_path, logs.prefixed(logs.megatron(new), prefix)))
     check(row, **MEGATRON, activation_checkpointing=new, **({"tflops_per_gpu": 55.5} if new else {}))
     assert "tflops_per_gpu" in kinds(row)["derived"]
-    steps = dsnb.load_steps(tmp_path)
-    assert list(steps["phase"]) == ["warmup", "timed", "timed", "timed"]
-    assert list(steps["loss"]) == [10, 9, 8, 7]
+    steps = dsnb.load_steps(tmp_path)[["phase", "loss"]].to_numpy().tolist()
+    assert steps == [["warmup", 10], ["timed", 9], ["timed", 8], ["timed", 7]]
 
 
 TRAINER = {
@@ -117,6 +116,9 @@ def test_trainer_console(tmp_path, quoted):
     check(row, **TRAINER, steps_per_s=0.5, loss_mean=4.25, loss_first=4.5, loss_last=4.0, tokens_per_s=None)
     check(row, trainable_parameters=124439808)
     assert dsnb.load_steps(tmp_path)[["step", "loss"]].to_numpy().tolist() == [[5, 4.5], [10, 4.0]]
+    row = only(read(tmp_path, logs.trainer_state(), "trainer_state.json"))
+    check(row, micro_batch_size=8, steps=10, train_runtime_s=20.0, samples_per_s=32.0, tokens_per_s=4096.0)
+    assert list(dsnb.load_steps(tmp_path / "trainer_state.json")["loss"]) == [4.5, 4.0]
 
 
 @pytest.mark.parametrize("launcher", ["torchrun --nproc_per_node 4", "deepspeed --num_gpus 4", "accelerate launch"])
@@ -131,14 +133,7 @@ def test_a_trainer_under_set_x(tmp_path, launcher, prefix):
     )  # fmt: skip
 
 
-def test_trainer_state(tmp_path):
-    row = only(read(tmp_path, logs.trainer_state(), "trainer_state.json"))
-    check(row, micro_batch_size=8, steps=10, train_runtime_s=20.0, samples_per_s=32.0, tokens_per_s=4096.0)
-    check(row, loss_last=4.0)
-    assert list(dsnb.load_steps(tmp_path)["loss"]) == [4.5, 4.0]
-
-
-@pytest.mark.parametrize(("stage", "pipeline"), [(1, 1), (3, 1), (0, 16)])
+@pytest.mark.parametrize(("stage", "pipeline"), [(1, 1), (0, 16)])
 def test_megatron_deepspeed(tmp_path, stage, pipeline):
     row = only(read(tmp_path, logs.zero_megatron(stage, pipeline)))
     check(
@@ -156,7 +151,7 @@ STAMP = "[2021-05-25 22:30:04,196] [INFO] [config.py:752:print]"
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("line", "stages"),
     [
         ("  pipe_parallel_size .............. 16\n", 16),
         ("  pipe_parallel_size .............. 0\n", 1),
@@ -165,14 +160,13 @@ STAMP = "[2021-05-25 22:30:04,196] [INFO] [config.py:752:print]"
         (f"{STAMP}   pipeline ..................... {{'stages': 'auto', 'partition': 'best'}}\n", 1),
         (logs.topology(16, 1, 4), 16),
     ],
-)  # fmt: skip
-def test_where_a_pipeline_is_printed(tmp_path, line, expected):
+)
+def test_where_a_pipeline_is_printed(tmp_path, line, stages):
     """Each alone, behind a first line that knows no pipeline; 64 GPUs, TP 4."""
     head, rest = logs.zero_megatron(1).split("\n", 1)
-    engine = rest.replace("world_size ................... 16", f"world_size ................... {16 // expected}")
-    engine = engine.replace(" gas .............. 12", f" gas .............. {12 * expected}")
-    row = only(read(tmp_path, f"{head}\n{line}{engine}"))
-    check(row, pipeline_parallel=expected, tensor_parallel=4, gpus=64, data_parallel=16 // expected)
+    rest = rest.replace("world_size ................... 16", f"world_size ................... {16 // stages}")
+    row = only(read(tmp_path, f"{head}\n{line}{rest.replace(' gas .............. 12', f' gas ... {12 * stages}')}"))
+    check(row, pipeline_parallel=stages, tensor_parallel=4, gpus=64, data_parallel=16 // stages)
 
 
 def test_a_plain_pipeline_says_all_by_its_topology(tmp_path):
@@ -231,6 +225,14 @@ FORMS = {
         "/usr/lib/x.py:12: UserWarning: use --bf16 instead\nmain.py: error: unrecognized arguments --zero_stage 3 --seq_length 77\n" + NO_FORMAT.replace("zero_", "none_"),
         {"seq_len": None, "zero_stage": None, "precision": None},
     ),
+    "a mixture of experts has no FLOPs of a dense model": (
+        logs.megatron(new=False).replace("  num_layers ..", "  num_experts ... [64]\n  num_layers .."),
+        {"tflops_per_gpu": None, "parameters": None, "tokens_per_s": 16.0 * 512},
+    ),
+    "one expert is a dense model": (
+        logs.megatron(new=False).replace("  num_layers ..", "  num_experts ... [1]\n  num_layers .."),
+        {"parameters": MEGATRON["parameters"]},
+    ),
     "a NaN loss is no measurement": (logs.megatron().replace("lm loss: 7.000000E+00", "lm loss: nan"), {"status": "nan", "loss_last": 8.0}),
     "names are no code": (logs.chat().replace("facebook/opt-350m", "</script><script>alert(1)</script>"), {"model": "script"}),
 }  # fmt: skip
@@ -242,15 +244,6 @@ def test_other_forms(tmp_path, form):
     row = only(read(tmp_path, text))
     check(row, **expected)
     assert json.dumps(row["provenance"])
-
-
-@pytest.mark.parametrize(("experts", "is_dense"), [("None", True), ("[1]", True), ("8", False), ("[64]", False)])
-def test_megatrons_mixture_of_experts_has_no_flops_of_a_dense_model(tmp_path, experts, is_dense):
-    argument = f"  num_experts ..................................... {experts}\n"
-    text = logs.megatron(new=False).replace("  num_layers ..", argument + "  num_layers ..")
-    row = only(read(tmp_path, text))
-    assert [pd.notna(row[name]) for name in ("tflops_per_gpu", "parameters")] == [is_dense] * 2
-    check(row, tokens_per_s=16.0 * 512)
 
 
 def test_step_csv_as_logged_and_corrected(tmp_path):
@@ -275,14 +268,12 @@ def test_several_starts_are_several_runs(tmp_path):
     killed = launch + logs.CONFIG + "Killing subprocess 123\n"
     out = launch + logs.CONFIG.replace("per_gpu  4", "per_gpu  2") + "RuntimeError: CUDA out of memory. Tried 2 GiB\n"
     runs = read(tmp_path, killed + out + launch + logs.chat())
+    assert list(runs["experiment"]) == ["a_start1", "a_start2", "a_start3"]
     assert list(runs["status"]) == ["failed", "oom", "ok"]
     assert list(runs["micro_batch_size"]) == [4, 2, 4]
-    assert list(runs["experiment"]) == ["a_start1", "a_start2", "a_start3"]
     assert runs["samples_per_s"].isna().tolist() == [True, True, False]
     again = read(tmp_path, logs.megatron() * 2, "b.log")
-    assert list(again["repeat"]) == [1, 2]
-    assert set(again["experiment"]) == {"b"}
-    assert list(again["samples_per_s"]) == [16.0, 16.0]
+    assert again[["experiment", "repeat", "samples_per_s"]].to_numpy().tolist() == [["b", 1, 16.0], ["b", 2, 16.0]]
     last = logs.trainer(ranks=16)
     starts = {2048: last.partition("{'train_runtime'")[0], 1024: last.partition("{'loss'")[0], 512: last}
     sizes = [launch * 16 + text.replace("tion) = 64", f"tion) = {size}") for size, text in starts.items()]
@@ -347,14 +338,9 @@ def test_deepspeed_chat_on_many_hosts(tmp_path):
     ("name", "content", "message"),
     [
         ("a.log", b"\0\xff garbage", "is not a log that dsnb can read: supported are console logs of DeepSpeed"),
-        ("a.log", b"", "is not a log that dsnb can read"),
         ("trainer_state.json", b'{"log_history": [', "line 1 is cut off or damaged JSON"),
         ("trainer_state.json", b'{"log_history": 3}', "is not a trainer_state.json: it must have a list 'log_history'"),
-        (
-            "step_log.csv",
-            logs.step_csv().splitlines()[0].encode() + b"\n1,2",
-            "line 2 holds no complete row: every row needs numbers for timestamp, global_step",
-        ),
+        ("step_log.csv", logs.step_csv(steps=0) + "1,2", "line 2 holds no complete row: every row needs numbers for "),
     ],
 )
 def test_a_file_that_is_no_log(tmp_path, name, content, message):
