@@ -54,9 +54,6 @@ def test_a_plan_from_predictions_and_published_data(tmp_path, monkeypatch):
     assert "100 billion tokens: 19 days, 21,888 GPU-hours, €54,720 at €2.50 a GPU-hour" in text
     assert "<h3>bloom-7b1, sequence 1024</h3>" in text
     assert "<h3>bloom-7b1, sequence 2048</h3>" in text
-
-
-def test_your_logs_are_shown_beside_published_data(tmp_path):
     logs = foreign_logs.write_all(tmp_path / "logs")
     text = "".join(run_cells("40_plan", runs_dir=str(logs), published=["lambda_1cc_opt"], model=""))
     assert "DeepSpeed-Chat log" in text
@@ -91,7 +88,7 @@ def medians(table, by, figure=SPEED):
     return table[table["figure"] == figure].groupby(by)["value"].median()
 
 
-def test_stages_on_two_gpus(tables):
+def test_stages_on_one_gpu_and_two(tables):
     two = tables["long"].query(tables["two_gpus"])
     memory, speed = medians(two, "strategy", MEMORY), medians(two, "strategy")
     assert 1.7 < memory["DDP"] / memory["ZeRO 2"] < 2
@@ -99,9 +96,6 @@ def test_stages_on_two_gpus(tables):
     assert speed.idxmin() == "ZeRO 3"
     assert tables["memory"]["measured_gib"].to_dict() == memory.to_dict()
     assert (tables["memory"]["measured_gib"] > tables["memory"]["theory_gib"]).all()
-
-
-def test_stages_on_one_gpu(tables):
     speed = medians(tables["stages"], ["mode", "strategy"]).unstack()
     assert (speed["ZeRO 3"] / speed["ZeRO 0"]).between(0.35, 0.6).all()
 
@@ -116,22 +110,16 @@ def test_formats_and_compilation(tables):
     assert (both["autocast"] > both["native"]).all()
 
 
-def test_accumulation_takes_memory_once(tables):
+def test_accumulation_takes_memory_once_and_recomputing_saves_it(tables):
     memory = medians(tables["accumulated"], ["model", "grad_accum"], MEMORY).unstack()
     assert (memory[4] > 1.1 * memory[1]).all()
     assert (memory[16] / memory[4]).between(0.99, 1.01).all()
-
-
-def test_recomputing_costs_speed_and_saves_memory(tables):
     speed = medians(tables["recomputed"], ["model", "recomputed"]).unstack()
     assert (speed["every block"] / speed["none"]).between(0.49, 0.78).all()
     assert (speed["every block"] < speed["every 2nd block"]).all()
     memory = medians(tables["recomputed"], ["model", "recomputed"], MEMORY).unstack()
     assert (memory["every block"] / memory["none"]).between(0.5, 0.85).all()
     assert (memory["every block"] < memory["every 2nd block"]).all()
-
-
-def test_offload_is_slow_and_small(tables):
     speed, memory = medians(tables["large"], "offload"), medians(tables["large"], "offload", MEMORY)
     for offload in ("optimizer-cpu", "all-cpu"):
         assert speed[offload] < 0.2 * speed["none"]

@@ -3,7 +3,6 @@
 import re
 import shutil
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from dsnb.files import records
 from dsnb.prediction import traces
 from dsnb.report import write_report
 from tests.prediction.made_up import RECORD
-from tests.support.browser import CALM, violations
+from tests.support.browser import violations
 from tests.support.notebooks import execute, run_cells
 from tests.support.small_sweep import NAMES
 
@@ -88,11 +87,8 @@ def test_the_page_says_what_was_found(page):
     assert "Traceback" not in text
 
 
-def test_the_comparison_notebook_runs(folder):
+def test_the_comparison_notebook_runs_and_folders_without_runs_are_refused(folder, tmp_path):
     assert ANSWER.search("".join(run_cells("20_compare", sweep_dir=str(folder))))
-
-
-def test_folders_without_runs(folder, tmp_path):
     with pytest.raises(SettingsError, match="contains no runs: none of 0 files is a run"):
         write_report(tmp_path)
     with pytest.raises(SettingsError, match="contains no runs"):
@@ -126,16 +122,6 @@ def test_a_browser_shows_it_to_everyone_without_any_request(folder, page, watche
     assert len(re.findall(rb"/Type /Page\b", tab.pdf(format="A4"))) <= 2
     assert violations(tab) == []
     assert (report.outside, report.said) == ([], [])
-
-
-def test_a_run_is_opened_and_leads_to_its_notebook(folder, page, watched):
-    report = watched(folder / "report.html")
-    report.tab.locator(".dsnb-link").first.click()
-    report.tab.evaluate(CALM)
-    assert report.tab.locator(".dsnb-series canvas").count() >= 2
-    link = report.tab.get_by_role("link", name="Executed notebook").evaluate("(node) => node.href")
-    assert Path(link.removeprefix("file://")) == folder / NAMES[0] / "run1" / "run.ipynb"
-    assert Path(link.removeprefix("file://")).is_file()
 
 
 def test_without_scripts_answer_figures_and_tables_are_there(folder, page, chromium):

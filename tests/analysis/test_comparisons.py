@@ -147,7 +147,6 @@ def test_wrong_questions_are_refused():
         ({"figure": "speed"}, unknown),
         ({"figure": "grad_norm_last"}, neither),
         ({"baseline": "z"}, "baseline 'z' is not among the settings: a, b"),
-        ({"relevance": -1}, "relevance is -1: must be 0 or more and less than 1 (0.02 is 2 %)"),
         ({"confidence": 95}, "confidence is 95: must be between 0 and 1 (0.95 is 95 %)"),
         ({"fewest_runs": 1}, "fewest_runs is 1: must be 2 or more, a single run has no spread"),
     ):  # fmt: skip

@@ -1,5 +1,7 @@
 """What to train with: the published tables have a known answer to each question."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -38,11 +40,9 @@ def test_only_the_gpus_at_hand_count_and_figures_are_those_of_the_formulas(opt):
     ("question", "message"),
     [
         ({"objective": "speed"}, "objective is 'speed': choose one of time, gpu_hours, cost, memory"),
-        ({"tokens": float("nan")}, "tokens is nan: give a finite number of more than 0"),
         ({"tokens": "many"}, "tokens is 'many': give a finite number of more than 0"),
         ({"gpus": -1}, "gpus is -1: give the number of GPUs at hand, or 0 for any"),
         ({"relevance": 1}, "relevance is 1: give 0 or more and less than 1, such as 0.02 for 2 %"),
-        ({"prices": {"": -2}}, "prices[''] is -2: give a finite number of 0 or more"),
         ({"prices": 2.5}, "prices is 2.5: give the price of a GPU-hour by GPU, as in {'H200': 2.5}"),
     ],
 )
@@ -61,7 +61,6 @@ def one_and_two_gpus(*rates):
 @pytest.mark.parametrize(
     ("known", "tokens"),
     [
-        ({"parameters": 1.3e9}, 26e9),
         ({"model": "opt-1.3b"}, 26e9),  # 1,316 million, to two digits
         ({"model": "unheard of"}, 100e9),
     ],
@@ -79,14 +78,11 @@ def test_the_best_of_several_sweeps_is_named_by_its_sweep():
     assert decision.difference["change_pct"] == 0
 
 
-def test_highest_over_lowest_of_the_ok_runs():
-    found = repeat_ratios(runs_of(a=[100.0, 150], b=[100.0, 150.5], c=[100.0], d=[100.0, None, 120], e=[None]))
-    assert found[["a", "b", "d"]].tolist() == pytest.approx([1.5, 1.505, 1.2])
-    assert found[["c", "e"]].isna().all()
-    assert unstable(runs_of(a=[100.0, 150], b=[100.0, 150.5], c=[100.0], e=[None])) == ["b"]  # more than 1.5 times
-
-
 def test_an_unstable_setting_is_no_base():
+    """Its fastest ok run is more than 1.5 times as fast as its slowest."""
+    ratios = repeat_ratios(runs_of(a=[100.0, 150], b=[100.0, 150.5], c=[100.0], d=[100.0, None, 120]))
+    assert ratios.tolist() == pytest.approx([1.5, 1.505, math.nan, 1.2], nan_ok=True)
+    assert unstable(runs_of(a=[100.0, 150], b=[100.0, 150.5], c=[100.0], e=[None])) == ["b"]
     runs = runs_of(odd=[21097.0, 2296], steady=[9000.0, 9100], slower=[8000.0, 7900])
     assert set(differences(runs)["base"]) == {"steady"}
     assert set(differences(runs[runs["experiment"] == "odd"])["base"]) == set()

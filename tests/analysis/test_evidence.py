@@ -28,15 +28,12 @@ def said(table):
         (4, {"steps": 40, "timed_s": 0.4, "host": ["a", "b", "c", "d"]},
          "the median of 4 runs of 40 steps (0.4 s each) on 4 hosts, spread ±0.3 %. Only 0.4 s were timed in each run: "
          "measure longer before you rely on it. Time"),
-        (2, {"timed_steps": 30, "step_time_s": 0.2, "host": "a"},
-         "the median of 2 runs of 30 steps (6 s each) on 1 host, spread ±0.1 %. Time"),
         (1, {"steps": 7, "step_time_s": 0.1, "host": "a"},
          "one run of 7 steps (0.7 s). Only 0.7 s were timed: measure longer before you rely on it."),
         (2, {"timed_s": 4.0, "host": ["a", None], "step_time_s": None},
          "the median of 2 runs (4 s each), spread ±0.1 %. Only 4 s were timed in each run: measure longer before"),
         (1, {"timed_s": 1.0, "steps": 4, "source": "published: elsewhere"},
          "published, not measured here, one run of 4 steps (1 s). Time"),
-        (1, {"step_time_s": None}, "measured, one run. Time"),
     ],
 )  # fmt: skip
 def test_what_speed_rests_on(repeats, other, sentence):
@@ -52,9 +49,7 @@ def test_what_speed_rests_on(repeats, other, sentence):
          "AdamW)."),
         ({"strategy": ["ddp", "fsdp"]}, "5.8 times as fast as DDP in bf16, uncompiled."),
         ({"attention": ["eager", "auto"]}, ""),  # no common starting point
-        ({"micro_batch_size": [4, 8], "grad_accum": [2, 1]}, "5.8 times as fast as ZeRO 0 in bf16, uncompiled."),
         ({"gpu_name": ["A", "B"]}, ""),
-        ({"precision": ["fp16", "bf16"]}, ""),
     ],
 )  # fmt: skip
 def test_speed_up_over_the_usual_start(other, gain):
@@ -79,7 +74,6 @@ LARGEST = "Micro-batch 8 is the largest measured and 110 GiB are free: a larger 
     [
         ({}, LARGEST),
         ({"tokens_per_s": [900.0, 1000.0]}, ""),  # the best setting has a smaller one
-        ({"gpu_memory_gib": None}, ""),
         ({"peak_allocated_gib": [71.0, 20.0]}, ""),  # twice as much may not fit
         ({"micro_batch_size": [8, 16], "status": ["ok", "oom"]}, ""),  # a larger one ran out of memory
         ({"micro_batch_size": [8, 16], "status": ["ok", "oom"], "zero_stage": [0, 3]}, LARGEST),

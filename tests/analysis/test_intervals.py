@@ -34,11 +34,9 @@ def verdict(estimate, low, high, fewest=5, relevance=RELEVANCE):
     ("interval", "expected"),
     [
         ((0.1, 0.07, 0.13), Verdict.LIKELY),
-        ((-0.1, -0.13, -0.07), Verdict.LIKELY),
         ((0.03, -0.001, 0.06), Verdict.UNCLEAR),
         ((0.015, 0.005, 0.025), Verdict.UNCLEAR),  # different, but perhaps by less than the relevance
         ((0.015, 0.011, 0.019), Verdict.NO_LARGER),  # different, by less than the relevance
-        ((0.0, -0.021, 0.019), Verdict.UNCLEAR),
         ((0.0, 0.0, 0.0), Verdict.NO_LARGER),
         ((math.nan, math.nan, math.nan), Verdict.UNCLEAR),
     ],

@@ -70,16 +70,12 @@ def test_equally_fast_micro_batches_and_unmeasured_sizes():
     ("given", "problem"),
     [
         ({"first": 0}, "first is 0: give a whole number of at least 1"),
-        ({"least_efficiency": 0}, "least_efficiency is 0: give a number above 0, at most 1"),
-        ({"last": 100}, "last is 100, but the batch doubles from 32 on: choose 64 or 128, or another increment"),
         ({"increment": 5}, "last is 128, but the batch grows by 5 from 32 on: choose 127 or 132, or another increment"),
         ({"runs": runs_of((1, 1, 1))},
          "give either micro_batch_size, the largest that fits, with replica_gpus, or measured runs"),
         ({"gpus_per_node": 64},
          "a global batch of 32 cannot be shared equally among 1 or more nodes of 64 GPUs with 1 a replica, in "
          "micro-batches that fit: choose other batch sizes, or fewer GPUs a node"),
-        ({"micro_batch_size": None, "runs": runs_of((1, 1, 1), status="failed")},
-         "no run is ok with a throughput and a micro-batch size: measure some sizes first"),
         ({"micro_batch_size": None, "runs": pd.concat([runs_of((1, 1, 1)), runs_of((1, 1, 1), model="opt-125m")])},
          "the runs are of 2 tasks (gpt2; opt-125m): choose those of one"),
     ],

@@ -7,14 +7,12 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis import advice, ratio_errors, search
+from dsnb.analysis import advice, ratio_errors
 from dsnb.analysis.decide import MEASURED, PREDICTED
 from dsnb.analysis.ratio_errors import RatioError
 from dsnb.analysis.recommend import forecast
 from dsnb.errors import SettingsError
-from dsnb.prediction import predict
-from dsnb.prediction.traces import Trace
-from tests.prediction.made_up import RECORD
+from tests.prediction.made_up import trace_nothing
 
 SETTINGS = {"model": "opt-1.3b", "precision": "bf16", "seq_len": 2048, "micro_batch_size": 8, "gpus": 8}
 STAGES = {**SETTINGS, "zero_stage": [0, 1, 3]}
@@ -23,12 +21,7 @@ NAMES = [f"opt-1.3b_zs{stage}_bf16_gpus8_bs8_sl2048" for stage in (0, 1, 3)]
 
 @pytest.fixture(autouse=True)
 def _no_torch(monkeypatch):
-    def made_up(asked, make=True):
-        return [Trace.of(RECORD, int(one.micro_batch_size)) for one in asked]
-
-    monkeypatch.setattr(predict, "traces", made_up)
-    monkeypatch.setattr(search, "attempts", made_up)
-    monkeypatch.setattr(advice, "traces", made_up)
+    trace_nothing(monkeypatch)
 
 
 def given(**settings):
@@ -55,14 +48,14 @@ def test_the_best_that_fits_is_recommended_with_its_alternatives():
 
 
 def test_the_doubt_about_a_choice_is_the_error_of_ratios_and_says_of_which(monkeypatch):
-    """Of two settings that the GPU limits, whose ratios are known within 7 %, and with offload, where nothing is."""
+    """Of two settings that the GPU limits, whose ratios are known within 7 %."""
     by_gpu = ratio_errors.BY_CPU[0]
     known = {by_gpu: RatioError(118, 7.0, 50.0), ratio_errors.ALL: RatioError(5, 90.0, 99.0)}
     monkeypatch.setattr(ratio_errors, "DEFAULT_RATIOS", known)
 
-    def second(*sizes, stages=(0,), objective="tokens_per_s", **settings):
+    def second(*sizes, stages=(0,), objective="tokens_per_s"):
         stages_and_sizes = [{"micro_batch_size": size, "zero_stage": stage} for size in sizes for stage in stages]
-        asked = [given(**one, gpus=8, **settings) for one in stages_and_sizes]
+        asked = [given(**one, gpus=8) for one in stages_and_sizes]
         said = dsnb.recommend(asked, "H200", objective=objective)[0].sentences
         return next(sentence for sentence in said if sentence.startswith("Runner-up: "))
 
@@ -71,9 +64,6 @@ def test_the_doubt_about_a_choice_is_the_error_of_ratios_and_says_of_which(monke
     assert second(8, 9).startswith(f"Runner-up: {other} (predicted), ")
     assert second(8, 9).endswith(f" % slower, within {error}: run {first} and {other} to decide.")
     assert second(8, 32).endswith(f" % slower, more than {error}.")
-    assert "within 90.0 %, the mean error of predicted ratios of two settings of one task (5 pairs): run" in second(
-        8, stages=(1, 2), offload="optimizer-cpu"
-    )
     assert " % worse, more than the error of " in second(8, stages=(0, 3), objective="memory")
 
 
@@ -98,19 +88,6 @@ def of_runs(*runs, settings=STAGES, tokens=8e9 * 86.4, currency="€"):
     table = pd.DataFrame(runs) if runs else None
     ((made,), _) = forecast(settings, "H200", table, tokens=tokens, price=2.0, currency=currency)
     return made.table.set_index("experiment"), "\n".join(made.sentences)
-
-
-def test_without_runs_everything_is_predicted():
-    rows, said = of_runs()
-    asked = dsnb.predict([given(**{**STAGES, "zero_stage": stage}) for stage in (0, 1, 3)], "H200", tokens=8e9 * 86.4,
-                         price=2.0).set_index("experiment")  # fmt: skip
-    assert set(rows["basis"]) == {PREDICTED}
-    assert list(rows["days"]) == sorted(asked["days"])
-    for name in ("tokens_per_s", "tokens_per_s_error_pct", "days_low", "days_high", "cost"):
-        assert rows.loc[NAMES, name].tolist() == pytest.approx(asked[name].tolist())
-    assert (
-        "6.0 %, the mean error of predicted ratios of two settings that are both limited by the GPU (371 pairs)" in said
-    )
 
 
 def test_a_measured_setting_replaces_its_prediction():
@@ -196,18 +173,18 @@ def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
         ("opt-13b", {"gpu": "X99"}, "unknown GPU 'X99': choose one of B200, H200"),
         ("opt-13b", {"gpus": 0}, "gpus is 0: give a whole number of at least 1"),
         ("opt-13b", {"gpus": 16}, "gpus is 16, on 2 nodes: say how these are connected"),
-        ("opt-13b", {"gpus": 6, "global_batch": 100}, "global_batch is 100: it cannot be shared equally among 6 GPUs"),
-        ("opt-13b", {"global_batch": 0}, "global_batch is 0: give a whole number"),
+        (
+            "opt-13b",
+            {"gpus": 6, "global_batch": 100},
+            "global_batch is 100: .*equally among 6 GPUs; give a multiple of 6, such as 102$",
+        ),
         ("opt-13b", {"seq_len": 4096}, "^seq_len is 4096: opt-13b has 2048 positions; use at most 2048$"),
         ("opt-13b", {"tokens": 0}, "tokens is 0: give a finite number of more than 0"),
-        ("opt-13b", {"objective": "speed"}, "objective is 'speed': use one of days"),
-        ("opt-13b", {"objective": "cost"}, "price is missing"),
         ("opt-13b", {"objective": "cost", "price": 0}, "price is missing or 0"),
-        ("opt-13b", {"settings": {"zero_stage": 7}}, "zero_stage is 7: allowed are 0, 1, 2 or 3"),
+        ("opt-13b", {"settings": {"strategy": "ddp", "zero_stage": 2}}, "DDP shards nothing"),
         ("opt-13b", {"settings": {"device": "cpu"}}, "speeds are predicted for GPUs: leave it out, or give measure"),
         ("opt-13b", {"global_batch": 7, "least_gpus": True, "gpus": 7}, "shares 7 sequences a step and fits"),
         ("opt-13b", {"settings": {"steeps": 1}}, "unknown setting 'steeps': did you mean 'steps'"),
-        ("nowhere.yaml", {}, "nowhere.yaml"),
         ([], {}, "there is no setting to choose from"),
         (
             [given()],
@@ -215,7 +192,6 @@ def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
             r"opt-1.3b, sequence 2048: no setting fits: the smallest, \S+, needs .* of 12\.\d GiB",
         ),
         ([given()], {"settings": {"zero_stage": 2}}, "settings is {'zero_stage': 2}: it applies to models and files"),
-        ([given()], {"gpus": 8}, "gpus is 8: it applies to models and files; change the experiments of the list"),
         ("nowhere.yaml", {"seq_len": 8}, "seq_len is 8: it applies to models; a params file has its own settings"),
     ],
 )

@@ -160,9 +160,6 @@ def test_an_entry_that_is_not_allowed_is_named_beside_its_field(tab):
     field.press("Enter")
     assert card.locator(".dsnb-problem:not(:empty)").count() == 0
     assert tab.evaluate(f"{ROOT}.state") == {**before, "relevance": 0.03}
-
-
-def test_the_remarks_in_the_page_are_those_of_the_task(tab):
     texts = f"(task) => ({ROOT}.set({{ task }}), {ROOT}.card.remarks.innerText)"
     assert tab.evaluate(texts, "failed, sequence 512") == "6 of 6 runs are not ok: 6 out of memory."
     assert tab.evaluate(texts, "opt-350m, sequence 512") == "All 8 runs succeeded."

@@ -13,6 +13,7 @@ import nbformat.v4 as nbf
 import pytest
 
 from tests.support import made_up
+from tests.support.browser import Watched
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
@@ -63,10 +64,8 @@ def answers(url):
 
 def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     context = chromium.new_context(viewport={"width": 1400, "height": 1000})
-    asked, said = [], []
-    tab = context.new_page()
-    tab.on("request", lambda request: asked.append(request.url))
-    tab.on("pageerror", lambda error: said.append(str(error)))
+    watched = Watched(context)
+    tab = watched.tab
     tab.goto(f"{lab}/lab/tree/look.ipynb?token={TOKEN}")
     tab.locator(".jp-Notebook").wait_for(timeout=120_000)
     tab.locator(".jp-Notebook .jp-Cell").first.click()
@@ -107,6 +106,7 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     link = tab.get_by_role("link", name="Executed notebook").get_attribute("href")
     assert link.startswith("/lab/tree/outputs/made_up/")
 
-    assert [url for url in asked if not url.startswith((lab, "data:", "blob:", lab.replace("http", "ws")))] == []
-    assert said == []
+    inside = (lab, "data:", "blob:", lab.replace("http", "ws"))
+    assert [url for url in watched.asked if not url.startswith(inside)] == []
+    assert [text for text in watched.said if text.startswith("page error: ")] == []
     context.close()

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pandas as pd
 
+from dsnb.analysis import advice, search
+from dsnb.prediction import predict
 from dsnb.prediction.calibration import measured
 from dsnb.prediction.step_time import step_times
 from dsnb.prediction.traces import ELEMENTS, Trace
@@ -35,6 +37,17 @@ RECORD = {
 
 def given(**settings):
     return Experiment(**{"model": "opt-1.3b", "precision": "bf16", "device": "cuda", **settings})
+
+
+def trace_nothing(monkeypatch):
+    """Let recommendations and predictions follow from `RECORD`, without torch."""
+    monkeypatch.setattr(advice, "traces", of_record)
+    monkeypatch.setattr(search, "attempts", of_record)
+    monkeypatch.setattr(predict, "traces", of_record)
+
+
+def of_record(asked, make=True):
+    return [Trace.of(RECORD, int(one.micro_batch_size)) for one in asked]
 
 
 def runs(*settings):

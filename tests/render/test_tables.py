@@ -109,14 +109,11 @@ def test_medians_are_ranked_within_a_task():
     assert names(by_task.medians(disagreeing)) == ["a", "b"]  # comes last
 
 
-def test_failures_are_below_the_task_that_they_concern():
+def test_failures_remarks_and_unusual_runs_are_below_their_task():
     found = parts(by_task.failures(two_tasks()))
     assert list(found) == [SLOW]
     assert "no &lt;room&gt;" in found[SLOW]
     assert str(by_task.failures(two_tasks().head(4))) == "<p>None: all runs succeeded.</p>"
-
-
-def test_remarks_and_unusual_runs_are_below_their_task():
     noted = two_tasks().assign(note=["odd", None, None, None, None])
     found = parts(by_task.runs_to_look_at(noted), "h4")
     assert list(found) == [SLOW, FAST]

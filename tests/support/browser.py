@@ -58,7 +58,7 @@ class Watched:
         self.tab = context.new_page()
         self.tab.on("request", lambda request: self.asked.append(request.url))
         self.tab.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        self.tab.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        self.tab.on("pageerror", lambda error: self.said.append(f"page error: {error}"))
 
     def open(self, path):
         """Open a file and wait until its explorer, if it has one, has drawn."""
