@@ -30,7 +30,7 @@ lint: env
 
 docs: env
 	$(BIN)/python -m sphinx -W --keep-going -n -q -j auto docs docs/_build/html
-	$(PYTEST) -m docs
+	$(PYTEST) -m docs -n 2 $(PARALLEL)
 	@echo docs/_build/html/index.html
 
 example: env
