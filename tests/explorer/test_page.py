@@ -78,12 +78,8 @@ def chosen(random_state, explorer):
         if random_state.random() < 0.3
     }
     picked = {name: random_state.choice(allowed) for name, allowed in options(explorer.data).items()}
-    state = {
-        **{name: [] for name in choices},
-        **filters,
-        **picked,
-        "train_tokens": random_state.choice([0, 300e9, 1e9]),
-    }
+    picked["train_tokens"] = random_state.choice([0, 300e9, 1e9])
+    state = {**{name: [] for name in choices}, **filters, **picked}
     return {**state, "brush": random_state.choice([None, region(random_state, explorer, state)])}
 
 
@@ -175,13 +171,10 @@ def test_a_page_asks_for_nothing_and_may_not(saved, watched):
           script.textContent = "window.hacked = 1";
           document.body.append(script);
           const image = new Image();
-          const loaded = new Promise((done) => {
-            image.onload = () => done("loaded");
-            image.onerror = () => done("refused");
-          });
           image.src = "http://127.0.0.1:9/x.png";
+          const loaded = await image.decode().then(() => "loaded", () => "refused");
           const fetched = await fetch("http://127.0.0.1:9/").then(() => "fetched", () => "refused");
-          return [window.hacked ?? "refused", await loaded, fetched];
+          return [window.hacked ?? "refused", loaded, fetched];
         }"""
     )
     assert tried == ["refused", "refused", "refused"]
