@@ -252,20 +252,17 @@ def test_figures_are_those_of_predict_with_their_errors(planned, traced):
     assert predicted(made, "T4", "nvlink", 1e9)["fits"].eq(False)[:3].all()
 
 
-def test_what_cannot_be_predicted_stands_beside_what_can(planned, traced, monkeypatch):
-    made = planned(grid={"model": ["opt-350m", "someone/a-model"]}, gpus=1)
+def test_what_cannot_be_predicted_stands_beside_what_can_and_is_escaped(planned, traced, monkeypatch):
+    made = planned(grid={"model": ["opt-350m", "<script>alert(1)</script>"]}, gpus=1)
     table = predicted(made, "H200", "nvlink", 1e9)
     assert list(table["fits"].isna()) == [False, True]
-    assert table["note"][1].startswith("model is 'someone/a-model': a prediction needs")
+    assert table["note"][1].startswith("model is '<script>alert(1)</script>': a prediction needs")
+    for each in (made.table, table):
+        assert "<script>" not in shown(made, each)
+        assert "&lt;script&gt;" in shown(made, each)
 
     def fails(*_, **__):
         raise OSError("no such model")
 
     monkeypatch.setattr(module, "predict", fails)
     assert predicted(made, "H200", "nvlink", 1e9)["note"][0] == "nothing is predicted: no such model"
-
-
-def test_whatever_is_typed_is_escaped(planned):
-    made = planned(grid={"model": ["<script>alert(1)</script>", "gpt2"]})
-    assert "<script>" not in shown(made, made.table)
-    assert "&lt;script&gt;" in shown(made, made.table)

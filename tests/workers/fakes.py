@@ -185,8 +185,6 @@ def traced(run):
 
 def uncompiled(run):
     """Switch torch.compile off, also behind dsnb's back, as a plugin or a startup file may do."""
-    import torch._dynamo
-
     torch._dynamo.config.disable = True
 
 
