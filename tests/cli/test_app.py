@@ -75,6 +75,15 @@ def test_dry_runs_say_who_would_make_what(monkeypatch, tmp_path):
     rows = [row for row in out.splitlines() if row.startswith(wanted)]
     assert [Path(shlex.split(row)[-1].split()[-1]).name for row in rows] == ["run1", "run2"]
     assert out.endswith("2 runs, 2 to run; nothing was started\n")
+    (tmp_path / "hosts").write_text("".join(f"n{number} slots=8\n" for number in range(64)))
+    words = ["--dry-run", "-v", "--only", "opt-350m*gpus512_*", "--hostfile", tmp_path / "hosts", "--set", "repeats=1"]
+    code, out, _ = dsnb(monkeypatch, "sweep", "params/opt_scaling.yaml", *words)
+    lines = [line for line in out.splitlines() if " ssh " in line]
+    assert (code, len(lines)) == (0, 64)
+    for number, line in enumerate(lines):
+        assert line.startswith(f"  ranks {8 * number} to {8 * number + 7}: ssh ")
+        assert f" -- n{number} " in line
+        assert f" --nnodes 64 --nproc-per-node 8 --node-rank {number} --master-addr n0 " in line
 
 
 def test_summary_in_every_format_and_of_groups(monkeypatch, tmp_path):

@@ -19,7 +19,6 @@ from dsnb.settings.experiment import Experiment
 from dsnb.train import causal_loss, engine, model, model_parts, over_ranks, probe, profiling, worker
 from dsnb.train import trainer as trainers
 
-MIB = 2**20
 NO_MEMORY = (
     "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried to allocate "
     "4294967296 bytes. Error code 12 (Cannot allocate memory)"
@@ -225,10 +224,10 @@ def eater(run):
     device = worker.set_up(Experiment.read(run.experiment))
     over_ranks.reset_host_peak()
     before = over_ranks.peaks_of_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
-    building = b"\1" * (600 * MIB)
+    building = b"\1" * (600 * 2**20)
     del building
     over_ranks.reset_host_peak()
-    training = b"\1" * ((100 + 100 * worker.rank()) * MIB)
+    training = b"\1" * ((100 + 100 * worker.rank()) * 2**20)
     after = over_ranks.peaks_of_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
     assert training
     if worker.rank() == 0:
