@@ -253,10 +253,10 @@ def test_figures_are_those_of_predict_with_their_errors(planned, traced):
 
 
 def test_what_cannot_be_predicted_stands_beside_what_can_and_is_escaped(planned, traced, monkeypatch):
-    made = planned(grid={"model": ["opt-350m", "<script>alert(1)</script>"]}, gpus=1)
+    made = planned(grid={"model": ["opt-350m", "someone/a-model", "<script>alert(1)</script>"]}, gpus=1)
     table = predicted(made, "H200", "nvlink", 1e9)
-    assert list(table["fits"].isna()) == [False, True]
-    assert table["note"][1].startswith("model is '<script>alert(1)</script>': a prediction needs")
+    assert list(table["fits"].isna()) == [False, True, True]
+    assert table["note"][1].startswith("model is 'someone/a-model': a prediction needs")
     for each in (made.table, table):
         assert "<script>" not in shown(made, each)
         assert "&lt;script&gt;" in shown(made, each)
