@@ -203,14 +203,20 @@ def small() -> Callable[..., Experiment]:
     return lambda **settings: Experiment(**{**SMALL, **settings})
 
 
+def launched(experiment: Experiment, folder: Path, worker: str) -> tuple[Result, RunPaths]:
+    """Launch a run; a worker that is no module is one of the fakes."""
+    os.environ["DSNB_TEST_FAKE"] = worker
+    module = worker if "." in worker else "tests.workers.fakes"
+    return launch(experiment, folder, progress=False, worker=module), RunPaths(folder)
+
+
 @pytest.fixture
 def run_small(tmp_path: Path, small: Callable[..., Experiment]) -> Callable[..., tuple[Result, RunPaths]]:
     """Launch a small experiment in a new folder; `worker` may name a fake one."""
     count = iter(range(1, 1000))
 
     def run(worker: str = WORKER, **settings: Any) -> tuple[Result, RunPaths]:
-        folder = tmp_path / "small" / f"run{next(count)}"
-        return launch(small(**settings), folder, progress=False, worker=worker), RunPaths(folder)
+        return launched(small(**settings), tmp_path / "small" / f"run{next(count)}", worker)
 
     return run
 
@@ -226,8 +232,7 @@ def trained(
         experiment = small(**settings)
         key = f"{worker} {experiment.model_dump_json()}"
         if key not in runs:
-            folder = tmp_path_factory.mktemp("trained") / "run1"
-            runs[key] = launch(experiment, folder, progress=False, worker=worker), RunPaths(folder)
+            runs[key] = launched(experiment, tmp_path_factory.mktemp("trained") / "run1", worker)
         runs[key][0].raise_for_status()
         return runs[key]
 

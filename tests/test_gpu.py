@@ -23,7 +23,6 @@ pytestmark = [
 ]
 TWO_GPUS = pytest.mark.skipif(len(hardware.gpus()) < 2, reason="needs two GPUs")
 profiling = lazy.Module("dsnb.train.profiling")
-SGD, SLOW_SGD = "tests.workers.sgd", "tests.workers.slow_sgd"
 ON_GPU = {"device": "cuda", "gpus": 1, "steps": 8, "warmup_steps": 2}
 
 
@@ -123,7 +122,7 @@ def test_compiled_gradients_are_those_of_eager_fp32(losses, model, settings):
     There nothing but the order of sums differs; BLOOM's attention is FlexAttention here.
     """
     exact = settings.get("precision") == "fp32"
-    common = {**ON_GPU, "model": model, "seq_len": 128, "worker": SGD if exact else SLOW_SGD}
+    common = {**ON_GPU, "model": model, "seq_len": 128, "worker": "sgd" if exact else "slow_sgd"}
     curve = losses(**common, precision="fp32", attention="eager")
     assert losses(**{**common, "precision": "bf16", **settings}) == pytest.approx(curve, abs=1e-4 if exact else 2e-2)
 
@@ -188,7 +187,7 @@ def test_the_allocator_is_the_setting_whatever_a_forked_rank_inherits(run_small,
     for name in environment.ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for allocator, expected in (("expandable", "True"), ("default", "False")):
-        _, paths = run_small(**ON_GPU, allocator=allocator, worker="tests.workers.whichgpu")
+        _, paths = run_small(**ON_GPU, allocator=allocator, worker="which_gpu")
         assert (paths.dir / "expandable").read_text() == expected
 
 
@@ -198,11 +197,11 @@ def test_only_visible_gpus_are_used(small, tmp_path):
     chosen = hardware.gpus()[1]
     script = (
         "import sys; from dsnb.settings.experiment import Experiment; from dsnb.launcher.run import launch\n"
-        "launch(Experiment(**eval(sys.argv[1])), sys.argv[2], progress=False, worker='tests.workers.whichgpu')"
+        "launch(Experiment(**eval(sys.argv[1])), sys.argv[2], progress=False, worker='tests.workers.fakes')"
     )
     settings = repr(small(**ON_GPU).model_dump())
     env = {key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")}
-    env["CUDA_VISIBLE_DEVICES"] = str(chosen.index)
+    env |= {"CUDA_VISIBLE_DEVICES": str(chosen.index), "DSNB_TEST_FAKE": "which_gpu"}
     command = [sys.executable, "-c", script, settings, str(tmp_path / "run1")]
     subprocess.run(command, env=env, check=True, timeout=200, cwd=ROOT)
     assert (tmp_path / "run1" / "gpu0").read_text() == chosen.uuid

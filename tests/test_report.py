@@ -154,7 +154,7 @@ def on_gpus(swept, tmp_path_factory):
 
 
 @pytest.mark.process
-def test_predictions_are_in_a_section_and_beside_the_runs(on_gpus, watched, tmp_path, monkeypatch):
+def test_predictions_are_in_a_section_and_beside_the_runs_or_refused(folder, on_gpus, watched, tmp_path, monkeypatch):
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path))  # with a made-up trace, so that no model is traced
     monkeypatch.setattr(traces._Tracer, "ask", lambda tracer, kind, experiment: RECORD)
     settings = {"model": "gpt2-tiny", "precision": "fp32", "seq_len": 32, "micro_batch_size": 2, "device": "cuda"}
@@ -172,10 +172,6 @@ def test_predictions_are_in_a_section_and_beside_the_runs(on_gpus, watched, tmp_
     assert len(pictures) == 1
     assert violations(page.tab) == []
     assert (page.outside, page.said) == ([], [])
-
-
-@pytest.mark.process
-def test_predictions_that_cannot_be_made_are_one_sentence(folder, on_gpus, tmp_path):
     with pytest.raises(SettingsError, match="predict: no run has succeeded, or run out of memory, on a GPU"):
         write_report(folder, predict=on_gpus)
     with pytest.raises(SettingsError, match=r"params file .*nothing\.yaml' cannot be read"):

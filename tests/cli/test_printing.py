@@ -20,31 +20,21 @@ ODD = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def table():
-    return pd.DataFrame(
-        {"n": range(len(ODD)), "change": [-1.5] * len(ODD), "cause": ODD}, index=pd.Index(ODD, name="experiment")
-    )
-
-
-def printed(capsys, table, format_):
-    show(table, table.astype(str), format_)
-    out = capsys.readouterr().out
-    assert all(one.isprintable() or one == "\n" for one in out)
-    return out
-
-
-def test_csv_holds_no_formula_and_its_negative_numbers_are_numbers(capsys, table):
-    rows = list(csv.reader(io.StringIO(printed(capsys, table, Format.csv))))
+def test_csv_holds_no_formula_and_markdown_cells_stay_cells(capsys):
+    index = pd.Index(ODD, name="experiment")
+    table = pd.DataFrame({"n": range(len(ODD)), "change": [-1.5] * len(ODD), "cause": ODD}, index=index)
+    shown = {}
+    for format_ in (Format.csv, Format.markdown):
+        show(table, table.astype(str), format_)
+        shown[format_] = capsys.readouterr().out
+        assert all(one.isprintable() or one == "\n" for one in shown[format_])
+    rows = list(csv.reader(io.StringIO(shown[Format.csv])))
     assert rows[0] == ["experiment", "n", "change", "cause"]
     for row, odd in zip(rows[1:], ODD, strict=True):
         assert row[0] == row[3]
         assert row[0].startswith("'") == odd.startswith(("=", "+", "-", "@", "\t", "\r"))
-        assert row[2] == "-1.5"
-
-
-def test_markdown_cells_stay_cells(capsys, table):
-    lines = printed(capsys, table, Format.markdown).splitlines()
+        assert row[2] == "-1.5"  # a number, not a text
+    lines = shown[Format.markdown].splitlines()
     assert len(lines) == len(ODD) + 2
     for line in lines:
         assert line.replace("\\|", "").count("|") == 5

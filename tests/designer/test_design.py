@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -35,33 +36,6 @@ REASON = (
 def design(tmp_path):
     """Give a form that writes below a folder of the test."""
     return dsnb.design(SMALL, name="small", folder=tmp_path / "params", outputs=tmp_path / "outputs")
-
-
-class FakeSweep:
-    """A sweep process under the control of the test."""
-
-    started, is_stopping = None, False
-    pid, lines = 0, ["stop with Ctrl-C", "run 1/8: ok"]
-
-    def __init__(self, *words):
-        self.words, self.code, self.signals = words, None, 0
-        FakeSweep.started = self
-
-    @property
-    def end(self):
-        return "" if self.code is None else process.ENDS[self.code]
-
-    def stop(self):
-        self.signals += not self.is_stopping
-        self.is_stopping = True
-
-    def wait(self):
-        self.code = 130
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    monkeypatch.setattr(module, "SweepProcess", FakeSweep)
 
 
 def test_settings_are_chosen_and_added(design):
@@ -112,28 +86,30 @@ def test_a_bad_value_is_a_sentence(design, text, problem, tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_is_written_started_and_stopped(design, fake, tmp_path):
+@pytest.mark.process
+def test_a_sweep_is_written_started_and_stopped(design, tmp_path):
     write, start, stop = design.buttons[1:]
     write.click()
     assert f"dsnb sweep {design.path} --output {design.output}</p>" in design.message.value
     assert dsnb.load_sweep(design.path, output=tmp_path / "outputs" / "small") == design.plan.sweep
-    design.form.repeats.value = 2
+    design.form.repeats.value = 1
     start.click()  # writes it, too
     assert dsnb.load_sweep(design.path, output=tmp_path / "outputs" / "small") == design.plan.sweep
-    assert FakeSweep.started.words == (str(design.path), "--output", str(tmp_path / "outputs" / "small"))
-    assert design.log.outputs[0]["text"] == "stop with Ctrl-C\nrun 1/8: ok\n"
+    wait_until(lambda: design.process.lines, "the sweep has begun")
     start.click()
     assert "A sweep is running: stop it, or wait until it ends." in design.message.value
     stop.click()
     assert "Stopping" in design.message.value
     design.stop()
-    assert "Stopped: finished runs are kept" in design.message.value
+    assert process.STOPPED in design.message.value, design.process.lines
+    assert design.log.outputs[0]["text"].splitlines() == design.process.lines
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["outputs", "params"]
     design.outputs = paths.outputs_root()
-    design.start()
-    assert f"Started: dsnb sweep {design.path}</p>" in design.message.value
+    write.click()
+    assert f"the same sweep is: dsnb sweep {design.path}</p>" in design.message.value
 
 
-def test_a_foreign_file_is_kept(design, fake):
+def test_a_foreign_file_is_kept(design):
     design.path.parent.mkdir()
     design.path.write_text("mine")
     design.start()
@@ -141,12 +117,14 @@ def test_a_foreign_file_is_kept(design, fake):
     assert (design.path.read_text(), design.process) == ("mine", None)
 
 
-def test_in_a_kernel_the_end_of_a_sweep_is_shown(design, fake, monkeypatch):
+def test_in_a_kernel_the_end_of_a_sweep_is_shown(design, monkeypatch):
+    started = SimpleNamespace(code=None, end="", lines=[])
+    monkeypatch.setattr(module, "SweepProcess", lambda *_: started)
     monkeypatch.setattr(module, "POLL_S", 0.01)
 
     async def user():
         design.start()
-        FakeSweep.started.code = 3
+        started.code, started.end = 3, process.ENDS[3]
         await design._following
 
     with ThreadPoolExecutor(1) as kernel:  # another test may have left an event loop running in this thread
@@ -170,16 +148,6 @@ def test_predictions_are_for_this_machines_gpu_if_it_is_known(monkeypatch, name,
 def test_what_a_form_cannot_begin_with(given):
     with pytest.raises(SettingsError, match=r"H900|string|did you mean 'zero_stage'"):
         dsnb.design(**given)
-
-
-@pytest.mark.process
-def test_a_real_sweep_is_started_and_stopped(design):
-    design.form.repeats.value = 1
-    design.start()
-    wait_until(lambda: design.process.lines, "the sweep has begun")
-    design.stop()
-    assert process.STOPPED in design.message.value, design.process.lines
-    assert sorted(each.name for each in design.outputs.parent.iterdir()) == ["outputs", "params"]
 
 
 @pytest.mark.process
@@ -284,20 +252,17 @@ def test_figures_are_those_of_predict_with_their_errors(planned, traced):
     assert predicted(made, "T4", "nvlink", 1e9)["fits"].eq(False)[:3].all()
 
 
-def test_what_cannot_be_predicted_stands_beside_what_can(planned, traced, monkeypatch):
-    made = planned(grid={"model": ["opt-350m", "someone/a-model"]}, gpus=1)
+def test_what_cannot_be_predicted_stands_beside_what_can_and_is_escaped(planned, traced, monkeypatch):
+    made = planned(grid={"model": ["opt-350m", "someone/a-model", "<script>alert(1)</script>"]}, gpus=1)
     table = predicted(made, "H200", "nvlink", 1e9)
-    assert list(table["fits"].isna()) == [False, True]
+    assert list(table["fits"].isna()) == [False, True, True]
     assert table["note"][1].startswith("model is 'someone/a-model': a prediction needs")
+    for each in (made.table, table):
+        assert "<script>" not in shown(made, each)
+        assert "&lt;script&gt;" in shown(made, each)
 
     def fails(*_, **__):
         raise OSError("no such model")
 
     monkeypatch.setattr(module, "predict", fails)
     assert predicted(made, "H200", "nvlink", 1e9)["note"][0] == "nothing is predicted: no such model"
-
-
-def test_whatever_is_typed_is_escaped(planned):
-    made = planned(grid={"model": ["<script>alert(1)</script>", "gpt2"]})
-    assert "<script>" not in shown(made, made.table)
-    assert "&lt;script&gt;" in shown(made, made.table)

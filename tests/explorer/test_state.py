@@ -35,6 +35,11 @@ def test_controls_are_made_from_the_data(runs):
     assert list(state.options(shown)["x"][:2]) == ["peak_allocated_gib", "device_memory_gib"]
     assert state.options(shown)["y"][0] == "tokens_per_s_per_gpu"
     assert "days" in state.options(shown)["y"]
+    shown = data.read(runs.assign(device="cpu"))
+    given = payload.payload(shown, state.default(shown), None)
+    titles = [one["title"] for one in (*given["axes"], *given["figures"])]
+    assert {"ranks", "tokens/s/rank"} < set(titles)
+    assert not any("GPU" in title for title in titles)
 
 
 def test_a_filter_selects_what_a_plain_comparison_does(runs, explorer):
@@ -251,14 +256,6 @@ def test_series_are_thinned_where_there_are_many_runs(tmp_path):
     assert all(one["step"][-1] == 500 for one in series.values())
     whole = single_runs.load(shown, next(iter(series)), points=500)
     assert whole["step"] == list(range(1, 501))
-
-
-def test_a_machine_without_gpus_has_ranks(runs):
-    shown = data.read(runs.assign(device="cpu"))
-    given = payload.payload(shown, state.default(shown), None)
-    titles = [one["title"] for one in (*given["axes"], *given["figures"])]
-    assert {"ranks", "tokens/s/rank"} < set(titles)
-    assert not any("GPU" in title for title in titles)
 
 
 def test_neighbours_differ_in_one_setting():

@@ -76,7 +76,8 @@ def test_it_is_no_training_run_and_the_newest_one_is_shown(measured, swept):
 
 @pytest.mark.process
 def test_a_wrong_sum_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(launcher, "WORKER", "tests.workers.wrongsum")
+    monkeypatch.setattr(launcher, "WORKER", "tests.workers.fakes")
+    monkeypatch.setenv("DSNB_TEST_FAKE", "wrong_sum")
     result = measure_bandwidth(settings(), tmp_path, most_bytes=256)
     rows = records.read_lines(RunPaths(result.run_dir).bandwidth)
     assert [(row["bytes"], row["errors"]) for row in rows] == [(8, 0), (16, 0), (32, 0), (64, 2)]  # on both ranks

@@ -88,7 +88,7 @@ def test_the_shortage_of_a_gpu_is_its_peak(tmp_path, small):
 
 
 def test_where_memory_ran_out_is_told(run_small):
-    result, paths = run_small(worker="tests.workers.starving")
+    result, paths = run_small(worker="starving")
     (failure,) = records.read_lines(paths.failures)
     assert (result.status, failure["phase"], failure["requested_gib"]) == ("oom", "backward", 4.0)
     assert result.cause.startswith(
@@ -101,7 +101,7 @@ def test_where_memory_ran_out_is_told(run_small):
 
 @pytest.mark.parametrize("settings", [{"zero_stage": 2, "gpus": 2}, {"strategy": "ddp"}], ids=str)
 def test_a_run_that_trains_nothing_is_not_ok(run_small, settings):
-    result, paths = run_small(worker="tests.workers.gradless", **settings)
+    result, paths = run_small(worker="gradless", **settings)
     assert result.status == "untrained"
     assert result.cause == "the weights did not move in 5 steps: no gradient changed them beyond weight decay"
     assert result.summary["update_rms"] < 1e-8
@@ -122,7 +122,7 @@ def test_gradient_norms_are_those_of_one_process(run_small):
 
 
 def test_host_memory_is_the_sum_over_ranks_without_the_build(run_small):
-    result, paths = run_small(worker="tests.workers.eater", gpus=2)
+    result, paths = run_small(worker="eater", gpus=2)
     assert result.status == "failed"  # it trains nothing
     before, after = records.read_lines(paths.dir / "peaks.jsonl")
     assert before["peak_allocated_gib"] == 2.0

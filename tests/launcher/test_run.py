@@ -41,7 +41,7 @@ def assert_left_nothing(folder):
 
 @pytest.mark.alone
 def test_a_sleeper_reports_exactly_its_sleep(run_small):
-    result, paths = run_small(worker="tests.workers.sleeper", gpus=2)
+    result, paths = run_small(worker="sleeper", gpus=2)
     tokens = 2 * 2 * 32
     assert result.status == "ok"
     assert result.summary["tokens_per_s"] == pytest.approx(4 * tokens / 2.56, rel=0.03)
@@ -53,10 +53,10 @@ def test_a_sleeper_reports_exactly_its_sleep(run_small):
 @pytest.mark.parametrize(
     ("settings", "status", "cause"),
     [
-        ({"worker": "tests.workers.silent", "gpus": 3}, "failed",
+        ({"worker": "silent", "gpus": 3}, "failed",
          "the ranks ended after 0 of 4 timed steps without an error message"),
-        ({"worker": "tests.workers.crashing"}, "oom", "rank 0 ended with exit code 7 after an out-of-memory error"),
-        ({"worker": "tests.workers.uncompiled", "compile": "default", "steps": 1}, "failed",
+        ({"worker": "crashing"}, "oom", "rank 0 ended with exit code 7 after an out-of-memory error"),
+        ({"worker": "uncompiled", "compile": "default", "steps": 1}, "failed",
          "compile is 'default': torch.compile captured no graph, so nothing was compiled"),
         ({"micro_batch_size": 64, "seq_len": 1024, "data": "synthetic", "memory_limit_gib": 1}, "oom",
          "rank 0: .*memory.*"),
@@ -83,7 +83,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(run_small, monkeyp
 def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(run_small, monkeypatch):
     counts = iter([5, 6])
     monkeypatch.setattr("dsnb.system.hardware.oom_kills", lambda: next(counts))
-    result, paths = run_small(worker="tests.workers.dying", gpus=2, steps=50)
+    result, paths = run_small(worker="dying", gpus=2, steps=50)
     cause = "rank 1 was killed by the kernel: the machine's memory ran out"
     assert (result.status, result.cause) == ("oom", cause)
     assert len(records.read_lines(paths.steps)) >= 2
@@ -166,7 +166,7 @@ def test_an_interrupt_just_after_the_ranks_have_started_leaves_nothing_behind(sm
 
 def test_a_failure_is_raised_with_its_log(run_small, monkeypatch):
     monkeypatch.setenv("DSNB_TEST_LAST_WORDS", "Segmentation fault")
-    result, paths = run_small(worker="tests.workers.crashing")
+    result, paths = run_small(worker="crashing")
     with pytest.raises(LaunchError) as caught:
         result.raise_for_status()
     assert str(caught.value) == (
@@ -187,7 +187,7 @@ def test_the_time_limit_leaves_nothing_behind(small, tmp_path, monkeypatch):
 
 def test_ranks_of_one_machine_listen_on_its_loopback_interface_alone(run_small):
     """Gloo's connections, and torch's store on rank 0."""
-    result, paths = run_small(gpus=2, worker="tests.workers.listener")
+    result, paths = run_small(gpus=2, worker="listener")
     assert result.status == "ok", result.message()
     addresses = [json.loads((paths.dir / f"listening{rank}.json").read_text()) for rank in (0, 1)]
     assert all(addresses)

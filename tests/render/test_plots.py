@@ -36,17 +36,15 @@ def ticks(axis):
     return [text.get_text().replace("\n", " ") for text in axis.get_xticklabels()]
 
 
-def test_each_strategy_is_a_category_of_its_own(runs):
-    speed, step_time, *_ = plots.overview(runs).figure.axes
+def test_each_strategy_is_a_category_of_its_own_and_the_dots_of_many_runs_are_one_bitmap(runs, monkeypatch):
+    picture = plots.overview(runs)
+    speed, step_time, *_ = picture.figure.axes
     assert ticks(speed) == ticks(step_time) == NAMES
     assert (speed.get_xlabel(), speed.get_ylabel()) == ("strategy", "tokens/s/GPU")
     bars = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in speed.patches if bar.get_width()}
     assert bars == dict(enumerate([35, 30, 25, 20, 10, 40]))  # ZeRO 3: the median of 5 and 15
     assert step_time.patches[0].get_height() == 250
-
-
-def test_the_dots_of_many_runs_are_one_bitmap(runs, monkeypatch):
-    assert "<image" not in plots.overview(runs).svg
+    assert "<image" not in picture.svg
     monkeypatch.setattr(plots, "MAX_SHAPES", 2)
     assert plots.overview(runs).svg.count("<image") == 3  # no run measured the fourth figure
 
@@ -103,9 +101,6 @@ def test_the_steps_of_one_run(tmp_path):
     assert [list(axis.get_xticks()) for axis in plots.run_steps(run.dir).figure.axes] == [[], []]  # no invented scale
 
 
-FIGURES = {"tokens_per_s": 2000.0, "tokens_per_s_per_gpu": 1000.0, "step_time_s": 0.125, "peak_allocated_gib": 1.5}
-
-
 def shown(status, folder, cause=None, **summary):
     return card(Result(status, cause, {0: 1}, {"wall": 3.0}, summary, folder / "zs<1>" / "run1")).text
 
@@ -115,7 +110,8 @@ def rows(text):
 
 
 def test_an_ok_run_begins_with_its_most_important_figures(tmp_path):
-    text = shown("ok", tmp_path, **FIGURES, mfu=0.4567, loss_first=6.0, note="a <note>")
+    figures = {"tokens_per_s": 2000.0, "tokens_per_s_per_gpu": 1000.0, "step_time_s": 0.125, "peak_allocated_gib": 1.5}
+    text = shown("ok", tmp_path, **figures, mfu=0.4567, loss_first=6.0, note="a <note>")
     assert text.startswith("<h3>zs&lt;1&gt;: ok</h3><table>")
     top, folded = text.split("<details><summary>All figures</summary>")
     assert rows(top) == [
@@ -129,7 +125,7 @@ def test_an_ok_run_begins_with_its_most_important_figures(tmp_path):
     assert rows(one_rank) == [("tokens/s", "10")]
 
 
-def test_a_run_out_of_memory_shows_what_it_lacked(tmp_path):
+def test_a_run_out_of_memory_shows_what_it_lacked_and_other_failures_have_advice_alone(tmp_path):
     run = RunPaths(tmp_path / "zs<1>" / "run1")
     run.dir.mkdir(parents=True)
     records.write_json(run.experiment, {"model": "gpt2", "device": "cuda", "micro_batch_size": 8, "seq_len": 1024})
@@ -146,9 +142,6 @@ def test_a_run_out_of_memory_shows_what_it_lacked(tmp_path):
     assert "line &lt;1&gt;" in top
     assert "raise zero_stage" not in top  # on one GPU it changes nothing
     assert "use several GPUs with zero_stage 3" in top
-
-
-def test_other_failures_have_advice_and_no_memory(tmp_path):
-    text = shown("nan", tmp_path, "the loss was not a finite number at step 3")
+    text = shown("nan", tmp_path / "other", "the loss was not a finite number at step 3")
     assert "lower learning_rate" in text
     assert "GiB" not in text

@@ -40,6 +40,13 @@ def runs(count: int, seed: int = 0, repeats: int = 3, **other: list[object]) -> 
     return pd.DataFrame(rows[:count])
 
 
+def on_hosts(**chosen):
+    """Return repeated runs, some of them missing; those of ZeRO 3 are on two hosts."""
+    table = runs(240, seed=2, **{"seq_len": [1024], "grad_accum": [1], **chosen})
+    table = table.sample(frac=0.8, random_state=3).sort_index()
+    return table.assign(host=np.where(table["zero_stage"] == 3, "h" + (table["repeat"] % 2).astype(str), "h0"))
+
+
 def one_run(setting, repeat, random):
     size, half = SIZE[setting["model"]], setting["precision"] != "fp32"
     shared = setting["gpus"] if setting["zero_stage"] else 1

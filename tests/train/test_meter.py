@@ -109,7 +109,7 @@ def test_skew_by_hand():
 
 def test_a_latecomer_is_seen_in_the_forward_pass_alone(run_small, tmp_path):
     """One rank begins every step 0.3 s late: all steps take longer, but only its forward pass ends late."""
-    result, run = run_small(worker="tests.workers.latecomer", gpus=2, zero_stage=1, steps=2)
+    result, run = run_small(worker="latecomer", gpus=2, zero_stage=1, steps=2)
     assert result.status == "ok", result.message()
     record = records.read_json(run.worker)
     assert min(record["rank_step_s"]) > 0.3

@@ -102,7 +102,7 @@ def test_a_profile_adds_a_breakdown_and_a_trace_to_the_same_steps(run_small, tmp
 def test_no_profiler_can_cost_a_run(run_small, monkeypatch, broken):
     monkeypatch.setenv("DSNB_TEST_PROFILE", broken)
     monkeypatch.setattr(run, "GRACE_PERIOD_S", 0.5)
-    result, paths = run_small(worker="tests.workers.badprofile", gpus=2, profile=True)
+    result, paths = run_small(worker="bad_profile", gpus=2, profile=True)
     assert (result.status, result.cause) == ("ok", None), result.message()
     assert result.summary["tokens_per_s"] > 0
     profile = records.read_json(paths.profile)

@@ -19,7 +19,6 @@ causal_loss, data, models, trainers = (
     lazy.Module(f"dsnb.train.{name}") for name in ("causal_loss", "data", "model", "trainer")
 )
 PLAIN, ADAM, BF16 = 2e-5, 1e-4, 2e-2
-SGD = "tests.workers.sgd"
 SIX = {"steps": 5, "learning_rate": 1e-3}
 CHECKPOINTED = {"activation_checkpointing": True}
 OFFLOADED = {**CHECKPOINTED, "checkpoint_every": 2, "checkpoint_offload": True}
@@ -82,13 +81,13 @@ def test_gradients_are_those_of_one_process(losses, expected, model, settings):
     same = {name: settings[name] for name in ("gradient_clipping", "attention") if name in settings}
     curve = expected(lambda weights: torch.optim.SGD(weights, 0.1), model=model, **SIX, **same)
     assert len(set(curve)) == len(curve)
-    assert losses(worker=SGD, model=model, **{"gpus": 2, **SIX, **settings}) == pytest.approx(curve, abs=PLAIN)
+    assert losses(worker="sgd", model=model, **{"gpus": 2, **SIX, **settings}) == pytest.approx(curve, abs=PLAIN)
 
 
 def test_muon_trains_alike_with_every_stage(losses):
     """Without compilation: each launch would compile DeepSpeed's Newton-Schulz iteration again, for 25 s."""
     settings = {"optimizer": "muon", "steps": 12, "learning_rate": 1e-3}
-    first, second = (losses("tests.workers.uncompiled", **settings, zero_stage=stage) for stage in (1, 2))
+    first, second = (losses("uncompiled", **settings, zero_stage=stage) for stage in (1, 2))
     assert second == pytest.approx(first, abs=ADAM)
     assert first[-1] < first[0] - 0.1
 
@@ -133,15 +132,15 @@ def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(tra
     settings = {"lora_rank": 8, "precision": "bf16", "gpus": 2, "steps": 5, "learning_rate": 1e-2}
     adapters = 8 * 4 * 128 * (1 + 3 + 1 + 1 + 1 + 4 + 4 + 1)  # rank x blocks x (in + out of four layers), hidden 128
     for strategy in (DDP, {"zero_stage": 2}):
-        result, paths = trained("tests.workers.frozen", **settings, **strategy)
+        result, paths = trained("frozen", **settings, **strategy)
         parameters = records.read_json(paths.dir / "parameters.json")
         changed = {name for name, each in parameters.items() if each["changed"]}
         assert changed == {name for name in parameters if "lora_" in name}
         assert {each["dtype"] for name, each in parameters.items() if name not in changed} == {"torch.bfloat16"}
         assert result.summary["trainable_parameters"] == adapters < result.summary["parameters"] / 5
-    curve = losses("tests.workers.frozen", **settings, zero_stage=2)
+    curve = losses("frozen", **settings, zero_stage=2)
     assert curve[-1] < curve[0] - 0.3
-    assert losses("tests.workers.frozen", **settings, **DDP) == pytest.approx(curve, abs=BF16)
+    assert losses("frozen", **settings, **DDP) == pytest.approx(curve, abs=BF16)
     assert losses(**settings, zero_stage=3, **OFFLOADED) == pytest.approx(curve, abs=BF16)
 
 
@@ -159,13 +158,13 @@ def test_a_compiled_model_trains_as_it_did(losses, expected, tmp_path):
     shape = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 1, "n_positions": 64, "vocab_size": 256}
     (tmp_path / "config.json").write_text(json.dumps(shape))
     settings = {**SIX, "model": str(tmp_path / "config.json")}
-    compiled = losses("tests.workers.traced", **settings, compile=True, zero_stage=3, gpus=2, micro_batch_size=1)
+    compiled = losses("traced", **settings, compile=True, zero_stage=3, gpus=2, micro_batch_size=1)
     assert compiled == pytest.approx(expected(**settings, micro_batch_size=2), abs=ADAM)
 
 
 def test_another_engine_than_asked_for_is_refused(run_small):
     keys = {"zero_optimization": {"reduce_bucket_size": 12345}}
-    result, _ = run_small(worker="tests.workers.missplit", gpus=4, **PP, **TP, deepspeed=keys)
+    result, _ = run_small(worker="missplit", gpus=4, **PP, **TP, deepspeed=keys)
     assert result.status == "failed"
     for difference in (
         "ZeRO stage 1 instead of 0",

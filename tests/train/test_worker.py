@@ -81,7 +81,7 @@ def test_building_a_large_model_needs_a_part_of_it_per_rank(run_small, tmp_path)
     shape = replace(PRESETS["opt-350m"], layers=8, vocab=8192)
     (tmp_path / "config.json").write_text(json.dumps(shape.config()))
     for settings, most in (({"zero_stage": 3}, 0.6), ({"pipeline_parallel": 4}, 0.5)):
-        _, paths = run_small(worker="tests.workers.builder", model=str(tmp_path), precision="bf16", gpus=4, **settings)
+        _, paths = run_small(worker="builder", model=str(tmp_path), precision="bf16", gpus=4, **settings)
         ranks = [records.read_json(paths.dir / f"rank{rank}.json") for rank in range(4)]
         assert not any(rank["not_finite"] for rank in ranks)
         assert 0.2 < max(rank["grown_bytes"] for rank in ranks) / (2 * shape.parameters) < most

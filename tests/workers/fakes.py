@@ -1,0 +1,258 @@
+"""Fake workers: each is a function, chosen by `$DSNB_TEST_FAKE`; what returns nothing trains for real after it."""
+
+import functools
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import deepspeed
+import psutil
+import torch
+
+from dsnb.files import records
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings.experiment import Experiment
+from dsnb.train import causal_loss, engine, model, model_parts, over_ranks, probe, profiling, worker
+from dsnb.train import trainer as trainers
+
+NO_MEMORY = (
+    "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "4294967296 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+def main(run_dir):
+    code = globals()[os.environ["DSNB_TEST_FAKE"]](RunPaths(Path(run_dir)))
+    return worker.main(run_dir) if code is None else code
+
+
+def wrap(module, name, wrapper):
+    """Let a function of a module be `wrapper(function, ...)`."""
+    setattr(module, name, functools.partial(wrapper, getattr(module, name)))
+
+
+def change_trainer(change):
+    """Let `change` change the trainer once it is built."""
+
+    def make_changed(make, *arguments):
+        trainer = make(*arguments)
+        change(trainer)
+        return trainer
+
+    wrap(worker, "make_trainer", make_changed)
+
+
+def change_steps(step):
+    """Let every step be `step(train, batches)`."""
+    change_trainer(lambda trainer: wrap(trainer, "step", step))
+
+
+def change_config(**changes):
+    def initialize_changed(initialize, *, config, **named):
+        return initialize(config={**config, **changes}, **named)
+
+    wrap(deepspeed, "initialize", initialize_changed)
+
+
+def silent(run):
+    """End well without a word."""
+    return 0
+
+
+def crashing(run):
+    """Crash as native code does: a word on stderr and an exit code, no Python exception."""
+    print(os.environ.get("DSNB_TEST_LAST_WORDS", "RuntimeError: CUDA error: out of memory"), file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(7)
+
+
+def dying(run):
+    """Be killed as rank 1 after the third step, in the midst of collectives."""
+    steps = []
+
+    def step(train, batches):
+        steps.append(train(batches))
+        if worker.rank() == 1 and len(steps) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return steps[-1]
+
+    change_steps(step)
+
+
+def starving(run):
+    """Fail to allocate 4 GiB in the backward pass of the third step."""
+    steps = []
+
+    def fail(gradient):
+        if len(steps) == 3:
+            raise RuntimeError(NO_MEMORY)
+
+    change_trainer(lambda trainer: next(trainer.module.parameters()).register_hook(fail))
+    change_steps(lambda train, batches: steps.append(None) or train(batches))
+
+
+def gradless(run):
+    """Let every gradient arrive as zero: as fast as a training, and none."""
+
+    def change(trainer):
+        for parameter in trainer.module.parameters():
+            parameter.register_hook(torch.zeros_like)
+
+    change_trainer(change)
+
+
+def frozen(run):
+    """Write down which parameters have changed, and in which number formats they are."""
+    before, after = {}, {}
+
+    def keep(trainer):
+        after.update(trainer.module.named_parameters())
+        before.update({name: one.detach().clone() for name, one in after.items()})
+
+    def mean_and_compare(mean, losses):
+        if worker.rank() == 0:
+            found = {
+                name: {"changed": not bool((one == after[name]).all()), "dtype": str(one.dtype)}
+                for name, one in before.items()
+            }
+            records.write_json(run.dir / "parameters.json", found)
+        return mean(losses)
+
+    change_trainer(keep)
+    wrap(over_ranks, "mean_of_ranks", mean_and_compare)
+
+
+def latecomer(run):
+    """Begin every step 0.3 s late on rank 1."""
+    change_steps(lambda train, batches: time.sleep(0.3 * worker.rank()) or train(batches))
+
+
+def sleeper(run):
+    """Let every step be so long."""
+    lengths_s = iter([0.6, 0.32, 0.32, 0.64, 1.28])
+
+    def step(train, batches):
+        end_s = time.monotonic() + next(lengths_s)
+        trained = train(batches)
+        time.sleep(end_s - time.monotonic())
+        return trained
+
+    print(f"rank {worker.rank()} was in {os.getcwd()}")
+    change_steps(step)
+
+
+def listener(run):
+    """Write down on which addresses this rank listens."""
+
+    def step(train, batches):
+        listening = [one.laddr.ip for one in psutil.Process().net_connections("inet") if one.status == "LISTEN"]
+        (run.dir / f"listening{worker.rank()}.json").write_text(json.dumps(listening))
+        return train(batches)
+
+    change_steps(step)
+
+
+def missplit(run):
+    """Train a pipeline of another ZeRO stage whose stages were never split, and expect another data-parallel rank."""
+    model_parts.split_stage = lambda *_: None
+    engine.data_rank = lambda *_: 1
+    change_config(zero_optimization={"stage": 1})
+
+
+def sgd(run, rate=0.1):
+    """Train with plain gradient descent, which shows a gradient that is wrong by a factor; Adam divides it out."""
+    change_config(optimizer={"type": "SGD", "params": {"lr": rate}}, zero_allow_untested_optimizer=True)
+    trainers.make_optimizer = lambda _, parameters: torch.optim.SGD(parameters, lr=rate)
+
+
+def slow_sgd(run):
+    """Descend slowly: at the usual rate ten steps of GPT-2 turn bf16's rounding of 0.001 into 0.1."""
+    sgd(run, rate=0.01)
+
+
+def traced(run):
+    """Train with graphs that are captured and differentiated as ever, but run without generating C++ for them."""
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")
+    code = worker.main(run.dir)
+    assert causal_loss.compiled_graphs() > 0
+    return code
+
+
+def uncompiled(run):
+    """Switch torch.compile off, also behind dsnb's back, as a plugin or a startup file may do."""
+    torch._dynamo.config.disable = True
+
+
+def bad_profile(run):
+    """Let profilers fail as `$DSNB_TEST_PROFILE` says, and on rank 0 alone."""
+    broken = os.environ["DSNB_TEST_PROFILE"]
+
+    def fail(*_):
+        if broken == "profilers":
+            raise RuntimeError("no counters on this host\nand more")
+        if broken == "rank":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(100)
+
+    profiling.MAX_S = 2.0 if broken == "hang" else profiling.MAX_S
+    if worker.rank() == 0:
+        profiling.trace_step = fail
+
+
+def builder(run):
+    """Build the model and nothing else; write by how many bytes the peak memory of this rank has grown."""
+    experiment = Experiment.read(run.experiment)
+    device, stages = worker.set_up(experiment), experiment.pipeline_parallel
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if stages > 1:
+        built, path = model.build_stage(experiment, worker.rank(), device)
+        parts = list(model_parts.stage_modules(built, path, worker.rank(), stages))
+    else:
+        parts = [model.build(experiment, records.read_json(run.deepspeed) or {}, device)]
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    bad = sum(not bool(parameter.isfinite().all()) for part in parts for parameter in part.parameters())
+    records.write_json(run.dir / f"rank{worker.rank()}.json", {"grown_bytes": grown, "not_finite": bad})
+    return 0
+
+
+def eater(run):
+    """Take memory while building and less of it while training; leave the peaks before and after."""
+    device = worker.set_up(Experiment.read(run.experiment))
+    over_ranks.reset_host_peak()
+    before = over_ranks.peaks_of_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
+    building = b"\1" * (600 * 2**20)
+    del building
+    over_ranks.reset_host_peak()
+    training = b"\1" * ((100 + 100 * worker.rank()) * 2**20)
+    after = over_ranks.peaks_of_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
+    assert training
+    if worker.rank() == 0:
+        records.write_lines(run.dir / "peaks.jsonl", [before, after])
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+def which_gpu(run):
+    """Write the UUID of the GPU that this rank works on, and whether its allocator has expandable segments."""
+    device = worker.set_up(Experiment.read(run.experiment))
+    torch.zeros(1, device=device)
+    settings = torch.cuda.memory._snapshot()["allocator_settings"]
+    (run.dir / "expandable").write_text(str(settings["expandable_segments"]))
+    (run.dir / f"gpu{worker.rank()}").write_text(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    return 0
+
+
+def wrong_sum(run):
+    """Test all-reduce where rank 1 has one element that is not what it says, from the fourth size on."""
+
+    def wrong(fill, buffer, factor):
+        fill(buffer, factor)
+        if factor == 2 and worker.rank() == 1 and len(buffer) == 16:
+            buffer[5] += 1
+
+    wrap(probe, "fill", wrong)
+    return probe.main(run.dir)
