@@ -112,7 +112,8 @@ def attempts(experiments: Sequence[Experiment], make: bool = True) -> list[Trace
     problems = dict.fromkeys(missing, SettingsError("it was not traced before"))
     if missing and make:
         models = ", ".join(sorted({experiment.model for experiment in missing.values()}))
-        LOG.info("tracing %s for %d settings, some seconds each; the result is kept", models, len(missing))
+        kinds = f"{len(missing)} kind{'s' * (len(missing) > 1)} of settings"
+        LOG.info("tracing %s for %s, some seconds each; the result is kept", models, kinds)
         problems |= _make("memory", missing)
     batches = [(key, int(experiment.micro_batch_size)) for key, experiment in zip(keys, experiments, strict=True)]
     of_batches = {(key, size): Trace.of(_records[key], size) for key, size in set(batches) if key in _records}

@@ -60,7 +60,7 @@ def test_a_trace_is_kept_for_other_processes_and_made_again_where_it_cannot_be_r
         assert traces.traces(asked) == [TRACE] * 2
         monkeypatch.setattr(traces, "_records", {})
     assert len(made) == 2
-    assert caplog.messages == ["tracing opt-1.3b for 2 settings, some seconds each; the result is kept"]
+    assert caplog.messages == ["tracing opt-1.3b for 2 kinds of settings, some seconds each; the result is kept"]
     for nonsense in ("", "[]", "{}", '{"moments": 3}'):
         for file in (tmp_path / "traces").iterdir():
             file.write_text(nonsense)
