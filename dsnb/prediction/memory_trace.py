@@ -3,8 +3,8 @@
 The model is built from torch's fake tensors and runs forward, loss and backward, while the bytes of live storages are
 tracked operator by operator. For a compiled model, the partitioner of torch's compiler decides which activations are
 saved and which are recomputed, but nothing is compiled. Weights, optimizer states, buffers and collectives belong to
-the engine and are not traced. `main`, in a process of its own, reads settings as JSON from its standard
-input and prints the traces, so that the caller needs no torch.
+the engine and are not traced. `main` runs in a separate process, so that the caller needs no torch: it reads settings
+as JSON from its standard input and prints the traces.
 """
 
 import contextlib

@@ -199,7 +199,7 @@ def compile_model(experiment: Experiment, model: CausalLoss) -> None:
 
 
 def separate_caches(experiment: Experiment) -> None:
-    """Give each precision its own cache of compiled graphs.
+    """Keep a separate cache of compiled graphs for each precision.
 
     The key of torch 2.11's cache says whether autocast is on, but not its dtype (pytorch#181564): on H200, GPT-2 in
     bf16 ran the fp16 graph of an earlier run, without loss scaling, and its loss after 50 steps was 4.4 % higher.
