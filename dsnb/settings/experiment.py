@@ -183,7 +183,7 @@ class Experiment(Training):
 
     @property
     def data_parallel(self) -> int:
-        """Data-parallel size: ranks, or groups of ranks, with separate sequences."""
+        """Number of ranks, or groups of ranks, with separate sequences."""
         return self.gpus // (self.tensor_parallel * self.pipeline_parallel)
 
     @property
