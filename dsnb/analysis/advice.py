@@ -107,10 +107,10 @@ class Adviser:
 
     def predictable(self, experiments: Sequence[Experiment]) -> list[Experiment]:
         """Return the settings that can be predicted; raise SettingsError with the reasons if none can."""
-        problems = [problem(one, self.on.gpu.name, self._link) for one in experiments]
+        problems = [problem(experiment, self.on.gpu.name, self._link) for experiment in experiments]
         if all(problems):
             raise SettingsError(list(dict.fromkeys(problems)))
-        return [one for one, why in zip(experiments, problems, strict=True) if not why]
+        return [experiment for experiment, why in zip(experiments, problems, strict=True) if not why]
 
     def among(self, asked: Sequence[Experiment], whole: bool = False) -> tuple[Recommendation, pd.DataFrame]:
         """Return the best of given settings of one task, and all of them with their figures.
@@ -122,12 +122,12 @@ class Adviser:
         if best.chosen:
             return self._answer(search, best, question, []), table
         if search.table["fits"].any():
-            said = "No setting fits: those that were predicted to fit ran out of memory. Use a smaller micro-batch."
+            sentence = "No setting fits: those that were predicted to fit ran out of memory. Use a smaller micro-batch."
         else:
             least = search.table["peak_allocated_gib"].idxmin()
-            said = f"No setting fits: the smallest, {least}, needs {_need(search.table.loc[least])}."
-            said += f" dsnb recommend {asked[0].model} compares all settings for it."
-        return Recommendation(_title(asked), search.table.head(0), (said,)), table
+            sentence = f"No setting fits: the smallest, {least}, needs {_need(search.table.loc[least])}."
+            sentence += f" dsnb recommend {asked[0].model} compares all settings for it."
+        return Recommendation(_title(asked), search.table.head(0), (sentence,)), table
 
     def of_model(self, training: Training, assumed: Sequence[str]) -> Recommendation:
         """Return the best of all settings for a training; with offload if nothing else fits."""
@@ -143,15 +143,15 @@ class Adviser:
         if best.chosen:
             return self._answer(search, best, question, reached)
         least = search.table["peak_allocated_gib"].idxmin()
-        said = f"No setting fits, offloaded or not: {least} needs {_need(search.table.loc[least])}."
-        return Recommendation(_title(asked), search.table.head(0), (said, *reached))
+        sentence = f"No setting fits, offloaded or not: {least} needs {_need(search.table.loc[least])}."
+        return Recommendation(_title(asked), search.table.head(0), (sentence, *reached))
 
     def smallest(self, training: Training) -> int:
         """Return the smallest power of two of GPUs on which a setting fits; 0 if none does."""
         for number in (2**power for power in range(MAX_GPUS.bit_length())):
-            for one in _smallest(replace(training, gpus=number)):
-                left = room_gib(one, self.on.gpu.memory_gib)
-                if need_gib(one) <= left and peak_memory(one, *traces([one])).peak_allocated_gib <= left:
+            for setting in _smallest(replace(training, gpus=number)):
+                left = room_gib(setting, self.on.gpu.memory_gib)
+                if need_gib(setting) <= left and peak_memory(setting, *traces([setting])).peak_allocated_gib <= left:
                     return number
         return 0
 
@@ -166,7 +166,8 @@ class Adviser:
     def _search(
         self, asked: Sequence[Experiment], beside: Sequence[Experiment] = (), trace_all: bool = False
     ) -> tuple[Search, Best, Question]:
-        search = Search({one.name_with_model: one for one in asked}, self.on, self._tokens, self._price, self._kind)
+        by_name = {experiment.name_with_model: experiment for experiment in asked}
+        search = Search(by_name, self.on, self._tokens, self._price, self._kind)
         search.beside = list(beside)
         if trace_all:
             search.trace(list(search.asked))
@@ -175,52 +176,52 @@ class Adviser:
         measured = None if self._runs is None else of_runs(self._runs, search.asked)
         return search, search.best(question, measured), question
 
-    def _answer(self, search: Search, found: Best, question: Question, more: Iterable[str]) -> Recommendation:
-        ranked, options = found.options.loc[found.chosen], found.options
-        best, name = ranked.iloc[0], found.chosen[0]
-        one, column = search.asked[name], question.column
-        table = found.table.loc[found.chosen].assign(**ranked[["days", "days_low", "days_high", "gpu_hours"]])
+    def _answer(self, search: Search, result: Best, question: Question, more: Iterable[str]) -> Recommendation:
+        ranked, options = result.options.loc[result.chosen], result.options
+        best, name = ranked.iloc[0], result.chosen[0]
+        experiment, column = search.asked[name], question.column
+        table = result.table.loc[result.chosen].assign(**ranked[["days", "days_low", "days_high", "gpu_hours"]])
         worse = 100 * (options[column] / best[column] - 1)
         table = table.drop(columns=["is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis"])
         is_measured = ranked["basis"] != PREDICTED
         table.loc[is_measured, [*itertools.chain(*LIMITS.values()), "step_time_error_pct"]] = math.nan
-        steps = [search.asked[chosen].tokens_per_step for chosen in found.chosen]
+        steps = [search.asked[chosen].tokens_per_step for chosen in result.chosen]
         table["step_time_s"] = table["step_time_s"].where(~is_measured, steps / ranked["tokens_per_s"])
-        table.insert(1, "worse_pct", worse[found.chosen].to_numpy())
+        table.insert(1, "worse_pct", worse[result.chosen].to_numpy())
         table.insert(2, "basis", ranked["basis"].to_numpy())
-        facts = words.figures(best, question) | {"what": "Train with", "name": labels.setting(vars(one))}
+        facts = words.figures(best, question) | {"what": "Train with", "name": labels.setting(vars(experiment))}
         if not pd.isna(best["memory_gib"]):
             room_gib = search.room_gib[list(search.asked).index(name)]
             left = significant(max(0.0, room_gib - best["memory_gib"]))
             facts |= {"room": significant(room_gib), "headroom": left}
-        said = [words.say("plan", facts), *_limits(best), *self._host_memory(one)]
+        sentences = [words.say("plan", facts), *_limits(best), *self._host_memory(experiment)]
         if best["days"] > MAX_DAYS:
-            said.append(words.say("too_slow", words.needed_gpus(options, question)))
-        if found.tied > 1:
+            sentences.append(words.say("too_slow", words.needed_gpus(options, question)))
+        if result.tied > 1:
             first = options.index[0]
             faster = f"; {first} is {_by(worse[first], question)}" if first != name else ""
-            said.append(f"It is the simplest of {found.tied} settings that are equal within 2 %{faster}.")
+            sentences.append(f"It is the simplest of {result.tied} settings that are equal within 2 %{faster}.")
         for other, row in ranked.iloc[1:].iterrows():
             need = "" if pd.isna(row["memory_gib"]) else f", {significant(row['memory_gib'])} GiB"
-            changes = _changes(one, search.asked[str(other)])
-            said.append(f"Alternative: {changes}: {_by(worse[other], question)}{need}.")
+            changes = _changes(experiment, search.asked[str(other)])
+            sentences.append(f"Alternative: {changes}: {_by(worse[other], question)}{need}.")
         if len(ranked) > 1:
-            known = ratio_errors.known_for(self.on.gpu.name, self._link, self._calibrate)
-            said.append(_how_sure(ranked, search.asked, question, known))
-        if best["basis"] == PREDICTED and one.allocator == "default":
-            said.append("Its allocator is torch's default one: fragmentation can need more memory than is predicted.")
+            ratios = ratio_errors.errors_for(self.on.gpu.name, self._link, self._calibrate)
+            sentences.append(_how_sure(ranked, search.asked, question, ratios))
+        if best["basis"] == PREDICTED and experiment.allocator == "default":
+            sentences.append("Its allocator is torch's default: fragmentation can need more memory than is predicted.")
         if best["outside"]:
-            said.append(f"Less certain than stated: {best['outside']}.")
-        experiments = [search.asked[str(key)] for key in dict.fromkeys([*found.chosen, *options.index[:MAX_TRIED]])]
-        return Recommendation(_title(experiments[:1]), table.reset_index(drop=True), (*said, *more), tuple(experiments))
+            sentences.append(f"Less certain than stated: {best['outside']}.")
+        to_try = [search.asked[str(key)] for key in dict.fromkeys([*result.chosen, *options.index[:MAX_TRIED]])]
+        return Recommendation(_title(to_try[:1]), table.reset_index(drop=True), (*sentences, *more), tuple(to_try))
 
-    def _host_memory(self, one: Experiment) -> Iterator[str]:
+    def _host_memory(self, experiment: Experiment) -> Iterator[str]:
         """Yield the host memory that offload needs, and whether this machine has it, if it has such GPUs."""
-        if one.offload == "none":
+        if experiment.offload == "none":
             return
-        each = 16 if one.offload.startswith("all") else 12  # fp32 weights and moments; all also weights and gradients
-        nodes = self.on.link.nodes(one)
-        need = each * shape(one.model).parameters / 2**30 / nodes
+        each = 16 if experiment.offload.startswith("all") else 12  # fp32 states; "all" also weights and gradients
+        nodes = self.on.link.nodes(experiment)
+        need = each * shape(experiment.model).parameters / 2**30 / nodes
         has = hardware.memory_gib()
         enough = f"; this machine has {has:,.0f} GiB{', which is too little' if has < need else ''}"
         each_node = " on each node" if nodes > 1 else ""
@@ -249,19 +250,19 @@ def _smallest(training: Training) -> list[Experiment]:
         settings = space.space(replace(training, pinned={**fixed, **training.pinned}))
     except SettingsError:  # the global batch cannot be shared among these GPUs
         return []
-    return [one for one in settings if one.loss == "chunked"] or settings
+    return [experiment for experiment in settings if experiment.loss == "chunked"] or settings
 
 
 def _changes(before: Experiment, after: Experiment) -> str:
     """Return how a setting differs from another one, as in "FSDP, not compiled, micro-batch 16"."""
     first, then = vars(before), vars(after)
     shared = labels.strategy(then)
-    said = [shared] if shared != labels.strategy(first) else []
-    said += [
+    changes = [shared] if shared != labels.strategy(first) else []
+    changes += [
         labels.choice(then, name) for name in CHANGED if first[name] != then[name] and labels.has_effect(then, name)
     ]
     others = (name for name in first if first[name] != then[name])
-    return ", ".join(said or (f"{name} {then[name]}" for name in others))
+    return ", ".join(changes or (f"{name} {then[name]}" for name in others))
 
 
 def _title(experiments: Sequence[Experiment]) -> str:
@@ -289,20 +290,20 @@ def _limits(best: "pd.Series[Any]") -> Iterator[str]:
 
 def runs_on(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
     """Return the runs on a GPU that succeeded with a known speed, or ran out of memory."""
-    known = as_runs(runs)
-    known = known.reindex(columns=[*known, *({"status", "tokens_per_s", "peak_allocated_gib", "gpu_name"} - {*known})])
-    known = known[known["status"].eq("oom") | (known["status"].eq("ok") & known["tokens_per_s"].notna())]
-    return known[[known_gpu(name) == spec for name in known["gpu_name"]]]
+    runs = as_runs(runs)
+    runs = runs.reindex(columns=[*runs, *({"status", "tokens_per_s", "peak_allocated_gib", "gpu_name"} - {*runs})])
+    runs = runs[runs["status"].eq("oom") | (runs["status"].eq("ok") & runs["tokens_per_s"].notna())]
+    return runs[[known_gpu(name) == spec for name in runs["gpu_name"]]]
 
 
 def of_runs(runs: pd.DataFrame, asked: Iterable[str]) -> pd.DataFrame | None:
     """Return measured medians in place of predictions; a setting whose runs all ran out of memory does not fit."""
     names = [recorded(row).name_with_model for row in runs.to_dict("records")]
-    known = runs.assign(experiment=names, sweep="").drop(columns=[*MEMORY[1:]], errors="ignore")
-    known = known[known["experiment"].isin(list(asked))]
-    if known.empty:
+    named = runs.assign(experiment=names, sweep="").drop(columns=[*MEMORY[1:]], errors="ignore")
+    named = named[named["experiment"].isin(list(asked))]
+    if named.empty:
         return None
-    medians = candidates(known).reindex(known["experiment"].unique())
+    medians = candidates(named).reindex(named["experiment"].unique())
     is_unstable = medians["is_unstable"].eq(True)
     return medians[["tokens_per_s", "memory_gib"]].assign(
         basis=medians["basis"].astype(object).fillna(MEASURED), is_unstable=is_unstable & ~is_unstable.all(),
@@ -319,7 +320,7 @@ def _by(worse_pct: float, question: Question) -> str:
     return f"{abs(worse_pct):.1f} % {direction[int(worse_pct < 0)]}"
 
 
-def _how_sure(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Question, known: Ratios) -> str:
+def _how_sure(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Question, ratios: Ratios) -> str:
     """Return how far the second setting is from the first, and whether the error of predictions is larger.
 
     For two predicted settings that is the error of predicted ratios, for one the error of its figure.
@@ -333,7 +334,7 @@ def _how_sure(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Q
         return f"{difference}; both were measured, and 20_compare shows whether the difference exceeds noise."
     if len(predicted) == 2 and question.objective != "memory":
         experiments = [asked[str(name)] for name in pair.index]
-        doubt_pct, doubt = ratio_errors.doubt(experiments, list(pair["limited_by"] == "CPU"), known)
+        doubt_pct, doubt = ratio_errors.doubt(experiments, list(pair["limited_by"] == "CPU"), ratios)
     else:
         figure = "peak_allocated" if question.objective == "memory" else "tokens_per_s"
         doubt_pct = float(predicted[f"{figure}_error_pct"].max())

@@ -76,14 +76,14 @@ def split(runs: pd.DataFrame, within: Collection[str]) -> list[tuple[str, pd.Dat
 
     Each part has a title: the choices that differ between the parts, in words, as far as they are unusual.
     """
-    known = with_choices(runs)
-    names = [name for name in choices(known) if name not in within]
-    keys = known[names].astype(object).map(labels.text)  # a missing value is equal to another
+    table = with_choices(runs)
+    names = [name for name in choices(table) if name not in within]
+    keys = table[names].astype(object).map(labels.text)  # a missing value is equal to another
     names = [name for name in names if keys[name].nunique() > 1]
     if not names:
         return [("", runs)]
     places = sorted(keys.groupby(names, sort=False).indices.values(), key=min)
-    first = [known.iloc[place[0]].to_dict() for place in places]
+    first = [table.iloc[place[0]].to_dict() for place in places]
     short = [", ".join(filter(None, (labels.unusual_choice(run, name) for name in names))) for run in first]
     whole = [", ".join(labels.choice(run, name) for name in names if labels.has_effect(run, name)) for run in first]
     titles = [title if title and short.count(title) == 1 else words for title, words in zip(short, whole, strict=True)]

@@ -105,7 +105,9 @@ def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = Fal
     """
     by_host = np.array([not rules.hosts_alike and intervals.is_confounded(*pair) for pair in pairs], dtype=bool)
     base, other = (
-        intervals.moments([p[side].by_host if own else p[side].values for p, own in zip(pairs, by_host, strict=True)])
+        intervals.moments(
+            [p[side].by_host if is_by_host else p[side].values for p, is_by_host in zip(pairs, by_host, strict=True)]
+        )
         for side in (0, 1)
     )
     bounds = intervals.all_pairs(base, other, among, 1 - (1 - rules.confidence) / FIGURES)
@@ -298,16 +300,16 @@ def compare(
     options = {"relevance": relevance, "confidence": confidence, "hosts_alike": hosts_alike, "fewest_runs": fewest_runs}
     rules, _ = (rules_of(runs, figure, better, **options) for runs in sets)
     keys = _keys(sets)
-    numbered = [runs.assign(_key=own) for runs, own in zip(sets, keys, strict=True)]
-    known = [intervals.settings_of(runs, "_key", figure, bool(rules.percent_factor)) for runs in numbered]
+    numbered = [runs.assign(_key=run_keys) for runs, run_keys in zip(sets, keys, strict=True)]
+    settings = [intervals.settings_of(runs, "_key", figure, bool(rules.percent_factor)) for runs in numbered]
     # The name in `after` replaces that in `before`; the order is that of `before`.
     names = dict(zip([*keys[0], *keys[1]], [*sets[0]["experiment"], *sets[1]["experiment"]], strict=True))
-    pairs = {key: (known[0].get(key, NOT_RUN), known[1].get(key, NOT_RUN)) for key in names}
+    pairs = {key: (settings[0].get(key, NOT_RUN), settings[1].get(key, NOT_RUN)) for key in names}
     parts = []
     for task in tasks(pd.concat(numbered, ignore_index=True)):
-        own = {key: pairs[key] for key in dict.fromkeys(task.runs["_key"])}
-        among = intervals.repeated(setting for pair in own.values() for setting in pair)
-        parts.append(table_of(list(own.values()), among, rules).set_axis(list(own)))
+        of_task = {key: pairs[key] for key in dict.fromkeys(task.runs["_key"])}
+        among = intervals.repeated(setting for pair in of_task.values() for setting in pair)
+        parts.append(table_of(list(of_task.values()), among, rules).set_axis(list(of_task)))
     table = pd.concat(parts or [table_of([], 0, rules)]).loc[list(pairs)]
     table["only_in"] = ["before" if b is NOT_RUN else "after" if a is NOT_RUN else "" for a, b in pairs.values()]
     table.index = pd.Index(list(names.values()), name="experiment")
@@ -321,7 +323,7 @@ def _keys(sets: list[pd.DataFrame]) -> list[list[int]]:
         names.remove("allocator")
     rows = [list(runs.reindex(columns=names).itertuples(index=False, name=None)) for runs in sets]
     numbers: dict[tuple[object, ...], int] = {}
-    return [[numbers.setdefault(tuple(map(_comparable, row)), len(numbers)) for row in own] for own in rows]
+    return [[numbers.setdefault(tuple(map(_comparable, row)), len(numbers)) for row in of_set] for of_set in rows]
 
 
 def _comparable(value: object) -> object:

@@ -85,22 +85,22 @@ class Question:
 
     def price(self, kind: object) -> float | None:
         """Return the price of an hour of a kind of hardware; None if it is unknown."""
-        known = self.prices.get(str(kind), self.prices.get(""))
-        return known if known is not None or kind == CPU else self.assumed_price
+        price = self.prices.get(str(kind), self.prices.get(""))
+        return price if price is not None or kind == CPU else self.assumed_price
 
 
 def kinds(runs: pd.DataFrame) -> pd.Series:
     """Return the hardware of each run as prices name it: the GPU's model, `GPU` if it is unknown, or `CPU`."""
-    known = runs.reindex(columns=["gpu_name", "device"]).astype(object)
-    others = known["device"].map({"cpu": CPU}).fillna(UNKNOWN_GPU)
-    return known["gpu_name"].where(known["gpu_name"].notna(), others).map(str)
+    hardware = runs.reindex(columns=["gpu_name", "device"]).astype(object)
+    others = hardware["device"].map({"cpu": CPU}).fillna(UNKNOWN_GPU)
+    return hardware["gpu_name"].where(hardware["gpu_name"].notna(), others).map(str)
 
 
 def recorded_prices(runs: pd.DataFrame) -> dict[str, float]:
     """Return the price of an hour by kind of hardware as runs state it, by their cost and GPU-hours."""
     hours, cost = numbers(runs, "gpu_hours"), numbers(runs, "cost")
-    known = (hours > 0) & (cost > 0)
-    prices = (cost / hours)[known].groupby(kinds(runs)[known]).median()
+    is_priced = (hours > 0) & (cost > 0)
+    prices = (cost / hours)[is_priced].groupby(kinds(runs)[is_priced]).median()
     return {str(kind): float(f"{price:.6g}") for kind, price in prices.items()}
 
 
@@ -168,25 +168,25 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
         ("gpus", "tokens_per_s", "power_w", "memory_gib", "global_batch", "steps", "timed_s"), "median"
     )
     others = dict.fromkeys(("source", "gpu_name", "kind"), "first") | dict.fromkeys(("n", "n_failed"), "sum")
-    known = table.groupby("experiment", sort=False).agg({**others, **median, "gpu_memory_gib": "min"})
-    known = known[known["tokens_per_s"].notna()]
-    known["power_w"] = known["power_w"] if power_w is None else known["power_w"].fillna(power_w)
-    known.insert(0, "basis", [basis({"source": source}) for source in known["source"]])
+    settings = table.groupby("experiment", sort=False).agg({**others, **median, "gpu_memory_gib": "min"})
+    settings = settings[settings["tokens_per_s"].notna()]
+    settings["power_w"] = settings["power_w"] if power_w is None else settings["power_w"].fillna(power_w)
+    settings.insert(0, "basis", [basis({"source": source}) for source in settings["source"]])
     timed = runs["experiment"][is_timed]
     names = pd.Series(intervals.hosts(runs), runs.index, dtype=object)[is_timed].groupby(timed)
-    known["hosts"] = names.nunique().where(names.count() == names.size())
+    settings["hosts"] = names.nunique().where(names.count() == names.size())
     speeds = rates[is_timed].groupby(timed)
     few = (speeds.max() - speeds.min()) / 2
-    known["spread_pct"] = 100 * speeds.std().where(speeds.count() >= MIN_RUNS, few) / speeds.median()
-    return known.assign(is_unstable=known.index.isin(unstable(runs)))
+    settings["spread_pct"] = 100 * speeds.std().where(speeds.count() >= MIN_RUNS, few) / speeds.median()
+    return settings.assign(is_unstable=settings.index.isin(unstable(runs)))
 
 
 def global_batch(runs: pd.DataFrame) -> pd.Series:
     """Return the sequences per optimizer step of each run; NaN if unknown."""
     ranks = numbers(runs, "gpus") / numbers(runs, "tensor_parallel").fillna(1)
     parallel = ranks / numbers(runs, "pipeline_parallel").fillna(1)
-    own = parallel * numbers(runs, "micro_batch_size") * numbers(runs, "grad_accum").fillna(1)
-    return numbers(runs, "global_batch_size").fillna(own)
+    computed = parallel * numbers(runs, "micro_batch_size") * numbers(runs, "grad_accum").fillna(1)
+    return numbers(runs, "global_batch_size").fillna(computed)
 
 
 def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
@@ -196,13 +196,13 @@ def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
     """
     hours = [metrics.gpu_hours(question.tokens, *row) for row in zip(table["tokens_per_s"], table["gpus"], strict=True)]
     days = [metrics.days(question.tokens, rate) for rate in table["tokens_per_s"]]
-    known = table.assign(days=pd.Series(days, table.index, float), gpu_hours=pd.Series(hours, table.index, float))
-    error = 1 + numbers(known, "tokens_per_s_error_pct").fillna(0) / 100
-    known["days_low"], known["days_high"] = known["days"] / error, known["days"] * error
-    known["energy_kwh"] = known["gpu_hours"] * numbers(known, "power_w") / 1000
-    known["price"] = pd.Series([question.price(kind) for kind in known["kind"]], known.index, float)
-    known["cost"] = known["gpu_hours"] * known["price"]
-    return known.sort_values("days", kind="stable")
+    priced = table.assign(days=pd.Series(days, table.index, float), gpu_hours=pd.Series(hours, table.index, float))
+    error = 1 + numbers(priced, "tokens_per_s_error_pct").fillna(0) / 100
+    priced["days_low"], priced["days_high"] = priced["days"] / error, priced["days"] * error
+    priced["energy_kwh"] = priced["gpu_hours"] * numbers(priced, "power_w") / 1000
+    priced["price"] = pd.Series([question.price(kind) for kind in priced["kind"]], priced.index, float)
+    priced["cost"] = priced["gpu_hours"] * priced["price"]
+    return priced.sort_values("days", kind="stable")
 
 
 @dataclass(frozen=True)
@@ -259,18 +259,18 @@ def decide(table: pd.DataFrame, question: Question, parameters: float = 0) -> De
     """Rank the candidates of a task; without `parameters` (0), the default number of tokens is a round one."""
     question = replace(question, tokens=question.tokens or planning.usual_tokens(parameters))
     table = costed(table, question)
-    known = _at_hand(table, question)
-    known = known[known[question.column].notna()].sort_values(question.column, kind="stable")
-    stable = known[~known["is_unstable"].astype(bool)]
+    available = _at_hand(table, question)
+    available = available[available[question.column].notna()].sort_values(question.column, kind="stable")
+    stable = available[~available["is_unstable"].astype(bool)]
     in_time = stable[stable["days"] <= question.max_days]
     options = stable if question.objective == "time" or in_time.empty else in_time
-    return Decision(question, table, options, len(stable) - len(options), len(known) - len(stable))
+    return Decision(question, table, options, len(stable) - len(options), len(available) - len(stable))
 
 
 def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:
-    own = table[table["fits"].astype(bool)] if "fits" in table else table
-    own = own[own["global_batch"] == question.global_batch] if question.global_batch else own
-    return own[own["gpus"] <= question.gpus] if question.gpus else own
+    available = table[table["fits"].astype(bool)] if "fits" in table else table
+    available = available[available["global_batch"] == question.global_batch] if question.global_batch else available
+    return available[available["gpus"] <= question.gpus] if question.gpus else available
 
 
 def of_runs(runs: pd.DataFrame, question: Question) -> Decision:
@@ -284,10 +284,10 @@ def _difference(runs: pd.DataFrame, options: pd.DataFrame, question: Question) -
     """Compare the second option with the first; the interval is that of all pairs of settings of the task."""
     if len(options) < 2 or question.objective == "memory":
         return None
-    own = runs[runs["experiment"].isin(options.index)]
+    ranked = runs[runs["experiment"].isin(options.index)]
     scale = {"time": 1, "gpu_hours": options["gpus"], "cost": options["gpus"] * options["price"]}[question.objective]
-    worth = numbers(own, "tokens_per_s") / (scale if isinstance(scale, int) else own["experiment"].map(scale))
-    table = own.reindex(columns=["experiment", "status", "hosts", "host"]).assign(worth=worth)
+    worth = numbers(ranked, "tokens_per_s") / (scale if isinstance(scale, int) else ranked["experiment"].map(scale))
+    table = ranked.reindex(columns=["experiment", "status", "hosts", "host"]).assign(worth=worth)
     settings = intervals.settings_of(table, "experiment", "worth")
     pair = settings[options.index[0]], settings[options.index[1]]
     among = intervals.repeated(intervals.settings_of(runs, "experiment", "tokens_per_s").values())

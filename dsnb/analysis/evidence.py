@@ -45,8 +45,8 @@ def evidence(runs: pd.DataFrame, table: pd.DataFrame, names: Iterable[object]) -
     micro-batch leaves enough memory for one twice as large; micro-batches that ran out of memory count as measured.
     """
     first = runs.drop_duplicates("experiment").set_index("experiment", drop=False)
-    known, sizes, lengths = with_choices(first), numbers(first, "micro_batch_size"), numbers(first, "seq_len")
-    texts = known[choices(known)].astype(object).map(labels.text)
+    settings, sizes, lengths = with_choices(first), numbers(first, "micro_batch_size"), numbers(first, "seq_len")
+    texts = settings[choices(settings)].astype(object).map(labels.text)
     others = texts.drop(columns="micro_batch_size", errors="ignore").itertuples(index=False, name=None)
     is_largest = sizes == sizes.groupby(pd.Index(list(others), tupleize_cols=False)).transform("max")
     described, options = texts.to_dict("index"), table.to_dict("index")
@@ -104,18 +104,18 @@ def _gain(
     starts: Sequence[object],
 ) -> str:
     """Return the speed-up over the starting point; empty if that was not measured or is this setting."""
-    own, option = described[name], options[name]
+    setting, option = described[name], options[name]
 
     def is_comparable(start: object) -> bool:
         same = all(option[column] == options[start][column] for column in ("gpus", "kind", "basis", "global_batch"))
         return same and all(
-            text in {own[column], labels.text(DEFAULTS.get(column)), _UNKNOWN}
+            text in {setting[column], labels.text(DEFAULTS.get(column)), _UNKNOWN}
             for column, text in described[start].items()
             if column not in _FREE
         )
 
     def rank(start: object) -> tuple[int, int, float]:
-        changed = training_changes(described[start], own)
+        changed = training_changes(described[start], setting)
         return START.index(described[start]["strategy"]), len(changed), -options[start]["tokens_per_s"]
 
     comparable = [start for start in starts if is_comparable(start)]
@@ -125,7 +125,7 @@ def _gain(
     facts = {
         "times": significant(option["tokens_per_s"] / options[start]["tokens_per_s"], 2),
         "start": described[start]["strategy"],
-        "training": changes(training_changes(described[start], own)),
+        "training": changes(training_changes(described[start], setting)),
     }
     return fill(GAIN, facts)
 
@@ -141,7 +141,7 @@ def training_changes(base: Mapping[Any, Any], other: Mapping[Any, Any], batches:
         if before != after and _UNKNOWN not in (before, after) and labels.has_effect(other, name):
             axis = labels.axis(name)
             changed.append((axis.title, axis.label(before), axis.label(after)))
-    return [fill(CHANGE, dict(zip(("title", "before", "after"), one, strict=True))) for one in changed]
+    return [fill(CHANGE, dict(zip(("title", "before", "after"), change, strict=True))) for change in changed]
 
 
 def changes(changed: Sequence[str]) -> str:

@@ -146,8 +146,8 @@ def flags(
     spread_pct = NORMAL_MAD * off_pct[off_pct > 0].median()  # pandas 2 warns if all are NaN, not if there are none
     limit_pct = max(OUTLIER_PCT, OUTLIER_DEVIATIONS * spread_pct) if spread_pct > 0 else OUTLIER_PCT
     reasons = [_reasons(row, limit_pct) for row in table.to_dict("records")]
-    table["flags"] = [tuple(own) for own in reasons]
-    table["words"] = ["; ".join(own.values()) for own in reasons]
+    table["flags"] = [tuple(of_run) for of_run in reasons]
+    table["words"] = ["; ".join(of_run.values()) for of_run in reasons]
     return table
 
 

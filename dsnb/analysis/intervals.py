@@ -80,13 +80,13 @@ def settings_of(
     places = sorted(groups.indices.items(), key=lambda group: int(group[1][0]))
     return {
         name: Setting(
-            values=compared[own][usable[own]],
-            hosts=tuple(host_names[own][usable[own]]),
+            values=compared[rows][usable[rows]],
+            hosts=tuple(host_names[rows][usable[rows]]),
             median=float(median),
-            failed=int((~ok[own]).sum()),
-            unusable=int((ok[own] & ~usable[own]).sum()),
+            failed=int((~ok[rows]).sum()),
+            unusable=int((ok[rows] & ~usable[rows]).sum()),
         )
-        for (name, own), median in zip(places, groups[figure].median(), strict=True)
+        for (name, rows), median in zip(places, groups[figure].median(), strict=True)
     }
 
 
@@ -131,9 +131,9 @@ class Moments:
 
 def moments(values: Sequence[Array]) -> Moments:
     """Return the moments of each setting's values; NaN with too few values."""
-    means = [float(own.mean()) if len(own) else np.nan for own in values]
-    variances = [float(own.var(ddof=1)) if len(own) > 1 else np.nan for own in values]
-    return Moments(np.array(means), np.array(variances), np.array([float(len(own)) for own in values]))
+    means = [float(of_setting.mean()) if len(of_setting) else np.nan for of_setting in values]
+    variances = [float(of_setting.var(ddof=1)) if len(of_setting) > 1 else np.nan for of_setting in values]
+    return Moments(np.array(means), np.array(variances), np.array([float(len(of_setting)) for of_setting in values]))
 
 
 def welch(base: Moments, other: Moments) -> tuple[Array, Array, npt.NDArray[np.int64]]:

@@ -134,8 +134,8 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
     compared = settings.assign(grad_accum=accumulated)
     codes = np.column_stack([pd.factorize(compared[name].map(labels.text))[0] for name in names])
     experiments = list(table.index)
-    differ_once = [(codes != own).sum(axis=1) == 1 for own in codes]
-    chosen = experiments.index(base) if base in table.index else int(np.argmax([one.sum() for one in differ_once]))
+    differ_once = [(codes != code).sum(axis=1) == 1 for code in codes]
+    chosen = experiments.index(base) if base in table.index else int(np.argmax(np.sum(differ_once, axis=1)))
     rows = []
     for other in np.flatnonzero(differ_once[chosen]):
         name = names[int(np.argmax(codes[other] != codes[chosen]))]

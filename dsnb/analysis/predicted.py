@@ -270,10 +270,10 @@ def _wanted(asked: Asked | Sequence[Asked], on_gpu: Sequence[Mapping[str, Any]])
             continue
         file = SweepPaths(Path(source)).params if Path(source).is_dir() else Path(source)
         chosen = combinations(read_params(file))
-        accepted, reasons = allowed(one | ({"gpus": number} if one.get("gpus") == "auto" else {}) for one in chosen)
+        accepted, reasons = allowed(row | ({"gpus": number} if row.get("gpus") == "auto" else {}) for row in chosen)
         wanted += accepted
         refused += reasons
-    return list({one.name_with_model: one for one in wanted}.values()), _left_out(refused)
+    return list({experiment.name_with_model: experiment for experiment in wanted}.values()), _left_out(refused)
 
 
 def allowed(settings: Iterable[Mapping[str, Any]]) -> tuple[list[Experiment], list[str]]:
@@ -292,9 +292,9 @@ def _left_out(reasons: Iterable[str]) -> list[str]:
 def _as_runs(experiments: Sequence[Experiment], figures: pd.DataFrame) -> pd.DataFrame:
     """Return predicted settings as rows of a table of runs, with figures and their errors."""
     rows = [
-        {"experiment": one.name_with_model, **{name: getattr(one, name) for name in SETTINGS}}
-        | {f"{deepspeed_keys.PREFIX}{key}": value for key, value in one.deepspeed.items()}
-        for one in experiments
+        {"experiment": experiment.name_with_model, **{name: getattr(experiment, name) for name in SETTINGS}}
+        | {f"{deepspeed_keys.PREFIX}{key}": value for key, value in experiment.deepspeed.items()}
+        for experiment in experiments
     ]
     figures = figures.reindex(columns=[*figures, *({"fits", *FIGURES} - {*figures})])
     errors = {f"{name}_error_pct": numbers(figures, f"{error}_error_pct") for name, error in FIGURES.items()}

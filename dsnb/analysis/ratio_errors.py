@@ -57,24 +57,24 @@ ELSEWHERE: dict[str, RatioError] = {
 }
 
 
-def doubt(pair: Sequence[Experiment], by_cpu: Sequence[bool], known: Ratios) -> tuple[float, str]:
+def doubt(pair: Sequence[Experiment], by_cpu: Sequence[bool], ratios: Ratios) -> tuple[float, str]:
     """Return the mean error of predicted ratios of two settings, in per cent and in words with its origin."""
     name = BY_CPU[sum(by_cpu)]
     is_offloaded = any(experiment.offload != "none" for experiment in pair)
-    name = ALL if is_offloaded or name not in known or known[name].pairs < MIN_PAIRS else name
-    pairs, error_pct, _ = known[name]
+    name = ALL if is_offloaded or name not in ratios or ratios[name].pairs < MIN_PAIRS else name
+    pairs, error_pct, _ = ratios[name]
     origin = f"the mean error of predicted ratios of two settings {name} ({count(pairs, 'pair')})"
     return error_pct, f"{error_pct:.1f} %, {origin}"
 
 
-def known_for(gpu: str, link: str, calibrate: pd.DataFrame | None = None) -> Ratios:
+def errors_for(gpu: str, link: str, calibrate: pd.DataFrame | None = None) -> Ratios:
     """Return the errors of ratios for predictions of `dsnb.predict` with these arguments."""
     if calibrate is None:
         return DEFAULT_RATIOS if gpus.find(gpu).name in DEFAULT_COVERAGE.names[calibration.GPU] else ELSEWHERE
     runs, hosts = of_hosts(calibrate, link)
-    own = by_limit(runs, calibration.left_out(runs), hosts)
+    errors = by_limit(runs, calibration.left_out(runs), hosts)
     on_this = {gpus.find(run.gpu_name).name for run in runs}
-    return own if own and gpus.find(gpu).name in on_this else ELSEWHERE
+    return errors if errors and gpus.find(gpu).name in on_this else ELSEWHERE
 
 
 def of_hosts(runs: pd.DataFrame, link: str = "nvlink") -> tuple[list[Measured], list[str]]:
@@ -84,8 +84,8 @@ def of_hosts(runs: pd.DataFrame, link: str = "nvlink") -> tuple[list[Measured], 
     path = gpus.link(link)
     medians = [
         (run, host)
-        for (host, _), own in fastest_first.groupby(["host", "experiment"], sort=False)
-        for run in measured(own.iloc[[(len(own) - 1) // 2]], path)
+        for (host, _), repeats in fastest_first.groupby(["host", "experiment"], sort=False)
+        for run in measured(repeats.iloc[[(len(repeats) - 1) // 2]], path)
     ]
     return [run for run, _ in medians], [host for _, host in medians]
 
@@ -99,13 +99,13 @@ def by_limit(runs: Sequence[Measured], errors: Sequence[float], hosts: Sequence[
         return {}
     experiments = [run.experiment for run in runs]
     table = settings_of(experiments).assign(host=list(hosts), gpu_name=[run.gpu_name for run in runs])
-    places = [own.index for task in tasks(table) for _, own in task.runs.groupby(["host", "gpu_name"], sort=False)]
-    pairs = [(own[first], own[second]) for own in places for first, second in [np.triu_indices(len(own), 1)]]
+    places = [group.index for task in tasks(table) for _, group in task.runs.groupby(["host", "gpu_name"], sort=False)]
+    pairs = [(place[first], place[second]) for place in places for first, second in [np.triu_indices(len(place), 1)]]
     first, second = (np.concatenate(side).astype(int) for side in zip(*pairs, strict=True))
-    names = np.array([one.name_with_model for one in experiments])
+    names = np.array([experiment.name_with_model for experiment in experiments])
     first, second = (side[names[first] != names[second]] for side in (first, second))
     by_cpu = calibration.limited_by_cpu(stack([run.setting for run in runs])).astype(int)
-    offloads = np.array([one.offload != "none" for one in experiments])
+    offloads = np.array([experiment.offload != "none" for experiment in experiments])
     kinds = np.array(BY_CPU)[by_cpu[first] + by_cpu[second]]
     kinds = np.where(offloads[first] | offloads[second], ALL, kinds)
     logs = np.log1p(np.asarray(errors, dtype=float) / 100)

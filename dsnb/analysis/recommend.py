@@ -82,7 +82,7 @@ def recommend(
     answers = [adviser.among(experiments)[0] for _, experiments in by_task(adviser.predictable(target))]
     if all(answer.table.empty for answer in answers):
         raise SettingsError(
-            [f"{answer.task}: {said[0].lower()}{said[1:-1]}" for answer in answers for said in answer.sentences]
+            [f"{answer.task}: {text[0].lower()}{text[1:-1]}" for answer in answers for text in answer.sentences]
         )
     return answers
 
@@ -101,7 +101,7 @@ def _training(
     With `least_gpus`, the number of GPUs only sets the usual batch, so it is not an assumption.
     """
     fixed, assumed = dict(fixed), []
-    preset = next((name for name, known in PRESETS.items() if known.hub_id == model), model)
+    preset = next((name for name, entry in PRESETS.items() if entry.hub_id == model), model)
     model = Experiment(model=str(Path(model).absolute()) if local_config(model) else preset).model
     parameters = shape(model).parameters
     device = fixed.pop("device", "cuda")
@@ -215,7 +215,7 @@ def forecast(
     options: dict[str, Any] = {"link": link, "tokens": tokens, "price": price, "calibrate": calibrate}
     adviser = Adviser(gpu, "time", currency, runs, **options)
     answers = []
-    for _, of_task in by_task(list({one.name_with_model: one for one in experiments}.values())):
+    for _, of_task in by_task(list({experiment.name_with_model: experiment for experiment in experiments}.values())):
         answer, table = adviser.among(of_task, whole=True)
         fits, spec = table["fits"].eq(True), adviser.on.gpu
         number = table["basis"][fits].value_counts()

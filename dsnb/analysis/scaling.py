@@ -66,8 +66,8 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
 
 def super_linear(table: pd.DataFrame) -> list[str]:
     """Return a sentence for each workload that is more efficient on more GPUs than at its base."""
-    found = table[(table["gpus"] > table["base_gpus"]) & (table["efficiency"] > SUPER_LINEAR)]
-    highest = found.loc[found.groupby("workload", sort=False)["efficiency"].idxmax()]
+    beyond = table[(table["gpus"] > table["base_gpus"]) & (table["efficiency"] > SUPER_LINEAR)]
+    highest = beyond.loc[beyond.groupby("workload", sort=False)["efficiency"].idxmax()]
     return [
         f"{row.workload}: {100 * row.efficiency:.0f} % efficiency on {row.gpus:,} {row.unit}s is super-linear, "
         f"relative to the tokens/s/{row.unit} on {row.base_gpus:,}. The base itself may be slow: limited by memory, "
@@ -79,8 +79,8 @@ def super_linear(table: pd.DataFrame) -> list[str]:
 
 def gpus_per_node(runs: pd.DataFrame) -> int | None:
     """Return the number of GPUs per node, for efficiency relative to one node; None if no run has a number of nodes."""
-    known = runs.dropna(subset=["gpus", "nodes"])
-    per_node = (known["gpus"] / known["nodes"])[known["nodes"] > 0]
+    counted = runs.dropna(subset=["gpus", "nodes"])
+    per_node = (counted["gpus"] / counted["nodes"])[counted["nodes"] > 0]
     return int(per_node.max()) if len(per_node) else None
 
 

@@ -63,19 +63,21 @@ class Search:
     def __init__(
         self, asked: Mapping[str, Experiment], on: On, tokens: float | None, price: float | None, kind: str = ""
     ) -> None:
-        self.asked = {name: one.model_copy(update={"device": "cuda"}) for name, one in asked.items()}
+        self.asked = {name: experiment.model_copy(update={"device": "cuda"}) for name, experiment in asked.items()}
         self.beside: list[Experiment] = []
         """Settings to trace together with the first candidates."""
         self.on, self._price, self._kind = on, price, kind
         usual = planning.usual_tokens(shape(next(iter(asked.values())).model).parameters)
         self.tokens = usual if tokens is None else tokens
-        self._settings = [setting(one, on.gpu, on.link) for one in self.asked.values()]
-        self.room_gib = np.array([room_gib(one, on.gpu.memory_gib) for one in self.asked.values()])
-        self.least_gib = np.array([need_gib(one) for one in self.asked.values()])
+        self._settings = [setting(experiment, on.gpu, on.link) for experiment in self.asked.values()]
+        self.room_gib = np.array([room_gib(experiment, on.gpu.memory_gib) for experiment in self.asked.values()])
+        self.least_gib = np.array([need_gib(experiment) for experiment in self.asked.values()])
         """Lower bound of what each candidate needs."""
         can_fit = self.least_gib <= self.room_gib
         needed = zip(self.asked.values(), can_fit | ~can_fit.any(), strict=True)  # others cannot fit in any case
-        self._likely_gib = np.array([need_gib(one, likely=True) if need else math.inf for one, need in needed])
+        self._likely_gib = np.array(
+            [need_gib(experiment, likely=True) if is_needed else math.inf for experiment, is_needed in needed]
+        )
         self._problems: dict[str, SettingsError] = {}
         self._take(attempts(list(self.asked.values()), make=False))
 
@@ -88,8 +90,8 @@ class Search:
         if self._kind == CPU:  # memory is predicted for GPUs
             table = table.assign(**dict.fromkeys(OF_MEMORY, np.nan)).assign(fits=True)
         self.table = table.assign(
-            basis=PREDICTED, is_unstable=False, gpus=[one.gpus for one in asked], gpu_name=self.on.gpu.name,
-            kind=self._kind, energy_kwh=np.nan, memory_gib=table["peak_allocated_gib"],
+            basis=PREDICTED, is_unstable=False, gpus=[experiment.gpus for experiment in asked], kind=self._kind,
+            gpu_name=self.on.gpu.name, energy_kwh=np.nan, memory_gib=table["peak_allocated_gib"],
         )  # fmt: skip
 
     def trace(self, names: Sequence[str]) -> None:
@@ -159,32 +161,34 @@ class Search:
         """Return the smallest candidate of each way of sharing that cannot fit, its need, and the room, in GiB."""
         need = self.table["peak_allocated_gib"].fillna(pd.Series(self.least_gib, self.table.index))
         room_of = dict(zip(self.asked, self.room_gib, strict=True))
-        sharing = [str([getattr(one, field) for field in KINDS[0]]) for one in self.asked.values()]
+        sharing = [str([getattr(experiment, field) for field in KINDS[0]]) for experiment in self.asked.values()]
         smallest = map(str, need.groupby(sharing, sort=False).idxmin())
         return [(name, float(need[name]), float(room_of[name])) for name in smallest if need[name] > room_of[name]]
 
 
-def need_gib(one: Experiment, likely: bool = False) -> float:
+def need_gib(experiment: Experiment, likely: bool = False) -> float:
     """Return the memory that a setting needs at least, or is likely to need."""
-    return peak_memory(one, formula(one, likely)).peak_allocated_gib
+    return peak_memory(experiment, formula(experiment, likely)).peak_allocated_gib
 
 
-def formula(one: Experiment, likely: bool) -> Trace:
+def formula(experiment: Experiment, likely: bool) -> Trace:
     """Return a trace of a setting from formulas, for the least or the likely bytes that it keeps."""
-    model, tokens = shape(one.model), int(one.micro_batch_size) * one.seq_len
-    width, is_relu = (2 if one.precision in memory.HALF else 4), not likely or model.family == "opt"
+    model, tokens = shape(experiment.model), int(experiment.micro_batch_size) * experiment.seq_len
+    width, is_relu = (2 if experiment.precision in memory.HALF else 4), not likely or model.family == "opt"
+    has_dropout = likely and experiment.dropout > 0
     block = memory.block_activations(
-        tokens, model.hidden, model.heads, one.seq_len, 1, width, likely and one.dropout > 0, True, is_relu
+        tokens, model.hidden, model.heads, experiment.seq_len, 1, width, has_dropout, True, is_relu
     )
-    block *= (AUTOCAST if Mode.of(one).autocast else 1.0) if likely else LEAST
-    of_logit = (LOGIT_BYTES["off" if one.compile == "off" else "default"] if likely else width) * model.vocab
-    every = one.checkpoint_every if one.activation_checkpointing else 0
+    block *= (AUTOCAST if Mode.of(experiment).autocast else 1.0) if likely else LEAST
+    of_logit = (LOGIT_BYTES["off" if experiment.compile == "off" else "default"] if likely else width) * model.vocab
+    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
     block_input = float(width * tokens * model.hidden)
-    kept, again = memory.kept_activations(model.layers, block, block_input, every, one.checkpoint_offload)
-    loss = kept + (tokens * of_logit if one.loss == "whole" else 0)
+    kept, again = memory.kept_activations(model.layers, block, block_input, every, experiment.checkpoint_offload)
+    loss = kept + (tokens * of_logit if experiment.loss == "whole" else 0)
     of_root = float(model.vocab * model.hidden)
     return Trace(
         forward_peak=kept, kept=kept, moments=((loss, 0.0), (kept + again, 1.0)), parameters=model.parameters,
-        trainable=0.0 if one.lora_rank else model.parameters, of_block=(model.parameters - of_root) / model.layers,
-        of_root=of_root, largest=of_root, layers=model.layers, hidden=model.hidden, vocab=model.vocab,
+        trainable=0.0 if experiment.lora_rank else model.parameters, of_root=of_root, largest=of_root,
+        of_block=(model.parameters - of_root) / model.layers, layers=model.layers, hidden=model.hidden,
+        vocab=model.vocab,
     )  # fmt: skip

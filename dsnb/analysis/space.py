@@ -78,12 +78,12 @@ def space(training: Training, offloaded: bool = False) -> list[Experiment]:
     refused: list[list[str]] = []
     for chosen, alike in _combinations(training, offloaded):
         try:
-            one = Experiment(**chosen)
+            experiment = Experiment(**chosen)
         except SettingsError as error:
             refused.append(error.problems)
         else:
-            for another in (one, *(one.model_copy(update=split) for split in alike)):
-                allowed.setdefault(another.name, another)
+            for other in (experiment, *(experiment.model_copy(update=split) for split in alike)):
+                allowed.setdefault(other.name, other)
     if refused and not allowed and not offloaded:
         of_all = [problem for problem in refused[0] if all(problem in problems for problems in refused)]
         raise SettingsError(of_all or refused[0])
@@ -113,20 +113,20 @@ def _combinations(training: Training, offloaded: bool) -> Iterator[tuple[dict[st
     shared = OFFLOADED if offloaded else list(_shared(training))
     common = {name: getattr(training, name) for name in ("model", "gpus", "seq_len", "precision", "device")}
     for sharing, recomputed, *values in itertools.product(shared, RECOMPUTED, *chosen.values()):
-        one = {**common, **sharing, **recomputed, **dict(zip(chosen, values, strict=True))}
-        rare = one["mixed_precision"] == "autocast" or one.get("tensor_parallel", 1) > 1
-        if rare and (one["loss"] == "chunked" != training.pinned.get("loss")):
+        setting = {**common, **sharing, **recomputed, **dict(zip(chosen, values, strict=True))}
+        rare = setting["mixed_precision"] == "autocast" or setting.get("tensor_parallel", 1) > 1
+        if rare and (setting["loss"] == "chunked" != training.pinned.get("loss")):
             continue
-        if one.get("strategy") == "ddp" and one["compile"] != "off":
-            one = {"bucket_elements": BUCKET, **one}
-        sequences, rest = divmod(training.global_batch * one.get("tensor_parallel", 1), training.gpus)  # of a rank
+        if setting.get("strategy") == "ddp" and setting["compile"] != "off":
+            setting = {"bucket_elements": BUCKET, **setting}
+        sequences, rest = divmod(training.global_batch * setting.get("tensor_parallel", 1), training.gpus)  # of a rank
         splits = [
             {"micro_batch_size": size, "grad_accum": sequences // size}
             for size in ([] if rest else sizes or micro_batches(sequences, training.seq_len))
             if sequences % size == 0 and sequences // size in (counts or [sequences // size])
         ]
         for _, (first, *alike) in itertools.groupby(splits, lambda split: split if sizes else split["grad_accum"] > 1):
-            yield {**one, **first}, alike
+            yield {**setting, **first}, alike
 
 
 def _shared(training: Training) -> Iterator[dict[str, Any]]:
@@ -157,21 +157,21 @@ COUNTED = {
 """Settings that the order of simplicity ranks separately."""
 
 
-def simplicity(one: Experiment) -> tuple[int, ...]:
+def simplicity(setting: Experiment) -> tuple[int, ...]:
     """Return a sort key that puts the simplest settings first.
 
     In order of importance: offload, splitting of layers, the strategy (plain loop, DDP, ZeRO 0 to 3, FSDP),
     recomputation, CUDA graphs, compilation, the number of other settings that differ from the default, accumulation.
     """
-    sharing = {"strategy": one.strategy} if one.strategy != "deepspeed" else {"zero_stage": one.zero_stage}
-    differing = sum(getattr(one, name) != usual for name, usual in DEFAULTS.items() if name not in COUNTED)
+    sharing = {"strategy": setting.strategy} if setting.strategy != "deepspeed" else {"zero_stage": setting.zero_stage}
+    differing = sum(getattr(setting, name) != usual for name, usual in DEFAULTS.items() if name not in COUNTED)
     return (
-        int(one.offload != "none"),
-        one.tensor_parallel * one.pipeline_parallel,
+        int(setting.offload != "none"),
+        setting.tensor_parallel * setting.pipeline_parallel,
         SHARING.index(sharing),
-        int(one.activation_checkpointing),
-        int(one.compile in CUDA_GRAPHS),
-        int(one.compile != "off"),
+        int(setting.activation_checkpointing),
+        int(setting.compile in CUDA_GRAPHS),
+        int(setting.compile != "off"),
         differing,
-        one.grad_accum,
+        setting.grad_accum,
     )

@@ -43,9 +43,9 @@ class Task:
 
 def parameters(runs: pd.DataFrame) -> float:
     """Return the size of the model of a task: as measured, else as published, else 0."""
-    known = float(numbers(runs, "parameters").max())
+    measured = float(numbers(runs, "parameters").max())
     shapes = [PRESETS[name] for name in runs.get("model", pd.Series(dtype=object)).unique() if name in PRESETS]
-    return known if known > 0 else float(shapes[0].parameters if shapes else 0)
+    return measured if measured > 0 else float(shapes[0].parameters if shapes else 0)
 
 
 def tasks(runs: pd.DataFrame) -> list[Task]:
@@ -64,7 +64,7 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
 def settings_of(experiments: Sequence[Experiment]) -> pd.DataFrame:
     """Return the settings that tell tasks apart, one row per experiment, for `tasks`."""
     names = ("model", "seq_len", "data", "lora_rank")
-    return pd.DataFrame({name: [getattr(one, name) for one in experiments] for name in names})
+    return pd.DataFrame({name: [getattr(experiment, name) for experiment in experiments] for name in names})
 
 
 def with_trained(runs: pd.DataFrame) -> pd.DataFrame:

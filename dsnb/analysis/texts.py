@@ -20,17 +20,17 @@ _NAME = re.compile(r"\{(\w+)(?::([^|}]*)\|([^}]*))?\}")
 def fill(template: str, facts: Mapping[str, object]) -> str:
     """Fill a template; `web/` has the same function, and the templates come with the page's data.
 
-    `{name}` is a fact, a text or a whole number. `{name:one|more}` is `one` if the fact is 1, otherwise `more`. `[...]`
-    is left out if a fact in it is missing or empty; elsewhere, such a fact empties the whole sentence.
+    `{name}` is a fact, a text or a whole number. `{name:singular|plural}` is `singular` if the fact is 1, otherwise
+    `plural`. `[...]` is left out if a fact in it is missing or empty; elsewhere, such a fact empties the sentence.
     """
-    known = {name: str(fact) for name, fact in facts.items() if fact is not None and str(fact)}
+    texts = {name: str(fact) for name, fact in facts.items() if fact is not None and str(fact)}
 
     def is_full(text: str) -> bool:
-        return all(match[1] in known for match in _NAME.finditer(text))
+        return all(match[1] in texts for match in _NAME.finditer(text))
 
     def filled(match: re.Match[str]) -> str:
-        name, one, more = match.groups()
-        return known[name] if one is None else one if known[name] == "1" else more
+        name, singular, plural = match.groups()
+        return texts[name] if singular is None else singular if texts[name] == "1" else plural
 
     while match := _OPTIONAL.search(template):
         template = template[: match.start()] + (match[1] if is_full(match[1]) else "") + template[match.end() :]

@@ -201,14 +201,14 @@ def figures(option: "pd.Series[Any]", question: Question, memory: str = "GPU mem
     amounts = {"rate": "tokens_per_s", "hours": "gpu_hours", "energy": "energy_kwh", "memory": "memory_gib"}
     amounts["capacity"] = "gpu_memory_gib"
     errors = {"rate_error": "tokens_per_s_error_pct", "memory_error": "peak_allocated_error_pct"}
-    known = option.dropna()
+    values = option.dropna()
     factor, rate = 1 + option.get("tokens_per_s_error_pct", math.nan) / 100, option["tokens_per_s"]
     return {
         "name": str(option.name),
         "basis": str(option["basis"]),
         "place": labels.place(run),
         "unit": unit,
-        **{text: significant(known[column]) for text, column in amounts.items() if column in known},
+        **{text: significant(values[column]) for text, column in amounts.items() if column in values},
         **{text: error(option.get(column)) for text, column in errors.items()},
         "rates": "" if math.isnan(factor) else labels.span(rate / factor, rate * factor),
         "tokens": amount(question.tokens),
@@ -253,9 +253,9 @@ def cost(option: "pd.Series[Any]", question: Question, unit: str) -> str:
 def needed_gpus(options: pd.DataFrame, question: Question) -> dict[str, str]:
     """Return how many GPUs `GOAL_DAYS` would need at the speed per GPU of the setting with the fewest GPU-hours."""
     least = options.loc[options["gpu_hours"].idxmin()]
-    known = figures(least, question)
+    texts = figures(least, question)
     return {
-        **{name: known[name] for name in ("hours", "unit", "cost", "basis")},
+        **{name: texts[name] for name in ("hours", "unit", "cost", "basis")},
         "needed": fixed(gpus_needed(least["gpu_hours"])),
         "rate_per_gpu": significant(least["tokens_per_s"] / least["gpus"]),
         "by": "" if least.name == options.index[0] else str(least.name),

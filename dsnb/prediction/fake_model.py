@@ -39,7 +39,7 @@ class CudaOperators(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:  # the fused kernel draws its mask again in the backward pass
             kwargs = {**(kwargs or {}), "dropout_p": 0.0}
         if func in FULL_PRECISION and torch.is_autocast_enabled("cpu"):
-            args = [one.float() if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in args]
+            args = [arg.float() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args]
         return func(*args, **(kwargs or {}))
 
 
@@ -65,7 +65,7 @@ def compute_recomputed_as_cuda(block: Any, offloaded: bool) -> None:
 
         if not offloaded:
             return recompute(compute, *inputs)
-        with saved_tensors_hooks(lambda one: (one.shape, one.dtype), lambda kept: torch.empty(kept[0], dtype=kept[1])):
+        with saved_tensors_hooks(lambda t: (t.shape, t.dtype), lambda kept: torch.empty(kept[0], dtype=kept[1])):
             return checkpoint(compute, *inputs, use_reentrant=True)
 
     block._gradient_checkpointing_func = run
@@ -91,12 +91,12 @@ def patched(module: Any, **substitutes: Any) -> Iterator[None]:
     owner: Any = importlib.import_module(module) if isinstance(module, str) else module
     usual = {name: getattr(owner, name) for name in substitutes}
     try:
-        for name, one in substitutes.items():
-            setattr(owner, name, one if callable(one) else lambda *_, one=one: one)
+        for name, substitute in substitutes.items():
+            setattr(owner, name, substitute if callable(substitute) else lambda *_, value=substitute: value)
         yield
     finally:
-        for name, one in usual.items():
-            setattr(owner, name, one)
+        for name, original in usual.items():
+            setattr(owner, name, original)
 
 
 def grouped_products() -> AbstractContextManager[None]:
@@ -123,7 +123,7 @@ def autocast(experiment: Experiment) -> AbstractContextManager[Any]:
 def period(config: Any) -> int:
     """Return the period with which kinds of blocks repeat, from the per-block lists of a configuration."""
     layers = config.num_hidden_layers
-    lists = [one for one in vars(config).values() if isinstance(one, list | tuple) and len(one) == layers]
+    lists = [value for value in vars(config).values() if isinstance(value, list | tuple) and len(value) == layers]
     repeats = (
         number
         for number in range(1, layers)
@@ -136,7 +136,7 @@ def as_autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """Cast the inputs of attention as autocast does, if it is on."""
     if not torch.is_autocast_enabled("cpu"):
         return list(tensors)
-    return [one.to(torch.get_autocast_dtype("cpu")) for one in tensors]
+    return [tensor.to(torch.get_autocast_dtype("cpu")) for tensor in tensors]
 
 
 class Size(NamedTuple):
@@ -160,9 +160,9 @@ def size(number_of_bytes: int, micro_batch: int) -> Size:
 def largest(sizes: Iterable[Size]) -> list[Size]:
     """Return the sizes that can be the largest for some micro-batch."""
     kept: list[Size] = []
-    for one in sorted(set(sizes), reverse=True):
-        if not kept or one.per_sequence > kept[-1].per_sequence:
-            kept.append(one)
+    for candidate in sorted(set(sizes), reverse=True):
+        if not kept or candidate.per_sequence > kept[-1].per_sequence:
+            kept.append(candidate)
     return kept
 
 

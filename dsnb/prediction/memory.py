@@ -137,10 +137,10 @@ def engine_of(experiment: Experiment, trace: Trace) -> Engine:
     width = 2 if half and experiment.mixed_precision == "native" and experiment.strategy == "deepspeed" else 4
     moments = MOMENTS * trace.trainable
     if experiment.optimizer == "adafactor":  # rows and columns
-        known = facts(experiment.model)
+        of_model = facts(experiment.model)
         moments = 4 * trace.factored
-        if known.get("family") in SPLIT or not trace.factored:
-            moments = formulas.adafactor_moments(trace.layers, trace.hidden, trace.vocab, known.get("positions"))
+        if of_model.get("family") in SPLIT or not trace.factored:
+            moments = formulas.adafactor_moments(trace.layers, trace.hidden, trace.vocab, of_model.get("positions"))
     if experiment.optimizer == "muon":  # matrices of the blocks have one moment, everything else two
         moments = 4 * (2 * trace.trainable - trace.layers * trace.of_block)
     given = experiment.deepspeed.get("zero_optimization.reduce_bucket_size", 0)
@@ -216,7 +216,7 @@ def _ddp(engine: Engine) -> list[Moment]:
     states = states.plus(buffers=(4 + sent) * engine.trained)
     moments = [*_passes(engine, states, 4 * engine.trained, 0), states.plus("optimizer")]
     if engine.accumulates and engine.experiment.optimizer == "adamw":
-        moments += [one.plus("second step", buffers=4 * engine.trained) for one in moments if one.name == "loss"]
+        moments += [loss.plus("second step", buffers=4 * engine.trained) for loss in moments if loss.name == "loss"]
     return moments
 
 

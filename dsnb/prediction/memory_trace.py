@@ -109,7 +109,7 @@ class _Recorder:
         self.kept, self.kept_forward, self._live, self._done, self._place = Size(), Size(), live, 0, -1
         modules = blocks(model.model)
         number = {id(weight): place for place, block in enumerate(modules) for weight in block.parameters()}
-        places = {own: -1 if place < second.start else int(place >= second.stop) for own, place in number.items()}
+        places = {weight: -1 if place < second.start else int(place >= second.stop) for weight, place in number.items()}
         outside = {id(weight) for weight in model.parameters()} - number.keys()
         self._places = places | dict.fromkeys(outside, 2)
         for parameter in model.parameters():
@@ -155,9 +155,9 @@ class _Recorder:
 
 def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> dict[str, Any]:
     """Extrapolate what torch's compiler saves from models of one and two blocks; of three where blocks alternate."""
-    one, block = _kept_sizes(experiment, micro_batch)
+    shallow, block = _kept_sizes(experiment, micro_batch)
     kept, recomputed = _kept_of_blocks(experiment, sizes, block)
-    whole = one.plus(block, -1).plus(kept)
+    whole = shallow.plus(block, -1).plus(kept)
     losses, head = loss_sizes(experiment, sizes["vocab"], sizes["width_of_head"], micro_batch)
     end = head
     if not compiles_blocks(experiment.model_dump()):
@@ -181,18 +181,18 @@ def _kept_sizes(experiment: Experiment, micro_batch: int) -> tuple[Size, Size]:
         settings["strategy"] = "deepspeed"
     if compiles_blocks(values):  # the loss is outside of the blocks
         settings |= {"compile": "default", "compile_unit": "block", "loss": "whole"}
-        more = _ask_partitioner(json.dumps(settings), 1 + kinds)
-        more = [kept for kept in more if kept[0] >= 0] if experiment.loss == "chunked" else more
-        one = [kept for kept in more if kept[0] <= 0]
+        deep = _ask_partitioner(json.dumps(settings), 1 + kinds)
+        deep = [kept for kept in deep if kept[0] >= 0] if experiment.loss == "chunked" else deep
+        shallow = [kept for kept in deep if kept[0] <= 0]
     else:
         settings["compile_unit"] = "model"
-        one, more = (_ask_partitioner(json.dumps(settings), layers) for layers in (1, 1 + kinds))
+        shallow, deep = (_ask_partitioner(json.dumps(settings), layers) for layers in (1, 1 + kinds))
 
     def whole(kept: Sequence[tuple[int, int]]) -> Size:
         scaled = (number if number % MANY else number // MANY * micro_batch for _, number in kept)
         return functools.reduce(Size.plus, (size(number, micro_batch) for number in scaled))
 
-    return whole(one), Size().plus(whole(more).plus(whole(one), -1), 1 / kinds)
+    return whole(shallow), Size().plus(whole(deep).plus(whole(shallow), -1), 1 / kinds)
 
 
 @functools.lru_cache
@@ -200,12 +200,12 @@ def _ask_partitioner(settings: str, layers: int) -> list[tuple[int, int]]:
     """Return what a model of `layers` blocks saves: the number of the block (-1 outside of blocks) and the bytes."""
     experiment = Experiment.recorded(json.loads(settings))
     model, fake = build(experiment, layers)
-    known = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
+    weights = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
     kept: dict[int, tuple[int, int, torch.Tensor]] = {}
 
     def keep(place: int, results: Sequence[Any]) -> None:
         for tensor in tree_leaves(results):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in known:
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in weights:
                 storage = tensor.untyped_storage()
                 kept.setdefault(storage._cdata, (place, storage.nbytes(), tensor))
 
@@ -262,14 +262,14 @@ def _partitioned(
 
         return make_boxed_func(run)
 
-    def pure(own: dict[str, torch.Tensor], arguments: Any, named: Any) -> Any:
+    def pure(tensors: dict[str, torch.Tensor], arguments: Any, named: Any) -> Any:
         with (
-            _reparametrize_module(module, own, tie_weights=True),
+            _reparametrize_module(module, tensors, tie_weights=True),
             fake_model.patched(torch.compiler, is_compiling=True),
         ):
             return function(*arguments, **named)
 
-    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     compiled = aot_function(
         pure,
         fw_compiler=forward,
@@ -277,7 +277,7 @@ def _partitioned(
         partition_fn=importlib.import_module("torch._inductor.compile_fx").partition_fn,
         decompositions=select_decomp_table(),
     )
-    return lambda *arguments, **named: compiled(own, arguments, named)
+    return lambda *arguments, **named: compiled(tensors, arguments, named)
 
 
 @contextlib.contextmanager
@@ -324,7 +324,7 @@ def _sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
     model, fake = build(experiment, 1)
     parameters, block = list(model.parameters()), list(blocks(model.model)[0].parameters())
     whole, of_block, head = _elements(parameters), _elements(block), output_layer(model).weight
-    trained, of_block_trained = (_elements(one for one in some if one.requires_grad) for some in (parameters, block))
+    trained, of_block_trained = (_elements(p for p in some if p.requires_grad) for some in (parameters, block))
     return {
         "parameters": whole + (layers - 1) * of_block,
         "trainable": trained + (layers - 1) * of_block_trained,
@@ -332,7 +332,7 @@ def _sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
         "hidden": model.config.hidden_size,
         "of_block": of_block,
         "of_root": whole - of_block,
-        "largest": max(one.numel() for one in parameters),
+        "largest": max(weight.numel() for weight in parameters),
         "factored": _factored(parameters) + (layers - 1) * _factored(block),
         "vocab": head.shape[0],
         "width_of_head": head.shape[1],
@@ -342,12 +342,12 @@ def _sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
 
 def _factored(parameters: Iterable[torch.Tensor]) -> int:
     """Count the numbers that Adafactor stores: one for each row and column of each matrix."""
-    shapes = [one.shape for one in parameters if one.requires_grad]
+    shapes = [weight.shape for weight in parameters if weight.requires_grad]
     return sum(math.prod(shape[:-2]) * sum(shape[-2:]) for shape in shapes)
 
 
 def _elements(parameters: Iterable[torch.Tensor]) -> int:
-    return sum(one.numel() for one in parameters)
+    return sum(weight.numel() for weight in parameters)
 
 
 def _block_input(experiment: Experiment, model: CausalLoss, fake: Any) -> Size:
@@ -366,10 +366,10 @@ def _moments(candidates: Iterable[tuple[Size, float]]) -> list[tuple[float, floa
     the loss's backward pass, before any gradient, are compared only with each other.
     """
     kept: list[tuple[float, float, float]] = []
-    for one, done in sorted(candidates, key=lambda moment: (moment[1], *moment[0]), reverse=True):
+    for held, done in sorted(candidates, key=lambda moment: (moment[1], *moment[0]), reverse=True):
         others = (other for other in kept if done or not other[2])
-        if not any(one.constant <= constant and one.per_sequence <= each for constant, each, _ in others):
-            kept.append((*one, done))
+        if not any(held.constant <= constant and held.per_sequence <= each for constant, each, _ in others):
+            kept.append((*held, done))
     return kept[::-1]
 
 

@@ -46,7 +46,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: Any) -> Any:  # type: ignore[override]
-        return tuple(one.new_empty(one.shape) for one in ctx.saved_tensors)
+        return tuple(tensor.new_empty(tensor.shape) for tensor in ctx.saved_tensors)
 
 
 class _Pass(TorchDispatchMode):
@@ -85,7 +85,7 @@ class _Pass(TorchDispatchMode):
         inputs = {self._number(tensor) for tensor in read}
         if is_view or not written or name.startswith(NOTHING):
             return out
-        is_product = any(one in name for one in PRODUCTS[4:]) or name.split(".")[0] in PRODUCTS
+        is_product = any(product in name for product in PRODUCTS[4:]) or name.split(".")[0] in PRODUCTS
         if is_product and not self.backward:
             self._product(read, written[0], "grouped" in name)
         if not is_product:
@@ -204,7 +204,7 @@ def count(experiment: Experiment) -> dict[str, Any]:
     by_mode: dict[str, Any] = {}
     for mode in MODES:
         passes = [_follow(_as(experiment, mode), number) for number in (fewer, more)]
-        rows = [[*one.moved, *one.kernels, *one.products.values(), *one.fused()] for one in passes]
+        rows = [[*run.moved, *run.kernels, *run.products.values(), *run.fused()] for run in passes]
         by_mode[mode] = [(of_more - of_fewer) / (more - fewer) for of_fewer, of_more in zip(*rows, strict=True)]
     attended = passes[-1].attended
     per_block = len(attended) // more

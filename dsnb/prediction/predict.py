@@ -96,9 +96,9 @@ def predict(
         the price are no finite number of an allowed size.
     """
     planning.check(1 if tokens is None else tokens, {}, price=price)
-    experiments = [one.model_copy(update={"device": "cuda"}) for one in experiments]  # whatever this machine has
+    experiments = [experiment.model_copy(update={"device": "cuda"}) for experiment in experiments]
     on = on_gpu(gpu, link, calibrate, probe)
-    settings = [setting(one, on.gpu, on.link) for one in experiments]  # refuses before anything is traced
+    settings = [setting(experiment, on.gpu, on.link) for experiment in experiments]  # refuses before anything is traced
     return tabulated(experiments, settings, traces(experiments), on, tokens=tokens, price=price)
 
 
@@ -132,17 +132,17 @@ def tabulated(
     by_cpu = calibration.limited_by_cpu(together, on.constants)
     names, seconds = list(vars(times)), np.array([*vars(times).values()]).T.tolist()
     rows = []
-    for one, trace, parts, total, waits in zip(
+    for experiment, trace, parts, total, waits in zip(
         experiments, model_traces, seconds, np.asarray(times.step_time_s).tolist(), by_cpu.tolist(), strict=True
     ):
         if on.gpu.name in on.covered.names[calibration.GPU]:
-            kind, error = calibration.expected_error(calibration.kinds(one, waits), on.errors or TIME_ERRORS)
+            kind, error = calibration.expected_error(calibration.kinds(experiment, waits), on.errors or TIME_ERRORS)
         else:
-            kinds = calibration.kinds_elsewhere(on.gpu.name, on.link.nodes(one))
+            kinds = calibration.kinds_elsewhere(on.gpu.name, on.link.nodes(experiment))
             kind, error = calibration.expected_error(kinds, calibration.ELSEWHERE)
-        tokens_per_s = one.tokens_per_step / total
-        row: dict[str, Any] = {"experiment": one.name_with_model}
-        row |= _memory_columns(one, trace, on.gpu) if trace else {}
+        tokens_per_s = experiment.tokens_per_step / total
+        row: dict[str, Any] = {"experiment": experiment.name_with_model}
+        row |= _memory_columns(experiment, trace, on.gpu) if trace else {}
         row |= {
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_error_pct": error.mean_pct,
@@ -153,12 +153,12 @@ def tabulated(
             **dict(zip(names, parts, strict=True)),
         }
         if trace:
-            achieved = metrics.tflops(_flops_per_token(one, trace), tokens_per_s / one.gpus)
-            row["mfu"] = metrics.mfu(achieved, on.gpu.peak_flops(one.precision) / 1e12)
+            achieved = metrics.tflops(_flops_per_token(experiment, trace), tokens_per_s / experiment.gpus)
+            row["mfu"] = metrics.mfu(achieved, on.gpu.peak_flops(experiment.precision) / 1e12)
         usual = planning.usual_tokens(trace.parameters) if trace else math.nan
         to_train = usual if tokens is None else tokens
         days = metrics.days(to_train, tokens_per_s) or math.nan
-        hours = metrics.gpu_hours(to_train, tokens_per_s, one.gpus) or math.nan
+        hours = metrics.gpu_hours(to_train, tokens_per_s, experiment.gpus) or math.nan
         row |= {
             "tokens": to_train,
             "days": days,
@@ -167,7 +167,7 @@ def tabulated(
             "gpu_hours": hours,
             "cost": math.nan if price is None else hours * price,
             "probe": on.probe,
-            "outside": "; ".join(calibration.outside(one, on.gpu.name, on.covered, on.link)),
+            "outside": "; ".join(calibration.outside(experiment, on.gpu.name, on.covered, on.link)),
         }
         rows.append(row)
     return pd.DataFrame(rows)

@@ -108,7 +108,7 @@ def attempts(experiments: Sequence[Experiment], make: bool = True) -> list[Trace
     keys = [key_of[tuple(values.items())] for values in settings]
     is_kept = {key: _is_kept(key) for key in key_of.values()}
     asked = zip(keys, experiments, settings, strict=True)
-    missing = {key: one.model_copy(update=values) for key, one, values in asked if not is_kept[key]}
+    missing = {key: experiment.model_copy(update=values) for key, experiment, values in asked if not is_kept[key]}
     problems = dict.fromkeys(missing, SettingsError("it was not traced before"))
     if missing and make:
         models = ", ".join(sorted({experiment.model for experiment in missing.values()}))
@@ -216,9 +216,11 @@ def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]
     if not can_trace():
         raise SettingsError("torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'")
     groups: dict[Any, list[str]] = {}
-    for key, one in missing.items():
-        alike = (one.model, one.precision, one.lora_rank, one.compile_unit, one.seq_len)
-        groups.setdefault(key if one.compile == "off" else alike, []).append(key)
+    for key, experiment in missing.items():
+        alike = tuple(
+            getattr(experiment, name) for name in ("model", "precision", "lora_rank", "compile_unit", "seq_len")
+        )
+        groups.setdefault(key if experiment.compile == "off" else alike, []).append(key)
     longest_first = sorted(groups.values(), key=lambda keys: missing[keys[0]].compile == "off")
 
     def trace(keys: list[str]) -> dict[str, Any]:

@@ -65,14 +65,14 @@ def test_the_kind_of_a_pair_is_what_limits_it_unless_too_few_were_measured(setti
 
 def test_which_errors_hold_for_a_gpu_and_for_ones_own_runs(monkeypatch):
     monkeypatch.setattr(ratio_errors.calibration, "left_out", lambda runs: [0.0] * len(runs))
-    assert ratio_errors.known_for("H200", "nvlink") is DEFAULT_RATIOS
-    assert ratio_errors.known_for("A100", "nvlink") is ELSEWHERE
+    assert ratio_errors.errors_for("H200", "nvlink") is DEFAULT_RATIOS
+    assert ratio_errors.errors_for("A100", "nvlink") is ELSEWHERE
     own = dsnb.published("h100")
-    found = ratio_errors.known_for("H100", "nvlink", own)
+    found = ratio_errors.errors_for("H100", "nvlink", own)
     assert found[ALL].pairs > 5
     assert found not in (DEFAULT_RATIOS, ELSEWHERE)
-    assert ratio_errors.known_for("A100", "nvlink", own) is ELSEWHERE
-    assert ratio_errors.known_for("H100", "nvlink", own.head(1)) is ELSEWHERE
+    assert ratio_errors.errors_for("A100", "nvlink", own) is ELSEWHERE
+    assert ratio_errors.errors_for("H100", "nvlink", own.head(1)) is ELSEWHERE
 
 
 @pytest.mark.parametrize(("measured", "stated"), [(benchmark.h200, DEFAULT_RATIOS), (benchmark.elsewhere, ELSEWHERE)])

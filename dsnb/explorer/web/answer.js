@@ -5,7 +5,7 @@ const PART = /\[([^[\]]*)\]/;
 const PLACE = /\{(\w+)(?::([^|}]*)\|([^}]*))?\}/g;
 
 // Fill a template with texts by name. A part in brackets is left out if one of its texts is missing; outside of brackets, a missing text
-// empties the result. `{name:one|more}` depends on whether the text is "1".
+// empties the result. `{name:singular|plural}` depends on whether the text is "1".
 const fill = (template, facts) => {
   const isFull = (text) => [...text.matchAll(PLACE)].every(([, name]) => facts[name]);
   let text = template;
