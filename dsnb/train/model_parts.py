@@ -1,6 +1,6 @@
 """The parts of a causal language model of transformers: blocks, pipeline stages, shards of tensor-parallel ranks.
 
-For a pipeline the model's forward pass is followed once: which layers with weights it calls before and after the blocks,
+For a pipeline the forward pass is followed once: which layers with weights the model calls before and after the blocks,
 and which arguments it passes to each block beside the hidden state (masks, ALiBi, positions). A stage calls its blocks
 with the same arguments, so all batches must have one shape and no padding, as dsnb's have.
 
