@@ -122,8 +122,8 @@ def table(output: Path) -> pd.DataFrame:
     """Return one row per setting: medians over its repeats."""
     runs = load_runs(output)
     figures = ["tokens_per_s", "of_plain", "tflops_per_gpu", "mfu_of_matmul", "peak_allocated_gib", "step_time_s"]
-    found = summarize(runs)
-    return found[["n", "n_failed", *(f"{name}_{what}" for name in figures for what in ("median", "std"))]]
+    summary = summarize(runs)
+    return summary[["n", "n_failed", *(f"{name}_{what}" for name in figures for what in ("median", "std"))]]
 
 
 def main() -> None:
@@ -135,9 +135,9 @@ def main() -> None:
     works = works or [work for work in WORKS if fits(work)]
     compile_all(works)
     measure(Path(output), works)
-    found = table(Path(output))
-    found.to_csv(Path(output) / "bars.csv")
-    print(found.to_string())
+    medians = table(Path(output))
+    medians.to_csv(Path(output) / "bars.csv")
+    print(medians.to_string())
 
 
 if __name__ == "__main__":

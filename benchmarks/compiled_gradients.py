@@ -82,19 +82,21 @@ def one_pass(experiment: Experiment, ids: torch.Tensor, half: torch.dtype, **way
 
 def gradients(model: CausalLoss) -> dict[str, torch.Tensor]:
     """Return the gradients of all parameters in fp32, on the host."""
-    return {name: one.grad.float().cpu() for name, one in model.named_parameters() if one.grad is not None}
+    return {name: weight.grad.float().cpu() for name, weight in model.named_parameters() if weight.grad is not None}
 
 
-def furthest(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], count: int = 4) -> str:
+def furthest(computed: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], count: int = 4) -> str:
     """Name the parameters whose gradients have the largest relative errors (in the 2-norm)."""
-    errors = {name: float((one - wanted[name]).norm() / wanted[name].norm()) for name, one in found.items()}
-    worst = sorted(errors, key=lambda one: -errors[one])[:count]
+    errors = {
+        name: float((gradient - wanted[name]).norm() / wanted[name].norm()) for name, gradient in computed.items()
+    }
+    worst = sorted(errors, key=lambda name: -errors[name])[:count]
     return ", ".join(f"{name} {100 * errors[name]:.2f} %" for name in worst)
 
 
-def norm(found: dict[str, torch.Tensor]) -> float:
+def norm(computed: dict[str, torch.Tensor]) -> float:
     """Return the norm of the whole gradient."""
-    return float(torch.stack([one.norm() for one in found.values()]).norm())
+    return float(torch.stack([gradient.norm() for gradient in computed.values()]).norm())
 
 
 def main() -> None:
@@ -111,8 +113,11 @@ def main() -> None:
         print(f"{'fp32, eager':36} loss {loss:.6f} norm {norm(wanted):.6f}", flush=True)
         for what, way in WAYS.items():
             loss, trained = one_pass(experiment, ids, DTYPES["bf16"], **way)
-            found = gradients(trained)
-            print(f"{what:36} loss {loss:.6f} norm {norm(found):.6f} furthest: {furthest(found, wanted)}", flush=True)
+            computed = gradients(trained)
+            print(
+                f"{what:36} loss {loss:.6f} norm {norm(computed):.6f} furthest: {furthest(computed, wanted)}",
+                flush=True,
+            )
             del trained
             gc.collect()
             if device.type == "cuda":

@@ -23,17 +23,17 @@ LEFT_OUT = ("source", "run_dir", "provenance", "of_plain")
 """Columns that name the location of a run, or follow from the others."""
 
 
-def with_repeats(known: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+def with_repeats(published: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return runs whose repeats go on after those that are known of the same sweep and experiment."""
     setting = KEYS[:2]
-    most = known.groupby(setting)["repeat"].max() if len(known) else pd.Series(dtype=int)
-    before = [most.get(tuple(one), 0) for one in runs[setting].to_numpy()]
+    most = published.groupby(setting)["repeat"].max() if len(published) else pd.Series(dtype=int)
+    before = [most.get(tuple(key), 0) for key in runs[setting].to_numpy()]
     return runs.assign(repeat=before + runs.groupby(setting).cumcount() + 1)
 
 
 def noted(runs: pd.DataFrame, note: str) -> pd.Series:
     """Return the note of each run, with a further one."""
-    return pd.Series(["; ".join(filter(None, [one, note])) for one in runs["note"].fillna("")], index=runs.index)
+    return pd.Series(["; ".join(filter(None, [before, note])) for before in runs["note"].fillna("")], index=runs.index)
 
 
 def add(machine: str, folder: Path, note: str = "") -> int:
@@ -42,17 +42,19 @@ def add(machine: str, folder: Path, note: str = "") -> int:
     if name not in WITH_STEPS:
         sys.exit(f"MACHINE is {machine!r}: begin it with the data set, {' or '.join(WITH_STEPS)}, and a hyphen")
     files = paths.literature(name), steps_file(name)
-    known, steps = (pd.read_csv(files[0]), pd.read_parquet(files[1])) if files[0].exists() else (pd.DataFrame(),) * 2
-    found = dsnb.load_runs(folder)
-    found = found[found["status"].isin(["ok", "oom"])]
-    runs = with_repeats(known, found).assign(host=machine, note=noted(found, note))
-    numbers = {tuple(old): new for old, new in zip(found[KEYS].to_numpy(), runs["repeat"], strict=True)}
-    own = dsnb.load_steps(folder)
-    own = own[[tuple(key) in numbers for key in own[KEYS].to_numpy()]]
-    own = own.assign(repeat=[numbers[tuple(key)] for key in own[KEYS].to_numpy()])
-    table = pd.concat([known, runs.drop(columns=list(LEFT_OUT))], ignore_index=True)
+    published, steps = (
+        (pd.read_csv(files[0]), pd.read_parquet(files[1])) if files[0].exists() else (pd.DataFrame(),) * 2
+    )
+    measured = dsnb.load_runs(folder)
+    measured = measured[measured["status"].isin(["ok", "oom"])]
+    runs = with_repeats(published, measured).assign(host=machine, note=noted(measured, note))
+    numbers = {tuple(old): new for old, new in zip(measured[KEYS].to_numpy(), runs["repeat"], strict=True)}
+    new_steps = dsnb.load_steps(folder)
+    new_steps = new_steps[[tuple(key) in numbers for key in new_steps[KEYS].to_numpy()]]
+    new_steps = new_steps.assign(repeat=[numbers[tuple(key)] for key in new_steps[KEYS].to_numpy()])
+    table = pd.concat([published, runs.drop(columns=list(LEFT_OUT))], ignore_index=True)
     table.dropna(axis=1, how="all").to_csv(files[0], index=False, float_format=f"%.{DIGITS}g")
-    pd.concat([steps, own.dropna(axis=1, how="all")], ignore_index=True).to_parquet(files[1], compression="zstd")
+    pd.concat([steps, new_steps.dropna(axis=1, how="all")], ignore_index=True).to_parquet(files[1], compression="zstd")
     return len(runs)
 
 

@@ -27,10 +27,10 @@ FINISHED = "finished.txt"
 def runs_left(output: Path, files: Iterable[str]) -> list[Run]:
     """Return the runs that are not finished, first repeats first, each file's in its own random order."""
     listed = output / FINISHED
-    known = set(listed.read_text().split()) if listed.exists() else set()
+    finished = set(listed.read_text().split()) if listed.exists() else set()
     runs = [run for file in files for run in load_sweep(file, output=output / Path(file).stem).runs]
     left = [
-        run for run in runs if not run.paths.result.exists() and str(run.paths.dir.relative_to(output)) not in known
+        run for run in runs if not run.paths.result.exists() and str(run.paths.dir.relative_to(output)) not in finished
     ]
     return sorted(left, key=lambda run: run.repeat)
 

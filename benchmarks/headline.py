@@ -60,8 +60,8 @@ HEADER = [
 
 def sound(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that ended and whose losses are those of the settings that compute the same."""
-    found = flags(runs, tables.steps("published: h200"))
-    wrong = [Flag.LOSS in own for own in found["flags"]]
+    flagged = flags(runs, tables.steps("published: h200"))
+    wrong = [Flag.LOSS in of_run for of_run in flagged["flags"]]
     return runs[(runs["status"] == "ok") & ~pd.Series(wrong, index=runs.index)]
 
 
@@ -90,7 +90,7 @@ def comparisons() -> list[Comparison]:
     """Return all published settings that were measured again."""
     ours = sound(dsnb.published("h200"))
     rows = [row for name in WORKS for row in published_rows(name)]
-    return [found for row in rows if (found := compared(row, ours))]
+    return [comparison for row in rows if (comparison := compared(row, ours))]
 
 
 def published_rows(name: str) -> list[dict[Hashable, Any]]:
@@ -142,25 +142,25 @@ def results() -> Iterator[str]:
 
 def picture() -> Picture:
     """Draw what is measured of each published setting, as multiples of the published figure."""
-    found = comparisons()
+    rows = comparisons()
 
     def draw() -> Figure:
-        figure, axis = plt.subplots(figsize=(9, 0.9 + 0.32 * len(found)), layout="constrained")
-        for place, one in enumerate(found):
+        figure, axis = plt.subplots(figsize=(9, 0.9 + 0.32 * len(rows)), layout="constrained")
+        for place, comparison in enumerate(rows):
             bars = (
-                (one.again, -0.17, "the same settings", palette.BLUE),
-                (one.fastest, 0.17, "fastest", palette.GREEN),
+                (comparison.again, -0.17, "the same settings", palette.BLUE),
+                (comparison.fastest, 0.17, "fastest", palette.GREEN),
             )
             for value, offset, name, colour in bars:
-                ratio, where = value / one.published, place + offset
+                ratio, where = value / comparison.published, place + offset
                 axis.barh(where, ratio, height=0.32, color=colour, label=name if place == 0 else None)
                 axis.annotate(
                     f"{value:,.0f}", (ratio, where), (3, 0), textcoords="offset points",
                     va="center", fontsize=7, color=palette.SOFT_INK,
                 )  # fmt: skip
         axis.axvline(1, color=palette.INK, linewidth=1, label="published")
-        axis.set_yticks(range(len(found)), [f"{one.title}: {one.published:,.0f}" for one in found])
-        axis.set(ylim=(len(found) - 0.5, -0.5), xlabel="multiple of the published figure")
+        axis.set_yticks(range(len(rows)), [f"{comparison.title}: {comparison.published:,.0f}" for comparison in rows])
+        axis.set(ylim=(len(rows) - 0.5, -0.5), xlabel="multiple of the published figure")
         axis.margins(x=0.08)
         axis.grid(visible=False, axis="y")
         figure.legend(loc="outside upper center", ncols=3, frameon=False)

@@ -149,7 +149,9 @@ def with_pyarrow(folder: Path) -> float:
     total = 0.0
     for name in ("experiment.json", "environment.json", "result.json", "steps.jsonl"):
         files = [path.read_bytes() for path in sorted(folder.rglob(name))]
-        raw = b"".join(one if name.endswith("l") else json.dumps(json.loads(one)).encode() + b"\n" for one in files)
+        raw = b"".join(
+            content if name.endswith("l") else json.dumps(json.loads(content)).encode() + b"\n" for content in files
+        )
         how = arrow.ReadOptions(block_size=16 * 2**20)
         total += seconds(lambda raw=raw, how=how: arrow.read_json(pyarrow.BufferReader(raw), how))
     return total
@@ -190,16 +192,16 @@ def main() -> None:
         folder = Path(temporary, "outputs", "sweep")
         write(folder, runs, steps)
         dsnb.summarize(dsnb.load_runs(next(folder.iterdir())))  # imports
-        found = {
+        times_s = {
             "load_runs": seconds(lambda: dsnb.load_runs(folder)),
             "load_runs and summarize": seconds(lambda: dsnb.summarize(dsnb.load_runs(folder))),
             "load_steps": seconds(lambda: dsnb.load_steps(folder)),
             "pyarrow, the same JSON": with_pyarrow(folder),
             "csv.DictReader, a row at a time": with_dictreader(folder),
         }
-    for name, value in found.items():
+    for name, value in times_s.items():
         print(f"{name:38} {value:8.3f} s")
-    print(json.dumps({"runs": runs, "steps": steps, "seconds": found}))
+    print(json.dumps({"runs": runs, "steps": steps, "seconds": times_s}))
 
 
 if __name__ == "__main__":

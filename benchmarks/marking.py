@@ -42,15 +42,15 @@ def compare(repeats: int) -> None:
     if not on_gpu:
         shape = {"model": "gpt2-tiny", "micro_batch_size": 2, "steps": 100}
     experiment = Experiment(strategy="plain", precision="bf16", warmup_steps=20, **shape)
-    found: dict[str, list[float]] = {MARKED: [], UNMARKED: []}
+    timed_s: dict[str, list[float]] = {MARKED: [], UNMARKED: []}
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(repeats):
-            for name, times_s in found.items():
+            for name, times_s in timed_s.items():
                 result = launch(experiment, Path(folder) / name / f"run{repeat}", progress=False, worker=name)
                 times_s.append(result.phases_s["timed"])
-    for name, times_s in found.items():
-        print(f"{name}: median {median(times_s):.4f} s ({', '.join(f'{one:.4f}' for one in times_s)})")
-    print(f"marking costs {median(found[MARKED]) / median(found[UNMARKED]) - 1:.2%}")
+    for name, times_s in timed_s.items():
+        print(f"{name}: median {median(times_s):.4f} s ({', '.join(f'{time_s:.4f}' for time_s in times_s)})")
+    print(f"marking costs {median(timed_s[MARKED]) / median(timed_s[UNMARKED]) - 1:.2%}")
 
 
 if __name__ == "__main__":

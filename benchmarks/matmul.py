@@ -42,13 +42,13 @@ def product_s(size: int, dtype: torch.dtype) -> float:
 def main() -> None:
     """Measure every precision."""
     sizes = [int(word) for word in sys.argv[1:]] or SIZES
-    found = {}
+    peaks = {}
     for name, (dtype, tf32) in PRECISIONS.items():
         torch.backends.cuda.matmul.allow_tf32 = tf32
         rates = {size: 2 * size**3 / product_s(size, dtype) / 1e12 for size in sizes}
-        found[name] = max(rates.values())
+        peaks[name] = max(rates.values())
         print(f"{name}: " + ", ".join(f"{size}: {rate:.1f}" for size, rate in rates.items()) + " TFLOP/s")
-    print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "tflops": found}))
+    print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "tflops": peaks}))
 
 
 if __name__ == "__main__":

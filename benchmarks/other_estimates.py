@@ -61,18 +61,18 @@ def lines(peaks: Sequence[Peak], traces: Sequence[Trace]) -> list[str]:
     rows = list(zip(peaks, traces, strict=True))
     kinds = sorted({kind(peak.experiment) for peak in peaks})
     groups = {name: [row for row in rows if kind(row[0].experiment) == name] for name in kinds} | {ALL: rows}
-    found = [f"| {' | '.join(HEADER)} |", "|---|---|---|---|---|"]
+    table = [f"| {' | '.join(HEADER)} |", "|---|---|---|---|---|"]
     for name, group in groups.items():
-        own = [abs(peak.error_pct) for peak, _ in group]
+        ours = [abs(peak.error_pct) for peak, _ in group]
         others = [_errors(group, estimate) for estimate in (deepspeed_gib, sixteen_bytes_gib)]
-        cells = [name, str(len(group)), *(_cell(errors) for errors in (own, *others))]
-        found.append(f"| {' | '.join(cells)} |")
-    return found
+        cells = [name, str(len(group)), *(_cell(errors) for errors in (ours, *others))]
+        table.append(f"| {' | '.join(cells)} |")
+    return table
 
 
 def _errors(rows: Sequence[tuple[Peak, Trace]], estimate: Estimate) -> list[float]:
-    found = [(peak, estimate(peak.experiment, trace)) for peak, trace in rows]
-    return [abs(100 * (gib / peak.allocated_gib - 1)) for peak, gib in found if gib is not None]
+    estimates = [(peak, estimate(peak.experiment, trace)) for peak, trace in rows]
+    return [abs(100 * (gib / peak.allocated_gib - 1)) for peak, gib in estimates if gib is not None]
 
 
 def _cell(errors: Sequence[float]) -> str:

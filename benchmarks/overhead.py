@@ -76,8 +76,8 @@ def main(repeats: int) -> None:
                 start(run)
                 walls[name].append(time.perf_counter() - began)
                 inside[name].append((records.read_json(run.worker) or {})["phases_s"]["timed"])
-    for name, found in walls.items():
-        print(f"{name:16} wall {median(found):5.2f} s, steps {median(inside[name]):4.2f} s")
+    for name, times_s in walls.items():
+        print(f"{name:16} wall {median(times_s):5.2f} s, steps {median(inside[name]):4.2f} s")
 
 
 if __name__ == "__main__":

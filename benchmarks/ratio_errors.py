@@ -28,17 +28,19 @@ def elsewhere() -> dict[str, RatioError]:
     return by_limit(runs, prediction_errors.errors_of(runs), hosts)
 
 
-def lines(found: dict[str, RatioError]) -> list[str]:
+def lines(errors: dict[str, RatioError]) -> list[str]:
     """Return the rows of docs/explanation/prediction.md."""
-    return [f"| {name} | {one.pairs} | {one.mean_pct:.1f} | {one.worst_pct:.1f} |" for name, one in found.items()]
+    return [
+        f"| {name} | {error.pairs} | {error.mean_pct:.1f} | {error.worst_pct:.1f} |" for name, error in errors.items()
+    ]
 
 
 def main() -> None:
     """Print both tables, as the code and as the documentation have them."""
-    for found in (h200(), elsewhere()):
-        for name, error in found.items():
+    for errors in (h200(), elsewhere()):
+        for name, error in errors.items():
             print(f'    "{name}": {error},')
-        print("\n".join(lines(found)))
+        print("\n".join(lines(errors)))
 
 
 if __name__ == "__main__":

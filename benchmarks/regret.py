@@ -50,11 +50,11 @@ def regrets(runs: pd.DataFrame | None = None) -> Iterator[Regret]:
         yield from _regrets("H100", elsewhere[elsewhere["status"] == "ok"], steady)
 
 
-def _regrets(gpu: str, runs: pd.DataFrame, known: pd.DataFrame) -> Iterator[Regret]:
+def _regrets(gpu: str, runs: pd.DataFrame, to_fit: pd.DataFrame) -> Iterator[Regret]:
     for task in tasks(runs):
-        constants = calibrate(measured(known[known["model"] != task.model]), prediction_errors.PRIOR)
-        for gpus, own in task.runs.groupby("gpus"):
-            medians = _medians(measured(own))
+        constants = calibrate(measured(to_fit[to_fit["model"] != task.model]), prediction_errors.PRIOR)
+        for gpus, of_size in task.runs.groupby("gpus"):
+            medians = _medians(measured(of_size))
             if len(medians) < MIN_SETTINGS:
                 continue
             tokens = np.array([run.experiment.tokens_per_step for run in medians])
@@ -65,12 +65,12 @@ def _regrets(gpu: str, runs: pd.DataFrame, known: pd.DataFrame) -> Iterator[Regr
             yield Regret(task.title, int(gpus), gpu, len(medians), float(lost[0]), float(lost[:FIRST].min()))
 
 
-def table(found: Sequence[Regret]) -> str:
+def table(results: Sequence[Regret]) -> str:
     """Return the table of the documentation: a row for each task, their means and the worst ones."""
-    rows = [HEADER, *map(str, found)]
+    rows = [HEADER, *map(str, results)]
     for name, summary in (("mean", mean), ("worst", max)):
-        figures = (summary([getattr(one, place) for one in found]) for place in ("first_pct", "of_three_pct"))
-        rows.append(f"| {name} of {len(found)} tasks | | | {' | '.join(f'{figure:.1f} %' for figure in figures)} |")
+        figures = (summary([getattr(result, place) for result in results]) for place in ("first_pct", "of_three_pct"))
+        rows.append(f"| {name} of {len(results)} tasks | | | {' | '.join(f'{figure:.1f} %' for figure in figures)} |")
     return "\n".join(rows)
 
 
@@ -79,7 +79,7 @@ def _medians(runs: list[Measured]) -> list[Measured]:
     groups: dict[str, list[Measured]] = {}
     for run in runs:
         groups.setdefault(run.experiment.name_with_model, []).append(run)
-    return [sorted(own, key=lambda run: run.step_time_s)[(len(own) - 1) // 2] for own in groups.values()]
+    return [sorted(repeats, key=lambda run: run.step_time_s)[(len(repeats) - 1) // 2] for repeats in groups.values()]
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ def main() -> None:
                 print(f"  not counted: asked for {row['oom_requested_gib']:.2f} GiB with {free:.2f} free, in pieces")
                 continue
             right[row["status"]].append(predicted == (row["status"] == "ok"))
-    for status, found in right.items():
-        print(f"{status}: {sum(found)} of {len(found)} predicted right")
+    for status, are_right in right.items():
+        print(f"{status}: {sum(are_right)} of {len(are_right)} predicted right")
 
 
 if __name__ == "__main__":

@@ -39,13 +39,13 @@ def compare(repeats: int) -> None:
     rates: dict[str, list[float]] = {"dsnb.train.worker": [], "benchmarks.synchronization": []}
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(repeats):
-            for name, found in rates.items():
+            for name, speeds in rates.items():
                 result = launch(experiment, Path(folder) / name / f"run{repeat}", progress=False, worker=name)
                 result.raise_for_status()
-                found.append(result.summary["tokens_per_s"])
-    for name, found in rates.items():
-        runs = ", ".join(f"{rate:,.0f}" for rate in found)
-        print(f"{name}: median {median(found):,.0f} tokens/s ({runs})")
+                speeds.append(result.summary["tokens_per_s"])
+    for name, speeds in rates.items():
+        runs = ", ".join(f"{rate:,.0f}" for rate in speeds)
+        print(f"{name}: median {median(speeds):,.0f} tokens/s ({runs})")
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def doctor(hostfile: Hostfile = None, set_: Set = None) -> None:
     settings = {"gpus": "auto", **parse_overrides(set_ or [])} | ({"hostfile": str(hostfile)} if hostfile else {})
     checks = check_hosts(Experiment(**settings)) if settings.get("hostfile") else check_machine()
     for check in checks:
-        say_line(f"{check.state:8} {check.what}: {check.found}" + (f" -> {check.advice}" if check.advice else ""))
+        say_line(f"{check.state:8} {check.what}: {check.finding}" + (f" -> {check.advice}" if check.advice else ""))
     if any(check.state == "missing" for check in checks):
         raise typer.Exit(1)
 

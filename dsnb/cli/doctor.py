@@ -29,13 +29,13 @@ class Check:
 
     state: State
     what: str
-    found: str
+    finding: str
     advice: str = ""
 
 
-def check(what: str, found: str, fine: object, advice: str, otherwise: State = "missing") -> Check:
+def check(what: str, finding: str, fine: object, advice: str, otherwise: State = "missing") -> Check:
     """Return the result of a check, with advice unless it passed."""
-    return Check("ok", what, found) if fine else Check(otherwise, what, found, advice)
+    return Check("ok", what, finding) if fine else Check(otherwise, what, finding, advice)
 
 
 def check_machine() -> list[Check]:

@@ -62,7 +62,7 @@ def predict(
     asked = _experiments(params, gpus, set_, gpu, link, verbose, traced=True)
     table = predicted(asked, gpu, probe=not no_probe, **options)
     _show(table.sort_values(["fits", "days"], ascending=[False, True]), format_, currency, gpu)
-    if any(one.allocator == "default" for one in asked):
+    if any(experiment.allocator == "default" for experiment in asked):
         note = "allocator is 'default': fragmentation can need more memory than is predicted"
         say(note, err=format_ in {Format.csv, Format.json})
 
@@ -162,18 +162,18 @@ def _experiments(
     from dsnb.prediction.traces import attempts
 
     asked, refused = settings_of_file(params, parse_overrides(set_ or []), gpus)
-    problems = {name: why for name, one in asked.items() if (why := problem(one, gpu, link))}
+    problems = {name: why for name, experiment in asked.items() if (why := problem(experiment, gpu, link))}
     if traced:
-        timed = {name: one for name, one in asked.items() if name not in problems}
+        timed = {name: experiment for name, experiment in asked.items() if name not in problems}
         tried = zip(timed, attempts(list(timed.values())), strict=True)
         problems |= {name: str(why) for name, why in tried if isinstance(why, SettingsError)}
     if len(problems) == len(asked):
         raise SettingsError(list(dict.fromkeys(problems.values())))
-    known = {name: one for name, one in asked.items() if name not in problems}
+    predictable = {name: experiment for name, experiment in asked.items() if name not in problems}
     others = [*refused, *problems.items()]
-    for line in left_out_lines(others, len(known) + len(others), verbose):
+    for line in left_out_lines(others, len(predictable) + len(others), verbose):
         say(line, err=True)
-    return list(known.values())
+    return list(predictable.values())
 
 
 class _Progress(logging.Handler):

@@ -100,8 +100,8 @@ def _print_table(texts: Any) -> None:
 
 def say(text: object, err: bool = False) -> None:
     """Print lines without control characters."""
-    for one in str(text).split("\n"):
-        typer.echo(plain_text.line(one), err=err)
+    for line in str(text).split("\n"):
+        typer.echo(plain_text.line(line), err=err)
 
 
 def say_line(text: object, err: bool = False) -> None:
@@ -143,4 +143,4 @@ def _markdown_table(table: Any) -> str:
 def _in_markdown(value: str) -> str:
     """Return a text for a Markdown cell, with pipes, HTML and links escaped."""
     shown = html.escape(plain_text.line(value), quote=False)
-    return "".join(f"\\{one}" if one in MARKDOWN else one for one in shown)
+    return "".join(f"\\{character}" if character in MARKDOWN else character for character in shown)

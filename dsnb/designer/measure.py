@@ -46,29 +46,29 @@ class Candidate:
     """Predicted tokens/s of the whole setting, divided by those of the shorter one."""
 
 
-def candidate(one: Experiment, on: On, fixed: Mapping[str, Any]) -> Candidate:
+def candidate(whole: Experiment, on: On, fixed: Mapping[str, Any]) -> Candidate:
     """Shorten a setting for measuring: less accumulation and fewer steps if it is slow; `fixed` settings stay."""
 
     def seconds(experiment: Experiment) -> float:
-        if one.device == "cpu":
-            return 6 * shape(one.model).parameters * experiment.tokens_per_step / CPU_FLOPS
+        if whole.device == "cpu":
+            return 6 * shape(whole.model).parameters * experiment.tokens_per_step / CPU_FLOPS
         return float(parts(setting(experiment, on.gpu, on.link), on.constants).step_time_s)
 
-    whole_s = seconds(one)
-    count = min(one.grad_accum, max(2, math.ceil(one.grad_accum * STEP_S / whole_s)))
-    short = one.model_copy(update={"grad_accum": count})
+    whole_s = seconds(whole)
+    count = min(whole.grad_accum, max(2, math.ceil(whole.grad_accum * STEP_S / whole_s)))
+    short = whole.model_copy(update={"grad_accum": count})
     steps = min(DEFAULTS["steps"], max(MIN_STEPS, math.ceil(TIMED_S / seconds(short))))
     lengths = {"steps": steps, "warmup_steps": WARMUP_STEPS}
     short = short.model_copy(update={name: value for name, value in lengths.items() if name not in fixed})
-    factor = 1.0 if one.device == "cpu" else one.tokens_per_step / whole_s * seconds(short) / short.tokens_per_step
-    return Candidate(one, short, factor)
+    factor = 1.0 if whole.device == "cpu" else whole.tokens_per_step / whole_s * seconds(short) / short.tokens_per_step
+    return Candidate(whole, short, factor)
 
 
 def params_of(name: str, question: str, experiments: Sequence[Experiment], **more: Any) -> ParamsFile:
     """Return the params file of some settings, in their order."""
     rows = [
-        {key: value for key, value in one.model_dump().items() if value != DEFAULTS[key] and key != "nodes"}
-        for one in experiments
+        {key: value for key, value in experiment.model_dump().items() if value != DEFAULTS[key] and key != "nodes"}
+        for experiment in experiments
     ]
     common = {key: value for key, value in rows[0].items() if all(row.get(key) == value for row in rows)}
     differing = [{key: value for key, value in row.items() if key not in common} for row in rows]
@@ -90,7 +90,7 @@ class Measuring:
         """Resume the runs in the folder of settings that are still asked for."""
         if not self.paths.params.exists():
             return
-        whole_of = {_key(one): one for one in experiments}
+        whole_of = {_key(experiment): experiment for experiment in experiments}
         for settings in combinations(read_params(self.paths.params)):
             before = Experiment(**settings)
             if (whole := whole_of.get(_key(before))) and before.device == whole.device:
@@ -100,9 +100,9 @@ class Measuring:
                 ended = (self.paths.dir / before.name).glob("run*/result.json")
                 self.repeats[before.name] = max(1, len(list(ended)))
 
-    def start(self, one: Experiment) -> None:
+    def start(self, experiment: Experiment) -> None:
         """Add a setting to measure next."""
-        new = candidate(one, self._on, self._fixed)
+        new = candidate(experiment, self._on, self._fixed)
         self.started[new.run.name] = new
         self.repeats.setdefault(new.run.name, 1)
 
@@ -112,7 +112,7 @@ class Measuring:
 
     def execute(self) -> pd.DataFrame:
         """Execute the missing runs, and return all runs, with `experiment` as run and the speed of whole settings."""
-        runs = [one.run for one in self.started.values()]
+        runs = [started.run for started in self.started.values()]
         question = f"Which of the settings predicted to be best for {runs[0].model} is the best?"
         repeats = max(self.repeats.values())
         sweep = load_sweep(params_of(self.paths.dir.name, question, runs, repeats=repeats), output=self.paths.dir)
@@ -131,9 +131,9 @@ class Measuring:
         return {str(name): str(cause or status) for name, status, cause in causes}
 
 
-def _key(one: Experiment) -> str:
+def _key(experiment: Experiment) -> str:
     """Return a candidate's name without accumulation, which its runs may shorten."""
-    return one.model_copy(update={"grad_accum": 1}).name_with_model
+    return experiment.model_copy(update={"grad_accum": 1}).name_with_model
 
 
 def decide_by_runs(
@@ -145,15 +145,15 @@ def decide_by_runs(
     """
     measuring.resume(following(None))
     runs: pd.DataFrame | None = None
-    with local.shared_servers({one.device for one in following(None)[:1]}):
+    with local.shared_servers({experiment.device for experiment in following(None)[:1]}):
         while True:
             alive = [name for name in measuring.started if runs is None or name not in measuring.failed(runs)]
             if runs is None and alive:
                 runs = measuring.execute()
                 continue
             if len(alive) < count:
-                started = {_key(one.whole) for one in measuring.started.values()}
-                new = next((one for one in following(runs) if _key(one) not in started), None)
+                started = {_key(measured.whole) for measured in measuring.started.values()}
+                new = next((experiment for experiment in following(runs) if _key(experiment) not in started), None)
                 if new and not measuring.has_time(1):
                     return _checked(runs, measuring), "the time was over"
                 if new:

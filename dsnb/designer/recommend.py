@@ -131,7 +131,7 @@ def recommend(
     def following(runs: pd.DataFrame | None) -> list[Experiment]:
         is_known = runs is not None and runs[runs["status"] == "ok"]["experiment"].nunique() >= MIN_CALIBRATED
         answer = ranked(calibrate=runs) if is_known and here else first
-        return [one.model_copy(update={"device": device}) for one in answer.experiments]
+        return [experiment.model_copy(update={"device": device}) for experiment in answer.experiments]
 
     best = first.experiments[0]
     name = f"recommend_{model_shapes.slug(best.model)}_gpus{best.gpus}_sl{best.seq_len}_gb{best.global_batch_size}"
@@ -178,30 +178,30 @@ def _by_runs(
 ) -> Recommendation:
     """Return the recommendation among what was measured, with the verdict of the runs and the path of their report."""
     failed = measuring.failed(runs)
-    alive = {name: one for name, one in measuring.started.items() if name not in failed}
+    alive = {name: candidate for name, candidate in measuring.started.items() if name not in failed}
     good = runs[runs["experiment"].isin(alive)]
     whole = good.assign(gpu_name=gpu, grad_accum=[alive[name].whole.grad_accum for name in good["experiment"]])
     (answer,) = predicted.recommend(
-        [one.whole for one in alive.values()], gpu, settings=settings, runs=whole, **options
+        [candidate.whole for candidate in alive.values()], gpu, settings=settings, runs=whole, **options
     )
     replaced = ("Alternative", "Runner-up", "Less certain")
-    said = [sentence for sentence in answer.sentences if not sentence.startswith(replaced)]
-    said.append(f"Measured: {count(len(runs), 'run')} of {count(len(measuring.started), 'setting')}; {end}.")
+    sentences = [sentence for sentence in answer.sentences if not sentence.startswith(replaced)]
+    sentences.append(f"Measured: {count(len(runs), 'run')} of {count(len(measuring.started), 'setting')}; {end}.")
     for name, row in differences(good, figure="tokens_per_s").iterrows():
-        said.append(f"{name} beside {row['base']}: {row['words']}.")
-    said += [f"Not recommended because it failed: {name}: {cause}." for name, cause in failed.items()]
-    if shortened := [one for one in alive.values() if one.run.grad_accum != one.whole.grad_accum]:
-        said.append(
-            f"Runs of {count(len(shortened), 'setting')} had fewer micro-batches a step; their speed with all of them "
+        sentences.append(f"{name} beside {row['base']}: {row['words']}.")
+    sentences += [f"Not recommended because it failed: {name}: {cause}." for name, cause in failed.items()]
+    if shortened := sum(candidate.run.grad_accum != candidate.whole.grad_accum for candidate in alive.values()):
+        sentences.append(
+            f"Runs of {count(shortened, 'setting')} had fewer micro-batches a step; their speed with all of them "
             "follows from the ratio of two predictions."
         )
     from dsnb.report import write_report  # here, because it loads the explorer
 
     try:
-        said.append(f"Report: {write_report(measuring.paths.dir)}.")
+        sentences.append(f"Report: {write_report(measuring.paths.dir)}.")
     except DsnbError as error:  # the runs are there all the same
-        said.append(f"Runs: {measuring.paths.dir}, without a report: {error}.")
-    return Recommendation(first.task, answer.table, tuple(said), answer.experiments)
+        sentences.append(f"Runs: {measuring.paths.dir}, without a report: {error}.")
+    return Recommendation(first.task, answer.table, tuple(sentences), answer.experiments)
 
 
 def write(folder: str | Path, answer: Recommendation) -> list[str]:
@@ -220,9 +220,9 @@ def write(folder: str | Path, answer: Recommendation) -> list[str]:
     content = params_of(f"recommend_{model_shapes.slug(best.model)}", question, experiments, repeats=4)
     folder.mkdir(parents=True, exist_ok=True)
     records.write_text(file, plain_yaml.dump(content.model_dump(exclude_defaults=True)))
-    said = [f"Written: {file}; to verify it by runs: dsnb sweep {file}"]
+    sentences = [f"Written: {file}; to verify it by runs: dsnb sweep {file}"]
     (folder / "deepspeed.json").unlink(missing_ok=True)  # that of an earlier recommendation
     if best.strategy == "deepspeed":
         records.write_json(folder / "deepspeed.json", deepspeed_config(best))
-        said.append(f"Written: {folder / 'deepspeed.json'}, DeepSpeed's configuration of the recommended setting")
-    return said
+        sentences.append(f"Written: {folder / 'deepspeed.json'}, DeepSpeed's configuration of the recommended setting")
+    return sentences

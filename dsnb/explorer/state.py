@@ -159,16 +159,16 @@ def _checked(data: Data, state: State, name: str, value: Any) -> Any:
     return value
 
 
-def _chosen(name: str, value: Any, known: list[object]) -> list[object]:
-    """Return the chosen values of a filter in display order; none for all."""
+def _chosen(name: str, value: Any, available: list[object]) -> list[object]:
+    """Return the chosen available of a filter in display order; none for all."""
     wanted = value if isinstance(value, list) else [value]
     if value is None or wanted == ["all"]:
         return []
-    unknown = [labels.text(one) for one in wanted if not is_among(one, known)]
+    unknown = [labels.text(choice) for choice in wanted if not is_among(choice, available)]
     if unknown:
-        text = ", ".join(map(labels.text, known[:20]))
+        text = ", ".join(map(labels.text, available[:20]))
         raise ValueError(f"{name} {unknown[0]} does not occur in these runs: choose from {text}, or 'all'")
-    return [one for one in known if is_among(one, wanted)]
+    return [choice for choice in available if is_among(choice, wanted)]
 
 
 def is_among(value: object, others: Iterable[object]) -> bool:
@@ -192,7 +192,7 @@ def _is_sort(data: Data, value: Any) -> bool:
 
 def _are_pins(data: Data, value: Any) -> bool:
     is_list = isinstance(value, list) and len(value) <= MAX_PINS
-    return is_list and all(one in data.experiments or _is_run(data, one) for one in value)
+    return is_list and all(pin in data.experiments or _is_run(data, pin) for pin in value)
 
 
 CHECKS: dict[str, tuple[Callable[[Data, Any], bool], str]] = {

@@ -11,7 +11,7 @@ def line(text: object) -> str:
     whole = str(text)
     if whole.isprintable():
         return whole
-    return "".join(one if one.isprintable() else " " if one.isspace() else "?" for one in whole)
+    return "".join(character if character.isprintable() else " " if character.isspace() else "?" for character in whole)
 
 
 def short_repr(value: object) -> str:

@@ -76,11 +76,11 @@ def model_states(
     moments
         Bytes of the optimizer's moments if it is not Adam; see `adafactor_moments`.
     """
-    own = parameters / model_parallel
-    weights = own * each.weights + frozen / model_parallel
-    gradients, optimizer, copies = own * each.gradients, own * each.optimizer, own * each.copies
+    per_rank = parameters / model_parallel
+    weights = per_rank * each.weights + frozen / model_parallel
+    gradients, optimizer, copies = per_rank * each.gradients, per_rank * each.optimizer, per_rank * each.copies
     if moments is not None:
-        optimizer = own * (each.optimizer - MOMENTS) + moments / model_parallel
+        optimizer = per_rank * (each.optimizer - MOMENTS) + moments / model_parallel
     if zero_stage >= 1:
         optimizer /= data_parallel
     if zero_stage >= 2:

@@ -61,11 +61,11 @@ class Shape:
             return dict(self.published["config"])
         h = self.hidden
         if self.family == "gpt2":
-            own = {"n_embd": h, "n_layer": self.layers, "n_head": self.heads, "n_positions": self.positions}
+            fields = {"n_embd": h, "n_layer": self.layers, "n_head": self.heads, "n_positions": self.positions}
         elif self.family == "bloom":
-            own = {"hidden_size": h, "n_layer": self.layers, "n_head": self.heads}
+            fields = {"hidden_size": h, "n_layer": self.layers, "n_head": self.heads}
         else:
-            own = {
+            fields = {
                 "hidden_size": h,
                 "num_hidden_layers": self.layers,
                 "num_attention_heads": self.heads,
@@ -76,7 +76,7 @@ class Shape:
             }
         last = self.vocab - 1
         special = {"bos_token_id": last, "eos_token_id": last, "pad_token_id": 1} if self.vocab < 50000 else {}
-        return {"model_type": self.family, "vocab_size": self.vocab, **own, **special}
+        return {"model_type": self.family, "vocab_size": self.vocab, **fields, **special}
 
 
 def _presets() -> Iterator[tuple[str, Shape]]:
@@ -164,8 +164,8 @@ def facts(model: str) -> dict[str, Any]:
         "layers": config.get("n_layer") or config.get("num_hidden_layers"),
         "heads": config.get("n_head") or config.get("num_attention_heads"),
     }
-    known = {name: value for name, value in numbers.items() if isinstance(value, int) and value > 0}
-    return {"family": config.get("model_type"), "positions": None, **known}
+    sizes = {name: value for name, value in numbers.items() if isinstance(value, int) and value > 0}
+    return {"family": config.get("model_type"), "positions": None, **sizes}
 
 
 def not_split(setting: str, value: int, family: str) -> str:

@@ -192,8 +192,8 @@ def _sentences(table: pd.DataFrame, summary: pd.DataFrame) -> Iterator[str]:
             "on the same GPU, if there are any. Nothing is fitted to memory. An error or bias above 0 means that the "
             f"prediction was too high. At most {MAX_SETTINGS} settings are compared."
         )
-    known = table[table["fits"].notna()]
-    ran, fits = known["ran"].astype(bool), known["fits"].astype(bool)
+    judged = table[table["fits"].notna()]
+    ran, fits = judged["ran"].astype(bool), judged["fits"].astype(bool)
     if not ran.all():
         others = f", {(~fits[ran]).sum():,} of {ran.sum():,} that ran" if ran.any() else ""
         failed = count((~ran).sum(), "setting")

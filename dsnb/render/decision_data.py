@@ -85,9 +85,9 @@ def _candidates(
 ) -> dict[str, Any]:
     first = runs.drop_duplicates("experiment").set_index("experiment", drop=False)
     rows = first.loc[table.index].to_dict("records")
-    known = [words.said_of(run) for run in rows]
+    described = [words.said_of(run) for run in rows]
     best = may_be_best(table)
-    said = evidence(runs, table, best)
+    remarks = evidence(runs, table, best)
     places = {name: place for place, name in enumerate(table.index)}
     kept = [places[name] for name in may_be_best(table, ["gpus", "kind"])]
     columns: dict[str, Any] = {
@@ -97,10 +97,10 @@ def _candidates(
         "unstable": table["is_unstable"].tolist(),
         "spread": json_numbers(table["spread_pct"].where(table["n"] > 1), SPREAD_DIGITS),
         **{name: json_numbers(table[column], DIGITS) for name, column in NUMBERS.items()},
-        **{name: [texts[own[name]] for own in known] for name in (known[0] if known else ())},
+        **{name: [texts[row[name]] for row in described] for name in (described[0] if described else ())},
         "kind": [texts[kind] for kind in table["kind"]],
         "basis": [texts[basis] for basis in table["basis"]],
-        **{name: [texts[said.get(own, {}).get(name, "")] for own in table.index] for name in EVIDENCE},
+        **{name: [texts[remarks.get(label, {}).get(name, "")] for label in table.index] for name in EVIDENCE},
         "take": {place: taken for place in kept if (taken := _take(rows[place]))},
     }
     return {"experiment": [numbers[name] for name in table.index], **columns}
@@ -154,7 +154,7 @@ def _most_useful(
     first, second = np.array(pairs).T
     changes = (codes[first] != codes[second]).sum(axis=1)
     rates = table["tokens_per_s"].reindex(names)
-    ranks = [one.rank(ascending=False).fillna(len(names)) for one in (rates, rates / table["gpus"].reindex(names))]
+    ranks = [rate.rank(ascending=False).fillna(len(names)) for rate in (rates, rates / table["gpus"].reindex(names))]
     best = np.minimum(*(rank.to_numpy() for rank in ranks))
     order = np.lexsort((np.maximum(best[first], best[second]), changes != 1))
     return [pairs[at] for at in sorted(order[:CHOSEN_PAIRS])]
@@ -165,11 +165,11 @@ def _compared(
 ) -> dict[str, Any]:
     """Return the values and the number of runs of each setting, and the columns of pairs."""
     rules = rules_of(runs, figure)
-    known = intervals.settings_of(runs, "experiment", figure, bool(rules.percent_factor))
-    settings = [known[name] for name in names]
+    by_name = intervals.settings_of(runs, "experiment", figure, bool(rules.percent_factor))
+    settings = [by_name[name] for name in names]
     each = intervals.moments([setting.values for setting in settings])
     values = each.mean if rules.percent_factor else np.exp(each.mean)
-    table = compared([(settings[a], settings[b]) for a, b in pairs], intervals.repeated(known.values()), rules)
+    table = compared([(settings[a], settings[b]) for a, b in pairs], intervals.repeated(by_name.values()), rules)
     if rules.percent_factor:
         factors = ((table["high"] - table["change"]) / rules.percent_factor).where(table["high_pct"].notna())
     else:

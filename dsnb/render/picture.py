@@ -111,8 +111,8 @@ def _compact(svg: str) -> str:
     classes: dict[str, str] = {}
 
     def shorter(tag: re.Match[str]) -> str:  # only in tags, since a text may look like a style
-        text = _COORDINATES.sub(lambda found: _DECIMALS.sub(r"\1", found[0]), tag[0])
-        text = _STYLE.sub(lambda found: f' class="{classes.setdefault(found[1], f"s{len(classes)}")}"', text)
+        text = _COORDINATES.sub(lambda match: _DECIMALS.sub(r"\1", match[0]), tag[0])
+        text = _STYLE.sub(lambda match: f' class="{classes.setdefault(match[1], f"s{len(classes)}")}"', text)
         return _QUOTED.sub(r"='\1'", text)
 
     svg = _TAG.sub(shorter, _INVISIBLE.sub("", svg).replace(" xlink:href=", " href="))

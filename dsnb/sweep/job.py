@@ -95,10 +95,10 @@ def changed_settings(run: Run) -> str:
     the folder is newer than the run and had its default, except torch's allocator, which is not compared then.
     """
     record = records.read_json(run.paths.experiment) or {}
-    known, problem = record_schema.cleaned(run.paths.experiment.name, record)
-    if problem or known.keys().isdisjoint(DEFAULTS):
+    recorded, problem = record_schema.cleaned(run.paths.experiment.name, record)
+    if problem or recorded.keys().isdisjoint(DEFAULTS):
         return ""
-    before = {**DEFAULTS, **known}
+    before = {**DEFAULTS, **recorded}
     now = run.experiment.model_dump()
     unknown = "auto" in (now["device"], before.get("device"))  # resolved by the hosts
     free = {*SUPERVISION, *(["device"] if unknown else [])} - {"include" if run.lane else ""}

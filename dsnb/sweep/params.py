@@ -154,8 +154,8 @@ def order_of_repeat(names: Iterable[str], repeat: int, seed: int | None) -> list
 def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -> ParamsFile:
     """Read a params file and apply `overrides`."""
     file, overrides = read_params(path), deepspeed_keys.dotted(with_current_names(overrides or {}))
-    if own := {key: overrides.pop(key) for key in SWEEP_SETTINGS if key in overrides}:
-        file = validated({**file.model_dump(), **own}, "--set")
+    if sweep_settings := {key: overrides.pop(key) for key in SWEEP_SETTINGS if key in overrides}:
+        file = validated({**file.model_dump(), **sweep_settings}, "--set")
     axes = {key: value for key, value in overrides.items() if isinstance(value, list)}
     single = {key: value for key, value in overrides.items() if key not in axes}
     lists = {key: [single[key]] if key in single else values for key, values in file.grid.items()}
@@ -184,7 +184,7 @@ def _experiments(
     experiments, problems = params_file.experiments(combinations, adapt)
     names = [_tentative_name(combinations[place], models) or only or "a setting without a name" for place in problems]
     refused = [
-        (name, own) for name, own in zip(names, problems.values(), strict=True) if fnmatchcase(name, only or "*")
+        (name, why) for name, why in zip(names, problems.values(), strict=True) if fnmatchcase(name, only or "*")
     ]
     named: dict[str, Experiment] = {}
     for experiment in experiments.values():

@@ -77,8 +77,8 @@ class Record:
 def sbatch_command(name: str, log: Path, options: Mapping[str, str], command: Sequence[str]) -> list[str]:
     """Return the command that submits a job; options on the command line override environment variables."""
     # A requeued job would silently repeat its run, and the failure of a node would not be reported.
-    own = {"job-name": name, "output": str(log).replace("%", "%%"), "open-mode": "truncate", "no-requeue": ""}
-    words = [f"--{key}={value}" if value else f"--{key}" for key, value in {**options, **own}.items()]
+    fixed = {"job-name": name, "output": str(log).replace("%", "%%"), "open-mode": "truncate", "no-requeue": ""}
+    words = [f"--{key}={value}" if value else f"--{key}" for key, value in {**options, **fixed}.items()]
     return ["sbatch", *words, "--parsable", f"--wrap=exec {shlex.join(command)}"]
 
 
