@@ -97,10 +97,7 @@ def space(training: Training, offloaded: bool = False) -> list[Experiment]:
 
 
 def _combinations(training: Training, offloaded: bool) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Yield all combinations of settings, allowed or not, each with the other micro-batches that the rules treat alike.
-
-    The rules ask only whether gradients are accumulated. Checking every micro-batch took a fifth of `dsnb recommend`.
-    """
+    """Yield all combinations, allowed or not, each with the other micro-batches that the rules treat alike."""
     pinned = {name: value if isinstance(value, list) else [value] for name, value in training.pinned.items()}
     on_gpu, half = training.device == "cuda", training.precision in HALF
     chosen = {
@@ -125,6 +122,7 @@ def _combinations(training: Training, offloaded: bool) -> Iterator[tuple[dict[st
             for size in ([] if rest else sizes or micro_batches(sequences, training.seq_len))
             if sequences % size == 0 and sequences // size in (counts or [sequences // size])
         ]
+        # Rules ask only whether gradients are accumulated; checking each of these took a fifth of `dsnb recommend`.
         for _, (first, *alike) in itertools.groupby(splits, lambda split: split if sizes else split["grad_accum"] > 1):
             yield {**setting, **first}, alike
 

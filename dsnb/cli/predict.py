@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+import dsnb
 from dsnb.cli.printing import Format, say, say_line, show
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
 from dsnb.errors import SettingsError
@@ -148,11 +149,7 @@ def _options(link: str, tokens: float | None, price: float | None, calibrate: Pa
 
     traces.LOG.handlers = [_Progress()]
     traces.LOG.setLevel(logging.INFO)
-    runs = None
-    if calibrate:
-        from dsnb.runs.load import load_runs
-
-        runs = load_runs(calibrate)
+    runs = dsnb.load_runs(calibrate) if calibrate else None
     return {"link": link, "tokens": tokens, "price": price, "calibrate": runs}
 
 

@@ -170,9 +170,8 @@ class Experiment(Training):
         """
         sharing = f"zs{self.zero_stage}" if self.strategy == "deepspeed" else self.strategy
         parts = [f"{sharing}_{self.precision}_gpus{self.gpus}_bs{self.micro_batch_size}_sl{self.seq_len}"]
-        settings = vars(self)
         for key, short in SHORT.items():
-            if (value := settings[key]) != DEFAULTS[key]:
+            if (value := getattr(self, key)) != DEFAULTS[key]:
                 parts.append(short(self) if callable(short) else short.replace("{}", text(value)))
         return "_".join(parts)
 

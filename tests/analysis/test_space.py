@@ -28,17 +28,11 @@ def test_every_setting_trains_the_same(gpus, strategies):
     assert {one.compile for one in found if one.grad_accum > 1} == {"off", "default"}
 
 
-@pytest.mark.parametrize(
-    ("parameters", "seq_len", "gpus", "sequences"),
-    [
-        (1.3e9, 2048, 8, 512),  # 1 million
-        (175e9, 2048, 64, 2048),  # 3.2 million as a power of two
-        (124e6, 1024, 48, 528),  # 512 / 48 is nearest to 11
-        (124e6, 1024, 4096, 4096),  # one each
-    ],
-)
-def test_the_usual_batch_is_that_of_gpt_3_shared_among_the_gpus(parameters, seq_len, gpus, sequences):
-    assert space.usual_batch(parameters, seq_len, gpus) == sequences
+def test_the_usual_batch_is_that_of_gpt_3_shared_among_the_gpus():
+    assert space.usual_batch(1.3e9, seq_len=2048, gpus=8) == 512  # 1 million tokens
+    assert space.usual_batch(175e9, seq_len=2048, gpus=64) == 2048  # 3.2 million as a power of two
+    assert space.usual_batch(124e6, seq_len=1024, gpus=48) == 528  # 512 / 48 is nearest to 11
+    assert space.usual_batch(124e6, seq_len=1024, gpus=4096) == 4096  # one each
 
 
 def test_micro_batches_divide_what_a_rank_has():

@@ -85,6 +85,13 @@ def test_a_setting_that_cannot_be_traced_does_not_cost_the_others(made):
         traces.traces([given(seq_len=8), given(seq_len=7)])
 
 
+def test_processes_start_early_once_for_each_model(made):
+    for model, number in (("no-model", 0), ("gpt2", 2), ("gpt2", 0), ("opt-1.3b", 2)):
+        traces.start(model)
+        assert traces._idle.qsize() == number
+        traces._idle.queue.clear()
+
+
 @pytest.mark.process
 def test_a_process_answers_until_nobody_asks(tmp_path, monkeypatch):
     """A model that cannot be traced is one sentence, ranks share a whole model, and one that died is told."""
@@ -102,15 +109,14 @@ def test_a_process_answers_until_nobody_asks(tmp_path, monkeypatch):
     assert "(got `embed_dim`: 7 and `num_heads`: 3)" in str(odd)
     assert "\n" not in str(odd)
     assert split.parameters == PRESETS["gpt2-tiny"].parameters
-    tracer = traces._idle.get_nowait()
-    tracer.process.stdin.close()
-    assert tracer.process.wait(timeout=60) == 0
+    for tracer in (traces._idle.get_nowait(), traces._Tracer()):  # one that waits, and one that would first load torch
+        tracer.process.stdin.close()
+        assert tracer.process.wait(timeout=2) == 0
 
 
 @pytest.mark.process
 def test_a_process_that_dies_says_why(monkeypatch):
-    words = ["sh", "-c", "echo out of memory >&2"]
-    monkeypatch.setattr(traces.interpreter, "command", lambda *_: words)
+    monkeypatch.setattr(traces.interpreter, "command", lambda *_: ["sh", "-c", "echo out of memory >&2"])
     tracer = traces._Tracer()
     tracer.process.wait(timeout=20)
     assert tracer.ask("memory", given()) == {"error": "the model could not be traced: out of memory"}
