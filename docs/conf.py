@@ -20,7 +20,8 @@ from dsnb.version import __version__  # noqa: E402
 project, author, release, copyright = "dsnb", "the dsnb authors", __version__, "the dsnb authors; Apache-2.0"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
-WIDE = ["reference/settings", "reference/columns", "reference/run_folder", "reference/command_line"]
+WIDE = [f"reference/{page}" for page in ("settings", "columns", "columns_tables", "run_folder", "command_line")]
+WIDE += [f"log/{page.stem}" for page in (DOCS / "log").glob("*.md")]  # LOG.md lists their headings
 html_theme = "pydata_sphinx_theme"
 html_title = "dsnb"
 html_static_path = ["_static"]
@@ -77,7 +78,15 @@ def example_files(app: Sphinx) -> None:
     pictures.make(pages)
 
 
+def mark_tables(app: Sphinx, page: nodes.document) -> None:
+    """Let phones show each row of the reference as a block (`site.css`)."""
+    if app.env.docname.startswith("reference/"):
+        for table in page.findall(nodes.table):
+            table["classes"].append("reference")
+
+
 def setup(app: Sphinx) -> None:
     """Register what is defined here."""
     app.add_directive("generated", Generated)
+    app.connect("doctree-read", mark_tables)
     example_files(app)

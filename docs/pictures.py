@@ -21,7 +21,7 @@ NETWORKS = (10, 25, 50, 100, 200, 400)
 """Gbit/s of the network for each GPU."""
 TWO_NODES = {"model": "opt-1.3b", "gpus": 16, "micro_batch_size": 8, "seq_len": 2048, "grad_accum": 8}
 TWO_NODES |= {"precision": "bf16", "device": "cuda"}
-FROM_NOTEBOOKS = {"zero": {"stages": 0, "offload": 6}, "findings": {"graphs": 2, "hosts": 10}}
+FROM_NOTEBOOKS = {"zero": {"stages": 0, "offload": 6}, "findings": {"graphs": 2, "hosts": 9}}
 """Executed notebook -> name of a picture -> its place among the notebook's figures."""
 
 

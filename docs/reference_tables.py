@@ -4,9 +4,10 @@ Every function returns Markdown. Something without a meaning raises `MissingMean
 of the documentation lets it pass.
 """
 
+import functools
+import inspect
 import typing
 from collections.abc import Callable, Iterable
-from types import ModuleType
 from typing import Any
 
 import typer
@@ -190,24 +191,33 @@ def command_line() -> str:
 
 
 def python_api() -> str:
-    """Return every public name of dsnb, for autodoc."""
+    """Return every public name of dsnb with the first sentence of its documentation."""
+    names = [name for listed in API.values() for name in listed]
+    rows = [[f"{{py:obj}}`dsnb.{name}`", described(name, inspect.getdoc(getattr(dsnb, name)))] for name in names]
+    return table(["name", "meaning"], ([name, about.split(". ")[0].rstrip(".") + "."] for name, about in rows))
+
+
+def api(page: str) -> str:
+    """Return the public names of a page, for autodoc."""
     parts = []
-    for name in dsnb.__all__:
-        thing = getattr(dsnb, name)
-        target = thing.__name__ if isinstance(thing, ModuleType) else f"dsnb.{name}"
+    for name in API[page]:
         options = "".join(f"   {option}\n" for option in API_OPTIONS.get(name, []))
-        parts.append(f"```{{eval-rst}}\n.. auto{_kind(thing)}:: {target}\n{options}```")
+        parts.append(f"```{{eval-rst}}\n.. auto{_kind(getattr(dsnb, name))}:: dsnb.{name}\n{options}```")
     return "\n\n".join(parts)
 
 
 def _kind(thing: Any) -> str:
-    if isinstance(thing, ModuleType):
-        return "module"
     if isinstance(thing, type):
         return "exception" if issubclass(thing, Exception) else "class"
     return "function"
 
 
+API = {
+    "api_measure": ("Experiment", "launch", "load_sweep", "run_sweep", "design", "DsnbError", "SettingsError"),
+    "api_results": ("load_runs", "load_steps", "published", "summarize", "compare", "explore", "write_report"),
+    "api_predict": ("predict", "recommend", "rampup"),
+}
+"""The public names by page."""
 API_OPTIONS = {
     "Experiment": [
         ":members: name, name_with_model, data_parallel, global_batch_size, tokens_per_step, hosts, from_namespace",
@@ -233,4 +243,5 @@ TABLES: dict[str, Callable[[], str]] = {
         python_api,
     )
 }
+TABLES |= {page: functools.partial(api, page) for page in API}
 """By the name that a page asks for them with: `{generated} run_columns`."""

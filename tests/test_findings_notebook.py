@@ -18,7 +18,7 @@ def found():
     plt.close("all")  # figures that other tests left
     with plt.rc_context({"backend": "agg"}):
         run_cells("02_findings", variables)
-        assert len(plt.get_fignums()) == 11
+        assert len(plt.get_fignums()) == 10
     yield variables
     plt.close("all")
 

@@ -24,9 +24,8 @@ from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import On, tabulated
 from dsnb.prediction.step_time import problem, setting
 from dsnb.prediction.traces import Trace, can_trace
-from dsnb.run_folder.columns import FORMER_FIGURES, SETTINGS
+from dsnb.run_folder.columns import ENDED, FORMER_FIGURES, SETTINGS
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.run_folder.result import ENDED
 from dsnb.runs import labels
 from dsnb.runs.table import as_runs, numbers
 from dsnb.settings import deepspeed_keys

@@ -5,6 +5,7 @@ which takes seconds for each kind of setting. So the fastest candidates that are
 blocks keep, are traced first, and tracing ends once no untraced candidate can be in the answer.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -72,7 +73,11 @@ class Search:
         self.room_gib = np.array([room_gib(experiment, on.gpu.memory_gib) for experiment in self.asked.values()])
         self.least_gib = np.array([need_gib(experiment) for experiment in self.asked.values()])
         """Lower bound of what each candidate needs."""
-        self._likely_gib = np.array([need_gib(experiment, likely=True) for experiment in self.asked.values()])
+        can_fit = self.least_gib <= self.room_gib
+        needed = zip(self.asked.values(), can_fit | ~can_fit.any(), strict=True)  # others cannot fit in any case
+        self._likely_gib = np.array(
+            [need_gib(experiment, likely=True) if is_needed else math.inf for experiment, is_needed in needed]
+        )
         self._problems: dict[str, SettingsError] = {}
         self._take(attempts(list(self.asked.values()), make=False))
 

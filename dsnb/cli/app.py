@@ -1,5 +1,6 @@
 """The short commands of `dsnb`, and the entry point."""
 
+import atexit
 import gc
 import sys
 import warnings
@@ -179,6 +180,7 @@ def main() -> None:
     )
     signals.install_handlers()
     gc.set_threshold(100_000)  # collecting garbage takes a tenth of the time of imports
+    atexit.register(gc.freeze)  # and so does collecting it at exit
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except UsageError as error:

@@ -145,11 +145,15 @@ def recommend(
 
 def _options(link: str, tokens: float | None, price: float | None, calibrate: Path | None) -> dict[str, Any]:
     from dsnb.prediction import traces
-    from dsnb.runs.load import load_runs
 
     traces.LOG.handlers = [_Progress()]
     traces.LOG.setLevel(logging.INFO)
-    return {"link": link, "tokens": tokens, "price": price, "calibrate": load_runs(calibrate) if calibrate else None}
+    runs = None
+    if calibrate:
+        from dsnb.runs.load import load_runs
+
+        runs = load_runs(calibrate)
+    return {"link": link, "tokens": tokens, "price": price, "calibrate": runs}
 
 
 def _experiments(

@@ -47,7 +47,7 @@ class Explorer:
 
     @property
     def state(self) -> State:
-        """A copy of the controls' state: for each setting the chosen values (empty: all), and the other controls."""
+        """A copy of the state of the controls, with the chosen values of each setting (none means all)."""
         return deepcopy(self._live.state if self._live else self._state)
 
     @property

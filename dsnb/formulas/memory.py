@@ -13,12 +13,12 @@ HALF = ("fp16", "bf16")
 class Parts(NamedTuple):
     """Bytes on one GPU, or of one trained parameter, by what they hold."""
 
-    weights: float
-    gradients: float
-    optimizer: float
-    copies: float = 0  # the half-precision copies that autocast makes of the weights
-    activations: float = 0
-    output: float = 0  # the output layer, or the recomputed block if that is larger
+    weights: float  #: Weights that the forward pass uses.
+    gradients: float  #: Gradients kept until the optimizer step.
+    optimizer: float  #: The optimizer's moments and fp32 master weights.
+    copies: float = 0  #: Half-precision copies that autocast makes of the weights.
+    activations: float = 0  #: Activations kept for the backward pass.
+    output: float = 0  #: The output layer, or the recomputed block if that is larger.
 
     @property
     def total(self) -> float:
@@ -27,12 +27,12 @@ class Parts(NamedTuple):
 
 
 MASTERS = Parts(2, 2, 12)
-"""Half precision with fp32 master weights and Adam: 2 + 2 + K with K = 12 (Rajbhandari et al. 2020, arXiv:1910.02054,
+"""Half precision with fp32 master weights and Adam, 2 + 2 + K with K = 12 (Rajbhandari et al. 2020, arXiv:1910.02054,
 section 3.1)."""
 FULL = Parts(4, 4, 8)
-"""Single precision with Adam: weights, gradients and two moments in fp32, also 16 bytes."""
+"""Single precision with Adam, that is weights, gradients and two moments in fp32, also 16 bytes."""
 AUTOCAST = Parts(4, 4, 8, copies=2)
-"""fp32 weights, half-precision arithmetic: autocast keeps its copy of each weight until the end of the forward pass
+"""fp32 weights, half-precision arithmetic. Autocast keeps its copy of each weight until the end of the forward pass
 (PyTorch documentation of `torch.autocast`, `cache_enabled`)."""
 MOMENTS = 8
 """Bytes of Adam's two moments, in fp32."""

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -173,6 +174,7 @@ def not_split(setting: str, value: int, family: str) -> str:
     return f"{setting} is {value}: it is tested for {tested} only, not for {family}; set it to 1"
 
 
+@lru_cache
 def slug(model: str) -> str:
     """Return a model's name as part of a folder name; hub ids and paths keep their last part.
 

@@ -13,9 +13,9 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
 from dsnb.launcher import environment
-from dsnb.run_folder.columns import PLANNED
+from dsnb.run_folder.columns import ENDED, PLANNED
 from dsnb.run_folder.paths import RunPaths, SweepPaths
-from dsnb.run_folder.result import ENDED, unfinished
+from dsnb.run_folder.result import unfinished
 from dsnb.settings import deepspeed_keys, inputs
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW, accumulates_in_fp32, compiles_blocks

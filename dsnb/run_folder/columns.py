@@ -15,6 +15,8 @@ from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DECLARED, DEFAULTS, SUPERVISION, Experiment
 
 STATUSES = ("ok", "oom", "nan", "untrained", "failed", "timeout", "interrupted")
+ENDED = tuple(status for status in STATUSES if status != "interrupted")
+"""Statuses of runs that do not have to be executed again."""
 MAX_FIGURE = 1e18
 """Largest figure; sums and ratios of such figures stay finite."""
 

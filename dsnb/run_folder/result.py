@@ -12,14 +12,11 @@ from typing import Any
 from dsnb.errors import LaunchError
 from dsnb.files import records
 from dsnb.run_folder import record_schema
-from dsnb.run_folder.columns import STATUSES
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
 from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
 
 _RUN = RunPaths(Path())
-ENDED = tuple(status for status in STATUSES if status != "interrupted")
-"""Statuses of runs that do not have to be executed again."""
 TAIL_LINES = 15
 ADVICE = {
     "nan": "lower learning_rate, or use precision bf16 or fp32",

@@ -20,9 +20,8 @@ import pandas as pd
 from dsnb.errors import DsnbWarning, LogError, SettingsError
 from dsnb.files import records
 from dsnb.run_folder import columns, paths, record_schema
-from dsnb.run_folder.columns import GPU_COLUMNS, KEYS, STEP_COLUMNS
+from dsnb.run_folder.columns import ENDED, GPU_COLUMNS, KEYS, STEP_COLUMNS
 from dsnb.run_folder.paths import BANDWIDTH, PROBE, RunPaths, SweepPaths
-from dsnb.run_folder.result import ENDED
 from dsnb.runs import run_folders
 from dsnb.runs.labels import count
 from dsnb.runs.literature import tables

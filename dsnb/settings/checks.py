@@ -179,9 +179,10 @@ RULES: list[Rule] = [_model, _sizes, _text, _hosts, *rules.RULES]
 def contradictions(settings: Mapping[str, Any]) -> list[str]:
     """Return the contradictions between settings; rules that read a missing one (it is invalid) are left out."""
     problems: list[str] = []
+    s = SimpleNamespace(**settings)
     for rule in RULES:
         with contextlib.suppress(AttributeError, KeyError):
-            problems.extend(rule(SimpleNamespace(**settings)))
+            problems.extend(rule(s))
     return problems
 
 

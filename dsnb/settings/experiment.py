@@ -170,9 +170,9 @@ class Experiment(Training):
         """
         sharing = f"zs{self.zero_stage}" if self.strategy == "deepspeed" else self.strategy
         parts = [f"{sharing}_{self.precision}_gpus{self.gpus}_bs{self.micro_batch_size}_sl{self.seq_len}"]
-        for key in dict.fromkeys((*FIRST_IN_NAMES, *DECLARED)):
-            short, value = DECLARED[key].short, getattr(self, key)
-            if short and value != DEFAULTS[key]:
+        settings = vars(self)
+        for key, short in SHORT.items():
+            if (value := settings[key]) != DEFAULTS[key]:
                 parts.append(short(self) if callable(short) else short.replace("{}", text(value)))
         return "_".join(parts)
 
@@ -183,7 +183,7 @@ class Experiment(Training):
 
     @property
     def data_parallel(self) -> int:
-        """Data-parallel size: ranks, or groups of ranks, with separate sequences."""
+        """Number of ranks, or groups of ranks, with separate sequences."""
         return self.gpus // (self.tensor_parallel * self.pipeline_parallel)
 
     @property
@@ -221,6 +221,8 @@ DEFAULTS: dict[str, Any] = {name: field.default for name, field in Experiment.mo
 """The default of every setting, `auto` as it stands."""
 DECLARED = {name: Setting.of(name, field) for name, field in Experiment.model_fields.items()}
 """The words of every setting, and its part of an experiment's name."""
+SHORT = {key: short for key in dict.fromkeys((*FIRST_IN_NAMES, *DECLARED)) if (short := DECLARED[key].short)}
+"""The parts of a name, in their order."""
 SUPERVISION = tuple(name for name, setting in DECLARED.items() if setting.is_supervision)
 """Settings that do not affect what is measured: in no name and no column; they may change when a sweep is resumed."""
 

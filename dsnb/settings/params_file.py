@@ -27,7 +27,7 @@ CURRENT = BeforeValidator(_with_current_names)
 class ParamsFile(BaseModel):
     """The content of a params file, before its grid is multiplied."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     """Name of the output folder: letters, digits, '.', '_' and '-'."""

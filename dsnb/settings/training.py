@@ -157,8 +157,9 @@ class Training(BaseModel):
     """The settings of a training that are the same on every machine, in the order of tables."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
-    )
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=(),
+        defer_build=True,  # never used by itself
+    )  # fmt: skip
 
     model: Annotated[str, Setting("model", "{}", is_axis=True)] = "gpt2"
     """A preset (gpt2, opt-350m, bloom-7b1, ...), a folder or JSON file with a model's configuration, or a hub id."""

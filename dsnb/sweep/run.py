@@ -23,8 +23,9 @@ from dsnb.files import plain_text, records
 from dsnb.launcher import local
 from dsnb.launcher.folder import check_free_space
 from dsnb.run_folder import paths, record_schema
+from dsnb.run_folder.columns import ENDED
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.run_folder.result import ENDED, Result, last_lines, unfinished
+from dsnb.run_folder.result import Result, last_lines, unfinished
 from dsnb.settings import checks, inputs
 from dsnb.sweep import allocation, job
 from dsnb.sweep import slurm as slurm_jobs

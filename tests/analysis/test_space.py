@@ -18,6 +18,8 @@ def test_every_setting_trains_the_same(gpus, strategies):
     found = [*space.space(training), *space.space(training, offloaded=True)]
     assert len(found) > 500
     assert len({one.name for one in found}) == len(found)
+    each = {"micro_batch_size": [1, 2, 4, 8, 16, 32]}  # given, so each is checked against the rules
+    assert space.space(Training("opt-1.3b", gpus, 2048, 512, pinned=each)) == space.space(training)
     assert {one.global_batch_size for one in found} == {512}
     assert {one.strategy for one in found} == strategies
     varied = {name for name in DEFAULTS for one in found if getattr(one, name) != getattr(found[0], name)}

@@ -69,6 +69,8 @@ def test_former_names_files_and_public_names_are_listed():
     assert "| `result.json` | Status and summary, written last" in reference_tables.run_files()
     text = reference_tables.run_fields().split("### `nodes.json`\n")[1].split("\n### ")[0]
     assert list(entries(text)) == ["nodes", "differences"]
-    public = re.findall(r"^\.\. auto(\w+):: dsnb\.(\w+)$", reference_tables.python_api(), re.M)
-    assert {name for _, name in public} == set(dsnb.__all__)
+    pages = "\n".join(map(reference_tables.api, reference_tables.API))
+    public = re.findall(r"^\.\. auto(\w+):: dsnb\.(\w+)$", pages, re.M)
+    assert sorted(name for _, name in public) == sorted(dsnb.__all__)
+    assert "| {py:obj}`dsnb.compare` | Compare " in reference_tables.python_api()
     assert {("class", "Experiment"), ("function", "launch"), ("exception", "SettingsError")} <= set(public)
