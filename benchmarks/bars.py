@@ -121,9 +121,8 @@ def measure(output: Path, works: list[str]) -> None:
 def table(output: Path) -> pd.DataFrame:
     """Return one row per setting: medians over its repeats."""
     runs = load_runs(output)
-    figures = ["tokens_per_s", "of_plain", "tflops_per_gpu", "mfu_of_matmul", "peak_allocated_gib", "step_time_s"]
+    figures = ["tokens_per_s", "of_plain", "tflops_per_gpu", "mfu_of_matmul", "peak_allocated_gib", "step_time_mean_s"]
     summary = summarize(runs)
-    return summary[["n", "n_failed", *(f"{name}_{what}" for name in figures for what in ("median", "std"))]]
 
 
 def main() -> None:

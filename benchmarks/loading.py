@@ -52,7 +52,7 @@ def write(folder: Path, runs: int, steps: int) -> None:
         run.mkdir(parents=True)
         times = [chance.gauss(0.2, 0.01) for _ in range(steps)]
         rate = 2048 * steps / sum(times)
-        summary = {"tokens_per_s": rate, "tokens_per_s_per_gpu": rate / 2, "step_time_s": sum(times) / steps}
+        summary = {"tokens_per_s": rate, "tokens_per_s_per_gpu": rate / 2, "step_time_mean_s": sum(times) / steps}
         summary |= {"peak_allocated_gib": None, "host_memory_gib": 0.48, "loss_last": 4.6, "timed_steps": steps}
         result = {
             "status": "ok",

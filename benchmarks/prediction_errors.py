@@ -68,7 +68,7 @@ PRIOR = Constants(
 """What is known before any run is fitted: single measurements of docs/LOG.md, and what is usual."""
 HERE = Path(__file__).parent
 H200 = "NVIDIA H200"
-MEASURED = ("experiment", "step_time_s", "peak_allocated_gib")
+MEASURED = ("experiment", "step_time_mean_s", "peak_allocated_gib")
 OLDER_CODE = {"opt-1.3b_zs0_bf16_gpus2_bs8_sl1024_ga2_pp2"}
 """A run whose code has changed since: the loss of a pipeline copied its logits."""
 HELD_OUT = "2026-11-24"
@@ -119,7 +119,7 @@ def steady() -> pd.DataFrame:
 
 
 def _medians(runs: pd.DataFrame) -> list[Measured]:
-    fastest_first = runs.sort_values("step_time_s")
+    fastest_first = runs.sort_values("step_time_mean_s")
     middle = [group.iloc[(len(group) - 1) // 2] for _, group in fastest_first.groupby("experiment", sort=False)]
     return measured(pd.DataFrame(middle))
 

@@ -21,7 +21,7 @@ from dsnb.analysis.texts import fill, signed
 from dsnb.errors import SettingsError
 from dsnb.run_folder.columns import SETTINGS, key_columns
 from dsnb.runs import labels
-from dsnb.runs.table import as_runs, named_runs
+from dsnb.runs.table import as_runs, current_name, named_runs
 
 NO_SPREAD = 1e-18
 """Variances of logarithms below this are rounding errors of equal values."""
@@ -90,7 +90,9 @@ class Rules:
 def rules_of(runs: pd.DataFrame, figure: str, better: Better | None = None, **options: Any) -> Rules:
     """Return the rules for a figure; raise SettingsError if runs lack it. `options` are fields of `Rules`."""
     if figure not in runs:
-        raise SettingsError(f"runs have no column {figure!r}: choose a figure such as 'tokens_per_s' or 'step_time_s'")
+        raise SettingsError(
+            f"runs have no column {figure!r}: choose a figure such as 'tokens_per_s' or 'step_time_mean_s'"
+        )
     metric = labels.METRIC_LABELS.get(figure) or labels.Metric(figure, "")
     better = better if better is not None else metric.better
     return Rules(better=better, percent_factor=metric.factor if metric.unit == "%" else 0, **options)
@@ -219,7 +221,8 @@ def differences(
         If there is no such figure or baseline, if neither direction is known to be better and no baseline is given, or
         if `relevance` or `confidence` is out of range.
     """
-    runs, by = named_runs(runs), by if isinstance(by, str) or len(by) > 1 else by[0]
+    runs, figure = named_runs(runs), current_name(figure)
+    by = by if isinstance(by, str) or len(by) > 1 else by[0]
     options = {"relevance": relevance, "confidence": confidence, "hosts_alike": hosts_alike, "fewest_runs": fewest_runs}
     rules = rules_of(runs, figure, better, **options)
     settings = intervals.settings_of(runs, by, figure, bool(rules.percent_factor))
@@ -296,7 +299,7 @@ def compare(
     SettingsError
         If either set has no such figure, or `relevance` or `confidence` is out of range.
     """
-    sets = [as_runs(runs) for runs in (before, after)]
+    sets, figure = [as_runs(runs) for runs in (before, after)], current_name(figure)
     options = {"relevance": relevance, "confidence": confidence, "hosts_alike": hosts_alike, "fewest_runs": fewest_runs}
     rules, _ = (rules_of(runs, figure, better, **options) for runs in sets)
     keys = _keys(sets)

@@ -127,7 +127,7 @@ def flags(
     ]
     ok = named["status"] == "ok"
     within = pd.DataFrame([_within_run(timed.get(key)) for key in keys], index=runs.index, columns=WITHIN_RUN)
-    ratio = numbers(runs, "step_time_s") / numbers(runs, "step_time_median_s")
+    ratio = numbers(runs, "step_time_mean_s") / numbers(runs, "step_time_median_s")
     within["mean_over_median"] = within["mean_over_median"].fillna(ratio)
     within["slow_steps"] = within["slow_steps"].fillna(numbers(runs, "slow_steps"))
     table = runs[KEYS].assign(

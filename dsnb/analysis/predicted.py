@@ -24,7 +24,7 @@ from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import On, tabulated
 from dsnb.prediction.step_time import problem, setting
 from dsnb.prediction.traces import Trace, can_trace
-from dsnb.run_folder.columns import ENDED, SETTINGS
+from dsnb.run_folder.columns import ENDED, FORMER_FIGURES, SETTINGS
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs import labels
 from dsnb.runs.table import as_runs, numbers
@@ -34,11 +34,11 @@ from dsnb.settings.params_file import combinations, experiments, read_params
 
 NEEDED = ["model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size"]
 """Columns that must be known: with defaults instead, another setting would be predicted."""
-COMPARED = {"step_time": "step_time_s", "peak_allocated": "peak_allocated_gib"}
+COMPARED = {"step_time": "step_time_mean_s", "peak_allocated": "peak_allocated_gib"}
 """Compared figures: the prefix of the error columns, and the figure's column."""
 READ_KEYS = {"zero_optimization.reduce_bucket_size", "zero_optimization.stage3_max_live_parameters"}
 """Keys of DeepSpeed's configuration that the memory rules know; others may change memory in unknown ways."""
-MEDIANS = ("step_time_s", "tokens_per_s", "peak_allocated_gib", "gpu_memory_gib", "timed_steps")
+MEDIANS = ("step_time_mean_s", "tokens_per_s", "peak_allocated_gib", "gpu_memory_gib", "timed_steps")
 MAX_SETTINGS = 500
 """Settings that are compared, evenly spaced: 1,500 would take ten seconds."""
 Asked = str | Path | Experiment
@@ -50,7 +50,7 @@ ANY_TOKENS = 1e9
 """The explorer computes days itself."""
 FIGURES = {
     "tokens_per_s": "tokens_per_s",
-    "step_time_s": "step_time",
+    "step_time_mean_s": "step_time",
     "peak_allocated_gib": "peak_allocated",
     "mfu": "step_time",
 }
@@ -127,9 +127,9 @@ def _rows(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "kind": calibration.kind(record["asked"]),
                 "ran": ran,
                 "has_rules": is_covered(record["asked"]),
-                "step_time_s": record["measured"].step_time_s if record["measured"] else math.nan,
+                "step_time_mean_s": record["measured"].step_time_s if record["measured"] else math.nan,
                 "peak_allocated_gib": record["peak_allocated_gib"] if ran else math.nan,
-                "predicted_step_time_s": step_time_s,
+                "predicted_step_time_mean_s": step_time_s,
                 "predicted_peak_allocated_gib": peak_gib,
                 "fits": fits,
             }
@@ -296,6 +296,7 @@ def _as_runs(experiments: Sequence[Experiment], figures: pd.DataFrame) -> pd.Dat
         | {f"{deepspeed_keys.PREFIX}{key}": value for key, value in experiment.deepspeed.items()}
         for experiment in experiments
     ]
+    figures = figures.rename(columns=FORMER_FIGURES)  # the prediction of a mean
     figures = figures.reindex(columns=[*figures, *({"fits", *FIGURES} - {*figures})])
     errors = {f"{name}_error_pct": numbers(figures, f"{error}_error_pct") for name, error in FIGURES.items()}
     fits = figures["fits"].astype(object)

@@ -80,7 +80,7 @@ def errors_for(gpu: str, link: str, calibrate: pd.DataFrame | None = None) -> Ra
 def of_hosts(runs: pd.DataFrame, link: str = "nvlink") -> tuple[list[Measured], list[str]]:
     """Return one measured run of each setting on each host, that with the median step time, and the hosts of these."""
     hosts = runs["host"].fillna("") if "host" in runs else ""
-    fastest_first = runs.assign(host=hosts).sort_values("step_time_s", kind="stable")
+    fastest_first = runs.assign(host=hosts).sort_values("step_time_mean_s", kind="stable")
     path = gpus.link(link)
     medians = [
         (run, host)

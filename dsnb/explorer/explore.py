@@ -66,8 +66,8 @@ class Explorer:
             as in `dsnb.analysis.decide.Question`; `y`, `x` (a figure or a setting), `colour`,
             `along` (settings), `y_scale`, `x_scale` (`linear` or `log`), `table` (`medians` or `runs`), `base` (the
             baseline, an experiment), `brush` (`{"x": [low, high], "y": [low, high]}` in the units of the columns, such
-            as seconds for `step_time_s`, or None), `run` (the position of a run, or None), `pins` (up to two names of
-            experiments or positions of runs), `sort` (a column and `ascending` or `descending`, or None).
+            as seconds for `step_time_mean_s`, or None), `run` (the position of a run, or None), `pins` (up to two names
+            of experiments or positions of runs), `sort` (a column and `ascending` or `descending`, or None).
 
         Raises
         ------

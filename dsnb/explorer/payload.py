@@ -40,7 +40,7 @@ NEEDED = ("source", "gpu_name", "device", "model", "gpu_memory_gib")
 ANSWERED = ("tokens_per_s", "tokens_per_s_per_gpu", "power_w", *labels.MEMORY)
 """Figures that the answer may use: every table has them, even if all values are missing."""
 PREDICTED_DIGITS = 6
-MEDIANS = ("step_time_s", "mfu", "power_w")
+MEDIANS = ("step_time_mean_s", "mfu", "power_w")
 """Figures whose medians the page lists, in addition to speed and memory."""
 UNPRINTED = ("mfu", "power_w")
 """Those that are left out on a printed page."""

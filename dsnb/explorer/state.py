@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.decide import (
-    ASSUMED_PRICE,
-    Question,
-    default_objective,
-    rate,
-    recorded_prices,
-)
+from dsnb.analysis.decide import ASSUMED_PRICE, Question, default_objective, rate, recorded_prices
 from dsnb.analysis.intervals import RELEVANCE
 from dsnb.errors import SettingsError
 from dsnb.explorer.data import EVERY_TASK, Data, plain
@@ -24,6 +18,7 @@ from dsnb.formulas import metrics
 from dsnb.formulas.planning import MAX_GPUS, MAX_PRICE, MAX_TOKENS, MIN_TOKENS, is_number
 from dsnb.runs import labels
 from dsnb.runs.labels import Metric
+from dsnb.runs.table import current_name
 
 State = dict[str, Any]
 DAYS = Metric("days of training", "days", digits=1, better="lower")
@@ -143,6 +138,8 @@ def _checked(data: Data, state: State, name: str, value: Any) -> Any:
     """Return the value of a control for the state, or raise ValueError with a sentence."""
     if name in data.choices:
         return _chosen(name, value, data.choices[name].values)
+    if name in {"x", "y", "sort"}:
+        value = [*map(current_name, value)] if isinstance(value, list) else current_name(value)
     allowed = {**options(data), "task": [*data.tasks, *([EVERY_TASK] if len(data.tasks) > 1 else [])]}
     if name in allowed:
         if value not in (allowed[name] or [None]):

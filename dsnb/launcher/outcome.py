@@ -156,7 +156,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         # tokens of skipped steps are processed, but not trained on
         "trained_tokens_per_s": rate * (1 - skipped / len(timed)) if rate is not None else None,
         "tokens_per_s_per_gpu": rate_per_gpu,
-        "step_time_s": fmean(times_s) if times_s else None,
+        "step_time_mean_s": fmean(times_s) if times_s else None,
         "step_time_median_s": median(times_s) if times_s else None,
         **_flops(experiment, worker, rate_per_gpu),
         "peak_allocated_gib": _peak(steps, worker, failed, "allocated_gib"),

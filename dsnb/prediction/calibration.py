@@ -101,7 +101,7 @@ def of_record(record: dict[str, Any], link: Link) -> Measured | None:
     if known.get("status", "ok") != "ok" or "gpu_name" not in known:
         return None
     experiment, gpu_name = recorded(record), str(known["gpu_name"])
-    step_time_s = known.get("step_time_s")
+    step_time_s = known.get("step_time_mean_s")
     if step_time_s is None and "tokens_per_s" in known:
         step_time_s = experiment.tokens_per_step / float(known["tokens_per_s"])
     try:

@@ -184,7 +184,7 @@ def _sentences(table: pd.DataFrame, summary: pd.DataFrame) -> Iterator[str]:
     if verdict := _verdict(summary):
         yield verdict
     if table[[f"{name}_error_pct" for name in COMPARED]].notna().any(axis=None):
-        timed = table[table["predicted_step_time_s"].notna()]
+        timed = table[table["predicted_step_time_mean_s"].notna()]
         left_out = "model" if timed["model"].nunique() > 1 else "setting"
         yield (
             f"Each step time is predicted without the runs of the same {left_out}: the constants of the time model "

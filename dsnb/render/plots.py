@@ -35,7 +35,7 @@ def overview(runs: pd.DataFrame) -> Picture:
     """Draw throughput, step time, memory and utilization of the ok runs by strategy and precision."""
     ok = _ok(runs)
     memory = next((name for name in MEMORY if ok[name].notna().any()), MEMORY[-1])
-    metrics = [rate(ok), "step_time_s", memory, "gpu_util_pct"]
+    metrics = [rate(ok), "step_time_mean_s", memory, "gpu_util_pct"]
 
     def draw() -> Figure:
         figure, axes = plt.subplots(2, 2, figsize=(10, 6.4), layout="constrained")

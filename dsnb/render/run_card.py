@@ -16,7 +16,7 @@ from dsnb.runs.labels import MEMORY, METRIC_LABELS
 HEADLINES = (
     "tokens_per_s",
     "tokens_per_s_per_gpu",
-    "step_time_s",
+    "step_time_mean_s",
     "MEMORY",
     "mfu",
     "cpu_bound",

@@ -124,7 +124,7 @@ FIGURES = [
         _rate("trained tokens/s"),
     ),
     Column("samples_per_s", "tokens_per_s / seq_len: sequences of all ranks.", _rate("samples/s", digits=1)),
-    Column("step_time_s", "Mean time of the timed optimizer steps.", _ms("step time")),
+    Column("step_time_mean_s", "Mean time of the timed optimizer steps.", _ms("step time")),
     Column("forward_s", "Forward pass of one step, with profile on.", _ms("forward")),
     Column("backward_s", "Backward pass of one step, with profile on.", _ms("backward")),
     Column("optimizer_s", "Update of the weights in one step, with profile on.", _ms("optimizer step")),
@@ -234,7 +234,7 @@ FIGURES = [
         timed_steps="Optimizer steps that the speed is measured over.",
         train_runtime_s="Wall time of a whole training, as transformers' Trainer logs it.",
         steps_per_s="Optimizer steps per second, as transformers' Trainer logs it.",
-        step_time_logged_s="Step time as logged, where it is wrong and `step_time_s` is corrected.",
+        step_time_logged_s="Step time as logged, where it is wrong and `step_time_mean_s` is corrected.",
         parameters="Parameters of the model, tied embeddings counted once.",
         trainable_parameters="Parameters that are trained: fewer than `parameters` with LoRA.",
         active_parameters="Parameters that work on one token: fewer than `parameters` in a mixture of experts, where "
@@ -344,6 +344,9 @@ OVER_TIME = {column.name: column.label for column in (*_STEPS, *_SAMPLES) if col
 """Figures of steps and samples that charts of one run show."""
 MEMORY = ("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "host_memory_gib")
 """Memory figures, the most informative first: views that need one use the first that was measured."""
+
+FORMER_FIGURES = {"step_time_s": "step_time_mean_s"}
+"""Former name of a figure of a run -> current name. In steps and predictions `step_time_s` is no mean and stays."""
 
 
 def _names(columns: Iterable[Column]) -> list[str]:

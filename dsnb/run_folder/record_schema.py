@@ -108,9 +108,19 @@ def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | No
     is_settings = name == _RUN.experiment.name
     if is_settings:
         record = with_current_names(record)
+    if name == _RUN.result.name:
+        record = with_current_figures(record)
     wrong, problem = wrong_values(name, record)
     content = _without(record, wrong)
     return with_former_defaults(content) if is_settings else content, problem
+
+
+def with_current_figures(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a `result.json` with its figures under their current names."""
+    summary = result.get("summary")
+    if not isinstance(summary, dict):
+        return result
+    return {**result, "summary": {columns.FORMER_FIGURES.get(name, name): value for name, value in summary.items()}}
 
 
 def wrong_values(name: str, record: dict[str, Any]) -> tuple[set[tuple[Any, ...]], str | None]:

@@ -54,6 +54,7 @@ def read_columns(folders: Sequence[str]) -> Columns:
     names = (EXPERIMENT, MACHINE, RESULT)
     by_file = {name: [records.read_json(f"{folder}/{name}") for folder in folders] for name in names}
     by_file[EXPERIMENT] = [record and with_current_names(record) for record in by_file[EXPERIMENT]]
+    by_file[RESULT] = [record and record_schema.with_current_figures(record) for record in by_file[RESULT]]
     problems = _clean(by_file)
     ends = [
         _status_and_cause(settings, machine, result, f"{folder}/{_STEPS}", problems.get(place))

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from dsnb.formulas.metrics import UTILIZATION_S
+from dsnb.run_folder.columns import FORMER_FIGURES
 from dsnb.runs import labels
 from dsnb.settings.experiment import CURRENT_NAMES
 from dsnb.settings.training import compile_mode
@@ -16,6 +18,7 @@ ALIASES = {
     "origins": "provenance",
     "not_ok": "n_failed",
     "timed_wall_s": "timed_s",
+    **FORMER_FIGURES,
     **CURRENT_NAMES,
 }
 """Former name of a column of runs or of a summary -> current name. (In GPU samples, `gpu` is an index and stays.)"""
@@ -28,6 +31,11 @@ WORK = [
 How the work is shared, moved and compiled is what the ratio compares: strategy, ZeRO stage, offload, overlap,
 compilation, number of GPUs.
 """
+
+
+def current_name(column: Any) -> Any:
+    """Return the current name of a column that a user named; other values are returned as they are."""
+    return ALIASES.get(column, column) if isinstance(column, str) else column
 
 
 def as_runs(table: pd.DataFrame) -> pd.DataFrame:
@@ -75,7 +83,7 @@ def timed_steps(runs: pd.DataFrame) -> pd.Series:
 
 def timed_seconds(runs: pd.DataFrame) -> pd.Series:
     """Return the seconds that the timed steps of each run took; NaN if unknown."""
-    return numbers(runs, "timed_s").fillna(timed_steps(runs) * numbers(runs, "step_time_s"))
+    return numbers(runs, "timed_s").fillna(timed_steps(runs) * numbers(runs, "step_time_mean_s"))
 
 
 def without_noise(runs: pd.DataFrame) -> pd.DataFrame:

@@ -48,7 +48,7 @@ def test_two_settings_by_hand():
 
 
 def test_a_named_baseline_and_other_columns():
-    found = differences(runs_of("step_time_s", a=FAST, b=[value / 1.1 for value in FAST]), figure="step_time_s")
+    found = differences(runs_of("step_time_mean_s", a=FAST, b=[value / 1.1 for value in FAST]), figure="step_time_s")
     assert list(found["base"]) == ["b"]  # lower is better
     assert found["change_pct"]["a"] == pytest.approx(10)
     assert not found["better"]["a"]
@@ -142,7 +142,7 @@ def test_runs_on_a_host_of_their_own_count_as_one():
 def test_wrong_questions_are_refused():
     runs = runs_of(a=FAST, b=FAST)
     neither = "neither direction of 'grad_norm_last' is better: give a baseline, or say which is (better=...)"
-    unknown = "runs have no column 'speed': choose a figure such as 'tokens_per_s' or 'step_time_s'"
+    unknown = "runs have no column 'speed': choose a figure such as 'tokens_per_s' or 'step_time_mean_s'"
     for wrong, message in (
         ({"figure": "speed"}, unknown),
         ({"figure": "grad_norm_last"}, neither),

@@ -28,9 +28,9 @@ def said(table):
         (4, {"steps": 40, "timed_s": 0.4, "host": ["a", "b", "c", "d"]},
          "the median of 4 runs of 40 steps (0.4 s each) on 4 hosts, spread ±0.3 %. Only 0.4 s were timed in each run: "
          "measure longer before you rely on it. Time"),
-        (1, {"steps": 7, "step_time_s": 0.1, "host": "a"},
+        (1, {"steps": 7, "step_time_mean_s": 0.1, "host": "a"},
          "one run of 7 steps (0.7 s). Only 0.7 s were timed: measure longer before you rely on it."),
-        (2, {"timed_s": 4.0, "host": ["a", None], "step_time_s": None},
+        (2, {"timed_s": 4.0, "host": ["a", None], "step_time_mean_s": None},
          "the median of 2 runs (4 s each), spread ±0.1 %. Only 4 s were timed in each run: measure longer before"),
         (1, {"timed_s": 1.0, "steps": 4, "source": "published: elsewhere"},
          "published, not measured here, one run of 4 steps (1 s). Time"),

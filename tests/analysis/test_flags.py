@@ -64,7 +64,7 @@ def test_flags_and_their_words(parts, reasons):
 
 
 def test_columns_say_what_steps_would():
-    row = a_run(step_time_s=1.15, step_time_median_s=1.0, slow_steps=2)[0]
+    row = a_run(step_time_mean_s=1.15, step_time_median_s=1.0, slow_steps=2)[0]
     (found,) = flags(pd.DataFrame([row])).to_dict("records")
     assert (found["words"], found["step_spread_pct"]) == (
         flagged(a_run(times=STALLS))["words"][0], pytest.approx(math.nan, nan_ok=True)

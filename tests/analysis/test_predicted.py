@@ -17,6 +17,7 @@ from dsnb.prediction.calibration import measured, recorded
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.step_time import step_times
 from dsnb.render import comparison
+from dsnb.run_folder.columns import FORMER_FIGURES
 from dsnb.run_folder.paths import PROBE
 from tests.prediction.made_up import TRACE, given
 
@@ -39,11 +40,11 @@ def traced(monkeypatch):
 
 def runs(*settings):
     """Return made-up runs that are as fast and as large as they are predicted to be."""
-    rows = [{**COMMON, "step_time_s": 1.0, **one} for one in settings]
+    rows = [{**COMMON, "step_time_mean_s": 1.0, **one} for one in settings]
     rows = [{"experiment": recorded(row).name_with_model, **row} for row in rows]
     times = step_times([one.setting for one in measured(pd.DataFrame(rows))]).step_time_s
     peaks = [peak_memory(recorded(row), TRACE).peak_allocated_gib for row in rows]
-    return pd.DataFrame(rows).assign(step_time_s=times, peak_allocated_gib=peaks)
+    return pd.DataFrame(rows).assign(step_time_mean_s=times, peak_allocated_gib=peaks)
 
 
 def text(parts):
@@ -52,7 +53,7 @@ def text(parts):
 
 def test_ten_per_cent_are_ten_per_cent():
     table = runs(*MANY)
-    table.loc[0, "step_time_s"] /= 1.1  # predicted 10 % too slow
+    table.loc[0, "step_time_mean_s"] /= 1.1  # predicted 10 % too slow
     table.loc[1, "peak_allocated_gib"] /= 0.9  # predicted 10 % too small
     found = parity(table)
     assert found["step_time_error_pct"][0] == pytest.approx(10)
@@ -74,15 +75,15 @@ def test_ten_per_cent_are_ten_per_cent():
 def test_the_runs_of_a_model_have_no_part_in_their_own_predictions():
     table = runs(*MANY)
     slow = table["model"] == "gpt2-xl"
-    table.loc[slow, "step_time_s"] *= 2
+    table.loc[slow, "step_time_mean_s"] *= 2
     assert parity(table)["step_time_error_pct"][slow].to_numpy() == pytest.approx(np.full(slow.sum(), -50))
 
 
 def test_repeats_are_one_setting_with_their_median():
     table = runs(*MANY[:4])
     again = [table.assign(repeat=repeat) for repeat in (1, 2, 3)]
-    again[1]["step_time_s"] *= 5
-    again[2]["step_time_s"] /= 5
+    again[1]["step_time_mean_s"] *= 5
+    again[2]["step_time_mean_s"] /= 5
     both = pd.concat(again, ignore_index=True)
     assert parity(both)["step_time_error_pct"].to_numpy() == pytest.approx(np.zeros(4), abs=1e-6)
     assert "without the runs of the same setting" in text(comparison.with_predictions(both))
@@ -90,7 +91,7 @@ def test_repeats_are_one_setting_with_their_median():
 
 def test_out_of_memory():
     table = runs({"gpu_memory_gib": 2.0}, {"micro_batch_size": 4}, {"micro_batch_size": 2, "gpu_memory_gib": 1.0})
-    table = table.assign(status="oom", step_time_s=math.nan, peak_allocated_gib=math.nan)
+    table = table.assign(status="oom", step_time_mean_s=math.nan, peak_allocated_gib=math.nan)
     found = parity(table)
     assert found["ran"].tolist() == [False] * 3
     assert found["fits"].tolist() == [False, True, False]
@@ -157,8 +158,8 @@ def test_what_was_not_run_is_predicted_on_the_gpu_of_the_runs(asked):
         assert "fitted to dsnb's own runs on H200" in unmeasured(few, asked).notes[0]
     with pytest.MonkeyPatch.context() as patch:  # the same figures as without a page
         patch.setattr("dsnb.prediction.predict.traces", lambda experiments: [TRACE] * len(experiments))
-        table = dsnb.predict(experiments, "H200", calibrate=measured)
-    for name in ("tokens_per_s", "step_time_s", "peak_allocated_gib"):
+        table = dsnb.predict(experiments, "H200", calibrate=measured).rename(columns=FORMER_FIGURES)
+    for name in ("tokens_per_s", "step_time_mean_s", "peak_allocated_gib"):
         assert found.table[name].tolist() == pytest.approx(table[name].tolist())
     assert found.table["tokens_per_s_error_pct"].tolist() == table["tokens_per_s_error_pct"].tolist()
 
@@ -216,7 +217,7 @@ def test_several_nodes_are_predicted_with_a_network_only(asked):
     assert "the 3 settings" in unmeasured(wide, [experiment], "ib:400").notes[0]
     assert "dsnb's own runs" in unmeasured(wide, [experiment.model_copy(update={"gpus": 8})]).notes[0]
     assert parity(wide) is None
-    assert parity(wide, link="ib:400")["predicted_step_time_s"].notna().all()
+    assert parity(wide, link="ib:400")["predicted_step_time_mean_s"].notna().all()
     with pytest.raises(SettingsError, match="link is 'x'"):
         check(wide, [experiment], "x")
 

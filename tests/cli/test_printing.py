@@ -116,7 +116,7 @@ def test_runs_that_are_not_ok_are_counted_last_and_say_why(capsys):
 
 
 def test_unusual_runs_have_a_mark_and_a_footnote(runs):
-    calm = runs.assign(slow_steps=0, recompilations=0, sm_clock_mhz=1980, step_time_median_s=runs["step_time_s"])
+    calm = runs.assign(slow_steps=0, recompilations=0, sm_clock_mhz=1980, step_time_median_s=runs["step_time_mean_s"])
     calm["tokens_per_s"] = calm.groupby("experiment")["tokens_per_s"].transform("median")
     odd = calm.assign(recompilations=[2, *[0] * 35])
     ((_, table, lines),) = summary_table.blocks(odd)

@@ -328,7 +328,7 @@ def test_the_medians_are_those_of_summarize(runs, page):
     wanted = wanted.reindex(found.index)
     assert list(found["n"]) == list(wanted["n"])
     assert list(found["not ok"]) == list(wanted["n_failed"])
-    for name in ("tokens_per_s_per_gpu", "peak_allocated_gib", "step_time_s", "power_w"):
+    for name in ("tokens_per_s_per_gpu", "peak_allocated_gib", "step_time_mean_s", "power_w"):
         label = METRIC_LABELS[name]
         figures = pd.to_numeric(found[label.heading])
         assert list(figures) == pytest.approx(list(label.factor * wanted[f"{name}_median"]), rel=1e-14, nan_ok=True)
@@ -516,7 +516,7 @@ def test_a_page_of_many_runs_is_small_and_its_figures_are_exact(tmp_path, watche
     page.tab.evaluate(f"{ROOT}.set({{ table: 'runs' }})")
     rows = page.tab.evaluate(f"{ROOT}.table.lines().slice(0, 301)")
     found = pd.DataFrame(rows[1:], columns=rows[0])
-    for name in ("tokens_per_s", "mfu", "step_time_s"):
+    for name in ("tokens_per_s", "mfu", "step_time_mean_s"):
         label = METRIC_LABELS[name]
         figures = pd.to_numeric(found[label.heading]).to_numpy()
         assert figures == pytest.approx(label.factor * table[name].to_numpy()[:300], rel=1e-14, nan_ok=True)

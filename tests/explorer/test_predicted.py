@@ -39,8 +39,8 @@ def traced():
 def measured(speed=1.0):
     """Give four runs, some of them slower than the model of their time says, so that predictions are wrong."""
     table = runs(*MEASURED)
-    table["step_time_s"] *= [1.0, 1.3, 0.8, 1.1]
-    rate = table["micro_batch_size"] * table["seq_len"] / table["step_time_s"]
+    table["step_time_mean_s"] *= [1.0, 1.3, 0.8, 1.1]
+    rate = table["micro_batch_size"] * table["seq_len"] / table["step_time_mean_s"]
     return table.assign(tokens_per_s=speed * rate, tokens_per_s_per_gpu=speed * rate)
 
 
@@ -137,7 +137,7 @@ def test_filters_and_the_table(explorer, tab):
     assert len(tab.evaluate(f"{BESIDE}.scatter.picture.data.predicted")) == 1
     tab.evaluate(f"{BESIDE}.set({{ strategy: ['ZeRO 1'], compile: ['off'] }})")
     assert "No predicted setting of this task matches the filters." in section.inner_text()
-    tab.evaluate(f"{BESIDE}.set({{ strategy: [], compile: [], along: 'compile', y: 'step_time_s' }})")
+    tab.evaluate(f"{BESIDE}.set({{ strategy: [], compile: [], along: 'compile', y: 'step_time_mean_s' }})")
     assert sorted(round(one["x"]) for one in tab.evaluate(f"{BESIDE}.medians.picture.data.predicted")) == [0, 0, 1]
 
 

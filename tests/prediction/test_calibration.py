@@ -135,7 +135,7 @@ def test_what_is_outside_is_said():
     assert unlike(**both) == []
     why = "no calibration run used strategy ZeRO 0 with tensor parallel and pipeline parallel, "
     assert unlike(**both, pipeline_parallel=2)[0].startswith(why)
-    row = {**USUAL, "gpu_name": "NVIDIA L4", "step_time_s": 1.0}
+    row = {**USUAL, "gpu_name": "NVIDIA L4", "step_time_mean_s": 1.0}
     covered = Coverage.of(measured(pd.DataFrame([row])), Link())
     assert unlike("L4", covered) == []
     why = "no calibration run used mode of compilation compiled, only eager"

@@ -29,7 +29,7 @@ def runs():
     figures = {"tokens_per_s_per_gpu": table["tokens_per_s"] / 2, "gpu_util_pct": None, "device": "cuda"}
     memory = dict.fromkeys(("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "host_memory_gib"), 1.0)
     names = {"sweep": "s", "experiment": [f"e{row}" for row in range(len(ROWS))], "repeat": 1, "status": "ok"}
-    return table.assign(**figures, **memory, **names, step_time_s=0.25)
+    return table.assign(**figures, **memory, **names, step_time_mean_s=0.25)
 
 
 def ticks(axis):
@@ -110,8 +110,8 @@ def rows(text):
 
 
 def test_an_ok_run_begins_with_its_most_important_figures(tmp_path):
-    figures = {"tokens_per_s": 2000.0, "tokens_per_s_per_gpu": 1000.0, "step_time_s": 0.125, "peak_allocated_gib": 1.5}
-    text = shown("ok", tmp_path, **figures, mfu=0.4567, loss_first=6.0, note="a <note>")
+    figures = {"tokens_per_s": 2000.0, "tokens_per_s_per_gpu": 1000.0, "step_time_mean_s": 0.125, "mfu": 0.4567}
+    text = shown("ok", tmp_path, **figures, peak_allocated_gib=1.5, loss_first=6.0, note="a <note>")
     assert text.startswith("<h3>zs&lt;1&gt;: ok</h3><table>")
     top, folded = text.split("<details><summary>All figures</summary>")
     assert rows(top) == [

@@ -85,11 +85,11 @@ def test_ranks_on_a_cpu_share_the_cores_of_the_plain_process():
 
 def test_less_than_five_seconds_of_timed_steps_have_no_utilization(tmp_path):
     timings = [(4.99, None, None), (5, None, None), (None, 20, 0.02), (6, 20, 0.02), (None, 20, None)]
-    runs = pd.DataFrame(timings, columns=["timed_s", "timed_steps", "step_time_s"], dtype=float)
+    runs = pd.DataFrame(timings, columns=["timed_s", "timed_steps", "step_time_mean_s"], dtype=float)
     cleaned = without_noise(runs.assign(gpu_util_pct=80.0, sm_clock_mhz=1980.0))
     assert cleaned["gpu_util_pct"].notna().tolist() == [False, True, False, True, True]
     assert (cleaned["sm_clock_mhz"] == 1980).all()  # a clock is a momentary reading
-    table = made_up.runs(2, repeats=1).assign(status="ok", cause=None, gpu_util_pct=80.0, step_time_s=0.1)
+    table = made_up.runs(2, repeats=1).assign(status="ok", cause=None, gpu_util_pct=80.0, step_time_mean_s=0.1)
     made_up.write_folders(table.assign(timed_steps=[49, 50]), tmp_path / "s")
     loaded = dsnb.load_runs(tmp_path).set_index("timed_steps")["gpu_util_pct"]
     assert loaded.notna().to_dict() == {49: False, 50: True}

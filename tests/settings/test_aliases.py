@@ -73,7 +73,9 @@ def test_an_old_run_folder_loads_and_is_finished_for_a_sweep_of_the_same_setting
     assert Experiment.read(old_run.experiment).step_timeout_s == 120.0
     (row,) = dsnb.load_runs(folder).to_dict("records")
     assert (row["experiment"], row["status"], row["model"], row["seq_len"]) == (NAME, "ok", "gpt2-tiny", 16)
-    assert (row["launcher"], row["tokens_per_s"]) == ("fork", 9.837443157503454)
+    recorded = records.read_json(old_run.result)["summary"]
+    assert (row["launcher"], row["tokens_per_s"]) == ("fork", recorded["tokens_per_s"])
+    assert row["step_time_mean_s"] == job.read_result(old_run).summary["step_time_mean_s"] == recorded["step_time_s"]
     assert dsnb.load_steps(folder)["loss"].tolist()[-1] == 6.359505653381348
     (run,) = load_sweep(folder / "params.yaml", output=folder).runs
     assert run.experiment.step_timeout_s == 120.0

@@ -63,7 +63,7 @@ def one_run(setting, repeat, random):
     figures = {
         "tokens_per_s": rate * setting["gpus"],
         "tokens_per_s_per_gpu": rate,
-        "step_time_s": tokens * 1024 * setting["grad_accum"] / rate,
+        "step_time_mean_s": tokens * 1024 * setting["grad_accum"] / rate,
         "tflops_per_gpu": 6 * size * rate / 1000,
         "mfu": 6 * size * rate / 989_000,
         "peak_allocated_gib": memory,
@@ -102,8 +102,8 @@ def write_folders(table: pd.DataFrame, folder: Path, steps: int = 60) -> None:
         run.result.write_text(records.line({"status": row["status"], "cause": row["cause"], "summary": summary}))
         run.notebook.write_text("{}\n")
         if row["status"] == "ok":
-            numbers = range(1, steps + 1)
-            run.steps.write_text("".join(records.line(step(number, row["step_time_s"], row)) for number in numbers))
+            lines = (records.line(step(number, row["step_time_mean_s"], row)) for number in range(1, steps + 1))
+            run.steps.write_text("".join(lines))
             run.gpu.write_text("".join(records.line(sample(number, row)) for number in range(steps // 2)))
 
 

@@ -147,7 +147,7 @@ const changeParts = (model, name, { values, text, verdict, reason, note, within 
   if (!text) return note;
   const good = (values[1] > values[0]) === (model.better(name) === "higher");
   const kind = !model.better(name) || verdict !== "likely" ? "dsnb-soft" : good ? "dsnb-better" : "dsnb-bad";
-  const timed = name.startsWith("tokens_per_s") || name === "step_time_s"; // the figures that the steps' spread is about
+  const timed = name.startsWith("tokens_per_s") || name === "step_time_mean_s"; // the figures that the steps' spread is about
   const remarks = [note, timed && within].filter(Boolean).join("; ");
   return [[`dsnb-figure ${kind}`, text], ["dsnb-verdict", reason], ["dsnb-verdict", remarks]].map(([style, words]) => (words ? element("div", { class: style }, words) : ""));
 };

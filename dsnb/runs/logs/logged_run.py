@@ -252,17 +252,17 @@ def _throughput(run: LoggedRun, table: pd.DataFrame) -> None:
         run.record(samples_per_s=have["samples_per_s_running"])
     if "samples_per_s" not in have and "tokens_per_s" not in have:
         _over_steps(run, table)
-    if "samples_per_s" not in have and have.get("step_time_s") and batch and not length:
-        run.record(DERIVED, samples_per_s=batch / have["step_time_s"])
+    if "samples_per_s" not in have and have.get("step_time_mean_s") and batch and not length:
+        run.record(DERIVED, samples_per_s=batch / have["step_time_mean_s"])
     rate = have.get("samples_per_s")
     if rate and length and "tokens_per_s" not in have:
         run.record(DERIVED, tokens_per_s=rate * length)
     runtime_s, steps = have.get("train_runtime_s"), run.settings.get("steps")
     if runtime_s and steps and run.ended:  # the last batch of an epoch may be smaller, so not from samples/s
         if (executed := steps - run.scratch.get("resumed", 0)) > 0:
-            run.record(DERIVED, step_time_s=runtime_s / executed)
-    elif rate and batch and not runtime_s and "step_time_s" not in have:
-        run.record(DERIVED, step_time_s=batch / rate)
+            run.record(DERIVED, step_time_mean_s=runtime_s / executed)
+    elif rate and batch and not runtime_s and "step_time_mean_s" not in have:
+        run.record(DERIVED, step_time_mean_s=batch / rate)
     if have.get("tokens_per_s") and gpus:
         run.record(DERIVED, tokens_per_s_per_gpu=have["tokens_per_s"] / gpus)
 
@@ -273,7 +273,7 @@ def _over_steps(run: LoggedRun, table: pd.DataFrame) -> None:
     spans = table["span"][timed.index]
     time_s, count = float(sum(timed * spans)), float(sum(spans))
     if time_s > 0:
-        run.record(DERIVED, step_time_s=time_s / count, timed_steps=count, timed_s=time_s)
+        run.record(DERIVED, step_time_mean_s=time_s / count, timed_steps=count, timed_s=time_s)
         samples = table["samples"][timed.index].fillna(run.settings.get("global_batch_size") or 0.0)
         run.record(DERIVED, samples_per_s=float(sum(samples * spans)) / time_s if (samples > 0).all() else None)
         for name in TFLOPS:

@@ -47,10 +47,11 @@ def read(path: Path) -> list[LoggedRun]:
         rates, times_s = timed["tokens_per_sec"], timed["step_time_s"]
         logged = {"tokens_per_s_logged": rates.median(), "step_time_logged_s": times_s.median()}
         run.record(LOGGED, **logged, timed_steps=len(timed))
-        between_s, tokens = stamps_s[is_timed | ~is_whole].diff(), rates.iloc[-1] * times_s.iloc[-1]
-        step_time_s = between_s[between_s > 0].median()
-        if step_time_s > 0 and math.isfinite(tokens):
-            run.record(DERIVED, tokens_per_s=round(tokens) / step_time_s, step_time_s=step_time_s)
+        between_s, tokens = stamps_s.diff()[is_timed], rates.iloc[-1] * times_s.iloc[-1]
+        between_s = between_s[between_s > 0]
+        if len(between_s) and math.isfinite(tokens):
+            times = {"step_time_mean_s": between_s.mean(), "step_time_median_s": between_s.median()}
+            run.record(DERIVED, tokens_per_s=round(tokens) / times["step_time_median_s"], **times)
     table = rows.assign(step_time_logged_s=rows["step_time_s"], step_time_s=stamps_s.diff())[is_whole]
     table["t_s"] = table["timestamp"] - table["timestamp"].iloc[0]
     table["tokens"] = (table["tokens_per_sec"] * table["step_time_logged_s"]).round()
@@ -63,7 +64,7 @@ def read(path: Path) -> list[LoggedRun]:
             **{name: row[name] for name in ("step_time_logged_s", "loss", "tokens") if math.isfinite(row[name])},
         )
     run.scratch["loss_is_nan"] = cells["loss"][is_whole].iloc[-1].strip().lower() == "nan"
-    run.notes.append("step_time_s and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps")
+    run.notes.append("step times and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps")
     return [run]
 
 

@@ -49,7 +49,7 @@ CHAT = {
     "global_batch_size": 64, "activation_checkpointing": True, "offload": "optimizer-cpu", "optimizer": "FusedAdam",
     "learning_rate": 1e-5, "gradient_clipping": 1.0, "seed": 7, "lora_rank": 0, "strategy": "deepspeed",
     "deepspeed": "0.14.4", "samples_per_s": 640.0, "samples_per_s_running": 650.25, "tokens_per_s": 640.0 * 256,
-    "tokens_per_s_per_gpu": 640.0 * 32, "step_time_s": 0.1, "peak_allocated_gib": 33.78, "skipped_steps": 3,
+    "tokens_per_s_per_gpu": 640.0 * 32, "step_time_mean_s": 0.1, "peak_allocated_gib": 33.78, "skipped_steps": 3,
     "timed_steps": 20, "timed_s": 2.0,
 }  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_deepspeed_chat(tmp_path, text):
     check(row, **CHAT)
     provenance = kinds(row)
     assert {"samples_per_s", "samples_per_s_running", "peak_allocated_gib", "skipped_steps"} <= provenance["as logged"]
-    assert {"tokens_per_s", "tokens_per_s_per_gpu", "step_time_s", "tflops_per_gpu"} <= provenance["derived"]
+    assert {"tokens_per_s", "tokens_per_s_per_gpu", "step_time_mean_s", "tflops_per_gpu"} <= provenance["derived"]
     assert "secret" not in str(dict(row))
     steps = dsnb.load_steps(tmp_path / "a.log")
     assert list(steps.columns) == ["sweep", "experiment", "repeat", *STEP_COLUMNS]
@@ -87,7 +87,7 @@ MEGATRON = {
     "status": "ok", "cause": "the log ends at step 4 of 100", "source": "Megatron-LM log", "gpus": 16,
     "tensor_parallel": 2, "pipeline_parallel": 4, "data_parallel": 2, "micro_batch_size": 4, "global_batch_size": 32,
     "grad_accum": 4, "seq_len": 512, "precision": "bf16", "optimizer": "adam", "strategy": "megatron",
-    "samples_per_s": 16.0, "tokens_per_s": 16.0 * 512, "tokens_per_s_per_gpu": 512.0, "step_time_s": 2.0,
+    "samples_per_s": 16.0, "tokens_per_s": 16.0 * 512, "tokens_per_s_per_gpu": 512.0, "step_time_mean_s": 2.0,
     "timed_steps": 3, "loss_first": 10.0, "loss_last": 7.0, "skipped_steps": 4, "nan_steps": 0,
     "peak_allocated_gib": 2.5, "peak_reserved_gib": 4.0,
     "parameters": 24 * (12 * 1024**2 + 13 * 1024) + (50432 + 512) * 1024 + 2 * 1024,
@@ -106,7 +106,7 @@ def test_megatron(tmp_path, new, prefix):
 
 TRAINER = {
     "status": "ok", "source": "transformers Trainer log", "micro_batch_size": 8, "grad_accum": 2,
-    "global_batch_size": 64, "gpus": 4, "steps": 10, "train_runtime_s": 20.0, "samples_per_s": 32.0, "step_time_s": 2.0,
+    "global_batch_size": 64, "gpus": 4, "steps": 10, "train_runtime_s": 20.0, "samples_per_s": 32.0, "step_time_mean_s": 2.0,
 }  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def test_megatron_deepspeed(tmp_path, stage, pipeline):
         tensor_parallel=4, pipeline_parallel=pipeline, data_parallel=16 // pipeline, micro_batch_size=4,
         grad_accum=12 * pipeline, global_batch_size=768, precision="fp16", seq_len=1024, steps=1000,
         activation_checkpointing=True, samples_per_s=6.4, tokens_per_s=6.4 * 1024, tokens_per_s_per_gpu=102.4,
-        step_time_s=120.0, timed_steps=3, loss_first=12.0, loss_last=9.0, peak_allocated_gib=2.0,
+        step_time_mean_s=120.0, timed_steps=3, loss_first=12.0, loss_last=9.0, peak_allocated_gib=2.0,
         peak_reserved_gib=4.0, learning_rate=0.00015,
         skipped_steps=1,  # Megatron's lines miss the step that the engine skipped
     )  # fmt: skip
@@ -197,7 +197,7 @@ FORMS = {
     ),
     "BigScience: seconds and hardware TFLOP/s": (
         "".join(MEGATRON_LINE.format(number, "s", "4.00", "global batch size: 8 | lm loss: 2.5E+00 | samples per second: 2.0 | TFLOPs: 149.02") for number in (10, 20, 30)),
-        {"samples_per_s": 2.0, "step_time_s": 4.0, "hardware_tflops_per_gpu": 149.02, "loss_last": 2.5, "seq_len": None},
+        {"samples_per_s": 2.0, "step_time_mean_s": 4.0, "hardware_tflops_per_gpu": 149.02, "loss_last": 2.5, "seq_len": None},
     ),
     "TFLOP/s are a mean over time": (
         "".join(MEGATRON_LINE.format(number, "ms", ms, f"throughput per GPU (TFLOP/s/GPU): {tflops} | global batch size: 8 | lm loss: 2.5E+00") for number, ms, tflops in ((1, 9000, 10), (2, 1000, 500), (3, 3000, 100))),
@@ -207,11 +207,11 @@ FORMS = {
         "using world size: 8 and model-parallel size: 2 \n-------------------- arguments --------------------\n"
         "  batch_size ...................... 4\n  seq_length ...................... 1024\n---------------- end of arguments ----------------\n"
         + OLDEST.format(100) + OLDEST.format(200),
-        {"gpus": 8, "tensor_parallel": 2, "data_parallel": 4, "micro_batch_size": 4, "seq_len": 1024, "global_batch_size": 16, "step_time_s": 0.5, "samples_per_s": 32.0, "loss_last": 7.4},
+        {"gpus": 8, "tensor_parallel": 2, "data_parallel": 4, "micro_batch_size": 4, "seq_len": 1024, "global_batch_size": 16, "step_time_mean_s": 0.5, "samples_per_s": 32.0, "loss_last": 7.4},
     ),
     "the newest Megatron counts its first iteration twice": (
         logs.CONFIG + "".join(f" [2025-05-01 12:00:0{number}.123456]" + MEGATRON_LINE.format(10 * number or 1, "ms", ms, f"global batch size: 8 | lm loss: 2.5 | number of skipped iterations: {skipped}") for number, ms, skipped in ((0, "10000.0", 1), (1, "2800.0", 2), (2, "2000.0", 0))),
-        {"step_time_s": 2.0, "timed_steps": 10, "skipped_steps": 2},
+        {"step_time_mean_s": 2.0, "timed_steps": 10, "skipped_steps": 2},
     ),
     "the Trainer before 4.6 called steps samples": (
         "{'train_runtime': 155.2034, 'train_samples_per_second': 2.242, 'epoch': 3.0}\n",
@@ -253,7 +253,7 @@ def test_step_csv_as_logged_and_corrected(tmp_path):
     check(row, experiment="zs0_fp16_gpus1_bs32_sl128", repeat=1, model="gpt2", zero_stage=0, precision="fp16", gpus=1)
     assert row["tokens_per_s"] == pytest.approx(4096 / 0.05, rel=1e-5)
     assert row["tokens_per_s_logged"] == pytest.approx(4096 / 0.05 / 5, rel=1e-5)
-    assert row["step_time_s"] == pytest.approx(0.05, rel=1e-4)
+    assert row["step_time_mean_s"] == pytest.approx(0.05, rel=1e-4)
     check(row, step_time_logged_s=0.25, timed_steps=86, peak_reserved_gib=7584 / 1024)
     assert "cumulative" in row["note"]
     steps = dsnb.load_steps(folder)
@@ -330,7 +330,7 @@ def test_deepspeed_chat_on_many_hosts(tmp_path):
         of_rank_0 = any(words in line for words in ("[Rank 0]", "Throughput", "Execution", "timer.py"))
         lines += [f"{host}: {line}" for host in hosts[: 1 if of_rank_0 else None]]
     expected = {"gpus": 128, "nodes": 16, "data_parallel": 128, "global_batch_size": 1024}
-    expected |= {"tokens_per_s_per_gpu": 640.0 * 2, "step_time_s": 1.6}
+    expected |= {"tokens_per_s_per_gpu": 640.0 * 2, "step_time_mean_s": 1.6}
     check(only(read(tmp_path, "".join(lines))), **CHAT | expected)
 
 
