@@ -123,6 +123,7 @@ def table(output: Path) -> pd.DataFrame:
     runs = load_runs(output)
     figures = ["tokens_per_s", "of_plain", "tflops_per_gpu", "mfu_of_matmul", "peak_allocated_gib", "step_time_mean_s"]
     summary = summarize(runs)
+    return summary[["n", "n_failed", *(f"{name}_{what}" for name in figures for what in ("median", "std"))]]
 
 
 def main() -> None:

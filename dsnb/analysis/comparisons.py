@@ -90,9 +90,7 @@ class Rules:
 def rules_of(runs: pd.DataFrame, figure: str, better: Better | None = None, **options: Any) -> Rules:
     """Return the rules for a figure; raise SettingsError if runs lack it. `options` are fields of `Rules`."""
     if figure not in runs:
-        raise SettingsError(
-            f"runs have no column {figure!r}: choose a figure such as 'tokens_per_s' or 'step_time_mean_s'"
-        )
+        raise SettingsError(f"runs have no column {figure!r}: choose one such as 'tokens_per_s' or 'step_time_mean_s'")
     metric = labels.METRIC_LABELS.get(figure) or labels.Metric(figure, "")
     better = better if better is not None else metric.better
     return Rules(better=better, percent_factor=metric.factor if metric.unit == "%" else 0, **options)

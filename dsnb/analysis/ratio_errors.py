@@ -18,11 +18,7 @@ from dsnb.prediction.step_time import stack
 from dsnb.runs.labels import count
 from dsnb.settings.experiment import Experiment
 
-BY_CPU = (
-    "that are both limited by the GPU",
-    "with one that is limited by the CPU",
-    "that are both limited by the CPU",
-)
+BY_CPU = ("that are both limited by the GPU", "with one that is limited by the CPU", "that are both limited by the CPU")
 """Pairs in words, as in "ratios of two settings that are both limited by the GPU", by how many the CPU limits."""
 ALL = "of one task"
 MIN_PAIRS = 10

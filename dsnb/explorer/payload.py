@@ -29,10 +29,7 @@ from dsnb.runs import labels
 from dsnb.runs.table import json_numbers, numbers
 
 _RUN = RunPaths(Path())
-FILES = {
-    _RUN.notebook.name: "Executed notebook",
-    _RUN.trace.name: "Trace of one step",
-}
+FILES = {_RUN.notebook.name: "Executed notebook", _RUN.trace.name: "Trace of one step"}
 """The files of a run that the explorer links to -> texts of the links."""
 SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right"]
 """Marks by value of the setting chosen for colour, so that colour is never the only difference."""

@@ -14,15 +14,8 @@ from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
 
 HEADLINES = (
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "step_time_mean_s",
-    "MEMORY",
-    "mfu",
-    "cpu_bound",
-    "power_w",
-    "loss_last",
-)
+    "tokens_per_s", "tokens_per_s_per_gpu", "step_time_mean_s", "MEMORY", "mfu", "cpu_bound", "power_w", "loss_last",
+)  # fmt: skip
 """Figures at the top, in this order; `MEMORY` is replaced by the most informative measured figure of memory."""
 PHASES = {"build": "building the model", "optimizer": "optimizer step", "forward": "forward pass"}
 PHASES |= {"backward": "backward pass", "communication": "communication between pipeline stages"}

@@ -344,7 +344,6 @@ OVER_TIME = {column.name: column.label for column in (*_STEPS, *_SAMPLES) if col
 """Figures of steps and samples that charts of one run show."""
 MEMORY = ("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "host_memory_gib")
 """Memory figures, the most informative first: views that need one use the first that was measured."""
-
 FORMER_FIGURES = {"step_time_s": "step_time_mean_s"}
 """Former name of a figure of a run -> current name. In steps and predictions `step_time_s` is no mean and stays."""
 

@@ -105,22 +105,20 @@ _FORMS = {name: TypeAdapter(_record_of(listed)) for name, listed in FILES.items(
 
 def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Return a file's record without missing and invalid values, and a sentence about the first invalid one."""
-    is_settings = name == _RUN.experiment.name
-    if is_settings:
-        record = with_current_names(record)
-    if name == _RUN.result.name:
-        record = with_current_figures(record)
+    record = current(name, record)
     wrong, problem = wrong_values(name, record)
     content = _without(record, wrong)
-    return with_former_defaults(content) if is_settings else content, problem
+    return with_former_defaults(content) if name == _RUN.experiment.name else content, problem
 
 
-def with_current_figures(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a `result.json` with its figures under their current names."""
-    summary = result.get("summary")
-    if not isinstance(summary, dict):
-        return result
-    return {**result, "summary": {columns.FORMER_FIGURES.get(name, name): value for name, value in summary.items()}}
+def current(name: str, record: dict[str, Any]) -> dict[str, Any]:
+    """Return a file's record with settings and figures under their current names."""
+    if name == _RUN.experiment.name:
+        return with_current_names(record)
+    if name != _RUN.result.name or not isinstance(record.get("summary"), dict):
+        return record
+    summary = {columns.FORMER_FIGURES.get(figure, figure): value for figure, value in record["summary"].items()}
+    return {**record, "summary": summary}
 
 
 def wrong_values(name: str, record: dict[str, Any]) -> tuple[set[tuple[Any, ...]], str | None]:

@@ -27,7 +27,7 @@ from dsnb.run_folder.columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, 
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import missing_record
 from dsnb.settings import deepspeed_keys
-from dsnb.settings.experiment import DEFAULTS, with_current_names, with_former_defaults
+from dsnb.settings.experiment import DEFAULTS, with_former_defaults
 from dsnb.system import hardware
 
 NOTEBOOK_END_BYTES = 8 * 1024
@@ -53,8 +53,8 @@ def read_columns(folders: Sequence[str]) -> Columns:
     """Return the content of run folders by column; an unfinished run has the status `interrupted`."""
     names = (EXPERIMENT, MACHINE, RESULT)
     by_file = {name: [records.read_json(f"{folder}/{name}") for folder in folders] for name in names}
-    by_file[EXPERIMENT] = [record and with_current_names(record) for record in by_file[EXPERIMENT]]
-    by_file[RESULT] = [record and record_schema.with_current_figures(record) for record in by_file[RESULT]]
+    for name, of_runs in by_file.items():
+        of_runs[:] = [record and record_schema.current(name, record) for record in of_runs]
     problems = _clean(by_file)
     ends = [
         _status_and_cause(settings, machine, result, f"{folder}/{_STEPS}", problems.get(place))

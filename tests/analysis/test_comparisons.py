@@ -142,7 +142,7 @@ def test_runs_on_a_host_of_their_own_count_as_one():
 def test_wrong_questions_are_refused():
     runs = runs_of(a=FAST, b=FAST)
     neither = "neither direction of 'grad_norm_last' is better: give a baseline, or say which is (better=...)"
-    unknown = "runs have no column 'speed': choose a figure such as 'tokens_per_s' or 'step_time_mean_s'"
+    unknown = "runs have no column 'speed': choose one such as 'tokens_per_s' or 'step_time_mean_s'"
     for wrong, message in (
         ({"figure": "speed"}, unknown),
         ({"figure": "grad_norm_last"}, neither),

@@ -52,8 +52,7 @@ def of_record(asked, make=True):
 
 def runs(*settings):
     """Return made-up runs that take exactly as long as the default constants say."""
-    common = {"model": "opt-1.3b", "micro_batch_size": 8, "seq_len": 512}
-    rows = [{"gpu_name": "NVIDIA H200", "step_time_mean_s": 1.0, **common, **given} for given in settings]
-    made = measured(pd.DataFrame(rows))
+    common = {"gpu_name": "NVIDIA H200", "step_time_mean_s": 1.0, "model": "opt-1.3b", "seq_len": 512}
+    made = measured(pd.DataFrame([{**common, "micro_batch_size": 8, **one} for one in settings]))
     times = step_times([run.setting for run in made]).step_time_s
     return [replace(run, step_time_s=float(seconds)) for run, seconds in zip(made, times, strict=True)]
