@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "outputs" / "examples" / "quickstart"
 RECORDS = ("experiment.json", "deepspeed.json", "environment.json", "steps.jsonl", "worker.json", "result.json")
 HOST = "example-host"
-MOST_LINES = 10
+MAX_LINES = 10
 """Longer cells of parameters are folded in the documentation."""
 
 
@@ -77,7 +77,7 @@ def keep_notebook(path: Path, name: str, sweep: str) -> None:
     notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec", "language_info")}
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
-        folded = {"parameters", "injected-parameters"} & set(tags) and len(cell.source.splitlines()) > MOST_LINES
+        folded = {"parameters", "injected-parameters"} & set(tags) and len(cell.source.splitlines()) > MAX_LINES
         cell.metadata = {"tags": [*tags, *(["hide-input"] if folded else [])]}
         for output in cell.get("outputs", []):
             if "application/vnd.jupyter.widget-view+json" in output.get("data", {}):

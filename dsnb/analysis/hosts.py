@@ -183,4 +183,4 @@ def node_differences(runs: pd.DataFrame) -> list[str]:
         for node in record.get("nodes", [])
         if isinstance(node.get("environment"), dict)
     ]
-    return list(node_comparison.differences(environments).values())
+    return list(node_comparison.environment_differences(environments).values())

@@ -89,9 +89,9 @@ TEMPLATES = {
     "[ {failed} more {failed:run|runs} of this setting failed.]",
     "take.entry": "include:\n  - {entry}",
     "take.command": "papermill notebooks/10_run.ipynb outputs/run.ipynb -y '{entry}'",
-    "worth": "Worth measuring: {said}, {gain} % {what} than the best measured setting, {sure} the mean error of such "
-    "predictions.",
-    "worth.first": "Worth measuring first: {said}.",
+    "worth": "Worth measuring: {setting}, {gain} % {what} than the best measured setting, {sure} the mean error of "
+    "such predictions.",
+    "worth.first": "Worth measuring first: {setting}.",
     "verdict.none": "the interval of this pair is not in this page: dsnb.analysis.comparisons.differences has it",
     **{f"verdict.{verdict}": template for verdict, template in comparisons.WORDS.items()},
 }
@@ -185,7 +185,7 @@ def _facts(decision: Decision, name: object) -> dict[str, Any]:
     option, run = decision.options.loc[name], decision.settings.loc[name].to_dict()
     return {
         **figures(option, decision.question, memory_name(decision.runs)),
-        **said_of(run),
+        **setting_texts(run),
         **evidence(decision.runs, decision.table, [name])[name],
         "memory_word": "" if pd.isna(option["memory_gib"]) else "memory",
         "n": int(option["n"]),
@@ -223,7 +223,7 @@ def error(pct: float | None) -> str:
     return "" if pct is None or math.isnan(pct) else f"{pct:.1f}"
 
 
-def said_of(run: Mapping[str, Any]) -> dict[str, str]:
+def setting_texts(run: Mapping[str, Any]) -> dict[str, str]:
     """Return a setting in words: model, setting, place, unit of hardware, origin of its figures."""
     model, source = labels.text(run.get("model")), labels.text(run.get("source"))
     origin = "published, not measured here" if basis(run) == PUBLISHED else "measured"

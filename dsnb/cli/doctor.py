@@ -118,7 +118,7 @@ def check_hosts(experiment: Experiment) -> list[Check]:
                 why = node.failure.removeprefix(f"{node.host.name} was not reached: ")
                 checks.append(Check("missing", node.host.name, "not reached", why))
         environments = [(node.host.name, node.facts["environment"]) for node in reached]
-        for sentence in node_comparison.differences(environments).values():
+        for sentence in node_comparison.environment_differences(environments).values():
             checks.append(Check("note", "differences", sentence, "install the same everywhere"))
         return [*checks, *([_outputs(reached, folder)] if reached else [])]
 

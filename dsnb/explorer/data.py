@@ -115,8 +115,8 @@ class Data:
         return np.unique(codes[self.of_task(task, [*self.task_codes, *self.predicted_tasks])]).tolist()
 
 
-def read(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
-    """Read a table of runs and predicted settings, except those that these runs measured."""
+def prepared(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
+    """Return the data of a table of runs and of predicted settings, except those that these runs measured."""
     missing = [name for name in REQUIRED if name not in getattr(runs, "columns", ())]
     if missing:
         raise SettingsError(f"explore needs the table that load_runs returns; it has no column {', '.join(missing)}")

@@ -39,7 +39,7 @@ class Explorer:
 
     def __init__(self, runs: pd.DataFrame, home: str | Path | None = None, predicted: Unmeasured | None = None) -> None:
         self.predicted = predicted
-        self.data = data.read(runs, predicted)
+        self.data = data.prepared(runs, predicted)
         self.home = Path(home or Path.cwd()).absolute()
         self._state = default(self.data)
         self._live: Live | None = None
@@ -82,7 +82,7 @@ class Explorer:
     def show(self, runs: pd.DataFrame) -> None:
         """Show other runs in the same place; choices are kept as far as they exist in them."""
         before, state = self.data, self.state
-        self.data = data.read(runs, self.predicted)
+        self.data = data.prepared(runs, self.predicted)
         self._state = carried_over(before, state, self.data)
         if self._live:
             self._live.show(self.data, self._state)

@@ -160,7 +160,7 @@ def _checked(data: Data, state: State, name: str, value: Any) -> Any:
 
 
 def _chosen(name: str, value: Any, available: list[object]) -> list[object]:
-    """Return the chosen available of a filter in display order; none for all."""
+    """Return the chosen values of a filter in display order; none for all."""
     wanted = value if isinstance(value, list) else [value]
     if value is None or wanted == ["all"]:
         return []

@@ -346,7 +346,7 @@ class HostRanks:
             node.check()
         self._connections.close()
         rows = [node.row() for node in self._nodes]
-        differences = node_comparison.differences((row["host"], row["environment"]) for row in rows)
+        differences = node_comparison.environment_differences((row["host"], row["environment"]) for row in rows)
         if self._run.dir.is_dir():  # it may have been removed
             records.write_json(self._run.nodes, {"nodes": rows, "differences": list(differences.values())})
 

@@ -85,7 +85,7 @@ def _candidates(
 ) -> dict[str, Any]:
     first = runs.drop_duplicates("experiment").set_index("experiment", drop=False)
     rows = first.loc[table.index].to_dict("records")
-    described = [words.said_of(run) for run in rows]
+    described = [words.setting_texts(run) for run in rows]
     best = may_be_best(table)
     remarks = evidence(runs, table, best)
     places = {name: place for place, name in enumerate(table.index)}

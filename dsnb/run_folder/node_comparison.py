@@ -13,7 +13,7 @@ MAX_NAMED_HOSTS = 4
 MAX_CHARACTERS = 200
 
 
-def differences(environments: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
+def environment_differences(environments: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
     """Return the fields in which hosts differ, each with a sentence: `torch: 2.13.0 on 63 nodes, 2.12.0 on n7`.
 
     Missing fields are unknown and not compared; None means that a host has none, for example no GPU.

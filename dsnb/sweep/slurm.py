@@ -141,7 +141,7 @@ class SlurmExecutor:
         self.poll_s, self.settle_s, self.module = poll_s, settle_s, module
         self.cancelled = False
         self._names: set[str] = set()
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self._polled_at, self._retry_at, self._answers = time.monotonic(), 0.0, True
         try:
             self.records = queue()
@@ -218,8 +218,8 @@ class SlurmExecutor:
 
     def say_once(self, text: str) -> None:
         """Print a line unless it has been printed before."""
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._printed:
+            self._printed.add(text)
             self._say(text)
 
 

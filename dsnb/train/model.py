@@ -92,7 +92,7 @@ def build(experiment: Experiment, ds_config: dict[str, Any], device: torch.devic
     return adapt(experiment, make(experiment, ds_config, device, model_config(experiment)))
 
 
-def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tuple[Any, model_parts.ForwardTrace]:
+def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tuple[Any, model_parts.ForwardPath]:
     """Build a model in which only one pipeline stage has weights, those of a whole model, and trace its forward pass.
 
     With random weights the rest takes no memory; pretrained weights are loaded whole into host memory.
@@ -108,7 +108,7 @@ def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tup
             model = _from_config(experiment, config)
     else:
         model = _load_pretrained(experiment, {}, torch.device("cpu"), config)
-    path = model_parts.trace_forward(model, int(experiment.micro_batch_size), experiment.seq_len, device)
+    path = model_parts.forward_path(model, int(experiment.micro_batch_size), experiment.seq_len, device)
     modules = list(model_parts.stage_modules(model, path, stage, stages))
     if is_random:
         allocate(modules)

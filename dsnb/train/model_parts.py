@@ -1,6 +1,6 @@
 """The parts of a causal language model of transformers: blocks, pipeline stages, shards of tensor-parallel ranks.
 
-For a pipeline the model's forward pass is traced once: which layers with weights it calls before and after the blocks,
+For a pipeline the forward pass is followed once: which layers with weights the model calls before and after the blocks,
 and which arguments it passes to each block beside the hidden state (masks, ALiBi, positions). A stage calls its blocks
 with the same arguments, so all batches must have one shape and no padding, as dsnb's have.
 
@@ -48,7 +48,7 @@ def has_own_parameters(module: nn.Module) -> bool:
 
 
 @dataclass
-class ForwardTrace:
+class ForwardPath:
     """The path of a hidden state through a model, without the head."""
 
     before: list[nn.Module]
@@ -58,15 +58,15 @@ class ForwardTrace:
     """Arguments of each block beside the hidden state: positional, by keyword."""
 
 
-def trace_forward(model: Any, batch: int, length: int, device: torch.device) -> ForwardTrace:
-    """Trace the forward pass of sequences of shape (batch, length) without computing any block.
+def forward_path(model: Any, batch: int, length: int, device: torch.device) -> ForwardPath:
+    """Follow the forward pass of sequences of shape (batch, length) without computing any block.
 
     The model's weights may be on the meta device: zeros replace the few outside of the blocks.
     """
     embedding, base = model.get_input_embeddings(), model.base_model
     within = {id(module) for part in [embedding, *blocks(model)] for module in part.modules()}
     outside = [module for module in base.modules() if has_own_parameters(module) and id(module) not in within]
-    path = ForwardTrace(before=[embedding])
+    path = ForwardPath(before=[embedding])
 
     def forward(hidden: torch.Tensor, *inputs: Any, **named: Any) -> Any:
         path.arguments.append((inputs, named))
@@ -94,7 +94,7 @@ def trace_forward(model: Any, batch: int, length: int, device: torch.device) -> 
 class Embedding(nn.Module):
     """Everything before the first block: the model without its blocks and the layers behind them."""
 
-    def __init__(self, model: Any, path: ForwardTrace) -> None:
+    def __init__(self, model: Any, path: ForwardPath) -> None:
         super().__init__()
         model_blocks = blocks(model)
         self.base, self.weight = model.base_model, model.get_input_embeddings().weight
@@ -111,7 +111,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer block with its traced arguments."""
+    """One transformer block with its recorded arguments."""
 
     def __init__(self, block: nn.Module, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Block(nn.Module):
         return output[0] if isinstance(output, tuple) else output
 
 
-def stage_modules(model: Any, path: ForwardTrace, stage: int, stages: int) -> Iterator[nn.Module]:
+def stage_modules(model: Any, path: ForwardPath, stage: int, stages: int) -> Iterator[nn.Module]:
     """Yield the modules of one pipeline stage; tied weights belong to the first and the last stage."""
     model_blocks = blocks(model)
     share = len(model_blocks) // stages
@@ -152,7 +152,7 @@ class TiedLayer(TiedLayerSpec):
         return self.module
 
 
-def layers(model: Any, path: ForwardTrace) -> list[Any]:
+def layers(model: Any, path: ForwardPath) -> list[Any]:
     """Return the layers of a pipeline: embedding, blocks, layers after the blocks, head."""
     middle = [*map(Block, blocks(model), path.arguments), *path.after]
     embedding, head = Embedding(model, path), model.get_output_embeddings()

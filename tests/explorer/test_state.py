@@ -25,7 +25,7 @@ def explorer(runs):
 
 
 def test_controls_are_made_from_the_data(runs):
-    shown = data.read(runs)
+    shown = data.prepared(runs)
     assert list(shown.choices) == [
         "strategy", "precision", "grad_accum", "activation_checkpointing", "gpus", "micro_batch_size", "status",
     ]  # fmt: skip
@@ -35,7 +35,7 @@ def test_controls_are_made_from_the_data(runs):
     assert list(state.options(shown)["x"][:2]) == ["peak_allocated_gib", "device_memory_gib"]
     assert state.options(shown)["y"][0] == "tokens_per_s_per_gpu"
     assert "days" in state.options(shown)["y"]
-    shown = data.read(runs.assign(device="cpu"))
+    shown = data.prepared(runs.assign(device="cpu"))
     given = payload.payload(shown, state.default(shown), None)
     titles = [one["title"] for one in (*given["axes"], *given["figures"])]
     assert {"ranks", "tokens/s/rank"} < set(titles)
@@ -219,7 +219,7 @@ def test_a_task_is_chosen_by_model_the_largest_first():
     table = made_up.runs(27, repeats=1, model=["gpt2"], gpus=[1]).assign(model=models, parameters=None, status="ok")
     table = table.assign(seq_len=[512] * 25 + [128] * 2, experiment=[f"e{place}" for place in range(27)])
     table.loc[table["model"] == "toy", "device"] = "cpu"
-    shown = data.read(table)
+    shown = data.prepared(table)
     sequences = {entry["model"]: [label for _, label in entry["tasks"]] for entry in shown.menu}
     assert sequences == {
         "bloom-7b1": ["sequence 512"],
@@ -236,7 +236,7 @@ def test_runs_are_marked_as_the_flags_say(tmp_path):
     table = made_up.runs(9, gpus=[1]).query("repeat == 1 or experiment.str.contains('ga1')")
     made_up.write_folders(table.assign(recompilations=[2] + [0] * (len(table) - 1)), tmp_path / "s")
     runs = dsnb.load_runs(tmp_path / "s")
-    unusual, alone = single_runs.unusual(data.read(runs), range(len(runs)))
+    unusual, alone = single_runs.unusual(data.prepared(runs), range(len(runs)))
     flagged = flags(runs, dsnb.load_steps(tmp_path / "s"), load_samples(runs))
     assert unusual == {place: words for place, words in enumerate(flagged["words"]) if words}
     assert any("2 graphs compiled" in words for words in unusual.values())
@@ -248,7 +248,7 @@ def test_runs_are_marked_as_the_flags_say(tmp_path):
 
 def test_series_are_thinned_where_there_are_many_runs(tmp_path):
     made_up.write_folders(made_up.runs(30), tmp_path / "made_up", steps=500)
-    shown = data.read(dsnb.load_runs(tmp_path))
+    shown = data.prepared(dsnb.load_runs(tmp_path))
     series = {position: one for position, one in single_runs.load_all(shown).items() if one}
     assert len(series) > 20
     sizes = {len(one["step"]) for one in series.values()}
@@ -263,5 +263,5 @@ def test_neighbours_differ_in_one_setting():
     same = {"status": "ok", "zero_stage": 0, "model": "gpt2", "grad_accum": 1, "activation_checkpointing": False}
     table = made_up.runs(4, gpus=[1], repeats=1).assign(experiment=list("abcd"), **same)
     table = table.assign(precision=["fp32", "bf16", "fp16", "bf16"], micro_batch_size=[8, 8, 8, 16])
-    assert data.read(table).neighbours == {"a": 2, "b": 3, "c": 2, "d": 1}
-    assert data.read(table.assign(status=["ok", "ok", "oom", "ok"])).neighbours == {"a": 1, "b": 2, "d": 1}
+    assert data.prepared(table).neighbours == {"a": 2, "b": 3, "c": 2, "d": 1}
+    assert data.prepared(table.assign(status=["ok", "ok", "oom", "ok"])).neighbours == {"a": 1, "b": 2, "d": 1}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsnb.run_folder import columns, paths
-from dsnb.run_folder.node_comparison import differences
+from dsnb.run_folder.node_comparison import environment_differences
 from dsnb.run_folder.record_schema import cleaned
 from dsnb.runs import labels
 from dsnb.settings.experiment import DECLARED, DEFAULTS, SUPERVISION, Experiment
@@ -56,10 +56,10 @@ SAME |= {"cpu": "EPYC", "memory_gib": 2015.2, "date_utc": "now"}
     ],
 )
 def test_each_difference_names_its_values_and_hosts(changes, sentences):
-    assert [*differences([("a", SAME), ("b", {**SAME, **changes}), ("c", SAME)]).values()] == sentences
+    assert [*environment_differences([("a", SAME), ("b", {**SAME, **changes}), ("c", SAME)]).values()] == sentences
 
 
 def test_unknown_fields_are_not_compared_and_many_hosts_are_counted():
-    assert differences([("a", SAME), ("not reached", {}), ("old", {"cpu": "EPYC"})]) == {}
+    assert environment_differences([("a", SAME), ("not reached", {}), ("old", {"cpu": "EPYC"})]) == {}
     hosts = [("odd", {**SAME, "torch": "1"}), *((f"n{number}", SAME) for number in range(6))]
-    assert differences(hosts) == {"torch": "torch: 2.13.0 on 6 nodes, 1 on odd"}
+    assert environment_differences(hosts) == {"torch": "torch: 2.13.0 on 6 nodes, 1 on odd"}

@@ -9,7 +9,7 @@ import dsnb
 from dsnb.analysis.memory_use import savings
 from dsnb.analysis.scaling import scaling
 from dsnb.analysis.summary import summarize
-from dsnb.explorer.data import read
+from dsnb.explorer.data import prepared
 from dsnb.run_folder.columns import RUN_COLUMNS
 from dsnb.runs import labels
 from dsnb.runs.table import ALIASES, as_runs, named_runs, with_plain_ratio, without_noise
@@ -102,7 +102,7 @@ def runs():
     return table.assign(gpu_name=names, host="h", provenance="as logged: tokens_per_s")
 
 
-@pytest.mark.parametrize("reader", [summarize, savings, scaling, lambda runs: read(runs).runs])
+@pytest.mark.parametrize("reader", [summarize, savings, scaling, lambda runs: prepared(runs).runs])
 def test_tables_with_former_names_of_columns_give_the_same_tables(runs, reader):
     old = runs.rename(columns={new: old for old, new in ALIASES.items()})
     assert {"gpu", "origins"} <= set(old)

@@ -88,12 +88,12 @@ class Predictions {
     if (!options.length) return "";
     const option = options.reduce((one, other) => (other[least] < one[least] ? other : one));
     const { heading, texts, errors } = this.figures[isMemory ? "peak_allocated_gib" : "tokens_per_s"];
-    const said = `${this.names[option.place]}, predicted and not measured: ${heading} ${texts[option.place]}`;
-    if (!best) return fill(model.templates["worth.first"], { said });
+    const setting = `${this.names[option.place]}, predicted and not measured: ${heading} ${texts[option.place]}`;
+    if (!best) return fill(model.templates["worth.first"], { setting });
     const gain = 100 * (1 - option[least] / best[least]);
     if (!(gain > 0)) return "";
     const sure = gain > errors[option.place] ? "more than" : "within";
-    return fill(model.templates.worth, { said, gain: significant(gain, 2), what: model.words.gain[state.objective], sure });
+    return fill(model.templates.worth, { setting, gain: significant(gain, 2), what: model.words.gain[state.objective], sure });
   }
 
   show(state) {

@@ -10,7 +10,7 @@ import dsnb
 from dsnb.analysis import recommend, scaling
 from dsnb.errors import PublishedError
 from dsnb.explorer import single_runs
-from dsnb.explorer.data import read
+from dsnb.explorer.data import prepared
 from dsnb.render import answer
 from dsnb.run_folder.columns import KEYS, RUN_COLUMNS
 from dsnb.runs.literature import tables
@@ -134,7 +134,7 @@ def test_steps_agree_with_the_runs_of_the_data_set():
     assert (beside["size"] == beside["timed_steps"]).all()
     for source in ("published: h200_memory", "published: ../secret", "dsnb"):
         assert tables.steps(source).empty
-    data = read(dsnb.published("h100"))
+    data = prepared(dsnb.published("h100"))
     shown, row = single_runs.load(data, 0), data.runs.iloc[0]
     assert len(shown["step"]) == row["warmup_steps"] + row["timed_steps"]
 
