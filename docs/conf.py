@@ -26,6 +26,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "dsnb"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_use_index = html_domain_indices = False  # no page links to them: the search finds names
 html_extra_path = ["_build/extra"]
 html_sidebars = {
     page: [] for page in ("index", "tutorial", "questions", "example/findings")
