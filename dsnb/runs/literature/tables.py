@@ -10,7 +10,7 @@ import pandas as pd
 
 from dsnb.errors import PublishedError
 from dsnb.run_folder import paths
-from dsnb.run_folder.columns import KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS
+from dsnb.run_folder.columns import FORMER_FIGURES, KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS
 from dsnb.runs.table import as_runs, without_noise
 from dsnb.settings.experiment import with_former_defaults
 
@@ -48,7 +48,7 @@ def published(name: str) -> pd.DataFrame:
     """
     if name not in (*FOREIGN, *OWN):
         raise PublishedError(f"unknown published table {name!r}: choose one of {', '.join((*FOREIGN, *OWN))}")
-    raw = pd.read_csv(paths.literature(name), low_memory=False)
+    raw = pd.read_csv(paths.literature(name), low_memory=False).rename(columns=FORMER_FIGURES)
     if name in OWN:
         raw = pd.DataFrame([with_former_defaults(row) for row in raw.to_dict("records")])
     further = [column for column in raw if column not in RUN_COLUMNS]  # keys of DeepSpeed's configuration
