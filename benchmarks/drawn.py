@@ -2,7 +2,7 @@
 
 Prints a params file of COUNT settings for each number of GPUs in GPUS. Strategies are drawn equally often, everything
 else by the weights below, without regard to what has been measured. A setting that is refused, takes more than 85 % of
-an H200's memory by the prediction, or more than 2 s for a step is drawn again. Steps are timed for about 5 s.
+an H100's memory by the prediction, or more than 2 s for a step is drawn again. Steps are timed for about 5 s.
 """
 
 import random
@@ -22,25 +22,25 @@ STRATEGIES: dict[int, list[dict[str, Any]]] = {
 """Strategies by the number of GPUs, 2 for several; the least measured ones are listed twice, to be drawn more often."""
 CHOICES: dict[str, list[tuple[Any, int]]] = {
     "model": [(name, 1) for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "opt-125m", "opt-350m", "opt-1.3b",
-                                     "opt-2.7b", "bloom-560m", "bloom-1b1", "bloom-1b7", "bloom-3b")],
-    "precision": [("bf16", 6), ("fp16", 2), ("tf32", 2), ("fp32", 1)],
+                                     "opt-2.7b", "bloom-560m", "bloom-1b1", "bloom-1b7", "bloom-3b", "pythia-160m",
+                                     "pythia-410m", "pythia-1b", "qwen2.5-0.5b", "qwen3-0.6b", "llama-3.2-1b")],
+    "precision": [("bf16", 8), ("fp16", 1), ("tf32", 1), ("fp32", 1)],
     "mixed_precision": [("native", 2), ("autocast", 1)],
     "seq_len": [(256, 1), (512, 2), (1024, 3), (2048, 1)],
     "micro_batch_size": [(1, 1), (2, 2), (4, 2), (8, 2), (16, 2), (32, 1)],
     "grad_accum": [(1, 5), (2, 1), (4, 1), (8, 1)],
     "compile": [("off", 3), ("default", 1)],
     "activation_checkpointing": [(False, 3), (True, 1)],
-    "attention": [("auto", 5), ("eager", 1)],
     "optimizer": [("adamw", 4), ("adafactor", 1)],
     "loss": [("whole", 5), ("chunked", 1)],
     "lora_rank": [(0, 8), (16, 1)],
 }  # fmt: skip
 MAX_SHARE, MAX_STEP_S, TIMED_S = 0.85, 2.0, 5.0
-H200_GIB = 139.0
+H100_GIB = 79.0
 
 
 def drawn(seed: int, count: int, gpus: int) -> Iterator[dict[str, Any]]:
-    """Yield settings that an H200 can run, by the prediction."""
+    """Yield settings that an H100 can run, by the prediction."""
     random_ = random.Random(f"{seed} {gpus}")
     strategies = STRATEGIES[min(gpus, 2)]
     for number in range(count):
@@ -58,10 +58,10 @@ def _entry(random_: random.Random, strategy: dict[str, Any], gpus: int) -> dict[
     settings = {name: value for name, value in settings.items() if value != default[name] or name == "model"}
     try:
         experiment = dsnb.Experiment(device="cuda", **settings)
-        row = dsnb.predict([experiment]).iloc[0]
+        row = dsnb.predict([experiment], gpu="H100").iloc[0]
     except SettingsError:
         return None
-    if row["peak_allocated_gib"] > MAX_SHARE * H200_GIB or row["step_time_s"] > MAX_STEP_S:
+    if row["peak_allocated_gib"] > MAX_SHARE * H100_GIB or row["step_time_s"] > MAX_STEP_S:
         return None
     steps = min(200, max(6, round(TIMED_S / row["step_time_s"])))
     return {**settings, "steps": steps}
@@ -72,7 +72,7 @@ def main() -> None:
     seed, count, *gpus = map(int, sys.argv[1:])
     entries = [entry for each in gpus for entry in drawn(seed, count, each)]
     content = {
-        "name": f"h200_drawn_{seed}",
+        "name": f"h100_drawn_{seed}",
         "question": "How wrong are predictions of settings that were drawn at random?",
         "defaults": {"warmup_steps": 4},
         "include": entries,

@@ -8,6 +8,7 @@ code is still the one that runs. Its argument can be
 * `memory`: the errors of peak memory, for `dsnb/prediction/accuracy.json`; models are traced first, for a minute
 * `others`: the table of these errors beside those of other estimates
 * `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
+* `launches`: those of runs that the CPU limits, with the launch time measured with each, and with the usual one
 * `fit`: the constants that fit all rows but those held out, for `dsnb/prediction/constants.json`
 * `held-out`: the errors of these constants on the rows held out
 * `unseen`: the errors on those rows that no rule and no constant has seen, for `dsnb/prediction/accuracy.json`
@@ -56,9 +57,9 @@ PRIOR = Constants(
     attention_efficiency=0.4,
     memory_efficiency=0.8,
     kernel_us=1.5,
-    host_launch_us=40.0,
-    host_parameter_us=130.0,
-    host_gather_us=200.0,
+    host_launch_us=32.0,  # docs/LOG.md: 22 to 40 us on seven hosts
+    host_parameter_us=166.0,  # 5.2 launches
+    host_gather_us=416.0,  # 13 launches
     link_efficiency=0.66,  # docs/LOG.md: 298 of 450 GB/s
     network_efficiency=0.5,
     host_link_efficiency=0.75,
@@ -188,6 +189,16 @@ def elsewhere() -> tuple[dict[str, PredictionError], dict[str, PredictionError]]
     return by_table, grouped([[*kinds_elsewhere(*one)] for one in zip(names, nodes, strict=True)], [*every_error])
 
 
+def by_launch_time() -> tuple[PredictionError, PredictionError]:
+    """Return the errors of runs on H100 that the CPU limits, with the launch time of each and with the usual one."""
+    runs = dsnb.published("h100").dropna(subset="launch_us")
+    known = measured(runs)
+    kept = np.flatnonzero(limited_by_cpu(stack([run.setting for run in known]))).tolist()
+    errors = [errors_of(each) for each in (known, measured(runs.drop(columns="launch_us")))]
+    with_time, usual = (error_of([each[place] for place in kept]) for each in errors)
+    return with_time, usual
+
+
 def errors_of(runs: list[Measured]) -> list[float]:
     """Return the error of each run in per cent, predicted with the constants of H200."""
     seconds = step_times([run.setting for run in runs]).step_time_s
@@ -257,6 +268,9 @@ def main() -> None:
     if sys.argv[1:] == ["elsewhere"]:
         for table in elsewhere():
             print("\n".join([*lines(table), *constants(table)]))
+        return
+    if sys.argv[1:] == ["launches"]:
+        print(*by_launch_time(), sep="\n")
         return
     if sys.argv[1:] == ["unseen"]:
         table = by_kind(*unseen())

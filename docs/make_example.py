@@ -27,8 +27,10 @@ MAX_LINES = 10
 
 def main() -> None:
     """Measure the example and render it; with the argument `render`, render what was measured before."""
+    if sys.argv[1:] not in ([], ["render"]):
+        sys.exit(__doc__)
     with tempfile.TemporaryDirectory() as home:
-        if sys.argv[1:] != ["render"]:
+        if not sys.argv[1:]:
             measure(Path(home) / "quickstart")
         render(Path(home))
     code_blocks.main()

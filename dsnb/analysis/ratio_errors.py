@@ -38,18 +38,18 @@ Ratios = Mapping[str, RatioError]
 
 # Leave-one-model-out on one to four H200, from the prior: `python -m benchmarks.ratio_errors`.
 DEFAULT_RATIOS: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(371, 6.0, 47.3),
-    "with one that is limited by the CPU": RatioError(1241, 18.2, 84.4),
-    "that are both limited by the CPU": RatioError(1877, 22.8, 146.6),
-    "of one task": RatioError(3489, 19.3, 146.6),
+    "that are both limited by the GPU": RatioError(359, 6.1, 23.7),
+    "with one that is limited by the CPU": RatioError(1250, 17.8, 84.6),
+    "that are both limited by the CPU": RatioError(1880, 22.0, 120.3),
+    "of one task": RatioError(3489, 18.8, 120.3),
 }
 
 # The constants of H200 on published tables of other GPUs: the same command.
 ELSEWHERE: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(665, 13.5, 554.6),
-    "with one that is limited by the CPU": RatioError(51, 41.5, 120.2),
-    "that are both limited by the CPU": RatioError(53, 10.6, 68.4),
-    "of one task": RatioError(769, 14.9, 554.6),
+    "that are both limited by the GPU": RatioError(627, 13.3, 563.8),
+    "with one that is limited by the CPU": RatioError(125, 24.9, 151.7),
+    "that are both limited by the CPU": RatioError(63, 11.6, 71.6),
+    "of one task": RatioError(815, 14.9, 563.8),
 }
 
 

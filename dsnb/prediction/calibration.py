@@ -21,7 +21,7 @@ from dsnb.errors import SettingsError
 from dsnb.prediction import gpus
 from dsnb.prediction.gpus import Link
 from dsnb.prediction.shapes import shape
-from dsnb.prediction.step_time import DEFAULT, Constants, Setting, parts, setting, stack, step_times
+from dsnb.prediction.step_time import DEFAULT, HOST_CONSTANTS, Constants, Setting, parts, setting, stack, step_times
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.training import CUDA_GRAPHS, compile_mode
@@ -37,7 +37,6 @@ STEPS = 12
 MAX_CHANGE = 0.5
 """Of the logarithm of a constant in one step."""
 NAMES = tuple(field.name for field in fields(Constants))
-HOST_CONSTANTS = ("host_launch_us", "host_parameter_us", "host_gather_us")
 SPREAD = np.array(
     [0.7 if name in {*HOST_CONSTANTS, "link_efficiency", "network_efficiency"} else 0.35 for name in NAMES]
 )
@@ -59,12 +58,17 @@ GPU, NODES = "GPU", "number of nodes"
 
 @dataclass(frozen=True)
 class Measured:
-    """One measured run: what was run, on what, how long a step took, and its counts."""
+    """One measured run: what was run, on what, how long a step took, and its counts.
+
+    The host's counts are multiplied by `launch_ratio`, the launch time that was measured with the run over the usual
+    one, so that runs of fast and slow hosts have the same constants.
+    """
 
     experiment: Experiment
     gpu_name: str
     step_time_s: float
     setting: Setting
+    launch_ratio: float = 1.0
 
 
 def measured(runs: "pd.DataFrame", link: Link | str = "nvlink") -> list[Measured]:
@@ -110,7 +114,10 @@ def of_record(record: dict[str, Any], link: Link) -> Measured | None:
         return None
     if not step_time_s or step_time_s <= 0:
         return None
-    return Measured(experiment, gpu_name, float(step_time_s), counts)
+    launch_us = known.get("launch_us")
+    ratio = launch_us / DEFAULT.host_launch_us if isinstance(launch_us, float) and launch_us > 0 else 1.0
+    host = {name: ratio * getattr(counts, name) for name in ("host_launches", "host_parameters", "host_gathers")}
+    return Measured(experiment, gpu_name, float(step_time_s), replace(counts, **host), ratio)
 
 
 def _is_missing(value: Any) -> bool:
@@ -223,8 +230,7 @@ def limited_by_cpu(settings: Setting, constants: Constants = DEFAULT) -> NDArray
     Hosts differ by a factor of two, so this says more about the error of a prediction than the GPU's predicted idle
     time does.
     """
-    slower = replace(constants, **{name: SLOWER * getattr(constants, name) for name in HOST_CONSTANTS})
-    times = [np.asarray(parts(settings, each).step_time_s) for each in (constants, slower)]
+    times = [np.asarray(parts(settings, each).step_time_s) for each in (constants, constants.on_host(SLOWER))]
     return np.asarray(times[1] > (1 + SLOWED) * times[0])
 
 

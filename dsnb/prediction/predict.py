@@ -1,6 +1,7 @@
 """`dsnb.predict`: memory, speed and cost of settings without runs, each with the error of such figures."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -36,9 +37,10 @@ class On:
     probe: str = ""  # the probe of a machine that the constants were adjusted by
 
     def calibrated(self, runs: Sequence[Measured]) -> "On":
-        """Return the same, calibrated on measured runs, with the error on models that were left out."""
-        constants = fit(runs)
-        errors = calibration.by_kind(runs, calibration.left_out(runs), constants)
+        """Return the same, calibrated on measured runs and their host, with the error on models that were left out."""
+        fitted = fit(runs)
+        constants = fitted.on_host(statistics.median(run.launch_ratio for run in runs))
+        errors = calibration.by_kind(runs, calibration.left_out(runs), fitted)
         return replace(self, constants=constants, probe="", covered=Coverage.of(runs, self.link), errors=errors)
 
 

@@ -9,7 +9,7 @@ for a reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's nccl-te
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ LATENCY_S = 20e-6
 """Of one collective: an all-reduce of 8 B on two H200 takes 23 to 44 us, of 1 MiB 22 us (docs/LOG.md)."""
 TF32_ATTENTION = 2.0
 """Nominal rate of fused attention in tf32 over that of fp32 (BLOOM-560M, 2 x 1024 and 16 x 1024; docs/LOG.md)."""
+
+HOST_CONSTANTS = ("host_launch_us", "host_parameter_us", "host_gather_us")
 
 GRADIENT_BUCKET = 25 * 2**20 / 4
 """DDP's gradients in a message (torch's default, 25 MiB of fp32)."""
@@ -52,6 +54,10 @@ class Constants:
     host_link_efficiency: float  # to host memory
     overlap: float  # share of communication beside computation that is hidden
     cpu_parameter_ns: float  # of the CPU, to update a parameter whose optimizer state is in host memory
+
+    def on_host(self, launch_ratio: float) -> "Constants":
+        """Return the constants of a host whose launches take `launch_ratio` times as long, as does all its Python."""
+        return replace(self, **{name: launch_ratio * getattr(self, name) for name in HOST_CONSTANTS})
 
 
 DEFAULT = Constants(**json.loads(Path(__file__).with_name("constants.json").read_text(encoding="utf-8")))

@@ -24,22 +24,25 @@ CHUNKED_LOGIT_BYTES = {"eager": 36.0, "compiled": 14.0}
 eager mode than compiled (OPT-1.3B and GPT-2, 8 x 1024, one H200)."""
 CAP_BYTES = 26
 """Bytes of a number that has a soft cap: a division, tanh and a product, and their gradients, in half precision."""
-# Python that DeepSpeed and torch run beside the model's own, in launches or gathers of about the same duration. From
-# differences in docs/LOG.md: ZeRO 1 with CUDA graphs takes 13.8 ms more than ZeRO 0 for GPT-2's 148 tensors but 6.8 ms
-# for OPT-350M's 388, because its hooks run while the GPU is busy; DDP is split at each bucket; FSDP on one GPU.
-HOOK_LAUNCHES = 3.5
-IDLE_HOOK_LAUNCHES = 0.2
+# The host's work in launches of `dsnb.train.launches`. Those in eager mode were measured with narrow models of seven
+# families (`python -m benchmarks.host_time`, docs/LOG.md); those of compiled graphs and parallel strategies follow from
+# differences in docs/LOG.md.
+KERNEL_LAUNCHES, MODULE_LAUNCHES = 0.62, 27.0  # of a kernel, and of the modules of a block in both passes
+RECOMPUTED_KERNEL, RECOMPUTED_BLOCK = 2.4, 20.0  # a checkpoint packs and unpacks each tensor that the block saves
+ADAPTER_LAUNCHES = 12.0  # of LoRA's in a linear layer, both passes
+HOOK_LAUNCHES, IDLE_HOOK_LAUNCHES = 3.0, 0.8  # of a gradient that ZeRO moves into a bucket, or leaves
+CHECK_LAUNCHES = 3.6  # of a gradient in half precision, which ZeRO 1 and 2 search for overflows
 CAST_LAUNCHES = 0.3  # autocast's are started in C++
 SPLIT_LAUNCHES = 40.0
 COMPILED_LAUNCHES = 0.85  # of the eager ones: the plain loop of GPT-2, 32 x 128, takes 13.8 ms, with CUDA graphs 10.0
 TENSOR_LAUNCHES = 8.0  # GPT-1.3B, 1 x 2048: 96 reductions take 34 ms more than one GPU's passes
 BLOCK_LAUNCHES = 12.0  # where blocks are compiled one by one
 RECOMPUTED_LAUNCHES = 30.0  # GPT-2 medium, 8 x 1024: 12 more recomputed blocks take 17 and 35 ms on two hosts
-FSDP_GATHER = 8.0
-BLOCK_GATHER = 2.0
+FSDP_LAUNCHES = 64.0  # of a block in each pass, to gather and free its weights
+BLOCK_GATHER = 3.0  # parameters that a block gathered as one costs
 FLAT, FLAT_WITH_NORMS = 0.13, 0.35  # in parameters of ZeRO 0, as the next one
-ZERO3_PARAMETER = 1.5
-ADAFACTOR_TENSOR = 1.2  # torch 2.11 waits for two norms of each: GPT-2 Large and BLOOM-1B7 with LoRA, docs/LOG.md
+ZERO3_PARAMETER = 0.8
+ADAFACTOR_TENSOR = 1.3  # torch 2.11 waits for two norms of each
 KEPT_PARAMETERS = 1e9
 """DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
 
@@ -77,7 +80,7 @@ def work(experiment: Experiment) -> dict[str, float]:
     attention = _attention(experiment, model, mode, again)
     unaligned = mode.kind == "eager" and experiment.loss != "chunked" and mode.width == 2 and model.vocab % 8 != 0
     adapters = 14 * model.linear if experiment.lora_rank else 0
-    launched = layers * (forward.kernels * (1 + again) + backward.kernels + adapters + attention.kernels) + 25
+    kernels = layers * (forward.kernels * (1 + again) + backward.kernels + adapters + attention.kernels) + 25
     casts = layers * (forward.cast_kernels * (1 + again) + backward.cast_kernels)
     block = (1 + again) * forward.bytes + backward.bytes
     moved = layers * (block * tokens + attention.bytes)
@@ -93,8 +96,8 @@ def work(experiment: Experiment) -> dict[str, float]:
         "attention_flops": count * layers * attention.fused_flops,
         "elementwise_bytes": count * (moved + embedded + head_bytes + _weight_traffic(experiment, model, mode)),
         "optimizer_bytes": _optimizer_bytes(experiment, mode),
-        "kernels": count * (launched + casts),
-        "host_launches": count * _launches(experiment, mode, launched, casts) + _hook_launches(experiment),
+        "kernels": count * (kernels + casts),
+        "host_launches": count * _launches(experiment, mode, attention.kernels) + _step_launches(experiment, mode),
         "host_parameters": _host_parameters(experiment, mode),
         "host_gathers": count * _host_gathers(experiment, mode, layers, again),
         "offloaded_activation_bytes": count * 2 * inputs,
@@ -221,27 +224,35 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
     return trained * each
 
 
-def _launches(experiment: Experiment, mode: Mode, launched: float, casts: float) -> float:
-    """Return the host's launches in a micro-batch: all kernels (`launched`), or those that a compiler leaves."""
-    layers, again = shape(experiment.model).layers / experiment.pipeline_parallel, recomputed_share(experiment)
-    launched += CAST_LAUNCHES * casts
-    if experiment.tensor_parallel > 1:  # Python of DeepSpeed for the two reductions of a block and pass
-        launched += TENSOR_LAUNCHES * 2 * layers * (2 + again)
+def _launches(experiment: Experiment, mode: Mode, of_attention: float) -> float:
+    """Return the host's launches in a micro-batch, given attention's kernels in a block: CUDA graphs need a few."""
     if experiment.compile in CUDA_GRAPHS:
         return 5.0
+    model, again = shape(experiment.model), recomputed_share(experiment)
+    layers = model.layers / experiment.pipeline_parallel
+    forward, backward = model.passes(mode, experiment.dropout > 0, experiment.tensor_parallel)
+    kernels = forward.kernels + backward.kernels + of_attention
+    casts = CAST_LAUNCHES * (forward.cast_kernels * (1 + again) + backward.cast_kernels)
+    block = ADAPTER_LAUNCHES * model.linear * (experiment.lora_rank > 0)
+    if experiment.tensor_parallel > 1:  # Python of DeepSpeed for the two reductions of a block and pass
+        block += TENSOR_LAUNCHES * 2 * (2 + again)
+    if experiment.strategy == "fsdp":
+        block += FSDP_LAUNCHES * (2 + again)
     if mode.kind != "compiled":
-        return launched
-    parts = COMPILED_LAUNCHES * launched
+        block += MODULE_LAUNCHES + KERNEL_LAUNCHES * (kernels + casts)
+        return layers * (block + again * (RECOMPUTED_BLOCK + RECOMPUTED_KERNEL * forward.kernels)) + 25
+    block += COMPILED_LAUNCHES * (kernels + forward.kernels * again + casts)
     if compiles_blocks(vars(experiment)):
-        parts += (BLOCK_LAUNCHES + RECOMPUTED_LAUNCHES * again) * layers
+        block += BLOCK_LAUNCHES + RECOMPUTED_LAUNCHES * again
+    parts = layers * block + 25
     if experiment.strategy == "ddp" and experiment.gpus > 1:
         bucket = experiment.bucket_elements or 25 * 2**20 / 4
         parts += SPLIT_LAUNCHES * trained_parameters(experiment) / bucket
     return parts
 
 
-def _hook_launches(experiment: Experiment) -> float:
-    """Return the Python work of ZeRO's gradient hooks in an optimizer step, in launches.
+def _step_launches(experiment: Experiment, mode: Mode) -> float:
+    """Return the Python work of ZeRO's gradient hooks and checks in an optimizer step, in launches.
 
     ZeRO 2 and 3 move every micro-batch's gradients into buckets, ZeRO 1 only the last one's (DeepSpeed 0.19.8,
     `reduce_ready_partitions_and_remove_grads`); a hook runs for each gradient all the same.
@@ -250,6 +261,8 @@ def _hook_launches(experiment: Experiment) -> float:
         return 0.0
     moved = 1 if experiment.zero_stage == 1 else experiment.grad_accum
     each = HOOK_LAUNCHES * moved + IDLE_HOOK_LAUNCHES * (experiment.grad_accum - moved)
+    if experiment.zero_stage < 3 and mode.width == 2 and not mode.autocast and experiment.gradient_checks == "on":
+        each += CHECK_LAUNCHES
     return each * _own_tensors(experiment)
 
 
@@ -281,13 +294,17 @@ def _host_parameters(experiment: Experiment, mode: Mode) -> float:
 
 
 def _host_gathers(experiment: Experiment, mode: Mode, layers: float, again: float) -> float:
-    """Return the parameters, or blocks if they are leaf modules, that ZeRO 3 gathers in Python in a micro-batch."""
+    """Return the parameters, or blocks if they are leaf modules, that ZeRO 3 visits in Python in a micro-batch.
+
+    Its hooks run in every pass, also where the weights are kept.
+    """
     gathered = experiment.strategy == "deepspeed" and experiment.zero_stage == 3
     if not gathered:
-        return FSDP_GATHER * layers * (2 + again) if experiment.strategy == "fsdp" else 0.0
+        return 0.0
     whole = experiment.leaf_modules == "blocks" or (experiment.leaf_modules == "auto" and mode.kind == "compiled")
-    each = BLOCK_GATHER if whole else shape(experiment.model).tensors
-    return layers * each * (gathering_passes(experiment) + again)
+    model = shape(experiment.model)
+    each = BLOCK_GATHER if whole else model.tensors + 2 * model.linear * (experiment.lora_rank > 0)
+    return layers * each * (2 + again)
 
 
 def gathering_passes(experiment: Experiment) -> float:
