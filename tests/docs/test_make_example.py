@@ -50,6 +50,7 @@ def test_readme_and_documentation_have_the_tables_of_the_data_set():
     runs = len(dsnb.published("h200"))
     assert re.findall(r"(\d+)\s+runs\b(?= of GPT|, with)", README) == [str(runs), str(runs)]
     assert f"{runs} runs</h1>" in dataset.PAGE.read_text()
+    assert "\n".join(dataset.counts()) in (ROOT / "dsnb" / "runs" / "literature" / "README.md").read_text()
     assert dataset.PAGE.stat().st_size < 3_000_000
 
 
