@@ -3,7 +3,7 @@
 MACHINE is a name for the host that the runs were made on, the same for all runs of one host, because hosts of a cloud
 are all called alike: the data set, a hyphen, and more (`h200-2026-11-23-d`). NOTE is added to the note of every run,
 such as what else ran beside it. Runs of a setting that the data set holds already are further repeats of it.
-`outputs/examples/h200.html` is written anew, also without arguments.
+`outputs/examples/h200.html` is written anew and the counts of both data sets are printed, also without arguments.
 """
 
 import sys
@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 import dsnb
+from dsnb.analysis.intervals import MIN_RUNS
 from dsnb.run_folder import paths
 from dsnb.run_folder.columns import KEYS
 from dsnb.runs.literature.tables import WITH_STEPS, steps_file
@@ -58,6 +59,24 @@ def add(machine: str, folder: Path, note: str = "") -> int:
     return len(runs)
 
 
+def counts() -> list[str]:
+    """Return the table of `dsnb/runs/literature/README.md`: how much evidence each data set has."""
+    rows = [
+        f"| data set | runs | settings | with {MIN_RUNS} runs or more | hosts | on one GPU | timed seconds, median |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in WITH_STEPS:
+        runs = dsnb.published(name)
+        ok = runs[runs["status"] == "ok"]
+        repeats = ok.groupby(["model", "experiment"])["repeat"].count()
+        timed_s = (ok["timed_steps"] * ok["step_time_mean_s"]).median()
+        rows.append(
+            f"| `{name}` | {len(runs)} | {len(repeats)} | {(repeats >= MIN_RUNS).sum()} "
+            f"| {runs['host'].nunique()} | {(runs['gpus'] == 1).sum()} | {timed_s:.1f} |"
+        )
+    return rows
+
+
 def write_page() -> Path:
     """Write the page of all runs."""
     runs = dsnb.published(PAGE_OF)
@@ -69,7 +88,7 @@ def main() -> None:
     if sys.argv[1:]:
         machine, folder, *note = sys.argv[1:]
         print(f"{add(machine, Path(folder), *note)} runs added")
-    print(write_page())
+    print("\n".join([*counts(), str(write_page())]))
 
 
 if __name__ == "__main__":

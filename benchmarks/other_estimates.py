@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from dsnb.prediction.calibration import ALL, kind
 from dsnb.prediction.memory import GIB
-from dsnb.prediction.traces import Trace
+from dsnb.prediction.traces import MemoryTrace
 from dsnb.settings.experiment import Experiment
 
-Estimate = Callable[[Experiment, Trace], float | None]
+Estimate = Callable[[Experiment, MemoryTrace], float | None]
 HEADER = ("kind", "settings", "dsnb", "DeepSpeed's estimator", "16 bytes a parameter")
 
 
@@ -29,7 +29,7 @@ class Peak:
         return 100 * (self.predicted_gib / self.allocated_gib - 1)
 
 
-def deepspeed_gib(experiment: Experiment, trace: Trace) -> float | None:
+def deepspeed_gib(experiment: Experiment, trace: MemoryTrace) -> float | None:
     """Return what DeepSpeed's estimator of the stage says of a GPU; None for stage 0 and LoRA, which have none."""
     if experiment.strategy != "deepspeed" or experiment.zero_stage == 0 or experiment.lora_rank:
         return None
@@ -45,18 +45,18 @@ def deepspeed_gib(experiment: Experiment, trace: Trace) -> float | None:
     return float(needs[1]) / GIB
 
 
-def sixteen_bytes_gib(experiment: Experiment, trace: Trace) -> float | None:
+def sixteen_bytes_gib(experiment: Experiment, trace: MemoryTrace) -> float | None:
     """Return 16 bytes a trained parameter and 2 a frozen one, divided as the ZeRO paper does; None for offload."""
     if experiment.offload != "none":
         return None
     stage = 3 if experiment.strategy == "fsdp" else experiment.zero_stage
-    whole = {0: 16, 1: 4, 2: 2, 3: 0}[stage]
-    each = (whole + (16 - whole) / experiment.data_parallel) * trace.trainable
+    replicated = {0: 16, 1: 4, 2: 2, 3: 0}[stage]
+    per_parameter = (replicated + (16 - replicated) / experiment.data_parallel) * trace.trainable
     split = experiment.tensor_parallel * experiment.pipeline_parallel
-    return (each + 2 * (trace.parameters - trace.trainable)) / split / GIB
+    return (per_parameter + 2 * (trace.parameters - trace.trainable)) / split / GIB
 
 
-def lines(peaks: Sequence[Peak], traces: Sequence[Trace]) -> list[str]:
+def lines(peaks: Sequence[Peak], traces: Sequence[MemoryTrace]) -> list[str]:
     """Return the table of docs/explanation/prediction_memory.md: mean and worst error of each in per cent, by kind."""
     rows = list(zip(peaks, traces, strict=True))
     kinds = sorted({kind(peak.experiment) for peak in peaks})
@@ -70,7 +70,7 @@ def lines(peaks: Sequence[Peak], traces: Sequence[Trace]) -> list[str]:
     return table
 
 
-def _errors(rows: Sequence[tuple[Peak, Trace]], estimate: Estimate) -> list[float]:
+def _errors(rows: Sequence[tuple[Peak, MemoryTrace]], estimate: Estimate) -> list[float]:
     estimates = [(peak, estimate(peak.experiment, trace)) for peak, trace in rows]
     return [abs(100 * (gib / peak.allocated_gib - 1)) for peak, gib in estimates if gib is not None]
 

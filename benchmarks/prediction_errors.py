@@ -126,9 +126,9 @@ def _medians(runs: pd.DataFrame) -> list[Measured]:
 
 
 def _bars() -> pd.DataFrame:
-    known = {f"{work}/{one.name}": one for work in bars.WORKS for one in bars.experiments(work)}
+    experiments = {f"{work}/{bar.name}": bar for work in bars.WORKS for bar in bars.experiments(work)}
     table = pd.read_csv(HERE / "h200_bars.csv").rename(columns=lambda name: name.removesuffix("_median"))
-    rows = [{**known[row["experiment"]].model_dump(), **{name: row[name] for name in MEASURED}, "gpu_name": H200}
+    rows = [{**experiments[row["experiment"]].model_dump(), **{name: row[name] for name in MEASURED}, "gpu_name": H200}
             for row in table.to_dict("records")]  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -154,9 +154,9 @@ def unseen() -> tuple[list[Measured], list[float]]:
 
     Runs that shared a host with another one count: users' runs share theirs, too.
     """
-    runs = dsnb.published("h200")
-    found = _medians(runs[runs["sweep"].isin(UNSEEN) & (runs["status"] == "ok")])
-    return found, errors_of(found)
+    table = dsnb.published("h200")
+    runs = _medians(table[table["sweep"].isin(UNSEEN) & (table["status"] == "ok")])
+    return runs, errors_of(runs)
 
 
 def confirmed() -> list[str]:
@@ -166,43 +166,43 @@ def confirmed() -> list[str]:
     """
     table = dsnb.published("h200")
     sweeps = {name: _medians(table[(table["sweep"] == name) & (table["status"] == "ok")]) for name in UNSEEN}
-    found = []
+    rows = []
     for name, runs in sweeps.items():
-        others = [run for other, own in sweeps.items() if other != name for run in own]
-        known = by_kind(others, errors_of(others))
+        others = [run for other, of_sweep in sweeps.items() if other != name for run in of_sweep]
+        errors = by_kind(others, errors_of(others))
         limits = limited_by_cpu(stack([run.setting for run in runs]))
-        named = [kinds(run.experiment, bool(by_cpu)) for run, by_cpu in zip(runs, limits, strict=True)]
-        stated = np.expm1(np.mean([np.log1p(expected_error(one, known)[1].mean_pct / 100) for one in named]))
-        own = error_of(errors_of(runs))
-        found.append(f"| {name} | {own.settings} | {100 * stated:.1f} | {own.mean_pct:.1f} | {own.worst_pct:.1f} |")
-    return found
+        names = [kinds(run.experiment, bool(by_cpu)) for run, by_cpu in zip(runs, limits, strict=True)]
+        expected = np.expm1(np.mean([np.log1p(expected_error(of_run, errors)[1].mean_pct / 100) for of_run in names]))
+        error = error_of(errors_of(runs))
+        rows += [f"| {name} | {error.settings} | {100 * expected:.1f} | {error.mean_pct:.1f} | {error.worst_pct:.1f} |"]
+    return rows
 
 
 def elsewhere() -> tuple[dict[str, PredictionError], dict[str, PredictionError]]:
     """Return the errors on GPUs that the constants were not fitted to: by published table, and by GPU and nodes."""
-    found = {name: measured(dsnb.published(name), link) for name, link in PUBLISHED.items()}
-    errors = {name: errors_of(runs) for name, runs in found.items()}
-    nodes = [gpus.link(PUBLISHED[name]).nodes(run.experiment) for name, runs in found.items() for run in runs]
-    every_run, every_error = itertools.chain(*found.values()), itertools.chain(*errors.values())
-    by_table = {name: error_of(own) for name, own in errors.items()}
+    tables = {name: measured(dsnb.published(name), link) for name, link in PUBLISHED.items()}
+    errors = {name: errors_of(runs) for name, runs in tables.items()}
+    nodes = [gpus.link(PUBLISHED[name]).nodes(run.experiment) for name, runs in tables.items() for run in runs]
+    every_run, every_error = itertools.chain(*tables.values()), itertools.chain(*errors.values())
+    by_table = {name: error_of(of_table) for name, of_table in errors.items()}
     names = [gpus.find(run.gpu_name).name for run in every_run]
-    return by_table, grouped([[*kinds_elsewhere(*one)] for one in zip(names, nodes, strict=True)], [*every_error])
+    return by_table, grouped([[*place] for place in map(kinds_elsewhere, names, nodes)], [*every_error])
 
 
 def by_launch_time() -> tuple[PredictionError, PredictionError]:
     """Return the errors of runs on H100 that the CPU limits, with the launch time of each and with the usual one."""
-    runs = dsnb.published("h100").dropna(subset="launch_us")
-    known = measured(runs)
-    kept = np.flatnonzero(limited_by_cpu(stack([run.setting for run in known]))).tolist()
-    errors = [errors_of(each) for each in (known, measured(runs.drop(columns="launch_us")))]
-    with_time, usual = (error_of([each[place] for place in kept]) for each in errors)
+    table = dsnb.published("h100").dropna(subset="launch_us")
+    runs = measured(table)
+    limited = np.flatnonzero(limited_by_cpu(stack([run.setting for run in runs]))).tolist()
+    errors = [errors_of(each) for each in (runs, measured(table.drop(columns="launch_us")))]
+    with_time, usual = (error_of([each[place] for place in limited]) for each in errors)
     return with_time, usual
 
 
 def errors_of(runs: list[Measured]) -> list[float]:
     """Return the error of each run in per cent, predicted with the constants of H200."""
-    seconds = step_times([run.setting for run in runs]).step_time_s
-    return [100 * (float(own) / run.step_time_s - 1) for own, run in zip(seconds, runs, strict=True)]
+    predicted_s = step_times([run.setting for run in runs]).step_time_s
+    return [100 * (float(seconds) / run.step_time_s - 1) for seconds, run in zip(predicted_s, runs, strict=True)]
 
 
 def peaks() -> list[Peak]:
@@ -211,19 +211,19 @@ def peaks() -> list[Peak]:
     rows = [row for table in tables for row in table.drop_duplicates("experiment").to_dict("records")]
     rows = [row for row in rows if row.get("status", "ok") == "ok" and row["experiment"] not in OLDER_CODE]
     experiments = [_as_measured(row) for row in rows]
-    predicted = [peak_memory(*one) for one in zip(experiments, traces(experiments), strict=True)]
+    predicted = map(peak_memory, experiments, traces(experiments))
     return [
-        Peak(one, memory.peak_allocated_gib, row["peak_allocated_gib"])
-        for one, memory, row in zip(experiments, predicted, rows, strict=True)
+        Peak(experiment, memory.peak_allocated_gib, row["peak_allocated_gib"])
+        for experiment, memory, row in zip(experiments, predicted, rows, strict=True)
     ]
 
 
 def by_kind_of_peak(peaks: list[Peak]) -> dict[str, PredictionError]:
     """Return the errors of predicted peaks by kind of setting, and of all of them."""
-    groups: dict[str, list[float]] = {name: [] for name in sorted({kind(one.experiment) for one in peaks})}
-    for one in peaks:
-        groups[kind(one.experiment)].append(abs(one.error_pct))
-    groups[ALL] = [abs(one.error_pct) for one in peaks]
+    groups: dict[str, list[float]] = {name: [] for name in sorted({kind(peak.experiment) for peak in peaks})}
+    for peak in peaks:
+        groups[kind(peak.experiment)].append(abs(peak.error_pct))
+    groups[ALL] = [abs(peak.error_pct) for peak in peaks]
     return {
         name: PredictionError(len(errors), round(sum(errors) / len(errors), 2), round(max(errors), 2))
         for name, errors in groups.items()
@@ -232,37 +232,37 @@ def by_kind_of_peak(peaks: list[Peak]) -> dict[str, PredictionError]:
 
 def _as_measured(row: dict[str, Any]) -> Experiment:
     """Return the settings of a row, which was accumulated in bf16 where accumulation in fp32 was not yet a setting."""
-    own = recorded(row)
-    native = own.strategy == "deepspeed" and own.precision == "bf16" and own.mixed_precision == "native"
+    settings = recorded(row)
+    native = settings.strategy == "deepspeed" and settings.precision == "bf16" and settings.mixed_precision == "native"
     older = {"grad_accum_dtype": "bf16"} if native and "grad_accum_dtype" not in row else {}
-    return own.model_copy(update={"device": "cuda", **older})
+    return settings.model_copy(update={"device": "cuda", **older})
 
 
-def lines(found: dict[str, PredictionError]) -> list[str]:
+def lines(errors: dict[str, PredictionError]) -> list[str]:
     """Return the table of docs/explanation/prediction.md that says how large errors are, by kind of setting."""
     return [
-        f"| {name} | {one.settings} | {one.mean_pct:.1f} | {one.worst_pct:.1f} | {one.bias_pct:+.1f} |"
-        for name, one in found.items()
+        f"| {name} | {error.settings} | {error.mean_pct:.1f} | {error.worst_pct:.1f} | {error.bias_pct:+.1f} |"
+        for name, error in errors.items()
     ]
 
 
-def constants(found: dict[str, PredictionError]) -> list[str]:
+def constants(errors: dict[str, PredictionError]) -> list[str]:
     """Return the same table as the code holds it: without kinds of too few settings."""
-    enough = {name: error for name, error in found.items() if error.settings >= MIN_SETTINGS}
+    enough = {name: error for name, error in errors.items() if error.settings >= MIN_SETTINGS}
     return [f'    "{name}": PredictionError{tuple(error)},' for name, error in enough.items()]
 
 
 def main() -> None:
     """Print the error of each run and those by kind, or the fitted constants."""
     if sys.argv[1:] == ["others"]:
-        found = peaks()
-        print("\n".join(other_estimates.lines(found, traces([one.experiment for one in found]))))
+        measured_peaks = peaks()
+        print("\n".join(other_estimates.lines(measured_peaks, traces([peak.experiment for peak in measured_peaks]))))
         return
     if sys.argv[1:] == ["memory"]:
-        found = peaks()
-        for one in sorted(found, key=lambda one: one.error_pct):
-            print(f"{one.experiment.name_with_model}: {one.allocated_gib:.2f} GiB measured, {one.error_pct:+.2f} %")
-        for name, error in by_kind_of_peak(found).items():
+        measured_peaks = peaks()
+        for peak in sorted(measured_peaks, key=lambda peak: peak.error_pct):
+            print(f"{peak.experiment.name_with_model}: {peak.allocated_gib:.2f} GiB measured, {peak.error_pct:+.2f} %")
+        for name, error in by_kind_of_peak(measured_peaks).items():
             print(f'    "{name}": {[*error[:3]]},')
         return
     if sys.argv[1:] == ["elsewhere"]:
@@ -284,7 +284,7 @@ def main() -> None:
         return
     runs = h200_runs()
     errors = left_out(runs, PRIOR)
-    for run, error in sorted(zip(runs, errors, strict=True), key=lambda one: one[1]):
+    for run, error in sorted(zip(runs, errors, strict=True), key=lambda pair: pair[1]):
         print(f"{run.experiment.name_with_model}: {1e3 * run.step_time_s:.1f} ms measured, {error:+.1f} %")
     print("\n".join(lines(by_kind(runs, errors))))
 

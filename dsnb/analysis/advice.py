@@ -112,12 +112,12 @@ class Adviser:
             raise SettingsError(list(dict.fromkeys(problems)))
         return [experiment for experiment, why in zip(experiments, problems, strict=True) if not why]
 
-    def among(self, asked: Sequence[Experiment], whole: bool = False) -> tuple[Recommendation, pd.DataFrame]:
+    def among(self, asked: Sequence[Experiment], trace_all: bool = False) -> tuple[Recommendation, pd.DataFrame]:
         """Return the best of given settings of one task, and all of them with their figures.
 
-        Memory is traced only where it decides, unless the `whole` table is wanted.
+        Memory is traced only where it decides, unless `trace_all`.
         """
-        search, best, question = self._search(asked, trace_all=whole)
+        search, best, question = self._search(asked, trace_all=trace_all)
         table = decide(best.table, question).table
         if best.chosen:
             return self._answer(search, best, question, []), table

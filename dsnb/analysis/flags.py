@@ -259,10 +259,10 @@ def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
     """
     is_comparable = _reproducible(runs)
     skipped = numbers(runs, "skipped_steps").fillna(0) + numbers(runs, "skipped_warmup_steps").fillna(0)
-    whole = (runs["status"] == "ok") & (skipped == 0)
+    is_complete = (runs["status"] == "ok") & (skipped == 0)
     gaps = {
         "first_loss_gap_pct": _gaps_pct(runs[is_comparable], "loss_first", SAME_START),
-        "last_loss_gap_pct": _gaps_pct(runs[is_comparable & whole], "loss_last", SAME_TRAINING),
+        "last_loss_gap_pct": _gaps_pct(runs[is_comparable & is_complete], "loss_last", SAME_TRAINING),
     }
     return pd.DataFrame(gaps, index=runs.index, dtype=float)
 

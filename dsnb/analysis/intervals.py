@@ -149,8 +149,8 @@ def welch(base: Moments, other: Moments) -> tuple[Array, Array, npt.NDArray[np.i
         parts = [share**2 / (side.count - 1) for share, side in zip(shares, (base, other), strict=True)]
         degrees = np.where(squared > 0, squared**2 / (parts[0] + parts[1]), base.count + other.count - 2)
     is_known = np.isfinite(squared) & np.isfinite(degrees)
-    whole = np.floor(np.where(is_known, degrees, 0) + 1e-9).astype(np.int64)
-    return other.mean - base.mean, np.sqrt(squared), whole
+    whole_degrees = np.floor(np.where(is_known, degrees, 0) + 1e-9).astype(np.int64)
+    return other.mean - base.mean, np.sqrt(squared), whole_degrees
 
 
 @dataclass(frozen=True)

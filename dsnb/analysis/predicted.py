@@ -23,7 +23,7 @@ from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import On, tabulated
 from dsnb.prediction.step_time import problem, setting
-from dsnb.prediction.traces import Trace, can_trace
+from dsnb.prediction.traces import MemoryTrace, can_trace
 from dsnb.run_folder.columns import ENDED, FORMER_FIGURES, SETTINGS
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs import labels
@@ -137,11 +137,11 @@ def _rows(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def traces_of(experiments: Sequence[Experiment], make: bool = True) -> list[Trace | None]:
+def traces_of(experiments: Sequence[Experiment], make: bool = True) -> list[MemoryTrace | None]:
     """Return the trace of each setting; None without rules for its memory, or if it cannot be traced."""
     covered = [place for place, experiment in enumerate(experiments) if is_covered(experiment)]
     made = dict(zip(covered, traces.attempts([experiments[place] for place in covered], make), strict=True))
-    return [trace if isinstance(trace := made.get(place), Trace) else None for place in range(len(experiments))]
+    return [trace if isinstance(trace := made.get(place), MemoryTrace) else None for place in range(len(experiments))]
 
 
 def _step_times(settings: Sequence[dict[str, Any]]) -> list[float]:

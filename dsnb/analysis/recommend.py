@@ -216,7 +216,7 @@ def forecast(
     adviser = Adviser(gpu, "time", currency, runs, **options)
     answers = []
     for _, of_task in by_task(list({experiment.name_with_model: experiment for experiment in experiments}.values())):
-        answer, table = adviser.among(of_task, whole=True)
+        answer, table = adviser.among(of_task, trace_all=True)
         fits, spec = table["fits"].eq(True), adviser.on.gpu
         number = table["basis"][fits].value_counts()
         bases = ", ".join(f"{number[basis]} {basis}" for basis in BASES if basis in number)

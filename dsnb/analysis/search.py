@@ -20,7 +20,7 @@ from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import On, tabulated
 from dsnb.prediction.shapes import Mode, shape
 from dsnb.prediction.step_time import setting
-from dsnb.prediction.traces import Trace, attempts
+from dsnb.prediction.traces import MemoryTrace, attempts
 from dsnb.settings.experiment import Experiment
 
 ALTERNATIVES = 3
@@ -80,8 +80,8 @@ class Search:
         self._problems: dict[str, SettingsError] = {}
         self._take(attempts(list(self.asked.values()), make=False))
 
-    def _take(self, tried: Sequence[Trace | SettingsError]) -> None:
-        self._traces = [trace if isinstance(trace, Trace) else None for trace in tried]
+    def _take(self, tried: Sequence[MemoryTrace | SettingsError]) -> None:
+        self._traces = [trace if isinstance(trace, MemoryTrace) else None for trace in tried]
         asked = list(self.asked.values())
         table = tabulated(asked, self._settings, self._traces, self.on, tokens=self.tokens, price=self._price)
         table = table.set_axis(list(self.asked))
@@ -170,7 +170,7 @@ def need_gib(experiment: Experiment, likely: bool = False) -> float:
     return peak_memory(experiment, formula(experiment, likely)).peak_allocated_gib
 
 
-def formula(experiment: Experiment, likely: bool) -> Trace:
+def formula(experiment: Experiment, likely: bool) -> MemoryTrace:
     """Return a trace of a setting from formulas, for the least or the likely bytes that it keeps."""
     model, tokens = shape(experiment.model), int(experiment.micro_batch_size) * experiment.seq_len
     width, is_relu = (2 if experiment.precision in memory.HALF else 4), not likely or model.family == "opt"
@@ -185,7 +185,7 @@ def formula(experiment: Experiment, likely: bool) -> Trace:
     kept, again = memory.kept_activations(model.layers, block, block_input, every, experiment.checkpoint_offload)
     loss = kept + (tokens * of_logit if experiment.loss == "whole" else 0)
     of_root = float(model.vocab * model.hidden)
-    return Trace(
+    return MemoryTrace(
         forward_peak=kept, kept=kept, moments=((loss, 0.0), (kept + again, 1.0)), parameters=model.parameters,
         trainable=0.0 if experiment.lora_rank else model.parameters, of_root=of_root, largest=of_root,
         of_block=(model.parameters - of_root) / model.layers, layers=model.layers, hidden=model.hidden,

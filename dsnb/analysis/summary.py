@@ -65,8 +65,8 @@ def timing(runs: pd.DataFrame) -> pd.DataFrame:
     names = [*(f"{phase}_s" for phase in PHASES), "notebook_s"]
     table = ok.groupby("experiment", sort=False)[names].median()
     table = table.dropna(how="all")  # logs of other programs have no phases
-    whole = table["notebook_s"].fillna(table["wall_s"])
-    table["outside_steps_s"] = whole - table["warmup_s"] - table["timed_s"]
+    total_s = table["notebook_s"].fillna(table["wall_s"])
+    table["outside_steps_s"] = total_s - table["warmup_s"] - table["timed_s"]
     return table.rename(columns=lambda name: name.removesuffix("_s"))
 
 

@@ -244,8 +244,8 @@ def stored(figures: pd.DataFrame) -> dict[str, dict[str, Any]]:
     columns: dict[str, dict[str, Any]] = {}
     for name in figures:
         values = figures[name].to_numpy()
-        whole = [other for other, column in columns.items() if "values" in column] if len(values) >= MANY else []
-        multiples = (_multiple(values, figures[other].to_numpy(), other) for other in whole)
+        in_full = [other for other, column in columns.items() if "values" in column] if len(values) >= MANY else []
+        multiples = (_multiple(values, figures[other].to_numpy(), other) for other in in_full)
         packed = {"values": base64.b64encode(values.astype("<f8").tobytes()).decode()}
         columns[name] = next((multiple for multiple in multiples if multiple), packed)
     return columns

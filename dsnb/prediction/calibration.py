@@ -101,20 +101,20 @@ def recorded(record: dict[str, Any]) -> Experiment:
 
 def of_record(record: dict[str, Any], link: Link) -> Measured | None:
     """Return the measured run of one row; None if it failed, or its GPU or model is unknown."""
-    known = {name: value for name, value in record.items() if not _is_missing(value)}
-    if known.get("status", "ok") != "ok" or "gpu_name" not in known:
+    values = {name: value for name, value in record.items() if not _is_missing(value)}
+    if values.get("status", "ok") != "ok" or "gpu_name" not in values:
         return None
-    experiment, gpu_name = recorded(record), str(known["gpu_name"])
-    step_time_s = known.get("step_time_mean_s")
-    if step_time_s is None and "tokens_per_s" in known:
-        step_time_s = experiment.tokens_per_step / float(known["tokens_per_s"])
+    experiment, gpu_name = recorded(record), str(values["gpu_name"])
+    step_time_s = values.get("step_time_mean_s")
+    if step_time_s is None and "tokens_per_s" in values:
+        step_time_s = experiment.tokens_per_step / float(values["tokens_per_s"])
     try:
         counts = setting(experiment, gpus.find(gpu_name), link)
     except SettingsError:
         return None
     if not step_time_s or step_time_s <= 0:
         return None
-    launch_us = known.get("launch_us")
+    launch_us = values.get("launch_us")
     ratio = launch_us / DEFAULT.host_launch_us if isinstance(launch_us, float) and launch_us > 0 else 1.0
     host = {name: ratio * getattr(counts, name) for name in ("host_launches", "host_parameters", "host_gathers")}
     return Measured(experiment, gpu_name, float(step_time_s), replace(counts, **host), ratio)
@@ -288,9 +288,9 @@ class Coverage(NamedTuple):
         """Return what one or more measured runs cover; `link` determines their number of nodes."""
         names = [_names(run.experiment, gpus.find(run.gpu_name).name) for run in runs]
         numbers = [_numbers(run.experiment, link) for run in runs]
-        values = {words: [one[words] for one in numbers] for words in numbers[0]}
+        values = {words: [of_run[words] for of_run in numbers] for words in numbers[0]}
         return cls(
-            {words: frozenset(one[words] for one in names) for words in names[0]},
+            {words: frozenset(of_run[words] for of_run in names) for words in names[0]},
             {words: (min(of_runs), max(of_runs)) for words, of_runs in values.items()},
         )
 

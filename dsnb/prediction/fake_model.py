@@ -79,10 +79,10 @@ def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTens
     model = model_builder.build_on_meta(experiment, layers, dtype)
     if experiment.lora_rank:
         model.to(dtype)  # peft makes adapters in fp32 on the meta device
-    whole, fake = CausalLoss(model, experiment.loss == "chunked"), FakeTensorMode(allow_non_fake_inputs=True)
+    with_loss, fake = CausalLoss(model, experiment.loss == "chunked"), FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
-        model_builder.allocate([whole])
-    return whole, fake
+        model_builder.allocate([with_loss])
+    return with_loss, fake
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 from dsnb.formulas import memory as formulas
 from dsnb.formulas.memory import HALF, MOMENTS
 from dsnb.formulas.model_shapes import SPLIT, facts
-from dsnb.prediction.traces import Trace
+from dsnb.prediction.traces import MemoryTrace
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import accumulates_in_fp32, compiles_blocks
 
@@ -69,14 +69,14 @@ def room_gib(experiment: Experiment, gpu_gib: float) -> float:
     return min(left_gib, experiment.memory_limit_gib or left_gib)
 
 
-def peak_memory(experiment: Experiment, trace: Trace) -> Moment:
+def peak_memory(experiment: Experiment, trace: MemoryTrace) -> Moment:
     """Return the predicted peak of the rank that needs the most memory."""
     rule = RULES[experiment.strategy]
     moments = (moment for part in _of_ranks(experiment, trace) for moment in rule(engine_of(experiment, part)))
     return max(moments, key=lambda moment: moment.total)
 
 
-def _of_ranks(experiment: Experiment, trace: Trace) -> list[Trace]:
+def _of_ranks(experiment: Experiment, trace: MemoryTrace) -> list[MemoryTrace]:
     """Return the traces of the ranks that differ: the first and last stage of a pipeline, else one."""
     split = _split_by_tensor_parallel(experiment, trace)
     stages = experiment.pipeline_parallel
@@ -93,7 +93,7 @@ def _of_ranks(experiment: Experiment, trace: Trace) -> list[Trace]:
     ]
 
 
-def _split_by_tensor_parallel(experiment: Experiment, trace: Trace) -> Trace:
+def _split_by_tensor_parallel(experiment: Experiment, trace: MemoryTrace) -> MemoryTrace:
     """Return the trace of one tensor-parallel rank; ranks share part of a block's activations (Korthikanti et al.)."""
     if experiment.tensor_parallel == 1:
         return trace
@@ -113,7 +113,7 @@ class Engine:
     """The sizes that the rules use, in bytes unless noted."""
 
     experiment: Experiment
-    trace: Trace
+    trace: MemoryTrace
     width: int  # of a weight in computation: 2 if a half-precision copy is trained, else 4
     trained: float  # elements on a rank
     frozen_bytes: float  # of the weights that LoRA freezes, in half precision if it is used
@@ -129,11 +129,11 @@ class Engine:
         return 4 * self.trained + self.moments
 
 
-def engine_of(experiment: Experiment, trace: Trace) -> Engine:
+def engine_of(experiment: Experiment, trace: MemoryTrace) -> Engine:
     """Return the sizes of a setting."""
     # Embeddings, which are tied to the output layer, are whole on each tensor-parallel rank and on the outer stages.
-    whole, half = trace.of_root / trace.parameters, experiment.precision in HALF
-    split = 1 / (whole + (1 - whole) / (experiment.tensor_parallel * experiment.pipeline_parallel))
+    root_share, half = trace.of_root / trace.parameters, experiment.precision in HALF
+    split = 1 / (root_share + (1 - root_share) / (experiment.tensor_parallel * experiment.pipeline_parallel))
     width = 2 if half and experiment.mixed_precision == "native" and experiment.strategy == "deepspeed" else 4
     moments = MOMENTS * trace.trainable
     if experiment.optimizer == "adafactor":  # rows and columns

@@ -40,7 +40,7 @@ from dsnb.train.model_parts import blocks, output_layer
 
 
 def trace(experiment: Experiment) -> dict[str, Any]:
-    """Return the memory of one micro-batch, forward to backward, as a record for `dsnb.prediction.traces.Trace.of`."""
+    """Return the memory of one micro-batch, forward to backward: a record for `prediction.traces.MemoryTrace.of`."""
     # The size of a chunk of the loss does not grow with the micro-batch as all else does.
     micro_batch = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
     config = model_builder.model_config(experiment)
@@ -157,7 +157,7 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
     """Extrapolate what torch's compiler saves from models of one and two blocks; of three where blocks alternate."""
     shallow, block = _kept_sizes(experiment, micro_batch)
     kept, recomputed = _kept_of_blocks(experiment, sizes, block)
-    whole = shallow.plus(block, -1).plus(kept)
+    forward = shallow.plus(block, -1).plus(kept)
     losses, head = loss_sizes(experiment, sizes["vocab"], sizes["width_of_head"], micro_batch)
     end = head
     if not compiles_blocks(experiment.model_dump()):
@@ -165,9 +165,9 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
         end = head.plus(Size(4 * sizes["vocab"] * sizes["width_of_head"]))
     last = kept.plus(recomputed).plus(head)
     return {
-        "forward": [whole],
+        "forward": [forward],
         "kept": kept,
-        "moments": _moments([*((whole.plus(loss), 0) for loss in losses), (last, 1), (end, sizes["trainable"])]),
+        "moments": _moments([*((forward.plus(loss), 0) for loss in losses), (last, 1), (end, sizes["trainable"])]),
     }
 
 
@@ -188,11 +188,11 @@ def _kept_sizes(experiment: Experiment, micro_batch: int) -> tuple[Size, Size]:
         settings["compile_unit"] = "model"
         shallow, deep = (_ask_partitioner(json.dumps(settings), layers) for layers in (1, 1 + kinds))
 
-    def whole(kept: Sequence[tuple[int, int]]) -> Size:
+    def total(kept: Sequence[tuple[int, int]]) -> Size:
         scaled = (number if number % MANY else number // MANY * micro_batch for _, number in kept)
         return functools.reduce(Size.plus, (size(number, micro_batch) for number in scaled))
 
-    return whole(shallow), Size().plus(whole(deep).plus(whole(shallow), -1), 1 / kinds)
+    return total(shallow), Size().plus(total(deep).plus(total(shallow), -1), 1 / kinds)
 
 
 @functools.lru_cache
@@ -323,15 +323,15 @@ def _sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
     """Count the elements of a model, whose blocks are alike: only one is built."""
     model, fake = build(experiment, 1)
     parameters, block = list(model.parameters()), list(blocks(model.model)[0].parameters())
-    whole, of_block, head = _elements(parameters), _elements(block), output_layer(model).weight
+    elements, of_block, head = _elements(parameters), _elements(block), output_layer(model).weight
     trained, of_block_trained = (_elements(p for p in some if p.requires_grad) for some in (parameters, block))
     return {
-        "parameters": whole + (layers - 1) * of_block,
+        "parameters": elements + (layers - 1) * of_block,
         "trainable": trained + (layers - 1) * of_block_trained,
         "layers": layers,
         "hidden": model.config.hidden_size,
         "of_block": of_block,
-        "of_root": whole - of_block,
+        "of_root": elements - of_block,
         "largest": max(weight.numel() for weight in parameters),
         "factored": _factored(parameters) + (layers - 1) * _factored(block),
         "vocab": head.shape[0],

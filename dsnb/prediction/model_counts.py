@@ -193,9 +193,9 @@ def count(experiment: Experiment) -> dict[str, Any]:
     config = model_builder.model_config(_as(experiment, "half"))
     layers, every = config.num_hidden_layers, fake_model.period(config)
     with torch.device("meta"):
-        whole = build(_as(experiment, "half"), layers)[0].model
-    of_blocks = list(blocks(whole))
-    head, parameters = output_layer(whole), list(whole.parameters())
+        model = build(_as(experiment, "half"), layers)[0].model
+    of_blocks = list(blocks(model))
+    head, parameters = output_layer(model), list(model.parameters())
     in_blocks = [weight for block in of_blocks for weight in block.parameters()]
     linear = [module for block in of_blocks for module in block.modules() if isinstance(module, torch.nn.Linear)]
     if len({sum(weight.numel() for weight in block.parameters()) for block in of_blocks}) != 1:

@@ -18,7 +18,7 @@ from dsnb.prediction.memory import GIB, peak_memory, room_gib
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import DEFAULT, Constants, Setting, setting, stack
 from dsnb.prediction.step_time import parts as step_parts
-from dsnb.prediction.traces import Trace, traces
+from dsnb.prediction.traces import MemoryTrace, traces
 from dsnb.settings.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def on_gpu(gpu: str, link: str, calibrate: "pd.DataFrame | None" = None, probe: 
 def tabulated(
     experiments: Sequence[Experiment],
     settings: Sequence[Setting],
-    model_traces: Sequence[Trace | None],
+    model_traces: Sequence[MemoryTrace | None],
     on: On,
     *,
     tokens: float | None,
@@ -175,7 +175,7 @@ def tabulated(
     return pd.DataFrame(rows)
 
 
-def _flops_per_token(experiment: Experiment, trace: Trace) -> float:
+def _flops_per_token(experiment: Experiment, trace: MemoryTrace) -> float:
     """Return the model's own FLOPs of a token, as they are counted of a run: of experts, those that work on it."""
     model = shape(experiment.model)
     active = trace.parameters - model.layers * (model.experts - model.grouped)
@@ -185,7 +185,7 @@ def _flops_per_token(experiment: Experiment, trace: Trace) -> float:
     return metrics.flops_per_token(active, min(active, trace.trainable), sum(of_blocks))
 
 
-def _memory_columns(experiment: Experiment, trace: Trace, gpu: GpuSpec) -> dict[str, Any]:
+def _memory_columns(experiment: Experiment, trace: MemoryTrace, gpu: GpuSpec) -> dict[str, Any]:
     moment = peak_memory(experiment, trace)
     kind, error = calibration.peak_error(experiment)
     left, peak = room_gib(experiment, gpu.memory_gib), moment.peak_allocated_gib

@@ -109,12 +109,12 @@ class Counts:
         full = self.traffic["full"][kind]
         traced = self.traffic["autocast" if mode.autocast else "full" if mode.width == 4 else "half"][kind]
 
-        def whole(place: int) -> Pass:
+        def pass_of(place: int) -> Pass:
             kernels = traced[place + 2]
             casts = kernels - min(kernels, full[place + 2]) if mode.autocast else 0.0
             return Pass(TRACED[kind][place] * traced[place], TRACED[kind][place + 2] * (kernels - casts), casts)
 
-        return whole(0), whole(1)
+        return pass_of(0), pass_of(1)
 
 
 @lru_cache(maxsize=256)
@@ -199,8 +199,8 @@ def _counted_by_hand(family: str, hidden: int, mode: Mode, dropout: bool, split:
     # Autocast computes GPT-2's power in fp32.
     width = (4 if mode.autocast and mode.kind == "eager" and family == "gpt2" else mode.width) / split
 
-    def whole(place: int, inner: float) -> Pass:
+    def pass_of(place: int, inner: float) -> Pass:
         numbers = (residual[place] + drops) * mode.stream_width + inner * width + casts * 6
         return Pass(hidden * numbers, kernels[place] + drops / 2, cast_kernels)
 
-    return whole(0, activation[0] + heads[0]), whole(1, activation[1] + heads[1] + biases)
+    return pass_of(0, activation[0] + heads[0]), pass_of(1, activation[1] + heads[1] + biases)

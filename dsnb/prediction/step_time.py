@@ -179,9 +179,9 @@ def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]
     split, replicas = experiment.tensor_parallel, experiment.data_parallel
 
     def route(name: str, members: int, stride: int) -> dict[str, float]:
-        own = max(1, min(members, node_gpus // stride)) if stride < node_gpus else 1
-        inside = link.inside_gb_per_s(gpu, own, node_gpus) * 1e9
-        network = link.network_gb_per_s * own * 1e9 if own < members else 0.0
+        on_node = max(1, min(members, node_gpus // stride)) if stride < node_gpus else 1
+        inside = link.inside_gb_per_s(gpu, on_node, node_gpus) * 1e9
+        network = link.network_gb_per_s * on_node * 1e9 if on_node < members else 0.0
         return {f"{name}_inside": inside, f"{name}_network": network}
 
     is_within = split * replicas * experiment.pipeline_parallel <= node_gpus
@@ -199,8 +199,8 @@ def _data_traffic(experiment: Experiment) -> dict[str, float]:
     if ranks == 1 or experiment.strategy == "plain":
         return {}
     model, once = shape(experiment.model), (ranks - 1) / ranks
-    own = experiment.tensor_parallel * experiment.pipeline_parallel
-    trained, everything = trained_parameters(experiment) / own, model.parameters / own
+    model_parallel = experiment.tensor_parallel * experiment.pipeline_parallel
+    trained, everything = trained_parameters(experiment) / model_parallel, model.parameters / model_parallel
     weight, gradient = _widths(experiment)
     if experiment.strategy == "fsdp":
         return {
@@ -265,16 +265,16 @@ def _widths(experiment: Experiment) -> tuple[float, float]:
 
 def _offload_traffic(experiment: Experiment) -> dict[str, float]:
     """Return the traffic to host memory: gradients down and weights up; with `all`, weights for each pass too."""
-    what = (experiment.offload or "none").partition("-")[0]
-    if what == "none":
+    offloaded = (experiment.offload or "none").partition("-")[0]
+    if offloaded == "none":
         return {}
-    own = trained_parameters(experiment) / experiment.gpus
+    shard = trained_parameters(experiment) / experiment.gpus
     weight, gradient = _widths(experiment)
     downs = experiment.grad_accum if experiment.zero_stage >= 2 else 1
-    moved = own * (downs * gradient + weight)
-    if what == "all":
-        moved += 2 * experiment.grad_accum * own * weight
-    return {"to_host": moved, "cpu_parameters": own}
+    moved = shard * (downs * gradient + weight)
+    if offloaded == "all":
+        moved += 2 * experiment.grad_accum * shard * weight
+    return {"to_host": moved, "cpu_parameters": shard}
 
 
 def problem(experiment: Experiment, gpu: str, link: str) -> str:
@@ -294,26 +294,26 @@ def step_times(settings: Sequence[Setting], constants: Constants = DEFAULT) -> S
 
 def stack(settings: Sequence[Setting]) -> Setting:
     """Combine settings into one whose counts are arrays of shape (settings,)."""
-    return Setting(*np.array([list(vars(one).values()) for one in settings], dtype=float).T)
+    return Setting(*np.array([list(vars(counts).values()) for counts in settings], dtype=float).T)
 
 
-def parts(one: Setting, constants: Constants) -> StepTime:
-    """Return the parts of a step, numbers or arrays like the counts of `one`."""
-    c, memory = constants, one.memory_bytes_per_s * constants.memory_efficiency
-    matmul = one.matmul_flops / (one.peak_flops * c.matmul_efficiency) + one.matmul_bytes / memory
-    matmul = matmul + one.unaligned_flops / (one.peak_flops * c.unaligned_efficiency)
-    attention = one.attention_flops / (one.attention_flops_per_s * c.attention_efficiency)
-    elementwise = one.elementwise_bytes / memory + one.kernels * c.kernel_us * 1e-6
+def parts(counts: Setting, constants: Constants) -> StepTime:
+    """Return the parts of a step, numbers or arrays like the counts."""
+    c, memory = constants, counts.memory_bytes_per_s * constants.memory_efficiency
+    matmul = counts.matmul_flops / (counts.peak_flops * c.matmul_efficiency) + counts.matmul_bytes / memory
+    matmul = matmul + counts.unaligned_flops / (counts.peak_flops * c.unaligned_efficiency)
+    attention = counts.attention_flops / (counts.attention_flops_per_s * c.attention_efficiency)
+    elementwise = counts.elementwise_bytes / memory + counts.kernels * c.kernel_us * 1e-6
     # Nothing hides tensor and pipeline parallelism.
-    tensor = _seconds(one.tensor_all_reduce, one.tensor_messages, one.tensor_inside, one.tensor_network, c)
-    point = _seconds(one.point_to_point, one.pipeline_messages, one.pipeline_inside, one.pipeline_network, c)
-    passes = matmul + attention + elementwise + tensor + point
-    bubble = one.pipeline_fill * passes
-    data, beside = _data_parallel(one, c, passes)
-    optimizer = one.optimizer_bytes / memory
-    launches = (one.host_launches * c.host_launch_us + one.host_gathers * c.host_gather_us) * 1e-6
-    waits = np.maximum(launches - passes - beside, 0) * (1 + one.pipeline_fill)
-    offload = (one.to_host + one.offloaded_activation_bytes) / (one.host_link * c.host_link_efficiency)
+    tensor = _seconds(counts.tensor_all_reduce, counts.tensor_messages, counts.tensor_inside, counts.tensor_network, c)
+    p2p = _seconds(counts.point_to_point, counts.pipeline_messages, counts.pipeline_inside, counts.pipeline_network, c)
+    passes = matmul + attention + elementwise + tensor + p2p
+    bubble = counts.pipeline_fill * passes
+    data, beside = _data_parallel(counts, c, passes)
+    optimizer = counts.optimizer_bytes / memory
+    launches = (counts.host_launches * c.host_launch_us + counts.host_gathers * c.host_gather_us) * 1e-6
+    waits = np.maximum(launches - passes - beside, 0) * (1 + counts.pipeline_fill)
+    offload = (counts.to_host + counts.offloaded_activation_bytes) / (counts.host_link * c.host_link_efficiency)
     return StepTime(
         matmul_s=matmul,
         attention_s=attention,
@@ -321,10 +321,10 @@ def parts(one: Setting, constants: Constants) -> StepTime:
         pipeline_bubble_s=bubble,
         **data,
         tensor_all_reduce_s=tensor,
-        point_to_point_s=point,
+        point_to_point_s=p2p,
         optimizer_s=optimizer,
-        offload_s=offload + one.cpu_parameters * c.cpu_parameter_ns * 1e-9,
-        host_s=waits + one.host_parameters * c.host_parameter_us * 1e-6,
+        offload_s=offload + counts.cpu_parameters * c.cpu_parameter_ns * 1e-9,
+        host_s=waits + counts.host_parameters * c.host_parameter_us * 1e-6,
     )
 
 
@@ -335,22 +335,22 @@ def _seconds(sent: Any, messages: Any, inside: Any, network: Any, c: Constants) 
     return messages * LATENCY_S + sent / rate
 
 
-def _data_parallel(one: Setting, c: Constants, passes: Any) -> tuple[dict[str, Any], Any]:
+def _data_parallel(counts: Setting, c: Constants, passes: Any) -> tuple[dict[str, Any], Any]:
     """Return the exposed times of data-parallel communication by kind, and those exposed during the passes.
 
     The share `overlap` of communication during the passes is hidden, at most for their duration.
     """
-    sent = one.all_reduce + one.reduce_scatter + one.all_to_all + one.all_gather
-    total = _seconds(sent, one.data_messages, one.data_inside, one.data_network, c)
+    sent = counts.all_reduce + counts.reduce_scatter + counts.all_to_all + counts.all_gather
+    total = _seconds(sent, counts.data_messages, counts.data_inside, counts.data_network, c)
     each = total / np.maximum(sent, 1.0)  # seconds a byte, latencies shared out
-    reducing, gathering = each * (sent - one.all_gather), each * one.all_gather
-    beside = one.reduction_overlaps * reducing + one.gather_overlaps * gathering
+    reducing, gathering = each * (sent - counts.all_gather), each * counts.all_gather
+    beside = counts.reduction_overlaps * reducing + counts.gather_overlaps * gathering
     hidden = np.minimum(c.overlap * beside, passes) / np.maximum(beside, 1e-30)
-    reduction, gather = each * (1 - one.reduction_overlaps * hidden), each * (1 - one.gather_overlaps * hidden)
+    reduction, gather = each * (1 - counts.reduction_overlaps * hidden), each * (1 - counts.gather_overlaps * hidden)
     exposed = {
-        "all_reduce_s": one.all_reduce * reduction,
-        "reduce_scatter_s": one.reduce_scatter * reduction,
-        "all_gather_s": one.all_gather * gather,
-        "all_to_all_s": one.all_to_all * reduction,
+        "all_reduce_s": counts.all_reduce * reduction,
+        "reduce_scatter_s": counts.reduce_scatter * reduction,
+        "all_gather_s": counts.all_gather * gather,
+        "all_to_all_s": counts.all_to_all * reduction,
     }
     return exposed, beside * (1 - hidden)

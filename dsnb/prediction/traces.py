@@ -46,7 +46,7 @@ ELEMENTS = ("parameters", "trainable", "of_block", "of_root", "largest", "layers
 
 
 @dataclass(frozen=True)
-class Trace:
+class MemoryTrace:
     """The bytes of one micro-batch, without weights, gradients and optimizer, and the elements of its model."""
 
     forward_peak: float  # peak bytes of the forward pass
@@ -65,21 +65,21 @@ class Trace:
     factored: float = 0.0  # rows and columns of all trained matrices, and elements of what is none
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], micro_batch: int) -> "Trace":
+    def of(cls, record: Mapping[str, Any], micro_batch: int) -> "MemoryTrace":
         """Return the memory of a micro-batch from a model's record (`dsnb.prediction.memory_trace`).
 
         Sizes of a record are (constant bytes, bytes per sequence); which size is the largest depends on the
         micro-batch.
         """
 
-        def whole(size: Sequence[float]) -> float:
+        def total_bytes(size: Sequence[float]) -> float:
             return float(size[0] + micro_batch * size[1])
 
-        moments = [(whole(size), size[2]) for size in record["moments"]]
+        moments = [(total_bytes(size), size[2]) for size in record["moments"]]
         loss = max(moment for moment in moments if not moment[1])
         later = (moment for moment in moments if moment[1])
         elements = {name: record[name] for name in ELEMENTS} | {"factored": record.get("factored", 0.0)}
-        return cls(max(map(whole, record["forward"])), whole(record["kept"]), (loss, *later), **elements)
+        return cls(max(map(total_bytes, record["forward"])), total_bytes(record["kept"]), (loss, *later), **elements)
 
     @cached_property
     def after_loss(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -88,16 +88,16 @@ class Trace:
         return sizes, done
 
 
-def traces(experiments: Sequence[Experiment]) -> list[Trace]:
+def traces(experiments: Sequence[Experiment]) -> list[MemoryTrace]:
     """Return the trace of each setting, traced now if not cached; a SettingsError says which cannot be traced."""
     tried = attempts(experiments)
     for problem in tried:
         if isinstance(problem, SettingsError):
             raise problem
-    return [trace for trace in tried if isinstance(trace, Trace)]
+    return [trace for trace in tried if isinstance(trace, MemoryTrace)]
 
 
-def attempts(experiments: Sequence[Experiment], make: bool = True) -> list[Trace | SettingsError]:
+def attempts(experiments: Sequence[Experiment], make: bool = True) -> list[MemoryTrace | SettingsError]:
     """Return the trace of each setting, or why there is none; without `make`, only cached ones.
 
     A SettingsError is raised only if torch or transformers is missing, but needed.
@@ -116,7 +116,7 @@ def attempts(experiments: Sequence[Experiment], make: bool = True) -> list[Trace
         LOG.info("tracing %s for %s, some seconds each; the result is kept", models, kinds)
         problems |= _make("memory", missing)
     batches = [(key, int(experiment.micro_batch_size)) for key, experiment in zip(keys, experiments, strict=True)]
-    of_batches = {(key, size): Trace.of(_records[key], size) for key, size in set(batches) if key in _records}
+    of_batches = {(key, size): MemoryTrace.of(_records[key], size) for key, size in set(batches) if key in _records}
     return [of_batches.get(batch) or problems[batch[0]] for batch in batches]
 
 
@@ -157,7 +157,7 @@ def _is_kept(key: str) -> bool:
         try:
             record = json.loads(file.read_bytes())
             if "traffic" not in record:
-                Trace.of(record, 1)
+                MemoryTrace.of(record, 1)
         except (OSError, KeyError, TypeError, ValueError):  # of another version: it is traced again
             return False
         _records[key] = record

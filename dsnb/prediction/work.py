@@ -263,16 +263,16 @@ def _step_launches(experiment: Experiment, mode: Mode) -> float:
     each = HOOK_LAUNCHES * moved + IDLE_HOOK_LAUNCHES * (experiment.grad_accum - moved)
     if experiment.zero_stage < 3 and mode.width == 2 and not mode.autocast and experiment.gradient_checks == "on":
         each += CHECK_LAUNCHES
-    return each * _own_tensors(experiment)
+    return each * _trained_tensors(experiment)
 
 
-def _own_tensors(experiment: Experiment) -> float:
+def _trained_tensors(experiment: Experiment) -> float:
     """Return the trained parameter tensors of a pipeline stage."""
     model = shape(experiment.model)
-    whole = model.layers * model.tensors + model.root_tensors
+    tensors = model.layers * model.tensors + model.root_tensors
     if experiment.lora_rank:
-        whole = 2 * model.layers * model.linear
-    return whole / experiment.pipeline_parallel
+        tensors = 2 * model.layers * model.linear
+    return tensors / experiment.pipeline_parallel
 
 
 def _host_parameters(experiment: Experiment, mode: Mode) -> float:
@@ -290,7 +290,7 @@ def _host_parameters(experiment: Experiment, mode: Mode) -> float:
     is_flat = experiment.strategy == "deepspeed" and (experiment.zero_stage > 0 or native)
     if experiment.optimizer == "adafactor" and not is_flat:
         weight += ADAFACTOR_TENSOR
-    return weight * _own_tensors(experiment)
+    return weight * _trained_tensors(experiment)
 
 
 def _host_gathers(experiment: Experiment, mode: Mode, layers: float, again: float) -> float:
@@ -301,9 +301,9 @@ def _host_gathers(experiment: Experiment, mode: Mode, layers: float, again: floa
     gathered = experiment.strategy == "deepspeed" and experiment.zero_stage == 3
     if not gathered:
         return 0.0
-    whole = experiment.leaf_modules == "blocks" or (experiment.leaf_modules == "auto" and mode.kind == "compiled")
+    by_block = experiment.leaf_modules == "blocks" or (experiment.leaf_modules == "auto" and mode.kind == "compiled")
     model = shape(experiment.model)
-    each = BLOCK_GATHER if whole else model.tensors + 2 * model.linear * (experiment.lora_rank > 0)
+    each = BLOCK_GATHER if by_block else model.tensors + 2 * model.linear * (experiment.lora_rank > 0)
     return layers * each * (2 + again)
 
 

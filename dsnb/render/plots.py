@@ -149,10 +149,10 @@ def memory_changes(table: pd.DataFrame) -> Picture:
 
 def _abbreviations(names: Iterable[str]) -> list[str]:
     """Shorten names to fit beside an axis: without their sweeps, and without the middle of long names."""
-    whole = list(names)
-    without = [name.rpartition("/")[2] for name in whole]
+    full_names = list(names)
+    without_sweeps = [name.rpartition("/")[2] for name in full_names]
     half = MAX_LENGTH // 2
-    kept = without if len(set(without)) == len(set(whole)) else whole
+    kept = without_sweeps if len(set(without_sweeps)) == len(set(full_names)) else full_names
     return [name if len(name) <= MAX_LENGTH else f"{name[:half]}…{name[1 - half :]}" for name in kept]
 
 

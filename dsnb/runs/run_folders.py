@@ -209,10 +209,10 @@ def _parse(paths: list[str]) -> tuple[pd.DataFrame, list[int]]:
     """Parse files of steps at once, or, if any is damaged, line by line: complete lines are kept."""
     raws = [records.read_bytes(path) or b"" for path in paths]
     raws = [raw if not raw or raw.endswith(b"\n") else raw + b"\n" for raw in raws]
-    whole, lengths = b"".join(raws), [raw.count(b"\n") for raw in raws]
-    if whole.count(b"\n{") + whole.startswith(b"{") == sum(lengths) > 0:  # pyarrow 26 crashes at a first line `null`
+    joined, lengths = b"".join(raws), [raw.count(b"\n") for raw in raws]
+    if joined.count(b"\n{") + joined.startswith(b"{") == sum(lengths) > 0:  # pyarrow 26 crashes at a first line `null`
         with contextlib.suppress(pa.ArrowException, ValueError):
-            table = arrow.read_json(pa.BufferReader(whole), arrow.ReadOptions(block_size=16 * 2**20), STEP_FIELDS)
+            table = arrow.read_json(pa.BufferReader(joined), arrow.ReadOptions(block_size=16 * 2**20), STEP_FIELDS)
             if len(table) == sum(lengths):
                 return table.to_pandas(), lengths
     lines = [records.read_lines(Path(path)) for path in paths]

@@ -86,15 +86,15 @@ class DeepSpeedTrainer(EngineTrainer):
 
     def __init__(self, experiment: Experiment, model: Any, ds_config: dict[str, Any]) -> None:
         super().__init__(experiment, model)
-        whole = CausalLoss(model, experiment.loss == "chunked")
+        with_loss = CausalLoss(model, experiment.loss == "chunked")
         if experiment.zero_stage == 3 and gathers_blocks(experiment.model_dump()):
-            set_z3_leaf_modules(whole, [type(blocks(whole)[0])])
+            set_z3_leaf_modules(with_loss, [type(blocks(with_loss)[0])])
         # If the engine compiles, its hooks, such as ZeRO 3's that gather weights, are part of the graph.
         whole_graph = experiment.compile != "off" and not compiles_blocks(experiment.model_dump())
         by_engine = whole_graph and (experiment.compile == "deepcompile" or experiment.zero_stage == 3)
         if not by_engine:
-            compile_model(experiment, whole)
-        self.make_engine(whole, ds_config)
+            compile_model(experiment, with_loss)
+        self.make_engine(with_loss, ds_config)
         if by_engine:
             separate_caches(experiment)
             self.engine.compile(compile_kwargs=compile_options(experiment))

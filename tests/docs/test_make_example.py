@@ -6,7 +6,7 @@ import re
 import pandas as pd
 
 import dsnb
-from benchmarks import dataset, headline
+from benchmarks import dataset, distance, headline
 from benchmarks.prediction_errors import by_launch_time
 from docs import make_example
 from dsnb.prediction.calibration import ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
@@ -44,11 +44,13 @@ EXPLANATION = ROOT / "docs" / "explanation"
 
 def test_readme_and_documentation_have_the_tables_of_the_data_set():
     assert "\n".join([*headline.RESULTS_HEADER, *headline.results()]) in README
+    assert "\n".join([*distance.HEADER, *distance.rows()]) in (ROOT / "docs" / "how-to" / "fast.md").read_text()
     table = "\n".join([*headline.HEADER, *map(str, headline.comparisons())])
     assert table in (EXPLANATION / "published.md").read_text()
     runs = len(dsnb.published("h200"))
     assert re.findall(r"(\d+)\s+runs\b(?= of GPT|, with)", README) == [str(runs), str(runs)]
     assert f"{runs} runs</h1>" in dataset.PAGE.read_text()
+    assert "\n".join(dataset.counts()) in (ROOT / "dsnb" / "runs" / "literature" / "README.md").read_text()
     assert dataset.PAGE.stat().st_size < 3_000_000
 
 

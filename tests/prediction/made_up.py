@@ -8,12 +8,12 @@ from dsnb.analysis import advice, search
 from dsnb.prediction import predict
 from dsnb.prediction.calibration import measured
 from dsnb.prediction.step_time import step_times
-from dsnb.prediction.traces import ELEMENTS, Trace
+from dsnb.prediction.traces import ELEMENTS, MemoryTrace
 from dsnb.settings.experiment import Experiment
 
 MIB = 2.0**20
 PARAMETERS = 1_000_000_000
-TRACE = Trace(
+TRACE = MemoryTrace(
     forward_peak=900 * MIB,
     kept=600 * MIB,
     moments=((1000 * MIB, 0.0), (500 * MIB, 0.5e9), (50 * MIB, 1e9)),
@@ -47,7 +47,7 @@ def trace_nothing(monkeypatch):
 
 
 def of_record(asked, make=True):
-    return [Trace.of(RECORD, int(one.micro_batch_size)) for one in asked]
+    return [MemoryTrace.of(RECORD, int(one.micro_batch_size)) for one in asked]
 
 
 def runs(*settings):

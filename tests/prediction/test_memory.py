@@ -9,7 +9,7 @@ from benchmarks.prediction_errors import Peak
 from dsnb.prediction import calibration
 from dsnb.prediction.calibration import PEAK_ERRORS, PredictionError, peak_error
 from dsnb.prediction.memory import RULES, engine_of, peak_memory
-from dsnb.prediction.traces import Trace
+from dsnb.prediction.traces import MemoryTrace
 from tests import ROOT
 from tests.prediction.made_up import MIB, PARAMETERS, RECORD, TRACE, given
 
@@ -111,7 +111,7 @@ def peak_gib(**settings):
 def test_larger_micro_batches_never_take_less_and_what_is_shared_or_in_host_memory_never_more():
     for settings in ({"gpus": 4, **each} for each in VALID):
         small, large = (
-            peak_memory(given(**settings, micro_batch_size=size), Trace.of(RECORD, size)) for size in (1, 64)
+            peak_memory(given(**settings, micro_batch_size=size), MemoryTrace.of(RECORD, size)) for size in (1, 64)
         )
         assert min(*small.parts().values(), *large.parts().values()) >= 0
         assert small.peak_allocated_gib <= large.peak_allocated_gib

@@ -10,7 +10,7 @@ from dsnb.formulas import memory
 from dsnb.formulas.model_shapes import PRESETS
 from dsnb.prediction.calibration import recorded
 from dsnb.prediction.memory import peak_memory
-from dsnb.prediction.traces import Trace
+from dsnb.prediction.traces import MemoryTrace
 from dsnb.settings.experiment import Experiment
 from tests.support import lazy
 
@@ -29,8 +29,8 @@ def test_a_trace_serves_all_micro_batches(model, settings):
     """Within 0.1 %, at every moment: only the rounding of allocations depends on the micro-batch otherwise."""
     settings = {"seq_len": 128, "micro_batch_size": 3, "activation_checkpointing": True, "device": "cuda", **settings}
     one = Experiment(model=model, **settings)
-    found = Trace.of(json.loads(json.dumps(memory_trace.trace(one))), 3)
-    own = Trace.of({**memory_trace._sizes(one, 4), **memory_trace._eager(one, 3, layers=4, period=4)}, 3)
+    found = MemoryTrace.of(json.loads(json.dumps(memory_trace.trace(one))), 3)
+    own = MemoryTrace.of({**memory_trace._sizes(one, 4), **memory_trace._eager(one, 3, layers=4, period=4)}, 3)
     assert found.forward_peak == pytest.approx(own.forward_peak, rel=1e-3)
     assert found.kept == pytest.approx(own.kept, rel=1e-3, abs=2048)
     assert found.moments[0][0] == pytest.approx(own.moments[0][0], rel=1e-3)
@@ -100,7 +100,7 @@ def test_measured_peaks_are_met():
     assert of_gpt2["moments"][-1] == ((4 + 2) * of_head, 0, of_gpt2["trainable"])
     records = [*([of_opt] * len(EAGER)), of_gpt2]
     for experiment, record, gib, limit in zip(settings, records, measured, [*EAGER.values(), 0.6], strict=True):
-        peak = peak_memory(experiment, Trace.of(record, experiment.micro_batch_size))
+        peak = peak_memory(experiment, MemoryTrace.of(record, experiment.micro_batch_size))
         assert 100 * abs(peak.peak_allocated_gib / gib - 1) < limit, experiment.name
 
 
