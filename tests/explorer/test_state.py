@@ -68,10 +68,7 @@ REFUSED = [
     ({"objective": "speed"}, "objective is 'speed': choose one of time, gpu_hours, cost, memory"),
     ({"currency": 3}, "currency 3 is not a sign of up to 8 characters: set it to such as '$'"),
     ({"gpus": 7}, "gpus 7 does not occur in these runs: choose from 1, 2, 4, 8, or 'all'"),
-    (
-        {"activation_checkpointing": 1},
-        "activation_checkpointing 1 does not occur in these runs: choose from false, true",
-    ),
+    ({"activation_checkpointing": 1}, "checkpointing 1 does not occur in these runs: choose from false, true"),
     ({"y": "speed"}, "y 'speed' is not available in these runs: choose from tokens_per_s_per_gpu, "),
     ({"train_tokens": -1}, "tokens is -1: give a finite number of more than 0"),
     ({"brush": {"x": [1]}}, "is not a region: set it to {'x': [low, high], 'y': [low, high]}, or to None"),

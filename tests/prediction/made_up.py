@@ -36,7 +36,7 @@ RECORD = {
 
 
 def given(**settings):
-    return Experiment(**{"model": "opt-1.3b", "precision": "bf16", "device": "cuda", **settings})
+    return Experiment(**{"model": "opt-1.3b", "precision": "bf16", "seq_len": 2048, "device": "cuda", **settings})
 
 
 def trace_nothing(monkeypatch):

@@ -120,9 +120,8 @@ def test_rounding_does_not_grow_with_the_number_of_chunks(monkeypatch):
     whole = torch.autograd.grad(F.cross_entropy(layer(hidden).float(), targets), (layer.weight, hidden))
     _, *expected = in_fp64(layer, hidden, targets)
     for ours, theirs, exact in zip((layer.weight.grad, hidden.grad), whole, expected, strict=True):
-        assert relative_error(ours, exact) < 1.3 * relative_error(
-            theirs, exact
-        )  # scaling the gradient rounds once more
+        # Scaling the gradient rounds once more.
+        assert relative_error(ours, exact) < 1.3 * relative_error(theirs, exact)
 
 
 def test_sums_over_tokens_do_not_overflow_in_fp16():
