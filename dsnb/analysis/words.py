@@ -125,7 +125,7 @@ PAGE: dict[str, Any] = {
         f"(dsnb sweep PARAMS --set repeats={MIN_RUNS} adds them).",
         "noRuns": NO_RUNS,
         "allTasks": "One answer for each task. Runs of different tasks are never compared.",
-        "region": "Drag the mouse over the chart to select a region; click a run to see its steps.",
+        "region": "Drag the mouse over the chart to select a region; click or tap a run to see its steps.",
         "leftOut": "are left out of this file to keep it small; they are in the run folders.",
         "notLoaded": "are not loaded yet: open a run to load its steps.",
         "whole": "Medians are over all successful runs of a setting, whether they are selected or not.",

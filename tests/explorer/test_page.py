@@ -229,14 +229,7 @@ def test_an_address_opens_the_same_view_and_a_hostile_one_the_usual(runs, explor
     }}"""
     for text in bad:
         assert other.evaluate(show, text) == usual
-    odd = {
-        "run": 1e9,
-        "sort": ["mfu", "up"],
-        "currency": "<img src=x>",
-        "relevance": 9,
-        "train_tokens": "1",
-        "y": "mfu",
-    }
+    odd = {"run": 1e9, "sort": ["mfu", "up"], "currency": "<img src=x>", "relevance": 9, "train_tokens": "1"}
     assert other.evaluate(show, json.dumps(odd)) == {**usual, **odd}  # shown as far as it has a meaning
     assert other.locator("img").count() == 0
     other.close()
@@ -361,24 +354,25 @@ POINT = f"""(isOnFront) => {{
 }}"""
 
 
-def test_marks_say_what_they_are_and_a_click_opens_them(tmp_path, watched, monkeypatch):
+def test_marks_say_what_they_are_and_a_click_or_a_tap_opens_them(tmp_path, watched, monkeypatch):
     """A run on the front or off it, under a region or not; a median. Steps that do not fit are left out."""
     monkeypatch.setattr(single_runs, "MAX_NUMBERS", 9 * single_runs.MIN_POINTS * 20)
     table = made_up.runs(60).assign(recompilations=2)
     table = table[(table["repeat"] == 1) | (table["experiment"] == table["experiment"][0])]
     made_up.write_folders(table, tmp_path / "s")
     explorer = dsnb.explore(dsnb.load_runs(tmp_path))
-    page = watched(explorer.save(tmp_path / "page.html"))
+    page = watched(explorer.save(tmp_path / "page.html"), has_touch=True)
     tab, shown = page.tab, explorer.data.runs
     left_out = "are left out of this file to keep it small; they are in the run folders."
     assert f"The steps of 2 of the 22 selected runs {left_out}" in tab.locator(".dsnb-explorer").inner_text()
-    for front, brush in ((0, None), (1, {"x": [-1, 1e9], "y": [-1, 1e9]})):
+    region, click, tap = {"x": [-1, 1e9], "y": [-1, 1e9]}, (tab.mouse.click, 0), (tab.touchscreen.tap, 5)
+    for front, brush, (press, beside) in ((0, None, click), (1, region, click), (0, region, tap), (1, None, tap)):
         tab.evaluate(f"(state) => {ROOT}.set(state)", {"run": None, "brush": brush})
         tab.evaluate(CALM)
         across, down, run = tab.evaluate(POINT, front)
         tab.mouse.move(across, down)
         assert tab.locator(".dsnb-grid .dsnb-tip").first.is_visible()
-        tab.mouse.click(across, down)
+        press(across + beside, down)
         tab.evaluate(CALM)
         assert tab.evaluate(f"[{ROOT}.state.run, {ROOT}.state.brush]") == [run, brush]
         assert tab.locator("p", has_text="Look at this run: 2 graphs compiled during the timed steps").is_visible()
@@ -556,6 +550,7 @@ ODD = {
     "one run": (made_up.runs(30).head(1), "1 of 1 run in 1 experiment selected"),
     "only failed runs": (made_up.runs(30).assign(status="failed"), "30 not ok"),
     "one axis": (front(), "6 of 6 runs in 6 experiments selected"),
+    "two sweeps": (pd.concat([front(), front().assign(sweep="other")]), "12 of 12 runs in 12 experiments selected"),
     "few columns": (made_up.runs(9)[["experiment", "repeat", "status"]], "9 of 9 runs"),
     "odd repeats": (made_up.runs(9).assign(repeat=[None, "x", 1, 2, 3, 1, 2, 3, 1]), "9 of 9 runs"),
     "unstable": (unstable(), "24 of 24 runs"),
@@ -603,6 +598,11 @@ def test_the_front_is_what_nothing_else_beats(several):
     assert several.tab.evaluate(front, {"micro_batch_size": [1, 2, 4, 6]}) == ["a", "b", "d"]
     assert several.tab.evaluate(front, {"micro_batch_size": [], "y": "peak_allocated_gib"}) == []  # one figure
     assert "choose two different metrics" in several.tab.evaluate(f"{here}.front.textContent")
+
+
+def test_changes_to_one_setting_of_two_sweeps_are_told_apart(several):
+    shown = several.tab.locator(".dsnb-explorer").nth(list(ODD).index("two sweeps"))
+    assert len(set(shown.locator(".dsnb-effects tbody th").all_inner_texts())) == 2 * 5
 
 
 def test_unstable_settings_are_named_first_and_are_on_no_front(several):

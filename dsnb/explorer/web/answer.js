@@ -215,8 +215,7 @@ class Answer {
     const differing = this.differing();
     const more = best.memory === null || second.memory === null ? 0 : second.memory - best.memory;
     const gib = Math.abs(more) >= model.limits.shownGib ? significant(Math.abs(more)) : "";
-    const difference = this.difference();
-    return this.fill("following", { changes: this.changes(differing), difference, gib, more: model.words.more[more > 0 ? 0 : 1], training: this.training(differing) });
+    return this.fill("following", { changes: this.changes(differing), difference: this.difference(), gib, more: model.words.more[more > 0 ? 0 : 1], training: this.training(differing) });
   }
 
   // The differences of the second option that change the training and not only its speed.

@@ -1,6 +1,7 @@
 // One Vega chart: built once, then updated with data and signals. It follows the theme and the width of its container.
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
+const FINGER_PX = 20; // half the width of a finger
 
 class Chart {
   // `events` may contain tooltip(mark) -> lines of text, click(mark), brush(region or null). A mark is a datum: its `id`
@@ -14,9 +15,8 @@ class Chart {
     this.node = element("div", { class: "dsnb-box" }, this.canvas, this.empty, this.tip, this.menu);
     this.resizeObserver = new ResizeObserver(([{ contentRect }]) => this.resize(contentRect.width));
     this.resizeObserver.observe(this.canvas);
-    // A finger comes down without a move before it, by which Vega knows the mark under a pointer: make one.
-    const hoverFirst = (event) => event.pointerType === "touch" && event.target.dispatchEvent(new PointerEvent("pointermove", event));
-    this.canvas.addEventListener("pointerdown", hoverFirst, { capture: true });
+    this.canvas.addEventListener("pointerdown", ({ pointerType }) => (this.isTouched = pointerType === "touch"));
+    this.canvas.addEventListener("mousedown", (event) => this.isTouched && this.pointAt(event), { capture: true });
     if (events.brush) this.canvas.addEventListener("pointerdown", (event) => this.startRegion(event));
   }
 
@@ -33,6 +33,15 @@ class Chart {
     this.view.initialize(this.canvas).addEventListener("click", (event, item) => this.clicked(item?.datum));
     this.theme = this.readTheme();
     this.laidOutWidth = null;
+  }
+
+  // Vega clicks the mark that the pointer last moved to. A tap moves none, and is inexact: move one to the nearest symbol in reach.
+  pointAt(event) {
+    const at = this.place(event);
+    const gap = ({ x, y }) => Math.hypot(x - at.x, y - at.y);
+    const marks = this.view.scenegraph().root.items[0].items.filter((mark) => mark.marktype === "symbol" && mark.interactive);
+    const [{ x, y } = at] = marks.flatMap(({ items }) => items).filter((item) => gap(item) <= FINGER_PX).sort((a, b) => gap(a) - gap(b));
+    event.target.dispatchEvent(new PointerEvent("pointermove", { clientX: event.clientX + x - at.x, clientY: event.clientY + y - at.y }));
   }
 
   // A click opens a mark, or beside all of them clears the region.
@@ -72,6 +81,7 @@ class Chart {
     this.empty.textContent = message ?? "";
     this.empty.hidden = !message;
     this.canvas.hidden = this.menu.hidden = Boolean(message);
+    this.tip.hidden ||= this.isTouched; // a tap leaves it open
     if (message) return;
     this.picture = picture;
     const isOther = types.x !== this.types?.x || types.y !== this.types?.y;
@@ -133,8 +143,7 @@ class Chart {
 const domain = (values, log) => {
   const usable = values.filter((value) => Number.isFinite(value) && (!log || value > 0));
   if (!usable.length) return log ? [1, 10] : [0, 1];
-  const low = usable.reduce((a, b) => Math.min(a, b));
-  const high = usable.reduce((a, b) => Math.max(a, b));
+  const [low, high] = [Math.min, Math.max].map((end) => usable.reduce((a, b) => end(a, b)));
   if (log) return [low / 1.15, high * 1.15];
   const pad = high > low ? (high - low) * 0.07 : Math.abs(high) * 0.1 || 1;
   return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];

@@ -130,8 +130,7 @@ class Model {
   // Those of the runs that are in the brush, edges included.
   brushed(runs, state) {
     if (!state.brush) return runs;
-    const x = this.values(state.x, state);
-    const y = this.values(state.y, state);
+    const [x, y] = [this.values(state.x, state), this.values(state.y, state)];
     const within = (value, [low, high]) => value >= low && value <= high;
     return runs.filter((run) => within(x[run], state.brush.x) && within(y[run], state.brush.y));
   }

@@ -123,9 +123,8 @@ class RunTable {
 
   sortBy(name) {
     const [before, direction] = this.state.sort ?? [];
-    const first = this.firstDirection(name);
     const other = direction === "ascending" ? "descending" : "ascending";
-    this.set({ sort: [name, before === name ? other : first] });
+    this.set({ sort: [name, before === name ? other : this.firstDirection(name)] });
   }
 
   // Runs or settings in the order of the table: settings by their values. Medians begin with the fastest, and end with the unstable.
@@ -170,13 +169,14 @@ const effectTable = (model, effects, figures, relevance) => {
   const notes = soft(fill(model.words.method, { relevance: percent(relevance) }));
   const ends = effects.flatMap(({ changes: [{ change, low, high }] }) => [change, low, high]).map((ratio) => Math.abs(Math.log1p(ratio)));
   const reach = Math.max(0.01, ...ends.filter(Number.isFinite));
-  const rows = effects.map((effect) => {
-    const { axis } = effect;
-    const text = `${axis.title}: ${axis.labels[effect.before]} → ${axis.labels[effect.after]}`;
+  const texts = effects.map(({ axis, before, after }) => `${axis.title}: ${axis.labels[before]} → ${axis.labels[after]}`);
+  const rows = effects.map((effect, place) => {
+    const isTwice = texts.indexOf(texts[place]) !== texts.lastIndexOf(texts[place]); // two sweeps measured the same setting
+    const name = isTwice ? element("div", { class: "dsnb-verdict" }, model.experiments.names[effect.experiment]) : "";
     const bad = effect.runs.filter((run) => !model.ok[run]).length;
     const note = bad ? element("span", { class: "dsnb-bad" }, ` ${bad} of ${effect.runs.length} not ok`) : "";
-    const cells = figures.map((name, place) => changeParts(model, name, effect.changes[place]));
-    return tableRow([text, note], [changeBar(effect.changes[0], reach), ...cells]);
+    const cells = figures.map((figure, index) => changeParts(model, figure, effect.changes[index]));
+    return tableRow([texts[place], note, name], [changeBar(effect.changes[0], reach), ...cells]);
   });
   const titles = figures.map((name) => model.named.get(name).title);
   const head = ["change", `${titles[0]}, bar and interval`, ...titles].map((title, index) => heading(title, index < 2));
