@@ -169,7 +169,7 @@ def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
         ("opt-13b", {"gpu": "X99"}, "unknown GPU 'X99': choose one of B200, H200"),
         ("opt-13b", {"gpus": 0}, "gpus is 0: give a whole number of at least 1"),
         ("opt-13b", {"gpus": 16}, "gpus is 16, on 2 nodes: say how these are connected"),
-        ("opt-13b", {"gpus": 6, "global_batch": 100}, "100: .*equally among 6 GPUs; give a multiple of 6, such as 102$"),
+        ("opt-13b", {"gpus": 6, "global_batch": 100}, "100: .*among 6 GPUs; give a multiple of 6, such as 102$"),
         ("opt-13b", {"seq_len": 4096}, "^seq_len is 4096: opt-13b has 2048 positions; use at most 2048$"),
         ("opt-13b", {"tokens": 0}, "tokens is 0: give a finite number of more than 0"),
         ("opt-13b", {"objective": "cost", "price": 0}, "price is missing or 0"),
