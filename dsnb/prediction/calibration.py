@@ -49,6 +49,8 @@ SLOWER, SLOWED = 1.5, 0.1
 """The CPU limits a step if a host slower by the first factor would lengthen it by more than the second share."""
 MIN_SETTINGS, MIN_PEAKS = 5, 3
 """Minimum number of settings of a kind to use its error of times or peaks; with fewer, a wider kind is used."""
+LAUNCH_US = (2.0, 1000.0)
+"""Launch times beyond these are errors of measurement."""
 MAX_FITS = 20
 """Maximum number of fits for the errors of some runs; one takes 20 to 40 ms, more with thousands of runs."""
 MARGIN = 2.0
@@ -115,7 +117,8 @@ def of_record(record: dict[str, Any], link: Link) -> Measured | None:
     if not step_time_s or step_time_s <= 0:
         return None
     launch_us = values.get("launch_us")
-    ratio = launch_us / DEFAULT.host_launch_us if isinstance(launch_us, float) and launch_us > 0 else 1.0
+    is_usable = isinstance(launch_us, float) and LAUNCH_US[0] < launch_us < LAUNCH_US[1]
+    ratio = float(launch_us or 0.0) / DEFAULT.host_launch_us if is_usable else 1.0
     host = {name: ratio * getattr(counts, name) for name in ("host_launches", "host_parameters", "host_gathers")}
     return Measured(experiment, gpu_name, float(step_time_s), replace(counts, **host), ratio)
 

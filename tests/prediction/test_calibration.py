@@ -26,7 +26,8 @@ from dsnb.prediction.calibration import (
     outside,
     recorded,
 )
-from dsnb.prediction.gpus import Link, link
+from dsnb.prediction.gpus import Link, find, link
+from dsnb.prediction.predict import On
 from dsnb.prediction.step_time import DEFAULT, FITTED_SETTINGS, step_times
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
@@ -157,11 +158,21 @@ def test_a_single_run_moves_what_it_depends_on_and_nothing_else(h200):
     found = calibrate([slow])
     assert 1.05 < float(predicted([run], found)[0] / predicted([run], DEFAULT)[0]) < 1.2
     assert found.matmul_efficiency < DEFAULT.matmul_efficiency
-    assert (found.link_efficiency, found.host_gather_us) == pytest.approx(
-        (DEFAULT.link_efficiency, DEFAULT.host_gather_us)
-    )
+    assert found.link_efficiency == pytest.approx(DEFAULT.link_efficiency)
+    assert found.host_gather_us == pytest.approx(DEFAULT.host_gather_us)
     assert calibrate([]) is DEFAULT
     assert vars(calibrate([slow] * 50)) == pytest.approx(vars(found))  # repeats of a setting count once
+
+
+def test_a_slow_host_is_known_by_its_launch_time_and_slows_other_settings():
+    row = {**USUAL, "gpu_name": "NVIDIA H200", "step_time_mean_s": 1.0}
+    times_us = (DEFAULT.host_launch_us, 2 * DEFAULT.host_launch_us, 1e9)
+    usual, slow, odd = measured(pd.DataFrame([{**row, "launch_us": time_us} for time_us in times_us]))
+    assert slow.setting.host_launches == pytest.approx(2 * usual.setting.host_launches)
+    assert odd.setting == usual.setting
+    as_predicted = replace(slow, step_time_s=float(predicted([slow], DEFAULT)[0]))
+    on = On(find("H200"), Link()).calibrated([as_predicted])
+    assert on.constants.host_launch_us == pytest.approx(2 * DEFAULT.host_launch_us, rel=0.01)
 
 
 def test_the_default_constants_are_those_that_fit_the_measured_runs(h200):
