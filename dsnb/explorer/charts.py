@@ -92,7 +92,7 @@ def _at(**fields: str) -> Specification:
 def _mark(kind: str, data: str, is_pointed_at: bool = False, **look: Any) -> Specification:
     """Return a mark for each datum; others let pointer events through."""
     encoded = {name: value if isinstance(value, dict) else {"value": value} for name, value in look.items()}
-    tooltip = {"tooltip": {"field": "id"}} if is_pointed_at else {}
+    tooltip = {"tooltip": {"value": True}} if is_pointed_at else {}
     return {
         "type": kind, "from": {"data": data}, "clip": kind != "text", "interactive": is_pointed_at,
         "encode": {"update": {**_at(x="x", y="y"), **tooltip, **encoded}},

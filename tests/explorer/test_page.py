@@ -349,13 +349,14 @@ POINT = f"""(isOnFront) => {{
   const points = view.data("points").map((one) => [place(one), one.id]);
   const rings = view.data("front").map((one) => [place(one)]);
   const near = ([[x, y]], others) => others.filter(([[left, top]]) => Math.hypot(x - left, y - top) < 12).length;
-  const [[x, y], id] = points.find((one) => near(one, points) === 1 && near(one, rings) === isOnFront);
+  const isIt = (one) => (isOnFront === null ? one[1] === 0 : near(one, points) === 1 && near(one, rings) === isOnFront);
+  const [[x, y], id] = points.find(isIt);
   return [x, y, id];
 }}"""
 
 
 def test_marks_say_what_they_are_and_a_click_or_a_tap_opens_them(tmp_path, watched, monkeypatch):
-    """A run on the front or off it, under a region or not; a median. Steps that do not fit are left out."""
+    """The first run; one on the front or off it, under a region or not; a median. Steps that do not fit are left out."""
     monkeypatch.setattr(single_runs, "MAX_NUMBERS", 9 * single_runs.MIN_POINTS * 20)
     table = made_up.runs(60).assign(recompilations=2)
     table = table[(table["repeat"] == 1) | (table["experiment"] == table["experiment"][0])]
@@ -366,7 +367,7 @@ def test_marks_say_what_they_are_and_a_click_or_a_tap_opens_them(tmp_path, watch
     left_out = "are left out of this file to keep it small; they are in the run folders."
     assert f"The steps of 2 of the 22 selected runs {left_out}" in tab.locator(".dsnb-explorer").inner_text()
     region, click, tap = {"x": [-1, 1e9], "y": [-1, 1e9]}, (tab.mouse.click, 0), (tab.touchscreen.tap, 5)
-    for front, brush, (press, beside) in ((0, None, click), (1, region, click), (0, region, tap), (1, None, tap)):
+    for front, brush, (press, beside) in ((None, None, click), (1, region, click), (0, region, tap), (1, None, tap)):
         tab.evaluate(f"(state) => {ROOT}.set(state)", {"run": None, "brush": brush})
         tab.evaluate(CALM)
         across, down, run = tab.evaluate(POINT, front)
@@ -479,8 +480,7 @@ def test_the_keyboard_reaches_and_uses_every_control(page):
     assert tab.locator(".dsnb-chip input").first.is_checked()
     assert 0 < tab.evaluate(f"{ROOT}.selected.length") < 300
     assert tab.evaluate("document.activeElement.type") == "checkbox"  # the focus stays where it was
-    tab.locator(".dsnb-link").first.focus()
-    tab.keyboard.press("Enter")
+    tab.locator(".dsnb-link").first.press("Enter")
     assert tab.evaluate("document.activeElement.tagName") == "H4"  # the reader is taken to the run
 
 

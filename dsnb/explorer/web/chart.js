@@ -125,8 +125,8 @@ class Chart {
     this.view.run();
   }
 
-  hover(handler, event, item, id) {
-    const isMark = id !== null && id !== undefined && id !== "" && this.events.tooltip;
+  hover(handler, event, item, isPointedAt) {
+    const isMark = isPointedAt && this.events.tooltip;
     const hovered = isMark ? item.datum.id : null;
     if (this.events.highlight && this.view.signal("hovered") !== hovered) this.view.signal("hovered", hovered).run(); // others fade
     this.tip.hidden = !isMark;
