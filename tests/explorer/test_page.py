@@ -356,7 +356,7 @@ POINT = f"""(isOnFront) => {{
 
 
 def test_marks_say_what_they_are_and_a_click_or_a_tap_opens_them(tmp_path, watched, monkeypatch):
-    """The first run; one on the front or off it, under a region or not; a median. Steps that do not fit are left out."""
+    """The first run; one on the front or off, under a region or not; a median. Steps that do not fit are left out."""
     monkeypatch.setattr(single_runs, "MAX_NUMBERS", 9 * single_runs.MIN_POINTS * 20)
     table = made_up.runs(60).assign(recompilations=2)
     table = table[(table["repeat"] == 1) | (table["experiment"] == table["experiment"][0])]
