@@ -7,8 +7,7 @@ the rate of a large matrix product in bf16 on the same kind of GPU. The parts of
 import math
 from collections.abc import Iterator
 
-import dsnb
-from benchmarks.headline import WORK, alike, sound, way
+from benchmarks.headline import fastest, way
 from dsnb.prediction import gpus
 from dsnb.prediction.calibration import of_record
 from dsnb.prediction.step_time import DEFAULT, parts
@@ -22,7 +21,7 @@ TASKS = {
     "GPT-2 XL, sequence 1024": ("gpt2-xl", 1024, 0, 2),
     "BLOOM-7B1, sequence 1024": ("bloom-7b1", 1024, 0, 2),
 }
-"""Tasks: model, sequence length, LoRA rank and number of H200."""
+"""In the form of `benchmarks.headline.RESULTS`."""
 HEADER = [
     "| task | H200 | fastest measured setting | TFLOP/s | of a product | products | attention | other traffic "
     "| optimizer | communication | CPU |",
@@ -32,16 +31,12 @@ HEADER = [
 
 def rows() -> Iterator[str]:
     """Yield the rows of the table of `docs/how-to/fast.md`."""
-    ours = sound(dsnb.published("h200"))
-    for task, values in TASKS.items():
-        runs = alike(ours, dict(zip((*WORK, "gpus"), values, strict=True)), [*WORK, "gpus"])
-        best = runs[runs["experiment"] == runs.groupby("experiment")["tokens_per_s"].median().idxmax()]
+    for task, number, best in fastest(TASKS):
         product = hardware.matmul_tflops(best["gpu_name"].iloc[0], "bf16") or math.nan
         tflops = float((best["tflops_per_gpu"] * (1 - best["masked_flops_pct"] / 100)).median())
         shares = " | ".join(f"{share:.0%}" for share in predicted(best.iloc[0].to_dict()))
-        yield (
-            f"| {task} | {values[-1]} | {way(best.iloc[0])} | {tflops:.0f} | {tflops / product:.0%} | {shares} |"
-        ).replace("%", " %")
+        row = f"| {task} | {number} | {way(best.iloc[0])} | {tflops:.0f} | {tflops / product:.0%} | {shares} |"
+        yield row.replace("%", " %")
 
 
 def predicted(record: dict[str, object]) -> list[float]:

@@ -125,17 +125,22 @@ def alone(runs: pd.DataFrame) -> pd.DataFrame:
     return runs if beside.all() else runs[~beside]
 
 
+def fastest(tasks: Mapping[str, tuple[str, int, int, int]]) -> Iterator[tuple[str, int, pd.DataFrame]]:
+    """Yield each task, its number of H200, and all runs of its fastest setting; `tasks` has the form of `RESULTS`."""
+    ours = sound(dsnb.published("h200"))
+    for task, values in tasks.items():
+        runs = alike(ours, dict(zip((*WORK, "gpus"), values, strict=True)), [*WORK, "gpus"])
+        name = runs.groupby("experiment")["tokens_per_s"].median().idxmax()
+        yield task, values[-1], runs[runs["experiment"] == name]
+
+
 def results() -> Iterator[str]:
     """Yield the rows of the README's results: the fastest setting of each task, with all of its runs."""
-    ours = sound(dsnb.published("h200"))
-    for task, values in RESULTS.items():
-        runs = alike(ours, dict(zip((*WORK, "gpus"), values, strict=True)), [*WORK, "gpus"])
-        fastest = runs.groupby("experiment")["tokens_per_s"].median().idxmax()
-        best = runs[runs["experiment"] == fastest]
+    for task, gpus, best in fastest(RESULTS):
         speeds = best["tokens_per_s"]
         spread = f"{speeds.min():,.0f} to {speeds.max():,.0f}" if len(best) > 1 else "one run"
         yield (
-            f"| {task} | {values[-1]} | {way(best.iloc[0])} | {speeds.median():,.0f} | {spread} | {len(best)} "
+            f"| {task} | {gpus} | {way(best.iloc[0])} | {speeds.median():,.0f} | {spread} | {len(best)} "
             f"| {best['mfu'].median():.1%} | {best['peak_allocated_gib'].median():.1f} GiB |".replace("%", " %")
         )
 

@@ -2,7 +2,7 @@
 
 Without arguments, print how far the counts are from what was measured on one H100 on 2026-11-25 (`host_time.csv`).
 
-Models of usual depth are made so narrow that their kernels take no time: a step takes as long as the host needs to
+Models of 12 blocks are made so narrow that their kernels take no time: a step takes as long as the host needs to
 launch it. Each part of a step is timed apart, and divided by the time of a launch (`dsnb.train.launches`), which is
 measured before and after. The counts of `dsnb.prediction.work` follow from the differences between settings.
 """
@@ -25,7 +25,7 @@ import torch
 
 from dsnb.formulas.model_shapes import PRESETS
 from dsnb.launcher.folder import deepspeed_config
-from dsnb.prediction.step_time import DEFAULT, HOST_CONSTANTS
+from dsnb.prediction.step_time import DEFAULT, HOST_CONSTANTS, HOST_COUNTS
 from dsnb.prediction.work import work
 from dsnb.settings.experiment import Experiment
 from dsnb.train.launches import launch_us
@@ -61,7 +61,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 WARM_UP, STEPS, LAUNCHES_S = 3, 10, 0.15
 PARTS = ("forward", "backward", "optimizer")
-COUNTS = ("host_launches", "host_parameters", "host_gathers")
 
 
 def measure(experiment: Experiment, device: torch.device) -> dict[str, float]:
@@ -106,8 +105,8 @@ def counted() -> pd.DataFrame:
     with tempfile.TemporaryDirectory() as folder:
         for name, model in zip(table["setting"], table["model"], strict=True):
             counts.append(work(setting(name, narrow(model, Path(folder)), "cuda")))
-    us = dict(zip(COUNTS, (getattr(DEFAULT, name) for name in HOST_CONSTANTS), strict=True))
-    total = [sum(each[name] * us[name] for name in COUNTS) / DEFAULT.host_launch_us for each in counts]
+    us = dict(zip(HOST_COUNTS, (getattr(DEFAULT, name) for name in HOST_CONSTANTS), strict=True))
+    total = [sum(each[name] * us[name] for name in HOST_COUNTS) / DEFAULT.host_launch_us for each in counts]
     return table.assign(measured=table[[*PARTS]].sum(axis=1), counted=total)
 
 
@@ -117,13 +116,12 @@ def setting(name: str, model: str, device: str) -> Experiment:
 
 
 def row(experiment: Experiment, device: torch.device) -> list[Any]:
-    """Return a setting's row: the parts of a step in launches, and the counts of the time model."""
+    """Return a setting's row: the parts of a step in launches, and the time of a launch."""
     before = launch_us(device, LAUNCHES_S)
     parts = measure(experiment, device)
     us = (before + launch_us(device, LAUNCHES_S)) / 2
-    counts = work(experiment)
     measured = [parts.get(part, 0.0) * 1e6 / us for part in PARTS]
-    return [*(round(value, 1) for value in measured), round(us, 2), *(round(counts[key], 1) for key in COUNTS)]
+    return [*(round(value, 1) for value in measured), round(us, 2)]
 
 
 def main() -> None:
@@ -143,7 +141,7 @@ def main() -> None:
     jobs = [(name, model) for name, model in jobs if "compiled" not in name or model in FEWEST]
     with output.open("w", encoding="utf-8", newline="") as file, tempfile.TemporaryDirectory() as folder:
         writer = csv.writer(file)
-        writer.writerow(["setting", "model", *PARTS, "launch_us", *COUNTS])
+        writer.writerow(["setting", "model", *PARTS, "launch_us"])
         for name, model in sorted(jobs, key=lambda job: "compiled" in job[0]):
             if time.monotonic() > until:
                 break

@@ -9,6 +9,7 @@ code is still the one that runs. Its argument can be
 * `others`: the table of these errors beside those of other estimates
 * `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
 * `launches`: those of runs that the CPU limits, with the launch time measured with each, and with the usual one
+* `probes`: those of the same kind of runs with and without the probe of their host
 * `fit`: the constants that fit all rows but those held out, for `dsnb/prediction/constants.json`
 * `held-out`: the errors of these constants on the rows held out
 * `unseen`: the errors on those rows that no rule and no constant has seen, for `dsnb/prediction/accuracy.json`
@@ -17,7 +18,7 @@ code is still the one that runs. Its argument can be
 import itertools
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ import pandas as pd
 import dsnb
 from benchmarks import bars, other_estimates
 from benchmarks.other_estimates import Peak
-from dsnb.prediction import gpus
+from dsnb.prediction import gpus, probed
 from dsnb.prediction.calibration import (
     ALL,
     MIN_SETTINGS,
@@ -47,7 +48,7 @@ from dsnb.prediction.calibration import (
     recorded,
 )
 from dsnb.prediction.memory import peak_memory
-from dsnb.prediction.step_time import Constants, stack, step_times
+from dsnb.prediction.step_time import DEFAULT, Constants, parts, stack, step_times
 from dsnb.prediction.traces import traces
 from dsnb.settings.experiment import Experiment
 
@@ -57,9 +58,9 @@ PRIOR = Constants(
     attention_efficiency=0.4,
     memory_efficiency=0.8,
     kernel_us=1.5,
-    host_launch_us=32.0,  # docs/LOG.md: 22 to 40 us on seven hosts
-    host_parameter_us=166.0,  # 5.2 launches
-    host_gather_us=416.0,  # 13 launches
+    host_launch_us=32.0,  # docs/LOG.md: 22 to 39 us in probes of five hosts, more in runs
+    host_parameter_us=166.0,  # about five launches, as benchmarks.host_time measures
+    host_gather_us=416.0,  # 13 launches: ZeRO 3's hooks alone take 11 (benchmarks.host_time)
     link_efficiency=0.66,  # docs/LOG.md: 298 of 450 GB/s
     network_efficiency=0.5,
     host_link_efficiency=0.75,
@@ -85,6 +86,14 @@ PUBLISHED = {
     "h100": "nvlink",
 }
 """Tables of H100, V100, A100, H100 NVL and H100 again, and how their GPUs were connected."""
+H100 = "NVIDIA H100 80GB HBM3"
+PROBES = {
+    "h100-2026-11-25-a": {"launch_us": 38.6, "parameter_us": 154.0, "gather_us": 508.0},
+    "h100-2026-11-25-b": {"launch_us": 33.8, "parameter_us": 159.0, "gather_us": 691.0},
+    "h100-2026-11-25-c": {"launch_us": 21.99, "parameter_us": 104.3, "gather_us": 356.0},
+    "h100-2026-11-25-d": {"launch_us": 25.67, "parameter_us": 138.3, "gather_us": 418.4},
+}
+"""What `dsnb probe` measured of the hosts of `dsnb.published("h100")` (docs/LOG.md), without rates of GPUs."""
 MICRO_BATCHES = 5
 """The fewest timed micro-batches of a run of the data set whose time counts."""
 
@@ -199,6 +208,25 @@ def by_launch_time() -> tuple[PredictionError, PredictionError]:
     return with_time, usual
 
 
+def by_probe() -> list[str]:
+    """Return the table of `docs/how-to/probe.md`: errors of H100 runs that the CPU limits, with their host's probe."""
+    table = dsnb.published("h100")
+    rows = ["| host | runs | without a probe | with it | a launch in runs over the probe's |", "|---|---|---|---|---|"]
+    for host, probe in PROBES.items():
+        of_host = table[table["host"] == host]
+        runs = measured(of_host.drop(columns="launch_us"))
+        ratios = probed.ratios({"gpu_name": H100, "figures": probe}, probed.REFERENCE)
+        adjusted = replace(DEFAULT, **{name: ratio * getattr(DEFAULT, name) for name, ratio in ratios.items()})
+        settings = stack([run.setting for run in runs])
+        limited, times_s = limited_by_cpu(settings, adjusted), [run.step_time_s for run in runs]
+        of_both = (100 * (np.asarray(parts(settings, each).step_time_s) / times_s - 1) for each in (DEFAULT, adjusted))
+        usual, with_probe = (error_of(errors[limited].tolist()).mean_pct for errors in of_both)
+        in_runs = of_host["launch_us"].median() / probe["launch_us"]
+        words = f"{in_runs:.2f}" if in_runs > 0 else "not recorded"
+        rows.append(f"| `{host}` | {limited.sum()} | {usual:.0f} % | {with_probe:.0f} % | {words} |")
+    return rows
+
+
 def errors_of(runs: list[Measured]) -> list[float]:
     """Return the error of each run in per cent, predicted with the constants of H200."""
     predicted_s = step_times([run.setting for run in runs]).step_time_s
@@ -268,6 +296,9 @@ def main() -> None:
     if sys.argv[1:] == ["elsewhere"]:
         for table in elsewhere():
             print("\n".join([*lines(table), *constants(table)]))
+        return
+    if sys.argv[1:] == ["probes"]:
+        print("\n".join(by_probe()))
         return
     if sys.argv[1:] == ["launches"]:
         print(*by_launch_time(), sep="\n")

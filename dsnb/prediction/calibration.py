@@ -21,7 +21,17 @@ from dsnb.errors import SettingsError
 from dsnb.prediction import gpus
 from dsnb.prediction.gpus import Link
 from dsnb.prediction.shapes import shape
-from dsnb.prediction.step_time import DEFAULT, HOST_CONSTANTS, Constants, Setting, parts, setting, stack, step_times
+from dsnb.prediction.step_time import (
+    DEFAULT,
+    HOST_CONSTANTS,
+    HOST_COUNTS,
+    Constants,
+    Setting,
+    parts,
+    setting,
+    stack,
+    step_times,
+)
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.training import CUDA_GRAPHS, compile_mode
@@ -119,7 +129,7 @@ def of_record(record: dict[str, Any], link: Link) -> Measured | None:
     launch_us = values.get("launch_us")
     is_usable = isinstance(launch_us, float) and LAUNCH_US[0] < launch_us < LAUNCH_US[1]
     ratio = float(launch_us or 0.0) / DEFAULT.host_launch_us if is_usable else 1.0
-    host = {name: ratio * getattr(counts, name) for name in ("host_launches", "host_parameters", "host_gathers")}
+    host = {name: ratio * getattr(counts, name) for name in HOST_COUNTS}
     return Measured(experiment, gpu_name, float(step_time_s), replace(counts, **host), ratio)
 
 

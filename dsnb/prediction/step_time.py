@@ -28,6 +28,7 @@ TF32_ATTENTION = 2.0
 """Nominal rate of fused attention in tf32 over that of fp32 (BLOOM-560M, 2 x 1024 and 16 x 1024; docs/LOG.md)."""
 
 HOST_CONSTANTS = ("host_launch_us", "host_parameter_us", "host_gather_us")
+HOST_COUNTS = ("host_launches", "host_parameters", "host_gathers")
 
 GRADIENT_BUCKET = 25 * 2**20 / 4
 """DDP's gradients in a message (torch's default, 25 MiB of fp32)."""
