@@ -7,7 +7,7 @@ import pandas as pd
 
 import dsnb
 from benchmarks import dataset, distance, headline
-from benchmarks.prediction_errors import by_launch_time
+from benchmarks.prediction_errors import by_launch_time, by_probe
 from docs import make_example
 from dsnb.prediction.calibration import ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
 from dsnb.runs.load import load_runs, load_steps
@@ -45,6 +45,7 @@ EXPLANATION = ROOT / "docs" / "explanation"
 def test_readme_and_documentation_have_the_tables_of_the_data_set():
     assert "\n".join([*headline.RESULTS_HEADER, *headline.results()]) in README
     assert "\n".join([*distance.HEADER, *distance.rows()]) in (ROOT / "docs" / "how-to" / "fast.md").read_text()
+    assert "\n".join(by_probe()) in (ROOT / "docs" / "how-to" / "probe.md").read_text()
     table = "\n".join([*headline.HEADER, *map(str, headline.comparisons())])
     assert table in (EXPLANATION / "published.md").read_text()
     runs = len(dsnb.published("h200"))
