@@ -10,6 +10,7 @@ code is still the one that runs. Its argument can be
 * `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
 * `launches`: those of runs that the CPU limits, with the launch time measured with each, and with the usual one
 * `probes`: those of the same kind of runs with and without the probe of their host
+* `calibrated`: those of sweeps with constants fitted to other models' runs on the same host
 * `fit`: the constants that fit all rows but those held out, for `dsnb/prediction/constants.json`
 * `held-out`: the errors of these constants on the rows held out
 * `unseen`: the errors on those rows that no rule and no constant has seen, for `dsnb/prediction/accuracy.json`
@@ -227,6 +228,22 @@ def by_probe() -> list[str]:
     return rows
 
 
+def by_calibration() -> dict[str, tuple[PredictionError, PredictionError]]:
+    """Return the errors of four sweeps, with constants fitted to other models' runs on their host, and without."""
+    errors = {}
+    for name, sweep in (("h100", "h100_predicted"), *(("h200", name) for name in UNSEEN[1:])):
+        table = dsnb.published(name).query("status == 'ok'")
+        runs = _medians(table[table["sweep"] == sweep])
+        on_host = _medians(table[table["host"].isin(table.loc[table["sweep"] == sweep, "host"])])
+        fitted = []
+        for run in runs:
+            others = [other for other in on_host if other.experiment.model != run.experiment.model]
+            step_time_s = float(step_times([run.setting], calibrate(others)).step_time_s[0])
+            fitted.append(100 * (step_time_s / run.step_time_s - 1))
+        errors[sweep] = error_of(fitted), error_of(errors_of(runs))
+    return errors
+
+
 def errors_of(runs: list[Measured]) -> list[float]:
     """Return the error of each run in per cent, predicted with the constants of H200."""
     predicted_s = step_times([run.setting for run in runs]).step_time_s
@@ -296,6 +313,9 @@ def main() -> None:
     if sys.argv[1:] == ["elsewhere"]:
         for table in elsewhere():
             print("\n".join([*lines(table), *constants(table)]))
+        return
+    if sys.argv[1:] == ["calibrated"]:
+        print(*by_calibration().items(), sep="\n")
         return
     if sys.argv[1:] == ["probes"]:
         print("\n".join(by_probe()))
