@@ -19,7 +19,7 @@ code is still the one that runs. Its argument can be
 import itertools
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,8 @@ OLDER_CODE = {"opt-1.3b_zs0_bf16_gpus2_bs8_sl1024_ga2_pp2"}
 """A run whose code has changed since: the loss of a pipeline copied its logits."""
 HELD_OUT = "2026-11-24"
 """The day of runs that the constants are not fitted to: they tell how wrong these are on new hosts and models."""
+REPEATED = "2026-11-26"
+"""The day of runs that repeat settings with torch's other allocator: each setting has one prediction."""
 UNSEEN = ("h200_foretold", "h200_drawn_1", "h200_drawn_2", "h200_drawn_3")
 """Sweeps of settings that were chosen or drawn before anything like them was measured (`benchmarks.drawn`)."""
 
@@ -93,6 +95,7 @@ PROBES = {
     "h100-2026-11-25-b": {"launch_us": 33.8, "parameter_us": 159.0, "gather_us": 691.0},
     "h100-2026-11-25-c": {"launch_us": 21.99, "parameter_us": 104.3, "gather_us": 356.0},
     "h100-2026-11-25-d": {"launch_us": 25.67, "parameter_us": 138.3, "gather_us": 418.4},
+    "h100-2026-11-26-a": {"launch_us": 39.92, "parameter_us": 150.6, "gather_us": 717.8},
 }
 """What `dsnb probe` measured of the hosts of `dsnb.published("h100")` (docs/LOG.md), without rates of GPUs."""
 MICRO_BATCHES = 5
@@ -119,13 +122,13 @@ def h200_runs(with_held_out: bool = True) -> list[Measured]:
 def steady() -> pd.DataFrame:
     """Return the runs of the data set that were made to measure time: three steps after two are still settling.
 
-    Those that compare torch's two allocators are left out: each setting is among them twice, with one prediction.
+    Those that compare torch's two allocators are left out (on one GPU they ran two at a time), and those of `REPEATED`.
     """
     runs = dsnb.published("h200")
     runs = runs[runs["sweep"] != "h200_allocator"]
     beside = runs["note"].astype(str).str.contains("at the same time|one CPU thread")
     settled = runs["timed_steps"] * runs["grad_accum"] >= MICRO_BATCHES
-    beside |= runs["sweep"] == "h200_allocator"  # those on one GPU ran two at a time
+    beside |= (runs["sweep"] == "h200_allocator") | runs["host"].str.contains(REPEATED)
     return runs[(runs["status"] == "ok") & settled & ~beside & (runs["gradient_compression"] != "powersgd")]
 
 
@@ -216,8 +219,7 @@ def by_probe() -> list[str]:
     for host, probe in PROBES.items():
         of_host = table[table["host"] == host]
         runs = measured(of_host.drop(columns="launch_us"))
-        ratios = probed.ratios({"gpu_name": H100, "figures": probe}, probed.REFERENCE)
-        adjusted = replace(DEFAULT, **{name: ratio * getattr(DEFAULT, name) for name, ratio in ratios.items()})
+        adjusted = probed.adjusted(DEFAULT, probed.ratios({"gpu_name": H100, "figures": probe}, probed.REFERENCE))
         settings = stack([run.setting for run in runs])
         limited, times_s = limited_by_cpu(settings, adjusted), [run.step_time_s for run in runs]
         of_both = (100 * (np.asarray(parts(settings, each).step_time_s) / times_s - 1) for each in (DEFAULT, adjusted))

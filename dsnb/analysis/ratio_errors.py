@@ -46,10 +46,10 @@ DEFAULT_RATIOS: dict[str, RatioError] = {
 
 # The constants of H200 on published tables of other GPUs: the same command.
 ELSEWHERE: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(627, 13.3, 563.8),
-    "with one that is limited by the CPU": RatioError(125, 24.9, 151.7),
-    "that are both limited by the CPU": RatioError(63, 11.6, 71.6),
-    "of one task": RatioError(815, 14.9, 563.8),
+    "that are both limited by the GPU": RatioError(632, 13.3, 563.8),
+    "with one that is limited by the CPU": RatioError(142, 23.9, 151.7),
+    "that are both limited by the CPU": RatioError(68, 11.9, 71.6),
+    "of one task": RatioError(842, 14.9, 563.8),
 }
 
 

@@ -12,6 +12,7 @@ from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.prediction import gpus
 from dsnb.prediction.gpus import GpuSpec
+from dsnb.prediction.step_time import Constants
 from dsnb.run_folder import paths
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ RATES = {
     "link_gb_per_s": "link_efficiency",
 }
 """Figure -> constant for the share of a data sheet's rate that is reached."""
+TRUST = 0.5
+"""Exponent of a host's ratio: launches of a host drift by a factor of 1.5 within minutes (docs/LOG.md)."""
 WORST, BEST = 0.05, 20.0
 """Ratios beyond these are errors of measurement."""
 
@@ -86,8 +89,15 @@ def applied(on: "On") -> "On":
         by.pop("link_efficiency", None)
     if not record or not by:
         return on
-    changed = {name: getattr(on.constants, name) * ratio for name, ratio in by.items()}
-    capped = {name: min(1.0, value) if name in RATES.values() else value for name, value in changed.items()}
     rate = f", which launches {1 / by['host_launch_us']:.2g} times as fast as usual" if "host_launch_us" in by else ""
     words = f"probe of {record.get('host')}{rate}, {str(record.get('date_utc'))[:10]}"
-    return replace(on, constants=replace(on.constants, **capped), probe=words)
+    return replace(on, constants=adjusted(on.constants, by), probe=words)
+
+
+def adjusted(constants: Constants, by: dict[str, float]) -> Constants:
+    """Return constants changed by the ratios of a probe: shares end at 1, and of a host's ratio the root counts."""
+    changed = {}
+    for name, ratio in by.items():
+        usual = getattr(constants, name)
+        changed[name] = usual * ratio**TRUST if name in HOST.values() else min(1.0, usual * ratio)
+    return replace(constants, **changed)

@@ -56,7 +56,7 @@ MEASURED = {
     ],
     "Is my MFU right?": [
         (
-            "model == 'opt-1.3b' and strategy == 'plain' and compile != 'off' and allocator == 'expandable'",
+            "model == 'opt-1.3b' and compile == 'reduce-overhead' and allocator == 'expandable'",
             "{speed:,.0f} tokens/s, MFU {mfu:.1f} %, and {matmul:.1f} % of the best",
         )
     ],
