@@ -125,7 +125,6 @@ def steady() -> pd.DataFrame:
     Those that compare torch's two allocators are left out (on one GPU they ran two at a time), and those of `REPEATED`.
     """
     runs = dsnb.published("h200")
-    runs = runs[runs["sweep"] != "h200_allocator"]
     beside = runs["note"].astype(str).str.contains("at the same time|one CPU thread")
     settled = runs["timed_steps"] * runs["grad_accum"] >= MICRO_BATCHES
     beside |= (runs["sweep"] == "h200_allocator") | runs["host"].str.contains(REPEATED)

@@ -82,7 +82,7 @@ def _nominal(gpu: GpuSpec, figure: str) -> float:
 
 
 def applied(on: "On") -> "On":
-    """Return the time model adjusted by the stored probe of its GPU, and the name of that probe; shares end at 1."""
+    """Return the time model adjusted by the stored probe of its GPU, and the name of that probe."""
     record = stored(on.gpu.name)
     by = ratios(record, REFERENCE) if record else {}
     if not on.link.nvlink:
@@ -95,7 +95,7 @@ def applied(on: "On") -> "On":
 
 
 def adjusted(constants: Constants, by: dict[str, float]) -> Constants:
-    """Return constants changed by the ratios of a probe: shares end at 1, and of a host's ratio the root counts."""
+    """Return constants changed by the ratios of a probe: the host's by their root, and shares end at 1."""
     changed = {}
     for name, ratio in by.items():
         usual = getattr(constants, name)
