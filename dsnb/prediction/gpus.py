@@ -34,6 +34,8 @@ class GpuSpec:
     memory_gb_per_s: float
     nvlink_gb_per_s: float  # of all links to other GPUs of the node; 0 for none
     pcie_gb_per_s: float  # to host memory
+    product_gain: float  # share of the nominal rate that training reaches, over H200's: of products and attention
+    memory_gain: float  # ... and of the memory; 1 where no run of ours tells
     switched: bool  # whether a switch gives two GPUs of a node all links; else each pair has its share of them
 
     def peak_flops(self, precision: str) -> float:

@@ -76,9 +76,9 @@ def ratios(record: dict[str, Any], reference: dict[str, Any]) -> dict[str, float
 def _nominal(gpu: GpuSpec, figure: str) -> float:
     """Return the data sheet's rate for a figure, in the figure's unit."""
     if figure.endswith("tflops"):
-        return gpu.half_tflops
+        return gpu.half_tflops * gpu.product_gain
     link = gpu.nvlink_gb_per_s or gpu.pcie_gb_per_s
-    return {"memory_gb_per_s": gpu.memory_gb_per_s, "host_link_gb_per_s": gpu.pcie_gb_per_s}.get(figure, link)
+    return {"memory_gb_per_s": gpu.memory_gb_per_s * gpu.memory_gain, "host_link_gb_per_s": gpu.pcie_gb_per_s}.get(figure, link)
 
 
 def applied(on: "On") -> "On":

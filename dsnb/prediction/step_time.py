@@ -26,6 +26,8 @@ LATENCY_S = 20e-6
 """Of one collective: an all-reduce of 8 B on two H200 takes 23 to 44 us, of 1 MiB 22 us (docs/LOG.md)."""
 TF32_ATTENTION = 2.0
 """Nominal rate of fused attention in tf32 over that of fp32 (BLOOM-560M, 2 x 1024 and 16 x 1024; docs/LOG.md)."""
+TF32_PRODUCTS = 1.1
+"""Time of products in tf32 over that of their nominal rate, beyond those in half precision (eight settings)."""
 
 HOST_CONSTANTS = ("host_launch_us", "host_parameter_us", "host_gather_us")
 HOST_COUNTS = ("host_launches", "host_parameters", "host_gathers")
@@ -100,7 +102,7 @@ class Setting:
     Work is that of the busiest rank; traffic is in bytes that leave a rank, bandwidths of its groups in bytes/s.
     """
 
-    peak_flops: float  # nominal rates of the GPU per second: of products, of fused attention, and of its memory
+    peak_flops: float  # rates of the GPU per second, as `GpuSpec` has them: products, fused attention, memory
     attention_flops_per_s: float
     memory_bytes_per_s: float
     matmul_flops: float  # from here on `dsnb.prediction.work`
@@ -143,8 +145,11 @@ def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
     if experiment.precision == "tf32":  # no flash kernel takes tf32, and the other one is slower
         attention = min(peak, TF32_ATTENTION * gpu.peak_flops("fp32"))
     counts = work(experiment) | traffic(experiment) | routes(experiment, gpu, link)
+    if experiment.precision == "tf32":
+        counts["matmul_flops"] *= TF32_PRODUCTS
     counts["matmul_flops"] += counts.pop("fp32_flops") * peak / gpu.peak_flops("fp32")
-    return Setting(peak, attention, gpu.memory_gb_per_s * 1e9, **counts)
+    memory = gpu.memory_gb_per_s * 1e9 * gpu.memory_gain
+    return Setting(peak * gpu.product_gain, attention * gpu.product_gain, memory, **counts)
 
 
 def traffic(experiment: Experiment) -> dict[str, float]:

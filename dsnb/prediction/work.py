@@ -22,6 +22,8 @@ LOGIT_BYTES = {"eager": 42.0, "compiled": 14.0, "megatron": 24.0}
 CHUNKED_LOGIT_BYTES = {"eager": 36.0, "compiled": 14.0}
 """In chunks, where the gradient overwrites the log-softmax; output layer and loss alone took about 22 bytes more in
 eager mode than compiled (OPT-1.3B and GPT-2, 8 x 1024, one H200)."""
+COMPILED_TRAFFIC = 0.85
+"""Time of a byte in kernels of torch's compiler over one in eager kernels, which reach less of the memory's rate."""
 CAP_BYTES = 26
 """Bytes of a number that has a soft cap: a division, tanh and a product, and their gradients, in half precision."""
 # The host's work in launches of `dsnb.train.launches`. Those in eager mode were measured with narrow models of seven
@@ -31,7 +33,6 @@ KERNEL_LAUNCHES, MODULE_LAUNCHES = 0.62, 27.0  # of a kernel, and of the modules
 RECOMPUTED_KERNEL, RECOMPUTED_BLOCK = 2.4, 20.0  # a checkpoint packs and unpacks each tensor that the block saves
 ADAPTER_LAUNCHES = 12.0  # of LoRA's in a linear layer, both passes
 HOOK_LAUNCHES, IDLE_HOOK_LAUNCHES = 3.0, 0.8  # of a gradient that ZeRO moves into a bucket, or leaves
-CHECK_LAUNCHES = 3.6  # beyond FLAT_WITH_NORMS, of a gradient in half precision that ZeRO 1 and 2 search for overflows
 CAST_LAUNCHES = 0.3  # autocast's are started in C++
 SPLIT_LAUNCHES = 40.0
 COMPILED_LAUNCHES = 0.85  # of the eager ones: the plain loop of GPT-2, 32 x 128, takes 13.8 ms, with CUDA graphs 10.0
@@ -40,9 +41,12 @@ BLOCK_LAUNCHES = 12.0  # where blocks are compiled one by one
 RECOMPUTED_LAUNCHES = 30.0  # GPT-2 medium, 8 x 1024: 12 more recomputed blocks take 17 and 35 ms on two hosts
 FSDP_LAUNCHES = 64.0  # of a block in each pass, to gather and free its weights
 BLOCK_GATHER = 3.0  # parameters that a block gathered as one costs
-FLAT, FLAT_WITH_NORMS = 0.13, 0.35  # in parameters of ZeRO 0, as the next one
+FLAT, FLAT_WITH_NORMS = 0.13, 0.35  # in parameters of ZeRO 0, as the next two
+OVERFLOW_SEARCH = 0.6  # of a gradient in half precision at ZeRO 1 and 2 (profiles of seven settings; docs/LOG.md)
 ZERO3_PARAMETER = 0.8
 ADAFACTOR_TENSOR = 1.3  # torch 2.11 waits for two norms of each
+ONE_CORE = 0.8
+"""Time of the host's work where the threads that launch it share a core (`bind_to_core`), over that on all cores."""
 KEPT_PARAMETERS = 1e9
 """DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
 
@@ -61,6 +65,11 @@ def recomputed_share(experiment: Experiment) -> float:
         return 0.0
     layers = shape(experiment.model).layers
     return recomputed_blocks(layers, experiment.checkpoint_every) / layers
+
+
+def host_share(experiment: Experiment) -> float:
+    """Return the time of the host's work over that of an unbound rank."""
+    return ONE_CORE if experiment.bind_to_core else 1.0
 
 
 def work(experiment: Experiment) -> dict[str, float]:
@@ -84,8 +93,10 @@ def work(experiment: Experiment) -> dict[str, float]:
     casts = layers * (forward.cast_kernels * (1 + again) + backward.cast_kernels)
     block = (1 + again) * forward.bytes + backward.bytes
     moved = layers * (block * tokens + attention.bytes)
+    traffic = COMPILED_TRAFFIC if mode.kind == "compiled" else 1.0
     embedded = 6 * model.hidden * tokens * (mode.width + mode.stream_width)
     inputs = layers * again * tokens * model.hidden * mode.width if experiment.checkpoint_offload else 0.0
+    host = host_share(experiment)
     average_stage = (layers * flops + head_flops / stages) / (layers * flops + head_flops)  # over the last one
     return {
         "matmul_flops": count
@@ -94,12 +105,13 @@ def work(experiment: Experiment) -> dict[str, float]:
         "matmul_bytes": count * layers * operand_bytes,
         "unaligned_flops": count * head_flops if unaligned else 0.0,
         "attention_flops": count * layers * attention.fused_flops,
-        "elementwise_bytes": count * (moved + embedded + head_bytes + _weight_traffic(experiment, model, mode)),
+        "elementwise_bytes": traffic * count * (moved + embedded + head_bytes + _weight_traffic(experiment, model, mode)),
         "optimizer_bytes": _optimizer_bytes(experiment, mode),
         "kernels": count * (kernels + casts),
-        "host_launches": count * _launches(experiment, mode, attention.kernels) + _step_launches(experiment, mode),
-        "host_parameters": _host_parameters(experiment, mode),
-        "host_gathers": count * _host_gathers(experiment, mode, layers, again),
+        "host_launches": host
+        * (count * _launches(experiment, mode, attention.kernels) + _step_launches(experiment)),
+        "host_parameters": host * _host_parameters(experiment, mode),
+        "host_gathers": host * count * _host_gathers(experiment, mode, layers, again),
         "offloaded_activation_bytes": count * 2 * inputs,
         "pipeline_fill": (stages - 1) / count * average_stage,
     }
@@ -251,8 +263,8 @@ def _launches(experiment: Experiment, mode: Mode, of_attention: float) -> float:
     return parts
 
 
-def _step_launches(experiment: Experiment, mode: Mode) -> float:
-    """Return the Python work of ZeRO's gradient hooks and checks in an optimizer step, in launches.
+def _step_launches(experiment: Experiment) -> float:
+    """Return the Python work of ZeRO's gradient hooks in an optimizer step, in launches.
 
     ZeRO 2 and 3 move every micro-batch's gradients into buckets, ZeRO 1 only the last one's (DeepSpeed 0.19.8,
     `reduce_ready_partitions_and_remove_grads`); a hook runs for each gradient all the same.
@@ -261,8 +273,6 @@ def _step_launches(experiment: Experiment, mode: Mode) -> float:
         return 0.0
     moved = 1 if experiment.zero_stage == 1 else experiment.grad_accum
     each = HOOK_LAUNCHES * moved + IDLE_HOOK_LAUNCHES * (experiment.grad_accum - moved)
-    if experiment.zero_stage < 3 and mode.width == 2 and not mode.autocast and experiment.gradient_checks == "on":
-        each += CHECK_LAUNCHES
     return each * _trained_tensors(experiment)
 
 
@@ -279,13 +289,14 @@ def _host_parameters(experiment: Experiment, mode: Mode) -> float:
     """Return the parameter tensors that DeepSpeed's step iterates over in Python, weighted by the work for each.
 
     ZeRO 0 asks the GPU for overflows of each tensor in native half precision. ZeRO 1 and 2 handle flat buffers, but
-    take norms of each tensor unless `gradient_checks` is off. ZeRO 3 partitions, takes norms and copies each.
+    take norms of each tensor, and search it in half precision, unless `gradient_checks` is off. ZeRO 3 partitions, takes norms and copies each.
     Adafactor waits for the norms of each tensor, unless ZeRO has made them flat.
     """
     native = mode.width == 2 and not mode.autocast
     weight = 0.0
     if experiment.strategy == "deepspeed":
-        flat = FLAT_WITH_NORMS if experiment.gradient_checks == "on" else FLAT
+        checked = FLAT_WITH_NORMS + OVERFLOW_SEARCH * native
+        flat = checked if experiment.gradient_checks == "on" else FLAT
         weight = {0: 1.0 if native else 0.0, 1: flat, 2: flat, 3: ZERO3_PARAMETER}[experiment.zero_stage]
     is_flat = experiment.strategy == "deepspeed" and (experiment.zero_stage > 0 or native)
     if experiment.optimizer == "adafactor" and not is_flat:
