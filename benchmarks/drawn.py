@@ -2,8 +2,7 @@
 
 Prints a params file of COUNT settings for each number of GPUs in GPUS. Strategies are drawn equally often, everything
 else by the weights below, without regard to what has been measured. A setting that is refused, takes more than 85 % of
-an H100's memory by the prediction, or more than 2 s for a step is drawn again. Steps are timed for about 5 s, on one
-core, where they are steadier (docs/LOG.md); files up to `drawn_6` used all of them.
+an H100's memory by the prediction, or more than 2 s for a step is drawn again. Steps are timed for about 5 s.
 The files of `params/h200` were drawn for its memory and from fewer models, with eager attention among the choices.
 """
 
@@ -76,7 +75,7 @@ def main() -> None:
     content = {
         "name": f"h100_drawn_{seed}",
         "question": "How wrong are predictions of settings that were drawn at random?",
-        "defaults": {"warmup_steps": 4, "bind_to_core": True},
+        "defaults": {"warmup_steps": 4},
         "include": entries,
         "repeats": 1,
     }

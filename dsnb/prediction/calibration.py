@@ -32,7 +32,6 @@ from dsnb.prediction.step_time import (
     stack,
     step_times,
 )
-from dsnb.prediction.work import host_share
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.training import CUDA_GRAPHS, compile_mode
@@ -129,8 +128,7 @@ def of_record(record: dict[str, Any], link: Link) -> Measured | None:
         return None
     launch_us = values.get("launch_us")
     is_usable = isinstance(launch_us, float) and LAUNCH_US[0] < launch_us < LAUNCH_US[1]
-    usual_us = DEFAULT.host_launch_us * host_share(experiment)
-    ratio = float(launch_us or 0.0) / usual_us if is_usable else 1.0
+    ratio = float(launch_us or 0.0) / DEFAULT.host_launch_us if is_usable else 1.0
     host = {name: ratio * getattr(counts, name) for name in HOST_COUNTS}
     return Measured(experiment, gpu_name, float(step_time_s), replace(counts, **host), ratio)
 

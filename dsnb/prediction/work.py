@@ -45,8 +45,6 @@ FLAT, FLAT_WITH_NORMS = 0.13, 0.35  # in parameters of ZeRO 0, as the next two
 OVERFLOW_SEARCH = 0.6  # of a gradient in half precision at ZeRO 1 and 2 (profiles of seven settings; docs/LOG.md)
 ZERO3_PARAMETER = 0.8
 ADAFACTOR_TENSOR = 1.3  # torch 2.11 waits for two norms of each
-ONE_CORE = 0.8
-"""Time of the host's work where the threads that launch it share a core (`bind_to_core`), over that on all cores."""
 KEPT_PARAMETERS = 1e9
 """DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
 
@@ -65,11 +63,6 @@ def recomputed_share(experiment: Experiment) -> float:
         return 0.0
     layers = shape(experiment.model).layers
     return recomputed_blocks(layers, experiment.checkpoint_every) / layers
-
-
-def host_share(experiment: Experiment) -> float:
-    """Return the time of the host's work over that of an unbound rank."""
-    return ONE_CORE if experiment.bind_to_core else 1.0
 
 
 def work(experiment: Experiment) -> dict[str, float]:
@@ -96,7 +89,6 @@ def work(experiment: Experiment) -> dict[str, float]:
     traffic = COMPILED_TRAFFIC if mode.kind == "compiled" else 1.0
     embedded = 6 * model.hidden * tokens * (mode.width + mode.stream_width)
     inputs = layers * again * tokens * model.hidden * mode.width if experiment.checkpoint_offload else 0.0
-    host = host_share(experiment)
     average_stage = (layers * flops + head_flops / stages) / (layers * flops + head_flops)  # over the last one
     return {
         "matmul_flops": count
@@ -108,10 +100,9 @@ def work(experiment: Experiment) -> dict[str, float]:
         "elementwise_bytes": traffic * count * (moved + embedded + head_bytes + _weight_traffic(experiment, model, mode)),
         "optimizer_bytes": _optimizer_bytes(experiment, mode),
         "kernels": count * (kernels + casts),
-        "host_launches": host
-        * (count * _launches(experiment, mode, attention.kernels) + _step_launches(experiment)),
-        "host_parameters": host * _host_parameters(experiment, mode),
-        "host_gathers": host * count * _host_gathers(experiment, mode, layers, again),
+        "host_launches": count * _launches(experiment, mode, attention.kernels) + _step_launches(experiment),
+        "host_parameters": _host_parameters(experiment, mode),
+        "host_gathers": count * _host_gathers(experiment, mode, layers, again),
         "offloaded_activation_bytes": count * 2 * inputs,
         "pipeline_fill": (stages - 1) / count * average_stage,
     }

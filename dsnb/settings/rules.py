@@ -88,8 +88,6 @@ def _without_effect(s: SimpleNamespace) -> Iterator[str]:
     if s.powersgd_rank != 1 and s.gradient_compression != "powersgd":
         how = s.gradient_compression
         yield f"powersgd_rank is {s.powersgd_rank}, but gradient_compression is '{how}': set it to 'powersgd'"
-    if s.bind_to_core and s.device == "cpu":
-        yield "bind_to_core is True, but device is 'cpu', which computes on all its cores: leave it off"
     if s.nvme_path and not s.offload.endswith("nvme"):
         yield f"nvme_path is set, but offload is '{s.offload}': drop it, or offload to NVMe"
 

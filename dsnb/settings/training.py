@@ -307,11 +307,6 @@ class Training(BaseModel):
     ] = "expandable"
     """How torch reserves GPU memory: in segments that grow (less fragmentation), or as it does by default. If you set
     `PYTORCH_ALLOC_CONF` yourself, your value is used."""
-    bind_to_core: Annotated[
-        Flag, Axis("bound to a core", short="core", phrases={"true": "bound to a core", "false": "not bound to a core"})
-    ] = False
-    """Bind the threads that launch GPU work, Python's and autograd's, to one core for each rank after the warm-up:
-    faster where the CPU is the limit."""
     seq_len: Annotated[
         int, Field(strict=True, ge=2, lt=LIMIT), Setting("sequence length", "sequence {}", is_axis=True)
     ] = 128

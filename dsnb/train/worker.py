@@ -27,7 +27,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 from dsnb.system.hardware import GIB, POWER_COUNTER
-from dsnb.train import causal_loss, core_binding, failure, over_ranks, profiling, token_work
+from dsnb.train import causal_loss, failure, over_ranks, profiling, token_work
 from dsnb.train.attention import FLEX_NAME, KernelWatch
 from dsnb.train.data import Batches, batches
 from dsnb.train.engine import DeepSpeedTrainer, PipelineTrainer
@@ -155,9 +155,6 @@ def run_steps(
     compiled = 0
     try:
         for phase, span in (("warmup", range(first_timed)), ("timed", range(first_timed, end))):
-            if phase == "timed" and experiment.bind_to_core:
-                ranks_per_host = max(1, experiment.gpus // experiment.nodes)
-                core_binding.bind(core_binding.own_core(int(os.environ["LOCAL_RANK"]), ranks_per_host))
             meter.begin(phase, deepspeed.comm.barrier)
             compiled = causal_loss.compiled_graphs()
             for step in span:
