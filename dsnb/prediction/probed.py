@@ -78,7 +78,8 @@ def _nominal(gpu: GpuSpec, figure: str) -> float:
     if figure.endswith("tflops"):
         return gpu.half_tflops * gpu.product_gain
     link = gpu.nvlink_gb_per_s or gpu.pcie_gb_per_s
-    return {"memory_gb_per_s": gpu.memory_gb_per_s * gpu.memory_gain, "host_link_gb_per_s": gpu.pcie_gb_per_s}.get(figure, link)
+    memory = gpu.memory_gb_per_s * gpu.memory_gain
+    return {"memory_gb_per_s": memory, "host_link_gb_per_s": gpu.pcie_gb_per_s}.get(figure, link)
 
 
 def applied(on: "On") -> "On":

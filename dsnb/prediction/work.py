@@ -85,8 +85,8 @@ def work(experiment: Experiment) -> dict[str, float]:
     kernels = layers * (forward.kernels * (1 + again) + backward.kernels + adapters + attention.kernels) + 25
     casts = layers * (forward.cast_kernels * (1 + again) + backward.cast_kernels)
     block = (1 + again) * forward.bytes + backward.bytes
-    moved = layers * (block * tokens + attention.bytes)
-    traffic = COMPILED_TRAFFIC if mode.kind == "compiled" else 1.0
+    moved = layers * (block * tokens + attention.bytes) + head_bytes + _weight_traffic(experiment, model, mode)
+    moved *= COMPILED_TRAFFIC if mode.kind == "compiled" else 1.0
     embedded = 6 * model.hidden * tokens * (mode.width + mode.stream_width)
     inputs = layers * again * tokens * model.hidden * mode.width if experiment.checkpoint_offload else 0.0
     average_stage = (layers * flops + head_flops / stages) / (layers * flops + head_flops)  # over the last one
@@ -97,7 +97,7 @@ def work(experiment: Experiment) -> dict[str, float]:
         "matmul_bytes": count * layers * operand_bytes,
         "unaligned_flops": count * head_flops if unaligned else 0.0,
         "attention_flops": count * layers * attention.fused_flops,
-        "elementwise_bytes": traffic * count * (moved + embedded + head_bytes + _weight_traffic(experiment, model, mode)),
+        "elementwise_bytes": count * (moved + embedded),
         "optimizer_bytes": _optimizer_bytes(experiment, mode),
         "kernels": count * (kernels + casts),
         "host_launches": count * _launches(experiment, mode, attention.kernels) + _step_launches(experiment),
@@ -280,8 +280,8 @@ def _host_parameters(experiment: Experiment, mode: Mode) -> float:
     """Return the parameter tensors that DeepSpeed's step iterates over in Python, weighted by the work for each.
 
     ZeRO 0 asks the GPU for overflows of each tensor in native half precision. ZeRO 1 and 2 handle flat buffers, but
-    take norms of each tensor, and search it in half precision, unless `gradient_checks` is off. ZeRO 3 partitions, takes norms and copies each.
-    Adafactor waits for the norms of each tensor, unless ZeRO has made them flat.
+    take norms of each tensor, and search it in half precision, unless `gradient_checks` is off. ZeRO 3 partitions,
+    takes norms and copies each. Adafactor waits for the norms of each tensor, unless ZeRO has made them flat.
     """
     native = mode.width == 2 and not mode.autocast
     weight = 0.0
