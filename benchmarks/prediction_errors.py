@@ -11,7 +11,7 @@ code is still the one that runs. Its argument can be
 * `launches`: those of runs that the CPU limits, with the launch time measured with each, and with the usual one
 * `probes`: those of the same kind of runs with and without the probe of their host
 * `calibrated`: those of sweeps with constants fitted to other models' runs on the same host
-* `fit`: the constants that fit all rows but those held out, for `dsnb/prediction/constants.json`
+* `fit`: the constants that fit all rows but those held out, for the median host, for `dsnb/prediction/constants.json`
 * `held-out`: the errors of these constants on the rows held out
 * `unseen`: the errors on those rows that no rule and no constant has seen, for `dsnb/prediction/accuracy.json`
 """
@@ -96,8 +96,12 @@ PROBES = {
     "h100-2026-11-25-c": {"launch_us": 21.99, "parameter_us": 104.3, "gather_us": 356.0},
     "h100-2026-11-25-d": {"launch_us": 25.67, "parameter_us": 138.3, "gather_us": 418.4},
     "h100-2026-11-26-a": {"launch_us": 39.92, "parameter_us": 150.6, "gather_us": 717.8},
+    "h100-2026-11-26-d": {"launch_us": 25.21, "parameter_us": 110.5, "gather_us": 322.7},
+    "h100-2026-11-26-f": {"launch_us": 32.66, "parameter_us": 114.8, "gather_us": 553.0},
+    "h200-2026-11-26-n": {"launch_us": 37.03, "parameter_us": 165.8, "gather_us": 639.1},
+    "h200-2026-11-26-o": {"launch_us": 34.2, "parameter_us": 100.8, "gather_us": 663.9},
 }
-"""What `dsnb probe` measured of the hosts of `dsnb.published("h100")` (docs/LOG.md), without rates of GPUs."""
+"""What `dsnb probe` measured of hosts of both data sets, without rates of GPUs. Their medians are the usual figures."""
 MICRO_BATCHES = 5
 """The fewest timed micro-batches of a run of the data set whose time counts."""
 
@@ -212,12 +216,12 @@ def by_launch_time() -> tuple[PredictionError, PredictionError]:
 
 
 def by_probe() -> list[str]:
-    """Return the table of `docs/how-to/probe.md`: errors of H100 runs that the CPU limits, with their host's probe."""
-    table = dsnb.published("h100")
+    """Return the table of `docs/how-to/probe.md`: errors of runs that the CPU limits, with their host's probe."""
     rows = ["| host | runs | without a probe | with it | a launch in runs over the probe's |", "|---|---|---|---|---|"]
     for host, probe in PROBES.items():
+        table = dsnb.published(host.partition("-")[0]).query("status == 'ok'")
         of_host = table[table["host"] == host]
-        runs = measured(of_host.drop(columns="launch_us"))
+        runs = _medians(of_host.drop(columns="launch_us"))
         adjusted = probed.adjusted(DEFAULT, probed.ratios({"gpu_name": H100, "figures": probe}, probed.REFERENCE))
         settings = stack([run.setting for run in runs])
         limited, times_s = limited_by_cpu(settings, adjusted), [run.step_time_s for run in runs]
@@ -243,6 +247,12 @@ def by_calibration() -> dict[str, tuple[PredictionError, PredictionError]]:
             fitted.append(100 * (step_time_s / run.step_time_s - 1))
         errors[sweep] = error_of(fitted), error_of(errors_of(runs))
     return errors
+
+
+def usual_launch_us() -> float:
+    """Return the launch time of the median host: that of each host is the median of its runs."""
+    tables = [dsnb.published(name).dropna(subset="launch_us") for name in ("h100", "h200")]
+    return float(pd.concat(tables).groupby("host")["launch_us"].median().median())
 
 
 def errors_of(runs: list[Measured]) -> list[float]:
@@ -332,7 +342,8 @@ def main() -> None:
         print("\n".join(lines(held_out())))
         return
     if sys.argv[1:] == ["fit"]:
-        print(json.dumps(asdict(calibrate(h200_runs(with_held_out=False), PRIOR)), indent=2))
+        fitted = calibrate(h200_runs(with_held_out=False), PRIOR)
+        print(json.dumps(asdict(fitted.on_host(usual_launch_us() / fitted.host_launch_us)), indent=2))
         return
     runs = h200_runs()
     errors = left_out(runs, PRIOR)

@@ -38,18 +38,18 @@ Ratios = Mapping[str, RatioError]
 
 # Leave-one-model-out on one to four H200, from the prior: `python -m benchmarks.ratio_errors`.
 DEFAULT_RATIOS: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(359, 6.1, 23.7),
-    "with one that is limited by the CPU": RatioError(1250, 17.8, 84.6),
-    "that are both limited by the CPU": RatioError(1880, 22.0, 120.3),
-    "of one task": RatioError(3489, 18.8, 120.3),
+    "that are both limited by the GPU": RatioError(248, 4.7, 23.8),
+    "with one that is limited by the CPU": RatioError(1285, 16.7, 69.7),
+    "that are both limited by the CPU": RatioError(1956, 21.3, 110.2),
+    "of one task": RatioError(3489, 18.4, 110.2),
 }
 
 # The constants of H200 on published tables of other GPUs: the same command.
 ELSEWHERE: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(632, 13.3, 563.8),
-    "with one that is limited by the CPU": RatioError(142, 23.9, 151.7),
-    "that are both limited by the CPU": RatioError(68, 11.9, 71.6),
-    "of one task": RatioError(842, 14.9, 563.8),
+    "that are both limited by the GPU": RatioError(649, 12.3, 542.4),
+    "with one that is limited by the CPU": RatioError(192, 20.5, 205.8),
+    "that are both limited by the CPU": RatioError(111, 11.0, 72.3),
+    "of one task": RatioError(952, 13.8, 542.4),
 }
 
 

@@ -252,8 +252,9 @@ def _zero0(engine: Engine) -> list[Moment]:
     return [
         *_passes(engine, states, width * trained, width),
         after.plus("reduction", buffers=width * trained if engine.ranks > 1 else 0),
-        # FP16_Optimizer.step: a list of all gradients in fp32, and a flat copy of them.
-        after.plus("optimizer", buffers=8 * trained if is_half else 0),
+        # FP16_Optimizer.step: a list of all gradients in fp32, and a flat copy of them; FP16_UnfusedOptimizer, which
+        # has every optimizer but AdamW, makes no copy.
+        after.plus("optimizer", buffers=(8 if engine.experiment.optimizer == "adamw" else 4) * trained * is_half),
     ]
 
 

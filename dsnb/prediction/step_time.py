@@ -66,7 +66,8 @@ class Constants:
 DEFAULT = Constants(**json.loads(Path(__file__).with_name("constants.json").read_text(encoding="utf-8")))
 """Fitted on one to four H200 with a 16-core host, torch 2.11 and DeepSpeed 0.19.8, on the settings that
 `python -m benchmarks.prediction_errors` names, but those of 2026-11-24, which are held out;
-`python -m benchmarks.prediction_errors fit` fits them again, from the `PRIOR` there."""
+`python -m benchmarks.prediction_errors fit` fits them again, from the `PRIOR` there. Those of the host are then scaled
+to the launch time of the median host, because the hosts of these runs were faster than later ones."""
 FITTED_SETTINGS = 254
 """Settings that `DEFAULT` was fitted to."""
 

@@ -43,7 +43,7 @@ FSDP_LAUNCHES = 64.0  # of a block in each pass, to gather and free its weights
 BLOCK_GATHER = 3.0  # parameters that a block gathered as one costs
 FLAT, FLAT_WITH_NORMS = 0.13, 0.35  # in parameters of ZeRO 0, as the next two
 OVERFLOW_SEARCH = 0.6  # of a gradient in half precision at ZeRO 1 and 2 (profiles of seven settings; docs/LOG.md)
-ZERO3_PARAMETER = 0.8
+ZERO3_PARAMETER = 1.4  # with what the GPU waits for in its step (compiled steps of five models; docs/LOG.md)
 ADAFACTOR_TENSOR = 1.3  # torch 2.11 waits for two norms of each
 KEPT_PARAMETERS = 1e9
 """DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
