@@ -35,7 +35,7 @@ def _no_torch(monkeypatch):
 
 @pytest.mark.usefixtures("_no_torch")
 def test_what_is_written_is_what_is_recommended(tmp_path):
-    (found,) = dsnb.recommend("opt-1.3b", "H100", gpus=8, tokens=1e10)
+    (found,) = dsnb.recommend("opt-1.3b", "H100", gpus=8, tokens=1e10, settings={"strategy": "deepspeed"})
     said = write(tmp_path / "new", found)
     params = tmp_path / "new" / "params.yaml"
     assert said[0] == f"Written: {params}; to verify it by runs: dsnb sweep {params}"
