@@ -77,7 +77,7 @@ def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTens
     if experiment.strategy == "fsdp" and experiment.mixed_precision == "native":
         dtype = model_builder.DTYPES[experiment.precision]  # of gathered weights
     model = model_builder.build_on_meta(experiment, layers, dtype)
-    if experiment.lora_rank:
+    if experiment.lora_rank and model_builder.has_masters(experiment):
         model.to(dtype)  # peft makes adapters in fp32 on the meta device
     with_loss, fake = CausalLoss(model, experiment.loss == "chunked"), FakeTensorMode(allow_non_fake_inputs=True)
     with fake:

@@ -288,6 +288,9 @@ def flash_attention() -> Iterator[None]:
         if attn_mask is not None or query.shape[-1] != value.shape[-1]:
             return usual(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
         scale, (query, key, value) = options.get("scale"), as_autocast(query, key, value)
+        if query.dtype is torch.float32 and query.shape[1] != key.shape[1]:  # no kernel of fp32 takes shared keys
+            shared: dict[str, Any] = {"scale": scale, "enable_gqa": True}
+            return torch._scaled_dot_product_attention_math(query, key, value, None, dropout_p, True, **shared)[0]
         return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, True, scale=scale)[0]
 
     def flex(query: Any, key: Any, value: Any, scale: float | None = None, **_: Any) -> Any:

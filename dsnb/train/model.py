@@ -35,10 +35,11 @@ DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dro
 
 def weights_dtype(experiment: Experiment) -> torch.dtype:
     """Return the dtype of the weights: half precision if fp32 master weights exist or only adapters train."""
-    return DTYPES[experiment.precision] if _has_masters(experiment) or experiment.lora_rank else torch.float32
+    return DTYPES[experiment.precision] if has_masters(experiment) or experiment.lora_rank else torch.float32
 
 
-def _has_masters(experiment: Experiment) -> bool:
+def has_masters(experiment: Experiment) -> bool:
+    """Return whether DeepSpeed trains half-precision weights with fp32 masters."""
     return experiment.strategy == "deepspeed" and experiment.mixed_precision == "native"
 
 
@@ -171,7 +172,7 @@ def add_adapters(experiment: Experiment, model: Any) -> Any:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config, autocast_adapter_dtype=not _has_masters(experiment))
+    return get_peft_model(model, config, autocast_adapter_dtype=not has_masters(experiment))
 
 
 def checkpoint_activations(experiment: Experiment, model: Any) -> None:
