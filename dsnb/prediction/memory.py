@@ -192,7 +192,9 @@ def _passes(
         # If a model is compiled as a whole, all gradients leave the backward pass together, at its end.
         if settings["compile"] not in {"off", "deepcompile"} and not compiles_blocks(settings):
             parts["buffers"] = 0
-            moments.append(base.plus("backward", gradients=width * engine.trained, buffers=later))
+            # With a loss in chunks the output layer's gradient is not in that graph, and is added to the embedding's.
+            beside = float(sizes[-1]) if settings["loss"] == "chunked" else 0.0
+            moments.append(base.plus("backward", activations=beside, gradients=width * engine.trained, buffers=later))
         moments.append(base.plus("backward", **parts))
     return moments
 

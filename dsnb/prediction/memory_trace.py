@@ -162,7 +162,9 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
     end = head
     if not compiles_blocks(experiment.model_dump()):
         # The embedding's gradient is summed in fp32 before the output layer's is added to it.
-        end = head.plus(Size(4 * sizes["vocab"] * sizes["width_of_head"]))
+        end = head.plus(Size(0 if experiment.lora_rank else 4 * sizes["vocab"] * sizes["width_of_head"]))
+    elif experiment.loss == "chunked":
+        end = head.plus(head)
     last = kept.plus(recomputed).plus(head)
     return {
         "forward": [forward],
@@ -236,13 +238,14 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int)
     pass, the weight's in fp32; it copies the weight to cast or pad it, and the hidden states beside their gradient.
     """
     of_number = 4 if experiment.precision in {"fp32", "tf32"} else 2
+    trained = 0 if experiment.lora_rank else 1
     if experiment.loss == "chunked":
         of_weight, columns = model_builder.weights_dtype(experiment).itemsize, aligned(vocab)
-        elements = 0 if experiment.lora_rank else columns * width
+        elements = trained * columns * width
         copied = columns * width if of_weight != of_number or columns > vocab else 0
         in_chunk = 4 * elements + of_number * (columns * chunk_tokens(micro_batch * experiment.seq_len) + copied)
         return [Size(in_chunk, 2 * of_number * experiment.seq_len * width)], Size(of_weight * elements)
-    gradient, logits = Size(of_number * vocab * width), Size(0, of_number * experiment.seq_len * vocab)
+    gradient, logits = Size(trained * of_number * vocab * width), Size(0, of_number * experiment.seq_len * vocab)
     padded = aligned(vocab) > vocab and experiment.precision != "fp32"  # by the compiler, for tensor cores
     if compiles_blocks(experiment.model_dump()):
         return [Size().plus(logits, 2 if padded else 1)], gradient
