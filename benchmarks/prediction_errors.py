@@ -13,7 +13,8 @@ code is still the one that runs. Its argument can be
 * `calibrated`: those of sweeps with constants fitted to other models' runs on the same host
 * `fit`: the constants that fit all rows but those held out, for the median host, for `dsnb/prediction/constants.json`
 * `held-out`: the errors of these constants on the rows held out
-* `unseen`: the errors on those rows that no rule and no constant has seen, for `dsnb/prediction/accuracy.json`
+* `unseen`: the errors on rows that were predicted before they were measured, for `dsnb/prediction/accuracy.json`; no
+  constant is fitted to them, but later rules were chosen with them in view
 """
 
 import itertools

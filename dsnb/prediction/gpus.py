@@ -24,7 +24,7 @@ LINK = re.compile(r"ib:(\d+(?:\.\d+)?)(/node)?")
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """One GPU by its data sheet: dense peak rates, memory and bandwidths."""
+    """One GPU by its data sheet: dense peak rates, memory and bandwidths; and what training reaches of these rates."""
 
     name: str
     fp32_tflops: float

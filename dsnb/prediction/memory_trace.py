@@ -163,7 +163,7 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
     if not compiles_blocks(experiment.model_dump()):
         # The embedding's gradient is summed in fp32 before the output layer's is added to it.
         end = head.plus(Size(0 if experiment.lora_rank else 4 * sizes["vocab"] * sizes["width_of_head"]))
-    elif experiment.loss == "chunked":
+    elif experiment.loss == "chunked":  # both gradients are summed outside of the blocks' graphs
         end = head.plus(head)
     last = kept.plus(recomputed).plus(head)
     return {
@@ -238,7 +238,7 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int)
     pass, the weight's in fp32; it copies the weight to cast or pad it, and the hidden states beside their gradient.
     """
     of_number = 4 if experiment.precision in {"fp32", "tf32"} else 2
-    trained = 0 if experiment.lora_rank else 1
+    trained = 0 if experiment.lora_rank else 1  # LoRA freezes the output layer
     if experiment.loss == "chunked":
         of_weight, columns = model_builder.weights_dtype(experiment).itemsize, aligned(vocab)
         elements = trained * columns * width

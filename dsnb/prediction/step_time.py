@@ -145,9 +145,8 @@ def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
     peak = attention = gpu.peak_flops(experiment.precision)
     if experiment.precision == "tf32":  # no flash kernel takes tf32, and the other one is slower
         attention = min(peak, TF32_ATTENTION * gpu.peak_flops("fp32"))
+        peak /= TF32_PRODUCTS
     counts = work(experiment) | traffic(experiment) | routes(experiment, gpu, link)
-    if experiment.precision == "tf32":
-        counts["matmul_flops"] *= TF32_PRODUCTS
     counts["matmul_flops"] += counts.pop("fp32_flops") * peak / gpu.peak_flops("fp32")
     memory = gpu.memory_gb_per_s * 1e9 * gpu.memory_gain
     return Setting(peak * gpu.product_gain, attention * gpu.product_gain, memory, **counts)

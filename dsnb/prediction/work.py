@@ -1,6 +1,7 @@
 """Count the work of one optimizer step on the busiest rank: FLOPs, bytes, kernels and host operations.
 
-No measurement enters the counts; `dsnb.prediction.step_time` divides them by rates.
+They follow from settings and shapes, but for the worth of a host operation and of a compiled byte, which were measured.
+`dsnb.prediction.step_time` divides them by rates.
 """
 
 import math
