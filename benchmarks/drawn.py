@@ -1,11 +1,13 @@
 """Draws settings at random, to measure how wrong predictions are: `python -m benchmarks.drawn SEED COUNT GPUS ...`.
 
-Prints a params file of COUNT settings for each number of GPUs in GPUS. Strategies are drawn equally often, everything
-else by the weights below, without regard to what has been measured. A setting that is refused, takes more than 85 % of
-an H100's memory by the prediction, or more than 2 s for a step is drawn again. Steps are timed for about 5 s.
+Prints a params file of COUNT settings for each number of GPUs in GPUS; with `--limited-by GPU` (or `CPU`) only settings
+that it limits by the prediction. Strategies are drawn equally often, everything else by the weights below, without
+regard to what has been measured. A setting that is refused, takes more than 85 % of an H100's memory by the prediction,
+or more than 2 s for a step is drawn again. Steps are timed for about 5 s.
 The files of `params/h200` were drawn for its memory and from fewer models, with eager attention among the choices.
 """
 
+import argparse
 import random
 import sys
 from collections.abc import Iterator
@@ -40,19 +42,19 @@ MAX_SHARE, MAX_STEP_S, TIMED_S = 0.85, 2.0, 5.0
 H100_GIB = 79.0
 
 
-def drawn(seed: int, count: int, gpus: int) -> Iterator[dict[str, Any]]:
-    """Yield settings that an H100 can run, by the prediction."""
+def drawn(seed: int, count: int, gpus: int, limited_by: str = "") -> Iterator[dict[str, Any]]:
+    """Yield settings that an H100 can run, by the prediction; only those that `limited_by` limits, if it is given."""
     random_ = random.Random(f"{seed} {gpus}")
     strategies = STRATEGIES[min(gpus, 2)]
     for number in range(count):
         entry = None
         while entry is None:
-            entry = _entry(random_, strategies[number % len(strategies)], gpus)
+            entry = _entry(random_, strategies[number % len(strategies)], gpus, limited_by)
         yield entry
 
 
-def _entry(random_: random.Random, strategy: dict[str, Any], gpus: int) -> dict[str, Any] | None:
-    """Return one setting; None if it is refused or too large."""
+def _entry(random_: random.Random, strategy: dict[str, Any], gpus: int, limited_by: str) -> dict[str, Any] | None:
+    """Return one setting; None if it is refused, too large, or limited by something else."""
     chosen = {name: random_.choices(*zip(*values, strict=True))[0] for name, values in CHOICES.items()}
     settings = {**strategy, "gpus": gpus, **chosen}
     default = dsnb.Experiment(device="cuda").model_dump()
@@ -62,6 +64,8 @@ def _entry(random_: random.Random, strategy: dict[str, Any], gpus: int) -> dict[
         row = dsnb.predict([experiment], gpu="H100").iloc[0]
     except SettingsError:
         return None
+    if limited_by not in ("", row["limited_by"]):
+        return None
     if row["peak_allocated_gib"] > MAX_SHARE * H100_GIB or row["step_time_s"] > MAX_STEP_S:
         return None
     steps = min(200, max(6, round(TIMED_S / row["step_time_s"])))
@@ -70,10 +74,15 @@ def _entry(random_: random.Random, strategy: dict[str, Any], gpus: int) -> dict[
 
 def main() -> None:
     """Print the params file."""
-    seed, count, *gpus = map(int, sys.argv[1:])
-    entries = [entry for each in gpus for entry in drawn(seed, count, each)]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("count", type=int)
+    parser.add_argument("gpus", type=int, nargs="+")
+    parser.add_argument("--limited-by", choices=["CPU", "GPU"], default="")
+    given = parser.parse_args()
+    entries = [entry for each in given.gpus for entry in drawn(given.seed, given.count, each, given.limited_by)]
     content = {
-        "name": f"h100_drawn_{seed}",
+        "name": f"h100_drawn_{given.seed}",
         "question": "How wrong are predictions of settings that were drawn at random?",
         "defaults": {"warmup_steps": 4},
         "include": entries,
