@@ -79,7 +79,7 @@ HELD_OUT = "2026-11-24"
 """The day of runs that the constants are not fitted to: they tell how wrong these are on new hosts and models."""
 REPEATED = "2026-11-26"
 """The day of runs that repeat settings with torch's other allocator: each setting has one prediction."""
-UNSEEN = ("h200_foretold", "h200_drawn_1", "h200_drawn_2", "h200_drawn_3")
+UNSEEN = ("h200_foretold", "h200_drawn_1", "h200_drawn_2", "h200_drawn_3", "h200_drawn_8")
 """Sweeps of settings that were chosen or drawn before anything like them was measured (`benchmarks.drawn`)."""
 
 PUBLISHED = {
@@ -101,6 +101,7 @@ PROBES = {
     "h100-2026-11-26-f": {"launch_us": 32.66, "parameter_us": 114.8, "gather_us": 553.0},
     "h200-2026-11-26-n": {"launch_us": 37.03, "parameter_us": 165.8, "gather_us": 639.1},
     "h200-2026-11-26-o": {"launch_us": 34.2, "parameter_us": 100.8, "gather_us": 663.9},
+    "h200-2026-11-26-p": {"launch_us": 38.79, "parameter_us": 131.9, "gather_us": 711.0},
 }
 """What `dsnb probe` measured of hosts of both data sets, without rates of GPUs. Their medians are the usual figures."""
 MICRO_BATCHES = 5
