@@ -54,7 +54,7 @@ def test_formats_and_graphs(found):
     says(3, f"gains {100 * small['gpt2-medium, 12 x 1024']['compiled'] - 100:.0f} % over compiled")
     graphs = found["usual"].query("gpus == 1 and mode == 'CUDA graphs'")
     zero = graphs.pivot_table("tokens_per_s", "work", "strategy", "median").dropna()
-    assert (zero["deepspeed"] / zero["plain"]).between(0.99, 1.01).all()
+    assert (zero["deepspeed"] / zero["plain"]).between(0.98, 1.02).all()
 
 
 def test_unused_memory(found):
