@@ -24,8 +24,8 @@ from dsnb.settings.experiment import Experiment
 
 LATENCY_S = 20e-6
 """Of one collective: an all-reduce of 8 B on two H200 takes 23 to 44 us, of 1 MiB 22 us (docs/LOG.md)."""
-TF32_ATTENTION = 2.0
-"""Nominal rate of fused attention in tf32 over that of fp32 (BLOOM-560M, 2 x 1024 and 16 x 1024; docs/LOG.md)."""
+FP32_ATTENTION = 1.2
+"""Rate of fused attention in fp32 and tf32 over fp32's nominal one: both use the same kernels (docs/LOG.md)."""
 TF32_PRODUCTS = 1.1
 """Time of products in tf32 over that of their nominal rate, beyond those in half precision (eight settings)."""
 
@@ -143,8 +143,9 @@ class Setting:
 def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
     """Return the counts of an experiment on a GPU; a SettingsError says why it cannot be predicted."""
     peak = attention = gpu.peak_flops(experiment.precision)
-    if experiment.precision == "tf32":  # no flash kernel takes tf32, and the other one is slower
-        attention = min(peak, TF32_ATTENTION * gpu.peak_flops("fp32"))
+    if experiment.precision in {"fp32", "tf32"}:  # which no flash kernel takes
+        attention = FP32_ATTENTION * gpu.peak_flops("fp32")
+    if experiment.precision == "tf32":
         peak /= TF32_PRODUCTS
     counts = work(experiment) | traffic(experiment) | routes(experiment, gpu, link)
     counts["matmul_flops"] += counts.pop("fp32_flops") * peak / gpu.peak_flops("fp32")

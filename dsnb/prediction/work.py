@@ -15,6 +15,10 @@ from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp3
 
 TILE = 128
 """Rows of a tile of fused attention: a causal kernel computes whole tiles of the square."""
+HEAD_TIMES = {80: 1.3, 96: 1.05, 128: 0.87}
+"""Time of fused attention by the width of a head, over that of heads of 64: kernels compute 80 like 128 (docs/LOG.md)."""
+MASKED = {2: 2.0, 4: 1.1}
+"""Time of a key that is seen through a mask over that of one without, by the bytes of a number."""
 # Bytes a score of attention that is not fused: products, scaling, mask, casts to fp32 and back, softmax.
 SCORE_BYTES = {"eager": (32, 36), "compiled": (10, 12), "megatron": (8, 12)}
 # Bytes a logit: written, cast to fp32, log-softmax, its gradient, cast back, read by two products (half precision);
@@ -41,6 +45,7 @@ TENSOR_LAUNCHES = 8.0  # GPT-1.3B, 1 x 2048: 96 reductions take 34 ms more than 
 BLOCK_LAUNCHES = 12.0  # where blocks are compiled one by one
 RECOMPUTED_LAUNCHES = 30.0  # GPT-2 medium, 8 x 1024: 12 more recomputed blocks take 17 and 35 ms on two hosts
 FSDP_LAUNCHES = 64.0  # of a block in each pass, to gather and free its weights
+GATHER_AMONG_RANKS = 1.35  # of a parameter, over one that no other rank has a part of (11 settings on two GPUs; docs/LOG.md)
 BLOCK_GATHER = 3.0  # parameters that a block gathered as one costs
 FLAT, FLAT_WITH_NORMS = 0.13, 0.35  # in parameters of ZeRO 0, as the next two
 OVERFLOW_SEARCH = 0.6  # of a gradient in half precision at ZeRO 1 and 2 (profiles of seven settings; docs/LOG.md)
@@ -154,7 +159,10 @@ def _attention(experiment: Experiment, model: Counts, mode: Mode, again: float) 
     batch, length, split = int(experiment.micro_batch_size), experiment.seq_len, experiment.tensor_parallel
     kinds = {kind: times / model.layers for kind, times in Counter(model.attention).items()}  # of a block
     if mode.fused_attention and not model.capped:
-        seen = sum(share * width * _seen(model, mode, length, window) for (width, window, _), share in kinds.items())
+        seen = sum(
+            share * width * HEAD_TIMES.get(round(width / heads), 1.0) * _seen(model, mode, length, window)
+            for (width, window, heads), share in kinds.items()
+        )
         return _Attention((2 * (1 + again) + 5) * 2.0 * batch * length / split * seen, 0.0, 0.0, 2.0)
     forward, backward = SCORE_BYTES[mode.kind]
     if model.capped and mode.kind == "eager":
@@ -174,7 +182,7 @@ def _seen(model: Counts, mode: Mode, length: int, window: int | None) -> float:
         return 2 * causal
     # ALiBi, windows, and what transformers makes for a compiler are a mask: the whole square, and it is read.
     is_masked = model.family == "bloom" or (window and window < length)
-    return 2.0 * length if is_masked or not (model.maskless or mode.kind == "eager") else causal
+    return MASKED[mode.width] * length if is_masked or not (model.maskless or mode.kind == "eager") else causal
 
 
 def _weight_traffic(experiment: Experiment, model: Counts, mode: Mode) -> float:
@@ -281,17 +289,17 @@ def _host_parameters(experiment: Experiment, mode: Mode) -> float:
     """Return the parameter tensors that DeepSpeed's step iterates over in Python, weighted by the work for each.
 
     ZeRO 0 asks the GPU for overflows of each tensor in native half precision. ZeRO 1 and 2 handle flat buffers, but
-    take norms of each tensor, and search it in half precision, unless `gradient_checks` is off. ZeRO 3 partitions,
-    takes norms and copies each. Adafactor waits for the norms of each tensor, unless ZeRO has made them flat.
+    take norms of each tensor of their partition, and search it in half precision, unless `gradient_checks` is off. ZeRO 3 partitions,
+    takes norms and copies each. Adafactor waits for the norms of each tensor, unless ZeRO 1 or 2 has made them flat; at
+    ZeRO 0 DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well.
     """
     native = mode.width == 2 and not mode.autocast
     weight = 0.0
     if experiment.strategy == "deepspeed":
         checked = FLAT_WITH_NORMS + OVERFLOW_SEARCH * native
-        flat = checked if experiment.gradient_checks == "on" else FLAT
+        flat = (checked if experiment.gradient_checks == "on" else FLAT) / experiment.data_parallel
         weight = {0: 1.0 if native else 0.0, 1: flat, 2: flat, 3: ZERO3_PARAMETER}[experiment.zero_stage]
-    is_flat = experiment.strategy == "deepspeed" and (experiment.zero_stage > 0 or native)
-    if experiment.optimizer == "adafactor" and not is_flat:
+    if experiment.optimizer == "adafactor" and not (experiment.strategy == "deepspeed" and experiment.zero_stage):
         weight += ADAFACTOR_TENSOR
     return weight * _trained_tensors(experiment)
 
@@ -306,7 +314,10 @@ def _host_gathers(experiment: Experiment, mode: Mode, layers: float, again: floa
         return 0.0
     by_block = experiment.leaf_modules == "blocks" or (experiment.leaf_modules == "auto" and mode.kind == "compiled")
     model = shape(experiment.model)
-    each = BLOCK_GATHER if by_block else model.tensors + 2 * model.linear * (experiment.lora_rank > 0)
+    each = BLOCK_GATHER
+    if not by_block:
+        each = model.tensors + 2 * model.linear * (experiment.lora_rank > 0)
+        each *= GATHER_AMONG_RANKS if experiment.data_parallel > 1 else 1
     return layers * each * (2 + again)
 
 
