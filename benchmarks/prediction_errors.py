@@ -77,9 +77,17 @@ OLDER_CODE = {"opt-1.3b_zs0_bf16_gpus2_bs8_sl1024_ga2_pp2"}
 """A run whose code has changed since: the loss of a pipeline copied its logits."""
 HELD_OUT = "2026-11-24"
 """The day of runs that the constants are not fitted to: they tell how wrong these are on new hosts and models."""
-REPEATED = "2026-11-26"
-"""The day of runs that repeat settings with torch's other allocator: each setting has one prediction."""
-UNSEEN = ("h200_foretold", "h200_drawn_1", "h200_drawn_2", "h200_drawn_3", "h200_drawn_8")
+REPEATED = "2026-11-2[67]"
+"""Days of runs that repeat settings with torch's other allocator, which have one prediction, or came after the fit."""
+UNSEEN = (
+    "h200_foretold",
+    "h200_drawn_1",
+    "h200_drawn_2",
+    "h200_drawn_3",
+    "h200_drawn_8",
+    "h200_drawn_9",
+    "h200_four_gpus",
+)
 """Sweeps of settings that were chosen or drawn before anything like them was measured (`benchmarks.drawn`)."""
 
 PUBLISHED = {
@@ -102,6 +110,7 @@ PROBES = {
     "h200-2026-11-26-n": {"launch_us": 37.03, "parameter_us": 165.8, "gather_us": 639.1},
     "h200-2026-11-26-o": {"launch_us": 34.2, "parameter_us": 100.8, "gather_us": 663.9},
     "h200-2026-11-26-p": {"launch_us": 38.79, "parameter_us": 131.9, "gather_us": 711.0},
+    "h200-2026-11-27-q": {"launch_us": 27.11, "parameter_us": 129.8, "gather_us": 309.2},
 }
 """What `dsnb probe` measured of hosts of both data sets, without rates of GPUs. Their medians are the usual figures."""
 MICRO_BATCHES = 5

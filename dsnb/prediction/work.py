@@ -16,7 +16,7 @@ from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp3
 TILE = 128
 """Rows of a tile of fused attention: a causal kernel computes whole tiles of the square."""
 HEAD_TIMES = {80: 1.3, 96: 1.05, 128: 0.87}
-"""Time of fused attention by the width of a head, over that of heads of 64: kernels compute 80 like 128 (docs/LOG.md)."""
+"""Time of fused attention by the width of a head, over that of heads of 64 (measured; docs/LOG.md)."""
 MASKED = {2: 2.0, 4: 1.1}
 """Time of a key that is seen through a mask over that of one without, by the bytes of a number."""
 # Bytes a score of attention that is not fused: products, scaling, mask, casts to fp32 and back, softmax.
@@ -45,7 +45,7 @@ TENSOR_LAUNCHES = 8.0  # GPT-1.3B, 1 x 2048: 96 reductions take 34 ms more than 
 BLOCK_LAUNCHES = 12.0  # where blocks are compiled one by one
 RECOMPUTED_LAUNCHES = 30.0  # GPT-2 medium, 8 x 1024: 12 more recomputed blocks take 17 and 35 ms on two hosts
 FSDP_LAUNCHES = 64.0  # of a block in each pass, to gather and free its weights
-GATHER_AMONG_RANKS = 1.35  # of a parameter, over one that no other rank has a part of (11 settings on two GPUs; docs/LOG.md)
+GATHER_AMONG_RANKS = 1.35  # of a parameter's gather on one GPU (11 settings on two GPUs; docs/LOG.md)
 BLOCK_GATHER = 3.0  # parameters that a block gathered as one costs
 FLAT, FLAT_WITH_NORMS = 0.13, 0.35  # in parameters of ZeRO 0, as the next two
 OVERFLOW_SEARCH = 0.6  # of a gradient in half precision at ZeRO 1 and 2 (profiles of seven settings; docs/LOG.md)
@@ -289,9 +289,9 @@ def _host_parameters(experiment: Experiment, mode: Mode) -> float:
     """Return the parameter tensors that DeepSpeed's step iterates over in Python, weighted by the work for each.
 
     ZeRO 0 asks the GPU for overflows of each tensor in native half precision. ZeRO 1 and 2 handle flat buffers, but
-    take norms of each tensor of their partition, and search it in half precision, unless `gradient_checks` is off. ZeRO 3 partitions,
-    takes norms and copies each. Adafactor waits for the norms of each tensor, unless ZeRO 1 or 2 has made them flat; at
-    ZeRO 0 DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well.
+    take norms of each tensor of the rank's partition, and search it in half precision, unless `gradient_checks` is off.
+    ZeRO 3 partitions, takes norms and copies each. Adafactor waits for the norms of each tensor, unless ZeRO 1 or 2 has
+    made them flat; at ZeRO 0 DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well.
     """
     native = mode.width == 2 and not mode.autocast
     weight = 0.0
