@@ -38,18 +38,18 @@ Ratios = Mapping[str, RatioError]
 
 # Leave-one-model-out on one to four H200, from the prior: `python -m benchmarks.ratio_errors`.
 DEFAULT_RATIOS: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(248, 4.7, 23.8),
-    "with one that is limited by the CPU": RatioError(1285, 16.7, 69.7),
-    "that are both limited by the CPU": RatioError(1956, 21.3, 110.2),
-    "of one task": RatioError(3489, 18.4, 110.2),
+    "that are both limited by the GPU": RatioError(269, 6.0, 32.7),
+    "with one that is limited by the CPU": RatioError(1276, 16.6, 69.9),
+    "that are both limited by the CPU": RatioError(1944, 20.5, 105.3),
+    "of one task": RatioError(3489, 17.9, 105.3),
 }
 
 # The constants of H200 on published tables of other GPUs: the same command.
 ELSEWHERE: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(649, 12.3, 542.4),
-    "with one that is limited by the CPU": RatioError(192, 20.5, 205.8),
-    "that are both limited by the CPU": RatioError(111, 11.0, 72.3),
-    "of one task": RatioError(952, 13.8, 542.4),
+    "that are both limited by the GPU": RatioError(645, 12.3, 546.1),
+    "with one that is limited by the CPU": RatioError(192, 20.1, 191.4),
+    "that are both limited by the CPU": RatioError(115, 12.0, 81.4),
+    "of one task": RatioError(952, 13.8, 546.1),
 }
 
 
