@@ -173,17 +173,17 @@ def test_repeats_train_alike_or_are_flagged():
 
 
 def test_runs_on_h200_that_compute_something_else():
-    """Found on 2026-11-23 and 2026-11-25 (docs/LOG.md): of three causes, and nothing else among 653 runs."""
+    """Found on 2026-11-23, -25 and -27 (docs/LOG.md): of three causes, and nothing else among 824 runs."""
     runs = dsnb.published("h200")
-    found = flags(runs, tables.steps("published: h200"))
-    flagged = runs[[Flag.LOSS in own for own in found["flags"]]]
+    flagged = runs[[Flag.LOSS in own for own in flags(runs, tables.steps("published: h200"))["flags"]]]
     names = flagged["experiment"]
     raced = names.str.match("gpt2-xl_plain_bf16_gpus1_bs2_sl1024")  # its compiled runs, and the eager ones beside them
-    unlike = names == "zs3_bf16_gpus1_bs32_sl128_compile"  # where kernels raced, and the three runs beside it
+    unlike = names == "zs3_bf16_gpus1_bs32_sl128_compile"  # where kernels raced, and the four runs beside it
     begun = flagged["model"] == "bloom-7b1"  # in two formats
-    diverged = flagged["sweep"] == "h200_allocator"  # repeats of GPT-2 Medium and BLOOM-1B7, by rounding alone
+    diverged = flagged["sweep"].isin(["h200_allocator", "h200_four_gpus"])  # by rounding alone
+    diverged |= names == "zs2_bf16_gpus1_bs32_sl128_compile"  # after 180 steps
     assert (raced | unlike | begun | diverged).all()
-    assert (raced.sum(), unlike.sum(), begun.sum(), diverged.sum()) == (4, 4, 8, 21)
+    assert (raced.sum(), unlike.sum(), begun.sum(), diverged.sum()) == (4, 5, 8, 25)
 
 
 def with_conditions(*variables, **columns):

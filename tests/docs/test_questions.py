@@ -42,7 +42,7 @@ MEASURED = {
             "model == 'opt-1.3b' and seq_len == 2048 and gpus == 2 and zero_stage == 1",
             "{speed:,.0f} tokens/s (n = {n}); BLOOM",
         ),
-        ("model == 'bloom-7b1' and gpus == 2 and grad_accum == 8", "compiled, {speed:,.0f} tokens/s (n = {n})"),
+        ("sweep == 'h200_headline' and model == 'bloom-7b1'", "compiled, {speed:,.0f} tokens/s (n = {n})"),
     ],
     "How slow is offload, and how much host memory does it take?": [
         (
