@@ -50,22 +50,11 @@ SMALL: dict[str, Any] = {
 STARTS_PROCESSES = {"run_small", "trained", "losses", "swept", "chromium", "watched"}
 """Fixtures that start processes: a test that uses one is marked `process`."""
 LONGEST = [
-    "docs/test_code_blocks.py",
-    "train/test_strategies.py",
-    "train/test_worker.py",
-    "test_release.py",
-    "sweep/test_slurm.py",
-    "explorer/test_page.py",
-    "sweep/test_run_stopped.py",
-    "launcher/test_hosts.py",
-    "launcher/test_run.py",
-    "sweep/test_run.py",
-    "test_report.py",
-    "cli/test_app.py",
-    "test_published_notebooks.py",
-    "explorer/test_state.py",
-    "explorer/test_live.py",
-]
+    "docs/test_code_blocks.py", "train/test_strategies.py", "train/test_worker.py", "test_release.py",
+    "sweep/test_slurm.py", "explorer/test_page.py", "sweep/test_run_stopped.py", "launcher/test_hosts.py",
+    "launcher/test_run.py", "sweep/test_run.py", "test_report.py", "cli/test_app.py", "test_published_notebooks.py",
+    "explorer/test_state.py", "explorer/test_live.py",
+]  # fmt: skip
 """Workers take whole files, these first, so that all end at about the same time.
 
 The first file that `imports_torch` stands for all of them.

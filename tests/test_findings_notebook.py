@@ -80,7 +80,12 @@ def test_checkpointing_and_chunked_loss(found):
     for way, words in (("every block", "saves {:.0f} to"), ("every 2nd block", "saves at most")):
         says(6, f"costs {cost[way].min():.0f} to {cost[way].max():.0f} %", words.format(saved[way].min()))
     says(6, f"at most {saved['every 2nd block'].max():.0f} %", f"to {saved['every block'].max():.0f} % of the memory")
-    lora = found["ok"].query("model == 'opt-13b' and gpus == 2 and mode == 'compiled'").groupby("blocks").median(numeric_only=True)
+    lora = (
+        found["ok"]
+        .query("model == 'opt-13b' and gpus == 2 and mode == 'compiled'")
+        .groupby("blocks")
+        .median(numeric_only=True)
+    )
     for figure, digits in (("tokens_per_s", ",.0f"), ("peak_allocated_gib", ".1f")):
         says(6, *(format(lora[figure][way], digits) for way in ("every block", "every 2nd block")))
     change = found["change"]

@@ -8,15 +8,7 @@ import pytest
 import dsnb
 from benchmarks import ratio_errors as benchmark
 from dsnb.analysis import ratio_errors
-from dsnb.analysis.ratio_errors import (
-    ALL,
-    BY_CPU,
-    DEFAULT_RATIOS,
-    ELSEWHERE,
-    RatioError,
-    by_limit,
-    doubt,
-)
+from dsnb.analysis.ratio_errors import ALL, BY_CPU, DEFAULT_RATIOS, ELSEWHERE, RatioError, by_limit, doubt
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
 from tests.prediction.made_up import runs

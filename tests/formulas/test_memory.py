@@ -25,14 +25,9 @@ def test_zeros_own_examples():
 def test_what_each_number_format_and_strategy_keeps():
     assert [each.total - each.copies for each in (MASTERS, FULL, AUTOCAST)] == [16] * 3
     kept = {
-        ("fp32",): FULL,
-        ("tf32", "native", "ddp"): FULL,
-        ("bf16",): MASTERS,
-        ("bf16", "autocast"): AUTOCAST,
-        ("fp16", "native", "ddp"): AUTOCAST,
-        ("bf16", "native", "fsdp"): FULL,
-        ("bf16", "autocast", "fsdp"): AUTOCAST,
-    }
+        ("fp32",): FULL, ("tf32", "native", "ddp"): FULL, ("bf16",): MASTERS, ("bf16", "autocast"): AUTOCAST,
+        ("fp16", "native", "ddp"): AUTOCAST, ("bf16", "native", "fsdp"): FULL, ("bf16", "autocast", "fsdp"): AUTOCAST,
+    }  # fmt: skip
     assert {settings: memory.per_parameter(*settings) for settings in kept} == kept
 
 

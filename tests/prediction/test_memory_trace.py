@@ -20,10 +20,7 @@ memory_trace, fake_model = (lazy.Module(f"dsnb.prediction.{name}") for name in (
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("model", "settings"),
-    [
-        ("bloom-tiny", {"strategy": "plain"}),
-        ("gpt2-tiny", {"checkpoint_offload": True, "attention": "eager"}),
-    ],
+    [("bloom-tiny", {"strategy": "plain"}), ("gpt2-tiny", {"checkpoint_offload": True, "attention": "eager"})],
 )
 def test_a_trace_serves_all_micro_batches(model, settings):
     """Within 0.1 %, at every moment: only the rounding of allocations depends on the micro-batch otherwise."""

@@ -46,6 +46,28 @@ def test_eager_attention_adds_what_the_convention_of_mfu_counts_and_fused_the_ca
     assert work().attention_flops == pytest.approx(7 * 2 * square * (1024 + 128) / 2 / 1024)
 
 
+@pytest.mark.parametrize(
+    ("model", "precision", "keys"),
+    [
+        ("opt-2.7b", "tf32", 1.3 * (1024 + 128) / 2),
+        ("bloom-560m", "fp32", 1.1 * 1024),
+        ("bloom-560m", "bf16", 2 * 1024),
+    ],
+)
+def test_attention_by_width_of_heads_and_mask(model, precision, keys):
+    width = PRESETS[model].hidden * PRESETS[model].layers
+    assert work(model=model, precision=precision).attention_flops == pytest.approx(7 * 2 * TOKENS * width * keys)
+
+
+def test_tensors_that_a_step_waits_for():
+    def waits(**settings):
+        return work(**settings).host_parameters / (24 * 16 + 4)  # embeddings, the last norm
+
+    autocast = {"optimizer": "adafactor", "mixed_precision": "autocast"}
+    assert waits(optimizer="adafactor") == pytest.approx(waits() + waits(**autocast))  # overflows, and its own norms
+    assert waits(zero_stage=1, gpus=4) == pytest.approx(waits(zero_stage=1) / 4)  # those of a partition
+
+
 def test_the_shape_of_a_configuration_file_is_that_of_its_preset(tmp_path):
     for name in ("gpt2-medium", "opt-350m", "bloom-560m"):
         path = tmp_path / f"{name}.json"
