@@ -80,7 +80,7 @@ def counts() -> list[str]:
 def write_page() -> Path:
     """Write the page of all runs."""
     runs = dsnb.published(PAGE_OF)
-    return dsnb.explore(runs).save(PAGE, f"GPT-2, OPT and BLOOM on H200: {len(runs)} runs")
+    return dsnb.explore(runs).save(PAGE, f"GPT-2, OPT, BLOOM and others on H200: {len(runs)} runs")
 
 
 def main() -> None:

@@ -82,7 +82,7 @@ COLUMNS = {
     "clock_off_pct": "Deviation of the mean clock from the highest of the setting's runs.",
     "off_pct": "Deviation of the figure from the median of the setting's runs; missing for fewer than three.",
     "first_loss_gap_pct": "Deviation of the first loss from that of other settings with equal weights and batches.",
-    "last_loss_gap_pct": "Deviation of the last loss from that of other settings that were trained alike.",
+    "last_loss_gap_pct": "Deviation of the last loss from that of settings trained alike, over the first loss.",
     "repeat_loss_gap_pct": "How far the losses of the setting's runs are apart in the first 20 steps; missing for one.",
     "conditions": "Environment variables and input files in which the run differs from others of its setting.",
     "repeat_ratio": "Highest over lowest tokens/s of the setting's ok runs; above 1.5, all of them are `unstable`.",
@@ -238,7 +238,8 @@ def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:
         gap = f"{row['repeat_loss_gap_pct']:.2f} %"
         words[Flag.LOSS] = f"losses of the setting's runs differ by up to {gap} in the first steps, with the same seed"
     elif abs(row["last_loss_gap_pct"]) > LAST_LOSS_PCT:
-        words[Flag.LOSS] = f"last loss {signed(row['last_loss_gap_pct'])} from that of settings that train alike"
+        gap = f"{signed(row['last_loss_gap_pct'])} of the first loss"
+        words[Flag.LOSS] = f"last loss {gap} from that of settings that train alike"
     if row["conditions"]:
         words[Flag.CONDITIONS] = row["conditions"]
     if row["repeat_ratio"] > UNSTABLE:
@@ -303,7 +304,10 @@ def _reproducible(runs: pd.DataFrame) -> pd.Series:
 
 
 def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
-    """Compare the medians of settings, so that repeats count once; missing values are equal."""
+    """Compare the medians of settings, so that repeats count once; missing values are equal.
+
+    Gaps are relative to the first loss: one that has fallen to 1 % of it, on few tokens, differs by rounding alone.
+    """
     columns = with_trained(runs).reindex(columns=list(same))
     group = columns.groupby(list(same), sort=False, dropna=False).ngroup().rename("group")
     losses = numbers(runs, loss)
@@ -313,7 +317,7 @@ def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
     others = medians.groupby("group", sort=False).transform(lambda part: median_of_others(part.to_numpy()))
     keys = pd.DataFrame({"group": group, "experiment": runs["experiment"]})
     others = keys.join(others.rename("others"), on=["group", "experiment"])["others"]
-    return 100 * (losses / others - 1)
+    return 100 * (losses - others) / numbers(runs, "loss_first")
 
 
 def parsed(text: object) -> dict[str, str] | None:

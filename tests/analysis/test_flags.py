@@ -129,14 +129,14 @@ def losses(first, last=7.0, **more):
 def test_gaps_by_hand_and_in_words():
     runs = table(losses(10.0, 5.0), losses(10.0001, 5.1), losses(11.0, 6.0))
     found = loss_gaps_pct(runs)
-    assert list(found["first_loss_gap_pct"]) == pytest.approx([-0.001, 0.001, 100 * (11 / 10.0001 - 1)], rel=1e-3)
-    nearer = [100 * (5 / 5.1 - 1), 100 * (5.1 / 5 - 1), 100 * (6 / 5.1 - 1)]
+    assert list(found["first_loss_gap_pct"]) == pytest.approx([-0.001, 0.001, 100 * (11 - 10.0001) / 11], rel=1e-3)
+    nearer = [100 * (5 - 5.1) / 10, 100 * (5.1 - 5) / 10.0001, 100 * (6 - 5.1) / 11]  # of the first loss
     assert list(found["last_loss_gap_pct"]) == pytest.approx(nearer)
     assert list(flags(table(losses(10.0), losses(10.0001), losses(10.02), losses(10.0, 7.5)))["words"]) == [
         "",
         "",
         "first loss +0.2 % from that of settings that compute the same",
-        "last loss +7.1 % from that of settings that train alike",
+        "last loss +5.0 % of the first loss from that of settings that train alike",
     ]
 
 
@@ -180,10 +180,9 @@ def test_runs_on_h200_that_compute_something_else():
     raced = names.str.match("gpt2-xl_plain_bf16_gpus1_bs2_sl1024")  # its compiled runs, and the eager ones beside them
     unlike = names == "zs3_bf16_gpus1_bs32_sl128_compile"  # where kernels raced, and the four runs beside it
     begun = flagged["model"] == "bloom-7b1"  # in two formats
-    diverged = flagged["sweep"].isin(["h200_allocator", "h200_four_gpus"])  # by rounding alone
-    diverged |= names == "zs2_bf16_gpus1_bs32_sl128_compile"  # after 180 steps
+    diverged = flagged["sweep"] == "h200_allocator"  # repeats of GPT-2 Medium and BLOOM-1B7, by rounding alone
     assert (raced | unlike | begun | diverged).all()
-    assert (raced.sum(), unlike.sum(), begun.sum(), diverged.sum()) == (4, 5, 8, 25)
+    assert (raced.sum(), unlike.sum(), begun.sum(), diverged.sum()) == (4, 5, 8, 21)
 
 
 def with_conditions(*variables, **columns):
