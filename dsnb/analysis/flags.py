@@ -306,7 +306,7 @@ def _reproducible(runs: pd.DataFrame) -> pd.Series:
 def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
     """Compare the medians of settings, so that repeats count once; missing values are equal.
 
-    Gaps are relative to the first loss: one that has fallen to 1 % of it, on few tokens, differs by rounding alone.
+    Gaps of last losses are relative to the first: one that has fallen to 1 % of it differs by rounding alone.
     """
     columns = with_trained(runs).reindex(columns=list(same))
     group = columns.groupby(list(same), sort=False, dropna=False).ngroup().rename("group")
@@ -317,7 +317,7 @@ def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
     others = medians.groupby("group", sort=False).transform(lambda part: median_of_others(part.to_numpy()))
     keys = pd.DataFrame({"group": group, "experiment": runs["experiment"]})
     others = keys.join(others.rename("others"), on=["group", "experiment"])["others"]
-    return 100 * (losses - others) / numbers(runs, "loss_first")
+    return 100 * (losses - others) / (others if loss == "loss_first" else numbers(runs, "loss_first"))
 
 
 def parsed(text: object) -> dict[str, str] | None:

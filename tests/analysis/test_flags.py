@@ -129,7 +129,7 @@ def losses(first, last=7.0, **more):
 def test_gaps_by_hand_and_in_words():
     runs = table(losses(10.0, 5.0), losses(10.0001, 5.1), losses(11.0, 6.0))
     found = loss_gaps_pct(runs)
-    assert list(found["first_loss_gap_pct"]) == pytest.approx([-0.001, 0.001, 100 * (11 - 10.0001) / 11], rel=1e-3)
+    assert list(found["first_loss_gap_pct"]) == pytest.approx([-0.001, 0.001, 100 * (11 / 10.0001 - 1)], rel=1e-3)
     nearer = [100 * (5 - 5.1) / 10, 100 * (5.1 - 5) / 10.0001, 100 * (6 - 5.1) / 11]  # of the first loss
     assert list(found["last_loss_gap_pct"]) == pytest.approx(nearer)
     assert list(flags(table(losses(10.0), losses(10.0001), losses(10.02), losses(10.0, 7.5)))["words"]) == [
