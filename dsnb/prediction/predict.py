@@ -43,6 +43,20 @@ class On:
         errors = calibration.by_kind(runs, calibration.left_out(runs), fitted)
         return replace(self, constants=constants, probe="", covered=Coverage.of(runs, self.link), errors=errors)
 
+    def probed(self) -> "On":
+        """Return the same with constants adjusted by the stored probe of the GPU, if there is one, and its name."""
+        record = probed.stored(self.gpu.name)
+        by = probed.ratios(record, probed.REFERENCE) if record else {}
+        if not self.link.nvlink:
+            by.pop("link_efficiency", None)
+        if not record or not by:
+            return self
+        rate = (
+            f", which launches {1 / by['host_launch_us']:.2g} times as fast as usual" if "host_launch_us" in by else ""
+        )
+        words = f"probe of {record.get('host')}{rate}, {str(record.get('date_utc'))[:10]}"
+        return replace(self, constants=probed.adjusted(self.constants, by), probe=words)
+
 
 def predict(
     experiments: Sequence[Experiment],
@@ -107,7 +121,7 @@ def predict(
 def on_gpu(gpu: str, link: str, calibrate: "pd.DataFrame | None" = None, probe: bool = True) -> On:
     """Return the target of `predict` from its arguments of the same names."""
     on = On(gpus.find(gpu), gpus.link(link))
-    on = probed.applied(on) if probe else on
+    on = on.probed() if probe else on
     if calibrate is None:
         return on
     if not (runs := measured(calibrate, on.link)):

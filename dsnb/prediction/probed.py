@@ -6,7 +6,7 @@ import re
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dsnb.errors import SettingsError
 from dsnb.files import records
@@ -14,9 +14,6 @@ from dsnb.prediction import gpus
 from dsnb.prediction.gpus import GpuSpec
 from dsnb.prediction.step_time import Constants
 from dsnb.run_folder import paths
-
-if TYPE_CHECKING:
-    from dsnb.prediction.predict import On
 
 REFERENCE: dict[str, Any] = json.loads(Path(__file__).with_name("probe_reference.json").read_text(encoding="utf-8"))
 """Probe of a host for which the constants hold, as `dsnb probe --output` writes it; `about` describes it."""
@@ -81,19 +78,6 @@ def _nominal(gpu: GpuSpec, figure: str) -> float:
     link = gpu.nvlink_gb_per_s or gpu.pcie_gb_per_s
     memory = gpu.memory_gb_per_s * gpu.memory_gain
     return {"memory_gb_per_s": memory, "host_link_gb_per_s": gpu.pcie_gb_per_s}.get(figure, link)
-
-
-def applied(on: "On") -> "On":
-    """Return the time model adjusted by the stored probe of its GPU, and the name of that probe."""
-    record = stored(on.gpu.name)
-    by = ratios(record, REFERENCE) if record else {}
-    if not on.link.nvlink:
-        by.pop("link_efficiency", None)
-    if not record or not by:
-        return on
-    rate = f", which launches {1 / by['host_launch_us']:.2g} times as fast as usual" if "host_launch_us" in by else ""
-    words = f"probe of {record.get('host')}{rate}, {str(record.get('date_utc'))[:10]}"
-    return replace(on, constants=adjusted(on.constants, by), probe=words)
 
 
 def adjusted(constants: Constants, by: dict[str, float]) -> Constants:
