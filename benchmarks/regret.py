@@ -45,12 +45,13 @@ class Regret:
 
 def regrets(runs: pd.DataFrame | None = None) -> Iterator[Regret]:
     """Yield the regret on each task; no run of its model has a part in the constants that rank its settings."""
-    steady = prediction_errors.steady() if runs is None else runs
-    later = dsnb.published("h200").query(f"sweep == '{LATER}' and status == 'ok'") if runs is None else steady[:0]
+    if runs is not None:
+        yield from _regrets("H200", runs, runs)
+        return
+    steady = prediction_errors.steady()
+    later = dsnb.published("h200").query(f"sweep == '{LATER}' and status == 'ok'")
     yield from _regrets("H200", pd.concat([steady, later]), steady)
-    if runs is None:
-        elsewhere = dsnb.published("h100")
-        yield from _regrets("H100", elsewhere[elsewhere["status"] == "ok"], steady)
+    yield from _regrets("H100", dsnb.published("h100").query("status == 'ok'"), steady)
 
 
 def _regrets(gpu: str, runs: pd.DataFrame, to_fit: pd.DataFrame) -> Iterator[Regret]:

@@ -25,7 +25,7 @@ from dsnb.settings.experiment import Experiment
 LATENCY_S = 20e-6
 """Of one collective: an all-reduce of 8 B on two H200 takes 23 to 44 us, of 1 MiB 22 us (docs/LOG.md)."""
 FP32_ATTENTION = 1.2
-"""Rate of fused attention in fp32 and tf32 over fp32's nominal one: both use the same kernels (docs/LOG.md)."""
+"""Nominal rate of fused attention in fp32 and tf32, which use the same kernels, over fp32's (docs/LOG.md)."""
 TF32_PRODUCTS = 1.1
 """Time of products in tf32 over that of their nominal rate, beyond those in half precision (eight settings)."""
 
@@ -65,7 +65,7 @@ class Constants:
 
 DEFAULT = Constants(**json.loads(Path(__file__).with_name("constants.json").read_text(encoding="utf-8")))
 """Fitted on one to four H200 with a 16-core host, torch 2.11 and DeepSpeed 0.19.8, on the settings that
-`python -m benchmarks.prediction_errors` names, but those of 2026-11-24, which are held out;
+`python -m benchmarks.prediction_errors` names, but those of 2026-11-24 and later, which are held out;
 `python -m benchmarks.prediction_errors fit` fits them again, from the `PRIOR` there. Those of the host are then scaled
 to the launch time of the median host, because the hosts of these runs were faster than later ones."""
 FITTED_SETTINGS = 254

@@ -1,6 +1,7 @@
 """Count the work of one optimizer step on the busiest rank: FLOPs, bytes, kernels and host operations.
 
-They follow from settings and shapes, but for the worth of a host operation and of a compiled byte, which were measured.
+They follow from settings and shapes. Measured are the weights of host operations, of compiled bytes, and of heads and
+masks in attention.
 `dsnb.prediction.step_time` divides them by rates.
 """
 
@@ -16,9 +17,9 @@ from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp3
 TILE = 128
 """Rows of a tile of fused attention: a causal kernel computes whole tiles of the square."""
 HEAD_TIMES = {80: 1.3, 96: 1.05, 128: 0.87}
-"""Time of fused attention by the width of a head, over that of heads of 64 (measured; docs/LOG.md)."""
+"""Time of fused attention by the width of a head, over that of heads of 64 (docs/LOG.md, 2026-11-27)."""
 MASKED = {2: 2.0, 4: 1.1}
-"""Time of a key that is seen through a mask over that of one without, by the bytes of a number."""
+"""Time of a key that is seen through a mask over that of one without, by the bytes of a number; 1.1 was measured."""
 # Bytes a score of attention that is not fused: products, scaling, mask, casts to fp32 and back, softmax.
 SCORE_BYTES = {"eager": (32, 36), "compiled": (10, 12), "megatron": (8, 12)}
 # Bytes a logit: written, cast to fp32, log-softmax, its gradient, cast back, read by two products (half precision);
@@ -45,7 +46,7 @@ TENSOR_LAUNCHES = 8.0  # GPT-1.3B, 1 x 2048: 96 reductions take 34 ms more than 
 BLOCK_LAUNCHES = 12.0  # where blocks are compiled one by one
 RECOMPUTED_LAUNCHES = 30.0  # GPT-2 medium, 8 x 1024: 12 more recomputed blocks take 17 and 35 ms on two hosts
 FSDP_LAUNCHES = 64.0  # of a block in each pass, to gather and free its weights
-GATHER_AMONG_RANKS = 1.35  # of a parameter's gather on one GPU (11 settings on two GPUs; docs/LOG.md)
+GATHER_AMONG_RANKS = 1.35  # times its gather on one GPU, of a parameter (11 settings on two GPUs; docs/LOG.md)
 BLOCK_GATHER = 3.0  # parameters that a block gathered as one costs
 FLAT, FLAT_WITH_NORMS = 0.13, 0.35  # in parameters of ZeRO 0, as the next two
 OVERFLOW_SEARCH = 0.6  # of a gradient in half precision at ZeRO 1 and 2 (profiles of seven settings; docs/LOG.md)
