@@ -32,6 +32,9 @@ MODES = {
 """Settings of the passes: weights in half precision, autocast, and fp32."""
 NAME = "dsnb_counted"
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "grouped_mm")
+SLICED_BYTES = 6.0
+"""Bytes that a vectorized operator moves in the time of one number of an operator on slices, such as those of a tensor
+that holds the queries, keys and values of every head (profiles of three models in half precision; docs/LOG.md)."""
 NOTHING = ("aten::empty", "aten::new_empty", "aten::detach", "aten::alias", "aten::_unsafe_view", "prim::")
 
 
@@ -89,7 +92,11 @@ class _Pass(TorchDispatchMode):
         if is_product and not self.backward:
             self._product(read, written[0], "grouped" in name)
         if not is_product:
-            self.moved[self.backward] += sum(self._size(tensor) for tensor in (*read, *written))
+            is_sliced = name.startswith("aten::cat") or any(map(_has_gaps, (*read, *written)))
+            self.moved[self.backward] += sum(
+                self._size(tensor) * (max(1.0, SLICED_BYTES / tensor.itemsize) if is_sliced else 1.0)
+                for tensor in (*read, *written)
+            )
         self.kernels[self.backward] += 1
         self.operators.append((is_product, self.backward, [*inputs], [self._number(tensor) for tensor in written]))
         return out
@@ -158,6 +165,12 @@ class _Pass(TorchDispatchMode):
             moved[backward] += sum(self.bytes[number] for number in inputs | outputs)
             kernels[backward] += 1
         return [*moved, *kernels]
+
+
+def _has_gaps(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a slice of a larger one, so that its numbers are not next to each other."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.numel() < extent
 
 
 def _follow(experiment: Experiment, layers: int) -> _Pass:

@@ -1,7 +1,8 @@
 """Predict the time of an optimizer step as a sum of parts: work or traffic of a kind over the rate of its resource.
 
-During the passes, GPU kernels and the launching host overlap, so the slower one counts. The host's work on each tensor
-in the optimizer's step is added, because the GPU waits for it. Communication counts as far as it is exposed.
+During the passes, GPU kernels and the launching host overlap, so the slower one counts, and a little more where both
+take as long: the host is slower in some of the passes. The host's work on each tensor in the optimizer's step is added,
+because the GPU waits for it. Communication counts as far as it is exposed.
 
 Bytes of communication are those that leave a rank: 2 (n - 1) / n of a message for an all-reduce of n ranks, (n - 1) / n
 for a reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's nccl-tests, doc/PERFORMANCE.md).
@@ -28,6 +29,8 @@ FP32_ATTENTION = 1.2
 """Nominal rate of fused attention in fp32 and tf32, which use the same kernels, over fp32's (docs/LOG.md)."""
 TF32_PRODUCTS = 1.1
 """Time of products in tf32 over that of their nominal rate, beyond those in half precision (eight settings)."""
+OVERLAP_POWER = 5
+"""Power p in (host^p + GPU^p)^(1/p), the time of both passes: 5 fits the measured runs best (docs/LOG.md)."""
 
 HOST_CONSTANTS = ("host_launch_us", "host_parameter_us", "host_gather_us")
 HOST_COUNTS = ("host_launches", "host_parameters", "host_gathers")
@@ -319,7 +322,7 @@ def parts(counts: Setting, constants: Constants) -> StepTime:
     data, beside = _data_parallel(counts, c, passes)
     optimizer = counts.optimizer_bytes / memory
     launches = (counts.host_launches * c.host_launch_us + counts.host_gathers * c.host_gather_us) * 1e-6
-    waits = np.maximum(launches - passes - beside, 0) * (1 + counts.pipeline_fill)
+    waits = _waits(launches, passes + beside) * (1 + counts.pipeline_fill)
     offload = (counts.to_host + counts.offloaded_activation_bytes) / (counts.host_link * c.host_link_efficiency)
     return StepTime(
         matmul_s=matmul,
@@ -333,6 +336,13 @@ def parts(counts: Setting, constants: Constants) -> StepTime:
         offload_s=offload + counts.cpu_parameters * c.cpu_parameter_ns * 1e-9,
         host_s=waits + counts.host_parameters * c.host_parameter_us * 1e-6,
     )
+
+
+def _waits(launches: Any, busy: Any) -> Any:
+    """Return the time that the GPU waits for the host in both passes, given that of each alone."""
+    longer = np.maximum(np.maximum(launches, busy), 1e-30)
+    both = (launches / longer) ** OVERLAP_POWER + (busy / longer) ** OVERLAP_POWER
+    return longer * both ** (1 / OVERLAP_POWER) - busy
 
 
 def _seconds(sent: Any, messages: Any, inside: Any, network: Any, c: Constants) -> Any:

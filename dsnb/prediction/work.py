@@ -37,7 +37,7 @@ CAP_BYTES = 26
 # differences in docs/LOG.md.
 KERNEL_LAUNCHES, MODULE_LAUNCHES = 0.62, 27.0  # of a kernel, and of the modules of a block in both passes
 RECOMPUTED_KERNEL, RECOMPUTED_BLOCK = 2.4, 20.0  # a checkpoint packs and unpacks each tensor that the block saves
-ADAPTER_LAUNCHES = 12.0  # of LoRA's in a linear layer, both passes
+ADAPTER_LAUNCHES, COMPILED_ADAPTER = 12.0, 6.0  # of LoRA's in a linear layer, both passes; compiled: its products
 HOOK_LAUNCHES, IDLE_HOOK_LAUNCHES = 3.0, 0.8  # of a gradient that ZeRO moves into a bucket, or leaves
 CAST_LAUNCHES = 0.3  # autocast's are started in C++
 SPLIT_LAUNCHES = 40.0
@@ -246,7 +246,8 @@ def _launches(experiment: Experiment, mode: Mode, of_attention: float) -> float:
     forward, backward = model.passes(mode, experiment.dropout > 0, experiment.tensor_parallel)
     kernels = forward.kernels + backward.kernels + of_attention
     casts = CAST_LAUNCHES * (forward.cast_kernels * (1 + again) + backward.cast_kernels)
-    block = ADAPTER_LAUNCHES * model.linear * (experiment.lora_rank > 0)
+    adapter = COMPILED_ADAPTER if mode.kind == "compiled" else ADAPTER_LAUNCHES
+    block = adapter * model.linear * (experiment.lora_rank > 0)
     if experiment.tensor_parallel > 1:  # Python of DeepSpeed for the two reductions of a block and pass
         block += TENSOR_LAUNCHES * 2 * (2 + again)
     if experiment.strategy == "fsdp":
