@@ -8,7 +8,7 @@ code is still the one that runs. Its argument can be
 * `memory`: the errors of peak memory, for `dsnb/prediction/accuracy.json`; models are traced first, for a minute
 * `others`: the table of these errors beside those of other estimates
 * `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
-* `launches`: those of runs that the CPU limits, with the launch time measured with each, and with the usual one
+* `launches`: those of settings that the CPU limits, with the launch time measured with each, and with the usual one
 * `probes`: those of the same kind of runs with and without the probe of their host
 * `calibrated`: those of sweeps with constants fitted to other models' runs on the same host
 * `fit`: the constants that fit all rows but those held out, for the median host, for `dsnb/prediction/constants.json`
@@ -86,6 +86,8 @@ UNSEEN = (
     "h200_drawn_3",
     "h200_drawn_8",
     "h200_drawn_9",
+    "h200_drawn_10",
+    "h200_drawn_11",
     "h200_four_gpus",
 )
 """Sweeps of settings that were chosen or drawn before anything like them was measured (`benchmarks.drawn`)."""
@@ -216,14 +218,21 @@ def elsewhere() -> tuple[dict[str, PredictionError], dict[str, PredictionError]]
     return by_table, grouped([[*place] for place in map(kinds_elsewhere, names, nodes)], [*every_error])
 
 
-def by_launch_time() -> tuple[PredictionError, PredictionError]:
-    """Return the errors of runs on H100 that the CPU limits, with the launch time of each and with the usual one."""
-    table = dsnb.published("h100").dropna(subset="launch_us")
-    runs = measured(table)
-    limited = np.flatnonzero(limited_by_cpu(stack([run.setting for run in runs]))).tolist()
-    errors = [errors_of(each) for each in (runs, measured(table.drop(columns="launch_us")))]
-    with_time, usual = (error_of([each[place] for place in limited]) for each in errors)
-    return with_time, usual
+def by_launch_time() -> list[tuple[str, PredictionError, PredictionError]]:
+    """Return the errors of settings that the CPU limits, with the launch time of each run and with the usual one.
+
+    The settings are those of H200 of `UNSEEN`, those drawn for H100, and both.
+    """
+    tables = {"h200": dsnb.published("h200").query("sweep in @UNSEEN"), "h100": dsnb.published("h100")}
+    tables["h100"] = tables["h100"][tables["h100"]["sweep"].str.contains("drawn")]
+    found: dict[str, list[list[float]]] = {}
+    for name, table in tables.items():
+        timed = table[(table["status"] == "ok") & table["launch_us"].notna()]
+        runs, usual = _medians(timed), _medians(timed.drop(columns="launch_us"))
+        limited = np.flatnonzero(limited_by_cpu(stack([run.setting for run in runs]))).tolist()
+        found[name] = [[errors_of(each)[place] for place in limited] for each in (runs, usual)]
+    found["both"] = [[*first, *second] for first, second in zip(*found.values(), strict=True)]
+    return [(name, *map(error_of, errors)) for name, errors in found.items()]
 
 
 def by_probe() -> list[str]:

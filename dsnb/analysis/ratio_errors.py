@@ -38,18 +38,18 @@ Ratios = Mapping[str, RatioError]
 
 # Leave-one-model-out on one to four H200, from the prior: `python -m benchmarks.ratio_errors`.
 DEFAULT_RATIOS: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(269, 6.0, 32.7),
-    "with one that is limited by the CPU": RatioError(1276, 16.6, 69.9),
-    "that are both limited by the CPU": RatioError(1944, 20.5, 105.3),
-    "of one task": RatioError(3489, 17.9, 105.3),
+    "that are both limited by the GPU": RatioError(170, 5.1, 22.4),
+    "with one that is limited by the CPU": RatioError(1129, 16.1, 71.6),
+    "that are both limited by the CPU": RatioError(2190, 20.2, 107.4),
+    "of one task": RatioError(3489, 18.1, 107.4),
 }
 
 # The constants of H200 on published tables of other GPUs: the same command.
 ELSEWHERE: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(645, 12.3, 546.1),
-    "with one that is limited by the CPU": RatioError(192, 20.1, 191.4),
-    "that are both limited by the CPU": RatioError(115, 12.0, 81.4),
-    "of one task": RatioError(952, 13.8, 546.1),
+    "that are both limited by the GPU": RatioError(616, 11.1, 549.8),
+    "with one that is limited by the CPU": RatioError(185, 16.1, 208.8),
+    "that are both limited by the CPU": RatioError(151, 17.7, 180.7),
+    "of one task": RatioError(952, 13.1, 549.8),
 }
 
 

@@ -139,7 +139,13 @@ class Search:
         maybe_tied = map(str, everything.index[everything[question.column] <= limit])
         visited += [name for name in maybe_tied if self._simplicity(name) < self._simplicity(chosen[0])]
         chosen += self._alternatives(chosen[0], [str(name) for name in options.index])
+        if not is_known.any():  # two processes trace: what a later round is likely to ask for costs little now
+            names = [*map(str, reversed(options.index))]
+            visited += {self._sharing(name, "compile", "loss"): name for name in names}.values()
         return Best(table, options, chosen, len(tied)), [*visited, *chosen]
+
+    def _sharing(self, name: str, *more: str) -> str:
+        return str([getattr(self.asked[name], field) for field in (*KINDS[0], *more)])
 
     def _simplicity(self, name: str) -> tuple[int, ...]:
         return space.simplicity(self.asked[name])
@@ -160,8 +166,7 @@ class Search:
         """Return the smallest candidate of each way of sharing that cannot fit, its need, and the room, in GiB."""
         need = self.table["peak_allocated_gib"].fillna(pd.Series(self.least_gib, self.table.index))
         room_of = dict(zip(self.asked, self.room_gib, strict=True))
-        sharing = [str([getattr(experiment, field) for field in KINDS[0]]) for experiment in self.asked.values()]
-        smallest = map(str, need.groupby(sharing, sort=False).idxmin())
+        smallest = map(str, need.groupby([*map(self._sharing, self.asked)], sort=False).idxmin())
         return [(name, float(need[name]), float(room_of[name])) for name in smallest if need[name] > room_of[name]]
 
 

@@ -188,7 +188,7 @@ TIME_ERRORS, ELSEWHERE, PEAK_ERRORS = (
     for table in ("times", "elsewhere", "peaks")
 )
 """Measured by `python -m benchmarks.prediction_errors`: `unseen` on settings drawn at random or chosen before any
-similar run, on one and two H200 of three hosts, none used in the fit; `elsewhere` with the constants of H200 on four
+similar run, on one to four H200 of seven hosts, none used in the fit; `elsewhere` with the constants of H200 on four
 published tables and our own runs on H100; `memory` for peaks on one and two H200. docs/explanation/prediction.md also
 lists kinds of fewer settings."""
 

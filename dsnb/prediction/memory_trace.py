@@ -10,22 +10,16 @@ as JSON from its standard input and prints the traces.
 import contextlib
 import functools
 import gc
-import importlib
 import json
 import math
 import os
 import select
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from functorch.compile import aot_function, make_boxed_func
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.virtualized import V
 from torch.nn import functional as F
-from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils._pytree import tree_leaves
 
 from dsnb.formulas.memory import kept_activations
 from dsnb.prediction import fake_model, model_counts
@@ -175,6 +169,8 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
 
 def _kept_sizes(experiment: Experiment, micro_batch: int) -> tuple[Size, Size]:
     """Return what a compiled model of one block saves for its backward pass, and a further block, not recomputed."""
+    from dsnb.prediction import partitioner  # takes a second to import, and only compiled models need it
+
     values = experiment.model_dump()
     kinds = min(2, fake_model.period(model_builder.model_config(experiment)))
     settings = {name: values[name] for name in (*TRACED, "device")}
@@ -183,51 +179,18 @@ def _kept_sizes(experiment: Experiment, micro_batch: int) -> tuple[Size, Size]:
         settings["strategy"] = "deepspeed"
     if compiles_blocks(values):  # the loss is outside of the blocks
         settings |= {"compile": "default", "compile_unit": "block", "loss": "whole"}
-        deep = _ask_partitioner(json.dumps(settings), 1 + kinds)
+        deep = partitioner.saved(json.dumps(settings), 1 + kinds)
         deep = [kept for kept in deep if kept[0] >= 0] if experiment.loss == "chunked" else deep
         shallow = [kept for kept in deep if kept[0] <= 0]
     else:
         settings["compile_unit"] = "model"
-        shallow, deep = (_ask_partitioner(json.dumps(settings), layers) for layers in (1, 1 + kinds))
+        shallow, deep = (partitioner.saved(json.dumps(settings), layers) for layers in (1, 1 + kinds))
 
     def total(kept: Sequence[tuple[int, int]]) -> Size:
         scaled = (number if number % MANY else number // MANY * micro_batch for _, number in kept)
         return functools.reduce(Size.plus, (size(number, micro_batch) for number in scaled))
 
     return total(shallow), Size().plus(total(deep).plus(total(shallow), -1), 1 / kinds)
-
-
-@functools.lru_cache
-def _ask_partitioner(settings: str, layers: int) -> list[tuple[int, int]]:
-    """Return what a model of `layers` blocks saves: the number of the block (-1 outside of blocks) and the bytes."""
-    experiment = Experiment.recorded(json.loads(settings))
-    model, fake = build(experiment, layers)
-    weights = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
-    kept: dict[int, tuple[int, int, torch.Tensor]] = {}
-
-    def keep(place: int, results: Sequence[Any]) -> None:
-        for tensor in tree_leaves(results):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in weights:
-                storage = tensor.untyped_storage()
-                kept.setdefault(storage._cdata, (place, storage.nbytes(), tensor))
-
-    outside = functools.partial(keep, -1)
-    if compiles_blocks(experiment.model_dump()):
-        for place, module in enumerate(blocks(model)):
-            module.forward = _partitioned(module, module.forward, functools.partial(keep, place))
-        head = output_layer(model)
-        head.forward = _partitioned(head, head.forward, outside)
-        model._loss = _partitioned(torch.nn.Module(), model._loss, outside)
-    elif model.chunked:
-        model._hidden = _partitioned(model, model._hidden, outside)  # type: ignore[method-assign]
-    else:
-        model._compute = _partitioned(model, model._compute, outside)
-    with fake, V.set_fake_mode(fake):
-        ids = torch.zeros(MANY, experiment.seq_len, dtype=torch.long)
-        with CudaOperators(), autocast(experiment):
-            result = model._hidden(ids) if model.chunked else model(ids)  # chunks do not grow with the micro-batch
-    del result
-    return [(place, number_of_bytes) for place, number_of_bytes, _ in kept.values()]
 
 
 def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int) -> tuple[list[Size], Size]:
@@ -250,37 +213,6 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int)
     if compiles_blocks(experiment.model_dump()):
         return [Size().plus(logits, 2 if padded else 1)], gradient
     return [logits] if padded else [gradient, Size(0, of_number * experiment.seq_len * width)], gradient
-
-
-def _partitioned(
-    module: torch.nn.Module, function: Callable[..., Any], keep: Callable[[Sequence[Any]], None]
-) -> Callable[..., Any]:
-    """Run a function of a module as the graphs of torch's compiler, without dynamo; `keep` sees the forward outputs."""
-
-    def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
-        def run(*arguments: Any) -> Any:
-            results = graph(*arguments)
-            keep(results)
-            return results
-
-        return make_boxed_func(run)
-
-    def pure(tensors: dict[str, torch.Tensor], arguments: Any, named: Any) -> Any:
-        with (
-            _reparametrize_module(module, tensors, tie_weights=True),
-            fake_model.patched(torch.compiler, is_compiling=True),
-        ):
-            return function(*arguments, **named)
-
-    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-    compiled = aot_function(
-        pure,
-        fw_compiler=forward,
-        bw_compiler=lambda graph, _: make_boxed_func(graph),
-        partition_fn=importlib.import_module("torch._inductor.compile_fx").partition_fn,
-        decompositions=select_decomp_table(),
-    )
-    return lambda *arguments, **named: compiled(tensors, arguments, named)
 
 
 @contextlib.contextmanager
@@ -384,6 +316,8 @@ def main() -> None:
 
     The process ends when no request arrives for the seconds in its argument.
     """
+    if not select.select([sys.stdin], [], [], 0)[0]:  # what is not asked for is prepared
+        from dsnb.prediction import partitioner  # noqa: F401
     gc.freeze()  # what was imported stays: collections need not look at it
     gc.enable()
     answers = os.fdopen(os.dup(1), "w")

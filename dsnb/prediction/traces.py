@@ -36,7 +36,7 @@ TRACED = (
     "activation_checkpointing", "checkpoint_every", "checkpoint_offload", "attention", "dropout", "loss", "lora_rank",
 )  # fmt: skip
 """Settings that a trace depends on: none of the engine's, and not the micro-batch."""
-TRACERS = ("fake_model", "memory_trace", "model_counts")
+TRACERS = ("fake_model", "memory_trace", "model_counts", "partitioner")
 """The modules of this package that trace and import torch."""
 USED = ("train/attention", "train/causal_loss", "train/model", "train/model_parts", "train/token_work")
 """The modules of models that a trace depends on."""

@@ -132,11 +132,11 @@ def test_gaps_by_hand_and_in_words():
     assert list(found["first_loss_gap_pct"]) == pytest.approx([-0.001, 0.001, 100 * (11 / 10.0001 - 1)], rel=1e-3)
     nearer = [100 * (5 - 5.1) / 10, 100 * (5.1 - 5) / 10.0001, 100 * (6 - 5.1) / 11]  # of the first loss
     assert list(found["last_loss_gap_pct"]) == pytest.approx(nearer)
-    assert list(flags(table(losses(10.0), losses(10.0001), losses(10.02), losses(10.0, 7.5)))["words"]) == [
+    assert list(flags(table(losses(10.0), losses(10.0001), losses(10.02), losses(10.0, 7.6)))["words"]) == [
         "",
         "",
         "first loss +0.2 % from that of settings that compute the same",
-        "last loss +5.0 % of the first loss from that of settings that train alike",
+        "last loss +6.0 % of the first loss from that of settings that train alike",
     ]
 
 
@@ -173,16 +173,16 @@ def test_repeats_train_alike_or_are_flagged():
 
 
 def test_runs_on_h200_that_compute_something_else():
-    """Found on 2026-11-23, -25 and -27 (docs/LOG.md): of three causes, and nothing else among 824 runs."""
+    """Found on 2026-11-23, -25 and -27 (docs/LOG.md): of three causes, and nothing else among 940 runs."""
     runs = dsnb.published("h200")
     flagged = runs[[Flag.LOSS in own for own in flags(runs, tables.steps("published: h200"))["flags"]]]
     names = flagged["experiment"]
     raced = names.str.match("gpt2-xl_plain_bf16_gpus1_bs2_sl1024")  # its compiled runs, and the eager ones beside them
-    unlike = names == "zs3_bf16_gpus1_bs32_sl128_compile"  # where kernels raced, and the four runs beside it
+    unlike = names == "zs3_bf16_gpus1_bs32_sl128_compile"  # where kernels raced, and the six runs beside it
     begun = flagged["model"] == "bloom-7b1"  # in two formats
-    diverged = flagged["sweep"] == "h200_allocator"  # repeats of GPT-2 Medium and BLOOM-1B7, by rounding alone
+    diverged = flagged["sweep"].isin(["h200_allocator", "h200_tradeoffs"])  # by rounding: GPT-2 Medium, BLOOM-1B7
     assert (raced | unlike | begun | diverged).all()
-    assert (raced.sum(), unlike.sum(), begun.sum(), diverged.sum()) == (4, 5, 8, 21)
+    assert (raced.sum(), unlike.sum(), begun.sum(), diverged.sum()) == (4, 7, 8, 38)
 
 
 def with_conditions(*variables, **columns):

@@ -23,12 +23,12 @@ MEASURED = {
         (f"{LARGE} and zero_stage == 0", "needed {needed:.1f} GiB"),
     ],
     "Why is ZeRO 3 slower than ZeRO 2?": [
-        (f"{TWO_GPUS} and zero_stage == 2", "ZeRO 2 {speed:,.0f} tokens/s"),
-        (f"{TWO_GPUS} and zero_stage == 3", "ZeRO 3 {speed:,.0f} (n = {n} each)"),
+        (f"{TWO_GPUS} and zero_stage == 2", "ZeRO 2 {speed:,.0f} tokens/s (n = {n})"),
+        (f"{TWO_GPUS} and zero_stage == 3", "ZeRO 3 {speed:,.0f} (n = {n})"),
     ],
     "A higher stage takes more memory": [
-        (f"{TWO_GPUS} and zero_stage == 2", "ZeRO 2 {gib:.1f} GiB"),
-        (f"{TWO_GPUS} and zero_stage == 3", "ZeRO 3 {gib:.1f} GiB (n = {n} each)"),
+        (f"{TWO_GPUS} and zero_stage == 2", "ZeRO 2 {gib:.1f} GiB (n = {n})"),
+        (f"{TWO_GPUS} and zero_stage == 3", "ZeRO 3 {gib:.1f} GiB (n = {n})"),
     ],
     "Memory does not fall with more GPUs": [
         (f"{SMALL} and zero_stage == 1 and compile == 'off' and gpus == 1", "{gib:.1f} GiB on one H200"),
