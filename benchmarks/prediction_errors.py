@@ -8,6 +8,7 @@ code is still the one that runs. Its argument can be
 * `memory`: the errors of peak memory, for `dsnb/prediction/accuracy.json`; models are traced first, for a minute
 * `others`: the table of these errors beside those of other estimates
 * `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
+* `families`: the errors on models whose counts are read off a trace, by family, on H200 and H100
 * `launches`: those of settings that the CPU limits, with the launch time measured with each, and with the usual one
 * `probes`: those of the same kind of runs with and without the probe of their host
 * `calibrated`: those of sweeps with constants fitted to other models' runs on the same host
@@ -50,6 +51,7 @@ from dsnb.prediction.calibration import (
     recorded,
 )
 from dsnb.prediction.memory import peak_memory
+from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import DEFAULT, Constants, parts, stack, step_times
 from dsnb.prediction.traces import traces
 from dsnb.settings.experiment import Experiment
@@ -218,6 +220,17 @@ def elsewhere() -> tuple[dict[str, PredictionError], dict[str, PredictionError]]
     return by_table, grouped([[*place] for place in map(kinds_elsewhere, names, nodes)], [*every_error])
 
 
+def by_family() -> dict[str, PredictionError]:
+    """Return the errors of all settings of models that are counted by a trace, by family and by what limits them."""
+    tables = [dsnb.published(name).query("status == 'ok'") for name in ("h200", "h100")]
+    runs = [run for table in tables for run in _medians(table) if shape(run.experiment.model).traffic]
+    limits = limited_by_cpu(stack([run.setting for run in runs]))
+    families = [shape(run.experiment.model).family for run in runs]
+    names = [[f"{family}, limited by the {'CPU' if by_cpu else 'GPU'}", f"limited by the {'CPU' if by_cpu else 'GPU'}"]
+             for family, by_cpu in zip(families, limits, strict=True)]  # fmt: skip
+    return grouped(names, errors_of(runs))
+
+
 def by_launch_time() -> list[tuple[str, PredictionError, PredictionError]]:
     """Return the errors of settings that the CPU limits, with the launch time of each run and with the usual one.
 
@@ -350,6 +363,9 @@ def main() -> None:
         return
     if sys.argv[1:] == ["probes"]:
         print("\n".join(by_probe()))
+        return
+    if sys.argv[1:] == ["families"]:
+        print("\n".join(lines(by_family())))
         return
     if sys.argv[1:] == ["launches"]:
         print(*by_launch_time(), sep="\n")

@@ -1,6 +1,6 @@
 """What torch's compiler saves for the backward pass: its partitioner decides, and nothing is compiled.
 
-A module of its own, because eager traces need not wait for the second that it takes to import.
+A separate module, because eager traces need not wait for its import, which takes a second.
 """
 
 import functools

@@ -29,7 +29,7 @@ RATES = {
 }
 """Figure -> constant for the share of a data sheet's rate that is reached."""
 TRUST = 0.5
-"""Exponent of a host's ratio: launches of a host drift by a factor of 1.7 within seconds. Over eleven hosts, 0.25 is 0.2
+"""Exponent of a host's ratio: launches of a host drift by a factor of 1.7 within seconds. Over eleven hosts 0.25 is 0.2
 points better; hosts that differ more deserve more trust (docs/LOG.md)."""
 WORST, BEST = 0.05, 20.0
 """Ratios beyond these are errors of measurement."""

@@ -339,7 +339,7 @@ def parts(counts: Setting, constants: Constants) -> StepTime:
 
 
 def _waits(launches: Any, busy: Any) -> Any:
-    """Return the time that the GPU waits for the host in both passes, given that of each alone."""
+    """Return the GPU's idle time in both passes, given the time of each alone."""
     longer = np.maximum(np.maximum(launches, busy), 1e-30)
     both = (launches / longer) ** OVERLAP_POWER + (busy / longer) ** OVERLAP_POWER
     return longer * both ** (1 / OVERLAP_POWER) - busy

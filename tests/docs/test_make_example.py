@@ -100,8 +100,7 @@ def test_the_picture_has_the_figures_of_the_table():
 def test_the_summary_of_errors_is_that_of_its_tables():
     text = (EXPLANATION / "prediction.md").read_text()
     by_gpu, by_cpu = TIME_ERRORS["limited by the GPU"], TIME_ERRORS["limited by the CPU"]
-    tasks, *regret = regret_of(text)
-    known = by_launch_time()[-1][1]
+    known, (tasks, *regret) = by_launch_time()[-1][1], regret_of(text)
     rows = {
         f"... with the launch time measured with each run | {known.settings} of such settings": known[1:3],
         f"peak memory | {PEAK_ERRORS['all'].settings} settings": PEAK_ERRORS["all"][1:3],
