@@ -139,13 +139,12 @@ class Search:
         maybe_tied = map(str, everything.index[everything[question.column] <= limit])
         visited += [name for name in maybe_tied if self._simplicity(name) < self._simplicity(chosen[0])]
         chosen += self._alternatives(chosen[0], [str(name) for name in options.index])
-        if not is_known.any():  # two processes trace: what a later round is likely to ask for costs little now
-            names = [*map(str, reversed(options.index))]
-            visited += {self._sharing(name, "compile", "loss"): name for name in names}.values()
+        if not is_known.any():  # a later round is likely to ask for the best of each way of sharing
+            visited += {self._sharing(str(name)): str(name) for name in reversed(options.index)}.values()
         return Best(table, options, chosen, len(tied)), [*visited, *chosen]
 
-    def _sharing(self, name: str, *more: str) -> str:
-        return str([getattr(self.asked[name], field) for field in (*KINDS[0], *more)])
+    def _sharing(self, name: str) -> str:
+        return str([getattr(self.asked[name], field) for field in KINDS[0]])
 
     def _simplicity(self, name: str) -> tuple[int, ...]:
         return space.simplicity(self.asked[name])

@@ -217,9 +217,10 @@ def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]
         raise SettingsError("torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'")
     groups: dict[Any, list[str]] = {}
     for key, experiment in missing.items():
-        alike = tuple(
-            getattr(experiment, name) for name in ("model", "precision", "lora_rank", "compile_unit", "seq_len")
-        )
+        graph = ["model", "precision", "lora_rank", "compile_unit", "seq_len"]
+        if experiment.compile_unit == "model":
+            graph += ["strategy", "loss"]
+        alike = tuple(getattr(experiment, name) for name in graph)
         groups.setdefault(key if experiment.compile == "off" else alike, []).append(key)
     longest_first = sorted(groups.values(), key=lambda keys: missing[keys[0]].compile == "off")
 
