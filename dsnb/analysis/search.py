@@ -139,7 +139,7 @@ class Search:
         maybe_tied = map(str, everything.index[everything[question.column] <= limit])
         visited += [name for name in maybe_tied if self._simplicity(name) < self._simplicity(chosen[0])]
         chosen += self._alternatives(chosen[0], [str(name) for name in options.index])
-        if not is_known.any():  # a later round is likely to ask for the best of each way of sharing
+        if not is_known.any():  # a later round is likely to ask for the best of each way of sharing the work
             visited += {self._sharing(str(name)): str(name) for name in reversed(options.index)}.values()
         return Best(table, options, chosen, len(tied)), [*visited, *chosen]
 

@@ -316,7 +316,7 @@ def main() -> None:
 
     The process ends when no request arrives for the seconds in its argument.
     """
-    if not select.select([sys.stdin], [], [], 0)[0]:  # what is not asked for is prepared
+    if not select.select([sys.stdin], [], [], 0)[0]:  # idle: prepare for compiled models
         from dsnb.prediction import partitioner  # noqa: F401
     gc.freeze()  # what was imported stays: collections need not look at it
     gc.enable()

@@ -1,8 +1,8 @@
 """Predict the time of an optimizer step as a sum of parts: work or traffic of a kind over the rate of its resource.
 
 During the passes, GPU kernels and the launching host overlap, so the slower one counts, and a little more where both
-take as long: the host is slower in some of the passes. The host's work on each tensor in the optimizer's step is added,
-because the GPU waits for it. Communication counts as far as it is exposed.
+take as long: the host may limit one pass and the GPU the other. The host's work on each tensor in the optimizer's step
+is added, because the GPU waits for it. Communication counts as far as it is exposed.
 
 Bytes of communication are those that leave a rank: 2 (n - 1) / n of a message for an all-reduce of n ranks, (n - 1) / n
 for a reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's nccl-tests, doc/PERFORMANCE.md).
@@ -339,7 +339,7 @@ def parts(counts: Setting, constants: Constants) -> StepTime:
 
 
 def _waits(launches: Any, busy: Any) -> Any:
-    """Return the GPU's idle time in both passes, given the time of each alone."""
+    """Return the GPU's idle time in both passes, given the times of host and GPU alone."""
     longer = np.maximum(np.maximum(launches, busy), 1e-30)
     both = (launches / longer) ** OVERLAP_POWER + (busy / longer) ** OVERLAP_POWER
     return longer * both ** (1 / OVERLAP_POWER) - busy

@@ -52,10 +52,10 @@ def test_grouped_queries_experts_windows_and_caps_are_counted(counted):
     """Mixtral: 2 of 4 experts of 3 x 128 x 256, a router, 4 heads of 32 and 2 for keys and values."""
     one = shapes.shape("moe-tiny")
     attention, expert = 128 * (128 + 64 + 64 + 128), 3 * 128 * 256
-    assert one.weights == attention + 4 * 128 + 2 * expert
-    assert one.held == attention + 4 * 128 + 4 * expert
-    assert one.grouped == 2 * expert
-    assert (one.family, one.attention[0], one.capped) == ("mixtral", (128, None, 4), False)
+    assert [one.weights, one.held] == [attention + 4 * 128 + number * expert for number in (2, 4)]
+    assert (one.grouped, one.family, one.attention[0], one.capped) == (2 * expert, "mixtral", (128, None, 4), False)
+    rows = model_counts.torch.zeros(4, 6)
+    assert [*map(model_counts._has_gaps, (rows, rows.T, rows[:2], rows[:, :2]))] == [False, False, False, True]
     gemma = shapes.shape("gemma2-tiny")
     assert gemma.attention == [(128, 64, 4), (128, None, 4)] * 2
     assert (gemma.capped, gemma.logits_capped, gemma.maskless) == (True, True, False)

@@ -66,11 +66,11 @@ def test_parts_by_hand():
     flops = 8 * 6 * 4096 * (12 * 12 * 2048**2 + 50272 * 2048)
     operands = 8 * 12 * 3 * (4096 * 2048 * 18 + 12 * 2048**2) * 4
     assert found.matmul_s == pytest.approx(flops / 67e12 + operands / 4.8e12)
-    message = 4096 * 2048 * 4
-    assert found.point_to_point_s == pytest.approx(16 * (20e-6 + message / 450e9))
+    assert found.point_to_point_s == pytest.approx(16 * (20e-6 + 4096 * 2048 * 4 / 450e9))
     average = (12 * 12 * 2048**2 + 50272 * 2048 / 2) / (12 * 12 * 2048**2 + 50272 * 2048)
     assert found.pipeline_bubble_s == pytest.approx(compute_and_communication_s(found) / 8 * average)
     assert (found.host_s, found.offload_s, found.all_gather_s) == (0, 0, 0)
+    assert module._waits(3.0, np.array([3.0, 0.0])) == pytest.approx([3 * 2**0.2 - 3, 3])  # in turn, and alone
 
 
 def test_no_part_is_negative_and_they_sum_to_the_step_alone_or_among_many():
