@@ -90,6 +90,7 @@ UNSEEN = (
     "h200_drawn_9",
     "h200_drawn_10",
     "h200_drawn_11",
+    "h200_drawn_12",
     "h200_four_gpus",
 )
 """Sweeps of settings that were chosen or drawn before anything like them was measured (`benchmarks.drawn`)."""
@@ -141,9 +142,10 @@ def h200_runs(with_held_out: bool = True) -> list[Measured]:
 def steady() -> pd.DataFrame:
     """Return the runs of the data set that were made to measure time: three steps after two are still settling.
 
-    Those that compare torch's two allocators are left out (on one GPU they ran two at a time), and those of `REPEATED`.
+    Runs that longer ones have replaced are among them: the constants were fitted to them. Those that compare torch's
+    two allocators are left out (on one GPU they ran two at a time), and those of `REPEATED`.
     """
-    runs = dsnb.published("h200")
+    runs = pd.concat([dsnb.published(name) for name in ("h200", "h200_archive")], ignore_index=True)
     beside = runs["note"].astype(str).str.contains("at the same time|one CPU thread")
     settled = runs["timed_steps"] * runs["grad_accum"] >= MICRO_BATCHES
     beside |= (runs["sweep"] == "h200_allocator") | runs["host"].str.contains(REPEATED)

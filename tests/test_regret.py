@@ -2,14 +2,12 @@
 
 import pytest
 
-import dsnb
-from benchmarks import regret
+from benchmarks import prediction_errors, regret
 from tests import ROOT
 
 
 def test_the_regret_of_a_task_by_hand():
-    runs = dsnb.published("h200").query("status == 'ok' and model in ['gpt2-medium', 'bloom-560m']")
-    runs = runs.query("sweep != 'h200_allocator' and host < 'h200-2026-11-27' and seq_len == 1024 and gpus == 1").copy()
+    runs = prediction_errors.steady().query("model in ['gpt2-medium', 'bloom-560m'] and seq_len == 1024 and gpus == 1")
     own = runs["model"] == "gpt2-medium"
     medians = runs[own].groupby("experiment")["tokens_per_s"].median()
     before = next(one for one in regret.regrets(runs) if one.task.startswith("gpt2-medium"))

@@ -38,18 +38,18 @@ Ratios = Mapping[str, RatioError]
 
 # Leave-one-model-out on one to four H200, from the prior: `python -m benchmarks.ratio_errors`.
 DEFAULT_RATIOS: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(170, 5.1, 22.4),
-    "with one that is limited by the CPU": RatioError(1129, 16.1, 71.6),
-    "that are both limited by the CPU": RatioError(2190, 20.2, 107.4),
-    "of one task": RatioError(3489, 18.1, 107.4),
+    "that are both limited by the GPU": RatioError(129, 5.2, 24.8),
+    "with one that is limited by the CPU": RatioError(945, 15.4, 68.3),
+    "that are both limited by the CPU": RatioError(2415, 18.4, 98.6),
+    "of one task": RatioError(3489, 17.1, 98.6),
 }
 
 # The constants of H200 on published tables of other GPUs: the same command.
 ELSEWHERE: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(616, 11.1, 549.8),
-    "with one that is limited by the CPU": RatioError(185, 16.1, 208.8),
-    "that are both limited by the CPU": RatioError(151, 17.7, 180.7),
-    "of one task": RatioError(952, 13.1, 549.8),
+    "that are both limited by the GPU": RatioError(594, 11.2, 548.9),
+    "with one that is limited by the CPU": RatioError(205, 15.4, 224.5),
+    "that are both limited by the CPU": RatioError(153, 17.1, 193.4),
+    "of one task": RatioError(952, 13.0, 548.9),
 }
 
 
