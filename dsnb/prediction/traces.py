@@ -4,9 +4,9 @@ import contextlib
 import hashlib
 import json
 import logging
-import queue
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -133,9 +133,9 @@ def start(model: str) -> None:
     """Start the processes that trace, unless this was done before for a model: importing torch takes seconds."""
     file = _file(_key("started", {"model": model}))
     is_model = model in model_shapes.PRESETS or model_shapes.local_config(model)
-    if is_model and can_trace() and _idle.empty() and not (file and file.is_file()):
+    if is_model and can_trace() and not _tracers and not (file and file.is_file()):
         for _ in range(WORKERS):
-            _idle.put(_Tracer())
+            _tracers.append(_Tracer())
         if file:
             with contextlib.suppress(OSError):
                 records.write_json(file, {})
@@ -211,7 +211,8 @@ def _versions() -> tuple[str, ...]:
 def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]:
     """Trace records of a kind by their keys and store them; return the reasons for those that failed.
 
-    Compiled models that differ only in what is outside of the compiled graphs go to one process, which makes them once.
+    Compiled models that differ only in what is outside of the compiled graphs go to one process, which makes them once,
+    and also to the process that made them before.
     """
     if not can_trace():
         raise SettingsError("torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'")
@@ -222,10 +223,11 @@ def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]
             graph += ["strategy", "loss"]
         alike = tuple(getattr(experiment, name) for name in graph)
         groups.setdefault(key if experiment.compile == "off" else alike, []).append(key)
-    longest_first = sorted(groups.values(), key=lambda keys: missing[keys[0]].compile == "off")
+    longest_first = sorted(groups.items(), key=lambda group: missing[group[1][0]].compile == "off")
 
-    def trace(keys: list[str]) -> dict[str, Any]:
-        with _tracer() as tracer:
+    def trace(group: tuple[Any, list[str]]) -> dict[str, Any]:
+        graphs, keys = group
+        with _tracer(graphs) as tracer:
             return {key: tracer.ask(kind, missing[key]) for key in keys}
 
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -243,6 +245,7 @@ class _Tracer:
     """A process that traces on request and ends after `IDLE_S` without one."""
 
     def __init__(self) -> None:
+        self.made, self.lent = set[Any](), threading.Lock()  # the names of the graphs that it has made
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         # It ends when its input is closed, even while it imports; collecting garbage would take an eighth of that.
         program = (
@@ -267,18 +270,26 @@ class _Tracer:
             return {"error": f"the model could not be traced: {why}"}
 
 
-_idle: queue.LifoQueue[_Tracer] = queue.LifoQueue()
-"""Idle tracing processes."""
+_tracers: list[_Tracer] = []
+_lending = threading.Lock()
 
 
 @contextlib.contextmanager
-def _tracer() -> Iterator[_Tracer]:
-    """Lend a tracing process, an idle one if there is any."""
-    tracer = None
-    while tracer is None or tracer.process.poll() is not None:
-        try:
-            tracer = _idle.get_nowait()
-        except queue.Empty:
-            tracer = _Tracer()
-    yield tracer
-    _idle.put(tracer)
+def _tracer(graphs: Any) -> Iterator[_Tracer]:
+    """Lend a tracing process: the one that has made these graphs, once it is free, or an idle one, or a new one."""
+    with _lending:
+        _tracers[:] = [one for one in _tracers if one.process.poll() is None]
+        idle = [one for one in _tracers if not one.lent.locked()]
+        made = [one for one in _tracers if graphs in one.made]
+        if not made and not idle:
+            idle = [_Tracer()]
+            _tracers.append(idle[0])
+        tracer = (made or idle)[0]
+        is_free = tracer.lent.acquire(blocking=False)
+    if not is_free:
+        tracer.lent.acquire()
+    tracer.made.add(graphs)
+    try:
+        yield tracer
+    finally:
+        tracer.lent.release()

@@ -120,9 +120,7 @@ def test_a_server_that_is_killed_while_it_imports_says_so():
 
 @pytest.mark.process
 def test_an_installed_package_that_initialises_cuda_is_not_imported(tmp_path, monkeypatch):
-    (tmp_path / "torchao-0.18.0.dist-info").mkdir()
-    (tmp_path / "torchao-0.18.0.dist-info" / "METADATA").write_text("Name: torchao\nVersion: 0.18.0\n")
-    (tmp_path / "torchao.py").write_text("import torch; torch.cuda._initialized = True")
+    (tmp_path / "torchao.py").write_text("import torch; torch.cuda._initialized, __version__ = True, '1.0'")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     server = local.ForkServer("cpu")
     server.wait_ready()

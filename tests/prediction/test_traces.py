@@ -1,7 +1,8 @@
 """The cache of traces: what is made once, and what is another trace."""
 
 import json
-import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import SimpleNamespace
 
 import pytest
@@ -21,11 +22,13 @@ def made(tmp_path, monkeypatch):
         found.append(experiment)
         return {"error": "no"} if experiment.seq_len == 7 else json.loads(json.dumps(RECORD))
 
-    tracer = SimpleNamespace(ask=ask, process=SimpleNamespace(poll=lambda: None))
+    def start():
+        return SimpleNamespace(ask=ask, process=SimpleNamespace(poll=lambda: None), made=set(), lent=threading.Lock())
+
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
     monkeypatch.setattr(traces, "_records", {})
-    monkeypatch.setattr(traces, "_idle", queue.LifoQueue())
-    monkeypatch.setattr(traces, "_Tracer", lambda: tracer)
+    monkeypatch.setattr(traces, "_tracers", [])
+    monkeypatch.setattr(traces, "_Tracer", start)
     return found
 
 
@@ -88,8 +91,24 @@ def test_a_setting_that_cannot_be_traced_does_not_cost_the_others(made):
 def test_processes_start_early_once_for_each_model(made):
     for model, number in (("no-model", 0), ("gpt2", 2), ("gpt2", 0), ("opt-1.3b", 2)):
         traces.start(model)
-        assert traces._idle.qsize() == number
-        traces._idle.queue.clear()
+        assert len(traces._tracers) == number
+        traces._tracers.clear()
+
+
+def test_the_process_that_has_made_a_graph_is_waited_for(made):
+    def lent(graph):
+        with traces._tracer(graph) as tracer:
+            return tracer
+
+    first = lent("graph")
+    busy = traces._tracer("other")
+    assert busy.__enter__() is first
+    assert lent("third") is not first
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lent, "graph")
+        assert not wait([waiting], timeout=0.1).done
+        busy.__exit__(None, None, None)
+        assert waiting.result(timeout=5) is first
 
 
 @pytest.mark.process
@@ -98,7 +117,7 @@ def test_a_process_answers_until_nobody_asks(tmp_path, monkeypatch):
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "gpt2", "n_embd": 7, "n_head": 3}')  # heads do not divide the width
     monkeypatch.setattr(traces, "_records", {})
-    monkeypatch.setattr(traces, "_idle", queue.LifoQueue())
+    monkeypatch.setattr(traces, "_tracers", [])
     monkeypatch.setattr(traces, "WORKERS", 1)
     monkeypatch.setenv("DSNB_CACHE", "off")
     settings = {"seq_len": 32, "precision": "fp32", "gpus": 2, "zero_stage": 1}
@@ -109,7 +128,7 @@ def test_a_process_answers_until_nobody_asks(tmp_path, monkeypatch):
     assert "(got `embed_dim`: 7 and `num_heads`: 3)" in str(odd)
     assert "\n" not in str(odd)
     assert split.parameters == PRESETS["gpt2-tiny"].parameters
-    for tracer in (traces._idle.get_nowait(), traces._Tracer()):  # one that waits, and one that would first load torch
+    for tracer in (*traces._tracers, traces._Tracer()):  # one that waits, and one that would first load torch
         tracer.process.stdin.close()
         assert tracer.process.wait(timeout=2) == 0
 
