@@ -1,8 +1,8 @@
 """Compare linear layers in fp8 with those in bf16: `python -m benchmarks.fp8 MODEL BATCH LENGTH [LAYERS]`.
 
 Trains a plain compiled loop on one batch, from the same weights: in bf16, and with torchao's fp8 products in the
-blocks, scaled by tensor and by row. Prints tokens/s, the additional memory and the first and the last loss. With LAYERS
-the model has only so many blocks.
+blocks, scaled by tensor and by row. Prints tokens/s, the peak memory and the first and the last loss. With
+LAYERS the model has only so many blocks.
 """
 
 import gc

@@ -19,8 +19,9 @@ from tests.support import made_up
 
 ROWS = {
     "bigscience_1b3": 27, "dist_training_gpt2": 8, "jean_zay_bloom7b": 28, "lambda_1cc_opt": 16,
-    "h200_gpt2_zero_precision": 36, "h200_memory": 32, "h200": None, "h100": 193,
+    "h200_gpt2_zero_precision": 36, "h200_memory": 32, "h200": None, "h100": 193, "h200_archive": 110,
 }  # fmt: skip
+OF_H200 = ("h200", "h200_archive")
 
 
 @pytest.mark.parametrize(("name", "count"), ROWS.items())
@@ -123,8 +124,17 @@ def test_an_unknown_table():
         dsnb.published("lambda")
 
 
-def test_steps_agree_with_the_runs_of_the_data_set():
-    runs, steps = dsnb.published("h200"), tables.steps("published: h200")
+def test_archived_runs_were_replaced_by_four_longer_ones():
+    archived, runs = (dsnb.published(name).query("timed_steps > 0").set_index(KEYS[:2]) for name in OF_H200[::-1])
+    timed_s = runs["timed_steps"] * runs["step_time_mean_s"]
+    long = (timed_s >= 8).groupby(KEYS[:2]).sum()
+    assert (archived["timed_steps"] * archived["step_time_mean_s"] < 8).all()
+    assert (long[archived.index] >= 4).all()
+
+
+@pytest.mark.parametrize("name", OF_H200)
+def test_steps_agree_with_the_runs_of_the_data_set(name):
+    runs, steps = dsnb.published(name), tables.steps(f"published: {name}")
     provenance = ["git_commit", "host", "gpu_name", "driver", "torch", "deepspeed", "transformers", "date_utc"]
     assert runs[provenance].notna().all(axis=None)
     done = runs[runs["status"] == "ok"].set_index(KEYS)
