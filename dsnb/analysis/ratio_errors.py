@@ -38,10 +38,10 @@ Ratios = Mapping[str, RatioError]
 
 # Leave-one-model-out on one to four H200, from the prior: `python -m benchmarks.ratio_errors`.
 DEFAULT_RATIOS: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(129, 5.2, 24.8),
-    "with one that is limited by the CPU": RatioError(945, 15.4, 68.3),
-    "that are both limited by the CPU": RatioError(2415, 18.4, 98.6),
-    "of one task": RatioError(3489, 17.1, 98.6),
+    "that are both limited by the GPU": RatioError(129, 5.2, 24.4),
+    "with one that is limited by the CPU": RatioError(945, 15.5, 68.6),
+    "that are both limited by the CPU": RatioError(2415, 18.3, 98.5),
+    "of one task": RatioError(3489, 17.0, 98.5),
 }
 
 # The constants of H200 on published tables of other GPUs: the same command.

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
-from dsnb.formulas.memory import recomputed_blocks
+from dsnb.formulas.memory import HALF, recomputed_blocks
 from dsnb.prediction.shapes import MEGATRON, Counts, Mode, shape
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp32, compiles_blocks
@@ -108,7 +108,7 @@ def work(experiment: Experiment) -> dict[str, float]:
         "optimizer_bytes": _optimizer_bytes(experiment, mode),
         "kernels": count * (kernels + casts),
         "host_launches": count * _launches(experiment, mode, attention.kernels) + _step_launches(experiment),
-        "host_parameters": _host_parameters(experiment, mode),
+        "host_parameters": _host_parameters(experiment),
         "host_gathers": count * _host_gathers(experiment, mode, layers, again),
         "offloaded_activation_bytes": count * 2 * inputs,
         "pipeline_fill": (stages - 1) / count * average_stage,
@@ -220,9 +220,8 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
     trained = trained_parameters(experiment) / (experiment.tensor_parallel * experiment.pipeline_parallel)
     is_zero = experiment.strategy == "deepspeed"
     sharded = experiment.strategy == "fsdp" or experiment.zero_stage >= 1
-    native = mode.width == 2 and not mode.autocast and experiment.strategy in {"deepspeed", MEGATRON}
     each = 28.0
-    if native:
+    if _has_masters(experiment):
         each += 16 if sharded else 32
     elif experiment.gradient_clipping:
         each += 8
@@ -287,7 +286,13 @@ def _trained_tensors(experiment: Experiment) -> float:
     return tensors / experiment.pipeline_parallel
 
 
-def _host_parameters(experiment: Experiment, mode: Mode) -> float:
+def _has_masters(experiment: Experiment) -> bool:
+    """Return whether weights in half precision are trained with copies in fp32; under autocast adapters are in fp32."""
+    is_native = experiment.mixed_precision == "native" and experiment.strategy in {"deepspeed", MEGATRON}
+    return is_native and experiment.precision in HALF
+
+
+def _host_parameters(experiment: Experiment) -> float:
     """Return the parameter tensors that DeepSpeed's step iterates over in Python, weighted by the work for each.
 
     ZeRO 0 asks the GPU for overflows of each tensor in native half precision. ZeRO 1 and 2 handle flat buffers, but
@@ -295,8 +300,7 @@ def _host_parameters(experiment: Experiment, mode: Mode) -> float:
     ZeRO 3 partitions, takes norms and copies each. Adafactor waits for the norms of each tensor, unless ZeRO 1 or 2 has
     made them flat; at ZeRO 0 DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well.
     """
-    native = mode.width == 2 and not mode.autocast
-    weight = 0.0
+    native, weight = _has_masters(experiment), 0.0
     if experiment.strategy == "deepspeed":
         checked = FLAT_WITH_NORMS + OVERFLOW_SEARCH * native
         flat = (checked if experiment.gradient_checks == "on" else FLAT) / experiment.data_parallel

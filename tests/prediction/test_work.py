@@ -66,6 +66,7 @@ def test_tensors_that_a_step_waits_for():
     autocast = {"optimizer": "adafactor", "mixed_precision": "autocast"}
     assert waits(optimizer="adafactor") == pytest.approx(waits() + waits(**autocast))  # overflows, and its own norms
     assert waits(zero_stage=1, gpus=4) == pytest.approx(waits(zero_stage=1) / 4)  # those of a partition
+    assert waits(lora_rank=8) > waits(lora_rank=8, mixed_precision="autocast") == 0  # adapters in fp32 do not overflow
 
 
 def test_the_shape_of_a_configuration_file_is_that_of_its_preset(tmp_path):
