@@ -99,15 +99,21 @@ def norm(computed: dict[str, torch.Tensor]) -> float:
     return float(torch.stack([gradient.norm() for gradient in computed.values()]).norm())
 
 
-def main() -> None:
-    """Print a line for each way."""
+@contextmanager
+def asked() -> Iterator[tuple[Experiment, torch.Tensor]]:
+    """Yield a plain loop and a batch of random tokens, as MODEL BATCH LENGTH [LAYERS] on the command line say."""
     model, batch, length, *layers = sys.argv[1:]
-    device = torch.device(hardware.default_device())
     with tempfile.TemporaryDirectory() as folder:
         name = shortened(model, int(layers[0]), Path(folder)) if layers else model
         experiment = Experiment(model=name, strategy="plain", seq_len=int(length), micro_batch_size=int(batch))
         torch.manual_seed(0)
-        ids = torch.randint(0, model_config(experiment).vocab_size, (int(batch), int(length)), device=device)
+        shape, device = (int(batch), int(length)), hardware.default_device()
+        yield experiment, torch.randint(0, model_config(experiment).vocab_size, shape, device=device)
+
+
+def main() -> None:
+    """Print a line for each way."""
+    with asked() as (experiment, ids):
         loss, exact = one_pass(experiment.model_copy(update={"attention": "eager"}), ids, torch.float32)
         wanted = gradients(exact)
         print(f"{'fp32, eager':36} loss {loss:.6f} norm {norm(wanted):.6f}", flush=True)
@@ -120,7 +126,7 @@ def main() -> None:
             )
             del trained
             gc.collect()
-            if device.type == "cuda":
+            if ids.is_cuda:
                 torch.cuda.empty_cache()
 
 

@@ -8,19 +8,17 @@ LAYERS the model has only so many blocks.
 import gc
 import statistics
 import sys
-import tempfile
+from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.compiled_gradients import shortened
+from benchmarks.compiled_gradients import asked
 from dsnb.settings.experiment import Experiment
-from dsnb.system import hardware
 from dsnb.train.causal_loss import CausalLoss
 from dsnb.train.meter import Clock
-from dsnb.train.model import build, model_config
+from dsnb.train.model import build
 
 RECIPES = ("bf16", "tensorwise", "rowwise")
 STEPS, WARMUP = 25, 5
@@ -65,20 +63,16 @@ def train(experiment: Experiment, recipe: str, ids: torch.Tensor) -> str:
 
 def main() -> None:
     """Print a line for each recipe."""
-    name, batch, length, *layers = sys.argv[1:]
-    device = torch.device(hardware.default_device())
-    with tempfile.TemporaryDirectory() as folder:
-        model = shortened(name, int(layers[0]), Path(folder)) if layers else name
-        experiment = Experiment(model=model, strategy="plain", seq_len=int(length), micro_batch_size=int(batch))
-        torch.manual_seed(1)
-        ids = torch.randint(0, model_config(experiment).vocab_size, (int(batch), int(length)), device=device)
+    if not find_spec("torchao"):
+        sys.exit("torchao is missing: pip install torchao")
+    with asked() as (experiment, ids):
         for recipe in RECIPES:
-            if device.type == "cuda":
+            if ids.is_cuda:
                 torch.cuda.reset_peak_memory_stats()
             print(train(experiment, recipe, ids), flush=True)
             gc.collect()
             torch.compiler.reset()
-            if device.type == "cuda":
+            if ids.is_cuda:
                 torch.cuda.empty_cache()
 
 

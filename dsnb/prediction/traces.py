@@ -211,8 +211,8 @@ def _versions() -> tuple[str, ...]:
 def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]:
     """Trace records of a kind by their keys and store them; return the reasons for those that failed.
 
-    Compiled models that differ only in what is outside of the compiled graphs go to one process, which makes them once,
-    and also to the process that made them before.
+    Compiled models that differ only in what is outside of the compiled graphs go to one process, which makes them once:
+    the one that has made them before, if any.
     """
     if not can_trace():
         raise SettingsError("torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'")

@@ -41,7 +41,6 @@ ADAPTER_LAUNCHES, COMPILED_ADAPTER = 12.0, 6.0  # of LoRA's in a linear layer, b
 HOOK_LAUNCHES, IDLE_HOOK_LAUNCHES = 3.0, 0.8  # of a gradient that ZeRO moves into a bucket, or leaves
 CAST_LAUNCHES = 0.3  # autocast's are started in C++
 SPLIT_LAUNCHES = 40.0
-COMPILED_LAUNCHES = 1.0  # of a kernel (settings whose launch time was measured; docs/LOG.md)
 TENSOR_LAUNCHES = 8.0  # GPT-1.3B, 1 x 2048: 96 reductions take 34 ms more than one GPU's passes
 BLOCK_LAUNCHES = 12.0  # where blocks are compiled one by one
 RECOMPUTED_LAUNCHES = 30.0  # GPT-2 medium, 8 x 1024: 12 more recomputed blocks take 17 and 35 ms on two hosts
@@ -254,7 +253,7 @@ def _launches(experiment: Experiment, mode: Mode, of_attention: float) -> float:
     if mode.kind != "compiled":
         block += MODULE_LAUNCHES + KERNEL_LAUNCHES * (kernels + casts)
         return layers * (block + again * (RECOMPUTED_BLOCK + RECOMPUTED_KERNEL * forward.kernels)) + 25
-    block += COMPILED_LAUNCHES * (kernels + forward.kernels * again + casts)
+    block += kernels + forward.kernels * again + casts  # started in Python, each costs a launch (docs/LOG.md)
     if compiles_blocks(vars(experiment)):
         block += BLOCK_LAUNCHES + RECOMPUTED_LAUNCHES * again
     parts = layers * block + 25
