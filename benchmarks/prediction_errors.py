@@ -9,7 +9,7 @@ code is still the one that runs. Its argument can be
 * `others`: the table of these errors beside those of other estimates
 * `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
 * `families`: the errors on models whose counts are read off a trace, by family, on H200 and H100
-* `launches`: those of settings that the CPU limits, with the launch time measured with each, and with the usual one
+* `launches`: those of settings that the CPU limits, with the launch time of each, of its host, and the usual one
 * `probes`: those of the same kind of runs with and without the probe of their host
 * `calibrated`: those of sweeps with constants fitted to other models' runs on the same host
 * `fit`: the constants that fit all rows but those held out, for the median host, for `dsnb/prediction/constants.json`
@@ -82,17 +82,9 @@ HELD_OUT = "2026-11-24"
 REPEATED = "2026-11-2[67]"
 """Days of runs that repeat settings with torch's other allocator, which have one prediction, or came after the fit."""
 UNSEEN = (
-    "h200_foretold",
-    "h200_drawn_1",
-    "h200_drawn_2",
-    "h200_drawn_3",
-    "h200_drawn_8",
-    "h200_drawn_9",
-    "h200_drawn_10",
-    "h200_drawn_11",
-    "h200_drawn_12",
-    "h200_four_gpus",
-)
+    "h200_foretold", *(f"h200_drawn_{number}" for number in (1, 2, 3, 8, 9, 10, 11, 12)), "h200_four_gpus",
+    "h200_grid_gemma", "h200_grid_pythia", "h200_grid_qwen3",
+)  # fmt: skip
 """Sweeps of settings that were chosen or drawn before anything like them was measured (`benchmarks.drawn`)."""
 
 PUBLISHED = {
@@ -154,7 +146,9 @@ def steady() -> pd.DataFrame:
 
 def _medians(runs: pd.DataFrame) -> list[Measured]:
     fastest_first = runs.sort_values("step_time_mean_s")
-    middle = [group.iloc[(len(group) - 1) // 2] for _, group in fastest_first.groupby("experiment", sort=False)]
+    middle = [
+        group.iloc[(len(group) - 1) // 2] for _, group in fastest_first.groupby(["model", "experiment"], sort=False)
+    ]
     return measured(pd.DataFrame(middle))
 
 
@@ -233,21 +227,29 @@ def by_family() -> dict[str, PredictionError]:
     return grouped(names, errors_of(runs))
 
 
-def by_launch_time() -> list[tuple[str, PredictionError, PredictionError]]:
-    """Return the errors of settings that the CPU limits, with the launch time of each run and with the usual one.
+def by_launch_time() -> list[tuple[str, PredictionError, PredictionError, PredictionError]]:
+    """Return the errors of settings that the CPU limits, with the launch time of each run, of its host, and the usual.
 
-    The settings are those of H200 of `UNSEEN`, those drawn for H100, and both.
+    The host's is the median of its runs with other settings. The settings are those of H200 of `UNSEEN`, those drawn
+    for H100, and both.
     """
-    tables = {"h200": dsnb.published("h200").query("sweep in @UNSEEN"), "h100": dsnb.published("h100")}
-    tables["h100"] = tables["h100"][tables["h100"]["sweep"].str.contains("drawn")]
     found: dict[str, list[list[float]]] = {}
-    for name, table in tables.items():
-        timed = table[(table["status"] == "ok") & table["launch_us"].notna()]
-        runs, usual = _medians(timed), _medians(timed.drop(columns="launch_us"))
-        limited = np.flatnonzero(limited_by_cpu(stack([run.setting for run in runs]))).tolist()
-        found[name] = [[errors_of(each)[place] for place in limited] for each in (runs, usual)]
-    found["both"] = [[*first, *second] for first, second in zip(*found.values(), strict=True)]
-    return [(name, *map(error_of, errors)) for name, errors in found.items()]
+    for name, sweeps in (("h200", "|".join(f"^{sweep}$" for sweep in UNSEEN)), ("h100", "drawn")):
+        every_run = dsnb.published(name).query("status == 'ok'").dropna(subset="launch_us")
+        table = every_run[every_run["sweep"].str.contains(sweeps)]
+        of_others = [_launch_us_beside(every_run, *key) for key in table[["host", "experiment"]].to_numpy()]
+        tables = (table, table.assign(launch_us=of_others), table.drop(columns="launch_us"))
+        of_each = [_medians(of_time) for of_time in tables]
+        limited = np.flatnonzero(limited_by_cpu(stack([run.setting for run in of_each[0]]))).tolist()
+        found[name] = [[errors_of(runs)[place] for place in limited] for runs in of_each]
+    found["both"] = [list(itertools.chain(*errors)) for errors in zip(*found.values(), strict=True)]
+    return [(name, *map(error_of, errors)) for name, errors in found.items()]  # type: ignore[misc]
+
+
+def _launch_us_beside(runs: pd.DataFrame, host: str, experiment: str) -> float:
+    """Return the median launch time of a host's runs with other settings; that of the usual host if it has none."""
+    others = runs[(runs["host"] == host) & (runs["experiment"] != experiment)]["launch_us"]
+    return float(others.median()) if len(others) else usual_launch_us()
 
 
 def by_probe() -> list[str]:
@@ -299,7 +301,7 @@ def errors_of(runs: list[Measured]) -> list[float]:
 def peaks() -> list[Peak]:
     """Return every measured peak of memory on H200 and H100 of this repository beside its prediction."""
     tables = [dsnb.published(name) for name in ("h200_gpt2_zero_precision", "h200_memory", "h200", "h100")] + [_bars()]
-    rows = [row for table in tables for row in table.drop_duplicates("experiment").to_dict("records")]
+    rows = [row for table in tables for row in table.drop_duplicates(["model", "experiment"]).to_dict("records")]
     rows = [row for row in rows if row.get("status", "ok") == "ok" and row["experiment"] not in OLDER_CODE]
     experiments = [_as_measured(row) for row in rows]
     predicted = map(peak_memory, experiments, traces(experiments))

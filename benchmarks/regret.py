@@ -21,8 +21,8 @@ from dsnb.prediction.step_time import step_times
 
 MIN_SETTINGS = 5
 FIRST = 3
-LATER = "h200_four_gpus"
-"""A sweep of whole tasks that no constant was fitted to."""
+LATER = ("h200_four_gpus", "h200_grid_gemma", "h200_grid_pythia", "h200_grid_qwen3")
+"""Sweeps of whole tasks that no constant was fitted to."""
 HEADER = """| task | GPUs | settings | first | best of the first three |
 |---|---|---|---|---|"""
 
@@ -49,7 +49,7 @@ def regrets(runs: pd.DataFrame | None = None) -> Iterator[Regret]:
         yield from _regrets("H200", runs, runs)
         return
     steady = prediction_errors.steady()
-    later = dsnb.published("h200").query(f"sweep == '{LATER}' and status == 'ok'")
+    later = dsnb.published("h200").query(f"sweep in {LATER} and status == 'ok'")
     yield from _regrets("H200", pd.concat([steady, later]), steady)
     yield from _regrets("H100", dsnb.published("h100").query("status == 'ok'"), steady)
 

@@ -15,7 +15,7 @@ import math
 import os
 import select
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from dsnb.formulas.memory import kept_activations
 from dsnb.prediction import fake_model, model_counts
 from dsnb.prediction.fake_model import MANY, CudaOperators, LiveBytes, Size, as_autocast, autocast, build, size
+from dsnb.prediction.shapes import Mode
 from dsnb.prediction.traces import TRACED
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import compiles_blocks
@@ -148,10 +149,10 @@ class _Recorder:
 
 
 def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> dict[str, Any]:
-    """Extrapolate what torch's compiler saves from models of one and two blocks; of three where blocks alternate."""
-    shallow, block = _kept_sizes(experiment, micro_batch)
+    """Extrapolate what torch's compiler saves from a model of few blocks."""
+    outside, block = _kept_sizes(experiment, micro_batch)
     kept, recomputed = _kept_of_blocks(experiment, sizes, block)
-    forward = shallow.plus(block, -1).plus(kept)
+    forward = outside.plus(kept)
     losses, head = loss_sizes(experiment, sizes["vocab"], sizes["width_of_head"], micro_batch)
     end = head
     if not compiles_blocks(experiment.model_dump()):
@@ -168,29 +169,34 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
 
 
 def _kept_sizes(experiment: Experiment, micro_batch: int) -> tuple[Size, Size]:
-    """Return what a compiled model of one block saves for its backward pass, and a further block, not recomputed."""
+    """Return what a compiled model saves for its backward pass beside equal blocks, and a block, not recomputed.
+
+    The last block stands for those left out, or the last two where kinds of blocks alternate. The second one does
+    already, except under autocast: with parallel residuals, it saves something else than all later ones.
+    """
     from dsnb.prediction import partitioner  # takes a second to import, and only compiled models need it
 
     values = experiment.model_dump()
     kinds = min(2, fake_model.period(model_builder.model_config(experiment)))
-    settings = {name: values[name] for name in (*TRACED, "device")}
+    settings = {name: values[name] for name in (*TRACED, "device")} | {"compile_unit": "model"}
     settings |= {"activation_checkpointing": False, "checkpoint_every": 1, "checkpoint_offload": False}
     if values["strategy"] == "fsdp" and values["mixed_precision"] == "native":  # it computes as DeepSpeed does
         settings["strategy"] = "deepspeed"
     if compiles_blocks(values):  # the loss is outside of the blocks
         settings |= {"compile": "default", "compile_unit": "block", "loss": "whole"}
-        deep = partitioner.saved(json.dumps(settings), 1 + kinds)
-        deep = [kept for kept in deep if kept[0] >= 0] if experiment.loss == "chunked" else deep
-        shallow = [kept for kept in deep if kept[0] <= 0]
-    else:
-        settings["compile_unit"] = "model"
-        shallow, deep = (partitioner.saved(json.dumps(settings), layers) for layers in (1, 1 + kinds))
 
-    def total(kept: Sequence[tuple[int, int]]) -> Size:
-        scaled = (number if number % MANY else number // MANY * micro_batch for _, number in kept)
-        return functools.reduce(Size.plus, (size(number, micro_batch) for number in scaled))
+    def total(wanted: int) -> Size:
+        numbers = (number if number % MANY else number // MANY * micro_batch for at, number in saved if at == wanted)
+        return functools.reduce(Size.plus, (size(number, micro_batch) for number in numbers), Size())
 
-    return total(shallow), Size().plus(total(deep).plus(total(shallow), -1), 1 / kinds)
+    is_later_needed = Mode.of(experiment).autocast and not compiles_blocks(values)
+    layers = 3 if is_later_needed else 1 + kinds
+    saved = partitioner.saved(json.dumps(settings), layers)
+    outside, *of_blocks = map(total, range(-1, layers))
+    if compiles_blocks(values) and experiment.loss == "chunked":
+        outside = Size()
+    block = Size().plus(functools.reduce(Size.plus, of_blocks[-kinds:]), 1 / kinds)
+    return functools.reduce(Size.plus, of_blocks, outside).plus(block, -len(of_blocks)), block
 
 
 def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int) -> tuple[list[Size], Size]:
@@ -240,12 +246,13 @@ def flash_attention() -> Iterator[None]:
 def _kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: Size) -> tuple[Size, Size]:
     """Return the bytes that compiled blocks save, and those of a recomputed block.
 
-    If consecutive blocks are recomputed in one graph, the backward pass recomputes all of them at once and holds their
-    inputs too: OPT-13B took 70 GiB with every block recomputed, 51 GiB with every second one (docs/LOG.md).
+    If consecutive blocks with LoRA are recomputed in one graph, the backward pass recomputes all of them at once and
+    holds their inputs too: OPT-13B took 70 GiB with every block recomputed, 51 GiB with every second one. Pythia 410M
+    without LoRA recomputed block by block (docs/LOG.md).
     """
     layers, block_input = sizes["layers"], sizes["block_input"]
     every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
-    if every == 1 and not compiles_blocks(experiment.model_dump()):
+    if every == 1 and experiment.lora_rank and not compiles_blocks(experiment.model_dump()):
         return Size().plus(block, layers).plus(block_input, layers), Size()
     kept, recomputed = zip(
         *(

@@ -4,8 +4,9 @@ A separate module, because eager traces need not wait for its import, which take
 """
 
 import functools
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from functorch.compile import aot_function, make_boxed_func
 from torch._inductor.compile_fx import partition_fn
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.virtualized import V
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils._pytree import tree_leaves
 
 from dsnb.prediction import fake_model
 from dsnb.prediction.fake_model import MANY, CudaOperators, autocast, build
@@ -31,23 +32,25 @@ def saved(settings: str, layers: int) -> list[tuple[int, int]]:
     weights = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
     kept: dict[int, tuple[int, int, torch.Tensor]] = {}
 
-    def keep(place: int, results: Sequence[Any]) -> None:
-        for tensor in tree_leaves(results):
+    def keep(places: Iterable[int], results: Sequence[Any]) -> None:
+        for place, tensor in zip(places, results, strict=False):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in weights:
                 storage = tensor.untyped_storage()
                 kept.setdefault(storage._cdata, (place, storage.nbytes(), tensor))
 
-    outside = functools.partial(keep, -1)
+    def alone(module: torch.nn.Module, function: Callable[..., Any], place: int = -1) -> Callable[..., Any]:
+        return _partitioned(module, function, lambda _, results: keep(itertools.repeat(place), results))
+
     if compiles_blocks(experiment.model_dump()):
         for place, module in enumerate(blocks(model)):
-            module.forward = _partitioned(module, module.forward, functools.partial(keep, place))
+            module.forward = alone(module, module.forward, place)
         head = output_layer(model)
-        head.forward = _partitioned(head, head.forward, outside)
-        model._loss = _partitioned(torch.nn.Module(), model._loss, outside)
-    elif model.chunked:
-        model._hidden = _partitioned(model, model._hidden, outside)  # type: ignore[method-assign]
+        head.forward = alone(head, head.forward)
+        model._loss = alone(torch.nn.Module(), model._loss)
     else:
-        model._compute = _partitioned(model, model._compute, outside)
+        places, name = _Places(blocks(model)), "_hidden" if model.chunked else "_compute"
+        function = places.to_the_end(getattr(model, name))
+        setattr(model, name, _partitioned(model, function, lambda graph, results: keep(places.of(graph), results)))
     with fake, V.set_fake_mode(fake):
         ids = torch.zeros(MANY, experiment.seq_len, dtype=torch.long)
         with CudaOperators(), autocast(experiment):
@@ -56,15 +59,54 @@ def saved(settings: str, layers: int) -> list[tuple[int, int]]:
     return [(place, number_of_bytes) for place, number_of_bytes, _ in kept.values()]
 
 
+class _Places:
+    """The block (-1: none) in which each operator of a model's graph was recorded."""
+
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self._of_name: dict[str, int] = {}
+        for place, module in enumerate(modules):
+            module.register_forward_pre_hook(lambda *_, before=place - 1: self._end(before))
+        modules[-1].register_forward_hook(lambda *_: self._end(len(modules) - 1))
+
+    def to_the_end(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that computes what `function` does, with the operators after the last block in no block."""
+
+        def run(*arguments: Any) -> Any:
+            result = function(*arguments)
+            self._end(-1)
+            return result
+
+        return run
+
+    def of(self, graph: torch.fx.GraphModule) -> Iterator[int]:
+        """Yield the place of each result; operators that the partitioner has added are where their inputs are."""
+        places: dict[torch.fx.Node, int] = {}
+        for node in graph.graph.nodes:
+            inputs = (places[used] for used in node.all_input_nodes)
+            places[node] = self._of_name.get(node.name, max(inputs, default=-1))
+        results: Any = graph.graph.output_node().args[0]
+        yield from (places.get(result, -1) for result in results)
+
+    def _end(self, place: int) -> None:
+        """Note that all operators since the last call belong to a place."""
+        if mode := get_proxy_mode():
+            for node in reversed(mode.tracer.graph.nodes):
+                if node.name in self._of_name:
+                    break
+                self._of_name[node.name] = place
+
+
 def _partitioned(
-    module: torch.nn.Module, function: Callable[..., Any], keep: Callable[[Sequence[Any]], None]
+    module: torch.nn.Module,
+    function: Callable[..., Any],
+    keep: Callable[[torch.fx.GraphModule, Sequence[Any]], None],
 ) -> Callable[..., Any]:
     """Run a function of a module as the graphs of torch's compiler, without dynamo; `keep` sees the forward outputs."""
 
     def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
         def run(*arguments: Any) -> Any:
             results = graph(*arguments)
-            keep(results)
+            keep(graph, results)
             return results
 
         return make_boxed_func(run)

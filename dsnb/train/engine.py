@@ -1,4 +1,4 @@
-"""Trainers on DeepSpeed's engines: one for whole models, one for pipelines.
+"""Trainers on DeepSpeed's engines: one for whole models, one for pipelines, with the layers of a pipeline.
 
 Each engine is compared with the settings, because DeepSpeed accepts some settings and silently ignores them.
 """
@@ -9,13 +9,15 @@ from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.module_inject.layers import TensorParallel_Layer
-from deepspeed.pipe import PipelineModule
+from deepspeed.module_inject.auto_tp import AutoTP
+from deepspeed.module_inject.autotp_config import AutoTPConfig
+from deepspeed.module_inject.layers import TensorParallel_Layer, set_autotp_mode
+from deepspeed.pipe import PipelineModule, TiedLayerSpec
 from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
-from deepspeed.utils import set_z3_leaf_modules
+from deepspeed.utils import groups, set_z3_leaf_modules
 
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
@@ -138,10 +140,10 @@ class PipelineTrainer(EngineTrainer):
         )
         model, path = build_stage(experiment, topology.get_coord(deepspeed.comm.get_rank()).pipe, device)
         super().__init__(experiment, model)
-        pipeline = PipelineModule(model_parts.layers(model, path), topology=topology, partition_method="type:Block")
+        pipeline = PipelineModule(_layers(model, path), topology=topology, partition_method="type:Block")
         if experiment.tensor_parallel > 1:
             rules = ds_config["tensor_parallel"]["partition_config"]
-            model_parts.split_stage(experiment, pipeline, self.config, rules)
+            split_stage(experiment, pipeline, self.config, rules)
         self.make_engine(pipeline, ds_config)
         self.engine.module.loss_fn = self._loss
         self.engine._INSTRUCTION_MAP = {
@@ -170,6 +172,48 @@ class PipelineTrainer(EngineTrainer):
         skipped_before = self.engine.skipped_steps
         loss = self.engine.train_batch(iter([(ids, ids) for ids in micro_batches]))
         return loss, self.engine.skipped_steps > skipped_before
+
+
+class TiedLayer(TiedLayerSpec):
+    """A layer that is already built and shares its `weight` with the other layer of the same key."""
+
+    def __init__(self, key: str, module: torch.nn.Module) -> None:
+        super().__init__(key, type(module))
+        self.module = module
+
+    def build(self, log: bool = False) -> torch.nn.Module:
+        """Return the layer."""
+        return self.module
+
+
+def _layers(model: Any, path: model_parts.ForwardPath) -> list[Any]:
+    """Return the layers of a pipeline: embedding, blocks, layers after the blocks, head."""
+    middle = [*map(model_parts.Block, blocks(model), path.arguments), *path.after]
+    embedding, head = model_parts.Embedding(model, path), model.get_output_embeddings()
+    if not model.config.tie_word_embeddings:
+        return [embedding, *middle, head]
+    return [TiedLayer("embeddings", embedding), *middle, TiedLayer("embeddings", head)]
+
+
+def split_stage(experiment: Experiment, stage: torch.nn.Module, config: Any, rules: dict[str, Any]) -> None:
+    """Split the prepared blocks of a pipeline stage in place: DeepSpeed does this itself only without a pipeline."""
+    groups._init_tp_mesh_device(tensor_model_parallel_size=experiment.tensor_parallel)
+    set_autotp_mode(training=True)
+    partition = AutoTPConfig.from_dict({**rules, "tp_size": experiment.tensor_parallel})
+    auto = AutoTP(
+        module=stage,
+        all_reduce_linears=(),
+        prefix="",
+        state_dict=None,
+        linear_layer_setting=(torch.nn.Linear, torch.nn.Embedding),
+        orig_layer_impl=None,
+        partition_config=partition,
+        model_config=config,
+        training_mode=True,
+    )
+    auto.set_tensor_parallel_config(experiment.tensor_parallel, groups.get_tensor_model_parallel_group())
+    auto.update_linear_policies()
+    auto._replace_module(stage)
 
 
 def order_gathers(engine: Any) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import deepspeed
 import torch
 from accelerate import init_empty_weights
 from torch import nn
@@ -201,6 +200,8 @@ def _from_config(experiment: Experiment, config: Any) -> PreTrainedModel:
 def _build_random(
     experiment: Experiment, ds_config: dict[str, Any], device: torch.device, config: Any
 ) -> PreTrainedModel:
+    import deepspeed  # takes a while, and tracing a model needs none of it
+
     shared = experiment.zero_stage == 3
     with return_freed_memory() if shared else nullcontext():
         with no_init_weights(), device, deepspeed.zero.Init(config_dict_or_path=ds_config) if shared else nullcontext():
@@ -268,6 +269,8 @@ def init_units(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Modu
 @torch.no_grad()
 def init_weights(model: PreTrainedModel, seed: int) -> None:
     """Initialise every weight by the model's rule, block by block, equally on all ZeRO stages."""
+    import deepspeed
+
     for name, unit in init_units(model):
         parameters = list(unit.parameters())
         if any(parameter.is_meta for parameter in parameters):  # of another pipeline stage

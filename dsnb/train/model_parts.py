@@ -15,11 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from deepspeed.module_inject.auto_tp import AutoTP
-from deepspeed.module_inject.autotp_config import AutoTPConfig
-from deepspeed.module_inject.layers import set_autotp_mode
-from deepspeed.pipe import TiedLayerSpec
-from deepspeed.utils import groups
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -140,27 +135,6 @@ def stage_modules(model: Any, path: ForwardPath, stage: int, stages: int) -> Ite
         yield model.get_output_embeddings()
 
 
-class TiedLayer(TiedLayerSpec):
-    """A layer that is already built and shares its `weight` with the other layer of the same key."""
-
-    def __init__(self, key: str, module: nn.Module) -> None:
-        super().__init__(key, type(module))
-        self.module = module
-
-    def build(self, log: bool = False) -> nn.Module:
-        """Return the layer."""
-        return self.module
-
-
-def layers(model: Any, path: ForwardPath) -> list[Any]:
-    """Return the layers of a pipeline: embedding, blocks, layers after the blocks, head."""
-    middle = [*map(Block, blocks(model), path.arguments), *path.after]
-    embedding, head = Embedding(model, path), model.get_output_embeddings()
-    if not model.config.tie_word_embeddings:
-        return [embedding, *middle, head]
-    return [TiedLayer("embeddings", embedding), *middle, TiedLayer("embeddings", head)]
-
-
 def prepare(experiment: Experiment, model: Any) -> None:
     """Prepare a model, or a pipeline stage's part of it, for AutoTP; raise ValueError if it cannot be split."""
     ranks, config = experiment.tensor_parallel, model.config
@@ -199,24 +173,3 @@ def _slice_alibi(attention: nn.Module, first_head: int, heads: int, of: int) -> 
         return inputs, {**named, "alibi": alibi}
 
     attention.register_forward_pre_hook(slice_, with_kwargs=True)
-
-
-def split_stage(experiment: Experiment, stage: nn.Module, config: Any, rules: dict[str, Any]) -> None:
-    """Split the prepared blocks of a pipeline stage in place: DeepSpeed does this itself only without a pipeline."""
-    groups._init_tp_mesh_device(tensor_model_parallel_size=experiment.tensor_parallel)
-    set_autotp_mode(training=True)
-    partition = AutoTPConfig.from_dict({**rules, "tp_size": experiment.tensor_parallel})
-    auto = AutoTP(
-        module=stage,
-        all_reduce_linears=(),
-        prefix="",
-        state_dict=None,
-        linear_layer_setting=(nn.Linear, nn.Embedding),
-        orig_layer_impl=None,
-        partition_config=partition,
-        model_config=config,
-        training_mode=True,
-    )
-    auto.set_tensor_parallel_config(experiment.tensor_parallel, groups.get_tensor_model_parallel_group())
-    auto.update_linear_policies()
-    auto._replace_module(stage)

@@ -14,7 +14,9 @@ from dsnb.prediction.traces import MemoryTrace
 from dsnb.settings.experiment import Experiment
 from tests.support import lazy
 
-memory_trace, fake_model = (lazy.Module(f"dsnb.prediction.{name}") for name in ("memory_trace", "fake_model"))
+memory_trace, fake_model, partitioner = (
+    lazy.Module(f"dsnb.prediction.{name}") for name in ("memory_trace", "fake_model", "partitioner")
+)
 
 
 @pytest.mark.process
@@ -139,10 +141,33 @@ def test_a_compiled_chunked_loss_makes_both_gradients_in_the_forward_pass(settin
     assert during == fake_model.Size(in_fp32 + own + 2 * 2048 * 1008, 2 * 2 * 1024 * 8)
 
 
-def test_recomputed_blocks_that_are_compiled_as_one_are_computed_again_at_once():
+@pytest.mark.parametrize(
+    ("unit", "lora_rank", "kept"), [("model", 8, 6 * (100 + 7)), ("model", 0, 6 * 7), ("block", 8, 6 * 7)]
+)
+def test_recomputed_blocks_with_lora_that_are_compiled_as_one_are_computed_again_at_once(unit, lora_rank, kept):
     sizes = {"layers": 6, "block_input": fake_model.Size(0, 7)}
-    for unit, kept in {"model": 6 * (100 + 7), "block": 6 * 7}.items():
-        one = Experiment(
-            model="opt-tiny", device="cuda", compile="default", compile_unit=unit, activation_checkpointing=True
-        )
-        assert memory_trace._kept_of_blocks(one, sizes, fake_model.Size(0, 100))[0] == fake_model.Size(0, kept)
+    one = Experiment(
+        model="opt-tiny", device="cuda", compile="default", compile_unit=unit, lora_rank=lora_rank,
+        activation_checkpointing=True,
+    )  # fmt: skip
+    assert memory_trace._kept_of_blocks(one, sizes, fake_model.Size(0, 100))[0] == fake_model.Size(0, kept)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("neox-tiny", {"strategy": "plain"}),  # parallel residuals under autocast
+        ("gemma2-tiny", {}),  # every second block has a window
+        ("llama-tiny", {"loss": "chunked"}),
+    ],
+)
+def test_a_few_compiled_blocks_tell_what_all_of_them_save(model, settings):
+    one = Experiment.recorded(
+        {"model": model, "seq_len": 64, "precision": "bf16", "device": "cuda", "compile": "default", **settings}
+    )
+    with memory_trace.flash_attention(), fake_model.masks_of(compiled=True):
+        outside, block = memory_trace._kept_sizes(one, fake_model.MANY)
+        own = {name: getattr(one, name) for name in (*memory_trace.TRACED, "device")} | {"compile_unit": "model"}
+        whole = partitioner.saved(json.dumps(own), 4)
+    bytes_of_all = sum(number // fake_model.MANY for _, number in whole if number % fake_model.MANY == 0)
+    assert outside.plus(block, 4).per_sequence == pytest.approx(bytes_of_all)
