@@ -205,8 +205,7 @@ def count(experiment: Experiment) -> dict[str, Any]:
     """Return the fields of `dsnb.prediction.shapes.Counts` for a model; raise ValueError if its blocks differ."""
     config = model_builder.model_config(_as(experiment, "half"))
     layers, every = config.num_hidden_layers, fake_model.period(config)
-    with torch.device("meta"):
-        model = build(_as(experiment, "half"), layers)[0].model
+    model = model_builder.build_on_meta(_as(experiment, "half"))
     of_blocks = list(blocks(model))
     head, parameters = output_layer(model), list(model.parameters())
     in_blocks = [weight for block in of_blocks for weight in block.parameters()]

@@ -223,7 +223,9 @@ def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]
             graph += ["strategy", "loss"]
         alike = tuple(getattr(experiment, name) for name in graph)
         groups.setdefault(key if experiment.compile == "off" else alike, []).append(key)
-    longest_first = sorted(groups.items(), key=lambda group: _quickness(missing[group[1][0]]))
+    first = {graphs: missing[keys[0]] for graphs, keys in groups.items()}
+    quickness = {graphs: (one.compile == "off", one.strategy != "plain") for graphs, one in first.items()}
+    longest_first = sorted(groups.items(), key=lambda group: quickness[group[0]])  # autocast needs a third block
 
     def trace(group: tuple[Any, list[str]]) -> dict[str, Any]:
         graphs, keys = group
@@ -239,11 +241,6 @@ def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]
             with contextlib.suppress(OSError):  # a cache that cannot be written is not used
                 records.write_json(file, traced[key])
     return problems
-
-
-def _quickness(experiment: Experiment) -> tuple[bool, bool]:
-    """Return a sort key that puts the settings whose traces take longest first."""
-    return experiment.compile == "off", experiment.strategy != "plain"  # autocast needs a third block
 
 
 class _Tracer:
