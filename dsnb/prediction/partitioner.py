@@ -49,8 +49,10 @@ def saved(settings: str, layers: int) -> list[tuple[int, int]]:
         model._loss = alone(torch.nn.Module(), model._loss)
     else:
         places, name = _Places(blocks(model)), "_hidden" if model.chunked else "_compute"
-        function = places.to_the_end(getattr(model, name))
-        setattr(model, name, _partitioned(model, function, lambda graph, results: keep(places.of(graph), results)))
+        whole = _partitioned(
+            model, getattr(model, name), lambda graph, results: keep(places.of(graph), results), places
+        )
+        setattr(model, name, whole)
     with fake, V.set_fake_mode(fake):
         ids = torch.zeros(MANY, experiment.seq_len, dtype=torch.long)
         with CudaOperators(), autocast(experiment):
@@ -65,18 +67,8 @@ class _Places:
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         self._of_name: dict[str, int] = {}
         for place, module in enumerate(modules):
-            module.register_forward_pre_hook(lambda *_, before=place - 1: self._end(before))
-        modules[-1].register_forward_hook(lambda *_: self._end(len(modules) - 1))
-
-    def to_the_end(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that computes what `function` does, with the operators after the last block in no block."""
-
-        def run(*arguments: Any) -> Any:
-            result = function(*arguments)
-            self._end(-1)
-            return result
-
-        return run
+            module.register_forward_pre_hook(lambda *_, before=place - 1: self.end(before))
+        modules[-1].register_forward_hook(lambda *_: self.end(len(modules) - 1))
 
     def of(self, graph: torch.fx.GraphModule) -> Iterator[int]:
         """Yield the place of each result; operators that the partitioner has added are where their inputs are."""
@@ -87,7 +79,7 @@ class _Places:
         results: Any = graph.graph.output_node().args[0]
         yield from (places.get(result, -1) for result in results)
 
-    def _end(self, place: int) -> None:
+    def end(self, place: int) -> None:
         """Note that all operators since the last call belong to a place."""
         if mode := get_proxy_mode():
             for node in reversed(mode.tracer.graph.nodes):
@@ -100,6 +92,7 @@ def _partitioned(
     module: torch.nn.Module,
     function: Callable[..., Any],
     keep: Callable[[torch.fx.GraphModule, Sequence[Any]], None],
+    places: _Places | None = None,
 ) -> Callable[..., Any]:
     """Run a function of a module as the graphs of torch's compiler, without dynamo; `keep` sees the forward outputs."""
 
@@ -116,7 +109,10 @@ def _partitioned(
             _reparametrize_module(module, tensors, tie_weights=True),
             fake_model.patched(torch.compiler, is_compiling=True),
         ):
-            return function(*arguments, **named)
+            result = function(*arguments, **named)
+        if places:
+            places.end(-1)  # what follows the last block
+        return result
 
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     compiled = aot_function(
