@@ -341,8 +341,8 @@ class Training(BaseModel):
 def compiles_blocks(s: Mapping[str, Any]) -> bool:
     """Return whether torch.compile sees the blocks one by one.
 
-    By itself it does where weights are gathered block by block, and where blocks are recomputed: in a graph of the
-    whole model the backward pass would compute all of them again at once.
+    By itself it does where weights are gathered block by block, and where blocks are recomputed: with LoRA, the
+    backward pass of one graph of the whole model computes all of them again at once.
     """
     if s["compile"] in {"off", "deepcompile"}:
         return False
