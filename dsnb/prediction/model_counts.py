@@ -24,12 +24,6 @@ from dsnb.train.model_parts import blocks, output_layer
 from dsnb.train.token_work import _window, expert_modules
 
 LENGTH = 64
-MODES = {
-    "half": {"precision": "bf16"},
-    "autocast": {"precision": "bf16", "strategy": "plain"},
-    "full": {"precision": "fp32"},
-}
-"""Settings of the passes: weights in half precision, autocast, and fp32."""
 NAME = "dsnb_counted"
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "grouped_mm")
 SLICED_BYTES = 6.0
@@ -202,10 +196,14 @@ def _follow(experiment: Experiment, layers: int) -> _Pass:
 
 
 def count(experiment: Experiment) -> dict[str, Any]:
-    """Return the fields of `dsnb.prediction.shapes.Counts` for a model; raise ValueError if its blocks differ."""
-    config = model_builder.model_config(_as(experiment, "half"))
+    """Return the fields of `dsnb.prediction.shapes.Counts` for a model; raise ValueError if its blocks differ.
+
+    `traffic` is that of the experiment's mode.
+    """
+    experiment = experiment.model_copy(update={"device": "cuda", "seq_len": LENGTH})
+    config = model_builder.model_config(experiment)
     layers, every = config.num_hidden_layers, fake_model.period(config)
-    model = model_builder.build_on_meta(_as(experiment, "half"))
+    model = model_builder.build_on_meta(experiment)
     of_blocks = list(blocks(model))
     head, parameters = output_layer(model), list(model.parameters())
     in_blocks = [weight for block in of_blocks for weight in block.parameters()]
@@ -213,11 +211,9 @@ def count(experiment: Experiment) -> dict[str, Any]:
     if len({sum(weight.numel() for weight in block.parameters()) for block in of_blocks}) != 1:
         raise ValueError("its blocks differ in size")
     fewer, more = min(every, layers - 1), min(2 * every, layers)  # their difference is what blocks do
-    by_mode: dict[str, Any] = {}
-    for mode in MODES:
-        passes = [_follow(_as(experiment, mode), number) for number in (fewer, more)]
-        rows = [[*run.moved, *run.kernels, *run.products.values(), *run.fused()] for run in passes]
-        by_mode[mode] = [(of_more - of_fewer) / (more - fewer) for of_fewer, of_more in zip(*rows, strict=True)]
+    passes = [_follow(experiment, number) for number in (fewer, more)]
+    rows = [[*run.moved, *run.kernels, *run.products.values(), *run.fused()] for run in passes]
+    of_block = [(of_more - of_fewer) / (more - fewer) for of_fewer, of_more in zip(*rows, strict=True)]
     attended = passes[-1].attended
     per_block = len(attended) // more
     if not per_block or per_block * more != len(attended):
@@ -234,7 +230,7 @@ def count(experiment: Experiment) -> dict[str, Any]:
         "root_tensors": len(parameters) - len(in_blocks),
         "linear": len(linear) / layers,
         "adapted": sum(module.in_features + module.out_features for module in linear) / layers,
-        **dict(zip(passes[-1].products, by_mode["half"][4:8], strict=True)),
+        **dict(zip(passes[-1].products, of_block[4:8], strict=True)),
         "experts": sum(weight.numel() for module in experts for weight in module.parameters()) / layers,
         "attention": [attended[place % len(attended)] for place in range(layers * per_block)],
         "capped": bool(getattr(config, "attn_logit_softcapping", None)),
@@ -242,15 +238,7 @@ def count(experiment: Experiment) -> dict[str, Any]:
         "maskless": config.model_type in train_attention.MASKLESS,
         # bytes of a token and kernels, forward and backward, eager and compiled
         "traffic": {
-            mode: {
-                kind: [row[first] / LENGTH, row[first + 1] / LENGTH, row[first + 2], row[first + 3]]
-                for kind, first in (("eager", 0), ("compiled", 8))
-            }
-            for mode, row in by_mode.items()
+            kind: [of_block[first] / LENGTH, of_block[first + 1] / LENGTH, of_block[first + 2], of_block[first + 3]]
+            for kind, first in (("eager", 0), ("compiled", 8))
         },
     }
-
-
-def _as(experiment: Experiment, mode: str) -> Experiment:
-    settings = {"model": experiment.model, "weights": experiment.weights, "device": "cuda", "seq_len": LENGTH}
-    return Experiment.recorded({**settings, **MODES[mode]})

@@ -40,6 +40,12 @@ TRACERS = ("fake_model", "memory_trace", "model_counts", "partitioner")
 """The modules of this package that trace and import torch."""
 USED = ("train/attention", "train/causal_loss", "train/model", "train/model_parts", "train/token_work")
 """The modules of models that a trace depends on."""
+MODES = {
+    "half": {"precision": "bf16"},
+    "autocast": {"precision": "bf16", "strategy": "plain"},
+    "full": {"precision": "fp32"},
+}
+"""Settings with which the work of blocks is counted: weights in half precision, autocast, and fp32."""
 IDLE_S = 60
 """Seconds without a request after which a tracing process ends."""
 ELEMENTS = ("parameters", "trainable", "of_block", "of_root", "largest", "layers", "hidden", "vocab")
@@ -121,12 +127,14 @@ def attempts(experiments: Sequence[Experiment], make: bool = True) -> list[Memor
 
 
 def counts(model: str) -> dict[str, Any]:
-    """Return the record of `dsnb.prediction.model_counts` for a model; a SettingsError says why there is none."""
-    experiment = Experiment.recorded({"model": model})
-    key = _key("counts", {name: getattr(experiment, name) for name in ("model", "weights")})
-    if not _is_kept(key) and (problems := _make("counts", {key: experiment})):
-        raise problems[key]
-    return _records[key]
+    """Return the fields of `dsnb.prediction.shapes.Counts` for a model; a SettingsError says why there are none."""
+    asked = {mode: Experiment.recorded({"model": model, **settings}) for mode, settings in MODES.items()}
+    settings = ("model", "weights", "precision", "strategy")
+    keys = {mode: _key("counts", {name: getattr(one, name) for name in settings}) for mode, one in asked.items()}
+    missing = {key: asked[mode] for mode, key in keys.items() if not _is_kept(key)}
+    if missing and (problems := _make("counts", missing)):
+        raise next(iter(problems.values()))
+    return _records[keys["half"]] | {"traffic": {mode: _records[key]["traffic"] for mode, key in keys.items()}}
 
 
 def start(model: str) -> None:

@@ -20,16 +20,14 @@ model_counts = lazy.Module("dsnb.prediction.model_counts")
 @pytest.fixture
 def counted(monkeypatch):
     """Return a function that counts a model in this process."""
-    found = {}
 
-    def counts(model):
-        if model not in found:
-            found[model] = model_counts.count(Experiment.recorded({"model": model}))
-        return found[model]
+    def make(_, missing):
+        traces._records.update({key: model_counts.count(experiment) for key, experiment in missing.items()})
 
-    monkeypatch.setattr(traces, "counts", counts)
+    for name, substitute in {"_file": lambda _: None, "_records": {}, "_make": make}.items():
+        monkeypatch.setattr(traces, name, substitute)
     shapes.shape.cache_clear()
-    yield counts
+    yield traces.counts
     shapes.shape.cache_clear()
 
 
@@ -95,7 +93,7 @@ def test_wide_mlps_of_gpt2_are_not_taken_for_usual_ones(counted, tmp_path):
 
 def test_flops_of_experts_are_those_that_work_on_a_token(counted, monkeypatch):
     """Mixtral 8x7B: 12.88 billion active parameters, 32 x 4096 of heads, no window (its configuration)."""
-    monkeypatch.setattr("dsnb.prediction.model_counts.MODES", {"half": {"precision": "bf16"}})
+    monkeypatch.setattr(traces, "MODES", {"half": {"precision": "bf16"}})
     trace = SimpleNamespace(parameters=46_702_792_704, trainable=46_702_792_704)
     found = _flops_per_token(Experiment(model="mixtral-8x7b", seq_len=4096), trace)
     assert found == pytest.approx(6 * 12_879_925_248 + 12 * 32 * 4096 * 4096, rel=1e-6)
