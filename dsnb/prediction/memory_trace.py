@@ -169,10 +169,10 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
 
 
 def _kept_sizes(experiment: Experiment, micro_batch: int) -> tuple[Size, Size]:
-    """Return what a compiled model saves for its backward pass beside equal blocks, and a block, not recomputed.
+    """Return what a compiled model saves for its backward pass outside of equal blocks and in one, not recomputed.
 
-    The last block stands for those left out, or the last two where kinds of blocks alternate. The second one does
-    already, except under autocast: with parallel residuals, it saves something else than all later ones.
+    The last block stands for those left out, or the last two where kinds of blocks alternate. Two blocks are enough,
+    except under autocast: with parallel residuals, the second one saves other tensors than all later ones.
     """
     from dsnb.prediction import partitioner  # takes a second to import, and only compiled models need it
 

@@ -231,9 +231,12 @@ def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]
             graph += ["strategy", "loss"]
         alike = tuple(getattr(experiment, name) for name in graph)
         groups.setdefault(key if experiment.compile == "off" else alike, []).append(key)
-    first = {graphs: missing[keys[0]] for graphs, keys in groups.items()}
-    quickness = {graphs: (one.compile == "off", one.strategy != "plain") for graphs, one in first.items()}
-    longest_first = sorted(groups.items(), key=lambda group: quickness[group[0]])  # autocast needs a third block
+
+    def quickness(group: tuple[Any, list[str]]) -> tuple[bool, bool]:
+        first = missing[group[1][0]]
+        return first.compile == "off", first.strategy != "plain"  # autocast needs a third block
+
+    longest_first = sorted(groups.items(), key=quickness)
 
     def trace(group: tuple[Any, list[str]]) -> dict[str, Any]:
         graphs, keys = group

@@ -100,9 +100,10 @@ def test_the_picture_has_the_figures_of_the_table():
 def test_the_summary_of_errors_is_that_of_its_tables():
     text = (EXPLANATION / "prediction.md").read_text()
     by_gpu, by_cpu = TIME_ERRORS["limited by the GPU"], TIME_ERRORS["limited by the CPU"]
-    known, (tasks, *regret) = by_launch_time()[-1][1], regret_of(text)
+    (known, of_host), (tasks, *regret) = by_launch_time()[-1][1:3], regret_of(text)
     rows = {
         f"... with the launch time measured with each run | {known.settings} of such settings": known[1:3],
+        "... with that of the host's other runs | the same": of_host[1:3],
         f"peak memory | {PEAK_ERRORS['all'].settings} settings": PEAK_ERRORS["all"][1:3],
         f"step time, limited by the GPU | {by_gpu.settings} settings": by_gpu[1:3],
         f"step time, limited by the CPU | {by_cpu.settings} such": by_cpu[1:3],
