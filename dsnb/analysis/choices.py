@@ -19,10 +19,10 @@ MEASUREMENT = {"steps", "warmup_steps", "seed", "profile", "nvme_path"}
 """Settings of how a run was measured, not of how a training is done."""
 GROUPS = {
     "strategy": ("strategy", "zeropp", "overlap_comm", "bucket_elements", "leaf_modules"),
-    "precision": ("precision", "mixed_precision", "grad_accum_dtype", "gradient_checks"),
+    "precision": ("precision", "mixed_precision", "matmul", "grad_accum_dtype", "gradient_checks"),
     "batch and accumulation": ("micro_batch_size", "grad_accum"),
     "checkpointing": ("activation_checkpointing", "checkpoint_every", "checkpoint_offload"),
-    "compilation": ("compile", "compile_unit", "attention", "loss"),
+    "compilation": ("compile", "compile_unit", "attention", "loss", "pad_vocab"),
     "offload": ("offload",),
     "GPUs": ("gpus", "nodes", "gpu_name"),
     "other settings": (),

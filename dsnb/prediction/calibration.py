@@ -345,6 +345,7 @@ def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
         "offload": experiment.offload,
         "optimizer": experiment.optimizer,
         "loss": experiment.loss,
+        "matrix products": experiment.matmul,
         "gradient compression": experiment.gradient_compression,
     }
 

@@ -34,6 +34,7 @@ WORKERS = 2
 TRACED = (
     "model", "weights", "strategy", "precision", "mixed_precision", "seq_len", "compile", "compile_unit",
     "activation_checkpointing", "checkpoint_every", "checkpoint_offload", "attention", "dropout", "loss", "lora_rank",
+    "pad_vocab",
 )  # fmt: skip
 """Settings that a trace depends on: none of the engine's, and not the micro-batch."""
 TRACERS = ("fake_model", "memory_trace", "model_counts", "partitioner")

@@ -45,6 +45,12 @@ EXCLUSIVE = {
     ("lora_rank", "tensor_parallel"): "AutoTP cannot split adapters",
     ("offload", "pipeline_parallel"): "stages keep their states on the GPU",
     ("compile", "pipeline_parallel"): "the pipeline engine cannot compile",
+    ("pad_vocab", "loss"): "a chunked loss pads each chunk itself",
+    ("pad_vocab", "pipeline_parallel"): "the last stage computes the loss of whole logits",
+    ("pad_vocab", "tensor_parallel"): "ranks split the vocabulary as it is",
+    ("matmul", "pipeline_parallel"): "it is tested for whole models only",
+    ("matmul", "tensor_parallel"): "AutoTP cannot split fp8 layers",
+    ("matmul", "lora_rank"): "adapters would replace fp8 layers",
 }
 """Pairs of settings that cannot both differ from their defaults, and why."""
 
@@ -213,6 +219,15 @@ def _zeropp(s: SimpleNamespace) -> Iterator[str]:
         yield f"zeropp is '{s.zeropp}', but device is 'cpu': DeepSpeed quantizes on GPUs only; use 'partition'"
 
 
+def _layers(s: SimpleNamespace) -> Iterator[str]:
+    if s.pad_vocab and s.zero_stage == 3:
+        yield f"pad_vocab is {s.pad_vocab}, but zero_stage is 3: weights are partitioned as built; use ZeRO 0 to 2"
+    if s.matmul == "fp8" and (s.precision != "bf16" or s.zero_stage == 3):
+        yield "matmul is 'fp8': it is tested in bf16, with all but ZeRO 3; use precision 'bf16' and ZeRO 0 to 2"
+    if s.matmul == "fp8" and facts(s.model).get("family") == "gpt2":
+        yield "matmul is 'fp8': torchao converts linear layers, and GPT-2's are not of that type; use 'auto'"
+
+
 def _cuda_graphs(s: SimpleNamespace) -> Iterator[str]:
     """Refuse CUDA graphs where memory that a graph owns would be used after its next replay, or at another address."""
     if s.compile not in CUDA_GRAPHS:
@@ -263,5 +278,5 @@ def _loss_chunks(s: SimpleNamespace) -> Iterator[str]:
 
 RULES: list[Rule] = [
     _deepspeed_alone, _stages, _pairs, _without_effect, _offload, _optimizer, _compression, _precision, _ranks,
-    _clipping, _gradients, _gradient_checks, _zeropp, _cuda_graphs, _compiler, _loss_chunks,
+    _clipping, _gradients, _gradient_checks, _zeropp, _layers, _cuda_graphs, _compiler, _loss_chunks,
 ]  # fmt: skip

@@ -240,6 +240,17 @@ class Training(BaseModel):
     graphs, otherwise `model`."""
     loss: Annotated[Literal["whole", "chunked"], Axis("loss", "{} loss", "{}-loss")] = "whole"
     """`chunked` computes the logits of 2,048 tokens at a time: less memory for a large vocabulary."""
+    pad_vocab: Annotated[
+        Count,
+        Axis("padded vocabulary", "vocabulary padded to a multiple of {}", "vocab{}", words={"0": "none"}),
+    ] = 0
+    """Pad the output layer's rows to a multiple of this, such as 64 for GPT-2's 50,257, for faster products; 0 for
+    none. The loss leaves the additional logits out, so it is the same; their rows count as parameters."""
+    matmul: Annotated[
+        Literal["auto", "fp8"], Axis("matrix products", "products in {}", "{}", words={"auto": "in the precision"})
+    ] = "auto"
+    """Number format of the products of blocks: that of `precision`, or `fp8`, scaled by tensor (torchao; an H100 or
+    newer). fp8 is not exact: compare losses. MFU is of the rate of `precision`."""
     grad_accum: Annotated[
         AtLeast1,
         Setting("gradient accumulation", "accumulation {}", "ga{}", phrases={"1": "no accumulation"}, is_axis=True),

@@ -56,7 +56,7 @@ class CausalLoss(nn.Module):
         self._loss, self.is_compiled = torch.compile(self._loss), True
 
     def _whole(self, ids: torch.Tensor) -> torch.Tensor:
-        return self._loss(self.model(input_ids=ids).logits, ids)
+        return self._loss(self.model(input_ids=ids).logits[..., : self.config.vocab_size], ids)
 
     def _hidden(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the input of the output layer, shape (tokens, width)."""

@@ -6,6 +6,7 @@ partitioned as it is created. Random weights are drawn block by block with a see
 
 import ctypes
 import json
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -121,7 +122,8 @@ def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tup
 
 
 def build_on_meta(experiment: Experiment, layers: int = 0, dtype: torch.dtype | None = None) -> Any:
-    """Build the model without memory on the meta device; `layers` replaces its number of blocks."""
+    """Build the model without memory on the meta device, for traces; `layers` replaces its number of blocks."""
+    experiment = experiment.model_copy(update={"matmul": "auto"})  # no trace has products in fp8
     config = model_config(experiment)
     if layers:
         config.num_hidden_layers = layers
@@ -143,6 +145,10 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
         attention.use_fused_alibi(model, experiment.seq_len if has_flex else 0)
     if experiment.tensor_parallel > 1:
         model_parts.prepare(experiment, model)
+    if experiment.pad_vocab:
+        pad_vocabulary(model, experiment.pad_vocab)
+    if experiment.matmul == "fp8":
+        multiply_in_fp8(experiment, model)
     if experiment.lora_rank:
         model = add_adapters(experiment, model)
     if experiment.activation_checkpointing:
@@ -153,6 +159,33 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
         # graph at every block.
         model.get_decoder().training = False
     return model
+
+
+def pad_vocabulary(model: PreTrainedModel, multiple: int) -> None:
+    """Add rows of zeros to the output layer, and to an embedding that shares its weight, up to a multiple.
+
+    They stay zero: their logits are not in the loss (`CausalLoss`), so their gradients are zero.
+    """
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    rows, is_tied = -len(head.weight) % multiple, embedding.weight is head.weight
+    head.weight = nn.Parameter(nn.functional.pad(head.weight.detach(), (0, 0, 0, rows)))
+    if head.bias is not None:
+        head.bias = nn.Parameter(nn.functional.pad(head.bias.detach(), (0, rows)))
+    if is_tied:
+        embedding.weight = head.weight
+
+
+def multiply_in_fp8(experiment: Experiment, model: PreTrainedModel) -> None:
+    """Let the linear layers of blocks multiply in fp8, on a CPU emulated."""
+    if sys.modules.get("torchao") is None:  # hidden by this package
+        sys.modules.pop("torchao", None)
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError:
+        raise ValueError("matmul is 'fp8': torchao is missing; install it with: pip install torchao") from None
+    config = Float8LinearConfig(emulate=experiment.device == "cpu")
+    for block in blocks(model):
+        convert_to_float8_training(block, config=config)
 
 
 def add_adapters(experiment: Experiment, model: Any) -> Any:

@@ -30,8 +30,11 @@ LENGTH = 37
 """Tokens of the pass: a prime number, unlike any width or size of a chunk."""
 NAME = "dsnb_observed"
 """The name under which transformers finds this module's attention and experts."""
-WHOLE = {"tensor_parallel": 1, "pipeline_parallel": 1, "activation_checkpointing": False, "attention": "eager"}
-"""Settings of the copy, which is not split and has the simplest attention."""
+WHOLE = {
+    "tensor_parallel": 1, "pipeline_parallel": 1, "activation_checkpointing": False, "attention": "eager",
+    "pad_vocab": 0,
+}  # fmt: skip
+"""Settings of the copy, which is not split or padded and has the simplest attention."""
 aten = torch.ops.aten
 _PRODUCTS = {aten.bmm.default, aten.baddbmm.default}
 _SOFTMAX = {aten._softmax.default, aten._safe_softmax.default}

@@ -183,6 +183,11 @@ TP, PP = {"gpus": 4, "tensor_parallel": 2}, {"gpus": 4, "pipeline_parallel": 2}
         ({**TP, "optimizer": "adafactor"}, "optimizer is 'adafactor', but tensor_parallel is set: its factors"),
         # Flat pieces: 0.23 off the losses of one process after one step of 1e-2.
         ({**PP, "optimizer": "adafactor"}, "optimizer is 'adafactor', but pipeline_parallel is set: in native bf16"),
+        ({"pad_vocab": 64, "zero_stage": 3}, "pad_vocab is 64, but zero_stage is 3: weights are partitioned as built"),
+        ({"pad_vocab": 64, "loss": "chunked"}, "pad_vocab is 64, but loss is 'chunked': a chunked loss pads each"),
+        ({"matmul": "fp8", "precision": "fp16", "model": "opt-tiny"}, "matmul is 'fp8': it is tested in bf16, with"),
+        ({"matmul": "fp8"}, "matmul is 'fp8': torchao converts linear layers, and GPT-2's are not of that type"),
+        ({"matmul": "fp8", "model": "opt-tiny", "lora_rank": 2}, "matmul is 'fp8', but lora_rank is 2: adapters"),
         ({"gradient_compression": "bf16"}, "gradient_compression is 'bf16', but strategy is 'deepspeed': it is DDP's"),
     ],
     ids=str,

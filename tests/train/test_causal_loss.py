@@ -48,6 +48,26 @@ def test_loss_and_gradients_are_those_of_transformers(name, chunked, monkeypatch
     assert (gradients(model, ours) - expected).norm() < 1e-6 * expected.norm()
 
 
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])  # their embeddings are tied and not tied
+def test_a_padded_vocabulary_trains_alike_and_its_rows_stay_zero(name):
+    curves, multiple = [], 96
+    for padded in (False, True):
+        model = tiny(name)
+        vocab = model.config.vocab_size
+        if padded:
+            models.pad_vocabulary(model, multiple)
+        assert len(model.get_output_embeddings().weight) == (vocab + -vocab % multiple if padded else vocab)
+        optimizer, module = torch.optim.AdamW(model.parameters(), 1e-2), causal_loss.CausalLoss(model)
+        torch.manual_seed(1)
+        ids, curve = torch.randint(vocab, (3, 17)), []
+        for _ in range(4):
+            curve += [module(ids).item(), gradients(model, module(ids)).norm().item()]
+            optimizer.step()
+        curves.append(curve)
+    assert curves[1] == pytest.approx(curves[0], rel=1e-5)
+    assert not model.get_output_embeddings().weight[vocab:].any()
+
+
 def test_chunks_keep_no_logits(monkeypatch):
     model = tiny("gpt2-tiny", vocab_size=3000)  # the logits are the largest tensor
     ids = torch.randint(model.config.vocab_size, (8, 64))

@@ -58,7 +58,7 @@ def expected(small):
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
-        ("gpt2-tiny", {"zero_stage": 2, "overlap_comm": True, "bucket_elements": 5000, "deepspeed": KEYS, **CLIP}),
+        ("gpt2-tiny", {"zero_stage": 2, "overlap_comm": True, "bucket_elements": 5000, "deepspeed": KEYS, "pad_vocab": 96, **CLIP}),
         ("gpt2-tiny", {"zero_stage": 3, "zeropp": "partition", **OFFLOADED, **ACCUMULATED, **CLIP}),
         ("gpt2-tiny", {"strategy": "plain", "gpus": 1, "micro_batch_size": 2, "loss": "chunked", **TWICE, **CLIP}),
         ("opt-tiny", {"gpus": 4, **TP, "zero_stage": 2, **ACCUMULATED, **CLIP, **OFFLOADED}),
@@ -67,11 +67,11 @@ def expected(small):
         ("gpt2-tiny", {"gpus": 4, **TP, **PP, "zero_stage": 1, **TWICE, **CLIP}),
         ("bloom-tiny", {**TP, **TWICE, **CHECKPOINTED}),
         ("llama-tiny", {"zero_stage": 3, "leaf_modules": "blocks", "deepspeed": GATHERED, **CHECKPOINTED}),
-        ("qwen3-tiny", {**FSDP, **ACCUMULATED, **CLIP, **CHECKPOINTED}),
-        ("gemma2-tiny", {**DDP, **ACCUMULATED, **CLIP, **OFFLOADED}),
+        ("qwen3-tiny", {**FSDP, "pad_vocab": 96, **ACCUMULATED, **CLIP, **CHECKPOINTED}),
+        ("gemma2-tiny", {**DDP, "pad_vocab": 96, **ACCUMULATED, **CLIP, **OFFLOADED}),
         ("neox-tiny", {"zero_stage": 2, "gradient_checks": "off", "loss": "chunked", **ACCUMULATED}),
-        ("falcon-tiny", {"zero_stage": 0, **ACCUMULATED, **CLIP}),
-        ("phi3-tiny", {"zero_stage": 1, **CHECKPOINTED}),
+        ("falcon-tiny", {"zero_stage": 0, "pad_vocab": 96, **ACCUMULATED, **CLIP}),
+        ("phi3-tiny", {"zero_stage": 1, "pad_vocab": 96, **CHECKPOINTED}),
         ("moe-tiny", {"zero_stage": 3, "deepspeed": GATHERED, **ACCUMULATED}),
         ("qwen3-moe-tiny", {"zero_stage": 1, "loss": "chunked", **ACCUMULATED}),
     ],
@@ -104,6 +104,19 @@ def test_muon_trains_alike_with_every_stage(losses):
 def test_offloaded_optimizers_and_adafactor_change_no_loss(losses, expected, settings):
     same = {name: settings[name] for name in settings if name not in ("zero_stage", "offload")}
     assert losses(gpus=2, **settings) == pytest.approx(expected(**same), abs=ADAM)
+
+
+def test_products_in_fp8_train_nearly_as_bf16_with_and_without_deepspeed(trained, losses):
+    settings = {**SIX, "model": "opt-tiny", "precision": "bf16", "micro_batch_size": 2}
+    for shared in ({"strategy": "plain", "gpus": 1}, {"zero_stage": 1, "gpus": 2}):
+        exact, rounded = (losses(**settings, **shared, matmul=format) for format in ("auto", "fp8"))
+        assert rounded == pytest.approx(exact, abs=5e-2)
+        assert rounded != exact
+        assert rounded[-1] < rounded[0] - 0.1
+        of_exact, of_rounded = (
+            records.read_json(trained(**settings, **shared, matmul=format)[1].worker) for format in ("auto", "fp8")
+        )
+        assert of_rounded["flops_per_token"] == of_exact["flops_per_token"]
 
 
 def test_stages_autocast_and_split_models_stay_near_one_another_in_bf16_and_are_recorded(trained, losses):
