@@ -340,12 +340,11 @@ def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
         GPU: gpu,
         "models of the family": shape(experiment.model).family,
         "strategy": f"{strategy} with {used}" if used else strategy,
-        "precision": experiment.precision,
+        "precision": experiment.precision if experiment.matmul == "auto" else experiment.matmul,
         "mode of compilation": modes.get(experiment.compile, experiment.compile),
         "offload": experiment.offload,
         "optimizer": experiment.optimizer,
         "loss": experiment.loss,
-        "matrix products": experiment.matmul,
         "gradient compression": experiment.gradient_compression,
     }
 
