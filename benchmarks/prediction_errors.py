@@ -83,7 +83,7 @@ REPEATED = "2026-11-2[67]"
 """Days of runs that repeat settings with torch's other allocator, which have one prediction, or came after the fit."""
 UNSEEN = (
     "h200_foretold", *(f"h200_drawn_{number}" for number in (1, 2, 3, 8, 9, 10, 11, 12)), "h200_four_gpus",
-    "h200_grid_gemma", "h200_grid_pythia", "h200_grid_qwen3",
+    "h200_grid_gemma", "h200_grid_pythia", "h200_grid_qwen3", "h200_edges", "h200_zeropp",
 )  # fmt: skip
 """Sweeps of settings that were chosen or drawn before anything like them was measured (`benchmarks.drawn`)."""
 
@@ -303,6 +303,7 @@ def peaks() -> list[Peak]:
     tables = [dsnb.published(name) for name in ("h200_gpt2_zero_precision", "h200_memory", "h200", "h100")] + [_bars()]
     rows = [row for table in tables for row in table.drop_duplicates(["model", "experiment"]).to_dict("records")]
     rows = [row for row in rows if row.get("status", "ok") == "ok" and row["experiment"] not in OLDER_CODE]
+    rows = [row for row in rows if row.get("matmul") != "fp8"]  # nothing predicts these
     experiments = [_as_measured(row) for row in rows]
     predicted = map(peak_memory, experiments, traces(experiments))
     return [
