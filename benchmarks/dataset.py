@@ -71,7 +71,7 @@ def counts() -> list[str]:
         repeats = ok.groupby(["model", "experiment"])["repeat"].count()
         timed_s = (ok["timed_steps"] * ok["step_time_mean_s"]).median()
         rows.append(
-            f"| `{name}` | {len(runs)} | {len(repeats)} | {(repeats >= MIN_RUNS).sum()} "
+            f"| `{name}` | {len(runs):,} | {len(repeats)} | {(repeats >= MIN_RUNS).sum()} "
             f"| {runs['host'].nunique()} | {(runs['gpus'] == 1).sum()} | {timed_s:.1f} |"
         )
     return rows
@@ -80,7 +80,7 @@ def counts() -> list[str]:
 def write_page() -> Path:
     """Write the page of all runs."""
     runs = dsnb.published(PAGE_OF)
-    return dsnb.explore(runs).save(PAGE, f"GPT-2, OPT, BLOOM and others on H200: {len(runs)} runs")
+    return dsnb.explore(runs).save(PAGE, f"GPT-2, OPT, BLOOM and others on H200: {len(runs):,} runs")
 
 
 def main() -> None:

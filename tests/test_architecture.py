@@ -174,7 +174,7 @@ def test_requirements_are_the_same_everywhere_pinned_and_all_that_is_imported():
     assert all("#" in line for line in lines.splitlines() if line.startswith("      - "))
     pins = {distribution(row) for row in (ROOT / "constraints.txt").read_text().splitlines()}
     assert set(map(distribution, wanted)) <= pins
-    declared = {distribution(name) for name in (*PROJECT["dependencies"], *EXTRAS["train"])}
+    declared = {distribution(name) for name in (*PROJECT["dependencies"], *EXTRAS["train"], *EXTRAS["fp8"])}
     direct = {distribution(OTHER_NAMES.get(name, name)) for path in MODULES for name in packages(path)}
     assert {"numpy", "pyyaml", "torch", "matplotlib"} <= direct <= declared
 

@@ -46,10 +46,10 @@ DEFAULT_RATIOS: dict[str, RatioError] = {
 
 # The constants of H200 on published tables of other GPUs: the same command.
 ELSEWHERE: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(594, 11.2, 548.9),
-    "with one that is limited by the CPU": RatioError(205, 15.4, 224.5),
-    "that are both limited by the CPU": RatioError(153, 17.1, 193.4),
-    "of one task": RatioError(952, 13.0, 548.9),
+    "that are both limited by the GPU": RatioError(594, 11.2, 548.6),
+    "with one that is limited by the CPU": RatioError(205, 15.4, 226.5),
+    "that are both limited by the CPU": RatioError(153, 17.1, 195.0),
+    "of one task": RatioError(952, 13.0, 548.6),
 }
 
 

@@ -182,7 +182,7 @@ def multiply_in_fp8(experiment: Experiment, model: PreTrainedModel) -> None:
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError:
-        raise ValueError("matmul is 'fp8': torchao is missing; install it with: pip install torchao") from None
+        raise ValueError("matmul is 'fp8': torchao is missing; install it with: pip install 'dsnb[fp8]'") from None
     config = Float8LinearConfig(emulate=experiment.device == "cpu")
     for block in blocks(model):
         convert_to_float8_training(block, config=config)

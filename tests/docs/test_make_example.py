@@ -6,7 +6,7 @@ import re
 import pandas as pd
 
 import dsnb
-from benchmarks import dataset, distance, headline
+from benchmarks import dataset, distance, edges, headline
 from benchmarks.prediction_errors import by_launch_time, by_probe
 from docs import make_example
 from dsnb.prediction.calibration import ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
@@ -45,11 +45,16 @@ EXPLANATION = ROOT / "docs" / "explanation"
 def test_readme_and_documentation_have_the_tables_of_the_data_set():
     assert "\n".join([*headline.RESULTS_HEADER, *headline.results()]) in README
     assert "\n".join([*distance.HEADER, *distance.rows()]) in (ROOT / "docs" / "how-to" / "fast.md").read_text()
+    runs = edges.measured()
+    assert "\n".join([*edges.HEADER, *edges.edges(runs)]) in (ROOT / "docs" / "how-to" / "fast.md").read_text()
+    assert (
+        "\n".join([*edges.ANCHORS_HEADER, *edges.anchors(runs)]) in (ROOT / "docs" / "how-to" / "noise.md").read_text()
+    )
     assert "\n".join(by_probe()) in (ROOT / "docs" / "how-to" / "probe.md").read_text()
     table = "\n".join([*headline.HEADER, *map(str, headline.comparisons())])
     assert table in (EXPLANATION / "published.md").read_text()
-    runs = len(dsnb.published("h200"))
-    assert re.findall(r"(\d+)\s+runs\b(?= of GPT|, with)", README) == [str(runs), str(runs)]
+    runs = f"{len(dsnb.published('h200')):,}"
+    assert re.findall(r"([\d,]+)\s+runs\b(?= of GPT|, with)", README) == [runs, runs]
     assert f"{runs} runs</h1>" in dataset.PAGE.read_text()
     assert "\n".join(dataset.counts()) in (ROOT / "dsnb" / "runs" / "literature" / "README.md").read_text()
     assert dataset.PAGE.stat().st_size < 3_000_000

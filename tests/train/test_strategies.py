@@ -58,7 +58,17 @@ def expected(small):
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
-        ("gpt2-tiny", {"zero_stage": 2, "overlap_comm": True, "bucket_elements": 5000, "deepspeed": KEYS, "pad_vocab": 96, **CLIP}),
+        (
+            "gpt2-tiny",
+            {
+                "zero_stage": 2,
+                "overlap_comm": True,
+                "bucket_elements": 5000,
+                "deepspeed": KEYS,
+                "pad_vocab": 96,
+                **CLIP,
+            },
+        ),
         ("gpt2-tiny", {"zero_stage": 3, "zeropp": "partition", **OFFLOADED, **ACCUMULATED, **CLIP}),
         ("gpt2-tiny", {"strategy": "plain", "gpus": 1, "micro_batch_size": 2, "loss": "chunked", **TWICE, **CLIP}),
         ("opt-tiny", {"gpus": 4, **TP, "zero_stage": 2, **ACCUMULATED, **CLIP, **OFFLOADED}),
