@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-import dsnb
 from benchmarks.headline import NAMES, sound
 from dsnb.prediction.calibration import recorded
 
@@ -32,7 +31,7 @@ ANCHORS_HEADER = [
 
 def measured() -> pd.DataFrame:
     """Return the sound runs of the data set with `name`, and `series`: the name without micro-batch and allocator."""
-    runs = sound(dsnb.published("h200"))
+    runs = sound()
     names = [recorded(row).name_with_model for row in runs.to_dict("records")]
     return runs.assign(name=names, series=[re.sub(r"_bs\d+(?=_)|_alloc-default", "", name) for name in names])
 

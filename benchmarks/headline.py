@@ -60,8 +60,10 @@ HEADER = [
 ]
 
 
-def sound(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that ended and whose losses are those of the settings that compute the same."""
+@functools.cache
+def sound() -> pd.DataFrame:
+    """Return the runs of the data set that ended and whose losses are those of the settings that compute the same."""
+    runs = dsnb.published("h200")
     flagged = flags(runs, tables.steps("published: h200"))
     wrong = [Flag.LOSS in of_run for of_run in flagged["flags"]]
     return runs[(runs["status"] == "ok") & ~pd.Series(wrong, index=runs.index)]
@@ -90,7 +92,7 @@ class Comparison:
 @functools.cache
 def comparisons() -> list[Comparison]:
     """Return all published settings that were measured again."""
-    ours = sound(dsnb.published("h200"))
+    ours = sound()
     rows = [row for name in WORKS for row in published_rows(name)]
     return [comparison for row in rows if (comparison := compared(row, ours))]
 
@@ -136,7 +138,7 @@ def best_of(runs: pd.DataFrame) -> pd.DataFrame:
 
 def fastest(tasks: Mapping[str, tuple[str, int, int, int]]) -> Iterator[tuple[str, int, pd.DataFrame]]:
     """Yield each task, its number of H200, and all runs of its fastest setting; `tasks` has the form of `RESULTS`."""
-    ours = sound(dsnb.published("h200"))
+    ours = sound()
     for task, values in tasks.items():
         yield task, values[-1], best_of(alike(ours, dict(zip((*WORK, "gpus"), values, strict=True)), [*WORK, "gpus"]))
 

@@ -80,7 +80,7 @@ def regret_of(text):
 
 
 def test_two_rows_by_hand():
-    ours = headline.sound(dsnb.published("h200"))
+    ours = headline.sound()
     runs = ours.query("model == 'bloom-560m' and seq_len == 1024 and gpus == 1 and lora_rank == 0")
     speeds = max((group["tokens_per_s"] for _, group in runs.groupby("experiment")), key=pd.Series.median)
     (row,) = [row for row in headline.results() if "BLOOM-560M" in row]
