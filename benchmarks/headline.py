@@ -51,8 +51,8 @@ RESULTS = {
 }
 """Tasks of the README's results: model, sequence length, LoRA rank and number of H200."""
 RESULTS_HEADER = [
-    "| task | H200 | fastest measured setting | tokens/s | lowest to highest | n | MFU | peak memory |",
-    "|---|---|---|---|---|---|---|---|",
+    "| task | H200 | fastest measured setting | tokens/s | lowest to highest | n | MFU | peak memory | measured |",
+    "|---|---|---|---|---|---|---|---|---|",
 ]
 HEADER = [
     "| setting | published | dsnb, same settings | ratio | dsnb, fastest | with |",
@@ -146,11 +146,12 @@ def fastest(tasks: Mapping[str, tuple[str, int, int, int]]) -> Iterator[tuple[st
 def results() -> Iterator[str]:
     """Yield the rows of the README's results: the fastest setting of each task, with all of its runs."""
     for task, gpus, best in fastest(RESULTS):
-        speeds = best["tokens_per_s"]
+        speeds, days = best["tokens_per_s"], sorted(set(best["date_utc"].str[:10]))
         spread = f"{speeds.min():,.0f} to {speeds.max():,.0f}" if len(best) > 1 else "one run"
         yield (
             f"| {task} | {gpus} | {way(best.iloc[0])} | {speeds.median():,.0f} | {spread} | {len(best)} "
-            f"| {best['mfu'].median():.1%} | {best['peak_allocated_gib'].median():.1f} GiB |".replace("%", " %")
+            f"| {best['mfu'].median():.1%} | {best['peak_allocated_gib'].median():.1f} GiB ".replace("%", " %")
+            + f"| {' and '.join(days)} |"
         )
 
 
