@@ -340,7 +340,7 @@ def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
         GPU: gpu,
         "models of the family": shape(experiment.model).family,
         "strategy": f"{strategy} with {used}" if used else strategy,
-        "precision": experiment.precision if experiment.matmul == "auto" else experiment.matmul,
+        "precision": experiment.precision,
         "mode of compilation": modes.get(experiment.compile, experiment.compile),
         "offload": experiment.offload,
         "optimizer": experiment.optimizer,

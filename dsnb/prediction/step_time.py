@@ -145,6 +145,8 @@ class Setting:
 
 def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
     """Return the counts of an experiment on a GPU; a SettingsError says why it cannot be predicted."""
+    if experiment.matmul == "fp8":
+        raise SettingsError("matmul is 'fp8': neither its time nor its memory can be predicted; measure it")
     peak = attention = gpu.peak_flops(experiment.precision)
     if experiment.precision in {"fp32", "tf32"}:  # which no flash kernel takes
         attention = FP32_ATTENTION * gpu.peak_flops("fp32")

@@ -224,6 +224,8 @@ def _layers(s: SimpleNamespace) -> Iterator[str]:
         yield f"pad_vocab is {s.pad_vocab}, but zero_stage is 3: weights are partitioned as built; use ZeRO 0 to 2"
     if s.matmul == "fp8" and (s.precision != "bf16" or s.zero_stage == 3):
         yield "matmul is 'fp8': it is tested in bf16, with all but ZeRO 3; use precision 'bf16' and ZeRO 0 to 2"
+    if s.matmul == "fp8" and (tokens := s.micro_batch_size * s.seq_len) % 16:
+        yield f"matmul is 'fp8', but a micro-batch has {tokens} tokens: give it a multiple of 16"
     if s.matmul == "fp8" and facts(s.model).get("family") == "gpt2":
         yield "matmul is 'fp8': torchao converts linear layers, and GPT-2's are not of that type; use 'auto'"
 

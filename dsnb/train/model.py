@@ -30,6 +30,8 @@ from dsnb.train.model_parts import blocks, has_own_parameters
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MAX_FILL_BYTES = 2**31 - 1
 """Maximum bytes that torch fills at once on a GPU, in 32-bit offsets."""
+FP8_CAPABILITY = (8, 9)
+"""The first compute capability with products in fp8."""
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout", "hidden_dropout")
 
 
@@ -176,7 +178,10 @@ def pad_vocabulary(model: PreTrainedModel, multiple: int) -> None:
 
 
 def multiply_in_fp8(experiment: Experiment, model: PreTrainedModel) -> None:
-    """Let the linear layers of blocks multiply in fp8, on a CPU emulated."""
+    """Let the linear layers of blocks whose sizes are multiples of 16 multiply in fp8, on a CPU emulated."""
+    if experiment.device == "cuda" and (capability := torch.cuda.get_device_capability()) < FP8_CAPABILITY:
+        name, number = torch.cuda.get_device_name(), ".".join(map(str, capability))
+        raise ValueError(f"matmul is 'fp8': a {name} (compute capability {number}) has no such products; use 'auto'")
     if sys.modules.get("torchao") is None:  # hidden by this package
         sys.modules.pop("torchao", None)
     try:
@@ -185,7 +190,11 @@ def multiply_in_fp8(experiment: Experiment, model: PreTrainedModel) -> None:
         raise ValueError("matmul is 'fp8': torchao is missing; install it with: pip install 'dsnb[fp8]'") from None
     config = Float8LinearConfig(emulate=experiment.device == "cpu")
     for block in blocks(model):
-        convert_to_float8_training(block, config=config)
+        convert_to_float8_training(
+            block,
+            config=config,
+            module_filter_fn=lambda layer, _: not (layer.in_features % 16 or layer.out_features % 16),
+        )
 
 
 def add_adapters(experiment: Experiment, model: Any) -> Any:

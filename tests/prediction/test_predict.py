@@ -149,6 +149,7 @@ PLAIN = "gpus is 8, but strategy is 'plain': it is a single process; use gpus 1,
     [
         ("{strategy: plain, gpus: 1}", ("--gpus", "8"), [f"left out 1 of 7 settings (names with -v): {PLAIN}"]),
         ("{tensor_parallel: 16}", ("-v",), ["left out 1 of 7 settings: gpus is 8", "  zs0_bf16_gpus8_bs8_sl2048_tp16"]),
+        ("{matmul: fp8}", (), ["left out 1 of 7 settings (names with -v): matmul is 'fp8': neither its time nor"]),
         ("{micro_batch_size: auto}", (), ["left out 1 of 7 settings (names with -v): micro_batch_size is 'auto'"]),
     ],
 )

@@ -186,6 +186,10 @@ TP, PP = {"gpus": 4, "tensor_parallel": 2}, {"gpus": 4, "pipeline_parallel": 2}
         ({"pad_vocab": 64, "zero_stage": 3}, "pad_vocab is 64, but zero_stage is 3: weights are partitioned as built"),
         ({"pad_vocab": 64, "loss": "chunked"}, "pad_vocab is 64, but loss is 'chunked': a chunked loss pads each"),
         ({"matmul": "fp8", "precision": "fp16", "model": "opt-tiny"}, "matmul is 'fp8': it is tested in bf16, with"),
+        (
+            {"matmul": "fp8", "model": "opt-tiny", "seq_len": 5},
+            "matmul is 'fp8', but a micro-batch has 40 tokens: give",
+        ),
         ({"matmul": "fp8"}, "matmul is 'fp8': torchao converts linear layers, and GPT-2's are not of that type"),
         ({"matmul": "fp8", "model": "opt-tiny", "lora_rank": 2}, "matmul is 'fp8', but lora_rank is 2: adapters"),
         ({"gradient_compression": "bf16"}, "gradient_compression is 'bf16', but strategy is 'deepspeed': it is DDP's"),

@@ -68,6 +68,16 @@ def test_a_padded_vocabulary_trains_alike_and_its_rows_stay_zero(name):
     assert not model.get_output_embeddings().weight[vocab:].any()
 
 
+def test_a_gpu_without_fp8_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")
+    experiment = Experiment(model="opt-tiny", matmul="fp8", device="cuda")
+    with pytest.raises(
+        ValueError, match=r"^matmul is 'fp8': a NVIDIA A100 \(compute capability 8\.0\) has no such products"
+    ):
+        models.multiply_in_fp8(experiment, tiny("opt-tiny"))
+
+
 def test_chunks_keep_no_logits(monkeypatch):
     model = tiny("gpt2-tiny", vocab_size=3000)  # the logits are the largest tensor
     ids = torch.randint(model.config.vocab_size, (8, 64))
