@@ -87,7 +87,7 @@ def work(experiment: Experiment) -> dict[str, float]:
     head_flops, head_bytes = _output_layer(experiment, model, tokens, mode)
     attention = _attention(experiment, model, mode, again)
     unaligned = mode.kind == "eager" and experiment.loss != "chunked" and mode.width == 2
-    unaligned &= (experiment.pad_vocab or model.vocab) % 8 != 0
+    unaligned &= (model.vocab + -model.vocab % max(1, experiment.pad_vocab)) % 8 != 0
     adapters = 14 * model.linear if experiment.lora_rank else 0
     kernels = layers * (forward.kernels * (1 + again) + backward.kernels + adapters + attention.kernels) + 25
     casts = layers * (forward.cast_kernels * (1 + again) + backward.cast_kernels)

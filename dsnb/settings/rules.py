@@ -45,6 +45,7 @@ EXCLUSIVE = {
     ("lora_rank", "tensor_parallel"): "AutoTP cannot split adapters",
     ("offload", "pipeline_parallel"): "stages keep their states on the GPU",
     ("compile", "pipeline_parallel"): "the pipeline engine cannot compile",
+    ("pad_vocab", "optimizer"): "Adafactor and Muon update a row by all others, also the added ones",
     ("pad_vocab", "loss"): "a chunked loss pads each chunk itself",
     ("pad_vocab", "pipeline_parallel"): "the last stage computes the loss of whole logits",
     ("pad_vocab", "tensor_parallel"): "ranks split the vocabulary as it is",
@@ -222,8 +223,10 @@ def _zeropp(s: SimpleNamespace) -> Iterator[str]:
 def _layers(s: SimpleNamespace) -> Iterator[str]:
     if s.pad_vocab and s.zero_stage == 3:
         yield f"pad_vocab is {s.pad_vocab}, but zero_stage is 3: weights are partitioned as built; use ZeRO 0 to 2"
-    if s.matmul == "fp8" and (s.precision != "bf16" or s.zero_stage == 3):
-        yield "matmul is 'fp8': it is tested in bf16, with all but ZeRO 3; use precision 'bf16' and ZeRO 0 to 2"
+    if s.matmul == "fp8" and s.precision != "bf16":
+        yield f"matmul is 'fp8', but precision is '{s.precision}': it is tested in bf16 only; use 'bf16'"
+    if s.matmul == "fp8" and s.zero_stage == 3:
+        yield "matmul is 'fp8', but zero_stage is 3: it is tested with whole weights and FSDP; use ZeRO 0 to 2"
     if s.matmul == "fp8" and (tokens := s.micro_batch_size * s.seq_len) % 16:
         yield f"matmul is 'fp8', but a micro-batch has {tokens} tokens: give it a multiple of 16"
     if s.matmul == "fp8" and facts(s.model).get("family") == "gpt2":

@@ -249,8 +249,8 @@ class Training(BaseModel):
     matmul: Annotated[
         Literal["auto", "fp8"], Axis("matrix products", "products in {}", "{}", words={"auto": "in the precision"})
     ] = "auto"
-    """Number format of the products of blocks: that of `precision`, or `fp8`, scaled by tensor (torchao; an H100 or
-    newer). fp8 is not exact: compare losses. MFU is of the rate of `precision`."""
+    """Number format of the products of blocks: that of `precision`, or `fp8`, scaled by tensor (torchao; compute
+    capability 8.9 or higher). fp8 is not exact: compare losses. MFU is of the rate of `precision`."""
     grad_accum: Annotated[
         AtLeast1,
         Setting("gradient accumulation", "accumulation {}", "ga{}", phrases={"1": "no accumulation"}, is_axis=True),

@@ -182,19 +182,26 @@ def multiply_in_fp8(experiment: Experiment, model: PreTrainedModel) -> None:
     if experiment.device == "cuda" and (capability := torch.cuda.get_device_capability()) < FP8_CAPABILITY:
         name, number = torch.cuda.get_device_name(), ".".join(map(str, capability))
         raise ValueError(f"matmul is 'fp8': a {name} (compute capability {number}) has no such products; use 'auto'")
-    if sys.modules.get("torchao") is None:  # hidden by this package
+    if sys.modules.get("torchao") is None:  # hidden by the fork server
         sys.modules.pop("torchao", None)
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-    except ImportError:
+        from torchao.float8.float8_linear import Float8Linear
+    except ModuleNotFoundError:
         raise ValueError("matmul is 'fp8': torchao is missing; install it with: pip install 'dsnb[fp8]'") from None
     config = Float8LinearConfig(emulate=experiment.device == "cpu")
+    weights = converted = 0
     for block in blocks(model):
         convert_to_float8_training(
             block,
             config=config,
             module_filter_fn=lambda layer, _: not (layer.in_features % 16 or layer.out_features % 16),
         )
+        weights += sum(weight.numel() for weight in block.parameters())
+        converted += sum(layer.weight.numel() for layer in block.modules() if isinstance(layer, Float8Linear))
+    if converted < weights / 2:
+        share = f"{converted / weights:.0%} of the weights of {experiment.model}'s blocks"
+        raise ValueError(f"matmul is 'fp8': torchao converts linear layers, which have {share}; use 'auto'")
 
 
 def add_adapters(experiment: Experiment, model: Any) -> Any:

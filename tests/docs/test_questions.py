@@ -43,7 +43,7 @@ MEASURED = {
             "on one GPU reaches {speed:,.0f} (n = {n})",
         ),
         (f"{SMALL} and bucket_elements == 100000000", "OPT-350M, 24 x 512, {each:,.0f}; the plain"),
-        (f"{SMALL} and strategy == 'plain' and compile == 'reduce-overhead'", "has {speed:,.0f}."),
+        (f"{SMALL} and strategy == 'plain' and compile == 'reduce-overhead'", "has {speed:,.0f} (single runs)."),
         (f"{LONG} and strategy == 'fsdp' and gpus == 2", "OPT-1.3B {each:,.0f}; GPT-2 XL"),
         (f"{XL} and strategy == 'fsdp'", "24 x 1024, {each:,.0f} (ZeRO 1"),
         (f"{XL} and zero_stage == 1", "(ZeRO 1: {each:,.0f})"),

@@ -185,7 +185,12 @@ TP, PP = {"gpus": 4, "tensor_parallel": 2}, {"gpus": 4, "pipeline_parallel": 2}
         ({**PP, "optimizer": "adafactor"}, "optimizer is 'adafactor', but pipeline_parallel is set: in native bf16"),
         ({"pad_vocab": 64, "zero_stage": 3}, "pad_vocab is 64, but zero_stage is 3: weights are partitioned as built"),
         ({"pad_vocab": 64, "loss": "chunked"}, "pad_vocab is 64, but loss is 'chunked': a chunked loss pads each"),
-        ({"matmul": "fp8", "precision": "fp16", "model": "opt-tiny"}, "matmul is 'fp8': it is tested in bf16, with"),
+        (
+            {"matmul": "fp8", "precision": "fp16", "model": "opt-tiny"},
+            "matmul is 'fp8', but precision is 'fp16': it is",
+        ),
+        ({"matmul": "fp8", "zero_stage": 3, "model": "opt-tiny"}, "matmul is 'fp8', but zero_stage is 3: it is tested"),
+        ({"pad_vocab": 64, "optimizer": "adafactor"}, "pad_vocab is 64, but optimizer is 'adafactor': Adafactor and"),
         (
             {"matmul": "fp8", "model": "opt-tiny", "seq_len": 5},
             "matmul is 'fp8', but a micro-batch has 40 tokens: give",

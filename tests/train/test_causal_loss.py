@@ -68,6 +68,13 @@ def test_a_padded_vocabulary_trains_alike_and_its_rows_stay_zero(name):
     assert not model.get_output_embeddings().weight[vocab:].any()
 
 
+@pytest.mark.parametrize("name", ["gpt2-tiny", "qwen3-moe-tiny"])
+def test_a_model_with_few_linear_layers_is_not_called_fp8(name):
+    experiment = Experiment(model="opt-tiny", matmul="fp8", device="cpu")
+    with pytest.raises(ValueError, match=r"linear layers, which have \d+% of the weights of opt-tiny's blocks; use"):
+        models.multiply_in_fp8(experiment, tiny(name))
+
+
 def test_a_gpu_without_fp8_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")
