@@ -2,13 +2,15 @@
 
 Prints the time and the additional peak memory of a forward and a backward pass in bf16, with the relative errors (in
 the 2-norm) of loss and gradients against fp32: of whole logits, of dsnb's `loss: chunked`, of DeepSpeed's
-`chunked_cross_entropy`, and of Liger's fused linear cross-entropy if `liger_kernel` is installed. `--compiled` compiles
-what dsnb compiles, for whole logits and in chunks.
+`chunked_cross_entropy`, and of Liger's fused linear cross-entropy if `liger_kernel` is installed; and of whole logits
+whose columns are padded, and then left out by a slice, as `pad_vocab` does, or by a mask. `--compiled` compiles what
+dsnb compiles, for whole logits and in chunks.
 """
 
 import argparse
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from deepspeed.runtime.chunked_cross_entropy import chunked_cross_entropy
@@ -18,12 +20,25 @@ from dsnb.system import hardware
 from dsnb.train.causal_loss import differentiate, sum_of_losses
 from dsnb.train.meter import Clock
 
+PADDED = 64
+"""The multiple that `pad_vocab` is usually set to."""
 Loss = Callable[[torch.nn.Linear, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def whole(layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the mean loss of whole logits."""
     return F.cross_entropy(layer(hidden).float(), targets)
+
+
+def sliced(layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, vocab: int) -> torch.Tensor:
+    """Return the mean loss of the first columns of padded logits."""
+    return F.cross_entropy(layer(hidden)[:, :vocab].float(), targets)
+
+
+def masked(layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, vocab: int) -> torch.Tensor:
+    """Return the same, of all columns, the added ones at minus infinity."""
+    is_column = torch.arange(len(layer.weight), device=hidden.device) < vocab
+    return F.cross_entropy(torch.where(is_column, layer(hidden).float(), -torch.inf), targets)
 
 
 def ways(compiled: bool) -> Iterator[tuple[str, Loss]]:
@@ -81,14 +96,21 @@ def main() -> None:
     exact.weight.data.copy_(layer.weight)
     wanted = [result.cpu() for result in passes(whole, exact, hidden.detach().float().requires_grad_(), targets)]
     del exact
-    for name, loss in ways(given.compiled):
-        computed = passes(loss, layer, hidden, targets)
+    padded = torch.nn.Linear(given.width, given.vocabulary + -given.vocabulary % PADDED, False, device, half)
+    padded.weight.data = F.pad(layer.weight.detach(), (0, 0, 0, len(padded.weight) - given.vocabulary))
+    of_padded = [
+        (f"padded, {how.__name__}", partial(torch.compile(how) if given.compiled else how, vocab=given.vocabulary))
+        for how in (sliced, masked)
+    ]
+    for name, loss, used in [*((*way, layer) for way in ways(given.compiled)), *((*way, padded) for way in of_padded)]:
+        computed = passes(loss, used, hidden, targets)
+        computed[2] = computed[2][: given.vocabulary]
         errors = [
             float((got.float().cpu() - exactly).norm() / exactly.norm())
             for got, exactly in zip(computed, wanted, strict=True)
         ]
         del computed
-        time_ms, peak_gib = measure(loss, layer, hidden, targets, repeats=given.repeats)
+        time_ms, peak_gib = measure(loss, used, hidden, targets, repeats=given.repeats)
         of_loss, by_input, by_weight = (f"{error:.1e}" for error in errors)
         print(
             f"{name:14} {time_ms:8.2f} ms {peak_gib:6.2f} GiB  "
