@@ -116,17 +116,14 @@ def test_offloaded_optimizers_and_adafactor_change_no_loss(losses, expected, set
     assert losses(gpus=2, **settings) == pytest.approx(expected(**same), abs=ADAM)
 
 
-def test_products_in_fp8_train_nearly_as_bf16_with_and_without_deepspeed(trained, losses):
-    settings = {**SIX, "model": "opt-tiny", "precision": "bf16", "micro_batch_size": 2}
-    for shared in ({"strategy": "plain", "gpus": 1}, {"zero_stage": 1, "gpus": 2}):
-        exact, rounded = (losses(**settings, **shared, matmul=format) for format in ("auto", "fp8"))
-        assert rounded == pytest.approx(exact, abs=5e-2)
-        assert rounded != exact
-        assert rounded[-1] < rounded[0] - 0.1
-        of_exact, of_rounded = (
-            records.read_json(trained(**settings, **shared, matmul=format)[1].worker) for format in ("auto", "fp8")
-        )
-        assert of_rounded["flops_per_token"] == of_exact["flops_per_token"]
+def test_products_in_fp8_train_nearly_as_bf16(trained, losses):
+    settings = {**SIX, "model": "opt-tiny", "precision": "bf16", "micro_batch_size": 2, "zero_stage": 1, "gpus": 2}
+    exact, rounded = (losses(**settings, matmul=name) for name in ("auto", "fp8"))
+    assert rounded == pytest.approx(exact, abs=5e-2)
+    assert rounded != exact
+    assert rounded[-1] < rounded[0] - 0.1
+    works = [records.read_json(trained(**settings, matmul=name)[1].worker) for name in ("auto", "fp8")]
+    assert works[0]["flops_per_token"] == works[1]["flops_per_token"]
 
 
 def test_stages_autocast_and_split_models_stay_near_one_another_in_bf16_and_are_recorded(trained, losses):
