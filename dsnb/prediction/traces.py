@@ -261,11 +261,9 @@ class _Tracer:
     def __init__(self) -> None:
         self.made, self.lent = set[Any](), threading.Lock()  # the names of the graphs that it has made
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        # It ends when its input is closed, even while it imports; collecting garbage would take an eighth of that, and
-        # torchao, which transformers imports if it finds it, half a second.
+        # It ends when its input is closed, even while it imports; collecting garbage would take an eighth of that.
         program = (
-            "import gc, os, select, sys, threading; gc.disable(); sys.modules['torchao'] = None; "
-            "closed = select.poll(); closed.register(0, 0); "
+            "import gc, os, select, threading; gc.disable(); closed = select.poll(); closed.register(0, 0); "
             "threading.Thread(target=lambda: (closed.poll(), os._exit(0)), daemon=True).start(); "
             "from dsnb.prediction.memory_trace import main; main()"
         )

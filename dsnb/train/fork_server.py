@@ -30,16 +30,12 @@ running: list[int] = []
 """Process IDs of the current run's ranks; the first is also the ID of their process group."""
 FIRST = ("transformers.models.gpt2.modeling_gpt2", "deepspeed.module_inject.auto_ep_layer")
 """Modules that the first run needs whatever it trains; importing what they import takes 2 s in each of its ranks."""
-UNUSED = "torchao"
-"""A package that initialises CUDA when transformers imports it, as it does if it finds it. Runs with products in
-fp8 import it later."""
 PRELOADED = ("torch", "deepspeed", "transformers", "dsnb", "numpy", "tokenizers", "peft")
 
 
 def serve(path: str, owner: int) -> None:
     """Serve runs on the socket at `path` until the parent process, whose ID is `owner`, ends."""
     signal.signal(signal.SIGTERM, end)
-    sys.modules[UNUSED] = None  # type: ignore[assignment]  # is not found
     import dsnb.train.worker  # noqa: F401  (all that every run needs, without initialising CUDA)
 
     gc.collect()

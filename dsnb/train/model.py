@@ -182,7 +182,7 @@ def multiply_in_fp8(experiment: Experiment, model: PreTrainedModel) -> None:
     if experiment.device == "cuda" and (capability := torch.cuda.get_device_capability()) < FP8_CAPABILITY:
         name, number = torch.cuda.get_device_name(), ".".join(map(str, capability))
         raise ValueError(f"matmul is 'fp8': a {name} (compute capability {number}) has no such products; use 'auto'")
-    if sys.modules.get("torchao") is None:  # hidden by the fork server
+    if sys.modules.get("torchao") is None:  # hidden by this package
         sys.modules.pop("torchao", None)
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
