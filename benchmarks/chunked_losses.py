@@ -55,6 +55,12 @@ def ways(compiled: bool) -> Iterator[tuple[str, Loss]]:
     yield "Liger", lambda layer, hidden, targets: in_fp32(layer.weight, hidden, targets)
 
 
+def padded_ways(compiled: bool, vocab: int) -> Iterator[tuple[str, Loss]]:
+    """Yield the same for an output layer with padded rows."""
+    for how in (sliced, masked):
+        yield f"padded, {how.__name__}", partial(torch.compile(how) if compiled else how, vocab=vocab)
+
+
 def passes(loss: Loss, layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
     """Return the loss and both gradients."""
     value = loss(layer, hidden, targets)
@@ -98,11 +104,8 @@ def main() -> None:
     del exact
     padded = torch.nn.Linear(given.width, given.vocabulary + -given.vocabulary % PADDED, False, device, half)
     padded.weight.data = F.pad(layer.weight.detach(), (0, 0, 0, len(padded.weight) - given.vocabulary))
-    of_padded = [
-        (f"padded, {how.__name__}", partial(torch.compile(how) if given.compiled else how, vocab=given.vocabulary))
-        for how in (sliced, masked)
-    ]
-    for name, loss, used in [*((*way, layer) for way in ways(given.compiled)), *((*way, padded) for way in of_padded)]:
+    for name, loss in [*ways(given.compiled), *padded_ways(given.compiled, given.vocabulary)]:
+        used = padded if name.startswith("padded") else layer
         computed = passes(loss, used, hidden, targets)
         computed[2] = computed[2][: given.vocabulary]
         errors = [

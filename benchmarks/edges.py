@@ -1,6 +1,7 @@
 """Larger micro-batches of the fastest settings, and the spread of two anchors: `python -m benchmarks.edges`.
 
-Figures are medians of `dsnb.published("h200")`. The anchors are measured at the start and at the end of sessions.
+Figures are medians of `dsnb.published("h200")`. The anchors are measured at the start and the end of most measuring
+sessions.
 """
 
 import re
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from benchmarks.headline import NAMES, sound
+from benchmarks.headline import COMPILED, sound, strategy
 from dsnb.prediction.calibration import recorded
 
 SWEEP = "h200_edges"
@@ -47,15 +48,9 @@ def edges(runs: pd.DataFrame) -> Iterator[str]:
         enough = speeds.index[speeds["tokens_per_s"] >= ENOUGH * best].min()
         steps = ", ".join(f"{batch}: {speed:,.0f} ({gib:.1f})" for batch, speed, gib in speeds.itertuples())
         gain = best / speeds["tokens_per_s"].iloc[0]
+        way = f"{strategy(run)}, {COMPILED[run['compile']]}"
         task = f"{run['model']}, sequence {run['seq_len']} | {run['gpus']}"
-        yield f"| {task} | {way(run)} | {steps} | {gain:.2f} | {enough} |"
-
-
-def way(run: pd.Series) -> str:
-    """Name how a series trains."""
-    compiled = {"reduce-overhead": "CUDA graphs", "default": "compiled"}[run["compile"]]
-    strategy = NAMES.get(run["strategy"]) or f"ZeRO {run['zero_stage']:.0f}"
-    return f"{strategy}, {compiled}"
+        yield f"| {task} | {way} | {steps} | {gain:.2f} | {enough} |"
 
 
 def anchors(runs: pd.DataFrame) -> Iterator[str]:

@@ -27,6 +27,7 @@ from dsnb.runs.literature import tables
 PICTURE = Path(__file__).parents[1] / "docs" / "headline.svg"
 FIGURE = "tokens_per_s_per_gpu"
 NAMES = {"plain": "plain loop", "ddp": "DDP", "fsdp": "FSDP"}
+COMPILED = {"reduce-overhead": "CUDA graphs", "default": "compiled"}
 UNSAID = {
     "lora_rank": 0, "zero_stage": 0, "precision": "bf16", "optimizer": "adamw", "gradient_compression": "none",
     "activation_checkpointing": False, "tensor_parallel": 1, "pipeline_parallel": 1,
@@ -194,7 +195,7 @@ def title(row: Mapping[Hashable, Any]) -> str:
     parts = [
         str(row["model"]),
         f"LoRA {row['lora_rank']:.0f}" if row["lora_rank"] else "",
-        NAMES.get(row["strategy"]) or f"ZeRO {row['zero_stage']:.0f}",
+        strategy(row),
         "Adafactor" if row["optimizer"] == "adafactor" else "",
         "PowerSGD" if row["gradient_compression"] == "powersgd" else "",
         f"TP {row['tensor_parallel']}" if row["tensor_parallel"] > 1 else "",
@@ -206,12 +207,17 @@ def title(row: Mapping[Hashable, Any]) -> str:
     return ", ".join(filter(None, parts))
 
 
+def strategy(run: Mapping[Hashable, Any]) -> str:
+    """Name how GPUs share the training."""
+    return NAMES.get(run["strategy"]) or f"ZeRO {run['zero_stage']:.0f}"
+
+
 def way(run: pd.Series) -> str:
     """Name what makes a setting fast."""
     parts = [
-        NAMES.get(run["strategy"]) or f"ZeRO {run['zero_stage']:.0f}",
+        strategy(run),
         run["precision"],
-        {"reduce-overhead": "CUDA graphs", "default": "compiled"}.get(run["compile"]),
+        COMPILED.get(run["compile"]),
     ]
     every, count = run["checkpoint_every"], run["grad_accum"]
     parts.append(f"micro-batch {run['micro_batch_size']}")

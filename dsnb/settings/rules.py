@@ -47,11 +47,11 @@ EXCLUSIVE = {
     ("compile", "pipeline_parallel"): "the pipeline engine cannot compile",
     ("pad_vocab", "optimizer"): "Adafactor and Muon update a row by all others, also the added ones",
     ("pad_vocab", "loss"): "a chunked loss pads each chunk itself",
-    ("pad_vocab", "pipeline_parallel"): "the last stage computes the loss of whole logits",
-    ("pad_vocab", "tensor_parallel"): "ranks split the vocabulary as it is",
+    ("pad_vocab", "pipeline_parallel"): "the last stage computes the loss of all columns",
+    ("pad_vocab", "tensor_parallel"): "it is tested for whole models only",
     ("matmul", "pipeline_parallel"): "it is tested for whole models only",
     ("matmul", "tensor_parallel"): "AutoTP cannot split fp8 layers",
-    ("matmul", "lora_rank"): "adapters would replace fp8 layers",
+    ("matmul", "lora_rank"): "adapters of fp8 layers are not tested",
 }
 """Pairs of settings that cannot both differ from their defaults, and why."""
 
@@ -220,16 +220,21 @@ def _zeropp(s: SimpleNamespace) -> Iterator[str]:
         yield f"zeropp is '{s.zeropp}', but device is 'cpu': DeepSpeed quantizes on GPUs only; use 'partition'"
 
 
-def _layers(s: SimpleNamespace) -> Iterator[str]:
+def _padded_vocabulary(s: SimpleNamespace) -> Iterator[str]:
     if s.pad_vocab and s.zero_stage == 3:
         yield f"pad_vocab is {s.pad_vocab}, but zero_stage is 3: weights are partitioned as built; use ZeRO 0 to 2"
-    if s.matmul == "fp8" and s.precision != "bf16":
+
+
+def _fp8(s: SimpleNamespace) -> Iterator[str]:
+    if s.matmul != "fp8":
+        return
+    if s.precision != "bf16":
         yield f"matmul is 'fp8', but precision is '{s.precision}': it is tested in bf16 only; use 'bf16'"
-    if s.matmul == "fp8" and s.zero_stage == 3:
+    if s.zero_stage == 3:
         yield "matmul is 'fp8', but zero_stage is 3: it is tested with whole weights and FSDP; use ZeRO 0 to 2"
-    if s.matmul == "fp8" and (tokens := s.micro_batch_size * s.seq_len) % 16:
+    if (tokens := s.micro_batch_size * s.seq_len) % 16:
         yield f"matmul is 'fp8', but a micro-batch has {tokens} tokens: give it a multiple of 16"
-    if s.matmul == "fp8" and facts(s.model).get("family") == "gpt2":
+    if facts(s.model).get("family") == "gpt2":
         yield "matmul is 'fp8': torchao converts linear layers, and GPT-2's are not of that type; use 'auto'"
 
 
@@ -283,5 +288,6 @@ def _loss_chunks(s: SimpleNamespace) -> Iterator[str]:
 
 RULES: list[Rule] = [
     _deepspeed_alone, _stages, _pairs, _without_effect, _offload, _optimizer, _compression, _precision, _ranks,
-    _clipping, _gradients, _gradient_checks, _zeropp, _layers, _cuda_graphs, _compiler, _loss_chunks,
+    _clipping, _gradients, _gradient_checks, _zeropp, _padded_vocabulary, _fp8, _cuda_graphs,
+    _compiler, _loss_chunks,
 ]  # fmt: skip

@@ -37,7 +37,8 @@ class CausalLoss(nn.Module):
         self.model, self.config, self.chunked = model, model.config, chunked
         self._compute = self._in_chunks if chunked else self._whole
         self._loss: Differentiate = differentiate if chunked else causal_loss
-        self.is_compiled, self._is_padded = False, len(output_layer(model).weight) > model.config.vocab_size
+        self.is_compiled = False
+        self._is_padded = len(output_layer(model).weight) > model.config.vocab_size
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the mean loss, shape (), of token ids of shape (batch, length)."""

@@ -124,8 +124,8 @@ def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tup
 
 
 def build_on_meta(experiment: Experiment, layers: int = 0, dtype: torch.dtype | None = None) -> Any:
-    """Build the model without memory on the meta device, for traces; `layers` replaces its number of blocks."""
-    experiment = experiment.model_copy(update={"matmul": "auto"})  # no trace has products in fp8
+    """Build the model without memory on the meta device, to trace or count it, of `layers` blocks if given."""
+    experiment = experiment.model_copy(update={"matmul": "auto"})  # neither sees products in fp8
     config = model_config(experiment)
     if layers:
         config.num_hidden_layers = layers
