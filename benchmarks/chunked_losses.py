@@ -3,8 +3,8 @@
 Prints the time and the additional peak memory of a forward and a backward pass in bf16, with the relative errors (in
 the 2-norm) of loss and gradients against fp32: of whole logits, of dsnb's `loss: chunked`, of DeepSpeed's
 `chunked_cross_entropy`, and of Liger's fused linear cross-entropy if `liger_kernel` is installed; and of whole logits
-whose columns are padded, and then left out by a slice, as `pad_vocab` does, or by a mask. `--compiled` compiles what
-dsnb compiles, for whole logits and in chunks.
+whose columns are padded, and then left out by a slice, as `pad_vocab` does, by a mask, or by the layer's bias.
+`--compiled` compiles what dsnb compiles, for whole logits and in chunks.
 """
 
 import argparse
@@ -41,6 +41,13 @@ def masked(layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, 
     return F.cross_entropy(torch.where(is_column, layer(hidden).float(), -torch.inf), targets)
 
 
+def biased(layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, vocab: int) -> torch.Tensor:
+    """Return the same, with a bias that is minus infinity for the added columns."""
+    bias = torch.zeros(len(layer.weight), device=hidden.device, dtype=hidden.dtype)
+    bias[vocab:] = -torch.inf
+    return F.cross_entropy(F.linear(hidden, layer.weight, bias).float(), targets)
+
+
 def ways(compiled: bool) -> Iterator[tuple[str, Loss]]:
     """Yield names and functions that return the mean loss of an output layer, its inputs and targets."""
     yield "whole", torch.compile(whole) if compiled else whole
@@ -57,7 +64,7 @@ def ways(compiled: bool) -> Iterator[tuple[str, Loss]]:
 
 def padded_ways(compiled: bool, vocab: int) -> Iterator[tuple[str, Loss]]:
     """Yield the same for an output layer with padded rows."""
-    for how in (sliced, masked):
+    for how in (sliced, masked, biased):
         yield f"padded, {how.__name__}", partial(torch.compile(how) if compiled else how, vocab=vocab)
 
 
