@@ -245,7 +245,7 @@ class Training(BaseModel):
         Axis("padded vocabulary", "vocabulary padded to a multiple of {}", "vocab{}", words={"0": "none"}),
     ] = 0
     """Pad the output layer's rows to a multiple of this, such as 64 for GPT-2's 50,257, for faster products; 0 for
-    none. The loss leaves the additional logits out, so it is the same; their rows count as parameters."""
+    none. A bias leaves the additional logits out of the loss, so it is the same; their rows count as parameters."""
     matmul: Annotated[
         Literal["auto", "fp8"], Axis("matrix products", "products in {}", "{}", words={"auto": "in the precision"})
     ] = "auto"

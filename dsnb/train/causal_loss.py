@@ -38,7 +38,6 @@ class CausalLoss(nn.Module):
         self._compute = self._in_chunks if chunked else self._whole
         self._loss: Differentiate = differentiate if chunked else causal_loss
         self.is_compiled = False
-        self._is_padded = len(output_layer(model).weight) > model.config.vocab_size
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the mean loss, shape (), of token ids of shape (batch, length)."""
@@ -57,8 +56,7 @@ class CausalLoss(nn.Module):
         self._loss, self.is_compiled = torch.compile(self._loss), True
 
     def _whole(self, ids: torch.Tensor) -> torch.Tensor:
-        logits = self.model(input_ids=ids).logits
-        return self._loss(logits[..., : self.config.vocab_size] if self._is_padded else logits, ids)
+        return self._loss(self.model(input_ids=ids).logits, ids)
 
     def _hidden(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the input of the output layer, shape (tokens, width)."""
