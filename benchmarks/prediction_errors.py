@@ -83,7 +83,7 @@ REPEATED = "2026-11-2[67]"
 """Days of runs that repeat settings with torch's other allocator, which have one prediction, or came after the fit."""
 UNSEEN = (
     "h200_foretold", *(f"h200_drawn_{number}" for number in (1, 2, 3, 8, 9, 10, 11, 12)), "h200_four_gpus",
-    "h200_grid_gemma", "h200_grid_pythia", "h200_grid_qwen3", "h200_edges", "h200_zeropp",
+    "h200_grid_gemma", "h200_grid_pythia", "h200_grid_qwen3", "h200_edges", "h200_zeropp", "h200_today",
 )  # fmt: skip
 """Sweeps of settings that were chosen or drawn before anything like them was measured (`benchmarks.drawn`)."""
 

@@ -42,6 +42,7 @@ class Mode(NamedTuple):
     width: int  # bytes of a number
     stream_width: int  # of the residual stream, which autocast leaves in fp32
     autocast: bool
+    casts_adapters: bool  # LoRA's, which are in fp32 under autocast
     kind: str  # `eager`, `compiled`, or `megatron` (hand-written fused kernels)
     fused_attention: bool
 
@@ -49,13 +50,15 @@ class Mode(NamedTuple):
     def of(cls, experiment: Experiment) -> "Mode":
         """Return the mode of an experiment."""
         half = experiment.precision in HALF
-        cast = experiment.mixed_precision == "autocast" or experiment.strategy in {"ddp", "plain"}
-        autocast = half and cast and not experiment.lora_rank
+        casts = half and (experiment.mixed_precision == "autocast" or experiment.strategy in {"ddp", "plain"})
+        has_adapters = experiment.lora_rank > 0
+        autocast = casts and not has_adapters
         kind = "compiled" if experiment.compile != "off" else "eager"
         if experiment.strategy == MEGATRON:
             kind = "megatron"
         width = 2 if half else 4
-        return cls(width, 4 if autocast else width, autocast, kind, experiment.attention != "eager")
+        fused_attention = experiment.attention != "eager"
+        return cls(width, 4 if autocast else width, autocast, casts and has_adapters, kind, fused_attention)
 
 
 class Pass(NamedTuple):

@@ -20,6 +20,8 @@ HEAD_TIMES = {80: 1.3, 96: 1.05, 128: 0.87}
 """Time of fused attention by the width of a head, over that of heads of 64 (docs/LOG.md, 2026-11-27)."""
 MASKED = {2: 2.0, 4: 1.1}
 """Time of a key that is seen through a mask over that of one without, by the bytes of a number; 1.1 was measured."""
+GROUPED_IN_FP32 = 1.25
+"""Time of the products of experts in fp32 over that of other products (five settings of a Mixtral; docs/LOG.md)."""
 # Bytes a score of attention that is not fused: products, scaling, mask, casts to fp32 and back, softmax.
 SCORE_BYTES = {"eager": (32, 36), "compiled": (10, 12), "megatron": (8, 12)}
 # Bytes a logit: written, cast to fp32, log-softmax, its gradient, cast back, read by two products (half precision);
@@ -91,7 +93,7 @@ def work(experiment: Experiment) -> dict[str, float]:
     adapters = 14 * model.linear if experiment.lora_rank else 0
     kernels = layers * (forward.kernels * (1 + again) + backward.kernels + adapters + attention.kernels) + 25
     casts = layers * (forward.cast_kernels * (1 + again) + backward.cast_kernels)
-    block = (1 + again) * forward.bytes + backward.bytes
+    block = (1 + again) * forward.bytes + backward.bytes + _adapter_bytes(experiment, model, mode, again)
     moved = layers * (block * tokens + attention.bytes) + head_bytes + _weight_traffic(experiment, model, mode)
     moved *= COMPILED_TRAFFIC if mode.kind == "compiled" else 1.0
     embedded = 6 * model.hidden * tokens * (mode.width + mode.stream_width)
@@ -100,7 +102,7 @@ def work(experiment: Experiment) -> dict[str, float]:
     return {
         "matmul_flops": count
         * (layers * (flops - in_fp32 + attention.product_flops) + (0 if unaligned else head_flops)),
-        "fp32_flops": count * layers * in_fp32,
+        "fp32_flops": count * layers * in_fp32 * GROUPED_IN_FP32,
         "matmul_bytes": count * layers * operand_bytes,
         "unaligned_flops": count * head_flops if unaligned else 0.0,
         "attention_flops": count * layers * attention.fused_flops,
@@ -132,6 +134,16 @@ def _block_products(
         flops += (3 + again) * 2 * tokens * adapters / split
         moved += (3 + again) * tokens * (1.5 * model.numbers if model.traffic else 24 * model.hidden) * width
     return flops, moved
+
+
+def _adapter_bytes(experiment: Experiment, model: Counts, mode: Mode, again: float) -> float:
+    """Return the bytes a token that LoRA moves in a block beside products: eager peft scales and adds each result.
+
+    It casts inputs to the dtype of adapters in fp32, and autocast casts them back; so with their gradients.
+    """
+    if not experiment.lora_rank or mode.kind != "eager":
+        return 0.0
+    return (2 + again) * model.numbers * (2.5 * mode.width + 6 * mode.casts_adapters)
 
 
 def _output_layer(experiment: Experiment, model: Counts, tokens: int, mode: Mode) -> tuple[float, float]:

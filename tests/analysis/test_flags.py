@@ -173,15 +173,16 @@ def test_repeats_train_alike_or_are_flagged():
 
 
 def test_runs_on_h200_that_compute_something_else():
-    """Found on 2026-11-23, -25 and -27 (docs/LOG.md): of three causes, and nothing else among 1,066 runs."""
+    """Found on 2026-11-23, -25 and -27 (docs/LOG.md): of four causes, and nothing else among 1,144 runs."""
     runs = dsnb.published("h200")
     flagged = runs[[Flag.LOSS in own for own in flags(runs, tables.steps("published: h200"))["flags"]]]
     names = flagged["experiment"]
     raced = names.str.match("gpt2-xl_plain_bf16_gpus1_bs2_sl1024")  # its compiled runs, and the eager ones beside them
     begun = flagged["model"] == "bloom-7b1"  # in two formats
     diverged = flagged["sweep"].isin(["h200_allocator", "h200_tradeoffs"])  # by rounding: GPT-2 Medium, BLOOM-1B7
-    assert (raced | begun | diverged).all()
-    assert (raced.sum(), begun.sum(), diverged.sum()) == (4, 8, 43)
+    jumped = flagged["sweep"].isin(["h200_today", "h200_fp8"])  # by rounding: Llama, whose first losses fall by jumps
+    assert (raced | begun | diverged | jumped).all()
+    assert (raced.sum(), begun.sum(), diverged.sum(), jumped.sum()) == (4, 8, 43, 22)
 
 
 def with_conditions(*variables, **columns):

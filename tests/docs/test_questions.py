@@ -25,7 +25,7 @@ XL = "model == 'gpt2-xl' and gpus == 2 and micro_batch_size == 24 and compile ==
 KEPT = "`deepspeed.zero_optimization.stage3_max_live_parameters` > 0"
 BLOOM = "model == 'bloom-560m' and seq_len == 1024 and micro_batch_size == 32 and activation_checkpointing"
 MEDIUM = "model == 'gpt2-medium' and seq_len == 1024 and micro_batch_size == 8 and compile == 'off'"
-GRAPHS = "model == 'gpt2' and seq_len == 1024 and host == 'h200-2026-11-27-aa' and strategy == 'plain'"
+GRAPHS = "model == 'gpt2' and seq_len == 1024 and host == 'h200-2026-11-27-ac' and strategy == 'plain'"
 LLAMA = "sweep == 'h200_fp8' and model == 'llama-3.1-8b'"
 THRESHOLD = "`deepspeed.zero_optimization.stage3_param_persistence_threshold` == 100000"
 MEASURED = {
@@ -60,14 +60,16 @@ MEASURED = {
     ],
     "Padded vocabulary": [
         (f"{MEDIUM} and pad_vocab == 64", "{speed:,.0f} tokens/s instead of"),
-        (f"{MEDIUM} and sweep == 'h200_pad_vocab' and pad_vocab == 0", "tokens/s instead of {speed:,.0f}"),
+        (f"{MEDIUM} and sweep == 'h200_pad_vocab' and pad_vocab == 0", "instead of {speed:,.0f} (n = {n}; measured"),
         (f"{GRAPHS} and pad_vocab == 64", "{gib:.1f} GiB instead of 18.1, with {speed:,.0f} tokens/s"),
-        (f"{GRAPHS} and pad_vocab == 0", "GiB instead of {gib:.1f}, with 496,807 tokens/s instead of {speed:,.0f}"),
+        (f"{GRAPHS} and pad_vocab == 0", "GiB instead of {gib:.1f}, with 503,829 tokens/s instead of {speed:,.0f}"),
     ],
     "Products in fp8": [
         (f"{LLAMA} and matmul == 'fp8'", "{speed:,.0f} tokens/s instead of"),
         (f"{LLAMA} and matmul == 'fp8'", "and {gib:.1f} GiB instead of"),
-        (f"{LLAMA} and matmul == 'auto'", "instead of {speed:,.0f}, and 74.5 GiB instead of {gib:.1f}"),
+        (f"{LLAMA} and matmul == 'auto'", "instead of {speed:,.0f}, and 74.5 GiB instead of {gib:.1f} (n = {n})"),
+        ("sweep == 'h200_fp8' and data == 'stdlib' and matmul == 'fp8'", "gains nothing: {speed:,.0f} tokens/s"),
+        ("sweep == 'h200_fp8' and data == 'stdlib' and matmul == 'auto'", "in bf16 {speed:,.0f} (n = {n})"),
     ],
     "How many GPUs do I need?": [
         (f"{LARGE} and zero_stage == 1", "{gib:.1f} GiB at {speed:,.0f} tokens/s (n = {n})"),

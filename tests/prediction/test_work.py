@@ -39,6 +39,17 @@ def test_products_are_six_flops_a_weight_and_token():
     assert split - 6 * HEAD * TOKENS == pytest.approx((plain - 6 * HEAD * TOKENS) / 2)
 
 
+def test_adapters_move_what_peft_adds_and_casts_of_those_in_fp32_but_compiled_nothing():
+    numbers = 18 * 2048 * TOKENS * 24  # inputs and results of a block's six linear layers
+    native, cast = (work(lora_rank=8, **how).elementwise_bytes for how in ({}, {"mixed_precision": "autocast"}))
+    assert cast - native == pytest.approx(2 * 6 * numbers)
+    settings = Experiment(model="opt-1.3b", lora_rank=8, device="cuda", activation_checkpointing=True)
+    for compiled, bytes_each in (("off", 3 * 2.5 * 2), ("default", 0)):
+        given = settings.model_copy(update={"compile": compiled})
+        moved = module._adapter_bytes(given, module.shape("opt-1.3b"), module.Mode.of(given), again=1)
+        assert moved == pytest.approx(bytes_each * 18 * 2048)
+
+
 def test_eager_attention_adds_what_the_convention_of_mfu_counts_and_fused_the_causal_half_in_seven_products():
     extra = work(attention="eager").matmul_flops - work().matmul_flops
     assert extra == pytest.approx(metrics.model_flops_per_token(0, OPT.layers, OPT.hidden, 1024) * TOKENS)
