@@ -1,7 +1,6 @@
 """What each axis costs today's models, measured on H200: `python -m benchmarks.todays_models`.
 
-Figures are medians of `dsnb.published("h200")` over all runs of a setting. A repeat of Llama that is flagged counts:
-rounding alone makes the first losses of these models differ, because they fall by jumps.
+Figures are medians of `dsnb.published("h200")` over all runs of a setting.
 """
 
 from collections.abc import Hashable, Iterator, Mapping

@@ -59,8 +59,8 @@ MEASURED = {
         ),
     ],
     "Padded vocabulary": [
-        (f"{MEDIUM} and pad_vocab == 64", "{speed:,.0f} tokens/s instead of"),
-        (f"{MEDIUM} and sweep == 'h200_pad_vocab' and pad_vocab == 0", "instead of {speed:,.0f} (n = {n}; measured"),
+        (f"{MEDIUM} and pad_vocab == 64", "{speed:,.0f} tokens/s (one run"),
+        (f"{MEDIUM} and sweep == 'h200_pad_vocab' and pad_vocab == 0", "instead of {speed:,.0f} (n = {n})"),
         (f"{GRAPHS} and pad_vocab == 64", "{gib:.1f} GiB instead of 18.1, with {speed:,.0f} tokens/s"),
         (f"{GRAPHS} and pad_vocab == 0", "GiB instead of {gib:.1f}, with 503,829 tokens/s instead of {speed:,.0f}"),
     ],
@@ -68,7 +68,7 @@ MEASURED = {
         (f"{LLAMA} and matmul == 'fp8'", "{speed:,.0f} tokens/s instead of"),
         (f"{LLAMA} and matmul == 'fp8'", "and {gib:.1f} GiB instead of"),
         (f"{LLAMA} and matmul == 'auto'", "instead of {speed:,.0f}, and 74.5 GiB instead of {gib:.1f} (n = {n})"),
-        ("sweep == 'h200_fp8' and data == 'stdlib' and matmul == 'fp8'", "gains nothing: {speed:,.0f} tokens/s"),
+        ("sweep == 'h200_fp8' and data == 'stdlib' and matmul == 'fp8'", "gains no speed: {speed:,.0f} tokens/s (one run)"),
         ("sweep == 'h200_fp8' and data == 'stdlib' and matmul == 'auto'", "in bf16 {speed:,.0f} (n = {n})"),
     ],
     "How many GPUs do I need?": [

@@ -68,7 +68,10 @@ def test_a_padded_vocabulary_trains_alike_and_its_rows_stay_zero(name, has_bias)
             optimizer.step()
         curves.append(curve)
     assert curves[1] == pytest.approx(curves[0], rel=1e-3)  # AdamW magnifies the rounding of small gradients
-    assert not model.get_output_embeddings().weight[vocab:].any()
+    head = model.get_output_embeddings()
+    assert not head.weight[vocab:].any()
+    assert head.bias.requires_grad == has_bias
+    assert torch.allclose(head.bias[vocab:], torch.tensor(models.ADDED_LOGIT), rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["gpt2-tiny", "qwen3-moe-tiny"])
