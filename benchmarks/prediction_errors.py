@@ -255,8 +255,9 @@ def _launch_us_beside(runs: pd.DataFrame, host: str, experiment: str) -> float:
 def by_probe() -> list[str]:
     """Return the table of `docs/how-to/probe.md`: errors of runs that the CPU limits, with their host's probe."""
     rows = ["| host | runs | without a probe | with it | a launch in runs over the probe's |", "|---|---|---|---|---|"]
+    tables = {name: dsnb.published(name).query("status == 'ok'") for name in ("h100", "h200")}
     for host, probe in PROBES.items():
-        table = dsnb.published(host.partition("-")[0]).query("status == 'ok'")
+        table = tables[host.partition("-")[0]]
         of_host = table[table["host"] == host]
         runs = _medians(of_host.drop(columns="launch_us"))
         adjusted = probed.adjusted(DEFAULT, probed.ratios({"gpu_name": H100, "figures": probe}, probed.REFERENCE))
