@@ -181,7 +181,7 @@ def _menu(counted: list[tuple[Task, int]], titles: list[str]) -> list[dict[str, 
     menu = []
     for model, task_codes in models.items():
         shown = []
-        for code in task_codes:
+        for code in sorted(task_codes, key=lambda code: -counted[code][1]):  # a model's first task is the one shown
             task, count = counted[code]
             number = titles[code].removeprefix(task.title)  # of tasks with equal titles
             shown.append((code, (task.rest or "all runs") + number + FEW_SETTINGS.get(count, "")))

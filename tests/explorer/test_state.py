@@ -212,14 +212,16 @@ def test_another_task_starts_with_all_of_its_runs():
 def test_a_task_is_chosen_by_model_the_largest_first():
     """The default is the largest model with half as many measured settings as any; one setting is no choice."""
     numbers = {"toy": 9, "gpt2": 8, "opt-1.3b": 4, "bloom-7b1": 3, "opt-66b": 1}
-    models = [model for model, count in numbers.items() for _ in range(count)] + ["gpt2"] * 2
-    table = made_up.runs(27, repeats=1, model=["gpt2"], gpus=[1]).assign(model=models, parameters=None, status="ok")
-    table = table.assign(seq_len=[512] * 25 + [128] * 2, experiment=[f"e{place}" for place in range(27)])
+    models = [model for model, count in numbers.items() for _ in range(count)]
+    models = ["bloom-7b1"] * 2 + models + ["gpt2"] * 2
+    table = made_up.runs(29, repeats=1, model=["gpt2"], gpus=[1]).assign(model=models, status="ok")
+    table["parameters"] = [8e9] * 2 + [None] * 27  # with adapters
+    table = table.assign(seq_len=[128] * 2 + [512] * 25 + [128] * 2, experiment=[f"e{place}" for place in range(29)])
     table.loc[table["model"] == "toy", "device"] = "cpu"
     shown = data.prepared(table)
     sequences = {entry["model"]: [label for _, label in entry["tasks"]] for entry in shown.menu}
     assert sequences == {
-        "bloom-7b1": ["sequence 512"],
+        "bloom-7b1": ["sequence 512", "sequence 128"],
         "opt-1.3b": ["sequence 512"],
         "gpt2": ["sequence 512", "sequence 128"],
         "toy": ["sequence 512"],
