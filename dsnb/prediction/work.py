@@ -132,7 +132,7 @@ def _block_products(
     if experiment.lora_rank:
         adapters = trained_parameters(experiment) / model.layers
         flops += (3 + again) * 2 * tokens * adapters / split
-        moved += (3 + again) * tokens * (1.5 * model.numbers if model.traffic else 24 * model.hidden) * width
+        moved += (3 + again) * tokens * (1.5 * model.adapted if model.traffic else 24 * model.hidden) * width
     return flops, moved
 
 
@@ -143,7 +143,7 @@ def _adapter_bytes(experiment: Experiment, model: Counts, mode: Mode, again: flo
     """
     if not experiment.lora_rank or mode.kind != "eager":
         return 0.0
-    return (2 + again) * model.numbers * (2.5 * mode.width + 6 * mode.casts_adapters)
+    return (2 + again) * model.adapted * (2.5 * mode.width + 6 * mode.casts_adapters)
 
 
 def _output_layer(experiment: Experiment, model: Counts, tokens: int, mode: Mode) -> tuple[float, float]:

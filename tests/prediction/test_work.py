@@ -43,11 +43,13 @@ def test_adapters_move_what_peft_adds_and_casts_of_those_in_fp32_but_compiled_no
     numbers = 18 * 2048 * TOKENS * 24  # inputs and results of a block's six linear layers
     native, cast = (work(lora_rank=8, **how).elementwise_bytes for how in ({}, {"mixed_precision": "autocast"}))
     assert cast - native == pytest.approx(2 * 6 * numbers)
-    settings = Experiment(model="opt-1.3b", lora_rank=8, device="cuda", activation_checkpointing=True)
-    for compiled, bytes_each in (("off", 3 * 2.5 * 2), ("default", 0)):
-        given = settings.model_copy(update={"compile": compiled})
-        moved = module._adapter_bytes(given, module.shape("opt-1.3b"), module.Mode.of(given), again=1)
-        assert moved == pytest.approx(bytes_each * 18 * 2048)
+    experts_apart = 2 * (128 + 128) + 2 * (128 + 64)  # they get no adapter
+    for model, numbers, bytes_each, compiled in (
+        ("opt-1.3b", 18 * 2048, 5, "off"), ("opt-1.3b", 18 * 2048, 0, "default"), ("moe-tiny", experts_apart, 5, "off"),
+    ):  # fmt: skip
+        given = Experiment(model=model, lora_rank=8, device="cuda", compile=compiled)
+        moved = module._adapter_bytes(given, module.shape(model), module.Mode.of(given), again=1)
+        assert moved == pytest.approx(3 * bytes_each * numbers)
 
 
 def test_eager_attention_adds_what_the_convention_of_mfu_counts_and_fused_the_causal_half_in_seven_products():
