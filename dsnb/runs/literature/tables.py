@@ -48,6 +48,11 @@ def published(name: str) -> pd.DataFrame:
     """
     if name not in (*FOREIGN, *OWN):
         raise PublishedError(f"unknown published table {name!r}: choose one of {', '.join((*FOREIGN, *OWN))}")
+    return _read(name).copy()
+
+
+@lru_cache
+def _read(name: str) -> pd.DataFrame:
     raw = pd.read_csv(paths.literature(name), low_memory=False).rename(columns=FORMER_FIGURES)
     if name in OWN:
         raw = pd.DataFrame([with_former_defaults(row) for row in raw.to_dict("records")])
