@@ -48,7 +48,7 @@ SAME_TRAINING = (
 )  # fmt: skip
 """Columns that determine the last loss, apart from number formats."""
 EARLY_STEPS = 4
-"""Synthetic data repeats after four steps. What is learned by heart magnifies rounding, and a race shows before."""
+"""Synthetic data repeats after four steps: memorized batches then magnify rounding. A race shows before."""
 UNCOMPARED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Variables that schedulers set differently for each job."""
 MAX_SAMPLED = 500

@@ -137,9 +137,10 @@ def _block_products(
 
 
 def _adapter_bytes(experiment: Experiment, model: Counts, mode: Mode, again: float) -> float:
-    """Return the bytes a token that LoRA moves in a block beside products: eager peft scales and adds each result.
+    """Return the bytes per token that LoRA moves in a block, apart from its products: none if compiled.
 
-    It casts inputs to the dtype of adapters in fp32, and autocast casts them back; so with their gradients.
+    peft scales each result and adds it. It casts inputs for adapters in fp32, and autocast casts them back; gradients
+    likewise.
     """
     if not experiment.lora_rank or mode.kind != "eager":
         return 0.0

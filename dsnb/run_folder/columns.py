@@ -237,7 +237,7 @@ FIGURES = [
         step_time_logged_s="Step time as logged, where it is wrong and `step_time_mean_s` is corrected.",
         parameters="Parameters of the model, tied embeddings counted once.",
         trainable_parameters="Parameters that are trained: fewer than `parameters` with LoRA, and with a padded "
-        "vocabulary, whose bias is fixed.",
+        "vocabulary, whose bias is frozen.",
         active_parameters="Parameters that work on one token: fewer than `parameters` in a mixture of experts, where "
         "only the chosen experts count; more where blocks share weights, which count at each use.",
     ),

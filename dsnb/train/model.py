@@ -34,7 +34,7 @@ FP8_CAPABILITY = (8, 9)
 """The first compute capability with products in fp8."""
 ADDED_LOGIT = -1e4
 """Logit of a column that pads the vocabulary: in fp32 its exponential adds nothing, soft-capped or not. It is finite,
-because an optimizer multiplies a layer's own bias by its decay, and 0 x infinity is no number."""
+because an optimizer decays a layer's own bias, and 0 x infinity is NaN."""
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout", "hidden_dropout")
 
 

@@ -39,13 +39,13 @@ def test_products_are_six_flops_a_weight_and_token():
     assert split - 6 * HEAD * TOKENS == pytest.approx((plain - 6 * HEAD * TOKENS) / 2)
 
 
-def test_adapters_move_what_peft_adds_and_casts_of_those_in_fp32_but_compiled_nothing():
-    numbers = 18 * 2048 * TOKENS * 24  # inputs and results of a block's six linear layers
+def test_eager_adapters_move_what_peft_casts_scales_and_adds():
+    of_opt = 18 * 2048  # inputs and outputs of a block's six linear layers
     native, cast = (work(lora_rank=8, **how).elementwise_bytes for how in ({}, {"mixed_precision": "autocast"}))
-    assert cast - native == pytest.approx(2 * 6 * numbers)
-    experts_apart = 2 * (128 + 128) + 2 * (128 + 64)  # they get no adapter
+    assert cast - native == pytest.approx(2 * 6 * of_opt * TOKENS * 24)
+    of_attention = 2 * (128 + 128) + 2 * (128 + 64)  # experts have no adapters
     for model, numbers, bytes_each, compiled in (
-        ("opt-1.3b", 18 * 2048, 5, "off"), ("opt-1.3b", 18 * 2048, 0, "default"), ("moe-tiny", experts_apart, 5, "off"),
+        ("opt-1.3b", of_opt, 5, "off"), ("opt-1.3b", of_opt, 0, "default"), ("moe-tiny", of_attention, 5, "off"),
     ):  # fmt: skip
         given = Experiment(model=model, lora_rank=8, device="cuda", compile=compiled)
         moved = module._adapter_bytes(given, module.shape(model), module.Mode.of(given), again=1)
