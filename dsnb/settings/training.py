@@ -247,7 +247,8 @@ class Training(BaseModel):
     """Pad the output layer's rows to a multiple of this, such as 64 for GPT-2's 50,257, for faster products; 0 for
     none. A bias leaves the additional logits out of the loss, so it is the same; their rows count as parameters."""
     matmul: Annotated[
-        Literal["auto", "fp8"], Axis("matrix products", "products in {}", "{}", words={"auto": "in the precision"})
+        Literal["auto", "fp8"],
+        Axis("matrix products", "products in {}", "{}", words={"auto": "the run's precision"}),
     ] = "auto"
     """Number format of the products of blocks: that of `precision`, or `fp8`, scaled by tensor (torchao; compute
     capability 8.9 or higher). fp8 is not exact: compare losses. MFU is of the rate of `precision`."""
