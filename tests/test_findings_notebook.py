@@ -41,6 +41,7 @@ def test_zero_on_one_gpu(found):
     says(1, f"{100 * speed[3].min():.0f} to {100 * speed[3].max():.0f} % of the speed")
     more = memory[3] - memory[0]
     says(1, f"{more.min():.1f} to {more.max():.1f} GiB", *(f"up to {100 - 100 * speed[n].min():.0f} %" for n in (1, 2)))
+    says(1, f"gains up to {100 * speed[1].max() - 100:.0f} %")
 
 
 def test_formats_and_graphs(found):
