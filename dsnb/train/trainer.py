@@ -130,7 +130,7 @@ class TorchTrainer(Trainer):
             last = number == len(micro_batches)  # gradients are synchronized in its backward pass
             if self.experiment.strategy == "ddp":
                 self.wrapped.require_backward_grad_sync = last  # as DDP's `no_sync` does
-            elif self.experiment.strategy == "fsdp":
+            elif self.experiment.reduce_gradients == "step":
                 self.wrapped.set_requires_gradient_sync(last)
             with self.section("forward"), self._autocast():
                 loss = self.wrapped(ids)
