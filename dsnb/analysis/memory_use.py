@@ -70,7 +70,7 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
     states = _states(run, shape, width)
     if accumulates_in_fp32(run):
         accumulated = states.gradients * 2  # a buffer in fp32 beside the gradients of a micro-batch in bf16
-    elif run["grad_accum"] > 1 and run["strategy"] == "fsdp":  # reduces after the last micro-batch; ZeRO does at once
+    elif run["reduce_gradients"] == "step":
         accumulated = states.gradients * _known(run, "data_parallel", run["gpus"])
     else:
         accumulated = states.gradients * (run["grad_accum"] > 1)

@@ -41,6 +41,7 @@ MACHINE_FAULTS = {
 """Texts of errors that the machine causes, not the settings, and what to do."""
 MEASURED_BY_WORKER = (
     *("step_skew", "forward_skew", "cpu_bound", "launch_us", "host_memory_gib", "rank_host_memory_gib", "update_rms"),
+    "alloc_retries",
     *("recompilations", "graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
 )
 """The fields of `worker.json` that are figures already."""
@@ -215,6 +216,11 @@ def _notes(
     if slow := slow_steps(timed):
         longest = max(slow, key=lambda step: slow[step])
         yield f"{len(slow)} timed steps took over twice the median, step {longest} {slow[longest]:.1f} times the median"
+    if count := worker.get("alloc_retries"):
+        yield (
+            f"the allocator returned memory {count:,.0f} times in {len(timed)} timed steps: the GPU's memory was "
+            "nearly full, so the speed is not that of the setting"
+        )
     if count := worker.get("recompilations"):
         yield f"torch.compile compiled {count} graphs during the timed steps: use more warm-up steps"
     if count := worker.get("graph_breaks"):

@@ -215,6 +215,9 @@ class Meter:
         """Energy of the timed steps on this rank's GPU; None if it is not measured."""
         self.cpu_bound: float | None = None
         """`cpu_bound` of the timed steps; None on a CPU."""
+        self.alloc_retries: int | None = None
+        """How often the allocator returned memory and asked again in the timed steps; None on a CPU."""
+        self._retries_before = 0
         self._clock_zero = self._boundary = self.clock.mark()
         self.clock.synchronize()
         self._zero_s = launch_clock.now_s() - launched_at
@@ -229,6 +232,7 @@ class Meter:
         self.clock.synchronize()
         if energy:
             energy.prepare()
+        self._retries_before = self._allocation_retries() or 0
         barrier()
         self._phase, self._phase_began = phase, time.perf_counter()
         if energy:
@@ -277,6 +281,9 @@ class Meter:
             last = self.clock.mark()
             self.clock.synchronize()
             self.cpu_bound = cpu_bound(self.clock, self._parts, last)
+        retries = self._allocation_retries()
+        if retries is not None and self._phase == "timed":
+            self.alloc_retries = retries - self._retries_before
         if self._gpu:
             self._note_peaks({"device_memory_gib": self._gpu.memory_used_gib()})
         self._write_passed(force=True)
@@ -316,6 +323,10 @@ class Meter:
         torch.cuda.reset_peak_memory_stats()
         self._note_peaks({f"peak_{key}": value for key, value in memory.items()})
         return memory
+
+    def _allocation_retries(self) -> int | None:
+        """Return how often torch's allocator has had to return memory and ask again so far; None on a CPU."""
+        return int(torch.cuda.memory_stats()["num_alloc_retries"]) if self._cuda else None
 
     def _note_peaks(self, memory_gib: dict[str, float]) -> None:
         for key, value in memory_gib.items():

@@ -57,6 +57,12 @@ def flagged(*parts, **more):
             [((Flag.RECOMPILED,), "3 graphs compiled during the timed steps"),
              ((Flag.THROTTLED,), "clock 14.1 % below that of another run of the setting")],
         ),
+        (
+            [a_run(1, alloc_retries=12), a_run(2, alloc_retries=0), a_run(3, alloc_retries=math.nan)],
+            [((Flag.MEMORY_FULL,),
+              "memory was returned to the GPU 12 times in the timed steps: it was nearly full"),
+             ((), ""), ((), "")],
+        ),
     ],
 )  # fmt: skip
 def test_flags_and_their_words(parts, reasons):

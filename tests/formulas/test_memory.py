@@ -120,8 +120,12 @@ def test_accumulation_keeps_gradients_through_the_next_backward_pass():
     in_fp32 = theory(model="opt-350m", zero_stage=1, micro_batch_size=32, grad_accum=2, grad_accum_dtype="fp32")
     assert sum(in_fp32.values()) - sum(often.values()) == pytest.approx(gradients)
     sharded = {"strategy": "fsdp", "gpus": 4, "micro_batch_size": 32}
-    fsdp = theory(model="opt-350m", grad_accum=2, **sharded)["gradients"]
-    assert fsdp == pytest.approx(2 * gradients)  # fp32, kept whole until they are sent
+    whole, shares = (
+        theory(model="opt-350m", grad_accum=2, reduce_gradients=how, **sharded)["gradients"]
+        for how in ("step", "micro-batch")
+    )
+    assert whole == pytest.approx(2 * gradients)  # fp32, kept whole until they are sent
+    assert shares == pytest.approx(2 * gradients / 4)
 
 
 def test_what_the_published_1b3_benchmark_saved_by_recomputing():

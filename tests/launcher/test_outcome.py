@@ -51,6 +51,18 @@ def test_slow_steps_and_recompilations_are_named(tmp_path, small):
     assert short["note"] == "no power: the timed steps took 0.21 s, too short to measure it"
 
 
+def test_a_nearly_full_gpu_is_named(tmp_path, small):
+    found = recorded(tmp_path, small, [9.0, 1.0, 1.0, 1.0], alloc_retries=12.0)
+    assert found["alloc_retries"] == 12
+    assert found["note"] == (
+        "the allocator returned memory 12 times in 3 timed steps: the GPU's memory was nearly full, so the speed is "
+        "not that of the setting"
+    )
+    for retries in (0.0, None):  # none on a GPU with room; unknown on a CPU
+        found = recorded(tmp_path, small, [9.0, 1.0], alloc_retries=retries)
+        assert (found["alloc_retries"], found["note"]) == (retries, None)
+
+
 def test_a_gpu_that_another_process_uses_is_named(tmp_path, small):
     """Measured: two runs on one H100, where the second one's steps took twice as long as alone."""
     for first_gib, named in ((16.489, True), (0.063, False)):

@@ -87,6 +87,27 @@ def test_known_times_come_out_exactly(tmp_path):
     assert "allocated_gib" not in rows[0]  # a CPU has no such figure: missing, not 0
 
 
+def test_retries_of_the_allocator_are_those_of_the_timed_steps(monkeypatch):
+    """The allocator counts from the start of the process: 3 while the model is built, 5 more in the warm-up."""
+    meter = meters.Meter(None, 4, 64, torch.device("cpu"), launch_clock.now_s())
+    counts = iter([3, 8, 8, 20])
+    monkeypatch.setattr(meter, "_allocation_retries", lambda: next(counts))
+    for phase in ("warmup", "timed"):
+        meter.begin(phase, lambda: None)
+        step(meter)
+        step(meter)
+        meter.end()
+    assert meter.alloc_retries == 12
+
+
+def test_a_cpu_has_no_count_of_retries():
+    meter = meters.Meter(None, 1, 64, torch.device("cpu"), launch_clock.now_s())
+    meter.begin("timed", lambda: None)
+    step(meter)
+    meter.end()
+    assert meter.alloc_retries is None
+
+
 def test_a_step_is_written_only_when_the_device_has_done_it(tmp_path):
     clock = FakeClock([0.0, 0.0, 1.0, 2.0])
     meter = meters.Meter(tmp_path / "steps.jsonl", 2, 64, torch.device("cpu"), launch_clock.now_s(), clock)

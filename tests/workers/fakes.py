@@ -12,6 +12,7 @@ from pathlib import Path
 import deepspeed
 import psutil
 import torch
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
@@ -167,6 +168,26 @@ def sgd(run, rate=0.1):
     """Train with plain gradient descent, which shows a gradient that is wrong by a factor; Adam divides it out."""
     change_config(optimizer={"type": "SGD", "params": {"lr": rate}}, zero_allow_untested_optimizer=True)
     trainers.make_optimizer = lambda _, parameters: torch.optim.SGD(parameters, lr=rate)
+
+
+def counted(run):
+    """Descend as `sgd`, and write how often FSDP reduced gradients in each step."""
+    counts = []
+
+    def count(reduce, *arguments, **named):
+        counts[-1] += 1
+        return reduce(*arguments, **named)
+
+    def step(train, batches):
+        counts.append(0)
+        trained = train(batches)
+        if worker.rank() == 0:
+            records.write_json(run.dir / "reductions.json", {"of_steps": counts})
+        return trained
+
+    sgd(run)
+    wrap(_fsdp_param_group, "foreach_reduce", count)
+    change_steps(step)
 
 
 def slow_sgd(run):
