@@ -228,8 +228,8 @@ FIGURES = [
         skipped_warmup_steps="Warm-up steps whose update the fp16 loss scaler skipped.",
         slow_steps="Timed steps that took more than twice the median.",
         launch_us="Time that the host needed for a small operation, measured after the steps; missing on a CPU.",
-        alloc_retries="How often torch's allocator returned memory to the GPU and asked again in the timed steps, on the "
-        "worst rank: the GPU's memory was nearly full. Missing on a CPU.",
+        alloc_retries="How often torch's allocator returned memory to the GPU and asked again in the timed steps, on "
+        "the worst rank: the GPU's memory was nearly full. Missing on a CPU.",
         recompilations="Graphs that torch.compile compiled during the timed steps.",
         graph_breaks="Different reasons for which torch.compile left its graph in the run; missing if not compiled.",
         nan_steps="Steps with a loss that is not a number, as Megatron logs them.",
