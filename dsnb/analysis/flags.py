@@ -47,6 +47,8 @@ SAME_TRAINING = (
     "steps",
 )  # fmt: skip
 """Columns that determine the last loss, apart from number formats."""
+AVERAGED = ("ok", "nan", "untrained")
+"""Statuses of runs whose ranks have averaged their losses."""
 EARLY_STEPS = 4
 """Synthetic data repeats after four steps: memorized batches then magnify rounding. A race shows before."""
 UNCOMPARED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
@@ -291,7 +293,9 @@ def repeat_gaps_pct(runs: pd.DataFrame, steps: pd.DataFrame | None) -> pd.Series
     if steps is None or "loss" not in steps:
         return nothing
     setting = KEYS[:-1]
+    compared = pd.MultiIndex.from_frame(runs.loc[_reproducible(runs), KEYS])
     early = steps[steps["step"].between(1, EARLY_STEPS) & steps["loss"].notna()]
+    early = early[pd.MultiIndex.from_frame(early[KEYS]).isin(compared)]
     losses = early.groupby([*setting, "step"], sort=False)["loss"].agg(["min", "max", "count"])
     range_pct = (100 * (losses["max"] / losses["min"] - 1)).where(losses["count"] > 1)
     worst = range_pct.groupby(setting, sort=False).max().rename("range_pct")
@@ -312,9 +316,13 @@ def median_of_others(values: np.ndarray) -> np.ndarray:
 
 
 def _reproducible(runs: pd.DataFrame) -> pd.Series:
-    """Return whether the losses of each run can be compared: no dropout, and a known seed and batch."""
+    """Return whether the losses of each run can be compared: no dropout, a known seed and batch, and means over ranks.
+
+    Ranks average their losses when a run ends; of one that did not end, those of rank 0 are recorded.
+    """
     is_known = runs.reindex(columns=["seed", "global_batch_size"]).notna().all(axis=1)
-    return is_known & (numbers(runs, "dropout").fillna(0) == 0)
+    is_mean = runs["status"].isin(AVERAGED) | (numbers(runs, "data_parallel") == 1)
+    return is_known & is_mean & (numbers(runs, "dropout").fillna(0) == 0)
 
 
 def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:

@@ -165,8 +165,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         **{f"oom_{name}": failed.get(name) for name in ("phase", "step", "allocated_gib", "requested_gib")},
         "needed_gib": None if None in needed_gib else sum(needed_gib),
         **gpu,
-        "loss_first": steps[0].get("loss") if steps else None,
-        "loss_last": steps[-1].get("loss") if steps else None,
+        **_losses(experiment, steps, ended=bool(worker)),
         "grad_norm_last": steps[-1].get("grad_norm") if steps else None,
         "skipped_steps": skipped,
         "skipped_warmup_steps": _skipped(steps) - skipped,
@@ -176,6 +175,14 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "note": "; ".join(_notes(experiment, timed, gpu, worker, samples)) or None,
         **(_profile(paths) if experiment.profile else {}),
     }
+
+
+def _losses(experiment: Experiment, steps: list[dict[str, Any]], ended: bool) -> dict[str, float | None]:
+    """Return the first and the last loss; None if they are rank 0's alone: ranks average them when a run ends."""
+    is_mean = ended or experiment.data_parallel == 1 or experiment.pipeline_parallel > 1  # whose engine averages them
+    if not steps or not is_mean:
+        return {"loss_first": None, "loss_last": None}
+    return {"loss_first": steps[0].get("loss"), "loss_last": steps[-1].get("loss")}
 
 
 def _times_s(timed: list[dict[str, Any]]) -> dict[int, float]:

@@ -178,6 +178,26 @@ def test_repeats_train_alike_or_are_flagged():
         assert repeat_gaps_pct(own, own_steps).isna().all()
 
 
+@pytest.mark.parametrize(
+    ("run", "is_compared"),
+    [
+        ({"status": "timeout", "data_parallel": 2}, False),
+        ({"status": "interrupted"}, False),  # on an unknown number of ranks
+        ({"status": "oom", "data_parallel": 1}, True),
+        ({"status": "ok", "data_parallel": 2}, True),
+    ],
+)
+def test_losses_of_rank_0_alone_flag_no_other_run(run, is_compared):
+    """Of two ranks' losses, 9 and 10, the mean is 9.5; the run that did not end has recorded the first rank's."""
+    runs = table(losses(9.5, experiment="a"), losses(9.0, experiment="a", repeat=2, **run), losses(9.5))
+    keys = runs[["sweep", "experiment", "repeat"]].to_dict("records")
+    steps = pd.DataFrame([{**key, "step": 1, "phase": "warmup"} for key in keys])
+    steps = steps.assign(t_s=1.0, step_time_s=1.0, loss=[9.5, 9.0, 9.5])
+    gap = 100 * (9.5 / 9.0 - 1) if is_compared else 0.0
+    assert repeat_gaps_pct(runs, steps).fillna(0)[0] == pytest.approx(gap)
+    assert (flags(runs, steps)["words"][0] != "") == is_compared
+
+
 def test_runs_on_h200_that_compute_something_else():
     """Found on 2026-11-23, -25 and -27 (docs/LOG.md): of four causes, and nothing else among 1,144 runs."""
     runs = dsnb.published("h200")

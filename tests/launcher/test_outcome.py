@@ -51,6 +51,25 @@ def test_slow_steps_and_recompilations_are_named(tmp_path, small):
     assert short["note"] == "no power: the timed steps took 0.21 s, too short to measure it"
 
 
+@pytest.mark.parametrize(
+    ("settings", "ended", "known"),
+    [
+        ({"gpus": 2}, True, True),
+        ({"gpus": 2}, False, False),  # rank 0's
+        ({"gpus": 1}, False, True),
+        ({"gpus": 4, "tensor_parallel": 2, "pipeline_parallel": 2}, False, True),
+        ({"gpus": 4, "pipeline_parallel": 2}, False, True),  # DeepSpeed averages them in every step
+    ],
+)
+def test_losses_that_ranks_did_not_average_are_unknown(tmp_path, small, settings, ended, known):
+    run = RunPaths(tmp_path / "run1")
+    records.write_lines(run.steps, [{"step": step, "phase": "timed", "loss": 5.0 - step} for step in (1, 2, 3)])
+    if ended:
+        records.write_json(run.worker, {"step_skew": 0.0})
+    found = outcome.summarize_run(small(**settings), run)
+    assert (found["loss_first"], found["loss_last"]) == ((4.0, 2.0) if known else (None, None))
+
+
 def test_a_nearly_full_gpu_is_named(tmp_path, small):
     found = recorded(tmp_path, small, [9.0, 1.0, 1.0, 1.0], alloc_retries=12.0)
     assert found["alloc_retries"] == 12

@@ -89,6 +89,12 @@ def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(run
     assert len(records.read_lines(paths.steps)) >= 2
 
 
+def test_a_killed_run_keeps_the_steps_that_it_has_done(run_small):
+    result, paths = run_small(worker="killed", steps=50)
+    assert result.status == "failed"
+    assert [row["step"] for row in records.read_lines(paths.steps)] == [1, 2, 3]
+
+
 @pytest.fixture
 def server(monkeypatch):
     """Let launches use a fork server without torch, in the place of the session's; give its process."""

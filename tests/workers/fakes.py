@@ -1,6 +1,8 @@
 """Fake workers: each is a function, chosen by `$DSNB_TEST_FAKE`; what returns nothing trains for real after it."""
 
 import functools
+import gc
+import itertools
 import json
 import os
 import resource
@@ -15,9 +17,10 @@ import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from dsnb.files import records
+from dsnb.launcher.folder import deepspeed_config
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
-from dsnb.train import causal_loss, engine, model, model_parts, over_ranks, probe, profiling, worker
+from dsnb.train import causal_loss, data, engine, model, model_parts, over_ranks, probe, profiling, worker
 from dsnb.train import trainer as trainers
 
 NO_MEMORY = (
@@ -79,6 +82,20 @@ def dying(run):
         steps.append(train(batches))
         if worker.rank() == 1 and len(steps) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
+        return steps[-1]
+
+    change_steps(step)
+
+
+def killed(run):
+    """Be killed two seconds after the third step."""
+    steps = []
+
+    def step(train, batches):
+        if len(steps) == 3:
+            time.sleep(2.0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        steps.append(train(batches))
         return steps[-1]
 
     change_steps(step)
@@ -201,6 +218,56 @@ def traced(run):
     code = worker.main(run.dir)
     assert causal_loss.compiled_graphs() > 0
     return code
+
+
+SHARED = (
+    {"strategy": "plain", "gpus": 1, "micro_batch_size": 4},
+    {"strategy": "ddp"},
+    {"strategy": "fsdp"},
+    *({"strategy": "deepspeed", "zero_stage": stage} for stage in (0, 1, 2, 3)),
+)
+"""Ways to share a global batch of four sequences between two ranks."""
+
+
+def combined(run):
+    """Train with every strategy, compiled or not and recomputed or not, one after the other in the same processes.
+
+    The losses of each, and the types of tensors that its blocks receive, are written to `combined.json`.
+    """
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")
+    base = Experiment.read(run.experiment)
+    device, found = worker.set_up(base), {}
+    for shared, compiled, recomputed in itertools.product(SHARED, ("off", "default"), (False, True)):
+        print(worker.rank(), time.process_time(), shared, compiled, recomputed, flush=True)
+        changes = {**shared, "compile": compiled, "activation_checkpointing": recomputed}
+        experiment = base.model_copy(update=changes)
+        torch._dynamo.reset()
+        graphs = causal_loss.compiled_graphs()
+        trainer = worker.make_trainer(experiment, deepspeed_config(experiment), device)
+        types = watch_types(trainer)
+        batches = data.batches(experiment, trainer.config.vocab_size, worker.rank(), device)
+        losses = torch.stack([trainer.step(batches(step))[0] for step in range(base.steps)])
+        assert (causal_loss.compiled_graphs() > graphs) == (compiled != "off")
+        name = f"{experiment.strategy}{experiment.zero_stage}"
+        found.setdefault(name, []).append({"losses": over_ranks.mean_of_ranks(losses), "types": sorted(types)})
+        del trainer
+        gc.collect()
+    if worker.rank() == 0:
+        records.write_json(run.dir / "combined.json", found)
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+def watch_types(trainer):
+    """Return a set that fills with the types of the tensors that blocks receive by name."""
+    types = set()
+
+    def note(block, inputs, named):
+        torch.utils._pytree.tree_map_only(torch.Tensor, lambda each: types.add(str(each.dtype)), named)
+
+    for block in model_parts.blocks(trainer.module):
+        block.register_forward_pre_hook(note, with_kwargs=True)
+    return types
 
 
 def uncompiled(run):
