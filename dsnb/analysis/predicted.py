@@ -168,7 +168,7 @@ def errors(table: pd.DataFrame) -> pd.DataFrame:
             summary |= {f"{name}_settings": len(error_pct), f"{name}_bias_pct": error_pct.mean()}
             summary |= {f"{name}_mean_pct": error_pct.abs().mean(), f"{name}_worst_pct": error_pct.abs().max()}
         by_kind[str(kind)] = summary
-    return pd.DataFrame.from_dict(by_kind, orient="index").rename_axis("strategy")
+    return pd.DataFrame.from_dict(by_kind, orient="index").rename_axis("kind")
 
 
 @dataclass(frozen=True)

@@ -40,14 +40,14 @@ def current_name(column: Any) -> Any:
 
 
 def as_runs(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of runs under the current column names, with the columns that are derived from other runs.
+    """Return a table of runs under the current column names, with `parallelism` and what is derived from other runs.
 
-    An old column whose current name is also there is left alone. Calling it again changes nothing.
+    `zero_stage` is missing where the strategy has no ZeRO: the setting's default, 0, would be ZeRO 0's. An old column whose current name is also there is left alone. Calling it again changes nothing.
     """
     table = table.rename(columns={old: new for old, new in ALIASES.items() if old in table and new not in table})
     if "compile" in table and any(isinstance(value, bool | np.bool_) for value in table["compile"].unique()):
         table = table.assign(compile=[compile_mode(value) for value in table["compile"].tolist()])  # once true or false
-    return with_plain_ratio(table)
+    return with_plain_ratio(with_parallelism(table))
 
 
 def named_runs(table: pd.DataFrame) -> pd.DataFrame:
@@ -63,6 +63,21 @@ def named_runs(table: pd.DataFrame) -> pd.DataFrame:
         name if name.startswith(f"{sweep}/") else f"{sweep}/{name}" for sweep, name in zip(sweeps, names, strict=True)
     ]
     return runs.assign(experiment=full)
+
+
+def with_parallelism(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs with `parallelism`, and without the `zero_stage` of strategies that have none."""
+    names = [name for name in labels.SHARING if name in runs]
+    if not names:
+        return runs
+    if {"strategy", "zero_stage"} <= {*names}:
+        without = runs["strategy"].isin(list(labels.WITHOUT_ZERO))
+        runs = runs.assign(zero_stage=runs["zero_stage"].mask(without)) if without.any() else runs
+    settings = runs[names].astype(object)
+    groups = settings.groupby(names, sort=False, dropna=False).ngroup().to_numpy()
+    distinct = settings[~pd.Series(groups).duplicated().to_numpy()].to_dict("records")
+    words = np.array([labels.parallelism(row) or None for row in distinct], dtype=object)
+    return runs.assign(**{labels.PARALLELISM: words[groups]})
 
 
 def numbers(runs: pd.DataFrame, name: str) -> pd.Series:
