@@ -32,6 +32,7 @@ SUMMARY = {
     "<metric>_min": "Lowest value of an `ok` run.",
     "<metric>_max": "Highest value of an `ok` run.",
     "<metric>_n": "`ok` runs that measured it.",
+    "varies": "Settings and hardware in which the runs of the row differ, such as `compile, gpus`; empty for repeats.",
 }
 """Columns of `summarize`; `<metric>` stands for every figure of `METRIC_LABELS`."""
 

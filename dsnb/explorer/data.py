@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.choices import with_choices
 from dsnb.analysis.choices import choices as choices_of
+from dsnb.analysis.choices import with_choices
 from dsnb.analysis.predicted import Unmeasured
 from dsnb.analysis.tasks import TASK, Task, tasks
 from dsnb.errors import SettingsError

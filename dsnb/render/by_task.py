@@ -69,7 +69,9 @@ def _ranked(runs: pd.DataFrame) -> Html:
     summary = summarize(runs).sort_values("tokens_per_s_median", ascending=False, kind="stable")
     no_rank = summary.index.isin(unstable(runs))
     ranked = pd.concat([summary[~no_rank], summary[no_rank]])
-    return tables.to_html(tables.format_summary(ranked, labels.common_unit(runs)), which="the fastest")
+    return tables.to_html(
+        tables.format_summary(ranked, labels.common_unit(runs)), (tables.VARIES,), which="the fastest"
+    )
 
 
 def meanings(runs: pd.DataFrame) -> Html:

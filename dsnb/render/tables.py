@@ -35,6 +35,8 @@ REPLACED_BY = {
     "host_memory_gib": "peak_allocated_gib",
 }
 """Metrics that are left out if another one was measured."""
+VARIES = "runs differ in"
+"""Heading of `varies`, which is shown where the runs of any row are not repeats."""
 MAX_ROWS = 100
 """Maximum rows of a table in a report; the explorer has all runs."""
 MAX_VALUES = 12
@@ -64,6 +66,8 @@ def format_summary(summary: pd.DataFrame, unit: str = "GPU") -> pd.DataFrame:
     `unit` is `GPU` or `rank` (`dsnb.runs.labels.common_unit`).
     """
     table = summary[["n", "n_failed"]].astype(str).rename(columns={"n_failed": "not ok"})
+    if (summary["varies"] != "").any():
+        table[VARIES] = summary["varies"]
     medians = {metric: summary[f"{metric}_median"] for metric in METRIC_LABELS}
     for metric, median in medians.items():
         same, better = medians.get(SAME_AS.get(metric, "")), medians.get(REPLACED_BY.get(metric, ""))

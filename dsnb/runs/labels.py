@@ -25,9 +25,7 @@ _WORK = ("micro_batch_size", "seq_len", "data")
 """Settings of a rank's work; settings of the hardware come before them."""
 AXES = {
     "model": DECLARED["model"],
-    PARALLELISM: Setting(
-        "parallelism", "{}", order=(*WITHOUT_ZERO.values(), "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3")
-    ),
+    PARALLELISM: Setting("parallelism", "{}", order=(*WITHOUT_ZERO.values(), "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3")),
     **{name: DECLARED[name] for name in sorted(DECLARED, key=_WORK.__contains__) if DECLARED[name].is_axis},
     "trained": Setting("trained", "{}"),
     "gpu_name": Setting("GPU", "{}"),

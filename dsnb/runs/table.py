@@ -42,7 +42,8 @@ def current_name(column: Any) -> Any:
 def as_runs(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table of runs under the current column names, with `parallelism` and what is derived from other runs.
 
-    `zero_stage` is missing where the strategy has no ZeRO: the setting's default, 0, would be ZeRO 0's. An old column whose current name is also there is left alone. Calling it again changes nothing.
+    `zero_stage` is missing where the strategy has no ZeRO: its default, 0, would be that of ZeRO 0. An old column whose
+    current name is also there is left alone. Calling it again changes nothing.
     """
     table = table.rename(columns={old: new for old, new in ALIASES.items() if old in table and new not in table})
     if "compile" in table and any(isinstance(value, bool | np.bool_) for value in table["compile"].unique()):
