@@ -215,7 +215,16 @@ def _kind(thing: Any) -> str:
 
 API = {
     "api_measure": ("Experiment", "launch", "load_sweep", "run_sweep", "design", "DsnbError", "SettingsError"),
-    "api_results": ("load_runs", "load_steps", "published", "summarize", "compare", "explore", "write_report"),
+    "api_results": (
+        "load_runs",
+        "load_steps",
+        "published",
+        "summarize",
+        "differences",
+        "compare",
+        "explore",
+        "write_report",
+    ),
     "api_predict": ("predict", "recommend", "rampup"),
 }
 """The public names by page."""
