@@ -1,6 +1,7 @@
 """The explorer in a real Chromium with no network: it selects what pandas selects, and runs no injected code."""
 
 import csv
+import io
 import json
 import random
 import re
@@ -19,6 +20,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.labels import METRIC_LABELS
 from tests.support import made_up
 from tests.support.browser import CALM, ROOT, Tabs, root, violations, write_page
+from tests.support.formulas import CELLS, formulas
 
 HOSTILE = [
     "</script><script>window.hacked = 1</script>",
@@ -262,6 +264,20 @@ def test_what_is_shown_is_saved(runs, page):
     assert head.get_attribute("aria-sort") == "ascending"
     tab.get_by_role("button", name="Next").click()
     assert tab.locator(".dsnb-range-shown").inner_text().startswith("21 to 40 of ")
+
+
+def test_a_saved_table_has_no_formula(tmp_path, watched):
+    runs = made_up.runs(len(CELLS), repeats=1).assign(experiment=list(CELLS), status="failed", cause=list(CELLS))
+    page = watched(dsnb.explore(runs).save(tmp_path / "page.html"))
+    table = page.tab.locator(".dsnb-card", has_text="Save as CSV")
+    table.get_by_role("button", name="Runs", exact=True).click()
+    with page.tab.expect_download() as waiting:
+        page.tab.get_by_role("button", name="Save as CSV").click()
+    text = waiting.value.path().read_bytes().decode()
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert sorted(row["experiment"] for row in rows) == sorted(row["cause"] for row in rows) == sorted(CELLS.values())
+    assert formulas(text) == []
+    assert (page.outside, page.said) == ([], [])
 
 
 def test_a_run_leads_to_its_notebook_and_profile_in_its_own_folder(tmp_path, watched):
