@@ -71,8 +71,8 @@ def parallelism(run: Mapping[str, Any]) -> str:
     name = _text(run, "strategy")
     named = "" if name in {"-", "deepspeed"} else name
     sharded = WITHOUT_ZERO.get(name, f"ZeRO {_text(run, 'zero_stage')}" if _is_known(run, "zero_stage") else named)
-    sizes = [("TP", run.get("tensor_parallel")), ("PP", run.get("pipeline_parallel"))]
-    shares = [f"{short} {size:g}" for short, size in sizes if isinstance(size, int | float) and size > 1]
+    sizes = [("TP", _text(run, "tensor_parallel")), ("PP", _text(run, "pipeline_parallel"))]
+    shares = [f"{short} {size}" for short, size in sizes if size not in {"-", "0", "1"}]
     return " x ".join(filter(None, [*shares, sharded]))
 
 

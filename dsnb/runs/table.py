@@ -77,8 +77,19 @@ def with_parallelism(runs: pd.DataFrame) -> pd.DataFrame:
     settings = runs[names].astype(object)
     groups = settings.groupby(names, sort=False, dropna=False).ngroup().to_numpy()
     distinct = settings[~pd.Series(groups).duplicated().to_numpy()].to_dict("records")
-    words = np.array([labels.parallelism(row) or None for row in distinct], dtype=object)
+    sizes = [name for name in ("tensor_parallel", "pipeline_parallel") if name in names]
+    unsure = [name for name in sizes if settings[name].isna().any() and settings[name].notna().any()]
+    words = np.array([_parallelism(row, unsure) for row in distinct], dtype=object)
     return runs.assign(**{labels.PARALLELISM: words[groups]})
+
+
+def _parallelism(row: dict[Any, Any], unsure: list[str]) -> str | None:
+    """Return how GPUs share a training; sizes that only some runs of the table do not say are `?`, not left out."""
+    words = labels.parallelism(row)
+    if not words or row.get("strategy") in labels.WITHOUT_ZERO:
+        return words or None
+    unknown = {name: "?" for name in unsure if pd.isna(row[name])}
+    return labels.parallelism({**row, **unknown})
 
 
 def numbers(runs: pd.DataFrame, name: str) -> pd.Series:

@@ -62,6 +62,16 @@ def test_zero_stage_is_missing_where_there_is_no_zero_and_parallelism_names_ever
     assert megatron["parallelism"].tolist() == ["ZeRO 1", "ZeRO 0"]
 
 
+def test_an_unknown_size_is_not_grouped_with_a_known_one():
+    runs = table(("a", "deepspeed", 1), ("b", "deepspeed", 2), ("c", "plain", 3), ("d", "deepspeed", 4), ("e", None, 5))
+    runs = runs.assign(zero_stage=[2, 2, None, 2, None], tensor_parallel=[None, 1, None, 2, None])
+    assert as_runs(runs)["parallelism"].map(labels.text).tolist() == [
+        "TP ? x ZeRO 2", "ZeRO 2", "plain", "TP 2 x ZeRO 2", "-",
+    ]  # fmt: skip
+    alike = as_runs(runs.head(1))
+    assert alike["parallelism"].tolist() == ["ZeRO 2"]  # no run of the table says it
+
+
 def test_groups_of_a_missing_stage_are_neither_dropped_nor_merged_with_stage_0():
     gpt2 = dsnb.published("h200").query("model == 'gpt2' and precision == 'bf16'")
     groups = summarize(gpt2, by=["zero_stage", "precision"])
