@@ -318,7 +318,7 @@ def _as_runs(experiments: Sequence[Experiment], figures: pd.DataFrame) -> pd.Dat
 
 
 def experiment_of(row: Mapping[str, Any]) -> Experiment | None:
-    """Return the settings of a run's row; None if it lacks a setting that is needed, or holds another program's values."""
+    """Return the settings of a run's row; None if one that is needed is unknown, or another program's."""
     if not _is_known(row):
         return None
     try:

@@ -46,7 +46,7 @@ SHARED = pd.DataFrame(
         {"strategy": "deepspeed", "zero_stage": None},
         {"strategy": "another", "zero_stage": None},
     ]
-)
+).fillna({"tensor_parallel": 1, "pipeline_parallel": 1})
 
 
 def test_how_a_training_is_shared_is_one_choice():
