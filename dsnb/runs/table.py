@@ -99,6 +99,11 @@ def numbers(runs: pd.DataFrame, name: str) -> pd.Series:
     return pd.to_numeric(column, errors="coerce").astype(float)
 
 
+def factor(runs: pd.DataFrame, name: str) -> pd.Series:
+    """Return a column such as `tensor_parallel` as floats: 1 in a table that does not have it, NaN where unknown."""
+    return numbers(runs, name) if name in runs else pd.Series(1.0, runs.index)
+
+
 def json_numbers(values: Iterable[float], digits: int = 17) -> list[float | int | None]:
     """Round numbers for JSON: NaN and infinity become None, whole numbers integers, which take less space."""
     rounded = (float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values)
