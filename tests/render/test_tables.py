@@ -78,6 +78,20 @@ def test_the_environment_says_when_and_how_it_was_measured():
     assert not {"measured", "dates", "driver", "nan"} & set(re.findall(r"\w+", bare))
 
 
+def test_settings_say_where_they_are_unknown():
+    runs = runs_of(a=[1.0, 2.0, 3.0]).assign(
+        strategy=["plain", "deepspeed", "deepspeed"], zero_stage=[None, 1, None], grad_accum=[None, 2, 4], compile="off"
+    )
+    text = str(tables.settings(runs))
+    for name, value in {
+        "strategy": "plain, deepspeed",
+        "zero_stage": "1; unknown in 1 run",  # the plain loop has none
+        "grad_accum": "2, 4; unknown in 1 run",
+        "compile": "off",
+    }.items():
+        assert re.search(rf'<th scope="row"[^>]*>{name}</th><td class="text">{re.escape(value)}</td>', text)
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("content", [b"question: 2024-99-99", b"\xff"])
 def test_the_heading_reads_a_params_file_as_a_sweep_does(tmp_path, content):
