@@ -18,9 +18,12 @@ __all__ = [
 ]  # fmt: skip
 PARALLELISM = "parallelism"
 """Derived column: how GPUs share the training, the settings of `SHARING` as one value such as "ZeRO 3"."""
-SHARING = ("strategy", "zero_stage", "tensor_parallel", "pipeline_parallel")
+PARALLEL_SIZES = {"TP": "tensor_parallel", "PP": "pipeline_parallel"}
+SHARING = ("strategy", "zero_stage", *PARALLEL_SIZES.values())
 WITHOUT_ZERO = {"plain": "plain", "ddp": "DDP", "fsdp": "FSDP"}
 """Strategies that have no ZeRO stage -> display names."""
+WHOLE = ("plain", "ddp")
+"""Strategies that split no layers: every process has the whole model."""
 _WORK = ("micro_batch_size", "seq_len", "data")
 """Settings of a rank's work; settings of the hardware come before them."""
 AXES = {
@@ -67,12 +70,17 @@ def count(number: float, noun: str) -> str:
 
 
 def parallelism(run: Mapping[str, Any]) -> str:
-    """Return how GPUs share the training: "plain", "ZeRO 3", "TP 2 x PP 2 x ZeRO 1"."""
+    """Return how GPUs share the training: "plain", "ZeRO 3", "TP 2 x PP 2 x ZeRO 1"; empty if nothing is known.
+
+    A size without a value is `?`, since it need not be 1; a row without the column has no such size.
+    """
     name = _text(run, "strategy")
     named = "" if name in {"-", "deepspeed"} else name
     sharded = WITHOUT_ZERO.get(name, f"ZeRO {_text(run, 'zero_stage')}" if _is_known(run, "zero_stage") else named)
-    sizes = [("TP", _text(run, "tensor_parallel")), ("PP", _text(run, "pipeline_parallel"))]
-    shares = [f"{short} {size}" for short, size in sizes if size not in {"-", "0", "1"}]
+    sizes = {short: _text(run, name) for short, name in PARALLEL_SIZES.items() if name in run}
+    may_be_split = sharded and name not in WHOLE
+    unshown = {"0", "1"} if may_be_split else {"0", "1", "-"}
+    shares = [f"{short} {size.replace('-', '?')}" for short, size in sizes.items() if size not in unshown]
     return " x ".join(filter(None, [*shares, sharded]))
 
 

@@ -1,7 +1,7 @@
 """Entry point for tables of runs, also of earlier versions: functions that take one call `as_runs` or `named_runs`."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -75,22 +75,11 @@ def with_parallelism(runs: pd.DataFrame) -> pd.DataFrame:
         without = runs["strategy"].isin(list(labels.WITHOUT_ZERO))
         runs = runs.assign(zero_stage=runs["zero_stage"].mask(without)) if without.any() else runs
     settings = runs[names].astype(object)
-    is_unsure = settings.isna().any() & settings.notna().any()
-    unsure = [name for name in ("tensor_parallel", "pipeline_parallel") if is_unsure.get(name)]
     groups = settings.groupby(names, sort=False, dropna=False).ngroup()
     is_first = ~groups.duplicated()
     distinct = settings[is_first].to_dict("records")
-    words = dict(zip(groups[is_first], (_parallelism(row, unsure) for row in distinct), strict=True))
-    return runs.assign(**{labels.PARALLELISM: [words[group] for group in groups]})
-
-
-def _parallelism(row: Mapping[Any, Any], unsure: Iterable[str]) -> str | None:
-    """Return how GPUs share a training; sizes that only some runs of the table do not say are `?`, not left out."""
-    words = labels.parallelism(row)
-    if not words or row.get("strategy") in labels.WITHOUT_ZERO:
-        return words or None
-    unknown = {name: "?" for name in unsure if pd.isna(row[name])}
-    return labels.parallelism({**row, **unknown})
+    words = dict(zip(groups[is_first], map(labels.parallelism, distinct), strict=True))
+    return runs.assign(**{labels.PARALLELISM: [words[group] or None for group in groups]})
 
 
 def numbers(runs: pd.DataFrame, name: str) -> pd.Series:

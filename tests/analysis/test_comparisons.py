@@ -91,7 +91,8 @@ def test_every_task_has_its_own_base():
 
 
 def test_a_missing_stage_is_a_setting_of_its_own_and_may_be_the_base():
-    runs = runs_of(plain=[100.0] * 4, zs0=[80.0] * 4, zs1=[50.0] * 4).assign(precision="bf16")
+    runs = runs_of(plain=[100.0] * 4, zs0=[80.0] * 4, zs1=[50.0] * 4)
+    runs = runs.assign(precision="bf16", tensor_parallel=1, pipeline_parallel=1)
     runs["strategy"] = ["plain"] * 4 + ["deepspeed"] * 8
     runs["zero_stage"] = [0] * 8 + [1] * 4
     for by in ("zero_stage", ["zero_stage", "precision"]):

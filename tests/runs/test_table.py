@@ -65,11 +65,11 @@ def test_zero_stage_is_missing_where_there_is_no_zero_and_parallelism_names_ever
 def test_an_unknown_size_is_not_grouped_with_a_known_one():
     runs = table(("a", "deepspeed", 1), ("b", "deepspeed", 2), ("c", "plain", 3), ("d", "deepspeed", 4), ("e", None, 5))
     runs = runs.assign(zero_stage=[2, 2, None, 2, None], tensor_parallel=[None, 1, None, 2, None])
-    assert as_runs(runs)["parallelism"].map(labels.text).tolist() == [
-        "TP ? x ZeRO 2", "ZeRO 2", "plain", "TP 2 x ZeRO 2", "-",
-    ]  # fmt: skip
-    alike = as_runs(runs.head(1))
-    assert alike["parallelism"].tolist() == ["ZeRO 2"]  # no run of the table says it
+    known = as_runs(runs)["parallelism"].map(labels.text).tolist()
+    assert known == ["TP ? x ZeRO 2", "ZeRO 2", "plain", "TP 2 x ZeRO 2", "-"]
+    assert [as_runs(runs.iloc[[row]])["parallelism"].map(labels.text).item() for row in range(5)] == known
+    without = as_runs(runs.drop(columns="tensor_parallel"))  # a table without such sizes
+    assert without["parallelism"].map(labels.text).tolist() == ["ZeRO 2", "ZeRO 2", "plain", "ZeRO 2", "-"]
 
 
 def test_groups_of_a_missing_stage_are_neither_dropped_nor_merged_with_stage_0():
