@@ -231,6 +231,9 @@ def test_an_address_opens_the_same_view_and_a_hostile_one_the_usual(runs, explor
     }}"""
     for text in bad:
         assert other.evaluate(show, text) == usual
+    former = {"strategy": ["ZeRO 3"], "along": "strategy", "y_scale": "log"}  # the address of an earlier page
+    current = {"parallelism": ["ZeRO 3"], "along": "parallelism", "y_scale": "log"}
+    assert other.evaluate(show, json.dumps(former)) == {**usual, **current}
     odd = {"run": 1e9, "sort": ["mfu", "up"], "currency": "<img src=x>", "relevance": 9, "train_tokens": "1"}
     assert other.evaluate(show, json.dumps(odd)) == {**usual, **odd}  # shown as far as it has a meaning
     assert other.locator("img").count() == 0

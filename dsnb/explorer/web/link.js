@@ -13,7 +13,7 @@ class AddressState {
   read() {
     const { formerNames } = this.model;
     const current = (name) => (Object.hasOwn(formerNames, name) ? formerNames[name] : name);
-    const renamed = ([name, value]) => [current(name), Array.isArray(value) ? value : current(value)];
+    const renamed = ([name, value]) => [current(name), this.choices[name] && typeof value === "string" ? current(value) : value];
     const isKnown = ([name, value]) => Object.hasOwn(this.model.state, name) && [value].flat().every((one) => this.choices[name]?.includes(one) ?? true);
     try {
       return Object.fromEntries(Object.entries(JSON.parse(new URLSearchParams(location.hash.slice(1)).get(this.name)) ?? {}).map(renamed).filter(isKnown));
