@@ -29,11 +29,11 @@ FIGURE = "tokens_per_s_per_gpu"
 NAMES = {"plain": "plain loop", "ddp": "DDP", "fsdp": "FSDP"}
 COMPILED = {"reduce-overhead": "CUDA graphs", "default": "compiled"}
 UNSAID = {
-    "lora_rank": 0, "zero_stage": 0, "precision": "bf16", "optimizer": "adamw", "gradient_compression": "none",
+    "lora_rank": 0, "precision": "bf16", "optimizer": "adamw", "gradient_compression": "none",
     "activation_checkpointing": False, "tensor_parallel": 1, "pipeline_parallel": 1,
 }  # fmt: skip
 """What a published row means where it does not say it."""
-SAME = ["model", "strategy", "micro_batch_size", "seq_len", *UNSAID]
+SAME = ["model", "parallelism", "micro_batch_size", "seq_len", *UNSAID]
 """Settings in which a row of ours is the published one."""
 WORK = ["model", "seq_len", "lora_rank"]
 WORKS = {

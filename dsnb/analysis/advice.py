@@ -232,7 +232,7 @@ class Adviser:
         if self._kind == CPU:
             return
         needs = [
-            f"{labels.strategy(vars(search.asked[name]))} needs at least {need:.0f} of {room:.0f} GiB"
+            f"{labels.parallelism(vars(search.asked[name]))} needs at least {need:.0f} of {room:.0f} GiB"
             for name, need, room in search.out_of_reach()
         ]
         if needs:
@@ -256,8 +256,8 @@ def _smallest(training: Training) -> list[Experiment]:
 def _changes(before: Experiment, after: Experiment) -> str:
     """Return how a setting differs from another one, as in "FSDP, not compiled, micro-batch 16"."""
     first, then = vars(before), vars(after)
-    shared = labels.strategy(then)
-    changes = [shared] if shared != labels.strategy(first) else []
+    shared = labels.parallelism(then)
+    changes = [shared] if shared != labels.parallelism(first) else []
     changes += [
         labels.choice(then, name) for name in CHANGED if first[name] != then[name] and labels.has_effect(then, name)
     ]

@@ -24,7 +24,7 @@ from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY
 from dsnb.runs.literature.tables import SOURCE, is_own
-from dsnb.runs.table import named_runs, numbers, timed_seconds, timed_steps
+from dsnb.runs.table import factor, named_runs, numbers, timed_seconds, timed_steps
 
 OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
 """Objectives, and the columns that hold them; the smallest value is the best."""
@@ -183,9 +183,8 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
 
 def global_batch(runs: pd.DataFrame) -> pd.Series:
     """Return the sequences per optimizer step of each run; NaN if unknown."""
-    ranks = numbers(runs, "gpus") / numbers(runs, "tensor_parallel").fillna(1)
-    parallel = ranks / numbers(runs, "pipeline_parallel").fillna(1)
-    computed = parallel * numbers(runs, "micro_batch_size") * numbers(runs, "grad_accum").fillna(1)
+    parallel = numbers(runs, "gpus") / factor(runs, "tensor_parallel") / factor(runs, "pipeline_parallel")
+    computed = parallel * numbers(runs, "micro_batch_size") * factor(runs, "grad_accum")
     return numbers(runs, "global_batch_size").fillna(computed)
 
 

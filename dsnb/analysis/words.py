@@ -92,7 +92,7 @@ TEMPLATES = {
     "worth": "Worth measuring: {setting}, {gain} % {what} than the best measured setting, {sure} the mean error of "
     "such predictions.",
     "worth.first": "Worth measuring first: {setting}.",
-    "verdict.none": "the interval of this pair is not in this page: dsnb.analysis.comparisons.differences has it",
+    "verdict.none": "the interval of this pair is not in this page: dsnb.differences has it",
     **{f"verdict.{verdict}": template for verdict, template in comparisons.WORDS.items()},
 }
 """Sentences of a card by name."""

@@ -44,7 +44,8 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
             for place, (short, name) in enumerate(zip(names, summary.index, strict=True))
         ]
         lines = [FASTEST] if has_best else []
-        lines += [*answer.unstable_settings(task.runs), *_footnotes(unusual), *_causes(task.runs)]
+        lines += [*answer.unstable_settings(task.runs), *answer.mixed_settings(task.runs)]
+        lines += [*_footnotes(unusual), *_causes(task.runs)]
         yield title, table.set_axis(rows), lines
 
 

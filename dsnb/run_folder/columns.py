@@ -91,6 +91,12 @@ _NAMES = [
     Column("source", "Who measured: `dsnb`, a program whose log was read, or a published table.", kind=TEXT),
 ]
 _SHARING = [
+    Column(
+        "parallelism",
+        "How GPUs share the training, as one value of `strategy`, `zero_stage`, `tensor_parallel` and "
+        "`pipeline_parallel`: `plain`, `DDP`, `FSDP`, `ZeRO 0` to `ZeRO 3`, `TP 2 x ZeRO 1`.",
+        kind=TEXT,
+    ),
     Column("device", "`cuda` or `cpu`.", kind=TEXT),
     *each(
         COUNT,

@@ -167,11 +167,12 @@ class Training(BaseModel):
     """`random` initializes them as configured, which does not affect speed; `pretrained` loads them."""
     strategy: Annotated[
         Literal["deepspeed", "ddp", "fsdp", "plain"],
-        Setting("strategy", "{}", is_axis=True, order=("plain", "DDP", "FSDP", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3")),
+        Setting("strategy", "{}", is_axis=True, order=("plain", "ddp", "fsdp", "deepspeed")),
     ] = "deepspeed"
     """DeepSpeed, torch's DDP, torch's FSDP2 (sharded by block), or `plain`: one process without any, the yardstick."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], Setting("ZeRO stage", "ZeRO {}", is_axis=True)] = 0
-    """What ZeRO partitions across ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
+    """What ZeRO partitions across ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too. In tables of
+    runs it is missing for a strategy without ZeRO."""
     offload: Annotated[
         Literal["none", "optimizer-cpu", "all-cpu", "optimizer-nvme", "all-nvme"],
         Axis(

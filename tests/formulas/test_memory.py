@@ -168,6 +168,19 @@ def test_one_change_at_a_time():
     assert memory_use.savings(runs, base="unknown").equals(table)
 
 
+def test_an_unknown_setting_is_no_default_in_theory_nor_equal_to_a_known_one():
+    """The published GPT-2 table does not say whether blocks were recomputed."""
+    assert memory_use.footprint(dsnb.published("dist_training_gpt2"))["theory_gib"].isna().all()
+    columns = {"experiment": ["e0", "e1", "e2"], "peak_allocated_gib": [10, 9, 8], "zero_stage": [0, 1, 2]}
+    runs = pd.DataFrame(FIXED | columns).assign(strategy="deepspeed", activation_checkpointing=[False, None, False])
+    table = memory_use.footprint(runs).set_index("experiment")
+    assert table["theory_gib"].notna().to_dict() == {"e0": True, "e1": False, "e2": True}
+    changes = memory_use.savings(runs, base="e0")
+    assert list(changes["change"]) == ["ZeRO 0 → ZeRO 2"]  # e1 may differ in checkpointing, too
+    plain = pd.DataFrame(FIXED | {"experiment": ["p"], "peak_allocated_gib": [4.0], "gpus": 1}).assign(strategy="plain")
+    assert memory_use.footprint(plain)["theory_gib"].notna().all()  # it has no stage that could be unknown
+
+
 def test_measured_memory_on_h200_is_near_what_theory_says():
     """Peaks of states and activations need not come together, so states alone are the bound."""
     table = memory_use.footprint(dsnb.published("h200_memory")).set_index("experiment")

@@ -30,13 +30,14 @@ class Predictions {
     return codes ? this.shown(state).map((place) => codes[place]) : [];
   }
 
-  // A figure, and its range by the mean error.
+  // A figure.
   value(name, place, state) {
     if (this.model.axis.has(name)) return this.codes[name]?.[place] ?? NaN;
     if (name === "days") return this.model.tokensOf(this.tasks[place], state) / this.value("tokens_per_s", place, state) / 86400;
     return this.figures[name]?.values[place] ?? NaN;
   }
 
+  // Its range by the mean error; the figure alone where the error is unknown.
   range(name, place, state) {
     const value = this.value(name, place, state);
     const factor = 1 + (this.figures[name === "days" ? "tokens_per_s" : name]?.errors[place] ?? 0) / 100;
@@ -92,7 +93,7 @@ class Predictions {
     if (!best) return fill(model.templates["worth.first"], { setting });
     const gain = 100 * (1 - option[least] / best[least]);
     if (!(gain > 0)) return "";
-    const sure = gain > errors[option.place] ? "more than" : "within";
+    const sure = gain > (errors[option.place] ?? Infinity) ? "more than" : "within";
     return fill(model.templates.worth, { setting, gain: significant(gain, 2), what: model.words.gain[state.objective], sure });
   }
 
