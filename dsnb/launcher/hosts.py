@@ -7,6 +7,7 @@ none outlives the launcher. They write to the run folder, which all hosts must s
 import contextlib
 import fnmatch
 import json
+import math
 import os
 import queue
 import secrets
@@ -85,7 +86,8 @@ def forwarded(experiment: Experiment) -> dict[str, str]:
 class Node:
     """One host and the connection to it, which is opened at once.
 
-    `facts` is the host's last answer, `end` how torchrun ended, `failure` how the host was lost or torchrun failed.
+    `facts` is the host's last answer, `end` how torchrun ended and `ended_s` when, `failure` how the host was lost or
+    torchrun failed.
     """
 
     def __init__(self, experiment: Experiment, host: Host, run: RunPaths | None = None, first_rank: int = 0) -> None:
@@ -93,6 +95,7 @@ class Node:
         self.ranks = list(range(first_rank, first_rank + len(host.devices)))
         self.facts: dict[str, Any] = {}
         self.end: dict[str, Any] = {}
+        self.ended_s = math.inf
         self.failure: str | None = None
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115
@@ -131,7 +134,7 @@ class Node:
                 if "t_s" in message and self._run:
                     records.append_line(self._run.gpu, {**message, "host": self.host.name})
                 elif "oom_kills" in message:
-                    self.end = message
+                    self.end, self.ended_s = message, time.monotonic()
                 elif message:
                     answered = True
                     now = {"clock_s": time.time(), "monotonic_s": launch_clock.now_s()}
@@ -319,8 +322,9 @@ class HostRanks:
                 node.send("\n")
 
     def exit_codes(self) -> dict[int, int]:
-        """Return the exit codes so far: rank -> code, negative if killed by that signal."""
-        return {rank: code for node in self._nodes for rank, code in node.exit_codes().items()}
+        """Return the exit codes so far: rank -> code, negative if killed by that signal, in the order of the ends."""
+        nodes = sorted(self._nodes, key=lambda node: node.ended_s)
+        return {rank: code for node in nodes for rank, code in node.exit_codes().items()}
 
     def ended(self) -> bool:
         """Return whether the ranks of all hosts have ended."""

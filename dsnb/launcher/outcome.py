@@ -39,6 +39,8 @@ MACHINE_FAULTS = {
     "CUDA driver initialization failed": "check the driver (`nvidia-smi`)",
 }
 """Texts of errors that the machine causes, not the settings, and what to do."""
+FROM_OUTSIDE = (*signals.STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+"""Signals from users, schedulers and limits of the machine, never from the settings of a run."""
 MEASURED_BY_WORKER = (
     *("step_skew", "forward_skew", "cpu_bound", "launch_us", "host_memory_gib", "rank_host_memory_gib", "update_rms"),
     *("recompilations", "graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
@@ -71,14 +73,35 @@ def run_status(
     if experiment.profile and worker is not None:  # the record is complete: only the profile can have failed
         return _training_status(experiment, paths, worker)
     nonzero = {rank: code for rank, code in exit_codes.items() if code != 0}
-    killed = {rank: code for rank, code in nonzero.items() if code == -signal.SIGKILL}
     failures = record_schema.read_lines(paths.failures)
-    if failures and not killed:  # if a rank was killed, errors of the others are consequences
-        name, cause = _name(failures[0].get("rank"), host_of), failures[0].get("cause")
-        return failures[0].get("status") or "failed", f"{name}: {_out_of_memory(failures[0])}{cause}"
+    own = [failure for failure in failures if failure.get("in_communication") is False]
+    first = next(iter(own or failures), None)
+    killed = _killed(nonzero, failures)
+    if killed is None and first is not None:
+        name, cause = _name(first.get("rank"), host_of), first.get("cause")
+        return first.get("status") or "failed", f"{name}: {_out_of_memory(first)}{cause}"
     if nonzero:
-        return _exit_status(killed or nonzero, paths, host_oom_kills, host_of)
+        rank = next(iter(nonzero)) if killed is None else killed
+        return _exit_status(rank, nonzero[rank], paths, host_oom_kills, host_of)
     return _training_status(experiment, paths, worker)
+
+
+def _killed(nonzero: dict[int, int], failures: list[dict[str, Any]]) -> int | None:
+    """Return the rank whose death by a signal is the cause of a failed run; None if there is none.
+
+    The errors of its peers, which lose their connections to it, are consequences. SIGKILL always comes from outside.
+    Another signal may be a consequence itself: NCCL, for instance, aborts a process whose peer is gone.
+    """
+    from_outside = [rank for rank, code in nonzero.items() if code == -signal.SIGKILL]
+    if from_outside:
+        return from_outside[0]
+    raised = {failure.get("rank") for failure in failures}
+    signalled = [rank for rank, code in nonzero.items() if code < 0 and rank not in raised]
+    if not signalled or any(failure.get("in_communication") is False for failure in failures):
+        return None
+    is_first = signalled[0] == next(iter(nonzero))
+    lost_a_peer = bool(failures) and all(failure.get("in_communication") for failure in failures)
+    return signalled[0] if is_first or lost_a_peer else None
 
 
 def _name(rank: int | None, host_of: Mapping[int, str]) -> str:
@@ -103,13 +126,14 @@ def _out_of_memory(failure: dict[str, Any]) -> str:
 
 
 def _exit_status(
-    exit_codes: dict[int, int], paths: RunPaths, host_oom_kills: int, host_of: Mapping[int, str]
+    rank: int, code: int, paths: RunPaths, host_oom_kills: int, host_of: Mapping[int, str]
 ) -> tuple[str, str]:
-    """Return the status and cause of a run whose ranks failed without a recorded exception."""
-    rank, code = next(iter(exit_codes.items()))
+    """Return the status and cause of a run whose rank ended with this code and without a recorded exception."""
     name, lines = _name(rank, host_of), last_lines(paths.console, 200)
     if host_oom_kills and code == -signal.SIGKILL:
         return "oom", f"{name} was killed by the kernel: the machine's memory ran out"
+    if -code in FROM_OUTSIDE:
+        return "interrupted", f"{name} was {signals.killed_by(-code)}"
     if any("out of memory" in line.lower() for line in lines):
         return "oom", f"{name} ended with exit code {code} after an out-of-memory error"
     if fault := next((words for line in lines for words in MACHINE_FAULTS if words in line), None):

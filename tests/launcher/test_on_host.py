@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import socket
+import subprocess
 import sys
 import time
 
@@ -15,9 +16,13 @@ from dsnb.errors import LaunchError
 from dsnb.files import records
 from dsnb.launcher import hosts, on_host
 from dsnb.launcher.hosts import HostRanks
+from dsnb.launcher.local import free_port
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.hostfile import Host
 from dsnb.system import hardware, launch_clock
+from tests.support.waiting import WAIT_S, wait_until
+
+ENDING = "tests.workers.ending"
 
 
 @pytest.fixture
@@ -151,3 +156,34 @@ def test_a_host_uses_the_gpus_of_its_slots_and_the_interfaces_that_are_named(mon
     assert on_host.set_environment({**request, "interfaces": {"NCCL_SOCKET_IFNAME": "ib0"}}) == [3, 6]
     names = ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "LOCAL_SIZE", launch_clock.LAUNCHED_AT)
     assert [os.environ[name] for name in names] == ["3,6", "ib0", "2", "7.5"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("ends", "codes"),
+    [
+        ("SIGTERM sleep", {"0": -15}),
+        ("sleep SIGSEGV", {"1": -11}),
+        ("sleep 1", {"1": 1}),
+        ("0 0", None),
+    ],
+)
+def test_ranks_that_torchrun_terminates_are_not_among_the_failed(monkeypatch, tmp_path, ends, codes):
+    monkeypatch.setenv("DSNB_TEST_ENDS", ends)
+    words = hosts.torchrun_words([Host("here", (0, 1))], 0, "127.0.0.1", free_port("127.0.0.1"), ENDING, tmp_path)
+    script = f"from dsnb.train import start; print(start.run_ranks({words!r}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S)
+    assert done.stdout.splitlines()[-1] == str({"exit_codes": codes} if codes else {}), done.stderr
+
+
+def test_exit_codes_are_in_the_order_in_which_hosts_ended(hostfile, answers, tmp_path):
+    for name, delay_s in (("worker-1", 0.4), ("worker-2", 0.0)):
+        answers(name)
+        ended = on_host.MARK + json.dumps({"exit_codes": {"2" if name == "worker-2" else "0": -6}, "oom_kills": 0})
+        (tmp_path / f"end-{name}").write_text(f"sleep {delay_s}; echo '{ended}'\n")
+    script = tmp_path / "bin" / "ssh"
+    script.write_text(script.read_text().replace("cat > /dev/null", f". {tmp_path}/end-$2; cat > /dev/null"))
+    ranks = ask(hostfile, tmp_path / "run1", device="cpu")
+    wait_until(ranks.ended, "both hosts have ended")
+    assert list(ranks.exit_codes().items()) == [(2, -6), (0, -6)]
+    ranks.end()

@@ -150,6 +150,33 @@ def test_what_figures_mean_stands_beside_them(swept):
     assert "<i>" not in odd
 
 
+OWN, OF_A_PEER, UNKNOWN = ({"in_communication": value} for value in (False, True, None))
+
+
+@pytest.mark.parametrize(
+    ("codes", "failures", "status", "cause"),
+    [
+        # In the order in which the ranks ended.
+        ({1: -11, 0: 1}, {0: UNKNOWN}, "failed", "rank 1 on b was killed by signal 11 (SIGSEGV)"),
+        ({0: 1, 1: -11}, {0: UNKNOWN}, "failed", "rank 0 on a: it fell over"),
+        ({0: 1, 1: -11}, {0: OF_A_PEER}, "failed", "rank 1 on b was killed by signal 11 (SIGSEGV)"),
+        ({1: -6, 0: 1}, {0: OWN}, "failed", "rank 0 on a: it fell over"),
+        ({0: 1, 1: -15}, {0: OWN}, "failed", "rank 0 on a: it fell over"),
+        ({1: -15, 0: -15}, {}, "interrupted", "rank 1 on b was killed by signal 15 (SIGTERM)"),
+        ({0: 1, 1: 1}, {1: OF_A_PEER, 0: OWN}, "failed", "rank 0 on a: it fell over"),
+        ({1: -6, 0: 1}, {1: OWN, 0: OF_A_PEER}, "failed", "rank 1 on b: it fell over"),  # it aborted at its end
+        ({0: 7, 1: -6}, {}, "failed", "rank 0 on a ended with exit code 7"),
+        ({1: -10}, {}, "interrupted", "rank 1 on b was killed by signal 10 (SIGUSR1)"),
+        ({0: 1, 1: -9}, {0: OWN}, "failed", "rank 1 on b was killed by signal 9 (SIGKILL)"),
+    ],
+)  # fmt: skip
+def test_which_rank_is_the_cause(tmp_path, small, codes, failures, status, cause):
+    paths = RunPaths(tmp_path)
+    rows = ({"rank": rank, "status": "failed", "cause": "it fell over", **of} for rank, of in failures.items())
+    records.write_lines(paths.failures, rows)
+    assert outcome.run_status(small(gpus=2), paths, codes, 0, {0: "a", 1: "b"}) == (status, cause)
+
+
 def test_a_failure_by_the_machines_fault_is_an_interruption():
     for words, advice in MACHINE_FAULTS.items():
         status, cause = without_machine_faults("failed", f"rank 1: OSError: {words}: '/tmp/x'")

@@ -89,6 +89,32 @@ def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(run
     assert len(records.read_lines(paths.steps)) >= 2
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "status"),
+    [
+        ("SIGTERM", {"strategy": "ddp"}, "interrupted"),
+        ("SIGINT", {"zero_stage": 1}, "interrupted"),
+        ("SIGSEGV", {"zero_stage": 3}, "failed"),
+        ("SIGABRT", {"strategy": "fsdp"}, "failed"),
+        ("SIGBUS", {"tensor_parallel": 2, "zero_stage": 1}, "failed"),
+        ("SIGFPE", {"pipeline_parallel": 2, "grad_accum": 2}, "failed"),
+    ],
+)
+def test_a_rank_that_dies_of_a_signal_is_named_with_it(run_small, monkeypatch, name, settings, status):
+    monkeypatch.setenv("DSNB_TEST_SIGNAL", name)
+    result, paths = run_small(worker="dying", gpus=2, steps=50, **settings)
+    number = int(signal.Signals[name])
+    assert (result.status, result.cause) == (status, f"rank 1 was killed by signal {number} ({name})")
+    assert all(failure["in_communication"] for failure in records.read_lines(paths.failures))
+
+
+def test_an_abort_after_another_ranks_error_is_a_consequence(run_small):
+    result, paths = run_small(worker="aborting_peers", gpus=2, strategy="ddp")
+    assert (result.status, result.cause) == ("failed", "rank 0: ValueError: 3 is odd")
+    assert result.exit_codes == {0: 1, 1: -signal.SIGABRT}
+    assert records.read_lines(paths.failures)[0]["in_communication"] is False
+
+
 @pytest.fixture
 def server(monkeypatch):
     """Let launches use a fork server without torch, in the place of the session's; give its process."""

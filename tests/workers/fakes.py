@@ -71,13 +71,29 @@ def crashing(run):
 
 
 def dying(run):
-    """Be killed as rank 1 after the third step, in the midst of collectives."""
+    """Be killed as rank 1 after the third step, in the midst of collectives, by `$DSNB_TEST_SIGNAL` or SIGKILL."""
     steps = []
 
     def step(train, batches):
         steps.append(train(batches))
         if worker.rank() == 1 and len(steps) == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.Signals[os.environ.get("DSNB_TEST_SIGNAL", "SIGKILL")])
+        return steps[-1]
+
+    change_steps(step)
+
+
+def aborting_peers(run):
+    """Fail as rank 0 in the third step; let rank 1 abort when it loses the connection, as NCCL's watchdog does."""
+    steps = []
+
+    def step(train, batches):
+        if worker.rank() == 0 and len(steps) == 2:
+            raise ValueError("3 is odd")
+        try:
+            steps.append(train(batches))
+        except RuntimeError:
+            os.abort()
         return steps[-1]
 
     change_steps(step)
