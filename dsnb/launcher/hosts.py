@@ -78,7 +78,7 @@ def forwarded(experiment: Experiment) -> dict[str, str]:
     patterns = [*FORWARDED, *filter(None, map(str.strip, experiment.forward_env.split(",")))]
     return {
         name: value
-        for name, value in os.environ.items()
+        for name, value in environment.without_launcher(os.environ).items()
         if name not in KEPT and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
 

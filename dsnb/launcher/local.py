@@ -102,7 +102,7 @@ class ForkServer:
 @contextlib.contextmanager
 def shared_servers(devices: set[str]) -> Iterator[None]:
     """Run one server per device for all processes started inside the `with` block, unless there is one already."""
-    servers = {device: ForkServer(device) for device in sorted(devices) if socket_variable(device) not in os.environ}
+    servers = {device: ForkServer(device) for device in sorted(devices) if not _is_served(device)}
     try:
         for device, server in servers.items():
             server.wait_ready()
@@ -112,6 +112,14 @@ def shared_servers(devices: set[str]) -> Iterator[None]:
         for device, server in servers.items():
             os.environ.pop(socket_variable(device), None)
             server.close()
+
+
+def _is_served(device: str) -> bool:
+    """Return whether the environment names a fork server that is running."""
+    with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
+        connection.connect(os.environ.get(socket_variable(device), ""))
+        return True
+    return False
 
 
 def _connect(device: str) -> socket.socket:

@@ -82,7 +82,7 @@ def test_the_command_of_a_host(hostfile, monkeypatch, tmp_path):
 
 def test_only_what_is_named_is_forwarded(hostfile, monkeypatch):
     sent = ("NCCL_DEBUG", "HF_TOKEN", "MY_KEY", "MY_OTHER", "PYTORCH_ALLOC_CONF", "TORCHDYNAMO_DISABLE")
-    kept = ("AWS_SECRET", "NOT_MY_KEY", "my_key", "CUDA_VISIBLE_DEVICES")  # the last numbers the GPUs of this host
+    kept = ("TORCHELASTIC_RUN_ID", "AWS_SECRET", "NOT_MY_KEY", "my_key", "CUDA_VISIBLE_DEVICES")  # the last numbers the GPUs of this host
     for name in (*sent, *kept):
         monkeypatch.setenv(name, f"value-of-{name}")
     forwarded = hosts.forwarded(Experiment(hostfile=hostfile, forward_env="MY_* , WANDB_MODE"))
@@ -151,11 +151,12 @@ def test_a_port_that_is_in_use_and_gpus_that_are_waited_for(monkeypatch):
 def test_a_host_uses_the_gpus_of_its_slots_and_the_interfaces_that_are_named(monkeypatch):
     cards = [hardware.InstalledGpu(number, "NVIDIA H200", f"GPU-{number}", 140.0, (9, 0)) for number in (3, 5, 6)]
     monkeypatch.setattr(hardware, "gpus", lambda: cards)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(os, "environ", {**os.environ, "PET_MAX_RESTARTS": "3"})  # torchrun would try again
     request = {"device": "cuda", "devices": [0, 2], "launched_at_s": 7.5, "allocator": "default"}
     assert on_host.set_environment({**request, "interfaces": {"NCCL_SOCKET_IFNAME": "ib0"}}) == [3, 6]
     names = ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "LOCAL_SIZE", launch_clock.LAUNCHED_AT)
     assert [os.environ[name] for name in names] == ["3,6", "ib0", "2", "7.5"]
+    assert "PET_MAX_RESTARTS" not in os.environ
 
 
 @pytest.mark.process

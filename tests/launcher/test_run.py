@@ -115,6 +115,33 @@ def test_an_abort_after_another_ranks_error_is_a_consequence(run_small):
     assert records.read_lines(paths.failures)[0]["in_communication"] is False
 
 
+LEFT_BY_A_LAUNCHER = {
+    **{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"},
+    **{"TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_ERROR_FILE": "/nowhere/error.json"},
+    **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8", "LOCAL_SIZE": "8"},
+    **{"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "ROLE_NAME": "x", "ROLE_RANK": "5", "ROLE_WORLD_SIZE": "8"},
+    **{"MASTER_ADDR": "10.255.255.1", "MASTER_PORT": "1", "NODE_RANK": "1", "CROSS_RANK": "1", "CROSS_SIZE": "2"},
+    **{"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "5"},
+    **{"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "ACCELERATE_USE_DEEPSPEED": "true"},
+    **{"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d", "PET_MAX_RESTARTS": "3", "PET_NPROC_PER_NODE": "8"},
+    **{"DSNB_LAUNCHED_AT": "0", "DS_ACCELERATOR": "cuda", "DSNB_OWNER_PID": "1"},
+}
+"""What a shell has that was started by torchrun, DeepSpeed's launcher, accelerate, mpirun or in Kubeflow's pods."""
+
+
+@pytest.mark.parametrize("strategy", ["deepspeed", "fsdp"])
+def test_variables_that_another_launcher_has_left_change_nothing(run_small, monkeypatch, losses, strategy):
+    """Before, the ranks waited for the store of a torchrun until their time limit."""
+    usual = losses(strategy=strategy, gpus=2)
+    for name, value in LEFT_BY_A_LAUNCHER.items():
+        monkeypatch.setenv(name, value)
+    result, paths = run_small(strategy=strategy, gpus=2, time_limit_s=100.0)
+    assert result.status == "ok", result.message()
+    assert [step["loss"] for step in records.read_lines(paths.steps)] == usual
+    recorded = records.read_json(paths.environment)["variables"]
+    assert not [name for name in recorded if name.startswith("TORCHELASTIC")]
+
+
 @pytest.fixture
 def server(monkeypatch):
     """Let launches use a fork server without torch, in the place of the session's; give its process."""
