@@ -28,15 +28,24 @@ PHASES = {
 """Phase of a failed rank -> its name in a sentence."""
 
 MACHINE_FAULTS = {
+    "address already in use": "end the program that holds the port, or set master_port to 0",
+    "it is in use": "choose another",
+    "is in use by process": "wait until it is free",
+    "torchrun was stopped by": "find out who sent the signal",
     "Too many open files": "raise the limit of open files (`ulimit -n`)",
     "can't start new thread": "raise the limit of processes (`ulimit -u`)",
     "Resource temporarily unavailable": "raise the limit of processes (`ulimit -u`)",
     "No space left on device": "make room on the disk",
     "Disk quota exceeded": "make room on the disk",
+    "Read-only file system": "check the file system",
+    "Input/output error": "check the disk and the file system (`dmesg` shows them)",
     "Stale file handle": "check the file system",
     "devices are busy or unavailable": "end the program that holds the GPU (`nvidia-smi` shows it)",
     "uncorrectable ECC error": "check the GPU (`nvidia-smi -q -d ECC`)",
     "CUDA driver initialization failed": "check the driver (`nvidia-smi`)",
+    "no CUDA-capable device is detected": "check the driver (`nvidia-smi`)",
+    "system not yet initialized": "start NVIDIA's fabric manager",
+    "GPU is lost": "check the GPU (`dmesg`), and restart the machine",
 }
 """Texts of errors that the machine causes, not the settings, and what to do."""
 FROM_OUTSIDE = (*signals.STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
@@ -52,10 +61,33 @@ BEFORE_RANKS_S, MAX_IDLE_GIB = 0.5, 1.0
 
 def without_machine_faults(status: str, cause: str | None) -> tuple[str, str | None]:
     """Return status and cause; a failure caused by the machine becomes an interruption, which the next call repeats."""
-    advice = next((advice for words, advice in MACHINE_FAULTS.items() if words in str(cause)), None)
-    if status not in {"failed", "interrupted"} or advice is None:
+    fault = machine_fault(str(cause))
+    if status not in {"failed", "interrupted"} or fault is None:
         return status, cause
+    advice = MACHINE_FAULTS[fault]
     return "interrupted", cause if advice in str(cause) else f"{cause}; {advice} and start the sweep again"
+
+
+def machine_fault(text: str) -> str | None:
+    """Return the words of `MACHINE_FAULTS` in a text; None if there are none."""
+    lowered = text.lower()
+    return next((words for words in MACHINE_FAULTS if words.lower() in lowered), None)
+
+
+def settled(experiment: Experiment, paths: RunPaths, status: str, cause: str | None) -> tuple[str, str | None]:
+    """Return the final status and cause of a run.
+
+    A run that was cut short by the machine, by dsnb or by the user says nothing about its settings: it is interrupted.
+    If all of its steps are recorded, it is finished, whatever happened afterwards.
+    """
+    status, cause = without_machine_faults(status, cause)
+    if status != "interrupted":
+        return status, cause
+    worker = record_schema.read(paths.worker)
+    is_profiled = not experiment.profile or (record_schema.read(paths.profile) or {}).get("ended_s") is not None
+    if worker is None or not is_profiled or not _has_all_steps(experiment, paths):
+        return status, cause
+    return _training_status(experiment, paths, worker)
 
 
 def run_status(
@@ -136,7 +168,7 @@ def _exit_status(
         return "interrupted", f"{name} was {signals.killed_by(-code)}"
     if any("out of memory" in line.lower() for line in lines):
         return "oom", f"{name} ended with exit code {code} after an out-of-memory error"
-    if fault := next((words for line in lines for words in MACHINE_FAULTS if words in line), None):
+    if fault := next(filter(None, map(machine_fault, lines)), None):
         return "failed", f"{name} ended with exit code {code} after '{fault}'"
     return "failed", f"{name} was {signals.killed_by(-code)}" if code < 0 else f"{name} ended with exit code {code}"
 
@@ -144,9 +176,8 @@ def _exit_status(
 def _training_status(experiment: Experiment, paths: RunPaths, worker: dict[str, Any] | None) -> tuple[str, str | None]:
     """Return the status and cause of a run whose ranks all succeeded."""
     steps = record_schema.read_lines(paths.steps)
-    timed = sum(step.get("phase") == "timed" for step in steps)
-    expected = 0 if paths.bandwidth_plan.exists() else experiment.steps  # an all-reduce test has no steps
-    if worker is None or timed != expected:
+    if worker is None or not _has_all_steps(experiment, paths):
+        timed, expected = _timed_and_expected(experiment, paths)
         return "failed", f"the ranks ended after {timed} of {expected} timed steps without an error message"
     if worker.get("first_bad_step") is not None:
         return "nan", f"the loss was not a finite number at step {worker['first_bad_step']}"
@@ -157,6 +188,17 @@ def _training_status(experiment: Experiment, paths: RunPaths, worker: dict[str, 
         reason = "all updates were skipped" if all_skipped else "no gradient changed them beyond weight decay"
         return "untrained", f"the weights did not move in {len(steps)} steps: {reason}"
     return "ok", None
+
+
+def _has_all_steps(experiment: Experiment, paths: RunPaths) -> bool:
+    timed, expected = _timed_and_expected(experiment, paths)
+    return timed == expected
+
+
+def _timed_and_expected(experiment: Experiment, paths: RunPaths) -> tuple[int, int]:
+    """Return the number of recorded timed steps and that of the settings; an all-reduce test has no steps."""
+    timed = sum(step.get("phase") == "timed" for step in record_schema.read_lines(paths.steps))
+    return timed, 0 if paths.bandwidth_plan.exists() else experiment.steps
 
 
 def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:

@@ -220,14 +220,17 @@ class LocalJob:
             return None
         if self._process.stdin:
             self._process.stdin.close()
-        status, cause = "failed", f"the job ended with exit code {code}: "
+        return job.finish(self.run.paths, "interrupted", self._cause(code), self._began)
+
+    def _cause(self, code: int) -> str:
+        """Return why the run has no result, if it has none."""
         if self._cancelled_at:
-            status, cause = "interrupted", "stopped by the user"
-        elif code < 0 and not self.run.paths.console.exists():
-            status, cause = "interrupted", f"the job was {signals.killed_by(-code)} before its run began"
-        else:
-            cause += [*last_lines(self.run.paths.job_log, 1), "it printed nothing"][0]
-        return job.finish(self.run.paths, status, cause, self._began)
+            return "stopped by the user"
+        if code < 0:
+            when = "during its run" if self.run.paths.console.exists() else "before its run began"
+            return f"the job was {signals.killed_by(-code)} {when}"
+        last_line = [*last_lines(self.run.paths.job_log, 1), "it printed nothing"][0]
+        return f"the job ended with exit code {code}: {last_line}"
 
     def cancel(self) -> None:
         """Send SIGTERM to the process."""

@@ -81,8 +81,9 @@ def test_the_command_of_a_host(hostfile, monkeypatch, tmp_path):
 
 
 def test_only_what_is_named_is_forwarded(hostfile, monkeypatch):
+    # CUDA_VISIBLE_DEVICES numbers the GPUs of this host.
     sent = ("NCCL_DEBUG", "HF_TOKEN", "MY_KEY", "MY_OTHER", "PYTORCH_ALLOC_CONF", "TORCHDYNAMO_DISABLE")
-    kept = ("TORCHELASTIC_RUN_ID", "AWS_SECRET", "NOT_MY_KEY", "my_key", "CUDA_VISIBLE_DEVICES")  # the last numbers the GPUs of this host
+    kept = ("TORCHELASTIC_RUN_ID", "AWS_SECRET", "NOT_MY_KEY", "my_key", "CUDA_VISIBLE_DEVICES")
     for name in (*sent, *kept):
         monkeypatch.setenv(name, f"value-of-{name}")
     forwarded = hosts.forwarded(Experiment(hostfile=hostfile, forward_env="MY_* , WANDB_MODE"))

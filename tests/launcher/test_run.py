@@ -115,6 +115,21 @@ def test_an_abort_after_another_ranks_error_is_a_consequence(run_small):
     assert records.read_lines(paths.failures)[0]["in_communication"] is False
 
 
+@pytest.mark.parametrize(
+    ("worker", "cause"),
+    [
+        ("occupied", r"rank 0: OSError: .*Address already in use.*; end the program that holds the port, or .* again"),
+        ("full_disk", "rank 0: OSError: .*No space left on device; make room on the disk and start the sweep again"),
+    ],
+)
+def test_a_fault_of_the_machine_leaves_the_run_unfinished(run_small, small, monkeypatch, worker, cause):
+    monkeypatch.setattr(run, "GRACE_PERIOD_S", 1.0)
+    result, paths = run_small(worker=worker, gpus=2)
+    assert result.status == "interrupted"
+    assert re.fullmatch(cause, result.cause), result.cause
+    assert launch(small(gpus=2), paths.dir, progress=False).status == "ok"  # made again in the same folder
+
+
 LEFT_BY_A_LAUNCHER = {
     **{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"},
     **{"TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_ERROR_FILE": "/nowhere/error.json"},
@@ -163,7 +178,9 @@ def test_a_killed_fork_server_leaves_nothing_behind(server, small, tmp_path):
 
     threading.Thread(target=kill_the_server, daemon=True).start()
     result = launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
-    assert (result.status, result.cause) == ("failed", "rank 0 was killed by signal 9 (SIGKILL)")
+    cause = "the fork server ended during the run, and its ranks with it"
+    assert (result.status, result.cause) == ("interrupted", cause)
+    assert result.exit_codes == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
     assert_left_nothing(folder)
     assert launch(small(), tmp_path / "run2", progress=False).status == "ok"  # with a new server
 
@@ -263,6 +280,8 @@ def test_a_port_that_is_in_use_and_a_folder_that_cannot_be_written(run_small, sm
         port = taken.getsockname()[1]
         with pytest.raises(LaunchError, match=f"^master_port is {port}: it is in use; choose another, or 0 for any"):
             run_small(master_port=port)
+    record = records.read_json(tmp_path / "small" / "run1" / "result.json")
+    assert record["status"] == "interrupted"  # it says nothing about the settings
     assert {create_run_dir(tmp_path, "single").name for _ in range(3)} == {"run1", "run2", "run3"}
     (tmp_path / "file").write_text("")
     with pytest.raises(LaunchError, match="file/run1 cannot be written: Not a directory; choose another folder"):

@@ -76,12 +76,13 @@ def test_a_failed_run_is_a_row_with_its_notebook(params, tmp_path):
 @pytest.mark.parametrize(
     ("error", "begun", "status", "cause"),
     [
-        (ValueError("Invalid Signature\nand more"), False, "failed", "ValueError: Invalid Signature"),
+        (ValueError("Invalid Signature\nand more"), False, "interrupted", "ValueError: Invalid Signature"),
+        (SettingsError("gpus is 9: there are 2"), False, "failed", "SettingsError: gpus is 9: there are 2"),
         (KernelDiedError("the kernel failed"), False, "interrupted", "the kernel failed"),
-        (KernelDiedError("the kernel failed"), True, "failed", "the kernel failed"),
+        (KernelDiedError("the kernel failed"), True, "interrupted", "the kernel failed"),
     ],
 )
-def test_a_run_whose_notebook_fails_is_a_row_and_made_again_if_it_had_not_begun(
+def test_a_run_whose_notebook_fails_is_a_row_and_made_again_unless_its_settings_are_refused(
     params, monkeypatch, error, begun, status, cause
 ):
     (run,) = load_sweep(params, only="zs0*", overrides={"repeats": 1}, output=params.parent / "out").runs

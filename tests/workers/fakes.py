@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -81,6 +82,18 @@ def dying(run):
         return steps[-1]
 
     change_steps(step)
+
+
+def occupied(run):
+    """Find the port of the rendezvous taken: another program got it after it was chosen."""
+    if worker.rank() == 0:
+        socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))).detach()
+
+
+def full_disk(run):
+    """Find no room on the disk for the first step."""
+    if worker.rank() == 0:
+        run.steps.symlink_to("/dev/full")
 
 
 def aborting_peers(run):

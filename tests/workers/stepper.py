@@ -11,8 +11,8 @@ from dsnb.system import launch_clock
 def main(run_dir: str) -> int:
     """Leave the records of a training without torch; wait where the test asks for it, after the first step.
 
-    `$DSNB_TEST_WAIT` is a file: while it exists, runs of the seed that it names wait. `$DSNB_TEST_STEP_S` is the
-    duration of a step.
+    `$DSNB_TEST_WAIT` is a file: while it exists, runs of the seed that it names wait. `$DSNB_TEST_WAIT_AT_END` is
+    another, for all runs, after their last record. `$DSNB_TEST_STEP_S` is the duration of a step.
     """
     run = RunPaths(Path(run_dir))
     experiment = Experiment.read(run.experiment)
@@ -31,4 +31,6 @@ def main(run_dir: str) -> int:
             time.sleep(0.05)
     if rank == "0":
         records.write_json(run.worker, {"phases_s": {}, "ended_s": launch_clock.since_launch_s()})
+    while Path(os.environ.get("DSNB_TEST_WAIT_AT_END", "none")).is_file():
+        time.sleep(0.05)
     return 0
