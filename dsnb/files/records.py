@@ -174,7 +174,7 @@ class Tail:
                     self._offset, self._rest = 0, b""
                 file.seek(self._offset)
                 added = file.read(about.st_size - self._offset)
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return
         self._offset += len(added)
         *lines, self._rest = (self._rest + added).split(b"\n")

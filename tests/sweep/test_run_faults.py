@@ -49,3 +49,31 @@ def test_a_killed_process_of_dsnb(params, tmp_path, victim, when):
     assert subprocess.run(command(params), cwd=ROOT, env=environment, timeout=WAIT_S).returncode == 0
     assert records.read_json(run.result)["status"] == "ok"
     assert (run.result.stat().st_mtime_ns == before) == (when == "after the last step")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own, a little larger than a sweep asks for."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=66m", "none", disk], capture_output=True).returncode:
+        pytest.skip("mounting a file system needs root")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_disk_that_fills_up_during_a_run_ends_the_sweep_in_one_sentence(small_disk):
+    params = small_disk / "small.yaml"
+    params.write_text(ONE_RUN)
+    run = RunPaths(small_disk / "out" / NAMES[0] / "run1")
+    fill = small_disk / "fill"
+    environment = light_server() | {"DSNB_TEST_FILL": str(fill)}
+    done = subprocess.run(command(params), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"error: {run.dir} cannot be written: No space left on device; start the sweep again when it can"
+    )
+    assert not run.result.exists()
+    fill.unlink()
+    assert subprocess.run(command(params), cwd=ROOT, env=light_server(), timeout=WAIT_S).returncode == 0
+    assert records.read_json(run.result)["status"] == "ok"
