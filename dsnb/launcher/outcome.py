@@ -216,6 +216,8 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
     rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
     rate_per_gpu = rate / experiment.gpus if rate is not None else None
     needed_gib = [failed.get("allocated_gib"), failed.get("requested_gib")]
+    # The mean over ranks is written at the end. Until then, the steps have rank 0's losses.
+    losses = [step.get("loss") for step in steps] if worker or experiment.gpus == 1 else []
     return {
         **{name: worker.get(name) for name in MEASURED_BY_WORKER},
         "tokens_per_s": rate,
@@ -230,8 +232,8 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         **{f"oom_{name}": failed.get(name) for name in ("phase", "step", "allocated_gib", "requested_gib")},
         "needed_gib": None if None in needed_gib else sum(needed_gib),
         **gpu,
-        "loss_first": steps[0].get("loss") if steps else None,
-        "loss_last": steps[-1].get("loss") if steps else None,
+        "loss_first": losses[0] if losses else None,
+        "loss_last": losses[-1] if losses else None,
         "grad_norm_last": steps[-1].get("grad_norm") if steps else None,
         "skipped_steps": skipped,
         "skipped_warmup_steps": _skipped(steps) - skipped,

@@ -203,7 +203,12 @@ FIGURES = [
         "tflops_per_gpu / TFLOP/s of a large matrix product measured on the same GPU model.",
         _percent("MFU of a measured matmul", better="higher"),
     ),
-    Column("loss_last", "Last step, mean over ranks.", Metric("last loss", digits=3, better="lower"), kind=NUMBER),
+    Column(
+        "loss_last",
+        "Last step, mean over ranks; missing if a run on several was cut short.",
+        Metric("last loss", digits=3, better="lower"),
+        kind=NUMBER,
+    ),
     Column("grad_norm_last", "Of the last step, before clipping.", Metric("gradient norm", digits=3)),
     Column(
         "update_rms",
@@ -243,7 +248,7 @@ FIGURES = [
     ),
     *each(
         NUMBER,
-        loss_first="Loss of the first step, warm-up included, mean over ranks.",
+        loss_first="Loss of the first step, warm-up included, mean over ranks; missing like the last one.",
         loss_mean="Mean loss of a whole training, as transformers' Trainer logs it.",
     ),
 ]
