@@ -5,7 +5,7 @@ A status other than ok has a cause. A figure that was not measured is missing, n
 
 import signal
 from collections.abc import Iterator, Mapping
-from math import inf, nan
+from math import nan
 from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any
@@ -78,10 +78,10 @@ def settled(experiment: Experiment, paths: RunPaths, status: str, cause: str | N
     """Return the final status and cause of a run.
 
     A run that was cut short by the machine, by dsnb or by the user says nothing about its settings: it is interrupted.
-    If all of its steps are recorded, it is finished, whatever happened afterwards.
+    If all of its steps are recorded, it is finished, even if its processes had to be ended.
     """
     status, cause = without_machine_faults(status, cause)
-    if status != "interrupted":
+    if status not in {"interrupted", "timeout"}:
         return status, cause
     worker = record_schema.read(paths.worker)
     is_profiled = not experiment.profile or (record_schema.read(paths.profile) or {}).get("ended_s") is not None
@@ -222,7 +222,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         **{name: worker.get(name) for name in MEASURED_BY_WORKER},
         "tokens_per_s": rate,
         # tokens of skipped steps are processed, but not trained on
-        "trained_tokens_per_s": rate * (1 - skipped / len(timed)) if rate is not None else None,
+        "trained_tokens_per_s": None if rate is None or skipped is None else rate * (1 - skipped / len(timed)),
         "tokens_per_s_per_gpu": rate_per_gpu,
         "step_time_mean_s": fmean(times_s) if times_s else None,
         "step_time_median_s": median(times_s) if times_s else None,
@@ -236,9 +236,9 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "loss_last": losses[-1] if losses else None,
         "grad_norm_last": steps[-1].get("grad_norm") if steps else None,
         "skipped_steps": skipped,
-        "skipped_warmup_steps": _skipped(steps) - skipped,
-        "slow_steps": len(slow_steps(timed)),
-        "timed_steps": len(timed),
+        "skipped_warmup_steps": _skipped([step for step in steps if step.get("phase") == "warmup"]),
+        "slow_steps": len(slow_steps(timed)) if times_s else None,
+        "timed_steps": len(times_s),
         "attention_used": worker.get("attention"),
         "note": "; ".join(_notes(experiment, timed, gpu, worker, samples)) or None,
         **(_profile(paths) if experiment.profile else {}),
@@ -250,8 +250,10 @@ def _times_s(timed: list[dict[str, Any]]) -> dict[int, float]:
     return {step["step"]: step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)}
 
 
-def _skipped(steps: list[dict[str, Any]]) -> int:
-    return sum(bool(step.get("skipped")) for step in steps)
+def _skipped(steps: list[dict[str, Any]]) -> int | None:
+    """Return the number of skipped steps; None if a step does not say whether it was."""
+    skipped = [step.get("skipped") for step in steps]
+    return None if None in skipped else sum(map(bool, skipped))
 
 
 def slow_steps(timed: list[dict[str, Any]]) -> dict[int, float]:
@@ -328,26 +330,37 @@ def gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any], gpus: int
     """Return the GPU figures of a run from the records of `gpu.jsonl` and `worker.json`.
 
     Means are over GPUs, not samples, so that hosts with fewer samples have the same weight. Utilization, clocks and
-    power are those of the timed steps; `run_energy_kwh` is that of the whole run.
+    power are those of the timed steps; `run_energy_kwh` is that of the whole run. Without a
+    record of the worker, the run was cut short, and memory in use is that of the whole run as well.
     """
-    steps_s = worker.get("steps_from_s", 0.0), worker.get("timed_to_s", worker.get("ended_s", inf))
-    timed = _within(samples, worker.get("timed_from_s", inf), worker.get("timed_to_s", -inf))
+    in_steps = _within(samples, worker.get("steps_from_s"), worker.get("timed_to_s")) if worker else samples
+    timed = _within(samples, worker.get("timed_from_s"), worker.get("timed_to_s"))
     timed_s, energy_j = (worker.get("phases_s") or {}).get("timed"), worker.get("energy_j")
-    counters = _by_gpu(samples, "energy_j")
-    spent = [values[-1] - values[0] for values in counters if len(values) > 1]
-    used_gib = [row["memory_used_gib"] for row in _within(samples, *steps_s) if row.get("memory_used_gib") is not None]
-    used_gib += [worker["device_memory_gib"]] if worker.get("device_memory_gib") is not None else []
+    used_gib = [row.get("memory_used_gib") for row in in_steps] + [worker.get("device_memory_gib")]
+    is_long = timed_s is not None and timed_s >= metrics.UTILIZATION_S
     return {
-        "device_memory_gib": max(used_gib, default=None),
-        "gpu_util_pct": _mean(timed, "util_pct") if (timed_s or 0.0) >= metrics.UTILIZATION_S else None,
+        "device_memory_gib": max((gib for gib in used_gib if gib is not None), default=None),
+        "gpu_util_pct": _mean(timed, "util_pct") if is_long else None,
         "sm_clock_mhz": _mean(timed, "sm_clock_mhz"),
         "energy_j": energy_j,
         "power_w": energy_j / timed_s / gpus if energy_j is not None and timed_s else None,
-        "run_energy_kwh": sum(spent) / 3.6e6 if spent and len(spent) == len(counters) else None,
+        "run_energy_kwh": _run_energy_kwh(samples, gpus),
     }
 
 
-def _within(samples: list[dict[str, Any]], first_s: float, last_s: float) -> list[dict[str, Any]]:
+def _run_energy_kwh(samples: list[dict[str, Any]], gpus: int) -> float | None:
+    """Return the energy of all GPUs from their counters; None if one is missing or was reset."""
+    counters = _by_gpu(samples, "energy_j")
+    spent_j = [values[-1] - values[0] for values in counters if len(values) > 1]
+    if len(spent_j) != gpus or min(spent_j) < 0:
+        return None
+    return sum(spent_j) / 3.6e6
+
+
+def _within(samples: list[dict[str, Any]], first_s: float | None, last_s: float | None) -> list[dict[str, Any]]:
+    """Return the samples of a span of time; none if one of its ends is unknown."""
+    if first_s is None or last_s is None:
+        return []
     return [row for row in samples if first_s <= row["t_s"] <= last_s]
 
 

@@ -140,7 +140,7 @@ def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> tu
             exceeded = f"no end within the time limit of {limits.time_limit_s:g} s"
         elif state.step < state.total and now_s > last_step_s + limits.step_timeout_s:
             exceeded = f"no step within step_timeout_s of {limits.step_timeout_s:g} s"
-        if exceeded and not ranks.ended():
+        if exceeded and failed_s == math.inf and not ranks.ended():
             return "timeout", f"{exceeded}, {state.step} of {state.total} steps done"
         if failure := ranks.external_failure:
             return "failed", failure
@@ -166,6 +166,7 @@ def finish(
             phases_s["profile"], ended_s = profile_ended_s - ended_s, profile_ended_s
         phases_s["stop"] = wall_s - ended_s
     phases_s["wall"] = wall_s
+    phases_s = {phase: seconds for phase, seconds in phases_s.items() if seconds >= 0}  # clocks of hosts may jump
     return write_result(experiment, run, exit_codes, phases_s, outcome)
 
 

@@ -120,7 +120,9 @@ class Result:
         run = RunPaths(self.run_dir)
         settings = Experiment.recorded(record_schema.read(run.experiment) or {}).model_dump()
         machine = record_schema.read(run.environment) or {}
-        of_host = settings["device"] != "cuda" or -signal.SIGKILL in self.exit_codes.values()
+        # A rank that recorded where its memory ran out was not killed; the launcher kills its peers afterwards.
+        was_killed = self.summary.get("oom_phase") is None and -signal.SIGKILL in self.exit_codes.values()
+        of_host = settings["device"] != "cuda" or was_killed
         memory = [gpu["memory_gib"] for gpu in machine.get("gpus") or [] if gpu.get("memory_gib")]
         at_hand = machine.get("memory_gib") if of_host else min(memory, default=None)
         return Shortage(

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import dsnb
+from dsnb.errors import DsnbWarning
 from dsnb.files import records
 from dsnb.launcher import outcome
 from dsnb.launcher.outcome import MACHINE_FAULTS, without_machine_faults
@@ -37,6 +38,26 @@ def test_skipped_steps_of_warm_up_and_timed_steps_are_told_apart(tmp_path, small
     assert found["note"] == (
         "1 of 4 timed steps were skipped by the loss scaler: tokens/s counts their tokens, trained tokens/s does not"
     )
+
+
+def test_a_record_with_gaps_gives_no_value_for_them(tmp_path, small):
+    run = RunPaths(tmp_path / "run1")
+    rows = [
+        {"step": 1, "phase": "warmup", "step_time_s": 9.0, "skipped": False, "loss": 3.0},
+        {"step": 2, "phase": "timed", "step_time_s": 1.0, "skipped": False, "loss": 2.0},
+        {"step": 3, "phase": "timed", "step_time_s": "x", "loss": 1.0},  # no time, and perhaps skipped
+    ]
+    records.write_lines(run.steps, rows)
+    with open(run.steps, "a") as file:
+        file.write('{"step": 4, "phase": "ti')  # cut off
+    with pytest.warns(DsnbWarning):
+        found = outcome.summarize_run(small(gpus=2), run)
+    assert (found["timed_steps"], found["tokens_per_s"], found["step_time_mean_s"]) == (1, 2 * 64, 1.0)
+    assert (found["skipped_steps"], found["skipped_warmup_steps"], found["trained_tokens_per_s"]) == (None, 0, None)
+    assert (found["loss_first"], found["loss_last"]) == (None, None)  # without the worker's record, they are rank 0's
+    records.write_text(run.steps, "")
+    found = outcome.summarize_run(small(), run)
+    assert (found["slow_steps"], found["tokens_per_s"], found["loss_last"]) == (None, None, None)
 
 
 def test_slow_steps_and_recompilations_are_named(tmp_path, small):
