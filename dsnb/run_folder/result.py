@@ -176,6 +176,20 @@ def missing_record(
     return None if has_steps else f"{_RUN.steps} is missing"
 
 
+def check_readable(run: RunPaths) -> None:
+    """Raise LaunchError if a record exists that cannot be read: the run may be finished, and must not be repeated."""
+    for path in (run.result, run.experiment, run.environment, run.steps):
+        try:
+            records.read_file(path)
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # missing or damaged: the run is repeated
+            continue
+        except OSError as error:
+            raise LaunchError(
+                f"{path} cannot be read ({error.strerror}), and its run may be finished: make it readable, or choose "
+                "another folder"
+            ) from error
+
+
 def unfinished(run: RunPaths) -> str | None:
     """Return why an ended run has to be executed again; None if its record is complete."""
     settings, environment, result = (records.read_json(path) for path in (run.experiment, run.environment, run.result))
