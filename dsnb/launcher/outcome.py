@@ -29,7 +29,7 @@ PHASES = {
 
 MACHINE_FAULTS = {
     "address already in use": "end the program that holds the port, or set master_port to 0",
-    "it is in use": "choose another",
+    "it is in use there": "choose another",
     "is in use by process": "wait until it is free",
     "torchrun was stopped by": "find out who sent the signal",
     "Too many open files": "raise the limit of open files (`ulimit -n`)",
@@ -330,8 +330,8 @@ def gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any], gpus: int
     """Return the GPU figures of a run from the records of `gpu.jsonl` and `worker.json`.
 
     Means are over GPUs, not samples, so that hosts with fewer samples have the same weight. Utilization, clocks and
-    power are those of the timed steps; `run_energy_kwh` is that of the whole run. Without a
-    record of the worker, the run was cut short, and memory in use is that of the whole run as well.
+    power are those of the timed steps; `run_energy_kwh` is that of the whole run. Without a record of the worker, the
+    run was cut short, and memory in use is that of the whole run as well.
     """
     in_steps = _within(samples, worker.get("steps_from_s"), worker.get("timed_to_s")) if worker else samples
     timed = _within(samples, worker.get("timed_from_s"), worker.get("timed_to_s"))

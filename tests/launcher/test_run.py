@@ -186,6 +186,15 @@ def test_a_killed_fork_server_leaves_nothing_behind(server, small, tmp_path):
     assert launch(small(), tmp_path / "run2", progress=False).status == "ok"  # with a new server
 
 
+def test_ranks_that_hang_after_their_last_record_have_finished(server, small, tmp_path, monkeypatch):
+    (tmp_path / "wait").touch()
+    monkeypatch.setenv("DSNB_TEST_WAIT_AT_END", str(tmp_path / "wait"))
+    result = launch(small(time_limit_s=5.0), tmp_path / "run1", progress=False, worker="tests.workers.stepper")
+    assert (result.status, result.cause, result.summary["timed_steps"]) == ("ok", None, 4)
+    assert result.phases_s["wall"] >= 5
+    wait_until_ended(pids(tmp_path / "run1"))
+
+
 def test_a_client_killed_with_answers_unread_ends_its_ranks_and_the_server_goes_on(server, small, tmp_path):
     """Linux resets a connection that is closed while something in it is unread."""
     folder = create_run_dir(tmp_path, "killed")
