@@ -26,10 +26,12 @@ RECORDED = ("TORCH*", "PYTORCH_*", "CUDA_*", "NVIDIA_*", "NCCL_*", "OMP_*", "MKL
 SET_BY_LAUNCHERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE"),
-    *("TORCHELASTIC_*", "PET_*", "OMPI_COMM_WORLD_*", "ACCELERATE_*", "FSDP_*", "DSNB_OWNER_PID"),
+    *("TORCHELASTIC_*", "PET_*", "OMPI_COMM_WORLD_*", "ACCELERATE_*", "FSDP_*", "NCCL_COMM_ID"),
+    "DSNB_OWNER_PID",
 )
-"""Environment variables with which launchers of distributed programs give a process its place, and defaults of
-torchrun's options. A shell, notebook or scheduler that was started by one passes its own on; they are never inherited.
+"""Environment variables with which launchers of distributed programs give a process its place and its meeting point,
+and defaults of torchrun's options. A shell, notebook or pod that was started by one passes its own on; ranks never
+inherit them.
 """
 _SECRET = re.compile("(^|_)(TOKEN|SECRET|PASS|PASSWORD|PASSWD|PWD|CREDENTIALS?|KEY|APIKEY|AUTH)(_|$)", re.IGNORECASE)
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")

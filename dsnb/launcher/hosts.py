@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-from dsnb.errors import LaunchError
+from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.launcher import environment
 from dsnb.launcher.on_host import MARK
@@ -41,7 +41,14 @@ HEARTBEAT_S, ANSWER_TIMEOUT_S, END_TIMEOUT_S = 1.0, 60.0, 15.0
 
 def silence_s() -> float:
     """Return the seconds after which a silent host counts as lost: `$DSNB_SILENCE_S`, or 20."""
-    return max(4.0, float(os.environ.get("DSNB_SILENCE_S", "20")))
+    text = os.environ.get("DSNB_SILENCE_S", "20")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise SettingsError(f"the environment variable DSNB_SILENCE_S is {text[:80]!r}: give seconds, at least 4")
+    return max(4.0, seconds)
 
 
 def command(experiment: Experiment, host: Host, *words: str, **variables: str) -> list[str]:

@@ -28,7 +28,7 @@ PHASES = {
 """Phase of a failed rank -> its name in a sentence."""
 
 MACHINE_FAULTS = {
-    "address already in use": "end the program that holds the port, or set master_port to 0",
+    "address already in use": "leave master_port at 0 for any free port",
     "it is in use there": "choose another",
     "is in use by process": "wait until it is free",
     "torchrun was stopped by": "find out who sent the signal",

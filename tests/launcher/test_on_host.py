@@ -12,7 +12,7 @@ import pytest
 
 import dsnb
 from dsnb import Experiment
-from dsnb.errors import LaunchError
+from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.launcher import hosts, on_host
 from dsnb.launcher.hosts import HostRanks
@@ -158,6 +158,16 @@ def test_a_host_uses_the_gpus_of_its_slots_and_the_interfaces_that_are_named(mon
     names = ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "LOCAL_SIZE", launch_clock.LAUNCHED_AT)
     assert [os.environ[name] for name in names] == ["3,6", "ib0", "2", "7.5"]
     assert "PET_MAX_RESTARTS" not in os.environ
+
+
+def test_how_long_a_host_may_be_silent(monkeypatch):
+    for given, used in (("30", 30.0), ("0.5", 4.0)):
+        monkeypatch.setenv("DSNB_SILENCE_S", given)
+        assert hosts.silence_s() == used
+    for wrong in ("20s", "nan", "inf", "-1", ""):
+        monkeypatch.setenv("DSNB_SILENCE_S", wrong)
+        with pytest.raises(SettingsError, match=f"DSNB_SILENCE_S is '{wrong}': give seconds, at least 4"):
+            hosts.silence_s()
 
 
 @pytest.mark.process

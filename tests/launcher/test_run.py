@@ -119,7 +119,10 @@ def test_an_abort_after_another_ranks_error_is_a_consequence(run_small):
 @pytest.mark.parametrize(
     ("worker", "cause"),
     [
-        ("occupied", r"rank 0: OSError: .*Address already in use.*; end the program that holds the port, or .* again"),
+        (
+            "occupied",
+            "rank 0: OSError: .*Address already in use.*; leave master_port at 0 for any free port and .* again",
+        ),
         ("full_disk", "rank 0: OSError: .*No space left on device; make room on the disk and start the sweep again"),
     ],
 )
@@ -140,6 +143,7 @@ LEFT_BY_A_LAUNCHER = {
     **{"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "5"},
     **{"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "ACCELERATE_USE_DEEPSPEED": "true"},
     **{"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d", "PET_MAX_RESTARTS": "3", "PET_NPROC_PER_NODE": "8"},
+    **{"NCCL_COMM_ID": "10.255.255.1:1"},
     **{"DSNB_LAUNCHED_AT": "0", "DS_ACCELERATOR": "cuda", "DSNB_OWNER_PID": "1"},
 }
 """What a shell has that was started by torchrun, DeepSpeed's launcher, accelerate, mpirun or in Kubeflow's pods."""
