@@ -3,6 +3,7 @@
 A status other than ok has a cause. A figure that was not measured is missing, never estimated.
 """
 
+import shutil
 import signal
 from collections.abc import Iterator, Mapping
 from math import nan
@@ -50,6 +51,8 @@ MACHINE_FAULTS = {
 """Texts of errors that the machine causes, not the settings, and what to do."""
 FROM_OUTSIDE = (*signals.STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 """Signals from users, schedulers and limits of the machine, never from the settings of a run."""
+FULL_BYTES = 2**20
+"""A disk with less room than this takes no record of a failure."""
 MEASURED_BY_WORKER = (
     *("step_skew", "forward_skew", "cpu_bound", "launch_us", "host_memory_gib", "rank_host_memory_gib", "update_rms"),
     *("recompilations", "graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
@@ -170,6 +173,8 @@ def _exit_status(
         return "oom", f"{name} ended with exit code {code} after an out-of-memory error"
     if fault := next(filter(None, map(machine_fault, lines)), None):
         return "failed", f"{name} ended with exit code {code} after '{fault}'"
+    if code > 0 and shutil.disk_usage(paths.dir).free < FULL_BYTES:  # it could not write why it failed
+        return "failed", f"{name} ended with exit code {code} after 'No space left on device'"
     return "failed", f"{name} was {signals.killed_by(-code)}" if code < 0 else f"{name} ended with exit code {code}"
 
 

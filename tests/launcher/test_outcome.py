@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -196,6 +197,16 @@ def test_which_rank_is_the_cause(tmp_path, small, codes, failures, status, cause
     rows = ({"rank": rank, "status": "failed", "cause": "it fell over", **of} for rank, of in failures.items())
     records.write_lines(paths.failures, rows)
     assert outcome.run_status(small(gpus=2), paths, codes, 0, {0: "a", 1: "b"}) == (status, cause)
+
+
+def test_a_rank_that_could_not_write_why_it_failed_met_a_full_disk(tmp_path, small, monkeypatch):
+    paths = RunPaths(tmp_path)
+    assert outcome.run_status(small(), paths, {0: 1}, 0) == ("failed", "rank 0 ended with exit code 1")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=4096))
+    ended = outcome.run_status(small(), paths, {0: 1}, 0)
+    advice = "make room on the disk and start the sweep again"
+    cause = f"rank 0 ended with exit code 1 after 'No space left on device'; {advice}"
+    assert outcome.settled(small(), paths, *ended) == ("interrupted", cause)
 
 
 def test_a_failure_by_the_machines_fault_is_an_interruption():
