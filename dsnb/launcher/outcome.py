@@ -221,8 +221,6 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
     rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
     rate_per_gpu = rate / experiment.gpus if rate is not None else None
     needed_gib = [failed.get("allocated_gib"), failed.get("requested_gib")]
-    # The mean over ranks is written at the end. Until then, the steps have rank 0's losses.
-    losses = [step.get("loss") for step in steps] if worker or experiment.gpus == 1 else []
     return {
         **{name: worker.get(name) for name in MEASURED_BY_WORKER},
         "tokens_per_s": rate,
@@ -237,8 +235,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         **{f"oom_{name}": failed.get(name) for name in ("phase", "step", "allocated_gib", "requested_gib")},
         "needed_gib": None if None in needed_gib else sum(needed_gib),
         **gpu,
-        "loss_first": losses[0] if losses else None,
-        "loss_last": losses[-1] if losses else None,
+        **_losses(experiment, steps, ended=bool(worker)),
         "grad_norm_last": steps[-1].get("grad_norm") if steps else None,
         "skipped_steps": skipped,
         "skipped_warmup_steps": _skipped([step for step in steps if step.get("phase") == "warmup"]),
@@ -248,6 +245,14 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "note": "; ".join(_notes(experiment, timed, gpu, worker, samples)) or None,
         **(_profile(paths) if experiment.profile else {}),
     }
+
+
+def _losses(experiment: Experiment, steps: list[dict[str, Any]], ended: bool) -> dict[str, float | None]:
+    """Return the first and the last loss; None if they are rank 0's alone: ranks average them when a run ends."""
+    is_mean = ended or experiment.data_parallel == 1 or experiment.pipeline_parallel > 1  # whose engine averages them
+    if not steps or not is_mean:
+        return {"loss_first": None, "loss_last": None}
+    return {"loss_first": steps[0].get("loss"), "loss_last": steps[-1].get("loss")}
 
 
 def _times_s(timed: list[dict[str, Any]]) -> dict[int, float]:

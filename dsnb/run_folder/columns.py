@@ -206,7 +206,7 @@ FIGURES = [
     ),
     Column(
         "loss_last",
-        "Last step, mean over ranks; missing if a run on several was cut short.",
+        "Last step, mean over ranks; missing if several ranks did not end.",
         Metric("last loss", digits=3, better="lower"),
         kind=NUMBER,
     ),
@@ -249,7 +249,7 @@ FIGURES = [
     ),
     *each(
         NUMBER,
-        loss_first="Loss of the first step, warm-up included, mean over ranks; missing like the last one.",
+        loss_first="Loss of the first step, warm-up included, mean over ranks; missing if several ranks did not end.",
         loss_mean="Mean loss of a whole training, as transformers' Trainer logs it.",
     ),
 ]
