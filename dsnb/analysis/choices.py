@@ -23,7 +23,7 @@ GROUPS = {
         "reduce_gradients",
         "bucket_elements",
         "leaf_modules",
-    ),  # fmt: skip
+    ),
     "precision": ("precision", "mixed_precision", "matmul", "grad_accum_dtype", "gradient_checks"),
     "batch and accumulation": ("micro_batch_size", "grad_accum"),
     "checkpointing": ("activation_checkpointing", "checkpoint_every", "checkpoint_offload"),

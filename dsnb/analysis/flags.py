@@ -47,8 +47,6 @@ SAME_TRAINING = (
     "steps",
 )  # fmt: skip
 """Columns that determine the last loss, apart from number formats."""
-AVERAGED = ("ok", "nan", "untrained")
-"""Statuses of runs whose ranks have averaged their losses."""
 EARLY_STEPS = 4
 """Synthetic data repeats after four steps: memorized batches then magnify rounding. A race shows before."""
 UNCOMPARED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
@@ -271,15 +269,14 @@ def single_run_words(step_spread_pct: float) -> str:
 def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
     """Compare first and last losses with the median of other settings that should have the same loss.
 
-    NaN without other settings, with dropout, if seed or global batch are unknown and, for the last loss, if a run
-    failed or skipped steps.
+    NaN without other settings, unless a run is `ok`, with dropout, if seed or global batch are unknown and, for the
+    last loss, if a run skipped steps.
     """
     is_comparable = _reproducible(runs)
     skipped = numbers(runs, "skipped_steps").fillna(0) + numbers(runs, "skipped_warmup_steps").fillna(0)
-    is_complete = (runs["status"] == "ok") & (skipped == 0)
     gaps = {
         "first_loss_gap_pct": _gaps_pct(runs[is_comparable], "loss_first", SAME_START),
-        "last_loss_gap_pct": _gaps_pct(runs[is_comparable & is_complete], "loss_last", SAME_TRAINING),
+        "last_loss_gap_pct": _gaps_pct(runs[is_comparable & (skipped == 0)], "loss_last", SAME_TRAINING),
     }
     return pd.DataFrame(gaps, index=runs.index, dtype=float)
 
@@ -287,15 +284,15 @@ def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
 def repeat_gaps_pct(runs: pd.DataFrame, steps: pd.DataFrame | None) -> pd.Series:
     """Return the largest range of a setting's losses in an early step, in per cent of the smallest loss, for each run.
 
-    Includes the warm-up; NaN for single runs, with dropout, and if the seed is unknown.
+    Includes the warm-up; NaN for single runs, unless a run is `ok`, with dropout, and if the seed is unknown.
     """
     nothing = pd.Series(np.nan, index=runs.index)
     if steps is None or "loss" not in steps:
         return nothing
     setting = KEYS[:-1]
-    compared = pd.MultiIndex.from_frame(runs.loc[_reproducible(runs), KEYS])
+    compared = runs.loc[_reproducible(runs), KEYS].drop_duplicates()
     early = steps[steps["step"].between(1, EARLY_STEPS) & steps["loss"].notna()]
-    early = early[pd.MultiIndex.from_frame(early[KEYS]).isin(compared)]
+    early = early.merge(compared, on=KEYS)
     losses = early.groupby([*setting, "step"], sort=False)["loss"].agg(["min", "max", "count"])
     range_pct = (100 * (losses["max"] / losses["min"] - 1)).where(losses["count"] > 1)
     worst = range_pct.groupby(setting, sort=False).max().rename("range_pct")
@@ -316,13 +313,12 @@ def median_of_others(values: np.ndarray) -> np.ndarray:
 
 
 def _reproducible(runs: pd.DataFrame) -> pd.Series:
-    """Return whether the losses of each run can be compared: no dropout, a known seed and batch, and means over ranks.
+    """Return whether the losses of each run can be compared: it is `ok`, without dropout, with a known seed and batch.
 
-    Ranks average their losses when a run ends; of one that did not end, those of rank 0 are recorded.
+    The losses of a run that was cut short are those of one rank, and those of a diverged one say nothing about others.
     """
     is_known = runs.reindex(columns=["seed", "global_batch_size"]).notna().all(axis=1)
-    is_mean = runs["status"].isin(AVERAGED) | (numbers(runs, "data_parallel") == 1)
-    return is_known & is_mean & (numbers(runs, "dropout").fillna(0) == 0)
+    return (runs["status"] == "ok") & is_known & (numbers(runs, "dropout").fillna(0) == 0)
 
 
 def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:

@@ -165,7 +165,8 @@ FIGURES = [
     ),
     Column(
         "device_memory_gib",
-        "Peak memory in use on any GPU during the steps (NVML: all processes, no driver reserve).",
+        "Peak memory in use on any GPU during the steps, or since the launch of a run that was cut short (NVML: all "
+        "processes, no driver reserve).",
         _gib("peak memory in use"),
     ),
     Column(

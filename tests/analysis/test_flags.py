@@ -154,6 +154,20 @@ def test_what_starts_elsewhere_is_not_compared():
         assert loss_gaps_pct(table(losses(10.0), losses(11.0, **other))).isna().all(axis=None), other
 
 
+def test_losses_of_runs_that_did_not_end_well_are_not_compared():
+    """Those of a run on several ranks that was cut short are rank 0's: 11 beside a mean of 10 is no fault."""
+    for status in ("interrupted", "failed", "timeout", "oom", "nan", "untrained"):
+        runs = table(losses(10.0), losses(10.0, repeat=2), losses(11.0, status=status, repeat=3))
+        steps = pd.DataFrame(
+            {**key, "step": 1, "phase": "warmup", "t_s": 1.0, "step_time_s": 1.0, "loss": loss}
+            for key, loss in zip(runs[["sweep", "experiment", "repeat"]].to_dict("records"), (10, 10, 11), strict=True)
+        )
+        found = flags(runs.assign(experiment="a"), steps.assign(experiment="a"))
+        assert [Flag.LOSS in own for own in found["flags"]] == [False] * 3, status
+        assert found.loc[2, ["first_loss_gap_pct", "last_loss_gap_pct", "repeat_loss_gap_pct"]].isna().all()
+        assert loss_gaps_pct(runs).loc[2].isna().all()
+
+
 def test_repeats_train_alike_or_are_flagged():
     """A range by hand; a single run, another seed's and a later step's have none."""
     runs = table(

@@ -202,7 +202,11 @@ def test_power_is_the_counters_energy_over_time():
     rows = samples((9, 0, 150, 1000, 30), (12, 0, 400, 2000, 40), (14.5, 0, 700, 4600, 50))
     figures = gpu_figures(rows, {**WORKER, "energy_j": 5600.0}, gpus=2)
     assert (figures["energy_j"], figures["power_w"]) == (5600, 700)  # the samples would say 400 W
-    assert figures["run_energy_kwh"] == pytest.approx(3600 / 3.6e6)
+    assert figures["run_energy_kwh"] is None  # the samples of the other GPU are missing
+    one = gpu_figures(rows, {**WORKER, "energy_j": 2800.0}, gpus=1)
+    assert (one["power_w"], one["run_energy_kwh"]) == (700, pytest.approx(3600 / 3.6e6))
+    reset = gpu_figures([*rows, *samples((15, 0, 100, 7, 30))], WORKER, gpus=1)
+    assert reset["run_energy_kwh"] is None  # the counter began again
     short = gpu_figures(rows, {**WORKER, "phases_s": {"timed": 0.21}, "energy_j": None}, gpus=1)
     assert (short["energy_j"], short["power_w"]) == (None, None)
 
@@ -222,6 +226,8 @@ def test_memory_on_the_device_is_that_of_the_steps():
     assert gpu_figures(rows, WORKER, gpus=2)["device_memory_gib"] == 40
     assert gpu_figures(rows, {**WORKER, "device_memory_gib": 41.5}, gpus=2)["device_memory_gib"] == 41.5
     assert gpu_figures(rows, {}, gpus=2)["device_memory_gib"] == 99  # of a run that did not reach its end
+    for name in ("steps_from_s", "timed_to_s"):  # when the steps were is unknown
+        assert gpu_figures(rows, {**WORKER, name: None}, gpus=2)["device_memory_gib"] is None
     first = samples((1, 0, 1, 100, 1), (5, 0, 1, 300, 1), host="a")
     second = samples((1, 0, 1, 50, 1), (5, 0, 1, 60, 1), host="b")
     assert gpu_figures(first + second, {}, gpus=2)["run_energy_kwh"] == pytest.approx(210 / 3.6e6)

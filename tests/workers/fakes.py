@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -75,13 +76,41 @@ def crashing(run):
 
 
 def dying(run):
-    """Be killed as rank 1 after the third step, in the midst of collectives."""
+    """Be killed as rank 1 after the third step, in the midst of collectives, by `$DSNB_TEST_SIGNAL` or SIGKILL."""
     steps = []
 
     def step(train, batches):
         steps.append(train(batches))
         if worker.rank() == 1 and len(steps) == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.Signals[os.environ.get("DSNB_TEST_SIGNAL", "SIGKILL")])
+        return steps[-1]
+
+    change_steps(step)
+
+
+def occupied(run):
+    """Find the port of the rendezvous taken: another program got it after it was chosen."""
+    if worker.rank() == 0:
+        socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))).detach()
+
+
+def full_disk(run):
+    """Find no room on the disk for the first step."""
+    if worker.rank() == 0:
+        run.steps.symlink_to("/dev/full")
+
+
+def aborting_peers(run):
+    """Fail as rank 0 in the third step; let rank 1 abort when it loses the connection, as NCCL's watchdog does."""
+    steps = []
+
+    def step(train, batches):
+        if worker.rank() == 0 and len(steps) == 2:
+            raise ValueError("3 is odd")
+        try:
+            steps.append(train(batches))
+        except RuntimeError:
+            os.abort()
         return steps[-1]
 
     change_steps(step)
