@@ -81,7 +81,7 @@ def sweep(
     """
     from dsnb.cli.plan import plan_lines
     from dsnb.sweep import allocation as allocations
-    from dsnb.sweep.run import run_sweep, unsupported
+    from dsnb.sweep.run import check_models, run_sweep, unsupported
 
     pairs = [word.partition("=") for word in sbatch_option or []]
     allocation = _allocation(
@@ -112,6 +112,8 @@ def sweep(
             say(line)
         for problem in [] if allocation else unsupported(planned):
             say(f"this machine cannot run it: {problem}", err=True)
+        if not allocation:
+            check_models(planned)
         return
     try:
         results = run_sweep(planned, retry=retry, slurm=allocation)

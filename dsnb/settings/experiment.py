@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
-from dsnb.settings import checks, deepspeed_keys, hostfile
+from dsnb.settings import auto_values, checks, deepspeed_keys, hostfile
 from dsnb.settings.hostfile import Host
 from dsnb.settings.training import AtLeast1, NotNegative, Positive, Setting, Training, compile_mode, text
 from dsnb.system import hardware
@@ -79,6 +79,9 @@ class Experiment(Training):
         settings = deepspeed_keys.flattened(with_current_names(settings))
         existing = {key: value for key, value in settings.items() if key in fields}
         problems = [checks.unknown_setting(key, fields) for key in settings if key not in fields]
+        if isinstance(keys := existing.get("deepspeed"), dict):
+            existing["deepspeed"], without_value = auto_values.resolved(keys, auto_values.with_defaults(existing))
+            problems += without_value
         invalid: set[str] = set()
         try:
             super().__init__(**existing)

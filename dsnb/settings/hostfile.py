@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsnb.errors import SettingsError
+from dsnb.files import records
 
 SLURM = "slurm"
 """Instead of a path: the nodes of the Slurm allocation that this process is part of."""
 NO_JOB = "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
 MAX_SLOTS = 1024
+MAX_BYTES = 1_000_000
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _ENTRY = re.compile(rf"({_NAME})\s+slots\s*=\s*(\d{{1,9}})")
 _FILTER = re.compile(rf"\s*({_NAME})\s*(?::\s*(\d{{1,4}}(?:\s*,\s*\d{{1,4}})*)\s*)?")
@@ -56,9 +58,11 @@ def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ..
 def read(path: str | Path) -> tuple[Host, ...]:
     """Read a hostfile; a SettingsError names every bad line at once."""
     try:
-        lines = Path(path).expanduser().read_text("utf-8-sig").splitlines()  # some editors write a byte order mark
+        content = records.read_file(Path(path).expanduser(), MAX_BYTES)  # a named pipe would be waited for
+        lines = content.decode("utf-8-sig").splitlines()  # some editors write a byte order mark
     except (OSError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not a text file"
+        is_binary = isinstance(error, UnicodeDecodeError)
+        reason = "it is not a text file" if is_binary else getattr(error, "strerror", None) or str(error)
         raise SettingsError(f"hostfile is {str(path)!r}: it cannot be read ({reason}); check the path") from error
     problems: list[str] = []
     hosts: dict[str, Host] = {}

@@ -1,5 +1,7 @@
 """Hostfiles and what is taken of them."""
 
+import os
+
 import pytest
 
 from dsnb import Experiment
@@ -131,3 +133,12 @@ def test_slurm_is_a_hostfile_in_a_job_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "64")
     monkeypatch.setenv("SLURM_GPUS_PER_NODE", "h100:4(x2)")
     assert hostfile.hosts("slurm", exclude="n1:0") == (Host("n1", (1, 2, 3)), Host("n2", (0, 1, 2, 3)))
+
+
+def test_what_would_block_or_never_end_is_no_hostfile(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (str(pipe), "/dev/zero"):
+        assert problems(hostfile.read, path) == [
+            f"hostfile is {path!r}: it cannot be read (it is not a regular file); check the path"
+        ]
