@@ -59,7 +59,8 @@ def command(experiment: Experiment, host: Host, *words: str, **variables: str) -
     options = ("BatchMode=yes", "ConnectTimeout=10", "ControlMaster=no", alive, "ServerAliveCountMax=3")
     ssh = ["ssh", "-T", "-x", *(word for option in options for word in ("-o", option))]
     ssh += ["-p", str(experiment.ssh_port)] if experiment.ssh_port else []
-    ssh += ["-l", experiment.ssh_user] if experiment.ssh_user else []
+    user = experiment.ssh_user or host.user
+    ssh += ["-l", user] if user else []
     return [*ssh, "--", host.name, shlex.join(there)]
 
 
@@ -281,7 +282,7 @@ class HostRanks:
         for node, count in zip(self._nodes, counts, strict=True):
             if count <= (last := max(node.host.devices)):
                 raise LaunchError(
-                    f"{node.host.name} has {count} usable GPUs and {last + 1} slots: correct the hostfile"
+                    f"{node.host.name} has {count} usable GPUs and {last + 1} slots: correct the hostfile, gpus or nodes"
                 )
         return "cuda"
 

@@ -72,7 +72,7 @@ class SweepPaths:
     report = File("report.html", "The report, one HTML file.")
 
     def run(self, experiment: str, repeat: int) -> RunPaths:
-        """Return the paths of one run; raise SettingsError if the name leads out of the sweep's folder, or is too long."""
+        """Return the paths of one run; a SettingsError refuses a name that is no folder's, or too long."""
         if not experiment or experiment in {".", ".."} or Path(experiment).name != experiment:
             raise SettingsError(f"experiment name {experiment!r} is not a plain folder name: leave out '/' and '..'")
         for part in (*self.dir.parts, experiment):

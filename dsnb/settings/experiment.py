@@ -112,7 +112,7 @@ class Experiment(Training):
         if gpus != "auto":
             return gpus
         if hosts := _hosts(info.data):
-            return sum(len(host.devices) for host in hosts)
+            return hostfile.total_slots(hosts)
         return hardware.default_world_size(info.data.get("device", "cpu"))
 
     @field_validator("nodes", mode="after")
