@@ -282,7 +282,7 @@ class HostRanks:
         for node, count in zip(self._nodes, counts, strict=True):
             if count <= (last := max(node.host.devices)):
                 raise LaunchError(
-                    f"{node.host.name} has {count} usable GPUs and {last + 1} slots: correct the hostfile, gpus or nodes"
+                    f"{node.host.name} has {count} usable GPUs and {last + 1} slots: correct the hostfile or gpus"
                 )
         return "cuda"
 

@@ -91,7 +91,7 @@ def test_only_what_is_named_is_forwarded(hostfile, monkeypatch):
     [
         ({"interfaces": {"lo": "::"}}, "interface is 'eth0': worker-2 has no address on it; it has lo"),
         ({"dsnb": "0.0.1"}, f"worker-2 has dsnb 0.0.1 and this host {dsnb.__version__}: install the same version"),
-        ({"gpus": 1}, "worker-1 has 0 usable GPUs and 2 slots: correct the hostfile, gpus or nodes"),
+        ({"gpus": 1}, "worker-1 has 0 usable GPUs and 2 slots: correct the hostfile or gpus"),
         ({"problem": "GPU 1 is in use"}, "worker-2: GPU 1 is in use"),
     ],
 )  # fmt: skip
