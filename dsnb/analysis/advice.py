@@ -166,6 +166,8 @@ class Adviser:
     def _search(
         self, asked: Sequence[Experiment], beside: Sequence[Experiment] = (), trace_all: bool = False
     ) -> tuple[Search, Best, Question]:
+        if self._kind == CPU:
+            asked = held_by_host(asked)
         by_name = {experiment.name_with_model: experiment for experiment in asked}
         search = Search(by_name, self.on, self._tokens, self._price, self._kind)
         search.beside = list(beside)
@@ -239,6 +241,26 @@ class Adviser:
             yield f"Out of reach: {', '.join(needs)}."
         if least := self.smallest(training):
             yield f"The smallest power of two of GPUs that fits without offload is {least}."
+
+
+def held_by_host(asked: Sequence[Experiment]) -> list[Experiment]:
+    """Return the settings whose CPU ranks are likely to fit into this machine's memory, by formulas alone.
+
+    If none is likely to, return those that may; if none can, raise SettingsError: runs would take minutes to fail.
+    """
+    available = hardware.available_memory_gib()
+    for is_likely in (True, False):
+        needs = [one.gpus * need_gib(one, likely=is_likely) for one in asked]
+        held = [one for one, need in zip(asked, needs, strict=True) if need <= available]
+        if held:
+            return held
+    least = min(needs)
+    smallest = asked[needs.index(least)]
+    ranks = labels.count(smallest.gpus, "CPU rank")
+    raise SettingsError(
+        f"{smallest.model} needs at least {significant(least)} GiB of host memory on {ranks} (by {smallest.name}), and "
+        f"this machine has {significant(available)} GiB free: measure a smaller model, or predict without measure"
+    )
 
 
 def _smallest(training: Training) -> list[Experiment]:

@@ -15,6 +15,11 @@ from typing import Any, NamedTuple
 import psutil
 
 GIB = 2**30
+CONTAINER_MEMORY = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""Files with the limit and the use of memory of a container, in bytes: version 2 and 1 of Linux's control groups."""
 POWER_COUNTER = "energy counter"
 """The source of power figures: the difference of NVML's energy counter divided by the time."""
 
@@ -241,6 +246,15 @@ def oom_kills() -> int:
 def memory_gib() -> float:
     """Return the machine's memory in GiB."""
     return float(psutil.virtual_memory().total / GIB)
+
+
+def available_memory_gib() -> float:
+    """Return the memory in GiB that processes can still take, of the machine and within a container's limit."""
+    available = psutil.virtual_memory().available
+    for limit, used in CONTAINER_MEMORY:
+        with contextlib.suppress(OSError, ValueError):  # no such files, or `max`
+            available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return max(0.0, available / GIB)
 
 
 @cache
