@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
-from dsnb.settings import auto_values, checks, deepspeed_keys, hostfile
+from dsnb.settings import auto_values, checks, deepspeed_keys, hostfile, parameters
 from dsnb.settings.hostfile import Host
 from dsnb.settings.training import AtLeast1, NotNegative, Positive, Setting, Training, compile_mode, text
 from dsnb.system import hardware
@@ -127,11 +127,13 @@ class Experiment(Training):
     def from_namespace(cls, names: Mapping[str, Any]) -> Self:
         """Return the experiment that the `globals()` of a notebook describe.
 
-        What a sweep wrote into the folder `run_dir` is taken from there, if the names say the same. A plain value whose
-        name is like that of a setting is refused: papermill would only warn about it. The former name of a setting
-        replaces the default of the parameters cell.
+        What a sweep wrote into the folder `run_dir` is taken from there, if the names say the same. A parameter of
+        papermill that is no setting is refused, and so is a plain value whose name is like that of one. The former name
+        of a setting replaces the default of the parameters cell.
         """
         fields = {*cls.model_fields, *CURRENT_NAMES, *checks.REMOVED}
+        if problems := list(parameters.unknown(names, also=fields)):
+            raise SettingsError(problems)
         settings = {key: value for key, value in names.items() if key in fields and not isinstance(value, ModuleType)}
         for former, current in CURRENT_NAMES.items():
             if former in settings and settings.get(current) == DEFAULTS[current]:
