@@ -19,6 +19,7 @@ Gpus = Annotated[int | None, option("NUMBER", "GPUs per setting, instead of the 
 LinkName = Annotated[
     str, option("LINK", "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node.", default=True)
 ]
+USUAL_TOKENS = "20 per parameter; 50M with LoRA or pretrained weights"
 SLOW = ("dsnb.prediction.traces", "dsnb.designer.measure")
 """Modules that log what takes long."""
 SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -35,7 +36,7 @@ def parse_tokens(text: str) -> float:
 
 Tokens = Annotated[
     float | None,
-    option("NUMBER", "Tokens to train on, such as 300B.", default="20 per parameter", parser=parse_tokens),
+    option("NUMBER", "Tokens to train on, such as 300B.", default=USUAL_TOKENS, parser=parse_tokens),
 ]
 Price = Annotated[float | None, option("NUMBER", "Price of a GPU-hour, for the cost.")]
 Currency = Annotated[str, option("SIGN", "Sign in front of the cost.", default=True)]
@@ -65,6 +66,8 @@ def predict(
     asked = _experiments(params, gpus, set_, gpu, link, verbose, traced=True)
     table = predicted(asked, gpu, probe=not no_probe, **options)
     _show(table.sort_values(["fits", "days"], ascending=[False, True]), format_, currency, gpu)
+    if tokens is None:
+        say(f"tokens were not given: {USUAL_TOKENS}", err=format_ in {Format.csv, Format.json})
     if any(experiment.allocator == "default" for experiment in asked):
         note = "allocator is 'default': fragmentation can need more memory than is predicted"
         say(note, err=format_ in {Format.csv, Format.json})

@@ -85,12 +85,12 @@ def run_ranks(request: dict[str, Any]) -> int:
 def set_environment(request: dict[str, Any]) -> list[int]:
     """Set the variables of the ranks, which inherit them, and return the numbers of their GPUs."""
     device, slots = request["device"], request["devices"]
-    gpus = [hardware.gpus()[slot].index for slot in slots] if device == "cuda" else []
+    gpus = [hardware.gpus()[slot] for slot in slots] if device == "cuda" else []
     os.environ.update(environment.for_ranks(device, len(slots), request["launched_at_s"], request["allocator"]))
     os.environ.update(request["interfaces"], DSNB_OWNER_PID=str(os.getpid()))
     if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-    return gpus
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.visible_as for gpu in gpus)
+    return [gpu.index for gpu in gpus if not gpu.is_slice]
 
 
 def _end_with_stdin(silence_s: float) -> NoReturn:

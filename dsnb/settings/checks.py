@@ -175,10 +175,11 @@ def _text(s: SimpleNamespace) -> Iterator[str]:
 
 def _hosts(s: SimpleNamespace) -> Iterator[str]:
     if not s.hostfile:
-        for name in ("include", "exclude", "nodes"):
-            value = getattr(s, name)
-            if value and value != 1:
+        for name in ("include", "exclude"):
+            if value := getattr(s, name):
                 yield f"{name} is {short_repr(value)}, but there is no hostfile: name the hosts in 'hostfile'"
+        if isinstance(s.gpus, int) and s.nodes > s.gpus:
+            yield f"nodes is {s.nodes}, but gpus is {s.gpus}: each node needs a rank; use at most {s.gpus}"
         return
     if s.hostfile == hostfile.SLURM and not hostfile.in_allocation():
         return  # the allocation does not exist yet
@@ -210,6 +211,8 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     if s.deepspeed:
         problems += deepspeed_keys.unknown_keys(s.zero_stage, s.deepspeed)
     if not s.hostfile:  # otherwise its hosts are checked when they are reached
+        if s.nodes > 1:  # a prediction needs no hosts
+            problems.append(f"nodes is {s.nodes}, but there is no hostfile: name the hosts in 'hostfile'")
         return [*problems, *_lacking(s)]
     if s.hostfile == hostfile.SLURM and not hostfile.in_allocation():
         problems.append(hostfile.NO_JOB)
