@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 
 from dsnb.errors import LaunchError
 from dsnb.files import records
-from dsnb.launcher import environment
+from dsnb.launcher import code, environment
 from dsnb.launcher.on_host import MARK
 from dsnb.run_folder import node_comparison
 from dsnb.run_folder.paths import RunPaths
@@ -162,6 +162,10 @@ class Node:
             self.failure = f"{name} was not reached: {self._last_message()}"
         elif answer["dsnb"] != __version__:
             self.failure = f"{name} has dsnb {answer['dsnb']} and this host {__version__}: install the same version"
+        elif answer.get("code") != code.digest():
+            self.failure = (
+                f"{name} has dsnb {__version__} like this host, but other code: install the same files on both"
+            )
         elif "error" in answer:
             self.failure = f"{name}: {answer['error']}"
         else:

@@ -21,7 +21,7 @@ import psutil
 
 from dsnb.errors import DsnbError
 from dsnb.files import records
-from dsnb.launcher import environment
+from dsnb.launcher import code, environment
 from dsnb.launcher.local import free_port, is_free, kill_family, remove_stale_locks
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
@@ -52,8 +52,16 @@ def main() -> int:
         try:
             answer = survey(request)
         except (DsnbError, OSError) as error:
-            answer = {"dsnb": __version__, "error": str(error)}
-        tell({**answer, "time": time.time(), "monotonic_s": launch_clock.now_s()})
+            answer = {"error": str(error)}
+        tell(
+            {
+                "dsnb": __version__,
+                "code": code.digest(),
+                **answer,
+                "time": time.time(),
+                "monotonic_s": launch_clock.now_s(),
+            }
+        )
     return 0
 
 
@@ -112,7 +120,6 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.1)
     address, interface = own_address()
     answer = {
-        "dsnb": __version__,
         "host": socket.gethostname(),
         "address": address,
         "interface": interface,

@@ -13,7 +13,7 @@ import dsnb
 from dsnb import Experiment
 from dsnb.errors import LaunchError
 from dsnb.files import records
-from dsnb.launcher import hosts, on_host
+from dsnb.launcher import code, hosts, on_host
 from dsnb.launcher.hosts import HostRanks
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.hostfile import Host
@@ -39,7 +39,14 @@ def answers(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
 
     def write(name, *messages, **facts):
-        usual = {"dsnb": dsnb.__version__, "gpus": 0, "sees_folder": True, "problem": None, "port": 1}
+        usual = {
+            "dsnb": dsnb.__version__,
+            "code": code.digest(),
+            "gpus": 0,
+            "sees_folder": True,
+            "problem": None,
+            "port": 1,
+        }
         usual |= {"interfaces": {"eth0": "10.0.0.1"}, "environment": {"variables": {}}}
         usual |= {"time": time.time(), "monotonic_s": launch_clock.now_s(), **facts}
         text = "".join(f"a rank{on_host.MARK}{json.dumps(message)}\n" for message in [usual, *messages])
@@ -91,6 +98,10 @@ def test_only_what_is_named_is_forwarded(hostfile, monkeypatch):
     [
         ({"interfaces": {"lo": "::"}}, "interface is 'eth0': worker-2 has no address on it; it has lo"),
         ({"dsnb": "0.0.1"}, f"worker-2 has dsnb 0.0.1 and this host {dsnb.__version__}: install the same version"),
+        (
+            {"code": "edited"},
+            f"worker-2 has dsnb {dsnb.__version__} like this host, but other code: install the same files on both",
+        ),
         ({"gpus": 1}, "worker-1 has 0 usable GPUs and 2 slots: correct the hostfile or gpus"),
         ({"problem": "GPU 1 is in use"}, "worker-2: GPU 1 is in use"),
     ],
@@ -151,3 +162,17 @@ def test_a_host_uses_the_gpus_of_its_slots_and_the_interfaces_that_are_named(mon
     assert on_host.set_environment({**request, "interfaces": {"NCCL_SOCKET_IFNAME": "ib0"}}) == [3, 6]
     names = ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "LOCAL_SIZE", launch_clock.LAUNCHED_AT)
     assert [os.environ[name] for name in names] == ["3,6", "ib0", "2", "7.5"]
+
+
+def test_the_digest_is_of_the_code_and_changes_with_it(monkeypatch, tmp_path):
+    (tmp_path / "train").mkdir()
+    digests = set()
+    for name, text in (("a.py", "1"), ("train/b.py", "2"), ("train/b.py", "3"), ("notes.txt", "4")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(code, "PACKAGE", tmp_path)
+        code.digest.cache_clear()
+        digests.add(code.digest())
+    assert len(digests) == 3  # not of other files
+    monkeypatch.undo()
+    code.digest.cache_clear()
+    assert code.digest() not in digests
