@@ -214,19 +214,14 @@ def _kind(thing: Any) -> str:
 
 
 API = {
-    "api_measure": ("Experiment", "launch", "load_sweep", "run_sweep", "design", "DsnbError", "SettingsError"),
+    "api_measure": (
+        "Experiment", "launch", "load_sweep", "run_sweep", "design", "check_parameters", "DsnbError", "SettingsError",
+    ),
     "api_results": (
-        "load_runs",
-        "load_steps",
-        "published",
-        "summarize",
-        "differences",
-        "compare",
-        "explore",
-        "write_report",
+        "load_runs", "load_steps", "published", "summarize", "differences", "compare", "explore", "write_report",
     ),
     "api_predict": ("predict", "recommend", "rampup"),
-}
+}  # fmt: skip
 """The public names by page."""
 API_OPTIONS = {
     "Experiment": [

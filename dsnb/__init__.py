@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dsnb.runs.load import load_runs as load_runs
     from dsnb.runs.load import load_steps as load_steps
     from dsnb.settings.experiment import Experiment as Experiment
+    from dsnb.settings.parameters import check_parameters as check_parameters
     from dsnb.sweep.params import load_sweep as load_sweep
     from dsnb.sweep.run import run_sweep as run_sweep
 
@@ -32,6 +33,7 @@ _HOME = {
     "DsnbError": "errors",
     "Experiment": "settings.experiment",
     "SettingsError": "errors",
+    "check_parameters": "settings.parameters",
     "compare": "analysis.comparisons",
     "design": "designer.design",
     "differences": "analysis.comparisons",

@@ -46,7 +46,9 @@ def test_a_plan_from_predictions_and_published_data(tmp_path, monkeypatch):
     monkeypatch.setattr(traces._Tracer, "ask", lambda tracer, kind, experiment: RECORD)
     sizes = {"model": "bloom-7b1", "gpus": 48, "seq_len": 1024, "device": "cuda"}
     traces.traces([dsnb.Experiment(**sizes, micro_batch_size=size) for size in (1, 2)])
-    text = "".join(run_cells("40_plan", published=["jean_zay_bloom7b"], prices={"A100": 2.5}, currency="€"))
+    text = "".join(
+        run_cells("40_plan", published=["jean_zay_bloom7b"], tokens=100e9, prices={"A100": 2.5}, currency="€")
+    )
     name = "bloom-7b1_zs1_bf16_gpus48_bs2_sl1024_ga256"
     assert "8 of 8 settings fit on A100, which has 79 GiB (8 predicted)." in text
     assert "Train with ZeRO 0, bf16, micro-batch 2, 256 accumulated (predicted) on 48 A100, " in text

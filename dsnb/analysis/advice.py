@@ -15,7 +15,7 @@ from dsnb.analysis.ratio_errors import Ratios
 from dsnb.analysis.search import Best, Search, need_gib
 from dsnb.analysis.space import Training
 from dsnb.analysis.tasks import settings_of, tasks
-from dsnb.analysis.texts import significant
+from dsnb.analysis.texts import significant, usual_tokens_words
 from dsnb.errors import SettingsError
 from dsnb.formulas import planning
 from dsnb.formulas.memory import HALF
@@ -94,7 +94,8 @@ class Adviser:
         here = [card.name for card in hardware.gpus() if known_gpu(card.name)]
         if not gpu:
             gpu = here[0] if here else USUAL_GPU
-            self.assumed = [f"the GPU of this machine, {gpu}" if here else f"{gpu} (--gpu for another)"]
+            unknown = next((f", as {card.name} of this machine is unknown" for card in hardware.gpus()), "")
+            self.assumed = [f"the GPU of this machine, {gpu}" if here else f"{gpu}{unknown} (--gpu for another)"]
         self.on = on_gpu(gpu, link, calibrate)
         self.installed = sum(known_gpu(name) == self.on.gpu for name in here)
         """GPUs of this kind on this machine."""
@@ -102,8 +103,15 @@ class Adviser:
         self._tokens, self._price, self._calibrate = tokens, price, calibrate
         self._runs = None if runs is None else runs_on(runs, self.on.gpu)
         self._kind = CPU if device == "cpu" else ""
-        peak = hardware.PEAKS.get(self.on.gpu.name.partition("-")[0].lower())
-        self.has_bf16 = peak is None or peak.bf16 is not None
+        is_listed = hardware.peak_tflops(self.on.gpu.name, "fp32") is not None
+        self.has_bf16 = not is_listed or hardware.peak_tflops(self.on.gpu.name, "bf16") is not None
+
+    def check(self, training: Training, any_gpus: bool) -> None:
+        """Raise SettingsError with what would be refused after the model is counted; `any_gpus`: of any number."""
+        space.check(training)
+        nodes = training.pinned.get("nodes", 1)
+        if not any_gpus and isinstance(nodes, int):
+            self.on.link.check(training.gpus, max(nodes, math.ceil(training.gpus / NODE_GPUS)))
 
     def predictable(self, experiments: Sequence[Experiment]) -> list[Experiment]:
         """Return the settings that can be predicted; raise SettingsError with the reasons if none can."""
@@ -120,7 +128,7 @@ class Adviser:
         search, best, question = self._search(asked, trace_all=trace_all)
         table = decide(best.table, question).table
         if best.chosen:
-            return self._answer(search, best, question, []), table
+            return self._answer(search, best, question, _assumed(self._usual_tokens(asked))), table
         if search.table["fits"].any():
             sentence = "No setting fits: those that were predicted to fit ran out of memory. Use a smaller micro-batch."
         else:
@@ -139,12 +147,19 @@ class Adviser:
             if best.chosen:
                 search = with_offload
         reached = list(self._reached(search, training))
-        reached += [f"Assumed: {'; '.join(assumed)}."] if assumed else []
+        reached += _assumed([*assumed, *self._usual_tokens(asked)])
         if best.chosen:
             return self._answer(search, best, question, reached)
         least = search.table["peak_allocated_gib"].idxmin()
         sentence = f"No setting fits, offloaded or not: {least} needs {_need(search.table.loc[least])}."
         return Recommendation(_title(asked), search.table.head(0), (sentence, *reached))
+
+    def _usual_tokens(self, asked: Sequence[Experiment]) -> list[str]:
+        """Return the tokens that are assumed, in words; empty if they were given."""
+        if self._tokens is not None:
+            return []
+        is_fine_tuning = all(planning.is_fine_tuning(vars(one)) for one in asked)
+        return [usual_tokens_words(shape(asked[0].model).parameters, is_fine_tuning)]
 
     def smallest(self, training: Training) -> int:
         """Return the smallest power of two of GPUs on which a setting fits; 0 if none does."""
@@ -166,6 +181,8 @@ class Adviser:
     def _search(
         self, asked: Sequence[Experiment], beside: Sequence[Experiment] = (), trace_all: bool = False
     ) -> tuple[Search, Best, Question]:
+        if self._kind == CPU:
+            asked = held_by_host(asked)
         by_name = {experiment.name_with_model: experiment for experiment in asked}
         search = Search(by_name, self.on, self._tokens, self._price, self._kind)
         search.beside = list(beside)
@@ -241,6 +258,26 @@ class Adviser:
             yield f"The smallest power of two of GPUs that fits without offload is {least}."
 
 
+def held_by_host(asked: Sequence[Experiment]) -> list[Experiment]:
+    """Return the settings whose CPU ranks are likely to fit into this machine's memory, by formulas alone.
+
+    If none is likely to, return those that may; if none can, raise SettingsError: runs would take minutes to fail.
+    """
+    available = hardware.available_memory_gib()
+    for is_likely in (True, False):
+        needs = [one.gpus * need_gib(one, likely=is_likely) for one in asked]
+        held = [one for one, need in zip(asked, needs, strict=True) if need <= available]
+        if held:
+            return held
+    least = min(needs)
+    smallest = asked[needs.index(least)]
+    ranks = labels.count(smallest.gpus, "CPU rank")
+    raise SettingsError(
+        f"{smallest.model} needs at least {significant(least)} GiB of host memory on {ranks} (by {smallest.name}), and "
+        f"this machine has {significant(available)} GiB free: measure a smaller model, or predict without measure"
+    )
+
+
 def _smallest(training: Training) -> list[Experiment]:
     """Return the settings without offload that need least: a sequence at a time, every block recomputed."""
     fixed: dict[str, Any] = {"strategy": "deepspeed", "tensor_parallel": 1, "micro_batch_size": 1, "compile": "off"}
@@ -272,6 +309,11 @@ def _title(experiments: Sequence[Experiment]) -> str:
 def by_task(experiments: Sequence[Experiment]) -> list[tuple[str, list[Experiment]]]:
     """Return the title of each task and its settings (`dsnb.analysis.tasks`)."""
     return [(task.title, [experiments[place] for place in task.runs.index]) for task in tasks(settings_of(experiments))]
+
+
+def _assumed(what: Sequence[str]) -> list[str]:
+    """Return the sentence on what was assumed; none if nothing was."""
+    return [f"Assumed: {'; '.join(what)}."] if what else []
 
 
 def _need(row: "pd.Series[Any]") -> str:

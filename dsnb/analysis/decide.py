@@ -16,7 +16,7 @@ from dsnb.analysis import intervals
 from dsnb.analysis.comparisons import rules_of, table_of
 from dsnb.analysis.intervals import MIN_RUNS, RELEVANCE
 from dsnb.analysis.summary import unstable
-from dsnb.analysis.tasks import parameters
+from dsnb.analysis.tasks import is_fine_tuning, parameters
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics, planning
 from dsnb.formulas.planning import MAX_DAYS, is_number, is_whole
@@ -41,7 +41,7 @@ class Question:
     """The reader's question. Raises SettingsError for numbers that are negative or not finite."""
 
     tokens: float = 0
-    """Tokens to train on. 0 for 20 per parameter of the model."""
+    """Tokens to train on. 0 for what is usual: `dsnb.formulas.planning.usual_tokens`."""
     objective: str = "time"
     """`time`, `gpu_hours`, `cost` or `memory`."""
     gpus: int = 0
@@ -254,9 +254,9 @@ def may_be_best(table: pd.DataFrame, by: Sequence[str] = ("gpus", "kind", "globa
     return list(fastest.index[~fastest.duplicated(list(by)) | (memory < least_of_faster)])
 
 
-def decide(table: pd.DataFrame, question: Question, parameters: float = 0) -> Decision:
+def decide(table: pd.DataFrame, question: Question, parameters: float = 0, fine_tuning: bool = False) -> Decision:
     """Rank the candidates of a task; without `parameters` (0), the default number of tokens is a round one."""
-    question = replace(question, tokens=question.tokens or planning.usual_tokens(parameters))
+    question = replace(question, tokens=question.tokens or planning.usual_tokens(parameters, fine_tuning))
     table = costed(table, question)
     available = _at_hand(table, question)
     available = available[available[question.column].notna()].sort_values(question.column, kind="stable")
@@ -275,7 +275,7 @@ def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:
 def of_runs(runs: pd.DataFrame, question: Question) -> Decision:
     """Return the decision on the runs of a task, with how far the second best setting is from the best."""
     runs = named_runs(runs)
-    made = decide(candidates(runs), question, parameters(runs))
+    made = decide(candidates(runs), question, parameters(runs), is_fine_tuning(runs))
     return replace(made, runs=runs, difference=_difference(runs, made.options, question))
 
 

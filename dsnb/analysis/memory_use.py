@@ -75,7 +75,7 @@ def _theory(run: Mapping[str, Any]) -> dict[str, float]:
 
 def theory(run: Mapping[str, Any]) -> dict[str, float]:
     """Return the theoretical parts of one GPU's memory in GiB, by the settings of a run; empty for unknown models."""
-    shapes = model_shapes.PRESETS | {shape.hub_id: shape for shape in model_shapes.PRESETS.values() if shape.hub_id}
+    shapes = model_shapes.PRESETS | model_shapes.PUBLISHED
     shape = shapes.get(str(run["model"]))
     if shape is None or shape.published or not isinstance(run["micro_batch_size"], int | float):
         return {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from dsnb.formulas import planning
 from dsnb.formulas.model_shapes import PRESETS
 from dsnb.runs import labels
 from dsnb.runs.table import numbers
@@ -46,6 +47,12 @@ def parameters(runs: pd.DataFrame) -> float:
     measured = float(numbers(runs, "parameters").max())
     shapes = [PRESETS[name] for name in runs.get("model", pd.Series(dtype=object)).unique() if name in PRESETS]
     return measured if measured > 0 else float(shapes[0].parameters if shapes else 0)
+
+
+def is_fine_tuning(runs: pd.DataFrame) -> bool:
+    """Return whether every run of a task adapts a trained model, by LoRA or from pretrained weights."""
+    columns = runs.reindex(columns=["lora_rank", "weights"])
+    return bool(len(runs)) and all(map(planning.is_fine_tuning, columns.to_dict("records")))
 
 
 def tasks(runs: pd.DataFrame) -> list[Task]:

@@ -55,6 +55,8 @@ def _machine() -> Iterator[Check]:
     shown = f"{len(gpus)}: {names}; driver {hardware.driver_version()}" if gpus else "none"
     advice = "runs use the CPU; with a GPU, check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
     yield check("GPUs", shown, gpus, advice, "note")
+    for name in sorted({gpu.name for gpu in gpus if hardware.peak_tflops(gpu.name, "fp32") is None}):
+        yield Check("note", "data sheet", f"none of {name}", "runs have no MFU, and predictions need another --gpu")
     root = paths.outputs_root()
     existing = next(path for path in (root, *root.parents) if path.exists())
     free_gib = shutil.disk_usage(existing).free / hardware.GIB

@@ -12,12 +12,16 @@ from dsnb.cli.sweep import Params, Set, option, parse_overrides
 from dsnb.errors import SettingsError
 from dsnb.settings.experiment import Experiment
 from dsnb.sweep.params import is_params, left_out_lines
+from dsnb.system import signals
 
 GpuName = Annotated[str, option("NAME", "GPU to predict for, such as H100, A100-40GB or V100.", default=True)]
 Gpus = Annotated[int | None, option("NUMBER", "GPUs per setting, instead of the file's.")]
 LinkName = Annotated[
     str, option("LINK", "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node.", default=True)
 ]
+USUAL_TOKENS = "20 per parameter; 50M with LoRA or pretrained weights"
+SLOW = ("dsnb.prediction.traces", "dsnb.designer.measure")
+"""Modules that log what takes long."""
 SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -32,7 +36,7 @@ def parse_tokens(text: str) -> float:
 
 Tokens = Annotated[
     float | None,
-    option("NUMBER", "Tokens to train on, such as 300B.", default="20 per parameter", parser=parse_tokens),
+    option("NUMBER", "Tokens to train on, such as 300B.", default=USUAL_TOKENS, parser=parse_tokens),
 ]
 Price = Annotated[float | None, option("NUMBER", "Price of a GPU-hour, for the cost.")]
 Currency = Annotated[str, option("SIGN", "Sign in front of the cost.", default=True)]
@@ -62,6 +66,8 @@ def predict(
     asked = _experiments(params, gpus, set_, gpu, link, verbose, traced=True)
     table = predicted(asked, gpu, probe=not no_probe, **options)
     _show(table.sort_values(["fits", "days"], ascending=[False, True]), format_, currency, gpu)
+    if tokens is None:
+        say(f"tokens were not given: {USUAL_TOKENS}", err=format_ in {Format.csv, Format.json})
     if any(experiment.allocator == "default" for experiment in asked):
         note = "allocator is 'default': fragmentation can need more memory than is predicted"
         say(note, err=format_ in {Format.csv, Format.json})
@@ -124,7 +130,12 @@ def recommend(
     options |= {"settings": parse_overrides(set_ or []), "measure": measure, "minutes": minutes, "output": output}
     if is_params(target):
         _experiments(target, gpus, set_, gpu or "H200", link, verbose)  # names the settings that are left out
-    answers = designer.recommend(str(target), gpu, objective=objective, currency=currency, **options)  # type: ignore[arg-type]
+    try:
+        answers = designer.recommend(str(target), gpu, objective=objective, currency=currency, **options)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        kept = ": finished runs are kept, start the same command again to go on" if measure else ""
+        say(f"interrupted{kept}", err=True)
+        raise typer.Exit(signals.INTERRUPTED) from None
     if write:
         designer.only_task(answers, "write")
     in_one = format_ in {Format.csv, Format.json}
@@ -145,10 +156,9 @@ def recommend(
 
 
 def _options(link: str, tokens: float | None, price: float | None, calibrate: Path | None) -> dict[str, Any]:
-    from dsnb.prediction import traces
-
-    traces.LOG.handlers = [_Progress()]
-    traces.LOG.setLevel(logging.INFO)
+    for name in SLOW:
+        logging.getLogger(name).handlers = [_Progress()]
+        logging.getLogger(name).setLevel(logging.INFO)
     runs = dsnb.load_runs(calibrate) if calibrate else None
     return {"link": link, "tokens": tokens, "price": price, "calibrate": runs}
 

@@ -66,7 +66,7 @@ class Form:
         self._changed = changed
         gpu_names = [("choose", ""), *((gpu, gpu) for gpu in GPUS)]
         self.gpu = _field(widgets.Dropdown(options=gpu_names, value=gpu), "which GPU")
-        self.tokens = _field(widgets.BoundedFloatText(100e9, min=1, max=1e18), "tokens to train on")
+        self.tokens = _field(widgets.BoundedFloatText(0, min=0, max=1e18), "tokens (0: as usual)")
         self.name = _field(widgets.Text(name, continuous_update=False), "name")
         self.question = _field(widgets.Text(question, continuous_update=False), "question")
         self.repeats = _field(widgets.BoundedIntText(4, min=1, max=1000), "repeats")

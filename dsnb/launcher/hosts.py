@@ -22,7 +22,7 @@ from typing import IO, Any, cast
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
-from dsnb.launcher import environment
+from dsnb.launcher import code, environment
 from dsnb.launcher.on_host import MARK
 from dsnb.run_folder import node_comparison
 from dsnb.run_folder.paths import RunPaths
@@ -67,7 +67,8 @@ def command(experiment: Experiment, host: Host, *words: str, **variables: str) -
     options = ("BatchMode=yes", "ConnectTimeout=10", "ControlMaster=no", alive, "ServerAliveCountMax=3")
     ssh = ["ssh", "-T", "-x", *(word for option in options for word in ("-o", option))]
     ssh += ["-p", str(experiment.ssh_port)] if experiment.ssh_port else []
-    ssh += ["-l", experiment.ssh_user] if experiment.ssh_user else []
+    user = experiment.ssh_user or host.user
+    ssh += ["-l", user] if user else []
     return [*ssh, "--", host.name, shlex.join(there)]
 
 
@@ -171,6 +172,10 @@ class Node:
             self.failure = f"{name} was not reached: {self._last_message()}"
         elif answer["dsnb"] != __version__:
             self.failure = f"{name} has dsnb {answer['dsnb']} and this host {__version__}: install the same version"
+        elif answer.get("code") != code.digest():
+            self.failure = (
+                f"{name} has dsnb {__version__} like this host, but other code: install the same files on both"
+            )
         elif "error" in answer:
             self.failure = f"{name}: {answer['error']}"
         else:
@@ -291,7 +296,7 @@ class HostRanks:
         for node, count in zip(self._nodes, counts, strict=True):
             if count <= (last := max(node.host.devices)):
                 raise LaunchError(
-                    f"{node.host.name} has {count} usable GPUs and {last + 1} slots: correct the hostfile"
+                    f"{node.host.name} has {count} usable GPUs and {last + 1} slots: correct the hostfile or gpus"
                 )
         return "cuda"
 

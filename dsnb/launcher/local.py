@@ -34,7 +34,7 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 over NVLink, PCIe or shared memory. Variables set by the user take precedence."""
 
 
-def rank_variables(experiment: Experiment, gpus: list[int], launched_at_s: float) -> list[dict[str, str]]:
+def rank_variables(experiment: Experiment, gpus: list[str], launched_at_s: float) -> list[dict[str, str]]:
     """Return each rank's environment, with torchrun's variables; raise LaunchError if `master_port` is in use."""
     port, ranks = experiment.master_port, experiment.gpus
     if port and not is_free(LOCALHOST, port):
@@ -43,7 +43,7 @@ def rank_variables(experiment: Experiment, gpus: list[int], launched_at_s: float
     shared |= {"MASTER_ADDR": LOCALHOST, "MASTER_PORT": str(port or free_port(LOCALHOST)), "GROUP_RANK": "0"}
     shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     if experiment.device == "cuda":
-        shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        shared["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
@@ -153,7 +153,8 @@ class ForkedRanks:
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
         self.experiment, self._run = experiment, run
         chosen = hardware.gpus()[: experiment.gpus] if experiment.device == "cuda" else ()
-        self.gpus = [gpu.index for gpu in chosen]
+        self._visible = [gpu.visible_as for gpu in chosen]
+        self.gpus = [gpu.index for gpu in chosen if not gpu.is_slice]  # a sample would be of the whole GPU
         self._oom_kills = hardware.oom_kills()
         remove_stale_locks()
 
@@ -163,7 +164,7 @@ class ForkedRanks:
 
     def start(self, worker: str, launched_at_s: float) -> None:
         """Start the ranks; raise LaunchError if that fails."""
-        variables = rank_variables(self.experiment, self.gpus, launched_at_s)
+        variables = rank_variables(self.experiment, self._visible, launched_at_s)
         request = {"ranks": variables, "cwd": os.getcwd(), "log": str(self._run.console)}
         request |= {"worker": worker, "run_dir": str(self._run.dir)}
         self._codes: dict[int, int] = {}

@@ -16,6 +16,8 @@ SHIPPED = PACKAGE if (PACKAGE / "notebooks").is_dir() else PACKAGE.parent
 """Folder of dsnb's own `notebooks` and `params`: inside an installed package, beside it in a checkout."""
 PROBE = "_probe-bs"
 """Part of the name of a probe: earlier versions searched for the largest micro-batch that fits."""
+MAX_NAME_BYTES = 255
+"""Maximum length of a file's name on Linux and macOS."""
 BANDWIDTH = "bandwidth"
 """The folder of all-reduce tests in a sweep's folder; no experiment can have this name."""
 
@@ -70,9 +72,18 @@ class SweepPaths:
     report = File("report.html", "The report, one HTML file.")
 
     def run(self, experiment: str, repeat: int) -> RunPaths:
-        """Return the paths of one run; raise SettingsError if the name leads out of the sweep's folder."""
+        """Return the paths of one run; a SettingsError refuses a name that is no folder's, or too long."""
         if not experiment or experiment in {".", ".."} or Path(experiment).name != experiment:
             raise SettingsError(f"experiment name {experiment!r} is not a plain folder name: leave out '/' and '..'")
+        for part in (*self.dir.parts, experiment):
+            if (size := len(os.fsencode(part))) > MAX_NAME_BYTES:
+                what = "experiment name" if part == experiment else "folder name"
+                advice = (
+                    "set fewer settings to other values than their defaults" if part == experiment else "shorten it"
+                )
+                raise SettingsError(
+                    f"{what} {part[:40] + '...'!r} has {size} bytes: file systems allow {MAX_NAME_BYTES}; {advice}"
+                )
         return RunPaths(self.dir / experiment / f"run{repeat}")
 
 

@@ -26,7 +26,7 @@ from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.columns import ENDED
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.run_folder.result import Result, check_readable, last_lines, unfinished
-from dsnb.settings import checks, inputs
+from dsnb.settings import built_models, checks, inputs
 from dsnb.sweep import allocation, job
 from dsnb.sweep import slurm as slurm_jobs
 from dsnb.sweep.allocation import Allocation
@@ -82,8 +82,10 @@ def run_sweep(
         selection = (overrides, only, output)
         sweep = allocation.load(sweep, slurm, *selection) if slurm else load_sweep(sweep, *selection)
     check_notebook()
-    if not slurm and (problems := unsupported(sweep)):
-        raise SettingsError(problems)
+    if not slurm:
+        if problems := unsupported(sweep):
+            raise SettingsError(problems)
+        check_models(sweep)
     sweep = with_inputs(sweep)
     with locked(sweep.paths):
         check_free_space(sweep.paths.dir)  # before the servers, which take seconds to start
@@ -169,6 +171,12 @@ def unsupported(sweep: Sweep) -> list[str]:
     """Return why this machine cannot run a sweep, each reason once."""
     problems = [problem for run in sweep.runs for problem in checks.unsupported(run.experiment.model_dump())]
     return list(dict.fromkeys(problems))
+
+
+def check_models(sweep: Sweep) -> None:
+    """Raise a SettingsError with what every run would refuse of its model or text; hosts read theirs themselves."""
+    if problems := built_models.problems(run.experiment for run in sweep.runs if not run.experiment.hostfile):
+        raise SettingsError(problems)
 
 
 def is_finished(run: Run, retry: bool = False) -> bool:

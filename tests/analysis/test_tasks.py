@@ -7,8 +7,9 @@ import pytest
 
 import dsnb
 from dsnb.analysis.choices import variants, varying, with_choices
-from dsnb.analysis.tasks import tasks
+from dsnb.analysis.tasks import is_fine_tuning, tasks
 from dsnb.analysis.texts import fill, fixed, significant
+from dsnb.explorer import data
 from dsnb.runs import labels
 from dsnb.runs.labels import span
 from tests.support import made_up
@@ -93,3 +94,16 @@ def test_numbers_as_text():
 )
 def test_a_template_leaves_out_what_is_unknown(template, facts, text):
     assert fill(template, facts) == text
+
+
+def test_the_page_assumes_few_tokens_for_tasks_that_adapt_a_trained_model():
+    runs = dsnb.published("lambda_1cc_opt")
+    page = data.prepared(runs)
+    tokens = dict(zip(page.tasks, page.tokens, strict=True))
+    # 331 million parameters x 20, to two digits, and the convention for LoRA
+    assert tokens == {"opt-350m, sequence 512": 6.6e9, "opt-13b, sequence 512, LoRA adapters": 50e6}
+    lora = runs[runs["model"] == "opt-13b"]
+    assert is_fine_tuning(lora)
+    assert not is_fine_tuning(runs)  # not of all of them
+    assert not is_fine_tuning(lora.drop(columns=["lora_rank"]))  # unknown
+    assert is_fine_tuning(runs.assign(weights="pretrained"))

@@ -102,7 +102,7 @@ def test_ports_lie_where_systems_take_none_for_outgoing_connections():
 
 
 def test_ranks_have_torchruns_variables_and_the_gpus_that_are_chosen():
-    variables = rank_variables(Experiment(device="cuda", gpus=2), [3, 1], 0.0)
+    variables = rank_variables(Experiment(device="cuda", gpus=2), ["3", "1"], 0.0)
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": LOCALHOST}
     for rank, of_rank in zip("01", variables, strict=True):
         expected = {**shared, "CUDA_VISIBLE_DEVICES": "3,1", "RANK": rank, "LOCAL_RANK": rank}

@@ -14,7 +14,7 @@ import dsnb
 from dsnb import Experiment
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
-from dsnb.launcher import hosts, on_host
+from dsnb.launcher import code, hosts, on_host
 from dsnb.launcher.hosts import HostRanks
 from dsnb.launcher.local import free_port
 from dsnb.run_folder.paths import RunPaths
@@ -44,7 +44,14 @@ def answers(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
 
     def write(name, *messages, **facts):
-        usual = {"dsnb": dsnb.__version__, "gpus": 0, "sees_folder": True, "problem": None, "port": 1}
+        usual = {
+            "dsnb": dsnb.__version__,
+            "code": code.digest(),
+            "gpus": 0,
+            "sees_folder": True,
+            "problem": None,
+            "port": 1,
+        }
         usual |= {"interfaces": {"eth0": "10.0.0.1"}, "environment": {"variables": {}}}
         usual |= {"time": time.time(), "monotonic_s": launch_clock.now_s(), **facts}
         text = "".join(f"a rank{on_host.MARK}{json.dumps(message)}\n" for message in [usual, *messages])
@@ -97,7 +104,11 @@ def test_only_what_is_named_is_forwarded(hostfile, monkeypatch):
     [
         ({"interfaces": {"lo": "::"}}, "interface is 'eth0': worker-2 has no address on it; it has lo"),
         ({"dsnb": "0.0.1"}, f"worker-2 has dsnb 0.0.1 and this host {dsnb.__version__}: install the same version"),
-        ({"gpus": 1}, "worker-1 has 0 usable GPUs and 2 slots: correct the hostfile"),
+        (
+            {"code": "edited"},
+            f"worker-2 has dsnb {dsnb.__version__} like this host, but other code: install the same files on both",
+        ),
+        ({"gpus": 1}, "worker-1 has 0 usable GPUs and 2 slots: correct the hostfile or gpus"),
         ({"problem": "GPU 1 is in use"}, "worker-2: GPU 1 is in use"),
     ],
 )  # fmt: skip
@@ -199,3 +210,17 @@ def test_exit_codes_are_in_the_order_in_which_hosts_ended(hostfile, answers, tmp
     wait_until(ranks.ended, "both hosts have ended")
     assert list(ranks.exit_codes().items()) == [(2, -6), (0, -6)]
     ranks.end()
+
+
+def test_the_digest_is_of_the_code_and_changes_with_it(monkeypatch, tmp_path):
+    (tmp_path / "train").mkdir()
+    digests = set()
+    for name, text in (("a.py", "1"), ("train/b.py", "2"), ("train/b.py", "3"), ("notes.txt", "4")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(code, "PACKAGE", tmp_path)
+        code.digest.cache_clear()
+        digests.add(code.digest())
+    assert len(digests) == 3  # not of other files
+    monkeypatch.undo()
+    code.digest.cache_clear()
+    assert code.digest() not in digests
