@@ -1,8 +1,10 @@
 """Numbers and sentences as text: rounding, durations, and templates that Python and the page fill alike."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Any
 
 import pandas as pd
 
@@ -72,8 +74,16 @@ def amount(tokens: float) -> str:
     return f"{significant(tokens / size, 6)} {word}".strip()
 
 
+def fit(row: Mapping[str, Any]) -> str:
+    """Return whether a predicted setting fits: `yes`, `no`, or `unknown`; empty if its memory is not predicted."""
+    if pd.isna(row["fits"]):
+        return "" if pd.isna(row.get("headroom_gib", math.nan)) else "unknown"
+    return "yes" if row["fits"] else "no"
+
+
 def predicted_figures(table: pd.DataFrame, currency: str = "$") -> pd.DataFrame:
     """Return figures of `dsnb.predict` as they are read, with their errors; measured ones have none."""
+    has_host = "host_memory_gib" in table
 
     def column(form: Callable[..., str], *names: str) -> list[str]:
         rows = zip(*(table[name] for name in names), strict=True)
@@ -84,8 +94,9 @@ def predicted_figures(table: pd.DataFrame, currency: str = "$") -> pd.DataFrame:
         return [text and text + more for text, more in zip(column(form, name), errors, strict=True)]
 
     shown = {
-        "fits": column(lambda fits: "yes" if fits else "no", "fits"),
+        "fits": [fit(row) for row in table.to_dict("records")],
         "GiB": figure("{:,.1f}".format, "peak_allocated_gib", "peak_allocated_error_pct"),
+        "host GiB": figure(significant, "host_memory_gib", "host_memory_error_pct") if has_host else "",
         "peak in": column(str, "moment"),
         "tokens/s": figure("{:,.0f}".format, "tokens_per_s", "tokens_per_s_error_pct"),
         "ms a step": column(lambda seconds: f"{1e3 * seconds:,.0f}", "step_time_s"),

@@ -39,6 +39,7 @@ PLAN = {
     "gpus": "GPUs",
     "peak_allocated_gib": "peak allocated (GiB)",
     "peak_allocated_error_pct": "error of it (%)",
+    "host_memory_gib": "host memory of a node (GiB)",
     "tokens_per_s": "tokens/s",
     "tokens_per_s_error_pct": "error of tokens/s, days and cost (%)",
     "days": "days",
@@ -151,7 +152,7 @@ def _plan_table(plan: Recommendation, currency: str) -> Html:
     shown = shown.dropna(axis="columns", how="all") if len(shown) else shown
     titles = {**PLAN, "cost": f"cost ({currency.strip()})"}
     if "fits" in shown:
-        shown = shown.assign(fits=shown["fits"].map({True: "yes", False: "no"}))
+        shown = shown.assign(fits=shown["fits"].map({True: "yes", False: "no"}).fillna("unknown"))
     else:
         shown = shown.drop(columns=["days_low", "days_high"], errors="ignore")
     if "kind" in plan.table and set(plan.table["kind"]) == {CPU}:
