@@ -2,8 +2,8 @@
 
 `python -m benchmarks.host_memory` prints the errors for `dsnb/prediction/accuracy.json`.
 
-No figure of a run with offload went into the rules, which are read in the code of DeepSpeed and torch; the one constant,
-the memory of a rank's process, is the median of runs without offload.
+No figure of a run with offload went into the rules, which are read in the code of DeepSpeed and torch. The one
+constant, the memory of a rank's process, is the median of runs without offload.
 """
 
 import math

@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 
 from dsnb.analysis import ratio_errors, space, words
-from dsnb.analysis.decide import CPU, MEASURED, PREDICTED, Question, candidates, decide
+from dsnb.analysis.decide import CPU, MEASURED, PREDICTED, Question, candidates, decide, tight
 from dsnb.analysis.predicted import known_gpu
 from dsnb.analysis.ratio_errors import Ratios
 from dsnb.analysis.search import Best, Search, need_gib
 from dsnb.analysis.space import Training
 from dsnb.analysis.tasks import settings_of, tasks
-from dsnb.analysis.texts import significant
+from dsnb.analysis.texts import is_tight, significant
 from dsnb.errors import SettingsError
 from dsnb.formulas import planning
 from dsnb.formulas.memory import HALF
@@ -201,6 +201,7 @@ class Adviser:
             left = significant(max(0.0, room_gib - best["memory_gib"]))
             facts |= {"room": significant(room_gib), "headroom": left}
         sentences = [words.say("plan", facts), *_limits(best), *self._host_memory(best, experiment)]
+        sentences += _tightness(best)
         if best["days"] > MAX_DAYS:
             sentences.append(words.say("too_slow", words.needed_gpus(options, question)))
         if result.tied > 1:
@@ -209,6 +210,7 @@ class Adviser:
             sentences.append(f"It is the simplest of {result.tied} settings that are equal within 2 %{faster}.")
         for other, row in ranked.iloc[1:].iterrows():
             need = "" if pd.isna(row["memory_gib"]) else f", {significant(row['memory_gib'])} GiB"
+            need += ", memory is tight" if is_tight(row) else ""
             changes = _changes(experiment, search.asked[str(other)])
             sentences.append(f"Alternative: {changes}: {_by(worse[other], question)}{need}.")
         if len(ranked) > 1:
@@ -291,6 +293,16 @@ def _need(row: "pd.Series[Any]", host_gib: float) -> str:
     return need
 
 
+def _tightness(best: "pd.Series[Any]") -> Iterator[str]:
+    """Yield that the speed of a setting is not promised if the GPU has no room for what torch reserves."""
+    if is_tight(best):
+        room = best["peak_allocated_gib"] + best["headroom_gib"]
+        yield (
+            f"Memory is tight: torch would reserve {best['peak_reserved_gib']:.1f} of {room:.1f} GiB, so that it may "
+            "return memory in every step. The speed is not promised: measure it first."
+        )
+
+
 def _limits(best: "pd.Series[Any]") -> Iterator[str]:
     """Yield what a predicted step spends its time on, the largest part first."""
     if best["basis"] != PREDICTED:
@@ -322,7 +334,8 @@ def of_runs(runs: pd.DataFrame, asked: Iterable[str]) -> pd.DataFrame | None:
         is_known=True, basis=medians["basis"].astype(object).fillna(MEASURED),
         is_unstable=is_unstable & ~is_unstable.all(),
         fits=medians["n"].gt(0), peak_allocated_gib=medians["memory_gib"], peak_allocated_error_pct=math.nan,
-        tokens_per_s_error_pct=math.nan, outside="",
+        peak_reserved_gib=math.nan, peak_reserved_error_pct=math.nan, tight=False, tokens_per_s_error_pct=math.nan,
+        outside="",
     )  # fmt: skip
 
 
@@ -344,6 +357,9 @@ def _how_sure(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Q
     worse = 100 * float(amounts.iloc[1] / amounts.iloc[0] - 1)
     difference = f"Runner-up: {second.name} ({second['basis']}), {_by(worse, question)}"
     predicted = pair[pair["basis"] == PREDICTED]
+    if question.objective != "memory" and tight(predicted).any():
+        names = " and ".join(map(str, predicted.index[tight(predicted)]))
+        return f"{difference}; memory is tight for {names}: run {' and '.join(map(str, predicted.index))} to decide."
     if predicted.empty:
         return f"{difference}; both were measured, and 20_compare shows whether the difference exceeds noise."
     if len(predicted) == 2 and question.objective != "memory":

@@ -37,8 +37,9 @@ LEAST = {
     "cost": "Lowest cost of the settings with a price",
 }
 FORECAST = [
-    "experiment", "basis", "fits", "peak_allocated_gib", "peak_allocated_error_pct", "host_memory_gib", "tokens_per_s",
-    "tokens_per_s_error_pct", "days", "days_low", "days_high", "gpu_hours", "cost", "outside",
+    "experiment", "basis", "fits", "tight", "peak_allocated_gib", "peak_allocated_error_pct", "peak_reserved_gib",
+    "host_memory_gib", "tokens_per_s", "tokens_per_s_error_pct", "days", "days_low", "days_high", "gpu_hours", "cost",
+    "outside",
 ]  # fmt: skip
 """Columns of the tables of `forecast`."""
 USUAL_GPUS = 8

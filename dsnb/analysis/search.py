@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from dsnb.analysis import space
-from dsnb.analysis.decide import CPU, PREDICTED, Question, decide
+from dsnb.analysis.decide import CPU, PREDICTED, WORTH_ROOM, Question, decide, tight
 from dsnb.analysis.intervals import RELEVANCE
 from dsnb.errors import SettingsError
 from dsnb.formulas import memory, planning
@@ -31,7 +31,10 @@ LOGIT_BYTES = {"off": 12.0, "default": 4.0}
 """Likely bytes of a logit and the loss's tensors for it, eager and compiled."""
 AUTOCAST = 1.4
 """Likely bytes of a block under autocast, whose residual stream is in fp32, over those in native half precision."""
-OF_MEMORY = ("fits", "headroom_gib", "peak_allocated_gib", "peak_allocated_error_pct", "moment", "mfu")
+OF_MEMORY = (
+    "fits", "tight", "headroom_gib", "peak_allocated_gib", "peak_allocated_error_pct", "peak_reserved_gib",
+    "peak_reserved_error_pct", "moment", "mfu",
+)  # fmt: skip
 """Columns of `dsnb.predict` that need a trace."""
 LEAST = 0.8
 """Lower bound, for any family, of the formula for what a block without dropout and with ReLU keeps."""
@@ -140,12 +143,14 @@ class Search:
         if options.empty:  # trace the candidate that is likely to need least in any case
             open_ = pd.Series(self._likely_gib, table.index)[~is_known & (can_fit | (not is_known.any() and ~problems))]
             return Best(table, options, []), [*map(str, everything.index), *map(str, open_.nsmallest(1).index)]
-        best = options.index[0]
-        visited = [str(name) for name in everything.index[: everything.index.get_loc(best) + 1]]
-        limit = (1 + RELEVANCE) * options[question.column].iloc[0]
-        tied = options.index[options[question.column] <= limit]
+        best, amounts = options.iloc[0], everything[question.column]
+        is_tight = tight(options)[best.name]
+        reach = 1 + WORTH_ROOM if is_tight else 1.0  # what has room is better than a tight setting, if it is close
+        visited = [str(name) for name in everything.index[amounts <= reach * best[question.column]]]
+        limit = (1 + RELEVANCE) * best[question.column]
+        tied = options.index[(options[question.column] <= limit) & (tight(options) == is_tight)]
         chosen = [min(map(str, tied), key=self._simplicity)]
-        maybe_tied = map(str, everything.index[everything[question.column] <= limit])
+        maybe_tied = map(str, everything.index[amounts <= limit])
         visited += [name for name in maybe_tied if self._simplicity(name) < self._simplicity(chosen[0])]
         chosen += self._alternatives(chosen[0], [str(name) for name in options.index])
         if not is_known.any():  # a later round is likely to ask for the best of each way of sharing the work

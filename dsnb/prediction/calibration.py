@@ -189,7 +189,7 @@ TIME_ERRORS, ELSEWHERE, PEAK_ERRORS, HOST_ERRORS = (
 )
 """Measured by `python -m benchmarks.prediction_errors`: `unseen` on settings drawn at random or chosen before any
 similar run, on one to four H200 of seven hosts, none used in the fit; `elsewhere` with the constants of H200 on four
-published tables and our own runs on H100; `memory` for peaks on one and two H200; `python -m benchmarks.host_memory` for `host`.
+published tables and our own runs on H100; `memory` for peaks on one and two H200; `benchmarks.host_memory` for `host`.
 docs/explanation/prediction.md also lists kinds of fewer settings."""
 HOST_KINDS = ("with offload", "without offload")
 """Kinds of settings by what they keep in host memory."""

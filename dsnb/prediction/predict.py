@@ -15,6 +15,8 @@ from dsnb.prediction.calibration import DEFAULT_COVERAGE, TIME_ERRORS, Coverage,
 from dsnb.prediction.calibration import calibrate as fit
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import GIB, peak_memory, room_gib
+from dsnb.prediction.reserved import peak_reserved_gib
+from dsnb.prediction.reserved import rule as reserved_rule
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import DEFAULT, Constants, Setting, setting, stack
 from dsnb.prediction.step_time import parts as step_parts
@@ -23,6 +25,10 @@ from dsnb.settings.experiment import Experiment
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+TIGHT = "not promised: memory is tight"
+"""In place of the settings that the error of a speed was measured on."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,9 @@ def predict(
         One row per setting, in order. `fits` says whether tensors and a reserve (`dsnb.prediction.memory.room_gib`) are
         within the GPU's memory, with `headroom_gib` to spare, and `host_memory_gib`, the need of the fullest node,
         within 95 % of its host's; it is None where offload depends on a host whose memory is unknown.
+        `peak_reserved_gib` is what torch's allocator holds where there is room. A setting whose tensors fit but not
+        that is `tight`: the allocator may return memory in every step, so that its speed has no error and its days no
+        upper end.
         `peak_allocated_gib` with its parts `weights_gib`, `gradients_gib`, `optimizer_gib`, `activations_gib`,
         `logits_gib` and `buffers_gib` at the `moment` of the peak; `step_time_s` with its parts, `limited_by` (`CPU` or
         `GPU`), `tokens_per_s`, `mfu`; for the `tokens` to train on, `days` with the range that the error of tokens/s
@@ -172,12 +181,14 @@ def tabulated(
         row: dict[str, Any] = {"experiment": experiment.name_with_model}
         row |= _host_columns(experiment, on)
         row |= _memory_columns(experiment, trace, on, row["host_memory_gib"]) if trace else {}
+        is_tight = row.get("tight", False)
+        error_pct = math.nan if is_tight else error.mean_pct
         row |= {
             "tokens_per_s": tokens_per_s,
-            "tokens_per_s_error_pct": error.mean_pct,
+            "tokens_per_s_error_pct": error_pct,
             "step_time_s": total,
-            "step_time_error_pct": error.mean_pct,
-            "step_time_error_on": f"{error.settings} settings, {kind}",
+            "step_time_error_pct": error_pct,
+            "step_time_error_on": TIGHT if is_tight else f"{error.settings} settings, {kind}",
             "limited_by": "CPU" if waits else "GPU",
             **dict(zip(names, parts, strict=True)),
         }
@@ -191,8 +202,8 @@ def tabulated(
         row |= {
             "tokens": to_train,
             "days": days,
-            "days_low": days / (1 + error.mean_pct / 100),
-            "days_high": days * (1 + error.mean_pct / 100),
+            "days_low": days if is_tight else days / (1 + error_pct / 100),
+            "days_high": days * (1 + error_pct / 100),
             "gpu_hours": hours,
             "cost": math.nan if price is None else hours * price,
             "probe": on.probe,
@@ -226,12 +237,17 @@ def _memory_columns(experiment: Experiment, trace: MemoryTrace, on: On, host_nee
     kind, error = calibration.peak_error(experiment)
     left, peak = room_gib(experiment, on.gpu.memory_gib), moment.peak_allocated_gib
     parts = {f"{name}_gib": size / GIB for name, size in moment.parts().items()}
+    reserved, (reserved_kind, rule) = peak_reserved_gib(experiment, peak), reserved_rule(experiment)
     return {
         "fits": host_memory.fits(experiment, host_need_gib, on.host_gib) if peak <= left else False,
+        "tight": peak <= left < reserved,
         "headroom_gib": left - peak,
         "peak_allocated_gib": peak,
         "peak_allocated_error_pct": error.mean_pct,
         "peak_allocated_error_on": f"{error.settings} settings, {kind}",
+        "peak_reserved_gib": reserved,
+        "peak_reserved_error_pct": rule.error.mean_pct,
+        "peak_reserved_error_on": f"{rule.error.settings} settings, {reserved_kind}",
         "moment": moment.name,
         **parts,
         "workspace_gib": peak - sum(parts.values()),
