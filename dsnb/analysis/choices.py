@@ -18,7 +18,7 @@ SHARING = ("strategy", "zero_stage", "tensor_parallel", "pipeline_parallel")
 MEASUREMENT = {"steps", "warmup_steps", "seed", "profile", "nvme_path"}
 """Settings of how a run was measured, not of how a training is done."""
 GROUPS = {
-    "strategy": ("strategy", "zeropp", "overlap_comm", "bucket_elements", "leaf_modules"),
+    "strategy": ("strategy", "zeropp", "overlap_comm", "reduce_gradients", "bucket_elements", "leaf_modules"),
     "precision": ("precision", "mixed_precision", "matmul", "grad_accum_dtype", "gradient_checks"),
     "batch and accumulation": ("micro_batch_size", "grad_accum"),
     "checkpointing": ("activation_checkpointing", "checkpoint_every", "checkpoint_offload"),

@@ -239,14 +239,18 @@ def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run with what it did where its record has no such setting yet.
 
-    DeepSpeed accumulated the gradients of native bf16 in bf16 before `grad_accum_dtype` said otherwise, and on GPUs
-    torch's allocator was the default one before `allocator` chose.
+    DeepSpeed accumulated the gradients of native bf16 in bf16 before `grad_accum_dtype` said otherwise, FSDP reduced
+    gradients once a step before `reduce_gradients` chose, and on GPUs torch's allocator was the default one before
+    `allocator` chose.
     """
-    if settings and "allocator" not in settings and settings.get("device") != "cpu":
-        settings = {**settings, "allocator": "default"}
-    if "grad_accum_dtype" in settings:
-        return dict(settings)
+    settings = {key: value for key, value in settings.items() if value == value}  # NaN is a gap in a table
     every = {**DEFAULTS, **settings}
-    native_bf16 = (every["strategy"], every["precision"], every["mixed_precision"]) == ("deepspeed", "bf16", "native")
-    several = isinstance(every["grad_accum"], int) and every["grad_accum"] > 1
-    return {**settings, "grad_accum_dtype": "bf16"} if native_bf16 and several else dict(settings)
+    former: dict[str, Any] = {}
+    if settings and every["device"] != "cpu":
+        former["allocator"] = "default"
+    if isinstance(every["grad_accum"], int) and every["grad_accum"] > 1:
+        if (every["strategy"], every["precision"], every["mixed_precision"]) == ("deepspeed", "bf16", "native"):
+            former["grad_accum_dtype"] = "bf16"
+        if every["strategy"] == "fsdp":
+            former["reduce_gradients"] = "step"
+    return {**former, **settings}

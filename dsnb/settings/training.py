@@ -265,6 +265,17 @@ class Training(BaseModel):
     micro-batches at ZeRO 1 to 3, otherwise that of the weights."""
     overlap_comm: Annotated[AutoOnOff, Axis("overlapped communication", short="overlap-{}")] = "auto"
     """Whether ZeRO 1 to 3 reduce gradients in the backward pass; `auto` is DeepSpeed's default: only ZeRO 3 does."""
+    reduce_gradients: Annotated[
+        Literal["micro-batch", "step"],
+        Axis(
+            "gradients reduced",
+            short="reduce-{}",
+            phrases={"micro-batch": "gradients reduced in every micro-batch", "step": "gradients reduced once a step"},
+            words={"micro-batch": "in every micro-batch", "step": "once a step"},
+        ),
+    ] = "micro-batch"
+    """How often FSDP reduces gradients if it accumulates them: in every micro-batch, so that each rank keeps its share,
+    or once a `step`, which sends less and keeps whole fp32 gradients on every rank meanwhile."""
     bucket_elements: Annotated[
         Count, Axis("bucket size", "buckets of {} elements", "bucket{}", words={"0": "default"})
     ] = 0
