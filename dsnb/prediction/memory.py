@@ -223,7 +223,10 @@ def _ddp(engine: Engine) -> list[Moment]:
 
 
 def _fsdp(engine: Engine) -> list[Moment]:
-    """Hold everything in shards; the root and one block are gathered, and accumulated gradients are not sharded."""
+    """Hold everything in shards; the root and one block are gathered.
+
+    Gradients of earlier micro-batches are shards, too, unless they are reduced once a step: then they are whole.
+    """
     share = engine.trained / engine.ranks
     native = engine.experiment.precision in HALF and engine.experiment.mixed_precision == "native"
     gathered = (2 if native else 4) * (engine.trace.of_root + engine.trace.of_block)
@@ -231,9 +234,8 @@ def _fsdp(engine: Engine) -> list[Moment]:
     states = Moment("states", weights=weights, optimizer=engine.moments / engine.ranks)
     # A block's gradients are copied to fp32 to be reduced, where the weights of the next one take less.
     reduced = 2 * engine.trace.of_block if native else 0
-    passes = _passes(
-        engine, states.plus(buffers=gathered), 4 * engine.trained, gradient=4 / engine.ranks, later=reduced
-    )
+    kept = 4 * (engine.trained if engine.experiment.reduce_gradients == "step" else share)
+    passes = _passes(engine, states.plus(buffers=gathered), kept, gradient=4 / engine.ranks, later=reduced)
     return [*passes, states.plus("optimizer", gradients=4 * share)]
 
 

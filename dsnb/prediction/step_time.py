@@ -215,10 +215,11 @@ def _data_traffic(experiment: Experiment) -> dict[str, float]:
     trained, everything = trained_parameters(experiment) / model_parallel, model.parameters / model_parallel
     weight, gradient = _widths(experiment)
     if experiment.strategy == "fsdp":
+        reductions = 1 if experiment.reduce_gradients == "step" else count
         return {
             "all_gather": 2 * count * everything * weight * once,
-            "reduce_scatter": trained * gradient * once,  # only with the last micro-batch
-            "data_messages": (2 * count + 1) * model.layers,
+            "reduce_scatter": reductions * trained * gradient * once,
+            "data_messages": (2 * count + reductions) * model.layers,
             "reduction_overlaps": 1.0,
             "gather_overlaps": 1.0,
         }

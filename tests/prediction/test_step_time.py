@@ -128,7 +128,11 @@ def test_volumes_of_the_zero_paper():
 
 def test_accumulation_and_widths_of_compressed_gradients():
     once, eight = (traffic(strategy="fsdp", grad_accum=count) for count in (1, 8))
-    assert (eight.all_gather, eight.reduce_scatter) == (8 * once.all_gather, once.reduce_scatter)
+    assert (eight.all_gather, eight.reduce_scatter) == (8 * once.all_gather, 8 * once.reduce_scatter)
+    assert eight.data_messages == 8 * once.data_messages
+    a_step = traffic(strategy="fsdp", grad_accum=8, reduce_gradients="step")
+    assert (a_step.all_gather, a_step.reduce_scatter) == (8 * once.all_gather, once.reduce_scatter)
+    assert a_step.data_messages == (2 * 8 + 1) * 24
     whole, half, low_rank = (
         traffic(strategy="ddp", gradient_compression=name).all_reduce for name in ("none", "bf16", "powersgd")
     )
