@@ -209,11 +209,17 @@ def elsewhere() -> tuple[dict[str, PredictionError], dict[str, PredictionError]]
     """Return the errors on GPUs that the constants were not fitted to: by published table, and by GPU and nodes."""
     tables = {name: measured(dsnb.published(name), link) for name, link in PUBLISHED.items()}
     errors = {name: errors_of(runs) for name, runs in tables.items()}
-    nodes = [gpus.link(PUBLISHED[name]).nodes(run.experiment) for name, runs in tables.items() for run in runs]
-    every_run, every_error = itertools.chain(*tables.values()), itertools.chain(*errors.values())
     by_table = {name: error_of(of_table) for name, of_table in errors.items()}
-    names = [gpus.find(run.gpu_name).name for run in every_run]
-    return by_table, grouped([[*place] for place in map(kinds_elsewhere, names, nodes)], [*every_error])
+    every_kind = [
+        [
+            *kinds_elsewhere(
+                run.experiment, gpus.find(run.gpu_name).name, gpus.link(PUBLISHED[name]).nodes(run.experiment)
+            )
+        ]
+        for name, runs in tables.items()
+        for run in runs
+    ]
+    return by_table, grouped(every_kind, [*itertools.chain(*errors.values())])
 
 
 def by_family() -> dict[str, PredictionError]:

@@ -220,10 +220,13 @@ def kinds(experiment: Experiment, by_cpu: bool) -> Iterator[str]:
     yield ALL
 
 
-def kinds_elsewhere(gpu: str, nodes: int) -> Iterator[str]:
+def kinds_elsewhere(experiment: Experiment, gpu: str, nodes: int) -> Iterator[str]:
     """Yield the kinds of a setting on a GPU without measured runs, from the narrowest to `ALL`."""
     place = "one node" if nodes == 1 else "several nodes"
-    yield from (f"{gpu}, {place}", place, ALL)
+    if experiment.offload != "none":  # the host decides, not the GPU
+        yield from (kind(experiment), ALL)
+    else:
+        yield from (f"{gpu}, {place}", place, ALL)
 
 
 def peak_error(experiment: Experiment) -> tuple[str, PredictionError]:

@@ -175,7 +175,7 @@ def tabulated(
         if on.gpu.name in on.covered.names[calibration.GPU]:
             kind, error = calibration.expected_error(calibration.kinds(experiment, waits), on.errors or TIME_ERRORS)
         else:
-            kinds = calibration.kinds_elsewhere(on.gpu.name, on.link.nodes(experiment))
+            kinds = calibration.kinds_elsewhere(experiment, on.gpu.name, on.link.nodes(experiment))
             kind, error = calibration.expected_error(kinds, calibration.ELSEWHERE)
         tokens_per_s = experiment.tokens_per_step / total
         row: dict[str, Any] = {"experiment": experiment.name_with_model}

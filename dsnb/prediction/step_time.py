@@ -289,9 +289,9 @@ def _offload_traffic(experiment: Experiment) -> dict[str, float]:
     The ranks of a host share its memory's bandwidth: one rank with all parameters on 16 cores takes as long as four
     with a quarter each on 64 (OPT-1.3B on H100), so an update costs a host as much for any number of ranks.
 
-    Gradients go down in fp32 (ZeRO 1 and 2) or as they are accumulated (ZeRO 3), and weights up. Where earlier gradients
-    are in host memory (ZeRO 2 and 3), each further micro-batch fetches them and sends the sum back. With `all`, weights
-    come up for each pass instead.
+    Gradients go down in fp32 (ZeRO 1 and 2) or as they are accumulated (ZeRO 3), and weights up. Where earlier
+    gradients are in host memory (ZeRO 2 and 3), each further micro-batch fetches them and sends the sum back. With
+    `all`, weights come up for each pass instead.
     """
     offloaded = (experiment.offload or "none").partition("-")[0]
     if offloaded == "none":

@@ -147,7 +147,7 @@ def test_accumulation_and_widths_of_compressed_gradients():
 
 
 def test_ranks_of_a_host_share_its_updates_and_its_links():
-    """Measured: OPT-1.3B, everything offloaded, takes 1.55 s a step on one H100 with 16 cores, 1.49 s on four with 64."""
+    """OPT-1.3B, everything offloaded, takes 1.55 s a step on one H100 with 16 cores and 1.49 s on four with 64."""
     each = {"zero_stage": 2, "offload": "optimizer-cpu", "model": "opt-1.3b"}
     found = [traffic(gpus=gpus, **each) for gpus in (1, 2, 8, 16)]
     assert [one.cpu_parameters / PSI for one in found] == [1, 1, 1, 1 / 2]  # 16 ranks are on two hosts
