@@ -243,7 +243,7 @@ def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     gradients once a step before `reduce_gradients` chose, and on GPUs torch's allocator was the default one before
     `allocator` chose.
     """
-    settings = {key: value for key, value in settings.items() if value == value}  # NaN is a gap in a table
+    settings = {key: value for key, value in settings.items() if text(value) != "-"}  # a gap in a table
     every = {**DEFAULTS, **settings}
     former: dict[str, Any] = {}
     if settings and every["device"] != "cpu":

@@ -297,7 +297,7 @@ def _loss_chunks(s: SimpleNamespace) -> Iterator[str]:
 
 
 RULES: list[Rule] = [
-    _deepspeed_alone, _stages, _pairs, _without_effect, _offload, _reductions, _optimizer, _compression, _precision, _ranks,
-    _clipping, _gradients, _gradient_checks, _zeropp, _padded_vocabulary, _fp8, _cuda_graphs,
+    _deepspeed_alone, _stages, _pairs, _without_effect, _offload, _reductions, _optimizer, _compression, _precision,
+    _ranks, _clipping, _gradients, _gradient_checks, _zeropp, _padded_vocabulary, _fp8, _cuda_graphs,
     _compiler, _loss_chunks,
 ]  # fmt: skip
