@@ -32,6 +32,8 @@ ASSUMED_PRICE = 2.5
 """Placeholder price of a GPU-hour, for the reader to replace."""
 CPU, UNKNOWN_GPU = "CPU", "GPU"
 """Names in `prices` of runs without a GPU, whose "GPUs" are ranks, and of an unknown GPU."""
+WORTH_ROOM = 0.05
+"""How much worse than a setting whose memory is tight another one with room may be, and is still recommended."""
 BASES = MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
 """The basis of a candidate's figures."""
 
@@ -191,13 +193,16 @@ def global_batch(runs: pd.DataFrame) -> pd.Series:
 def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return candidates with `days`, `gpu_hours`, `energy_kwh`, `price` (of a GPU-hour) and `cost`, fastest first.
 
-    `days_low` and `days_high` are the range given by the error of a predicted speed.
+    `days_low` and `days_high` are the range given by the error of a predicted speed; without `days_high` where memory
+    is tight.
     """
     hours = [metrics.gpu_hours(question.tokens, *row) for row in zip(table["tokens_per_s"], table["gpus"], strict=True)]
     days = [metrics.days(question.tokens, rate) for rate in table["tokens_per_s"]]
     priced = table.assign(days=pd.Series(days, table.index, float), gpu_hours=pd.Series(hours, table.index, float))
     error = 1 + numbers(priced, "tokens_per_s_error_pct").fillna(0) / 100
     priced["days_low"], priced["days_high"] = priced["days"] / error, priced["days"] * error
+    if "tight" in priced:
+        priced["days_high"] = priced["days_high"].mask(tight(priced))
     priced["energy_kwh"] = priced["gpu_hours"] * numbers(priced, "power_w") / 1000
     priced["price"] = pd.Series([question.price(kind) for kind in priced["kind"]], priced.index, float)
     priced["cost"] = priced["gpu_hours"] * priced["price"]
@@ -212,8 +217,8 @@ class Decision:
     table: pd.DataFrame
     """All candidates with what they cost (`costed`), those that need more GPUs than are at hand included."""
     options: pd.DataFrame
-    """The eligible candidates, best first: those that fit on the GPUs at hand, with a known value of the objective and
-    repeats that agree; slower than `Question.max_days` only if all are."""
+    """The eligible candidates, best first (`roomy_first`): those that fit on the GPUs at hand, with a known value of
+    the objective and repeats that agree; slower than `Question.max_days` only if all are."""
     too_slow: int = 0
     unstable: int = 0
     """Settings left out because of `Question.max_days`, and because their repeats disagree."""
@@ -263,7 +268,25 @@ def decide(table: pd.DataFrame, question: Question, parameters: float = 0, fine_
     stable = available[~available["is_unstable"].astype(bool)]
     in_time = stable[stable["days"] <= question.max_days]
     options = stable if question.objective == "time" or in_time.empty else in_time
+    options = roomy_first(options, question.column)
     return Decision(question, table, options, len(stable) - len(options), len(available) - len(stable))
+
+
+def roomy_first(options: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return ranked options with the tight ones last if another that is at most 5 % worse has room.
+
+    Where the GPU has no room for what torch reserves, a run took twice the predicted time (OLMo-2 7B, FSDP, four H100).
+    """
+    is_tight = tight(options)
+    close = options[column] <= (1 + WORTH_ROOM) * options[column].min()
+    if not (close & ~is_tight).any():
+        return options
+    return pd.concat([options[~is_tight], options[is_tight]])
+
+
+def tight(options: pd.DataFrame) -> "pd.Series[bool]":
+    """Return which candidates are predicted to have too little memory for what torch reserves."""
+    return options["tight"].eq(True) if "tight" in options else pd.Series(False, options.index)
 
 
 def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:

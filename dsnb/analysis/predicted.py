@@ -188,7 +188,7 @@ class Unmeasured:
 
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
     """One row per setting: settings and `gpu_name` as in `load_runs`, predicted figures, their mean errors as
-    `..._error_pct`, `fits` (None if unknown), `outside`."""
+    `..._error_pct`, `fits` (None if unknown), `tight` (no room for what torch reserves), `outside`."""
     notes: tuple[str, ...] = ()
     """The GPU, the basis of the predictions, and what was left out."""
 
@@ -309,10 +309,10 @@ def _as_runs(experiments: Sequence[Experiment], figures: pd.DataFrame) -> pd.Dat
         for experiment in experiments
     ]
     figures = figures.rename(columns=FORMER_FIGURES)  # the prediction of a mean
-    figures = figures.reindex(columns=[*figures, *({"fits", *FIGURES} - {*figures})])
+    figures = figures.reindex(columns=[*figures, *({"fits", "tight", *FIGURES} - {*figures})])
     errors = {f"{name}_error_pct": numbers(figures, f"{error}_error_pct") for name, error in FIGURES.items()}
     fits = figures["fits"].astype(object)
-    table = pd.DataFrame(rows).join(figures[[*FIGURES, "outside"]]).assign(**errors)
+    table = pd.DataFrame(rows).join(figures[[*FIGURES, "outside"]]).assign(**errors, tight=figures["tight"].eq(True))
     per_gpu = {PER_GPU: table["tokens_per_s"] / table["gpus"], f"{PER_GPU}_error_pct": errors["tokens_per_s_error_pct"]}
     return table.assign(fits=fits.where(fits.notna(), None), **per_gpu)
 

@@ -161,7 +161,8 @@ def _tasks(data: Data, runs: pd.DataFrame, names: list[str]) -> dict[str, Any]:
 def _predicted(data: Data) -> dict[str, Any]:
     """Return predicted settings by column.
 
-    `kinds` are the GPUs as prices name them, `fits` is None where unknown, and `outside` says how a setting differs
+    `kinds` are the GPUs as prices name them, `fits` is None where unknown, `tight` settings have no room for what torch
+    reserves, and `outside` says how a setting differs
     from all runs that the time model is fitted to.
     """
     table = data.predicted
@@ -176,6 +177,7 @@ def _predicted(data: Data) -> dict[str, Any]:
         "codes": {name: choice.predicted for name, choice in data.choices.items() if choice.predicted},
         "figures": {name: _predicted_figure(table, name) for name in figures},
         "fits": [plain(row["fits"]) for row in rows],
+        "tight": [bool(row["tight"]) for row in rows],
         "outside": [str(row["outside"]) for row in rows],
         "notes": list(data.predicted_notes),
     }
@@ -184,12 +186,17 @@ def _predicted(data: Data) -> dict[str, Any]:
 def _predicted_figure(table: pd.DataFrame, name: str) -> dict[str, Any]:
     """Return the heading of a predicted figure, its values, their mean errors in per cent, and both as texts."""
     metric, values, errors = labels.METRIC_LABELS[name], numbers(table, name), numbers(table, f"{name}_error_pct")
-    texts = [
-        "" if math.isnan(value) else f"{significant(value * metric.factor)} ± {error:.1f} %"
-        for value, error in zip(values, errors, strict=True)
-    ]
+    texts = [_predicted_text(value * metric.factor, error) for value, error in zip(values, errors, strict=True)]
     stored = {"values": json_numbers(values, PREDICTED_DIGITS), "errors": json_numbers(errors, PREDICTED_DIGITS)}
     return {"heading": metric.heading, "texts": texts, **stored}
+
+
+def _predicted_text(value: float, error_pct: float) -> str:
+    """Return a figure with its error; without one, memory is tight and the figure is only a limit."""
+    if math.isnan(value):
+        return ""
+    error = "not promised: memory is tight" if math.isnan(error_pct) else f"± {error_pct:.1f} %"
+    return f"{significant(value)} {error}"
 
 
 def citation(data: Data) -> str:

@@ -20,7 +20,7 @@ from dsnb.analysis.decide import (
 from dsnb.analysis.flags import Flag, flags
 from dsnb.analysis.summary import UNSTABLE, unstable, varies
 from dsnb.analysis.tasks import Task, tasks
-from dsnb.analysis.texts import fixed
+from dsnb.analysis.texts import fit, fixed
 from dsnb.analysis.words import NO_RUNS, words
 from dsnb.render.tables import Html, bullet_list, number_table, subheading
 from dsnb.runs import labels
@@ -39,6 +39,8 @@ PLAN = {
     "gpus": "GPUs",
     "peak_allocated_gib": "peak allocated (GiB)",
     "peak_allocated_error_pct": "error of it (%)",
+    "peak_reserved_gib": "peak reserved (GiB)",
+    "host_memory_gib": "host memory of a node (GiB)",
     "tokens_per_s": "tokens/s",
     "tokens_per_s_error_pct": "error of tokens/s, days and cost (%)",
     "days": "days",
@@ -164,7 +166,7 @@ def _plan_table(plan: Recommendation, currency: str) -> Html:
     shown = shown.dropna(axis="columns", how="all") if len(shown) else shown
     titles = {**PLAN, "cost": f"cost ({currency.strip()})"}
     if "fits" in shown:
-        shown = shown.assign(fits=shown["fits"].map({True: "yes", False: "no"}))
+        shown = shown.assign(fits=[fit(row) for row in plan.table.to_dict("records")])
     else:
         shown = shown.drop(columns=["days_low", "days_high"], errors="ignore")
     if "kind" in plan.table and set(plan.table["kind"]) == {CPU}:

@@ -182,10 +182,9 @@ def test_the_default_constants_are_those_that_fit_the_measured_runs(h200):
     found = found.on_host(usual_launch_us() / found.host_launch_us)
     assert vars(DEFAULT) == pytest.approx(vars(found), rel=0.005)
     assert len(h200) == FITTED_SETTINGS
-    # A single row has an offloaded optimizer, which covers nothing.
     covered = Coverage.of(h200, Link())
     assert covered.ranges == DEFAULT_COVERAGE.ranges
-    assert {**covered.names, "offload": frozenset({"none"})} == DEFAULT_COVERAGE.names
+    assert covered.names == DEFAULT_COVERAGE.names
 
 
 def test_small_clusters_tell_large_ones():

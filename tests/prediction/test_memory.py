@@ -40,9 +40,12 @@ def test_one_process_holds_twelve_bytes_a_parameter_and_ddp_buckets_besides():
 def test_fsdp_holds_shares_and_gathers_the_root_and_a_block():
     gathered = 2 * (100_000_000 + 45_000_000)
     for ranks in (2, 8):
-        once, accumulated = (moments(strategy="fsdp", gpus=ranks, grad_accum=count)["loss"] for count in (1, 2))
+        settings = {"strategy": "fsdp", "gpus": ranks}
+        once, accumulated = (moments(**settings, grad_accum=count)["loss"] for count in (1, 2))
         assert once == 12 * P / ranks + gathered + 1000 * MIB
-        assert accumulated == (12 / ranks + 4) * P + gathered + 1000 * MIB  # these gradients are not sharded
+        assert accumulated == 16 * P / ranks + gathered + 1000 * MIB
+        whole = moments(**settings, grad_accum=2, reduce_gradients="step")["loss"]
+        assert whole == (12 / ranks + 4) * P + gathered + 1000 * MIB  # these gradients are not sharded
 
 
 def test_zero_0_flattens_gradients_twice():
