@@ -10,6 +10,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,14 @@ from dsnb.run_folder.paths import BANDWIDTH, PROBE, RunPaths, SweepPaths
 from dsnb.runs import run_folders
 from dsnb.runs.labels import count
 from dsnb.runs.literature import tables
-from dsnb.runs.logs import console, logged_run
-from dsnb.runs.logs.logged_run import LoggedRun
+from dsnb.runs.logs import console, copies, logged_run
+from dsnb.runs.logs.reading import LoggedRun
 from dsnb.runs.table import as_runs, without_noise
 
+Row = dict[str, Any]
+"""A row of a table."""
+MAX_UNREAD = 8
+"""Maximum number of files that the warning about unread ones names."""
 Planned = list[tuple[str, int]]
 """Experiment and repeat of each run."""
 BANDWIDTH_COLUMNS = [
@@ -79,7 +84,7 @@ def _load(path: str | Path) -> pd.DataFrame:
     names = name_runs(folders, recorded[run_folders.NAME], recorded[run_folders.MODEL_NAME])
     recorded |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, folders)]}
     nothing = [None] * len(folders)
-    logged = [row for row, _ in _logged(logs, os.path.isfile(path))]
+    logged = [row for row, _ in _logged(logs, os.path.isfile(path), names_unread=True)]
     shown = [*columns.RUN_COLUMNS, *columns.key_columns(recorded)]
     table = pd.DataFrame({name: recorded.get(name, nothing) + [row.get(name) for row in logged] for name in shown})
     for name in columns.RUN_NUMBERS:
@@ -131,27 +136,51 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
     return numbers.assign(host=[name if isinstance(name, str) else None for name in table["host"]])[GPU_COLUMNS]
 
 
-def _logged(logs: list[str], is_one_file: bool) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
+def _logged(logs: list[str], is_one_file: bool, names_unread: bool = False) -> Iterator[tuple[Row, LoggedRun]]:
     """Yield each run in other programs' logs with its row; unreadable logs of a folder are left out."""
-    for path in map(Path, logs):
-        try:
-            runs = console.read(path)
+    read, unread = [], []
+    for path in logs:
+        with _left_out(path, is_one_file):
+            runs = console.read(Path(path))
             if is_one_file and not runs:
-                raise LogError(path, console.UNSUPPORTED)
-            names = names_from_log(str(path), runs)
-            shown = Path(displayable(str(path)))
-            made = [(logged_run.row(run, shown, name), run) for run, name in zip(runs, names, strict=True)]
-        except MemoryError:
-            raise
-        except Exception as error:
-            if not isinstance(error, LogError):  # one log must not keep the others of a folder from being read
-                what = getattr(error, "strerror", None) or " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                error = LogError(path, f"cannot be read: {what}")
-            if is_one_file:
-                raise error from None
-            warnings.warn(f"left out: {error}", DsnbWarning, stacklevel=2)
-            continue
+                raise LogError(Path(path), console.UNSUPPORTED)
+            if runs:
+                read.append((path, runs))
+            elif console.looks_like_log(Path(path)):
+                unread.append(path)
+    for path, runs in copies.without_copies(read):
+        made: list[tuple[Row, LoggedRun]] = []
+        with _left_out(path, is_one_file):
+            shown = Path(displayable(path))
+            named = zip(runs, names_from_log(path, runs), strict=True)
+            made = [(logged_run.row(run, shown, names), run) for run, names in named]
         yield from made
+    if names_unread and unread:
+        warnings.warn(_not_read(unread), DsnbWarning, stacklevel=2)
+
+
+@contextmanager
+def _left_out(path: str, is_one_file: bool) -> Iterator[None]:
+    """Warn of an error in a log of a folder, which must not keep the others from being read; raise LogError for one."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        if not isinstance(error, LogError):
+            what = getattr(error, "strerror", None) or " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            error = LogError(Path(path), f"cannot be read: {what}")
+        if is_one_file:
+            raise error from None
+        warnings.warn(f"left out: {error}", DsnbWarning, stacklevel=4)
+
+
+def _not_read(paths: list[str]) -> str:
+    """Return the sentence about files that may be logs but contain nothing that dsnb can read."""
+    named = ", ".join(map(displayable, paths[:MAX_UNREAD]))
+    more = f" and {len(paths) - MAX_UNREAD} more" if len(paths) > MAX_UNREAD else ""
+    are = "is no log" if len(paths) == 1 else "are no logs"
+    return f"not read: {named}{more} {are} that dsnb can read; supported are {console.KINDS}"
 
 
 def newest_bandwidth_test(folder: str | Path) -> RunPaths | None:
