@@ -180,7 +180,7 @@ def _not_read(paths: list[str]) -> str:
     named = ", ".join(map(displayable, paths[:MAX_UNREAD]))
     more = f" and {len(paths) - MAX_UNREAD} more" if len(paths) > MAX_UNREAD else ""
     are = "is no log" if len(paths) == 1 else "are no logs"
-    return f"not read: {named}{more} {are} that dsnb can read; supported are {console.KINDS}"
+    return f"not read: {named}{more} {are} that dsnb can read (see docs/how-to/foreign_logs.md)"
 
 
 def newest_bandwidth_test(folder: str | Path) -> RunPaths | None:

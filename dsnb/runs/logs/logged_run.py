@@ -85,15 +85,18 @@ def _status_and_cause(run: LoggedRun) -> tuple[str, str | None]:
         return "ok", None
     if run.failure and run.has_failed:
         return run.failure
+    if run.progress or run.scratch.get("reached") or {"samples_per_s", "tokens_per_s"} & set(run.figures):
+        return "ok", _where_it_ends(run)
+    return "interrupted", "the log ends before the first step"
+
+
+def _where_it_ends(run: LoggedRun) -> str | None:
+    """Return where a log that just stops ends; None if that was to be its end, or if it is unknown."""
+    planned = run.settings.get("steps") or run.scratch.get("bar_of")
     last = int(run.steps[-1]["step"]) if run.steps else run.scratch.get("reached", 0)
     if last:
-        planned = run.settings.get("steps") or run.scratch.get("bar_of")
-        return "ok", f"the log ends at step {last} of {planned}" if planned and last < planned else None
-    if run.unnumbered:
-        return "ok", f"the log ends without final figures, after {run.unnumbered} logged losses"
-    if not {"samples_per_s", "tokens_per_s"} & set(run.figures):
-        return "interrupted", "the log ends before the first step"
-    return "ok", None
+        return f"the log ends at step {last} of {planned}" if planned and last < planned else None
+    return f"the log ends without final figures, after {run.unnumbered} logged losses" if run.unnumbered else None
 
 
 def _warmup_lines(run: LoggedRun) -> int:

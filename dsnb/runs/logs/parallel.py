@@ -46,19 +46,23 @@ def _model_parallel_sizes(run: LoggedRun) -> None:
     unit shows itself: Megatron's arguments, a pipeline's topology, or sizes.
     """
     have = run.settings
-    gpus, ways = have.get("gpus"), have.get("data_parallel")
-    if gpus == 1:
-        ranks = 1
-    elif gpus and ways:
-        ranks = gpus // ways if gpus % ways == 0 else None
-    else:
-        ranks = 1 if run.scratch.get("engine_world") and not run.is_megatron else None
+    ranks = _ranks_of_replica(run)
     if ranks == 1 and not run.scratch.get("stages"):
         _set(run, tensor_parallel=1, pipeline_parallel=1)
     if ranks and have.get("tensor_parallel") and ranks % have["tensor_parallel"] == 0:
         _set(run, pipeline_parallel=ranks // have["tensor_parallel"])
     if ranks and have.get("pipeline_parallel") and ranks % have["pipeline_parallel"] == 0:
         _set(run, tensor_parallel=ranks // have["pipeline_parallel"])
+
+
+def _ranks_of_replica(run: LoggedRun) -> int | None:
+    """Return the GPUs of one replica of the model; None if unknown."""
+    gpus, ways = run.settings.get("gpus"), run.settings.get("data_parallel")
+    if gpus == 1:
+        return 1
+    if gpus and ways:
+        return int(gpus // ways) if gpus % ways == 0 else None
+    return 1 if run.scratch.get("engine_world") and not run.is_megatron else None
 
 
 def _set(run: LoggedRun, **settings: int | None) -> None:

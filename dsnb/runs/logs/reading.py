@@ -35,7 +35,7 @@ class Health:
         if bad_norm and not bad_loss and skipped:
             return
         if not bad_loss and not bad_norm:
-            self.read_good()
+            self.lines, self.bad, self.is_sure = self.lines + 1, 0, False
             return
         self.lines += 1
         if self.bad == 0:
@@ -44,10 +44,6 @@ class Health:
             self.says = f"{what} from {place} on"
         self.bad += 1
         self.is_sure = bool(bad_loss) or bad_norm == "nan"
-
-    def read_good(self) -> None:
-        """Judge a line whose loss and gradient norm are known to be numbers."""
-        self.lines, self.bad, self.is_sure = self.lines + 1, 0, False
 
     @property
     def has_diverged(self) -> bool:

@@ -23,10 +23,9 @@ DIFFERS = 0.02
 
 def count(run: LoggedRun) -> None:
     """Record the number of parameters that every model-parallel rank printed."""
-    printed = run.scratch.get("parameters_by_rank", {})
-    tensor, pipeline = run.settings.get("tensor_parallel"), run.settings.get("pipeline_parallel")
-    is_whole = tensor and pipeline and len(printed) == tensor * pipeline and run.shape.get("expert_parallel", 1) == 1
-    if not printed or not is_whole:
+    printed: dict[str, int] = run.scratch.get("parameters_by_rank", {})
+    tensor, pipeline = (run.settings.get(f"{how}_parallel") or 0 for how in ("tensor", "pipeline"))
+    if not printed or len(printed) != tensor * pipeline or run.shape.get("expert_parallel", 1) > 1:
         return
     total = sum(printed.values())
     if tensor * pipeline == 1:

@@ -40,7 +40,7 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 @reads("iteration: ", pattern=r"(?:^|[\s\]:])iteration: (\d{1,12}) / (\d{1,12}) \|")
 def nanotron(run: LoggedRun, match: re.Match[str]) -> None:
-    """`iteration: 1 / 20 | consumed_tokens: 16.4K | elapsed_time_per_iteration_ms: 2K | tokens_per_sec: 8.19K | ...`."""
+    """Read `iteration: 1 / 20 | consumed_tokens: 16.4K | elapsed_time_per_iteration_ms: 2K | tokens_per_sec: ...`."""
     fields = _values(match.string[match.end() - 1 :])
     if "tokens_per_sec" not in fields and "lm_loss" not in fields:
         return
@@ -135,7 +135,7 @@ def _clock(run: LoggedRun, line: str) -> float | None:
 
 @reads("Building device mesh with parallelism: ", pattern=r"parallelism: ((?:\w{2,20}=\d{1,7}(?:, )?)+)")
 def mesh(run: LoggedRun, match: re.Match[str]) -> None:
-    """`Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=1` of torchtitan."""
+    """Read `Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1` of torchtitan."""
     sizes = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", match[1])}
     ways = sizes.get("dp_replicate", 0) * sizes.get("dp_shard", 0)
     run.set_used(tensor_parallel=sizes.get("tp"), pipeline_parallel=sizes.get("pp"))
@@ -178,7 +178,7 @@ reads("sequence_length=", pattern=r"TokensArgs\(sequence_length=(\d{1,9}),|\]:\s
 
 @reads("iteration: ", pattern=r"(?:^|\s)iteration: (\d{1,12}) \|")
 def veomni(run: LoggedRun, match: re.Match[str]) -> None:
-    """`iteration: 1 | consumed samples: 32 | elapsed time per iteration (ms): 2000.0 | throughput(samples/s): ...`."""
+    """Read `iteration: 1 | consumed samples: 32 | elapsed time per iteration (ms): 2000.0 | global batch size: ...`."""
     fields = _values(match.string[match.end() - 1 :])
     elapsed_ms = positive(fields.get("elapsed time per iteration (ms)"))
     if elapsed_ms is None and "lm loss" not in fields:

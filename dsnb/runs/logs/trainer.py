@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
 from dsnb.errors import LogError
@@ -33,6 +34,7 @@ SETTINGS = {
     "total optimization": "steps",
 }
 MAX_PLAIN = 2**53
+"""Whole numbers below this are exact as floats."""
 MAX_STATE_BYTES = 256 * 2**20
 """JSON is read into memory as a whole; a file of this size would hold more than a million entries."""
 
@@ -80,7 +82,7 @@ def record_parameters(run: LoggedRun, millions: str, trainable: str | None) -> N
     """Record numbers of parameters in millions."""
     for name, text in (("parameters", millions), ("trainable_parameters", trainable)):
         value = positive(text)
-        run.record(**{name: round(value * 1e6) if value else None})
+        run.record(LOGGED, **{name: round(value * 1e6) if value else None})
 
 
 @reads("Continuing training from global step ", pattern=f"Continuing training from global step {NUMBER}")
@@ -180,9 +182,8 @@ def read_state(path: Path) -> list[LoggedRun]:
     run = LoggedRun(program="transformers Trainer", configured=True)
     run.set_used(micro_batch_size=count(_text(state, "train_batch_size")), steps=count(_text(state, "max_steps")))
     entries = [entry for entry in history if isinstance(entry, dict)]
+    _read_losses(run, [entry for entry in entries if "loss" in entry])
     for entry in entries:
-        if "loss" in entry:
-            _state_loss(run, entry)
         if "train_runtime" in entry:
             record_final(run, {name: number(_text(entry, name)) for name in entry})
     run.scratch["pairs"] = any(PAIRS_KEY in entry for entry in entries)
@@ -206,22 +207,21 @@ def _parsed(path: Path) -> Any:
         raise LogError(path, "is cut off or damaged JSON: use the console log instead", line) from error
 
 
-def _state_loss(run: LoggedRun, entry: dict[str, Any]) -> None:
-    """Record a step of a `log_history`; there may be a million, nearly all of them plain numbers."""
-    step, loss, norm = entry.get("step"), entry["loss"], entry.get("grad_norm", 0.0)
-    if not _is_plain(step, int) or step < 1 or not _is_plain(loss, float) or not _is_plain(norm, float):
-        step = count(_text(entry, "step"))
-        run.health.read(_text(entry, "loss"), _text(entry, "grad_norm"), step)
-        loss = number(_text(entry, "loss"))
-    else:
-        run.health.read_good()
-    if step is not None and loss is not None:
-        run.add_step(step, loss=loss)
-
-
-def _is_plain(value: object, kind: type) -> bool:
-    """Return whether a value is a finite number of exactly this type."""
-    return type(value) is kind and -MAX_PLAIN < value < MAX_PLAIN  # type: ignore[operator]
+def _read_losses(run: LoggedRun, entries: list[dict[str, Any]]) -> None:
+    """Record the losses of a `log_history`; there may be a million, nearly always plain numbers in the right order."""
+    steps: list[Any] = [entry.get("step") for entry in entries]
+    losses = [entry["loss"] for entry in entries]
+    norms = [entry.get("grad_norm", 0.0) for entry in entries]
+    if {*map(type, steps)} == {int} and {*map(type, losses)} | {*map(type, norms)} == {float}:
+        is_finite = np.isfinite(losses).all() and np.isfinite(norms).all()
+        if is_finite and min(steps) > 0 and max(steps) < MAX_PLAIN and (np.diff(steps) > 0).all():
+            run.steps = [{"step": step, "loss": loss} for step, loss in zip(steps, losses, strict=True)]
+            return
+    for entry in entries:
+        step, text = count(_text(entry, "step")), _text(entry, "loss")
+        run.health.read(text, _text(entry, "grad_norm"), step)
+        if step is not None and (value := number(text)) is not None:
+            run.add_step(step, loss=value)
 
 
 def _text(record: dict[str, Any], name: str) -> str:
