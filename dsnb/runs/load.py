@@ -138,16 +138,18 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
 
 def _logged(logs: list[str], is_one_file: bool, names_unread: bool = False) -> Iterator[tuple[Row, LoggedRun]]:
     """Yield each run in other programs' logs with its row; unreadable logs of a folder are left out."""
-    read, unread = [], []
-    for path in logs:
+    read: list[copies.Read] = []
+    unread: list[str] = []
+    errors = console.error_files(logs)
+    for path in [path for path in logs if path not in errors.values()]:
         with _left_out(path, is_one_file):
-            runs = console.read(Path(path))
-            if is_one_file and not runs:
-                raise LogError(Path(path), console.UNSUPPORTED)
-            if runs:
-                read.append((path, runs))
-            elif console.looks_like_log(Path(path)):
-                unread.append(path)
+            for name, runs in _read(path, errors.get(path)):
+                if is_one_file and not runs:
+                    raise LogError(Path(name), console.UNSUPPORTED)
+                if runs:
+                    read.append((name, runs))
+                elif console.looks_like_log(Path(name)):
+                    unread.append(name)
     for path, runs in copies.without_copies(read):
         made: list[tuple[Row, LoggedRun]] = []
         with _left_out(path, is_one_file):
@@ -157,6 +159,17 @@ def _logged(logs: list[str], is_one_file: bool, names_unread: bool = False) -> I
         yield from made
     if names_unread and unread:
         warnings.warn(_not_read(unread), DsnbWarning, stacklevel=2)
+
+
+def _read(path: str, errors: str | None) -> list[copies.Read]:
+    """Read a log, with the file of standard error if it belongs to its only run."""
+    runs = console.read(Path(path))
+    if errors is None:
+        return [(path, runs)]
+    if len(runs) != 1:
+        return [(path, runs), (errors, console.read(Path(errors)))]
+    console.read_errors(runs[0], Path(errors))
+    return [(path, runs)]
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """Recognizes logs by their content, not by their names, and splits a console log into training runs."""
 
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from dsnb.runs.logs import (  # noqa: F401  (they register readers)
@@ -33,8 +35,8 @@ LIKELY = re.compile(r"(?i)\.(?:log|out|err|txt|jsonl|stdout|stderr|[oe]\d{1,12})
 _CONSOLE = re.compile(
     r"DeepSpeed info: version=|SamplesPerSec=|DeepSpeedEngine configuration|WORLD INFO DICT: "
     r"|elapsed[ _]time[ _]per[ _]iteration|using world size: |iter time \(s\): "
-    r"|train_runtime|'loss': |Instantaneous batch size per |Throughput: [\d.]+ samples/sec"
-    r"|iteration: \d+ (?:/ \d+ )?\||Training epoch \d+, iteration|train_step_timing in s=|step: +\d.{0,20} loss: "
+    r"|train_runtime|'loss': |\*{5} Running training|Instantaneous batch size per |Throughput: [\d.]+ samples/sec"
+    r"|iteration: \d+ (?:/ \d+ )?\||Training epoch \d+, iteration|train_step_timing in s=|step: +\d.{0,60}loss: "
     r"|\d+/\d+ \[[\d:]+<[^]\n]{0,200}loss"
     r"|:main\] cmd = |run sh: |with command: |Setting OMP_NUM_THREADS|^\++ .*\.py|\[INFO:swift\]"
     r"|Traceback \(most recent call last\)|OutOfMemoryError: |srun: error: |slurmstepd: error: |Killing subprocess"
@@ -72,6 +74,19 @@ def _read_console(path: Path) -> list[LoggedRun]:
             runs.append(LoggedRun())
         read_line(runs[-1], line)
     return [run for run in runs if run.program or run.launched]
+
+
+def error_files(paths: Sequence[str]) -> dict[str, str]:
+    """Return the files of standard output among paths, each with that of standard error beside it."""
+    outputs = {os.path.splitext(path)[0]: path for path in paths if path.endswith((".out", ".stdout"))}
+    errors = [path for path in paths if path.endswith((".err", ".stderr"))]
+    return {outputs[stem]: path for path in errors if (stem := os.path.splitext(path)[0]) in outputs}
+
+
+def read_errors(run: LoggedRun, path: Path) -> None:
+    """Read the standard error of a run whose standard output was read: progress, settings and failures."""
+    for line in relevant_lines(path, {needle for needle, _ in READERS}):
+        read_line(run, line)
 
 
 def looks_like_log(path: Path) -> bool:

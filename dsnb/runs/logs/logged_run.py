@@ -106,18 +106,20 @@ def _warmup_lines(run: LoggedRun) -> int:
 
 def _throughput(run: LoggedRun, table: pd.DataFrame) -> None:
     """Derive samples/s, tokens/s and step time from each other: work over time, never a mean of rates."""
-    have, gpus = run.figures, run.settings.get("gpus")
-    batch, length = run.settings.get("global_batch_size"), run.settings.get("seq_len")
+    have, settings = run.figures, run.settings
+    batch, length = settings.get("global_batch_size"), settings.get("seq_len")
     timed = table.iloc[_warmup_lines(run) :]
     if "samples_per_s" not in have and run.scratch.get("first_is_slow"):
         _over_steps(run, timed)
-    if "samples_per_s" not in have and "samples_per_s_running" in have and not run.scratch.get("parts"):
-        run.record(samples_per_s=have["samples_per_s_running"])
     if run.scratch.get("parts"):
-        have.pop("samples_per_s_running", None)
-        run.provenance.pop("samples_per_s_running", None)
+        run.forget("samples_per_s_running")
+    if "samples_per_s" not in have:
+        run.record(samples_per_s=have.get("samples_per_s_running"))
     if not {"samples_per_s", "step_time_mean_s"} & set(have):
         _over_steps(run, timed)
+    _per_gpu(run)
+    if "samples_per_s" not in have and run.scratch.get("first_is_slow") and have.get("tokens_per_s") and length:
+        run.record(DERIVED, samples_per_s=have["tokens_per_s"] / length)
     if not {"samples_per_s", "step_time_mean_s", "train_runtime_s"} & set(have):
         _over_stamps(run, table)
     if "samples_per_s" not in have and have.get("step_time_mean_s") and batch and not length:
@@ -125,17 +127,19 @@ def _throughput(run: LoggedRun, table: pd.DataFrame) -> None:
     if "samples_per_s" in have and _sequences(run) > 1:
         run.record(DERIVED, samples_per_s=have["samples_per_s"] * _sequences(run))
         run.notes.append(PAIRS)
-    rate = have.get("samples_per_s")
-    if rate and length and "tokens_per_s" not in have:
-        run.record(DERIVED, tokens_per_s=rate * length)
+    if have.get("samples_per_s") and length and "tokens_per_s" not in have:
+        run.record(DERIVED, tokens_per_s=have["samples_per_s"] * length)
     _step_time(run)
-    if "tokens_per_s" not in have and have.get("tokens_per_s_per_gpu") and gpus:
-        run.record(DERIVED, tokens_per_s=have["tokens_per_s_per_gpu"] * gpus)
-    elif have.get("tokens_per_s") and gpus:
-        run.record(DERIVED, tokens_per_s_per_gpu=have["tokens_per_s"] / gpus)
-    if run.scratch.get("first_is_slow") and "samples_per_s" not in have and have.get("tokens_per_s") and length:
-        run.record(DERIVED, samples_per_s=have["tokens_per_s"] / length)
-        _step_time(run)
+    _per_gpu(run)
+
+
+def _per_gpu(run: LoggedRun) -> None:
+    """Derive tokens/s of all GPUs and of one from each other."""
+    rate, of_one, gpus = *map(run.figures.get, RATES), run.settings.get("gpus")
+    if gpus and rate and not of_one:
+        run.record(DERIVED, tokens_per_s_per_gpu=rate / gpus)
+    if gpus and of_one and not rate:
+        run.record(DERIVED, tokens_per_s=of_one * gpus)
 
 
 def _step_time(run: LoggedRun) -> None:

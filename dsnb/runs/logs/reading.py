@@ -119,6 +119,11 @@ class LoggedRun:
             if value is not None and value >= self.figures.get(name, 0.0):
                 self.record(LOGGED, **{name: value})
 
+    def forget(self, figure: str) -> None:
+        """Remove a figure that turned out to be of something else."""
+        self.figures.pop(figure, None)
+        self.provenance.pop(figure, None)
+
     def add_step(self, step: int, **values: float | None) -> None:
         """Add a step or complete the last one; an earlier one is another rank's copy."""
         measured = {name: value for name, value in values.items() if value is not None}

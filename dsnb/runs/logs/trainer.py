@@ -102,14 +102,15 @@ def bar(run: LoggedRun, match: re.Match[str]) -> None:
     Bars of another length are not the training's, nor are those with other words, such as `Map:`.
     """
     words, step, steps, elapsed = match[1] or "", int(match[2]), int(match[3]), match[4]
-    epoch = _EPOCH.search(words)
-    if epoch:  # a bar for each epoch
+    t_s = seconds(elapsed)
+    if epoch := _EPOCH.search(words):  # a bar for each epoch
+        t_s = t_s if epoch[1] == "1" else None
         step, steps = step + (int(epoch[1]) - 1) * steps, int(epoch[2]) * steps
     planned = run.settings.get("steps")
     is_training = steps == planned or (not planned and _TRAINING.match(words))
     if not is_training or steps != (planned or run.scratch.setdefault("bar_of", steps)):
         return
-    run.scratch.update(bar=step, bar_t_s=seconds(elapsed), reached=max(step, run.scratch.get("reached", 0)))
+    run.scratch.update(bar=step, bar_t_s=t_s, reached=max(step, run.scratch.get("reached", 0)))
     if loss := _POSTFIX.search(match.string, match.end()):
         norm = _POSTFIX_NORM.search(match.string, match.end())
         run.program, run.configured = run.program or CONSOLE, True
