@@ -7,7 +7,7 @@ first of those that say most about the cause counts.
 import re
 import signal
 
-from dsnb.runs.logs.reading import CONSEQUENCE, SHORTAGE, LoggedRun, failure, reads
+from dsnb.runs.logs.reading import CAUSE, CONSEQUENCE, END, SHORTAGE, LoggedRun, failure, reads
 
 _EXCEPTION = r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|OutOfResources)(?:: .*|\s*$))"
 _OF_OTHERS = re.compile(
@@ -120,7 +120,7 @@ reads(
 )(lambda run, match: run.fail("failed", f"{APART} ({match[0]})", SHORTAGE))  # fmt: skip
 for needle, pattern, status, cause, says in (
     ("Killing subprocess", "", "failed", "the launcher ended its ranks before the training reported a result",
-     CONSEQUENCE),
+     END),
     (": Out Of Memory", "", "oom", HOST_MEMORY, SHORTAGE),
     ("DefaultCPUAllocator: ", "can't allocate memory|not enough memory", "oom", HOST_MEMORY, SHORTAGE),
     ("Cannot allocate memory", r"Errno 12", "oom", HOST_MEMORY, SHORTAGE),
@@ -129,6 +129,6 @@ for needle, pattern, status, cause, says in (
     ("DUE TO TIME LIMIT", "", "timeout", "Slurm ended it at its time limit", SHORTAGE),
     ("Watchdog caught collective", "", "failed", "a collective operation timed out (NCCL watchdog)", CONSEQUENCE),
     ("Killed", r"^(?:.{0,200}: line \d{1,6}: +\d{1,9} |srun: error: .{0,200}: )?Killed\b", "failed",
-     KILLED.format(code=-9), CONSEQUENCE + 1),
+     KILLED.format(code=-9), CAUSE),
 ):  # fmt: skip
     reads(needle, pattern=pattern)(failure(status, cause, says))

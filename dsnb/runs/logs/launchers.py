@@ -108,7 +108,7 @@ def command(run: LoggedRun, match: re.Match[str]) -> None:
     if run.configured:
         return
     line = match.string
-    words = re.split(r"[\s,\[\]'\"\\]+", line)[:-1]  # the last word may be cut off
+    words = re.split(r"[\s,\[\]'\"`\\]+", line)[:-1]  # the last word may be cut off
     script = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
     is_command = any(said in line for said in COMMANDS) or _TRACE.match(line)
     if script is None or (not is_command and _COMPLAINT.search(line)):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LOGGED, DERIVED = PROVENANCES = ("as logged", "derived")
-CONSEQUENCE, CAUSE, SHORTAGE = range(3)
-"""How much a line says about why a run failed: the end of its ranks, what ended one of them, or what was missing."""
+END, CONSEQUENCE, CAUSE, SHORTAGE = range(4)
+"""How much a line says about why a run failed: that its ranks were ended, how, what ended the first, what it lacked."""
 CONSOLE = "console"
 """The program of a log that only shows how its program was launched or how it failed."""
 
@@ -80,7 +80,7 @@ class LoggedRun:
     notes: list[str] = field(default_factory=list)
     failure: tuple[str, str] | None = None
     """Status and cause, from the first of the lines that say most about a failure."""
-    failure_says: int = CONSEQUENCE
+    failure_says: int = END
     """How much that line says."""
     failed_after: int = 0
     """Progress before that line."""

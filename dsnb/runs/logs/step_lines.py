@@ -106,7 +106,7 @@ def torchtitan(run: LoggedRun, match: re.Match[str]) -> None:
 
     `tps` are tokens/s of one GPU; earlier versions call them `wps`.
     """
-    fields = dict(re.findall(r"(\w{1,30}): {1,9}([-+\w.,]{1,30})", match.string[match.start() :]))
+    fields = dict(re.findall(r"(\w{1,30}): {1,9}([-+\w.,]{1,30})(?=[\s(%])", match.string[match.start() :]))
     if not {"tps", "wps", "memory"} & set(fields):
         return
     _start(run, "torchtitan")
