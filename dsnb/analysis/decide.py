@@ -183,9 +183,8 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
 
 def global_batch(runs: pd.DataFrame) -> pd.Series:
     """Return the sequences per optimizer step of each run; NaN if unknown."""
-    ranks = numbers(runs, "gpus") / numbers(runs, "tensor_parallel").fillna(1)
-    parallel = ranks / numbers(runs, "pipeline_parallel").fillna(1)
-    computed = parallel * numbers(runs, "micro_batch_size") * numbers(runs, "grad_accum").fillna(1)
+    replicas = numbers(runs, "gpus") / (numbers(runs, "tensor_parallel") * numbers(runs, "pipeline_parallel"))
+    computed = replicas * numbers(runs, "micro_batch_size") * numbers(runs, "grad_accum")
     return numbers(runs, "global_batch_size").fillna(computed)
 
 

@@ -28,6 +28,8 @@ IRRELEVANT = {
     "profile", "memory_limit_gib",
 }  # fmt: skip
 """Settings that do not change GPU memory, or only limit it; differences in them are ignored here."""
+NEEDED = ("gpus", "tensor_parallel", "pipeline_parallel", "activation_checkpointing")
+"""Settings of which other programs' logs may say nothing, so that there is no theory."""
 COLUMNS = ["experiment", "n", "where", "measured_gib", "theory_gib", "rest_gib", *(f"{part}_gib" for part in PARTS)]
 CHANGES = ["change", "base", "experiment", "measured_gib", "theory_gib", "where"]
 
@@ -37,12 +39,13 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns `COLUMNS`, one row per experiment in order of appearance: `where` is what was measured (`allocated`,
     `reserved` or `on device`), `measured_gib` its median, `theory_gib` and its parts are missing if the model's shape
-    is unknown, and `rest_gib` is measured less theory.
+    or one of the settings `NEEDED` is unknown, and `rest_gib` is measured less theory.
     """
     rows = []
     for name, part in _measured(runs).groupby("experiment", sort=False):
         column = next(column for column in WHERE if part[column].notna().any())
-        parts = {f"{part_name}_gib": gib for part_name, gib in theory(part.iloc[0].to_dict()).items()}
+        first = part.iloc[0].to_dict()
+        parts = {f"{part_name}_gib": gib for part_name, gib in (theory(first) if first["has_needed"] else {}).items()}
         measured_gib, theory_gib = part[column].median(), sum(parts.values()) if parts else math.nan
         figures = {"measured_gib": measured_gib, "theory_gib": theory_gib, "rest_gib": measured_gib - theory_gib}
         rows.append({"experiment": name, "n": len(part), "where": WHERE[column], **figures, **parts})
@@ -50,8 +53,9 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the ok runs with a figure of memory, with missing settings set to their defaults."""
+    """Return the ok runs with a figure of memory, with missing settings set to their defaults, and `has_needed`."""
     runs = named_runs(runs)
+    runs = runs.assign(has_needed=runs[[name for name in NEEDED if name in runs]].notna().all(axis=1))
     missing = [name for name in (*DEFAULTS, *WHERE, "data_parallel", "parameters") if name not in runs]
     runs = runs.reindex(columns=[*runs.columns, *missing])
     ok = runs[(runs["status"] == "ok") & runs[list(WHERE)].notna().any(axis=1)]

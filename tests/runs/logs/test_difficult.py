@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 
 import dsnb
+from dsnb.analysis.decide import global_batch
+from dsnb.analysis.memory_use import footprint
 from dsnb.analysis.tasks import tasks
 from dsnb.cli import summary_table
 from dsnb.errors import DsnbWarning
@@ -186,6 +188,15 @@ def test_an_unknown_number_of_gpus_is_not_ranked_against_a_known_one(tmp_path):
     ranked = {title: table for title, table, _ in summary_table.blocks(two)}
     assert list(ranked["opt-350m, sequence 512, on 8 GPUs"]["vs best"]) == ["best", "\N{MINUS SIGN}100.0 %"]
     assert "vs best" not in ranked["opt-350m, sequence 512, an unknown number of GPUs"]  # not even each other
+
+
+def test_no_theory_of_memory_without_the_settings_that_it_needs(tmp_path):
+    for name in ("gpus_not_logged", "torchtitan_settings"):
+        write(tmp_path, name, LOGS[name])
+    runs = dsnb.load_runs(tmp_path).assign(model="opt-350m")
+    theory_gib = footprint(runs).set_index("experiment")["theory_gib"]
+    assert theory_gib.notna().to_dict() == {"gpus_not_logged": False, "torchtitan_settings": True}
+    assert global_batch(runs).isna().tolist() == [True, False]
 
 
 def test_sizes_by_arguments(tmp_path):
