@@ -200,7 +200,8 @@ def fastest_replica(runs: pd.DataFrame) -> tuple[int, dict[int, float]]:
     of GPU raise SettingsError.
     """
     runs = as_runs(runs).reset_index(drop=True)
-    columns = ("tokens_per_s_per_gpu", "micro_batch_size", "gpus", "tensor_parallel", "pipeline_parallel")
+    parallel = [name for name in ("tensor_parallel", "pipeline_parallel") if name in runs]  # 1 without the columns
+    columns = ("tokens_per_s_per_gpu", "micro_batch_size", "gpus", *parallel)
     ok = runs[(runs["status"] == "ok") & pd.concat([numbers(runs, name) > 0 for name in columns], axis=1).all(axis=1)]
     if ok.empty:
         raise SettingsError("no run is ok with a throughput and a micro-batch size: measure some sizes first")
@@ -213,7 +214,7 @@ def fastest_replica(runs: pd.DataFrame) -> tuple[int, dict[int, float]]:
     for _, alike in workloads(ok.drop(columns=["micro_batch_size", "grad_accum"], errors="ignore")):
         sizes = numbers(ok.loc[alike.index], "micro_batch_size").astype(int)
         speeds = numbers(alike, "tokens_per_s_per_gpu").groupby(sizes).median()
-        gpus = [numbers(alike, name).iloc[0] for name in ("tensor_parallel", "pipeline_parallel")]
+        gpus = [numbers(alike, name).iloc[0] for name in parallel]
         replicas.append((int(math.prod(gpus)), {int(size): float(speed) for size, speed in speeds.items()}))
     return max(replicas, key=lambda replica: (max(replica[1].values()), -replica[0]))
 
