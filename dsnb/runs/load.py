@@ -42,6 +42,8 @@ BANDWIDTH_COLUMNS = [
 _RUN = RunPaths(Path())
 _EXPERIMENT, _BANDWIDTH_PLAN = _RUN.experiment.name, _RUN.bandwidth_plan.name
 _RECORDS = {_RUN.result.name, _RUN.environment.name}
+_OWN = {file.name for file in (_RUN.steps, _RUN.gpu, _RUN.bandwidth, _RUN.failures)}
+"""dsnb's own records, which are no logs of other programs."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
@@ -258,8 +260,10 @@ def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
             below.clear()
             runs.append(folder)
         else:
+            own = _OWN | ({_RUN.job_log.name, _RUN.console.name} if _RUN.slurm.name in files else set())
             # No pipes, nor links to nothing.
-            maybe = [name for name in files if not name.startswith(".") and not name.lower().endswith(console.NEVER)]
+            maybe = [name for name in sorted({*files} - own) if not name.startswith(".")]
+            maybe = [name for name in maybe if not name.lower().endswith(console.NEVER)]
             logs += filter(os.path.isfile, (os.path.join(folder, name) for name in maybe))
     return sorted(runs, key=_sort_key), sorted(logs, key=_sort_key)
 

@@ -18,7 +18,7 @@ from dsnb.runs.logs import (  # noqa: F401  (they register readers)
 from dsnb.runs.logs.reading import READERS, LoggedRun
 from dsnb.runs.logs.text import open_text, relevant_lines
 
-LAUNCHERS = ("Setting OMP_NUM_THREADS environment variable", ":main] cmd = ")
+LAUNCHERS = ("Setting OMP_NUM_THREADS environment variable", ":main] cmd = ", "run sh: ")
 LAUNCHES = (*LAUNCHERS, "Initializing torch distributed with backend", "Initializing TorchBackend in DeepSpeed")
 WORLD, TRAINING = "using world size: ", "***** Running training *****"
 BEGINNINGS = (*LAUNCHES, WORLD, TRAINING)
@@ -96,14 +96,13 @@ def looks_like_log(path: Path) -> bool:
 
 def read_line(run: LoggedRun, line: str) -> None:
     """Pass a line to every reader whose search string it contains."""
-    for needle, reader in READERS:
-        if needle in line:
-            reader(run, line)
+    for reader in [reader for needle, reader in READERS if needle in line]:
+        reader(run, line)
 
 
 def _begins_new_run(run: LoggedRun, line: str) -> bool:
     """Return whether a line is the start of another run."""
-    if run.ended and TRAINING in line:
+    if TRAINING in line and (run.ended or (run.has_failed and run.progress)):
         return True
     if run.configured or run.ended:
         return any(launch in line for launch in (*LAUNCHES, WORLD))

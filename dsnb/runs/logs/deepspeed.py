@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from dsnb.runs.logs.launchers import stage, stages
-from dsnb.runs.logs.reading import DERIVED, LoggedRun, reads, used
+from dsnb.runs.logs.reading import DERIVED, LoggedRun, not_finite, reads, used
 from dsnb.runs.logs.text import NUMBER, count, number, number_from_0, positive
 
 _OFFLOAD = re.compile(r"offload_(param|optimizer)=\w+\(device=(?:<\w+\.)?'?(\w+)")
@@ -218,10 +218,15 @@ def end_to_end(run: LoggedRun, match: re.Match[str]) -> None:
     run.record(DERIVED, samples_per_s=samples / run.scratch["steps_s"])
 
 
-@reads("act_loss", "Actor Loss: ")
-def actor_and_critic(run: LoggedRun, _match: re.Match[str]) -> None:
+@reads(
+    "act_loss",
+    "Actor Loss: ",
+    pattern=r"(?:act_loss|Actor Loss): ?([-+\w.]{1,30}) ?\| ?(?:cri_loss|Critic Loss): ?([-+\w.]{1,30})",
+)
+def actor_and_critic(run: LoggedRun, match: re.Match[str]) -> None:
     """`...|ppo_ep: 1|act_loss: 0.2|cri_loss: 0.1|...`: two engines share the log, so their rates are of parts."""
     run.scratch["parts"] = True
+    run.health.read(next(filter(not_finite, match.groups()), match[1]))
 
 
 def _whole_step(run: LoggedRun, time_s: float | None) -> None:

@@ -15,6 +15,7 @@ _OF_OTHERS = re.compile(
     r"|Connection (?:closed|reset) by peer|SystemExit"
 )
 """Exceptions that report the end of another process."""
+_OUT_OF_HOST_MEMORY = re.compile(r"(?:[\w.]{1,100}\._Array)?MemoryError\b")
 _BATCH = re.compile(r"train_batch_size is not equal to .{0,80}? (\d{1,9}) != (\d{1,9}) \* (\d{1,9}) \* (\d{1,9})")
 _HARMLESS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 """Signals by which launchers and schedulers end ranks."""
@@ -45,7 +46,9 @@ def error(run: LoggedRun, match: re.Match[str]) -> None:
     if not run.scratch.get("traceback") and not match[1].endswith("OutOfMemoryError"):
         return
     run.launched = True
-    if _OF_OTHERS.search(match[1]):
+    if _OUT_OF_HOST_MEMORY.match(match[1]):
+        run.fail("oom", HOST_MEMORY, SHORTAGE)
+    elif _OF_OTHERS.search(match[1]):
         run.fail("failed", match[1], CONSEQUENCE)
     else:
         run.fail("failed", match[1])

@@ -18,13 +18,18 @@ TOTALS = ("total_steps", "max_steps")
 LOSSES = ("loss", "lm_loss", "train_loss")
 TIMES = ("elapsed_time", "train_runtime", "current_steps", "throughput", "learning_rate", "lr", "grad_norm", "epoch")
 """Keys that a training's entry has beside its step and loss."""
+FIRST_LINES = 4
+"""Lines that are looked at to recognise a log."""
 _PARAMETERS = re.compile(r"([\d.,]{1,20})M Params(?: \(([\d.,]{1,20})M Trainable)?")
 
 
 def is_log(head: str) -> bool:
-    """Return whether the first line is an entry of a training: a step, a loss, and what only trainings log."""
-    line = head[:MAX_LINE].partition("\n")[0]
-    entry = _parsed(line) if line.lstrip().startswith("{") and len(line) < MAX_LINE else None
+    """Return whether one of the first lines is an entry of a training: a step, and what only trainings log."""
+    return any(_is_entry(line) for line in head[:MAX_LINE].split("\n")[:FIRST_LINES])
+
+
+def _is_entry(line: str) -> bool:
+    entry = _parsed(line) if line.lstrip().startswith("{") and line.rstrip().endswith("}") else None
     if entry is None or "log_history" in entry:
         return False
     return any(name in entry for name in STEPS) and any(name in entry for name in (*TIMES, *LOSSES))

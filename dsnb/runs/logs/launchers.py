@@ -19,6 +19,11 @@ def stage(text: str) -> int | None:
     return int(text) if text.strip() in {"0", "1", "2", "3"} else None
 
 
+def all_weights(text: str) -> int | None:
+    """Parse what is trained: without adapters, their rank is 0."""
+    return 0 if text.strip() == "full" else None
+
+
 def builtin(text: str) -> int | None:
     """Parse the name of a configuration that ms-swift contains, such as `zero3` or `zero2_offload`."""
     match = re.fullmatch(r"zero([0-3])(?:_offload)?", text.strip())
@@ -80,6 +85,9 @@ FLAGS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "disable_dropout": ("dropout", switch(0.0)),
     "offload": ("offload", switch("all-cpu")),
     # ms-swift and LLaMA-Factory
+    "train_type": ("lora_rank", all_weights),
+    "tuner_type": ("lora_rank", all_weights),
+    "finetuning_type": ("lora_rank", all_weights),
     "model": ("model", model),
     "deepspeed": ("zero_stage", builtin),
     "max_length": ("seq_len", count),
@@ -115,6 +123,8 @@ def command(run: LoggedRun, match: re.Match[str]) -> None:
         return
     run.launched = run.launched or bool(is_command)
     _settings(run, words[script:])
+    if "--critic_model_name_or_path" in line:  # a second engine, whose rate is no more that of whole steps
+        run.scratch["parts"] = True
     if PAIRED.search(words[script]):
         run.scratch["pairs"] = True
     if CHAT.search(line):
@@ -153,5 +163,6 @@ def launcher(run: LoggedRun, _match: re.Match[str]) -> None:
 reads("local_world_size: ", pattern=r"rank: \d{1,6}, local_rank: \d{1,6}, world_size: (\d{1,6}), local_world_size: \d")(
     used(gpus=count)
 )
+reads("Num processes: ", pattern=r"^Num processes: (\d{1,7})\s*\n")(used(gpus=count))  # accelerate's
 reads("nnodes=", pattern=r"nnodes=(\d{1,6}), num_local_procs=\d{1,4}")(used(nodes=count))
 reads("dist_world_size=", pattern=r"dist_world_size=(\d{1,7})\D")(used(gpus=count))

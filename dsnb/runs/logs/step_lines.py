@@ -114,7 +114,7 @@ def torchtitan(run: LoggedRun, match: re.Match[str]) -> None:
     memory_gib = re.match(NUMBER, fields.get("memory", "").replace("GiB", " "))
     run.record_max(peak_reserved_gib=positive(memory_gib[1]) if memory_gib else None)
     _add(
-        run, int(match[1]), fields["loss"], fields.get("grad_norm", ""), t_s=_clock(run, match.string),
+        run, int(match[1]), match[3], fields.get("grad_norm", ""), t_s=_clock(run, match.string),
         tokens_per_s_per_gpu=positive(fields.get("tps") or fields.get("wps")),
         tflops_per_gpu=positive(fields.get("tflops")),
     )  # fmt: skip

@@ -95,7 +95,7 @@ def resumed(run: LoggedRun, match: re.Match[str]) -> None:
         )
 
 
-@reads("s/it", "it/s", "?it/s", pattern=_BAR.pattern)
+@reads("s/it", "it/s", pattern=_BAR.pattern)
 def bar(run: LoggedRun, match: re.Match[str]) -> None:
     """Read the step from `  2%|2  | 10/500 [00:12<09:50,  1.20s/it]`, also after `Train:` or `Epoch 2/3:`.
 
@@ -111,7 +111,7 @@ def bar(run: LoggedRun, match: re.Match[str]) -> None:
     if not is_training or steps != (planned or run.scratch.setdefault("bar_of", steps)):
         return
     run.scratch.update(bar=step, bar_t_s=t_s, reached=max(step, run.scratch.get("reached", 0)))
-    if loss := _POSTFIX.search(match.string, match.end()):
+    if "loss" in match.string and (loss := _POSTFIX.search(match.string, match.end())):
         norm = _POSTFIX_NORM.search(match.string, match.end())
         run.program, run.configured = run.program or CONSOLE, True
         _record_loss(run, loss[1], norm[1] if norm else "")
@@ -125,7 +125,7 @@ def loss(run: LoggedRun, match: re.Match[str]) -> None:
     """
     texts = dict(_PAIR.findall(match[0]))
     _trainer(run)
-    if place := _PLACE.search(match[0]):
+    if "max_steps" in match[0] and (place := _PLACE.search(match[0])):
         run.program = SWIFT
         run.set_used(steps=count(place[2]))
         elapsed = _ELAPSED.search(match[0])

@@ -291,6 +291,66 @@ def test_files_that_are_not_read_are_named(tmp_path):
         dsnb.load_runs(tmp_path)
 
 
+def test_records_of_dsnb_itself_are_no_logs_of_others(tmp_path):
+    """Nor is the output of a Slurm job that has not started."""
+    (tmp_path / "run1").mkdir()
+    (tmp_path / "run1" / "steps.jsonl").write_text('{"step": 1, "loss": 2.0, "grad_norm": 1.0}\n')
+    (tmp_path / "run2").mkdir()
+    (tmp_path / "run2" / "slurm.json").write_text("{}")
+    (tmp_path / "run2" / "job.log").write_text(LOGS["swift_exception"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dsnb.load_runs(tmp_path).empty
+
+
+def test_two_attempts_without_a_launcher_are_two_runs(tmp_path):
+    """The first ran out of memory after three losses; an exception that was caught before them is no attempt."""
+    lost = "".join(f"{{'loss': {loss}, 'grad_norm': 1.0, 'epoch': 0.1}}\n" for loss in (2.2, 2.1, 2.0))
+    caught = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'flash_attn'\n"
+    begins = "***** Running training *****\n  Total optimization steps = 100\n"
+    runs = dsnb.load_runs(write(tmp_path, "a", caught + begins + lost + LOGS["out_of_memory"] + begins + lost))
+    assert runs[["repeat", "status", "loss_last"]].to_numpy().tolist() == [[1, "oom", 2.0], [2, "ok", 2.0]]
+
+
+PPO = "epoch: 0|step: {}|ppo_ep: 1|act_loss: {}|cri_loss: {}|unsuper_loss: 0.0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Without an end-to-end line, the time stamps tell: 10 steps in 40 s.
+        (
+            "".join(line for line in LOGS["rlhf_step3"].splitlines(keepends=True) if "E2E" not in line),
+            {"step_time_mean_s": 4.0, "samples_per_s": None},
+        ),
+        # Newer versions: 16 samples in 4 s, then 16 in 2 s.
+        (
+            LOGS["rlhf_step3"].replace("|E2E", "|x")
+            + "End-to-End => Latency: 4.00s, TFLOPs: 3.29, Samples/sec: 4.00, Time/seq 0.25s, Batch Size: 16\n"
+            + "End-to-End => Latency: 2.00s, TFLOPs: 3.29, Samples/sec: 8.00, Time/seq 0.12s, Batch Size: 16\n",
+            {"step_time_mean_s": 3.0, "samples_per_s": 32 / 6},
+        ),
+        (LOGS["rlhf_step3"] + PPO.format(20, "nan", "0.1"), {"status": "nan"}),
+        ("Num processes: 4\nProcess index: 0\n" + LOGS["no_bars"], {"gpus": 4, "nodes": None}),
+        (
+            LOGS["out_of_memory"].replace("torch.cuda.OutOf", ""),
+            {"status": "oom", "cause": "the host's memory was not enough"},
+        ),
+        (LOGS["neox"].replace("True........................updated", "False"), {"activation_checkpointing": False}),
+        (
+            "".join(line for line in LOGS["neox"].splitlines(keepends=True) if "checkpoint" not in line),
+            {"activation_checkpointing": None, "gpus": 4},
+        ),
+        (LOGS["swift_out_of_memory"].replace("--train_type lora --lora_rank 8", "--train_type full"), {"lora_rank": 0}),
+        (LOGS["swift_out_of_memory"].replace("--train_type lora --lora_rank 8", ""), {"lora_rank": None}),
+    ],
+)  # fmt: skip
+def test_other_forms(tmp_path, text, expected):
+    row = only(dsnb.load_runs(write(tmp_path, "a", text)))
+    for column, value in expected.items():
+        assert pd.isna(row[column]) if value is None else row[column] == pytest.approx(value), column
+
+
 def test_standard_error_belongs_to_standard_output(tmp_path):
     """Beside its output, a failure is the run's; alone, it is a run."""
     losses = "".join(f"{{'loss': {loss}, 'grad_norm': 1.0, 'epoch': 0.1}}\n" for loss in (2.1, 2.0))
