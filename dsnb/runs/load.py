@@ -140,27 +140,38 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
 
 def _logged(logs: list[str], is_one_file: bool, names_unread: bool = False) -> Iterator[tuple[Row, LoggedRun]]:
     """Yield each run in other programs' logs with its row; unreadable logs of a folder are left out."""
-    read: list[copies.Read] = []
-    unread: list[str] = []
-    errors = console.error_files(logs)
-    for path in [path for path in logs if path not in errors.values()]:
-        with _left_out(path, is_one_file):
-            for name, runs in _read(path, errors.get(path)):
-                if is_one_file and not runs:
-                    raise LogError(Path(name), console.UNSUPPORTED)
-                if runs:
-                    read.append((name, runs))
-                elif console.looks_like_log(Path(name)):
-                    unread.append(name)
-    for path, runs in copies.without_copies(read):
+    unread = []
+    for path, runs in _read_all(logs, is_one_file):
         made: list[tuple[Row, LoggedRun]] = []
         with _left_out(path, is_one_file):
+            if is_one_file and not runs:
+                raise LogError(Path(path), console.UNSUPPORTED)
+            if not runs and console.looks_like_log(Path(path)):
+                unread.append(path)
             shown = Path(displayable(path))
             named = zip(runs, names_from_log(path, runs), strict=True)
             made = [(logged_run.row(run, shown, names), run) for run, names in named]
         yield from made
     if names_unread and unread:
         warnings.warn(_not_read(unread), DsnbWarning, stacklevel=2)
+
+
+def _read_all(logs: list[str], is_one_file: bool) -> Iterator[copies.Read]:
+    """Yield the runs of one log after the other, in constant memory but for records, which may be copies of another."""
+    errors = console.error_files(logs)
+    records = {}
+    for path in [path for path in logs if path.endswith(copies.RECORDS)]:
+        with _left_out(path, is_one_file):
+            records[path] = console.read(Path(path))
+    kept = dict(copies.without_copies([*records.items()]))
+    for path in [path for path in logs if path not in errors.values()]:
+        read: list[copies.Read] = []
+        if path in kept:
+            read = [(path, kept[path])]
+        elif not path.endswith(copies.RECORDS):
+            with _left_out(path, is_one_file):
+                read = _read(path, errors.get(path))
+        yield from read
 
 
 def _read(path: str, errors: str | None) -> list[copies.Read]:

@@ -16,7 +16,11 @@ _OF_OTHERS = re.compile(
 )
 """Exceptions that report the end of another process."""
 _OUT_OF_HOST_MEMORY = re.compile(r"(?:[\w.]{1,100}\._Array)?MemoryError\b")
-_BATCH = re.compile(r"train_batch_size is not equal to .{0,80}? (\d{1,9}) != (\d{1,9}) \* (\d{1,9}) \* (\d{1,9})")
+_BATCH = r"train_batch_size is not equal to .{0,80}? (\d{1,9}) != (\d{1,9}) \* (\d{1,9}) \* (\d{1,9})"
+_EXIT = (
+    r"(?:exits with return code =|exitcode {0,4}:|(?i:exit) code:?) {0,3}(-?\d{1,9})\b"
+    r"|Signal (\d{1,2}) \(\w+\) received"
+)
 _HARMLESS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 """Signals by which launchers and schedulers end ranks."""
 HOST_MEMORY = "the host's memory was not enough"
@@ -54,7 +58,7 @@ def error(run: LoggedRun, match: re.Match[str]) -> None:
         run.fail("failed", match[1])
 
 
-@reads("train_batch_size is not equal to", pattern=_BATCH.pattern)
+@reads("train_batch_size is not equal to", pattern=_BATCH)
 def batch(run: LoggedRun, match: re.Match[str]) -> None:
     """DeepSpeed's `... train_batch_size is not equal to micro_batch_per_gpu * ... * world_size 64 != 4 * 8 * 1`."""
     total, micro, accumulated, ranks = map(int, match.groups())
@@ -66,12 +70,10 @@ def batch(run: LoggedRun, match: re.Match[str]) -> None:
     run.fail("failed", cause, SHORTAGE)
 
 
-@reads("exits with return code", "exitcode", "exited with exit code", "Signal ",
-       pattern=r"exits with return code = (-?\d{1,9})|exitcode ?: {1,3}(-?\d{1,9})|exited with exit code (\d{1,9})"
-       r"|(Signal) (\d{1,2}) \(\w+\) received")  # fmt: skip
+@reads("return code", "exitcode", "exit code", "Signal ", pattern=_EXIT)
 def ended(run: LoggedRun, match: re.Match[str]) -> None:
     """Read how launchers report the exit code of a rank: those of signals are negative, or 128 larger."""
-    code = -int(match[5]) if match[4] else int(match[1] or match[2] or match[3])
+    code = int(match[1]) if match[1] else -int(match[2])
     number = 0
     if code < 0:
         number = -code

@@ -15,9 +15,7 @@ from dsnb.runs.logs.text import NUMBER, count, number, positive, seconds
 _PAIR = re.compile(r"['\"]([\w()/.%-]{1,60})['\"]: {0,20}['\"]?" + NUMBER)
 _PLACE = re.compile(r"global_step/max_steps\]?['\"]: {0,9}['\"](\d{1,9})/(\d{1,9})['\"]")
 _ELAPSED = re.compile(r"['\"]elapsed_time['\"]: {0,9}['\"]([^'\"]{1,40})['\"]")
-_BAR = re.compile(
-    r"^\s{0,9}(?:([\w ./()=-]{1,60}?):[\s:]{0,6})?\d{1,3}%\|[^|]{0,500}\| *(\d{1,9})/(\d{1,9}) \[([\d:]{1,20})<"
-)
+_BAR = r"^\s{0,9}(?:([\w ./()=-]{1,60}?):[\s:]{0,6})?\d{1,3}%\|[^|]{0,500}\| *(\d{1,9})/(\d{1,9}) \[([\d:]{1,20})<"
 _EPOCH = re.compile(r"(?i)epoch (\d{1,6})/(\d{1,6})$")
 _TRAINING = re.compile(r"(?i)(?:$|.{0,30}\b(?:train\w{0,8}|epochs?|steps?|iter\w{0,8})\b)")
 """Words before a training's bar; also none."""
@@ -95,7 +93,7 @@ def resumed(run: LoggedRun, match: re.Match[str]) -> None:
         )
 
 
-@reads("s/it", "it/s", pattern=_BAR.pattern)
+@reads("s/it", "it/s", pattern=_BAR)
 def bar(run: LoggedRun, match: re.Match[str]) -> None:
     """Read the step from `  2%|2  | 10/500 [00:12<09:50,  1.20s/it]`, also after `Train:` or `Epoch 2/3:`.
 
@@ -117,7 +115,7 @@ def bar(run: LoggedRun, match: re.Match[str]) -> None:
         _record_loss(run, loss[1], norm[1] if norm else "")
 
 
-@reads("'loss': ", pattern=r"\{.{0,2000}?'loss': .*")
+@reads("'loss': ", pattern=r"(?:\{.{0,2000}?)?'loss': .*")
 def loss(run: LoggedRun, match: re.Match[str]) -> None:
     """`{'loss': 2.1, 'grad_norm': 1.3, 'learning_rate': 5e-05, 'epoch': 0.1}`: the mean since the previous line.
 
@@ -162,7 +160,7 @@ def record_final(run: LoggedRun, values: dict[str, float | None]) -> None:
         _trainer(run)
         run.ended = True
         run.record(train_runtime_s=runtime_s)
-        run.settings.setdefault("steps", run.scratch.get("bar_of"))
+        run.set_used(steps=run.settings.get("steps") or run.scratch.get("bar_of"))
     run.record(loss_mean=values.get("train_loss"))
     tokens, runtime_s = values.get("num_input_tokens_seen"), run.figures.get("train_runtime_s")
     if tokens and tokens > 0 and runtime_s and "resumed" not in run.scratch:  # the tokens of all ranks

@@ -372,6 +372,8 @@ def test_standard_error_belongs_to_standard_output(tmp_path):
         ("exits with return code = 1\ntorch.OutOfMemoryError: CUDA out of memory\n", "oom", "CUDA out of memory"),
         ("exits with return code = -11\n", "failed", "a rank crashed with return code -11 (SIGSEGV)"),
         ("exits with return code = -15\n", "failed", "a rank ended with exit code -15"),
+        ("  exitcode  : -9 (pid: 4242)\n", "failed", "return code -9: most often the host's memory"),
+        ("Process finished with exit code 137\n", "failed", "return code 137: most often the host's memory"),
         ("exits with return code = 137\n", "failed", "return code 137: most often the host's memory"),
         ("Signal 9 (SIGKILL) received by PID 7\n", "failed", "return code -9: most often the host's memory"),
         ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0\n", "oom", "too much of the host's memory"),
