@@ -24,7 +24,7 @@ CONFIG: dict[str, tuple[str, Callable[[str], Any]]] = {
     "model_parallel_size": ("tensor_parallel", count),
 }
 _AUTO_TP = re.compile(r"autotp_size=(\d{1,6})\b")
-_STAMP = re.compile(r"\[(20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d)(?:[,.](\d{1,6}))?\]")
+_STAMP = re.compile(r"\b(20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d)(?:[,.](\d{1,6})\b)?")
 
 
 def engine(run: LoggedRun) -> None:

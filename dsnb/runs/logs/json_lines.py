@@ -39,16 +39,18 @@ def read(path: Path) -> list[LoggedRun]:
     """Read all entries; a line that is cut off is passed over."""
     run = LoggedRun(program="JSON lines", configured=True)
     before: dict[str, float] = {"step": 0, "tokens": 0.0}
+    reached = 0
     for entry in _entries(path):
         _program(run, entry)
         step, planned = _step(entry)
         run.set_used(steps=planned)
+        reached = max(reached, step or 0)
         if "train_runtime" in entry or "log_history" in entry:
             _final(run, entry)
         elif step and (loss := next((entry[name] for name in LOSSES if name in entry), None)) is not None:
             _add(run, entry, step, str(loss), before)
-    if run.settings.get("steps") and run.steps and run.steps[-1]["step"] >= run.settings["steps"]:
-        run.ended = True
+    run.scratch["reached"] = reached
+    run.ended = run.ended or 0 < run.settings.get("steps", 0) <= reached
     return [run]
 
 

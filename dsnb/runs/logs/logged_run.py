@@ -93,7 +93,7 @@ def _status_and_cause(run: LoggedRun) -> tuple[str, str | None]:
 def _where_it_ends(run: LoggedRun) -> str | None:
     """Return where a log that just stops ends; None if that was to be its end, or if it is unknown."""
     planned = run.settings.get("steps") or run.scratch.get("bar_of")
-    last = int(run.steps[-1]["step"]) if run.steps else run.scratch.get("reached", 0)
+    last = max(int(run.steps[-1]["step"]) if run.steps else 0, run.scratch.get("reached", 0))
     if last:
         return f"the log ends at step {last} of {planned}" if planned and last < planned else None
     return f"the log ends without final figures, after {run.unnumbered} logged losses" if run.unnumbered else None

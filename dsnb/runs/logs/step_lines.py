@@ -5,15 +5,14 @@ NCCL, so it is warm-up if there are more.
 """
 
 import re
-from datetime import datetime
 
+from dsnb.runs.logs.deepspeed import clock
 from dsnb.runs.logs.reading import LOGGED, LoggedRun, reads, used
 from dsnb.runs.logs.text import NUMBER, count, number, positive
 
 _PIPED = re.compile(r"\|\s*([^|:]{1,60}?)\s*:\s*([-+\w.,]{1,40})(?=\s)")
 _SCALE = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 """nanotron abbreviates numbers to three digits."""
-_STAMP = re.compile(r"(20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d)[,.](\d{1,6})")
 _SHORT = re.compile(r"([-+]?[\d.]{1,20})([KMBTPE])")
 
 
@@ -45,8 +44,10 @@ def nanotron(run: LoggedRun, match: re.Match[str]) -> None:
     if "tokens_per_sec" not in fields and "lm_loss" not in fields:
         return
     _start(run, "nanotron")
-    batch = _amount(fields.get("global_batch_size"))
-    run.set_used(steps=count(match[2]), global_batch_size=int(batch) if batch else None)
+    batch = count(fields.get("global_batch_size"))  # exact, so not if it is abbreviated
+    run.set_used(steps=count(match[2]), global_batch_size=batch)
+    reserved = _amount(fields.get("cuda_max_memory_reserved"))
+    run.record_max(peak_reserved_gib=reserved / 2**30 if reserved else None)
     rate, per_gpu = (_amount(fields.get(f"tokens_per_sec{of}")) for of in ("", "_per_gpu"))
     _gpus_by_rates(run, rate, per_gpu)
     elapsed_ms = _amount(fields.get("elapsed_time_per_iteration_ms") or fields.get("time_per_iteration_ms"))
@@ -114,23 +115,10 @@ def torchtitan(run: LoggedRun, match: re.Match[str]) -> None:
     memory_gib = re.match(NUMBER, fields.get("memory", "").replace("GiB", " "))
     run.record_max(peak_reserved_gib=positive(memory_gib[1]) if memory_gib else None)
     _add(
-        run, int(match[1]), match[3], fields.get("grad_norm", ""), t_s=_clock(run, match.string),
+        run, int(match[1]), match[3], fields.get("grad_norm", ""), t_s=clock(run, match.string),
         tokens_per_s_per_gpu=positive(fields.get("tps") or fields.get("wps")),
         tflops_per_gpu=positive(fields.get("tflops")),
     )  # fmt: skip
-
-
-def _clock(run: LoggedRun, line: str) -> float | None:
-    """Return the seconds since the first time stamp of this run."""
-    match = _STAMP.search(line)
-    if not match:
-        return None
-    try:
-        now = datetime.fromisoformat(match[1]).timestamp() + float(f"0.{match[2]}")
-    except ValueError:
-        return None
-    since = now - run.scratch.setdefault("began_s", now)
-    return since if since >= 0 else None
 
 
 @reads("Building device mesh with parallelism: ", pattern=r"parallelism: ((?:\w{2,20}=\d{1,7}(?:, )?)+)")
@@ -167,7 +155,12 @@ def completed(run: LoggedRun, _match: re.Match[str]) -> None:
     run.ended = bool(run.steps)
 
 
-# nanotron's settings.
+# nanotron's memory and settings.
+reads("Peak allocated", pattern=rf"Peak allocated:? {NUMBER}MiB\.? Peak reserved:? {NUMBER}MiB")(
+    lambda run, match: run.record_max(
+        peak_allocated_gib=(number(match[1]) or 0) / 1024, peak_reserved_gib=(number(match[2]) or 0) / 1024
+    )
+)
 reads("ParallelismArgs(dp=", pattern=r"ParallelismArgs\(dp=(\d{1,7}),")(used(data_parallel=count))
 reads(" pp=", pattern=r"\]:\s+pp=(\d{1,5}),\s*$")(used(pipeline_parallel=count))
 reads(" tp=", pattern=r"\]:\s+tp=(\d{1,5}),\s*$")(used(tensor_parallel=count))

@@ -1,6 +1,7 @@
 """Logs that are easily read wrongly: failures, unknown settings, several engines, pairs, and lines of fields."""
 
 import json
+import time
 import warnings
 
 import pandas as pd
@@ -248,6 +249,28 @@ def test_copies_in_checkpoints_are_one_training(tmp_path):
     assert list(runs.loc[runs["sweep"] == "checkpoint-500", "cause"]) == ["the log ends at step 500 of 1000"] * 2
 
 
+def test_both_records_of_a_training_are_one_run(tmp_path):
+    """LLaMA-Factory's own and the Trainer's; the last step, 25 of 25, is in an entry without a loss."""
+    ends = ('"total_steps": 20', '"total_steps": 25')
+    last = '{"current_steps": 25, "total_steps": 25, "epoch": 1.0, "elapsed_time": "0:01:15"}\n'
+    (tmp_path / "trainer_log.jsonl").write_text(LOGS["factory_json"].replace(*ends) + last)
+    history = [{"step": 10, "loss": 2.2}, {"step": 20, "loss": 2.1}]
+    final = {"step": 25, "train_runtime": 75.0, "train_samples_per_second": 4.0, "train_steps_per_second": 0.3}
+    state = {"max_steps": 25, "train_batch_size": 2, "log_history": [*history, final]}
+    row = only(dsnb.load_runs(write_state(tmp_path, state).parent))
+    assert (row["status"], row["steps"], row["micro_batch_size"]) == ("ok", 25, 2)
+    assert pd.isna(row["cause"])
+    assert (row["train_runtime_s"], row["samples_per_s"], row["tokens_per_s"]) == (75.0, 4.0, 13000.0)
+    (tmp_path / "trainer_state.json").unlink()
+    assert pd.isna(only(dsnb.load_runs(tmp_path))["cause"])
+
+
+def write_state(folder, state):
+    path = folder / "trainer_state.json"
+    path.write_text(json.dumps(state))
+    return path
+
+
 @pytest.mark.parametrize(
     ("losses", "norms", "status", "last"),
     [
@@ -270,6 +293,18 @@ def test_divergence_in_a_trainer_state(tmp_path, losses, norms, status, last):
     path.write_text(json.dumps({"log_history": history}))
     row = only(dsnb.load_runs(path))
     assert (row["status"], row["loss_last"]) == (status, last)
+
+
+def test_a_long_history_takes_little_more_time_than_its_json(tmp_path):
+    """It took fifteen times as long when every number was parsed as text."""
+    history = [{"step": n, "loss": 5 - n / 1e5, "grad_norm": 1.5, "learning_rate": 5e-5} for n in range(1, 100_001)]
+    path = write_state(tmp_path, {"max_steps": 100_000, "log_history": history})
+    began_s = time.process_time()
+    json.loads(path.read_bytes())
+    json_s = time.process_time() - began_s
+    row = only(dsnb.load_runs(path))
+    assert time.process_time() - began_s - json_s < 6 * json_s
+    assert (row["status"], row["loss_first"], row["loss_last"]) == ("ok", 5 - 1e-5, 4.0)
 
 
 def test_files_that_are_not_read_are_named(tmp_path):
@@ -331,6 +366,14 @@ PPO = "epoch: 0|step: {}|ppo_ep: 1|act_loss: {}|cri_loss: {}|unsuper_loss: 0.0\n
             {"step_time_mean_s": 3.0, "samples_per_s": 32 / 6},
         ),
         (LOGS["rlhf_step3"] + PPO.format(20, "nan", "0.1"), {"status": "nan"}),
+        (
+            LOGS["nanotron"].replace("global_batch_size: 8", "global_batch_size: 1.02K").replace(
+                "grad_norm: 1\n", "grad_norm: 1 | cuda_max_memory_reserved: 2.15B | eta: 0:01\n"
+            ),
+            {"global_batch_size": None, "tokens_per_s": 16400.0, "peak_reserved_gib": 2.15e9 / 2**30},
+        ),
+        (LOGS["nanotron"] + "[0]: Memory usage: 9.00MiB. Peak allocated 1024.00MiB. Peak reserved: 2048.00MiB\n",
+         {"peak_allocated_gib": 1.0, "peak_reserved_gib": 2.0}),
         ("Num processes: 4\nProcess index: 0\n" + LOGS["no_bars"], {"gpus": 4, "nodes": None}),
         (
             LOGS["out_of_memory"].replace("torch.cuda.OutOf", ""),
