@@ -97,6 +97,12 @@ FLAGS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 _COMPLAINT = re.compile(r"\.py:\d|\.py[:'\s]{1,3}error|[Ww]arning|error:|usage:")
 _TRACE = re.compile(r"\++ (?!echo |printf |: )")
+SPLITS = {
+    "context_parallel_size": "context",
+    "sequence_parallel_size": "sequence",
+    "ds_sequence_parallel_size": "sequence",
+}
+"""Flags and arguments of how many ranks share a sequence."""
 COMMANDS = ("cmd = ", "with command: ", "run sh: ")
 """What launchers print before a command line."""
 PAIRED = re.compile(r"(?i)(?:^|[/_-])(?:dpo|step2_reward|reward_model(?:l?ing|l?ing_finetuning)?)(?:[/_.-]|$)")
@@ -135,14 +141,20 @@ def command(run: LoggedRun, match: re.Match[str]) -> None:
 def _settings(run: LoggedRun, words: list[str]) -> None:
     for word, after in pairwise([*words, ""]):
         flag, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and flag.replace("-", "_") in FLAGS:
-            setting, parse = FLAGS[flag.replace("-", "_")]
-            run.set_requested(**{setting: parse(value if equals else "" if after.startswith("--") else after)})
+        flag = flag.replace("-", "_") if word.startswith("--") else ""
+        if not equals:
+            value = "" if after.startswith("--") else after
+        if flag in FLAGS:
+            setting, parse = FLAGS[flag]
+            run.set_requested(**{setting: parse(value)})
+        elif flag in SPLITS and (ranks := count(value)):
+            run.splits[SPLITS[flag]] = ranks
 
 
 @reads("WORLD INFO DICT:")
 def world(run: LoggedRun, match: re.Match[str]) -> None:
     """`WORLD INFO DICT: {'host': [0, 1], ...}`."""
+    run.launched = True
     for host, ranks in re.findall(r"'([\w.-]{1,250})': \[([\d, ]{0,20000})\]", match.string):
         run.slots[host] = ranks.count(",") + 1 if ranks.strip() else 0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dsnb.runs.logs import sizes
 from dsnb.runs.logs.deepspeed import clock
-from dsnb.runs.logs.launchers import FLAGS, precision
+from dsnb.runs.logs.launchers import FLAGS, SPLITS, precision
 from dsnb.runs.logs.reading import LOGGED, LoggedRun, reads, used
 from dsnb.runs.logs.text import NUMBER, count, number, number_from_0, positive
 
@@ -49,6 +49,7 @@ CHECKPOINTING = ("checkpoint_activations", "recompute_granularity", "recompute_a
 _SUFFIX = re.compile(r"\.{3,}(updated|default)$")
 """GPT-NeoX says behind every argument whether it is its default."""
 _PARALLEL = re.compile(r"(?<!encoder-)(data|tensor-model|pipeline-model)-parallel[ -]size: (\d{1,6})(?!\d|\Z)")
+_CONTEXT = re.compile(r"(?<!hierarchical )context-parallel size: ([1-9]\d{0,5})\b")
 _MODEL_PARALLEL = re.compile(r"and model-parallel size: (\d{1,6})\D")
 _COORDINATE = re.compile(r"\b(pipe|data|model)=(\d{1,6})")
 GROUPS = {
@@ -97,6 +98,8 @@ def argument(run: LoggedRun, match: re.Match[str]) -> None:
         run.set_used(**{setting: parse(value[:60])})
     elif name == "num_experts" and (numbers := re.findall(r"\d+", value[:60])):
         run.scratch["experts"] = max(map(int, numbers)) > 1
+    elif name in SPLITS and (ranks := count(value)):
+        run.splits[SPLITS[name]] = ranks
     elif name in CHECKPOINTING:
         _checkpointing(run, value)
     elif name == "deepspeed" and value == "True" and run.program != NEOX:
@@ -135,6 +138,8 @@ def world(run: LoggedRun, match: re.Match[str]) -> None:
     if old := _MODEL_PARALLEL.search(match.string):  # old format, before pipelines and micro-batches
         run.set_used(tensor_parallel=count(old[1]), pipeline_parallel=1, grad_accum=1)
     run.set_used(**{GROUPS[kind]: count(size) for kind, size in _PARALLEL.findall(match.string)})
+    if context := _CONTEXT.search(match.string):
+        run.splits["context"] = int(context[1])
 
 
 @reads("ProcessCoord(")

@@ -1,5 +1,7 @@
 """How a logged run is shared among GPUs: what the log says, and what follows from it."""
 
+import math
+
 from dsnb.runs.logs.reading import DERIVED, LoggedRun
 
 
@@ -14,7 +16,7 @@ def derive(run: LoggedRun) -> None:
     _set(run, gpus=_by_trainer(run))
     _model_parallel_sizes(run)
     sizes = have.get("tensor_parallel"), have.get("pipeline_parallel")
-    model_parallel = sizes[0] * sizes[1] if sizes[0] and sizes[1] else None
+    model_parallel = sizes[0] * sizes[1] * _shared_by(run) if sizes[0] and sizes[1] else None
     micro, accum, batch = (have.get(name) for name in ("micro_batch_size", "grad_accum", "global_batch_size"))
     if model_parallel and micro and accum and batch and batch % (micro * accum) == 0:
         _set(run, gpus=batch // (micro * accum) * model_parallel)
@@ -35,8 +37,13 @@ def _by_trainer(run: LoggedRun) -> int | None:
     have = run.settings
     per_rank = have.get("micro_batch_size", 0) * have.get("grad_accum", 0)
     total = have.get("global_batch_size", 0)
-    is_known = run.scratch.get("trainer_total") and per_rank and total % per_rank == 0
+    is_known = run.scratch.get("trainer_total") and per_rank and total % per_rank == 0 and _shared_by(run) == 1
     return total // per_rank if is_known else None
+
+
+def _shared_by(run: LoggedRun) -> int:
+    """Return the number of ranks that share a sequence: 1 unless the log names such parallelism."""
+    return math.prod(run.splits.values())
 
 
 def _model_parallel_sizes(run: LoggedRun) -> None:
@@ -56,12 +63,13 @@ def _model_parallel_sizes(run: LoggedRun) -> None:
 
 
 def _ranks_of_replica(run: LoggedRun) -> int | None:
-    """Return the GPUs of one replica of the model; None if unknown."""
+    """Return the tensor- and pipeline-parallel GPUs of a replica of the model; None if unknown."""
     gpus, ways = run.settings.get("gpus"), run.settings.get("data_parallel")
     if gpus == 1:
         return 1
     if gpus and ways:
-        return int(gpus // ways) if gpus % ways == 0 else None
+        groups = ways * _shared_by(run)
+        return int(gpus // groups) if gpus % groups == 0 else None
     return 1 if run.scratch.get("engine_world") and not run.is_megatron else None
 
 

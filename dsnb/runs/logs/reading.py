@@ -68,6 +68,8 @@ class LoggedRun:
     figures: dict[str, float] = field(default_factory=dict)
     provenance: dict[str, str] = field(default_factory=dict)
     """`as logged` or `derived`, for every figure and for derived settings."""
+    splits: dict[str, int] = field(default_factory=dict)
+    """Ranks that share a sequence: context or sequence parallelism, if the log names it."""
     environment: dict[str, str] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
     """GPUs by host."""

@@ -374,6 +374,15 @@ PPO = "epoch: 0|step: {}|ppo_ep: 1|act_loss: {}|cri_loss: {}|unsuper_loss: 0.0\n
         ),
         (LOGS["nanotron"] + "[0]: Memory usage: 9.00MiB. Peak allocated 1024.00MiB. Peak reserved: 2048.00MiB\n",
          {"peak_allocated_gib": 1.0, "peak_reserved_gib": 2.0}),
+        # 8 GPUs: 2 ranks share a sequence, so 4 have their own.
+        (
+            LOGS["megatron_swiglu"].replace("data-parallel size: 8, context", "context").replace("l size: 1, h", "l size: 2, h"),
+            {"gpus": 8, "data_parallel": 4, "grad_accum": 8, "tensor_parallel": 1},
+        ),
+        (
+            "+ torchrun train.py --sequence_parallel_size 2\n" + LOGS["no_bars"],
+            {"gpus": None, "global_batch_size": 64},
+        ),
         ("Num processes: 4\nProcess index: 0\n" + LOGS["no_bars"], {"gpus": 4, "nodes": None}),
         (
             LOGS["out_of_memory"].replace("torch.cuda.OutOf", ""),
