@@ -15,6 +15,7 @@ import pytest
 from dsnb.cli import app as command_line
 from dsnb.cli.doctor import Check
 from dsnb.errors import SettingsError
+from dsnb.runs.logs.console import KINDS
 from dsnb.version import __version__
 from tests import ROOT
 from tests.support import made_up
@@ -138,9 +139,9 @@ def test_folders_that_hold_no_run_or_cannot_be_written(monkeypatch, tmp_path):
     for name in ("notes.txt", "a/picture.png", "a/b/.hidden"):
         (tmp_path / name).write_text("nothing")
     message = (
+        f"note: not read: {tmp_path / 'notes.txt'} is no log that dsnb can read (see docs/how-to/foreign_logs.md)\n"
         f"error: '{tmp_path}' contains no runs: none of 3 files is a run of dsnb or a log that it can "
-        "read; supported are console logs of DeepSpeed, DeepSpeed-Chat, Megatron-LM, Megatron-DeepSpeed and "
-        "transformers' Trainer, trainer_state.json, and step_log.csv\n"
+        f"read; supported are {KINDS}\n"
     )
     assert dsnb(monkeypatch, "summary", tmp_path) == (1, "", message)
     monkeypatch.chdir(ROOT)
