@@ -221,7 +221,8 @@ class Training(BaseModel):
     pipeline_parallel: Annotated[AtLeast1, Axis("pipeline parallel", "PP {}", "pp{}")] = 1
     """Pipeline stages (DeepSpeed's pipeline engine); a step has `grad_accum` micro-batches."""
     precision: Annotated[Literal["fp32", "tf32", "fp16", "bf16"], Setting("precision", "{}", is_axis=True)] = "bf16"
-    """Number format of the training; fp16 and bf16 keep fp32 master weights."""
+    """Number format of the training; fp16 and bf16 keep fp32 master weights. `auto` is bf16 where a product in bf16
+    takes at most twice as long as in fp32 (on a GPU: from compute capability 8.0), elsewhere fp32."""
     mixed_precision: Annotated[Literal["native", "autocast"], Axis("mixed precision", "{} mixed precision", "{}")] = (
         "native"
     )
