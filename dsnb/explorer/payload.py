@@ -216,7 +216,7 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
         "labels": [axis.label(value) for value in choice.values],
         "phrases": [axis.describe(value) for value in choice.values],
         "onlyWith": axis.only_with,
-        "isOn": [labels.is_on(value) for value in choice.values],
+        "isOn": [labels.is_on(name, value) for value in choice.values],
         "shortLabels": ["" if value is None else axis.describe_unusual(value) for value in choice.values],
         "colours": [fixed.get(str(value), colours[code]) for code, value in enumerate(choice.values)],
         "shapes": [SHAPES[code % len(SHAPES)] for code in range(count)],
