@@ -217,6 +217,7 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
         "phrases": [axis.describe(value) for value in choice.values],
         "onlyWith": axis.only_with,
         "isOn": [labels.is_on(name, value) for value in choice.values],
+        "isUsual": [value is None or not axis.describe_unusual(value) for value in choice.values],
         "shortLabels": ["" if value is None else axis.describe_unusual(value) for value in choice.values],
         "colours": [fixed.get(str(value), colours[code]) for code, value in enumerate(choice.values)],
         "shapes": [SHAPES[code % len(SHAPES)] for code in range(count)],
