@@ -66,7 +66,6 @@ def test_published_tables_of_gpus_that_nothing_was_calibrated_on(monkeypatch):
     by_table, by_gpu_and_nodes = prediction_errors.elsewhere()
     assert_stated(by_gpu_and_nodes, ELSEWHERE)
     assert sum(one.settings for one in by_table.values()) == ELSEWHERE[ALL].settings
-    assert "\n".join(prediction_errors.lines(by_table)) in PAGE
     assert by_table["lambda_1cc_opt"].worst_pct < 15  # with SDPA, OPT-350M is 33 % off
     monkeypatch.setattr("dsnb.prediction.predict.traces", lambda experiments: [TRACE for _ in experiments])
     one = Experiment(model="gpt2", precision="bf16", device="cuda")
