@@ -22,7 +22,7 @@ from docs import pictures
 from docs.code_blocks import ROOT
 from dsnb.analysis.ratio_errors import BY_CPU, DEFAULT_RATIOS
 from dsnb.analysis.ratio_errors import ELSEWHERE as RATIOS_ELSEWHERE
-from dsnb.prediction.calibration import ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
+from dsnb.prediction.calibration import ALL, ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
 from dsnb.prediction.step_time import FITTED_SETTINGS
 from dsnb.prediction.traces import traces
 from dsnb.runs.literature import tables
@@ -34,7 +34,7 @@ MEMORY = ROOT / "docs" / "explanation" / "prediction_memory.md"
 BARS = ROOT / "benchmarks" / "h200_bars.csv"
 
 FORMATS = {
-    **dict.fromkeys(("speed", "each", "n", "runs", "settings", "pairs", "skipped", "benchmarks"), ",.0f"),
+    **dict.fromkeys(("speed", "lowest", "highest", "each", "n", "models", "runs", "settings", "pairs", "skipped", "benchmarks"), ",.0f"),
     **dict.fromkeys(("gib", "host", "needed", "mfu", "of_product", "mean", "worst", "first", "third"), ".1f"),
     **dict.fromkeys(("ddp", "zero_1", "zero_2", "zero_3"), ".2f"),
     "tasks": ".0f",
@@ -55,6 +55,10 @@ MEDIUM = "model == 'gpt2-medium' and seq_len == 1024 and micro_batch_size == 8 a
 GRAPHS = "model == 'gpt2' and seq_len == 1024 and host == 'h200-2026-11-27-ac' and strategy == 'plain'"
 LLAMA = "sweep == 'h200_fp8' and model == 'llama-3.1-8b'"
 LLAMA_1B = "sweep == 'h200_fp8' and data == 'stdlib'"
+TODAY = "sweep == 'h200_today' and loss == 'whole' and not activation_checkpointing and lora_rank == 0"
+QWEN = f"{TODAY} and model == 'qwen3-0.6b'"
+LLAMA_TODAY = f"{TODAY} and model == 'llama-3.2-1b' and strategy == 'plain' and micro_batch_size == 8"
+MIXTRAL = f"{TODAY} and model == 'params/h100/mixtral-8x100m.json' and compile == 'off'"
 LORA = "model == 'opt-13b' and gpus == 2 and precision == 'bf16'"
 SETTINGS = {
     "large_zero0": f"{LARGE} and zero_stage == 0",
@@ -100,6 +104,14 @@ SETTINGS = {
     "llama_bf16": f"{LLAMA} and matmul == 'auto'",
     "llama_1b_fp8": f"{LLAMA_1B} and matmul == 'fp8'",
     "llama_1b_bf16": f"{LLAMA_1B} and matmul == 'auto'",
+    "qwen_eager": f"{QWEN} and strategy == 'plain' and compile == 'off'",
+    "qwen_compiled": f"{QWEN} and strategy == 'plain' and compile == 'default'",
+    "qwen_zero3": f"{QWEN} and zero_stage == 3 and compile == 'default'",
+    "llama_eager": f"{LLAMA_TODAY} and compile == 'off'",
+    "llama_compiled": f"{LLAMA_TODAY} and compile == 'default'",
+    "mixtral_loop": f"{MIXTRAL} and strategy == 'plain'",
+    "mixtral_zero0": f"{MIXTRAL} and strategy == 'deepspeed' and zero_stage == 0",
+    "mixtral_zero1": f"{MIXTRAL} and zero_stage == 1",
 }
 """One setting each, by a query of `dsnb.published("h200")`."""
 COLUMNS = {
@@ -121,8 +133,9 @@ def of_setting(name: str) -> Mapping[str, float]:
         raise ValueError(f"{name} selects {found} settings of the data set, not one: {SETTINGS[name]}")
     ok = runs[runs["status"] == "ok"]
     medians = {field: factor * float(ok[column].median()) for field, (column, factor) in COLUMNS.items()}
+    speeds = {"lowest": float(ok["tokens_per_s"].min()), "highest": float(ok["tokens_per_s"].max())}
     counts = {"n": float(len(ok)), "oom": float((runs["status"] == "oom").sum())}
-    return {**medians, **counts, "needed": float(runs["needed_gib"].median())}
+    return {**medians, **speeds, **counts, "needed": float(runs["needed_gib"].median())}
 
 
 def error(stated: Mapping[str, object], kind: str) -> Mapping[str, float]:
@@ -158,7 +171,7 @@ def data_set(name: str) -> Mapping[str, float]:
     runs = dsnb.published(name)
     return {
         "runs": float(len(runs)),
-        "settings": float(runs.groupby(["model", "experiment"]).ngroups),
+        "models": float(runs["model"].nunique()),
         "skipped": float(runs["skipped_steps"].sum()),
         "nan": float((runs["status"] == "nan").sum()),
     }
@@ -234,6 +247,21 @@ def peak_table() -> list[str]:
     return ["| kind | settings | mean | worst |", "|---|---|---|---|", *rows]
 
 
+def left_out_table() -> list[str]:
+    """Return the errors of all settings on H200, predicted with constants fitted to all other models."""
+    runs = prediction_errors.h200_runs()
+    errors = prediction_errors.by_kind(runs, prediction_errors.left_out(runs, prediction_errors.PRIOR))
+    return errors_table("limit", {name: errors[name] for name in (BY_GPU, BY_HOST, ALL)})
+
+
+def calibrated_table() -> list[str]:
+    """Return the errors of sweeps with constants fitted to other models' runs on their host, and without."""
+    rows = ["| sweep | settings | calibrated | not calibrated |", "|---|---|---|---|"]
+    for sweep, (fitted, usual) in prediction_errors.by_calibration().items():
+        rows.append(f"| {sweep} | {fitted.settings} | {fitted.mean_pct:.1f} | {usual.mean_pct:.1f} |")
+    return rows
+
+
 def yardstick_table() -> list[str]:
     """Return the speed of ZeRO 0 over that of the plain loop, whose runs alternated in one session."""
     medians = pd.read_csv(BARS, index_col="experiment")["tokens_per_s_median"]
@@ -282,6 +310,7 @@ TABLES: dict[str, Rows] = {
     "yardstick": yardstick_table,
     "peaks": peak_table,
     "unseen": lambda: errors_table("kind", prediction_errors.by_kind(*prediction_errors.unseen())),
+    "left-out": left_out_table,
     "families": lambda: errors_table("family and limit", prediction_errors.by_family()),
     "elsewhere-tables": lambda: errors_table("table", prediction_errors.elsewhere()[0]),
     "elsewhere-gpus": lambda: errors_table("GPU and nodes", prediction_errors.elsewhere()[1]),
@@ -289,8 +318,7 @@ TABLES: dict[str, Rows] = {
     "ratios-elsewhere": lambda: ratio_table(RATIOS_ELSEWHERE),
 }
 """The tables of the texts."""
-SLOW_TABLES: dict[str, Rows] = {"regret": regret_table, "estimates": estimates_table}
+SLOW_TABLES: dict[str, Rows] = {"regret": regret_table, "estimates": estimates_table, "calibrated": calibrated_table}
 """Tables that take minutes: `python -m docs.figures slow` writes them."""
-NOT_COMPARED = {*SLOW_TABLES, "unseen", "families"}
-"""Tables that the fast test leaves out. `tests/test_regret.py` compares the regret when the site is built, and
-`tests/prediction/test_calibration.py` errors by kind within 0.1: elsewhere, linear algebra may round the last digit."""
+ROUNDED = {*SLOW_TABLES, "unseen", "families", "left-out"}
+"""Tables whose numbers are fitted or summed up: elsewhere, linear algebra may round the last digit to the other side."""
