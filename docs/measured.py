@@ -33,10 +33,12 @@ PREDICTION = ROOT / "docs" / "explanation" / "prediction.md"
 MEMORY = ROOT / "docs" / "explanation" / "prediction_memory.md"
 BARS = ROOT / "benchmarks" / "h200_bars.csv"
 
+WHOLE = ["speed", "lowest", "highest", "each", "n", "models", "runs", "settings", "pairs", "skipped", "benchmarks"]
+TENTHS = ["gib", "host", "needed", "mfu", "of_product", "mean", "worst"]
 FORMATS = {
-    **dict.fromkeys(("speed", "lowest", "highest", "each", "n", "models", "runs", "settings", "pairs", "skipped", "benchmarks"), ",.0f"),
-    **dict.fromkeys(("gib", "host", "needed", "mfu", "of_product", "mean", "worst", "first", "third"), ".1f"),
-    **dict.fromkeys(("ddp", "zero_1", "zero_2", "zero_3"), ".2f"),
+    **dict.fromkeys(WHOLE, ",.0f"),
+    **dict.fromkeys(TENTHS, ".1f"),
+    **dict.fromkeys(("zero_1", "zero_2", "zero_3"), ".2f"),
     "tasks": ".0f",
 }
 """The usual format of a figure, by its field."""
@@ -321,4 +323,4 @@ TABLES: dict[str, Rows] = {
 SLOW_TABLES: dict[str, Rows] = {"regret": regret_table, "estimates": estimates_table, "calibrated": calibrated_table}
 """Tables that take minutes: `python -m docs.figures slow` writes them."""
 ROUNDED = {*SLOW_TABLES, "unseen", "families", "left-out"}
-"""Tables whose numbers are fitted or summed up: elsewhere, linear algebra may round the last digit to the other side."""
+"""Tables whose numbers are fitted or summed up: elsewhere, linear algebra may round the last digit otherwise."""

@@ -22,6 +22,12 @@ def test_every_figure_and_table_is_that_of_the_data():
     assert [line for page in figures.texts() for line in figures.differences(page)] == []
 
 
+@pytest.mark.docs
+@pytest.mark.timeout(900)  # models are traced, and constants fitted
+def test_slow_tables_are_those_of_the_data():
+    assert [line for page in figures.texts() for line in figures.differences(page, slow=True)] == []
+
+
 def test_texts_say_no_more_than_the_data():
     """Words beside the figures of `docs/questions.md` that depend on them."""
     assert measured.SOURCES["h200"]()["nan"] == 0  # "no NaN"
@@ -79,6 +85,21 @@ def test_a_stale_text_is_named(made_up, monkeypatch, tmp_path):
 def test_marks_that_markdown_would_show_or_that_nothing_closes_are_refused(text, problem):
     with pytest.raises(FigureError, match=re.escape(problem)):
         figures.check_marks(text, "p")
+
+
+@pytest.mark.parametrize(
+    ("row", "other", "slack", "expected"),
+    [
+        ("| a | 1.0 |", "| a | 1.0 |", 0.0, True),
+        ("| a | 1.0 |", "| a | 1.1 |", 0.0, False),
+        ("| a | 1.0 |", "| a | 1.1 |", 0.11, True),
+        ("| a | 1.0 |", "| a | 1.2 |", 0.11, False),
+        ("| a | 1.0 |", "| b | 1.0 |", 0.11, False),
+        ("| a | +1.0 |", "| a | -1.0 |", 0.11, False),
+    ],
+)
+def test_numbers_that_linear_algebra_rounds_differ_by_a_digit(row, other, slack, expected):
+    assert figures.is_same(row, other, slack) is expected
 
 
 @pytest.mark.parametrize(
