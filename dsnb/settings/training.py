@@ -223,7 +223,7 @@ class Training(BaseModel):
     """Tensor-parallel size: ranks that split every layer (DeepSpeed's AutoTP)."""
     pipeline_parallel: Annotated[AtLeast1, Axis("pipeline parallel", "PP {}", "pp{}")] = 1
     """Pipeline stages (DeepSpeed's pipeline engine); a step has `grad_accum` micro-batches."""
-    precision: Annotated[Literal["fp32", "tf32", "fp16", "bf16"], PRECISION] = "bf16"
+    precision: Annotated[Literal["auto", "fp32", "tf32", "fp16", "bf16"], PRECISION] = "bf16"
     """Number format of the training; fp16 and bf16 keep fp32 master weights. `auto` is bf16 where a product in bf16
     takes at most twice as long as in fp32 (on a GPU: from compute capability 8.0), elsewhere fp32."""
     mixed_precision: Annotated[
