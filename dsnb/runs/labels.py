@@ -116,14 +116,14 @@ def choice(run: Mapping[str, Any], name: str) -> str:
 
 
 def has_effect(run: Mapping[str, Any], name: str) -> bool:
-    """Return whether a setting has an effect in a run: `checkpoint_every` needs activation checkpointing."""
+    """Return whether a setting has an effect in a run: mixed precision needs half precision."""
     needed = axis(name).only_with
-    return not needed or is_on(run.get(needed))
+    return not needed or is_on(needed, run.get(needed))
 
 
-def is_on(value: object) -> bool:
-    """Return whether a value turns a setting on; unknown values do."""
-    return text(value).lower() not in {"false", "0", "off", "none"}
+def is_on(name: str, value: object) -> bool:
+    """Return whether a value of a setting lets settings that depend on it have an effect; unknown values do."""
+    return text(value).lower() not in axis(name).off
 
 
 def unusual_choice(run: Mapping[str, Any], name: str) -> str:

@@ -547,6 +547,19 @@ def front():
     return table.assign(tokens_per_s_per_gpu=rates, experiment=list("abcdef")).reset_index(drop=True)
 
 
+def test_a_run_is_described_without_usual_settings(tmp_path, watched):
+    runs = front().head(2).assign(
+        precision=["fp32", "bf16"], mixed_precision=["native", "autocast"],
+        activation_checkpointing=[False, True], checkpoint_every=[1, 2],
+    )  # fmt: skip
+    tab = watched(dsnb.explore(runs).save(tmp_path / "page.html")).tab
+    usual, other = (tab.evaluate(f"({ROOT}.open({run}), {ROOT}.detail.node.textContent)") for run in (0, 1))
+    assert "fp32, checkpointing off" in usual
+    assert "native" not in usual
+    assert "recomputed" not in usual
+    assert all(words in other for words in ("autocast mixed precision", "one block of 2 recomputed"))
+
+
 def unstable():
     """Give settings: the fastest and one more have a run that is ten times as slow as the others."""
     table = made_up.runs(24, seed=3, repeats=4, gpus=[1], precision=["bf16"]).assign(status="ok", cause=None)

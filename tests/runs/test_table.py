@@ -170,6 +170,24 @@ def test_a_setting_is_said_as_an_engineer_would(settings, words):
 
 
 @pytest.mark.parametrize(
+    ("run", "name", "expected"),
+    [
+        ({"precision": "bf16"}, "mixed_precision", True),
+        ({"precision": "fp32"}, "mixed_precision", False),
+        ({"precision": "tf32"}, "mixed_precision", False),
+        ({"precision": None}, "mixed_precision", True),  # unknown
+        ({"activation_checkpointing": False}, "checkpoint_every", False),
+        ({"activation_checkpointing": True}, "checkpoint_every", True),
+        ({"compile": "off"}, "compile_unit", False),
+        ({}, "micro_batch_size", True),
+    ],
+    ids=str,
+)
+def test_a_setting_has_an_effect_or_not(run, name, expected):
+    assert labels.has_effect(run, name) is expected
+
+
+@pytest.mark.parametrize(
     ("run", "words"),
     [
         ({"gpus": 4, "gpu_name": "NVIDIA H200"}, "4 NVIDIA H200"),

@@ -44,7 +44,7 @@ def test_all_problems_are_reported_at_once():
         "unknown setting 'batch_size': did you mean 'micro_batch_size'?",
         "unknown setting 'zero_stgae': did you mean 'zero_stage'?",
         "zero_stage is 4: allowed are 0, 1, 2 or 3",
-        "precision is 'int8': allowed are 'fp32', 'tf32', 'fp16' or 'bf16'",
+        "precision is 'int8': allowed are 'auto', 'fp32', 'tf32', 'fp16' or 'bf16'",
         "seq_len is 4096: gpt2 has 1024 positions; use at most 1024",
     ]
     (message,) = problems(model="gpt2-xxl")
