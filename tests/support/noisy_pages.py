@@ -3,7 +3,7 @@
 import numpy as np
 
 from dsnb.analysis import intervals
-from dsnb.analysis.intervals import Moments
+from dsnb.analysis.intervals import CONFIDENCE, FIGURES, Moments
 
 KINDS = ["normal", "one noisy setting", "0.5 to 5 %", "lognormal slowdowns", "stalls", "heavy steps", "shared rounds",
          "shared hosts", "skewed, 1 to 5 %", "very skewed, 1 to 5 %", "very skewed, 1 to 10 %"]  # fmt: skip
@@ -53,7 +53,7 @@ def noise(kind, random, pages, settings, runs):
     return 0.05 * normal
 
 
-def against_the_best(logs, confidence=0.95):
+def against_the_best(logs, confidence=1 - (1 - CONFIDENCE) / FIGURES):
     """Compare all settings of pages with the best median; the best one itself is left out of the second array."""
     best = np.median(logs, axis=-1).argmax(-1)[:, None]
     every = moments(logs)
