@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from dsnb.analysis import intervals
-from dsnb.analysis.intervals import CONFIDENCE, FIGURES, MIN_RUNS, RELEVANCE, Setting, Verdict
+from dsnb.analysis.intervals import CONFIDENCE, FIGURES, MIN_RUNS, RELEVANCE, Repeated, Setting, Verdict
 from dsnb.analysis.summary import unstable
 from dsnb.analysis.tasks import tasks
 from dsnb.analysis.texts import fill, signed
@@ -97,10 +97,10 @@ def rules_of(runs: pd.DataFrame, figure: str, better: Better | None = None, **op
     return Rules(better=better, percent_factor=metric.factor if metric.unit == "%" else 0, **options)
 
 
-def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = False) -> pd.DataFrame:
+def compared(pairs: Sequence[Pair], among: Repeated, rules: Rules, with_p: bool = False) -> pd.DataFrame:
     """Compare pairs of a base and another setting; with many pairs, p values take most of the time.
 
-    `among` counts all settings of the task with repeats, so that a pair has the same interval in every table. A row has
+    `among` are all settings of the task with repeats, so that a pair has the same interval in every table. A row has
     `COLUMNS` without `words`; `counted`, what `n` and `base_n` count (`run` or `host`); and `change`, `low` and `high`
     in per cent or percentage points.
     """
@@ -111,7 +111,8 @@ def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = Fal
         )
         for side in (0, 1)
     )
-    bounds = intervals.all_pairs(base, other, among, 1 - (1 - rules.confidence) / FIGURES)
+    least = np.where(by_host, 0.0, among.variance)  # means of hosts vary less than runs
+    bounds = intervals.all_pairs(base, other, among.count, 1 - (1 - rules.confidence) / FIGURES, least)
     bounds = replace(bounds, level=base.mean if rules.percent_factor else None)
     verdicts = intervals.verdicts(bounds, np.minimum(base.count, other.count), rules.relevance, rules.fewest_runs)
     few = verdicts == Verdict.TOO_FEW
@@ -126,7 +127,7 @@ def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = Fal
     fewest = np.array([min(len(setting.values) for setting in pair) for pair in pairs])
     is_same = np.maximum(base.variance, other.variance) < NO_SPREAD
     kind = "" if rules.percent_factor else "positive "
-    p = intervals.all_pairs_p(base, other, among) if with_p else math.nan
+    p = intervals.all_pairs_p(base, other, among.count, least) if with_p else math.nan
     return pd.DataFrame(
         {
             "n": other.count.astype(int),
@@ -164,7 +165,7 @@ def _note(pair: Pair, by_host: bool, is_same: bool, kind: str) -> str:
     return "; ".join(note for note, holds in notes.items() if holds)
 
 
-def table_of(pairs: Sequence[Pair], among: int, rules: Rules, task: str = "") -> pd.DataFrame:
+def table_of(pairs: Sequence[Pair], among: Repeated, rules: Rules, task: str = "") -> pd.DataFrame:
     """Return the comparison of each pair of a task, with the columns `COLUMNS`."""
     table = compared(pairs, among, rules, with_p=True).assign(task=task)
     table["words"] = [_words(row, pair, rules) for row, pair in zip(table.to_dict("records"), pairs, strict=True)]
@@ -355,7 +356,7 @@ def compare(
         of_task = {key: pairs[key] for key in dict.fromkeys(task.runs["_key"])}
         among = intervals.repeated(setting for pair in of_task.values() for setting in pair)
         parts.append(table_of(list(of_task.values()), among, rules, task.title).set_axis(list(of_task)))
-    table = pd.concat(parts or [table_of([], 0, rules)]).loc[list(pairs)]
+    table = pd.concat(parts or [table_of([], Repeated(), rules)]).loc[list(pairs)]
     table["only_in"] = ["before" if b is NOT_RUN else "after" if a is NOT_RUN else "" for a, b in pairs.values()]
     table.index = pd.Index(list(names.values()), name="experiment")
     return table

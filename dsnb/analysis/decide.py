@@ -34,6 +34,8 @@ CPU, UNKNOWN_GPU = "CPU", "GPU"
 """Names in `prices` of runs without a GPU, whose "GPUs" are ranks, and of an unknown GPU."""
 WORTH_ROOM = 0.05
 """How much worse than a setting whose memory is tight another one with room may be, and is still recommended."""
+FEWEST_SETTINGS = 5
+"""Settings of a task below which none is recommended: the best of a few may be far from the best."""
 BASES = MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
 """The basis of a candidate's figures."""
 
@@ -233,6 +235,17 @@ class Decision:
         return len(self.options) > 0 and bool((self.options["days"] > self.question.max_days).all())
 
     @property
+    def is_few(self) -> bool:
+        """Whether fewer settings were measured than advice needs."""
+        return len(self.table) < FEWEST_SETTINGS
+
+    @property
+    def is_by_repeats(self) -> bool:
+        """Whether the first option is there for its repeats, although another one is slightly better."""
+        values = self.options[self.question.column]
+        return len(values) > 0 and bool(values.iloc[0] > values.min())
+
+    @property
     def gpus(self) -> list[int]:
         """The numbers of GPUs of candidates that are at hand, in order."""
         return sorted({int(gpus) for gpus in _at_hand(self.table, self.question)["gpus"]})
@@ -269,6 +282,7 @@ def decide(table: pd.DataFrame, question: Question, parameters: float = 0, fine_
     in_time = stable[stable["days"] <= question.max_days]
     options = stable if question.objective == "time" or in_time.empty else in_time
     options = roomy_first(options, question.column)
+    options = _repeated_first(options, question)
     return Decision(question, table, options, len(stable) - len(options), len(available) - len(stable))
 
 
@@ -287,6 +301,22 @@ def roomy_first(options: pd.DataFrame, column: str) -> pd.DataFrame:
 def tight(options: pd.DataFrame) -> "pd.Series[bool]":
     """Return which candidates are predicted to have too little memory for what torch reserves."""
     return options["tight"].eq(True) if "tight" in options else pd.Series(False, options.index)
+
+
+def _repeated_first(options: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Return ranked options, the first with `MIN_RUNS` runs before a better one with fewer if the gain is irrelevant.
+
+    A single run that is 1 % faster is no reason to prefer its setting to one that was repeated. `web/answer.js` has the
+    same rule. Predictions have no runs and stay in their order.
+    """
+    runs, values = numbers(options, "n"), options[question.column]
+    if options.empty or not runs.iloc[0] < MIN_RUNS:
+        return options
+    is_sure = (runs >= MIN_RUNS) & (values * (1 - question.relevance) <= values.iloc[0])
+    if not is_sure.any():
+        return options
+    place = int(is_sure.to_numpy().argmax())
+    return options.iloc[[place, *(other for other in range(len(options)) if other != place)]]
 
 
 def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:

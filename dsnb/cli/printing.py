@@ -32,6 +32,7 @@ class Format(StrEnum):
 
 def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     """Print the medians: the columns that fit, task by task, or all columns of all experiments."""
+    from dsnb.analysis import lengths
     from dsnb.analysis.summary import summarize
     from dsnb.cli import summary_table
     from dsnb.render.tables import format_summary
@@ -47,6 +48,10 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
         say_line(title)
         _print_table(summary_table.fitted(table, table_width()))
         for line in lines:
+            say_line(line)
+    if compared := lengths.sentences(runs):
+        say("")
+        for line in (f"{lengths.TITLE}. {lengths.ABOUT}", *compared):
             say_line(line)
 
 

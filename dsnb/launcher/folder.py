@@ -4,6 +4,7 @@
 """
 
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,7 +73,7 @@ def write_description(run: RunPaths, experiment: Experiment, machine: dict[str, 
 
 
 def write_experiment(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any] | None = None) -> None:
-    """Write `experiment.json`: settings, names, and digests of input files.
+    """Write `experiment.json`: settings, names, a new identity of the run, and digests of input files.
 
     `planned` are the values that the sweep chose for the run (`PLANNED`), by default those already in the file.
     """
@@ -81,6 +82,7 @@ def write_experiment(run: RunPaths, experiment: Experiment, planned: Mapping[str
         planned = {name: before.get(name) for name in PLANNED}
     settings = experiment.model_dump()
     names = {"name": experiment.name, "model_name": model_shapes.slug(experiment.model)}
+    names["run_id"] = secrets.token_hex(8)
     further = {name: value for name, value in planned.items() if value is not None}
     further |= {"inputs": files} if (files := inputs.digests(settings)) else {}
     records.write_json(run.experiment, {**settings, **names, **further})

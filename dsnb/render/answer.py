@@ -6,6 +6,7 @@ from functools import partial
 
 import pandas as pd
 
+from dsnb.analysis import lengths
 from dsnb.analysis.advice import Recommendation
 from dsnb.analysis.decide import (
     ASSUMED_PRICE,
@@ -30,6 +31,8 @@ MAX_CARDS = 6
 """Maximum number of cards."""
 MAX_NAMED = 3
 """Maximum number of settings that a remark names."""
+MAX_LENGTHS = 8
+"""Maximum number of settings whose sequence lengths are compared."""
 PLAN = {
     "experiment": "experiment",
     "basis": "basis",
@@ -72,7 +75,18 @@ def answer(runs: pd.DataFrame, question: Question | None = None) -> Html:
     ]
     more = labels.count(len(all_tasks) - MAX_CARDS, "more task")
     hidden = [f"{more} not shown here; the explorer has all."] if len(all_tasks) > MAX_CARDS else []
-    return Html(f"{''.join(cards)}{_items(hidden)}")
+    return Html(f"{''.join(cards)}{_items(hidden)}{_lengths(runs)}")
+
+
+def _lengths(runs: pd.DataFrame) -> str:
+    """Return what longer sequences cost, as a comparison of work; empty if only one length was measured."""
+    compared = lengths.sentences(runs)
+    if not compared:
+        return ""
+    more = len(compared) - MAX_LENGTHS
+    hidden = [f"{labels.count(more, 'more setting')} not shown here."] if more > 0 else []
+    listed = _items([*compared[:MAX_LENGTHS], *hidden])
+    return f'<section class="dsnb-lengths"><h3>{lengths.TITLE}</h3><p>{lengths.ABOUT}</p>{listed}</section>'
 
 
 def _items(sentences: list[str]) -> str:

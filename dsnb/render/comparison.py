@@ -20,8 +20,9 @@ from dsnb.render import palette
 from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
 from dsnb.render.tables import Html, bullet_list, format_column, subheading, to_html
 from dsnb.run_folder.columns import ENVIRONMENT
+from dsnb.runs.copies import displayable
 from dsnb.runs.labels import MEMORY, METRIC_LABELS, count
-from dsnb.runs.load import displayable, load_runs
+from dsnb.runs.load import load_runs
 
 RATE = "tokens_per_s"
 OTHER_HOSTS = (

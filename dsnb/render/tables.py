@@ -18,8 +18,8 @@ from dsnb.files import plain_yaml, records
 from dsnb.run_folder.columns import ENVIRONMENT, SETTINGS
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs import labels
+from dsnb.runs.copies import displayable
 from dsnb.runs.labels import AXES, METRIC_LABELS, WITHOUT_ZERO
-from dsnb.runs.load import displayable
 from dsnb.runs.table import numbers
 
 DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")

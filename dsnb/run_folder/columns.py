@@ -83,7 +83,7 @@ SETTING_COLUMNS = {
 SETTINGS = [name for name in DECLARED if name not in {"device", deepspeed_keys.NAME, *SUPERVISION}]
 """Settings that are columns; keys of DeepSpeed's configuration are added if any run sets them."""
 _NAMES = [
-    Column("sweep", "Folder of the sweep below the folder that was loaded.", kind=TEXT),
+    Column("sweep", "Folder of the sweep; with its parent folders where several sweeps have the same one.", kind=TEXT),
     Column("experiment", "Name of the setting that was measured; repeats share it.", kind=TEXT),
     Column("repeat", "Number of the repeat, the k of `run<k>`.", kind=COUNT),
     Column("status", "How the run ended; only `ok` runs count in medians.", kind=STATUS),

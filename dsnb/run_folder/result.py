@@ -1,17 +1,20 @@
 """The end of a run: `result.json`, whether the run is finished, and advice if it is not ok.
 
-A run is finished if its records are complete and valid, with as many timed steps as its settings say.
+A run is finished if its records are complete, valid and agree with each other (`dsnb.run_folder.agreement`).
 """
 
 import signal
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from math import nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from dsnb.errors import LaunchError
 from dsnb.files import records
-from dsnb.run_folder import record_schema
+from dsnb.run_folder import agreement, record_schema
+from dsnb.run_folder.agreement import TimedSteps
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
 from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
@@ -108,7 +111,10 @@ class Result:
         if not self.run_dir.is_dir():  # a result alone would be a run without settings
             raise LaunchError(f"{self.run_dir} was removed during the run: start the sweep again")
         record = {name: value for name, value in asdict(self).items() if name != "run_dir"}
-        records.write_json(RunPaths(self.run_dir).result, record)
+        run = RunPaths(self.run_dir)
+        if run.steps.exists():
+            record["steps_bytes"] = run.steps.stat().st_size
+        records.write_json(run.result, record)
 
     def __repr__(self) -> str:
         return f"<Result {self.status}: {self.run_dir}>"
@@ -200,6 +206,17 @@ def unfinished(run: RunPaths) -> str | None:
     missing = missing_record(settings, environment, result, run.steps.is_file())
     if missing or not settings or not result or result["status"] != "ok":
         return missing
-    timed = sum(step.get("phase") == "timed" for step in record_schema.read_lines(run.steps))
-    wanted = settings.get("steps") or DEFAULTS["steps"]
-    return None if timed >= wanted else f"{run.steps.name} has {timed} of {wanted} timed steps"
+    steps = [step for step in record_schema.read_lines(run.steps) if step.get("phase") == "timed"]
+    return agreement.contradiction(settings, result, _together(steps))
+
+
+def _together(timed: list[dict[str, Any]]) -> TimedSteps:
+    """Return what the timed steps of a run say together."""
+    times_s = [step["step_time_s"] for step in timed if step.get("step_time_s") is not None]
+    tokens = [step["tokens"] for step in timed if step.get("tokens") is not None]
+    return TimedSteps(
+        len(timed),
+        len({step.get("step") for step in timed}),
+        fmean(times_s) if times_s else nan,
+        fmean(tokens) if tokens else nan,
+    )
