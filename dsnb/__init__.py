@@ -10,6 +10,7 @@ from dsnb.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dsnb.analysis.comparisons import compare as compare
+    from dsnb.analysis.comparisons import differences as differences
     from dsnb.analysis.scaling import rampup as rampup
     from dsnb.analysis.summary import summarize as summarize
     from dsnb.designer.design import design as design
@@ -35,6 +36,7 @@ _HOME = {
     "check_parameters": "settings.parameters",
     "compare": "analysis.comparisons",
     "design": "designer.design",
+    "differences": "analysis.comparisons",
     "explore": "explorer.explore",
     "launch": "launcher.run",
     "load_runs": "runs.load",

@@ -92,13 +92,13 @@ def medians(table, by, figure=SPEED):
 
 def test_stages_on_one_gpu_and_two(tables):
     two = tables["long"].query(tables["two_gpus"])
-    memory, speed = medians(two, "strategy", MEMORY), medians(two, "strategy")
+    memory, speed = medians(two, "parallelism", MEMORY), medians(two, "parallelism")
     assert 1.7 < memory["DDP"] / memory["ZeRO 2"] < 2
     assert memory["ZeRO 3"] > memory["ZeRO 2"]
     assert speed.idxmin() == "ZeRO 3"
     assert tables["memory"]["measured_gib"].to_dict() == memory.to_dict()
     assert (tables["memory"]["measured_gib"] > tables["memory"]["theory_gib"]).all()
-    speed = medians(tables["stages"], ["mode", "strategy"]).unstack()
+    speed = medians(tables["stages"], ["mode", "parallelism"]).unstack()
     assert (speed["ZeRO 3"] / speed["ZeRO 0"]).between(0.35, 0.6).all()
 
 

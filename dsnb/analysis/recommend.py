@@ -37,8 +37,9 @@ LEAST = {
     "cost": "Lowest cost of the settings with a price",
 }
 FORECAST = [
-    "experiment", "basis", "fits", "peak_allocated_gib", "peak_allocated_error_pct", "tokens_per_s",
-    "tokens_per_s_error_pct", "days", "days_low", "days_high", "gpu_hours", "cost", "outside",
+    "experiment", "basis", "fits", "tight", "peak_allocated_gib", "peak_allocated_error_pct", "peak_reserved_gib",
+    "host_memory_gib", "tokens_per_s", "tokens_per_s_error_pct", "days", "days_low", "days_high", "gpu_hours", "cost",
+    "outside",
 ]  # fmt: skip
 """Columns of the tables of `forecast`."""
 USUAL_GPUS = 8
@@ -224,12 +225,13 @@ def forecast(
     answers = []
     for _, of_task in by_task(list({experiment.name_with_model: experiment for experiment in experiments}.values())):
         answer, table = adviser.among(of_task, trace_all=True)
-        fits, spec = table["fits"].eq(True), adviser.on.gpu
+        fits, spec = table["fits"].eq(True), adviser.on.gpu  # without those whose host may be too small
         number = table["basis"][fits].value_counts()
         bases = ", ".join(f"{number[basis]} {basis}" for basis in BASES if basis in number)
         fitting = f"{fits.sum()} of {count(len(table), 'setting')} fit on {spec.name}, which has "
         fitting += f"{spec.memory_gib:.0f} GiB ({bases or 'none'})."
-        table = table.assign(fits=fits).sort_values("fits", ascending=False, kind="stable")[FORECAST]
+        order = table["fits"].map({True: 0, False: 2}).fillna(1)
+        table = table.loc[order.sort_values(kind="stable").index, FORECAST]
         answers.append(replace(answer, table=table.reset_index(drop=True), sentences=(fitting, *answer.sentences)))
     notes = [f"Refused and left out: {reason}." for reason in dict.fromkeys(refused)]
     if timed >= MIN_CALIBRATED:

@@ -1,11 +1,13 @@
 """Tasks: what must be trained, whatever trains it. Runs of different tasks are never compared.
 
 A task is a model, a sequence length, the data, and whether all weights or LoRA adapters are trained. Everything else
-is a way to do it: how it is shared among GPUs, precision, batch sizes, recomputation, the GPU itself.
+is a way to do it: how it is shared among GPUs, precision, batch sizes, recomputation, the GPU itself. Runs on an
+unknown number of GPUs are a task of their own: neither their tokens/s nor those per GPU can be compared with others.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -20,6 +22,8 @@ TRAINED = "trained"
 TASK = ("model", "seq_len", "data", TRAINED)
 """The columns that make a task."""
 UNKNOWN = labels.text(None)
+_HAS_GPUS = "has_gpus"
+"""Whether the number of GPUs is known."""
 _USUAL = {"data": "synthetic", TRAINED: "all weights"}
 
 
@@ -60,12 +64,18 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
     keys = with_trained(runs).reindex(columns=list(TASK))
     keys = keys.astype(object).map(labels.text)  # a missing value is equal to another
     unknown = [name for name in TASK if keys[name].nunique() > 1 and (keys[name] == UNKNOWN).any()]
-    groups = keys.groupby(list(TASK), sort=False).indices
+    keys[_HAS_GPUS] = knows_gpus(runs)
+    groups = keys.groupby([*TASK, _HAS_GPUS], sort=False).indices
     parts = [
-        Task(*_names(dict(zip(TASK, key, strict=True)), unknown), runs.iloc[places])
+        Task(*_names(dict(zip([*TASK, _HAS_GPUS], key, strict=True)), unknown), runs.iloc[places])
         for key, places in sorted(groups.items(), key=lambda group: int(group[1][0]))
     ]
     return sorted(parts, key=lambda task: -len(task.runs))
+
+
+def knows_gpus(runs: pd.DataFrame) -> pd.Series:
+    """Return whether the number of GPUs of each run is known; true in a table that does not have the column."""
+    return runs["gpus"].notna() if "gpus" in runs else pd.Series(True, index=runs.index)
 
 
 def settings_of(experiments: Sequence[Experiment]) -> pd.DataFrame:
@@ -81,8 +91,9 @@ def with_trained(runs: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _names(key: Mapping[str, str], unknown: Sequence[str]) -> tuple[str, str]:
+def _names(key: Mapping[str, Any], unknown: Sequence[str]) -> tuple[str, str]:
     """Return the model of a task, and its sequence length, whatever is unusual, and what other tasks do not tell."""
     shown = [name for name in TASK if name in {"model", "seq_len", *unknown} or key[name] != _USUAL.get(name)]
     words = {name: labels.axis(name).describe(key[name]) for name in shown if key[name] != UNKNOWN}
-    return words.pop("model", ""), ", ".join(words.values())
+    place = "" if key[_HAS_GPUS] else labels.place({})
+    return words.pop("model", ""), ", ".join(filter(None, [*words.values(), place]))

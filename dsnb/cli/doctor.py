@@ -14,6 +14,7 @@ from typing import Any, Literal
 from dsnb.launcher import environment, hosts
 from dsnb.launcher.hosts import Node
 from dsnb.run_folder import node_comparison, paths
+from dsnb.settings import auto_precision
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware, interpreter
 
@@ -93,6 +94,19 @@ def _training() -> Iterator[Check]:
     names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
     precisions = [names[name] for name in probe["precisions"] if name in names]
     yield Check("ok", "precisions", ", ".join(precisions + ["tf32"] * bool(probe["cuda_works"])))
+    yield Check("ok", "precision: auto", _auto_precision())
+
+
+def _auto_precision() -> str:
+    """Say what `precision: auto` is on this machine, and why."""
+    device = hardware.default_device()
+    chosen = auto_precision.precision_of(device)
+    if device == "cuda":
+        return chosen
+    ratio = auto_precision.bf16_over_fp32()
+    if ratio is None:
+        return f"{chosen}; a product in bf16 could not be timed"
+    return f"{chosen}; a product in bf16 takes {ratio:.1f} times as long as in fp32"
 
 
 def _probe() -> dict[str, Any]:

@@ -1,15 +1,19 @@
 """`dsnb predict` and `dsnb recommend`: memory, speed and cost of settings on GPUs that you do not have."""
 
 import logging
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import dsnb
+from dsnb.analysis.texts import significant
 from dsnb.cli.printing import Format, say, say_line, show
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
 from dsnb.errors import SettingsError
+from dsnb.runs.labels import count
 from dsnb.settings.experiment import Experiment
 from dsnb.sweep.params import is_params, left_out_lines
 from dsnb.system import signals
@@ -40,6 +44,9 @@ Tokens = Annotated[
 ]
 Price = Annotated[float | None, option("NUMBER", "Price of a GPU-hour, for the cost.")]
 Currency = Annotated[str, option("SIGN", "Sign in front of the cost.", default=True)]
+HostMemory = Annotated[
+    float | None, option("GIB", "Memory of each host, which offload needs.", default="this machine's for its GPUs")
+]
 Calibrate = Annotated[Path | None, option("FOLDER", "Folder of measured runs to calibrate speed with.")]
 Verbose = Annotated[bool, option("", "Name every setting that is left out.", "--verbose", "-v")]
 TableFormat = Annotated[Format, option(None, "Format of the table.", "--format", default=True)]
@@ -55,6 +62,7 @@ def predict(
     currency: Currency = "$",
     calibrate: Calibrate = None,
     set_: Set = None,
+    host_memory: HostMemory = None,
     no_probe: Annotated[bool, option("", "Ignore the probe of this machine.", "--no-probe")] = False,
     format_: TableFormat = Format.table,
     verbose: Verbose = False,
@@ -62,14 +70,13 @@ def predict(
     """Predict memory, speed and cost of every setting of a params file, with errors; no GPU is needed."""
     from dsnb.prediction.predict import predict as predicted
 
-    options = _options(link, tokens, price, calibrate)
+    options = _options(link, tokens, price, calibrate, host_memory)
     asked = _experiments(params, gpus, set_, gpu, link, verbose, traced=True)
     table = predicted(asked, gpu, probe=not no_probe, **options)
-    _show(table.sort_values(["fits", "days"], ascending=[False, True]), format_, currency, gpu)
-    if tokens is None:
-        say(f"tokens were not given: {USUAL_TOKENS}", err=format_ in {Format.csv, Format.json})
-    if any(experiment.allocator == "default" for experiment in asked):
-        note = "allocator is 'default': fragmentation can need more memory than is predicted"
+    order = table["fits"].map({True: 0, False: 2}).fillna(1)
+    table = table.assign(order=order).sort_values(["order", "days"]).drop(columns="order")
+    _show(table, format_, currency, gpu)
+    for note in _notes(table, asked, tokens):
         say(note, err=format_ in {Format.csv, Format.json})
 
 
@@ -97,6 +104,7 @@ def recommend(
     link: LinkName = "nvlink",
     currency: Currency = "$",
     calibrate: Calibrate = None,
+    host_memory: HostMemory = None,
     set_: Annotated[
         list[str] | None, option("KEY=VALUE", "A setting that is fixed; a list is what to choose from.", "--set")
     ] = None,
@@ -125,7 +133,7 @@ def recommend(
         traces.start(str(target))
     from dsnb.designer import recommend as designer
 
-    options: dict[str, Any] = _options(link, tokens, price, calibrate)
+    options: dict[str, Any] = _options(link, tokens, price, calibrate, host_memory)
     options |= {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
     options |= {"settings": parse_overrides(set_ or []), "measure": measure, "minutes": minutes, "output": output}
     if is_params(target):
@@ -155,12 +163,32 @@ def recommend(
         say(line, err=in_one)
 
 
-def _options(link: str, tokens: float | None, price: float | None, calibrate: Path | None) -> dict[str, Any]:
+def _notes(table: Any, asked: Sequence[Experiment], tokens: float | None) -> Iterator[str]:
+    """Yield what a table of predictions leaves open or assumes."""
+    if tokens is None:
+        yield f"tokens were not given: {USUAL_TOKENS}"
+    unknown = table[table["fits"].isna()]
+    if len(unknown):
+        need = unknown["host_memory_gib"].max()
+        amount = "an amount that is not predicted" if math.isnan(need) else f"up to {significant(need)} GiB"
+        yield (
+            f"fits is unknown for {count(len(unknown), 'setting')}: offload needs {amount} of each host's memory; "
+            "say what a host has with --host-memory GIB"
+        )
+    if any(experiment.optimizer == "adamw" and experiment.strategy == "deepspeed" for experiment in asked):
+        yield "assumed: adamw is DeepSpeed's FusedAdam, and its CPUAdam with offload; others need other memory"
+    if any(experiment.allocator == "default" for experiment in asked):
+        yield "allocator is 'default': fragmentation can need more memory than is predicted"
+
+
+def _options(
+    link: str, tokens: float | None, price: float | None, calibrate: Path | None, host_memory: float | None
+) -> dict[str, Any]:
     for name in SLOW:
         logging.getLogger(name).handlers = [_Progress()]
         logging.getLogger(name).setLevel(logging.INFO)
     runs = dsnb.load_runs(calibrate) if calibrate else None
-    return {"link": link, "tokens": tokens, "price": price, "calibrate": runs}
+    return {"link": link, "tokens": tokens, "price": price, "calibrate": runs, "host_memory": host_memory}
 
 
 def _experiments(

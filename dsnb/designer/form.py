@@ -28,7 +28,9 @@ class Row:
         field = Experiment.model_fields.get(name)
         kind = field and field.annotation
         choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
-        self.name, self.options = name, (False, True) if kind is bool else choices
+        options = (False, True) if kind is bool else choices
+        others = [value for value in chosen if value not in options] if options else []
+        self.name, self.options = name, (*options, *others)  # a value that is not allowed is shown, and refused
         self.controls: list[Any] = [
             widgets.ToggleButton(
                 option in chosen, description=text(option), tooltip=f"{name}: {text(option)}", layout={"width": "auto"}

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.choices import SHARING, with_choices
 from dsnb.analysis.choices import choices as choices_of
+from dsnb.analysis.choices import with_choices
 from dsnb.analysis.predicted import Unmeasured
 from dsnb.analysis.tasks import TASK, Task, is_fine_tuning, tasks
 from dsnb.errors import SettingsError
@@ -142,7 +142,7 @@ def prepared(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
 
 def _beside(runs: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFrame:
     """Return runs and predicted settings as one table, with the columns of predictions that some run has."""
-    names = [*choices_of(expected), *(name for name in (*SHARING, *TASK) if name in expected)]
+    names = [*choices_of(expected), *(name for name in (*labels.SHARING, *TASK) if name in expected)]
     names = [name for name in names if name in runs and runs[name].notna().any()]
     return pd.concat([runs, expected[[*dict.fromkeys([*names, *key_columns(expected)])]]], ignore_index=True)
 

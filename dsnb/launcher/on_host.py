@@ -94,7 +94,9 @@ def set_environment(request: dict[str, Any]) -> list[int]:
     """Set the variables of the ranks, which inherit them, and return the numbers of their GPUs."""
     device, slots = request["device"], request["devices"]
     gpus = [hardware.gpus()[slot] for slot in slots] if device == "cuda" else []
-    os.environ.update(environment.for_ranks(device, len(slots), request["launched_at_s"], request["allocator"]))
+    variables = environment.for_ranks(device, len(slots), request["launched_at_s"], request["allocator"])
+    os.environ.clear()  # of what another launcher has set, such as torchrun's options
+    os.environ.update(variables)
     os.environ.update(request["interfaces"], DSNB_OWNER_PID=str(os.getpid()))
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.visible_as for gpu in gpus)

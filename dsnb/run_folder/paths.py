@@ -4,8 +4,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from dsnb.errors import SettingsError
 
 PACKAGE = Path(__file__).parents[1]
@@ -106,17 +104,6 @@ def params_root() -> Path:
 def _home() -> Path:
     here = Path.cwd()
     return next((folder for folder in (here, *here.parents) if (folder / "notebooks").is_dir()), here)
-
-
-def cache_home() -> Path | None:
-    """Return the folder of traces and probes: `$DSNB_CACHE`, or the user's cache; None if there is none."""
-    try:
-        if (chosen := os.environ.get("DSNB_CACHE")) is not None:
-            return None if chosen in {"", "off"} else Path(chosen).expanduser()
-        folder = platformdirs.user_cache_path("dsnb", appauthor=False)
-    except RuntimeError:  # no home, or `~` of an unknown user
-        return None
-    return folder if folder.is_absolute() else None  # some versions return `~` as it is instead of raising
 
 
 def notebook_template(name: str) -> Path:

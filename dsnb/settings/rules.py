@@ -131,6 +131,16 @@ def _offload(s: SimpleNamespace) -> Iterator[str]:
         yield f"offload is '{s.offload}': nvme_path is empty; name a folder on the NVMe disk"
 
 
+def _reductions(s: SimpleNamespace) -> Iterator[str]:
+    if s.reduce_gradients == "micro-batch":
+        return
+    chosen = f"reduce_gradients is '{s.reduce_gradients}', but"
+    if s.strategy != "fsdp":
+        yield f"{chosen} strategy is '{s.strategy}', which decides this itself; use strategy 'fsdp'"
+    elif s.grad_accum == 1:
+        yield f"{chosen} grad_accum is 1: a step has one micro-batch; drop it, or set grad_accum to 2 or more"
+
+
 def _optimizer(s: SimpleNamespace) -> Iterator[str]:
     if s.optimizer == "muon":
         if s.strategy != "deepspeed" or s.zero_stage == 0:
@@ -305,7 +315,7 @@ def _loss_chunks(s: SimpleNamespace) -> Iterator[str]:
 
 
 RULES: list[Rule] = [
-    _deepspeed_alone, _stages, _pairs, _set_twice, _without_effect, _offload, _optimizer, _compression, _precision,
-    _ranks, _clipping, _gradients, _gradient_checks, _zeropp, _padded_vocabulary, _fp8, _cuda_graphs,
+    _deepspeed_alone, _stages, _pairs, _set_twice, _without_effect, _offload, _reductions, _optimizer, _compression,
+    _precision, _ranks, _clipping, _gradients, _gradient_checks, _zeropp, _padded_vocabulary, _fp8, _cuda_graphs,
     _compiler, _loss_chunks,
 ]  # fmt: skip

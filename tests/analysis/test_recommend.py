@@ -286,13 +286,19 @@ def test_the_smallest_number_of_gpus_can_be_taken():
 
 
 def test_where_only_offload_fits_it_is_recommended(monkeypatch):
-    monkeypatch.setattr(advice.hardware, "memory_gib", lambda: 14.0)
+    monkeypatch.setattr(advice.hardware, "memory_gib", lambda: 64.0)
     monkeypatch.setattr(advice.hardware, "gpus", lambda: (SimpleNamespace(name="Tesla T4"),))
     (found,) = dsnb.recommend("opt-1.3b", "T4", gpus=1, tokens=1e10)
     assert found.experiments[0].offload != "none"
     assert found.experiments[0].precision == "fp16", "a T4 has no bf16"
-    need = r"Host memory needs about (15|20) GiB for that; this machine has 14 GiB, which is too little\."
-    assert re.search(need, "\n".join(found.sentences)), "1.32e9 x 12 or 16"
+    need = r"Host memory: offload needs (31|3\d\.\d) GiB, and a host has 64 GiB\."
+    assert re.search(need, "\n".join(found.sentences)), "1.32e9 parameters of 24 bytes or more"
+    (unknown,) = dsnb.recommend("opt-1.3b", "H200", gpus=1, tokens=1e10, settings={"memory_limit_gib": 14})
+    assert "GiB; whether there is as much is unknown" in "\n".join(unknown.sentences)
+    monkeypatch.setattr(advice.hardware, "memory_gib", lambda: 14.0)
+    (too_small,) = dsnb.recommend("opt-1.3b", "T4", gpus=1, tokens=1e10)
+    assert too_small.table.empty
+    assert re.search(r"^No setting fits, .* and (2|3)\d[\d.]* of 14 GiB of host memory\.", too_small.sentences[0])
     (nothing,) = dsnb.recommend("opt-1.3b", "T4", gpus=1, tokens=1e10, settings={"memory_limit_gib": 0.1})
     assert nothing.table.empty
     assert nothing.sentences[0].startswith("No setting fits, offloaded or not: opt-1.3b_")

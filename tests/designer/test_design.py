@@ -71,6 +71,18 @@ def test_typed_values(text, wanted):
 
 
 @pytest.mark.parametrize(
+    ("name", "chosen", "wanted"),
+    [
+        ("precision", ["auto", "fp32"], ["auto", "fp32"]),
+        ("precision", ["int8"], ["int8"]),  # is not dropped for the default: a sweep refuses it
+        ("activation_checkpointing", [True], [True]),
+    ],
+)
+def test_chosen_values_are_kept(name, chosen, wanted):
+    assert Row(name, chosen, lambda: None).values == wanted
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("]", "seq_len is &#x27;]&#x27;: line 1: this is not valid YAML"),
