@@ -59,7 +59,7 @@ def read(path: Path) -> list[LoggedRun]:
         head = file.read(HEAD_CHARACTERS)
     if set(step_csv.HEADER) <= set(head.partition("\n")[0].strip().split(",")):
         return step_csv.read(path)
-    if json_lines.is_log(head):
+    if path.suffix != ".json" and json_lines.is_log(head):
         return json_lines.read(path)
     if _STATE.match(head):
         return trainer.read_state(path)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,14 +180,14 @@ def read_state(path: Path) -> list[LoggedRun]:
     if not isinstance(state, dict) or not isinstance(history := state.get("log_history"), list):
         raise LogError(path, "is not a trainer_state.json: it must have a list 'log_history'")
     run = LoggedRun(program="transformers Trainer", configured=True)
-    run.set_used(micro_batch_size=count(_text(state, "train_batch_size")), steps=count(_text(state, "max_steps")))
+    run.set_used(micro_batch_size=count(as_text(state, "train_batch_size")), steps=count(as_text(state, "max_steps")))
     entries = [entry for entry in history if isinstance(entry, dict)]
     _read_losses(run, [entry for entry in entries if "loss" in entry])
     for entry in entries:
         if "train_runtime" in entry:
-            record_final(run, {name: number(_text(entry, name)) for name in entry})
+            record_final(run, {name: number(as_text(entry, name)) for name in entry})
     run.scratch["pairs"] = any(PAIRS_KEY in entry for entry in entries)
-    tokens, runtime_s = positive(_text(state, "num_input_tokens_seen")), run.figures.get("train_runtime_s")
+    tokens, runtime_s = positive(as_text(state, "num_input_tokens_seen")), run.figures.get("train_runtime_s")
     if tokens and runtime_s:  # the tokens of all ranks
         run.record(DERIVED, tokens_per_s=tokens / runtime_s)
     return [run]
@@ -217,13 +218,13 @@ def _read_losses(run: LoggedRun, entries: list[dict[str, Any]]) -> None:
             run.steps = [{"step": step, "loss": loss} for step, loss in zip(steps, losses, strict=True)]
             return
     for entry in entries:
-        step, text = count(_text(entry, "step")), _text(entry, "loss")
-        run.health.read(text, _text(entry, "grad_norm"), step)
+        step, text = count(as_text(entry, "step")), as_text(entry, "loss")
+        run.health.read(text, as_text(entry, "grad_norm"), step)
         if step is not None and (value := number(text)) is not None:
             run.add_step(step, loss=value)
 
 
-def _text(record: dict[str, Any], name: str) -> str:
+def as_text(record: Mapping[str, Any], name: str) -> str:
     """Return a number in a JSON object as text."""
     value = record.get(name)
     return "" if isinstance(value, bool | dict | list) or value is None else str(value)
