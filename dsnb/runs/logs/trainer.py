@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 
 from dsnb.errors import LogError
+from dsnb.runs.logs.launchers import FLAGS
 from dsnb.runs.logs.reading import CONSOLE, DERIVED, LOGGED, LoggedRun, reads, requested
 from dsnb.runs.logs.text import NUMBER, count, number, positive, seconds
 
@@ -22,6 +23,10 @@ _TRAINING = re.compile(r"(?i)(?:$|.{0,30}\b(?:train\w{0,8}|epochs?|steps?|iter\w
 """Words before a training's bar; also none."""
 _POSTFIX = re.compile(r", (?:[a-z]{1,9}_)?loss[:=] ?([-+\w.]+)(?=[],])")
 _POSTFIX_NORM = re.compile(r", grad_norm[:=] ?([-+\w.]+)(?=[],])")
+_ARGUMENTS = re.compile(r"\b[A-Z]\w{0,40}Arguments\(")
+_ARGUMENT = re.compile(
+    r"\b(per_device_train_batch_size|gradient_accumulation_steps|gradient_checkpointing)=(\w{1,20})(?=[,)])"
+)
 PAIRS_KEY = "rewards/accuracies"
 """Logged by trainers whose samples are pairs: how often the better sequence of a pair has the higher reward."""
 OF_TRAINER = SWIFT, FACTORY = "ms-swift", "LLaMA-Factory"
@@ -63,6 +68,19 @@ def settings(run: LoggedRun, match: re.Match[str]) -> None:
 def _trainer(run: LoggedRun) -> None:
     run.program = run.program if run.program in OF_TRAINER else "transformers Trainer"
     run.configured = True
+
+
+@reads(
+    "Arguments(", "per_device_train_batch_size=", "gradient_accumulation_steps=", "gradient_checkpointing=",
+)  # fmt: skip
+def arguments(run: LoggedRun, match: re.Match[str]) -> None:
+    """Read `TrainingArguments(...)`, on one line or on several."""
+    if _ARGUMENTS.search(match.string):
+        run.launched = run.scratch["trainer_arguments"] = True
+    if run.scratch.get("trainer_arguments"):
+        for name, value in _ARGUMENT.findall(match.string):
+            setting, parse = FLAGS[name]
+            run.set_requested(**{setting: parse(value)})
 
 
 @reads("[INFO:swift]", "swift/cli/")

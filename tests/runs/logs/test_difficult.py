@@ -387,6 +387,20 @@ PPO = "epoch: 0|step: {}|ppo_ep: 1|act_loss: {}|cri_loss: {}|unsuper_loss: 0.0\n
             "+ torchrun train.py --sequence_parallel_size 2\n" + LOGS["no_bars"],
             {"gpus": None, "global_batch_size": 64},
         ),
+        # Arguments alone are a log, on several lines or on one.
+        (
+            "Training/evaluation parameters TrainingArguments(\n_n_gpu=1,\ngradient_accumulation_steps=4,\n"
+            "gradient_checkpointing=True,\nper_device_train_batch_size=2,\n)\n",
+            {
+                "status": "interrupted", "cause": "the log ends before the first step", "source": "console log",
+                "micro_batch_size": 2, "grad_accum": 4, "activation_checkpointing": True,
+            },
+        ),
+        (
+            "[INFO:swift] args: SftArguments(model='x', per_device_train_batch_size=1, gradient_checkpointing=False)\n",
+            {"micro_batch_size": 1, "activation_checkpointing": False, "source": "ms-swift log"},
+        ),
+        ("cmd = deepspeed main.py --zero_stage 3 --seed 7\n", {"status": "interrupted", "zero_stage": 3, "seed": 7}),
         ("Num processes: 4\nProcess index: 0\n" + LOGS["no_bars"], {"gpus": 4, "nodes": None}),
         (
             LOGS["out_of_memory"].replace("torch.cuda.OutOf", ""),
