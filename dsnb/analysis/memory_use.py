@@ -54,7 +54,7 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the ok runs with a figure of memory, with missing settings set to their defaults, and `has_needed`."""
-    runs = named_runs(runs).copy()  # a copy is in one piece, which pandas asks for
+    runs = named_runs(runs)
     runs = runs.assign(has_needed=runs[[name for name in NEEDED if name in runs]].notna().all(axis=1))
     missing = [name for name in (*DEFAULTS, *WHERE, "data_parallel", "parameters") if name not in runs]
     runs = runs.reindex(columns=[*runs.columns, *missing])
