@@ -310,19 +310,21 @@ def test_a_long_history_takes_little_more_time_than_its_json(tmp_path):
 def test_files_that_are_not_read_are_named(tmp_path):
     """By names that logs have, unless they are empty; other files are passed over."""
     write(tmp_path, "dpo", LOGS["dpo"])
-    for name in ("served.log", "job.o123", "notes.txt", "code.py", "data.json", "picture.png"):
+    for name in ("served.log", "job.o123", "notes.txt", "code.py", "picture.png"):
         (tmp_path / name).write_text("2026-01-01 hello\n")
+    (tmp_path / "final.json").write_text('{"step": 9, "epoch": 1.0, "loss": 2.0}\n')
+    (tmp_path / "texts.jsonl").write_text('{"text": "hello", "id": 1}\n')
     (tmp_path / "empty.err").write_text("")
     (tmp_path / "train.sh").write_text("torchrun train.py --bf16 --seed 7\n")
     with pytest.warns(DsnbWarning) as caught:
         only(dsnb.load_runs(tmp_path))
-    names = ", ".join(str(tmp_path / name) for name in ("job.o123", "notes.txt", "served.log"))
+    names = ", ".join(str(tmp_path / name) for name in ("job.o123", "notes.txt", "served.log", "texts.jsonl"))
     assert [str(warning.message) for warning in caught] == [
         f"not read: {names} are no logs that dsnb can read (see docs/how-to/foreign_logs.md)"
     ]
     for number in range(20):
         (tmp_path / f"x{number}.log").write_text("nothing")
-    with pytest.warns(DsnbWarning, match="and 15 more are no logs"):
+    with pytest.warns(DsnbWarning, match="and 16 more are no logs"):
         dsnb.load_runs(tmp_path)
 
 
@@ -385,6 +387,20 @@ PPO = "epoch: 0|step: {}|ppo_ep: 1|act_loss: {}|cri_loss: {}|unsuper_loss: 0.0\n
             "+ torchrun train.py --sequence_parallel_size 2\n" + LOGS["no_bars"],
             {"gpus": None, "global_batch_size": 64},
         ),
+        # Arguments alone are a log, on several lines or on one.
+        (
+            "Training/evaluation parameters TrainingArguments(\n_n_gpu=1,\ngradient_accumulation_steps=4,\n"
+            "gradient_checkpointing=True,\nper_device_train_batch_size=2,\n)\n",
+            {
+                "status": "interrupted", "cause": "the log ends before the first step", "source": "console log",
+                "micro_batch_size": 2, "grad_accum": 4, "activation_checkpointing": True,
+            },
+        ),
+        (
+            "[INFO:swift] args: SftArguments(model='x', per_device_train_batch_size=1, gradient_checkpointing=False)\n",
+            {"micro_batch_size": 1, "activation_checkpointing": False, "source": "ms-swift log"},
+        ),
+        ("cmd = deepspeed main.py --zero_stage 3 --seed 7\n", {"status": "interrupted", "zero_stage": 3, "seed": 7}),
         ("Num processes: 4\nProcess index: 0\n" + LOGS["no_bars"], {"gpus": 4, "nodes": None}),
         (
             LOGS["out_of_memory"].replace("torch.cuda.OutOf", ""),
