@@ -78,8 +78,7 @@ class TorchTrainer(Trainer):
         super().__init__(experiment, model)
         self.device = device
         self.module = with_loss = CausalLoss(model, experiment.loss == "chunked")
-        if experiment.strategy != "fsdp":
-            compile_model(experiment, with_loss)
+        compile_model(experiment, with_loss)
         wrap = {"plain": lambda model: model, "ddp": self._ddp, "fsdp": self._fsdp}[experiment.strategy]
         self.wrapped: Any = wrap(with_loss)
         self.trainable = [parameter for parameter in self.wrapped.parameters() if parameter.requires_grad]
@@ -121,11 +120,7 @@ class TorchTrainer(Trainer):
             )
         for block in blocks(model):
             fully_shard(block, **options)
-        sharded = fully_shard(model, **options)
-        # FSDP2 changes the classes of modules, and transformers 5.23 recomputes a block only in the forward method of
-        # its present class: blocks that were compiled before kept all activations.
-        compile_model(self.experiment, model)
-        return sharded
+        return fully_shard(model, **options)
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
         """Train one optimizer step."""
