@@ -76,7 +76,7 @@ def amount(tokens: float) -> str:
 def fit(row: Mapping[str, Any]) -> str:
     """Return whether a setting fits: `yes`, `tight`, `no`, or `unknown`; empty if its memory is not predicted."""
     if pd.isna(row["fits"]):
-        return "" if pd.isna(row["peak_allocated_gib"]) else "unknown"
+        return "" if pd.isna(row.get("peak_allocated_gib")) else "unknown"
     if not row["fits"]:
         return "no"
     return "tight" if is_tight(row) else "yes"
