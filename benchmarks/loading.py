@@ -61,14 +61,15 @@ def write(folder: Path, runs: int, steps: int) -> None:
             "phases_s": {"timed": 40.0},
             "summary": summary,
         }
+        lines = "".join(_line(step, time_s, chance) for step, time_s in enumerate(times, 1))
+        (run / "steps.jsonl").write_text(lines)
         for name, record in (
-            ("experiment", SETTINGS | {"seed": number // 3}),
+            ("experiment", SETTINGS | {"seed": number // 3, "steps": steps, "run_id": f"{number:016x}"}),
             ("environment", ENVIRONMENT),
-            ("result", result),
+            ("result", result | {"steps_bytes": len(lines)}),
         ):
             (run / f"{name}.json").write_text(json.dumps(record, indent=1))
         (run / "run.ipynb").write_text(json.dumps(notebook))
-        (run / "steps.jsonl").write_text("".join(_line(step, time_s, chance) for step, time_s in enumerate(times, 1)))
 
 
 def _line(step: int, time_s: float, chance: random.Random) -> str:

@@ -15,7 +15,7 @@ from dsnb.analysis.ratio_errors import Ratios
 from dsnb.analysis.search import Best, Search, need_gib
 from dsnb.analysis.space import Training
 from dsnb.analysis.tasks import settings_of, tasks
-from dsnb.analysis.texts import is_tight, significant
+from dsnb.analysis.texts import is_tight, significant, usual_tokens_words
 from dsnb.errors import SettingsError
 from dsnb.formulas import planning
 from dsnb.formulas.memory import HALF
@@ -26,6 +26,7 @@ from dsnb.prediction.gpus import NODE_GPUS
 from dsnb.prediction.host_memory import USABLE, offloads
 from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import on_gpu
+from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import problem
 from dsnb.prediction.traces import traces
 from dsnb.runs import labels
@@ -95,7 +96,8 @@ class Adviser:
         here = [card.name for card in hardware.gpus() if known_gpu(card.name)]
         if not gpu:
             gpu = here[0] if here else USUAL_GPU
-            self.assumed = [f"the GPU of this machine, {gpu}" if here else f"{gpu} (--gpu for another)"]
+            unknown = next((f", as {card.name} of this machine is unknown" for card in hardware.gpus()), "")
+            self.assumed = [f"the GPU of this machine, {gpu}" if here else f"{gpu}{unknown} (--gpu for another)"]
         self.on = on_gpu(gpu, link, calibrate, host_gib=host_memory)
         self.installed = sum(known_gpu(name) == self.on.gpu for name in here)
         """GPUs of this kind on this machine."""
@@ -103,8 +105,15 @@ class Adviser:
         self._tokens, self._price, self._calibrate = tokens, price, calibrate
         self._runs = None if runs is None else runs_on(runs, self.on.gpu)
         self._kind = CPU if device == "cpu" else ""
-        peak = hardware.PEAKS.get(self.on.gpu.name.partition("-")[0].lower())
-        self.has_bf16 = peak is None or peak.bf16 is not None
+        is_listed = hardware.peak_tflops(self.on.gpu.name, "fp32") is not None
+        self.has_bf16 = not is_listed or hardware.peak_tflops(self.on.gpu.name, "bf16") is not None
+
+    def check(self, training: Training, any_gpus: bool) -> None:
+        """Raise SettingsError with what would be refused after the model is counted; `any_gpus`: of any number."""
+        space.check(training)
+        nodes = training.pinned.get("nodes", 1)
+        if not any_gpus and isinstance(nodes, int):
+            self.on.link.check(training.gpus, max(nodes, math.ceil(training.gpus / NODE_GPUS)))
 
     def predictable(self, experiments: Sequence[Experiment]) -> list[Experiment]:
         """Return the settings that can be predicted; raise SettingsError with the reasons if none can."""
@@ -121,7 +130,7 @@ class Adviser:
         search, best, question = self._search(asked, trace_all=trace_all)
         table = decide(best.table, question).table
         if best.chosen:
-            return self._answer(search, best, question, []), table
+            return self._answer(search, best, question, _assumed(self._usual_tokens(asked))), table
         if search.table["fits"].any():
             sentence = "No setting fits: those that were predicted to fit ran out of memory. Use a smaller micro-batch."
         else:
@@ -142,13 +151,20 @@ class Adviser:
             if best.chosen or with_offload.table["fits"].notna().any():
                 search = with_offload
         reached = list(self._reached(search, training))
-        reached += [f"Assumed: {'; '.join(assumed)}."] if assumed else []
+        reached += _assumed([*assumed, *self._usual_tokens(asked)])
         if best.chosen:
             return self._answer(search, best, question, reached)
         least = search.table["peak_allocated_gib"].idxmin()
         need = _need(search.table.loc[least], self.on.host_gib)
         sentence = f"No setting fits, offloaded or not: {least} needs {need}."
         return Recommendation(_title(asked), search.table.head(0), (sentence, *reached))
+
+    def _usual_tokens(self, asked: Sequence[Experiment]) -> list[str]:
+        """Return the tokens that are assumed, in words; empty if they were given."""
+        if self._tokens is not None:
+            return []
+        is_fine_tuning = all(planning.is_fine_tuning(vars(one)) for one in asked)
+        return [usual_tokens_words(shape(asked[0].model).parameters, is_fine_tuning)]
 
     def smallest(self, training: Training) -> int:
         """Return the smallest power of two of GPUs on which a setting fits; 0 if none does."""
@@ -170,6 +186,8 @@ class Adviser:
     def _search(
         self, asked: Sequence[Experiment], beside: Sequence[Experiment] = (), trace_all: bool = False
     ) -> tuple[Search, Best, Question]:
+        if self._kind == CPU:
+            asked = held_by_host(asked)
         by_name = {experiment.name_with_model: experiment for experiment in asked}
         search = Search(by_name, self.on, self._tokens, self._price, self._kind)
         search.beside = list(beside)
@@ -244,13 +262,33 @@ class Adviser:
         if self._kind == CPU:
             return
         needs = [
-            f"{labels.strategy(vars(search.asked[name]))} needs at least {need:.0f} of {room:.0f} GiB"
+            f"{labels.parallelism(vars(search.asked[name]))} needs at least {need:.0f} of {room:.0f} GiB"
             for name, need, room in search.out_of_reach()
         ]
         if needs:
             yield f"Out of reach: {', '.join(needs)}."
         if least := self.smallest(training):
             yield f"The smallest power of two of GPUs that fits without offload is {least}."
+
+
+def held_by_host(asked: Sequence[Experiment]) -> list[Experiment]:
+    """Return the settings whose CPU ranks are likely to fit into this machine's memory, by formulas alone.
+
+    If none is likely to, return those that may; if none can, raise SettingsError: runs would take minutes to fail.
+    """
+    available = hardware.available_memory_gib()
+    for is_likely in (True, False):
+        needs = [one.gpus * need_gib(one, likely=is_likely) for one in asked]
+        held = [one for one, need in zip(asked, needs, strict=True) if need <= available]
+        if held:
+            return held
+    least = min(needs)
+    smallest = asked[needs.index(least)]
+    ranks = labels.count(smallest.gpus, "CPU rank")
+    raise SettingsError(
+        f"{smallest.model} needs at least {significant(least)} GiB of host memory on {ranks} (by {smallest.name}), and "
+        f"this machine has {significant(available)} GiB free: measure a smaller model, or predict without measure"
+    )
 
 
 def _smallest(training: Training) -> list[Experiment]:
@@ -268,8 +306,8 @@ def _smallest(training: Training) -> list[Experiment]:
 def _changes(before: Experiment, after: Experiment) -> str:
     """Return how a setting differs from another one, as in "FSDP, not compiled, micro-batch 16"."""
     first, then = vars(before), vars(after)
-    shared = labels.strategy(then)
-    changes = [shared] if shared != labels.strategy(first) else []
+    shared = labels.parallelism(then)
+    changes = [shared] if shared != labels.parallelism(first) else []
     changes += [
         labels.choice(then, name) for name in CHANGED if first[name] != then[name] and labels.has_effect(then, name)
     ]
@@ -284,6 +322,11 @@ def _title(experiments: Sequence[Experiment]) -> str:
 def by_task(experiments: Sequence[Experiment]) -> list[tuple[str, list[Experiment]]]:
     """Return the title of each task and its settings (`dsnb.analysis.tasks`)."""
     return [(task.title, [experiments[place] for place in task.runs.index]) for task in tasks(settings_of(experiments))]
+
+
+def _assumed(what: Sequence[str]) -> list[str]:
+    """Return the sentence on what was assumed; none if nothing was."""
+    return [f"Assumed: {'; '.join(what)}."] if what else []
 
 
 def _need(row: "pd.Series[Any]", host_gib: float) -> str:

@@ -16,7 +16,7 @@ from dsnb.analysis import intervals
 from dsnb.analysis.comparisons import rules_of, table_of
 from dsnb.analysis.intervals import MIN_RUNS, RELEVANCE
 from dsnb.analysis.summary import unstable
-from dsnb.analysis.tasks import parameters
+from dsnb.analysis.tasks import is_fine_tuning, parameters
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics, planning
 from dsnb.formulas.planning import MAX_DAYS, is_number, is_whole
@@ -24,7 +24,7 @@ from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY
 from dsnb.runs.literature.tables import SOURCE, is_own
-from dsnb.runs.table import named_runs, numbers, timed_seconds, timed_steps
+from dsnb.runs.table import factor, named_runs, numbers, timed_seconds, timed_steps
 
 OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
 """Objectives, and the columns that hold them; the smallest value is the best."""
@@ -34,6 +34,8 @@ CPU, UNKNOWN_GPU = "CPU", "GPU"
 """Names in `prices` of runs without a GPU, whose "GPUs" are ranks, and of an unknown GPU."""
 WORTH_ROOM = 0.05
 """How much worse than a setting whose memory is tight another one with room may be, and is still recommended."""
+FEWEST_SETTINGS = 5
+"""Settings of a task below which none is recommended: the best of a few may be far from the best."""
 BASES = MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
 """The basis of a candidate's figures."""
 
@@ -43,7 +45,7 @@ class Question:
     """The reader's question. Raises SettingsError for numbers that are negative or not finite."""
 
     tokens: float = 0
-    """Tokens to train on. 0 for 20 per parameter of the model."""
+    """Tokens to train on. 0 for what is usual: `dsnb.formulas.planning.usual_tokens`."""
     objective: str = "time"
     """`time`, `gpu_hours`, `cost` or `memory`."""
     gpus: int = 0
@@ -185,9 +187,8 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
 
 def global_batch(runs: pd.DataFrame) -> pd.Series:
     """Return the sequences per optimizer step of each run; NaN if unknown."""
-    ranks = numbers(runs, "gpus") / numbers(runs, "tensor_parallel").fillna(1)
-    parallel = ranks / numbers(runs, "pipeline_parallel").fillna(1)
-    computed = parallel * numbers(runs, "micro_batch_size") * numbers(runs, "grad_accum").fillna(1)
+    parallel = numbers(runs, "gpus") / factor(runs, "tensor_parallel") / factor(runs, "pipeline_parallel")
+    computed = parallel * numbers(runs, "micro_batch_size") * factor(runs, "grad_accum")
     return numbers(runs, "global_batch_size").fillna(computed)
 
 
@@ -234,6 +235,17 @@ class Decision:
         return len(self.options) > 0 and bool((self.options["days"] > self.question.max_days).all())
 
     @property
+    def is_few(self) -> bool:
+        """Whether fewer settings were measured than advice needs."""
+        return len(self.table) < FEWEST_SETTINGS
+
+    @property
+    def is_by_repeats(self) -> bool:
+        """Whether the first option is there for its repeats, although another one is slightly better."""
+        values = self.options[self.question.column]
+        return len(values) > 0 and bool(values.iloc[0] > values.min())
+
+    @property
     def gpus(self) -> list[int]:
         """The numbers of GPUs of candidates that are at hand, in order."""
         return sorted({int(gpus) for gpus in _at_hand(self.table, self.question)["gpus"]})
@@ -260,9 +272,9 @@ def may_be_best(table: pd.DataFrame, by: Sequence[str] = ("gpus", "kind", "globa
     return list(fastest.index[~fastest.duplicated(list(by)) | (memory < least_of_faster)])
 
 
-def decide(table: pd.DataFrame, question: Question, parameters: float = 0) -> Decision:
+def decide(table: pd.DataFrame, question: Question, parameters: float = 0, fine_tuning: bool = False) -> Decision:
     """Rank the candidates of a task; without `parameters` (0), the default number of tokens is a round one."""
-    question = replace(question, tokens=question.tokens or planning.usual_tokens(parameters))
+    question = replace(question, tokens=question.tokens or planning.usual_tokens(parameters, fine_tuning))
     table = costed(table, question)
     available = _at_hand(table, question)
     available = available[available[question.column].notna()].sort_values(question.column, kind="stable")
@@ -270,6 +282,7 @@ def decide(table: pd.DataFrame, question: Question, parameters: float = 0) -> De
     in_time = stable[stable["days"] <= question.max_days]
     options = stable if question.objective == "time" or in_time.empty else in_time
     options = roomy_first(options, question.column)
+    options = _repeated_first(options, question)
     return Decision(question, table, options, len(stable) - len(options), len(available) - len(stable))
 
 
@@ -290,6 +303,22 @@ def tight(options: pd.DataFrame) -> "pd.Series[bool]":
     return options["tight"].eq(True) if "tight" in options else pd.Series(False, options.index)
 
 
+def _repeated_first(options: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Return ranked options, the first with `MIN_RUNS` runs before a better one with fewer if the gain is irrelevant.
+
+    A single run that is 1 % faster is no reason to prefer its setting to one that was repeated. `web/answer.js` has the
+    same rule. Predictions have no runs and stay in their order.
+    """
+    runs, values = numbers(options, "n"), options[question.column]
+    if options.empty or not runs.iloc[0] < MIN_RUNS:
+        return options
+    is_sure = (runs >= MIN_RUNS) & (values * (1 - question.relevance) <= values.iloc[0])
+    if not is_sure.any():
+        return options
+    place = int(is_sure.to_numpy().argmax())
+    return options.iloc[[place, *(other for other in range(len(options)) if other != place)]]
+
+
 def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:
     available = table[table["fits"].astype(bool)] if "fits" in table else table
     available = available[available["global_batch"] == question.global_batch] if question.global_batch else available
@@ -299,7 +328,7 @@ def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:
 def of_runs(runs: pd.DataFrame, question: Question) -> Decision:
     """Return the decision on the runs of a task, with how far the second best setting is from the best."""
     runs = named_runs(runs)
-    made = decide(candidates(runs), question, parameters(runs))
+    made = decide(candidates(runs), question, parameters(runs), is_fine_tuning(runs))
     return replace(made, runs=runs, difference=_difference(runs, made.options, question))
 
 

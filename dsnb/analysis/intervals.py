@@ -2,8 +2,9 @@
 
 Values are logarithms, so that noise proportional to the figure has the same size everywhere and differences are ratios;
 percentages are compared as they are. Intervals are Welch's: each setting has its own variance, so one noisy setting
-does not affect the others. `all_pairs` controls the error rate over all pairs of a task. Measured error rates are in
-docs/explanation/statistics.md.
+does not affect the others. A setting counts as at least as noisy as the median setting of its task: few runs of skewed
+noise often look quiet and fast because none of them was slow. `all_pairs` controls the error rate over all pairs of a
+task. Measured error rates are in docs/explanation/statistics.md.
 
 Runs that failed, or did not measure the figure, are counted and have no value. Effects of a host cancel in a difference
 if both settings used the same hosts equally; otherwise the runs of a setting on one host count as one, with their mean.
@@ -96,9 +97,19 @@ def hosts(runs: pd.DataFrame) -> list[str | None]:
     return [next((name for name in row if isinstance(name, str)), None) for row in columns.itertuples(index=False)]
 
 
-def repeated(settings: Iterable[Setting]) -> int:
-    """Count the settings with several runs: only their pairs have intervals."""
-    return sum(len(setting.values) > 1 for setting in settings)
+@dataclass(frozen=True)
+class Repeated:
+    """The settings of a task that have several runs: only their pairs have intervals."""
+
+    count: int = 0
+    variance: float = 0.0
+    """The median of their variances, which no setting falls below in a comparison."""
+
+
+def repeated(settings: Iterable[Setting]) -> Repeated:
+    """Return what the settings with several runs have in common."""
+    variances = [float(setting.values.var(ddof=1)) for setting in settings if len(setting.values) > 1]
+    return Repeated(len(variances), float(np.median(variances)) if variances else 0.0)
 
 
 def is_confounded(first: Setting, second: Setting) -> bool:
@@ -136,8 +147,12 @@ def moments(values: Sequence[Array]) -> Moments:
     return Moments(np.array(means), np.array(variances), np.array([float(len(of_setting)) for of_setting in values]))
 
 
-def welch(base: Moments, other: Moments) -> tuple[Array, Array, npt.NDArray[np.int64]]:
+def welch(
+    base: Moments, other: Moments, least_variance: Array | float = 0.0
+) -> tuple[Array, Array, npt.NDArray[np.int64]]:
     """Return differences of means from a base, their standard errors, and degrees of freedom (0 for unknown errors).
+
+    Variances below `least_variance` are raised to it in the errors, not in the degrees of freedom.
 
     Welch, B. L. (1947), The generalization of 'Student's' problem when several different population variances are
     involved, Biometrika 34, with Satterthwaite's (1946) degrees of freedom, rounded down: unrounded, they call too many
@@ -150,7 +165,8 @@ def welch(base: Moments, other: Moments) -> tuple[Array, Array, npt.NDArray[np.i
         degrees = np.where(squared > 0, squared**2 / (parts[0] + parts[1]), base.count + other.count - 2)
     is_known = np.isfinite(squared) & np.isfinite(degrees)
     whole_degrees = np.floor(np.where(is_known, degrees, 0) + 1e-9).astype(np.int64)
-    return other.mean - base.mean, np.sqrt(squared), whole_degrees
+    raised = sum(np.maximum(side.variance, least_variance) / side.count for side in (base, other))
+    return other.mean - base.mean, np.sqrt(raised), whole_degrees
 
 
 @dataclass(frozen=True)
@@ -172,23 +188,26 @@ class Intervals:
         return self.estimate / level, self.low / level, self.high / level
 
 
-def all_pairs(base: Moments, other: Moments, groups: int, confidence: float) -> Intervals:
+def all_pairs(
+    base: Moments, other: Moments, groups: int, confidence: float, least_variance: Array | float = 0.0
+) -> Intervals:
     """Return simultaneous intervals of all pairs of a task.
 
     Games, P. A. and Howell, J. F. (1976), Pairwise multiple comparison procedures with unequal n's and/or variances,
     Journal of Educational Statistics 1, by the studentized range: how far apart the best and the worst of equal
     settings are by chance. So a pair has the same interval in each view, which allows for a base that was chosen by the
-    same runs, such as the fastest. `base` broadcasts against `other`; `groups` is the number of settings with repeats.
+    same runs, such as the fastest. `base` broadcasts against `other`; `groups` is the number of settings with repeats,
+    `least_variance` the smallest variance that counts (`Repeated`).
     """
-    estimate, error, degrees = welch(base, other)
+    estimate, error, degrees = welch(base, other, least_variance)
     critical = [quantile(1 - confidence, max(groups, 2), df) if df else math.nan for df in degrees.flat]
     margin = np.reshape(np.array(critical, float), degrees.shape) * error / math.sqrt(2)
     return Intervals(estimate, estimate - margin, estimate + margin)
 
 
-def all_pairs_p(base: Moments, other: Moments, groups: int) -> Array:
+def all_pairs_p(base: Moments, other: Moments, groups: int, least_variance: Array | float = 0.0) -> Array:
     """Return the p values that belong to `all_pairs`, adjusted for all of them."""
-    estimate, error, degrees = welch(base, other)
+    estimate, error, degrees = welch(base, other, least_variance)
     with np.errstate(invalid="ignore", divide="ignore"):
         ranges = np.where(estimate == 0, 0.0, math.sqrt(2) * np.abs(estimate) / error)
     pairs = zip(ranges.flat, degrees.flat, strict=True)

@@ -17,8 +17,8 @@ from dsnb.analysis.advice import Adviser, Recommendation, by_task, runs_on
 from dsnb.analysis.decide import BASES, CPU, Decision, Question, candidates, decide
 from dsnb.analysis.predicted import allowed
 from dsnb.analysis.space import Training
-from dsnb.analysis.tasks import tasks
-from dsnb.analysis.texts import amount
+from dsnb.analysis.tasks import is_fine_tuning, tasks
+from dsnb.analysis.texts import amount, usual_tokens_words
 from dsnb.errors import SettingsError
 from dsnb.formulas import planning
 from dsnb.formulas.model_shapes import PRESETS, local_config
@@ -43,6 +43,7 @@ FORECAST = [
 ]  # fmt: skip
 """Columns of the tables of `forecast`."""
 USUAL_GPUS = 8
+FINE_TUNED = "as usual with LoRA or pretrained weights"
 
 
 def recommend(
@@ -104,7 +105,6 @@ def _training(
     fixed, assumed = dict(fixed), []
     preset = next((name for name, entry in PRESETS.items() if entry.hub_id == model), model)
     model = Experiment(model=str(Path(model).absolute()) if local_config(model) else preset).model
-    parameters = shape(model).parameters
     device = fixed.pop("device", "cuda")
     number = fixed.pop("gpus", gpus)
     if number is None:
@@ -120,27 +120,30 @@ def _training(
     for name, value in numbers.items():
         if not (planning.is_whole(value) and value >= 1):
             raise SettingsError(f"{name} is {value!r}: give a whole number of at least 1")
-    if global_batch is None:
-        global_batch = space.usual_batch(parameters, length, number)
-        tokens, size = (amount(float(f"{value:.2g}")) for value in (global_batch * length, parameters))
-        assumed.append(
-            f"{count(global_batch, 'sequence')} a step ({tokens} tokens), as usual for {size} parameters "
-            "(Brown et al. 2020, table 2.1)"
-        )
     half = "bf16" if adviser.has_bf16 else "fp16"
     precision = fixed.pop("precision", "fp32" if device == "cpu" else half)
-    return Training(model, number, length, global_batch, precision, device, fixed), assumed
+    training = Training(model, number, length, global_batch or number, precision, device, fixed)
+    adviser.check(training, least_gpus)
+    if global_batch is None:
+        parameters = shape(model).parameters
+        global_batch = space.usual_batch(parameters, length, number, training.is_fine_tuning)
+        tokens, size = (amount(float(f"{value:.2g}")) for value in (global_batch * length, parameters))
+        usual = f"as usual for {size} parameters (Brown et al. 2020, table 2.1)"
+        usual = FINE_TUNED if training.is_fine_tuning else usual
+        assumed.append(f"{count(global_batch, 'sequence')} a step ({tokens} tokens), {usual}")
+    return replace(training, global_batch=global_batch), assumed
 
 
 def measured_plans(
     runs: pd.DataFrame,
-    tokens: float,
+    tokens: float | None,
     prices: Mapping[str, float] | None = None,
     power_w: float | None = None,
     currency: str = "$",
 ) -> list[Recommendation]:
     """Return for each task what training takes with each measured setting, and the best ones in words.
 
+    Without `tokens`, they are those that are usual for the task (`dsnb.formulas.planning.usual_tokens`).
     `prices` of a GPU-hour are by `gpu_name`; the key `""` is for all others. `power_w` is the mean power of a GPU for
     runs without measured power. Without these, costs and energy are missing.
 
@@ -150,16 +153,20 @@ def measured_plans(
         Each table has a row per `experiment`, the fastest first, with the columns of `dsnb.analysis.decide.candidates`
         and `costed`. Without a GPU, the `gpu_name` is `CPU`, and `gpus` and `gpu_hours` are ranks and rank-hours.
     """
-    questions = {name: Question(tokens, name, prices=prices or {}, currency=currency) for name in LEAST}
-    planning.check(tokens, {}, power_w=power_w)
+    questions = {name: Question(tokens or 0, name, prices=prices or {}, currency=currency) for name in LEAST}
+    planning.check(tokens or planning.DEFAULT_TOKENS, {}, power_w=power_w)
     plans = []
     for task in tasks(runs):
         measured_settings = candidates(task.runs, power_w)
-        decisions = {name: decide(measured_settings, question) for name, question in questions.items()}
+        usual = task.parameters, is_fine_tuning(task.runs)
+        decisions = {name: decide(measured_settings, question, *usual) for name, question in questions.items()}
         table = decisions["time"].table
         table = table.assign(gpu_name=table["gpu_name"].astype(object).mask(table["kind"] == CPU, CPU))
         table = table.rename_axis("experiment").reset_index()
-        plans.append(Recommendation(task.title, table, tuple(_least(decisions, words.memory_name(task.runs)))))
+        sentences = list(_least(decisions, words.memory_name(task.runs)))
+        if sentences and not tokens:
+            sentences.append(f"Assumed: {usual_tokens_words(*usual)}.")
+        plans.append(Recommendation(task.title, table, tuple(sentences)))
     return plans
 
 
@@ -188,7 +195,7 @@ def forecast(
     gpu: str,
     runs: pd.DataFrame | None = None,
     *,
-    tokens: float = 100e9,
+    tokens: float | None = None,
     price: float | None = None,
     link: str = "nvlink",
     currency: str = "$",

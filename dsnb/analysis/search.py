@@ -70,7 +70,9 @@ class Search:
         self.beside: list[Experiment] = []
         """Settings to trace together with the first candidates."""
         self.on, self._price, self._kind = on, price, kind
-        usual = planning.usual_tokens(shape(next(iter(asked.values())).model).parameters)
+        first = next(iter(asked.values()))
+        is_fine_tuning = all(planning.is_fine_tuning(vars(experiment)) for experiment in asked.values())
+        usual = planning.usual_tokens(shape(first.model).parameters, is_fine_tuning)
         self.tokens = usual if tokens is None else tokens
         self._settings = [setting(experiment, on.gpu, on.link) for experiment in self.asked.values()]
         self.room_gib = np.array([room_gib(experiment, on.gpu.memory_gib) for experiment in self.asked.values()])

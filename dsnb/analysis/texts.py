@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from dsnb.formulas import planning
 from dsnb.runs import labels
 
 MINUS = "\N{MINUS SIGN}"
@@ -71,6 +72,13 @@ def amount(tokens: float) -> str:
     """Return a number of tokens in words, as in "100 billion"."""
     size, word = next(((size, word) for size, word in SIZES if tokens >= size), SIZES[-1])
     return f"{significant(tokens / size, 6)} {word}".strip()
+
+
+def usual_tokens_words(parameters: float, fine_tuning: bool) -> str:
+    """Return the tokens that are assumed if none are given, and why, as in "140 billion tokens, 20 per parameter"."""
+    why = f"{planning.TOKENS_PER_PARAMETER} per parameter" if parameters > 0 else "as the model's size is unknown"
+    why = "as usual with LoRA or pretrained weights" if fine_tuning else why
+    return f"{amount(planning.usual_tokens(parameters, fine_tuning))} tokens, {why}"
 
 
 def fit(row: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from dsnb.analysis.choices import varying, with_choices
 from dsnb.analysis.decide import (
     ASSUMED_PRICE,
     CPU,
+    FEWEST_SETTINGS,
     PUBLISHED,
     WORTH_ROOM,
     Decision,
@@ -41,6 +42,8 @@ WORSE = {
 }
 BY_MEAN = ("on average", "on average, though not by the median")
 """Qualifiers of a difference between repeated settings: settings are ranked by medians, differences are of means."""
+TRIED_FIRST = ("strategy", "precision", "micro_batch_size", "activation_checkpointing", "compile")
+"""Choices that usually decide speed and memory, to be measured before others."""
 PLACE = ("gpus", "nodes")
 """Choices that only set the number of GPUs."""
 SHOWN_GIB = 0.05
@@ -58,6 +61,8 @@ NEEDED = (
 TEMPLATES = {
     "kicker": "{best} of {options} [{basis} ]{options:setting|settings}",
     "headline": "Train [{model} ][with {setting}, ]on {place}.",
+    "headline.few": "No advice below {needed} measured settings, and there {settings:is|are} {settings}. Best so far: "
+    "[{setting} ]on {place}.",
     "headline.failed": NO_ANSWER + "{runs:the run|all} [{several} runs ]failed.",
     "headline.no_speed": NO_ANSWER + "no run measured speed on a known number of GPUs.",
     "headline.no_runs": NO_ANSWER + "none was run yet.",
@@ -80,6 +85,10 @@ TEMPLATES = {
     "note.too_slow": "{too_slow} {too_slow:setting is left out: it takes|settings are left out: they take} more than "
     "{max_days} days.",
     "note.unstable": NOT_RANKED,
+    "note.by_repeats": "Others are better by less than {relevance}, but in fewer than {fewest_runs} runs.",
+    "few": "Measured: {measured}. Measure next: {missing} more {missing:setting|settings}[, such as other values of "
+    "{untried}], with {fewest_runs} runs of each.",
+    "few.setting": "[{setting} ]on {place}, {rate} tokens/s ({n} {n:run|runs})",
     "following": "Runner-up: {changes}[, {difference}][, {gib} GiB {more}][ ({training})].",
     "following.none": "Only one setting was measured, so there is nothing to compare.",
     "changes.place": "the same on {place}",
@@ -102,7 +111,7 @@ TEMPLATES = {
     "worth": "Worth measuring: {setting}, {gain} % {what} than the best measured setting, {sure} the mean error of "
     "such predictions.",
     "worth.first": "Worth measuring first: {setting}.",
-    "verdict.none": "the interval of this pair is not in this page: dsnb.analysis.comparisons.differences has it",
+    "verdict.none": "the interval of this pair is not in this page: dsnb.differences has it",
     **{f"verdict.{verdict}": template for verdict, template in comparisons.WORDS.items()},
 }
 """Sentences of a card by name."""
@@ -147,6 +156,7 @@ PAGE: dict[str, Any] = {
         "shownGib": SHOWN_GIB,
         "equalPct": EQUAL_PCT,
         "fewestRuns": MIN_RUNS,
+        "fewestSettings": FEWEST_SETTINGS,
         "assumedPrice": ASSUMED_PRICE,
         "unstableTimes": UNSTABLE,
         "worthRoom": WORTH_ROOM,
@@ -184,7 +194,9 @@ def words(decision: Decision) -> dict[str, str]:
     card |= {"gain": best["gain"], "edge": best["edge"]}
     if not decision.is_beyond:
         costs = {**best, "cost": best["cost"] or TEMPLATES["no_cost"]}
-        return card | {"headline": say("headline", best), "costs": say("costs", costs)}
+        counts = {"settings": len(decision.table), "needed": FEWEST_SETTINGS}
+        headline = say("headline.few", {**best, **counts}) if decision.is_few else say("headline", best)
+        return card | {"headline": headline, "costs": say("costs", costs)}
     needed = needed_gpus(options, question)
     by = _facts(decision, needed["by"] or options.index[0])
     card |= {"kicker": "", "costs": say("costs.beyond", {**best, **needed, "by": by["setting"] or by["name"]})}
@@ -291,7 +303,28 @@ def _note(decision: Decision, unit: str) -> str:
         notes.append(say("note.too_slow", {"too_slow": fixed(decision.too_slow)}))
     if decision.unstable:
         notes.append(say("note.unstable", {"unstable": fixed(decision.unstable)}))
-    return " ".join(notes)
+    if decision.is_by_repeats:
+        relevance = f"{significant(100 * decision.question.relevance)} %"
+        notes.append(say("note.by_repeats", {"relevance": relevance, "fewest_runs": MIN_RUNS}))
+    notes.append(few_settings(decision.runs, decision.table))
+    return " ".join(filter(None, notes))
+
+
+def few_settings(runs: pd.DataFrame, table: pd.DataFrame) -> str:
+    """Return the measured settings of a task and what to measure next; empty for enough settings or none."""
+    if not 0 < len(table) < FEWEST_SETTINGS:
+        return ""
+    first = with_choices(runs.drop_duplicates("experiment")).set_index("experiment", drop=False).loc[table.index]
+    ranked = table.sort_values("tokens_per_s", ascending=False, kind="stable")
+    rows = runs.drop_duplicates("experiment").set_index("experiment", drop=False).loc[ranked.index].to_dict("records")
+    measured = [
+        say("few.setting", {**setting_texts(run), "rate": significant(rate), "n": int(n)})
+        for run, rate, n in zip(rows, ranked["tokens_per_s"], ranked["n"], strict=True)
+    ]
+    varied = varying(first)
+    untried = [labels.axis(name).title for name in TRIED_FIRST if name in first and name not in varied]
+    facts = {"missing": FEWEST_SETTINGS - len(table), "untried": " or ".join(untried), "fewest_runs": MIN_RUNS}
+    return say("few", {**facts, "measured": "; ".join(measured)})
 
 
 def _why_not(decision: Decision) -> str:

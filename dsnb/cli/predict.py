@@ -16,12 +16,16 @@ from dsnb.errors import SettingsError
 from dsnb.runs.labels import count
 from dsnb.settings.experiment import Experiment
 from dsnb.sweep.params import is_params, left_out_lines
+from dsnb.system import signals
 
 GpuName = Annotated[str, option("NAME", "GPU to predict for, such as H100, A100-40GB or V100.", default=True)]
 Gpus = Annotated[int | None, option("NUMBER", "GPUs per setting, instead of the file's.")]
 LinkName = Annotated[
     str, option("LINK", "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node.", default=True)
 ]
+USUAL_TOKENS = "20 per parameter; 50M with LoRA or pretrained weights"
+SLOW = ("dsnb.prediction.traces", "dsnb.designer.measure")
+"""Modules that log what takes long."""
 SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -36,7 +40,7 @@ def parse_tokens(text: str) -> float:
 
 Tokens = Annotated[
     float | None,
-    option("NUMBER", "Tokens to train on, such as 300B.", default="20 per parameter", parser=parse_tokens),
+    option("NUMBER", "Tokens to train on, such as 300B.", default=USUAL_TOKENS, parser=parse_tokens),
 ]
 Price = Annotated[float | None, option("NUMBER", "Price of a GPU-hour, for the cost.")]
 Currency = Annotated[str, option("SIGN", "Sign in front of the cost.", default=True)]
@@ -72,7 +76,7 @@ def predict(
     order = table["fits"].map({True: 0, False: 2}).fillna(1)
     table = table.assign(order=order).sort_values(["order", "days"]).drop(columns="order")
     _show(table, format_, currency, gpu)
-    for note in _notes(table, asked):
+    for note in _notes(table, asked, tokens):
         say(note, err=format_ in {Format.csv, Format.json})
 
 
@@ -134,7 +138,12 @@ def recommend(
     options |= {"settings": parse_overrides(set_ or []), "measure": measure, "minutes": minutes, "output": output}
     if is_params(target):
         _experiments(target, gpus, set_, gpu or "H200", link, verbose)  # names the settings that are left out
-    answers = designer.recommend(str(target), gpu, objective=objective, currency=currency, **options)  # type: ignore[arg-type]
+    try:
+        answers = designer.recommend(str(target), gpu, objective=objective, currency=currency, **options)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        kept = ": finished runs are kept, start the same command again to go on" if measure else ""
+        say(f"interrupted{kept}", err=True)
+        raise typer.Exit(signals.INTERRUPTED) from None
     if write:
         designer.only_task(answers, "write")
     in_one = format_ in {Format.csv, Format.json}
@@ -154,8 +163,10 @@ def recommend(
         say(line, err=in_one)
 
 
-def _notes(table: Any, asked: Sequence[Experiment]) -> Iterator[str]:
-    """Yield what a table of predictions leaves open."""
+def _notes(table: Any, asked: Sequence[Experiment], tokens: float | None) -> Iterator[str]:
+    """Yield what a table of predictions leaves open or assumes."""
+    if tokens is None:
+        yield f"tokens were not given: {USUAL_TOKENS}"
     unknown = table[table["fits"].isna()]
     if len(unknown):
         need = unknown["host_memory_gib"].max()
@@ -173,10 +184,9 @@ def _notes(table: Any, asked: Sequence[Experiment]) -> Iterator[str]:
 def _options(
     link: str, tokens: float | None, price: float | None, calibrate: Path | None, host_memory: float | None
 ) -> dict[str, Any]:
-    from dsnb.prediction import traces
-
-    traces.LOG.handlers = [_Progress()]
-    traces.LOG.setLevel(logging.INFO)
+    for name in SLOW:
+        logging.getLogger(name).handlers = [_Progress()]
+        logging.getLogger(name).setLevel(logging.INFO)
     runs = dsnb.load_runs(calibrate) if calibrate else None
     return {"link": link, "tokens": tokens, "price": price, "calibrate": runs, "host_memory": host_memory}
 

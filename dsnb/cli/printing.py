@@ -1,6 +1,7 @@
 """Prints lines and tables: readable, as Markdown, CSV or JSON."""
 
 import html
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,8 +12,9 @@ import typer
 
 from dsnb.files import plain_text
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of texts that spreadsheets treat as formulas."""
+FORMULA = re.compile(r"""(^|[,;|\t\r\n])(?=[\s"]*[=+\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\t\r\n])""")
+"""Where a spreadsheet could begin a formula: at the start of a text, and behind what separates cells in some locales.
+Full-width signs count as signs. The same rule is in `dsnb/explorer/web/export.js`."""
 UNLIMITED = 10_000
 """Width of a table that is not cut."""
 MARKDOWN = frozenset("\\|`[]")
@@ -30,6 +32,7 @@ class Format(StrEnum):
 
 def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     """Print the medians: the columns that fit, task by task, or all columns of all experiments."""
+    from dsnb.analysis import lengths
     from dsnb.analysis.summary import summarize
     from dsnb.cli import summary_table
     from dsnb.render.tables import format_summary
@@ -45,6 +48,10 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
         say_line(title)
         _print_table(summary_table.fitted(table, table_width()))
         for line in lines:
+            say_line(line)
+    if compared := lengths.sentences(runs):
+        say("")
+        for line in (f"{lengths.TITLE}. {lengths.ABOUT}", *compared):
             say_line(line)
 
 
@@ -123,8 +130,7 @@ def _disarmed(table: Any) -> Any:
     """Return a table without texts that spreadsheets treat as formulas, as in the explorer's CSV."""
 
     def text(value: str) -> str:
-        shown = plain_text.line(value)
-        return f"'{shown}" if value.startswith(FORMULA) else shown
+        return plain_text.line(FORMULA.sub(r"\1'", value))
 
     return _each_text(table, text)
 

@@ -78,7 +78,8 @@ def recommend(
         0 for prediction alone. Runs are short and repeated up to six times, the settings in turn. A setting that fails
         is replaced by the next one. Call again with the same arguments to resume.
     minutes
-        Start no run that would end after this time; no limit by default.
+        End after this time: a run that would end later is not started, and one that lasts longer is stopped. No limit
+        by default.
     output
         Folder of the runs and their report; by default `outputs/recommend_MODEL_...`.
 
@@ -179,7 +180,8 @@ def _by_runs(
 ) -> Recommendation:
     """Return the recommendation among what was measured, with the verdict of the runs and the path of their report."""
     failed = measuring.failed(runs)
-    alive = {name: candidate for name, candidate in measuring.started.items() if name not in failed}
+    ended = set(runs["experiment"]) - set(failed)
+    alive = {name: candidate for name, candidate in measuring.started.items() if name in ended}
     good = runs[runs["experiment"].isin(alive)]
     whole = good.assign(gpu_name=gpu, grad_accum=[alive[name].whole.grad_accum for name in good["experiment"]])
     (answer,) = predicted.recommend(

@@ -21,7 +21,7 @@ from dsnb.analysis.summary import unstable
 from dsnb.analysis.texts import significant
 from dsnb.explorer import charts, single_runs
 from dsnb.explorer.data import EVERY_TASK, Data, plain, run_place
-from dsnb.explorer.state import DAYS, INPUTS, State, default, options
+from dsnb.explorer.state import DAYS, FORMER_NAMES, INPUTS, State, default, options
 from dsnb.render import answer, palette
 from dsnb.render.decision_data import tasks_payload
 from dsnb.run_folder.paths import RunPaths
@@ -95,6 +95,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "files": _files(data, names, home),
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),
+        "formerNames": FORMER_NAMES,
         **words.PAGE,
         **_tasks(data, runs, names),
         "taskCodes": data.task_codes,
@@ -210,8 +211,8 @@ def citation(data: Data) -> str:
 def _axis(data: Data, name: str) -> dict[str, Any]:
     choice, axis = data.choices[name], labels.axis(name)
     count = len(choice.values)
-    strategies = palette.strategies([labels.text(value) for value in choice.values])
-    fixed = {"precision": palette.PRECISIONS, "status": palette.STATUSES, "strategy": strategies}.get(name, {})
+    shared = palette.parallelism([labels.text(value) for value in choice.values])
+    fixed = {"precision": palette.PRECISIONS, "status": palette.STATUSES, labels.PARALLELISM: shared}.get(name, {})
     colours = palette.sequence(count)
     return {
         "name": name,
@@ -223,7 +224,8 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
         "labels": [axis.label(value) for value in choice.values],
         "phrases": [axis.describe(value) for value in choice.values],
         "onlyWith": axis.only_with,
-        "isOn": [labels.is_on(value) for value in choice.values],
+        "isOn": [labels.is_on(name, value) for value in choice.values],
+        "isUsual": [value is None or not axis.describe_unusual(value) for value in choice.values],
         "shortLabels": ["" if value is None else axis.describe_unusual(value) for value in choice.values],
         "colours": [fixed.get(str(value), colours[code]) for code, value in enumerate(choice.values)],
         "shapes": [SHAPES[code % len(SHAPES)] for code in range(count)],

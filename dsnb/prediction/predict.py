@@ -18,7 +18,7 @@ from dsnb.prediction.memory import GIB, peak_memory, room_gib
 from dsnb.prediction.reserved import peak_reserved_gib
 from dsnb.prediction.reserved import rule as reserved_rule
 from dsnb.prediction.shapes import shape
-from dsnb.prediction.step_time import DEFAULT, Constants, Setting, setting, stack
+from dsnb.prediction.step_time import DEFAULT, Constants, Setting, check, setting, stack
 from dsnb.prediction.step_time import parts as step_parts
 from dsnb.prediction.traces import MemoryTrace, traces
 from dsnb.settings.experiment import Experiment
@@ -93,7 +93,8 @@ def predict(
         Measured runs, as `dsnb.load_runs` returns them, that the constants of the time model are fitted to; by default
         they are those of H200.
     tokens
-        Tokens to train on, for `days`, `gpu_hours` and `cost`; by default 20 per parameter of the model.
+        Tokens to train on, for `days`, `gpu_hours` and `cost`; by default 20 per parameter of the model, and 50
+        million with LoRA or pretrained weights.
     price
         Price of a GPU-hour, for `cost`.
     probe
@@ -128,6 +129,8 @@ def predict(
     planning.check(1 if tokens is None else tokens, {}, price=price)
     experiments = [experiment.model_copy(update={"device": "cuda"}) for experiment in experiments]
     on = on_gpu(gpu, link, calibrate, probe, host_memory)
+    for experiment in experiments:  # before the model of any is counted
+        check(experiment, on.link)
     settings = [setting(experiment, on.gpu, on.link) for experiment in experiments]  # refuses before anything is traced
     return tabulated(experiments, settings, traces(experiments), on, tokens=tokens, price=price)
 
@@ -195,7 +198,8 @@ def tabulated(
         if trace:
             achieved = metrics.tflops(_flops_per_token(experiment, trace), tokens_per_s / experiment.gpus)
             row["mfu"] = metrics.mfu(achieved, on.gpu.peak_flops(experiment.precision) / 1e12)
-        usual = planning.usual_tokens(trace.parameters) if trace else math.nan
+        is_fine_tuning = planning.is_fine_tuning(vars(experiment))
+        usual = planning.usual_tokens(trace.parameters, is_fine_tuning) if trace else math.nan
         to_train = usual if tokens is None else tokens
         days = metrics.days(to_train, tokens_per_s) or math.nan
         hours = metrics.gpu_hours(to_train, tokens_per_s, experiment.gpus) or math.nan

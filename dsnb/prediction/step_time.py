@@ -152,8 +152,7 @@ class Setting:
 
 def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
     """Return the counts of an experiment on a GPU; a SettingsError says why it cannot be predicted."""
-    if experiment.matmul == "fp8":
-        raise SettingsError("matmul is 'fp8': neither its time nor its memory can be predicted; measure it")
+    check(experiment, link)
     peak = attention = gpu.peak_flops(experiment.precision)
     if experiment.precision in {"fp32", "tf32"}:  # which no flash kernel takes
         attention = FP32_ATTENTION * gpu.peak_flops("fp32")
@@ -163,6 +162,13 @@ def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
     counts["matmul_flops"] += counts.pop("fp32_flops") * peak / gpu.peak_flops("fp32")
     memory = gpu.memory_gb_per_s * 1e9 * gpu.memory_gain
     return Setting(peak * gpu.product_gain, attention * gpu.product_gain, memory, **counts)
+
+
+def check(experiment: Experiment, link: Link) -> None:
+    """Raise SettingsError if an experiment cannot be predicted, as far as that is known without counting its model."""
+    if experiment.matmul == "fp8":
+        raise SettingsError("matmul is 'fp8': neither its time nor its memory can be predicted; measure it")
+    link.check(experiment.gpus, link.nodes(experiment))
 
 
 def traffic(experiment: Experiment) -> dict[str, float]:
@@ -190,10 +196,6 @@ def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]
     A ring over several nodes enters and leaves each node once, so its members on a node add up their network.
     """
     nodes = link.nodes(experiment)
-    if nodes > 1 and not link.network_gb_per_s:
-        raise SettingsError(
-            f"gpus is {experiment.gpus}, on {nodes} nodes: say how these are connected, such as ib:400 (Gbit/s a GPU)"
-        )
     node_gpus = max(1, experiment.gpus // nodes)
     split, replicas = experiment.tensor_parallel, experiment.data_parallel
 

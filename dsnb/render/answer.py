@@ -6,6 +6,7 @@ from functools import partial
 
 import pandas as pd
 
+from dsnb.analysis import lengths
 from dsnb.analysis.advice import Recommendation
 from dsnb.analysis.decide import (
     ASSUMED_PRICE,
@@ -18,7 +19,7 @@ from dsnb.analysis.decide import (
     without_probes,
 )
 from dsnb.analysis.flags import Flag, flags
-from dsnb.analysis.summary import UNSTABLE, unstable
+from dsnb.analysis.summary import UNSTABLE, unstable, varies
 from dsnb.analysis.tasks import Task, tasks
 from dsnb.analysis.texts import fit, fixed
 from dsnb.analysis.words import NO_RUNS, words
@@ -30,6 +31,8 @@ MAX_CARDS = 6
 """Maximum number of cards."""
 MAX_NAMED = 3
 """Maximum number of settings that a remark names."""
+MAX_LENGTHS = 8
+"""Maximum number of settings whose sequence lengths are compared."""
 PLAN = {
     "experiment": "experiment",
     "basis": "basis",
@@ -72,7 +75,18 @@ def answer(runs: pd.DataFrame, question: Question | None = None) -> Html:
     ]
     more = labels.count(len(all_tasks) - MAX_CARDS, "more task")
     hidden = [f"{more} not shown here; the explorer has all."] if len(all_tasks) > MAX_CARDS else []
-    return Html(f"{''.join(cards)}{_items(hidden)}")
+    return Html(f"{''.join(cards)}{_items(hidden)}{_lengths(runs)}")
+
+
+def _lengths(runs: pd.DataFrame) -> str:
+    """Return what longer sequences cost, as a comparison of work; empty if only one length was measured."""
+    compared = lengths.sentences(runs)
+    if not compared:
+        return ""
+    more = len(compared) - MAX_LENGTHS
+    hidden = [f"{labels.count(more, 'more setting')} not shown here."] if more > 0 else []
+    listed = _items([*compared[:MAX_LENGTHS], *hidden])
+    return f'<section class="dsnb-lengths"><h3>{lengths.TITLE}</h3><p>{lengths.ABOUT}</p>{listed}</section>'
 
 
 def _items(sentences: list[str]) -> str:
@@ -88,7 +102,7 @@ def _card(task: Task, decision: Decision) -> str:
 
 
 def remarks(runs: pd.DataFrame) -> list[str]:
-    """Return sentences on failed runs of a task, differing losses, unstable settings, and untried faster ones."""
+    """Return sentences on failed runs of a task, differing losses, unstable and mixed settings, and untried ones."""
     bad = runs[runs["status"] != "ok"]
     statuses = bad["status"].replace({"oom": "out of memory"}).value_counts()
     counts = ", ".join(f"{count} {labels.text(name)}" for name, count in statuses.items())
@@ -102,7 +116,7 @@ def remarks(runs: pd.DataFrame) -> list[str]:
         "those of settings that compute the same: find the cause before you choose such a setting. "
         f"{', '.join(names[:MAX_NAMED])}{more}."
     )
-    return [ended, *unstable_settings(runs), *([odd_losses] if names else []), *_not_tried(runs)]
+    return [ended, *unstable_settings(runs), *mixed_settings(runs), *([odd_losses] if names else []), *_not_tried(runs)]
 
 
 def unstable_settings(runs: pd.DataFrame) -> list[str]:
@@ -119,6 +133,19 @@ def unstable_settings(runs: pd.DataFrame) -> list[str]:
         f"{labels.count(len(names), 'setting')} {are} unstable and not ranked: {their} repeats differ by more than "
         f"{UNSTABLE:g} times in tokens/s ({'; '.join(ranges)}{more}). Measure {them} again while nothing else uses the "
         "machine (see docs/how-to/noise.md)."
+    ]
+
+
+def mixed_settings(runs: pd.DataFrame) -> list[str]:
+    """Report settings whose runs are not repeats (`dsnb.analysis.summary.varies`); empty if there are none."""
+    differing = varies(named_runs(runs))
+    differing = differing[differing != ""]
+    if differing.empty:
+        return []
+    named = [f"{name} in {columns}" for name, columns in differing.head(MAX_NAMED).items()]
+    more = f"; and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
+    return [
+        f"The medians of {labels.count(len(differing), 'setting')} are over runs that differ: {'; '.join(named)}{more}."
     ]
 
 

@@ -71,6 +71,7 @@ def tasks_payload(
         task = {
             "case": words.case(part) if table.empty else "",
             "runs": len(part),
+            "few": words.few_settings(part, table),
             "memory": words.memory_name(part) if figure else "",
             "memoryFigure": figure,
             "candidates": _candidates(table, part, numbers, texts),

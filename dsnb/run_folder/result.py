@@ -1,17 +1,20 @@
 """The end of a run: `result.json`, whether the run is finished, and advice if it is not ok.
 
-A run is finished if its records are complete and valid, with as many timed steps as its settings say.
+A run is finished if its records are complete, valid and agree with each other (`dsnb.run_folder.agreement`).
 """
 
 import signal
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from math import nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from dsnb.errors import LaunchError
 from dsnb.files import records
-from dsnb.run_folder import record_schema
+from dsnb.run_folder import agreement, record_schema
+from dsnb.run_folder.agreement import TimedSteps
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
 from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
@@ -108,7 +111,10 @@ class Result:
         if not self.run_dir.is_dir():  # a result alone would be a run without settings
             raise LaunchError(f"{self.run_dir} was removed during the run: start the sweep again")
         record = {name: value for name, value in asdict(self).items() if name != "run_dir"}
-        records.write_json(RunPaths(self.run_dir).result, record)
+        run = RunPaths(self.run_dir)
+        if run.steps.exists():
+            record["steps_bytes"] = run.steps.stat().st_size
+        records.write_json(run.result, record)
 
     def __repr__(self) -> str:
         return f"<Result {self.status}: {self.run_dir}>"
@@ -120,7 +126,9 @@ class Result:
         run = RunPaths(self.run_dir)
         settings = Experiment.recorded(record_schema.read(run.experiment) or {}).model_dump()
         machine = record_schema.read(run.environment) or {}
-        of_host = settings["device"] != "cuda" or -signal.SIGKILL in self.exit_codes.values()
+        # A rank that recorded where its memory ran out was not killed; the launcher kills its peers afterwards.
+        was_killed = self.summary.get("oom_phase") is None and -signal.SIGKILL in self.exit_codes.values()
+        of_host = settings["device"] != "cuda" or was_killed
         memory = [gpu["memory_gib"] for gpu in machine.get("gpus") or [] if gpu.get("memory_gib")]
         at_hand = machine.get("memory_gib") if of_host else min(memory, default=None)
         return Shortage(
@@ -174,6 +182,20 @@ def missing_record(
     return None if has_steps else f"{_RUN.steps} is missing"
 
 
+def check_readable(run: RunPaths) -> None:
+    """Raise LaunchError if a record exists that cannot be read: the run may be finished, and must not be repeated."""
+    for path in (run.result, run.experiment, run.environment, run.steps):
+        try:
+            records.read_file(path)
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # missing or damaged: the run is repeated
+            continue
+        except OSError as error:
+            raise LaunchError(
+                f"{path} cannot be read ({error.strerror}), and its run may be finished: make it readable, or choose "
+                "another folder"
+            ) from error
+
+
 def unfinished(run: RunPaths) -> str | None:
     """Return why an ended run has to be executed again; None if its record is complete."""
     settings, environment, result = (records.read_json(path) for path in (run.experiment, run.environment, run.result))
@@ -184,6 +206,17 @@ def unfinished(run: RunPaths) -> str | None:
     missing = missing_record(settings, environment, result, run.steps.is_file())
     if missing or not settings or not result or result["status"] != "ok":
         return missing
-    timed = sum(step.get("phase") == "timed" for step in record_schema.read_lines(run.steps))
-    wanted = settings.get("steps") or DEFAULTS["steps"]
-    return None if timed >= wanted else f"{run.steps.name} has {timed} of {wanted} timed steps"
+    steps = [step for step in record_schema.read_lines(run.steps) if step.get("phase") == "timed"]
+    return agreement.contradiction(settings, result, _together(steps))
+
+
+def _together(timed: list[dict[str, Any]]) -> TimedSteps:
+    """Return what the timed steps of a run say together."""
+    times_s = [step["step_time_s"] for step in timed if step.get("step_time_s") is not None]
+    tokens = [step["tokens"] for step in timed if step.get("tokens") is not None]
+    return TimedSteps(
+        len(timed),
+        len({step.get("step") for step in timed}),
+        fmean(times_s) if times_s else nan,
+        fmean(tokens) if tokens else nan,
+    )

@@ -12,20 +12,24 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyarrow import json as arrow
 
 from dsnb.files import plain_text, records
 from dsnb.formulas import metrics, model_shapes
-from dsnb.run_folder import record_schema
+from dsnb.run_folder import agreement, record_schema
+from dsnb.run_folder.agreement import TimedSteps
 from dsnb.run_folder.columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, SETTINGS, STEP_COLUMNS, SUMMARY_TEXTS
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import missing_record
+from dsnb.runs import copies
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS, with_former_defaults
 from dsnb.system import hardware
@@ -35,6 +39,10 @@ STEP_BATCH = 2000
 """Run folders whose steps are parsed at once."""
 STEP_TYPES = {**dict.fromkeys(STEP_COLUMNS, pa.float64()), "phase": pa.string(), "skipped": pa.bool_()}
 STEP_FIELDS = arrow.ParseOptions(explicit_schema=pa.schema([*STEP_TYPES.items()]), unexpected_field_behavior="ignore")
+TOTAL_TYPES = {name: STEP_TYPES[name] for name in ("step", "phase", "step_time_s", "tokens")}
+TOTAL_FIELDS = arrow.ParseOptions(explicit_schema=pa.schema([*TOTAL_TYPES.items()]), unexpected_field_behavior="ignore")
+MAX_NAMED = 3
+"""Copies of one run that its note names."""
 MAX_HOST = 253
 """Characters; the limit of the domain name system."""
 MAX_DIGEST = 12
@@ -49,17 +57,36 @@ Records = list[dict[str, Any]]
 Columns = dict[str, list[Any]]
 
 
-def read_columns(folders: Sequence[str]) -> Columns:
-    """Return the content of run folders by column; an unfinished run has the status `interrupted`."""
+@dataclass(frozen=True)
+class RunFolders:
+    """Run folders without copies, and their records by file; None for a missing file."""
+
+    folders: list[str]
+    by_file: dict[str, list[Any]]
+    copies: list[list[str]]
+    """For each run, the folders that were left out as copies of it."""
+
+
+def read_records(folders: Sequence[str]) -> RunFolders:
+    """Read the records of run folders, each run once; copies are left out with a warning."""
     names = (EXPERIMENT, MACHINE, RESULT)
     by_file = {name: [records.read_json(f"{folder}/{name}") for folder in folders] for name in names}
+    runs = [
+        copies.Run(folder, *(record or {} for record in of_run))
+        for folder, *of_run in zip(folders, *by_file.values(), strict=True)
+    ]
+    places, left_out = copies.distinct(runs)
+    kept = {name: [of_runs[place] for place in places] for name, of_runs in by_file.items()}
+    return RunFolders([folders[place] for place in places], kept, [left_out.get(place, []) for place in places])
+
+
+def read_columns(runs: RunFolders) -> Columns:
+    """Return the content of run folders by column; an unfinished run has the status `interrupted`."""
+    folders, by_file = runs.folders, runs.by_file
     for name, of_runs in by_file.items():
         of_runs[:] = [record and record_schema.current(name, record) for record in of_runs]
     problems = _clean(by_file)
-    ends = [
-        _status_and_cause(settings, machine, result, f"{folder}/{_STEPS}", problems.get(place))
-        for place, (folder, settings, machine, result) in enumerate(zip(folders, *by_file.values(), strict=True))
-    ]
+    ends = _statuses_and_causes(folders, by_file, problems)
     recorded, machines, results = ([record or {} for record in of_runs] for of_runs in by_file.values())
     # A setting that is missing was added after the run was made, so its former default applied.
     settings = [{**DEFAULTS, **with_former_defaults(record)} if record else {} for record in recorded]
@@ -71,6 +98,9 @@ def read_columns(folders: Sequence[str]) -> Columns:
     columns["status"], columns["cause"] = ([end[part] for end in ends] for part in (0, 1))
     columns["variables"] = [_words(machine.get("variables")) for machine in machines]
     columns["inputs"] = [_words(record.get("inputs"), MAX_DIGEST) for record in recorded]
+    columns["note"] = [
+        _with_copies(note, left_out) for note, left_out in zip(columns["note"], runs.copies, strict=True)
+    ]
     columns["notebook_s"] = [_notebook_s(f"{folder}/{_NOTEBOOK}") for folder in folders]
     nodes = [f"{folder}/{_NODES}" for folder in folders]
     columns["hosts"] = [_hosts(path, record) for path, record in zip(nodes, recorded, strict=True)]
@@ -116,13 +146,48 @@ def _derived(columns: Columns, settings: Records, machines: Records) -> Columns:
     }
 
 
-def _status_and_cause(
-    settings: Any, machine: Any, result: Any, steps: str, problem: str | None
-) -> tuple[str, str | None]:
-    """Return the status and cause of a run; an unfinished one is `interrupted`, whatever its result."""
-    if reason := problem or missing_record(settings, machine, result, os.path.exists(steps)):
-        return "interrupted", f"{reason}; start the sweep again"
-    return result["status"], result.get("cause")
+def _statuses_and_causes(
+    folders: Sequence[str], by_file: dict[str, list[Any]], problems: dict[int, str]
+) -> list[tuple[str, str | None]]:
+    """Return the status and cause of each run; an unfinished one is `interrupted`, whatever its result."""
+    reasons = dict(problems)
+    changed: list[int] = []
+    for place, (folder, settings, machine, result) in enumerate(zip(folders, *by_file.values(), strict=True)):
+        size = _size(f"{folder}/{_STEPS}")
+        missing = missing_record(settings, machine, result, size is not None)
+        if missing:
+            reasons.setdefault(place, missing)
+        elif place not in reasons and result["status"] == "ok" and result.get("steps_bytes") != size:
+            changed.append(place)
+    timed = dict(zip(changed, timed_steps([folders[place] for place in changed]), strict=True))
+    ends: list[tuple[str, str | None]] = []
+    for place, (settings, result) in enumerate(zip(by_file[EXPERIMENT], by_file[RESULT], strict=True)):
+        reason = reasons.get(place)
+        if reason is None and result["status"] == "ok":
+            reason = agreement.contradiction(settings, result, timed.get(place))
+        if reason is None:
+            ends.append((result["status"], result.get("cause")))
+        else:
+            ends.append(("interrupted", f"{reason}; start the sweep again"))
+    return ends
+
+
+def _size(path: str) -> int | None:
+    """Return the bytes of a file; None if there is none."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
+
+
+def _with_copies(note: str | None, left_out: Sequence[str]) -> str | None:
+    """Return a run's note with the folders that were left out as its copies."""
+    if not left_out:
+        return note
+    named = ", ".join(map(copies.displayable, left_out[:MAX_NAMED]))
+    more = f" and {len(left_out) - MAX_NAMED} more" if len(left_out) > MAX_NAMED else ""
+    sentence = f"counted once: {named}{more} {'is a copy' if len(left_out) == 1 else 'are copies'}"
+    return f"{note}; {sentence}" if note else sentence
 
 
 def _clean(by_file: dict[str, list[Any]]) -> dict[int, str]:
@@ -182,10 +247,10 @@ def _notebook_s(path: str) -> float | None:
     return float(duration[1]) if duration else None
 
 
-def names(folders: Sequence[str]) -> tuple[list[Any], list[Any]]:
+def names(settings: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return the names of experiment and model in each run's settings; None for a missing one."""
-    settings = [records.read_json(f"{folder}/{EXPERIMENT}") or {} for folder in folders]
-    return [record.get("name") for record in settings], [*map(_model_name, settings)]
+    recorded = [record or {} for record in settings]
+    return [record.get("name") for record in recorded], [*map(_model_name, recorded)]
 
 
 def _model_name(settings: dict[str, Any]) -> str | None:
@@ -199,20 +264,43 @@ def read_steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:
     """Return the steps of all run folders in one table, and the number of steps of each."""
     tables, counts = [pd.DataFrame(columns=STEP_COLUMNS)], []
     for first in range(0, len(folders), STEP_BATCH):
-        table, lengths = _parse([f"{folder}/{_STEPS}" for folder in folders[first : first + STEP_BATCH]])
+        table, lengths = _parse([f"{folder}/{_STEPS}" for folder in folders[first : first + STEP_BATCH]], STEP_FIELDS)
         tables.append(table)
         counts += lengths
     return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True), counts
 
 
-def _parse(paths: list[str]) -> tuple[pd.DataFrame, list[int]]:
+def timed_steps(folders: Sequence[str]) -> list[TimedSteps]:
+    """Return what the timed steps of each run folder say together."""
+    found: list[TimedSteps] = []
+    for first in range(0, len(folders), STEP_BATCH):
+        table, lengths = _parse([f"{folder}/{_STEPS}" for folder in folders[first : first + STEP_BATCH]], TOTAL_FIELDS)
+        found += _together(table, lengths)
+    return found
+
+
+def _together(table: pd.DataFrame, lengths: Sequence[int]) -> list[TimedSteps]:
+    """Return the totals of runs whose steps follow each other in one table."""
+    run = np.repeat(np.arange(len(lengths)), lengths)
+    is_timed = (table["phase"] == "timed").to_numpy(bool)
+    timed = table[is_timed].assign(run=run[is_timed])
+    numbers = timed[["step", "step_time_s", "tokens"]].apply(pd.to_numeric, errors="coerce")
+    groups = numbers.groupby(timed["run"])
+    totals = groups.mean().assign(count=groups.size(), distinct=groups["step"].nunique(dropna=False))
+    totals = totals.reindex(range(len(lengths)))
+    whole = totals[["count", "distinct"]].fillna(0).astype(int)
+    rows = zip(whole["count"], whole["distinct"], totals["step_time_s"], totals["tokens"], strict=True)
+    return [TimedSteps(int(count), int(distinct), *means) for count, distinct, *means in rows]
+
+
+def _parse(paths: list[str], fields: arrow.ParseOptions) -> tuple[pd.DataFrame, list[int]]:
     """Parse files of steps at once, or, if any is damaged, line by line: complete lines are kept."""
     raws = [records.read_bytes(path) or b"" for path in paths]
     raws = [raw if not raw or raw.endswith(b"\n") else raw + b"\n" for raw in raws]
     joined, lengths = b"".join(raws), [raw.count(b"\n") for raw in raws]
     if joined.count(b"\n{") + joined.startswith(b"{") == sum(lengths) > 0:  # pyarrow 26 crashes at a first line `null`
         with contextlib.suppress(pa.ArrowException, ValueError):
-            table = arrow.read_json(pa.BufferReader(joined), arrow.ReadOptions(block_size=16 * 2**20), STEP_FIELDS)
+            table = arrow.read_json(pa.BufferReader(joined), arrow.ReadOptions(block_size=16 * 2**20), fields)
             if len(table) == sum(lengths):
                 return table.to_pandas(), lengths
     lines = [records.read_lines(Path(path)) for path in paths]

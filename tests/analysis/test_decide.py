@@ -86,3 +86,19 @@ def test_an_unstable_setting_is_no_base():
     runs = runs_of(odd=[21097.0, 2296], steady=[9000.0, 9100], slower=[8000.0, 7900])
     assert set(differences(runs)["base"]) == {"steady"}
     assert set(differences(runs[runs["experiment"] == "odd"])["base"]) == set()
+
+
+def repeated_and_single(single_rate, objective="time", relevance=0.02):
+    """Return the order of a setting of four runs at 1,000 tokens/s, and one that ran once."""
+    rates = {"repeated": [1000.0] * 4, "single": [single_rate], "slow": [500.0] * 4}
+    table = runs_of(**rates).assign(gpus=1, peak_allocated_gib=8.0)
+    decision = of_runs(table, Question(tokens=1e9, objective=objective, relevance=relevance, prices={"": 1.0}))
+    return list(decision.options.index), decision.is_by_repeats
+
+
+@pytest.mark.parametrize("objective", ["time", "gpu_hours", "cost"])
+def test_within_the_relevance_a_repeated_setting_wins_over_a_single_run(objective):
+    assert repeated_and_single(1015.0, objective) == (["repeated", "single", "slow"], True)
+    assert repeated_and_single(1030.0, objective) == (["single", "repeated", "slow"], False)
+    assert repeated_and_single(1015.0, objective, relevance=0.01) == (["single", "repeated", "slow"], False)
+    assert repeated_and_single(990.0, objective) == (["repeated", "single", "slow"], False)

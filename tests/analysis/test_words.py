@@ -34,7 +34,11 @@ def test_the_numbers_can_be_done_in_the_head():
     own = runs(1, precision=["bf16"], zero_stage=[1]).assign(gpu_name="H200", power_w=500.0, gpu_memory_gib=140.0)
     found = text(own, tokens=3.6e9, prices={"H200": 2.0}, currency="€")
     # 3.6e9 tokens at 1,000 a second are 3.6e6 s, 1,000 hours
-    assert "Train gpt2 with ZeRO 1, bf16, micro-batch 8, on 1 H200." in found
+    start = "No advice below 5 measured settings, and there is 1. Best so far: "
+    assert f"{start}ZeRO 1, bf16, micro-batch 8 on 1 H200." in found
+    assert "Measured: ZeRO 1, bf16, micro-batch 8 on 1 H200, 1,000 tokens/s (1 run). " in found
+    untried = "strategy or precision or micro-batch or activation checkpointing"
+    assert f"Measure next: 4 more settings, such as other values of {untried}, with 4 runs of each." in found
     assert (
         "1,000 tokens/s; 3.6 billion tokens: 41.7 days, 1,000 GPU-hours, 500 kWh, €2,000 at €2.00 a GPU-hour; "
         "GPU memory 8 of 140 GiB." in found
@@ -43,6 +47,17 @@ def test_the_numbers_can_be_done_in_the_head():
     assert "Speed and memory: measured, one run." in found
     for word in ("Fastest", "Runner-up", "lightest", "repeat", "noise"):  # one run is not the fastest of anything
         assert word not in found
+
+
+def test_five_settings_are_enough_for_advice_and_four_are_not():
+    five = runs(5, precision=["bf16"], zero_stage=[0, 1, 2, 3], gpus=[1, 2])
+    five = five.assign(experiment=list("abcde"))
+    assert "Train gpt2 with " in text(five)
+    assert "Measure next" not in text(five)
+    four = text(five[five["experiment"] != "e"])
+    assert "Train gpt2 with " not in four
+    assert "No advice below 5 measured settings, and there are 4. Best so far: " in four
+    assert "Measure next: 1 more setting, such as" in four
 
 
 def test_settings_that_ran_once_are_too_few_to_be_sure():

@@ -10,7 +10,6 @@ from dsnb.prediction import calibration
 from dsnb.prediction.calibration import PEAK_ERRORS, PredictionError, peak_error
 from dsnb.prediction.memory import RULES, engine_of, peak_memory
 from dsnb.prediction.traces import MemoryTrace
-from tests import ROOT
 from tests.prediction.made_up import MIB, PARAMETERS, RECORD, TRACE, given
 
 P = PARAMETERS
@@ -148,6 +147,3 @@ def test_errors_are_told_by_kind_and_by_all_where_a_kind_has_too_few(monkeypatch
         "ZeRO 1": PredictionError(1, 0.0, 0.0),
         "all": PredictionError(3, 11.67, 25.0),
     }
-    page = (ROOT / "docs" / "explanation" / "prediction.md").read_text()
-    for name, one in PEAK_ERRORS.items():
-        assert f"| {name} | {one.settings} | {one.mean_pct:.2f} | {one.worst_pct:.2f} |\n" in page

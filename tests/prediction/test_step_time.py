@@ -193,7 +193,7 @@ def test_links_that_are_not_understood_or_lack_a_network():
         with pytest.raises(SettingsError, match=r"link is '.*': use nvlink, pcie, ib:400"):
             link(text)
     with pytest.raises(SettingsError, match="gpus is 16, on 2 nodes: say how these are connected"):
-        routes("H100", "nvlink", gpus=16)
+        setting(experiment(gpus=16), gpus.find("H100"), link("nvlink"))
 
 
 def test_gpus_by_the_names_of_publications_and_drivers():

@@ -102,8 +102,9 @@ def write_folders(table: pd.DataFrame, folder: Path, steps: int = 60) -> None:
         run.result.write_text(records.line({"status": row["status"], "cause": row["cause"], "summary": summary}))
         run.notebook.write_text("{}\n")
         if row["status"] == "ok":
-            lines = (records.line(step(number, row["step_time_mean_s"], row)) for number in range(1, steps + 1))
-            run.steps.write_text("".join(lines))
+            tokens = row["gpus"] * row["micro_batch_size"] * row["grad_accum"] * row["seq_len"]
+            lines = (step(number, row["step_time_mean_s"], row, tokens) for number in range(1, steps + 1))
+            run.steps.write_text("".join(map(records.line, lines)))
             run.gpu.write_text("".join(records.line(sample(number, row)) for number in range(steps // 2)))
 
 
@@ -145,16 +146,19 @@ def write_group(run, settings, group, gpus, rate, bad):
     run.notebook.write_text("{}\n")
     if not bad:
         figures = {"peak_allocated_gib": 40.0, "device_memory_gib": 42.0, "power_w": 600.0}
-        run.steps.write_text("".join(records.line(step(number, 0.5, figures)) for number in range(1, 5)))
+        step_tokens = settings["gpus"] * settings["micro_batch_size"] * settings["seq_len"]
+        lines = (step(number, step_tokens / tokens, figures, step_tokens, warmup=1) for number in range(1, 5))
+        run.steps.write_text("".join(map(records.line, lines)))
         samples = [{**sample(0, figures), "host": host, "gpu": gpu} for host in group for gpu in range(gpus)]
         run.gpu.write_text("".join(map(records.line, samples)))
 
 
-def step(number, seconds, row):
-    wobble = 1 + 0.05 * np.sin(number)
+def step(number, seconds, row, tokens, warmup=5):
+    wobble = 1 + 0.05 * (-1) ** number
     return {
-        "step": number, "phase": "warmup" if number <= 5 else "timed", "t_s": number * seconds, "loss": 3 + 8 / number,
-        "step_time_s": seconds * wobble, "tokens": 4096, "allocated_gib": row["peak_allocated_gib"], "skipped": False,
+        "step": number, "phase": "warmup" if number <= warmup else "timed", "t_s": number * seconds,
+        "loss": 3 + 8 / number, "step_time_s": seconds * wobble, "tokens": tokens,
+        "allocated_gib": row["peak_allocated_gib"], "skipped": False,
     }  # fmt: skip
 
 

@@ -3,10 +3,12 @@
 import numpy as np
 
 from dsnb.analysis import intervals
-from dsnb.analysis.intervals import Moments
+from dsnb.analysis.intervals import CONFIDENCE, FIGURES, Moments
 
 KINDS = ["normal", "one noisy setting", "0.5 to 5 %", "lognormal slowdowns", "stalls", "heavy steps", "shared rounds",
-         "shared hosts"]  # fmt: skip
+         "shared hosts", "skewed, 1 to 5 %", "very skewed, 1 to 5 %", "very skewed, 1 to 10 %"]  # fmt: skip
+SKEWED = {"skewed, 1 to 5 %": 5, "very skewed, 1 to 5 %": 5, "very skewed, 1 to 10 %": 10}
+"""Slowdowns of which each setting has its own size, equal on average: the largest over the smallest."""
 
 
 def moments(logs):
@@ -22,6 +24,12 @@ def noise(kind, random, pages, settings, runs):
         normal[:, 0] *= 10
     if kind == "0.5 to 5 %":  # each setting its own
         return normal * np.exp(random.uniform(np.log(0.005), np.log(0.05), (pages, settings, 1)))
+    if kind in SKEWED:
+        sizes = 0.01 * np.exp(random.uniform(0, np.log(SKEWED[kind]), (pages, settings, 1)))
+        if kind.startswith("skewed"):
+            return -sizes * (random.exponential(1, shape) - 1)
+        deviation = np.sqrt((np.e - 1) * np.e)
+        return -sizes * (random.lognormal(0, 1, shape) - np.exp(0.5)) / deviation
     if kind == "lognormal slowdowns":
         return -0.02 * random.lognormal(0, 1, shape)
     if kind == "stalls":  # a tenth of the runs lose up to a fifth of their speed
@@ -45,10 +53,11 @@ def noise(kind, random, pages, settings, runs):
     return 0.05 * normal
 
 
-def against_the_best(logs, confidence=0.95):
+def against_the_best(logs, confidence=1 - (1 - CONFIDENCE) / FIGURES):
     """Compare all settings of pages with the best median; the best one itself is left out of the second array."""
     best = np.median(logs, axis=-1).argmax(-1)[:, None]
     every = moments(logs)
     base = Moments(*(np.take_along_axis(each, best, 1) for each in (every.mean, every.variance, every.count)))
-    bounds = intervals.all_pairs(base, every, logs.shape[1], confidence)
+    least = np.median(every.variance, axis=-1, keepdims=True)
+    bounds = intervals.all_pairs(base, every, logs.shape[1], confidence, least)
     return bounds, np.arange(logs.shape[1]) != best

@@ -122,11 +122,24 @@ class Answer {
     ranked.sort((a, b) => a[least] - b[least] || a.days - b.days);
     const stable = ranked.filter(({ unstable }) => !unstable);
     const inTime = stable.filter(({ days }) => days <= model.limits.maxDays);
-    this.options = state.objective === "time" || !inTime.length ? stable : inTime;
+    this.options = this.repeatedFirst(state.objective === "time" || !inTime.length ? stable : inTime);
     this.unstable = ranked.length - stable.length;
     this.tooSlow = stable.length - this.options.length;
     this.isBeyond = stable.length > 0 && !inTime.length;
     [this.best, this.second] = this.options;
+  }
+
+  // Ranked options, the first with enough runs before a better one with fewer if the gain is irrelevant: `_repeated_first` in decide.py.
+  repeatedFirst(options) {
+    const { objective, relevance } = this.state;
+    const least = LEAST[objective];
+    const fewest = this.model.limits.fewestRuns;
+    this.isByRepeats = false;
+    if (!options.length || options[0].n >= fewest) return options;
+    const sure = options.find((one) => one.n >= fewest && one[least] * (1 - relevance) <= options[0][least]);
+    if (!sure) return options;
+    this.isByRepeats = sure[least] > options[0][least];
+    return [sure, ...options.filter((one) => one !== sure)];
   }
 
   // A candidate with the days, hours, energy and cost of the training.
@@ -157,7 +170,9 @@ class Answer {
     const number = options.length > 1 ? fixed(options.length, 0) : "";
     const kicker = this.fill("kicker", { best: fill(model.words.best[state.objective], best), options: number, basis: isOfOneBasis ? best.basis : "" });
     const lines = { gain: best.gain, note: this.note(), following: this.following(), edge: best.edge, basis: this.fill("basis", facts), take: best.take };
-    if (!this.isBeyond) return { ...lines, kicker, headline: this.fill("headline", facts), costs: this.fill("costs", facts) };
+    const counts = { settings: fixed(this.measured.length, 0), needed: String(model.limits.fewestSettings) };
+    const headline = task.few ? this.fill("headline.few", { ...facts, ...counts }) : this.fill("headline", facts);
+    if (!this.isBeyond) return { ...lines, kicker, headline, costs: this.fill("costs", facts) };
     return { ...lines, headline: this.fill("headline.beyond", this.least("days")), costs: this.beyond(facts) };
   }
 
@@ -204,6 +219,8 @@ class Answer {
       atHand > most ? this.fill("note.only_measured", facts) : "",
       this.tooSlow ? this.fill("note.too_slow", { too_slow: fixed(this.tooSlow, 0) }) : "",
       this.unstable ? this.fill("note.unstable", { unstable: fixed(this.unstable, 0) }) : "",
+      this.isByRepeats ? this.fill("note.by_repeats", { relevance: `${significant(100 * state.relevance)} %`, fewest_runs: String(this.model.limits.fewestRuns) }) : "",
+      this.task.few,
     ];
     return lines.filter(Boolean).join(" ");
   }

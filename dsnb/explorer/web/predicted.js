@@ -36,13 +36,14 @@ class Predictions {
     return codes ? this.shown(state).map((place) => codes[place]) : [];
   }
 
-  // A figure, and its range by the mean error.
+  // A figure.
   value(name, place, state) {
     if (this.model.axis.has(name)) return this.codes[name]?.[place] ?? NaN;
     if (name === "days") return this.model.tokensOf(this.tasks[place], state) / this.value("tokens_per_s", place, state) / 86400;
     return this.figures[name]?.values[place] ?? NaN;
   }
 
+  // Its range by the mean error; the figure alone where the error is unknown.
   range(name, place, state) {
     const value = this.value(name, place, state);
     const factor = 1 + (this.figures[name === "days" ? "tokens_per_s" : name]?.errors[place] || 0) / 100; // 0 where memory is tight
