@@ -194,7 +194,7 @@ def test_an_unknown_number_of_gpus_is_not_ranked_against_a_known_one(tmp_path):
 def test_no_theory_of_memory_without_the_settings_that_it_needs(tmp_path):
     for name in ("gpus_not_logged", "torchtitan_settings"):
         write(tmp_path, name, LOGS[name])
-    runs = dsnb.load_runs(tmp_path).assign(model="opt-350m")
+    runs = dsnb.load_runs(tmp_path).assign(model="opt-350m", precision="bf16")
     theory_gib = footprint(runs).set_index("experiment")["theory_gib"]
     assert theory_gib.notna().to_dict() == {"gpus_not_logged": False, "torchtitan_settings": True}
     assert global_batch(runs).isna().tolist() == [True, False]
@@ -243,7 +243,7 @@ def test_copies_in_checkpoints_are_one_training(tmp_path):
     save("stopped/checkpoint-250", state([250]))
     save("stopped/checkpoint-500", state([250, 500]))
     save("again/checkpoint-250", state([250], shift=0.1))  # another training in the same folder
-    save("again/checkpoint-500", state([250, 500]))
+    save("again/checkpoint-500", state([250, 500], shift=0.2))
     runs = dsnb.load_runs(tmp_path)
     assert sorted(runs["sweep"]) == ["checkpoint-250", "checkpoint-500", "checkpoint-500", "out"]
     assert list(runs.loc[runs["sweep"] == "checkpoint-500", "cause"]) == ["the log ends at step 500 of 1000"] * 2
