@@ -248,13 +248,35 @@ def test_copies_in_checkpoints_are_one_training(tmp_path):
     save("again/checkpoint-500", state([250, 500]))
     runs = dsnb.load_runs(tmp_path)
     folders = [Path(run_dir).parent.relative_to(tmp_path).as_posix() for run_dir in runs["run_dir"]]
-    causes = dict(zip(folders, runs["cause"].where(runs["cause"].notna(), None), strict=True))
-    assert causes.pop("out") is None
+    causes = dict(zip(folders, runs["cause"], strict=True))
+    assert pd.isna(causes.pop("out"))
     assert causes == {
         "stopped/checkpoint-500": "the log ends at step 500 of 1000",
         "again/checkpoint-250": "the log ends at step 250 of 1000",
         "again/checkpoint-500": "the log ends at step 500 of 1000",
     }
+
+
+def test_both_records_of_a_training_are_one_run(tmp_path):
+    """LLaMA-Factory's own and the Trainer's; the last step, 25 of 25, is in an entry without a loss."""
+    ends = ('"total_steps": 20', '"total_steps": 25')
+    last = '{"current_steps": 25, "total_steps": 25, "epoch": 1.0, "elapsed_time": "0:01:15"}\n'
+    (tmp_path / "trainer_log.jsonl").write_text(LOGS["factory_json"].replace(*ends) + last)
+    history = [{"step": 10, "loss": 2.2}, {"step": 20, "loss": 2.1}]
+    final = {"step": 25, "train_runtime": 75.0, "train_samples_per_second": 4.0, "train_steps_per_second": 0.3}
+    state = {"max_steps": 25, "train_batch_size": 2, "log_history": [*history, final]}
+    row = only(dsnb.load_runs(write_state(tmp_path, state).parent))
+    assert (row["status"], row["steps"], row["micro_batch_size"]) == ("ok", 25, 2)
+    assert pd.isna(row["cause"])
+    assert (row["train_runtime_s"], row["samples_per_s"], row["tokens_per_s"]) == (75.0, 4.0, 13000.0)
+    (tmp_path / "trainer_state.json").unlink()
+    assert pd.isna(only(dsnb.load_runs(tmp_path))["cause"])
+
+
+def write_state(folder, state):
+    path = folder / "trainer_state.json"
+    path.write_text(json.dumps(state))
+    return path
 
 
 @pytest.mark.parametrize(
