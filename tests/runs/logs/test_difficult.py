@@ -3,6 +3,7 @@
 import json
 import time
 import warnings
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -194,7 +195,8 @@ def test_an_unknown_number_of_gpus_is_not_ranked_against_a_known_one(tmp_path):
 def test_no_theory_of_memory_without_the_settings_that_it_needs(tmp_path):
     for name in ("gpus_not_logged", "torchtitan_settings"):
         write(tmp_path, name, LOGS[name])
-    runs = dsnb.load_runs(tmp_path).assign(model="opt-350m", precision="bf16")
+    others = {"zero_stage": 3, "precision": "bf16", "optimizer": "adamw", "offload": "none", "lora_rank": 0}
+    runs = dsnb.load_runs(tmp_path).assign(model="opt-350m", **others)
     theory_gib = footprint(runs).set_index("experiment")["theory_gib"]
     assert theory_gib.notna().to_dict() == {"gpus_not_logged": False, "torchtitan_settings": True}
     assert global_batch(runs).isna().tolist() == [True, False]
@@ -240,13 +242,19 @@ def test_copies_in_checkpoints_are_one_training(tmp_path):
     row = only(dsnb.load_runs(tmp_path))
     assert (row["sweep"], row["train_runtime_s"], row["loss_last"]) == ("out", 1000.0, 3.0)
     assert len(dsnb.load_steps(tmp_path)) == 4
-    save("stopped/checkpoint-250", state([250]))
-    save("stopped/checkpoint-500", state([250, 500]))
+    save("stopped/checkpoint-250", state([250], shift=0.5))
+    save("stopped/checkpoint-500", state([250, 500], shift=0.5))
     save("again/checkpoint-250", state([250], shift=0.1))  # another training in the same folder
     save("again/checkpoint-500", state([250, 500], shift=0.2))
     runs = dsnb.load_runs(tmp_path)
-    assert sorted(runs["sweep"]) == ["checkpoint-250", "checkpoint-500", "checkpoint-500", "out"]
-    assert list(runs.loc[runs["sweep"] == "checkpoint-500", "cause"]) == ["the log ends at step 500 of 1000"] * 2
+    folders = [Path(run_dir).parent.relative_to(tmp_path).as_posix() for run_dir in runs["run_dir"]]
+    causes = dict(zip(folders, runs["cause"], strict=True))
+    assert pd.isna(causes.pop("out"))
+    assert causes == {
+        "stopped/checkpoint-500": "the log ends at step 500 of 1000",
+        "again/checkpoint-250": "the log ends at step 250 of 1000",
+        "again/checkpoint-500": "the log ends at step 500 of 1000",
+    }
 
 
 def test_both_records_of_a_training_are_one_run(tmp_path):
