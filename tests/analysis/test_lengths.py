@@ -15,7 +15,8 @@ def runs(rates, **settings):
         {
             "sweep": "my_sweep", "experiment": f"zs0_sl{length}", "repeat": repeat, "status": "ok",
             "model": "gpt2-tiny", "data": "stdlib", "strategy": "deepspeed", "zero_stage": 0, "precision": "fp32",
-            "micro_batch_size": 4, "seq_len": length, "gpus": 1, "device": "cpu", "tokens_per_s": rate, "tokens_per_s_per_gpu": rate,
+            "micro_batch_size": 4, "seq_len": length, "gpus": 1, "device": "cpu",
+            "tokens_per_s": rate, "tokens_per_s_per_gpu": rate,
             **settings,
         }
         for length, of_length in rates.items()
