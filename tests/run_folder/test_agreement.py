@@ -56,7 +56,9 @@ CHANGES = {
     "steps.jsonl has 30 of 40 timed steps": cut,
     "steps.jsonl has 80 timed steps instead of 40": double,
     "steps.jsonl has 20 timed steps more than once": repeat_half,
-    "gpus is 1 in experiment.json, but result.json has exit codes of 2 ranks": lambda run: change(run.experiment, gpus=1),
+    "gpus is 1 in experiment.json, but result.json has exit codes of 2 ranks": (
+        lambda run: change(run.experiment, gpus=1)
+    ),
     "tokens_per_s in result.json is 1.122e+04, but by its tokens_per_s_per_gpu on 16 GPUs it is 8.973e+04": (
         lambda run: change(run.experiment, gpus=16)
     ),
@@ -72,7 +74,9 @@ CHANGES = {
     "tokens_per_s in result.json is 1.122e+04, but by the steps in steps.jsonl it is 3,739": (
         lambda run: slow_down(run, 3)
     ),
-    "steps is 41 in experiment.json, but timed_steps is 40 in result.json": lambda run: change(run.experiment, steps=41),
+    "steps is 41 in experiment.json, but timed_steps is 40 in result.json": (
+        lambda run: change(run.experiment, steps=41)
+    ),
 }
 
 
