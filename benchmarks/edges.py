@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from benchmarks.headline import COMPILED, sound, strategy
+from benchmarks.headline import sound
 from dsnb.prediction.calibration import recorded
+from dsnb.runs import labels
 
 SWEEP = "h200_edges"
 SHOWN, ENOUGH = 5, 0.97
@@ -48,7 +49,7 @@ def edges(runs: pd.DataFrame) -> Iterator[str]:
         enough = speeds.index[speeds["tokens_per_s"] >= ENOUGH * best].min()
         steps = ", ".join(f"{batch}: {speed:,.0f} ({gib:.1f})" for batch, speed, gib in speeds.itertuples())
         gain = best / speeds["tokens_per_s"].iloc[0]
-        way = f"{strategy(run)}, {COMPILED[run['compile']]}"
+        way = labels.setting({**run, "micro_batch_size": None})
         task = f"{run['model']}, sequence {run['seq_len']} | {run['gpus']}"
         yield f"| {task} | {way} | {steps} | {gain:.2f} | {enough} |"
 

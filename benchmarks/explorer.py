@@ -38,7 +38,7 @@ async () => {
   const kinds = {
     filter: chips.flatMap((chip) => [() => chip.click(), () => chip.click()]),
     figure: ["step_time_mean_s", "power_w", "days", "tokens_per_s_per_gpu"].map((name) => choose("Y axis", name)),
-    colour: ["gpus", "strategy", "precision"].map((name) => choose("Colour by", name)),
+    colour: ["gpus", "parallelism", "precision"].map((name) => choose("Colour by", name)),
     brush: [brush(0.1, 0.6), brush(0.3, 0.9), brush(0, 1)],
     scale: ["log", "linear"].map((name) => choose("Y scale", name)),
   };

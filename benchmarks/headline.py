@@ -29,11 +29,11 @@ FIGURE = "tokens_per_s_per_gpu"
 NAMES = {"plain": "plain loop", "ddp": "DDP", "fsdp": "FSDP"}
 COMPILED = {"reduce-overhead": "CUDA graphs", "default": "compiled"}
 UNSAID = {
-    "lora_rank": 0, "zero_stage": 0, "precision": "bf16", "optimizer": "adamw", "gradient_compression": "none",
+    "lora_rank": 0, "precision": "bf16", "optimizer": "adamw", "gradient_compression": "none",
     "activation_checkpointing": False, "tensor_parallel": 1, "pipeline_parallel": 1,
 }  # fmt: skip
 """What a published row means where it does not say it."""
-SAME = ["model", "strategy", "micro_batch_size", "seq_len", *UNSAID]
+SAME = ["model", "parallelism", "micro_batch_size", "seq_len", *UNSAID]
 """Settings in which a row of ours is the published one."""
 WORK = ["model", "seq_len", "lora_rank"]
 WORKS = {
@@ -52,7 +52,7 @@ RESULTS = {
 }
 """Tasks of the README's results: model, sequence length, LoRA rank and number of H200."""
 RESULTS_HEADER = [
-    "| task | H200 | fastest measured setting | tokens/s | lowest to highest | n | MFU | peak memory | measured |",
+    "| task | H200 | fastest with four runs | tokens/s | lowest to highest | n | MFU | peak memory | measured |",
     "|---|---|---|---|---|---|---|---|---|",
 ]
 HEADER = [
@@ -213,17 +213,8 @@ def strategy(run: Mapping[Hashable, Any]) -> str:
 
 
 def way(run: pd.Series) -> str:
-    """Name what makes a setting fast."""
-    parts = [
-        strategy(run),
-        run["precision"],
-        COMPILED.get(run["compile"]),
-    ]
-    every, count = run["checkpoint_every"], run["grad_accum"]
-    parts.append(f"micro-batch {run['micro_batch_size']}")
-    parts.append(f"{count} accumulated" if count > 1 else None)
-    parts.append(f"one block in {every:.0f} recomputed" if run["activation_checkpointing"] and every > 1 else None)
-    return ", ".join(str(part) for part in parts if part)
+    """Name a setting by everything that is unusual about it."""
+    return labels.setting(run.to_dict())
 
 
 def main() -> None:

@@ -69,7 +69,7 @@ PRIOR = Constants(
     network_efficiency=0.5,
     host_link_efficiency=0.75,
     overlap=0.8,
-    cpu_parameter_ns=1.8,
+    cpu_parameter_ns=0.37,  # four settings of OPT-1.3B on one GPU, `h200_allocator`
 )
 """What is known before any run is fitted: single measurements of docs/LOG.md, and what is usual."""
 HERE = Path(__file__).parent
@@ -126,8 +126,8 @@ def h200_runs(with_held_out: bool = True) -> list[Measured]:
     if not with_held_out:
         settled = settled[~_are_held_out(settled)]
     tables = [dsnb.published(name) for name in ("h200_gpt2_zero_precision", "h200_memory")]
-    tables = [table[table["offload"].fillna("none") == "none"] for table in tables]  # one CPU thread stepped the others
-    return [*(run for table in [*tables, settled] for run in _medians(table)),
+    tables = [table[table["offload"].fillna("none") == "none"] for table in [*tables, settled]]
+    return [*(run for table in tables for run in _medians(table)),
             *measured(_bars()), *measured(_log())]  # fmt: skip
 
 
@@ -209,11 +209,17 @@ def elsewhere() -> tuple[dict[str, PredictionError], dict[str, PredictionError]]
     """Return the errors on GPUs that the constants were not fitted to: by published table, and by GPU and nodes."""
     tables = {name: measured(dsnb.published(name), link) for name, link in PUBLISHED.items()}
     errors = {name: errors_of(runs) for name, runs in tables.items()}
-    nodes = [gpus.link(PUBLISHED[name]).nodes(run.experiment) for name, runs in tables.items() for run in runs]
-    every_run, every_error = itertools.chain(*tables.values()), itertools.chain(*errors.values())
     by_table = {name: error_of(of_table) for name, of_table in errors.items()}
-    names = [gpus.find(run.gpu_name).name for run in every_run]
-    return by_table, grouped([[*place] for place in map(kinds_elsewhere, names, nodes)], [*every_error])
+    every_kind = [
+        [
+            *kinds_elsewhere(
+                run.experiment, gpus.find(run.gpu_name).name, gpus.link(PUBLISHED[name]).nodes(run.experiment)
+            )
+        ]
+        for name, runs in tables.items()
+        for run in runs
+    ]
+    return by_table, grouped(every_kind, [*itertools.chain(*errors.values())])
 
 
 def by_family() -> dict[str, PredictionError]:

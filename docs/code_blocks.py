@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<note>.+?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"(?:^<!-- (?P<note>[^\n]+?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 NOT_RUN = "not run: "
 OUTPUT = "output"

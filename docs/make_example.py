@@ -18,6 +18,7 @@ from docs import code_blocks
 from dsnb.execute.notebook import execute
 
 ROOT = Path(__file__).parents[1]
+PARAMS = ROOT / "params" / "quickstart.yaml"
 TARGET = ROOT / "outputs" / "examples" / "quickstart"
 RECORDS = ("experiment.json", "deepspeed.json", "environment.json", "steps.jsonl", "worker.json", "result.json")
 HOST = "example-host"
@@ -38,7 +39,7 @@ def main() -> None:
 
 def measure(made: Path) -> None:
     """Run the sweep in a separate folder, and keep its records and the notebook of its first run."""
-    dsnb("sweep", str(ROOT / "params" / "quickstart.yaml"), "--output", str(made))
+    dsnb("sweep", str(PARAMS), "--output", str(made))
     shutil.rmtree(TARGET, ignore_errors=True)
     TARGET.mkdir(parents=True)
     keep_records(made)

@@ -32,6 +32,7 @@ SUMMARY = {
     "<metric>_min": "Lowest value of an `ok` run.",
     "<metric>_max": "Highest value of an `ok` run.",
     "<metric>_n": "`ok` runs that measured it.",
+    "varies": "Settings and hardware in which the runs of the row differ, such as `compile, gpus`; empty for repeats.",
 }
 """Columns of `summarize`; `<metric>` stands for every figure of `METRIC_LABELS`."""
 
@@ -213,10 +214,14 @@ def _kind(thing: Any) -> str:
 
 
 API = {
-    "api_measure": ("Experiment", "launch", "load_sweep", "run_sweep", "design", "DsnbError", "SettingsError"),
-    "api_results": ("load_runs", "load_steps", "published", "summarize", "compare", "explore", "write_report"),
+    "api_measure": (
+        "Experiment", "launch", "load_sweep", "run_sweep", "design", "check_parameters", "DsnbError", "SettingsError",
+    ),
+    "api_results": (
+        "load_runs", "load_steps", "published", "summarize", "differences", "compare", "explore", "write_report",
+    ),
     "api_predict": ("predict", "recommend", "rampup"),
-}
+}  # fmt: skip
 """The public names by page."""
 API_OPTIONS = {
     "Experiment": [

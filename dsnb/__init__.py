@@ -10,6 +10,7 @@ from dsnb.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dsnb.analysis.comparisons import compare as compare
+    from dsnb.analysis.comparisons import differences as differences
     from dsnb.analysis.scaling import rampup as rampup
     from dsnb.analysis.summary import summarize as summarize
     from dsnb.designer.design import design as design
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dsnb.runs.load import load_runs as load_runs
     from dsnb.runs.load import load_steps as load_steps
     from dsnb.settings.experiment import Experiment as Experiment
+    from dsnb.settings.parameters import check_parameters as check_parameters
     from dsnb.sweep.params import load_sweep as load_sweep
     from dsnb.sweep.run import run_sweep as run_sweep
 
@@ -31,8 +33,10 @@ _HOME = {
     "DsnbError": "errors",
     "Experiment": "settings.experiment",
     "SettingsError": "errors",
+    "check_parameters": "settings.parameters",
     "compare": "analysis.comparisons",
     "design": "designer.design",
+    "differences": "analysis.comparisons",
     "explore": "explorer.explore",
     "launch": "launcher.run",
     "load_runs": "runs.load",

@@ -46,7 +46,9 @@ def test_a_plan_from_predictions_and_published_data(tmp_path, monkeypatch):
     monkeypatch.setattr(traces._Tracer, "ask", lambda tracer, kind, experiment: RECORD)
     sizes = {"model": "bloom-7b1", "gpus": 48, "seq_len": 1024, "device": "cuda"}
     traces.traces([dsnb.Experiment(**sizes, micro_batch_size=size) for size in (1, 2)])
-    text = "".join(run_cells("40_plan", published=["jean_zay_bloom7b"], prices={"A100": 2.5}, currency="€"))
+    text = "".join(
+        run_cells("40_plan", published=["jean_zay_bloom7b"], tokens=100e9, prices={"A100": 2.5}, currency="€")
+    )
     name = "bloom-7b1_zs1_bf16_gpus48_bs2_sl1024_ga256"
     assert "8 of 8 settings fit on A100, which has 79 GiB (8 predicted)." in text
     assert "Train with ZeRO 0, bf16, micro-batch 2, 256 accumulated (predicted) on 48 A100, " in text
@@ -90,13 +92,13 @@ def medians(table, by, figure=SPEED):
 
 def test_stages_on_one_gpu_and_two(tables):
     two = tables["long"].query(tables["two_gpus"])
-    memory, speed = medians(two, "strategy", MEMORY), medians(two, "strategy")
+    memory, speed = medians(two, "parallelism", MEMORY), medians(two, "parallelism")
     assert 1.7 < memory["DDP"] / memory["ZeRO 2"] < 2
     assert memory["ZeRO 3"] > memory["ZeRO 2"]
     assert speed.idxmin() == "ZeRO 3"
     assert tables["memory"]["measured_gib"].to_dict() == memory.to_dict()
     assert (tables["memory"]["measured_gib"] > tables["memory"]["theory_gib"]).all()
-    speed = medians(tables["stages"], ["mode", "strategy"]).unstack()
+    speed = medians(tables["stages"], ["mode", "parallelism"]).unstack()
     assert (speed["ZeRO 3"] / speed["ZeRO 0"]).between(0.35, 0.6).all()
 
 

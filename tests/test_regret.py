@@ -1,9 +1,8 @@
-"""The regret of recommendations: a case by hand, and the table of the documentation."""
+"""The regret of recommendations, on a case by hand."""
 
 import pytest
 
 from benchmarks import prediction_errors, regret
-from tests import ROOT
 
 
 def test_the_regret_of_a_task_by_hand():
@@ -20,9 +19,3 @@ def test_the_regret_of_a_task_by_hand():
     expected = 100 * (medians.drop(first).max() / (medians[first] / 3) - 1)
     assert after.first_pct == pytest.approx(expected, rel=0.02)
     assert after.of_three_pct < after.first_pct
-
-
-@pytest.mark.docs
-def test_the_documentation_has_the_table():
-    text = (ROOT / "docs" / "explanation" / "prediction.md").read_text()
-    assert regret.table(list(regret.regrets())) in text

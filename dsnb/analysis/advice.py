@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 
 from dsnb.analysis import ratio_errors, space, words
-from dsnb.analysis.decide import CPU, MEASURED, PREDICTED, Question, candidates, decide
+from dsnb.analysis.decide import CPU, MEASURED, PREDICTED, Question, candidates, decide, tight
 from dsnb.analysis.predicted import known_gpu
 from dsnb.analysis.ratio_errors import Ratios
 from dsnb.analysis.search import Best, Search, need_gib
 from dsnb.analysis.space import Training
 from dsnb.analysis.tasks import settings_of, tasks
-from dsnb.analysis.texts import significant
+from dsnb.analysis.texts import is_tight, significant, usual_tokens_words
 from dsnb.errors import SettingsError
 from dsnb.formulas import planning
 from dsnb.formulas.memory import HALF
@@ -23,6 +23,7 @@ from dsnb.formulas.planning import MAX_DAYS
 from dsnb.prediction import gpus
 from dsnb.prediction.calibration import recorded
 from dsnb.prediction.gpus import NODE_GPUS
+from dsnb.prediction.host_memory import USABLE, offloads
 from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import on_gpu
 from dsnb.prediction.shapes import shape
@@ -87,6 +88,7 @@ class Adviser:
         tokens: float | None = None,
         price: float | None = None,
         calibrate: pd.DataFrame | None = None,
+        host_memory: float | None = None,
         device: str = "cuda",
     ) -> None:
         planning.check(1 if tokens is None else tokens, {}, price=price)
@@ -94,16 +96,24 @@ class Adviser:
         here = [card.name for card in hardware.gpus() if known_gpu(card.name)]
         if not gpu:
             gpu = here[0] if here else USUAL_GPU
-            self.assumed = [f"the GPU of this machine, {gpu}" if here else f"{gpu} (--gpu for another)"]
-        self.on = on_gpu(gpu, link, calibrate)
+            unknown = next((f", as {card.name} of this machine is unknown" for card in hardware.gpus()), "")
+            self.assumed = [f"the GPU of this machine, {gpu}" if here else f"{gpu}{unknown} (--gpu for another)"]
+        self.on = on_gpu(gpu, link, calibrate, host_gib=host_memory)
         self.installed = sum(known_gpu(name) == self.on.gpu for name in here)
         """GPUs of this kind on this machine."""
         self._objective, self._currency, self._link = objective, currency, link
         self._tokens, self._price, self._calibrate = tokens, price, calibrate
         self._runs = None if runs is None else runs_on(runs, self.on.gpu)
         self._kind = CPU if device == "cpu" else ""
-        peak = hardware.PEAKS.get(self.on.gpu.name.partition("-")[0].lower())
-        self.has_bf16 = peak is None or peak.bf16 is not None
+        is_listed = hardware.peak_tflops(self.on.gpu.name, "fp32") is not None
+        self.has_bf16 = not is_listed or hardware.peak_tflops(self.on.gpu.name, "bf16") is not None
+
+    def check(self, training: Training, any_gpus: bool) -> None:
+        """Raise SettingsError with what would be refused after the model is counted; `any_gpus`: of any number."""
+        space.check(training)
+        nodes = training.pinned.get("nodes", 1)
+        if not any_gpus and isinstance(nodes, int):
+            self.on.link.check(training.gpus, max(nodes, math.ceil(training.gpus / NODE_GPUS)))
 
     def predictable(self, experiments: Sequence[Experiment]) -> list[Experiment]:
         """Return the settings that can be predicted; raise SettingsError with the reasons if none can."""
@@ -120,12 +130,13 @@ class Adviser:
         search, best, question = self._search(asked, trace_all=trace_all)
         table = decide(best.table, question).table
         if best.chosen:
-            return self._answer(search, best, question, []), table
+            return self._answer(search, best, question, _assumed(self._usual_tokens(asked))), table
         if search.table["fits"].any():
             sentence = "No setting fits: those that were predicted to fit ran out of memory. Use a smaller micro-batch."
         else:
             least = search.table["peak_allocated_gib"].idxmin()
-            sentence = f"No setting fits: the smallest, {least}, needs {_need(search.table.loc[least])}."
+            need = _need(search.table.loc[least], self.on.host_gib)
+            sentence = f"No setting fits: the smallest, {least}, needs {need}."
             sentence += f" dsnb recommend {asked[0].model} compares all settings for it."
         return Recommendation(_title(asked), search.table.head(0), (sentence,)), table
 
@@ -134,17 +145,26 @@ class Adviser:
         asked = space.space(training)
         self.predictable(asked[:1])
         search, best, question = self._search(asked, [] if self._kind == CPU else _smallest(training))
-        if not best.chosen and (offloaded := space.space(training, offloaded=True)):
+        offloaded = [] if best.chosen else space.space(training, offloaded=True)
+        if offloaded:
             with_offload, best, question = self._search(offloaded)
-            if best.chosen:
+            if best.chosen or with_offload.table["fits"].notna().any():
                 search = with_offload
         reached = list(self._reached(search, training))
-        reached += [f"Assumed: {'; '.join(assumed)}."] if assumed else []
+        reached += _assumed([*assumed, *self._usual_tokens(asked)])
         if best.chosen:
             return self._answer(search, best, question, reached)
         least = search.table["peak_allocated_gib"].idxmin()
-        sentence = f"No setting fits, offloaded or not: {least} needs {_need(search.table.loc[least])}."
+        need = _need(search.table.loc[least], self.on.host_gib)
+        sentence = f"No setting fits, offloaded or not: {least} needs {need}."
         return Recommendation(_title(asked), search.table.head(0), (sentence, *reached))
+
+    def _usual_tokens(self, asked: Sequence[Experiment]) -> list[str]:
+        """Return the tokens that are assumed, in words; empty if they were given."""
+        if self._tokens is not None:
+            return []
+        is_fine_tuning = all(planning.is_fine_tuning(vars(one)) for one in asked)
+        return [usual_tokens_words(shape(asked[0].model).parameters, is_fine_tuning)]
 
     def smallest(self, training: Training) -> int:
         """Return the smallest power of two of GPUs on which a setting fits; 0 if none does."""
@@ -166,6 +186,8 @@ class Adviser:
     def _search(
         self, asked: Sequence[Experiment], beside: Sequence[Experiment] = (), trace_all: bool = False
     ) -> tuple[Search, Best, Question]:
+        if self._kind == CPU:
+            asked = held_by_host(asked)
         by_name = {experiment.name_with_model: experiment for experiment in asked}
         search = Search(by_name, self.on, self._tokens, self._price, self._kind)
         search.beside = list(beside)
@@ -182,7 +204,9 @@ class Adviser:
         experiment, column = search.asked[name], question.column
         table = result.table.loc[result.chosen].assign(**ranked[["days", "days_low", "days_high", "gpu_hours"]])
         worse = 100 * (options[column] / best[column] - 1)
-        table = table.drop(columns=["is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis"])
+        table = table.drop(
+            columns=["is_known", "is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis"]
+        )
         is_measured = ranked["basis"] != PREDICTED
         table.loc[is_measured, [*itertools.chain(*LIMITS.values()), "step_time_error_pct"]] = math.nan
         steps = [search.asked[chosen].tokens_per_step for chosen in result.chosen]
@@ -194,7 +218,8 @@ class Adviser:
             room_gib = search.room_gib[list(search.asked).index(name)]
             left = significant(max(0.0, room_gib - best["memory_gib"]))
             facts |= {"room": significant(room_gib), "headroom": left}
-        sentences = [words.say("plan", facts), *_limits(best), *self._host_memory(experiment)]
+        sentences = [words.say("plan", facts), *_limits(best), *self._host_memory(best, experiment)]
+        sentences += _tightness(best)
         if best["days"] > MAX_DAYS:
             sentences.append(words.say("too_slow", words.needed_gpus(options, question)))
         if result.tied > 1:
@@ -203,6 +228,7 @@ class Adviser:
             sentences.append(f"It is the simplest of {result.tied} settings that are equal within 2 %{faster}.")
         for other, row in ranked.iloc[1:].iterrows():
             need = "" if pd.isna(row["memory_gib"]) else f", {significant(row['memory_gib'])} GiB"
+            need += ", memory is tight" if is_tight(row) else ""
             changes = _changes(experiment, search.asked[str(other)])
             sentences.append(f"Alternative: {changes}: {_by(worse[other], question)}{need}.")
         if len(ranked) > 1:
@@ -215,30 +241,54 @@ class Adviser:
         to_try = [search.asked[str(key)] for key in dict.fromkeys([*result.chosen, *options.index[:MAX_TRIED]])]
         return Recommendation(_title(to_try[:1]), table.reset_index(drop=True), (*sentences, *more), tuple(to_try))
 
-    def _host_memory(self, experiment: Experiment) -> Iterator[str]:
-        """Yield the host memory that offload needs, and whether this machine has it, if it has such GPUs."""
-        if experiment.offload == "none":
+    def _host_memory(self, best: "pd.Series[Any]", experiment: Experiment) -> Iterator[str]:
+        """Yield the host memory that offload needs, and what the host has, if that is known."""
+        if not offloads(experiment):
             return
-        each = 16 if experiment.offload.startswith("all") else 12  # fp32 states; "all" also weights and gradients
-        nodes = self.on.link.nodes(experiment)
-        need = each * shape(experiment.model).parameters / 2**30 / nodes
-        has = hardware.memory_gib()
-        enough = f"; this machine has {has:,.0f} GiB{', which is too little' if has < need else ''}"
-        each_node = " on each node" if nodes > 1 else ""
-        yield f"Host memory needs about {need:,.0f} GiB{each_node} for that{enough if self.installed else ''}."
+        each_node = " on each node" if self.on.link.nodes(experiment) > 1 else ""
+        if math.isnan(best["host_memory_gib"]):
+            yield "Host memory is needed, too; how much is not predicted for offload to NVMe."
+            return
+        need = f"Host memory: offload needs {significant(best['host_memory_gib'])} GiB{each_node}"
+        if math.isnan(self.on.host_gib):
+            yield f"{need}; whether there is as much is unknown (--host-memory GIB)."
+            return
+        has_gib = self.on.host_gib
+        lack = "" if best["host_memory_gib"] <= USABLE * has_gib else ", which is too little"
+        yield f"{need}, and a host has {significant(has_gib)} GiB{lack}."
 
     def _reached(self, search: Search, training: Training) -> Iterator[str]:
         """Yield which ways of sharing cannot fit, and the smallest power of two of GPUs that does."""
         if self._kind == CPU:
             return
         needs = [
-            f"{labels.strategy(vars(search.asked[name]))} needs at least {need:.0f} of {room:.0f} GiB"
+            f"{labels.parallelism(vars(search.asked[name]))} needs at least {need:.0f} of {room:.0f} GiB"
             for name, need, room in search.out_of_reach()
         ]
         if needs:
             yield f"Out of reach: {', '.join(needs)}."
         if least := self.smallest(training):
             yield f"The smallest power of two of GPUs that fits without offload is {least}."
+
+
+def held_by_host(asked: Sequence[Experiment]) -> list[Experiment]:
+    """Return the settings whose CPU ranks are likely to fit into this machine's memory, by formulas alone.
+
+    If none is likely to, return those that may; if none can, raise SettingsError: runs would take minutes to fail.
+    """
+    available = hardware.available_memory_gib()
+    for is_likely in (True, False):
+        needs = [one.gpus * need_gib(one, likely=is_likely) for one in asked]
+        held = [one for one, need in zip(asked, needs, strict=True) if need <= available]
+        if held:
+            return held
+    least = min(needs)
+    smallest = asked[needs.index(least)]
+    ranks = labels.count(smallest.gpus, "CPU rank")
+    raise SettingsError(
+        f"{smallest.model} needs at least {significant(least)} GiB of host memory on {ranks} (by {smallest.name}), and "
+        f"this machine has {significant(available)} GiB free: measure a smaller model, or predict without measure"
+    )
 
 
 def _smallest(training: Training) -> list[Experiment]:
@@ -256,8 +306,8 @@ def _smallest(training: Training) -> list[Experiment]:
 def _changes(before: Experiment, after: Experiment) -> str:
     """Return how a setting differs from another one, as in "FSDP, not compiled, micro-batch 16"."""
     first, then = vars(before), vars(after)
-    shared = labels.strategy(then)
-    changes = [shared] if shared != labels.strategy(first) else []
+    shared = labels.parallelism(then)
+    changes = [shared] if shared != labels.parallelism(first) else []
     changes += [
         labels.choice(then, name) for name in CHANGED if first[name] != then[name] and labels.has_effect(then, name)
     ]
@@ -274,8 +324,26 @@ def by_task(experiments: Sequence[Experiment]) -> list[tuple[str, list[Experimen
     return [(task.title, [experiments[place] for place in task.runs.index]) for task in tasks(settings_of(experiments))]
 
 
-def _need(row: "pd.Series[Any]") -> str:
-    return f"{row['peak_allocated_gib']:.1f} of {row['peak_allocated_gib'] + row['headroom_gib']:.1f} GiB"
+def _assumed(what: Sequence[str]) -> list[str]:
+    """Return the sentence on what was assumed; none if nothing was."""
+    return [f"Assumed: {'; '.join(what)}."] if what else []
+
+
+def _need(row: "pd.Series[Any]", host_gib: float) -> str:
+    need = f"{row['peak_allocated_gib']:.1f} of {row['peak_allocated_gib'] + row['headroom_gib']:.1f} GiB"
+    if row["host_memory_gib"] > USABLE * host_gib:
+        need += f", and {significant(row['host_memory_gib'])} of {significant(host_gib)} GiB of host memory"
+    return need
+
+
+def _tightness(best: "pd.Series[Any]") -> Iterator[str]:
+    """Yield that the speed of a setting is not promised if the GPU has no room for what torch reserves."""
+    if is_tight(best):
+        room = best["peak_allocated_gib"] + best["headroom_gib"]
+        yield (
+            f"Memory is tight: torch would reserve {best['peak_reserved_gib']:.1f} of {room:.1f} GiB, so that it may "
+            "return memory in every step. The speed is not promised: measure it first."
+        )
 
 
 def _limits(best: "pd.Series[Any]") -> Iterator[str]:
@@ -306,9 +374,11 @@ def of_runs(runs: pd.DataFrame, asked: Iterable[str]) -> pd.DataFrame | None:
     medians = candidates(named).reindex(named["experiment"].unique())
     is_unstable = medians["is_unstable"].eq(True)
     return medians[["tokens_per_s", "memory_gib"]].assign(
-        basis=medians["basis"].astype(object).fillna(MEASURED), is_unstable=is_unstable & ~is_unstable.all(),
+        is_known=True, basis=medians["basis"].astype(object).fillna(MEASURED),
+        is_unstable=is_unstable & ~is_unstable.all(),
         fits=medians["n"].gt(0), peak_allocated_gib=medians["memory_gib"], peak_allocated_error_pct=math.nan,
-        tokens_per_s_error_pct=math.nan, outside="",
+        peak_reserved_gib=math.nan, peak_reserved_error_pct=math.nan, tight=False, tokens_per_s_error_pct=math.nan,
+        outside="",
     )  # fmt: skip
 
 
@@ -330,6 +400,9 @@ def _how_sure(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Q
     worse = 100 * float(amounts.iloc[1] / amounts.iloc[0] - 1)
     difference = f"Runner-up: {second.name} ({second['basis']}), {_by(worse, question)}"
     predicted = pair[pair["basis"] == PREDICTED]
+    if question.objective != "memory" and tight(predicted).any():
+        names = " and ".join(map(str, predicted.index[tight(predicted)]))
+        return f"{difference}; memory is tight for {names}: run {' and '.join(map(str, predicted.index))} to decide."
     if predicted.empty:
         return f"{difference}; both were measured, and 20_compare shows whether the difference exceeds noise."
     if len(predicted) == 2 and question.objective != "memory":

@@ -11,14 +11,19 @@ import pandas as pd
 from dsnb.analysis.tasks import TRAINED, with_trained
 from dsnb.run_folder.columns import SETTINGS, key_columns
 from dsnb.runs import labels
-from dsnb.runs.table import as_runs
+from dsnb.runs.table import as_runs, with_parallelism
 
-SHARING = ("strategy", "zero_stage", "tensor_parallel", "pipeline_parallel")
-"""The columns that the one choice `strategy` stands for."""
 MEASUREMENT = {"steps", "warmup_steps", "seed", "profile", "nvme_path"}
 """Settings of how a run was measured, not of how a training is done."""
 GROUPS = {
-    "strategy": ("strategy", "zeropp", "overlap_comm", "bucket_elements", "leaf_modules"),
+    "parallelism": (
+        labels.PARALLELISM,
+        "zeropp",
+        "overlap_comm",
+        "reduce_gradients",
+        "bucket_elements",
+        "leaf_modules",
+    ),
     "precision": ("precision", "mixed_precision", "matmul", "grad_accum_dtype", "gradient_checks"),
     "batch and accumulation": ("micro_batch_size", "grad_accum"),
     "checkpointing": ("activation_checkpointing", "checkpoint_every", "checkpoint_offload"),
@@ -34,20 +39,13 @@ MAX_VARIANTS = 4
 
 def choices(runs: pd.DataFrame) -> list[str]:
     """Return the columns of `with_choices(runs)` that distinguish settings, in display order."""
-    others = {*SHARING[1:], *MEASUREMENT, TRAINED, "sweep", "status"}
+    others = {*labels.SHARING, *MEASUREMENT, TRAINED, "sweep", "status"}
     return [name for name in dict.fromkeys([*labels.AXES, *SETTINGS, *key_columns(runs)]) if name in {*runs} - others]
 
 
 def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return runs with `strategy` as one value for all of its columns, and with `trained`."""
-    names = [name for name in SHARING if name in runs]
-    if not names:
-        return with_trained(runs)
-    rows = runs[names].astype(object).to_numpy()
-    keys = [tuple(map(labels.text, row)) for row in rows]
-    distinct = dict(zip(keys, rows, strict=True))
-    words = {key: labels.strategy(dict(zip(names, row, strict=True))) or None for key, row in distinct.items()}
-    return with_trained(runs).assign(strategy=pd.Series([words[key] for key in keys], index=runs.index, dtype=object))
+    """Return runs with `parallelism` and `trained`, which are choices of their own."""
+    return with_trained(with_parallelism(runs))
 
 
 def group(name: str) -> int:
@@ -62,11 +60,11 @@ def varying(runs: pd.DataFrame) -> list[str]:
 
 
 def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Split runs into parts whose runs differ only in strategy and precision, which the figures compare.
+    """Split runs into parts whose runs differ only in parallelism and precision, which the figures compare.
 
     Of the `MAX_VARIANTS` parts with the most runs: their title (the choices that differ between parts) and runs.
     """
-    parts = split(as_runs(runs), {"strategy", "precision", "source"})
+    parts = split(as_runs(runs), {labels.PARALLELISM, "precision", "source"})
     largest = sorted(range(len(parts)), key=lambda number: -len(parts[number][1]))[:MAX_VARIANTS]
     return dict(parts[number] for number in sorted(largest))
 

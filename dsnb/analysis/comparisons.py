@@ -1,12 +1,12 @@
 """Compare pairs of settings: change, interval and verdict, as numbers and in words.
 
-`differences` compares every setting of a task with the best or a named one, `compare` two sets of runs. Intervals are
+`differences` compares every setting with the best or a named one of its task, `compare` two sets of runs. Intervals are
 over runs, not over the steps of a run, which are correlated. Changes are ratios of geometric means; of percentages,
 differences of means. Extreme runs are not excluded; `dsnb.analysis.flags` names them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ WORDS = {
 }
 """Templates by verdict (`dsnb.analysis.texts.fill`)."""
 COLUMNS = {
+    "task": "What is trained, as in `gpt2, sequence 512`; settings of different tasks are not compared.",
     "n": "Runs that count: ok, with a positive figure; hosts, where runs on one host count as one (see `note`).",
     "n_failed": "Runs of the setting that are not ok.",
     "base_n": "The same for the base.",
@@ -164,9 +165,9 @@ def _note(pair: Pair, by_host: bool, is_same: bool, kind: str) -> str:
     return "; ".join(note for note, holds in notes.items() if holds)
 
 
-def table_of(pairs: Sequence[Pair], among: Repeated, rules: Rules) -> pd.DataFrame:
-    """Return the comparison of each pair, with the columns `COLUMNS`."""
-    table = compared(pairs, among, rules, with_p=True)
+def table_of(pairs: Sequence[Pair], among: Repeated, rules: Rules, task: str = "") -> pd.DataFrame:
+    """Return the comparison of each pair of a task, with the columns `COLUMNS`."""
+    table = compared(pairs, among, rules, with_p=True).assign(task=task)
     table["words"] = [_words(row, pair, rules) for row, pair in zip(table.to_dict("records"), pairs, strict=True)]
     return table[list(COLUMNS)]
 
@@ -192,7 +193,9 @@ def differences(
     hosts_alike: bool = False,
     fewest_runs: int = MIN_RUNS,
 ) -> pd.DataFrame:
-    """Compare every setting with the best one, or with a baseline.
+    """Compare every setting with the best one of its task, or with a baseline.
+
+    Tasks (a model, a sequence length, data, what is trained) are never compared with each other: each has its own base.
 
     Parameters
     ----------
@@ -203,44 +206,85 @@ def differences(
     figure
         The column to compare; its values must be positive, but for percentages.
     baseline
-        The setting to compare with, by default the one with the best median of those whose repeats agree. Intervals
-        are the same for any choice (`dsnb.analysis.intervals.all_pairs`).
+        The setting to compare with, by default the one with the best median of those whose repeats agree. In tasks
+        without this setting, it is the best one. Intervals are the same for any choice
+        (`dsnb.analysis.intervals.all_pairs`).
     relevance, confidence, better, hosts_alike, fewest_runs
         As for `dsnb.compare`.
 
     Returns
     -------
     pandas.DataFrame
-        Indexed by `by`, a row for every setting but the base: `base`, and what is listed in `COLUMNS`. Empty if no
-        setting has a figure.
+        Indexed by `by`, a row for every setting but the bases, the task with the most runs first: `base`, which it is
+        compared with, and what is listed in `COLUMNS`. Empty if no setting has a figure.
 
     Raises
     ------
     SettingsError
-        If there is no such figure or baseline, if neither direction is known to be better and no baseline is given, or
-        if `relevance` or `confidence` is out of range.
+        If there is no such figure, if the baseline is in no task, if neither direction is known to be better and a task
+        has no baseline, or if `relevance` or `confidence` is out of range.
     """
     runs, figure = named_runs(runs), current_name(figure)
     by = by if isinstance(by, str) or len(by) > 1 else by[0]
     options = {"relevance": relevance, "confidence": confidence, "hosts_alike": hosts_alike, "fewest_runs": fewest_runs}
     rules = rules_of(runs, figure, better, **options)
-    settings = intervals.settings_of(runs, by, figure, bool(rules.percent_factor))
+    parts = [
+        (task.title, intervals.settings_of(task.runs, by, figure, bool(rules.percent_factor))) for task in tasks(runs)
+    ]
+    if baseline is not None:
+        _require(baseline, [name for _, settings in parts for name in settings])
     not_ranked = set(unstable(runs)) if by == "experiment" else set()
-    stable = {name: setting for name, setting in settings.items() if name not in not_ranked} or settings
-    base = _best(stable, figure, rules.better) if baseline is None else baseline
-    if baseline is not None and baseline not in settings:
-        raise SettingsError(f"baseline {baseline!r} is not among the settings: {', '.join(map(str, settings))}")
-    others = {name: setting for name, setting in settings.items() if name != base and base is not None}
-    pairs = [(settings[base], other) for other in others.values()]
-    table = table_of(pairs, intervals.repeated(settings.values()), rules)
+    tables = [_from_base({}, None, rules, by)]
+    for title, settings in parts:
+        base = _base(settings, figure, rules.better, baseline, not_ranked)
+        tables.append(_from_base(settings, base, rules, by, title))
+    return pd.concat([table for table in tables if len(table)] or tables[:1])
+
+
+def _from_base(
+    settings: Mapping[object, Setting], base: object, rules: Rules, by: str | list[str], task: str = ""
+) -> pd.DataFrame:
+    """Return the comparison of each setting of a task with the base; empty without a base."""
+    names = [name for name in settings if base is not None and name is not base]
+    pairs = [(settings[base], settings[name]) for name in names]
+    table = table_of(pairs, intervals.repeated(settings.values()), rules, task)
     table.insert(0, "base", [base] * len(table))
-    names = list(others)
     return table.set_axis(
         pd.Index(names, name=by) if isinstance(by, str) else pd.MultiIndex.from_tuples(names, names=by)
     )
 
 
-def _best(settings: dict[object, Setting], figure: str, better: Better) -> object:
+def _require(baseline: object, names: Sequence[object]) -> None:
+    """Raise SettingsError if a baseline is not among the names of settings."""
+    if not any(_is_same(name, baseline) for name in names):
+        distinct = ", ".join(dict.fromkeys(map(str, names)))
+        raise SettingsError(f"baseline {baseline!r} is not among the settings: {distinct}")
+
+
+def _base(
+    settings: Mapping[object, Setting], figure: str, better: Better, baseline: object, not_ranked: Collection[object]
+) -> object:
+    """Return the baseline of a task, or else its best stable setting; None if none has a figure."""
+    for name in settings:
+        if baseline is not None and _is_same(name, baseline):
+            return name
+    if baseline is not None and not better:
+        raise SettingsError(
+            f"baseline {baseline!r} is not in every task, and neither direction of {figure!r} is better: pass the runs "
+            "of one task, or say which is (better=...)"
+        )
+    stable = {name: setting for name, setting in settings.items() if name not in not_ranked}
+    return _best(stable or settings, figure, better)
+
+
+def _is_same(name: object, other: object) -> bool:
+    """Return whether two names of settings are equal, in which a missing value equals another."""
+    if isinstance(name, tuple) and isinstance(other, tuple | list):
+        return len(name) == len(other) and all(map(_is_same, name, other))
+    return bool(name == other) or labels.text(name) == labels.text(other) == labels.text(None)
+
+
+def _best(settings: Mapping[object, Setting], figure: str, better: Better) -> object:
     """Return the setting with the best median; None if none has one.
 
     A single run that is hardly better is no base: within the relevance, settings with `MIN_RUNS` runs come first.
@@ -325,7 +369,7 @@ def compare(
     for task in tasks(pd.concat(numbered, ignore_index=True)):
         of_task = {key: pairs[key] for key in dict.fromkeys(task.runs["_key"])}
         among = intervals.repeated(setting for pair in of_task.values() for setting in pair)
-        parts.append(table_of(list(of_task.values()), among, rules).set_axis(list(of_task)))
+        parts.append(table_of(list(of_task.values()), among, rules, task.title).set_axis(list(of_task)))
     table = pd.concat(parts or [table_of([], Repeated(), rules)]).loc[list(pairs)]
     table["only_in"] = ["before" if b is NOT_RUN else "after" if a is NOT_RUN else "" for a, b in pairs.values()]
     table.index = pd.Index(list(names.values()), name="experiment")

@@ -25,6 +25,7 @@ def cpu_bound_words(runs: pd.DataFrame) -> dict[int, str]:
     times = with_graphs / rate.groupby([groups, compiled]).transform("median")
     strategies = runs.reindex(columns=["strategy", "zero_stage"])
     no_graphs = (strategies["strategy"] == "fsdp") | (strategies["zero_stage"] == 3) | compiled.isin(CUDA_GRAPHS)
+    no_graphs |= compiled.isna()  # it may have them
     words = {}
     for place, (part, faster, is_out) in enumerate(zip(share, times, no_graphs, strict=True)):
         what = f"a larger micro-batch{'' if is_out else ', or compile: reduce-overhead (CUDA graphs),'} may be faster"

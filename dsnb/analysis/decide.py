@@ -16,7 +16,7 @@ from dsnb.analysis import intervals
 from dsnb.analysis.comparisons import rules_of, table_of
 from dsnb.analysis.intervals import MIN_RUNS, RELEVANCE
 from dsnb.analysis.summary import unstable
-from dsnb.analysis.tasks import parameters
+from dsnb.analysis.tasks import is_fine_tuning, parameters
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics, planning
 from dsnb.formulas.planning import MAX_DAYS, is_number, is_whole
@@ -24,7 +24,7 @@ from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY
 from dsnb.runs.literature.tables import SOURCE, is_own
-from dsnb.runs.table import named_runs, numbers, timed_seconds, timed_steps
+from dsnb.runs.table import factor, named_runs, numbers, timed_seconds, timed_steps
 
 OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
 """Objectives, and the columns that hold them; the smallest value is the best."""
@@ -32,6 +32,8 @@ ASSUMED_PRICE = 2.5
 """Placeholder price of a GPU-hour, for the reader to replace."""
 CPU, UNKNOWN_GPU = "CPU", "GPU"
 """Names in `prices` of runs without a GPU, whose "GPUs" are ranks, and of an unknown GPU."""
+WORTH_ROOM = 0.05
+"""How much worse than a setting whose memory is tight another one with room may be, and is still recommended."""
 FEWEST_SETTINGS = 5
 """Settings of a task below which none is recommended: the best of a few may be far from the best."""
 BASES = MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
@@ -43,7 +45,7 @@ class Question:
     """The reader's question. Raises SettingsError for numbers that are negative or not finite."""
 
     tokens: float = 0
-    """Tokens to train on. 0 for 20 per parameter of the model."""
+    """Tokens to train on. 0 for what is usual: `dsnb.formulas.planning.usual_tokens`."""
     objective: str = "time"
     """`time`, `gpu_hours`, `cost` or `memory`."""
     gpus: int = 0
@@ -185,22 +187,24 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
 
 def global_batch(runs: pd.DataFrame) -> pd.Series:
     """Return the sequences per optimizer step of each run; NaN if unknown."""
-    ranks = numbers(runs, "gpus") / numbers(runs, "tensor_parallel").fillna(1)
-    parallel = ranks / numbers(runs, "pipeline_parallel").fillna(1)
-    computed = parallel * numbers(runs, "micro_batch_size") * numbers(runs, "grad_accum").fillna(1)
+    parallel = numbers(runs, "gpus") / factor(runs, "tensor_parallel") / factor(runs, "pipeline_parallel")
+    computed = parallel * numbers(runs, "micro_batch_size") * factor(runs, "grad_accum")
     return numbers(runs, "global_batch_size").fillna(computed)
 
 
 def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return candidates with `days`, `gpu_hours`, `energy_kwh`, `price` (of a GPU-hour) and `cost`, fastest first.
 
-    `days_low` and `days_high` are the range given by the error of a predicted speed.
+    `days_low` and `days_high` are the range given by the error of a predicted speed; without `days_high` where memory
+    is tight.
     """
     hours = [metrics.gpu_hours(question.tokens, *row) for row in zip(table["tokens_per_s"], table["gpus"], strict=True)]
     days = [metrics.days(question.tokens, rate) for rate in table["tokens_per_s"]]
     priced = table.assign(days=pd.Series(days, table.index, float), gpu_hours=pd.Series(hours, table.index, float))
     error = 1 + numbers(priced, "tokens_per_s_error_pct").fillna(0) / 100
     priced["days_low"], priced["days_high"] = priced["days"] / error, priced["days"] * error
+    if "tight" in priced:
+        priced["days_high"] = priced["days_high"].mask(tight(priced))
     priced["energy_kwh"] = priced["gpu_hours"] * numbers(priced, "power_w") / 1000
     priced["price"] = pd.Series([question.price(kind) for kind in priced["kind"]], priced.index, float)
     priced["cost"] = priced["gpu_hours"] * priced["price"]
@@ -215,8 +219,8 @@ class Decision:
     table: pd.DataFrame
     """All candidates with what they cost (`costed`), those that need more GPUs than are at hand included."""
     options: pd.DataFrame
-    """The eligible candidates, best first: those that fit on the GPUs at hand, with a known value of the objective and
-    repeats that agree; slower than `Question.max_days` only if all are."""
+    """The eligible candidates, best first (`roomy_first`): those that fit on the GPUs at hand, with a known value of
+    the objective and repeats that agree; slower than `Question.max_days` only if all are."""
     too_slow: int = 0
     unstable: int = 0
     """Settings left out because of `Question.max_days`, and because their repeats disagree."""
@@ -268,17 +272,35 @@ def may_be_best(table: pd.DataFrame, by: Sequence[str] = ("gpus", "kind", "globa
     return list(fastest.index[~fastest.duplicated(list(by)) | (memory < least_of_faster)])
 
 
-def decide(table: pd.DataFrame, question: Question, parameters: float = 0) -> Decision:
+def decide(table: pd.DataFrame, question: Question, parameters: float = 0, fine_tuning: bool = False) -> Decision:
     """Rank the candidates of a task; without `parameters` (0), the default number of tokens is a round one."""
-    question = replace(question, tokens=question.tokens or planning.usual_tokens(parameters))
+    question = replace(question, tokens=question.tokens or planning.usual_tokens(parameters, fine_tuning))
     table = costed(table, question)
     available = _at_hand(table, question)
     available = available[available[question.column].notna()].sort_values(question.column, kind="stable")
     stable = available[~available["is_unstable"].astype(bool)]
     in_time = stable[stable["days"] <= question.max_days]
     options = stable if question.objective == "time" or in_time.empty else in_time
+    options = roomy_first(options, question.column)
     options = _repeated_first(options, question)
     return Decision(question, table, options, len(stable) - len(options), len(available) - len(stable))
+
+
+def roomy_first(options: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return ranked options with the tight ones last if another that is at most 5 % worse has room.
+
+    Where the GPU has no room for what torch reserves, a run took twice the predicted time (OLMo-2 7B, FSDP, four H100).
+    """
+    is_tight = tight(options)
+    close = options[column] <= (1 + WORTH_ROOM) * options[column].min()
+    if not (close & ~is_tight).any():
+        return options
+    return pd.concat([options[~is_tight], options[is_tight]])
+
+
+def tight(options: pd.DataFrame) -> "pd.Series[bool]":
+    """Return which candidates are predicted to have too little memory for what torch reserves."""
+    return options["tight"].eq(True) if "tight" in options else pd.Series(False, options.index)
 
 
 def _repeated_first(options: pd.DataFrame, question: Question) -> pd.DataFrame:
@@ -306,7 +328,7 @@ def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:
 def of_runs(runs: pd.DataFrame, question: Question) -> Decision:
     """Return the decision on the runs of a task, with how far the second best setting is from the best."""
     runs = named_runs(runs)
-    made = decide(candidates(runs), question, parameters(runs))
+    made = decide(candidates(runs), question, parameters(runs), is_fine_tuning(runs))
     return replace(made, runs=runs, difference=_difference(runs, made.options, question))
 
 

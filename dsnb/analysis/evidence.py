@@ -25,7 +25,7 @@ TRAINING = (
 START = ("ZeRO 0", "DDP", "FSDP")
 """Common starting points, in bf16 and uncompiled; the first one that was measured is taken."""
 _OF_START = {"precision": {"bf16"}, "mixed_precision": {"native", "-"}, "compile": {"off", "-"}}
-_FREE = {"strategy", *_OF_START, "micro_batch_size", "grad_accum"}
+_FREE = {labels.PARALLELISM, *_OF_START, "micro_batch_size", "grad_accum"}
 _UNKNOWN = labels.text(None)
 RESTS = (
     "{n:one run|the median of}[ {several} runs][ of {steps} {steps:step|steps}][ ({timed} s{n:| each})]"
@@ -94,7 +94,7 @@ def _edge(option: Mapping[Any, Any], size: float) -> str:
 
 def _is_start(described: Mapping[str, str]) -> bool:
     is_usual = all(described.get(name, "-") in values for name, values in _OF_START.items())
-    return described.get("strategy") in START and is_usual
+    return described.get(labels.PARALLELISM) in START and is_usual
 
 
 def _gain(
@@ -116,7 +116,7 @@ def _gain(
 
     def rank(start: object) -> tuple[int, int, float]:
         changed = training_changes(described[start], setting)
-        return START.index(described[start]["strategy"]), len(changed), -options[start]["tokens_per_s"]
+        return START.index(described[start][labels.PARALLELISM]), len(changed), -options[start]["tokens_per_s"]
 
     comparable = [start for start in starts if is_comparable(start)]
     if not comparable or name in comparable:
@@ -124,7 +124,7 @@ def _gain(
     start = min(comparable, key=rank)
     facts = {
         "times": significant(option["tokens_per_s"] / options[start]["tokens_per_s"], 2),
-        "start": described[start]["strategy"],
+        "start": described[start][labels.PARALLELISM],
         "training": changes(training_changes(described[start], setting)),
     }
     return fill(GAIN, facts)

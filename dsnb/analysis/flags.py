@@ -64,6 +64,7 @@ class Flag(StrEnum):
     SLOW_STEPS = "slow steps"
     DRIFT = "drift"
     RECOMPILED = "recompiled"
+    MEMORY_FULL = "memory full"
     THROTTLED = "throttled"
     OUTLIER = "outlier"
     LOSS = "loss"
@@ -79,6 +80,7 @@ COLUMNS = {
     "drift_pct": "Rise of the step time over the timed steps (Theil and Sen), in per cent of the median.",
     "drift_p": "p value of that trend (Mann and Kendall); `drift` is 2 % or more with a p value below 0.01.",
     "recompilations": "Graphs that were compiled during the timed steps.",
+    "alloc_retries": "How often the allocator returned memory to the GPU and asked again during the timed steps.",
     "clock_drop_pct": "How much lower a GPU's clock was in the last third of the timed steps than in the first.",
     "clock_off_pct": "Deviation of the mean clock from the highest of the setting's runs.",
     "off_pct": "Deviation of the figure from the median of the setting's runs; missing for fewer than three.",
@@ -134,6 +136,7 @@ def flags(
     table = runs[KEYS].assign(
         **within,
         recompilations=numbers(runs, "recompilations"),
+        alloc_retries=numbers(runs, "alloc_retries"),
         clock_drop_pct=drops_pct,
         clock_off_pct=_off_pct(numbers(named, "sm_clock_mhz"), named, "max"),
         off_pct=_off_pct(numbers(named, figure).where(ok), named, "median", least=3),
@@ -227,25 +230,35 @@ def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:
         words[Flag.DRIFT] = f"step time drifted by {signed(row['drift_pct'])}"
     if row["recompilations"] > 0:
         words[Flag.RECOMPILED] = f"{labels.count(row['recompilations'], 'graph')} compiled during the timed steps"
+    if row["alloc_retries"] > 0:
+        times = labels.count(row["alloc_retries"], "time")
+        words[Flag.MEMORY_FULL] = f"memory was returned to the GPU {times} in the timed steps: it was nearly full"
     if row["clock_drop_pct"] >= CLOCK_DROP_PCT:
         words[Flag.THROTTLED] = f"clock {row['clock_drop_pct']:.1f} % lower at the end than at the beginning"
     elif row["clock_off_pct"] <= -CLOCK_DROP_PCT:
         words[Flag.THROTTLED] = f"clock {-row['clock_off_pct']:.1f} % below that of another run of the setting"
     if abs(row["off_pct"]) > limit_pct:
         words[Flag.OUTLIER] = f"{signed(row['off_pct'])} from the median of the setting's runs"
-    if abs(row["first_loss_gap_pct"]) > FIRST_LOSS_PCT:
-        words[Flag.LOSS] = f"first loss {signed(row['first_loss_gap_pct'])} from that of settings that compute the same"
-    elif row["repeat_loss_gap_pct"] > REPEAT_LOSS_PCT:
-        gap = f"{row['repeat_loss_gap_pct']:.2f} %"
-        words[Flag.LOSS] = f"losses of the setting's runs differ by up to {gap} in the first steps, with the same seed"
-    elif abs(row["last_loss_gap_pct"]) > LAST_LOSS_PCT:
-        gap = f"{signed(row['last_loss_gap_pct'])} of the first loss"
-        words[Flag.LOSS] = f"last loss {gap} from that of settings that train alike"
+    if loss := _loss_words(row):
+        words[Flag.LOSS] = loss
     if row["conditions"]:
         words[Flag.CONDITIONS] = row["conditions"]
     if row["repeat_ratio"] > UNSTABLE:
         words[Flag.UNSTABLE] = f"the setting's runs differ by {row['repeat_ratio']:.1f} times in tokens/s"
     return words
+
+
+def _loss_words(row: dict[Any, Any]) -> str:
+    """Describe the first unusual loss of a run; empty if there is none."""
+    if abs(row["first_loss_gap_pct"]) > FIRST_LOSS_PCT:
+        return f"first loss {signed(row['first_loss_gap_pct'])} from that of settings that compute the same"
+    if row["repeat_loss_gap_pct"] > REPEAT_LOSS_PCT:
+        gap = f"{row['repeat_loss_gap_pct']:.2f} %"
+        return f"losses of the setting's runs differ by up to {gap} in the first steps, with the same seed"
+    if abs(row["last_loss_gap_pct"]) > LAST_LOSS_PCT:
+        gap = f"{signed(row['last_loss_gap_pct'])} of the first loss"
+        return f"last loss {gap} from that of settings that train alike"
+    return ""
 
 
 def single_run_words(step_spread_pct: float) -> str:
@@ -256,15 +269,14 @@ def single_run_words(step_spread_pct: float) -> str:
 def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
     """Compare first and last losses with the median of other settings that should have the same loss.
 
-    NaN without other settings, with dropout, if seed or global batch are unknown and, for the last loss, if a run
-    failed or skipped steps.
+    NaN without other settings, unless a run is `ok`, with dropout, if seed or global batch are unknown and, for the
+    last loss, if a run skipped steps.
     """
     is_comparable = _reproducible(runs)
     skipped = numbers(runs, "skipped_steps").fillna(0) + numbers(runs, "skipped_warmup_steps").fillna(0)
-    is_complete = (runs["status"] == "ok") & (skipped == 0)
     gaps = {
         "first_loss_gap_pct": _gaps_pct(runs[is_comparable], "loss_first", SAME_START),
-        "last_loss_gap_pct": _gaps_pct(runs[is_comparable & is_complete], "loss_last", SAME_TRAINING),
+        "last_loss_gap_pct": _gaps_pct(runs[is_comparable & (skipped == 0)], "loss_last", SAME_TRAINING),
     }
     return pd.DataFrame(gaps, index=runs.index, dtype=float)
 
@@ -272,13 +284,15 @@ def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
 def repeat_gaps_pct(runs: pd.DataFrame, steps: pd.DataFrame | None) -> pd.Series:
     """Return the largest range of a setting's losses in an early step, in per cent of the smallest loss, for each run.
 
-    Includes the warm-up; NaN for single runs, with dropout, and if the seed is unknown.
+    Includes the warm-up; NaN for single runs, unless a run is `ok`, with dropout, and if the seed is unknown.
     """
     nothing = pd.Series(np.nan, index=runs.index)
     if steps is None or "loss" not in steps:
         return nothing
     setting = KEYS[:-1]
+    compared = runs.loc[_reproducible(runs), KEYS].drop_duplicates()
     early = steps[steps["step"].between(1, EARLY_STEPS) & steps["loss"].notna()]
+    early = early.merge(compared, on=KEYS)
     losses = early.groupby([*setting, "step"], sort=False)["loss"].agg(["min", "max", "count"])
     range_pct = (100 * (losses["max"] / losses["min"] - 1)).where(losses["count"] > 1)
     worst = range_pct.groupby(setting, sort=False).max().rename("range_pct")
@@ -299,9 +313,12 @@ def median_of_others(values: np.ndarray) -> np.ndarray:
 
 
 def _reproducible(runs: pd.DataFrame) -> pd.Series:
-    """Return whether the losses of each run can be compared: no dropout, and a known seed and batch."""
+    """Return whether the losses of each run can be compared: it is `ok`, without dropout, with a known seed and batch.
+
+    The losses of a run that was cut short are those of one rank, and those of a diverged one say nothing about others.
+    """
     is_known = runs.reindex(columns=["seed", "global_batch_size"]).notna().all(axis=1)
-    return is_known & (numbers(runs, "dropout").fillna(0) == 0)
+    return (runs["status"] == "ok") & is_known & (numbers(runs, "dropout").fillna(0) == 0)
 
 
 def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:

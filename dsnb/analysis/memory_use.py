@@ -12,8 +12,9 @@ import pandas as pd
 
 from dsnb.analysis.choices import choices, with_choices
 from dsnb.formulas import memory, model_shapes
+from dsnb.run_folder.columns import SETTINGS
 from dsnb.runs import labels
-from dsnb.runs.table import named_runs
+from dsnb.runs.table import named_runs, numbers, with_parallelism
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.settings.training import accumulates_in_fp32
 from dsnb.system.hardware import GIB
@@ -28,6 +29,13 @@ IRRELEVANT = {
     "profile", "memory_limit_gib",
 }  # fmt: skip
 """Settings that do not change GPU memory, or only limit it; differences in them are ignored here."""
+NEEDED = (
+    labels.PARALLELISM, "tensor_parallel", "pipeline_parallel", "gpus", "precision", "seq_len", "micro_batch_size",
+    "grad_accum", "activation_checkpointing",
+)  # fmt: skip
+"""Settings that theory must know. The others are what few programs offer or change, so their defaults are assumed."""
+ASSUMED = {name: DEFAULTS[name] for name in SETTINGS} | {"grad_accum_dtype": "bf16"}
+"""Of a setting without a value; other programs accumulate in the format of the weights."""
 COLUMNS = ["experiment", "n", "where", "measured_gib", "theory_gib", "rest_gib", *(f"{part}_gib" for part in PARTS)]
 CHANGES = ["change", "base", "experiment", "measured_gib", "theory_gib", "where"]
 
@@ -37,12 +45,12 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns `COLUMNS`, one row per experiment in order of appearance: `where` is what was measured (`allocated`,
     `reserved` or `on device`), `measured_gib` its median, `theory_gib` and its parts are missing if the model's shape
-    is unknown, and `rest_gib` is measured less theory.
+    or one of the settings `NEEDED` is unknown, and `rest_gib` is measured less theory.
     """
     rows = []
     for name, part in _measured(runs).groupby("experiment", sort=False):
         column = next(column for column in WHERE if part[column].notna().any())
-        parts = {f"{part_name}_gib": gib for part_name, gib in theory(part.iloc[0].to_dict()).items()}
+        parts = {f"{part_name}_gib": gib for part_name, gib in _theory(part.iloc[0].to_dict()).items()}
         measured_gib, theory_gib = part[column].median(), sum(parts.values()) if parts else math.nan
         figures = {"measured_gib": measured_gib, "theory_gib": theory_gib, "rest_gib": measured_gib - theory_gib}
         rows.append({"experiment": name, "n": len(part), "where": WHERE[column], **figures, **parts})
@@ -50,19 +58,24 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the ok runs with a figure of memory, with missing settings set to their defaults."""
+    """Return the ok runs with a figure of memory; a setting that is no column of the table has its default."""
     runs = named_runs(runs)
-    missing = [name for name in (*DEFAULTS, *WHERE, "data_parallel", "parameters") if name not in runs]
+    missing = [name for name in (*WHERE, "data_parallel", "parameters") if name not in runs]
     runs = runs.reindex(columns=[*runs.columns, *missing])
-    ok = runs[(runs["status"] == "ok") & runs[list(WHERE)].notna().any(axis=1)]
-    others = DEFAULTS | {"grad_accum_dtype": "bf16"}  # other programs accumulate in the weights' format
-    filled = {name: ok[name].astype(object).where(ok[name].notna(), default) for name, default in others.items()}
-    return ok.assign(**filled)
+    runs = runs.assign(**{name: value for name, value in ASSUMED.items() if name not in runs})
+    return with_parallelism(runs[(runs["status"] == "ok") & runs[list(WHERE)].notna().any(axis=1)])
+
+
+def _theory(run: Mapping[str, Any]) -> dict[str, float]:
+    """Return `theory` of a run with the settings `ASSUMED`; empty if one of `NEEDED` is unknown."""
+    if any(pd.isna(run[name]) for name in NEEDED):
+        return {}
+    return theory({**run, **{name: value for name, value in ASSUMED.items() if pd.isna(run[name])}})
 
 
 def theory(run: Mapping[str, Any]) -> dict[str, float]:
     """Return the theoretical parts of one GPU's memory in GiB, by the settings of a run; empty for unknown models."""
-    shapes = model_shapes.PRESETS | {shape.hub_id: shape for shape in model_shapes.PRESETS.values() if shape.hub_id}
+    shapes = model_shapes.PRESETS | model_shapes.PUBLISHED
     shape = shapes.get(str(run["model"]))
     if shape is None or shape.published or not isinstance(run["micro_batch_size"], int | float):
         return {}
@@ -70,7 +83,7 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
     states = _states(run, shape, width)
     if accumulates_in_fp32(run):
         accumulated = states.gradients * 2  # a buffer in fp32 beside the gradients of a micro-batch in bf16
-    elif run["grad_accum"] > 1 and run["strategy"] == "fsdp":  # reduces after the last micro-batch; ZeRO does at once
+    elif run["reduce_gradients"] == "step":
         accumulated = states.gradients * _known(run, "data_parallel", run["gpus"])
     else:
         accumulated = states.gradients * (run["grad_accum"] > 1)
@@ -128,9 +141,7 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
     settings = with_choices(_measured(runs).drop_duplicates("experiment").set_index("experiment"))
     names = [name for name in choices(settings) if name not in IRRELEVANT]
     # More micro-batches than 2, or than fill a pipeline, do not change memory.
-    accumulated = np.minimum(
-        settings["grad_accum"].astype(int), settings["pipeline_parallel"].astype(int).clip(lower=2)
-    )
+    accumulated = np.fmin(numbers(settings, "grad_accum"), numbers(settings, "pipeline_parallel").clip(lower=2))
     compared = settings.assign(grad_accum=accumulated)
     codes = np.column_stack([pd.factorize(compared[name].map(labels.text))[0] for name in names])
     experiments = list(table.index)
@@ -141,7 +152,8 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
         name = names[int(np.argmax(codes[other] != codes[chosen]))]
         before, after = table.iloc[chosen], table.iloc[other]
         if before["where"] == after["where"]:
-            words = [labels.axis(name).describe(settings[name].iloc[place]) for place in (chosen, other)]
+            values = settings[name].astype(object)
+            words = [labels.axis(name).describe(values.iloc[place]) for place in (chosen, other)]
             more_gib = [after[column] - before[column] for column in ("measured_gib", "theory_gib")]
             rows.append((" → ".join(words), before.name, after.name, *more_gib, before["where"]))
     return pd.DataFrame(rows, columns=CHANGES)

@@ -34,6 +34,8 @@ from dsnb.settings.params_file import combinations, experiments, read_params
 
 NEEDED = ["model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size"]
 """Columns that must be known: with defaults instead, another setting would be predicted."""
+NEEDED_IF_COLUMNS = ["zero_stage", "grad_accum", "activation_checkpointing"]
+"""The same in tables that have them; the stage only where there is ZeRO."""
 COMPARED = {"step_time": "step_time_mean_s", "peak_allocated": "peak_allocated_gib"}
 """Compared figures: the prefix of the error columns, and the figure's column."""
 READ_KEYS = {"zero_optimization.reduce_bucket_size", "zero_optimization.stage3_max_live_parameters"}
@@ -86,7 +88,9 @@ def by_setting(runs: pd.DataFrame, link: Link) -> list[dict[str, Any]]:
     runs = as_runs(runs)
     if not {*NEEDED, "gpu_name", "experiment", "status"} <= {*runs}:
         return []
-    runs = runs[runs["status"].isin(["ok", "oom"]) & runs[NEEDED].notna().all(axis=1)]
+    needed = [name for name in (*NEEDED, *NEEDED_IF_COLUMNS) if name in runs]
+    is_known = np.array([_is_known(row) for row in runs[needed].to_dict("records")], dtype=bool)
+    runs = runs[runs["status"].isin(["ok", "oom"]) & is_known]
     known_gpus = {name: known_gpu(name) for name in runs["gpu_name"].unique()}
     runs = runs[~is_probe(runs) & runs["gpu_name"].map(known_gpus).notna()]
     runs = runs.assign(sweep=runs.get("sweep", ""), **{name: numbers(runs, name) for name in MEDIANS})
@@ -100,6 +104,13 @@ def by_setting(runs: pd.DataFrame, link: Link) -> list[dict[str, Any]]:
         record |= {"experiment": asked.name_with_model, "known_gpu": known_gpus[gpu_name], "asked": asked}
         settings.append({**record, "measured": of_record(record, link) if len(ok) else None})
     return settings
+
+
+def _is_known(row: Mapping[Any, Any]) -> bool:
+    """Return whether a run's row has what its prediction depends on."""
+    has_zero = row.get("strategy") not in labels.WITHOUT_ZERO
+    further = [name for name in NEEDED_IF_COLUMNS if name in row and (has_zero or name != "zero_stage")]
+    return all(labels.text(row.get(name)) != "-" for name in (*NEEDED, *further))
 
 
 def known_gpu(name: object) -> GpuSpec | None:
@@ -168,7 +179,7 @@ def errors(table: pd.DataFrame) -> pd.DataFrame:
             summary |= {f"{name}_settings": len(error_pct), f"{name}_bias_pct": error_pct.mean()}
             summary |= {f"{name}_mean_pct": error_pct.abs().mean(), f"{name}_worst_pct": error_pct.abs().max()}
         by_kind[str(kind)] = summary
-    return pd.DataFrame.from_dict(by_kind, orient="index").rename_axis("strategy")
+    return pd.DataFrame.from_dict(by_kind, orient="index").rename_axis("kind")
 
 
 @dataclass(frozen=True)
@@ -177,7 +188,7 @@ class Unmeasured:
 
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
     """One row per setting: settings and `gpu_name` as in `load_runs`, predicted figures, their mean errors as
-    `..._error_pct`, `fits` (None if unknown), `outside`."""
+    `..._error_pct`, `fits` (None if unknown), `tight` (no room for what torch reserves), `outside`."""
     notes: tuple[str, ...] = ()
     """The GPU, the basis of the predictions, and what was left out."""
 
@@ -298,17 +309,17 @@ def _as_runs(experiments: Sequence[Experiment], figures: pd.DataFrame) -> pd.Dat
         for experiment in experiments
     ]
     figures = figures.rename(columns=FORMER_FIGURES)  # the prediction of a mean
-    figures = figures.reindex(columns=[*figures, *({"fits", *FIGURES} - {*figures})])
+    figures = figures.reindex(columns=[*figures, *({"fits", "tight", *FIGURES} - {*figures})])
     errors = {f"{name}_error_pct": numbers(figures, f"{error}_error_pct") for name, error in FIGURES.items()}
     fits = figures["fits"].astype(object)
-    table = pd.DataFrame(rows).join(figures[[*FIGURES, "outside"]]).assign(**errors)
+    table = pd.DataFrame(rows).join(figures[[*FIGURES, "outside"]]).assign(**errors, tight=figures["tight"].eq(True))
     per_gpu = {PER_GPU: table["tokens_per_s"] / table["gpus"], f"{PER_GPU}_error_pct": errors["tokens_per_s_error_pct"]}
     return table.assign(fits=fits.where(fits.notna(), None), **per_gpu)
 
 
 def experiment_of(row: Mapping[str, Any]) -> Experiment | None:
-    """Return the settings of a run's row; None if the row lacks `NEEDED` or holds another program's values."""
-    if any(labels.text(row.get(name)) == "-" for name in NEEDED):
+    """Return the settings of a run's row; None if one that is needed is unknown, or another program's."""
+    if not _is_known(row):
         return None
     try:
         return recorded(dict(row)).model_copy(update={"device": "cuda"})

@@ -17,8 +17,8 @@ from dsnb.analysis.advice import Adviser, Recommendation, by_task, runs_on
 from dsnb.analysis.decide import BASES, CPU, Decision, Question, candidates, decide
 from dsnb.analysis.predicted import allowed
 from dsnb.analysis.space import Training
-from dsnb.analysis.tasks import tasks
-from dsnb.analysis.texts import amount
+from dsnb.analysis.tasks import is_fine_tuning, tasks
+from dsnb.analysis.texts import amount, usual_tokens_words
 from dsnb.errors import SettingsError
 from dsnb.formulas import planning
 from dsnb.formulas.model_shapes import PRESETS, local_config
@@ -37,11 +37,13 @@ LEAST = {
     "cost": "Lowest cost of the settings with a price",
 }
 FORECAST = [
-    "experiment", "basis", "fits", "peak_allocated_gib", "peak_allocated_error_pct", "tokens_per_s",
-    "tokens_per_s_error_pct", "days", "days_low", "days_high", "gpu_hours", "cost", "outside",
+    "experiment", "basis", "fits", "tight", "peak_allocated_gib", "peak_allocated_error_pct", "peak_reserved_gib",
+    "host_memory_gib", "tokens_per_s", "tokens_per_s_error_pct", "days", "days_low", "days_high", "gpu_hours", "cost",
+    "outside",
 ]  # fmt: skip
 """Columns of the tables of `forecast`."""
 USUAL_GPUS = 8
+FINE_TUNED = "as usual with LoRA or pretrained weights"
 
 
 def recommend(
@@ -103,7 +105,6 @@ def _training(
     fixed, assumed = dict(fixed), []
     preset = next((name for name, entry in PRESETS.items() if entry.hub_id == model), model)
     model = Experiment(model=str(Path(model).absolute()) if local_config(model) else preset).model
-    parameters = shape(model).parameters
     device = fixed.pop("device", "cuda")
     number = fixed.pop("gpus", gpus)
     if number is None:
@@ -119,27 +120,30 @@ def _training(
     for name, value in numbers.items():
         if not (planning.is_whole(value) and value >= 1):
             raise SettingsError(f"{name} is {value!r}: give a whole number of at least 1")
-    if global_batch is None:
-        global_batch = space.usual_batch(parameters, length, number)
-        tokens, size = (amount(float(f"{value:.2g}")) for value in (global_batch * length, parameters))
-        assumed.append(
-            f"{count(global_batch, 'sequence')} a step ({tokens} tokens), as usual for {size} parameters "
-            "(Brown et al. 2020, table 2.1)"
-        )
     half = "bf16" if adviser.has_bf16 else "fp16"
     precision = fixed.pop("precision", "fp32" if device == "cpu" else half)
-    return Training(model, number, length, global_batch, precision, device, fixed), assumed
+    training = Training(model, number, length, global_batch or number, precision, device, fixed)
+    adviser.check(training, least_gpus)
+    if global_batch is None:
+        parameters = shape(model).parameters
+        global_batch = space.usual_batch(parameters, length, number, training.is_fine_tuning)
+        tokens, size = (amount(float(f"{value:.2g}")) for value in (global_batch * length, parameters))
+        usual = f"as usual for {size} parameters (Brown et al. 2020, table 2.1)"
+        usual = FINE_TUNED if training.is_fine_tuning else usual
+        assumed.append(f"{count(global_batch, 'sequence')} a step ({tokens} tokens), {usual}")
+    return replace(training, global_batch=global_batch), assumed
 
 
 def measured_plans(
     runs: pd.DataFrame,
-    tokens: float,
+    tokens: float | None,
     prices: Mapping[str, float] | None = None,
     power_w: float | None = None,
     currency: str = "$",
 ) -> list[Recommendation]:
     """Return for each task what training takes with each measured setting, and the best ones in words.
 
+    Without `tokens`, they are those that are usual for the task (`dsnb.formulas.planning.usual_tokens`).
     `prices` of a GPU-hour are by `gpu_name`; the key `""` is for all others. `power_w` is the mean power of a GPU for
     runs without measured power. Without these, costs and energy are missing.
 
@@ -149,16 +153,20 @@ def measured_plans(
         Each table has a row per `experiment`, the fastest first, with the columns of `dsnb.analysis.decide.candidates`
         and `costed`. Without a GPU, the `gpu_name` is `CPU`, and `gpus` and `gpu_hours` are ranks and rank-hours.
     """
-    questions = {name: Question(tokens, name, prices=prices or {}, currency=currency) for name in LEAST}
-    planning.check(tokens, {}, power_w=power_w)
+    questions = {name: Question(tokens or 0, name, prices=prices or {}, currency=currency) for name in LEAST}
+    planning.check(tokens or planning.DEFAULT_TOKENS, {}, power_w=power_w)
     plans = []
     for task in tasks(runs):
         measured_settings = candidates(task.runs, power_w)
-        decisions = {name: decide(measured_settings, question) for name, question in questions.items()}
+        usual = task.parameters, is_fine_tuning(task.runs)
+        decisions = {name: decide(measured_settings, question, *usual) for name, question in questions.items()}
         table = decisions["time"].table
         table = table.assign(gpu_name=table["gpu_name"].astype(object).mask(table["kind"] == CPU, CPU))
         table = table.rename_axis("experiment").reset_index()
-        plans.append(Recommendation(task.title, table, tuple(_least(decisions, words.memory_name(task.runs)))))
+        sentences = list(_least(decisions, words.memory_name(task.runs)))
+        if sentences and not tokens:
+            sentences.append(f"Assumed: {usual_tokens_words(*usual)}.")
+        plans.append(Recommendation(task.title, table, tuple(sentences)))
     return plans
 
 
@@ -187,7 +195,7 @@ def forecast(
     gpu: str,
     runs: pd.DataFrame | None = None,
     *,
-    tokens: float = 100e9,
+    tokens: float | None = None,
     price: float | None = None,
     link: str = "nvlink",
     currency: str = "$",
@@ -217,12 +225,13 @@ def forecast(
     answers = []
     for _, of_task in by_task(list({experiment.name_with_model: experiment for experiment in experiments}.values())):
         answer, table = adviser.among(of_task, trace_all=True)
-        fits, spec = table["fits"].eq(True), adviser.on.gpu
+        fits, spec = table["fits"].eq(True), adviser.on.gpu  # without those whose host may be too small
         number = table["basis"][fits].value_counts()
         bases = ", ".join(f"{number[basis]} {basis}" for basis in BASES if basis in number)
         fitting = f"{fits.sum()} of {count(len(table), 'setting')} fit on {spec.name}, which has "
         fitting += f"{spec.memory_gib:.0f} GiB ({bases or 'none'})."
-        table = table.assign(fits=fits).sort_values("fits", ascending=False, kind="stable")[FORECAST]
+        order = table["fits"].map({True: 0, False: 2}).fillna(1)
+        table = table.loc[order.sort_values(kind="stable").index, FORECAST]
         answers.append(replace(answer, table=table.reset_index(drop=True), sentences=(fitting, *answer.sentences)))
     notes = [f"Refused and left out: {reason}." for reason in dict.fromkeys(refused)]
     if timed >= MIN_CALIBRATED:

@@ -19,7 +19,7 @@ from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics, planning
 from dsnb.runs import labels
-from dsnb.runs.table import as_runs, numbers
+from dsnb.runs.table import as_runs, factor, numbers
 
 NOT_WORKLOAD = (
     "gpus", "nodes", "data_parallel", "global_batch_size", "steps", "warmup_steps", "seed", "learning_rate", "host",
@@ -204,6 +204,12 @@ def fastest_replica(runs: pd.DataFrame) -> tuple[int, dict[int, float]]:
     ok = runs[(runs["status"] == "ok") & pd.concat([numbers(runs, name) > 0 for name in columns], axis=1).all(axis=1)]
     if ok.empty:
         raise SettingsError("no run is ok with a throughput and a micro-batch size: measure some sizes first")
+    replica_gpus = factor(ok, "tensor_parallel") * factor(ok, "pipeline_parallel")
+    ok = ok[replica_gpus.notna()]
+    if ok.empty:
+        raise SettingsError(
+            "the tensor- or pipeline-parallel size of every run is unknown: give micro_batch_size and replica_gpus"
+        )
     kinds = {"tasks": [task.title for task in tasks(ok)], "kinds of GPU": [*ok["gpu_name"].dropna().unique()]}
     for what, names in kinds.items():
         if len(names) > 1:
@@ -213,8 +219,9 @@ def fastest_replica(runs: pd.DataFrame) -> tuple[int, dict[int, float]]:
     for _, alike in workloads(ok.drop(columns=["micro_batch_size", "grad_accum"], errors="ignore")):
         sizes = numbers(ok.loc[alike.index], "micro_batch_size").astype(int)
         speeds = numbers(alike, "tokens_per_s_per_gpu").groupby(sizes).median()
-        gpus = [numbers(alike, name).fillna(1).iloc[0] for name in ("tensor_parallel", "pipeline_parallel")]
-        replicas.append((int(math.prod(gpus)), {int(size): float(speed) for size, speed in speeds.items()}))
+        replicas.append(
+            (int(replica_gpus[alike.index[0]]), {int(size): float(speed) for size, speed in speeds.items()})
+        )
     return max(replicas, key=lambda replica: (max(replica[1].values()), -replica[0]))
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 
 from dsnb.analysis import space
-from dsnb.analysis.decide import CPU, PREDICTED, Question, decide
+from dsnb.analysis.decide import CPU, PREDICTED, WORTH_ROOM, Question, decide, tight
 from dsnb.analysis.intervals import RELEVANCE
 from dsnb.errors import SettingsError
 from dsnb.formulas import memory, planning
+from dsnb.prediction import host_memory
 from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import On, tabulated
 from dsnb.prediction.shapes import Mode, shape
@@ -30,7 +31,10 @@ LOGIT_BYTES = {"off": 12.0, "default": 4.0}
 """Likely bytes of a logit and the loss's tensors for it, eager and compiled."""
 AUTOCAST = 1.4
 """Likely bytes of a block under autocast, whose residual stream is in fp32, over those in native half precision."""
-OF_MEMORY = ("fits", "headroom_gib", "peak_allocated_gib", "peak_allocated_error_pct", "moment", "mfu")
+OF_MEMORY = (
+    "fits", "tight", "headroom_gib", "peak_allocated_gib", "peak_allocated_error_pct", "peak_reserved_gib",
+    "peak_reserved_error_pct", "moment", "mfu",
+)  # fmt: skip
 """Columns of `dsnb.predict` that need a trace."""
 LEAST = 0.8
 """Lower bound, for any family, of the formula for what a block without dropout and with ReLU keeps."""
@@ -66,19 +70,27 @@ class Search:
         self.beside: list[Experiment] = []
         """Settings to trace together with the first candidates."""
         self.on, self._price, self._kind = on, price, kind
-        usual = planning.usual_tokens(shape(next(iter(asked.values())).model).parameters)
+        first = next(iter(asked.values()))
+        is_fine_tuning = all(planning.is_fine_tuning(vars(experiment)) for experiment in asked.values())
+        usual = planning.usual_tokens(shape(first.model).parameters, is_fine_tuning)
         self.tokens = usual if tokens is None else tokens
         self._settings = [setting(experiment, on.gpu, on.link) for experiment in self.asked.values()]
         self.room_gib = np.array([room_gib(experiment, on.gpu.memory_gib) for experiment in self.asked.values()])
         self.least_gib = np.array([need_gib(experiment) for experiment in self.asked.values()])
         """Lower bound of what each candidate needs."""
-        can_fit = self.least_gib <= self.room_gib
-        needed = zip(self.asked.values(), can_fit | ~can_fit.any(), strict=True)  # others cannot fit in any case
+        self._can_fit = (self.least_gib <= self.room_gib) & [not self._exceeds_host(one) for one in self.asked.values()]
+        """Whether a candidate may fit, by what is known without a trace."""
+        is_needed = self._can_fit | ~self._can_fit.any()  # others cannot fit in any case
+        needed = zip(self.asked.values(), is_needed, strict=True)
         self._likely_gib = np.array(
-            [need_gib(experiment, likely=True) if is_needed else np.inf for experiment, is_needed in needed]
+            [need_gib(experiment, likely=True) if is_one else np.inf for experiment, is_one in needed]
         )
         self._problems: dict[str, SettingsError] = {}
         self._take(attempts(list(self.asked.values()), make=False))
+
+    def _exceeds_host(self, experiment: Experiment) -> bool:
+        need_gib = host_memory.of_node(experiment, self.on.link)
+        return host_memory.fits(experiment, need_gib, self.on.host_gib) is False
 
     def _take(self, tried: Sequence[MemoryTrace | SettingsError]) -> None:
         self._traces = [trace if isinstance(trace, MemoryTrace) else None for trace in tried]
@@ -89,8 +101,9 @@ class Search:
         if self._kind == CPU:  # memory is predicted for GPUs
             table = table.assign(**dict.fromkeys(OF_MEMORY, np.nan)).assign(fits=True)
         self.table = table.assign(
-            basis=PREDICTED, is_unstable=False, gpus=[experiment.gpus for experiment in asked], kind=self._kind,
-            gpu_name=self.on.gpu.name, energy_kwh=np.nan, memory_gib=table["peak_allocated_gib"],
+            is_known=table["headroom_gib"].notna() | (self._kind == CPU), basis=PREDICTED, is_unstable=False,
+            gpus=[experiment.gpus for experiment in asked], kind=self._kind, gpu_name=self.on.gpu.name,
+            energy_kwh=np.nan, memory_gib=table["peak_allocated_gib"],
         )  # fmt: skip
 
     def trace(self, names: Sequence[str]) -> None:
@@ -107,8 +120,8 @@ class Search:
         """Return the best candidate; figures of `measured` ones replace predicted ones."""
         while True:
             best, visited = self._choose(question, measured)
-            unknown = best.table["fits"].isna()
-            untraced = [name for name in dict.fromkeys(visited) if unknown[name] and name not in self._problems]
+            is_known = best.table["is_known"].astype(bool)
+            untraced = [name for name in dict.fromkeys(visited) if not is_known[name] and name not in self._problems]
             if not untraced:
                 return best
             self.trace(untraced)
@@ -118,10 +131,11 @@ class Search:
         table = self.table.copy()
         if measured is not None:
             table.loc[measured.index, measured.columns] = measured
-        is_known = table["fits"].notna().to_numpy()
+        is_known = table["is_known"].to_numpy(dtype=bool)
         problems = table.index.isin(list(self._problems))
-        can_fit = (self.least_gib <= self.room_gib) & ~problems
-        fits = np.where(is_known, table["fits"].eq(True), can_fit & (self._likely_gib <= self.room_gib))
+        can_fit = self._can_fit & ~problems
+        # Where offload depends on a host whose memory is unknown, `fits` is None: the answer says what it needs.
+        fits = np.where(is_known, ~table["fits"].eq(False), can_fit & (self._likely_gib <= self.room_gib))
         unsure = ~is_known & can_fit & (self._likely_gib <= UNSURE * self.room_gib)
         if question.objective == "memory":  # untraced ones are ranked by their lower bound
             table["memory_gib"] = table["memory_gib"].where(is_known, self.least_gib)
@@ -131,12 +145,14 @@ class Search:
         if options.empty:  # trace the candidate that is likely to need least in any case
             open_ = pd.Series(self._likely_gib, table.index)[~is_known & (can_fit | (not is_known.any() and ~problems))]
             return Best(table, options, []), [*map(str, everything.index), *map(str, open_.nsmallest(1).index)]
-        best = options.index[0]
-        visited = [str(name) for name in everything.index[: everything.index.get_loc(best) + 1]]
-        limit = (1 + RELEVANCE) * options[question.column].iloc[0]
-        tied = options.index[options[question.column] <= limit]
+        best, amounts = options.iloc[0], everything[question.column]
+        is_tight = tight(options)[best.name]
+        reach = 1 + WORTH_ROOM if is_tight else 1.0  # what has room is better than a tight setting, if it is close
+        visited = [str(name) for name in everything.index[amounts <= reach * best[question.column]]]
+        limit = (1 + RELEVANCE) * best[question.column]
+        tied = options.index[(options[question.column] <= limit) & (tight(options) == is_tight)]
         chosen = [min(map(str, tied), key=self._simplicity)]
-        maybe_tied = map(str, everything.index[everything[question.column] <= limit])
+        maybe_tied = map(str, everything.index[amounts <= limit])
         visited += [name for name in maybe_tied if self._simplicity(name) < self._simplicity(chosen[0])]
         chosen += self._alternatives(chosen[0], [str(name) for name in options.index])
         if not is_known.any():  # a later round is likely to ask for the best of each way of sharing the work

@@ -8,10 +8,11 @@ nothing else fits, offload.
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dsnb.errors import SettingsError
+from dsnb.formulas import planning
 from dsnb.formulas.memory import HALF
 from dsnb.formulas.model_shapes import facts
 from dsnb.prediction.gpus import NODE_GPUS
@@ -60,20 +61,51 @@ class Training:
     pinned: Mapping[str, Any] = field(default_factory=dict)
     """Settings with fixed values; a list is what may be chosen from."""
 
+    @property
+    def is_fine_tuning(self) -> bool:
+        """Whether every setting adapts a trained model."""
+        names = ("lora_rank", "weights")
+        values = [value if isinstance(value, list) else [value] for value in (self.pinned.get(name) for name in names)]
+        chosen = (dict(zip(names, pair, strict=True)) for pair in itertools.product(*values))
+        return all(planning.is_fine_tuning(settings) for settings in chosen)
+
 
 def usual_length(model: str) -> int:
     """Return the default sequence length of a model."""
     return min(facts(model).get("positions") or USUAL_LENGTH, USUAL_LENGTH)
 
 
-def usual_batch(parameters: float, seq_len: int, gpus: int) -> int:
+def usual_batch(parameters: float, seq_len: int, gpus: int, fine_tuning: bool = False) -> int:
     """Return the default number of sequences per optimizer step, a multiple of the GPUs."""
     tokens = next(tokens for below, tokens in TOKENS_A_STEP if parameters < below)
-    return gpus * max(1, round(tokens / seq_len / gpus))
+    sequences = planning.FINE_TUNING_SEQUENCES if fine_tuning else tokens / seq_len
+    return gpus * max(1, round(sequences / gpus))
 
 
 def space(training: Training, offloaded: bool = False) -> list[Experiment]:
     """Return the distinct settings that the rules allow, with or without offload; raise SettingsError if none is."""
+    allowed, problems = _allowed(training, offloaded)
+    if problems and not offloaded:
+        raise SettingsError(problems)
+    if not allowed and not offloaded:
+        batch, gpus = training.global_batch, training.gpus
+        raise SettingsError(
+            f"global_batch is {batch}: it cannot be shared equally among {gpus} GPUs; give a multiple of {gpus}, such "
+            f"as {gpus * max(1, round(batch / gpus))}"
+        )
+    return list(allowed.values())
+
+
+def check(training: Training) -> None:
+    """Raise SettingsError if the rules allow no setting, whatever the micro-batch: known without counting the model."""
+    free = {name: value for name, value in training.pinned.items() if name not in {"micro_batch_size", "grad_accum"}}
+    _, problems = _allowed(replace(training, global_batch=training.gpus, pinned={**free, "micro_batch_size": 1}), False)
+    if problems:
+        raise SettingsError(problems)
+
+
+def _allowed(training: Training, offloaded: bool) -> tuple[dict[str, Experiment], list[str]]:
+    """Return the distinct settings that the rules allow, by name, and, if there are none, why they are refused."""
     allowed: dict[str, Experiment] = {}
     refused: list[list[str]] = []
     for chosen, alike in _combinations(training, offloaded):
@@ -84,16 +116,10 @@ def space(training: Training, offloaded: bool = False) -> list[Experiment]:
         else:
             for other in (experiment, *(experiment.model_copy(update=split) for split in alike)):
                 allowed.setdefault(other.name, other)
-    if refused and not allowed and not offloaded:
-        of_all = [problem for problem in refused[0] if all(problem in problems for problems in refused)]
-        raise SettingsError(of_all or refused[0])
-    if not allowed and not offloaded:
-        batch, gpus = training.global_batch, training.gpus
-        raise SettingsError(
-            f"global_batch is {batch}: it cannot be shared equally among {gpus} GPUs; give a multiple of {gpus}, such "
-            f"as {gpus * max(1, round(batch / gpus))}"
-        )
-    return list(allowed.values())
+    if allowed or not refused:
+        return allowed, []
+    of_all = [problem for problem in refused[0] if all(problem in problems for problems in refused)]
+    return {}, of_all or refused[0]
 
 
 def _combinations(training: Training, offloaded: bool) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:

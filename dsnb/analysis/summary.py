@@ -6,13 +6,16 @@ with the status `ok`; the others are only counted.
 
 import pandas as pd
 
-from dsnb.run_folder.columns import PHASES
+from dsnb.run_folder.columns import PHASES, SETTINGS, key_columns
 from dsnb.runs import labels
 from dsnb.runs.table import named_runs, numbers
 
 SUMMARY_METRICS = list(labels.METRIC_LABELS)
 STATISTICS = {"median": "median", "std": "std", "min": "min", "max": "max", "n": "count"}
 """Statistics of each figure, as they end its columns, and pandas' names of them."""
+HARDWARE = ("device", "gpu_name", "gpu_memory_gib", "cpu", "cores")
+"""Columns of the machine that, like settings, a median should not be over several values of."""
+VARIES = "varies"
 UNSTABLE = 1.5
 """Highest over lowest tokens/s of a setting's runs above which its median represents none of them and it is not ranked.
 Repeats on an idle machine differ by some per cent; the spreads that decide between settings are far below."""
@@ -33,7 +36,8 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
     pandas.DataFrame
         Indexed by `by`, in order of appearance: `n` (runs that are ok), `n_failed` (all others), and over the ok runs
         `<metric>_median`, `<metric>_std`, `<metric>_min`, `<metric>_max` and `<metric>_n` (those that measured it);
-        NaN if nothing was measured, and for the spread of a single run.
+        NaN if nothing was measured, and for the spread of a single run. Last, `varies`: the settings and hardware in
+        which the runs of a row differ, such as `compile, gpus`; empty if they are repeats.
     """
     runs = named_runs(runs)
     is_ok = runs["status"] == "ok"
@@ -44,10 +48,25 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
     counts = keys.assign(n=is_ok.astype(int), n_failed=(~is_ok).astype(int)).groupby(by, sort=False, dropna=False).sum()
     columns = [f"{metric}_{statistic}" for metric in SUMMARY_METRICS for statistic in STATISTICS]
     parts = [getattr(measured, name)().add_suffix(f"_{statistic}") for statistic, name in STATISTICS.items()]
-    table = counts.join(pd.concat(parts, axis=1))[["n", "n_failed", *columns]]
+    table = counts.join(pd.concat([varies(runs, by), *parts], axis=1))[["n", "n_failed", *columns, VARIES]]
     measured_by = [f"{metric}_n" for metric in SUMMARY_METRICS]
-    table = table.fillna(dict.fromkeys(measured_by, 0)).astype(dict.fromkeys(measured_by, int))
+    table = table.fillna({VARIES: "", **dict.fromkeys(measured_by, 0)}).astype(dict.fromkeys(measured_by, int))
     return table.copy()  # in one piece, which pandas asks for
+
+
+def varies(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Series:
+    """Return the settings and hardware in which the runs of each group differ, as `compile, gpus`; empty for repeats.
+
+    A missing value differs from a known one. Unfinished runs do not count.
+    """
+    names = [name for name in (*SETTINGS, *key_columns(runs), *HARDWARE) if name in runs]
+    has_ended = runs["status"] != "interrupted"  # an unfinished run may not have written all of its records
+    codes = pd.DataFrame({name: pd.factorize(runs[name].astype(object))[0] for name in names}, index=runs.index)
+    keys = [runs[name][has_ended] for name in ([by] if isinstance(by, str) else by)]
+    groups = codes[has_ended].groupby(keys, sort=False, dropna=False)
+    differs = groups.max() != groups.min()
+    words = [", ".join(differs.columns[row]) for row in differs.to_numpy()]
+    return pd.Series(words, index=differs.index, name=VARIES, dtype=object)
 
 
 def timing(runs: pd.DataFrame) -> pd.DataFrame:

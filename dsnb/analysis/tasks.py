@@ -1,14 +1,17 @@
 """Tasks: what must be trained, whatever trains it. Runs of different tasks are never compared.
 
 A task is a model, a sequence length, the data, and whether all weights or LoRA adapters are trained. Everything else
-is a way to do it: how it is shared among GPUs, precision, batch sizes, recomputation, the GPU itself.
+is a way to do it: how it is shared among GPUs, precision, batch sizes, recomputation, the GPU itself. Runs on an
+unknown number of GPUs are a task of their own: neither their tokens/s nor those per GPU can be compared with others.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
+from dsnb.formulas import planning
 from dsnb.formulas.model_shapes import PRESETS
 from dsnb.runs import labels
 from dsnb.runs.table import numbers
@@ -19,6 +22,8 @@ TRAINED = "trained"
 TASK = ("model", "seq_len", "data", TRAINED)
 """The columns that make a task."""
 UNKNOWN = labels.text(None)
+_HAS_GPUS = "has_gpus"
+"""Whether the number of GPUs is known."""
 _USUAL = {"data": "synthetic", TRAINED: "all weights"}
 
 
@@ -48,17 +53,29 @@ def parameters(runs: pd.DataFrame) -> float:
     return measured if measured > 0 else float(shapes[0].parameters if shapes else 0)
 
 
+def is_fine_tuning(runs: pd.DataFrame) -> bool:
+    """Return whether every run of a task adapts a trained model, by LoRA or from pretrained weights."""
+    columns = runs.reindex(columns=["lora_rank", "weights"])
+    return bool(len(runs)) and all(map(planning.is_fine_tuning, columns.to_dict("records")))
+
+
 def tasks(runs: pd.DataFrame) -> list[Task]:
     """Split runs by task, the one with the most runs first; columns that are missing count as equal."""
     keys = with_trained(runs).reindex(columns=list(TASK))
     keys = keys.astype(object).map(labels.text)  # a missing value is equal to another
     unknown = [name for name in TASK if keys[name].nunique() > 1 and (keys[name] == UNKNOWN).any()]
-    groups = keys.groupby(list(TASK), sort=False).indices
+    keys[_HAS_GPUS] = knows_gpus(runs)
+    groups = keys.groupby([*TASK, _HAS_GPUS], sort=False).indices
     parts = [
-        Task(*_names(dict(zip(TASK, key, strict=True)), unknown), runs.iloc[places])
+        Task(*_names(dict(zip([*TASK, _HAS_GPUS], key, strict=True)), unknown), runs.iloc[places])
         for key, places in sorted(groups.items(), key=lambda group: int(group[1][0]))
     ]
     return sorted(parts, key=lambda task: -len(task.runs))
+
+
+def knows_gpus(runs: pd.DataFrame) -> pd.Series:
+    """Return whether the number of GPUs of each run is known; true in a table that does not have the column."""
+    return runs["gpus"].notna() if "gpus" in runs else pd.Series(True, index=runs.index)
 
 
 def settings_of(experiments: Sequence[Experiment]) -> pd.DataFrame:
@@ -74,8 +91,9 @@ def with_trained(runs: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _names(key: Mapping[str, str], unknown: Sequence[str]) -> tuple[str, str]:
+def _names(key: Mapping[str, Any], unknown: Sequence[str]) -> tuple[str, str]:
     """Return the model of a task, and its sequence length, whatever is unusual, and what other tasks do not tell."""
     shown = [name for name in TASK if name in {"model", "seq_len", *unknown} or key[name] != _USUAL.get(name)]
     words = {name: labels.axis(name).describe(key[name]) for name in shown if key[name] != UNKNOWN}
-    return words.pop("model", ""), ", ".join(words.values())
+    place = "" if key[_HAS_GPUS] else labels.place({})
+    return words.pop("model", ""), ", ".join(filter(None, [*words.values(), place]))

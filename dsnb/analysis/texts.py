@@ -1,11 +1,13 @@
 """Numbers and sentences as text: rounding, durations, and templates that Python and the page fill alike."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Any
 
 import pandas as pd
 
+from dsnb.formulas import planning
 from dsnb.runs import labels
 
 MINUS = "\N{MINUS SIGN}"
@@ -72,25 +74,66 @@ def amount(tokens: float) -> str:
     return f"{significant(tokens / size, 6)} {word}".strip()
 
 
+def usual_tokens_words(parameters: float, fine_tuning: bool) -> str:
+    """Return the tokens that are assumed if none are given, and why, as in "140 billion tokens, 20 per parameter"."""
+    why = f"{planning.TOKENS_PER_PARAMETER} per parameter" if parameters > 0 else "as the model's size is unknown"
+    why = "as usual with LoRA or pretrained weights" if fine_tuning else why
+    return f"{amount(planning.usual_tokens(parameters, fine_tuning))} tokens, {why}"
+
+
+def fit(row: Mapping[str, Any]) -> str:
+    """Return whether a setting fits: `yes`, `tight`, `no`, or `unknown`; empty if its memory is not predicted."""
+    if pd.isna(row["fits"]):
+        return "" if pd.isna(row["peak_allocated_gib"]) else "unknown"
+    if not row["fits"]:
+        return "no"
+    return "tight" if is_tight(row) else "yes"
+
+
+def is_tight(row: Mapping[str, Any]) -> bool:
+    """Return whether a predicted setting has too little room for what torch reserves; measured ones have shown it."""
+    tight = row.get("tight")
+    return not pd.isna(tight) and bool(tight)
+
+
 def predicted_figures(table: pd.DataFrame, currency: str = "$") -> pd.DataFrame:
     """Return figures of `dsnb.predict` as they are read, with their errors; measured ones have none."""
+    has_host, has_reserved = "host_memory_gib" in table, "peak_reserved_gib" in table
 
     def column(form: Callable[..., str], *names: str) -> list[str]:
         rows = zip(*(table[name] for name in names), strict=True)
         return ["" if any(map(pd.isna, row)) else form(*row) for row in rows]
+
+    tight = [is_tight(row) for row in table.to_dict("records")]
+
+    def bounded(word: str, texts: Sequence[str]) -> list[str]:
+        return [f"{word} {text}" if text and close else text for text, close in zip(texts, tight, strict=True)]
 
     def figure(form: Callable[..., str], name: str, error: str) -> list[str]:
         errors = ["" if pd.isna(size) else f" ± {size:.1f} %" for size in table[error]]
         return [text and text + more for text, more in zip(column(form, name), errors, strict=True)]
 
     shown = {
-        "fits": column(lambda fits: "yes" if fits else "no", "fits"),
+        "fits": [fit(row) for row in table.to_dict("records")],
         "GiB": figure("{:,.1f}".format, "peak_allocated_gib", "peak_allocated_error_pct"),
+        "reserved": figure("{:,.1f}".format, "peak_reserved_gib", "peak_reserved_error_pct") if has_reserved else "",
+        "host GiB": figure(significant, "host_memory_gib", "host_memory_error_pct") if has_host else "",
         "peak in": column(str, "moment"),
-        "tokens/s": figure("{:,.0f}".format, "tokens_per_s", "tokens_per_s_error_pct"),
-        "ms a step": column(lambda seconds: f"{1e3 * seconds:,.0f}", "step_time_s"),
+        "tokens/s": bounded("up to", figure("{:,.0f}".format, "tokens_per_s", "tokens_per_s_error_pct")),
+        "ms a step": bounded("from", column(lambda seconds: f"{1e3 * seconds:,.0f}", "step_time_s")),
         "MFU": column("{:.0%}".format, "mfu") if "mfu" in table else "",
-        "days": column(labels.span, "days_low", "days_high"),
-        "cost": column(lambda cost: currency + significant(cost), "cost"),
+        "days": _days(table, tight),
+        "cost": bounded("from", column(lambda cost: currency + significant(cost), "cost")),
     }
     return pd.DataFrame(shown, table.index)
+
+
+def _days(table: pd.DataFrame, tight: Sequence[bool]) -> list[str]:
+    """Return ranges of days; those of tight settings have no upper end."""
+    texts = []
+    for low, high, is_open in zip(table["days_low"], table["days_high"], tight, strict=True):
+        if pd.isna(low):
+            texts.append("")
+        else:
+            texts.append(f"from {significant(low)}" if is_open else labels.span(low, high))
+    return texts

@@ -17,6 +17,7 @@ from dsnb.analysis.decide import (
     CPU,
     FEWEST_SETTINGS,
     PUBLISHED,
+    WORTH_ROOM,
     Decision,
     Question,
     basis,
@@ -26,7 +27,7 @@ from dsnb.analysis.decide import (
 from dsnb.analysis.evidence import CHANGE, CHANGES, TRAINING, changes, evidence, training_changes
 from dsnb.analysis.intervals import CLEAR, CONFIDENCE, MIN_RUNS, Verdict
 from dsnb.analysis.summary import UNSTABLE
-from dsnb.analysis.texts import HOURS, SIZES, amount, duration, fill, fixed, signed, significant
+from dsnb.analysis.texts import HOURS, SIZES, amount, duration, fill, fixed, is_tight, signed, significant
 from dsnb.formulas.planning import GOAL_DAYS, MAX_DAYS, gpus_needed
 from dsnb.runs import labels
 from dsnb.runs.literature.tables import SOURCE, is_own
@@ -110,7 +111,7 @@ TEMPLATES = {
     "worth": "Worth measuring: {setting}, {gain} % {what} than the best measured setting, {sure} the mean error of "
     "such predictions.",
     "worth.first": "Worth measuring first: {setting}.",
-    "verdict.none": "the interval of this pair is not in this page: dsnb.analysis.comparisons.differences has it",
+    "verdict.none": "the interval of this pair is not in this page: dsnb.differences has it",
     **{f"verdict.{verdict}": template for verdict, template in comparisons.WORDS.items()},
 }
 """Sentences of a card by name."""
@@ -158,6 +159,7 @@ PAGE: dict[str, Any] = {
         "fewestSettings": FEWEST_SETTINGS,
         "assumedPrice": ASSUMED_PRICE,
         "unstableTimes": UNSTABLE,
+        "worthRoom": WORTH_ROOM,
         "clear": CLEAR,
     },
 }
@@ -222,7 +224,7 @@ def figures(option: "pd.Series[Any]", question: Question, memory: str = "GPU mem
     amounts = {"rate": "tokens_per_s", "hours": "gpu_hours", "energy": "energy_kwh", "memory": "memory_gib"}
     amounts["capacity"] = "gpu_memory_gib"
     errors = {"rate_error": "tokens_per_s_error_pct", "memory_error": "peak_allocated_error_pct"}
-    values = option.dropna()
+    values, is_open, low = option.dropna(), is_tight(option), option["days_low"]
     factor, rate = 1 + option.get("tokens_per_s_error_pct", math.nan) / 100, option["tokens_per_s"]
     return {
         "name": str(option.name),
@@ -231,12 +233,19 @@ def figures(option: "pd.Series[Any]", question: Question, memory: str = "GPU mem
         "unit": unit,
         **{text: significant(values[column]) for text, column in amounts.items() if column in values},
         **{text: error(option.get(column)) for text, column in errors.items()},
-        "rates": "" if math.isnan(factor) else labels.span(rate / factor, rate * factor),
+        "rates": _rates(rate, factor, is_open),
         "tokens": amount(question.tokens),
-        "duration": duration(24 * option["days_low"], 24 * option["days_high"]),
+        "duration": f"at least {duration(24 * low)}" if is_open else duration(24 * low, 24 * option["days_high"]),
         "cost": cost(option, question, unit),
         "memory_name": memory,
     }
+
+
+def _rates(rate: float, factor: float, is_open: bool) -> str:
+    """Return the range of a predicted speed; without a lower end where memory is tight, empty for a measured one."""
+    if is_open:
+        return "at most"
+    return "" if math.isnan(factor) else labels.span(rate / factor, rate * factor)
 
 
 def error(pct: float | None) -> str:

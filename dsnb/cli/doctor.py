@@ -14,6 +14,7 @@ from typing import Any, Literal
 from dsnb.launcher import environment, hosts
 from dsnb.launcher.hosts import Node
 from dsnb.run_folder import node_comparison, paths
+from dsnb.settings import auto_precision
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware, interpreter
 
@@ -55,6 +56,8 @@ def _machine() -> Iterator[Check]:
     shown = f"{len(gpus)}: {names}; driver {hardware.driver_version()}" if gpus else "none"
     advice = "runs use the CPU; with a GPU, check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
     yield check("GPUs", shown, gpus, advice, "note")
+    for name in sorted({gpu.name for gpu in gpus if hardware.peak_tflops(gpu.name, "fp32") is None}):
+        yield Check("note", "data sheet", f"none of {name}", "runs have no MFU, and predictions need another --gpu")
     root = paths.outputs_root()
     existing = next(path for path in (root, *root.parents) if path.exists())
     free_gib = shutil.disk_usage(existing).free / hardware.GIB
@@ -91,6 +94,19 @@ def _training() -> Iterator[Check]:
     names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
     precisions = [names[name] for name in probe["precisions"] if name in names]
     yield Check("ok", "precisions", ", ".join(precisions + ["tf32"] * bool(probe["cuda_works"])))
+    yield Check("ok", "precision: auto", _auto_precision())
+
+
+def _auto_precision() -> str:
+    """Say what `precision: auto` is on this machine, and why."""
+    device = hardware.default_device()
+    chosen = auto_precision.precision_of(device)
+    if device == "cuda":
+        return chosen
+    ratio = auto_precision.bf16_over_fp32()
+    if ratio is None:
+        return f"{chosen}; a product in bf16 could not be timed"
+    return f"{chosen}; a product in bf16 takes {ratio:.1f} times as long as in fp32"
 
 
 def _probe() -> dict[str, Any]:

@@ -1,23 +1,31 @@
 """`dsnb predict` and `dsnb recommend`: memory, speed and cost of settings on GPUs that you do not have."""
 
 import logging
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import dsnb
+from dsnb.analysis.texts import significant
 from dsnb.cli.printing import Format, say, say_line, show
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
 from dsnb.errors import SettingsError
+from dsnb.runs.labels import count
 from dsnb.settings.experiment import Experiment
 from dsnb.sweep.params import is_params, left_out_lines
+from dsnb.system import signals
 
 GpuName = Annotated[str, option("NAME", "GPU to predict for, such as H100, A100-40GB or V100.", default=True)]
 Gpus = Annotated[int | None, option("NUMBER", "GPUs per setting, instead of the file's.")]
 LinkName = Annotated[
     str, option("LINK", "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node.", default=True)
 ]
+USUAL_TOKENS = "20 per parameter; 50M with LoRA or pretrained weights"
+SLOW = ("dsnb.prediction.traces", "dsnb.designer.measure")
+"""Modules that log what takes long."""
 SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -32,10 +40,13 @@ def parse_tokens(text: str) -> float:
 
 Tokens = Annotated[
     float | None,
-    option("NUMBER", "Tokens to train on, such as 300B.", default="20 per parameter", parser=parse_tokens),
+    option("NUMBER", "Tokens to train on, such as 300B.", default=USUAL_TOKENS, parser=parse_tokens),
 ]
 Price = Annotated[float | None, option("NUMBER", "Price of a GPU-hour, for the cost.")]
 Currency = Annotated[str, option("SIGN", "Sign in front of the cost.", default=True)]
+HostMemory = Annotated[
+    float | None, option("GIB", "Memory of each host, which offload needs.", default="this machine's for its GPUs")
+]
 Calibrate = Annotated[Path | None, option("FOLDER", "Folder of measured runs to calibrate speed with.")]
 Verbose = Annotated[bool, option("", "Name every setting that is left out.", "--verbose", "-v")]
 TableFormat = Annotated[Format, option(None, "Format of the table.", "--format", default=True)]
@@ -51,6 +62,7 @@ def predict(
     currency: Currency = "$",
     calibrate: Calibrate = None,
     set_: Set = None,
+    host_memory: HostMemory = None,
     no_probe: Annotated[bool, option("", "Ignore the probe of this machine.", "--no-probe")] = False,
     format_: TableFormat = Format.table,
     verbose: Verbose = False,
@@ -58,12 +70,13 @@ def predict(
     """Predict memory, speed and cost of every setting of a params file, with errors; no GPU is needed."""
     from dsnb.prediction.predict import predict as predicted
 
-    options = _options(link, tokens, price, calibrate)
+    options = _options(link, tokens, price, calibrate, host_memory)
     asked = _experiments(params, gpus, set_, gpu, link, verbose, traced=True)
     table = predicted(asked, gpu, probe=not no_probe, **options)
-    _show(table.sort_values(["fits", "days"], ascending=[False, True]), format_, currency, gpu)
-    if any(experiment.allocator == "default" for experiment in asked):
-        note = "allocator is 'default': fragmentation can need more memory than is predicted"
+    order = table["fits"].map({True: 0, False: 2}).fillna(1)
+    table = table.assign(order=order).sort_values(["order", "days"]).drop(columns="order")
+    _show(table, format_, currency, gpu)
+    for note in _notes(table, asked, tokens):
         say(note, err=format_ in {Format.csv, Format.json})
 
 
@@ -91,6 +104,7 @@ def recommend(
     link: LinkName = "nvlink",
     currency: Currency = "$",
     calibrate: Calibrate = None,
+    host_memory: HostMemory = None,
     set_: Annotated[
         list[str] | None, option("KEY=VALUE", "A setting that is fixed; a list is what to choose from.", "--set")
     ] = None,
@@ -119,12 +133,17 @@ def recommend(
         traces.start(str(target))
     from dsnb.designer import recommend as designer
 
-    options: dict[str, Any] = _options(link, tokens, price, calibrate)
+    options: dict[str, Any] = _options(link, tokens, price, calibrate, host_memory)
     options |= {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
     options |= {"settings": parse_overrides(set_ or []), "measure": measure, "minutes": minutes, "output": output}
     if is_params(target):
         _experiments(target, gpus, set_, gpu or "H200", link, verbose)  # names the settings that are left out
-    answers = designer.recommend(str(target), gpu, objective=objective, currency=currency, **options)  # type: ignore[arg-type]
+    try:
+        answers = designer.recommend(str(target), gpu, objective=objective, currency=currency, **options)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        kept = ": finished runs are kept, start the same command again to go on" if measure else ""
+        say(f"interrupted{kept}", err=True)
+        raise typer.Exit(signals.INTERRUPTED) from None
     if write:
         designer.only_task(answers, "write")
     in_one = format_ in {Format.csv, Format.json}
@@ -144,13 +163,32 @@ def recommend(
         say(line, err=in_one)
 
 
-def _options(link: str, tokens: float | None, price: float | None, calibrate: Path | None) -> dict[str, Any]:
-    from dsnb.prediction import traces
+def _notes(table: Any, asked: Sequence[Experiment], tokens: float | None) -> Iterator[str]:
+    """Yield what a table of predictions leaves open or assumes."""
+    if tokens is None:
+        yield f"tokens were not given: {USUAL_TOKENS}"
+    unknown = table[table["fits"].isna()]
+    if len(unknown):
+        need = unknown["host_memory_gib"].max()
+        amount = "an amount that is not predicted" if math.isnan(need) else f"up to {significant(need)} GiB"
+        yield (
+            f"fits is unknown for {count(len(unknown), 'setting')}: offload needs {amount} of each host's memory; "
+            "say what a host has with --host-memory GIB"
+        )
+    if any(experiment.optimizer == "adamw" and experiment.strategy == "deepspeed" for experiment in asked):
+        yield "assumed: adamw is DeepSpeed's FusedAdam, and its CPUAdam with offload; others need other memory"
+    if any(experiment.allocator == "default" for experiment in asked):
+        yield "allocator is 'default': fragmentation can need more memory than is predicted"
 
-    traces.LOG.handlers = [_Progress()]
-    traces.LOG.setLevel(logging.INFO)
+
+def _options(
+    link: str, tokens: float | None, price: float | None, calibrate: Path | None, host_memory: float | None
+) -> dict[str, Any]:
+    for name in SLOW:
+        logging.getLogger(name).handlers = [_Progress()]
+        logging.getLogger(name).setLevel(logging.INFO)
     runs = dsnb.load_runs(calibrate) if calibrate else None
-    return {"link": link, "tokens": tokens, "price": price, "calibrate": runs}
+    return {"link": link, "tokens": tokens, "price": price, "calibrate": runs, "host_memory": host_memory}
 
 
 def _experiments(

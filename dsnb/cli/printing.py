@@ -1,6 +1,7 @@
 """Prints lines and tables: readable, as Markdown, CSV or JSON."""
 
 import html
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,8 +12,9 @@ import typer
 
 from dsnb.files import plain_text
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of texts that spreadsheets treat as formulas."""
+FORMULA = re.compile(r"""(^|[,;|\t\r\n])(?=[\s"]*[=+\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\t\r\n])""")
+"""Where a spreadsheet could begin a formula: at the start of a text, and behind what separates cells in some locales.
+Full-width signs count as signs. The same rule is in `dsnb/explorer/web/export.js`."""
 UNLIMITED = 10_000
 """Width of a table that is not cut."""
 MARKDOWN = frozenset("\\|`[]")
@@ -128,8 +130,7 @@ def _disarmed(table: Any) -> Any:
     """Return a table without texts that spreadsheets treat as formulas, as in the explorer's CSV."""
 
     def text(value: str) -> str:
-        shown = plain_text.line(value)
-        return f"'{shown}" if value.startswith(FORMULA) else shown
+        return plain_text.line(FORMULA.sub(r"\1'", value))
 
     return _each_text(table, text)
 

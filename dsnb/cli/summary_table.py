@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 from dsnb.analysis.flags import Flag, flags
 from dsnb.analysis.summary import summarize, unstable
-from dsnb.analysis.tasks import tasks
+from dsnb.analysis.tasks import knows_gpus, tasks
 from dsnb.render import answer
 from dsnb.render.tables import repeats_text
 from dsnb.runs import labels
@@ -30,7 +30,7 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
     """
     for task in tasks(runs):
         summary = summarize(task.runs).sort_values(f"{RATE}_median", ascending=False, kind="stable")
-        no_rank = summary.index.isin(unstable(named_runs(task.runs)))
+        no_rank = summary.index.isin(unstable(named_runs(task.runs))) | ~knows_gpus(task.runs).all()
         summary = pd.concat([summary[~no_rank], summary[no_rank]])
         shared, names = short_names([str(name) for name in summary.index])
         title = ", ".join(filter(None, [task.title, _place(task.runs), f"in every name: {shared}" if shared else ""]))
@@ -44,7 +44,8 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
             for place, (short, name) in enumerate(zip(names, summary.index, strict=True))
         ]
         lines = [FASTEST] if has_best else []
-        lines += [*answer.unstable_settings(task.runs), *_footnotes(unusual), *_causes(task.runs)]
+        lines += [*answer.unstable_settings(task.runs), *answer.mixed_settings(task.runs)]
+        lines += [*_footnotes(unusual), *_causes(task.runs)]
         yield title, table.set_axis(rows), lines
 
 

@@ -17,6 +17,7 @@ from dsnb.system import signals
 
 if TYPE_CHECKING:
     from dsnb.sweep.allocation import Allocation
+    from dsnb.sweep.params import Sweep
 
 NOT_ALL_OK = 3
 
@@ -79,9 +80,8 @@ def sweep(
 
     Exit code 130: stopped by Ctrl-C, SIGTERM or a closed terminal.
     """
-    from dsnb.cli.plan import plan_lines
     from dsnb.sweep import allocation as allocations
-    from dsnb.sweep.run import run_sweep, unsupported
+    from dsnb.sweep.run import run_sweep
 
     pairs = [word.partition("=") for word in sbatch_option or []]
     allocation = _allocation(
@@ -108,10 +108,7 @@ def sweep(
     else:
         planned = load_sweep(params, overrides, only, output)
     if dry_run:
-        for line in plan_lines(planned, allocation, verbose):
-            say(line)
-        for problem in [] if allocation else unsupported(planned):
-            say(f"this machine cannot run it: {problem}", err=True)
+        _print_plan(planned, allocation, verbose)
         return
     try:
         results = run_sweep(planned, retry=retry, slurm=allocation)
@@ -127,6 +124,20 @@ def sweep(
     say(f"Report: dsnb report {planned.paths.dir}")
     if any(result.status != "ok" for result in results):
         raise typer.Exit(NOT_ALL_OK)
+
+
+def _print_plan(planned: "Sweep", allocation: "Allocation | None", verbose: bool) -> None:
+    """Print the runs of a sweep and what this machine lacks; raise SettingsError with what no machine would run."""
+    from dsnb.cli.plan import plan_lines
+    from dsnb.sweep.run import check_models, unsupported
+
+    for line in plan_lines(planned, allocation, verbose):
+        say(line)
+    if allocation:
+        return
+    for problem in unsupported(planned):
+        say(f"this machine cannot run it: {problem}", err=True)
+    check_models(planned)
 
 
 def _allocation(slurm: bool, **options: Any) -> "Allocation | None":

@@ -261,7 +261,7 @@ def predicted(plan: Plan, gpu: str, link: str, tokens: float) -> pd.DataFrame:
     rows = pd.DataFrame()
     if numbers:
         try:
-            rows = predict([plan.experiments[number] for number in numbers], gpu, link=link, tokens=tokens)
+            rows = predict([plan.experiments[number] for number in numbers], gpu, link=link, tokens=tokens or None)
             rows = rows.drop(columns=plan.table.columns, errors="ignore").set_axis(numbers)
             prices = [plan.experiments[number].price_per_gpu_hour or math.nan for number in numbers]
             rows["cost"] = rows["gpu_hours"] * prices

@@ -28,7 +28,9 @@ class Row:
         field = Experiment.model_fields.get(name)
         kind = field and field.annotation
         choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
-        self.name, self.options = name, (False, True) if kind is bool else choices
+        options = (False, True) if kind is bool else choices
+        others = [value for value in chosen if value not in options] if options else []
+        self.name, self.options = name, (*options, *others)  # a value that is not allowed is shown, and refused
         self.controls: list[Any] = [
             widgets.ToggleButton(
                 option in chosen, description=text(option), tooltip=f"{name}: {text(option)}", layout={"width": "auto"}
@@ -66,7 +68,7 @@ class Form:
         self._changed = changed
         gpu_names = [("choose", ""), *((gpu, gpu) for gpu in GPUS)]
         self.gpu = _field(widgets.Dropdown(options=gpu_names, value=gpu), "which GPU")
-        self.tokens = _field(widgets.BoundedFloatText(100e9, min=1, max=1e18), "tokens to train on")
+        self.tokens = _field(widgets.BoundedFloatText(0, min=0, max=1e18), "tokens (0: as usual)")
         self.name = _field(widgets.Text(name, continuous_update=False), "name")
         self.question = _field(widgets.Text(question, continuous_update=False), "question")
         self.repeats = _field(widgets.BoundedIntText(4, min=1, max=1000), "repeats")

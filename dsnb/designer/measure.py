@@ -4,6 +4,7 @@ The runs are an ordinary sweep, one repeat after the other. A setting that fails
 next one. The same call resumes an interrupted measurement.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +21,12 @@ from dsnb.launcher import local
 from dsnb.prediction.predict import On
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import parts, setting
-from dsnb.run_folder.paths import SweepPaths
+from dsnb.run_folder.columns import ENDED
+from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.runs.load import load_runs
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.params_file import ParamsFile, combinations, read_params, validated
-from dsnb.sweep.params import load_sweep
+from dsnb.sweep.params import Sweep, load_sweep
 from dsnb.sweep.run import run_sweep
 
 STEP_S, TIMED_S = 5.0, 10.0
@@ -34,6 +36,10 @@ CPU_FLOPS = 5e10
 """Operations per second assumed of a CPU, to choose the number of steps."""
 MAX_REPEATS = 6
 """Repeats after which undecided settings count as equal."""
+MAX_SHORTAGES = 2
+"""Settings that run out of memory before no further one is tried: each takes minutes to fail."""
+STOPPED = f"no further setting was tried after {MAX_SHORTAGES} ran out of memory"
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -111,18 +117,44 @@ class Measuring:
         return time.monotonic() + runs * self._longest_s < self._until
 
     def execute(self) -> pd.DataFrame:
-        """Execute the missing runs, and return all runs, with `experiment` as run and the speed of whole settings."""
+        """Execute the missing runs while there is time, and return all runs that ended.
+
+        They have `experiment` as run, and the speed of whole settings.
+        """
         runs = [started.run for started in self.started.values()]
         question = f"Which of the settings predicted to be best for {runs[0].model} is the best?"
         repeats = max(self.repeats.values())
         sweep = load_sweep(params_of(self.paths.dir.name, question, runs, repeats=repeats), output=self.paths.dir)
-        chosen = tuple(run for run in sweep.runs if run.repeat <= self.repeats[run.experiment.name])
-        for result in run_sweep(replace(sweep, runs=chosen)):
-            self._longest_s = max(self._longest_s, result.phases_s.get("wall", 0.0))
+        chosen = [run for run in sweep.runs if run.repeat <= self.repeats[run.experiment.name]]
+        before = [run for run in chosen if run.paths.result.exists()]
+        for run in chosen:
+            if run in before:
+                continue
+            if not self.has_time(1):
+                break
+            before.append(run)
+            self._execute(replace(sweep, runs=(*before[:-1], replace(run, experiment=self._limited(run.experiment)))))
         table = load_runs(self.paths.dir)
-        table = table[table["experiment"].isin([run.name for run in runs])]
+        table = table[table["status"].isin(ENDED) & table["experiment"].isin([run.name for run in runs])]
         factors = [self.started[name].factor for name in table["experiment"]]
         return table.assign(tokens_per_s=table["tokens_per_s"] * factors)
+
+    def _execute(self, sweep: Sweep) -> None:
+        """Execute the last run of a sweep; one that the time was too short for counts as not started."""
+        result = run_sweep(sweep)[-1]
+        self._longest_s = max(self._longest_s, result.phases_s.get("wall", 0.0))
+        if result.status == "timeout" and time.monotonic() >= self._until:
+            RunPaths(result.run_dir).result.unlink()
+
+    def _limited(self, experiment: Experiment) -> Experiment:
+        """Return a setting whose runs end with the time for all of them."""
+        left_s = self._until - time.monotonic()
+        limit_s = max(1.0, min(experiment.time_limit_s, left_s))
+        return experiment.model_copy(update={"time_limit_s": limit_s})
+
+    def shortages(self, runs: pd.DataFrame) -> int:
+        """Return the number of settings that ran out of memory."""
+        return int(runs[runs["status"] == "oom"]["experiment"].nunique())
 
     def failed(self, runs: pd.DataFrame) -> dict[str, str]:
         """Return the settings with a failed run, and the cause."""
@@ -151,25 +183,28 @@ def decide_by_runs(
             if runs is None and alive:
                 runs = measuring.execute()
                 continue
-            if len(alive) < count:
+            too_large = runs is not None and measuring.shortages(runs) >= MAX_SHORTAGES
+            if len(alive) < count and not too_large:
                 started = {_key(measured.whole) for measured in measuring.started.values()}
                 new = next((experiment for experiment in following(runs) if _key(experiment) not in started), None)
                 if new and not measuring.has_time(1):
                     return _checked(runs, measuring), "the time was over"
                 if new:
                     measuring.start(new)
+                    LOG.info("measuring setting %d: %s", len(measuring.started), new.name)
                     runs = measuring.execute()
                     continue
             runs = _checked(runs, measuring)
             open_ = undecided(runs[runs["experiment"].isin(alive)])
             if not open_:
-                return runs, "decided"
+                return runs, f"decided; {STOPPED}" if too_large and len(alive) < count else "decided"
             if max(measuring.repeats[name] for name in open_) >= MAX_REPEATS:
                 return runs, f"no difference shows in {MAX_REPEATS} runs each"
             if not measuring.has_time(len(open_)):
                 return runs, "the time was over"
             repeat = min(measuring.repeats[name] for name in open_) + 1
             measuring.repeats |= {name: max(repeat, measuring.repeats[name]) for name in open_}
+            LOG.info("undecided: run %d of at most %d of %s", repeat, MAX_REPEATS, " and ".join(open_))
             runs = measuring.execute()
 
 
@@ -177,7 +212,9 @@ def _checked(runs: pd.DataFrame | None, measuring: Measuring) -> pd.DataFrame:
     """Return the runs; a SettingsError says why none succeeded."""
     if runs is None or not (runs["status"] == "ok").any():
         causes = measuring.failed(runs) if runs is not None else {}
-        reasons = [f"{name}: {cause}" for name, cause in causes.items()] or ["there was no time for any run"]
+        reasons = [f"{name}: {cause}" for name, cause in causes.items()] or [
+            "there was no time for any run; give more minutes"
+        ]
         raise SettingsError([f"nothing could be measured: {reason}" for reason in reasons])
     return runs
 

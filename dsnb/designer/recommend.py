@@ -41,6 +41,7 @@ def recommend(
     tokens: float | None = None,
     price: float | None = None,
     calibrate: pd.DataFrame | None = None,
+    host_memory: float | None = None,
     measure: int = 0,
     minutes: float | None = None,
     output: str | Path | None = None,
@@ -70,14 +71,15 @@ def recommend(
         `days` or `cost` of the training, `tokens_per_s` of all GPUs, or `memory` of a GPU.
     currency
         Sign in front of the cost.
-    link, tokens, price, calibrate
+    link, tokens, price, calibrate, host_memory
         As `dsnb.predict` takes them.
     measure
         Number of the best settings to run on this machine (with CPU ranks if it has no GPU) until the best is decided;
         0 for prediction alone. Runs are short and repeated up to six times, the settings in turn. A setting that fails
         is replaced by the next one. Call again with the same arguments to resume.
     minutes
-        Start no run that would end after this time; no limit by default.
+        End after this time: a run that would end later is not started, and one that lasts longer is stopped. No limit
+        by default.
     output
         Folder of the runs and their report; by default `outputs/recommend_MODEL_...`.
 
@@ -96,7 +98,7 @@ def recommend(
         the target, or `measure` is given for several tasks.
     """
     options: dict[str, Any] = {"link": link, "tokens": tokens, "price": price, "calibrate": calibrate}
-    options |= {"objective": objective, "currency": currency}
+    options |= {"host_memory": host_memory, "objective": objective, "currency": currency}
     chosen: dict[str, Any] = {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
     if not isinstance(target, str | Path) or is_params(target):
         _refuse_unused(target, settings=settings, **chosen)
@@ -136,7 +138,7 @@ def recommend(
     best = first.experiments[0]
     name = f"recommend_{model_shapes.slug(best.model)}_gpus{best.gpus}_sl{best.seq_len}_gb{best.global_batch_size}"
     folder = Path(output) if output else paths.outputs_root() / name
-    measuring = Measuring(folder, on_gpu(gpu, link, calibrate), settings, minutes)
+    measuring = Measuring(folder, on_gpu(gpu, link, calibrate, host_gib=host_memory), settings, minutes)
     runs, end = decide_by_runs(measuring, measure, following)
     return [_by_runs(first, measuring, runs, end, gpu, settings, options)]
 
@@ -178,7 +180,8 @@ def _by_runs(
 ) -> Recommendation:
     """Return the recommendation among what was measured, with the verdict of the runs and the path of their report."""
     failed = measuring.failed(runs)
-    alive = {name: candidate for name, candidate in measuring.started.items() if name not in failed}
+    ended = set(runs["experiment"]) - set(failed)
+    alive = {name: candidate for name, candidate in measuring.started.items() if name in ended}
     good = runs[runs["experiment"].isin(alive)]
     whole = good.assign(gpu_name=gpu, grad_accum=[alive[name].whole.grad_accum for name in good["experiment"]])
     (answer,) = predicted.recommend(

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.choices import SHARING, with_choices
 from dsnb.analysis.choices import choices as choices_of
+from dsnb.analysis.choices import with_choices
 from dsnb.analysis.predicted import Unmeasured
-from dsnb.analysis.tasks import TASK, Task, tasks
+from dsnb.analysis.tasks import TASK, Task, is_fine_tuning, tasks
 from dsnb.errors import SettingsError
 from dsnb.formulas.planning import usual_tokens
 from dsnb.run_folder.columns import key_columns
@@ -142,7 +142,7 @@ def prepared(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
 
 def _beside(runs: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFrame:
     """Return runs and predicted settings as one table, with the columns of predictions that some run has."""
-    names = [*choices_of(expected), *(name for name in (*SHARING, *TASK) if name in expected)]
+    names = [*choices_of(expected), *(name for name in (*labels.SHARING, *TASK) if name in expected)]
     names = [name for name in names if name in runs and runs[name].notna().any()]
     return pd.concat([runs, expected[[*dict.fromkeys([*names, *key_columns(expected)])]]], ignore_index=True)
 
@@ -170,7 +170,7 @@ def _tasks(rows: pd.DataFrame, runs: int) -> tuple[list[str], list[float], list[
     titles = [task.title for task, _ in counted]
     taken = [*titles, EVERY_TASK]
     unique = [title if taken.count(title) == 1 else f"{title} ({code + 1})" for code, title in enumerate(titles)]
-    tokens = [usual_tokens(task.parameters) for task, _ in counted]
+    tokens = [usual_tokens(task.parameters, is_fine_tuning(task.runs)) for task, _ in counted]
     return unique, tokens, [codes[place] for place in range(len(rows))], _menu(counted, unique)
 
 

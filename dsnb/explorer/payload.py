@@ -21,7 +21,7 @@ from dsnb.analysis.summary import unstable
 from dsnb.analysis.texts import significant
 from dsnb.explorer import charts, single_runs
 from dsnb.explorer.data import EVERY_TASK, Data, plain, run_place
-from dsnb.explorer.state import DAYS, INPUTS, State, default, options
+from dsnb.explorer.state import DAYS, FORMER_NAMES, INPUTS, State, default, options
 from dsnb.render import answer, palette
 from dsnb.render.decision_data import tasks_payload
 from dsnb.run_folder.paths import RunPaths
@@ -95,6 +95,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "files": _files(data, names, home),
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),
+        "formerNames": FORMER_NAMES,
         **words.PAGE,
         **_tasks(data, runs, names),
         "taskCodes": data.task_codes,
@@ -160,7 +161,8 @@ def _tasks(data: Data, runs: pd.DataFrame, names: list[str]) -> dict[str, Any]:
 def _predicted(data: Data) -> dict[str, Any]:
     """Return predicted settings by column.
 
-    `kinds` are the GPUs as prices name them, `fits` is None where unknown, and `outside` says how a setting differs
+    `kinds` are the GPUs as prices name them, `fits` is None where unknown, `tight` settings have no room for what torch
+    reserves, and `outside` says how a setting differs
     from all runs that the time model is fitted to.
     """
     table = data.predicted
@@ -175,6 +177,7 @@ def _predicted(data: Data) -> dict[str, Any]:
         "codes": {name: choice.predicted for name, choice in data.choices.items() if choice.predicted},
         "figures": {name: _predicted_figure(table, name) for name in figures},
         "fits": [plain(row["fits"]) for row in rows],
+        "tight": [bool(row["tight"]) for row in rows],
         "outside": [str(row["outside"]) for row in rows],
         "notes": list(data.predicted_notes),
     }
@@ -183,12 +186,17 @@ def _predicted(data: Data) -> dict[str, Any]:
 def _predicted_figure(table: pd.DataFrame, name: str) -> dict[str, Any]:
     """Return the heading of a predicted figure, its values, their mean errors in per cent, and both as texts."""
     metric, values, errors = labels.METRIC_LABELS[name], numbers(table, name), numbers(table, f"{name}_error_pct")
-    texts = [
-        "" if math.isnan(value) else f"{significant(value * metric.factor)} ± {error:.1f} %"
-        for value, error in zip(values, errors, strict=True)
-    ]
+    texts = [_predicted_text(value * metric.factor, error) for value, error in zip(values, errors, strict=True)]
     stored = {"values": json_numbers(values, PREDICTED_DIGITS), "errors": json_numbers(errors, PREDICTED_DIGITS)}
     return {"heading": metric.heading, "texts": texts, **stored}
+
+
+def _predicted_text(value: float, error_pct: float) -> str:
+    """Return a figure with its error; without one, memory is tight and the figure is only a limit."""
+    if math.isnan(value):
+        return ""
+    error = "not promised: memory is tight" if math.isnan(error_pct) else f"± {error_pct:.1f} %"
+    return f"{significant(value)} {error}"
 
 
 def citation(data: Data) -> str:
@@ -203,8 +211,8 @@ def citation(data: Data) -> str:
 def _axis(data: Data, name: str) -> dict[str, Any]:
     choice, axis = data.choices[name], labels.axis(name)
     count = len(choice.values)
-    strategies = palette.strategies([labels.text(value) for value in choice.values])
-    fixed = {"precision": palette.PRECISIONS, "status": palette.STATUSES, "strategy": strategies}.get(name, {})
+    shared = palette.parallelism([labels.text(value) for value in choice.values])
+    fixed = {"precision": palette.PRECISIONS, "status": palette.STATUSES, labels.PARALLELISM: shared}.get(name, {})
     colours = palette.sequence(count)
     return {
         "name": name,
@@ -216,7 +224,8 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
         "labels": [axis.label(value) for value in choice.values],
         "phrases": [axis.describe(value) for value in choice.values],
         "onlyWith": axis.only_with,
-        "isOn": [labels.is_on(value) for value in choice.values],
+        "isOn": [labels.is_on(name, value) for value in choice.values],
+        "isUsual": [value is None or not axis.describe_unusual(value) for value in choice.values],
         "shortLabels": ["" if value is None else axis.describe_unusual(value) for value in choice.values],
         "colours": [fixed.get(str(value), colours[code]) for code, value in enumerate(choice.values)],
         "shapes": [SHAPES[code % len(SHAPES)] for code in range(count)],

@@ -25,6 +25,11 @@ DAYS = Metric("days of training", "days", digits=1, better="lower")
 OF_A_TASK = ("colour", "along", "base", "brush", "run", "global_batch")
 """Controls that a change of the task resets, in addition to the filters."""
 SCALES = ["linear", "log"]
+FORMER_NAMES = {"strategy": labels.PARALLELISM}
+"""Names of controls, and of settings chosen for them, in addresses and notebooks of earlier versions -> current names.
+"""
+NAMING = ("x", "y", "colour", "along", "sort")
+"""Controls whose value names a column."""
 DIRECTIONS = ("ascending", "descending")
 DERIVED_COLUMNS = ("experiment", "repeat", "headroom", "n", "failed", "spread")
 """Columns of the tables of runs and medians that are neither settings nor figures."""
@@ -84,9 +89,10 @@ def default(data: Data, task: str | None = None) -> State:
         measured = [name for name in wanted if name in allowed[side] and is_measured(data, name, task)]
         chosen[side] = measured[0] if measured else chosen[side]
     axes = [name for name in data.axes if len(data.codes_of(name, task)) > 1]
-    varying = [name for name in ("precision", "strategy", *axes) if name in axes] or ["status"]
+    varying = [name for name in ("precision", labels.PARALLELISM, *axes) if name in axes] or ["status"]
     chosen["colour"] = varying[0]
-    chosen["along"] = next((name for name in ("strategy", *varying[1:], *varying) if name in varying), "status")
+    along = (labels.PARALLELISM, *varying[1:], *varying)
+    chosen["along"] = next((name for name in along if name in varying), "status")
     asked = {"objective": "time", "train_tokens": 0, "gpus_at_hand": 0, "global_batch": 0}
     asked |= {"prices": recorded_prices(data.runs), "currency": "$", "relevance": RELEVANCE}
     if "tokens_per_s" in data.figures:
@@ -104,6 +110,7 @@ def is_measured(data: Data, name: str, task: str | None) -> bool:
 def change(data: Data, state: State, changes: dict[str, Any]) -> State:
     """Return the state with some controls changed; if a control or value is unknown, raise SettingsError."""
     changed, problems = dict(state), []
+    changes = {FORMER_NAMES.get(name, name): value for name, value in changes.items()}
     for name, value in changes.items():
         try:
             changed[name] = _checked(data, state, name, _converted(value))
@@ -138,8 +145,8 @@ def _checked(data: Data, state: State, name: str, value: Any) -> Any:
     """Return the value of a control for the state, or raise ValueError with a sentence."""
     if name in data.choices:
         return _chosen(name, value, data.choices[name].values)
-    if name in {"x", "y", "sort"}:
-        value = [*map(current_name, value)] if isinstance(value, list) else current_name(value)
+    if name in NAMING:
+        value = [*map(_current, value)] if isinstance(value, list) else _current(value)
     allowed = {**options(data), "task": [*data.tasks, *([EVERY_TASK] if len(data.tasks) > 1 else [])]}
     if name in allowed:
         if value not in (allowed[name] or [None]):
@@ -154,6 +161,12 @@ def _checked(data: Data, state: State, name: str, value: Any) -> Any:
     if name == "brush" and value:
         return {side: sorted(min(max(edge, -OPEN_EDGE), OPEN_EDGE) for edge in value[side]) for side in ("x", "y")}
     return value
+
+
+def _current(column: Any) -> Any:
+    """Return the current name of a column that a control chooses; other values are returned as they are."""
+    column = current_name(column)
+    return FORMER_NAMES.get(column, column) if isinstance(column, str) else column
 
 
 def _chosen(name: str, value: Any, available: list[object]) -> list[object]:

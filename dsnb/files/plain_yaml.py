@@ -4,6 +4,7 @@ Input that could run code, exhaust memory or be misread (a duplicate key) raises
 """
 
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from dsnb.errors import SettingsError
 from dsnb.files import plain_text, records
 
 MAX_BYTES = 1_000_000
+EXPONENTIAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+"""Numbers that YAML 1.2 and JSON have, and PyYAML reads as text: `5e8`, `1e-8`."""
 _CONSTRUCTOR_ERRORS = (ValueError, ArithmeticError, TypeError, AttributeError, LookupError, RecursionError)
 """Exceptions that PyYAML raises for a value that does not match its tag, such as `!!int x`, and for deep nesting."""
 
@@ -39,6 +42,17 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
 
+class _Dumper(yaml.SafeDumper):
+    """A safe dumper without aliases for equal values, which the loader refuses."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENTIAL, list("-+.0123456789"))
+
+
 def parse(text: str) -> Any:
     """Parse YAML; a SettingsError, without the name of the source, says what is invalid or not plain."""
     try:
@@ -59,13 +73,6 @@ def read(path: Path, what: str) -> Any:
     except (OSError, ValueError) as error:
         reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", "")
         raise SettingsError(f"{name} cannot be read: {reason or error}; check the path") from error
-
-
-class _Dumper(yaml.SafeDumper):
-    """A safe dumper without aliases for equal values, which the loader refuses."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
 
 
 def dump(content: Any, in_one_line: bool = False) -> str:

@@ -166,12 +166,15 @@ class Tail:
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield the complete records added since the last call; damaged lines are skipped."""
         try:
-            with open(self.path, "rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:  # rewritten
+            with open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                about = os.fstat(file.fileno())
+                if not stat.S_ISREG(about.st_mode):  # a device or pipe may have no end
+                    return
+                if about.st_size < self._offset:  # rewritten
                     self._offset, self._rest = 0, b""
                 file.seek(self._offset)
-                added = file.read()
-        except FileNotFoundError:
+                added = file.read(about.st_size - self._offset)
+        except (FileNotFoundError, IsADirectoryError):
             return
         self._offset += len(added)
         *lines, self._rest = (self._rest + added).split(b"\n")

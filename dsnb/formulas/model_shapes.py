@@ -118,6 +118,8 @@ TIED = ("falcon", "gemma", "gemma2", "gemma3_text")
 """The model families whose output layer is tied to the embedding unless a configuration says something else."""
 
 PRESETS = dict(_presets())
+PUBLISHED = {shape.hub_id: shape for shape in PRESETS.values() if shape.hub_id}
+"""The shapes of presets by their hub ids."""
 
 SPLIT = ("gpt2", "opt", "bloom")
 """The model families for which tensor and pipeline parallelism are tested against a single rank."""
@@ -146,23 +148,36 @@ def local_fields(model: str) -> dict[str, Any] | None:
     return config if isinstance(config, dict) else None
 
 
+def fields(model: str) -> dict[str, Any] | None:
+    """Return the fields of a model's configuration file, on disk or in the cache of the hub; None if there is none."""
+    if not is_hub_id(model) or local_config(model):
+        return local_fields(model)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    path = try_to_load_from_cache(model, "config.json")
+    return local_fields(path) if isinstance(path, str) else None
+
+
 def is_hub_id(model: str) -> bool:
     """Return whether `model` has the form `owner/name` of a hub id."""
     return HUB_ID.fullmatch(model) is not None and ".." not in model
 
 
 def facts(model: str) -> dict[str, Any]:
-    """Return `family`, `positions`, `layers` and `heads` of a model, as far as known without transformers."""
-    if model in PRESETS:
-        shape = PRESETS[model]
-        return {"family": shape.family, "positions": shape.positions, "layers": shape.layers, "heads": shape.heads}
-    config = local_fields(model)
+    """Return `family`, `positions`, `layers`, `heads` and `hidden` of a model, as far as known without transformers."""
+    shape = PRESETS.get(model) or PUBLISHED.get(model)
+    if shape:
+        return {name: getattr(shape, name) for name in ("family", "positions", "layers", "heads", "hidden")}
+    config = fields(model)
     if config is None:
         return {}
     numbers = {
         "positions": config.get("n_positions") or config.get("max_position_embeddings"),
         "layers": config.get("n_layer") or config.get("num_hidden_layers"),
         "heads": config.get("n_head") or config.get("num_attention_heads"),
+        "hidden": config.get("hidden_size") or config.get("n_embd") or config.get("d_model"),
     }
     sizes = {name: value for name, value in numbers.items() if isinstance(value, int) and value > 0}
     return {"family": config.get("model_type"), "positions": None, **sizes}

@@ -3,7 +3,7 @@
 import math
 import numbers
 from collections.abc import Mapping
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from dsnb.errors import SettingsError
 
@@ -12,6 +12,9 @@ DEFAULT_TOKENS = 100e9
 """Tokens to train on where the size of the model is unknown."""
 TOKENS_PER_PARAMETER = 20
 """About the number that is optimal for a given compute (Hoffmann et al. 2022, arXiv:2203.15556)."""
+FINE_TUNING_TOKENS, FINE_TUNING_SEQUENCES = 50e6, 64
+"""Tokens to train on, and sequences of a step, with LoRA or pretrained weights: a convention, of the order of
+instruction tuning (Taori et al. 2023, Stanford Alpaca: 52,000 examples three times, 128 a step)."""
 MAX_GPUS = 10**9
 MAX_PRICE = 1e9
 """Largest price of a GPU-hour, in any currency."""
@@ -42,8 +45,16 @@ def check(tokens: object, prices: Mapping[str, object], **amounts: object) -> No
         raise SettingsError(problems)
 
 
-def usual_tokens(parameters: float) -> float:
+def is_fine_tuning(settings: Mapping[str, Any]) -> bool:
+    """Return whether settings adapt a trained model: LoRA, or pretrained weights; unknown settings do not say so."""
+    rank = settings.get("lora_rank")
+    return (is_number(rank) and rank > 0) or settings.get("weights") == "pretrained"
+
+
+def usual_tokens(parameters: float, fine_tuning: bool = False) -> float:
     """Return the tokens that a model of this size (0 if unknown) is trained on if none are given, to two digits."""
+    if fine_tuning:
+        return FINE_TUNING_TOKENS
     return float(f"{TOKENS_PER_PARAMETER * parameters:.1e}") if parameters > 0 else DEFAULT_TOKENS
 
 

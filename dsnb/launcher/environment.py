@@ -23,6 +23,16 @@ NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 PACKAGES = ("torch", "deepspeed", "transformers", "papermill", "numpy")
 RECORDED = ("TORCH*", "PYTORCH_*", "CUDA_*", "NVIDIA_*", "NCCL_*", "OMP_*", "MKL_*", "ATEN_*", "DS_*")
 """Environment variables that may change results or speed: recorded with their values, and forwarded to other hosts."""
+SET_BY_LAUNCHERS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+    *("TORCHELASTIC_*", "PET_*", "OMPI_COMM_WORLD_*", "ACCELERATE_*", "FSDP_*", "NCCL_COMM_ID"),
+    "DSNB_OWNER_PID",
+)
+"""Environment variables with which launchers of distributed programs give a process its place and its meeting point,
+and defaults of torchrun's options. A shell, notebook or pod that was started by one passes its own on; ranks never
+inherit them.
+"""
 _SECRET = re.compile("(^|_)(TOKEN|SECRET|PASS|PASSWORD|PASSWD|PWD|CREDENTIALS?|KEY|APIKEY|AUTH)(_|$)", re.IGNORECASE)
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Variables that configure torch's allocator (as of 2.13). If any is set, dsnb sets none, whichever torch prefers."""
@@ -57,7 +67,16 @@ def describe(ranks: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 def is_recorded(name: str) -> bool:
     """Return whether an environment variable is recorded; names that suggest a secret never are."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in RECORDED) and not _SECRET.search(name)
+    return _matches(name, RECORDED) and not _matches(name, SET_BY_LAUNCHERS) and not _SECRET.search(name)
+
+
+def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables without those that another launcher has set for its own ranks."""
+    return {name: value for name, value in variables.items() if not _matches(name, SET_BY_LAUNCHERS)}
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _version(package: str) -> str | None:
@@ -83,7 +102,7 @@ def for_ranks(device: str, ranks: int, launched_at: float, allocator: str = "def
     `launched_at` is the time of the launch on this host's `dsnb.system.launch_clock`, the origin of every `t_s`. The
     setting `allocator` has no effect if the user has configured torch's allocator.
     """
-    env = {**os.environ, **interpreter.SAFE_PATH}  # inherited by processes that the ranks start
+    env = {**without_launcher(os.environ), **interpreter.SAFE_PATH}  # inherited by processes that the ranks start
     env["DS_ACCELERATOR"] = device
     env["LOCAL_SIZE"] = str(ranks)  # DeepSpeed's number of devices on a CPU
     env[launch_clock.LAUNCHED_AT] = repr(launched_at)

@@ -16,7 +16,7 @@ from dsnb.formulas import model_shapes
 from dsnb.launcher import environment
 from dsnb.run_folder.columns import ENDED, PLANNED
 from dsnb.run_folder.paths import RunPaths, SweepPaths
-from dsnb.run_folder.result import unfinished
+from dsnb.run_folder.result import check_readable, unfinished
 from dsnb.settings import deepspeed_keys, inputs
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW, accumulates_in_fp32, compiles_blocks
@@ -50,6 +50,7 @@ def create_run_dir(home: Path, experiment: str) -> Path:
 
 def prepare(run: RunPaths, experiment: Experiment) -> None:
     """Create the run folder and write settings and environment; refuse a folder with a finished run."""
+    check_readable(run)
     before = records.read_json(run.result)
     if before and before.get("status") in ENDED and not unfinished(run):
         raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder")
@@ -85,6 +86,15 @@ def write_experiment(run: RunPaths, experiment: Experiment, planned: Mapping[str
     further = {name: value for name, value in planned.items() if value is not None}
     further |= {"inputs": files} if (files := inputs.digests(settings)) else {}
     records.write_json(run.experiment, {**settings, **names, **further})
+
+
+def check_writable(folder: Path) -> None:
+    """Raise LaunchError if a run cannot write its records to this folder, which need not exist yet."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        raise LaunchError(f"{folder} cannot be written: {existing} is no folder; choose another --output")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise LaunchError(f"{folder} cannot be written: {existing} is read-only; choose another --output")
 
 
 def check_free_space(folder: Path) -> None:

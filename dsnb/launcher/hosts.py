@@ -7,6 +7,7 @@ none outlives the launcher. They write to the run folder, which all hosts must s
 import contextlib
 import fnmatch
 import json
+import math
 import os
 import queue
 import secrets
@@ -19,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-from dsnb.errors import LaunchError
+from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
-from dsnb.launcher import environment
+from dsnb.launcher import code, environment
 from dsnb.launcher.on_host import MARK
 from dsnb.run_folder import node_comparison
 from dsnb.run_folder.paths import RunPaths
@@ -40,7 +41,14 @@ HEARTBEAT_S, ANSWER_TIMEOUT_S, END_TIMEOUT_S = 1.0, 60.0, 15.0
 
 def silence_s() -> float:
     """Return the seconds after which a silent host counts as lost: `$DSNB_SILENCE_S`, or 20."""
-    return max(4.0, float(os.environ.get("DSNB_SILENCE_S", "20")))
+    text = os.environ.get("DSNB_SILENCE_S", "20")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise SettingsError(f"the environment variable DSNB_SILENCE_S is {text[:80]!r}: give seconds, at least 4")
+    return max(4.0, seconds)
 
 
 def command(experiment: Experiment, host: Host, *words: str, **variables: str) -> list[str]:
@@ -59,7 +67,8 @@ def command(experiment: Experiment, host: Host, *words: str, **variables: str) -
     options = ("BatchMode=yes", "ConnectTimeout=10", "ControlMaster=no", alive, "ServerAliveCountMax=3")
     ssh = ["ssh", "-T", "-x", *(word for option in options for word in ("-o", option))]
     ssh += ["-p", str(experiment.ssh_port)] if experiment.ssh_port else []
-    ssh += ["-l", experiment.ssh_user] if experiment.ssh_user else []
+    user = experiment.ssh_user or host.user
+    ssh += ["-l", user] if user else []
     return [*ssh, "--", host.name, shlex.join(there)]
 
 
@@ -77,7 +86,7 @@ def forwarded(experiment: Experiment) -> dict[str, str]:
     patterns = [*FORWARDED, *filter(None, map(str.strip, experiment.forward_env.split(",")))]
     return {
         name: value
-        for name, value in os.environ.items()
+        for name, value in environment.without_launcher(os.environ).items()
         if name not in KEPT and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
 
@@ -85,7 +94,8 @@ def forwarded(experiment: Experiment) -> dict[str, str]:
 class Node:
     """One host and the connection to it, which is opened at once.
 
-    `facts` is the host's last answer, `end` how torchrun ended, `failure` how the host was lost or torchrun failed.
+    `facts` is the host's last answer, `end` how torchrun ended and `ended_s` when, `failure` how the host was lost or
+    torchrun failed.
     """
 
     def __init__(self, experiment: Experiment, host: Host, run: RunPaths | None = None, first_rank: int = 0) -> None:
@@ -93,6 +103,7 @@ class Node:
         self.ranks = list(range(first_rank, first_rank + len(host.devices)))
         self.facts: dict[str, Any] = {}
         self.end: dict[str, Any] = {}
+        self.ended_s = math.inf
         self.failure: str | None = None
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115
@@ -131,7 +142,7 @@ class Node:
                 if "t_s" in message and self._run:
                     records.append_line(self._run.gpu, {**message, "host": self.host.name})
                 elif "oom_kills" in message:
-                    self.end = message
+                    self.end, self.ended_s = message, time.monotonic()
                 elif message:
                     answered = True
                     now = {"clock_s": time.time(), "monotonic_s": launch_clock.now_s()}
@@ -161,6 +172,10 @@ class Node:
             self.failure = f"{name} was not reached: {self._last_message()}"
         elif answer["dsnb"] != __version__:
             self.failure = f"{name} has dsnb {answer['dsnb']} and this host {__version__}: install the same version"
+        elif answer.get("code") != code.digest():
+            self.failure = (
+                f"{name} has dsnb {__version__} like this host, but other code: install the same files on both"
+            )
         elif "error" in answer:
             self.failure = f"{name}: {answer['error']}"
         else:
@@ -281,7 +296,7 @@ class HostRanks:
         for node, count in zip(self._nodes, counts, strict=True):
             if count <= (last := max(node.host.devices)):
                 raise LaunchError(
-                    f"{node.host.name} has {count} usable GPUs and {last + 1} slots: correct the hostfile"
+                    f"{node.host.name} has {count} usable GPUs and {last + 1} slots: correct the hostfile or gpus"
                 )
         return "cuda"
 
@@ -319,8 +334,9 @@ class HostRanks:
                 node.send("\n")
 
     def exit_codes(self) -> dict[int, int]:
-        """Return the exit codes so far: rank -> code, negative if killed by that signal."""
-        return {rank: code for node in self._nodes for rank, code in node.exit_codes().items()}
+        """Return the exit codes so far: rank -> code, negative if killed by that signal, in the order of the ends."""
+        nodes = sorted(self._nodes, key=lambda node: node.ended_s)
+        return {rank: code for node in nodes for rank, code in node.exit_codes().items()}
 
     def ended(self) -> bool:
         """Return whether the ranks of all hosts have ended."""

@@ -34,7 +34,7 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 over NVLink, PCIe or shared memory. Variables set by the user take precedence."""
 
 
-def rank_variables(experiment: Experiment, gpus: list[int], launched_at_s: float) -> list[dict[str, str]]:
+def rank_variables(experiment: Experiment, gpus: list[str], launched_at_s: float) -> list[dict[str, str]]:
     """Return each rank's environment, with torchrun's variables; raise LaunchError if `master_port` is in use."""
     port, ranks = experiment.master_port, experiment.gpus
     if port and not is_free(LOCALHOST, port):
@@ -43,7 +43,7 @@ def rank_variables(experiment: Experiment, gpus: list[int], launched_at_s: float
     shared |= {"MASTER_ADDR": LOCALHOST, "MASTER_PORT": str(port or free_port(LOCALHOST)), "GROUP_RANK": "0"}
     shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     if experiment.device == "cuda":
-        shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        shared["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
@@ -102,7 +102,7 @@ class ForkServer:
 @contextlib.contextmanager
 def shared_servers(devices: set[str]) -> Iterator[None]:
     """Run one server per device for all processes started inside the `with` block, unless there is one already."""
-    servers = {device: ForkServer(device) for device in sorted(devices) if socket_variable(device) not in os.environ}
+    servers = {device: ForkServer(device) for device in sorted(devices) if not _is_served(device)}
     try:
         for device, server in servers.items():
             server.wait_ready()
@@ -112,6 +112,14 @@ def shared_servers(devices: set[str]) -> Iterator[None]:
         for device, server in servers.items():
             os.environ.pop(socket_variable(device), None)
             server.close()
+
+
+def _is_served(device: str) -> bool:
+    """Return whether the environment names a fork server that is running."""
+    with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
+        connection.connect(os.environ.get(socket_variable(device), ""))
+        return True
+    return False
 
 
 def _connect(device: str) -> socket.socket:
@@ -133,17 +141,20 @@ class ForkedRanks:
 
     host_of: Mapping[int, str] = MappingProxyType({})
     """Rank -> name of its host; empty, because there is only one."""
-    external_failure = None
-    """A failure outside the ranks: on one machine, every failure shows in the exit codes."""
+    external_failure: str | None = None
+    """How the fork server was lost; None if it was not."""
     _group: int | None = None
     """The process group; None before the ranks run."""
     _complete = False
     """Whether the server has reported the exit codes of all ranks."""
+    _ending = False
+    """Whether `end` has been called: then the launcher ends the ranks."""
 
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
         self.experiment, self._run = experiment, run
         chosen = hardware.gpus()[: experiment.gpus] if experiment.device == "cuda" else ()
-        self.gpus = [gpu.index for gpu in chosen]
+        self._visible = [gpu.visible_as for gpu in chosen]
+        self.gpus = [gpu.index for gpu in chosen if not gpu.is_slice]  # a sample would be of the whole GPU
         self._oom_kills = hardware.oom_kills()
         remove_stale_locks()
 
@@ -153,7 +164,7 @@ class ForkedRanks:
 
     def start(self, worker: str, launched_at_s: float) -> None:
         """Start the ranks; raise LaunchError if that fails."""
-        variables = rank_variables(self.experiment, self.gpus, launched_at_s)
+        variables = rank_variables(self.experiment, self._visible, launched_at_s)
         request = {"ranks": variables, "cwd": os.getcwd(), "log": str(self._run.console)}
         request |= {"worker": worker, "run_dir": str(self._run.dir)}
         self._codes: dict[int, int] = {}
@@ -173,13 +184,13 @@ class ForkedRanks:
         self._reader.start()
 
     def _read(self) -> None:
-        """Collect exit codes; if the server ends early, the missing ranks count as killed."""
+        """Collect exit codes; if the server ends early, its ranks are killed with it."""
         with contextlib.suppress(OSError):
             for message in map(json.loads, self._answers):
                 self._codes[message["rank"]] = message["exit"]
-        self._complete = self.ended()
-        for rank in range(self.experiment.gpus):
-            self._codes.setdefault(rank, -signal.SIGKILL)
+        self._complete = len(self._codes) == self.experiment.gpus
+        if not self._complete and not self._ending:
+            self.external_failure = "the fork server ended during the run, and its ranks with it"
 
     def exit_codes(self) -> dict[int, int]:
         """Return the exit codes so far: rank -> code, negative if killed by that signal."""
@@ -187,19 +198,22 @@ class ForkedRanks:
 
     def ended(self) -> bool:
         """Return whether every rank has ended."""
-        return len(self._codes) == self.experiment.gpus
+        return self.external_failure is not None or len(self._codes) == self.experiment.gpus
 
     def end(self) -> None:
         """Kill the process group, disconnect, and wait until the group is gone."""
         if self._group is None:
             return
         deadline_s = time.monotonic() + END_TIMEOUT_S
+        self._ending = True
         with contextlib.suppress(OSError):
             if not self._complete:  # otherwise the server has killed the group and reaped all of them
                 os.killpg(self._group, signal.SIGKILL)
         self._disconnect()
         with contextlib.suppress(RuntimeError):  # an interrupt came before it had started
             self._reader.join()
+        for rank in range(self.experiment.gpus):
+            self._codes.setdefault(rank, -signal.SIGKILL)
         with contextlib.suppress(OSError):
             while time.monotonic() < deadline_s:
                 os.killpg(self._group, 0)

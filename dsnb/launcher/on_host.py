@@ -21,7 +21,7 @@ import psutil
 
 from dsnb.errors import DsnbError
 from dsnb.files import records
-from dsnb.launcher import environment
+from dsnb.launcher import code, environment
 from dsnb.launcher.local import free_port, is_free, kill_family, remove_stale_locks
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
@@ -52,8 +52,16 @@ def main() -> int:
         try:
             answer = survey(request)
         except (DsnbError, OSError) as error:
-            answer = {"dsnb": __version__, "error": str(error)}
-        tell({**answer, "time": time.time(), "monotonic_s": launch_clock.now_s()})
+            answer = {"error": str(error)}
+        tell(
+            {
+                "dsnb": __version__,
+                "code": code.digest(),
+                **answer,
+                "time": time.time(),
+                "monotonic_s": launch_clock.now_s(),
+            }
+        )
     return 0
 
 
@@ -85,12 +93,14 @@ def run_ranks(request: dict[str, Any]) -> int:
 def set_environment(request: dict[str, Any]) -> list[int]:
     """Set the variables of the ranks, which inherit them, and return the numbers of their GPUs."""
     device, slots = request["device"], request["devices"]
-    gpus = [hardware.gpus()[slot].index for slot in slots] if device == "cuda" else []
-    os.environ.update(environment.for_ranks(device, len(slots), request["launched_at_s"], request["allocator"]))
+    gpus = [hardware.gpus()[slot] for slot in slots] if device == "cuda" else []
+    variables = environment.for_ranks(device, len(slots), request["launched_at_s"], request["allocator"])
+    os.environ.clear()  # of what another launcher has set, such as torchrun's options
+    os.environ.update(variables)
     os.environ.update(request["interfaces"], DSNB_OWNER_PID=str(os.getpid()))
     if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-    return gpus
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.visible_as for gpu in gpus)
+    return [gpu.index for gpu in gpus if not gpu.is_slice]
 
 
 def _end_with_stdin(silence_s: float) -> NoReturn:
@@ -112,7 +122,6 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.1)
     address, interface = own_address()
     answer = {
-        "dsnb": __version__,
         "host": socket.gethostname(),
         "address": address,
         "interface": interface,

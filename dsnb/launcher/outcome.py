@@ -3,9 +3,10 @@
 A status other than ok has a cause. A figure that was not measured is missing, never estimated.
 """
 
+import shutil
 import signal
 from collections.abc import Iterator, Mapping
-from math import inf, nan
+from math import nan
 from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any
@@ -28,19 +29,33 @@ PHASES = {
 """Phase of a failed rank -> its name in a sentence."""
 
 MACHINE_FAULTS = {
+    "address already in use": "leave master_port at 0 for any free port",
+    "it is in use there": "choose another",
+    "is in use by process": "wait until it is free",
+    "torchrun was stopped by": "find out who sent the signal",
     "Too many open files": "raise the limit of open files (`ulimit -n`)",
     "can't start new thread": "raise the limit of processes (`ulimit -u`)",
     "Resource temporarily unavailable": "raise the limit of processes (`ulimit -u`)",
     "No space left on device": "make room on the disk",
     "Disk quota exceeded": "make room on the disk",
+    "Read-only file system": "check the file system",
+    "Input/output error": "check the disk and the file system (`dmesg` shows them)",
     "Stale file handle": "check the file system",
     "devices are busy or unavailable": "end the program that holds the GPU (`nvidia-smi` shows it)",
     "uncorrectable ECC error": "check the GPU (`nvidia-smi -q -d ECC`)",
     "CUDA driver initialization failed": "check the driver (`nvidia-smi`)",
+    "no CUDA-capable device is detected": "check the driver (`nvidia-smi`)",
+    "system not yet initialized": "start NVIDIA's fabric manager",
+    "GPU is lost": "check the GPU (`dmesg`), and restart the machine",
 }
 """Texts of errors that the machine causes, not the settings, and what to do."""
+FROM_OUTSIDE = (*signals.STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+"""Signals from users, schedulers and limits of the machine, never from the settings of a run."""
+FULL_BYTES = 2**20
+"""A disk with less room than this takes no record of a failure."""
 MEASURED_BY_WORKER = (
     *("step_skew", "forward_skew", "cpu_bound", "launch_us", "host_memory_gib", "rank_host_memory_gib", "update_rms"),
+    "alloc_retries",
     *("recompilations", "graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
 )
 """The fields of `worker.json` that are figures already."""
@@ -50,10 +65,33 @@ BEFORE_RANKS_S, MAX_IDLE_GIB = 0.5, 1.0
 
 def without_machine_faults(status: str, cause: str | None) -> tuple[str, str | None]:
     """Return status and cause; a failure caused by the machine becomes an interruption, which the next call repeats."""
-    advice = next((advice for words, advice in MACHINE_FAULTS.items() if words in str(cause)), None)
-    if status not in {"failed", "interrupted"} or advice is None:
+    fault = machine_fault(str(cause))
+    if status not in {"failed", "interrupted"} or fault is None:
         return status, cause
+    advice = MACHINE_FAULTS[fault]
     return "interrupted", cause if advice in str(cause) else f"{cause}; {advice} and start the sweep again"
+
+
+def machine_fault(text: str) -> str | None:
+    """Return the words of `MACHINE_FAULTS` in a text; None if there are none."""
+    lowered = text.lower()
+    return next((words for words in MACHINE_FAULTS if words.lower() in lowered), None)
+
+
+def settled(experiment: Experiment, paths: RunPaths, status: str, cause: str | None) -> tuple[str, str | None]:
+    """Return the final status and cause of a run.
+
+    A run that was cut short by the machine, by dsnb or by the user says nothing about its settings: it is interrupted.
+    If all of its steps are recorded, it is finished, even if its processes had to be ended.
+    """
+    status, cause = without_machine_faults(status, cause)
+    if status not in {"interrupted", "timeout"}:
+        return status, cause
+    worker = record_schema.read(paths.worker)
+    is_profiled = not experiment.profile or (record_schema.read(paths.profile) or {}).get("ended_s") is not None
+    if worker is None or not is_profiled or not _has_all_steps(experiment, paths):
+        return status, cause
+    return _training_status(experiment, paths, worker)
 
 
 def run_status(
@@ -71,14 +109,35 @@ def run_status(
     if experiment.profile and worker is not None:  # the record is complete: only the profile can have failed
         return _training_status(experiment, paths, worker)
     nonzero = {rank: code for rank, code in exit_codes.items() if code != 0}
-    killed = {rank: code for rank, code in nonzero.items() if code == -signal.SIGKILL}
     failures = record_schema.read_lines(paths.failures)
-    if failures and not killed:  # if a rank was killed, errors of the others are consequences
-        name, cause = _name(failures[0].get("rank"), host_of), failures[0].get("cause")
-        return failures[0].get("status") or "failed", f"{name}: {_out_of_memory(failures[0])}{cause}"
+    own = [failure for failure in failures if failure.get("in_communication") is False]
+    first = next(iter(own or failures), None)
+    killed = _killed(nonzero, failures)
+    if killed is None and first is not None:
+        name, cause = _name(first.get("rank"), host_of), first.get("cause")
+        return first.get("status") or "failed", f"{name}: {_out_of_memory(first)}{cause}"
     if nonzero:
-        return _exit_status(killed or nonzero, paths, host_oom_kills, host_of)
+        rank = next(iter(nonzero)) if killed is None else killed
+        return _exit_status(rank, nonzero[rank], paths, host_oom_kills, host_of)
     return _training_status(experiment, paths, worker)
+
+
+def _killed(nonzero: dict[int, int], failures: list[dict[str, Any]]) -> int | None:
+    """Return the rank whose death by a signal is the cause of a failed run; None if there is none.
+
+    The errors of its peers, which lose their connections to it, are consequences. SIGKILL always comes from outside.
+    Another signal may be a consequence itself: NCCL, for instance, aborts a process whose peer is gone.
+    """
+    from_outside = [rank for rank, code in nonzero.items() if code == -signal.SIGKILL]
+    if from_outside:
+        return from_outside[0]
+    raised = {failure.get("rank") for failure in failures}
+    signalled = [rank for rank, code in nonzero.items() if code < 0 and rank not in raised]
+    if not signalled or any(failure.get("in_communication") is False for failure in failures):
+        return None
+    is_first = signalled[0] == next(iter(nonzero))
+    lost_a_peer = bool(failures) and all(failure.get("in_communication") for failure in failures)
+    return signalled[0] if is_first or lost_a_peer else None
 
 
 def _name(rank: int | None, host_of: Mapping[int, str]) -> str:
@@ -103,26 +162,28 @@ def _out_of_memory(failure: dict[str, Any]) -> str:
 
 
 def _exit_status(
-    exit_codes: dict[int, int], paths: RunPaths, host_oom_kills: int, host_of: Mapping[int, str]
+    rank: int, code: int, paths: RunPaths, host_oom_kills: int, host_of: Mapping[int, str]
 ) -> tuple[str, str]:
-    """Return the status and cause of a run whose ranks failed without a recorded exception."""
-    rank, code = next(iter(exit_codes.items()))
+    """Return the status and cause of a run whose rank ended with this code and without a recorded exception."""
     name, lines = _name(rank, host_of), last_lines(paths.console, 200)
     if host_oom_kills and code == -signal.SIGKILL:
         return "oom", f"{name} was killed by the kernel: the machine's memory ran out"
+    if -code in FROM_OUTSIDE:
+        return "interrupted", f"{name} was {signals.killed_by(-code)}"
     if any("out of memory" in line.lower() for line in lines):
         return "oom", f"{name} ended with exit code {code} after an out-of-memory error"
-    if fault := next((words for line in lines for words in MACHINE_FAULTS if words in line), None):
+    if fault := next(filter(None, map(machine_fault, lines)), None):
         return "failed", f"{name} ended with exit code {code} after '{fault}'"
+    if code > 0 and shutil.disk_usage(paths.dir).free < FULL_BYTES:  # it could not write why it failed
+        return "failed", f"{name} ended with exit code {code} after 'No space left on device'"
     return "failed", f"{name} was {signals.killed_by(-code)}" if code < 0 else f"{name} ended with exit code {code}"
 
 
 def _training_status(experiment: Experiment, paths: RunPaths, worker: dict[str, Any] | None) -> tuple[str, str | None]:
     """Return the status and cause of a run whose ranks all succeeded."""
     steps = record_schema.read_lines(paths.steps)
-    timed = sum(step.get("phase") == "timed" for step in steps)
-    expected = 0 if paths.bandwidth_plan.exists() else experiment.steps  # an all-reduce test has no steps
-    if worker is None or timed != expected:
+    if worker is None or not _has_all_steps(experiment, paths):
+        timed, expected = _timed_and_expected(experiment, paths)
         return "failed", f"the ranks ended after {timed} of {expected} timed steps without an error message"
     if worker.get("first_bad_step") is not None:
         return "nan", f"the loss was not a finite number at step {worker['first_bad_step']}"
@@ -133,6 +194,17 @@ def _training_status(experiment: Experiment, paths: RunPaths, worker: dict[str, 
         reason = "all updates were skipped" if all_skipped else "no gradient changed them beyond weight decay"
         return "untrained", f"the weights did not move in {len(steps)} steps: {reason}"
     return "ok", None
+
+
+def _has_all_steps(experiment: Experiment, paths: RunPaths) -> bool:
+    timed, expected = _timed_and_expected(experiment, paths)
+    return timed == expected
+
+
+def _timed_and_expected(experiment: Experiment, paths: RunPaths) -> tuple[int, int]:
+    """Return the number of recorded timed steps and that of the settings; an all-reduce test has no steps."""
+    timed = sum(step.get("phase") == "timed" for step in record_schema.read_lines(paths.steps))
+    return timed, 0 if paths.bandwidth_plan.exists() else experiment.steps
 
 
 def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
@@ -154,7 +226,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         **{name: worker.get(name) for name in MEASURED_BY_WORKER},
         "tokens_per_s": rate,
         # tokens of skipped steps are processed, but not trained on
-        "trained_tokens_per_s": rate * (1 - skipped / len(timed)) if rate is not None else None,
+        "trained_tokens_per_s": None if rate is None or skipped is None else rate * (1 - skipped / len(timed)),
         "tokens_per_s_per_gpu": rate_per_gpu,
         "step_time_mean_s": fmean(times_s) if times_s else None,
         "step_time_median_s": median(times_s) if times_s else None,
@@ -164,17 +236,24 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         **{f"oom_{name}": failed.get(name) for name in ("phase", "step", "allocated_gib", "requested_gib")},
         "needed_gib": None if None in needed_gib else sum(needed_gib),
         **gpu,
-        "loss_first": steps[0].get("loss") if steps else None,
-        "loss_last": steps[-1].get("loss") if steps else None,
+        **_losses(experiment, steps, ended=bool(worker)),
         "grad_norm_last": steps[-1].get("grad_norm") if steps else None,
         "skipped_steps": skipped,
-        "skipped_warmup_steps": _skipped(steps) - skipped,
-        "slow_steps": len(slow_steps(timed)),
-        "timed_steps": len(timed),
+        "skipped_warmup_steps": _skipped([step for step in steps if step.get("phase") == "warmup"]),
+        "slow_steps": len(slow_steps(timed)) if times_s else None,
+        "timed_steps": len(times_s),
         "attention_used": worker.get("attention"),
         "note": "; ".join(_notes(experiment, timed, gpu, worker, samples)) or None,
         **(_profile(paths) if experiment.profile else {}),
     }
+
+
+def _losses(experiment: Experiment, steps: list[dict[str, Any]], ended: bool) -> dict[str, float | None]:
+    """Return the first and the last loss; None if they are rank 0's alone: ranks average them when a run ends."""
+    is_mean = ended or experiment.data_parallel == 1 or experiment.pipeline_parallel > 1  # whose engine averages them
+    if not steps or not is_mean:
+        return {"loss_first": None, "loss_last": None}
+    return {"loss_first": steps[0].get("loss"), "loss_last": steps[-1].get("loss")}
 
 
 def _times_s(timed: list[dict[str, Any]]) -> dict[int, float]:
@@ -182,8 +261,10 @@ def _times_s(timed: list[dict[str, Any]]) -> dict[int, float]:
     return {step["step"]: step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)}
 
 
-def _skipped(steps: list[dict[str, Any]]) -> int:
-    return sum(bool(step.get("skipped")) for step in steps)
+def _skipped(steps: list[dict[str, Any]]) -> int | None:
+    """Return the number of skipped steps; None if a step does not say whether it was."""
+    skipped = [step.get("skipped") for step in steps]
+    return None if None in skipped else sum(map(bool, skipped))
 
 
 def slow_steps(timed: list[dict[str, Any]]) -> dict[int, float]:
@@ -215,6 +296,11 @@ def _notes(
     if slow := slow_steps(timed):
         longest = max(slow, key=lambda step: slow[step])
         yield f"{len(slow)} timed steps took over twice the median, step {longest} {slow[longest]:.1f} times the median"
+    if count := worker.get("alloc_retries"):
+        yield (
+            f"the allocator returned memory {count:,.0f} times in {len(timed)} timed steps: the GPU's memory was "
+            "nearly full, so the speed is not that of the setting"
+        )
     if count := worker.get("recompilations"):
         yield f"torch.compile compiled {count} graphs during the timed steps: use more warm-up steps"
     if count := worker.get("graph_breaks"):
@@ -260,26 +346,37 @@ def gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any], gpus: int
     """Return the GPU figures of a run from the records of `gpu.jsonl` and `worker.json`.
 
     Means are over GPUs, not samples, so that hosts with fewer samples have the same weight. Utilization, clocks and
-    power are those of the timed steps; `run_energy_kwh` is that of the whole run.
+    power are those of the timed steps; `run_energy_kwh` is that of the whole run. Without a record of the worker, the
+    run was cut short, and memory in use is that of the whole run as well.
     """
-    steps_s = worker.get("steps_from_s", 0.0), worker.get("timed_to_s", worker.get("ended_s", inf))
-    timed = _within(samples, worker.get("timed_from_s", inf), worker.get("timed_to_s", -inf))
+    in_steps = _within(samples, worker.get("steps_from_s"), worker.get("timed_to_s")) if worker else samples
+    timed = _within(samples, worker.get("timed_from_s"), worker.get("timed_to_s"))
     timed_s, energy_j = (worker.get("phases_s") or {}).get("timed"), worker.get("energy_j")
-    counters = _by_gpu(samples, "energy_j")
-    spent = [values[-1] - values[0] for values in counters if len(values) > 1]
-    used_gib = [row["memory_used_gib"] for row in _within(samples, *steps_s) if row.get("memory_used_gib") is not None]
-    used_gib += [worker["device_memory_gib"]] if worker.get("device_memory_gib") is not None else []
+    used_gib = [row.get("memory_used_gib") for row in in_steps] + [worker.get("device_memory_gib")]
+    is_long = timed_s is not None and timed_s >= metrics.UTILIZATION_S
     return {
-        "device_memory_gib": max(used_gib, default=None),
-        "gpu_util_pct": _mean(timed, "util_pct") if (timed_s or 0.0) >= metrics.UTILIZATION_S else None,
+        "device_memory_gib": max((gib for gib in used_gib if gib is not None), default=None),
+        "gpu_util_pct": _mean(timed, "util_pct") if is_long else None,
         "sm_clock_mhz": _mean(timed, "sm_clock_mhz"),
         "energy_j": energy_j,
         "power_w": energy_j / timed_s / gpus if energy_j is not None and timed_s else None,
-        "run_energy_kwh": sum(spent) / 3.6e6 if spent and len(spent) == len(counters) else None,
+        "run_energy_kwh": _run_energy_kwh(samples, gpus),
     }
 
 
-def _within(samples: list[dict[str, Any]], first_s: float, last_s: float) -> list[dict[str, Any]]:
+def _run_energy_kwh(samples: list[dict[str, Any]], gpus: int) -> float | None:
+    """Return the energy of all GPUs from their counters; None if one is missing or was reset."""
+    counters = _by_gpu(samples, "energy_j")
+    spent_j = [values[-1] - values[0] for values in counters if len(values) > 1]
+    if len(spent_j) != gpus or min(spent_j) < 0:
+        return None
+    return sum(spent_j) / 3.6e6
+
+
+def _within(samples: list[dict[str, Any]], first_s: float | None, last_s: float | None) -> list[dict[str, Any]]:
+    """Return the samples of a span of time; none if one of its ends is unknown."""
+    if first_s is None or last_s is None:
+        return []
     return [row for row in samples if first_s <= row["t_s"] <= last_s]
 
 

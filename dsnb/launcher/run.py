@@ -15,7 +15,7 @@ from dsnb.launcher.environment import sampled
 from dsnb.launcher.folder import create_run_dir, prepare, write_description
 from dsnb.launcher.hosts import HostRanks
 from dsnb.launcher.local import ForkedRanks
-from dsnb.launcher.outcome import run_status, summarize_run, without_machine_faults
+from dsnb.launcher.outcome import run_status, settled, summarize_run
 from dsnb.launcher.progress import Progress
 from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import RunPaths
@@ -86,15 +86,42 @@ def launch(
         if ranks:
             with contextlib.suppress(OSError, LaunchError):  # report the first error
                 ranks.end()
-        outcome = "failed", str(error) if isinstance(error, DsnbError) else f"{type(error).__name__}: {error}"
-        if isinstance(error, KeyboardInterrupt):
-            outcome = "interrupted", "stopped by the user"
-        finish(experiment, run, ranks.exit_codes() if ranks else {}, began_s, outcome)
+        finish(experiment, run, ranks.exit_codes() if ranks else {}, began_s, cut_short(experiment, error))
         raise
-    status, cause = ended_by or run_status(experiment, run, codes, ranks.oom_kills(), ranks.host_of)
-    if status == "failed" and (failure := ranks.external_failure) and failure not in str(cause):
-        cause = f"{failure}; {cause}"
-    return finish(experiment, run, ranks.exit_codes(), began_s, (status, cause))
+    return finish(experiment, run, ranks.exit_codes(), began_s, outcome_of(run, ranks, codes, ended_by))
+
+
+def cut_short(experiment: Experiment, error: BaseException) -> tuple[str, str]:
+    """Return status and cause of a run that an error in this process has ended, not one in its ranks.
+
+    It says nothing about the settings, unless it refuses them. A host that cannot take part is a result: a sweep over
+    groups of hosts looks for it.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", "stopped by the user"
+    if isinstance(error, SettingsError) or (isinstance(error, LaunchError) and experiment.hostfile):
+        return "failed", str(error)
+    return "interrupted", str(error) if isinstance(error, DsnbError) else f"{type(error).__name__}: {error}"
+
+
+def outcome_of(
+    run: RunPaths, ranks: Ranks, exit_codes: dict[int, int], ended_by: tuple[str, str] | None
+) -> tuple[str, str | None]:
+    """Return status and cause of a run whose ranks have ended, or were ended for the reason `ended_by`.
+
+    A lost host or fork server is the cause unless memory ran out before, or all steps were recorded.
+    """
+    lost = ranks.external_failure
+    if ended_by and not lost:
+        return ended_by
+    status, cause = run_status(ranks.experiment, run, exit_codes, ranks.oom_kills(), ranks.host_of)
+    if lost is None or status != "failed":
+        return status, cause
+    if isinstance(ranks, HostRanks):
+        return ended_by or ("failed", lost if lost in str(cause) else f"{lost}; {cause}")
+    if ranks.oom_kills():
+        return "oom", f"{lost}: the machine's memory ran out"
+    return "interrupted", lost
 
 
 def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> tuple[str, str] | None:
@@ -113,7 +140,7 @@ def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> tu
             exceeded = f"no end within the time limit of {limits.time_limit_s:g} s"
         elif state.step < state.total and now_s > last_step_s + limits.step_timeout_s:
             exceeded = f"no step within step_timeout_s of {limits.step_timeout_s:g} s"
-        if exceeded and not ranks.ended():
+        if exceeded and failed_s == math.inf and not ranks.ended():
             return "timeout", f"{exceeded}, {state.step} of {state.total} steps done"
         if failure := ranks.external_failure:
             return "failed", failure
@@ -129,11 +156,8 @@ def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> tu
 def finish(
     experiment: Experiment, run: RunPaths, exit_codes: dict[int, int], began_s: float, outcome: tuple[str, str | None]
 ) -> Result:
-    """Write and return the result; `outcome` is status and cause."""
+    """Write and return the result of a launch; `outcome` is status and cause."""
     worker = record_schema.read(run.worker) or {}
-    if versions := worker.get("versions"):
-        machine = records.read_json(run.environment) or {}
-        records.write_json(run.environment, {**machine, **versions, "power_source": worker.get("power_source")})
     wall_s, ended_s = launch_clock.now_s() - began_s, worker.get("ended_s")
     phases_s = dict(worker.get("phases_s") or {})
     if ended_s is not None:
@@ -142,7 +166,23 @@ def finish(
             phases_s["profile"], ended_s = profile_ended_s - ended_s, profile_ended_s
         phases_s["stop"] = wall_s - ended_s
     phases_s["wall"] = wall_s
-    summary = summarize_run(experiment, run)
-    result = Result(*without_machine_faults(*outcome), exit_codes, phases_s, summary, run.dir)
+    phases_s = {phase: seconds for phase, seconds in phases_s.items() if seconds >= 0}  # clocks of hosts may jump
+    return write_result(experiment, run, exit_codes, phases_s, outcome)
+
+
+def write_result(
+    experiment: Experiment,
+    run: RunPaths,
+    exit_codes: dict[int, int],
+    phases_s: dict[str, float],
+    outcome: tuple[str, str | None],
+) -> Result:
+    """Write and return the result of a run from its records; `outcome` is status and cause of its processes."""
+    worker = record_schema.read(run.worker) or {}
+    if versions := worker.get("versions"):
+        machine = records.read_json(run.environment) or {}
+        records.write_json(run.environment, {**machine, **versions, "power_source": worker.get("power_source")})
+    status, cause = settled(experiment, run, *outcome)
+    result = Result(status, cause, exit_codes, phases_s, summarize_run(experiment, run), run.dir)
     result.write()
     return result

@@ -183,14 +183,16 @@ Errors = Mapping[str, PredictionError]
 """Errors by kind of setting, as `kinds` names them, and of `ALL`."""
 
 _DATA = json.loads(Path(__file__).with_name("accuracy.json").read_text(encoding="utf-8"))
-TIME_ERRORS, ELSEWHERE, PEAK_ERRORS = (
+TIME_ERRORS, ELSEWHERE, PEAK_ERRORS, HOST_ERRORS = (
     {name: PredictionError(*numbers) for name, numbers in _DATA[table].items()}
-    for table in ("times", "elsewhere", "peaks")
+    for table in ("times", "elsewhere", "peaks", "host")
 )
 """Measured by `python -m benchmarks.prediction_errors`: `unseen` on settings drawn at random or chosen before any
 similar run, on one to four H200 of seven hosts, none used in the fit; `elsewhere` with the constants of H200 on four
-published tables and our own runs on H100; `memory` for peaks on one and two H200. docs/explanation/prediction.md also
-lists kinds of fewer settings."""
+published tables and our own runs on H100; `memory` for peaks on one and two H200; `benchmarks.host_memory` for `host`.
+docs/explanation/prediction.md also lists kinds of fewer settings."""
+HOST_KINDS = ("with offload", "without offload")
+"""Kinds of settings by what they keep in host memory."""
 
 
 def kind(experiment: Experiment) -> str:
@@ -218,15 +220,29 @@ def kinds(experiment: Experiment, by_cpu: bool) -> Iterator[str]:
     yield ALL
 
 
-def kinds_elsewhere(gpu: str, nodes: int) -> Iterator[str]:
+def kinds_elsewhere(experiment: Experiment, gpu: str, nodes: int) -> Iterator[str]:
     """Yield the kinds of a setting on a GPU without measured runs, from the narrowest to `ALL`."""
     place = "one node" if nodes == 1 else "several nodes"
-    yield from (f"{gpu}, {place}", place, ALL)
+    if experiment.offload != "none":  # the host decides, not the GPU
+        yield from (kind(experiment), ALL)
+    else:
+        yield from (f"{gpu}, {place}", place, ALL)
 
 
 def peak_error(experiment: Experiment) -> tuple[str, PredictionError]:
     """Return the kind of settings on which the error of a predicted peak was measured, and the error."""
     return expected_error((kind(experiment), ALL), PEAK_ERRORS, MIN_PEAKS)
+
+
+def host_kind(experiment: Experiment) -> str:
+    """Return which of `HOST_KINDS` a setting is."""
+    return HOST_KINDS[0] if experiment.offload != "none" else HOST_KINDS[1]
+
+
+def host_error(experiment: Experiment) -> tuple[str, PredictionError]:
+    """Return the kind of settings on which the error of predicted host memory was measured, and the error."""
+    name = host_kind(experiment)
+    return name, HOST_ERRORS[name]
 
 
 def expected_error(

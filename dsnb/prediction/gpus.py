@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dsnb.errors import SettingsError
 from dsnb.settings.experiment import Experiment
-from dsnb.system import hardware
+from dsnb.system import gpu_names, hardware
 
 NODE_GPUS = 8
 """GPUs of a node, if an experiment does not give its number of nodes."""
@@ -50,8 +50,9 @@ def _read() -> Iterator[GpuSpec]:
     with open(Path(__file__).with_name("gpus.csv"), encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             name, _ = row.pop("name"), row.pop("source")
-            if peak := hardware.PEAKS.get(name.partition("-")[0].lower()):
-                rates = (peak.fp32, peak.tf32 or peak.fp32, peak.bf16 or peak.fp16)
+            if fp32 := hardware.peak_tflops(name, "fp32"):
+                tf32, bf16 = (hardware.peak_tflops(name, precision) for precision in ("tf32", "bf16"))
+                rates = (fp32, tf32 or fp32, bf16 or hardware.peak_tflops(name, "fp16"))
                 row |= dict(zip(("fp32_tflops", "tf32_tflops", "half_tflops"), rates, strict=True))
             numbers = {field: float(value) for field, value in row.items() if field != "switched"}
             yield GpuSpec(name, **numbers, switched=row["switched"] == "1")
@@ -60,15 +61,20 @@ def _read() -> Iterator[GpuSpec]:
 GPUS = {gpu.name: gpu for gpu in _read()}
 
 
+BY_NAME = {gpu_names.parse(name): gpu for name, gpu in GPUS.items()}
+
+
 @lru_cache
 def find(name: str) -> GpuSpec:
-    """Return a GPU by its key, or by a name as NVML or a publication writes it (`NVIDIA H200`, `A100-SXM4-80GB`)."""
-    words = f" {name.lower().replace('-', ' ')} ".replace(" mi150x ", " mi250x ")  # a publication's name for its die
-    for key in sorted(GPUS, key=len, reverse=True):
-        if f" {key.lower().replace('-', ' ')} " in words:
-            small = {"A100": "40gb", "V100": "16gb"}.get(key)
-            return GPUS[f"{key}-{small.upper()}" if small and f" {small} " in words else key]
-    raise SettingsError([f"unknown GPU {name!r}: choose one of {', '.join(GPUS)}"])
+    """Return a GPU by its key, or by a name as NVML or a publication writes it (`NVIDIA H200`, `A100-SXM4-80GB`).
+
+    A name with a word that is not understood, such as a MIG slice's or a laptop's, is an unknown GPU.
+    """
+    known = gpu_names.parse(name)
+    spec = known and (BY_NAME.get(known) or BY_NAME.get(known._replace(memory_gb=None)))
+    if spec is None:
+        raise SettingsError([f"unknown GPU {name!r}: choose one of {', '.join(GPUS)}"])
+    return spec
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,13 @@ class Link:
     def nodes(self, experiment: Experiment) -> int:
         """Return the number of nodes of an experiment."""
         return max(int(experiment.nodes or 1), math.ceil(experiment.gpus / NODE_GPUS))
+
+    def check(self, gpus: int, nodes: int) -> None:
+        """Raise SettingsError if GPUs are on several nodes, and nothing connects these."""
+        if nodes > 1 and not self.network_gb_per_s:
+            raise SettingsError(
+                f"gpus is {gpus}, on {nodes} nodes: say how these are connected, such as ib:400 (Gbit/s a GPU)"
+            )
 
     def inside_gb_per_s(self, gpu: GpuSpec, members: int, node_gpus: int) -> float:
         """Return a GPU's bandwidth in one direction to `members` - 1 others of its node of `node_gpus`.

@@ -223,7 +223,10 @@ def _ddp(engine: Engine) -> list[Moment]:
 
 
 def _fsdp(engine: Engine) -> list[Moment]:
-    """Hold everything in shards; the root and one block are gathered, and accumulated gradients are not sharded."""
+    """Hold everything in shards; the root and one block are gathered.
+
+    Gradients of earlier micro-batches are shards, too, unless they are reduced once a step: then they are whole.
+    """
     share = engine.trained / engine.ranks
     native = engine.experiment.precision in HALF and engine.experiment.mixed_precision == "native"
     gathered = (2 if native else 4) * (engine.trace.of_root + engine.trace.of_block)
@@ -231,16 +234,15 @@ def _fsdp(engine: Engine) -> list[Moment]:
     states = Moment("states", weights=weights, optimizer=engine.moments / engine.ranks)
     # A block's gradients are copied to fp32 to be reduced, where the weights of the next one take less.
     reduced = 2 * engine.trace.of_block if native else 0
-    passes = _passes(
-        engine, states.plus(buffers=gathered), 4 * engine.trained, gradient=4 / engine.ranks, later=reduced
-    )
+    kept = 4 * (engine.trained if engine.experiment.reduce_gradients == "step" else share)
+    passes = _passes(engine, states.plus(buffers=gathered), kept, gradient=4 / engine.ranks, later=reduced)
     return [*passes, states.plus("optimizer", gradients=4 * share)]
 
 
 def _zero(engine: Engine) -> list[Moment]:
     """Return the moments of ZeRO's stage."""
-    stage = engine.experiment.zero_stage
-    if stage == 1 and accumulates_in_fp32(vars(engine.experiment)):
+    stage, is_offloaded = engine.experiment.zero_stage, engine.experiment.offload != "none"
+    if stage == 1 and accumulates_in_fp32(vars(engine.experiment)) and not is_offloaded:
         return _zero1_in_fp32(engine)
     return (_zero0, _zero12, _zero12, _zero3)[stage](engine)
 
@@ -293,7 +295,8 @@ def _offloaded_optimizer(engine: Engine, states: Moment) -> list[Moment]:
     states = states.plus(buffers=width * largest)
     if engine.experiment.zero_stage == 1:
         states = states.plus(buffers=engine.buckets if engine.accumulates else 0)
-        return _passes(engine, states, width * engine.trained, width)
+        accumulated = 4 if accumulates_in_fp32(vars(engine.experiment)) else width
+        return _passes(engine, states, accumulated * engine.trained, width)
     held = min(engine.bucket, width * engine.trained)
     outside_bucket = width * largest if width * largest > engine.bucket else 0
     # The norm of the rank's share of the largest gradient is taken in fp64: `set_norm_for_param_grad_in_gpu`.
@@ -305,7 +308,7 @@ def _offloaded_optimizer(engine: Engine, states: Moment) -> list[Moment]:
 def _zero1_in_fp32(engine: Engine) -> list[Moment]:
     """Hold fp32 accumulators for all gradients on every rank: DeepSpeed's BF16_Optimizer."""
     trained = engine.trained
-    optimizer = 0 if engine.experiment.offload != "none" else engine.masters / engine.ranks
+    optimizer = engine.masters / engine.ranks
     states = Moment("states", weights=2 * trained + engine.frozen_bytes, gradients=4 * trained, optimizer=optimizer)
     after = states.plus(gradients=2 * trained)
     steps = [after.plus(name, buffers=2 * trained) for name in ("reduction", "optimizer")]

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from dsnb.errors import SettingsError
-from dsnb.files import records
+from dsnb.files import cache, records
 from dsnb.prediction import gpus
 from dsnb.prediction.gpus import GpuSpec
 from dsnb.prediction.step_time import Constants
-from dsnb.run_folder import paths
 
 REFERENCE: dict[str, Any] = json.loads(Path(__file__).with_name("probe_reference.json").read_text(encoding="utf-8"))
 """Probe of a host for which the constants hold, as `dsnb probe --output` writes it; `about` describes it."""
@@ -38,7 +37,7 @@ WORST, BEST = 0.05, 20.0
 def save(record: dict[str, Any]) -> Path | None:
     """Keep a probe in the user's cache, one for each host and GPU; None if there is no cache."""
     name = re.sub(r"[^a-z0-9]+", "-", f"{record['host']} {record['gpu_name'] or 'cpu'}".lower()).strip("-")
-    if (home := paths.cache_home()) is None:
+    if (home := cache.home()) is None:
         return None
     file = home / "probes" / f"{name}.json"
     records.write_json(file, record)
@@ -47,7 +46,7 @@ def save(record: dict[str, Any]) -> Path | None:
 
 def stored(gpu: str) -> dict[str, Any] | None:
     """Return the newest probe of a GPU, of this host if there is one; None if there is none."""
-    home, host, of_gpu = paths.cache_home(), socket.gethostname(), []
+    home, host, of_gpu = cache.home(), socket.gethostname(), []
     for file in sorted((home / "probes").glob("*.json")) if home else ():
         record = records.read_json(file) or {}
         with contextlib.suppress(SettingsError):

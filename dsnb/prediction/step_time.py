@@ -22,6 +22,7 @@ from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.shapes import Mode, shape
 from dsnb.prediction.work import gathering_passes, recomputed_share, trained_parameters, work
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import accumulates_in_fp32
 
 LATENCY_S = 20e-6
 """Of one collective: an all-reduce of 8 B on two H200 takes 23 to 44 us, of 1 MiB 22 us (docs/LOG.md)."""
@@ -39,6 +40,12 @@ GRADIENT_BUCKET = 25 * 2**20 / 4
 """DDP's gradients in a message (torch's default, 25 MiB of fp32)."""
 ZERO_BUCKET = 5e8
 """Elements in a message of ZeRO (DeepSpeed's default)."""
+HOST_LINKS = 2
+"""Links to the GPUs that the memory of one host feeds at their whole rate. Two GPUs sent block inputs as fast as one
+(`checkpoint_offload`); for more, one link for each of two sockets is assumed."""
+HOST_CASTS = 12 / 28
+"""Time of casting a weight on the host and copying it unpinned, in updates of a parameter, by the bytes that both move:
+ZeRO 3 does that where the weights stay on the GPU."""
 POWERSGD_SHARE = 1.4
 """Numbers in PowerSGD's factors of rank 1 over hidden size, for each number of hidden size squared."""
 
@@ -59,7 +66,7 @@ class Constants:
     network_efficiency: float  # between nodes
     host_link_efficiency: float  # to host memory
     overlap: float  # share of communication beside computation that is hidden
-    cpu_parameter_ns: float  # of the CPU, to update a parameter whose optimizer state is in host memory
+    cpu_parameter_ns: float  # of a host, to update a parameter whose optimizer state is in its memory
 
     def on_host(self, launch_ratio: float) -> "Constants":
         """Return the constants of a host whose launches take `launch_ratio` times as long, as does all its Python."""
@@ -71,7 +78,7 @@ DEFAULT = Constants(**json.loads(Path(__file__).with_name("constants.json").read
 `python -m benchmarks.prediction_errors` names, but those of 2026-11-24 and later, which are held out;
 `python -m benchmarks.prediction_errors fit` fits them again, from the `PRIOR` there. Those of the host are then scaled
 to the launch time of the median host, because the hosts of these runs were faster than later ones."""
-FITTED_SETTINGS = 254
+FITTED_SETTINGS = 253
 """Settings that `DEFAULT` was fitted to."""
 
 
@@ -119,7 +126,7 @@ class Setting:
     host_launches: float  # operations that Python and autograd start one by one in both passes
     host_parameters: float  # tensors that the optimizer's step handles one by one while the GPU waits, by ZeRO's stage
     host_gathers: float  # parameters or blocks that ZeRO 3 or FSDP gathers and frees in Python
-    offloaded_activation_bytes: float  # inputs of blocks to host memory and back
+    offloaded_activation_bytes: float  # inputs of a rank's blocks to host memory and back
     pipeline_fill: float  # share of its work for which a stage waits: (p - 1) / m
     data_inside: float  # `routes`: in a node, and between nodes; 0 where a route has no such part
     data_network: float
@@ -135,7 +142,7 @@ class Setting:
     tensor_all_reduce: float = 0.0  # among tensor-parallel ranks
     point_to_point: float = 0.0  # between pipeline stages
     to_host: float = 0.0  # between the GPU and host memory
-    cpu_parameters: float = 0.0  # parameters that the CPU updates for this rank
+    cpu_parameters: float = 0.0  # parameters that one host updates, for all of its ranks
     data_messages: float = 0.0  # collectives, and sends of a pipeline
     tensor_messages: float = 0.0
     pipeline_messages: float = 0.0
@@ -145,8 +152,7 @@ class Setting:
 
 def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
     """Return the counts of an experiment on a GPU; a SettingsError says why it cannot be predicted."""
-    if experiment.matmul == "fp8":
-        raise SettingsError("matmul is 'fp8': neither its time nor its memory can be predicted; measure it")
+    check(experiment, link)
     peak = attention = gpu.peak_flops(experiment.precision)
     if experiment.precision in {"fp32", "tf32"}:  # which no flash kernel takes
         attention = FP32_ATTENTION * gpu.peak_flops("fp32")
@@ -156,6 +162,13 @@ def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
     counts["matmul_flops"] += counts.pop("fp32_flops") * peak / gpu.peak_flops("fp32")
     memory = gpu.memory_gb_per_s * 1e9 * gpu.memory_gain
     return Setting(peak * gpu.product_gain, attention * gpu.product_gain, memory, **counts)
+
+
+def check(experiment: Experiment, link: Link) -> None:
+    """Raise SettingsError if an experiment cannot be predicted, as far as that is known without counting its model."""
+    if experiment.matmul == "fp8":
+        raise SettingsError("matmul is 'fp8': neither its time nor its memory can be predicted; measure it")
+    link.check(experiment.gpus, link.nodes(experiment))
 
 
 def traffic(experiment: Experiment) -> dict[str, float]:
@@ -183,10 +196,6 @@ def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]
     A ring over several nodes enters and leaves each node once, so its members on a node add up their network.
     """
     nodes = link.nodes(experiment)
-    if nodes > 1 and not link.network_gb_per_s:
-        raise SettingsError(
-            f"gpus is {experiment.gpus}, on {nodes} nodes: say how these are connected, such as ib:400 (Gbit/s a GPU)"
-        )
     node_gpus = max(1, experiment.gpus // nodes)
     split, replicas = experiment.tensor_parallel, experiment.data_parallel
 
@@ -202,7 +211,7 @@ def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]
         **route("tensor", split, 1),
         "pipeline_inside": link.inside_gb_per_s(gpu, 2, node_gpus) * 1e9,
         "pipeline_network": 0.0 if is_within else link.network_gb_per_s * 1e9,
-        "host_link": gpu.pcie_gb_per_s * 1e9,
+        "host_link": gpu.pcie_gb_per_s * 1e9 * min(1.0, HOST_LINKS / node_gpus),
     }
 
 
@@ -215,10 +224,11 @@ def _data_traffic(experiment: Experiment) -> dict[str, float]:
     trained, everything = trained_parameters(experiment) / model_parallel, model.parameters / model_parallel
     weight, gradient = _widths(experiment)
     if experiment.strategy == "fsdp":
+        reductions = 1 if experiment.reduce_gradients == "step" else count
         return {
             "all_gather": 2 * count * everything * weight * once,
-            "reduce_scatter": trained * gradient * once,  # only with the last micro-batch
-            "data_messages": (2 * count + 1) * model.layers,
+            "reduce_scatter": reductions * trained * gradient * once,
+            "data_messages": (2 * count + reductions) * model.layers,
             "reduction_overlaps": 1.0,
             "gather_overlaps": 1.0,
         }
@@ -276,17 +286,29 @@ def _widths(experiment: Experiment) -> tuple[float, float]:
 
 
 def _offload_traffic(experiment: Experiment) -> dict[str, float]:
-    """Return the traffic to host memory: gradients down and weights up; with `all`, weights for each pass too."""
+    """Return a rank's traffic to host memory, and the parameters that its host updates.
+
+    The ranks of a host share its memory's bandwidth: one rank with all parameters on 16 cores takes as long as four
+    with a quarter each on 64 (OPT-1.3B on H100), so an update costs a host as much for any number of ranks.
+
+    Gradients go down in fp32 (ZeRO 1 and 2) or as they are accumulated (ZeRO 3), and weights up. Where earlier
+    gradients are in host memory (ZeRO 2 and 3), each further micro-batch fetches them and sends the sum back. With
+    `all`, weights come up for each pass instead.
+    """
     offloaded = (experiment.offload or "none").partition("-")[0]
     if offloaded == "none":
         return {}
-    shard = trained_parameters(experiment) / experiment.gpus
+    shard, count = trained_parameters(experiment) / experiment.gpus, experiment.grad_accum
     weight, gradient = _widths(experiment)
-    downs = experiment.grad_accum if experiment.zero_stage >= 2 else 1
-    moved = shard * (downs * gradient + weight)
-    if offloaded == "all":
-        moved += 2 * experiment.grad_accum * shard * weight
-    return {"to_host": moved, "cpu_parameters": shard}
+    if experiment.zero_stage == 3:
+        accumulated = 4.0 if accumulates_in_fp32(vars(experiment)) else gradient
+        moved = (2 * count - 1) * accumulated
+    else:
+        moved = 4.0 + ((2 * count - 1) * gradient if experiment.zero_stage == 2 and count > 1 else 0.0)
+    moved += 2 * count * weight if offloaded == "all" else weight
+    casts = HOST_CASTS if offloaded == "optimizer" and experiment.zero_stage == 3 and weight < 4 else 0.0
+    of_host = trained_parameters(experiment) / Link().nodes(experiment)
+    return {"to_host": moved * shard, "cpu_parameters": (1 + casts) * of_host}
 
 
 def problem(experiment: Experiment, gpu: str, link: str) -> str:

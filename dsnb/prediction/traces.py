@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsnb.errors import SettingsError
-from dsnb.files import records
+from dsnb.files import cache, records
 from dsnb.formulas import model_shapes
 from dsnb.formulas.memory import HALF
 from dsnb.run_folder import paths
@@ -174,7 +174,7 @@ def _is_kept(key: str) -> bool:
 
 
 def _file(key: str) -> Path | None:
-    home = paths.cache_home()
+    home = cache.home()
     return home / "traces" / f"{key}.json" if home else None
 
 

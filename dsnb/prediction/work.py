@@ -212,7 +212,9 @@ def _weight_traffic(experiment: Experiment, model: Counts, mode: Mode) -> float:
     if experiment.strategy == "fsdp" and experiment.gpus > 1:
         moved += 14  # gathered weights into place in both passes, gradients cast and laid out to be scattered
     earlier = 1 - 1 / experiment.grad_accum  # the share of micro-batches that add to the gradients of earlier ones
-    if mode.width == 4 or mode.autocast or experiment.strategy == "fsdp":
+    if experiment.strategy == "fsdp" and experiment.reduce_gradients == "micro-batch":
+        moved += 12 * earlier / experiment.data_parallel  # to the rank's share
+    elif mode.width == 4 or mode.autocast or experiment.strategy == "fsdp":
         moved += 12 * earlier
     elif earlier:
         moved += 6 + 12 * earlier if accumulates_in_fp32(vars(experiment)) else 6 * earlier

@@ -19,9 +19,9 @@ from dsnb.analysis.decide import (
     without_probes,
 )
 from dsnb.analysis.flags import Flag, flags
-from dsnb.analysis.summary import UNSTABLE, unstable
+from dsnb.analysis.summary import UNSTABLE, unstable, varies
 from dsnb.analysis.tasks import Task, tasks
-from dsnb.analysis.texts import fixed
+from dsnb.analysis.texts import fit, fixed
 from dsnb.analysis.words import NO_RUNS, words
 from dsnb.render.tables import Html, bullet_list, number_table, subheading
 from dsnb.runs import labels
@@ -42,6 +42,8 @@ PLAN = {
     "gpus": "GPUs",
     "peak_allocated_gib": "peak allocated (GiB)",
     "peak_allocated_error_pct": "error of it (%)",
+    "peak_reserved_gib": "peak reserved (GiB)",
+    "host_memory_gib": "host memory of a node (GiB)",
     "tokens_per_s": "tokens/s",
     "tokens_per_s_error_pct": "error of tokens/s, days and cost (%)",
     "days": "days",
@@ -100,7 +102,7 @@ def _card(task: Task, decision: Decision) -> str:
 
 
 def remarks(runs: pd.DataFrame) -> list[str]:
-    """Return sentences on failed runs of a task, differing losses, unstable settings, and untried faster ones."""
+    """Return sentences on failed runs of a task, differing losses, unstable and mixed settings, and untried ones."""
     bad = runs[runs["status"] != "ok"]
     statuses = bad["status"].replace({"oom": "out of memory"}).value_counts()
     counts = ", ".join(f"{count} {labels.text(name)}" for name, count in statuses.items())
@@ -114,7 +116,7 @@ def remarks(runs: pd.DataFrame) -> list[str]:
         "those of settings that compute the same: find the cause before you choose such a setting. "
         f"{', '.join(names[:MAX_NAMED])}{more}."
     )
-    return [ended, *unstable_settings(runs), *([odd_losses] if names else []), *_not_tried(runs)]
+    return [ended, *unstable_settings(runs), *mixed_settings(runs), *([odd_losses] if names else []), *_not_tried(runs)]
 
 
 def unstable_settings(runs: pd.DataFrame) -> list[str]:
@@ -131,6 +133,19 @@ def unstable_settings(runs: pd.DataFrame) -> list[str]:
         f"{labels.count(len(names), 'setting')} {are} unstable and not ranked: {their} repeats differ by more than "
         f"{UNSTABLE:g} times in tokens/s ({'; '.join(ranges)}{more}). Measure {them} again while nothing else uses the "
         "machine (see docs/how-to/noise.md)."
+    ]
+
+
+def mixed_settings(runs: pd.DataFrame) -> list[str]:
+    """Report settings whose runs are not repeats (`dsnb.analysis.summary.varies`); empty if there are none."""
+    differing = varies(named_runs(runs))
+    differing = differing[differing != ""]
+    if differing.empty:
+        return []
+    named = [f"{name} in {columns}" for name, columns in differing.head(MAX_NAMED).items()]
+    more = f"; and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
+    return [
+        f"The medians of {labels.count(len(differing), 'setting')} are over runs that differ: {'; '.join(named)}{more}."
     ]
 
 
@@ -165,7 +180,7 @@ def _plan_table(plan: Recommendation, currency: str) -> Html:
     shown = shown.dropna(axis="columns", how="all") if len(shown) else shown
     titles = {**PLAN, "cost": f"cost ({currency.strip()})"}
     if "fits" in shown:
-        shown = shown.assign(fits=shown["fits"].map({True: "yes", False: "no"}))
+        shown = shown.assign(fits=[fit(row) for row in plan.table.to_dict("records")])
     else:
         shown = shown.drop(columns=["days_low", "days_high"], errors="ignore")
     if "kind" in plan.table and set(plan.table["kind"]) == {CPU}:

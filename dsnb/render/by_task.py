@@ -53,9 +53,9 @@ def _first(texts: list[str]) -> str:
 def sections(runs: pd.DataFrame, part: Callable[[pd.DataFrame], object], heading: str = "h3") -> Html:
     """Apply `part` to the runs of each task; with several tasks, each result has a title."""
     every = tasks(runs)
-    texts = {task.title: str(part(task.runs)) for task in every[:MAX_TASKS]}
+    texts = [(task.title, str(part(task.runs))) for task in every[:MAX_TASKS]]
     several = len(every) > 1
-    titled = [f"{tables.subheading(title if several else '', heading)}{text}" for title, text in texts.items() if text]
+    titled = [f"{tables.subheading(title if several else '', heading)}{text}" for title, text in texts if text]
     left = len(every) - MAX_TASKS
     return Html("".join(titled) + (f"<p>{labels.count(left, 'more task')} not shown here.</p>" if left > 0 else ""))
 
@@ -69,7 +69,9 @@ def _ranked(runs: pd.DataFrame) -> Html:
     summary = summarize(runs).sort_values("tokens_per_s_median", ascending=False, kind="stable")
     no_rank = summary.index.isin(unstable(runs))
     ranked = pd.concat([summary[~no_rank], summary[no_rank]])
-    return tables.to_html(tables.format_summary(ranked, labels.common_unit(runs)), which="the fastest")
+    return tables.to_html(
+        tables.format_summary(ranked, labels.common_unit(runs)), (tables.VARIES,), which="the fastest"
+    )
 
 
 def meanings(runs: pd.DataFrame) -> Html:

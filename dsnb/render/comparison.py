@@ -130,7 +130,7 @@ def with_predictions(runs: pd.DataFrame, link: str = "nvlink") -> list[Html | Pi
     parts: list[Html | Picture] = [Html(f"<h2>Predicted and measured</h2>{paragraphs}")]
     if not summary.loc[ALL, [f"{name}_settings" for name in COMPARED]].any():
         return parts
-    return [*parts, to_html(_by_strategy(summary)), figure(table)]
+    return [*parts, to_html(_by_kind(summary)), figure(table)]
 
 
 def figure(table: pd.DataFrame) -> Picture:
@@ -206,8 +206,8 @@ def _sentences(table: pd.DataFrame, summary: pd.DataFrame) -> Iterator[str]:
         )
 
 
-def _by_strategy(summary: pd.DataFrame) -> pd.DataFrame:
-    """Format the errors by strategy."""
+def _by_kind(summary: pd.DataFrame) -> pd.DataFrame:
+    """Format the errors by kind of setting."""
     columns = {}
     for name, title in TITLES.items():
         if summary[f"{name}_settings"].any():

@@ -31,10 +31,10 @@ CATEGORIES = [
     "#1f7fd1", "#e0561a", "#0f9d58", "#8a63e0", "#b8860b", "#c2569f", "#1499a8", "#e0405e", "#7f9b12", "#7d838c",
 ]  # fmt: skip
 """Values of a setting in the explorer: each has a contrast of 3 or more in its light and dark theme."""
-STRATEGIES = dict(
+PARALLELISM = dict(
     zip(("ZeRO 0", "ZeRO 2", "ZeRO 1", "ZeRO 3", "DDP", "FSDP"), CATEGORIES, strict=False), plain=CATEGORIES[-1]
 )
-"""Colours of strategies; combinations of TP and PP have the remaining categories."""
+"""Colours of the ways to share a training; combinations of TP and PP have the remaining categories."""
 SEQUENCE = ["#3b4d8f", "#575d8a", "#70708a", "#88838a", "#a29884", "#bead77", "#dcc463", "#f4dd50"]
 """The middle of cividis, whose lightness increases steadily: for settings with more values than categories."""
 UNSELECTED = "#9aa3ad66"
@@ -54,11 +54,11 @@ STATUSES = {
 MEMORY_PARTS = [BLUE, SKY_BLUE, ORANGE, PURPLE, GREEN, YELLOW]
 
 
-def strategies(names: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each strategy."""
-    others = [name for name in names if name not in STRATEGIES]
-    unused = itertools.cycle(colour for colour in CATEGORIES if colour not in STRATEGIES.values())
-    return {**STRATEGIES, **dict(zip(others, unused, strict=False))}
+def parallelism(names: Sequence[str]) -> dict[str, str]:
+    """Return a colour for each way to share a training among GPUs."""
+    others = [name for name in names if name not in PARALLELISM]
+    unused = itertools.cycle(colour for colour in CATEGORIES if colour not in PARALLELISM.values())
+    return {**PARALLELISM, **dict(zip(others, unused, strict=False))}
 
 
 def sequence(count: int) -> list[str]:

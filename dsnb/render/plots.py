@@ -19,11 +19,11 @@ from dsnb.render import palette
 from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
 from dsnb.run_folder.columns import OVER_TIME
 from dsnb.runs import labels
-from dsnb.runs.labels import MEMORY, METRIC_LABELS
+from dsnb.runs.labels import MEMORY, METRIC_LABELS, PARALLELISM
 from dsnb.runs.load import load_steps
 
 MAX_UPRIGHT = 8
-"""Maximum number of strategies whose names are horizontal below an axis."""
+"""Maximum number of values whose names are horizontal below an axis."""
 MAX_SHAPES = 200
 """Maximum number of runs drawn as vector shapes; the dots of more runs are rasterized, to limit the file size."""
 MAX_ROWS = 40
@@ -32,7 +32,7 @@ MAX_LENGTH = 52
 
 
 def overview(runs: pd.DataFrame) -> Picture:
-    """Draw throughput, step time, memory and utilization of the ok runs by strategy and precision."""
+    """Draw throughput, step time, memory and utilization of the ok runs by parallelism and precision."""
     ok = _ok(runs)
     memory = next((name for name in MEMORY if ok[name].notna().any()), MEMORY[-1])
     metrics = [rate(ok), "step_time_mean_s", memory, "gpu_util_pct"]
@@ -40,31 +40,31 @@ def overview(runs: pd.DataFrame) -> Picture:
     def draw() -> Figure:
         figure, axes = plt.subplots(2, 2, figsize=(10, 6.4), layout="constrained")
         for axis, metric in zip(axes.flat, metrics, strict=True):
-            _plot_by_strategy(ok, metric, axis)
+            _plot_by_parallelism(ok, metric, axis)
         shared_legend(figure, "upper right")
         return figure
 
-    return Picture(draw, "Throughput, step time, memory and utilization by strategy and precision")
+    return Picture(draw, "Throughput, step time, memory and utilization by parallelism and precision")
 
 
 def _ok(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the ok runs with their strategy in one column, ordered by strategy."""
+    """Return the ok runs, ordered by parallelism."""
     ok = with_choices(runs[runs["status"] == "ok"])
-    order = ok["strategy"].map(labels.axis("strategy").sort_key)
+    order = ok[PARALLELISM].map(labels.axis(PARALLELISM).sort_key)
     return ok.loc[order.sort_values(kind="stable").index] if len(ok) else ok
 
 
-def _plot_by_strategy(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
-    """Draw one metric of ok runs by strategy: medians as bars, ranges as lines, runs as dots."""
+def _plot_by_parallelism(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
+    """Draw one metric of ok runs by parallelism: medians as bars, ranges as lines, runs as dots."""
     label = METRIC_LABELS[metric]
-    titles = {"xlabel": labels.axis("strategy").title, "ylabel": label.heading}
+    titles = {"xlabel": labels.axis(PARALLELISM).title, "ylabel": label.heading}
     axis.set(**titles)
-    measured = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(subset=[metric, "strategy"])
+    measured = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(subset=[metric, PARALLELISM])
     if measured.empty:
         note(axis, "no run succeeded" if ok.empty else "no run measured it")
         return
     shared = {
-        "x": measured["strategy"], "y": measured[metric] * label.factor, "hue": measured["precision"],
+        "x": measured[PARALLELISM], "y": measured[metric] * label.factor, "hue": measured["precision"],
         "hue_order": [name for name in palette.PRECISIONS if name in set(measured["precision"])],
         "palette": palette.PRECISIONS, "ax": axis,
     }  # fmt: skip
@@ -75,7 +75,7 @@ def _plot_by_strategy(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
         rasterized=len(measured) > MAX_SHAPES,
     )  # fmt: skip
     axis.set(**titles)
-    names = list(dict.fromkeys(measured["strategy"]))
+    names = list(dict.fromkeys(measured[PARALLELISM]))
     rotation = 0 if len(names) <= MAX_UPRIGHT else 90
     axis.set_xticks(range(len(names)), [name.replace(" x ", " x\n") for name in names], rotation=rotation)
     axis.yaxis.set_major_formatter(PLAIN_TICKS)

@@ -12,6 +12,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result, Shortage, last_lines
 from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
+from dsnb.system import hardware
 
 HEADLINES = (
     "tokens_per_s", "tokens_per_s_per_gpu", "step_time_mean_s", "MEMORY", "mfu", "cpu_bound", "power_w", "loss_last",
@@ -33,8 +34,16 @@ def _figures(result: Result) -> str:
     names = [memory if name == "MEMORY" else name for name in HEADLINES]
     if result.summary.get("tokens_per_s") == result.summary.get("tokens_per_s_per_gpu"):
         names.remove("tokens_per_s_per_gpu")  # one rank
-    note = result.summary.get("note")
-    return _table(_labelled(result, names)) + (f"<p>Note: {_text(note)}</p>" if note else "")
+    notes = filter(None, (result.summary.get("note"), _unknown_gpu(result)))
+    return _table(_labelled(result, names)) + "".join(f"<p>Note: {_text(note)}</p>" for note in notes)
+
+
+def _unknown_gpu(result: Result) -> str:
+    """Return that the MFU is missing because the GPU is unknown; empty if it is not."""
+    name = (record_schema.read(RunPaths(result.run_dir).worker) or {}).get("gpu_name")
+    if not name or hardware.peak_tflops(name, "fp32"):
+        return ""
+    return f"The peak rate of {name} is unknown, and with it the MFU."
 
 
 def _failure(result: Result) -> str:

@@ -17,8 +17,9 @@ from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml, records
 from dsnb.run_folder.columns import ENVIRONMENT, SETTINGS
 from dsnb.run_folder.paths import SweepPaths
+from dsnb.runs import labels
 from dsnb.runs.copies import displayable
-from dsnb.runs.labels import AXES, METRIC_LABELS
+from dsnb.runs.labels import AXES, METRIC_LABELS, WITHOUT_ZERO
 from dsnb.runs.table import numbers
 
 DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")
@@ -35,6 +36,8 @@ REPLACED_BY = {
     "host_memory_gib": "peak_allocated_gib",
 }
 """Metrics that are left out if another one was measured."""
+VARIES = "runs differ in"
+"""Heading of `varies`, which is shown where the runs of any row are not repeats."""
 MAX_ROWS = 100
 """Maximum rows of a table in a report; the explorer has all runs."""
 MAX_VALUES = 12
@@ -64,6 +67,8 @@ def format_summary(summary: pd.DataFrame, unit: str = "GPU") -> pd.DataFrame:
     `unit` is `GPU` or `rank` (`dsnb.runs.labels.common_unit`).
     """
     table = summary[["n", "n_failed"]].astype(str).rename(columns={"n_failed": "not ok"})
+    if (summary["varies"] != "").any():
+        table[VARIES] = summary["varies"]
     medians = {metric: summary[f"{metric}_median"] for metric in METRIC_LABELS}
     for metric, median in medians.items():
         same, better = medians.get(SAME_AS.get(metric, "")), medians.get(REPLACED_BY.get(metric, ""))
@@ -154,8 +159,18 @@ def _range(runs: pd.DataFrame, name: str) -> str:
 
 
 def settings(runs: pd.DataFrame) -> Html:
-    """Return every setting with its distinct values in the runs."""
-    return _listed({name: _values(runs, name) for name in SETTINGS})
+    """Return every setting with its distinct values in the runs, and in how many it is unknown."""
+    return _listed({name: _setting(runs, name) for name in SETTINGS})
+
+
+def _setting(runs: pd.DataFrame, name: str) -> str:
+    shown = _values(runs, name)
+    if not shown:
+        return ""
+    is_unknown = runs[name].isna()
+    if name == "zero_stage" and "strategy" in runs:
+        is_unknown &= ~runs["strategy"].isin(list(WITHOUT_ZERO))
+    return f"{shown}; unknown in {labels.count(is_unknown.sum(), 'run')}" if is_unknown.any() else shown
 
 
 def _values(runs: pd.DataFrame, name: str) -> str:

@@ -91,6 +91,12 @@ _NAMES = [
     Column("source", "Who measured: `dsnb`, a program whose log was read, or a published table.", kind=TEXT),
 ]
 _SHARING = [
+    Column(
+        "parallelism",
+        "How GPUs share the training, as one value of `strategy`, `zero_stage`, `tensor_parallel` and "
+        "`pipeline_parallel`: `plain`, `DDP`, `FSDP`, `ZeRO 0` to `ZeRO 3`, `TP 2 x ZeRO 1`.",
+        kind=TEXT,
+    ),
     Column("device", "`cuda` or `cpu`.", kind=TEXT),
     *each(
         COUNT,
@@ -159,7 +165,8 @@ FIGURES = [
     ),
     Column(
         "device_memory_gib",
-        "Peak memory in use on any GPU during the steps (NVML: all processes, no driver reserve).",
+        "Peak memory in use on any GPU during the steps, or since the launch of a run that was cut short (NVML: all "
+        "processes, no driver reserve).",
         _gib("peak memory in use"),
     ),
     Column(
@@ -203,7 +210,12 @@ FIGURES = [
         "tflops_per_gpu / TFLOP/s of a large matrix product measured on the same GPU model.",
         _percent("MFU of a measured matmul", better="higher"),
     ),
-    Column("loss_last", "Last step, mean over ranks.", Metric("last loss", digits=3, better="lower"), kind=NUMBER),
+    Column(
+        "loss_last",
+        "Last step, mean over ranks; missing if several ranks did not end.",
+        Metric("last loss", digits=3, better="lower"),
+        kind=NUMBER,
+    ),
     Column("grad_norm_last", "Of the last step, before clipping.", Metric("gradient norm", digits=3)),
     Column(
         "update_rms",
@@ -228,6 +240,8 @@ FIGURES = [
         skipped_warmup_steps="Warm-up steps whose update the fp16 loss scaler skipped.",
         slow_steps="Timed steps that took more than twice the median.",
         launch_us="Time that the host needed for a small operation, measured after the steps; missing on a CPU.",
+        alloc_retries="How often torch's allocator returned memory to the GPU and asked again in the timed steps, on "
+        "the worst rank: the GPU's memory was nearly full. Missing on a CPU.",
         recompilations="Graphs that torch.compile compiled during the timed steps.",
         graph_breaks="Different reasons for which torch.compile left its graph in the run; missing if not compiled.",
         nan_steps="Steps with a loss that is not a number, as Megatron logs them.",
@@ -243,7 +257,7 @@ FIGURES = [
     ),
     *each(
         NUMBER,
-        loss_first="Loss of the first step, warm-up included, mean over ranks.",
+        loss_first="Loss of the first step, warm-up included, mean over ranks; missing if several ranks did not end.",
         loss_mean="Mean loss of a whole training, as transformers' Trainer logs it.",
     ),
 ]
@@ -302,7 +316,12 @@ _STEPS = [
     Column("phase", "`warmup` or `timed`.", kind=TEXT),
     Column("t_s", "End of the step, since the launch.", kind=NUMBER),
     Column("step_time_s", "Time between boundaries in the GPU's queue (CPU: a monotonic clock).", _ms("step time")),
-    Column("loss", "Loss, mean over ranks and micro-batches.", Metric("loss", digits=3, better="lower"), kind=NUMBER),
+    Column(
+        "loss",
+        "Loss, mean over ranks and micro-batches; until a run ends, rank 0's.",
+        Metric("loss", digits=3, better="lower"),
+        kind=NUMBER,
+    ),
     Column("tokens", "Tokens of the step over all ranks."),
     Column(
         "allocated_gib",

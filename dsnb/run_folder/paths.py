@@ -4,8 +4,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from dsnb.errors import SettingsError
 
 PACKAGE = Path(__file__).parents[1]
@@ -16,6 +14,8 @@ SHIPPED = PACKAGE if (PACKAGE / "notebooks").is_dir() else PACKAGE.parent
 """Folder of dsnb's own `notebooks` and `params`: inside an installed package, beside it in a checkout."""
 PROBE = "_probe-bs"
 """Part of the name of a probe: earlier versions searched for the largest micro-batch that fits."""
+MAX_NAME_BYTES = 255
+"""Maximum length of a file's name on Linux and macOS."""
 BANDWIDTH = "bandwidth"
 """The folder of all-reduce tests in a sweep's folder; no experiment can have this name."""
 
@@ -70,9 +70,18 @@ class SweepPaths:
     report = File("report.html", "The report, one HTML file.")
 
     def run(self, experiment: str, repeat: int) -> RunPaths:
-        """Return the paths of one run; raise SettingsError if the name leads out of the sweep's folder."""
+        """Return the paths of one run; a SettingsError refuses a name that is no folder's, or too long."""
         if not experiment or experiment in {".", ".."} or Path(experiment).name != experiment:
             raise SettingsError(f"experiment name {experiment!r} is not a plain folder name: leave out '/' and '..'")
+        for part in (*self.dir.parts, experiment):
+            if (size := len(os.fsencode(part))) > MAX_NAME_BYTES:
+                what = "experiment name" if part == experiment else "folder name"
+                advice = (
+                    "set fewer settings to other values than their defaults" if part == experiment else "shorten it"
+                )
+                raise SettingsError(
+                    f"{what} {part[:40] + '...'!r} has {size} bytes: file systems allow {MAX_NAME_BYTES}; {advice}"
+                )
         return RunPaths(self.dir / experiment / f"run{repeat}")
 
 
@@ -95,17 +104,6 @@ def params_root() -> Path:
 def _home() -> Path:
     here = Path.cwd()
     return next((folder for folder in (here, *here.parents) if (folder / "notebooks").is_dir()), here)
-
-
-def cache_home() -> Path | None:
-    """Return the folder of traces and probes: `$DSNB_CACHE`, or the user's cache; None if there is none."""
-    try:
-        if (chosen := os.environ.get("DSNB_CACHE")) is not None:
-            return None if chosen in {"", "off"} else Path(chosen).expanduser()
-        folder = platformdirs.user_cache_path("dsnb", appauthor=False)
-    except RuntimeError:  # no home, or `~` of an unknown user
-        return None
-    return folder if folder.is_absolute() else None  # some versions return `~` as it is instead of raising
 
 
 def notebook_template(name: str) -> Path:

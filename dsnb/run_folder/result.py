@@ -126,7 +126,9 @@ class Result:
         run = RunPaths(self.run_dir)
         settings = Experiment.recorded(record_schema.read(run.experiment) or {}).model_dump()
         machine = record_schema.read(run.environment) or {}
-        of_host = settings["device"] != "cuda" or -signal.SIGKILL in self.exit_codes.values()
+        # A rank that recorded where its memory ran out was not killed; the launcher kills its peers afterwards.
+        was_killed = self.summary.get("oom_phase") is None and -signal.SIGKILL in self.exit_codes.values()
+        of_host = settings["device"] != "cuda" or was_killed
         memory = [gpu["memory_gib"] for gpu in machine.get("gpus") or [] if gpu.get("memory_gib")]
         at_hand = machine.get("memory_gib") if of_host else min(memory, default=None)
         return Shortage(
@@ -178,6 +180,20 @@ def missing_record(
     if not environment:
         return f"{_RUN.environment} is missing or empty"
     return None if has_steps else f"{_RUN.steps} is missing"
+
+
+def check_readable(run: RunPaths) -> None:
+    """Raise LaunchError if a record exists that cannot be read: the run may be finished, and must not be repeated."""
+    for path in (run.result, run.experiment, run.environment, run.steps):
+        try:
+            records.read_file(path)
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # missing or damaged: the run is repeated
+            continue
+        except OSError as error:
+            raise LaunchError(
+                f"{path} cannot be read ({error.strerror}), and its run may be finished: make it readable, or choose "
+                "another folder"
+            ) from error
 
 
 def unfinished(run: RunPaths) -> str | None:

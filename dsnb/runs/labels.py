@@ -12,13 +12,24 @@ from dsnb.settings.experiment import DECLARED
 from dsnb.settings.training import Setting, text
 
 __all__ = [
-    "AXES", "MEMORY", "METRIC_LABELS", "Metric", "axis", "choice", "common_unit", "count", "has_effect", "is_on",
-    "place", "setting", "span", "strategy", "text", "unit", "unusual_choice",
+    "AXES", "MEMORY", "METRIC_LABELS", "PARALLELISM", "SHARING", "WITHOUT_ZERO", "Metric", "axis", "choice",
+    "common_unit", "count", "has_effect", "is_on", "parallelism", "place", "setting", "span", "text", "unit",
+    "unusual_choice",
 ]  # fmt: skip
-
+PARALLELISM = "parallelism"
+"""Derived column: how GPUs share the training, the settings of `SHARING` as one value such as "ZeRO 3"."""
+PARALLEL_SIZES = {"TP": "tensor_parallel", "PP": "pipeline_parallel"}
+SHARING = ("strategy", "zero_stage", *PARALLEL_SIZES.values())
+WITHOUT_ZERO = {"plain": "plain", "ddp": "DDP", "fsdp": "FSDP"}
+"""Strategies that have no ZeRO stage -> display names."""
+WHOLE = ("plain", "ddp")
+"""Strategies that split no layers: every process has the whole model."""
 _WORK = ("micro_batch_size", "seq_len", "data")
 """Settings of a rank's work; settings of the hardware come before them."""
-AXES = {name: DECLARED[name] for name in sorted(DECLARED, key=_WORK.__contains__) if DECLARED[name].is_axis} | {
+AXES = {
+    "model": DECLARED["model"],
+    PARALLELISM: Setting("parallelism", "{}", order=(*WITHOUT_ZERO.values(), "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3")),
+    **{name: DECLARED[name] for name in sorted(DECLARED, key=_WORK.__contains__) if DECLARED[name].is_axis},
     "trained": Setting("trained", "{}"),
     "gpu_name": Setting("GPU", "{}"),
     "source": Setting("source", "{}"),
@@ -26,11 +37,9 @@ AXES = {name: DECLARED[name] for name in sorted(DECLARED, key=_WORK.__contains__
     "status": Setting("status", "{}", order=STATUSES, words={"oom": "out of memory", "nan": "loss not a number"}),
 }
 """The most important settings, and other columns that tell runs apart, in display order; other settings follow."""
-_STRATEGIES = {"plain": "plain", "ddp": "DDP", "fsdp": "FSDP"}
 _NOT_UNUSUAL = {
-    "strategy", "zero_stage", "tensor_parallel", "pipeline_parallel", "precision", "mixed_precision", "compile",
-    "micro_batch_size", "grad_accum", "gpus", "nodes", "gpu_name",
-    "model", "seq_len", "data", "trained", "source", "sweep", "status",
+    PARALLELISM, *SHARING, "precision", "mixed_precision", "compile", "micro_batch_size", "grad_accum", "gpus", "nodes",
+    "gpu_name", "model", "seq_len", "data", "trained", "source", "sweep", "status",
 }  # fmt: skip
 """Columns that `setting` words separately, and columns that are no settings or belong to the task."""
 
@@ -60,19 +69,24 @@ def count(number: float, noun: str) -> str:
     return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
 
 
-def strategy(run: Mapping[str, Any]) -> str:
-    """Return how GPUs share the training: "plain", "ZeRO 3", "TP 2 x PP 2 x ZeRO 1"."""
+def parallelism(run: Mapping[str, Any]) -> str:
+    """Return how GPUs share the training: "plain", "ZeRO 3", "TP 2 x PP 2 x ZeRO 1"; empty if nothing is known.
+
+    A size without a value is `?`, since it need not be 1; a row without the column has no such size.
+    """
     name = _text(run, "strategy")
     named = "" if name in {"-", "deepspeed"} else name
-    sharded = _STRATEGIES.get(name, f"ZeRO {_text(run, 'zero_stage')}" if _is_known(run, "zero_stage") else named)
-    sizes = [("TP", run.get("tensor_parallel")), ("PP", run.get("pipeline_parallel"))]
-    shares = [f"{short} {size:g}" for short, size in sizes if isinstance(size, int | float) and size > 1]
+    sharded = WITHOUT_ZERO.get(name, f"ZeRO {_text(run, 'zero_stage')}" if _is_known(run, "zero_stage") else named)
+    sizes = {short: _text(run, name) for short, name in PARALLEL_SIZES.items() if name in run}
+    may_be_split = sharded and name not in WHOLE
+    unshown = {"0", "1"} if may_be_split else {"0", "1", "-"}
+    shares = [f"{short} {size.replace('-', '?')}" for short, size in sizes.items() if size not in unshown]
     return " x ".join(filter(None, [*shares, sharded]))
 
 
 def setting(run: Mapping[str, Any]) -> str:
     """Return the settings of a run in words, without its task and without usual or unknown values."""
-    shared = "the plain loop" if (name := strategy(run)) == "plain" else name
+    shared = "the plain loop" if (name := parallelism(run)) == "plain" else name
     precision = _text(run, "precision") if _is_known(run, "precision") else ""
     autocast = " autocast" if precision and run.get("mixed_precision") == "autocast" else ""
     unusual = [unusual_choice(run, name) for name in AXES if name not in _NOT_UNUSUAL]
@@ -102,14 +116,14 @@ def choice(run: Mapping[str, Any], name: str) -> str:
 
 
 def has_effect(run: Mapping[str, Any], name: str) -> bool:
-    """Return whether a setting has an effect in a run: `checkpoint_every` needs activation checkpointing."""
+    """Return whether a setting has an effect in a run: mixed precision needs half precision."""
     needed = axis(name).only_with
-    return not needed or is_on(run.get(needed))
+    return not needed or is_on(needed, run.get(needed))
 
 
-def is_on(value: object) -> bool:
-    """Return whether a value turns a setting on; unknown values do."""
-    return text(value).lower() not in {"false", "0", "off", "none"}
+def is_on(name: str, value: object) -> bool:
+    """Return whether a value of a setting lets settings that depend on it have an effect; unknown values do."""
+    return text(value).lower() not in axis(name).off
 
 
 def unusual_choice(run: Mapping[str, Any], name: str) -> str:

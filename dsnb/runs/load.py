@@ -10,6 +10,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,14 @@ from dsnb.runs import copies, run_folders
 from dsnb.runs.copies import displayable, sweep_folder, sweep_names
 from dsnb.runs.labels import count
 from dsnb.runs.literature import tables
-from dsnb.runs.logs import console, logged_run
-from dsnb.runs.logs.logged_run import LoggedRun
+from dsnb.runs.logs import checkpoints, console, logged_run
+from dsnb.runs.logs.reading import LoggedRun
 from dsnb.runs.table import as_runs, without_noise
 
+Row = dict[str, Any]
+"""A row of a table."""
+MAX_UNREAD = 8
+"""Maximum number of files that the warning about unread ones names."""
 Planned = list[tuple[str, int]]
 """Experiment and repeat of each run."""
 BANDWIDTH_COLUMNS = [
@@ -38,6 +43,8 @@ BANDWIDTH_COLUMNS = [
 _RUN = RunPaths(Path())
 _EXPERIMENT, _BANDWIDTH_PLAN = _RUN.experiment.name, _RUN.bandwidth_plan.name
 _RECORDS = {_RUN.result.name, _RUN.environment.name}
+_OWN = {file.name for file in (_RUN.steps, _RUN.gpu, _RUN.bandwidth, _RUN.failures)}
+"""dsnb's own records, which are no logs of other programs."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
@@ -79,7 +86,7 @@ def _load(path: str | Path) -> pd.DataFrame:
     read = run_folders.read_records(found)
     folders, recorded = read.folders, run_folders.read_columns(read)
     names = name_runs(folders, recorded[run_folders.NAME], recorded[run_folders.MODEL_NAME])
-    logged = [row for row, _ in _logged(logs, os.path.isfile(path))]
+    logged = [row for row, _ in _logged(logs, os.path.isfile(path), names_unread=True)]
     _tell_sweeps_apart(folders, names, logged)
     recorded |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, folders)]}
     nothing = [None] * len(folders)
@@ -138,34 +145,82 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
     return numbers.assign(host=[name if isinstance(name, str) else None for name in table["host"]])[GPU_COLUMNS]
 
 
-def _logged(logs: list[str], is_one_file: bool) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
+def _logged(logs: list[str], is_one_file: bool, names_unread: bool = False) -> Iterator[tuple[Row, LoggedRun]]:
     """Yield each run in other programs' logs with its row; unreadable logs and copies are left out of a folder."""
     contents = copies.shared_contents(logs)
-    first_of: dict[bytes, Path] = {}
-    for path in map(Path, logs):
-        try:
-            runs = console.read(path)
+    first_of: dict[bytes, str] = {}
+    unread = []
+    for path, runs in _read_all(logs, is_one_file):
+        made: list[tuple[Row, LoggedRun]] = []
+        with _left_out(path, is_one_file):
             if is_one_file and not runs:
-                raise LogError(path, console.UNSUPPORTED)
-            names = names_from_log(str(path), runs)
-            shown = Path(displayable(str(path)))
-            made = [(logged_run.row(run, shown, name), run) for run, name in zip(runs, names, strict=True)]
-        except MemoryError:
-            raise
-        except Exception as error:
-            if not isinstance(error, LogError):  # one log must not keep the others of a folder from being read
-                what = getattr(error, "strerror", None) or " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                error = LogError(path, f"cannot be read: {what}")
-            if is_one_file:
-                raise error from None
-            warnings.warn(f"left out: {error}", DsnbWarning, stacklevel=2)
-            continue
-        content = contents.get(str(path))
+                raise LogError(Path(path), console.UNSUPPORTED)
+            if not runs and console.looks_like_log(Path(path)):
+                unread.append(path)
+            shown = Path(displayable(path))
+            named = zip(runs, names_from_log(path, runs), strict=True)
+            made = [(logged_run.row(run, shown, names), run) for run, names in named]
+        content = contents.get(path)
         original = first_of.setdefault(content, path) if content and made else path
         if original != path:
             warnings.warn(f"{path} is left out: it is a copy of {original}", DsnbWarning, stacklevel=2)
             continue
         yield from made
+    if names_unread and unread:
+        warnings.warn(_not_read(unread), DsnbWarning, stacklevel=2)
+
+
+def _read_all(logs: list[str], is_one_file: bool) -> Iterator[checkpoints.Read]:
+    """Yield the runs of one log after the other, in constant memory but for records, which may be copies of another."""
+    errors = console.error_files(logs)
+    records = {}
+    for path in [path for path in logs if path.endswith(checkpoints.RECORDS)]:
+        with _left_out(path, is_one_file):
+            records[path] = console.read(Path(path))
+    kept = dict(checkpoints.without_copies([*records.items()]))
+    for path in [path for path in logs if path not in errors.values()]:
+        read: list[checkpoints.Read] = []
+        if path in kept:
+            read = [(path, kept[path])]
+        elif not path.endswith(checkpoints.RECORDS):
+            with _left_out(path, is_one_file):
+                read = _read(path, errors.get(path))
+        yield from read
+
+
+def _read(path: str, errors: str | None) -> list[checkpoints.Read]:
+    """Read a log, with the file of standard error if it belongs to its only run."""
+    runs = console.read(Path(path))
+    if errors is None:
+        return [(path, runs)]
+    if len(runs) != 1:
+        return [(path, runs), (errors, console.read(Path(errors)))]
+    console.read_errors(runs[0], Path(errors))
+    return [(path, runs)]
+
+
+@contextmanager
+def _left_out(path: str, is_one_file: bool) -> Iterator[None]:
+    """Warn of an error in a log of a folder, which must not keep the others from being read; raise LogError for one."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        if not isinstance(error, LogError):
+            what = getattr(error, "strerror", None) or " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            error = LogError(Path(path), f"cannot be read: {what}")
+        if is_one_file:
+            raise error from None
+        warnings.warn(f"left out: {error}", DsnbWarning, stacklevel=4)
+
+
+def _not_read(paths: list[str]) -> str:
+    """Return the sentence about files that may be logs but contain nothing that dsnb can read."""
+    named = ", ".join(map(displayable, paths[:MAX_UNREAD]))
+    more = f" and {len(paths) - MAX_UNREAD} more" if len(paths) > MAX_UNREAD else ""
+    are = "is no log" if len(paths) == 1 else "are no logs"
+    return f"not read: {named}{more} {are} that dsnb can read (see docs/how-to/foreign_logs.md)"
 
 
 def newest_bandwidth_test(folder: str | Path) -> RunPaths | None:
@@ -230,8 +285,10 @@ def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
             below.clear()
             runs.append(folder)
         else:
+            own = _OWN | ({_RUN.job_log.name, _RUN.console.name} if _RUN.slurm.name in files else set())
             # No pipes, nor links to nothing.
-            maybe = [name for name in files if not name.startswith(".") and not name.lower().endswith(console.NEVER)]
+            maybe = [name for name in sorted({*files} - own) if not name.startswith(".")]
+            maybe = [name for name in maybe if not name.lower().endswith(console.NEVER)]
             logs += filter(os.path.isfile, (os.path.join(folder, name) for name in maybe))
     return sorted(runs, key=_sort_key), sorted(logs, key=_sort_key)
 

@@ -40,14 +40,15 @@ def current_name(column: Any) -> Any:
 
 
 def as_runs(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of runs under the current column names, with the columns that are derived from other runs.
+    """Return a table of runs under the current column names, with `parallelism` and what is derived from other runs.
 
-    An old column whose current name is also there is left alone. Calling it again changes nothing.
+    `zero_stage` is missing where the strategy has no ZeRO: its default, 0, would be that of ZeRO 0. An old column whose
+    current name is also there is left alone. Calling it again changes nothing.
     """
     table = table.rename(columns={old: new for old, new in ALIASES.items() if old in table and new not in table})
     if "compile" in table and any(isinstance(value, bool | np.bool_) for value in table["compile"].unique()):
         table = table.assign(compile=[compile_mode(value) for value in table["compile"].tolist()])  # once true or false
-    return with_plain_ratio(table)
+    return with_plain_ratio(with_parallelism(table))
 
 
 def named_runs(table: pd.DataFrame) -> pd.DataFrame:
@@ -65,10 +66,31 @@ def named_runs(table: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(experiment=full)
 
 
+def with_parallelism(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs with `parallelism`, and without the `zero_stage` of strategies that have none."""
+    names = [name for name in labels.SHARING if name in runs]
+    if not names:
+        return runs
+    if {"strategy", "zero_stage"} <= {*names}:
+        without = runs["strategy"].isin(list(labels.WITHOUT_ZERO))
+        runs = runs.assign(zero_stage=runs["zero_stage"].mask(without)) if without.any() else runs
+    settings = runs[names].astype(object)
+    groups = settings.groupby(names, sort=False, dropna=False).ngroup()
+    is_first = ~groups.duplicated()
+    distinct = settings[is_first].to_dict("records")
+    words = dict(zip(groups[is_first], map(labels.parallelism, distinct), strict=True))
+    return runs.assign(**{labels.PARALLELISM: [words[group] or None for group in groups]})
+
+
 def numbers(runs: pd.DataFrame, name: str) -> pd.Series:
     """Return a column as floats; NaN where it is missing or no number."""
     column = runs.get(name, pd.Series(index=runs.index, dtype=float))
     return pd.to_numeric(column, errors="coerce").astype(float)
+
+
+def factor(runs: pd.DataFrame, name: str) -> pd.Series:
+    """Return a column such as `tensor_parallel` as floats: 1 in a table that does not have it, NaN where unknown."""
+    return numbers(runs, name) if name in runs else pd.Series(1.0, runs.index)
 
 
 def json_numbers(values: Iterable[float], digits: int = 17) -> list[float | int | None]:

@@ -6,6 +6,7 @@ import difflib
 import importlib.util
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.machinery import PathFinder
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +59,11 @@ ENCODER_DECODERS = (
     "mvp", "pegasus", "plbart", "prophetnet", "whisper",
 )  # fmt: skip
 """Types that are encoder-decoders by default; transformers builds their decoder."""
+QUANTIZED = ("quantization_config", "compression_config")
+"""Fields of configurations of quantized weights."""
+FP8_CAPABILITY = (8, 9)
+"""The first compute capability with products in fp8."""
+NO_TORCHAO = "matmul is 'fp8': torchao is missing; install it with: pip install 'dsnb[fp8]'"
 CAUSAL = "give a causal language model, such as GPT-2, Llama or Mixtral"
 
 
@@ -92,10 +98,10 @@ def allowed_values(detail: Mapping[str, Any], name: str = "") -> str:
 
 def _model(s: SimpleNamespace) -> Iterator[str]:
     preset, path = model_shapes.PRESETS.get(s.model), model_shapes.local_config(s.model)
-    config = model_shapes.local_fields(s.model)
+    config = None if preset else model_shapes.fields(s.model)
     if path and config is None:
         yield f"model is {short_repr(s.model)}: its configuration is not a JSON object; {CAUSAL}"
-    elif config is not None and (problem := not_causal(s.model, config)):
+    elif config is not None and (problem := not_trained(s.model, config)):
         yield problem
     if not (preset or path or model_shapes.is_hub_id(s.model)):
         match = closest_match(s.model, model_shapes.PRESETS)
@@ -113,21 +119,32 @@ def _model(s: SimpleNamespace) -> Iterator[str]:
         yield f"weights is 'pretrained': there are no weights beside {path}; use 'random' or add them"
 
 
-def not_causal(model: str, config: Mapping[str, Any]) -> str | None:
+def not_trained(model: str, config: Mapping[str, Any]) -> str | None:
     """Return why a model with these fields of `config.json` is not trained; None if it is a causal language model.
 
-    BERT's family also sees the token that it should predict; of an encoder-decoder, transformers builds a half.
+    BERT's family also sees the token that it should predict; of an encoder-decoder, transformers builds a half; of
+    quantized weights, dsnb would train others, in the run's precision.
     """
     kind = config.get("model_type")
     says = f"model is {short_repr(model)}: "
     if not isinstance(kind, str):
         return f"{says}its configuration has no model_type; {CAUSAL}"
+    if quantized := next((name for name in QUANTIZED if config.get(name)), None):
+        return f"{says}its configuration has a {quantized}, but weights are trained unquantized; remove it from there"
+    if parts := [name for name, part in config.items() if name.endswith("_config") and _is_model(part)]:
+        advice = "save its text_config" if "text_config" in parts else "save the part that is a language model"
+        return f"{says}{kind} is more than a language model ({', '.join(sorted(parts))}); {advice} as a configuration"
     if config.get("is_encoder_decoder", kind in ENCODER_DECODERS):
         return f"{says}{kind} is an encoder-decoder; {CAUSAL}"
     switch = "causal" if kind == "xlm" else "is_decoder"
     if kind in DECODERS_IF_SET and not config.get(switch):
         return f"{says}{kind} is an encoder: its tokens also attend to later ones; set {switch} to true, or {CAUSAL}"
     return None
+
+
+def _is_model(part: object) -> bool:
+    """Return whether a part of a configuration is that of another model."""
+    return isinstance(part, Mapping) and {"model_type", "hidden_size", "num_hidden_layers"} & {*part} != set()
 
 
 def _sizes(s: SimpleNamespace) -> Iterator[str]:
@@ -158,10 +175,11 @@ def _text(s: SimpleNamespace) -> Iterator[str]:
 
 def _hosts(s: SimpleNamespace) -> Iterator[str]:
     if not s.hostfile:
-        for name in ("include", "exclude", "nodes"):
-            value = getattr(s, name)
-            if value and value != 1:
+        for name in ("include", "exclude"):
+            if value := getattr(s, name):
                 yield f"{name} is {short_repr(value)}, but there is no hostfile: name the hosts in 'hostfile'"
+        if isinstance(s.gpus, int) and s.nodes > s.gpus:
+            yield f"nodes is {s.nodes}, but gpus is {s.gpus}: each node needs a rank; use at most {s.gpus}"
         return
     if s.hostfile == hostfile.SLURM and not hostfile.in_allocation():
         return  # the allocation does not exist yet
@@ -193,6 +211,8 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     if s.deepspeed:
         problems += deepspeed_keys.unknown_keys(s.zero_stage, s.deepspeed)
     if not s.hostfile:  # otherwise its hosts are checked when they are reached
+        if s.nodes > 1:  # a prediction needs no hosts
+            problems.append(f"nodes is {s.nodes}, but there is no hostfile: name the hosts in 'hostfile'")
         return [*problems, *_lacking(s)]
     if s.hostfile == hostfile.SLURM and not hostfile.in_allocation():
         problems.append(hostfile.NO_JOB)
@@ -212,6 +232,8 @@ def _lacking(s: SimpleNamespace) -> Iterator[str]:
         yield f"training needs {', '.join(missing)}: pip install 'dsnb[train]'"
     if not hardware.loopback_works():  # a rank would retry until its timeout
         yield "127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`"
+    if s.matmul == "fp8" and PathFinder.find_spec("torchao") is None:  # `dsnb.train` hides it in `sys.modules`
+        yield NO_TORCHAO
     yield from _lacking_gpu(s) if s.device == "cuda" else _lacking_cpu(s)
     if not s.offload.endswith("nvme"):
         return
@@ -231,6 +253,15 @@ def _lacking_gpu(s: SimpleNamespace) -> Iterator[str]:
         yield f"gpus is {s.gpus}: this machine has {len(gpus)}; use at most {len(gpus)}, 'auto', or a hostfile"
     if s.precision in {"bf16", "tf32"} and min(gpu.capability for gpu in gpus) < (8, 0):
         yield f"precision is '{s.precision}': {gpus[0].name} does not support it; use 'fp16' or 'fp32'"
+    slowest = min(gpus, key=lambda gpu: gpu.capability)
+    if s.matmul == "fp8" and slowest.capability < FP8_CAPABILITY:
+        yield no_fp8(slowest.name, slowest.capability)
+
+
+def no_fp8(gpu: str, capability: tuple[int, int]) -> str:
+    """Return the sentence on a GPU without products in fp8."""
+    number = ".".join(map(str, capability))
+    return f"matmul is 'fp8': a {gpu} (compute capability {number}) has no such products; use 'auto'"
 
 
 def _lacking_cpu(s: SimpleNamespace) -> Iterator[str]:

@@ -10,9 +10,11 @@ import importlib.util
 import json
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dsnb.errors import SettingsError
 from dsnb.files.plain_text import short_repr
 from dsnb.system import interpreter
 
@@ -58,14 +60,30 @@ DECIDED = {
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with all keys of DeepSpeed in one flat mapping under `deepspeed`; no mapping stays as it is."""
+    """Return settings with all keys of DeepSpeed in one flat mapping under `deepspeed`; no mapping stays as it is.
+
+    A key that is given twice, nested and dotted, raises SettingsError.
+    """
     nested = settings.get(NAME, {})
     rest = {key: value for key, value in settings.items() if key != NAME and not str(key).startswith(PREFIX)}
     if not isinstance(nested, Mapping):
         return {**rest, NAME: nested}
     separate = {key.removeprefix(PREFIX): settings[key] for key in map(str, settings) if key.startswith(PREFIX)}
-    keys = dict([*_leaves(nested), *_leaves(separate)])
+    leaves = [*_leaves(nested), *_leaves(separate)]
+    if problems := list(_given_twice([path for path, _ in leaves])):
+        raise SettingsError(problems)
+    keys = dict(leaves)
     return {**rest, NAME: keys} if keys or NAME in settings else rest
+
+
+def _given_twice(paths: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each path that occurs twice, or is both a value and a section."""
+    counts = Counter(paths)
+    yield from (f"{PREFIX}{path} is given twice: remove one" for path, count in counts.items() if count > 1)
+    for path in counts:
+        inside = next((other for other in counts if other.startswith(f"{path}.")), None)
+        if inside:
+            yield f"{PREFIX}{path} is a value, but {PREFIX}{inside} is inside it: remove one"
 
 
 def _leaves(section: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -73,7 +91,13 @@ def _leaves(section: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, A
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{path}{key}.")
         else:
-            yield f"{path}{key}", value
+            yield f"{path}{key}", _whole(value)
+
+
+def _whole(value: Any) -> Any:
+    """Return an integer for a float without a fraction: `5e8` and 500000000 are one setting."""
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
+    return int(value) if is_whole else value
 
 
 def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,13 +131,17 @@ def lookup(config: Mapping[str, Any], path: str) -> Any:
     return place
 
 
+def decided(path: str) -> str | None:
+    """Return the key or section of `DECIDED` that a path belongs to; None if there is none."""
+    return next((name for name in DECIDED if path == name or path.startswith(f"{name}.")), None)
+
+
 def problems(keys: Mapping[str, Any]) -> list[str]:
     """Return why keys are refused whatever DeepSpeed knows of them, one sentence each."""
     refused = []
     for path, value in keys.items():
-        decided = next((name for name in DECIDED if path == name or path.startswith(f"{name}.")), None)
-        if decided:
-            refused.append(f"{PREFIX}{path} is {short_repr(value)}: dsnb decides {decided} itself; {DECIDED[decided]}")
+        if name := decided(path):
+            refused.append(f"{PREFIX}{path} is {short_repr(value)}: dsnb decides {name} itself; {DECIDED[name]}")
         elif value == {} or (value is None and "." not in path):
             refused.append(f"{PREFIX}{path} is an empty section: give it a key, or leave it out")
     return refused

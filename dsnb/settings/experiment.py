@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
-from dsnb.settings import checks, deepspeed_keys, hostfile
+from dsnb.settings import auto_precision, auto_values, checks, deepspeed_keys, hostfile, parameters
 from dsnb.settings.hostfile import Host
 from dsnb.settings.training import AtLeast1, NotNegative, Positive, Setting, Training, compile_mode, text
 from dsnb.system import hardware
@@ -77,8 +77,11 @@ class Experiment(Training):
     def __init__(self, /, **settings: Any) -> None:
         fields = type(self).model_fields
         settings = deepspeed_keys.flattened(with_current_names(settings))
-        existing = {key: value for key, value in settings.items() if key in fields}
+        existing = _with_precision({key: value for key, value in settings.items() if key in fields})
         problems = [checks.unknown_setting(key, fields) for key in settings if key not in fields]
+        if isinstance(keys := existing.get("deepspeed"), dict):
+            existing["deepspeed"], without_value = auto_values.resolved(keys, auto_values.with_defaults(existing))
+            problems += without_value
         invalid: set[str] = set()
         try:
             super().__init__(**existing)
@@ -92,6 +95,13 @@ class Experiment(Training):
         problems += checks.contradictions({key: value for key, value in chosen.items() if key not in invalid})
         if problems:
             raise SettingsError(problems)
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _refuse_auto(cls, precision: object) -> object:
+        if precision == "auto":  # what this machine can do says nothing about the hosts
+            raise ValueError("it is measured on this machine, but the run is for other hosts; use 'bf16' or 'fp32'")
+        return precision
 
     @field_validator("device", mode="after")
     @classmethod
@@ -109,7 +119,7 @@ class Experiment(Training):
         if gpus != "auto":
             return gpus
         if hosts := _hosts(info.data):
-            return sum(len(host.devices) for host in hosts)
+            return hostfile.total_slots(hosts)
         return hardware.default_world_size(info.data.get("device", "cpu"))
 
     @field_validator("nodes", mode="after")
@@ -124,11 +134,13 @@ class Experiment(Training):
     def from_namespace(cls, names: Mapping[str, Any]) -> Self:
         """Return the experiment that the `globals()` of a notebook describe.
 
-        What a sweep wrote into the folder `run_dir` is taken from there, if the names say the same. A plain value whose
-        name is like that of a setting is refused: papermill would only warn about it. The former name of a setting
-        replaces the default of the parameters cell.
+        What a sweep wrote into the folder `run_dir` is taken from there, if the names say the same. A parameter of
+        papermill that is no setting is refused, and so is a plain value whose name is like that of one. The former name
+        of a setting replaces the default of the parameters cell.
         """
         fields = {*cls.model_fields, *CURRENT_NAMES, *checks.REMOVED}
+        if problems := list(parameters.unknown(names, also=fields)):
+            raise SettingsError(problems)
         settings = {key: value for key, value in names.items() if key in fields and not isinstance(value, ModuleType)}
         for former, current in CURRENT_NAMES.items():
             if former in settings and settings.get(current) == DEFAULTS[current]:
@@ -206,6 +218,16 @@ class Experiment(Training):
         return hostfile.place(hostfile.hosts(self.hostfile, self.include, self.exclude), self.gpus, self.nodes)
 
 
+def _with_precision(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with the precision that `auto` is on this machine; unchanged with a hostfile."""
+    if settings.get("precision") != "auto" or settings.get("hostfile"):
+        return settings
+    device = settings.get("device", "auto")
+    if device == "auto":
+        device = hardware.default_device()
+    return {**settings, "precision": auto_precision.precision_of(device)}
+
+
 def _hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
     """Return the hosts that settings choose from; empty without a readable hostfile."""
     if not settings.get("hostfile"):
@@ -239,14 +261,18 @@ def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run with what it did where its record has no such setting yet.
 
-    DeepSpeed accumulated the gradients of native bf16 in bf16 before `grad_accum_dtype` said otherwise, and on GPUs
-    torch's allocator was the default one before `allocator` chose.
+    DeepSpeed accumulated the gradients of native bf16 in bf16 before `grad_accum_dtype` said otherwise, FSDP reduced
+    gradients once a step before `reduce_gradients` chose, and on GPUs torch's allocator was the default one before
+    `allocator` chose.
     """
-    if settings and "allocator" not in settings and settings.get("device") != "cpu":
-        settings = {**settings, "allocator": "default"}
-    if "grad_accum_dtype" in settings:
-        return dict(settings)
+    settings = {key: value for key, value in settings.items() if text(value) != "-"}  # a gap in a table
     every = {**DEFAULTS, **settings}
-    native_bf16 = (every["strategy"], every["precision"], every["mixed_precision"]) == ("deepspeed", "bf16", "native")
-    several = isinstance(every["grad_accum"], int) and every["grad_accum"] > 1
-    return {**settings, "grad_accum_dtype": "bf16"} if native_bf16 and several else dict(settings)
+    former: dict[str, Any] = {}
+    if settings and every["device"] != "cpu":
+        former["allocator"] = "default"
+    if isinstance(every["grad_accum"], int) and every["grad_accum"] > 1:
+        if (every["strategy"], every["precision"], every["mixed_precision"]) == ("deepspeed", "bf16", "native"):
+            former["grad_accum_dtype"] = "bf16"
+        if every["strategy"] == "fsdp":
+            former["reduce_gradients"] = "step"
+    return {**former, **settings}

@@ -1,9 +1,10 @@
 """Hostfiles in DeepSpeed's format, and the hosts and GPUs that a run uses of them.
 
-    worker-1 slots=8     # a comment
-    worker-2 slots=8
+    worker-1 slots=8               # a comment
+    me@worker-2 slots=8 max_slots=8
 
-Names become arguments of `ssh`, so only plain host names are accepted.
+A user name is for ssh, and what follows the slots is ignored, as in DeepSpeed. DeepSpeed refuses a bare name; here its
+slots are unknown, so that `gpus` has to be a number. Names become arguments of `ssh`, so only plain ones are accepted.
 """
 
 import contextlib
@@ -15,13 +16,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsnb.errors import SettingsError
+from dsnb.files import records
 
 SLURM = "slurm"
 """Instead of a path: the nodes of the Slurm allocation that this process is part of."""
 NO_JOB = "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
 MAX_SLOTS = 1024
+MAX_BYTES = 1_000_000
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
-_ENTRY = re.compile(rf"({_NAME})\s+slots\s*=\s*(\d{{1,9}})")
+_ENTRY = re.compile(
+    rf"(?:(?P<user>{_NAME})@)?(?P<name>{_NAME})(?:\s+slots\s*=\s*(?P<slots>\d{{1,9}})(?:\s+[\w-]+\s*=\s*\S+)*)?"
+)
 _FILTER = re.compile(rf"\s*({_NAME})\s*(?::\s*(\d{{1,4}}(?:\s*,\s*\d{{1,4}})*)\s*)?")
 
 
@@ -31,6 +36,10 @@ class Host:
 
     name: str
     devices: tuple[int, ...]
+    user: str = ""
+    """The user name for ssh, if the hostfile has one."""
+    has_slots: bool = True
+    """Whether the number of devices is known; otherwise there are `MAX_SLOTS`."""
 
 
 def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ...]:
@@ -44,10 +53,11 @@ def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ..
     if not (include or exclude):
         return available
     named = _filter("include" if include else "exclude", include or exclude, available)
-    left = [
-        replace(host, devices=tuple(device for device in host.devices if (device in named[host.name]) == bool(include)))
-        for host in available
-    ]
+    left = []
+    for host in available:
+        devices = tuple(device for device in host.devices if (device in named[host.name]) == bool(include))
+        is_listed = bool(include) and devices != host.devices
+        left.append(replace(host, devices=devices, has_slots=host.has_slots or is_listed))
     if not any(host.devices for host in left):
         raise SettingsError(f"exclude is {exclude!r}: no host is left; exclude less")
     return tuple(host for host in left if host.devices)
@@ -56,30 +66,53 @@ def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ..
 def read(path: str | Path) -> tuple[Host, ...]:
     """Read a hostfile; a SettingsError names every bad line at once."""
     try:
-        lines = Path(path).expanduser().read_text("utf-8-sig").splitlines()  # some editors write a byte order mark
+        content = records.read_file(Path(path).expanduser(), MAX_BYTES)  # a named pipe would be waited for
+        lines = content.decode("utf-8-sig").splitlines()  # some editors write a byte order mark
     except (OSError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not a text file"
+        is_binary = isinstance(error, UnicodeDecodeError)
+        reason = "it is not a text file" if is_binary else getattr(error, "strerror", None) or str(error)
         raise SettingsError(f"hostfile is {str(path)!r}: it cannot be read ({reason}); check the path") from error
     problems: list[str] = []
     hosts: dict[str, Host] = {}
     for number, line in enumerate(lines, start=1):
         entry = line.partition("#")[0].strip()
-        match = _ENTRY.fullmatch(entry)
+        if not entry:
+            continue
         where = f"hostfile {str(path)!r}, line {number}:"
-        if match and match[1] in hosts:
-            problems.append(f"{where} {match[1]!r} is listed twice: keep one line")
-        elif match and 1 <= int(match[2]) <= MAX_SLOTS:
-            hosts[match[1]] = Host(match[1], tuple(range(int(match[2]))))
-        elif entry:
+        host = _host(entry)
+        if host is None:
             problems.append(
                 f"{where} {entry!r} is not a host: write 'NAME slots=NUMBER', with letters, digits, '.', '_' and '-' "
                 f"in the name, and 1 to {MAX_SLOTS} slots"
             )
+        elif host.name in hosts:
+            problems.append(f"{where} {host.name!r} is listed twice: keep one line")
+        else:
+            hosts[host.name] = host
     if problems:
         raise SettingsError(problems[:20])
     if not hosts:
         raise SettingsError(f"hostfile {str(path)!r} names no host: write one per line, such as 'worker-1 slots=8'")
     return tuple(hosts.values())
+
+
+def _host(entry: str) -> Host | None:
+    """Return the host of a line; None if the line names none."""
+    match = _ENTRY.fullmatch(entry)
+    if match is None:
+        return None
+    slots = MAX_SLOTS if match["slots"] is None else int(match["slots"])
+    if not 1 <= slots <= MAX_SLOTS:
+        return None
+    return Host(match["name"], tuple(range(slots)), match["user"] or "", match["slots"] is not None)
+
+
+def total_slots(available: Sequence[Host]) -> int:
+    """Return the number of slots of hosts; a SettingsError names one whose number is unknown."""
+    bare = next((host.name for host in available if not host.has_slots), None)
+    if bare:
+        raise SettingsError(f"the hostfile gives no slots of {bare}; write '{bare} slots=8' there, or give a number")
+    return sum(len(host.devices) for host in available)
 
 
 def _filter(which: str, text: str, available: Sequence[Host]) -> dict[str, set[int]]:

@@ -87,7 +87,8 @@ def digests(settings: Mapping[str, Any]) -> dict[str, str]:
     for item in external_items(settings):
         if item.hub_id is None:
             with contextlib.suppress(OSError):  # the launch reports it
-                by_name |= {name: digest(path) for name, path in sorted(_local_files(item).items())}
+                files = sorted(_local_files(item).items())
+                by_name |= {name: digest(path) for name, path in files if path.is_file()}
     return by_name
 
 

@@ -55,6 +55,17 @@ EXCLUSIVE = {
 }
 """Pairs of settings that cannot both differ from their defaults, and why."""
 
+KEYS_OF_SETTINGS = {
+    "overlap_comm": ("zero_optimization.overlap_comm",),
+    "bucket_elements": ("zero_optimization.reduce_bucket_size", "zero_optimization.allgather_bucket_size"),
+    "gradient_checks": ("zero_optimization.compute_grad_norm", "bf16.check_grad_overflow"),
+    "zeropp": (
+        "zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients",
+        "zero_optimization.zero_hpz_partition_size",
+    ),
+}  # fmt: skip
+"""Settings that write keys of DeepSpeed's configuration, which can also be given as such."""
+
 
 def _is_set(name: str, s: SimpleNamespace) -> bool:
     return bool(getattr(s, name) != Training.model_fields[name].default)
@@ -88,6 +99,13 @@ def _pairs(s: SimpleNamespace) -> Iterator[str]:
             yield f"{first} is {getattr(s, first)!r}, but {second} is {getattr(s, second)!r}: {why}"
 
 
+def _set_twice(s: SimpleNamespace) -> Iterator[str]:
+    for name, keys in KEYS_OF_SETTINGS.items():
+        if twice := [key for key in keys if key in s.deepspeed and _is_set(name, s)]:
+            value = getattr(s, name)
+            yield f"{name} is {value!r}, but deepspeed.{twice[0]} is {s.deepspeed[twice[0]]!r}: both set it; drop one"
+
+
 def _without_effect(s: SimpleNamespace) -> Iterator[str]:
     for name in ("checkpoint_every", "checkpoint_offload"):
         if not s.activation_checkpointing and _is_set(name, s):
@@ -111,6 +129,16 @@ def _offload(s: SimpleNamespace) -> Iterator[str]:
         yield f"offload is '{s.offload}': ZeRO 0 has nothing that it could offload; use zero_stage 1, 2 or 3"
     elif where == "nvme" and not s.nvme_path:
         yield f"offload is '{s.offload}': nvme_path is empty; name a folder on the NVMe disk"
+
+
+def _reductions(s: SimpleNamespace) -> Iterator[str]:
+    if s.reduce_gradients == "micro-batch":
+        return
+    chosen = f"reduce_gradients is '{s.reduce_gradients}', but"
+    if s.strategy != "fsdp":
+        yield f"{chosen} strategy is '{s.strategy}', which decides this itself; use strategy 'fsdp'"
+    elif s.grad_accum == 1:
+        yield f"{chosen} grad_accum is 1: a step has one micro-batch; drop it, or set grad_accum to 2 or more"
 
 
 def _optimizer(s: SimpleNamespace) -> Iterator[str]:
@@ -287,7 +315,7 @@ def _loss_chunks(s: SimpleNamespace) -> Iterator[str]:
 
 
 RULES: list[Rule] = [
-    _deepspeed_alone, _stages, _pairs, _without_effect, _offload, _optimizer, _compression, _precision, _ranks,
-    _clipping, _gradients, _gradient_checks, _zeropp, _padded_vocabulary, _fp8, _cuda_graphs,
+    _deepspeed_alone, _stages, _pairs, _set_twice, _without_effect, _offload, _reductions, _optimizer, _compression,
+    _precision, _ranks, _clipping, _gradients, _gradient_checks, _zeropp, _padded_vocabulary, _fp8, _cuda_graphs,
     _compiler, _loss_chunks,
 ]  # fmt: skip

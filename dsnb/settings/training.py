@@ -47,6 +47,8 @@ class Setting:
     """Display names of values that are no plain words, by their text."""
     only_with: str = ""
     """Another setting; while it is off, this one has no effect."""
+    off: tuple[str, ...] = ("false", "0", "off", "none")
+    """Values, as text, with which settings that depend on this one by `only_with` have no effect."""
     order: tuple[object, ...] = ()
     """Order of the values, by default that of its type, numeric or alphabetic."""
     is_axis: bool = False
@@ -134,6 +136,7 @@ AtLeast1 = Annotated[int, Field(strict=True, ge=1, lt=LIMIT)]
 NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Axis = partial(Setting, is_axis=True, omit_default=True)
+PRECISION = Setting("precision", "{}", is_axis=True, off=("fp32", "tf32"))
 COMPILED = {
     "off": "not compiled", "default": "compiled", "reduce-overhead": "compiled with CUDA graphs",
     "max-autotune": "compiled, autotuned with CUDA graphs", "deepcompile": "compiled by DeepCompile",
@@ -167,11 +170,12 @@ class Training(BaseModel):
     """`random` initializes them as configured, which does not affect speed; `pretrained` loads them."""
     strategy: Annotated[
         Literal["deepspeed", "ddp", "fsdp", "plain"],
-        Setting("strategy", "{}", is_axis=True, order=("plain", "DDP", "FSDP", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3")),
+        Setting("strategy", "{}", is_axis=True, order=("plain", "ddp", "fsdp", "deepspeed")),
     ] = "deepspeed"
     """DeepSpeed, torch's DDP, torch's FSDP2 (sharded by block), or `plain`: one process without any, the yardstick."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], Setting("ZeRO stage", "ZeRO {}", is_axis=True)] = 0
-    """What ZeRO partitions across ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
+    """What ZeRO partitions across ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too. In tables of
+    runs it is missing for a strategy without ZeRO."""
     offload: Annotated[
         Literal["none", "optimizer-cpu", "all-cpu", "optimizer-nvme", "all-nvme"],
         Axis(
@@ -220,11 +224,13 @@ class Training(BaseModel):
     """Tensor-parallel size: ranks that split every layer (DeepSpeed's AutoTP)."""
     pipeline_parallel: Annotated[AtLeast1, Axis("pipeline parallel", "PP {}", "pp{}")] = 1
     """Pipeline stages (DeepSpeed's pipeline engine); a step has `grad_accum` micro-batches."""
-    precision: Annotated[Literal["fp32", "tf32", "fp16", "bf16"], Setting("precision", "{}", is_axis=True)] = "bf16"
-    """Number format of the training; fp16 and bf16 keep fp32 master weights."""
-    mixed_precision: Annotated[Literal["native", "autocast"], Axis("mixed precision", "{} mixed precision", "{}")] = (
-        "native"
-    )
+    precision: Annotated[Literal["auto", "fp32", "tf32", "fp16", "bf16"], PRECISION] = "bf16"
+    """Number format of the training; fp16 and bf16 keep fp32 master weights. `auto` is bf16 where a product in bf16
+    takes at most twice as long as in fp32 (on a GPU: from compute capability 8.0), elsewhere fp32."""
+    mixed_precision: Annotated[
+        Literal["native", "autocast"],
+        Axis("mixed precision", "{} mixed precision", "{}", only_with="precision"),
+    ] = "native"
     """For fp16 and bf16. `native` is the strategy's own: DeepSpeed keeps weights in half precision and fp32 master
     copies, FSDP gathers fp32 shards in half precision, DDP computes under autocast. `autocast` keeps fp32 weights."""
     attention: Annotated[Literal["auto", "eager", "sdpa"], Axis("attention", "{} attention", "{}")] = "auto"
@@ -265,6 +271,17 @@ class Training(BaseModel):
     micro-batches at ZeRO 1 to 3, otherwise that of the weights."""
     overlap_comm: Annotated[AutoOnOff, Axis("overlapped communication", short="overlap-{}")] = "auto"
     """Whether ZeRO 1 to 3 reduce gradients in the backward pass; `auto` is DeepSpeed's default: only ZeRO 3 does."""
+    reduce_gradients: Annotated[
+        Literal["micro-batch", "step"],
+        Axis(
+            "gradients reduced",
+            short="reduce-{}",
+            phrases={"micro-batch": "gradients reduced in every micro-batch", "step": "gradients reduced once a step"},
+            words={"micro-batch": "in every micro-batch", "step": "once a step"},
+        ),
+    ] = "micro-batch"
+    """How often FSDP reduces gradients if it accumulates them: in every micro-batch, so that each rank keeps its share,
+    or once a `step`, which sends less and keeps whole fp32 gradients on every rank meanwhile."""
     bucket_elements: Annotated[
         Count, Axis("bucket size", "buckets of {} elements", "bucket{}", words={"0": "default"})
     ] = 0

@@ -136,7 +136,7 @@ def load_groups(
         by_gpus: dict[int, list[str]] = {}  # the number of GPUs is part of an experiment
         for group in (hosts[at : at + size] for at in range(0, used, size)):
             lane = "@".join(_filter(host, all_devices[host.name]) for host in group)
-            by_gpus.setdefault(sum(len(host.devices) for host in group), []).append(lane)
+            by_gpus.setdefault(hostfile.total_slots(group), []).append(lane)
         for gpus, lanes in by_gpus.items():
             of_group = {**changes, "include": lanes[0], "exclude": "", "nodes": size, "gpus": gpus}
             sweeps.append(load_sweep(path, of_group, only, output))

@@ -19,7 +19,7 @@ from dsnb.errors import DsnbError, KernelDiedError, LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
 from dsnb.launcher.folder import check_free_space, remove_leftovers, write_experiment
-from dsnb.launcher.outcome import without_machine_faults
+from dsnb.launcher.run import write_result
 from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
@@ -39,7 +39,7 @@ def execute(run: Run) -> Result:
         initialize(run)
     except OSError as error:
         raise LaunchError(f"{run.paths.dir} cannot be written: {error.strerror}; choose another --output") from error
-    cause = "the notebook ended without starting the run"
+    status, cause = "interrupted", "the notebook ended without starting the run"
     try:
         template = paths.notebook_template(NOTEBOOK)
         defaults = DEFAULTS | notebook.parameters(template)  # the parameters cell may have been edited
@@ -47,15 +47,15 @@ def execute(run: Run) -> Result:
         values["run_dir"] = str(run.paths.dir.absolute())
         notebook.execute(template, run.paths.notebook, values)
     except KernelDiedError as error:
-        # A run that ends before its launch says nothing about its settings.
-        return finish(run.paths, "failed" if run.paths.console.exists() else "interrupted", str(error), began)
+        cause = str(error)
     except KeyboardInterrupt:
         finish(run.paths, "interrupted", "stopped by the user", began)
         raise
     except Exception as error:  # papermill, nbclient, zmq and the kernel raise many kinds; each concerns this run only
         kind, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
         cause = f"{kind}: {value}".splitlines()[0][:500]
-    return finish(run.paths, "failed", cause, began)
+        status = "failed" if kind == SettingsError.__name__ else "interrupted"
+    return finish(run.paths, status, cause, began)
 
 
 def initialize(run: Run) -> None:
@@ -69,13 +69,21 @@ def initialize(run: Run) -> None:
 
 
 def finish(run: RunPaths, status: str, cause: str, began_s: float) -> Result:
-    """Return the result that the launch wrote, or write one with this status in its place."""
+    """Return the result that the launch wrote, or write one in its place.
+
+    Without it, the launch did not get to its end, so the run is interrupted, or finished if all steps are recorded. It
+    has `failed` only if its settings were refused.
+    """
     if (written := read_result(run)) is not None:
         return written
-    phases_s = {"wall": launch_clock.now_s() - began_s}
-    result = Result(*without_machine_faults(status, cause), {}, phases_s, {}, run.dir)
-    result.write()
-    return result
+    experiment = Experiment.recorded(record_schema.read(run.experiment) or {})
+    phases_s = dict((record_schema.read(run.worker) or {}).get("phases_s") or {})
+    phases_s["wall"] = launch_clock.now_s() - began_s
+    try:
+        return write_result(experiment, run, {}, phases_s, (status, cause))
+    except OSError as error:
+        why = f"{run.dir} cannot be written: {error.strerror}"
+        raise LaunchError(f"{why}; start the sweep again when it can") from error
 
 
 def read_result(run: RunPaths) -> Result | None:

@@ -209,7 +209,9 @@ def _name(experiment: Experiment, models: Mapping[str, str]) -> str:
 def _tentative_name(settings: dict[str, Any], models: Mapping[str, str]) -> str | None:
     """Return the name that invalid settings would have; None if their types are wrong."""
     try:
-        machine = {key: settings[key] for key in ("device", "gpus") if key in settings}
+        machine: dict[str, Any] = {key: settings[key] for key in ("device", "gpus") if key in settings}
+        if settings.get("precision") == "auto":
+            machine["precision"] = "auto"
         resolved = Experiment(**machine).model_dump()
         settings = {**settings, **{key: resolved[key] for key in machine}}
         return _name(Experiment.model_construct(**with_current_names(settings)), models)

@@ -62,16 +62,17 @@ class Progress:
     def end(self, run: Run, result: Result, location: str = "") -> None:
         """Print the line of a run that has ended; `location` is a phrase such as `in job 7`."""
         *_, began = self._running.pop(run.paths.dir, (None,))
-        seconds = time.monotonic() - began if began else result.phases_s.get("wall", 0.0)
-        self._took_s.append(seconds)
+        seconds = time.monotonic() - began if began else result.phases_s.get("wall")
+        self._took_s += [seconds] if seconds is not None else []
         self._ended += 1
         rate, loss = (result.summary.get(name) for name in ("tokens_per_s", "loss_last"))
         figures = f"{rate:,.0f} tokens/s" if result.status == "ok" and rate else (result.cause or "")
         figures += f", loss {loss:.3f}" if result.status == "ok" and loss is not None else ""
         left = f", {_duration(self._left_s())} left" if self._show_eta else ""
+        took = "?" if seconds is None else f"{seconds:.0f} s"
         self.say(
             f"run {self._ended}/{self._total}  {run.name} run{run.repeat}{f' {location}' if location else ''}: "
-            f"{result.status}, {figures}  ({seconds:.0f} s{left})"
+            f"{result.status}, {figures}  ({took}{left})"
         )
 
     def say(self, text: str) -> None:

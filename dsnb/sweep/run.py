@@ -21,12 +21,12 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
 from dsnb.launcher import local
-from dsnb.launcher.folder import check_free_space
+from dsnb.launcher.folder import check_free_space, check_writable
 from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.columns import ENDED
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.run_folder.result import Result, last_lines, unfinished
-from dsnb.settings import checks, inputs
+from dsnb.run_folder.result import Result, check_readable, last_lines, unfinished
+from dsnb.settings import built_models, checks, inputs
 from dsnb.sweep import allocation, job
 from dsnb.sweep import slurm as slurm_jobs
 from dsnb.sweep.allocation import Allocation
@@ -82,12 +82,16 @@ def run_sweep(
         selection = (overrides, only, output)
         sweep = allocation.load(sweep, slurm, *selection) if slurm else load_sweep(sweep, *selection)
     check_notebook()
-    if not slurm and (problems := unsupported(sweep)):
-        raise SettingsError(problems)
+    if not slurm:
+        if problems := unsupported(sweep):
+            raise SettingsError(problems)
+        check_models(sweep)
     sweep = with_inputs(sweep)
     with locked(sweep.paths):
         check_free_space(sweep.paths.dir)  # before the servers, which take seconds to start
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
+        for run in todo:
+            check_writable(run.paths.dir)
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
         repeats: dict[str, list[int]] = {}
         for run in sweep.runs:
@@ -169,12 +173,19 @@ def unsupported(sweep: Sweep) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
+def check_models(sweep: Sweep) -> None:
+    """Raise a SettingsError with what every run would refuse of its model or text; hosts read theirs themselves."""
+    if problems := built_models.problems(run.experiment for run in sweep.runs if not run.experiment.hostfile):
+        raise SettingsError(problems)
+
+
 def is_finished(run: Run, retry: bool = False) -> bool:
     """Return whether a run is finished; with `retry`, only if it is `ok`.
 
     A run with an incomplete record is repeated, with a warning that says what is wrong. A SettingsError is raised if it
     was finished with other settings or with input files that have changed.
     """
+    check_readable(run.paths)
     record = records.read_json(run.paths.result)
     status = record_schema.cleaned(run.paths.result.name, record)[0].get("status") if record else "interrupted"
     if status in ENDED and (other := job.changed_settings(run)):
@@ -220,14 +231,17 @@ class LocalJob:
             return None
         if self._process.stdin:
             self._process.stdin.close()
-        status, cause = "failed", f"the job ended with exit code {code}: "
+        return job.finish(self.run.paths, "interrupted", self._cause(code), self._began)
+
+    def _cause(self, code: int) -> str:
+        """Return why the run has no result, if it has none."""
         if self._cancelled_at:
-            status, cause = "interrupted", "stopped by the user"
-        elif code < 0 and not self.run.paths.console.exists():
-            status, cause = "interrupted", f"the job was {signals.killed_by(-code)} before its run began"
-        else:
-            cause += [*last_lines(self.run.paths.job_log, 1), "it printed nothing"][0]
-        return job.finish(self.run.paths, status, cause, self._began)
+            return "stopped by the user"
+        if code < 0:
+            when = "during its run" if self.run.paths.console.exists() else "before its run began"
+            return f"the job was {signals.killed_by(-code)} {when}"
+        last_line = [*last_lines(self.run.paths.job_log, 1), "it printed nothing"][0]
+        return f"the job ended with exit code {code}: {last_line}"
 
     def cancel(self) -> None:
         """Send SIGTERM to the process."""

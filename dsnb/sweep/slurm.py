@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
-from dsnb.launcher.outcome import summarize_run
+from dsnb.launcher.outcome import settled, summarize_run
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result, last_lines
@@ -38,15 +38,15 @@ KILLED = {-15, -9}
 """Exit codes of ranks that were killed by a signal."""
 SHARED = "is the outputs folder on a file system that the nodes share?"
 ENDINGS = {
-    "BOOT_FAIL": ("failed", ""),
+    "BOOT_FAIL": ("interrupted", ""),
     "CANCELLED": ("interrupted", ""),
-    "COMPLETED": ("failed", f"it left no result: {SHARED}"),
+    "COMPLETED": ("interrupted", f"it left no result: {SHARED}"),
     "DEADLINE": ("timeout", ""),
-    "FAILED": ("failed", f"it wrote no log: {SHARED}"),
-    "NODE_FAIL": ("failed", "`sinfo -R` lists failed nodes"),
+    "FAILED": ("interrupted", f"it wrote no log: {SHARED}"),
+    "NODE_FAIL": ("interrupted", "`sinfo -R` lists failed nodes"),
     "OUT_OF_MEMORY": ("oom", "it used more host memory than requested: set --sbatch-option mem=..."),
     "PREEMPTED": ("interrupted", ""),
-    "REVOKED": ("failed", ""),
+    "REVOKED": ("interrupted", ""),
     "TIMEOUT": ("timeout", "raise --time, or lower steps"),
 }
 """Final state of a job -> status of its run if that left no result, and what to do; other states are waited for."""
@@ -72,6 +72,11 @@ class Record:
     def ended(self) -> bool:
         """Whether the job has ended."""
         return self.state in ENDINGS
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the job was ended from outside, and another one has to be submitted."""
+        return self.state not in ENDED_BY_ITSELF and ENDINGS.get(self.state, ("", ""))[0] == "interrupted"
 
 
 def sbatch_command(name: str, log: Path, options: Mapping[str, str], command: Sequence[str]) -> list[str]:
@@ -178,7 +183,7 @@ class SlurmExecutor:
         if time.monotonic() < self._retry_at or not self.poll():
             return None
         record = self.find(run.paths)
-        if not record or (record.ended and (ENDINGS[record.state][0] == "interrupted" or job.read_result(run.paths))):
+        if not record or (record.ended and (record.cut_short or job.read_result(run.paths))):
             job.initialize(run)
             try:
                 record = self._submit(run)
@@ -285,11 +290,11 @@ def final_result(run: RunPaths, job_id: str, record: Record | None) -> Result:
     cut_short = written and (written.status == "interrupted" or KILLED & set(written.exit_codes.values()))
     if written and not (by_slurm and cut_short):
         return written
-    status, cause = job_status(run, job_id, record)
+    experiment = Experiment.recorded(record_schema.read(run.experiment) or {})
+    status, cause = settled(experiment, run, *job_status(run, job_id, record))
     result = replace(written or Result("", None, {}, {}, {}, run.dir), status=status, cause=cause)
-    settings = record_schema.read(run.experiment)
-    if not result.summary and settings:
-        result = replace(result, summary=summarize_run(Experiment.recorded(settings), run))
+    if not result.summary:
+        result = replace(result, summary=summarize_run(experiment, run))
     result.write()
     return result
 

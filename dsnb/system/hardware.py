@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from dsnb.system import gpu_names
+
 GIB = 2**30
+CONTAINER_MEMORY = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""Files with the limit and the use of memory of a container, in bytes: version 2 and 1 of Linux's control groups."""
 POWER_COUNTER = "energy counter"
 """The source of power figures: the difference of NVML's energy counter divided by the time."""
 
@@ -28,8 +35,7 @@ class PeakRates(NamedTuple):
     bf16: float | None
 
 
-# Data sheets print twice as much "with sparsity". The first key that NVML's name contains counts, so longer keys come
-# first.
+# Data sheets print twice as much "with sparsity". A key without a form is for all forms that have none of their own.
 PEAKS = {
     "b200": PeakRates(80, 1125, 2250, 2250),  # NVIDIA Blackwell architecture brief, HGX B200
     "h200 nvl": PeakRates(60, 418, 835, 835),  # NVIDIA H200 data sheet, NVL
@@ -62,8 +68,12 @@ def matmul_tflops(gpu_name: str | None, precision: str) -> float | None:
 
 
 def _of_gpu(table: dict[str, PeakRates], gpu_name: str | None, precision: str) -> float | None:
-    words = f" {(gpu_name or '').lower().replace('-', ' ')} "
-    return next((getattr(rates, precision) for key, rates in table.items() if f" {key} " in words), None)
+    known = gpu_names.parse(gpu_name)
+    if known is None:
+        return None
+    of_form = f"{known.kind} {known.form}"
+    rates = table.get(of_form if of_form in PEAKS else known.kind)
+    return None if rates is None else getattr(rates, precision)
 
 
 @contextlib.contextmanager
@@ -128,13 +138,25 @@ def _supported(api: Any, **readings: Callable[[], float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class InstalledGpu:
-    """A GPU that this process may use; `index` is NVML's, over all GPUs of the machine."""
+    """A GPU, or a MIG slice of one, that this process may use; `index` is NVML's, over all GPUs of the machine."""
 
     index: int
     name: str
     uuid: str
     memory_gib: float
     capability: tuple[int, int]
+    slices: "tuple[InstalledGpu, ...] | None" = None
+    """The MIG slices that the GPU is divided into; None if it is whole."""
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether this is a MIG slice."""
+        return self.uuid.startswith("MIG-")
+
+    @property
+    def visible_as(self) -> str:
+        """Its name in CUDA_VISIBLE_DEVICES."""
+        return self.uuid if self.is_slice else str(self.index)
 
 
 def gpus() -> tuple[InstalledGpu, ...]:
@@ -146,29 +168,59 @@ def gpus() -> tuple[InstalledGpu, ...]:
 def _all_gpus() -> list[InstalledGpu]:
     with nvml_session() as api:
         handles = [api.nvmlDeviceGetHandleByIndex(index) for index in range(api.nvmlDeviceGetCount())] if api else []
-        return [
-            InstalledGpu(
-                index=index,
-                name=api.nvmlDeviceGetName(handle),
-                uuid=api.nvmlDeviceGetUUID(handle),
-                memory_gib=api.nvmlDeviceGetMemoryInfo(handle).total / GIB,
-                capability=tuple(api.nvmlDeviceGetCudaComputeCapability(handle)),
-            )
-            for index, handle in enumerate(handles)
-        ]
+        return [_installed(api, handle, index) for index, handle in enumerate(handles)]
+
+
+def _installed(api: Any, handle: Any, index: int) -> InstalledGpu:
+    capability = tuple(api.nvmlDeviceGetCudaComputeCapability(handle))
+
+    def described(device: Any, slices: tuple[InstalledGpu, ...] | None) -> InstalledGpu:
+        memory_gib = api.nvmlDeviceGetMemoryInfo(device).total / GIB
+        return InstalledGpu(
+            index, api.nvmlDeviceGetName(device), api.nvmlDeviceGetUUID(device), memory_gib, capability, slices
+        )
+
+    return described(handle, _slices(api, handle, described))
+
+
+def _slices(api: Any, handle: Any, described: Callable[[Any, None], InstalledGpu]) -> tuple[InstalledGpu, ...] | None:
+    """Return the MIG slices of a GPU; None if it is not divided."""
+    try:
+        is_divided = api.nvmlDeviceGetMigMode(handle)[0] == api.NVML_DEVICE_MIG_ENABLE
+    except api.NVMLError:  # GPUs before Ampere
+        return None
+    if not is_divided:
+        return None
+    slices = []
+    for place in range(api.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with contextlib.suppress(api.NVMLError):  # a free place
+            slices.append(described(api.nvmlDeviceGetMigDeviceHandleByIndex(handle, place), None))
+    return tuple(slices)
 
 
 def _visible(cards: list[InstalledGpu], choice: str | None) -> list[InstalledGpu]:
-    """Return the GPUs that CUDA would see: indexes or UUID prefixes, up to the first unknown one."""
-    if choice is None:
-        return cards
-    chosen: list[InstalledGpu] = []
-    for word in filter(None, map(str.strip, choice.split(","))):
-        match = [gpu for gpu in cards if (word == str(gpu.index) or gpu.uuid.startswith(word))]
-        if len(match) != 1:
-            break
-        chosen += match
-    return chosen
+    """Return the GPUs that CUDA would see: indexes or UUID prefixes, up to the first unknown one.
+
+    CUDA uses a single MIG slice, the first one that is chosen; of a divided GPU without a choice, its first slice.
+    """
+    chosen = cards
+    if choice is not None:
+        chosen = []
+        for word in filter(None, map(str.strip, choice.split(","))):
+            match = [gpu for gpu in _with_slices(cards) if word == gpu.visible_as or gpu.uuid.startswith(word)]
+            if len(match) != 1:
+                break
+            chosen += match
+    usable = [part for gpu in chosen for part in ((gpu,) if gpu.slices is None else gpu.slices[:1])]
+    first = next((gpu for gpu in usable if gpu.is_slice), None)
+    return [first] if first else usable
+
+
+def _with_slices(cards: list[InstalledGpu]) -> Iterator[InstalledGpu]:
+    """Yield GPUs and their MIG slices."""
+    for gpu in cards:
+        yield gpu
+        yield from gpu.slices or ()
 
 
 def gpu_usage(indexes: Iterable[int]) -> dict[int, tuple[float, list[int]]]:
@@ -241,6 +293,15 @@ def oom_kills() -> int:
 def memory_gib() -> float:
     """Return the machine's memory in GiB."""
     return float(psutil.virtual_memory().total / GIB)
+
+
+def available_memory_gib() -> float:
+    """Return the memory in GiB that processes can still take, of the machine and within a container's limit."""
+    available = psutil.virtual_memory().available
+    for limit, used in CONTAINER_MEMORY:
+        with contextlib.suppress(OSError, ValueError):  # no such files, or `max`
+            available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return max(0.0, available / GIB)
 
 
 @cache

@@ -18,6 +18,14 @@ from dsnb.settings import deepspeed_keys
 FREE = {"optimizer.params", "scheduler.params"}
 """Sections that DeepSpeed passes on as they are; the receiver refuses unknown keys."""
 
+MODELS = {
+    "zero_optimization": "zero_config",
+    "bf16": "bfloat16_config",
+    "fp16": "float16_config",
+    "compile": "compile_config",
+}
+"""Sections of DeepSpeed's configuration -> the attribute of its configuration object with their pydantic model."""
+
 
 class Watched(dict[str, Any]):
     """The configuration, or a section of it, that remembers which keys were asked for.
@@ -79,13 +87,34 @@ def check(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
     }
     config = Watched(deepspeed_keys.merged(minimal, keys), is_top=True)
     try:
-        DeepSpeedConfig(config)
+        built = DeepSpeedConfig(config)
     except ValidationError as error:
         return [_invalid(detail, keys) for detail in error.errors(include_url=False)]
     except Exception as error:  # sections without a model fail in any way
         text = str(error).strip().splitlines() or [type(error).__name__]
         return [f"deepspeed: DeepSpeed refuses these keys: {text[0]}"]
-    return [_unknown(path, valid) for path, valid in config.unasked() if deepspeed_keys.lookup(minimal, path) is None]
+    unknown = [(path, valid) for path, valid in config.unasked() if deepspeed_keys.lookup(minimal, path) is None]
+    if unknown:
+        return [_unknown(path, valid) for path, valid in unknown]
+    values = {path: configured(built, path) for path in keys}
+    return [_other(path, keys[path], used) for path, used in values.items() if used != keys[path]]
+
+
+def configured(built: Any, path: str) -> Any:
+    """Return the value for a key in DeepSpeed's configuration object; in sections without a model, as it was read."""
+    section, *names = path.split(".")
+    place = getattr(built, MODELS.get(section, ""), None)
+    for name in names:
+        fields = getattr(type(place), "model_fields", {})
+        field = next((field for field, info in fields.items() if info.alias == name), name)
+        place = place.get(name) if isinstance(place, dict) else getattr(place, field, None)
+    return place if section in MODELS else deepspeed_keys.lookup(built._param_dict, path)
+
+
+def _other(path: str, value: Any, used: Any) -> str:
+    """Return the sentence on a value that DeepSpeed replaces; a run compares it with the engine and would fail."""
+    key = f"{deepspeed_keys.PREFIX}{path}"
+    return f"{key} is {value!r}: DeepSpeed would use {used!r}; write that, or leave the key out"
 
 
 def _invalid(detail: Any, keys: Mapping[str, Any]) -> str:

@@ -31,17 +31,24 @@ def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device)
         ids = torch.randint(vocab, shape, generator=generator)[:, place].to(device)
         return lambda step: list(ids[step % SYNTHETIC_STEPS])
     tokens = tokenize(experiment)
-    if len(tokens) < length:
-        raise ValueError(f"data {experiment.data!r} has {len(tokens)} tokens: seq_len {length} needs more text")
-    if (largest := int(tokens.max())) >= vocab:
-        raise ValueError(
-            f"tokenizer {experiment.tokenizer!r} gives token {largest}: the model's vocabulary ends at {vocab - 1}"
-        )
+    check_tokens(experiment, tokens, vocab)
     steps = experiment.warmup_steps + experiment.steps
     starts = torch.randint(len(tokens) - length + 1, (steps, *step_shape), generator=generator)
     text, offsets = torch.from_numpy(tokens.astype(np.int64)).to(device), torch.arange(length, device=device)
     starts = starts[:, place].to(device)
     return lambda step: list(text[starts[step][..., None] + offsets])
+
+
+def check_tokens(experiment: Experiment, tokens: np.ndarray, vocab: int) -> None:
+    """Raise ValueError if a text is shorter than a sequence, or has tokens that the model does not know."""
+    if len(tokens) < experiment.seq_len:
+        raise ValueError(
+            f"data {experiment.data!r} has {len(tokens)} tokens: seq_len {experiment.seq_len} needs more text"
+        )
+    if (largest := int(tokens.max())) >= vocab:
+        raise ValueError(
+            f"tokenizer {experiment.tokenizer!r} gives token {largest}: the model's vocabulary ends at {vocab - 1}"
+        )
 
 
 def data_rank(experiment: Experiment, rank: int) -> int:

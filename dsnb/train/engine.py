@@ -23,6 +23,7 @@ from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import compiles_blocks, gathers_blocks
 from dsnb.train import model_parts
+from dsnb.train.ask_deepspeed import configured
 from dsnb.train.causal_loss import (
     CausalLoss,
     begin_graphs,
@@ -45,13 +46,6 @@ SECTIONS = {
     schedule.OptimizerStep: "optimizer",
 }
 """Instructions of a pipeline schedule -> parts of the step; all others move activations, gradients or inputs."""
-MODELS = {
-    "zero_optimization": "zero_config",
-    "bf16": "bfloat16_config",
-    "fp16": "float16_config",
-    "compile": "compile_config",
-}
-"""Sections of DeepSpeed's configuration -> the attribute of its configuration object with their pydantic model."""
 
 
 class EngineTrainer(Trainer):
@@ -304,7 +298,7 @@ def actual(engine: Any, keys: Iterable[str] = ()) -> dict[str, Any]:
     optimizers = " ".join(_optimizers(engine.optimizer))
     split = next((layer for layer in engine.module.modules() if isinstance(layer, TensorParallel_Layer)), None)
     return {
-        **{deepspeed_keys.PREFIX + path: configured(engine, path) for path in keys},
+        **{deepspeed_keys.PREFIX + path: configured(engine._config, path) for path in keys},
         "ZeRO stage": engine.zero_optimization_stage(),
         "accumulation": engine.gradient_accumulation_steps(),
         "micro-batch": engine.train_micro_batch_size_per_gpu(),
@@ -330,17 +324,6 @@ def describe(engine: Any) -> dict[str, Any]:
         "parameter_dtype": properties["weights"],
         "communication": deepspeed.comm.get_world_size() > 1 and torch.distributed.get_backend(),
     }
-
-
-def configured(engine: Any, path: str) -> Any:
-    """Return the value that an engine uses for a key; in sections without a pydantic model, the value as read."""
-    section, *names = path.split(".")
-    place = getattr(engine._config, MODELS.get(section, ""), None)
-    for name in names:
-        fields = getattr(type(place), "model_fields", {})
-        field = next((field for field, info in fields.items() if info.alias == name), name)
-        place = place.get(name) if isinstance(place, dict) else getattr(place, field, None)
-    return place if section in MODELS else deepspeed_keys.lookup(engine._config._param_dict, path)
 
 
 def _optimizers(optimizer: Any) -> list[str]:

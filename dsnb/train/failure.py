@@ -18,6 +18,11 @@ LOSS_FUNCTIONS = {"cross_entropy", "causal_loss", "sum_of_losses"}
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Texts of errors from allocations outside of torch's GPU allocator."""
 
+GLOO_TRANSPORT = "gloo/transport"
+"""Folder of gloo's source that sends and receives; its errors name their place."""
+COLLECTIVES = "torch.distributed.distributed_c10d"
+"""Module of torch's collectives."""
+
 
 @dataclass
 class Position:
@@ -50,7 +55,26 @@ def record(run: RunPaths, rank: int, position: Position, error: Exception) -> No
         if position.phase == "forward" and _in_loss(error.__traceback__):
             row["phase"] = "loss"
         row |= {"status": "oom", **(position.failed_allocation or _failed_allocation(text))}
+    row["in_communication"] = row["status"] != "oom" and _in_communication(error)
     records.append_line(run.failures, {**row, "cause": one_line(error)})
+
+
+def _in_communication(error: Exception) -> bool:
+    """Return whether ranks were communicating when an error was raised: another rank may be its cause.
+
+    Gloo's errors are plain RuntimeErrors, which a backward pass raises outside of any Python function of torch's.
+    """
+    if isinstance(error, torch.distributed.DistError) or GLOO_TRANSPORT in str(error):
+        return True
+    return isinstance(error, RuntimeError) and _raised_within(error.__traceback__, COLLECTIVES)
+
+
+def _raised_within(trace: TracebackType | None, module: str) -> bool:
+    while trace:
+        if trace.tb_frame.f_globals.get("__name__") == module:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _is_out_of_memory(error: Exception, text: str) -> bool:

@@ -98,16 +98,22 @@ def run(connection: socket.socket, listener: socket.socket) -> list[str]:
 
 
 def watch(connection: socket.socket, pids: list[int]) -> None:
-    """Report the exit of each rank; kill all ranks if the client disconnects."""
+    """Report the exits of the ranks in their order; kill all ranks if the client disconnects.
+
+    Of ranks that end within `POLL_S`, those killed by a signal come first: the others may have failed because of them.
+    """
     send(connection, {"pids": pids})
     alive = {pid: rank for rank, pid in enumerate(pids)}
     while alive:
         if select.select([connection], [], [], POLL_S)[0] and has_ended(connection):
             kill(pids[0])
+        ended = []
         for pid in list(alive):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                send(connection, {"rank": alive.pop(pid), "exit": os.waitstatus_to_exitcode(status)})
+                ended.append({"rank": alive.pop(pid), "exit": os.waitstatus_to_exitcode(status)})
+        for message in sorted(ended, key=lambda message: message["exit"] >= 0):
+            send(connection, message)
 
 
 def has_ended(connection: socket.socket) -> bool:
@@ -135,7 +141,8 @@ def run_as_rank(request: dict[str, Any], environment: dict[str, str], report: in
     code = 1
     try:
         signals.die_with_parent(server)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGINT):  # the launcher reports a signal as the end of the rank
+            signal.signal(number, signal.SIG_DFL)
         os.setpgid(0, group)
         # The log gets everything that this process prints, including native code.
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -1,7 +1,8 @@
 """Measures the steps of one rank, and writes them during training.
 
 Nothing here waits for the device between the first and the last timed step: boundaries are marks in the device's queue,
-losses are copied to the host asynchronously, and a step is written once the device has passed its mark.
+losses are copied to the host asynchronously, and a step is written once the device has passed its mark, in a thread:
+where a write took 0.7 s, a step took 210 ms instead of 74.
 """
 
 import contextlib
@@ -11,16 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
 from dsnb.files import records
+from dsnb.files.appender import Appender
 from dsnb.system import hardware, launch_clock
 from dsnb.system.hardware import GIB
 from dsnb.train.failure import Position
 
-FLUSH_S = 0.25
 MAX_PARTS = 8
 """Maximum backward passes of a step whose ends are marked: each mark takes the host some microseconds."""
 LEFT = 0.25
@@ -200,9 +201,8 @@ class Meter:
         self.losses = self._figures[:, 0]
         self._gpu, self._position, self._marks_forward = gpu, position or Position(), marks_forward
         self._path, self._tokens = path, tokens_per_step
-        self._file: TextIO | None = open(path, "w", encoding="utf-8") if path else None  # noqa: SIM115
+        self._file = Appender(path) if path else None
         self._pending: deque[Pending] = deque()
-        self._flushed_at = 0.0
         self._rows: list[dict[str, Any]] = []
         self._forward: int | None = None
         self._forwards_s: dict[str, list[float]] = {}
@@ -215,6 +215,9 @@ class Meter:
         """Energy of the timed steps on this rank's GPU; None if it is not measured."""
         self.cpu_bound: float | None = None
         """`cpu_bound` of the timed steps; None on a CPU."""
+        self.alloc_retries: int | None = None
+        """How often the allocator returned memory and asked again in the timed steps; None on a CPU."""
+        self._retries_before = 0
         self._clock_zero = self._boundary = self.clock.mark()
         self.clock.synchronize()
         self._zero_s = launch_clock.now_s() - launched_at
@@ -229,6 +232,7 @@ class Meter:
         self.clock.synchronize()
         if energy:
             energy.prepare()
+        self._retries_before = self._allocation_retries() or 0
         barrier()
         self._phase, self._phase_began = phase, time.perf_counter()
         if energy:
@@ -277,9 +281,14 @@ class Meter:
             last = self.clock.mark()
             self.clock.synchronize()
             self.cpu_bound = cpu_bound(self.clock, self._parts, last)
+        retries = self._allocation_retries()
+        if retries is not None and self._phase == "timed":
+            self.alloc_retries = retries - self._retries_before
         if self._gpu:
             self._note_peaks({"device_memory_gib": self._gpu.memory_used_gib()})
         self._write_passed(force=True)
+        if self._file:
+            self._file.flush()
         rows = [row for row in self._rows if row["phase"] == self._phase]
         if rows:
             self.span_s[self._phase] = (rows[0]["t_s"] - rows[0]["step_time_s"], rows[-1]["t_s"])
@@ -297,7 +306,8 @@ class Meter:
         with contextlib.suppress(Exception):  # the error that ended the run must be the one reported
             self._write_passed()
         if self._file:
-            self._file.close()
+            with contextlib.suppress(Exception):
+                self._file.close()
 
     def close(self, mean_losses: list[float] | None = None) -> None:
         """Close the file; given losses averaged over ranks, write them in place of rank 0's."""
@@ -317,6 +327,10 @@ class Meter:
         self._note_peaks({f"peak_{key}": value for key, value in memory.items()})
         return memory
 
+    def _allocation_retries(self) -> int | None:
+        """Return how often torch's allocator has had to return memory and ask again so far; None on a CPU."""
+        return int(torch.cuda.memory_stats()["num_alloc_retries"]) if self._cuda else None
+
     def _note_peaks(self, memory_gib: dict[str, float]) -> None:
         for key, value in memory_gib.items():
             self.peak_gib[key] = max(value, self.peak_gib.get(key, 0.0))
@@ -328,10 +342,7 @@ class Meter:
             if step.forward is not None:
                 self._forwards_s.setdefault(step.phase, []).append(self.clock.seconds(step.start, step.forward))
             if self._file:
-                self._file.write(records.line(row))
-        if self._file and (force or time.perf_counter() > self._flushed_at + FLUSH_S):
-            self._file.flush()
-            self._flushed_at = time.perf_counter()
+                self._file.append(row)
 
     def _row(self, step: Pending) -> dict[str, Any]:
         loss, grad_norm = self._on_host[step.step].tolist()

@@ -30,8 +30,6 @@ from dsnb.train.model_parts import blocks, has_own_parameters
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MAX_FILL_BYTES = 2**31 - 1
 """Maximum bytes that torch fills at once on a GPU, in 32-bit offsets."""
-FP8_CAPABILITY = (8, 9)
-"""The first compute capability with products in fp8."""
 ADDED_LOGIT = -1e4
 """Logit of a column that pads the vocabulary: in fp32 its exponential adds nothing, soft-capped or not. It is finite,
 because an optimizer decays a layer's own bias, and 0 x infinity is NaN."""
@@ -57,8 +55,13 @@ def model_config(experiment: Experiment) -> Any:
         config = AutoConfig.for_model(**model_shapes.PRESETS[experiment.model].config())
     else:
         config = AutoConfig.from_pretrained(_weights_source(experiment))
-    if wrong := checks.not_causal(experiment.model, config.to_dict()):
+    if wrong := checks.not_trained(experiment.model, config.to_dict()):
         raise ValueError(wrong)
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ValueError(
+            f"model is {experiment.model!r}: transformers has no causal language model of type {config.model_type}; "
+            f"{checks.CAUSAL}"
+        )
     positions = getattr(config, "max_position_embeddings", None)
     if positions and experiment.seq_len > positions and config.model_type != "bloom":
         raise ValueError(
@@ -104,10 +107,7 @@ def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tup
     With random weights the rest takes no memory; pretrained weights are loaded whole into host memory.
     """
     config, stages = model_config(experiment), experiment.pipeline_parallel
-    if config.model_type not in model_shapes.SPLIT:
-        raise ValueError(model_shapes.not_split("pipeline_parallel", stages, config.model_type))
-    if config.num_hidden_layers % stages:
-        raise ValueError(f"pipeline_parallel is {stages}: it must divide the model's {config.num_hidden_layers} layers")
+    model_parts.check_split(experiment, config)
     is_random = experiment.weights == "random"
     if is_random:
         with no_init_weights(), init_empty_weights(include_buffers=False):
@@ -184,29 +184,35 @@ def pad_vocabulary(model: PreTrainedModel, multiple: int) -> None:
 
 def multiply_in_fp8(experiment: Experiment, model: PreTrainedModel) -> None:
     """Let the linear layers of blocks whose sizes are multiples of 16 multiply in fp8, on a CPU emulated."""
-    if experiment.device == "cuda" and (capability := torch.cuda.get_device_capability()) < FP8_CAPABILITY:
-        name, number = torch.cuda.get_device_name(), ".".join(map(str, capability))
-        raise ValueError(f"matmul is 'fp8': a {name} (compute capability {number}) has no such products; use 'auto'")
+    if experiment.device == "cuda" and (capability := torch.cuda.get_device_capability()) < checks.FP8_CAPABILITY:
+        raise ValueError(checks.no_fp8(torch.cuda.get_device_name(), capability))
+    check_fp8(experiment, model)
     if sys.modules.get("torchao") is None:  # hidden by this package
         sys.modules.pop("torchao", None)
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-        from torchao.float8.float8_linear import Float8Linear
     except ModuleNotFoundError:
-        raise ValueError("matmul is 'fp8': torchao is missing; install it with: pip install 'dsnb[fp8]'") from None
+        raise ValueError(checks.NO_TORCHAO) from None
     config = Float8LinearConfig(emulate=experiment.device == "cpu")
+    for block in blocks(model):
+        convert_to_float8_training(block, config=config, module_filter_fn=lambda layer, _: _fits_fp8(layer))
+
+
+def check_fp8(experiment: Experiment, model: Any) -> None:
+    """Raise ValueError if most weights of blocks are in no linear layers that torchao converts."""
     weights = converted = 0
     for block in blocks(model):
-        convert_to_float8_training(
-            block,
-            config=config,
-            module_filter_fn=lambda layer, _: not (layer.in_features % 16 or layer.out_features % 16),
-        )
         weights += sum(weight.numel() for weight in block.parameters())
-        converted += sum(layer.weight.numel() for layer in block.modules() if isinstance(layer, Float8Linear))
+        layers = [module for module in block.modules() if isinstance(module, nn.Linear) and _fits_fp8(module)]
+        converted += sum(layer.weight.numel() for layer in layers)
     if converted < weights / 2:
         share = f"{converted / weights:.0%} of the weights of {experiment.model}'s blocks"
         raise ValueError(f"matmul is 'fp8': torchao converts linear layers, which have {share}; use 'auto'")
+
+
+def _fits_fp8(layer: Any) -> bool:
+    """Return whether both sizes of a linear layer are multiples of 16."""
+    return layer.in_features % 16 == 0 and layer.out_features % 16 == 0
 
 
 def add_adapters(experiment: Experiment, model: Any) -> Any:

@@ -135,13 +135,21 @@ def stage_modules(model: Any, path: ForwardPath, stage: int, stages: int) -> Ite
         yield model.get_output_embeddings()
 
 
+def check_split(experiment: Experiment, config: Any) -> None:
+    """Raise ValueError if a model cannot be split as tensor and pipeline parallelism do it."""
+    for setting, parts in (("tensor_parallel", "num_attention_heads"), ("pipeline_parallel", "num_hidden_layers")):
+        ranks = getattr(experiment, setting)
+        if ranks > 1 and config.model_type not in model_shapes.SPLIT:
+            raise ValueError(model_shapes.not_split(setting, ranks, config.model_type))
+        if ranks > 1 and getattr(config, parts) % ranks:
+            what = parts.rpartition("_")[2]
+            raise ValueError(f"{setting} is {ranks}: it must divide the model's {getattr(config, parts)} {what}")
+
+
 def prepare(experiment: Experiment, model: Any) -> None:
     """Prepare a model, or a pipeline stage's part of it, for AutoTP; raise ValueError if it cannot be split."""
     ranks, config = experiment.tensor_parallel, model.config
-    if config.model_type not in model_shapes.SPLIT:
-        raise ValueError(model_shapes.not_split("tensor_parallel", ranks, config.model_type))
-    if config.num_attention_heads % ranks:
-        raise ValueError(f"tensor_parallel is {ranks}: it must divide the model's {config.num_attention_heads} heads")
+    check_split(experiment, config)
     _use_linear_layers(model)
     # Mark the model as done: AutoTP would also divide the model's head count, from which ALiBi's slopes are made.
     model.base_model.replaced = True

@@ -23,19 +23,32 @@ def die_with(owner: psutil.Process, poll_s: float = 1.0) -> None:
 
 
 def run_ranks(arguments: list[str]) -> dict[str, Any]:
-    """Run torchrun, and return the exit codes of the ranks that failed first, or its own error; empty if none did."""
+    """Run torchrun, and return the exit codes of the ranks that failed first, or its own error; empty if none did.
+
+    Ranks that torchrun terminates because another one has failed are left out. Those killed by a signal come first.
+    """
     from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    failed_first: set[int] = set()
+    terminate = SubprocessContext.close
+
+    def note_and_terminate(ranks: SubprocessContext, *arguments: Any, **options: Any) -> None:
+        failed_first.update(failed_first or ranks._failures)  # torchrun adds those that it terminates afterwards
+        terminate(ranks, *arguments, **options)
+
+    SubprocessContext.close = note_and_terminate  # type: ignore[method-assign, assignment]
     try:
         run.run(run.parse_args(arguments))
     except ChildFailedError as error:
-        codes = {str(rank): failure.exitcode for rank, failure in error.failures.items()}
-        first = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}  # torchrun's, to the rest
-        return {"exit_codes": first or codes}
+        failures = error.failures.items()
+        codes = {str(rank): failure.exitcode for rank, failure in failures if failure.local_rank in failed_first}
+        return {"exit_codes": dict(sorted(codes.items(), key=lambda of_rank: of_rank[1] >= 0))}
     except SignalException as error:
         return {"error": f"torchrun was stopped by {error.sigval.name}"}
+    finally:
+        SubprocessContext.close = terminate  # type: ignore[method-assign, assignment]
     return {}
 
 

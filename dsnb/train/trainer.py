@@ -112,7 +112,12 @@ class TorchTrainer(Trainer):
     def _fsdp(self, model: CausalLoss) -> Any:
         options: dict[str, Any] = {"mesh": init_device_mesh(self.device.type, (self.experiment.gpus,))}
         if self.experiment.precision == "bf16" and self.experiment.mixed_precision == "native":
-            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            # Inputs keep their types, as in DeepSpeed's bf16: the hidden state is in bf16 already, and OLMo 2 hands
+            # the cosines and sines of positions to its blocks in fp32. FSDP2 casts them in the forward pass, but not
+            # where torch 2.11 and 2.12 recompute a block, which then fails.
+            options["mp_policy"] = MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
         for block in blocks(model):
             fully_shard(block, **options)
         return fully_shard(model, **options)
@@ -125,7 +130,7 @@ class TorchTrainer(Trainer):
             last = number == len(micro_batches)  # gradients are synchronized in its backward pass
             if self.experiment.strategy == "ddp":
                 self.wrapped.require_backward_grad_sync = last  # as DDP's `no_sync` does
-            elif self.experiment.strategy == "fsdp":
+            elif self.experiment.reduce_gradients == "step":
                 self.wrapped.set_requires_gradient_sync(last)
             with self.section("forward"), self._autocast():
                 loss = self.wrapped(ids)

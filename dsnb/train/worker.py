@@ -128,6 +128,7 @@ def train_steps(
         **over_ranks.peaks_of_ranks(meter.peak_gib, device),
         **over_ranks.skew_of_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device),
         "energy_j": over_ranks.sum_of_ranks(meter.energy_j, device),
+        "alloc_retries": over_ranks.max_of_ranks(meter.alloc_retries, device),
         "cpu_bound": over_ranks.max_of_ranks(meter.cpu_bound, device),
         "attention_kernel": kernel.kernel,
         "recompilations": compiled,

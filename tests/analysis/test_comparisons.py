@@ -65,6 +65,46 @@ def test_a_named_baseline_and_other_columns():
     assert both.index.names == ["zero_stage", "precision"]
 
 
+def test_every_task_has_its_own_base():
+    small, large = runs_of(a=FAST, b=[value / 2 for value in FAST]), runs_of(c=[50.0] * 5, d=[40.0] * 5, e=[45.0] * 5)
+    runs = pd.concat([small.assign(model="small"), large.assign(model="large")], ignore_index=True)
+    found = differences(runs)
+    assert found["base"].to_dict() == {"d": "c", "e": "c", "b": "a"}  # the task with the most runs first
+    assert found["task"].to_dict() == {"d": "large", "e": "large", "b": "small"}
+    assert found["change_pct"].to_dict() == pytest.approx({"d": -20, "e": -10, "b": -50})  # e of a would be -95.5 %
+    for task in (small, large):  # the same interval as without the other task
+        alone = differences(task)
+        assert found.loc[alone.index, "high_pct"].tolist() == pytest.approx(alone["high_pct"].tolist())
+
+    named = differences(runs, baseline="d")
+    assert named["base"].to_dict() == {"c": "d", "e": "d", "b": "a"}  # the other task has its best one
+    assert named["change_pct"]["c"] == pytest.approx(25)
+    unknown = "baseline 'z' is not among the settings: c, d, e, a, b"
+    with pytest.raises(SettingsError, match=f"^{unknown}$"):
+        differences(runs, baseline="z")
+    with pytest.raises(SettingsError, match=r"^baseline 'd' is not in every task, and neither direction of 'power"):
+        differences(runs.rename(columns={"tokens_per_s": "power_x"}), figure="power_x", baseline="d")
+    runs["precision"] = runs["experiment"].map({"a": "bf16", "b": "fp32", "c": "bf16", "d": "fp32", "e": "fp16"})
+    by_precision = differences(runs, by="precision", baseline="fp32")
+    assert list(by_precision.index) == ["bf16", "fp16", "bf16"]
+    assert by_precision["change_pct"].tolist() == pytest.approx([25, 12.5, 100])
+
+
+def test_a_missing_stage_is_a_setting_of_its_own_and_may_be_the_base():
+    runs = runs_of(plain=[100.0] * 4, zs0=[80.0] * 4, zs1=[50.0] * 4)
+    runs = runs.assign(precision="bf16", tensor_parallel=1, pipeline_parallel=1)
+    runs["strategy"] = ["plain"] * 4 + ["deepspeed"] * 8
+    runs["zero_stage"] = [0] * 8 + [1] * 4
+    for by in ("zero_stage", ["zero_stage", "precision"]):
+        found = differences(runs, by=by)
+        assert found["change_pct"].tolist() == pytest.approx([-20, -50])  # zs0 and zs1 of the plain loop
+        stage = found["base"].iloc[0] if by == "zero_stage" else found["base"].iloc[0][0]
+        assert math.isnan(stage)
+    assert differences(runs, by="zero_stage", baseline=math.nan)["change_pct"].tolist() == pytest.approx([-20, -50])
+    assert differences(runs, by="zero_stage", baseline=0)["change_pct"].tolist() == pytest.approx([25, -37.5])
+    assert differences(runs, by="parallelism", baseline="ZeRO 1")["change_pct"]["plain"] == pytest.approx(100)
+
+
 def test_an_interval_allows_for_all_pairs_of_the_task_whatever_the_base_is():
     random = np.random.default_rng(0)
     runs = runs_of(**{f"e{number}": list(1000 * np.exp(0.02 * random.standard_normal(5))) for number in range(8)})

@@ -1,5 +1,7 @@
 """What an answer rests on, its speed-up, and untried larger micro-batches; expected values are worked out by hand."""
 
+import math
+
 import pandas as pd
 import pytest
 
@@ -107,5 +109,8 @@ def test_what_is_twice_as_fast_needs_no_doubt(rate):
 
 
 def test_parallel_sizes_share_a_batch():
-    own = pd.DataFrame({"gpus": [8, 8], "tensor_parallel": [2, None], "micro_batch_size": 4, "grad_accum": [3, None]})
-    assert list(global_batch(own)) == [48, 32]
+    own = pd.DataFrame({"gpus": 8, "tensor_parallel": [2, None, 1], "micro_batch_size": 4, "grad_accum": [3, 1, None]})
+    assert list(global_batch(own)) == pytest.approx([48, math.nan, math.nan], nan_ok=True)  # unknown is not 1
+    assert list(global_batch(pd.DataFrame({"gpus": [8], "micro_batch_size": 4}))) == [
+        32
+    ]  # a table without the settings

@@ -57,6 +57,12 @@ def flagged(*parts, **more):
             [((Flag.RECOMPILED,), "3 graphs compiled during the timed steps"),
              ((Flag.THROTTLED,), "clock 14.1 % below that of another run of the setting")],
         ),
+        (
+            [a_run(1, alloc_retries=12), a_run(2, alloc_retries=0), a_run(3, alloc_retries=math.nan)],
+            [((Flag.MEMORY_FULL,),
+              "memory was returned to the GPU 12 times in the timed steps: it was nearly full"),
+             ((), ""), ((), "")],
+        ),
     ],
 )  # fmt: skip
 def test_flags_and_their_words(parts, reasons):
@@ -148,6 +154,20 @@ def test_what_starts_elsewhere_is_not_compared():
         assert loss_gaps_pct(table(losses(10.0), losses(11.0, **other))).isna().all(axis=None), other
 
 
+def test_losses_of_runs_that_did_not_end_well_are_not_compared():
+    """Those of a run on several ranks that was cut short are rank 0's: 11 beside a mean of 10 is no fault."""
+    for status in ("interrupted", "failed", "timeout", "oom", "nan", "untrained"):
+        runs = table(losses(10.0), losses(10.0, repeat=2), losses(11.0, status=status, repeat=3))
+        steps = pd.DataFrame(
+            {**key, "step": 1, "phase": "warmup", "t_s": 1.0, "step_time_s": 1.0, "loss": loss}
+            for key, loss in zip(runs[["sweep", "experiment", "repeat"]].to_dict("records"), (10, 10, 11), strict=True)
+        )
+        found = flags(runs.assign(experiment="a"), steps.assign(experiment="a"))
+        assert [Flag.LOSS in own for own in found["flags"]] == [False] * 3, status
+        assert found.loc[2, ["first_loss_gap_pct", "last_loss_gap_pct", "repeat_loss_gap_pct"]].isna().all()
+        assert loss_gaps_pct(runs).loc[2].isna().all()
+
+
 def test_repeats_train_alike_or_are_flagged():
     """A range by hand; a single run, another seed's and a later step's have none."""
     runs = table(
@@ -170,6 +190,26 @@ def test_repeats_train_alike_or_are_flagged():
         (runs, steps.assign(loss=np.nan)),
     ):  # fmt: skip
         assert repeat_gaps_pct(own, own_steps).isna().all()
+
+
+@pytest.mark.parametrize(
+    ("run", "is_compared"),
+    [
+        ({"status": "timeout", "data_parallel": 2}, False),
+        ({"status": "interrupted"}, False),  # on an unknown number of ranks
+        ({"status": "oom", "data_parallel": 1}, True),
+        ({"status": "ok", "data_parallel": 2}, True),
+    ],
+)
+def test_losses_of_rank_0_alone_flag_no_other_run(run, is_compared):
+    """Of two ranks' losses, 9 and 10, the mean is 9.5; the run that did not end has recorded the first rank's."""
+    runs = table(losses(9.5, experiment="a"), losses(9.0, experiment="a", repeat=2, **run), losses(9.5))
+    keys = runs[["sweep", "experiment", "repeat"]].to_dict("records")
+    steps = pd.DataFrame([{**key, "step": 1, "phase": "warmup"} for key in keys])
+    steps = steps.assign(t_s=1.0, step_time_s=1.0, loss=[9.5, 9.0, 9.5])
+    gap = 100 * (9.5 / 9.0 - 1) if is_compared else 0.0
+    assert repeat_gaps_pct(runs, steps).fillna(0)[0] == pytest.approx(gap)
+    assert (flags(runs, steps)["words"][0] != "") == is_compared
 
 
 def test_runs_on_h200_that_compute_something_else():

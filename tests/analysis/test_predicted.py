@@ -110,12 +110,18 @@ def test_out_of_memory():
     [
         {"gpu_name": None, "device": "cpu"}, {"gpu_name": "GTX 9"}, {"status": "failed"}, {"status": "interrupted"},
         {"model": None}, {"micro_batch_size": None}, {"strategy": None}, {"experiment": f"x{PROBE}8"},
+        {"zero_stage": None}, {"grad_accum": None}, {"activation_checkpointing": None},
     ],
 )  # fmt: skip
 def test_runs_that_cannot_be_compared(change):
     table = runs({}).assign(**change)
     assert parity(table) is None
     assert comparison.with_predictions(table) == []
+
+
+def test_a_strategy_without_zero_needs_no_stage():
+    table = runs({"strategy": "plain"}).assign(zero_stage=None)
+    assert parity(table)["kind"].tolist() == ["plain loop"]
 
 
 def test_memory_without_a_trace_is_counted(monkeypatch):
@@ -172,7 +178,8 @@ SETTINGS = {
 def test_whose_settings_are_left_to_predict(asked, tmp_path):
     """Only a run that has ended takes its setting out; a sweep's folder stands for its own params."""
     for status, left in {"ok": 3, "failed": 3, "interrupted": 4}.items():
-        table = pd.concat([runs({"micro_batch_size": 2}), runs({"zero_stage": 1}).assign(status=status)])
+        measured_before = runs({"zero_stage": 0, "micro_batch_size": 2})
+        table = pd.concat([measured_before, runs({"zero_stage": 1}).assign(status=status)])
         assert len(unmeasured(table, asked).table) == left
     (tmp_path / "params.yaml").write_text(PARAMS)
     assert len(unmeasured(runs({}), tmp_path).table) == 3

@@ -84,3 +84,11 @@ def test_what_is_refused(given, problem):
     with pytest.raises(SettingsError) as caught:
         dsnb.rampup(**{"first": 32, "last": 128, "gpus_per_node": 4, "micro_batch_size": 1, **given})
     assert str(caught.value) == problem
+
+
+def test_a_replica_of_unknown_size_is_not_one_gpu():
+    unknown, known = runs_of((2, 100.0, None)), runs_of((2, 90.0, 2))
+    message = "the tensor- or pipeline-parallel size of every run is unknown: give micro_batch_size and replica_gpus"
+    with pytest.raises(SettingsError, match=f"^{message}$"):
+        fastest_replica(unknown)
+    assert fastest_replica(pd.concat([unknown, known], ignore_index=True)) == (2, {2: 90.0})

@@ -14,6 +14,7 @@ from dsnb.analysis.space import Training
 from dsnb.errors import SettingsError
 from dsnb.prediction import gpus, predict, traces
 from dsnb.prediction.predict import On
+from tests.prediction.made_up import given
 
 
 def made_up(one):
@@ -109,3 +110,17 @@ def test_what_cannot_fit_is_said_with_its_least_need():
     assert set(reached) == {("ddp", 0), ("deepspeed", 0), ("deepspeed", 1)}
     # 12.85 billion parameters in fp32 with gradients' buckets and two moments: 16 and 4 bytes more
     assert reached["ddp", 0] >= 16 * 12.85e9 / 2**30
+
+
+@pytest.mark.parametrize(("simplest_is_tight", "expected"), [(False, "zs0"), (True, "zs1")])
+def test_the_simplest_of_equal_settings_is_not_taken_if_its_memory_is_tight(traced, simplest_is_tight, expected):
+    """ZeRO 0 with 21.3 of 21.4 GiB was recommended, though ZeRO 1 was faster and smaller."""
+    asked = [given(zero_stage=stage, gpus=8) for stage in (0, 1)]
+    found = Search({f"zs{one.zero_stage}": one for one in asked}, On(gpus.find("H200"), gpus.link()), 1e9, None)
+    found.trace(list(found.asked))
+    found.table = found.table.assign(
+        tokens_per_s=[100.0, 101.0], fits=True, tight=[simplest_is_tight, False], memory_gib=[21.3, 15.0]
+    )
+    best_ = found.best(Question(1e9, "time", max_days=math.inf))
+    assert best_.chosen[0] == expected
+    assert best_.tied == (1 if simplest_is_tight else 2)

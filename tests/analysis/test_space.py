@@ -35,6 +35,13 @@ def test_the_usual_batch_is_that_of_gpt_3_shared_among_the_gpus():
     assert space.usual_batch(124e6, seq_len=1024, gpus=4096) == 4096  # one each
 
 
+def test_fine_tuning_has_64_sequences_a_step():
+    assert space.usual_batch(13e9, seq_len=2048, gpus=8, fine_tuning=True) == 64
+    assert space.usual_batch(13e9, seq_len=2048, gpus=48, fine_tuning=True) == 48  # 64 / 48 is nearest to 1
+    for pinned, is_so in (({"lora_rank": [8, 0]}, False), ({"lora_rank": 8}, True), ({}, False)):
+        assert Training("opt-13b", 8, 2048, 64, pinned=pinned).is_fine_tuning == is_so
+
+
 def test_micro_batches_divide_what_a_rank_has():
     assert space.micro_batches(96, 2048) == [1, 2, 3, 6, 12, 24]
     assert space.micro_batches(64, 256) == [4, 8, 16, 32, 64]

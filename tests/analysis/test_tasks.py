@@ -7,8 +7,10 @@ import pytest
 
 import dsnb
 from dsnb.analysis.choices import variants, varying, with_choices
-from dsnb.analysis.tasks import tasks
+from dsnb.analysis.tasks import is_fine_tuning, tasks
 from dsnb.analysis.texts import fill, fixed, significant
+from dsnb.explorer import data
+from dsnb.runs import labels
 from dsnb.runs.labels import span
 from tests.support import made_up
 
@@ -45,16 +47,18 @@ SHARED = pd.DataFrame(
         {"strategy": "deepspeed", "zero_stage": None},
         {"strategy": "another", "zero_stage": None},
     ]
-)
+).fillna({"tensor_parallel": 1, "pipeline_parallel": 1})
 
 
 def test_how_a_training_is_shared_is_one_choice():
     known = with_choices(SHARED)
-    assert known["strategy"].to_list() == ["plain", "DDP", "FSDP", "ZeRO 3", "TP 2 x PP 4 x ZeRO 1", None, "another"]
-    assert varying(known) == ["strategy"]
+    names = known["parallelism"].map(labels.text).to_list()
+    assert names == ["plain", "DDP", "FSDP", "ZeRO 3", "TP 2 x PP 4 x ZeRO 1", "-", "another"]
+    assert known["strategy"].to_list() == SHARED["strategy"].to_list()
+    assert varying(known) == ["parallelism"]
 
 
-def test_variants_differ_in_more_than_strategy_and_precision():
+def test_variants_differ_in_more_than_parallelism_and_precision():
     runs = SHARED.assign(seq_len=[100] * 6 + [200], gpus=[1, *[2] * 6], device="cpu", seed=range(7), steps=range(7))
     parts = variants(runs)
     assert {title: list(part.index) for title, part in parts.items()} == {
@@ -90,3 +94,16 @@ def test_numbers_as_text():
 )
 def test_a_template_leaves_out_what_is_unknown(template, facts, text):
     assert fill(template, facts) == text
+
+
+def test_the_page_assumes_few_tokens_for_tasks_that_adapt_a_trained_model():
+    runs = dsnb.published("lambda_1cc_opt")
+    page = data.prepared(runs)
+    tokens = dict(zip(page.tasks, page.tokens, strict=True))
+    # 331 million parameters x 20, to two digits, and the convention for LoRA
+    assert tokens == {"opt-350m, sequence 512": 6.6e9, "opt-13b, sequence 512, LoRA adapters": 50e6}
+    lora = runs[runs["model"] == "opt-13b"]
+    assert is_fine_tuning(lora)
+    assert not is_fine_tuning(runs)  # not of all of them
+    assert not is_fine_tuning(lora.drop(columns=["lora_rank"]))  # unknown
+    assert is_fine_tuning(runs.assign(weights="pretrained"))

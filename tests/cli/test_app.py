@@ -15,6 +15,7 @@ import pytest
 from dsnb.cli import app as command_line
 from dsnb.cli.doctor import Check
 from dsnb.errors import SettingsError
+from dsnb.runs.logs.console import KINDS
 from dsnb.version import __version__
 from tests import ROOT
 from tests.support import made_up
@@ -63,6 +64,7 @@ def test_dry_runs_say_who_would_make_what(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
     few = ["sweep", "params/quickstart.yaml", "--dry-run", "-v", "--only", "zs3_bf16*", "--output", tmp_path / "out"]
+    few += ["--set", "precision=bf16"]
     code, out, err = dsnb(monkeypatch, *few, "--hostfile", tmp_path / "hosts", "--sub-cluster", "2")
     assert (code, err) == (0, "note: sub-clusters of 2: unused hosts: c\n")
     assert "  ranks 2 to 3: ssh " in out
@@ -111,7 +113,7 @@ def test_summary_in_every_format_and_of_groups(monkeypatch, tmp_path):
         (1, ["sweep", "none.yaml"],
          "params file 'none.yaml' cannot be read: No such file or directory; check the path"),
         (
-            1, ["sweep", "params/quickstart.yaml", "--set", "gpus=64", "--set", "device=cpu", "--only", "zs0_fp32*"],
+            1, ["sweep", "params/quickstart.yaml", "--set", "gpus=64", "--set", "device=cpu", "--only", "zs0_*"],
             f"gpus is 64: {4 * len(os.sched_getaffinity(0))} ranks are the most on this CPU (4 per core); use fewer",
         ),
         (1, ["sweep", "params/quickstart.yaml", "--set", "steps"],
@@ -138,9 +140,9 @@ def test_folders_that_hold_no_run_or_cannot_be_written(monkeypatch, tmp_path):
     for name in ("notes.txt", "a/picture.png", "a/b/.hidden"):
         (tmp_path / name).write_text("nothing")
     message = (
+        f"note: not read: {tmp_path / 'notes.txt'} is no log that dsnb can read (see docs/how-to/foreign_logs.md)\n"
         f"error: '{tmp_path}' contains no runs: none of 3 files is a run of dsnb or a log that it can "
-        "read; supported are console logs of DeepSpeed, DeepSpeed-Chat, Megatron-LM, Megatron-DeepSpeed and "
-        "transformers' Trainer, trainer_state.json, and step_log.csv\n"
+        f"read; supported are {KINDS}\n"
     )
     assert dsnb(monkeypatch, "summary", tmp_path) == (1, "", message)
     monkeypatch.chdir(ROOT)

@@ -12,8 +12,10 @@ import dsnb
 from dsnb.cli import summary_table
 from dsnb.cli.printing import Format, print_summary, show, table_width
 from dsnb.cli.summary_table import FASTEST
+from dsnb.files import plain_text
 from tests.analysis.test_comparisons import runs_of
 from tests.support import made_up
+from tests.support.formulas import CELLS, formulas
 
 ODD = [
     "=1+1", "+2", "-3", "@x", "\t=4", "\r=5", "a|b", "<b>x</b>", "`c`", "[d](e)", "\x1b[31mf", "\u202eg", "h\ni", "j",
@@ -41,6 +43,16 @@ def test_csv_holds_no_formula_and_markdown_cells_stay_cells(capsys):
         assert "<b>" not in line
         assert "`c`" not in line.replace("\\`", "")
     assert any("&lt;b&gt;x&lt;/b&gt;" in line for line in lines)
+
+
+def test_csv_has_no_formula_behind_a_space_or_a_separator_nor_with_full_width_signs(capsys):
+    table = pd.DataFrame({"n": -1.5, "cause": list(CELLS)}, index=pd.Index(CELLS, name="experiment"))
+    show(table, table.astype(str), Format.csv)
+    shown = capsys.readouterr().out
+    rows = list(csv.reader(io.StringIO(shown)))[1:]
+    assert [row[0] for row in rows] == [row[2] for row in rows] == [plain_text.line(cell) for cell in CELLS.values()]
+    assert {row[1] for row in rows} == {"-1.5"}  # a number
+    assert formulas(shown) == []
 
 
 @pytest.mark.parametrize("name", ["xterm", "dumb"])

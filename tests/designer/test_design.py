@@ -71,6 +71,18 @@ def test_typed_values(text, wanted):
 
 
 @pytest.mark.parametrize(
+    ("name", "chosen", "wanted"),
+    [
+        ("precision", ["auto", "fp32"], ["auto", "fp32"]),
+        ("precision", ["int8"], ["int8"]),  # is not dropped for the default: a sweep refuses it
+        ("activation_checkpointing", [True], [True]),
+    ],
+)
+def test_chosen_values_are_kept(name, chosen, wanted):
+    assert Row(name, chosen, lambda: None).values == wanted
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("]", "seq_len is &#x27;]&#x27;: line 1: this is not valid YAML"),
@@ -140,7 +152,7 @@ def test_predictions_are_for_this_machines_gpu_if_it_is_known(monkeypatch, name,
     design = dsnb.design(SMALL)
     assert design.form.gpu.value == known
     design.buttons[0].click()
-    assert design.table.value == ("for ('H200', 'nvlink', 100000000000.0)" if known else "")
+    assert design.table.value == ("for ('H200', 'nvlink', 0.0)" if known else "")
     assert ("Choose a GPU" in design.message.value) == (not known)
 
 

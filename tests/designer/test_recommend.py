@@ -10,16 +10,19 @@ import pandas as pd
 import pytest
 
 import dsnb
+from dsnb.analysis.advice import held_by_host
 from dsnb.designer import measure
 from dsnb.designer.measure import Measuring, decide_by_runs
 from dsnb.designer.recommend import write
 from dsnb.errors import SettingsError
 from dsnb.launcher.folder import deepspeed_config
 from dsnb.prediction.predict import on_gpu
+from dsnb.run_folder.result import Result
 from dsnb.settings.params_file import combinations, read_params
 from dsnb.system import hardware
 from tests import ROOT
 from tests.prediction.made_up import trace_nothing
+from tests.run_folder.test_result import make
 from tests.support.small_sweep import light_server
 from tests.support.waiting import wait_until
 
@@ -55,10 +58,15 @@ def test_stopped_by_ctrl_c_the_same_command_goes_on(tmp_path):
     fixed = [word for name, value in SMALL.items() for word in ("--set", f"{name}={json.dumps(value)}")]
     words = [sys.executable, "-m", "dsnb", "recommend", "gpt2-tiny", "--measure", "2", "--output", str(out), *fixed]
     words += ["--gpus", "1", "--seq-len", "32", "--global-batch", "2"]
-    with subprocess.Popen(words, cwd=ROOT, env=light_server(), stdout=subprocess.DEVNULL) as one:
+    with subprocess.Popen(
+        words, cwd=ROOT, env=light_server(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as one:
         wait_until(lambda: len([*out.glob("*/run*/result.json")]) == 2, "two results")
         one.send_signal(signal.SIGINT)
+        said = one.stderr.read().decode().splitlines()
         assert one.wait(60) == 130
+    assert said[-1] == "interrupted: finished runs are kept, start the same command again to go on"
+    assert any(line.startswith("measuring setting 1: zs") for line in said)
     before = {file: file.stat().st_mtime_ns for file in out.glob("*/run*/result.json")
               if json.loads(file.read_text())["status"] == "ok"}  # fmt: skip
     assert len(before) >= 2
@@ -125,7 +133,19 @@ def test_a_setting_that_fails_makes_room_for_the_next_one(made, monkeypatch, tmp
     [
         ({1: 100, 2: 110, 4: 120, 8: 999}, None, {1: 4, 2: 4, 4: 4}, "decided"),
         ({1: None, 2: 110, 4: 120, 8: 130}, None, {1: 1, 2: 4, 4: 4, 8: 4}, "decided"),
-        ({1: 100, 2: 250, 4: None, 8: None}, None, {1: 1, 2: 1, 4: 1, 8: 1}, "decided"),  # more than twice as fast
+        (
+            {1: 100, 2: 250, 4: None, 8: None},
+            None,
+            {1: 1, 2: 1, 4: 1, 8: 1},  # more than twice as fast
+            "decided; no further setting was tried after 2 ran out of memory",
+        ),
+        (
+            {1: None, 2: None, 4: 120, 8: 130},
+            None,
+            {1: 1, 2: 1},
+            "nothing could be measured: zs0_fp32_gpus1_bs1_sl32: "
+            "out of memory\nnothing could be measured: zs0_fp32_gpus1_bs2_sl32: out of memory",
+        ),
         ({1: 100, 2: 110, 4: 120, 8: 130}, 2.5, {1: 1, 2: 1, 4: 1}, "the time was over"),
     ],
 )
@@ -136,7 +156,10 @@ def test_runs_go_on_until_the_best_is_decided(made, tmp_path, rates, minutes, ru
     ]
     made(rates)
     measuring = Measuring(tmp_path, on_gpu("H200", "nvlink"), {}, minutes)
-    table, ended = decide_by_runs(measuring, 3, lambda _: asked)
+    try:
+        table, ended = decide_by_runs(measuring, 3, lambda _: asked)
+    except SettingsError as error:
+        table, ended = measuring.execute(), str(error)
     assert ended == end
     counts = table["experiment"].value_counts()
     assert {size: int(counts[one.name]) for size, one in zip(rates, asked, strict=True) if one.name in counts} == runs
@@ -168,3 +191,57 @@ def test_only_one_task_on_the_gpu_of_this_machine_is_measured():
         dsnb.recommend("gpt2-tiny", "T4", measure=2)
     with pytest.raises(SettingsError, match="measure is -1: give the number of settings to run"):
         dsnb.recommend("gpt2-tiny", measure=-1)
+
+
+def test_the_first_run_ends_with_the_time_and_counts_as_not_started(monkeypatch, tmp_path):
+    asked = dsnb.Experiment(model="gpt2-tiny", device="cpu", precision="fp32", seq_len=32, time_limit_s=500)
+    measuring = Measuring(tmp_path / "out", on_gpu("H200", "nvlink"), {}, minutes=5)
+    limits = []
+
+    def time_out(sweep):
+        (run,) = sweep.runs
+        limits.append(run.experiment.time_limit_s)
+        make(run)
+        measuring._until = 0.0
+        result = Result("timeout", "no end within the time limit", {}, {}, {}, run.paths.dir)
+        result.write()
+        return [result]
+
+    monkeypatch.setattr(measure, "run_sweep", time_out)
+    monkeypatch.setattr(measure.local, "shared_servers", lambda devices: measure.local.contextlib.nullcontext())
+    with pytest.raises(
+        SettingsError, match="nothing could be measured: there was no time for any run; give more minut"
+    ):
+        decide_by_runs(measuring, 2, lambda _: [asked])
+    (limit,) = limits
+    assert 290 < limit <= 300
+    assert not [*tmp_path.rglob("result.json")]
+
+
+@pytest.mark.skipif(bool(hardware.gpus()), reason="with a GPU, its memory decides")
+def test_a_model_that_this_machine_cannot_hold_is_refused_before_anything_is_traced(monkeypatch, tmp_path):
+    monkeypatch.setattr(hardware, "available_memory_gib", lambda: 24.0)
+    monkeypatch.setattr("dsnb.prediction.traces._make", lambda *_: pytest.fail("a model was traced"))
+    with pytest.raises(SettingsError) as caught:
+        dsnb.recommend("bloom-7b1", measure=2, gpus=1, settings={"strategy": "plain"}, output=tmp_path / "out")
+    # 7.07e9 parameters: fp32 weights, gradients and two moments are 105 GiB.
+    said = re.fullmatch(
+        r"bloom-7b1 needs at least (\d+) GiB of host memory on 1 CPU rank \(by plain_fp32_gpus1_.*\), and this "
+        r"machine has 24 GiB free: measure a smaller model, or predict without measure",
+        str(caught.value),
+    )
+    assert said
+    assert 105 <= float(said[1]) < 125
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_that_are_too_large_are_not_tried(monkeypatch):
+    asked = [
+        dsnb.Experiment(model="gpt2", device="cpu", precision="fp32", micro_batch_size=size, seq_len=1024)
+        for size in (1, 2, 64)
+    ]
+    monkeypatch.setattr(hardware, "available_memory_gib", lambda: 12.0)
+    assert [one.micro_batch_size for one in held_by_host(asked)] == [
+        1,
+        2,
+    ]  # 64 x 1024 logits of fp32 alone are 12.3 GiB

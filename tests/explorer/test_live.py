@@ -28,7 +28,7 @@ def lab(tmp_path):
     made_up.write_folders(made_up.runs(60), tmp_path / "work" / "outputs" / "made_up")
     sources = [
         "import dsnb\nexplorer = dsnb.explore(dsnb.load_runs('outputs/made_up'))\nexplorer",
-        "print('selected', len(explorer.selection), explorer.state['strategy'], explorer.state['relevance'])",
+        "print('selected', len(explorer.selection), explorer.state['parallelism'], explorer.state['relevance'])",
         "explorer.set(precision='bf16', y='power_w').state['y']",
     ]
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}

@@ -1,6 +1,7 @@
 """The explorer in a real Chromium with no network: it selects what pandas selects, and runs no injected code."""
 
 import csv
+import io
 import json
 import random
 import re
@@ -19,6 +20,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.labels import METRIC_LABELS
 from tests.support import made_up
 from tests.support.browser import CALM, ROOT, Tabs, root, violations, write_page
+from tests.support.formulas import CELLS, formulas
 
 HOSTILE = [
     "</script><script>window.hacked = 1</script>",
@@ -102,7 +104,7 @@ def test_states_select_in_the_page_what_they_select_in_pandas(explorer, page):
 
 def test_the_pages_own_controls_set_the_same_states(explorer, page):
     tab = page.tab
-    tab.locator("fieldset", has_text="strategy").get_by_text("ZeRO 3", exact=True).click()
+    tab.locator("fieldset", has_text="parallelism").get_by_text("ZeRO 3", exact=True).click()
     tab.locator(".dsnb-legend button", has_text="bf16").click()
     tab.locator("fieldset", has_text="precision").get_by_text("fp16", exact=True).click()
     tab.get_by_label("Y axis", exact=True).select_option("days")
@@ -111,7 +113,7 @@ def test_the_pages_own_controls_set_the_same_states(explorer, page):
     tab.get_by_label("Y scale").select_option("log")
     tab.get_by_label("Training tokens (billions)").fill("50")
     tab.get_by_label("Training tokens (billions)").press("Enter")
-    explorer.set(strategy="ZeRO 3", precision=["bf16", "fp16"], y="days", x="power_w", colour="gpus", y_scale="log")
+    explorer.set(parallelism="ZeRO 3", precision=["bf16", "fp16"], y="days", x="power_w", colour="gpus", y_scale="log")
     explorer.set(train_tokens=50e9)
     assert tab.evaluate(f"{ROOT}.state") == explorer.state
     assert tab.evaluate(f"{ROOT}.selected") == positions(explorer)
@@ -153,7 +155,7 @@ def test_a_region_stays_what_the_hand_drew_until_a_hand_clears_it(page):
     assert tab.evaluate(f"{ROOT}.state.brush") is not None
     drag(tab, (0.95, 0.05), (0.95, 0.05))  # a click beside it
     assert tab.evaluate(f"[{ROOT}.state.brush, {ROOT}.selected.length]") == [None, 300]
-    tab.evaluate(f"{ROOT}.set({{ x: 'strategy' }}), {ROOT}.brushing({{ x: [0, 1], y: [0, 1e9] }})")
+    tab.evaluate(f"{ROOT}.set({{ x: 'parallelism' }}), {ROOT}.brushing({{ x: [0, 1], y: [0, 1e9] }})")
     tab.evaluate(CALM)
     assert tab.evaluate(f"{ROOT}.state.brush") is None  # none over columns
 
@@ -206,7 +208,7 @@ def test_hostile_text_stays_text(tmp_path, watched):
 
 def test_an_address_opens_the_same_view_and_a_hostile_one_the_usual(runs, explorer, page):
     tab = page.tab
-    explorer.set(strategy=["ZeRO 1", "ZeRO 3"], y="power_w", x="device_memory_gib", colour="gpus")
+    explorer.set(parallelism=["ZeRO 1", "ZeRO 3"], y="power_w", x="device_memory_gib", colour="gpus")
     explorer.set(brush={"x": [0, float("inf")], "y": [0, 1e4]}, pins=[runs["experiment"][0], 4], run=7)
     explorer.set(sort=["mfu", "ascending"], y_scale="log", base=runs["experiment"][9])
     explorer.set(train_tokens=5e9, objective="cost", gpus_at_hand=4, prices={"GPU": 1.5}, currency="€", relevance=0.05)
@@ -220,7 +222,7 @@ def test_an_address_opens_the_same_view_and_a_hostile_one_the_usual(runs, explor
     other.get_by_role("button", name="Reset").click()
     usual = dsnb.explore(runs).state
     assert other.evaluate(f"{ROOT}.state") == usual
-    unknown = {"y": "x", "strategy": [9], "columns": ["mfu"], "task": "x", "table": 1, "__proto__": {"y": 1}}
+    unknown = {"y": "x", "parallelism": [9], "columns": ["mfu"], "task": "x", "table": 1, "__proto__": {"y": 1}}
     bad = [json.dumps(unknown), "null", "[1]", "%", '{"brush": 7}', '{"brush": {"x": [1]}}', '{"prices": null}']
     show = f"""(text) => {{
       location.hash = `explorer=${{encodeURIComponent(text)}}`;
@@ -229,6 +231,9 @@ def test_an_address_opens_the_same_view_and_a_hostile_one_the_usual(runs, explor
     }}"""
     for text in bad:
         assert other.evaluate(show, text) == usual
+    former = {"strategy": ["ZeRO 3"], "along": "strategy", "y_scale": "log"}  # the address of an earlier page
+    current = {"parallelism": ["ZeRO 3"], "along": "parallelism", "y_scale": "log"}
+    assert other.evaluate(show, json.dumps(former)) == {**usual, **current}
     odd = {"run": 1e9, "sort": ["mfu", "up"], "currency": "<img src=x>", "relevance": 9, "train_tokens": "1"}
     assert other.evaluate(show, json.dumps(odd)) == {**usual, **odd}  # shown as far as it has a meaning
     assert other.locator("img").count() == 0
@@ -262,6 +267,20 @@ def test_what_is_shown_is_saved(runs, page):
     assert head.get_attribute("aria-sort") == "ascending"
     tab.get_by_role("button", name="Next").click()
     assert tab.locator(".dsnb-range-shown").inner_text().startswith("21 to 40 of ")
+
+
+def test_a_saved_table_has_no_formula(tmp_path, watched):
+    runs = made_up.runs(len(CELLS), repeats=1).assign(experiment=list(CELLS), status="failed", cause=list(CELLS))
+    page = watched(dsnb.explore(runs).save(tmp_path / "page.html"))
+    table = page.tab.locator(".dsnb-card", has_text="Save as CSV")
+    table.get_by_role("button", name="Runs", exact=True).click()
+    with page.tab.expect_download() as waiting:
+        page.tab.get_by_role("button", name="Save as CSV").click()
+    text = waiting.value.path().read_bytes().decode()
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert sorted(row["experiment"] for row in rows) == sorted(row["cause"] for row in rows) == sorted(CELLS.values())
+    assert formulas(text) == []
+    assert (page.outside, page.said) == ([], [])
 
 
 def test_a_run_leads_to_its_notebook_and_profile_in_its_own_folder(tmp_path, watched):
@@ -298,7 +317,7 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, pa
     first = int(needed.index[0])
     sentence = f"Memory: 138.00 GiB allocated, {needed.iloc[0] - 138:.2f} GiB more requested; the GPU has 140.00 GiB."
     assert sentence in tab.evaluate(f"{ROOT}.describe({{ id: {first} }})")
-    tab.evaluate(f"{ROOT}.set({{ run: {first}, x: 'strategy', y: 'peak_allocated_gib' }})")
+    tab.evaluate(f"{ROOT}.set({{ run: {first}, x: 'parallelism', y: 'peak_allocated_gib' }})")
     assert "To change: " in tab.locator(".dsnb-card", has_text="One run").first.inner_text()
     drawn = dict(tab.evaluate(f"{ROOT}.scatter.view.data('failed').map(({{ id, y }}) => [id, y])"))
     assert {run: drawn[run] for run in needed.index} == pytest.approx(needed.to_dict())
@@ -404,7 +423,7 @@ def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched):
     tab = page.tab
     pins = list(dict.fromkeys(explorer.selection["experiment"]))[:2]
     run = int(np.flatnonzero(explorer.selection["status"] == "ok")[0])
-    one = {"run": run, "pins": pins, "strategy": ["ZeRO 1", "ZeRO 3"], "brush": {"x": [0, 50], "y": [0, 1e6]}}
+    one = {"run": run, "pins": pins, "parallelism": ["ZeRO 1", "ZeRO 3"], "brush": {"x": [0, 50], "y": [0, 1e6]}}
     looks = [(1280, "light"), (390, "dark")], [(390, "light")]
     for state, seen in zip((one, {"task": "all"}), looks, strict=True):
         tab.evaluate(f"(state) => {ROOT}.set(state)", state)
@@ -526,6 +545,19 @@ def front():
     table = made_up.runs(6, repeats=1, micro_batch_size=[1, 2, 3, 4, 5, 6], gpus=[1], **ONE_OF_EACH)
     table = table.sort_values("micro_batch_size").assign(status="ok", tokens_per_s=rates, peak_allocated_gib=memory)
     return table.assign(tokens_per_s_per_gpu=rates, experiment=list("abcdef")).reset_index(drop=True)
+
+
+def test_a_run_is_described_without_usual_settings(tmp_path, watched):
+    runs = front().head(2).assign(
+        precision=["fp32", "bf16"], mixed_precision=["native", "autocast"],
+        activation_checkpointing=[False, True], checkpoint_every=[1, 2],
+    )  # fmt: skip
+    tab = watched(dsnb.explore(runs).save(tmp_path / "page.html")).tab
+    usual, other = (tab.evaluate(f"({ROOT}.open({run}), {ROOT}.detail.node.textContent)") for run in (0, 1))
+    assert "fp32, checkpointing off" in usual
+    assert "native" not in usual
+    assert "recomputed" not in usual
+    assert all(words in other for words in ("autocast mixed precision", "one block of 2 recomputed"))
 
 
 def unstable():

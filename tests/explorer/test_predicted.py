@@ -131,13 +131,13 @@ def test_filters_and_the_table(explorer, tab):
     wanted = explorer.data.predicted[["tokens_per_s", "tokens_per_s_error_pct"]]
     assert shown == [f"{rate:,.0f} ± {error:.1f} %" for rate, error in wanted.to_numpy()]
     assert wanted["tokens_per_s"][:3].is_monotonic_decreasing
-    tab.evaluate(f"{BESIDE}.set({{ strategy: ['ZeRO 3'] }})")
+    tab.evaluate(f"{BESIDE}.set({{ parallelism: ['ZeRO 3'] }})")
     assert rows.count() == 1
     assert "0 of 4 runs" in tab.evaluate(f"{BESIDE}.count.textContent")
     assert len(tab.evaluate(f"{BESIDE}.scatter.picture.data.predicted")) == 1
-    tab.evaluate(f"{BESIDE}.set({{ strategy: ['ZeRO 1'], compile: ['off'] }})")
+    tab.evaluate(f"{BESIDE}.set({{ parallelism: ['ZeRO 1'], compile: ['off'] }})")
     assert "No predicted setting of this task matches the filters." in section.inner_text()
-    tab.evaluate(f"{BESIDE}.set({{ strategy: [], compile: [], along: 'compile', y: 'step_time_mean_s' }})")
+    tab.evaluate(f"{BESIDE}.set({{ parallelism: [], compile: [], along: 'compile', y: 'step_time_mean_s' }})")
     assert sorted(round(one["x"]) for one in tab.evaluate(f"{BESIDE}.medians.picture.data.predicted")) == [0, 0, 1]
 
 

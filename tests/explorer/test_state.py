@@ -27,11 +27,11 @@ def explorer(runs):
 def test_controls_are_made_from_the_data(runs):
     shown = data.prepared(runs)
     assert list(shown.choices) == [
-        "strategy", "precision", "grad_accum", "activation_checkpointing", "gpus", "micro_batch_size", "status",
+        "parallelism", "precision", "grad_accum", "activation_checkpointing", "gpus", "micro_batch_size", "status",
     ]  # fmt: skip
     assert shown.choices["precision"].values == ["fp32", "fp16", "bf16"]
     assert shown.choices["activation_checkpointing"].values == [False, True]
-    assert shown.choices["strategy"].values == [f"ZeRO {stage}" for stage in range(4)]
+    assert shown.choices["parallelism"].values == [f"ZeRO {stage}" for stage in range(4)]
     assert list(state.options(shown)["x"][:2]) == ["peak_allocated_gib", "device_memory_gib"]
     assert state.options(shown)["y"][0] == "tokens_per_s_per_gpu"
     assert "days" in state.options(shown)["y"]
@@ -43,12 +43,15 @@ def test_controls_are_made_from_the_data(runs):
 
 
 def test_a_filter_selects_what_a_plain_comparison_does(runs, explorer):
-    explorer.set(strategy="ZeRO 3", precision=["bf16", "fp16"], activation_checkpointing=True)
+    explorer.set(parallelism="ZeRO 3", precision=["bf16", "fp16"], activation_checkpointing=True)
     plain = runs[(runs["zero_stage"] == 3) & (runs["precision"] != "fp32") & runs["activation_checkpointing"]]
     assert len(plain) > 5
-    pd.testing.assert_frame_equal(explorer.selection, plain)
-    assert explorer.state["strategy"] == ["ZeRO 3"]
-    explorer.set(strategy="all", precision=None, activation_checkpointing=[])
+    pd.testing.assert_frame_equal(explorer.selection[plain.columns], plain)
+    assert explorer.state["parallelism"] == ["ZeRO 3"]
+    former = dsnb.explore(runs).set(strategy="ZeRO 3", precision=["bf16", "fp16"], activation_checkpointing=True)
+    assert former.set(x="strategy").state["x"] == "parallelism"  # its name in earlier versions
+    assert former.state["parallelism"] == ["ZeRO 3"]
+    explorer.set(parallelism="all", precision=None, activation_checkpointing=[])
     assert len(explorer.selection) == 300
 
 
@@ -58,7 +61,7 @@ def test_a_brush_selects_between_its_edges_and_never_what_was_not_measured(runs,
     assert set(explorer.selection.index) == set(runs[memory.between(5, 20) & rate.notna()].index)
     explorer.set(brush={"x": [-1e9, 1e9], "y": [-1e9, 1e9]})
     assert set(explorer.selection["status"]) == {"ok"}
-    explorer.set(x="strategy", brush={"x": [0.5, 2.2], "y": [0, 1e9]})
+    explorer.set(x="parallelism", brush={"x": [0.5, 2.2], "y": [0, 1e9]})
     assert set(explorer.selection["zero_stage"]) == {1, 2}
     explorer.set(x="power_w")
     assert explorer.state["brush"] is None
@@ -149,7 +152,7 @@ def test_a_watched_sweep_brings_its_runs_and_keeps_what_was_chosen(tmp_path):
     made_up.write_folders(first.dropna(subset="tokens_per_s"), tmp_path / "made_up")
     explorer = dsnb.explore(tmp_path, watch=True)
     live, count = explorer.live, len(explorer.data.runs)
-    explorer.set(strategy=["ZeRO 3"], precision="bf16", y="power_w", x="device_memory_gib")
+    explorer.set(parallelism=["ZeRO 3"], precision="bf16", y="power_w", x="device_memory_gib")
     explorer.set(brush={"x": [0, 90], "y": [0, 1e3]}, run=count - 1, pins=[count - 1])
     opened = explorer.data.runs.iloc[count - 1][["experiment", "repeat"]].tolist()
     chosen = explorer.state

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,8 @@ def test_what_is_no_file_is_left_out(tmp_path):
     for name in ("steps.jsonl", "pipe"):
         with pytest.warns(DsnbWarning, match="is left out: it is not a regular file"):
             assert records.read_lines(tmp_path / name) == []
+    for path in (tmp_path / "steps.jsonl", tmp_path / "pipe", Path("/dev/zero")):  # the last one has no end
+        assert list(records.Tail(path).new()) == []
 
 
 def test_tail_gives_each_record_once_and_waits_for_whole_lines(tmp_path):

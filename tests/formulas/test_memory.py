@@ -120,8 +120,12 @@ def test_accumulation_keeps_gradients_through_the_next_backward_pass():
     in_fp32 = theory(model="opt-350m", zero_stage=1, micro_batch_size=32, grad_accum=2, grad_accum_dtype="fp32")
     assert sum(in_fp32.values()) - sum(often.values()) == pytest.approx(gradients)
     sharded = {"strategy": "fsdp", "gpus": 4, "micro_batch_size": 32}
-    fsdp = theory(model="opt-350m", grad_accum=2, **sharded)["gradients"]
-    assert fsdp == pytest.approx(2 * gradients)  # fp32, kept whole until they are sent
+    whole, shares = (
+        theory(model="opt-350m", grad_accum=2, reduce_gradients=how, **sharded)["gradients"]
+        for how in ("step", "micro-batch")
+    )
+    assert whole == pytest.approx(2 * gradients)  # fp32, kept whole until they are sent
+    assert shares == pytest.approx(2 * gradients / 4)
 
 
 def test_what_the_published_1b3_benchmark_saved_by_recomputing():
@@ -162,6 +166,19 @@ def test_one_change_at_a_time():
     assert list(accumulated["theory_gib"])[:2] == pytest.approx([-9 * parameters / GIB, -10.5 * parameters / GIB])
     assert list(memory_use.savings(runs, base="e3")["change"]) == ["optimizer on the CPU → no offload"]
     assert memory_use.savings(runs, base="unknown").equals(table)
+
+
+def test_an_unknown_setting_is_no_default_in_theory_nor_equal_to_a_known_one():
+    """The published GPT-2 table does not say whether blocks were recomputed."""
+    assert memory_use.footprint(dsnb.published("dist_training_gpt2"))["theory_gib"].isna().all()
+    columns = {"experiment": ["e0", "e1", "e2"], "peak_allocated_gib": [10, 9, 8], "zero_stage": [0, 1, 2]}
+    runs = pd.DataFrame(FIXED | columns).assign(strategy="deepspeed", activation_checkpointing=[False, None, False])
+    table = memory_use.footprint(runs).set_index("experiment")
+    assert table["theory_gib"].notna().to_dict() == {"e0": True, "e1": False, "e2": True}
+    changes = memory_use.savings(runs, base="e0")
+    assert list(changes["change"]) == ["ZeRO 0 → ZeRO 2"]  # e1 may differ in checkpointing, too
+    plain = pd.DataFrame(FIXED | {"experiment": ["p"], "peak_allocated_gib": [4.0], "gpus": 1}).assign(strategy="plain")
+    assert memory_use.footprint(plain)["theory_gib"].notna().all()  # it has no stage that could be unknown
 
 
 def test_measured_memory_on_h200_is_near_what_theory_says():

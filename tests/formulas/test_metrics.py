@@ -1,6 +1,7 @@
 """Formulas, with numbers that can be done in the head; presets against transformers' own modules."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,6 +77,61 @@ def test_visible_gpus_follow_cudas_rule():
     found = [hardware.InstalledGpu(index, "X", f"GPU-{letter}", 1.0, (9, 0)) for index, letter in enumerate("abc")]
     chosen = {None: [0, 1, 2], "2,0": [2, 0], "GPU-b": [1], "1,7,0": [1], "": [], "-1": []}
     assert {asked: [gpu.index for gpu in hardware._visible(found, asked)] for asked in chosen} == chosen
+
+
+MIG = tuple(hardware.InstalledGpu(1, "X MIG 1g", f"MIG-{letter}", 0.1, (9, 0)) for letter in ("d0", "d1"))
+DIVIDED = [
+    hardware.InstalledGpu(0, "X", "GPU-a", 1.0, (9, 0)),
+    hardware.InstalledGpu(1, "X", "GPU-b", 1.0, (9, 0), MIG),
+    hardware.InstalledGpu(2, "X", "GPU-c", 1.0, (9, 0), ()),
+]
+"""A whole GPU, one with two slices, and one that is to be divided and has no slice."""
+
+
+@pytest.mark.parametrize(
+    ("choice", "seen"),
+    [
+        ("MIG-d1", ["MIG-d1"]),
+        ("MIG-d0,MIG-d1", ["MIG-d0"]),  # CUDA uses a single slice
+        ("1", ["MIG-d0"]),
+        ("0", ["0"]),
+        ("2", []),
+        ("MIG-x", []),
+        (None, ["MIG-d0"]),
+    ],
+)
+def test_a_mig_slice_is_a_gpu(choice, seen):
+    assert [gpu.visible_as for gpu in hardware._visible(DIVIDED, choice)] == seen
+
+
+class DividedNvml:
+    """NVML of a machine with one GPU of two slices, one of them free."""
+
+    NVMLError, NVML_DEVICE_MIG_ENABLE = RuntimeError, 1
+    nvmlDeviceGetCudaComputeCapability = staticmethod(lambda handle: (9, 0))
+    nvmlDeviceGetMigMode = staticmethod(lambda handle: (1, 1))
+    nvmlDeviceGetMaxMigDeviceCount = staticmethod(lambda handle: 2)
+    nvmlDeviceGetName = staticmethod(
+        lambda device: f"NVIDIA H100 80GB HBM3{' MIG 1g.10gb' if device == 'slice' else ''}"
+    )
+    nvmlDeviceGetUUID = staticmethod(lambda device: "MIG-1" if device == "slice" else "GPU-1")
+    nvmlDeviceGetMemoryInfo = staticmethod(
+        lambda device: SimpleNamespace(total=2**30 * (10 if device == "slice" else 80))
+    )
+
+    @staticmethod
+    def nvmlDeviceGetMigDeviceHandleByIndex(handle, place):
+        if place:
+            raise RuntimeError("not found")
+        return "slice"
+
+
+def test_slices_are_found_by_nvml():
+    card = hardware._installed(DividedNvml, "card", 0)
+    (part,) = card.slices
+    assert (card.uuid, card.memory_gib, card.visible_as) == ("GPU-1", 80.0, "0")
+    assert (part.name, part.memory_gib, part.visible_as) == ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10.0, "MIG-1")
+    assert hardware._visible([card], "MIG-1") == [part]
 
 
 COUNTED = {

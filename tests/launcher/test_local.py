@@ -16,6 +16,7 @@ from dsnb.errors import LaunchError
 from dsnb.launcher import environment, local
 from dsnb.launcher.local import LOCALHOST, free_port, rank_variables
 from dsnb.system import hardware, launch_clock
+from tests.launcher.test_run import LEFT_BY_A_LAUNCHER
 from tests.support.small_sweep import light_server
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -35,6 +36,13 @@ def test_variables_that_are_set_and_those_of_the_user_that_stay(monkeypatch):
     ):
         monkeypatch.setenv(name, given)
         assert environment.for_ranks("cpu", 2, 0.0)[name] == used
+
+
+def test_ranks_inherit_no_place_from_another_launcher(monkeypatch, small):
+    usual = rank_variables(small(gpus=2, master_port=1), [], 0.0)
+    for name, value in LEFT_BY_A_LAUNCHER.items():
+        monkeypatch.setenv(name, value)
+    assert rank_variables(small(gpus=2, master_port=1), [], 0.0) == usual
 
 
 @pytest.mark.process
@@ -94,7 +102,7 @@ def test_ports_lie_where_systems_take_none_for_outgoing_connections():
 
 
 def test_ranks_have_torchruns_variables_and_the_gpus_that_are_chosen():
-    variables = rank_variables(Experiment(device="cuda", gpus=2), [3, 1], 0.0)
+    variables = rank_variables(Experiment(device="cuda", gpus=2), ["3", "1"], 0.0)
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": LOCALHOST}
     for rank, of_rank in zip("01", variables, strict=True):
         expected = {**shared, "CUDA_VISIBLE_DEVICES": "3,1", "RANK": rank, "LOCAL_RANK": rank}
@@ -116,6 +124,18 @@ def test_a_server_that_is_killed_while_it_imports_says_so():
     said = r"could not be imported: the process was killed by signal 9 \(SIGKILL\); if memory ran out .* retry$"
     with pytest.raises(LaunchError, match=said):
         server.wait_ready()
+
+
+@pytest.mark.process
+def test_a_sweep_starts_a_server_in_the_place_of_one_that_has_ended(monkeypatch, tmp_path):
+    for name, value in light_server().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(local.socket_variable("cpu"), str(tmp_path / "gone"))
+    with local.shared_servers({"cpu"}):
+        assert os.environ[local.socket_variable("cpu")] != str(tmp_path / "gone")
+        socket = os.environ[local.socket_variable("cpu")]
+        with local.shared_servers({"cpu"}):  # one is enough
+            assert os.environ[local.socket_variable("cpu")] == socket
 
 
 @pytest.mark.process

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import socket
+import subprocess
 import sys
 import time
 
@@ -11,13 +12,17 @@ import pytest
 
 import dsnb
 from dsnb import Experiment
-from dsnb.errors import LaunchError
+from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
-from dsnb.launcher import hosts, on_host
+from dsnb.launcher import code, hosts, on_host
 from dsnb.launcher.hosts import HostRanks
+from dsnb.launcher.local import free_port
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.hostfile import Host
 from dsnb.system import hardware, launch_clock
+from tests.support.waiting import WAIT_S, wait_until
+
+ENDING = "tests.workers.ending"
 
 
 @pytest.fixture
@@ -39,7 +44,14 @@ def answers(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
 
     def write(name, *messages, **facts):
-        usual = {"dsnb": dsnb.__version__, "gpus": 0, "sees_folder": True, "problem": None, "port": 1}
+        usual = {
+            "dsnb": dsnb.__version__,
+            "code": code.digest(),
+            "gpus": 0,
+            "sees_folder": True,
+            "problem": None,
+            "port": 1,
+        }
         usual |= {"interfaces": {"eth0": "10.0.0.1"}, "environment": {"variables": {}}}
         usual |= {"time": time.time(), "monotonic_s": launch_clock.now_s(), **facts}
         text = "".join(f"a rank{on_host.MARK}{json.dumps(message)}\n" for message in [usual, *messages])
@@ -76,8 +88,9 @@ def test_the_command_of_a_host(hostfile, monkeypatch, tmp_path):
 
 
 def test_only_what_is_named_is_forwarded(hostfile, monkeypatch):
+    # CUDA_VISIBLE_DEVICES numbers the GPUs of this host.
     sent = ("NCCL_DEBUG", "HF_TOKEN", "MY_KEY", "MY_OTHER", "PYTORCH_ALLOC_CONF", "TORCHDYNAMO_DISABLE")
-    kept = ("AWS_SECRET", "NOT_MY_KEY", "my_key", "CUDA_VISIBLE_DEVICES")  # the last numbers the GPUs of this host
+    kept = ("TORCHELASTIC_RUN_ID", "AWS_SECRET", "NOT_MY_KEY", "my_key", "CUDA_VISIBLE_DEVICES")
     for name in (*sent, *kept):
         monkeypatch.setenv(name, f"value-of-{name}")
     forwarded = hosts.forwarded(Experiment(hostfile=hostfile, forward_env="MY_* , WANDB_MODE"))
@@ -91,7 +104,11 @@ def test_only_what_is_named_is_forwarded(hostfile, monkeypatch):
     [
         ({"interfaces": {"lo": "::"}}, "interface is 'eth0': worker-2 has no address on it; it has lo"),
         ({"dsnb": "0.0.1"}, f"worker-2 has dsnb 0.0.1 and this host {dsnb.__version__}: install the same version"),
-        ({"gpus": 1}, "worker-1 has 0 usable GPUs and 2 slots: correct the hostfile"),
+        (
+            {"code": "edited"},
+            f"worker-2 has dsnb {dsnb.__version__} like this host, but other code: install the same files on both",
+        ),
+        ({"gpus": 1}, "worker-1 has 0 usable GPUs and 2 slots: correct the hostfile or gpus"),
         ({"problem": "GPU 1 is in use"}, "worker-2: GPU 1 is in use"),
     ],
 )  # fmt: skip
@@ -146,8 +163,64 @@ def test_a_port_that_is_in_use_and_gpus_that_are_waited_for(monkeypatch):
 def test_a_host_uses_the_gpus_of_its_slots_and_the_interfaces_that_are_named(monkeypatch):
     cards = [hardware.InstalledGpu(number, "NVIDIA H200", f"GPU-{number}", 140.0, (9, 0)) for number in (3, 5, 6)]
     monkeypatch.setattr(hardware, "gpus", lambda: cards)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(os, "environ", {**os.environ, "PET_MAX_RESTARTS": "3"})  # torchrun would try again
     request = {"device": "cuda", "devices": [0, 2], "launched_at_s": 7.5, "allocator": "default"}
     assert on_host.set_environment({**request, "interfaces": {"NCCL_SOCKET_IFNAME": "ib0"}}) == [3, 6]
     names = ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "LOCAL_SIZE", launch_clock.LAUNCHED_AT)
     assert [os.environ[name] for name in names] == ["3,6", "ib0", "2", "7.5"]
+    assert "PET_MAX_RESTARTS" not in os.environ
+
+
+def test_how_long_a_host_may_be_silent(monkeypatch):
+    for given, used in (("30", 30.0), ("0.5", 4.0)):
+        monkeypatch.setenv("DSNB_SILENCE_S", given)
+        assert hosts.silence_s() == used
+    for wrong in ("20s", "nan", "inf", "-1", ""):
+        monkeypatch.setenv("DSNB_SILENCE_S", wrong)
+        with pytest.raises(SettingsError, match=f"DSNB_SILENCE_S is '{wrong}': give seconds, at least 4"):
+            hosts.silence_s()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("ends", "codes"),
+    [
+        ("SIGTERM sleep", {"0": -15}),
+        ("sleep SIGSEGV", {"1": -11}),
+        ("sleep 1", {"1": 1}),
+        ("0 0", None),
+    ],
+)
+def test_ranks_that_torchrun_terminates_are_not_among_the_failed(monkeypatch, tmp_path, ends, codes):
+    monkeypatch.setenv("DSNB_TEST_ENDS", ends)
+    words = hosts.torchrun_words([Host("here", (0, 1))], 0, "127.0.0.1", free_port("127.0.0.1"), ENDING, tmp_path)
+    script = f"from dsnb.train import start; print(start.run_ranks({words!r}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S)
+    assert done.stdout.splitlines()[-1] == str({"exit_codes": codes} if codes else {}), done.stderr
+
+
+def test_exit_codes_are_in_the_order_in_which_hosts_ended(hostfile, answers, tmp_path):
+    for name, delay_s in (("worker-1", 0.4), ("worker-2", 0.0)):
+        answers(name)
+        ended = on_host.MARK + json.dumps({"exit_codes": {"2" if name == "worker-2" else "0": -6}, "oom_kills": 0})
+        (tmp_path / f"end-{name}").write_text(f"sleep {delay_s}; echo '{ended}'\n")
+    script = tmp_path / "bin" / "ssh"
+    script.write_text(script.read_text().replace("cat > /dev/null", f". {tmp_path}/end-$2; cat > /dev/null"))
+    ranks = ask(hostfile, tmp_path / "run1", device="cpu")
+    wait_until(ranks.ended, "both hosts have ended")
+    assert list(ranks.exit_codes().items()) == [(2, -6), (0, -6)]
+    ranks.end()
+
+
+def test_the_digest_is_of_the_code_and_changes_with_it(monkeypatch, tmp_path):
+    (tmp_path / "train").mkdir()
+    digests = set()
+    for name, text in (("a.py", "1"), ("train/b.py", "2"), ("train/b.py", "3"), ("notes.txt", "4")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(code, "PACKAGE", tmp_path)
+        code.digest.cache_clear()
+        digests.add(code.digest())
+    assert len(digests) == 3  # not of other files
+    monkeypatch.undo()
+    code.digest.cache_clear()
+    assert code.digest() not in digests

@@ -3,10 +3,12 @@
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import dsnb
+from dsnb.errors import DsnbWarning
 from dsnb.files import records
 from dsnb.launcher import outcome
 from dsnb.launcher.outcome import MACHINE_FAULTS, without_machine_faults
@@ -39,6 +41,26 @@ def test_skipped_steps_of_warm_up_and_timed_steps_are_told_apart(tmp_path, small
     )
 
 
+def test_a_record_with_gaps_gives_no_value_for_them(tmp_path, small):
+    run = RunPaths(tmp_path / "run1")
+    rows = [
+        {"step": 1, "phase": "warmup", "step_time_s": 9.0, "skipped": False, "loss": 3.0},
+        {"step": 2, "phase": "timed", "step_time_s": 1.0, "skipped": False, "loss": 2.0},
+        {"step": 3, "phase": "timed", "step_time_s": "x", "loss": 1.0},  # no time, and perhaps skipped
+    ]
+    records.write_lines(run.steps, rows)
+    with open(run.steps, "a") as file:
+        file.write('{"step": 4, "phase": "ti')  # cut off
+    with pytest.warns(DsnbWarning):
+        found = outcome.summarize_run(small(gpus=2), run)
+    assert (found["timed_steps"], found["tokens_per_s"], found["step_time_mean_s"]) == (1, 2 * 64, 1.0)
+    assert (found["skipped_steps"], found["skipped_warmup_steps"], found["trained_tokens_per_s"]) == (None, 0, None)
+    assert (found["loss_first"], found["loss_last"]) == (None, None)  # without the worker's record, they are rank 0's
+    records.write_text(run.steps, "")
+    found = outcome.summarize_run(small(), run)
+    assert (found["slow_steps"], found["tokens_per_s"], found["loss_last"]) == (None, None, None)
+
+
 def test_slow_steps_and_recompilations_are_named(tmp_path, small):
     found = recorded(tmp_path, small, [50.0, 1.0, 1.0, 3.5, 1.0, 2.0], recompilations=2)
     assert (found["slow_steps"], found["recompilations"]) == (1, 2)  # twice the median is not yet slow
@@ -49,6 +71,37 @@ def test_slow_steps_and_recompilations_are_named(tmp_path, small):
     assert recorded(tmp_path, small, [1.0, 1.0], recompilations=0)["note"] is None
     short = recorded(tmp_path, small, [1.0, 0.2], power_source="energy counter", phases_s={"timed": 0.21})
     assert short["note"] == "no power: the timed steps took 0.21 s, too short to measure it"
+
+
+@pytest.mark.parametrize(
+    ("settings", "ended", "known"),
+    [
+        ({"gpus": 2}, True, True),
+        ({"gpus": 2}, False, False),  # rank 0's
+        ({"gpus": 1}, False, True),
+        ({"gpus": 4, "tensor_parallel": 2, "pipeline_parallel": 2}, False, True),
+        ({"gpus": 4, "pipeline_parallel": 2}, False, True),  # DeepSpeed averages them in every step
+    ],
+)
+def test_losses_that_ranks_did_not_average_are_unknown(tmp_path, small, settings, ended, known):
+    run = RunPaths(tmp_path / "run1")
+    records.write_lines(run.steps, [{"step": step, "phase": "timed", "loss": 5.0 - step} for step in (1, 2, 3)])
+    if ended:
+        records.write_json(run.worker, {"step_skew": 0.0})
+    found = outcome.summarize_run(small(**settings), run)
+    assert (found["loss_first"], found["loss_last"]) == ((4.0, 2.0) if known else (None, None))
+
+
+def test_a_nearly_full_gpu_is_named(tmp_path, small):
+    found = recorded(tmp_path, small, [9.0, 1.0, 1.0, 1.0], alloc_retries=12.0)
+    assert found["alloc_retries"] == 12
+    assert found["note"] == (
+        "the allocator returned memory 12 times in 3 timed steps: the GPU's memory was nearly full, so the speed is "
+        "not that of the setting"
+    )
+    for retries in (0.0, None):  # none on a GPU with room; unknown on a CPU
+        found = recorded(tmp_path, small, [9.0, 1.0], alloc_retries=retries)
+        assert (found["alloc_retries"], found["note"]) == (retries, None)
 
 
 def test_a_gpu_that_another_process_uses_is_named(tmp_path, small):
@@ -148,6 +201,43 @@ def test_what_figures_mean_stands_beside_them(swept):
     odd = by_task.runs_to_look_at(runs.assign(note="odd <b>", experiment="<i>")).text
     assert "odd &lt;b&gt;" in odd
     assert "<i>" not in odd
+
+
+OWN, OF_A_PEER, UNKNOWN = ({"in_communication": value} for value in (False, True, None))
+
+
+@pytest.mark.parametrize(
+    ("codes", "failures", "status", "cause"),
+    [
+        # In the order in which the ranks ended.
+        ({1: -11, 0: 1}, {0: UNKNOWN}, "failed", "rank 1 on b was killed by signal 11 (SIGSEGV)"),
+        ({0: 1, 1: -11}, {0: UNKNOWN}, "failed", "rank 0 on a: it fell over"),
+        ({0: 1, 1: -11}, {0: OF_A_PEER}, "failed", "rank 1 on b was killed by signal 11 (SIGSEGV)"),
+        ({1: -6, 0: 1}, {0: OWN}, "failed", "rank 0 on a: it fell over"),
+        ({0: 1, 1: -15}, {0: OWN}, "failed", "rank 0 on a: it fell over"),
+        ({1: -15, 0: -15}, {}, "interrupted", "rank 1 on b was killed by signal 15 (SIGTERM)"),
+        ({0: 1, 1: 1}, {1: OF_A_PEER, 0: OWN}, "failed", "rank 0 on a: it fell over"),
+        ({1: -6, 0: 1}, {1: OWN, 0: OF_A_PEER}, "failed", "rank 1 on b: it fell over"),  # it aborted at its end
+        ({0: 7, 1: -6}, {}, "failed", "rank 0 on a ended with exit code 7"),
+        ({1: -10}, {}, "interrupted", "rank 1 on b was killed by signal 10 (SIGUSR1)"),
+        ({0: 1, 1: -9}, {0: OWN}, "failed", "rank 1 on b was killed by signal 9 (SIGKILL)"),
+    ],
+)  # fmt: skip
+def test_which_rank_is_the_cause(tmp_path, small, codes, failures, status, cause):
+    paths = RunPaths(tmp_path)
+    rows = ({"rank": rank, "status": "failed", "cause": "it fell over", **of} for rank, of in failures.items())
+    records.write_lines(paths.failures, rows)
+    assert outcome.run_status(small(gpus=2), paths, codes, 0, {0: "a", 1: "b"}) == (status, cause)
+
+
+def test_a_rank_that_could_not_write_why_it_failed_met_a_full_disk(tmp_path, small, monkeypatch):
+    paths = RunPaths(tmp_path)
+    assert outcome.run_status(small(), paths, {0: 1}, 0) == ("failed", "rank 0 ended with exit code 1")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=4096))
+    ended = outcome.run_status(small(), paths, {0: 1}, 0)
+    advice = "make room on the disk and start the sweep again"
+    cause = f"rank 0 ended with exit code 1 after 'No space left on device'; {advice}"
+    assert outcome.settled(small(), paths, *ended) == ("interrupted", cause)
 
 
 def test_a_failure_by_the_machines_fault_is_an_interruption():

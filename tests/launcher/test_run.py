@@ -89,6 +89,87 @@ def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(run
     assert len(records.read_lines(paths.steps)) >= 2
 
 
+def test_a_killed_run_keeps_the_steps_that_it_has_done(run_small):
+    result, paths = run_small(worker="killed", steps=50)
+    assert result.status == "failed"
+    assert [row["step"] for row in records.read_lines(paths.steps)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "status"),
+    [
+        ("SIGTERM", {"strategy": "ddp"}, "interrupted"),
+        ("SIGINT", {"zero_stage": 1}, "interrupted"),
+        ("SIGSEGV", {"zero_stage": 3}, "failed"),
+        ("SIGABRT", {"strategy": "fsdp"}, "failed"),
+        ("SIGBUS", {"tensor_parallel": 2, "zero_stage": 1}, "failed"),
+        ("SIGFPE", {"pipeline_parallel": 2, "grad_accum": 2}, "failed"),
+    ],
+)
+def test_a_rank_that_dies_of_a_signal_is_named_with_it(run_small, monkeypatch, name, settings, status):
+    monkeypatch.setenv("DSNB_TEST_SIGNAL", name)
+    result, paths = run_small(worker="dying", gpus=2, steps=50, **settings)
+    number = int(signal.Signals[name])
+    assert (result.status, result.cause) == (status, f"rank 1 was killed by signal {number} ({name})")
+    assert all(failure["in_communication"] for failure in records.read_lines(paths.failures))
+    has_same_losses = not settings.keys().isdisjoint({"tensor_parallel", "pipeline_parallel"})
+    for figure in ("loss_first", "loss_last"):  # otherwise the steps have those of rank 0 alone
+        assert (result.summary[figure] is not None) == has_same_losses
+
+
+def test_an_abort_after_another_ranks_error_is_a_consequence(run_small):
+    result, paths = run_small(worker="aborting_peers", gpus=2, strategy="ddp")
+    assert (result.status, result.cause) == ("failed", "rank 0: ValueError: 3 is odd")
+    assert result.exit_codes == {0: 1, 1: -signal.SIGABRT}
+    assert records.read_lines(paths.failures)[0]["in_communication"] is False
+
+
+@pytest.mark.parametrize(
+    ("worker", "cause"),
+    [
+        (
+            "occupied",
+            "rank 0: OSError: .*Address already in use.*; leave master_port at 0 for any free port and .* again",
+        ),
+        ("full_disk", "rank 0: OSError: .*No space left on device; make room on the disk and start the sweep again"),
+    ],
+)
+def test_a_fault_of_the_machine_leaves_the_run_unfinished(run_small, small, monkeypatch, worker, cause):
+    monkeypatch.setattr(run, "GRACE_PERIOD_S", 1.0)
+    result, paths = run_small(worker=worker, gpus=2)
+    assert result.status == "interrupted"
+    assert re.fullmatch(cause, result.cause), result.cause
+    assert launch(small(gpus=2), paths.dir, progress=False).status == "ok"  # made again in the same folder
+
+
+LEFT_BY_A_LAUNCHER = {
+    **{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"},
+    **{"TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_ERROR_FILE": "/nowhere/error.json"},
+    **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8", "LOCAL_SIZE": "8"},
+    **{"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "ROLE_NAME": "x", "ROLE_RANK": "5", "ROLE_WORLD_SIZE": "8"},
+    **{"MASTER_ADDR": "10.255.255.1", "MASTER_PORT": "1", "NODE_RANK": "1", "CROSS_RANK": "1", "CROSS_SIZE": "2"},
+    **{"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "5"},
+    **{"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "ACCELERATE_USE_DEEPSPEED": "true"},
+    **{"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d", "PET_MAX_RESTARTS": "3", "PET_NPROC_PER_NODE": "8"},
+    **{"NCCL_COMM_ID": "10.255.255.1:1"},
+    **{"DSNB_LAUNCHED_AT": "0", "DS_ACCELERATOR": "cuda", "DSNB_OWNER_PID": "1"},
+}
+"""What a shell has that was started by torchrun, DeepSpeed's launcher, accelerate, mpirun or in Kubeflow's pods."""
+
+
+@pytest.mark.parametrize("strategy", ["deepspeed", "fsdp"])
+def test_variables_that_another_launcher_has_left_change_nothing(run_small, monkeypatch, losses, strategy):
+    """Before, the ranks waited for the store of a torchrun until their time limit."""
+    usual = losses(strategy=strategy, gpus=2)
+    for name, value in LEFT_BY_A_LAUNCHER.items():
+        monkeypatch.setenv(name, value)
+    result, paths = run_small(strategy=strategy, gpus=2, time_limit_s=100.0)
+    assert result.status == "ok", result.message()
+    assert [step["loss"] for step in records.read_lines(paths.steps)] == usual
+    recorded = records.read_json(paths.environment)["variables"]
+    assert not [name for name in recorded if name.startswith("TORCHELASTIC")]
+
+
 @pytest.fixture
 def server(monkeypatch):
     """Let launches use a fork server without torch, in the place of the session's; give its process."""
@@ -110,9 +191,20 @@ def test_a_killed_fork_server_leaves_nothing_behind(server, small, tmp_path):
 
     threading.Thread(target=kill_the_server, daemon=True).start()
     result = launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
-    assert (result.status, result.cause) == ("failed", "rank 0 was killed by signal 9 (SIGKILL)")
+    cause = "the fork server ended during the run, and its ranks with it"
+    assert (result.status, result.cause) == ("interrupted", cause)
+    assert result.exit_codes == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
     assert_left_nothing(folder)
     assert launch(small(), tmp_path / "run2", progress=False).status == "ok"  # with a new server
+
+
+def test_ranks_that_hang_after_their_last_record_have_finished(server, small, tmp_path, monkeypatch):
+    (tmp_path / "wait").touch()
+    monkeypatch.setenv("DSNB_TEST_WAIT_AT_END", str(tmp_path / "wait"))
+    result = launch(small(time_limit_s=5.0), tmp_path / "run1", progress=False, worker="tests.workers.stepper")
+    assert (result.status, result.cause, result.summary["timed_steps"]) == ("ok", None, 4)
+    assert result.phases_s["wall"] >= 5
+    wait_until_ended(pids(tmp_path / "run1"))
 
 
 def test_a_client_killed_with_answers_unread_ends_its_ranks_and_the_server_goes_on(server, small, tmp_path):
@@ -210,6 +302,8 @@ def test_a_port_that_is_in_use_and_a_folder_that_cannot_be_written(run_small, sm
         port = taken.getsockname()[1]
         with pytest.raises(LaunchError, match=f"^master_port is {port}: it is in use; choose another, or 0 for any"):
             run_small(master_port=port)
+    record = records.read_json(tmp_path / "small" / "run1" / "result.json")
+    assert record["status"] == "interrupted"  # it says nothing about the settings
     assert {create_run_dir(tmp_path, "single").name for _ in range(3)} == {"run1", "run2", "run3"}
     (tmp_path / "file").write_text("")
     with pytest.raises(LaunchError, match="file/run1 cannot be written: Not a directory; choose another folder"):

@@ -10,7 +10,6 @@ from dsnb.prediction import calibration
 from dsnb.prediction.calibration import PEAK_ERRORS, PredictionError, peak_error
 from dsnb.prediction.memory import RULES, engine_of, peak_memory
 from dsnb.prediction.traces import MemoryTrace
-from tests import ROOT
 from tests.prediction.made_up import MIB, PARAMETERS, RECORD, TRACE, given
 
 P = PARAMETERS
@@ -40,9 +39,12 @@ def test_one_process_holds_twelve_bytes_a_parameter_and_ddp_buckets_besides():
 def test_fsdp_holds_shares_and_gathers_the_root_and_a_block():
     gathered = 2 * (100_000_000 + 45_000_000)
     for ranks in (2, 8):
-        once, accumulated = (moments(strategy="fsdp", gpus=ranks, grad_accum=count)["loss"] for count in (1, 2))
+        settings = {"strategy": "fsdp", "gpus": ranks}
+        once, accumulated = (moments(**settings, grad_accum=count)["loss"] for count in (1, 2))
         assert once == 12 * P / ranks + gathered + 1000 * MIB
-        assert accumulated == (12 / ranks + 4) * P + gathered + 1000 * MIB  # these gradients are not sharded
+        assert accumulated == 16 * P / ranks + gathered + 1000 * MIB
+        whole = moments(**settings, grad_accum=2, reduce_gradients="step")["loss"]
+        assert whole == (12 / ranks + 4) * P + gathered + 1000 * MIB  # these gradients are not sharded
 
 
 def test_zero_0_flattens_gradients_twice():
@@ -145,6 +147,3 @@ def test_errors_are_told_by_kind_and_by_all_where_a_kind_has_too_few(monkeypatch
         "ZeRO 1": PredictionError(1, 0.0, 0.0),
         "all": PredictionError(3, 11.67, 25.0),
     }
-    page = (ROOT / "docs" / "explanation" / "prediction.md").read_text()
-    for name, one in PEAK_ERRORS.items():
-        assert f"| {name} | {one.settings} | {one.mean_pct:.2f} | {one.worst_pct:.2f} |\n" in page

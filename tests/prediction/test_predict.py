@@ -127,6 +127,31 @@ def test_fragmentation_is_named_where_the_allocator_is_torchs_default_one(run):
         assert (words in " ".join(out.split())) == (allocator == "default")
 
 
+OFFLOADED = """
+name: asked
+defaults: {model: opt-1.3b, precision: bf16, seq_len: 2048, zero_stage: 2, offload: optimizer-cpu}
+"""
+
+
+def test_offload_is_told_with_the_host_memory_that_it_needs(run):
+    """8 + 4 + 8 GiB pinned, 9.8 of moments, 0.25 for the largest gradient, 1.4 of the process."""
+    code, out, _ = run("predict", params=OFFLOADED)
+    (row,) = [line for line in out.splitlines() if line.startswith("opt-1.3b_zs2")]
+    assert (code, " unknown " in row, " 31.5 ± 0.8 % " in row) == (0, True, True)
+    assert "fits is unknown for 1 setting: offload needs up to 31.5 GiB of each host's memory" in " ".join(out.split())
+    for host, fits in (("34", "yes"), ("32", "no")):
+        _, out, _ = run("predict", "--host-memory", host, params=OFFLOADED)
+        (row,) = [line for line in out.splitlines() if line.startswith("opt-1.3b_zs2")]
+        assert f" {fits} " in row
+    _, out, _ = run("recommend", params=OFFLOADED)
+    assert "offload needs 31.5 GiB; whether there is as much is unknown" in " ".join(out.split())
+    _, out, _ = run("recommend", "--host-memory", "64", params=OFFLOADED)
+    assert "offload needs 31.5 GiB, and a host has 64 GiB." in " ".join(out.split())
+    code, _, err = run("recommend", "--host-memory", "32", params=OFFLOADED)
+    assert code == 1
+    assert "and 31.5 of 32 GiB of host memory" in " ".join(err.split())
+
+
 def test_the_command_line_answers_for_each_task(run):
     params = PARAMS.replace("grid: {", "grid: {model: [opt-1.3b, opt-350m], ")
     code, out, _ = run("recommend", params=params)

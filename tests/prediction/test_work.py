@@ -82,6 +82,14 @@ def test_tensors_that_a_step_waits_for():
     assert waits(lora_rank=8) > waits(lora_rank=8, mixed_precision="autocast") == 0  # adapters in fp32 do not overflow
 
 
+def test_fsdp_adds_gradients_to_shards_or_to_whole_ones():
+    """12 bytes: read and write an fp32 number, read another. Three of four micro-batches add to earlier gradients."""
+    each = {"strategy": "fsdp", "gpus": 4, "grad_accum": 4}
+    shards, whole = (work(**each, reduce_gradients=how).elementwise_bytes for how in ("micro-batch", "step"))
+    parameters = shape("opt-1.3b").parameters
+    assert whole - shards == pytest.approx(4 * 3 / 4 * 12 * parameters * (1 - 1 / 4))
+
+
 def test_the_shape_of_a_configuration_file_is_that_of_its_preset(tmp_path):
     for name in ("gpt2-medium", "opt-350m", "bloom-560m"):
         path = tmp_path / f"{name}.json"

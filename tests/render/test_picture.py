@@ -49,10 +49,10 @@ def test_text_is_legible_in_both_themes():
 
 def test_strategies_have_colours_of_their_own_whatever_else_was_run():
     names = ["plain", "DDP", "FSDP", *(f"ZeRO {stage}" for stage in range(4)), "PP 2 x ZeRO 1", "TP 2 x ZeRO 1"]
-    colours = palette.strategies(names)
+    colours = palette.parallelism(names)
     for one, other in itertools.combinations(names, 2):
         assert math.dist(to_rgb(colours[one]), to_rgb(colours[other])) > 0.19, (one, other)
-    assert palette.strategies(names[3:])["ZeRO 0"] == colours["ZeRO 0"]
+    assert palette.parallelism(names[3:])["ZeRO 0"] == colours["ZeRO 0"]
 
 
 def test_every_colour_with_a_dark_counterpart_is_a_variable():

@@ -1,4 +1,4 @@
-"""Figures: one category for each strategy, every axis with its unit; the card of one run."""
+"""Figures: one category for each way to share a training, every axis with its unit; the card of one run."""
 
 import re
 import warnings
@@ -36,11 +36,11 @@ def ticks(axis):
     return [text.get_text().replace("\n", " ") for text in axis.get_xticklabels()]
 
 
-def test_each_strategy_is_a_category_of_its_own_and_the_dots_of_many_runs_are_one_bitmap(runs, monkeypatch):
+def test_each_parallelism_is_a_category_of_its_own_and_the_dots_of_many_runs_are_one_bitmap(runs, monkeypatch):
     picture = plots.overview(runs)
     speed, step_time, *_ = picture.figure.axes
     assert ticks(speed) == ticks(step_time) == NAMES
-    assert (speed.get_xlabel(), speed.get_ylabel()) == ("strategy", "tokens/s/GPU")
+    assert (speed.get_xlabel(), speed.get_ylabel()) == ("parallelism", "tokens/s/GPU")
     bars = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in speed.patches if bar.get_width()}
     assert bars == dict(enumerate([35, 30, 25, 20, 10, 40]))  # ZeRO 3: the median of 5 and 15
     assert step_time.patches[0].get_height() == 250

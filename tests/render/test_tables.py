@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from dsnb.analysis.summary import summarize
+from dsnb.cli import summary_table
 from dsnb.errors import DsnbWarning
-from dsnb.render import by_task, tables
+from dsnb.render import answer, by_task, tables
 from tests.analysis.test_comparisons import runs_of
 from tests.support import made_up
 
@@ -24,6 +25,32 @@ def test_medians_and_spreads_are_exact_and_failed_runs_only_counted():
     assert pd.isna(summary["tokens_per_s_median"]["b"])
     by_stage = summarize(runs.assign(zero_stage=[0, 0, 3, 3, 3]), by="zero_stage")
     assert by_stage["tokens_per_s_median"].to_dict() == {0: 75, 3: 200}
+
+
+def test_a_summary_names_the_settings_and_hardware_in_which_pooled_runs_differ():
+    runs = runs_of(a=[1.0, 2.0, 3.0], b=[4.0, 5.0], c=[6.0], d=[7.0, 8.0, 9.0]).assign(
+        strategy="deepspeed",
+        compile=["off", "default", "off", "off", "off", "off", "off", "off", "off"],
+        gpus=[1, 1, 1, 2, 2, 2, 2, 2, None],  # of one run of d, the number is unknown
+        gpu_name=["H100", "H100", "H200", "H100", "H100", "H100", "H100", "H100", "H100"],
+        host=["x", "y", "x", "x", "y", "x", "x", "x", "x"],  # repeats on several hosts are repeats
+    )
+    summary = summarize(runs)
+    assert summary["varies"].to_dict() == {"a": "compile, gpu_name", "b": "", "c": "", "d": "gpus"}
+    assert summarize(runs, by="compile")["varies"].to_dict() == {"off": "gpus, gpu_name", "default": ""}
+    assert summarize(runs, by=["compile", "gpus", "gpu_name"])["varies"].tolist() == [""] * 5
+    assert summarize(runs, by=["gpus"]).loc[2, "varies"] == ""
+    unfinished = runs.assign(status=["ok"] * 8 + ["interrupted"])
+    assert summarize(unfinished)["varies"]["d"] == ""
+
+    assert tables.format_summary(summary)[tables.VARIES].tolist() == ["compile, gpu_name", "", "", "gpus"]
+    assert tables.VARIES not in tables.format_summary(summary.loc[["b", "c"]])
+    said = "The medians of 2 settings are over runs that differ: a in compile, gpu_name; d in gpus."
+    assert said in answer.remarks(runs)
+    assert answer.mixed_settings(runs[runs["experiment"].isin(["b", "c"])]) == []
+    assert "compile, gpu_name" in str(by_task.medians(runs))
+    shown = "\n".join(line for _, _, lines in summary_table.blocks(runs) for line in lines)
+    assert said in shown
 
 
 def test_hostile_text_stays_text():
@@ -49,6 +76,20 @@ def test_the_environment_says_when_and_how_it_was_measured():
     assert "variables" not in text  # they differ
     bare = str(tables.environment(pd.DataFrame({"experiment": ["a"], "timed_steps": [None]})))
     assert not {"measured", "dates", "driver", "nan"} & set(re.findall(r"\w+", bare))
+
+
+def test_settings_say_where_they_are_unknown():
+    runs = runs_of(a=[1.0, 2.0, 3.0]).assign(
+        strategy=["plain", "deepspeed", "deepspeed"], zero_stage=[None, 1, None], grad_accum=[None, 2, 4], compile="off"
+    )
+    text = str(tables.settings(runs))
+    for name, value in {
+        "strategy": "plain, deepspeed",
+        "zero_stage": "1; unknown in 1 run",  # the plain loop has none
+        "grad_accum": "2, 4; unknown in 1 run",
+        "compile": "off",
+    }.items():
+        assert re.search(rf'<th scope="row"[^>]*>{name}</th><td class="text">{re.escape(value)}</td>', text)
 
 
 @pytest.mark.timeout(20)

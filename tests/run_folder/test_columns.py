@@ -1,10 +1,8 @@
 """The registry: what is declared once is what every table and record says; paths; in what hosts differ."""
 
-from pathlib import Path
-
 import pytest
 
-from dsnb.run_folder import columns, paths
+from dsnb.run_folder import columns
 from dsnb.run_folder.node_comparison import environment_differences
 from dsnb.run_folder.record_schema import cleaned
 from dsnb.runs import labels
@@ -21,18 +19,6 @@ def test_a_setting_is_everywhere_what_its_declaration_says():
     message = "experiment.json: lora_rank is -1: it must be at least 0"
     assert cleaned("experiment.json", {"lora_rank": -1}) == ({}, message)
     assert set(DEFAULTS) == {*columns.SETTINGS, "device", "deepspeed", *SUPERVISION}
-
-
-@pytest.mark.parametrize(
-    ("chosen", "expected"),
-    [(None, Path("/caches/dsnb")), ("", None), ("off", None), ("/x/y", Path("/x/y")), ("~nosuchuser/x", None)],
-)
-def test_the_cache_is_where_the_environment_says(monkeypatch, chosen, expected):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    monkeypatch.delenv("DSNB_CACHE", raising=False)
-    if chosen is not None:
-        monkeypatch.setenv("DSNB_CACHE", chosen)
-    assert paths.cache_home() == expected
 
 
 CLOCKS, SLOWER = ({"sm_clock_max_mhz": mhz, "power_limit_w": watts} for mhz, watts in ((1980, 700.0), (1755, 350.0)))

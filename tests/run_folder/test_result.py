@@ -145,5 +145,8 @@ def test_the_memory_at_hand(tmp_path, exit_code, settings, expected):
     records.write_json(run.experiment, {"device": "cuda", **settings})
     result = Result("oom", None, {0: exit_code}, {}, {}, tmp_path)
     assert result.shortage().capacity_gib == expected
+    # The launcher has killed the peers of a rank that recorded where its GPU's memory ran out.
+    peers = Result("oom", None, {0: 1, 1: -9}, {}, {"oom_phase": "backward"}, tmp_path)
+    assert peers.shortage().of_host == (settings.get("device") == "cpu")
     run.environment.unlink()
     assert result.shortage().capacity_gib == settings.get("memory_limit_gib")

@@ -68,6 +68,19 @@ def test_runs_from_before_a_setting_have_what_it_was_then(tmp_path):
     assert list(runs["grad_accum_dtype"]) == ["bf16" if is_older else "auto" for is_older in older]
 
 
+def test_fsdp_reduced_gradients_once_a_step_before_that_was_a_setting(tmp_path):
+    made_up.write_folders(made_up.runs(2, repeats=1).assign(zero_stage=0, grad_accum=[1, 2]), tmp_path)
+    for path in tmp_path.rglob("experiment.json"):
+        path.write_text(records.line({**records.read_json(path), "strategy": "fsdp"}))
+    runs = dsnb.load_runs(tmp_path).set_index("grad_accum")
+    assert runs["reduce_gradients"].to_dict() == {1: "micro-batch", 2: "step"}
+    for name in ("h100", "h200", "h200_memory"):
+        own = dsnb.published(name)
+        fsdp = own[own["strategy"] == "fsdp"]
+        assert set(fsdp["reduce_gradients"][fsdp["grad_accum"] > 1]) == {"step"}
+        assert set(own["reduce_gradients"][own["strategy"] != "fsdp"]) == {"micro-batch"}
+
+
 def test_keys_of_deepspeeds_configuration_are_columns_of_their_runs_only(tmp_path):
     made_up.write_folders(made_up.runs(4), tmp_path, steps=3)
     key = {"zero_optimization.round_robin_gradients": True}

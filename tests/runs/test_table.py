@@ -47,6 +47,44 @@ def test_the_fastest_plain_setting_is_the_yardstick():
         pd.testing.assert_frame_equal(with_plain_ratio(unchanged), unchanged)  # without a plain run
 
 
+def test_zero_stage_is_missing_where_there_is_no_zero_and_parallelism_names_every_way():
+    runs = table(("a", "plain", 1), ("b", "ddp", 2), ("c", "fsdp", 3), ("d", "deepspeed", 4), ("e", "deepspeed", 5))
+    runs = runs.assign(zero_stage=[0, 0, 0, 0, 3], tensor_parallel=[1, 1, 1, 1, 2])
+    known = as_runs(runs)
+    assert known["zero_stage"].fillna(-1).tolist() == [-1, -1, -1, 0, 3]
+    assert known["parallelism"].tolist() == ["plain", "DDP", "FSDP", "ZeRO 0", "TP 2 x ZeRO 3"]
+    assert known["strategy"].tolist() == runs["strategy"].tolist()
+    pd.testing.assert_frame_equal(as_runs(known), known)
+    assert known.query("zero_stage == 0 and strategy == 'deepspeed'")["experiment"].tolist() == ["d"]
+    assert known.query("zero_stage == 0")["experiment"].tolist() == ["d"]
+    megatron = as_runs(table(("m", "megatron-deepspeed", 1), ("o", None, 1)).assign(zero_stage=[1, 0]))
+    assert megatron["zero_stage"].tolist() == [1, 0]  # it has ZeRO; where the strategy is unknown, the stage is kept
+    assert megatron["parallelism"].tolist() == ["ZeRO 1", "ZeRO 0"]
+
+
+def test_an_unknown_size_is_not_grouped_with_a_known_one():
+    runs = table(("a", "deepspeed", 1), ("b", "deepspeed", 2), ("c", "plain", 3), ("d", "deepspeed", 4), ("e", None, 5))
+    runs = runs.assign(zero_stage=[2, 2, None, 2, None], tensor_parallel=[None, 1, None, 2, None])
+    known = as_runs(runs)["parallelism"].map(labels.text).tolist()
+    assert known == ["TP ? x ZeRO 2", "ZeRO 2", "plain", "TP 2 x ZeRO 2", "-"]
+    assert [as_runs(runs.iloc[[row]])["parallelism"].map(labels.text).item() for row in range(5)] == known
+    without = as_runs(runs.drop(columns="tensor_parallel"))  # a table without such sizes
+    assert without["parallelism"].map(labels.text).tolist() == ["ZeRO 2", "ZeRO 2", "plain", "ZeRO 2", "-"]
+
+
+def test_groups_of_a_missing_stage_are_neither_dropped_nor_merged_with_stage_0():
+    gpt2 = dsnb.published("h200").query("model == 'gpt2' and precision == 'bf16'")
+    groups = summarize(gpt2, by=["zero_stage", "precision"])
+    assert groups["n"].sum() == (gpt2["status"] == "ok").sum()
+    stage_0 = groups.loc[(0.0, "bf16")]
+    assert (stage_0["n"], stage_0["tokens_per_s_median"]) == (69, 106_980)  # 117 and 164,826 with the plain loop
+    shared = summarize(gpt2, by="parallelism")
+    assert shared["n"].to_dict() == {
+        "plain": 42, "DDP": 5, "FSDP": 1, "ZeRO 0": 69, "ZeRO 1": 28, "ZeRO 2": 17, "ZeRO 3": 19,
+    }  # fmt: skip
+    assert shared["tokens_per_s_median"]["plain"] == 401_658
+
+
 WORK = [
     "model", "seq_len", "data", "lora_rank", "micro_batch_size", "grad_accum", "precision", "optimizer", "dropout",
     "gradient_clipping", "loss", "activation_checkpointing", "checkpoint_every", "gpu_name",
@@ -129,6 +167,24 @@ def test_a_table_that_has_passed_the_door_passes_it_unchanged(runs):
 )
 def test_a_setting_is_said_as_an_engineer_would(settings, words):
     assert labels.setting({**DEFAULTS, "precision": "bf16", **settings}).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("run", "name", "expected"),
+    [
+        ({"precision": "bf16"}, "mixed_precision", True),
+        ({"precision": "fp32"}, "mixed_precision", False),
+        ({"precision": "tf32"}, "mixed_precision", False),
+        ({"precision": None}, "mixed_precision", True),  # unknown
+        ({"activation_checkpointing": False}, "checkpoint_every", False),
+        ({"activation_checkpointing": True}, "checkpoint_every", True),
+        ({"compile": "off"}, "compile_unit", False),
+        ({}, "micro_batch_size", True),
+    ],
+    ids=str,
+)
+def test_a_setting_has_an_effect_or_not(run, name, expected):
+    assert labels.has_effect(run, name) is expected
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 
 from dsnb.errors import SettingsError
+from dsnb.files import plain_yaml
 from dsnb.launcher.folder import deepspeed_config
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
@@ -98,3 +99,125 @@ def test_a_key_is_an_axis_of_a_sweep(tmp_path):
     assert keys == [(1, {**fp32, OVERLAP: False}), (1, {**fp32, OVERLAP: True}), (2, {**fp32, OVERLAP: False})]
     changed = load_sweep(path, {f"deepspeed.{OVERLAP}": True, "deepspeed.communication_data_type": ["fp16", "bf16"]})
     assert [run.experiment.deepspeed["communication_data_type"] for run in changed.runs] == ["fp16", "bf16"]
+
+
+AUTO = {
+    "train_batch_size": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "auto", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto"}},
+    "zero_optimization": {
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+    },
+}
+"""A file for transformers' Trainer."""
+
+
+@pytest.mark.parametrize("model", ["gpt2", "openai-community/gpt2"])
+def test_auto_is_resolved_as_transformers_does_and_recorded_as_a_value(model):
+    experiment = Experiment(
+        model=model, zero_stage=3, device="cpu", precision="fp32", learning_rate=3e-4, deepspeed=AUTO
+    )
+    assert experiment.deepspeed == {
+        "scheduler.type": "WarmupDecayLR",
+        "scheduler.params.warmup_min_lr": 0,
+        "scheduler.params.warmup_max_lr": 3e-4,
+        "zero_optimization.reduce_bucket_size": 589_824,  # GPT-2's hidden size is 768
+        "zero_optimization.stage3_prefetch_bucket_size": 530_841,
+        "zero_optimization.stage3_param_persistence_threshold": 7_680,
+    }
+    assert "auto" not in str(deepspeed_config(experiment))
+    at_zero_2 = Experiment(model=model, zero_stage=2, device="cpu", precision="fp32", deepspeed=AUTO).deepspeed
+    assert [key for key in at_zero_2 if key.startswith("zero")] == ["zero_optimization.reduce_bucket_size"]
+
+
+def test_the_hidden_size_is_that_of_a_configuration_file(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "mpt", "d_model": 64, "n_layers": 2}')
+    key = "zero_optimization.reduce_bucket_size"
+    assert Experiment(model=str(tmp_path), zero_stage=2, device="cpu", deepspeed={key: "auto"}).deepspeed == {key: 4096}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"zero_optimization": {"sub_group_size": "auto"}},
+            "deepspeed.zero_optimization.sub_group_size is 'auto': neither DeepSpeed nor transformers has a value for "
+            "'auto' there; give a value, or leave the key out for DeepSpeed's default",
+        ),
+        ({"a": {"b": [1, {"c": "auto"}]}}, "deepspeed.a.b is [1, {'c': 'auto'}]: neither DeepSpeed nor transformers "),
+    ],
+)
+def test_an_auto_without_a_value_is_refused(keys, message):
+    with pytest.raises(SettingsError) as caught:
+        Experiment(device="cpu", zero_stage=1, deepspeed=keys)
+    (problem,) = caught.value.problems
+    assert problem.startswith(message)
+
+
+def test_an_auto_of_an_unknown_size_is_refused():
+    with pytest.raises(
+        SettingsError, match="the hidden size, which is not known of 'someone/some-model'; give a number"
+    ):
+        Experiment(
+            model="someone/some-model", device="cpu", zero_stage=2,
+            deepspeed={"zero_optimization.reduce_bucket_size": "auto"},
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"deepspeed": {OVERLAP: True}, f"deepspeed.{OVERLAP}": False},
+            f"deepspeed.{OVERLAP} is given twice: remove one",
+        ),
+        (
+            {"deepspeed": {OVERLAP: True, "zero_optimization": {"overlap_comm": True}}},
+            f"deepspeed.{OVERLAP} is given twice: remove one",
+        ),
+        (
+            {"deepspeed": {"communication": 1, "communication.x": 2}},
+            "deepspeed.communication is a value, but deepspeed.communication.x is inside it: remove one",
+        ),
+        (
+            {"overlap_comm": "on", "deepspeed": {OVERLAP: False}},
+            f"overlap_comm is 'on', but deepspeed.{OVERLAP} is False: both set it; drop one",
+        ),
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused(settings, message, tmp_path):
+    with pytest.raises(SettingsError) as caught:
+        Experiment(device="cpu", zero_stage=1, **settings)
+    assert caught.value.problems == [message]
+    path = tmp_path / "twice.yaml"
+    path.write_text(plain_yaml.dump({"name": "twice", "defaults": {"device": "cpu", "zero_stage": 1, **settings}}))
+    with pytest.raises(SettingsError) as caught:
+        load_sweep(path)
+    assert message in str(caught.value)
+
+
+def test_numbers_of_json_are_numbers_in_yaml(tmp_path):
+    text = "reduce_bucket_size: 5e8, x: 1e-8, y: 1.5E+3, z: '5e8', t: 5e8x"
+    path = tmp_path / "numbers.yaml"
+    path.write_text(
+        "name: numbers\ndefaults:\n  {device: cpu, zero_stage: 1, deepspeed: {zero_optimization: {" + text + "}}}\n"
+    )
+    (run,) = load_sweep(path).runs
+    assert list(run.experiment.deepspeed.values()) == [500_000_000, 1e-8, 1500, "5e8", "5e8x"]
+    assert isinstance(run.experiment.deepspeed["zero_optimization.reduce_bucket_size"], int)
+    values = {"a": "1e-4", "b": 1e-4}
+    assert plain_yaml.parse(plain_yaml.dump(values)) == values
+
+
+@pytest.mark.process
+def test_a_value_that_deepspeed_replaces_is_refused_before_a_run():
+    import deepspeed  # noqa: F401  (the worker of a test run that has loaded it runs this file)
+
+    assert ask_deepspeed.check(2, {OVERLAP: "true"}) == [
+        f"deepspeed.{OVERLAP} is 'true': DeepSpeed would use True; write that, or leave the key out"
+    ]
+    assert ask_deepspeed.check(2, {OVERLAP: True, "optimizer.params.eps": 1e-8}) == []

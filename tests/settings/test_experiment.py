@@ -29,6 +29,9 @@ def test_names_and_derived_numbers(monkeypatch):
     )
     assert experiment.name == "zs0_bf16_gpus1_bs8_sl128_ga16_ac_eager_stdlib_seed3"
     assert experiment.name_with_model == "opt-350m_" + experiment.name
+    fsdp = {"strategy": "fsdp", "gpus": 2, "grad_accum": 2}
+    assert Experiment(**fsdp).name == "fsdp_bf16_gpus2_bs8_sl128_ga2"
+    assert Experiment(**fsdp, reduce_gradients="step").name == "fsdp_bf16_gpus2_bs8_sl128_ga2_reduce-step"
     experiment = Experiment(micro_batch_size=4, grad_accum=3, gpus=2, seq_len=10, learning_rate="1e-4")  # as YAML reads
     assert (experiment.global_batch_size, experiment.tokens_per_step, experiment.learning_rate) == (24, 240, 1e-4)
     monkeypatch.setattr(hardware, "gpus", lambda: (V100,) * 8)
@@ -41,7 +44,7 @@ def test_all_problems_are_reported_at_once():
         "unknown setting 'batch_size': did you mean 'micro_batch_size'?",
         "unknown setting 'zero_stgae': did you mean 'zero_stage'?",
         "zero_stage is 4: allowed are 0, 1, 2 or 3",
-        "precision is 'int8': allowed are 'fp32', 'tf32', 'fp16' or 'bf16'",
+        "precision is 'int8': allowed are 'auto', 'fp32', 'tf32', 'fp16' or 'bf16'",
         "seq_len is 4096: gpt2 has 1024 positions; use at most 1024",
     ]
     (message,) = problems(model="gpt2-xxl")
@@ -159,6 +162,11 @@ TP, PP = {"gpus": 4, "tensor_parallel": 2}, {"gpus": 4, "pipeline_parallel": 2}
         ({"overlap_comm": True}, "overlap_comm is 'on', but zero_stage is 0: there are no buckets; use zero_stage"),
         ({"bucket_elements": 10, "strategy": "ddp", "compile": "default"}, "bucket_elements is 10: compiled DDP"),
         ({"bucket_elements": 10, "strategy": "fsdp"}, "bucket_elements is 10, but strategy is 'fsdp', which has no"),
+        ({"reduce_gradients": "step"}, "reduce_gradients is 'step', but strategy is 'deepspeed', which decides this"),
+        (
+            {"reduce_gradients": "step", "strategy": "fsdp"},
+            "reduce_gradients is 'step', but grad_accum is 1: a step has one micro-batch; drop it, or set grad_accum",
+        ),
         ({"leaf_modules": "blocks", "zero_stage": 2}, "leaf_modules is 'blocks', but zero_stage is 2: nothing is"),
         ({"zeropp": "gradients", "zero_stage": 3, "device": "cuda"}, "zeropp is 'gradients', but nodes is 1"),
         ({"zeropp": "weights", "zero_stage": 3}, "zeropp is 'weights', but device is 'cpu': DeepSpeed quantizes on"),

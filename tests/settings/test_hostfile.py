@@ -1,11 +1,16 @@
 """Hostfiles and what is taken of them."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from dsnb import Experiment
 from dsnb.errors import SettingsError
+from dsnb.launcher.hosts import command
 from dsnb.settings import hostfile
 from dsnb.settings.hostfile import Host
+from dsnb.sweep.allocation import load_groups
 
 EIGHT = "# two machines\n\nworker-1 slots=8  # rack 1\n  worker-2\tslots = 8\n"
 IS_NONE = (
@@ -37,7 +42,15 @@ def test_a_hostfile_is_read_as_deepspeed_reads_it(write):
 
 
 def test_bad_lines_are_told_with_their_numbers(write):
-    bad = ["worker-1", "worker-1 slots=0", "-oProxyCommand=reboot slots=1", "a;reboot slots=1", "../worker slots=1"]
+    bad = [
+        "worker-1 slots=x",
+        "worker-1 max_slots=8",
+        "worker-1 slots=0",
+        "-oX@worker-1 slots=1",
+        "-oProxyCommand=reboot slots=1",
+        "a;reboot slots=1",
+        "../worker slots=1",
+    ]
     path = write("\n".join(["worker-2 slots=8", *bad, "worker-2 slots=4"]))
     messages = [f"{line!r} {IS_NONE}" for line in bad] + ["'worker-2' is listed twice: keep one line"]
     assert problems(hostfile.read, path) == [
@@ -131,3 +144,41 @@ def test_slurm_is_a_hostfile_in_a_job_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "64")
     monkeypatch.setenv("SLURM_GPUS_PER_NODE", "h100:4(x2)")
     assert hostfile.hosts("slurm", exclude="n1:0") == (Host("n1", (1, 2, 3)), Host("n2", (0, 1, 2, 3)))
+
+
+def test_what_would_block_or_never_end_is_no_hostfile(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (str(pipe), "/dev/zero"):
+        assert problems(hostfile.read, path) == [
+            f"hostfile is {path!r}: it cannot be read (it is not a regular file); check the path"
+        ]
+
+
+def test_users_and_what_follows_the_slots_are_read_as_deepspeed_reads_them(write):
+    path = write("me@worker-1 slots=8\nworker-2 slots=8 max_slots=9 # comment\n")
+    assert hostfile.read(path) == (Host("worker-1", tuple(range(8)), "me"), Host("worker-2", tuple(range(8))))
+    first, second = Experiment(hostfile=path, gpus=16).hosts
+    assert "-l me -- worker-1 " in " ".join(command(Experiment(hostfile=path), first, "true"))
+    assert "-l" not in command(Experiment(hostfile=path), second, "true")
+    assert "-l you -- worker-1 " in " ".join(command(Experiment(hostfile=path, ssh_user="you"), first, "true"))
+    assert [host.name for host in hostfile.hosts(path, include="worker-1:0")] == ["worker-1"]
+    assert problems(hostfile.read, write("me@worker-1 slots=1\nyou@worker-1 slots=2"))[0].endswith("keep one line")
+
+
+def test_the_slots_of_a_bare_name_are_unknown(write):
+    path = write("worker-1\nworker-2\n")
+    asked = Experiment(hostfile=path, gpus=16, nodes=2)
+    assert [(host.name, host.devices) for host in asked.hosts] == [(f"worker-{n}", tuple(range(8))) for n in (1, 2)]
+    assert problems(Experiment, hostfile=path, gpus="auto") == [
+        "gpus is 'auto': the hostfile gives no slots of worker-1; write 'worker-1 slots=8' there, or give a number"
+    ]
+    assert Experiment(hostfile=path, gpus="auto", include="worker-2:0,1").gpus == 2
+    with pytest.raises(SettingsError, match="the hostfile gives no slots of worker-1"):
+        load_groups(write_params(path), [1])
+
+
+def write_params(hosts):
+    path = Path(hosts).with_name("params.yaml")
+    path.write_text(f"name: t\ndefaults: {{hostfile: {hosts}, model: gpt2-tiny}}\n")
+    return path

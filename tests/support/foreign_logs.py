@@ -68,7 +68,7 @@ def megatron(new: bool = True, iterations: int = 4) -> str:
         "  optimizer ....................................... adam\n"
         "  params_dtype .................................... torch.bfloat16\n"
         "  pipeline_model_parallel_size .................... 4\n"
-        + ("  recompute_granularity ........................... full\n" if new else "")
+        + f"  recompute_granularity ........................... {'full' if new else None}\n"
         + "  seq_length ...................................... 512\n"
         "  tensor_model_parallel_size ...................... 2\n"
         "  train_iters ..................................... 100\n"

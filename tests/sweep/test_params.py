@@ -212,3 +212,18 @@ def test_a_dry_run_does_not_call_such_runs_finished(made, tmp_path):
     assert not is_finished(now, retry=True)  # with the corrected file
     with pytest.raises(SettingsError, match="has changed"):
         is_finished(now)
+
+
+def test_names_that_no_file_system_takes_are_refused_before_anything_starts(tmp_path):
+    path = tmp_path / "long.yaml"
+    keys = {
+        f"zero_optimization.a_key_with_a_long_name_{number}": "some value" for number in range(8)
+    }  # 24 + 8 x 36 bytes
+    path.write_text(json.dumps({"name": "long", "defaults": {"device": "cpu", "zero_stage": 1, "deepspeed": keys}}))
+    with pytest.raises(SettingsError, match=r"experiment name 'zs1_.*\.\.\.' has 312 bytes: file systems allow 255; "):
+        load_sweep(path)
+    few = {"defaults": {"device": "cpu", "deepspeed": {}}}
+    path.write_text(json.dumps({"name": "long", **few}))
+    with pytest.raises(SettingsError, match=r"folder name 'x{40}\.\.\.' has 256 bytes: .* allow 255; shorten it"):
+        load_sweep(path, output=tmp_path / ("x" * 256))
+    assert load_sweep(path, output=tmp_path / ("x" * 255)).runs

@@ -10,6 +10,7 @@ import pytest
 
 from dsnb.errors import KernelDiedError, LaunchError, SettingsError
 from dsnb.files import records
+from dsnb.launcher.run import launch
 from dsnb.run_folder import paths
 from dsnb.runs.load import load_runs, planned_runs
 from dsnb.sweep import job
@@ -76,12 +77,13 @@ def test_a_failed_run_is_a_row_with_its_notebook(params, tmp_path):
 @pytest.mark.parametrize(
     ("error", "begun", "status", "cause"),
     [
-        (ValueError("Invalid Signature\nand more"), False, "failed", "ValueError: Invalid Signature"),
+        (ValueError("Invalid Signature\nand more"), False, "interrupted", "ValueError: Invalid Signature"),
+        (SettingsError("gpus is 9: there are 2"), False, "failed", "SettingsError: gpus is 9: there are 2"),
         (KernelDiedError("the kernel failed"), False, "interrupted", "the kernel failed"),
-        (KernelDiedError("the kernel failed"), True, "failed", "the kernel failed"),
+        (KernelDiedError("the kernel failed"), True, "interrupted", "the kernel failed"),
     ],
 )
-def test_a_run_whose_notebook_fails_is_a_row_and_made_again_if_it_had_not_begun(
+def test_a_run_whose_notebook_fails_is_a_row_and_made_again_unless_its_settings_are_refused(
     params, monkeypatch, error, begun, status, cause
 ):
     (run,) = load_sweep(params, only="zs0*", overrides={"repeats": 1}, output=params.parent / "out").runs
@@ -130,3 +132,28 @@ def test_a_full_disk_stops_the_sweep_in_one_sentence(params, tmp_path, monkeypat
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**20))
     with pytest.raises(LaunchError, match=r"the disk is full \(1 MiB free\); free 64 MiB and start again"):
         run_sweep(params, output=tmp_path / "out", progress=False)
+
+
+def test_what_cannot_be_read_or_written_is_refused_before_any_run(params, swept, tmp_path):
+    """A finished run is not repeated, and its records are not removed, because they cannot be read for now."""
+    out = shutil.copytree(swept, tmp_path / "out")
+    result = out / NAMES[1] / "run2" / "result.json"
+    result.rename(out / "kept")
+    result.symlink_to(result)  # as a stale file handle does, it gives an error that is not "missing"
+    with pytest.raises(LaunchError) as caught:
+        run_sweep(params, output=out, progress=False)
+    assert str(caught.value) == (
+        f"{result} cannot be read (Too many levels of symbolic links), and its run may be finished: "
+        "make it readable, or choose another folder"
+    )
+    assert (result.parent / "steps.jsonl").exists()
+    with pytest.raises(LaunchError, match="cannot be read"):
+        launch(load_sweep(params).runs[0].experiment, result.parent, progress=False)
+    shutil.rmtree(out / NAMES[1])
+    (out / NAMES[1]).touch()
+    shutil.rmtree(out / NAMES[0])
+    with pytest.raises(LaunchError) as caught:
+        run_sweep(params, output=out, progress=False)
+    folder = out / NAMES[1]
+    assert str(caught.value) == f"{folder / 'run1'} cannot be written: {folder} is no folder; choose another --output"
+    assert not (out / NAMES[0]).exists()  # the first run has not been started

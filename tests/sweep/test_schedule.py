@@ -100,17 +100,22 @@ def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeyp
 @pytest.mark.process
 def test_a_job_that_fails_stops_no_other(params, monkeypatch):
     sweep = load(params, 1)[0]
-    runs = [run for run in sweep.runs if run.lane in {"n1", "n2"} and run.repeat < 6]
-    for run, how in zip(runs, ("die", "kill"), strict=False):
+    runs = [run for run in sweep.runs if run.lane in {"n1", "n2", "n3"} and run.repeat < 6]
+    plans = [("die", ""), ("kill", "before"), ("kill", "during"), ("kill", "at the end")]
+    for run, (how, when) in zip(runs, plans, strict=False):
         run.paths.dir.mkdir(parents=True)
-        (run.paths.dir / how).touch()
+        (run.paths.dir / how).write_text(when)
     run_jobs(replace(sweep, runs=runs), monkeypatch)
     ends = [(result.status, result.cause) for result in (job.read_result(run.paths) for run in runs)]
     assert ends == [
-        ("failed", "the job ended with exit code 7: no such thing"),
+        ("interrupted", "the job ended with exit code 7: no such thing"),
         ("interrupted", "the job was killed by signal 9 (SIGKILL) before its run began"),
-        *[("ok", None)] * (len(runs) - 2),
+        ("interrupted", "the job was killed by signal 9 (SIGKILL) during its run"),
+        ("ok", None),  # all of its steps are recorded
+        *[("ok", None)] * (len(runs) - 4),
     ]
+    assert len(runs) > 4
+    assert job.read_result(runs[3].paths).summary["tokens_per_s"] == runs[3].experiment.tokens_per_step  # 1 s a step
 
 
 SCRIPT = """

@@ -120,9 +120,9 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
     results = [job.read_result(run.paths) for run in sweep.runs]
     assert [(result.status, result.cause) for result in results] == [
         ("ok", None),
-        ("failed", f"job {job_of(fails)} ended as FAILED on n1: no such thing"),
-        ("failed", f"job {job_of(silent)} ended as COMPLETED on n1: it left no result: {SHARED}"),
-        ("failed", f"job {job_of(lost)} ended as NODE_FAIL on n2: `sinfo -R` lists failed nodes"),
+        ("interrupted", f"job {job_of(fails)} ended as FAILED on n1: no such thing"),
+        ("interrupted", f"job {job_of(silent)} ended as COMPLETED on n1: it left no result: {SHARED}"),
+        ("interrupted", f"job {job_of(lost)} ended as NODE_FAIL on n2: `sinfo -R` lists failed nodes"),
         ("interrupted", f"job {job_of(real)} ended as CANCELLED on n1"),
     ]
     assert results[-1].summary["loss_last"] is not None
@@ -174,7 +174,7 @@ def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cl
     results = [job.read_result(run.paths) for run in sweep.runs]
     assert [(result.status, result.cause) for result in results] == [
         *[("interrupted", "stopped by the user")] * 2,
-        ("failed", f"job {numbers[2]} ended as FAILED on n1: no such thing"),
+        ("interrupted", f"job {numbers[2]} ended as FAILED on n1: no such thing"),
     ]
 
 

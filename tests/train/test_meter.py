@@ -87,13 +87,35 @@ def test_known_times_come_out_exactly(tmp_path):
     assert "allocated_gib" not in rows[0]  # a CPU has no such figure: missing, not 0
 
 
+def test_retries_of_the_allocator_are_those_of_the_timed_steps(monkeypatch):
+    """The allocator counts from the start of the process: 3 while the model is built, 5 more in the warm-up."""
+    meter = meters.Meter(None, 4, 64, torch.device("cpu"), launch_clock.now_s())
+    counts = iter([3, 8, 8, 20])
+    monkeypatch.setattr(meter, "_allocation_retries", lambda: next(counts))
+    for phase in ("warmup", "timed"):
+        meter.begin(phase, lambda: None)
+        step(meter)
+        step(meter)
+        meter.end()
+    assert meter.alloc_retries == 12
+
+
+def test_a_cpu_has_no_count_of_retries():
+    meter = meters.Meter(None, 1, 64, torch.device("cpu"), launch_clock.now_s())
+    meter.begin("timed", lambda: None)
+    step(meter)
+    meter.end()
+    assert meter.alloc_retries is None
+
+
 def test_a_step_is_written_only_when_the_device_has_done_it(tmp_path):
     clock = FakeClock([0.0, 0.0, 1.0, 2.0])
     meter = meters.Meter(tmp_path / "steps.jsonl", 2, 64, torch.device("cpu"), launch_clock.now_s(), clock)
     meter.begin("timed", lambda: None)
     for now_s, written in ((0.5, []), (1.5, [1])):
-        clock.now, meter._flushed_at = now_s, float("-inf")
+        clock.now = now_s
         step(meter)
+        meter._file.flush()
         assert [row["step"] for row in records.read_lines(tmp_path / "steps.jsonl")] == written
 
 
@@ -180,7 +202,11 @@ def test_power_is_the_counters_energy_over_time():
     rows = samples((9, 0, 150, 1000, 30), (12, 0, 400, 2000, 40), (14.5, 0, 700, 4600, 50))
     figures = gpu_figures(rows, {**WORKER, "energy_j": 5600.0}, gpus=2)
     assert (figures["energy_j"], figures["power_w"]) == (5600, 700)  # the samples would say 400 W
-    assert figures["run_energy_kwh"] == pytest.approx(3600 / 3.6e6)
+    assert figures["run_energy_kwh"] is None  # the samples of the other GPU are missing
+    one = gpu_figures(rows, {**WORKER, "energy_j": 2800.0}, gpus=1)
+    assert (one["power_w"], one["run_energy_kwh"]) == (700, pytest.approx(3600 / 3.6e6))
+    reset = gpu_figures([*rows, *samples((15, 0, 100, 7, 30))], WORKER, gpus=1)
+    assert reset["run_energy_kwh"] is None  # the counter began again
     short = gpu_figures(rows, {**WORKER, "phases_s": {"timed": 0.21}, "energy_j": None}, gpus=1)
     assert (short["energy_j"], short["power_w"]) == (None, None)
 
@@ -200,6 +226,8 @@ def test_memory_on_the_device_is_that_of_the_steps():
     assert gpu_figures(rows, WORKER, gpus=2)["device_memory_gib"] == 40
     assert gpu_figures(rows, {**WORKER, "device_memory_gib": 41.5}, gpus=2)["device_memory_gib"] == 41.5
     assert gpu_figures(rows, {}, gpus=2)["device_memory_gib"] == 99  # of a run that did not reach its end
+    for name in ("steps_from_s", "timed_to_s"):  # when the steps were is unknown
+        assert gpu_figures(rows, {**WORKER, name: None}, gpus=2)["device_memory_gib"] is None
     first = samples((1, 0, 1, 100, 1), (5, 0, 1, 300, 1), host="a")
     second = samples((1, 0, 1, 50, 1), (5, 0, 1, 60, 1), host="b")
     assert gpu_figures(first + second, {}, gpus=2)["run_energy_kwh"] == pytest.approx(210 / 3.6e6)

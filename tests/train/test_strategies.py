@@ -94,6 +94,16 @@ def test_gradients_are_those_of_one_process(losses, expected, model, settings):
     assert losses(worker="sgd", model=model, **{"gpus": 2, **SIX, **settings}) == pytest.approx(curve, abs=PLAIN)
 
 
+@pytest.mark.parametrize(("reduced", "times"), [("micro-batch", 2), ("step", 1)])
+def test_fsdp_reduces_gradients_as_often_as_asked(losses, expected, trained, reduced, times):
+    """Without clipping, which would divide out a wrong factor; of four blocks and the root, each reduces by itself."""
+    curve = expected(lambda weights: torch.optim.SGD(weights, 0.1), model="opt-tiny", **SIX)
+    settings = {"model": "opt-tiny", "gpus": 2, **SIX, **FSDP, **ACCUMULATED, "reduce_gradients": reduced}
+    assert losses("counted", **settings) == pytest.approx(curve, abs=PLAIN)
+    _, paths = trained("counted", **settings)
+    assert records.read_json(paths.dir / "reductions.json") == {"of_steps": [times * 5] * 6}
+
+
 def test_muon_trains_alike_with_every_stage(losses):
     """Without compilation: each launch would compile DeepSpeed's Newton-Schulz iteration again, for 25 s."""
     settings = {"optimizer": "muon", "steps": 12, "learning_rate": 1e-3}

@@ -1,10 +1,13 @@
 """Fake workers: each is a function, chosen by `$DSNB_TEST_FAKE`; what returns nothing trains for real after it."""
 
 import functools
+import gc
+import itertools
 import json
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -12,11 +15,13 @@ from pathlib import Path
 import deepspeed
 import psutil
 import torch
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from dsnb.files import records
+from dsnb.launcher.folder import deepspeed_config
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
-from dsnb.train import causal_loss, engine, model, model_parts, over_ranks, probe, profiling, worker
+from dsnb.train import causal_loss, data, engine, model, model_parts, over_ranks, probe, profiling, worker
 from dsnb.train import trainer as trainers
 
 NO_MEMORY = (
@@ -71,13 +76,55 @@ def crashing(run):
 
 
 def dying(run):
-    """Be killed as rank 1 after the third step, in the midst of collectives."""
+    """Be killed as rank 1 after the third step, in the midst of collectives, by `$DSNB_TEST_SIGNAL` or SIGKILL."""
     steps = []
 
     def step(train, batches):
         steps.append(train(batches))
         if worker.rank() == 1 and len(steps) == 3:
+            os.kill(os.getpid(), signal.Signals[os.environ.get("DSNB_TEST_SIGNAL", "SIGKILL")])
+        return steps[-1]
+
+    change_steps(step)
+
+
+def occupied(run):
+    """Find the port of the rendezvous taken: another program got it after it was chosen."""
+    if worker.rank() == 0:
+        socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))).detach()
+
+
+def full_disk(run):
+    """Find no room on the disk for the first step."""
+    if worker.rank() == 0:
+        run.steps.symlink_to("/dev/full")
+
+
+def aborting_peers(run):
+    """Fail as rank 0 in the third step; let rank 1 abort when it loses the connection, as NCCL's watchdog does."""
+    steps = []
+
+    def step(train, batches):
+        if worker.rank() == 0 and len(steps) == 2:
+            raise ValueError("3 is odd")
+        try:
+            steps.append(train(batches))
+        except RuntimeError:
+            os.abort()
+        return steps[-1]
+
+    change_steps(step)
+
+
+def killed(run):
+    """Be killed two seconds after the third step."""
+    steps = []
+
+    def step(train, batches):
+        if len(steps) == 3:
+            time.sleep(2.0)
             os.kill(os.getpid(), signal.SIGKILL)
+        steps.append(train(batches))
         return steps[-1]
 
     change_steps(step)
@@ -169,6 +216,26 @@ def sgd(run, rate=0.1):
     trainers.make_optimizer = lambda _, parameters: torch.optim.SGD(parameters, lr=rate)
 
 
+def counted(run):
+    """Descend as `sgd`, and write how often FSDP reduced gradients in each step."""
+    counts = []
+
+    def count(reduce, *arguments, **named):
+        counts[-1] += 1
+        return reduce(*arguments, **named)
+
+    def step(train, batches):
+        counts.append(0)
+        trained = train(batches)
+        if worker.rank() == 0:
+            records.write_json(run.dir / "reductions.json", {"of_steps": counts})
+        return trained
+
+    sgd(run)
+    wrap(_fsdp_param_group, "foreach_reduce", count)
+    change_steps(step)
+
+
 def slow_sgd(run):
     """Descend slowly: at the usual rate ten steps of GPT-2 turn bf16's rounding of 0.001 into 0.1."""
     sgd(run, rate=0.01)
@@ -180,6 +247,56 @@ def traced(run):
     code = worker.main(run.dir)
     assert causal_loss.compiled_graphs() > 0
     return code
+
+
+SHARED = (
+    {"strategy": "plain", "gpus": 1, "micro_batch_size": 4},
+    {"strategy": "ddp"},
+    {"strategy": "fsdp"},
+    *({"strategy": "deepspeed", "zero_stage": stage} for stage in (0, 1, 2, 3)),
+)
+"""Ways to share a global batch of four sequences between two ranks."""
+
+
+def combined(run):
+    """Train with every strategy, compiled or not and recomputed or not, one after the other in the same processes.
+
+    The losses of each, and the types of tensors that its blocks receive, are written to `combined.json`.
+    """
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")
+    base = Experiment.read(run.experiment)
+    device, found = worker.set_up(base), {}
+    for shared, compiled, recomputed in itertools.product(SHARED, ("off", "default"), (False, True)):
+        print(worker.rank(), time.process_time(), shared, compiled, recomputed, flush=True)
+        changes = {**shared, "compile": compiled, "activation_checkpointing": recomputed}
+        experiment = base.model_copy(update=changes)
+        torch._dynamo.reset()
+        graphs = causal_loss.compiled_graphs()
+        trainer = worker.make_trainer(experiment, deepspeed_config(experiment), device)
+        types = watch_types(trainer)
+        batches = data.batches(experiment, trainer.config.vocab_size, worker.rank(), device)
+        losses = torch.stack([trainer.step(batches(step))[0] for step in range(base.steps)])
+        assert (causal_loss.compiled_graphs() > graphs) == (compiled != "off")
+        name = f"{experiment.strategy}{experiment.zero_stage}"
+        found.setdefault(name, []).append({"losses": over_ranks.mean_of_ranks(losses), "types": sorted(types)})
+        del trainer
+        gc.collect()
+    if worker.rank() == 0:
+        records.write_json(run.dir / "combined.json", found)
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+def watch_types(trainer):
+    """Return a set that fills with the types of the tensors that blocks receive by name."""
+    types = set()
+
+    def note(block, inputs, named):
+        torch.utils._pytree.tree_map_only(torch.Tensor, lambda each: types.add(str(each.dtype)), named)
+
+    for block in model_parts.blocks(trainer.module):
+        block.register_forward_pre_hook(note, with_kwargs=True)
+    return types
 
 
 def uncompiled(run):

@@ -47,7 +47,8 @@ class Card {
     const options = Object.entries(model.words.best).map(([value, text]) => element("option", { value }, fill(text, model)));
     this.objective = element("select", { onchange: ({ target }) => set({ objective: target.value }) }, ...options);
     this.tokens = number("train_tokens", "Training tokens (billions)", (entered) => ({ train_tokens: entered === this.usual ? 0 : (entered ?? 0) }));
-    this.tokens.input.placeholder = "20 per parameter";
+    this.tokens.input.placeholder = "as usual";
+    this.tokens.input.title = "Assumed unless you enter a number: 20 tokens per parameter, or 50 million with LoRA or pretrained weights";
     this.gpus = number("gpus_at_hand", `${model.unit === "rank" ? "Rank" : "GPU"}s at hand`, (gpus) => ({ gpus_at_hand: gpus ?? 0 }));
     this.gpus.input.placeholder = "any";
     this.batch = element("select", { onchange: ({ target }) => set({ global_batch: Number(target.value) }) });

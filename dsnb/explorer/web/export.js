@@ -10,11 +10,16 @@ const saveFile = (name, content) => {
 // A name for a file: the title of the page, what is saved, the ending.
 const fileName = (what, ending) => `${`${document.title} ${what}`.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-/, "").slice(0, 100)}.${ending}`;
 
-// Format one CSV cell; a text that a spreadsheet would evaluate as a formula is quoted.
+// A text with an apostrophe wherever a spreadsheet could begin a formula: at its start, and behind what separates cells in some locales. Full-width
+// signs count as signs. The same rule is in dsnb/cli/printing.py.
+const FORMULA = /(^|[,;|\t\r\n])(?=[\s"]*[=+\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\t\r\n])/g;
+const disarmed = (text) => text.replace(FORMULA, (_, before = "") => `${before}'`);
+
+// Format one CSV cell.
 const cell = (value) => {
   if (value === null || value === undefined || Number.isNaN(value)) return "";
-  const text = typeof value === "string" && /^[=+\-@\t\r\n]/.test(value) ? `'${value}` : String(value);
-  return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  const text = typeof value === "string" ? disarmed(value) : String(value);
+  return /[",;\n\r]|^\s|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 };
 
 const csv = (lines) => lines.map((line) => `${line.map(cell).join(",")}\r\n`).join("");

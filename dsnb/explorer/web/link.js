@@ -9,11 +9,14 @@ class AddressState {
     Object.assign(this, { model, name: place > 1 ? `explorer${place}` : "explorer", choices: { ...choices, ...model.options, task: tasks } });
   }
 
-  // The controls in the address, without unknown names and choices: an address may come from another page.
+  // The controls in the address, without unknown names and choices: an address may come from another page, or from an earlier version.
   read() {
+    const { formerNames } = this.model;
+    const current = (name) => (Object.hasOwn(formerNames, name) ? formerNames[name] : name);
+    const renamed = ([name, value]) => [current(name), this.choices[name] && typeof value === "string" ? current(value) : value];
     const isKnown = ([name, value]) => Object.hasOwn(this.model.state, name) && [value].flat().every((one) => this.choices[name]?.includes(one) ?? true);
     try {
-      return Object.fromEntries(Object.entries(JSON.parse(new URLSearchParams(location.hash.slice(1)).get(this.name)) ?? {}).filter(isKnown));
+      return Object.fromEntries(Object.entries(JSON.parse(new URLSearchParams(location.hash.slice(1)).get(this.name)) ?? {}).map(renamed).filter(isKnown));
     } catch {
       return {};
     }

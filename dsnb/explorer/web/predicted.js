@@ -6,12 +6,18 @@ class Predictions {
     Object.assign(this, payload, { model });
     if (!this.names.length && !this.notes.length) return;
     const figures = Object.values(this.figures);
-    const texts = (place) => [{ true: "yes", false: "no" }[this.fits[place]] ?? "unknown", ...figures.map((figure) => figure.texts[place]), this.outside[place]];
+    const texts = (place) => [this.fit(place), ...figures.map((figure) => figure.texts[place]), this.outside[place]];
     this.rows = this.names.map((name, place) => tableRow(element("span", { title: this.settings[place] }, name), texts(place)));
     const heads = [heading("experiment", true), ...["would fit", ...figures.map((figure) => figure.heading), "less sure, because"].map((title) => heading(title))];
     this.none = soft("No predicted setting of this task matches the filters.");
     this.node = card("Predicted, not run", ...this.notes.map((note) => soft(note)), scrollTable("Predicted settings", heads, this.rows, "dsnb-runs"), this.none);
     this.node.classList.add("dsnb-predicted", "dsnb-unprinted");
+  }
+
+  // Whether a setting would fit; tight ones have no room for what torch reserves.
+  fit(place) {
+    if (this.fits[place] && this.tight[place]) return "tight";
+    return { true: "yes", false: "no" }[this.fits[place]] ?? "unknown";
   }
 
   // The predicted settings of the task that pass the filters.
@@ -30,16 +36,17 @@ class Predictions {
     return codes ? this.shown(state).map((place) => codes[place]) : [];
   }
 
-  // A figure, and its range by the mean error.
+  // A figure.
   value(name, place, state) {
     if (this.model.axis.has(name)) return this.codes[name]?.[place] ?? NaN;
     if (name === "days") return this.model.tokensOf(this.tasks[place], state) / this.value("tokens_per_s", place, state) / 86400;
     return this.figures[name]?.values[place] ?? NaN;
   }
 
+  // Its range by the mean error; the figure alone where the error is unknown.
   range(name, place, state) {
     const value = this.value(name, place, state);
-    const factor = 1 + (this.figures[name === "days" ? "tokens_per_s" : name]?.errors[place] ?? 0) / 100;
+    const factor = 1 + (this.figures[name === "days" ? "tokens_per_s" : name]?.errors[place] || 0) / 100; // 0 where memory is tight
     return [value / factor, value * factor];
   }
 
@@ -86,13 +93,16 @@ class Predictions {
       .map((place) => answer.option({ place, ...figures(place), gpus: this.gpus[place], kind: this.kinds[place], power: null }))
       .filter((option) => option[least] > 0);
     if (!options.length) return "";
-    const option = options.reduce((one, other) => (other[least] < one[least] ? other : one));
+    const smallest = (some) => some.reduce((one, other) => (other[least] < one[least] ? other : one));
+    const close = (1 + model.limits.worthRoom) * smallest(options)[least];
+    const roomy = options.filter((one) => !this.tight[one.place] && one[least] <= close);
+    const option = smallest(roomy.length ? roomy : options);
     const { heading, texts, errors } = this.figures[isMemory ? "peak_allocated_gib" : "tokens_per_s"];
     const setting = `${this.names[option.place]}, predicted and not measured: ${heading} ${texts[option.place]}`;
     if (!best) return fill(model.templates["worth.first"], { setting });
     const gain = 100 * (1 - option[least] / best[least]);
     if (!(gain > 0)) return "";
-    const sure = gain > errors[option.place] ? "more than" : "within";
+    const sure = gain > (errors[option.place] ?? Infinity) ? "more than" : "within";
     return fill(model.templates.worth, { setting, gain: significant(gain, 2), what: model.words.gain[state.objective], sure });
   }
 

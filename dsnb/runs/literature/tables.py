@@ -10,9 +10,9 @@ import pandas as pd
 
 from dsnb.errors import PublishedError
 from dsnb.run_folder import paths
-from dsnb.run_folder.columns import FORMER_FIGURES, KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS
+from dsnb.run_folder.columns import FORMER_FIGURES, KEYS, RUN_COLUMNS, RUN_NUMBERS, SETTINGS, STEP_COLUMNS
 from dsnb.runs.table import as_runs, without_noise
-from dsnb.settings.experiment import with_former_defaults
+from dsnb.settings.experiment import DEFAULTS, with_former_defaults
 
 FOREIGN = ("bigscience_1b3", "dist_training_gpt2", "jean_zay_bloom7b", "lambda_1cc_opt")
 """Tables that others published."""
@@ -23,6 +23,7 @@ WITH_STEPS = ("h200", "h100", "h200_archive")
 OWN = (*OLDER, *WITH_STEPS)
 TOLERANCE = 0.1
 """Largest relative difference of a published figure from the one that follows from others."""
+_DEFAULTS = {name: DEFAULTS[name] for name in SETTINGS if DEFAULTS[name] != ""}
 SOURCE = "published: "
 """Prefix of the table's name in `source`."""
 
@@ -55,7 +56,8 @@ def published(name: str) -> pd.DataFrame:
 def _read(name: str) -> pd.DataFrame:
     raw = pd.read_csv(paths.literature(name), low_memory=False).rename(columns=FORMER_FIGURES)
     if name in OWN:
-        raw = pd.DataFrame([with_former_defaults(row) for row in raw.to_dict("records")])
+        # A setting that is missing was added after the run was made, so its former default applied.
+        raw = pd.DataFrame([{**_DEFAULTS, **with_former_defaults(row)} for row in raw.to_dict("records")])
     further = [column for column in raw if column not in RUN_COLUMNS]  # keys of DeepSpeed's configuration
     runs = raw.assign(source=SOURCE + name).reindex(columns=[*RUN_COLUMNS, *further])
     for column in RUN_NUMBERS:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from dsnb.runs.logs.launchers import stage, stages
-from dsnb.runs.logs.logged_run import DERIVED, LoggedRun, reads, used
+from dsnb.runs.logs.reading import DERIVED, LoggedRun, not_finite, reads, used
 from dsnb.runs.logs.text import NUMBER, count, number, number_from_0, positive
 
 _OFFLOAD = re.compile(r"offload_(param|optimizer)=\w+\(device=(?:<\w+\.)?'?(\w+)")
@@ -23,14 +23,15 @@ CONFIG: dict[str, tuple[str, Callable[[str], Any]]] = {
     "num_stages": ("pipeline_parallel", count),
     "model_parallel_size": ("tensor_parallel", count),
 }
-_STAMP = re.compile(r"\[(20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d)(?:[,.](\d{1,6}))?\]")
+_AUTO_TP = re.compile(r"autotp_size=(\d{1,6})\b")
+_STAMP = re.compile(r"\b(20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d)(?:[,.](\d{1,6})\b)?")
 
 
 def engine(run: LoggedRun) -> None:
     """Record that DeepSpeed has built an engine: a launcher's line after that belongs to the next run."""
     if run.program in {"", "DeepSpeed"}:
         run.program = "DeepSpeed-Chat" if run.scratch.get("chat") else "DeepSpeed"
-    elif run.program == "Megatron-LM":
+    elif run.program == "Megatron-LM":  # not GPT-NeoX, which has its own name
         run.program = "Megatron-DeepSpeed"
         run.set_used(strategy="megatron-deepspeed")
     run.settings.setdefault("strategy", "deepspeed")
@@ -46,6 +47,9 @@ def config(run: LoggedRun, match: re.Match[str]) -> None:
     if name in CONFIG:
         setting, parse = CONFIG[name]
         run.set_used(**{setting: parse(value)})
+        run.scratch["engine_world"] = run.scratch.get("engine_world") or name == "world_size"
+    elif name == "tensor_parallel_config" and (ranks := _AUTO_TP.search(value)):
+        run.set_used(tensor_parallel=count(ranks[1]))  # 0 is none
     elif name in {"fp16_enabled", "bfloat16_enabled", "float16_config", "bfloat16_config"}:
         _precision(run, "bf16" if name.startswith("b") else "fp16", value)
     elif name == "pipeline" and (stages_ := _STAGES.search(value)):
@@ -129,7 +133,7 @@ def timer(run: LoggedRun, match: re.Match[str]) -> None:
     """`global_step=10, RunningAvgSamplesPerSec=950.7, ...`; the oldest format is `epoch/micro-batch`."""
     engine(run)
     run.record(samples_per_s_running=positive(match[3]))
-    if "Megatron" not in run.program:
+    if not run.is_megatron:
         step = int(match[1]) if match[1] else int(match[2]) // run.settings.get("grad_accum", 1)
         batch, rate = run.settings.get("global_batch_size"), positive(match[4])
         step_time_s = batch / rate if batch and rate else None
@@ -145,7 +149,7 @@ def step(run: LoggedRun, match: re.Match[str]) -> None:
     if not step:
         return
     engine(run)
-    if "Megatron" in run.program:
+    if run.is_megatron:
         run.scratch["skipped_by_engine"] = skipped
         return
     run.add_step(step, skipped=max(0, skipped - before))
@@ -170,10 +174,10 @@ def pipeline(run: LoggedRun, match: re.Match[str]) -> None:
     """Read `steps: 10 loss: 7.0 iter time (s): 1.2 samples/sec: 33.3` of the pipeline engine."""
     engine(run)
     run.scratch["stages"] = True
-    if "Megatron" not in run.program:
+    if not run.is_megatron:
         loss, step_time_s, rate = number(match[2]), positive(match[3]), positive(match[4])
         samples = rate * step_time_s if rate and step_time_s else None
-        run.scratch["loss_is_nan"] = "nan" in match[2].lower()
+        run.health.read(match[2], step=int(match[1]))
         t_s = clock(run, match.string)
         run.add_step(int(match[1]), t_s=t_s, loss=loss, step_time_s=step_time_s, samples=samples)
 
@@ -193,3 +197,56 @@ def throughput(run: LoggedRun, match: re.Match[str]) -> None:
     """`Throughput: 943.4550 samples/sec`, over the steps of `Execution time`."""
     run.record(samples_per_s=positive(match[1]))
     run.ended = True
+
+
+@reads("E2E latency=", pattern=rf"E2E latency={NUMBER}s (?:.{{0,400}}\|AvgSamplesPerSec={NUMBER})?")
+def hybrid(run: LoggedRun, match: re.Match[str]) -> None:
+    """`|E2E latency=4.00s |... |AvgSamplesPerSec=16.00` of step 3 of DeepSpeed-Chat: generation and both engines."""
+    _whole_step(run, positive(match[1]))
+    run.record(samples_per_s=positive(match[2]))
+    run.scratch["hybrid"] = True
+
+
+@reads("End-to-End => Latency", pattern=rf"Latency: {NUMBER}s.{{0,200}}? Samples/sec: {NUMBER}")
+def end_to_end(run: LoggedRun, match: re.Match[str]) -> None:
+    """`End-to-End => Latency: 2.55s, TFLOPs: 3.29, Samples/sec: 1.57, ...`, as newer versions print it."""
+    time_s, rate = positive(match[1]), positive(match[2])
+    if run.scratch.get("hybrid") or not time_s or not rate:
+        return
+    _whole_step(run, time_s)
+    samples = run.scratch["samples"] = run.scratch.get("samples", 0.0) + rate * time_s
+    run.record(DERIVED, samples_per_s=samples / run.scratch["steps_s"])
+
+
+@reads(
+    "act_loss",
+    "Actor Loss: ",
+    pattern=r"(?:act_loss|Actor Loss): ?([-+\w.]{1,30}) ?\| ?(?:cri_loss|Critic Loss): ?([-+\w.]{1,30})",
+)
+def actor_and_critic(run: LoggedRun, match: re.Match[str]) -> None:
+    """`...|ppo_ep: 1|act_loss: 0.2|cri_loss: 0.1|...`: two engines share the log, so their rates are of parts."""
+    run.scratch["parts"] = True
+    run.health.read(next(filter(not_finite, match.groups()), match[1]))
+
+
+def _whole_step(run: LoggedRun, time_s: float | None) -> None:
+    """Record the time of a step of several engines."""
+    engine(run)
+    run.scratch["parts"] = True
+    if time_s:
+        total_s = run.scratch["steps_s"] = run.scratch.get("steps_s", 0.0) + time_s
+        number_of = run.scratch["whole_steps"] = run.scratch.get("whole_steps", 0) + 1
+        run.record(DERIVED, step_time_mean_s=total_s / number_of)
+
+
+@reads(", loss = ", pattern=rf"Epoch: \d{{1,9}}, Step: \d{{1,12}}, Rank: 0, loss = {NUMBER}")
+def chat_loss(run: LoggedRun, match: re.Match[str]) -> None:
+    """`Epoch: 0, Step: 12, Rank: 0, loss = 2.1` of DeepSpeed-Chat, which counts micro-batches."""
+    run.health.read(match[1])
+    run.add_loss(number(match[1]))
+
+
+@reads("chosen_last_scores", "chosen_rewards")
+def pairs(run: LoggedRun, _match: re.Match[str]) -> None:
+    """`chosen_last_scores (higher is better) : 2.5, ...`: a sample is a chosen and a rejected sequence."""
+    run.scratch["pairs"] = True

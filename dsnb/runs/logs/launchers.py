@@ -1,11 +1,11 @@
-"""Readers of command lines with settings, and of launchers, which print hosts, ranks and failures."""
+"""Readers of command lines with settings, and of launchers, which print hosts and ranks."""
 
 import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from dsnb.runs.logs.logged_run import LoggedRun, failure, reads, used
+from dsnb.runs.logs.reading import LoggedRun, reads, used
 from dsnb.runs.logs.text import count, count_from_0, number_from_0
 
 PRECISIONS = {
@@ -17,6 +17,17 @@ PRECISIONS = {
 def stage(text: str) -> int | None:
     """Parse a ZeRO stage."""
     return int(text) if text.strip() in {"0", "1", "2", "3"} else None
+
+
+def all_weights(text: str) -> int | None:
+    """Parse what is trained: without adapters, their rank is 0."""
+    return 0 if text.strip() == "full" else None
+
+
+def builtin(text: str) -> int | None:
+    """Parse the name of a configuration that ms-swift contains, such as `zero3` or `zero2_offload`."""
+    match = re.fullmatch(r"zero([0-3])(?:_offload)?", text.strip())
+    return int(match[1]) if match else None
 
 
 def precision(text: str) -> str | None:
@@ -73,9 +84,29 @@ FLAGS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "bf16": ("precision", switch("bf16")),
     "disable_dropout": ("dropout", switch(0.0)),
     "offload": ("offload", switch("all-cpu")),
+    # ms-swift and LLaMA-Factory
+    "train_type": ("lora_rank", all_weights),
+    "tuner_type": ("lora_rank", all_weights),
+    "finetuning_type": ("lora_rank", all_weights),
+    "model": ("model", model),
+    "deepspeed": ("zero_stage", builtin),
+    "max_length": ("seq_len", count),
+    "cutoff_len": ("seq_len", count),
+    "torch_dtype": ("precision", precision),
+    "lora_rank": ("lora_rank", count_from_0),
 }
 _COMPLAINT = re.compile(r"\.py:\d|\.py[:'\s]{1,3}error|[Ww]arning|error:|usage:")
 _TRACE = re.compile(r"\++ (?!echo |printf |: )")
+SPLITS = {
+    "context_parallel_size": "context",
+    "sequence_parallel_size": "sequence",
+    "ds_sequence_parallel_size": "sequence",
+}
+"""Flags and arguments of how many ranks share a sequence."""
+COMMANDS = ("cmd = ", "with command: ", "run sh: ")
+"""What launchers print before a command line."""
+PAIRED = re.compile(r"(?i)(?:^|[/_-])(?:dpo|step2_reward|reward_model(?:l?ing|l?ing_finetuning)?)(?:[/_.-]|$)")
+"""Scripts whose samples are pairs of a better and a worse sequence."""
 CHAT = re.compile(r"step\d_\w{1,60}/main\.py|DeepSpeed-Chat")
 CHAT_OFF = {"activation_checkpointing": False, "lora_rank": 0, "offload": "none"}
 """DeepSpeed-Chat's flags are switches: absent means off."""
@@ -91,12 +122,17 @@ def command(run: LoggedRun, match: re.Match[str]) -> None:
     if run.configured:
         return
     line = match.string
-    words = re.split(r"[\s,\[\]'\"\\]+", line)[:-1]  # the last word may be cut off
+    words = re.split(r"[\s,\[\]'\"`\\]+", line)[:-1]  # the last word may be cut off
     script = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
-    is_command = "cmd = " in line or "with command: " in line or _TRACE.match(line)
+    is_command = any(said in line for said in COMMANDS) or _TRACE.match(line)
     if script is None or (not is_command and _COMPLAINT.search(line)):
         return
+    run.launched = run.launched or bool(is_command)
     _settings(run, words[script:])
+    if "--critic_model_name_or_path" in line:  # a second engine, whose rate is no more that of whole steps
+        run.scratch["parts"] = True
+    if PAIRED.search(words[script]):
+        run.scratch["pairs"] = True
     if CHAT.search(line):
         run.scratch["chat"] = True
         run.set_requested(**{name: value for name, value in CHAT_OFF.items() if name not in run.settings})
@@ -105,70 +141,40 @@ def command(run: LoggedRun, match: re.Match[str]) -> None:
 def _settings(run: LoggedRun, words: list[str]) -> None:
     for word, after in pairwise([*words, ""]):
         flag, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and flag.replace("-", "_") in FLAGS:
-            setting, parse = FLAGS[flag.replace("-", "_")]
-            run.set_requested(**{setting: parse(value if equals else "" if after.startswith("--") else after)})
+        flag = flag.replace("-", "_") if word.startswith("--") else ""
+        if not equals:
+            value = "" if after.startswith("--") else after
+        if flag in FLAGS:
+            setting, parse = FLAGS[flag]
+            run.set_requested(**{setting: parse(value)})
+        elif flag in SPLITS and (ranks := count(value)):
+            run.splits[SPLITS[flag]] = ranks
 
 
 @reads("WORLD INFO DICT:")
 def world(run: LoggedRun, match: re.Match[str]) -> None:
     """`WORLD INFO DICT: {'host': [0, 1], ...}`."""
+    run.launched = True
     for host, ranks in re.findall(r"'([\w.-]{1,250})': \[([\d, ]{0,20000})\]", match.string):
         run.slots[host] = ranks.count(",") + 1 if ranks.strip() else 0
-
-
-reads("Traceback (most recent call last)")(lambda run, _: run.scratch.update(traceback=True))
-
-
-@reads("Error", "Exception", pattern=r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)(?:: .*|\s*$))")
-def error(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read the last line of a traceback."""
-    if run.scratch.get("traceback"):
-        run.fail("failed", match[1])
-
-
-@reads("CANCELLED AT ", pattern=r"\*\*\* (?:JOB|STEP) .{0,200}? (?:CANCELLED AT \S{1,40}|DUE TO [A-Z ]{1,40}[A-Z])")
-def cancelled(run: LoggedRun, match: re.Match[str]) -> None:
-    """Slurm's `*** JOB 123 ON node CANCELLED AT ... DUE TO PREEMPTION ***`, except for its time limit."""
-    if "TIME LIMIT" not in match.string:
-        run.fail("interrupted", f"Slurm ended it: {match[0].strip(' *')}")
 
 
 # `host slots=8`, as in DeepSpeed's hostfile.
 reads(" slots=", pattern=r"^([A-Za-z0-9][\w.-]{0,250}) slots=(\d{1,4})\s*$")(
     lambda run, match: run.slots.update({match[1]: int(match[2])})
 )
-# Torch's launcher warns about OMP_NUM_THREADS once per node.
-reads("Setting OMP_NUM_THREADS environment variable")(
-    lambda run, _: run.scratch.update(launchers=run.scratch.get("launchers", 0) + 1)
+
+
+@reads("Setting OMP_NUM_THREADS environment variable")
+def launcher(run: LoggedRun, _match: re.Match[str]) -> None:
+    """Count the warnings of torch's launcher, one on every node."""
+    run.launched = True
+    run.scratch["launchers"] = run.scratch.get("launchers", 0) + 1
+
+
+reads("local_world_size: ", pattern=r"rank: \d{1,6}, local_rank: \d{1,6}, world_size: (\d{1,6}), local_world_size: \d")(
+    used(gpus=count)
 )
-reads("exits with return code", pattern=r"exits with return code = (-?0*[1-9]\d{0,8})")(
-    lambda run, match: run.fail("failed", f"a rank ended with exit code {int(match[1])}")
-)
+reads("Num processes: ", pattern=r"^Num processes: (\d{1,7})\s*\n")(used(gpus=count))  # accelerate's
 reads("nnodes=", pattern=r"nnodes=(\d{1,6}), num_local_procs=\d{1,4}")(used(nodes=count))
 reads("dist_world_size=", pattern=r"dist_world_size=(\d{1,7})\D")(used(gpus=count))
-reads(
-    "out of memory",
-    "OutOfMemoryError",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    pattern=r"(?:CUDA|HIP|GPU)(?: error:)? out of memory.*|CUBLAS_STATUS_ALLOC_FAILED.*"
-    r"|\b[\w.]{0,100}OutOfMemoryError.*",
-)(failure("oom"))
-reads(
-    "srun: error: ",
-    "Segmentation fault",
-    "Bus error",
-    "received by PID",
-    pattern=r"srun: error: .{0,200}|^(?:Segmentation fault|Bus error|Aborted)\b.{0,40}|Signal \d{1,2} \(\w+\) received",
-)(failure("failed"))
-reads("loss scale already at minimum", "DistBackendError", "bus error", pattern=r".{0,200}$")(failure("failed"))
-reads("KeyboardInterrupt", pattern=r"KeyboardInterrupt\s*$")(failure("interrupted", "stopped by the user"))
-for needle, status, cause in (
-    ("Killing subprocess", "failed", "the launcher ended its ranks before the training reported a result"),
-    (": Out Of Memory", "oom", "the host's memory was not enough"),
-    ("DefaultCPUAllocator: can't allocate memory", "oom", "the host's memory was not enough"),
-    ("oom_kill event", "oom", "Slurm ended it for using too much of the host's memory"),
-    ("DUE TO TIME LIMIT", "timeout", "Slurm ended it at its time limit"),
-    ("Watchdog caught collective", "failed", "a collective operation timed out (NCCL watchdog)"),
-):
-    reads(needle)(failure(status, cause))

@@ -5,10 +5,18 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from dsnb.runs.logs import sizes
 from dsnb.runs.logs.deepspeed import clock
-from dsnb.runs.logs.launchers import FLAGS, precision
-from dsnb.runs.logs.logged_run import LOGGED, LoggedRun, reads, used
+from dsnb.runs.logs.launchers import FLAGS, SPLITS, precision
+from dsnb.runs.logs.reading import LOGGED, LoggedRun, reads, used
 from dsnb.runs.logs.text import NUMBER, count, number, number_from_0, positive
+
+
+def optimizer(text: str) -> str:
+    """Parse an optimizer: Megatron prints its name, GPT-NeoX its type and parameters."""
+    match = re.search(r"'type': '(\w{1,40})'", text)
+    return match[1] if match else text
+
 
 ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
     **{
@@ -25,13 +33,23 @@ ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "params_dtype": ("precision", precision),
     "clip_grad": ("gradient_clipping", number_from_0),
     "hidden_dropout": ("dropout", number_from_0),
-    "optimizer": ("optimizer", str),
+    "optimizer": ("optimizer", optimizer),
+    # GPT-NeoX's names, which are DeepSpeed's.
+    "train_batch_size": ("global_batch_size", count),
+    "train_micro_batch_size_per_gpu": ("micro_batch_size", count),
+    "gradient_accumulation_steps": ("grad_accum", count),
+    "gradient_clipping": ("gradient_clipping", number_from_0),
+    "precision": ("precision", precision),
+    "global_num_gpus": ("gpus", count),
 }  # fmt: skip
-SHAPE = {"num_layers": "layers", "hidden_size": "hidden", "padded_vocab_size": "vocab"}
 PARALLEL = {name for name, (setting, _) in ARGUMENTS.items() if setting in {"tensor_parallel", "pipeline_parallel"}}
 """Arguments that are read even outside the argument list."""
+NEOX = "GPT-NeoX"
 CHECKPOINTING = ("checkpoint_activations", "recompute_granularity", "recompute_activations")
+_SUFFIX = re.compile(r"\.{3,}(updated|default)$")
+"""GPT-NeoX says behind every argument whether it is its default."""
 _PARALLEL = re.compile(r"(?<!encoder-)(data|tensor-model|pipeline-model)-parallel[ -]size: (\d{1,6})(?!\d|\Z)")
+_CONTEXT = re.compile(r"(?<!hierarchical )context-parallel size: ([1-9]\d{0,5})\b")
 _MODEL_PARALLEL = re.compile(r"and model-parallel size: (\d{1,6})\D")
 _COORDINATE = re.compile(r"\b(pipe|data|model)=(\d{1,6})")
 GROUPS = {
@@ -44,10 +62,14 @@ _NEWEST = re.compile(r"\.\d{6}\] iteration .{0,200}elapsed time per iteration \(
 _FIELD = re.compile(
     r"\|\s*(lm[ _-]loss|global[ _-]batch[ _-]size|actual[ _-]seqlen|number[ _-]of[ _-](?:skipped|nan)[ _-]iterations"
     r"|elapsed[ _]time[ _]per[ _]iteration[ _](?:\(ms\)|\(s\)|ms|s)|throughput per GPU \(TFLOP/s/GPU\)"
-    r"|TFLOPs|\[LM\]-TFLOPs)\s*[:=]?\s*([-+\w.,]+)(?=[\s|])"
+    r"|TFLOPs|\[LM\]-TFLOPs|approx flops per GPU|grad[ _-]norm)\s*[:=]?\s*([-+\w.,]+)(?=[\s|])"
 )
 """`| name: 1.0`, `| name=1.0` and, in the oldest format, `| name 1.0`; not at the very end, where it may be cut off."""
-TFLOPS = {"throughput per GPU TFLOP/s/GPU": "tflops_per_gpu", "TFLOPs": "hardware_tflops_per_gpu"}
+TFLOPS = {
+    "throughput per GPU TFLOP/s/GPU": "tflops_per_gpu",
+    "TFLOPs": "hardware_tflops_per_gpu",
+    "approx flops per GPU": "hardware_tflops_per_gpu",  # GPT-NeoX's formula counts recomputation
+}
 _PEAKS = {
     "allocated": re.compile(r"\| max allocated: " + NUMBER),
     "reserved": re.compile(r"\| max (?:reserved|cached): " + NUMBER),
@@ -60,35 +82,50 @@ def arguments(run: LoggedRun, match: re.Match[str]) -> None:
     run.scratch["arguments"] = "end of" not in match.string
     if run.scratch["arguments"]:
         set_megatron(run)
-    elif not run.scratch.get("checkpoints"):
-        run.set_used(activation_checkpointing=False)
 
 
-@reads(" ...", pattern=r"(?:^|[\s:])([A-Za-z_]\w{1,60}) \.{3,} (.*\n)")
+@reads(" ...", " .. ", pattern=r"(?:^|[\s:])([A-Za-z_]\w{1,60}) \.{2,} (.*\n)")
 def argument(run: LoggedRun, match: re.Match[str]) -> None:
-    """`  micro_batch_size ................................ 4`."""
+    """`  micro_batch_size ................................ 4`, in GPT-NeoX `... 4........updated`."""
     if not run.scratch.get("arguments") and match[1] not in PARALLEL:
         return
     name, value = match[1], match[2].strip()
+    if suffix := _SUFFIX.search(value):
+        value = value[: suffix.start()]
+        _set_neox(run)
     if name in ARGUMENTS and value != "None":
         setting, parse = ARGUMENTS[name]
         run.set_used(**{setting: parse(value[:60])})
     elif name == "num_experts" and (numbers := re.findall(r"\d+", value[:60])):
         run.scratch["experts"] = max(map(int, numbers)) > 1
-    elif name in SHAPE and (size := count(value)):
-        run.shape[SHAPE[name]] = size
-    elif name in CHECKPOINTING and value in {"True", "full", "selective"}:
-        run.scratch["checkpoints"] = True
-        run.set_used(activation_checkpointing=value != "selective")
-    elif name == "deepspeed" and value == "True":
+    elif name in SPLITS and (ranks := count(value)):
+        run.splits[SPLITS[name]] = ranks
+    elif name in CHECKPOINTING:
+        _checkpointing(run, value)
+    elif name == "deepspeed" and value == "True" and run.program != NEOX:
         run.program = "Megatron-DeepSpeed"
         run.set_used(strategy="megatron-deepspeed")
+    sizes.read_argument(run, name, value)
+
+
+def _checkpointing(run: LoggedRun, value: str) -> None:
+    """Activation checkpointing is on if any of its arguments turns it on, off if others turn it off."""
+    is_on = value in {"True", "full"}
+    if is_on or value in {"False", "None", "selective"}:
+        run.set_used(activation_checkpointing=is_on or run.settings.get("activation_checkpointing", False))
+
+
+def _set_neox(run: LoggedRun) -> None:
+    set_megatron(run)
+    run.program = NEOX
+    run.set_used(strategy="megatron-deepspeed")
 
 
 def set_megatron(run: LoggedRun) -> None:
     """Record that a program of the Megatron family wrote the log."""
-    if "Megatron" not in run.program:
+    if not run.is_megatron:
         deepspeed = "deepspeed" in run.environment
+        run.scratch.update(megatron=True, first_is_slow=True)
         run.program = "Megatron-DeepSpeed" if deepspeed else "Megatron-LM"
         run.set_used(strategy="megatron-deepspeed" if deepspeed else "megatron")
 
@@ -101,20 +138,25 @@ def world(run: LoggedRun, match: re.Match[str]) -> None:
     if old := _MODEL_PARALLEL.search(match.string):  # old format, before pipelines and micro-batches
         run.set_used(tensor_parallel=count(old[1]), pipeline_parallel=1, grad_accum=1)
     run.set_used(**{GROUPS[kind]: count(size) for kind, size in _PARALLEL.findall(match.string)})
+    if context := _CONTEXT.search(match.string):
+        run.splits["context"] = int(context[1])
 
 
-@reads("ProcessCoord(", pattern=r"\}\s*$")
+@reads("ProcessCoord(")
 def coordinates(run: LoggedRun, match: re.Match[str]) -> None:
     """Read the sizes from `Using topology: {ProcessCoord(pipe=0, data=0, model=0): 0, ...}`, if it is complete."""
-    sizes = {"pipeline_parallel": 1, "data_parallel": 1, "tensor_parallel": 1}
+    run.scratch["stages"] = True
+    if not match.string.rstrip().endswith("}"):
+        return
+    ranks = {"pipeline_parallel": 1, "data_parallel": 1, "tensor_parallel": 1}
     for axis, place in _COORDINATE.findall(match.string):
-        sizes[GROUPS[axis]] = max(sizes[GROUPS[axis]], int(place) + 1)
-    run.set_used(**sizes)
+        ranks[GROUPS[axis]] = max(ranks[GROUPS[axis]], int(place) + 1)
+    run.set_used(**ranks)
 
 
 @reads(
     "iteration",
-    pattern=r"(?:^|\s)iteration\s{0,9}[=\s]\s{0,20}(\d{1,12})\s{0,20}/\s{0,20}(\d{1,12}|infinity)\s{0,20}\|",
+    pattern=r"(?<!,)(?:^|\s)iteration\s{0,9}[=\s]\s{0,20}(\d{1,12})\s{0,20}/\s{0,20}(\d{1,12}|infinity)\s{0,20}\|",
 )
 def iteration(run: LoggedRun, match: re.Match[str]) -> None:
     """` iteration  1/  1000 | elapsed time per iteration (ms): 159778.9 | ...`, means and counts since the last one."""
@@ -134,6 +176,7 @@ def iteration(run: LoggedRun, match: re.Match[str]) -> None:
             run.figures.pop(name, None)
     elif not run.steps and _NEWEST.search(line) and (step == 1 or "gpus" in run.settings):
         run.scratch["first_is_repeated"] = True
+    tflops = {TFLOPS[name]: positive(text.removesuffix("TFLOPS")) for name, text in fields.items() if name in TFLOPS}
     run.add_step(
         step,
         t_s=clock(run, line),
@@ -142,13 +185,14 @@ def iteration(run: LoggedRun, match: re.Match[str]) -> None:
         loss=loss,
         samples=batch,
         skipped=counts["skipped_steps"],
-        **{figure: positive(fields.get(field)) for field, figure in TFLOPS.items()},
+        **tflops,
     )
     if is_new:
         run.record(
             LOGGED, **{name: run.figures.get(name, 0) + more for name, more in counts.items() if more is not None}
         )
-        run.scratch["loss_is_nan"] = fields.get("lm loss", "").lower() == "nan"
+        texts = fields.get("lm loss", ""), fields.get("grad norm", "")
+        run.health.read(*texts, step, skipped=bool(counts["skipped_steps"]))
 
 
 @cache
@@ -157,7 +201,7 @@ def _name(words: str) -> str:
     return re.sub(r"[()]", "", re.sub("[_-]", " ", words)).removeprefix("[LM] ")
 
 
-@reads("memory (MB)", pattern=r"after \d{1,9} iterations\)? memory \(MB\)")
+@reads("memory (MB)")
 def memory(run: LoggedRun, match: re.Match[str]) -> None:
     """`[Rank 1] (after 1 iterations) memory (MB) | allocated: ... | max allocated: 19961.07 | ...`; MB is 2^20 here."""
     for kind, pattern in _PEAKS.items():
@@ -173,6 +217,12 @@ def memory(run: LoggedRun, match: re.Match[str]) -> None:
 def done(run: LoggedRun, _match: re.Match[str]) -> None:
     """`[after training is done] datetime: ...`."""
     run.ended = True
+
+
+@reads("number of parameters on ", pattern=r"model parallel rank (\(\d{1,6}, \d{1,6}\)|\d{1,6}): (\d{1,15})\s*\n")
+def parameters(run: LoggedRun, match: re.Match[str]) -> None:
+    """` > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 8030261248`, of every such rank."""
+    run.scratch.setdefault("parameters_by_rank", {})[match[1]] = int(match[2])
 
 
 reads("padded vocab", pattern=r"padded vocab .{0,100}\(new size: (\d{1,9})\)")(

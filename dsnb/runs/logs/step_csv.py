@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from dsnb.errors import LogError
-from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun
+from dsnb.runs.logs.reading import DERIVED, LOGGED, LoggedRun
 from dsnb.runs.logs.text import number, open_text
 
 HEADER = ("timestamp", "global_step", "step_time_s", "loss", "tokens_per_sec")
@@ -32,7 +32,7 @@ def read(path: Path) -> list[LoggedRun]:
     if not is_whole.any():
         raise LogError(path, "holds no complete row: every row needs numbers for " + ", ".join(HEADER), 2)
     run = LoggedRun(program="GPT-2 step CSV", configured=True, ended=True)
-    run.set_used(model="gpt2", strategy="deepspeed")
+    run.set_used(model="gpt2", strategy="deepspeed", tensor_parallel=1, pipeline_parallel=1)  # it has nothing else
     if match := NAME.fullmatch(path.parent.parent.name) or NAME.fullmatch(path.parent.name):
         sizes = {name: int(text) for name, text in match.groupdict().items() if name != "precision"}
         run.set_used(**sizes, precision=match["precision"], grad_accum=1)
@@ -63,7 +63,8 @@ def read(path: Path) -> list[LoggedRun]:
             step_time_s=step_time_s if step_time_s > 0 else None,
             **{name: row[name] for name in ("step_time_logged_s", "loss", "tokens") if math.isfinite(row[name])},
         )
-    run.scratch["loss_is_nan"] = cells["loss"][is_whole].iloc[-1].strip().lower() == "nan"
+    for number_of_step, loss in enumerate(cells["loss"][is_whole], 1):
+        run.health.read(loss, step=number_of_step)
     run.notes.append("step times and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps")
     return [run]
 

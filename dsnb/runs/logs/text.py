@@ -29,6 +29,8 @@ _TAG = re.compile(
 )
 # The prefixes of pdsh and srun, `host: ` and ` 0: `, if a time stamp or Megatron's `iteration` follows.
 _PREFIX = re.compile(r" {0,6}([A-Za-z0-9][\w.-]{0,250}): {0,2}(?=\[?20\d\d-\d\d-\d\d| iteration )", re.ASCII)
+_CLOCK = re.compile(r"(?:(\d{1,4}) days?, )?(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2}(?:\.\d{1,9})?)", re.ASCII)
+_UNITS = re.compile(r"(?:(\d{1,4})d)? ?(?:(\d{1,4})h)? ?(?:(\d{1,4})m)? ?(?:(\d{1,4}(?:\.\d{1,9})?)s)?", re.ASCII)
 _ALWAYS = (r"[\x00\x1b]", r": {0,2}(\[?20\d\d-\d\d-\d\d| iteration )")
 """Always yielded: an escape code may split a search string, and hosts are learned from their prefixes."""
 
@@ -95,3 +97,15 @@ def count(text: str | None) -> int | None:
 def count_from_0(text: str) -> int | None:
     """Parse a whole number of at least 0."""
     return 0 if text.strip() == "0" else count(text)
+
+
+def seconds(text: str | None) -> float | None:
+    """Parse a duration: `1:02:03`, `02:03`, `1 day, 0:00:30`, or `1h 2m 3s`."""
+    match = _CLOCK.fullmatch((text or "").strip())
+    units = match.groups() if match else ()
+    if not any(units):
+        match = _UNITS.fullmatch((text or "").strip())
+        units = match.groups() if match else ()
+    if not any(units):
+        return None
+    return sum(float(part) * size for part, size in zip(units, (86400, 3600, 60, 1), strict=True) if part)

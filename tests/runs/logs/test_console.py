@@ -175,7 +175,8 @@ def test_a_plain_pipeline_says_all_by_its_topology(tmp_path):
     check(row, pipeline_parallel=4, data_parallel=8, tensor_parallel=1, gpus=32, global_batch_size=64)
     cut = logs.topology(64, 4, 16).splitlines()[1] + "\n"
     assert len(cut) > 64 * 1024  # of a line longer than what is read of it the last ranks are missing
-    check(only(read(tmp_path, "pipeline_parallel\n" + logs.CONFIG + cut)), pipeline_parallel=1)
+    row = only(read(tmp_path, "pipeline_parallel\n" + logs.CONFIG + cut))
+    check(row, pipeline_parallel=None, tensor_parallel=None, gpus=None, data_parallel=8)
 
 
 MEGATRON_LINE = " iteration  {}/ 100 | elapsed time per iteration ({}): {} | {} |\n"
@@ -292,7 +293,11 @@ def test_several_starts_are_several_runs(tmp_path):
         ("slurmstepd: error: *** JOB 1 ON n CANCELLED AT 2025-01-01T0 DUE TO PREEMPTION ***\n", "interrupted", "Slurm"),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.\n", "oom", "host's memory"),
         ("srun: error: n1: task 3: Segmentation fault\n", "failed", "srun: error: n1: task 3"),
-        ("[launch.py:321:sigkill_handler] ['x'] exits with return code = -9\n", "failed", "exit code -9"),
+        (
+            "[launch.py:321:sigkill_handler] ['x'] exits with return code = -9\n",
+            "failed",
+            "a rank was killed with return code -9: most often the host's memory ran out",
+        ),
         ("Traceback (most recent call last):\nKeyboardInterrupt\n", "interrupted", "stopped by the user"),
         ("", "interrupted", "the log ends before the first step"),
     ],
@@ -311,9 +316,12 @@ def test_every_kind_beside_dsnbs_own(tmp_path):
     (tmp_path / "noise.log").write_bytes(os.urandom(200_000))
     (tmp_path / "notes.txt").write_text("iteration of ideas: 'loss' of time")
     (tmp_path / "loop").symlink_to(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         runs = dsnb.load_runs(tmp_path)
+    assert [str(warning.message).partition(" are no logs")[0] for warning in caught] == [
+        f"not read: {tmp_path / 'noise.log'}, {tmp_path / 'notes.txt'}"
+    ]
     assert list(runs.columns) == RUN_COLUMNS
     assert runs["source"].value_counts().to_dict() == {
         "dsnb": 9, "DeepSpeed-Chat log": 2, "Megatron-LM log": 2, "transformers Trainer log": 2, "GPT-2 step CSV": 1,

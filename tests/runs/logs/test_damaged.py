@@ -12,6 +12,7 @@ import dsnb
 from dsnb.errors import DsnbWarning, LogError
 from dsnb.runs.logs import console, logged_run
 from tests.support import foreign_logs as logs
+from tests.support.difficult_logs import LOGS
 
 SAMPLES = {
     "starts.log": f"Setting OMP_NUM_THREADS environment variable\n{logs.CONFIG}Killing subprocess 1\n{logs.chat()}",
@@ -19,6 +20,24 @@ SAMPLES = {
     "old_megatron.log": logs.megatron(new=False),
     "trainer.log": logs.trainer(quoted=True),
     "step_log.csv": logs.step_csv(steps=25, epochs=1),
+    "trainer_state.json": logs.trainer_state(),
+    **{
+        f"{name}.log": LOGS[name]
+        for name in (
+            "rlhf_step3",
+            "megatron_swiglu",
+            "neox",
+            "swift_console",
+            "nanotron",
+            "nemo",
+            "torchtitan_settings",
+            "veomni",
+            "veomni_bars",
+            "torchrun_killed",
+        )
+    },
+    "swift.jsonl": LOGS["swift_json"],
+    "factory.jsonl": LOGS["factory_json"],
 }
 MUTATIONS_EACH = 30
 
@@ -46,7 +65,7 @@ def mutated(raw: bytes, chance: random.Random) -> bytes:
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.draws
 def test_damaged_logs(tmp_path, name):
-    """They are refused, or their figures are finite; only a loss may be negative."""
+    """They are refused or not recognised, or their figures are finite; only a loss may be negative."""
     chance, path, read = random.Random(name), tmp_path / name, 0
     for _ in range(MUTATIONS_EACH):
         path.write_bytes(mutated(SAMPLES[name].encode(), chance))
@@ -62,7 +81,7 @@ def test_damaged_logs(tmp_path, name):
                 assert isinstance(value, str | bool) or abs(value) < math.inf, (figure, value)
                 assert isinstance(value, str) or value >= 0 or figure.startswith("loss"), (figure, value)
             assert (logged_run.steps(run)["step_time_s"].dropna() > 0).all()
-    assert read > MUTATIONS_EACH / 4
+    assert read > MUTATIONS_EACH / 10
 
 
 def test_a_reader_that_fails_names_the_log(tmp_path, monkeypatch):

@@ -1,0 +1,100 @@
+"""Fit what torch reserves beyond the peak of its tensors (`dsnb.prediction.reserved`).
+
+`python -m benchmarks.reserved_memory` prints `dsnb/prediction/reserved.json`. Runs that nearly filled their GPU, or had
+a limit of memory, are left out: the allocator returned memory there. Each error is that on models which were left out
+of the fit, given the measured peak of the tensors.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dsnb
+from dsnb.prediction.calibration import PredictionError, recorded
+from dsnb.prediction.memory import GIB, room_gib
+from dsnb.prediction.reserved import kinds, parameters_of_rank
+
+TABLES = ("h200", "h100", "h200_archive", "h200_memory", "h200_gpt2_zero_precision")
+FULL = 0.95
+"""Share of the room beyond which a run nearly filled its GPU."""
+MIN_SETTINGS = 5
+
+
+class Row(NamedTuple):
+    """A measured setting: its model, GiB that are reserved and allocated, and 2^30 parameters of a rank."""
+
+    model: str
+    reserved: float
+    allocated: float
+    parameters: float
+
+
+def rows() -> dict[tuple[str, str], list[Row]]:
+    """Return the measured settings by allocator and kind; each counts once, with the medians of its runs."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for name in TABLES:
+        runs = dsnb.published(name)
+        runs = runs[
+            (runs["status"] == "ok") & (runs["peak_reserved_gib"] > 0) & runs["memory_limit_gib"].fillna(0).eq(0)
+        ]
+        for _, group in runs.groupby(["model", "experiment"]):
+            first, peaks = group.iloc[0], group[["peak_reserved_gib", "peak_allocated_gib"]].median()
+            experiment = recorded(first.to_dict())
+            reserved, allocated = (float(gib) for gib in peaks)
+            if reserved > FULL * room_gib(experiment, first["gpu_memory_gib"]):
+                continue
+            row = Row(experiment.model, reserved, allocated, parameters_of_rank(experiment) / GIB)
+            for kind in kinds(experiment)[:1]:
+                found.setdefault((first["allocator"], kind), []).append(row)
+    return {key: of_kind for key, of_kind in found.items() if len(of_kind) >= MIN_SETTINGS}
+
+
+def fitted(of_kind: Sequence[Row]) -> tuple[float, float]:
+    """Return the share and the bytes per parameter, neither below 0, with the least squares of relative errors."""
+    table = np.array([row[1:] for row in of_kind])
+    beyond, terms = (table[:, 0] - table[:, 1]) / table[:, 0], table[:, 1:] / table[:, :1]
+    solutions = [_least_squares(terms, beyond, used) for used in ((0, 1), (0,), (1,), ())]
+    valid = [solution for solution in solutions if (solution >= 0).all()]
+    best = min(valid, key=lambda solution: float(((terms @ solution - beyond) ** 2).sum()))
+    return float(best[0]), float(best[1])
+
+
+def _least_squares(terms: NDArray[np.float64], wanted: NDArray[np.float64], used: Sequence[int]) -> NDArray[np.float64]:
+    solution = np.zeros(terms.shape[1])
+    if used:
+        solution[list(used)] = np.linalg.lstsq(terms[:, list(used)], wanted, rcond=None)[0]
+    return solution
+
+
+def error(of_kind: Sequence[Row]) -> PredictionError:
+    """Return the error on each model, predicted with what is fitted to the others."""
+    errors = []
+    for model in {row.model for row in of_kind}:
+        others = [row for row in of_kind if row.model != model]
+        share, each = fitted(others) if others else (0.0, 0.0)
+        for row in (row for row in of_kind if row.model == model):
+            errors.append(100 * (((1 + share) * row.allocated + each * row.parameters) / row.reserved - 1))
+    sizes = np.abs(errors)
+    return PredictionError(len(errors), float(sizes.mean()), float(sizes.max()), float(np.mean(errors)))
+
+
+def main() -> None:
+    """Print the rules and their errors as JSON, a rule a line."""
+    every = rows()
+    by_allocator = []
+    for allocator, keys in itertools.groupby(sorted(every), key=lambda key: key[0]):
+        lines = []
+        for _, kind in keys:
+            of_kind = every[allocator, kind]
+            share, each = fitted(of_kind)
+            numbers = [round(share, 3), round(each, 2), len(of_kind), *(round(size, 1) for size in error(of_kind)[1:])]
+            lines.append(f'    "{kind}": {numbers}')
+        by_allocator.append(f'  "{allocator}": {{\n' + ",\n".join(lines) + "\n  }")
+    print("{\n" + ",\n".join(by_allocator) + "\n}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""The figures and tables that texts name (`docs.figures`), computed from the data sets and the stated errors."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
+
+import pandas as pd
+
+import dsnb
+from benchmarks import (
+    dataset,
+    distance,
+    edges,
+    headline,
+    other_estimates,
+    prediction_errors,
+    ratio_errors,
+    regret,
+    todays_models,
+)
+from docs import pictures
+from docs.code_blocks import ROOT
+from dsnb.analysis.ratio_errors import BY_CPU, DEFAULT_RATIOS
+from dsnb.analysis.ratio_errors import ELSEWHERE as RATIOS_ELSEWHERE
+from dsnb.prediction.calibration import ALL, ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
+from dsnb.prediction.step_time import FITTED_SETTINGS
+from dsnb.prediction.traces import traces
+from dsnb.runs.literature import tables
+
+DATA_SETS = ROOT / "dsnb" / "runs" / "literature" / "README.md"
+"""The text about the data sets, which is no page of the site."""
+PREDICTION = ROOT / "docs" / "explanation" / "prediction.md"
+MEMORY = ROOT / "docs" / "explanation" / "prediction_memory.md"
+BARS = ROOT / "benchmarks" / "h200_bars.csv"
+
+WHOLE = ["speed", "lowest", "highest", "each", "n", "models", "runs", "settings", "pairs", "skipped", "benchmarks"]
+TENTHS = ["gib", "host", "needed", "mfu", "of_product", "mean", "worst"]
+FORMATS = {
+    **dict.fromkeys(WHOLE, ",.0f"),
+    **dict.fromkeys(TENTHS, ".1f"),
+    **dict.fromkeys(("zero_1", "zero_2", "zero_3"), ".2f"),
+    "tasks": ".0f",
+}
+"""The usual format of a figure, by its field."""
+
+USUAL = "micro_batch_size == 8 and seq_len == 1024 and allocator == 'expandable' and compile == 'off'"
+TWO_GPUS = f"{USUAL} and model == 'opt-1.3b' and gpus == 2 and offload == 'none'"
+LARGE = "model == 'opt-6.7b' and lora_rank == 0"
+SMALL = "model == 'opt-350m' and micro_batch_size == 24 and seq_len == 512"
+LOOP = "model == 'gpt2' and seq_len == 128 and strategy == 'plain' and precision == 'bf16' and micro_batch_size == 32"
+LONG = "model == 'opt-1.3b' and seq_len == 2048 and precision == 'bf16'"
+XL = "model == 'gpt2-xl' and gpus == 2 and micro_batch_size == 24 and compile == 'default'"
+KEPT = "`deepspeed.zero_optimization.stage3_max_live_parameters` > 0"
+FEW_STAY = "`deepspeed.zero_optimization.stage3_param_persistence_threshold` == 100000"
+BLOOM = "model == 'bloom-560m' and seq_len == 1024 and micro_batch_size == 32 and activation_checkpointing"
+MEDIUM = "model == 'gpt2-medium' and seq_len == 1024 and micro_batch_size == 8 and compile == 'off'"
+GRAPHS = "model == 'gpt2' and seq_len == 1024 and host == 'h200-2026-11-27-ac' and strategy == 'plain'"
+LLAMA = "sweep == 'h200_fp8' and model == 'llama-3.1-8b'"
+LLAMA_1B = "sweep == 'h200_fp8' and data == 'stdlib'"
+TODAY = "sweep == 'h200_today' and loss == 'whole' and not activation_checkpointing and lora_rank == 0"
+QWEN = f"{TODAY} and model == 'qwen3-0.6b'"
+LLAMA_TODAY = f"{TODAY} and model == 'llama-3.2-1b' and strategy == 'plain' and micro_batch_size == 8"
+MIXTRAL = f"{TODAY} and model == 'params/h100/mixtral-8x100m.json' and compile == 'off'"
+LORA = "model == 'opt-13b' and gpus == 2 and precision == 'bf16'"
+SETTINGS = {
+    "large_zero0": f"{LARGE} and zero_stage == 0",
+    "large_zero1": f"{LARGE} and zero_stage == 1",
+    "zero2": f"{TWO_GPUS} and zero_stage == 2",
+    "zero3": f"{TWO_GPUS} and zero_stage == 3",
+    "small_one": f"{SMALL} and zero_stage == 1 and compile == 'off' and gpus == 1",
+    "small_two": f"{SMALL} and zero_stage == 1 and compile == 'off' and gpus == 2",
+    "small_zero3": f"{SMALL} and zero_stage == 3 and gpus == 2 and compile == 'off'",
+    "small_zero3_compiled": f"{SMALL} and zero_stage == 3 and gpus == 2 and compile == 'default'",
+    "small_loop": f"{SMALL} and strategy == 'plain' and compile == 'reduce-overhead'",
+    "small_ddp": f"{SMALL} and bucket_elements == 100000000",
+    "default_allocator": "sweep == 'h200_allocator' and model == 'opt-1.3b' and micro_batch_size == 68 "
+    "and allocator == 'default'",
+    "expandable": "model == 'opt-1.3b' and micro_batch_size == 68 and allocator == 'expandable'",
+    "offload": f"{USUAL} and model == 'opt-1.3b' and offload == 'optimizer-cpu' and gpus == 1",
+    "mfu": "model == 'opt-1.3b' and strategy == 'plain' and compile == 'reduce-overhead' and allocator != 'default'",
+    "gpt2_eager": f"{LOOP} and compile == 'off'",
+    "gpt2_compiled": f"{LOOP} and compile == 'default'",
+    "gpt2_graphs": f"{LOOP} and compile == 'reduce-overhead'",
+    "bloom_chunked": f"{BLOOM} and loss == 'chunked'",
+    "bloom_whole": f"{BLOOM} and loss == 'whole'",
+    "medium_chunked": f"{MEDIUM} and loss == 'chunked'",
+    "medium_whole": f"{MEDIUM} and loss == 'whole' and pad_vocab != 64",
+    "medium_padded": f"{MEDIUM} and pad_vocab == 64",
+    "medium_unpadded": f"{MEDIUM} and sweep == 'h200_pad_vocab' and pad_vocab == 0",
+    "graphs_padded": f"{GRAPHS} and pad_vocab == 64",
+    "graphs_unpadded": f"{GRAPHS} and pad_vocab == 0",
+    "opt_loop": f"{LONG} and strategy == 'plain' and compile == 'default' and micro_batch_size == 8",
+    "opt_zero1": f"{LONG} and zero_stage == 1 and gpus == 2 and micro_batch_size == 8",
+    "opt_zero1_16": f"{LONG} and zero_stage == 1 and micro_batch_size == 16",
+    "opt_fsdp": f"{LONG} and strategy == 'fsdp' and gpus == 2",
+    "opt_zero3": f"{LONG} and {FEW_STAY} and not ({KEPT})",
+    "opt_zero3_kept": f"{LONG} and {FEW_STAY} and {KEPT}",
+    "opt_zero3_16": f"{LONG} and zero_stage == 3 and micro_batch_size == 16",
+    "xl_fsdp": f"{XL} and strategy == 'fsdp'",
+    "xl_zero1": f"{XL} and zero_stage == 1",
+    "xl_zero3": f"{XL} and {FEW_STAY} and not ({KEPT})",
+    "bloom7b": "sweep == 'h200_headline' and model == 'bloom-7b1'",
+    "lora_half": f"{LORA} and checkpoint_every == 2",
+    "lora_all": f"{LORA} and checkpoint_every == 1",
+    "llama_fp8": f"{LLAMA} and matmul == 'fp8'",
+    "llama_bf16": f"{LLAMA} and matmul == 'auto'",
+    "llama_1b_fp8": f"{LLAMA_1B} and matmul == 'fp8'",
+    "llama_1b_bf16": f"{LLAMA_1B} and matmul == 'auto'",
+    "qwen_eager": f"{QWEN} and strategy == 'plain' and compile == 'off'",
+    "qwen_compiled": f"{QWEN} and strategy == 'plain' and compile == 'default'",
+    "qwen_zero3": f"{QWEN} and zero_stage == 3 and compile == 'default'",
+    "llama_eager": f"{LLAMA_TODAY} and compile == 'off'",
+    "llama_compiled": f"{LLAMA_TODAY} and compile == 'default'",
+    "mixtral_loop": f"{MIXTRAL} and strategy == 'plain'",
+    "mixtral_zero0": f"{MIXTRAL} and strategy == 'deepspeed' and zero_stage == 0",
+    "mixtral_zero1": f"{MIXTRAL} and zero_stage == 1",
+}
+"""One setting each, by a query of `dsnb.published("h200")`."""
+COLUMNS = {
+    "speed": ("tokens_per_s", 1),
+    "each": ("tokens_per_s_per_gpu", 1),
+    "gib": ("peak_allocated_gib", 1),
+    "host": ("host_memory_gib", 1),
+    "mfu": ("mfu", 100),
+    "of_product": ("mfu_of_matmul", 100),
+}
+"""Field -> column and factor; figures of a setting are medians over its runs that are `ok`."""
+
+
+@cache
+def of_setting(name: str) -> Mapping[str, float]:
+    """Return the figures of one of `SETTINGS`: medians, and the numbers of runs that are ok and out of memory."""
+    runs = dsnb.published("h200").query(SETTINGS[name])
+    if (found := runs["experiment"].nunique()) != 1:
+        raise ValueError(f"{name} selects {found} settings of the data set, not one: {SETTINGS[name]}")
+    ok = runs[runs["status"] == "ok"]
+    medians = {field: factor * float(ok[column].median()) for field, (column, factor) in COLUMNS.items()}
+    speeds = {"lowest": float(ok["tokens_per_s"].min()), "highest": float(ok["tokens_per_s"].max())}
+    counts = {"n": float(len(ok)), "oom": float((runs["status"] == "oom").sum())}
+    return {**medians, **speeds, **counts, "needed": float(runs["needed_gib"].median())}
+
+
+def error(stated: Mapping[str, object], kind: str) -> Mapping[str, float]:
+    """Return a stated error as `settings` or `pairs`, `mean` and `worst`."""
+    number, mean, worst, *_ = tuple(stated[kind])  # type: ignore[var-annotated, arg-type]
+    return {"settings": number, "pairs": number, "mean": mean, "worst": worst}
+
+
+@cache
+def launches(place: int) -> Mapping[str, float]:
+    """Return an error of settings that the CPU limits, on both GPUs: 1 with each run's launch time, 2 its host's."""
+    return error({"both": prediction_errors.by_launch_time()[-1][place]}, "both")
+
+
+@cache
+def regrets() -> Mapping[str, float]:
+    """Return number of tasks, mean and worst regret as its table has them, which takes minutes to compute."""
+    text = PREDICTION.read_text()
+    (tasks, mean), (_, worst) = re.findall(r"^\| (?:mean|worst) of (\d+) tasks \| \| \| ([\d.]+) %", text, re.M)
+    return {"tasks": float(tasks), "mean": float(mean), "worst": float(worst)}
+
+
+@cache
+def network(name: str) -> Mapping[str, float]:
+    """Return the predicted step times of two nodes by a network, or of `one node`."""
+    times = pictures.network_times().loc[name]
+    return {"zero_1": times["ZeRO 1"], "zero_2": times["ZeRO 2"], "zero_3": times["ZeRO 3"]}
+
+
+@cache
+def data_set(name: str) -> Mapping[str, float]:
+    """Return counts of a data set."""
+    runs = dsnb.published(name)
+    return {
+        "runs": float(len(runs)),
+        "models": float(runs["model"].nunique()),
+        "skipped": float(runs["skipped_steps"].sum()),
+        "nan": float((runs["status"] == "nan").sum()),
+    }
+
+
+@cache
+def estimators() -> Mapping[str, float]:
+    """Return the error of DeepSpeed's estimators as the table of other estimates has it, which takes minutes."""
+    row = re.search(r"\| all \| (\d+) \| .*? \| ([\d.]+), worst ([\d.]+) \((\d+)\)", MEMORY.read_text())
+    if row is None:
+        raise ValueError(f"{MEMORY} has no row of all settings")
+    return {"settings": float(row[4]), "mean": float(row[2]), "worst": float(row[3])}
+
+
+@cache
+def lambda_opt(gpus: int) -> Mapping[str, float]:
+    """Return Lambda's published speed of OPT-13B with LoRA for each of a number of GPUs."""
+    rows = dsnb.published("lambda_1cc_opt").query(f"model == 'opt-13b' and gpus == {gpus}")
+    return {"each": float(rows["tokens_per_s_per_gpu"].item())}
+
+
+def published_benchmarks() -> Mapping[str, float]:
+    """Return the number of benchmarks of others, and of those that were measured again."""
+    return {"benchmarks": len(tables.FOREIGN), "repeated": len(headline.WORKS)}
+
+
+BY_GPU, BY_HOST = "limited by the GPU", "limited by the CPU"
+SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
+    **{name: partial(of_setting, name) for name in SETTINGS},
+    "memory": partial(error, PEAK_ERRORS, "all"),
+    "time_gpu": partial(error, TIME_ERRORS, BY_GPU),
+    "time_cpu": partial(error, TIME_ERRORS, BY_HOST),
+    "time_cpu_of_run": partial(launches, 1),
+    "time_cpu_of_host": partial(launches, 2),
+    "time_cpu_usual": partial(launches, 3),
+    "h100_node": partial(error, ELSEWHERE, "H100, one node"),
+    "h100_nodes": partial(error, ELSEWHERE, "H100, several nodes"),
+    "a100_node": partial(error, ELSEWHERE, "A100, one node"),
+    "elsewhere": partial(error, ELSEWHERE, "all"),
+    "ratios_gpu": partial(error, DEFAULT_RATIOS, BY_CPU[0]),
+    "estimators": estimators,
+    "regret": regrets,
+    "h200": partial(data_set, "h200"),
+    "h100": partial(data_set, "h100"),
+    "published": published_benchmarks,
+    "fit": lambda: {"settings": FITTED_SETTINGS},
+    **{f"network_{name}": partial(network, name) for name in map(str, pictures.NETWORKS)},
+    "network_one_node": partial(network, "one node"),
+    **{f"lambda_{gpus}": partial(lambda_opt, gpus) for gpus in (8, 16, 512)},
+}
+"""The sources of figures: each returns figures by field."""
+
+Rows = Callable[[], Iterable[str]]
+ERRORS_HEADER = ["| {} | settings | mean | worst | bias |", "|---|---|---|---|---|"]
+
+
+def errors_table(title: str, errors: Mapping[str, object]) -> list[str]:
+    """Return a table of errors of time by kind."""
+    header = [ERRORS_HEADER[0].format(title), ERRORS_HEADER[1]]
+    return [*header, *prediction_errors.lines(errors)]  # type: ignore[arg-type]
+
+
+def ratio_table(errors: Mapping[str, object]) -> list[str]:
+    """Return a table of errors of ratios."""
+    return ["| two settings | pairs | mean | worst |", "|---|---|---|---|", *ratio_errors.lines(errors)]  # type: ignore[arg-type]
+
+
+def peak_table() -> list[str]:
+    """Return the table of errors of peak memory by kind."""
+    rows = (
+        f"| {name} | {one.settings} | {one.mean_pct:.2f} | {one.worst_pct:.2f} |" for name, one in PEAK_ERRORS.items()
+    )
+    return ["| kind | settings | mean | worst |", "|---|---|---|---|", *rows]
+
+
+def left_out_table() -> list[str]:
+    """Return the errors of all settings on H200, predicted with constants fitted to all other models."""
+    runs = prediction_errors.h200_runs()
+    errors = prediction_errors.by_kind(runs, prediction_errors.left_out(runs, prediction_errors.PRIOR))
+    return errors_table("limit", {name: errors[name] for name in (BY_GPU, BY_HOST, ALL)})
+
+
+def calibrated_table() -> list[str]:
+    """Return the errors of sweeps with constants fitted to other models' runs on their host, and without."""
+    rows = ["| sweep | settings | calibrated | not calibrated |", "|---|---|---|---|"]
+    for sweep, (fitted, usual) in prediction_errors.by_calibration().items():
+        rows.append(f"| {sweep} | {fitted.settings} | {fitted.mean_pct:.1f} | {usual.mean_pct:.1f} |")
+    return rows
+
+
+def yardstick_table() -> list[str]:
+    """Return the speed of ZeRO 0 over that of the plain loop, whose runs alternated in one session."""
+    medians = pd.read_csv(BARS, index_col="experiment")["tokens_per_s_median"]
+    rows = ["| work | ZeRO 0 with autocast and the same `compile`, of the plain loop |", "|---|---|"]
+    for title, work in YARDSTICK.items():
+        plain, zero = (medians.filter(regex=f"^{work}/{way}").item() for way in ("plain", "zs0"))
+        rows.append(f"| {title} | {100 * zero / plain:.1f} % |")
+    return rows
+
+
+def estimates_table() -> list[str]:
+    """Return the errors of other estimates of memory; models are traced for a minute."""
+    peaks = prediction_errors.peaks()
+    return other_estimates.lines(peaks, traces([peak.experiment for peak in peaks]))
+
+
+def regret_table() -> list[str]:
+    """Return the regret on each task; constants are fitted for each of them."""
+    return regret.table(list(regret.regrets())).splitlines()
+
+
+YARDSTICK = {
+    "GPT-2 124M, 32 x 128, `reduce-overhead`": "gpt2-short",
+    "GPT-2 124M, 32 x 1024, `reduce-overhead`": "gpt2-long",
+    "OPT-350M, 24 x 512, `reduce-overhead`": "opt-350m",
+    "OPT-1.3B, 8 x 2048, `default`": "opt-1.3b",
+}
+"""Work -> its name in `benchmarks.bars`."""
+
+
+@cache
+def all_edges() -> pd.DataFrame:
+    """Return the runs that the tables of larger micro-batches and of anchors are made of."""
+    return edges.measured()
+
+
+TABLES: dict[str, Rows] = {
+    "results": lambda: [*headline.RESULTS_HEADER, *headline.results()],
+    "published": lambda: [*headline.HEADER, *map(str, headline.comparisons())],
+    "distance": lambda: [*distance.HEADER, *distance.rows()],
+    "edges": lambda: [*edges.HEADER, *edges.edges(all_edges())],
+    "anchors": lambda: [*edges.ANCHORS_HEADER, *edges.anchors(all_edges())],
+    "todays-models": lambda: [*todays_models.HEADER, *todays_models.rows()],
+    "data-sets": dataset.counts,
+    "probes": prediction_errors.by_probe,
+    "yardstick": yardstick_table,
+    "peaks": peak_table,
+    "unseen": lambda: errors_table("kind", prediction_errors.by_kind(*prediction_errors.unseen())),
+    "left-out": left_out_table,
+    "families": lambda: errors_table("family and limit", prediction_errors.by_family()),
+    "elsewhere-tables": lambda: errors_table("table", prediction_errors.elsewhere()[0]),
+    "elsewhere-gpus": lambda: errors_table("GPU and nodes", prediction_errors.elsewhere()[1]),
+    "ratios": lambda: ratio_table(DEFAULT_RATIOS),
+    "ratios-elsewhere": lambda: ratio_table(RATIOS_ELSEWHERE),
+}
+"""The tables of the texts."""
+SLOW_TABLES: dict[str, Rows] = {"regret": regret_table, "estimates": estimates_table, "calibrated": calibrated_table}
+"""Tables that take minutes: `python -m docs.figures slow` writes them."""
+ROUNDED = {*SLOW_TABLES, "unseen", "families", "left-out"}
+"""Tables whose numbers are fitted or summed up: elsewhere, linear algebra may round the last digit otherwise."""

@@ -1,0 +1,54 @@
+"""What a run would refuse of its model or its text, asked of a separate process before any run starts.
+
+Presets are known without building them. Another model is built once on the meta device, which takes some seconds,
+mostly for imports (`dsnb.train.ask_model`).
+"""
+
+import functools
+import importlib.util
+import json
+import subprocess
+from collections.abc import Iterable
+
+from dsnb.formulas import model_shapes
+from dsnb.settings import inputs
+from dsnb.settings.experiment import Experiment
+from dsnb.system import interpreter
+
+BUILT_FROM = (
+    "model", "weights", "seq_len", "attention", "matmul", "lora_rank", "tensor_parallel", "pipeline_parallel", "loss",
+    "data", "tokenizer",
+)  # fmt: skip
+"""Settings that a model, its parts or its tokens depend on."""
+TIMEOUT_S = 300
+
+
+def problems(experiments: Iterable[Experiment]) -> list[str]:
+    """Return why models or texts cannot be trained, each reason once; nothing where torch is not installed."""
+    kinds: dict[str, str] = {}
+    for experiment in experiments:
+        if is_known(experiment):
+            continue
+        settings = {name: getattr(experiment, name) for name in BUILT_FROM}
+        kinds.setdefault(json.dumps(settings), json.dumps({**settings, "device": "cpu"}))
+    if not kinds or not all(map(importlib.util.find_spec, ("torch", "transformers"))):
+        return []
+    return list(dict.fromkeys(_asked(f"[{','.join(kinds.values())}]")))
+
+
+def is_known(experiment: Experiment) -> bool:
+    """Return whether a model of the presets is trained on tokens that need no reading."""
+    is_text = experiment.data not in inputs.NO_FILE["data"] or experiment.tokenizer not in inputs.NO_FILE["tokenizer"]
+    return experiment.model in model_shapes.PRESETS and not is_text
+
+
+@functools.cache
+def _asked(settings: str) -> tuple[str, ...]:
+    """Ask in a separate process: importing torch takes seconds."""
+    command = interpreter.command("-m", "dsnb.train.ask_model")
+    try:
+        done = subprocess.run(command, input=settings, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        answers = json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.TimeoutExpired, OSError, ValueError, IndexError):
+        return ()  # torch cannot be imported here: the launch will say why
+    return tuple(problem for of_one in answers for problem in of_one)

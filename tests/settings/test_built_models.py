@@ -1,0 +1,89 @@
+"""What a run would refuse of its model or text is refused before any run: by the configuration, or in a process."""
+
+import json
+
+import pytest
+
+from dsnb.errors import SettingsError
+from dsnb.settings import built_models
+from dsnb.settings.experiment import Experiment
+from dsnb.sweep.params import load_sweep
+from dsnb.sweep.run import run_sweep
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
+    "intermediate_size": 128, "max_position_embeddings": 256,
+}  # fmt: skip
+TINY = {"device": "cpu", "precision": "fp32", "gpus": 1, "micro_batch_size": 1, "seq_len": 64}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def writer(**config):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
+        path.write_text(json.dumps(config))
+        return str(path)
+
+    return writer
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (
+            {"model_type": "llava", "text_config": LLAMA, "vision_config": {"hidden_size": 8}},
+            "llava is more than a language model (text_config, vision_config); save its text_config as a configuration",
+        ),
+        (
+            {**LLAMA, "audio_config": {"model_type": "some_encoder"}},
+            "llama is more than a language model (audio_config); save the part that is a language model as a "
+            "configuration",
+        ),
+        (
+            {**LLAMA, "quantization_config": {"quant_method": "fp8"}},
+            "its configuration has a quantization_config, but weights are trained unquantized; remove it from there",
+        ),
+    ],
+)
+def test_what_a_configuration_says(write, config, reason):
+    model = write(**config)
+    with pytest.raises(SettingsError) as caught:
+        Experiment(model=model, **TINY)
+    assert caught.value.problems == [f"model is {model!r}: {reason}"]
+
+
+def test_a_configuration_without_these(write):
+    model = write(**LLAMA, quantization_config=None, generation_config={"top_k": 5})
+    assert Experiment(model=model, **TINY).model == model
+
+
+def test_presets_on_synthetic_tokens_are_known(monkeypatch):
+    monkeypatch.setattr(built_models, "_asked", lambda settings: pytest.fail("a process was asked"))
+    assert built_models.problems([Experiment(model="gpt2-tiny", **TINY)]) == []
+
+
+@pytest.mark.process
+def test_what_only_transformers_knows_is_asked_once_for_all_settings(write, tmp_path):
+    encoder = write(model_type="distilbert", vocab_size=100)
+    short = tmp_path / "short.txt"
+    short.write_bytes(bytes(range(50)))
+    unknown = tmp_path / "unknown.txt"
+    unknown.write_bytes(b"a" * 64 + b"~" * 64)  # 126, where the vocabulary ends at 99
+    llama = write(**LLAMA)
+    asked = [
+        Experiment(model=encoder, **TINY),
+        Experiment(model=llama, **TINY),
+        Experiment(model=llama, data=str(short), **TINY),
+        Experiment(model=llama, data=str(unknown), **TINY),
+    ]
+    assert built_models.problems(asked) == [
+        f"model is {encoder!r}: transformers has no causal language model of type distilbert; give a causal language "
+        "model, such as GPT-2, Llama or Mixtral",
+        f"data {str(short)!r} has 50 tokens: seq_len 64 needs more text",
+        "tokenizer 'bytes' gives token 126: the model's vocabulary ends at 99",
+    ]
+    params = tmp_path / "encoder.yaml"
+    params.write_text(json.dumps({"name": "encoder", "defaults": {"model": encoder, **TINY}}))
+    with pytest.raises(SettingsError, match="no causal language model of type distilbert"):
+        run_sweep(load_sweep(params, output=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
