@@ -42,7 +42,7 @@ WORSE = {
 }
 BY_MEAN = ("on average", "on average, though not by the median")
 """Qualifiers of a difference between repeated settings: settings are ranked by medians, differences are of means."""
-TRIED_FIRST = ("strategy", "precision", "micro_batch_size", "activation_checkpointing", "compile")
+TRIED_FIRST = ("parallelism", "precision", "micro_batch_size", "activation_checkpointing", "compile")
 """Choices that usually decide speed and memory, to be measured before others."""
 PLACE = ("gpus", "nodes")
 """Choices that only set the number of GPUs."""

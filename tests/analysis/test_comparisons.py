@@ -67,7 +67,7 @@ def test_a_named_baseline_and_other_columns():
 
 def test_every_task_has_its_own_base():
     small, large = runs_of(a=FAST, b=[value / 2 for value in FAST]), runs_of(c=[50.0] * 5, d=[40.0] * 5, e=[45.0] * 5)
-    runs = pd.concat([small.assign(model="small"), large.assign(model="large")], ignore_index=True)
+    runs = pd.concat([small.assign(model="small"), large.assign(model="large")], ignore_index=True).assign(gpus=1)
     found = differences(runs)
     assert found["base"].to_dict() == {"d": "c", "e": "c", "b": "a"}  # the task with the most runs first
     assert found["task"].to_dict() == {"d": "large", "e": "large", "b": "small"}
