@@ -100,6 +100,7 @@ class Search:
         table = table.reindex(columns=list(dict.fromkeys([*table, *OF_MEMORY])))
         if self._kind == CPU:  # memory is predicted for GPUs
             table = table.assign(**dict.fromkeys(OF_MEMORY, np.nan)).assign(fits=True)
+        table = table.astype({"fits": object, "tight": object})  # true, false or unknown
         self.table = table.assign(
             is_known=table["headroom_gib"].notna() | (self._kind == CPU), basis=PREDICTED, is_unstable=False,
             gpus=[experiment.gpus for experiment in asked], kind=self._kind, gpu_name=self.on.gpu.name,

@@ -84,7 +84,7 @@ def usual_tokens_words(parameters: float, fine_tuning: bool) -> str:
 def fit(row: Mapping[str, Any]) -> str:
     """Return whether a setting fits: `yes`, `tight`, `no`, or `unknown`; empty if its memory is not predicted."""
     if pd.isna(row["fits"]):
-        return "" if pd.isna(row["peak_allocated_gib"]) else "unknown"
+        return "" if pd.isna(row.get("peak_allocated_gib")) else "unknown"
     if not row["fits"]:
         return "no"
     return "tight" if is_tight(row) else "yes"

@@ -155,6 +155,22 @@ def test_what_is_worth_measuring_is_never_called_measured(tab):
     assert tab.locator(".dsnb-explorer").nth(3).locator(".dsnb-worth").count() == 0
 
 
+def test_a_setting_whose_memory_is_tight_is_not_worth_measuring_while_another_within_5_pct_has_room(tab):
+    model = f"{SLOW}.model.predictions"
+    rates, named = tab.evaluate(f"[...{model}.figures.tokens_per_s.values]"), tab.evaluate(f"{model}.names")
+    assert rates[0] > rates[1]
+    worth = tab.locator(".dsnb-explorer").nth(2).locator(".dsnb-worth")
+    try:
+        tab.evaluate(f"{model}.tight[0] = true")
+        for share, best in ((0.96, 1), (0.94, 0)):
+            tab.evaluate(f"{model}.figures.tokens_per_s.values[1] = {share * rates[0]}")
+            tab.evaluate(f"['memory', 'time'].forEach((objective) => {SLOW}.set({{ objective }}))")
+            assert worth.inner_text().startswith(f"Worth measuring: {named[best]}, predicted")
+        assert tab.evaluate(f"[0, 1, 3].map((place) => {model}.fit(place))") == ["tight", "yes", "no"]
+    finally:
+        tab.evaluate(f"{model}.tight[0] = false; {model}.figures.tokens_per_s.values[1] = {rates[1]}")
+
+
 def test_a_task_without_any_run(tab):
     here = tab.locator(".dsnb-explorer").nth(4)
     titles = tab.evaluate(f"{UNRUN}.model.tasks.map(({{ title }}) => title)")
