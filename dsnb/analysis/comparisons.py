@@ -285,13 +285,27 @@ def _is_same(name: object, other: object) -> bool:
 
 
 def _best(settings: Mapping[object, Setting], figure: str, better: Better) -> object:
-    """Return the setting with the best median; None if none has one."""
+    """Return the setting with the best median; None if none has one.
+
+    A single run that is hardly better is no base: within the relevance, settings with `MIN_RUNS` runs come first.
+    """
     if not better:
         raise SettingsError(f"neither direction of {figure!r} is better: give a baseline, or say which is (better=...)")
     medians = {name: setting.median for name, setting in settings.items() if setting.median > 0}
     if not medians:
         return None
-    return (max if better == "higher" else min)(medians, key=lambda name: medians[name])
+    choose = max if better == "higher" else min
+    best = choose(medians, key=lambda name: medians[name])
+    if len(settings[best].values) >= MIN_RUNS:
+        return best
+    near = {name for name, median in medians.items() if _ratio(median, medians[best]) >= 1 - RELEVANCE}
+    sure = [name for name in medians if name in near and len(settings[name].values) >= MIN_RUNS]
+    return choose(sure, key=lambda name: medians[name]) if sure else best
+
+
+def _ratio(first: float, second: float) -> float:
+    """Return the smaller of two positive numbers over the larger."""
+    return min(first, second) / max(first, second)
 
 
 def compare(

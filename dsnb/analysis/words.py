@@ -42,7 +42,7 @@ WORSE = {
 }
 BY_MEAN = ("on average", "on average, though not by the median")
 """Qualifiers of a difference between repeated settings: settings are ranked by medians, differences are of means."""
-TRIED_FIRST = ("strategy", "precision", "micro_batch_size", "activation_checkpointing", "compile")
+TRIED_FIRST = ("parallelism", "precision", "micro_batch_size", "activation_checkpointing", "compile")
 """Choices that usually decide speed and memory, to be measured before others."""
 PLACE = ("gpus", "nodes")
 """Choices that only set the number of GPUs."""
@@ -62,7 +62,7 @@ TEMPLATES = {
     "kicker": "{best} of {options} [{basis} ]{options:setting|settings}",
     "headline": "Train [{model} ][with {setting}, ]on {place}.",
     "headline.few": "No advice below {needed} measured settings, and there {settings:is|are} {settings}. Best so far: "
-    "[{setting} ]on {place}.",
+    "[{setting}, ]on {place}.",
     "headline.failed": NO_ANSWER + "{runs:the run|all} [{several} runs ]failed.",
     "headline.no_speed": NO_ANSWER + "no run measured speed on a known number of GPUs.",
     "headline.no_runs": NO_ANSWER + "none was run yet.",
@@ -88,7 +88,7 @@ TEMPLATES = {
     "note.by_repeats": "Others are better by less than {relevance}, but in fewer than {fewest_runs} runs.",
     "few": "Measured: {measured}. Measure next: {missing} more {missing:setting|settings}[, such as other values of "
     "{untried}], with {fewest_runs} runs of each.",
-    "few.setting": "[{setting} ]on {place}, {rate} tokens/s ({n} {n:run|runs})",
+    "few.setting": "[{setting}, ]on {place}: {rate} tokens/s ({n} {n:run|runs})",
     "following": "Runner-up: {changes}[, {difference}][, {gib} GiB {more}][ ({training})].",
     "following.none": "Only one setting was measured, so there is nothing to compare.",
     "changes.place": "the same on {place}",

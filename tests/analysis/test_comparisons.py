@@ -8,7 +8,7 @@ import pytest
 
 import dsnb
 from dsnb.analysis.comparisons import COLUMNS, differences
-from dsnb.analysis.intervals import MIN_RUNS
+from dsnb.analysis.intervals import MIN_RUNS, quantile
 from dsnb.analysis.texts import MINUS
 from dsnb.errors import SettingsError
 from dsnb.run_folder.columns import RUN_COLUMNS
@@ -67,7 +67,7 @@ def test_a_named_baseline_and_other_columns():
 
 def test_every_task_has_its_own_base():
     small, large = runs_of(a=FAST, b=[value / 2 for value in FAST]), runs_of(c=[50.0] * 5, d=[40.0] * 5, e=[45.0] * 5)
-    runs = pd.concat([small.assign(model="small"), large.assign(model="large")], ignore_index=True)
+    runs = pd.concat([small.assign(model="small"), large.assign(model="large")], ignore_index=True).assign(gpus=1)
     found = differences(runs)
     assert found["base"].to_dict() == {"d": "c", "e": "c", "b": "a"}  # the task with the most runs first
     assert found["task"].to_dict() == {"d": "large", "e": "large", "b": "small"}
@@ -247,3 +247,24 @@ def test_runs_made_before_the_allocator_was_a_setting_are_compared_with_those_af
     found = dsnb.compare(old, both)
     assert list(found.index) == ["new_alloc-default_zs0", "new_zs0"]
     assert list(found["base_n"]) == [5, 0]
+
+
+def test_a_single_run_that_is_hardly_better_is_no_base():
+    repeated = [1000.0, 1001.0, 999.0, 1000.0]
+    assert set(differences(runs_of(single=[1010.0], repeated=repeated, slow=[500.0] * 4))["base"]) == {"repeated"}
+    assert set(differences(runs_of(single=[1030.0], repeated=repeated, slow=[500.0] * 4))["base"]) == {"single"}
+    times = runs_of("step_time_mean_s", single=[0.99], repeated=[1.0] * 4, slow=[2.0] * 4)
+    assert set(differences(times, figure="step_time_mean_s")["base"]) == {"repeated"}
+
+
+def test_a_setting_counts_as_at_least_as_noisy_as_the_median_one():
+    """Variances of logarithms are 0, v and 100 v: intervals of the quiet one allow for v."""
+    quiet, usual = [1000.0] * 4, [1000.0 * math.exp(x) for x in (-0.03, -0.01, 0.01, 0.03)]
+    noisy = [1000.0 * math.exp(10 * x) for x in (-0.03, -0.01, 0.01, 0.03)]
+    table = differences(runs_of(quiet=quiet, usual=usual, noisy=noisy), baseline="quiet")
+    # v = 0.002 / 3; 3 degrees of freedom: error^2 = v / 4 + v / 4
+    half = quantile(0.025, 3, 3) / math.sqrt(2) * math.sqrt(2 * 0.002 / 3 / 4)
+    assert table.loc["usual", "high_pct"] == pytest.approx(100 * math.expm1(half), rel=1e-6)
+    # 3 degrees of freedom again: error^2 = v / 4 + 100 v / 4
+    half = quantile(0.025, 3, 3) / math.sqrt(2) * math.sqrt(101 * 0.002 / 3 / 4)
+    assert table.loc["noisy", "high_pct"] == pytest.approx(100 * math.expm1(half), rel=1e-6)

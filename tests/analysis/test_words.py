@@ -35,9 +35,9 @@ def test_the_numbers_can_be_done_in_the_head():
     found = text(own, tokens=3.6e9, prices={"H200": 2.0}, currency="€")
     # 3.6e9 tokens at 1,000 a second are 3.6e6 s, 1,000 hours
     start = "No advice below 5 measured settings, and there is 1. Best so far: "
-    assert f"{start}ZeRO 1, bf16, micro-batch 8 on 1 H200." in found
-    assert "Measured: ZeRO 1, bf16, micro-batch 8 on 1 H200, 1,000 tokens/s (1 run). " in found
-    untried = "strategy or precision or micro-batch or activation checkpointing"
+    assert f"{start}ZeRO 1, bf16, micro-batch 8, on 1 H200." in found
+    assert "Measured: ZeRO 1, bf16, micro-batch 8, on 1 H200: 1,000 tokens/s (1 run). " in found
+    untried = "parallelism or precision or micro-batch or activation checkpointing"
     assert f"Measure next: 4 more settings, such as other values of {untried}, with 4 runs of each." in found
     assert (
         "1,000 tokens/s; 3.6 billion tokens: 41.7 days, 1,000 GPU-hours, 500 kWh, €2,000 at €2.00 a GPU-hour; "

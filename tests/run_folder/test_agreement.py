@@ -56,7 +56,12 @@ CHANGES = {
     "steps.jsonl has 30 of 40 timed steps": cut,
     "steps.jsonl has 80 timed steps instead of 40": double,
     "steps.jsonl has 20 timed steps more than once": repeat_half,
-    "experiment.json says 16 ranks and result.json has exit codes of 2": lambda run: change(run.experiment, gpus=16),
+    "gpus is 1 in experiment.json, but result.json has exit codes of 2 ranks": (
+        lambda run: change(run.experiment, gpus=1)
+    ),
+    "tokens_per_s in result.json is 1.122e+04, but by its tokens_per_s_per_gpu on 16 GPUs it is 8.973e+04": (
+        lambda run: change(run.experiment, gpus=16)
+    ),
     "tokens_per_s in result.json is 3.365e+04, but by its tokens_per_s_per_gpu on 2 GPUs it is 1.122e+04": (
         lambda run: change_summary(run.result, 3, "tokens_per_s")
     ),
@@ -69,7 +74,9 @@ CHANGES = {
     "tokens_per_s in result.json is 1.122e+04, but by the steps in steps.jsonl it is 3,739": (
         lambda run: slow_down(run, 3)
     ),
-    "experiment.json says 41 timed steps and result.json 40": lambda run: change(run.experiment, steps=41),
+    "steps is 41 in experiment.json, but timed_steps is 40 in result.json": (
+        lambda run: change(run.experiment, steps=41)
+    ),
 }
 
 
@@ -97,6 +104,15 @@ def test_figures_that_agree_but_for_rounding_do_agree():
     assert found(settings={"gpus": 4}) is not None
     assert found(settings={"tensor_parallel": 2}) is not None
     assert found(settings={"tensor_parallel": 2, "micro_batch_size": 8}) is None
+
+
+def test_exit_codes_tell_the_ranks_where_no_figure_does():
+    eight = {"exit_codes": dict.fromkeys(map(str, range(8)), 0)}
+    found = contradiction({"gpus": 16}, {**eight, "summary": {"tokens_per_s": 2000.0}})
+    assert found == "gpus is 16 in experiment.json, but result.json has exit codes of 8 ranks"
+    assert contradiction({"gpus": 8}, eight) is None
+    some = {"exit_codes": {"0": 0}, "summary": SUMMARY}  # the launch ended after the last step
+    assert contradiction(SETTINGS, some, STEPS) is None
 
 
 def test_what_is_not_recorded_contradicts_nothing():
