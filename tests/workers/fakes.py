@@ -236,7 +236,8 @@ def combined(run):
     """Train with every strategy, then recomputed, then compiled as well, one after the other in the same processes.
 
     Of each, `combined.json` has the losses, the types of tensors that its blocks receive, the bytes that the last
-    forward pass saved, and the types and sums of the model's buffers. Graphs are kept, since strategies of one number format compile the same.
+    forward pass saved, and the types and sums of the model's buffers. Graphs are kept, since strategies of one number
+    format compile the same.
     """
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     torch._dynamo.config.automatic_dynamic_shapes = False
