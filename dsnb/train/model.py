@@ -110,7 +110,23 @@ def _weights_source(experiment: Experiment) -> str:
 def build(experiment: Experiment, ds_config: dict[str, Any], device: torch.device) -> PreTrainedModel:
     """Build the model on `device`, already partitioned at ZeRO stage 3."""
     make = _load_pretrained if experiment.weights == "pretrained" else _build_random
-    return adapt(experiment, make(experiment, ds_config, device, model_config(experiment)))
+    model = make(experiment, ds_config, device, model_config(experiment))
+    if experiment.zero_stage == 3:
+        restore_buffers(experiment, model, device)
+    return adapt(experiment, model)
+
+
+def restore_buffers(experiment: Experiment, model: PreTrainedModel, device: torch.device) -> None:
+    """Give a model of ZeRO 3 the buffers that it has at other stages.
+
+    While DeepSpeed partitions a model, it creates every tensor in the weights' format: in bf16 the frequencies of
+    rotary positions were rounded to 8 bits, which turned token 2,000 of Llama 2 by up to 2.4 rad.
+    """
+    with no_init_weights(), init_empty_weights(include_buffers=False):
+        whole = _from_config(experiment, model_config(experiment))
+    for name, module in whole.named_modules():
+        for key, buffer in module.named_buffers(recurse=False):
+            model.get_submodule(name)._buffers[key] = buffer.to(device)
 
 
 def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tuple[Any, model_parts.ForwardPath]:

@@ -201,6 +201,14 @@ def test_a_compiled_model_trains_as_it_did(losses, expected, tmp_path, strategy)
     assert compiled == pytest.approx(expected(**settings, micro_batch_size=2), abs=ADAM)
 
 
+def test_compiled_blocks_are_checkpointed_in_host_memory_without_a_graph_break(trained, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt", **SMALLEST["opt"]}))
+    settings = {"model": str(tmp_path / "config.json"), "strategy": "plain", "steps": 1, "compile": "default"}
+    _, run = trained("traced", **settings, activation_checkpointing=True, checkpoint_offload=True)
+    record = records.read_json(run.worker)
+    assert (record["compiled_graphs"], record["graph_breaks"]) == (3, 0)  # the block, the output layer, the loss
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("family", ["gpt2", "olmo2", "opt"])
 def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(run_small, tmp_path, family):
@@ -214,6 +222,7 @@ def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(run_small, 
     for strategy, ways in found.items():
         eager, *recomputed = ways
         assert eager["losses"] == pytest.approx(plain["losses"], abs=BF16), strategy
+        assert eager["buffers"] == plain["buffers"], strategy
         for way in recomputed:
             assert way["losses"] == pytest.approx(eager["losses"], abs=1e-2), strategy
             assert way["saved_bytes"] < 0.7 * eager["saved_bytes"], strategy

@@ -264,8 +264,9 @@ WAYS = (("off", False), ("off", True), ("default", True))
 def combined(run):
     """Train with every strategy, then recomputed, then compiled as well, one after the other in the same processes.
 
-    Of each, `combined.json` has the losses, the types of tensors that its blocks receive, and the bytes that the last
-    forward pass saved. Graphs are kept, since strategies of one number format compile the same.
+    Of each, `combined.json` has the losses, the types of tensors that its blocks receive, the bytes that the last
+    forward pass saved, and the types and sums of the model's buffers. Graphs are kept, since strategies of one number
+    format compile the same.
     """
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     torch._dynamo.config.automatic_dynamic_shapes = False
@@ -304,7 +305,8 @@ def trained_way(experiment, device):
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             losses.append(trainer.step(batches(step))[0])
     losses = over_ranks.mean_of_ranks(torch.stack(losses))
-    return {"losses": losses, "types": sorted(types), "saved_bytes": saved_bytes}
+    buffers = {name: (str(each.dtype), float(each.sum())) for name, each in trainer.module.named_buffers()}
+    return {"losses": losses, "types": sorted(types), "saved_bytes": saved_bytes, "buffers": buffers}
 
 
 def uncompiled(run):
