@@ -147,9 +147,10 @@ def error(stated: Mapping[str, object], kind: str) -> Mapping[str, float]:
 
 
 @cache
-def launches(place: int) -> Mapping[str, float]:
-    """Return an error of settings that the CPU limits, on both GPUs: 1 with each run's launch time, 2 its host's."""
-    return error({"both": prediction_errors.by_launch_time()[-1][place]}, "both")
+def launches() -> Mapping[str, object]:
+    """Return the errors of settings that the CPU limits on both GPUs, by the launch time used to predict them."""
+    _, *errors = prediction_errors.by_launch_time()[-1]
+    return dict(zip(("of run", "of host", "usual"), errors, strict=True))
 
 
 @cache
@@ -206,9 +207,9 @@ SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
     "memory": partial(error, PEAK_ERRORS, "all"),
     "time_gpu": partial(error, TIME_ERRORS, BY_GPU),
     "time_cpu": partial(error, TIME_ERRORS, BY_HOST),
-    "time_cpu_of_run": partial(launches, 1),
-    "time_cpu_of_host": partial(launches, 2),
-    "time_cpu_usual": partial(launches, 3),
+    "time_cpu_of_run": lambda: error(launches(), "of run"),
+    "time_cpu_of_host": lambda: error(launches(), "of host"),
+    "time_cpu_usual": lambda: error(launches(), "usual"),
     "h100_node": partial(error, ELSEWHERE, "H100, one node"),
     "h100_nodes": partial(error, ELSEWHERE, "H100, several nodes"),
     "a100_node": partial(error, ELSEWHERE, "A100, one node"),

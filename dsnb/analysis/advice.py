@@ -90,6 +90,7 @@ class Adviser:
         calibrate: pd.DataFrame | None = None,
         host_memory: float | None = None,
         device: str = "cuda",
+        gpu_memory_gib: float | None = None,
     ) -> None:
         planning.check(1 if tokens is None else tokens, {}, price=price)
         self.assumed: list[str] = []
@@ -107,6 +108,9 @@ class Adviser:
         self._kind = CPU if device == "cpu" else ""
         is_listed = hardware.peak_tflops(self.on.gpu.name, "fp32") is not None
         self.has_bf16 = not is_listed or hardware.peak_tflops(self.on.gpu.name, "bf16") is not None
+        if gpu_memory_gib is not None:  # of the GPU that runs, which may be another one, or a part of one
+            memory_gib = min(gpu_memory_gib, self.on.gpu.memory_gib)
+            self.on = replace(self.on, gpu=replace(self.on.gpu, memory_gib=memory_gib))
 
     def check(self, training: Training, any_gpus: bool) -> None:
         """Raise SettingsError with what would be refused after the model is counted; `any_gpus`: of any number."""

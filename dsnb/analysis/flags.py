@@ -317,8 +317,8 @@ def _reproducible(runs: pd.DataFrame) -> pd.Series:
 
     The losses of a run that was cut short are those of one rank, and those of a diverged one say nothing about others.
     """
-    is_known = runs.reindex(columns=["seed", "global_batch_size"]).notna().all(axis=1)
-    return (runs["status"] == "ok") & is_known & (numbers(runs, "dropout").fillna(0) == 0)
+    is_known = runs.reindex(columns=["seed", "global_batch_size", "dropout"]).notna().all(axis=1)
+    return (runs["status"] == "ok") & is_known & (numbers(runs, "dropout") == 0)
 
 
 def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:

@@ -5,6 +5,7 @@ is a way to do it: how it is shared among GPUs, precision, batch sizes, recomput
 unknown number of GPUs are a task of their own: neither their tokens/s nor those per GPU can be compared with others.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,10 +86,15 @@ def settings_of(experiments: Sequence[Experiment]) -> pd.DataFrame:
 
 
 def with_trained(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return runs with the column `trained`; other programs' logs without a LoRA rank train all weights."""
-    return runs.copy().assign(  # a copy is in one piece, which pandas asks for
-        **{TRAINED: ["LoRA adapters" if rank > 0 else "all weights" for rank in numbers(runs, "lora_rank")]}
-    )
+    """Return runs with the column `trained`, which is missing where a log does not say whether it trains adapters."""
+    trained = list(map(_trained, numbers(runs, "lora_rank")))
+    return runs.copy().assign(**{TRAINED: pd.Series(trained, runs.index, dtype=object)})  # a copy is in one piece
+
+
+def _trained(lora_rank: float) -> str | None:
+    if math.isnan(lora_rank):
+        return None
+    return "LoRA adapters" if lora_rank > 0 else "all weights"
 
 
 def _names(key: Mapping[str, Any], unknown: Sequence[str]) -> tuple[str, str]:

@@ -120,7 +120,9 @@ def recommend(
     if objective == "memory" and not here:
         raise SettingsError("objective is 'memory', but CPU ranks are measured here: use days or tokens_per_s")
     settings = {**(settings or {}), "device": device}
-    gpu = here[0].name if here and known_gpu(here[0].name) else USUAL_GPU
+    is_known_gpu = bool(here and known_gpu(here[0].name))
+    gpu = here[0].name if is_known_gpu else USUAL_GPU
+    options["gpu_memory_gib"] = here[0].memory_gib if here else None
     chosen["gpus"] = gpus or hardware.default_world_size(device)
 
     def ranked(**more: Any) -> Recommendation:
@@ -131,8 +133,8 @@ def recommend(
         return [first]
 
     def following(runs: pd.DataFrame | None) -> list[Experiment]:
-        is_known = runs is not None and runs[runs["status"] == "ok"]["experiment"].nunique() >= MIN_CALIBRATED
-        answer = ranked(calibrate=runs) if is_known and here else first
+        is_enough = runs is not None and runs[runs["status"] == "ok"]["experiment"].nunique() >= MIN_CALIBRATED
+        answer = ranked(calibrate=runs) if is_enough and is_known_gpu else first
         return [experiment.model_copy(update={"device": device}) for experiment in answer.experiments]
 
     best = first.experiments[0]

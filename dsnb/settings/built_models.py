@@ -17,7 +17,7 @@ from dsnb.system import interpreter
 
 BUILT_FROM = (
     "model", "weights", "seq_len", "attention", "matmul", "lora_rank", "tensor_parallel", "pipeline_parallel", "loss",
-    "data", "tokenizer",
+    "checkpoint_every", "data", "tokenizer",
 )  # fmt: skip
 """Settings that a model, its parts or its tokens depend on."""
 TIMEOUT_S = 300
@@ -29,8 +29,8 @@ def problems(experiments: Iterable[Experiment]) -> list[str]:
     for experiment in experiments:
         if is_known(experiment):
             continue
-        settings = {name: getattr(experiment, name) for name in BUILT_FROM}
-        kinds.setdefault(json.dumps(settings), json.dumps({**settings, "device": "cpu"}))
+        kind = json.dumps([getattr(experiment, name) for name in BUILT_FROM])
+        kinds.setdefault(kind, json.dumps(experiment.model_dump(mode="json")))
     if not kinds or not all(map(importlib.util.find_spec, ("torch", "transformers"))):
         return []
     return list(dict.fromkeys(_asked(f"[{','.join(kinds.values())}]")))

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 
+from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 
 MAX_TOKENIZED_BYTES = 4 * 2**20
@@ -20,8 +21,10 @@ def problems(experiment: Experiment) -> list[str]:
 
     try:
         config = model.model_config(experiment)
+        if known_now := checks.contradictions(experiment.model_dump()):  # the configuration is in the hub's cache
+            return known_now
         model_parts.check_split(experiment, config)
-        whole = {"tensor_parallel": 1, "pipeline_parallel": 1}
+        whole = {"tensor_parallel": 1, "pipeline_parallel": 1, "device": "cpu"}
         built = model.build_on_meta(experiment.model_copy(update=whole))
         model_parts.blocks(built)
         if experiment.matmul == "fp8":

@@ -191,11 +191,32 @@ def compile_model(experiment: Experiment, model: CausalLoss) -> None:
         # Compiling the forward method, not the module, keeps hooks that gather weights or reduce gradients outside of
         # the graph. With FSDP's in it, blocks were slower than eager ones (OPT-350M, 24 x 512, on one H200: 158 ms
         # instead of 130).
-        for module in [*blocks(model), *([] if model.chunked else [output_layer(model)])]:
-            module.forward = torch.compile(module.forward)
+        for block in blocks(model):
+            compile_block(block)
+        if not model.chunked:
+            layer = output_layer(model)
+            layer.forward = torch.compile(layer.forward)
         model.compile_loss()
     else:
         model.compile_inside(**compile_options(experiment))
+
+
+def compile_block(block: Any) -> None:
+    """Compile a block's computation; if it is recomputed, around the graph and inside of the block's hooks.
+
+    transformers recomputes a block inside of its hooks since 5.23, in the graph: FSDP2 then recomputed nothing, because
+    it changes the block's class, and checkpoints in host memory broke the graph. Before 5.23 hooks ran a second time.
+    """
+    compiled = torch.compile(block.forward)
+    if not getattr(block, "gradient_checkpointing", False):
+        block.forward = compiled
+        return
+    block.gradient_checkpointing, checkpoint = False, block._gradient_checkpointing_func
+
+    def forward(*inputs: Any, **named: Any) -> Any:
+        return checkpoint(functools.partial(compiled, **named), *inputs)
+
+    block.forward = forward
 
 
 def separate_caches(experiment: Experiment) -> None:

@@ -33,7 +33,8 @@ MAX_FILL_BYTES = 2**31 - 1
 ADDED_LOGIT = -1e4
 """Logit of a column that pads the vocabulary: in fp32 its exponential adds nothing, soft-capped or not. It is finite,
 because an optimizer decays a layer's own bias, and 0 x infinity is NaN."""
-DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout", "hidden_dropout")
+OTHER_DROPS = ("layerdrop", "classifier", "summary", "path")
+"""Fields of a configuration that drop whole layers, or belong to other heads."""
 
 
 def weights_dtype(experiment: Experiment) -> torch.dtype:
@@ -68,11 +69,22 @@ def model_config(experiment: Experiment) -> Any:
             f"seq_len is {experiment.seq_len}: {experiment.model} has {positions} positions; use at most {positions}"
         )
     config.use_cache = False
-    for name in DROPOUTS:
-        if hasattr(config, name):
-            setattr(config, name, experiment.dropout)
+    set_dropout(experiment, config)
     config._attn_implementation = _attention(experiment, config)
     return config
+
+
+def set_dropout(experiment: Experiment, config: Any) -> None:
+    """Set every dropout probability of a configuration; raise ValueError if there is none to set."""
+    names = []
+    for name, value in config.to_dict().items():
+        is_dropout = "drop" in name and not any(other in name for other in OTHER_DROPS)
+        if is_dropout and isinstance(value, int | float) and not isinstance(value, bool):
+            names.append(name)
+    if experiment.dropout and not names:
+        raise ValueError(f"dropout is {experiment.dropout:g}: {config.model_type} models have none; set it to 0")
+    for name in names:
+        setattr(config, name, experiment.dropout)
 
 
 def _attention(experiment: Experiment, config: Any) -> str:
@@ -241,6 +253,11 @@ def checkpoint_activations(experiment: Experiment, model: Any) -> None:
         with save_on_cpu(pin_memory=experiment.device == "cuda"):
             return checkpoint(function, *inputs, use_reentrant=True)  # only a reentrant one has such hooks
 
+    if not all(hasattr(block, "gradient_checkpointing") for block in blocks(model)):
+        family = model.config.model_type
+        raise ValueError(
+            f"activation_checkpointing is true: transformers recomputes no blocks of {family}; turn it off"
+        )
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
     for number, block in enumerate(blocks(model)):

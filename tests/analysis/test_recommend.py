@@ -227,9 +227,8 @@ def test_a_forecast_and_a_measured_plan_assume_what_is_usual_for_the_task():
     (whole,), _ = forecast(SETTINGS, "H200")
     (row,) = whole.table.to_dict("records")
     assert row["days"] * 86400 * row["tokens_per_s"] == pytest.approx(26e9)
-    runs = pd.DataFrame(
-        [{**measured(50e6 / 3600), "lora_rank": 8, "sweep": "s", "experiment": "e", "parameters": 1.3e9}]
-    )
+    run = {**measured(50e6 / 3600), "lora_rank": 8, "sweep": "s", "experiment": "e", "parameters": 1.3e9}
+    runs = pd.DataFrame([run])
     (plan,) = measured_plans(runs, None)
     assert "50 million tokens: 1 hour, 8 GPU-hours" in plan.sentences[0]
     assert plan.sentences[-1] == "Assumed: 50 million tokens, as usual with LoRA or pretrained weights."

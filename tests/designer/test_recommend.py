@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.advice import held_by_host
+from dsnb.analysis.advice import Adviser, held_by_host
 from dsnb.designer import measure
 from dsnb.designer.measure import Measuring, decide_by_runs
 from dsnb.designer.recommend import write
@@ -245,3 +245,21 @@ def test_settings_that_are_too_large_are_not_tried(monkeypatch):
         1,
         2,
     ]  # 64 x 1024 logits of fp32 alone are 12.3 GiB
+
+
+def test_the_memory_of_the_gpu_that_runs_decides_what_is_tried(monkeypatch, tmp_path):
+    """On an unknown GPU speeds are ordered as on an H200, whose memory it does not have."""
+    part = hardware.InstalledGpu(0, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "MIG-1", 10.0, (9, 0))
+    monkeypatch.setattr(hardware, "gpus", lambda: (part,))
+    asked = {}
+
+    def stop(target, gpu, **options):
+        asked.update(options, gpu=gpu)
+        raise SettingsError("stopped")
+
+    monkeypatch.setattr("dsnb.analysis.recommend.recommend", stop)
+    with pytest.raises(SettingsError, match="stopped"):
+        dsnb.recommend("gpt2", measure=2, gpus=1, output=tmp_path / "out")
+    assert (asked["gpu"], asked["gpu_memory_gib"]) == ("H200", 10.0)
+    for memory_gib, used_gib in ((10.0, 10.0), (200.0, 139.8), (None, 139.8)):
+        assert Adviser("H200", "time", gpu_memory_gib=memory_gib).on.gpu.memory_gib == used_gib

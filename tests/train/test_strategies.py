@@ -29,6 +29,14 @@ GATHERED = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 """Otherwise ZeRO 3 never gathers weights of small models: all are below the threshold, so whole on every rank."""
 TP, PP, TWICE = {"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"grad_accum": 2}
 DDP, FSDP = {"strategy": "ddp"}, {"strategy": "fsdp"}
+_LLAMA = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+_TOKENS = {"vocab_size": 256, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2}
+SMALLEST = {
+    "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64, **_TOKENS},
+    "olmo2": {**_LLAMA, "num_key_value_heads": 2, "max_position_embeddings": 64, **_TOKENS},
+    "opt": {**_LLAMA, "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 64, **_TOKENS},
+}
+"""Models of one block."""
 
 
 @pytest.fixture(scope="session")
@@ -183,13 +191,33 @@ def test_powersgd_compresses_and_converges(losses, expected):
     assert compressed[-1] < compressed[0] - 1.5
 
 
-def test_a_compiled_model_trains_as_it_did(losses, expected, tmp_path):
-    """ZeRO 3 gathers whole blocks, each a separate graph. `test_gpu` runs the code that Inductor generates."""
+@pytest.mark.parametrize("strategy", [{"zero_stage": 3}, FSDP], ids=str)
+def test_a_compiled_model_trains_as_it_did(losses, expected, tmp_path, strategy):
+    """Both gather whole blocks, each a separate graph. `test_gpu` runs the code that Inductor generates."""
     shape = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 1, "n_positions": 64, "vocab_size": 256}
     (tmp_path / "config.json").write_text(json.dumps(shape))
     settings = {**SIX, "model": str(tmp_path / "config.json")}
-    compiled = losses("traced", **settings, compile=True, zero_stage=3, gpus=2, micro_batch_size=1)
+    compiled = losses("traced", **settings, compile=True, **strategy, gpus=2, micro_batch_size=1)
     assert compiled == pytest.approx(expected(**settings, micro_batch_size=2), abs=ADAM)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("family", ["gpt2", "olmo2", "opt"])
+def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(run_small, tmp_path, family):
+    """OLMo 2 hands fp32 cosines and sines to its blocks, which must reach them, also when they are recomputed."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **SMALLEST[family]}))
+    settings = {"model": str(tmp_path / "config.json"), "precision": "bf16", "gpus": 2, "seq_len": 64, "steps": 2}
+    _, run = run_small("combined", **settings, time_limit_s=550.0)
+    found = records.read_json(run.dir / "combined.json")
+    assert len(found) == 7
+    (plain, *_) = found["plain0"]
+    for strategy, ways in found.items():
+        eager, *recomputed = ways
+        assert eager["losses"] == pytest.approx(plain["losses"], abs=BF16), strategy
+        for way in recomputed:
+            assert way["losses"] == pytest.approx(eager["losses"], abs=1e-2), strategy
+            assert way["saved_bytes"] < 0.7 * eager["saved_bytes"], strategy
+    assert found["fsdp0"][0]["types"] == found["deepspeed1"][0]["types"]
 
 
 def test_another_engine_than_asked_for_is_refused(run_small):

@@ -257,46 +257,54 @@ SHARED = (
 )
 """Ways to share a global batch of four sequences between two ranks."""
 
+WAYS = (("off", False), ("off", True), ("default", True))
+"""Compiled how, and recomputed or not."""
+
 
 def combined(run):
-    """Train with every strategy, compiled or not and recomputed or not, one after the other in the same processes.
+    """Train with every strategy, then recomputed, then compiled as well, one after the other in the same processes.
 
-    The losses of each, and the types of tensors that its blocks receive, are written to `combined.json`.
+    Of each, `combined.json` has the losses, the types of tensors that its blocks receive, and the bytes that the last
+    forward pass saved. Graphs are kept, since strategies of one number format compile the same.
     """
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
+    torch._dynamo.config.automatic_dynamic_shapes = False
     base = Experiment.read(run.experiment)
     device, found = worker.set_up(base), {}
-    for shared, compiled, recomputed in itertools.product(SHARED, ("off", "default"), (False, True)):
-        print(worker.rank(), time.process_time(), shared, compiled, recomputed, flush=True)
+    for shared, (compiled, recomputed) in itertools.product(SHARED, WAYS):
         changes = {**shared, "compile": compiled, "activation_checkpointing": recomputed}
         experiment = base.model_copy(update=changes)
-        torch._dynamo.reset()
-        graphs = causal_loss.compiled_graphs()
-        trainer = worker.make_trainer(experiment, deepspeed_config(experiment), device)
-        types = watch_types(trainer)
-        batches = data.batches(experiment, trainer.config.vocab_size, worker.rank(), device)
-        losses = torch.stack([trainer.step(batches(step))[0] for step in range(base.steps)])
-        assert (causal_loss.compiled_graphs() > graphs) == (compiled != "off")
-        name = f"{experiment.strategy}{experiment.zero_stage}"
-        found.setdefault(name, []).append({"losses": over_ranks.mean_of_ranks(losses), "types": sorted(types)})
-        del trainer
+        way = trained_way(experiment, device)
+        found.setdefault(f"{experiment.strategy}{experiment.zero_stage}", []).append(way)
         gc.collect()
+    assert causal_loss.compiled_graphs() > 0
     if worker.rank() == 0:
         records.write_json(run.dir / "combined.json", found)
     torch.distributed.destroy_process_group()
     return 0
 
 
-def watch_types(trainer):
-    """Return a set that fills with the types of the tensors that blocks receive by name."""
-    types = set()
+def trained_way(experiment, device):
+    trainer = worker.make_trainer(experiment, deepspeed_config(experiment), device)
+    batches = data.batches(experiment, trainer.config.vocab_size, worker.rank(), device)
+    types, losses, saved_bytes = set(), [], 0
 
     def note(block, inputs, named):
         torch.utils._pytree.tree_map_only(torch.Tensor, lambda each: types.add(str(each.dtype)), named)
 
+    def save(tensor):
+        nonlocal saved_bytes
+        saved_bytes += tensor.nbytes
+        return tensor
+
     for block in model_parts.blocks(trainer.module):
         block.register_forward_pre_hook(note, with_kwargs=True)
-    return types
+    for step in range(experiment.steps):
+        saved_bytes = 0
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            losses.append(trainer.step(batches(step))[0])
+    losses = over_ranks.mean_of_ranks(torch.stack(losses))
+    return {"losses": losses, "types": sorted(types), "saved_bytes": saved_bytes}
 
 
 def uncompiled(run):

@@ -38,7 +38,8 @@ _CONSOLE = re.compile(
     r"|train_runtime|'loss': |\*{5} Running training|Instantaneous batch size per |Throughput: [\d.]+ samples/sec"
     r"|iteration: \d+ (?:/ \d+ )?\||Training epoch \d+, iteration|train_step_timing in s=|step: +\d.{0,60}loss: "
     r"|\d+/\d+ \[[\d:]+<[^]\n]{0,200}loss"
-    r"|:main\] cmd = |run sh: |with command: |Setting OMP_NUM_THREADS|^\++ .*\.py|\[INFO:swift\]"
+    r"|\bcmd = |run sh: |with command: |\b[A-Z]\w*Arguments\(|-{4} arguments -{4}"
+    r"|Setting OMP_NUM_THREADS|^\++ .*\.py|\[INFO:swift\]"
     r"|Traceback \(most recent call last\)|OutOfMemoryError: |srun: error: |slurmstepd: error: |Killing subprocess"
     r"|exits with return code|torch\.distributed\.elastic",
     re.MULTILINE,
@@ -59,7 +60,7 @@ def read(path: Path) -> list[LoggedRun]:
         head = file.read(HEAD_CHARACTERS)
     if set(step_csv.HEADER) <= set(head.partition("\n")[0].strip().split(",")):
         return step_csv.read(path)
-    if json_lines.is_log(head):
+    if path.suffix != ".json" and json_lines.is_log(head):
         return json_lines.read(path)
     if _STATE.match(head):
         return trainer.read_state(path)

@@ -11,6 +11,7 @@ import orjson
 from dsnb.runs.logs import trainer
 from dsnb.runs.logs.reading import LOGGED, LoggedRun
 from dsnb.runs.logs.text import MAX_LINE, count, number, open_text, positive, seconds
+from dsnb.runs.logs.trainer import as_text
 
 STEPS = ("global_step/max_steps", "steps[global_step/max_steps]", "current_steps", "step", "global_step", "iteration")
 """Keys of the number of a step, the most specific first."""
@@ -92,12 +93,12 @@ def _step(entry: Mapping[str, Any]) -> tuple[int | None, int | None]:
 def _add(run: LoggedRun, entry: Mapping[str, Any], step: int, loss: str, before: dict[str, float]) -> None:
     """Add a step, with the tokens of each of the steps since the entry before; times are in whole seconds."""
     run.health.read(loss, str(entry.get("grad_norm", "")), step)
-    t_s, tokens = seconds(_text(entry, "elapsed_time")), positive(_text(entry, "total_tokens"))
+    t_s, tokens = seconds(as_text(entry, "elapsed_time")), positive(as_text(entry, "total_tokens"))
     steps = step - before["step"]
     run.add_step(step, loss=number(loss), t_s=t_s, tokens=_share(tokens, before["tokens"], steps))
     before.update(step=step, tokens=tokens or before["tokens"])
-    run.record_max(peak_reserved_gib=positive(_text(entry, "memory(GiB)")))
-    run.record(LOGGED, tokens_per_s=positive(_text(entry, "throughput")))
+    run.record_max(peak_reserved_gib=positive(as_text(entry, "memory(GiB)")))
+    run.record(LOGGED, tokens_per_s=positive(as_text(entry, "throughput")))
 
 
 def _share(value: float | None, before: float, steps: float) -> float | None:
@@ -108,17 +109,12 @@ def _final(run: LoggedRun, entry: Mapping[str, Any]) -> None:
     """Record the last entry: the Trainer's final figures, or ms-swift's summary."""
     run.ended = True
     if "train_runtime" in entry:
-        trainer.record_final(run, {name: number(_text(entry, name)) for name in entry})
+        trainer.record_final(run, {name: number(as_text(entry, name)) for name in entry})
     if match := _PARAMETERS.search(str(entry.get("model_parameter_info", ""))):
         trainer.record_parameters(run, match[1], match[2])
     if not run.steps and isinstance(history := entry.get("log_history"), list):
         for item in history:
-            step = count(_text(item, "step")) if isinstance(item, dict) else None
+            step = count(as_text(item, "step")) if isinstance(item, dict) else None
             if step and "loss" in item:
-                run.health.read(_text(item, "loss"), _text(item, "grad_norm"), step)
-                run.add_step(step, loss=number(_text(item, "loss")))
-
-
-def _text(entry: Mapping[str, Any], name: str) -> str:
-    value = entry.get(name)
-    return "" if isinstance(value, bool | dict | list) or value is None else str(value)
+                run.health.read(as_text(item, "loss"), as_text(item, "grad_norm"), step)
+                run.add_step(step, loss=number(as_text(item, "loss")))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import orjson
 
 from dsnb.errors import LogError
+from dsnb.runs.logs.launchers import FLAGS
 from dsnb.runs.logs.reading import CONSOLE, DERIVED, LOGGED, LoggedRun, reads, requested
 from dsnb.runs.logs.text import NUMBER, count, number, positive, seconds
 
@@ -21,6 +23,10 @@ _TRAINING = re.compile(r"(?i)(?:$|.{0,30}\b(?:train\w{0,8}|epochs?|steps?|iter\w
 """Words before a training's bar; also none."""
 _POSTFIX = re.compile(r", (?:[a-z]{1,9}_)?loss[:=] ?([-+\w.]+)(?=[],])")
 _POSTFIX_NORM = re.compile(r", grad_norm[:=] ?([-+\w.]+)(?=[],])")
+_ARGUMENTS = re.compile(r"\b[A-Z]\w{0,40}Arguments\(")
+_ARGUMENT = re.compile(
+    r"\b(per_device_train_batch_size|gradient_accumulation_steps|gradient_checkpointing)=(\w{1,20})(?=[,)])"
+)
 PAIRS_KEY = "rewards/accuracies"
 """Logged by trainers whose samples are pairs: how often the better sequence of a pair has the higher reward."""
 OF_TRAINER = SWIFT, FACTORY = "ms-swift", "LLaMA-Factory"
@@ -62,6 +68,19 @@ def settings(run: LoggedRun, match: re.Match[str]) -> None:
 def _trainer(run: LoggedRun) -> None:
     run.program = run.program if run.program in OF_TRAINER else "transformers Trainer"
     run.configured = True
+
+
+@reads(
+    "Arguments(", "per_device_train_batch_size=", "gradient_accumulation_steps=", "gradient_checkpointing=",
+)  # fmt: skip
+def arguments(run: LoggedRun, match: re.Match[str]) -> None:
+    """Read `TrainingArguments(...)`, on one line or on several."""
+    if _ARGUMENTS.search(match.string):
+        run.launched = run.scratch["trainer_arguments"] = True
+    if run.scratch.get("trainer_arguments"):
+        for name, value in _ARGUMENT.findall(match.string):
+            setting, parse = FLAGS[name]
+            run.set_requested(**{setting: parse(value)})
 
 
 @reads("[INFO:swift]", "swift/cli/")
@@ -179,14 +198,14 @@ def read_state(path: Path) -> list[LoggedRun]:
     if not isinstance(state, dict) or not isinstance(history := state.get("log_history"), list):
         raise LogError(path, "is not a trainer_state.json: it must have a list 'log_history'")
     run = LoggedRun(program="transformers Trainer", configured=True)
-    run.set_used(micro_batch_size=count(_text(state, "train_batch_size")), steps=count(_text(state, "max_steps")))
+    run.set_used(micro_batch_size=count(as_text(state, "train_batch_size")), steps=count(as_text(state, "max_steps")))
     entries = [entry for entry in history if isinstance(entry, dict)]
     _read_losses(run, [entry for entry in entries if "loss" in entry])
     for entry in entries:
         if "train_runtime" in entry:
-            record_final(run, {name: number(_text(entry, name)) for name in entry})
+            record_final(run, {name: number(as_text(entry, name)) for name in entry})
     run.scratch["pairs"] = any(PAIRS_KEY in entry for entry in entries)
-    tokens, runtime_s = positive(_text(state, "num_input_tokens_seen")), run.figures.get("train_runtime_s")
+    tokens, runtime_s = positive(as_text(state, "num_input_tokens_seen")), run.figures.get("train_runtime_s")
     if tokens and runtime_s:  # the tokens of all ranks
         run.record(DERIVED, tokens_per_s=tokens / runtime_s)
     return [run]
@@ -217,13 +236,13 @@ def _read_losses(run: LoggedRun, entries: list[dict[str, Any]]) -> None:
             run.steps = [{"step": step, "loss": loss} for step, loss in zip(steps, losses, strict=True)]
             return
     for entry in entries:
-        step, text = count(_text(entry, "step")), _text(entry, "loss")
-        run.health.read(text, _text(entry, "grad_norm"), step)
+        step, text = count(as_text(entry, "step")), as_text(entry, "loss")
+        run.health.read(text, as_text(entry, "grad_norm"), step)
         if step is not None and (value := number(text)) is not None:
             run.add_step(step, loss=value)
 
 
-def _text(record: dict[str, Any], name: str) -> str:
+def as_text(record: Mapping[str, Any], name: str) -> str:
     """Return a number in a JSON object as text."""
     value = record.get(name)
     return "" if isinstance(value, bool | dict | list) or value is None else str(value)

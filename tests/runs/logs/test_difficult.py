@@ -194,7 +194,7 @@ def test_an_unknown_number_of_gpus_is_not_ranked_against_a_known_one(tmp_path):
 def test_no_theory_of_memory_without_the_settings_that_it_needs(tmp_path):
     for name in ("gpus_not_logged", "torchtitan_settings"):
         write(tmp_path, name, LOGS[name])
-    runs = dsnb.load_runs(tmp_path).assign(model="opt-350m")
+    runs = dsnb.load_runs(tmp_path).assign(model="opt-350m", precision="bf16")
     theory_gib = footprint(runs).set_index("experiment")["theory_gib"]
     assert theory_gib.notna().to_dict() == {"gpus_not_logged": False, "torchtitan_settings": True}
     assert global_batch(runs).isna().tolist() == [True, False]
@@ -243,7 +243,7 @@ def test_copies_in_checkpoints_are_one_training(tmp_path):
     save("stopped/checkpoint-250", state([250]))
     save("stopped/checkpoint-500", state([250, 500]))
     save("again/checkpoint-250", state([250], shift=0.1))  # another training in the same folder
-    save("again/checkpoint-500", state([250, 500]))
+    save("again/checkpoint-500", state([250, 500], shift=0.2))
     runs = dsnb.load_runs(tmp_path)
     assert sorted(runs["sweep"]) == ["checkpoint-250", "checkpoint-500", "checkpoint-500", "out"]
     assert list(runs.loc[runs["sweep"] == "checkpoint-500", "cause"]) == ["the log ends at step 500 of 1000"] * 2
@@ -310,19 +310,21 @@ def test_a_long_history_takes_little_more_time_than_its_json(tmp_path):
 def test_files_that_are_not_read_are_named(tmp_path):
     """By names that logs have, unless they are empty; other files are passed over."""
     write(tmp_path, "dpo", LOGS["dpo"])
-    for name in ("served.log", "job.o123", "notes.txt", "code.py", "data.json", "picture.png"):
+    for name in ("served.log", "job.o123", "notes.txt", "code.py", "picture.png"):
         (tmp_path / name).write_text("2026-01-01 hello\n")
+    (tmp_path / "final.json").write_text('{"step": 9, "epoch": 1.0, "loss": 2.0}\n')
+    (tmp_path / "texts.jsonl").write_text('{"text": "hello", "id": 1}\n')
     (tmp_path / "empty.err").write_text("")
     (tmp_path / "train.sh").write_text("torchrun train.py --bf16 --seed 7\n")
     with pytest.warns(DsnbWarning) as caught:
         only(dsnb.load_runs(tmp_path))
-    names = ", ".join(str(tmp_path / name) for name in ("job.o123", "notes.txt", "served.log"))
+    names = ", ".join(str(tmp_path / name) for name in ("job.o123", "notes.txt", "served.log", "texts.jsonl"))
     assert [str(warning.message) for warning in caught] == [
         f"not read: {names} are no logs that dsnb can read (see docs/how-to/foreign_logs.md)"
     ]
     for number in range(20):
         (tmp_path / f"x{number}.log").write_text("nothing")
-    with pytest.warns(DsnbWarning, match="and 15 more are no logs"):
+    with pytest.warns(DsnbWarning, match="and 16 more are no logs"):
         dsnb.load_runs(tmp_path)
 
 
@@ -385,6 +387,20 @@ PPO = "epoch: 0|step: {}|ppo_ep: 1|act_loss: {}|cri_loss: {}|unsuper_loss: 0.0\n
             "+ torchrun train.py --sequence_parallel_size 2\n" + LOGS["no_bars"],
             {"gpus": None, "global_batch_size": 64},
         ),
+        # Arguments alone are a log, on several lines or on one.
+        (
+            "Training/evaluation parameters TrainingArguments(\n_n_gpu=1,\ngradient_accumulation_steps=4,\n"
+            "gradient_checkpointing=True,\nper_device_train_batch_size=2,\n)\n",
+            {
+                "status": "interrupted", "cause": "the log ends before the first step", "source": "console log",
+                "micro_batch_size": 2, "grad_accum": 4, "activation_checkpointing": True,
+            },
+        ),
+        (
+            "[INFO:swift] args: SftArguments(model='x', per_device_train_batch_size=1, gradient_checkpointing=False)\n",
+            {"micro_batch_size": 1, "activation_checkpointing": False, "source": "ms-swift log"},
+        ),
+        ("cmd = deepspeed main.py --zero_stage 3 --seed 7\n", {"status": "interrupted", "zero_stage": 3, "seed": 7}),
         ("Num processes: 4\nProcess index: 0\n" + LOGS["no_bars"], {"gpus": 4, "nodes": None}),
         (
             LOGS["out_of_memory"].replace("torch.cuda.OutOf", ""),
