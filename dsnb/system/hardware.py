@@ -291,8 +291,12 @@ def oom_kills() -> int:
 
 
 def memory_gib() -> float:
-    """Return the machine's memory in GiB."""
-    return float(psutil.virtual_memory().total / GIB)
+    """Return the machine's memory in GiB, or the limit of a container if that is less."""
+    total = psutil.virtual_memory().total
+    for limit, _ in CONTAINER_MEMORY:
+        with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
+            total = min(total, int(Path(limit).read_text()))
+    return float(total / GIB)
 
 
 def available_memory_gib() -> float:

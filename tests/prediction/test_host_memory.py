@@ -12,6 +12,7 @@ from dsnb.prediction.calibration import HOST_ERRORS
 from dsnb.prediction.gpus import find, link
 from dsnb.prediction.host_memory import PINNED_SHARE, PROCESS_GIB, of_node, of_rank, pinned
 from dsnb.prediction.shapes import shape
+from dsnb.system import hardware
 from dsnb.system.hardware import InstalledGpu
 from tests.prediction.made_up import given, trace_nothing
 
@@ -90,6 +91,16 @@ def test_this_machine_is_the_host_only_for_its_own_gpus(monkeypatch):
     assert host_memory.known_gib(find("H200")) == 64
     assert math.isnan(host_memory.known_gib(find("A100")))
     assert host_memory.known_gib(find("A100"), 256) == 256
+
+
+@pytest.mark.parametrize(("written", "is_limited"), [(f"{GIB}\n", True), ("max\n", False), (None, False)])
+def test_a_container_has_the_memory_that_its_limit_leaves(written, is_limited, tmp_path, monkeypatch):
+    whole = hardware.psutil.virtual_memory().total / GIB
+    limit = tmp_path / "memory.max"
+    if written is not None:
+        limit.write_text(written)
+    monkeypatch.setattr(hardware, "CONTAINER_MEMORY", ((str(limit), ""),))
+    assert hardware.memory_gib() == (1 if is_limited else whole)
 
 
 def test_nvme_has_no_rule(tmp_path):
