@@ -51,7 +51,13 @@ def test_doctor_says_what_there_is_what_is_missing_and_what_to_do(monkeypatch, t
     code, out, _ = dsnb(monkeypatch, "doctor")
     assert code == 1
     text = " ".join(out.split())
-    for words in ("ok Python: 3.", "torch ", "fp32, bf16", "missing C++ compiler: none -> install g++"):
+    for words in (
+        "ok Python: 3.",
+        "torch ",
+        "fp32, bf16",
+        "ok precision: auto: ",
+        "missing C++ compiler: none -> install g++",
+    ):
         assert words in text
     monkeypatch.setattr(
         "dsnb.cli.doctor.check_machine", lambda: [Check("ok", "a", "[b]\x1b[2J"), Check("note", "c", "d")]
