@@ -321,7 +321,8 @@ def _reproducible(runs: pd.DataFrame) -> pd.Series:
     Ranks average their losses when a run ends; of one that did not end, those of rank 0 are recorded.
     """
     is_known = runs.reindex(columns=["seed", "global_batch_size"]).notna().all(axis=1)
-    is_mean = runs["status"].isin(AVERAGED) | (numbers(runs, "data_parallel") == 1)
+    is_alone = numbers(runs, "data_parallel").fillna(numbers(runs, "gpus")) == 1
+    is_mean = runs["status"].isin(AVERAGED) | is_alone
     return is_known & is_mean & (numbers(runs, "dropout").fillna(0) == 0)
 
 
