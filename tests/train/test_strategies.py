@@ -206,7 +206,8 @@ def test_compiled_blocks_are_checkpointed_in_host_memory_without_a_graph_break(t
     settings = {"model": str(tmp_path / "config.json"), "strategy": "plain", "steps": 1, "compile": "default"}
     _, run = trained("traced", **settings, activation_checkpointing=True, checkpoint_offload=True)
     record = records.read_json(run.worker)
-    assert (record["compiled_graphs"], record["graph_breaks"]) == (3, 0)  # the block, the output layer, the loss
+    assert record["graph_breaks"] == 0
+    assert record["compiled_graphs"] == 4  # the block, with and without gradients, the output layer and the loss
 
 
 @pytest.mark.timeout(600)
@@ -220,12 +221,13 @@ def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(run_small, 
     assert len(found) == 7
     (plain, *_) = found["plain0"]
     for strategy, ways in found.items():
-        eager, *recomputed = ways
+        eager, recomputed, compiled = ways
         assert eager["losses"] == pytest.approx(plain["losses"], abs=BF16), strategy
         assert eager["buffers"] == plain["buffers"], strategy
-        for way in recomputed:
-            assert way["losses"] == pytest.approx(eager["losses"], abs=1e-2), strategy
-            assert way["saved_bytes"] < 0.7 * eager["saved_bytes"], strategy
+        for way in (recomputed, compiled):
+            assert way["losses"] == pytest.approx(eager["losses"], abs=2e-3), strategy
+        assert recomputed["saved_bytes"] < 0.75 * eager["saved_bytes"], strategy
+        assert compiled["saved_bytes"] < recomputed["saved_bytes"], strategy  # the loss keeps less, the block no more
     assert found["fsdp0"][0]["types"] == found["deepspeed1"][0]["types"]
 
 
