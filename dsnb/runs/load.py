@@ -94,7 +94,7 @@ def _load(path: str | Path) -> pd.DataFrame:
     table = pd.DataFrame({name: recorded.get(name, nothing) + [row.get(name) for row in logged] for name in shown})
     for name in columns.RUN_NUMBERS:
         table[name] = pd.to_numeric(table[name], errors="coerce")
-    return as_runs(without_noise(table))
+    return as_runs(without_noise(table.copy()))  # a copy is in one piece, which pandas asks for
 
 
 def load_steps(path: str | Path) -> pd.DataFrame:

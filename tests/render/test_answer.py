@@ -48,7 +48,7 @@ def test_hostile_text_stays_text(hostile):
 
 
 def test_settings_that_compute_something_else_are_named():
-    own = runs(3).assign(seed=0, global_batch_size=8, loss_last=5.0, loss_first=[10.0, 10.0, 10.2])
+    own = runs(3).assign(seed=0, dropout=0.0, global_batch_size=8, loss_last=5.0, loss_first=[10.0, 10.0, 10.2])
     said = " ".join(answer.remarks(own))
     assert "The losses of 1 run of 1 setting differ from those of settings that compute the same" in said
     assert f"find the cause before you choose such a setting. {own['experiment'].iloc[2]}." in said
