@@ -5,6 +5,7 @@ import json
 import pytest
 
 from dsnb.errors import SettingsError
+from dsnb.files.plain_text import short_repr
 from dsnb.settings import built_models
 from dsnb.settings.experiment import Experiment
 from dsnb.sweep.params import load_sweep
@@ -49,7 +50,7 @@ def test_what_a_configuration_says(write, config, reason):
     model = write(**config)
     with pytest.raises(SettingsError) as caught:
         Experiment(model=model, **TINY)
-    assert caught.value.problems == [f"model is {model!r}: {reason}"]
+    assert caught.value.problems == [f"model is {short_repr(model)}: {reason}"]
 
 
 def test_a_configuration_without_these(write):
