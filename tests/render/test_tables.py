@@ -31,21 +31,21 @@ def test_a_summary_names_the_settings_and_hardware_in_which_pooled_runs_differ()
     runs = runs_of(a=[1.0, 2.0, 3.0], b=[4.0, 5.0], c=[6.0], d=[7.0, 8.0, 9.0]).assign(
         strategy="deepspeed",
         compile=["off", "default", "off", "off", "off", "off", "off", "off", "off"],
-        gpus=[1, 1, 1, 2, 2, 2, 2, 2, None],  # of one run of d, the number is unknown
+        grad_accum=[1, 1, 1, 2, 2, 2, 2, 2, None],  # of one run of d, it is unknown
         gpu_name=["H100", "H100", "H200", "H100", "H100", "H100", "H100", "H100", "H100"],
         host=["x", "y", "x", "x", "y", "x", "x", "x", "x"],  # repeats on several hosts are repeats
     )
     summary = summarize(runs)
-    assert summary["varies"].to_dict() == {"a": "compile, gpu_name", "b": "", "c": "", "d": "gpus"}
-    assert summarize(runs, by="compile")["varies"].to_dict() == {"off": "gpus, gpu_name", "default": ""}
-    assert summarize(runs, by=["compile", "gpus", "gpu_name"])["varies"].tolist() == [""] * 5
-    assert summarize(runs, by=["gpus"]).loc[2, "varies"] == ""
+    assert summary["varies"].to_dict() == {"a": "compile, gpu_name", "b": "", "c": "", "d": "grad_accum"}
+    assert summarize(runs, by="compile")["varies"].to_dict() == {"off": "grad_accum, gpu_name", "default": ""}
+    assert summarize(runs, by=["compile", "grad_accum", "gpu_name"])["varies"].tolist() == [""] * 5
+    assert summarize(runs, by=["grad_accum"]).loc[2, "varies"] == ""
     unfinished = runs.assign(status=["ok"] * 8 + ["interrupted"])
     assert summarize(unfinished)["varies"]["d"] == ""
 
-    assert tables.format_summary(summary)[tables.VARIES].tolist() == ["compile, gpu_name", "", "", "gpus"]
+    assert tables.format_summary(summary)[tables.VARIES].tolist() == ["compile, gpu_name", "", "", "grad_accum"]
     assert tables.VARIES not in tables.format_summary(summary.loc[["b", "c"]])
-    said = "The medians of 2 settings are over runs that differ: a in compile, gpu_name; d in gpus."
+    said = "The medians of 2 settings are over runs that differ: a in compile, gpu_name; d in grad_accum."
     assert said in answer.remarks(runs)
     assert answer.mixed_settings(runs[runs["experiment"].isin(["b", "c"])]) == []
     assert "compile, gpu_name" in str(by_task.medians(runs))
@@ -155,7 +155,7 @@ def test_failures_remarks_and_unusual_runs_are_below_their_task():
     assert list(found) == [SLOW]
     assert "no &lt;room&gt;" in found[SLOW]
     assert str(by_task.failures(two_tasks().head(4))) == "<p>None: all runs succeeded.</p>"
-    noted = two_tasks().assign(note=["odd", None, None, None, None])
+    noted = two_tasks().assign(status="ok", dropout=0.0, note=["odd", None, None, None, None])
     found = parts(by_task.runs_to_look_at(noted), "h4")
     assert list(found) == [SLOW, FAST]
     assert "first loss +5.0 %" in found[SLOW]

@@ -32,6 +32,7 @@ def test_an_untested_family_is_refused_in_one_sentence(monkeypatch):
     why = "is 2: it is tested for gpt2, opt and bloom only, not for gpt_neox"
     with pytest.raises(ValueError, match=f"^tensor_parallel {why}"):
         model.model_parts.prepare(settings, SimpleNamespace(config=config))
+    settings.tensor_parallel = 1
     with pytest.raises(ValueError, match=f"^pipeline_parallel {why}"):
         model.build_stage(settings, 0, torch.device("cpu"))
 
