@@ -20,7 +20,7 @@ from dsnb.runs.literature.tables import WITH_STEPS, steps_file
 PAGE_OF = "h200"
 DIGITS = 6
 PAGE = Path(__file__).parents[1] / "outputs" / "examples" / "h200.html"
-LEFT_OUT = ("source", "run_dir", "provenance", "of_plain")
+LEFT_OUT = ("source", "run_dir", "provenance", "of_plain", "parallelism")
 """Columns that name the location of a run, or follow from the others."""
 
 

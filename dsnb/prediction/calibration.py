@@ -112,9 +112,12 @@ def recorded(record: dict[str, Any]) -> Experiment:
 
 
 def of_record(record: dict[str, Any], link: Link) -> Measured | None:
-    """Return the measured run of one row; None if it failed, or its GPU or model is unknown."""
+    """Return the measured run of one row; None if it failed, or its GPU or model is unknown.
+
+    A run whose allocator returned memory while it was timed is None as well: its speed is not that of its setting.
+    """
     values = {name: value for name, value in record.items() if not _is_missing(value)}
-    if values.get("status", "ok") != "ok" or "gpu_name" not in values:
+    if values.get("status", "ok") != "ok" or "gpu_name" not in values or values.get("alloc_retries", 0) > 0:
         return None
     experiment, gpu_name = recorded(record), str(values["gpu_name"])
     step_time_s = values.get("step_time_mean_s")
