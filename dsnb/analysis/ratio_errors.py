@@ -46,10 +46,10 @@ DEFAULT_RATIOS: dict[str, RatioError] = {
 
 # The constants of H200 on published tables of other GPUs: the same command.
 ELSEWHERE: dict[str, RatioError] = {
-    "that are both limited by the GPU": RatioError(594, 11.2, 552.4),
+    "that are both limited by the GPU": RatioError(604, 11.1, 552.4),
     "with one that is limited by the CPU": RatioError(205, 15.3, 230.3),
     "that are both limited by the CPU": RatioError(153, 17.0, 198.5),
-    "of one task": RatioError(952, 13.0, 552.4),
+    "of one task": RatioError(1001, 13.0, 552.4),
 }
 
 

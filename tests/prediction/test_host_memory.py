@@ -65,10 +65,10 @@ def test_accumulated_gradients_and_inputs_of_recomputed_blocks_count():
     assert of_rank(given(strategy="plain")) == (PROCESS_GIB * GIB, 0, 0, 0, 0)
 
 
-def test_every_measured_setting_with_offload_is_predicted_within_3_pct_and_the_errors_are_kept():
+def test_every_measured_setting_with_offload_is_predicted_within_4_pct_and_the_errors_are_kept():
     errors = benchmark.errors()
-    assert errors["with offload"].settings >= 17
-    assert errors["with offload"].worst_pct < 3
+    assert errors["with offload"].settings >= 25
+    assert errors["with offload"].worst_pct < 4
     assert errors == HOST_ERRORS
 
 

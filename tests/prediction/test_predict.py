@@ -137,7 +137,7 @@ def test_offload_is_told_with_the_host_memory_that_it_needs(run):
     """8 + 4 + 8 GiB pinned, 9.8 of moments, 0.25 for the largest gradient, 1.4 of the process."""
     code, out, _ = run("predict", params=OFFLOADED)
     (row,) = [line for line in out.splitlines() if line.startswith("opt-1.3b_zs2")]
-    assert (code, " unknown " in row, " 31.5 ± 0.8 % " in row) == (0, True, True)
+    assert (code, " unknown " in row, " 31.5 ± 1.1 % " in row) == (0, True, True)
     assert "fits is unknown for 1 setting: offload needs up to 31.5 GiB of each host's memory" in " ".join(out.split())
     for host, fits in (("34", "yes"), ("32", "no")):
         _, out, _ = run("predict", "--host-memory", host, params=OFFLOADED)

@@ -15,8 +15,8 @@ from dsnb.settings.experiment import Experiment
 from tests import ROOT
 
 EXAMPLE = ROOT / "outputs" / "examples" / "quickstart"
-"""Runs of a version that gave runs no identity."""
-PLAIN, ZS0 = "plain_fp32_gpus1_bs8_sl128_stdlib", "zs0_fp32_gpus2_bs8_sl128_stdlib"
+PLAIN = "plain_fp32_gpus1_bs8_sl128_stdlib"
+ZS0 = next(EXAMPLE.glob("zs0_*_gpus2_bs8_sl128_stdlib")).name
 
 
 def write_sweep(folder, rates, date="2026-11-27T10:00:00+00:00"):
@@ -32,10 +32,19 @@ def write_sweep(folder, rates, date="2026-11-27T10:00:00+00:00"):
     return folder / experiment.name
 
 
+def without_identity(folder):
+    """Make the runs below a folder those of a version that gave runs no identity."""
+    for path in folder.rglob("experiment.json"):
+        settings = records.read_json(path)
+        settings.pop("run_id", None)
+        records.write_json(path, settings)
+
+
 def copied(tmp_path):
-    """Copy the published runs of two settings, made before runs had an identity, into two folders."""
+    """Copy the published runs of two settings, as if made before runs had an identity, into two folders."""
     for name in (PLAIN, ZS0):
         shutil.copytree(EXAMPLE / name, tmp_path / "x" / "quickstart" / name)
+    without_identity(tmp_path)
     shutil.copytree(tmp_path / "x", tmp_path / "backup")
 
 
@@ -61,10 +70,7 @@ def test_copies_of_one_run_do_not_move_the_median(tmp_path, has_identity):
     for number in (3, 4, 5):
         shutil.copytree(folder / "run1", folder / f"run{number}")
     if not has_identity:
-        for path in folder.rglob("experiment.json"):
-            settings = records.read_json(path)
-            del settings["run_id"]
-            records.write_json(path, settings)
+        without_identity(folder)
     with pytest.warns(DsnbWarning, match=f"{folder}/run3 is left out: it is a copy of {folder}/run1, and so are 2"):
         runs = dsnb.load_runs(tmp_path)
     assert runs["repeat"].tolist() == [1, 2]
