@@ -18,6 +18,7 @@ def made_up(monkeypatch):
     monkeypatch.setitem(measured.TABLES, "two", lambda: ["| a |", "|---|", "| 1 |"])
 
 
+@pytest.mark.docs
 def test_every_figure_and_table_is_that_of_the_data():
     assert [line for page in figures.texts() for line in figures.differences(page)] == []
 

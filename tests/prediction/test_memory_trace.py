@@ -153,6 +153,7 @@ def test_recomputed_blocks_with_lora_that_are_compiled_as_one_are_computed_again
     assert memory_trace._kept_of_blocks(one, sizes, fake_model.Size(0, 100))[0] == fake_model.Size(0, kept)
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize(
     ("model", "settings"),
     [

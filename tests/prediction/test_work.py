@@ -103,6 +103,7 @@ def test_the_shape_of_a_configuration_file_is_that_of_its_preset(tmp_path):
         shape("someone/model")
 
 
+@pytest.mark.docs
 def test_launches_are_those_of_narrow_models_on_a_gpu():
     table = host_time.counted()
     assert np.exp(np.abs(np.log(table["counted"] / table["measured"])).mean()) == pytest.approx(1.155, abs=0.005)
