@@ -6,6 +6,7 @@ with the status `ok`; the others are only counted.
 
 import pandas as pd
 
+from dsnb.analysis.choices import MEASUREMENT
 from dsnb.run_folder.columns import PHASES, SETTINGS, key_columns
 from dsnb.runs import labels
 from dsnb.runs.table import named_runs, numbers
@@ -57,9 +58,11 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
 def varies(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Series:
     """Return the settings and hardware in which the runs of each group differ, as `compile, gpus`; empty for repeats.
 
-    A missing value differs from a known one. Unfinished runs do not count.
+    A missing value differs from a known one. Unfinished runs do not count, nor do settings of how a run was measured,
+    such as its steps.
     """
-    names = [name for name in (*SETTINGS, *key_columns(runs), *HARDWARE) if name in runs]
+    compared = [name for name in (*SETTINGS, *key_columns(runs), *HARDWARE) if name not in MEASUREMENT]
+    names = [name for name in compared if name in runs]
     has_ended = runs["status"] != "interrupted"  # an unfinished run may not have written all of its records
     codes = pd.DataFrame({name: pd.factorize(runs[name].astype(object))[0] for name in names}, index=runs.index)
     keys = [runs[name][has_ended] for name in ([by] if isinstance(by, str) else by)]

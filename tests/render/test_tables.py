@@ -34,6 +34,7 @@ def test_a_summary_names_the_settings_and_hardware_in_which_pooled_runs_differ()
         grad_accum=[1, 1, 1, 2, 2, 2, 2, 2, None],  # of one run of d, it is unknown
         gpu_name=["H100", "H100", "H200", "H100", "H100", "H100", "H100", "H100", "H100"],
         host=["x", "y", "x", "x", "y", "x", "x", "x", "x"],  # repeats on several hosts are repeats
+        steps=[20, 20, 20, 20, 40, 20, 20, 20, 20],  # and those that were measured longer
     )
     summary = summarize(runs)
     assert summary["varies"].to_dict() == {"a": "compile, gpu_name", "b": "", "c": "", "d": "grad_accum"}
