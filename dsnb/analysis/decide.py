@@ -62,6 +62,8 @@ class Question:
     """Smallest difference that matters: 0.02 is 2 %."""
     max_days: float = MAX_DAYS
     """Settings that take longer are left out if any takes less, unless the objective is the time."""
+    are_tokens_assumed: bool = False
+    """Whether `tokens` are the usual tokens, as nobody gave a number; `decide` sets it."""
 
     def __post_init__(self) -> None:
         if self.objective not in list(OBJECTIVES):
@@ -274,7 +276,8 @@ def may_be_best(table: pd.DataFrame, by: Sequence[str] = ("gpus", "kind", "globa
 
 def decide(table: pd.DataFrame, question: Question, parameters: float = 0, fine_tuning: bool = False) -> Decision:
     """Rank the candidates of a task; without `parameters` (0), the default number of tokens is a round one."""
-    question = replace(question, tokens=question.tokens or planning.usual_tokens(parameters, fine_tuning))
+    if not question.tokens:
+        question = replace(question, tokens=planning.usual_tokens(parameters, fine_tuning), are_tokens_assumed=True)
     table = costed(table, question)
     available = _at_hand(table, question)
     available = available[available[question.column].notna()].sort_values(question.column, kind="stable")

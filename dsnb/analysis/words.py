@@ -234,7 +234,7 @@ def figures(option: "pd.Series[Any]", question: Question, memory: str = "GPU mem
         **{text: significant(values[column]) for text, column in amounts.items() if column in values},
         **{text: error(option.get(column)) for text, column in errors.items()},
         "rates": _rates(rate, factor, is_open),
-        "tokens": amount(question.tokens),
+        "tokens": f"{ASSUMED} {amount(question.tokens)}" if question.are_tokens_assumed else amount(question.tokens),
         "duration": f"at least {duration(24 * low)}" if is_open else duration(24 * low, 24 * option["days_high"]),
         "cost": cost(option, question, unit),
         "memory_name": memory,

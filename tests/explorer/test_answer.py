@@ -174,7 +174,7 @@ def test_the_tokens_are_those_of_the_model_until_a_reader_enters_others(tab):
             tab.evaluate(f"(task) => {ROOT}.set({{ task }})", task)
             shown.append(field.input_value())
     assert shown == ["11", "6.6", "5", "5", "11", "6.6"]  # of 559 and 331 million parameters
-    assert "; 6.6 billion tokens: " in tab.locator(".dsnb-costs").inner_text()
+    assert "; an assumed 6.6 billion tokens: " in tab.locator(".dsnb-costs").inner_text()
 
 
 def test_all_tasks_are_a_table_of_answers(runs, by_task, tab):

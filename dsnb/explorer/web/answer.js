@@ -155,6 +155,12 @@ class Answer {
     return fill(this.model.templates[name], { max_days: String(maxDays), goal_days: String(goalDays), unstable_times: String(unstableTimes), ...facts });
   }
 
+  // The tokens to train on, in words; nobody gave a number of those that are assumed.
+  tokensText() {
+    const tokens = amount(this.model, this.tokens);
+    return this.state.train_tokens ? tokens : `${this.model.words.assumed} ${tokens}`;
+  }
+
   // The sentences of the card, by line.
   words() {
     const { best, state, options, model, task } = this;
@@ -162,7 +168,7 @@ class Answer {
     const gib = (value) => (value === null ? "" : significant(value));
     const facts = {
       ...best, n: String(best.n), failed: best.failed ? fixed(best.failed, 0) : "",
-      rate: significant(best.rate), tokens: amount(model, this.tokens), duration: duration(model, 24 * best.days), hours: significant(best.hours),
+      rate: significant(best.rate), tokens: this.tokensText(), duration: duration(model, 24 * best.days), hours: significant(best.hours),
       energy: Number.isNaN(best.energy) ? "" : significant(best.energy), cost: this.cost(best) || this.fill("no_cost"),
       memory_name: task.memory, memory: gib(best.memory), capacity: gib(best.capacity), memory_word: best.memory === null ? "" : "memory",
     };
