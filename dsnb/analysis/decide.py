@@ -243,9 +243,10 @@ class Decision:
 
     @property
     def is_by_repeats(self) -> bool:
-        """Whether the first option is there for its repeats, although another one is slightly better."""
+        """Whether the first option is there for its repeats, although another one with room is slightly better."""
         values = self.options[self.question.column]
-        return len(values) > 0 and bool(values.iloc[0] > values.min())
+        with_room = values[~tight(self.options)]
+        return len(with_room) > 0 and bool(values.iloc[0] > with_room.min())
 
     @property
     def gpus(self) -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 
 import dsnb
 from dsnb.analysis.comparisons import differences
-from dsnb.analysis.decide import Question, of_runs
+from dsnb.analysis.decide import Question, candidates, decide, of_runs
 from dsnb.analysis.summary import repeat_ratios, unstable
 from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
@@ -102,3 +102,11 @@ def test_within_the_relevance_a_repeated_setting_wins_over_a_single_run(objectiv
     assert repeated_and_single(1030.0, objective) == (["single", "repeated", "slow"], False)
     assert repeated_and_single(1015.0, objective, relevance=0.01) == (["single", "repeated", "slow"], False)
     assert repeated_and_single(990.0, objective) == (["repeated", "single", "slow"], False)
+
+
+def test_a_setting_that_comes_first_for_its_room_does_not_come_first_for_its_repeats():
+    """The fastest is tight, and another that takes 3 % longer has room: no reason to speak of repeats."""
+    table = candidates(runs_of(fast=[1000.0], roomy=[970.0], slow=[500.0]).assign(gpus=1, peak_allocated_gib=8.0))
+    made = decide(table.assign(tight=[True, False, False], n=math.nan), Question(1e9))
+    assert list(made.options.index) == ["roomy", "slow", "fast"]
+    assert not made.is_by_repeats
