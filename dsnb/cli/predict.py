@@ -176,7 +176,7 @@ def _notes(table: Any, asked: Sequence[Experiment], tokens: float | None) -> Ite
             "say what a host has with --host-memory GIB"
         )
     if any(experiment.optimizer == "adamw" and experiment.strategy == "deepspeed" for experiment in asked):
-        yield "assumed: adamw is DeepSpeed's FusedAdam, and its CPUAdam with offload; others need other memory"
+        yield "assumed: adamw is DeepSpeed's FusedAdam, or CPUAdam with offload; other versions need different memory"
     if any(experiment.allocator == "default" for experiment in asked):
         yield "allocator is 'default': fragmentation can need more memory than is predicted"
 

@@ -146,7 +146,7 @@ def test_folders_that_hold_no_run_or_cannot_be_written(monkeypatch, tmp_path):
     for name in ("notes.txt", "a/picture.png", "a/b/.hidden"):
         (tmp_path / name).write_text("nothing")
     message = (
-        f"note: not read: {tmp_path / 'notes.txt'} is no log that dsnb can read (see docs/how-to/foreign_logs.md)\n"
+        f"note: not read: {tmp_path / 'notes.txt'} is not a log that dsnb can read (see docs/how-to/foreign_logs.md)\n"
         f"error: '{tmp_path}' contains no runs: none of 3 files is a run of dsnb or a log that it can "
         f"read; supported are {KINDS}\n"
     )

@@ -319,7 +319,7 @@ def test_every_kind_beside_dsnbs_own(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         runs = dsnb.load_runs(tmp_path)
-    assert [str(warning.message).partition(" are no logs")[0] for warning in caught] == [
+    assert [str(warning.message).partition(" are not logs")[0] for warning in caught] == [
         f"not read: {tmp_path / 'noise.log'}, {tmp_path / 'notes.txt'}"
     ]
     assert list(runs.columns) == RUN_COLUMNS

@@ -328,11 +328,11 @@ def test_files_that_are_not_read_are_named(tmp_path):
         only(dsnb.load_runs(tmp_path))
     names = ", ".join(str(tmp_path / name) for name in ("job.o123", "notes.txt", "served.log", "texts.jsonl"))
     assert [str(warning.message) for warning in caught] == [
-        f"not read: {names} are no logs that dsnb can read (see docs/how-to/foreign_logs.md)"
+        f"not read: {names} are not logs that dsnb can read (see docs/how-to/foreign_logs.md)"
     ]
     for number in range(20):
         (tmp_path / f"x{number}.log").write_text("nothing")
-    with pytest.warns(DsnbWarning, match="and 16 more are no logs"):
+    with pytest.warns(DsnbWarning, match="and 16 more are not logs"):
         dsnb.load_runs(tmp_path)
 
 
