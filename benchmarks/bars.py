@@ -15,12 +15,12 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis.summary import summarize
-from dsnb.launcher.run import launch
-from dsnb.run_folder.paths import RunPaths
-from dsnb.runs.load import load_runs
+from dsnb.base.system import hardware
+from dsnb.measure.launcher.run import launch
+from dsnb.results.runs.load import load_runs
+from dsnb.results.statistics.summary import summarize
 from dsnb.settings.experiment import Experiment
-from dsnb.system import hardware
+from dsnb.settings.records.paths import RunPaths
 
 REPEATS = 3
 COMPILE = "--compile"
@@ -51,7 +51,13 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"strategy": "fsdp", **TWO},
     ],
     "two-lora": [
-        {"zero_stage": 1, "lora_rank": 128, "activation_checkpointing": True, "checkpoint_every": every, **TWO}
+        {
+            "zero_stage": 1,
+            "lora_rank": 128,
+            "activation_checkpointing": True,
+            "checkpoint_every": every,
+            **TWO,
+        }
         for every in (1, 2)
     ],
     "four": [{"zero_stage": 1, "grad_accum": 8, "compile": "default", "gpus": 4}],
@@ -78,7 +84,11 @@ def experiments(work: str) -> list[Experiment]:
     """Return the settings of a work, the one first that the others are compared with."""
     model, micro_batch_size, seq_len, kind = WORKS[work]
     shape = {"model": model, "micro_batch_size": micro_batch_size, "seq_len": seq_len}
-    common = {**shape, "warmup_steps": 4, "steps": 10} if work in LONG else {**shape, "warmup_steps": 10, "steps": 40}
+    common = (
+        {**shape, "warmup_steps": 4, "steps": 10}
+        if work in LONG
+        else {**shape, "warmup_steps": 10, "steps": 40}
+    )
     return [Experiment(**common, **settings) for settings in SETTINGS[kind]]
 
 
@@ -100,7 +110,11 @@ def compile_one(work: str) -> None:
     """Run a few steps of every setting of a work, and keep nothing but torch's caches."""
     for experiment in experiments(work):
         with tempfile.TemporaryDirectory() as folder:
-            launch(experiment.model_copy(update={"warmup_steps": 3, "steps": 1}), Path(folder) / "run1", progress=False)
+            launch(
+                experiment.model_copy(update={"warmup_steps": 3, "steps": 1}),
+                Path(folder) / "run1",
+                progress=False,
+            )
 
 
 def measure(output: Path, works: list[str]) -> None:
@@ -113,17 +127,37 @@ def measure(output: Path, works: list[str]) -> None:
                     continue
                 began = time.monotonic()
                 result = launch(experiment, folder, progress=False)
-                rate, note = result.summary.get("tokens_per_s") or 0, result.cause or result.summary.get("note") or ""
+                rate, note = (
+                    result.summary.get("tokens_per_s") or 0,
+                    result.cause or result.summary.get("note") or "",
+                )
                 took = f"({time.monotonic() - began:.0f} s)"
-                print(work, experiment.name, result.status, f"{rate:,.0f} tokens/s", took, note, flush=True)
+                print(
+                    work,
+                    experiment.name,
+                    result.status,
+                    f"{rate:,.0f} tokens/s",
+                    took,
+                    note,
+                    flush=True,
+                )
 
 
 def table(output: Path) -> pd.DataFrame:
     """Return one row per setting: medians over its repeats."""
     runs = load_runs(output)
-    figures = ["tokens_per_s", "of_plain", "tflops_per_gpu", "mfu_of_matmul", "peak_allocated_gib", "step_time_mean_s"]
+    figures = [
+        "tokens_per_s",
+        "of_plain",
+        "tflops_per_gpu",
+        "mfu_of_matmul",
+        "peak_allocated_gib",
+        "step_time_mean_s",
+    ]
     summary = summarize(runs)
-    return summary[["n", "n_failed", *(f"{name}_{what}" for name in figures for what in ("median", "std"))]]
+    return summary[
+        ["n", "n_failed", *(f"{name}_{what}" for name in figures for what in ("median", "std"))]
+    ]
 
 
 def main() -> None:

@@ -16,9 +16,9 @@ import torch
 from deepspeed.runtime.chunked_cross_entropy import chunked_cross_entropy
 from torch.nn import functional as F
 
-from dsnb.system import hardware
-from dsnb.train.causal_loss import differentiate, sum_of_losses
-from dsnb.train.meter import Clock
+from dsnb.base.system import hardware
+from dsnb.measure.train.meter import Clock
+from dsnb.models.causal_loss import differentiate, sum_of_losses
 
 PADDED = 64
 """The multiple that `pad_vocab` is usually set to."""
@@ -30,18 +30,24 @@ def whole(layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor) -
     return F.cross_entropy(layer(hidden).float(), targets)
 
 
-def sliced(layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, vocab: int) -> torch.Tensor:
+def sliced(
+    layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, vocab: int
+) -> torch.Tensor:
     """Return the mean loss of the first columns of padded logits."""
     return F.cross_entropy(layer(hidden)[:, :vocab].float(), targets)
 
 
-def masked(layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, vocab: int) -> torch.Tensor:
+def masked(
+    layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, vocab: int
+) -> torch.Tensor:
     """Return the same, of all columns, the added ones at minus infinity."""
     is_column = torch.arange(len(layer.weight), device=hidden.device) < vocab
     return F.cross_entropy(torch.where(is_column, layer(hidden).float(), -torch.inf), targets)
 
 
-def biased(layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, vocab: int) -> torch.Tensor:
+def biased(
+    layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, vocab: int
+) -> torch.Tensor:
     """Return the same, with a bias that is minus infinity for the added columns."""
     bias = torch.zeros(len(layer.weight), device=hidden.device, dtype=hidden.dtype)
     bias[vocab:] = -torch.inf
@@ -52,10 +58,15 @@ def ways(compiled: bool) -> Iterator[tuple[str, Loss]]:
     """Yield names and functions that return the mean loss of an output layer, its inputs and targets."""
     yield "whole", torch.compile(whole) if compiled else whole
     loss = torch.compile(differentiate) if compiled else differentiate
-    yield "dsnb, chunked", lambda layer, hidden, targets: sum_of_losses(layer, hidden, targets, loss) / len(targets)
+    yield (
+        "dsnb, chunked",
+        lambda layer, hidden, targets: sum_of_losses(layer, hidden, targets, loss) / len(targets),
+    )
     yield "DeepSpeed", lambda layer, hidden, targets: chunked_cross_entropy(layer(hidden), targets)
     try:
-        from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
+        from liger_kernel.transformers.fused_linear_cross_entropy import (
+            LigerFusedLinearCrossEntropyLoss,
+        )
     except ImportError:
         return
     in_fp32 = LigerFusedLinearCrossEntropyLoss(accum_dtype=torch.float32)
@@ -65,16 +76,23 @@ def ways(compiled: bool) -> Iterator[tuple[str, Loss]]:
 def padded_ways(compiled: bool, vocab: int) -> Iterator[tuple[str, Loss]]:
     """Yield the same for an output layer with padded rows."""
     for how in (sliced, masked, biased):
-        yield f"padded, {how.__name__}", partial(torch.compile(how) if compiled else how, vocab=vocab)
+        yield (
+            f"padded, {how.__name__}",
+            partial(torch.compile(how) if compiled else how, vocab=vocab),
+        )
 
 
-def passes(loss: Loss, layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+def passes(
+    loss: Loss, layer: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor
+) -> list[torch.Tensor]:
     """Return the loss and both gradients."""
     value = loss(layer, hidden, targets)
     return [value.detach(), *torch.autograd.grad(value, (hidden, layer.weight))]
 
 
-def measure(loss: Loss, *given: torch.Tensor | torch.nn.Linear, repeats: int) -> tuple[float, float]:
+def measure(
+    loss: Loss, *given: torch.Tensor | torch.nn.Linear, repeats: int
+) -> tuple[float, float]:
     """Return the median milliseconds of both passes, and the GiB of their peak beyond what is given (0 on a CPU)."""
     device = given[1].device
     clock, times_s, has_gpu = Clock(device), [], device.type == "cuda"
@@ -107,10 +125,17 @@ def main() -> None:
     targets = torch.randint(given.vocabulary, (given.tokens,), device=device)
     exact = torch.nn.Linear(given.width, given.vocabulary, bias=False, device=device)
     exact.weight.data.copy_(layer.weight)
-    wanted = [result.cpu() for result in passes(whole, exact, hidden.detach().float().requires_grad_(), targets)]
+    wanted = [
+        result.cpu()
+        for result in passes(whole, exact, hidden.detach().float().requires_grad_(), targets)
+    ]
     del exact
-    padded = torch.nn.Linear(given.width, given.vocabulary + -given.vocabulary % PADDED, False, device, half)
-    padded.weight.data = F.pad(layer.weight.detach(), (0, 0, 0, len(padded.weight) - given.vocabulary))
+    padded = torch.nn.Linear(
+        given.width, given.vocabulary + -given.vocabulary % PADDED, False, device, half
+    )
+    padded.weight.data = F.pad(
+        layer.weight.detach(), (0, 0, 0, len(padded.weight) - given.vocabulary)
+    )
     for name, loss in [*ways(given.compiled), *padded_ways(given.compiled, given.vocabulary)]:
         used = padded if name.startswith("padded") else layer
         computed = passes(loss, used, hidden, targets)

@@ -19,10 +19,10 @@ import torch
 from torch._inductor import config as inductor
 from torch.backends import cuda
 
+from dsnb.base.system import hardware
+from dsnb.models.causal_loss import CausalLoss
+from dsnb.models.model import DTYPES, build, model_config
 from dsnb.settings.experiment import Experiment
-from dsnb.system import hardware
-from dsnb.train.causal_loss import CausalLoss
-from dsnb.train.model import DTYPES, build, model_config
 
 KERNELS = ("cudnn", "flash", "mem_efficient", "math")
 WAYS: dict[str, dict[str, Any]] = {
@@ -38,7 +38,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "compiled, strides not padded": {"compile": {}, "inductor": {"comprehensive_padding": False}},
     "compiled, no online softmax": {"compile": {}, "inductor": {"online_softmax": False}},
     "compiled, eager's roundings": {"compile": {}, "inductor": {"emulate_precision_casts": True}},
-    "compiled, no persistent reductions": {"compile": {}, "inductor": {"triton.persistent_reductions": False}},
+    "compiled, no persistent reductions": {
+        "compile": {},
+        "inductor": {"triton.persistent_reductions": False},
+    },
     "compiled, no caches": {"compile": {}, "inductor": {"force_disable_caches": True}},
 }
 
@@ -52,7 +55,9 @@ def shortened(model: str, layers: int, folder: Path) -> str:
 
 
 @contextmanager
-def computing(kernel: str | None = None, inductor: dict[str, Any] | None = None, **_: Any) -> Iterator[None]:
+def computing(
+    kernel: str | None = None, inductor: dict[str, Any] | None = None, **_: Any
+) -> Iterator[None]:
     """Allow one attention kernel alone, and set the compiler's options."""
     for name in KERNELS:
         getattr(cuda, f"enable_{name}_sdp")(kernel in (None, name))
@@ -68,7 +73,9 @@ def inductor_options(options: dict[str, Any] | None) -> Any:
     return inductor.patch(options) if options else nullcontext()
 
 
-def one_pass(experiment: Experiment, ids: torch.Tensor, half: torch.dtype, **way: Any) -> tuple[float, CausalLoss]:
+def one_pass(
+    experiment: Experiment, ids: torch.Tensor, half: torch.dtype, **way: Any
+) -> tuple[float, CausalLoss]:
     """Return the loss of one pass, and the model with its gradients."""
     model = CausalLoss(build(experiment, {}, ids.device), experiment.loss == "chunked")
     if "compile" in way:
@@ -82,13 +89,20 @@ def one_pass(experiment: Experiment, ids: torch.Tensor, half: torch.dtype, **way
 
 def gradients(model: CausalLoss) -> dict[str, torch.Tensor]:
     """Return the gradients of all parameters in fp32, on the host."""
-    return {name: weight.grad.float().cpu() for name, weight in model.named_parameters() if weight.grad is not None}
+    return {
+        name: weight.grad.float().cpu()
+        for name, weight in model.named_parameters()
+        if weight.grad is not None
+    }
 
 
-def furthest(computed: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], count: int = 4) -> str:
+def furthest(
+    computed: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], count: int = 4
+) -> str:
     """Name the parameters whose gradients have the largest relative errors (in the 2-norm)."""
     errors = {
-        name: float((gradient - wanted[name]).norm() / wanted[name].norm()) for name, gradient in computed.items()
+        name: float((gradient - wanted[name]).norm() / wanted[name].norm())
+        for name, gradient in computed.items()
     }
     worst = sorted(errors, key=lambda name: -errors[name])[:count]
     return ", ".join(f"{name} {100 * errors[name]:.2f} %" for name in worst)
@@ -105,16 +119,23 @@ def asked() -> Iterator[tuple[Experiment, torch.Tensor]]:
     model, batch, length, *layers = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
         name = shortened(model, int(layers[0]), Path(folder)) if layers else model
-        experiment = Experiment(model=name, strategy="plain", seq_len=int(length), micro_batch_size=int(batch))
+        experiment = Experiment(
+            model=name, strategy="plain", seq_len=int(length), micro_batch_size=int(batch)
+        )
         torch.manual_seed(0)
         shape, device = (int(batch), int(length)), hardware.default_device()
-        yield experiment, torch.randint(0, model_config(experiment).vocab_size, shape, device=device)
+        yield (
+            experiment,
+            torch.randint(0, model_config(experiment).vocab_size, shape, device=device),
+        )
 
 
 def main() -> None:
     """Print a line for each way."""
     with asked() as (experiment, ids):
-        loss, exact = one_pass(experiment.model_copy(update={"attention": "eager"}), ids, torch.float32)
+        loss, exact = one_pass(
+            experiment.model_copy(update={"attention": "eager"}), ids, torch.float32
+        )
         wanted = gradients(exact)
         print(f"{'fp32, eager':36} loss {loss:.6f} norm {norm(wanted):.6f}", flush=True)
         for what, way in WAYS.items():

@@ -12,10 +12,10 @@ from pathlib import Path
 import pandas as pd
 
 import dsnb
-from dsnb.analysis.intervals import MIN_RUNS
-from dsnb.run_folder import paths
-from dsnb.run_folder.columns import KEYS
-from dsnb.runs.literature.tables import WITH_STEPS, steps_file
+from dsnb.results.literature.tables import WITH_STEPS, steps_file
+from dsnb.results.statistics.intervals import MIN_RUNS
+from dsnb.settings.records import paths
+from dsnb.settings.records.columns import KEYS
 
 PAGE_OF = "h200"
 DIGITS = 6
@@ -34,33 +34,44 @@ def with_repeats(published: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 def noted(runs: pd.DataFrame, note: str) -> pd.Series:
     """Return the note of each run, with a further one."""
-    return pd.Series(["; ".join(filter(None, [before, note])) for before in runs["note"].fillna("")], index=runs.index)
+    return pd.Series(
+        ["; ".join(filter(None, [before, note])) for before in runs["note"].fillna("")],
+        index=runs.index,
+    )
 
 
 def add(machine: str, folder: Path, note: str = "") -> int:
     """Add the runs of a folder and their steps; return how many."""
     name = machine.partition("-")[0]
     if name not in WITH_STEPS:
-        sys.exit(f"MACHINE is {machine!r}: begin it with the data set, {' or '.join(WITH_STEPS)}, and a hyphen")
+        sys.exit(
+            f"MACHINE is {machine!r}: begin it with the data set, {' or '.join(WITH_STEPS)}, and a hyphen"
+        )
     files = paths.literature(name), steps_file(name)
     published, steps = (
-        (pd.read_csv(files[0]), pd.read_parquet(files[1])) if files[0].exists() else (pd.DataFrame(),) * 2
+        (pd.read_csv(files[0]), pd.read_parquet(files[1]))
+        if files[0].exists()
+        else (pd.DataFrame(),) * 2
     )
     measured = dsnb.load_runs(folder)
     measured = measured[measured["status"].isin(["ok", "oom"])]
     runs = with_repeats(published, measured).assign(host=machine, note=noted(measured, note))
-    numbers = {tuple(old): new for old, new in zip(measured[KEYS].to_numpy(), runs["repeat"], strict=True)}
+    numbers = {
+        tuple(old): new for old, new in zip(measured[KEYS].to_numpy(), runs["repeat"], strict=True)
+    }
     new_steps = dsnb.load_steps(folder)
     new_steps = new_steps[[tuple(key) in numbers for key in new_steps[KEYS].to_numpy()]]
     new_steps = new_steps.assign(repeat=[numbers[tuple(key)] for key in new_steps[KEYS].to_numpy()])
     table = pd.concat([published, runs.drop(columns=list(LEFT_OUT))], ignore_index=True)
     table.dropna(axis=1, how="all").to_csv(files[0], index=False, float_format=f"%.{DIGITS}g")
-    pd.concat([steps, new_steps.dropna(axis=1, how="all")], ignore_index=True).to_parquet(files[1], compression="zstd")
+    pd.concat([steps, new_steps.dropna(axis=1, how="all")], ignore_index=True).to_parquet(
+        files[1], compression="zstd"
+    )
     return len(runs)
 
 
 def counts() -> list[str]:
-    """Return the table of `dsnb/runs/literature/README.md`: how much evidence each data set has."""
+    """Return the table of `dsnb/results/literature/README.md`: how much evidence each data set has."""
     rows = [
         f"| data set | runs | settings | with {MIN_RUNS} runs or more | hosts | on one GPU | timed seconds, median |",
         "|---|---|---|---|---|---|---|",
@@ -80,7 +91,9 @@ def counts() -> list[str]:
 def write_page() -> Path:
     """Write the page of all runs."""
     runs = dsnb.published(PAGE_OF)
-    return dsnb.explore(runs).save(PAGE, f"GPT-2, OPT, BLOOM and others on H200: {len(runs):,} runs")
+    return dsnb.explore(runs).save(
+        PAGE, f"GPT-2, OPT, BLOOM and others on H200: {len(runs):,} runs"
+    )
 
 
 def main() -> None:

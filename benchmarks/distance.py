@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterator
 
 from benchmarks.headline import fastest, way
+from dsnb.base.system import hardware
 from dsnb.prediction import gpus
 from dsnb.prediction.calibration import of_record
 from dsnb.prediction.step_time import DEFAULT, parts
-from dsnb.system import hardware
 
 TASKS = {
     "GPT-2 124M, sequence 128": ("gpt2", 128, 0, 1),

@@ -16,11 +16,20 @@ from typing import Any
 import yaml
 
 import dsnb
-from dsnb.errors import SettingsError
+from dsnb.base.errors import SettingsError
 
 STRATEGIES: dict[int, list[dict[str, Any]]] = {
-    1: [{"strategy": "plain"}, {"strategy": "plain"}, *({"zero_stage": stage} for stage in range(4))],
-    2: [{"strategy": "ddp"}, {"strategy": "fsdp"}, *({"zero_stage": stage} for stage in range(4)), {"zero_stage": 3}],
+    1: [
+        {"strategy": "plain"},
+        {"strategy": "plain"},
+        *({"zero_stage": stage} for stage in range(4)),
+    ],
+    2: [
+        {"strategy": "ddp"},
+        {"strategy": "fsdp"},
+        *({"zero_stage": stage} for stage in range(4)),
+        {"zero_stage": 3},
+    ],
 }
 """Strategies by the number of GPUs, 2 for several; the least measured ones are listed twice, to be drawn more often."""
 CHOICES: dict[str, list[tuple[Any, int]]] = {
@@ -53,12 +62,18 @@ def drawn(seed: int, count: int, gpus: int, limited_by: str = "") -> Iterator[di
         yield entry
 
 
-def _entry(random_: random.Random, strategy: dict[str, Any], gpus: int, limited_by: str) -> dict[str, Any] | None:
+def _entry(
+    random_: random.Random, strategy: dict[str, Any], gpus: int, limited_by: str
+) -> dict[str, Any] | None:
     """Return one setting; None if it is refused, too large, or limited by something else."""
-    chosen = {name: random_.choices(*zip(*values, strict=True))[0] for name, values in CHOICES.items()}
+    chosen = {
+        name: random_.choices(*zip(*values, strict=True))[0] for name, values in CHOICES.items()
+    }
     settings = {**strategy, "gpus": gpus, **chosen}
     default = dsnb.Experiment(device="cuda").model_dump()
-    settings = {name: value for name, value in settings.items() if value != default[name] or name == "model"}
+    settings = {
+        name: value for name, value in settings.items() if value != default[name] or name == "model"
+    }
     try:
         experiment = dsnb.Experiment(device="cuda", **settings)
         row = dsnb.predict([experiment], gpu="H100").iloc[0]
@@ -80,7 +95,11 @@ def main() -> None:
     parser.add_argument("gpus", type=int, nargs="+")
     parser.add_argument("--limited-by", choices=["CPU", "GPU"], default="")
     given = parser.parse_args()
-    entries = [entry for each in given.gpus for entry in drawn(given.seed, given.count, each, given.limited_by)]
+    entries = [
+        entry
+        for each in given.gpus
+        for entry in drawn(given.seed, given.count, each, given.limited_by)
+    ]
     content = {
         "name": f"h100_drawn_{given.seed}",
         "question": "How wrong are predictions of settings that were drawn at random?",

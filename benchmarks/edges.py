@@ -11,7 +11,7 @@ import pandas as pd
 
 from benchmarks.headline import sound
 from dsnb.prediction.calibration import recorded
-from dsnb.runs import labels
+from dsnb.results.runs import labels
 
 SWEEP = "h200_edges"
 SHOWN, ENOUGH = 5, 0.97
@@ -35,19 +35,27 @@ def measured() -> pd.DataFrame:
     """Return the sound runs of the data set with `name`, and `series`: the name without micro-batch and allocator."""
     runs = sound()
     names = [recorded(row).name_with_model for row in runs.to_dict("records")]
-    return runs.assign(name=names, series=[re.sub(r"_bs\d+(?=_)|_alloc-default", "", name) for name in names])
+    return runs.assign(
+        name=names, series=[re.sub(r"_bs\d+(?=_)|_alloc-default", "", name) for name in names]
+    )
 
 
 def edges(runs: pd.DataFrame) -> Iterator[str]:
     """Yield a row for each series of micro-batches that was measured up to the memory."""
     for series in runs[runs["sweep"] == SWEEP]["series"].unique():
         of_series = runs[runs["series"] == series]
-        speeds = of_series.groupby("micro_batch_size")[["tokens_per_s", "peak_allocated_gib"]].median().tail(SHOWN)
+        speeds = (
+            of_series.groupby("micro_batch_size")[["tokens_per_s", "peak_allocated_gib"]]
+            .median()
+            .tail(SHOWN)
+        )
         if len(speeds) < 2:
             continue
         run, best = of_series.iloc[0], speeds["tokens_per_s"].max()
         enough = speeds.index[speeds["tokens_per_s"] >= ENOUGH * best].min()
-        steps = ", ".join(f"{batch}: {speed:,.0f} ({gib:.1f})" for batch, speed, gib in speeds.itertuples())
+        steps = ", ".join(
+            f"{batch}: {speed:,.0f} ({gib:.1f})" for batch, speed, gib in speeds.itertuples()
+        )
         gain = best / speeds["tokens_per_s"].iloc[0]
         way = labels.setting({**run, "micro_batch_size": None})
         task = f"{run['model']}, sequence {run['seq_len']} | {run['gpus']}"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from dsnb.report import write_report
+from dsnb.show.report import write_report
 from tests.support import made_up
 from tests.support.browser import launch
 
@@ -62,7 +62,9 @@ async () => {
 def measure(count: int) -> dict[str, object]:
     """Return the page's size in MB, times in s and latencies in ms for a sweep of `count` runs."""
     with tempfile.TemporaryDirectory() as folder:
-        table = made_up.runs(count, repeats=max(3, -(-count // 1000)))  # there are about 1,100 settings
+        table = made_up.runs(
+            count, repeats=max(3, -(-count // 1000))
+        )  # there are about 1,100 settings
         assert len(table) == count
         made_up.write_folders(table, Path(folder) / "made_up")
         start = time.perf_counter()

@@ -16,9 +16,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from dsnb.launcher.run import launch
-from dsnb.sweep.params import Run, load_sweep
-from dsnb.system import hardware
+from dsnb.base.system import hardware
+from dsnb.measure.launcher.run import launch
+from dsnb.measure.sweep.params import Run, load_sweep
 
 FINISHED = "finished.txt"
 """Run folders, relative to OUTPUT, whose results are elsewhere already: one a line."""
@@ -30,7 +30,9 @@ def runs_left(output: Path, files: Iterable[str]) -> list[Run]:
     finished = set(listed.read_text().split()) if listed.exists() else set()
     runs = [run for file in files for run in load_sweep(file, output=output / Path(file).stem).runs]
     left = [
-        run for run in runs if not run.paths.result.exists() and str(run.paths.dir.relative_to(output)) not in finished
+        run
+        for run in runs
+        if not run.paths.result.exists() and str(run.paths.dir.relative_to(output)) not in finished
     ]
     return sorted(left, key=lambda run: run.repeat)
 
@@ -41,7 +43,10 @@ def make(run: Run, last_start: float) -> str:
         return "not started"
     began = time.monotonic()
     result = launch(run.experiment, run.paths.dir, progress=False)
-    rate, note = result.summary.get("tokens_per_s") or 0, result.cause or result.summary.get("note") or ""
+    rate, note = (
+        result.summary.get("tokens_per_s") or 0,
+        result.cause or result.summary.get("note") or "",
+    )
     return f"{result.status} {rate:,.0f} tokens/s ({time.monotonic() - began:.0f} s) {note}"
 
 
@@ -62,7 +67,12 @@ def measure(runs: list[Run], gpus: list[str], last_start: float) -> None:
         pending = {pool.submit(make, run, last_start): run for run in runs}
         for done in as_completed(pending):
             run = pending[done]
-            print(run.experiment.name_with_model, run.repeat, done.exception() or done.result(), flush=True)
+            print(
+                run.experiment.name_with_model,
+                run.repeat,
+                done.exception() or done.result(),
+                flush=True,
+            )
 
 
 def _take_share(free: Any) -> None:

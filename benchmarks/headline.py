@@ -3,7 +3,7 @@
 The README has the fastest setting of a few tasks. `docs/explanation/published.md` has each published setting beside the
 same one on H200, and the picture of both. Figures are medians of `dsnb.published("h200")` or of the published tables;
 settings that ran fewer than four times are the fastest only where none ran more often.
-Runs with wrong losses (`dsnb.analysis.flags`) are left out.
+Runs with wrong losses (`dsnb.results.statistics.flags`) are left out.
 """
 
 import functools
@@ -17,12 +17,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import dsnb
-from dsnb.analysis.flags import Flag, flags
-from dsnb.analysis.intervals import MIN_RUNS
-from dsnb.render import palette
-from dsnb.render.picture import Picture
-from dsnb.runs import labels
-from dsnb.runs.literature import tables
+from dsnb.results.literature import tables
+from dsnb.results.runs import labels
+from dsnb.results.statistics.flags import Flag, flags
+from dsnb.results.statistics.intervals import MIN_RUNS
+from dsnb.show.render import palette
+from dsnb.show.render.picture import Picture
 
 PICTURE = Path(__file__).parents[1] / "docs" / "headline.svg"
 FIGURE = "tokens_per_s_per_gpu"
@@ -108,7 +108,11 @@ def published_rows(name: str) -> list[dict[Hashable, Any]]:
 def compared(row: Mapping[Hashable, Any], ours: pd.DataFrame) -> Comparison | None:
     """Return one published setting beside our runs; None if it was not measured again."""
     same = alike(ours, row, SAME)
-    same = same[(same["compile"] == "off") & (same["mixed_precision"] == "native") & (same["memory_limit_gib"] != 16)]
+    same = same[
+        (same["compile"] == "off")
+        & (same["mixed_precision"] == "native")
+        & (same["memory_limit_gib"] != 16)
+    ]
     if same.empty:
         return None
     same = alone(same[same["gpus"] == same["gpus"].max()])
@@ -137,11 +141,17 @@ def best_of(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[runs["experiment"] == (often if len(often) else speeds)["median"].idxmax()]
 
 
-def fastest(tasks: Mapping[str, tuple[str, int, int, int]]) -> Iterator[tuple[str, int, pd.DataFrame]]:
+def fastest(
+    tasks: Mapping[str, tuple[str, int, int, int]],
+) -> Iterator[tuple[str, int, pd.DataFrame]]:
     """Yield each task, its number of H200, and all runs of its fastest setting; `tasks` has the form of `RESULTS`."""
     ours = sound()
     for task, values in tasks.items():
-        yield task, values[-1], best_of(alike(ours, dict(zip((*WORK, "gpus"), values, strict=True)), [*WORK, "gpus"]))
+        yield (
+            task,
+            values[-1],
+            best_of(alike(ours, dict(zip((*WORK, "gpus"), values, strict=True)), [*WORK, "gpus"])),
+        )
 
 
 def results() -> Iterator[str]:
@@ -151,7 +161,9 @@ def results() -> Iterator[str]:
         spread = f"{speeds.min():,.0f} to {speeds.max():,.0f}" if len(best) > 1 else "one run"
         yield (
             f"| {task} | {gpus} | {way(best.iloc[0])} | {speeds.median():,.0f} | {spread} | {len(best)} "
-            f"| {best['mfu'].median():.1%} | {best['peak_allocated_gib'].median():.1f} GiB ".replace("%", " %")
+            f"| {best['mfu'].median():.1%} | {best['peak_allocated_gib'].median():.1f} GiB ".replace(
+                "%", " %"
+            )
             + f"| {' and '.join(days)} |"
         )
 
@@ -169,13 +181,18 @@ def picture() -> Picture:
             )
             for value, offset, name, colour in bars:
                 ratio, where = value / comparison.published, place + offset
-                axis.barh(where, ratio, height=0.32, color=colour, label=name if place == 0 else None)
+                axis.barh(
+                    where, ratio, height=0.32, color=colour, label=name if place == 0 else None
+                )
                 axis.annotate(
                     f"{value:,.0f}", (ratio, where), (3, 0), textcoords="offset points",
                     va="center", fontsize=7, color=palette.SOFT_INK,
                 )  # fmt: skip
         axis.axvline(1, color=palette.INK, linewidth=1, label="published")
-        axis.set_yticks(range(len(rows)), [f"{comparison.title}: {comparison.published:,.0f}" for comparison in rows])
+        axis.set_yticks(
+            range(len(rows)),
+            [f"{comparison.title}: {comparison.published:,.0f}" for comparison in rows],
+        )
         axis.set(ylim=(len(rows) - 0.5, -0.5), xlabel="multiple of the published figure")
         axis.margins(x=0.08)
         axis.grid(visible=False, axis="y")

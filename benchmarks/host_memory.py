@@ -25,7 +25,9 @@ def errors() -> dict[str, PredictionError]:
         runs = dsnb.published(name)
         runs = runs[(runs["status"] == "ok") & (runs["host_memory_gib"] > 0)]
         for _, group in runs.groupby(["model", "experiment"]):
-            kind, error_pct = _error(group.iloc[0].to_dict(), group["host_memory_gib"].median(), name in OF_A_RANK)
+            kind, error_pct = _error(
+                group.iloc[0].to_dict(), group["host_memory_gib"].median(), name in OF_A_RANK
+            )
             found[kind].append(error_pct)
     return {kind: error_of(of_kind) for kind, of_kind in found.items()}
 

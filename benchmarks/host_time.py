@@ -3,7 +3,7 @@
 Without arguments, print how far the counts are from what was measured on one H100 on 2026-11-25 (`host_time.csv`).
 
 Models of 12 blocks are made so narrow that their kernels take no time: a step takes as long as the host needs to
-launch it. Each part of a step is timed apart, and divided by the time of a launch (`dsnb.train.launches`), which is
+launch it. Each part of a step is timed apart, and divided by the time of a launch (`dsnb.measure.train.launches`), which is
 measured before and after. The counts of `dsnb.prediction.work` follow from the differences between settings.
 """
 
@@ -23,16 +23,24 @@ from typing import Any
 import pandas as pd
 import torch
 
-from dsnb.formulas.model_shapes import PRESETS
-from dsnb.launcher.folder import deepspeed_config
+from dsnb.base.formulas.model_shapes import PRESETS
+from dsnb.measure.launcher.folder import deepspeed_config
+from dsnb.measure.train.launches import launch_us
+from dsnb.measure.train.meter import Clock
+from dsnb.measure.train.worker import make_trainer, set_up
 from dsnb.prediction.step_time import DEFAULT, HOST_CONSTANTS, HOST_COUNTS
 from dsnb.prediction.work import work
 from dsnb.settings.experiment import Experiment
-from dsnb.train.launches import launch_us
-from dsnb.train.meter import Clock
-from dsnb.train.worker import make_trainer, set_up
 
-MODELS = ("gpt2-medium", "opt-1.3b", "bloom-560m", "pythia-410m", "qwen2.5-0.5b", "qwen3-0.6b", "llama-3.2-1b")
+MODELS = (
+    "gpt2-medium",
+    "opt-1.3b",
+    "bloom-560m",
+    "pythia-410m",
+    "qwen2.5-0.5b",
+    "qwen3-0.6b",
+    "llama-3.2-1b",
+)
 FEWER, FEWEST = ("gpt2-medium", "opt-1.3b", "qwen2.5-0.5b"), ("gpt2-medium",)
 """Models of settings with DeepSpeed, and of compiled ones."""
 WIDTH, HEADS, LAYERS, VOCAB = 64, 4, 12, 512
@@ -47,16 +55,33 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain chunked": {"strategy": "plain", "loss": "chunked"},
     "plain LoRA": {"strategy": "plain", "lora_rank": 16},
     "plain compiled": {"strategy": "plain", "compile": "default"},
-    "plain compiled recomputed": {"strategy": "plain", "compile": "default", "activation_checkpointing": True},
+    "plain compiled recomputed": {
+        "strategy": "plain",
+        "compile": "default",
+        "activation_checkpointing": True,
+    },
     "plain compiled LoRA": {"strategy": "plain", "compile": "default", "lora_rank": 16},
     "plain adafactor": {"strategy": "plain", "optimizer": "adafactor"},
     **{f"ZeRO {stage}": {"zero_stage": stage} for stage in range(4)},
     **{f"ZeRO {stage} accumulated": {"zero_stage": stage, "grad_accum": 4} for stage in range(4)},
-    **{f"ZeRO {stage} recomputed": {"zero_stage": stage, "activation_checkpointing": True} for stage in (0, 3)},
-    **{f"ZeRO {stage} autocast": {"zero_stage": stage, "mixed_precision": "autocast"} for stage in (0, 1)},
+    **{
+        f"ZeRO {stage} recomputed": {"zero_stage": stage, "activation_checkpointing": True}
+        for stage in (0, 3)
+    },
+    **{
+        f"ZeRO {stage} autocast": {"zero_stage": stage, "mixed_precision": "autocast"}
+        for stage in (0, 1)
+    },
     **{f"ZeRO {stage} fp32": {"zero_stage": stage, "precision": "fp32"} for stage in (0, 2)},
-    **{f"ZeRO {stage} compiled": {"zero_stage": stage, "compile": "default"} for stage in (0, 1, 2, 3)},
-    "ZeRO 3 compiled recomputed": {"zero_stage": 3, "compile": "default", "activation_checkpointing": True},
+    **{
+        f"ZeRO {stage} compiled": {"zero_stage": stage, "compile": "default"}
+        for stage in (0, 1, 2, 3)
+    },
+    "ZeRO 3 compiled recomputed": {
+        "zero_stage": 3,
+        "compile": "default",
+        "activation_checkpointing": True,
+    },
     "ZeRO 3 LoRA": {"zero_stage": 3, "lora_rank": 16},
 }
 WARM_UP, STEPS, LAUNCHES_S = 3, 10, 0.15
@@ -79,7 +104,10 @@ def measure(experiment: Experiment, device: torch.device) -> dict[str, float]:
         spent[name] = spent.get(name, 0.0) + time.perf_counter() - began
 
     trainer.section = section
-    ids = [torch.randint(VOCAB, (1, experiment.seq_len), device=device) for _ in range(experiment.grad_accum)]
+    ids = [
+        torch.randint(VOCAB, (1, experiment.seq_len), device=device)
+        for _ in range(experiment.grad_accum)
+    ]
     for step in range(WARM_UP + STEPS):
         spent.clear()
         trainer.step(ids)
@@ -106,7 +134,10 @@ def counted() -> pd.DataFrame:
         for name, model in zip(table["setting"], table["model"], strict=True):
             counts.append(work(setting(name, narrow(model, Path(folder)), "cuda")))
     us = dict(zip(HOST_COUNTS, (getattr(DEFAULT, name) for name in HOST_CONSTANTS), strict=True))
-    total = [sum(each[name] * us[name] for name in HOST_COUNTS) / DEFAULT.host_launch_us for each in counts]
+    total = [
+        sum(each[name] * us[name] for name in HOST_COUNTS) / DEFAULT.host_launch_us
+        for each in counts
+    ]
     return table.assign(measured=table[[*PARTS]].sum(axis=1), counted=total)
 
 
@@ -132,20 +163,35 @@ def main() -> None:
         print(ratios.agg(["min", "median", "max"]).round(2))
         return
     output, until = Path(sys.argv[1]), time.monotonic() + float(sys.argv[2])
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
     on = "cuda" if torch.cuda.is_available() else "cpu"
     if on == "cpu":
         torch.set_num_threads(1)
     device = set_up(Experiment(device=on))
-    jobs = [(name, model) for name in SETTINGS for model in (MODELS if name.startswith("plain") else FEWER)]
+    jobs = [
+        (name, model)
+        for name in SETTINGS
+        for model in (MODELS if name.startswith("plain") else FEWER)
+    ]
     jobs = [(name, model) for name, model in jobs if "compiled" not in name or model in FEWEST]
-    with output.open("w", encoding="utf-8", newline="") as file, tempfile.TemporaryDirectory() as folder:
+    with (
+        output.open("w", encoding="utf-8", newline="") as file,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         writer = csv.writer(file)
         writer.writerow(["setting", "model", *PARTS, "launch_us"])
         for name, model in sorted(jobs, key=lambda job: "compiled" in job[0]):
             if time.monotonic() > until:
                 break
-            writer.writerow([name, model, *row(setting(name, narrow(model, Path(folder)), on), device)])
+            writer.writerow(
+                [name, model, *row(setting(name, narrow(model, Path(folder)), on), device)]
+            )
             file.flush()
 
 

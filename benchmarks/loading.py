@@ -52,8 +52,17 @@ def write(folder: Path, runs: int, steps: int) -> None:
         run.mkdir(parents=True)
         times = [chance.gauss(0.2, 0.01) for _ in range(steps)]
         rate = 2048 * steps / sum(times)
-        summary = {"tokens_per_s": rate, "tokens_per_s_per_gpu": rate / 2, "step_time_mean_s": sum(times) / steps}
-        summary |= {"peak_allocated_gib": None, "host_memory_gib": 0.48, "loss_last": 4.6, "timed_steps": steps}
+        summary = {
+            "tokens_per_s": rate,
+            "tokens_per_s_per_gpu": rate / 2,
+            "step_time_mean_s": sum(times) / steps,
+        }
+        summary |= {
+            "peak_allocated_gib": None,
+            "host_memory_gib": 0.48,
+            "loss_last": 4.6,
+            "timed_steps": steps,
+        }
         result = {
             "status": "ok",
             "cause": None,
@@ -64,7 +73,10 @@ def write(folder: Path, runs: int, steps: int) -> None:
         lines = "".join(_line(step, time_s, chance) for step, time_s in enumerate(times, 1))
         (run / "steps.jsonl").write_text(lines)
         for name, record in (
-            ("experiment", SETTINGS | {"seed": number // 3, "steps": steps, "run_id": f"{number:016x}"}),
+            (
+                "experiment",
+                SETTINGS | {"seed": number // 3, "steps": steps, "run_id": f"{number:016x}"},
+            ),
             ("environment", ENVIRONMENT),
             ("result", result | {"steps_bytes": len(lines)}),
         ):
@@ -73,9 +85,19 @@ def write(folder: Path, runs: int, steps: int) -> None:
 
 
 def _line(step: int, time_s: float, chance: random.Random) -> str:
-    record = {"step": step, "phase": "timed", "t_s": step * time_s, "step_time_s": time_s, "loss": chance.gauss(4, 0.1)}
+    record = {
+        "step": step,
+        "phase": "timed",
+        "t_s": step * time_s,
+        "step_time_s": time_s,
+        "loss": chance.gauss(4, 0.1),
+    }
     return (
-        json.dumps(record | {"tokens": 2048, "allocated_gib": 7.123456, "reserved_gib": 8.5, "skipped": False}) + "\n"
+        json.dumps(
+            record
+            | {"tokens": 2048, "allocated_gib": 7.123456, "reserved_gib": 8.5, "skipped": False}
+        )
+        + "\n"
     )
 
 
@@ -112,10 +134,14 @@ def write_log(path: Path, kind: str, size: int) -> None:
                 continue
             many = 3000 if kind == "iterations" else 1
             for step in range(step + 1, step + many + 1):  # noqa: B020
-                file.write(ITERATION.format(step, chance.gauss(2000, 20), chance.gauss(4, 0.1)).encode())
+                file.write(
+                    ITERATION.format(step, chance.gauss(2000, 20), chance.gauss(4, 0.1)).encode()
+                )
             if kind == "noise":
                 file.write(
-                    "".join(chance.choice(NOISE).format(chance.randrange(10**6)) for _ in range(12_000)).encode()
+                    "".join(
+                        chance.choice(NOISE).format(chance.randrange(10**6)) for _ in range(12_000)
+                    ).encode()
                 )
 
 
@@ -130,7 +156,8 @@ def read_logs(megabytes: int, folder: Path) -> None:
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         time_s, busy_s, peak_mib = map(float, done.stdout.split())
         print(
-            f"{kind:12} {megabytes} MB {time_s:8.2f} s, {busy_s:8.2f} s busy, {peak_mib:6.0f} MiB at most", flush=True
+            f"{kind:12} {megabytes} MB {time_s:8.2f} s, {busy_s:8.2f} s busy, {peak_mib:6.0f} MiB at most",
+            flush=True,
         )
         path.unlink()
 
@@ -151,7 +178,8 @@ def with_pyarrow(folder: Path) -> float:
     for name in ("experiment.json", "environment.json", "result.json", "steps.jsonl"):
         files = [path.read_bytes() for path in sorted(folder.rglob(name))]
         raw = b"".join(
-            content if name.endswith("l") else json.dumps(json.loads(content)).encode() + b"\n" for content in files
+            content if name.endswith("l") else json.dumps(json.loads(content)).encode() + b"\n"
+            for content in files
         )
         how = arrow.ReadOptions(block_size=16 * 2**20)
         total += seconds(lambda raw=raw, how=how: arrow.read_json(pyarrow.BufferReader(raw), how))
@@ -173,8 +201,17 @@ def with_dictreader(folder: Path) -> float:
         rows = []
         for experiment, text in texts:
             for row in csv.DictReader(io.StringIO(text)):
-                numbers = {name: float(row[name]) for name in row if name not in {"phase", "skipped"}}
-                rows.append({"experiment": experiment, "phase": row["phase"], "skipped": row["skipped"], **numbers})
+                numbers = {
+                    name: float(row[name]) for name in row if name not in {"phase", "skipped"}
+                }
+                rows.append(
+                    {
+                        "experiment": experiment,
+                        "phase": row["phase"],
+                        "skipped": row["skipped"],
+                        **numbers,
+                    }
+                )
         return pd.DataFrame(rows).groupby("experiment")["step_time_s"].agg(["median", "std"])
 
     return seconds(read, 1)
@@ -185,7 +222,9 @@ def main() -> None:
     import dsnb
 
     if sys.argv[1:2] == ["logs"]:
-        with tempfile.TemporaryDirectory(dir=sys.argv[3] if len(sys.argv) > 3 else None) as temporary:
+        with tempfile.TemporaryDirectory(
+            dir=sys.argv[3] if len(sys.argv) > 3 else None
+        ) as temporary:
             read_logs(int(sys.argv[2]) if len(sys.argv) > 2 else 1000, Path(temporary))
         return
     runs, steps = (int(word) for word in (*sys.argv[1:3], *("10000", "200")[len(sys.argv) - 1 :]))

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from dsnb.launcher.run import launch
+from dsnb.measure.launcher.run import launch
+from dsnb.measure.train import worker
+from dsnb.measure.train.meter import Meter
 from dsnb.settings.experiment import Experiment
-from dsnb.train import worker
-from dsnb.train.meter import Meter
 
-MARKED, UNMARKED = "dsnb.train.worker", "benchmarks.marking"
+MARKED, UNMARKED = "dsnb.measure.train.worker", "benchmarks.marking"
 
 
 def main(run_dir: str) -> int:
@@ -38,7 +38,12 @@ def main(run_dir: str) -> int:
 def compare(repeats: int) -> None:
     """Run both in turn and print how long their timed regions took."""
     on_gpu = torch.cuda.is_available()
-    shape: dict[str, Any] = {"model": "gpt2", "micro_batch_size": 32, "compile": "reduce-overhead", "steps": 400}
+    shape: dict[str, Any] = {
+        "model": "gpt2",
+        "micro_batch_size": 32,
+        "compile": "reduce-overhead",
+        "steps": 400,
+    }
     if not on_gpu:
         shape = {"model": "gpt2-tiny", "micro_batch_size": 2, "steps": 100}
     experiment = Experiment(strategy="plain", precision="bf16", warmup_steps=20, **shape)
@@ -46,10 +51,14 @@ def compare(repeats: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(repeats):
             for name, times_s in timed_s.items():
-                result = launch(experiment, Path(folder) / name / f"run{repeat}", progress=False, worker=name)
+                result = launch(
+                    experiment, Path(folder) / name / f"run{repeat}", progress=False, worker=name
+                )
                 times_s.append(result.phases_s["timed"])
     for name, times_s in timed_s.items():
-        print(f"{name}: median {median(times_s):.4f} s ({', '.join(f'{time_s:.4f}' for time_s in times_s)})")
+        print(
+            f"{name}: median {median(times_s):.4f} s ({', '.join(f'{time_s:.4f}' for time_s in times_s)})"
+        )
     print(f"marking costs {median(timed_s[MARKED]) / median(timed_s[UNMARKED]) - 1:.2%}")
 
 

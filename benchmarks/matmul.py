@@ -47,8 +47,16 @@ def main() -> None:
         torch.backends.cuda.matmul.allow_tf32 = tf32
         rates = {size: 2 * size**3 / product_s(size, dtype) / 1e12 for size in sizes}
         peaks[name] = max(rates.values())
-        print(f"{name}: " + ", ".join(f"{size}: {rate:.1f}" for size, rate in rates.items()) + " TFLOP/s")
-    print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "tflops": peaks}))
+        print(
+            f"{name}: "
+            + ", ".join(f"{size}: {rate:.1f}" for size, rate in rates.items())
+            + " TFLOP/s"
+        )
+    print(
+        json.dumps(
+            {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "tflops": peaks}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ def deepspeed_gib(experiment: Experiment, trace: MemoryTrace) -> float | None:
     if experiment.zero_stage < 3:
         return float(estimate_zero2_model_states_mem_needs(parameters, **how)[1]) / GIB
     everything = experiment.offload.startswith("all")
-    needs = estimate_zero3_model_states_mem_needs(parameters, int(trace.largest), cpu_offload_params=everything, **how)
+    needs = estimate_zero3_model_states_mem_needs(
+        parameters, int(trace.largest), cpu_offload_params=everything, **how
+    )
     return float(needs[1]) / GIB
 
 
@@ -60,7 +62,9 @@ def lines(peaks: Sequence[Peak], traces: Sequence[MemoryTrace]) -> list[str]:
     """Return the table of docs/explanation/prediction_memory.md: mean and worst error of each in per cent, by kind."""
     rows = list(zip(peaks, traces, strict=True))
     kinds = sorted({kind(peak.experiment) for peak in peaks})
-    groups = {name: [row for row in rows if kind(row[0].experiment) == name] for name in kinds} | {ALL: rows}
+    groups = {name: [row for row in rows if kind(row[0].experiment) == name] for name in kinds} | {
+        ALL: rows
+    }
     table = [f"| {' | '.join(HEADER)} |", "|---|---|---|---|---|"]
     for name, group in groups.items():
         ours = [abs(peak.error_pct) for peak, _ in group]

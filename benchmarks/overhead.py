@@ -15,15 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from dsnb.files import records
-from dsnb.launcher import environment
-from dsnb.launcher.folder import prepare
-from dsnb.launcher.local import LOCALHOST, free_port, shared_servers
-from dsnb.launcher.run import WORKER, launch
-from dsnb.run_folder.paths import RunPaths
+from dsnb.base.files import records
+from dsnb.measure.launcher import environment
+from dsnb.measure.launcher.folder import prepare
+from dsnb.measure.launcher.local import LOCALHOST, free_port, shared_servers
+from dsnb.measure.launcher.run import WORKER, launch
+from dsnb.measure.sweep.job import execute
+from dsnb.measure.sweep.params import Run
 from dsnb.settings.experiment import Experiment
-from dsnb.sweep.job import execute
-from dsnb.sweep.params import Run
+from dsnb.settings.records.paths import RunPaths
 
 EXPERIMENT = Experiment(
     model="gpt2-tiny",
@@ -40,9 +40,15 @@ EXPERIMENT = Experiment(
 def bare(run: RunPaths) -> None:
     """Start DeepSpeed's launcher by hand."""
     prepare(run, EXPERIMENT)
-    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(EXPERIMENT.gpus)]
+    command = [
+        sys.executable,
+        "-m",
+        "deepspeed.launcher.runner",
+        "--num_gpus",
+        str(EXPERIMENT.gpus),
+    ]
     command += ["--master_port", str(free_port(LOCALHOST)), "--no_local_rank"]
-    command += ["--module", "dsnb.train.start", WORKER, str(run.dir)]
+    command += ["--module", "dsnb.measure.train.start", WORKER, str(run.dir)]
     env = environment.for_ranks(EXPERIMENT.device, EXPERIMENT.gpus, time.monotonic())
     subprocess.run(command, env=env, check=True, capture_output=True)
 

@@ -16,7 +16,11 @@ STRATEGIES: list[dict[str, Any]] = [
     {"strategy": "plain"},
     *({"strategy": name, "gpus": gpus} for name in ("ddp", "fsdp") for gpus in (1, 2, 4)),
     *({"zero_stage": stage, "gpus": gpus} for stage in range(4) for gpus in (1, 2, 4)),
-    *({"zero_stage": stage, "gpus": gpus, "offload": "optimizer-cpu"} for stage in (1, 2, 3) for gpus in (1, 2)),
+    *(
+        {"zero_stage": stage, "gpus": gpus, "offload": "optimizer-cpu"}
+        for stage in (1, 2, 3)
+        for gpus in (1, 2)
+    ),
 ]
 CHECKPOINTING: tuple[dict[str, Any], ...] = (
     {},
@@ -28,10 +32,18 @@ COUNT = 10_000
 
 def experiments() -> list[dsnb.Experiment]:
     """Return 10,000 settings of a grid over models, strategies, micro-batches, accumulation and checkpointing."""
-    grid = itertools.product(MODELS, STRATEGIES, (1, 2, 4, 8, 16, 32), (1, 8), CHECKPOINTING, (512, 1024))
+    grid = itertools.product(
+        MODELS, STRATEGIES, (1, 2, 4, 8, 16, 32), (1, 8), CHECKPOINTING, (512, 1024)
+    )
     made = [
         dsnb.Experiment(
-            model=model, micro_batch_size=size, grad_accum=count, seq_len=length, device="cuda", **strategy, **other
+            model=model,
+            micro_batch_size=size,
+            grad_accum=count,
+            seq_len=length,
+            device="cuda",
+            **strategy,
+            **other,
         )
         for model, strategy, size, count, other, length in grid
     ]

@@ -141,20 +141,27 @@ def steady() -> pd.DataFrame:
     beside = runs["note"].astype(str).str.contains("at the same time|one CPU thread")
     settled = runs["timed_steps"] * runs["grad_accum"] >= MICRO_BATCHES
     beside |= (runs["sweep"] == "h200_allocator") | runs["host"].str.contains(REPEATED)
-    return runs[(runs["status"] == "ok") & settled & ~beside & (runs["gradient_compression"] != "powersgd")]
+    return runs[
+        (runs["status"] == "ok") & settled & ~beside & (runs["gradient_compression"] != "powersgd")
+    ]
 
 
 def _medians(runs: pd.DataFrame) -> list[Measured]:
     fastest_first = runs.sort_values("step_time_mean_s")
     middle = [
-        group.iloc[(len(group) - 1) // 2] for _, group in fastest_first.groupby(["model", "experiment"], sort=False)
+        group.iloc[(len(group) - 1) // 2]
+        for _, group in fastest_first.groupby(["model", "experiment"], sort=False)
     ]
     return measured(pd.DataFrame(middle))
 
 
 def _bars() -> pd.DataFrame:
-    experiments = {f"{work}/{bar.name}": bar for work in bars.WORKS for bar in bars.experiments(work)}
-    table = pd.read_csv(HERE / "h200_bars.csv").rename(columns=lambda name: name.removesuffix("_median"))
+    experiments = {
+        f"{work}/{bar.name}": bar for work in bars.WORKS for bar in bars.experiments(work)
+    }
+    table = pd.read_csv(HERE / "h200_bars.csv").rename(
+        columns=lambda name: name.removesuffix("_median")
+    )
     rows = [{**experiments[row["experiment"]].model_dump(), **{name: row[name] for name in MEASURED}, "gpu_name": H200}
             for row in table.to_dict("records")]  # fmt: skip
     return pd.DataFrame(rows)
@@ -162,7 +169,9 @@ def _bars() -> pd.DataFrame:
 
 def _log() -> pd.DataFrame:
     table = pd.read_csv(HERE / "h200_log.csv", keep_default_na=False)
-    return table.assign(gpu_name=H200, precision="bf16", tokens_per_s=table["tokens_per_s_per_gpu"] * table["gpus"])
+    return table.assign(
+        gpu_name=H200, precision="bf16", tokens_per_s=table["tokens_per_s_per_gpu"] * table["gpus"]
+    )
 
 
 def _are_held_out(runs: pd.DataFrame) -> "pd.Series[bool]":
@@ -173,7 +182,9 @@ def held_out() -> dict[str, PredictionError]:
     """Return the errors of the constants on the runs held out, sweep by sweep."""
     runs = steady()
     runs = runs[_are_held_out(runs)]
-    return {str(sweep): error_of(errors_of(_medians(table))) for sweep, table in runs.groupby("sweep")}
+    return {
+        str(sweep): error_of(errors_of(_medians(table))) for sweep, table in runs.groupby("sweep")
+    }
 
 
 def unseen() -> tuple[list[Measured], list[float]]:
@@ -192,16 +203,27 @@ def confirmed() -> list[str]:
     The first is the geometric mean of what `expected_error` says of each setting.
     """
     table = dsnb.published("h200")
-    sweeps = {name: _medians(table[(table["sweep"] == name) & (table["status"] == "ok")]) for name in UNSEEN}
+    sweeps = {
+        name: _medians(table[(table["sweep"] == name) & (table["status"] == "ok")])
+        for name in UNSEEN
+    }
     rows = []
     for name, runs in sweeps.items():
         others = [run for other, of_sweep in sweeps.items() if other != name for run in of_sweep]
         errors = by_kind(others, errors_of(others))
         limits = limited_by_cpu(stack([run.setting for run in runs]))
-        names = [kinds(run.experiment, bool(by_cpu)) for run, by_cpu in zip(runs, limits, strict=True)]
-        expected = np.expm1(np.mean([np.log1p(expected_error(of_run, errors)[1].mean_pct / 100) for of_run in names]))
+        names = [
+            kinds(run.experiment, bool(by_cpu)) for run, by_cpu in zip(runs, limits, strict=True)
+        ]
+        expected = np.expm1(
+            np.mean(
+                [np.log1p(expected_error(of_run, errors)[1].mean_pct / 100) for of_run in names]
+            )
+        )
         error = error_of(errors_of(runs))
-        rows += [f"| {name} | {error.settings} | {100 * expected:.1f} | {error.mean_pct:.1f} | {error.worst_pct:.1f} |"]
+        rows += [
+            f"| {name} | {error.settings} | {100 * expected:.1f} | {error.mean_pct:.1f} | {error.worst_pct:.1f} |"
+        ]
     return rows
 
 
@@ -213,7 +235,9 @@ def elsewhere() -> tuple[dict[str, PredictionError], dict[str, PredictionError]]
     every_kind = [
         [
             *kinds_elsewhere(
-                run.experiment, gpus.find(run.gpu_name).name, gpus.link(PUBLISHED[name]).nodes(run.experiment)
+                run.experiment,
+                gpus.find(run.gpu_name).name,
+                gpus.link(PUBLISHED[name]).nodes(run.experiment),
             )
         ]
         for name, runs in tables.items()
@@ -225,7 +249,9 @@ def elsewhere() -> tuple[dict[str, PredictionError], dict[str, PredictionError]]
 def by_family() -> dict[str, PredictionError]:
     """Return the errors of all settings of models that are counted by a trace, by family and by what limits them."""
     tables = [dsnb.published(name).query("status == 'ok'") for name in ("h200", "h100")]
-    runs = [run for table in tables for run in _medians(table) if shape(run.experiment.model).traffic]
+    runs = [
+        run for table in tables for run in _medians(table) if shape(run.experiment.model).traffic
+    ]
     limits = limited_by_cpu(stack([run.setting for run in runs]))
     families = [shape(run.experiment.model).family for run in runs]
     names = [[f"{family}, limited by the {'CPU' if by_cpu else 'GPU'}", f"limited by the {'CPU' if by_cpu else 'GPU'}"]
@@ -243,10 +269,14 @@ def by_launch_time() -> list[tuple[str, PredictionError, PredictionError, Predic
     for name, sweeps in (("h200", "|".join(f"^{sweep}$" for sweep in UNSEEN)), ("h100", "drawn")):
         every_run = dsnb.published(name).query("status == 'ok'").dropna(subset="launch_us")
         table = every_run[every_run["sweep"].str.contains(sweeps)]
-        of_others = [_launch_us_beside(every_run, *key) for key in table[["host", "experiment"]].to_numpy()]
+        of_others = [
+            _launch_us_beside(every_run, *key) for key in table[["host", "experiment"]].to_numpy()
+        ]
         tables = (table, table.assign(launch_us=of_others), table.drop(columns="launch_us"))
         of_each = [_medians(of_time) for of_time in tables]
-        limited = np.flatnonzero(limited_by_cpu(stack([run.setting for run in of_each[0]]))).tolist()
+        limited = np.flatnonzero(
+            limited_by_cpu(stack([run.setting for run in of_each[0]]))
+        ).tolist()
         found[name] = [[errors_of(runs)[place] for place in limited] for runs in of_each]
     found["both"] = [list(itertools.chain(*errors)) for errors in zip(*found.values(), strict=True)]
     return [(name, *map(error_of, errors)) for name, errors in found.items()]  # type: ignore[misc]
@@ -260,20 +290,30 @@ def _launch_us_beside(runs: pd.DataFrame, host: str, experiment: str) -> float:
 
 def by_probe() -> list[str]:
     """Return the table of `docs/how-to/probe.md`: errors of runs that the CPU limits, with their host's probe."""
-    rows = ["| host | runs | without a probe | with it | a launch in runs over the probe's |", "|---|---|---|---|---|"]
+    rows = [
+        "| host | runs | without a probe | with it | a launch in runs over the probe's |",
+        "|---|---|---|---|---|",
+    ]
     tables = {name: dsnb.published(name).query("status == 'ok'") for name in ("h100", "h200")}
     for host, probe in PROBES.items():
         table = tables[host.partition("-")[0]]
         of_host = table[table["host"] == host]
         runs = _medians(of_host.drop(columns="launch_us"))
-        adjusted = probed.adjusted(DEFAULT, probed.ratios({"gpu_name": H100, "figures": probe}, probed.REFERENCE))
+        adjusted = probed.adjusted(
+            DEFAULT, probed.ratios({"gpu_name": H100, "figures": probe}, probed.REFERENCE)
+        )
         settings = stack([run.setting for run in runs])
         limited, times_s = limited_by_cpu(settings, adjusted), [run.step_time_s for run in runs]
-        of_both = (100 * (np.asarray(parts(settings, each).step_time_s) / times_s - 1) for each in (DEFAULT, adjusted))
+        of_both = (
+            100 * (np.asarray(parts(settings, each).step_time_s) / times_s - 1)
+            for each in (DEFAULT, adjusted)
+        )
         usual, with_probe = (error_of(errors[limited].tolist()).mean_pct for errors in of_both)
         in_runs = of_host["launch_us"].median() / probe["launch_us"]
         words = f"{in_runs:.2f}" if in_runs > 0 else "not recorded"
-        rows.append(f"| `{host}` | {limited.sum()} | {usual:.0f} % | {with_probe:.0f} % | {words} |")
+        rows.append(
+            f"| `{host}` | {limited.sum()} | {usual:.0f} % | {with_probe:.0f} % | {words} |"
+        )
     return rows
 
 
@@ -302,14 +342,27 @@ def usual_launch_us() -> float:
 def errors_of(runs: list[Measured]) -> list[float]:
     """Return the error of each run in per cent, predicted with the constants of H200."""
     predicted_s = step_times([run.setting for run in runs]).step_time_s
-    return [100 * (float(seconds) / run.step_time_s - 1) for seconds, run in zip(predicted_s, runs, strict=True)]
+    return [
+        100 * (float(seconds) / run.step_time_s - 1)
+        for seconds, run in zip(predicted_s, runs, strict=True)
+    ]
 
 
 def peaks() -> list[Peak]:
     """Return every measured peak of memory on H200 and H100 of this repository beside its prediction."""
-    tables = [dsnb.published(name) for name in ("h200_gpt2_zero_precision", "h200_memory", "h200", "h100")] + [_bars()]
-    rows = [row for table in tables for row in table.drop_duplicates(["model", "experiment"]).to_dict("records")]
-    rows = [row for row in rows if row.get("status", "ok") == "ok" and row["experiment"] not in OLDER_CODE]
+    tables = [
+        dsnb.published(name) for name in ("h200_gpt2_zero_precision", "h200_memory", "h200", "h100")
+    ] + [_bars()]
+    rows = [
+        row
+        for table in tables
+        for row in table.drop_duplicates(["model", "experiment"]).to_dict("records")
+    ]
+    rows = [
+        row
+        for row in rows
+        if row.get("status", "ok") == "ok" and row["experiment"] not in OLDER_CODE
+    ]
     rows = [row for row in rows if row.get("matmul") != "fp8"]  # nothing predicts these
     experiments = [_as_measured(row) for row in rows]
     predicted = map(peak_memory, experiments, traces(experiments))
@@ -321,12 +374,16 @@ def peaks() -> list[Peak]:
 
 def by_kind_of_peak(peaks: list[Peak]) -> dict[str, PredictionError]:
     """Return the errors of predicted peaks by kind of setting, and of all of them."""
-    groups: dict[str, list[float]] = {name: [] for name in sorted({kind(peak.experiment) for peak in peaks})}
+    groups: dict[str, list[float]] = {
+        name: [] for name in sorted({kind(peak.experiment) for peak in peaks})
+    }
     for peak in peaks:
         groups[kind(peak.experiment)].append(abs(peak.error_pct))
     groups[ALL] = [abs(peak.error_pct) for peak in peaks]
     return {
-        name: PredictionError(len(errors), round(sum(errors) / len(errors), 2), round(max(errors), 2))
+        name: PredictionError(
+            len(errors), round(sum(errors) / len(errors), 2), round(max(errors), 2)
+        )
         for name, errors in groups.items()
     }
 
@@ -334,7 +391,11 @@ def by_kind_of_peak(peaks: list[Peak]) -> dict[str, PredictionError]:
 def _as_measured(row: dict[str, Any]) -> Experiment:
     """Return the settings of a row, which was accumulated in bf16 where accumulation in fp32 was not yet a setting."""
     settings = recorded(row)
-    native = settings.strategy == "deepspeed" and settings.precision == "bf16" and settings.mixed_precision == "native"
+    native = (
+        settings.strategy == "deepspeed"
+        and settings.precision == "bf16"
+        and settings.mixed_precision == "native"
+    )
     older = {"grad_accum_dtype": "bf16"} if native and "grad_accum_dtype" not in row else {}
     return settings.model_copy(update={"device": "cuda", **older})
 
@@ -357,12 +418,20 @@ def main() -> None:
     """Print the error of each run and those by kind, or the fitted constants."""
     if sys.argv[1:] == ["others"]:
         measured_peaks = peaks()
-        print("\n".join(other_estimates.lines(measured_peaks, traces([peak.experiment for peak in measured_peaks]))))
+        print(
+            "\n".join(
+                other_estimates.lines(
+                    measured_peaks, traces([peak.experiment for peak in measured_peaks])
+                )
+            )
+        )
         return
     if sys.argv[1:] == ["memory"]:
         measured_peaks = peaks()
         for peak in sorted(measured_peaks, key=lambda peak: peak.error_pct):
-            print(f"{peak.experiment.name_with_model}: {peak.allocated_gib:.2f} GiB measured, {peak.error_pct:+.2f} %")
+            print(
+                f"{peak.experiment.name_with_model}: {peak.allocated_gib:.2f} GiB measured, {peak.error_pct:+.2f} %"
+            )
         for name, error in by_kind_of_peak(measured_peaks).items():
             print(f'    "{name}": {[*error[:3]]},')
         return
@@ -391,12 +460,16 @@ def main() -> None:
         return
     if sys.argv[1:] == ["fit"]:
         fitted = calibrate(h200_runs(with_held_out=False), PRIOR)
-        print(json.dumps(asdict(fitted.on_host(usual_launch_us() / fitted.host_launch_us)), indent=2))
+        print(
+            json.dumps(asdict(fitted.on_host(usual_launch_us() / fitted.host_launch_us)), indent=2)
+        )
         return
     runs = h200_runs()
     errors = left_out(runs, PRIOR)
     for run, error in sorted(zip(runs, errors, strict=True), key=lambda pair: pair[1]):
-        print(f"{run.experiment.name_with_model}: {1e3 * run.step_time_s:.1f} ms measured, {error:+.1f} %")
+        print(
+            f"{run.experiment.name_with_model}: {1e3 * run.step_time_s:.1f} ms measured, {error:+.1f} %"
+        )
     print("\n".join(lines(by_kind(runs, errors))))
 
 

@@ -2,13 +2,13 @@
 
 The first is of `dsnb.published("h200")`: each step time is predicted with constants fitted to all other models, and
 pairs of settings of one task that ran on one host are compared. The second is of the published tables of other GPUs,
-predicted with the constants of H200. `dsnb/analysis/ratio_errors.py` holds both.
+predicted with the constants of H200. `dsnb/prediction/ratio_errors.py` holds both.
 """
 
 import dsnb
 from benchmarks import prediction_errors
-from dsnb.analysis.ratio_errors import RatioError, by_limit, of_hosts
 from dsnb.prediction.calibration import Measured, left_out, measured
+from dsnb.prediction.ratio_errors import RatioError, by_limit, of_hosts
 
 
 def h200() -> dict[str, RatioError]:
@@ -31,7 +31,8 @@ def elsewhere() -> dict[str, RatioError]:
 def lines(errors: dict[str, RatioError]) -> list[str]:
     """Return the rows of docs/explanation/prediction.md."""
     return [
-        f"| {name} | {error.pairs} | {error.mean_pct:.1f} | {error.worst_pct:.1f} |" for name, error in errors.items()
+        f"| {name} | {error.pairs} | {error.mean_pct:.1f} | {error.worst_pct:.1f} |"
+        for name, error in errors.items()
     ]
 
 

@@ -15,9 +15,9 @@ import pandas as pd
 
 import dsnb
 from benchmarks import prediction_errors
-from dsnb.analysis.tasks import tasks
 from dsnb.prediction.calibration import Measured, calibrate, measured
 from dsnb.prediction.step_time import step_times
+from dsnb.results.statistics.tasks import tasks
 
 MIN_SETTINGS = 5
 FIRST = 3
@@ -56,25 +56,36 @@ def regrets(runs: pd.DataFrame | None = None) -> Iterator[Regret]:
 
 def _regrets(gpu: str, runs: pd.DataFrame, to_fit: pd.DataFrame) -> Iterator[Regret]:
     for task in tasks(runs):
-        constants = calibrate(measured(to_fit[to_fit["model"] != task.model]), prediction_errors.PRIOR)
+        constants = calibrate(
+            measured(to_fit[to_fit["model"] != task.model]), prediction_errors.PRIOR
+        )
         for gpus, of_size in task.runs.groupby("gpus"):
             medians = _medians(measured(of_size))
             if len(medians) < MIN_SETTINGS:
                 continue
             tokens = np.array([run.experiment.tokens_per_step for run in medians])
             speed = tokens / [run.step_time_s for run in medians]
-            predicted = np.asarray(step_times([run.setting for run in medians], constants).step_time_s)
+            predicted = np.asarray(
+                step_times([run.setting for run in medians], constants).step_time_s
+            )
             ranked = np.argsort(predicted / tokens)
             lost = 100 * (speed.max() / speed[ranked] - 1)
-            yield Regret(task.title, int(gpus), gpu, len(medians), float(lost[0]), float(lost[:FIRST].min()))
+            yield Regret(
+                task.title, int(gpus), gpu, len(medians), float(lost[0]), float(lost[:FIRST].min())
+            )
 
 
 def table(results: Sequence[Regret]) -> str:
     """Return the table of the documentation: a row for each task, their means and the worst ones."""
     rows = [HEADER, *map(str, results)]
     for name, summary in (("mean", mean), ("worst", max)):
-        figures = (summary([getattr(result, place) for result in results]) for place in ("first_pct", "of_three_pct"))
-        rows.append(f"| {name} of {len(results)} tasks | | | {' | '.join(f'{figure:.1f} %' for figure in figures)} |")
+        figures = (
+            summary([getattr(result, place) for result in results])
+            for place in ("first_pct", "of_three_pct")
+        )
+        rows.append(
+            f"| {name} of {len(results)} tasks | | | {' | '.join(f'{figure:.1f} %' for figure in figures)} |"
+        )
     return "\n".join(rows)
 
 
@@ -83,7 +94,10 @@ def _medians(runs: list[Measured]) -> list[Measured]:
     groups: dict[str, list[Measured]] = {}
     for run in runs:
         groups.setdefault(run.experiment.name_with_model, []).append(run)
-    return [sorted(repeats, key=lambda run: run.step_time_s)[(len(repeats) - 1) // 2] for repeats in groups.values()]
+    return [
+        sorted(repeats, key=lambda run: run.step_time_s)[(len(repeats) - 1) // 2]
+        for repeats in groups.values()
+    ]
 
 
 if __name__ == "__main__":

@@ -38,10 +38,15 @@ def rows() -> dict[tuple[str, str], list[Row]]:
     for name in TABLES:
         runs = dsnb.published(name)
         runs = runs[
-            (runs["status"] == "ok") & (runs["peak_reserved_gib"] > 0) & runs["memory_limit_gib"].fillna(0).eq(0)
+            (runs["status"] == "ok")
+            & (runs["peak_reserved_gib"] > 0)
+            & runs["memory_limit_gib"].fillna(0).eq(0)
         ]
         for _, group in runs.groupby(["model", "experiment"]):
-            first, peaks = group.iloc[0], group[["peak_reserved_gib", "peak_allocated_gib"]].median()
+            first, peaks = (
+                group.iloc[0],
+                group[["peak_reserved_gib", "peak_allocated_gib"]].median(),
+            )
             experiment = recorded(first.to_dict())
             reserved, allocated = (float(gib) for gib in peaks)
             if reserved > FULL * room_gib(experiment, first["gpu_memory_gib"]):
@@ -62,7 +67,9 @@ def fitted(of_kind: Sequence[Row]) -> tuple[float, float]:
     return float(best[0]), float(best[1])
 
 
-def _least_squares(terms: NDArray[np.float64], wanted: NDArray[np.float64], used: Sequence[int]) -> NDArray[np.float64]:
+def _least_squares(
+    terms: NDArray[np.float64], wanted: NDArray[np.float64], used: Sequence[int]
+) -> NDArray[np.float64]:
     solution = np.zeros(terms.shape[1])
     if used:
         solution[list(used)] = np.linalg.lstsq(terms[:, list(used)], wanted, rcond=None)[0]
@@ -76,9 +83,13 @@ def error(of_kind: Sequence[Row]) -> PredictionError:
         others = [row for row in of_kind if row.model != model]
         share, each = fitted(others) if others else (0.0, 0.0)
         for row in (row for row in of_kind if row.model == model):
-            errors.append(100 * (((1 + share) * row.allocated + each * row.parameters) / row.reserved - 1))
+            errors.append(
+                100 * (((1 + share) * row.allocated + each * row.parameters) / row.reserved - 1)
+            )
     sizes = np.abs(errors)
-    return PredictionError(len(errors), float(sizes.mean()), float(sizes.max()), float(np.mean(errors)))
+    return PredictionError(
+        len(errors), float(sizes.mean()), float(sizes.max()), float(np.mean(errors))
+    )
 
 
 def main() -> None:
@@ -90,7 +101,12 @@ def main() -> None:
         for _, kind in keys:
             of_kind = every[allocator, kind]
             share, each = fitted(of_kind)
-            numbers = [round(share, 3), round(each, 2), len(of_kind), *(round(size, 1) for size in error(of_kind)[1:])]
+            numbers = [
+                round(share, 3),
+                round(each, 2),
+                len(of_kind),
+                *(round(size, 1) for size in error(of_kind)[1:]),
+            ]
             lines.append(f'    "{kind}": {numbers}')
         by_allocator.append(f'  "{allocator}": {{\n' + ",\n".join(lines) + "\n  }")
     print("{\n" + ",\n".join(by_allocator) + "\n}")

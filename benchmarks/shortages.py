@@ -43,12 +43,16 @@ def main() -> None:
         runs = dsnb.published(name).drop_duplicates(["sweep", "experiment"])
         rows = [row for row in runs.to_dict("records") if is_close(row)]
         table = dsnb.predict([recorded(row) for row in rows], rows[0]["gpu_name"])
-        for row, predicted, gib in zip(rows, table["fits"], table["peak_allocated_gib"], strict=True):
+        for row, predicted, gib in zip(
+            rows, table["fits"], table["peak_allocated_gib"], strict=True
+        ):
             words = f"{name} {row['experiment']}: {row['status']}, predicted to {'fit' if predicted else 'run out'}"
             print(f"{words}: {gib:.2f} of {room_gib(row):.2f} GiB")
             if predicted and is_in_pieces(row):
                 free = room_gib(row) - row["oom_allocated_gib"]
-                print(f"  not counted: asked for {row['oom_requested_gib']:.2f} GiB with {free:.2f} free, in pieces")
+                print(
+                    f"  not counted: asked for {row['oom_requested_gib']:.2f} GiB with {free:.2f} free, in pieces"
+                )
                 continue
             right[row["status"]].append(predicted == (row["status"] == "ok"))
     for status, are_right in right.items():

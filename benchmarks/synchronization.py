@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from dsnb.launcher.run import launch
+from dsnb.measure.launcher.run import launch
+from dsnb.measure.train import worker
+from dsnb.measure.train.meter import Meter
 from dsnb.settings.experiment import Experiment
-from dsnb.train import worker
-from dsnb.train.meter import Meter
 
 
 def main(run_dir: str) -> int:
@@ -34,13 +34,23 @@ def main(run_dir: str) -> int:
 def compare(repeats: int) -> None:
     """Run both kinds in turn and print their throughputs."""
     experiment = Experiment(
-        model="gpt2", precision="fp16", micro_batch_size=32, data="stdlib", warmup_steps=20, steps=100
+        model="gpt2",
+        precision="fp16",
+        micro_batch_size=32,
+        data="stdlib",
+        warmup_steps=20,
+        steps=100,
     )
-    rates: dict[str, list[float]] = {"dsnb.train.worker": [], "benchmarks.synchronization": []}
+    rates: dict[str, list[float]] = {
+        "dsnb.measure.train.worker": [],
+        "benchmarks.synchronization": [],
+    }
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(repeats):
             for name, speeds in rates.items():
-                result = launch(experiment, Path(folder) / name / f"run{repeat}", progress=False, worker=name)
+                result = launch(
+                    experiment, Path(folder) / name / f"run{repeat}", progress=False, worker=name
+                )
                 result.raise_for_status()
                 speeds.append(result.summary["tokens_per_s"])
     for name, speeds in rates.items():

@@ -20,7 +20,13 @@ MODELS = {
 }
 """Columns: model, micro-batch, sequence length and number of H200."""
 TASK = ["model", "micro_batch_size", "seq_len", "gpus"]
-USUAL = {"precision": "bf16", "data": "synthetic", "matmul": "auto", "grad_accum": 1, "optimizer": "adamw"}
+USUAL = {
+    "precision": "bf16",
+    "data": "synthetic",
+    "matmul": "auto",
+    "grad_accum": 1,
+    "optimizer": "adamw",
+}
 HEADER = [f"| setting | {' | '.join(MODELS)} |", "|---" * (len(MODELS) + 1) + "|"]
 ORDER = [*NAMES.values(), *(f"ZeRO {stage}" for stage in range(4))]
 
@@ -30,7 +36,9 @@ def way(run: Mapping[Hashable, Any]) -> str:
     parts = [
         f"LoRA {run['lora_rank']:.0f}" if run["lora_rank"] else None,
         strategy(run),
-        "autocast" if run["strategy"] == "deepspeed" and run["mixed_precision"] == "autocast" else None,
+        "autocast"
+        if run["strategy"] == "deepspeed" and run["mixed_precision"] == "autocast"
+        else None,
         COMPILED.get(run["compile"], "eager"),
         "chunked loss" if run["loss"] == "chunked" else None,
         "recomputed" if run["activation_checkpointing"] else None,
@@ -45,18 +53,30 @@ def rows() -> Iterator[str]:
     runs = runs.assign(way=[way(run) for run in runs.to_dict("records")])
     figures = runs.groupby([*TASK, "way"])[["tokens_per_s", "peak_allocated_gib"]].median()
     for name in sorted(set(runs["way"]), key=_place):
-        cells = [figures.loc[key] if (key := (*task, name)) in figures.index else None for task in MODELS.values()]
+        cells = [
+            figures.loc[key] if (key := (*task, name)) in figures.index else None
+            for task in MODELS.values()
+        ]
         if any(cell is not None for cell in cells):
             yield f"| {name} | {' | '.join(map(_cell, cells))} |"
 
 
 def _place(name: str) -> tuple[bool, int, bool, str]:
     """Return where a setting stands in the table: LoRA last, and eager ones before others of their strategy."""
-    return "LoRA" in name, next(place for place, each in enumerate(ORDER) if each in name), "eager" not in name, name
+    return (
+        "LoRA" in name,
+        next(place for place, each in enumerate(ORDER) if each in name),
+        "eager" not in name,
+        name,
+    )
 
 
 def _cell(figures: pd.Series | None) -> str:
-    return "" if figures is None else f"{figures['tokens_per_s']:,.0f} ({figures['peak_allocated_gib']:.1f} GiB)"
+    return (
+        ""
+        if figures is None
+        else f"{figures['tokens_per_s']:,.0f} ({figures['peak_allocated_gib']:.1f} GiB)"
+    )
 
 
 def main() -> None:

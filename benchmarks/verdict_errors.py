@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from dsnb.analysis import intervals
-from dsnb.analysis.intervals import Verdict
+from dsnb.results.statistics import intervals
+from dsnb.results.statistics.intervals import Verdict
 from tests.support.noisy_pages import KINDS, against_the_best, noise
 
 PAGES = 20_000
@@ -32,7 +32,9 @@ def found_pct(settings: int, runs: int, noise_pct: float, fewest_runs: int) -> f
     logs = noise_pct / 100 * np.random.default_rng(8).standard_normal((5000, settings, runs))
     logs[:, 0] += math.log(1.1)
     bounds, others = against_the_best(logs)
-    likely = intervals.verdicts(bounds, np.full(others.shape, runs), 0.02, fewest_runs) == Verdict.LIKELY
+    likely = (
+        intervals.verdicts(bounds, np.full(others.shape, runs), 0.02, fewest_runs) == Verdict.LIKELY
+    )
     return 100 * float(likely[others].mean())
 
 
@@ -44,7 +46,9 @@ def main() -> None:
             print(f"| {kind} | {settings} | {' | '.join(rates)} |", flush=True)
     for noise_pct in (2.0, 5.0):
         for settings in (2, 5, 8, 20):
-            rates = [f"{found_pct(settings, runs, noise_pct, 2):.1f}" for runs in (2, 3, 4, 5, 6, 8, 10)]
+            rates = [
+                f"{found_pct(settings, runs, noise_pct, 2):.1f}" for runs in (2, 3, 4, 5, 6, 8, 10)
+            ]
             print(f"| {noise_pct:g} % | {settings} | {' | '.join(rates)} |", flush=True)
 
 

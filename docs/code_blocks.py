@@ -22,7 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<note>[^\n]+?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"(?:^<!-- (?P<note>[^\n]+?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 NOT_RUN = "not run: "
 OUTPUT = "output"
@@ -52,7 +53,12 @@ class Block:
 def pages() -> list[Path]:
     """Return every page that may hold code blocks."""
     site = [path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts]
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "outputs" / "README.md", *sorted(site)]
+    return [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "outputs" / "README.md",
+        *sorted(site),
+    ]
 
 
 def blocks(page: Path) -> list[Block]:
@@ -62,7 +68,11 @@ def blocks(page: Path) -> list[Block]:
     for match in BLOCK.finditer(text):
         if not match["language"].startswith("{"):
             where = f"{page.relative_to(ROOT)}, line {text.count(chr(10), 0, match.start()) + 1}"
-            found.append(Block(match["language"], match["text"], match["note"] or "", where, match.span("text")))
+            found.append(
+                Block(
+                    match["language"], match["text"], match["note"] or "", where, match.span("text")
+                )
+            )
     return found
 
 
@@ -80,7 +90,9 @@ class Home:
 
     def environment(self) -> dict[str, str]:
         """Return an environment with the commands of this interpreter, in which dsnb is this checkout."""
-        path = os.pathsep.join([str(self.folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+        path = os.pathsep.join(
+            [str(self.folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+        )
         return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
     def run_line(self, line: str) -> str:
@@ -104,10 +116,18 @@ class Home:
 
     def _run(self, words: list[str], what: str) -> str:
         done = subprocess.run(
-            words, cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=280, check=False
+            words,
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
         )
         if done.returncode:
-            raise AssertionError(f"exit code {done.returncode} of:\n{what}\n{done.stdout}\n{done.stderr}")
+            raise AssertionError(
+                f"exit code {done.returncode} of:\n{what}\n{done.stdout}\n{done.stderr}"
+            )
         return done.stdout
 
 
@@ -130,7 +150,10 @@ def outputs(page: Path, printed: dict[Block, str]) -> Iterator[tuple[Block, str]
         if block.is_output:
             if before is None:
                 raise AssertionError(f"{block.where}: an output without a block before it")
-            yield block, "".join(f"{line.rstrip()}\n" for line in printed[before].rstrip().splitlines())
+            yield (
+                block,
+                "".join(f"{line.rstrip()}\n" for line in printed[before].rstrip().splitlines()),
+            )
         before = block
 
 

@@ -14,13 +14,21 @@ ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT))
 
 from docs import pictures, reference_tables  # noqa: E402
-from dsnb.execute.notebook import execute  # noqa: E402
+from dsnb.measure.execute.notebook import execute  # noqa: E402
 from dsnb.version import __version__  # noqa: E402
 
-project, author, release, copyright = "dsnb", "the dsnb authors", __version__, "the dsnb authors; Apache-2.0"
+project, author, release, copyright = (
+    "dsnb",
+    "the dsnb authors",
+    __version__,
+    "the dsnb authors; Apache-2.0",
+)
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
-WIDE = [f"reference/{page}" for page in ("settings", "columns", "columns_tables", "run_folder", "command_line")]
+WIDE = [
+    f"reference/{page}"
+    for page in ("settings", "columns", "columns_tables", "run_folder", "command_line")
+]
 WIDE += [f"log/{page.stem}" for page in (DOCS / "log").glob("*.md")]  # LOG.md lists their headings
 html_theme = "pydata_sphinx_theme"
 html_title = "dsnb"
@@ -47,7 +55,9 @@ napoleon_google_docstring = False
 napoleon_use_rtype = False
 autodoc_typehints = "none"  # signatures say them
 autodoc_member_order = "bysource"
-nitpick_ignore_regex = [(r"py:.*", r"(?!dsnb\b).*")]  # other projects' names: there is no network to look them up in
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!dsnb\b).*")
+]  # other projects' names: there is no network to look them up in
 
 
 class Generated(SphinxDirective):
@@ -60,7 +70,9 @@ class Generated(SphinxDirective):
         text = reference_tables.TABLES[self.arguments[0]]()
         holder = nodes.section() if text.startswith("#") else nodes.container()
         holder.document = self.state.document
-        self.state.nested_parse(StringList(text.splitlines(), "generated"), self.content_offset, holder, match_titles=1)
+        self.state.nested_parse(
+            StringList(text.splitlines(), "generated"), self.content_offset, holder, match_titles=1
+        )
         return holder.children
 
 

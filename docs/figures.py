@@ -18,7 +18,9 @@ from pathlib import Path
 from docs import measured
 from docs.code_blocks import ROOT, pages
 
-FIGURE = re.compile(r"(?P<open><!--figure: (?P<name>[^>]+?)-->)(?P<text>.*?)(?P<close><!--/figure-->)")
+FIGURE = re.compile(
+    r"(?P<open><!--figure: (?P<name>[^>]+?)-->)(?P<text>.*?)(?P<close><!--/figure-->)"
+)
 TABLE = re.compile(
     r"(?P<open>^<!-- table: (?P<name>[\w-]+) -->\n\n)(?P<text>.*?)(?P<close>\n\n<!-- /table -->$)",
     re.MULTILINE | re.DOTALL,
@@ -76,9 +78,13 @@ def check_marks(text: str, where: str) -> None:
     """Refuse marks without their counterpart, and figures that begin a line, which Markdown reads as HTML."""
     complete = 2 * (len(FIGURE.findall(text)) + len(TABLE.findall(text)))
     if len(MARKS.findall(text)) != complete:
-        raise FigureError(f"{where}: a mark lacks its counterpart, or a table's mark its empty line")
+        raise FigureError(
+            f"{where}: a mark lacks its counterpart, or a table's mark its empty line"
+        )
     if begins := re.search(r"^\s*<!--figure: [^\n]*", text, re.MULTILINE):
-        raise FigureError(f"{where}: a figure begins a line, write a word before it: {begins[0][:60]}")
+        raise FigureError(
+            f"{where}: a figure begins a line, write a word before it: {begins[0][:60]}"
+        )
 
 
 def replaced(text: str, is_written: Callable[[str], bool] = lambda name: True) -> str:
@@ -129,7 +135,9 @@ def main() -> None:
     """Write the figures of all texts anew."""
     if sys.argv[1:] not in ([], ["slow"]):
         sys.exit(__doc__)
-    is_written = (lambda name: True) if sys.argv[1:] else (lambda name: name not in measured.SLOW_TABLES)
+    is_written = (
+        (lambda name: True) if sys.argv[1:] else (lambda name: name not in measured.SLOW_TABLES)
+    )
     for page in texts():
         text = page.read_text()
         check_marks(text, str(page.relative_to(ROOT)))

@@ -15,12 +15,19 @@ from pathlib import Path
 import nbformat
 
 from docs import code_blocks
-from dsnb.execute.notebook import execute
+from dsnb.measure.execute.notebook import execute
 
 ROOT = Path(__file__).parents[1]
 PARAMS = ROOT / "params" / "quickstart.yaml"
 TARGET = ROOT / "outputs" / "examples" / "quickstart"
-RECORDS = ("experiment.json", "deepspeed.json", "environment.json", "steps.jsonl", "worker.json", "result.json")
+RECORDS = (
+    "experiment.json",
+    "deepspeed.json",
+    "environment.json",
+    "steps.jsonl",
+    "worker.json",
+    "result.json",
+)
 HOST = "example-host"
 MAX_LINES = 10
 """Longer cells of parameters are folded in the documentation."""
@@ -50,7 +57,9 @@ def render(home: Path) -> None:
     """Write the report of the records that were kept, and execute the notebook that compares them."""
     dsnb("report", str(TARGET))
     (TARGET / "report.html.ipynb").unlink()
-    execute(ROOT / "notebooks" / "20_compare.ipynb", home / "compare.ipynb", {"sweep_dir": str(TARGET)})
+    execute(
+        ROOT / "notebooks" / "20_compare.ipynb", home / "compare.ipynb", {"sweep_dir": str(TARGET)}
+    )
     keep_notebook(home / "compare.ipynb", "compare.ipynb", "outputs/examples/quickstart")
 
 
@@ -80,7 +89,9 @@ def keep_notebook(path: Path, name: str, sweep: str) -> None:
     notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec", "language_info")}
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
-        folded = {"parameters", "injected-parameters"} & set(tags) and len(cell.source.splitlines()) > MAX_LINES
+        folded = {"parameters", "injected-parameters"} & set(tags) and len(
+            cell.source.splitlines()
+        ) > MAX_LINES
         cell.metadata = {"tags": [*tags, *(["hide-input"] if folded else [])]}
         for output in cell.get("outputs", []):
             if "application/vnd.jupyter.widget-view+json" in output.get("data", {}):

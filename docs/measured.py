@@ -20,12 +20,12 @@ from benchmarks import (
 )
 from docs import pictures
 from docs.code_blocks import ROOT
-from dsnb.analysis.ratio_errors import BY_CPU, DEFAULT_RATIOS
-from dsnb.analysis.ratio_errors import ELSEWHERE as RATIOS_ELSEWHERE
 from dsnb.prediction.calibration import ALL, ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
+from dsnb.prediction.ratio_errors import BY_CPU, DEFAULT_RATIOS
+from dsnb.prediction.ratio_errors import ELSEWHERE as RATIOS_ELSEWHERE
 from dsnb.prediction.step_time import FITTED_SETTINGS
 from dsnb.prediction.traces import traces
-from dsnb.runs.literature import tables
+from dsnb.results.literature import tables
 
 DATA_SETS = ROOT / "dsnb" / "runs" / "literature" / "README.md"
 """The text about the data sets, which is no page of the site."""
@@ -33,7 +33,19 @@ PREDICTION = ROOT / "docs" / "explanation" / "prediction.md"
 MEMORY = ROOT / "docs" / "explanation" / "prediction_memory.md"
 BARS = ROOT / "benchmarks" / "h200_bars.csv"
 
-WHOLE = ["speed", "lowest", "highest", "each", "n", "models", "runs", "settings", "pairs", "skipped", "benchmarks"]
+WHOLE = [
+    "speed",
+    "lowest",
+    "highest",
+    "each",
+    "n",
+    "models",
+    "runs",
+    "settings",
+    "pairs",
+    "skipped",
+    "benchmarks",
+]
 TENTHS = ["gib", "host", "needed", "mfu", "of_product", "mean", "worst"]
 FORMATS = {
     **dict.fromkeys(WHOLE, ",.0f"),
@@ -43,7 +55,9 @@ FORMATS = {
 }
 """The usual format of a figure, by its field."""
 
-USUAL = "micro_batch_size == 8 and seq_len == 1024 and allocator == 'expandable' and compile == 'off'"
+USUAL = (
+    "micro_batch_size == 8 and seq_len == 1024 and allocator == 'expandable' and compile == 'off'"
+)
 TWO_GPUS = f"{USUAL} and model == 'opt-1.3b' and gpus == 2 and offload == 'none'"
 LARGE = "model == 'opt-6.7b' and lora_rank == 0"
 SMALL = "model == 'opt-350m' and micro_batch_size == 24 and seq_len == 512"
@@ -54,12 +68,18 @@ KEPT = "`deepspeed.zero_optimization.stage3_max_live_parameters` > 0"
 FEW_STAY = "`deepspeed.zero_optimization.stage3_param_persistence_threshold` == 100000"
 BLOOM = "model == 'bloom-560m' and seq_len == 1024 and micro_batch_size == 32 and activation_checkpointing"
 MEDIUM = "model == 'gpt2-medium' and seq_len == 1024 and micro_batch_size == 8 and compile == 'off'"
-GRAPHS = "model == 'gpt2' and seq_len == 1024 and host == 'h200-2026-11-27-ac' and strategy == 'plain'"
+GRAPHS = (
+    "model == 'gpt2' and seq_len == 1024 and host == 'h200-2026-11-27-ac' and strategy == 'plain'"
+)
 LLAMA = "sweep == 'h200_fp8' and model == 'llama-3.1-8b'"
 LLAMA_1B = "sweep == 'h200_fp8' and data == 'stdlib'"
-TODAY = "sweep == 'h200_today' and loss == 'whole' and not activation_checkpointing and lora_rank == 0"
+TODAY = (
+    "sweep == 'h200_today' and loss == 'whole' and not activation_checkpointing and lora_rank == 0"
+)
 QWEN = f"{TODAY} and model == 'qwen3-0.6b'"
-LLAMA_TODAY = f"{TODAY} and model == 'llama-3.2-1b' and strategy == 'plain' and micro_batch_size == 8"
+LLAMA_TODAY = (
+    f"{TODAY} and model == 'llama-3.2-1b' and strategy == 'plain' and micro_batch_size == 8"
+)
 MIXTRAL = f"{TODAY} and model == 'params/h100/mixtral-8x100m.json' and compile == 'off'"
 LORA = "model == 'opt-13b' and gpus == 2 and precision == 'bf16'"
 SETTINGS = {
@@ -132,9 +152,13 @@ def of_setting(name: str) -> Mapping[str, float]:
     """Return the figures of one of `SETTINGS`: medians, and the numbers of runs that are ok and out of memory."""
     runs = dsnb.published("h200").query(SETTINGS[name])
     if (found := runs["experiment"].nunique()) != 1:
-        raise ValueError(f"{name} selects {found} settings of the data set, not one: {SETTINGS[name]}")
+        raise ValueError(
+            f"{name} selects {found} settings of the data set, not one: {SETTINGS[name]}"
+        )
     ok = runs[runs["status"] == "ok"]
-    medians = {field: factor * float(ok[column].median()) for field, (column, factor) in COLUMNS.items()}
+    medians = {
+        field: factor * float(ok[column].median()) for field, (column, factor) in COLUMNS.items()
+    }
     speeds = {"lowest": float(ok["tokens_per_s"].min()), "highest": float(ok["tokens_per_s"].max())}
     counts = {"n": float(len(ok)), "oom": float((runs["status"] == "oom").sum())}
     return {**medians, **speeds, **counts, "needed": float(runs["needed_gib"].median())}
@@ -157,7 +181,9 @@ def launches() -> Mapping[str, object]:
 def regrets() -> Mapping[str, float]:
     """Return number of tasks, mean and worst regret as its table has them, which takes minutes to compute."""
     text = PREDICTION.read_text()
-    (tasks, mean), (_, worst) = re.findall(r"^\| (?:mean|worst) of (\d+) tasks \| \| \| ([\d.]+) %", text, re.M)
+    (tasks, mean), (_, worst) = re.findall(
+        r"^\| (?:mean|worst) of (\d+) tasks \| \| \| ([\d.]+) %", text, re.M
+    )
     return {"tasks": float(tasks), "mean": float(mean), "worst": float(worst)}
 
 
@@ -183,7 +209,9 @@ def data_set(name: str) -> Mapping[str, float]:
 @cache
 def estimators() -> Mapping[str, float]:
     """Return the error of DeepSpeed's estimators as the table of other estimates has it, which takes minutes."""
-    row = re.search(r"\| all \| (\d+) \| .*? \| ([\d.]+), worst ([\d.]+) \((\d+)\)", MEMORY.read_text())
+    row = re.search(
+        r"\| all \| (\d+) \| .*? \| ([\d.]+), worst ([\d.]+) \((\d+)\)", MEMORY.read_text()
+    )
     if row is None:
         raise ValueError(f"{MEMORY} has no row of all settings")
     return {"settings": float(row[4]), "mean": float(row[2]), "worst": float(row[3])}
@@ -239,13 +267,18 @@ def errors_table(title: str, errors: Mapping[str, object]) -> list[str]:
 
 def ratio_table(errors: Mapping[str, object]) -> list[str]:
     """Return a table of errors of ratios."""
-    return ["| two settings | pairs | mean | worst |", "|---|---|---|---|", *ratio_errors.lines(errors)]  # type: ignore[arg-type]
+    return [
+        "| two settings | pairs | mean | worst |",
+        "|---|---|---|---|",
+        *ratio_errors.lines(errors),
+    ]  # type: ignore[arg-type]
 
 
 def peak_table() -> list[str]:
     """Return the table of errors of peak memory by kind."""
     rows = (
-        f"| {name} | {one.settings} | {one.mean_pct:.2f} | {one.worst_pct:.2f} |" for name, one in PEAK_ERRORS.items()
+        f"| {name} | {one.settings} | {one.mean_pct:.2f} | {one.worst_pct:.2f} |"
+        for name, one in PEAK_ERRORS.items()
     )
     return ["| kind | settings | mean | worst |", "|---|---|---|---|", *rows]
 
@@ -253,7 +286,9 @@ def peak_table() -> list[str]:
 def left_out_table() -> list[str]:
     """Return the errors of all settings on H200, predicted with constants fitted to all other models."""
     runs = prediction_errors.h200_runs()
-    errors = prediction_errors.by_kind(runs, prediction_errors.left_out(runs, prediction_errors.PRIOR))
+    errors = prediction_errors.by_kind(
+        runs, prediction_errors.left_out(runs, prediction_errors.PRIOR)
+    )
     return errors_table("limit", {name: errors[name] for name in (BY_GPU, BY_HOST, ALL)})
 
 
@@ -261,7 +296,9 @@ def calibrated_table() -> list[str]:
     """Return the errors of sweeps with constants fitted to other models' runs on their host, and without."""
     rows = ["| sweep | settings | calibrated | not calibrated |", "|---|---|---|---|"]
     for sweep, (fitted, usual) in prediction_errors.by_calibration().items():
-        rows.append(f"| {sweep} | {fitted.settings} | {fitted.mean_pct:.1f} | {usual.mean_pct:.1f} |")
+        rows.append(
+            f"| {sweep} | {fitted.settings} | {fitted.mean_pct:.1f} | {usual.mean_pct:.1f} |"
+        )
     return rows
 
 
@@ -288,7 +325,10 @@ MEASURED_ON = {
 
 def confirmed_table() -> list[str]:
     """Return for each sweep the error that the others would have stated for its settings, and its own."""
-    rows = ["| sweep | settings | stated | mean | worst | measured on |", "|---|---|---|---|---|---|"]
+    rows = [
+        "| sweep | settings | stated | mean | worst | measured on |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in prediction_errors.confirmed():
         sweep = row.strip("| ").partition(" | ")[0]
         rows.append(f"{row} {MEASURED_ON[sweep]} |")
@@ -298,7 +338,10 @@ def confirmed_table() -> list[str]:
 def yardstick_table() -> list[str]:
     """Return the speed of ZeRO 0 over that of the plain loop, whose runs alternated in one session."""
     medians = pd.read_csv(BARS, index_col="experiment")["tokens_per_s_median"]
-    rows = ["| work | ZeRO 0 with autocast and the same `compile`, of the plain loop |", "|---|---|"]
+    rows = [
+        "| work | ZeRO 0 with autocast and the same `compile`, of the plain loop |",
+        "|---|---|",
+    ]
     for title, work in YARDSTICK.items():
         plain, zero = (medians.filter(regex=f"^{work}/{way}").item() for way in ("plain", "zs0"))
         rows.append(f"| {title} | {100 * zero / plain:.1f} % |")
@@ -352,7 +395,11 @@ TABLES: dict[str, Rows] = {
     "ratios-elsewhere": lambda: ratio_table(RATIOS_ELSEWHERE),
 }
 """The tables of the texts."""
-SLOW_TABLES: dict[str, Rows] = {"regret": regret_table, "estimates": estimates_table, "calibrated": calibrated_table}
+SLOW_TABLES: dict[str, Rows] = {
+    "regret": regret_table,
+    "estimates": estimates_table,
+    "calibrated": calibrated_table,
+}
 """Tables that take minutes: `python -m docs.figures slow` writes them."""
 ROUNDED = {*SLOW_TABLES, "unseen", "families", "left-out", "confirmed"}
 """Tables whose numbers are fitted or summed up: elsewhere, linear algebra may round the last digit otherwise."""

@@ -13,13 +13,21 @@ from typing import Any
 import typer
 
 import dsnb
-from dsnb.analysis import comparisons, flags
 from dsnb.cli.app import app
-from dsnb.run_folder.columns import KEYS, METRIC_LABELS, RUNS, SAMPLES, SETTINGS, STEPS, Column
-from dsnb.run_folder.paths import File, RunPaths, SweepPaths
-from dsnb.run_folder.record_schema import FILES
-from dsnb.runs.table import ALIASES
+from dsnb.results.runs.table import ALIASES
+from dsnb.results.statistics import comparisons, flags
 from dsnb.settings.experiment import CURRENT_NAMES, DEFAULTS, Experiment
+from dsnb.settings.records.columns import (
+    KEYS,
+    METRIC_LABELS,
+    RUNS,
+    SAMPLES,
+    SETTINGS,
+    STEPS,
+    Column,
+)
+from dsnb.settings.records.paths import File, RunPaths, SweepPaths
+from dsnb.settings.records.record_schema import FILES
 from dsnb.settings.training import Training
 
 FORMER = {"setting": CURRENT_NAMES, "column": ALIASES}
@@ -94,7 +102,9 @@ def supervision_settings() -> str:
 
 def columns(listed: Iterable[Column]) -> str:
     """Return columns with their meanings."""
-    return table(["column", "meaning"], ([f"`{column.name}`", meaning(column)] for column in listed))
+    return table(
+        ["column", "meaning"], ([f"`{column.name}`", meaning(column)] for column in listed)
+    )
 
 
 def meaning(column: Column) -> str:
@@ -138,29 +148,45 @@ def flag_columns() -> str:
 
 def described_columns(about: dict[str, str]) -> str:
     """Return columns with their meanings."""
-    return table(["column", "meaning"], ([f"`{name}`", described(name, text)] for name, text in about.items()))
+    return table(
+        ["column", "meaning"],
+        ([f"`{name}`", described(name, text)] for name, text in about.items()),
+    )
 
 
 def files(paths: type[RunPaths] | type[SweepPaths]) -> dict[str, str]:
     """Return the files that a class of paths names, each with its meaning."""
-    listed = [item for base in reversed(paths.__mro__) for item in vars(base).values() if isinstance(item, File)]
+    listed = [
+        item
+        for base in reversed(paths.__mro__)
+        for item in vars(base).values()
+        if isinstance(item, File)
+    ]
     return {file.name: described(f"file {file.name}", file.meaning) for file in listed}
 
 
 def former_names() -> str:
     """Return the names of settings and columns that changed; the former ones are still read."""
-    rows = [[what, f"`{old}`", f"`{new}`"] for what, names in FORMER.items() for old, new in names.items()]
+    rows = [
+        [what, f"`{old}`", f"`{new}`"]
+        for what, names in FORMER.items()
+        for old, new in names.items()
+    ]
     return table(["", "former name", "name"], rows)
 
 
 def run_files() -> str:
     """Return the files of a run folder."""
-    return table(["file", "content"], ([f"`{name}`", about] for name, about in files(RunPaths).items()))
+    return table(
+        ["file", "content"], ([f"`{name}`", about] for name, about in files(RunPaths).items())
+    )
 
 
 def sweep_files() -> str:
     """Return the files of a sweep's folder."""
-    return table(["file", "content"], ([f"`{name}`", about] for name, about in files(SweepPaths).items()))
+    return table(
+        ["file", "content"], ([f"`{name}`", about] for name, about in files(SweepPaths).items())
+    )
 
 
 def run_fields() -> str:
@@ -169,7 +195,10 @@ def run_fields() -> str:
     for file, fields in FILES.items():
         begin, listed = "", fields
         if file == "experiment.json":
-            begin, listed = "All settings, and:\n\n", [field for field in fields if field.name not in DEFAULTS]
+            begin, listed = (
+                "All settings, and:\n\n",
+                [field for field in fields if field.name not in DEFAULTS],
+            )
         parts.append(f"### `{file}`\n\n{begin}{columns(listed)}")
     return "\n\n".join(parts)
 
@@ -187,15 +216,23 @@ def command_line() -> str:
                 repeats = " May be given several times." if parameter.multiple else ""
                 rows.append([f"`{form}`", about + repeats])
         paragraphs = described(f"dsnb {name}", command.help and command.help.replace("\n\n", " "))
-        parts.append(f"## dsnb {name}\n\n{paragraphs}\n\n{table(['argument or option', 'meaning'], rows)}")
+        parts.append(
+            f"## dsnb {name}\n\n{paragraphs}\n\n{table(['argument or option', 'meaning'], rows)}"
+        )
     return "\n\n".join(parts)
 
 
 def python_api() -> str:
     """Return every public name of dsnb with the first sentence of its documentation."""
     names = [name for listed in API.values() for name in listed]
-    rows = [[f"{{py:obj}}`dsnb.{name}`", described(name, inspect.getdoc(getattr(dsnb, name)))] for name in names]
-    return table(["name", "meaning"], ([name, about.split(". ")[0].rstrip(".") + "."] for name, about in rows))
+    rows = [
+        [f"{{py:obj}}`dsnb.{name}`", described(name, inspect.getdoc(getattr(dsnb, name)))]
+        for name in names
+    ]
+    return table(
+        ["name", "meaning"],
+        ([name, about.split(". ")[0].rstrip(".") + "."] for name, about in rows),
+    )
 
 
 def api(page: str) -> str:
@@ -203,7 +240,9 @@ def api(page: str) -> str:
     parts = []
     for name in API[page]:
         options = "".join(f"   {option}\n" for option in API_OPTIONS.get(name, []))
-        parts.append(f"```{{eval-rst}}\n.. auto{_kind(getattr(dsnb, name))}:: dsnb.{name}\n{options}```")
+        parts.append(
+            f"```{{eval-rst}}\n.. auto{_kind(getattr(dsnb, name))}:: dsnb.{name}\n{options}```"
+        )
     return "\n\n".join(parts)
 
 

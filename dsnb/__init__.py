@@ -9,46 +9,46 @@ from typing import TYPE_CHECKING, Any
 from dsnb.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from dsnb.analysis.comparisons import compare as compare
-    from dsnb.analysis.comparisons import differences as differences
-    from dsnb.analysis.scaling import rampup as rampup
-    from dsnb.analysis.summary import summarize as summarize
-    from dsnb.designer.design import design as design
-    from dsnb.designer.recommend import recommend as recommend
-    from dsnb.errors import DsnbError as DsnbError
-    from dsnb.errors import SettingsError as SettingsError
-    from dsnb.explorer.explore import explore as explore
-    from dsnb.launcher.run import launch as launch
+    from dsnb.base.errors import DsnbError as DsnbError
+    from dsnb.base.errors import SettingsError as SettingsError
+    from dsnb.measure.launcher.run import launch as launch
+    from dsnb.measure.sweep.params import load_sweep as load_sweep
+    from dsnb.measure.sweep.run import run_sweep as run_sweep
     from dsnb.prediction.predict import predict as predict
-    from dsnb.report import write_report as write_report
-    from dsnb.runs.literature.tables import published as published
-    from dsnb.runs.load import load_runs as load_runs
-    from dsnb.runs.load import load_steps as load_steps
+    from dsnb.results.literature.tables import published as published
+    from dsnb.results.runs.load import load_runs as load_runs
+    from dsnb.results.runs.load import load_steps as load_steps
+    from dsnb.results.statistics.comparisons import compare as compare
+    from dsnb.results.statistics.comparisons import differences as differences
+    from dsnb.results.statistics.scaling import rampup as rampup
+    from dsnb.results.statistics.summary import summarize as summarize
     from dsnb.settings.experiment import Experiment as Experiment
     from dsnb.settings.parameters import check_parameters as check_parameters
-    from dsnb.sweep.params import load_sweep as load_sweep
-    from dsnb.sweep.run import run_sweep as run_sweep
+    from dsnb.show.explorer.explore import explore as explore
+    from dsnb.show.form.design import design as design
+    from dsnb.show.form.recommend import recommend as recommend
+    from dsnb.show.report import write_report as write_report
 
 _HOME = {
-    "DsnbError": "errors",
+    "DsnbError": "base.errors",
     "Experiment": "settings.experiment",
-    "SettingsError": "errors",
+    "SettingsError": "base.errors",
     "check_parameters": "settings.parameters",
-    "compare": "analysis.comparisons",
-    "design": "designer.design",
-    "differences": "analysis.comparisons",
-    "explore": "explorer.explore",
-    "launch": "launcher.run",
-    "load_runs": "runs.load",
-    "load_steps": "runs.load",
-    "load_sweep": "sweep.params",
+    "compare": "results.statistics.comparisons",
+    "design": "show.form.design",
+    "differences": "results.statistics.comparisons",
+    "explore": "show.explorer.explore",
+    "launch": "measure.launcher.run",
+    "load_runs": "results.runs.load",
+    "load_steps": "results.runs.load",
+    "load_sweep": "measure.sweep.params",
     "predict": "prediction.predict",
-    "published": "runs.literature.tables",
-    "rampup": "analysis.scaling",
-    "recommend": "designer.recommend",
-    "run_sweep": "sweep.run",
-    "summarize": "analysis.summary",
-    "write_report": "report",
+    "published": "results.literature.tables",
+    "rampup": "results.statistics.scaling",
+    "recommend": "show.form.recommend",
+    "run_sweep": "measure.sweep.run",
+    "summarize": "results.statistics.summary",
+    "write_report": "show.report",
 }
 __all__ = list(_HOME)
 

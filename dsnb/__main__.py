@@ -1,6 +1,6 @@
 """`python -m dsnb`: the command line, without modules from the current folder."""
 
-from dsnb.system import interpreter
+from dsnb.base.system import interpreter
 
 if __name__ == "__main__":
     interpreter.drop_current_folder()

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from dsnb.base.files import records
+from dsnb.base.system import hardware
 from dsnb.cli.sweep import sweep
-from dsnb.files import records
-from dsnb.launcher import local
-from dsnb.launcher.run import WORKER, launch
-from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.result import Result
+from dsnb.measure.launcher import local
+from dsnb.measure.launcher.run import WORKER, launch
 from dsnb.settings.experiment import Experiment
-from dsnb.system import hardware
+from dsnb.settings.records.paths import RunPaths
+from dsnb.settings.records.result import Result
 from tests import ROOT
 from tests.support import browser
 from tests.support.waiting import wait_until
@@ -32,7 +32,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # What dsnb starts does not look into the current folder for modules, such as the tests' workers and jobs.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 # Under `nohup`, or a script's `&`, this process and all that it starts ignore signals that some tests send.
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
@@ -50,10 +53,10 @@ SMALL: dict[str, Any] = {
 STARTS_PROCESSES = {"run_small", "trained", "losses", "swept", "chromium", "watched"}
 """Fixtures that start processes: a test that uses one is marked `process`."""
 LONGEST = [
-    "docs/test_code_blocks.py", "train/test_strategies.py", "train/test_worker.py", "test_release.py",
-    "sweep/test_slurm.py", "explorer/test_page.py", "sweep/test_run_stopped.py", "launcher/test_hosts.py",
-    "launcher/test_run.py", "sweep/test_run.py", "test_report.py", "cli/test_app.py", "test_published_notebooks.py",
-    "explorer/test_state.py", "explorer/test_live.py",
+    "docs/test_code_blocks.py", "measure/train/test_strategies.py", "measure/train/test_worker.py", "test_release.py",
+    "measure/sweep/test_slurm.py", "show/explorer/test_page.py", "measure/sweep/test_run_stopped.py", "measure/launcher/test_hosts.py",
+    "measure/launcher/test_run.py", "measure/sweep/test_run.py", "show/test_report.py", "cli/test_app.py", "test_published_notebooks.py",
+    "show/explorer/test_state.py", "show/explorer/test_live.py",
 ]  # fmt: skip
 """Workers take whole files, these first, so that all end at about the same time.
 
@@ -85,7 +88,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that start processes, and begin with the longest files (otherwise the order is kept)."""
     for item in items:
-        if item.get_closest_marker("alone") or STARTS_PROCESSES.intersection(getattr(item, "fixturenames", ())):
+        if item.get_closest_marker("alone") or STARTS_PROCESSES.intersection(
+            getattr(item, "fixturenames", ())
+        ):
             item.add_marker(pytest.mark.process)
     order = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
@@ -111,7 +116,9 @@ def pytest_configure_node(node: Any) -> None:
     if find_spec("torch") and "not process" not in node.config.option.markexpr:
         place = int(node.gateway.id.removeprefix("gw"))
         if place < FORK_SERVERS:
-            servers = {device: local.ForkServer(device) for device in {"cpu", hardware.default_device()}}
+            servers = {
+                device: local.ForkServer(device) for device in {"cpu", hardware.default_device()}
+            }
             for server in servers.values():
                 _session.callback(server.close)
             _servers.append({device: str(server.socket) for device, server in servers.items()})
@@ -200,7 +207,9 @@ def launched(experiment: Experiment, folder: Path, worker: str) -> tuple[Result,
 
 
 @pytest.fixture
-def run_small(tmp_path: Path, small: Callable[..., Experiment]) -> Callable[..., tuple[Result, RunPaths]]:
+def run_small(
+    tmp_path: Path, small: Callable[..., Experiment]
+) -> Callable[..., tuple[Result, RunPaths]]:
     """Launch a small experiment in a new folder; `worker` may name a fake one."""
     count = iter(range(1, 1000))
 

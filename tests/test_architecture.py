@@ -18,13 +18,24 @@ from dsnb.prediction.traces import TRACERS, USED
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
 
-LAYOUT = [row for row in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if row.startswith("| `")]
-LAYERS = ["__main__", *re.findall(r"`(\w+)", "".join(row.split("|")[1] for row in LAYOUT)), "errors", "version"]
+LAYOUT = [
+    row for row in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if row.startswith("| `")
+]
+LAYERS = [
+    "__main__",
+    *re.findall(r"`(\w+)", "".join(row.split("|")[1] for row in LAYOUT)),
+    "version",
+]
 """From top to bottom: a module imports only from those after its own, a package also from itself."""
-READING = {"report", "explorer", "render", "analysis", "runs"}
-MAKING = {"sweep", "launcher", "train"}
+READING = {"show", "prediction", "results"}
+MAKING = {"measure"}
 MODULES = sorted((ROOT / "dsnb").rglob("*.py"))
-OTHER_NAMES = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "vl_convert": "vl-convert-python", "functorch": "torch"}
+OTHER_NAMES = {
+    "yaml": "pyyaml",
+    "pynvml": "nvidia-ml-py",
+    "vl_convert": "vl-convert-python",
+    "functorch": "torch",
+}
 """Import name -> name of the distribution, where it is another."""
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -48,7 +59,11 @@ def imports(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names |= {f"dsnb.{alias.name}" for alias in node.names} if node.module == "dsnb" else {node.module}
+            names |= (
+                {f"dsnb.{alias.name}" for alias in node.names}
+                if node.module == "dsnb"
+                else {node.module}
+            )
     return names
 
 
@@ -63,21 +78,36 @@ def points_down(path, name):
 
 def test_imports_point_down():
     modules = [path for path in MODULES if layer(path) != "__init__"]
-    up = [(path, name) for path in modules for name in imported_layers(path) if not points_down(path, name)]
+    up = [
+        (path, name)
+        for path in modules
+        for name in imported_layers(path)
+        if not points_down(path, name)
+    ]
     assert up == []
 
 
 def test_only_the_commands_and_the_form_use_both_halves():
     """A package imports itself, so that neither half imports the other, either."""
-    used = {name: set().union(*(imported_layers(path) for path in MODULES if layer(path) == name)) for name in LAYERS}
-    assert [name for name in LAYERS if used[name] & READING and used[name] & MAKING] == ["cli", "designer"]
+    used = {
+        name: set().union(*(imported_layers(path) for path in MODULES if layer(path) == name))
+        for name in LAYERS
+    }
+    assert [name for name in LAYERS if used[name] & READING and used[name] & MAKING] == [
+        "cli",
+        "show",
+    ]
 
 
 def test_the_listing_of_the_package_is_its_layers():
     # Git leaves a folder of __pycache__ where a package has moved away.
-    entries = {path.name for path in (ROOT / "dsnb").iterdir() if path.is_file() or any(path.rglob("*.py"))}
+    entries = {
+        path.name for path in (ROOT / "dsnb").iterdir() if path.is_file() or any(path.rglob("*.py"))
+    }
     entries -= {"__init__.py", "py.typed"}
-    assert entries == {*(name if (ROOT / "dsnb" / name).is_dir() else f"{name}.py" for name in LAYERS)}
+    assert entries == {
+        *(name if (ROOT / "dsnb" / name).is_dir() else f"{name}.py" for name in LAYERS)
+    }
 
 
 def test_modules_are_short_and_say_what_they_are():
@@ -88,7 +118,9 @@ def test_modules_are_short_and_say_what_they_are():
 def test_only_training_and_what_traces_models_import_torch():
     users = [path for path in MODULES if packages(path) & {"torch", "deepspeed", "transformers"}]
     allowed = {ROOT / "dsnb" / "prediction" / f"{name}.py" for name in TRACERS}
-    assert {path for path in users if layer(path) != "train"} <= allowed
+    assert {
+        path for path in users if layer(path) != "models" and "train" not in path.parts
+    } <= allowed
 
 
 def packages(path):
@@ -97,29 +129,47 @@ def packages(path):
 
 
 def test_tracing_is_left_to_processes_of_its_own():
-    """Only modules that trace import training or each other: whatever else is predicted loads no torch."""
+    """Only modules that trace import models or each other: whatever else is predicted loads no torch."""
     tracer = re.compile(rf"^\s*(import|from)\b.*\b({'|'.join(TRACERS)})\b", re.M)
     others = [path for path in MODULES if path.stem not in TRACERS]
-    assert [path for path in others if layer(path) == "prediction" and "train" in imported_layers(path)] == []
+    assert [
+        path for path in others if layer(path) == "prediction" and "models" in imported_layers(path)
+    ] == []
     assert [path for path in others if tracer.search(path.read_text())] == []
 
 
 def test_a_trace_is_made_again_when_the_code_that_it_follows_changes():
-    """What modules that trace import of training, directly or not: all that a trace is kept for."""
-    pattern = re.compile(r"^from dsnb\.(train)(?:\.(\w+))? import (.+)$", re.M)
+    """What modules that trace import of models, directly or not: all that a trace is kept for."""
+    pattern = re.compile(r"^from dsnb\.(models)(?:\.(\w+))? import (.+)$", re.M)
     followed, left = set(), {f"prediction/{name}" for name in TRACERS}
     while left:
         text = (ROOT / "dsnb" / f"{left.pop()}.py").read_text()
         names = {module or re.split(r"\W", rest)[0] for _, module, rest in pattern.findall(text)}
-        names |= {name for _, module, rest in pattern.findall(text) if not module for name in re.findall(r"\w+", rest)}
-        new = {f"train/{name}" for name in names if (ROOT / "dsnb" / "train" / f"{name}.py").is_file()} - followed
+        names |= {
+            name
+            for _, module, rest in pattern.findall(text)
+            if not module
+            for name in re.findall(r"\w+", rest)
+        }
+        new = {
+            f"models/{name}"
+            for name in names
+            if (ROOT / "dsnb" / "models" / f"{name}.py").is_file()
+        } - followed
         followed, left = followed | new, left | new
     assert followed == set(USED)
 
 
 PUBLIC = {
     name: importlib.import_module(name).__all__
-    for name in ("dsnb.runs.literature", "dsnb.analysis", "dsnb.render", "dsnb")
+    for name in (
+        "dsnb.results.literature",
+        "dsnb.results.statistics",
+        "dsnb.results.answers",
+        "dsnb.prediction",
+        "dsnb.show.render",
+        "dsnb",
+    )
 }
 """What notebooks may import from dsnb."""
 
@@ -128,11 +178,13 @@ PUBLIC = {
 def test_what_is_not_needed_is_not_loaded():
     """In one process, from the lightest import up: packages find their public names without loading them before."""
     lines = ["import sys, dsnb", "assert not {'pydantic', 'pandas', 'torch'} & {*sys.modules}"]
-    lines += ["import dsnb.launcher.run", "assert not {'pandas', 'torch'} & {*sys.modules}"]
+    lines += ["import dsnb.measure.launcher.run", "assert not {'pandas', 'torch'} & {*sys.modules}"]
     for package, names in PUBLIC.items():
-        lines += [f"assert not [name for name in sys.modules if name.startswith('{package}.')]"] * (package != "dsnb")
+        lines += [f"assert not [name for name in sys.modules if name.startswith('{package}.')]"] * (
+            package != "dsnb"
+        )
         lines += [f"from {package} import {name}; assert {name}.__doc__" for name in names]
-    lines += ["import dsnb.report, dsnb.render.plots, dsnb.explorer.explore"]
+    lines += ["import dsnb.show.report, dsnb.show.render.plots, dsnb.show.explorer.explore"]
     lines += ["assert not {'torch', 'deepspeed', 'transformers'} & {*sys.modules}"]
     lines += ["assert not hasattr(dsnb, 'lunch')"]
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
@@ -157,7 +209,11 @@ def test_notebooks_are_thin_and_clean_and_import_public_names(path):
                 imported_names |= {(alias.name, None) for alias in node.names}
     assert ("dsnb", None) in imported_names
     shown_with = {("pandas", None), ("seaborn", None)}
-    public = {("dsnb", None), *shown_with, *((module, name) for module in PUBLIC for name in PUBLIC[module])}
+    public = {
+        ("dsnb", None),
+        *shown_with,
+        *((module, name) for module in PUBLIC for name in PUBLIC[module]),
+    }
     assert imported_names <= public
 
 
@@ -174,8 +230,12 @@ def test_requirements_are_the_same_everywhere_pinned_and_all_that_is_imported():
     assert all("#" in line for line in lines.splitlines() if line.startswith("      - "))
     pins = {distribution(row) for row in (ROOT / "constraints.txt").read_text().splitlines()}
     assert set(map(distribution, wanted)) <= pins
-    declared = {distribution(name) for name in (*PROJECT["dependencies"], *EXTRAS["train"], *EXTRAS["fp8"])}
-    direct = {distribution(OTHER_NAMES.get(name, name)) for path in MODULES for name in packages(path)}
+    declared = {
+        distribution(name) for name in (*PROJECT["dependencies"], *EXTRAS["train"], *EXTRAS["fp8"])
+    }
+    direct = {
+        distribution(OTHER_NAMES.get(name, name)) for path in MODULES for name in packages(path)
+    }
     assert {"numpy", "pyyaml", "torch", "matplotlib"} <= direct <= declared
 
 
@@ -183,11 +243,15 @@ def test_the_run_notebook_lists_settings_with_their_defaults():
     parameters = papermill.inspect_notebook(str(ROOT / "notebooks" / "10_run.ipynb"))
     assert list(parameters)[-1] == "run_dir"
     for name in [*parameters][:-1]:
-        assert ast.literal_eval(parameters[name]["default"]) == Experiment.model_fields[name].default
+        assert (
+            ast.literal_eval(parameters[name]["default"]) == Experiment.model_fields[name].default
+        )
         assert parameters[name]["help"]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "params").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_params_files_are_valid_and_say_what_they_ask(path):
     sweep = dsnb.load_sweep(path)
     assert sweep.name == path.stem

@@ -6,8 +6,8 @@ import matplotlib.pyplot as plt
 import nbformat
 import pytest
 
-from dsnb.run_folder import paths
-from dsnb.runs.literature import tables
+from dsnb.results.literature import tables
+from dsnb.settings.records import paths
 from tests import ROOT
 from tests.support.notebooks import run_cells
 
@@ -33,14 +33,20 @@ def says(number, *phrases):
 
 
 def log():
-    return "".join(path.read_text() for path in [ROOT / "docs" / "LOG.md", *(ROOT / "docs").glob("log/*.md")])
+    return "".join(
+        path.read_text() for path in [ROOT / "docs" / "LOG.md", *(ROOT / "docs").glob("log/*.md")]
+    )
 
 
 def test_zero_on_one_gpu(found):
     speed, memory = found["stage_speed"], found["stages"]["peak_allocated_gib"]
     says(1, f"{100 * speed[3].min():.0f} to {100 * speed[3].max():.0f} % of the speed")
     more = memory[3] - memory[0]
-    says(1, f"{more.min():.1f} to {more.max():.1f} GiB", *(f"up to {100 - 100 * speed[n].min():.0f} %" for n in (1, 2)))
+    says(
+        1,
+        f"{more.min():.1f} to {more.max():.1f} GiB",
+        *(f"up to {100 - 100 * speed[n].min():.0f} %" for n in (1, 2)),
+    )
     says(1, f"gains up to {100 * speed[1].max() - 100:.0f} %")
 
 
@@ -80,11 +86,21 @@ def test_zero_3_on_two_gpus(found):
 
 
 def test_checkpointing_and_chunked_loss(found):
-    speed, memory = (found["checkpointing"][name] for name in ("tokens_per_s", "peak_allocated_gib"))
+    speed, memory = (
+        found["checkpointing"][name] for name in ("tokens_per_s", "peak_allocated_gib")
+    )
     cost, saved = (100 - 100 * table.div(table["none"], axis=0) for table in (speed, memory))
     for way, words in (("every block", "saves {:.0f} to"), ("every 2nd block", "saves at most")):
-        says(6, f"costs {cost[way].min():.0f} to {cost[way].max():.0f} %", words.format(saved[way].min()))
-    says(6, f"at most {saved['every 2nd block'].max():.0f} %", f"to {saved['every block'].max():.0f} % of the memory")
+        says(
+            6,
+            f"costs {cost[way].min():.0f} to {cost[way].max():.0f} %",
+            words.format(saved[way].min()),
+        )
+    says(
+        6,
+        f"at most {saved['every 2nd block'].max():.0f} %",
+        f"to {saved['every block'].max():.0f} % of the memory",
+    )
     lora = (
         found["ok"]
         .query("model == 'opt-13b' and gpus == 2 and mode == 'compiled'")
@@ -109,7 +125,9 @@ def test_accumulation(found):
     steps = steps[steps["experiment"].isin(found["curves"]["experiment"])]
     bf16, fp32 = (part.set_index("step")["loss"] for _, part in steps.groupby("experiment"))
     more = (bf16 - fp32).mean()
-    says(9, f"{more:.3f} higher on average over {len(fp32)} steps ({100 * more / fp32.mean():.1f} %)")
+    says(
+        9, f"{more:.3f} higher on average over {len(fp32)} steps ({100 * more / fp32.mean():.1f} %)"
+    )
     assert f"{more:.3f} higher on average" in (ROOT / "docs" / "questions.md").read_text()
     assert "{}, {}, {} % in steps 2 to 4".format(*found["norm_error"]["summed in bf16"]) in log()
 

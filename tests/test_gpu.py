@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from dsnb.files import records
-from dsnb.launcher import environment
-from dsnb.launcher.probe import probe
+from dsnb.base.files import records
+from dsnb.base.system import hardware, launch_clock
+from dsnb.measure.launcher import environment
+from dsnb.measure.launcher.probe import probe
 from dsnb.prediction import gpus, probed
-from dsnb.system import hardware, launch_clock
 from tests import ROOT
 from tests.support import lazy
 
@@ -22,12 +22,14 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 TWO_GPUS = pytest.mark.skipif(len(hardware.gpus()) < 2, reason="needs two GPUs")
-profiling = lazy.Module("dsnb.train.profiling")
+profiling = lazy.Module("dsnb.measure.train.profiling")
 ON_GPU = {"device": "cuda", "gpus": 1, "steps": 8, "warmup_steps": 2}
 
 
 @pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=TWO_GPUS)])
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-3), ("bf16", 1e-2), ("fp16", 1e-2)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-3), ("bf16", 1e-2), ("fp16", 1e-2)]
+)
 def test_zero_stages_agree(losses, precision, tolerance, gpus):
     settings = {**ON_GPU, "model": "opt-tiny", "precision": precision, "gpus": gpus}
     curves = [losses(**settings, zero_stage=stage) for stage in range(4)]
@@ -41,7 +43,11 @@ def test_zero_stages_agree(losses, precision, tolerance, gpus):
         ({"model": "gpt2-tiny", "zero_stage": 1}, 0.7, 1.0),
         ({"model": "gpt2-tiny", "strategy": "plain"}, 0.7, 1.0),
         ({"model": "gpt2", "zero_stage": 1, "micro_batch_size": 16, "seq_len": 1024}, 0.0, 0.5),
-        ({"model": "gpt2", "strategy": "plain", "micro_batch_size": 16, "seq_len": 1024}, 0.0, 0.05),
+        (
+            {"model": "gpt2", "strategy": "plain", "micro_batch_size": 16, "seq_len": 1024},
+            0.0,
+            0.05,
+        ),
     ],
     ids=str,
 )
@@ -52,8 +58,14 @@ def test_what_limits_a_step_is_measured(run_small, settings, low, high):
     result, paths = run_small(**{**common, **settings})
     result.raise_for_status()
     assert low <= result.summary["cpu_bound"] <= high
-    kernels = [event for event in profiling.read_events(paths.trace) if event.get("cat") in {"kernel", "gpu_memcpy"}]
-    busy_s = profiling.length((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6) for event in kernels)
+    kernels = [
+        event
+        for event in profiling.read_events(paths.trace)
+        if event.get("cat") in {"kernel", "gpu_memcpy"}
+    ]
+    busy_s = profiling.length(
+        (event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6) for event in kernels
+    )
     assert 1 - busy_s / result.summary["step_time_mean_s"] < result.summary["cpu_bound"] + 0.05
     assert 1 < result.summary["launch_us"] < 200
 
@@ -66,17 +78,28 @@ def test_a_probe_measures_every_part():
 
 
 @pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=TWO_GPUS)])
-@pytest.mark.parametrize("settings", [{"zero_stage": 3}, {"strategy": "ddp"}, {"strategy": "fsdp"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"zero_stage": 3}, {"strategy": "ddp"}, {"strategy": "fsdp"}], ids=str
+)
 def test_a_profile_splits_a_step(run_small, settings, gpus):
-    result, paths = run_small(**{**ON_GPU, "precision": "bf16", "gpus": gpus, "profile": True, **settings})
+    result, paths = run_small(
+        **{**ON_GPU, "precision": "bf16", "gpus": gpus, "profile": True, **settings}
+    )
     result.raise_for_status()
     profile = records.read_json(paths.profile)
     assert set(profile["missing"]) == (set() if gpus > 1 else {"communication"})
     parts_s = sum(profile[name] for name in ("forward_s", "backward_s", "optimizer_s"))
     assert parts_s == pytest.approx(profile["step_s"], rel=0.05, abs=0.002)
     if gpus > 1:
-        assert 0 <= profile["exposed_communication_s"] <= profile["communication_s"] <= profile["traced_step_s"]
-    kernels = [event for event in profiling.read_events(paths.trace) if event.get("cat") == "kernel"]
+        assert (
+            0
+            <= profile["exposed_communication_s"]
+            <= profile["communication_s"]
+            <= profile["traced_step_s"]
+        )
+    kernels = [
+        event for event in profiling.read_events(paths.trace) if event.get("cat") == "kernel"
+    ]
     assert len(kernels) > 50
 
 
@@ -124,7 +147,9 @@ def test_compiled_gradients_are_those_of_eager_fp32(losses, model, settings):
     exact = settings.get("precision") == "fp32"
     common = {**ON_GPU, "model": model, "seq_len": 128, "worker": "sgd" if exact else "slow_sgd"}
     curve = losses(**common, precision="fp32", attention="eager")
-    assert losses(**{**common, "precision": "bf16", **settings}) == pytest.approx(curve, abs=1e-4 if exact else 2e-2)
+    assert losses(**{**common, "precision": "bf16", **settings}) == pytest.approx(
+        curve, abs=1e-4 if exact else 2e-2
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,8 +162,18 @@ def test_compiled_gradients_are_those_of_eager_fp32(losses, model, settings):
 )
 def test_compiled_kernels_do_not_race(run_small, settings):
     """Kernels fused by reordering loops did: GPT-2's gradient norm was off by 2.5 %, losses of GPT-2 XL by 0.2 %."""
-    common = {**ON_GPU, "precision": "bf16", "zero_stage": 1, "data": "synthetic", "steps": 2, **settings}
-    eager, compiled = (records.read_lines(run_small(**common, compile=mode)[1].steps) for mode in ("off", "default"))
+    common = {
+        **ON_GPU,
+        "precision": "bf16",
+        "zero_stage": 1,
+        "data": "synthetic",
+        "steps": 2,
+        **settings,
+    }
+    eager, compiled = (
+        records.read_lines(run_small(**common, compile=mode)[1].steps)
+        for mode in ("off", "default")
+    )
     assert len(eager) == len(compiled) == 4
     for one, other in zip(eager, compiled, strict=True):
         assert other["loss"] == pytest.approx(one["loss"], rel=5e-4)
@@ -156,8 +191,17 @@ def test_compiled_kernels_do_not_race(run_small, settings):
     ],
 )
 def test_other_communication_trains_nearly_the_same(losses, gpus, stage, settings, tolerance):
-    common = {**ON_GPU, "model": "opt-tiny", "precision": "bf16", "learning_rate": 1e-3, "gpus": gpus}
-    curve, other = losses(**common, zero_stage=stage), losses(**common, zero_stage=stage, **settings)
+    common = {
+        **ON_GPU,
+        "model": "opt-tiny",
+        "precision": "bf16",
+        "learning_rate": 1e-3,
+        "gpus": gpus,
+    }
+    curve, other = (
+        losses(**common, zero_stage=stage),
+        losses(**common, zero_stage=stage, **settings),
+    )
     assert other == pytest.approx(curve, abs=tolerance)
     assert settings.get("zeropp") != "weights" or other != curve
 
@@ -165,7 +209,14 @@ def test_other_communication_trains_nearly_the_same(losses, gpus, stage, setting
 @TWO_GPUS
 def test_weights_are_gathered_after_their_update(losses):
     """Without persistent weights, nothing but dsnb lets DeepSpeed's gathers wait for the optimizer."""
-    common = {**ON_GPU, "model": "gpt2-large", "precision": "bf16", "gpus": 2, "zero_stage": 3, "compile": "default"}
+    common = {
+        **ON_GPU,
+        "model": "gpt2-large",
+        "precision": "bf16",
+        "gpus": 2,
+        "zero_stage": 3,
+        "compile": "default",
+    }
     common |= {"micro_batch_size": 4, "seq_len": 512, "steps": 10}
     none = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
     assert losses(**common, deepspeed=none) == pytest.approx(losses(**common), rel=2e-4)
@@ -175,12 +226,23 @@ def test_weights_are_gathered_after_their_update(losses):
 @pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
 @pytest.mark.parametrize("sharing", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}], ids=str)
 @pytest.mark.parametrize(
-    ("precision", "stage", "tolerance"), [("fp32", 0, 1e-4), ("bf16", 0, 2e-2), ("fp16", 0, 2e-2), ("bf16", 1, 2e-2)]
+    ("precision", "stage", "tolerance"),
+    [("fp32", 0, 1e-4), ("bf16", 0, 2e-2), ("fp16", 0, 2e-2), ("bf16", 1, 2e-2)],
 )
-def test_ranks_that_share_a_model_train_as_one_does(losses, model, sharing, precision, stage, tolerance):
-    common = {**ON_GPU, "model": model, "precision": precision, "zero_stage": stage, "micro_batch_size": 4}
+def test_ranks_that_share_a_model_train_as_one_does(
+    losses, model, sharing, precision, stage, tolerance
+):
+    common = {
+        **ON_GPU,
+        "model": model,
+        "precision": precision,
+        "zero_stage": stage,
+        "micro_batch_size": 4,
+    }
     common |= {"grad_accum": 2, "learning_rate": 1e-3}
-    assert losses(**{**common, "gpus": 2}, **sharing) == pytest.approx(losses(**common), abs=tolerance)
+    assert losses(**{**common, "gpus": 2}, **sharing) == pytest.approx(
+        losses(**common), abs=tolerance
+    )
 
 
 def test_the_allocator_is_the_setting_whatever_a_forked_rank_inherits(run_small, monkeypatch):
@@ -196,40 +258,60 @@ def test_only_visible_gpus_are_used(small, tmp_path):
     """In a separate process, because the visible GPUs are fixed when CUDA starts."""
     chosen = hardware.gpus()[1]
     script = (
-        "import sys; from dsnb.settings.experiment import Experiment; from dsnb.launcher.run import launch\n"
+        "import sys; from dsnb.settings.experiment import Experiment; from dsnb.measure.launcher.run import launch\n"
         "launch(Experiment(**eval(sys.argv[1])), sys.argv[2], progress=False, worker='tests.workers.fakes')"
     )
     settings = repr(small(**ON_GPU).model_dump())
-    env = {key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")}
+    env = {
+        key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")
+    }
     env |= {"CUDA_VISIBLE_DEVICES": str(chosen.index), "DSNB_TEST_FAKE": "which_gpu"}
     command = [sys.executable, "-c", script, settings, str(tmp_path / "run1")]
     subprocess.run(command, env=env, check=True, timeout=200, cwd=ROOT)
     assert (tmp_path / "run1" / "gpu0").read_text() == chosen.uuid
-    assert {row["gpu"] for row in records.read_lines(tmp_path / "run1" / "gpu.jsonl")} == {chosen.index}
+    assert {row["gpu"] for row in records.read_lines(tmp_path / "run1" / "gpu.jsonl")} == {
+        chosen.index
+    }
 
 
 @pytest.mark.parametrize(
     ("limit_gib", "phases"), [(3.0, {"forward", "loss", "backward"}), (1.2, {"build", "optimizer"})]
 )
 def test_a_shortage_is_told_as_it_was(run_small, limit_gib, phases):
-    settings = {**ON_GPU, "model": "gpt2", "precision": "bf16", "data": "synthetic", "memory_limit_gib": limit_gib}
+    settings = {
+        **ON_GPU,
+        "model": "gpt2",
+        "precision": "bf16",
+        "data": "synthetic",
+        "memory_limit_gib": limit_gib,
+    }
     result, paths = run_small(**settings, micro_batch_size=16 if limit_gib > 2 else 1, seq_len=1024)
     shortage = result.summary
     assert (result.status, shortage["oom_phase"] in phases) == ("oom", True), result.message()
     assert shortage["oom_allocated_gib"] <= min(limit_gib, shortage["peak_allocated_gib"])
-    (failure,) = records.read_lines(paths.failures)  # what fragments hold is reserved, but cannot be allocated
+    (failure,) = records.read_lines(
+        paths.failures
+    )  # what fragments hold is reserved, but cannot be allocated
     assert failure["reserved_gib"] + shortage["oom_requested_gib"] > limit_gib
     assert shortage["needed_gib"] == shortage["oom_allocated_gib"] + shortage["oom_requested_gib"]
     assert f"{shortage['needed_gib']:.2f} GiB needed at least" in result.cause
 
 
 def test_times_memory_and_energy_are_those_of_the_timed_steps(run_small):
-    from dsnb.train.meter import MIN_SPAN_S
+    from dsnb.measure.train.meter import MIN_SPAN_S
 
-    settings = {**ON_GPU, "model": "gpt2", "precision": "bf16", "micro_batch_size": 16, "seq_len": 512}
+    settings = {
+        **ON_GPU,
+        "model": "gpt2",
+        "precision": "bf16",
+        "micro_batch_size": 16,
+        "seq_len": 512,
+    }
     powers = []
     for steps in (4, 20, 80):
-        result, paths = run_small(**{**settings, "warmup_steps": 5, "steps": steps, "data": "synthetic"})
+        result, paths = run_small(
+            **{**settings, "warmup_steps": 5, "steps": steps, "data": "synthetic"}
+        )
         result.raise_for_status()
         figures = result.summary
         assert records.read_json(paths.environment)["power_source"] == "energy counter"
@@ -238,7 +320,9 @@ def test_times_memory_and_energy_are_those_of_the_timed_steps(run_small):
             assert "too short to measure it" in figures["note"]
             continue
         powers.append(figures["power_w"])
-        timed = [row["step_time_s"] for row in records.read_lines(paths.steps) if row["phase"] == "timed"]
+        timed = [
+            row["step_time_s"] for row in records.read_lines(paths.steps) if row["phase"] == "timed"
+        ]
         assert sum(timed) == pytest.approx(result.phases_s["timed"], rel=0.01)
         assert 0 < figures["peak_allocated_gib"] < figures["device_memory_gib"]
         assert figures["peak_reserved_gib"] > 0
@@ -253,14 +337,18 @@ def test_times_memory_and_energy_are_those_of_the_timed_steps(run_small):
 def test_marking_a_step_does_not_wait_for_the_gpu(tmp_path, norm):
     import torch
 
-    from dsnb.train.meter import Meter
+    from dsnb.measure.train.meter import Meter
 
     device = torch.device("cuda")
     meter = Meter(tmp_path / "steps.jsonl", 2, 8, device, launch_clock.now_s())
-    grad_norm = None if norm is None else torch.full((), 2.0, device=device, dtype=getattr(torch, norm))
+    grad_norm = (
+        None if norm is None else torch.full((), 2.0, device=device, dtype=getattr(torch, norm))
+    )
     loss = torch.ones((), device=device)
     meter.begin("warmup", lambda: None)
-    meter.step(loss, False, grad_norm)  # CUDA loads a kernel at its first use, which waits for the device
+    meter.step(
+        loss, False, grad_norm
+    )  # CUDA loads a kernel at its first use, which waits for the device
     meter.end()
     meter.begin("timed", lambda: None)
     torch.cuda._sleep(2_000_000_000)

@@ -37,7 +37,9 @@ def test_scaling_of_published_data_alone():
     assert "30,327,296" in text
     assert "98.15" in text
     assert "147, but 91,168 tokens/s would be 12.7" in text
-    assert "is super-linear, relative to the tokens/s/GPU on 1" in text, "OPT on one GPU was measured on another host"
+    assert "is super-linear, relative to the tokens/s/GPU on 1" in text, (
+        "OPT on one GPU was measured on another host"
+    )
 
 
 def test_a_plan_from_predictions_and_published_data(tmp_path, monkeypatch):
@@ -47,11 +49,19 @@ def test_a_plan_from_predictions_and_published_data(tmp_path, monkeypatch):
     sizes = {"model": "bloom-7b1", "gpus": 48, "seq_len": 1024, "device": "cuda"}
     traces.traces([dsnb.Experiment(**sizes, micro_batch_size=size) for size in (1, 2)])
     text = "".join(
-        run_cells("40_plan", published=["jean_zay_bloom7b"], tokens=100e9, prices={"A100": 2.5}, currency="€")
+        run_cells(
+            "40_plan",
+            published=["jean_zay_bloom7b"],
+            tokens=100e9,
+            prices={"A100": 2.5},
+            currency="€",
+        )
     )
     name = "bloom-7b1_zs1_bf16_gpus48_bs2_sl1024_ga256"
     assert "8 of 8 settings fit on A100, which has 79 GiB (8 predicted)." in text
-    assert "Train with ZeRO 0, bf16, micro-batch 2, 256 accumulated (predicted) on 48 A100, " in text
+    assert (
+        "Train with ZeRO 0, bf16, micro-batch 2, 256 accumulated (predicted) on 48 A100, " in text
+    )
     assert re.search(f"{name}</th>|{name}</td>", text)
     assert "100 billion tokens: 19 days, 21,888 GPU-hours, €54,720 at €2.50 a GPU-hour" in text
     assert "<h3>bloom-7b1, sequence 1024</h3>" in text
@@ -62,10 +72,18 @@ def test_a_plan_from_predictions_and_published_data(tmp_path, monkeypatch):
 
 
 def test_memory_of_published_data_and_of_your_runs(tmp_path):
-    narrow = {"model": ["opt-350m"], "precision": ["bf16"], "grad_accum": [1], "micro_batch_size": [8], "gpus": [2]}
+    narrow = {
+        "model": ["opt-350m"],
+        "precision": ["bf16"],
+        "grad_accum": [1],
+        "micro_batch_size": [8],
+        "gpus": [2],
+    }
     made_up.write_folders(made_up.runs(8, repeats=1, **narrow), tmp_path / "mine")
     chosen = {"model": "", "seq_len": 0, "base": "opt-350m_zs0_bf16_gpus2_bs8_sl512_ga1"}
-    shown = run_cells("50_memory", runs_dir=str(tmp_path / "mine"), published=["bigscience_1b3"], **chosen)
+    shown = run_cells(
+        "50_memory", runs_dir=str(tmp_path / "mine"), published=["bigscience_1b3"], **chosen
+    )
     assert len(pictures(shown)) == 4
     assert "checkpointing off → checkpointing on" in "".join(shown)
 

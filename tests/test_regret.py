@@ -6,7 +6,9 @@ from benchmarks import prediction_errors, regret
 
 
 def test_the_regret_of_a_task_by_hand():
-    runs = prediction_errors.steady().query("model in ['gpt2-medium', 'bloom-560m'] and seq_len == 1024 and gpus == 1")
+    runs = prediction_errors.steady().query(
+        "model in ['gpt2-medium', 'bloom-560m'] and seq_len == 1024 and gpus == 1"
+    )
     own = runs["model"] == "gpt2-medium"
     medians = runs[own].groupby("experiment")["tokens_per_s"].median()
     before = next(one for one in regret.regrets(runs) if one.task.startswith("gpt2-medium"))

@@ -12,23 +12,25 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from dsnb.base.errors import DsnbError, DsnbWarning, SettingsError
+from dsnb.base.files import plain_text
+from dsnb.base.system import signals
 from dsnb.cli import predict, probe, sweep
 from dsnb.cli.predict import LinkName, TableFormat
 from dsnb.cli.printing import Format, print_groups, print_summary, say, say_line, show
 from dsnb.cli.sweep import Set, option, parse_overrides
-from dsnb.errors import DsnbError, DsnbWarning, SettingsError
-from dsnb.files import plain_text
-from dsnb.run_folder.paths import SHIPPED, START_README
+from dsnb.measure.sweep.params import SWEEP_SETTINGS
 from dsnb.settings import checks
 from dsnb.settings.experiment import DEFAULTS, Experiment
-from dsnb.sweep.params import SWEEP_SETTINGS
-from dsnb.system import signals
+from dsnb.settings.records.paths import SHIPPED, START_README
 from dsnb.version import __version__
 
 UsageError: Any = typer.BadParameter.__base__  # of click or, in newer versions, of typer's own copy
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of outputs, or a log.", show_default=False)]
+Folder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="Folder of outputs, or a log.", show_default=False)
+]
 Hostfile = Annotated[Path | None, option("FILE", "Use the hosts of this hostfile.")]
 
 
@@ -41,26 +43,36 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Predict and measure which DeepSpeed settings to train with on your hardware."""
 
 
-def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to.")] = Path()) -> None:
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to.")] = Path(),
+) -> None:
     """Write notebooks, params files and a README to start from; no file is ever overwritten."""
     sources = {folder / "README.md": START_README}
     for path in sorted([*SHIPPED.glob("notebooks/*.ipynb"), *SHIPPED.glob("params/*.yaml")]):
         sources[folder / path.relative_to(SHIPPED)] = path
     if existing := [path for path in sources if path.exists() or path.is_symlink()]:
         more = f" and {len(existing) - 1} more" if existing[1:] else ""
-        raise SettingsError(f"{existing[0]}{more} would be overwritten, so nothing was written: name another folder")
+        raise SettingsError(
+            f"{existing[0]}{more} would be overwritten, so nothing was written: name another folder"
+        )
     for target, source in sources.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("xb") as file:
             file.write(source.read_bytes())
     say(f"{folder.absolute()}: notebooks, params and README.md, which says how to begin")
-    for purpose, library, extra in (("to train", "torch", "train"), ("for JupyterLab", "jupyterlab", "lab")):
+    for purpose, library, extra in (
+        ("to train", "torch", "train"),
+        ("for JupyterLab", "jupyterlab", "lab"),
+    ):
         if not find_spec(library):
             say(f"{purpose}: pip install 'dsnb[{extra}]'")
 
@@ -68,23 +80,29 @@ def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder t
 def summary(
     folder: Folder,
     format_: TableFormat = Format.table,
-    wide: Annotated[bool, option("", "Print all columns, however wide the table is.", "--wide")] = False,
-    timing: Annotated[bool, option("", "Print the wall time of each phase (s) instead.", "--timing")] = False,
-    groups: Annotated[bool, option("", "Print groups of nodes and slow nodes instead.", "--groups")] = False,
+    wide: Annotated[
+        bool, option("", "Print all columns, however wide the table is.", "--wide")
+    ] = False,
+    timing: Annotated[
+        bool, option("", "Print the wall time of each phase (s) instead.", "--timing")
+    ] = False,
+    groups: Annotated[
+        bool, option("", "Print groups of nodes and slow nodes instead.", "--groups")
+    ] = False,
 ) -> None:
     """Print medians and spreads of every experiment below a folder."""
-    from dsnb.runs.load import load_runs
+    from dsnb.results.runs.load import load_runs
 
     runs = load_runs(folder)
     if runs.empty:
-        from dsnb.runs.load import no_runs_message
+        from dsnb.results.runs.load import no_runs_message
 
         raise SettingsError(no_runs_message(folder))
     if groups:
         print_groups(runs, format_)
     elif timing:
-        from dsnb.analysis.summary import timing as seconds
-        from dsnb.render.tables import format_timing
+        from dsnb.results.statistics.summary import timing as seconds
+        from dsnb.show.render.tables import format_timing
 
         show(seconds(runs), format_timing(seconds(runs)), format_, fit=True)
     else:
@@ -93,8 +111,12 @@ def summary(
 
 def report(
     folder: Folder,
-    output: Annotated[Path | None, option("FILE", "HTML file to write instead of FOLDER/report.html.")] = None,
-    compare: Annotated[Path | None, option("FOLDER", "Folder of earlier runs to compare these with.")] = None,
+    output: Annotated[
+        Path | None, option("FILE", "HTML file to write instead of FOLDER/report.html.")
+    ] = None,
+    compare: Annotated[
+        Path | None, option("FOLDER", "Folder of earlier runs to compare these with.")
+    ] = None,
     predict_: Annotated[
         list[Path] | None,
         option(
@@ -106,7 +128,7 @@ def report(
     link: LinkName = "nvlink",
 ) -> None:
     """Execute the report notebook over a folder and write one HTML file."""
-    from dsnb.report import write_report
+    from dsnb.show.report import write_report
 
     say(write_report(folder, output, compare, predict_ or (), link))
 
@@ -115,25 +137,34 @@ def doctor(hostfile: Hostfile = None, set_: Set = None) -> None:
     """Check what this machine, or the hosts of a hostfile, can run, what is missing, and how to fix it."""
     from dsnb.cli.doctor import check_hosts, check_machine
 
-    settings = {"gpus": "auto", **parse_overrides(set_ or [])} | ({"hostfile": str(hostfile)} if hostfile else {})
+    settings = {"gpus": "auto", **parse_overrides(set_ or [])} | (
+        {"hostfile": str(hostfile)} if hostfile else {}
+    )
     checks = check_hosts(Experiment(**settings)) if settings.get("hostfile") else check_machine()
     for check in checks:
-        say_line(f"{check.state:8} {check.what}: {check.finding}" + (f" -> {check.advice}" if check.advice else ""))
+        say_line(
+            f"{check.state:8} {check.what}: {check.finding}"
+            + (f" -> {check.advice}" if check.advice else "")
+        )
     if any(check.state == "missing" for check in checks):
         raise typer.Exit(1)
 
 
 def bandwidth(
-    output: Annotated[Path | None, option("FOLDER", "Sweep folder to write the results to.")] = None,
-    most_bytes: Annotated[int | None, option("NUMBER", "Largest message in bytes.", default="by device")] = None,
+    output: Annotated[
+        Path | None, option("FOLDER", "Sweep folder to write the results to.")
+    ] = None,
+    most_bytes: Annotated[
+        int | None, option("NUMBER", "Largest message in bytes.", default="by device")
+    ] = None,
     hostfile: Hostfile = None,
     set_: Set = None,
     format_: TableFormat = Format.table,
 ) -> None:
     """Measure collectives by message size over all ranks, in nccl-tests' columns."""
-    from dsnb.launcher.probe import SETTINGS, measure_bandwidth
-    from dsnb.render.nodes import format_bandwidth
-    from dsnb.runs.load import load_bandwidth
+    from dsnb.measure.launcher.probe import SETTINGS, measure_bandwidth
+    from dsnb.results.runs.load import load_bandwidth
+    from dsnb.show.render.nodes import format_bandwidth
 
     settings = {**SETTINGS, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}
     result = measure_bandwidth(Experiment(**settings), output, most_bytes=most_bytes)
@@ -166,7 +197,9 @@ def usage_problem(error: Any) -> str:
     if isinstance(error.__cause__, ValidationError):
         wrong = error.__cause__.errors()[0]
         is_format = wrong["type"] == "value_error"
-        allowed = f"allowed are {', '.join(Format)}" if is_format else checks.allowed_values(dict(wrong))
+        allowed = (
+            f"allowed are {', '.join(Format)}" if is_format else checks.allowed_values(dict(wrong))
+        )
         return f"{error.param.opts[0]} is {plain_text.short_repr(wrong['input'])}: {allowed}"
     if isinstance(error.__cause__, ValueError):  # of a parser of an option
         return f"{error.param.opts[0]} is {error.message}"

@@ -11,12 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from dsnb.launcher import environment, hosts
-from dsnb.launcher.hosts import Node
-from dsnb.run_folder import node_comparison, paths
+from dsnb.base.system import hardware, interpreter
+from dsnb.measure.launcher import environment, hosts
+from dsnb.measure.launcher.hosts import Node
 from dsnb.settings import auto_precision
 from dsnb.settings.experiment import Experiment
-from dsnb.system import hardware, interpreter
+from dsnb.settings.records import node_comparison, paths
 
 MIN_FREE_GIB = 5
 MAX_OFFSET_S = 1.0
@@ -34,7 +34,9 @@ class Check:
     advice: str = ""
 
 
-def check(what: str, finding: str, fine: object, advice: str, otherwise: State = "missing") -> Check:
+def check(
+    what: str, finding: str, fine: object, advice: str, otherwise: State = "missing"
+) -> Check:
     """Return the result of a check, with advice unless it passed."""
     return Check("ok", what, finding) if fine else Check(otherwise, what, finding, advice)
 
@@ -42,7 +44,9 @@ def check(what: str, finding: str, fine: object, advice: str, otherwise: State =
 def check_machine() -> list[Check]:
     """Check everything that a run needs."""
     lab = find_spec("jupyterlab")
-    jupyter = check("JupyterLab", "installed" if lab else "none", lab, "pip install 'dsnb[lab]'", "note")
+    jupyter = check(
+        "JupyterLab", "installed" if lab else "none", lab, "pip install 'dsnb[lab]'", "note"
+    )
     return [*_machine(), *_compilers(), *_training(), jupyter]
 
 
@@ -56,12 +60,22 @@ def _machine() -> Iterator[Check]:
     shown = f"{len(gpus)}: {names}; driver {hardware.driver_version()}" if gpus else "none"
     advice = "runs use the CPU; with a GPU, check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
     yield check("GPUs", shown, gpus, advice, "note")
-    for name in sorted({gpu.name for gpu in gpus if hardware.peak_tflops(gpu.name, "fp32") is None}):
-        yield Check("note", "data sheet", f"none of {name}", "runs have no MFU, and predictions need another --gpu")
+    for name in sorted(
+        {gpu.name for gpu in gpus if hardware.peak_tflops(gpu.name, "fp32") is None}
+    ):
+        yield Check(
+            "note",
+            "data sheet",
+            f"none of {name}",
+            "runs have no MFU, and predictions need another --gpu",
+        )
     root = paths.outputs_root()
     existing = next(path for path in (root, *root.parents) if path.exists())
     free_gib = shutil.disk_usage(existing).free / hardware.GIB
-    shown, advice = f"{root}, {free_gib:.0f} GiB free", "make room, or set DSNB_OUTPUTS to another folder"
+    shown, advice = (
+        f"{root}, {free_gib:.0f} GiB free",
+        "make room, or set DSNB_OUTPUTS to another folder",
+    )
     if os.access(existing, os.W_OK):
         yield check("outputs", shown, free_gib > MIN_FREE_GIB, advice, "note")
     else:
@@ -70,24 +84,40 @@ def _machine() -> Iterator[Check]:
 
 def _compilers() -> Iterator[Check]:
     compiler = shutil.which("c++") or shutil.which("g++")
-    yield check("C++ compiler", compiler or "none", compiler, "install g++ (Debian: apt install g++)")
-    ninja = shutil.which("ninja", path=environment.for_ranks(hardware.default_device(), 1, 0.0)["PATH"])
+    yield check(
+        "C++ compiler", compiler or "none", compiler, "install g++ (Debian: apt install g++)"
+    )
+    ninja = shutil.which(
+        "ninja", path=environment.for_ranks(hardware.default_device(), 1, 0.0)["PATH"]
+    )
     yield check("ninja", ninja or "none", ninja, "pip install ninja")
     if hardware.gpus():
-        nvcc = Path(shutil.which("nvcc") or f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin/nvcc")
+        nvcc = Path(
+            shutil.which("nvcc") or f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin/nvcc"
+        )
         advice = "install the CUDA toolkit and set CUDA_HOME: DeepSpeed compiles FusedAdam with it"
         yield check("nvcc", str(nvcc) if nvcc.exists() else "none", nvcc.exists(), advice)
 
 
 def _training() -> Iterator[Check]:
-    if missing := [name for name in ("torch", "deepspeed", "transformers") if find_spec(name) is None]:
-        yield Check("missing", "training", f"without {', '.join(missing)}", "pip install 'dsnb[train]'")
+    if missing := [
+        name for name in ("torch", "deepspeed", "transformers") if find_spec(name) is None
+    ]:
+        yield Check(
+            "missing", "training", f"without {', '.join(missing)}", "pip install 'dsnb[train]'"
+        )
         return
     probe = _probe()
     if "error" in probe:
-        yield Check("missing", "training", probe["error"], "reinstall with pip install 'dsnb[train]'")
+        yield Check(
+            "missing", "training", probe["error"], "reinstall with pip install 'dsnb[train]'"
+        )
         return
-    yield Check("ok", "training", ", ".join(f"{name} {probe[name]}" for name in ("torch", "deepspeed", "transformers")))
+    yield Check(
+        "ok",
+        "training",
+        ", ".join(f"{name} {probe[name]}" for name in ("torch", "deepspeed", "transformers")),
+    )
     if hardware.gpus() and not probe["cuda_works"]:
         built = f"no, built for CUDA {probe['cuda']}"
         yield Check("missing", "torch on GPU", built, "install a torch that fits the driver")
@@ -110,10 +140,12 @@ def _auto_precision() -> str:
 
 
 def _probe() -> dict[str, Any]:
-    command = interpreter.command("-m", "dsnb.train.ask_deepspeed")
+    command = interpreter.command("-m", "dsnb.measure.train.ask_deepspeed")
     env = environment.for_ranks(hardware.default_device(), 1, 0.0)
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=180, check=False
+        )
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))
     except subprocess.TimeoutExpired:
         return {"error": "importing torch, DeepSpeed and transformers took over 180 s"}
@@ -152,15 +184,35 @@ def _host(node: Node) -> Iterator[Check]:
     ]
     yield Check("ok", name, "; ".join(parts))
     if gpus and len(gpus) <= max(node.host.devices):
-        yield Check("missing", name, f"{len(gpus)} GPUs and {max(node.host.devices) + 1} slots", "correct the hostfile")
+        yield Check(
+            "missing",
+            name,
+            f"{len(gpus)} GPUs and {max(node.host.devices) + 1} slots",
+            "correct the hostfile",
+        )
     if abs(facts["clock_offset_s"]) > MAX_OFFSET_S:
-        yield Check("note", name, f"its clock is {facts['clock_offset_s']:+.1f} s off", "start an NTP service")
+        yield Check(
+            "note",
+            name,
+            f"its clock is {facts['clock_offset_s']:+.1f} s off",
+            "start an NTP service",
+        )
     if facts["busy"]:
-        yield Check("note", name, facts["busy"], "wait for it, or leave the host out with --set exclude=HOST")
+        yield Check(
+            "note",
+            name,
+            facts["busy"],
+            "wait for it, or leave the host out with --set exclude=HOST",
+        )
     if facts["free_gib"] < MIN_FREE_GIB:
         yield Check("note", name, f"{facts['free_gib']} GiB of disk free", "make room")
     if not facts["compiler"]:
-        yield Check("missing", name, "no C++ compiler", "install g++: DeepSpeed compiles its ops on every host")
+        yield Check(
+            "missing",
+            name,
+            "no C++ compiler",
+            "install g++: DeepSpeed compiles its ops on every host",
+        )
 
 
 def _outputs(reached: list[Node], folder: Path) -> Check:

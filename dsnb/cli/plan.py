@@ -7,22 +7,24 @@ from pathlib import Path
 
 import yaml
 
-from dsnb.errors import SettingsError
-from dsnb.launcher import hosts as on_hosts
-from dsnb.launcher.folder import deepspeed_config
-from dsnb.launcher.run import WORKER
+from dsnb.base.errors import SettingsError
+from dsnb.base.system import interpreter
+from dsnb.measure.launcher import hosts as on_hosts
+from dsnb.measure.launcher.folder import deepspeed_config
+from dsnb.measure.launcher.run import WORKER
+from dsnb.measure.sweep import slurm as slurm_jobs
+from dsnb.measure.sweep.allocation import Allocation
+from dsnb.measure.sweep.params import Run, Sweep
+from dsnb.measure.sweep.run import is_finished, with_inputs
 from dsnb.settings import hostfile as hostfiles
 from dsnb.settings.experiment import Experiment
-from dsnb.sweep import slurm as slurm_jobs
-from dsnb.sweep.allocation import Allocation
-from dsnb.sweep.params import Run, Sweep
-from dsnb.sweep.run import is_finished, with_inputs
-from dsnb.system import interpreter
 
 FINISHED, CHANGED, TO_RUN = "finished", "finished with other settings or files", "to run"
 
 
-def plan_lines(planned: Sweep, allocation: Allocation | None = None, in_full: bool = False) -> Iterator[str]:
+def plan_lines(
+    planned: Sweep, allocation: Allocation | None = None, in_full: bool = False
+) -> Iterator[str]:
     """Yield a line for each run; in full, also settings and commands."""
     states = [_state(run) for run in with_inputs(planned).runs]
     names = [str(run.paths.dir.relative_to(planned.paths.dir)) for run in planned.runs]
@@ -31,12 +33,17 @@ def plan_lines(planned: Sweep, allocation: Allocation | None = None, in_full: bo
     for run, name, state in zip(planned.runs, names, states, strict=True):
         yield f"  {name.ljust(widest)}  {state}"
         if in_full and run.repeat == 1:
-            settings = {"dsnb": run.experiment.model_dump(), "deepspeed": deepspeed_config(run.experiment)}
-            yield yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=110, indent=2)
+            settings = {
+                "dsnb": run.experiment.model_dump(),
+                "deepspeed": deepspeed_config(run.experiment),
+            }
+            yield yaml.safe_dump(
+                settings, sort_keys=False, default_flow_style=None, width=110, indent=2
+            )
         if in_full:
             yield from _commands(run.experiment, run.paths.dir)
         if in_full and allocation:
-            job = interpreter.command("-m", "dsnb.sweep.job", str(run.paths.dir.absolute()))
+            job = interpreter.command("-m", "dsnb.measure.sweep.job", str(run.paths.dir.absolute()))
             options = allocation.options(run.experiment)
             yield f"  {shlex.join(slurm_jobs.sbatch_command('dsnb', run.paths.job_log, options, job))}"
     count = len(planned.runs)
@@ -64,7 +71,13 @@ def _commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
     for node, host in enumerate(hosts):
         last = first + len(host.devices) - 1
         words = on_hosts.torchrun_words(hosts, node, address, port, WORKER, run_dir)
-        chosen = {} if experiment.device == "cpu" else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices))}
-        command = on_hosts.command(experiment, host, str(Path(sys.executable).with_name("torchrun")), *words, **chosen)
+        chosen = (
+            {}
+            if experiment.device == "cpu"
+            else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices))}
+        )
+        command = on_hosts.command(
+            experiment, host, str(Path(sys.executable).with_name("torchrun")), *words, **chosen
+        )
         yield f"  ranks {first} to {last}: {shlex.join(command)}"
         first = last + 1

@@ -9,22 +9,29 @@ from typing import Annotated, Any
 import typer
 
 import dsnb
-from dsnb.analysis.texts import significant
+from dsnb.base.errors import SettingsError
+from dsnb.base.system import signals
 from dsnb.cli.printing import Format, say, say_line, show
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
-from dsnb.errors import SettingsError
-from dsnb.runs.labels import count
+from dsnb.measure.sweep.params import is_params, left_out_lines
+from dsnb.results.runs.labels import count
+from dsnb.results.runs.texts import significant
 from dsnb.settings.experiment import Experiment
-from dsnb.sweep.params import is_params, left_out_lines
-from dsnb.system import signals
 
-GpuName = Annotated[str, option("NAME", "GPU to predict for, such as H100, A100-40GB or V100.", default=True)]
+GpuName = Annotated[
+    str, option("NAME", "GPU to predict for, such as H100, A100-40GB or V100.", default=True)
+]
 Gpus = Annotated[int | None, option("NUMBER", "GPUs per setting, instead of the file's.")]
 LinkName = Annotated[
-    str, option("LINK", "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node.", default=True)
+    str,
+    option(
+        "LINK",
+        "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node.",
+        default=True,
+    ),
 ]
 USUAL_TOKENS = "20 per parameter; 50M with LoRA or pretrained weights"
-SLOW = ("dsnb.prediction.traces", "dsnb.designer.measure")
+SLOW = ("dsnb.prediction.traces", "dsnb.show.form.measure")
 """Modules that log what takes long."""
 SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
@@ -35,19 +42,28 @@ def parse_tokens(text: str) -> float:
     try:
         return float(text[:-1] if size else text) * (size or 1)
     except ValueError as error:
-        raise typer.BadParameter(f"{text[:50]!r}: write a number such as 300e9, 300B or 1.5T") from error
+        raise typer.BadParameter(
+            f"{text[:50]!r}: write a number such as 300e9, 300B or 1.5T"
+        ) from error
 
 
 Tokens = Annotated[
     float | None,
-    option("NUMBER", "Tokens to train on, such as 300B.", default=USUAL_TOKENS, parser=parse_tokens),
+    option(
+        "NUMBER", "Tokens to train on, such as 300B.", default=USUAL_TOKENS, parser=parse_tokens
+    ),
 ]
 Price = Annotated[float | None, option("NUMBER", "Price of a GPU-hour, for the cost.")]
 Currency = Annotated[str, option("SIGN", "Sign in front of the cost.", default=True)]
 HostMemory = Annotated[
-    float | None, option("GIB", "Memory of each host, which offload needs.", default="this machine's for its GPUs")
+    float | None,
+    option(
+        "GIB", "Memory of each host, which offload needs.", default="this machine's for its GPUs"
+    ),
 ]
-Calibrate = Annotated[Path | None, option("FOLDER", "Folder of measured runs to calibrate speed with.")]
+Calibrate = Annotated[
+    Path | None, option("FOLDER", "Folder of measured runs to calibrate speed with.")
+]
 Verbose = Annotated[bool, option("", "Name every setting that is left out.", "--verbose", "-v")]
 TableFormat = Annotated[Format, option(None, "Format of the table.", "--format", default=True)]
 
@@ -63,7 +79,9 @@ def predict(
     calibrate: Calibrate = None,
     set_: Set = None,
     host_memory: HostMemory = None,
-    no_probe: Annotated[bool, option("", "Ignore the probe of this machine.", "--no-probe")] = False,
+    no_probe: Annotated[
+        bool, option("", "Ignore the probe of this machine.", "--no-probe")
+    ] = False,
     format_: TableFormat = Format.table,
     verbose: Verbose = False,
 ) -> None:
@@ -89,34 +107,54 @@ def recommend(
             show_default=False,
         ),
     ],
-    gpu: Annotated[str, option("NAME", "GPU, such as H100.", default="of this machine, or H200")] = "",
-    gpus: Annotated[int | None, option("NUMBER", "Number of GPUs.", default="of this machine or file, or 8")] = None,
+    gpu: Annotated[
+        str, option("NAME", "GPU, such as H100.", default="of this machine, or H200")
+    ] = "",
+    gpus: Annotated[
+        int | None, option("NUMBER", "Number of GPUs.", default="of this machine or file, or 8")
+    ] = None,
     tokens: Tokens = None,
     price: Price = None,
-    seq_len: Annotated[int | None, option("NUMBER", "Tokens per sequence.", default="the model's, up to 4096")] = None,
-    global_batch: Annotated[
-        int | None, option("NUMBER", "Sequences per optimizer step.", default="as usual for the model's size")
+    seq_len: Annotated[
+        int | None, option("NUMBER", "Tokens per sequence.", default="the model's, up to 4096")
     ] = None,
-    objective: Annotated[str, option("NAME", "days, tokens_per_s, memory or cost.", default=True)] = "days",
+    global_batch: Annotated[
+        int | None,
+        option("NUMBER", "Sequences per optimizer step.", default="as usual for the model's size"),
+    ] = None,
+    objective: Annotated[
+        str, option("NAME", "days, tokens_per_s, memory or cost.", default=True)
+    ] = "days",
     least_gpus: Annotated[
-        bool, option("", "Use the smallest power of two of GPUs on which a setting fits.", "--least-gpus")
+        bool,
+        option(
+            "", "Use the smallest power of two of GPUs on which a setting fits.", "--least-gpus"
+        ),
     ] = False,
     link: LinkName = "nvlink",
     currency: Currency = "$",
     calibrate: Calibrate = None,
     host_memory: HostMemory = None,
     set_: Annotated[
-        list[str] | None, option("KEY=VALUE", "A setting that is fixed; a list is what to choose from.", "--set")
+        list[str] | None,
+        option("KEY=VALUE", "A setting that is fixed; a list is what to choose from.", "--set"),
     ] = None,
     write: Annotated[
-        Path | None, option("FOLDER", "Write DeepSpeed's configuration and a params file of the settings there.")
+        Path | None,
+        option(
+            "FOLDER", "Write DeepSpeed's configuration and a params file of the settings there."
+        ),
     ] = None,
     measure: Annotated[
-        int, option("NUMBER", "Run this number of the best settings here until one is clearly best.")
+        int,
+        option("NUMBER", "Run this number of the best settings here until one is clearly best."),
     ] = 0,
-    minutes: Annotated[float | None, option("NUMBER", "Limit of these runs in minutes.", default="no limit")] = None,
+    minutes: Annotated[
+        float | None, option("NUMBER", "Limit of these runs in minutes.", default="no limit")
+    ] = None,
     output: Annotated[
-        Path | None, option("FOLDER", "Folder of these runs.", default="outputs/recommend_MODEL_...")
+        Path | None,
+        option("FOLDER", "Folder of these runs.", default="outputs/recommend_MODEL_..."),
     ] = None,
     format_: TableFormat = Format.table,
     verbose: Verbose = False,
@@ -131,15 +169,33 @@ def recommend(
 
         say(f"comparing settings for {target}", err=True)
         traces.start(str(target))
-    from dsnb.designer import recommend as designer
+    from dsnb.show.form import recommend as designer
 
     options: dict[str, Any] = _options(link, tokens, price, calibrate, host_memory)
-    options |= {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch, "least_gpus": least_gpus}
-    options |= {"settings": parse_overrides(set_ or []), "measure": measure, "minutes": minutes, "output": output}
+    options |= {
+        "gpus": gpus,
+        "seq_len": seq_len,
+        "global_batch": global_batch,
+        "least_gpus": least_gpus,
+    }
+    options |= {
+        "settings": parse_overrides(set_ or []),
+        "measure": measure,
+        "minutes": minutes,
+        "output": output,
+    }
     if is_params(target):
-        _experiments(target, gpus, set_, gpu or "H200", link, verbose)  # names the settings that are left out
+        _experiments(
+            target, gpus, set_, gpu or "H200", link, verbose
+        )  # names the settings that are left out
     try:
-        answers = designer.recommend(str(target), gpu, objective=objective, currency=currency, **options)  # type: ignore[arg-type]
+        answers = designer.recommend(
+            str(target),
+            gpu,
+            objective=objective,  # type: ignore[arg-type]
+            currency=currency,
+            **options,
+        )
     except KeyboardInterrupt:
         kept = ": finished runs are kept, start the same command again to go on" if measure else ""
         say(f"interrupted{kept}", err=True)
@@ -170,37 +226,63 @@ def _notes(table: Any, asked: Sequence[Experiment], tokens: float | None) -> Ite
     unknown = table[table["fits"].isna()]
     if len(unknown):
         need = unknown["host_memory_gib"].max()
-        amount = "an amount that is not predicted" if math.isnan(need) else f"up to {significant(need)} GiB"
+        amount = (
+            "an amount that is not predicted"
+            if math.isnan(need)
+            else f"up to {significant(need)} GiB"
+        )
         yield (
             f"fits is unknown for {count(len(unknown), 'setting')}: offload needs {amount} of each host's memory; "
             "say what a host has with --host-memory GIB"
         )
-    if any(experiment.optimizer == "adamw" and experiment.strategy == "deepspeed" for experiment in asked):
+    if any(
+        experiment.optimizer == "adamw" and experiment.strategy == "deepspeed"
+        for experiment in asked
+    ):
         yield "assumed: adamw is DeepSpeed's FusedAdam, or CPUAdam with offload; other versions need different memory"
     if any(experiment.allocator == "default" for experiment in asked):
         yield "allocator is 'default': fragmentation can need more memory than is predicted"
 
 
 def _options(
-    link: str, tokens: float | None, price: float | None, calibrate: Path | None, host_memory: float | None
+    link: str,
+    tokens: float | None,
+    price: float | None,
+    calibrate: Path | None,
+    host_memory: float | None,
 ) -> dict[str, Any]:
     for name in SLOW:
         logging.getLogger(name).handlers = [_Progress()]
         logging.getLogger(name).setLevel(logging.INFO)
     runs = dsnb.load_runs(calibrate) if calibrate else None
-    return {"link": link, "tokens": tokens, "price": price, "calibrate": runs, "host_memory": host_memory}
+    return {
+        "link": link,
+        "tokens": tokens,
+        "price": price,
+        "calibrate": runs,
+        "host_memory": host_memory,
+    }
 
 
 def _experiments(
-    params: Path, gpus: int | None, set_: list[str] | None, gpu: str, link: str, verbose: bool, *, traced: bool = False
+    params: Path,
+    gpus: int | None,
+    set_: list[str] | None,
+    gpu: str,
+    link: str,
+    verbose: bool,
+    *,
+    traced: bool = False,
 ) -> list[Experiment]:
     """Return the settings of a params file that can be predicted, or `traced` as well; print which are left out."""
-    from dsnb.designer.recommend import settings_of_file
     from dsnb.prediction.step_time import problem
     from dsnb.prediction.traces import attempts
+    from dsnb.show.form.recommend import settings_of_file
 
     asked, refused = settings_of_file(params, parse_overrides(set_ or []), gpus)
-    problems = {name: why for name, experiment in asked.items() if (why := problem(experiment, gpu, link))}
+    problems = {
+        name: why for name, experiment in asked.items() if (why := problem(experiment, gpu, link))
+    }
     if traced:
         timed = {name: experiment for name, experiment in asked.items() if name not in problems}
         tried = zip(timed, attempts(list(timed.values())), strict=True)
@@ -223,8 +305,8 @@ class _Progress(logging.Handler):
 
 def _show(table: Any, format_: Format, currency: str, gpu: str = "") -> None:
     """Print a table of predictions; `gpu` is named with its memory above it."""
-    from dsnb.analysis.texts import predicted_figures
     from dsnb.prediction import gpus
+    from dsnb.results.runs.texts import predicted_figures
 
     numbers = table.set_index("experiment")
     texts = predicted_figures(numbers, currency)

@@ -10,11 +10,11 @@ from typing import Any
 
 import typer
 
-from dsnb.files import plain_text
+from dsnb.base.files import plain_text
 
 FORMULA = re.compile(r"""(^|[,;|\t\r\n])(?=[\s"]*[=+\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\t\r\n])""")
 """Where a spreadsheet could begin a formula: at the start of a text, and behind what separates cells in some locales.
-Full-width signs count as signs. The same rule is in `dsnb/explorer/web/export.js`."""
+Full-width signs count as signs. The same rule is in `dsnb/show/explorer/web/export.js`."""
 UNLIMITED = 10_000
 """Width of a table that is not cut."""
 MARKDOWN = frozenset("\\|`[]")
@@ -32,11 +32,11 @@ class Format(StrEnum):
 
 def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     """Print the medians: the columns that fit, task by task, or all columns of all experiments."""
-    from dsnb.analysis import lengths
-    from dsnb.analysis.summary import summarize
     from dsnb.cli import summary_table
-    from dsnb.render.tables import format_summary
-    from dsnb.runs.labels import common_unit
+    from dsnb.results.answers import lengths
+    from dsnb.results.runs.labels import common_unit
+    from dsnb.results.statistics.summary import summarize
+    from dsnb.show.render.tables import format_summary
 
     if wide or format_ is not Format.table:
         table = summarize(runs)
@@ -57,7 +57,7 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
 
 def print_groups(runs: Any, format_: Format) -> None:
     """Print the comparison of groups of nodes, and the slow nodes."""
-    from dsnb.render.nodes import compare_groups
+    from dsnb.show.render.nodes import compare_groups
 
     numbers, texts, sentences = compare_groups(runs)
     show(numbers, texts, format_, fit=True)
@@ -82,7 +82,9 @@ def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:
         shared, names = summary_table.short_names([str(name) for name in texts.index])
         if shared:
             say(f"in every name: {shared}")
-        _print_table(summary_table.fitted(texts.set_axis(names).rename_axis(texts.index.name), table_width()))
+        _print_table(
+            summary_table.fitted(texts.set_axis(names).rename_axis(texts.index.name), table_width())
+        )
     else:
         _print_table(texts)
 
@@ -102,7 +104,9 @@ def _print_table(texts: Any) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for key, row in texts.iterrows():
         table.add_row(plain_text.line(key), *map(plain_text.line, row))
-    Console(width=UNLIMITED, height=1).print(table, markup=False)  # without a height, some terminals are 80 wide
+    Console(width=UNLIMITED, height=1).print(
+        table, markup=False
+    )  # without a height, some terminals are 80 wide
 
 
 def say(text: object, err: bool = False) -> None:
@@ -123,7 +127,9 @@ def _each_text(table: Any, change: Callable[[str], str]) -> Any:
         return change(value) if isinstance(value, str) else value
 
     shown = table.astype(object).map(changed)
-    return shown.set_axis([changed(key) for key in table.index], axis="index").rename_axis(table.index.name)
+    return shown.set_axis([changed(key) for key in table.index], axis="index").rename_axis(
+        table.index.name
+    )
 
 
 def _disarmed(table: Any) -> Any:
@@ -138,7 +144,9 @@ def _disarmed(table: Any) -> Any:
 def _markdown_table(table: Any) -> str:
     """Return a Markdown table, padded to be readable as text: index left-aligned, figures right-aligned."""
     rows = [[str(table.index.name or ""), *map(str, table.columns)]]
-    rows += [[str(key), *map(str, row)] for key, row in zip(table.index, table.to_numpy(), strict=True)]
+    rows += [
+        [str(key), *map(str, row)] for key, row in zip(table.index, table.to_numpy(), strict=True)
+    ]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
     first, *others = widths
     sides = [":" + "-" * (first - 1), *("-" * (width - 1) + ":" for width in others)]

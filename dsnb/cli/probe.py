@@ -3,28 +3,36 @@
 from pathlib import Path
 from typing import Annotated
 
+from dsnb.base.files import records
 from dsnb.cli.predict import TableFormat
 from dsnb.cli.printing import Format, say, show
 from dsnb.cli.sweep import option
-from dsnb.files import records
 
 
 def probe(
     output: Annotated[Path | None, option("FILE", "JSON file to write as well.")] = None,
-    quick: Annotated[bool, option("", "Finish in seconds; not accurate, and not kept.", "--quick")] = False,
+    quick: Annotated[
+        bool, option("", "Finish in seconds; not accurate, and not kept.", "--quick")
+    ] = False,
     format_: TableFormat = Format.table,
 ) -> None:
     """Measure this machine for predictions: matrix products, memory, links, and how fast it launches kernels."""
     import pandas as pd
 
-    from dsnb.launcher.probe import probe as measure
+    from dsnb.measure.launcher.probe import probe as measure
     from dsnb.prediction import probed
 
     record = measure(quick=quick)
     usual = {(row["part"], row["what"]): row["value"] for row in probed.REFERENCE["rows"]}
-    rows = [{**row, "usual": usual.get((row["part"], row["what"]), float("nan"))} for row in record["rows"]]
+    rows = [
+        {**row, "usual": usual.get((row["part"], row["what"]), float("nan"))}
+        for row in record["rows"]
+    ]
     table = pd.DataFrame(rows, columns=["part", "what", "value", "usual", "unit"]).set_index("part")
-    numbers = {name: [f"{value:,.4g}".replace("nan", "") for value in table[name]] for name in ("value", "usual")}
+    numbers = {
+        name: [f"{value:,.4g}".replace("nan", "") for value in table[name]]
+        for name in ("value", "usual")
+    }
     show(table, table.assign(**numbers), format_)
     is_beside = format_ in {Format.csv, Format.json}
     for part, why in record["missing"].items():

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 from rich.cells import cell_len
 
-from dsnb.analysis.flags import Flag, flags
-from dsnb.analysis.summary import summarize, unstable
-from dsnb.analysis.tasks import knows_gpus, tasks
-from dsnb.render import answer
-from dsnb.render.tables import repeats_text
-from dsnb.runs import labels
-from dsnb.runs.labels import MEMORY, METRIC_LABELS
-from dsnb.runs.table import named_runs
+from dsnb.results.runs import labels
+from dsnb.results.runs.labels import MEMORY, METRIC_LABELS
+from dsnb.results.runs.table import named_runs
+from dsnb.results.statistics.flags import Flag, flags
+from dsnb.results.statistics.summary import summarize, unstable
+from dsnb.results.statistics.tasks import knows_gpus, tasks
+from dsnb.show.render import answer
+from dsnb.show.render.tables import repeats_text
 
 RATE = "tokens_per_s"
 MAX_FOOTNOTES, MAX_CAUSES = 8, 3
@@ -33,9 +33,15 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
         no_rank = summary.index.isin(unstable(named_runs(task.runs))) | ~knows_gpus(task.runs).all()
         summary = pd.concat([summary[~no_rank], summary[no_rank]])
         shared, names = short_names([str(name) for name in summary.index])
-        title = ", ".join(filter(None, [task.title, _place(task.runs), f"in every name: {shared}" if shared else ""]))
+        title = ", ".join(
+            filter(
+                None, [task.title, _place(task.runs), f"in every name: {shared}" if shared else ""]
+            )
+        )
         table = _texts(summary, sorted(no_rank))
-        has_best = len(names) > 1 and pd.notna(summary[f"{RATE}_median"].iloc[0]) and not no_rank.all()
+        has_best = (
+            len(names) > 1 and pd.notna(summary[f"{RATE}_median"].iloc[0]) and not no_rank.all()
+        )
         unusual = flags(named_runs(task.runs))
         unusual = unusual[unusual["words"] != ""]
         marked = set(unusual["experiment"])
@@ -50,7 +56,9 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
 
 
 def _footnotes(unusual: pd.DataFrame) -> list[str]:
-    rows = [row for row in unusual.itertuples() if row.flags != (Flag.UNSTABLE,)]  # said of the setting
+    rows = [
+        row for row in unusual.itertuples() if row.flags != (Flag.UNSTABLE,)
+    ]  # said of the setting
     lines = [f"! {row.experiment} run {row.repeat}: {row.words}" for row in rows[:MAX_FOOTNOTES]]
     more = len(rows) - MAX_FOOTNOTES
     return lines + ([f"! and {more} more runs: see the report"] if more > 0 else [])
@@ -70,9 +78,17 @@ def _causes(runs: pd.DataFrame) -> list[str]:
 def short_names(names: Sequence[str]) -> tuple[str, list[str]]:
     """Return the common parts of all names, and the names without them; whole names if these would clash."""
     parts = [name.split("_") for name in names]
-    shared = [part for part in parts[0] if all(part in other for other in parts[1:])] if len(names) > 1 else []
+    shared = (
+        [part for part in parts[0] if all(part in other for other in parts[1:])]
+        if len(names) > 1
+        else []
+    )
     rest = ["_".join(part for part in name if part not in shared) for name in parts]
-    return ("_".join(shared), rest) if all(rest) and len(set(rest)) == len(set(names)) else ("", list(names))
+    return (
+        ("_".join(shared), rest)
+        if all(rest) and len(set(rest)) == len(set(names))
+        else ("", list(names))
+    )
 
 
 def fitted(table: pd.DataFrame, width: int) -> pd.DataFrame:
@@ -85,13 +101,21 @@ def fitted(table: pd.DataFrame, width: int) -> pd.DataFrame:
 def _width(table: pd.DataFrame) -> int:
     columns = [table.index, *(table[name] for name in table.columns)]
     headings = [table.index.name or "", *table.columns]
-    widest = [max(map(cell_len, [heading, *column])) for heading, column in zip(headings, columns, strict=True)]
+    widest = [
+        max(map(cell_len, [heading, *column]))
+        for heading, column in zip(headings, columns, strict=True)
+    ]
     return sum(widest) + BETWEEN * len(table.columns)
 
 
 def _place(runs: pd.DataFrame) -> str:
     """Return where the runs ran, such as "on 4 NVIDIA H200"; without the number, or empty, if they differ."""
-    hardware = runs.reindex(columns=["gpus", "gpu_name", "device"]).astype(object).drop_duplicates().to_dict("records")
+    hardware = (
+        runs.reindex(columns=["gpus", "gpu_name", "device"])
+        .astype(object)
+        .drop_duplicates()
+        .to_dict("records")
+    )
     if len(places := {labels.place(run) for run in hardware if pd.notna(run["gpus"])}) == 1:
         return f"on {places.pop()}"
     names = {labels.text(run["gpu_name"]) for run in hardware}
@@ -108,12 +132,24 @@ def _texts(summary: pd.DataFrame, no_rank: Sequence[bool]) -> pd.DataFrame:
     table["tokens/s"] = repeats_text(summary, RATE, METRIC_LABELS[RATE].digits)
     if rates.notna().sum() > 1:
         changes = zip(rates / rates.max() - 1, no_rank, strict=True)
-        table["vs best"] = ["unstable" if is_unstable else _change(change) for change, is_unstable in changes]
+        table["vs best"] = [
+            "unstable" if is_unstable else _change(change) for change, is_unstable in changes
+        ]
     memory = next((name for name in MEMORY if summary[f"{name}_median"].notna().any()), None)
-    for metric in [name for name in (memory, "mfu") if name and summary[f"{name}_median"].notna().any()]:
-        table[METRIC_LABELS[metric].heading] = repeats_text(summary, metric, METRIC_LABELS[metric].digits)
+    for metric in [
+        name for name in (memory, "mfu") if name and summary[f"{name}_median"].notna().any()
+    ]:
+        table[METRIC_LABELS[metric].heading] = repeats_text(
+            summary, metric, METRIC_LABELS[metric].digits
+        )
     return table.loc[:, (table != "").any()]
 
 
 def _change(change: float) -> str:
-    return "" if pd.isna(change) else "best" if change == 0 else f"{100 * change:+.1f} %".replace("-", "\N{MINUS SIGN}")
+    return (
+        ""
+        if pd.isna(change)
+        else "best"
+        if change == 0
+        else f"{100 * change:+.1f} %".replace("-", "\N{MINUS SIGN}")
+    )

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsnb.base.errors import SettingsError
+from dsnb.base.files import plain_yaml
+from dsnb.base.system import signals
 from dsnb.cli.printing import Format, print_groups, print_summary, say
-from dsnb.errors import SettingsError
-from dsnb.files import plain_yaml
-from dsnb.sweep.params import load_sweep
-from dsnb.system import signals
+from dsnb.measure.sweep.params import load_sweep
 
 if TYPE_CHECKING:
-    from dsnb.sweep.allocation import Allocation
-    from dsnb.sweep.params import Sweep
+    from dsnb.measure.sweep.allocation import Allocation
+    from dsnb.measure.sweep.params import Sweep
 
 NOT_ALL_OK = 3
 
@@ -31,25 +31,45 @@ def option(
     parser: Callable[[str], Any] | None = None,
 ) -> Any:
     """Return an option; `default` is whether the help shows the default value, or a text to show instead."""
-    return typer.Option(*names, metavar=metavar, help=help_, rich_help_panel=panel, show_default=default, parser=parser)
+    return typer.Option(
+        *names,
+        metavar=metavar,
+        help=help_,
+        rich_help_panel=panel,
+        show_default=default,
+        parser=parser,
+    )
 
 
-Params = Annotated[Path, typer.Argument(metavar="PARAMS", help="Params file (YAML).", show_default=False)]
-Set = Annotated[list[str] | None, option("KEY=VALUE", "A setting of every run; a list becomes an axis.", "--set")]
+Params = Annotated[
+    Path, typer.Argument(metavar="PARAMS", help="Params file (YAML).", show_default=False)
+]
+Set = Annotated[
+    list[str] | None,
+    option("KEY=VALUE", "A setting of every run; a list becomes an axis.", "--set"),
+]
 
 
 def sweep(
     params: Params,
     set_: Set = None,
-    only: Annotated[str | None, option("PATTERN", "Only experiments whose names match, such as 'zs3*'.")] = None,
-    output: Annotated[Path | None, option("FOLDER", "Folder of the sweep instead of outputs/NAME.")] = None,
+    only: Annotated[
+        str | None, option("PATTERN", "Only experiments whose names match, such as 'zs3*'.")
+    ] = None,
+    output: Annotated[
+        Path | None, option("FOLDER", "Folder of the sweep instead of outputs/NAME.")
+    ] = None,
     dry_run: Annotated[bool, option("", "Print the runs, and start nothing.", "--dry-run")] = False,
     verbose: Annotated[
-        bool, option("", "With --dry-run, print settings, configurations, commands.", "--verbose", "-v")
+        bool,
+        option("", "With --dry-run, print settings, configurations, commands.", "--verbose", "-v"),
     ] = False,
-    retry: Annotated[bool, option("", "Repeat failed runs as well as unfinished ones.", "--retry")] = False,
+    retry: Annotated[
+        bool, option("", "Repeat failed runs as well as unfinished ones.", "--retry")
+    ] = False,
     hostfile: Annotated[
-        str | None, option("FILE", "Hostfile (DeepSpeed's format) of the hosts to run on.", panel="Hosts")
+        str | None,
+        option("FILE", "Hostfile (DeepSpeed's format) of the hosts to run on.", panel="Hosts"),
     ] = None,
     sub_cluster: Annotated[
         str | None,
@@ -59,29 +79,38 @@ def sweep(
             panel="Hosts",
         ),
     ] = None,
-    slurm: Annotated[bool, option("", "Submit every run as a Slurm job.", "--slurm", panel="Slurm")] = False,
+    slurm: Annotated[
+        bool, option("", "Submit every run as a Slurm job.", "--slurm", panel="Slurm")
+    ] = False,
     partition: Annotated[str | None, option("NAME", "Slurm partition.", panel="Slurm")] = None,
     account: Annotated[str | None, option("NAME", "Account to charge.", panel="Slurm")] = None,
     nodes: Annotated[
-        int | None, option("NUMBER", "Maximum nodes per job; a run requests as few as it needs.", panel="Slurm")
+        int | None,
+        option(
+            "NUMBER", "Maximum nodes per job; a run requests as few as it needs.", panel="Slurm"
+        ),
     ] = None,
     gpus_per_node: Annotated[
         int | None, option("NUMBER", "GPUs per node; on nodes without GPUs, ranks.", panel="Slurm")
     ] = None,
-    time: Annotated[int | None, option("MINUTES", "Time limit of a job in minutes.", panel="Slurm")] = None,
+    time: Annotated[
+        int | None, option("MINUTES", "Time limit of a job in minutes.", panel="Slurm")
+    ] = None,
     constraint: Annotated[
-        str | None, option("FEATURES", "Features that nodes must have, such as 'h100&ib'.", panel="Slurm")
+        str | None,
+        option("FEATURES", "Features that nodes must have, such as 'h100&ib'.", panel="Slurm"),
     ] = None,
     sbatch_option: Annotated[
-        list[str] | None, option("KEY=VALUE", "A further option of sbatch, such as mem=200G.", panel="Slurm")
+        list[str] | None,
+        option("KEY=VALUE", "A further option of sbatch, such as mem=200G.", panel="Slurm"),
     ] = None,
 ) -> None:
     """Execute all runs of a params file that are not finished yet. Exit code 3: done, but not every run is ok.
 
     Exit code 130: stopped by Ctrl-C, SIGTERM or a closed terminal.
     """
-    from dsnb.sweep import allocation as allocations
-    from dsnb.sweep.run import run_sweep
+    from dsnb.measure.sweep import allocation as allocations
+    from dsnb.measure.sweep.run import run_sweep
 
     pairs = [word.partition("=") for word in sbatch_option or []]
     allocation = _allocation(
@@ -92,15 +121,23 @@ def sweep(
         gpus_per_node=gpus_per_node,
         time_min=time,
         constraint=constraint,
-        extra_options={key.strip().removeprefix("--"): value for key, _, value in pairs} if pairs else None,
+        extra_options={key.strip().removeprefix("--"): value for key, _, value in pairs}
+        if pairs
+        else None,
     )
     overrides = parse_overrides(set_ or []) | ({"hostfile": hostfile} if hostfile else {})
     if allocation and (hosts := overrides.get("hostfile")):
-        raise SettingsError(f"--hostfile is {str(hosts)!r}, but Slurm chooses hosts: leave one of them out")
+        raise SettingsError(
+            f"--hostfile is {str(hosts)!r}, but Slurm chooses hosts: leave one of them out"
+        )
     if allocation and sub_cluster:
-        raise SettingsError("--sub-cluster divides the hosts of one job: use --hostfile slurm in a job")
+        raise SettingsError(
+            "--sub-cluster divides the hosts of one job: use --hostfile slurm in a job"
+        )
     if sub_cluster:
-        planned, notes = allocations.load_groups(params, allocations.sizes(sub_cluster), overrides, only, output)
+        planned, notes = allocations.load_groups(
+            params, allocations.sizes(sub_cluster), overrides, only, output
+        )
         for note in notes:
             say(f"note: {note}", err=True)
     elif allocation:
@@ -115,7 +152,7 @@ def sweep(
     except KeyboardInterrupt:
         say("interrupted: finished runs are kept, start the sweep again to go on", err=True)
         raise typer.Exit(signals.INTERRUPTED) from None
-    from dsnb.runs.load import load_runs
+    from dsnb.results.runs.load import load_runs
 
     runs = load_runs(planned.paths.dir)
     print_summary(runs, Format.table)
@@ -129,7 +166,7 @@ def sweep(
 def _print_plan(planned: "Sweep", allocation: "Allocation | None", verbose: bool) -> None:
     """Print the runs of a sweep and what this machine lacks; raise SettingsError with what no machine would run."""
     from dsnb.cli.plan import plan_lines
-    from dsnb.sweep.run import check_models, unsupported
+    from dsnb.measure.sweep.run import check_models, unsupported
 
     for line in plan_lines(planned, allocation, verbose):
         say(line)
@@ -142,13 +179,15 @@ def _print_plan(planned: "Sweep", allocation: "Allocation | None", verbose: bool
 
 def _allocation(slurm: bool, **options: Any) -> "Allocation | None":
     """Return the limits of a Slurm job, None without `--slurm`; options that are None were not given."""
-    from dsnb.sweep.allocation import Allocation
+    from dsnb.measure.sweep.allocation import Allocation
 
     given = {name: value for name, value in options.items() if value is not None}
     if slurm:
         return Allocation(**given)
     if name := next(iter(given), None):
-        name = {"time_min": "time", "extra_options": "sbatch-option"}.get(name, name.replace("_", "-"))
+        name = {"time_min": "time", "extra_options": "sbatch-option"}.get(
+            name, name.replace("_", "-")
+        )
         raise SettingsError(f"--{name} is for Slurm: add --slurm, or leave it out")
     return None
 
@@ -159,7 +198,9 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise SettingsError(f"--set is {word[:200]!r}: write KEY=VALUE, for example --set seq_len=256")
+            raise SettingsError(
+                f"--set is {word[:200]!r}: write KEY=VALUE, for example --set seq_len=256"
+            )
         try:
             overrides[key.strip()] = plain_yaml.parse(value)
         except SettingsError as error:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsnb.errors import SettingsError
+from dsnb.base.errors import SettingsError
 from dsnb.prediction import gpus
 from dsnb.prediction.gpus import Link
 from dsnb.prediction.shapes import shape
@@ -48,11 +48,16 @@ MAX_CHANGE = 0.5
 """Of the logarithm of a constant in one step."""
 NAMES = tuple(field.name for field in fields(Constants))
 SPREAD = np.array(
-    [0.7 if name in {*HOST_CONSTANTS, "link_efficiency", "network_efficiency"} else 0.35 for name in NAMES]
+    [
+        0.7 if name in {*HOST_CONSTANTS, "link_efficiency", "network_efficiency"} else 0.35
+        for name in NAMES
+    ]
 )
 """Standard deviation of the logarithm of each constant around its start: hosts and networks differ by a factor of two,
 the share of its nominal rates that a GPU reaches by less."""
-LOG_MAX = np.array([0.0 if name.endswith("efficiency") or name == "overlap" else np.inf for name in NAMES])
+LOG_MAX = np.array(
+    [0.0 if name.endswith("efficiency") or name == "overlap" else np.inf for name in NAMES]
+)
 """The logarithms of the largest values: shares are at most 1."""
 ALL = "all"
 SLOWER, SLOWED = 1.5, 0.1
@@ -100,12 +105,16 @@ def recorded(record: dict[str, Any]) -> Experiment:
         if (name in DEFAULTS or name.startswith("deepspeed.")) and not _is_missing(value)
     }
     for name, value in settings.items():
-        if isinstance(DEFAULTS.get(name), int):  # integers and booleans are floats in columns with gaps
+        if isinstance(
+            DEFAULTS.get(name), int
+        ):  # integers and booleans are floats in columns with gaps
             settings[name] = type(DEFAULTS[name])(value)
         elif name not in DEFAULTS and isinstance(value, float) and value.is_integer():
             settings[name] = int(value)
     if not isinstance(settings.get("deepspeed"), dict):
-        settings["deepspeed"] = {}  # in a table of runs, the column of this name holds DeepSpeed's version
+        settings[
+            "deepspeed"
+        ] = {}  # in a table of runs, the column of this name holds DeepSpeed's version
     if "compile" in settings:
         settings["compile"] = compile_mode(settings["compile"])
     return Experiment.recorded(deepspeed_keys.flattened(settings))
@@ -117,7 +126,11 @@ def of_record(record: dict[str, Any], link: Link) -> Measured | None:
     A run whose allocator returned memory while it was timed is None as well: its speed is not that of its setting.
     """
     values = {name: value for name, value in record.items() if not _is_missing(value)}
-    if values.get("status", "ok") != "ok" or "gpu_name" not in values or values.get("alloc_retries", 0) > 0:
+    if (
+        values.get("status", "ok") != "ok"
+        or "gpu_name" not in values
+        or values.get("alloc_retries", 0) > 0
+    ):
         return None
     experiment, gpu_name = recorded(record), str(values["gpu_name"])
     step_time_s = values.get("step_time_mean_s")
@@ -144,7 +157,10 @@ def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT) -> Constants
     """Return the constants that fit the runs, with repeats of a setting weighted as one; `start` is the prior."""
     if not runs:
         return start
-    settings, targets = stack([run.setting for run in runs]), np.log([run.step_time_s for run in runs])
+    settings, targets = (
+        stack([run.setting for run in runs]),
+        np.log([run.step_time_s for run in runs]),
+    )
     repeats = Counter(run.setting for run in runs)
     shares = np.array([1 / repeats[run.setting] for run in runs])
 
@@ -160,7 +176,9 @@ def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT) -> Constants
         error = log_times(now) - targets
         usual = 1.5 * max(NOISE, float(np.median(np.abs(error))))
         weights = np.sqrt(shares * np.minimum(1, usual / np.maximum(np.abs(error), 1e-12))) / NOISE
-        changes = [log_times(now + step) - log_times(now - step) for step in width * np.eye(len(NAMES))]
+        changes = [
+            log_times(now + step) - log_times(now - step) for step in width * np.eye(len(NAMES))
+        ]
         slopes = np.array(changes).T / (2 * width) * weights[:, None]
         system = np.vstack([slopes, np.diag(1 / SPREAD)])
         goal = np.concatenate([-error * weights, (first - now) / SPREAD])
@@ -252,7 +270,9 @@ def expected_error(
     names: Iterable[str], errors: Errors, min_settings: int = MIN_SETTINGS
 ) -> tuple[str, PredictionError]:
     """Return the first kind with enough measured settings, else `ALL`, and its error."""
-    name = next((name for name in names if name in errors and errors[name].settings >= min_settings), ALL)
+    name = next(
+        (name for name in names if name in errors and errors[name].settings >= min_settings), ALL
+    )
     return name, errors[name]
 
 
@@ -262,7 +282,10 @@ def limited_by_cpu(settings: Setting, constants: Constants = DEFAULT) -> NDArray
     Hosts differ by a factor of two, so this says more about the error of a prediction than the GPU's predicted idle
     time does.
     """
-    times = [np.asarray(parts(settings, each).step_time_s) for each in (constants, constants.on_host(SLOWER))]
+    times = [
+        np.asarray(parts(settings, each).step_time_s)
+        for each in (constants, constants.on_host(SLOWER))
+    ]
     return np.asarray(times[1] > (1 + SLOWED) * times[0])
 
 
@@ -277,9 +300,13 @@ def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float
     numbers = {group: number % MAX_FITS for number, group in enumerate(dict.fromkeys(groups))}
     folds, errors = np.array([numbers[group] for group in groups]), np.zeros(len(runs))
     for fold in sorted(set(numbers.values())):
-        chosen, others = (np.flatnonzero(is_chosen).tolist() for is_chosen in (folds == fold, folds != fold))
+        chosen, others = (
+            np.flatnonzero(is_chosen).tolist() for is_chosen in (folds == fold, folds != fold)
+        )
         constants = calibrate([runs[place] for place in others], start)
-        seconds = np.asarray(step_times([runs[place].setting for place in chosen], constants).step_time_s)
+        seconds = np.asarray(
+            step_times([runs[place].setting for place in chosen], constants).step_time_s
+        )
         errors[chosen] = 100 * (seconds / [runs[place].step_time_s for place in chosen] - 1)
     return [float(error) for error in errors]
 
@@ -289,7 +316,10 @@ def by_kind(
 ) -> dict[str, PredictionError]:
     """Return the errors of runs by each of their kinds; the constants decide whether the CPU limits a step."""
     limits = limited_by_cpu(stack([run.setting for run in runs]), constants)
-    return grouped([[*kinds(run.experiment, bool(by_cpu))] for run, by_cpu in zip(runs, limits, strict=True)], errors)
+    return grouped(
+        [[*kinds(run.experiment, bool(by_cpu))] for run, by_cpu in zip(runs, limits, strict=True)],
+        errors,
+    )
 
 
 def grouped(names: Sequence[Sequence[str]], errors: Sequence[float]) -> dict[str, PredictionError]:
@@ -305,7 +335,9 @@ def error_of(errors: Sequence[float]) -> PredictionError:
     """Summarize errors of step times, in per cent above (or, negative, below) the measured ones."""
     logs = np.log1p(np.asarray(errors, dtype=float) / 100)
     sizes = np.abs(logs)
-    mean, worst, bias = (round(100 * float(np.expm1(log)), 1) for log in (sizes.mean(), sizes.max(), logs.mean()))
+    mean, worst, bias = (
+        round(100 * float(np.expm1(log)), 1) for log in (sizes.mean(), sizes.max(), logs.mean())
+    )
     return PredictionError(len(errors), mean, worst, bias)
 
 
@@ -343,7 +375,9 @@ def outside(experiment: Experiment, gpu: str, covered: Coverage, link: Link) -> 
     ]
     for words, number in _numbers(experiment, link).items():
         least, most = covered.ranges[words]
-        margin = 1.0 if words == NODES and most == 1 else MARGIN  # runs on one node say nothing about a network
+        margin = (
+            1.0 if words == NODES and most == 1 else MARGIN
+        )  # runs on one node say nothing about a network
         if not least / margin <= number <= most * margin:
             seen = f"{least:,}" if least == most else f"{least:,} to {most:,}"
             sentences.append(f"the {words} is {number:,}, calibration runs have {seen}")
@@ -352,9 +386,17 @@ def outside(experiment: Experiment, gpu: str, covered: Coverage, link: Link) -> 
 
 def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
     modes = {"off": "eager", "default": "compiled", **dict.fromkeys(CUDA_GRAPHS, "CUDA graphs")}
-    strategy = f"ZeRO {experiment.zero_stage}" if experiment.strategy == "deepspeed" else experiment.strategy
-    parallel = [kind for kind in ("tensor", "pipeline") if getattr(experiment, f"{kind}_parallel") > 1]
-    used = " and ".join([f"{kind} parallel" for kind in parallel] + ["ZeRO++"] * (experiment.zeropp != "none"))
+    strategy = (
+        f"ZeRO {experiment.zero_stage}"
+        if experiment.strategy == "deepspeed"
+        else experiment.strategy
+    )
+    parallel = [
+        kind for kind in ("tensor", "pipeline") if getattr(experiment, f"{kind}_parallel") > 1
+    ]
+    used = " and ".join(
+        [f"{kind} parallel" for kind in parallel] + ["ZeRO++"] * (experiment.zeropp != "none")
+    )
     return {
         GPU: gpu,
         "models of the family": shape(experiment.model).family,

@@ -18,11 +18,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from dsnb.models import model as model_builder
+from dsnb.models.causal_loss import CausalLoss
 from dsnb.settings.experiment import Experiment
-from dsnb.train import model as model_builder
-from dsnb.train.causal_loss import CausalLoss
 
-FULL_PRECISION = {torch.pow, torch.Tensor.pow, F.layer_norm, F.softmax, torch.softmax, torch.Tensor.softmax}
+FULL_PRECISION = {
+    torch.pow,
+    torch.Tensor.pow,
+    F.layer_norm,
+    F.softmax,
+    torch.softmax,
+    torch.Tensor.softmax,
+}
 """Functions that CUDA's autocast computes in fp32 and a CPU's does not (PyTorch, "Autocast Op Reference")."""
 BLOCK_BYTES = 512
 """torch's caching allocator rounds each allocation up to a multiple of this."""
@@ -36,14 +43,21 @@ class CudaOperators(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.dropout:
             return _fused_dropout(*args, **(kwargs or {}))
-        if func is F.scaled_dot_product_attention:  # the fused kernel draws its mask again in the backward pass
+        if (
+            func is F.scaled_dot_product_attention
+        ):  # the fused kernel draws its mask again in the backward pass
             kwargs = {**(kwargs or {}), "dropout_p": 0.0}
         if func in FULL_PRECISION and torch.is_autocast_enabled("cpu"):
-            args = [arg.float() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args]
+            args = [
+                arg.float() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg
+                for arg in args
+            ]
         return func(*args, **(kwargs or {}))
 
 
-def _fused_dropout(values: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+def _fused_dropout(
+    values: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
     """Apply dropout as CUDA's kernel does, which saves a byte for each value; a CPU saves factors of the values' width.
 
     GPT-1.3B, eager attention, 1 x 2048, dropout of 0.1: 27.4 GiB on H200, 29.1 with a CPU's factors.
@@ -65,7 +79,9 @@ def compute_recomputed_as_cuda(block: Any, offloaded: bool) -> None:
 
         if not offloaded:
             return recompute(compute, *inputs)
-        with saved_tensors_hooks(lambda t: (t.shape, t.dtype), lambda kept: torch.empty(kept[0], dtype=kept[1])):
+        with saved_tensors_hooks(
+            lambda t: (t.shape, t.dtype), lambda kept: torch.empty(kept[0], dtype=kept[1])
+        ):
             return checkpoint(compute, *inputs, use_reentrant=True)
 
     block._gradient_checkpointing_func = run
@@ -79,7 +95,10 @@ def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTens
     model = model_builder.build_on_meta(experiment, layers, dtype)
     if experiment.lora_rank and model_builder.has_masters(experiment):
         model.to(dtype)  # peft makes adapters in fp32 on the meta device
-    with_loss, fake = CausalLoss(model, experiment.loss == "chunked"), FakeTensorMode(allow_non_fake_inputs=True)
+    with_loss, fake = (
+        CausalLoss(model, experiment.loss == "chunked"),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    )
     with fake:
         model_builder.allocate([with_loss])
     return with_loss, fake
@@ -92,7 +111,11 @@ def patched(module: Any, **substitutes: Any) -> Iterator[None]:
     usual = {name: getattr(owner, name) for name in substitutes}
     try:
         for name, substitute in substitutes.items():
-            setattr(owner, name, substitute if callable(substitute) else lambda *_, value=substitute: value)
+            setattr(
+                owner,
+                name,
+                substitute if callable(substitute) else lambda *_, value=substitute: value,
+            )
         yield
     finally:
         for name, original in usual.items():
@@ -102,13 +125,16 @@ def patched(module: Any, **substitutes: Any) -> Iterator[None]:
 def grouped_products() -> AbstractContextManager[None]:
     """Compute experts in any precision: grouped products take fp32 on a GPU, but only bf16 with fake tensors."""
     return patched(
-        "transformers.integrations.moe", _can_use_grouped_mm=lambda _, weight, __: weight.dtype is torch.bfloat16
+        "transformers.integrations.moe",
+        _can_use_grouped_mm=lambda _, weight, __: weight.dtype is torch.bfloat16,
     )
 
 
 def masks_of(compiled: bool) -> AbstractContextManager[None]:
     """Make transformers create the masks it creates on a GPU: all if a compiler traces, else only those of windows."""
-    substitute: dict[str, Any] = {"is_tracing": True} if compiled else {"find_packed_sequence_indices": None}
+    substitute: dict[str, Any] = (
+        {"is_tracing": True} if compiled else {"find_packed_sequence_indices": None}
+    )
     return patched("transformers.masking_utils", **substitute)
 
 
@@ -123,7 +149,11 @@ def autocast(experiment: Experiment) -> AbstractContextManager[Any]:
 def period(config: Any) -> int:
     """Return the period with which kinds of blocks repeat, from the per-block lists of a configuration."""
     layers = config.num_hidden_layers
-    lists = [value for value in vars(config).values() if isinstance(value, list | tuple) and len(value) == layers]
+    lists = [
+        value
+        for value in vars(config).values()
+        if isinstance(value, list | tuple) and len(value) == layers
+    ]
     repeats = (
         number
         for number in range(1, layers)
@@ -147,7 +177,9 @@ class Size(NamedTuple):
 
     def plus(self, other: "Size", times: float = 1) -> "Size":
         """Return this size plus `times` another one."""
-        return Size(self.constant + times * other.constant, self.per_sequence + times * other.per_sequence)
+        return Size(
+            self.constant + times * other.constant, self.per_sequence + times * other.per_sequence
+        )
 
 
 def size(number_of_bytes: int, micro_batch: int) -> Size:
@@ -196,7 +228,9 @@ class LiveBytes(TorchDispatchMode):
         self._sizes[key] = size(storage.nbytes(), self._micro_batch)
         weakref.finalize(storage, self._remove, key)
         self.now = self.now.plus(self._sizes[key])
-        if not self._peaks or any(now > peak for now, peak in zip(self.now, self._peaks[-1], strict=True)):
+        if not self._peaks or any(
+            now > peak for now, peak in zip(self.now, self._peaks[-1], strict=True)
+        ):
             self._peaks.append(self.now)
 
     def _remove(self, key: int) -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from dsnb.errors import SettingsError
+from dsnb.base.errors import SettingsError
+from dsnb.base.system import gpu_names, hardware
 from dsnb.settings.experiment import Experiment
-from dsnb.system import gpu_names, hardware
 
 NODE_GPUS = 8
 """GPUs of a node, if an experiment does not give its number of nodes."""
@@ -46,12 +46,14 @@ class GpuSpec:
 
 
 def _read() -> Iterator[GpuSpec]:
-    """Yield the GPUs of `gpus.csv`; missing peak rates are taken from `dsnb.system.hardware`."""
+    """Yield the GPUs of `gpus.csv`; missing peak rates are taken from `dsnb.base.system.hardware`."""
     with open(Path(__file__).with_name("gpus.csv"), encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             name, _ = row.pop("name"), row.pop("source")
             if fp32 := hardware.peak_tflops(name, "fp32"):
-                tf32, bf16 = (hardware.peak_tflops(name, precision) for precision in ("tf32", "bf16"))
+                tf32, bf16 = (
+                    hardware.peak_tflops(name, precision) for precision in ("tf32", "bf16")
+                )
                 rates = (fp32, tf32 or fp32, bf16 or hardware.peak_tflops(name, "fp16"))
                 row |= dict(zip(("fp32_tflops", "tf32_tflops", "half_tflops"), rates, strict=True))
             numbers = {field: float(value) for field, value in row.items() if field != "switched"}
@@ -112,5 +114,7 @@ def link(text: str = "nvlink") -> Link:
         return Link(nvlink=text == "nvlink")
     match = LINK.fullmatch(text)
     if not match or float(match[1]) <= 0:
-        raise SettingsError(f"link is {text!r}: use nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node")
+        raise SettingsError(
+            f"link is {text!r}: use nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node"
+        )
     return Link(network_gb_per_s=float(match[1]) / 8 / (NODE_GPUS if match[2] else 1))

@@ -8,8 +8,9 @@ weights, gradients, fp32 masters and moments are 16 or 18. Building the model an
 import math
 from typing import NamedTuple
 
-from dsnb.errors import SettingsError
-from dsnb.formulas.memory import HALF, MOMENTS, recomputed_blocks
+from dsnb.base.errors import SettingsError
+from dsnb.base.formulas.memory import HALF, MOMENTS, recomputed_blocks
+from dsnb.base.system import hardware
 from dsnb.prediction import gpus
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import GIB, SUB_GROUP
@@ -17,7 +18,6 @@ from dsnb.prediction.shapes import Mode, shape
 from dsnb.prediction.work import trained_parameters
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import accumulates_in_fp32
-from dsnb.system import hardware
 
 PROCESS_GIB = 1.4
 """Memory of a rank's process: the median of the runs of `h200` and `h100` without offload, nine in ten of which took
@@ -45,7 +45,9 @@ class HostMemory(NamedTuple):
 
 def offloads(experiment: Experiment) -> bool:
     """Return whether a training keeps states or activations in host memory."""
-    return experiment.offload != "none" or (experiment.activation_checkpointing and experiment.checkpoint_offload)
+    return experiment.offload != "none" or (
+        experiment.activation_checkpointing and experiment.checkpoint_offload
+    )
 
 
 def of_node(experiment: Experiment, link: Link) -> float:
@@ -70,7 +72,9 @@ def known_gib(gpu: GpuSpec, given: float | None = None) -> float:
         if not (math.isfinite(given) and given > 0):
             raise SettingsError(f"host_memory is {given!r}: give the GiB of one host, such as 512")
         return float(given)
-    return hardware.memory_gib() if any(_is(gpu, card.name) for card in hardware.gpus()) else math.nan
+    return (
+        hardware.memory_gib() if any(_is(gpu, card.name) for card in hardware.gpus()) else math.nan
+    )
 
 
 def fits(experiment: Experiment, need_gib: float, has_gib: float) -> bool | None:
@@ -142,5 +146,7 @@ def _zero3(experiment: Experiment, need: HostMemory) -> HostMemory:
     else:
         weights = width * min(share, size) if width < 4 else 0.0
     return need._replace(
-        optimizer=(4 + MOMENTS) * share, gradients=of_groups + pinned(accumulated * share), weights=weights
+        optimizer=(4 + MOMENTS) * share,
+        gradients=of_groups + pinned(accumulated * share),
+        weights=weights,
     )

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsnb.formulas import memory as formulas
-from dsnb.formulas.memory import HALF, MOMENTS
-from dsnb.formulas.model_shapes import SPLIT, facts
+from dsnb.base.formulas import memory as formulas
+from dsnb.base.formulas.memory import HALF, MOMENTS
+from dsnb.base.formulas.model_shapes import SPLIT, facts
 from dsnb.prediction.traces import MemoryTrace
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import accumulates_in_fp32, compiles_blocks
@@ -60,7 +60,9 @@ class Moment(NamedTuple):
 
     def plus(self, name: str = "states", **more: float) -> "Moment":
         """Return a moment with more bytes in some parts."""
-        return self._replace(name=name, **{part: getattr(self, part) + size for part, size in more.items()})
+        return self._replace(
+            name=name, **{part: getattr(self, part) + size for part, size in more.items()}
+        )
 
 
 def room_gib(experiment: Experiment, gpu_gib: float) -> float:
@@ -72,7 +74,11 @@ def room_gib(experiment: Experiment, gpu_gib: float) -> float:
 def peak_memory(experiment: Experiment, trace: MemoryTrace) -> Moment:
     """Return the predicted peak of the rank that needs the most memory."""
     rule = RULES[experiment.strategy]
-    moments = (moment for part in _of_ranks(experiment, trace) for moment in rule(engine_of(experiment, part)))
+    moments = (
+        moment
+        for part in _of_ranks(experiment, trace)
+        for moment in rule(engine_of(experiment, part))
+    )
     return max(moments, key=lambda moment: moment.total)
 
 
@@ -97,15 +103,28 @@ def _split_by_tensor_parallel(experiment: Experiment, trace: MemoryTrace) -> Mem
     """Return the trace of one tensor-parallel rank; ranks share part of a block's activations (Korthikanti et al.)."""
     if experiment.tensor_parallel == 1:
         return trace
-    tokens, width = int(experiment.micro_batch_size) * experiment.seq_len, 2 if experiment.precision in HALF else 4
-    replicated = formulas.block_activations(tokens, trace.hidden, 0, 0, math.inf, width, experiment.dropout > 0)
+    tokens, width = (
+        int(experiment.micro_batch_size) * experiment.seq_len,
+        2 if experiment.precision in HALF else 4,
+    )
+    replicated = formulas.block_activations(
+        tokens, trace.hidden, 0, 0, math.inf, width, experiment.dropout > 0
+    )
     split = max(0.0, trace.kept - trace.layers * replicated)
     less = (1 - 1 / experiment.tensor_parallel) * split / max(1.0, trace.kept)
     # The activations of blocks shrink as their gradients are computed; frozen weights outside of blocks have none.
-    of_blocks = max(1.0, trace.trainable if trace.trainable < trace.parameters else trace.trainable - trace.of_root)
-    moments = tuple((size - less * trace.kept * max(0.0, 1 - done / of_blocks), done) for size, done in trace.moments)
+    of_blocks = max(
+        1.0,
+        trace.trainable if trace.trainable < trace.parameters else trace.trainable - trace.of_root,
+    )
+    moments = tuple(
+        (size - less * trace.kept * max(0.0, 1 - done / of_blocks), done)
+        for size, done in trace.moments
+    )
     kept = trace.kept * (1 - less)
-    return replace(trace, kept=kept, forward_peak=trace.forward_peak - less * trace.kept, moments=moments)
+    return replace(
+        trace, kept=kept, forward_peak=trace.forward_peak - less * trace.kept, moments=moments
+    )
 
 
 @dataclass(frozen=True)
@@ -119,7 +138,9 @@ class Engine:
     frozen_bytes: float  # of the weights that LoRA freezes, in half precision if it is used
     moments: float  # of the optimizer's moments over all parameters
     ranks: int  # data-parallel ranks
-    accumulates: bool  # whether gradients of earlier micro-batches exist when the last one is computed
+    accumulates: (
+        bool  # whether gradients of earlier micro-batches exist when the last one is computed
+    )
     bucket: float  # of one gradient bucket
     buckets: float  # of all buckets: two alternate if communication overlaps with computation
 
@@ -133,15 +154,25 @@ def engine_of(experiment: Experiment, trace: MemoryTrace) -> Engine:
     """Return the sizes of a setting."""
     # Embeddings, which are tied to the output layer, are whole on each tensor-parallel rank and on the outer stages.
     root_share, half = trace.of_root / trace.parameters, experiment.precision in HALF
-    split = 1 / (root_share + (1 - root_share) / (experiment.tensor_parallel * experiment.pipeline_parallel))
-    width = 2 if half and experiment.mixed_precision == "native" and experiment.strategy == "deepspeed" else 4
+    split = 1 / (
+        root_share + (1 - root_share) / (experiment.tensor_parallel * experiment.pipeline_parallel)
+    )
+    width = (
+        2
+        if half and experiment.mixed_precision == "native" and experiment.strategy == "deepspeed"
+        else 4
+    )
     moments = MOMENTS * trace.trainable
     if experiment.optimizer == "adafactor":  # rows and columns
         of_model = facts(experiment.model)
         moments = 4 * trace.factored
         if of_model.get("family") in SPLIT or not trace.factored:
-            moments = formulas.adafactor_moments(trace.layers, trace.hidden, trace.vocab, of_model.get("positions"))
-    if experiment.optimizer == "muon":  # matrices of the blocks have one moment, everything else two
+            moments = formulas.adafactor_moments(
+                trace.layers, trace.hidden, trace.vocab, of_model.get("positions")
+            )
+    if (
+        experiment.optimizer == "muon"
+    ):  # matrices of the blocks have one moment, everything else two
         moments = 4 * (2 * trace.trainable - trace.layers * trace.of_block)
     given = experiment.deepspeed.get("zero_optimization.reduce_bucket_size", 0)
     bucket = buckets = width * float(given or experiment.bucket_elements or BUCKET)
@@ -187,21 +218,31 @@ def _passes(
         staying = (0 if engine.accumulates else gradient) * computed
         gradients = staying + np.minimum(held, width * computed)
         peak = int(np.argmax(sizes + gradients))
-        parts = {"activations": float(sizes[peak]), "gradients": float(gradients[peak]), "buffers": later}
+        parts = {
+            "activations": float(sizes[peak]),
+            "gradients": float(gradients[peak]),
+            "buffers": later,
+        }
         settings = vars(engine.experiment)
         # If a model is compiled as a whole, all gradients leave the backward pass together, at its end.
         if settings["compile"] not in {"off", "deepcompile"} and not compiles_blocks(settings):
             parts["buffers"] = 0
             # With a loss in chunks the output layer's gradient is not in that graph, and is added to the embedding's.
             beside = float(sizes[-1]) if settings["loss"] == "chunked" else 0.0
-            moments.append(base.plus("backward", activations=beside, gradients=width * engine.trained, buffers=later))
+            moments.append(
+                base.plus(
+                    "backward", activations=beside, gradients=width * engine.trained, buffers=later
+                )
+            )
         moments.append(base.plus("backward", **parts))
     return moments
 
 
 def _plain(engine: Engine) -> list[Moment]:
     """Hold fp32 weights and optimizer; gradients stay until the update."""
-    states = Moment("states", weights=4 * engine.trained + engine.frozen_bytes, optimizer=engine.moments)
+    states = Moment(
+        "states", weights=4 * engine.trained + engine.frozen_bytes, optimizer=engine.moments
+    )
     gradients = 4 * engine.trained
     return [*_passes(engine, states, gradients, 4), states.plus("optimizer", gradients=gradients)]
 
@@ -214,11 +255,17 @@ def _ddp(engine: Engine) -> list[Moment]:
     gradients (OPT-1.3B on H200, 4 and 8 x 1024). With Adafactor or on CPU ranks it did not; the reason is unknown.
     """
     sent = {"bf16": 2, "powersgd": 4}.get(engine.experiment.gradient_compression, 0)
-    states = Moment("states", weights=4 * engine.trained + engine.frozen_bytes, optimizer=engine.moments)
+    states = Moment(
+        "states", weights=4 * engine.trained + engine.frozen_bytes, optimizer=engine.moments
+    )
     states = states.plus(buffers=(4 + sent) * engine.trained)
     moments = [*_passes(engine, states, 4 * engine.trained, 0), states.plus("optimizer")]
     if engine.accumulates and engine.experiment.optimizer == "adamw":
-        moments += [loss.plus("second step", buffers=4 * engine.trained) for loss in moments if loss.name == "loss"]
+        moments += [
+            loss.plus("second step", buffers=4 * engine.trained)
+            for loss in moments
+            if loss.name == "loss"
+        ]
     return moments
 
 
@@ -235,7 +282,9 @@ def _fsdp(engine: Engine) -> list[Moment]:
     # A block's gradients are copied to fp32 to be reduced, where the weights of the next one take less.
     reduced = 2 * engine.trace.of_block if native else 0
     kept = 4 * (engine.trained if engine.experiment.reduce_gradients == "step" else share)
-    passes = _passes(engine, states.plus(buffers=gathered), kept, gradient=4 / engine.ranks, later=reduced)
+    passes = _passes(
+        engine, states.plus(buffers=gathered), kept, gradient=4 / engine.ranks, later=reduced
+    )
     return [*passes, states.plus("optimizer", gradients=4 * share)]
 
 
@@ -251,20 +300,30 @@ def _zero0(engine: Engine) -> list[Moment]:
     """Hold everything on every rank; gradients are flattened to be reduced, and again by half precision's update."""
     width, trained, is_half = engine.width, engine.trained, engine.width == 2
     weights = width * trained + engine.frozen_bytes
-    states = Moment("states", weights=weights, optimizer=(4 * trained if is_half else 0) + engine.moments)
+    states = Moment(
+        "states", weights=weights, optimizer=(4 * trained if is_half else 0) + engine.moments
+    )
     after = states.plus(gradients=width * trained)
     return [
         *_passes(engine, states, width * trained, width),
         after.plus("reduction", buffers=width * trained if engine.ranks > 1 else 0),
         # FP16_Optimizer.step: a list of all gradients in fp32, and a flat copy of them; FP16_UnfusedOptimizer, which
         # has every optimizer but AdamW, makes no copy.
-        after.plus("optimizer", buffers=(8 if engine.experiment.optimizer == "adamw" else 4) * trained * is_half),
+        after.plus(
+            "optimizer",
+            buffers=(8 if engine.experiment.optimizer == "adamw" else 4) * trained * is_half,
+        ),
     ]
 
 
 def _zero12(engine: Engine) -> list[Moment]:
     """Hold optimizer states in shards, at ZeRO 2 gradients too; a bucket holds the gradients to reduce."""
-    experiment, width, trained, ranks = engine.experiment, engine.width, engine.trained, engine.ranks
+    experiment, width, trained, ranks = (
+        engine.experiment,
+        engine.width,
+        engine.trained,
+        engine.ranks,
+    )
     # Also in full precision, the optimizer has its own masters: clones of its share of the fp32 weights.
     optimizer = 0 if experiment.offload != "none" else engine.masters / ranks
     states = Moment("states", weights=width * trained + engine.frozen_bytes, optimizer=optimizer)
@@ -309,7 +368,12 @@ def _zero1_in_fp32(engine: Engine) -> list[Moment]:
     """Hold fp32 accumulators for all gradients on every rank: DeepSpeed's BF16_Optimizer."""
     trained = engine.trained
     optimizer = engine.masters / engine.ranks
-    states = Moment("states", weights=2 * trained + engine.frozen_bytes, gradients=4 * trained, optimizer=optimizer)
+    states = Moment(
+        "states",
+        weights=2 * trained + engine.frozen_bytes,
+        gradients=4 * trained,
+        optimizer=optimizer,
+    )
     after = states.plus(gradients=2 * trained)
     steps = [after.plus(name, buffers=2 * trained) for name in ("reduction", "optimizer")]
     return [*_passes(engine, after, 0, 0), *steps]
@@ -333,7 +397,9 @@ def _zero3(engine: Engine) -> list[Moment]:
     gathered = width * min(elements, limit) if engine.ranks > 1 or offloaded == "all" else 0
     update = (6 if width == 2 else 4) * min(share, SUB_GROUP) if offloaded == "none" else 0
     return [
-        *_passes(engine, states.plus(buffers=gathered), 0, 0, min(engine.bucket, width * engine.trained)),
+        *_passes(
+            engine, states.plus(buffers=gathered), 0, 0, min(engine.bucket, width * engine.trained)
+        ),
         states.plus("optimizer", buffers=update),
     ]
 

@@ -21,17 +21,26 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from dsnb.formulas.memory import kept_activations
+from dsnb.base.formulas.memory import kept_activations
+from dsnb.models import attention
+from dsnb.models import model as model_builder
+from dsnb.models.causal_loss import CausalLoss, aligned, chunk_tokens
+from dsnb.models.model_parts import blocks, output_layer
 from dsnb.prediction import fake_model, model_counts
-from dsnb.prediction.fake_model import MANY, CudaOperators, LiveBytes, Size, as_autocast, autocast, build, size
+from dsnb.prediction.fake_model import (
+    MANY,
+    CudaOperators,
+    LiveBytes,
+    Size,
+    as_autocast,
+    autocast,
+    build,
+    size,
+)
 from dsnb.prediction.shapes import Mode
 from dsnb.prediction.traces import TRACED
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import compiles_blocks
-from dsnb.train import attention
-from dsnb.train import model as model_builder
-from dsnb.train.causal_loss import CausalLoss, aligned, chunk_tokens
-from dsnb.train.model_parts import blocks, output_layer
 
 
 def trace(experiment: Experiment) -> dict[str, Any]:
@@ -45,7 +54,10 @@ def trace(experiment: Experiment) -> dict[str, Any]:
         if compiled:
             return {**sizes, **_compiled(experiment, sizes, micro_batch)}
         every = experiment.checkpoint_every if experiment.activation_checkpointing else 1
-        return {**sizes, **_eager(experiment, micro_batch, layers, math.lcm(fake_model.period(config), every))}
+        return {
+            **sizes,
+            **_eager(experiment, micro_batch, layers, math.lcm(fake_model.period(config), every)),
+        }
 
 
 def _eager(experiment: Experiment, micro_batch: int, layers: int, period: int) -> dict[str, Any]:
@@ -73,7 +85,9 @@ def _eager(experiment: Experiment, micro_batch: int, layers: int, period: int) -
     (before, done), (after, all_done) = recorder.ends[1], recorder.ends[0]
     freed, elements = before.plus(after, -1), all_done - done
 
-    def extrapolated(moments: list[Moment], group: Size, elements: float) -> list[tuple[Size, float]]:
+    def extrapolated(
+        moments: list[Moment], group: Size, elements: float
+    ) -> list[tuple[Size, float]]:
         copies = {-1: [0], 0: range(left_out + 1)}  # groups left out that hold memory, by place
         return [
             (size_.plus(group, number), done + (left_out - number) * elements)
@@ -82,7 +96,9 @@ def _eager(experiment: Experiment, micro_batch: int, layers: int, period: int) -
         ]
 
     return {
-        "forward": fake_model.largest(peak for peak, _ in extrapolated(recorder.forward, recorder.kept_forward, 0)),
+        "forward": fake_model.largest(
+            peak for peak, _ in extrapolated(recorder.forward, recorder.kept_forward, 0)
+        ),
         "kept": recorder.kept.plus(dropped, -1).plus(freed, left_out),
         "moments": _moments(extrapolated(recorder.backward, freed, elements)),
     }
@@ -96,15 +112,30 @@ second group of blocks and after its backward pass, 0 inside it, 1 behind it, 2 
 class _Recorder:
     """Records the peaks between places of the forward pass and between gradients, and what the blocks save."""
 
-    def __init__(self, experiment: Experiment, model: CausalLoss, live: LiveBytes, second: range) -> None:
+    def __init__(
+        self, experiment: Experiment, model: CausalLoss, live: LiveBytes, second: range
+    ) -> None:
         self.forward: list[Moment] = []
         self.backward: list[Moment] = []
         self.ends = {0: (Size(), 0), 1: (Size(), 0)}
         """Bytes and finished gradient elements at the last gradient of each place."""
-        self.kept, self.kept_forward, self._live, self._done, self._place = Size(), Size(), live, 0, -1
+        self.kept, self.kept_forward, self._live, self._done, self._place = (
+            Size(),
+            Size(),
+            live,
+            0,
+            -1,
+        )
         modules = blocks(model.model)
-        number = {id(weight): place for place, block in enumerate(modules) for weight in block.parameters()}
-        places = {weight: -1 if place < second.start else int(place >= second.stop) for weight, place in number.items()}
+        number = {
+            id(weight): place
+            for place, block in enumerate(modules)
+            for weight in block.parameters()
+        }
+        places = {
+            weight: -1 if place < second.start else int(place >= second.stop)
+            for weight, place in number.items()
+        }
         outside = {id(weight) for weight in model.parameters()} - number.keys()
         self._places = places | dict.fromkeys(outside, 2)
         for parameter in model.parameters():
@@ -125,7 +156,9 @@ class _Recorder:
 
     def add_backward(self, gradient: Size) -> None:
         """Add the peaks since the last gradient, less the size of the gradient that was just computed."""
-        self.backward += [(peak.plus(gradient, -1), self._done, self._place) for peak in self._live.take_peaks()]
+        self.backward += [
+            (peak.plus(gradient, -1), self._done, self._place) for peak in self._live.take_peaks()
+        ]
 
     def _enter(self, place: int) -> None:
         if self._place == place - 1:  # not where a block is recomputed
@@ -138,7 +171,9 @@ class _Recorder:
         gradient, parameter.grad = parameter.grad, None
         place = self._places[id(parameter)]
         self._place = min(self._place, place)
-        self.add_backward(size(gradient.untyped_storage().nbytes(), 1) if gradient is not None else Size())
+        self.add_backward(
+            size(gradient.untyped_storage().nbytes(), 1) if gradient is not None else Size()
+        )
         self._done += parameter.numel()
         del gradient
         self._live.take_peaks()
@@ -157,14 +192,18 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
     end = head
     if not compiles_blocks(experiment.model_dump()):
         # The embedding's gradient is summed in fp32 before the output layer's is added to it.
-        end = head.plus(Size(0 if experiment.lora_rank else 4 * sizes["vocab"] * sizes["width_of_head"]))
+        end = head.plus(
+            Size(0 if experiment.lora_rank else 4 * sizes["vocab"] * sizes["width_of_head"])
+        )
     elif experiment.loss == "chunked":  # both gradients are summed outside of the blocks' graphs
         end = head.plus(head)
     last = kept.plus(recomputed).plus(head)
     return {
         "forward": [forward],
         "kept": kept,
-        "moments": _moments([*((forward.plus(loss), 0) for loss in losses), (last, 1), (end, sizes["trainable"])]),
+        "moments": _moments(
+            [*((forward.plus(loss), 0) for loss in losses), (last, 1), (end, sizes["trainable"])]
+        ),
     }
 
 
@@ -174,20 +213,34 @@ def _kept_sizes(experiment: Experiment, micro_batch: int) -> tuple[Size, Size]:
     The last block stands for those left out, or the last two where kinds of blocks alternate. Two blocks are enough,
     except under autocast: with parallel residuals, the second one saves other tensors than all later ones.
     """
-    from dsnb.prediction import partitioner  # takes a second to import, and only compiled models need it
+    from dsnb.prediction import (
+        partitioner,  # takes a second to import, and only compiled models need it
+    )
 
     values = experiment.model_dump()
     kinds = min(2, fake_model.period(model_builder.model_config(experiment)))
     settings = {name: values[name] for name in (*TRACED, "device")} | {"compile_unit": "model"}
-    settings |= {"activation_checkpointing": False, "checkpoint_every": 1, "checkpoint_offload": False}
-    if values["strategy"] == "fsdp" and values["mixed_precision"] == "native":  # it computes as DeepSpeed does
+    settings |= {
+        "activation_checkpointing": False,
+        "checkpoint_every": 1,
+        "checkpoint_offload": False,
+    }
+    if (
+        values["strategy"] == "fsdp" and values["mixed_precision"] == "native"
+    ):  # it computes as DeepSpeed does
         settings["strategy"] = "deepspeed"
     if compiles_blocks(values):  # the loss is outside of the blocks
         settings |= {"compile": "default", "compile_unit": "block", "loss": "whole"}
 
     def total(wanted: int) -> Size:
-        numbers = (number if number % MANY else number // MANY * micro_batch for at, number in saved if at == wanted)
-        return functools.reduce(Size.plus, (size(number, micro_batch) for number in numbers), Size())
+        numbers = (
+            number if number % MANY else number // MANY * micro_batch
+            for at, number in saved
+            if at == wanted
+        )
+        return functools.reduce(
+            Size.plus, (size(number, micro_batch) for number in numbers), Size()
+        )
 
     is_later_needed = Mode.of(experiment).autocast and not compiles_blocks(values)
     layers = 3 if is_later_needed else 1 + kinds
@@ -199,7 +252,9 @@ def _kept_sizes(experiment: Experiment, micro_batch: int) -> tuple[Size, Size]:
     return functools.reduce(Size.plus, of_blocks, outside).plus(block, -len(of_blocks)), block
 
 
-def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int) -> tuple[list[Size], Size]:
+def loss_sizes(
+    experiment: Experiment, vocab: int, width: int, micro_batch: int
+) -> tuple[list[Size], Size]:
     """Return what the loss and its backward pass can add to saved activations, and the output layer's gradient.
 
     `vocab` and `width` are the rows and columns of the output layer. The gradient of the logits overwrites them if the
@@ -212,27 +267,52 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int)
         of_weight, columns = model_builder.weights_dtype(experiment).itemsize, aligned(vocab)
         elements = trained * columns * width
         copied = columns * width if of_weight != of_number or columns > vocab else 0
-        in_chunk = 4 * elements + of_number * (columns * chunk_tokens(micro_batch * experiment.seq_len) + copied)
-        return [Size(in_chunk, 2 * of_number * experiment.seq_len * width)], Size(of_weight * elements)
-    gradient, logits = Size(trained * of_number * vocab * width), Size(0, of_number * experiment.seq_len * vocab)
-    padded = aligned(vocab) > vocab and experiment.precision != "fp32"  # by the compiler, for tensor cores
+        in_chunk = 4 * elements + of_number * (
+            columns * chunk_tokens(micro_batch * experiment.seq_len) + copied
+        )
+        return [Size(in_chunk, 2 * of_number * experiment.seq_len * width)], Size(
+            of_weight * elements
+        )
+    gradient, logits = (
+        Size(trained * of_number * vocab * width),
+        Size(0, of_number * experiment.seq_len * vocab),
+    )
+    padded = (
+        aligned(vocab) > vocab and experiment.precision != "fp32"
+    )  # by the compiler, for tensor cores
     if compiles_blocks(experiment.model_dump()):
         return [Size().plus(logits, 2 if padded else 1)], gradient
-    return [logits] if padded else [gradient, Size(0, of_number * experiment.seq_len * width)], gradient
+    return [logits] if padded else [
+        gradient,
+        Size(0, of_number * experiment.seq_len * width),
+    ], gradient
 
 
 @contextlib.contextmanager
 def flash_attention() -> Iterator[None]:
     """Use the flash kernel of GPUs for attention, whose output has the layout of its query, unlike a CPU's."""
 
-    def fused(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any) -> Any:
+    def fused(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        **options: Any,
+    ) -> Any:
         if attn_mask is not None or query.shape[-1] != value.shape[-1]:
             return usual(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
         scale, (query, key, value) = options.get("scale"), as_autocast(query, key, value)
-        if query.dtype is torch.float32 and query.shape[1] != key.shape[1]:  # no kernel of fp32 takes shared keys
+        if (
+            query.dtype is torch.float32 and query.shape[1] != key.shape[1]
+        ):  # no kernel of fp32 takes shared keys
             shared: dict[str, Any] = {"scale": scale, "enable_gqa": True}
-            return torch._scaled_dot_product_attention_math(query, key, value, None, dropout_p, True, **shared)[0]
-        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, True, scale=scale)[0]
+            return torch._scaled_dot_product_attention_math(
+                query, key, value, None, dropout_p, True, **shared
+            )[0]
+        return torch.ops.aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, True, scale=scale
+        )[0]
 
     def flex(query: Any, key: Any, value: Any, scale: float | None = None, **_: Any) -> Any:
         return fused(query, key, value, scale=scale)
@@ -243,7 +323,9 @@ def flash_attention() -> Iterator[None]:
         yield
 
 
-def _kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: Size) -> tuple[Size, Size]:
+def _kept_of_blocks(
+    experiment: Experiment, sizes: dict[str, Any], block: Size
+) -> tuple[Size, Size]:
     """Return the bytes that compiled blocks save, and those of a recomputed block.
 
     If consecutive blocks with LoRA are recomputed in one graph, the backward pass recomputes all of them at once and
@@ -269,7 +351,9 @@ def _sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
     model, fake = build(experiment, 1)
     parameters, block = list(model.parameters()), list(blocks(model.model)[0].parameters())
     elements, of_block, head = _elements(parameters), _elements(block), output_layer(model).weight
-    trained, of_block_trained = (_elements(p for p in some if p.requires_grad) for some in (parameters, block))
+    trained, of_block_trained = (
+        _elements(p for p in some if p.requires_grad) for some in (parameters, block)
+    )
     return {
         "parameters": elements + (layers - 1) * of_block,
         "trainable": trained + (layers - 1) * of_block_trained,
@@ -298,7 +382,9 @@ def _elements(parameters: Iterable[torch.Tensor]) -> int:
 def _block_input(experiment: Experiment, model: CausalLoss, fake: Any) -> Size:
     """Return the bytes of a block's input, which autocast may leave in fp32."""
     block_inputs: list[torch.Tensor] = []
-    blocks(model.model)[0].register_forward_pre_hook(lambda _, inputs: block_inputs.append(inputs[0]))
+    blocks(model.model)[0].register_forward_pre_hook(
+        lambda _, inputs: block_inputs.append(inputs[0])
+    )
     with fake, CudaOperators(), autocast(experiment):
         model(torch.zeros(1, experiment.seq_len, dtype=torch.long))
     return Size(0, block_inputs[0].nbytes)
@@ -313,7 +399,9 @@ def _moments(candidates: Iterable[tuple[Size, float]]) -> list[tuple[float, floa
     kept: list[tuple[float, float, float]] = []
     for held, done in sorted(candidates, key=lambda moment: (moment[1], *moment[0]), reverse=True):
         others = (other for other in kept if done or not other[2])
-        if not any(held.constant <= constant and held.per_sequence <= each for constant, each, _ in others):
+        if not any(
+            held.constant <= constant and held.per_sequence <= each for constant, each, _ in others
+        ):
             kept.append((*held, done))
     return kept[::-1]
 
@@ -329,7 +417,9 @@ def main() -> None:
     gc.enable()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries log to the standard output
-    while select.select([sys.stdin], [], [], float(sys.argv[1]))[0] and (line := sys.stdin.readline()):
+    while select.select([sys.stdin], [], [], float(sys.argv[1]))[0] and (
+        line := sys.stdin.readline()
+    ):
         kind, settings = json.loads(line)
         experiment = Experiment.recorded(settings)
         try:

@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 
+from dsnb.models import attention as train_attention
+from dsnb.models import model as model_builder
+from dsnb.models.model_parts import blocks, output_layer
+from dsnb.models.token_work import _window, expert_modules
 from dsnb.prediction import fake_model
 from dsnb.prediction.fake_model import MANY, CudaOperators, as_autocast, autocast, build
 from dsnb.settings.experiment import Experiment
-from dsnb.train import attention as train_attention
-from dsnb.train import model as model_builder
-from dsnb.train.model_parts import blocks, output_layer
-from dsnb.train.token_work import _window, expert_modules
 
 LENGTH = 64
 NAME = "dsnb_counted"
@@ -29,14 +29,23 @@ PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "grouped_mm
 SLICED_BYTES = 6.0
 """Bytes that a vectorized operator moves in the time of one number of an operator on slices, such as those of a tensor
 that holds the queries, keys and values of every head (profiles of three models in half precision; docs/LOG.md)."""
-NOTHING = ("aten::empty", "aten::new_empty", "aten::detach", "aten::alias", "aten::_unsafe_view", "prim::")
+NOTHING = (
+    "aten::empty",
+    "aten::new_empty",
+    "aten::detach",
+    "aten::alias",
+    "aten::_unsafe_view",
+    "prim::",
+)
 
 
 class _Attention(torch.autograd.Function):
     """Attention as one operator whose results have the layout of the flash kernel's."""
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:  # type: ignore[override]
         ctx.save_for_backward(query, key, value)
         batch, heads, length, _ = query.shape
         return query.new_empty(batch, length, heads, value.shape[-1])
@@ -52,7 +61,9 @@ class _Pass(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.backward = False
-        self.operators: list[tuple[bool, bool, list[int], list[int]]] = []  # product, backward, read, written
+        self.operators: list[
+            tuple[bool, bool, list[int], list[int]]
+        ] = []  # product, backward, read, written
         self.attended: list[tuple[float, int | None, int]] = []  # width, window, heads
         self.bytes: list[float] = []  # of each storage, per sequence
         self.moved = [0.0, 0.0]  # eager bytes per sequence, forward and backward
@@ -61,15 +72,21 @@ class _Pass(TorchDispatchMode):
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []  # keeps storages alive, so that no address is used twice
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: Any) -> Any:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: Any
+    ) -> Any:
         """Record attention to values, all of shape (batch, heads, length, head size)."""
         if query.shape[1] % key.shape[1]:
-            raise ValueError(f"{query.shape[1]} heads cannot share {key.shape[1]} of keys and values")
+            raise ValueError(
+                f"{query.shape[1]} heads cannot share {key.shape[1]} of keys and values"
+            )
         query, key, value = as_autocast(query, key, value)
         width = query.shape[1] * (query.shape[-1] + value.shape[-1]) / 2
         self.attended.append((width, window, query.shape[1]))
         result = _Attention.apply(query, key, value)  # type: ignore[no-untyped-call]
-        self.operators.append((True, False, [*map(self._number, (query, key, value))], [self._number(result)]))
+        self.operators.append(
+            (True, False, [*map(self._number, (query, key, value))], [self._number(result)])
+        )
         return result
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -82,17 +99,22 @@ class _Pass(TorchDispatchMode):
         inputs = {self._number(tensor) for tensor in read}
         if is_view or not written or name.startswith(NOTHING):
             return out
-        is_product = any(product in name for product in PRODUCTS[4:]) or name.split(".")[0] in PRODUCTS
+        is_product = (
+            any(product in name for product in PRODUCTS[4:]) or name.split(".")[0] in PRODUCTS
+        )
         if is_product and not self.backward:
             self._product(read, written[0], "grouped" in name)
         if not is_product:
             is_sliced = name.startswith("aten::cat") or any(map(_has_gaps, (*read, *written)))
             self.moved[self.backward] += sum(
-                self._size(tensor) * (max(1.0, SLICED_BYTES / tensor.itemsize) if is_sliced else 1.0)
+                self._size(tensor)
+                * (max(1.0, SLICED_BYTES / tensor.itemsize) if is_sliced else 1.0)
                 for tensor in (*read, *written)
             )
         self.kernels[self.backward] += 1
-        self.operators.append((is_product, self.backward, [*inputs], [self._number(tensor) for tensor in written]))
+        self.operators.append(
+            (is_product, self.backward, [*inputs], [self._number(tensor) for tensor in written])
+        )
         return out
 
     def _product(self, read: list[torch.Tensor], result: torch.Tensor, is_grouped: bool) -> None:
@@ -123,12 +145,18 @@ class _Pass(TorchDispatchMode):
     def fused(self) -> list[float]:
         """Return the bytes per sequence, then the kernels, of a compiled forward and backward pass."""
         depth: dict[int, int] = defaultdict(int)  # storage -> products before it
-        made: dict[int, tuple[bool, bool, list[int], int]] = {}  # storage -> product, backward, read, depth
+        made: dict[
+            int, tuple[bool, bool, list[int], int]
+        ] = {}  # storage -> product, backward, read, depth
         kept: set[int] = set()  # storages in memory
         for is_product, backward, read, written in self.operators:
             here = max((depth[number] for number in read), default=0) + is_product
             for number in read:
-                if number in made and backward == made[number][1] and (is_product or made[number][3] != here):
+                if (
+                    number in made
+                    and backward == made[number][1]
+                    and (is_product or made[number][3] != here)
+                ):
                     kept.add(number)
             for number in written:
                 made.setdefault(number, (is_product, backward, read, here))
@@ -149,7 +177,9 @@ class _Pass(TorchDispatchMode):
             if is_product:
                 kernels[backward] += 1
                 continue
-            is_sum = not any(self.bytes[number] for number in written)  # over tokens: a separate kernel
+            is_sum = not any(
+                self.bytes[number] for number in written
+            )  # over tokens: a separate kernel
             if is_sum and not any(self.bytes[number] for number in read):
                 continue
             inputs, outputs = groups[backward, place if is_sum else -1, made[written[0]][3]]
@@ -163,7 +193,9 @@ class _Pass(TorchDispatchMode):
 
 def _has_gaps(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is a slice of a larger one, so that its numbers are not next to each other."""
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    extent = 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return tensor.numel() < extent
 
 
@@ -172,7 +204,9 @@ def _follow(experiment: Experiment, layers: int) -> _Pass:
     model, fake = build(experiment, layers)
     passing = _Pass()
 
-    def attend(module: Any, query: Any, key: Any, value: Any, *_: Any, **options: Any) -> tuple[Any, None]:
+    def attend(
+        module: Any, query: Any, key: Any, value: Any, *_: Any, **options: Any
+    ) -> tuple[Any, None]:
         window = options.get("sliding_window") or _window(module, model.model.config)
         return passing.attend(query, key, value, window), None
 
@@ -207,13 +241,23 @@ def count(experiment: Experiment) -> dict[str, Any]:
     of_blocks = list(blocks(model))
     head, parameters = output_layer(model), list(model.parameters())
     in_blocks = [weight for block in of_blocks for weight in block.parameters()]
-    linear = [module for block in of_blocks for module in block.modules() if isinstance(module, torch.nn.Linear)]
+    linear = [
+        module
+        for block in of_blocks
+        for module in block.modules()
+        if isinstance(module, torch.nn.Linear)
+    ]
     if len({sum(weight.numel() for weight in block.parameters()) for block in of_blocks}) != 1:
         raise ValueError("its blocks differ in size")
-    fewer, more = min(every, layers - 1), min(2 * every, layers)  # their difference is what blocks do
+    fewer, more = (
+        min(every, layers - 1),
+        min(2 * every, layers),
+    )  # their difference is what blocks do
     passes = [_follow(experiment, number) for number in (fewer, more)]
     rows = [[*run.moved, *run.kernels, *run.products.values(), *run.fused()] for run in passes]
-    of_block = [(of_more - of_fewer) / (more - fewer) for of_fewer, of_more in zip(*rows, strict=True)]
+    of_block = [
+        (of_more - of_fewer) / (more - fewer) for of_fewer, of_more in zip(*rows, strict=True)
+    ]
     attended = passes[-1].attended
     per_block = len(attended) // more
     if not per_block or per_block * more != len(attended):
@@ -231,14 +275,20 @@ def count(experiment: Experiment) -> dict[str, Any]:
         "linear": len(linear) / layers,
         "adapted": sum(module.in_features + module.out_features for module in linear) / layers,
         **dict(zip(passes[-1].products, of_block[4:8], strict=True)),
-        "experts": sum(weight.numel() for module in experts for weight in module.parameters()) / layers,
+        "experts": sum(weight.numel() for module in experts for weight in module.parameters())
+        / layers,
         "attention": [attended[place % len(attended)] for place in range(layers * per_block)],
         "capped": bool(getattr(config, "attn_logit_softcapping", None)),
         "logits_capped": bool(getattr(config, "final_logit_softcapping", None)),
         "maskless": config.model_type in train_attention.MASKLESS,
         # bytes of a token and kernels, forward and backward, eager and compiled
         "traffic": {
-            kind: [of_block[first] / LENGTH, of_block[first + 1] / LENGTH, of_block[first + 2], of_block[first + 3]]
+            kind: [
+                of_block[first] / LENGTH,
+                of_block[first + 1] / LENGTH,
+                of_block[first + 2],
+                of_block[first + 3],
+            ]
             for kind, first in (("eager", 0), ("compiled", 8))
         },
     }

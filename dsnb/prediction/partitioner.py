@@ -17,11 +17,11 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils.stateless import _reparametrize_module
 
+from dsnb.models.model_parts import blocks, output_layer
 from dsnb.prediction import fake_model
 from dsnb.prediction.fake_model import MANY, CudaOperators, autocast, build
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import compiles_blocks
-from dsnb.train.model_parts import blocks, output_layer
 
 
 @functools.lru_cache
@@ -29,7 +29,9 @@ def saved(settings: str, layers: int) -> list[tuple[int, int]]:
     """Return what a model of `layers` blocks saves: the number of the block (-1 outside of blocks) and the bytes."""
     experiment = Experiment.recorded(json.loads(settings))
     model, fake = build(experiment, layers)
-    weights = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
+    weights = {
+        tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]
+    }
     kept: dict[int, tuple[int, int, torch.Tensor]] = {}
 
     def keep(places: Iterable[int], results: Sequence[Any]) -> None:
@@ -38,8 +40,12 @@ def saved(settings: str, layers: int) -> list[tuple[int, int]]:
                 storage = tensor.untyped_storage()
                 kept.setdefault(storage._cdata, (place, storage.nbytes(), tensor))
 
-    def alone(module: torch.nn.Module, function: Callable[..., Any], place: int = -1) -> Callable[..., Any]:
-        return _partitioned(module, function, lambda _, results: keep(itertools.repeat(place), results))
+    def alone(
+        module: torch.nn.Module, function: Callable[..., Any], place: int = -1
+    ) -> Callable[..., Any]:
+        return _partitioned(
+            module, function, lambda _, results: keep(itertools.repeat(place), results)
+        )
 
     if compiles_blocks(experiment.model_dump()):
         for place, module in enumerate(blocks(model)):
@@ -50,13 +56,18 @@ def saved(settings: str, layers: int) -> list[tuple[int, int]]:
     else:
         places, name = _Places(blocks(model)), "_hidden" if model.chunked else "_compute"
         whole = _partitioned(
-            model, getattr(model, name), lambda graph, results: keep(places.of(graph), results), places
+            model,
+            getattr(model, name),
+            lambda graph, results: keep(places.of(graph), results),
+            places,
         )
         setattr(model, name, whole)
     with fake, V.set_fake_mode(fake):
         ids = torch.zeros(MANY, experiment.seq_len, dtype=torch.long)
         with CudaOperators(), autocast(experiment):
-            result = model._hidden(ids) if model.chunked else model(ids)  # chunks do not grow with the micro-batch
+            result = (
+                model._hidden(ids) if model.chunked else model(ids)
+            )  # chunks do not grow with the micro-batch
     del result
     return [(place, number_of_bytes) for place, number_of_bytes, _ in kept.values()]
 

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dsnb.errors import SettingsError
-from dsnb.formulas import metrics, planning
+from dsnb.base.errors import SettingsError
+from dsnb.base.formulas import metrics, planning
 from dsnb.prediction import calibration, gpus, host_memory, probed
-from dsnb.prediction.calibration import DEFAULT_COVERAGE, TIME_ERRORS, Coverage, Errors, Measured, measured
+from dsnb.prediction.calibration import (
+    DEFAULT_COVERAGE,
+    TIME_ERRORS,
+    Coverage,
+    Errors,
+    Measured,
+    measured,
+)
 from dsnb.prediction.calibration import calibrate as fit
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import GIB, peak_memory, room_gib
@@ -39,7 +46,9 @@ class On:
     link: Link
     constants: Constants = DEFAULT
     covered: Coverage = DEFAULT_COVERAGE
-    errors: Errors | None = None  # by default those on runs that the default constants have not seen
+    errors: Errors | None = (
+        None  # by default those on runs that the default constants have not seen
+    )
     probe: str = ""  # the probe of a machine that the constants were adjusted by
     host_gib: float = math.nan  # memory of each host; NaN where it is unknown
 
@@ -48,7 +57,9 @@ class On:
         fitted = fit(runs)
         constants = fitted.on_host(statistics.median(run.launch_ratio for run in runs))
         errors = calibration.by_kind(runs, calibration.left_out(runs), fitted)
-        return replace(self, constants=constants, probe="", covered=Coverage.of(runs, self.link), errors=errors)
+        return replace(
+            self, constants=constants, probe="", covered=Coverage.of(runs, self.link), errors=errors
+        )
 
     def probed(self) -> "On":
         """Return the same with constants adjusted by the stored probe of the GPU, if there is one, and its name."""
@@ -59,7 +70,9 @@ class On:
         if not record or not by:
             return self
         rate = (
-            f", which launches {1 / by['host_launch_us']:.2g} times as fast as usual" if "host_launch_us" in by else ""
+            f", which launches {1 / by['host_launch_us']:.2g} times as fast as usual"
+            if "host_launch_us" in by
+            else ""
         )
         words = f"probe of {record.get('host')}{rate}, {str(record.get('date_utc'))[:10]}"
         return replace(self, constants=probed.adjusted(self.constants, by), probe=words)
@@ -131,7 +144,9 @@ def predict(
     on = on_gpu(gpu, link, calibrate, probe, host_memory)
     for experiment in experiments:  # before the model of any is counted
         check(experiment, on.link)
-    settings = [setting(experiment, on.gpu, on.link) for experiment in experiments]  # refuses before anything is traced
+    settings = [
+        setting(experiment, on.gpu, on.link) for experiment in experiments
+    ]  # refuses before anything is traced
     return tabulated(experiments, settings, traces(experiments), on, tokens=tokens, price=price)
 
 
@@ -173,10 +188,17 @@ def tabulated(
     names, seconds = list(vars(times)), np.array([*vars(times).values()]).T.tolist()
     rows = []
     for experiment, trace, parts, total, waits in zip(
-        experiments, model_traces, seconds, np.asarray(times.step_time_s).tolist(), by_cpu.tolist(), strict=True
+        experiments,
+        model_traces,
+        seconds,
+        np.asarray(times.step_time_s).tolist(),
+        by_cpu.tolist(),
+        strict=True,
     ):
         if on.gpu.name in on.covered.names[calibration.GPU]:
-            kind, error = calibration.expected_error(calibration.kinds(experiment, waits), on.errors or TIME_ERRORS)
+            kind, error = calibration.expected_error(
+                calibration.kinds(experiment, waits), on.errors or TIME_ERRORS
+            )
         else:
             kinds = calibration.kinds_elsewhere(experiment, on.gpu.name, on.link.nodes(experiment))
             kind, error = calibration.expected_error(kinds, calibration.ELSEWHERE)
@@ -196,7 +218,9 @@ def tabulated(
             **dict(zip(names, parts, strict=True)),
         }
         if trace:
-            achieved = metrics.tflops(_flops_per_token(experiment, trace), tokens_per_s / experiment.gpus)
+            achieved = metrics.tflops(
+                _flops_per_token(experiment, trace), tokens_per_s / experiment.gpus
+            )
             row["mfu"] = metrics.mfu(achieved, on.gpu.peak_flops(experiment.precision) / 1e12)
         is_fine_tuning = planning.is_fine_tuning(vars(experiment))
         usual = planning.usual_tokens(trace.parameters, is_fine_tuning) if trace else math.nan
@@ -222,7 +246,8 @@ def _flops_per_token(experiment: Experiment, trace: MemoryTrace) -> float:
     model = shape(experiment.model)
     active = trace.parameters - model.layers * (model.experts - model.grouped)
     of_blocks = (
-        metrics.attention_flops_per_token(1, wide, experiment.seq_len, most) for wide, most, _ in model.attention
+        metrics.attention_flops_per_token(1, wide, experiment.seq_len, most)
+        for wide, most, _ in model.attention
     )
     return metrics.flops_per_token(active, min(active, trace.trainable), sum(of_blocks))
 
@@ -236,7 +261,9 @@ def _host_columns(experiment: Experiment, on: On) -> dict[str, Any]:
     }
 
 
-def _memory_columns(experiment: Experiment, trace: MemoryTrace, on: On, host_need_gib: float) -> dict[str, Any]:
+def _memory_columns(
+    experiment: Experiment, trace: MemoryTrace, on: On, host_need_gib: float
+) -> dict[str, Any]:
     moment = peak_memory(experiment, trace)
     kind, error = calibration.peak_error(experiment)
     left, peak = room_gib(experiment, on.gpu.memory_gib), moment.peak_allocated_gib

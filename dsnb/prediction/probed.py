@@ -8,15 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsnb.errors import SettingsError
-from dsnb.files import cache, records
+from dsnb.base.errors import SettingsError
+from dsnb.base.files import cache, records
 from dsnb.prediction import gpus
 from dsnb.prediction.gpus import GpuSpec
 from dsnb.prediction.step_time import Constants
 
-REFERENCE: dict[str, Any] = json.loads(Path(__file__).with_name("probe_reference.json").read_text(encoding="utf-8"))
+REFERENCE: dict[str, Any] = json.loads(
+    Path(__file__).with_name("probe_reference.json").read_text(encoding="utf-8")
+)
 """Probe of a host for which the constants hold, as `dsnb probe --output` writes it; `about` describes it."""
-HOST = {"launch_us": "host_launch_us", "parameter_us": "host_parameter_us", "gather_us": "host_gather_us"}
+HOST = {
+    "launch_us": "host_launch_us",
+    "parameter_us": "host_parameter_us",
+    "gather_us": "host_gather_us",
+}
 """Figure -> constant of the host, in microseconds."""
 RATES = {
     "matmul_tflops": "matmul_efficiency",
@@ -36,7 +42,9 @@ WORST, BEST = 0.05, 20.0
 
 def save(record: dict[str, Any]) -> Path | None:
     """Keep a probe in the user's cache, one for each host and GPU; None if there is no cache."""
-    name = re.sub(r"[^a-z0-9]+", "-", f"{record['host']} {record['gpu_name'] or 'cpu'}".lower()).strip("-")
+    name = re.sub(
+        r"[^a-z0-9]+", "-", f"{record['host']} {record['gpu_name'] or 'cpu'}".lower()
+    ).strip("-")
     if (home := cache.home()) is None:
         return None
     file = home / "probes" / f"{name}.json"
@@ -50,9 +58,16 @@ def stored(gpu: str) -> dict[str, Any] | None:
     for file in sorted((home / "probes").glob("*.json")) if home else ():
         record = records.read_json(file) or {}
         with contextlib.suppress(SettingsError):
-            if isinstance(record.get("figures"), dict) and gpus.find(str(record.get("gpu_name"))).name == gpu:
+            if (
+                isinstance(record.get("figures"), dict)
+                and gpus.find(str(record.get("gpu_name"))).name == gpu
+            ):
                 of_gpu.append(record)
-    return max(of_gpu, key=lambda record: (record.get("host") == host, str(record.get("date_utc"))), default=None)
+    return max(
+        of_gpu,
+        key=lambda record: (record.get("host") == host, str(record.get("date_utc"))),
+        default=None,
+    )
 
 
 def ratios(record: dict[str, Any], reference: dict[str, Any]) -> dict[str, float]:
@@ -64,7 +79,9 @@ def ratios(record: dict[str, Any], reference: dict[str, Any]) -> dict[str, float
             continue
         ratio = probed / usual
         if name in RATES:
-            ratio *= _nominal(gpus.find(reference["gpu_name"]), name) / _nominal(gpus.find(record["gpu_name"]), name)
+            ratio *= _nominal(gpus.find(reference["gpu_name"]), name) / _nominal(
+                gpus.find(record["gpu_name"]), name
+            )
         if WORST < ratio < BEST:
             factors[constant] = ratio
     return factors

@@ -31,8 +31,12 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    allocator: {name: Rule(row[0], row[1], PredictionError(*row[2:])) for name, row in rules.items()}
-    for allocator, rules in json.loads(Path(__file__).with_name("reserved.json").read_text(encoding="utf-8")).items()
+    allocator: {
+        name: Rule(row[0], row[1], PredictionError(*row[2:])) for name, row in rules.items()
+    }
+    for allocator, rules in json.loads(
+        Path(__file__).with_name("reserved.json").read_text(encoding="utf-8")
+    ).items()
 }
 """Rules by allocator and kind, fitted to runs on H200 and H100 by `python -m benchmarks.reserved_memory`; each error is
 that on models which were left out of the fit."""

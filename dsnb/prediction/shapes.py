@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from dsnb.errors import SettingsError
-from dsnb.formulas.memory import HALF, lora_parameters
-from dsnb.formulas.model_shapes import PRESETS, SPLIT, Shape, facts, local_config, local_fields
+from dsnb.base.errors import SettingsError
+from dsnb.base.formulas.memory import HALF, lora_parameters
+from dsnb.base.formulas.model_shapes import PRESETS, SPLIT, Shape, facts, local_config, local_fields
 from dsnb.prediction import traces
 from dsnb.settings.experiment import Experiment
 
@@ -50,7 +50,9 @@ class Mode(NamedTuple):
     def of(cls, experiment: Experiment) -> "Mode":
         """Return the mode of an experiment."""
         half = experiment.precision in HALF
-        casts = half and (experiment.mixed_precision == "autocast" or experiment.strategy in {"ddp", "plain"})
+        casts = half and (
+            experiment.mixed_precision == "autocast" or experiment.strategy in {"ddp", "plain"}
+        )
         has_adapters = experiment.lora_rank > 0
         autocast = casts and not has_adapters
         kind = "compiled" if experiment.compile != "off" else "eager"
@@ -58,7 +60,9 @@ class Mode(NamedTuple):
             kind = "megatron"
         width = 2 if half else 4
         fused_attention = experiment.attention != "eager"
-        return cls(width, 4 if autocast else width, autocast, casts and has_adapters, kind, fused_attention)
+        return cls(
+            width, 4 if autocast else width, autocast, casts and has_adapters, kind, fused_attention
+        )
 
 
 class Pass(NamedTuple):
@@ -85,10 +89,14 @@ class Counts:
     numbers: float  # inputs and outputs of a block's linear layers per token
     divided: float  # the part of them that tensor parallelism divides
     linear: float  # linear layers of a block
-    adapted: float  # inputs and outputs of these layers, each weight once: LoRA's parameters at rank 1
+    adapted: (
+        float  # inputs and outputs of these layers, each weight once: LoRA's parameters at rank 1
+    )
     tensors: float  # parameter tensors of a block, and outside blocks
     root_tensors: float
-    attention: Sequence[tuple[float, int | None, int]]  # of each block: heads x head size, window, heads
+    attention: Sequence[
+        tuple[float, int | None, int]
+    ]  # of each block: heads x head size, window, heads
     grouped: float = 0.0  # the experts' part of `weights`, and all weights of experts
     experts: float = 0.0
     capped: bool = False  # whether attention scores, and logits, have a soft cap
@@ -110,12 +118,18 @@ class Counts:
             return _counted_by_hand(self.family, self.hidden, mode, dropout, split)
         kind = "eager" if mode.kind == "eager" else "compiled"
         full = self.traffic["full"][kind]
-        traced = self.traffic["autocast" if mode.autocast else "full" if mode.width == 4 else "half"][kind]
+        traced = self.traffic[
+            "autocast" if mode.autocast else "full" if mode.width == 4 else "half"
+        ][kind]
 
         def pass_of(place: int) -> Pass:
             kernels = traced[place + 2]
             casts = kernels - min(kernels, full[place + 2]) if mode.autocast else 0.0
-            return Pass(TRACED[kind][place] * traced[place], TRACED[kind][place + 2] * (kernels - casts), casts)
+            return Pass(
+                TRACED[kind][place] * traced[place],
+                TRACED[kind][place + 2] * (kernels - casts),
+                casts,
+            )
 
         return pass_of(0), pass_of(1)
 
@@ -127,7 +141,9 @@ def shape(model: str) -> Counts:
     if preset and not preset.published:
         return _of_shape(preset)
     if not preset and path is None:
-        raise SettingsError(f"model is {model!r}: a prediction needs a preset or a configuration file on this machine")
+        raise SettingsError(
+            f"model is {model!r}: a prediction needs a preset or a configuration file on this machine"
+        )
     if not preset and (by_hand := _shape_of_file(model)):
         return _of_shape(by_hand)
     try:
@@ -142,7 +158,10 @@ def shape(model: str) -> Counts:
 def _shape_of_file(model: str) -> Shape | None:
     """Return the shape of a local GPT-2, OPT or BLOOM; None if its MLP is not 4 x hidden, or its head not tied."""
     config = local_fields(model) or {}
-    family, hidden = str(config.get("model_type")), config.get("n_embd") or config.get("hidden_size")
+    family, hidden = (
+        str(config.get("model_type")),
+        config.get("n_embd") or config.get("hidden_size"),
+    )
     inner = config.get("ffn_dim", 3072) if family == "opt" else config.get("n_inner")
     is_usual = inner is None or not isinstance(hidden, int) or inner == 4 * hidden
     if family not in SPLIT or not is_usual or config.get("tie_word_embeddings") is False:
@@ -151,7 +170,9 @@ def _shape_of_file(model: str) -> Shape | None:
     needed = ["layers", "hidden", "heads", "vocab", *(["positions"] if family != "bloom" else [])]
     if unknown := [name for name in needed if not isinstance(sizes.get(name), int)]:
         path, missing = local_config(model), ", ".join(unknown)
-        raise SettingsError(f"cannot read the shape of a {family} model from {path}: it has no {missing}")
+        raise SettingsError(
+            f"cannot read the shape of a {family} model from {path}: it has no {missing}"
+        )
     embedding = config.get("word_embed_proj_dim") or hidden
     numbers = {"positions": None, **{name: sizes[name] for name in needed}}
     return Shape(family, **numbers, embedding=None if embedding == hidden else embedding)
@@ -184,7 +205,9 @@ def _of_shape(model: Shape) -> Counts:
     )
 
 
-def _counted_by_hand(family: str, hidden: int, mode: Mode, dropout: bool, split: int) -> tuple[Pass, Pass]:
+def _counted_by_hand(
+    family: str, hidden: int, mode: Mode, dropout: bool, split: int
+) -> tuple[Pass, Pass]:
     """Return the passes of a block of a GPT-2, OPT or BLOOM.
 
     `residual` has the width of the residual stream: layer norms, sums, dropout. `inner` is divided by tensor
@@ -200,7 +223,9 @@ def _counted_by_hand(family: str, hidden: int, mode: Mode, dropout: bool, split:
     drops = 6 if dropout and not fused else 0
     heads, biases = ((2, 4), 4) if fused else ((4, 8), 9)
     # Autocast computes GPT-2's power in fp32.
-    width = (4 if mode.autocast and mode.kind == "eager" and family == "gpt2" else mode.width) / split
+    width = (
+        4 if mode.autocast and mode.kind == "eager" and family == "gpt2" else mode.width
+    ) / split
 
     def pass_of(place: int, inner: float) -> Pass:
         numbers = (residual[place] + drops) * mode.stream_width + inner * width + casts * 6

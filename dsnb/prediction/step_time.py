@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dsnb.errors import SettingsError
+from dsnb.base.errors import SettingsError
 from dsnb.prediction import gpus
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.shapes import Mode, shape
@@ -60,20 +60,28 @@ class Constants:
     memory_efficiency: float
     kernel_us: float  # of a kernel on the GPU, beyond its bytes and FLOPs
     host_launch_us: float  # of the host, to launch an operation from Python or autograd
-    host_parameter_us: float  # of the host, to ask the GPU about one parameter tensor in ZeRO 0's optimizer step
+    host_parameter_us: (
+        float  # of the host, to ask the GPU about one parameter tensor in ZeRO 0's optimizer step
+    )
     host_gather_us: float  # of the host, to fetch and free a parameter or block at ZeRO 3
     link_efficiency: float  # inside a node
     network_efficiency: float  # between nodes
     host_link_efficiency: float  # to host memory
     overlap: float  # share of communication beside computation that is hidden
-    cpu_parameter_ns: float  # of a host, to update a parameter whose optimizer state is in its memory
+    cpu_parameter_ns: (
+        float  # of a host, to update a parameter whose optimizer state is in its memory
+    )
 
     def on_host(self, launch_ratio: float) -> "Constants":
         """Return the constants of a host whose launches take `launch_ratio` times as long, as does all its Python."""
-        return replace(self, **{name: launch_ratio * getattr(self, name) for name in HOST_CONSTANTS})
+        return replace(
+            self, **{name: launch_ratio * getattr(self, name) for name in HOST_CONSTANTS}
+        )
 
 
-DEFAULT = Constants(**json.loads(Path(__file__).with_name("constants.json").read_text(encoding="utf-8")))
+DEFAULT = Constants(
+    **json.loads(Path(__file__).with_name("constants.json").read_text(encoding="utf-8"))
+)
 """Fitted on one to four H200 with a 16-core host, torch 2.11 and DeepSpeed 0.19.8, on the settings that
 `python -m benchmarks.prediction_errors` names, but those of 2026-11-24 and later, which are held out;
 `python -m benchmarks.prediction_errors fit` fits them again, from the `PRIOR` there. Those of the host are then scaled
@@ -120,7 +128,9 @@ class Setting:
     matmul_bytes: float  # the operands of matrix products, read and written
     unaligned_flops: float  # products whose width is no multiple of 8 in half precision and that no compiler pads
     attention_flops: float  # fused attention
-    elementwise_bytes: float  # the rest of both passes: norms, sums, activations, scores, casts, the loss
+    elementwise_bytes: (
+        float  # the rest of both passes: norms, sums, activations, scores, casts, the loss
+    )
     optimizer_bytes: float  # the optimizer's step on the GPU
     kernels: float  # kernels on the GPU in both passes
     host_launches: float  # operations that Python and autograd start one by one in both passes
@@ -146,7 +156,9 @@ class Setting:
     data_messages: float = 0.0  # collectives, and sends of a pipeline
     tensor_messages: float = 0.0
     pipeline_messages: float = 0.0
-    reduction_overlaps: float = 0.0  # 1 where reductions run beside the forward and backward passes, else 0
+    reduction_overlaps: float = (
+        0.0  # 1 where reductions run beside the forward and backward passes, else 0
+    )
     gather_overlaps: float = 0.0
 
 
@@ -167,7 +179,9 @@ def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
 def check(experiment: Experiment, link: Link) -> None:
     """Raise SettingsError if an experiment cannot be predicted, as far as that is known without counting its model."""
     if experiment.matmul == "fp8":
-        raise SettingsError("matmul is 'fp8': neither its time nor its memory can be predicted; measure it")
+        raise SettingsError(
+            "matmul is 'fp8': neither its time nor its memory can be predicted; measure it"
+        )
     link.check(experiment.gpus, link.nodes(experiment))
 
 
@@ -179,11 +193,19 @@ def traffic(experiment: Experiment) -> dict[str, float]:
     """
     sent = _data_traffic(experiment) | _offload_traffic(experiment)
     model, ranks = shape(experiment.model), experiment.tensor_parallel
-    hidden_states = int(experiment.micro_batch_size) * experiment.seq_len * model.hidden * Mode.of(experiment).width
+    hidden_states = (
+        int(experiment.micro_batch_size)
+        * experiment.seq_len
+        * model.hidden
+        * Mode.of(experiment).width
+    )
     if ranks > 1:
         each = model.linear + 2 * recomputed_share(experiment)
         times = experiment.grad_accum * each * model.layers / experiment.pipeline_parallel
-        sent |= {"tensor_all_reduce": times * hidden_states * 2 * (ranks - 1) / ranks, "tensor_messages": times}
+        sent |= {
+            "tensor_all_reduce": times * hidden_states * 2 * (ranks - 1) / ranks,
+            "tensor_messages": times,
+        }
     if experiment.pipeline_parallel > 1:
         count = 2 * experiment.grad_accum
         sent |= {"point_to_point": count * hidden_states, "pipeline_messages": count}
@@ -221,7 +243,10 @@ def _data_traffic(experiment: Experiment) -> dict[str, float]:
         return {}
     model, once = shape(experiment.model), (ranks - 1) / ranks
     model_parallel = experiment.tensor_parallel * experiment.pipeline_parallel
-    trained, everything = trained_parameters(experiment) / model_parallel, model.parameters / model_parallel
+    trained, everything = (
+        trained_parameters(experiment) / model_parallel,
+        model.parameters / model_parallel,
+    )
     weight, gradient = _widths(experiment)
     if experiment.strategy == "fsdp":
         reductions = 1 if experiment.reduce_gradients == "step" else count
@@ -275,13 +300,18 @@ def _widths(experiment: Experiment) -> tuple[float, float]:
     mode = Mode.of(experiment)
     if experiment.strategy == "ddp":
         factors = {"bf16": 2.0, "powersgd": 4 * POWERSGD_SHARE * experiment.powersgd_rank}
-        sent = factors.get(experiment.gradient_compression or "none", float(mode.width if experiment.lora_rank else 4))
+        sent = factors.get(
+            experiment.gradient_compression or "none",
+            float(mode.width if experiment.lora_rank else 4),
+        )
         if experiment.gradient_compression == "powersgd":
             sent /= shape(experiment.model).hidden
         return 4.0, sent
     if experiment.strategy == "fsdp":
         return float(2 if experiment.precision == "bf16" and not mode.autocast else 4), 4.0
-    half_linear = mode.autocast and experiment.zero_stage > 0 and shape(experiment.model).family != "gpt2"
+    half_linear = (
+        mode.autocast and experiment.zero_stage > 0 and shape(experiment.model).family != "gpt2"
+    )
     return float(mode.stream_width), 2.0 if half_linear else float(mode.stream_width)
 
 
@@ -304,9 +334,15 @@ def _offload_traffic(experiment: Experiment) -> dict[str, float]:
         accumulated = 4.0 if accumulates_in_fp32(vars(experiment)) else gradient
         moved = (2 * count - 1) * accumulated
     else:
-        moved = 4.0 + ((2 * count - 1) * gradient if experiment.zero_stage == 2 and count > 1 else 0.0)
+        moved = 4.0 + (
+            (2 * count - 1) * gradient if experiment.zero_stage == 2 and count > 1 else 0.0
+        )
     moved += 2 * count * weight if offloaded == "all" else weight
-    casts = HOST_CASTS if offloaded == "optimizer" and experiment.zero_stage == 3 and weight < 4 else 0.0
+    casts = (
+        HOST_CASTS
+        if offloaded == "optimizer" and experiment.zero_stage == 3 and weight < 4
+        else 0.0
+    )
     of_host = trained_parameters(experiment) / Link().nodes(experiment)
     return {"to_host": moved * shard, "cpu_parameters": (1 + casts) * of_host}
 
@@ -334,20 +370,39 @@ def stack(settings: Sequence[Setting]) -> Setting:
 def parts(counts: Setting, constants: Constants) -> StepTime:
     """Return the parts of a step, numbers or arrays like the counts."""
     c, memory = constants, counts.memory_bytes_per_s * constants.memory_efficiency
-    matmul = counts.matmul_flops / (counts.peak_flops * c.matmul_efficiency) + counts.matmul_bytes / memory
+    matmul = (
+        counts.matmul_flops / (counts.peak_flops * c.matmul_efficiency)
+        + counts.matmul_bytes / memory
+    )
     matmul = matmul + counts.unaligned_flops / (counts.peak_flops * c.unaligned_efficiency)
     attention = counts.attention_flops / (counts.attention_flops_per_s * c.attention_efficiency)
     elementwise = counts.elementwise_bytes / memory + counts.kernels * c.kernel_us * 1e-6
     # Nothing hides tensor and pipeline parallelism.
-    tensor = _seconds(counts.tensor_all_reduce, counts.tensor_messages, counts.tensor_inside, counts.tensor_network, c)
-    p2p = _seconds(counts.point_to_point, counts.pipeline_messages, counts.pipeline_inside, counts.pipeline_network, c)
+    tensor = _seconds(
+        counts.tensor_all_reduce,
+        counts.tensor_messages,
+        counts.tensor_inside,
+        counts.tensor_network,
+        c,
+    )
+    p2p = _seconds(
+        counts.point_to_point,
+        counts.pipeline_messages,
+        counts.pipeline_inside,
+        counts.pipeline_network,
+        c,
+    )
     passes = matmul + attention + elementwise + tensor + p2p
     bubble = counts.pipeline_fill * passes
     data, beside = _data_parallel(counts, c, passes)
     optimizer = counts.optimizer_bytes / memory
-    launches = (counts.host_launches * c.host_launch_us + counts.host_gathers * c.host_gather_us) * 1e-6
+    launches = (
+        counts.host_launches * c.host_launch_us + counts.host_gathers * c.host_gather_us
+    ) * 1e-6
     waits = _waits(launches, passes + beside) * (1 + counts.pipeline_fill)
-    offload = (counts.to_host + counts.offloaded_activation_bytes) / (counts.host_link * c.host_link_efficiency)
+    offload = (counts.to_host + counts.offloaded_activation_bytes) / (
+        counts.host_link * c.host_link_efficiency
+    )
     return StepTime(
         matmul_s=matmul,
         attention_s=attention,
@@ -387,7 +442,10 @@ def _data_parallel(counts: Setting, c: Constants, passes: Any) -> tuple[dict[str
     reducing, gathering = each * (sent - counts.all_gather), each * counts.all_gather
     beside = counts.reduction_overlaps * reducing + counts.gather_overlaps * gathering
     hidden = np.minimum(c.overlap * beside, passes) / np.maximum(beside, 1e-30)
-    reduction, gather = each * (1 - counts.reduction_overlaps * hidden), each * (1 - counts.gather_overlaps * hidden)
+    reduction, gather = (
+        each * (1 - counts.reduction_overlaps * hidden),
+        each * (1 - counts.gather_overlaps * hidden),
+    )
     exposed = {
         "all_reduce_s": counts.all_reduce * reduction,
         "reduce_scatter_s": counts.reduce_scatter * reduction,

@@ -19,14 +19,14 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dsnb.errors import SettingsError
-from dsnb.files import cache, records
-from dsnb.formulas import model_shapes
-from dsnb.formulas.memory import HALF
-from dsnb.run_folder import paths
+from dsnb.base.errors import SettingsError
+from dsnb.base.files import cache, records
+from dsnb.base.formulas import model_shapes
+from dsnb.base.formulas.memory import HALF
+from dsnb.base.system import interpreter
 from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings.records import paths
 from dsnb.settings.training import CHUNK_TOKENS, compiles_blocks
-from dsnb.system import interpreter
 
 LOG = logging.getLogger(__name__)
 WORKERS = 2
@@ -39,7 +39,13 @@ TRACED = (
 """Settings that a trace depends on: none of the engine's, and not the micro-batch."""
 TRACERS = ("fake_model", "memory_trace", "model_counts", "partitioner")
 """The modules of this package that trace and import torch."""
-USED = ("train/attention", "train/causal_loss", "train/model", "train/model_parts", "train/token_work")
+USED = (
+    "models/attention",
+    "models/causal_loss",
+    "models/model",
+    "models/model_parts",
+    "models/token_work",
+)
 """The modules of models that a trace depends on."""
 MODES = {
     "half": {"precision": "bf16"},
@@ -49,7 +55,16 @@ MODES = {
 """Settings with which the work of blocks is counted: weights in half precision, autocast, and fp32."""
 IDLE_S = 60
 """Seconds without a request after which a tracing process ends."""
-ELEMENTS = ("parameters", "trainable", "of_block", "of_root", "largest", "layers", "hidden", "vocab")
+ELEMENTS = (
+    "parameters",
+    "trainable",
+    "of_block",
+    "of_root",
+    "largest",
+    "layers",
+    "hidden",
+    "vocab",
+)
 
 
 @dataclass(frozen=True)
@@ -85,8 +100,15 @@ class MemoryTrace:
         moments = [(total_bytes(size), size[2]) for size in record["moments"]]
         loss = max(moment for moment in moments if not moment[1])
         later = (moment for moment in moments if moment[1])
-        elements = {name: record[name] for name in ELEMENTS} | {"factored": record.get("factored", 0.0)}
-        return cls(max(map(total_bytes, record["forward"])), total_bytes(record["kept"]), (loss, *later), **elements)
+        elements = {name: record[name] for name in ELEMENTS} | {
+            "factored": record.get("factored", 0.0)
+        }
+        return cls(
+            max(map(total_bytes, record["forward"])),
+            total_bytes(record["kept"]),
+            (loss, *later),
+            **elements,
+        )
 
     @cached_property
     def after_loss(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -104,7 +126,9 @@ def traces(experiments: Sequence[Experiment]) -> list[MemoryTrace]:
     return [trace for trace in tried if isinstance(trace, MemoryTrace)]
 
 
-def attempts(experiments: Sequence[Experiment], make: bool = True) -> list[MemoryTrace | SettingsError]:
+def attempts(
+    experiments: Sequence[Experiment], make: bool = True
+) -> list[MemoryTrace | SettingsError]:
     """Return the trace of each setting, or why there is none; without `make`, only cached ones.
 
     A SettingsError is raised only if torch or transformers is missing, but needed.
@@ -115,27 +139,45 @@ def attempts(experiments: Sequence[Experiment], make: bool = True) -> list[Memor
     keys = [key_of[tuple(values.items())] for values in settings]
     is_kept = {key: _is_kept(key) for key in key_of.values()}
     asked = zip(keys, experiments, settings, strict=True)
-    missing = {key: experiment.model_copy(update=values) for key, experiment, values in asked if not is_kept[key]}
+    missing = {
+        key: experiment.model_copy(update=values)
+        for key, experiment, values in asked
+        if not is_kept[key]
+    }
     problems = dict.fromkeys(missing, SettingsError("it was not traced before"))
     if missing and make:
         models = ", ".join(sorted({experiment.model for experiment in missing.values()}))
         kinds = f"{len(missing)} kind{'s' * (len(missing) > 1)} of settings"
         LOG.info("tracing %s for %s, some seconds each; the result is kept", models, kinds)
         problems |= _make("memory", missing)
-    batches = [(key, int(experiment.micro_batch_size)) for key, experiment in zip(keys, experiments, strict=True)]
-    of_batches = {(key, size): MemoryTrace.of(_records[key], size) for key, size in set(batches) if key in _records}
+    batches = [
+        (key, int(experiment.micro_batch_size))
+        for key, experiment in zip(keys, experiments, strict=True)
+    ]
+    of_batches = {
+        (key, size): MemoryTrace.of(_records[key], size)
+        for key, size in set(batches)
+        if key in _records
+    }
     return [of_batches.get(batch) or problems[batch[0]] for batch in batches]
 
 
 def counts(model: str) -> dict[str, Any]:
     """Return the fields of `dsnb.prediction.shapes.Counts` for a model; a SettingsError says why there are none."""
-    asked = {mode: Experiment.recorded({"model": model, **settings}) for mode, settings in MODES.items()}
+    asked = {
+        mode: Experiment.recorded({"model": model, **settings}) for mode, settings in MODES.items()
+    }
     settings = ("model", "weights", "precision", "strategy")
-    keys = {mode: _key("counts", {name: getattr(one, name) for name in settings}) for mode, one in asked.items()}
+    keys = {
+        mode: _key("counts", {name: getattr(one, name) for name in settings})
+        for mode, one in asked.items()
+    }
     missing = {key: asked[mode] for mode, key in keys.items() if not _is_kept(key)}
     if missing and (problems := _make("counts", missing)):
         raise next(iter(problems.values()))
-    return _records[keys["half"]] | {"traffic": {mode: _records[key]["traffic"] for mode, key in keys.items()}}
+    return _records[keys["half"]] | {
+        "traffic": {mode: _records[key]["traffic"] for mode, key in keys.items()}
+    }
 
 
 def start(model: str) -> None:
@@ -180,7 +222,10 @@ def _file(key: str) -> Path | None:
 
 def _canonical(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that a trace depends on, equal for strategies that compute alike; no rank has a part."""
-    values = {name: getattr(experiment, name) for name in TRACED} | {"tensor_parallel": 1, "pipeline_parallel": 1}
+    values = {name: getattr(experiment, name) for name in TRACED} | {
+        "tensor_parallel": 1,
+        "pipeline_parallel": 1,
+    }
     native = experiment.mixed_precision == "native" and experiment.strategy in {"deepspeed", "fsdp"}
     if not native or experiment.precision not in HALF:
         values |= {"strategy": "plain", "mixed_precision": "native"}
@@ -198,8 +243,13 @@ def _canonical(experiment: Experiment) -> dict[str, Any]:
 
 def _key(kind: str, settings: Mapping[str, Any]) -> str:
     """Return a hash of all that a record of a kind depends on."""
-    file, preset = model_shapes.local_config(settings["model"]), model_shapes.PRESETS.get(settings["model"])
-    model = hashlib.sha256(file.read_bytes()).hexdigest() if file else preset.config() if preset else ""
+    file, preset = (
+        model_shapes.local_config(settings["model"]),
+        model_shapes.PRESETS.get(settings["model"]),
+    )
+    model = (
+        hashlib.sha256(file.read_bytes()).hexdigest() if file else preset.config() if preset else ""
+    )
     words = json.dumps([kind, list(settings.items()), model, *_versions()], default=str)
     return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -224,7 +274,9 @@ def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]
     the one that has made them before, if any.
     """
     if not can_trace():
-        raise SettingsError("torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'")
+        raise SettingsError(
+            "torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'"
+        )
     groups: dict[Any, list[str]] = {}
     for key, experiment in missing.items():
         graph = ["model", "precision", "lora_rank", "compile_unit", "seq_len"]
@@ -245,8 +297,12 @@ def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]
             return {key: tracer.ask(kind, missing[key]) for key in keys}
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        traced = {key: record for group in pool.map(trace, longest_first) for key, record in group.items()}
-    problems = {key: SettingsError(record["error"]) for key, record in traced.items() if "error" in record}
+        traced = {
+            key: record for group in pool.map(trace, longest_first) for key, record in group.items()
+        }
+    problems = {
+        key: SettingsError(record["error"]) for key, record in traced.items() if "error" in record
+    }
     for key in traced.keys() - problems.keys():
         _records[key] = traced[key]
         if file := _file(key):
@@ -259,7 +315,10 @@ class _Tracer:
     """A process that traces on request and ends after `IDLE_S` without one."""
 
     def __init__(self) -> None:
-        self.made, self.lent = set[Any](), threading.Lock()  # the names of the graphs that it has made
+        self.made, self.lent = (
+            set[Any](),
+            threading.Lock(),
+        )  # the names of the graphs that it has made
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         # It ends when its input is closed, even while it imports; collecting garbage would take an eighth of that.
         program = (
@@ -268,8 +327,13 @@ class _Tracer:
             "from dsnb.prediction.memory_trace import main; main()"
         )
         words, pipe = interpreter.command("-c", program, str(IDLE_S)), subprocess.PIPE
-        self.process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
-        self._questions, self._answers = cast("IO[str]", self.process.stdin), cast("IO[str]", self.process.stdout)
+        self.process = subprocess.Popen(
+            words, stdin=pipe, stdout=pipe, stderr=self._errors, text=True
+        )
+        self._questions, self._answers = (
+            cast("IO[str]", self.process.stdin),
+            cast("IO[str]", self.process.stdout),
+        )
 
     def ask(self, kind: str, experiment: Experiment) -> dict[str, Any]:
         """Return the record of a setting, or a record with an `error`."""

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
-from dsnb.formulas.memory import HALF, recomputed_blocks
+from dsnb.base.formulas.memory import HALF, recomputed_blocks
 from dsnb.prediction.shapes import MEGATRON, Counts, Mode, shape
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp32, compiles_blocks
@@ -34,24 +34,44 @@ COMPILED_TRAFFIC = 0.85
 """Time of a byte in kernels of torch's compiler over one in eager kernels, which reach less of the memory's rate."""
 CAP_BYTES = 26
 """Bytes of a number that has a soft cap: a division, tanh and a product, and their gradients, in half precision."""
-# The host's work in launches of `dsnb.train.launches`. Those in eager mode were measured with narrow models of seven
+# The host's work in launches of `dsnb.measure.train.launches`. Those in eager mode were measured with narrow models of seven
 # families (`python -m benchmarks.host_time`, docs/LOG.md); those of compiled graphs and parallel strategies follow from
 # differences in docs/LOG.md.
-KERNEL_LAUNCHES, MODULE_LAUNCHES = 0.62, 27.0  # of a kernel, and of the modules of a block in both passes
-RECOMPUTED_KERNEL, RECOMPUTED_BLOCK = 2.4, 20.0  # a checkpoint packs and unpacks each tensor that the block saves
-ADAPTER_LAUNCHES, COMPILED_ADAPTER = 12.0, 6.0  # of LoRA's in a linear layer, both passes; compiled: its products
-HOOK_LAUNCHES, IDLE_HOOK_LAUNCHES = 3.0, 0.8  # of a gradient that ZeRO moves into a bucket, or leaves
+KERNEL_LAUNCHES, MODULE_LAUNCHES = (
+    0.62,
+    27.0,
+)  # of a kernel, and of the modules of a block in both passes
+RECOMPUTED_KERNEL, RECOMPUTED_BLOCK = (
+    2.4,
+    20.0,
+)  # a checkpoint packs and unpacks each tensor that the block saves
+ADAPTER_LAUNCHES, COMPILED_ADAPTER = (
+    12.0,
+    6.0,
+)  # of LoRA's in a linear layer, both passes; compiled: its products
+HOOK_LAUNCHES, IDLE_HOOK_LAUNCHES = (
+    3.0,
+    0.8,
+)  # of a gradient that ZeRO moves into a bucket, or leaves
 CAST_LAUNCHES = 0.3  # autocast's are started in C++
 SPLIT_LAUNCHES = 40.0
 TENSOR_LAUNCHES = 8.0  # GPT-1.3B, 1 x 2048: 96 reductions take 34 ms more than one GPU's passes
 BLOCK_LAUNCHES = 12.0  # where blocks are compiled one by one
-RECOMPUTED_LAUNCHES = 30.0  # GPT-2 medium, 8 x 1024: 12 more recomputed blocks take 17 and 35 ms on two hosts
+RECOMPUTED_LAUNCHES = (
+    30.0  # GPT-2 medium, 8 x 1024: 12 more recomputed blocks take 17 and 35 ms on two hosts
+)
 FSDP_LAUNCHES = 64.0  # of a block in each pass, to gather and free its weights
-GATHER_AMONG_RANKS = 1.35  # times its gather on one GPU, of a parameter (11 settings on two GPUs; docs/LOG.md)
+GATHER_AMONG_RANKS = (
+    1.35  # times its gather on one GPU, of a parameter (11 settings on two GPUs; docs/LOG.md)
+)
 BLOCK_GATHER = 3.0  # parameters that a block gathered as one costs
 FLAT, FLAT_WITH_NORMS = 0.13, 0.35  # in parameters of ZeRO 0, as the next two
-OVERFLOW_SEARCH = 0.6  # of a gradient in half precision at ZeRO 1 and 2 (profiles of seven settings; docs/LOG.md)
-ZERO3_PARAMETER = 1.4  # with what the GPU waits for in its step (compiled steps of five models; docs/LOG.md)
+OVERFLOW_SEARCH = (
+    0.6  # of a gradient in half precision at ZeRO 1 and 2 (profiles of seven settings; docs/LOG.md)
+)
+ZERO3_PARAMETER = (
+    1.4  # with what the GPU waits for in its step (compiled steps of five models; docs/LOG.md)
+)
 ADAFACTOR_TENSOR = 1.3  # torch 2.11 waits for two norms of each
 KEPT_PARAMETERS = 1e9
 """DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
@@ -91,14 +111,31 @@ def work(experiment: Experiment) -> dict[str, float]:
     unaligned = mode.kind == "eager" and experiment.loss != "chunked" and mode.width == 2
     unaligned &= (model.vocab + -model.vocab % max(1, experiment.pad_vocab)) % 8 != 0
     adapters = 14 * model.linear if experiment.lora_rank else 0
-    kernels = layers * (forward.kernels * (1 + again) + backward.kernels + adapters + attention.kernels) + 25
+    kernels = (
+        layers * (forward.kernels * (1 + again) + backward.kernels + adapters + attention.kernels)
+        + 25
+    )
     casts = layers * (forward.cast_kernels * (1 + again) + backward.cast_kernels)
-    block = (1 + again) * forward.bytes + backward.bytes + _adapter_bytes(experiment, model, mode, again)
-    moved = layers * (block * tokens + attention.bytes) + head_bytes + _weight_traffic(experiment, model, mode)
+    block = (
+        (1 + again) * forward.bytes
+        + backward.bytes
+        + _adapter_bytes(experiment, model, mode, again)
+    )
+    moved = (
+        layers * (block * tokens + attention.bytes)
+        + head_bytes
+        + _weight_traffic(experiment, model, mode)
+    )
     moved *= COMPILED_TRAFFIC if mode.kind == "compiled" else 1.0
     embedded = 6 * model.hidden * tokens * (mode.width + mode.stream_width)
-    inputs = layers * again * tokens * model.hidden * mode.width if experiment.checkpoint_offload else 0.0
-    average_stage = (layers * flops + head_flops / stages) / (layers * flops + head_flops)  # over the last one
+    inputs = (
+        layers * again * tokens * model.hidden * mode.width
+        if experiment.checkpoint_offload
+        else 0.0
+    )
+    average_stage = (layers * flops + head_flops / stages) / (
+        layers * flops + head_flops
+    )  # over the last one
     return {
         "matmul_flops": count
         * (layers * (flops - in_fp32 + attention.product_flops) + (0 if unaligned else head_flops)),
@@ -109,7 +146,8 @@ def work(experiment: Experiment) -> dict[str, float]:
         "elementwise_bytes": count * (moved + embedded),
         "optimizer_bytes": _optimizer_bytes(experiment, mode),
         "kernels": count * (kernels + casts),
-        "host_launches": count * _launches(experiment, mode, attention.kernels) + _step_launches(experiment),
+        "host_launches": count * _launches(experiment, mode, attention.kernels)
+        + _step_launches(experiment),
         "host_parameters": _host_parameters(experiment),
         "host_gathers": count * _host_gathers(experiment, mode, layers, again),
         "offloaded_activation_bytes": count * 2 * inputs,
@@ -127,12 +165,19 @@ def _block_products(
     split = experiment.tensor_parallel
     times = 2.0 + again + (0 if experiment.lora_rank else 1)
     forward = 2.0 * tokens * model.weights / split
-    operands = (tokens * (model.numbers - model.divided + model.divided / split) + model.held / split) * width
+    operands = (
+        tokens * (model.numbers - model.divided + model.divided / split) + model.held / split
+    ) * width
     flops, moved = times * forward, times * operands
     if experiment.lora_rank:
         adapters = trained_parameters(experiment) / model.layers
         flops += (3 + again) * 2 * tokens * adapters / split
-        moved += (3 + again) * tokens * (1.5 * model.adapted if model.traffic else 24 * model.hidden) * width
+        moved += (
+            (3 + again)
+            * tokens
+            * (1.5 * model.adapted if model.traffic else 24 * model.hidden)
+            * width
+        )
     return flops, moved
 
 
@@ -147,7 +192,9 @@ def _adapter_bytes(experiment: Experiment, model: Counts, mode: Mode, again: flo
     return (2 + again) * model.adapted * (2.5 * mode.width + 6 * mode.casts_adapters)
 
 
-def _output_layer(experiment: Experiment, model: Counts, tokens: int, mode: Mode) -> tuple[float, float]:
+def _output_layer(
+    experiment: Experiment, model: Counts, tokens: int, mode: Mode
+) -> tuple[float, float]:
     """Return FLOPs of the output layer and bytes of it and the loss; only Megatron splits it over ranks."""
     times = 2 if experiment.lora_rank else 3
     split = experiment.tensor_parallel if mode.kind == "megatron" else 1
@@ -156,7 +203,9 @@ def _output_layer(experiment: Experiment, model: Counts, tokens: int, mode: Mode
     if model.logits_capped and mode.kind == "eager":
         each += CAP_BYTES
     moved = each * mode.width / 2 * tokens * model.vocab
-    if chunked and not experiment.lora_rank:  # each chunk reads and writes the weight's gradient in fp32
+    if (
+        chunked and not experiment.lora_rank
+    ):  # each chunk reads and writes the weight's gradient in fp32
         moved += 8 * model.head * math.ceil(tokens / CHUNK_TOKENS)
     return times * 2.0 * tokens * (model.head + model.projections) / split, moved / split
 
@@ -170,14 +219,25 @@ class _Attention(NamedTuple):
 
 def _attention(experiment: Experiment, model: Counts, mode: Mode, again: float) -> _Attention:
     """Return the attention of a block: 2 products forward, 5 backward where fused (Dao 2023), 4 where not."""
-    batch, length, split = int(experiment.micro_batch_size), experiment.seq_len, experiment.tensor_parallel
-    kinds = {kind: times / model.layers for kind, times in Counter(model.attention).items()}  # of a block
+    batch, length, split = (
+        int(experiment.micro_batch_size),
+        experiment.seq_len,
+        experiment.tensor_parallel,
+    )
+    kinds = {
+        kind: times / model.layers for kind, times in Counter(model.attention).items()
+    }  # of a block
     if mode.fused_attention and not model.capped:
         seen = sum(
-            share * width * HEAD_TIMES.get(round(width / heads), 1.0) * _seen(model, mode, length, window)
+            share
+            * width
+            * HEAD_TIMES.get(round(width / heads), 1.0)
+            * _seen(model, mode, length, window)
             for (width, window, heads), share in kinds.items()
         )
-        return _Attention((2 * (1 + again) + 5) * 2.0 * batch * length / split * seen, 0.0, 0.0, 2.0)
+        return _Attention(
+            (2 * (1 + again) + 5) * 2.0 * batch * length / split * seen, 0.0, 0.0, 2.0
+        )
     forward, backward = SCORE_BYTES[mode.kind]
     if model.capped and mode.kind == "eager":
         forward, backward = forward + CAP_BYTES // 2, backward + CAP_BYTES // 2
@@ -192,11 +252,17 @@ def _attention(experiment: Experiment, model: Counts, mode: Mode, again: float) 
 def _seen(model: Counts, mode: Mode, length: int, window: int | None) -> float:
     """Return the keys that a query is multiplied with in fused attention."""
     causal = (length + TILE) / 2 if length > TILE else length
-    if model.family == "bloom" and mode.kind != "eager":  # FlexAttention, whose scores are modified one by one
+    if (
+        model.family == "bloom" and mode.kind != "eager"
+    ):  # FlexAttention, whose scores are modified one by one
         return 2 * causal
     # ALiBi, windows, and what transformers makes for a compiler are a mask: the whole square, and it is read.
     is_masked = model.family == "bloom" or (window and window < length)
-    return MASKED[mode.width] * length if is_masked or not (model.maskless or mode.kind == "eager") else causal
+    return (
+        MASKED[mode.width] * length
+        if is_masked or not (model.maskless or mode.kind == "eager")
+        else causal
+    )
 
 
 def _weight_traffic(experiment: Experiment, model: Counts, mode: Mode) -> float:
@@ -211,7 +277,9 @@ def _weight_traffic(experiment: Experiment, model: Counts, mode: Mode) -> float:
     moved = 12.0 * (1 - model.layers * model.experts / model.parameters) if mode.autocast else 0.0
     if experiment.strategy == "fsdp" and experiment.gpus > 1:
         moved += 14  # gathered weights into place in both passes, gradients cast and laid out to be scattered
-    earlier = 1 - 1 / experiment.grad_accum  # the share of micro-batches that add to the gradients of earlier ones
+    earlier = (
+        1 - 1 / experiment.grad_accum
+    )  # the share of micro-batches that add to the gradients of earlier ones
     if experiment.strategy == "fsdp" and experiment.reduce_gradients == "micro-batch":
         moved += 12 * earlier / experiment.data_parallel  # to the rank's share
     elif mode.width == 4 or mode.autocast or experiment.strategy == "fsdp":
@@ -232,7 +300,9 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
     """
     if experiment.offload != "none":
         return 0.0
-    trained = trained_parameters(experiment) / (experiment.tensor_parallel * experiment.pipeline_parallel)
+    trained = trained_parameters(experiment) / (
+        experiment.tensor_parallel * experiment.pipeline_parallel
+    )
     is_zero = experiment.strategy == "deepspeed"
     sharded = experiment.strategy == "fsdp" or experiment.zero_stage >= 1
     each = 28.0
@@ -262,14 +332,20 @@ def _launches(experiment: Experiment, mode: Mode, of_attention: float) -> float:
     casts = CAST_LAUNCHES * (forward.cast_kernels * (1 + again) + backward.cast_kernels)
     adapter = COMPILED_ADAPTER if mode.kind == "compiled" else ADAPTER_LAUNCHES
     block = adapter * model.linear * (experiment.lora_rank > 0)
-    if experiment.tensor_parallel > 1:  # Python of DeepSpeed for the two reductions of a block and pass
+    if (
+        experiment.tensor_parallel > 1
+    ):  # Python of DeepSpeed for the two reductions of a block and pass
         block += TENSOR_LAUNCHES * 2 * (2 + again)
     if experiment.strategy == "fsdp":
         block += FSDP_LAUNCHES * (2 + again)
     if mode.kind != "compiled":
         block += MODULE_LAUNCHES + KERNEL_LAUNCHES * (kernels + casts)
-        return layers * (block + again * (RECOMPUTED_BLOCK + RECOMPUTED_KERNEL * forward.kernels)) + 25
-    block += kernels + forward.kernels * again + casts  # started in Python, each costs a launch (docs/LOG.md)
+        return (
+            layers * (block + again * (RECOMPUTED_BLOCK + RECOMPUTED_KERNEL * forward.kernels)) + 25
+        )
+    block += (
+        kernels + forward.kernels * again + casts
+    )  # started in Python, each costs a launch (docs/LOG.md)
     if compiles_blocks(vars(experiment)):
         block += BLOCK_LAUNCHES + RECOMPUTED_LAUNCHES * again
     parts = layers * block + 25
@@ -303,7 +379,10 @@ def _trained_tensors(experiment: Experiment) -> float:
 
 def _has_masters(experiment: Experiment) -> bool:
     """Return whether weights in half precision are trained with copies in fp32; under autocast adapters are in fp32."""
-    is_native = experiment.mixed_precision == "native" and experiment.strategy in {"deepspeed", MEGATRON}
+    is_native = experiment.mixed_precision == "native" and experiment.strategy in {
+        "deepspeed",
+        MEGATRON,
+    }
     return is_native and experiment.precision in HALF
 
 
@@ -319,8 +398,12 @@ def _host_parameters(experiment: Experiment) -> float:
     if experiment.strategy == "deepspeed":
         checked = FLAT_WITH_NORMS + OVERFLOW_SEARCH * native
         flat = (checked if experiment.gradient_checks == "on" else FLAT) / experiment.data_parallel
-        weight = {0: 1.0 if native else 0.0, 1: flat, 2: flat, 3: ZERO3_PARAMETER}[experiment.zero_stage]
-    if experiment.optimizer == "adafactor" and not (experiment.strategy == "deepspeed" and experiment.zero_stage):
+        weight = {0: 1.0 if native else 0.0, 1: flat, 2: flat, 3: ZERO3_PARAMETER}[
+            experiment.zero_stage
+        ]
+    if experiment.optimizer == "adafactor" and not (
+        experiment.strategy == "deepspeed" and experiment.zero_stage
+    ):
         weight += ADAFACTOR_TENSOR
     return weight * _trained_tensors(experiment)
 
@@ -333,7 +416,9 @@ def _host_gathers(experiment: Experiment, mode: Mode, layers: float, again: floa
     gathered = experiment.strategy == "deepspeed" and experiment.zero_stage == 3
     if not gathered:
         return 0.0
-    by_block = experiment.leaf_modules == "blocks" or (experiment.leaf_modules == "auto" and mode.kind == "compiled")
+    by_block = experiment.leaf_modules == "blocks" or (
+        experiment.leaf_modules == "auto" and mode.kind == "compiled"
+    )
     model = shape(experiment.model)
     each = BLOCK_GATHER
     if not by_block:
@@ -347,6 +432,8 @@ def gathering_passes(experiment: Experiment) -> float:
 
     It keeps `stage3_max_live_parameters` at most, and those used again within `stage3_max_reuse_distance`.
     """
-    most = (f"zero_optimization.stage3_max_{name}" for name in ("live_parameters", "reuse_distance"))
+    most = (
+        f"zero_optimization.stage3_max_{name}" for name in ("live_parameters", "reuse_distance")
+    )
     kept = min(float(experiment.deepspeed.get(name, KEPT_PARAMETERS)) for name in most)
     return 2 - min(1.0, kept / shape(experiment.model).parameters)

@@ -15,9 +15,9 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dsnb.files import cache as user_cache
-from dsnb.files import records
-from dsnb.system import hardware, interpreter
+from dsnb.base.files import cache as user_cache
+from dsnb.base.files import records
+from dsnb.base.system import hardware, interpreter
 
 SLOWEST = 2.0
 """Largest ratio of a product's time in bf16 to that in fp32 with which bf16 is used."""
@@ -34,7 +34,9 @@ def precision_of(device: str) -> str:
     Without torch a CPU cannot be timed, and nothing can be trained: `fp32`, which every machine has.
     """
     if device == "cuda":
-        return "bf16" if all(gpu.capability >= LEAST_CAPABILITY for gpu in hardware.gpus()) else "fp32"
+        return (
+            "bf16" if all(gpu.capability >= LEAST_CAPABILITY for gpu in hardware.gpus()) else "fp32"
+        )
     ratio = bf16_over_fp32()
     return "bf16" if ratio is not None and ratio <= SLOWEST else "fp32"
 
@@ -67,12 +69,19 @@ def _machine() -> str:
     except PackageNotFoundError:
         torch = ""
     chosen = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
-    return json.dumps([facts.get("model name"), facts.get("flags"), hardware.cores(), torch, chosen], sort_keys=True)
+    return json.dumps(
+        [facts.get("model name"), facts.get("flags"), hardware.cores(), torch, chosen],
+        sort_keys=True,
+    )
 
 
 def _file(machine: str) -> Path | None:
     folder = user_cache.home()
-    return folder / "products" / f"{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json" if folder else None
+    return (
+        folder / "products" / f"{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
+        if folder
+        else None
+    )
 
 
 def _keep(file: Path, seconds: dict[str, float]) -> None:
@@ -82,9 +91,11 @@ def _keep(file: Path, seconds: dict[str, float]) -> None:
 
 def _seconds() -> dict[str, float]:
     """Return the time of a product by number format; empty if torch is missing or fails."""
-    command = interpreter.command("-m", "dsnb.train.time_products")
+    command = interpreter.command("-m", "dsnb.measure.train.time_products")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=True
+        )
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))
     except (subprocess.SubprocessError, OSError, ValueError, IndexError):
         return {}

@@ -9,8 +9,8 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dsnb.files.plain_text import short_repr
-from dsnb.formulas import model_shapes
+from dsnb.base.files.plain_text import short_repr
+from dsnb.base.formulas import model_shapes
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.training import Training
 
@@ -25,17 +25,25 @@ ONLY_ZERO_3 = "zero_optimization.stage3_"
 FROM_SETTINGS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "scheduler.params.warmup_min_lr": lambda s: 0,
     "scheduler.params.warmup_max_lr": lambda s: float(s["learning_rate"]),
-    "scheduler.params.warmup_num_steps": lambda s: 1,  # transformers' default is no warm-up, which DeepSpeed refuses
+    "scheduler.params.warmup_num_steps": lambda s: (
+        1
+    ),  # transformers' default is no warm-up, which DeepSpeed refuses
     "scheduler.params.total_num_steps": lambda s: int(s["warmup_steps"]) + int(s["steps"]),
 }
 """Keys of a scheduler, from the settings of a run."""
-OF_THE_OPTIMIZER = ("optimizer.params.betas", "optimizer.params.eps", "optimizer.params.weight_decay")
+OF_THE_OPTIMIZER = (
+    "optimizer.params.betas",
+    "optimizer.params.eps",
+    "optimizer.params.weight_decay",
+)
 """Keys whose values dsnb sets anyway (`dsnb.settings.training.ADAMW`)."""
 OF_DEEPSPEED = ("data_types.keep_in_fp32_modules",)
 """Keys for which DeepSpeed itself knows `auto`."""
 
 
-def resolved(keys: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def resolved(
+    keys: Mapping[str, Any], settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
     """Return flat keys without `auto`, and one sentence for each that has no value.
 
     Keys that dsnb decides itself, such as the batch size, are left out: `auto` leaves them to the settings of the run.

@@ -1,7 +1,7 @@
 """What a run would refuse of its model or its text, asked of a separate process before any run starts.
 
 Presets are known without building them. Another model is built once on the meta device, which takes some seconds,
-mostly for imports (`dsnb.train.ask_model`).
+mostly for imports (`dsnb.measure.train.ask_model`).
 """
 
 import functools
@@ -10,10 +10,10 @@ import json
 import subprocess
 from collections.abc import Iterable
 
-from dsnb.formulas import model_shapes
+from dsnb.base.formulas import model_shapes
+from dsnb.base.system import interpreter
 from dsnb.settings import inputs
 from dsnb.settings.experiment import Experiment
-from dsnb.system import interpreter
 
 BUILT_FROM = (
     "model", "weights", "seq_len", "attention", "matmul", "lora_rank", "tensor_parallel", "pipeline_parallel", "loss",
@@ -38,16 +38,21 @@ def problems(experiments: Iterable[Experiment]) -> list[str]:
 
 def is_known(experiment: Experiment) -> bool:
     """Return whether a model of the presets is trained on tokens that need no reading."""
-    is_text = experiment.data not in inputs.NO_FILE["data"] or experiment.tokenizer not in inputs.NO_FILE["tokenizer"]
+    is_text = (
+        experiment.data not in inputs.NO_FILE["data"]
+        or experiment.tokenizer not in inputs.NO_FILE["tokenizer"]
+    )
     return experiment.model in model_shapes.PRESETS and not is_text
 
 
 @functools.cache
 def _asked(settings: str) -> tuple[str, ...]:
     """Ask in a separate process: importing torch takes seconds."""
-    command = interpreter.command("-m", "dsnb.train.ask_model")
+    command = interpreter.command("-m", "dsnb.measure.train.ask_model")
     try:
-        done = subprocess.run(command, input=settings, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, input=settings, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
         answers = json.loads(done.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, OSError, ValueError, IndexError):
         return ()  # torch cannot be imported here: the launch will say why

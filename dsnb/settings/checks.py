@@ -10,12 +10,12 @@ from importlib.machinery import PathFinder
 from types import SimpleNamespace
 from typing import Any
 
-from dsnb.errors import SettingsError
-from dsnb.files.plain_text import short_repr
-from dsnb.formulas import model_shapes
+from dsnb.base.errors import SettingsError
+from dsnb.base.files.plain_text import short_repr
+from dsnb.base.formulas import model_shapes
+from dsnb.base.system import hardware
 from dsnb.settings import deepspeed_keys, hostfile, inputs, rules
 from dsnb.settings.rules import Rule
-from dsnb.system import hardware
 
 ALLOWED = {
     "value_error": "{error}",
@@ -105,7 +105,11 @@ def _model(s: SimpleNamespace) -> Iterator[str]:
         yield problem
     if not (preset or path or model_shapes.is_hub_id(s.model)):
         match = closest_match(s.model, model_shapes.PRESETS)
-        some = {shape.family: name for name, shape in reversed(model_shapes.PRESETS.items()) if shape.hub_id}
+        some = {
+            shape.family: name
+            for name, shape in reversed(model_shapes.PRESETS.items())
+            if shape.hub_id
+        }
         hint = f"did you mean '{match}'? " if match else ""
         yield (
             f"model is {short_repr(s.model)}: {hint}give a preset such as {', '.join(some.values())}, "
@@ -131,8 +135,14 @@ def not_trained(model: str, config: Mapping[str, Any]) -> str | None:
         return f"{says}its configuration has no model_type; {CAUSAL}"
     if quantized := next((name for name in QUANTIZED if config.get(name)), None):
         return f"{says}its configuration has a {quantized}, but weights are trained unquantized; remove it from there"
-    if parts := [name for name, part in config.items() if name.endswith("_config") and _is_model(part)]:
-        advice = "save its text_config" if "text_config" in parts else "save the part that is a language model"
+    if parts := [
+        name for name, part in config.items() if name.endswith("_config") and _is_model(part)
+    ]:
+        advice = (
+            "save its text_config"
+            if "text_config" in parts
+            else "save the part that is a language model"
+        )
         return f"{says}{kind} is more than a language model ({', '.join(sorted(parts))}); {advice} as a configuration"
     if config.get("is_encoder_decoder", kind in ENCODER_DECODERS):
         return f"{says}{kind} is an encoder-decoder; {CAUSAL}"
@@ -144,13 +154,19 @@ def not_trained(model: str, config: Mapping[str, Any]) -> str | None:
 
 def _is_model(part: object) -> bool:
     """Return whether a part of a configuration is that of another model."""
-    return isinstance(part, Mapping) and {"model_type", "hidden_size", "num_hidden_layers"} & {*part} != set()
+    return (
+        isinstance(part, Mapping)
+        and {"model_type", "hidden_size", "num_hidden_layers"} & {*part} != set()
+    )
 
 
 def _sizes(s: SimpleNamespace) -> Iterator[str]:
     """Compare settings with what the model has, as far as that is known."""
     facts = model_shapes.facts(s.model)
-    for name, fact, what in (("seq_len", "positions", "positions"), ("checkpoint_every", "layers", "blocks")):
+    for name, fact, what in (
+        ("seq_len", "positions", "positions"),
+        ("checkpoint_every", "layers", "blocks"),
+    ):
         if facts.get(fact) and getattr(s, name) > facts[fact]:
             yield f"{name} is {getattr(s, name)}: {s.model} has {facts[fact]} {what}; use at most {facts[fact]}"
     for name, fact in (("tensor_parallel", "heads"), ("pipeline_parallel", "layers")):
@@ -212,7 +228,9 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
         problems += deepspeed_keys.unknown_keys(s.zero_stage, s.deepspeed)
     if not s.hostfile:  # otherwise its hosts are checked when they are reached
         if s.nodes > 1:  # a prediction needs no hosts
-            problems.append(f"nodes is {s.nodes}, but there is no hostfile: name the hosts in 'hostfile'")
+            problems.append(
+                f"nodes is {s.nodes}, but there is no hostfile: name the hosts in 'hostfile'"
+            )
         return [*problems, *_lacking(s)]
     if s.hostfile == hostfile.SLURM and not hostfile.in_allocation():
         problems.append(hostfile.NO_JOB)
@@ -228,11 +246,17 @@ def _compiler_disabled(s: SimpleNamespace) -> Iterator[str]:
 
 def _lacking(s: SimpleNamespace) -> Iterator[str]:
     """Yield what this machine lacks; of offload to NVMe DeepSpeed would find out after minutes of compiling."""
-    if missing := [name for name in ("torch", "deepspeed", "transformers") if importlib.util.find_spec(name) is None]:
+    if missing := [
+        name
+        for name in ("torch", "deepspeed", "transformers")
+        if importlib.util.find_spec(name) is None
+    ]:
         yield f"training needs {', '.join(missing)}: pip install 'dsnb[train]'"
     if not hardware.loopback_works():  # a rank would retry until its timeout
         yield "127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`"
-    if s.matmul == "fp8" and PathFinder.find_spec("torchao") is None:  # `dsnb.train` hides it in `sys.modules`
+    if (
+        s.matmul == "fp8" and PathFinder.find_spec("torchao") is None
+    ):  # `dsnb.measure.train` hides it in `sys.modules`
         yield NO_TORCHAO
     yield from _lacking_gpu(s) if s.device == "cuda" else _lacking_cpu(s)
     if not s.offload.endswith("nvme"):
@@ -261,7 +285,9 @@ def _lacking_gpu(s: SimpleNamespace) -> Iterator[str]:
 def no_fp8(gpu: str, capability: tuple[int, int]) -> str:
     """Return the sentence on a GPU without products in fp8."""
     number = ".".join(map(str, capability))
-    return f"matmul is 'fp8': a {gpu} (compute capability {number}) has no such products; use 'auto'"
+    return (
+        f"matmul is 'fp8': a {gpu} (compute capability {number}) has no such products; use 'auto'"
+    )
 
 
 def _lacking_cpu(s: SimpleNamespace) -> Iterator[str]:

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dsnb.errors import SettingsError
-from dsnb.files.plain_text import short_repr
-from dsnb.system import interpreter
+from dsnb.base.errors import SettingsError
+from dsnb.base.files.plain_text import short_repr
+from dsnb.base.system import interpreter
 
 NAME = "deepspeed"
 PREFIX = f"{NAME}."
@@ -53,7 +53,9 @@ DECIDED = {
     "flops_profiler": "it replaces torch's functions inside the steps; set profile",
     "comms_logger": "it waits for the GPU inside the timed steps; set profile",
     "autotuning": "it ends the process; make a sweep",
-    **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet"), "dsnb writes to the run folder only"),
+    **dict.fromkeys(
+        ("tensorboard", "wandb", "csv_monitor", "comet"), "dsnb writes to the run folder only"
+    ),
     "elasticity": "it changes the batch size",
 }
 """Keys, or whole sections, that dsnb decides itself, and what to do instead."""
@@ -65,10 +67,18 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     A key that is given twice, nested and dotted, raises SettingsError.
     """
     nested = settings.get(NAME, {})
-    rest = {key: value for key, value in settings.items() if key != NAME and not str(key).startswith(PREFIX)}
+    rest = {
+        key: value
+        for key, value in settings.items()
+        if key != NAME and not str(key).startswith(PREFIX)
+    }
     if not isinstance(nested, Mapping):
         return {**rest, NAME: nested}
-    separate = {key.removeprefix(PREFIX): settings[key] for key in map(str, settings) if key.startswith(PREFIX)}
+    separate = {
+        key.removeprefix(PREFIX): settings[key]
+        for key in map(str, settings)
+        if key.startswith(PREFIX)
+    }
     leaves = [*_leaves(nested), *_leaves(separate)]
     if problems := list(_given_twice([path for path, _ in leaves])):
         raise SettingsError(problems)
@@ -79,7 +89,9 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _given_twice(paths: Sequence[str]) -> Iterator[str]:
     """Yield a sentence for each path that occurs twice, or is both a value and a section."""
     counts = Counter(paths)
-    yield from (f"{PREFIX}{path} is given twice: remove one" for path, count in counts.items() if count > 1)
+    yield from (
+        f"{PREFIX}{path} is given twice: remove one" for path, count in counts.items() if count > 1
+    )
     for path in counts:
         inside = next((other for other in counts if other.startswith(f"{path}.")), None)
         if inside:
@@ -141,7 +153,9 @@ def problems(keys: Mapping[str, Any]) -> list[str]:
     refused = []
     for path, value in keys.items():
         if name := decided(path):
-            refused.append(f"{PREFIX}{path} is {short_repr(value)}: dsnb decides {name} itself; {DECIDED[name]}")
+            refused.append(
+                f"{PREFIX}{path} is {short_repr(value)}: dsnb decides {name} itself; {DECIDED[name]}"
+            )
         elif value == {} or (value is None and "." not in path):
             refused.append(f"{PREFIX}{path} is an empty section: give it a key, or leave it out")
     return refused
@@ -157,9 +171,11 @@ def unknown_keys(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
 @functools.cache
 def _checked(zero_stage: int, keys: str) -> tuple[str, ...]:
     """Ask in a separate process: DeepSpeed's import takes seconds."""
-    command = interpreter.command("-m", "dsnb.train.ask_deepspeed", str(zero_stage))
+    command = interpreter.command("-m", "dsnb.measure.train.ask_deepspeed", str(zero_stage))
     try:
-        done = subprocess.run(command, input=keys, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            command, input=keys, capture_output=True, text=True, timeout=120, check=False
+        )
         return tuple(json.loads(done.stdout.splitlines()[-1]))
     except (subprocess.TimeoutExpired, OSError, ValueError, IndexError):
         return ()  # DeepSpeed cannot be imported here: the launch will say why
@@ -167,7 +183,9 @@ def _checked(zero_stage: int, keys: str) -> tuple[str, ...]:
 
 def name_part(keys: Mapping[str, Any]) -> str:
     """Return the part of an experiment's name: the last word of each key with its value."""
-    return "_".join(f"{path.rpartition('.')[2]}-{_word(value)}" for path, value in sorted(keys.items()))
+    return "_".join(
+        f"{path.rpartition('.')[2]}-{_word(value)}" for path, value in sorted(keys.items())
+    )
 
 
 def _word(value: Any) -> str:

@@ -9,13 +9,21 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from dsnb.errors import SettingsError
-from dsnb.files import records
-from dsnb.formulas import model_shapes
+from dsnb.base.errors import SettingsError
+from dsnb.base.files import records
+from dsnb.base.formulas import model_shapes
+from dsnb.base.system import hardware
 from dsnb.settings import auto_precision, auto_values, checks, deepspeed_keys, hostfile, parameters
 from dsnb.settings.hostfile import Host
-from dsnb.settings.training import AtLeast1, NotNegative, Positive, Setting, Training, compile_mode, text
-from dsnb.system import hardware
+from dsnb.settings.training import (
+    AtLeast1,
+    NotNegative,
+    Positive,
+    Setting,
+    Training,
+    compile_mode,
+    text,
+)
 
 RECORD = "experiment.json"
 """Name of the file in a run's folder with its settings."""
@@ -55,7 +63,11 @@ class Experiment(Training):
     """`auto` is cuda where there is a usable GPU and cpu elsewhere; with a hostfile it is resolved at the launch."""
     gpus: Annotated[AtLeast1, Setting("GPUs", "{} GPUs", is_axis=True)] = 1
     """Ranks: one per GPU, processes on a CPU; `auto` is every GPU, every slot of a hostfile, or 2 on a CPU."""
-    nodes: Annotated[AtLeast1, Field(validate_default=True), Setting("nodes", "{} nodes", "nodes{}", is_axis=True)] = 1
+    nodes: Annotated[
+        AtLeast1,
+        Field(validate_default=True),
+        Setting("nodes", "{} nodes", "nodes{}", is_axis=True),
+    ] = 1
     """Minimum number of hosts that share the ranks; more are used if the ranks do not fit."""
     ssh_user: SshUser = ""
     """User name on the hosts; by default as configured for ssh."""
@@ -80,19 +92,28 @@ class Experiment(Training):
         existing = _with_precision({key: value for key, value in settings.items() if key in fields})
         problems = [checks.unknown_setting(key, fields) for key in settings if key not in fields]
         if isinstance(keys := existing.get("deepspeed"), dict):
-            existing["deepspeed"], without_value = auto_values.resolved(keys, auto_values.with_defaults(existing))
+            existing["deepspeed"], without_value = auto_values.resolved(
+                keys, auto_values.with_defaults(existing)
+            )
             problems += without_value
         invalid: set[str] = set()
         try:
             super().__init__(**existing)
         except ValidationError as error:
-            details = {str(detail["loc"][0]): detail for detail in reversed(error.errors(include_url=False))}
+            details = {
+                str(detail["loc"][0]): detail
+                for detail in reversed(error.errors(include_url=False))
+            }
             invalid = set(details)
             problems += [checks.invalid_value(detail) for detail in reversed(details.values())]
         if "deepspeed" in existing and "deepspeed" not in invalid:
             problems += deepspeed_keys.problems(existing["deepspeed"])
-        chosen = {**DEFAULTS, **existing} if invalid else self.model_dump()  # every `auto` is resolved
-        problems += checks.contradictions({key: value for key, value in chosen.items() if key not in invalid})
+        chosen = (
+            {**DEFAULTS, **existing} if invalid else self.model_dump()
+        )  # every `auto` is resolved
+        problems += checks.contradictions(
+            {key: value for key, value in chosen.items() if key not in invalid}
+        )
         if problems:
             raise SettingsError(problems)
 
@@ -100,13 +121,19 @@ class Experiment(Training):
     @classmethod
     def _refuse_auto(cls, precision: object) -> object:
         if precision == "auto":  # what this machine can do says nothing about the hosts
-            raise ValueError("it is measured on this machine, but the run is for other hosts; use 'bf16' or 'fp32'")
+            raise ValueError(
+                "it is measured on this machine, but the run is for other hosts; use 'bf16' or 'fp32'"
+            )
         return precision
 
     @field_validator("device", mode="after")
     @classmethod
     def _resolve_device(cls, device: str, info: ValidationInfo) -> str:
-        return hardware.default_device() if device == "auto" and not info.data.get("hostfile") else device
+        return (
+            hardware.default_device()
+            if device == "auto" and not info.data.get("hostfile")
+            else device
+        )
 
     @field_validator("hostfile", mode="after")
     @classmethod
@@ -141,7 +168,11 @@ class Experiment(Training):
         fields = {*cls.model_fields, *CURRENT_NAMES, *checks.REMOVED}
         if problems := list(parameters.unknown(names, also=fields)):
             raise SettingsError(problems)
-        settings = {key: value for key, value in names.items() if key in fields and not isinstance(value, ModuleType)}
+        settings = {
+            key: value
+            for key, value in names.items()
+            if key in fields and not isinstance(value, ModuleType)
+        }
         for former, current in CURRENT_NAMES.items():
             if former in settings and settings.get(current) == DEFAULTS[current]:
                 del settings[current]
@@ -153,9 +184,13 @@ class Experiment(Training):
             and not key.startswith("_")
             and checks.closest_match(key, cls.model_fields)
         }
-        if (run_dir := names.get("run_dir")) and (record := records.read_json(Path(run_dir, RECORD))):
+        if (run_dir := names.get("run_dir")) and (
+            record := records.read_json(Path(run_dir, RECORD))
+        ):
             recorded = cls.recorded(record)
-            if {**DEFAULTS, **settings, **misspelled} == {name: getattr(recorded, name) for name in DEFAULTS}:
+            if {**DEFAULTS, **settings, **misspelled} == {
+                name: getattr(recorded, name) for name in DEFAULTS
+            }:
                 return recorded
         return cls(**settings, **misspelled)
 
@@ -171,7 +206,9 @@ class Experiment(Training):
     def recorded(cls, record: Mapping[str, Any]) -> Self:
         """Return the settings of a record, unchecked, with defaults for those that it lacks."""
         settings = with_current_names(record)
-        return cls.model_construct(**{key: value for key, value in settings.items() if key in cls.model_fields})
+        return cls.model_construct(
+            **{key: value for key, value in settings.items() if key in cls.model_fields}
+        )
 
     @property
     def name(self) -> str:
@@ -181,7 +218,9 @@ class Experiment(Training):
         are left out: they are part of how a setting is measured.
         """
         sharing = f"zs{self.zero_stage}" if self.strategy == "deepspeed" else self.strategy
-        parts = [f"{sharing}_{self.precision}_gpus{self.gpus}_bs{self.micro_batch_size}_sl{self.seq_len}"]
+        parts = [
+            f"{sharing}_{self.precision}_gpus{self.gpus}_bs{self.micro_batch_size}_sl{self.seq_len}"
+        ]
         for key, short in SHORT.items():
             if (value := getattr(self, key)) != DEFAULTS[key]:
                 parts.append(short(self) if callable(short) else short.replace("{}", text(value)))
@@ -215,7 +254,9 @@ class Experiment(Training):
         """
         if not self.hostfile:
             return ()
-        return hostfile.place(hostfile.hosts(self.hostfile, self.include, self.exclude), self.gpus, self.nodes)
+        return hostfile.place(
+            hostfile.hosts(self.hostfile, self.include, self.exclude), self.gpus, self.nodes
+        )
 
 
 def _with_precision(settings: dict[str, Any]) -> dict[str, Any]:
@@ -233,7 +274,9 @@ def _hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
     if not settings.get("hostfile"):
         return ()
     try:
-        return hostfile.hosts(settings["hostfile"], settings.get("include", ""), settings.get("exclude", ""))
+        return hostfile.hosts(
+            settings["hostfile"], settings.get("include", ""), settings.get("exclude", "")
+        )
     except SettingsError:
         return ()
 
@@ -242,7 +285,11 @@ DEFAULTS: dict[str, Any] = {name: field.default for name, field in Experiment.mo
 """The default of every setting, `auto` as it stands."""
 DECLARED = {name: Setting.of(name, field) for name, field in Experiment.model_fields.items()}
 """The words of every setting, and its part of an experiment's name."""
-SHORT = {key: short for key in dict.fromkeys((*FIRST_IN_NAMES, *DECLARED)) if (short := DECLARED[key].short)}
+SHORT = {
+    key: short
+    for key in dict.fromkeys((*FIRST_IN_NAMES, *DECLARED))
+    if (short := DECLARED[key].short)
+}
 """The parts of a name, in their order."""
 SUPERVISION = tuple(name for name, setting in DECLARED.items() if setting.is_supervision)
 """Settings that do not affect what is measured: in no name and no column; they may change when a sweep is resumed."""
@@ -251,7 +298,9 @@ SUPERVISION = tuple(name for name, setting in DECLARED.items() if setting.is_sup
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings under their current names, which count if both are given."""
     settings = {
-        CURRENT_NAMES.get(key, key): settings[key] for key in settings if CURRENT_NAMES.get(key) not in settings
+        CURRENT_NAMES.get(key, key): settings[key]
+        for key in settings
+        if CURRENT_NAMES.get(key) not in settings
     }
     if isinstance(settings.get("compile"), bool):
         settings["compile"] = compile_mode(settings["compile"])
@@ -265,13 +314,19 @@ def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     gradients once a step before `reduce_gradients` chose, and on GPUs torch's allocator was the default one before
     `allocator` chose.
     """
-    settings = {key: value for key, value in settings.items() if text(value) != "-"}  # a gap in a table
+    settings = {
+        key: value for key, value in settings.items() if text(value) != "-"
+    }  # a gap in a table
     every = {**DEFAULTS, **settings}
     former: dict[str, Any] = {}
     if settings and every["device"] != "cpu":
         former["allocator"] = "default"
     if isinstance(every["grad_accum"], int) and every["grad_accum"] > 1:
-        if (every["strategy"], every["precision"], every["mixed_precision"]) == ("deepspeed", "bf16", "native"):
+        if (every["strategy"], every["precision"], every["mixed_precision"]) == (
+            "deepspeed",
+            "bf16",
+            "native",
+        ):
             former["grad_accum_dtype"] = "bf16"
         if every["strategy"] == "fsdp":
             former["reduce_gradients"] = "step"

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsnb.errors import SettingsError
-from dsnb.files import records
+from dsnb.base.errors import SettingsError
+from dsnb.base.files import records
 
 SLURM = "slurm"
 """Instead of a path: the nodes of the Slurm allocation that this process is part of."""
@@ -49,13 +49,17 @@ def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ..
     """
     available = _allocated() if hostfile == SLURM else read(hostfile)
     if include and exclude:
-        raise SettingsError(f"include is {include!r} and exclude is {exclude!r}: give only one of them")
+        raise SettingsError(
+            f"include is {include!r} and exclude is {exclude!r}: give only one of them"
+        )
     if not (include or exclude):
         return available
     named = _filter("include" if include else "exclude", include or exclude, available)
     left = []
     for host in available:
-        devices = tuple(device for device in host.devices if (device in named[host.name]) == bool(include))
+        devices = tuple(
+            device for device in host.devices if (device in named[host.name]) == bool(include)
+        )
         is_listed = bool(include) and devices != host.devices
         left.append(replace(host, devices=devices, has_slots=host.has_slots or is_listed))
     if not any(host.devices for host in left):
@@ -66,12 +70,18 @@ def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ..
 def read(path: str | Path) -> tuple[Host, ...]:
     """Read a hostfile; a SettingsError names every bad line at once."""
     try:
-        content = records.read_file(Path(path).expanduser(), MAX_BYTES)  # a named pipe would be waited for
+        content = records.read_file(
+            Path(path).expanduser(), MAX_BYTES
+        )  # a named pipe would be waited for
         lines = content.decode("utf-8-sig").splitlines()  # some editors write a byte order mark
     except (OSError, RuntimeError, ValueError) as error:
         is_binary = isinstance(error, UnicodeDecodeError)
-        reason = "it is not a text file" if is_binary else getattr(error, "strerror", None) or str(error)
-        raise SettingsError(f"hostfile is {str(path)!r}: it cannot be read ({reason}); check the path") from error
+        reason = (
+            "it is not a text file" if is_binary else getattr(error, "strerror", None) or str(error)
+        )
+        raise SettingsError(
+            f"hostfile is {str(path)!r}: it cannot be read ({reason}); check the path"
+        ) from error
     problems: list[str] = []
     hosts: dict[str, Host] = {}
     for number, line in enumerate(lines, start=1):
@@ -92,7 +102,9 @@ def read(path: str | Path) -> tuple[Host, ...]:
     if problems:
         raise SettingsError(problems[:20])
     if not hosts:
-        raise SettingsError(f"hostfile {str(path)!r} names no host: write one per line, such as 'worker-1 slots=8'")
+        raise SettingsError(
+            f"hostfile {str(path)!r} names no host: write one per line, such as 'worker-1 slots=8'"
+        )
     return tuple(hosts.values())
 
 
@@ -111,7 +123,9 @@ def total_slots(available: Sequence[Host]) -> int:
     """Return the number of slots of hosts; a SettingsError names one whose number is unknown."""
     bare = next((host.name for host in available if not host.has_slots), None)
     if bare:
-        raise SettingsError(f"the hostfile gives no slots of {bare}; write '{bare} slots=8' there, or give a number")
+        raise SettingsError(
+            f"the hostfile gives no slots of {bare}; write '{bare} slots=8' there, or give a number"
+        )
     return sum(len(host.devices) for host in available)
 
 
@@ -124,10 +138,16 @@ def _filter(which: str, text: str, available: Sequence[Host]) -> dict[str, set[i
         name = match[1] if match else part.partition(":")[0].strip()
         if name not in devices:
             raise SettingsError(f"{which} is {text!r}: {name!r} is not in the hostfile")
-        chosen = {int(number) for number in match[2].split(",")} if match and match[2] else {*devices[name]}
+        chosen = (
+            {int(number) for number in match[2].split(",")}
+            if match and match[2]
+            else {*devices[name]}
+        )
         if not match or not chosen <= {*devices[name]}:
             last = devices[name][-1]
-            raise SettingsError(f"{which} is {text!r}: {name} has the slots 0 to {last}; write {name}:0,1")
+            raise SettingsError(
+                f"{which} is {text!r}: {name} has the slots 0 to {last}; write {name}:0,1"
+            )
         named[name] |= chosen
     return named
 
@@ -181,14 +201,23 @@ def _allocated() -> tuple[Host, ...]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise SettingsError(f"hostfile is 'slurm': scontrol does not list the nodes of the job ({error})") from error
+        raise SettingsError(
+            f"hostfile is 'slurm': scontrol does not list the nodes of the job ({error})"
+        ) from error
     slots = _slots(os.environ)
-    return tuple(Host(name, tuple(range(slots))) for name in done.stdout.split() if re.fullmatch(_NAME, name))
+    return tuple(
+        Host(name, tuple(range(slots))) for name in done.stdout.split() if re.fullmatch(_NAME, name)
+    )
 
 
 def _slots(variables: Mapping[str, str]) -> int:
     """Return the slots of a node from Slurm's variables, written as `4`, `h100:4` or `8(x2)`."""
-    for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"):
+    for name in (
+        "SLURM_GPUS_ON_NODE",
+        "SLURM_GPUS_PER_NODE",
+        "SLURM_CPUS_ON_NODE",
+        "SLURM_JOB_CPUS_PER_NODE",
+    ):
         if match := re.search(r"(?:^|:)(\d{1,5})(?:\(x\d+\))?(?:,|$)", variables.get(name, "")):
             return max(1, int(match[1]))
     return 1

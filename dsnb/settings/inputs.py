@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsnb.formulas import model_shapes
+from dsnb.base.formulas import model_shapes
 
 NO_FILE = {"data": ("synthetic", "stdlib"), "tokenizer": ("bytes",)}
 CONFIG = "config.json"
@@ -72,7 +72,11 @@ def _local_files(item: ExternalItem) -> dict[str, Path]:
     path = Path(item.value).expanduser()
     if path.is_file() and "weights" not in item.parts:
         return {item.value: path}
-    folder, name = (path, item.value.rstrip("/")) if path.is_dir() else (path.parent, str(Path(item.value).parent))
+    folder, name = (
+        (path, item.value.rstrip("/"))
+        if path.is_dir()
+        else (path.parent, str(Path(item.value).parent))
+    )
     names = os.listdir(folder) if path.exists() else []
     files = {path.name, *files_of_part(names, "weights")} & {*names}
     if path.is_dir():
@@ -128,7 +132,11 @@ def problems(settings: Mapping[str, Any]) -> list[str]:
     """Return which items of the hub are missing in the cache while `HF_HUB_OFFLINE` keeps runs off the network."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() not in {"1", "ON", "YES", "TRUE"}:
         return []
-    missing = [(item, parts) for item in external_items(settings) if item.hub_id and (parts := _missing_parts(item))]
+    missing = [
+        (item, parts)
+        for item in external_items(settings)
+        if item.hub_id and (parts := _missing_parts(item))
+    ]
     return [
         f"{item.setting} is {item.value!r}: HF_HUB_OFFLINE is set, and the cache of Hugging Face lacks its "
         f"{' and '.join(parts)}; run `hf download {item.hub_id}` where there is a network, and set HF_HOME to the "

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from dsnb.errors import SettingsError
+from dsnb.base.errors import SettingsError
 from dsnb.settings import checks
 
 INJECTED = "# Parameters\n"
@@ -47,12 +47,18 @@ def unknown(names: Mapping[str, Any], also: Collection[str] = ()) -> Iterator[st
     for name in _assigned(cells[place]):
         if name not in known:
             match = checks.closest_match(name, known)
-            hint = f"did you mean '{match}'?" if match else f"allowed are {', '.join(own) or 'none'}"
+            hint = (
+                f"did you mean '{match}'?" if match else f"allowed are {', '.join(own) or 'none'}"
+            )
             yield f"unknown parameter {name!r}: {hint}"
 
 
 def _assigned(cell: str) -> Iterator[str]:
     """Yield the names that the text of a cell assigns."""
     for statement in ast.parse(cell).body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        targets = (
+            statement.targets
+            if isinstance(statement, ast.Assign)
+            else [getattr(statement, "target", None)]
+        )
         yield from (target.id for target in targets if isinstance(target, ast.Name))

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from dsnb.errors import SettingsError
-from dsnb.files import plain_yaml
+from dsnb.base.errors import SettingsError
+from dsnb.base.files import plain_yaml
 from dsnb.settings import checks, deepspeed_keys
 from dsnb.settings.experiment import CURRENT_NAMES, DEFAULTS, Experiment, with_current_names
 
@@ -18,7 +18,11 @@ MAX_RUNS = 10_000
 
 def _with_current_names(settings: Any) -> Any:
     """Return settings under their current names, with every key of DeepSpeed as a separate setting."""
-    return with_current_names(deepspeed_keys.dotted(settings)) if isinstance(settings, dict) else settings
+    return (
+        with_current_names(deepspeed_keys.dotted(settings))
+        if isinstance(settings, dict)
+        else settings
+    )
 
 
 CURRENT = BeforeValidator(_with_current_names)
@@ -55,7 +59,9 @@ def read_params(path: str | Path) -> ParamsFile:
     """Read a params file; a SettingsError has a sentence for every unknown or wrong field."""
     path = Path(path)
     if path.parent.name == "params" and not path.parent.is_dir():
-        raise SettingsError(f"there is no folder {str(path.parent)!r}: `dsnb init` writes one, with params files in it")
+        raise SettingsError(
+            f"there is no folder {str(path.parent)!r}: `dsnb init` writes one, with params files in it"
+        )
     content = plain_yaml.read(path, "params file")
     if not isinstance(content, dict):
         raise SettingsError(f"params file {str(path)!r} holds no settings: give at least 'name'")
@@ -67,8 +73,12 @@ def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
     try:
         return ParamsFile.model_validate(content)
     except ValidationError as error:
-        details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
-    raise SettingsError([f"params file {str(path)!r}: {_problem(dict(detail))}" for detail in details])
+        details = sorted(
+            error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden"
+        )
+    raise SettingsError(
+        [f"params file {str(path)!r}: {_problem(dict(detail))}" for detail in details]
+    )
 
 
 def _problem(detail: dict[str, Any]) -> str:
@@ -90,24 +100,44 @@ def combinations(file: ParamsFile) -> list[dict[str, Any]]:
     """Return the settings of every experiment, unchecked, in the order of the file."""
     for entry in file.exclude:
         if not entry:
-            raise SettingsError("exclude has an empty entry, which would exclude every run: name settings or remove it")
-        unknown = [key for key in entry if key not in DEFAULTS and not key.startswith(deepspeed_keys.PREFIX)]
+            raise SettingsError(
+                "exclude has an empty entry, which would exclude every run: name settings or remove it"
+            )
+        unknown = [
+            key
+            for key in entry
+            if key not in DEFAULTS and not key.startswith(deepspeed_keys.PREFIX)
+        ]
         if unknown:
-            raise SettingsError([f"exclude: {checks.unknown_setting(key, DEFAULTS)}" for key in unknown])
+            raise SettingsError(
+                [f"exclude: {checks.unknown_setting(key, DEFAULTS)}" for key in unknown]
+            )
     grids = [file.grid] if file.grid or not file.include else []
     for where, entries in (("grid", grids), ("include", file.include)):
         if empty := [key for entry in entries for key, value in entry.items() if value == []]:
-            raise SettingsError(f"{where}: {empty[0]} is an empty list: give at least one value or leave it out")
-    axes = [[value for value in entry.values() if isinstance(value, list)] for entry in [*grids, *file.include]]
+            raise SettingsError(
+                f"{where}: {empty[0]} is an empty list: give at least one value or leave it out"
+            )
+    axes = [
+        [value for value in entry.values() if isinstance(value, list)]
+        for entry in [*grids, *file.include]
+    ]
     size = sum(math.prod(map(len, values)) for values in axes) * file.repeats
     if size > MAX_RUNS:
-        raise SettingsError(f"grid: {size:,} runs: at most {MAX_RUNS:,} are allowed; split the sweep")
-    chosen = [settings for settings in _product(file.defaults, grids) if not _excluded(settings, file.exclude)]
+        raise SettingsError(
+            f"grid: {size:,} runs: at most {MAX_RUNS:,} are allowed; split the sweep"
+        )
+    chosen = [
+        settings
+        for settings in _product(file.defaults, grids)
+        if not _excluded(settings, file.exclude)
+    ]
     return [*chosen, *_product(file.defaults, file.include)]
 
 
 def experiments(
-    combinations: Iterable[Mapping[str, Any]], adapt: Callable[[Experiment], Experiment] | None = None
+    combinations: Iterable[Mapping[str, Any]],
+    adapt: Callable[[Experiment], Experiment] | None = None,
 ) -> tuple[dict[int, Experiment], dict[int, list[str]]]:
     """Return the allowed experiments, changed by `adapt`, and the problems of the others, by place."""
     allowed: dict[int, Experiment] = {}
@@ -121,7 +151,9 @@ def experiments(
     return allowed, refused
 
 
-def _product(defaults: dict[str, Any], entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _product(
+    defaults: dict[str, Any], entries: Iterable[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """Yield every combination of the lists of each entry, on top of its other settings."""
     for entry in entries:
         axes = {key: value for key, value in entry.items() if isinstance(value, list)}

@@ -7,7 +7,7 @@ Combinations that DeepSpeed or torch rejects only after minutes, or silently tre
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
-from dsnb.formulas.model_shapes import facts
+from dsnb.base.formulas.model_shapes import facts
 from dsnb.settings.training import CUDA_GRAPHS, Training, accumulates_in_fp32, compiles_blocks
 
 Rule = Callable[[SimpleNamespace], Iterator[str]]
@@ -45,7 +45,10 @@ EXCLUSIVE = {
     ("lora_rank", "tensor_parallel"): "AutoTP cannot split adapters",
     ("offload", "pipeline_parallel"): "stages keep their states on the GPU",
     ("compile", "pipeline_parallel"): "the pipeline engine cannot compile",
-    ("pad_vocab", "optimizer"): "Adafactor and Muon update a row by all others, also the added ones",
+    (
+        "pad_vocab",
+        "optimizer",
+    ): "Adafactor and Muon update a row by all others, also the added ones",
     ("pad_vocab", "loss"): "a chunked loss pads each chunk itself",
     ("pad_vocab", "pipeline_parallel"): "it is tested for whole models only",
     ("pad_vocab", "tensor_parallel"): "it is tested for whole models only",
@@ -75,7 +78,11 @@ def _deepspeed_alone(s: SimpleNamespace) -> Iterator[str]:
     if s.strategy == "deepspeed":
         return
     if s.zero_stage:
-        why = {"fsdp": "FSDP shards everything by itself", "ddp": "DDP shards nothing", "plain": "it is one process"}
+        why = {
+            "fsdp": "FSDP shards everything by itself",
+            "ddp": "DDP shards nothing",
+            "plain": "it is one process",
+        }
         yield (
             f"zero_stage is {s.zero_stage}, but strategy is '{s.strategy}': {why[s.strategy]}; "
             "leave zero_stage at 0, or use strategy 'deepspeed'"
@@ -305,7 +312,9 @@ def _loss_chunks(s: SimpleNamespace) -> Iterator[str]:
     if s.loss == "whole":
         return
     family = facts(s.model).get("family")
-    is_whole_model = s.compile != "off" and s.strategy == "deepspeed" and not compiles_blocks(vars(s))
+    is_whole_model = (
+        s.compile != "off" and s.strategy == "deepspeed" and not compiles_blocks(vars(s))
+    )
     if s.pipeline_parallel > 1:
         yield "loss is 'chunked', but pipeline_parallel is set: the last stage computes the loss whole; use 'whole'"
     elif is_whole_model and (s.compile == "deepcompile" or s.zero_stage == 3):

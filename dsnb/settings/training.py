@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from dsnb.formulas import model_shapes
+from dsnb.base.formulas import model_shapes
 from dsnb.settings import deepspeed_keys
 
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
@@ -126,7 +126,8 @@ def on_or_off(value: object) -> object:
 
 
 CompileMode = Annotated[
-    Literal["off", "default", "reduce-overhead", "max-autotune", "deepcompile"], BeforeValidator(compile_mode)
+    Literal["off", "default", "reduce-overhead", "max-autotune", "deepcompile"],
+    BeforeValidator(compile_mode),
 ]
 AutoOnOff = Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)]
 OnOff = Annotated[Literal["on", "off"], BeforeValidator(on_or_off)]
@@ -148,7 +149,11 @@ def _compiled(s: Any) -> str:
 
 
 def _compressed(s: Any) -> str:
-    return f"powersgd{s.powersgd_rank}" if s.gradient_compression == "powersgd" else f"send-{s.gradient_compression}"
+    return (
+        f"powersgd{s.powersgd_rank}"
+        if s.gradient_compression == "powersgd"
+        else f"send-{s.gradient_compression}"
+    )
 
 
 def _checkpointed(s: Any) -> str:
@@ -166,7 +171,9 @@ class Training(BaseModel):
 
     model: Annotated[str, Setting("model", "{}", is_axis=True)] = "gpt2"
     """A preset (gpt2, opt-350m, bloom-7b1, ...), a folder or JSON file with a model's configuration, or a hub id."""
-    weights: Annotated[Literal["random", "pretrained"], Setting("weights", "{} weights", "{}")] = "random"
+    weights: Annotated[Literal["random", "pretrained"], Setting("weights", "{} weights", "{}")] = (
+        "random"
+    )
     """`random` initializes them as configured, which does not affect speed; `pretrained` loads them."""
     strategy: Annotated[
         Literal["deepspeed", "ddp", "fsdp", "plain"],
@@ -194,7 +201,12 @@ class Training(BaseModel):
     """Folder for `offload` to NVMe."""
     optimizer: Annotated[
         Literal["adamw", "adafactor", "muon"],
-        Axis("optimizer", "{}", "{}", words={"adamw": "AdamW", "adafactor": "Adafactor", "muon": "Muon"}),
+        Axis(
+            "optimizer",
+            "{}",
+            "{}",
+            words={"adamw": "AdamW", "adafactor": "Adafactor", "muon": "Muon"},
+        ),
     ] = "adamw"
     """AdamW (fused on a GPU), Adafactor (factored second moments), or DeepSpeed's Muon (orthogonalized updates)."""
     learning_rate: Annotated[Positive, Setting(short="lr{}")] = 1e-4
@@ -212,13 +224,18 @@ class Training(BaseModel):
         ),
     ] = "none"
     """Compression of the gradients that DDP sends: none, rounded to bf16, or low-rank factors (PowerSGD)."""
-    powersgd_rank: Annotated[AtLeast1, Setting("PowerSGD rank", only_with="gradient_compression")] = 1
+    powersgd_rank: Annotated[
+        AtLeast1, Setting("PowerSGD rank", only_with="gradient_compression")
+    ] = 1
     """Rank of PowerSGD's factors."""
     lora_rank: Annotated[
-        Count, Axis("LoRA rank", "LoRA rank {}", "lora{}", phrases={"0": "no LoRA"}, words={"0": "none"})
+        Count,
+        Axis("LoRA rank", "LoRA rank {}", "lora{}", phrases={"0": "no LoRA"}, words={"0": "none"}),
     ] = 0
     """Train only LoRA adapters of this rank (peft), with frozen base weights in half precision; 0 trains everything."""
-    dropout: Annotated[float, Field(ge=0, lt=1), Setting(phrases={"0": "no dropout"}, short="dropout{}")] = 0.0
+    dropout: Annotated[
+        float, Field(ge=0, lt=1), Setting(phrases={"0": "no dropout"}, short="dropout{}")
+    ] = 0.0
     """Probability of every dropout in the model (0.1 in the configurations of 2019; 0 is usual today)."""
     tensor_parallel: Annotated[AtLeast1, Axis("tensor parallel", "TP {}", "tp{}")] = 1
     """Tensor-parallel size: ranks that split every layer (DeepSpeed's AutoTP)."""
@@ -233,13 +250,16 @@ class Training(BaseModel):
     ] = "native"
     """For fp16 and bf16. `native` is the strategy's own: DeepSpeed keeps weights in half precision and fp32 master
     copies, FSDP gathers fp32 shards in half precision, DDP computes under autocast. `autocast` keeps fp32 weights."""
-    attention: Annotated[Literal["auto", "eager", "sdpa"], Axis("attention", "{} attention", "{}")] = "auto"
+    attention: Annotated[
+        Literal["auto", "eager", "sdpa"], Axis("attention", "{} attention", "{}")
+    ] = "auto"
     """Attention implementation: `sdpa` is torch's fused one (BLOOM's ALiBi is its mask); `auto` uses it if it can."""
     compile: Annotated[CompileMode, Axis("compilation", "{}", _compiled, words=COMPILED)] = "off"
     """Mode of torch.compile for the model and its loss. `reduce-overhead` and `max-autotune` use CUDA graphs,
     `deepcompile` is DeepSpeed's compiler of ZeRO's communication. `true` is `default`, `false` is `off`."""
     compile_unit: Annotated[
-        Literal["auto", "model", "block"], Axis("compiled unit", "compiled by {}", "unit-{}", only_with="compile")
+        Literal["auto", "model", "block"],
+        Axis("compiled unit", "compiled by {}", "unit-{}", only_with="compile"),
     ] = "auto"
     """What torch.compile compiles at once: the whole model, or each transformer block and the output layer, so that
     communication can begin between them. `auto` is `block` for ZeRO 3, FSDP, and activation checkpointing without CUDA
@@ -248,7 +268,12 @@ class Training(BaseModel):
     """`chunked` computes the logits of 2,048 tokens at a time: less memory for a large vocabulary."""
     pad_vocab: Annotated[
         Count,
-        Axis("padded vocabulary", "vocabulary padded to a multiple of {}", "vocab{}", words={"0": "none"}),
+        Axis(
+            "padded vocabulary",
+            "vocabulary padded to a multiple of {}",
+            "vocab{}",
+            words={"0": "none"},
+        ),
     ] = 0
     """Pad the output layer's rows to a multiple of this, such as 64 for GPT-2's 50,257, for faster products; 0 for
     none. A bias leaves the additional logits out of the loss, so it is the same; their rows count as parameters."""
@@ -260,23 +285,38 @@ class Training(BaseModel):
     capability 8.9 or higher). fp8 is not exact: compare losses. MFU is of the rate of `precision`."""
     grad_accum: Annotated[
         AtLeast1,
-        Setting("gradient accumulation", "accumulation {}", "ga{}", phrases={"1": "no accumulation"}, is_axis=True),
+        Setting(
+            "gradient accumulation",
+            "accumulation {}",
+            "ga{}",
+            phrases={"1": "no accumulation"},
+            is_axis=True,
+        ),
     ] = 1
     """Micro-batches per optimizer step."""
     grad_accum_dtype: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
-        Axis("gradients accumulated in", short="accum-{}", phrases={"auto": "default format of accumulated gradients"}),
+        Axis(
+            "gradients accumulated in",
+            short="accum-{}",
+            phrases={"auto": "default format of accumulated gradients"},
+        ),
     ] = "auto"
     """Number format in which ZeRO accumulates gradients in native half precision. `auto` is fp32 in bf16 with several
     micro-batches at ZeRO 1 to 3, otherwise that of the weights."""
-    overlap_comm: Annotated[AutoOnOff, Axis("overlapped communication", short="overlap-{}")] = "auto"
+    overlap_comm: Annotated[AutoOnOff, Axis("overlapped communication", short="overlap-{}")] = (
+        "auto"
+    )
     """Whether ZeRO 1 to 3 reduce gradients in the backward pass; `auto` is DeepSpeed's default: only ZeRO 3 does."""
     reduce_gradients: Annotated[
         Literal["micro-batch", "step"],
         Axis(
             "gradients reduced",
             short="reduce-{}",
-            phrases={"micro-batch": "gradients reduced in every micro-batch", "step": "gradients reduced once a step"},
+            phrases={
+                "micro-batch": "gradients reduced in every micro-batch",
+                "step": "gradients reduced once a step",
+            },
             words={"micro-batch": "in every micro-batch", "step": "once a step"},
         ),
     ] = "micro-batch"
@@ -293,7 +333,8 @@ class Training(BaseModel):
     ] = "auto"
     """What ZeRO 3 gathers at once: single layers, or blocks; `auto` is blocks if these are compiled one by one."""
     zeropp: Annotated[
-        Literal["none", "weights", "gradients", "partition", "all"], Axis("ZeRO++", short="zeropp-{}")
+        Literal["none", "weights", "gradients", "partition", "all"],
+        Axis("ZeRO++", short="zeropp-{}"),
     ] = "none"
     """ZeRO++ at ZeRO 3: weights quantized to 8 bits when gathered, gradients to 4 when reduced, a second partition of
     the weights within each node, or all of these. Quantized training is not exact."""
@@ -314,7 +355,9 @@ class Training(BaseModel):
     checkpoint_offload: Annotated[
         Flag,
         Axis(
-            "checkpoints", words={"true": "in host memory", "false": "on the GPU"}, only_with="activation_checkpointing"
+            "checkpoints",
+            words={"true": "in host memory", "false": "on the GPU"},
+            only_with="activation_checkpointing",
         ),
     ] = False
     """With activation checkpointing: keep the blocks' inputs in host memory."""
@@ -337,7 +380,9 @@ class Training(BaseModel):
     """How torch reserves GPU memory: in segments that grow (less fragmentation), or as it does by default. If you set
     `PYTORCH_ALLOC_CONF` yourself, your value is used."""
     seq_len: Annotated[
-        int, Field(strict=True, ge=2, lt=LIMIT), Setting("sequence length", "sequence {}", is_axis=True)
+        int,
+        Field(strict=True, ge=2, lt=LIMIT),
+        Setting("sequence length", "sequence {}", is_axis=True),
     ] = 128
     """Tokens per sequence."""
     data: Annotated[
@@ -352,16 +397,24 @@ class Training(BaseModel):
     ] = "synthetic"
     """`synthetic` (random tokens), `stdlib` (the source text of Python's standard library) or a text file."""
     tokenizer: Annotated[
-        str, Setting(phrases={"bytes": "bytes as tokens"}, short=lambda s: f"tok-{model_shapes.slug(s.tokenizer)}")
+        str,
+        Setting(
+            phrases={"bytes": "bytes as tokens"},
+            short=lambda s: f"tok-{model_shapes.slug(s.tokenizer)}",
+        ),
     ] = "bytes"
     """Tokenizer of text: `bytes` (one token per byte, no download), a folder, or a hub id."""
     seed: Annotated[Count, Setting(short="seed{}")] = 0
     """Seed of weights, data and dropout."""
-    warmup_steps: Annotated[Count, Setting("warm-up steps", "{} warm-up steps", phrases={"0": "no warm-up steps"})] = 5
+    warmup_steps: Annotated[
+        Count, Setting("warm-up steps", "{} warm-up steps", phrases={"0": "no warm-up steps"})
+    ] = 5
     """Optimizer steps before the timed ones; they are in no figure of speed."""
     steps: Annotated[AtLeast1, Setting("timed steps", "{} timed steps")] = 20
     """Timed optimizer steps."""
-    deepspeed: Annotated[dict[str, Any], Setting(short=lambda s: deepspeed_keys.name_part(s.deepspeed))] = {}
+    deepspeed: Annotated[
+        dict[str, Any], Setting(short=lambda s: deepspeed_keys.name_part(s.deepspeed))
+    ] = {}
     """Further keys of DeepSpeed's configuration, each an axis: `zero_optimization: {reduce_scatter: false}`."""
     profile: Flag = False
     """After the timed steps: the times of a step's parts, and a torch profiler trace."""
@@ -383,12 +436,18 @@ def compiles_blocks(s: Mapping[str, Any]) -> bool:
 
 def gathers_blocks(s: Mapping[str, Any]) -> bool:
     """Return whether blocks are gathered whole where weights are gathered at all: hooks are then outside of graphs."""
-    return bool(s["leaf_modules"] == "blocks" or (s["leaf_modules"] == "auto" and compiles_blocks(s)))
+    return bool(
+        s["leaf_modules"] == "blocks" or (s["leaf_modules"] == "auto" and compiles_blocks(s))
+    )
 
 
 def accumulates_in_fp32(s: Mapping[str, Any]) -> bool:
     """Return whether ZeRO accumulates the gradients of native bf16 in fp32: asked for, or where it matters."""
-    native_bf16 = s["precision"] == "bf16" and s["mixed_precision"] == "native" and s["strategy"] == "deepspeed"
+    native_bf16 = (
+        s["precision"] == "bf16"
+        and s["mixed_precision"] == "native"
+        and s["strategy"] == "deepspeed"
+    )
     if s["grad_accum_dtype"] != "auto" or not native_bf16:
         return bool(s["grad_accum_dtype"] == "fp32")
     return bool(s["grad_accum"] > 1 and s["zero_stage"] > 0 and s["pipeline_parallel"] == 1)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from dsnb.base.errors import SettingsError
 from dsnb.cli import app as command_line
 from dsnb.cli.doctor import Check
-from dsnb.errors import SettingsError
-from dsnb.runs.logs.console import KINDS
+from dsnb.results.logs.console import KINDS
 from dsnb.version import __version__
 from tests import ROOT
 from tests.support import made_up
@@ -27,11 +27,18 @@ NOT_UTF_8 = os.fsdecode(b"\xff")
 
 def dsnb(monkeypatch, *words):
     """Run a command in this process; give its exit code and what it printed."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=how) for how in ("strict", "backslashreplace"))
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=how)
+        for how in ("strict", "backslashreplace")
+    )
     monkeypatch.setattr(sys, "argv", ["dsnb", *map(str, words)])
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of this process stay as they are
     code = 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        warnings.catch_warnings(),
+    ):
         try:
             command_line.main()
         except SystemExit as end:
@@ -60,7 +67,8 @@ def test_doctor_says_what_there_is_what_is_missing_and_what_to_do(monkeypatch, t
     ):
         assert words in text
     monkeypatch.setattr(
-        "dsnb.cli.doctor.check_machine", lambda: [Check("ok", "a", "[b]\x1b[2J"), Check("note", "c", "d")]
+        "dsnb.cli.doctor.check_machine",
+        lambda: [Check("ok", "a", "[b]\x1b[2J"), Check("note", "c", "d")],
     )
     code, out, _ = dsnb(monkeypatch, "doctor")
     assert (code, out) == (0, "ok       a: [b]?[2J\nnote     c: d\n")
@@ -69,14 +77,33 @@ def test_doctor_says_what_there_is_what_is_missing_and_what_to_do(monkeypatch, t
 def test_dry_runs_say_who_would_make_what(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
-    few = ["sweep", "params/quickstart.yaml", "--dry-run", "-v", "--only", "zs3_bf16*", "--output", tmp_path / "out"]
+    few = [
+        "sweep",
+        "params/quickstart.yaml",
+        "--dry-run",
+        "-v",
+        "--only",
+        "zs3_bf16*",
+        "--output",
+        tmp_path / "out",
+    ]
     few += ["--set", "precision=bf16"]
     code, out, err = dsnb(monkeypatch, *few, "--hostfile", tmp_path / "hosts", "--sub-cluster", "2")
     assert (code, err) == (0, "note: sub-clusters of 2: unused hosts: c\n")
     assert "  ranks 2 to 3: ssh " in out
     assert "zero_optimization: {stage: 3}" in out
     assert not (tmp_path / "out").exists()
-    slurm = ["--slurm", "--nodes", "2", "--gpus-per-node", "4", "--set", "gpus=auto", "--partition", "gpu"]
+    slurm = [
+        "--slurm",
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "4",
+        "--set",
+        "gpus=auto",
+        "--partition",
+        "gpu",
+    ]
     code, out, err = dsnb(monkeypatch, *few, *slurm)
     assert (code, err) == (0, "")
     wanted = "  sbatch --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --partition=gpu "
@@ -84,7 +111,16 @@ def test_dry_runs_say_who_would_make_what(monkeypatch, tmp_path):
     assert [Path(shlex.split(row)[-1].split()[-1]).name for row in rows] == ["run1", "run2"]
     assert out.endswith("2 runs, 2 to run; nothing was started\n")
     (tmp_path / "hosts").write_text("".join(f"n{number} slots=8\n" for number in range(64)))
-    words = ["--dry-run", "-v", "--only", "opt-350m*gpus512_*", "--hostfile", tmp_path / "hosts", "--set", "repeats=1"]
+    words = [
+        "--dry-run",
+        "-v",
+        "--only",
+        "opt-350m*gpus512_*",
+        "--hostfile",
+        tmp_path / "hosts",
+        "--set",
+        "repeats=1",
+    ]
     code, out, _ = dsnb(monkeypatch, "sweep", "params/opt_scaling.yaml", *words)
     lines = [line for line in out.splitlines() if " ssh " in line]
     assert (code, len(lines)) == (0, 64)
@@ -96,11 +132,14 @@ def test_dry_runs_say_who_would_make_what(monkeypatch, tmp_path):
 
 def test_summary_in_every_format_and_of_groups(monkeypatch, tmp_path):
     csv, one, table = (
-        dsnb(monkeypatch, "summary", EXAMPLE, *words)[1] for words in (("--format", "csv"), ("--format", "json"), ())
+        dsnb(monkeypatch, "summary", EXAMPLE, *words)[1]
+        for words in (("--format", "csv"), ("--format", "json"), ())
     )
     csv = csv.splitlines()
     figures = [f"tokens_per_s_{statistic}" for statistic in ("median", "std", "min", "max", "n")]
-    assert csv[0].startswith(",".join(["experiment", "n", "n_failed", *figures, "tokens_per_s_per_gpu_median"]))
+    assert csv[0].startswith(
+        ",".join(["experiment", "n", "n_failed", *figures, "tokens_per_s_per_gpu_median"])
+    )
     row = json.loads(one)[0]
     assert csv[1].startswith(f"{row['experiment']},2,0,")
     assert row["tokens_per_s_median"] > 0
@@ -152,9 +191,16 @@ def test_folders_that_hold_no_run_or_cannot_be_written(monkeypatch, tmp_path):
     )
     assert dsnb(monkeypatch, "summary", tmp_path) == (1, "", message)
     monkeypatch.chdir(ROOT)
-    for target, why in ((tmp_path / "notes.txt" / "out", "Not a directory"), ("/proc/x", "No such file or directory")):
+    for target, why in (
+        (tmp_path / "notes.txt" / "out", "Not a directory"),
+        ("/proc/x", "No such file or directory"),
+    ):
         message = f"error: {target} cannot be written: {why}; choose another --output\n"
-        assert dsnb(monkeypatch, "sweep", "params/quickstart.yaml", "--output", target) == (1, "", message)
+        assert dsnb(monkeypatch, "sweep", "params/quickstart.yaml", "--output", target) == (
+            1,
+            "",
+            message,
+        )
 
 
 def test_the_version_and_help_that_ends_with_an_example(monkeypatch):
@@ -176,7 +222,19 @@ def test_a_run_notebook_takes_settings_that_it_does_not_list_and_names_misspelle
 @pytest.mark.parametrize(
     ("option", "refused"),
     [
-        ("--set", ["self=1", "1=2", "=3", "[", "steps=2024-99-99", "data=\x1b[31m", "repeats=x", "model=a\nb"]),
+        (
+            "--set",
+            [
+                "self=1",
+                "1=2",
+                "=3",
+                "[",
+                "steps=2024-99-99",
+                "data=\x1b[31m",
+                "repeats=x",
+                "model=a\nb",
+            ],
+        ),
         ("--only", ["", "[", "\x1b[31m", NOT_UTF_8]),
         ("--sub-cluster", ["0", "two", "1,1", "2,,4"]),
         ("--hostfile", [NOT_UTF_8, "FOLDER"]),
@@ -184,6 +242,8 @@ def test_a_run_notebook_takes_settings_that_it_does_not_list_and_names_misspelle
 )
 def test_a_sweep_refuses_odd_words_in_one_sentence(monkeypatch, option, refused):
     for word in refused:
-        code, out, err = dsnb(monkeypatch, "sweep", "params/quickstart.yaml", "--dry-run", option, word)
+        code, out, err = dsnb(
+            monkeypatch, "sweep", "params/quickstart.yaml", "--dry-run", option, word
+        )
         assert (code, out) == (1, ""), (word[:80], out, err)
         assert err.startswith("error: "), word[:80]

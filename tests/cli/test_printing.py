@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 import dsnb
+from dsnb.base.files import plain_text
 from dsnb.cli import summary_table
 from dsnb.cli.printing import Format, print_summary, show, table_width
 from dsnb.cli.summary_table import FASTEST
-from dsnb.files import plain_text
-from tests.analysis.test_comparisons import runs_of
+from tests.results.statistics.test_comparisons import runs_of
 from tests.support import made_up
 from tests.support.formulas import CELLS, formulas
 
@@ -24,7 +24,9 @@ ODD = [
 
 def test_csv_holds_no_formula_and_markdown_cells_stay_cells(capsys):
     index = pd.Index(ODD, name="experiment")
-    table = pd.DataFrame({"n": range(len(ODD)), "change": [-1.5] * len(ODD), "cause": ODD}, index=index)
+    table = pd.DataFrame(
+        {"n": range(len(ODD)), "change": [-1.5] * len(ODD), "cause": ODD}, index=index
+    )
     shown = {}
     for format_ in (Format.csv, Format.markdown):
         show(table, table.astype(str), format_)
@@ -46,11 +48,17 @@ def test_csv_holds_no_formula_and_markdown_cells_stay_cells(capsys):
 
 
 def test_csv_has_no_formula_behind_a_space_or_a_separator_nor_with_full_width_signs(capsys):
-    table = pd.DataFrame({"n": -1.5, "cause": list(CELLS)}, index=pd.Index(CELLS, name="experiment"))
+    table = pd.DataFrame(
+        {"n": -1.5, "cause": list(CELLS)}, index=pd.Index(CELLS, name="experiment")
+    )
     show(table, table.astype(str), Format.csv)
     shown = capsys.readouterr().out
     rows = list(csv.reader(io.StringIO(shown)))[1:]
-    assert [row[0] for row in rows] == [row[2] for row in rows] == [plain_text.line(cell) for cell in CELLS.values()]
+    assert (
+        [row[0] for row in rows]
+        == [row[2] for row in rows]
+        == [plain_text.line(cell) for cell in CELLS.values()]
+    )
     assert {row[1] for row in rows} == {"-1.5"}  # a number
     assert formulas(shown) == []
 
@@ -61,7 +69,9 @@ def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, na
     for key, value in {"TERM": name, "COLUMNS": "100", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(key, value)
     names = [f"{'x' * 40}_zs{stage}" for stage in range(2)]
-    table = pd.DataFrame({f"figure{place}" * 3: [f"{place},000,000"] * 2 for place in range(9)}, index=names)
+    table = pd.DataFrame(
+        {f"figure{place}" * 3: [f"{place},000,000"] * 2 for place in range(9)}, index=names
+    )
     monkeypatch.setattr("sys.stdout", shown := io.StringIO())
     shown.isatty = lambda: True
     show(table, table, Format.table, fit=True)
@@ -71,7 +81,9 @@ def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, na
     assert [row.split() for row in fitted[2:]] == [
         [f"zs{stage}", *(f"{n},000,000" for n in range(4))] for stage in (0, 1)
     ]
-    assert [row.split() for row in whole[1:]] == [[name, *(f"{n},000,000" for n in range(9))] for name in names]
+    assert [row.split() for row in whole[1:]] == [
+        [name, *(f"{n},000,000" for n in range(9))] for name in names
+    ]
     monkeypatch.setattr("sys.stdout", io.StringIO())
     assert table_width() > 1000  # piped output is not cut
 
@@ -79,11 +91,21 @@ def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, na
 def test_a_line_break_in_a_cause_forges_no_line(capsys):
     forged = "  plain_fp32_gpus1_bs8_sl128      4    999,999 ± 1"
     cause = f"failed\n{forged}\r{forged}\u2028{forged}"
-    run = {"sweep": "s", "experiment": "zs0_fp32_gpus1_bs1_sl16", "repeat": 1, "status": "failed", "cause": cause}
-    print_summary(pd.DataFrame([{**run, "model": "gpt2", "seq_len": 16, "run_dir": "s/a/run1"}]), Format.table)
+    run = {
+        "sweep": "s",
+        "experiment": "zs0_fp32_gpus1_bs1_sl16",
+        "repeat": 1,
+        "status": "failed",
+        "cause": cause,
+    }
+    print_summary(
+        pd.DataFrame([{**run, "model": "gpt2", "seq_len": 16, "run_dir": "s/a/run1"}]), Format.table
+    )
     lines = capsys.readouterr().out.splitlines()
     assert not any(line.strip().startswith("plain_fp32") for line in lines)
-    assert any("failed" in line and "999,999" in line for line in lines)  # it is printed, in one line
+    assert any(
+        "failed" in line and "999,999" in line for line in lines
+    )  # it is printed, in one line
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +115,18 @@ def runs():
 
 def test_the_fastest_is_first_and_marked_and_what_names_have_in_common_stands_above(runs):
     ((title, table, _),) = summary_table.blocks(runs)
-    assert title == "gpt2, sequence 128, stdlib text, on 1 NVIDIA H200, in every name: gpus1_bs32_sl128_stdlib"
+    assert (
+        title
+        == "gpt2, sequence 128, stdlib text, on 1 NVIDIA H200, in every name: gpus1_bs32_sl128_stdlib"
+    )
     order = [name[2:].removesuffix(" !") for name in table.index]
     assert len(set(order)) == 12  # four stages in three precisions
     medians = runs.groupby("experiment")["tokens_per_s"].median()
     rates = [medians[f"{name}_gpus1_bs32_sl128_stdlib"] for name in order]
     assert rates == sorted(rates, reverse=True)
-    assert all(re.fullmatch(r"[\d,]+ to [\d,]+", text) for text in table["tokens/s"])  # three runs each
+    assert all(
+        re.fullmatch(r"[\d,]+ to [\d,]+", text) for text in table["tokens/s"]
+    )  # three runs each
     assert [name.startswith("* ") for name in table.index] == [True] + [False] * 11
     worst = f"{100 * (medians.min() / medians.max() - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
     assert list(table["vs best"].iloc[[0, -1]]) == ["best", worst]
@@ -112,14 +139,18 @@ def test_names_that_would_clash_stay_whole():
 
 
 def test_runs_that_are_not_ok_are_counted_last_and_say_why(capsys):
-    runs = made_up.runs(12, model=["gpt2"], seq_len=[128], gpus=[1], micro_batch_size=[8], grad_accum=[1])
+    runs = made_up.runs(
+        12, model=["gpt2"], seq_len=[128], gpus=[1], micro_batch_size=[8], grad_accum=[1]
+    )
     worst = runs["experiment"] == runs["experiment"].iloc[0]
     runs.loc[worst, [name for name in runs if runs[name].dtype == float]] = np.nan
     runs.loc[worst, ["status", "cause"]] = ["oom", "[red]no room[/]\x1b[31m"]
     ((_, table, _),) = summary_table.blocks(runs)
     assert table["runs"].iloc[-1] == f"0, {worst.sum()} not ok"
     assert set(table.iloc[-1, 1:]) == {""}
-    bad = pd.concat([runs[worst].iloc[:1].assign(experiment=f"zs{stage}", repeat=1) for stage in range(5)])
+    bad = pd.concat(
+        [runs[worst].iloc[:1].assign(experiment=f"zs{stage}", repeat=1) for stage in range(5)]
+    )
     print_summary(bad, Format.table)
     shown = capsys.readouterr().out
     assert "* zs" not in shown  # nothing is best
@@ -128,7 +159,12 @@ def test_runs_that_are_not_ok_are_counted_last_and_say_why(capsys):
 
 
 def test_unusual_runs_have_a_mark_and_a_footnote(runs):
-    calm = runs.assign(slow_steps=0, recompilations=0, sm_clock_mhz=1980, step_time_median_s=runs["step_time_mean_s"])
+    calm = runs.assign(
+        slow_steps=0,
+        recompilations=0,
+        sm_clock_mhz=1980,
+        step_time_median_s=runs["step_time_mean_s"],
+    )
     calm["tokens_per_s"] = calm.groupby("experiment")["tokens_per_s"].transform("median")
     odd = calm.assign(recompilations=[2, *[0] * 35])
     ((_, table, lines),) = summary_table.blocks(odd)
@@ -143,7 +179,11 @@ def test_unstable_settings_are_last_not_ranked_and_explained():
     runs = runs_of(zs0=[21097.0, 2296.0], zs1=[9000.0, 9100.0], zs2=[8000.0, 8200.0])
     ((_, table, lines),) = summary_table.blocks(runs.assign(model="gpt2", gpus=1, device="cpu"))
     assert list(table.index) == ["* zs1", "  zs2", "  zs0 !"]
-    assert list(table["vs best"]) == ["best", "\N{MINUS SIGN}10.5 %", "unstable"]  # of 9,050 and 8,100
+    assert list(table["vs best"]) == [
+        "best",
+        "\N{MINUS SIGN}10.5 %",
+        "unstable",
+    ]  # of 9,050 and 8,100
     assert list(table["tokens/s"]) == ["9,000 to 9,100", "8,000 to 8,200", "2,296 to 21,097"]
     assert lines == [
         FASTEST,

@@ -22,11 +22,17 @@ def home(tmp_path_factory):
     shutil.copytree(ROOT / "outputs" / "examples", folder / "outputs" / "examples")
     quickstart = yaml.safe_load((ROOT / "params" / "quickstart.yaml").read_text())
     quickstart["defaults"] |= SMALLER
-    quickstart |= {"grid": {"zero_stage": [0, 1, 3], "precision": ["fp32"]}, "include": [], "repeats": 1}
+    quickstart |= {
+        "grid": {"zero_stage": [0, 1, 3], "precision": ["fp32"]},
+        "include": [],
+        "repeats": 1,
+    }
     (folder / "params" / "quickstart.yaml").write_text(yaml.safe_dump(quickstart))
     (folder / "logs").mkdir()
     (folder / "logs" / "chat.log").write_text(foreign_logs.chat())
-    command = folder / "bin" / "dsnb"  # of this checkout, whichever one the environment was installed from
+    command = (
+        folder / "bin" / "dsnb"
+    )  # of this checkout, whichever one the environment was installed from
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m dsnb "$@"\n')
     command.chmod(0o755)

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from docs.code_blocks import BLOCK, ROOT, blocks, outputs, pages, run_page, runnable
-from dsnb.run_folder.columns import STATUSES
-from dsnb.sweep.params import load_sweep
+from dsnb.measure.sweep.params import load_sweep
+from dsnb.settings.records.columns import STATUSES
 
 PAGES = pages()
 RUN = [page for page in PAGES if runnable(page, "sh") or runnable(page, "python")]
@@ -24,7 +24,9 @@ def test_every_block_is_run_or_says_why_not(page):
         elif block.note:
             assert len(block.reason) > 10, f"{block.where}: write <!-- not run: REASON -->"
         else:
-            assert block.language in {"sh", "python", "yaml"}, f"{block.where}: say why it is not run"
+            assert block.language in {"sh", "python", "yaml"}, (
+                f"{block.where}: say why it is not run"
+            )
     text = page.read_text()  # from whose search no fence escapes
     fences = len(re.findall(r"^\s*(?:```|~~~)", text, re.M))
     assert fences == 2 * len(BLOCK.findall(text))
@@ -56,8 +58,12 @@ def test_make_targets_and_files_that_pages_name_exist():
     for page in PAGES:
         for target in re.findall(r"\bmake (\w+)  ", page.read_text()):
             assert re.search(rf"^{target}:", makefile, re.M), f"{name(page)} names make {target}"
-        for path in re.findall(r"`((?:dsnb|docs|params|benchmarks|notebooks)/[\w./-]+\.\w+)`", page.read_text()):
-            assert (ROOT / path).is_file() or path == "params/my_sweep.yaml", f"{name(page)} names {path}"
+        for path in re.findall(
+            r"`((?:dsnb|docs|params|benchmarks|notebooks)/[\w./-]+\.\w+)`", page.read_text()
+        ):
+            assert (ROOT / path).is_file() or path == "params/my_sweep.yaml", (
+                f"{name(page)} names {path}"
+            )
 
 
 def test_relative_links_outside_the_site_lead_to_files():

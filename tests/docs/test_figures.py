@@ -41,7 +41,9 @@ def test_texts_say_no_more_than_the_data():
 
 def test_all_named_settings_are_used():
     texts = "".join(page.read_text() for page in figures.texts())
-    assert [name for name in measured.SETTINGS if not re.search(rf"(figure: |/ ){name}\.", texts)] == []
+    assert [
+        name for name in measured.SETTINGS if not re.search(rf"(figure: |/ ){name}\.", texts)
+    ] == []
     written = set(re.findall(r"<!-- table: ([\w-]+) -->", texts))
     assert written == {*measured.TABLES, *measured.SLOW_TABLES}
 
@@ -49,7 +51,9 @@ def test_all_named_settings_are_used():
 def test_marks_are_filled(made_up):
     text = "Eager <!--figure: slow.speed-->1<!--/figure--> tokens/s (n = <!--figure: fast.n-->0<!--/figure-->)."
     new = figures.replaced(text)
-    assert re.sub("<!--.*?-->", "", new) == "Eager 1,234 tokens/s (n = 3)."  # 1234.5, rounded to even
+    assert (
+        re.sub("<!--.*?-->", "", new) == "Eager 1,234 tokens/s (n = 3)."
+    )  # 1234.5, rounded to even
     assert figures.replaced(new) == new
     assert figures.figure("slow.speed / fast.speed") == "6.2"  # 1234.5 / 200 = 6.17
     assert figures.figure("fast.speed:.1f") == "200.0"
@@ -105,7 +109,10 @@ def test_numbers_that_linear_algebra_rounds_differ_by_a_digit(row, other, slack,
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [("none.n", "there is no source 'none' of a figure"), ("fast.pace", "fast has no 'pace': it has speed, n")],
+    [
+        ("none.n", "there is no source 'none' of a figure"),
+        ("fast.pace", "fast has no 'pace': it has speed, n"),
+    ],
 )
 def test_names_of_nothing_are_refused(made_up, name, problem):
     with pytest.raises(FigureError, match=problem):

@@ -8,9 +8,9 @@ import pandas as pd
 import dsnb
 from benchmarks import dataset, headline
 from docs import make_example
-from dsnb.runs.load import load_runs, load_steps
+from dsnb.measure.sweep.params import load_sweep
+from dsnb.results.runs.load import load_runs, load_steps
 from dsnb.settings.params_file import read_params
-from dsnb.sweep.params import load_sweep
 
 RUNS = make_example.TARGET
 RUNS_OF_EXAMPLE = 20
@@ -28,7 +28,11 @@ def test_the_example_is_the_whole_quickstart():
 
 
 def test_the_quickstart_asks_every_question_once():
-    experiments = [run.experiment for run in load_sweep(make_example.PARAMS, {"device": "cpu"}).runs if run.repeat == 1]
+    experiments = [
+        run.experiment
+        for run in load_sweep(make_example.PARAMS, {"device": "cpu"}).runs
+        if run.repeat == 1
+    ]
     zero = [one for one in experiments if one.strategy == "deepspeed"]
     usual = [one for one in zero if one.grad_accum == 1 and not one.activation_checkpointing]
     assert {one.zero_stage for one in usual} == {0, 1, 2, 3}
@@ -38,7 +42,10 @@ def test_the_quickstart_asks_every_question_once():
     assert [one.zero_stage for one in zero if one.activation_checkpointing] == [1]
     plain = [one for one in experiments if one.strategy == "plain"]
     assert {one.precision for one in plain if one.compile == "off"} == {"fp32", "bf16"}
-    assert len({one.precision for one in (*zero, *(one for one in plain if one.compile != "off"))}) == 1
+    assert (
+        len({one.precision for one in (*zero, *(one for one in plain if one.compile != "off"))})
+        == 1
+    )
 
 
 def test_the_example_names_no_machine_user_or_path():
@@ -60,12 +67,22 @@ def test_the_page_of_the_data_set_is_whole():
 def test_two_rows_by_hand():
     ours = headline.sound()
     runs = ours.query("model == 'bloom-560m' and seq_len == 1024 and gpus == 1 and lora_rank == 0")
-    speeds = max((group["tokens_per_s"] for _, group in runs.groupby("experiment")), key=pd.Series.median)
+    speeds = max(
+        (group["tokens_per_s"] for _, group in runs.groupby("experiment")), key=pd.Series.median
+    )
     (row,) = [row for row in headline.results() if "BLOOM-560M" in row]
-    assert f"| {speeds.median():,.0f} | {speeds.min():,.0f} to {speeds.max():,.0f} | {len(speeds)} |" in row
+    assert (
+        f"| {speeds.median():,.0f} | {speeds.min():,.0f} to {speeds.max():,.0f} | {len(speeds)} |"
+        in row
+    )
 
-    published = next(row for row in headline.published_rows("lambda_1cc_opt") if row["model"] == "opt-13b")
-    again = ours[ours["experiment"].str.startswith("opt-13b_zs0_fp16_gpus2")]["tokens_per_s"].median() / 2
+    published = next(
+        row for row in headline.published_rows("lambda_1cc_opt") if row["model"] == "opt-13b"
+    )
+    again = (
+        ours[ours["experiment"].str.startswith("opt-13b_zs0_fp16_gpus2")]["tokens_per_s"].median()
+        / 2
+    )
     assert str(headline.compared(published, ours)).startswith(
         "| opt-13b, LoRA 128, ZeRO 0, fp16, micro-batch 16, recomputed | 4,672 (8 H100-SXM-80GB) "
         f"| {again:,.0f} (2 GPUs, n = 1) | {again / 4672:.2f} |"
@@ -76,5 +93,7 @@ def test_two_rows_by_hand():
 def test_the_picture_has_the_figures_of_the_table():
     drawn = headline.picture()
     figures = [value for one in headline.comparisons() for value in (one.again, one.fastest)]
-    assert [text.get_text() for text in drawn.figure.axes[0].texts] == [f"{value:,.0f}" for value in figures]
+    assert [text.get_text() for text in drawn.figure.axes[0].texts] == [
+        f"{value:,.0f}" for value in figures
+    ]
     assert headline.PICTURE.read_text() == drawn.svg

@@ -9,31 +9,45 @@ import dsnb
 from docs import reference_tables
 from docs.code_blocks import ROOT
 from docs.reference_tables import MissingMeaning
-from dsnb.analysis.flags import flags
-from dsnb.analysis.summary import summarize
 from dsnb.cli.app import app
-from dsnb.run_folder.columns import GPU_COLUMNS, METRIC_LABELS, RUN_COLUMNS, Column
-from dsnb.runs.load import load_runs, load_steps
+from dsnb.results.runs.load import load_runs, load_steps
+from dsnb.results.statistics.flags import flags
+from dsnb.results.statistics.summary import summarize
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.records.columns import GPU_COLUMNS, METRIC_LABELS, RUN_COLUMNS, Column
 
 EXAMPLE = ROOT / "outputs" / "examples" / "quickstart"
 
 
 def entries(markdown):
     """Return the cells of every row of a table by the first one."""
-    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in markdown.splitlines() if line.startswith("| `")]
+    rows = [
+        re.split(r"(?<!\\)\|", line)[1:-1]
+        for line in markdown.splitlines()
+        if line.startswith("| `")
+    ]
     return {row[0].strip().strip("`"): [cell.strip() for cell in row[1:]] for row in rows}
 
 
 def test_every_setting_and_column_of_runs_has_a_meaning():
-    settings = entries(reference_tables.training_settings()) | entries(reference_tables.supervision_settings())
+    settings = entries(reference_tables.training_settings()) | entries(
+        reference_tables.supervision_settings()
+    )
     assert list(settings) == list(Experiment.model_fields)
     assert settings["steps"] == ["`int`", "`20`", "Timed optimizer steps."]
-    assert all(type_ and default and len(meaning) > 10 for type_, default, meaning in settings.values())
+    assert all(
+        type_ and default and len(meaning) > 10 for type_, default, meaning in settings.values()
+    )
     columns = entries(reference_tables.run_columns())
-    assert list(columns) == [name for name in RUN_COLUMNS if name not in {*settings} - {"device", "deepspeed"}]
-    assert columns["samples_per_s"] == ["Samples/s. tokens_per_s / seq_len: sequences of all ranks."]
-    with pytest.raises(MissingMeaning, match="column odd has no meaning: describe it where it is defined"):
+    assert list(columns) == [
+        name for name in RUN_COLUMNS if name not in {*settings} - {"device", "deepspeed"}
+    ]
+    assert columns["samples_per_s"] == [
+        "Samples/s. tokens_per_s / seq_len: sequences of all ranks."
+    ]
+    with pytest.raises(
+        MissingMeaning, match="column odd has no meaning: describe it where it is defined"
+    ):
         reference_tables.columns([Column("odd", "")])
 
 
@@ -42,9 +56,14 @@ def test_every_column_of_the_other_tables_has_a_meaning():
     assert list(runs.columns) == RUN_COLUMNS
     assert list(entries(reference_tables.step_columns())) == list(load_steps(EXAMPLE).columns)
     assert list(entries(reference_tables.gpu_columns())) == GPU_COLUMNS
-    described = [*entries(reference_tables.comparison_columns()), "only_in"]  # named in the text above the table
+    described = [
+        *entries(reference_tables.comparison_columns()),
+        "only_in",
+    ]  # named in the text above the table
     assert described == list(dsnb.compare(runs, runs).columns)
-    assert list(entries(reference_tables.flag_columns())) == list(flags(runs).columns[3:])  # after the run's names
+    assert list(entries(reference_tables.flag_columns())) == list(
+        flags(runs).columns[3:]
+    )  # after the run's names
     text = reference_tables.summary_columns()
     for column in summarize(runs).columns:
         stem = re.sub(r"_(median|std|min|max|n)$", "", column)
@@ -57,8 +76,16 @@ def test_every_command_and_option_has_a_meaning():
         described = entries(text.split(f"## dsnb {name}\n")[1].split("\n## ")[0])
         for parameter in command.params:
             if parameter.name != "help":
-                typed = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
-                (row,) = [row for form, row in described.items() if re.search(rf"(^|, ){typed}( |$)", form)]
+                typed = (
+                    parameter.opts[0]
+                    if parameter.param_type_name == "option"
+                    else parameter.metavar
+                )
+                (row,) = [
+                    row
+                    for form, row in described.items()
+                    if re.search(rf"(^|, ){typed}( |$)", form)
+                ]
                 assert len(row[0]) > 5, f"dsnb {name} {parameter.opts[0]}"
 
 
@@ -73,4 +100,6 @@ def test_former_names_files_and_public_names_are_listed():
     public = re.findall(r"^\.\. auto(\w+):: dsnb\.(\w+)$", pages, re.M)
     assert sorted(name for _, name in public) == sorted(dsnb.__all__)
     assert "| {py:obj}`dsnb.compare` | Compare " in reference_tables.python_api()
-    assert {("class", "Experiment"), ("function", "launch"), ("exception", "SettingsError")} <= set(public)
+    assert {("class", "Experiment"), ("function", "launch"), ("exception", "SettingsError")} <= set(
+        public
+    )

@@ -12,14 +12,14 @@ def fake(name, **content):
     vars(sys.modules[name]).update(content)
 
 
-if {"dsnb.train.fork_server", "dsnb.train.start"} & set(sys.orig_argv):
+if {"dsnb.measure.train.fork_server", "dsnb.measure.train.start"} & set(sys.orig_argv):
     from tests.workers import stepper
 
-    sys.modules["dsnb.train.worker"] = stepper
-if "dsnb.train.fork_server" in sys.orig_argv:
+    sys.modules["dsnb.measure.train.worker"] = stepper
+if "dsnb.measure.train.fork_server" in sys.orig_argv:
     fake("torch", cuda=SimpleNamespace(is_initialized=lambda: False))
     fake("deepspeed")
     fake("transformers")
-elif {"dsnb.execute.kernel_process", "ipykernel_launcher"} & set(sys.orig_argv):
-    fake("dsnb.render.plots", run_steps=lambda _: None)
-    fake("dsnb.render.run_card", card=lambda _: None)
+elif {"dsnb.measure.execute.kernel_process", "ipykernel_launcher"} & set(sys.orig_argv):
+    fake("dsnb.show.render.plots", run_steps=lambda _: None)
+    fake("dsnb.show.render.run_card", card=lambda _: None)

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from dsnb.analysis import advice, search
-from dsnb.prediction import predict
+from dsnb.prediction import advice, predict, search
 from dsnb.prediction.calibration import measured
 from dsnb.prediction.step_time import step_times
 from dsnb.prediction.traces import ELEMENTS, MemoryTrace
@@ -36,7 +35,9 @@ RECORD = {
 
 
 def given(**settings):
-    return Experiment(**{"model": "opt-1.3b", "precision": "bf16", "seq_len": 2048, "device": "cuda", **settings})
+    return Experiment(
+        **{"model": "opt-1.3b", "precision": "bf16", "seq_len": 2048, "device": "cuda", **settings}
+    )
 
 
 def trace_nothing(monkeypatch):
@@ -52,7 +53,14 @@ def of_record(asked, make=True):
 
 def runs(*settings):
     """Return made-up runs that take exactly as long as the default constants say."""
-    common = {"gpu_name": "NVIDIA H200", "step_time_mean_s": 1.0, "model": "opt-1.3b", "seq_len": 512}
+    common = {
+        "gpu_name": "NVIDIA H200",
+        "step_time_mean_s": 1.0,
+        "model": "opt-1.3b",
+        "seq_len": 512,
+    }
     made = measured(pd.DataFrame([{**common, "micro_batch_size": 8, **one} for one in settings]))
     times = step_times([run.setting for run in made]).step_time_s
-    return [replace(run, step_time_s=float(seconds)) for run, seconds in zip(made, times, strict=True)]
+    return [
+        replace(run, step_time_s=float(seconds)) for run, seconds in zip(made, times, strict=True)
+    ]

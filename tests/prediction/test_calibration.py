@@ -33,7 +33,14 @@ from dsnb.settings.experiment import Experiment
 from tests.prediction.made_up import TRACE, runs
 
 SMALL = {"model": "gpt2", "micro_batch_size": 1, "seq_len": 128}
-USUAL = {"model": "opt-1.3b", "zero_stage": 1, "gpus": 2, "micro_batch_size": 8, "seq_len": 1024, "device": "cuda"}
+USUAL = {
+    "model": "opt-1.3b",
+    "zero_stage": 1,
+    "gpus": 2,
+    "micro_batch_size": 8,
+    "seq_len": 1024,
+    "device": "cuda",
+}
 
 
 def assert_stated(found, stated):
@@ -56,7 +63,9 @@ def test_published_tables_of_gpus_that_nothing_was_calibrated_on(monkeypatch):
     assert_stated(by_gpu_and_nodes, ELSEWHERE)
     assert sum(one.settings for one in by_table.values()) == ELSEWHERE[ALL].settings
     assert by_table["lambda_1cc_opt"].worst_pct < 15  # with SDPA, OPT-350M is 33 % off
-    monkeypatch.setattr("dsnb.prediction.predict.traces", lambda experiments: [TRACE for _ in experiments])
+    monkeypatch.setattr(
+        "dsnb.prediction.predict.traces", lambda experiments: [TRACE for _ in experiments]
+    )
     one = Experiment(model="gpt2", precision="bf16", device="cuda")
     for gpu, gpus, path, name in [
         ("A100", 16, "ib:100", "A100, several nodes"),
@@ -64,7 +73,9 @@ def test_published_tables_of_gpus_that_nothing_was_calibrated_on(monkeypatch):
         ("MI250X", 1, "nvlink", "one node"),  # a single row tells too little
     ]:
         table = dsnb.predict([one.model_copy(update={"gpus": gpus})], gpu, link=path)
-        assert table["step_time_error_on"].tolist() == [f"{ELSEWHERE[name].settings} settings, {name}"]
+        assert table["step_time_error_on"].tolist() == [
+            f"{ELSEWHERE[name].settings} settings, {name}"
+        ]
         assert table["tokens_per_s_error_pct"].tolist() == [ELSEWHERE[name].mean_pct]
 
 
@@ -84,24 +95,40 @@ def test_errors_by_hand_are_factors():
     """Half and twice the measured time are both wrong by a factor of two."""
     assert error_of([-50, 100]) == PredictionError(2, 100.0, 100.0, 0.0)
     assert error_of([25, -20, 25]) == PredictionError(3, 25.0, 25.0, 7.7)  # the cube root of 1.25
-    measured_on = {"few": error_of([1.0] * (MIN_SETTINGS - 1)), "enough": error_of([1.0] * MIN_SETTINGS)}
+    measured_on = {
+        "few": error_of([1.0] * (MIN_SETTINGS - 1)),
+        "enough": error_of([1.0] * MIN_SETTINGS),
+    }
     assert expected_error(measured_on, measured_on)[0] == "enough"
-    made = runs({"strategy": "ddp", "gpus": 2, "micro_batch_size": 64}, {"micro_batch_size": 64}, SMALL)
+    made = runs(
+        {"strategy": "ddp", "gpus": 2, "micro_batch_size": 64}, {"micro_batch_size": 64}, SMALL
+    )
     errors = by_kind(made, [25, -20, 100])
     assert len(errors) == 9
     assert errors["DDP, limited by the GPU, several GPUs"] == (1, 25.0, 25.0, 25.0)
     assert errors["limited by the CPU, one GPU"] == (1, 100.0, 100.0, 100.0)
     assert errors["limited by the GPU"] == (2, 25.0, 25.0, 0.0)
-    assert errors[ALL] == (3, 46.2, 100.0, 26.0)  # the cube roots of 1.25 * 1.25 * 2 and 1.25 / 1.25 * 2
+    assert errors[ALL] == (
+        3,
+        46.2,
+        100.0,
+        26.0,
+    )  # the cube roots of 1.25 * 1.25 * 2 and 1.25 / 1.25 * 2
 
 
 def test_predictions_state_the_error_of_their_kind(monkeypatch):
-    monkeypatch.setattr("dsnb.prediction.predict.traces", lambda experiments: [TRACE for _ in experiments])
+    monkeypatch.setattr(
+        "dsnb.prediction.predict.traces", lambda experiments: [TRACE for _ in experiments]
+    )
     one = Experiment(**SMALL, zero_stage=3, device="cuda")
-    big = Experiment(model="opt-1.3b", micro_batch_size=64, seq_len=512, strategy="plain", device="cuda")
+    big = Experiment(
+        model="opt-1.3b", micro_batch_size=64, seq_len=512, strategy="plain", device="cuda"
+    )
     table = dsnb.predict([one, big], "H200")
     names = ["ZeRO 3, limited by the CPU, one GPU", "plain loop, limited by the GPU, one GPU"]
-    assert table["step_time_error_on"].tolist() == [f"{TIME_ERRORS[name].settings} settings, {name}" for name in names]
+    assert table["step_time_error_on"].tolist() == [
+        f"{TIME_ERRORS[name].settings} settings, {name}" for name in names
+    ]
     assert table["limited_by"].tolist() == ["CPU", "GPU"]
     factors = 1 + table["tokens_per_s_error_pct"] / 100
     assert list(table["days"] / factors) == pytest.approx(list(table["days_low"]))
@@ -151,13 +178,17 @@ def test_a_single_run_moves_what_it_depends_on_and_nothing_else(h200):
     assert found.link_efficiency == pytest.approx(DEFAULT.link_efficiency)
     assert found.host_gather_us == pytest.approx(DEFAULT.host_gather_us)
     assert calibrate([]) is DEFAULT
-    assert vars(calibrate([slow] * 50)) == pytest.approx(vars(found))  # repeats of a setting count once
+    assert vars(calibrate([slow] * 50)) == pytest.approx(
+        vars(found)
+    )  # repeats of a setting count once
 
 
 def test_a_slow_host_is_known_by_its_launch_time_and_slows_other_settings():
     row = {**USUAL, "gpu_name": "NVIDIA H200", "step_time_mean_s": 1.0}
     times_us = (DEFAULT.host_launch_us, 2 * DEFAULT.host_launch_us, 1e9)
-    usual, slow, odd = measured(pd.DataFrame([{**row, "launch_us": time_us} for time_us in times_us]))
+    usual, slow, odd = measured(
+        pd.DataFrame([{**row, "launch_us": time_us} for time_us in times_us])
+    )
     assert slow.setting.host_launches == pytest.approx(2 * usual.setting.host_launches)
     assert odd.setting == usual.setting
     as_predicted = replace(slow, step_time_s=float(predicted([slow], DEFAULT)[0]))
@@ -182,18 +213,48 @@ def test_small_clusters_tell_large_ones():
     constants = calibrate([run for run in runs if run.experiment.gpus <= 16])
     large = [run for run in runs if run.experiment.gpus == 512]
     assert len(large) == 2
-    assert predicted(large, constants) == pytest.approx([run.step_time_s for run in large], rel=0.02)
+    assert predicted(large, constants) == pytest.approx(
+        [run.step_time_s for run in large], rel=0.02
+    )
 
 
 def test_rows_of_other_programs():
     """What a row does not tell has its default; the version in a column `deepspeed` is no setting."""
-    row = {"model": "gpt2", "gpus": 1.0, "compile": False, "deepspeed": "0.19.8", "zero_stage": float("nan")}
+    row = {
+        "model": "gpt2",
+        "gpus": 1.0,
+        "compile": False,
+        "deepspeed": "0.19.8",
+        "zero_stage": float("nan"),
+    }
     one = recorded(row)
-    assert (one.gpus, one.compile, one.deepspeed, one.zero_stage, one.precision) == (1, "off", {}, 0, "bf16")
+    assert (one.gpus, one.compile, one.deepspeed, one.zero_stage, one.precision) == (
+        1,
+        "off",
+        {},
+        0,
+        "bf16",
+    )
     key = "deepspeed.zero_optimization.stage3_max_live_parameters"
-    assert recorded({**row, key: 5}).deepspeed == {"zero_optimization.stage3_max_live_parameters": 5}
-    assert recorded({**row, key: 5.0}).name == recorded({**row, key: 5}).name  # in a column with gaps
-    bad = [{"gpu_name": "Z9"}, {"gpu_name": None}, {"model": "a/b"}, {"status": "oom"}, {"tokens_per_s": None}]
-    good = {**row, "gpu_name": "NVIDIA H200", "tokens_per_s": 2048.0, "micro_batch_size": 8, "seq_len": 128}
+    assert recorded({**row, key: 5}).deepspeed == {
+        "zero_optimization.stage3_max_live_parameters": 5
+    }
+    assert (
+        recorded({**row, key: 5.0}).name == recorded({**row, key: 5}).name
+    )  # in a column with gaps
+    bad = [
+        {"gpu_name": "Z9"},
+        {"gpu_name": None},
+        {"model": "a/b"},
+        {"status": "oom"},
+        {"tokens_per_s": None},
+    ]
+    good = {
+        **row,
+        "gpu_name": "NVIDIA H200",
+        "tokens_per_s": 2048.0,
+        "micro_batch_size": 8,
+        "seq_len": 128,
+    }
     table = pd.DataFrame([good, *({**good, **change} for change in bad)])
     assert [run.step_time_s for run in measured(table)] == [0.5]

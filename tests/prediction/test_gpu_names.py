@@ -2,9 +2,9 @@
 
 import pytest
 
-from dsnb.errors import SettingsError
+from dsnb.base.errors import SettingsError
+from dsnb.base.system import hardware
 from dsnb.prediction import gpus
-from dsnb.system import hardware
 
 WHOLE = {
     "NVIDIA B200": ("B200", 2250),

@@ -6,14 +6,14 @@ import pytest
 
 import dsnb
 from benchmarks import host_memory as benchmark
-from dsnb.errors import SettingsError
+from dsnb.base.errors import SettingsError
+from dsnb.base.system import hardware
+from dsnb.base.system.hardware import InstalledGpu
 from dsnb.prediction import host_memory
 from dsnb.prediction.calibration import HOST_ERRORS
 from dsnb.prediction.gpus import find, link
 from dsnb.prediction.host_memory import PINNED_SHARE, PROCESS_GIB, of_node, of_rank, pinned
 from dsnb.prediction.shapes import shape
-from dsnb.system import hardware
-from dsnb.system.hardware import InstalledGpu
 from tests.prediction.made_up import given, trace_nothing
 
 GIB = 2**30
@@ -33,13 +33,17 @@ def test_zero_2_pins_masters_gradients_and_half_weights_of_bloom_7b1():
     """7.069 billion parameters are 26.3 GiB in fp32 and 13.2 in bf16, pinned 32 and 16; 136.1 GiB were measured."""
     need = of_rank(bloom(zero_stage=2, offload="optimizer-cpu"))
     assert need.optimizer / GIB == pytest.approx(32 + 8 * 7.069e9 / GIB, abs=0.02)
-    assert need.gradients == (32 + 2) * GIB  # and a buffer for the embedding, 250,880 x 4,096 x 2 bytes
+    assert (
+        need.gradients == (32 + 2) * GIB
+    )  # and a buffer for the embedding, 250,880 x 4,096 x 2 bytes
     assert need.weights == 16 * GIB
     assert need.gib == pytest.approx(136.1, rel=0.005)
 
 
 def test_ranks_of_a_node_add_up_and_each_pins_its_share():
-    one, eight = (of_rank(bloom(zero_stage=2, offload="optimizer-cpu", gpus=gpus)) for gpus in (1, 8))
+    one, eight = (
+        of_rank(bloom(zero_stage=2, offload="optimizer-cpu", gpus=gpus)) for gpus in (1, 8)
+    )
     assert eight.weights == one.weights / 8
     assert of_node(bloom(zero_stage=2, offload="optimizer-cpu", gpus=8), link()) == 8 * eight.gib
     two_nodes = bloom(zero_stage=2, offload="optimizer-cpu", gpus=16)
@@ -54,13 +58,21 @@ def test_zero_3_keeps_gradients_twice_and_offloaded_weights():
     assert weights_on_gpu.weights == 2e9  # a sub-group is cast on the host
     everything = of_rank(given(zero_stage=3, offload="all-cpu"))
     assert everything.weights == pytest.approx(4 * GIB + PINNED_SHARE * 2 * P)
-    assert of_rank(given(zero_stage=3, offload="all-cpu", grad_accum=2)).gradients == (4 + 2 + 8) * GIB  # in fp32
+    assert (
+        of_rank(given(zero_stage=3, offload="all-cpu", grad_accum=2)).gradients == (4 + 2 + 8) * GIB
+    )  # in fp32
 
 
 def test_accumulated_gradients_and_inputs_of_recomputed_blocks_count():
-    once, twice = (of_rank(given(zero_stage=2, offload="optimizer-cpu", grad_accum=count)) for count in (1, 2))
+    once, twice = (
+        of_rank(given(zero_stage=2, offload="optimizer-cpu", grad_accum=count)) for count in (1, 2)
+    )
     assert twice.gradients - once.gradients == pytest.approx(PINNED_SHARE * 2 * P)
-    inputs = of_rank(given(zero_stage=1, micro_batch_size=3, activation_checkpointing=True, checkpoint_offload=True))
+    inputs = of_rank(
+        given(
+            zero_stage=1, micro_batch_size=3, activation_checkpointing=True, checkpoint_offload=True
+        )
+    )
     assert inputs.activations == 24 * 32 * 2**20  # 3 x 2,048 x 2,048 x 2 bytes are 24 MiB
     assert of_rank(given(strategy="plain")) == (PROCESS_GIB * GIB, 0, 0, 0, 0)
 
@@ -80,7 +92,9 @@ def test_a_host_that_is_unknown_is_never_a_yes(monkeypatch):
     need = dsnb.predict(asked, "H200")["host_memory_gib"][1]
     assert list(dsnb.predict(asked, "H200", host_memory=need / 0.94)["fits"]) == [True, True]
     assert list(dsnb.predict(asked, "H200", host_memory=need / 0.96)["fits"]) == [True, False]
-    with pytest.raises(SettingsError, match="host_memory is -1: give the GiB of one host, such as 512"):
+    with pytest.raises(
+        SettingsError, match="host_memory is -1: give the GiB of one host, such as 512"
+    ):
         dsnb.predict(asked, "H200", host_memory=-1)
 
 
@@ -93,8 +107,12 @@ def test_this_machine_is_the_host_only_for_its_own_gpus(monkeypatch):
     assert host_memory.known_gib(find("A100"), 256) == 256
 
 
-@pytest.mark.parametrize(("written", "is_limited"), [(f"{GIB}\n", True), ("max\n", False), (None, False)])
-def test_a_container_has_the_memory_that_its_limit_leaves(written, is_limited, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("written", "is_limited"), [(f"{GIB}\n", True), ("max\n", False), (None, False)]
+)
+def test_a_container_has_the_memory_that_its_limit_leaves(
+    written, is_limited, tmp_path, monkeypatch
+):
     whole = hardware.psutil.virtual_memory().total / GIB
     limit = tmp_path / "memory.max"
     if written is not None:

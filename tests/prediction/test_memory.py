@@ -18,7 +18,10 @@ P = PARAMETERS
 def moments(trace=TRACE, **settings):
     experiment = given(**settings)
     found = RULES[experiment.strategy](engine_of(experiment, trace))
-    return {name: max(one.total for one in found if one.name == name) for name in dict.fromkeys(o.name for o in found)}
+    return {
+        name: max(one.total for one in found if one.name == name)
+        for name in dict.fromkeys(o.name for o in found)
+    }
 
 
 def test_one_process_holds_twelve_bytes_a_parameter_and_ddp_buckets_besides():
@@ -28,8 +31,13 @@ def test_one_process_holds_twelve_bytes_a_parameter_and_ddp_buckets_besides():
     assert found["optimizer"] == 16 * P
     assert moments(strategy="plain", grad_accum=2)["loss"] == 16 * P + 1000 * MIB
     assert moments(strategy="ddp", gpus=2)["loss"] == 16 * P + 1000 * MIB
-    assert moments(strategy="ddp", gpus=2, gradient_compression="bf16")["loss"] == 18 * P + 1000 * MIB
-    assert moments(strategy="ddp", gpus=2, gradient_compression="powersgd")["loss"] == 20 * P + 1000 * MIB
+    assert (
+        moments(strategy="ddp", gpus=2, gradient_compression="bf16")["loss"] == 18 * P + 1000 * MIB
+    )
+    assert (
+        moments(strategy="ddp", gpus=2, gradient_compression="powersgd")["loss"]
+        == 20 * P + 1000 * MIB
+    )
     accumulated = moments(strategy="ddp", gpus=2, grad_accum=2)
     assert accumulated["loss"] == 20 * P + 1000 * MIB
     assert accumulated["second step"] == 24 * P + 1000 * MIB
@@ -44,16 +52,26 @@ def test_fsdp_holds_shares_and_gathers_the_root_and_a_block():
         assert once == 12 * P / ranks + gathered + 1000 * MIB
         assert accumulated == 16 * P / ranks + gathered + 1000 * MIB
         whole = moments(**settings, grad_accum=2, reduce_gradients="step")["loss"]
-        assert whole == (12 / ranks + 4) * P + gathered + 1000 * MIB  # these gradients are not sharded
+        assert (
+            whole == (12 / ranks + 4) * P + gathered + 1000 * MIB
+        )  # these gradients are not sharded
 
 
 def test_zero_0_flattens_gradients_twice():
     """14 bytes a parameter, 2 of gradients, and in the step 8 more: a list in fp32 and its flat copy."""
     found = moments(zero_stage=0, gpus=2)
-    assert (found["loss"], found["reduction"], found["optimizer"]) == (14 * P + 1000 * MIB, 18 * P, 24 * P)
+    assert (found["loss"], found["reduction"], found["optimizer"]) == (
+        14 * P + 1000 * MIB,
+        18 * P,
+        24 * P,
+    )
     assert moments(zero_stage=0)["reduction"] == 16 * P  # a single rank
     found = moments(zero_stage=0, gpus=2, mixed_precision="autocast")
-    assert (found["loss"], found["reduction"], found["optimizer"]) == (12 * P + 1000 * MIB, 20 * P, 16 * P)
+    assert (found["loss"], found["reduction"], found["optimizer"]) == (
+        12 * P + 1000 * MIB,
+        20 * P,
+        16 * P,
+    )
 
 
 def test_zero_1_and_2_share_the_optimizer_but_zero_1_accumulates_whole_gradients():
@@ -62,10 +80,16 @@ def test_zero_1_and_2_share_the_optimizer_but_zero_1_accumulates_whole_gradients
         assert peaks["loss"] == (2 + 12 / 4) * P + 1000 * MIB
         assert peaks["optimizer"] == (2 + 20 / 4) * P
         assert peaks["reduction"] == (2 + 12 / 4 + 2 / 4) * P + whole
-    assert moments(zero_stage=1, gpus=4, grad_accum=2)["loss"] == (2 + 12 / 4 + 4 + 2) * P + 1000 * MIB
-    half = moments(zero_stage=1, gpus=4, grad_accum=2, grad_accum_dtype="bf16", bucket_elements=1000)
+    assert (
+        moments(zero_stage=1, gpus=4, grad_accum=2)["loss"] == (2 + 12 / 4 + 4 + 2) * P + 1000 * MIB
+    )
+    half = moments(
+        zero_stage=1, gpus=4, grad_accum=2, grad_accum_dtype="bf16", bucket_elements=1000
+    )
     assert half["loss"] == (2 + 12 / 4 + 2) * P + 2 * 1000 + 1000 * MIB
-    assert moments(zero_stage=2, gpus=4, grad_accum=2)["loss"] == (2 + 12 / 4 + 4 / 4) * P + 1000 * MIB
+    assert (
+        moments(zero_stage=2, gpus=4, grad_accum=2)["loss"] == (2 + 12 / 4 + 4 / 4) * P + 1000 * MIB
+    )
 
 
 @pytest.mark.parametrize(("bucket", "beside"), [(500_000_000, 0), (80_000_000, 2 * 90_000_000)])
@@ -73,7 +97,12 @@ def test_zero_1_and_2_share_the_optimizer_but_zero_1_accumulates_whole_gradients
 def test_offloaded_gradients_of_zero_2_have_their_norm_in_fp64(bucket, beside, ranks, share):
     """A gradient that is larger than the bucket is beside it; the measured BLOOM-7B1 took 25.7 GiB, not 20.9."""
     trace = replace(TRACE, moments=((0.0, 0.0), (0.0, P)))
-    settings = {"zero_stage": 2, "offload": "optimizer-cpu", "bucket_elements": bucket, "gpus": ranks}
+    settings = {
+        "zero_stage": 2,
+        "offload": "optimizer-cpu",
+        "bucket_elements": bucket,
+        "gpus": ranks,
+    }
     states = (2 * P) + 2 * 90_000_000  # and a buffer for the largest gradient
     expected = states + 2 * bucket + max(beside + 8 * share, 2 * min(bucket, P))
     assert moments(trace, **settings)["backward"] == expected
@@ -82,7 +111,9 @@ def test_offloaded_gradients_of_zero_2_have_their_norm_in_fp64(bucket, beside, r
 def test_zero_3_gathers_up_to_a_limit():
     bucket, shares = 1e9, (14 + 2) / 4 * P
     assert moments(zero_stage=3, gpus=4)["loss"] == shares + bucket + 2 * P + 1000 * MIB
-    keys = {"zero_optimization": {"stage3_max_live_parameters": 10_000_000, "reduce_bucket_size": 1000}}
+    keys = {
+        "zero_optimization": {"stage3_max_live_parameters": 10_000_000, "reduce_bucket_size": 1000}
+    }
     assert moments(zero_stage=3, gpus=4, deepspeed=keys)["loss"] == shares + 2000 + 2e7 + 1000 * MIB
     offloaded = moments(zero_stage=3, gpus=4, offload="all-cpu")
     assert offloaded["loss"] == bucket + 2 * P + 1000 * MIB
@@ -113,7 +144,8 @@ def peak_gib(**settings):
 def test_larger_micro_batches_never_take_less_and_what_is_shared_or_in_host_memory_never_more():
     for settings in ({"gpus": 4, **each} for each in VALID):
         small, large = (
-            peak_memory(given(**settings, micro_batch_size=size), MemoryTrace.of(RECORD, size)) for size in (1, 64)
+            peak_memory(given(**settings, micro_batch_size=size), MemoryTrace.of(RECORD, size))
+            for size in (1, 64)
         )
         assert min(*small.parts().values(), *large.parts().values()) >= 0
         assert small.peak_allocated_gib <= large.peak_allocated_gib
@@ -134,14 +166,18 @@ def test_tensor_parallel_ranks_keep_embeddings_whole_and_two_thirds_of_what_opt_
 def test_the_first_stage_of_a_pipeline_keeps_micro_batches():
     trace = replace(TRACE, kept=10_000 * MIB, moments=((10_400 * MIB, 0.0),))
     first = peak_memory(given(zero_stage=1, gpus=4, pipeline_parallel=4, grad_accum=8), trace)
-    assert first.activations == pytest.approx(10_000 * MIB)  # four micro-batches of a quarter of the blocks
+    assert first.activations == pytest.approx(
+        10_000 * MIB
+    )  # four micro-batches of a quarter of the blocks
 
 
 def test_errors_are_told_by_kind_and_by_all_where_a_kind_has_too_few(monkeypatch):
     monkeypatch.setattr(calibration, "MIN_PEAKS", PEAK_ERRORS["LoRA"].settings + 1)
     assert peak_error(given(zero_stage=1)) == ("ZeRO 1", PEAK_ERRORS["ZeRO 1"])
     assert peak_error(given(zero_stage=1, lora_rank=8)) == ("all", PEAK_ERRORS["all"])
-    peaks = [Peak(given(zero_stage=stage), *gib) for stage, *gib in ((0, 10, 8), (0, 9, 10), (1, 5, 5))]
+    peaks = [
+        Peak(given(zero_stage=stage), *gib) for stage, *gib in ((0, 10, 8), (0, 9, 10), (1, 5, 5))
+    ]
     assert prediction_errors.by_kind_of_peak(peaks) == {
         "ZeRO 0": PredictionError(2, 17.5, 25.0),
         "ZeRO 1": PredictionError(1, 0.0, 0.0),

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from dsnb.formulas.model_shapes import PRESETS
+from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.prediction import shapes, traces
 from dsnb.prediction.predict import _flops_per_token
 from dsnb.prediction.shapes import Mode
@@ -22,7 +22,9 @@ def counted(monkeypatch):
     """Return a function that counts a model in this process."""
 
     def make(_, missing):
-        traces._records.update({key: model_counts.count(experiment) for key, experiment in missing.items()})
+        traces._records.update(
+            {key: model_counts.count(experiment) for key, experiment in missing.items()}
+        )
 
     for name, substitute in {"_file": lambda _: None, "_records": {}, "_make": make}.items():
         monkeypatch.setattr(traces, name, substitute)
@@ -35,14 +37,30 @@ def counted(monkeypatch):
 def test_a_trace_counts_what_was_counted_by_hand(counted, model, limit):
     """Products and tensors exactly, bytes of a step within a quarter; BLOOM's own gradient of GELU moves more."""
     record, by_hand = counted(model), shapes.shape(model)
-    for name in ("hidden", "layers", "vocab", "parameters", "weights", "held", "numbers", "tensors", "root_tensors"):
+    for name in (
+        "hidden",
+        "layers",
+        "vocab",
+        "parameters",
+        "weights",
+        "held",
+        "numbers",
+        "tensors",
+        "root_tensors",
+    ):
         assert record[name] == getattr(by_hand, name), name
     assert record["head"] == by_hand.head
     traced = shapes.Counts(**{**vars(by_hand), "traffic": record["traffic"]})
     for kind in ("off", "default"):
-        for settings in ({"precision": "bf16"}, {"precision": "fp32"}, {"precision": "bf16", "strategy": "plain"}):
+        for settings in (
+            {"precision": "bf16"},
+            {"precision": "fp32"},
+            {"precision": "bf16", "strategy": "plain"},
+        ):
             mode = Mode.of(Experiment(model=model, device="cuda", compile=kind, **settings))
-            found, expected = (sum(one.bytes for one in each.passes(mode, False, 1)) for each in (traced, by_hand))
+            found, expected = (
+                sum(one.bytes for one in each.passes(mode, False, 1)) for each in (traced, by_hand)
+            )
             assert found == pytest.approx(expected, rel=limit), (kind, settings)
 
 
@@ -51,9 +69,19 @@ def test_grouped_queries_experts_windows_and_caps_are_counted(counted):
     one = shapes.shape("moe-tiny")
     attention, expert = 128 * (128 + 64 + 64 + 128), 3 * 128 * 256
     assert [one.weights, one.held] == [attention + 4 * 128 + number * expert for number in (2, 4)]
-    assert (one.grouped, one.family, one.attention[0], one.capped) == (2 * expert, "mixtral", (128, None, 4), False)
+    assert (one.grouped, one.family, one.attention[0], one.capped) == (
+        2 * expert,
+        "mixtral",
+        (128, None, 4),
+        False,
+    )
     rows = model_counts.torch.zeros(4, 6)
-    assert [*map(model_counts._has_gaps, (rows, rows.T, rows[:2], rows[:, :2]))] == [False, False, False, True]
+    assert [*map(model_counts._has_gaps, (rows, rows.T, rows[:2], rows[:, :2]))] == [
+        False,
+        False,
+        False,
+        True,
+    ]
     gemma = shapes.shape("gemma2-tiny")
     assert gemma.attention == [(128, 64, 4), (128, None, 4)] * 2
     assert (gemma.capped, gemma.logits_capped, gemma.maskless) == (True, True, False)
@@ -66,7 +94,9 @@ def test_grouped_queries_experts_windows_and_caps_are_counted(counted):
 
 def test_a_model_that_cannot_be_followed_can_be_measured(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    monkeypatch.setattr(traces, "counts", mock.Mock(side_effect=shapes.SettingsError("it has odd blocks")))
+    monkeypatch.setattr(
+        traces, "counts", mock.Mock(side_effect=shapes.SettingsError("it has odd blocks"))
+    )
     with pytest.raises(shapes.SettingsError, match=r"it can be measured \(it has odd blocks\)"):
         shapes.shape(str(tmp_path))
 
@@ -80,14 +110,18 @@ def test_a_model_that_cannot_be_followed_can_be_measured(tmp_path, monkeypatch):
     ],
 )
 def test_what_one_block_cannot_stand_for_is_refused(counted, tmp_path, monkeypatch, changes, why):
-    monkeypatch.setattr("dsnb.prediction.model_counts.LENGTH", 4)  # Mamba goes through tokens one by one
+    monkeypatch.setattr(
+        "dsnb.prediction.model_counts.LENGTH", 4
+    )  # Mamba goes through tokens one by one
     (tmp_path / "config.json").write_text(json.dumps(PRESETS["qwen3-moe-tiny"].config() | changes))
     with pytest.raises(ValueError, match=why):
         counted(str(tmp_path))
 
 
 def test_wide_mlps_of_gpt2_are_not_taken_for_usual_ones(counted, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(PRESETS["gpt2-tiny"].config() | {"n_inner": 8 * 128}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(PRESETS["gpt2-tiny"].config() | {"n_inner": 8 * 128})
+    )
     assert shapes.shape(str(tmp_path)).weights == 20 * 128 * 128
 
 

@@ -6,13 +6,20 @@ import time
 import pytest
 
 import dsnb
+from dsnb.base.errors import SettingsError
 from dsnb.cli import app
 from dsnb.cli.predict import parse_tokens
-from dsnb.errors import SettingsError
 from dsnb.prediction.step_time import StepTime
 from tests.prediction.made_up import given, trace_nothing
 
-PARTS = ["weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "logits_gib", "buffers_gib"]
+PARTS = [
+    "weights_gib",
+    "gradients_gib",
+    "optimizer_gib",
+    "activations_gib",
+    "logits_gib",
+    "buffers_gib",
+]
 PARAMS = """
 name: asked
 question: Which?
@@ -30,10 +37,14 @@ def test_a_row_has_every_figure_with_its_error_and_parts_sum_to_the_whole():
     asked = [given(zero_stage=stage, gpus=8, micro_batch_size=8) for stage in range(4)]
     table = dsnb.predict(asked, "H200", tokens=100e9, price=2.5)
     assert list(table["experiment"]) == [one.name_with_model for one in asked]
-    assert table[[*PARTS, "workspace_gib"]].sum(axis=1).tolist() == pytest.approx(table["peak_allocated_gib"].tolist())
+    assert table[[*PARTS, "workspace_gib"]].sum(axis=1).tolist() == pytest.approx(
+        table["peak_allocated_gib"].tolist()
+    )
     seconds = table[list(StepTime.__dataclass_fields__)].sum(axis=1)
     assert seconds.tolist() == pytest.approx(table["step_time_s"].tolist())
-    assert table["tokens_per_s"].tolist() == pytest.approx((8 * 8 * 2048 / table["step_time_s"]).tolist())
+    assert table["tokens_per_s"].tolist() == pytest.approx(
+        (8 * 8 * 2048 / table["step_time_s"]).tolist()
+    )
     assert table["days"].tolist() == pytest.approx((100e9 / table["tokens_per_s"] / 86400).tolist())
     assert table["gpu_hours"].tolist() == pytest.approx((table["days"] * 24 * 8).tolist())
     assert table["cost"].tolist() == pytest.approx((table["gpu_hours"] * 2.5).tolist())
@@ -49,7 +60,9 @@ def test_tokens_are_20_per_parameter_unless_they_are_given():
     assert list(table["tokens"]) == [20e9]
     assert [parse_tokens(text) for text in ("20B", "1.5t", "300e9")] == [20e9, 1.5e12, 3e11]
     (answer,) = dsnb.recommend([given()], "H200", price=2.5, currency="€")
-    assert "; 26 billion tokens: " in answer.sentences[0], "1.3 billion parameters, not those of the made-up trace"
+    assert "; 26 billion tokens: " in answer.sentences[0], (
+        "1.3 billion parameters, not those of the made-up trace"
+    )
     assert ", €" in answer.sentences[0]
 
 
@@ -73,7 +86,11 @@ def test_settings_that_the_calibration_has_not_seen_are_named_and_own_runs_tell_
 
 def test_ten_thousand_settings_take_seconds():
     """1.5 to 3 s on one core, depending on its load; the limit has room for more."""
-    asked = [given(zero_stage=stage, gpus=4, micro_batch_size=size) for stage in range(4) for size in range(1, 126)]
+    asked = [
+        given(zero_stage=stage, gpus=4, micro_batch_size=size)
+        for stage in range(4)
+        for size in range(1, 126)
+    ]
     took = []
     for _ in range(3):
         began = time.process_time()
@@ -90,7 +107,9 @@ def run(tmp_path, monkeypatch, capsys):
     def run_(command, *words, params=PARAMS):
         (tmp_path / "asked.yaml").write_text(params)
         monkeypatch.setattr("sys.argv", ["dsnb", command, str(tmp_path / "asked.yaml"), *words])
-        monkeypatch.setattr(app.signals, "install_handlers", lambda: None)  # those of this process stay as they are
+        monkeypatch.setattr(
+            app.signals, "install_handlers", lambda: None
+        )  # those of this process stay as they are
         with pytest.raises(SystemExit) as ended:
             app.main()
         return ended.value.code or 0, *capsys.readouterr()
@@ -102,13 +121,17 @@ def test_the_command_line_prints_the_same(run):
     code, out, _ = run("predict", "--gpu", "H200", "--format", "json")
     rows = json.loads(out)
     assert (code, len(rows)) == (0, 6)
-    assert {"experiment", "fits", "peak_allocated_gib", "tokens_per_s", "step_time_s"} < set(rows[0])
+    assert {"experiment", "fits", "peak_allocated_gib", "tokens_per_s", "step_time_s"} < set(
+        rows[0]
+    )
     assert [row["days"] for row in rows] == sorted(row["days"] for row in rows)
     code, out, _ = run("predict", "--price", "2")
     assert (code, len([line for line in out.splitlines() if "opt-1.3b_zs" in line])) == (0, 6)
     assert "±" in out
     assert out.startswith("H200: 139.8 GiB, ")
-    code, out, _ = run("predict", "--gpu", "T4", "--set", "zero_stage=[0, 3]", "--set", "compile=off")
+    code, out, _ = run(
+        "predict", "--gpu", "T4", "--set", "zero_stage=[0, 3]", "--set", "compile=off"
+    )
     fits = [" yes " in line for line in out.splitlines() if "opt-1.3b_zs" in line]
     assert fits == [True, False], "what fits comes first, however slow it is"
     code, out, _ = run("recommend", "--objective", "memory")
@@ -122,7 +145,11 @@ def test_the_command_line_prints_the_same(run):
 
 def test_fragmentation_is_named_where_the_allocator_is_torchs_default_one(run):
     words = "fragmentation can need more memory than is predicted"
-    for command, allocator in (("predict", "expandable"), ("predict", "default"), ("recommend", "default")):
+    for command, allocator in (
+        ("predict", "expandable"),
+        ("predict", "default"),
+        ("recommend", "default"),
+    ):
         _, out, _ = run(command, "--set", f"allocator={allocator}")
         assert (words in " ".join(out.split())) == (allocator == "default")
 
@@ -138,7 +165,10 @@ def test_offload_is_told_with_the_host_memory_that_it_needs(run):
     code, out, _ = run("predict", params=OFFLOADED)
     (row,) = [line for line in out.splitlines() if line.startswith("opt-1.3b_zs2")]
     assert (code, " unknown " in row, " 31.5 ± 1.1 % " in row) == (0, True, True)
-    assert "fits is unknown for 1 setting: offload needs up to 31.5 GiB of each host's memory" in " ".join(out.split())
+    assert (
+        "fits is unknown for 1 setting: offload needs up to 31.5 GiB of each host's memory"
+        in " ".join(out.split())
+    )
     for host, fits in (("34", "yes"), ("32", "no")):
         _, out, _ = run("predict", "--host-memory", host, params=OFFLOADED)
         (row,) = [line for line in out.splitlines() if line.startswith("opt-1.3b_zs2")]
@@ -172,13 +202,31 @@ PLAIN = "gpus is 8, but strategy is 'plain': it is a single process; use gpus 1,
 @pytest.mark.parametrize(
     ("added", "words", "left_out"),
     [
-        ("{strategy: plain, gpus: 1}", ("--gpus", "8"), [f"left out 1 of 7 settings (names with -v): {PLAIN}"]),
-        ("{tensor_parallel: 16}", ("-v",), ["left out 1 of 7 settings: gpus is 8", "  zs0_bf16_gpus8_bs8_sl2048_tp16"]),
-        ("{matmul: fp8}", (), ["left out 1 of 7 settings (names with -v): matmul is 'fp8': neither its time nor"]),
-        ("{micro_batch_size: auto}", (), ["left out 1 of 7 settings (names with -v): micro_batch_size is 'auto'"]),
+        (
+            "{strategy: plain, gpus: 1}",
+            ("--gpus", "8"),
+            [f"left out 1 of 7 settings (names with -v): {PLAIN}"],
+        ),
+        (
+            "{tensor_parallel: 16}",
+            ("-v",),
+            ["left out 1 of 7 settings: gpus is 8", "  zs0_bf16_gpus8_bs8_sl2048_tp16"],
+        ),
+        (
+            "{matmul: fp8}",
+            (),
+            ["left out 1 of 7 settings (names with -v): matmul is 'fp8': neither its time nor"],
+        ),
+        (
+            "{micro_batch_size: auto}",
+            (),
+            ["left out 1 of 7 settings (names with -v): micro_batch_size is 'auto'"],
+        ),
     ],
 )
-def test_settings_that_are_refused_or_cannot_be_predicted_are_left_out_and_named(run, added, words, left_out):
+def test_settings_that_are_refused_or_cannot_be_predicted_are_left_out_and_named(
+    run, added, words, left_out
+):
     for command in ("predict", "recommend"):
         code, out, err = run(command, *words, params=f"{PARAMS}include: [{added}]\n")
         assert code == 0

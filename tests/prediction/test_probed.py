@@ -24,10 +24,14 @@ def record(gpu="NVIDIA H200", host="own", date="2026-11-25T10:00:00+00:00", **fi
 def test_the_reference_itself_changes_nothing_and_ratios_are_by_hand():
     assert [*probed.ratios(record(), REFERENCE).values()] == pytest.approx([1.0] * len(USUAL))
     shipped = probed.ratios(probed.REFERENCE, probed.REFERENCE)
-    assert shipped == pytest.approx(dict.fromkeys([*probed.HOST.values(), *probed.RATES.values()], 1.0))
+    assert shipped == pytest.approx(
+        dict.fromkeys([*probed.HOST.values(), *probed.RATES.values()], 1.0)
+    )
     by = probed.ratios(record(launch_us=12.0, gather_us=50.0, matmul_tflops=600.0), REFERENCE)
     changed = {name: ratio for name, ratio in by.items() if ratio != pytest.approx(1.0)}
-    assert changed == pytest.approx({"host_launch_us": 2.0, "host_gather_us": 0.5, "matmul_efficiency": 0.8})
+    assert changed == pytest.approx(
+        {"host_launch_us": 2.0, "host_gather_us": 0.5, "matmul_efficiency": 0.8}
+    )
     a100 = gpus.find("A100")  # relative to its data sheet, which is lower
     theirs = record("NVIDIA A100-SXM4-80GB", matmul_tflops=750 * a100.half_tflops / 989)
     assert probed.ratios(theirs, REFERENCE)["matmul_efficiency"] == pytest.approx(1.0, rel=1e-3)
@@ -45,7 +49,11 @@ def test_a_prediction_says_which_probe_it_used(monkeypatch, tmp_path):
     monkeypatch.setattr(probed, "REFERENCE", REFERENCE)
     monkeypatch.setattr(probed.socket, "gethostname", lambda: "own")
     monkeypatch.setattr(module, "traces", lambda experiments: [TRACE] * len(experiments))
-    settings = [dsnb.Experiment(model="gpt2", device="cuda", precision="bf16", seq_len=128, micro_batch_size=32)]
+    settings = [
+        dsnb.Experiment(
+            model="gpt2", device="cuda", precision="bf16", seq_len=128, micro_batch_size=32
+        )
+    ]
 
     def predicted(**options):
         (row,) = dsnb.predict(settings, "H200", **options).to_dict("records")
@@ -56,7 +64,9 @@ def test_a_prediction_says_which_probe_it_used(monkeypatch, tmp_path):
     probed.save(record(host="other", date="2026-11-26", launch_us=3.0))
     probed.save(record(launch_us=12.0, gather_us=200.0, memory_gb_per_s=6000.0, link_gb_per_s=1.0))
     probed.save(record(gpu="NVIDIA H100 80GB HBM3", launch_us=1.0))
-    (tmp_path / "probes" / "damaged.json").write_text(json.dumps({"gpu_name": "NVIDIA H200", "figures": 1}))
+    (tmp_path / "probes" / "damaged.json").write_text(
+        json.dumps({"gpu_name": "NVIDIA H200", "figures": 1})
+    )
     slow_s, words = predicted()
     assert words == "probe of own, which launches 0.5 times as fast as usual, 2026-11-25"
     assert 1.2 * usual_s < slow_s <= 2**0.5 * usual_s

@@ -8,11 +8,12 @@ import pytest
 import dsnb
 from benchmarks import reserved_memory
 from benchmarks.reserved_memory import Row
-from dsnb.analysis import decide, texts
-from dsnb.analysis.decide import Question
 from dsnb.prediction import predict, reserved
 from dsnb.prediction.reserved import RULES, peak_reserved_gib
 from dsnb.prediction.shapes import shape
+from dsnb.results.answers import decide
+from dsnb.results.answers.decide import Question
+from dsnb.results.runs import texts
 from tests import ROOT
 from tests.prediction.made_up import given, trace_nothing
 
@@ -24,7 +25,9 @@ def test_what_is_reserved_by_hand():
     share, each, _ = RULES["expandable"]["FSDP"]
     assert peak_reserved_gib(experiment, 20.0) == pytest.approx((1 + share) * 20 + each * quarter)
     assert reserved.rule(given(zero_stage=1, compile="reduce-overhead"))[0] == "ZeRO 1, CUDA graphs"
-    assert reserved.rule(given(zero_stage=2, compile="reduce-overhead"))[0] == "ZeRO 2", "too few of its own"
+    assert reserved.rule(given(zero_stage=2, compile="reduce-overhead"))[0] == "ZeRO 2", (
+        "too few of its own"
+    )
     assert reserved.rule(given(zero_stage=2, allocator="default"))[1] == RULES["default"]["ZeRO 2"]
 
 
@@ -52,7 +55,10 @@ def test_the_documentation_has_the_rules():
 def test_fsdp_of_a_7b_model_that_ran_at_half_its_speed_on_four_h100_is_tight(monkeypatch):
     """69.35 GiB of tensors, 77 of room and 77.6 reserved: 69.35 x 1.018 + 4.88 x 7.3e9 / 4 bytes are 78.9."""
     monkeypatch.setattr(reserved, "trained_parameters", lambda _: 7.3e9)
-    accumulating, once = given(strategy="fsdp", gpus=4, grad_accum=2), given(strategy="fsdp", gpus=4)
+    accumulating, once = (
+        given(strategy="fsdp", gpus=4, grad_accum=2),
+        given(strategy="fsdp", gpus=4),
+    )
     assert peak_reserved_gib(accumulating, 69.35) > 77
     assert peak_reserved_gib(once, 61.9) < 77
 
@@ -63,7 +69,9 @@ def tables(monkeypatch):
     trace_nothing(monkeypatch)
     need = dsnb.predict([given(zero_stage=1)], "H200")["peak_allocated_gib"][0]
     limits = (1.5 * need, 1.02 * need, 0.99 * need)
-    return dsnb.predict([given(zero_stage=1, memory_limit_gib=limit) for limit in limits], "H200", price=2)
+    return dsnb.predict(
+        [given(zero_stage=1, memory_limit_gib=limit) for limit in limits], "H200", price=2
+    )
 
 
 def test_a_tight_setting_has_no_promised_speed(tables):
@@ -86,14 +94,24 @@ def candidates(**settings):
     import pandas as pd
 
     rows = [{"tokens_per_s": rate, "tight": tight} for rate, tight in settings.values()]
-    common = {"gpus": 1, "kind": "H200", "is_unstable": False, "fits": True, "global_batch": 8, "basis": "predicted"}
+    common = {
+        "gpus": 1,
+        "kind": "H200",
+        "is_unstable": False,
+        "fits": True,
+        "global_batch": 8,
+        "basis": "predicted",
+    }
     return pd.DataFrame(rows, index=list(settings)).assign(**common)
 
 
 @pytest.mark.parametrize(
     ("settings", "order"),
     [
-        ({"full": (100, True), "close": (96, False), "slow": (50, False)}, ["close", "slow", "full"]),
+        (
+            {"full": (100, True), "close": (96, False), "slow": (50, False)},
+            ["close", "slow", "full"],
+        ),
         ({"full": (100, True), "far": (94, False)}, ["full", "far"]),  # 6.4 % more days
         ({"full": (100, True), "fuller": (99, True)}, ["full", "fuller"]),
         ({"roomy": (100, False), "full": (99, True)}, ["roomy", "full"]),

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dsnb.errors import SettingsError
-from dsnb.formulas.model_shapes import PRESETS
+from dsnb.base.errors import SettingsError
+from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.prediction import gpus
 from dsnb.prediction import step_time as module
 from dsnb.prediction.gpus import link
@@ -18,7 +18,9 @@ from dsnb.prediction.step_time import DEFAULT, Constants, parts, setting, step_t
 from dsnb.settings.experiment import Experiment
 
 IDEAL = Constants(**dict.fromkeys(vars(DEFAULT), 1.0))
-IDEAL = replace(IDEAL, kernel_us=0, host_launch_us=0, host_parameter_us=0, host_gather_us=0, cpu_parameter_ns=0)
+IDEAL = replace(
+    IDEAL, kernel_us=0, host_launch_us=0, host_parameter_us=0, host_gather_us=0, cpu_parameter_ns=0
+)
 """Every nominal rate is reached, and nothing else takes time."""
 ROUNDING_S = 1e-12
 PSI = PRESETS["opt-1.3b"].parameters
@@ -68,14 +70,22 @@ def test_parts_by_hand():
     assert found.matmul_s == pytest.approx(flops / 67e12 + operands / 4.8e12)
     assert found.point_to_point_s == pytest.approx(16 * (20e-6 + 4096 * 2048 * 4 / 450e9))
     average = (12 * 12 * 2048**2 + 50272 * 2048 / 2) / (12 * 12 * 2048**2 + 50272 * 2048)
-    assert found.pipeline_bubble_s == pytest.approx(compute_and_communication_s(found) / 8 * average)
+    assert found.pipeline_bubble_s == pytest.approx(
+        compute_and_communication_s(found) / 8 * average
+    )
     assert (found.host_s, found.offload_s, found.all_gather_s) == (0, 0, 0)
-    assert module._waits(3.0, np.array([3.0, 0.0])) == pytest.approx([3 * 2**0.2 - 3, 3])  # in turn, and alone
+    assert module._waits(3.0, np.array([3.0, 0.0])) == pytest.approx(
+        [3 * 2**0.2 - 3, 3]
+    )  # in turn, and alone
 
 
 def test_no_part_is_negative_and_they_sum_to_the_step_alone_or_among_many():
-    chosen = [setting(experiment(**settings), gpus.find("H200"), link("nvlink")) for settings in VARIED]
-    for settings, step_time_s in zip(VARIED, np.asarray(step_times(chosen).step_time_s), strict=True):
+    chosen = [
+        setting(experiment(**settings), gpus.find("H200"), link("nvlink")) for settings in VARIED
+    ]
+    for settings, step_time_s in zip(
+        VARIED, np.asarray(step_times(chosen).step_time_s), strict=True
+    ):
         step = step_time(**settings)
         assert min(vars(step).values()) >= 0
         others = step.pipeline_bubble_s + step.optimizer_s + step.offload_s + step.host_s
@@ -86,16 +96,30 @@ def test_no_part_is_negative_and_they_sum_to_the_step_alone_or_among_many():
 @pytest.mark.parametrize("settings", VARIED)
 def test_more_resources_never_slow_a_step_down_and_more_work_never_takes_less(settings):
     gpu, base = gpus.find("H200"), seconds(**settings)
-    for name in ("half_tflops", "fp32_tflops", "memory_gb_per_s", "nvlink_gb_per_s", "pcie_gb_per_s"):
+    for name in (
+        "half_tflops",
+        "fp32_tflops",
+        "memory_gb_per_s",
+        "nvlink_gb_per_s",
+        "pcie_gb_per_s",
+    ):
         better = replace(gpu, **{name: 1.5 * getattr(gpu, name)})
         assert seconds(better, **settings) <= base + ROUNDING_S
     if settings.get("strategy") != "plain":
-        slow, fast = (seconds(path=path, **{**settings, "gpus": 16}) for path in ("ib:100", "ib:400"))
+        slow, fast = (
+            seconds(path=path, **{**settings, "gpus": 16}) for path in ("ib:100", "ib:400")
+        )
         assert fast <= slow + ROUNDING_S
     assert seconds(**{**settings, "micro_batch_size": 6}) >= base - ROUNDING_S
-    assert seconds(**{**settings, "seq_len": 1023}) >= seconds(**{**settings, "seq_len": 512}) - ROUNDING_S
+    assert (
+        seconds(**{**settings, "seq_len": 1023})
+        >= seconds(**{**settings, "seq_len": 512}) - ROUNDING_S
+    )
     if settings.get("compile") != "reduce-overhead":
-        assert seconds(**{**settings, "grad_accum": 2 * settings.get("grad_accum", 1)}) >= base - ROUNDING_S
+        assert (
+            seconds(**{**settings, "grad_accum": 2 * settings.get("grad_accum", 1)})
+            >= base - ROUNDING_S
+        )
 
 
 def traffic(**settings):
@@ -112,7 +136,10 @@ def test_volumes_of_the_zero_paper():
 
     Its reduce-scatter and all-gather of ZeRO 1 and 2 are 2 psi; DeepSpeed 0.19.8 all-reduces buckets by default: 3 psi.
     """
-    nothing = {f"deepspeed.zero_optimization.stage3_max_{name}": 1 for name in ("live_parameters", "reuse_distance")}
+    nothing = {
+        f"deepspeed.zero_optimization.stage3_max_{name}": 1
+        for name in ("live_parameters", "reuse_distance")
+    }
     for settings, reduced, gathered in (
         ({"zero_stage": 0}, 2, 0),
         ({"zero_stage": 1}, 2, 1),
@@ -122,27 +149,37 @@ def test_volumes_of_the_zero_paper():
         sent = traffic(**settings)
         assert (sent.all_reduce + sent.reduce_scatter) / 2 / PSI == pytest.approx(reduced, rel=0.01)
         assert sent.all_gather / 2 / PSI == pytest.approx(gathered, rel=0.01)
-    assert traffic(lora_rank=64).all_reduce == pytest.approx(2 * 2 * 24 * 64 * 18 * 2048, rel=0.01)  # adapters only
+    assert traffic(lora_rank=64).all_reduce == pytest.approx(
+        2 * 2 * 24 * 64 * 18 * 2048, rel=0.01
+    )  # adapters only
     assert module.traffic(experiment(gpus=1, zero_stage=3)) == {}
 
 
 def test_accumulation_and_widths_of_compressed_gradients():
     once, eight = (traffic(strategy="fsdp", grad_accum=count) for count in (1, 8))
-    assert (eight.all_gather, eight.reduce_scatter) == (8 * once.all_gather, 8 * once.reduce_scatter)
+    assert (eight.all_gather, eight.reduce_scatter) == (
+        8 * once.all_gather,
+        8 * once.reduce_scatter,
+    )
     assert eight.data_messages == 8 * once.data_messages
     a_step = traffic(strategy="fsdp", grad_accum=8, reduce_gradients="step")
     assert (a_step.all_gather, a_step.reduce_scatter) == (8 * once.all_gather, once.reduce_scatter)
     assert a_step.data_messages == (2 * 8 + 1) * 24
     whole, half, low_rank = (
-        traffic(strategy="ddp", gradient_compression=name).all_reduce for name in ("none", "bf16", "powersgd")
+        traffic(strategy="ddp", gradient_compression=name).all_reduce
+        for name in ("none", "bf16", "powersgd")
     )
     assert half == whole / 2
     assert low_rank < half / 100
     one = experiment(zero_stage=3, gpus=MANY)
     full, quantized = (
-        SimpleNamespace(**module.traffic(one.model_copy(update={"zeropp": what}))) for what in ("none", "all")
+        SimpleNamespace(**module.traffic(one.model_copy(update={"zeropp": what})))
+        for what in ("none", "all")
     )
-    assert (quantized.all_gather, quantized.reduce_scatter) == (full.all_gather / 2, 0)  # weights in one byte
+    assert (quantized.all_gather, quantized.reduce_scatter) == (
+        full.all_gather / 2,
+        0,
+    )  # weights in one byte
     assert quantized.all_to_all == full.reduce_scatter / 2
 
 
@@ -150,11 +187,18 @@ def test_ranks_of_a_host_share_its_updates_and_its_links():
     """OPT-1.3B, everything offloaded, takes 1.55 s a step on one H100 with 16 cores and 1.49 s on four with 64."""
     each = {"zero_stage": 2, "offload": "optimizer-cpu", "model": "opt-1.3b"}
     found = [traffic(gpus=gpus, **each) for gpus in (1, 2, 8, 16)]
-    assert [one.cpu_parameters / PSI for one in found] == [1, 1, 1, 1 / 2]  # 16 ranks are on two hosts
+    assert [one.cpu_parameters / PSI for one in found] == [
+        1,
+        1,
+        1,
+        1 / 2,
+    ]  # 16 ranks are on two hosts
     links = [routes("H200", "ib:400", gpus=gpus, **each).host_link for gpus in (1, 2, 4, 8)]
     assert [link / links[0] for link in links] == [1, 1, 1 / 2, 1 / 4]
     alone, shared = (step_time(gpus=gpus, **each).offload_s for gpus in (1, 8))
-    assert shared == pytest.approx(alone, rel=0.25), "an eighth of the parameters, and the same host"
+    assert shared == pytest.approx(alone, rel=0.25), (
+        "an eighth of the parameters, and the same host"
+    )
 
 
 def test_offload_moves_gradients_down_and_weights_up():
@@ -164,10 +208,14 @@ def test_offload_moves_gradients_down_and_weights_up():
     )
     assert one.to_host == PSI / 2 * (4 + 2)  # in fp32, once a step
     assert two.to_host == PSI / 2 * (4 + 3 * 2 + 2)  # down, up to be added to, and down again
-    assert everything.to_host == PSI / 2 * (3 * 4 + 2 * 2 * 2)  # gradients in fp32; weights for two passes, twice
+    assert everything.to_host == PSI / 2 * (
+        3 * 4 + 2 * 2 * 2
+    )  # gradients in fp32; weights for two passes, twice
     weights_on_gpu = traffic(gpus=2, zero_stage=3, offload="optimizer-cpu", precision="bf16")
     assert weights_on_gpu.to_host == PSI / 2 * (2 + 2)
-    assert weights_on_gpu.cpu_parameters == PSI * (1 + 12 / 28)  # casts read and write 12 bytes, updates 28
+    assert weights_on_gpu.cpu_parameters == PSI * (
+        1 + 12 / 28
+    )  # casts read and write 12 bytes, updates 28
 
 
 def test_routes_inside_a_node_and_between_nodes():
@@ -185,7 +233,10 @@ def test_routes_inside_a_node_and_between_nodes():
     # Pairs share links without a switch: two of four V100 have two of the six links; all four have all of them.
     four = {"gpus": 4, "precision": "fp16", "model": "gpt-1.3b"}
     assert routes("V100", "nvlink", **four, tensor_parallel=2).tensor_inside == pytest.approx(50e9)
-    assert [routes("V100", path, **four).data_inside for path in ("nvlink", "pcie")] == [150e9, 16e9]
+    assert [routes("V100", path, **four).data_inside for path in ("nvlink", "pcie")] == [
+        150e9,
+        16e9,
+    ]
 
 
 def test_links_that_are_not_understood_or_lack_a_network():

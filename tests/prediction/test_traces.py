@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsnb.errors import SettingsError
-from dsnb.formulas.model_shapes import PRESETS
+from dsnb.base.errors import SettingsError
+from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.prediction import traces
 from tests.prediction.made_up import RECORD, TRACE, given
 
@@ -23,7 +23,9 @@ def made(tmp_path, monkeypatch):
         return {"error": "no"} if experiment.seq_len == 7 else json.loads(json.dumps(RECORD))
 
     def start():
-        return SimpleNamespace(ask=ask, process=SimpleNamespace(poll=lambda: None), made=set(), lent=threading.Lock())
+        return SimpleNamespace(
+            ask=ask, process=SimpleNamespace(poll=lambda: None), made=set(), lent=threading.Lock()
+        )
 
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
     monkeypatch.setattr(traces, "_records", {})
@@ -36,11 +38,17 @@ def test_what_the_engine_alone_decides_shares_a_trace(made):
     same = [given(zero_stage=stage, gpus=2, grad_accum=2) for stage in range(4)]
     assert traces.traces(same) == [TRACE] * 4
     assert len(made) == 1
-    traces.traces([*same, given(seq_len=64), given(precision="fp32"), given(mixed_precision="autocast")])
+    traces.traces(
+        [*same, given(seq_len=64), given(precision="fp32"), given(mixed_precision="autocast")]
+    )
     assert len(made) == 4
     traces.traces([given(compile="default", zero_stage=stage, gpus=2) for stage in range(4)])
     assert len(made) == 6  # whole, and block by block at ZeRO 3
-    alike = [given(strategy="fsdp", mixed_precision="autocast"), given(strategy="plain"), given(strategy="ddp")]
+    alike = [
+        given(strategy="fsdp", mixed_precision="autocast"),
+        given(strategy="plain"),
+        given(strategy="ddp"),
+    ]
     traces.traces([given(mixed_precision="autocast"), *alike])
     assert len(made) == 6
     traces.traces([given(strategy="fsdp"), given(strategy="plain", precision="fp32")])
@@ -63,7 +71,9 @@ def test_a_trace_is_kept_for_other_processes_and_made_again_where_it_cannot_be_r
         assert traces.traces(asked) == [TRACE] * 2
         monkeypatch.setattr(traces, "_records", {})
     assert len(made) == 2
-    assert caplog.messages == ["tracing opt-1.3b for 2 kinds of settings, some seconds each; the result is kept"]
+    assert caplog.messages == [
+        "tracing opt-1.3b for 2 kinds of settings, some seconds each; the result is kept"
+    ]
     for nonsense in ("", "[]", "{}", '{"moments": 3}'):
         for file in (tmp_path / "traces").iterdir():
             file.write_text(nonsense)
@@ -76,7 +86,9 @@ def test_another_configuration_of_a_local_model_is_another_trace(made, tmp_path)
     config = tmp_path / "model" / "config.json"
     config.parent.mkdir()
     for layers in (2, 3):
-        config.write_text(json.dumps({"model_type": "gpt2", "n_layer": layers, "n_head": 2, "n_embd": 8}))
+        config.write_text(
+            json.dumps({"model_type": "gpt2", "n_layer": layers, "n_head": 2, "n_embd": 8})
+        )
         traces.traces([given(model=str(config.parent))])
     assert len(made) == 2
 
@@ -115,27 +127,39 @@ def test_the_process_that_has_made_a_graph_is_waited_for(made):
 def test_a_process_answers_until_nobody_asks(tmp_path, monkeypatch):
     """A model that cannot be traced is one sentence, ranks share a whole model, and one that died is told."""
     config = tmp_path / "config.json"
-    config.write_text('{"model_type": "gpt2", "n_embd": 7, "n_head": 3}')  # heads do not divide the width
+    config.write_text(
+        '{"model_type": "gpt2", "n_embd": 7, "n_head": 3}'
+    )  # heads do not divide the width
     monkeypatch.setattr(traces, "_records", {})
     monkeypatch.setattr(traces, "_tracers", [])
     monkeypatch.setattr(traces, "WORKERS", 1)
     monkeypatch.setenv("DSNB_CACHE", "off")
     settings = {"seq_len": 32, "precision": "fp32", "gpus": 2, "zero_stage": 1}
     odd, split = traces.attempts(
-        [given(model=str(config), **settings), given(model="gpt2-tiny", tensor_parallel=2, **settings)]
+        [
+            given(model=str(config), **settings),
+            given(model="gpt2-tiny", tensor_parallel=2, **settings),
+        ]
     )
     assert str(odd).startswith(f"model '{config}' could not be traced: ")
     assert "(got `embed_dim`: 7 and `num_heads`: 3)" in str(odd)
     assert "\n" not in str(odd)
     assert split.parameters == PRESETS["gpt2-tiny"].parameters
-    for tracer in (*traces._tracers, traces._Tracer()):  # one that waits, and one that would first load torch
+    for tracer in (
+        *traces._tracers,
+        traces._Tracer(),
+    ):  # one that waits, and one that would first load torch
         tracer.process.stdin.close()
         assert tracer.process.wait(timeout=2) == 0
 
 
 @pytest.mark.process
 def test_a_process_that_dies_says_why(monkeypatch):
-    monkeypatch.setattr(traces.interpreter, "command", lambda *_: ["sh", "-c", "echo out of memory >&2"])
+    monkeypatch.setattr(
+        traces.interpreter, "command", lambda *_: ["sh", "-c", "echo out of memory >&2"]
+    )
     tracer = traces._Tracer()
     tracer.process.wait(timeout=20)
-    assert tracer.ask("memory", given()) == {"error": "the model could not be traced: out of memory"}
+    assert tracer.ask("memory", given()) == {
+        "error": "the model could not be traced: out of memory"
+    }

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from benchmarks import host_time
-from dsnb.errors import SettingsError
-from dsnb.formulas import metrics
-from dsnb.formulas.model_shapes import PRESETS
+from dsnb.base.errors import SettingsError
+from dsnb.base.formulas import metrics
+from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.prediction import work as module
 from dsnb.prediction.shapes import shape
 from dsnb.settings.experiment import Experiment
@@ -32,7 +32,11 @@ def test_products_are_six_flops_a_weight_and_token():
     adapters = 24 * 64 * 18 * 2048
     tuned = work(lora_rank=64, strategy="plain").matmul_flops
     assert tuned == pytest.approx((4 * (BLOCKS + HEAD) + 6 * adapters) * TOKENS)
-    for every, share in ((1, 1.0), (2, 0.5), (5, 5 / 24)):  # a forward pass of the recomputed blocks
+    for every, share in (
+        (1, 1.0),
+        (2, 0.5),
+        (5, 5 / 24),
+    ):  # a forward pass of the recomputed blocks
         again = work(activation_checkpointing=True, checkpoint_every=every).matmul_flops
         assert again - plain == pytest.approx(2 * BLOCKS * TOKENS * share)
     split = work(tensor_parallel=2, gpus=2).matmul_flops
@@ -41,7 +45,9 @@ def test_products_are_six_flops_a_weight_and_token():
 
 def test_eager_adapters_move_what_peft_casts_scales_and_adds():
     of_opt = 18 * 2048  # inputs and outputs of a block's six linear layers
-    native, cast = (work(lora_rank=8, **how).elementwise_bytes for how in ({}, {"mixed_precision": "autocast"}))
+    native, cast = (
+        work(lora_rank=8, **how).elementwise_bytes for how in ({}, {"mixed_precision": "autocast"})
+    )
     assert cast - native == pytest.approx(2 * 6 * of_opt * TOKENS * 24)
     of_attention = 2 * (128 + 128) + 2 * (128 + 64)  # experts have no adapters
     for model, numbers, bytes_each, compiled in (
@@ -54,7 +60,9 @@ def test_eager_adapters_move_what_peft_casts_scales_and_adds():
 
 def test_eager_attention_adds_what_the_convention_of_mfu_counts_and_fused_the_causal_half_in_seven_products():
     extra = work(attention="eager").matmul_flops - work().matmul_flops
-    assert extra == pytest.approx(metrics.model_flops_per_token(0, OPT.layers, OPT.hidden, 1024) * TOKENS)
+    assert extra == pytest.approx(
+        metrics.model_flops_per_token(0, OPT.layers, OPT.hidden, 1024) * TOKENS
+    )
     square = 8 * 1024 * 1024 * OPT.hidden * OPT.layers
     assert work().attention_flops == pytest.approx(7 * 2 * square * (1024 + 128) / 2 / 1024)
 
@@ -69,7 +77,9 @@ def test_eager_attention_adds_what_the_convention_of_mfu_counts_and_fused_the_ca
 )
 def test_attention_by_width_of_heads_and_mask(model, precision, keys):
     width = PRESETS[model].hidden * PRESETS[model].layers
-    assert work(model=model, precision=precision).attention_flops == pytest.approx(7 * 2 * TOKENS * width * keys)
+    assert work(model=model, precision=precision).attention_flops == pytest.approx(
+        7 * 2 * TOKENS * width * keys
+    )
 
 
 def test_tensors_that_a_step_waits_for():
@@ -77,15 +87,23 @@ def test_tensors_that_a_step_waits_for():
         return work(**settings).host_parameters / (24 * 16 + 4)  # embeddings, the last norm
 
     autocast = {"optimizer": "adafactor", "mixed_precision": "autocast"}
-    assert waits(optimizer="adafactor") == pytest.approx(waits() + waits(**autocast))  # overflows, and its own norms
-    assert waits(zero_stage=1, gpus=4) == pytest.approx(waits(zero_stage=1) / 4)  # those of a partition
-    assert waits(lora_rank=8) > waits(lora_rank=8, mixed_precision="autocast") == 0  # adapters in fp32 do not overflow
+    assert waits(optimizer="adafactor") == pytest.approx(
+        waits() + waits(**autocast)
+    )  # overflows, and its own norms
+    assert waits(zero_stage=1, gpus=4) == pytest.approx(
+        waits(zero_stage=1) / 4
+    )  # those of a partition
+    assert (
+        waits(lora_rank=8) > waits(lora_rank=8, mixed_precision="autocast") == 0
+    )  # adapters in fp32 do not overflow
 
 
 def test_fsdp_adds_gradients_to_shards_or_to_whole_ones():
     """12 bytes: read and write an fp32 number, read another. Three of four micro-batches add to earlier gradients."""
     each = {"strategy": "fsdp", "gpus": 4, "grad_accum": 4}
-    shards, whole = (work(**each, reduce_gradients=how).elementwise_bytes for how in ("micro-batch", "step"))
+    shards, whole = (
+        work(**each, reduce_gradients=how).elementwise_bytes for how in ("micro-batch", "step")
+    )
     parameters = shape("opt-1.3b").parameters
     assert whole - shards == pytest.approx(4 * 3 / 4 * 12 * parameters * (1 - 1 / 4))
 
@@ -97,7 +115,10 @@ def test_the_shape_of_a_configuration_file_is_that_of_its_preset(tmp_path):
         assert shape(str(path)) == shape(name)
     path = tmp_path / "without_sizes.json"
     path.write_text('{"model_type": "opt"}')
-    with pytest.raises(SettingsError, match=r"cannot read the shape of a opt model from .*: it has no layers, hidden"):
+    with pytest.raises(
+        SettingsError,
+        match=r"cannot read the shape of a opt model from .*: it has no layers, hidden",
+    ):
         shape(str(path))
     with pytest.raises(SettingsError, match="a prediction needs a preset or a configuration file"):
         shape("someone/model")
@@ -106,4 +127,6 @@ def test_the_shape_of_a_configuration_file_is_that_of_its_preset(tmp_path):
 @pytest.mark.docs
 def test_launches_are_those_of_narrow_models_on_a_gpu():
     table = host_time.counted()
-    assert np.exp(np.abs(np.log(table["counted"] / table["measured"])).mean()) == pytest.approx(1.155, abs=0.005)
+    assert np.exp(np.abs(np.log(table["counted"] / table["measured"])).mean()) == pytest.approx(
+        1.155, abs=0.005
+    )

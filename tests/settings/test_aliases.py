@@ -10,16 +10,16 @@ import yaml
 
 import dsnb
 from dsnb import Experiment
+from dsnb.base.errors import SettingsError
+from dsnb.base.files import records
 from dsnb.cli.sweep import parse_overrides
-from dsnb.errors import SettingsError
-from dsnb.files import records
-from dsnb.run_folder import record_schema
-from dsnb.run_folder.paths import SweepPaths
+from dsnb.measure.sweep import job
+from dsnb.measure.sweep.params import load_sweep
+from dsnb.measure.sweep.run import is_finished
 from dsnb.settings import inputs
 from dsnb.settings.experiment import CURRENT_NAMES
-from dsnb.sweep import job
-from dsnb.sweep.params import load_sweep
-from dsnb.sweep.run import is_finished
+from dsnb.settings.records import record_schema
+from dsnb.settings.records.paths import SweepPaths
 from tests import ROOT
 
 OLD_LAYOUT = ROOT / "tests" / "data" / "old_layout"
@@ -72,10 +72,19 @@ def test_an_old_run_folder_loads_and_is_finished_for_a_sweep_of_the_same_setting
     folder = old_run.dir.parents[1]
     assert Experiment.read(old_run.experiment).step_timeout_s == 120.0
     (row,) = dsnb.load_runs(folder).to_dict("records")
-    assert (row["experiment"], row["status"], row["model"], row["seq_len"]) == (NAME, "ok", "gpt2-tiny", 16)
+    assert (row["experiment"], row["status"], row["model"], row["seq_len"]) == (
+        NAME,
+        "ok",
+        "gpt2-tiny",
+        16,
+    )
     recorded = records.read_json(old_run.result)["summary"]
     assert (row["launcher"], row["tokens_per_s"]) == ("fork", recorded["tokens_per_s"])
-    assert row["step_time_mean_s"] == job.read_result(old_run).summary["step_time_mean_s"] == recorded["step_time_s"]
+    assert (
+        row["step_time_mean_s"]
+        == job.read_result(old_run).summary["step_time_mean_s"]
+        == recorded["step_time_s"]
+    )
     assert dsnb.load_steps(folder)["loss"].tolist()[-1] == 6.359505653381348
     (run,) = load_sweep(folder / "params.yaml", output=folder).runs
     assert run.experiment.step_timeout_s == 120.0
@@ -89,14 +98,19 @@ def test_a_run_on_a_gpu_that_was_made_before_the_allocator_could_be_chosen(old_r
     assert dsnb.load_runs(folder)["allocator"].isna().all()  # on a CPU
     record = {**json.loads(old_run.experiment.read_text()), "device": "cuda"}
     old_run.experiment.write_text(json.dumps(record))
-    assert dsnb.load_runs(folder)[["experiment", "allocator"]].values.tolist() == [[NAME, "default"]]
+    assert dsnb.load_runs(folder)[["experiment", "allocator"]].values.tolist() == [
+        [NAME, "default"]
+    ]
     (run,) = load_sweep(folder / "params.yaml", output=folder).runs
     for allocator in ("expandable", "default"):
         asked = run.experiment.model_copy(update={"device": "cuda", "allocator": allocator})
         assert job.changed_settings(replace(run, experiment=asked)) == ""
     assert asked.name == f"{NAME}_alloc-default"
     old_run.experiment.write_text(json.dumps({**record, "allocator": "expandable"}))
-    assert job.changed_settings(replace(run, experiment=asked)) == "allocator was 'expandable' and is 'default'"
+    assert (
+        job.changed_settings(replace(run, experiment=asked))
+        == "allocator was 'expandable' and is 'default'"
+    )
 
 
 def test_a_run_whose_micro_batch_was_searched_still_loads(old_run):
@@ -116,7 +130,14 @@ def test_every_file_of_a_folder_that_is_read_has_a_digest(tmp_path):
     def digests(**settings):
         return inputs.digests({**Experiment(device="cpu").model_dump(), **settings})
 
-    for name in ("config.json", "tokenizer.json", "merges.txt", "model.safetensors", "pytorch_model.bin", "a.md"):
+    for name in (
+        "config.json",
+        "tokenizer.json",
+        "merges.txt",
+        "model.safetensors",
+        "pytorch_model.bin",
+        "a.md",
+    ):
         (tmp_path / name).write_text(json.dumps({"name": name, "model_type": "llama"}))
     (tmp_path / "data.txt").write_text("some text\n")
     by_name = digests(model=f"{tmp_path}/", tokenizer=str(tmp_path), data=f"{tmp_path}/data.txt")
@@ -125,7 +146,9 @@ def test_every_file_of_a_folder_that_is_read_has_a_digest(tmp_path):
     ]
     assert by_name[f"{tmp_path}/data.txt"] == hashlib.sha256(b"some text\n").hexdigest()[:32]
     assert digests(model="gpt2-tiny") == {}  # presets and synthetic tokens read no file
-    assert digests(model="gpt2-tiny", data=f"{tmp_path}/gone.txt") == {}  # the launch says that it is missing
+    assert (
+        digests(model="gpt2-tiny", data=f"{tmp_path}/gone.txt") == {}
+    )  # the launch says that it is missing
     trained = digests(model=f"{tmp_path}/config.json", weights="pretrained")
     assert sorted(trained) == [f"{tmp_path}/config.json", f"{tmp_path}/model.safetensors"]
 
@@ -138,7 +161,12 @@ def test_a_large_file_is_sampled_from_its_first_to_its_last_byte(tmp_path, monke
     path.write_bytes(content)
     whole = inputs.digest(path)
     assert whole.startswith("sampled-")
-    for place, differs in ((0, True), (65, True), (199, True), (30, False)):  # samples begin at 0, 63, 126 and 190
+    for place, differs in (
+        (0, True),
+        (65, True),
+        (199, True),
+        (30, False),
+    ):  # samples begin at 0, 63, 126 and 190
         path.write_bytes(bytes(content[:place]) + b"x" + bytes(content[place + 1 :]))
         assert (inputs.digest(path) != whole) is differs, place
     path.write_bytes(bytes(content) + b"x")

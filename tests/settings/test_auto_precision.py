@@ -4,11 +4,11 @@ import platform
 
 import pytest
 
-from dsnb.errors import SettingsError
+from dsnb.base.errors import SettingsError
+from dsnb.base.system import hardware
+from dsnb.measure.sweep.params import load_sweep
 from dsnb.settings import auto_precision
 from dsnb.settings.experiment import Experiment
-from dsnb.sweep.params import load_sweep
-from dsnb.system import hardware
 from tests.settings.test_experiment import V100
 
 H100 = hardware.InstalledGpu(1, "NVIDIA H100 80GB HBM3", "GPU-2", 79.6, (9, 0))
@@ -27,7 +27,8 @@ def timings(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "expected"), [((), "bf16"), ((H100,), "bf16"), ((V100,), "fp32"), ((H100, V100), "fp32")]
+    ("gpus", "expected"),
+    [((), "bf16"), ((H100,), "bf16"), ((V100,), "fp32"), ((H100, V100), "fp32")],
 )
 def test_a_gpu_has_bf16_products_or_not(monkeypatch, gpus, expected):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
@@ -68,7 +69,9 @@ def test_a_failed_measurement_is_not_kept(timings):
 def test_auto_is_a_value_of_any_params_file_and_of_the_command_line(timings, tmp_path):
     timings.append({"fp32": 1.0, "bf16": 50.0})
     file = tmp_path / "mine.yaml"
-    file.write_text("name: mine\ndefaults: {device: cpu, precision: auto}\ngrid: {zero_stage: [0, 1]}\n")
+    file.write_text(
+        "name: mine\ndefaults: {device: cpu, precision: auto}\ngrid: {zero_stage: [0, 1]}\n"
+    )
     names = [run.name for run in load_sweep(file, {"order": "listed"}).runs]
     assert names == ["zs0_fp32_gpus1_bs8_sl128", "zs1_fp32_gpus1_bs8_sl128"]
     both = load_sweep(file, {"precision": ["fp32", "auto"]})  # equal here, so merged
@@ -87,7 +90,9 @@ def test_other_hosts_are_not_this_machine(timings, tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's name of an x86 instruction set")
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="oneDNN's name of an x86 instruction set"
+)
 def test_emulated_bf16_is_slow(monkeypatch):
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     seconds = auto_precision._seconds()

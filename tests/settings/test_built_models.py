@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from dsnb.errors import SettingsError
-from dsnb.files.plain_text import short_repr
+from dsnb.base.errors import SettingsError
+from dsnb.base.files.plain_text import short_repr
+from dsnb.measure.sweep.params import load_sweep
+from dsnb.measure.sweep.run import run_sweep
 from dsnb.settings import built_models
 from dsnb.settings.experiment import Experiment
-from dsnb.sweep.params import load_sweep
-from dsnb.sweep.run import run_sweep
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,

@@ -2,28 +2,39 @@
 
 import pytest
 
-from dsnb.errors import SettingsError
-from dsnb.files import plain_yaml
-from dsnb.launcher.folder import deepspeed_config
+from dsnb.base.errors import SettingsError
+from dsnb.base.files import plain_yaml
+from dsnb.measure.launcher.folder import deepspeed_config
+from dsnb.measure.sweep.params import load_sweep
+from dsnb.measure.train import ask_deepspeed
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
-from dsnb.sweep.params import load_sweep
-from dsnb.train import ask_deepspeed
 
 OVERLAP = "zero_optimization.overlap_comm"
 
 
 def test_keys_are_merged_over_dsnbs_own_and_change_nothing_given():
-    experiment = Experiment(zero_stage=1, device="cpu", deepspeed={"zero_optimization": {"overlap_comm": True}})
-    config, plain = deepspeed_config(experiment), deepspeed_config(Experiment(zero_stage=1, device="cpu"))
+    experiment = Experiment(
+        zero_stage=1, device="cpu", deepspeed={"zero_optimization": {"overlap_comm": True}}
+    )
+    config, plain = (
+        deepspeed_config(experiment),
+        deepspeed_config(Experiment(zero_stage=1, device="cpu")),
+    )
     assert plain["zero_optimization"] == {"stage": 1}
     assert config == {**plain, "zero_optimization": {"stage": 1, "overlap_comm": True}}
-    mixed = deepspeed_keys.flattened({"deepspeed": {OVERLAP: True}, "deepspeed.zero_optimization": {"x": [1]}})
+    mixed = deepspeed_keys.flattened(
+        {"deepspeed": {OVERLAP: True}, "deepspeed.zero_optimization": {"x": [1]}}
+    )
     assert mixed == {"deepspeed": {OVERLAP: True, "zero_optimization.x": [1]}}
 
 
 def test_they_are_part_of_the_name():
-    keys = {OVERLAP: True, "zero_optimization.reduce_bucket_size": 1000, "communication_data_type": "bf16"}
+    keys = {
+        OVERLAP: True,
+        "zero_optimization.reduce_bucket_size": 1000,
+        "communication_data_type": "bf16",
+    }
     name = Experiment(zero_stage=1, device="cpu", deepspeed=keys).name
     assert name.endswith("_communication_data_type-bf16_overlap_comm-on_reduce_bucket_size-1000")
     hostile = Experiment(zero_stage=1, device="cpu", deepspeed={"a.b": "../../x y\n"}).name
@@ -38,10 +49,22 @@ def test_they_are_part_of_the_name():
             {"deepspeed": {"zero_optimization.stage": 2}},
             "deepspeed.zero_optimization.stage is 2: dsnb decides zero_opt",
         ),
-        ({"deepspeed": {"tensorboard": {"a": "/etc"}}}, "deepspeed.tensorboard.a is '/etc': dsnb decides tensorboard "),
-        ({"deepspeed": 5}, "deepspeed is 5: give sections and keys of DeepSpeed's configuration, or leave it out"),
-        ({"deepspeed": {"a": {}}}, "deepspeed.a is an empty section: give it a key, or leave it out"),
-        ({"strategy": "ddp", "deepspeed": {"a": 1}}, "deepspeed is {'a': 1}, but strategy is 'ddp': these are keys of"),
+        (
+            {"deepspeed": {"tensorboard": {"a": "/etc"}}},
+            "deepspeed.tensorboard.a is '/etc': dsnb decides tensorboard ",
+        ),
+        (
+            {"deepspeed": 5},
+            "deepspeed is 5: give sections and keys of DeepSpeed's configuration, or leave it out",
+        ),
+        (
+            {"deepspeed": {"a": {}}},
+            "deepspeed.a is an empty section: give it a key, or leave it out",
+        ),
+        (
+            {"strategy": "ddp", "deepspeed": {"a": 1}},
+            "deepspeed is {'a': 1}, but strategy is 'ddp': these are keys of",
+        ),
     ],
     ids=str,
 )
@@ -53,7 +76,9 @@ def test_what_is_refused_in_one_sentence(settings, message):
 
 
 @pytest.mark.process
-def test_misspellings_are_found_in_another_process_that_imports_nothing_of_the_current_folder(tmp_path, monkeypatch):
+def test_misspellings_are_found_in_another_process_that_imports_nothing_of_the_current_folder(
+    tmp_path, monkeypatch
+):
     for name in ("json.py", "dsnb/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
@@ -78,7 +103,11 @@ def test_keys_that_deepspeed_never_reads_are_misspelled():
         "optimizer.params.torch_adam": True, "compile.free_activation": True, "checkpoint.tag_validation": "Ignore",
         "scheduler.type": "WarmupLR", "scheduler.params.warmup_num_steps": 3, "aio.block_size": 2**20,
     }  # fmt: skip
-    unread = {"communication_datatype": "fp32", "aio.blocksize": 1, "zero_optimisation.overlap_comm": True}
+    unread = {
+        "communication_datatype": "fp32",
+        "aio.blocksize": 1,
+        "zero_optimisation.overlap_comm": True,
+    }
     assert sorted(ask_deepspeed.check(3, {**right, **unread})) == [
         "deepspeed.aio.blocksize is no key of DeepSpeed: did you mean 'block_size'?",
         "deepspeed.communication_datatype is no key of DeepSpeed: did you mean 'communication_data_type'?",
@@ -96,17 +125,32 @@ def test_a_key_is_an_axis_of_a_sweep(tmp_path):
     )
     keys = [(run.experiment.zero_stage, run.experiment.deepspeed) for run in load_sweep(path).runs]
     fp32 = {"communication_data_type": "fp32"}
-    assert keys == [(1, {**fp32, OVERLAP: False}), (1, {**fp32, OVERLAP: True}), (2, {**fp32, OVERLAP: False})]
-    changed = load_sweep(path, {f"deepspeed.{OVERLAP}": True, "deepspeed.communication_data_type": ["fp16", "bf16"]})
-    assert [run.experiment.deepspeed["communication_data_type"] for run in changed.runs] == ["fp16", "bf16"]
+    assert keys == [
+        (1, {**fp32, OVERLAP: False}),
+        (1, {**fp32, OVERLAP: True}),
+        (2, {**fp32, OVERLAP: False}),
+    ]
+    changed = load_sweep(
+        path, {f"deepspeed.{OVERLAP}": True, "deepspeed.communication_data_type": ["fp16", "bf16"]}
+    )
+    assert [run.experiment.deepspeed["communication_data_type"] for run in changed.runs] == [
+        "fp16",
+        "bf16",
+    ]
 
 
 AUTO = {
     "train_batch_size": "auto",
     "gradient_clipping": "auto",
     "bf16": {"enabled": "auto"},
-    "optimizer": {"type": "auto", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
-    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto"}},
+    "optimizer": {
+        "type": "auto",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+    },
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto"},
+    },
     "zero_optimization": {
         "reduce_bucket_size": "auto",
         "stage3_prefetch_bucket_size": "auto",
@@ -119,7 +163,12 @@ AUTO = {
 @pytest.mark.parametrize("model", ["gpt2", "openai-community/gpt2"])
 def test_auto_is_resolved_as_transformers_does_and_recorded_as_a_value(model):
     experiment = Experiment(
-        model=model, zero_stage=3, device="cpu", precision="fp32", learning_rate=3e-4, deepspeed=AUTO
+        model=model,
+        zero_stage=3,
+        device="cpu",
+        precision="fp32",
+        learning_rate=3e-4,
+        deepspeed=AUTO,
     )
     assert experiment.deepspeed == {
         "scheduler.type": "WarmupDecayLR",
@@ -130,14 +179,20 @@ def test_auto_is_resolved_as_transformers_does_and_recorded_as_a_value(model):
         "zero_optimization.stage3_param_persistence_threshold": 7_680,
     }
     assert "auto" not in str(deepspeed_config(experiment))
-    at_zero_2 = Experiment(model=model, zero_stage=2, device="cpu", precision="fp32", deepspeed=AUTO).deepspeed
-    assert [key for key in at_zero_2 if key.startswith("zero")] == ["zero_optimization.reduce_bucket_size"]
+    at_zero_2 = Experiment(
+        model=model, zero_stage=2, device="cpu", precision="fp32", deepspeed=AUTO
+    ).deepspeed
+    assert [key for key in at_zero_2 if key.startswith("zero")] == [
+        "zero_optimization.reduce_bucket_size"
+    ]
 
 
 def test_the_hidden_size_is_that_of_a_configuration_file(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mpt", "d_model": 64, "n_layers": 2}')
     key = "zero_optimization.reduce_bucket_size"
-    assert Experiment(model=str(tmp_path), zero_stage=2, device="cpu", deepspeed={key: "auto"}).deepspeed == {key: 4096}
+    assert Experiment(
+        model=str(tmp_path), zero_stage=2, device="cpu", deepspeed={key: "auto"}
+    ).deepspeed == {key: 4096}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +203,10 @@ def test_the_hidden_size_is_that_of_a_configuration_file(tmp_path):
             "deepspeed.zero_optimization.sub_group_size is 'auto': neither DeepSpeed nor transformers has a value for "
             "'auto' there; give a value, or leave the key out for DeepSpeed's default",
         ),
-        ({"a": {"b": [1, {"c": "auto"}]}}, "deepspeed.a.b is [1, {'c': 'auto'}]: neither DeepSpeed nor transformers "),
+        (
+            {"a": {"b": [1, {"c": "auto"}]}},
+            "deepspeed.a.b is [1, {'c': 'auto'}]: neither DeepSpeed nor transformers ",
+        ),
     ],
 )
 def test_an_auto_without_a_value_is_refused(keys, message):
@@ -160,7 +218,8 @@ def test_an_auto_without_a_value_is_refused(keys, message):
 
 def test_an_auto_of_an_unknown_size_is_refused():
     with pytest.raises(
-        SettingsError, match="the hidden size, which is not known of 'someone/some-model'; give a number"
+        SettingsError,
+        match="the hidden size, which is not known of 'someone/some-model'; give a number",
     ):
         Experiment(
             model="someone/some-model", device="cpu", zero_stage=2,
@@ -194,7 +253,11 @@ def test_a_key_that_is_given_twice_is_refused(settings, message, tmp_path):
         Experiment(device="cpu", zero_stage=1, **settings)
     assert caught.value.problems == [message]
     path = tmp_path / "twice.yaml"
-    path.write_text(plain_yaml.dump({"name": "twice", "defaults": {"device": "cpu", "zero_stage": 1, **settings}}))
+    path.write_text(
+        plain_yaml.dump(
+            {"name": "twice", "defaults": {"device": "cpu", "zero_stage": 1, **settings}}
+        )
+    )
     with pytest.raises(SettingsError) as caught:
         load_sweep(path)
     assert message in str(caught.value)
@@ -204,7 +267,9 @@ def test_numbers_of_json_are_numbers_in_yaml(tmp_path):
     text = "reduce_bucket_size: 5e8, x: 1e-8, y: 1.5E+3, z: '5e8', t: 5e8x"
     path = tmp_path / "numbers.yaml"
     path.write_text(
-        "name: numbers\ndefaults:\n  {device: cpu, zero_stage: 1, deepspeed: {zero_optimization: {" + text + "}}}\n"
+        "name: numbers\ndefaults:\n  {device: cpu, zero_stage: 1, deepspeed: {zero_optimization: {"
+        + text
+        + "}}}\n"
     )
     (run,) = load_sweep(path).runs
     assert list(run.experiment.deepspeed.values()) == [500_000_000, 1e-8, 1500, "5e8", "5e8x"]

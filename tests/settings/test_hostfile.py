@@ -6,16 +6,14 @@ from pathlib import Path
 import pytest
 
 from dsnb import Experiment
-from dsnb.errors import SettingsError
-from dsnb.launcher.hosts import command
+from dsnb.base.errors import SettingsError
+from dsnb.measure.launcher.hosts import command
+from dsnb.measure.sweep.allocation import load_groups
 from dsnb.settings import hostfile
 from dsnb.settings.hostfile import Host
-from dsnb.sweep.allocation import load_groups
 
 EIGHT = "# two machines\n\nworker-1 slots=8  # rack 1\n  worker-2\tslots = 8\n"
-IS_NONE = (
-    "is not a host: write 'NAME slots=NUMBER', with letters, digits, '.', '_' and '-' in the name, and 1 to 1024 slots"
-)
+IS_NONE = "is not a host: write 'NAME slots=NUMBER', with letters, digits, '.', '_' and '-' in the name, and 1 to 1024 slots"
 
 
 @pytest.fixture
@@ -37,8 +35,13 @@ def problems(call, *arguments, **named):
 def test_a_hostfile_is_read_as_deepspeed_reads_it(write):
     all_of = tuple(range(8))
     assert hostfile.read(write(EIGHT)) == (Host("worker-1", all_of), Host("worker-2", all_of))
-    from_windows = write(b"\xef\xbb\xbf10.0.0.1 slots=1 # first\r\n\r\nnode_2.cluster.org slots = 2\r\n")
-    assert hostfile.read(from_windows) == (Host("10.0.0.1", (0,)), Host("node_2.cluster.org", (0, 1)))
+    from_windows = write(
+        b"\xef\xbb\xbf10.0.0.1 slots=1 # first\r\n\r\nnode_2.cluster.org slots = 2\r\n"
+    )
+    assert hostfile.read(from_windows) == (
+        Host("10.0.0.1", (0,)),
+        Host("node_2.cluster.org", (0, 1)),
+    )
 
 
 def test_bad_lines_are_told_with_their_numbers(write):
@@ -52,9 +55,12 @@ def test_bad_lines_are_told_with_their_numbers(write):
         "../worker slots=1",
     ]
     path = write("\n".join(["worker-2 slots=8", *bad, "worker-2 slots=4"]))
-    messages = [f"{line!r} {IS_NONE}" for line in bad] + ["'worker-2' is listed twice: keep one line"]
+    messages = [f"{line!r} {IS_NONE}" for line in bad] + [
+        "'worker-2' is listed twice: keep one line"
+    ]
     assert problems(hostfile.read, path) == [
-        f"hostfile {path!r}, line {number}: {message}" for number, message in enumerate(messages, start=2)
+        f"hostfile {path!r}, line {number}: {message}"
+        for number, message in enumerate(messages, start=2)
     ]
 
 
@@ -63,7 +69,10 @@ def test_a_file_that_is_no_hostfile(write):
     assert problems(hostfile.read, path) == [
         f"hostfile {path!r} names no host: write one per line, such as 'worker-1 slots=8'"
     ]
-    for hosts, reason in ((write(b"\xff\xfe"), "it is not a text file"), (f"{path}s", "No such file or directory")):
+    for hosts, reason in (
+        (write(b"\xff\xfe"), "it is not a text file"),
+        (f"{path}s", "No such file or directory"),
+    ):
         assert problems(hostfile.read, hosts) == [
             f"hostfile is {hosts!r}: it cannot be read ({reason}); check the path"
         ]
@@ -87,9 +96,18 @@ def test_filters(write, include, exclude, left):
     ("filters", "message"),
     [
         ({"include": "worker-3"}, "include is 'worker-3': 'worker-3' is not in the hostfile"),
-        ({"include": "worker-1:8"}, "include is 'worker-1:8': worker-1 has the slots 0 to 7; write worker-1:0,1"),
-        ({"exclude": "worker-1@worker-2"}, "exclude is 'worker-1@worker-2': no host is left; exclude less"),
-        ({"include": "a", "exclude": "b"}, "include is 'a' and exclude is 'b': give only one of them"),
+        (
+            {"include": "worker-1:8"},
+            "include is 'worker-1:8': worker-1 has the slots 0 to 7; write worker-1:0,1",
+        ),
+        (
+            {"exclude": "worker-1@worker-2"},
+            "exclude is 'worker-1@worker-2': no host is left; exclude less",
+        ),
+        (
+            {"include": "a", "exclude": "b"},
+            "include is 'a' and exclude is 'b': give only one of them",
+        ),
     ],
 )
 def test_filters_that_cannot_be(write, filters, message):
@@ -139,11 +157,16 @@ def test_slurm_is_a_hostfile_in_a_job_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "scontrol does not list the nodes of the job" in problems(hostfile.hosts, "slurm")[0]
     program = tmp_path / "scontrol"
-    program.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && echo n1 && echo n2 && echo -oX\n')
+    program.write_text(
+        '#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && echo n1 && echo n2 && echo -oX\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "64")
     monkeypatch.setenv("SLURM_GPUS_PER_NODE", "h100:4(x2)")
-    assert hostfile.hosts("slurm", exclude="n1:0") == (Host("n1", (1, 2, 3)), Host("n2", (0, 1, 2, 3)))
+    assert hostfile.hosts("slurm", exclude="n1:0") == (
+        Host("n1", (1, 2, 3)),
+        Host("n2", (0, 1, 2, 3)),
+    )
 
 
 def test_what_would_block_or_never_end_is_no_hostfile(tmp_path):
@@ -157,19 +180,28 @@ def test_what_would_block_or_never_end_is_no_hostfile(tmp_path):
 
 def test_users_and_what_follows_the_slots_are_read_as_deepspeed_reads_them(write):
     path = write("me@worker-1 slots=8\nworker-2 slots=8 max_slots=9 # comment\n")
-    assert hostfile.read(path) == (Host("worker-1", tuple(range(8)), "me"), Host("worker-2", tuple(range(8))))
+    assert hostfile.read(path) == (
+        Host("worker-1", tuple(range(8)), "me"),
+        Host("worker-2", tuple(range(8))),
+    )
     first, second = Experiment(hostfile=path, gpus=16).hosts
     assert "-l me -- worker-1 " in " ".join(command(Experiment(hostfile=path), first, "true"))
     assert "-l" not in command(Experiment(hostfile=path), second, "true")
-    assert "-l you -- worker-1 " in " ".join(command(Experiment(hostfile=path, ssh_user="you"), first, "true"))
+    assert "-l you -- worker-1 " in " ".join(
+        command(Experiment(hostfile=path, ssh_user="you"), first, "true")
+    )
     assert [host.name for host in hostfile.hosts(path, include="worker-1:0")] == ["worker-1"]
-    assert problems(hostfile.read, write("me@worker-1 slots=1\nyou@worker-1 slots=2"))[0].endswith("keep one line")
+    assert problems(hostfile.read, write("me@worker-1 slots=1\nyou@worker-1 slots=2"))[0].endswith(
+        "keep one line"
+    )
 
 
 def test_the_slots_of_a_bare_name_are_unknown(write):
     path = write("worker-1\nworker-2\n")
     asked = Experiment(hostfile=path, gpus=16, nodes=2)
-    assert [(host.name, host.devices) for host in asked.hosts] == [(f"worker-{n}", tuple(range(8))) for n in (1, 2)]
+    assert [(host.name, host.devices) for host in asked.hosts] == [
+        (f"worker-{n}", tuple(range(8))) for n in (1, 2)
+    ]
     assert problems(Experiment, hostfile=path, gpus="auto") == [
         "gpus is 'auto': the hostfile gives no slots of worker-1; write 'worker-1 slots=8' there, or give a number"
     ]

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from dsnb.errors import SettingsError
-from dsnb.files import records
-from dsnb.formulas.model_shapes import PRESETS
-from dsnb.run_folder.paths import RunPaths
+from dsnb.base.errors import SettingsError
+from dsnb.base.files import records
+from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.records.paths import RunPaths
 from tests.conftest import SMALL
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -34,7 +34,9 @@ def test_a_model_and_a_tokenizer_are_trained_from_without_a_network(tmp_path):
 
     shape, home, text = PRESETS["gpt2-tiny"], tmp_path / "shared folder", tmp_path / "text.txt"
     folder = cached(home / "hub", "owner/made")
-    words = {word: number for number, word in enumerate(["the", "cat", "sat", "on", "mat", "[UNK]"])}
+    words = {
+        word: number for number, word in enumerate(["the", "cat", "sat", "on", "mat", "[UNK]"])
+    }
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
@@ -45,8 +47,15 @@ def test_a_model_and_a_tokenizer_are_trained_from_without_a_network(tmp_path):
 
     # In another process: huggingface_hub reads its variables when it is loaded.
     offline = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
-    offline = {name: value for name, value in offline.items() if not name.startswith("DSNB_FORK_SERVER")}
-    settings = {"model": "owner/made", "weights": "pretrained", "tokenizer": "owner/made", "data": str(text)}
+    offline = {
+        name: value for name, value in offline.items() if not name.startswith("DSNB_FORK_SERVER")
+    }
+    settings = {
+        "model": "owner/made",
+        "weights": "pretrained",
+        "tokenizer": "owner/made",
+        "data": str(text),
+    }
     run = RunPaths(tmp_path / "run1")
     code = (
         "from dsnb import Experiment, launch\n"
@@ -54,7 +63,9 @@ def test_a_model_and_a_tokenizer_are_trained_from_without_a_network(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert next(iter(records.read_lines(run.steps)))["loss"] == pytest.approx(math.log(shape.vocab), rel=1e-6)
+    assert next(iter(records.read_lines(run.steps)))["loss"] == pytest.approx(
+        math.log(shape.vocab), rel=1e-6
+    )
     assert records.read_json(run.experiment)["model"] == "owner/made"
 
 
@@ -75,7 +86,9 @@ def test_the_cache_is_checked_before_a_launch_without_a_network(tmp_path, monkey
     assert checks.unsupported(settings) == []
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "a/../../b", "/etc/passwd", "owner/name/more", "a\0/b"])
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "a/../../b", "/etc/passwd", "owner/name/more", "a\0/b"]
+)
 def test_no_name_of_a_model_leads_out_of_the_cache(name):
     with pytest.raises(SettingsError, match="model is "):
         Experiment(model=name)

@@ -5,8 +5,8 @@ import papermill
 import pytest
 
 import dsnb
-from dsnb.errors import SettingsError
-from dsnb.execute import notebook
+from dsnb.base.errors import SettingsError
+from dsnb.measure.execute import notebook
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
 
@@ -25,8 +25,14 @@ def passed(*lines, cell=CELL):
         ({"In": ["", CELL, "swep_dir = 1"]}, []),
         (passed('sweep_dir = "x"', "page_dir = 3"), []),
         (passed('swep_dir = "x"'), ["unknown parameter 'swep_dir': did you mean 'sweep_dir'?"]),
-        (passed("gpus = 3", cell=CELL), ["unknown parameter 'gpus': allowed are sweep_dir, page_dir"]),
-        (passed("sweep_dir = 3", cell="1 + 1"), ["unknown parameter 'sweep_dir': allowed are none"]),
+        (
+            passed("gpus = 3", cell=CELL),
+            ["unknown parameter 'gpus': allowed are sweep_dir, page_dir"],
+        ),
+        (
+            passed("sweep_dir = 3", cell="1 + 1"),
+            ["unknown parameter 'sweep_dir': allowed are none"],
+        ),
     ],
 )
 def test_only_what_papermill_passed_is_compared(names, problems):
@@ -52,6 +58,8 @@ def test_every_notebook_refuses_a_misspelled_parameter_before_it_does_anything(p
     with pytest.raises(papermill.PapermillExecutionError) as caught:
         notebook.execute(path, tmp_path / "out.ipynb", {f"{name}x": "y"})
     assert f"unknown parameter '{name}x': did you mean '{name}'?" in str(caught.value)
-    cells = [cell for cell in nbformat.read(tmp_path / "out.ipynb", 4).cells if cell.cell_type == "code"]
+    cells = [
+        cell for cell in nbformat.read(tmp_path / "out.ipynb", 4).cells if cell.cell_type == "code"
+    ]
     shown = [output for cell in cells for output in cell.outputs if output.output_type != "error"]
     assert [output for output in shown if "papermill" not in str(output)] == []

@@ -6,8 +6,8 @@ import warnings
 
 import pytest
 
-from dsnb.explorer import page
-from dsnb.explorer.payload import payload
+from dsnb.show.explorer import page
+from dsnb.show.explorer.payload import payload
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-sync"]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -24,8 +24,13 @@ def launch(playwright):
         return playwright.chromium.launch(executable_path=path, args=[*FLAGS, rules])
     except Error as error:
         if os.environ.get("DSNB_REQUIRE_BROWSER"):
-            pytest.fail(f"no Chromium ({str(error).splitlines()[0]}): install Debian's package chromium")
-    warnings.warn("NO BROWSER TEST WAS RUN: install chromium, or run `playwright install chromium`", stacklevel=1)
+            pytest.fail(
+                f"no Chromium ({str(error).splitlines()[0]}): install Debian's package chromium"
+            )
+    warnings.warn(
+        "NO BROWSER TEST WAS RUN: install chromium, or run `playwright install chromium`",
+        stacklevel=1,
+    )
     pytest.skip("no Chromium")
 
 

@@ -45,8 +45,14 @@ def timer(step: int, second: int, running: float, now: float, peak: float, skipp
 
 def chat(final: bool = True) -> str:
     """A run of DeepSpeed-Chat on 2 nodes of 4: 64 sequences of 256 tokens a step, 640 samples/s."""
-    steps = timer(10, 2, 700.5, 512.0, 33.5, skipped=3) + timer(20, 4, 650.25, 640.0, 33.78, skipped=3)
-    end = "Execution time: 2.0000 seconds for 20 steps\nThroughput: 640.0000 samples/sec\n" if final else ""
+    steps = timer(10, 2, 700.5, 512.0, 33.5, skipped=3) + timer(
+        20, 4, 650.25, 640.0, 33.78, skipped=3
+    )
+    end = (
+        "Execution time: 2.0000 seconds for 20 steps\nThroughput: 640.0000 samples/sec\n"
+        if final
+        else ""
+    )
     return CHAT_COMMAND + WORLD + CONFIG + "***** Running training *****\n" + steps + end
 
 
@@ -78,7 +84,11 @@ def megatron(new: bool = True, iterations: int = 4) -> str:
     )
     stamp, rate, loss = "", "", "lm-loss"
     if new:
-        stamp, rate, loss = " [2024-05-01 12:00:02]", " throughput per GPU (TFLOP/s/GPU): 55.5 |", "lm loss"
+        stamp, rate, loss = (
+            " [2024-05-01 12:00:02]",
+            " throughput per GPU (TFLOP/s/GPU): 55.5 |",
+            "lm loss",
+        )
     lines = [
         f"{stamp} iteration {number:8d}/     100 | consumed samples: {32 * number:12d} | "
         f"elapsed time per iteration (ms): {10_000.0 if number == 1 else 2000.0} |{rate} learning rate: 1.500E-04 | "
@@ -105,7 +115,9 @@ def trainer(quoted: bool = False, ranks: int = 2) -> str:
     )
     for step in (5, 10):
         log += f" {10 * step}%|#    | {step}/10 [00:0{step % 10}<00:10,  2.00s/it]\r"
-        log += f"{{'loss': {5 - step / 10}, 'grad_norm': 1.5, 'learning_rate': 5e-05, 'epoch': 0.1}}\n"
+        log += (
+            f"{{'loss': {5 - step / 10}, 'grad_norm': 1.5, 'learning_rate': 5e-05, 'epoch': 0.1}}\n"
+        )
     for rank in range(ranks):
         log += f"{{'train_runtime': {19.5 + rank / 2}, 'train_samples_per_second': 32.0, "
         log += "'train_steps_per_second': 0.5, 'train_loss': 4.25, 'epoch': 1.0}\n"
@@ -114,15 +126,34 @@ def trainer(quoted: bool = False, ranks: int = 2) -> str:
 
 def trainer_state() -> str:
     """The same training as the Trainer keeps it."""
-    log = [{"step": step, "epoch": step / 10, "loss": 5 - step / 10, "learning_rate": 5e-05} for step in (5, 10)]
-    log += [{"step": 10, "train_runtime": 20.0, "train_samples_per_second": 32.0, "train_steps_per_second": 0.5}]
-    state = {"epoch": 1.0, "global_step": 10, "log_history": log, "max_steps": 10, "train_batch_size": 8}
+    log = [
+        {"step": step, "epoch": step / 10, "loss": 5 - step / 10, "learning_rate": 5e-05}
+        for step in (5, 10)
+    ]
+    log += [
+        {
+            "step": 10,
+            "train_runtime": 20.0,
+            "train_samples_per_second": 32.0,
+            "train_steps_per_second": 0.5,
+        }
+    ]
+    state = {
+        "epoch": 1.0,
+        "global_step": 10,
+        "log_history": log,
+        "max_steps": 10,
+        "train_batch_size": 8,
+    }
     return json.dumps(state | {"num_input_tokens_seen": 81920}, indent=2)
 
 
 def step_csv(steps: int = 63, seconds: float = 0.05, epochs: int = 2) -> str:
     """Steps of `seconds` each, 4,096 tokens, with the timer of the GPT-2 benchmark: it restarts after every tenth."""
-    rows, now = "timestamp,global_step,step_time_s,loss,tokens_per_sec,gpu_max_mem_mb\n", 1_000_000.0
+    rows, now = (
+        "timestamp,global_step,step_time_s,loss,tokens_per_sec,gpu_max_mem_mb\n",
+        1_000_000.0,
+    )
     for step in [*range(1, steps + 1)] * epochs:
         now += seconds
         cumulative = seconds * ((step - 1) % 10 + 1)
@@ -142,7 +173,9 @@ def traced_trainer(launcher: str = "torchrun --nproc_per_node 4") -> str:
         "+ python tools/preprocess_data.py --seq_length 77 --seed 5\n"
         "+ srun --jobid 1 bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD'\n"
         f"+ {launcher} {command}"
-        + CONFIG.replace("per_gpu  4", "per_gpu  8").replace("world_size ................... 8", "world_size ... 4")
+        + CONFIG.replace("per_gpu  4", "per_gpu  8").replace(
+            "world_size ................... 8", "world_size ... 4"
+        )
         + trainer()
     )
 
@@ -171,7 +204,9 @@ def zero_megatron(stage: int, pipeline: int = 1) -> str:
         steps += f"step={number}, skipped=1, lr=[0.0], mom=[0]\n"
         if pipeline > 1:
             steps += f"steps: {number} loss: 9.5 iter time (s): {seconds}.0 samples/sec: 6.2\n"
-        steps += f" iteration {number:8d}/    1000 | elapsed time per iteration (ms): {seconds}000.0 |"
+        steps += (
+            f" iteration {number:8d}/    1000 | elapsed time per iteration (ms): {seconds}000.0 |"
+        )
         steps += f" lm loss: {13 - number:.6E} | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
     return (
         "using world size: 64 and model-parallel size: 4\nusing torch.float16 for parameters ...\n"

@@ -31,4 +31,6 @@ def formulas(text: str) -> list[str]:
         for row in csv.reader(io.StringIO(text), delimiter=separator, strict=False)
         for cell in row
     ]
-    return [cell for cell in cells if re.match(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20](?![\d.]+$)", cell)]
+    return [
+        cell for cell in cells if re.match(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20](?![\d.]+$)", cell)
+    ]

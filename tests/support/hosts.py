@@ -19,18 +19,31 @@ import psutil
 import pytest
 
 import dsnb
-from dsnb.errors import LaunchError
-from dsnb.files import records
-from dsnb.launcher.run import launch
-from dsnb.run_folder.paths import RunPaths
+from dsnb.base.errors import LaunchError
+from dsnb.base.files import records
+from dsnb.measure.launcher.run import launch
+from dsnb.settings.records.paths import RunPaths
 from tests import ROOT
 from tests.support.waiting import WAIT_S, wait_until
 
-SETTINGS = {"model": "gpt2-tiny", "seq_len": 32, "micro_batch_size": 1, "warmup_steps": 1, "steps": 4, "device": "cpu"}
+SETTINGS = {
+    "model": "gpt2-tiny",
+    "seq_len": 32,
+    "micro_batch_size": 1,
+    "warmup_steps": 1,
+    "steps": 4,
+    "device": "cpu",
+}
 SILENCE_S = 5.0
 NETWORK, INTERFACE = "10.77.0", "eth0"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-HOST_ENV = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "HOME": "/root", "USER": "root", "LOGNAME": "root"}
+HOST_ENV = {
+    "PATH": SYSTEM_PATH,
+    "LANG": "C.UTF-8",
+    "HOME": "/root",
+    "USER": "root",
+    "LOGNAME": "root",
+}
 TOOLS = ("ip", "unshare", "nsenter", "setpriv", "sshd", "ssh", "ssh-keygen")
 OF_A_HOST = ("--net", "--pid", "--mount", "--uts", "--ipc")
 NEW_NET = 0x40000000  # CLONE_NEWNET
@@ -82,7 +95,12 @@ def require_hosts():
     tried = "mount -t sysfs none /sys && ip link add b0 type bridge && ip link add v0 type veth peer name v1"
     command = [tool("unshare"), *OF_A_HOST, "--fork", "sh", "-c", tried]
     reason = f"not installed: {', '.join(missing)}" if missing else ""
-    if not reason and (done := subprocess.run(command, env=HOST_ENV, capture_output=True, text=True)).returncode:
+    if (
+        not reason
+        and (
+            done := subprocess.run(command, env=HOST_ENV, capture_output=True, text=True)
+        ).returncode
+    ):
         reason = f"namespaces are refused: {done.stderr.strip()}"
     if reason and os.environ.get("DSNB_REQUIRE_HOSTS"):
         pytest.fail(f"no test hosts: {reason}")
@@ -94,7 +112,9 @@ def require_hosts():
 def started(*words):
     """Start a process that ends with this one, and wait until it is ready."""
     command = [tool("setpriv"), "--pdeathsig", "KILL", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=HOST_ENV, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=HOST_ENV, start_new_session=True
+    )
     assert process.stdout.readline() == b"furnished\n"
     return process
 
@@ -134,14 +154,20 @@ class Lab:
             made.mkdir()
         subprocess.run([tool("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
         (self.folder / "sshd_config").write_text(SERVER.format(key=key, path=SYSTEM_PATH))
-        named = "".join(f"Host mnhost{number}\n  HostName {NETWORK}.{number}\n" for number in self.numbers)
+        named = "".join(
+            f"Host mnhost{number}\n  HostName {NETWORK}.{number}\n" for number in self.numbers
+        )
         (self.folder / "ssh_config").write_text(named + CLIENT.format(key=key))
-        (binaries / "ssh").write_text(f"#!/bin/sh\nexec {tool('ssh')} -F '{self.folder / 'ssh_config'}' \"$@\"\n")
+        (binaries / "ssh").write_text(
+            f"#!/bin/sh\nexec {tool('ssh')} -F '{self.folder / 'ssh_config'}' \"$@\"\n"
+        )
         (binaries / "ssh").chmod(0o755)
         addresses = "".join(f"{NETWORK}.{number} mnhost{number}\n" for number in self.numbers)
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{addresses}")
         self.hostfile.write_text("".join(f"mnhost{number} slots=2\n" for number in self.numbers))
-        self.switch = started(tool("unshare"), "--net", "sh", "-c", "echo furnished; exec sleep infinity")
+        self.switch = started(
+            tool("unshare"), "--net", "sh", "-c", "echo furnished; exec sleep infinity"
+        )
         bridge = [f"addr add {NETWORK}.254/24 dev br0", "link set br0 up"]
         self.ip("link set lo up", "link add br0 type bridge", *bridge)
         for number in self.numbers:
@@ -155,7 +181,14 @@ class Lab:
 
     def ip(self, *lines, pid=None):
         """Run lines of `ip` in the switch, or in the network of a process."""
-        command = [tool("nsenter"), f"--net=/proc/{pid or self.switch.pid}/ns/net", "--", tool("ip"), "-batch", "-"]
+        command = [
+            tool("nsenter"),
+            f"--net=/proc/{pid or self.switch.pid}/ns/net",
+            "--",
+            tool("ip"),
+            "-batch",
+            "-",
+        ]
         subprocess.run(command, input="\n".join(lines), text=True, check=True, capture_output=True)
 
     # -- what befalls hosts
@@ -163,10 +196,14 @@ class Lab:
     def boot(self, number):
         """Switch a host on, with a new sshd and without earlier processes and mounts."""
         script = FURNISH.format(name=f"mnhost{number}", folder=self.folder)
-        self._hosts[number] = started(tool("unshare"), *OF_A_HOST, "--fork", "--kill-child", "sh", "-c", script)
+        self._hosts[number] = started(
+            tool("unshare"), *OF_A_HOST, "--fork", "--kill-child", "sh", "-c", script
+        )
         hardware = f"02:77:00:00:00:{number:02x}"  # always the same one, or its peers' caches would be wrong
         peer = f"peer name {INTERFACE} address {hardware} netns {self._first(number)}"
-        self.ip(f"link add mnhost{number} type veth {peer}", f"link set mnhost{number} master br0 up")
+        self.ip(
+            f"link add mnhost{number} type veth {peer}", f"link set mnhost{number} master br0 up"
+        )
         up = [f"addr add {NETWORK}.{number}/24 dev {INTERFACE}", f"link set {INTERFACE} up"]
         self.ip("link set lo up", *up, pid=self._first(number))
         self.run_on(number, [tool("sshd"), "-f", self.folder / "sshd_config"], check=True)
@@ -184,7 +221,9 @@ class Lab:
         for number in self.numbers:
             if self._hosts[number].poll() is not None:
                 self.boot(number)
-                self.ip("neigh flush all")  # or connections fail for a second: it was not there just now
+                self.ip(
+                    "neigh flush all"
+                )  # or connections fail for a second: it was not there just now
             self.ip(f"link set mnhost{number} up")
             while self.run_on(number, ["umount", self.outputs]).returncode == 0:
                 pass
@@ -200,12 +239,21 @@ class Lab:
 
     def left(self, *numbers):
         """Return ID and command line of each process on hosts but the first one and sshd."""
-        left, running = [], [number for number in numbers or self.numbers if self._hosts[number].poll() is None]
-        namespaces = {os.readlink(f"/proc/{self._first(number)}/ns/pid"): self._first(number) for number in running}
+        left, running = (
+            [],
+            [number for number in numbers or self.numbers if self._hosts[number].poll() is None],
+        )
+        namespaces = {
+            os.readlink(f"/proc/{self._first(number)}/ns/pid"): self._first(number)
+            for number in running
+        }
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):  # it has ended
                 first = namespaces.get(os.readlink(f"/proc/{process.pid}/ns/pid"), process.pid)
-                is_work = process.status() != psutil.STATUS_ZOMBIE and not process.name().startswith("sshd")
+                is_work = (
+                    process.status() != psutil.STATUS_ZOMBIE
+                    and not process.name().startswith("sshd")
+                )
                 if process.pid != first and is_work:
                     left.append((process.pid, " ".join(process.cmdline())))
         return left
@@ -219,7 +267,12 @@ class Lab:
 
     def settings(self, **settings):
         """Return the settings of a run on the first two hosts."""
-        common = {"gpus": 2, "nodes": 2, "forward_env": "DSNB_TEST_*", "hostfile": str(self.hostfile)}
+        common = {
+            "gpus": 2,
+            "nodes": 2,
+            "forward_env": "DSNB_TEST_*",
+            "hostfile": str(self.hostfile),
+        }
         return {**SETTINGS, **common, **settings}
 
     def folder_of_next(self):
@@ -231,7 +284,10 @@ class Lab:
 
         def are_there():
             assert not run.paths.result.exists(), run.paths.result.read_text()
-            return len([path for path in run.paths.dir.glob("pids*") if path.read_text()]) == run.settings["gpus"]
+            return (
+                len([path for path in run.paths.dir.glob("pids*") if path.read_text()])
+                == run.settings["gpus"]
+            )
 
         wait_until(are_there, "all ranks are there")
         return run
@@ -241,13 +297,22 @@ class Run:
     """A run under way: its launcher is a separate process in the switch."""
 
     def __init__(self, lab, **settings):
-        self.lab, self.paths, self.settings = lab, RunPaths(lab.folder_of_next()), lab.settings(**settings)
+        self.lab, self.paths, self.settings = (
+            lab,
+            RunPaths(lab.folder_of_next()),
+            lab.settings(**settings),
+        )
         self.process = multiprocessing.get_context("fork").Process(target=self._launch)
         self.process.start()
 
     def _launch(self):
         with contextlib.suppress(LaunchError, KeyboardInterrupt):
-            launch(dsnb.Experiment(**self.settings), self.paths.dir, progress=False, worker="tests.workers.hanger")
+            launch(
+                dsnb.Experiment(**self.settings),
+                self.paths.dir,
+                progress=False,
+                worker="tests.workers.hanger",
+            )
 
     def end(self, limit_s, *numbers):
         """Wait until the launch has ended and hosts are empty, each within a limit; return status and cause."""

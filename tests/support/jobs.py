@@ -1,4 +1,4 @@
-"""A job that trains nothing, in the place of `dsnb.sweep.job`: says when it was there, and how it is to end.
+"""A job that trains nothing, in the place of `dsnb.measure.sweep.job`: says when it was there, and how it is to end.
 
 `$DSNB_TEST_MEETING` is a folder: the first two jobs that know it wait there for each other.
 """
@@ -11,9 +11,9 @@ import threading
 import time
 from pathlib import Path
 
-from dsnb.files import records
-from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.result import Result
+from dsnb.base.files import records
+from dsnb.settings.records.paths import RunPaths
+from dsnb.settings.records.result import Result
 from tests.support import whole
 from tests.support.waiting import wait_until
 
@@ -46,7 +46,9 @@ def main() -> int:
     (folder / "times.json").write_text(json.dumps({"began": began, "ended": time.time()}))
     run = RunPaths(folder)
     whole.leave(run, (records.read_json(run.experiment) or {}).get("steps", 1))
-    Result("ok", None, {0: 0}, {"wall": 0.1}, {"tokens_per_s": 1000.0, "loss_last": 2.5}, folder).write()
+    Result(
+        "ok", None, {0: 0}, {"wall": 0.1}, {"tokens_per_s": 1000.0, "loss_last": 2.5}, folder
+    ).write()
     return 0
 
 

@@ -11,6 +11,8 @@ class Module:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_mock_name":  # pytest asks all that it collects for these
+        if (
+            name.startswith("__") or name == "_mock_name"
+        ):  # pytest asks all that it collects for these
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from dsnb.files import records
-from dsnb.run_folder.paths import SweepPaths
+from dsnb.base.files import records
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.records.paths import SweepPaths
 
 GRID = {
     "model": ["gpt2"],
@@ -44,7 +44,9 @@ def on_hosts(**chosen):
     """Return repeated runs, some of them missing; those of ZeRO 3 are on two hosts."""
     table = runs(240, seed=2, **{"seq_len": [1024], "grad_accum": [1], **chosen})
     table = table.sample(frac=0.8, random_state=3).sort_index()
-    return table.assign(host=np.where(table["zero_stage"] == 3, "h" + (table["repeat"] % 2).astype(str), "h0"))
+    return table.assign(
+        host=np.where(table["zero_stage"] == 3, "h" + (table["repeat"] % 2).astype(str), "h0")
+    )
 
 
 def one_run(setting, repeat, random):
@@ -53,12 +55,21 @@ def one_run(setting, repeat, random):
     tokens = setting["micro_batch_size"] * setting["seq_len"] / 1024
     activations = tokens * (0.4 if setting["activation_checkpointing"] else 2.2) * size * 10
     memory = (
-        size * (18 - 3 * setting["zero_stage"] / shared) * (0.8 if half else 1) + activations + random.normal(0, 0.002)
+        size * (18 - 3 * setting["zero_stage"] / shared) * (0.8 if half else 1)
+        + activations
+        + random.normal(0, 0.002)
     )
-    rate = 60_000 / (0.3 + size) * (1.9 if half else 1) * (0.75 if setting["activation_checkpointing"] else 1)
+    rate = (
+        60_000
+        / (0.3 + size)
+        * (1.9 if half else 1)
+        * (0.75 if setting["activation_checkpointing"] else 1)
+    )
     rate *= (1 - 0.09 * setting["zero_stage"]) * min(1, 0.5 + tokens / 20) * random.normal(1, 0.02)
     status = "oom" if memory > 140 else "failed" if random.random() < 0.01 else "ok"
-    name = "zs{zero_stage}_{precision}_gpus{gpus}_bs{micro_batch_size}_sl{seq_len}_ga{grad_accum}".format(**setting)
+    name = "zs{zero_stage}_{precision}_gpus{gpus}_bs{micro_batch_size}_sl{seq_len}_ga{grad_accum}".format(
+        **setting
+    )
     name = f"{setting['model']}_{name}" + ("_ac" if setting["activation_checkpointing"] else "")
     figures = {
         "tokens_per_s": rate * setting["gpus"],
@@ -74,8 +85,18 @@ def one_run(setting, repeat, random):
     }  # fmt: skip
     figures["tokens_per_joule"] = figures["tokens_per_s_per_gpu"] / figures["power_w"]
     measured = figures if status == "ok" else dict.fromkeys(figures)
-    lacking = {"oom_allocated_gib": 138.0, "oom_requested_gib": min(memory - 138.0, 40.0), "oom_phase": "backward"}
-    cause = None if status == "ok" else "rank 0: CUDA out of memory" if status == "oom" else "rank 1: it fell over"
+    lacking = {
+        "oom_allocated_gib": 138.0,
+        "oom_requested_gib": min(memory - 138.0, 40.0),
+        "oom_phase": "backward",
+    }
+    cause = (
+        None
+        if status == "ok"
+        else "rank 0: CUDA out of memory"
+        if status == "oom"
+        else "rank 1: it fell over"
+    )
     return {
         "sweep": "made_up",
         "experiment": name,
@@ -98,14 +119,22 @@ def write_folders(table: pd.DataFrame, folder: Path, steps: int = 60) -> None:
         summary = {name: value for name, value in row.items() if name not in others}
         setting = {**{name: row[name] for name in GRID}, "grad_accum_dtype": "auto"}
         run.experiment.write_text(records.line(setting))
-        run.environment.write_text(records.line({"host": "h", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}]}))
-        run.result.write_text(records.line({"status": row["status"], "cause": row["cause"], "summary": summary}))
+        run.environment.write_text(
+            records.line({"host": "h", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}]})
+        )
+        run.result.write_text(
+            records.line({"status": row["status"], "cause": row["cause"], "summary": summary})
+        )
         run.notebook.write_text("{}\n")
         if row["status"] == "ok":
             tokens = row["gpus"] * row["micro_batch_size"] * row["grad_accum"] * row["seq_len"]
-            lines = (step(number, row["step_time_mean_s"], row, tokens) for number in range(1, steps + 1))
+            lines = (
+                step(number, row["step_time_mean_s"], row, tokens) for number in range(1, steps + 1)
+            )
             run.steps.write_text("".join(map(records.line, lines)))
-            run.gpu.write_text("".join(records.line(sample(number, row)) for number in range(steps // 2)))
+            run.gpu.write_text(
+                "".join(records.line(sample(number, row)) for number in range(steps // 2))
+            )
 
 
 def write_groups(folder, hosts, slow=(), failing=(), gpus=8, sizes=(1, 2, 4, 8, 16, 32, 64)):
@@ -114,7 +143,9 @@ def write_groups(folder, hosts, slow=(), failing=(), gpus=8, sizes=(1, 2, 4, 8, 
     `slow` is host -> the share of speed that it and every group with it loses; groups with a `failing` host fail.
     """
     random = np.random.default_rng(0)
-    shape = Experiment(model="opt-350m", device="cuda", seq_len=512, steps=3, warmup_steps=1).model_dump()
+    shape = Experiment(
+        model="opt-350m", device="cuda", seq_len=512, steps=3, warmup_steps=1
+    ).model_dump()
     for nodes in (size for size in sizes if size <= len(hosts)):
         name = f"zs0_bf16_gpus{gpus * nodes}_bs8_sl512" + (f"_nodes{nodes}" if nodes > 1 else "")
         for number in range(len(hosts) // nodes):
@@ -129,7 +160,11 @@ def write_groups(folder, hosts, slow=(), failing=(), gpus=8, sizes=(1, 2, 4, 8, 
 def write_group(run, settings, group, gpus, rate, bad):
     run.dir.mkdir(parents=True)
     run.experiment.write_text(records.line(settings))
-    environment = {"gpus": [{"name": "NVIDIA H200", "memory_gib": 140}] * gpus, "driver": "570.1", "torch": "2.13.0"}
+    environment = {
+        "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}] * gpus,
+        "driver": "570.1",
+        "torch": "2.13.0",
+    }
     nodes = [
         {"host": host, "address": "10.0.0.1", "ranks": list(range(gpus * place, gpus * (place + 1))),
          "devices": list(range(gpus)), "exit_codes": {}, "lost": "no answer for 30 s" if host == bad else None,
@@ -139,17 +174,32 @@ def write_group(run, settings, group, gpus, rate, bad):
     run.nodes.write_text(records.line({"shared_storage": True, "nodes": nodes, "differences": []}))
     run.environment.write_text(records.line({**environment, "host": group[0]}))
     tokens = rate * 512
-    summary = {"tokens_per_s": tokens, "tokens_per_s_per_gpu": tokens / (gpus * len(group)), "step_skew": 0.002}
+    summary = {
+        "tokens_per_s": tokens,
+        "tokens_per_s_per_gpu": tokens / (gpus * len(group)),
+        "step_skew": 0.002,
+    }
     cause = f"{bad}: no answer for 30 s" if bad else None
-    outcome = {"status": "failed" if bad else "ok", "cause": cause, "summary": {} if bad else summary}
+    outcome = {
+        "status": "failed" if bad else "ok",
+        "cause": cause,
+        "summary": {} if bad else summary,
+    }
     run.result.write_text(records.line(outcome))
     run.notebook.write_text("{}\n")
     if not bad:
         figures = {"peak_allocated_gib": 40.0, "device_memory_gib": 42.0, "power_w": 600.0}
         step_tokens = settings["gpus"] * settings["micro_batch_size"] * settings["seq_len"]
-        lines = (step(number, step_tokens / tokens, figures, step_tokens, warmup=1) for number in range(1, 5))
+        lines = (
+            step(number, step_tokens / tokens, figures, step_tokens, warmup=1)
+            for number in range(1, 5)
+        )
         run.steps.write_text("".join(map(records.line, lines)))
-        samples = [{**sample(0, figures), "host": host, "gpu": gpu} for host in group for gpu in range(gpus)]
+        samples = [
+            {**sample(0, figures), "host": host, "gpu": gpu}
+            for host in group
+            for gpu in range(gpus)
+        ]
         run.gpu.write_text("".join(map(records.line, samples)))
 
 

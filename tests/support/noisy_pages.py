@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from dsnb.analysis import intervals
-from dsnb.analysis.intervals import CONFIDENCE, FIGURES, Moments
+from dsnb.results.statistics import intervals
+from dsnb.results.statistics.intervals import CONFIDENCE, FIGURES, Moments
 
 KINDS = ["normal", "one noisy setting", "0.5 to 5 %", "lognormal slowdowns", "stalls", "heavy steps", "shared rounds",
          "shared hosts", "skewed, 1 to 5 %", "very skewed, 1 to 5 %", "very skewed, 1 to 10 %"]  # fmt: skip
@@ -13,7 +13,9 @@ SKEWED = {"skewed, 1 to 5 %": 5, "very skewed, 1 to 5 %": 5, "very skewed, 1 to 
 
 def moments(logs):
     """Give the moments of log values, shape (..., runs)."""
-    return Moments(logs.mean(-1), logs.var(-1, ddof=1), np.full(logs.shape[:-1], float(logs.shape[-1])))
+    return Moments(
+        logs.mean(-1), logs.var(-1, ddof=1), np.full(logs.shape[:-1], float(logs.shape[-1]))
+    )
 
 
 def noise(kind, random, pages, settings, runs):
@@ -49,7 +51,9 @@ def noise(kind, random, pages, settings, runs):
         hosts[..., 1] = hosts[..., 0]
         normal = normal + hosts
         if kind == "shared hosts":  # whose name is known, so that they count as one
-            normal = np.concatenate([normal[..., :2].mean(-1, keepdims=True), normal[..., 2:]], axis=-1)
+            normal = np.concatenate(
+                [normal[..., :2].mean(-1, keepdims=True), normal[..., 2:]], axis=-1
+            )
     return 0.05 * normal
 
 
@@ -57,7 +61,9 @@ def against_the_best(logs, confidence=1 - (1 - CONFIDENCE) / FIGURES):
     """Compare all settings of pages with the best median; the best one itself is left out of the second array."""
     best = np.median(logs, axis=-1).argmax(-1)[:, None]
     every = moments(logs)
-    base = Moments(*(np.take_along_axis(each, best, 1) for each in (every.mean, every.variance, every.count)))
+    base = Moments(
+        *(np.take_along_axis(each, best, 1) for each in (every.mean, every.variance, every.count))
+    )
     least = np.median(every.variance, axis=-1, keepdims=True)
     bounds = intervals.all_pairs(base, every, logs.shape[1], confidence, least)
     return bounds, np.arange(logs.shape[1]) != best

@@ -5,17 +5,21 @@ import ast
 import nbformat
 import nbformat.v4 as nbf
 
-from dsnb.run_folder import paths
+from dsnb.settings.records import paths
 
 
 def run_cells(name, namespace=None, **parameters):
     """Return the HTML of everything that a notebook displays, one text per output; its variables are in `namespace`."""
     content = nbformat.read(paths.notebook_template(name), as_version=4)
-    return [text for _, texts in _run(content, {} if namespace is None else namespace, parameters) for text in texts]
+    return [
+        text
+        for _, texts in _run(content, {} if namespace is None else namespace, parameters)
+        for text in texts
+    ]
 
 
 def execute(template, path, parameters):
-    """Write an executed notebook, as `dsnb.execute.notebook.execute` does with a kernel."""
+    """Write an executed notebook, as `dsnb.measure.execute.notebook.execute` does with a kernel."""
     content = nbformat.read(template, as_version=4)
     for cell, texts in _run(content, {}, parameters):
         cell.outputs = [nbf.new_output("display_data", data={"text/html": text}) for text in texts]
@@ -29,7 +33,11 @@ def _run(content, namespace, parameters):
         body = ast.parse(cell.source).body
         last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
         exec(compile(ast.Module(body, []), "cell", "exec"), namespace)
-        if last and (value := eval(compile(ast.Expression(last.value), "cell", "eval"), namespace)) is not None:
+        if (
+            last
+            and (value := eval(compile(ast.Expression(last.value), "cell", "eval"), namespace))
+            is not None
+        ):
             shown.append(_html(value))
         if "parameters" in cell.metadata.get("tags", []):
             namespace |= parameters

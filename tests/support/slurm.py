@@ -15,12 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from dsnb.launcher.local import free_port
+from dsnb.measure.launcher.local import free_port
 from tests.support.waiting import WAIT_S, wait_until
 
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
 NODES = ("n1", "n2")
-NAMESPACE = ("setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--mount-proc", "--fork", "--kill-child")
+NAMESPACE = (
+    "setpriv",
+    "--pdeathsig",
+    "KILL",
+    "unshare",
+    "--pid",
+    "--mount-proc",
+    "--fork",
+    "--kill-child",
+)
 CONFIGURATION = """\
 ClusterName=small
 SlurmctldHost={host}(127.0.0.1)
@@ -84,22 +93,34 @@ class Slurm:
         daemon.wait(WAIT_S)
 
     def command(self, *words: str) -> str:
-        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        done = subprocess.run(
+            words, env=self.environment, capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
         return done.stdout + done.stderr
 
 
 @contextlib.contextmanager
 def running() -> Iterator[Slurm]:
     """Give a Slurm with idle nodes; skips, or fails where hosts are required, if there can be none."""
-    missing = [name for name in ("slurmctld", "slurmd", "sbatch") if not shutil.which(name, path=PATH)]
+    missing = [
+        name for name in ("slurmctld", "slurmd", "sbatch") if not shutil.which(name, path=PATH)
+    ]
     if missing or subprocess.run([*NAMESPACE, "true"], stderr=subprocess.DEVNULL).returncode:
-        because = f"{', '.join(missing)} is not installed" if missing else "only root can start its daemons"
-        (pytest.fail if os.environ.get("DSNB_REQUIRE_HOSTS") else pytest.skip)(f"no Slurm here: {because}")
+        because = (
+            f"{', '.join(missing)} is not installed"
+            if missing
+            else "only root can start its daemons"
+        )
+        (pytest.fail if os.environ.get("DSNB_REQUIRE_HOSTS") else pytest.skip)(
+            f"no Slurm here: {because}"
+        )
     with tempfile.TemporaryDirectory(prefix="dsnb-slurm-", ignore_cleanup_errors=True) as home:
         slurm = Slurm(Path(home))
         try:
             states = ("sinfo", "-h", "-N", "-p", "main", "-o", "%t")
-            wait_until(lambda: slurm.command(*states).split() == ["idle", "idle"], "two nodes are idle")
+            wait_until(
+                lambda: slurm.command(*states).split() == ["idle", "idle"], "two nodes are idle"
+            )
             yield slurm
         finally:
             for key in list(slurm._daemons):

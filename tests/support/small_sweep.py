@@ -18,12 +18,23 @@ NAMES = ["zs0_fp32_gpus1_bs2_sl32_stdlib", "zs3_fp32_gpus1_bs2_sl32_stdlib"]
 
 def command(params, *more):
     """Return the command that makes the sweep of a params file, in `out` beside it."""
-    return [sys.executable, "-m", "dsnb", "sweep", str(params), "--output", str(params.parent / "out"), *more]
+    return [
+        sys.executable,
+        "-m",
+        "dsnb",
+        "sweep",
+        str(params),
+        "--output",
+        str(params.parent / "out"),
+        *more,
+    ]
 
 
 def own_server():
     """Return the environment without the test session's fork server: a user's sweep starts another one."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")}
+    return {
+        key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")
+    }
 
 
 def light_server():

@@ -17,12 +17,13 @@ import psutil
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
-from dsnb.files import records
-from dsnb.launcher.folder import deepspeed_config
-from dsnb.run_folder.paths import RunPaths
+from dsnb.base.files import records
+from dsnb.measure.launcher.folder import deepspeed_config
+from dsnb.measure.train import data, engine, over_ranks, probe, profiling, worker
+from dsnb.measure.train import trainer as trainers
+from dsnb.models import causal_loss, model, model_parts
 from dsnb.settings.experiment import Experiment
-from dsnb.train import causal_loss, data, engine, model, model_parts, over_ranks, probe, profiling, worker
-from dsnb.train import trainer as trainers
+from dsnb.settings.records.paths import RunPaths
 
 NO_MEMORY = (
     "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried to allocate "
@@ -70,7 +71,10 @@ def silent(run):
 
 def crashing(run):
     """Crash as native code does: a word on stderr and an exit code, no Python exception."""
-    print(os.environ.get("DSNB_TEST_LAST_WORDS", "RuntimeError: CUDA error: out of memory"), file=sys.stderr)
+    print(
+        os.environ.get("DSNB_TEST_LAST_WORDS", "RuntimeError: CUDA error: out of memory"),
+        file=sys.stderr,
+    )
     sys.stderr.flush()
     os._exit(7)
 
@@ -196,7 +200,11 @@ def listener(run):
     """Write down on which addresses this rank listens."""
 
     def step(train, batches):
-        listening = [one.laddr.ip for one in psutil.Process().net_connections("inet") if one.status == "LISTEN"]
+        listening = [
+            one.laddr.ip
+            for one in psutil.Process().net_connections("inet")
+            if one.status == "LISTEN"
+        ]
         (run.dir / f"listening{worker.rank()}.json").write_text(json.dumps(listening))
         return train(batches)
 
@@ -212,7 +220,9 @@ def missplit(run):
 
 def sgd(run, rate=0.1):
     """Train with plain gradient descent, which shows a gradient that is wrong by a factor; Adam divides it out."""
-    change_config(optimizer={"type": "SGD", "params": {"lr": rate}}, zero_allow_untested_optimizer=True)
+    change_config(
+        optimizer={"type": "SGD", "params": {"lr": rate}}, zero_allow_untested_optimizer=True
+    )
     trainers.make_optimizer = lambda _, parameters: torch.optim.SGD(parameters, lr=rate)
 
 
@@ -291,7 +301,9 @@ def trained_way(experiment, device):
     types, losses, saved_bytes = set(), [], 0
 
     def note(block, inputs, named):
-        torch.utils._pytree.tree_map_only(torch.Tensor, lambda each: types.add(str(each.dtype)), named)
+        torch.utils._pytree.tree_map_only(
+            torch.Tensor, lambda each: types.add(str(each.dtype)), named
+        )
 
     def save(tensor):
         nonlocal saved_bytes
@@ -305,8 +317,15 @@ def trained_way(experiment, device):
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             losses.append(trainer.step(batches(step))[0])
     losses = over_ranks.mean_of_ranks(torch.stack(losses))
-    buffers = {name: (str(each.dtype), float(each.sum())) for name, each in trainer.module.named_buffers()}
-    return {"losses": losses, "types": sorted(types), "saved_bytes": saved_bytes, "buffers": buffers}
+    buffers = {
+        name: (str(each.dtype), float(each.sum())) for name, each in trainer.module.named_buffers()
+    }
+    return {
+        "losses": losses,
+        "types": sorted(types),
+        "saved_bytes": saved_bytes,
+        "buffers": buffers,
+    }
 
 
 def uncompiled(run):
@@ -341,8 +360,12 @@ def builder(run):
     else:
         parts = [model.build(experiment, records.read_json(run.deepspeed) or {}, device)]
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    bad = sum(not bool(parameter.isfinite().all()) for part in parts for parameter in part.parameters())
-    records.write_json(run.dir / f"rank{worker.rank()}.json", {"grown_bytes": grown, "not_finite": bad})
+    bad = sum(
+        not bool(parameter.isfinite().all()) for part in parts for parameter in part.parameters()
+    )
+    records.write_json(
+        run.dir / f"rank{worker.rank()}.json", {"grown_bytes": grown, "not_finite": bad}
+    )
     return 0
 
 
@@ -369,7 +392,9 @@ def which_gpu(run):
     torch.zeros(1, device=device)
     settings = torch.cuda.memory._snapshot()["allocator_settings"]
     (run.dir / "expandable").write_text(str(settings["expandable_segments"]))
-    (run.dir / f"gpu{worker.rank()}").write_text(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    (run.dir / f"gpu{worker.rank()}").write_text(
+        f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    )
     return 0
 
 

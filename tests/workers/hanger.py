@@ -5,7 +5,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from dsnb.files import records
+from dsnb.base.files import records
 
 
 def main(run_dir: str) -> int:

@@ -3,10 +3,10 @@ import os
 import time
 from pathlib import Path
 
-from dsnb.files import records
-from dsnb.run_folder.paths import RunPaths
+from dsnb.base.files import records
+from dsnb.base.system import launch_clock
 from dsnb.settings.experiment import Experiment
-from dsnb.system import launch_clock
+from dsnb.settings.records.paths import RunPaths
 
 
 def main(run_dir: str) -> int:
@@ -30,7 +30,10 @@ def main(run_dir: str) -> int:
         time.sleep(step_s)
         if rank == "0":
             phase = "warmup" if number <= experiment.warmup_steps else "timed"
-            records.append_line(run.steps, {"step": number, "phase": phase, "loss": 1.0 / number, "step_time_s": 0.01})
+            records.append_line(
+                run.steps,
+                {"step": number, "phase": phase, "loss": 1.0 / number, "step_time_s": 0.01},
+            )
         # Tests wait for the file to appear, so it must appear whole.
         records.write_text(run.dir / f"pids{rank}", f"{os.getpid()} {os.getpid()}")
         while wait.is_file() and wait.read_text() == str(experiment.seed):

@@ -1,0 +1,22 @@
+"""Sanitizes text for terminals and scripts: no control characters, changed writing direction, or lone surrogates."""
+
+import reprlib
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 80
+
+
+def line(text: object) -> str:
+    """Return a text as one line for a terminal: white space is a space, what else is not printable a `?`."""
+    whole = str(text)
+    if whole.isprintable():
+        return whole
+    return "".join(
+        character if character.isprintable() else " " if character.isspace() else "?"
+        for character in whole
+    )
+
+
+def short_repr(value: object) -> str:
+    """Return the repr of a value, shortened so that no input can flood a message."""
+    return _short.repr(value)

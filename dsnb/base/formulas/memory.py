@@ -1,0 +1,235 @@
+"""Theoretical memory of one GPU in a training: model states and activations, each formula with its source.
+
+Pure functions of plain numbers; everything is in bytes. Theory is a lower bound: buckets, gathered weights, temporary
+buffers, fragmentation and the CUDA context come on top, and only a measurement includes them.
+"""
+
+import math
+from typing import NamedTuple
+
+HALF = ("fp16", "bf16")
+
+
+class Parts(NamedTuple):
+    """Bytes on one GPU, or of one trained parameter, by what they hold."""
+
+    weights: float  #: Weights that the forward pass uses.
+    gradients: float  #: Gradients kept until the optimizer step.
+    optimizer: float  #: The optimizer's moments and fp32 master weights.
+    copies: float = 0  #: Half-precision copies that autocast makes of the weights.
+    activations: float = 0  #: Activations kept for the backward pass.
+    output: float = 0  #: The output layer, or the recomputed block if that is larger.
+
+    @property
+    def total(self) -> float:
+        """The sum of all parts."""
+        return sum(self)
+
+
+MASTERS = Parts(2, 2, 12)
+"""Half precision with fp32 master weights and Adam, 2 + 2 + K with K = 12 (Rajbhandari et al. 2020, arXiv:1910.02054,
+section 3.1)."""
+FULL = Parts(4, 4, 8)
+"""Single precision with Adam, that is weights, gradients and two moments in fp32, also 16 bytes."""
+AUTOCAST = Parts(4, 4, 8, copies=2)
+"""fp32 weights, half-precision arithmetic. Autocast keeps its copy of each weight until the end of the forward pass
+(PyTorch documentation of `torch.autocast`, `cache_enabled`)."""
+MOMENTS = 8
+"""Bytes of Adam's two moments, in fp32."""
+
+
+def per_parameter(
+    precision: str, mixed_precision: str = "native", strategy: str = "deepspeed"
+) -> Parts:
+    """Return the bytes per trained parameter: DeepSpeed keeps fp32 masters, FSDP gathers fp32 shards, DDP autocasts."""
+    if precision not in HALF:
+        return FULL
+    if mixed_precision == "autocast" or strategy == "ddp":
+        return AUTOCAST
+    return FULL if strategy == "fsdp" else MASTERS
+
+
+def model_states(
+    parameters: float,
+    each: Parts = MASTERS,
+    zero_stage: int = 0,
+    data_parallel: int = 1,
+    model_parallel: int = 1,
+    offload: str = "none",
+    frozen: float = 0,
+    moments: float | None = None,
+) -> Parts:
+    """Return the model states on one GPU.
+
+    Parameters
+    ----------
+    parameters
+        Trained parameters.
+    zero_stage
+        What data-parallel ranks partition: 1 optimizer states, 2 gradients too, 3 weights too (Rajbhandari et al. 2020,
+        figure 1: 2P + 2P + KP/N, 2P + (2 + K)P/N, (2 + 2 + K)P/N). FSDP with full sharding is 3.
+    model_parallel
+        Tensor-parallel times pipeline-parallel size, which divides everything equally.
+    offload
+        `optimizer-...` leaves the weights on the GPU, and the gradients unless they are partitioned (Ren et al. 2021,
+        arXiv:2101.06840); `all-...` leaves nothing (Rajbhandari et al. 2021, arXiv:2104.07857).
+    frozen
+        Bytes of frozen weights, without gradients and optimizer states (LoRA; Hu et al. 2021, arXiv:2106.09685).
+    moments
+        Bytes of the optimizer's moments if it is not Adam; see `adafactor_moments`.
+    """
+    per_rank = parameters / model_parallel
+    weights = per_rank * each.weights + frozen / model_parallel
+    gradients, optimizer, copies = (
+        per_rank * each.gradients,
+        per_rank * each.optimizer,
+        per_rank * each.copies,
+    )
+    if moments is not None:
+        optimizer = per_rank * (each.optimizer - MOMENTS) + moments / model_parallel
+    if zero_stage >= 1:
+        optimizer /= data_parallel
+    if zero_stage >= 2:
+        gradients /= data_parallel
+    if zero_stage >= 3:
+        weights /= data_parallel
+        copies = 0
+    offloaded = offload.partition("-")[0]
+    if offloaded in {"optimizer", "all"}:
+        optimizer = 0
+    if offloaded == "all" or (offloaded == "optimizer" and zero_stage >= 2):
+        gradients = 0
+    if offloaded == "all":
+        weights = 0
+    return Parts(weights, gradients, optimizer, copies)
+
+
+def adafactor_moments(layers: int, hidden: int, vocab: int, positions: int | None = None) -> float:
+    """Return the bytes of Adafactor's second moments in fp32; like torch's, it has no first moment.
+
+    n + m numbers for a matrix of n x m, n for a vector (Shazeer and Stern 2018, arXiv:1804.04235, section 3). A block
+    has h x 3h, h x h, h x 4h and 4h x h, and 13h in vectors; OPT's three matrices instead of the first are 2h more.
+    """
+    embeddings = vocab + hidden + (positions + hidden if positions else 0)
+    return 4.0 * (layers * (16 + 13) * hidden + embeddings + 2 * hidden)
+
+
+def lora_parameters(layers: int, hidden: int, rank: int, fused: bool = True) -> int:
+    """Return LoRA's parameters on all linear layers of the blocks: rank x (n + m) for one of n x m (Hu et al. 2021).
+
+    `fused`: queries, keys and values come from one layer (GPT-2, BLOOM) instead of three (OPT).
+    """
+    return layers * rank * hidden * (16 if fused else 18)
+
+
+def block_activations(
+    tokens: float,
+    hidden: int,
+    heads: int,
+    seq_len: int,
+    tensor_parallel: float = 1,
+    width: int = 2,
+    dropout: bool = True,
+    fused: bool = False,
+    relu: bool = False,
+) -> float:
+    """Return the bytes that one transformer block keeps of a micro-batch from its forward to its backward pass.
+
+    Korthikanti et al. 2022 (arXiv:2205.05198), equations 1 and 2: s b h (10 + 24/t + 5 a s / (h t)), which is
+    s b h (34 + 5 a s / h) at t = 1.
+
+    Parameters
+    ----------
+    tokens
+        Sequence length times micro-batch, s b.
+    width
+        Bytes of a number; 2 in half precision.
+    dropout
+        Without it, the paper's terms for it are left out: two masks of 1 byte, and of the 5 a s / h the mask (1) and
+        the output of dropout (2).
+    fused
+        Fused attention recomputes its scores instead of keeping them: no 5 a s / h (Dao et al. 2022,
+        arXiv:2205.14135; the paper's selective recomputation does the same).
+    relu
+        ReLU's gradient follows from its output, which the next layer keeps anyway: 4 numbers less (OPT).
+    """
+    everywhere = 4 * width + (2 if dropout else 0)
+    shared = (8 if relu else 12) * width
+    scores = 0 if fused else (2 * width + 1 if dropout else width)
+    return tokens * (
+        hidden * (everywhere + shared / tensor_parallel)
+        + scores * heads * seq_len / tensor_parallel
+    )
+
+
+def recomputed_blocks(layers: float, checkpoint_every: int) -> int:
+    """Return the number of recomputed blocks: every k-th one from the first; 0 for `checkpoint_every` 0."""
+    return math.ceil(layers / checkpoint_every) if checkpoint_every else 0
+
+
+def kept_activations(
+    layers: float,
+    block: float,
+    block_input: float,
+    checkpoint_every: int = 0,
+    offloaded: bool = False,
+) -> tuple[float, float]:
+    """Return the bytes that all blocks keep of a micro-batch, and those of the block that is being recomputed.
+
+    A recomputed block keeps only its input, 2 s b h in half precision (Korthikanti et al. 2022, section 5), or nothing
+    if the input is offloaded to host memory. `checkpoint_every`: recompute every k-th block; 0 for none.
+    """
+    recomputed = recomputed_blocks(layers, checkpoint_every)
+    inputs = 0 if offloaded else recomputed * block_input
+    return (layers - recomputed) * block + inputs, block if recomputed else 0
+
+
+def output_activations(
+    tokens: float, hidden: int, vocab: int, tensor_parallel: int = 1, width: int = 2
+) -> float:
+    """Return the bytes of the layers after the blocks: 4 s b h (1 + v/h) / t (Korthikanti et al. 2022, section 4.3).
+
+    The inputs of the last layer norm and of the output layer, and the logits in fp32.
+    """
+    return tokens * (2 * width * hidden + 4 * vocab) / tensor_parallel
+
+
+def peak(states: Parts, kept: float, output: float, accumulated: float = 0) -> Parts:
+    """Return the memory of a GPU at its peak.
+
+    When the backward pass starts, memory holds all activations but only the gradients of earlier micro-batches: the
+    backward pass frees the activations of a block while it computes its gradients. In the optimizer step, memory holds
+    all gradients and no activations. So accumulation costs memory: it keeps gradients through later backward passes.
+
+    Parameters
+    ----------
+    kept, output
+        As returned by `activations`.
+    accumulated
+        Bytes of the gradients of earlier micro-batches; 0 without accumulation.
+    """
+    backward = states._replace(gradients=accumulated, activations=kept, output=output)
+    return max(backward, states._replace(copies=0), key=lambda moment: moment.total)
+
+
+def activations(
+    kept: float, recomputed: float, output: float, stages: int = 1, micro_batches: int = 1
+) -> tuple[float, float]:
+    """Return the bytes of the activations that a GPU keeps, and of the recomputed block or the output layer.
+
+    Of the latter two the larger counts: the output layer is done when the first block is recomputed. In a pipeline, the
+    first stage keeps as many micro-batches as there are stages (Korthikanti et al. 2022, section 4.2.3), the last stage
+    one and the output layer; the larger of the two counts.
+
+    Parameters
+    ----------
+    kept
+        Bytes that all blocks of the model keep of one micro-batch.
+    stages, micro_batches
+        Pipeline stages, and micro-batches per step.
+    """
+    if stages == 1:
+        return kept, max(recomputed, output)
+    first = min(stages, micro_batches) * kept / stages, recomputed
+    last = kept / stages, max(recomputed, output)
+    return max(first, last, key=sum)

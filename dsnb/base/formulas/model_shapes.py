@@ -1,0 +1,246 @@
+"""The shapes of models as published, and their exact parameter counts.
+
+Pure data and arithmetic; `dsnb.models.model` builds the models.
+"""
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of one causal language model; GPT-2, OPT and BLOOM follow from their sizes, others are `published`.
+
+    `positions` is None if positions are not embedded (BLOOM's ALiBi) and any sequence length fits.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    positions: int | None
+    hub_id: str | None = None
+    embedding: int | None = None
+    """Width of the token embedding if it differs from `hidden` (OPT-350M)."""
+    published: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Of another family: its `config`, its `parameters`, and with experts those that are `active` for a token."""
+
+    @property
+    def block_parameters(self) -> int:
+        """Those of all blocks: attention 4h^2 + 4h, MLP 8h^2 + 5h, two layer norms 4h, in the first three families."""
+        if self.published:  # but for a norm's
+            tied = self.published["config"].get("tie_word_embeddings", self.family in TIED)
+            return self.parameters - (1 if tied else 2) * self.vocab * self.hidden
+        return self.layers * (12 * self.hidden * self.hidden + 13 * self.hidden)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, tied embeddings counted once."""
+        if self.published:
+            return int(self.published["parameters"])
+        h, blocks = self.hidden, self.block_parameters
+        if self.family == "gpt2":
+            return blocks + (self.vocab + (self.positions or 0)) * h + 2 * h
+        if self.family == "bloom":
+            return blocks + self.vocab * h + 4 * h
+        tokens = self.vocab * (self.embedding or h) + ((self.positions or 0) + 2) * h
+        # OPT-350M projects its narrow embedding in and out, and norms after each block instead of at the end.
+        return blocks + tokens + (2 * self.embedding * h if self.embedding else 2 * h)
+
+    def config(self) -> dict[str, Any]:
+        """Return the fields of transformers' configuration class for this shape, `model_type` included."""
+        if self.published:
+            return dict(self.published["config"])
+        h = self.hidden
+        if self.family == "gpt2":
+            fields = {
+                "n_embd": h,
+                "n_layer": self.layers,
+                "n_head": self.heads,
+                "n_positions": self.positions,
+            }
+        elif self.family == "bloom":
+            fields = {"hidden_size": h, "n_layer": self.layers, "n_head": self.heads}
+        else:
+            fields = {
+                "hidden_size": h,
+                "num_hidden_layers": self.layers,
+                "num_attention_heads": self.heads,
+                "ffn_dim": 4 * h,
+                "max_position_embeddings": self.positions,
+                "word_embed_proj_dim": self.embedding or h,
+                "do_layer_norm_before": self.embedding is None,
+            }
+        last = self.vocab - 1
+        special = (
+            {"bos_token_id": last, "eos_token_id": last, "pad_token_id": 1}
+            if self.vocab < 50000
+            else {}
+        )
+        return {"model_type": self.family, "vocab_size": self.vocab, **fields, **special}
+
+
+def _presets() -> Iterator[tuple[str, Shape]]:
+    """Yield the shapes of `presets.csv` and `presets.json` by their names.
+
+    Radford et al. 2019, table 2; Zhang et al. 2022 (OPT), table 1; Le Scao et al. 2022 (BLOOM), table 3; and the
+    configurations on the hub. `gpt-1.3b` is that of BigScience's benchmark (24 x 2048, 16 heads, GPT-2's vocabulary;
+    its script tr3m-1B3-emb-norm-pile). The `tiny` ones are dsnb's own, for CPUs and tests.
+
+    The other families have the sizes of their configurations on the hub, which agree with Touvron et al. 2023 (Llama
+    2), table 1 of its appendix; Grattafiori et al. 2024 (Llama 3), table 3; Jiang et al. 2023 and 2024 (Mistral,
+    Mixtral), tables 1; Yang et al. 2024 and 2025 (Qwen 2.5 and 3), tables 1; Gemma Team 2024 (1 and 2), tables 1, and
+    2025 (3); Abdin et al. 2024 (Phi 3 and 4); Biderman et al. 2023 (Pythia), table 1; Black et al. 2022 (GPT-NeoX);
+    Almazrouei et al. 2023 (Falcon).
+    """
+    with open(Path(__file__).with_name("presets.csv"), encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            name, family, hub_id = row.pop("name"), row.pop("family"), row.pop("hub_id") or None
+            numbers: dict[str, Any] = {
+                field: int(value) if value else None for field, value in row.items()
+            }
+            yield name, Shape(family, hub_id=hub_id, **numbers)
+    for name, published in json.loads(
+        Path(__file__).with_name("presets.json").read_text(encoding="utf-8")
+    ).items():
+        config = published["config"]
+        yield (
+            name,
+            Shape(
+                config["model_type"],
+                config["num_hidden_layers"],
+                config["hidden_size"],
+                config["num_attention_heads"],
+                config["vocab_size"],
+                config["max_position_embeddings"],
+                published["hub_id"],
+                published=published,
+            ),
+        )
+
+
+TIED = ("falcon", "gemma", "gemma2", "gemma3_text")
+"""The model families whose output layer is tied to the embedding unless a configuration says something else."""
+
+PRESETS = dict(_presets())
+PUBLISHED = {shape.hub_id: shape for shape in PRESETS.values() if shape.hub_id}
+"""The shapes of presets by their hub ids."""
+
+SPLIT = ("gpt2", "opt", "bloom")
+"""The model families for which tensor and pipeline parallelism are tested against a single rank."""
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def local_config(model: str) -> Path | None:
+    """Return the configuration file that `model` names, directly or by its folder; None if it names none."""
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            path = path / "config.json"
+        return path if path.suffix == ".json" and path.is_file() else None
+    except (OSError, RuntimeError, ValueError):  # no such user, a name too long, a NUL in it
+        return None
+
+
+def local_fields(model: str) -> dict[str, Any] | None:
+    """Return the fields of the configuration file that `model` names; None if it names none that can be read."""
+    path = local_config(model)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def fields(model: str) -> dict[str, Any] | None:
+    """Return the fields of a model's configuration file, on disk or in the cache of the hub; None if there is none."""
+    if not is_hub_id(model) or local_config(model):
+        return local_fields(model)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    path = try_to_load_from_cache(model, "config.json")
+    return local_fields(path) if isinstance(path, str) else None
+
+
+def is_hub_id(model: str) -> bool:
+    """Return whether `model` has the form `owner/name` of a hub id."""
+    return HUB_ID.fullmatch(model) is not None and ".." not in model
+
+
+def facts(model: str) -> dict[str, Any]:
+    """Return `family`, `positions`, `layers`, `heads` and `hidden` of a model, as far as known without transformers."""
+    shape = PRESETS.get(model) or PUBLISHED.get(model)
+    if shape:
+        return {
+            name: getattr(shape, name)
+            for name in ("family", "positions", "layers", "heads", "hidden")
+        }
+    config = fields(model)
+    if config is None:
+        return {}
+    numbers = {
+        "positions": config.get("n_positions") or config.get("max_position_embeddings"),
+        "layers": config.get("n_layer") or config.get("num_hidden_layers"),
+        "heads": config.get("n_head") or config.get("num_attention_heads"),
+        "hidden": config.get("hidden_size") or config.get("n_embd") or config.get("d_model"),
+    }
+    sizes = {name: value for name, value in numbers.items() if isinstance(value, int) and value > 0}
+    return {"family": config.get("model_type"), "positions": None, **sizes}
+
+
+def not_split(setting: str, value: int, family: str) -> str:
+    """Return the message for a parallelism setting that is not tested for a model family."""
+    tested = f"{', '.join(SPLIT[:-1])} and {SPLIT[-1]}"
+    return f"{setting} is {value}: it is tested for {tested} only, not for {family}; set it to 1"
+
+
+@lru_cache
+def slug(model: str) -> str:
+    """Return a model's name as part of a folder name; hub ids and paths keep their last part.
+
+    Only the text decides, not the file system, so a run has the same name wherever it is read.
+    """
+    return _joined(_parts(model)[-1:])
+
+
+def slugs(models: Iterable[str]) -> dict[str, str]:
+    """Return each model's name as part of a folder name; equal names are extended to the left until they differ.
+
+    `a/llama.json` and `b/llama.json` become `a-llama` and `b-llama`. Different spellings of one path stay equal.
+    """
+    parts = {model: _parts(model) for model in models}
+    kept = dict.fromkeys(parts, 1)
+    while True:
+        names = {model: _joined(parts[model][-count:]) for model, count in kept.items()}
+        counts = Counter(names.values())
+        longer = [
+            model for model in parts if counts[names[model]] > 1 and kept[model] < len(parts[model])
+        ]
+        if not longer:
+            return names
+        for model in longer:
+            kept[model] += 1
+
+
+def _parts(model: str) -> tuple[str, ...]:
+    """Return the parts of a path or hub id; a configuration file counts as its folder, or by its stem."""
+    path = PurePosixPath(model)
+    if path.suffix == ".json":
+        path = path.parent if path.name == "config.json" else path.with_suffix("")
+    return path.parts
+
+
+def _joined(parts: Sequence[str]) -> str:
+    cleaned = (re.sub(r"[^A-Za-z0-9.-]+", "-", part).strip(".-")[:80] for part in parts)
+    return "-".join(filter(None, cleaned))[-80:] or "model"

@@ -1,0 +1,29 @@
+"""Starts Python: always this interpreter, and never with modules from the current folder.
+
+`python -m` puts the current folder first on `sys.path`. A `random.py` beside the user's results would then be imported
+instead of the standard library's.
+"""
+
+import os
+import sys
+
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Environment that keeps the current folder off `sys.path` in a process and its children."""
+
+
+def command(*words: str) -> list[str]:
+    """Return the command that runs this interpreter with these arguments and without the current folder on its path."""
+    return [sys.executable, "-P", *words]
+
+
+def drop_current_folder() -> None:
+    """Remove the folder that `python -m` has put on `sys.path`; for modules that run as programs."""
+    if sys.flags.safe_path:
+        return
+    del sys.path[0]
+    home = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
+    if home not in sys.path:  # run from a checkout: child processes must find the package, too
+        sys.path.append(home)
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [os.environ.get("PYTHONPATH"), home])
+        )

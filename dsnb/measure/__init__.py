@@ -1,0 +1,1 @@
+"""Runs: launched, trained, swept, executed as notebooks."""

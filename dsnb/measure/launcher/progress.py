@@ -1,0 +1,116 @@
+"""The progress of a run: its phase until the first step, then steps, loss and tokens/s.
+
+A phase is shown with its elapsed seconds, because importing torch and building or compiling a large model can take
+minutes without other output.
+"""
+
+import html
+import sys
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from dsnb.base.files.records import Tail
+from dsnb.base.system import launch_clock
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.records import record_schema
+from dsnb.settings.records.paths import RunPaths
+
+REFRESH_S = 0.5
+"""Seconds between refreshes of the bar."""
+
+
+class RunState:
+    """How far a run is, from the files in its folder; as a string, its phase or its last loss and tokens/s."""
+
+    def __init__(self, experiment: Experiment, run: RunPaths) -> None:
+        self.step, self.total = 0, experiment.warmup_steps + experiment.steps
+        self._experiment, self._run, self._tail = experiment, run, Tail(run.steps)
+        self._last: dict[str, Any] = {}
+        self._phase, self._began_s = "", 0.0
+
+    def read(self) -> bool:
+        """Read the steps since the last call; return whether there were any."""
+        steps = list(record_schema.steps(self._tail))
+        if steps:
+            self._last = steps[-1]
+            self.step = self._last["step"]
+        return bool(steps)
+
+    def __str__(self) -> str:
+        if self.step:
+            loss, step_s = self._last.get("loss"), self._last.get("step_time_s")
+            rate = f"{self._experiment.tokens_per_step / step_s:,.0f} tokens/s" if step_s else ""
+            return ", ".join(filter(None, [f"loss {loss:.3f}" if loss is not None else "", rate]))
+        phase = (
+            "importing, building the model" if self._experiment.hostfile else "building the model"
+        )
+        if not self._run.console.exists():
+            phase = "starting"
+        elif self._run.steps.exists():
+            phase = "first step" if self._experiment.compile == "off" else "compiling, first step"
+        if phase != self._phase:
+            self._phase, self._began_s = phase, launch_clock.now_s()
+        return f"{phase}: {launch_clock.now_s() - self._began_s:.0f} s"
+
+
+class Progress:
+    """The progress of a run within a `with` block: a bar in a terminal, in a notebook an output that is replaced.
+
+    Unlike a widget, the output of an interrupted run shows its last state in a saved notebook. A run that ends leaves
+    no output.
+    """
+
+    def __init__(self, experiment: Experiment, run: RunPaths, enabled: bool) -> None:
+        self.state, self._name = RunState(experiment, run), experiment.name
+        self._note = (
+            "starting the ranks"
+            if experiment.hostfile
+            else "importing torch, DeepSpeed and transformers"
+        )
+        self._refreshed_s = 0.0
+        self._output: Any = None
+        in_notebook = enabled and _in_notebook()
+        self._bar = tqdm(
+            total=self.state.total, unit="step", disable=not enabled or in_notebook, desc=self._name
+        )
+        if in_notebook:
+            from IPython.display import display
+
+            self._output = display(self, display_id=True)
+        self._show()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._bar.close()
+        if self._output and kind is None:
+            from IPython.display import clear_output
+
+            clear_output(wait=True)
+
+    def refresh(self, at_once: bool = False) -> None:
+        """Show the current state, at most every `REFRESH_S` unless `at_once`."""
+        if at_once or launch_clock.now_s() > self._refreshed_s + REFRESH_S:
+            self._refreshed_s, self._note = launch_clock.now_s(), str(self.state)
+            self._show()
+
+    def _show(self) -> None:
+        self._bar.n = self.state.step
+        self._bar.set_postfix_str(self._note)
+        if self._output:
+            self._output.update(self)
+
+    def __repr__(self) -> str:
+        return f"{self._name}: {self.state.step} of {self.state.total} steps, {self._note}"
+
+    def _repr_html_(self) -> str:
+        bar = f'<progress value="{self.state.step}" max="{self.state.total}" aria-label="steps"></progress>'
+        return f"{bar} {html.escape(repr(self))}"
+
+
+def _in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None

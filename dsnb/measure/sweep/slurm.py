@@ -1,0 +1,358 @@
+"""Executes runs as Slurm jobs, one per run, with `sbatch`, `squeue` and `scancel`.
+
+`slurm.json` is written before the submission, so a later call follows queued and running jobs instead of submitting
+them again. A job is found by its name, which contains a random token, because Slurm reuses job ids.
+"""
+
+import contextlib
+import os
+import secrets
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dsnb.base.errors import LaunchError, SettingsError
+from dsnb.base.files import records
+from dsnb.base.system import interpreter, launch_clock
+from dsnb.measure.launcher.outcome import settled, summarize_run
+from dsnb.measure.sweep import job
+from dsnb.measure.sweep.allocation import Allocation
+from dsnb.measure.sweep.params import Run
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.records import record_schema
+from dsnb.settings.records.paths import RunPaths
+from dsnb.settings.records.result import Result, last_lines
+
+POLL_S = 3.0
+SETTLE_S = 30.0
+"""Maximum delay before a file written on a node is visible here."""
+RETRY_S = 30.0
+"""Delay before the next submission after a rejected one."""
+RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT"}
+USUAL_REASONS = {"", "None", "Priority", "Resources", "BeginTime", "Prolog"}
+"""Ordinary reasons for a pending job, which are not reported."""
+KILLED = {-15, -9}
+"""Exit codes of ranks that were killed by a signal."""
+SHARED = "is the outputs folder on a file system that the nodes share?"
+ENDINGS = {
+    "BOOT_FAIL": ("interrupted", ""),
+    "CANCELLED": ("interrupted", ""),
+    "COMPLETED": ("interrupted", f"it left no result: {SHARED}"),
+    "DEADLINE": ("timeout", ""),
+    "FAILED": ("interrupted", f"it wrote no log: {SHARED}"),
+    "NODE_FAIL": ("interrupted", "`sinfo -R` lists failed nodes"),
+    "OUT_OF_MEMORY": (
+        "oom",
+        "it used more host memory than requested: set --sbatch-option mem=...",
+    ),
+    "PREEMPTED": ("interrupted", ""),
+    "REVOKED": ("interrupted", ""),
+    "TIMEOUT": ("timeout", "raise --time, or lower steps"),
+}
+"""Final state of a job -> status of its run if that left no result, and what to do; other states are waited for."""
+ENDED_BY_ITSELF = {"BOOT_FAIL", "COMPLETED", "FAILED", "REVOKED"}
+FORMAT = "%i|%j|%T|%r|%N"
+
+
+class SlurmError(Exception):
+    """A command of Slurm failed; the message is the last error that it printed."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What Slurm knows of a job."""
+
+    id: str
+    name: str
+    state: str
+    reason: str = ""
+    nodes: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended."""
+        return self.state in ENDINGS
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the job was ended from outside, and another one has to be submitted."""
+        return (
+            self.state not in ENDED_BY_ITSELF
+            and ENDINGS.get(self.state, ("", ""))[0] == "interrupted"
+        )
+
+
+def sbatch_command(
+    name: str, log: Path, options: Mapping[str, str], command: Sequence[str]
+) -> list[str]:
+    """Return the command that submits a job; options on the command line override environment variables."""
+    # A requeued job would silently repeat its run, and the failure of a node would not be reported.
+    fixed = {
+        "job-name": name,
+        "output": str(log).replace("%", "%%"),
+        "open-mode": "truncate",
+        "no-requeue": "",
+    }
+    words = [
+        f"--{key}={value}" if value else f"--{key}" for key, value in {**options, **fixed}.items()
+    ]
+    return ["sbatch", *words, "--parsable", f"--wrap=exec {shlex.join(command)}"]
+
+
+def queue() -> dict[str, Record]:
+    """Return this user's jobs by name, including those that ended in the last minutes."""
+    text = _output(
+        "squeue", "--noheader", "--states=all", f"--user={os.geteuid()}", f"--format={FORMAT}"
+    )
+    rows = [row.split("|") for row in text.splitlines()]
+    return {row[1]: Record(*row) for row in rows if len(row) == 5}
+
+
+def _output(*command: str) -> str:
+    """Run a command of Slurm without the variables of the current allocation and fork servers."""
+    keep, foreign = {"SLURM_CONF", "SLURM_CLUSTERS"}, ("SLURM_", "DSNB_FORK_SERVER")
+    try:
+        # In a separate session, because Ctrl-C must reach the sweep only, which then cancels its jobs.
+        done = subprocess.run(
+            command,
+            env={
+                name: value
+                for name, value in os.environ.items()
+                if name in keep or not name.startswith(foreign)
+            },
+            capture_output=True,
+            check=False,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+        )
+    except FileNotFoundError:
+        raise SettingsError(
+            f"{command[0]} is not found: --slurm needs Slurm's commands; start it on a login node of the cluster"
+        ) from None
+    if done.returncode:
+        raise SlurmError(
+            error_sentence(done.stderr) or f"{command[0]} ended with exit code {done.returncode}"
+        )
+    return done.stdout
+
+
+def error_sentence(stderr: str) -> str:
+    """Return the last error that a command of Slurm printed, without its prefix."""
+    rows = [row.strip() for row in stderr.splitlines() if row.strip()]
+    message = (
+        [row.partition("error: ")[2] for row in rows if "error: " in row][-1:] or rows[:1] or [""]
+    )
+    return message[0].removeprefix("Batch job submission failed: ")
+
+
+class SlurmExecutor:
+    """Executes each run in a separate Slurm job; polls Slurm at most every `poll_s` seconds.
+
+    `sweep` becomes part of the jobs' names; tests pass a fake `module`. A SettingsError names the runs that a job of an
+    earlier call is executing with other settings.
+    """
+
+    def __init__(
+        self,
+        allocation: Allocation,
+        sweep: str,
+        todo: Sequence[Run],
+        say: Callable[[str], None],
+        poll_s: float = POLL_S,
+        settle_s: float = SETTLE_S,
+        module: str = "dsnb.measure.sweep.job",
+    ) -> None:
+        self.allocation, self.sweep, self._say = allocation, sweep, say
+        self.poll_s, self.settle_s, self.module = poll_s, settle_s, module
+        self.cancelled = False
+        self._names: set[str] = set()
+        self._printed: set[str] = set()
+        self._polled_at, self._retry_at, self._answers = time.monotonic(), 0.0, True
+        try:
+            self.records = queue()
+        except SlurmError as error:
+            raise LaunchError(
+                f"Slurm does not answer ({error}): start the sweep again when it does"
+            ) from error
+        problems = [
+            f"{run.paths.dir} is being executed by job {record.id} with other settings ({differences}): "
+            f"wait for it, cancel it with `scancel {record.id}`, or choose another --output"
+            for run in todo
+            if (record := self.find(run.paths))
+            and not record.ended
+            and (differences := job.changed_settings(run))
+        ]
+        if problems:
+            raise SettingsError(problems)
+
+    def poll(self, anew: bool = False) -> bool:
+        """Ask Slurm again if its last answer is too old; return whether it answers."""
+        if anew or time.monotonic() > self._polled_at + self.poll_s:
+            try:
+                self.records, self._answers = queue(), True
+            except SlurmError as error:
+                self._answers = False
+                self.say_once(f"Slurm does not answer, asking again: {error}")
+            self._polled_at = time.monotonic()
+        return self._answers
+
+    def find(self, run: RunPaths) -> Record | None:
+        """Return the last job that was submitted for a run; None if Slurm does not list it."""
+        name = (record_schema.read(run.slurm) or {}).get("name")
+        self._names |= {name} if name else set()
+        return self.records.get(name) if name else None
+
+    def start(self, run: Run) -> "SlurmJob | None":
+        """Follow the job that already executes a run, or submit one; None if Slurm takes no more jobs for now."""
+        if time.monotonic() < self._retry_at or not self.poll():
+            return None
+        record = self.find(run.paths)
+        if not record or (record.ended and (record.cut_short or job.read_result(run.paths))):
+            job.initialize(run)
+            try:
+                record = self._submit(run)
+            except SlurmError as error:
+                if not self._active():
+                    run.paths.slurm.unlink()
+                    raise LaunchError(
+                        f"Slurm rejects {run.name} run{run.repeat}: {error}"
+                    ) from error
+                self.say_once(f"Slurm takes no more jobs for now, the others wait: {error}")
+                self._retry_at = time.monotonic() + RETRY_S
+                return None
+        return SlurmJob(self, run, record)
+
+    def _submit(self, run: Run) -> Record:
+        """Submit the job of a run; Slurm may have accepted it even if this raises a SlurmError."""
+        paths, name = run.paths, f"dsnb-{self.sweep}-{secrets.token_hex(6)}"
+        self._names.add(name)
+        records.write_json(paths.slurm, {"name": name, "job": None})
+        paths.job_log.unlink(missing_ok=True)
+        command = interpreter.command("-m", self.module, str(paths.dir.absolute()))
+        options = self.allocation.options(run.experiment)
+        printed = _output(*sbatch_command(name, paths.job_log.absolute(), options, command))
+        record = self.records[name] = Record(printed.strip().partition(";")[0], name, "PENDING")
+        records.write_json(paths.slurm, {"name": name, "job": record.id})
+        return record
+
+    def _active(self) -> list[str]:
+        """Return the ids of the jobs of this sweep that Slurm lists and that have not ended."""
+        return [
+            record.id
+            for record in self.records.values()
+            if record.name in self._names and not record.ended
+        ]
+
+    def cancel(self, _: object = None) -> None:
+        """Cancel all jobs of this sweep, including one whose submission has just been interrupted."""
+        self.cancelled = True
+        self.poll(anew=True)
+        if ids := self._active():
+            with contextlib.suppress(
+                SlurmError
+            ):  # some have ended since; the queue shows the others
+                _output("scancel", *ids)
+
+    def say_once(self, text: str) -> None:
+        """Print a line unless it has been printed before."""
+        if text not in self._printed:
+            self._printed.add(text)
+            self._say(text)
+
+
+class SlurmJob:
+    """The Slurm job of a run."""
+
+    running = False
+    _settled_at: float | None = None
+    """When a result must be visible here; None before the job has ended."""
+    _end: Record | None = None
+
+    def __init__(self, executor: SlurmExecutor, run: Run, record: Record) -> None:
+        self.run, self.id, self.location = run, record.id, f"in job {record.id}"
+        self._executor, self._name, self._began = executor, record.name, launch_clock.now_s()
+
+    def poll(self) -> Result | None:
+        """Return the result; None before the run has ended, or while Slurm does not answer."""
+        if not self._executor.poll():
+            return None
+        record = self._executor.records.get(self._name)
+        if record and not record.ended:
+            self.running = record.state in RUNNING
+            if record.state == "PENDING" and record.reason not in USUAL_REASONS:
+                self._executor.say_once(f"job {record.id} waits: {record.reason}")
+            return None
+        if self._settled_at is None:
+            self._end, self._settled_at = record, time.monotonic() + self._executor.settle_s
+        if self._executor.cancelled:
+            return job.finish(self.run.paths, "interrupted", "stopped by the user", self._began)
+        has_result = (self._end and self._end.state == "CANCELLED") or job.read_result(
+            self.run.paths
+        )
+        if not has_result and time.monotonic() < self._settled_at:
+            return None
+        return final_result(self.run.paths, self.id, self._end)
+
+
+def find_active(runs: Sequence[RunPaths]) -> str:
+    """Return the first of these runs whose job is queued or running, in words; empty if there is none.
+
+    Raises SettingsError if Slurm does not answer: the jobs may be active then.
+    """
+    submitted = {
+        name: run for run in runs if (name := (record_schema.read(run.slurm) or {}).get("name"))
+    }
+    try:
+        jobs = queue() if submitted else {}
+    except (SlurmError, SettingsError) as error:
+        run = next(iter(submitted.values()))
+        raise SettingsError(
+            f"{run.dir} was submitted to Slurm, and its job may still be active ({error}); if it has ended, delete "
+            f"{run.slurm}"
+        ) from error
+    for name, run in submitted.items():
+        if name in jobs and not jobs[name].ended:
+            return f"{run.dir} is still queued or running as Slurm job {jobs[name].id}"
+    return ""
+
+
+def final_result(run: RunPaths, job_id: str, record: Record | None) -> Result:
+    """Return the result of a run whose job has ended, and write it if the job could not.
+
+    A result that the run wrote takes precedence, unless it was interrupted or killed and Slurm knows the cause.
+    """
+    written = job.read_result(run)
+    by_slurm = record is not None and record.state not in ENDED_BY_ITSELF
+    cut_short = written and (
+        written.status == "interrupted" or KILLED & set(written.exit_codes.values())
+    )
+    if written and not (by_slurm and cut_short):
+        return written
+    experiment = Experiment.recorded(record_schema.read(run.experiment) or {})
+    status, cause = settled(experiment, run, *job_status(run, job_id, record))
+    result = replace(written or Result("", None, {}, {}, {}, run.dir), status=status, cause=cause)
+    if not result.summary:
+        result = replace(result, summary=summarize_run(experiment, run))
+    result.write()
+    return result
+
+
+def job_status(run: RunPaths, job_id: str, record: Record | None) -> tuple[str, str]:
+    """Return the status and cause of a run whose job has ended, from Slurm's record of the job."""
+    if record is None:
+        return (
+            "interrupted",
+            f"Slurm no longer lists job {job_id}, and {run.dir} has no result: {SHARED}",
+        )
+    status, advice = ENDINGS[record.state]
+    cause = f"job {job_id} ended as {record.state}" + (
+        f" on {record.nodes}" if record.nodes else ""
+    )
+    if record.state == "FAILED" and run.job_log.exists():
+        advice = [*last_lines(run.job_log, 1), "it printed nothing"][0]
+    return status, f"{cause}: {advice}" if advice else cause

@@ -1,0 +1,1 @@
+"""Models of transformers: built, cut into parts, observed. Imports torch, never pandas."""

@@ -1,0 +1,270 @@
+"""A causal language model with its loss: the one module that every strategy trains, and that torch.compile compiles.
+
+Only the loss is returned. A compiled model then need not keep its logits as an output (OPT-1.3B, 8 x 2048, on one H200:
+40.2 GiB instead of 43.1), and the loss is the same function for every strategy and family.
+
+The logits of a large vocabulary can be in memory a chunk of tokens at a time. Gradients are computed with each chunk's
+logits, so nothing is computed twice: the backward pass only scales them. Only the operations between the matrix
+products are compiled, as a separate graph: within the model's graph, the compiler kept the gradients of many chunks at
+once (BLOOM-560M, 8 x 1024, one H200: 24.2 GiB and 92 ms a step; with whole logits 18.5 GiB and 70 ms).
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from dsnb.models.model_parts import blocks, output_layer
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS, compiles_blocks
+
+ALIGNED = 8
+"""Half-precision products are slow on GPUs if a width is not a multiple of this (GPT-2's vocabulary: 50,257)."""
+IGNORED = -100
+"""Target of a token without a next token."""
+Differentiate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class CausalLoss(nn.Module):
+    """Returns the loss of a batch, for a causal language model of transformers or peft's wrapper of one."""
+
+    def __init__(self, model: Any, chunked: bool = False) -> None:
+        super().__init__()
+        self.model, self.config, self.chunked = model, model.config, chunked
+        self._compute = self._in_chunks if chunked else self._whole
+        self._loss: Differentiate = differentiate if chunked else causal_loss
+        self.is_compiled = False
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss, shape (), of token ids of shape (batch, length)."""
+        return self._compute(ids)
+
+    def compile_inside(self, **how: Any) -> None:
+        """Compile the computation without this module's hooks: an engine's would break the graph."""
+        if self.chunked:
+            self._hidden = torch.compile(self._hidden, **how)  # type: ignore[method-assign]
+            self.compile_loss()  # without `how`: a chunk's logits are overwritten, which CUDA graphs cannot replay
+        else:
+            self._compute, self.is_compiled = torch.compile(self._compute, **how), True
+
+    def compile_loss(self) -> None:
+        """Compile only the loss, of whole logits or of a chunk."""
+        self._loss, self.is_compiled = torch.compile(self._loss), True
+
+    def _whole(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._loss(self.model(input_ids=ids).logits, ids)
+
+    def _hidden(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the input of the output layer, shape (tokens, width)."""
+        hidden: torch.Tensor = self._causal_model().base_model(input_ids=ids).last_hidden_state
+        return hidden.flatten(0, 1)
+
+    def _in_chunks(self, ids: torch.Tensor) -> torch.Tensor:
+        """Make the output layer return the loss instead of logits, so that hooks which gather its weights run.
+
+        Its forward method is replaced at each call, because an engine may have replaced the layer.
+        """
+        layer = self._causal_model().get_output_embeddings()
+        layer.forward = functools.partial(sum_of_losses, layer, loss_and_gradient=self._loss)
+        return layer(self._hidden(ids), next_tokens(ids).flatten()) / (
+            len(ids) * (ids.shape[1] - 1)
+        )
+
+    def _causal_model(self) -> Any:
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+
+def causal_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy of the next token, shape (), computed in fp32.
+
+    Logits have the shape (batch, length, vocabulary) and token ids (batch, length). The targets are shifted, because
+    shifting the logits would copy them.
+    """
+    return F.cross_entropy(logits.flatten(0, 1).float(), next_tokens(ids).flatten())
+
+
+def next_tokens(ids: torch.Tensor) -> torch.Tensor:
+    """Return the target of each position, shape (batch, length); the last position has none."""
+    return F.pad(ids[:, 1:], (0, 1), value=IGNORED)
+
+
+def aligned(vocab: int) -> int:
+    """Return the number of columns of logits, padded for speed."""
+    return -(-vocab // ALIGNED) * ALIGNED
+
+
+def chunk_tokens(tokens: int) -> int:
+    """Return the number of tokens in a chunk of a micro-batch; the last chunk may be smaller."""
+    return -(-tokens // -(-tokens // CHUNK_TOKENS))
+
+
+def differentiate(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the sum of cross-entropies, shape (), computed in fp32, and overwrite the logits with its gradient.
+
+    Logits have the shape (tokens, columns) and targets (tokens,). A token whose target is `IGNORED` has no loss, but
+    its gradient is not 0.
+    """
+    logs = F.log_softmax(logits, dim=1, dtype=torch.float32)
+    column = targets.clamp(min=0)[:, None]
+    losses = torch.where(targets == IGNORED, 0.0, -logs.gather(1, column).squeeze(1))
+    if torch.compiler.is_compiling():  # a comparison is fused with the rest, a scatter is not
+        gradient = (
+            logs.exp() - (torch.arange(logits.shape[1], device=logits.device) == column).float()
+        )
+    else:
+        gradient = logs.exp_().scatter_add_(
+            1, column, -torch.ones_like(column, dtype=torch.float32)
+        )
+    logits.copy_(gradient)
+    return losses.sum()
+
+
+class _SumOfLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        loss_and_gradient: Differentiate,
+    ) -> torch.Tensor:
+        kind, vocab = hidden.device.type, len(weight)
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        columns, rows, ignored = (
+            aligned(vocab),
+            chunk_tokens(len(hidden)),
+            (targets == IGNORED)[:, None],
+        )
+        with torch.autocast(kind, enabled=False):
+            weights = weight.detach().to(dtype)
+            weights = F.pad(weights, (0, 0, 0, columns - vocab)) if columns > vocab else weights
+            states = (
+                hidden.detach().to(dtype).masked_fill(ignored, 0)
+            )  # adds nothing to the weight's gradient
+            by_hidden, logits = torch.empty_like(states), weights.new_empty(rows, columns)
+            by_weight = (
+                torch.zeros_like(weights, dtype=torch.float32) if weight.requires_grad else None
+            )
+            total = torch.zeros((), device=hidden.device)
+            chunks = (tensor.split(rows) for tensor in (states, targets, by_hidden))
+            for state, target, gradient in zip(*chunks, strict=True):
+                values = torch.mm(state, weights.T, out=logits[: len(state)])
+                values[:, vocab:] = -torch.inf
+                total += loss_and_gradient(values, target)
+                torch.ops.aten.mm.out(values, weights, out=gradient)
+                if by_weight is not None:
+                    _add_product(by_weight, values.T, state)
+        ctx.save_for_backward(by_hidden.masked_fill_(ignored, 0), by_weight)
+        ctx.dtypes, ctx.vocab = (hidden.dtype, weight.dtype), vocab
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        by_hidden, by_weight = ctx.saved_tensors
+        of_hidden, of_weight = ctx.dtypes
+        if by_weight is not None:
+            by_weight = by_weight[: ctx.vocab].mul_(gradient).to(of_weight)
+        return (by_hidden * gradient).to(of_hidden), by_weight, None, None
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add a product to an fp32 sum: in half precision it would overflow, and be rounded once per chunk."""
+    if total.dtype == left.dtype:
+        torch.ops.aten.addmm.out(total, left, right, out=total)
+    elif total.is_cuda:
+        torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
+    else:
+        total += torch.ops.aten.mm(left, right)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def sum_of_losses(
+    layer: nn.Linear,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    loss_and_gradient: Differentiate = differentiate,
+) -> torch.Tensor:
+    """Return the sum of the cross-entropies of tokens, shape (), with the logits of one chunk at a time in memory.
+
+    The output layer has no bias; its input has the shape (tokens, width) and targets (tokens,).
+    """
+    total: torch.Tensor = _SumOfLosses.apply(hidden, layer.weight, targets, loss_and_gradient)  # type: ignore[no-untyped-call]
+    return total
+
+
+def compile_options(experiment: Experiment) -> dict[str, Any]:
+    """Return the arguments of torch.compile for the settings."""
+    return {"mode": experiment.compile} if experiment.compile in CUDA_GRAPHS else {}
+
+
+def compile_model(experiment: Experiment, model: CausalLoss) -> None:
+    """Compile the model and its loss, if the settings ask for it, without the hooks that an engine adds later."""
+    if experiment.compile == "off":
+        return
+    separate_caches(experiment)
+    if compiles_blocks(experiment.model_dump()):
+        # The output layer is compiled too, because only a compiled product pads its odd width: GPT-2's vocabulary of
+        # 50,257 rules out fast kernels in eager mode (108 ms of a 600 ms step of GPT-2 XL, 24 x 1024, on two H200).
+        # Compiling the forward method, not the module, keeps hooks that gather weights or reduce gradients outside of
+        # the graph. With FSDP's in it, blocks were slower than eager ones (OPT-350M, 24 x 512, on one H200: 158 ms
+        # instead of 130).
+        for block in blocks(model):
+            compile_block(block)
+        if not model.chunked:
+            layer = output_layer(model)
+            layer.forward = torch.compile(layer.forward)
+        model.compile_loss()
+    else:
+        model.compile_inside(**compile_options(experiment))
+
+
+def compile_block(block: Any) -> None:
+    """Compile a block's computation; if it is recomputed, around the graph and inside of the block's hooks.
+
+    transformers recomputes a block inside of its hooks since 5.23, in the graph: FSDP2 then recomputed nothing, because
+    it changes the block's class, and checkpoints in host memory broke the graph. Before 5.23 hooks ran a second time.
+    """
+    compiled = torch.compile(block.forward)
+    if not getattr(block, "gradient_checkpointing", False):
+        block.forward = compiled
+        return
+    block.gradient_checkpointing, checkpoint = False, block._gradient_checkpointing_func
+
+    def forward(*inputs: Any, **named: Any) -> Any:
+        return checkpoint(functools.partial(compiled, **named), *inputs)
+
+    block.forward = forward
+
+
+def separate_caches(experiment: Experiment) -> None:
+    """Keep a separate cache of compiled graphs for each precision.
+
+    The key of torch 2.11's cache says whether autocast is on, but not its dtype (pytorch#181564): on H200, GPT-2 in
+    bf16 ran the fp16 graph of an earlier run, without loss scaling, and its loss after 50 steps was 4.4 % higher.
+    """
+    torch.compiler.config.cache_key_tag = experiment.precision
+
+
+def begin_graphs(experiment: Experiment) -> None:
+    """Mark the start of a step: CUDA graphs may overwrite what they returned in the last one."""
+    if experiment.compile in CUDA_GRAPHS and experiment.device == "cuda":
+        torch.compiler.cudagraph_mark_step_begin()
+
+
+def compiled_graphs() -> int:
+    """Return the number of graphs that torch.compile has compiled so far in this process."""
+    return int(_counters("stats").get("unique_graphs", 0))
+
+
+def graph_breaks() -> int:
+    """Return the number of different reasons for graph breaks in torch.compile so far in this process."""
+    return len(_counters("graph_break"))
+
+
+def _counters(kind: str) -> dict[str, int]:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dict(dynamo.counters[kind]) if dynamo else {}

@@ -1,0 +1,214 @@
+"""The parts of a causal language model of transformers: blocks, pipeline stages, shards of tensor-parallel ranks.
+
+For a pipeline the forward pass is followed once: which layers with weights the model calls before and after the blocks,
+and which arguments it passes to each block beside the hidden state (masks, ALiBi, positions). A stage calls its blocks
+with the same arguments, so all batches must have one shape and no padding, as dsnb's have.
+
+Tensor parallelism is DeepSpeed's AutoTP, with the rules of `dsnb.measure.launcher.folder` for which linear layers are split by
+rows and which by columns. AutoTP divides head counts itself, but does not handle transformers' Conv1D, nor values that
+GPT-2 and BLOOM derive from these counts.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from dsnb.base.formulas import model_shapes
+from dsnb.settings.experiment import Experiment
+
+
+def blocks(model: Any) -> list[Any]:
+    """Return the transformer blocks in order: the module list whose length is the configured number of layers."""
+    layers, family = model.config.num_hidden_layers, model.config.model_type
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == layers:
+            return list(module)
+    raise ValueError(
+        f"the {layers} blocks of {family} are in no list of modules: models like it cannot be trained"
+    )
+
+
+def output_layer(model: nn.Module) -> Any:
+    """Return the layer that computes the logits."""
+    return next(
+        module for module in model.modules() if isinstance(module, PreTrainedModel)
+    ).get_output_embeddings()
+
+
+def has_own_parameters(module: nn.Module) -> bool:
+    """Return whether a module has parameters that belong to none of its submodules."""
+    return next(iter(module.parameters(recurse=False)), None) is not None
+
+
+@dataclass
+class ForwardPath:
+    """The path of a hidden state through a model, without the head."""
+
+    before: list[nn.Module]
+    """Layers with weights that are called before the blocks, in order, as `after` holds those behind them."""
+    after: list[nn.Module] = field(default_factory=list)
+    arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    """Arguments of each block beside the hidden state: positional, by keyword."""
+
+
+def forward_path(model: Any, batch: int, length: int, device: torch.device) -> ForwardPath:
+    """Follow the forward pass of sequences of shape (batch, length) without computing any block.
+
+    The model's weights may be on the meta device: zeros replace the few outside of the blocks.
+    """
+    embedding, base = model.get_input_embeddings(), model.base_model
+    within = {id(module) for part in [embedding, *blocks(model)] for module in part.modules()}
+    outside = [
+        module
+        for module in base.modules()
+        if has_own_parameters(module) and id(module) not in within
+    ]
+    path = ForwardPath(before=[embedding])
+
+    def forward(hidden: torch.Tensor, *inputs: Any, **named: Any) -> Any:
+        path.arguments.append((inputs, named))
+        return (hidden,) if model.config.model_type == "bloom" else hidden
+
+    def record(module: nn.Module, _: Any) -> None:
+        (path.after if path.arguments else path.before).append(module)
+
+    zeros = {name: buffer.to(device) for name, buffer in base.named_buffers()}
+    of_outside = {
+        id(parameter) for module in outside for parameter in module.parameters(recurse=False)
+    }
+    for name, parameter in base.named_parameters():
+        if id(parameter) in of_outside:
+            zeros[name] = torch.zeros_like(parameter, device=device)
+    inputs = torch.zeros(
+        batch, length, embedding.weight.shape[1], dtype=embedding.weight.dtype, device=device
+    )
+    with ExitStack() as stack, torch.no_grad():
+        for block in blocks(model):
+            block.forward = forward
+            stack.callback(delattr, block, "forward")
+        for module in outside:
+            stack.callback(module.register_forward_pre_hook(record).remove)
+        torch.func.functional_call(
+            base, zeros, kwargs={"inputs_embeds": inputs, "use_cache": False}
+        )
+    return path
+
+
+class Embedding(nn.Module):
+    """Everything before the first block: the model without its blocks and the layers behind them."""
+
+    def __init__(self, model: Any, path: ForwardPath) -> None:
+        super().__init__()
+        model_blocks = blocks(model)
+        self.base, self.weight = model.base_model, model.get_input_embeddings().weight
+        for parent in list(self.base.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.ModuleList) and list(child) == model_blocks:
+                    setattr(parent, name, nn.ModuleList())
+                elif any(child is layer for layer in path.after):
+                    setattr(parent, name, nn.Identity())
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the hidden state, shape (batch, length, width), of token ids of shape (batch, length)."""
+        return self.base(input_ids=ids, use_cache=False)[0]
+
+
+class Block(nn.Module):
+    """One transformer block with its recorded arguments."""
+
+    def __init__(self, block: nn.Module, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        super().__init__()
+        self.block, self.arguments = block, arguments
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the next hidden state, shape (batch, length, width)."""
+        inputs, named = self.arguments
+        output = self.block(hidden, *inputs, **named)
+        return output[0] if isinstance(output, tuple) else output
+
+
+def stage_modules(model: Any, path: ForwardPath, stage: int, stages: int) -> Iterator[nn.Module]:
+    """Yield the modules of one pipeline stage; tied weights belong to the first and the last stage."""
+    model_blocks = blocks(model)
+    share = len(model_blocks) // stages
+    tied = model.config.tie_word_embeddings
+    if stage == 0 or (tied and stage == stages - 1):
+        yield path.before[0]
+    if stage == 0:
+        yield from path.before[1:]
+    yield from model_blocks[stage * share : (stage + 1) * share]
+    if stage == stages - 1:
+        yield from path.after
+    if stage == stages - 1 or (tied and stage == 0):
+        yield model.get_output_embeddings()
+
+
+def check_split(experiment: Experiment, config: Any) -> None:
+    """Raise ValueError if a model cannot be split as tensor and pipeline parallelism do it."""
+    for setting, parts in (
+        ("tensor_parallel", "num_attention_heads"),
+        ("pipeline_parallel", "num_hidden_layers"),
+    ):
+        ranks = getattr(experiment, setting)
+        if ranks > 1 and config.model_type not in model_shapes.SPLIT:
+            raise ValueError(model_shapes.not_split(setting, ranks, config.model_type))
+        if ranks > 1 and getattr(config, parts) % ranks:
+            what = parts.rpartition("_")[2]
+            raise ValueError(
+                f"{setting} is {ranks}: it must divide the model's {getattr(config, parts)} {what}"
+            )
+
+
+def prepare(experiment: Experiment, model: Any) -> None:
+    """Prepare a model, or a pipeline stage's part of it, for AutoTP; raise ValueError if it cannot be split."""
+    ranks, config = experiment.tensor_parallel, model.config
+    check_split(experiment, config)
+    _use_linear_layers(model)
+    # Mark the model as done: AutoTP would also divide the model's head count, from which ALiBi's slopes are made.
+    model.base_model.replaced = True
+    rank = torch.distributed.get_rank() % ranks
+    for block in blocks(model):
+        if config.model_type == "gpt2":
+            block.attn.split_size //= ranks
+        elif config.model_type == "bloom":
+            heads = config.num_attention_heads // ranks
+            _slice_alibi(
+                block.self_attention,
+                first_head=rank * heads,
+                heads=heads,
+                of=config.num_attention_heads,
+            )
+
+
+def _use_linear_layers(model: nn.Module) -> None:
+    """Replace every Conv1D by a linear layer: AutoTP would split the wrong dimension of its transposed weight."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, Conv1D):
+                inputs, outputs = child.weight.shape
+                linear = nn.Linear(inputs, outputs, device="meta")
+                linear.weight, linear.bias = (
+                    nn.Parameter(child.weight.data.t().contiguous()),
+                    child.bias,
+                )
+                setattr(parent, name, linear)
+
+
+def _slice_alibi(attention: nn.Module, first_head: int, heads: int, of: int) -> None:
+    """Pass an attention layer the ALiBi slopes of this rank's heads only, out of (batch x all heads, 1, length)."""
+
+    def slice_(
+        _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        alibi = (
+            named["alibi"].unflatten(0, (-1, of))[:, first_head : first_head + heads].flatten(0, 1)
+        )
+        return inputs, {**named, "alibi": alibi}
+
+    attention.register_forward_pre_hook(slice_, with_kwargs=True)

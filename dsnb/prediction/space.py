@@ -1,0 +1,232 @@
+"""The built-in settings to choose from for a model: ways to run one training without changing its result.
+
+The global batch, the optimizer, LoRA, dropout and exact communication stay as asked for. What varies is how GPUs share
+the work, micro-batch and accumulation, recomputation, number formats, compilation, the loss in chunks, and, only where
+nothing else fits, offload.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dsnb.base.errors import SettingsError
+from dsnb.base.formulas import planning
+from dsnb.base.formulas.memory import HALF
+from dsnb.base.formulas.model_shapes import facts
+from dsnb.prediction.gpus import NODE_GPUS
+from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings.training import CUDA_GRAPHS
+
+TOKENS_A_STEP = ((1e9, 2**19), (5e9, 2**20), (5e10, 2**21), (math.inf, 2**22))
+"""(parameters below which, tokens of an optimizer step): about those of GPT-3 (Brown et al. 2020, arXiv:2005.14165,
+table 2.1: 0.5 million tokens for 125M to 760M parameters, 1 million for 1.3B and 2.7B, 2 million for 6.7B and 13B, 3.2
+million for 175B) as powers of two."""
+USUAL_LENGTH = 4096
+"""Longest sequence length assumed by default (Llama 2's)."""
+MICRO_BATCH_TOKENS = (1024, 2**16)
+"""Range of the tokens in a micro-batch, where a sequence and the global batch allow it."""
+BUCKET = 100_000_000
+"""Gradients per message of compiled DDP: a compiled model is split at each bucket (docs/how-to/fast.md)."""
+SHARING: list[dict[str, Any]] = [
+    {"strategy": "plain"},
+    {"strategy": "ddp"},
+    *({"zero_stage": stage} for stage in range(4)),
+    {"strategy": "fsdp"},
+]
+"""Ways to share the work among GPUs, the simplest first."""
+RECOMPUTED: list[dict[str, Any]] = [
+    {},
+    {"activation_checkpointing": True, "checkpoint_every": 2},
+    {"activation_checkpointing": True},
+]
+OFFLOADED: list[dict[str, Any]] = [
+    *({"zero_stage": stage, "offload": "optimizer-cpu"} for stage in (1, 2, 3)),
+    {"zero_stage": 3, "offload": "all-cpu"},
+]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What to train and on how many GPUs: everything that the settings to choose from share."""
+
+    model: str
+    gpus: int
+    seq_len: int
+    global_batch: int
+    """Sequences of an optimizer step."""
+    precision: str = "bf16"
+    device: str = "cuda"
+    pinned: Mapping[str, Any] = field(default_factory=dict)
+    """Settings with fixed values; a list is what may be chosen from."""
+
+    @property
+    def is_fine_tuning(self) -> bool:
+        """Whether every setting adapts a trained model."""
+        names = ("lora_rank", "weights")
+        values = [
+            value if isinstance(value, list) else [value]
+            for value in (self.pinned.get(name) for name in names)
+        ]
+        chosen = (dict(zip(names, pair, strict=True)) for pair in itertools.product(*values))
+        return all(planning.is_fine_tuning(settings) for settings in chosen)
+
+
+def usual_length(model: str) -> int:
+    """Return the default sequence length of a model."""
+    return min(facts(model).get("positions") or USUAL_LENGTH, USUAL_LENGTH)
+
+
+def usual_batch(parameters: float, seq_len: int, gpus: int, fine_tuning: bool = False) -> int:
+    """Return the default number of sequences per optimizer step, a multiple of the GPUs."""
+    tokens = next(tokens for below, tokens in TOKENS_A_STEP if parameters < below)
+    sequences = planning.FINE_TUNING_SEQUENCES if fine_tuning else tokens / seq_len
+    return gpus * max(1, round(sequences / gpus))
+
+
+def space(training: Training, offloaded: bool = False) -> list[Experiment]:
+    """Return the distinct settings that the rules allow, with or without offload; raise SettingsError if none is."""
+    allowed, problems = _allowed(training, offloaded)
+    if problems and not offloaded:
+        raise SettingsError(problems)
+    if not allowed and not offloaded:
+        batch, gpus = training.global_batch, training.gpus
+        raise SettingsError(
+            f"global_batch is {batch}: it cannot be shared equally among {gpus} GPUs; give a multiple of {gpus}, such "
+            f"as {gpus * max(1, round(batch / gpus))}"
+        )
+    return list(allowed.values())
+
+
+def check(training: Training) -> None:
+    """Raise SettingsError if the rules allow no setting, whatever the micro-batch: known without counting the model."""
+    free = {
+        name: value
+        for name, value in training.pinned.items()
+        if name not in {"micro_batch_size", "grad_accum"}
+    }
+    _, problems = _allowed(
+        replace(training, global_batch=training.gpus, pinned={**free, "micro_batch_size": 1}), False
+    )
+    if problems:
+        raise SettingsError(problems)
+
+
+def _allowed(training: Training, offloaded: bool) -> tuple[dict[str, Experiment], list[str]]:
+    """Return the distinct settings that the rules allow, by name, and, if there are none, why they are refused."""
+    allowed: dict[str, Experiment] = {}
+    refused: list[list[str]] = []
+    for chosen, alike in _combinations(training, offloaded):
+        try:
+            experiment = Experiment(**chosen)
+        except SettingsError as error:
+            refused.append(error.problems)
+        else:
+            for other in (experiment, *(experiment.model_copy(update=split) for split in alike)):
+                allowed.setdefault(other.name, other)
+    if allowed or not refused:
+        return allowed, []
+    of_all = [problem for problem in refused[0] if all(problem in problems for problems in refused)]
+    return {}, of_all or refused[0]
+
+
+def _combinations(
+    training: Training, offloaded: bool
+) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Yield all combinations, allowed or not, each with the other micro-batches that the rules treat alike."""
+    pinned = {
+        name: value if isinstance(value, list) else [value]
+        for name, value in training.pinned.items()
+    }
+    on_gpu, half = training.device == "cuda", training.precision in HALF
+    chosen = {
+        "mixed_precision": ["native", "autocast"] if half else ["native"],
+        "compile": ["off", "default", CUDA_GRAPHS[0]] if on_gpu else ["off"],
+        "loss": ["whole", "chunked"],
+        **pinned,
+    }
+    sizes, counts = chosen.pop("micro_batch_size", None), chosen.pop("grad_accum", None)
+    shared = OFFLOADED if offloaded else list(_shared(training))
+    common = {
+        name: getattr(training, name)
+        for name in ("model", "gpus", "seq_len", "precision", "device")
+    }
+    for sharing, recomputed, *values in itertools.product(shared, RECOMPUTED, *chosen.values()):
+        setting = {**common, **sharing, **recomputed, **dict(zip(chosen, values, strict=True))}
+        rare = setting["mixed_precision"] == "autocast" or setting.get("tensor_parallel", 1) > 1
+        if rare and (setting["loss"] == "chunked" != training.pinned.get("loss")):
+            continue
+        if setting.get("strategy") == "ddp" and setting["compile"] != "off":
+            setting = {"bucket_elements": BUCKET, **setting}
+        sequences, rest = divmod(
+            training.global_batch * setting.get("tensor_parallel", 1), training.gpus
+        )  # of a rank
+        splits = [
+            {"micro_batch_size": size, "grad_accum": sequences // size}
+            for size in ([] if rest else sizes or micro_batches(sequences, training.seq_len))
+            if sequences % size == 0 and sequences // size in (counts or [sequences // size])
+        ]
+        # Rules ask only whether gradients are accumulated; checking each of these took a fifth of `dsnb recommend`.
+        for _, (first, *alike) in itertools.groupby(
+            splits, lambda split: split if sizes else split["grad_accum"] > 1
+        ):
+            yield {**setting, **first}, alike
+
+
+def _shared(training: Training) -> Iterator[dict[str, Any]]:
+    """Yield the ways to share the work among the GPUs; tensor parallelism is with ZeRO 1 and inside a node."""
+    unsuited = {"ddp", "fsdp"} if training.gpus == 1 else {"plain"}
+    yield from (sharing for sharing in SHARING if sharing.get("strategy") not in unsuited)
+    heads = facts(training.model).get("heads") or 1
+    for ranks in (2, 4, 8):
+        if (
+            ranks <= min(training.gpus, NODE_GPUS)
+            and training.gpus % ranks == 0
+            and heads % ranks == 0
+        ):
+            yield {"zero_stage": 1, "tensor_parallel": ranks}
+
+
+def micro_batches(sequences: int, seq_len: int) -> list[int]:
+    """Return micro-batch sizes that divide a rank's sequences per step, each at least 1.5 times the one before."""
+    lowest, highest = MICRO_BATCH_TOKENS
+    sizes: list[int] = []
+    for size in range(1, sequences + 1):
+        if size > 1 and size * seq_len > highest:
+            break
+        if sequences % size == 0 and (not sizes or size >= 1.5 * sizes[-1]):
+            sizes = [smaller for smaller in sizes if smaller * seq_len >= lowest] + [size]
+    return sizes
+
+
+COUNTED = {
+    "strategy", "zero_stage", "offload", "activation_checkpointing", "compile", "micro_batch_size", "grad_accum",
+}  # fmt: skip
+"""Settings that the order of simplicity ranks separately."""
+
+
+def simplicity(setting: Experiment) -> tuple[int, ...]:
+    """Return a sort key that puts the simplest settings first.
+
+    In order of importance: offload, splitting of layers, the strategy (plain loop, DDP, ZeRO 0 to 3, FSDP),
+    recomputation, CUDA graphs, compilation, the number of other settings that differ from the default, accumulation.
+    """
+    sharing = (
+        {"strategy": setting.strategy}
+        if setting.strategy != "deepspeed"
+        else {"zero_stage": setting.zero_stage}
+    )
+    differing = sum(
+        getattr(setting, name) != usual for name, usual in DEFAULTS.items() if name not in COUNTED
+    )
+    return (
+        int(setting.offload != "none"),
+        setting.tensor_parallel * setting.pipeline_parallel,
+        SHARING.index(sharing),
+        int(setting.activation_checkpointing),
+        int(setting.compile in CUDA_GRAPHS),
+        int(setting.compile != "off"),
+        differing,
+        setting.grad_accum,
+    )

@@ -1,0 +1,3 @@
+"""Tables of runs -> decisions, and the sentences that say them. `__all__` lists the modules for notebooks."""
+
+__all__ = ["decide"]

@@ -1,0 +1,400 @@
+"""Choose the setting to train a task with, from one table of measured, predicted or published candidates.
+
+Days, GPU-hours, energy and cost extrapolate the speed of tens of steps to a whole training, without restarts,
+checkpoints and evaluation. The number of GPUs is part of a setting: more GPUs finish sooner and cost more.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from dsnb.base.errors import SettingsError
+from dsnb.base.formulas import metrics, planning
+from dsnb.base.formulas.planning import MAX_DAYS, is_number, is_whole
+from dsnb.results.literature.tables import SOURCE, is_own
+from dsnb.results.runs import labels
+from dsnb.results.runs.labels import MEMORY
+from dsnb.results.runs.table import factor, named_runs, numbers, timed_seconds, timed_steps
+from dsnb.results.statistics import intervals
+from dsnb.results.statistics.comparisons import rules_of, table_of
+from dsnb.results.statistics.intervals import MIN_RUNS, RELEVANCE
+from dsnb.results.statistics.summary import unstable
+from dsnb.results.statistics.tasks import is_fine_tuning, parameters
+from dsnb.settings.records.paths import PROBE
+
+OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
+"""Objectives, and the columns that hold them; the smallest value is the best."""
+ASSUMED_PRICE = 2.5
+"""Placeholder price of a GPU-hour, for the reader to replace."""
+CPU, UNKNOWN_GPU = "CPU", "GPU"
+"""Names in `prices` of runs without a GPU, whose "GPUs" are ranks, and of an unknown GPU."""
+WORTH_ROOM = 0.05
+"""How much worse than a setting whose memory is tight another one with room may be, and is still recommended."""
+FEWEST_SETTINGS = 5
+"""Settings of a task below which none is recommended: the best of a few may be far from the best."""
+BASES = MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
+"""The basis of a candidate's figures."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """The reader's question. Raises SettingsError for numbers that are negative or not finite."""
+
+    tokens: float = 0
+    """Tokens to train on. 0 for what is usual: `dsnb.base.formulas.planning.usual_tokens`."""
+    objective: str = "time"
+    """`time`, `gpu_hours`, `cost` or `memory`."""
+    gpus: int = 0
+    """GPUs at hand; settings that need more are left out. 0 for as many as were measured."""
+    global_batch: int = 0
+    """Sequences per optimizer step; settings with other global batches are left out. 0 for any."""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Price of an hour of a GPU by its model (see `kinds`); the key `""` is for all others."""
+    assumed_price: float | None = None
+    """Price of an hour of GPUs that `prices` does not have; None leaves their costs unknown."""
+    currency: str = "$"
+    """Its sign, in front of amounts."""
+    relevance: float = RELEVANCE
+    """Smallest difference that matters: 0.02 is 2 %."""
+    max_days: float = MAX_DAYS
+    """Settings that take longer are left out if any takes less, unless the objective is the time."""
+    are_tokens_assumed: bool = False
+    """Whether `tokens` are the usual tokens, as nobody gave a number; `decide` sets it."""
+
+    def __post_init__(self) -> None:
+        if self.objective not in list(OBJECTIVES):
+            raise SettingsError(
+                f"objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}"
+            )
+        if not isinstance(self.prices, Mapping):
+            raise SettingsError(
+                f"prices is {self.prices!r}: give the price of a GPU-hour by GPU, as in {{'H200': 2.5}}"
+            )
+        prices = {f"prices[{gpu!r}]": price for gpu, price in self.prices.items()}
+        tokens = planning.DEFAULT_TOKENS if self.tokens == 0 else self.tokens
+        planning.check(tokens, prices, assumed_price=self.assumed_price)
+        if not (is_whole(self.gpus) and self.gpus >= 0):
+            raise SettingsError(
+                f"gpus is {self.gpus!r}: give the number of GPUs at hand, or 0 for any"
+            )
+        if not (is_whole(self.global_batch) and self.global_batch >= 0):
+            raise SettingsError(
+                f"global_batch is {self.global_batch!r}: give sequences per step, or 0 for any"
+            )
+        if not (is_number(self.relevance) and 0 <= self.relevance < 1):
+            raise SettingsError(
+                f"relevance is {self.relevance!r}: give 0 or more and less than 1, such as 0.02 for 2 %"
+            )
+
+    @property
+    def column(self) -> str:
+        """The column of candidates that decides."""
+        return OBJECTIVES[self.objective]
+
+    def price(self, kind: object) -> float | None:
+        """Return the price of an hour of a kind of hardware; None if it is unknown."""
+        price = self.prices.get(str(kind), self.prices.get(""))
+        return price if price is not None or kind == CPU else self.assumed_price
+
+
+def kinds(runs: pd.DataFrame) -> pd.Series:
+    """Return the hardware of each run as prices name it: the GPU's model, `GPU` if it is unknown, or `CPU`."""
+    hardware = runs.reindex(columns=["gpu_name", "device"]).astype(object)
+    others = hardware["device"].map({"cpu": CPU}).fillna(UNKNOWN_GPU)
+    return hardware["gpu_name"].where(hardware["gpu_name"].notna(), others).map(str)
+
+
+def recorded_prices(runs: pd.DataFrame) -> dict[str, float]:
+    """Return the price of an hour by kind of hardware as runs state it, by their cost and GPU-hours."""
+    hours, cost = numbers(runs, "gpu_hours"), numbers(runs, "cost")
+    is_priced = (hours > 0) & (cost > 0)
+    prices = (cost / hours)[is_priced].groupby(kinds(runs)[is_priced]).median()
+    return {str(kind): float(f"{price:.6g}") for kind, price in prices.items()}
+
+
+def is_probe(runs: pd.DataFrame) -> pd.Series:
+    """Return which runs are micro-batch probes of earlier versions: their two steps only measure memory."""
+    return runs["experiment"].astype(str).str.contains(rf"{PROBE}\d+$").astype(bool)
+
+
+def without_probes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Leave out the probes of earlier versions, unless there is nothing else."""
+    return runs if is_probe(runs).all() else runs[~is_probe(runs)]
+
+
+def basis(run: Mapping[str, Any]) -> str:
+    """Return whether the figures of a run were `measured` with dsnb, or `published` by others."""
+    source = labels.text(run.get("source"))
+    return PUBLISHED if source.startswith(SOURCE) and not is_own(source) else MEASURED
+
+
+def memory_figure(runs: pd.DataFrame) -> str | None:
+    """Return the most informative figure of memory that any ok run measured; None if there is none."""
+    ok = runs[runs["status"] == "ok"]
+    return next((name for name in MEMORY if name in ok and ok[name].notna().any()), None)
+
+
+def rate(runs: pd.DataFrame) -> str:
+    """Return the figure of speed to compare runs by: per GPU, but of all ranks on CPUs, which share the same cores."""
+    on_cpu = (
+        "device" in runs and len(runs) and bool((runs["device"].map(labels.text) == "cpu").all())
+    )
+    return "tokens_per_s" if on_cpu else "tokens_per_s_per_gpu"
+
+
+def default_objective(runs: pd.DataFrame) -> str:
+    """Return the default objective: the time, or GPU-hours where the timed runs differ in their GPUs.
+
+    With the most GPUs, nearly every training is fastest. Ranks on a CPU share its cores, so their hours say little.
+    """
+    is_timed = (runs["status"] == "ok") & (numbers(runs, "tokens_per_s") > 0)
+    differ = numbers(runs, "gpus")[is_timed].nunique() > 1
+    return "gpu_hours" if differ and labels.common_unit(runs) == "GPU" else "time"
+
+
+def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame:
+    """Return the settings of a task with a measured speed and number of GPUs, in order of appearance.
+
+    `power_w` is the mean power of a GPU for runs without measured power. Indexed by experiment: `basis`, `source`,
+    `gpu_name`, `kind` (see `kinds`), `n` and `n_failed` (ok and other runs), medians `gpus`, `tokens_per_s` (of all
+    GPUs), `power_w` (per GPU), `memory_gib` (`memory_figure`), `gpu_memory_gib` (capacity), `global_batch` (sequences
+    per step), `steps` and `timed_s` of a run, the number of `hosts`, `spread_pct` of tokens/s (standard deviation; half
+    the range of two or three runs) and `is_unstable` (`dsnb.results.statistics.summary.UNSTABLE`). Predicted candidates
+    (`dsnb.prediction.recommend`) also have `fits`.
+    """
+    runs = named_runs(runs)
+    ok = runs["status"] == "ok"
+    figure = memory_figure(runs)
+    rates, gpus = numbers(runs, "tokens_per_s"), numbers(runs, "gpus")
+    is_timed = ok & (rates > 0) & (gpus > 0)
+    table = runs.reindex(columns=["experiment", "source", "gpu_name"]).assign(
+        kind=kinds(runs), n=ok, n_failed=~ok, gpus=gpus.where(is_timed), tokens_per_s=rates.where(is_timed),
+        power_w=numbers(runs, "power_w").where(is_timed),
+        memory_gib=numbers(runs, figure).where(ok) if figure else math.nan,
+        gpu_memory_gib=numbers(runs, "gpu_memory_gib"), global_batch=global_batch(runs),
+        steps=timed_steps(runs).where(is_timed), timed_s=timed_seconds(runs).where(is_timed),
+    )  # fmt: skip
+    median = dict.fromkeys(
+        ("gpus", "tokens_per_s", "power_w", "memory_gib", "global_batch", "steps", "timed_s"),
+        "median",
+    )
+    others = dict.fromkeys(("source", "gpu_name", "kind"), "first") | dict.fromkeys(
+        ("n", "n_failed"), "sum"
+    )
+    settings = table.groupby("experiment", sort=False).agg(
+        {**others, **median, "gpu_memory_gib": "min"}
+    )
+    settings = settings[settings["tokens_per_s"].notna()]
+    settings["power_w"] = (
+        settings["power_w"] if power_w is None else settings["power_w"].fillna(power_w)
+    )
+    settings.insert(0, "basis", [basis({"source": source}) for source in settings["source"]])
+    timed = runs["experiment"][is_timed]
+    names = pd.Series(intervals.hosts(runs), runs.index, dtype=object)[is_timed].groupby(timed)
+    settings["hosts"] = names.nunique().where(names.count() == names.size())
+    speeds = rates[is_timed].groupby(timed)
+    few = (speeds.max() - speeds.min()) / 2
+    settings["spread_pct"] = (
+        100 * speeds.std().where(speeds.count() >= MIN_RUNS, few) / speeds.median()
+    )
+    return settings.assign(is_unstable=settings.index.isin(unstable(runs)))
+
+
+def global_batch(runs: pd.DataFrame) -> pd.Series:
+    """Return the sequences per optimizer step of each run; NaN if unknown."""
+    parallel = (
+        numbers(runs, "gpus") / factor(runs, "tensor_parallel") / factor(runs, "pipeline_parallel")
+    )
+    computed = parallel * numbers(runs, "micro_batch_size") * factor(runs, "grad_accum")
+    return numbers(runs, "global_batch_size").fillna(computed)
+
+
+def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Return candidates with `days`, `gpu_hours`, `energy_kwh`, `price` (of a GPU-hour) and `cost`, fastest first.
+
+    `days_low` and `days_high` are the range given by the error of a predicted speed; without `days_high` where memory
+    is tight.
+    """
+    hours = [
+        metrics.gpu_hours(question.tokens, *row)
+        for row in zip(table["tokens_per_s"], table["gpus"], strict=True)
+    ]
+    days = [metrics.days(question.tokens, rate) for rate in table["tokens_per_s"]]
+    priced = table.assign(
+        days=pd.Series(days, table.index, float), gpu_hours=pd.Series(hours, table.index, float)
+    )
+    error = 1 + numbers(priced, "tokens_per_s_error_pct").fillna(0) / 100
+    priced["days_low"], priced["days_high"] = priced["days"] / error, priced["days"] * error
+    if "tight" in priced:
+        priced["days_high"] = priced["days_high"].mask(tight(priced))
+    priced["energy_kwh"] = priced["gpu_hours"] * numbers(priced, "power_w") / 1000
+    priced["price"] = pd.Series(
+        [question.price(kind) for kind in priced["kind"]], priced.index, float
+    )
+    priced["cost"] = priced["gpu_hours"] * priced["price"]
+    return priced.sort_values("days", kind="stable")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The ranked settings of a task."""
+
+    question: Question
+    table: pd.DataFrame
+    """All candidates with what they cost (`costed`), those that need more GPUs than are at hand included."""
+    options: pd.DataFrame
+    """The eligible candidates, best first (`roomy_first`): those that fit on the GPUs at hand, with a known value of
+    the objective and repeats that agree; slower than `Question.max_days` only if all are."""
+    too_slow: int = 0
+    unstable: int = 0
+    """Settings left out because of `Question.max_days`, and because their repeats disagree."""
+    runs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """All runs of the task, with experiments named as in the table; none for candidates that are only predicted."""
+    difference: "pd.Series[Any] | None" = None
+    """The row of `dsnb.results.statistics.comparisons` that compares the second option with the first; None without one."""
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether every option takes longer than `Question.max_days`: then there is no answer."""
+        return len(self.options) > 0 and bool((self.options["days"] > self.question.max_days).all())
+
+    @property
+    def is_few(self) -> bool:
+        """Whether fewer settings were measured than advice needs."""
+        return len(self.table) < FEWEST_SETTINGS
+
+    @property
+    def is_by_repeats(self) -> bool:
+        """Whether the first option is there for its repeats, although another one with room is slightly better."""
+        values = self.options[self.question.column]
+        with_room = values[~tight(self.options)]
+        return len(with_room) > 0 and bool(values.iloc[0] > with_room.min())
+
+    @property
+    def gpus(self) -> list[int]:
+        """The numbers of GPUs of candidates that are at hand, in order."""
+        return sorted({int(gpus) for gpus in _at_hand(self.table, self.question)["gpus"]})
+
+    @cached_property
+    def settings(self) -> pd.DataFrame:
+        """The first run of each option, which has its settings, by experiment."""
+        first = self.runs.drop_duplicates("experiment").set_index("experiment", drop=False)
+        return first.loc[self.options.index]
+
+
+def worsening(change_pct: float, objective: str) -> float:
+    """Return how much worse a change of throughput is for the objective, in per cent: less speed, or higher cost."""
+    return -change_pct if objective == "time" else 100 * (1 / (1 + change_pct / 100) - 1)
+
+
+def may_be_best(
+    table: pd.DataFrame, by: Sequence[str] = ("gpus", "kind", "global_batch")
+) -> list[object]:
+    """Return the candidates on the Pareto front of speed and memory within each `by`; unstable ones are left out."""
+    stable = table[~table["is_unstable"].astype(bool)]
+    fastest = stable.sort_values("tokens_per_s", ascending=False, kind="stable")
+    memory = fastest["memory_gib"].where(fastest["memory_gib"] > 0)
+    groups = memory.groupby([fastest[name] for name in by], dropna=False)
+    least_of_faster = groups.transform(lambda values: values.cummin().ffill().shift()).fillna(
+        math.inf
+    )
+    return list(fastest.index[~fastest.duplicated(list(by)) | (memory < least_of_faster)])
+
+
+def decide(
+    table: pd.DataFrame, question: Question, parameters: float = 0, fine_tuning: bool = False
+) -> Decision:
+    """Rank the candidates of a task; without `parameters` (0), the default number of tokens is a round one."""
+    if not question.tokens:
+        question = replace(
+            question, tokens=planning.usual_tokens(parameters, fine_tuning), are_tokens_assumed=True
+        )
+    table = costed(table, question)
+    available = _at_hand(table, question)
+    available = available[available[question.column].notna()].sort_values(
+        question.column, kind="stable"
+    )
+    stable = available[~available["is_unstable"].astype(bool)]
+    in_time = stable[stable["days"] <= question.max_days]
+    options = stable if question.objective == "time" or in_time.empty else in_time
+    options = roomy_first(options, question.column)
+    options = _repeated_first(options, question)
+    return Decision(
+        question, table, options, len(stable) - len(options), len(available) - len(stable)
+    )
+
+
+def roomy_first(options: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return ranked options with the tight ones last if another that is at most 5 % worse has room.
+
+    Where the GPU has no room for what torch reserves, a run took twice the predicted time (OLMo-2 7B, FSDP, four H100).
+    """
+    is_tight = tight(options)
+    close = options[column] <= (1 + WORTH_ROOM) * options[column].min()
+    if not (close & ~is_tight).any():
+        return options
+    return pd.concat([options[~is_tight], options[is_tight]])
+
+
+def tight(options: pd.DataFrame) -> "pd.Series[bool]":
+    """Return which candidates are predicted to have too little memory for what torch reserves."""
+    return options["tight"].eq(True) if "tight" in options else pd.Series(False, options.index)
+
+
+def _repeated_first(options: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Return ranked options, the first with `MIN_RUNS` runs before a better one with fewer if the gain is irrelevant.
+
+    A single run that is 1 % faster is no reason to prefer its setting to one that was repeated. `web/answer.js` has the
+    same rule. Predictions have no runs and stay in their order.
+    """
+    runs, values = numbers(options, "n"), options[question.column]
+    if options.empty or not runs.iloc[0] < MIN_RUNS:
+        return options
+    is_sure = (runs >= MIN_RUNS) & (values * (1 - question.relevance) <= values.iloc[0])
+    if not is_sure.any():
+        return options
+    place = int(is_sure.to_numpy().argmax())
+    return options.iloc[[place, *(other for other in range(len(options)) if other != place)]]
+
+
+def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:
+    available = table[table["fits"].astype(bool)] if "fits" in table else table
+    available = (
+        available[available["global_batch"] == question.global_batch]
+        if question.global_batch
+        else available
+    )
+    return available[available["gpus"] <= question.gpus] if question.gpus else available
+
+
+def of_runs(runs: pd.DataFrame, question: Question) -> Decision:
+    """Return the decision on the runs of a task, with how far the second best setting is from the best."""
+    runs = named_runs(runs)
+    made = decide(candidates(runs), question, parameters(runs), is_fine_tuning(runs))
+    return replace(made, runs=runs, difference=_difference(runs, made.options, question))
+
+
+def _difference(
+    runs: pd.DataFrame, options: pd.DataFrame, question: Question
+) -> "pd.Series[Any] | None":
+    """Compare the second option with the first; the interval is that of all pairs of settings of the task."""
+    if len(options) < 2 or question.objective == "memory":
+        return None
+    ranked = runs[runs["experiment"].isin(options.index)]
+    scale = {"time": 1, "gpu_hours": options["gpus"], "cost": options["gpus"] * options["price"]}[
+        question.objective
+    ]
+    worth = numbers(ranked, "tokens_per_s") / (
+        scale if isinstance(scale, int) else ranked["experiment"].map(scale)
+    )
+    table = ranked.reindex(columns=["experiment", "status", "hosts", "host"]).assign(worth=worth)
+    settings = intervals.settings_of(table, "experiment", "worth")
+    pair = settings[options.index[0]], settings[options.index[1]]
+    among = intervals.repeated(intervals.settings_of(runs, "experiment", "tokens_per_s").values())
+    return table_of(
+        [pair], among, rules_of(table, "worth", "higher", relevance=question.relevance)
+    ).iloc[0]

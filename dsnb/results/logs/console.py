@@ -1,0 +1,115 @@
+"""Recognizes logs by their content, not by their names, and splits a console log into training runs."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsnb.results.logs import (
+    json_lines,
+    step_csv,
+    trainer,
+)
+from dsnb.results.logs.reading import READERS, LoggedRun
+from dsnb.results.logs.text import open_text, relevant_lines
+
+LAUNCHERS = ("Setting OMP_NUM_THREADS environment variable", ":main] cmd = ", "run sh: ")
+LAUNCHES = (
+    *LAUNCHERS,
+    "Initializing torch distributed with backend",
+    "Initializing TorchBackend in DeepSpeed",
+)
+WORLD, TRAINING = "using world size: ", "***** Running training *****"
+BEGINNINGS = (*LAUNCHES, WORLD, TRAINING)
+"""Only a line with one of these can begin a new run."""
+HEAD_CHARACTERS = 16 * 2**20
+NEVER = (
+    ".ipynb", ".html", ".png", ".jpg", ".svg", ".pdf", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".pkl",
+    ".parquet", ".arrow", ".zip", ".gz", ".xz", ".zst", ".tar", ".so", ".o", ".pyc", ".py", ".js", ".css", ".yaml",
+    ".yml", ".toml", ".md", ".sh",
+)  # fmt: skip
+"""Suffixes of files that are never logs."""
+LIKELY = re.compile(r"(?i)\.(?:log|out|err|txt|jsonl|stdout|stderr|[oe]\d{1,12})(?:\.\d{1,6})?$")
+"""Names that logs have."""
+_CONSOLE = re.compile(
+    r"DeepSpeed info: version=|SamplesPerSec=|DeepSpeedEngine configuration|WORLD INFO DICT: "
+    r"|elapsed[ _]time[ _]per[ _]iteration|using world size: |iter time \(s\): "
+    r"|train_runtime|'loss': |\*{5} Running training|Instantaneous batch size per |Throughput: [\d.]+ samples/sec"
+    r"|iteration: \d+ (?:/ \d+ )?\||Training epoch \d+, iteration|train_step_timing in s=|step: +\d.{0,60}loss: "
+    r"|\d+/\d+ \[[\d:]+<[^]\n]{0,200}loss"
+    r"|\bcmd = |run sh: |with command: |\b[A-Z]\w*Arguments\(|-{4} arguments -{4}"
+    r"|Setting OMP_NUM_THREADS|^\++ .*\.py|\[INFO:swift\]"
+    r"|Traceback \(most recent call last\)|OutOfMemoryError: |srun: error: |slurmstepd: error: |Killing subprocess"
+    r"|exits with return code|torch\.distributed\.elastic",
+    re.MULTILINE,
+)
+"""What programs and launchers print; a launcher's line, a command line or a traceback is enough."""
+_STATE = re.compile(r'\s*\{.*"log_history"\s*:', re.DOTALL)
+KINDS = (
+    "console logs of DeepSpeed, DeepSpeed-Chat, Megatron-LM, Megatron-DeepSpeed, GPT-NeoX, transformers' Trainer, "
+    "ms-swift, NeMo, nanotron, torchtitan and VeOmni, trainer_state.json, logging.jsonl and trainer_log.jsonl of "
+    "Trainers, and step_log.csv"
+)
+UNSUPPORTED = f"is not a log that dsnb can read: supported are {KINDS}"
+
+
+def read(path: Path) -> list[LoggedRun]:
+    """Read a log of any supported kind; return no runs for other files, raise LogError for a damaged log."""
+    with open_text(path) as file:
+        head = file.read(HEAD_CHARACTERS)
+    if set(step_csv.HEADER) <= set(head.partition("\n")[0].strip().split(",")):
+        return step_csv.read(path)
+    if path.suffix != ".json" and json_lines.is_log(head):
+        return json_lines.read(path)
+    if _STATE.match(head):
+        return trainer.read_state(path)
+    return _read_console(path) if _CONSOLE.search(head) else []
+
+
+def _read_console(path: Path) -> list[LoggedRun]:
+    """Return the runs in a console log, in its order; none if it is no log of a training."""
+    runs = [LoggedRun()]
+    for line in relevant_lines(path, {*(needle for needle, _ in READERS), *BEGINNINGS}):
+        if any(beginning in line for beginning in BEGINNINGS) and _begins_new_run(runs[-1], line):
+            runs.append(LoggedRun())
+        read_line(runs[-1], line)
+    return [run for run in runs if run.program or run.launched]
+
+
+def error_files(paths: Sequence[str]) -> dict[str, str]:
+    """Return the files of standard output among paths, each with that of standard error beside it."""
+    outputs = {
+        os.path.splitext(path)[0]: path for path in paths if path.endswith((".out", ".stdout"))
+    }
+    errors = [path for path in paths if path.endswith((".err", ".stderr"))]
+    return {
+        outputs[stem]: path for path in errors if (stem := os.path.splitext(path)[0]) in outputs
+    }
+
+
+def read_errors(run: LoggedRun, path: Path) -> None:
+    """Read the standard error of a run whose standard output was read: progress, settings and failures."""
+    for line in relevant_lines(path, {needle for needle, _ in READERS}):
+        read_line(run, line)
+
+
+def looks_like_log(path: Path) -> bool:
+    """Return whether a file that was not read may be a log: by its name, unless it is empty."""
+    return LIKELY.search(path.name) is not None and path.stat().st_size > 0
+
+
+def read_line(run: LoggedRun, line: str) -> None:
+    """Pass a line to every reader whose search string it contains."""
+    for reader in [reader for needle, reader in READERS if needle in line]:
+        reader(run, line)
+
+
+def _begins_new_run(run: LoggedRun, line: str) -> bool:
+    """Return whether a line is the start of another run."""
+    if TRAINING in line and (run.ended or (run.has_failed and run.progress)):
+        return True
+    if run.configured or run.ended:
+        return any(launch in line for launch in (*LAUNCHES, WORLD))
+    if run.has_failed and any(launcher in line for launcher in LAUNCHERS):
+        return True
+    return run.scratch.get("arguments") is False and WORLD in line

@@ -1,0 +1,165 @@
+"""Entry point for tables of runs, also of earlier versions: functions that take one call `as_runs` or `named_runs`."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dsnb.base.formulas.metrics import UTILIZATION_S
+from dsnb.results.runs import labels
+from dsnb.settings.experiment import CURRENT_NAMES
+from dsnb.settings.records.columns import FORMER_FIGURES
+from dsnb.settings.training import compile_mode
+
+ALIASES = {
+    "gpu": "gpu_name",
+    "origins": "provenance",
+    "not_ok": "n_failed",
+    "timed_wall_s": "timed_s",
+    **FORMER_FIGURES,
+    **CURRENT_NAMES,
+}
+"""Former name of a column of runs or of a summary -> current name. (In GPU samples, `gpu` is an index and stays.)"""
+WORK = [
+    "model", "seq_len", "data", "lora_rank", "micro_batch_size", "grad_accum", "precision", "optimizer",
+    "gradient_clipping", "dropout", "loss", "pad_vocab", "matmul", "activation_checkpointing",
+    "checkpoint_every",
+]  # fmt: skip
+"""Runs that are equal in these, in attention (fused or not) and in hardware compute the same on each GPU.
+
+How the work is shared, moved and compiled is what the ratio compares: strategy, ZeRO stage, offload, overlap,
+compilation, number of GPUs.
+"""
+
+
+def current_name(column: Any) -> Any:
+    """Return the current name of a column that a user named; other values are returned as they are."""
+    return ALIASES.get(column, column) if isinstance(column, str) else column
+
+
+def as_runs(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of runs under the current column names, with `parallelism` and what is derived from other runs.
+
+    `zero_stage` is missing where the strategy has no ZeRO: its default, 0, would be that of ZeRO 0. An old column whose
+    current name is also there is left alone. Calling it again changes nothing.
+    """
+    table = table.rename(
+        columns={old: new for old, new in ALIASES.items() if old in table and new not in table}
+    )
+    if "compile" in table and any(
+        isinstance(value, bool | np.bool_) for value in table["compile"].unique()
+    ):
+        table = table.assign(
+            compile=[compile_mode(value) for value in table["compile"].tolist()]
+        )  # once true or false
+    return with_plain_ratio(with_parallelism(table))
+
+
+def named_runs(table: pd.DataFrame) -> pd.DataFrame:
+    """Return `as_runs`, with the experiments of several sweeps named `sweep/experiment`.
+
+    Sweeps may use one name for different models. A name that begins with its sweep is left alone.
+    """
+    runs = as_runs(table)
+    if runs["sweep"].nunique() <= 1:
+        return runs
+    sweeps, names = (runs[name].map(labels.text) for name in ("sweep", "experiment"))
+    full = [
+        name if name.startswith(f"{sweep}/") else f"{sweep}/{name}"
+        for sweep, name in zip(sweeps, names, strict=True)
+    ]
+    return runs.assign(experiment=full)
+
+
+def with_parallelism(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs with `parallelism`, and without the `zero_stage` of strategies that have none."""
+    names = [name for name in labels.SHARING if name in runs]
+    if not names:
+        return runs
+    if {"strategy", "zero_stage"} <= {*names}:
+        without = runs["strategy"].isin(list(labels.WITHOUT_ZERO))
+        runs = runs.assign(zero_stage=runs["zero_stage"].mask(without)) if without.any() else runs
+    settings = runs[names].astype(object)
+    groups = settings.groupby(names, sort=False, dropna=False).ngroup()
+    is_first = ~groups.duplicated()
+    distinct = settings[is_first].to_dict("records")
+    words = dict(zip(groups[is_first], map(labels.parallelism, distinct), strict=True))
+    return runs.assign(**{labels.PARALLELISM: [words[group] or None for group in groups]})
+
+
+def numbers(runs: pd.DataFrame, name: str) -> pd.Series:
+    """Return a column as floats; NaN where it is missing or no number."""
+    column = runs.get(name, pd.Series(index=runs.index, dtype=float))
+    return pd.to_numeric(column, errors="coerce").astype(float)
+
+
+def factor(runs: pd.DataFrame, name: str) -> pd.Series:
+    """Return a column such as `tensor_parallel` as floats: 1 in a table that does not have it, NaN where unknown."""
+    return numbers(runs, name) if name in runs else pd.Series(1.0, runs.index)
+
+
+def json_numbers(values: Iterable[float], digits: int = 17) -> list[float | int | None]:
+    """Round numbers for JSON: NaN and infinity become None, whole numbers integers, which take less space."""
+    rounded = (float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values)
+    return [int(value) if value is not None and value.is_integer() else value for value in rounded]
+
+
+def timed_steps(runs: pd.DataFrame) -> pd.Series:
+    """Return the number of timed steps of each run; NaN if unknown."""
+    return numbers(runs, "timed_steps").fillna(numbers(runs, "steps"))
+
+
+def timed_seconds(runs: pd.DataFrame) -> pd.Series:
+    """Return the seconds that the timed steps of each run took; NaN if unknown."""
+    return numbers(runs, "timed_s").fillna(timed_steps(runs) * numbers(runs, "step_time_mean_s"))
+
+
+def without_noise(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs without the utilization of those whose timed steps are known to have taken less than 5 s."""
+    is_short = timed_seconds(runs) < UTILIZATION_S
+    return runs.assign(gpu_util_pct=runs["gpu_util_pct"].mask(is_short)) if is_short.any() else runs
+
+
+def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs with `of_plain`, NaN where no plain setting does the same work; unchanged without plain runs."""
+    plain = (runs.get("strategy") == "plain") & (runs.get("status") == "ok")
+    if not isinstance(plain, pd.Series) or not plain.any():
+        return runs
+    keys = _work(runs)
+    rates = numbers(runs, "tokens_per_s_per_gpu").mask(_on_cpu(runs), numbers(runs, "tokens_per_s"))
+    names = [keys[plain], runs["experiment"][plain]]
+    fastest = rates[plain].groupby(names, sort=False).median().groupby(level=0, sort=False).max()
+    return runs.copy().assign(of_plain=rates / keys.map(dict(fastest)))  # a copy is in one piece
+
+
+def _work(runs: pd.DataFrame) -> pd.Series:
+    """Return the work and hardware of each run as one hashable value, in which missing values are equal."""
+    work = runs.reindex(columns=WORK).assign(attention=_attention(runs)).astype(object)
+    places = runs.reindex(columns=["gpu_name", "cpu", "cores"]).astype(object)
+    places[["cpu", "cores"]] = places[["cpu", "cores"]].where(_on_cpu(runs), None)
+    every = pd.concat([work, places], axis="columns")
+    return pd.Series(
+        list(map(tuple, every.where(every.notna(), None).to_numpy())),
+        index=runs.index,
+        dtype=object,
+    )
+
+
+def _attention(runs: pd.DataFrame) -> list[str | None]:
+    """Return whether the attention of each run was `fused` or `eager`; None where it is unknown.
+
+    Which fused kernel torch takes follows from compilation, which is no part of the work.
+    """
+    recorded = runs.reindex(columns=["attention_kernel", "attention_used", "attention"]).astype(
+        object
+    )
+    rows = [[text for text in map(labels.text, row) if text != "-"] for row in recorded.to_numpy()]
+    return [
+        None if not row else "eager" if {"eager", "math"} & set(row) else "fused" for row in rows
+    ]
+
+
+def _on_cpu(runs: pd.DataFrame) -> pd.Series:
+    return runs.get("device", pd.Series(index=runs.index, dtype=object)) == "cpu"

@@ -1,0 +1,435 @@
+"""Flag unusual runs: stalls, drift, throttling, diverging losses, different conditions. No run is excluded.
+
+A flag does not mean that a figure is wrong: a stall may come from the machine, or from the setting, as recompilations
+do.
+
+Speed and memory are meaningless if a compiler or kernel bug makes a run compute something else. Settings of one model
+with equal seeds and global batches see the same weights and tokens, so their first losses differ only by rounding,
+however they share the work. Losses of repeats differ only by the order of summation, unless there is a race.
+"""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from dsnb.base.formulas import metrics
+from dsnb.results.runs import labels
+from dsnb.results.runs.load import load_gpu
+from dsnb.results.runs.table import as_runs, named_runs, numbers
+from dsnb.results.runs.texts import signed
+from dsnb.results.statistics.summary import UNSTABLE, repeat_ratios
+from dsnb.results.statistics.tasks import TASK, with_trained
+from dsnb.settings.records.columns import KEYS, MAX_FIGURE
+
+STALLED = 1.1
+"""Mean over median step time."""
+DRIFT_PCT, DRIFT_P = 2.0, 0.01
+CLOCK_DROP_PCT = 5.0
+BUSY_PCT = 50.0
+"""Samples of less busy GPUs are ignored: an idle GPU lowers its clock."""
+MIN_SAMPLES, MIN_STEPS, BLOCKS = 6, 10, 20
+"""Samples of a busy GPU, and steps of a trend: with fewer, no trend reaches the required significance."""
+OUTLIER_PCT, OUTLIER_DEVIATIONS = 5.0, 3.5
+"""Iglewicz and Hoaglin (1993), How to Detect and Handle Outliers: 3.5 robust standard deviations."""
+FIRST_LOSS_PCT, LAST_LOSS_PCT, REPEAT_LOSS_PCT = 0.1, 5.0, 0.05
+"""Rounding alone moves the first by up to 0.015 % (983 runs on H200), the second by 4.6 (685), the third by 0.024 (188
+settings)."""
+SAME_START = (*TASK, "weights", "tokenizer", "seed", "global_batch_size", "matmul")
+"""Columns that determine the first loss."""
+SAME_TRAINING = (
+    *SAME_START, "lora_rank", "optimizer", "learning_rate", "gradient_clipping", "gradient_compression", "warmup_steps",
+    "steps",
+)  # fmt: skip
+"""Columns that determine the last loss, apart from number formats."""
+EARLY_STEPS = 4
+"""Synthetic data repeats after four steps: memorized batches then magnify rounding. A race shows before."""
+UNCOMPARED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+"""Variables that schedulers set differently for each job."""
+MAX_SAMPLED = 500
+"""Runs whose samples are read: each is a separate file that takes some milliseconds."""
+NORMAL_MAD = 1.4826
+"""Standard deviation of normal values over their median absolute deviation."""
+
+
+class Flag(StrEnum):
+    """What is unusual about a run."""
+
+    STALLED = "stalled"
+    SLOW_STEPS = "slow steps"
+    DRIFT = "drift"
+    RECOMPILED = "recompiled"
+    MEMORY_FULL = "memory full"
+    THROTTLED = "throttled"
+    OUTLIER = "outlier"
+    LOSS = "loss"
+    CONDITIONS = "conditions"
+    UNSTABLE = "unstable"
+
+
+WITHIN_RUN = ["step_spread_pct", "mean_over_median", "slow_steps", "drift_pct", "drift_p"]
+COLUMNS = {
+    "step_spread_pct": "Standard deviation of the timed steps in per cent of their mean: spread within the run.",
+    "mean_over_median": "Mean over median of the timed step times; above 1.1, the run `stalled`.",
+    "slow_steps": "Timed steps of more than twice the median.",
+    "drift_pct": "Rise of the step time over the timed steps (Theil and Sen), in per cent of the median.",
+    "drift_p": "p value of that trend (Mann and Kendall); `drift` is 2 % or more with a p value below 0.01.",
+    "recompilations": "Graphs that were compiled during the timed steps.",
+    "alloc_retries": "How often the allocator returned memory to the GPU and asked again during the timed steps.",
+    "clock_drop_pct": "How much lower a GPU's clock was in the last third of the timed steps than in the first.",
+    "clock_off_pct": "Deviation of the mean clock from the highest of the setting's runs.",
+    "off_pct": "Deviation of the figure from the median of the setting's runs; missing for fewer than three.",
+    "first_loss_gap_pct": "Deviation of the first loss from that of other settings with equal weights and batches.",
+    "last_loss_gap_pct": "Deviation of the last loss from that of settings trained alike, over the first loss.",
+    "repeat_loss_gap_pct": "How far the losses of the setting's runs are apart in the first 4 steps; missing for one.",
+    "conditions": "Environment variables and input files in which the run differs from others of its setting.",
+    "repeat_ratio": "Highest over lowest tokens/s of the setting's ok runs; above 1.5, all of them are `unstable`.",
+    "flags": "Those of `Flag` that apply; an empty tuple if none does.",
+    "words": "The same in words with the numbers; empty if none applies.",
+}
+"""Columns of `flags` and their meanings; percentages are stored as such."""
+
+
+def flags(
+    runs: pd.DataFrame,
+    steps: pd.DataFrame | None = None,
+    samples: Mapping[object, pd.DataFrame] | None = None,
+    figure: str = "tokens_per_s",
+) -> pd.DataFrame:
+    """Flag unusual runs.
+
+    Parameters
+    ----------
+    runs
+        One row per run, as `dsnb.load_runs` returns it.
+    steps
+        Their steps, as `dsnb.load_steps` returns them. Without them, spread and drift are unknown.
+    samples
+        GPU samples (`dsnb.results.runs.load.load_gpu`) by the run's label in the index of `runs`.
+    figure
+        The figure in which a run may be an outlier among the repeats of its setting.
+
+    Returns
+    -------
+    pandas.DataFrame
+        With the index of `runs`: `sweep`, `experiment`, `repeat`, and `COLUMNS`. Unknown numbers are NaN.
+    """
+    runs, named = as_runs(runs), named_runs(runs)
+    timed: dict[object, pd.DataFrame] = {}
+    if steps is not None:
+        has_time = steps["step_time_s"].between(0, MAX_FIGURE, inclusive="neither")
+        timed = dict(iter(steps[(steps["phase"] == "timed") & has_time].groupby(KEYS, sort=False)))
+    keys = list(runs[KEYS].itertuples(index=False, name=None))
+    drops_pct = [
+        clock_drop_pct((samples or {}).get(label), timed.get(key))
+        for label, key in zip(runs.index, keys, strict=True)
+    ]
+    ok = named["status"] == "ok"
+    within = pd.DataFrame(
+        [_within_run(timed.get(key)) for key in keys], index=runs.index, columns=WITHIN_RUN
+    )
+    ratio = numbers(runs, "step_time_mean_s") / numbers(runs, "step_time_median_s")
+    within["mean_over_median"] = within["mean_over_median"].fillna(ratio)
+    within["slow_steps"] = within["slow_steps"].fillna(numbers(runs, "slow_steps"))
+    table = runs[KEYS].assign(
+        **within,
+        recompilations=numbers(runs, "recompilations"),
+        alloc_retries=numbers(runs, "alloc_retries"),
+        clock_drop_pct=drops_pct,
+        clock_off_pct=_off_pct(numbers(named, "sm_clock_mhz"), named, "max"),
+        off_pct=_off_pct(numbers(named, figure).where(ok), named, "median", least=3),
+        **loss_gaps_pct(named),
+        repeat_loss_gap_pct=repeat_gaps_pct(runs, steps),
+        conditions=odd_conditions(named),
+        repeat_ratio=named["experiment"].map(repeat_ratios(named)).astype(float).where(ok),
+    )
+    # Deviations of 0 belong to the medians themselves and carry no spread.
+    off_pct = table["off_pct"].abs()
+    spread_pct = (
+        NORMAL_MAD * off_pct[off_pct > 0].median()
+    )  # pandas 2 warns if all are NaN, not if there are none
+    limit_pct = max(OUTLIER_PCT, OUTLIER_DEVIATIONS * spread_pct) if spread_pct > 0 else OUTLIER_PCT
+    reasons = [_reasons(row, limit_pct) for row in table.to_dict("records")]
+    table["flags"] = [tuple(of_run) for of_run in reasons]
+    table["words"] = ["; ".join(of_run.values()) for of_run in reasons]
+    return table
+
+
+def load_samples(runs: pd.DataFrame) -> dict[object, pd.DataFrame]:
+    """Return the GPU samples of the first runs with a clock, as `flags` takes them."""
+    recorded = runs[numbers(runs, "sm_clock_mhz").notna()].head(MAX_SAMPLED)
+    folders = recorded.get("run_dir", pd.Series(dtype=object))
+    return {label: load_gpu(folder) for label, folder in folders.items() if isinstance(folder, str)}
+
+
+def _within_run(timed: pd.DataFrame | None) -> tuple[float, ...]:
+    """Return `WITHIN_RUN` for the timed steps of one run.
+
+    Steps of one run share the machine's state, so their spread is not the noise between repeats.
+    """
+    if timed is None:
+        return (math.nan,) * len(WITHIN_RUN)
+    times_s = timed["step_time_s"].to_numpy(float)
+    mean, median = float(times_s.mean()), float(np.median(times_s))
+    spread = float(times_s.std(ddof=1)) if len(times_s) > 1 else math.nan
+    slow = float((times_s > metrics.SLOW_STEP * median).sum())
+    return 100 * spread / mean, mean / median, slow, *drift(times_s)
+
+
+def drift(times_s: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Return the rise of step times over the run, in per cent of their median, and the p value of the trend.
+
+    The slope is the median over all pairs (Theil 1950, Sen 1968), tested by ranks (Mann 1945, with the normal
+    approximation of Kendall 1948), so single slow steps count little. Neighbouring steps are correlated, so the values
+    are medians of at most `BLOCKS` blocks. NaN for fewer than `MIN_STEPS` steps.
+    """
+    count = min(BLOCKS, len(times_s))
+    if count < MIN_STEPS:
+        return math.nan, math.nan
+    values = np.array([np.median(block) for block in np.array_split(times_s, count)])
+    first, second = np.triu_indices(count, 1)
+    rises = values[second] - values[first]
+    slope = float(np.median(rises / (second - first)))
+    score = float(np.sign(rises).sum())
+    deviations = max(0.0, abs(score) - 1) / math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    return 100 * slope * (count - 1) / float(np.median(times_s)), math.erfc(
+        deviations / math.sqrt(2)
+    )
+
+
+def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> float:
+    """Return the largest drop of a GPU's clock from the first to the last third of the timed steps, in per cent.
+
+    Medians are compared; NaN for fewer than `MIN_SAMPLES` samples of a busy GPU. Without steps, all samples count.
+    """
+    if samples is None or "sm_clock_mhz" not in samples:
+        return math.nan
+    busy = samples[(samples["util_pct"] >= BUSY_PCT) & samples["sm_clock_mhz"].notna()]
+    if timed is not None and timed["t_s"].notna().any():
+        busy = busy[
+            busy["t_s"].between(
+                timed["t_s"].min() - timed["step_time_s"].iloc[0], timed["t_s"].max()
+            )
+        ]
+    drops = [
+        100 * (1 - np.median(clock[-(len(clock) // 3) :]) / np.median(clock[: len(clock) // 3]))
+        for _, part in busy.groupby(
+            [name for name in ("host", "gpu") if name in busy], dropna=False
+        )
+        if len(clock := part.sort_values("t_s")["sm_clock_mhz"].to_numpy()) >= MIN_SAMPLES
+    ]
+    return float(max(drops, default=math.nan))
+
+
+def _off_pct(values: pd.Series, runs: pd.DataFrame, reference: str, least: int = 1) -> pd.Series:
+    """Return the deviation of each value from a statistic of its setting; NaN for fewer than `least` values."""
+    same = values.groupby(runs["experiment"])
+    return (100 * (values / same.transform(reference) - 1)).where(same.transform("count") >= least)
+
+
+def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:
+    """Return the flags of a run, each with its number in words."""
+    words = {}
+    if row["mean_over_median"] > STALLED:
+        words[Flag.STALLED] = f"mean step {row['mean_over_median']:.2f} times the median"
+    if row["slow_steps"] > 0:
+        words[Flag.SLOW_STEPS] = (
+            f"{labels.count(row['slow_steps'], 'timed step')} of more than twice the median"
+        )
+    if abs(row["drift_pct"]) >= DRIFT_PCT and row["drift_p"] < DRIFT_P:
+        words[Flag.DRIFT] = f"step time drifted by {signed(row['drift_pct'])}"
+    if row["recompilations"] > 0:
+        words[Flag.RECOMPILED] = (
+            f"{labels.count(row['recompilations'], 'graph')} compiled during the timed steps"
+        )
+    if row["alloc_retries"] > 0:
+        times = labels.count(row["alloc_retries"], "time")
+        words[Flag.MEMORY_FULL] = (
+            f"memory was returned to the GPU {times} in the timed steps: it was nearly full"
+        )
+    if row["clock_drop_pct"] >= CLOCK_DROP_PCT:
+        words[Flag.THROTTLED] = (
+            f"clock {row['clock_drop_pct']:.1f} % lower at the end than at the beginning"
+        )
+    elif row["clock_off_pct"] <= -CLOCK_DROP_PCT:
+        words[Flag.THROTTLED] = (
+            f"clock {-row['clock_off_pct']:.1f} % below that of another run of the setting"
+        )
+    if abs(row["off_pct"]) > limit_pct:
+        words[Flag.OUTLIER] = f"{signed(row['off_pct'])} from the median of the setting's runs"
+    if loss := _loss_words(row):
+        words[Flag.LOSS] = loss
+    if row["conditions"]:
+        words[Flag.CONDITIONS] = row["conditions"]
+    if row["repeat_ratio"] > UNSTABLE:
+        words[Flag.UNSTABLE] = (
+            f"the setting's runs differ by {row['repeat_ratio']:.1f} times in tokens/s"
+        )
+    return words
+
+
+def _loss_words(row: dict[Any, Any]) -> str:
+    """Describe the first unusual loss of a run; empty if there is none."""
+    if abs(row["first_loss_gap_pct"]) > FIRST_LOSS_PCT:
+        return f"first loss {signed(row['first_loss_gap_pct'])} from that of settings that compute the same"
+    if row["repeat_loss_gap_pct"] > REPEAT_LOSS_PCT:
+        gap = f"{row['repeat_loss_gap_pct']:.2f} %"
+        return f"losses of the setting's runs differ by up to {gap} in the first steps, with the same seed"
+    if abs(row["last_loss_gap_pct"]) > LAST_LOSS_PCT:
+        gap = f"{signed(row['last_loss_gap_pct'])} of the first loss"
+        return f"last loss {gap} from that of settings that train alike"
+    return ""
+
+
+def single_run_words(step_spread_pct: float) -> str:
+    """Describe the spread of the steps of a single run, which is no spread between runs."""
+    return f"one run: its steps vary by {step_spread_pct:.1f} % (standard deviation within the run, not between runs)"
+
+
+def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
+    """Compare first and last losses with the median of other settings that should have the same loss.
+
+    NaN without other settings, unless a run is `ok`, with dropout, if seed or global batch are unknown and, for the
+    last loss, if a run skipped steps.
+    """
+    is_comparable = _reproducible(runs)
+    skipped = numbers(runs, "skipped_steps").fillna(0) + numbers(
+        runs, "skipped_warmup_steps"
+    ).fillna(0)
+    gaps = {
+        "first_loss_gap_pct": _gaps_pct(runs[is_comparable], "loss_first", SAME_START),
+        "last_loss_gap_pct": _gaps_pct(
+            runs[is_comparable & (skipped == 0)], "loss_last", SAME_TRAINING
+        ),
+    }
+    return pd.DataFrame(gaps, index=runs.index, dtype=float)
+
+
+def repeat_gaps_pct(runs: pd.DataFrame, steps: pd.DataFrame | None) -> pd.Series:
+    """Return the largest range of a setting's losses in an early step, in per cent of the smallest loss, for each run.
+
+    Includes the warm-up; NaN for single runs, unless a run is `ok`, with dropout, and if the seed is unknown.
+    """
+    nothing = pd.Series(np.nan, index=runs.index)
+    if steps is None or "loss" not in steps:
+        return nothing
+    setting = KEYS[:-1]
+    compared = runs.loc[_reproducible(runs), KEYS].drop_duplicates()
+    early = steps[steps["step"].between(1, EARLY_STEPS) & steps["loss"].notna()]
+    early = early.merge(compared, on=KEYS)
+    losses = early.groupby([*setting, "step"], sort=False)["loss"].agg(["min", "max", "count"])
+    range_pct = (100 * (losses["max"] / losses["min"] - 1)).where(losses["count"] > 1)
+    worst = range_pct.groupby(setting, sort=False).max().rename("range_pct")
+    return (
+        runs[setting].join(worst, on=setting)["range_pct"].where(_reproducible(runs))
+        if len(worst)
+        else nothing
+    )
+
+
+def median_of_others(values: np.ndarray) -> np.ndarray:
+    """Return, for each of n numbers, the median of the n - 1 others; shape (n,), NaN for a single number.
+
+    Of two middle numbers, the one nearer to the number itself is taken: of three numbers, only one is then far off.
+    """
+    count = len(values)
+    if count < 2:
+        return np.full(count, np.nan)
+    others = np.sort([np.delete(values, place) for place in range(count)])
+    low, high = others[:, (count - 2) // 2], others[:, (count - 1) // 2]
+    return np.where(np.abs(values - low) <= np.abs(values - high), low, high)
+
+
+def _reproducible(runs: pd.DataFrame) -> pd.Series:
+    """Return whether the losses of each run can be compared: it is `ok`, without dropout, with a known seed and batch.
+
+    The losses of a run that was cut short are those of one rank, and those of a diverged one say nothing about others.
+    """
+    is_known = runs.reindex(columns=["seed", "global_batch_size", "dropout"]).notna().all(axis=1)
+    return (runs["status"] == "ok") & is_known & (numbers(runs, "dropout") == 0)
+
+
+def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
+    """Compare the medians of settings, so that repeats count once; missing values are equal.
+
+    Gaps of last losses are relative to the first: one that has fallen to 1 % of it differs by rounding alone.
+    """
+    columns = with_trained(runs).reindex(columns=list(same))
+    group = columns.groupby(list(same), sort=False, dropna=False).ngroup().rename("group")
+    losses = numbers(runs, loss)
+    medians = losses.dropna().groupby([group, runs["experiment"]], sort=False).median()
+    if medians.empty:
+        return losses
+    others = medians.groupby("group", sort=False).transform(
+        lambda part: median_of_others(part.to_numpy())
+    )
+    keys = pd.DataFrame({"group": group, "experiment": runs["experiment"]})
+    others = keys.join(others.rename("others"), on=["group", "experiment"])["others"]
+    return (
+        100 * (losses - others) / (others if loss == "loss_first" else numbers(runs, "loss_first"))
+    )
+
+
+def parsed(text: object) -> dict[str, str] | None:
+    """Parse `NAME=value` words; None if there is no text or it is malformed."""
+    if not isinstance(text, str):
+        return None
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return None
+    pairs = (word.partition("=") for word in words)
+    return {name: value for name, equals, value in pairs if equals and name not in UNCOMPARED}
+
+
+def _conditions(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a column per condition: environment variables, versions of input files, and torch's allocator.
+
+    In runs older than the setting, the allocator may differ from what their names say. Unknown values are missing.
+    """
+    columns: dict[str, pd.Series] = {}
+    for kind, title in (("variables", "{}"), ("inputs", "version of {}")):
+        texts = runs.get(kind, pd.Series(dtype=object)).items()
+        recorded = {label: pairs for label, text in texts if (pairs := parsed(text)) is not None}
+        for name in sorted({name for pairs in recorded.values() for name in pairs}):
+            values = {label: pairs.get(name, "unset") for label, pairs in recorded.items()}
+            columns[title.format(name)] = pd.Series(values, dtype=object)
+    table = pd.DataFrame(columns, index=runs.index)
+    return table.assign(allocator=runs["allocator"]) if "allocator" in runs else table
+
+
+def odd_conditions(runs: pd.DataFrame) -> pd.Series:
+    """Describe the conditions in which each run differs from most runs of its experiment; empty if there are none."""
+    words = pd.Series("", index=runs.index, dtype=object)
+    table = _conditions(runs)
+    table = table[[name for name in table if table[name].nunique() > 1]]
+    for _, group in table.groupby(runs["experiment"], sort=False) if len(table.columns) else ():
+        usual = {
+            name: group[name].value_counts().idxmax() for name in group if group[name].nunique() > 1
+        }
+        for label, row in group.iterrows() if usual else ():
+            words[label] = "; ".join(
+                f"{name} is {row[name]}, in other runs of the setting {value}"
+                for name, value in usual.items()
+                if isinstance(row[name], str) and row[name] != value
+            )
+    return words
+
+
+def changed_conditions(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
+    """Describe the conditions in which two sets of runs differ, a sentence each; unknown ones are skipped."""
+    table = _conditions(pd.concat([before, after], ignore_index=True))
+    sentences = []
+    for name in table:
+        sets = (table[name].iloc[: len(before)], table[name].iloc[len(before) :])
+        first, second = (" or ".join(sorted(set(values.dropna()))) for values in sets)
+        if first and second and first != second:
+            sentences.append(
+                f"{name} was {first} before and {second} after, which may explain a difference."
+            )
+    return sentences

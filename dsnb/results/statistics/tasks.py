@@ -1,0 +1,117 @@
+"""Tasks: what must be trained, whatever trains it. Runs of different tasks are never compared.
+
+A task is a model, a sequence length, the data, and whether all weights or LoRA adapters are trained. Everything else
+is a way to do it: how it is shared among GPUs, precision, batch sizes, recomputation, the GPU itself. Runs on an
+unknown number of GPUs are a task of their own: neither their tokens/s nor those per GPU can be compared with others.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from dsnb.base.formulas import planning
+from dsnb.base.formulas.model_shapes import PRESETS
+from dsnb.results.runs import labels
+from dsnb.results.runs.table import numbers
+from dsnb.settings.experiment import Experiment
+
+TRAINED = "trained"
+"""Derived column: what is trained, `all weights` or `LoRA adapters`."""
+TASK = ("model", "seq_len", "data", TRAINED)
+"""The columns that make a task."""
+UNKNOWN = labels.text(None)
+_HAS_GPUS = "has_gpus"
+"""Whether the number of GPUs is known."""
+_USUAL = {"data": "synthetic", TRAINED: "all weights"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task and its runs: a model, and everything else that makes the task, as in "sequence 512"."""
+
+    model: str
+    rest: str
+    runs: pd.DataFrame
+
+    @property
+    def title(self) -> str:
+        """Say what is trained, as in "opt-350m, sequence 512"."""
+        return ", ".join(filter(None, (self.model, self.rest)))
+
+    @property
+    def parameters(self) -> float:
+        """The size of the model: as measured, else as published, else 0."""
+        return parameters(self.runs)
+
+
+def parameters(runs: pd.DataFrame) -> float:
+    """Return the size of the model of a task: as measured, else as published, else 0."""
+    measured = float(numbers(runs, "parameters").max())
+    shapes = [
+        PRESETS[name]
+        for name in runs.get("model", pd.Series(dtype=object)).unique()
+        if name in PRESETS
+    ]
+    return measured if measured > 0 else float(shapes[0].parameters if shapes else 0)
+
+
+def is_fine_tuning(runs: pd.DataFrame) -> bool:
+    """Return whether every run of a task adapts a trained model, by LoRA or from pretrained weights."""
+    columns = runs.reindex(columns=["lora_rank", "weights"])
+    return bool(len(runs)) and all(map(planning.is_fine_tuning, columns.to_dict("records")))
+
+
+def tasks(runs: pd.DataFrame) -> list[Task]:
+    """Split runs by task, the one with the most runs first; columns that are missing count as equal."""
+    keys = with_trained(runs).reindex(columns=list(TASK))
+    keys = keys.astype(object).map(labels.text)  # a missing value is equal to another
+    unknown = [name for name in TASK if keys[name].nunique() > 1 and (keys[name] == UNKNOWN).any()]
+    keys[_HAS_GPUS] = knows_gpus(runs)
+    groups = keys.groupby([*TASK, _HAS_GPUS], sort=False).indices
+    parts = [
+        Task(*_names(dict(zip([*TASK, _HAS_GPUS], key, strict=True)), unknown), runs.iloc[places])
+        for key, places in sorted(groups.items(), key=lambda group: int(group[1][0]))
+    ]
+    return sorted(parts, key=lambda task: -len(task.runs))
+
+
+def knows_gpus(runs: pd.DataFrame) -> pd.Series:
+    """Return whether the number of GPUs of each run is known; true in a table that does not have the column."""
+    return runs["gpus"].notna() if "gpus" in runs else pd.Series(True, index=runs.index)
+
+
+def settings_of(experiments: Sequence[Experiment]) -> pd.DataFrame:
+    """Return the settings that tell tasks apart, one row per experiment, for `tasks`."""
+    names = ("model", "seq_len", "data", "lora_rank")
+    return pd.DataFrame(
+        {name: [getattr(experiment, name) for experiment in experiments] for name in names}
+    )
+
+
+def with_trained(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs with the column `trained`, which is missing where a log does not say whether it trains adapters."""
+    trained = list(map(_trained, numbers(runs, "lora_rank")))
+    return runs.copy().assign(
+        **{TRAINED: pd.Series(trained, runs.index, dtype=object)}
+    )  # a copy is in one piece
+
+
+def _trained(lora_rank: float) -> str | None:
+    if math.isnan(lora_rank):
+        return None
+    return "LoRA adapters" if lora_rank > 0 else "all weights"
+
+
+def _names(key: Mapping[str, Any], unknown: Sequence[str]) -> tuple[str, str]:
+    """Return the model of a task, and its sequence length, whatever is unusual, and what other tasks do not tell."""
+    shown = [
+        name
+        for name in TASK
+        if name in {"model", "seq_len", *unknown} or key[name] != _USUAL.get(name)
+    ]
+    words = {name: labels.axis(name).describe(key[name]) for name in shown if key[name] != UNKNOWN}
+    place = "" if key[_HAS_GPUS] else labels.place({})
+    return words.pop("model", ""), ", ".join(filter(None, [*words.values(), place]))

@@ -1,0 +1,235 @@
+"""The files of a run folder: fields, meanings and types.
+
+Records come from other machines, other versions and text editors. A value of a wrong kind is left out when it is read,
+and described in one sentence; fields that are not listed here may hold anything.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError, create_model
+
+from dsnb.base.files import plain_text, records
+from dsnb.settings import checks
+from dsnb.settings.experiment import with_current_names, with_former_defaults
+from dsnb.settings.records import columns
+from dsnb.settings.records.columns import AMOUNT, COUNT, RUNS, TEXT, Column, each
+from dsnb.settings.records.paths import RunPaths
+
+_RUN = RunPaths(Path())
+
+
+def _record_of(listed: Iterable[Column]) -> Any:
+    """Return the type of objects with these fields, all of them optional."""
+    fields: Any = {column.name: (column.kind | None, None) for column in listed}
+    return create_model("Record", __config__={"protected_namespaces": ()}, **fields)
+
+
+def _list_of(*listed: Column) -> Any:
+    """Return the type of lists of objects with these fields."""
+    return list[_record_of(listed)]  # type: ignore[misc]
+
+
+_MACHINE = [
+    *(
+        column
+        for column in columns.MACHINE
+        if column.name not in {"gpu_name", "gpu_memory_gib", "variables"}
+    ),
+    *each(TEXT, os="Operating system.", nccl_package="Version of the installed NCCL package."),
+    Column("memory_gib", "Memory of the machine."),
+    Column("variables", RUNS["variables"].meaning, kind=dict[str, TEXT | None]),
+    Column(
+        "gpus",
+        "Name and memory of each GPU.",
+        kind=_list_of(*each(TEXT, name=""), *each(AMOUNT, memory_gib="")),
+    ),
+]
+_SUMMARY = [
+    *columns.FIGURES,
+    *columns.TEXTS,
+    RUNS["note"],
+    *each(TEXT, profile_missing="What a profile lacks, why."),
+]
+FILES: dict[str, list[Column]] = {
+    _RUN.experiment.name: [
+        *columns.SETTING_COLUMNS.values(),
+        *(RUNS[name] for name in (*columns.ORDER, "launcher")),
+        *each(
+            TEXT,
+            name="Name of the experiment; its folder is named like this.",
+            model_name="Name of the model in names of experiments, decided by the sweep.",
+            run_id="Random name of the run, the same in a copy of its folder.",
+        ),
+        Column("inputs", RUNS["inputs"].meaning, kind=dict[str, TEXT | None]),
+    ],
+    _RUN.result.name: [
+        RUNS["status"],
+        RUNS["cause"],
+        *each(
+            dict[int, Annotated[int, Field(strict=True)]],
+            exit_codes="Of each rank; negative for a signal.",
+        ),
+        Column(
+            "phases_s",
+            "Wall time: start, build, warmup, timed, stop, wall.",
+            kind=dict[str, AMOUNT | None],
+        ),
+        Column(
+            "steps_bytes",
+            "Size of `steps.jsonl` when the run ended; it tells later changes.",
+            kind=COUNT,
+        ),
+        Column(
+            "summary",
+            "Figures, named like the columns of the table of runs.",
+            kind=_record_of(_SUMMARY),
+        ),
+    ],
+    _RUN.environment.name: _MACHINE,
+    _RUN.steps.name: [*columns.STEPS.values()],
+    _RUN.gpu.name: [*columns.SAMPLES.values()],
+    _RUN.profile.name: [
+        *(RUNS[name] for name in ("forward_s", "backward_s", "optimizer_s", "communication_s")),
+        *each(
+            AMOUNT,
+            handover_s="Communication between pipeline stages.",
+            between_s="Rest of the step between the marked parts.",
+            step_s="Time of the step that was split into its parts.",
+            exposed_communication_s="Communication during which no other kernel ran; GPUs only.",
+            traced_step_s="Time of the step that was traced.",
+            ended_s="End of the profile, since the launch.",
+        ),
+        Column(
+            "missing", "What could not be measured, with the reason.", kind=dict[str, TEXT | None]
+        ),
+    ],
+    _RUN.nodes.name: [
+        *each(
+            _list_of(*each(TEXT, host=""), *each(_record_of(_MACHINE), environment="")),
+            nodes="For each host: name, address, interface, ranks, GPUs, exit codes, environment, and why it was lost.",
+        ),
+        Column(
+            "differences",
+            "In what the hosts differ, such as driver or torch version.",
+            kind=list[TEXT | None],
+        ),
+    ],
+    _RUN.bandwidth.name: [
+        *each(
+            COUNT,
+            bytes="Size of the message.",
+            count="Elements of the message.",
+            ranks="Ranks that took part.",
+            calls="Calls that were timed.",
+            errors="Wrong elements of the result.",
+        ),
+        *each(
+            TEXT, collective="all-reduce or all-gather; missing where only the former was measured."
+        ),
+        Column("dtype", "Type of the elements.", kind=TEXT),
+        *each(
+            AMOUNT,
+            time_us="Mean time of one call on the slowest rank.",
+            algbw_gb_per_s="Bytes of the message over its time.",
+            busbw_gb_per_s="algbw x 2(n - 1)/n, of an all-gather (n - 1)/n, as nccl-tests defines it.",
+        ),
+    ],
+}
+"""By file name, the fields of the object in a `.json`, or of each line of a `.jsonl`."""
+_FORMS = {name: TypeAdapter(_record_of(listed)) for name, listed in FILES.items()}
+
+
+def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Return a file's record without missing and invalid values, and a sentence about the first invalid one."""
+    record = current(name, record)
+    wrong, problem = wrong_values(name, record)
+    content = _without(record, wrong)
+    return with_former_defaults(content) if name == _RUN.experiment.name else content, problem
+
+
+def current(name: str, record: dict[str, Any]) -> dict[str, Any]:
+    """Return a file's record with settings and figures under their current names."""
+    if name == _RUN.experiment.name:
+        return with_current_names(record)
+    if name != _RUN.result.name or not isinstance(record.get("summary"), dict):
+        return record
+    summary = {
+        columns.FORMER_FIGURES.get(figure, figure): value
+        for figure, value in record["summary"].items()
+    }
+    return {**record, "summary": summary}
+
+
+def wrong_values(name: str, record: dict[str, Any]) -> tuple[set[tuple[Any, ...]], str | None]:
+    """Return the places of invalid values in a record, each a path of keys, and a sentence about the first one."""
+    try:
+        if name in _FORMS:
+            _FORMS[name].validate_python(record)
+        return set(), None
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    first, places = details[0], [_place(record, detail["loc"]) for detail in details]
+    shown = ".".join(plain_text.short_repr(key).strip("'") for key in places[0])
+    is_object = first["type"] in {"dict_type", "model_type"}
+    allowed = (
+        "give an object" if is_object else checks.allowed_values(dict(first), str(places[0][-1]))
+    )
+    return {*places}, f"{name}: {shown} is {plain_text.short_repr(first['input'])}: {allowed}"
+
+
+def _place(record: Any, location: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the part of pydantic's location that is a path in the record; the rest names alternatives of a type."""
+    place = []
+    for key in location:
+        if not (
+            key in record
+            if isinstance(record, dict)
+            else isinstance(record, list) and isinstance(key, int)
+        ):
+            break
+        record = record[key]
+        place.append(key)
+    return tuple(place)
+
+
+def _without(value: Any, wrong: set[tuple[Any, ...]], place: tuple[Any, ...] = ()) -> Any:
+    """Return a value without missing values and those at invalid places."""
+    if place in wrong:
+        return None
+    if isinstance(value, dict):
+        items = ((key, _without(item, wrong, (*place, key))) for key, item in value.items())
+        return {key: item for key, item in items if item is not None}
+    if isinstance(value, list):
+        kept = (_without(item, wrong, (*place, position)) for position, item in enumerate(value))
+        return [item for item in kept if item is not None]
+    return value
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """Read one of a run's `.json` files, None if it is missing; invalid values are left out with a warning."""
+    record = records.read_json(path)
+    if record is None:
+        return None
+    content, problem = cleaned(path.name, record)
+    if problem:
+        records.warn(f"{path.parent / problem}; it is left out")
+    return content
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read one of a run's `.jsonl` files; invalid values are left out with one warning."""
+    lines = [cleaned(path.name, record) for record in records.read_lines(path)]
+    if problems := [problem for _, problem in lines if problem]:
+        more = f", and so are those of {len(problems) - 1} more lines" if problems[1:] else ""
+        records.warn(f"{path.parent / problems[0]}; it is left out{more}")
+    return [content for content, _ in lines]
+
+
+def steps(tail: records.Tail) -> Iterator[dict[str, Any]]:
+    """Yield the steps appended to a file since the last call."""
+    for record in tail.new():
+        step, _ = cleaned(tail.path.name, record)
+        if step.get("step") is not None:
+            yield step

@@ -1,0 +1,1 @@
+"""What people see: the explorer, tables and figures, the report, the form."""

@@ -1,0 +1,313 @@
+// The answer, and comparisons of two settings: arithmetic and sorting over data from dsnb/results/answers/decide.py, in the sentences of
+// dsnb/results/answers/words.py.
+
+const PART = /\[([^[\]]*)\]/;
+const PLACE = /\{(\w+)(?::([^|}]*)\|([^}]*))?\}/g;
+
+// Fill a template with texts by name. A part in brackets is left out if one of its texts is missing; outside of brackets, a missing text
+// empties the result. `{name:singular|plural}` depends on whether the text is "1".
+const fill = (template, facts) => {
+  const isFull = (text) => [...text.matchAll(PLACE)].every(([, name]) => facts[name]);
+  let text = template;
+  while (PART.test(text)) text = text.replace(PART, (_, part) => (isFull(part) ? part : ""));
+  if (!isFull(text)) return "";
+  return text.replace(PLACE, (_, name, one, more) => (one === undefined ? facts[name] : facts[name] === "1" ? one : more));
+};
+
+// A task: its candidates by row, and the intervals of pairs of its settings.
+class Task {
+  constructor(model, { candidates: columns, ...task }) {
+    Object.assign(this, task, { model });
+    const words = ["kind", "unit", "model", "setting", "place", "origin", "basis", "rests", "short", "gain", "edge", "batch"];
+    const read = (name, value) => (words.includes(name) ? model.texts[value] : value);
+    const row = (_, place) => Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, read(name, column[place])]));
+    this.candidates = columns.experiment.map(row);
+  }
+
+  // Python's comparison of two experiments by a figure: number and mean of the runs (or hosts: `counted`) of both, and the half-width of the
+  // interval of their ratio (a factor) or, for a percentage, of their difference; null if there is none.
+  pair(name, base, other, state) {
+    const { settings, first, second, figures } = this.pairs;
+    const stored = figures[name === "days" ? "tokens_per_s" : name];
+    const sides = [base, other].map((experiment) => settings.indexOf(experiment));
+    this.places ??= new Map(first.map((setting, place) => [`${setting} ${second[place]}`, place]));
+    const place = this.places.get(sides.join(" ")) ?? this.places.get([...sides].reverse().join(" "));
+    if (!stored || place === undefined) return null;
+    const [factor, ofHosts] = [stored.factor[place], stored.other[place]];
+    if (factor === null && !ofHosts) return null; // too few runs
+    const order = first[place] === sides[0] ? [0, 1] : [1, 0];
+    const [baseN, n] = ofHosts ? order.map((side) => ofHosts[side]) : sides.map((side) => stored.n[side]);
+    const means = ofHosts ? order.map((side) => ofHosts[2 + side]) : sides.map((side) => stored.values[side]);
+    const values = name === "days" ? means.map((rate) => (state.train_tokens || this.tokens) / rate / 86400) : means;
+    return { baseN, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[stored.note[place]] ?? "" };
+  }
+}
+
+// The two sides of a comparison: what Python found of two settings, or the medians of some runs, which have no interval.
+const ofRuns = (model, name, base, other, state) => {
+  const [ours, theirs] = [base, other].map((runs) => model.spread(name, null, state, runs));
+  return { baseN: ours.n, n: theirs.n, counted: "run", values: [ours.median, theirs.median], reach: NaN, note: "" };
+};
+const ofSettings = (model, name, base, other, state) => {
+  const [ours, theirs] = [base, other].map((experiment) => model.whole.get(experiment));
+  return model.tasks[model.taskCodes[ours[0]]].pair(name, base, other, state) ?? ofRuns(model, name, ours, theirs, state);
+};
+
+// The change from the base to the other side and its interval, as ratios minus 1: { change, low, high }, and for percentages also in `points`.
+// The ratio is multiplied by `per`.
+const comparison = (model, name, sides, per = 1) => {
+  const { values: [base, other], reach } = sides;
+  const [ratio, difference] = [(per * other) / base, other - base];
+  if (model.figure.get(name)?.unit !== "%") return { ...sides, change: ratio - 1, low: ratio / reach - 1, high: ratio * reach - 1 };
+  const points = [difference, difference - reach, difference + reach];
+  const [change, low, high] = points.map((one) => one / (Math.abs(base) || NaN));
+  return { ...sides, change, low, high, points };
+};
+
+// The name of the `verdict.*` template for an interval, given the smallest relevant difference.
+const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) => {
+  if (Math.min(n, baseN) < fewestRuns) return "too few runs";
+  if (Number.isNaN(low)) return "none"; // of many settings, not all pairs are in the page
+  if (Math.max(Math.abs(low), Math.abs(high)) <= relevance) return "no larger difference";
+  return (low > 0 || high < 0) && Math.abs(change) >= relevance ? "likely" : "unclear";
+};
+
+// A comparison in words: `text` for the change, `reason` for the rest.
+const inWords = (model, name, sides, state) => {
+  const { templates, limits } = model;
+  const result = comparison(model, name, sides);
+  const verdict = verdictOf(result, state.relevance, limits);
+  const unit = result.points ? "points" : "%";
+  const sizes = result.points ? result.points.map((one) => model.factor(name) * one) : [result.change, result.low, result.high].map((one) => 100 * one);
+  const text = (size, plus) => `${signed(size, plus)} ${unit}`;
+  const [change, low, high] = sizes.map((size) => text(size, "+"));
+  const largest = text(Math.max(...sizes.slice(1).map(Math.abs)));
+  const facts = { low, high, largest, n: String(result.n), base_n: String(result.baseN), counted: result.counted, needed: String(limits.fewestRuns) };
+  const reason = fill(templates[`verdict.${verdict}`], facts);
+  return { ...result, verdict, text: Number.isFinite(sizes[0]) ? change : "", reason };
+};
+
+const compared = (model, name, base, other, state) => {
+  const [single] = model.whole.get(other);
+  const within = model.whole.get(other).length === 1 ? model.alone[single] : undefined; // what a single run shows of its spread
+  return { ...inWords(model, name, ofSettings(model, name, base, other, state), state), within };
+};
+
+const LEAST = { time: "days", gpu_hours: "hours", cost: "cost", memory: "memory" };
+
+// Hours in the largest unit that is at least one.
+const duration = (model, hours) => {
+  const [size, noun] = model.words.hours.find(([least]) => hours >= least) ?? model.words.hours.at(-1);
+  const text = significant(hours / size);
+  return `${text} ${noun}${text === "1" ? "" : "s"}`;
+};
+
+const amount = (model, tokens) => {
+  const [size, word] = model.words.sizes.find(([least]) => tokens >= least) ?? [1, ""];
+  return `${significant(tokens / size, 6)} ${word}`.trim();
+};
+
+// The price of an hour of a kind of hardware; null if it is unknown.
+const priceOf = (model, { prices }, kind) => prices[kind] ?? prices[""] ?? (kind === "CPU" ? null : model.limits.assumedPrice);
+
+class Answer {
+  // `state` holds the question: train_tokens, objective, gpus_at_hand, global_batch, prices, currency, relevance.
+  constructor(model, task, state) {
+    Object.assign(this, { model, task, state, tokens: state.train_tokens || task.tokens });
+    this.measured = task.candidates.map((one) => this.option(one));
+    const isHeld = (one) => !state.global_batch || one.global_batch === state.global_batch;
+    this.eligible = this.measured.filter((one) => isHeld(one) && (!state.gpus_at_hand || one.gpus <= state.gpus_at_hand));
+    const least = LEAST[state.objective];
+    const ranked = this.eligible.filter((one) => one[least] !== null && !Number.isNaN(one[least]));
+    ranked.sort((a, b) => a[least] - b[least] || a.days - b.days);
+    const stable = ranked.filter(({ unstable }) => !unstable);
+    const inTime = stable.filter(({ days }) => days <= model.limits.maxDays);
+    this.options = this.repeatedFirst(state.objective === "time" || !inTime.length ? stable : inTime);
+    this.unstable = ranked.length - stable.length;
+    this.tooSlow = stable.length - this.options.length;
+    this.isBeyond = stable.length > 0 && !inTime.length;
+    [this.best, this.second] = this.options;
+  }
+
+  // Ranked options, the first with enough runs before a better one with fewer if the gain is irrelevant: `_repeated_first` in decide.py.
+  repeatedFirst(options) {
+    const { objective, relevance } = this.state;
+    const least = LEAST[objective];
+    const fewest = this.model.limits.fewestRuns;
+    this.isByRepeats = false;
+    if (!options.length || options[0].n >= fewest) return options;
+    const sure = options.find((one) => one.n >= fewest && one[least] * (1 - relevance) <= options[0][least]);
+    if (!sure) return options;
+    this.isByRepeats = sure[least] > options[0][least];
+    return [sure, ...options.filter((one) => one !== sure)];
+  }
+
+  // A candidate with the days, hours, energy and cost of the training.
+  option(one) {
+    const hours = (this.tokens / one.rate / 3600) * one.gpus;
+    const price = priceOf(this.model, this.state, one.kind);
+    const energy = one.power === null ? NaN : (hours * one.power) / 1000;
+    return { ...one, days: hours / one.gpus / 24, hours, price, energy, cost: price === null ? NaN : hours * price };
+  }
+
+  fill(name, facts = {}) {
+    const { maxDays, goalDays, unstableTimes } = this.model.limits;
+    return fill(this.model.templates[name], { max_days: String(maxDays), goal_days: String(goalDays), unstable_times: String(unstableTimes), ...facts });
+  }
+
+  // The tokens to train on, in words; nobody gave a number of those that are assumed.
+  tokensText() {
+    const tokens = amount(this.model, this.tokens);
+    return this.state.train_tokens ? tokens : `${this.model.words.assumed} ${tokens}`;
+  }
+
+  // The sentences of the card, by line.
+  words() {
+    const { best, state, options, model, task } = this;
+    if (!best) return { headline: this.whyNot() };
+    const gib = (value) => (value === null ? "" : significant(value));
+    const facts = {
+      ...best, n: String(best.n), failed: best.failed ? fixed(best.failed, 0) : "",
+      rate: significant(best.rate), tokens: this.tokensText(), duration: duration(model, 24 * best.days), hours: significant(best.hours),
+      energy: Number.isNaN(best.energy) ? "" : significant(best.energy), cost: this.cost(best) || this.fill("no_cost"),
+      memory_name: task.memory, memory: gib(best.memory), capacity: gib(best.capacity), memory_word: best.memory === null ? "" : "memory",
+    };
+    const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
+    const number = options.length > 1 ? fixed(options.length, 0) : "";
+    const kicker = this.fill("kicker", { best: fill(model.words.best[state.objective], best), options: number, basis: isOfOneBasis ? best.basis : "" });
+    const lines = { gain: best.gain, note: this.note(), following: this.following(), edge: best.edge, basis: this.fill("basis", facts), take: best.take };
+    const counts = { settings: fixed(this.measured.length, 0), needed: String(model.limits.fewestSettings) };
+    const headline = task.few ? this.fill("headline.few", { ...facts, ...counts }) : this.fill("headline", facts);
+    if (!this.isBeyond) return { ...lines, kicker, headline, costs: this.fill("costs", facts) };
+    return { ...lines, headline: this.fill("headline.beyond", this.least("days")), costs: this.beyond(facts) };
+  }
+
+  whyNot() {
+    const { task, state, measured } = this;
+    if (task.case) return this.fill(`headline.${task.case}`, { runs: String(task.runs), several: task.runs > 1 ? String(task.runs) : "" });
+    if (!this.eligible.length) {
+      const at_hand = state.gpus_at_hand ? fixed(state.gpus_at_hand, 0) : "";
+      if (state.global_batch) return this.fill("headline.no_batch", { held: fixed(state.global_batch, 0), at_hand, unit: measured[0].unit });
+      const fewest = measured.reduce((one, other) => (other.gpus < one.gpus ? other : one));
+      return this.fill("headline.too_few_gpus", { at_hand, unit: measured[0].unit, fewest: fixed(fewest.gpus, 0) });
+    }
+    if (this.unstable) return this.fill("headline.unstable", { unstable: fixed(this.unstable, 0) });
+    return this.fill(state.objective === "cost" ? "headline.no_price" : "headline.no_memory");
+  }
+
+  // What an option costs and at which price; empty without a price.
+  cost({ kind, price, cost, unit }) {
+    if (!(price > 0)) return "";
+    const { prices, currency } = this.state;
+    const assumed = kind in prices || "" in prices ? "" : this.model.words.assumed;
+    return this.fill("cost", { currency, cost: significant(cost), assumed, price: fixed(price, 2), unit });
+  }
+
+  least(name) {
+    return this.options.reduce((one, other) => (other[name] < one[name] ? other : one));
+  }
+
+  // How many GPUs would be enough if each were as fast as those of the setting with the fewest GPU-hours.
+  beyond(facts) {
+    const thrifty = this.least("hours");
+    const needed = Math.ceil(Number((thrifty.hours / (24 * this.model.limits.goalDays)).toFixed(6)));
+    const by = thrifty.setting || this.model.experiments.names[thrifty.experiment];
+    return this.fill("costs.beyond", { ...facts, needed: fixed(needed, 0), rate_per_gpu: significant(thrifty.rate / thrifty.gpus), by, basis: thrifty.basis, cost: this.cost(thrifty) });
+  }
+
+  // Remarks: fewer GPUs measured than available, settings left out as too slow or unstable.
+  note() {
+    const { best, state } = this;
+    const most = Math.max(...this.eligible.map(({ gpus }) => gpus));
+    const atHand = state.gpus_at_hand;
+    const facts = { measured: fixed(most, 0), unit: best.unit, at_hand: fixed(atHand, 0), gpus: fixed(best.gpus, 0), number: String(atHand) };
+    const lines = [
+      atHand > most ? this.fill("note.only_measured", facts) : "",
+      this.tooSlow ? this.fill("note.too_slow", { too_slow: fixed(this.tooSlow, 0) }) : "",
+      this.unstable ? this.fill("note.unstable", { unstable: fixed(this.unstable, 0) }) : "",
+      this.isByRepeats ? this.fill("note.by_repeats", { relevance: `${significant(100 * state.relevance)} %`, fewest_runs: String(this.model.limits.fewestRuns) }) : "",
+      this.task.few,
+    ];
+    return lines.filter(Boolean).join(" ");
+  }
+
+  // The runner-up, its distance from the best setting, and how certain that is.
+  following() {
+    const { best, second, model } = this;
+    if (!second) return this.fill("following.none");
+    const differing = this.differing();
+    const more = best.memory === null || second.memory === null ? 0 : second.memory - best.memory;
+    const gib = Math.abs(more) >= model.limits.shownGib ? significant(Math.abs(more)) : "";
+    return this.fill("following", { changes: this.changes(differing), difference: this.difference(), gib, more: model.words.more[more > 0 ? 0 : 1], training: this.training(differing) });
+  }
+
+  // The differences of the second option that change the training and not only its speed.
+  training(differing) {
+    const [before, after] = [this.best, this.second].map(({ global_batch }) => global_batch && fixed(global_batch, 0));
+    const batch = before && after && before !== after ? [{ title: "global batch", before, after }] : [];
+    const isOther = ({ name, phrase, from, to }) => this.model.words.training.includes(name) && phrase && from !== "-" && to !== "-";
+    const others = this.model.words.training.flatMap((name) => differing.filter((one) => one.name === name && isOther(one)));
+    const changes = [...batch, ...others.map(({ title, from, to }) => ({ title, before: from, after: to }))];
+    return this.fill("training", { changed: changes.map((one) => this.fill("training.change", one)).join(", ") });
+  }
+
+  // The choices in which the first two options differ: [{ name, title, from, to, isPlace, phrase }].
+  differing() {
+    const { model, best, second } = this;
+    const codes = model.settings[second.experiment];
+    const choices = model.experimentAxes.flatMap((name, index) => {
+      const axis = model.axis.get(name);
+      const [from, to] = [model.settings[best.experiment][index], codes[index]];
+      if (axis.labels[from] === axis.labels[to]) return [];
+      const condition = model.experimentAxes.indexOf(axis.onlyWith); // some have an effect only while another one is on
+      const hasEffect = condition < 0 || (model.axis.get(axis.onlyWith).isOn[codes[condition]] ?? true);
+      return [{ name, title: axis.title, from: axis.labels[from], to: axis.labels[to], isPlace: model.words.place.includes(name), phrase: hasEffect ? axis.phrases[to] : "" }];
+    });
+    return choices.filter(({ name }) => name !== "nodes" || !choices.some((one) => one.name === "gpus"));
+  }
+
+  changes(differing) {
+    const { second, model } = this;
+    const phrases = differing.filter(({ isPlace, phrase }) => !isPlace && phrase).map(({ phrase }) => phrase);
+    const isElsewhere = differing.some(({ isPlace }) => isPlace);
+    if (phrases.length) return [...phrases, ...(isElsewhere ? [`on ${second.place}`] : [])].join(", ");
+    return isElsewhere ? this.fill("changes.place", second) : this.fill("changes.same", { experiment: model.experiments.names[second.experiment] });
+  }
+
+  // Compare the second option with the first by the objective; memory is not compared.
+  compared() {
+    const { best, second, state, model } = this;
+    if (state.objective === "memory") return { change: NaN };
+    const per = { time: 1, gpu_hours: best.gpus / second.gpus, cost: (best.gpus * best.price) / (second.gpus * second.price) }[state.objective];
+    return comparison(model, "tokens_per_s", ofSettings(model, "tokens_per_s", best.experiment, second.experiment, state), per);
+  }
+
+  worsening(change) {
+    return this.state.objective === "time" ? -100 * change : 100 * (1 / (1 + change) - 1);
+  }
+
+  // How much worse the mean of the second setting is, with its interval; with too few runs, the median.
+  difference() {
+    const { best, state, model } = this;
+    const { limits, words } = model;
+    const result = this.compared();
+    if (Number.isNaN(result.change)) return "";
+    const verdict = verdictOf(result, state.relevance, limits);
+    const isFew = verdict === "too few runs";
+    const worse = this.worsening(result.change);
+    const isBetter = Number(worse <= -limits.equalPct);
+    const size = this.fill("size", {
+      by: Math.abs(worse) < limits.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`,
+      worse: fill(words.worse[state.objective][isBetter], best), mean: isFew || verdict === "none" ? "" : words.byMean[isBetter],
+    });
+    const isClear = Math.max(1 + result.change, 1 / (1 + result.change)) >= limits.clear; // by single runs as well
+    if (verdict === "none" || (isFew && isClear)) return size;
+    if (isFew) {
+      const counts = { base_n: String(result.baseN), n: String(result.n), counted: result.counted, needed: String(limits.fewestRuns) };
+      return this.fill(`difference.${verdict}`, { size, ...counts });
+    }
+    const flip = worse < 0 ? -1 : 1;
+    const [low, high] = [result.low, result.high].map((end) => flip * this.worsening(end)).sort((a, b) => a - b).map((end) => signed(end));
+    return this.fill(`difference.${verdict}`, { size, interval: this.fill("interval", { low, high }) });
+  }
+}

@@ -1,0 +1,153 @@
+// The card: the answer to the selected task, and its inputs, such as objective, tokens and prices. Then the answers to all tasks.
+
+const onEntry = (read) => ({ onchange: read, onkeydown: ({ key }) => key === "Enter" && read() }); // JupyterLab may keep Enter
+
+// A field for a number. An invalid entry is ignored, and the browser's message is shown below it.
+class NumberField {
+  // `rule` is one of `INPUTS` in dsnb/show/explorer/state.py.
+  constructor(label, rule, changed) {
+    this.rule = rule;
+    const events = onEntry(() => this.check() && changed(this.value));
+    const limits = { min: rule.least / rule.factor, max: Number((rule.most / rule.factor).toPrecision(15)), step: rule.isWhole ? 1 : "any", required: !rule.mayBeEmpty };
+    this.problem = element("span", { class: "dsnb-problem", role: "alert", id: newId() });
+    this.input = element("input", { type: "number", "aria-describedby": this.problem.id, ...limits, ...events });
+    this.node = field(label, this.input);
+    this.node.append(this.problem);
+  }
+
+  // The value in the unit of the state, null for an empty field.
+  get value() {
+    return this.input.value === "" ? null : Number((this.input.valueAsNumber * this.rule.factor).toPrecision(15));
+  }
+
+  show(value) {
+    this.input.value = value === null ? "" : Number((value / this.rule.factor).toPrecision(15));
+    this.problem.textContent = "";
+  }
+
+  // Whether the entry is valid; if not, show why.
+  check() {
+    const { validity, validationMessage } = this.input;
+    this.problem.textContent = validity.valid ? "" : `Not used: ${validationMessage}`;
+    return validity.valid;
+  }
+}
+
+class Card {
+  constructor(model, set) {
+    Object.assign(this, { model, set });
+    const number = (name, label, read) => new NumberField(label, model.inputs[name], (value) => set(read(value)));
+    const offered = ["All tasks", ...model.menu.map((entry) => entry.model)].map((text, index) => element("option", { value: index }, text));
+    const firstTasks = [model.allTasks, ...model.menu.map((entry) => model.tasks[entry.tasks[0][0]])];
+    this.models = element("select", { onchange: ({ target }) => set({ task: firstTasks[target.value].title }) }, ...offered);
+    this.tasks = element("select", { onchange: ({ target }) => set({ task: model.tasks[target.value].title }) });
+    this.kind = field("Task", this.tasks);
+    const tasks = model.menu.length ? element("div", { class: "dsnb-fields dsnb-tasks" }, field("Model", this.models), this.kind) : null;
+    this.text = element("div", { class: "dsnb-answer", role: "status" });
+    const options = Object.entries(model.words.best).map(([value, text]) => element("option", { value }, fill(text, model)));
+    this.objective = element("select", { onchange: ({ target }) => set({ objective: target.value }) }, ...options);
+    this.tokens = number("train_tokens", "Training tokens (billions)", (entered) => ({ train_tokens: entered === this.usual ? 0 : (entered ?? 0) }));
+    this.tokens.input.placeholder = "as usual";
+    this.tokens.input.title = "Assumed unless you enter a number: 20 tokens per parameter, or 50 million with LoRA or pretrained weights";
+    this.gpus = number("gpus_at_hand", `${model.unit === "rank" ? "Rank" : "GPU"}s at hand`, (gpus) => ({ gpus_at_hand: gpus ?? 0 }));
+    this.gpus.input.placeholder = "any";
+    this.batch = element("select", { onchange: ({ target }) => set({ global_batch: Number(target.value) }) });
+    this.batchField = field("Hold the global batch (sequences)", this.batch);
+    this.currency = element("input", { type: "text", maxlength: "8", size: "4", ...onEntry(() => set({ currency: this.currency.value })) });
+    this.kinds = [...new Set(model.tasks.flatMap(({ candidates }) => candidates.map(({ kind }) => kind)))];
+    this.prices = this.kinds.map((kind) => number("price", `Price of an hour (${kind})`, (price) => ({ prices: this.priced(kind, price) })));
+    this.relevance = number("relevance", "Smallest relevant difference (%)", (relevance) => ({ relevance }));
+    const fields = [field("Objective", this.objective), ...[this.tokens, this.gpus].map(({ node }) => node), this.batchField, ...this.prices.map(({ node }) => node), field("Currency", this.currency), this.relevance.node];
+    this.form = element("div", { class: "dsnb-fields" }, ...fields);
+    this.remarks = element("ul", { class: "dsnb-remarks" });
+    this.takeAway = element("details", { class: "dsnb-fold" });
+    this.node = element("section", { class: "dsnb-card dsnb-decision", "aria-label": "The answer" }, tasks, this.text, this.takeAway, this.form, this.remarks);
+  }
+
+  // The prices with that of one kind of hardware changed; without one, it is the usual price.
+  priced(kind, price) {
+    const { [kind]: _, ...others } = this.state.prices;
+    if (price === priceOf(this.model, this.state, kind)) return this.state.prices; // the assumed one stays assumed
+    return price === null ? others : { ...others, [kind]: price };
+  }
+
+  show(state) {
+    this.state = state;
+    const { model } = this;
+    const task = model.task(state);
+    this.showTask(task);
+    this.form.hidden = !task;
+    this.takeAway.hidden = true;
+    if (!task) {
+      this.text.replaceChildren(element("p", {}, model.words.noRuns));
+      return;
+    }
+    this.showQuestion(state, task);
+    this.remarks.replaceChildren(...(task.remarks ?? []).map((remark) => element("li", {}, remark)));
+    this.answer = task === model.allTasks ? null : new Answer(model, task, state);
+    if (this.answer) this.showAnswer(task, { ...this.answer.words(), worth: model.predictions.worthMeasuring(this.answer) });
+    else this.text.replaceChildren(element("p", {}, model.words.allTasks));
+  }
+
+  showTask(task) {
+    const { model } = this;
+    const code = model.tasks.indexOf(task);
+    const index = model.menu.findIndex(({ tasks }) => tasks.some(([own]) => own === code));
+    this.models.value = index + 1;
+    this.kind.hidden = index < 0;
+    this.tasks.replaceChildren(...(model.menu[index]?.tasks ?? []).map(([value, text]) => element("option", { value }, text)));
+    this.tasks.value = code;
+  }
+
+  showQuestion(state, task) {
+    const { model } = this;
+    const candidates = (task === model.allTasks ? model.tasks : [task]).flatMap((one) => one.candidates);
+    const shownKinds = new Set(candidates.map(({ kind }) => kind));
+    this.objective.value = state.objective;
+    this.usual = task.tokens ?? null; // of all tasks, each has its own
+    this.tokens.show(state.train_tokens || this.usual);
+    this.gpus.show(state.gpus_at_hand || null);
+    const batches = [...new Set(candidates.map(({ global_batch }) => global_batch))].filter(Boolean).sort((a, b) => a - b);
+    this.batch.replaceChildren(...[0, ...batches].map((value) => element("option", { value }, value ? fixed(value, 0) : "any")));
+    this.batch.value = state.global_batch;
+    this.batchField.hidden = batches.length < 2 && !state.global_batch;
+    this.currency.value = state.currency;
+    this.relevance.show(state.relevance);
+    this.kinds.forEach((kind, index) => {
+      this.prices[index].show(priceOf(model, state, kind));
+      this.prices[index].node.hidden = !shownKinds.has(kind);
+    });
+  }
+
+  showAnswer(task, words) {
+    const { model } = this;
+    const line = (name) => (words[name] ? element("p", { class: `dsnb-${name}` }, words[name]) : null);
+    const title = task.title && !model.menu.length ? element("h3", {}, task.title) : null;
+    const parts = ["kicker", "headline", "costs", "gain", "note", "following", "edge", "worth", "basis"].map(line);
+    this.text.replaceChildren(...[title, ...parts].filter(Boolean));
+    this.showTake(words.take ?? {});
+  }
+
+  // What the setting is trained with again: each text with a button that copies it, or marks it where the browser lets no page copy.
+  showTake(take) {
+    const { templates } = this.model;
+    const texts = { "Entry of a params file": fill(templates["take.entry"], take), "Command line": fill(templates["take.command"], take), "deepspeed.json": take.config };
+    const blocks = Object.entries(texts).filter(([, text]) => text).map(([title, text]) => {
+      const shown = element("pre", { class: "dsnb-take" }, text);
+      const copy = button("Copy", () => {
+        getSelection().selectAllChildren(shown);
+        navigator.clipboard?.writeText(text).then(() => (copy.textContent = "Copied"), () => {});
+      }, { "aria-label": `Copy: ${title}` });
+      return element("div", {}, element("h3", {}, title), shown, copy);
+    });
+    this.takeAway.replaceChildren(element("summary", {}, "Take it away"), ...blocks);
+    this.takeAway.hidden = !blocks.length;
+  }
+}
+
+// The answers to all tasks; a press on the title of a task opens it.
+const overview = (model, state, open) => model.tasks.map((task) => {
+  const { headline, costs, note = "" } = new Answer(model, task, { ...state, task: task.title }).words();
+  const title = element("h3", {}, button(task.title, () => open(task.title), { class: "dsnb-link" }));
+  return element("div", {}, title, element("p", {}, headline), soft([costs, note].filter(Boolean).join(" ")));
+});

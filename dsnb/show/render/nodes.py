@@ -1,0 +1,251 @@
+"""Runs on several GPUs and nodes: scaling, groups of nodes and which are slow, and the bandwidth between ranks."""
+
+import html
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
+
+from dsnb.base.errors import SettingsError
+from dsnb.results.answers import hosts
+from dsnb.results.runs import labels
+from dsnb.results.runs.load import load_bandwidth, newest_bandwidth_test
+from dsnb.results.statistics import scaling
+from dsnb.settings.records import record_schema
+from dsnb.show.render import palette, tables
+from dsnb.show.render.picture import Picture, note, shared_legend
+from dsnb.show.render.tables import Html
+
+MAX_LABEL_LENGTH = 120
+TITLES = {
+    "nodes": "nodes",
+    "hosts": "hosts",
+    "per_node": "samples/s per node",
+    "off_median_pct": "off median (%)",
+    "statuses": "runs",
+    "expected_per_node": "expected",
+    "verdict": "verdict",
+    "cause": "cause",
+}
+FORMS = {"nodes": "g", "per_node": ",.4g", "off_median_pct": "+.1f", "expected_per_node": ",.4g"}
+
+
+def throughput(table: pd.DataFrame) -> Picture:
+    """Draw tokens/s and efficiency by number of GPUs, given a table of `dsnb.results.statistics.scaling.scaling`.
+
+    Dotted lines are ideal scaling, bars span the lowest to the highest run. At most eight workloads, those on the most
+    GPUs, are drawn.
+    """
+    shown, unit = _largest_workloads(table), _unit(table)
+
+    def draw() -> Figure:
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
+        _lines(shown, "tokens_per_s", f"tokens/s of all {unit}s", left)
+        left.yaxis.set_major_formatter(EngFormatter())
+        for colour, part in _coloured(shown):
+            left.vlines(
+                part["gpus"],
+                part["lowest"],
+                part["highest"],
+                color=colour,
+                linewidth=2.5,
+                alpha=0.6,
+            )
+        _lines(shown, "efficiency", f"efficiency (% of tokens/s/{unit} at the base)", right)
+        right.set(yscale="linear", ylim=(0, max([1.1, *(1.05 * shown["efficiency"])])))
+        right.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+        shared_legend(figure, "lower center", columns=1)
+        return figure
+
+    return Picture(
+        draw,
+        "Tokens per second and scaling efficiency against the number of GPUs, with the ideal lines",
+    )
+
+
+def scaling_remarks(scaled: Collection[pd.DataFrame]) -> Html:
+    """Return remarks on the efficiency in tables of `dsnb.results.statistics.scaling.scaling`."""
+    if not scaled:
+        return tables.bullet_list(
+            [], "No workload was measured on two numbers of GPUs: there is no scaling to show."
+        )
+    sentences = [sentence for table in scaled for sentence in scaling.super_linear(table)]
+    return tables.bullet_list(
+        sentences, "No workload is more efficient on more GPUs than at its base."
+    )
+
+
+def scaling_table(table: pd.DataFrame) -> Html:
+    """Return a table of `dsnb.results.statistics.scaling.scaling` as HTML, with units."""
+    unit = _unit(table)
+    titles = {
+        "gpus": f"{unit}s",
+        "tokens_per_s": f"tokens/s of all {unit}s",
+        "base_gpus": f"base ({unit}s)",
+    }
+    titles |= {"speed_up": "speed-up", "efficiency": "efficiency (%)", "n": "runs"}
+    titles |= {"lowest": "lowest run (tokens/s)", "highest": "highest run (tokens/s)"}
+    shown = table.assign(efficiency=100 * table["efficiency"]).drop(columns="unit")
+    return tables.number_table(shown.rename(columns=titles), text_columns=("workload",))
+
+
+def _largest_workloads(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the workloads on the most GPUs, with the base in their titles, and the ideal of each figure."""
+    largest = table.groupby("workload")["gpus"].max().sort_values(ascending=False, kind="stable")
+    drawn = table["workload"].isin(largest.index[: len(palette.SERIES)])
+    shown = table[drawn].sort_values(["workload", "gpus"])
+    names = [
+        name if len(name) <= MAX_LABEL_LENGTH else f"{name[:MAX_LABEL_LENGTH]}…"
+        for name in shown["workload"]
+    ]
+    return shown.assign(
+        title=[
+            f"{name} (base: {labels.count(base, unit)})"
+            for name, base, unit in zip(names, shown["base_gpus"], shown["unit"], strict=True)
+        ],
+        ideal_tokens_per_s=shown["tokens_per_s"] / shown["efficiency"],
+        ideal_efficiency=1.0,
+    )
+
+
+def _unit(shown: pd.DataFrame) -> str:
+    return "rank" if set(shown["unit"]) == {"rank"} else "GPU"
+
+
+def _coloured(shown: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
+    parts = (part for _, part in shown.groupby("workload", sort=False))
+    return zip(palette.SERIES, parts, strict=False)
+
+
+def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
+    """Draw a figure and its ideal against the number of GPUs, on logarithmic scales."""
+    axis.set(xlabel=f"number of {_unit(shown)}s", ylabel=title)
+    if shown.empty:
+        note(axis, "no workload was measured on two numbers of GPUs")
+        return
+    for colour, part in _coloured(shown):
+        axis.plot(
+            part["gpus"],
+            part[column],
+            color=colour,
+            marker="o",
+            linewidth=1.6,
+            label=part["title"].iloc[0],
+        )
+        axis.plot(part["gpus"], part[f"ideal_{column}"], color=colour, linestyle=":", linewidth=1)
+    axis.set(xscale="log", yscale="log")
+    sizes = sorted(set(shown["gpus"]))
+    axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axis.xaxis.set_minor_locator(plt.NullLocator())
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]:
+    """Return the section of a report on groups of nodes, as parts to display in turn; empty with one node or group.
+
+    With `efficiency`, it includes the figure of throughput, if several numbers of nodes were measured.
+    """
+    table = hosts.groups(runs)
+    if not (table["nodes"].gt(1).any() or table["hosts"].nunique() > 1):
+        return []
+    parts: list[Html | Picture] = [Html("<h2>Nodes</h2>"), _list(hosts.describe(table))]
+    sizes = scaling.scaling(runs[runs["hosts"].notna()], scaling.gpus_per_node(runs))
+    if efficiency and len(sizes):
+        parts += [tables.subheading("Efficiency, relative to one node"), throughput(sizes)]
+    listed = table
+    if len(table) > tables.MAX_ROWS:
+        listed = table.assign(failed=table["verdict"].ne("fail")).sort_values(
+            ["failed", "off_median_pct"]
+        )
+    text_columns = ("experiment", "hosts", "cause")
+    listing = tables.to_html(
+        _format_groups(listed), text_columns, index=False, which="the failed and slowest"
+    )
+    parts += [tables.subheading("Groups"), listing]
+    if differences := hosts.node_differences(runs):
+        parts += [tables.subheading("Differences between nodes"), _list(differences)]
+    return parts
+
+
+def _list(sentences: list[str]) -> Html:
+    return Html(f'<div class="answer">{tables.bullet_list(sentences)}</div>')
+
+
+def compare_groups(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+    """Return the groups of nodes for a terminal: as numbers, as text, and conclusions in sentences."""
+    table = hosts.groups(runs)
+    if table.empty:
+        raise SettingsError(
+            "no run used a hostfile, so there are no groups of nodes to compare: choose the folder of a sweep that did"
+        )
+    by_name = table.set_index("experiment")
+    texts = (
+        _format_groups(table).drop(columns="experiment", errors="ignore").set_index(by_name.index)
+    )
+    return by_name, texts, hosts.describe(table)
+
+
+def _format_groups(table: pd.DataFrame) -> pd.DataFrame:
+    """Format the groups as text, without empty columns."""
+    texts = {name: tables.format_column(table[name], form) for name, form in FORMS.items()}
+    shown = table.assign(
+        **texts, hosts=[_hosts(value) for value in table["hosts"]], cause=table["cause"].fillna("")
+    )
+    names = [name for name in TITLES if not shown[name].isin(["", "-"]).all()]
+    names = ["experiment", *names] if table["experiment"].nunique() > 1 else names
+    return shown[names].rename(columns=TITLES)
+
+
+def _hosts(value: object) -> str:
+    if not isinstance(value, str):
+        return "unknown"
+    names = value.split(",")
+    return value if len(names) <= hosts.MAX_NAMES else f"{names[0]} ... {names[-1]} ({len(names)})"
+
+
+def bandwidth(folder: str | Path) -> Iterator[Html]:
+    """Yield the parts of a report on a sweep's bandwidth test, if there is one."""
+    run, table = newest_bandwidth_test(folder), load_bandwidth(folder)
+    if run is None or table.empty:
+        return
+    machine = record_schema.read(run.environment) or {}
+    nodes = (record_schema.read(run.nodes) or {}).get("nodes")
+    names = ", ".join(html.escape(str(node.get("host"))) for node in nodes or [machine])
+    gpu = (record_schema.read(run.worker) or {}).get("gpu_name")
+    backend = f"NCCL, {html.escape(str(gpu))}" if gpu else "gloo on CPUs"
+    yield Html(
+        f"<h2>Bandwidth between ranks</h2><p>Collectives over {table['ranks'].max():.0f} ranks ({backend}) "
+        f"on {names}, {html.escape(str(machine.get('date_utc')))}. Times are the mean over calls on the slowest rank; "
+        "1 GB is 1e9 bytes; busbw is algbw x 2(n-1)/n, of an all-gather x (n-1)/n, as in nccl-tests.</p>"
+    )
+    yield tables.to_html(format_bandwidth(table), text_columns=("collective", "type", "redop"))
+
+
+def format_bandwidth(table: pd.DataFrame) -> pd.DataFrame:
+    """Format a bandwidth test like nccl-tests, indexed by message size."""
+    columns = {
+        "collective": table["collective"].tolist(),
+        "count (elements)": tables.format_column(table["count"], ".0f"),
+        "type": table["dtype"].replace("float32", "float").astype(str).tolist(),
+        "redop": ["sum" if name == "all-reduce" else "none" for name in table["collective"]],
+        "time (us)": _two_decimals(table["time_us"]),
+        "algbw (GB/s)": _two_decimals(table["algbw_gb_per_s"]),
+        "busbw (GB/s)": _two_decimals(table["busbw_gb_per_s"]),
+        "#wrong": tables.format_column(table["errors"], ".0f"),
+    }
+    return pd.DataFrame(
+        columns, index=pd.Index(tables.format_column(table["bytes"], ".0f"), name="size (B)")
+    )
+
+
+def _two_decimals(values: pd.Series) -> list[str]:
+    """Format numbers with two decimals, or with four significant digits below 1."""
+    return [
+        "" if pd.isna(value) else f"{value:.2f}" if value >= 1 else f"{value:.4g}"
+        for value in values
+    ]

@@ -1,0 +1,330 @@
+"""Every strategy, split layers and pipelines train as one process does: real ranks, losses step by step.
+
+The expected losses come from a plain loop in this process. Gradients are compared with plain gradient descent, because
+Adam divides out a wrong factor or clipping norm. fp32 sums differ in order only, by 1e-6 of a loss; the largest
+difference seen in ten steps was 5e-6. With Adam it was 1e-5: it divides a gradient by its size, even if tiny.
+Each family and each strategy is in the list, but not each pair.
+"""
+
+import json
+
+import pytest
+
+from dsnb.base.files import records
+from dsnb.base.formulas.model_shapes import PRESETS
+from tests.support import lazy
+
+torch = lazy.Module("torch")
+causal_loss, models = (lazy.Module(f"dsnb.models.{name}") for name in ("causal_loss", "model"))
+data, trainers = (lazy.Module(f"dsnb.measure.train.{name}") for name in ("data", "trainer"))
+PLAIN, ADAM, BF16 = 2e-5, 1e-4, 2e-2
+SIX = {"steps": 5, "learning_rate": 1e-3}
+CHECKPOINTED = {"activation_checkpointing": True}
+OFFLOADED = {**CHECKPOINTED, "checkpoint_every": 2, "checkpoint_offload": True}
+ACCUMULATED = {"micro_batch_size": 1, "grad_accum": 2}
+CLIP = {"gradient_clipping": 0.5}
+KEYS = {"zero_optimization": {"reduce_scatter": False, "contiguous_gradients": False}}
+GATHERED = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+"""Otherwise ZeRO 3 never gathers weights of small models: all are below the threshold, so whole on every rank."""
+TP, PP, TWICE = {"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"grad_accum": 2}
+DDP, FSDP = {"strategy": "ddp"}, {"strategy": "fsdp"}
+_LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+_TOKENS = {"vocab_size": 256, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2}
+SMALLEST = {
+    "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64, **_TOKENS},
+    "olmo2": {**_LLAMA, "num_key_value_heads": 2, "max_position_embeddings": 64, **_TOKENS},
+    "opt": {
+        **_LLAMA,
+        "ffn_dim": 64,
+        "word_embed_proj_dim": 32,
+        "max_position_embeddings": 64,
+        **_TOKENS,
+    },
+}
+"""Models of one block."""
+
+
+@pytest.fixture(scope="session")
+def expected(small):
+    """Train in this process without any strategy; return the losses."""
+
+    def train(make_optimizer=None, **settings):
+        experiment, device = small(**{"micro_batch_size": 4, **settings}), torch.device("cpu")
+        model = causal_loss.CausalLoss(models.build(experiment, {}, device))
+        weights = list(model.parameters())
+        optimizer = (
+            make_optimizer(weights)
+            if make_optimizer
+            else trainers.make_optimizer(experiment, weights)
+        )
+        batches, losses = data.batches(experiment, model.config.vocab_size, 0, device), []
+        for step in range(experiment.warmup_steps + experiment.steps):
+            (ids,) = batches(step)
+            loss = model(ids)
+            losses.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            if experiment.gradient_clipping:
+                torch.nn.utils.clip_grad_norm_(weights, experiment.gradient_clipping)
+            optimizer.step()
+        return losses
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (
+            "gpt2-tiny",
+            {
+                "zero_stage": 2,
+                "overlap_comm": True,
+                "bucket_elements": 5000,
+                "deepspeed": KEYS,
+                "pad_vocab": 96,
+                **CLIP,
+            },
+        ),
+        ("gpt2-tiny", {"zero_stage": 3, "zeropp": "partition", **OFFLOADED, **ACCUMULATED, **CLIP}),
+        (
+            "gpt2-tiny",
+            {
+                "strategy": "plain",
+                "gpus": 1,
+                "micro_batch_size": 2,
+                "loss": "chunked",
+                **TWICE,
+                **CLIP,
+            },
+        ),
+        ("opt-tiny", {"gpus": 4, **TP, "zero_stage": 2, **ACCUMULATED, **CLIP, **OFFLOADED}),
+        ("opt-tiny", {"gpus": 4, **PP, "zero_stage": 1, **ACCUMULATED, **CLIP}),
+        (
+            "bloom-tiny",
+            {"gpus": 4, "pipeline_parallel": 4, "attention": "eager", **TWICE, **OFFLOADED},
+        ),
+        ("gpt2-tiny", {"gpus": 4, **TP, **PP, "zero_stage": 1, **TWICE, **CLIP}),
+        ("bloom-tiny", {**TP, **TWICE, **CHECKPOINTED}),
+        (
+            "llama-tiny",
+            {"zero_stage": 3, "leaf_modules": "blocks", "deepspeed": GATHERED, **CHECKPOINTED},
+        ),
+        ("qwen3-tiny", {**FSDP, "pad_vocab": 96, **ACCUMULATED, **CLIP, **CHECKPOINTED}),
+        ("gemma2-tiny", {**DDP, "pad_vocab": 96, **ACCUMULATED, **CLIP, **OFFLOADED}),
+        (
+            "neox-tiny",
+            {"zero_stage": 2, "gradient_checks": "off", "loss": "chunked", **ACCUMULATED},
+        ),
+        ("falcon-tiny", {"zero_stage": 0, "pad_vocab": 96, **ACCUMULATED, **CLIP}),
+        ("phi3-tiny", {"zero_stage": 1, "pad_vocab": 96, **CHECKPOINTED}),
+        ("moe-tiny", {"zero_stage": 3, "deepspeed": GATHERED, **ACCUMULATED}),
+        ("qwen3-moe-tiny", {"zero_stage": 1, "loss": "chunked", **ACCUMULATED}),
+    ],
+    ids=str,
+)
+def test_gradients_are_those_of_one_process(losses, expected, model, settings):
+    same = {name: settings[name] for name in ("gradient_clipping", "attention") if name in settings}
+    curve = expected(lambda weights: torch.optim.SGD(weights, 0.1), model=model, **SIX, **same)
+    assert len(set(curve)) == len(curve)
+    assert losses(worker="sgd", model=model, **{"gpus": 2, **SIX, **settings}) == pytest.approx(
+        curve, abs=PLAIN
+    )
+
+
+@pytest.mark.parametrize(("reduced", "times"), [("micro-batch", 2), ("step", 1)])
+def test_fsdp_reduces_gradients_as_often_as_asked(losses, expected, trained, reduced, times):
+    """Without clipping, which would divide out a wrong factor; of four blocks and the root, each reduces by itself."""
+    curve = expected(lambda weights: torch.optim.SGD(weights, 0.1), model="opt-tiny", **SIX)
+    settings = {
+        "model": "opt-tiny",
+        "gpus": 2,
+        **SIX,
+        **FSDP,
+        **ACCUMULATED,
+        "reduce_gradients": reduced,
+    }
+    assert losses("counted", **settings) == pytest.approx(curve, abs=PLAIN)
+    _, paths = trained("counted", **settings)
+    assert records.read_json(paths.dir / "reductions.json") == {"of_steps": [times * 5] * 6}
+
+
+def test_muon_trains_alike_with_every_stage(losses):
+    """Without compilation: each launch would compile DeepSpeed's Newton-Schulz iteration again, for 25 s."""
+    settings = {"optimizer": "muon", "steps": 12, "learning_rate": 1e-3}
+    first, second = (losses("uncompiled", **settings, zero_stage=stage) for stage in (1, 2))
+    assert second == pytest.approx(first, abs=ADAM)
+    assert first[-1] < first[0] - 0.1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**SIX, "zero_stage": 2, "offload": "optimizer-cpu"},
+        {**SIX, "zero_stage": 3, "offload": "all-cpu"},
+        {"optimizer": "adafactor", "steps": 5, "learning_rate": 1e-2},
+    ],
+    ids=str,
+)
+def test_offloaded_optimizers_and_adafactor_change_no_loss(losses, expected, settings):
+    same = {name: settings[name] for name in settings if name not in ("zero_stage", "offload")}
+    assert losses(gpus=2, **settings) == pytest.approx(expected(**same), abs=ADAM)
+
+
+def test_products_in_fp8_train_nearly_as_bf16(trained, losses):
+    settings = {
+        **SIX,
+        "model": "opt-tiny",
+        "precision": "bf16",
+        "micro_batch_size": 2,
+        "zero_stage": 1,
+        "gpus": 2,
+    }
+    exact, rounded = (losses(**settings, matmul=name) for name in ("auto", "fp8"))
+    assert rounded == pytest.approx(exact, abs=5e-2)
+    assert rounded != exact
+    assert rounded[-1] < rounded[0] - 0.1
+    works = [
+        records.read_json(trained(**settings, matmul=name)[1].worker) for name in ("auto", "fp8")
+    ]
+    assert works[0]["flops_per_token"] == works[1]["flops_per_token"]
+
+
+def test_stages_autocast_and_split_models_stay_near_one_another_in_bf16_and_are_recorded(
+    trained, losses
+):
+    """bf16 keeps 8 bits: one rounding at a loss of 6 is up to 0.016.
+
+    ZeRO 0 differs by that after one step if DeepSpeed's first step is not undone.
+    """
+    bf16 = {**SIX, "precision": "bf16", "gpus": 2}
+    together = {**bf16, "gpus": 4, **TP, **PP, **TWICE, "zero_stage": 1}
+    autocast = {**bf16, "mixed_precision": "autocast", "zero_stage": 3}
+    curve = losses(**bf16, zero_stage=1)
+    assert losses(**bf16, zero_stage=0) == pytest.approx(curve, abs=1e-2)
+    assert losses(**together) == pytest.approx(curve, abs=1e-2)
+    assert losses(**autocast) == pytest.approx(curve, abs=BF16)
+    dtypes = [
+        records.read_json(trained(**settings)[1].worker)["parameter_dtype"]
+        for settings in (together, autocast)
+    ]
+    assert dtypes == ["bfloat16", "float32"]
+    result, paths = trained(**together)
+    record = records.read_json(paths.worker)
+    assert (
+        record["tensor_parallel_ranks"],
+        record["pipeline_stages"],
+        record["data_parallel_ranks"],
+    ) == (2, 2, 1)
+    assert record["step_skew"] is not None
+    assert record["forward_skew"] is None  # each stage has its own forward passes
+    assert result.summary["parameters"] == PRESETS["gpt2-tiny"].parameters
+
+
+def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(trained, losses):
+    settings = {"lora_rank": 8, "precision": "bf16", "gpus": 2, "steps": 5, "learning_rate": 1e-2}
+    adapters = (
+        8 * 4 * 128 * (1 + 3 + 1 + 1 + 1 + 4 + 4 + 1)
+    )  # rank x blocks x (in + out of four layers), hidden 128
+    for strategy in (DDP, {"zero_stage": 2}):
+        result, paths = trained("frozen", **settings, **strategy)
+        parameters = records.read_json(paths.dir / "parameters.json")
+        changed = {name for name, each in parameters.items() if each["changed"]}
+        assert changed == {name for name in parameters if "lora_" in name}
+        assert {each["dtype"] for name, each in parameters.items() if name not in changed} == {
+            "torch.bfloat16"
+        }
+        assert result.summary["trainable_parameters"] == adapters < result.summary["parameters"] / 5
+    curve = losses("frozen", **settings, zero_stage=2)
+    assert curve[-1] < curve[0] - 0.3
+    assert losses("frozen", **settings, **DDP) == pytest.approx(curve, abs=BF16)
+    assert losses(**settings, zero_stage=3, **OFFLOADED) == pytest.approx(curve, abs=BF16)
+
+
+def test_powersgd_compresses_and_converges(losses, expected):
+    settings = {"steps": 20, "learning_rate": 1e-3}
+    powersgd = {"gradient_compression": "powersgd", "powersgd_rank": 2}
+    plain, compressed = expected(**settings), losses(**settings, **DDP, **powersgd, gpus=2)
+    assert compressed != pytest.approx(plain, abs=1e-3)
+    assert sum(compressed[-5:]) / 5 == pytest.approx(sum(plain[-5:]) / 5, abs=0.15)
+    assert compressed[-1] < compressed[0] - 1.5
+
+
+@pytest.mark.parametrize("strategy", [{"zero_stage": 3}, FSDP], ids=str)
+def test_a_compiled_model_trains_as_it_did(losses, expected, tmp_path, strategy):
+    """Both gather whole blocks, each a separate graph. `test_gpu` runs the code that Inductor generates."""
+    shape = {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 1,
+        "n_positions": 64,
+        "vocab_size": 256,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    settings = {**SIX, "model": str(tmp_path / "config.json")}
+    compiled = losses("traced", **settings, compile=True, **strategy, gpus=2, micro_batch_size=1)
+    assert compiled == pytest.approx(expected(**settings, micro_batch_size=2), abs=ADAM)
+
+
+def test_compiled_blocks_are_checkpointed_in_host_memory_without_a_graph_break(trained, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt", **SMALLEST["opt"]}))
+    settings = {
+        "model": str(tmp_path / "config.json"),
+        "strategy": "plain",
+        "steps": 1,
+        "compile": "default",
+    }
+    _, run = trained("traced", **settings, activation_checkpointing=True, checkpoint_offload=True)
+    record = records.read_json(run.worker)
+    assert record["graph_breaks"] == 0
+    assert (
+        record["compiled_graphs"] == 4
+    )  # the block, with and without gradients, the output layer and the loss
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("family", ["gpt2", "olmo2", "opt"])
+def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(run_small, tmp_path, family):
+    """OLMo 2 hands fp32 cosines and sines to its blocks, which must reach them, also when they are recomputed."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **SMALLEST[family]}))
+    settings = {
+        "model": str(tmp_path / "config.json"),
+        "precision": "bf16",
+        "gpus": 2,
+        "seq_len": 64,
+        "steps": 2,
+    }
+    _, run = run_small("combined", **settings, time_limit_s=550.0)
+    found = records.read_json(run.dir / "combined.json")
+    assert len(found) == 7
+    (plain, *_) = found["plain0"]
+    for strategy, ways in found.items():
+        eager, recomputed, compiled = ways
+        assert eager["losses"] == pytest.approx(plain["losses"], abs=BF16), strategy
+        assert eager["buffers"] == plain["buffers"], strategy
+        for way in (recomputed, compiled):
+            assert way["losses"] == pytest.approx(eager["losses"], abs=2e-3), strategy
+        assert recomputed["saved_bytes"] < 0.75 * eager["saved_bytes"], strategy
+        assert compiled["saved_bytes"] < recomputed["saved_bytes"], (
+            strategy
+        )  # the loss keeps less, the block no more
+    assert found["fsdp0"][0]["types"] == found["deepspeed1"][0]["types"]
+
+
+def test_another_engine_than_asked_for_is_refused(run_small):
+    keys = {"zero_optimization": {"reduce_bucket_size": 12345}}
+    result, _ = run_small(worker="missplit", gpus=4, **PP, **TP, deepspeed=keys)
+    assert result.status == "failed"
+    for difference in (
+        "ZeRO stage 1 instead of 0",
+        "tensor-parallel ranks 1 instead of 2",
+        "data-parallel place",
+        "deepspeed.zero_optimization.reduce_bucket_size 500000000 instead of 12345",
+    ):
+        assert difference in result.cause

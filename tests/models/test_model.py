@@ -1,0 +1,49 @@
+"""Settings reach every model, or are refused: none is silently ignored."""
+
+import json
+
+import pytest
+
+from tests.support import lazy
+
+models = lazy.Module("dsnb.models.model")
+TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 256}
+
+
+def config(small, folder, family, **settings):
+    (folder / "config.json").write_text(json.dumps({"model_type": family, **TINY}))
+    return models.model_config(small(model=str(folder / "config.json"), **settings))
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("gpt2", ["attn_pdrop", "embd_pdrop", "resid_pdrop"]),
+        ("llama", ["attention_dropout"]),
+        ("falcon", ["attention_dropout", "hidden_dropout"]),
+        ("starcoder2", ["attention_dropout", "embedding_dropout", "residual_dropout"]),
+    ],
+)
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_dropout_is_that_of_every_layer(small, tmp_path, family, names, dropout):
+    found = config(small, tmp_path, family, dropout=dropout)
+    assert [getattr(found, name) for name in names] == [dropout] * len(names)
+
+
+def test_a_dropout_that_a_model_does_not_have_is_refused(small, tmp_path):
+    with pytest.raises(ValueError, match=r"^dropout is 0\.1: mamba models have none; set it to 0$"):
+        config(small, tmp_path, "mamba", dropout=0.1)
+    assert config(small, tmp_path, "mamba").model_type == "mamba"
+
+
+def test_blocks_that_cannot_be_recomputed_are_refused(small, tmp_path):
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "openai-gpt", "n_layer": 1, "n_embd": 32, "n_head": 2}'
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"^activation_checkpointing is true: transformers recomputes no blocks of op",
+    ):
+        models.build_on_meta(
+            small(model=str(tmp_path / "config.json"), activation_checkpointing=True)
+        )

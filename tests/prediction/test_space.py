@@ -1,0 +1,87 @@
+"""The built-in settings: none of them changes what is trained, and their sizes by hand."""
+
+import pytest
+
+from dsnb.prediction import space
+from dsnb.prediction.space import Training
+from dsnb.settings.experiment import DEFAULTS, Experiment
+
+VARIED = {
+    "strategy", "zero_stage", "tensor_parallel", "mixed_precision", "compile", "loss", "activation_checkpointing",
+    "checkpoint_every", "micro_batch_size", "grad_accum", "bucket_elements", "offload",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpus", "strategies"), [(1, {"plain", "deepspeed"}), (8, {"ddp", "fsdp", "deepspeed"})]
+)
+def test_every_setting_trains_the_same(gpus, strategies):
+    training = Training("opt-1.3b", gpus, 2048, 512)
+    found = [*space.space(training), *space.space(training, offloaded=True)]
+    assert len(found) > 500
+    assert len({one.name for one in found}) == len(found)
+    each = {"micro_batch_size": [1, 2, 4, 8, 16, 32]}  # given, so each is checked against the rules
+    assert space.space(Training("opt-1.3b", gpus, 2048, 512, pinned=each)) == space.space(training)
+    assert {one.global_batch_size for one in found} == {512}
+    assert {one.strategy for one in found} == strategies
+    varied = {
+        name for name in DEFAULTS for one in found if getattr(one, name) != getattr(found[0], name)
+    }
+    assert varied <= VARIED
+    assert {one.tensor_parallel for one in found} == ({1} if gpus == 1 else {1, 2, 4, 8})
+    assert {one.compile for one in found if one.grad_accum > 1} == {"off", "default"}
+
+
+def test_the_usual_batch_is_that_of_gpt_3_shared_among_the_gpus():
+    assert space.usual_batch(1.3e9, seq_len=2048, gpus=8) == 512  # 1 million tokens
+    assert space.usual_batch(175e9, seq_len=2048, gpus=64) == 2048  # 3.2 million as a power of two
+    assert space.usual_batch(124e6, seq_len=1024, gpus=48) == 528  # 512 / 48 is nearest to 11
+    assert space.usual_batch(124e6, seq_len=1024, gpus=4096) == 4096  # one each
+
+
+def test_fine_tuning_has_64_sequences_a_step():
+    assert space.usual_batch(13e9, seq_len=2048, gpus=8, fine_tuning=True) == 64
+    assert (
+        space.usual_batch(13e9, seq_len=2048, gpus=48, fine_tuning=True) == 48
+    )  # 64 / 48 is nearest to 1
+    for pinned, is_so in (({"lora_rank": [8, 0]}, False), ({"lora_rank": 8}, True), ({}, False)):
+        assert Training("opt-13b", 8, 2048, 64, pinned=pinned).is_fine_tuning == is_so
+
+
+def test_micro_batches_divide_what_a_rank_has():
+    assert space.micro_batches(96, 2048) == [1, 2, 3, 6, 12, 24]
+    assert space.micro_batches(64, 256) == [4, 8, 16, 32, 64]
+    assert space.micro_batches(7, 131072) == [1]
+
+
+def test_fixed_settings_are_in_every_setting_and_lists_are_what_to_choose_from():
+    fixed = {
+        "zero_stage": [1, 2],
+        "micro_batch_size": 4,
+        "compile": "off",
+        "optimizer": "adamw",
+        "steps": 7,
+    }
+    found = space.space(Training("opt-1.3b", 8, 2048, 512, pinned=fixed))
+    chosen = {
+        (one.strategy, one.zero_stage, one.micro_batch_size, one.compile, one.steps)
+        for one in found
+    }
+    assert chosen == {("deepspeed", stage, 4, "off", 7) for stage in (1, 2)}
+
+
+def test_the_order_of_simplicity():
+    common = {"model": "opt-1.3b", "device": "cuda", "gpus": 8, "precision": "bf16"}
+    ordered = [
+        {"strategy": "ddp", "compile": "default"},
+        {"zero_stage": 0},
+        {"zero_stage": 1},
+        {"zero_stage": 1, "mixed_precision": "autocast", "compile": "reduce-overhead"},
+        {"zero_stage": 1, "activation_checkpointing": True},
+        {"zero_stage": 3},
+        {"strategy": "fsdp"},
+        {"zero_stage": 0, "tensor_parallel": 2},
+        {"zero_stage": 1, "offload": "optimizer-cpu"},
+    ]
+    experiments = [Experiment(**common, **one) for one in ordered]
+    assert sorted(experiments, key=space.simplicity) == experiments

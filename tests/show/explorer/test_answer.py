@@ -1,0 +1,250 @@
+"""The answer in the page: what it says to any question is what Python says."""
+
+import random
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.results.answers import decide
+from dsnb.results.answers.words import words
+from dsnb.results.statistics.tasks import tasks
+from dsnb.show.explorer.payload import answered
+from dsnb.show.explorer.state import question
+from tests.support import made_up
+from tests.support.browser import ROOT, Tabs, write_page
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Give tasks of all kinds: published ones, repeated runs on one host or several, a CPU, failed runs."""
+    table = made_up.on_hosts(repeats=5, micro_batch_size=[8], model=["bloom-560m"])
+    kinds = {1: None, 2: "NVIDIA A100", 4: "NVIDIA H200", 8: "NVIDIA H200"}
+    table = table.assign(gpu_name=table["gpus"].map(kinds), gpu_memory_gib=80.0)
+    close = table.assign(
+        model="close", sweep="close", tokens_per_s=1e4 * np.exp(np.linspace(0, 0.02, len(table)))
+    )
+    cpu = (
+        made_up.runs(12, gpus=[1, 2])
+        .assign(model="cpu", device="cpu", sweep="cpu")
+        .rename(columns=str)
+    )
+    failed = made_up.runs(6).assign(
+        model="failed", status="oom", oom_allocated_gib=79.5, sweep="failed"
+    )
+    # the next best setting recomputes no block, so which ones it would recompute is no difference
+    one = {
+        "zero_stage": [1],
+        "precision": ["bf16"],
+        "grad_accum": [1],
+        "micro_batch_size": [8],
+        "gpus": [1],
+    }
+    blocks = made_up.runs(2, activation_checkpointing=[False, True], **one).assign(
+        model="blocks", sweep="blocks", status="ok", activation_checkpointing=[True, False], checkpoint_every=[2, 1],
+        tokens_per_s=[2000.0, 1000.0], experiment=["every-second", "none"],
+    )  # fmt: skip
+    published = [
+        dsnb.published(name) for name in ("lambda_1cc_opt", "h200_memory", "bigscience_1b3")
+    ]
+    every = pd.concat([table, close, cpu, failed, blocks, *published], ignore_index=True)
+    return every.assign(
+        lora_rank=every["lora_rank"].fillna(0)
+    )  # unknown would be a task of its own
+
+
+@pytest.fixture(scope="module")
+def explorer(runs):
+    return dsnb.explore(runs)
+
+
+@pytest.fixture(scope="module")
+def by_task(explorer):
+    """Give the runs of each task by its title."""
+    known = answered(explorer.data).dropna(axis="columns", how="all")
+    return {task.title: task.runs for task in tasks(known)}
+
+
+@pytest.fixture(scope="module")
+def opened(explorer, chromium, tmp_path_factory):
+    return Tabs(chromium).open(write_page(tmp_path_factory.mktemp("page") / "page.html", explorer))
+
+
+@pytest.fixture
+def tab(opened):
+    """Give the page in its usual state."""
+    opened.tab.evaluate(f"{ROOT}.set({ROOT}.model.state)")
+    yield opened.tab
+    assert (opened.said, opened.outside) == ([], [])
+
+
+def questions(explorer, number):
+    draw = random.Random(4)
+    kinds = [*explorer.data.runs["gpu_name"].dropna().unique(), "GPU", "CPU", ""]
+    for _ in range(number):
+        prices = {
+            kind: round(draw.uniform(0, 5), 2) for kind in draw.sample(kinds, draw.randint(0, 3))
+        }
+        yield {
+            "task": draw.choice(explorer.data.tasks),
+            "objective": draw.choice(["time", "gpu_hours", "cost", "memory"]),
+            "train_tokens": draw.choice([0, round(10 ** draw.uniform(3, 14), draw.randint(0, 3))]),
+            "gpus_at_hand": draw.choice([0, 0, 1, 3, 8, 100, 10_000]),
+            "global_batch": draw.choice([0, 0, 8, 16, 192]),
+            "prices": prices,
+            "currency": draw.choice(["$", "€", "<b>"]),
+            "relevance": draw.choice([0, 0.02, 0.2]),
+        }
+
+
+def test_the_page_answers_sixty_questions_as_python_does(explorer, by_task, tab):
+    asked = list(questions(explorer, 60))
+    large = next(title for title, table in by_task.items() if table["gpus"].min() > 1)
+    any_batch = {**asked[0], "global_batch": 0}
+    asked.append({**any_batch, "task": large, "gpus_at_hand": 1})
+    asked.append(
+        {**any_batch, "task": "blocks, sequence 512", "gpus_at_hand": 0, "objective": "time"}
+    )
+    lines = "['kicker', 'headline', 'costs', 'gain', 'note', 'following', 'edge', 'basis']"
+    words_of = f"""(one) => {{
+      {ROOT}.card.show({{ ...{ROOT}.state, ...one }});
+      const found = {ROOT}.card.answer.words();
+      return Object.fromEntries({lines}.map((line) => [line, found[line] ?? ""]));
+    }}"""
+    said = set()
+    for one, answer in zip(
+        asked, tab.evaluate(f"(asked) => asked.map({words_of})", asked), strict=True
+    ):
+        python = words(decide.of_runs(by_task[one["task"]], question(one)))
+        assert answer == python, one
+        said |= {
+            python["following"].partition("(")[2],
+            python["headline"],
+            python["costs"],
+            python["note"],
+        }
+    found = " ".join(said)
+    assert python["following"].startswith("Runner-up: checkpointing off, ")  # of the task of blocks
+    new = (
+        "in reasonable time on",
+        "tokens in 30 days if each",
+        "of the 10,000 GPUs at hand",
+        "more than 365 days.",
+    )
+    for sentence in (
+        *new,
+        "too few to be sure",
+        "95 % interval",
+        "all 6 runs failed",
+        "No setting was measured on",
+    ):
+        assert sentence in found
+
+
+def test_a_reader_asks_with_the_keyboard_and_the_page_answers(tab):
+    tab.get_by_label("Model", exact=True).focus()
+    tab.keyboard.press("Home")
+    assert tab.evaluate(f"{ROOT}.state.task") == "all"
+    while "opt-350m, sequence 512" not in tab.evaluate(f"{ROOT}.state.task"):
+        tab.keyboard.press("ArrowDown")
+    assert "8 of 8 runs of this task" in tab.locator(".dsnb-count").inner_text()
+    experiments = f"[...{ROOT}.groups.keys()].map((one) => {ROOT}.model.short[one])"
+    assert tab.evaluate(experiments)[:2] == ["1 GPU", "8 GPUs"]
+    card = tab.locator(".dsnb-decision")
+    assert "on 1 H100-SXM-80GB." in card.locator(".dsnb-headline").inner_text()
+    card.get_by_label("Objective").select_option("cost")
+    assert "Cheapest of 8 published settings" in card.inner_text()
+    assert "at an assumed $2.50 a GPU-hour" in card.inner_text()
+    asked = {"Price of an hour (H100-SXM-80GB)": "3", "Currency": "€", "GPUs at hand": "64"}
+    for label, value in {**asked, "Smallest relevant difference (%)": "7"}.items():
+        card.get_by_label(label).fill(value)
+        card.get_by_label(label).press("Enter")
+    assert "at €3.00 a GPU-hour" in card.inner_text()
+    state = tab.evaluate(f"{ROOT}.state")
+    assert (state["prices"], state["gpus_at_hand"], state["currency"]) == (
+        {"H100-SXM-80GB": 3},
+        64,
+        "€",
+    )
+    assert state["relevance"] == 0.07
+    assert "differences below 7 % do not count" in tab.locator(".dsnb-front").inner_text()
+    card.get_by_label("Price of an hour (H100-SXM-80GB)").fill("")
+    card.get_by_label("Price of an hour (H100-SXM-80GB)").press("Enter")
+    assert "at an assumed €2.50 a GPU-hour" in card.inner_text()
+    card.get_by_label("Objective").select_option("memory")
+    assert "The setting with the least memory is unknown" in card.inner_text()
+
+
+REFUSED = {
+    "GPUs at hand": ("0", "-1", "1.5"),
+    "Training tokens (billions)": ("0", "-1", "1e12"),
+    "Price of an hour (H100-SXM-80GB)": ("-1",),
+    "Smallest relevant difference (%)": ("100", "-1", ""),
+}
+
+
+def test_an_entry_that_is_not_allowed_is_named_beside_its_field(tab):
+    card = tab.locator(".dsnb-decision")
+    tab.evaluate(f"{ROOT}.set({{ task: 'opt-350m, sequence 512', gpus_at_hand: 4 }})")
+    before, answer = tab.evaluate(f"{ROOT}.state"), card.locator(".dsnb-answer").inner_text()
+    for label, entries in REFUSED.items():
+        field = card.get_by_label(label)
+        problem = field.locator("xpath=..").locator(".dsnb-problem:not(:empty)")
+        for entered in entries:
+            field.fill(entered)
+            field.press("Enter")
+            assert problem.inner_text().startswith("Not used: ")
+            assert field.get_attribute("aria-describedby") == problem.get_attribute("id")
+            assert field.evaluate("(node) => node.matches(':invalid')")
+            assert (tab.evaluate(f"{ROOT}.state"), card.locator(".dsnb-answer").inner_text()) == (
+                before,
+                answer,
+            )
+    field.fill("3")
+    field.press("Enter")
+    assert card.locator(".dsnb-problem:not(:empty)").count() == 0
+    assert tab.evaluate(f"{ROOT}.state") == {**before, "relevance": 0.03}
+    texts = f"(task) => ({ROOT}.set({{ task }}), {ROOT}.card.remarks.innerText)"
+    assert tab.evaluate(texts, "failed, sequence 512") == "6 of 6 runs are not ok: 6 out of memory."
+    assert tab.evaluate(texts, "opt-350m, sequence 512") == "All 8 runs succeeded."
+
+
+def test_the_tokens_are_those_of_the_model_until_a_reader_enters_others(tab):
+    field = tab.get_by_label("Training tokens (billions)")
+    shown = []
+    for entered in (None, "5", ""):
+        if entered is not None:
+            field.fill(entered)
+            field.press("Enter")
+        for task in ("bloom-560m, sequence 1024", "opt-350m, sequence 512"):
+            tab.evaluate(f"(task) => {ROOT}.set({{ task }})", task)
+            shown.append(field.input_value())
+    assert shown == ["11", "6.6", "5", "5", "11", "6.6"]  # of 559 and 331 million parameters
+    assert "; an assumed 6.6 billion tokens: " in tab.locator(".dsnb-costs").inner_text()
+
+
+def test_all_tasks_are_a_table_of_answers(runs, by_task, tab):
+    explorer = dsnb.explore(runs).set(
+        task="all", objective="cost", relevance=0.05, precision=["bf16", "fp16"]
+    )
+    tab.get_by_label("Model", exact=True).select_option("All tasks")
+    assert not tab.get_by_label("Task", exact=True).is_visible()
+    tab.evaluate(f"(state) => {ROOT}.set(state)", explorer.state)
+    assert runs.iloc[tab.evaluate(f"{ROOT}.selected")].index.equals(explorer.selection.index)
+    rows = tab.locator("[aria-label='All tasks'] > div")
+    cells = rows.evaluate_all(
+        "(rows) => rows.map((row) => [...row.children].map((part) => part.textContent))"
+    )
+    titles = [title for title, *_ in cells]
+    assert titles == explorer.data.tasks
+    assert sorted(titles) == sorted(by_task)
+    for title, headline, costs in cells:
+        said = words(decide.of_runs(by_task[title], question(explorer.state)))
+        assert (headline, costs) == (
+            said["headline"],
+            " ".join(filter(None, [said["costs"], said["note"]])),
+        )
+    rows.nth(2).get_by_role("button").click()
+    assert tab.evaluate(f"[{ROOT}.state.task, {ROOT}.overview.hidden]") == [titles[2], True]
+    assert tab.evaluate("document.activeElement.tagName") == "SELECT"

@@ -1,0 +1,341 @@
+"""The explorer without a browser: what may be chosen, what it selects, and what a page would be given."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.base.errors import SettingsError
+from dsnb.results.statistics.flags import flags, load_samples
+from dsnb.show.explorer import data, payload, single_runs, state
+from tests.support import made_up
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return made_up.runs(300)
+
+
+@pytest.fixture
+def explorer(runs):
+    return dsnb.explore(runs)
+
+
+def test_controls_are_made_from_the_data(runs):
+    shown = data.prepared(runs)
+    assert list(shown.choices) == [
+        "parallelism", "precision", "grad_accum", "activation_checkpointing", "gpus", "micro_batch_size", "status",
+    ]  # fmt: skip
+    assert shown.choices["precision"].values == ["fp32", "fp16", "bf16"]
+    assert shown.choices["activation_checkpointing"].values == [False, True]
+    assert shown.choices["parallelism"].values == [f"ZeRO {stage}" for stage in range(4)]
+    assert list(state.options(shown)["x"][:2]) == ["peak_allocated_gib", "device_memory_gib"]
+    assert state.options(shown)["y"][0] == "tokens_per_s_per_gpu"
+    assert "days" in state.options(shown)["y"]
+    shown = data.prepared(runs.assign(device="cpu"))
+    given = payload.payload(shown, state.default(shown), None)
+    titles = [one["title"] for one in (*given["axes"], *given["figures"])]
+    assert {"ranks", "tokens/s/rank"} < set(titles)
+    assert not any("GPU" in title for title in titles)
+
+
+def test_a_filter_selects_what_a_plain_comparison_does(runs, explorer):
+    explorer.set(parallelism="ZeRO 3", precision=["bf16", "fp16"], activation_checkpointing=True)
+    plain = runs[
+        (runs["zero_stage"] == 3) & (runs["precision"] != "fp32") & runs["activation_checkpointing"]
+    ]
+    assert len(plain) > 5
+    pd.testing.assert_frame_equal(explorer.selection[plain.columns], plain)
+    assert explorer.state["parallelism"] == ["ZeRO 3"]
+    former = dsnb.explore(runs).set(
+        strategy="ZeRO 3", precision=["bf16", "fp16"], activation_checkpointing=True
+    )
+    assert former.set(x="strategy").state["x"] == "parallelism"  # its name in earlier versions
+    assert former.state["parallelism"] == ["ZeRO 3"]
+    explorer.set(parallelism="all", precision=None, activation_checkpointing=[])
+    assert len(explorer.selection) == 300
+
+
+def test_a_brush_selects_between_its_edges_and_never_what_was_not_measured(runs, explorer):
+    memory, rate = runs["peak_allocated_gib"], runs["tokens_per_s_per_gpu"]
+    explorer.set(brush={"x": [20, 5], "y": [0, 1e9]})
+    assert set(explorer.selection.index) == set(runs[memory.between(5, 20) & rate.notna()].index)
+    explorer.set(brush={"x": [-1e9, 1e9], "y": [-1e9, 1e9]})
+    assert set(explorer.selection["status"]) == {"ok"}
+    explorer.set(x="parallelism", brush={"x": [0.5, 2.2], "y": [0, 1e9]})
+    assert set(explorer.selection["zero_stage"]) == {1, 2}
+    explorer.set(x="power_w")
+    assert explorer.state["brush"] is None
+
+
+REFUSED = [
+    ({"objective": "speed"}, "objective is 'speed': choose one of time, gpu_hours, cost, memory"),
+    ({"currency": 3}, "currency 3 is not a sign of up to 8 characters: set it to such as '$'"),
+    ({"gpus": 7}, "gpus 7 does not occur in these runs: choose from 1, 2, 4, 8, or 'all'"),
+    (
+        {"activation_checkpointing": 1},
+        "checkpointing 1 does not occur in these runs: choose from false, true",
+    ),
+    (
+        {"y": "speed"},
+        "y 'speed' is not available in these runs: choose from tokens_per_s_per_gpu, ",
+    ),
+    ({"train_tokens": -1}, "tokens is -1: give a finite number of more than 0"),
+    (
+        {"brush": {"x": [1]}},
+        "is not a region: set it to {'x': [low, high], 'y': [low, high]}, or to None",
+    ),
+    (
+        {"run": 300},
+        "run 300 is not the position of a run of this table: set it to 0 or more and less",
+    ),
+]
+
+
+@pytest.mark.parametrize(("controls", "message"), REFUSED)
+def test_wrong_controls_are_refused_in_one_sentence_and_nothing_is_set(explorer, controls, message):
+    before = explorer.state
+    with pytest.raises(SettingsError) as error:
+        explorer.set(precision="bf16", **controls)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert explorer.state == before
+
+
+def test_values_may_come_from_numpy_and_pandas(explorer):
+    explorer.set(
+        gpus=np.array([1, 4]),
+        run=np.int64(2),
+        train_tokens=np.float64(5e9),
+        sort=("mfu", "ascending"),
+    )
+    assert [explorer.state[name] for name in ("gpus", "run", "sort")] == [
+        [1, 4],
+        2,
+        ["mfu", "ascending"],
+    ]
+    explorer.set(gpus=pd.Series([2]))
+    assert json.loads(json.dumps(explorer.state)) == explorer.state
+    with pytest.raises(SettingsError, match="is not available in these runs"):
+        explorer.set(y=np.array(["mfu", "power_w"]))
+
+
+ODD = {
+    "one index twice": lambda runs: pd.concat([runs, runs]),
+    "no status": lambda runs: runs.assign(status=np.nan),
+    "values of all kinds": lambda runs: runs.assign(zero_stage=[0, "x", None, 1.5, True] * 4),
+    "very large": lambda runs: runs.assign(tokens_per_s=1e300, step_time_mean_s=1e-300),
+    "words for figures": lambda runs: runs.assign(tokens_per_s="fast"),
+    "experiments unknown": lambda runs: runs.assign(experiment=np.nan),
+    "nullable columns": lambda runs: runs.convert_dtypes().assign(
+        status=runs["status"].where(runs["repeat"] > 1)
+    ),
+    "numbers for names": lambda runs: runs.assign(experiment=range(20), sweep=["a", "b"] * 10),
+    "half a character": lambda runs: runs.assign(
+        status="failed", cause=pd.Series("\ud800", runs.index, dtype=object)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_tables_are_explored(kind):
+    table = ODD[kind](made_up.runs(20))
+    explorer = dsnb.explore(table)
+    assert len(explorer.selection) == len(table)
+    figures = explorer.data.figures
+    if "step_time_mean_s" in figures:
+        explorer.set(y="step_time_s", brush={"x": [0, 1e308], "y": [0, 1e308]})
+        assert len(explorer.selection) == len(
+            figures[["step_time_mean_s", explorer.state["x"]]].dropna()
+        )
+    assert "dsnb-explorer" in explorer._fragment(Path("/"))
+
+
+def test_a_table_that_is_none_is_refused_and_an_empty_folder_is_explored(tmp_path):
+    with pytest.raises(
+        SettingsError,
+        match="needs the table that load_runs returns; it has no column repeat, status",
+    ):
+        dsnb.explore(pd.DataFrame({"experiment": ["a"]}))
+    explorer = dsnb.explore(dsnb.load_runs(tmp_path))
+    assert (explorer.state["y"], explorer.live.payload["runs"]) == (None, 0)
+
+
+def test_true_is_not_one_and_missing_is_a_value_of_its_own():
+    found = data.choice(
+        "x", pd.Series([True, 1, 2.0, None, float("nan"), "1", np.int64(1)], dtype=object)
+    )
+    assert [type(value) for value in found.values] == [int, bool, int, str, type(None)]
+    assert found.codes[1] == found.codes[6] != found.codes[0]
+    assert found.codes[3] == found.codes[4]
+    assert data.choice("x", pd.Series([2**60, 2**60 + 1])).values == [
+        str(2**60),
+        str(2**60 + 1),
+    ]  # beyond JavaScript
+
+
+def test_no_path_of_the_machine_is_in_a_page(tmp_path):
+    made_up.write_folders(made_up.runs(6), tmp_path / "made_up")
+    explorer = dsnb.explore(dsnb.load_runs(tmp_path), home=tmp_path / "made_up")
+    text = explorer.save(tmp_path / "made_up" / "page.html").read_text()
+    assert str(tmp_path) not in text
+    assert explorer._fragment(tmp_path).count('"available":[1,1,1,1,1,1]') == 1
+
+
+def test_a_watched_sweep_brings_its_runs_and_keeps_what_was_chosen(tmp_path):
+    table = made_up.runs(24, precision=["bf16", "fp16"], zero_stage=[2, 3]).assign(status="ok")
+    first, late = table[table["repeat"] < 3], table[table["repeat"] == 3]
+    made_up.write_folders(first.dropna(subset="tokens_per_s"), tmp_path / "made_up")
+    explorer = dsnb.explore(tmp_path, watch=True)
+    live, count = explorer.live, len(explorer.data.runs)
+    explorer.set(parallelism=["ZeRO 3"], precision="bf16", y="power_w", x="device_memory_gib")
+    explorer.set(brush={"x": [0, 90], "y": [0, 1e3]}, run=count - 1, pins=[count - 1])
+    opened = explorer.data.runs.iloc[count - 1][["experiment", "repeat"]].tolist()
+    chosen = explorer.state
+    assert not explorer.watch.look()
+    made_up.write_folders(late.dropna(subset="tokens_per_s"), tmp_path / "made_up")
+    assert explorer.watch.look()
+    assert len(explorer.data.runs) > count
+    assert explorer.state == {
+        **chosen,
+        "run": explorer.state["run"],
+        "pins": [explorer.state["run"]],
+    }
+    assert (
+        explorer.data.runs.iloc[explorer.state["run"]][["experiment", "repeat"]].tolist() == opened
+    )
+    assert explorer.live is live
+    assert live.payload["runs"] == len(explorer.data.runs)
+    live.state = {**live.state, "precision": ["fp32"]}  # as the page does
+    assert explorer.state["precision"] == ["fp32"]
+    explorer.watch.stop()
+    assert not explorer.watch.look()
+    with pytest.raises(SettingsError, match="can watch a folder of runs, not a table"):
+        dsnb.explore(table, watch=True)
+
+
+def test_a_run_that_is_opened_brings_its_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(single_runs, "MAX_NUMBERS", single_runs.COLUMNS * single_runs.MIN_POINTS)
+    made_up.write_folders(made_up.runs(3), tmp_path / "made_up")
+    explorer = dsnb.explore(dsnb.load_runs(tmp_path))
+    assert list(explorer.live.payload["series"]) == [0]
+    explorer.set(run=0)
+    assert explorer.live.series == {}
+    explorer.set(run=1)
+    assert explorer.live.series["1"]["step"][0] == 1
+
+
+def test_a_task_with_several_numbers_of_gpus_asks_for_the_fewest_gpu_hours_until_told_otherwise():
+    runs = pd.concat([dsnb.published("lambda_1cc_opt"), dsnb.published("h200_gpt2_zero_precision")])
+    scaling, single = "opt-350m, sequence 512", "gpt2, sequence 128, stdlib text"
+    explorer = dsnb.explore(runs).set(task=scaling)
+    assert explorer.state["objective"] == "gpu_hours"
+    assert explorer.set(task=single).state["objective"] == "time"
+    assert explorer.set(task=scaling).state["objective"] == "gpu_hours"
+    explorer.set(objective="time", task=single)
+    assert (
+        explorer.set(task=scaling).state["objective"] == "gpu_hours"
+    )  # the usual one of the other task
+    explorer.set(objective="cost")
+    assert explorer.set(task=single).state["objective"] == "cost"
+    ranks = made_up.runs(6, gpus=[1, 2]).assign(device="cpu", gpu_name=None)
+    assert dsnb.explore(ranks).state["objective"] == "time"
+
+
+def test_another_task_starts_with_all_of_its_runs():
+    explorer = dsnb.explore(dsnb.published("lambda_1cc_opt")).set(gpus=512, objective="cost", run=8)
+    assert explorer.state["task"] == "opt-13b, sequence 512, LoRA adapters"
+    assert len(explorer.selection) == 1
+    explorer.set(task="opt-350m, sequence 512")
+    assert set(explorer.selection["model"]) == {"opt-350m"}
+    assert (len(explorer.selection), explorer.state["run"], explorer.state["objective"]) == (
+        8,
+        None,
+        "cost",
+    )
+    assert not {"model", "seq_len", "data", "steps", "warmup_steps", "seed"} & set(explorer.state)
+    assert (explorer.state["x"], explorer.state["along"]) == (
+        "gpus",
+        "gpus",
+    )  # memory is not published
+    assert "nodes" not in explorer.data.axes  # they follow from the GPUs
+    explorer.set(task="all", gpus=[8, 16])
+    assert explorer.selection.equals(explorer.data.runs[explorer.data.runs["gpus"].isin([8, 16])])
+
+
+def test_a_task_is_chosen_by_model_the_largest_first():
+    """The default is the largest model with half as many measured settings as any; one setting is no choice."""
+    numbers = {"toy": 9, "gpt2": 8, "opt-1.3b": 4, "bloom-7b1": 3, "opt-66b": 1}
+    models = [model for model, count in numbers.items() for _ in range(count)]
+    models = ["bloom-7b1"] * 2 + models + ["gpt2"] * 2
+    table = made_up.runs(29, repeats=1, model=["gpt2"], gpus=[1]).assign(model=models, status="ok")
+    table["parameters"] = [8e9] * 2 + [None] * 27  # with adapters
+    table = table.assign(
+        seq_len=[128] * 2 + [512] * 25 + [128] * 2, experiment=[f"e{place}" for place in range(29)]
+    )
+    table.loc[table["model"] == "toy", "device"] = "cpu"
+    shown = data.prepared(table)
+    sequences = {entry["model"]: [label for _, label in entry["tasks"]] for entry in shown.menu}
+    assert sequences == {
+        "bloom-7b1": ["sequence 512", "sequence 128"],
+        "opt-1.3b": ["sequence 512"],
+        "gpt2": ["sequence 512", "sequence 128"],
+        "toy": ["sequence 512"],
+        "opt-66b (one setting)": ["sequence 512 (one setting)"],
+    }
+    assert list(sequences) == ["bloom-7b1", "opt-1.3b", "gpt2", "toy", "opt-66b (one setting)"]
+    assert (state.default(shown)["task"], shown.tasks[-1]) == (
+        "opt-1.3b, sequence 512",
+        "toy, sequence 512",
+    )
+
+
+def test_runs_are_marked_as_the_flags_say(tmp_path):
+    table = made_up.runs(9, gpus=[1]).query("repeat == 1 or experiment.str.contains('ga1')")
+    made_up.write_folders(table.assign(recompilations=[2] + [0] * (len(table) - 1)), tmp_path / "s")
+    runs = dsnb.load_runs(tmp_path / "s")
+    unusual, alone = single_runs.unusual(data.prepared(runs), range(len(runs)))
+    flagged = flags(runs, dsnb.load_steps(tmp_path / "s"), load_samples(runs))
+    assert unusual == {place: words for place, words in enumerate(flagged["words"]) if words}
+    assert any("2 graphs compiled" in words for words in unusual.values())
+    single = (runs["status"] == "ok") & ~runs["experiment"].duplicated(keep=False)
+    assert single.any()
+    assert sorted(alone) == list(np.flatnonzero(single))
+    assert all(
+        words.endswith("(standard deviation within the run, not between runs)")
+        for words in alone.values()
+    )
+
+
+def test_series_are_thinned_where_there_are_many_runs(tmp_path):
+    made_up.write_folders(made_up.runs(30), tmp_path / "made_up", steps=500)
+    shown = data.prepared(dsnb.load_runs(tmp_path))
+    series = {position: one for position, one in single_runs.load_all(shown).items() if one}
+    assert len(series) > 20
+    sizes = {len(one["step"]) for one in series.values()}
+    assert max(sizes) <= single_runs.MAX_NUMBERS / single_runs.COLUMNS / 30
+    assert all(one["step"][-1] == 500 for one in series.values())
+    whole = single_runs.load(shown, next(iter(series)), points=500)
+    assert whole["step"] == list(range(1, 501))
+
+
+def test_neighbours_differ_in_one_setting():
+    """The one with the most is the baseline."""
+    same = {
+        "status": "ok",
+        "zero_stage": 0,
+        "model": "gpt2",
+        "grad_accum": 1,
+        "activation_checkpointing": False,
+    }
+    table = made_up.runs(4, gpus=[1], repeats=1).assign(experiment=list("abcd"), **same)
+    table = table.assign(precision=["fp32", "bf16", "fp16", "bf16"], micro_batch_size=[8, 8, 8, 16])
+    assert data.prepared(table).neighbours == {"a": 2, "b": 3, "c": 2, "d": 1}
+    assert data.prepared(table.assign(status=["ok", "ok", "oom", "ok"])).neighbours == {
+        "a": 1,
+        "b": 2,
+        "d": 1,
+    }

@@ -1,0 +1,134 @@
+"""The cards of an answer as HTML, the remarks on runs, and what the page receives to decide with."""
+
+import pytest
+
+from dsnb.base.files import plain_yaml
+from dsnb.settings.params_file import combinations, validated
+from dsnb.show.render import answer, decision_data
+from tests.results.answers.test_words import TWO, runs
+
+
+def text(table):
+    return str(answer.answer(table))
+
+
+def test_a_card_has_its_sentences_and_those_of_the_next_setting():
+    found = text(runs(2, **TWO).assign(precision=["bf16", "fp32"], tokens_per_s=[1e5, 9e4]))
+    start = '<p class="dsnb-kicker">Fastest of 2 measured settings</p><p class="dsnb-headline">No advice below 5 '
+    assert start in found
+    assert '<p class="dsnb-following">Runner-up: ZeRO ' in found
+    assert ", fp32, 10 % slower" in found
+    assert "There are no runs here yet" in text(runs(3).head(0))
+
+
+def test_tasks_are_never_compared_and_remarks_are_below_their_own():
+    table = runs(4, **TWO, model=["gpt2", "bloom-560m"]).sort_values("model", ignore_index=True)
+    failed = table.assign(status=["ok", "ok", "ok", "oom"], tokens_per_s=[1e5, 9e4, 1e5, 9e4])
+    cards = text(failed).split('<section class="dsnb-answer">')[1:]
+    assert ["Fastest of 2 measured settings" in card for card in cards] == [True, False]
+    assert [card.count("<li>") for card in cards] == [1, 1]
+    assert "<h3>bloom-560m, sequence 512</h3>" in cards[0]
+    assert "<li>All 2 runs succeeded.</li>" in cards[0]
+    assert "<li>1 of 2 runs are not ok: 1 out of memory.</li>" in cards[1]
+
+
+def test_the_price_of_the_runs_is_taken_and_probes_are_left_out():
+    assert "at $4.00 a GPU-hour" in text(runs(1).assign(gpu_hours=0.5, cost=2.0, gpu_name="H200"))
+    own = runs(2, **TWO)
+    own.loc[0, "experiment"] = f"{own.loc[1, 'experiment']}_probe-bs8"
+    assert "Only one setting was measured" in text(own)
+
+
+@pytest.mark.parametrize("hostile", ["</script><b>", "\"'&<b>" + "x" * 10_000])
+def test_hostile_text_stays_text(hostile):
+    own = runs(2, **TWO).assign(
+        model=hostile, gpu_name=hostile, data=hostile, optimizer=[hostile, "x"]
+    )
+    found = text(own)
+    assert "<b>" not in found
+    assert "<script" not in found
+
+
+def test_settings_that_compute_something_else_are_named():
+    own = runs(3).assign(
+        seed=0, dropout=0.0, global_batch_size=8, loss_last=5.0, loss_first=[10.0, 10.0, 10.2]
+    )
+    said = " ".join(answer.remarks(own))
+    assert (
+        "The losses of 1 run of 1 setting differ from those of settings that compute the same"
+        in said
+    )
+    assert f"find the cause before you choose such a setting. {own['experiment'].iloc[2]}." in said
+    assert "losses" not in " ".join(answer.remarks(own.assign(loss_first=10.0)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_said"),
+    [
+        ({}, True),
+        ({"compile": ["off", "default"]}, False),
+        ({"gpu_name": None}, False),
+        ({"source": "a log"}, False),
+    ],
+)
+def test_settings_that_are_usually_faster_are_named_if_none_was_tried(changed, is_said):
+    slow = {
+        "precision": "bf16",
+        "strategy": "deepspeed",
+        "mixed_precision": "native",
+        "compile": "off",
+    }
+    table = runs(2, **TWO).assign(**{**slow, "gpu_name": "H200", "source": "dsnb", **changed})
+    assert ("Faster settings were not tried: mixed_precision: autocast" in text(table)) == is_said
+
+
+def test_of_many_pairs_those_of_one_change_are_sent(monkeypatch):
+    monkeypatch.setattr(decision_data, "MAX_PAIRS", 4)
+    monkeypatch.setattr(decision_data, "CHOSEN_PAIRS", 4)
+    names = ["0bf16", "1bf16", "3bf16", "3fp16"]
+    table = runs(16, repeats=4, zero_stage=[0, 1, 2, 3], precision=["bf16"])
+    table["experiment"] = [name for name in names for _ in range(4)]
+    table["zero_stage"] = table["experiment"].str[0].astype(int)
+    table["precision"] = table["experiment"].str[1:]
+    axes = ["zero_stage", "precision"]
+    pairs = decision_data.tasks_payload(table, [0] * 16, names, ["tokens_per_s"], axes)["tasks"][0][
+        "pairs"
+    ]
+    own = [names[number] for number in pairs["settings"]]
+    sent_pairs = {(own[a], own[b]) for a, b in zip(pairs["first"], pairs["second"], strict=True)}
+    assert {
+        ("0bf16", "1bf16"),
+        ("0bf16", "3bf16"),
+        ("1bf16", "3bf16"),
+        ("3bf16", "3fp16"),
+    } == sent_pairs
+
+
+def test_what_starts_the_best_setting_again(tmp_path):
+    (tmp_path / "deepspeed.json").write_text('{"zero": 1}')
+    table = runs(2, zero_stage=[1, 3], precision=["fp16"]).assign(
+        strategy="deepspeed",
+        run_dir=[str(tmp_path), None],
+        gpu_memory_gib=[8, None],
+        **{"deepspeed.x.y": [None, 2.0]},
+    )
+    names = list(table["experiment"])
+    table = table.assign(tokens_per_s=[1000.0, 900.0], peak_allocated_gib=[9.0, 8.0])
+    task = decision_data.tasks_payload(table, [0] * 2, names, ["tokens_per_s"], ["zero_stage"])[
+        "tasks"
+    ][0]
+    stages = table["zero_stage"].tolist()
+    take = task["candidates"]["take"]
+    entry = "{{model: gpt2, zero_stage: {}, precision: fp16, seq_len: 512{}}}"
+    assert take[0] == {"entry": entry.format(stages[0], ""), "config": '{"zero": 1}'}
+    assert take[1] == {"entry": entry.format(stages[1], ", deepspeed: {x.y: 2}")}
+    assert (
+        combinations(
+            validated({"name": "p", "include": [plain_yaml.parse(take[1]["entry"])]}, "p")
+        )[0]["deepspeed.x.y"]
+        == 2
+    )
+    unknown = decision_data.tasks_payload(table.assign(model=None), [0] * 2, names, [], [])[
+        "tasks"
+    ][0]
+    assert unknown["candidates"]["take"] == {}

@@ -1,0 +1,207 @@
+"""Tables of runs, by task: medians and spreads known in advance, nothing ranked across tasks, and hostile text."""
+
+import math
+import re
+
+import pandas as pd
+import pytest
+
+from dsnb.base.errors import DsnbWarning
+from dsnb.cli import summary_table
+from dsnb.results.statistics.summary import summarize
+from dsnb.show.render import answer, by_task, tables
+from tests.results.statistics.test_comparisons import runs_of
+from tests.support import made_up
+
+
+def test_medians_and_spreads_are_exact_and_failed_runs_only_counted():
+    runs = runs_of(a=[50.0, 100, 200, None], b=[None])
+    summary = summarize(runs)
+    assert summary["n"].to_dict() == {"a": 3, "b": 0}
+    assert summary["n_failed"].to_dict() == {"a": 1, "b": 1}
+    squares = [(rate - 350 / 3) ** 2 for rate in (50, 100, 200)]
+    assert summary["tokens_per_s_median"]["a"] == 100
+    assert summary["tokens_per_s_std"]["a"] == pytest.approx(math.sqrt(sum(squares) / 2))
+    assert pd.isna(summary["tokens_per_s_median"]["b"])
+    by_stage = summarize(runs.assign(zero_stage=[0, 0, 3, 3, 3]), by="zero_stage")
+    assert by_stage["tokens_per_s_median"].to_dict() == {0: 75, 3: 200}
+
+
+def test_a_summary_names_the_settings_and_hardware_in_which_pooled_runs_differ():
+    runs = runs_of(a=[1.0, 2.0, 3.0], b=[4.0, 5.0], c=[6.0], d=[7.0, 8.0, 9.0]).assign(
+        strategy="deepspeed",
+        compile=["off", "default", "off", "off", "off", "off", "off", "off", "off"],
+        grad_accum=[1, 1, 1, 2, 2, 2, 2, 2, None],  # of one run of d, it is unknown
+        gpu_name=["H100", "H100", "H200", "H100", "H100", "H100", "H100", "H100", "H100"],
+        host=["x", "y", "x", "x", "y", "x", "x", "x", "x"],  # repeats on several hosts are repeats
+        steps=[20, 20, 20, 20, 40, 20, 20, 20, 20],  # and those that were measured longer
+    )
+    summary = summarize(runs)
+    assert summary["varies"].to_dict() == {
+        "a": "compile, gpu_name",
+        "b": "",
+        "c": "",
+        "d": "grad_accum",
+    }
+    assert summarize(runs, by="compile")["varies"].to_dict() == {
+        "off": "grad_accum, gpu_name",
+        "default": "",
+    }
+    assert summarize(runs, by=["compile", "grad_accum", "gpu_name"])["varies"].tolist() == [""] * 5
+    assert summarize(runs, by=["grad_accum"]).loc[2, "varies"] == ""
+    unfinished = runs.assign(status=["ok"] * 8 + ["interrupted"])
+    assert summarize(unfinished)["varies"]["d"] == ""
+
+    assert tables.format_summary(summary)[tables.VARIES].tolist() == [
+        "compile, gpu_name",
+        "",
+        "",
+        "grad_accum",
+    ]
+    assert tables.VARIES not in tables.format_summary(summary.loc[["b", "c"]])
+    said = "The medians of 2 settings are over runs that differ: a in compile, gpu_name; d in grad_accum."
+    assert said in answer.remarks(runs)
+    assert answer.mixed_settings(runs[runs["experiment"].isin(["b", "c"])]) == []
+    assert "compile, gpu_name" in str(by_task.medians(runs))
+    shown = "\n".join(line for _, _, lines in summary_table.blocks(runs) for line in lines)
+    assert said in shown
+
+
+def test_hostile_text_stays_text():
+    hostile = "</script><script>alert(1)</script>\"'&<b>"
+    runs = runs_of(a=[None]).assign(cause=hostile, model=hostile, gpu_name=hostile)
+    for table in (by_task.failures, tables.settings, tables.environment):
+        shown = str(table(runs))
+        assert "&lt;b&gt;" in shown
+        assert "<script" not in shown
+        assert "<b>" not in shown
+
+
+def test_the_environment_says_when_and_how_it_was_measured():
+    runs = runs_of(a=[1.0, 2.0]).assign(
+        gpu_name=["H200", None], date_utc=["2026-11-24T09:00", "2026-11-22T10:00"]
+    )
+    runs = runs.assign(
+        timed_steps=[40, 20], timed_s=[12.5, 0.4], warmup_steps=5, variables=["A=1", "A=2"]
+    )
+    text = str(tables.environment(runs))
+    for name, value in {
+        "GPU": "H200",
+        "dates": "2026-11-22 to 2026-11-24",
+        "measured": "20 to 40 steps (0.4 to 12.5 s) after 5 warm-up steps",
+    }.items():
+        assert re.search(
+            rf'<th scope="row"[^>]*>{name}</th><td class="text">{re.escape(value)}</td>', text
+        )
+    assert "variables" not in text  # they differ
+    bare = str(tables.environment(pd.DataFrame({"experiment": ["a"], "timed_steps": [None]})))
+    assert not {"measured", "dates", "driver", "nan"} & set(re.findall(r"\w+", bare))
+
+
+def test_settings_say_where_they_are_unknown():
+    runs = runs_of(a=[1.0, 2.0, 3.0]).assign(
+        strategy=["plain", "deepspeed", "deepspeed"],
+        zero_stage=[None, 1, None],
+        grad_accum=[None, 2, 4],
+        compile="off",
+    )
+    text = str(tables.settings(runs))
+    for name, value in {
+        "strategy": "plain, deepspeed",
+        "zero_stage": "1; unknown in 1 run",  # the plain loop has none
+        "grad_accum": "2, 4; unknown in 1 run",
+        "compile": "off",
+    }.items():
+        assert re.search(
+            rf'<th scope="row"[^>]*>{name}</th><td class="text">{re.escape(value)}</td>', text
+        )
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("content", [b"question: 2024-99-99", b"\xff"])
+def test_the_heading_reads_a_params_file_as_a_sweep_does(tmp_path, content):
+    (tmp_path / "params.yaml").write_bytes(content)
+    with pytest.warns(
+        DsnbWarning, match=r"the question of the sweep is left out: params file '.*params\.yaml'"
+    ):
+        assert "Which of these settings should I train with here?" in str(tables.heading(tmp_path))
+    (tmp_path / "params.yaml").unlink()
+    (tmp_path / "params.yaml").write_text("question: Is <it>?\nfrom_a_newer_version: 1")
+    assert '<p class="question">Is &lt;it&gt;?</p>' in str(tables.heading(tmp_path))
+
+
+def test_few_runs_show_their_range_and_four_a_deviation():
+    rates = [100.0, 50, 25, 20]
+    runs = runs_of(one=rates[:1], two=rates[:2], three=rates[:3], four=rates, same=[100, 100])
+    runs["tokens_per_s_per_gpu"] = runs["tokens_per_s"]
+    summary = summarize(runs)
+    shown = tables.format_summary(summary)
+    spread = math.sqrt(sum((rate - 48.75) ** 2 for rate in rates) / 3)
+    assert shown["tokens/s/GPU"].tolist() == [
+        "100",
+        "50 to 100",
+        "25 to 100",
+        f"38 ± {spread:.0f}",
+        "100",
+    ]
+    assert "tokens/s" not in shown  # the same on one GPU
+    row = summary.loc["three"]
+    assert [row[f"tokens_per_s_{name}"] for name in ("min", "median", "max", "n")] == [
+        25,
+        50,
+        100,
+        3,
+    ]
+    assert summary["peak_allocated_gib_n"].eq(0).all()
+    assert "utilization" not in str(by_task.medians(runs))
+
+
+FAST, SLOW = "gpt2, sequence 512", "bloom-560m, sequence 512"
+
+
+def two_tasks():
+    """Give a small model at 1,000 and 2,000 tokens/s and a large one at 10 and 30, and a failed run of the latter."""
+    table = made_up.runs(5, repeats=1, model=["gpt2"], gpus=[1]).assign(status="ok", cause=None)
+    names = ["a", "b", "c", "d", "e"]
+    table = table.assign(
+        experiment=names, model=["gpt2"] * 2 + ["bloom-560m"] * 3, loss_first=[1, 1, 2, 2, 2.1]
+    )
+    table = table.assign(tokens_per_s=[1000.0, 2000, 10, 30, 20], seed=0, global_batch_size=8)
+    return table.assign(status=["ok"] * 4 + ["oom"], cause=[None] * 4 + ["no <room>"])
+
+
+def parts(html, heading="h3"):
+    """Give each task's part of the HTML by its title."""
+    found = re.split(rf"<{heading}>(.*?)</{heading}>", str(html))
+    return dict(zip(found[1::2], found[2::2], strict=True))
+
+
+def names(html):
+    return re.findall(r'<th scope="row"[^>]*>(.*?)</th>', str(html))
+
+
+def test_medians_are_ranked_within_a_task():
+    found = parts(by_task.medians(two_tasks()))
+    assert {title: names(part) for title, part in found.items()} == {
+        SLOW: ["d", "c", "e"],
+        FAST: ["b", "a"],
+    }
+    one = str(by_task.medians(two_tasks().head(2)))
+    assert "<h3>" not in one
+    assert names(one) == ["b", "a"]
+    disagreeing = (
+        two_tasks().iloc[[0, 1, 1]].assign(repeat=[1, 1, 2], tokens_per_s=[1000.0, 2000, 9000])
+    )
+    assert names(by_task.medians(disagreeing)) == ["a", "b"]  # comes last
+
+
+def test_failures_remarks_and_unusual_runs_are_below_their_task():
+    found = parts(by_task.failures(two_tasks()))
+    assert list(found) == [SLOW]
+    assert "no &lt;room&gt;" in found[SLOW]
+    assert str(by_task.failures(two_tasks().head(4))) == "<p>None: all runs succeeded.</p>"
+    noted = two_tasks().assign(status="ok", dropout=0.0, note=["odd", None, None, None, None])
+    found = parts(by_task.runs_to_look_at(noted), "h4")
+    assert list(found) == [SLOW, FAST]
+    assert "first loss +5.0 %" in found[SLOW]
+    assert "odd" in found[FAST]
