@@ -27,7 +27,7 @@ from dsnb.prediction.step_time import FITTED_SETTINGS
 from dsnb.prediction.traces import traces
 from dsnb.results.literature import tables
 
-DATA_SETS = ROOT / "dsnb" / "runs" / "literature" / "README.md"
+DATA_SETS = ROOT / "dsnb" / "results" / "literature" / "README.md"
 """The text about the data sets, which is no page of the site."""
 PREDICTION = ROOT / "docs" / "explanation" / "prediction.md"
 MEMORY = ROOT / "docs" / "explanation" / "prediction_memory.md"

@@ -5,9 +5,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsnb.results.logs import (
+from dsnb.results.logs import (  # noqa: F401  (they register readers)
+    deepspeed,
+    failures,
     json_lines,
+    launchers,
+    megatron,
     step_csv,
+    step_lines,
     trainer,
 )
 from dsnb.results.logs.reading import READERS, LoggedRun

@@ -7,7 +7,7 @@ import pandas as pd
 
 import dsnb
 from dsnb.show.render.comparison import compared, with_earlier
-from tests.results import test_comparisons
+from tests.results.statistics import test_comparisons
 
 MINUS = "\N{MINUS SIGN}"
 
