@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError, create_model
 
-from dsnb.base.files import plain_text, records
+from dsnb.base.files import json_files, plain_text
 from dsnb.settings import checks
 from dsnb.settings.experiment import with_current_names, with_former_defaults
 from dsnb.settings.records import columns
@@ -209,25 +209,25 @@ def _without(value: Any, wrong: set[tuple[Any, ...]], place: tuple[Any, ...] = (
 
 def read(path: Path) -> dict[str, Any] | None:
     """Read one of a run's `.json` files, None if it is missing; invalid values are left out with a warning."""
-    record = records.read_json(path)
+    record = json_files.read_json(path)
     if record is None:
         return None
     content, problem = cleaned(path.name, record)
     if problem:
-        records.warn(f"{path.parent / problem}; it is left out")
+        json_files.warn(f"{path.parent / problem}; it is left out")
     return content
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read one of a run's `.jsonl` files; invalid values are left out with one warning."""
-    lines = [cleaned(path.name, record) for record in records.read_lines(path)]
+    lines = [cleaned(path.name, record) for record in json_files.read_lines(path)]
     if problems := [problem for _, problem in lines if problem]:
         more = f", and so are those of {len(problems) - 1} more lines" if problems[1:] else ""
-        records.warn(f"{path.parent / problems[0]}; it is left out{more}")
+        json_files.warn(f"{path.parent / problems[0]}; it is left out{more}")
     return [content for content, _ in lines]
 
 
-def steps(tail: records.Tail) -> Iterator[dict[str, Any]]:
+def steps(tail: json_files.Tail) -> Iterator[dict[str, Any]]:
     """Yield the steps appended to a file since the last call."""
     for record in tail.new():
         step, _ = cleaned(tail.path.name, record)
