@@ -16,9 +16,8 @@ from dsnb.base.formulas import model_shapes
 from dsnb.measure.launcher import environment
 from dsnb.settings import deepspeed_keys, inputs
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.records.columns import ENDED, PLANNED
 from dsnb.settings.records.paths import RunPaths, SweepPaths
-from dsnb.settings.records.result import check_readable, unfinished
+from dsnb.settings.records.run_record import RunRecord
 from dsnb.settings.training import ADAMW, accumulates_in_fp32, compiles_blocks
 
 MIN_FREE_BYTES = 64 * 2**20
@@ -68,17 +67,23 @@ def create_run_dir(home: Path, experiment: str) -> Path:
 
 
 def prepare(run: RunPaths, experiment: Experiment) -> None:
-    """Create the run folder and write settings and environment; refuse a folder with a finished run."""
-    check_readable(run)
-    before = json_files.read_json(run.result)
-    if before and before.get("status") in ENDED and not unfinished(run):
+    """Make the folder ready for a launch with these settings; refuse a folder with a finished run.
+
+    Settings that a sweep has written for this launch stay as they are, with the identity of the run.
+    """
+    record = RunRecord(run)
+    record.check_readable()
+    if record.is_finished():
         raise SettingsError(
             f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder"
         )
+    is_begun = run.experiment.exists() and not (run.environment.exists() or run.result.exists())
+    is_same = record.experiment.model_dump() == experiment.model_dump()
     try:
         run.dir.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(run)
         check_free_space(run.dir)
+        if not (is_begun and is_same):
+            begin(run, experiment, record.planned)
         ranks = environment.for_ranks(experiment.device, experiment.gpus, 0.0, experiment.allocator)
         write_description(run, experiment, environment.describe(ranks))
         run.console.touch()
@@ -88,29 +93,37 @@ def prepare(run: RunPaths, experiment: Experiment) -> None:
         ) from error
 
 
+def begin(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any]) -> None:
+    """Make a folder that of an unfinished run with a new identity; only its notebook, which may be running, stays.
+
+    `planned` are the values that the sweep chose for the run (`PLANNED`).
+    """
+    of_launch = (run.environment, run.deepspeed, run.console, run.nodes, run.result)
+    of_ranks = (run.steps, run.gpu, run.worker, run.failures, run.profile, run.trace)
+    for path in (*of_launch, *of_ranks):
+        path.unlink(missing_ok=True)
+    write_settings(run, experiment, planned)
+
+
+def write_settings(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any]) -> None:
+    """Write `experiment.json`: settings, names, a new identity of the run, and digests of input files."""
+    settings = experiment.model_dump()
+    record = {
+        **settings,
+        "name": experiment.name,
+        "model_name": model_shapes.slug(experiment.model),
+        "run_id": secrets.token_hex(8),
+        **planned,
+    }
+    if files := inputs.digests(settings):
+        record["inputs"] = files
+    json_files.write_json(run.experiment, record)
+
+
 def write_description(run: RunPaths, experiment: Experiment, machine: dict[str, Any]) -> None:
-    """Write the settings, DeepSpeed's configuration and the description of the machine."""
-    write_experiment(run, experiment)
+    """Write DeepSpeed's configuration and the description of the machine."""
     json_files.write_json(run.deepspeed, deepspeed_config(experiment))
     json_files.write_json(run.environment, machine)
-
-
-def write_experiment(
-    run: RunPaths, experiment: Experiment, planned: Mapping[str, Any] | None = None
-) -> None:
-    """Write `experiment.json`: settings, names, a new identity of the run, and digests of input files.
-
-    `planned` are the values that the sweep chose for the run (`PLANNED`), by default those already in the file.
-    """
-    if planned is None:
-        before = json_files.read_json(run.experiment) or {}
-        planned = {name: before.get(name) for name in PLANNED}
-    settings = experiment.model_dump()
-    names = {"name": experiment.name, "model_name": model_shapes.slug(experiment.model)}
-    names["run_id"] = secrets.token_hex(8)
-    further = {name: value for name, value in planned.items() if value is not None}
-    further |= {"inputs": files} if (files := inputs.digests(settings)) else {}
-    json_files.write_json(run.experiment, {**settings, **names, **further})
 
 
 def check_writable(folder: Path) -> None:
@@ -133,13 +146,6 @@ def check_free_space(folder: Path) -> None:
         raise LaunchError(
             f"{folder}: the disk is full ({free // 2**20} MiB free); free 64 MiB and start again"
         )
-
-
-def remove_leftovers(run: RunPaths) -> None:
-    """Remove the files of an unfinished run, except the notebook, which may be running."""
-    written = (run.steps, run.gpu, run.console, run.worker, run.failures, run.result, run.nodes)
-    for path in (*written, run.profile, run.trace):
-        path.unlink(missing_ok=True)
 
 
 def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
