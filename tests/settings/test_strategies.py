@@ -9,6 +9,7 @@ import pytest
 
 from dsnb.settings import strategies
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.parallelism import parallelism, parallelism_order
 from dsnb.settings.strategies import STRATEGIES, ModelSize, Strategy, registry, strategy
 from dsnb.settings.strategies.fsdp import Fsdp
 
@@ -109,10 +110,16 @@ def test_gradients_are_accumulated_in_fp32_where_several_are_added_in_bf16():
 def test_labels():
     assert Experiment(zero_stage=1, gpus=4, tensor_parallel=2).label == "TP 2 x ZeRO 1"
     assert Experiment(strategy="ddp", gpus=2).label == "DDP"
-    assert strategy("plain").phrase_of() == "the plain loop"
+    assert strategy("plain").phrase == "the plain loop"
     assert strategy("megatron").label_of() == "megatron"
     assert (strategy("megatron").label_of(1), strategy("deepspeed").label_of()) == ("ZeRO 1", "")
     assert strategy(None).label_of() == ""
+    assert strategies.without_zero() == ["plain", "ddp", "fsdp"]
+    assert parallelism_order() == ("plain", "DDP", "FSDP", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3")
+    unknown = {"strategy": "fsdp", "tensor_parallel": None, "pipeline_parallel": 2.0}
+    assert parallelism(unknown) == "TP ? x PP 2 x FSDP"
+    assert parallelism({"zero_stage": 3.0}) == "ZeRO 3"
+    assert parallelism({"strategy": "ddp", "tensor_parallel": None}) == "DDP"
 
 
 def test_an_unknown_setting_has_no_value():

@@ -27,9 +27,9 @@ from dsnb.settings.strategies.base import (
     Strategy,
     Traffic,
 )
-from dsnb.settings.strategies.registry import NAMES, STRATEGIES, load, strategy
+from dsnb.settings.strategies.registry import NAMES, STRATEGIES, load, strategy, without_zero
 
 __all__ = [
     "HALF", "NAMES", "STRATEGIES", "ModelSize", "Numbers", "States", "Strategy", "Traffic", "load",
-    "strategy",
+    "strategy", "without_zero",
 ]  # fmt: skip

@@ -66,6 +66,11 @@ class Numbers:
         return self.computed if self.masters or self.has_adapters else FULL
 
     @property
+    def forward(self) -> str:
+        """Format of the weights that the forward pass reads: FSDP gathers fp32 shards in half."""
+        return self.computed if self.natively_half else self.built
+
+    @property
     def casts_weights(self) -> bool:
         """Whether autocast casts the weights in each pass; adapters leave the others in half precision."""
         return self.autocast and not self.has_adapters
@@ -108,25 +113,19 @@ def width(precision: str) -> int:
 
 @dataclass(frozen=True)
 class States:
-    """The model states: their bytes per trained parameter, and how many ranks share each."""
+    """The model states: their bytes per trained parameter, and what is shared among how many ranks."""
 
     each: Parts
     """Bytes of a parameter over all ranks that share it."""
-    weights_over: int = 1
-    """Ranks that share the weights; 1 if each rank has all of them."""
-    gradients_over: int = 1
-    optimizer_over: int = 1
+    stage: int
+    """What ranks share: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too."""
+    ranks: int
+    """Data-parallel ranks."""
 
     @property
     def of_rank(self) -> Parts:
-        """Bytes of a parameter on one rank; sharded weights have no copies under autocast."""
-        each = self.each
-        return Parts(
-            weights=each.weights / self.weights_over,
-            gradients=each.gradients / self.gradients_over,
-            optimizer=each.optimizer / self.optimizer_over,
-            copies=each.copies if self.weights_over == 1 else 0,
-        )
+        """Bytes of a parameter on one rank."""
+        return memory.model_states(1, self.each, self.stage, self.ranks)
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,7 @@ class Strategy:
     label: str = ""
     """Display name in tables and legends; by default the name."""
     phrase: str = ""
-    """Name within a sentence, such as "the plain loop"; by default the label."""
+    """Name within a sentence, such as "the plain loop"; empty for the label."""
     kind: str = ""
     """Name among the kinds of settings that predictions have errors for; by default the label."""
     simplicity: int = 9
@@ -188,7 +187,7 @@ class Strategy:
     has_native_half: bool = True
     """Whether `mixed_precision` matters: otherwise half precision is always autocast."""
     wraps_blocks: bool = False
-    """Whether each block has hooks of its own that gather its weights."""
+    """Whether each block is wrapped, with hooks of its own."""
     splits_graphs: bool = False
     """Whether a compiled model is split at every bucket of gradients."""
     bucket: float = 0
@@ -205,10 +204,6 @@ class Strategy:
     def labels(self) -> tuple[str, ...]:
         """Return all values of `label_of` in display order."""
         return (self.label_of(),)
-
-    def phrase_of(self, zero_stage: object = None) -> str:
-        """Return the name within a sentence: "the plain loop", "ZeRO 3"."""
-        return self.phrase or self.label_of(zero_stage)
 
     def kind_of(self, zero_stage: object = None) -> str:
         """Return the kind of setting that errors of predictions are listed by."""
@@ -262,25 +257,23 @@ class Strategy:
             each = memory.MASTERS
         elif numbers.autocast:
             each = memory.AUTOCAST
-        ranks = s.data_parallel
-        return States(
-            each,
-            weights_over=ranks if self.shards_weights(s) else 1,
-            gradients_over=ranks if self.shards_gradients(s) else 1,
-            optimizer_over=ranks if self.shards_optimizer(s) else 1,
-        )
+        return States(each, self.shared_stage(s), s.data_parallel)
+
+    def shared_stage(self, s: Any) -> int:
+        """Return what ranks share, as the stage of ZeRO that shares as much: by default nothing."""
+        return 0
 
     def shards_weights(self, s: Any) -> bool:
-        """Return whether each rank has a share of the weights, which are gathered for every pass."""
-        return False
+        """Return whether each rank has a share of the weights, which are gathered to compute."""
+        return self.shared_stage(s) >= 3
 
     def shards_gradients(self, s: Any) -> bool:
         """Return whether each rank keeps a share of the gradients."""
-        return self.shards_weights(s)
+        return self.shared_stage(s) >= 2
 
     def shards_optimizer(self, s: Any) -> bool:
         """Return whether each rank updates a share of the parameters."""
-        return self.shards_gradients(s)
+        return self.shared_stage(s) >= 1
 
     def reductions(self, s: Any) -> int:
         """Return how often gradients are reduced in a step: by default after the last micro-batch."""

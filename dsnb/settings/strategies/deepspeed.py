@@ -105,17 +105,9 @@ class DeepSpeed(Strategy):
             return bool(s.grad_accum_dtype == "fp32")
         return bool(s.grad_accum > 1 and s.zero_stage > 0 and s.pipeline_parallel == 1)
 
-    def shards_weights(self, s: Any) -> bool:
-        """Shard weights at stage 3."""
-        return bool(s.zero_stage == 3)
-
-    def shards_gradients(self, s: Any) -> bool:
-        """Shard gradients from stage 2."""
-        return bool(s.zero_stage >= 2)
-
-    def shards_optimizer(self, s: Any) -> bool:
-        """Shard optimizer states from stage 1."""
-        return bool(s.zero_stage >= 1)
+    def shared_stage(self, s: Any) -> int:
+        """Return ZeRO's stage."""
+        return s.zero_stage  # in a row without a value NaN, which shares nothing for certain
 
     def reductions(self, s: Any) -> int:
         """Reduce at the last micro-batch (ZeRO 0 and 1), or at each.

@@ -42,9 +42,9 @@ class Fsdp(Strategy):
                 "block by block; use 'block'"
             )
 
-    def shards_weights(self, s: Any) -> bool:
-        """Shard everything."""
-        return True
+    def shared_stage(self, s: Any) -> int:
+        """Share everything, as ZeRO 3 does."""
+        return 3
 
     def reductions(self, s: Any) -> int:
         """Reduce gradients in every micro-batch, unless once a step is chosen."""

@@ -91,6 +91,11 @@ STRATEGIES: Mapping[str, Strategy] = _Strategies()
 """The strategies that dsnb can run, by name."""
 
 
+def without_zero() -> list[str]:
+    """Return the names of the strategies for which `zero_stage` has no meaning."""
+    return [name for name, each in STRATEGIES.items() if not each.has_zero_stages]
+
+
 def load(place: str) -> Any:
     """Return the class or function that "module:name" stands for."""
     module, _, name = place.partition(":")
