@@ -219,10 +219,11 @@ class Experiment(Training):
         """Return the settings of a row of a table of runs, unchecked.
 
         Settings that it lacks, or of which it has no value, have their defaults. Integers and truth values are floats
-        in columns with gaps; the column `deepspeed` of a table is a version, unless it holds keys.
+        in columns with gaps. The column `deepspeed` of a table is a version, unless it holds keys.
         """
         settings: dict[str, Any] = {}
-        for name, value in row.items():
+        for column, value in row.items():
+            name = str(column)
             is_setting = name in DEFAULTS or name.startswith(deepspeed_keys.PREFIX)
             if not is_setting or text(value) == "-":
                 continue

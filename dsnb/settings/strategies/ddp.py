@@ -15,7 +15,7 @@ class Ddp(Strategy):
     """Whole models, an all-reduce of fp32 gradients in buckets; half precision is autocast."""
 
     name = "ddp"
-    label = "DDP"
+    label = kind = "DDP"
     simplicity = 1
     settings = frozenset({"gradient_compression", "bucket_elements"})
     why_no_zero = "DDP shards nothing"

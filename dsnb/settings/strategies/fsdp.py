@@ -10,7 +10,7 @@ class Fsdp(Strategy):
     """fp32 shards by block, gathered in half precision for each pass, unless autocast is chosen."""
 
     name = "fsdp"
-    label = "FSDP"
+    label = kind = "FSDP"
     simplicity = 3
     settings = frozenset({"reduce_gradients"})
     why_no_zero = "FSDP shards everything by itself"
