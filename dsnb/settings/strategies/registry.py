@@ -37,18 +37,18 @@ NAMES = (*BUILT_IN, *PLUGINS)
 """The allowed values of the setting `strategy`, in display order."""
 
 
+UNKNOWN = ("None", "nan", "<NA>", "-")
+"""Texts of a missing name."""
+
+
 def strategy(name: object) -> Strategy:
     """Return a strategy by its name; one of another program, or without a name, cannot be run."""
-    if name in BUILT_IN:
-        return BUILT_IN[str(name)]
-    if name in PLUGINS:
-        return _of_plugin(str(name))
-    return _of_log("" if str(name) in {"None", "nan", "<NA>", "-"} else str(name))
-
-
-@cache
-def _of_log(name: str) -> Strategy:
-    return Logged(name)
+    known = str(name)
+    if known in BUILT_IN:
+        return BUILT_IN[known]
+    if known in PLUGINS:
+        return _of_plugin(known)
+    return Logged("" if known in UNKNOWN else known)
 
 
 @cache
