@@ -35,5 +35,6 @@ def parallelism_order() -> tuple[str, ...]:
     """Return the values of `parallelism` without split layers, in display order."""
     order: list[str] = []
     for chosen in sorted(STRATEGIES.values(), key=lambda each: each.has_zero_stages):
-        order.extend(chosen.labels())
+        if chosen.is_runnable:
+            order.extend(chosen.labels())
     return tuple(order)
