@@ -18,7 +18,7 @@ from dsnb.settings import deepspeed_keys, inputs
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths, SweepPaths
 from dsnb.settings.records.run_record import RunRecord
-from dsnb.settings.training import ADAMW, accumulates_in_fp32, compiles_blocks
+from dsnb.settings.training import ADAMW
 
 MIN_FREE_BYTES = 64 * 2**20
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -150,7 +150,7 @@ def check_free_space(folder: Path) -> None:
 
 def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
     """Return the content of `deepspeed.json`; empty for the strategies of torch."""
-    if experiment.strategy != "deepspeed":
+    if not experiment.parallel_strategy.is_deepspeed:
         return {}
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": experiment.micro_batch_size,
@@ -168,14 +168,14 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
             "autotp_size": experiment.tensor_parallel if experiment.pipeline_parallel == 1 else 0,
             "partition_config": {"use_default_specs": False, "layer_specs": SPLIT_LAYERS},
         }
-    if experiment.precision in DTYPES:
-        if experiment.mixed_precision == "autocast":
-            config["torch_autocast"] = {"enabled": True, "dtype": DTYPES[experiment.precision]}
-        else:
-            config[experiment.precision] = {"enabled": True}
+    numbers = experiment.numbers
+    if numbers.autocast:
+        config["torch_autocast"] = {"enabled": True, "dtype": DTYPES[numbers.computed]}
+    elif numbers.masters:
+        config[numbers.computed] = {"enabled": True}
     if experiment.gradient_checks == "off" and "bf16" in config:
         config["bf16"]["check_grad_overflow"] = False
-    if accumulates_in_fp32(experiment.model_dump()):
+    if numbers.accumulates_in_fp32:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if experiment.compile == "deepcompile":
         config["compile"] = {"deepcompile": True}
@@ -214,7 +214,7 @@ def _zero(experiment: Experiment) -> dict[str, Any]:
         )
     if experiment.gradient_checks == "off":
         zero["compute_grad_norm"] = False
-    if experiment.zero_stage == 3 and compiles_blocks(experiment.model_dump()):
+    if experiment.zero_stage == 3 and experiment.compiles_blocks:
         zero["memory_efficient_linear"] = (
             False  # it is an autograd function of DeepSpeed's, opaque to the compiler
         )

@@ -89,7 +89,7 @@ class Shortage:
         ranks = s.data_parallel
         if ranks == 1:
             yield "use several GPUs with zero_stage 3: on one, there is nothing to share the model states with"
-        elif s.strategy == "deepspeed":
+        elif s.parallel_strategy.is_deepspeed:
             for stage in range(3, s.zero_stage, -1):
                 if self._is_allowed(zero_stage=stage):
                     yield f"raise zero_stage ({s.zero_stage}) to {stage}: {ranks} ranks then share the model states"

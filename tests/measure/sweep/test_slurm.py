@@ -314,7 +314,10 @@ def test_a_run_asks_for_what_it_needs(params):
     ],
 )  # fmt: skip
 def test_slurms_states_are_statuses(tmp_path, record, status, cause):
-    assert slurm.job_status(RunPaths(tmp_path), "7", record) == (status, cause.format(dir=tmp_path))
+    assert slurm.job_outcome(RunPaths(tmp_path), "7", record) == (
+        status,
+        cause.format(dir=tmp_path),
+    )
 
 
 @pytest.mark.parametrize(
