@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -26,56 +26,24 @@ POWER_COUNTER = "energy counter"
 """The source of power figures: the difference of NVML's energy counter divided by the time."""
 
 
-class PeakRates(NamedTuple):
-    """Dense rates in TFLOP/s; None if the chip lacks the format. `fp32` is the rate outside the matrix units."""
-
-    fp32: float
-    tf32: float | None
-    fp16: float
-    bf16: float | None
-
-
-# Data sheets print twice as much "with sparsity". A key without a form is for all forms that have none of their own.
-PEAKS = {
-    "b200": PeakRates(80, 1125, 2250, 2250),  # NVIDIA Blackwell architecture brief, HGX B200
-    "h200 nvl": PeakRates(60, 418, 835, 835),  # NVIDIA H200 data sheet, NVL
-    "h200": PeakRates(67, 494, 989, 989),  # NVIDIA H200 data sheet, SXM
-    "h100 nvl": PeakRates(60, 418, 835, 835),  # NVIDIA H100 data sheet, NVL
-    "h100 pcie": PeakRates(51, 378, 756, 756),  # NVIDIA H100 data sheet, PCIe
-    "h100": PeakRates(67, 494, 989, 989),  # NVIDIA H100 data sheet, SXM
-    "a100": PeakRates(19.5, 156, 312, 312),  # NVIDIA A100 data sheet
-    "a10": PeakRates(31.2, 62.5, 125, 125),  # NVIDIA A10 data sheet
-    "l40s": PeakRates(91.6, 183, 362, 362),  # NVIDIA L40S data sheet
-    "l4": PeakRates(30.3, 60, 121, 121),  # NVIDIA L4 data sheet
-    "v100 pcie": PeakRates(14, None, 112, None),  # NVIDIA V100 data sheet, PCIe
-    "v100": PeakRates(15.7, None, 125, None),  # NVIDIA V100 data sheet, SXM2
-    "t4": PeakRates(8.1, None, 65, None),  # NVIDIA T4 data sheet
-    "rtx 4090": PeakRates(
-        82.6, 82.6, 165.2, 165.2
-    ),  # NVIDIA Ada architecture white paper, fp32 accumulate
-    "rtx 3090": PeakRates(35.6, 35.6, 71, 71),  # NVIDIA Ampere GA102 white paper, fp32 accumulate
-}
 # Best rates of square products of size 4,096 to 16,384, by `benchmarks/matmul.py` (docs/LOG.md, 2026-11-21).
-MATMULS = {"h200": PeakRates(52.8, 381.8, 738.6, 771.6)}
+MATMUL_TFLOPS = {("h200", "sxm"): {"fp32": 52.8, "tf32": 381.8, "fp16": 738.6, "bf16": 771.6}}
 
 
 def peak_tflops(gpu_name: str | None, precision: str) -> float | None:
     """Return the vendor's dense peak rate of a GPU, by its name in NVML, in TFLOP/s; None if it is not in the table."""
-    return _of_gpu(PEAKS, gpu_name, precision)
+    known = gpu_names.parse(gpu_name)
+    if known is None:
+        return None
+    return gpu_names.KINDS[known.kind][known.form].tflops.get(precision)
 
 
 def matmul_tflops(gpu_name: str | None, precision: str) -> float | None:
     """Return the measured rate of a large matrix product on a GPU, in TFLOP/s; None if it was not measured."""
-    return _of_gpu(MATMULS, gpu_name, precision)
-
-
-def _of_gpu(table: dict[str, PeakRates], gpu_name: str | None, precision: str) -> float | None:
     known = gpu_names.parse(gpu_name)
     if known is None:
         return None
-    of_form = f"{known.kind} {known.form}"
-    rates = table.get(of_form if of_form in PEAKS else known.kind)
-    return None if rates is None else getattr(rates, precision)
+    return MATMUL_TFLOPS.get((known.kind, known.form), {}).get(precision)
 
 
 @contextlib.contextmanager
