@@ -37,7 +37,7 @@ def summarize_run(record: RunRecord) -> dict[str, Any]:
     timed = [step for step in steps if step.get("phase") == "timed"]
     samples = [sample for sample in record.samples if "t_s" in sample]
     shortages = [failure for failure in record.failures if failure.get("status") == "oom"]
-    shortage = next(iter(shortages), {})
+    shortage: dict[str, Any] = next(iter(shortages), {})
     speed = _speed(experiment, timed)
     gpu = gpu_figures(samples, worker, experiment.gpus)
     figures = {

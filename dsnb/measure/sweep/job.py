@@ -40,6 +40,12 @@ CHANGED = (
 
 
 def execute(run: Run) -> Result:
+    """Prepare the folder of a run, execute its notebook and return the result."""
+    begin(run)
+    return execute_notebook(run)
+
+
+def execute_notebook(run: Run) -> Result:
     """Execute the notebook of a run whose folder is prepared, and return the result."""
     began_s = launch_clock.now_s()
     outcome = Outcome("interrupted", "the notebook ended without starting the run")
@@ -115,7 +121,8 @@ def changed_settings(run: Run, record: RunRecord) -> str:
     the folder is newer than the run and had its default, except torch's allocator, which is not compared then.
     """
     recorded = record.settings
-    if recorded.keys().isdisjoint(DEFAULTS) or record.invalid(run.paths.experiment):
+    file = run.paths.experiment.name
+    if recorded.keys().isdisjoint(DEFAULTS) or record.invalid(file):
         return ""
     before = DEFAULTS | recorded
     now = run.experiment.model_dump()
@@ -124,7 +131,7 @@ def changed_settings(run: Run, record: RunRecord) -> str:
         ignored.remove("include")
     if "auto" in (now["device"], before["device"]):  # resolved by the hosts
         ignored.add("device")
-    if not record.has_setting("allocator"):
+    if "allocator" not in record.as_written[file]:
         ignored.add("allocator")
     return ", ".join(
         f"{key} was {plain_text.short_repr(before[key])} and is {plain_text.short_repr(now[key])}"
@@ -142,7 +149,7 @@ def main() -> int:
     try:
         run = load_run(RunPaths(Path(run_dir).absolute()))
         check_inputs(run)
-        result = execute(run)
+        result = execute_notebook(run)
     except KeyboardInterrupt:
         return signals.INTERRUPTED
     except DsnbError as error:

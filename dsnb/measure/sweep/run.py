@@ -132,7 +132,6 @@ def _run_here(todo: list[Run], display: Progress) -> None:
             return
         for run in todo:
             display.begin(run)
-            job.begin(run)
             display.end(run, job.execute(run))
 
 

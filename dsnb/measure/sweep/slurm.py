@@ -218,10 +218,9 @@ class SlurmExecutor:
 
     def find(self, run: RunPaths) -> Record | None:
         """Return the last job that was submitted for a run; None if Slurm does not list it."""
-        name = RunRecord(run).job_name
-        if not name:
-            return None
-        self._names.add(name)
+        name = RunRecord(run).job.get("name")
+        if name:
+            self._names.add(name)
         return self.records.get(name)
 
     def start(self, run: Run) -> "SlurmJob | None":
@@ -331,12 +330,10 @@ def find_active(runs: Iterable[RunPaths]) -> str:
 
     Raises SettingsError if Slurm does not answer: the jobs may be active then.
     """
-    submitted = {RunRecord(run).job_name: run for run in runs}
-    submitted.pop("", None)
-    if not submitted:
-        return ""
+    submitted = {RunRecord(run).job.get("name"): run for run in runs}
+    submitted.pop(None, None)
     try:
-        jobs = queue()
+        jobs = queue() if submitted else {}
     except (SlurmError, SettingsError) as error:
         run = next(iter(submitted.values()))
         raise SettingsError(

@@ -15,11 +15,44 @@ from dsnb.settings.records.paths import RunPaths
 _RUN = RunPaths(Path())
 
 
+def _valid(name: str) -> Any:
+    """Return a property: the valid part of settings, environment or result."""
+
+    def read(record: "RunRecord") -> dict[str, Any]:
+        file = getattr(record.paths, name).name
+        return record_schema.cleaned(file, record.as_written[file])[0]
+
+    return cached_property(read)
+
+
+def _object(name: str) -> Any:
+    """Return a property: one of the other `.json` files; invalid values are left out with a warning."""
+    return cached_property(lambda record: record_schema.read(getattr(record.paths, name)) or {})
+
+
+def _lines(name: str) -> Any:
+    """Return a property: the objects in a `.jsonl` file; invalid values are left out with a warning."""
+    return cached_property(lambda record: record_schema.read_lines(getattr(record.paths, name)))
+
+
 class RunRecord:
     """What the files in a run's folder say; a missing file is empty, and invalid values are left out.
 
     A file is read when it is first asked for: make a new record once processes have written more.
     """
+
+    settings = _valid("experiment")
+    environment = _valid("environment")
+    result = _valid("result")
+    worker = _object("worker")
+    """What rank 0 measured; empty if the run did not reach its end."""
+    profile = _object("profile")
+    job = _object("slurm")
+    """The Slurm job that was last submitted for the run."""
+    steps = _lines("steps")
+    samples = _lines("gpu")
+    failures = _lines("failures")
+    """What ranks raised, the first one first."""
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
@@ -33,63 +66,15 @@ class RunRecord:
             for path in files
         }
 
-    def _valid(self, path: Path) -> dict[str, Any]:
-        return record_schema.cleaned(path.name, self.as_written[path.name])[0]
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """The recorded settings; one that is missing here is newer than the run."""
-        return self._valid(self.paths.experiment)
-
     @cached_property
     def experiment(self) -> Experiment:
         """The settings of the run, with defaults for those that its record lacks."""
         return Experiment.recorded(self.settings)
 
     @cached_property
-    def environment(self) -> dict[str, Any]:
-        """The machine and its software."""
-        return self._valid(self.paths.environment)
-
-    @cached_property
-    def result(self) -> dict[str, Any]:
-        """How the run ended, with its summary."""
-        return self._valid(self.paths.result)
-
-    @cached_property
-    def worker(self) -> dict[str, Any]:
-        """What rank 0 measured; empty if the run did not reach its end."""
-        return record_schema.read(self.paths.worker) or {}
-
-    @cached_property
-    def profile(self) -> dict[str, Any]:
-        """Times of the parts of a step."""
-        return record_schema.read(self.paths.profile) or {}
-
-    @cached_property
-    def steps(self) -> list[dict[str, Any]]:
-        """Every optimizer step."""
-        return record_schema.read_lines(self.paths.steps)
-
-    @cached_property
     def timed_steps(self) -> list[dict[str, Any]]:
         """The steps after the warm-up."""
         return [step for step in self.steps if step.get("phase") == "timed"]
-
-    @cached_property
-    def samples(self) -> list[dict[str, Any]]:
-        """The samples of GPUs."""
-        return record_schema.read_lines(self.paths.gpu)
-
-    @cached_property
-    def failures(self) -> list[dict[str, Any]]:
-        """What ranks raised, the first one first."""
-        return record_schema.read_lines(self.paths.failures)
-
-    @property
-    def job_name(self) -> str:
-        """Name of the Slurm job that was last submitted for the run; empty without one."""
-        return (json_files.read_json(self.paths.slurm) or {}).get("name") or ""
 
     @property
     def is_bandwidth_test(self) -> bool:
@@ -114,23 +99,17 @@ class RunRecord:
     @property
     def status(self) -> str | None:
         """How the run ended; `interrupted` without a result, None if that is invalid."""
-        if not self.as_written[_RUN.result.name]:
-            return "interrupted"
-        return self.result.get("status")
+        status: str | None = self.result.get("status")
+        return status if self.as_written[_RUN.result.name] else "interrupted"
 
-    def has_setting(self, name: str) -> bool:
-        """Return whether a setting is in the record, instead of its former default."""
-        return name in self.as_written[_RUN.experiment.name]
-
-    def invalid(self, path: Path) -> str | None:
-        """Return a sentence about the first invalid value of settings, environment or result."""
-        return record_schema.wrong_values(path.name, self.as_written[path.name])[1]
+    def invalid(self, file: str) -> str | None:
+        """Return a sentence about the first invalid value of the settings, the environment or the result."""
+        return record_schema.wrong_values(file, self.as_written[file])[1]
 
     def unfinished(self) -> str | None:
         """Return why an ended run has to be executed again; None if its record is complete."""
-        for path in (self.paths.experiment, self.paths.environment, self.paths.result):
-            if problem := self.invalid(path):
-                return problem
+        if problem := next(filter(None, map(self.invalid, self.as_written)), None):
+            return problem
         settings, environment, result = self.as_written.values()
         missing = missing_record(settings, environment, result, self.paths.steps.is_file())
         if missing or result["status"] != "ok":
