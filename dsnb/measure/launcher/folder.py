@@ -3,6 +3,7 @@
 `deepspeed.json` is derived from the settings; everything else keeps DeepSpeed's default.
 """
 
+import json
 import os
 import secrets
 import shutil
@@ -22,32 +23,11 @@ from dsnb.settings.training import ADAMW
 
 MIN_FREE_BYTES = 64 * 2**20
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-_BY_COLUMN = (
-    r"mlp\.c_fc",
-    r"self_attn\.[qkv]_proj",
-    "fc1",
-    r"self_attention\.query_key_value",
-    r"mlp\.dense_h_to_4h",
-)
-_BY_ROW = (
-    r"(attn|mlp)\.c_proj",
-    r"self_attn\.out_proj",
-    "fc2",
-    r"self_attention\.dense",
-    r"mlp\.dense_4h_to_h",
-)
-SPLIT_LAYERS: list[dict[str, Any]] = [
-    # GPT-2's query, key and value are three stacked matrices; BLOOM's are interleaved by head.
-    {
-        "patterns": [r".*attn\.c_attn\.weight$"],
-        "partition_type": "column",
-        "shape": [3, -1],
-        "partition_dim": 0,
-    },
-    {"patterns": [rf".*{layer}\.weight$" for layer in _BY_COLUMN], "partition_type": "column"},
-    {"patterns": [rf".*{layer}\.weight$" for layer in _BY_ROW], "partition_type": "row"},
-]
-"""How AutoTP splits the blocks of GPT-2 (with linear layers), OPT and BLOOM; other layers are replicated."""
+SPLIT_LAYERS = json.loads(Path(__file__).with_name("split_layers.json").read_text("utf-8"))
+"""How AutoTP splits the blocks of GPT-2 (with linear layers), OPT and BLOOM; other layers are replicated.
+
+GPT-2's query, key and value are three stacked matrices; BLOOM's are interleaved by head.
+"""
 
 
 def create_run_dir(home: Path, experiment: str) -> Path:

@@ -9,41 +9,11 @@ from typing import Any, NamedTuple
 from dsnb.base.errors import DsnbError, LaunchError, SettingsError
 from dsnb.base.system import signals
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.records.advice import MACHINE_FAULTS, PHASES
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import last_lines
 from dsnb.settings.records.run_record import RunRecord
 
-PHASES = {
-    "build": "building the model",
-    "forward": "the forward pass",
-    "loss": "the loss",
-    "backward": "the backward pass",
-    "optimizer": "the optimizer step",
-    "communication": "communication between pipeline stages",
-}
-"""Phase of a failed rank -> its name in a sentence."""
-
-MACHINE_FAULTS = {
-    "address already in use": "leave master_port at 0 for any free port",
-    "it is in use there": "choose another",
-    "is in use by process": "wait until it is free",
-    "torchrun was stopped by": "find out who sent the signal",
-    "Too many open files": "raise the limit of open files (`ulimit -n`)",
-    "can't start new thread": "raise the limit of processes (`ulimit -u`)",
-    "Resource temporarily unavailable": "raise the limit of processes (`ulimit -u`)",
-    "No space left on device": "make room on the disk",
-    "Disk quota exceeded": "make room on the disk",
-    "Read-only file system": "check the file system",
-    "Input/output error": "check the disk and the file system (`dmesg` shows them)",
-    "Stale file handle": "check the file system",
-    "devices are busy or unavailable": "end the program that holds the GPU (`nvidia-smi` shows it)",
-    "uncorrectable ECC error": "check the GPU (`nvidia-smi -q -d ECC`)",
-    "CUDA driver initialization failed": "check the driver (`nvidia-smi`)",
-    "no CUDA-capable device is detected": "check the driver (`nvidia-smi`)",
-    "system not yet initialized": "start NVIDIA's fabric manager",
-    "GPU is lost": "check the GPU (`dmesg`), and restart the machine",
-}
-"""Texts of errors that the machine causes, not the settings, and what to do."""
 FROM_OUTSIDE = (*signals.STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 """Signals from users, schedulers and limits of the machine, never from the settings of a run."""
 FULL_BYTES = 2**20

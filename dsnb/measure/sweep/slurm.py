@@ -23,6 +23,7 @@ from dsnb.measure.launcher.outcome import Outcome, settled
 from dsnb.measure.sweep import job
 from dsnb.measure.sweep.allocation import Allocation
 from dsnb.measure.sweep.params import Run
+from dsnb.settings.records.advice import SLURM_STATES
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import Result, last_line
 from dsnb.settings.records.run_record import RunRecord
@@ -38,21 +39,6 @@ USUAL_REASONS = {"", "None", "Priority", "Resources", "BeginTime", "Prolog"}
 KILLED = {-15, -9}
 """Exit codes of ranks that were killed by a signal."""
 SHARED = "is the outputs folder on a file system that the nodes share?"
-ENDINGS = {
-    "BOOT_FAIL": Outcome("interrupted", ""),
-    "CANCELLED": Outcome("interrupted", ""),
-    "COMPLETED": Outcome("interrupted", f"it left no result: {SHARED}"),
-    "DEADLINE": Outcome("timeout", ""),
-    "FAILED": Outcome("interrupted", f"it wrote no log: {SHARED}"),
-    "NODE_FAIL": Outcome("interrupted", "`sinfo -R` lists failed nodes"),
-    "OUT_OF_MEMORY": Outcome(
-        "oom", "it used more host memory than requested: set --sbatch-option mem=..."
-    ),
-    "PREEMPTED": Outcome("interrupted", ""),
-    "REVOKED": Outcome("interrupted", ""),
-    "TIMEOUT": Outcome("timeout", "raise --time, or lower steps"),
-}
-"""Final state of a job -> status of its run if that left no result, and what to do; other states are waited for."""
 ENDED_BY_ITSELF = {"BOOT_FAIL", "COMPLETED", "FAILED", "REVOKED"}
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
 FOREIGN = ("SLURM_", "DSNB_FORK_SERVER")
@@ -77,7 +63,7 @@ class Record:
     @property
     def ended(self) -> bool:
         """Whether the job has ended."""
-        return self.state in ENDINGS
+        return self.state in SLURM_STATES
 
     @property
     def ended_from_outside(self) -> bool:
@@ -87,7 +73,7 @@ class Record:
     @property
     def cut_short(self) -> bool:
         """Whether the job was ended from outside, and another one has to be submitted."""
-        return self.ended_from_outside and ENDINGS[self.state].status == "interrupted"
+        return self.ended_from_outside and SLURM_STATES[self.state][0] == "interrupted"
 
 
 def sbatch_command(
@@ -371,7 +357,7 @@ def job_outcome(run: RunPaths, job_id: str, record: Record | None) -> Outcome:
     if record is None:
         cause = f"Slurm no longer lists job {job_id}, and {run.dir} has no result: {SHARED}"
         return Outcome("interrupted", cause)
-    status, advice = ENDINGS[record.state]
+    status, advice = SLURM_STATES[record.state]
     cause = f"job {job_id} ended as {record.state}"
     if record.nodes:
         cause += f" on {record.nodes}"

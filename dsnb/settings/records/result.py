@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from dsnb.base.errors import LaunchError
 from dsnb.base.files import json_files
+from dsnb.settings.records import advice
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.run_record import RunRecord
 from dsnb.settings.records.shortage import Shortage
@@ -14,14 +15,6 @@ TAIL_BYTES = 20_000
 TAIL_LINES = 15
 MAX_LINE = 400
 """Characters of a line of a log that are shown."""
-ADVICE = {
-    "nan": "lower learning_rate, or use precision bf16 or fp32",
-    "untrained": "raise learning_rate, or, in fp16, warmup_steps until the loss scale has settled; use bf16 or fp32",
-    "failed": "read the log; `dsnb doctor` says what this machine can run",
-    "timeout": "raise the limit that it names, or lower steps or grad_accum",
-    "interrupted": "start it again; a sweep repeats only its unfinished runs",
-}
-"""Advice by status; after `oom` it depends on the settings, and an `ok` run needs none."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,7 +72,8 @@ class Result:
         """Return advice for a run that is not ok, one sentence each."""
         if shortage := self.shortage():
             return shortage.advice()
-        return [advice for status, advice in ADVICE.items() if status == self.status]
+        known = advice.BY_STATUS.get(self.status)
+        return [known] if known else []
 
     def message(self) -> str:
         """Return status and cause with the last lines of the log and advice."""
@@ -87,7 +81,7 @@ class Result:
         lines = [f"{self.status}: {self.cause}"]
         lines += [f"  | {line}" for line in last_lines(log)]
         lines.append(f"Log: {log}")
-        lines += [f"Next: {advice}" for advice in self.advice()]
+        lines += [f"Next: {sentence}" for sentence in self.advice()]
         return "\n".join(lines)
 
     def raise_for_status(self) -> None:
