@@ -3,11 +3,12 @@
 `deepspeed.json` is derived from the settings; everything else keeps DeepSpeed's default.
 """
 
+import contextlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dsnb.base.formulas import model_shapes
 from dsnb.measure.launcher import environment
 from dsnb.settings import deepspeed_keys, inputs
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.records.columns import PLANNED
 from dsnb.settings.records.paths import RunPaths, SweepPaths
 from dsnb.settings.records.run_record import RunRecord
 from dsnb.settings.training import ADAMW
@@ -35,15 +37,10 @@ def create_run_dir(home: Path, experiment: str) -> Path:
     repeat = 1
     while True:
         folder = SweepPaths(home).run(experiment, repeat).dir.absolute()
-        try:
+        with writing(folder), contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
-            repeat += 1
-        except OSError as error:
-            raise LaunchError(
-                f"{folder} cannot be written: {error.strerror}; choose another folder"
-            ) from error
+        repeat += 1
 
 
 def prepare(run: RunPaths, experiment: Experiment) -> None:
@@ -57,20 +54,17 @@ def prepare(run: RunPaths, experiment: Experiment) -> None:
         raise SettingsError(
             f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder"
         )
-    is_begun = run.experiment.exists() and not (run.environment.exists() or run.result.exists())
-    is_same = record.experiment.model_dump() == experiment.model_dump()
-    try:
+    was_used = run.environment.exists() or run.result.exists()
+    with writing(run.dir):
         run.dir.mkdir(parents=True, exist_ok=True)
         check_free_space(run.dir)
-        if not (is_begun and is_same):
-            begin(run, experiment, record.planned)
+        written = json_files.read_json(run.experiment) or {}
+        if was_used or not experiment.model_dump().items() <= written.items():
+            begin(run, experiment, {name: written[name] for name in PLANNED if name in written})
         ranks = environment.for_ranks(experiment.device, experiment.gpus, 0.0, experiment.allocator)
-        write_description(run, experiment, environment.describe(ranks))
+        json_files.write_json(run.deepspeed, deepspeed_config(experiment))
+        json_files.write_json(run.environment, environment.describe(ranks))
         run.console.touch()
-    except OSError as error:
-        raise LaunchError(
-            f"{run.dir} cannot be written: {error.strerror}; choose another folder"
-        ) from error
 
 
 def begin(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any]) -> None:
@@ -82,11 +76,6 @@ def begin(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any]) -> 
     of_ranks = (run.steps, run.gpu, run.worker, run.failures, run.profile, run.trace)
     for path in (*of_launch, *of_ranks):
         path.unlink(missing_ok=True)
-    write_settings(run, experiment, planned)
-
-
-def write_settings(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any]) -> None:
-    """Write `experiment.json`: settings, names, a new identity of the run, and digests of input files."""
     settings = experiment.model_dump()
     record = {
         **settings,
@@ -100,15 +89,23 @@ def write_settings(run: RunPaths, experiment: Experiment, planned: Mapping[str, 
     json_files.write_json(run.experiment, record)
 
 
-def write_description(run: RunPaths, experiment: Experiment, machine: dict[str, Any]) -> None:
-    """Write DeepSpeed's configuration and the description of the machine."""
-    json_files.write_json(run.deepspeed, deepspeed_config(experiment))
-    json_files.write_json(run.environment, machine)
+@contextlib.contextmanager
+def writing(folder: Path, advice: str = "choose another folder") -> Iterator[None]:
+    """Raise LaunchError with advice if the block cannot write to a folder."""
+    try:
+        yield
+    except OSError as error:
+        raise LaunchError(f"{folder} cannot be written: {error.strerror}; {advice}") from error
+
+
+def existing_part(folder: Path) -> Path:
+    """Return a folder or, if it does not exist yet, the nearest one above it that does."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def check_writable(folder: Path) -> None:
     """Raise LaunchError if a run cannot write its records to this folder, which need not exist yet."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = existing_part(folder)
     if not existing.is_dir():
         raise LaunchError(
             f"{folder} cannot be written: {existing} is no folder; choose another --output"
@@ -121,8 +118,8 @@ def check_writable(folder: Path) -> None:
 
 def check_free_space(folder: Path) -> None:
     """Raise LaunchError if the records of a run may not fit on the disk."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if (free := shutil.disk_usage(existing).free) < MIN_FREE_BYTES:
+    free = shutil.disk_usage(existing_part(folder)).free
+    if free < MIN_FREE_BYTES:
         raise LaunchError(
             f"{folder}: the disk is full ({free // 2**20} MiB free); free 64 MiB and start again"
         )

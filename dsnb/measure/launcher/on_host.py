@@ -23,6 +23,7 @@ from dsnb.base.errors import DsnbError
 from dsnb.base.files import json_files
 from dsnb.base.system import hardware, launch_clock, signals
 from dsnb.measure.launcher import code, environment
+from dsnb.measure.launcher.folder import existing_part
 from dsnb.measure.launcher.local import free_port, is_free, kill_family, remove_stale_locks
 from dsnb.measure.train import start
 from dsnb.settings import checks
@@ -141,10 +142,9 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
     }
     if "devices" in request:
         return {**answer, **prepare(request, sees)}
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
     return {
         **answer,
-        "free_gib": round(shutil.disk_usage(existing).free / hardware.GIB, 1),
+        "free_gib": round(shutil.disk_usage(existing_part(folder)).free / hardware.GIB, 1),
         "memory_free_gib": round(psutil.virtual_memory().available / hardware.GIB, 1),
         "busy": busy_gpu([gpu.index for gpu in hardware.gpus()], wait_s=0),
         "compiler": bool(shutil.which("c++") or shutil.which("g++")),

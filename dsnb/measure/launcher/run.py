@@ -16,9 +16,8 @@ from dsnb.measure.launcher.environment import sampled
 from dsnb.measure.launcher.figures import summarize_run
 from dsnb.measure.launcher.folder import (
     create_run_dir,
+    deepspeed_config,
     prepare,
-    write_description,
-    write_settings,
 )
 from dsnb.measure.launcher.hosts import HostRanks
 from dsnb.measure.launcher.local import ForkedRanks
@@ -82,9 +81,11 @@ def launch(
     try:
         if experiment.hostfile:
             ranks = HostRanks(experiment, run)
-            if ranks.experiment.device != experiment.device:  # resolved by the hosts
-                write_settings(run, ranks.experiment, RunRecord(run).planned)
-            write_description(run, ranks.experiment, ranks.environment)
+            resolved = {"device": ranks.experiment.device}  # by the hosts
+            settings = json_files.read_json(run.experiment) or {}
+            json_files.write_json(run.experiment, settings | resolved)
+            json_files.write_json(run.deepspeed, deepspeed_config(ranks.experiment))
+            json_files.write_json(run.environment, ranks.environment)
         else:
             ranks = ForkedRanks(experiment, run)
         samples = sampled(ranks.gpus, partial(json_files.append_line, run.gpu), began_s)

@@ -15,7 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
-from dsnb.base.errors import DsnbError, KernelDiedError, LaunchError, SettingsError
+from dsnb.base.errors import DsnbError, KernelDiedError, SettingsError
 from dsnb.base.files import plain_text
 from dsnb.base.system import launch_clock, signals
 from dsnb.measure.execute import notebook
@@ -82,13 +82,9 @@ def begin(run: Run) -> None:
         "model_name": run.model_name or None,
     }
     planned = {name: value for name, value in planned.items() if value is not None}
-    try:
+    with folder.writing(run.paths.dir, "choose another --output"):
         folder.check_free_space(run.paths.dir)
         folder.begin(run.paths, run.experiment, planned)
-    except OSError as error:
-        raise LaunchError(
-            f"{run.paths.dir} cannot be written: {error.strerror}; choose another --output"
-        ) from error
 
 
 def check_inputs(run: Run) -> None:
@@ -107,11 +103,9 @@ def finish(run: RunPaths, outcome: Outcome, began_s: float) -> Result:
     record = RunRecord(run)
     if written := Result.of(record):
         return written
-    try:
-        return write_result(record, {}, {"wall": launch_clock.now_s() - began_s}, outcome)
-    except OSError as error:
-        why = f"{run.dir} cannot be written: {error.strerror}"
-        raise LaunchError(f"{why}; start the sweep again when it can") from error
+    phases_s = {"wall": launch_clock.now_s() - began_s}
+    with folder.writing(run.dir, "start the sweep again when it can"):
+        return write_result(record, {}, phases_s, outcome)
 
 
 def changed_settings(run: Run, record: RunRecord) -> str:

@@ -195,16 +195,19 @@ def _experiments(
 
     `models` maps the sweep's models to their names, which prefix those of experiments if there are several.
     """
+    prefixes = dict.fromkeys(models, "")
+    if len(models) > 1:
+        prefixes = {model: f"{name}_" for model, name in models.items()}
     pattern = "*" if only is None else only
     allowed, problems = params_file.experiments(combinations, adapt)
     refused = []
     for place, reasons in problems.items():
-        name = _tentative_name(combinations[place], models) or only or "a setting without a name"
+        name = _tentative_name(combinations[place], prefixes) or only or "a setting without a name"
         if fnmatchcase(name, pattern):
             refused.append((name, reasons))
     named: dict[str, Experiment] = {}
     for experiment in allowed.values():
-        name = _name(experiment, models)
+        name = prefixes[experiment.model] + experiment.name
         same = named.setdefault(name, experiment)
         if same != experiment:
             keys = [key for key in DEFAULTS if getattr(same, key) != getattr(experiment, key)]
@@ -221,11 +224,7 @@ def _experiments(
     return kept, refused
 
 
-def _name(experiment: Experiment, models: Mapping[str, str]) -> str:
-    return f"{models[experiment.model]}_{experiment.name}" if len(models) > 1 else experiment.name
-
-
-def _tentative_name(settings: dict[str, Any], models: Mapping[str, str]) -> str | None:
+def _tentative_name(settings: dict[str, Any], prefixes: Mapping[str, str]) -> str | None:
     """Return the name that invalid settings would have; None if their types are wrong."""
     machine: dict[str, Any] = {key: settings[key] for key in ("device", "gpus") if key in settings}
     if settings.get("precision") == "auto":
@@ -233,7 +232,8 @@ def _tentative_name(settings: dict[str, Any], models: Mapping[str, str]) -> str 
     try:
         resolved = Experiment(**machine)
         named = with_current_names(settings) | {key: getattr(resolved, key) for key in machine}
-        return _name(Experiment.model_construct(**named), models)
+        experiment = Experiment.model_construct(**named)
+        return prefixes[experiment.model] + experiment.name
     except (SettingsError, TypeError, ValueError, KeyError, AttributeError):
         return None
 

@@ -9,7 +9,7 @@ from dsnb.base.files import json_files
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.records import agreement, record_schema
 from dsnb.settings.records.agreement import TimedSteps
-from dsnb.settings.records.columns import ENDED, PLANNED
+from dsnb.settings.records.columns import ENDED
 from dsnb.settings.records.paths import RunPaths
 
 _RUN = RunPaths(Path())
@@ -92,15 +92,12 @@ class RunRecord:
         return len(self.timed_steps) == self.expected_steps
 
     @property
-    def planned(self) -> dict[str, Any]:
-        """What the sweep chose for the run."""
-        return {name: value for name, value in self.settings.items() if name in PLANNED}
-
-    @property
     def status(self) -> str | None:
         """How the run ended; `interrupted` without a result, None if that is invalid."""
+        if not self.paths.result.exists():
+            return "interrupted"
         status: str | None = self.result.get("status")
-        return status if self.as_written[_RUN.result.name] else "interrupted"
+        return status
 
     def invalid(self, file: str) -> str | None:
         """Return a sentence about the first invalid value of the settings, the environment or the result."""

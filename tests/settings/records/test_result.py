@@ -9,13 +9,12 @@ import pytest
 import dsnb
 from dsnb.base.errors import DsnbWarning
 from dsnb.base.files import json_files
-from dsnb.measure.launcher.folder import write_settings
+from dsnb.measure.launcher.folder import prepare
 from dsnb.measure.sweep.params import load_sweep
 from dsnb.measure.sweep.run import is_finished
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import Result
-from dsnb.settings.records.run_record import RunRecord
 from dsnb.settings.records.shortage import Shortage
 from tests import ROOT
 from tests.support import whole
@@ -41,7 +40,7 @@ def sweep(tmp_path):
 
 
 def make(run):
-    write_settings(run.paths, run.experiment, RunRecord(run.paths).planned)
+    prepare(run.paths, run.experiment)
     whole.leave(run.paths, run.experiment.steps)
     Result(
         "ok", None, {0: 0}, {"wall": 1.0}, {"tokens_per_s": 100.0 * run.repeat}, run.paths.dir
