@@ -4,6 +4,7 @@ Uses NVML and the operating system only, so it works on a laptop without torch.
 """
 
 import contextlib
+import math
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
@@ -137,46 +138,35 @@ def gpus() -> tuple[InstalledGpu, ...]:
 @cache
 def _all_gpus() -> list[InstalledGpu]:
     with nvml_session() as api:
-        handles = (
-            [api.nvmlDeviceGetHandleByIndex(index) for index in range(api.nvmlDeviceGetCount())]
-            if api
-            else []
-        )
-        return [_installed(api, handle, index) for index, handle in enumerate(handles)]
+        count = api.nvmlDeviceGetCount() if api else 0
+        return [_installed(api, index) for index in range(count)]
 
 
-def _installed(api: Any, handle: Any, index: int) -> InstalledGpu:
-    capability = tuple(api.nvmlDeviceGetCudaComputeCapability(handle))
+def _installed(api: Any, index: int) -> InstalledGpu:
+    """Return a GPU with the MIG slices that it is divided into."""
+    card = api.nvmlDeviceGetHandleByIndex(index)
+    capability = tuple(api.nvmlDeviceGetCudaComputeCapability(card))
 
-    def described(device: Any, slices: tuple[InstalledGpu, ...] | None) -> InstalledGpu:
-        memory_gib = api.nvmlDeviceGetMemoryInfo(device).total / GIB
+    def described(device: Any, slices: tuple[InstalledGpu, ...] | None = None) -> InstalledGpu:
         return InstalledGpu(
             index,
             api.nvmlDeviceGetName(device),
             api.nvmlDeviceGetUUID(device),
-            memory_gib,
+            api.nvmlDeviceGetMemoryInfo(device).total / GIB,
             capability,
             slices,
         )
 
-    return described(handle, _slices(api, handle, described))
-
-
-def _slices(
-    api: Any, handle: Any, described: Callable[[Any, None], InstalledGpu]
-) -> tuple[InstalledGpu, ...] | None:
-    """Return the MIG slices of a GPU; None if it is not divided."""
-    try:
-        is_divided = api.nvmlDeviceGetMigMode(handle)[0] == api.NVML_DEVICE_MIG_ENABLE
-    except api.NVMLError:  # GPUs before Ampere
-        return None
+    is_divided = False
+    with contextlib.suppress(api.NVMLError):  # GPUs before Ampere
+        is_divided = api.nvmlDeviceGetMigMode(card)[0] == api.NVML_DEVICE_MIG_ENABLE
     if not is_divided:
-        return None
+        return described(card)
     slices = []
-    for place in range(api.nvmlDeviceGetMaxMigDeviceCount(handle)):
+    for place in range(api.nvmlDeviceGetMaxMigDeviceCount(card)):
         with contextlib.suppress(api.NVMLError):  # a free place
-            slices.append(described(api.nvmlDeviceGetMigDeviceHandleByIndex(handle, place), None))
-    return tuple(slices)
+            slices.append(described(api.nvmlDeviceGetMigDeviceHandleByIndex(card, place)))
+    return described(card, tuple(slices))
 
 
 def _visible(cards: list[InstalledGpu], choice: str | None) -> list[InstalledGpu]:
@@ -186,26 +176,18 @@ def _visible(cards: list[InstalledGpu], choice: str | None) -> list[InstalledGpu
     """
     chosen = cards
     if choice is not None:
+        parts = [part for gpu in cards for part in (gpu, *(gpu.slices or ()))]
         chosen = []
         for word in filter(None, map(str.strip, choice.split(","))):
-            match = [
-                gpu
-                for gpu in _with_slices(cards)
-                if word == gpu.visible_as or gpu.uuid.startswith(word)
-            ]
+            match = [gpu for gpu in parts if word == gpu.visible_as or gpu.uuid.startswith(word)]
             if len(match) != 1:
                 break
             chosen += match
-    usable = [part for gpu in chosen for part in ((gpu,) if gpu.slices is None else gpu.slices[:1])]
-    first = next((gpu for gpu in usable if gpu.is_slice), None)
-    return [first] if first else usable
-
-
-def _with_slices(cards: list[InstalledGpu]) -> Iterator[InstalledGpu]:
-    """Yield GPUs and their MIG slices."""
-    for gpu in cards:
-        yield gpu
-        yield from gpu.slices or ()
+    usable: list[InstalledGpu] = []
+    for gpu in chosen:
+        usable += [gpu] if gpu.slices is None else gpu.slices[:1]
+    slices = [gpu for gpu in usable if gpu.is_slice]
+    return slices[:1] or usable
 
 
 def gpu_usage(indexes: Iterable[int]) -> dict[int, tuple[float, list[int]]]:
@@ -279,20 +261,22 @@ def oom_kills() -> int:
 
 def memory_gib() -> float:
     """Return the machine's memory in GiB, or the limit of a container if that is less."""
-    total = psutil.virtual_memory().total
-    for limit, _ in CONTAINER_MEMORY:
-        with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
-            total = min(total, int(Path(limit).read_text()))
-    return float(total / GIB)
+    limits = [_bytes_in(limit) for limit, _ in CONTAINER_MEMORY]
+    return min(psutil.virtual_memory().total, *limits) / GIB
 
 
 def available_memory_gib() -> float:
     """Return the memory in GiB that processes can still take, of the machine and within a container's limit."""
-    available = psutil.virtual_memory().available
-    for limit, used in CONTAINER_MEMORY:
-        with contextlib.suppress(OSError, ValueError):  # no such files, or `max`
-            available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
-    return max(0.0, available / GIB)
+    left = [_bytes_in(limit) - _bytes_in(used, 0.0) for limit, used in CONTAINER_MEMORY]
+    return max(0.0, min(psutil.virtual_memory().available, *left) / GIB)
+
+
+def _bytes_in(file: str, otherwise: float = math.inf) -> float:
+    """Return the number in a file of a container; `otherwise` if it is missing, or `max`."""
+    try:
+        return int(Path(file).read_text())
+    except (OSError, ValueError):
+        return otherwise
 
 
 @cache
