@@ -112,12 +112,12 @@ class Experiment(Training):
             problems += [checks.invalid_value(detail) for detail in reversed(details.values())]
         if "deepspeed" in existing and "deepspeed" not in invalid:
             problems += deepspeed_keys.problems(existing["deepspeed"])
-        chosen = (
-            {**DEFAULTS, **existing} if invalid else self.model_dump()
-        )  # every `auto` is resolved
-        problems += checks.contradictions(
-            {key: value for key, value in chosen.items() if key not in invalid}
-        )
+        chosen = self  # every `auto` is resolved
+        if invalid:
+            chosen = type(self).model_construct(**{**DEFAULTS, **existing})
+            for name in invalid:
+                del vars(chosen)[name]
+        problems += checks.contradictions(chosen)
         if problems:
             raise SettingsError(problems)
 
@@ -186,7 +186,7 @@ class Experiment(Training):
             if key not in fields
             and isinstance(value, str | int | float)
             and not key.startswith("_")
-            and checks.closest_match(key, cls.model_fields)
+            and checks.similar(key, cls.model_fields)
         }
         if (run_dir := names.get("run_dir")) and (
             record := json_files.read_json(Path(run_dir, RECORD))

@@ -74,6 +74,25 @@ def test_all_problems_are_reported_at_once():
 
 
 @pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("zero", "zero_stage"),  # zeropp is as similar, but does not continue the word
+        ("step", "steps"),  # a letter less, rather than the beginning of step_timeout_s
+        ("grad", "grad_accum"),
+        ("batch", "micro_batch_size"),
+        ("tensor", "tensor_parallel"),
+        ("memory", "memory_limit_gib"),
+    ],
+)
+def test_the_beginning_of_a_name_suggests_the_setting_that_continues_it(typed, meant):
+    assert problems(**{typed: 3}) == [f"unknown setting {typed!r}: did you mean {meant!r}?"]
+
+
+def test_a_variable_of_a_notebook_may_be_the_beginning_of_a_setting():
+    assert Experiment.from_namespace({"memory": 3, "tensor": 3}) == Experiment()
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"micro_batch_size": 0}, "micro_batch_size is 0: it must be at least 1"),
@@ -159,7 +178,7 @@ def test_a_notebook_takes_what_a_sweep_recorded_if_it_says_the_same(tmp_path):
 def test_what_a_machine_cannot_do(monkeypatch, gpus, settings, messages):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cpu_facts", lambda: {"flags": "avx2"})
-    refused = checks.unsupported(Experiment(**{"device": "cpu", **settings}).model_dump())
+    refused = checks.unsupported(Experiment(**{"device": "cpu", **settings}))
     assert len(refused) == len(messages)
     assert all(problem.startswith(words) for problem, words in zip(refused, messages, strict=True))
 
