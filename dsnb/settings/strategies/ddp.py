@@ -23,6 +23,7 @@ class Ddp(Strategy):
     has_native_half = False
     splits_graphs = True
     bucket = 25 * 2**20 / 4  # torch's default, 25 MiB of fp32
+    trainer_class = "dsnb.measure.train.trainer:DdpTrainer"
     memory_rule = "dsnb.prediction.memory:_ddp"
 
     def refusals(self, s: Any) -> Iterator[str]:
