@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import cache as files_cache
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.formulas import model_shapes
 from dsnb.base.formulas.memory import HALF
 from dsnb.base.system import interpreter
@@ -297,7 +297,7 @@ def _keep(key: str, record: dict[str, Any]) -> None:
     file = _file(key)
     if file:
         with contextlib.suppress(OSError):  # a cache that cannot be written is not used
-            records.write_json(file, record)
+            json_files.write_json(file, record)
 
 
 class _Tracer:

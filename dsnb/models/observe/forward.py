@@ -155,7 +155,7 @@ def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any
 ) -> tuple[Tensor, None]:
     seen = Observed.current
-    batch, heads, length, _ = query.shape
+    batch, heads, length = query.shape[:3]
     if key.shape[2] != length:
         raise ValueError(f"{seen.module} attends to {key.shape[2]} keys of {length} tokens")
     seen.attend(seen.module, width_of(query, value), options.get("sliding_window"))
