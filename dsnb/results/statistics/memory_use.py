@@ -117,7 +117,7 @@ def _known(run: Mapping[str, Any], name: str, default: float) -> float:
     return default if pd.isna(run.get(name)) else float(run[name])
 
 
-def _states(run: Mapping[str, Any], shape: model_shapes.Shape, width: int) -> memory.Parts:
+def _states(run: Mapping[str, Any], shape: model_shapes.Shape, width: int) -> memory.MemoryParts:
     trained, frozen, moments = _known(run, "parameters", shape.parameters), 0.0, None
     if rank := int(run["lora_rank"]):
         adapters = memory.lora_parameters(shape.layers, shape.hidden, rank, shape.family != "opt")
