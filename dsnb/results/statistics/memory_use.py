@@ -97,7 +97,7 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
     """Return the theoretical parts of one GPU's memory in GiB, by the settings of a run; empty for unknown models."""
     shapes = model_shapes.PRESETS | model_shapes.PUBLISHED
     shape = shapes.get(str(run["model"]))
-    if shape is None or shape.published or not isinstance(run["micro_batch_size"], int | float):
+    if shape is None or not shape.has_formula or not isinstance(run["micro_batch_size"], int | float):
         return {}
     width = 2 if run["precision"] in memory.HALF else 4
     states = _states(run, shape, width)
