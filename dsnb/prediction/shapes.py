@@ -138,7 +138,7 @@ class Counts:
 def shape(model: str) -> Counts:
     """Return the counts of a preset or of a model with a configuration file."""
     preset, path = PRESETS.get(model), local_config(model)
-    if preset and not preset.published:
+    if preset and preset.has_formula:
         return _of_shape(preset)
     if not preset and path is None:
         raise SettingsError(

@@ -97,7 +97,7 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
     """Return the theoretical parts of one GPU's memory in GiB, by the settings of a run; empty for unknown models."""
     shapes = model_shapes.PRESETS | model_shapes.PUBLISHED
     shape = shapes.get(str(run["model"]))
-    if shape is None or shape.published or not isinstance(run["micro_batch_size"], int | float):
+    if shape is None or not shape.has_formula or not isinstance(run["micro_batch_size"], int | float):
         return {}
     width = 2 if run["precision"] in memory.HALF else 4
     states = _states(run, shape, width)
@@ -117,7 +117,7 @@ def _known(run: Mapping[str, Any], name: str, default: float) -> float:
     return default if pd.isna(run.get(name)) else float(run[name])
 
 
-def _states(run: Mapping[str, Any], shape: model_shapes.Shape, width: int) -> memory.Parts:
+def _states(run: Mapping[str, Any], shape: model_shapes.Shape, width: int) -> memory.MemoryParts:
     trained, frozen, moments = _known(run, "parameters", shape.parameters), 0.0, None
     if rank := int(run["lora_rank"]):
         adapters = memory.lora_parameters(shape.layers, shape.hidden, rank, shape.family != "opt")
