@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from dsnb.results.runs import labels
-from dsnb.results.runs.load import left_out, still_to_come
+from dsnb.results.runs.sweeps import left_out, still_to_come
 from dsnb.results.runs.table import named_runs
 from dsnb.results.statistics.flags import flags, load_samples
 from dsnb.results.statistics.summary import summarize, unstable

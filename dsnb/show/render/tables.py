@@ -15,8 +15,8 @@ import pandas as pd
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import plain_yaml, records
 from dsnb.results.runs import labels
-from dsnb.results.runs.copies import displayable
 from dsnb.results.runs.labels import AXES, METRIC_LABELS, WITHOUT_ZERO
+from dsnb.results.runs.names import displayable
 from dsnb.results.runs.table import numbers
 from dsnb.results.statistics.intervals import MIN_RUNS
 from dsnb.settings.records.columns import ENVIRONMENT, SETTINGS
