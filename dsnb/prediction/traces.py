@@ -41,9 +41,9 @@ TRACERS = ("fake_model", "memory_trace", "model_counts", "partitioner")
 """The modules of this package that trace and import torch."""
 USED = (
     "models/attention",
-    "models/causal_loss",
-    "models/model",
-    "models/model_parts",
+    "models/loss",
+    "models/build",
+    "models/parts",
     "models/token_work",
 )
 """The modules of models that a trace depends on."""

@@ -21,7 +21,8 @@ from dsnb.base.files import records
 from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.train import data, engine, over_ranks, probe, profiling, worker
 from dsnb.measure.train import trainer as trainers
-from dsnb.models import causal_loss, model, model_parts
+from dsnb.models import build, parts
+from dsnb.models.compile import compiled_graphs
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 
@@ -255,7 +256,7 @@ def traced(run):
     """Train with graphs that are captured and differentiated as ever, but run without generating C++ for them."""
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     code = worker.main(run.dir)
-    assert causal_loss.compiled_graphs() > 0
+    assert compiled_graphs() > 0
     return code
 
 
@@ -288,7 +289,7 @@ def combined(run):
         way = trained_way(experiment, device)
         found.setdefault(f"{experiment.strategy}{experiment.zero_stage}", []).append(way)
         gc.collect()
-    assert causal_loss.compiled_graphs() > 0
+    assert compiled_graphs() > 0
     if worker.rank() == 0:
         records.write_json(run.dir / "combined.json", found)
     torch.distributed.destroy_process_group()
@@ -310,7 +311,7 @@ def trained_way(experiment, device):
         saved_bytes += tensor.nbytes
         return tensor
 
-    for block in model_parts.blocks(trainer.module):
+    for block in parts.blocks(trainer.module):
         block.register_forward_pre_hook(note, with_kwargs=True)
     for step in range(experiment.steps):
         saved_bytes = 0
@@ -355,13 +356,15 @@ def builder(run):
     device, stages = worker.set_up(experiment), experiment.pipeline_parallel
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if stages > 1:
-        built, path = model.build_stage(experiment, worker.rank(), device)
-        parts = list(model_parts.stage_modules(built, path, worker.rank(), stages))
+        built, path = build.build_stage(experiment, worker.rank(), device)
+        modules = list(parts.stage_modules(built, path, worker.rank(), stages))
     else:
-        parts = [model.build(experiment, records.read_json(run.deepspeed) or {}, device)]
+        modules = [build.build(experiment, records.read_json(run.deepspeed) or {}, device)]
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     bad = sum(
-        not bool(parameter.isfinite().all()) for part in parts for parameter in part.parameters()
+        not bool(parameter.isfinite().all())
+        for module in modules
+        for parameter in module.parameters()
     )
     records.write_json(
         run.dir / f"rank{worker.rank()}.json", {"grown_bytes": grown, "not_finite": bad}

@@ -32,9 +32,10 @@ from dsnb.measure.train.failure import Position
 from dsnb.measure.train.launches import launch_us
 from dsnb.measure.train.meter import Meter, open_gpu
 from dsnb.measure.train.trainer import TorchTrainer, Trainer, no_section
-from dsnb.models import causal_loss, token_work
+from dsnb.models import token_work
 from dsnb.models.attention import FLEX_NAME, KernelWatch
-from dsnb.models.model import build
+from dsnb.models.build import build
+from dsnb.models.compile import compiled_graphs, graph_breaks
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 
@@ -140,8 +141,8 @@ def train_steps(
         "cpu_bound": over_ranks.max_of_ranks(meter.cpu_bound, device),
         "attention_kernel": kernel.kernel,
         "recompilations": compiled,
-        "compiled_graphs": causal_loss.compiled_graphs() if experiment.compile != "off" else None,
-        "graph_breaks": causal_loss.graph_breaks() if experiment.compile != "off" else None,
+        "compiled_graphs": compiled_graphs() if experiment.compile != "off" else None,
+        "graph_breaks": graph_breaks() if experiment.compile != "off" else None,
         **watch.changes(experiment, updates, device),
         "timed_from_s": meter.span_s["timed"][0],
         "timed_to_s": meter.span_s["timed"][1],
@@ -172,7 +173,7 @@ def run_steps(
     try:
         for phase, span in (("warmup", range(first_timed)), ("timed", range(first_timed, end))):
             meter.begin(phase, deepspeed.comm.barrier)
-            compiled = causal_loss.compiled_graphs()
+            compiled = compiled_graphs()
             for step in span:
                 position.step = step + 1
                 with kernel.watching() if step == watched else nullcontext():
@@ -185,7 +186,7 @@ def run_steps(
         raise
     meter.close(losses)
     trainer.section = no_section
-    return causal_loss.compiled_graphs() - compiled, losses
+    return compiled_graphs() - compiled, losses
 
 
 def set_up(experiment: Experiment) -> torch.device:

@@ -18,6 +18,7 @@ from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
 from dsnb.settings.records import agreement, record_schema
 from dsnb.settings.records.agreement import TimedSteps
 from dsnb.settings.records.paths import RunPaths
+from dsnb.settings.strategies import strategy
 
 _RUN = RunPaths(Path())
 TAIL_LINES = 15
@@ -85,7 +86,7 @@ class Shortage:
         ranks = s["gpus"] // (s["tensor_parallel"] * s["pipeline_parallel"])
         if ranks == 1:
             yield "use several GPUs with zero_stage 3: on one, there is nothing to share the model states with"
-        elif s["strategy"] == "deepspeed":
+        elif strategy(s["strategy"]).is_deepspeed:
             stages = (
                 stage
                 for stage in range(3, s["zero_stage"], -1)

@@ -15,7 +15,7 @@ from dsnb.base.formulas.model_shapes import PRESETS
 from tests.support import lazy
 
 torch = lazy.Module("torch")
-causal_loss, models = (lazy.Module(f"dsnb.models.{name}") for name in ("causal_loss", "model"))
+build, model_loss = (lazy.Module(f"dsnb.models.{name}") for name in ("build", "loss"))
 data, trainers = (lazy.Module(f"dsnb.measure.train.{name}") for name in ("data", "trainer"))
 PLAIN, ADAM, BF16 = 2e-5, 1e-4, 2e-2
 SIX = {"steps": 5, "learning_rate": 1e-3}
@@ -55,7 +55,7 @@ def expected(small):
 
     def train(make_optimizer=None, **settings):
         experiment, device = small(**{"micro_batch_size": 4, **settings}), torch.device("cpu")
-        model = causal_loss.CausalLoss(models.build(experiment, {}, device))
+        model = model_loss.CausalLoss(build.build(experiment, {}, device))
         weights = list(model.parameters())
         optimizer = (
             make_optimizer(weights)
