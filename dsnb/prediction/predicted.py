@@ -31,6 +31,7 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import combinations, experiments, read_params
 from dsnb.settings.records.columns import ENDED, FORMER_FIGURES, SETTINGS
 from dsnb.settings.records.paths import SweepPaths
+from dsnb.settings.strategies import strategy
 
 NEEDED = ["model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size"]
 """Columns that must be known: with defaults instead, another setting would be predicted."""
@@ -124,7 +125,7 @@ def by_setting(runs: pd.DataFrame, link: Link) -> list[dict[str, Any]]:
 
 def _is_known(row: Mapping[Any, Any]) -> bool:
     """Return whether a run's row has what its prediction depends on."""
-    has_zero = row.get("strategy") not in labels.WITHOUT_ZERO
+    has_zero = strategy(row.get("strategy")).has_zero_stages
     further = [
         name for name in NEEDED_IF_COLUMNS if name in row and (has_zero or name != "zero_stage")
     ]
