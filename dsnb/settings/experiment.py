@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.formulas import model_shapes
 from dsnb.base.system import hardware
 from dsnb.settings import auto_precision, auto_values, checks, deepspeed_keys, hostfile, parameters
@@ -189,7 +189,7 @@ class Experiment(Training):
             and checks.closest_match(key, cls.model_fields)
         }
         if (run_dir := names.get("run_dir")) and (
-            record := records.read_json(Path(run_dir, RECORD))
+            record := json_files.read_json(Path(run_dir, RECORD))
         ):
             recorded = cls.recorded(record)
             if {**DEFAULTS, **settings, **misspelled} == {
@@ -201,7 +201,7 @@ class Experiment(Training):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read the settings that were written before a launch, unchecked: they may be another machine's."""
-        record = records.read_json(path)
+        record = json_files.read_json(path)
         if record is None:
             raise SettingsError(f"{path} holds no settings: start the run again")
         return cls.recorded(record)

@@ -17,7 +17,7 @@ import psutil
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.train import data, engine, over_ranks, probe, profiling, worker
 from dsnb.measure.train import trainer as trainers
@@ -171,7 +171,7 @@ def frozen(run):
                 name: {"changed": not bool((one == after[name]).all()), "dtype": str(one.dtype)}
                 for name, one in before.items()
             }
-            records.write_json(run.dir / "parameters.json", found)
+            json_files.write_json(run.dir / "parameters.json", found)
         return mean(losses)
 
     change_trainer(keep)
@@ -239,7 +239,7 @@ def counted(run):
         counts.append(0)
         trained = train(batches)
         if worker.rank() == 0:
-            records.write_json(run.dir / "reductions.json", {"of_steps": counts})
+            json_files.write_json(run.dir / "reductions.json", {"of_steps": counts})
         return trained
 
     sgd(run)
@@ -291,7 +291,7 @@ def combined(run):
         gc.collect()
     assert compiled_graphs() > 0
     if worker.rank() == 0:
-        records.write_json(run.dir / "combined.json", found)
+        json_files.write_json(run.dir / "combined.json", found)
     torch.distributed.destroy_process_group()
     return 0
 
@@ -359,14 +359,14 @@ def builder(run):
         built, path = build.build_stage(experiment, worker.rank(), device)
         modules = list(parts.stage_modules(built, path, worker.rank(), stages))
     else:
-        modules = [build.build(experiment, records.read_json(run.deepspeed) or {}, device)]
+        modules = [build.build(experiment, json_files.read_json(run.deepspeed) or {}, device)]
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     bad = sum(
         not bool(parameter.isfinite().all())
         for module in modules
         for parameter in module.parameters()
     )
-    records.write_json(
+    json_files.write_json(
         run.dir / f"rank{worker.rank()}.json", {"grown_bytes": grown, "not_finite": bad}
     )
     return 0
@@ -384,7 +384,7 @@ def eater(run):
     after = over_ranks.peaks_of_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
     assert training
     if worker.rank() == 0:
-        records.write_lines(run.dir / "peaks.jsonl", [before, after])
+        json_files.write_lines(run.dir / "peaks.jsonl", [before, after])
     torch.distributed.destroy_process_group()
     return 0
 

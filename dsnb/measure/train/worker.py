@@ -22,7 +22,7 @@ import torch
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock
 from dsnb.base.system.hardware import GIB, POWER_COUNTER
 from dsnb.measure.train import failure, over_ranks, profiling
@@ -74,7 +74,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     """Build the model, train all steps, write the record on rank 0, and profile if the settings ask for it."""
     device = set_up(experiment)
     position.watch_memory(device)
-    trainer = make_trainer(experiment, records.read_json(run.deepspeed) or {}, device)
+    trainer = make_trainer(experiment, json_files.read_json(run.deepspeed) or {}, device)
     data = batches(experiment, trainer.config.vocab_size, rank(), device)
     with open_gpu(device) as gpu:
         meter = Meter(
@@ -111,7 +111,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
         if device.type == "cuda":
             with suppress(torch.OutOfMemoryError):  # the run itself is over
                 record["launch_us"] = launch_us(device)
-        records.write_json(run.worker, record | token_work.record(experiment))
+        json_files.write_json(run.worker, record | token_work.record(experiment))
     if experiment.profile:
         last = experiment.warmup_steps + experiment.steps - 1
         profiling.profile(

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import orjson
 
-from dsnb.base.files import plain_text, records
+from dsnb.base.files import json_files, plain_text
 from dsnb.base.formulas import metrics, model_shapes
 from dsnb.base.system import hardware
 from dsnb.results.runs import names
@@ -79,9 +79,9 @@ class Run:
         """Read the records of a run as they are in its files."""
         return cls(
             folder,
-            settings=records.read_json(f"{folder}/{_SETTINGS}") or {},
-            machine=records.read_json(f"{folder}/{_MACHINE}") or {},
-            result=records.read_json(f"{folder}/{_RESULT}") or {},
+            settings=json_files.read_json(f"{folder}/{_SETTINGS}") or {},
+            machine=json_files.read_json(f"{folder}/{_MACHINE}") or {},
+            result=json_files.read_json(f"{folder}/{_RESULT}") or {},
             names=names.from_folder(folder),
         )
 
@@ -108,7 +108,7 @@ class Run:
         """Return a digest of everything that a copy has unchanged."""
         settings = {name: value for name, value in self.settings.items() if name != RUN_ID}
         recorded = orjson.dumps([settings, self.machine, self.result], option=_SORTED)
-        steps = records.read_bytes(f"{self.folder}/{_STEPS}") or b""
+        steps = json_files.read_bytes(f"{self.folder}/{_STEPS}") or b""
         return hashlib.sha256(recorded + steps).digest()
 
     @property
@@ -251,7 +251,7 @@ class Run:
 
     def _notebook_s(self) -> float | None:
         """Return papermill's wall seconds of the whole notebook, kernel start included."""
-        end = records.read_end(f"{self.folder}/{_NOTEBOOK}", NOTEBOOK_END_BYTES) or b""
+        end = json_files.read_end(f"{self.folder}/{_NOTEBOOK}", NOTEBOOK_END_BYTES) or b""
         # The first key of papermill's metadata, after all cells.
         begin = end.rfind(b'"default_parameters"')
         duration = _DURATION.search(end, begin) if begin >= 0 else None

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import json as arrow
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.settings.records.agreement import TimedSteps
 from dsnb.settings.records.columns import STEP_COLUMNS
 from dsnb.settings.records.paths import RunPaths
@@ -59,7 +59,7 @@ def _tables(folders: Sequence[str], names: list[str]) -> Iterator[pd.DataFrame]:
 def _parsed(folders: Sequence[str], names: list[str]) -> tuple[pd.DataFrame, list[int]]:
     """Parse files of steps at once, or, if any is damaged, line by line: complete lines are kept."""
     paths = [f"{folder}/{_STEPS}" for folder in folders]
-    raws = [records.read_bytes(path) or b"" for path in paths]
+    raws = [json_files.read_bytes(path) or b"" for path in paths]
     raws = [raw if not raw or raw.endswith(b"\n") else raw + b"\n" for raw in raws]
     lengths = [raw.count(b"\n") for raw in raws]
     joined = b"".join(raws)
@@ -72,6 +72,6 @@ def _parsed(folders: Sequence[str], names: list[str]) -> tuple[pd.DataFrame, lis
             table = arrow.read_json(pa.BufferReader(joined), blocks, fields)
             if len(table) == sum(lengths):
                 return table.to_pandas(), lengths
-    lines = [records.read_lines(Path(path)) for path in paths]
+    lines = [json_files.read_lines(Path(path)) for path in paths]
     table = pd.DataFrame([*chain.from_iterable(lines)], columns=STEP_COLUMNS)
     return table, [*map(len, lines)]

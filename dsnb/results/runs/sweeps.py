@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.settings.records import record_schema
 from dsnb.settings.records.columns import ENDED
 from dsnb.settings.records.paths import BANDWIDTH, RunPaths, SweepPaths
@@ -57,7 +57,7 @@ def left_out(folder: str | Path) -> dict[str, str]:
 
 
 def _plan(folder: str | Path, key: str) -> dict[str, Any]:
-    value = (records.read_json(SweepPaths(Path(folder).absolute()).planned) or {}).get(key)
+    value = (json_files.read_json(SweepPaths(Path(folder).absolute()).planned) or {}).get(key)
     return value if isinstance(value, dict) else {}
 
 

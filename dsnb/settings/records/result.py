@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from dsnb.base.errors import LaunchError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.settings import checks
 from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
 from dsnb.settings.records import agreement, record_schema
@@ -131,7 +131,7 @@ class Result:
         run = RunPaths(self.run_dir)
         if run.steps.exists():
             record["steps_bytes"] = run.steps.stat().st_size
-        records.write_json(run.result, record)
+        json_files.write_json(run.result, record)
 
     def __repr__(self) -> str:
         return f"<Result {self.status}: {self.run_dir}>"
@@ -188,7 +188,7 @@ class Result:
 
 def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
     """Return the last non-blank lines of a log of any size and encoding."""
-    text = (records.read_end(log, 20_000) or b"").decode("utf-8", errors="replace")
+    text = (json_files.read_end(log, 20_000) or b"").decode("utf-8", errors="replace")
     return [line[:400] for line in text.splitlines() if line.strip()][-count:]
 
 
@@ -215,7 +215,7 @@ def check_readable(run: RunPaths) -> None:
     """Raise LaunchError if a record exists that cannot be read: the run may be finished, and must not be repeated."""
     for path in (run.result, run.experiment, run.environment, run.steps):
         try:
-            records.read_file(path)
+            json_files.read_file(path)
         except (
             FileNotFoundError,
             NotADirectoryError,
@@ -232,7 +232,7 @@ def check_readable(run: RunPaths) -> None:
 def unfinished(run: RunPaths) -> str | None:
     """Return why an ended run has to be executed again; None if its record is complete."""
     settings, environment, result = (
-        records.read_json(path) for path in (run.experiment, run.environment, run.result)
+        json_files.read_json(path) for path in (run.experiment, run.environment, run.result)
     )
     settings = settings and with_current_names(settings)
     for path, record in (
