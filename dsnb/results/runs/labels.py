@@ -78,7 +78,11 @@ def count(number: float, noun: str) -> str:
 
 
 def setting(run: Mapping[str, Any]) -> str:
-    """Return the settings of a run in words, without its task and without usual or unknown values."""
+    """Return the settings of a run in words, without its task and without usual or unknown values.
+
+    >>> setting({"strategy": "deepspeed", "zero_stage": 3, "precision": "bf16", "micro_batch_size": 8})
+    'ZeRO 3, bf16, micro-batch 8'
+    """
     parts = [strategy(run.get("strategy")).phrase or parallelism(run)]
     if _is_known(run, "precision"):
         autocast = " autocast" if run.get("mixed_precision") == "autocast" else ""

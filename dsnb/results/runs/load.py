@@ -64,6 +64,17 @@ def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
         If `path` is a file that cannot be read as a log. In a folder, such files are left out.
     PublishedError
         If there is no such published table.
+
+    Examples
+    --------
+    A log of transformers' Trainer:
+
+    >>> import tempfile
+    >>> log = Path(tempfile.mkdtemp()) / "training.log"
+    >>> _ = log.write_text("{'train_runtime': 100, 'train_steps_per_second': 2.0, 'epoch': 1.0}")
+    >>> print(load_runs(log)[["experiment", "status", "train_runtime_s", "steps_per_s"]].to_string())
+      experiment status  train_runtime_s  steps_per_s
+    0   training     ok            100.0          2.0
     """
     if not published:
         return _load(path)
@@ -112,7 +123,7 @@ def _of_one_type(values: list[Any]) -> list[Any]:
 
 
 def load_steps(path: str | Path, settings: bool = False) -> pd.DataFrame:
-    """Load the steps of all runs below a folder.
+    r"""Load the steps of all runs below a folder.
 
     Parameters
     ----------
@@ -126,12 +137,26 @@ def load_steps(path: str | Path, settings: bool = False) -> pd.DataFrame:
     pandas.DataFrame
         One row per recorded optimizer step: `sweep`, `experiment`, `repeat`, and the fields of `steps.jsonl`; `phase`
         is `warmup` or `timed`; `step_time_logged_s` is the time as logged by another program if it had to be corrected.
-        With `settings`, also `parallelism`, every setting, and the keys of DeepSpeed's configuration that a run sets.
+        With `settings`, also `parallelism`, every setting, and the keys of DeepSpeed's configuration that a run sets;
+        the setting `loss` is `loss_setting`, since `loss` is that of the step.
 
     Raises
     ------
     SettingsError, LogError
         As for `load_runs`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> run = Path(tempfile.mkdtemp()) / "sweep" / "a" / "run1"
+    >>> run.mkdir(parents=True)
+    >>> _ = (run / "experiment.json").write_text('{"model": "gpt2", "zero_stage": 3}')
+    >>> _ = (run / "steps.jsonl").write_text('{"step": 1, "step_time_s": 2}\n{"step": 2, "step_time_s": 4}')
+    >>> steps = load_steps(run, settings=True)
+    >>> print(steps[["experiment", "repeat", "zero_stage", "step", "step_time_s"]].to_string())
+      experiment  repeat  zero_stage  step  step_time_s
+    0          a       1           3   1.0          2.0
+    1          a       1           3   2.0          4.0
     """
     folders, logs = find_runs(path)
     runs = _read(folders)
@@ -152,7 +177,8 @@ def load_steps(path: str | Path, settings: bool = False) -> pd.DataFrame:
     keys = pd.DataFrame(rows, columns=KEYS)
     keys = keys.astype({"sweep": "str", "experiment": "str", "repeat": "int64"})
     if settings:
-        keys = keys.join(_table(rows, SETTINGS))
+        names = {name: f"{name}_setting" for name in STEP_COLUMNS}
+        keys = keys.join(_table(rows, SETTINGS).rename(columns=names))
     of_steps = keys.loc[steps[RUN].astype(int)].reset_index(drop=True)
     return pd.concat([of_steps, table], axis="columns")
 

@@ -47,6 +47,12 @@ def as_runs(table: pd.DataFrame) -> pd.DataFrame:
 
     `zero_stage` is missing where the strategy has no ZeRO: its default, 0, would be that of ZeRO 0. An old column whose
     current name is also there is left alone. Calling it again changes nothing.
+
+    >>> table = pd.DataFrame({"gpu": "H100", "strategy": ["deepspeed", "ddp"], "zero_stage": [3, 0]})
+    >>> print(as_runs(table).to_string())
+      gpu_name   strategy  zero_stage parallelism
+    0     H100  deepspeed         3.0      ZeRO 3
+    1     H100        ddp         NaN         DDP
     """
     table = table.rename(
         columns={old: new for old, new in ALIASES.items() if old in table and new not in table}

@@ -118,6 +118,13 @@ def flags(
     -------
     pandas.DataFrame
         With the index of `runs`: `sweep`, `experiment`, `repeat`, and `COLUMNS`. Unknown numbers are NaN.
+
+    Examples
+    --------
+    >>> runs = pd.DataFrame({"sweep": "s", "experiment": "a", "repeat": [1, 2], "status": "ok",
+    ...                      "tokens_per_s": [100.0, 102.0], "slow_steps": [0, 2]})
+    >>> flags(runs)["words"].tolist()
+    ['', '2 timed steps of more than twice the median']
     """
     runs, named = as_runs(runs), named_runs(runs)
     timed: dict[object, pd.DataFrame] = {}

@@ -47,6 +47,13 @@ def scaling(
     or was not measured. Returns `COLUMNS`, a row per workload and number of GPUs, for workloads with at least two such
     numbers: `tokens_per_s` is a median, `lowest` and `highest` are single runs, `unit` is what `gpus` counts (`GPU`, or
     `rank` without GPUs).
+
+    >>> runs = pd.DataFrame({"sweep": "s", "experiment": ["a", "b"], "status": "ok", "model": "gpt2",
+    ...                      "gpus": [1, 4], "tokens_per_s": [100.0, 300.0]})
+    >>> print(scaling(runs)[["workload", "gpus", "speed_up", "efficiency"]].to_string())
+      workload  gpus  speed_up  efficiency
+    0     gpt2     1       1.0        1.00
+    1     gpt2     4       3.0        0.75
     """
     planning.check(tokens, {})
     runs = as_runs(runs)
@@ -148,6 +155,17 @@ def rampup(
     SettingsError
         If a number is too small, the stages do not reach `last`, no measured run can be used, or no number of whole
         nodes divides a batch.
+
+    Examples
+    --------
+    Four nodes of 2 GPUs take a sequence per GPU of the first batch, and fill them as the batch grows.
+
+    >>> schedule = rampup(8, 32, gpus_per_node=2, micro_batch_size=4)
+    >>> print(schedule[["global_batch_size", "nodes", "gpus", "micro_batch_size"]].to_string())
+       global_batch_size  nodes  gpus  micro_batch_size
+    0                  8      4     8                 1
+    1                 16      4     8                 2
+    2                 32      4     8                 4
     """
     counts = {
         "first": first,
