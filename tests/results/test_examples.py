@@ -12,6 +12,7 @@ MODULES = (
     "statistics.comparisons",
     "statistics.flags",
     "statistics.memory_use",
+    "statistics.rampup",
     "statistics.scaling",
     "statistics.summary",
     "statistics.tasks",
