@@ -29,7 +29,9 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
     clocks over time, which need steps and samples, are in the report only.
     """
     for task in tasks(runs):
-        summary = summarize(task.runs).sort_values(f"{RATE}_median", ascending=False, kind="stable")
+        summary = summarize(task.runs, metrics="all").sort_values(
+            f"{RATE}_median", ascending=False, kind="stable"
+        )
         no_rank = summary.index.isin(unstable(named_runs(task.runs))) | ~knows_gpus(task.runs).all()
         summary = pd.concat([summary[~no_rank], summary[no_rank]])
         shared, names = short_names([str(name) for name in summary.index])
