@@ -22,7 +22,7 @@ from dsnb.results.runs.texts import significant
 from dsnb.results.statistics.choices import group
 from dsnb.results.statistics.summary import unstable
 from dsnb.settings.records.paths import RunPaths
-from dsnb.show.explorer import charts, single_runs
+from dsnb.show.explorer import single_runs
 from dsnb.show.explorer.data import EVERY_TASK, Data, plain, run_place
 from dsnb.show.explorer.state import DAYS, FORMER_NAMES, INPUTS, State, default, options
 from dsnb.show.render import answer, palette
@@ -112,7 +112,6 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "colours": {"unselected": palette.UNSELECTED, "predicted": palette.GREY, "run": palette.ONE_RUN},
         "series": shown,
         "seriesCharts": single_runs.charts(),
-        "charts": charts.specifications(),
     }  # fmt: skip
 
 
