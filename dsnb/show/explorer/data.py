@@ -178,12 +178,13 @@ def _tasks(rows: pd.DataFrame, runs: int) -> list[ShownTask]:
     Tasks of large models come first, but after them those with less than half of the most measured settings, those with
     one setting, and those that ran on CPUs only.
     """
-    shown = []
-    for task in tasks(rows.reset_index(drop=True)):
-        ok = task.runs[(task.runs.index < runs) & (task.runs["status"] == "ok")]
+    shown: list[ShownTask] = []
+    for found in tasks(rows.reset_index(drop=True)):
+        ok = found.runs[(found.runs.index < runs) & (found.runs["status"] == "ok")]
         count = len(ok.reindex(columns=["sweep", "experiment"]).drop_duplicates())
-        label = task.rest or "all runs"
-        shown.append(ShownTask(task.model, task.title, label, task.runs, count, task.parameters))
+        label = found.rest or "all runs"
+        task = ShownTask(found.model, found.title, label, found.runs, count, found.parameters)
+        shown.append(task)
     most = max((task.measured for task in shown if not task.is_on_cpu), default=0)
 
     def rank(task: ShownTask) -> tuple[bool, bool, bool, float]:

@@ -65,13 +65,15 @@ class Explorer:
         Parameters
         ----------
         controls
-            `task` (its title: runs of other tasks are not shown; or `"all"`); settings by name, with a value, a list
-            of values or `"all"`, such as `precision="bf16"` or `zero_stage=3`; `objective`, `train_tokens`, `gpus_at_hand`, `prices`, `currency` and `relevance`,
-            as in `dsnb.results.answers.decide.Question`; `y`, `x` (a figure or a setting), `colour`,
-            `along` (settings), `y_scale`, `x_scale` (`linear` or `log`), `table` (`medians` or `runs`), `base` (the
-            baseline, an experiment), `brush` (`{"x": [low, high], "y": [low, high]}` in the units of the columns, such
-            as seconds for `step_time_mean_s`, or None), `run` (the position of a run, or None), `pins` (up to two names
-            of experiments or positions of runs), `sort` (a column and `ascending` or `descending`, or None).
+            `task` (its title: runs of other tasks are not shown; or `"all"`); settings by name, with a
+            value, a list of values or `"all"`, such as `precision="bf16"` or `zero_stage=3`;
+            `objective`, `train_tokens`, `gpus_at_hand`, `prices`, `currency` and `relevance`, as in
+            `dsnb.results.answers.decide.Question`; `y`, `x` (a figure or a setting), `colour`, `along`
+            (settings), `y_scale`, `x_scale` (`linear` or `log`), `table` (`medians` or `runs`), `base`
+            (the baseline, an experiment), `brush` (`{"x": [low, high], "y": [low, high]}` in the units of
+            the columns, such as seconds for `step_time_mean_s`, or None), `run` (the position of a run,
+            or None), `pins` (up to two names of experiments or positions of runs), `sort` (a column and
+            `ascending` or `descending`, or None).
 
         Raises
         ------

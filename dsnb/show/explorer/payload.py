@@ -133,7 +133,7 @@ def _short_names(data: Data, texts: dict[str, list[str]]) -> dict[object, str]:
     """
     first = data.run_codes.assign(experiment=data.experiments)
     first = first.drop_duplicates(["task", "experiment"]).set_index("experiment")
-    unique = {}
+    unique: dict[object, str] = {}
     for _, task in first.groupby("task", sort=False):
         varying = []
         for name in data.axes:

@@ -182,19 +182,22 @@ def change(data: Data, state: State, changes: State) -> State:
     question(changed)
     if "brush" not in changes and (changed["x"], changed["y"]) != (state["x"], state["y"]):
         changed["brush"] = None
+    given = {*changes, *([labels.PARALLELISM] if shared else [])}
+    return changed | _reset(data, state, changed, given)
+
+
+def _reset(data: Data, state: State, changed: State, given: set[str]) -> State:
+    """Return the controls that a change of the task resets: what was chosen among the runs of the other task."""
     if changed["task"] == state["task"]:
-        return changed
-    fresh = default(
-        data, changed["task"]
-    )  # resets what was chosen among the runs of the other task
+        return {}
+    fresh = default(data, changed["task"])
     reset = [*data.values, *OF_A_TASK]
     if state["objective"] == default(data, state["task"])["objective"]:
         reset.append("objective")
     for side in ("x", "y"):
         if changed[side] and not is_measured(data, changed[side], changed["task"]):
             reset.append(side)
-    given = {*changes, *([labels.PARALLELISM] if shared else [])}
-    return changed | {name: fresh[name] for name in reset if name not in given}
+    return {name: fresh[name] for name in reset if name not in given}
 
 
 def _converted(value: Any) -> Any:
@@ -233,8 +236,8 @@ def _unknown(data: Data, state: State, name: str) -> str:
     """Return the message about a control that does not exist."""
     if name in TASK:
         return f"{name} belongs to a task: set task to one of {', '.join(data.tasks)}"
-    names = [*state, *data.constant, *(each for each in labels.SHARING if _columns(data, each))]
-    return f"unknown control {name!r}: {_offered(name, names)}"
+    shared = [each for each in labels.SHARING if _columns(data, each)]
+    return f"unknown control {name!r}: {_offered(name, [*state, *data.constant, *shared])}"
 
 
 def _offered(value: object, allowed: list[str]) -> str:
@@ -252,7 +255,8 @@ def _current(column: Any) -> Any:
 
 def _columns(data: Data, name: str) -> list[str]:
     """Return the columns of runs with the values of a setting of how GPUs share the training."""
-    return [each for each in (name, FORMER_NAMES.get(name)) if each in data.runs]
+    names = (name, FORMER_NAMES.get(name, name))
+    return [each for each in dict.fromkeys(names) if each in data.runs]
 
 
 def _has_value(data: Data, name: str, value: Any) -> np.ndarray:
@@ -286,25 +290,24 @@ def is_among(value: object, others: Iterable[object]) -> bool:
 
 def _is_valid(data: Data, name: str, value: Any) -> bool:
     """Return whether a control that is in `SENTENCES` may have a value."""
+    is_valid = False
     match name, value:
         case "currency", str():
-            return len(value) <= 8
+            is_valid = len(value) <= 8
         case "base", _:
-            return value in data.experiments
+            is_valid = value in data.experiments
         case "run", _:
-            return is_number(value) and value in range(len(data.runs))
+            is_valid = is_number(value) and value in range(len(data.runs))
         case "pins", list():
             kinds = ("base", "run")
             are_known = [any(_is_valid(data, kind, pin) for kind in kinds) for pin in value]
-            return len(value) <= MAX_PINS and all(are_known)
+            is_valid = len(value) <= MAX_PINS and all(are_known)
         case "sort", [column, "ascending" | "descending"]:
-            return column in {*DERIVED_COLUMNS, *options(data)["x"]}
+            is_valid = column in {*DERIVED_COLUMNS, *options(data)["x"]}
         case "brush", {"x": [_, _] as x, "y": [_, _] as y, **others}:
-            are_numbers = [
-                isinstance(edge, int | float) and not math.isnan(edge) for edge in (*x, *y)
-            ]
-            return not others and all(are_numbers)
-    return False
+            are_numbers = [isinstance(end, int | float) and not math.isnan(end) for end in (*x, *y)]
+            is_valid = not others and all(are_numbers)
+    return is_valid
 
 
 def values(data: Data, state: State, name: str) -> np.ndarray:

@@ -93,7 +93,7 @@ def test_settings_of_how_gpus_share_the_training_select_their_runs(runs):
         explorer.set(zero_stage=7)
     with pytest.raises(SettingsError, match="no run has these values of strategy, zero_stage"):
         explorer.set(strategy="ddp", zero_stage=3)
-    with pytest.raises(SettingsError, match="precision bf61 .* did you mean 'bf16'?"):
+    with pytest.raises(SettingsError, match=r"precision bf61 .* did you mean 'bf16'\?"):
         explorer.set(precision="bf61")
 
 
