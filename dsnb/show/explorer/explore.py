@@ -13,7 +13,7 @@ import nbformat.v4 as nbf
 import pandas as pd
 
 from dsnb.base.errors import DsnbError, SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.prediction.predicted import Asked, Unmeasured, unmeasured
 from dsnb.results.runs.load import load_runs
 from dsnb.show.explorer import data, page
@@ -111,7 +111,7 @@ class Explorer:
         )
         output = nbf.new_output("display_data", data={"text/html": content})
         notebook = nbf.new_notebook(cells=[nbf.new_code_cell("", outputs=[output])])
-        records.write_text(target, page.of_notebook(notebook, title))
+        json_files.write_text(target, page.of_notebook(notebook, title))
         return target
 
     def _fragment(self, home: Path) -> str:

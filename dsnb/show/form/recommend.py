@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dsnb.base.errors import DsnbError, SettingsError
-from dsnb.base.files import plain_yaml, records
+from dsnb.base.files import json_files, plain_yaml
 from dsnb.base.formulas import model_shapes, planning
 from dsnb.base.system import hardware
 from dsnb.measure.sweep.params import is_params, load_sweep
@@ -282,11 +282,11 @@ def write(folder: str | Path, answer: Recommendation) -> list[str]:
         f"recommend_{model_shapes.slug(best.model)}", question, experiments, repeats=4
     )
     folder.mkdir(parents=True, exist_ok=True)
-    records.write_text(file, plain_yaml.dump(content.model_dump(exclude_defaults=True)))
+    json_files.write_text(file, plain_yaml.dump(content.model_dump(exclude_defaults=True)))
     sentences = [f"Written: {file}; to verify it by runs: dsnb sweep {file}"]
     (folder / "deepspeed.json").unlink(missing_ok=True)  # that of an earlier recommendation
     if best.strategy == "deepspeed":
-        records.write_json(folder / "deepspeed.json", deepspeed_config(best))
+        json_files.write_json(folder / "deepspeed.json", deepspeed_config(best))
         sentences.append(
             f"Written: {folder / 'deepspeed.json'}, DeepSpeed's configuration of the recommended setting"
         )
