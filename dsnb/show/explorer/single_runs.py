@@ -1,7 +1,7 @@
 """Single runs in the page: steps and samples over time, parts of a step, memory, remarks."""
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from dsnb.results.statistics.cpu_bound import cpu_bound_words
 from dsnb.results.statistics.flags import flags, single_run_words
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records import record_schema
-from dsnb.settings.records.columns import GPU_COLUMNS, OVER_TIME, SETTINGS
+from dsnb.settings.records.columns import GPU_COLUMNS, OVER_TIME
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import Shortage
 from dsnb.show.explorer.data import Data, plain, run_place
 
 Json = dict[str, Any]
+Row = dict[Any, Any]
 MAX_NUMBERS = 26_000
 """Maximum count of numbers in the series of all runs of a page, about 130 kB."""
 MIN_POINTS, MAX_POINTS = 24, 240
@@ -170,7 +171,7 @@ def remarks(data: Data, unusual: dict[int, str]) -> Json:
     return {"texts": list(places), "runs": runs}
 
 
-def _profile(data: Data, position: int, row: dict[Hashable, Any]) -> str:
+def _profile(data: Data, position: int, row: Row) -> str:
     """Return the parts of a profiled step in words; empty without a profile."""
     place = run_place(data, position) if plain(row.get("profile")) is True else None
     if place is None or not place.is_dir():
@@ -195,7 +196,7 @@ def gpu_memory(data: Data) -> Json:
     }
 
 
-def _shortage(row: dict[Hashable, Any]) -> str:
+def _shortage(row: Row) -> str:
     """Return how much memory a run had and requested when it ran out; empty if unknown."""
     amounts = {name: plain(row.get(name)) for name in SHORTAGE}
     if labels.text(row["status"]) == "ok" or amounts["oom_allocated_gib"] is None:
@@ -204,13 +205,13 @@ def _shortage(row: dict[Hashable, Any]) -> str:
     return "".join(SHORTAGE[name].format(gib) for name, gib in known.items())
 
 
-def _advice(row: dict[Hashable, Any]) -> list[str]:
+def _advice(row: Row) -> list[str]:
     """Return the changes that could make a run of dsnb fit; other programs name their settings differently."""
     if labels.text(row["status"]) != "oom" or plain(row.get("source")) not in {None, "dsnb"}:
         return []
-    values = {name: plain(row.get(name)) for name in SETTINGS}
-    recorded = {name: value for name, value in values.items() if value is not None}
-    settings, _ = record_schema.cleaned(RunPaths(Path()).experiment.name, recorded)
-    complete = Experiment.recorded(settings).model_dump()
     phase = str(plain(row.get("oom_phase")) or "")
-    return Shortage(complete, phase, row.get("device") == "cpu").advice()
+    try:
+        settings = Experiment.of_row(row).model_dump()
+        return Shortage(settings, phase, row.get("device") == "cpu").advice()
+    except (ValueError, TypeError):  # the table is of someone else
+        return []
