@@ -18,7 +18,7 @@ from dsnb.results.answers import words
 from dsnb.results.answers.decide import rate, without_probes
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import json_numbers, numbers
-from dsnb.results.runs.texts import significant
+from dsnb.results.runs.texts import fit, significant
 from dsnb.results.statistics.choices import group
 from dsnb.results.statistics.summary import unstable
 from dsnb.settings.records.paths import RunPaths
@@ -100,7 +100,7 @@ def payload(data: Data, state: State, home: Path | None) -> Json:
         "formerNames": FORMER_NAMES,
         **words.PAGE,
         **_tasks(data, runs, names),
-        "taskCodes": data.run_codes["task"].tolist(),
+        "taskCodes": data.codes["task"].tolist(),
         "inputs": INPUTS,
         "predicted": _predicted(data),
         "defaults": default(data),
@@ -189,26 +189,22 @@ def _tasks(data: Data, runs: pd.DataFrame, names: list[str]) -> Json:
 def _predicted(data: Data) -> Json:
     """Return predicted settings by column.
 
-    `kinds` are the GPUs as prices name them, `fits` is None where unknown, `tight` settings have no room for what torch
-    reserves, and `outside` says how a setting differs from all runs that the time model is fitted to.
+    `kinds` are the GPUs as prices name them, and `outside` says how a setting differs from all runs that the time model
+    is fitted to.
     """
     table = data.predicted
-    codes = data.codes[len(data.runs) :]
     rows = table.to_dict("records")
     return {
         "names": [labels.text(row["experiment"]) for row in rows],
         "settings": [labels.setting(row) for row in rows],
         "kinds": [str(row["gpu_name"]) for row in rows],
         "gpus": [int(row["gpus"]) for row in rows],
-        "tasks": codes["task"].tolist(),
-        "codes": {name: codes[name].tolist() for name in data.values if (codes[name] >= 0).any()},
         "figures": {
             name: _predicted_figure(table, name)
             for name in (*FIGURES, PER_GPU)
             if name in table and table[name].notna().any()
         },
-        "fits": [plain(row["fits"]) for row in rows],
-        "tight": [bool(row["tight"]) for row in rows],
+        "fit": [fit(row) or "unknown" for row in rows],
         "outside": [str(row["outside"]) for row in rows],
         "notes": list(data.notes),
     }
@@ -270,7 +266,7 @@ def _axis(data: Data, name: str) -> Json:
         "shortLabels": unusual,
         "colours": [fixed.get(str(value), colours[code]) for code, value in enumerate(values)],
         "shapes": [SHAPES[code % len(SHAPES)] for code in range(count)],
-        "codes": data.run_codes[name].tolist(),
+        "codes": data.codes[name].tolist(),
     }
 
 
