@@ -28,13 +28,14 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
     clocks over time, which need steps and samples, are in the report only.
     """
     for task in tasks(runs):
+        named = named_runs(task.runs)
         summary = summarize(task.runs).sort_values(f"{RATE}_median", ascending=False, kind="stable")
-        no_rank = summary.index.isin(unstable(named_runs(task.runs))) | ~knows_gpus(task.runs).all()
+        no_rank = summary.index.isin(unstable(named)) | ~knows_gpus(task.runs).all()
         summary = pd.concat([summary[~no_rank], summary[no_rank]])
         no_rank = np.sort(no_rank)
         shared, names = short_names([str(name) for name in summary.index])
         titles = [task.title, _place(task.runs), f"in every name: {shared}" if shared else ""]
-        unusual = flags(named_runs(task.runs)).query("words != ''")
+        unusual = flags(named).query("words != ''")
         marks = np.where(summary.index.isin(unusual["experiment"]), " !", "")
         rows = [f"  {name}{mark}" for name, mark in zip(names, marks, strict=True)]
         lines = [*answer.unstable_settings(task.runs), *answer.mixed_settings(task.runs)]

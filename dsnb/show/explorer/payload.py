@@ -66,11 +66,9 @@ def payload(data: Data, state: State, home: Path | None) -> Json:
     """
     runs = answered(data)
     names = list(dict.fromkeys(data.experiments))
-    speed_and_memory = [
-        rate(data.runs),
-        *[name for name in labels.MEMORY if name in data.figures][:1],
-    ]
-    listed = [speed_and_memory[0], *MEDIANS, *speed_and_memory[1:]]
+    speed = rate(data.runs)
+    memory = [name for name in labels.MEMORY if name in data.figures][:1]
+    medians = [name for name in (speed, *MEDIANS, *memory) if name in data.figures]
     axes = [_axis(data, name) for name in data.values]
     figures = _figures(data)
     if labels.common_unit(data.runs) == "rank":
@@ -84,8 +82,8 @@ def payload(data: Data, state: State, home: Path | None) -> Json:
         "axes": axes,
         "experimentAxes": data.axes,
         "figures": figures,
-        "comparedFigures": [name for name in speed_and_memory if name in data.figures],
-        "medianFigures": [name for name in listed if name in data.figures],
+        "comparedFigures": [name for name in medians if name in (speed, *memory)],
+        "medianFigures": medians,
         "unprinted": UNPRINTED,
         "experiments": _experiments(data, names, axes, set(unstable(runs))),
         "repeats": json_numbers(numbers(data.runs, "repeat")),
@@ -115,7 +113,7 @@ def _experiments(data: Data, names: list[str], axes: list[Json], unsteady: set[s
     """Return the experiments: full and short names, that of each run, and in which order they are the baseline."""
     neighbours = data.neighbours
     codes = {name: code for code, name in enumerate(names)}
-    short = _short_names(data, {axis["name"]: axis.pop("shortLabels") for axis in axes})
+    short = _short_names(data, {axis["name"]: axis["unusual"] for axis in axes})
     # the stable one with the most neighbours first
     bases = sorted(names, key=lambda name: (name in unsteady, -neighbours.get(name, -1)))
     return {
@@ -152,13 +150,12 @@ def _short_names(data: Data, texts: dict[str, list[str]]) -> dict[object, str]:
 def answered(data: Data) -> pd.DataFrame:
     """Return the runs that the answer uses, with the figures of the page, so that both agree."""
     runs = data.runs.reset_index(drop=True)
-    runs = runs.reindex(columns=dict.fromkeys([*runs, *NEEDED]))
-    shown = data.figures.reset_index(drop=True).astype(float)
-    shown = shown.reindex(columns=dict.fromkeys([*ANSWERED, *shown]))
-    runs = runs.assign(
-        **{name: shown[name] for name in shown},
+    figures = data.figures.reset_index(drop=True).astype(float)
+    figures = figures.reindex(columns=dict.fromkeys([*ANSWERED, *figures]))
+    runs = runs.reindex(columns=dict.fromkeys([*runs, *NEEDED])).assign(
+        **figures,
         experiment=data.experiments,
-        status=[labels.text(value) for value in runs["status"]],
+        status=runs["status"].map(labels.text),
         sweep="",
         gpus=numbers(runs, "gpus"),
     )
@@ -250,20 +247,17 @@ def _axis(data: Data, name: str) -> Json:
     if name == labels.PARALLELISM:
         fixed = palette.parallelism([labels.text(value) for value in values])
     colours = palette.sequence(count)
-    unusual = ["" if value is None else axis.describe_unusual(value) for value in values]
     return {
         "name": name,
         "title": axis.title,
         "heading": axis.title,
-        "isFilter": count - values.count(None) > 1,
         "group": group(name),
         "values": values,
         "labels": [axis.label(value) for value in values],
         "phrases": [axis.describe(value) for value in values],
         "onlyWith": axis.only_with,
         "isOn": [labels.is_on(name, value) for value in values],
-        "isUsual": [not text for text in unusual],
-        "shortLabels": unusual,
+        "unusual": ["" if value is None else axis.describe_unusual(value) for value in values],
         "colours": [fixed.get(str(value), colours[code]) for code, value in enumerate(values)],
         "shapes": [SHAPES[code % len(SHAPES)] for code in range(count)],
         "codes": data.codes[name].tolist(),
@@ -312,13 +306,12 @@ def _multiple(values: np.ndarray, base: np.ndarray, name: str) -> Json | None:
     products = factors[codes] * base[finite]
     if len(factors) > MAX_FACTORS or not np.allclose(products, values[finite], rtol=CLOSE, atol=0):
         return None
-    every_code = np.zeros(len(values), int)
-    every_code[finite] = codes
-    return {
-        "of": name,
-        "factors": factors.tolist(),
-        "codes": every_code.tolist() if len(factors) > 1 else None,
-    }
+    packed: Json = {"of": name, "factors": factors.tolist(), "codes": None}
+    if len(factors) > 1:
+        every_code = np.zeros(len(values), int)
+        every_code[finite] = codes
+        packed["codes"] = every_code.tolist()
+    return packed
 
 
 def _count_ranks(shown: Json) -> None:
@@ -326,17 +319,14 @@ def _count_ranks(shown: Json) -> None:
     for name in ("title", "heading"):
         shown[name] = shown[name].replace("GPU", "rank")
     if shown["name"] == "gpus":
-        for name in ("phrases", "shortLabels"):
+        for name in ("phrases", "unusual"):
             shown[name] = [text.replace("GPU", "rank") for text in shown[name]]
 
 
-def _causes(data: Data) -> dict[int, str]:
-    causes = {}
-    for place, row in enumerate(data.runs.reindex(columns=["status", "cause"]).to_numpy()):
-        status, cause = map(plain, row)
-        if cause is not None and status != "ok":
-            causes[place] = str(cause)
-    return causes
+def _causes(data: Data) -> dict[int, object]:
+    runs = data.runs.reindex(columns=["status", "cause"]).reset_index(drop=True).map(plain)
+    causes = runs["cause"][runs["status"] != "ok"].dropna()
+    return causes.map(str).to_dict()
 
 
 def _files(data: Data, names: list[str], home: Path | None) -> Json:
@@ -346,25 +336,24 @@ def _files(data: Data, names: list[str], home: Path | None) -> Json:
     """
     parents = dict.fromkeys(names, "")
     available = {name: [0] * len(data.experiments) for name in FILES}
-    rows = data.runs.to_dict("records") if home else []
-    for position, row in enumerate(rows):
-        run = RunPaths(run_place(data, position) or Path())
+    for position, row in enumerate(data.runs.to_dict("records") if home else []):
+        folder = run_place(data, position)
+        own = (row["experiment"], f"run{plain(row['repeat'])}")
         # A run that was copied into another folder is not beside the other runs of its experiment.
-        is_beside = run.repeat == row["repeat"] and run.dir.parent.name == row["experiment"]
-        if not (home and is_beside and run.dir.is_dir() and run.dir.is_relative_to(home)):
+        if not home or not folder or folder.parts[-2:] != own or not folder.is_relative_to(home):
             continue
-        is_profiled = (
-            plain(row.get("profile")) is True
-        )  # only these have a trace, and look-ups take time
-        for path in (run.notebook, run.trace) if is_profiled else (run.notebook,):
+        run = RunPaths(folder)
+        files = [run.notebook]
+        if plain(row.get("profile")) is True:  # only these have a trace, and look-ups take time
+            files.append(run.trace)
+        for path in files:
             if path.is_file():
-                parents[data.experiments[position]] = run.dir.parent.relative_to(home).as_posix()
+                parents[data.experiments[position]] = folder.parent.relative_to(home).as_posix()
                 available[path.name][position] = 1
-    return {
-        "parents": [None if parent == name else parent for name, parent in parents.items()],
-        "kinds": [
-            {"name": name, "title": FILES[name], "available": runs}
-            for name, runs in available.items()
-            if any(runs)
-        ],
-    }
+    kinds = [
+        {"name": name, "title": FILES[name], "available": runs}
+        for name, runs in available.items()
+        if any(runs)
+    ]
+    short = [None if parent == name else parent for name, parent in parents.items()]
+    return {"parents": short, "kinds": kinds}

@@ -174,9 +174,8 @@ def change(data: Data, state: State, changes: State) -> State:
         wanted = set(data.runs[labels.PARALLELISM][is_wanted].map(plain))
         if not wanted and not problems:
             problems.append(f"no run has these values of {', '.join(shared)} together")
-        changed[labels.PARALLELISM] = [
-            value for value in data.values[labels.PARALLELISM] if value in wanted
-        ]
+        offered = data.values[labels.PARALLELISM]
+        changed[labels.PARALLELISM] = [value for value in offered if value in wanted]
     if problems:
         raise SettingsError("\n".join(problems))
     question(changed)

@@ -5,7 +5,7 @@ const AXES = { y: "Y axis", x: "X axis", colour: "Colour by", along: "Medians by
 class Controls {
   constructor(model, set) {
     Object.assign(this, { model, set });
-    this.boxes = model.axes.filter((axis) => axis.isFilter).map((axis) => this.filter(axis));
+    this.boxes = model.axes.map((axis) => this.filter(axis));
     this.selects = Object.keys(AXES).map((name) => this.select(name));
     const reset = button("Reset", () => set({ ...model.defaults, ...model.cleared(this.state), task: this.state.task }));
     const filters = element("div", { class: "dsnb-filters" }, ...this.boxes.map((box) => box.node));

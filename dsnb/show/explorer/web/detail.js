@@ -25,7 +25,7 @@ class Detail {
   describe(run, steps) {
     const { model } = this;
     const status = element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${model.statusOf(run)}. ${model.causes[run] ?? ""}`);
-    const settings = model.experimentAxes.map((name) => model.axis.get(name)).map(({ isUsual, phrases, codes }) => (isUsual[codes[run]] ? "" : phrases[codes[run]]));
+    const settings = model.experimentAxes.map((name) => model.axis.get(name)).map(({ unusual, codes }) => unusual[codes[run]]);
     const notes = [
       settings.filter(Boolean).join(", "),
       steps ? "" : `The steps of this run ${model.leftOut}`,
