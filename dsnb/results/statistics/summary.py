@@ -12,7 +12,7 @@ import pandas as pd
 from dsnb.base.errors import SettingsError
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import current_name, named_runs, numbers
-from dsnb.results.statistics.choices import MEASUREMENT, varying, with_choices
+from dsnb.results.statistics.setting_axes import MEASUREMENT, varying, with_setting_axes
 from dsnb.settings.checks import closest_match
 from dsnb.settings.records.columns import PHASES, SETTINGS, key_columns
 
@@ -126,7 +126,7 @@ def _columns(ok: pd.DataFrame, metrics: Literal["all"] | Sequence[str] | None) -
 
 def _differing_settings(runs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Return the settings that differ between groups, missing where they differ within one."""
-    table = with_choices(runs)
+    table = with_setting_axes(runs)
     names = [name for name in varying(table) if name not in keys]
     first = table.drop_duplicates(keys).set_index(keys)[names]
     differs = table.groupby(keys, sort=False, dropna=False)[names].nunique(dropna=False) > 1

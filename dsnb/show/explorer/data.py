@@ -13,8 +13,7 @@ from dsnb.base.formulas.planning import usual_tokens
 from dsnb.prediction.predicted import Unmeasured
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import as_runs, named_runs, numbers
-from dsnb.results.statistics.choices import choices as choices_of
-from dsnb.results.statistics.choices import with_choices
+from dsnb.results.statistics.setting_axes import setting_axes, with_setting_axes
 from dsnb.results.statistics.tasks import TASK, Task, is_fine_tuning, tasks
 from dsnb.settings.records.columns import key_columns
 
@@ -145,8 +144,8 @@ def prepared(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
     expected = expected.reset_index(drop=True)
     cleaned = runs.assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
     experiments = [labels.text(name) for name in named_runs(cleaned)["experiment"]]
-    rows = with_choices(_beside(cleaned, expected) if len(expected) else cleaned)
-    names = [name for name in choices_of(rows) if name not in TASK]
+    rows = with_setting_axes(_beside(cleaned, expected) if len(expected) else cleaned)
+    names = [name for name in setting_axes(rows) if name not in TASK]
     choices = [choice(name, rows[name], len(runs)) for name in names] + [
         choice("sweep", cleaned["sweep"])
     ]
@@ -166,7 +165,7 @@ def prepared(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
 def _beside(runs: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFrame:
     """Return runs and predicted settings as one table, with the columns of predictions that some run has."""
     names = [
-        *choices_of(expected),
+        *setting_axes(expected),
         *(name for name in (*labels.SHARING, *TASK) if name in expected),
     ]
     names = [name for name in names if name in runs and runs[name].notna().any()]
