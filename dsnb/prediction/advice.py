@@ -14,14 +14,12 @@ from dsnb.base.formulas.memory import HALF
 from dsnb.base.formulas.planning import MAX_DAYS
 from dsnb.base.system import hardware
 from dsnb.prediction import gpus, ratio_errors, space
-from dsnb.prediction.calibration import recorded
-from dsnb.prediction.gpus import NODE_GPUS
+from dsnb.prediction.gpus import NODE_GPUS, known_gpu
 from dsnb.prediction.host_memory import USABLE, offloads
-from dsnb.prediction.memory import peak_memory, room_gib
+from dsnb.prediction.memory import need_gib, peak_memory, room_gib
 from dsnb.prediction.predict import on_gpu
-from dsnb.prediction.predicted import known_gpu
 from dsnb.prediction.ratio_errors import Ratios
-from dsnb.prediction.search import Best, Search, need_gib
+from dsnb.prediction.search import Best, Search
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.space import Training
 from dsnb.prediction.step_time import problem
@@ -198,7 +196,7 @@ class Adviser:
                 left = room_gib(setting, self.on.gpu.memory_gib)
                 if (
                     need_gib(setting) <= left
-                    and peak_memory(setting, *traces([setting])).peak_allocated_gib <= left
+                    and peak_memory(setting, *traces([setting])).gib <= left
                 ):
                     return number
         return 0
@@ -448,7 +446,7 @@ def runs_on(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
 
 def of_runs(runs: pd.DataFrame, asked: Iterable[str]) -> pd.DataFrame | None:
     """Return measured medians in place of predictions; a setting whose runs all ran out of memory does not fit."""
-    names = [recorded(row).name_with_model for row in runs.to_dict("records")]
+    names = [Experiment.of_row(row).name_with_model for row in runs.to_dict("records")]
     named = runs.assign(experiment=names, sweep="").drop(columns=[*MEMORY[1:]], errors="ignore")
     named = named[named["experiment"].isin(list(asked))]
     if named.empty:

@@ -92,7 +92,11 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
     """
     shapes = model_shapes.PRESETS | model_shapes.PUBLISHED
     shape = shapes.get(str(run["model"]))
-    if shape is None or shape.published or not isinstance(run["micro_batch_size"], int | float):
+    if (
+        shape is None
+        or not shape.has_formula
+        or not isinstance(run["micro_batch_size"], int | float)
+    ):
         return {}
     experiment = Experiment.of_row(run)
     states = _states(experiment, shape, run)
@@ -111,7 +115,7 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(getattr(peak, name)) / GIB for name in PARTS}
 
 
-def _states(experiment: Experiment, shape: Shape, run: Mapping[str, Any]) -> memory.Parts:
+def _states(experiment: Experiment, shape: Shape, run: Mapping[str, Any]) -> memory.MemoryParts:
     """Return the model states; the parameters are those that the run counted, if it did."""
     counted = run.get("trainable_parameters" if experiment.lora_rank else "parameters")
     trained = shape.parameters

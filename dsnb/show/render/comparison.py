@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dsnb.prediction.calibration import ALL
+from dsnb.prediction.accuracy import ALL
 from dsnb.prediction.predicted import COMPARED, MAX_SETTINGS, errors, parity
 from dsnb.prediction.step_time import FITTED_SETTINGS
 from dsnb.results.runs.labels import MEMORY, METRIC_LABELS, count

@@ -76,10 +76,10 @@ def page(opened):
 
 def chosen(random_state, explorer):
     """Draw a state: some filters with one or more values, figures, axes and scales."""
-    choices = explorer.data.choices
+    choices = explorer.data.values
     filters = {
-        name: random_state.sample(choice.values, random_state.randint(1, len(choice.values)))
-        for name, choice in choices.items()
+        name: random_state.sample(offered, random_state.randint(1, len(offered)))
+        for name, offered in choices.items()
         if random_state.random() < 0.3
     }
     picked = {
