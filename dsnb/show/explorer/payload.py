@@ -19,7 +19,7 @@ from dsnb.results.answers.decide import rate, without_probes
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import json_numbers, numbers
 from dsnb.results.runs.texts import fit, significant
-from dsnb.results.statistics.choices import group
+from dsnb.results.statistics.setting_axes import group
 from dsnb.results.statistics.summary import unstable
 from dsnb.settings.records.paths import RunPaths
 from dsnb.show.explorer import single_runs
