@@ -229,7 +229,7 @@ def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
 def _numbers(experiment: Experiment, link: Link) -> dict[str, float]:
     return {
         "hidden size": shape(experiment.model).hidden,
-        "number of tokens in a micro-batch": int(experiment.micro_batch_size) * experiment.seq_len,
+        "number of tokens in a micro-batch": experiment.micro_batch_tokens,
         "number of GPUs": experiment.gpus,
         NODES: link.nodes(experiment),
     }

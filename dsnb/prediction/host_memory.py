@@ -80,7 +80,7 @@ def pinned(size: float) -> float:
 def _block_inputs(experiment: Experiment) -> float:
     """Return the inputs of recomputed blocks (`torch.autograd.graph.save_on_cpu`), each pinned on its own."""
     model = shape(experiment.model)
-    tokens = int(experiment.micro_batch_size) * experiment.seq_len
+    tokens = experiment.micro_batch_tokens
     each = pinned(tokens * model.hidden * experiment.numbers.stream_bytes)
     return recomputed_blocks(model.layers, experiment.checkpoint_every) * each
 

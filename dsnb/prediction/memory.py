@@ -52,7 +52,7 @@ def need_gib(experiment: Experiment, likely: bool = False) -> float:
 def untraced(experiment: Experiment, likely: bool) -> MemoryTrace:
     """Return a trace of a setting from formulas, for the least or the likely bytes that it keeps."""
     model = shape(experiment.model)
-    tokens = int(experiment.micro_batch_size) * experiment.seq_len
+    tokens = experiment.micro_batch_tokens
     width = experiment.numbers.computed_bytes
     block = formulas.block_activations(
         tokens,
@@ -105,7 +105,7 @@ def _of_ranks(experiment: Experiment, trace: MemoryTrace) -> list[MemoryTrace]:
     in_flight = min(stages, experiment.grad_accum)
     logits = split.moments[0][0] - split.kept
     # The engine keeps the logits of a micro-batch until the buffer is used again.
-    kept_logits = 2 * int(experiment.micro_batch_size) * experiment.seq_len * trace.vocab
+    kept_logits = 2 * experiment.micro_batch_tokens * trace.vocab
     of_stages = []
     for micro_batches, loss in ((in_flight, 0.0), (1, logits + in_flight * kept_logits)):
         kept = split.kept * micro_batches / stages
@@ -118,7 +118,7 @@ def _split_by_tensor_parallel(experiment: Experiment, trace: MemoryTrace) -> Mem
     """Return the trace of one tensor-parallel rank; ranks share part of a block's activations (Korthikanti et al.)."""
     if experiment.tensor_parallel == 1:
         return trace
-    tokens = int(experiment.micro_batch_size) * experiment.seq_len
+    tokens = experiment.micro_batch_tokens
     replicated = trace.layers * formulas.block_activations(
         tokens,
         trace.hidden,
@@ -210,8 +210,7 @@ def engine_of(experiment: Experiment, trace: MemoryTrace) -> Engine:
     """Return the sizes of a setting."""
     # Embeddings, which are tied to the output layer, are whole on each tensor-parallel rank and on the outer stages.
     root_share = trace.of_root / trace.parameters
-    model_parallel = experiment.tensor_parallel * experiment.pipeline_parallel
-    of_rank = root_share + (1 - root_share) / model_parallel
+    of_rank = root_share + (1 - root_share) / experiment.model_parallel
     numbers = experiment.numbers
     strategy = experiment.parallel_strategy
     given = experiment.deepspeed.get("zero_optimization.reduce_bucket_size")
@@ -335,15 +334,16 @@ def fsdp(engine: Engine) -> list[MemoryParts]:
     Gradients of earlier micro-batches are shards, too, unless they are reduced once a step: then they are whole.
     """
     trace = engine.trace
-    is_half = engine.numbers.natively_half
-    gathered_bytes = 2 if is_half else 4
+    gathered_bytes = 2 if engine.numbers.natively_half else 4
     states = engine.states.plus(buffers=gathered_bytes * (trace.of_root + trace.of_block))
     # A block's gradients are copied to fp32 to be reduced, where the weights of the next one take less.
-    reduced = 2 * trace.of_block if is_half else 0
-    is_whole = engine.experiment.reduce_gradients == "step"
-    kept = 4 * (engine.trained if is_whole else engine.share)
+    reduced = (4 - gathered_bytes) * trace.of_block
+    share = 4 * engine.share
+    kept = share
+    if engine.experiment.reduce_gradients == "step":
+        kept = 4 * engine.trained
     passes = _passes(engine, states, kept, staying=4 / engine.ranks, later=reduced)
-    return [*passes, engine.states.plus("optimizer", gradients=4 * engine.share)]
+    return [*passes, engine.states.plus("optimizer", gradients=share)]
 
 
 def zero(engine: Engine) -> list[MemoryParts]:
@@ -364,14 +364,15 @@ def _zero0(engine: Engine) -> list[MemoryParts]:
     """Hold everything on every rank; gradients are flattened to be reduced, and again by half precision's update."""
     whole = engine.width * engine.trained
     after = engine.states.plus(gradients=whole)
+    flat = whole if engine.ranks > 1 else 0
     update = 0.0
-    if engine.numbers.masters:
-        # FP16_Optimizer.step: a list of all gradients in fp32, and a flat copy of them; FP16_UnfusedOptimizer, which
-        # has every optimizer but AdamW, makes no copy.
-        update = (8 if engine.experiment.optimizer == "adamw" else 4) * engine.trained
+    if engine.numbers.masters:  # FP16_Optimizer.step: a list of all gradients in fp32
+        update += 4 * engine.trained
+        if engine.experiment.optimizer == "adamw":  # FP16_UnfusedOptimizer makes no flat copy
+            update += 4 * engine.trained
     return [
         *_passes(engine, engine.states, whole, staying=engine.width),
-        after.plus("reduction", buffers=whole if engine.ranks > 1 else 0),
+        after.plus("reduction", buffers=flat),
         after.plus("optimizer", buffers=update),
     ]
 
@@ -404,10 +405,12 @@ def _sharded_update(engine: Engine) -> tuple[MemoryParts, MemoryParts]:
 
     The share is flattened, and cast to fp32 where it is not (stage_1_and_2.py, `step`).
     """
-    each = engine.numbers.accumulated_bytes
-    after = engine.states.plus(gradients=each * engine.share)
-    cast = 4 if each < 4 else 0
-    return after, after.plus("optimizer", buffers=(each + cast) * engine.share)
+    gradients = engine.numbers.accumulated_bytes * engine.share
+    after = engine.states.plus(gradients=gradients)
+    update = gradients
+    if engine.numbers.accumulated_bytes < 4:
+        update += 4 * engine.share
+    return after, after.plus("optimizer", buffers=update)
 
 
 def _offloaded_optimizer(engine: Engine) -> list[MemoryParts]:

@@ -42,7 +42,7 @@ COMPARED = {"step_time": "step_time_mean_s", "peak_allocated": "peak_allocated_g
 """Compared figures: the prefix of the error columns, and the figure's column."""
 READ_KEYS = {"zero_optimization.reduce_bucket_size", "zero_optimization.stage3_max_live_parameters"}
 """Keys of DeepSpeed's configuration that the memory rules know; others may change memory in unknown ways."""
-MEDIANS = ("step_time_mean_s", "peak_allocated_gib", "gpu_memory_gib")
+MEDIANS = ("step_time_mean_s", "tokens_per_s", "peak_allocated_gib", "gpu_memory_gib")
 MAX_SETTINGS = 500
 """Settings that are compared, evenly spaced: 1,500 would take ten seconds."""
 Asked = str | Path | Experiment
@@ -92,8 +92,7 @@ def parity(runs: pd.DataFrame, link: str = "nvlink") -> pd.DataFrame | None:
     places = np.linspace(0, len(settings) - 1, min(len(settings), MAX_SETTINGS)).astype(int)
     settings = [settings[place] for place in places]
     kept = traces_of([one.experiment for one in settings], make=False)
-    table = pd.DataFrame(map(_compared, settings, kept))
-    table["predicted_step_time_mean_s"] = _step_times(settings)
+    table = pd.DataFrame(map(_compared, settings, kept, _step_times(settings)))
     predicted = [f"predicted_{column}" for column in COMPARED.values()]
     for name, column in COMPARED.items():
         table[f"{name}_error_pct"] = 100 * (table[f"predicted_{column}"] / table[column] - 1)
@@ -101,8 +100,10 @@ def parity(runs: pd.DataFrame, link: str = "nvlink") -> pd.DataFrame | None:
     return table if has_predictions or table["has_rules"].any() else None
 
 
-def _compared(one: MeasuredSetting, trace: MemoryTrace | None) -> dict[str, Any]:
-    """Return a row of `parity` without the predicted step time."""
+def _compared(
+    one: MeasuredSetting, trace: MemoryTrace | None, predicted_s: float
+) -> dict[str, Any]:
+    """Return a row of `parity` without errors."""
     peak_gib = math.nan
     fits = None
     if trace:
@@ -118,7 +119,7 @@ def _compared(one: MeasuredSetting, trace: MemoryTrace | None) -> dict[str, Any]
         "has_rules": is_covered(one.experiment),
         "step_time_mean_s": one.measured.step_time_s if one.measured else math.nan,
         "peak_allocated_gib": one.record["peak_allocated_gib"] if one.ran else math.nan,
-        "predicted_step_time_mean_s": math.nan,
+        "predicted_step_time_mean_s": predicted_s,
         "predicted_peak_allocated_gib": peak_gib,
         "fits": fits,
     }

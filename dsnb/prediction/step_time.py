@@ -167,7 +167,7 @@ def traffic(experiment: Experiment) -> dict[str, float]:
     size = ModelSize(model.parameters, trained, model.layers, model.hidden, model.family)
     sent = dict(vars(experiment.parallel_strategy.traffic(experiment, size)))
     sent |= _offload_traffic(experiment, size)
-    tokens = int(experiment.micro_batch_size) * experiment.seq_len
+    tokens = experiment.micro_batch_tokens
     hidden_states = tokens * model.hidden * experiment.numbers.computed_bytes
     ranks = experiment.tensor_parallel
     if ranks > 1:

@@ -47,7 +47,7 @@ def work(experiment: Experiment) -> dict[str, float]:
     model = shape(experiment.model)
     mode = Mode.of(experiment)
     again = recomputed_share(experiment)
-    tokens = int(experiment.micro_batch_size) * experiment.seq_len
+    tokens = experiment.micro_batch_tokens
     stages = experiment.pipeline_parallel
     count = experiment.grad_accum
     layers = model.layers / stages
@@ -171,7 +171,7 @@ class _Attention(NamedTuple):
 def _attention(experiment: Experiment, model: Counts, mode: Mode, again: float) -> _Attention:
     """Return the attention of a block: 2 products forward, 5 backward where fused (Dao 2023), 4 where not."""
     length = experiment.seq_len
-    queries = int(experiment.micro_batch_size) * length / experiment.tensor_parallel
+    queries = experiment.micro_batch_tokens / experiment.tensor_parallel
     if mode.fused_attention and not model.capped:
         width = 0.0  # times keys that are seen
         for block_width, window, heads in model.attention:
@@ -233,7 +233,7 @@ def _weight_traffic(experiment: Experiment, model: Counts, mode: Mode) -> float:
         moved += 6 + 12 * added
     else:
         moved += 6 * added
-    return moved * model.parameters / _model_parallel(experiment)
+    return moved * model.parameters / experiment.model_parallel
 
 
 def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
@@ -264,12 +264,7 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
     has_buckets = stage in {1, 2} or (stage == 0 and experiment.data_parallel > 1)
     if strategy.is_deepspeed and has_buckets:
         each += 4.0 * mode.stream_width  # into a bucket and out of it, on every rank
-    return each * trained_parameters(experiment) / _model_parallel(experiment)
-
-
-def _model_parallel(experiment: Experiment) -> int:
-    """Return the ranks that share one copy of the model."""
-    return experiment.tensor_parallel * experiment.pipeline_parallel
+    return each * trained_parameters(experiment) / experiment.model_parallel
 
 
 def _launches(

@@ -55,13 +55,13 @@ def test_a_row_of_the_users_file_replaces_the_gpu_of_its_name_and_rates_may_be_e
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ("X1,1,1,1,lots,1,1,1,1", "memory_gib of X1 is 'lots': give the number of its data sheet"),
-        ("X1,,1,1,1,1,1,1,1", "fp32_tflops of X1 is '': give the number of its data sheet"),
-        ("X1,1,1,1,1,0,1,1,1", "memory_gb_per_s of X1 is '0': give the number of its data sheet"),
-        ("X1,1,1,1,1,1,-1,1,1", "nvlink_gb_per_s of X1 is '-1': give the number of its data sheet"),
-        ("X1,1,nan,1,1,1,1,1,1", "tf32_tflops of X1 is 'nan': give the number of its data sheet"),
-        ("X1,1,1", "half_tflops of X1 is '': give the number of its data sheet"),
-        (",1,1,1,1,1,1,1,1", "a GPU needs a name"),
+        ("X1,1,1,1,lots,1,1,1,1", "memory_gib is 'lots': give the value of its data sheet"),
+        ("X1,,1,1,1,1,1,1,1", "fp32_tflops is '': give the value of its data sheet"),
+        ("X1,1,1,1,1,0,1,1,1", "memory_gb_per_s is '0': give the value of its data sheet"),
+        ("X1,1,1,1,1,1,-1,1,1", "nvlink_gb_per_s is '-1': give the value of its data sheet"),
+        ("X1,1,nan,1,1,1,1,1,1", "tf32_tflops is 'nan': give the value of its data sheet"),
+        ("X1,1,1", "half_tflops is '': give the value of its data sheet"),
+        (",1,1,1,1,1,1,1,1", "name is '': give the value of its data sheet"),
     ],
 )
 def test_a_wrong_row_is_refused_in_one_sentence(given_gpus, row, why):

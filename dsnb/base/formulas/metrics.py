@@ -15,6 +15,10 @@ UTILIZATION_S = 5.0
 1 s, in which a kernel ran (nvidia-smi's manual, "Utilization"): repeats of runs of 0.4 s read from 9 to 100 %."""
 
 
+def _ratio(amount: float, base: float) -> float | None:
+    return amount / base if base > 0 else None
+
+
 def tokens_per_s(tokens_per_step: int, step_times_s: Sequence[float]) -> float | None:
     """Return the throughput: work over time, never a mean of rates.
 
@@ -25,13 +29,12 @@ def tokens_per_s(tokens_per_step: int, step_times_s: Sequence[float]) -> float |
     step_times_s
         Times of the timed steps, shape (steps,), in seconds.
     """
-    total_s = sum(step_times_s)
-    return tokens_per_step * len(step_times_s) / total_s if total_s > 0 else None
+    return _ratio(tokens_per_step * len(step_times_s), sum(step_times_s))
 
 
 def samples_per_s(tokens_per_s: float, seq_len: float) -> float | None:
     """Return the sequences per second: every sample of these benchmarks is a full sequence."""
-    return tokens_per_s / seq_len if seq_len > 0 else None
+    return _ratio(tokens_per_s, seq_len)
 
 
 def tokens_per_joule(tokens_per_s_per_gpu: float | None, power_w: float | None) -> float | None:
@@ -46,7 +49,7 @@ def algbw_gb_per_s(message_bytes: float, time_s: float) -> float | None:
 
     NVIDIA's nccl-tests, doc/PERFORMANCE.md: the bandwidth that a program sees.
     """
-    return message_bytes / time_s / 1e9 if time_s > 0 else None
+    return _ratio(message_bytes / 1e9, time_s)
 
 
 def busbw_gb_per_s(algbw_gb_per_s: float | None, ranks: int) -> float | None:
@@ -62,12 +65,12 @@ def busbw_gb_per_s(algbw_gb_per_s: float | None, ranks: int) -> float | None:
 
 def days(tokens: float, tokens_per_s: float) -> float | None:
     """Return the days of training on `tokens` at the throughput of all GPUs, without restarts or pauses."""
-    return tokens / tokens_per_s / SECONDS_PER_DAY if tokens_per_s > 0 else None
+    return _ratio(tokens / SECONDS_PER_DAY, tokens_per_s)
 
 
 def gpu_hours(tokens: float, tokens_per_s: float, gpus: int) -> float | None:
     """Return the GPU-hours of training on `tokens`."""
-    return tokens / tokens_per_s / 3600 * gpus if tokens_per_s > 0 else None
+    return _ratio(tokens / 3600 * gpus, tokens_per_s)
 
 
 def run_gpu_hours(wall_s: float, gpus: int) -> float:
@@ -82,7 +85,7 @@ def cost(gpu_hours: float, price_per_gpu_hour: float | None) -> float | None:
 
 def speed_up(tokens_per_s: float, base_tokens_per_s: float) -> float | None:
     """Return the speed-up over the base."""
-    return tokens_per_s / base_tokens_per_s if base_tokens_per_s > 0 else None
+    return _ratio(tokens_per_s, base_tokens_per_s)
 
 
 def scaling_efficiency(
