@@ -40,7 +40,7 @@ from dsnb.settings.records.columns import (
     SUMMARY_TEXTS,
 )
 from dsnb.settings.records.paths import RunPaths
-from dsnb.settings.records.result import missing_record
+from dsnb.settings.records.run_record import missing_record
 
 NOTEBOOK_END_BYTES = 8 * 1024
 STEP_BATCH = 2000

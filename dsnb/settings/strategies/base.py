@@ -193,7 +193,8 @@ class Strategy:
     bucket: float = 0
     """Default gradients in a message; 0 without buckets."""
     trainer_class: str = "dsnb.measure.train.trainer:TorchTrainer"
-    """The class that trains, as "module:Class"."""
+    """The class that trains, or a function that returns a trainer, as "module:name"; it is called with the experiment,
+    DeepSpeed's configuration and the device."""
     memory_rule: str = ""
     """The function of the moments at which memory can peak, as "module:function"."""
 

@@ -24,6 +24,7 @@ class Ddp(Strategy):
     has_native_half = False
     splits_graphs = True
     bucket = framework_defaults.DDP_BUCKET_BYTES / 4
+    trainer_class = "dsnb.measure.train.trainer:DdpTrainer"
     memory_rule = "dsnb.prediction.memory:ddp"
 
     def refusals(self, s: Any) -> Iterator[str]:

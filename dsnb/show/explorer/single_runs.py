@@ -18,7 +18,7 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.records import record_schema
 from dsnb.settings.records.columns import GPU_COLUMNS, OVER_TIME, SETTINGS
 from dsnb.settings.records.paths import RunPaths
-from dsnb.settings.records.result import Shortage
+from dsnb.settings.records.shortage import Shortage
 from dsnb.show.explorer.data import Data, plain, run_place
 
 MAX_NUMBERS = 26_000
@@ -229,7 +229,5 @@ def _advice(row: dict[Hashable, Any]) -> list[str]:
         return []
     recorded = {name: value for name in SETTINGS if (value := plain(row.get(name))) is not None}
     settings, _ = record_schema.cleaned(RunPaths(Path()).experiment.name, recorded)
-    complete = Experiment.recorded(settings).model_dump()
-    return Shortage(
-        complete, str(plain(row.get("oom_phase")) or ""), row.get("device") == "cpu"
-    ).advice()
+    phase = str(plain(row.get("oom_phase")) or "")
+    return Shortage(Experiment.recorded(settings), phase, row.get("device") == "cpu").advice()

@@ -21,6 +21,8 @@ from dsnb.measure.sweep.run import is_finished
 from dsnb.results.statistics.choices import variants
 from dsnb.results.statistics.summary import timing
 from dsnb.settings.records.paths import RunPaths
+from dsnb.settings.records.result import Result
+from dsnb.settings.records.run_record import RunRecord
 from dsnb.show.render import answer, by_task, nodes, tables
 from tests.support import made_up
 
@@ -263,7 +265,7 @@ def test_nonsense_in_records_is_rows_errors_and_warnings(tmp_path):
             for ask in (
                 is_finished,
                 lambda run: job.load_run(run.paths),
-                lambda run: job.read_result(run.paths),
+                lambda run: Result.of(RunRecord(run.paths)),
             ):
                 with contextlib.suppress(SettingsError):
                     ask(run)
