@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas.memory import HALF, lora_parameters
 from dsnb.base.formulas.model_shapes import PRESETS, SPLIT, Shape, facts, local_config, local_fields
-from dsnb.prediction import traces
+from dsnb.prediction import traces, tuned
 from dsnb.settings.experiment import Experiment
 
 MEGATRON = "megatron-deepspeed"
@@ -32,7 +32,7 @@ ACTIVATION = {"relu": (8, 12), "gelu": (72, 100)}
 # stream and the branch, and write the stream and its norm.
 RESIDUAL = {"eager": (10, 12), "fused": (8, 10)}
 KERNELS = {"relu": (14, 32), "gelu": (21, 48), "fused": (11, 24)}
-TRACED = {"eager": (1.0, 0.9, 1.2, 1.2), "compiled": (1.1, 0.7, 1.15, 1.35)}
+TRACED = tuned.rows(tuned.TUNED["traced_work"])
 """Counts by hand over those of a trace: bytes and kernels, of the forward and the backward pass each."""
 
 
