@@ -138,7 +138,7 @@ def by_kind(
     runs: Sequence[Measured], errors_pct: Sequence[float], constants: Constants = DEFAULT
 ) -> dict[str, PredictionError]:
     """Return the errors of runs by each of their kinds; the constants decide whether the CPU limits a step."""
-    limits = limited_by_cpu(stack([run.setting for run in runs]), constants)
+    limits = limited_by_cpu(stack([run.counts for run in runs]), constants)
     names = [kinds(run.experiment, bool(by_cpu)) for run, by_cpu in zip(runs, limits, strict=True)]
     return grouped(names, errors_pct)
 

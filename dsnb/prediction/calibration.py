@@ -21,9 +21,9 @@ from dsnb.prediction.step_time import (
     DEFAULT,
     HOST_COUNTS,
     Constants,
-    Setting,
+    StepCounts,
+    count_step,
     parts,
-    setting,
     stack,
     step_times,
 )
@@ -58,7 +58,7 @@ class Measured:
     experiment: Experiment
     gpu_name: str
     step_time_s: float
-    setting: Setting
+    counts: StepCounts
     launch_ratio: float = 1.0
 
 
@@ -88,7 +88,7 @@ def of_record(record: dict[Any, Any], link: Link) -> Measured | None:
     if gpu is None or not step_time_s or step_time_s <= 0:
         return None
     try:
-        counts = setting(experiment, gpu, link)
+        counts = count_step(experiment, gpu, link)
     except SettingsError:
         return None
     ratio = 1.0
@@ -104,10 +104,10 @@ def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT) -> Constants
     """Return the constants that fit the runs, with repeats of a setting weighted as one; `start` is the prior."""
     if not runs:
         return start
-    counts = stack([run.setting for run in runs])
+    counts = stack([run.counts for run in runs])
     targets = np.log([run.step_time_s for run in runs])
-    repeats = Counter(run.setting for run in runs)
-    shares = np.array([1 / repeats[run.setting] for run in runs])
+    repeats = Counter(run.counts for run in runs)
+    shares = np.array([1 / repeats[run.counts] for run in runs])
 
     def log_times(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(np.log(parts(counts, _constants(logarithms)).step_time_s))
@@ -135,15 +135,15 @@ def _constants(logarithms: NDArray[np.float64]) -> Constants:
     return Constants(*np.exp(logarithms).tolist())
 
 
-def limited_by_cpu(settings: Setting, constants: Constants = DEFAULT) -> NDArray[np.bool_]:
+def limited_by_cpu(counts: StepCounts, constants: Constants = DEFAULT) -> NDArray[np.bool_]:
     """Return whether the CPU limits each step, shape (settings,): whether a slower host would lengthen it.
 
     Hosts differ by a factor of two, so this says more about the error of a prediction than the GPU's predicted idle
     time does.
     """
-    times_s = np.asarray(parts(settings, constants).step_time_s)
+    times_s = np.asarray(parts(counts, constants).step_time_s)
     slower_host = constants.on_host(LIMITS.slower_host)
-    slowed_s = np.asarray(parts(settings, slower_host).step_time_s)
+    slowed_s = np.asarray(parts(counts, slower_host).step_time_s)
     return slowed_s > (1 + LIMITS.slowed_step) * times_s
 
 
@@ -155,7 +155,7 @@ def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float
     """
     groups: list[object] = [run.experiment.model for run in runs]
     if len(set(groups)) == 1:
-        groups = [run.setting for run in runs]
+        groups = [run.counts for run in runs]
     fold_of = {group: number % MAX_FITS for number, group in enumerate(dict.fromkeys(groups))}
     folds = [fold_of[group] for group in groups]
     errors_pct = np.zeros(len(runs))
@@ -163,7 +163,7 @@ def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float
         chosen = [place for place, other in enumerate(folds) if other == fold]
         others = [run for run, other in zip(runs, folds, strict=True) if other != fold]
         constants = calibrate(others, start)
-        predicted_s = step_times([runs[place].setting for place in chosen], constants).step_time_s
+        predicted_s = step_times([runs[place].counts for place in chosen], constants).step_time_s
         measured_s = [runs[place].step_time_s for place in chosen]
         errors_pct[chosen] = 100 * (np.asarray(predicted_s) / measured_s - 1)
     return [float(error) for error in errors_pct]

@@ -20,7 +20,7 @@ from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.reserved import peak_reserved_gib
 from dsnb.prediction.reserved import rule as reserved_rule
 from dsnb.prediction.shapes import shape
-from dsnb.prediction.step_time import DEFAULT, Constants, Setting, check, setting, stack
+from dsnb.prediction.step_time import DEFAULT, Constants, StepCounts, check, count_step, stack
 from dsnb.prediction.step_time import parts as step_parts
 from dsnb.prediction.traces import MemoryTrace, traces
 from dsnb.settings.experiment import Experiment
@@ -159,7 +159,7 @@ def predict(
     for experiment in experiments:  # before the model of any is counted
         check(experiment, on.link)
     # Refuses before anything is traced.
-    settings = [setting(experiment, on.gpu, on.link) for experiment in experiments]
+    settings = [count_step(experiment, on.gpu, on.link) for experiment in experiments]
     return tabulated(experiments, settings, traces(experiments), on, tokens=tokens, price=price)
 
 
@@ -183,7 +183,7 @@ def on_gpu(
 
 def tabulated(
     experiments: Sequence[Experiment],
-    settings: Sequence[Setting],
+    settings: Sequence[StepCounts],
     model_traces: Sequence[MemoryTrace | None],
     on: Hardware,
     *,

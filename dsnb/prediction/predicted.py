@@ -22,7 +22,7 @@ from dsnb.prediction.calibration import MIN_CALIBRATED, Measured, of_record
 from dsnb.prediction.gpus import GpuSpec, Link, known_gpu
 from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import Hardware, tabulated
-from dsnb.prediction.step_time import problem, setting
+from dsnb.prediction.step_time import count_step, problem
 from dsnb.prediction.traces import MemoryTrace, can_trace
 from dsnb.results.answers.decide import is_probe
 from dsnb.results.runs import labels
@@ -265,7 +265,7 @@ def unmeasured(
         hardware = hardware.calibrated(timed)
         fitted_to = f"the {len(timed):,} settings that were measured on it here"
     traced = traces_of(shown, make=can_trace())
-    counts = [setting(experiment, hardware.gpu, path) for experiment in shown]
+    counts = [count_step(experiment, hardware.gpu, path) for experiment in shown]
     figures = tabulated(shown, counts, traced, hardware, tokens=ANY_TOKENS)
     sources = Counter(labels.text(one.record.get("source")) for one in on_gpu)
     table = _as_runs(shown, figures)

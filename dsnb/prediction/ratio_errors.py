@@ -113,7 +113,7 @@ def by_limit(
     """
     if not runs:
         return {}
-    by_cpu = limited_by_cpu(stack([run.setting for run in runs])).tolist()
+    by_cpu = limited_by_cpu(stack([run.counts for run in runs])).tolist()
     logs = np.log1p(np.asarray(errors_pct, dtype=float) / 100)
     found: dict[str, list[float]] = defaultdict(list)
     for first, second in _pairs(runs, hosts):

@@ -85,7 +85,7 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class Setting:
+class StepCounts:
     """Counts of one step of an experiment on a GPU, or of many as arrays, without measured constants.
 
     Work is that of the busiest rank; traffic is in bytes that leave a rank, bandwidths of its groups in bytes/s.
@@ -128,7 +128,7 @@ class Setting:
     gather_overlaps: float = 0.0
 
 
-def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
+def count_step(experiment: Experiment, gpu: GpuSpec, link: Link) -> StepCounts:
     """Return the counts of an experiment on a GPU; a SettingsError says why it cannot be predicted."""
     check(experiment, link)
     peak_flops = gpu.peak_flops(experiment.precision)
@@ -139,7 +139,7 @@ def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
         peak_flops /= STEP.tf32_products
     counts = work(experiment) | traffic(experiment) | routes(experiment, gpu, link)
     counts["matmul_flops"] += counts.pop("fp32_flops") * peak_flops / gpu.peak_flops("fp32")
-    return Setting(
+    return StepCounts(
         peak_flops=peak_flops * gpu.product_gain,
         attention_flops_per_s=attention_flops * gpu.product_gain,
         memory_bytes_per_s=gpu.memory_gb_per_s * 1e9 * gpu.memory_gain,
@@ -157,7 +157,7 @@ def check(experiment: Experiment, link: Link) -> None:
 
 
 def traffic(experiment: Experiment) -> dict[str, float]:
-    """Return the traffic of one rank in an optimizer step, in the fields of `Setting`.
+    """Return the traffic of one rank in an optimizer step, in the fields of `StepCounts`.
 
     Tensor parallelism has two all-reduces per block and pass (Shoeybi et al. 2019, arXiv:1909.08053). DeepSpeed's
     layers reduce the gradient of each input, also of OPT's queries, keys and values, which share one.
@@ -247,23 +247,25 @@ def problem(experiment: Experiment, gpu: str, link: str) -> str:
     spec = gpus.find(gpu)
     path = gpus.link(link)
     try:
-        setting(experiment, spec, path)
+        count_step(experiment, spec, path)
     except SettingsError as error:
         return str(error)
     return ""
 
 
-def step_times(settings: Sequence[Setting], constants: Constants = DEFAULT) -> StepTime:
+def step_times(settings: Sequence[StepCounts], constants: Constants = DEFAULT) -> StepTime:
     """Return the predicted times of many settings at once: every part is an array of shape (settings,)."""
     return parts(stack(settings), constants)
 
 
-def stack(settings: Sequence[Setting]) -> Setting:
+def stack(settings: Sequence[StepCounts]) -> StepCounts:
     """Combine settings into one whose counts are arrays of shape (settings,)."""
-    return Setting(*np.array([list(vars(counts).values()) for counts in settings], dtype=float).T)
+    return StepCounts(
+        *np.array([list(vars(counts).values()) for counts in settings], dtype=float).T
+    )
 
 
-def parts(counts: Setting, constants: Constants) -> StepTime:
+def parts(counts: StepCounts, constants: Constants) -> StepTime:
     """Return the parts of a step, numbers or arrays like the counts."""
     c = constants
     memory = counts.memory_bytes_per_s * c.memory_efficiency
@@ -303,7 +305,7 @@ def _waits(launches: Any, busy: Any) -> Any:
     return longer * both ** (1 / power) - busy
 
 
-def _seconds(counts: Setting, group: str, sent: Any, c: Constants) -> Any:
+def _seconds(counts: StepCounts, group: str, sent: Any, c: Constants) -> Any:
     """Return the time of a group's messages: latency, and bytes over the slower part of its route."""
     network = np.asarray(getattr(counts, f"{group}_network"))
     across = np.where(network > 0, network * c.network_efficiency, np.inf)
@@ -312,7 +314,7 @@ def _seconds(counts: Setting, group: str, sent: Any, c: Constants) -> Any:
     return latency + sent / np.minimum(inside, across)
 
 
-def _data_parallel(counts: Setting, c: Constants, passes: Any) -> tuple[dict[str, Any], Any]:
+def _data_parallel(counts: StepCounts, c: Constants, passes: Any) -> tuple[dict[str, Any], Any]:
     """Return the exposed times of data-parallel communication by kind, and those exposed during the passes.
 
     The share `overlap` of communication during the passes is hidden, at most for their duration.

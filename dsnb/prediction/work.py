@@ -40,7 +40,7 @@ def recomputed_share(experiment: Experiment) -> float:
 
 
 def work(experiment: Experiment) -> dict[str, float]:
-    """Return the work of one optimizer step of an experiment on its busiest rank, as `step_time.Setting` names it.
+    """Return the work of one optimizer step of an experiment on its busiest rank, as `step_time.StepCounts` names it.
 
     That is the last stage of a pipeline: it has its share of the blocks and the output layer, and the others wait.
     """
