@@ -3,12 +3,15 @@
 import pytest
 
 import dsnb
+from docs.code_blocks import blocks
 from dsnb.base.errors import SettingsError
 from dsnb.prediction import gpus
+from tests import ROOT
 from tests.prediction.made_up import given, trace_nothing
 
-HEADER = "name,fp32_tflops,tf32_tflops,half_tflops,memory_gib,memory_gb_per_s,nvlink_gb_per_s,pcie_gb_per_s,switched"
-MI300X = "MI300X,163.4,653.7,1307.4,191.7,5300,448,64,1"
+PAGE = ROOT / "docs" / "how-to" / "predict.md"
+EXAMPLE = next(block.text for block in blocks(PAGE) if block.language == "csv")
+HEADER, MI300X = EXAMPLE.splitlines()
 
 
 @pytest.fixture
