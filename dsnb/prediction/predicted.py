@@ -130,7 +130,8 @@ def by_setting(runs: pd.DataFrame, link: Link) -> list[MeasuredSetting]:
     runs = as_runs(runs)
     if not {*REQUIRED_COLUMNS, "gpu_name", "experiment", "status"} <= {*runs}:
         return []
-    is_known = [_is_known(row) for row in runs.to_dict("records")]
+    needed = [name for name in (*REQUIRED_COLUMNS, *REQUIRED_IF_COLUMNS) if name in runs]
+    is_known = [_is_known(row) for row in runs[needed].to_dict("records")]
     runs = runs[runs["status"].isin(["ok", "oom"]) & np.array(is_known, dtype=bool)]
     has_gpu = [known_gpu(name) is not None for name in runs["gpu_name"]]
     runs = runs[~is_probe(runs) & np.array(has_gpu, dtype=bool)]
