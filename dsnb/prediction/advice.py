@@ -40,6 +40,7 @@ from dsnb.results.runs.table import as_runs
 from dsnb.results.runs.texts import is_tight, significant, usual_tokens_words
 from dsnb.results.statistics.tasks import settings_of, tasks
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.parallelism import parallelism
 
 USUAL_GPU = "H200"
 """GPU assumed if none is given and this machine has none that dsnb knows."""
@@ -325,7 +326,7 @@ class Adviser:
         if self._kind == CPU:
             return
         needs = [
-            f"{labels.parallelism(vars(search.asked[name]))} needs at least {need:.0f} of {room:.0f} GiB"
+            f"{parallelism(vars(search.asked[name]))} needs at least {need:.0f} of {room:.0f} GiB"
             for name, need, room in search.out_of_reach()
         ]
         if needs:
@@ -374,8 +375,8 @@ def _smallest(training: Training) -> list[Experiment]:
 def _changes(before: Experiment, after: Experiment) -> str:
     """Return how a setting differs from another one, as in "FSDP, not compiled, micro-batch 16"."""
     first, then = vars(before), vars(after)
-    shared = labels.parallelism(then)
-    changes = [shared] if shared != labels.parallelism(first) else []
+    shared = parallelism(then)
+    changes = [shared] if shared != parallelism(first) else []
     changes += [
         labels.choice(then, name)
         for name in CHANGED
