@@ -58,17 +58,6 @@ MOMENTS = 8
 """Bytes of Adam's two moments, in fp32."""
 
 
-def per_parameter(
-    precision: str, mixed_precision: str = "native", strategy: str = "deepspeed"
-) -> MemoryParts:
-    """Return the bytes per trained parameter: DeepSpeed keeps fp32 masters, FSDP gathers fp32 shards, DDP autocasts."""
-    if precision not in HALF:
-        return FULL
-    if mixed_precision == "autocast" or strategy == "ddp":
-        return AUTOCAST
-    return FULL if strategy == "fsdp" else MASTERS
-
-
 def model_states(
     parameters: float,
     each: MemoryParts = MASTERS,
