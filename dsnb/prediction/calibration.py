@@ -1,8 +1,9 @@
 """Fit the constants of the time model to measured runs.
 
-Constants are fitted by robust least squares on the logarithm of the step time, with Gauss-Newton steps in the
-logarithms of the constants. Huber weights limit the influence of outliers (Huber 1964), and a prior keeps each constant
-near its start unless the runs say otherwise, so a few runs are enough.
+Constants are fitted by robust least squares on the logarithm of the step time, with Gauss-Newton
+steps in the logarithms of the constants. Huber weights limit the influence of outliers (Huber
+1964), and a prior keeps each constant near its start unless the runs say otherwise, so a few runs
+are enough.
 """
 
 import math
@@ -38,7 +39,8 @@ MIN_CALIBRATED = 3
 STEPS = 12
 """Gauss-Newton steps, which converge before."""
 MAX_FITS = 20
-"""Maximum number of fits for the errors of some runs; one takes 20 to 40 ms, more with thousands of runs."""
+"""Maximum number of fits for the errors of some runs; one takes 20 to 40 ms, more with thousands of
+runs."""
 FIT = tuned.numbers("fit")
 LIMITS = tuned.numbers("limits")
 SPREAD = np.array(tuned.column("constants", "spread"))
@@ -51,8 +53,8 @@ LOG_MAX = np.log(tuned.column("constants", "most", math.inf))
 class Measured:
     """One measured run: what was run, on what, how long a step took, and its counts.
 
-    The host's counts are multiplied by `launch_ratio`, the launch time that was measured with the run over the usual
-    one, so that runs of fast and slow hosts have the same constants.
+    The host's counts are multiplied by `launch_ratio`, the launch time that was measured with the
+    run over the usual one, so that runs of fast and slow hosts have the same constants.
     """
 
     experiment: Experiment
@@ -75,7 +77,8 @@ def measured(runs: "pd.DataFrame", link: Link | str = "nvlink") -> list[Measured
 def of_record(record: dict[Any, Any], link: Link) -> Measured | None:
     """Return the measured run of one row; None if it failed, or its GPU or model is unknown.
 
-    A run whose allocator returned memory while it was timed is None as well: its speed is not that of its setting.
+    A run whose allocator returned memory while it was timed is None as well: its speed is not that
+    of its setting.
     """
     values = {name: value for name, value in record.items() if text(value) != "-"}
     if values.get("status", "ok") != "ok" or values.get("alloc_retries", 0) > 0:
@@ -138,8 +141,8 @@ def _constants(logarithms: NDArray[np.float64]) -> Constants:
 def limited_by_cpu(counts: StepCounts, constants: Constants = DEFAULT) -> NDArray[np.bool_]:
     """Return whether the CPU limits each step, shape (settings,): whether a slower host would lengthen it.
 
-    Hosts differ by a factor of two, so this says more about the error of a prediction than the GPU's predicted idle
-    time does.
+    Hosts differ by a factor of two, so this says more about the error of a prediction than the
+    GPU's predicted idle time does.
     """
     times_s = np.asarray(parts(counts, constants).step_time_s)
     slower_host = constants.on_host(LIMITS.slower_host)
@@ -150,8 +153,8 @@ def limited_by_cpu(counts: StepCounts, constants: Constants = DEFAULT) -> NDArra
 def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float]:
     """Return the error of each run in per cent, predicted with constants fitted to the runs of all other models.
 
-    If all runs are of one model, each setting is left out instead. With more than 20 models or settings, several are
-    left out together. `start` must not depend on the runs.
+    If all runs are of one model, each setting is left out instead. With more than 20 models or
+    settings, several are left out together. `start` must not depend on the runs.
     """
     groups: list[object] = [run.experiment.model for run in runs]
     if len(set(groups)) == 1:

@@ -1,10 +1,12 @@
 """GPUs by their data sheets (rates, bandwidths, memory), and the links between them.
 
-`gpus.csv` holds the GPUs, with what was compared in November 2026. Bandwidths are decimal GB/s in one direction: NVLink
-5 has 18 links of 50 GB/s, NVLink 4 18 of 25, NVLink 3 12, NVLink 2 6; PCIe 5.0 x16 has 64 GB/s, 4.0 32, 3.0 16. Bridges
-of the NVL and PCIe cards join two of them. Memory is what drivers report, or usual for the nominal size.
+`gpus.csv` holds the GPUs, with what was compared in November 2026. Bandwidths are decimal GB/s in
+one direction: NVLink 5 has 18 links of 50 GB/s, NVLink 4 18 of 25, NVLink 3 12, NVLink 2 6; PCIe
+5.0 x16 has 64 GB/s, 4.0 32, 3.0 16. Bridges of the NVL and PCIe cards join two of them. Memory is
+what drivers report, or usual for the nominal size.
 
-A user adds GPUs with a file of the same columns: `$DSNB_GPUS`, or `gpus.csv` in the user's configuration folder.
+A user adds GPUs with a file of the same columns: `$DSNB_GPUS`, or `gpus.csv` in the user's
+configuration folder.
 """
 
 import csv
@@ -36,7 +38,8 @@ KNOWN_RATES = {
     "tf32_tflops": ("tf32", "fp32"),
     "half_tflops": ("bf16", "fp16"),
 }
-"""Precisions that `dsnb.base.system.hardware` has the rate of an empty column for, the first known one."""
+"""Precisions that `dsnb.base.system.hardware` has the rate of an empty column for, the first known
+one."""
 
 
 @dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
@@ -122,7 +125,8 @@ def find(name: str) -> GpuSpec:
 def known_gpu(name: object) -> GpuSpec | None:
     """Return a GPU by one of its names; None if dsnb has no data sheet of it.
 
-    A name with a word that is not understood, such as a MIG slice's or a laptop's, is an unknown GPU.
+    A name with a word that is not understood, such as a MIG slice's or a laptop's, is an unknown
+    GPU.
     """
     by_name = {_parsed(key): spec for key, spec in known().items()}
     parsed = _parsed(str(name))

@@ -1,8 +1,8 @@
 """Predict the peak of a GPU's memory in a step: the largest of the moments of its strategy.
 
 What a micro-batch keeps comes from a trace of the model; `untraced` estimates it by the formulas of
-`dsnb.base.formulas.memory`. Both give the same parts. The rules follow the code of torch and DeepSpeed 0.19.8 and were
-checked against runs on CPU ranks (docs/explanation/prediction.md).
+`dsnb.base.formulas.memory`. Both give the same parts. The rules follow the code of torch and
+DeepSpeed 0.19.8 and were checked against runs on CPU ranks (docs/explanation/prediction.md).
 """
 
 import math
@@ -129,7 +129,8 @@ def _split_by_tensor_parallel(experiment: Experiment, trace: MemoryTrace) -> Mem
         dropout=experiment.dropout > 0,
     )
     less = (1 - 1 / experiment.tensor_parallel) * max(0.0, trace.kept - replicated)
-    # The activations of blocks shrink as their gradients are computed; frozen weights outside of blocks have none.
+    # The activations of blocks shrink as their gradients are computed; frozen weights outside of
+    # blocks have none.
     of_blocks = trace.trainable
     if trace.trainable == trace.parameters:
         of_blocks -= trace.of_root
@@ -187,7 +188,8 @@ class Engine:
     def states(self) -> MemoryParts:
         """Weights and optimizer states of a rank.
 
-        Also in full precision, ZeRO 1 to 3 have masters of their own: clones of their share of the fp32 weights.
+        Also in full precision, ZeRO 1 to 3 have masters of their own: clones of their share of the
+        fp32 weights.
         """
         strategy = self.experiment.parallel_strategy
         is_shared = strategy.shards_optimizer(self.experiment)
@@ -208,7 +210,8 @@ class Engine:
 
 def engine_of(experiment: Experiment, trace: MemoryTrace) -> Engine:
     """Return the sizes of a setting."""
-    # Embeddings, which are tied to the output layer, are whole on each tensor-parallel rank and on the outer stages.
+    # Embeddings, which are tied to the output layer, are whole on each tensor-parallel rank and on
+    # the outer stages.
     root_share = trace.of_root / trace.parameters
     of_rank = root_share + (1 - root_share) / experiment.model_parallel
     numbers = experiment.numbers
@@ -216,8 +219,9 @@ def engine_of(experiment: Experiment, trace: MemoryTrace) -> Engine:
     given = experiment.deepspeed.get("zero_optimization.reduce_bucket_size")
     bucket = numbers.trained_bytes * float(given or strategy.bucket_elements(experiment))
     buckets = bucket
-    # Under DeepSpeed's autocast, linear layers have their own bucket, unless LoRA trains nothing else
-    # (`torch_autocast.get_all_comm_dtypes`). At ZeRO 3 it is in half precision, else in the gradients' precision.
+    # Under DeepSpeed's autocast, linear layers have their own bucket, unless LoRA trains nothing
+    # else (`torch_autocast.get_all_comm_dtypes`). At ZeRO 3 it is in half precision, else in the
+    # gradients' precision.
     if strategy.is_deepspeed and numbers.autocast:
         linear = bucket / 2 if experiment.zero_stage == 3 else bucket
         buckets = linear if experiment.lora_rank else bucket + linear
@@ -259,9 +263,9 @@ def _passes(
 ) -> list[MemoryParts]:
     """Return the forward pass of the last micro-batch, the backward pass of its loss, and the peak of the rest.
 
-    With accumulation, `kept` bytes of gradients exist beforehand, to which new ones are added; without it, `staying`
-    bytes of each new one stay. At most `held` bytes of gradients wait to be reduced. `later` bytes are allocated when
-    the first gradient leaves the backward pass.
+    With accumulation, `kept` bytes of gradients exist beforehand, to which new ones are added;
+    without it, `staying` bytes of each new one stay. At most `held` bytes of gradients wait to be
+    reduced. `later` bytes are allocated when the first gradient leaves the backward pass.
     """
     trace = engine.trace
     experiment = engine.experiment
@@ -282,7 +286,8 @@ def _passes(
     # If a model is compiled as a whole, all gradients leave the backward pass together, at its end.
     is_compiled = experiment.compile not in {"off", "deepcompile"}
     if is_compiled and not experiment.compiles_blocks:
-        # With a loss in chunks the output layer's gradient is not in that graph, and is added to the embedding's.
+        # With a loss in chunks the output layer's gradient is not in that graph, and is added to
+        # the embedding's.
         beside = float(sizes[-1]) if experiment.loss == "chunked" else 0.0
         gradients = width * engine.trained
         moments.append(
@@ -313,9 +318,10 @@ def plain(engine: Engine) -> list[MemoryParts]:
 def ddp(engine: Engine) -> list[MemoryParts]:
     """Hold the same as one process, and buckets for all gradients; unsent gradients are outside of the buckets.
 
-    Compressed gradients live until the next ones are sent, and PowerSGD keeps its error feedback (torch's
-    `ddp_comm_hooks`). With AdamW and accumulation, only the second step took additional memory, as much as all
-    gradients (OPT-1.3B on H200, 4 and 8 x 1024). With Adafactor or on CPU ranks it did not; the reason is unknown.
+    Compressed gradients live until the next ones are sent, and PowerSGD keeps its error feedback
+    (torch's `ddp_comm_hooks`). With AdamW and accumulation, only the second step took additional
+    memory, as much as all gradients (OPT-1.3B on H200, 4 and 8 x 1024). With Adafactor or on CPU
+    ranks it did not; the reason is unknown.
     """
     whole = 4 * engine.trained
     sent = {"bf16": 2, "powersgd": 4}.get(engine.experiment.gradient_compression, 0)
@@ -331,12 +337,14 @@ def ddp(engine: Engine) -> list[MemoryParts]:
 def fsdp(engine: Engine) -> list[MemoryParts]:
     """Hold everything in shards; the root and one block are gathered.
 
-    Gradients of earlier micro-batches are shards, too, unless they are reduced once a step: then they are whole.
+    Gradients of earlier micro-batches are shards, too, unless they are reduced once a step: then
+    they are whole.
     """
     trace = engine.trace
     gathered_bytes = 2 if engine.numbers.natively_half else 4
     states = engine.states.plus(buffers=gathered_bytes * (trace.of_root + trace.of_block))
-    # A block's gradients are copied to fp32 to be reduced, where the weights of the next one take less.
+    # A block's gradients are copied to fp32 to be reduced, where the weights of the next one take
+    # less.
     reduced = (4 - gathered_bytes) * trace.of_block
     share = 4 * engine.share
     kept = share
@@ -425,7 +433,8 @@ def _offloaded_optimizer(engine: Engine) -> list[MemoryParts]:
         return _passes(engine, states, accumulated, staying=engine.width)
     held = min(engine.bucket, engine.width * engine.trained)
     outside_bucket = of_largest if of_largest > engine.bucket else 0
-    # The norm of the rank's share of the largest gradient is taken in fp64: `set_norm_for_param_grad_in_gpu`.
+    # The norm of the rank's share of the largest gradient is taken in fp64:
+    # `set_norm_for_param_grad_in_gpu`.
     buffers = engine.buckets + 8 * min(largest, engine.share)
     norm = states.plus("backward", gradients=outside_bucket, buffers=buffers)
     return [*_passes(engine, states, 0, 0, held, later=engine.buckets), norm]

@@ -114,38 +114,41 @@ def predict(
     gpu
         Name of the GPU: `H200`, `A100-40GB`, or as NVML writes it.
     link
-        `nvlink` or `pcie` within a node; `ib:400` for 400 Gbit/s for each GPU between nodes, `ib:100/node` for a
-        network that the GPUs of a node share.
+        `nvlink` or `pcie` within a node; `ib:400` for 400 Gbit/s for each GPU between nodes,
+        `ib:100/node` for a network that the GPUs of a node share.
     calibrate
-        Measured runs, as `dsnb.load_runs` returns them, that the constants of the time model are fitted to; by default
-        they are those of H200.
+        Measured runs, as `dsnb.load_runs` returns them, that the constants of the time model are
+        fitted to; by default they are those of H200.
     tokens
-        Tokens to train on, for `days`, `gpu_hours` and `cost`; by default 20 per parameter of the model, and 50
-        million with LoRA or pretrained weights.
+        Tokens to train on, for `days`, `gpu_hours` and `cost`; by default 20 per parameter of the
+        model, and 50 million with LoRA or pretrained weights.
     price
         Price of a GPU-hour, for `cost`.
     probe
-        Whether to use what `dsnb probe` has measured of this GPU on this machine, if it has; runs to calibrate with
-        replace it.
+        Whether to use what `dsnb probe` has measured of this GPU on this machine, if it has; runs
+        to calibrate with replace it.
     host_memory
-        GiB of memory of each host, for `fits`; by default this machine's if it has such a GPU, otherwise unknown.
+        GiB of memory of each host, for `fits`; by default this machine's if it has such a GPU,
+        otherwise unknown.
 
     Returns
     -------
     pandas.DataFrame
-        One row per setting, in order. `fits` says whether tensors and a reserve (`dsnb.prediction.memory.room_gib`) are
-        within the GPU's memory, with `headroom_gib` to spare, and `host_memory_gib`, the need of the fullest node,
-        within 95 % of its host's; it is None where offload depends on a host whose memory is unknown.
-        `peak_reserved_gib` is what torch's allocator holds where there is room. A setting whose tensors fit but not
-        that is `tight`: the allocator may return memory in every step, so that its speed has no error and its days no
-        upper end.
-        `peak_allocated_gib` with its parts `weights_gib`, `gradients_gib`, `optimizer_gib`, `activations_gib`,
-        `logits_gib` and `buffers_gib` at the `moment` of the peak; `step_time_s` with its parts, `limited_by` (`CPU` or
-        `GPU`), `tokens_per_s`, `mfu`; for the `tokens` to train on, `days` with the range that the error of tokens/s
-        leaves (`days_low`, `days_high`), `gpu_hours` and `cost`. Each predicted figure has its mean error in
-        `..._error_pct`; `..._error_on` gives the number and kind of the measured settings. The error of a time or
-        speed is a factor: at 25 %, 1.25 or 1 / 1.25 times as much.
-        `outside` says what the calibration has not seen, `probe` which machine's probe the times were adjusted by.
+        One row per setting, in order. `fits` says whether tensors and a reserve
+        (`dsnb.prediction.memory.room_gib`) are within the GPU's memory, with `headroom_gib` to
+        spare, and `host_memory_gib`, the need of the fullest node, within 95 % of its host's; it is
+        None where offload depends on a host whose memory is unknown. `peak_reserved_gib` is what
+        torch's allocator holds where there is room. A setting whose tensors fit but not that is
+        `tight`: the allocator may return memory in every step, so that its speed has no error and
+        its days no upper end. `peak_allocated_gib` with its parts `weights_gib`, `gradients_gib`,
+        `optimizer_gib`, `activations_gib`, `logits_gib` and `buffers_gib` at the `moment` of the
+        peak; `step_time_s` with its parts, `limited_by` (`CPU` or `GPU`), `tokens_per_s`, `mfu`;
+        for the `tokens` to train on, `days` with the range that the error of tokens/s leaves
+        (`days_low`, `days_high`), `gpu_hours` and `cost`. Each predicted figure has its mean error
+        in `..._error_pct`; `..._error_on` gives the number and kind of the measured settings. The
+        error of a time or speed is a factor: at 25 %, 1.25 or 1 / 1.25 times as much. `outside`
+        says what the calibration has not seen, `probe` which machine's probe the times were
+        adjusted by.
 
     Raises
     ------

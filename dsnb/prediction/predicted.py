@@ -1,7 +1,8 @@
 """Compare measured settings with their predictions, and predict settings that were not run, for the explorer.
 
-A measured setting counts once, with the medians of its runs; its step time is predicted without the runs of its model.
-Nothing is fitted to measured memory, so its prediction leaves nothing out; it needs an existing trace of the model.
+A measured setting counts once, with the medians of its runs; its step time is predicted without the
+runs of its model. Nothing is fitted to measured memory, so its prediction leaves nothing out; it
+needs an existing trace of the model.
 """
 
 import math
@@ -41,7 +42,8 @@ REQUIRED_IF_COLUMNS = ["zero_stage", "grad_accum", "activation_checkpointing"]
 COMPARED = {"step_time": "step_time_mean_s", "peak_allocated": "peak_allocated_gib"}
 """Compared figures: the prefix of the error columns, and the figure's column."""
 READ_KEYS = {"zero_optimization.reduce_bucket_size", "zero_optimization.stage3_max_live_parameters"}
-"""Keys of DeepSpeed's configuration that the memory rules know; others may change memory in unknown ways."""
+"""Keys of DeepSpeed's configuration that the memory rules know; others may change memory in unknown
+ways."""
 MEDIANS = ("step_time_mean_s", "tokens_per_s", "peak_allocated_gib", "gpu_memory_gib")
 MAX_SETTINGS = 500
 """Settings that are compared, evenly spaced: 1,500 would take ten seconds."""
@@ -82,9 +84,10 @@ class MeasuredSetting:
 def parity(runs: pd.DataFrame, link: str = "nvlink") -> pd.DataFrame | None:
     """Return measured settings beside their predictions; None if no run on a known GPU can be compared.
 
-    One row per setting on a known GPU: `experiment`, `model`, `kind` (`dsnb.prediction.accuracy.kind`), `ran` (False
-    if all runs ran out of memory), `has_rules` (for memory), `fits` (as predicted; None if unknown), and for each of
-    `COMPARED` the measured column, `predicted_...`, and `..._error_pct`, above 0 if the prediction is too high.
+    One row per setting on a known GPU: `experiment`, `model`, `kind`
+    (`dsnb.prediction.accuracy.kind`), `ran` (False if all runs ran out of memory), `has_rules` (for
+    memory), `fits` (as predicted; None if unknown), and for each of `COMPARED` the measured column,
+    `predicted_...`, and `..._error_pct`, above 0 if the prediction is too high.
     """
     settings = [one for one in by_setting(runs, gpus.link(link)) if one.measured or not one.ran]
     if not settings:
@@ -196,7 +199,8 @@ def _step_times(settings: Sequence[MeasuredSetting]) -> list[float]:
 def errors(table: pd.DataFrame) -> pd.DataFrame:
     """Return the errors in a table of `parity` by kind of setting, `all` last; NaN if there are none.
 
-    For each of `COMPARED`: `..._settings`, `..._mean_pct` and `..._worst_pct` of absolute errors, `..._bias_pct`.
+    For each of `COMPARED`: `..._settings`, `..._mean_pct` and `..._worst_pct` of absolute errors,
+    `..._bias_pct`.
     """
     by_kind: dict[str, dict[str, float]] = {}
     for kind, part in [*table.groupby("kind"), (ALL, table)]:
@@ -216,8 +220,9 @@ class Unmeasured:
     """Predicted settings that were not run."""
 
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """One row per setting: settings and `gpu_name` as in `load_runs`, predicted figures, their mean errors as
-    `..._error_pct`, `fits` (None if unknown), `tight` (no room for what torch reserves), `outside`."""
+    """One row per setting: settings and `gpu_name` as in `load_runs`, predicted figures, their mean
+    errors as `..._error_pct`, `fits` (None if unknown), `tight` (no room for what torch reserves),
+    `outside`."""
     notes: tuple[str, ...] = ()
     """The GPU, the basis of the predictions, and what was left out."""
 
@@ -233,8 +238,8 @@ def unmeasured(
 ) -> Unmeasured:
     """Predict settings that were not run, on the GPU of most runs; three settings measured on it calibrate predictions.
 
-    `asked` are params files, folders of sweeps (for their params files) or settings. Raises SettingsError for those
-    that cannot be used, and if no run is on a known GPU.
+    `asked` are params files, folders of sweeps (for their params files) or settings. Raises
+    SettingsError for those that cannot be used, and if no run is on a known GPU.
     """
     runs = as_runs(runs)
     path = gpus.link(link)

@@ -1,11 +1,13 @@
 """Predict the time of an optimizer step as a sum of parts: work or traffic of a kind over the rate of its resource.
 
-During the passes, GPU kernels and the launching host overlap, so the slower one counts, and a little more where both
-take as long: the host may limit one pass and the GPU the other. The host's work on each tensor in the optimizer's step
-is added, because the GPU waits for it. Communication counts as far as it is exposed.
+During the passes, GPU kernels and the launching host overlap, so the slower one counts, and a
+little more where both take as long: the host may limit one pass and the GPU the other. The host's
+work on each tensor in the optimizer's step is added, because the GPU waits for it. Communication
+counts as far as it is exposed.
 
-Bytes of communication are those that leave a rank: 2 (n - 1) / n of a message for an all-reduce of n ranks, (n - 1) / n
-for a reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's nccl-tests, doc/PERFORMANCE.md).
+Bytes of communication are those that leave a rank: 2 (n - 1) / n of a message for an all-reduce of
+n ranks, (n - 1) / n for a reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's
+nccl-tests, doc/PERFORMANCE.md).
 """
 
 from collections.abc import Sequence
@@ -26,8 +28,8 @@ HOST_CONSTANTS = ("host_launch_us", "host_parameter_us", "host_gather_us")
 HOST_COUNTS = ("host_launches", "host_parameters", "host_gathers")
 STEP = tuned.numbers("step")
 HOST_CASTS = 12 / 28
-"""Time of casting a weight on the host and copying it unpinned, in updates of a parameter, by the bytes that both move:
-ZeRO 3 does that where the weights stay on the GPU."""
+"""Time of casting a weight on the host and copying it unpinned, in updates of a parameter, by the
+bytes that both move: ZeRO 3 does that where the weights stay on the GPU."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Constants:
 
 
 DEFAULT = Constants(*tuned.column("constants", "value"))
-"""Fitted by `python -m benchmarks.prediction_errors fit`; `dsnb.prediction.calibration` fits others."""
+"""Fitted by `python -m benchmarks.prediction_errors fit`; `dsnb.prediction.calibration` fits
+others."""
 FITTED_SETTINGS: int = tuned.TUNED["constants"]["settings"]
 """Settings that `DEFAULT` was fitted to."""
 
@@ -88,7 +91,8 @@ class StepTime:
 class StepCounts:
     """Counts of one step of an experiment on a GPU, or of many as arrays, without measured constants.
 
-    Work is that of the busiest rank; traffic is in bytes that leave a rank, bandwidths of its groups in bytes/s.
+    Work is that of the busiest rank; traffic is in bytes that leave a rank, bandwidths of its
+    groups in bytes/s.
     """
 
     peak_flops: float  # rates of the GPU per second, as `GpuSpec` has them: products, fused attention, memory
@@ -159,8 +163,9 @@ def check(experiment: Experiment, link: Link) -> None:
 def traffic(experiment: Experiment) -> dict[str, float]:
     """Return the traffic of one rank in an optimizer step, in the fields of `StepCounts`.
 
-    Tensor parallelism has two all-reduces per block and pass (Shoeybi et al. 2019, arXiv:1909.08053). DeepSpeed's
-    layers reduce the gradient of each input, also of OPT's queries, keys and values, which share one.
+    Tensor parallelism has two all-reduces per block and pass (Shoeybi et al. 2019,
+    arXiv:1909.08053). DeepSpeed's layers reduce the gradient of each input, also of OPT's queries,
+    keys and values, which share one.
     """
     model = shape(experiment.model)
     trained = trained_parameters(experiment)
@@ -186,12 +191,13 @@ def traffic(experiment: Experiment) -> dict[str, float]:
 def _offload_traffic(experiment: Experiment, size: ModelSize) -> dict[str, float]:
     """Return a rank's traffic to host memory, and the parameters that its host updates.
 
-    The ranks of a host share its memory's bandwidth: one rank with all parameters on 16 cores takes as long as four
-    with a quarter each on 64 (OPT-1.3B on H100), so an update costs a host as much for any number of ranks.
+    The ranks of a host share its memory's bandwidth: one rank with all parameters on 16 cores takes
+    as long as four with a quarter each on 64 (OPT-1.3B on H100), so an update costs a host as much
+    for any number of ranks.
 
-    Gradients go down in fp32 (ZeRO 1 and 2) or as they are accumulated (ZeRO 3), and weights up. Where earlier
-    gradients are in host memory (ZeRO 2 and 3), each further micro-batch fetches them and sends the sum back. With
-    `all`, weights come up for each pass instead.
+    Gradients go down in fp32 (ZeRO 1 and 2) or as they are accumulated (ZeRO 3), and weights up.
+    Where earlier gradients are in host memory (ZeRO 2 and 3), each further micro-batch fetches them
+    and sends the sum back. With `all`, weights come up for each pass instead.
     """
     offloaded = experiment.offload.partition("-")[0]
     if offloaded == "none":
@@ -217,7 +223,8 @@ def _offload_traffic(experiment: Experiment, size: ModelSize) -> dict[str, float
 def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]:
     """Return the bandwidths of an experiment's groups; tensor-parallel ranks are neighbours, then data-parallel ones.
 
-    A ring over several nodes enters and leaves each node once, so its members on a node add up their network.
+    A ring over several nodes enters and leaves each node once, so its members on a node add up
+    their network.
     """
     node_gpus = max(1, experiment.gpus // link.nodes(experiment))
     split = experiment.tensor_parallel
