@@ -106,6 +106,8 @@ def test_the_same_numbers_again_change_no_line(file):
     before = file.read_text()
     for name, table in tuned.TUNED["errors"].items():
         assert tuning.write_rows(f"errors.{name}", tuned.rows(table)) == 0
+    for name, table in tuned.TUNED["covered"].items():
+        assert tuning.write_rows(f"covered.{name}", tuned.rows(table)) == 0
     values = {name: row["value"] for name, row in numbers_of("constants").items()}
     assert tuning.write_values("constants", values) == 0
     assert file.read_text() == before
