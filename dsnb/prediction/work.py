@@ -10,8 +10,9 @@ from collections import Counter
 from typing import NamedTuple
 
 from dsnb.base.formulas.memory import HALF, recomputed_blocks
-from dsnb.prediction.shapes import MEGATRON, Counts, Mode, shape
+from dsnb.prediction.shapes import Counts, Mode, shape
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.strategies.logged import MEGATRON
 from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp32, compiles_blocks
 
 TILE = 128

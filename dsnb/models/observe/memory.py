@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from dsnb.base.formulas.memory import kept_activations
 from dsnb.models import attention
-from dsnb.models.build import model_config, weights_dtype
+from dsnb.models.build import DTYPES, model_config
 from dsnb.models.loss import CausalLoss, aligned, chunk_tokens
 from dsnb.models.observe import TRACED
 from dsnb.models.observe.fake import (
@@ -34,14 +34,11 @@ from dsnb.models.observe.fake import (
     as_cuda,
     as_on_gpu,
     build,
-    computes_natively,
     period,
     recompute_as_cuda,
-    uses_autocast,
 )
 from dsnb.models.parts import blocks, output_layer
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.training import compiles_blocks
 
 Moment = tuple[Size, float, int]
 """Bytes at a peak, elements whose gradients are computed by then, and the place."""
@@ -294,7 +291,7 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any]) -> dict[str, Any]:
     vocab, width = sizes["vocab"], sizes["width_of_head"]
     losses, head = loss_sizes(experiment, vocab, width)
     end = head
-    if not compiles_blocks(experiment.model_dump()):
+    if not experiment.compiles_blocks:
         if not experiment.lora_rank:
             # The embedding's gradient is summed in fp32 before the output layer's is added to it.
             end += Size(4 * vocab * width)
@@ -315,23 +312,24 @@ def kept_sizes(experiment: Experiment) -> tuple[Size, Size]:
         saved,  # takes a second to import, and only compiled models need it
     )
 
-    by_block = compiles_blocks(experiment.model_dump())
     kinds = min(2, period(model_config(experiment)))
     settings = experiment.model_dump(include={*TRACED, "device"})
     settings |= {"compile_unit": "model", "activation_checkpointing": False}
     settings |= {"checkpoint_every": 1, "checkpoint_offload": False}
-    if computes_natively(experiment):
+    if experiment.numbers.natively_half:
         settings["strategy"] = "deepspeed"  # FSDP computes alike
-    if by_block:  # the loss is outside of the blocks
+    if experiment.compiles_blocks:  # the loss is outside of the blocks
         settings |= {"compile": "default", "compile_unit": "block", "loss": "whole"}
-    needs_later = uses_autocast(experiment) and not experiment.lora_rank and not by_block
+    needs_later = experiment.numbers.casts_weights and not experiment.compiles_blocks
     layers = 3 if needs_later else 1 + kinds
     sequences = _sequences(experiment)
     totals: dict[int, Size] = defaultdict(Size)
     for place, number in saved.saved(json.dumps(settings), layers):
         grows = number % MANY == 0
         totals[place] += allocated(number // MANY * sequences if grows else number, sequences)
-    outside = Size() if by_block and experiment.loss == "chunked" else totals[-1]
+    outside = totals[-1]
+    if experiment.compiles_blocks and experiment.loss == "chunked":
+        outside = Size()
     of_blocks = [totals[place] for place in range(layers)]
     block = 1 / kinds * sum(of_blocks[-kinds:], Size())
     return sum(of_blocks, outside) - layers * block, block
@@ -349,7 +347,7 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int) -> tuple[list[Siz
     hidden = of_number * experiment.seq_len * width
     columns = aligned(vocab)
     if experiment.loss == "chunked":
-        of_weight = weights_dtype(experiment).itemsize
+        of_weight = DTYPES[experiment.numbers.built].itemsize
         elements = columns * width
         tokens = chunk_tokens(int(experiment.micro_batch_size) * experiment.seq_len)
         in_chunk = of_number * columns * tokens
@@ -360,7 +358,7 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int) -> tuple[list[Siz
     gradient = Size(is_trained * of_number * vocab * width)
     logits = Size(0, of_number * experiment.seq_len * vocab)
     is_padded = columns > vocab and experiment.precision != "fp32"  # for tensor cores
-    if compiles_blocks(experiment.model_dump()):
+    if experiment.compiles_blocks:
         return [2 * logits if is_padded else logits], gradient
     if is_padded:
         return [logits], gradient
@@ -376,7 +374,7 @@ def kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: Size) -
     """
     layers, block_input = sizes["layers"], sizes["block_input"]
     every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
-    if every == 1 and experiment.lora_rank and not compiles_blocks(experiment.model_dump()):
+    if every == 1 and experiment.lora_rank and not experiment.compiles_blocks:
         return layers * (block + block_input), Size()
     both = [
         kept_activations(layers, saved, of_input, every, experiment.checkpoint_offload)
