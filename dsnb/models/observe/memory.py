@@ -49,19 +49,17 @@ outside of all blocks."""
 
 def trace(experiment: Experiment) -> dict[str, Any]:
     """Return the memory of one micro-batch, forward to backward: a record for `prediction.traces.MemoryTrace.of`."""
+    # The size of a chunk of the loss does not grow with the micro-batch as all else does.
+    sequences = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
     config = model_config(experiment)
     compiled = experiment.compile != "off"
     with flash_attention(), as_on_gpu(compiled):
         sizes = model_sizes(experiment, config.num_hidden_layers)
         if compiled:
-            return sizes | _compiled(experiment, sizes)
+            return sizes | _compiled(experiment, sizes, sequences)
         every = experiment.checkpoint_every if experiment.activation_checkpointing else 1
-        return sizes | eager(experiment, sizes["layers"], math.lcm(period(config), every))
-
-
-def _sequences(experiment: Experiment) -> int:
-    """Return the traced micro-batch: a chunk of the loss does not grow with the micro-batch as all else does."""
-    return int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
+        every = math.lcm(every, period(config))
+        return sizes | eager(experiment, sizes["layers"], every, sequences)
 
 
 def model_sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
@@ -107,13 +105,12 @@ def _factored(parameters: Iterable[Tensor]) -> int:
     return sum(math.prod(shape[:-2]) * sum(shape[-2:]) for shape in shapes)
 
 
-def eager(experiment: Experiment, layers: int, every: int, sequences: int = 0) -> dict[str, Any]:
+def eager(experiment: Experiment, layers: int, every: int, sequences: int) -> dict[str, Any]:
     """Track every operator of the forward and the backward pass.
 
     Blocks repeat with a period, `every`, so only a few are built. The second group of them represents those left out:
     what happens inside it is the same for each, and adds to what the others hold.
     """
-    sequences = sequences or _sequences(experiment)
     few = layers % every + 3 * every
     left_out = max(0, layers - few) // every
     model, fake = build(experiment, layers - left_out * every)
@@ -283,9 +280,9 @@ def _covers(larger: Size, smaller: Size) -> bool:
     return larger.constant >= smaller.constant and larger.per_sequence >= smaller.per_sequence
 
 
-def _compiled(experiment: Experiment, sizes: dict[str, Any]) -> dict[str, Any]:
+def _compiled(experiment: Experiment, sizes: dict[str, Any], sequences: int) -> dict[str, Any]:
     """Extrapolate what torch's compiler saves from a model of few blocks."""
-    outside, block = kept_sizes(experiment)
+    outside, block = kept_sizes(experiment, sequences)
     kept, recomputed = kept_of_blocks(experiment, sizes, block)
     forward = outside + kept
     vocab, width = sizes["vocab"], sizes["width_of_head"]
@@ -302,7 +299,7 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any]) -> dict[str, Any]:
     return {"forward": [forward], "kept": kept, "moments": _moments(moments)}
 
 
-def kept_sizes(experiment: Experiment) -> tuple[Size, Size]:
+def kept_sizes(experiment: Experiment, sequences: int) -> tuple[Size, Size]:
     """Return what a compiled model saves for its backward pass outside of equal blocks and in one, not recomputed.
 
     The last block stands for those left out, or the last two where kinds of blocks alternate. Two blocks are enough,
@@ -322,7 +319,6 @@ def kept_sizes(experiment: Experiment) -> tuple[Size, Size]:
         settings |= {"compile": "default", "compile_unit": "block", "loss": "whole"}
     needs_later = experiment.numbers.casts_weights and not experiment.compiles_blocks
     layers = 3 if needs_later else 1 + kinds
-    sequences = _sequences(experiment)
     totals: dict[int, Size] = defaultdict(Size)
     for place, number in saved.saved(json.dumps(settings), layers):
         grows = number % MANY == 0

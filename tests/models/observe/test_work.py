@@ -28,6 +28,7 @@ def counted(monkeypatch):
         traces._records.update(
             {key: observed.count(experiment) for key, experiment in missing.items()}
         )
+        return {}
 
     for name, substitute in {"_file": lambda _: None, "_records": {}, "_make": make}.items():
         monkeypatch.setattr(traces, name, substitute)
@@ -101,29 +102,36 @@ def test_the_counts_of_presets_are_those_of_a_trace(counted, model):
     assert shapes.shape(model) == shapes._of_record(counted(model))
 
 
+def plugin(monkeypatch, count):
+    """Let an installed package count a type of models."""
+    point = SimpleNamespace(value="odd.work:counts", load=lambda: count)
+    monkeypatch.setattr(
+        shapes,
+        "entry_points",
+        lambda group, name: [point] * ((group, name) == ("dsnb.counts", "odd")),
+    )
+    shapes.shape.cache_clear()
+
+
 def test_a_package_counts_models_that_cannot_be_followed(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"model_type": "odd", "num_hidden_layers": 3}')
     one = shapes.shape("llama-tiny")
-    ways = {
-        "odd": lambda config: replace(one, layers=config["num_hidden_layers"]),
-        "broken": lambda config: config["nothing"],
-        "other": lambda config: config,
-    }
-
-    def found(group, name):
-        assert (group, name) == ("dsnb.counts", "odd")
-        return [SimpleNamespace(value="odd.work:counts", load=lambda: ways[way])]
-
-    monkeypatch.setattr(shapes, "entry_points", found)
-    way = "odd"
+    plugin(monkeypatch, lambda config: replace(one, layers=config["num_hidden_layers"]))
     assert shapes.shape(str(tmp_path)) == replace(one, layers=3)
-    for way, why in (
-        ("broken", r"odd\.work:counts could not count it \(KeyError: 'nothing'\)$"),
-        ("other", r"odd\.work:counts returned no Counts$"),
-    ):
-        shapes.shape.cache_clear()
-        with pytest.raises(shapes.SettingsError, match=why):
-            shapes.shape(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("count", "why"),
+    [
+        (lambda config: config["no"], r"odd\.work:counts could not count it \(KeyError: 'no'\)$"),
+        (lambda config: config, r"odd\.work:counts returned no Counts$"),
+    ],
+)
+def test_a_package_that_counts_wrongly_is_named(tmp_path, monkeypatch, count, why):
+    (tmp_path / "config.json").write_text('{"model_type": "odd"}')
+    plugin(monkeypatch, count)
+    with pytest.raises(shapes.SettingsError, match=why):
+        shapes.shape(str(tmp_path))
 
 
 def test_the_example_of_a_package_predicts_a_step(tmp_path, monkeypatch):
@@ -131,11 +139,10 @@ def test_the_example_of_a_package_predicts_a_step(tmp_path, monkeypatch):
     text = inspect.getdoc(shapes).split("# odd_llama/work.py")[1].split("\n", 1)[1]
     names = {}
     exec(textwrap.dedent(text), names)
-    config = {"model_type": "odd_llama", "num_hidden_layers": 2, "hidden_size": 128}
+    config = {"model_type": "odd", "num_hidden_layers": 2, "hidden_size": 128}
     config |= {"num_attention_heads": 4, "vocab_size": 512}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    point = SimpleNamespace(value="odd_llama.work:counts", load=lambda: names["counts"])
-    monkeypatch.setattr(shapes, "entry_points", lambda **_: [point])
+    plugin(monkeypatch, names["counts"])
     found = work(Experiment(model=str(tmp_path), device="cuda", seq_len=128))
     assert found["matmul_flops"] > 0
 
