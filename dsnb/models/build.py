@@ -42,20 +42,6 @@ OTHER_DROPS = ("layerdrop", "classifier", "summary", "path")
 """Fields of a configuration that drop whole layers, or belong to other heads."""
 
 
-def weights_dtype(experiment: Experiment) -> torch.dtype:
-    """Return the dtype of the weights: half precision if fp32 master weights exist or only adapters train."""
-    return (
-        DTYPES[experiment.precision]
-        if has_masters(experiment) or experiment.lora_rank
-        else torch.float32
-    )
-
-
-def has_masters(experiment: Experiment) -> bool:
-    """Return whether DeepSpeed trains half-precision weights with fp32 masters."""
-    return experiment.strategy == "deepspeed" and experiment.mixed_precision == "native"
-
-
 def model_config(experiment: Experiment) -> Any:
     """Return the transformers configuration of the experiment's model, with its attention implementation."""
     if path := model_shapes.local_config(experiment.model):
@@ -288,7 +274,7 @@ def add_adapters(experiment: Experiment, model: Any) -> Any:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config, autocast_adapter_dtype=not has_masters(experiment))
+    return get_peft_model(model, config, autocast_adapter_dtype=not experiment.numbers.masters)
 
 
 def checkpoint_activations(experiment: Experiment, model: Any) -> None:
@@ -321,7 +307,7 @@ def checkpoint_activations(experiment: Experiment, model: Any) -> None:
 
 
 def _from_config(experiment: Experiment, config: Any) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_config(config, dtype=weights_dtype(experiment))
+    return AutoModelForCausalLM.from_config(config, dtype=DTYPES[experiment.numbers.built])
 
 
 def _build_random(
@@ -367,7 +353,7 @@ def _load_pretrained(
     model = AutoModelForCausalLM.from_pretrained(
         _weights_source(experiment),
         config=config,
-        dtype=weights_dtype(experiment),
+        dtype=DTYPES[experiment.numbers.built],
         device_map=None if shared else {"": device},
     )
     del shared
