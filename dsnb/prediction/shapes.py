@@ -166,8 +166,10 @@ class Counts:
 def shape(model: str) -> Counts:
     """Return the counts of a preset or of a model with a configuration file."""
     preset = PRESETS.get(model)
+    if preset and preset.has_formula:
+        return _of_shape(preset)
     if preset:
-        return _of_shape(preset) if preset.has_formula else _of_record(_of_presets()[model])
+        return _of_record(_of_presets()[model])
     config = local_fields(model)
     if config is None and local_config(model) is None:
         raise SettingsError(
