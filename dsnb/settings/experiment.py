@@ -276,7 +276,17 @@ class Experiment(Training):
     @property
     def data_parallel(self) -> int:
         """Number of ranks, or groups of ranks, with separate sequences."""
-        return self.gpus // (self.tensor_parallel * self.pipeline_parallel)
+        return self.gpus // self.model_parallel
+
+    @property
+    def model_parallel(self) -> int:
+        """Number of ranks that share one copy of the model."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens per rank and forward pass."""
+        return int(self.micro_batch_size) * self.seq_len
 
     @property
     def global_batch_size(self) -> int:
