@@ -158,7 +158,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if raw.strip()
     ]
     records = {number: _parse_line(raw) for number, raw in lines}
-    if bad := [number for number, record in records.items() if record is None]:
+    bad = [number for number, record in records.items() if record is None]
+    if bad:
         warn(
             f"{path}: {len(bad)} line(s) left out, cut off or damaged (line {', '.join(map(str, bad[:5]))})"
         )

@@ -180,7 +180,8 @@ def for_ranks(
         env[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
     # Kernels fused by reordering loops race on GPUs (torch 2.11): losses and gradients were wrong.
     env.setdefault("TORCHINDUCTOR_LOOP_ORDERING_AFTER_FUSION", "0")
-    if arches := env.get("TORCH_CUDA_ARCH_LIST"):
+    arches = env.get("TORCH_CUDA_ARCH_LIST")
+    if arches:
         # `9.0` for `9.0a`: DeepSpeed 0.19.8's op builder fails on the suffix with "invalid literal for int()".
         env["TORCH_CUDA_ARCH_LIST"] = re.sub(r"(\d+\.\d+)[af]", r"\1", arches)
     return env

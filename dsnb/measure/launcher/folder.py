@@ -84,7 +84,8 @@ def begin(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any]) -> 
         "run_id": secrets.token_hex(8),
         **planned,
     }
-    if files := inputs.digests(settings):
+    files = inputs.digests(settings)
+    if files:
         record["inputs"] = files
     json_files.write_json(run.experiment, record)
 

@@ -55,14 +55,16 @@ def silence_s() -> float:
 
 def command(experiment: Experiment, host: Host, *words: str, **variables: str) -> list[str]:
     """Wrap a command to run on a host: in srun within a Slurm job, otherwise in ssh."""
-    if path := os.environ.get("PYTHONPATH"):  # dsnb may be importable only through it
+    path = os.environ.get("PYTHONPATH")  # dsnb may be importable only through it
+    if path:
         variables["PYTHONPATH"] = path
     there = list(words)
     if variables:
         there = ["env", *(f"{name}={value}" for name, value in variables.items()), *words]
     if experiment.hostfile == hostfile.SLURM:
         options = f"--nodes=1 --ntasks=1 --nodelist={host.name} --overlap --quiet --unbuffered"
-        if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):  # otherwise srun gives a step one CPU
+        cpus = os.environ.get("SLURM_CPUS_PER_TASK")  # otherwise srun gives a step one CPU
+        if cpus:
             options += f" --cpus-per-task={cpus}"
         return ["srun", *options.split(), "--kill-on-bad-exit=1", "--mpi=none", *there]
     # A new master connection would hold the pipes open. Keepalives detect a cut link; TCP alone would take hours.
@@ -70,7 +72,8 @@ def command(experiment: Experiment, host: Host, *words: str, **variables: str) -
     options += f" -o ServerAliveInterval={int(silence_s() / 4)} -o ServerAliveCountMax=3"
     if experiment.ssh_port:
         options += f" -p {experiment.ssh_port}"
-    if user := experiment.ssh_user or host.user:
+    user = experiment.ssh_user or host.user
+    if user:
         options += f" -l {user}"
     return ["ssh", *options.split(), "--", host.name, shlex.join(there)]
 
@@ -317,7 +320,8 @@ class HostRanks:
         if experiment.device == "cpu" or (experiment.device == "auto" and not any(counts)):
             return "cpu"
         for node, count in zip(self._nodes, counts, strict=True):
-            if count <= (last := max(node.host.devices)):
+            last = max(node.host.devices)
+            if count <= last:
                 raise LaunchError(
                     f"{node.host.name} has {count} usable GPUs and {last + 1} slots: correct the hostfile or gpus"
                 )
@@ -398,5 +402,6 @@ class HostRanks:
 
 def _raise_first(problems: Iterator[str | None]) -> None:
     """Raise one LaunchError that names up to five problems."""
-    if reasons := list(filter(None, problems)):
+    reasons = list(filter(None, problems))
+    if reasons:
         raise LaunchError("; ".join(reasons[:5]))

@@ -51,7 +51,8 @@ class RunState:
             parts = []
             if "loss" in self._last:
                 parts.append(f"loss {self._last['loss']:.3f}")
-            if step_s := self._last.get("step_time_s"):
+            step_s = self._last.get("step_time_s")
+            if step_s:
                 parts.append(f"{self._tokens_per_step / step_s:,.0f} tokens/s")
             return ", ".join(parts)
         phase = "starting"

@@ -90,7 +90,8 @@ def begin(run: Run) -> None:
 def check_inputs(run: Run) -> None:
     """Raise SettingsError if a file that the run reads is not that with which the sweep began."""
     now = inputs.digests(run.experiment.model_dump())
-    if files := inputs.changed(run.inputs, now):
+    files = inputs.changed(run.inputs, now)
+    if files:
         raise SettingsError(f"{files[0]} has changed since the sweep began: {CHANGED}")
 
 
@@ -101,7 +102,8 @@ def finish(run: RunPaths, outcome: Outcome, began_s: float) -> Result:
     has `failed` only if its settings were refused.
     """
     record = RunRecord(run)
-    if written := Result.of(record):
+    written = Result.of(record)
+    if written:
         return written
     phases_s = {"wall": launch_clock.now_s() - began_s}
     with folder.writing(run.dir, "start the sweep again when it can"):

@@ -174,7 +174,8 @@ class SlurmExecutor:
             raise LaunchError(
                 f"Slurm does not answer ({error}): start the sweep again when it does"
             ) from error
-        if problems := list(filter(None, map(self._conflict, todo))):
+        problems = list(filter(None, map(self._conflict, todo)))
+        if problems:
             raise SettingsError(problems)
 
     def _conflict(self, run: Run) -> str | None:
@@ -256,7 +257,8 @@ class SlurmExecutor:
         """Cancel all jobs of this sweep, including one whose submission has just been interrupted."""
         self.cancelled = True
         self.poll(anew=True)
-        if ids := self._active():
+        ids = self._active()
+        if ids:
             with contextlib.suppress(
                 SlurmError
             ):  # some have ended since; the queue shows the others

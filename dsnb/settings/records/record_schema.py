@@ -126,7 +126,8 @@ def read(path: Path) -> dict[str, Any] | None:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read one of a run's `.jsonl` files; invalid values are left out with one warning."""
     lines = [cleaned(path.name, record) for record in json_files.read_lines(path)]
-    if problems := [problem for _, problem in lines if problem]:
+    problems = [problem for _, problem in lines if problem]
+    if problems:
         more = f", and so are those of {len(problems) - 1} more lines" if problems[1:] else ""
         json_files.warn(f"{path.parent / problems[0]}; it is left out{more}")
     return [content for content, _ in lines]
