@@ -168,8 +168,8 @@ def with_inputs(sweep: Sweep) -> Sweep:
     read: dict[tuple[str, ...], dict[str, str]] = {}
     runs = []
     for run in sweep.runs:
-        settings = run.experiment.model_dump()
-        key = tuple(settings[name] for name in ("model", "weights", "tokenizer", "data"))
+        settings = {name: getattr(run.experiment, name) for name in inputs.READ}
+        key = tuple(settings.values())
         if key not in read:
             read[key] = inputs.digests(settings)
         runs.append(replace(run, inputs=read[key]))
