@@ -132,7 +132,7 @@ def test_a_run_whose_micro_batch_was_searched_still_loads(old_run):
 
 def test_every_file_of_a_folder_that_is_read_has_a_digest(tmp_path):
     def digests(**settings):
-        return inputs.digests({**Experiment(device="cpu").model_dump(), **settings})
+        return inputs.digests(Experiment.recorded(settings))
 
     for name in (
         "config.json",

@@ -15,7 +15,8 @@ from dsnb.measure.sweep import job
 from dsnb.measure.sweep.job import execute
 from dsnb.measure.sweep.params import load_sweep
 from dsnb.measure.sweep.run import is_finished, locked, run_sweep
-from dsnb.results.runs.load import load_runs, planned_runs
+from dsnb.results.runs.load import load_runs
+from dsnb.results.runs.sweeps import planned_runs
 from dsnb.settings.records import paths
 from dsnb.settings.records.result import Result
 from dsnb.settings.records.run_record import RunRecord

@@ -8,7 +8,7 @@ import dsnb
 from dsnb.base.errors import DsnbWarning
 from dsnb.base.files import json_files
 from dsnb.measure.launcher.folder import begin
-from dsnb.results.runs.copies import sweep_names
+from dsnb.results.runs.names import sweep_names
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import SweepPaths
 from dsnb.settings.records.result import Result
