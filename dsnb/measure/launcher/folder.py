@@ -62,7 +62,10 @@ def prepare(run: RunPaths, experiment: Experiment) -> None:
         if was_used or not experiment.model_dump().items() <= written.items():
             planned = {name: written[name] for name in PLANNED if name in written}
             read = {name: getattr(experiment, name) for name in inputs.READ}
-            begin(run, experiment, planned | {"inputs": inputs.digests(read)})
+            files = inputs.digests(read)
+            if files:
+                planned["inputs"] = files
+            begin(run, experiment, planned)
         ranks = environment.for_ranks(experiment.device, experiment.gpus, 0.0, experiment.allocator)
         json_files.write_json(run.deepspeed, deepspeed_config(experiment))
         json_files.write_json(run.environment, environment.describe(ranks))

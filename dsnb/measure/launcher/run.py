@@ -82,9 +82,10 @@ def launch(
     try:
         if experiment.hostfile:
             ranks = HostRanks(experiment, run)
-            resolved = {"device": ranks.experiment.device}  # by the hosts
-            settings = json_files.read_json(run.experiment) or {}
-            json_files.write_json(run.experiment, settings | resolved)
+            device = ranks.experiment.device
+            if device != experiment.device:  # the hosts have resolved it
+                settings = json_files.read_json(run.experiment) or {}
+                json_files.write_json(run.experiment, settings | {"device": device})
             json_files.write_json(run.deepspeed, deepspeed_config(ranks.experiment))
             json_files.write_json(run.environment, ranks.environment)
         else:
