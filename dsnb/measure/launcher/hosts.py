@@ -32,10 +32,6 @@ from dsnb.settings.records import node_comparison
 from dsnb.settings.records.paths import RunPaths
 from dsnb.version import __version__
 
-FORWARDED = (*environment.RECORDED, "GLOO_*", "UCX_*", "FI_*", "HF_*", "TRITON_*")
-"""Environment variables sent to every host, through the pipe, so that no command line shows their values."""
-KEPT = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-"""Not sent, because they number the GPUs of this host."""
 HEARTBEAT_S, ANSWER_TIMEOUT_S, END_TIMEOUT_S = 1.0, 60.0, 15.0
 
 
@@ -91,12 +87,14 @@ def torchrun_words(
 
 def forwarded(experiment: Experiment) -> dict[str, str]:
     """Return the environment variables of this process to pass to the ranks on all hosts."""
-    patterns = [*FORWARDED, *filter(None, map(str.strip, experiment.forward_env.split(",")))]
-    return {
-        name: value
-        for name, value in environment.without_launcher(os.environ).items()
-        if name not in KEPT and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-    }
+    asked = list(map(str.strip, experiment.forward_env.split(",")))
+    chosen = {}
+    for name, value in environment.without_launcher(os.environ).items():
+        is_usual = environment.matches(name, "recorded") or environment.matches(name, "forwarded")
+        is_asked = any(fnmatch.fnmatchcase(name, pattern) for pattern in asked)
+        if (is_usual or is_asked) and not environment.matches(name, "kept"):
+            chosen[name] = value
+    return chosen
 
 
 class Node:
