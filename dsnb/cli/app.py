@@ -163,7 +163,7 @@ def bandwidth(
 ) -> None:
     """Measure collectives by message size over all ranks, in nccl-tests' columns."""
     from dsnb.measure.launcher.probe import SETTINGS, measure_bandwidth
-    from dsnb.results.runs.load import load_bandwidth
+    from dsnb.results.runs.sweeps import load_bandwidth
     from dsnb.show.render.nodes import format_bandwidth
 
     settings = {**SETTINGS, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}

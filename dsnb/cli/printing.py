@@ -44,7 +44,7 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     from dsnb.show.render.tables import format_summary
 
     if wide or format_ is not Format.table:
-        table = summarize(runs)
+        table = summarize(runs, metrics="all")
         show(table, format_summary(table, common_unit(runs)), format_)
         return
     for number, (title, table, lines) in enumerate(summary_table.blocks(runs)):

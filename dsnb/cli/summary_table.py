@@ -29,7 +29,8 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
     """
     for task in tasks(runs):
         named = named_runs(task.runs)
-        summary = summarize(task.runs).sort_values(f"{RATE}_median", ascending=False, kind="stable")
+        summary = summarize(task.runs, metrics="all")
+        summary = summary.sort_values(f"{RATE}_median", ascending=False, kind="stable")
         no_rank = summary.index.isin(unstable(named)) | ~knows_gpus(task.runs).all()
         summary = pd.concat([summary[~no_rank], summary[no_rank]])
         no_rank = np.sort(no_rank)

@@ -17,7 +17,7 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.records import record_schema
 from dsnb.settings.records.columns import GPU_COLUMNS, OVER_TIME
 from dsnb.settings.records.paths import RunPaths
-from dsnb.settings.records.result import Shortage
+from dsnb.settings.records.shortage import Shortage
 from dsnb.show.explorer.data import Data, plain, run_place
 
 Json = dict[str, Any]
@@ -211,7 +211,6 @@ def _advice(row: Row) -> list[str]:
         return []
     phase = str(plain(row.get("oom_phase")) or "")
     try:
-        settings = Experiment.of_row(row).model_dump()
-        return Shortage(settings, phase, row.get("device") == "cpu").advice()
+        return Shortage(Experiment.of_row(row), phase, row.get("device") == "cpu").advice()
     except (ValueError, TypeError):  # the table is of someone else
         return []

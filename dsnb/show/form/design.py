@@ -231,7 +231,7 @@ design = Design
 
 
 def _this_gpu() -> str:
-    """Return the name of this machine's first GPU in `gpus.GPUS`; empty if there is none, or it is not known."""
+    """Return the name of this machine's first GPU in `gpus.known()`; empty if there is none, or it is not known."""
     with contextlib.suppress(SettingsError):
         return next((gpus.find(gpu.name).name for gpu in hardware.gpus()), "")
     return ""

@@ -11,7 +11,7 @@ import ipywidgets as widgets
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import plain_yaml
 from dsnb.base.files.plain_text import short_repr
-from dsnb.prediction.gpus import GPUS
+from dsnb.prediction import gpus
 from dsnb.results.runs.labels import text
 from dsnb.settings import checks, deepspeed_keys
 from dsnb.settings.experiment import Experiment
@@ -76,7 +76,7 @@ class Form:
         changed: Callable[[], None],
     ) -> None:
         self._changed = changed
-        gpu_names = [("choose", ""), *((gpu, gpu) for gpu in GPUS)]
+        gpu_names = [("choose", ""), *((gpu, gpu) for gpu in gpus.known())]
         self.gpu = _field(widgets.Dropdown(options=gpu_names, value=gpu), "which GPU")
         self.tokens = _field(widgets.BoundedFloatText(0, min=0, max=1e18), "tokens (0: as usual)")
         self.name = _field(widgets.Text(name, continuous_update=False), "name")
