@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dsnb.base.files.plain_text import FORMULA
 from dsnb.prediction.predicted import FIGURES, PER_GPU
 from dsnb.results.answers import words
 from dsnb.results.answers.decide import rate, without_probes
@@ -94,6 +95,7 @@ def payload(data: Data, state: State, home: Path | None) -> Json:
         "cite": citation(data),
         "files": _files(data, names, home),
         "constants": data.constant,
+        "formula": FORMULA,
         "options": options(data),
         "formerNames": FORMER_NAMES,
         **words.PAGE,
