@@ -325,10 +325,13 @@ def _count_ranks(shown: Json) -> None:
             shown[name] = [text.replace("GPU", "rank") for text in shown[name]]
 
 
-def _causes(data: Data) -> dict[int, object]:
-    runs = data.runs.reindex(columns=["status", "cause"]).reset_index(drop=True).map(plain)
-    causes = runs["cause"][runs["status"] != "ok"].dropna()
-    return causes.map(str).to_dict()
+def _causes(data: Data) -> dict[int, str]:
+    causes = {}
+    for place, row in enumerate(data.runs.reindex(columns=["status", "cause"]).to_numpy()):
+        status, cause = map(plain, row)
+        if cause is not None and status != "ok":
+            causes[place] = str(cause)
+    return causes
 
 
 def _files(data: Data, names: list[str], home: Path | None) -> Json:
