@@ -142,7 +142,7 @@ def flags(
         drop_pct = clock_drop_pct((samples or {}).get(label), own)
         rows.append((*_within_run(own), drop_pct))
     within = pd.DataFrame(rows, index=runs.index, columns=[*WITHIN_RUN, "clock_drop_pct"])
-    table = runs[KEYS].join([within, loss_gaps_pct(named)])
+    table = pd.concat([runs[KEYS], within, loss_gaps_pct(named)], axis="columns")
     ratio = numbers(runs, "step_time_mean_s") / numbers(runs, "step_time_median_s")
     table["mean_over_median"] = table["mean_over_median"].fillna(ratio)
     table["slow_steps"] = table["slow_steps"].fillna(numbers(runs, "slow_steps"))
