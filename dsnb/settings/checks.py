@@ -102,9 +102,13 @@ def unknown_setting(key: str, names: Iterable[str]) -> str:
     if key in REMOVED:
         return f"{key} is no longer a setting: {REMOVED[key]}"
     allowed = list(names)
-    match = closest_match(str(key), allowed)
-    hint = f"did you mean '{match}'?" if match else f"allowed are {', '.join(allowed)}"
-    return f"unknown setting {short_repr(key)}: {hint}"
+    return f"unknown setting {short_repr(key)}: {hint(str(key), allowed, ', '.join(allowed))}"
+
+
+def hint(name: str, names: Iterable[str], allowed: str) -> str:
+    """Return which of `names` was probably meant, or else what is allowed."""
+    match = closest_match(name, names)
+    return f"did you mean '{match}'?" if match else f"allowed are {allowed}"
 
 
 def invalid_value(detail: Mapping[str, Any]) -> str:

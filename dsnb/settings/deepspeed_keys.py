@@ -9,9 +9,8 @@ import functools
 import importlib.util
 import json
 import re
-import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dsnb.base.errors import SettingsError
@@ -66,32 +65,30 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     A key that is given twice, nested and dotted, raises SettingsError.
     """
+    rest: dict[str, Any] = {}
+    separate: dict[str, Any] = {}
+    for name, value in settings.items():
+        if str(name).startswith(PREFIX):
+            separate[name.removeprefix(PREFIX)] = value
+        elif name != NAME:
+            rest[name] = value
     nested = settings.get(NAME, {})
-    rest = {
-        key: value
-        for key, value in settings.items()
-        if key != NAME and not str(key).startswith(PREFIX)
-    }
     if not isinstance(nested, Mapping):
         return {**rest, NAME: nested}
-    separate = {
-        key.removeprefix(PREFIX): settings[key]
-        for key in map(str, settings)
-        if key.startswith(PREFIX)
-    }
     leaves = [*_leaves(nested), *_leaves(separate)]
-    if problems := list(_given_twice([path for path, _ in leaves])):
+    problems = list(_given_twice(Counter(path for path, _ in leaves)))
+    if problems:
         raise SettingsError(problems)
-    keys = dict(leaves)
-    return {**rest, NAME: keys} if keys or NAME in settings else rest
+    if leaves or NAME in settings:
+        rest[NAME] = dict(leaves)
+    return rest
 
 
-def _given_twice(paths: Sequence[str]) -> Iterator[str]:
+def _given_twice(counts: Mapping[str, int]) -> Iterator[str]:
     """Yield a sentence for each path that occurs twice, or is both a value and a section."""
-    counts = Counter(paths)
-    yield from (
-        f"{PREFIX}{path} is given twice: remove one" for path, count in counts.items() if count > 1
-    )
+    for path, count in counts.items():
+        if count > 1:
+            yield f"{PREFIX}{path} is given twice: remove one"
     for path in counts:
         inside = next((other for other in counts if other.startswith(f"{path}.")), None)
         if inside:
@@ -152,7 +149,8 @@ def problems(keys: Mapping[str, Any]) -> list[str]:
     """Return why keys are refused whatever DeepSpeed knows of them, one sentence each."""
     refused = []
     for path, value in keys.items():
-        if name := decided(path):
+        name = decided(path)
+        if name:
             refused.append(
                 f"{PREFIX}{path} is {short_repr(value)}: dsnb decides {name} itself; {DECIDED[name]}"
             )
@@ -171,25 +169,22 @@ def unknown_keys(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
 @functools.cache
 def _checked(zero_stage: int, keys: str) -> tuple[str, ...]:
     """Ask in a separate process: DeepSpeed's import takes seconds."""
-    command = interpreter.command("-m", "dsnb.measure.train.ask_deepspeed", str(zero_stage))
-    try:
-        done = subprocess.run(
-            command, input=keys, capture_output=True, text=True, timeout=120, check=False
-        )
-        return tuple(json.loads(done.stdout.splitlines()[-1]))
-    except (subprocess.TimeoutExpired, OSError, ValueError, IndexError):
-        return ()  # DeepSpeed cannot be imported here: the launch will say why
+    answer = interpreter.ask("dsnb.measure.train.ask_deepspeed", str(zero_stage), given=keys)
+    return tuple(answer or ())  # without one, DeepSpeed cannot be imported: the launch will say why
 
 
 def name_part(keys: Mapping[str, Any]) -> str:
     """Return the part of an experiment's name: the last word of each key with its value."""
-    return "_".join(
-        f"{path.rpartition('.')[2]}-{_word(value)}" for path, value in sorted(keys.items())
-    )
+    parts = []
+    for path, value in sorted(keys.items()):
+        parts.append(f"{path.rpartition('.')[2]}-{_word(value)}")
+    return "_".join(parts)
 
 
 def _word(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "on", False: "off", None: "none"}[value]
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "none"
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-")[:40]
