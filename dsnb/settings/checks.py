@@ -14,6 +14,7 @@ from dsnb.base.formulas import model_shapes
 from dsnb.base.system import hardware
 from dsnb.settings import deepspeed_keys, hostfile, inputs, rules
 from dsnb.settings.rules import Rule
+from dsnb.settings.tables import REFUSALS
 
 if TYPE_CHECKING:
     from dsnb.settings.experiment import Experiment
@@ -22,48 +23,6 @@ CLOSE = 0.85
 """Similarity (`difflib`) of names that differ by a letter or so."""
 SHORTEST_PART = 3
 """Letters with which a name can be meant by a part of it."""
-ALLOWED = {
-    "value_error": "{error}",
-    "literal_error": "allowed are {expected}",
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "give a whole number"),
-    "bool_type": "give true or false",
-    "dict_type": "give settings as 'name: value'",
-    "list_type": "give a list",
-    "string_type": "give a text",
-    **dict.fromkeys(("float_type", "float_parsing"), "give a number"),
-    "finite_number": "give a finite number",
-    "greater_than_equal": "it must be at least {ge}",
-    "greater_than": "it must be more than {gt}",
-    "less_than_equal": "it must be at most {le:g}",
-    "less_than": "it must be less than {lt}",
-}
-"""What is allowed instead of a value, by the type of pydantic's error."""
-ALLOWED_IN = {
-    "micro_batch_size": "give a whole number; `dsnb recommend` and `dsnb predict` tell what fits",
-    "gpus": "give a whole number, or 'auto'",
-    "deepspeed": "give sections and keys of DeepSpeed's configuration, or leave it out",
-    "ssh_user": "write it like 'root'",
-    "interface": "write it like 'ib0'",
-    "forward_env": "write it like 'WANDB_MODE,MY_*'",
-    "name": "use letters, digits, '.', '_' and '-' only",
-}
-"""What is allowed for settings and fields where more can be said than for their type."""
-REMOVED = {
-    "launcher": "ranks are forked on one machine and started by torchrun on several; leave it out",
-    "skip_oom": "`dsnb predict` tells which settings fit; leave it out",
-}
-"""Settings of earlier versions, and what to do instead."""
-DECODERS_IF_SET = (
-    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
-    "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta",
-    "xlm-roberta-xl", "xlnet", "xmod",
-)  # fmt: skip
-"""Types of encoders, which are causal only with `is_decoder: true` (XLM: `causal: true`)."""
-ENCODER_DECODERS = (
-    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "musicgen", "musicgen_melody",
-    "mvp", "pegasus", "plbart", "prophetnet", "whisper",
-)  # fmt: skip
-"""Types that are encoder-decoders by default; transformers builds their decoder."""
 QUANTIZED = ("quantization_config", "compression_config")
 """Fields of configurations of quantized weights."""
 FP8_CAPABILITY = (8, 9)
@@ -99,8 +58,8 @@ def similar(name: str, names: Iterable[str], least: float = 0.6) -> list[str]:
 
 def unknown_setting(key: str, names: Iterable[str]) -> str:
     """Return the message about a setting that does not exist: it names the closest setting, or all of them."""
-    if key in REMOVED:
-        return f"{key} is no longer a setting: {REMOVED[key]}"
+    if key in REFUSALS["removed"]:
+        return f"{key} is no longer a setting: {REFUSALS['removed'][key]}"
     allowed = list(names)
     return f"unknown setting {short_repr(key)}: {hint(str(key), allowed, ', '.join(allowed))}"
 
@@ -119,10 +78,10 @@ def invalid_value(detail: Mapping[str, Any]) -> str:
 
 def allowed_values(detail: Mapping[str, Any], name: str = "") -> str:
     """Return what is allowed instead of the value in one of pydantic's error details; `name` is that of the setting."""
-    allowed = ALLOWED.get(detail["type"], "")
+    allowed = REFUSALS["allowed_by_error"].get(detail["type"], "")
     if "{" in allowed:
-        return allowed.format(**detail["ctx"])
-    return ALLOWED_IN.get(name) or allowed or str(detail["msg"])
+        return str(allowed.format(**detail["ctx"]))
+    return REFUSALS["allowed_by_name"].get(name) or allowed or str(detail["msg"])
 
 
 def _model(s: "Experiment") -> Iterator[str]:
@@ -158,6 +117,7 @@ def not_trained(model: str, config: Mapping[str, Any]) -> str | None:
     BERT's family also sees the token that it should predict; of an encoder-decoder, transformers builds a half; of
     quantized weights, dsnb would train others, in the run's precision.
     """
+    types = REFUSALS["model_types"]
     kind = config.get("model_type")
     says = f"model is {short_repr(model)}: "
     if not isinstance(kind, str):
@@ -173,10 +133,10 @@ def not_trained(model: str, config: Mapping[str, Any]) -> str | None:
             else "save the part that is a language model"
         )
         return f"{says}{kind} is more than a language model ({', '.join(sorted(parts))}); {advice} as a configuration"
-    if config.get("is_encoder_decoder", kind in ENCODER_DECODERS):
+    if config.get("is_encoder_decoder", kind in types["encoder_decoders"]):
         return f"{says}{kind} is an encoder-decoder; {CAUSAL}"
     switch = "causal" if kind == "xlm" else "is_decoder"
-    if kind in DECODERS_IF_SET and not config.get(switch):
+    if kind in types["decoders_if_set"] and not config.get(switch):
         return f"{says}{kind} is an encoder: its tokens also attend to later ones; set {switch} to true, or {CAUSAL}"
     return None
 

@@ -16,48 +16,10 @@ from typing import Any
 from dsnb.base.errors import SettingsError
 from dsnb.base.files.plain_text import short_repr
 from dsnb.base.system import interpreter
+from dsnb.settings.tables import REFUSALS
 
 NAME = "deepspeed"
 PREFIX = f"{NAME}."
-DECIDED = {
-    "train_batch_size": "it follows from micro_batch_size, grad_accum and gpus",
-    "train_micro_batch_size_per_gpu": "set micro_batch_size",
-    "gradient_accumulation_steps": "set grad_accum",
-    "managed_gradient_accumulation": "dsnb calls the engine once per micro-batch",
-    "gradient_clipping": "set gradient_clipping",
-    "zero_optimization.stage": "set zero_stage",
-    "zero_optimization.offload_optimizer.device": "set offload",
-    "zero_optimization.offload_optimizer.nvme_path": "set nvme_path",
-    "zero_optimization.offload_param.device": "set offload",
-    "zero_optimization.offload_param.nvme_path": "set nvme_path",
-    "zero_optimization.cpu_offload": "set offload",
-    "zero_optimization.cpu_offload_param": "set offload",
-    "fp16.enabled": "set precision",
-    "bf16.enabled": "set precision",
-    "bfloat16": "write bf16",
-    "torch_autocast.enabled": "set mixed_precision",
-    "torch_autocast.dtype": "set precision",
-    "data_types.grad_accum_dtype": "set grad_accum_dtype",
-    "compile.deepcompile": "set compile to 'deepcompile'",
-    "optimizer.type": "set optimizer",
-    "optimizer.params.lr": "set learning_rate",
-    "tensor_parallel": "set tensor_parallel",
-    "sequence_parallel_size": "dsnb does not measure sequence parallelism",
-    "pipeline": "set pipeline_parallel",
-    "steps_per_print": "its lines read the clock inside the timed steps",
-    "wall_clock_breakdown": "it waits for the GPU inside the timed steps; set profile",
-    "memory_breakdown": "it waits for the GPU inside the timed steps",
-    "dump_state": "it prints the engine",
-    "timers": "they wait for the GPU inside the timed steps",
-    "flops_profiler": "it replaces torch's functions inside the steps; set profile",
-    "comms_logger": "it waits for the GPU inside the timed steps; set profile",
-    "autotuning": "it ends the process; make a sweep",
-    **dict.fromkeys(
-        ("tensorboard", "wandb", "csv_monitor", "comet"), "dsnb writes to the run folder only"
-    ),
-    "elasticity": "it changes the batch size",
-}
-"""Keys, or whole sections, that dsnb decides itself, and what to do instead."""
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,8 +103,9 @@ def lookup(config: Mapping[str, Any], path: str) -> Any:
 
 
 def decided(path: str) -> str | None:
-    """Return the key or section of `DECIDED` that a path belongs to; None if there is none."""
-    return next((name for name in DECIDED if path == name or path.startswith(f"{name}.")), None)
+    """Return the key or section that dsnb decides itself and that a path belongs to; None if there is none."""
+    names = REFUSALS["decided_keys"]
+    return next((name for name in names if path == name or path.startswith(f"{name}.")), None)
 
 
 def problems(keys: Mapping[str, Any]) -> list[str]:
@@ -151,8 +114,9 @@ def problems(keys: Mapping[str, Any]) -> list[str]:
     for path, value in keys.items():
         name = decided(path)
         if name:
+            why = REFUSALS["decided_keys"][name]
             refused.append(
-                f"{PREFIX}{path} is {short_repr(value)}: dsnb decides {name} itself; {DECIDED[name]}"
+                f"{PREFIX}{path} is {short_repr(value)}: dsnb decides {name} itself; {why}"
             )
         elif value == {} or (value is None and "." not in path):
             refused.append(f"{PREFIX}{path} is an empty section: give it a key, or leave it out")
