@@ -85,13 +85,15 @@ def allowed_values(detail: Mapping[str, Any], name: str = "") -> str:
 
 
 def _model(s: "Experiment") -> Iterator[str]:
-    preset, path = model_shapes.PRESETS.get(s.model), model_shapes.local_config(s.model)
+    preset = model_shapes.PRESETS.get(s.model)
+    path = model_shapes.local_config(s.model)
+    is_named = preset is not None or model_shapes.is_hub_id(s.model)
     config = None if preset else model_shapes.fields(s.model)
     if path and config is None:
         yield f"model is {short_repr(s.model)}: its configuration is not a JSON object; {CAUSAL}"
-    elif config is not None and (problem := not_trained(s.model, config)):
-        yield problem
-    if not (preset or path or model_shapes.is_hub_id(s.model)):
+    elif config is not None:
+        yield from filter(None, [not_trained(s.model, config)])
+    if not path and not is_named:
         match = closest_match(s.model, model_shapes.PRESETS)
         some = {
             shape.family: name
@@ -122,17 +124,15 @@ def not_trained(model: str, config: Mapping[str, Any]) -> str | None:
     says = f"model is {short_repr(model)}: "
     if not isinstance(kind, str):
         return f"{says}its configuration has no model_type; {CAUSAL}"
-    if quantized := next((name for name in QUANTIZED if config.get(name)), None):
+    quantized = next(filter(config.get, QUANTIZED), None)
+    if quantized:
         return f"{says}its configuration has a {quantized}, but weights are trained unquantized; remove it from there"
-    if parts := [
-        name for name, part in config.items() if name.endswith("_config") and _is_model(part)
-    ]:
-        advice = (
-            "save its text_config"
-            if "text_config" in parts
-            else "save the part that is a language model"
-        )
-        return f"{says}{kind} is more than a language model ({', '.join(sorted(parts))}); {advice} as a configuration"
+    parts = sorted(name for name in config if name.endswith("_config") and _is_model(config[name]))
+    if parts:
+        advice = "save the part that is a language model"
+        if "text_config" in parts:
+            advice = "save its text_config"
+        return f"{says}{kind} is more than a language model ({', '.join(parts)}); {advice} as a configuration"
     if config.get("is_encoder_decoder", kind in types["encoder_decoders"]):
         return f"{says}{kind} is an encoder-decoder; {CAUSAL}"
     switch = "causal" if kind == "xlm" else "is_decoder"
@@ -143,24 +143,23 @@ def not_trained(model: str, config: Mapping[str, Any]) -> str | None:
 
 def _is_model(part: object) -> bool:
     """Return whether a part of a configuration is that of another model."""
-    return (
-        isinstance(part, Mapping)
-        and {"model_type", "hidden_size", "num_hidden_layers"} & {*part} != set()
-    )
+    names = {"model_type", "hidden_size", "num_hidden_layers"}
+    return isinstance(part, Mapping) and not names.isdisjoint(part)
 
 
 def _sizes(s: "Experiment") -> Iterator[str]:
     """Compare settings with what the model has, as far as that is known."""
     facts = model_shapes.facts(s.model)
-    for name, fact, what in (
-        ("seq_len", "positions", "positions"),
-        ("checkpoint_every", "layers", "blocks"),
-    ):
-        if facts.get(fact) and getattr(s, name) > facts[fact]:
-            yield f"{name} is {getattr(s, name)}: {s.model} has {facts[fact]} {what}; use at most {facts[fact]}"
+    positions = facts.get("positions") or s.seq_len
+    if s.seq_len > positions:
+        yield f"seq_len is {s.seq_len}: {s.model} has {positions} positions; use at most {positions}"
+    blocks = facts.get("layers") or s.checkpoint_every
+    if s.checkpoint_every > blocks:
+        yield f"checkpoint_every is {s.checkpoint_every}: {s.model} has {blocks} blocks; use at most {blocks}"
     for name, fact in (("tensor_parallel", "heads"), ("pipeline_parallel", "layers")):
-        if facts.get(fact) and facts[fact] % getattr(s, name):
-            yield f"{name} is {getattr(s, name)}: {s.model} has {facts[fact]} {fact}, which it must divide"
+        number = facts.get(fact, 0)
+        if number % getattr(s, name):
+            yield f"{name} is {getattr(s, name)}: {s.model} has {number} {fact}, which it must divide"
     shared = next((name for name in rules.SHARED if getattr(s, name) > 1), None)
     if shared and facts.get("family") and facts["family"] not in model_shapes.SPLIT:
         yield model_shapes.not_split(shared, getattr(s, shared), facts["family"])
@@ -181,7 +180,8 @@ def _text(s: "Experiment") -> Iterator[str]:
 def _hosts(s: "Experiment") -> Iterator[str]:
     if not s.hostfile:
         for name in ("include", "exclude"):
-            if value := getattr(s, name):
+            value = getattr(s, name)
+            if value:
                 yield f"{name} is {short_repr(value)}, but there is no hostfile: name the hosts in 'hostfile'"
         if isinstance(s.gpus, int) and s.nodes > s.gpus:
             yield f"nodes is {s.nodes}, but gpus is {s.gpus}: each node needs a rank; use at most {s.gpus}"
@@ -249,17 +249,14 @@ def _compiler_disabled(s: "Experiment") -> Iterator[str]:
 
 def _lacking(s: "Experiment") -> Iterator[str]:
     """Yield what this machine lacks; of offload to NVMe DeepSpeed would find out after minutes of compiling."""
-    if missing := [
-        name
-        for name in ("torch", "deepspeed", "transformers")
-        if importlib.util.find_spec(name) is None
-    ]:
+    libraries = ("torch", "deepspeed", "transformers")
+    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
+    if missing:
         yield f"training needs {', '.join(missing)}: pip install 'dsnb[train]'"
     if not hardware.loopback_works():  # a rank would retry until its timeout
         yield "127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`"
-    if (
-        s.matmul == "fp8" and PathFinder.find_spec("torchao") is None
-    ):  # `dsnb.measure.train` hides it in `sys.modules`
+    # `dsnb.measure.train` hides it in `sys.modules`
+    if s.matmul == "fp8" and PathFinder.find_spec("torchao") is None:
         yield NO_TORCHAO
     yield from _lacking_gpu(s) if s.device == "cuda" else _lacking_cpu(s)
     if not s.offload.endswith("nvme"):
