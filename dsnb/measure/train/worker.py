@@ -31,9 +31,9 @@ from dsnb.measure.train.failure import Position
 from dsnb.measure.train.launches import launch_us
 from dsnb.measure.train.meter import Meter, open_gpu
 from dsnb.measure.train.trainer import Trainer, no_section
-from dsnb.models import token_work
 from dsnb.models.attention import FLEX_NAME, KernelWatch
 from dsnb.models.compile import compiled_graphs, graph_breaks
+from dsnb.models.observe import flops
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.strategies import load
@@ -111,7 +111,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
         if device.type == "cuda":
             with suppress(torch.OutOfMemoryError):  # the run itself is over
                 record["launch_us"] = launch_us(device)
-        json_files.write_json(run.worker, record | token_work.record(experiment))
+        json_files.write_json(run.worker, record | flops.record(experiment))
     if experiment.profile:
         last = experiment.warmup_steps + experiment.steps - 1
         profiling.profile(
