@@ -34,8 +34,9 @@ CAUSAL = "give a causal language model, such as GPT-2, Llama or Mixtral"
 def closest_match(name: str, names: Iterable[str]) -> str | None:
     """Return the name that was probably meant, None if none is likely.
 
-    A name that differs by a letter or so is first, then one that continues the typed words, or the typed
-    letters, then any that is similar or has them inside: `step` is `steps`, and `zero` is `zero_stage` rather than `zeropp`.
+    A name that differs by a letter or so is first, then one that continues the typed words, or the
+    typed letters, then any that is similar or has them inside: `step` is `steps`, and `zero` is
+    `zero_stage` rather than `zeropp`.
 
     >>> closest_match("zero", ["steps", "zeropp", "zero_stage"])
     'zero_stage'
@@ -52,7 +53,7 @@ def closest_match(name: str, names: Iterable[str]) -> str | None:
 
 
 def similar(name: str, names: Iterable[str], least: float = 0.6) -> list[str]:
-    """Return the most similar of `names`; empty if none has at least this similarity to a misspelled one."""
+    """Return the most similar of `names`; empty if none is similar enough."""
     return difflib.get_close_matches(name, list(names), n=1, cutoff=least)
 
 
@@ -218,7 +219,7 @@ def contradictions(s: "Experiment | Mapping[str, Any]") -> list[str]:
         try:
             problems.extend(rule(s))
         except AttributeError as error:
-            if error.name not in type(s).model_fields:
+            if error.obj is not s or error.name not in type(s).model_fields:
                 raise
     return problems
 

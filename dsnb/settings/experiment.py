@@ -14,7 +14,7 @@ from dsnb.base.formulas import model_shapes
 from dsnb.base.system import hardware
 from dsnb.settings import auto_precision, auto_values, checks, deepspeed_keys, hostfile, parameters
 from dsnb.settings.hostfile import Host
-from dsnb.settings.parallelism import parallelism
+from dsnb.settings.parallelism import SIZES
 from dsnb.settings.strategies import Numbers, States, Strategy, strategy
 from dsnb.settings.tables import REFUSALS, SHOWN
 from dsnb.settings.training import (
@@ -255,7 +255,12 @@ class Experiment(Training):
     @property
     def label(self) -> str:
         """How ranks share the training, as in the column `parallelism`: "DDP", "TP 2 x ZeRO 1"."""
-        return parallelism(vars(self))
+        parts = []
+        for short, name in SIZES.items():
+            size = getattr(self, name)
+            if size > 1:
+                parts.append(f"{short} {size}")
+        return " x ".join([*parts, self.parallel_strategy.label_of(self.zero_stage)])
 
     @property
     def compiles_blocks(self) -> bool:

@@ -20,7 +20,7 @@ def command(*words: str) -> list[str]:
 
 
 def ask(module: str, *words: str, given: str = "", timeout_s: float = 120) -> Any:
-    """Return the JSON that a module prints last when it runs as a program; None if it fails, or takes too long."""
+    """Return the JSON that a module prints last as a program; None if it fails or takes too long."""
     try:
         done = subprocess.run(
             command("-m", module, *words),
