@@ -14,14 +14,12 @@ from dsnb.base.formulas.memory import HALF
 from dsnb.base.formulas.planning import MAX_DAYS
 from dsnb.base.system import hardware
 from dsnb.prediction import gpus, ratio_errors, space
-from dsnb.prediction.calibration import recorded
-from dsnb.prediction.gpus import NODE_GPUS
+from dsnb.prediction.gpus import NODE_GPUS, known_gpu
 from dsnb.prediction.host_memory import USABLE, offloads
-from dsnb.prediction.memory import peak_memory, room_gib
+from dsnb.prediction.memory import need_gib, peak_memory, room_gib
 from dsnb.prediction.predict import on_gpu
-from dsnb.prediction.predicted import known_gpu
 from dsnb.prediction.ratio_errors import Ratios
-from dsnb.prediction.search import Best, Search, need_gib
+from dsnb.prediction.search import Best, Search
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.space import Training
 from dsnb.prediction.step_time import problem
@@ -42,6 +40,7 @@ from dsnb.results.runs.table import as_runs
 from dsnb.results.runs.texts import is_tight, significant, usual_tokens_words
 from dsnb.results.statistics.tasks import settings_of, tasks
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.parallelism import parallelism
 
 USUAL_GPU = "H200"
 """GPU assumed if none is given and this machine has none that dsnb knows."""
@@ -197,7 +196,7 @@ class Adviser:
                 left = room_gib(setting, self.on.gpu.memory_gib)
                 if (
                     need_gib(setting) <= left
-                    and peak_memory(setting, *traces([setting])).peak_allocated_gib <= left
+                    and peak_memory(setting, *traces([setting])).gib <= left
                 ):
                     return number
         return 0
@@ -327,7 +326,7 @@ class Adviser:
         if self._kind == CPU:
             return
         needs = [
-            f"{labels.parallelism(vars(search.asked[name]))} needs at least {need:.0f} of {room:.0f} GiB"
+            f"{parallelism(vars(search.asked[name]))} needs at least {need:.0f} of {room:.0f} GiB"
             for name, need, room in search.out_of_reach()
         ]
         if needs:
@@ -376,8 +375,8 @@ def _smallest(training: Training) -> list[Experiment]:
 def _changes(before: Experiment, after: Experiment) -> str:
     """Return how a setting differs from another one, as in "FSDP, not compiled, micro-batch 16"."""
     first, then = vars(before), vars(after)
-    shared = labels.parallelism(then)
-    changes = [shared] if shared != labels.parallelism(first) else []
+    shared = parallelism(then)
+    changes = [shared] if shared != parallelism(first) else []
     changes += [
         labels.choice(then, name)
         for name in CHANGED
@@ -447,7 +446,7 @@ def runs_on(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
 
 def of_runs(runs: pd.DataFrame, asked: Iterable[str]) -> pd.DataFrame | None:
     """Return measured medians in place of predictions; a setting whose runs all ran out of memory does not fit."""
-    names = [recorded(row).name_with_model for row in runs.to_dict("records")]
+    names = [Experiment.of_row(row).name_with_model for row in runs.to_dict("records")]
     named = runs.assign(experiment=names, sweep="").drop(columns=[*MEMORY[1:]], errors="ignore")
     named = named[named["experiment"].isin(list(asked))]
     if named.empty:

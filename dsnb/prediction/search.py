@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.formulas import memory, planning
+from dsnb.base.formulas import planning
 from dsnb.prediction import host_memory, space
-from dsnb.prediction.memory import peak_memory, room_gib
-from dsnb.prediction.predict import On, tabulated
-from dsnb.prediction.shapes import Mode, shape
+from dsnb.prediction.memory import UNTRACED, need_gib, room_gib
+from dsnb.prediction.predict import Hardware, tabulated
+from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import setting
 from dsnb.prediction.traces import MemoryTrace, attempts
 from dsnb.results.answers.decide import CPU, PREDICTED, WORTH_ROOM, Question, decide, tight
@@ -24,19 +24,11 @@ from dsnb.results.statistics.intervals import RELEVANCE
 from dsnb.settings.experiment import Experiment
 
 ALTERNATIVES = 3
-UNSURE = 1.15
-"""Likely need over available memory beyond which a setting counts as too large without a trace."""
-LOGIT_BYTES = {"off": 12.0, "default": 4.0}
-"""Likely bytes of a logit and the loss's tensors for it, eager and compiled."""
-AUTOCAST = 1.4
-"""Likely bytes of a block under autocast, whose residual stream is in fp32, over those in native half precision."""
 OF_MEMORY = (
     "fits", "tight", "headroom_gib", "peak_allocated_gib", "peak_allocated_error_pct", "peak_reserved_gib",
     "peak_reserved_error_pct", "moment", "mfu",
 )  # fmt: skip
 """Columns of `dsnb.predict` that need a trace."""
-LEAST = 0.8
-"""Lower bound, for any family, of the formula for what a block without dropout and with ReLU keeps."""
 KINDS: tuple[tuple[str, ...], ...] = (
     ("strategy", "zero_stage", "tensor_parallel"),
     ("compile",),
@@ -65,7 +57,7 @@ class Search:
     def __init__(
         self,
         asked: Mapping[str, Experiment],
-        on: On,
+        on: Hardware,
         tokens: float | None,
         price: float | None,
         kind: str = "",
@@ -169,7 +161,7 @@ class Search:
         fits = np.where(
             is_known, ~table["fits"].eq(False), can_fit & (self._likely_gib <= self.room_gib)
         )
-        unsure = ~is_known & can_fit & (self._likely_gib <= UNSURE * self.room_gib)
+        unsure = ~is_known & can_fit & (self._likely_gib <= UNTRACED.too_large * self.room_gib)
         if question.objective == "memory":  # untraced ones are ranked by their lower bound
             table["memory_gib"] = table["memory_gib"].where(is_known, self.least_gib)
             unsure = ~is_known & can_fit
@@ -236,38 +228,3 @@ class Search:
             for name in smallest
             if need[name] > room_of[name]
         ]
-
-
-def need_gib(experiment: Experiment, likely: bool = False) -> float:
-    """Return the memory that a setting needs at least, or is likely to need."""
-    return peak_memory(experiment, formula(experiment, likely)).peak_allocated_gib
-
-
-def formula(experiment: Experiment, likely: bool) -> MemoryTrace:
-    """Return a trace of a setting from formulas, for the least or the likely bytes that it keeps."""
-    model, tokens = shape(experiment.model), int(experiment.micro_batch_size) * experiment.seq_len
-    width, is_relu = (
-        (2 if experiment.precision in memory.HALF else 4),
-        not likely or model.family == "opt",
-    )
-    has_dropout = likely and experiment.dropout > 0
-    block = memory.block_activations(
-        tokens, model.hidden, model.heads, experiment.seq_len, 1, width, has_dropout, True, is_relu
-    )
-    block *= (AUTOCAST if Mode.of(experiment).autocast else 1.0) if likely else LEAST
-    of_logit = (
-        LOGIT_BYTES["off" if experiment.compile == "off" else "default"] if likely else width
-    ) * model.vocab
-    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
-    block_input = float(width * tokens * model.hidden)
-    kept, again = memory.kept_activations(
-        model.layers, block, block_input, every, experiment.checkpoint_offload
-    )
-    loss = kept + (tokens * of_logit if experiment.loss == "whole" else 0)
-    of_root = float(model.vocab * model.hidden)
-    return MemoryTrace(
-        forward_peak=kept, kept=kept, moments=((loss, 0.0), (kept + again, 1.0)), parameters=model.parameters,
-        trainable=0.0 if experiment.lora_rank else model.parameters, of_root=of_root, largest=of_root,
-        of_block=(model.parameters - of_root) / model.layers, layers=model.layers, hidden=model.hidden,
-        vocab=model.vocab,
-    )  # fmt: skip

@@ -8,8 +8,8 @@ import pytest
 
 import dsnb
 from dsnb.base.errors import SettingsError
-from dsnb.prediction import gpus, predict, search, space, traces
-from dsnb.prediction.predict import On
+from dsnb.prediction import gpus, memory, predict, search, space, traces
+from dsnb.prediction.predict import Hardware
 from dsnb.prediction.search import Search
 from dsnb.prediction.space import Training
 from dsnb.results.answers.decide import Question
@@ -19,7 +19,7 @@ from tests.prediction.made_up import given
 def made_up(one):
     """Return what formulas say of a setting, up to 12 % more or less."""
     share = int(hashlib.sha256(one.name.encode()).hexdigest()[:4], 16) / 0xFFFF
-    trace, factor = search.formula(one, likely=True), 0.88 + 0.24 * share
+    trace, factor = memory.untraced(one, likely=True), 0.88 + 0.24 * share
     loss, later = ((factor * size, done) for size, done in trace.moments)
     return replace(
         trace,
@@ -52,7 +52,10 @@ def traced(monkeypatch):
 
 def best(asked, gpu="H200", objective="time", **settings):
     found = Search(
-        {one.name_with_model: one for one in asked}, On(gpus.find(gpu), gpus.link()), 1e9, None
+        {one.name_with_model: one for one in asked},
+        Hardware(gpus.find(gpu), gpus.link()),
+        1e9,
+        None,
     )
     return found.best(Question(1e9, objective, max_days=math.inf))
 
@@ -121,7 +124,7 @@ def test_what_cannot_be_traced_is_left_out_unless_it_is_everything(traced, monke
 def test_what_cannot_fit_is_said_with_its_least_need():
     training = Training("opt-13b", 8, 2048, 512, pinned={"tensor_parallel": 1})
     asked = {one.name_with_model: one for one in space.space(training)}
-    found = Search(asked, On(gpus.find("H100"), gpus.link()), 1e9, None).out_of_reach()
+    found = Search(asked, Hardware(gpus.find("H100"), gpus.link()), 1e9, None).out_of_reach()
     reached = {(asked[name].strategy, asked[name].zero_stage): need for name, need, _ in found}
     assert set(reached) == {("ddp", 0), ("deepspeed", 0), ("deepspeed", 1)}
     # 12.85 billion parameters in fp32 with gradients' buckets and two moments: 16 and 4 bytes more
@@ -135,7 +138,10 @@ def test_the_simplest_of_equal_settings_is_not_taken_if_its_memory_is_tight(
     """ZeRO 0 with 21.3 of 21.4 GiB was recommended, though ZeRO 1 was faster and smaller."""
     asked = [given(zero_stage=stage, gpus=8) for stage in (0, 1)]
     found = Search(
-        {f"zs{one.zero_stage}": one for one in asked}, On(gpus.find("H200"), gpus.link()), 1e9, None
+        {f"zs{one.zero_stage}": one for one in asked},
+        Hardware(gpus.find("H200"), gpus.link()),
+        1e9,
+        None,
     )
     found.trace(list(found.asked))
     found.table = found.table.assign(

@@ -14,8 +14,8 @@ from dsnb.measure.sweep.params import is_params, load_sweep
 from dsnb.prediction import recommend as predicted
 from dsnb.prediction.advice import USUAL_GPU, Recommendation
 from dsnb.prediction.calibration import MIN_CALIBRATED
+from dsnb.prediction.gpus import known_gpu
 from dsnb.prediction.predict import on_gpu
-from dsnb.prediction.predicted import known_gpu
 from dsnb.prediction.recommend import Objective
 from dsnb.results.runs.labels import count
 from dsnb.results.statistics.comparisons import differences
