@@ -45,7 +45,8 @@ def config(run: LoggedRun, match: re.Match[str]) -> None:
         run.set_used(**{setting: parse(value)})
     elif name in _IN_TEXT:
         setting, pattern = _IN_TEXT[name]
-        if found := pattern.search(value):
+        found = pattern.search(value)
+        if found:
             run.set_used(**{setting: int(found[1])})
         for part, place in _OFFLOAD.findall(value):
             _offload(run, part, place)
@@ -85,7 +86,8 @@ def offload(run: LoggedRun, match: re.Match[str]) -> None:
 @reads('"device": ', pattern=r'"device": "(\w{1,20})"')
 def device(run: LoggedRun, match: re.Match[str]) -> None:
     """`"device": "cpu"` below it."""
-    if part := run.scratch.pop("offload_of", None):
+    part = run.scratch.pop("offload_of", None)
+    if part:
         _offload(run, part, match[1])
 
 
@@ -225,7 +227,8 @@ def _whole_step(run: LoggedRun, time_s: float | None) -> None:
 def chat_loss(run: LoggedRun, match: re.Match[str]) -> None:
     """`Epoch: 0, Step: 12, Rank: 0, loss = 2.1` of DeepSpeed-Chat, which counts micro-batches."""
     run.health.read(match[1])
-    if (loss := number(match[1])) is not None:
+    loss = number(match[1])
+    if loss is not None:
         run.unnumbered += 1
         run.add_loss(loss)
 

@@ -1,17 +1,14 @@
 """Reader of logs with a JSON object on every line: ms-swift's `logging.jsonl`, LLaMA-Factory's `trainer_log.jsonl`."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from dsnb.results.logs import trainer
 from dsnb.results.logs.reading import LoggedRun
 from dsnb.results.logs.text import MAX_LINE, open_text
 from dsnb.results.logs.trainer import as_text
-from dsnb.results.logs.values import DECLARED, count, number, positive, seconds
+from dsnb.results.logs.values import DECLARED, count, number, parse_json, positive, seconds
 
 KEYS = DECLARED["json"]
 FIRST_LINES = 4
@@ -58,18 +55,16 @@ def read(path: Path) -> list[LoggedRun]:
 def _entries(path: Path) -> Iterator[dict[str, Any]]:
     with open_text(path) as file:
         while line := file.readline(MAX_LINE):
-            if (entry := _parsed(line)) is not None:
+            entry = _parsed(line)
+            if entry is not None:
                 yield entry
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
     try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError:  # also NaN, which Python writes
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
+        value = parse_json(line)
+    except (ValueError, RecursionError):
+        return None
     return value if isinstance(value, dict) else None
 
 

@@ -63,7 +63,8 @@ def _flag(run: LoggedRun, name: str, value: str) -> None:
 def read_split(run: LoggedRun, name: str, value: str) -> None:
     """Record how many ranks share a sequence."""
     kind, parse = SPLITS[name]
-    if ranks := parse(value):
+    ranks = parse(value)
+    if ranks:
         run.splits[kind] = ranks
 
 

@@ -63,7 +63,8 @@ def argument(run: LoggedRun, match: re.Match[str]) -> None:
     if not run.scratch["arguments"] and setting not in PARALLEL:
         return
     value = match[2].strip()
-    if suffix := _SUFFIX.search(value):
+    suffix = _SUFFIX.search(value)
+    if suffix:
         value = value[: suffix.start()]
         set_megatron(run, NEOX)
     if setting and value != "None":
@@ -105,10 +106,12 @@ def world(run: LoggedRun, match: re.Match[str]) -> None:
     """Read `using world size: 64, data-parallel-size: 1, ...`, if it ends: a missing size would count as 1."""
     set_megatron(run)
     run.set_used(gpus=count(match[1]))
-    if old := _MODEL_PARALLEL.search(match.string):  # before pipelines and micro-batches
+    old = _MODEL_PARALLEL.search(match.string)  # before pipelines and micro-batches
+    if old:
         run.set_used(tensor_parallel=count(old[1]), pipeline_parallel=1, grad_accum=1)
     run.set_used(**{GROUPS[kind]: count(size) for kind, size in _PARALLEL.findall(match.string)})
-    if context := _CONTEXT.search(match.string):
+    context = _CONTEXT.search(match.string)
+    if context:
         run.splits["context"] = int(context[1])
 
 
@@ -191,7 +194,8 @@ def memory(run: LoggedRun, match: re.Match[str]) -> None:
     """`[Rank 1] (after 1 iterations) memory (MB) | allocated: ... | max allocated: 19961.07 | ...`; MB is 2^20 here."""
     for kind, text in _PEAKS.findall(match.string):
         name = "peak_allocated_gib" if kind == "allocated" else "peak_reserved_gib"
-        if mib := positive(text):
+        mib = positive(text)
+        if mib:
             run.record(**{name: mib / 1024})
 
 

@@ -254,7 +254,8 @@ def reads(*needles: str, pattern: str = "", marks: bool = False) -> Callable[[Ha
 
     def register(handler: Handler) -> Handler:
         def read(run: LoggedRun, line: str) -> None:
-            if match := compiled.search(line):
+            match = compiled.search(line)
+            if match:
                 handler(run, match)
 
         READERS.extend((needle, read) for needle in needles)

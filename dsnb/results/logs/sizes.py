@@ -145,7 +145,8 @@ def read_argument(run: LoggedRun, name: str, value: str) -> None:
     """Record an argument that belongs to the model's size."""
     if name in SIZES:
         size, parse = SIZES[name]
-        if parsed := parse(value):
+        parsed = parse(value)
+        if parsed:
             run.shape[size] = parsed
     elif name in ARCHITECTURE and value != "None":
         run.architecture[name] = value[:60]

@@ -37,11 +37,13 @@ def read(path: Path) -> list[LoggedRun]:
     run = LoggedRun(program="GPT-2 step CSV", configured=True, ended=True)
     # The benchmark has nothing else.
     run.set_used(model="gpt2", strategy="deepspeed", tensor_parallel=1, pipeline_parallel=1)
-    if match := NAME.fullmatch(path.parent.parent.name) or NAME.fullmatch(path.parent.name):
+    match = NAME.fullmatch(path.parent.parent.name) or NAME.fullmatch(path.parent.name)
+    if match:
         sizes = {name: count_from_0(text) for name, text in match.groupdict().items()}
         run.set_used(**sizes | {"precision": match["precision"]}, grad_accum=1)
     whole = rows[is_whole]
-    if "gpu_max_mem_mb" in rows and (peak_mib := whole["gpu_max_mem_mb"].max()) > 0:
+    peak_mib = whole["gpu_max_mem_mb"].max() if "gpu_max_mem_mb" in rows else 0
+    if peak_mib > 0:
         run.record(peak_reserved_gib=peak_mib / 1024)  # torch reserves segments of 2 MiB
     # Rows on both sides of a damaged one are more than one step apart.
     between_s = rows["timestamp"].where(is_whole).diff()[is_whole]

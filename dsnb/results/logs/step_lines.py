@@ -24,7 +24,10 @@ def _add(run: LoggedRun, step: int, fields: dict[str, str], **more: float | None
     for name, text in fields.items():
         if name in FIELDS:
             figure, parse = FIELDS[name]
-            values[figure] = parse(text)
+            if figure.startswith("peak_"):
+                run.record(**{figure: parse(text)})
+            else:
+                values[figure] = parse(text)
     run.add_step(step, loss=number(loss), **values, **more)
 
 
@@ -48,8 +51,6 @@ def nanotron(run: LoggedRun, match: re.Match[str]) -> None:
     run.start("nanotron")
     batch = count(fields.get("global_batch_size"))  # exact, so not if it is abbreviated
     run.set_used(steps=count(match[2]), global_batch_size=batch)
-    reserved = amount(fields.get("cuda_max_memory_reserved"))
-    run.record(peak_reserved_gib=reserved / 2**30 if reserved else None)
     _add(run, int(match[1]), fields, samples=batch)
     rate = amount(fields.get("tokens_per_sec"))
     per_gpu = amount(fields.get("tokens_per_sec_per_gpu"))
@@ -97,7 +98,6 @@ def torchtitan(run: LoggedRun, match: re.Match[str]) -> None:
         return
     run.start("torchtitan")
     run.set_used(steps=count(match[2]))
-    run.record(peak_reserved_gib=positive(fields.get("memory", "").removesuffix("GiB")))
     _add(run, int(match[1]), fields | {"loss": match[3]}, t_s=run.clock(match.string))
 
 

@@ -1,18 +1,25 @@
 """Readers of output of transformers' Trainer and its examples, and of its `trainer_state.json`."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 
 from dsnb.base.errors import LogError
 from dsnb.results.logs.launchers import FLAGS
 from dsnb.results.logs.reading import CONSOLE, DERIVED, LoggedRun, reads
-from dsnb.results.logs.values import NUMBER, count, names, number, positive, seconds
+from dsnb.results.logs.values import (
+    NUMBER,
+    count,
+    millions,
+    names,
+    number,
+    parse_json,
+    positive,
+    seconds,
+)
 
 SETTINGS = names("trainer")
 _PAIR = re.compile(r"['\"]([\w()/.%-]{1,60})['\"]: {0,20}['\"]?" + NUMBER)
@@ -91,13 +98,9 @@ def parameters(run: LoggedRun, match: re.Match[str]) -> None:
 
 def record_parameters(run: LoggedRun, text: str) -> None:
     """Record numbers of parameters, which ms-swift gives in millions."""
-    if match := _PARAMETERS.search(text):
-        millions = positive(match[1])
-        trainable = positive(match[2])
-        run.record(
-            parameters=round(millions * 1e6) if millions else None,
-            trainable_parameters=round(trainable * 1e6) if trainable else None,
-        )
+    match = _PARAMETERS.search(text)
+    if match:
+        run.record(parameters=millions(match[1]), trainable_parameters=millions(match[2]))
 
 
 @reads(
@@ -106,7 +109,8 @@ def record_parameters(run: LoggedRun, text: str) -> None:
 )
 def resumed(run: LoggedRun, match: re.Match[str]) -> None:
     """`  Continuing training from global step 90`: the Trainer's final rates include the steps before that."""
-    if (step := count(match[1])) and not run.resumed_from:
+    step = count(match[1])
+    if step and not run.resumed_from:
         run.resumed_from = step
         run.notes.append(
             f"resumed from step {step}: the final rates are left out, since they include the steps before it"
@@ -123,7 +127,8 @@ def bar(run: LoggedRun, match: re.Match[str]) -> None:
     step = int(match[2])
     steps = int(match[3])
     t_s = seconds(match[4])
-    if epoch := _EPOCH.search(words):  # a bar for each epoch
+    epoch = _EPOCH.search(words)  # a bar for each epoch
+    if epoch:
         if epoch[1] != "1":
             t_s = None
         step += (int(epoch[1]) - 1) * steps
@@ -135,7 +140,8 @@ def bar(run: LoggedRun, match: re.Match[str]) -> None:
         return
     run.scratch.update(bar=step, bar_t_s=t_s)
     run.reached = max(step, run.reached)
-    if "loss" in match.string and (loss := _POSTFIX.search(match.string, match.end())):
+    loss = _POSTFIX.search(match.string, match.end())
+    if loss:
         norm = _POSTFIX_NORM.search(match.string, match.end())
         run.program = run.program or CONSOLE
         run.configured = True
@@ -150,7 +156,8 @@ def loss(run: LoggedRun, match: re.Match[str]) -> None:
     """
     texts = dict(_PAIR.findall(match[0]))
     _trainer(run)
-    if "max_steps" in match[0] and (place := _PLACE.search(match[0])):
+    place = _PLACE.search(match[0]) if "max_steps" in match[0] else None
+    if place:
         run.program = SWIFT
         run.set_used(steps=count(place[2]))
         elapsed = _ELAPSED.search(match[0])
@@ -216,8 +223,14 @@ def read_state(path: Path) -> list[LoggedRun]:
             path,
             "is larger than 256 MiB, too large for a trainer_state.json: use the console log instead",
         )
-    state = _parsed(path)
-    if not isinstance(state, dict) or not isinstance(history := state.get("log_history"), list):
+    try:
+        state = parse_json(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", None)
+        what = "is cut off or damaged JSON: use the console log instead"
+        raise LogError(path, what, line) from error
+    history = state.get("log_history") if isinstance(state, dict) else None
+    if not isinstance(history, list):
         raise LogError(path, "is not a trainer_state.json: it must have a list 'log_history'")
     run = LoggedRun(program="transformers Trainer", configured=True)
     micro_batch_size = count(as_text(state, "train_batch_size"))
@@ -230,22 +243,6 @@ def read_state(path: Path) -> list[LoggedRun]:
             record_final(run, numbers(entry))
     record_tokens(run, positive(as_text(state, "num_input_tokens_seen")))
     return [run]
-
-
-def _parsed(path: Path) -> Any:
-    """Parse JSON; Python writes NaN, which orjson refuses."""
-    raw = path.read_bytes()
-    try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        pass
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", None)
-        raise LogError(
-            path, "is cut off or damaged JSON: use the console log instead", line
-        ) from error
 
 
 def _read_losses(run: LoggedRun, entries: list[dict[str, Any]]) -> None:

@@ -3,12 +3,15 @@
 A parser returns None for a text that it does not understand. `PARSERS` has them by the names that `lines.toml` uses.
 """
 
+import json
 import math
 import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 DECLARED: dict[str, Any] = tomllib.loads(Path(__file__).with_name("lines.toml").read_text("utf-8"))
 """Names and lines of programs that need no code of their own."""
@@ -68,6 +71,17 @@ def in_units_of(parts: int) -> Callable[[str | None], float | None]:
     return parse
 
 
+def gib(text: str) -> float | None:
+    """Parse a number with its unit, such as `2.00GiB`."""
+    return positive(text.removesuffix("GiB"))
+
+
+def millions(text: str | None) -> int | None:
+    """Parse a number that is given in millions."""
+    value = positive(text)
+    return round(value * 1e6) if value else None
+
+
 def count(text: str | None) -> int | None:
     """Parse a whole number of at least 1; DeepSpeed prints some as `2.048000e+03`."""
     value = positive(text)
@@ -107,6 +121,14 @@ def seconds(text: str | None) -> float | None:
     return None
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON; NaN, which Python writes, is only known to the slower parser."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text)
+
+
 def one_of(words: dict[str, Any]) -> Parser:
     """Return the parser of a text that is one of these words; `else` has the value of any other but `false`."""
 
@@ -132,6 +154,7 @@ PARSERS: dict[str, Parser] = {
     "stages": stages,
     "ms": in_units_of(1000),
     "mib": in_units_of(2**10),
+    "gib": gib,
     "bytes": in_units_of(2**30),
     **{name: one_of(words) for name, words in DECLARED["words"].items()},
 }

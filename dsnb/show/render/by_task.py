@@ -60,7 +60,8 @@ def sections(
     every = tasks(runs)
     text = ""
     for task in every[:MAX_TASKS]:
-        if shown := str(part(task.runs)):
+        shown = str(part(task.runs))
+        if shown:
             title = task.title if len(every) > 1 else ""
             text += f"{tables.subheading(title, heading)}{shown}"
     left = len(every) - MAX_TASKS

@@ -227,7 +227,8 @@ def _verdict(summary: pd.DataFrame) -> str:
 
 def _sentences(table: pd.DataFrame, summary: pd.DataFrame) -> Iterator[str]:
     """Yield the errors of predictions, how they were made, and how many failures for lack of memory they predict."""
-    if verdict := _verdict(summary):
+    verdict = _verdict(summary)
+    if verdict:
         yield verdict
     if table[[f"{name}_error_pct" for name in COMPARED]].notna().any(axis=None):
         timed = table[table["predicted_step_time_mean_s"].notna()]
@@ -245,7 +246,8 @@ def _sentences(table: pd.DataFrame, summary: pd.DataFrame) -> Iterator[str]:
         others = f", {refused[ran].sum():,} of {ran.sum():,} that ran" if ran.any() else ""
         failed = count((~ran).sum(), "setting")
         yield f"Predicted not to fit: {refused[~ran].sum():,} of {failed} that ran out of memory{others}."
-    if untraced := int((table["has_rules"] & table["predicted_peak_allocated_gib"].isna()).sum()):
+    untraced = int((table["has_rules"] & table["predicted_peak_allocated_gib"].isna()).sum())
+    if untraced:
         yield (
             f"The memory of {count(untraced, 'setting')} is not predicted: this machine has no trace of the model. "
             "Run dsnb predict with a params file to make one, which needs torch and transformers."

@@ -168,7 +168,8 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
         which="the failed and slowest",
     )
     parts += [tables.subheading("Groups"), listing]
-    if differences := hosts.node_differences(runs):
+    differences = hosts.node_differences(runs)
+    if differences:
         parts += [tables.subheading("Differences between nodes"), _list(differences)]
     return parts
 

@@ -8,12 +8,12 @@ from urllib.parse import quote
 
 from dsnb.base.system import hardware
 from dsnb.results.runs import labels
-from dsnb.results.runs.labels import MEMORY, METRIC_LABELS
+from dsnb.results.runs.labels import MEMORY, METRIC_LABELS, short_number
 from dsnb.settings.records import record_schema
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import Result, last_lines
 from dsnb.settings.records.shortage import Shortage
-from dsnb.show.render.tables import Html, bullet_list, escaped, short_number, subheading
+from dsnb.show.render.tables import Html, bullet_list, escaped, subheading
 
 HEADLINES = (
     "tokens_per_s", "tokens_per_s_per_gpu", "step_time_mean_s", "MEMORY", "mfu", "cpu_bound", "power_w", "loss_last",
@@ -57,10 +57,12 @@ def _unknown_gpu(result: Result) -> str:
 
 def _failure(result: Result) -> str:
     text = f"<p><strong>Cause:</strong> {escaped(result.cause)}</p>"
-    if shortage := result.shortage():
+    shortage = result.shortage()
+    if shortage:
         text += _table(_memory(shortage))
     text += f"<p><strong>What could help:</strong></p>{bullet_list(result.advice())}"
-    if log := "\n".join(last_lines(result.paths.console)):
+    log = "\n".join(last_lines(result.paths.console))
+    if log:
         text += _folded("Last lines of the log", f"<pre>{escaped(log)}</pre>")
     return text
 
@@ -90,7 +92,8 @@ def _labelled(result: Result, names: Iterable[str]) -> list[tuple[str, str]]:
     rows = []
     for name in names:
         label = METRIC_LABELS[name]
-        if (value := result.summary.get(name)) is not None:
+        value = result.summary.get(name)
+        if value is not None:
             shown = value * label.factor
             digits = label.digits + 2 if abs(shown) < 1 else label.digits
             rows.append((label.heading.replace("GPU", unit), f"{shown:,.{digits}f}"))

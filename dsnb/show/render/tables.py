@@ -15,7 +15,7 @@ import pandas as pd
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import json_files, plain_yaml
 from dsnb.results.runs import labels
-from dsnb.results.runs.labels import AXES, METRIC_LABELS
+from dsnb.results.runs.labels import AXES, METRIC_LABELS, is_missing, short_number
 from dsnb.results.runs.names import displayable
 from dsnb.results.runs.table import numbers
 from dsnb.results.statistics.intervals import MIN_RUNS
@@ -119,15 +119,11 @@ def format_column(values: Iterable[float], form: str) -> list[str]:
     ]
 
 
-def _is_missing(value: object) -> bool:
-    return bool(pd.api.types.is_scalar(value) and pd.isna(value))
-
-
 def escaped(value: object) -> str:
     """Return a value as HTML: escaped unless it is `Html`, and empty if it is missing."""
     if isinstance(value, Html):
         return value.text
-    return "" if _is_missing(value) else html.escape(str(value))
+    return "" if is_missing(value) else html.escape(str(value))
 
 
 def to_html(
@@ -178,7 +174,8 @@ def environment(runs: pd.DataFrame) -> Html:
     texts = {_column_title(name).replace("_", " "): _values(runs, name) for name in names}
     days = known["date_utc"].dropna().astype(str).str[:10]
     texts["dates"] = ends(days.min(), days.max()) if len(days) else ""
-    if steps := _range(runs, "timed_steps"):
+    steps = _range(runs, "timed_steps")
+    if steps:
         seconds = _range(runs, "timed_s")
         warmup = _range(runs, "warmup_steps")
         took = f" ({seconds} s)" if seconds else ""
@@ -244,15 +241,6 @@ def number_table(table: pd.DataFrame, text_columns: tuple[str, ...] = ()) -> Htm
     titles = {str(name): _column_title(str(name)) for name in table.columns}
     left = tuple(titles[name] for name in text_columns if name in titles)
     return to_html(table.map(short_number).rename(columns=titles), left, index=False)
-
-
-def short_number(value: object) -> str:
-    """Return a number with four significant digits, or all before the point; other values as text, missing as empty."""
-    if _is_missing(value):
-        return ""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
 
 
 def _column_title(name: str) -> str:
