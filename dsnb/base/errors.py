@@ -14,7 +14,16 @@ from pathlib import Path
 
 
 class DsnbError(Exception):
-    """Base of all exceptions of dsnb."""
+    """Base of all exceptions of dsnb.
+
+    Examples
+    --------
+    >>> try:
+    ...     dsnb.predict([dsnb.Experiment()], "H20")
+    ... except dsnb.DsnbError as error:
+    ...     print(error)
+    unknown GPU 'H20': choose one of B200, H200, ...
+    """
 
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows in place of a traceback: the message says what is wrong."""
@@ -22,7 +31,17 @@ class DsnbError(Exception):
 
 
 class SettingsError(DsnbError, ValueError):
-    """Invalid settings; `problems` has one sentence for each."""
+    r"""Invalid settings; `problems` has one sentence for each.
+
+    Examples
+    --------
+    >>> try:
+    ...     dsnb.Experiment(zero_stage=4, steps=0)
+    ... except dsnb.SettingsError as error:
+    ...     print(*error.problems, sep="\n")
+    zero_stage is 4: allowed are 0, 1, 2 or 3
+    steps is 0: it must be at least 1
+    """
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)

@@ -155,6 +155,18 @@ def predict(
     SettingsError
         If the GPU, the link or a model is unknown, nothing can be calibrated, or the tokens or
         the price are no finite number of an allowed size.
+
+    Examples
+    --------
+    13 billion weights of 2 bytes are 24 GiB, or 3 GiB on each of 8 GPUs. With gradients and
+    optimizer states, they fit into the 140 GiB of an H200 only where ranks share them:
+
+    >>> settings = [dsnb.Experiment(model="opt-13b", gpus=8, zero_stage=n) for n in (0, 3)]
+    >>> table = dsnb.predict(settings, "H200")
+    >>> print(table[["experiment", "fits", "weights_gib"]].round(0).to_string())
+                             experiment   fits  weights_gib
+    0  opt-13b_zs0_bf16_gpus8_bs8_sl128  False         24.0
+    1  opt-13b_zs3_bf16_gpus8_bs8_sl128   True          3.0
     """
     planning.check(1 if tokens is None else tokens, {}, price=price)
     experiments = [experiment.model_copy(update={"device": "cuda"}) for experiment in experiments]

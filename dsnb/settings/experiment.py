@@ -46,6 +46,20 @@ class Experiment(Training):
     ------
     SettingsError
         Listing every unknown, invalid and contradictory setting at once.
+
+    Examples
+    --------
+    Other settings have their defaults. The global batch is 2 x 8 x 4 sequences:
+
+    >>> experiment = dsnb.Experiment(zero_stage=2, gpus=4, micro_batch_size=2, grad_accum=8)
+    >>> experiment.name
+    'zs2_bf16_gpus4_bs2_sl128_ga8'
+    >>> experiment.global_batch_size
+    64
+    >>> dsnb.Experiment(zero=2)
+    Traceback (most recent call last):
+        ...
+    dsnb.base.errors.SettingsError: unknown setting 'zero': did you mean 'zero_stage'?
     """
 
     hostfile: str = ""

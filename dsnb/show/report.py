@@ -57,6 +57,16 @@ def write_report(
         was on a GPU that dsnb can predict for.
     LaunchError
         If the notebook failed, or the page cannot be written.
+
+    Examples
+    --------
+    A report on a log of transformers' Trainer:
+
+    >>> Path("logs").mkdir()
+    >>> log = "{'train_runtime': 100, 'train_steps_per_second': 2.0, 'epoch': 1.0}"
+    >>> _ = Path("logs/training.log").write_text(log)
+    >>> dsnb.write_report("logs").name
+    'report.html'
     """
     from papermill.exceptions import PapermillExecutionError
 

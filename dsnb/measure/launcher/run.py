@@ -68,6 +68,19 @@ def launch(
         If this machine cannot run the settings, or the folder holds a finished run.
     LaunchError
         If the ranks could not be started.
+
+    Examples
+    --------
+    One warm-up step and two timed ones, which take seconds on a CPU:
+
+    >>> experiment = dsnb.Experiment(
+    ...     model="gpt2-tiny", device="cpu", precision="fp32", seq_len=32, warmup_steps=1, steps=2
+    ... )
+    >>> result = dsnb.launch(experiment, "tiny/run1", progress=False)
+    >>> result.status
+    'ok'
+    >>> len(dsnb.load_steps("tiny/run1"))
+    3
     """
     problems = checks.unsupported(experiment.model_dump())
     if problems:

@@ -102,6 +102,22 @@ def load_sweep(
     ------
     SettingsError
         With every problem of the file and of all runs.
+
+    Examples
+    --------
+    Three stages, twice each:
+
+    >>> params = '''
+    ... name: stages
+    ... defaults: {model: opt-350m, gpus: 2}
+    ... grid: {zero_stage: [1, 2, 3]}
+    ... repeats: 2
+    ... '''
+    >>> _ = Path("stages.yaml").write_text(params)
+    >>> len(dsnb.load_sweep("stages.yaml").runs)
+    6
+    >>> [run.experiment.zero_stage for run in dsnb.load_sweep("stages.yaml", only="*zs3_*").runs]
+    [3, 3]
     """
     file = path if isinstance(path, ParamsFile) else read_with_overrides(path, overrides)
     combinations = params_file.combinations(file)

@@ -80,6 +80,21 @@ def run_sweep(
         If this machine cannot run it, a finished run has other settings, or another sweep uses the folder.
     LaunchError
         If the disk is full. Finished runs are kept.
+
+    Examples
+    --------
+    One run; a second call starts none, since the first one finished it:
+
+    >>> params = '''
+    ... name: tiny
+    ... defaults: {model: gpt2-tiny, device: cpu, precision: fp32, seq_len: 32}
+    ... grid: {warmup_steps: [1], steps: [2]}
+    ... '''
+    >>> _ = Path("tiny.yaml").write_text(params)
+    >>> for _ in range(2):
+    ...     dsnb.run_sweep("tiny.yaml", output="outputs/tiny", progress=False)
+    [<Result ok: outputs/tiny/zs0_fp32_gpus1_bs8_sl32/run1>]
+    [<Result ok: outputs/tiny/zs0_fp32_gpus1_bs8_sl32/run1>]
     """
     if not isinstance(sweep, Sweep):
         selection = (overrides, only, output)

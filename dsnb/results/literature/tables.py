@@ -54,6 +54,14 @@ def published(name: str) -> pd.DataFrame:
     ------
     PublishedError
         If there is no such table.
+
+    Examples
+    --------
+    >>> table = dsnb.published("lambda_1cc_opt").query("model == 'opt-350m' and gpus <= 8")
+    >>> print(table[["model", "gpus", "tokens_per_s", "source"]].to_string())
+          model  gpus  tokens_per_s                     source
+    0  opt-350m     1         60928  published: lambda_1cc_opt
+    1  opt-350m     8        482816  published: lambda_1cc_opt
     """
     names = (*FOREIGN, *OWN)
     if name not in names:

@@ -70,10 +70,9 @@ def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
     --------
     A log of transformers' Trainer:
 
-    >>> import tempfile
-    >>> log = Path(tempfile.mkdtemp()) / "training.log"
+    >>> log = Path("training.log")
     >>> _ = log.write_text("{'train_runtime': 100, 'train_steps_per_second': 2.0, 'epoch': 1.0}")
-    >>> print(load_runs(log)[["experiment", "status", "train_runtime_s", "steps_per_s"]].to_string())
+    >>> print(dsnb.load_runs(log)[["experiment", "status", "train_runtime_s", "steps_per_s"]].to_string())
       experiment status  train_runtime_s  steps_per_s
     0   training     ok            100.0          2.0
     """
@@ -148,12 +147,11 @@ def load_steps(path: str | Path, settings: bool = False) -> pd.DataFrame:
 
     Examples
     --------
-    >>> import tempfile
-    >>> run = Path(tempfile.mkdtemp()) / "sweep" / "a" / "run1"
+    >>> run = Path("sweep/a/run1")
     >>> run.mkdir(parents=True)
     >>> _ = (run / "experiment.json").write_text('{"model": "gpt2", "zero_stage": 3}')
     >>> _ = (run / "steps.jsonl").write_text('{"step": 1, "step_time_s": 2}\n{"step": 2, "step_time_s": 4}')
-    >>> steps = load_steps(run, settings=True)
+    >>> steps = dsnb.load_steps(run, settings=True)
     >>> print(steps[["experiment", "repeat", "zero_stage", "step", "step_time_s"]].to_string())
       experiment  repeat  zero_stage  step  step_time_s
     0          a       1           3   1.0          2.0

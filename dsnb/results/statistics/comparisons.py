@@ -276,7 +276,7 @@ def differences(
 
     >>> runs = pd.DataFrame({"sweep": "s", "experiment": 4 * ["a"] + 4 * ["b"], "status": "ok",
     ...                      "tokens_per_s": [99.0, 100.0, 100.0, 101.0, 109.0, 110.0, 110.0, 111.0]})
-    >>> table = differences(runs)
+    >>> table = dsnb.differences(runs)
     >>> print(table[["base", "n", "base_n", "change_pct", "verdict"]].round(1).to_string())
                base  n  base_n  change_pct verdict
     experiment
@@ -431,7 +431,7 @@ def compare(
     >>> before = pd.DataFrame({"sweep": "s", "experiment": "a", "status": "ok", "zero_stage": 1,
     ...                        "tokens_per_s": [99.0, 100.0, 100.0, 101.0]})
     >>> after = before.assign(tokens_per_s=[109.0, 110.0, 110.0, 111.0])
-    >>> print(compare(before, after)[["change_pct", "verdict"]].round(1).to_string())
+    >>> print(dsnb.compare(before, after)[["change_pct", "verdict"]].round(1).to_string())
                 change_pct verdict
     experiment
     a                 10.0  likely

@@ -82,7 +82,7 @@ def rampup(
     --------
     Four nodes of 2 GPUs take a sequence per GPU of the first batch, and fill them as the batch grows.
 
-    >>> schedule = rampup(8, 32, gpus_per_node=2, micro_batch_size=4)
+    >>> schedule = dsnb.rampup(8, 32, gpus_per_node=2, micro_batch_size=4)
     >>> print(schedule[["global_batch_size", "nodes", "gpus", "micro_batch_size"]].to_string())
        global_batch_size  nodes  gpus  micro_batch_size
     0                  8      4     8                 1

@@ -76,12 +76,12 @@ def summarize(
     --------
     >>> runs = pd.DataFrame({"sweep": "s", "experiment": ["a", "a", "b"], "status": "ok",
     ...                      "zero_stage": [1, 1, 3], "tokens_per_s": [90.0, 110.0, 80.0]})
-    >>> print(summarize(runs).to_string())
+    >>> print(dsnb.summarize(runs).to_string())
                 n  n_failed parallelism  tokens_per_s_median  tokens_per_s_std varies
     experiment
     a           2         0      ZeRO 1                100.0         14.142136
     b           1         0      ZeRO 3                 80.0               NaN
-    >>> print(summarize(runs, by="zero_stage", metrics=["tokens_per_s_max"])["tokens_per_s_max"])
+    >>> print(dsnb.summarize(runs, by="zero_stage", metrics=["tokens_per_s_max"])["tokens_per_s_max"])
     zero_stage
     1    110.0
     3     80.0

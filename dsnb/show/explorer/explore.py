@@ -156,6 +156,17 @@ def explore(
     SettingsError
         If columns of a table of runs are missing, the folder does not exist, `watch` is set for a table, a params file
         cannot be used, or the runs were on no GPU that can be predicted for.
+
+    Examples
+    --------
+    Choose runs on 8 and 16 GPUs, as a reader of the page would, and save it:
+
+    >>> explorer = dsnb.explore(dsnb.published("lambda_1cc_opt"))
+    >>> explorer = explorer.set(gpus=[8, 16])
+    >>> set(explorer.selection["gpus"]) == {8, 16}
+    True
+    >>> explorer.save("opt.html").name
+    'opt.html'
     """
     is_folder = isinstance(runs, str | Path)
     if watch and not is_folder:

@@ -92,6 +92,16 @@ class Design:
     ------
     SettingsError
         If a setting, the GPU or the link is unknown.
+
+    Examples
+    --------
+    Two settings, in the table below the form:
+
+    >>> design = dsnb.design({"zero_stage": [1, 3], "gpus": 2}, name="stages")
+    >>> print(design.plan.table.to_string())
+      zero_stage                experiment refused
+    0          1  zs1_bf16_gpus2_bs8_sl128
+    1          3  zs3_bf16_gpus2_bs8_sl128
     """
 
     def __init__(
