@@ -17,7 +17,7 @@ an entry point: the type of the model, and a function of its configuration.
     def counts(config):
         layers, h = config["num_hidden_layers"], config["hidden_size"]
         heads, vocab = config["num_attention_heads"], config["vocab_size"]
-        # bytes of a token and kernels, each of a forward and a backward pass, besides products and attention
+        # bytes per token and kernels, each forward and backward, without products and attention
         eager = [60 * h, 90 * h, 20, 40]
         compiled = [20 * h, 30 * h, 11, 24]
         traffic = {"eager": eager, "compiled": compiled}
