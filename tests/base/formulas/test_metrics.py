@@ -121,6 +121,7 @@ class DividedNvml:
     """NVML of a machine with one GPU of two slices, one of them free."""
 
     NVMLError, NVML_DEVICE_MIG_ENABLE = RuntimeError, 1
+    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: "card")
     nvmlDeviceGetCudaComputeCapability = staticmethod(lambda handle: (9, 0))
     nvmlDeviceGetMigMode = staticmethod(lambda handle: (1, 1))
     nvmlDeviceGetMaxMigDeviceCount = staticmethod(lambda handle: 2)
@@ -140,7 +141,7 @@ class DividedNvml:
 
 
 def test_slices_are_found_by_nvml():
-    card = hardware._installed(DividedNvml, "card", 0)
+    card = hardware._installed(DividedNvml, 0)
     (part,) = card.slices
     assert (card.uuid, card.memory_gib, card.visible_as) == ("GPU-1", 80.0, "0")
     assert (part.name, part.memory_gib, part.visible_as) == (
