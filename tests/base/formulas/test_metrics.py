@@ -128,6 +128,7 @@ class DividedNvml:
     nvmlDeviceGetName = staticmethod(
         lambda device: f"NVIDIA H100 80GB HBM3{' MIG 1g.10gb' if device == 'slice' else ''}"
     )
+    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: "card")
     nvmlDeviceGetUUID = staticmethod(lambda device: "MIG-1" if device == "slice" else "GPU-1")
     nvmlDeviceGetMemoryInfo = staticmethod(
         lambda device: SimpleNamespace(total=2**30 * (10 if device == "slice" else 80))
