@@ -5,7 +5,7 @@ from functools import cache
 
 from dsnb.results.logs import sizes
 from dsnb.results.logs.launchers import SPLITS, read_split
-from dsnb.results.logs.reading import LoggedRun, reads
+from dsnb.results.logs.reading import LoggedRun, Match, reads
 from dsnb.results.logs.values import NUMBER, count, names, number, number_from_0, positive
 
 ARGUMENTS = names("arguments")
@@ -48,7 +48,7 @@ _PEAKS = re.compile(r"\| max (allocated|reserved|cached): " + NUMBER)
 
 
 @reads(" arguments -", "end of arguments")
-def arguments(run: LoggedRun, match: re.Match[str]) -> None:
+def arguments(run: LoggedRun, match: Match) -> None:
     """`------------ arguments ------------`: starts Megatron's list of arguments; `end of arguments` ends it."""
     run.scratch["arguments"] = "end of" not in match.string
     if run.scratch["arguments"]:
@@ -56,7 +56,7 @@ def arguments(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads(" ...", " .. ", pattern=r"(?:^|[\s:])([A-Za-z_]\w{1,60}) \.{2,} (.*\n)")
-def argument(run: LoggedRun, match: re.Match[str]) -> None:
+def argument(run: LoggedRun, match: Match) -> None:
     """`  micro_batch_size ................................ 4`, in GPT-NeoX `... 4........updated`."""
     name = match[1]
     setting, parse = ARGUMENTS.get(name, ("", str))
@@ -102,7 +102,7 @@ def set_megatron(run: LoggedRun, program: str = "") -> None:
 
 
 @reads("using world size: ", pattern=r"using world size: (\d{1,7})\D.*\n")
-def world(run: LoggedRun, match: re.Match[str]) -> None:
+def world(run: LoggedRun, match: Match) -> None:
     """Read `using world size: 64, data-parallel-size: 1, ...`, if it ends: a missing size would count as 1."""
     set_megatron(run)
     run.set_used(gpus=count(match[1]))
@@ -116,7 +116,7 @@ def world(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads("ProcessCoord(")
-def coordinates(run: LoggedRun, match: re.Match[str]) -> None:
+def coordinates(run: LoggedRun, match: Match) -> None:
     """Read the sizes from `Using topology: {ProcessCoord(pipe=0, data=0, model=0): 0, ...}`, if it is complete."""
     run.has_stages = True
     if not match.string.rstrip().endswith("}"):
@@ -131,7 +131,7 @@ def coordinates(run: LoggedRun, match: re.Match[str]) -> None:
     "iteration",
     pattern=r"(?<!,)(?:^|\s)iteration\s{0,9}[=\s]\s{0,20}(\d{1,12})\s{0,20}/\s{0,20}(\d{1,12}|infinity)\s{0,20}\|",
 )
-def iteration(run: LoggedRun, match: re.Match[str]) -> None:
+def iteration(run: LoggedRun, match: Match) -> None:
     """` iteration  1/  1000 | elapsed time per iteration (ms): 159778.9 | ...`, means and counts since the last one."""
     line = match.string
     set_megatron(run)
@@ -190,7 +190,7 @@ def _name(words: str) -> str:
 
 
 @reads("memory (MB)")
-def memory(run: LoggedRun, match: re.Match[str]) -> None:
+def memory(run: LoggedRun, match: Match) -> None:
     """`[Rank 1] (after 1 iterations) memory (MB) | allocated: ... | max allocated: 19961.07 | ...`; MB is 2^20 here."""
     for kind, text in _PEAKS.findall(match.string):
         name = "peak_allocated_gib" if kind == "allocated" else "peak_reserved_gib"
@@ -204,7 +204,7 @@ def memory(run: LoggedRun, match: re.Match[str]) -> None:
     "exiting program at iteration",
     pattern=r"\[(?:after training is done|exiting program at iteration)",
 )
-def done(run: LoggedRun, _match: re.Match[str]) -> None:
+def done(run: LoggedRun, _match: Match) -> None:
     """`[after training is done] datetime: ...`."""
     run.ended = True
 
@@ -213,7 +213,7 @@ def done(run: LoggedRun, _match: re.Match[str]) -> None:
     "number of parameters on ",
     pattern=r"model parallel rank (\(\d{1,6}, \d{1,6}\)|\d{1,6}): (\d{1,15})\s*\n",
 )
-def parameters(run: LoggedRun, match: re.Match[str]) -> None:
+def parameters(run: LoggedRun, match: Match) -> None:
     """` > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 8030261248`, of every such rank."""
     run.parameters_by_rank[match[1]] = int(match[2])
 

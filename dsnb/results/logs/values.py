@@ -30,6 +30,8 @@ _UNITS = re.compile(
     r"(?:(\d{1,4})d)? ?(?:(\d{1,4})h)? ?(?:(\d{1,4})m)? ?(?:(\d{1,4}(?:\.\d{1,9})?)s)?", re.ASCII
 )
 Parser = Callable[[str], Any]
+Names = dict[str, tuple[str, Parser]]
+"""Name in a log -> what it sets, and the parser of its values."""
 
 
 def number(text: str | None) -> float | None:
@@ -160,7 +162,13 @@ PARSERS: dict[str, Parser] = {
 }
 
 
-def names(table: str) -> dict[str, tuple[str, Parser]]:
+def value_of(table: Names, name: str, text: str) -> dict[str, Any]:
+    """Return what a name sets, with its parsed value."""
+    setting, parse = table[name]
+    return {setting: parse(text)}
+
+
+def names(table: str) -> Names:
     """Return the names in a table of `lines.toml`, each with what it sets and the parser of its values."""
     return {
         name: (setting, PARSERS[parser])
