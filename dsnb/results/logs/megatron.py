@@ -6,7 +6,7 @@ from functools import cache
 from dsnb.results.logs import sizes
 from dsnb.results.logs.launchers import SPLITS, read_split
 from dsnb.results.logs.reading import LoggedRun, Match, reads
-from dsnb.results.logs.values import NUMBER, count, names, number, number_from_0, positive
+from dsnb.results.logs.values import NUMBER, count, names, positive, step_values
 
 ARGUMENTS = names("arguments")
 PARALLEL = ("tensor_parallel", "pipeline_parallel")
@@ -35,15 +35,6 @@ _FIELD = re.compile(
     r"|TFLOPs|\[LM\]-TFLOPs|approx flops per GPU|grad[ _-]norm)\s*[:=]?\s*([-+\w.,]+)(?=[\s|])"
 )
 """`| name: 1.0`, `| name=1.0` and, in the oldest format, `| name 1.0`; not at the very end, where it may be cut off."""
-TFLOPS = {
-    "throughput per GPU TFLOP/s/GPU": "tflops_per_gpu",
-    "TFLOPs": "hardware_tflops_per_gpu",
-    "approx flops per GPU": "hardware_tflops_per_gpu",  # GPT-NeoX's formula counts recomputation
-}
-COUNTS = {
-    "skipped_steps": "number of skipped iterations",
-    "nan_steps": "number of nan iterations",
-}
 _PEAKS = re.compile(r"\| max (allocated|reserved|cached): " + NUMBER)
 
 
@@ -138,49 +129,27 @@ def iteration(run: LoggedRun, match: Match) -> None:
     run.configured = True
     # The first one of a name wins.
     fields = {_name(words): value for words, value in reversed(_FIELD.findall(line))}
-    batch = count(fields.get("global batch size"))
+    values = step_values(fields)
+    nan = values.pop("nan", None)
+    counts = {"skipped_steps": values.get("skipped"), "nan_steps": nan}
     length = count(fields.get("actual seqlen"))
-    run.set_used(global_batch_size=batch, seq_len=length, steps=count(match[2]))
+    run.set_used(global_batch_size=values.get("samples"), seq_len=length, steps=count(match[2]))
     step = int(match[1])
     is_new = run.is_new(step)
-    loss = fields.get("lm loss", "")
-    counts = {name: number_from_0(fields.get(words)) for name, words in COUNTS.items()}
-    logged_s = _elapsed_s(fields)
-    is_repeated = is_new and run.scratch.pop("first_is_repeated", False)
-    if is_repeated:
+    if is_new and run.scratch.pop("first_is_repeated", False):
         run.forget("skipped_steps")
         run.forget("nan_steps")
+        values["step_time_logged_s"] = values.pop("step_time_s", None)
     elif not run.steps and _NEWEST.search(line) and (step == 1 or "gpus" in run.settings):
         run.scratch["first_is_repeated"] = True
-    rates = {
-        TFLOPS[name]: positive(text.removesuffix("TFLOPS"))
-        for name, text in fields.items()
-        if name in TFLOPS
-    }
-    run.add_step(
-        step,
-        t_s=run.clock(line),
-        step_time_s=None if is_repeated else logged_s,
-        step_time_logged_s=logged_s if is_repeated else None,
-        loss=number(loss),
-        samples=batch,
-        skipped=counts["skipped_steps"],
-        **rates,
-    )
+    run.add_step(step, t_s=run.clock(line), **values)
     if not is_new:
         return
     for name, more in counts.items():
         if more is not None:
             run.record(**{name: run.figures.get(name, 0) + more})
     skipped = bool(counts["skipped_steps"])
-    run.health.read(loss, fields.get("grad norm", ""), step, skipped)
-
-
-def _elapsed_s(fields: dict[str, str]) -> float | None:
-    elapsed_ms = positive(fields.get("elapsed time per iteration ms"))
-    if elapsed_ms:
-        return elapsed_ms * 0.001
-    return positive(fields.get("elapsed time per iteration s"))
+    run.health.read(fields.get("lm loss", ""), fields.get("grad norm", ""), step, skipped)
 
 
 @cache

@@ -7,9 +7,9 @@ NCCL, so it is warm-up if there are more. `lines.toml` has the names of the fiel
 import re
 
 from dsnb.results.logs.reading import LoggedRun, Match, reads
-from dsnb.results.logs.values import NUMBER, amount, count, names, number, positive, value_of
+from dsnb.results.logs.values import NUMBER, amount, count, number, positive, step_values
 
-FIELDS = names("fields")
+LOSSES = ("loss", "lm_loss", "lm loss", "reduced_train_loss")
 _PIPED = re.compile(r"\|\s*([^|:]{1,60}?)\s*:\s*([-+\w.,]{1,40})(?=\s)")
 _SPACED = re.compile(r"(\w{1,30}): {1,9}([-+\w.,]{1,30})(?=[\s(%])")
 _SIZE = re.compile(r"(\w{2,20})=(\d{1,7})")
@@ -17,26 +17,17 @@ _SIZE = re.compile(r"(\w{2,20})=(\d{1,7})")
 
 def _add(run: LoggedRun, step: int, fields: dict[str, str], **more: float | None) -> None:
     """Add a step; other ranks may print it again."""
-    loss = fields.get("loss", "")
+    values = step_values(fields) | more
     if run.is_new(step):
-        run.health.read(loss, fields.get("grad_norm", ""), step)
-    values: dict[str, float | None] = {}
-    for name, text in fields.items():
-        if name in FIELDS:
-            values.update(value_of(FIELDS, name, text))
+        loss = next((fields[name] for name in LOSSES if name in fields), "")
+        run.health.read(loss, fields.get("grad_norm", fields.get("grad norm", "")), step)
     run.record(peak_reserved_gib=values.pop("peak_reserved_gib", None))
-    run.add_step(step, loss=number(loss), **values, **more)
+    run.add_step(step, **values)
 
 
 def _piped(match: Match) -> dict[str, str]:
-    """Return the fields between the bars after a match, with one name for loss and gradient norm."""
-    fields = dict(_PIPED.findall(match.string[match.end() - 1 :]))
-    for name in ("lm_loss", "lm loss", "reduced_train_loss"):
-        if name in fields:
-            fields["loss"] = fields[name]
-    if "grad norm" in fields:
-        fields["grad_norm"] = fields["grad norm"]
-    return fields
+    """Return the fields between the bars after a match."""
+    return dict(_PIPED.findall(match.string[match.end() - 1 :]))
 
 
 @reads("iteration: ", pattern=r"(?:^|[\s\]:])iteration: (\d{1,12}) / (\d{1,12}) \|")
@@ -127,6 +118,5 @@ def veomni(run: LoggedRun, match: Match) -> None:
     if not {"elapsed time per iteration (ms)", "lm loss"} & fields.keys():
         return
     run.start("VeOmni")
-    batch = count(fields.get("global batch size"))
-    run.set_used(global_batch_size=batch)
-    _add(run, int(match[1]), fields, samples=batch)
+    run.set_used(global_batch_size=count(fields.get("global batch size")))
+    _add(run, int(match[1]), fields)

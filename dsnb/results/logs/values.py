@@ -7,7 +7,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,11 @@ def in_units_of(parts: int) -> Callable[[str | None], float | None]:
 def gib(text: str) -> float | None:
     """Parse a number with its unit, such as `2.00GiB`."""
     return positive(text.removesuffix("GiB"))
+
+
+def tflops(text: str) -> float | None:
+    """Parse a number with its unit, such as `52.1TFLOPS`."""
+    return positive(text.removesuffix("TFLOPS"))
 
 
 def millions(text: str | None) -> int | None:
@@ -157,6 +162,7 @@ PARSERS: dict[str, Parser] = {
     "ms": in_units_of(1000),
     "mib": in_units_of(2**10),
     "gib": gib,
+    "tflops": tflops,
     "bytes": in_units_of(2**30),
     **{name: one_of(words) for name, words in DECLARED["words"].items()},
 }
@@ -176,3 +182,15 @@ def names(table: str) -> Names:
         for parser, names in parsers.items()
         for name in names
     }
+
+
+_FIELDS = names("fields")
+
+
+def step_values(fields: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values in the named fields of a line about a step."""
+    values: dict[str, Any] = {}
+    for name, text in fields.items():
+        if name in _FIELDS:
+            values.update(value_of(_FIELDS, name, text))
+    return values
