@@ -14,6 +14,7 @@ import threading
 
 def main(idle_s: float) -> None:
     """Answer until nobody asks."""
+    sys.modules.setdefault("torchao", None)  # type: ignore[arg-type]  # transformers would import it
     gc.disable()  # collecting garbage would take an eighth of the imports
     threading.Thread(target=_end_with_input, daemon=True).start()
     from dsnb.models.observe import memory, work

@@ -16,8 +16,8 @@ from dsnb.results.answers.decide import rate
 from dsnb.results.runs import labels
 from dsnb.results.runs.labels import MEMORY, METRIC_LABELS, PARALLELISM
 from dsnb.results.runs.load import load_steps
-from dsnb.results.statistics.choices import with_choices
 from dsnb.results.statistics.memory_use import PARTS
+from dsnb.results.statistics.setting_axes import with_setting_axes
 from dsnb.settings.records.columns import OVER_TIME
 from dsnb.show.render import palette
 from dsnb.show.render.picture import PLAIN_TICKS, Picture, note, shared_legend
@@ -51,7 +51,7 @@ def overview(runs: pd.DataFrame) -> Picture:
 
 def _ok(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the ok runs, ordered by parallelism."""
-    ok = with_choices(runs[runs["status"] == "ok"])
+    ok = with_setting_axes(runs[runs["status"] == "ok"])
     order = ok[PARALLELISM].map(labels.axis(PARALLELISM).sort_key)
     return ok.loc[order.sort_values(kind="stable").index] if len(ok) else ok
 
