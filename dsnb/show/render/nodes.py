@@ -17,6 +17,7 @@ from dsnb.results.runs import labels
 from dsnb.results.runs.sweeps import load_bandwidth, newest_bandwidth_test
 from dsnb.results.statistics import scaling
 from dsnb.settings.records import record_schema
+from dsnb.settings.records.run_record import RunRecord
 from dsnb.show.render import palette, tables
 from dsnb.show.render.picture import Picture, note, shared_legend
 from dsnb.show.render.tables import Html
@@ -214,14 +215,15 @@ def bandwidth(folder: str | Path) -> Iterator[Html]:
     table = load_bandwidth(folder)
     if run is None or table.empty:
         return
-    machine = record_schema.read(run.environment) or {}
-    nodes = (record_schema.read(run.nodes) or {}).get("nodes")
-    names = ", ".join(html.escape(str(node.get("host"))) for node in nodes or [machine])
-    gpu = (record_schema.read(run.worker) or {}).get("gpu_name")
-    backend = f"NCCL, {html.escape(str(gpu))}" if gpu else "gloo on CPUs"
+    record = RunRecord(run)
+    nodes = (record_schema.read(run.nodes) or {}).get("nodes") or [record.environment]
+    names = ", ".join(html.escape(str(node.get("host"))) for node in nodes)
+    date = html.escape(str(record.environment.get("date_utc")))
+    gpu = html.escape(record.worker.get("gpu_name") or "")
+    backend = f"NCCL, {gpu}" if gpu else "gloo on CPUs"
     yield Html(
         f"<h2>Bandwidth between ranks</h2><p>Collectives over {table['ranks'].max():.0f} ranks ({backend}) "
-        f"on {names}, {html.escape(str(machine.get('date_utc')))}. Times are the mean over calls on the slowest rank; "
+        f"on {names}, {date}. Times are the mean over calls on the slowest rank; "
         "1 GB is 1e9 bytes; busbw is algbw x 2(n-1)/n, of an all-gather x (n-1)/n, as in nccl-tests.</p>"
     )
     yield tables.to_html(format_bandwidth(table), text_columns=("collective", "type", "redop"))
