@@ -17,7 +17,7 @@ from dsnb.prediction import host_memory, space
 from dsnb.prediction.memory import UNTRACED, need_gib, room_gib
 from dsnb.prediction.predict import Hardware, tabulated
 from dsnb.prediction.shapes import shape
-from dsnb.prediction.step_time import setting
+from dsnb.prediction.step_time import count_step
 from dsnb.prediction.traces import MemoryTrace, attempts
 from dsnb.results.answers.decide import CPU, PREDICTED, WORTH_ROOM, Question, decide, tight
 from dsnb.results.statistics.intervals import RELEVANCE
@@ -76,7 +76,7 @@ class Search:
         usual = planning.usual_tokens(shape(first.model).parameters, is_fine_tuning)
         self.tokens = usual if tokens is None else tokens
         self._settings = [
-            setting(experiment, on.gpu, on.link) for experiment in self.asked.values()
+            count_step(experiment, on.gpu, on.link) for experiment in self.asked.values()
         ]
         self.room_gib = np.array(
             [room_gib(experiment, on.gpu.memory_gib) for experiment in self.asked.values()]

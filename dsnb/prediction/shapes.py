@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas.memory import lora_parameters
 from dsnb.base.formulas.model_shapes import PRESETS, SPLIT, Shape, facts, local_config, local_fields
-from dsnb.prediction import traces
+from dsnb.prediction import traces, tuned
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.strategies.logged import MEGATRON
 
@@ -50,6 +50,7 @@ GROUP = "dsnb.counts"
 """The group of entry points that count models: `model_type = "module:function"`."""
 PRESET_COUNTS = Path(__file__).with_name("preset_counts.json")
 FAMILIES = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
+TRACED = tuned.rows(tuned.TUNED["traced_work"])
 
 
 class Mode(NamedTuple):
@@ -147,7 +148,7 @@ class Counts:
         numbers = "full" if mode.width == 4 else "half"
         traced = self.traffic["autocast" if mode.autocast else numbers][kind]
         uncast = self.traffic["full"][kind]
-        by_hand = FAMILIES["over_traced"][kind]
+        by_hand = TRACED[kind]
 
         def pass_of(direction: int) -> Pass:
             kernels = traced[direction + 2]

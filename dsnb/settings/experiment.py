@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
@@ -287,7 +287,17 @@ class Experiment(Training):
     @property
     def data_parallel(self) -> int:
         """Number of ranks, or groups of ranks, with separate sequences."""
-        return self.gpus // (self.tensor_parallel * self.pipeline_parallel)
+        return self.gpus // self.model_parallel
+
+    @property
+    def model_parallel(self) -> int:
+        """Number of ranks that share one copy of the model."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens per rank and forward pass."""
+        return int(self.micro_batch_size) * self.seq_len
 
     @property
     def global_batch_size(self) -> int:
@@ -388,10 +398,10 @@ def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     On GPUs torch's allocator was the default one before `allocator` chose; the strategy knows its own changes.
     """
     settings = {name: value for name, value in settings.items() if text(value) != "-"}
-    chosen = Experiment.recorded(settings)
+    chosen = SimpleNamespace(**{**DEFAULTS, **settings})  # thousands of runs: no model of pydantic
     former: dict[str, Any] = {}
     if settings and chosen.device != "cpu":
         former["allocator"] = "default"
     if isinstance(chosen.grad_accum, int):
-        former |= chosen.parallel_strategy.former_defaults(chosen)
+        former |= strategy(chosen.strategy).former_defaults(chosen)
     return {**former, **settings}

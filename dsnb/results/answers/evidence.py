@@ -12,7 +12,7 @@ from dsnb.results.answers.decide import MEASURED
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import numbers
 from dsnb.results.runs.texts import fill, fixed, significant
-from dsnb.results.statistics.choices import choices, with_choices
+from dsnb.results.statistics.setting_axes import setting_axes, with_setting_axes
 from dsnb.settings.experiment import DEFAULTS
 
 MIN_TIMED_S = 5.0
@@ -48,11 +48,11 @@ def evidence(
     """
     first = runs.drop_duplicates("experiment").set_index("experiment", drop=False)
     settings, sizes, lengths = (
-        with_choices(first),
+        with_setting_axes(first),
         numbers(first, "micro_batch_size"),
         numbers(first, "seq_len"),
     )
-    texts = settings[choices(settings)].astype(object).map(labels.text)
+    texts = settings[setting_axes(settings)].astype(object).map(labels.text)
     others = texts.drop(columns="micro_batch_size", errors="ignore").itertuples(
         index=False, name=None
     )

@@ -12,9 +12,9 @@ from dsnb.results.runs import labels
 from dsnb.results.runs.table import named_runs, numbers
 from dsnb.results.runs.texts import fixed
 from dsnb.results.statistics import intervals
-from dsnb.results.statistics.choices import choices, with_choices
 from dsnb.results.statistics.comparisons import COLUMNS, rules_of, table_of
 from dsnb.results.statistics.intervals import RELEVANCE
+from dsnb.results.statistics.setting_axes import setting_axes, with_setting_axes
 from dsnb.results.statistics.tasks import TASK
 
 LENGTH = "seq_len"
@@ -48,9 +48,11 @@ def compare_lengths(runs: pd.DataFrame, relevance: float = RELEVANCE) -> pd.Data
     ]
     if usable.empty or usable[LENGTH].nunique() < 2:
         return pd.DataFrame(columns=["settings", LENGTH, "experiment", "runs", "median", *COLUMNS])
-    table = with_choices(usable)
+    table = with_setting_axes(usable)
     names = [
-        name for name in dict.fromkeys([*TASK, *choices(table)]) if name != LENGTH and name in table
+        name
+        for name in dict.fromkeys([*TASK, *setting_axes(table)])
+        if name != LENGTH and name in table
     ]
     keys = table[names].astype(object).map(labels.text)  # a missing value is equal to another
     same = keys.groupby(names, sort=False).indices.values()

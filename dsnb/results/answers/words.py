@@ -46,8 +46,8 @@ from dsnb.results.runs.texts import (
     significant,
 )
 from dsnb.results.statistics import comparisons
-from dsnb.results.statistics.choices import varying, with_choices
 from dsnb.results.statistics.intervals import CLEAR, CONFIDENCE, MIN_RUNS, Verdict
+from dsnb.results.statistics.setting_axes import varying, with_setting_axes
 from dsnb.results.statistics.summary import UNSTABLE
 
 BEST = {
@@ -399,7 +399,7 @@ def few_settings(runs: pd.DataFrame, table: pd.DataFrame) -> str:
     if not 0 < len(table) < FEWEST_SETTINGS:
         return ""
     first = (
-        with_choices(runs.drop_duplicates("experiment"))
+        with_setting_axes(runs.drop_duplicates("experiment"))
         .set_index("experiment", drop=False)
         .loc[table.index]
     )
@@ -476,7 +476,7 @@ def _following(decision: Decision, unit: str) -> str:
 
 def _changes(decision: Decision) -> str:
     """Return how the second option's settings differ from the first's, in words."""
-    both, run = with_choices(decision.settings.head(2)), decision.settings.iloc[1].to_dict()
+    both, run = with_setting_axes(decision.settings.head(2)), decision.settings.iloc[1].to_dict()
     differing = varying(both)
     changed = [
         labels.axis(name).describe(both[name].astype(object).iloc[1])

@@ -27,6 +27,8 @@ from dsnb.settings.records.columns import (
 from dsnb.settings.records.paths import RunPaths
 
 _RUN = RunPaths(Path())
+_SETTINGS = _RUN.experiment.name
+_RESULT = _RUN.result.name
 
 
 KINDS["gpus"] = list[record_of(declared("gpu"))]  # type: ignore[misc]
@@ -52,14 +54,14 @@ def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | No
     record = current(name, record)
     wrong, problem = wrong_values(name, record)
     content = _without(record, wrong)
-    return with_former_defaults(content) if name == _RUN.experiment.name else content, problem
+    return with_former_defaults(content) if name == _SETTINGS else content, problem
 
 
 def current(name: str, record: dict[str, Any]) -> dict[str, Any]:
     """Return a file's record with settings and figures under their current names."""
-    if name == _RUN.experiment.name:
+    if name == _SETTINGS:
         return with_current_names(record)
-    if name != _RUN.result.name or not isinstance(record.get("summary"), dict):
+    if name != _RESULT or not isinstance(record.get("summary"), dict):
         return record
     summary = {
         FORMER_FIGURES.get(figure, figure): value for figure, value in record["summary"].items()
