@@ -133,8 +133,7 @@ def peak_error(experiment: Experiment) -> ExpectedError:
 
 def host_error(experiment: Experiment) -> ExpectedError:
     """Return the error to expect of predicted host memory."""
-    name = host_kind(experiment)
-    return ExpectedError(name, HOST_ERRORS[name])
+    return expected_error([host_kind(experiment)], HOST_ERRORS)
 
 
 def by_kind(

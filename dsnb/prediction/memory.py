@@ -64,12 +64,13 @@ def untraced(experiment: Experiment, likely: bool) -> MemoryTrace:
         fused=True,
         relu=not likely or model.family == "opt",
     )
-    logit_bytes = float(width)
     if not likely:
         block *= UNTRACED.least_block
+        logit_bytes = width
     else:
-        is_eager = experiment.compile == "off"
-        logit_bytes = UNTRACED.eager_logit_bytes if is_eager else UNTRACED.compiled_logit_bytes
+        logit_bytes = UNTRACED.compiled_logit_bytes
+        if experiment.compile == "off":
+            logit_bytes = UNTRACED.eager_logit_bytes
         if experiment.numbers.casts_weights:
             block *= UNTRACED.autocast_block
     every = experiment.checkpoint_every if experiment.activation_checkpointing else 0

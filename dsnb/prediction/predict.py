@@ -210,14 +210,18 @@ def tabulated(
             row |= _memory_columns(experiment, trace, hardware, row["host_memory_gib"])
         is_tight = row.get("tight", False)
         error = hardware.time_error(experiment, by_cpu[place])
-        error_pct = math.nan if is_tight else error.error.mean_pct
+        error_pct = error.error.mean_pct
+        measured_on = error.basis
+        if is_tight:
+            error_pct = math.nan
+            measured_on = TIGHT
         tokens_per_s = experiment.tokens_per_step / steps_s[place]
         row |= {
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_error_pct": error_pct,
             "step_time_s": steps_s[place],
             "step_time_error_pct": error_pct,
-            "step_time_error_on": TIGHT if is_tight else error.basis,
+            "step_time_error_on": measured_on,
             "limited_by": "CPU" if by_cpu[place] else "GPU",
             **parts_s[place],
         }

@@ -107,23 +107,25 @@ def _compared(
     one: MeasuredSetting, trace: MemoryTrace | None, predicted_s: float
 ) -> dict[str, Any]:
     """Return a row of `parity` without errors."""
-    peak_gib = math.nan
+    step_time_s = one.measured.step_time_s if one.measured else math.nan
+    peak_gib = one.record["peak_allocated_gib"] if one.ran else math.nan
+    predicted_gib = math.nan
     fits = None
     if trace:
         recorded_gib = one.record["gpu_memory_gib"]
         capacity_gib = recorded_gib if recorded_gib > 0 else one.gpu.memory_gib
-        peak_gib = peak_memory(one.experiment, trace).gib
-        fits = peak_gib <= room_gib(one.experiment, capacity_gib)
+        predicted_gib = peak_memory(one.experiment, trace).gib
+        fits = predicted_gib <= room_gib(one.experiment, capacity_gib)
     return {
         "experiment": one.experiment.name_with_model,
         "model": one.record["model"],
         "kind": accuracy.kind(one.experiment),
         "ran": one.ran,
         "has_rules": is_covered(one.experiment),
-        "step_time_mean_s": one.measured.step_time_s if one.measured else math.nan,
-        "peak_allocated_gib": one.record["peak_allocated_gib"] if one.ran else math.nan,
+        "step_time_mean_s": step_time_s,
+        "peak_allocated_gib": peak_gib,
         "predicted_step_time_mean_s": predicted_s,
-        "predicted_peak_allocated_gib": peak_gib,
+        "predicted_peak_allocated_gib": predicted_gib,
         "fits": fits,
     }
 
