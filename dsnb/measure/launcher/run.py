@@ -69,7 +69,7 @@ def launch(
     LaunchError
         If the ranks could not be started.
     """
-    problems = checks.unsupported(experiment.model_dump())
+    problems = checks.unsupported(experiment)
     if problems:
         raise SettingsError(problems)
     if run_dir is None:
