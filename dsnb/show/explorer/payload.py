@@ -14,11 +14,10 @@ import numpy as np
 import pandas as pd
 
 from dsnb.prediction.predicted import FIGURES, PER_GPU
-from dsnb.results.answers import words
 from dsnb.results.answers.decide import rate, without_probes
 from dsnb.results.runs import labels
+from dsnb.results.runs.number_text import significant
 from dsnb.results.runs.table import json_numbers, numbers
-from dsnb.results.runs.texts import significant
 from dsnb.results.statistics.choices import group
 from dsnb.results.statistics.summary import unstable
 from dsnb.settings.records.paths import RunPaths
@@ -26,7 +25,7 @@ from dsnb.show.explorer import charts, single_runs
 from dsnb.show.explorer.data import EVERY_TASK, Data, plain, run_place
 from dsnb.show.explorer.state import DAYS, FORMER_NAMES, INPUTS, State, default, options
 from dsnb.show.render import answer, palette
-from dsnb.show.render.decision_data import tasks_payload
+from dsnb.show.render.decision_data import PAGE, tasks_payload
 
 _RUN = RunPaths(Path())
 FILES = {_RUN.notebook.name: "Executed notebook", _RUN.trace.name: "Trace of one step"}
@@ -102,7 +101,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),
         "formerNames": FORMER_NAMES,
-        **words.PAGE,
+        **PAGE,
         **_tasks(data, runs, names),
         "taskCodes": data.task_codes,
         "inputs": INPUTS,

@@ -8,7 +8,8 @@ import pytest
 import dsnb
 from dsnb.results.runs import labels
 from dsnb.results.runs.labels import span
-from dsnb.results.runs.texts import fill, fixed, significant
+from dsnb.results.runs.number_text import fixed, significant
+from dsnb.results.runs.templates import fill
 from dsnb.results.statistics.choices import variants, varying, with_choices
 from dsnb.results.statistics.tasks import is_fine_tuning, tasks
 from dsnb.show.explorer import data
