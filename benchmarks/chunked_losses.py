@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from dsnb.base.system import hardware
 from dsnb.measure.train.meter import Clock
-from dsnb.models.causal_loss import differentiate, sum_of_losses
+from dsnb.models.loss import differentiate, sum_of_losses
 
 PADDED = 64
 """The multiple that `pad_vocab` is usually set to."""

@@ -20,8 +20,8 @@ from torch._inductor import config as inductor
 from torch.backends import cuda
 
 from dsnb.base.system import hardware
-from dsnb.models.causal_loss import CausalLoss
-from dsnb.models.model import DTYPES, build, model_config
+from dsnb.models.build import DTYPES, build, model_config
+from dsnb.models.loss import CausalLoss
 from dsnb.settings.experiment import Experiment
 
 KERNELS = ("cudnn", "flash", "mem_efficient", "math")

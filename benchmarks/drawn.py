@@ -4,7 +4,7 @@ Prints a params file of COUNT settings for each number of GPUs in GPUS; with `--
 that it limits by the prediction. Strategies are drawn equally often, everything else by the weights below, without
 regard to what has been measured. A setting that is refused, takes more than 85 % of an H100's memory by the prediction,
 or more than 2 s for a step is drawn again. Steps are timed for about 5 s.
-The files of `params/h200` were drawn for its memory and from fewer models, with eager attention among the choices.
+The files of `benchmarks/params/h200` were drawn for its memory and from fewer models, with eager attention among the choices.
 """
 
 import argparse

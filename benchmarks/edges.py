@@ -24,7 +24,7 @@ ANCHORS = {
     "OPT-1.3B, 8 x 2048, plain loop, compiled": "opt-1.3b_plain_bf16_gpus1_bs8_sl2048_compile",
     "GPT-2, 32 x 128, ZeRO 0, eager": "gpt2_zs0_bf16_gpus1_bs32_sl128",
 }
-"""The settings of `params/h200/anchors.yaml`: the GPU limits the first one, the CPU the second."""
+"""The settings of `benchmarks/params/h200/anchors.yaml`: the GPU limits the first one, the CPU the second."""
 ANCHORS_HEADER = [
     "| anchor | runs | hosts | tokens/s | fastest over slowest host | ... run of a host |",
     "|---|---|---|---|---|---|",

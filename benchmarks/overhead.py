@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.measure.launcher import environment
 from dsnb.measure.launcher.folder import prepare
 from dsnb.measure.launcher.local import LOCALHOST, free_port, shared_servers
@@ -81,7 +81,7 @@ def main(repeats: int) -> None:
                 began = time.perf_counter()
                 start(run)
                 walls[name].append(time.perf_counter() - began)
-                inside[name].append((records.read_json(run.worker) or {})["phases_s"]["timed"])
+                inside[name].append((json_files.read_json(run.worker) or {})["phases_s"]["timed"])
     for name, times_s in walls.items():
         print(f"{name:16} wall {median(times_s):5.2f} s, steps {median(inside[name]):4.2f} s")
 

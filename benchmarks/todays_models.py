@@ -14,7 +14,7 @@ from benchmarks.headline import COMPILED, NAMES, strategy
 MODELS = {
     "Qwen3 0.6B, 16 x 1024": ("qwen3-0.6b", 16, 1024, 1),
     "Llama 3.2 1B, 8 x 2048": ("llama-3.2-1b", 8, 2048, 1),
-    "Mixtral 8 x 100M, 16 x 1024": ("params/h100/mixtral-8x100m.json", 16, 1024, 1),
+    "Mixtral 8 x 100M, 16 x 1024": ("benchmarks/params/h100/mixtral-8x100m.json", 16, 1024, 1),
     "Llama 3.1 8B, 4 x 2048": ("llama-3.1-8b", 4, 2048, 1),
     "the same, two H200": ("llama-3.1-8b", 4, 2048, 2),
 }

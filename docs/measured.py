@@ -80,7 +80,7 @@ QWEN = f"{TODAY} and model == 'qwen3-0.6b'"
 LLAMA_TODAY = (
     f"{TODAY} and model == 'llama-3.2-1b' and strategy == 'plain' and micro_batch_size == 8"
 )
-MIXTRAL = f"{TODAY} and model == 'params/h100/mixtral-8x100m.json' and compile == 'off'"
+MIXTRAL = f"{TODAY} and model == 'benchmarks/params/h100/mixtral-8x100m.json' and compile == 'off'"
 LORA = "model == 'opt-13b' and gpus == 2 and precision == 'bf16'"
 SETTINGS = {
     "large_zero0": f"{LARGE} and zero_stage == 0",

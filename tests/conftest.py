@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import hardware
 from dsnb.cli.sweep import sweep
 from dsnb.measure.launcher import local
@@ -241,5 +241,5 @@ def trained(
 def losses(trained: Callable[..., tuple[Result, RunPaths]]) -> Callable[..., list[float]]:
     """Give the losses of `trained`, warm-up included."""
     return lambda worker=WORKER, **settings: [
-        step["loss"] for step in records.read_lines(trained(worker, **settings)[1].steps)
+        step["loss"] for step in json_files.read_lines(trained(worker, **settings)[1].steps)
     ]

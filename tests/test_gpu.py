@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import hardware, launch_clock
 from dsnb.measure.launcher import environment
 from dsnb.measure.launcher.probe import probe
@@ -86,7 +86,7 @@ def test_a_profile_splits_a_step(run_small, settings, gpus):
         **{**ON_GPU, "precision": "bf16", "gpus": gpus, "profile": True, **settings}
     )
     result.raise_for_status()
-    profile = records.read_json(paths.profile)
+    profile = json_files.read_json(paths.profile)
     assert set(profile["missing"]) == (set() if gpus > 1 else {"communication"})
     parts_s = sum(profile[name] for name in ("forward_s", "backward_s", "optimizer_s"))
     assert parts_s == pytest.approx(profile["step_s"], rel=0.05, abs=0.002)
@@ -122,7 +122,7 @@ def test_strategies_agree(losses, settings):
 
 def test_an_offloaded_optimizer_steps_on_all_cores(run_small):
     _, paths = run_small(**ON_GPU, zero_stage=2, offload="optimizer-cpu")
-    assert (records.read_json(paths.worker) or {})["cpu_threads"] == hardware.cores()
+    assert (json_files.read_json(paths.worker) or {})["cpu_threads"] == hardware.cores()
 
 
 @pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
@@ -171,7 +171,7 @@ def test_compiled_kernels_do_not_race(run_small, settings):
         **settings,
     }
     eager, compiled = (
-        records.read_lines(run_small(**common, compile=mode)[1].steps)
+        json_files.read_lines(run_small(**common, compile=mode)[1].steps)
         for mode in ("off", "default")
     )
     assert len(eager) == len(compiled) == 4
@@ -269,7 +269,7 @@ def test_only_visible_gpus_are_used(small, tmp_path):
     command = [sys.executable, "-c", script, settings, str(tmp_path / "run1")]
     subprocess.run(command, env=env, check=True, timeout=200, cwd=ROOT)
     assert (tmp_path / "run1" / "gpu0").read_text() == chosen.uuid
-    assert {row["gpu"] for row in records.read_lines(tmp_path / "run1" / "gpu.jsonl")} == {
+    assert {row["gpu"] for row in json_files.read_lines(tmp_path / "run1" / "gpu.jsonl")} == {
         chosen.index
     }
 
@@ -289,7 +289,7 @@ def test_a_shortage_is_told_as_it_was(run_small, limit_gib, phases):
     shortage = result.summary
     assert (result.status, shortage["oom_phase"] in phases) == ("oom", True), result.message()
     assert shortage["oom_allocated_gib"] <= min(limit_gib, shortage["peak_allocated_gib"])
-    (failure,) = records.read_lines(
+    (failure,) = json_files.read_lines(
         paths.failures
     )  # what fragments hold is reserved, but cannot be allocated
     assert failure["reserved_gib"] + shortage["oom_requested_gib"] > limit_gib
@@ -314,14 +314,16 @@ def test_times_memory_and_energy_are_those_of_the_timed_steps(run_small):
         )
         result.raise_for_status()
         figures = result.summary
-        assert records.read_json(paths.environment)["power_source"] == "energy counter"
+        assert json_files.read_json(paths.environment)["power_source"] == "energy counter"
         if result.phases_s["timed"] < MIN_SPAN_S:
             assert (figures["power_w"], figures["energy_j"]) == (None, None)
             assert "too short to measure it" in figures["note"]
             continue
         powers.append(figures["power_w"])
         timed = [
-            row["step_time_s"] for row in records.read_lines(paths.steps) if row["phase"] == "timed"
+            row["step_time_s"]
+            for row in json_files.read_lines(paths.steps)
+            if row["phase"] == "timed"
         ]
         assert sum(timed) == pytest.approx(result.phases_s["timed"], rel=0.01)
         assert 0 < figures["peak_allocated_gib"] < figures["device_memory_gib"]
@@ -357,6 +359,6 @@ def test_marking_a_step_does_not_wait_for_the_gpu(tmp_path, norm):
     returned_s = time.perf_counter() - began
     meter.end()
     meter.close()
-    _, row = records.read_lines(tmp_path / "steps.jsonl")
+    _, row = json_files.read_lines(tmp_path / "steps.jsonl")
     assert returned_s < 0.1 < row["step_time_s"]
     assert row.get("grad_norm") == (None if norm is None else 2.0)

@@ -251,7 +251,7 @@ def _notes(table: Any, asked: Sequence[Experiment], tokens: float | None) -> Ite
             "say what a host has with --host-memory GIB"
         )
     if any(
-        experiment.optimizer == "adamw" and experiment.strategy == "deepspeed"
+        experiment.optimizer == "adamw" and experiment.parallel_strategy.is_deepspeed
         for experiment in asked
     ):
         yield "assumed: adamw is DeepSpeed's FusedAdam, or CPUAdam with offload; other versions need different memory"

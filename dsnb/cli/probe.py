@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.cli.predict import TableFormat
 from dsnb.cli.printing import Format, say, show
 from dsnb.cli.sweep import option
@@ -38,6 +38,6 @@ def probe(
     for part, why in record["missing"].items():
         say(f"{part} left out: {why}", err=is_beside)
     if output:
-        records.write_json(output, record)
+        json_files.write_json(output, record)
     if kept := None if quick else probed.save(record):
         say(f"kept for predictions: {kept}", err=is_beside)

@@ -22,8 +22,8 @@ from transformers import AttentionInterface, PreTrainedConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from dsnb.base.formulas import metrics
-from dsnb.models.model import build_on_meta
-from dsnb.models.model_parts import blocks
+from dsnb.models.build import build_on_meta
+from dsnb.models.parts import blocks
 from dsnb.settings.experiment import Experiment
 
 LENGTH = 37

@@ -17,6 +17,7 @@ from dsnb.base.formulas.memory import HALF
 from dsnb.base.formulas.model_shapes import facts
 from dsnb.prediction.gpus import NODE_GPUS
 from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings.strategies import STRATEGIES, strategy
 from dsnb.settings.training import CUDA_GRAPHS
 
 TOKENS_A_STEP = ((1e9, 2**19), (5e9, 2**20), (5e10, 2**21), (math.inf, 2**22))
@@ -29,13 +30,6 @@ MICRO_BATCH_TOKENS = (1024, 2**16)
 """Range of the tokens in a micro-batch, where a sequence and the global batch allow it."""
 BUCKET = 100_000_000
 """Gradients per message of compiled DDP: a compiled model is split at each bucket (docs/how-to/fast.md)."""
-SHARING: list[dict[str, Any]] = [
-    {"strategy": "plain"},
-    {"strategy": "ddp"},
-    *({"zero_stage": stage} for stage in range(4)),
-    {"strategy": "fsdp"},
-]
-"""Ways to share the work among GPUs, the simplest first."""
 RECOMPUTED: list[dict[str, Any]] = [
     {},
     {"activation_checkpointing": True, "checkpoint_every": 2},
@@ -154,7 +148,8 @@ def _combinations(
         is_rare = setting["mixed_precision"] == "autocast" or ranks > 1
         if is_rare and setting["loss"] == "chunked" != training.pinned.get("loss"):
             continue
-        if setting.get("strategy") == "ddp" and setting["compile"] != "off":
+        way = strategy(setting.get("strategy", DEFAULTS["strategy"]))
+        if way.splits_graphs and setting["compile"] != "off":
             setting = {"bucket_elements": BUCKET, **setting}
         splits = _splits(training, ranks, sizes, counts)
         # Rules ask only whether gradients are accumulated; checking each of these took a fifth of `dsnb recommend`.
@@ -180,10 +175,9 @@ def _splits(
 
 def _shared(training: Training) -> Iterator[dict[str, Any]]:
     """Yield the ways to share the work among the GPUs; tensor parallelism is with ZeRO 1 and inside a node."""
-    unsuited = {"ddp", "fsdp"} if training.gpus == 1 else {"plain"}
-    for sharing in SHARING:
-        if sharing.get("strategy") not in unsuited:
-            yield sharing
+    for each in sorted(STRATEGIES.values(), key=lambda each: each.simplicity):
+        if each.suits(training.gpus):
+            yield from each.candidates()
     heads = facts(training.model).get("heads") or 1
     for ranks in (2, 4, 8):
         is_inside = ranks <= min(training.gpus, NODE_GPUS)
@@ -215,21 +209,15 @@ def simplicity(setting: Experiment) -> tuple[int, ...]:
     In order of importance: offload, splitting of layers, the strategy (plain loop, DDP, ZeRO 0 to 3, FSDP),
     recomputation, CUDA graphs, compilation, the number of other settings that differ from the default, accumulation.
     """
-    sharing = (
-        {"strategy": setting.strategy}
-        if setting.strategy != "deepspeed"
-        else {"zero_stage": setting.zero_stage}
-    )
-    differing = sum(
-        getattr(setting, name) != usual for name, usual in DEFAULTS.items() if name not in COUNTED
-    )
+    others = DEFAULTS.keys() - COUNTED
     return (
         int(setting.offload != "none"),
         setting.tensor_parallel * setting.pipeline_parallel,
-        SHARING.index(sharing),
+        setting.parallel_strategy.simplicity,
+        setting.zero_stage,
         int(setting.activation_checkpointing),
         int(setting.compile in CUDA_GRAPHS),
         int(setting.compile != "off"),
-        differing,
+        sum(getattr(setting, name) != DEFAULTS[name] for name in others),
         setting.grad_accum,
     )

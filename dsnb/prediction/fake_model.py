@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from dsnb.models import model as model_builder
-from dsnb.models.causal_loss import CausalLoss
+from dsnb.models import build as model_builder
+from dsnb.models.loss import CausalLoss
 from dsnb.settings.experiment import Experiment
 
 FULL_PRECISION = {

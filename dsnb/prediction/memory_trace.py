@@ -23,9 +23,9 @@ from torch.nn import functional as F
 
 from dsnb.base.formulas.memory import kept_activations
 from dsnb.models import attention
-from dsnb.models import model as model_builder
-from dsnb.models.causal_loss import CausalLoss, aligned, chunk_tokens
-from dsnb.models.model_parts import blocks, output_layer
+from dsnb.models import build as model_builder
+from dsnb.models.loss import CausalLoss, aligned, chunk_tokens
+from dsnb.models.parts import blocks, output_layer
 from dsnb.prediction import fake_model, model_counts
 from dsnb.prediction.fake_model import (
     MANY,

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 
 from dsnb.models import attention as train_attention
-from dsnb.models import model as model_builder
-from dsnb.models.model_parts import blocks, output_layer
+from dsnb.models import build as model_builder
+from dsnb.models.parts import blocks, output_layer
 from dsnb.models.token_work import _window, expert_modules
 from dsnb.prediction import fake_model
 from dsnb.prediction.fake_model import MANY, CudaOperators, as_autocast, autocast, build

@@ -17,7 +17,7 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils.stateless import _reparametrize_module
 
-from dsnb.models.model_parts import blocks, output_layer
+from dsnb.models.parts import blocks, output_layer
 from dsnb.prediction import fake_model
 from dsnb.prediction.fake_model import MANY, CudaOperators, autocast, build
 from dsnb.settings.experiment import Experiment

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import cache, records
+from dsnb.base.files import cache, json_files
 from dsnb.prediction import gpus
 from dsnb.prediction.gpus import GpuSpec
 from dsnb.prediction.step_time import Constants
@@ -48,7 +48,7 @@ def save(record: dict[str, Any]) -> Path | None:
     if (home := cache.home()) is None:
         return None
     file = home / "probes" / f"{name}.json"
-    records.write_json(file, record)
+    json_files.write_json(file, record)
     return file
 
 
@@ -56,7 +56,7 @@ def stored(gpu: str) -> dict[str, Any] | None:
     """Return the newest probe of a GPU, of this host if there is one; None if there is none."""
     home, host, of_gpu = cache.home(), socket.gethostname(), []
     for file in sorted((home / "probes").glob("*.json")) if home else ():
-        record = records.read_json(file) or {}
+        record = json_files.read_json(file) or {}
         with contextlib.suppress(SettingsError):
             if (
                 isinstance(record.get("figures"), dict)

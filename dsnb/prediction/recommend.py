@@ -20,7 +20,7 @@ from dsnb.base.formulas.model_shapes import PRESETS, local_config
 from dsnb.base.system import hardware
 from dsnb.prediction import candidates as built_in
 from dsnb.prediction import gpus
-from dsnb.prediction.calibration import MIN_CALIBRATED, measured, recorded
+from dsnb.prediction.calibration import MIN_CALIBRATED, measured
 from dsnb.prediction.candidates import Training
 from dsnb.prediction.explanation import LIMITS, explanation, no_fit, out_of_reach
 from dsnb.prediction.memory import peak_memory, room_gib
@@ -304,7 +304,7 @@ def measured_figures(
 ) -> pd.DataFrame | None:
     """Return measured medians in place of predictions; a setting whose runs all ran out of memory does not fit."""
     runs = runs_on(runs, gpus.find(target.hardware.gpu.name))
-    names = [recorded(row).name_with_model for row in runs.to_dict("records")]
+    names = [Experiment.of_row(row).name_with_model for row in runs.to_dict("records")]
     named = runs.assign(experiment=names, sweep="").drop(columns=[*MEMORY[1:]], errors="ignore")
     named = named[named["experiment"].isin([one.name_with_model for one in asked])]
     if named.empty:

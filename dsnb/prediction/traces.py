@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import cache, records
+from dsnb.base.files import cache, json_files
 from dsnb.base.formulas import model_shapes
 from dsnb.base.formulas.memory import HALF
 from dsnb.base.system import interpreter
@@ -41,9 +41,9 @@ TRACERS = ("fake_model", "memory_trace", "model_counts", "partitioner")
 """The modules of this package that trace and import torch."""
 USED = (
     "models/attention",
-    "models/causal_loss",
-    "models/model",
-    "models/model_parts",
+    "models/loss",
+    "models/build",
+    "models/parts",
     "models/token_work",
 )
 """The modules of models that a trace depends on."""
@@ -189,7 +189,7 @@ def start(model: str) -> None:
             _tracers.append(_Tracer())
         if file:
             with contextlib.suppress(OSError):
-                records.write_json(file, {})
+                json_files.write_json(file, {})
 
 
 def can_trace() -> bool:
@@ -307,7 +307,7 @@ def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]
         _records[key] = traced[key]
         if file := _file(key):
             with contextlib.suppress(OSError):  # a cache that cannot be written is not used
-                records.write_json(file, traced[key])
+                json_files.write_json(file, traced[key])
     return problems
 
 

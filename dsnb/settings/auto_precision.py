@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dsnb.base.files import cache as user_cache
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import hardware, interpreter
 
 SLOWEST = 2.0
@@ -50,7 +50,7 @@ def bf16_over_fp32() -> float | None:
 def _timed(machine: str) -> float | None:
     """Return the ratio of the times from the cache, or time the products now."""
     file = _file(machine)
-    kept = records.read_json(file) if file else None
+    kept = json_files.read_json(file) if file else None
     seconds = kept or _seconds()
     try:
         ratio = float(seconds["bf16"]) / float(seconds["fp32"])
@@ -86,7 +86,7 @@ def _file(machine: str) -> Path | None:
 
 def _keep(file: Path, seconds: dict[str, float]) -> None:
     with contextlib.suppress(OSError):  # it is timed again next time
-        records.write_json(file, seconds)
+        json_files.write_json(file, seconds)
 
 
 def _seconds() -> dict[str, float]:

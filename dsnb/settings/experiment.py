@@ -4,17 +4,19 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.formulas import model_shapes
 from dsnb.base.system import hardware
 from dsnb.settings import auto_precision, auto_values, checks, deepspeed_keys, hostfile, parameters
 from dsnb.settings.hostfile import Host
+from dsnb.settings.parallelism import parallelism
+from dsnb.settings.strategies import Numbers, States, Strategy, strategy
 from dsnb.settings.training import (
     AtLeast1,
     NotNegative,
@@ -22,6 +24,8 @@ from dsnb.settings.training import (
     Setting,
     Training,
     compile_mode,
+    compiles_blocks,
+    gathers_blocks,
     text,
 )
 
@@ -185,7 +189,7 @@ class Experiment(Training):
             and checks.closest_match(key, cls.model_fields)
         }
         if (run_dir := names.get("run_dir")) and (
-            record := records.read_json(Path(run_dir, RECORD))
+            record := json_files.read_json(Path(run_dir, RECORD))
         ):
             recorded = cls.recorded(record)
             if {**DEFAULTS, **settings, **misspelled} == {
@@ -197,7 +201,7 @@ class Experiment(Training):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read the settings that were written before a launch, unchecked: they may be another machine's."""
-        record = records.read_json(path)
+        record = json_files.read_json(path)
         if record is None:
             raise SettingsError(f"{path} holds no settings: start the run again")
         return cls.recorded(record)
@@ -210,6 +214,28 @@ class Experiment(Training):
             **{key: value for key, value in settings.items() if key in cls.model_fields}
         )
 
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Self:
+        """Return the settings of a row of a table of runs, unchecked.
+
+        Settings that it lacks, or of which it has no value, have their defaults. Integers and truth values are floats
+        in columns with gaps. The column `deepspeed` of a table is a version, unless it holds keys.
+        """
+        settings: dict[str, Any] = {}
+        for column, value in row.items():
+            name = str(column)
+            is_setting = name in DEFAULTS or name.startswith(deepspeed_keys.PREFIX)
+            if not is_setting or text(value) == "-":
+                continue
+            settings[name] = value
+            if isinstance(DEFAULTS.get(name), int):
+                settings[name] = type(DEFAULTS[name])(value)
+            elif name not in DEFAULTS and isinstance(value, float) and value.is_integer():
+                settings[name] = int(value)
+        if not isinstance(settings.get(deepspeed_keys.NAME), dict):
+            settings[deepspeed_keys.NAME] = {}
+        return cls.recorded(deepspeed_keys.flattened(settings))
+
     @property
     def name(self) -> str:
         """The name of the experiment without its model, such as `zs2_bf16_gpus8_bs32_sl128`.
@@ -217,7 +243,7 @@ class Experiment(Training):
         Further parts appear only where a setting differs from its default. Steps, warm-up, time limit and device
         are left out: they are part of how a setting is measured.
         """
-        sharing = f"zs{self.zero_stage}" if self.strategy == "deepspeed" else self.strategy
+        sharing = self.parallel_strategy.short(self)
         parts = [
             f"{sharing}_{self.precision}_gpus{self.gpus}_bs{self.micro_batch_size}_sl{self.seq_len}"
         ]
@@ -230,6 +256,36 @@ class Experiment(Training):
     def name_with_model(self) -> str:
         """The name for a sweep over several models."""
         return f"{model_shapes.slug(self.model)}_{self.name}"
+
+    @property
+    def parallel_strategy(self) -> Strategy:
+        """The strategy, to ask it about these settings."""
+        return strategy(self.strategy)
+
+    @property
+    def numbers(self) -> Numbers:
+        """The number formats of weights, gradients and products."""
+        return self.parallel_strategy.numbers(self)
+
+    @property
+    def states(self) -> States:
+        """The model states of Adam: bytes per trained parameter, and the ranks that share them."""
+        return self.parallel_strategy.states(self)
+
+    @property
+    def label(self) -> str:
+        """How ranks share the training, as in the column `parallelism`: "DDP", "TP 2 x ZeRO 1"."""
+        return parallelism(vars(self))
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Whether torch.compile sees the blocks one by one."""
+        return compiles_blocks(self)
+
+    @property
+    def gathers_blocks(self) -> bool:
+        """Whether blocks are gathered whole where weights are gathered at all."""
+        return gathers_blocks(self)
 
     @property
     def data_parallel(self) -> int:
@@ -310,9 +366,7 @@ def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run with what it did where its record has no such setting yet.
 
-    DeepSpeed accumulated the gradients of native bf16 in bf16 before `grad_accum_dtype` said otherwise, FSDP reduced
-    gradients once a step before `reduce_gradients` chose, and on GPUs torch's allocator was the default one before
-    `allocator` chose.
+    On GPUs torch's allocator was the default one before `allocator` chose; the strategy knows its own changes.
     """
     settings = {
         key: value for key, value in settings.items() if text(value) != "-"
@@ -321,13 +375,6 @@ def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     former: dict[str, Any] = {}
     if settings and every["device"] != "cpu":
         former["allocator"] = "default"
-    if isinstance(every["grad_accum"], int) and every["grad_accum"] > 1:
-        if (every["strategy"], every["precision"], every["mixed_precision"]) == (
-            "deepspeed",
-            "bf16",
-            "native",
-        ):
-            former["grad_accum_dtype"] = "bf16"
-        if every["strategy"] == "fsdp":
-            former["reduce_gradients"] = "step"
+    if isinstance(every["grad_accum"], int):
+        former |= strategy(every["strategy"]).former_defaults(SimpleNamespace(**every))
     return {**former, **settings}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 
 SLURM = "slurm"
 """Instead of a path: the nodes of the Slurm allocation that this process is part of."""
@@ -70,7 +70,7 @@ def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ..
 def read(path: str | Path) -> tuple[Host, ...]:
     """Read a hostfile; a SettingsError names every bad line at once."""
     try:
-        content = records.read_file(
+        content = json_files.read_file(
             Path(path).expanduser(), MAX_BYTES
         )  # a named pipe would be waited for
         lines = content.decode("utf-8-sig").splitlines()  # some editors write a byte order mark

@@ -8,38 +8,17 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 from dsnb.base.formulas.model_shapes import facts
+from dsnb.settings.strategies import HALF, strategy
+from dsnb.settings.strategies.base import USED_BY
 from dsnb.settings.training import CUDA_GRAPHS, Training, accumulates_in_fp32, compiles_blocks
 
 Rule = Callable[[SimpleNamespace], Iterator[str]]
-HALF = ("fp16", "bf16")
 SHARED = ("tensor_parallel", "pipeline_parallel")
 CHUNKABLE = (
     "gpt2", "opt", "bloom", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3_text",
     "phi3", "gpt_neox", "falcon",
 )  # fmt: skip
 """Families whose logits are one matrix product of the last hidden state."""
-FIRST_BUCKET = 2**18
-"""Gradients in torch's first bucket of DDP (1 MiB); a compiled model is not split into smaller parts."""
-ONLY_DEEPSPEED = {
-    "offload": "offload is ZeRO's",
-    "tensor_parallel": "tensor parallel is AutoTP's",
-    "pipeline_parallel": "pipelines are DeepSpeed's",
-    "deepspeed": "these are keys of DeepSpeed's configuration",
-    "grad_accum_dtype": "torch accumulates in the weights' format",
-    "overlap_comm": "it is ZeRO's",
-    "gradient_checks": "the checks are ZeRO's",
-    "leaf_modules": "they are ZeRO 3's",
-    "zeropp": "it is DeepSpeed's",
-}
-"""Settings that other strategies do not have, and why."""
-ONLY_ZERO = {
-    "overlap_comm": ((1, 2, 3), "there are no buckets"),
-    "bucket_elements": ((1, 2, 3), "there are no buckets"),
-    "gradient_checks": ((1, 2), "they cannot be left out"),
-    "leaf_modules": ((3,), "nothing is gathered"),
-    "zeropp": ((3,), "ZeRO++ extends ZeRO 3"),
-}
-"""Settings that apply at some of ZeRO's stages, and why they do not at others."""
 EXCLUSIVE = {
     ("lora_rank", "pipeline_parallel"): "adapters cannot be pipelined",
     ("lora_rank", "tensor_parallel"): "AutoTP cannot split adapters",
@@ -74,30 +53,23 @@ def _is_set(name: str, s: SimpleNamespace) -> bool:
     return bool(getattr(s, name) != Training.model_fields[name].default)
 
 
-def _deepspeed_alone(s: SimpleNamespace) -> Iterator[str]:
-    if s.strategy == "deepspeed":
-        return
-    if s.zero_stage:
-        why = {
-            "fsdp": "FSDP shards everything by itself",
-            "ddp": "DDP shards nothing",
-            "plain": "it is one process",
-        }
-        yield (
-            f"zero_stage is {s.zero_stage}, but strategy is '{s.strategy}': {why[s.strategy]}; "
-            "leave zero_stage at 0, or use strategy 'deepspeed'"
-        )
-    for name, what in ONLY_DEEPSPEED.items():
-        if _is_set(name, s):
-            value = getattr(s, name)
-            yield f"{name} is {value!r}, but strategy is '{s.strategy}': {what}; use strategy 'deepspeed'"
+def _known_strategy(s: SimpleNamespace) -> Iterator[str]:
+    if not strategy(s.strategy).is_runnable:
+        yield f"strategy is '{s.strategy}': the package that adds it could not be loaded"
 
 
-def _stages(s: SimpleNamespace) -> Iterator[str]:
-    for name, (stages, why) in ONLY_ZERO.items():
-        if s.strategy == "deepspeed" and s.zero_stage not in stages and _is_set(name, s):
-            allowed = " or ".join(map(str, stages))
-            yield f"{name} is {getattr(s, name)!r}, but zero_stage is {s.zero_stage}: {why}; use zero_stage {allowed}"
+def _of_other_strategies(s: SimpleNamespace) -> Iterator[str]:
+    chosen = strategy(s.strategy)
+    for name in ("zero_stage", *USED_BY):
+        if not hasattr(s, name) or not _is_set(name, s):
+            continue
+        why = chosen.lacks(name, s)
+        if why:
+            yield f"{name} is {getattr(s, name)!r}, but {why}"
+
+
+def _refused_by_strategy(s: SimpleNamespace) -> Iterator[str]:
+    return strategy(s.strategy).refusals(s)
 
 
 def _pairs(s: SimpleNamespace) -> Iterator[str]:
@@ -124,69 +96,28 @@ def _without_effect(s: SimpleNamespace) -> Iterator[str]:
         yield f"nvme_path is set, but offload is '{s.offload}': drop it, or offload to NVMe"
 
 
-def _offload(s: SimpleNamespace) -> Iterator[str]:
-    what, _, where = s.offload.partition("-")
-    if what == "none" or s.strategy != "deepspeed":
-        return
-    if where == "nvme" and s.zero_stage != 3:
-        yield f"offload is '{s.offload}': lower stages silently use the CPU instead; use zero_stage 3"
-    elif what == "all" and s.zero_stage != 3:
-        yield f"offload is '{s.offload}': only ZeRO 3 can offload parameters; use 'optimizer-cpu' or zero_stage 3"
-    elif s.zero_stage == 0:
-        yield f"offload is '{s.offload}': ZeRO 0 has nothing that it could offload; use zero_stage 1, 2 or 3"
-    elif where == "nvme" and not s.nvme_path:
-        yield f"offload is '{s.offload}': nvme_path is empty; name a folder on the NVMe disk"
-
-
-def _reductions(s: SimpleNamespace) -> Iterator[str]:
-    if s.reduce_gradients == "micro-batch":
-        return
-    chosen = f"reduce_gradients is '{s.reduce_gradients}', but"
-    if s.strategy != "fsdp":
-        yield f"{chosen} strategy is '{s.strategy}', which decides this itself; use strategy 'fsdp'"
-    elif s.grad_accum == 1:
-        yield f"{chosen} grad_accum is 1: a step has one micro-batch; drop it, or set grad_accum to 2 or more"
-
-
 def _optimizer(s: SimpleNamespace) -> Iterator[str]:
+    is_split = s.pipeline_parallel > 1 or s.tensor_parallel > 1
     if s.optimizer == "muon":
-        if s.strategy != "deepspeed" or s.zero_stage == 0:
+        if not strategy(s.strategy).is_deepspeed or s.zero_stage == 0:
             yield "optimizer is 'muon': it is ZeRO's, which sees whole matrices; use zero_stage 1, 2 or 3"
-        elif s.pipeline_parallel > 1 or s.tensor_parallel > 1:
+        elif is_split:
             yield "optimizer is 'muon', but the model is split: it needs whole matrices; use data parallelism alone"
-    if s.optimizer != "adafactor":
+    if s.optimizer != "adafactor" or strategy(s.strategy).shards_optimizer(s):
         return
-    if s.strategy == "deepspeed" and s.zero_stage > 0:
-        yield f"optimizer is 'adafactor', but zero_stage is {s.zero_stage}: it cannot factor shards; use zero_stage 0"
-    elif s.tensor_parallel > 1:
+    if s.tensor_parallel > 1:
         yield "optimizer is 'adafactor', but tensor_parallel is set: its factors would be those of slices; use 'adamw'"
     elif s.pipeline_parallel > 1 and s.precision == "bf16" and s.mixed_precision == "native":
         why = "in native bf16 it cannot factor a pipeline's flat shards; use mixed_precision 'autocast'"
         yield f"optimizer is 'adafactor', but pipeline_parallel is set: {why}"
-    elif s.strategy == "fsdp":
-        yield "optimizer is 'adafactor', but strategy is 'fsdp': its factors would be those of shards; use 'ddp'"
-
-
-def _compression(s: SimpleNamespace) -> Iterator[str]:
-    how = s.gradient_compression
-    if how == "none":
-        return
-    if s.strategy != "ddp":
-        yield f"gradient_compression is '{how}', but strategy is '{s.strategy}': it is DDP's; use strategy 'ddp'"
-    elif s.gpus == 1:
-        yield f"gradient_compression is '{how}', but gpus is 1: nothing is sent; use at least 2"
-    elif how == "bf16" and s.device == "cpu":
-        yield "gradient_compression is 'bf16', but device is 'cpu': torch rounds gradients for NCCL only; use 'none'"
 
 
 def _precision(s: SimpleNamespace) -> Iterator[str]:
-    if s.strategy == "fsdp" and s.precision == "fp16":
-        yield "precision is 'fp16', but strategy is 'fsdp': FSDP2 does not scale the loss; use 'bf16'"
     if s.mixed_precision == "native":
         return
     if s.precision not in HALF:
         yield f"mixed_precision is 'autocast', but precision is '{s.precision}': nothing is mixed; use 'native'"
-    elif s.strategy in {"ddp", "plain"}:
+    elif not strategy(s.strategy).has_native_half:
         yield f"mixed_precision is 'autocast', but strategy is '{s.strategy}', which uses it anyway; use 'native'"
     if s.precision == "fp16" and s.pipeline_parallel > 1:
         yield "mixed_precision is 'autocast': in fp16 only a pipeline's last stage starts its loss scaler; use 'native'"
@@ -195,8 +126,6 @@ def _precision(s: SimpleNamespace) -> Iterator[str]:
 
 
 def _ranks(s: SimpleNamespace) -> Iterator[str]:
-    if s.strategy == "plain" and s.gpus != 1:
-        yield f"gpus is {s.gpus}, but strategy is 'plain': it is a single process; use gpus 1, or strategy 'ddp'"
     if isinstance(s.gpus, int) and s.gpus % (s.tensor_parallel * s.pipeline_parallel):
         sizes = f"{s.tensor_parallel} x {s.pipeline_parallel}"
         yield f"gpus is {s.gpus}: it must be a multiple of tensor_parallel x pipeline_parallel ({sizes})"
@@ -218,11 +147,7 @@ def _clipping(s: SimpleNamespace) -> Iterator[str]:
 
 
 def _gradients(s: SimpleNamespace) -> Iterator[str]:
-    buckets, dtype = f"bucket_elements is {s.bucket_elements}", s.grad_accum_dtype
-    if s.bucket_elements and s.strategy in {"fsdp", "plain"}:
-        yield f"{buckets}, but strategy is '{s.strategy}', which has no buckets; use strategy 'deepspeed' or 'ddp'"
-    elif s.strategy == "ddp" and s.compile != "off" and 0 < s.bucket_elements < FIRST_BUCKET:
-        yield f"{buckets}: compiled DDP needs at least {FIRST_BUCKET}"
+    dtype = s.grad_accum_dtype
     if dtype == "auto":
         return
     if s.precision not in HALF or s.mixed_precision != "native":
@@ -242,7 +167,7 @@ def _gradient_checks(s: SimpleNamespace) -> Iterator[str]:
         yield "gradient_checks is 'off', but offload is set: DeepSpeed needs the norm there; leave the checks on"
     elif s.precision == "fp16":
         yield "gradient_checks is 'off', but precision is 'fp16': its loss scaler needs them; use 'bf16'"
-    elif s.zero_stage == 1 and accumulates_in_fp32(vars(s)):
+    elif s.zero_stage == 1 and accumulates_in_fp32(s):
         yield "gradient_checks is 'off', but ZeRO 1 accumulates in fp32, which computes the norm; use ZeRO 2"
 
 
@@ -280,8 +205,8 @@ def _cuda_graphs(s: SimpleNamespace) -> Iterator[str]:
     mode = f"compile is '{s.compile}', which uses CUDA graphs"
     if s.grad_accum > 1:
         yield f"{mode}, but grad_accum is {s.grad_accum}: a graph owns its gradients and overwrites them; use 'default'"
-    elif s.strategy == "fsdp" or s.zero_stage == 3:
-        who = "FSDP" if s.strategy == "fsdp" else "ZeRO 3"
+    elif strategy(s.strategy).shards_weights(s):
+        who = strategy(s.strategy).label_of(s.zero_stage)
         yield f"{mode}: {who} gathers weights at changing addresses, which a graph cannot; use compile 'default'"
     elif s.tensor_parallel > 1:
         yield f"{mode}, but tensor_parallel is set: its collectives cannot be in a graph; use compile 'default'"
@@ -291,7 +216,7 @@ def _cuda_graphs(s: SimpleNamespace) -> Iterator[str]:
 
 def _compiler(s: SimpleNamespace) -> Iterator[str]:
     if s.compile == "deepcompile":
-        if s.strategy != "deepspeed" or s.zero_stage not in {1, 3}:
+        if not strategy(s.strategy).is_deepspeed or s.zero_stage not in {1, 3}:
             yield "compile is 'deepcompile': it compiles the communication of ZeRO 1 and 3; use zero_stage 1 or 3"
         elif s.device == "cpu":
             yield "compile is 'deepcompile', but device is 'cpu': its kernels need a GPU; use 'default'"
@@ -302,9 +227,7 @@ def _compiler(s: SimpleNamespace) -> Iterator[str]:
         yield f"{unit} compile is 'deepcompile', which orders communication over the whole model; use 'default'"
     elif s.compile_unit == "block" and s.compile in CUDA_GRAPHS:
         yield f"{unit} compile is '{s.compile}': a CUDA graph is of a whole step; use 'default'"
-    elif s.compile_unit == "model" and s.strategy == "fsdp":
-        yield f"{unit} strategy is 'fsdp': its hooks gather weights block by block; use 'block'"
-    if s.leaf_modules == "none" and s.zero_stage == 3 and compiles_blocks(vars(s)):
+    if s.leaf_modules == "none" and s.zero_stage == 3 and compiles_blocks(s):
         yield "leaf_modules is 'none', but blocks are compiled one by one: gathers would break graphs; use 'blocks'"
 
 
@@ -312,9 +235,8 @@ def _loss_chunks(s: SimpleNamespace) -> Iterator[str]:
     if s.loss == "whole":
         return
     family = facts(s.model).get("family")
-    is_whole_model = (
-        s.compile != "off" and s.strategy == "deepspeed" and not compiles_blocks(vars(s))
-    )
+    is_compiled_by_engine = s.compile != "off" and strategy(s.strategy).is_deepspeed
+    is_whole_model = is_compiled_by_engine and not compiles_blocks(s)
     if s.pipeline_parallel > 1:
         yield "loss is 'chunked', but pipeline_parallel is set: the last stage computes the loss whole; use 'whole'"
     elif is_whole_model and (s.compile == "deepcompile" or s.zero_stage == 3):
@@ -324,7 +246,7 @@ def _loss_chunks(s: SimpleNamespace) -> Iterator[str]:
 
 
 RULES: list[Rule] = [
-    _deepspeed_alone, _stages, _pairs, _set_twice, _without_effect, _offload, _reductions, _optimizer, _compression,
-    _precision, _ranks, _clipping, _gradients, _gradient_checks, _zeropp, _padded_vocabulary, _fp8, _cuda_graphs,
-    _compiler, _loss_chunks,
+    _known_strategy, _of_other_strategies, _pairs, _set_twice, _without_effect,
+    _refused_by_strategy, _optimizer, _precision, _ranks, _clipping, _gradients, _gradient_checks,
+    _zeropp, _padded_vocabulary, _fp8, _cuda_graphs, _compiler, _loss_chunks,
 ]  # fmt: skip

@@ -6,13 +6,16 @@ At the end is what follows from several settings at once, for everything that ac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from dsnb.base.formulas import model_shapes
 from dsnb.settings import deepspeed_keys
+from dsnb.settings.strategies import NAMES, strategy
+from dsnb.settings.strategies.registry import DEFAULT
 
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 """Fixed options of the optimizer: torch's defaults. Adafactor uses the weight decay alone."""
@@ -136,6 +139,10 @@ Count = Annotated[int, Field(strict=True, ge=0, lt=LIMIT)]
 AtLeast1 = Annotated[int, Field(strict=True, ge=1, lt=LIMIT)]
 NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
+if TYPE_CHECKING:
+    StrategyName = str
+else:
+    StrategyName = Literal[(DEFAULT, *sorted({*NAMES} - {DEFAULT}))]
 Axis = partial(Setting, is_axis=True, omit_default=True)
 PRECISION = Setting("precision", "{}", is_axis=True, off=("fp32", "tf32"))
 COMPILED = {
@@ -175,10 +182,9 @@ class Training(BaseModel):
         "random"
     )
     """`random` initializes them as configured, which does not affect speed; `pretrained` loads them."""
-    strategy: Annotated[
-        Literal["deepspeed", "ddp", "fsdp", "plain"],
-        Setting("strategy", "{}", is_axis=True, order=("plain", "ddp", "fsdp", "deepspeed")),
-    ] = "deepspeed"
+    strategy: Annotated[StrategyName, Setting("strategy", "{}", is_axis=True, order=NAMES)] = (
+        DEFAULT
+    )
     """DeepSpeed, torch's DDP, torch's FSDP2 (sharded by block), or `plain`: one process without any, the yardstick."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], Setting("ZeRO stage", "ZeRO {}", is_axis=True)] = 0
     """What ZeRO partitions across ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too. In tables of
@@ -420,34 +426,35 @@ class Training(BaseModel):
     """After the timed steps: the times of a step's parts, and a torch profiler trace."""
 
 
-def compiles_blocks(s: Mapping[str, Any]) -> bool:
+def compiles_blocks(s: Any) -> bool:
     """Return whether torch.compile sees the blocks one by one.
 
     By itself it does where weights are gathered block by block, and where blocks are recomputed: with LoRA, the
     backward pass of one graph of the whole model computes all of them again at once.
     """
-    if s["compile"] in {"off", "deepcompile"}:
+    s = _attributes(s)
+    if s.compile in {"off", "deepcompile"}:
         return False
-    if s["compile_unit"] != "auto":
-        return bool(s["compile_unit"] == "block")
-    gathers = s["strategy"] == "fsdp" or (s["strategy"] == "deepspeed" and s["zero_stage"] == 3)
-    return bool(gathers or (s["activation_checkpointing"] and s["compile"] not in CUDA_GRAPHS))
+    if s.compile_unit != "auto":
+        return bool(s.compile_unit == "block")
+    chosen = strategy(s.strategy)
+    if chosen.is_runnable and chosen.shards_weights(s):
+        return True
+    return bool(s.activation_checkpointing and s.compile not in CUDA_GRAPHS)
 
 
-def gathers_blocks(s: Mapping[str, Any]) -> bool:
+def gathers_blocks(s: Any) -> bool:
     """Return whether blocks are gathered whole where weights are gathered at all: hooks are then outside of graphs."""
-    return bool(
-        s["leaf_modules"] == "blocks" or (s["leaf_modules"] == "auto" and compiles_blocks(s))
-    )
+    s = _attributes(s)
+    return bool(s.leaf_modules == "blocks" or (s.leaf_modules == "auto" and compiles_blocks(s)))
 
 
-def accumulates_in_fp32(s: Mapping[str, Any]) -> bool:
-    """Return whether ZeRO accumulates the gradients of native bf16 in fp32: asked for, or where it matters."""
-    native_bf16 = (
-        s["precision"] == "bf16"
-        and s["mixed_precision"] == "native"
-        and s["strategy"] == "deepspeed"
-    )
-    if s["grad_accum_dtype"] != "auto" or not native_bf16:
-        return bool(s["grad_accum_dtype"] == "fp32")
-    return bool(s["grad_accum"] > 1 and s["zero_stage"] > 0 and s["pipeline_parallel"] == 1)
+def accumulates_in_fp32(s: Any) -> bool:
+    """Return whether gradients in half precision are added up in fp32."""
+    s = _attributes(s)
+    return strategy(s.strategy).numbers(s).accumulates_in_fp32
+
+
+def _attributes(s: Any) -> Any:
+    """Return settings with attributes; callers that have a mapping should ask an `Experiment` instead."""
+    return SimpleNamespace(**s) if isinstance(s, Mapping) else s

@@ -7,7 +7,7 @@ from typing import Any
 import nbformat
 
 from dsnb.base.errors import LaunchError, SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.measure.execute import notebook
 from dsnb.prediction import gpus
 from dsnb.prediction.predicted import check
@@ -87,7 +87,7 @@ def write_report(
             target.unlink()
         notebook.execute(paths.notebook_template(NOTEBOOK), executed, parameters)
         content = nbformat.read(executed, as_version=4)
-        records.write_text(target, page.of_notebook(content, sweep.dir.name))
+        json_files.write_text(target, page.of_notebook(content, sweep.dir.name))
     except PapermillExecutionError as error:
         raise LaunchError(
             f"{NOTEBOOK}.ipynb failed: {error.ename}: {error.evalue}; see {executed}"

@@ -324,7 +324,7 @@ def test_a_model_within_another_is_refused(small, monkeypatch):
         "intermediate_size": 32,
     }
     config = transformers.AutoConfig.for_model("gemma3", text_config=text, vision_config=vision)
-    monkeypatch.setattr("dsnb.models.model.model_config", lambda _: config)
+    monkeypatch.setattr("dsnb.models.build.model_config", lambda _: config)
     why = (
         "^model is 'google/gemma-3-4b-it': gemma3 is more than a language model; save the text_config of its "
         "configuration as a separate configuration and use that$"

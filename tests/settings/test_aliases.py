@@ -11,7 +11,7 @@ import yaml
 import dsnb
 from dsnb import Experiment
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.cli.sweep import parse_overrides
 from dsnb.measure.sweep import job
 from dsnb.measure.sweep.params import load_sweep
@@ -78,7 +78,7 @@ def test_an_old_run_folder_loads_and_is_finished_for_a_sweep_of_the_same_setting
         "gpt2-tiny",
         16,
     )
-    recorded = records.read_json(old_run.result)["summary"]
+    recorded = json_files.read_json(old_run.result)["summary"]
     assert (row["launcher"], row["tokens_per_s"]) == ("fork", recorded["tokens_per_s"])
     assert (
         row["step_time_mean_s"]
@@ -114,10 +114,12 @@ def test_a_run_on_a_gpu_that_was_made_before_the_allocator_could_be_chosen(old_r
 
 
 def test_a_run_whose_micro_batch_was_searched_still_loads(old_run):
-    record = {**records.read_json(old_run.experiment), "name": "zs0_fp32_gpus1_bsauto_sl16"}
+    record = {**json_files.read_json(old_run.experiment), "name": "zs0_fp32_gpus1_bsauto_sl16"}
     for size, expected in ((2, 2.0), ("auto", None)):  # found, and not found
         asked = {"micro_batch_size": "auto"}
-        records.write_json(old_run.experiment, {**record, "micro_batch_size": size, "asked": asked})
+        json_files.write_json(
+            old_run.experiment, {**record, "micro_batch_size": size, "asked": asked}
+        )
         (row,) = dsnb.load_runs(old_run.dir.parents[1]).to_dict("records")
         assert (row["experiment"], row["status"]) == (NAME, "ok")
         assert row["micro_batch_size"] == pytest.approx(expected or float("nan"), nan_ok=True)

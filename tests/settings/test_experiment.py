@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import hardware
 from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.settings import checks
@@ -118,7 +118,7 @@ def test_one_sentence_for_each_problem(settings, message):
 
 def test_a_notebook_takes_what_a_sweep_recorded_if_it_says_the_same(tmp_path):
     planned = Experiment(model="gpt2-tiny", zero_stage=2, device="cuda")
-    records.write_json(RunPaths(tmp_path).experiment, planned.model_dump())
+    json_files.write_json(RunPaths(tmp_path).experiment, planned.model_dump())
     names = {"model": "gpt2-tiny", "zero_stage": 2, "device": "cuda", "data": "synthetic"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checks, "contradictions", None)  # nothing is checked again

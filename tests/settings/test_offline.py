@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
@@ -63,10 +63,10 @@ def test_a_model_and_a_tokenizer_are_trained_from_without_a_network(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert next(iter(records.read_lines(run.steps)))["loss"] == pytest.approx(
+    assert next(iter(json_files.read_lines(run.steps)))["loss"] == pytest.approx(
         math.log(shape.vocab), rel=1e-6
     )
-    assert records.read_json(run.experiment)["model"] == "owner/made"
+    assert json_files.read_json(run.experiment)["model"] == "owner/made"
 
 
 def test_the_cache_is_checked_before_a_launch_without_a_network(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 import dsnb
 from dsnb.base.errors import LaunchError, SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.measure.execute import notebook
 from dsnb.prediction import traces
 from dsnb.show.report import write_report
@@ -33,8 +33,8 @@ def folder(swept, tmp_path_factory):
     cause = (
         "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">"
     )
-    result = records.read_json(bad / "result.json")
-    records.write_json(bad / "result.json", {**result, "status": "failed", "cause": cause})
+    result = json_files.read_json(bad / "result.json")
+    json_files.write_json(bad / "result.json", {**result, "status": "failed", "cause": cause})
     return home / "out"
 
 
@@ -162,7 +162,7 @@ def on_gpus(swept, tmp_path_factory):
     shutil.copytree(swept, home)
     for path in home.glob("*/run*/environment.json"):
         gpus = [{"name": "NVIDIA H200", "memory_gib": 139.8}]
-        records.write_json(path, {**records.read_json(path), "gpus": gpus})
+        json_files.write_json(path, {**json_files.read_json(path), "gpus": gpus})
     (home / "params.yaml").write_text(
         "name: out\n"
         "defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, micro_batch_size: 2, seq_len: 32, gpus: 2}\n"

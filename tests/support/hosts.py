@@ -20,7 +20,7 @@ import pytest
 
 import dsnb
 from dsnb.base.errors import LaunchError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.measure.launcher.run import launch
 from dsnb.settings.records.paths import RunPaths
 from tests import ROOT
@@ -319,10 +319,10 @@ class Run:
         self.process.join(limit_s)
         assert not self.process.is_alive(), "the launch does not end"
         wait_until(lambda: not self.lab.left(*numbers), "hosts have no process of a run", limit_s)
-        record = records.read_json(self.paths.result) or {}
+        record = json_files.read_json(self.paths.result) or {}
         return record.get("status"), record.get("cause")
 
     def of_nodes(self, name):
         """Return what one column says of each host that was reached, where it says anything."""
-        nodes = records.read_json(self.paths.nodes)["nodes"]
+        nodes = json_files.read_json(self.paths.nodes)["nodes"]
         return {row["host"]: row[name] for row in nodes if row[name]}

@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import Result
 from tests.support import whole
@@ -31,8 +31,8 @@ def main() -> int:
         if when != "before":
             run.console.touch()
         if when == "at the end":
-            whole.leave(run, records.read_json(run.experiment)["steps"])
-            records.write_json(run.worker, {"ended_s": 1.0})
+            whole.leave(run, json_files.read_json(run.experiment)["steps"])
+            json_files.write_json(run.worker, {"ended_s": 1.0})
         os.kill(os.getpid(), signal.SIGKILL)
     if (folder / "die").exists():
         print("no such thing")
@@ -45,7 +45,7 @@ def main() -> int:
         return 0
     (folder / "times.json").write_text(json.dumps({"began": began, "ended": time.time()}))
     run = RunPaths(folder)
-    whole.leave(run, (records.read_json(run.experiment) or {}).get("steps", 1))
+    whole.leave(run, (json_files.read_json(run.experiment) or {}).get("steps", 1))
     Result(
         "ok", None, {0: 0}, {"wall": 0.1}, {"tokens_per_s": 1000.0, "loss_last": 2.5}, folder
     ).write()

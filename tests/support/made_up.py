@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import SweepPaths
 
@@ -118,12 +118,12 @@ def write_folders(table: pd.DataFrame, folder: Path, steps: int = 60) -> None:
         others = {*GRID, "sweep", "experiment", "repeat", "gpu_memory_gib"}
         summary = {name: value for name, value in row.items() if name not in others}
         setting = {**{name: row[name] for name in GRID}, "grad_accum_dtype": "auto"}
-        run.experiment.write_text(records.line(setting))
+        run.experiment.write_text(json_files.line(setting))
         run.environment.write_text(
-            records.line({"host": "h", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}]})
+            json_files.line({"host": "h", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}]})
         )
         run.result.write_text(
-            records.line({"status": row["status"], "cause": row["cause"], "summary": summary})
+            json_files.line({"status": row["status"], "cause": row["cause"], "summary": summary})
         )
         run.notebook.write_text("{}\n")
         if row["status"] == "ok":
@@ -131,9 +131,9 @@ def write_folders(table: pd.DataFrame, folder: Path, steps: int = 60) -> None:
             lines = (
                 step(number, row["step_time_mean_s"], row, tokens) for number in range(1, steps + 1)
             )
-            run.steps.write_text("".join(map(records.line, lines)))
+            run.steps.write_text("".join(map(json_files.line, lines)))
             run.gpu.write_text(
-                "".join(records.line(sample(number, row)) for number in range(steps // 2))
+                "".join(json_files.line(sample(number, row)) for number in range(steps // 2))
             )
 
 
@@ -159,7 +159,7 @@ def write_groups(folder, hosts, slow=(), failing=(), gpus=8, sizes=(1, 2, 4, 8, 
 
 def write_group(run, settings, group, gpus, rate, bad):
     run.dir.mkdir(parents=True)
-    run.experiment.write_text(records.line(settings))
+    run.experiment.write_text(json_files.line(settings))
     environment = {
         "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}] * gpus,
         "driver": "570.1",
@@ -171,8 +171,10 @@ def write_group(run, settings, group, gpus, rate, bad):
          "clock_offset_s": 0.001, "environment": {**environment, "host": host}}
         for place, host in enumerate(group)
     ]  # fmt: skip
-    run.nodes.write_text(records.line({"shared_storage": True, "nodes": nodes, "differences": []}))
-    run.environment.write_text(records.line({**environment, "host": group[0]}))
+    run.nodes.write_text(
+        json_files.line({"shared_storage": True, "nodes": nodes, "differences": []})
+    )
+    run.environment.write_text(json_files.line({**environment, "host": group[0]}))
     tokens = rate * 512
     summary = {
         "tokens_per_s": tokens,
@@ -185,7 +187,7 @@ def write_group(run, settings, group, gpus, rate, bad):
         "cause": cause,
         "summary": {} if bad else summary,
     }
-    run.result.write_text(records.line(outcome))
+    run.result.write_text(json_files.line(outcome))
     run.notebook.write_text("{}\n")
     if not bad:
         figures = {"peak_allocated_gib": 40.0, "device_memory_gib": 42.0, "power_w": 600.0}
@@ -194,13 +196,13 @@ def write_group(run, settings, group, gpus, rate, bad):
             step(number, step_tokens / tokens, figures, step_tokens, warmup=1)
             for number in range(1, 5)
         )
-        run.steps.write_text("".join(map(records.line, lines)))
+        run.steps.write_text("".join(map(json_files.line, lines)))
         samples = [
             {**sample(0, figures), "host": host, "gpu": gpu}
             for host in group
             for gpu in range(gpus)
         ]
-        run.gpu.write_text("".join(map(records.line, samples)))
+        run.gpu.write_text("".join(map(json_files.line, samples)))
 
 
 def step(number, seconds, row, tokens, warmup=5):

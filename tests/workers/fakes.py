@@ -17,11 +17,12 @@ import psutil
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.train import data, engine, over_ranks, probe, profiling, worker
 from dsnb.measure.train import trainer as trainers
-from dsnb.models import causal_loss, model, model_parts
+from dsnb.models import build, parts
+from dsnb.models.compile import compiled_graphs
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 
@@ -170,7 +171,7 @@ def frozen(run):
                 name: {"changed": not bool((one == after[name]).all()), "dtype": str(one.dtype)}
                 for name, one in before.items()
             }
-            records.write_json(run.dir / "parameters.json", found)
+            json_files.write_json(run.dir / "parameters.json", found)
         return mean(losses)
 
     change_trainer(keep)
@@ -238,7 +239,7 @@ def counted(run):
         counts.append(0)
         trained = train(batches)
         if worker.rank() == 0:
-            records.write_json(run.dir / "reductions.json", {"of_steps": counts})
+            json_files.write_json(run.dir / "reductions.json", {"of_steps": counts})
         return trained
 
     sgd(run)
@@ -255,7 +256,7 @@ def traced(run):
     """Train with graphs that are captured and differentiated as ever, but run without generating C++ for them."""
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     code = worker.main(run.dir)
-    assert causal_loss.compiled_graphs() > 0
+    assert compiled_graphs() > 0
     return code
 
 
@@ -288,9 +289,9 @@ def combined(run):
         way = trained_way(experiment, device)
         found.setdefault(f"{experiment.strategy}{experiment.zero_stage}", []).append(way)
         gc.collect()
-    assert causal_loss.compiled_graphs() > 0
+    assert compiled_graphs() > 0
     if worker.rank() == 0:
-        records.write_json(run.dir / "combined.json", found)
+        json_files.write_json(run.dir / "combined.json", found)
     torch.distributed.destroy_process_group()
     return 0
 
@@ -310,7 +311,7 @@ def trained_way(experiment, device):
         saved_bytes += tensor.nbytes
         return tensor
 
-    for block in model_parts.blocks(trainer.module):
+    for block in parts.blocks(trainer.module):
         block.register_forward_pre_hook(note, with_kwargs=True)
     for step in range(experiment.steps):
         saved_bytes = 0
@@ -355,15 +356,17 @@ def builder(run):
     device, stages = worker.set_up(experiment), experiment.pipeline_parallel
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if stages > 1:
-        built, path = model.build_stage(experiment, worker.rank(), device)
-        parts = list(model_parts.stage_modules(built, path, worker.rank(), stages))
+        built, path = build.build_stage(experiment, worker.rank(), device)
+        modules = list(parts.stage_modules(built, path, worker.rank(), stages))
     else:
-        parts = [model.build(experiment, records.read_json(run.deepspeed) or {}, device)]
+        modules = [build.build(experiment, json_files.read_json(run.deepspeed) or {}, device)]
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     bad = sum(
-        not bool(parameter.isfinite().all()) for part in parts for parameter in part.parameters()
+        not bool(parameter.isfinite().all())
+        for module in modules
+        for parameter in module.parameters()
     )
-    records.write_json(
+    json_files.write_json(
         run.dir / f"rank{worker.rank()}.json", {"grown_bytes": grown, "not_finite": bad}
     )
     return 0
@@ -381,7 +384,7 @@ def eater(run):
     after = over_ranks.peaks_of_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
     assert training
     if worker.rank() == 0:
-        records.write_lines(run.dir / "peaks.jsonl", [before, after])
+        json_files.write_lines(run.dir / "peaks.jsonl", [before, after])
     torch.distributed.destroy_process_group()
     return 0
 

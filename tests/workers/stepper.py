@@ -3,7 +3,7 @@ import os
 import time
 from pathlib import Path
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
@@ -30,16 +30,18 @@ def main(run_dir: str) -> int:
         time.sleep(step_s)
         if rank == "0":
             phase = "warmup" if number <= experiment.warmup_steps else "timed"
-            records.append_line(
+            json_files.append_line(
                 run.steps,
                 {"step": number, "phase": phase, "loss": 1.0 / number, "step_time_s": 0.01},
             )
         # Tests wait for the file to appear, so it must appear whole.
-        records.write_text(run.dir / f"pids{rank}", f"{os.getpid()} {os.getpid()}")
+        json_files.write_text(run.dir / f"pids{rank}", f"{os.getpid()} {os.getpid()}")
         while wait.is_file() and wait.read_text() == str(experiment.seed):
             time.sleep(0.05)
     if rank == "0":
-        records.write_json(run.worker, {"phases_s": {}, "ended_s": launch_clock.since_launch_s()})
+        json_files.write_json(
+            run.worker, {"phases_s": {}, "ended_s": launch_clock.since_launch_s()}
+        )
     while Path(os.environ.get("DSNB_TEST_WAIT_AT_END", "none")).is_file():
         time.sleep(0.05)
     return 0

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 
 EVERY_S = 0.25
 
@@ -63,7 +63,7 @@ class Appender:
         waiting = [self._records.get() for _ in range(self._records.qsize())]
         try:
             if waiting and not self._error:
-                self._write("".join(map(records.line, waiting)).encode())
+                self._write("".join(map(json_files.line, waiting)).encode())
         except Exception as error:  # raised where the caller can see it
             self._error = error
         finally:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import plain_text, records
+from dsnb.base.files import json_files, plain_text
 
 MAX_BYTES = 1_000_000
 EXPONENTIAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
@@ -76,7 +76,7 @@ def read(path: Path, what: str) -> Any:
     """Read a YAML file; messages of a SettingsError call it `what`, such as `params file`."""
     name = f"{what} {str(path)!r}"
     try:
-        return parse(records.read_file(path, MAX_BYTES).decode("utf-8-sig"))
+        return parse(json_files.read_file(path, MAX_BYTES).decode("utf-8-sig"))
     except SettingsError as error:
         raise SettingsError(f"{name}: {error}") from error
     except (OSError, ValueError) as error:

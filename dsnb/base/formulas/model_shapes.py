@@ -1,6 +1,6 @@
 """The shapes of models as published, and their exact parameter counts.
 
-Pure data and arithmetic; `dsnb.models.model` builds the models.
+Pure data and arithmetic; `dsnb.models.build` builds the models.
 """
 
 import csv

@@ -5,8 +5,8 @@ import hashlib
 
 from dsnb.settings.records.paths import PACKAGE
 
-PATTERNS = ("**/*.py", "base/formulas/*.json", "base/formulas/*.csv")
-"""The files that decide what a run does: the code, and the models of the presets."""
+PATTERNS = ("**/*.py", "**/*.toml", "base/**/*.json", "base/**/*.csv")
+"""The files that decide what a run does: the code and its tables."""
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsnb.base.errors import LaunchError, SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.formulas import model_shapes
 from dsnb.measure.launcher import environment
 from dsnb.settings import deepspeed_keys, inputs
@@ -70,7 +70,7 @@ def create_run_dir(home: Path, experiment: str) -> Path:
 def prepare(run: RunPaths, experiment: Experiment) -> None:
     """Create the run folder and write settings and environment; refuse a folder with a finished run."""
     check_readable(run)
-    before = records.read_json(run.result)
+    before = json_files.read_json(run.result)
     if before and before.get("status") in ENDED and not unfinished(run):
         raise SettingsError(
             f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder"
@@ -91,8 +91,8 @@ def prepare(run: RunPaths, experiment: Experiment) -> None:
 def write_description(run: RunPaths, experiment: Experiment, machine: dict[str, Any]) -> None:
     """Write the settings, DeepSpeed's configuration and the description of the machine."""
     write_experiment(run, experiment)
-    records.write_json(run.deepspeed, deepspeed_config(experiment))
-    records.write_json(run.environment, machine)
+    json_files.write_json(run.deepspeed, deepspeed_config(experiment))
+    json_files.write_json(run.environment, machine)
 
 
 def write_experiment(
@@ -103,14 +103,14 @@ def write_experiment(
     `planned` are the values that the sweep chose for the run (`PLANNED`), by default those already in the file.
     """
     if planned is None:
-        before = records.read_json(run.experiment) or {}
+        before = json_files.read_json(run.experiment) or {}
         planned = {name: before.get(name) for name in PLANNED}
     settings = experiment.model_dump()
     names = {"name": experiment.name, "model_name": model_shapes.slug(experiment.model)}
     names["run_id"] = secrets.token_hex(8)
     further = {name: value for name, value in planned.items() if value is not None}
     further |= {"inputs": files} if (files := inputs.digests(settings)) else {}
-    records.write_json(run.experiment, {**settings, **names, **further})
+    json_files.write_json(run.experiment, {**settings, **names, **further})
 
 
 def check_writable(folder: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from dsnb.base.errors import LaunchError, SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import interpreter, launch_clock
 from dsnb.measure.launcher import code, environment
 from dsnb.measure.launcher.on_host import MARK
@@ -167,7 +167,7 @@ class Node:
                     with contextlib.suppress(OSError):  # a full disk is reported elsewhere
                         console.write(f"{self.host.name}: ".encode() + output.rstrip(b"\n") + b"\n")
                 if "t_s" in message and self._run:
-                    records.append_line(self._run.gpu, {**message, "host": self.host.name})
+                    json_files.append_line(self._run.gpu, {**message, "host": self.host.name})
                 elif "oom_kills" in message:
                     self.end, self.ended_s = message, time.monotonic()
                 elif message:
@@ -281,7 +281,7 @@ def ask(
         for number, node in enumerate(nodes):
             port = 0 if number else experiment.master_port
             ranks = {"device": experiment.device, "devices": node.host.devices, "master_port": port}
-            node.send(records.line({**common, **(ranks if before_run else {})}))
+            node.send(json_files.line({**common, **(ranks if before_run else {})}))
         for node in nodes:
             node.wait_for_answer(deadline_s)
     finally:
@@ -365,7 +365,7 @@ class HostRanks:
                 "interfaces": {"GLOO_SOCKET_IFNAME": chosen or node.facts["interface"]}
                 | ({"NCCL_SOCKET_IFNAME": chosen} if chosen else {}),
             }
-            node.send(records.line(request))
+            node.send(json_files.line(request))
         threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
     def _send_heartbeats(self) -> None:
@@ -406,7 +406,7 @@ class HostRanks:
             (row["host"], row["environment"]) for row in rows
         )
         if self._run.dir.is_dir():  # it may have been removed
-            records.write_json(
+            json_files.write_json(
                 self._run.nodes, {"nodes": rows, "differences": list(differences.values())}
             )
 

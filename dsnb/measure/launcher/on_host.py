@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import psutil
 
 from dsnb.base.errors import DsnbError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import hardware, launch_clock, signals
 from dsnb.measure.launcher import code, environment
 from dsnb.measure.launcher.local import free_port, is_free, kill_family, remove_stale_locks
@@ -68,7 +68,7 @@ def main() -> int:
 def tell(record: dict[str, Any]) -> None:
     """Send a message to the launcher."""
     with contextlib.suppress(OSError):  # it is gone
-        os.write(1, f"{MARK}{records.line(record)}".encode())
+        os.write(1, f"{MARK}{json_files.line(record)}".encode())
 
 
 def run_ranks(request: dict[str, Any]) -> int:
@@ -161,7 +161,7 @@ def prepare(request: dict[str, Any], sees_run: bool) -> dict[str, Any]:
             f"master_port is {port}: it is in use there; choose another, or 0 for any free port"
         )
     elif sees_run:
-        settings = records.read_json(RunPaths(Path(request["folder"])).experiment) or {}
+        settings = json_files.read_json(RunPaths(Path(request["folder"])).experiment) or {}
         alone = {"hostfile": "", "nodes": 1, "device": device, "gpus": len(devices)}
         problem = "; ".join(checks.unsupported({**settings, **alone})) or None
     if device == "cuda" and not problem and len(visible) > max(devices):

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import hardware
 from dsnb.measure.launcher import environment
 from dsnb.measure.launcher.folder import create_run_dir
@@ -54,7 +54,7 @@ def measure_bandwidth(
 
 def _launch(experiment: Experiment, folder: str | Path, plan: dict[str, Any]) -> Result:
     run = RunPaths(create_run_dir(Path(folder), BANDWIDTH))
-    records.write_json(run.bandwidth_plan, plan)
+    json_files.write_json(run.bandwidth_plan, plan)
     limit_s = max(
         experiment.step_timeout_s, experiment.time_limit_s
     )  # there are no steps to wait for
@@ -73,7 +73,7 @@ def probe(device: str = "", *, quick: bool = False) -> dict[str, Any]:
         result.raise_for_status()
         machine, measured = (
             environment.describe(),
-            records.read_json(RunPaths(result.run_dir).worker) or {},
+            json_files.read_json(RunPaths(result.run_dir).worker) or {},
         )
         record = (
             {name: machine[name] for name in RECORDED} | measured["versions"] | {"quick": quick}

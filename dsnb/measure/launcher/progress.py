@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from dsnb.base.files.records import Tail
+from dsnb.base.files.json_files import Tail
 from dsnb.base.system import launch_clock
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records import record_schema

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from dsnb.base.errors import DsnbError, LaunchError, SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock
 from dsnb.measure.launcher.environment import sampled
 from dsnb.measure.launcher.folder import create_run_dir, prepare, write_description
@@ -76,7 +76,7 @@ def launch(
         experiment = ranks.experiment
         if isinstance(ranks, HostRanks):  # only now are the device and the machine known
             write_description(run, experiment, ranks.environment)
-        samples = sampled(ranks.gpus, partial(records.append_line, run.gpu), began_s)
+        samples = sampled(ranks.gpus, partial(json_files.append_line, run.gpu), began_s)
         with Progress(experiment, run, progress) as shown, samples:
             ranks.start(worker, began_s)
             ended_by = watch(run, ranks, began_s, shown)
@@ -198,8 +198,8 @@ def write_result(
     """Write and return the result of a run from its records; `outcome` is status and cause of its processes."""
     worker = record_schema.read(run.worker) or {}
     if versions := worker.get("versions"):
-        machine = records.read_json(run.environment) or {}
-        records.write_json(
+        machine = json_files.read_json(run.environment) or {}
+        json_files.write_json(
             run.environment, {**machine, **versions, "power_source": worker.get("power_source")}
         )
     status, cause = settled(experiment, run, *outcome)

@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 
 from dsnb.base.errors import DsnbError, KernelDiedError, LaunchError, SettingsError
-from dsnb.base.files import plain_text, records
+from dsnb.base.files import json_files, plain_text
 from dsnb.base.system import launch_clock, signals
 from dsnb.measure.execute import notebook
 from dsnb.measure.launcher.folder import check_free_space, remove_leftovers, write_experiment
@@ -121,7 +121,7 @@ def changed_settings(run: Run) -> str:
     A run of a sub-cluster belongs to its hosts, or the spread between groups would mean nothing. A setting missing in
     the folder is newer than the run and had its default, except torch's allocator, which is not compared then.
     """
-    record = records.read_json(run.paths.experiment) or {}
+    record = json_files.read_json(run.paths.experiment) or {}
     recorded, problem = record_schema.cleaned(run.paths.experiment.name, record)
     if problem or recorded.keys().isdisjoint(DEFAULTS):
         return ""
@@ -156,7 +156,7 @@ def main() -> int:
 
 def load_run(run: RunPaths) -> Run:
     """Return the run that the settings in a folder describe."""
-    record = records.read_json(run.experiment)
+    record = json_files.read_json(run.experiment)
     if record is None:
         raise SettingsError(f"{run.experiment} holds no settings: start the sweep again")
     settings = Experiment.recorded(record)

@@ -18,7 +18,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from dsnb.base.errors import LaunchError, SettingsError
-from dsnb.base.files import plain_text, records
+from dsnb.base.files import json_files, plain_text
 from dsnb.base.system import interpreter, launch_clock, signals
 from dsnb.measure.execute import notebook
 from dsnb.measure.launcher import local
@@ -94,13 +94,13 @@ def run_sweep(
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
         for run in todo:
             check_writable(run.paths.dir)
-        records.write_text(
+        json_files.write_text(
             sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True)
         )
         repeats: dict[str, list[int]] = {}
         for run in sweep.runs:
             repeats.setdefault(run.name, []).append(run.repeat)
-        records.write_json(sweep.paths.planned, {"runs": repeats})
+        json_files.write_json(sweep.paths.planned, {"runs": repeats})
         with Progress(len(sweep.runs), todo, progress, show_eta=slurm is None) as display:
             if slurm:
                 executor = slurm_jobs.SlurmExecutor(slurm, sweep.name, todo, display.say)
@@ -200,7 +200,7 @@ def is_finished(run: Run, retry: bool = False) -> bool:
     was finished with other settings or with input files that have changed.
     """
     check_readable(run.paths)
-    record = records.read_json(run.paths.result)
+    record = json_files.read_json(run.paths.result)
     status = (
         record_schema.cleaned(run.paths.result.name, record)[0].get("status")
         if record
@@ -212,13 +212,13 @@ def is_finished(run: Run, retry: bool = False) -> bool:
         )
     if status == "interrupted" or (retry and status != "ok"):
         return False
-    settings = records.read_json(run.paths.experiment) or {}
+    settings = json_files.read_json(run.paths.experiment) or {}
     if files := inputs.changed(settings.get("inputs"), run.inputs):
         raise SettingsError(
             f"{files[0]} has changed since {run.paths.dir} was measured with it: {job.CHANGED}"
         )
     if message := unfinished(run.paths):
-        records.warn(f"{run.paths.dir}: {message}; the run is repeated")
+        json_files.warn(f"{run.paths.dir}: {message}; the run is repeated")
     return not message
 
 

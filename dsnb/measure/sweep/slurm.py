@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsnb.base.errors import LaunchError, SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import interpreter, launch_clock
 from dsnb.measure.launcher.outcome import settled, summarize_run
 from dsnb.measure.sweep import job
@@ -231,13 +231,13 @@ class SlurmExecutor:
         """Submit the job of a run; Slurm may have accepted it even if this raises a SlurmError."""
         paths, name = run.paths, f"dsnb-{self.sweep}-{secrets.token_hex(6)}"
         self._names.add(name)
-        records.write_json(paths.slurm, {"name": name, "job": None})
+        json_files.write_json(paths.slurm, {"name": name, "job": None})
         paths.job_log.unlink(missing_ok=True)
         command = interpreter.command("-m", self.module, str(paths.dir.absolute()))
         options = self.allocation.options(run.experiment)
         printed = _output(*sbatch_command(name, paths.job_log.absolute(), options, command))
         record = self.records[name] = Record(printed.strip().partition(";")[0], name, "PENDING")
-        records.write_json(paths.slurm, {"name": name, "job": record.id})
+        json_files.write_json(paths.slurm, {"name": name, "job": record.id})
         return record
 
     def _active(self) -> list[str]:

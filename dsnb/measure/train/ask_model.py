@@ -18,20 +18,20 @@ MAX_TOKENIZED_BYTES = 4 * 2**20
 def problems(experiment: Experiment) -> list[str]:
     """Return what a run with these settings would refuse, in one sentence or none."""
     from dsnb.measure.train import data
-    from dsnb.models import model, model_parts
+    from dsnb.models import build, parts
 
     try:
-        config = model.model_config(experiment)
+        config = build.model_config(experiment)
         if known_now := checks.contradictions(
             experiment.model_dump()
         ):  # the configuration is in the hub's cache
             return known_now
-        model_parts.check_split(experiment, config)
+        parts.check_split(experiment, config)
         whole = {"tensor_parallel": 1, "pipeline_parallel": 1, "device": "cpu"}
-        built = model.build_on_meta(experiment.model_copy(update=whole))
-        model_parts.blocks(built)
+        built = build.build_on_meta(experiment.model_copy(update=whole))
+        parts.blocks(built)
         if experiment.matmul == "fp8":
-            model.check_fp8(experiment, built)
+            build.check_fp8(experiment, built)
         if experiment.data != "synthetic" and _is_quick(experiment):
             data.check_tokens(experiment, data.tokenize(experiment), config.vocab_size)
     except ValueError as error:

@@ -22,17 +22,11 @@ from deepspeed.utils import groups, set_z3_leaf_modules
 from dsnb.measure.train.ask_deepspeed import configured
 from dsnb.measure.train.data import data_rank
 from dsnb.measure.train.trainer import Trainer, make_optimizer
-from dsnb.models import model_parts
-from dsnb.models.causal_loss import (
-    CausalLoss,
-    begin_graphs,
-    causal_loss,
-    compile_model,
-    compile_options,
-    separate_caches,
-)
-from dsnb.models.model import DTYPES, build_stage
-from dsnb.models.model_parts import blocks
+from dsnb.models import parts
+from dsnb.models.build import DTYPES, build_stage
+from dsnb.models.compile import begin_graphs, compile_model, compile_options, separate_caches
+from dsnb.models.loss import CausalLoss, causal_loss
+from dsnb.models.parts import blocks
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import compiles_blocks, gathers_blocks
@@ -194,10 +188,10 @@ class TiedLayer(TiedLayerSpec):
         return self.module
 
 
-def _layers(model: Any, path: model_parts.ForwardPath) -> list[Any]:
+def _layers(model: Any, path: parts.ForwardPath) -> list[Any]:
     """Return the layers of a pipeline: embedding, blocks, layers after the blocks, head."""
-    middle = [*map(model_parts.Block, blocks(model), path.arguments), *path.after]
-    embedding, head = model_parts.Embedding(model, path), model.get_output_embeddings()
+    middle = [*map(parts.Block, blocks(model), path.arguments), *path.after]
+    embedding, head = parts.Embedding(model, path), model.get_output_embeddings()
     if not model.config.tie_word_embeddings:
         return [embedding, *middle, head]
     return [TiedLayer("embeddings", embedding), *middle, TiedLayer("embeddings", head)]

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import torch
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system.hardware import GIB
 from dsnb.settings.records.paths import RunPaths
 
@@ -64,7 +64,7 @@ def record(run: RunPaths, rank: int, position: Position, error: Exception) -> No
             row["phase"] = "loss"
         row |= {"status": "oom", **(position.failed_allocation or _failed_allocation(text))}
     row["in_communication"] = row["status"] != "oom" and _in_communication(error)
-    records.append_line(run.failures, {**row, "cause": one_line(error)})
+    json_files.append_line(run.failures, {**row, "cause": one_line(error)})
 
 
 def _in_communication(error: Exception) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.files.appender import Appender
 from dsnb.base.system import hardware, launch_clock
 from dsnb.base.system.hardware import GIB
@@ -334,7 +334,7 @@ class Meter:
         if self._file:
             self._file.close()
         if self._path and mean_losses is not None:
-            records.write_lines(
+            json_files.write_lines(
                 self._path, ({**row, "loss": mean_losses[row["step"] - 1]} for row in self._rows)
             )
 

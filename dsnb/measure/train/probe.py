@@ -20,7 +20,7 @@ import torch.distributed as dist
 from deepspeed.runtime.utils import CheckOverflow
 from torch import nn
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.formulas import metrics
 from dsnb.base.system import launch_clock
 from dsnb.measure.train.failure import Position, one_line
@@ -67,7 +67,7 @@ def measure(run: RunPaths, experiment: Experiment, position: Position, began: fl
     """Measure GPU and host with one rank, links with several, and write the record on rank 0."""
     device = set_up(experiment)
     joined, ranks = launch_clock.now_s(), dist.get_world_size()
-    plan = records.read_json(run.bandwidth_plan) or {}
+    plan = json_files.read_json(run.bandwidth_plan) or {}
     measured = machine(device, QUICK_SPAN_S if plan.get("quick") else SPAN_S) if ranks == 1 else {}
     if ranks > 1:
         links(run, ranks, device, plan.get("most_bytes") or MAX_BYTES[device.type])
@@ -84,7 +84,7 @@ def measure(run: RunPaths, experiment: Experiment, position: Position, began: fl
             },
             "ended_s": ended - launched_at,
         }
-        records.write_json(run.worker, about | measured)
+        json_files.write_json(run.worker, about | measured)
     dist.destroy_process_group()
 
 
@@ -248,7 +248,7 @@ def links(run: RunPaths, ranks: int, device: torch.device, max_bytes: int) -> No
                 continue
             row = measure_size(collective, size, ranks, device)
             if rank() == 0:
-                records.append_line(run.bandwidth, row)
+                json_files.append_line(run.bandwidth, row)
             if row["errors"]:
                 raise ArithmeticError(
                     f"the {word} of {size} bytes is wrong in {row['errors']} elements"

@@ -20,7 +20,7 @@ import orjson
 import torch
 from torch import profiler
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock
 from dsnb.measure.train.failure import one_line
 from dsnb.measure.train.meter import Clock
@@ -59,7 +59,7 @@ def profile(
 
     def save() -> None:
         if writes:
-            records.write_json(run.profile, {**figures, "missing": missing})
+            json_files.write_json(run.profile, {**figures, "missing": missing})
 
     save()
     try:

@@ -16,9 +16,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dsnb.models.causal_loss import CausalLoss, begin_graphs, compile_model
-from dsnb.models.model import DTYPES
-from dsnb.models.model_parts import blocks
+from dsnb.models.build import DTYPES
+from dsnb.models.compile import begin_graphs, compile_model
+from dsnb.models.loss import CausalLoss
+from dsnb.models.parts import blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW
 

@@ -22,7 +22,7 @@ import torch
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock
 from dsnb.base.system.hardware import GIB, POWER_COUNTER
 from dsnb.measure.train import failure, over_ranks, profiling
@@ -32,9 +32,10 @@ from dsnb.measure.train.failure import Position
 from dsnb.measure.train.launches import launch_us
 from dsnb.measure.train.meter import Meter, open_gpu
 from dsnb.measure.train.trainer import TorchTrainer, Trainer, no_section
-from dsnb.models import causal_loss, token_work
+from dsnb.models import token_work
 from dsnb.models.attention import FLEX_NAME, KernelWatch
-from dsnb.models.model import build
+from dsnb.models.build import build
+from dsnb.models.compile import compiled_graphs, graph_breaks
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 
@@ -73,7 +74,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     """Build the model, train all steps, write the record on rank 0, and profile if the settings ask for it."""
     device = set_up(experiment)
     position.watch_memory(device)
-    trainer = make_trainer(experiment, records.read_json(run.deepspeed) or {}, device)
+    trainer = make_trainer(experiment, json_files.read_json(run.deepspeed) or {}, device)
     data = batches(experiment, trainer.config.vocab_size, rank(), device)
     with open_gpu(device) as gpu:
         meter = Meter(
@@ -110,7 +111,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
         if device.type == "cuda":
             with suppress(torch.OutOfMemoryError):  # the run itself is over
                 record["launch_us"] = launch_us(device)
-        records.write_json(run.worker, record | token_work.record(experiment))
+        json_files.write_json(run.worker, record | token_work.record(experiment))
     if experiment.profile:
         last = experiment.warmup_steps + experiment.steps - 1
         profiling.profile(
@@ -140,8 +141,8 @@ def train_steps(
         "cpu_bound": over_ranks.max_of_ranks(meter.cpu_bound, device),
         "attention_kernel": kernel.kernel,
         "recompilations": compiled,
-        "compiled_graphs": causal_loss.compiled_graphs() if experiment.compile != "off" else None,
-        "graph_breaks": causal_loss.graph_breaks() if experiment.compile != "off" else None,
+        "compiled_graphs": compiled_graphs() if experiment.compile != "off" else None,
+        "graph_breaks": graph_breaks() if experiment.compile != "off" else None,
         **watch.changes(experiment, updates, device),
         "timed_from_s": meter.span_s["timed"][0],
         "timed_to_s": meter.span_s["timed"][1],
@@ -172,7 +173,7 @@ def run_steps(
     try:
         for phase, span in (("warmup", range(first_timed)), ("timed", range(first_timed, end))):
             meter.begin(phase, deepspeed.comm.barrier)
-            compiled = causal_loss.compiled_graphs()
+            compiled = compiled_graphs()
             for step in span:
                 position.step = step + 1
                 with kernel.watching() if step == watched else nullcontext():
@@ -185,7 +186,7 @@ def run_steps(
         raise
     meter.close(losses)
     trainer.section = no_section
-    return causal_loss.compiled_graphs() - compiled, losses
+    return compiled_graphs() - compiled, losses
 
 
 def set_up(experiment: Experiment) -> torch.device:

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from dsnb.base.errors import DsnbWarning
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.settings.records.paths import RunPaths, repeat
 
 RUN_ID = "run_id"
@@ -62,7 +62,7 @@ class Run:
         """Return a digest of everything that a copy has unchanged."""
         settings = {name: value for name, value in self.settings.items() if name != RUN_ID}
         recorded = orjson.dumps([settings, self.machine, self.result], option=_CANONICAL)
-        steps = records.read_bytes(f"{self.folder}/{_STEPS}") or b""
+        steps = json_files.read_bytes(f"{self.folder}/{_STEPS}") or b""
         return hashlib.sha256(recorded + steps).digest()
 
 

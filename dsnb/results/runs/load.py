@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from dsnb.base.errors import DsnbWarning, LogError, SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.results.literature import tables
 from dsnb.results.logs import checkpoints, console, logged_run
 from dsnb.results.logs.reading import LoggedRun
@@ -280,7 +280,7 @@ def left_out(folder: str | Path) -> dict[str, str]:
 
 
 def _plan(folder: str | Path, key: str) -> dict[str, Any]:
-    value = (records.read_json(SweepPaths(Path(folder).absolute()).planned) or {}).get(key)
+    value = (json_files.read_json(SweepPaths(Path(folder).absolute()).planned) or {}).get(key)
     return value if isinstance(value, dict) else {}
 
 

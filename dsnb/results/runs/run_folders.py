@@ -22,7 +22,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import json as arrow
 
-from dsnb.base.files import plain_text, records
+from dsnb.base.files import json_files, plain_text
 from dsnb.base.formulas import metrics, model_shapes
 from dsnb.base.system import hardware
 from dsnb.results.runs import copies
@@ -87,7 +87,7 @@ def read_records(folders: Sequence[str]) -> RunFolders:
     """Read the records of run folders, each run once; copies are left out with a warning."""
     names = (EXPERIMENT, MACHINE, RESULT)
     by_file = {
-        name: [records.read_json(f"{folder}/{name}") for folder in folders] for name in names
+        name: [json_files.read_json(f"{folder}/{name}") for folder in folders] for name in names
     }
     runs = [
         copies.Run(folder, *(record or {} for record in of_run))
@@ -285,7 +285,7 @@ def _hosts(path: str, settings: dict[str, Any]) -> str | None:
 
 def _notebook_s(path: str) -> float | None:
     """Return papermill's wall seconds of the whole notebook, kernel start included."""
-    end = records.read_end(path, NOTEBOOK_END_BYTES) or b""
+    end = json_files.read_end(path, NOTEBOOK_END_BYTES) or b""
     begin = end.rfind(
         b'"default_parameters"'
     )  # the first key of papermill's metadata, after all cells
@@ -351,7 +351,7 @@ def _together(table: pd.DataFrame, lengths: Sequence[int]) -> list[TimedSteps]:
 
 def _parse(paths: list[str], fields: arrow.ParseOptions) -> tuple[pd.DataFrame, list[int]]:
     """Parse files of steps at once, or, if any is damaged, line by line: complete lines are kept."""
-    raws = [records.read_bytes(path) or b"" for path in paths]
+    raws = [json_files.read_bytes(path) or b"" for path in paths]
     raws = [raw if not raw or raw.endswith(b"\n") else raw + b"\n" for raw in raws]
     joined, lengths = b"".join(raws), [raw.count(b"\n") for raw in raws]
     if (
@@ -363,5 +363,5 @@ def _parse(paths: list[str], fields: arrow.ParseOptions) -> tuple[pd.DataFrame, 
             )
             if len(table) == sum(lengths):
                 return table.to_pandas(), lengths
-    lines = [records.read_lines(Path(path)) for path in paths]
+    lines = [json_files.read_lines(Path(path)) for path in paths]
     return pd.DataFrame([*chain.from_iterable(lines)], columns=STEP_COLUMNS), [*map(len, lines)]

@@ -5,137 +5,77 @@ and described in one sentence; fields that are not listed here may hold anything
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError, create_model
+from pydantic import TypeAdapter, ValidationError, create_model
 
-from dsnb.base.files import plain_text, records
+from dsnb.base.files import json_files, plain_text
 from dsnb.settings import checks
 from dsnb.settings.experiment import with_current_names, with_former_defaults
 from dsnb.settings.records import columns
-from dsnb.settings.records.columns import AMOUNT, COUNT, RUNS, TEXT, Column, each
+from dsnb.settings.records.columns import KINDS, RUNS, TEXT, Column, declared
 from dsnb.settings.records.paths import RunPaths
 
 _RUN = RunPaths(Path())
 
 
-def _record_of(listed: Iterable[Column]) -> Any:
+def _record_of(*groups: Iterable[Column]) -> Any:
     """Return the type of objects with these fields, all of them optional."""
-    fields: Any = {column.name: (column.kind | None, None) for column in listed}
+    fields: Any = {column.name: (column.kind | None, None) for column in chain(*groups)}
     return create_model("Record", __config__={"protected_namespaces": ()}, **fields)
 
 
-def _list_of(*listed: Column) -> Any:
-    """Return the type of lists of objects with these fields."""
-    return list[_record_of(listed)]  # type: ignore[misc]
+def _of_runs(*names: str) -> list[Column]:
+    return [RUNS[name] for name in names]
 
 
+_BY_NAME = KINDS["text by name"]
+_UNLIKE_TABLES = {"gpu_name", "gpu_memory_gib", "variables"}
+"""Facts of the machine that its record holds in another form than tables."""
+_GPU = [Column("name", "", kind=TEXT), Column("memory_gib", "")]
 _MACHINE = [
-    *(
-        column
-        for column in columns.MACHINE
-        if column.name not in {"gpu_name", "gpu_memory_gib", "variables"}
-    ),
-    *each(TEXT, os="Operating system.", nccl_package="Version of the installed NCCL package."),
-    Column("memory_gib", "Memory of the machine."),
-    Column("variables", RUNS["variables"].meaning, kind=dict[str, TEXT | None]),
-    Column(
-        "gpus",
-        "Name and memory of each GPU.",
-        kind=_list_of(*each(TEXT, name=""), *each(AMOUNT, memory_gib="")),
-    ),
+    *(column for name, column in columns.MACHINE.items() if name not in _UNLIKE_TABLES),
+    *declared("environment").values(),
+    replace(RUNS["variables"], kind=_BY_NAME),
+    Column("gpus", "Name and memory of each GPU.", kind=list[_record_of(_GPU)]),  # type: ignore[misc]
 ]
-_SUMMARY = [
-    *columns.FIGURES,
-    *columns.TEXTS,
-    RUNS["note"],
-    *each(TEXT, profile_missing="What a profile lacks, why."),
-]
+_HOST = [RUNS["host"], Column("environment", "", kind=_record_of(_MACHINE))]
+_SUMMARY = [*columns.FIGURES.values(), *columns.TEXTS.values(), *declared("summary").values()]
 FILES: dict[str, list[Column]] = {
     _RUN.experiment.name: [
         *columns.SETTING_COLUMNS.values(),
-        *(RUNS[name] for name in (*columns.ORDER, "launcher")),
-        *each(
-            TEXT,
-            name="Name of the experiment; its folder is named like this.",
-            model_name="Name of the model in names of experiments, decided by the sweep.",
-            run_id="Random name of the run, the same in a copy of its folder.",
-        ),
-        Column("inputs", RUNS["inputs"].meaning, kind=dict[str, TEXT | None]),
+        *_of_runs(*columns.ORDER, "launcher"),
+        *declared("experiment").values(),
+        replace(RUNS["inputs"], kind=_BY_NAME),
     ],
     _RUN.result.name: [
-        RUNS["status"],
-        RUNS["cause"],
-        *each(
-            dict[int, Annotated[int, Field(strict=True)]],
-            exit_codes="Of each rank; negative for a signal.",
-        ),
-        Column(
-            "phases_s",
-            "Wall time: start, build, warmup, timed, stop, wall.",
-            kind=dict[str, AMOUNT | None],
-        ),
-        Column(
-            "steps_bytes",
-            "Size of `steps.jsonl` when the run ended; it tells later changes.",
-            kind=COUNT,
-        ),
+        *_of_runs("status", "cause"),
+        *declared("result").values(),
         Column(
             "summary",
             "Figures, named like the columns of the table of runs.",
-            kind=_record_of(_SUMMARY),
+            kind=_record_of(_SUMMARY, _of_runs("note")),
         ),
     ],
     _RUN.environment.name: _MACHINE,
     _RUN.steps.name: [*columns.STEPS.values()],
     _RUN.gpu.name: [*columns.SAMPLES.values()],
     _RUN.profile.name: [
-        *(RUNS[name] for name in ("forward_s", "backward_s", "optimizer_s", "communication_s")),
-        *each(
-            AMOUNT,
-            handover_s="Communication between pipeline stages.",
-            between_s="Rest of the step between the marked parts.",
-            step_s="Time of the step that was split into its parts.",
-            exposed_communication_s="Communication during which no other kernel ran; GPUs only.",
-            traced_step_s="Time of the step that was traced.",
-            ended_s="End of the profile, since the launch.",
-        ),
-        Column(
-            "missing", "What could not be measured, with the reason.", kind=dict[str, TEXT | None]
-        ),
+        *_of_runs("forward_s", "backward_s", "optimizer_s", "communication_s"),
+        *declared("profile").values(),
     ],
     _RUN.nodes.name: [
-        *each(
-            _list_of(*each(TEXT, host=""), *each(_record_of(_MACHINE), environment="")),
-            nodes="For each host: name, address, interface, ranks, GPUs, exit codes, environment, and why it was lost.",
-        ),
         Column(
-            "differences",
-            "In what the hosts differ, such as driver or torch version.",
-            kind=list[TEXT | None],
+            "nodes",
+            "For each host: name, address, interface, ranks, GPUs, exit codes, environment, and why it was lost.",
+            kind=list[_record_of(_HOST)],  # type: ignore[misc]
         ),
+        *declared("nodes").values(),
     ],
-    _RUN.bandwidth.name: [
-        *each(
-            COUNT,
-            bytes="Size of the message.",
-            count="Elements of the message.",
-            ranks="Ranks that took part.",
-            calls="Calls that were timed.",
-            errors="Wrong elements of the result.",
-        ),
-        *each(
-            TEXT, collective="all-reduce or all-gather; missing where only the former was measured."
-        ),
-        Column("dtype", "Type of the elements.", kind=TEXT),
-        *each(
-            AMOUNT,
-            time_us="Mean time of one call on the slowest rank.",
-            algbw_gb_per_s="Bytes of the message over its time.",
-            busbw_gb_per_s="algbw x 2(n - 1)/n, of an all-gather (n - 1)/n, as nccl-tests defines it.",
-        ),
-    ],
+    _RUN.bandwidth.name: [*declared("bandwidth").values()],
 }
 """By file name, the fields of the object in a `.json`, or of each line of a `.jsonl`."""
 _FORMS = {name: TypeAdapter(_record_of(listed)) for name, listed in FILES.items()}
@@ -209,25 +149,25 @@ def _without(value: Any, wrong: set[tuple[Any, ...]], place: tuple[Any, ...] = (
 
 def read(path: Path) -> dict[str, Any] | None:
     """Read one of a run's `.json` files, None if it is missing; invalid values are left out with a warning."""
-    record = records.read_json(path)
+    record = json_files.read_json(path)
     if record is None:
         return None
     content, problem = cleaned(path.name, record)
     if problem:
-        records.warn(f"{path.parent / problem}; it is left out")
+        json_files.warn(f"{path.parent / problem}; it is left out")
     return content
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read one of a run's `.jsonl` files; invalid values are left out with one warning."""
-    lines = [cleaned(path.name, record) for record in records.read_lines(path)]
+    lines = [cleaned(path.name, record) for record in json_files.read_lines(path)]
     if problems := [problem for _, problem in lines if problem]:
         more = f", and so are those of {len(problems) - 1} more lines" if problems[1:] else ""
-        records.warn(f"{path.parent / problems[0]}; it is left out{more}")
+        json_files.warn(f"{path.parent / problems[0]}; it is left out{more}")
     return [content for content, _ in lines]
 
 
-def steps(tail: records.Tail) -> Iterator[dict[str, Any]]:
+def steps(tail: json_files.Tail) -> Iterator[dict[str, Any]]:
     """Yield the steps appended to a file since the last call."""
     for record in tail.new():
         step, _ = cleaned(tail.path.name, record)

@@ -12,12 +12,13 @@ from statistics import fmean
 from typing import Any
 
 from dsnb.base.errors import LaunchError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.settings import checks
 from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
 from dsnb.settings.records import agreement, record_schema
 from dsnb.settings.records.agreement import TimedSteps
 from dsnb.settings.records.paths import RunPaths
+from dsnb.settings.strategies import strategy
 
 _RUN = RunPaths(Path())
 TAIL_LINES = 15
@@ -85,7 +86,7 @@ class Shortage:
         ranks = s["gpus"] // (s["tensor_parallel"] * s["pipeline_parallel"])
         if ranks == 1:
             yield "use several GPUs with zero_stage 3: on one, there is nothing to share the model states with"
-        elif s["strategy"] == "deepspeed":
+        elif strategy(s["strategy"]).is_deepspeed:
             stages = (
                 stage
                 for stage in range(3, s["zero_stage"], -1)
@@ -130,7 +131,7 @@ class Result:
         run = RunPaths(self.run_dir)
         if run.steps.exists():
             record["steps_bytes"] = run.steps.stat().st_size
-        records.write_json(run.result, record)
+        json_files.write_json(run.result, record)
 
     def __repr__(self) -> str:
         return f"<Result {self.status}: {self.run_dir}>"
@@ -187,7 +188,7 @@ class Result:
 
 def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
     """Return the last non-blank lines of a log of any size and encoding."""
-    text = (records.read_end(log, 20_000) or b"").decode("utf-8", errors="replace")
+    text = (json_files.read_end(log, 20_000) or b"").decode("utf-8", errors="replace")
     return [line[:400] for line in text.splitlines() if line.strip()][-count:]
 
 
@@ -214,7 +215,7 @@ def check_readable(run: RunPaths) -> None:
     """Raise LaunchError if a record exists that cannot be read: the run may be finished, and must not be repeated."""
     for path in (run.result, run.experiment, run.environment, run.steps):
         try:
-            records.read_file(path)
+            json_files.read_file(path)
         except (
             FileNotFoundError,
             NotADirectoryError,
@@ -231,7 +232,7 @@ def check_readable(run: RunPaths) -> None:
 def unfinished(run: RunPaths) -> str | None:
     """Return why an ended run has to be executed again; None if its record is complete."""
     settings, environment, result = (
-        records.read_json(path) for path in (run.experiment, run.environment, run.result)
+        json_files.read_json(path) for path in (run.experiment, run.environment, run.result)
     )
     settings = settings and with_current_names(settings)
     for path, record in (

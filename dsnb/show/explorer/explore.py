@@ -13,7 +13,7 @@ import nbformat.v4 as nbf
 import pandas as pd
 
 from dsnb.base.errors import DsnbError, SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.prediction.predicted import Asked, Unmeasured, unmeasured
 from dsnb.results.runs.load import load_runs
 from dsnb.show.explorer import data, page
@@ -112,7 +112,7 @@ class Explorer:
         ]
         outputs = [nbf.new_output("display_data", data={"text/html": piece}) for piece in pieces]
         content = nbf.new_notebook(cells=[nbf.new_code_cell("", outputs=outputs)])
-        records.write_text(target, page.of_notebook(content, title))
+        json_files.write_text(target, page.of_notebook(content, title))
         return target
 
     def _fragment(self, home: Path) -> str:

@@ -17,7 +17,7 @@ import ipywidgets as widgets
 import pandas as pd
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import plain_yaml, records
+from dsnb.base.files import json_files, plain_yaml
 from dsnb.base.system import hardware
 from dsnb.measure.sweep.params import Sweep, load_sweep
 from dsnb.prediction import gpus
@@ -165,7 +165,7 @@ class Design:
             ):
                 self._say(f"{self.path} exists already: choose another name, or delete it.")
             else:
-                records.write_text(*new)
+                json_files.write_text(*new)
                 self._written = new
                 self._say(f"Written. On the command line, the same sweep is: {self._command}")
                 return True

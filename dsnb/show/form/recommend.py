@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import plain_yaml, records
+from dsnb.base.files import json_files, plain_yaml
 from dsnb.base.formulas import model_shapes, planning
 from dsnb.base.system import hardware
 from dsnb.measure.sweep.params import is_params, load_sweep
@@ -277,11 +277,11 @@ def write(folder: str | Path, answer: Answer) -> list[str]:
     params = Path(folder) / "params.yaml"
     config = Path(folder) / "deepspeed.json"
     params.parent.mkdir(parents=True, exist_ok=True)
-    records.write_text(params, plain_yaml.dump(content.model_dump(exclude_defaults=True)))
+    json_files.write_text(params, plain_yaml.dump(content.model_dump(exclude_defaults=True)))
     sentences = [f"Written: {params}; to verify it by runs: dsnb sweep {params}"]
     config.unlink(missing_ok=True)  # that of an earlier recommendation
-    if best.strategy == "deepspeed":
-        records.write_json(config, deepspeed_config(best))
+    if best.parallel_strategy.is_deepspeed:
+        json_files.write_json(config, deepspeed_config(best))
         what = "DeepSpeed's configuration of the recommended setting"
         sentences.append(f"Written: {config}, {what}")
     return sentences

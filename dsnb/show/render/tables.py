@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import plain_yaml, records
+from dsnb.base.files import json_files, plain_yaml
 from dsnb.results.runs import labels
 from dsnb.results.runs.copies import displayable
 from dsnb.results.runs.labels import AXES, METRIC_LABELS, WITHOUT_ZERO
@@ -268,7 +268,7 @@ def heading(folder: str | Path) -> Html:
         try:
             params = plain_yaml.read(sweep.params, "params file")
         except SettingsError as error:
-            records.warn(f"the question of the sweep is left out: {error}")
+            json_files.warn(f"the question of the sweep is left out: {error}")
     question = params.get("question") if isinstance(params, dict) else None
     text = (
         question

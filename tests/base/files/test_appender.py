@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from dsnb.base.files import appender, records
+from dsnb.base.files import appender, json_files
 from dsnb.base.files.appender import Appender
 from tests.support.waiting import wait_until
 
@@ -17,14 +17,16 @@ def test_records_reach_the_file_soon_in_their_order(tmp_path):
     file = Appender(path)
     for row in ROWS:
         file.append(row)
-    wait_until(lambda: records.read_lines(path) == ROWS, "the records are written without a flush")
+    wait_until(
+        lambda: json_files.read_lines(path) == ROWS, "the records are written without a flush"
+    )
     file.append({"step": 6})
     file.flush()
-    assert records.read_lines(path) == [*ROWS, {"step": 6}]
+    assert json_files.read_lines(path) == [*ROWS, {"step": 6}]
     file.append({"step": 7})
     for _ in range(2):
         file.close()
-    assert records.read_lines(path) == [*ROWS, {"step": 6}, {"step": 7}]
+    assert json_files.read_lines(path) == [*ROWS, {"step": 6}, {"step": 7}]
 
 
 def test_a_disk_that_hangs_delays_only_flush_and_close(tmp_path, monkeypatch):
@@ -44,10 +46,10 @@ def test_a_disk_that_hangs_delays_only_flush_and_close(tmp_path, monkeypatch):
     assert writes.wait(60)
     for row in ROWS[1:]:  # returns, though the disk has not taken the first one yet
         file.append(row)
-    assert records.read_lines(tmp_path / "steps.jsonl") == []
+    assert json_files.read_lines(tmp_path / "steps.jsonl") == []
     may_write.set()
     file.close()
-    assert records.read_lines(tmp_path / "steps.jsonl") == ROWS
+    assert json_files.read_lines(tmp_path / "steps.jsonl") == ROWS
 
 
 def test_a_full_disk_is_reported_to_the_caller(tmp_path, monkeypatch):

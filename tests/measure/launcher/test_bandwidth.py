@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.formulas import metrics
 from dsnb.measure.launcher import probe as launcher
 from dsnb.measure.launcher.probe import SETTINGS, measure_bandwidth
@@ -53,7 +53,7 @@ def test_every_size_is_measured_and_right(measured):
     assert result.status == "ok", result.message()
     assert result.summary == {}
     assert result.run_dir.parent == home / "bandwidth"
-    rows = records.read_lines(RunPaths(result.run_dir).bandwidth)
+    rows = json_files.read_lines(RunPaths(result.run_dir).bandwidth)
     sizes = [2**power for power in range(3, 25)]  # by default to 16 MiB on a CPU
     gathered = [("all-gather", size) for size in sizes[1:]]
     assert [(row["collective"], row["bytes"]) for row in rows] == [
@@ -83,9 +83,9 @@ def test_it_is_no_training_run_and_the_newest_one_is_shown(measured, swept):
     newer = RunPaths(shutil.copytree(result.run_dir, result.run_dir.with_name("run2")))
     lines = [
         {name: row[name] for name in row if name != "collective"}
-        for row in records.read_lines(newer.bandwidth)
+        for row in json_files.read_lines(newer.bandwidth)
     ]
-    records.write_lines(newer.bandwidth, lines[:22])  # as an earlier version wrote it
+    json_files.write_lines(newer.bandwidth, lines[:22])  # as an earlier version wrote it
     assert set(load_bandwidth(home)["collective"]) == {"all-reduce"}
     assert set(load_bandwidth(result.run_dir)["collective"]) == {"all-reduce", "all-gather"}
 
@@ -95,7 +95,7 @@ def test_a_wrong_sum_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "WORKER", "tests.workers.fakes")
     monkeypatch.setenv("DSNB_TEST_FAKE", "wrong_sum")
     result = measure_bandwidth(settings(), tmp_path, most_bytes=256)
-    rows = records.read_lines(RunPaths(result.run_dir).bandwidth)
+    rows = json_files.read_lines(RunPaths(result.run_dir).bandwidth)
     assert [(row["bytes"], row["errors"]) for row in rows] == [
         (8, 0),
         (16, 0),

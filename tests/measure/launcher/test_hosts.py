@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from dsnb import Experiment
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.measure.launcher import run as launcher
 from dsnb.measure.launcher.run import launch
 from dsnb.measure.sweep.run import run_sweep
@@ -53,9 +53,9 @@ def test_two_hosts_train_what_one_trains(three, losses):
     }
     result = launch(Experiment(**here), run.dir, progress=False)
     assert result.status == "ok", result.message()
-    trained = [step["loss"] for step in records.read_lines(run.steps)]
+    trained = [step["loss"] for step in json_files.read_lines(run.steps)]
     assert trained == pytest.approx(losses(gpus=2, zero_stage=3), abs=2e-6)
-    nodes = records.read_json(run.nodes)
+    nodes = json_files.read_json(run.nodes)
     assert nodes["differences"] == []
     for rank, node in enumerate(nodes["nodes"]):
         assert (node["host"], node["address"]) == (f"mnhost{rank + 1}", f"10.77.0.{rank + 1}")
@@ -64,7 +64,7 @@ def test_two_hosts_train_what_one_trains(three, losses):
         assert abs(node["clock_offset_s"]) < 0.5
         assert node["environment"]["host"] == node["host"]
         assert node["environment"]["torch"]
-    assert records.read_json(run.environment)["host"] == "mnhost1"
+    assert json_files.read_json(run.environment)["host"] == "mnhost1"
     assert all(re.match(r"mnhost[12]: ", line) for line in run.console.read_text().splitlines())
     assert three.left() == []
 

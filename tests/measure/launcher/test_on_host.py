@@ -13,7 +13,7 @@ import pytest
 import dsnb
 from dsnb import Experiment
 from dsnb.base.errors import LaunchError, SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import hardware, launch_clock
 from dsnb.measure.launcher import code, hosts, on_host
 from dsnb.measure.launcher.hosts import HostRanks
@@ -148,7 +148,7 @@ def test_a_host_that_does_not_fit(hostfile, answers, tmp_path, monkeypatch, fact
     with pytest.raises(LaunchError) as caught:
         ask(hostfile, folder, interface="eth0")
     assert str(caught.value) == cause
-    assert [node["host"] for node in records.read_json(folder / "nodes.json")["nodes"]] == [
+    assert [node["host"] for node in json_files.read_json(folder / "nodes.json")["nodes"]] == [
         "worker-1",
         "worker-2",
     ]
@@ -171,13 +171,13 @@ def test_hosts_decide_the_device_and_tell_their_clocks_and_samples(hostfile, ans
     ranks, run = ask(hostfile, tmp_path / "run1", device="auto"), RunPaths(tmp_path / "run1")
     ranks.end()
     assert (ranks.experiment.device, ranks.host_of[2]) == ("cuda", "worker-2")
-    nodes = records.read_json(run.nodes)["nodes"]
+    nodes = json_files.read_json(run.nodes)["nodes"]
     assert [node["clock_offset_s"] for node in nodes] == [
         pytest.approx(0, abs=60),
         pytest.approx(3600, abs=60),
     ]
     assert [node["ranks"] for node in nodes] == [[0, 1], [2, 3]]
-    samples = sorted(records.read_lines(run.gpu), key=lambda row: row["host"])
+    samples = sorted(json_files.read_lines(run.gpu), key=lambda row: row["host"])
     assert samples == [{**sample, "host": f"worker-{number}"} for number in (1, 2)]
     console = sorted(run.console.read_text().splitlines())
     assert console == [

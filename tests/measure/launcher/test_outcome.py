@@ -9,7 +9,7 @@ import pytest
 
 import dsnb
 from dsnb.base.errors import DsnbWarning
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import hardware
 from dsnb.measure.launcher import outcome
 from dsnb.measure.launcher.outcome import MACHINE_FAULTS, without_machine_faults
@@ -31,8 +31,8 @@ def recorded(tmp_path, small, times_s, skipped=(), **worker):
         }
         for step, time_s in enumerate(times_s, start=1)
     ]
-    records.write_lines(run.steps, rows)
-    records.write_json(run.worker, worker)
+    json_files.write_lines(run.steps, rows)
+    json_files.write_json(run.worker, worker)
     return outcome.summarize_run(small(steps=len(times_s) - 1), run)
 
 
@@ -58,7 +58,7 @@ def test_a_record_with_gaps_gives_no_value_for_them(tmp_path, small):
             "loss": 1.0,
         },  # no time, and perhaps skipped
     ]
-    records.write_lines(run.steps, rows)
+    json_files.write_lines(run.steps, rows)
     with open(run.steps, "a") as file:
         file.write('{"step": 4, "phase": "ti')  # cut off
     with pytest.warns(DsnbWarning):
@@ -77,7 +77,7 @@ def test_a_record_with_gaps_gives_no_value_for_them(tmp_path, small):
         None,
         None,
     )  # without the worker's record, they are rank 0's
-    records.write_text(run.steps, "")
+    json_files.write_text(run.steps, "")
     found = outcome.summarize_run(small(), run)
     assert (found["slow_steps"], found["tokens_per_s"], found["loss_last"]) == (None, None, None)
 
@@ -111,11 +111,11 @@ def test_slow_steps_and_recompilations_are_named(tmp_path, small):
 )
 def test_losses_that_ranks_did_not_average_are_unknown(tmp_path, small, settings, ended, known):
     run = RunPaths(tmp_path / "run1")
-    records.write_lines(
+    json_files.write_lines(
         run.steps, [{"step": step, "phase": "timed", "loss": 5.0 - step} for step in (1, 2, 3)]
     )
     if ended:
-        records.write_json(run.worker, {"step_skew": 0.0})
+        json_files.write_json(run.worker, {"step_skew": 0.0})
     found = outcome.summarize_run(small(**settings), run)
     assert (found["loss_first"], found["loss_last"]) == ((4.0, 2.0) if known else (None, None))
 
@@ -139,7 +139,7 @@ def test_a_gpu_that_another_process_uses_is_named(tmp_path, small):
             {"gpu": 0, "t_s": t_s, "memory_used_gib": gib}
             for t_s, gib in ((0.271, first_gib), (0.528, 17))
         ]
-        records.write_lines(RunPaths(tmp_path / "run1").gpu, samples)
+        json_files.write_lines(RunPaths(tmp_path / "run1").gpu, samples)
         note = recorded(tmp_path, small, [1.0, 1.0])["note"] or ""
         assert note.startswith("16.5 GiB of a GPU were in use before the run began") == named
 
@@ -180,7 +180,7 @@ def test_flops_of_a_run(tmp_path, small):
 
 def test_the_shortage_of_a_gpu_is_its_peak(tmp_path, small):
     run = RunPaths(tmp_path / "run1")
-    records.write_lines(
+    json_files.write_lines(
         run.steps, [{"step": 1, "phase": "warmup", "step_time_s": 1.0, "allocated_gib": 111.7}]
     )
     failure = {
@@ -191,7 +191,7 @@ def test_the_shortage_of_a_gpu_is_its_peak(tmp_path, small):
         "cause": "OutOfMemoryError: CUDA",
     }
     failure |= {"allocated_gib": 139.2, "reserved_gib": 139.5, "requested_gib": 9.6}
-    records.append_line(run.failures, failure)
+    json_files.append_line(run.failures, failure)
     found = outcome.summarize_run(small(), run)
     names = (
         "peak_allocated_gib",
@@ -213,14 +213,14 @@ def test_the_shortage_of_a_gpu_is_its_peak(tmp_path, small):
 
 def test_where_memory_ran_out_is_told(run_small):
     result, paths = run_small(worker="starving")
-    (failure,) = records.read_lines(paths.failures)
+    (failure,) = json_files.read_lines(paths.failures)
     assert (result.status, failure["phase"], failure["requested_gib"]) == ("oom", "backward", 4.0)
     assert result.cause.startswith(
         f"rank 0: out of memory in the backward pass of step 3, with {failure['allocated_gib']:.2f} GiB"
     )
     assert "and 4.00 GiB more requested" in result.cause
     assert result.summary["needed_gib"] == pytest.approx(failure["allocated_gib"] + 4)
-    assert len(records.read_lines(paths.steps)) == 2
+    assert len(json_files.read_lines(paths.steps)) == 2
 
 
 @pytest.mark.parametrize("settings", [{"zero_stage": 2, "gpus": 2}, {"strategy": "ddp"}], ids=str)
@@ -232,7 +232,7 @@ def test_a_run_that_trains_nothing_is_not_ok(run_small, settings):
         == "the weights did not move in 5 steps: no gradient changed them beyond weight decay"
     )
     assert result.summary["update_rms"] < 1e-8
-    norms = [step.get("grad_norm") for step in records.read_lines(paths.steps)]
+    norms = [step.get("grad_norm") for step in json_files.read_lines(paths.steps)]
     assert norms == [0.0] * 5 if settings.get("zero_stage") else norms == [None] * 5
     assert "Next: raise learning_rate" in result.message()
 
@@ -246,7 +246,7 @@ def test_gradient_norms_are_those_of_one_process(run_small):
     ):
         result, paths = run_small(**settings, gpus=2)
         norms[str(settings)] = norm = [
-            step["grad_norm"] for step in records.read_lines(paths.steps)
+            step["grad_norm"] for step in json_files.read_lines(paths.steps)
         ]
         assert result.summary["grad_norm_last"] == norm[-1] > 0
         assert result.summary["update_rms"] == pytest.approx(
@@ -259,7 +259,7 @@ def test_gradient_norms_are_those_of_one_process(run_small):
 def test_host_memory_is_the_sum_over_ranks_without_the_build(run_small):
     result, paths = run_small(worker="eater", gpus=2)
     assert result.status == "failed"  # it trains nothing
-    before, after = records.read_lines(paths.dir / "peaks.jsonl")
+    before, after = json_files.read_lines(paths.dir / "peaks.jsonl")
     assert before["peak_allocated_gib"] == 2.0
     for name, mib in (("host_memory_gib", 300), ("rank_host_memory_gib", 200)):
         assert 1024 * (after[name] - before[name]) == pytest.approx(mib, abs=15)
@@ -267,15 +267,17 @@ def test_host_memory_is_the_sum_over_ranks_without_the_build(run_small):
 
 def test_the_cost_of_a_run(swept, tmp_path):
     run = RunPaths(shutil.copytree(swept / NAMES[0] / "run1", tmp_path / "s" / NAMES[0] / "run1"))
-    result = records.read_json(run.result)
+    result = json_files.read_json(run.result)
     settings = {
-        **records.read_json(run.experiment),
+        **json_files.read_json(run.experiment),
         "device": "cuda",
         "gpus": 4,
         "price_per_gpu_hour": 2.5,
     }
-    records.write_json(run.experiment, settings)
-    records.write_json(run.result, {**result, "phases_s": {**result["phases_s"], "wall": 1800.0}})
+    json_files.write_json(run.experiment, settings)
+    json_files.write_json(
+        run.result, {**result, "phases_s": {**result["phases_s"], "wall": 1800.0}}
+    )
     (row,) = dsnb.load_runs(tmp_path).to_dict("records")
     assert (row["gpu_hours"], row["cost"]) == (2.0, 5.0)
     assert dsnb.load_runs(swept)[["gpu_hours", "cost"]].isna().all(axis=None)  # runs on a CPU
@@ -318,7 +320,7 @@ def test_which_rank_is_the_cause(tmp_path, small, codes, failures, status, cause
         {"rank": rank, "status": "failed", "cause": "it fell over", **of}
         for rank, of in failures.items()
     )
-    records.write_lines(paths.failures, rows)
+    json_files.write_lines(paths.failures, rows)
     assert outcome.run_status(small(gpus=2), paths, codes, 0, {0: "a", 1: "b"}) == (status, cause)
 
 

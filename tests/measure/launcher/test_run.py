@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dsnb.base.errors import LaunchError, SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock
 from dsnb.measure.launcher import local, run
 from dsnb.measure.launcher.folder import create_run_dir, deepspeed_config
@@ -69,7 +69,7 @@ def test_how_a_run_ends(run_small, settings, status, cause):
     result, paths = run_small(**settings)
     assert result.status == status
     assert re.fullmatch(cause, result.cause)
-    assert records.read_json(paths.result)["status"] == status
+    assert json_files.read_json(paths.result)["status"] == status
     assert status != "nan" or result.summary["loss_last"] is None
 
 
@@ -90,13 +90,13 @@ def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(
     result, paths = run_small(worker="dying", gpus=2, steps=50)
     cause = "rank 1 was killed by the kernel: the machine's memory ran out"
     assert (result.status, result.cause) == ("oom", cause)
-    assert len(records.read_lines(paths.steps)) >= 2
+    assert len(json_files.read_lines(paths.steps)) >= 2
 
 
 def test_a_killed_run_keeps_the_steps_that_it_has_done(run_small):
     result, paths = run_small(worker="killed", steps=50)
     assert result.status == "failed"
-    assert [row["step"] for row in records.read_lines(paths.steps)] == [1, 2, 3]
+    assert [row["step"] for row in json_files.read_lines(paths.steps)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_rank_that_dies_of_a_signal_is_named_with_it(
         status,
         f"rank 1 was killed by signal {number} ({name})",
     )
-    assert all(failure["in_communication"] for failure in records.read_lines(paths.failures))
+    assert all(failure["in_communication"] for failure in json_files.read_lines(paths.failures))
     has_same_losses = not settings.keys().isdisjoint({"tensor_parallel", "pipeline_parallel"})
     for figure in ("loss_first", "loss_last"):  # otherwise the steps have those of rank 0 alone
         assert (result.summary[figure] is not None) == has_same_losses
@@ -128,7 +128,7 @@ def test_an_abort_after_another_ranks_error_is_a_consequence(run_small):
     result, paths = run_small(worker="aborting_peers", gpus=2, strategy="ddp")
     assert (result.status, result.cause) == ("failed", "rank 0: ValueError: 3 is odd")
     assert result.exit_codes == {0: 1, 1: -signal.SIGABRT}
-    assert records.read_lines(paths.failures)[0]["in_communication"] is False
+    assert json_files.read_lines(paths.failures)[0]["in_communication"] is False
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_variables_that_another_launcher_has_left_change_nothing(run_small, monk
         monkeypatch.setenv(name, value)
     result, paths = run_small(gpus=2, time_limit_s=100.0)
     assert result.status == "ok", result.message()
-    assert [step["loss"] for step in records.read_lines(paths.steps)] == usual
-    recorded = records.read_json(paths.environment)["variables"]
+    assert [step["loss"] for step in json_files.read_lines(paths.steps)] == usual
+    recorded = json_files.read_json(paths.environment)["variables"]
     assert not [name for name in recorded if name.startswith("TORCHELASTIC")]
 
 
@@ -260,7 +260,7 @@ def test_a_client_killed_with_answers_unread_ends_its_ranks_and_the_server_goes_
 ):
     """Linux resets a connection that is closed while something in it is unread."""
     folder = create_run_dir(tmp_path, "killed")
-    records.write_json(folder / "experiment.json", small(steps=100_000).model_dump(mode="json"))
+    json_files.write_json(folder / "experiment.json", small(steps=100_000).model_dump(mode="json"))
     variables = {**os.environ, "RANK": "0", launch_clock.LAUNCHED_AT: str(launch_clock.now_s())}
     request = {
         "ranks": [variables],
@@ -291,7 +291,7 @@ def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(server, sma
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
-    record = records.read_json(folder / "result.json")
+    record = json_files.read_json(folder / "result.json")
     assert (record["status"], record["cause"]) == ("interrupted", "stopped by the user")
     server.resume()
     wait_until(lambda: server.children() == [], "the server has killed what it forked")
@@ -311,7 +311,7 @@ def test_an_interrupt_just_after_the_ranks_have_started_leaves_nothing_behind(
     monkeypatch.setattr(local, "threading", SimpleNamespace(Thread=Reader))
     with pytest.raises(KeyboardInterrupt):
         launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
-    assert records.read_json(folder / "result.json")["status"] == "interrupted"
+    assert json_files.read_json(folder / "result.json")["status"] == "interrupted"
     assert_left_nothing(folder)
 
 
@@ -362,8 +362,8 @@ def test_a_finished_run_is_not_overwritten_and_no_secret_is_in_its_files(
     ]
     with pytest.raises(SettingsError, match="it holds a finished run; choose another folder"):
         launch(small(), paths.dir, progress=False)
-    record = records.read_json(paths.result)
-    records.write_json(paths.result, {**record, "status": "interrupted"})
+    record = json_files.read_json(paths.result)
+    json_files.write_json(paths.result, {**record, "status": "interrupted"})
     assert launch(small(), paths.dir, progress=False).status == "ok"
 
 
@@ -374,7 +374,7 @@ def test_a_port_that_is_in_use_and_a_folder_that_cannot_be_written(run_small, sm
             LaunchError, match=f"^master_port is {port}: it is in use; choose another, or 0 for any"
         ):
             run_small(master_port=port)
-    record = records.read_json(tmp_path / "small" / "run1" / "result.json")
+    record = json_files.read_json(tmp_path / "small" / "run1" / "result.json")
     assert record["status"] == "interrupted"  # it says nothing about the settings
     assert {create_run_dir(tmp_path, "single").name for _ in range(3)} == {"run1", "run2", "run3"}
     (tmp_path / "file").write_text("")

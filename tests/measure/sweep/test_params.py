@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.cli.plan import CHANGED, FINISHED, plan_lines
 from dsnb.measure.launcher import folder
 from dsnb.measure.sweep import job
@@ -165,7 +165,7 @@ def test_the_place_of_a_run_is_in_its_record_and_a_column(grid, tmp_path):
         job.initialize(run)
         job.initialize(job.load_run(run.paths))  # as a Slurm job does
         folder.write_experiment(run.paths, run.experiment)  # as the launch does
-    assert records.read_json(second.paths.experiment)["order_place"] == 2
+    assert json_files.read_json(second.paths.experiment)["order_place"] == 2
     table = load_runs(tmp_path / "out").set_index("order_place")
     assert list(table["experiment"][[1, 2]]) == [first.name, second.name]
     assert set(table["order_seed"]) == {7}
@@ -204,7 +204,7 @@ def test_models_of_one_file_name_stay_apart_and_a_sweep_does_not_go_on_with_an_e
     made, tmp_path
 ):
     assert [run.name for run in made.runs] == FILES * 2
-    recorded = [records.read_json(run.paths.experiment)["model_name"] for run in made.runs[:3]]
+    recorded = [json_files.read_json(run.paths.experiment)["model_name"] for run in made.runs[:3]]
     assert recorded == ["models-llama", "qwen", "other-llama"]
     name = "models/qwen/config.json"
     (tmp_path / name).write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
@@ -231,7 +231,7 @@ def test_a_dry_run_does_not_call_such_runs_finished(made, tmp_path):
     assert states() == [3, 0]
     (tmp_path / "models/llama.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
     assert states() == [2, 1]
-    records.write_json(
+    json_files.write_json(
         made.runs[0].paths.result, {"status": "failed", "cause": "bad configuration"}
     )
     now = with_inputs(load_sweep("files.yaml", output=tmp_path / "out")).runs[0]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.measure.sweep import progress
 from dsnb.measure.sweep.params import Run
 from dsnb.settings.experiment import Experiment
@@ -37,7 +37,7 @@ def test_time_left_counts_the_run_under_way(clock, runs):
     shown.begin(runs[0])
     assert shown._left_s() is None
     clock.now += 5
-    records.append_line(runs[0].paths.steps, {"step": 5})
+    json_files.append_line(runs[0].paths.steps, {"step": 5})
     assert shown._left_s() == pytest.approx(4 * 20 - 5)  # 5 s for a quarter: 20 s a run
     clock.now += 5
     shown.end(
@@ -65,7 +65,7 @@ def test_it_prints_one_line_a_run_and_on_a_terminal_what_goes_on(
     with progress.Progress(total=3, todo=runs[:2]) as shown:
         for run, result in ((runs[0], ok), (runs[1], oom)):
             shown.begin(run)
-            records.append_line(run.paths.steps, {"step": 4, "loss": 2.25, "step_time_s": 8.0})
+            json_files.append_line(run.paths.steps, {"step": 4, "loss": 2.25, "step_time_s": 8.0})
             clock.now += 7
             shown._live.refresh()
             shown.end(run, result)

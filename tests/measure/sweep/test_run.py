@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from dsnb.base.errors import KernelDiedError, LaunchError, SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.measure.launcher.run import launch
 from dsnb.measure.sweep import job
 from dsnb.measure.sweep.job import execute
@@ -71,7 +71,7 @@ def test_a_second_sweep_repeats_nothing_and_failed_runs_only_on_demand(
 ):
     sweep = load_sweep(params, only="zs0*", output=shutil.copytree(swept, tmp_path / "out"))
     record = json.loads(sweep.runs[1].paths.result.read_text())
-    records.write_json(
+    json_files.write_json(
         sweep.runs[1].paths.result, {**record, "status": "failed", "cause": "by hand"}
     )
     executed = []

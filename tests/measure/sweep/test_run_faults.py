@@ -9,7 +9,7 @@ import subprocess
 import psutil
 import pytest
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.settings.records.paths import RunPaths
 from tests import ROOT
 from tests.support.small_sweep import NAMES, ONE_RUN, command, light_server
@@ -49,7 +49,7 @@ def test_a_killed_process_of_dsnb(params, tmp_path, victim, when):
     assert (
         subprocess.run(command(params), cwd=ROOT, env=environment, timeout=WAIT_S).returncode == 0
     )
-    assert records.read_json(run.result)["status"] == "ok"
+    assert json_files.read_json(run.result)["status"] == "ok"
     assert (run.result.stat().st_mtime_ns == before) == (when == "after the last step")
 
 
@@ -85,4 +85,4 @@ def test_a_disk_that_fills_up_during_a_run_ends_the_sweep_in_one_sentence(small_
         subprocess.run(command(params), cwd=ROOT, env=light_server(), timeout=WAIT_S).returncode
         == 0
     )
-    assert records.read_json(run.result)["status"] == "ok"
+    assert json_files.read_json(run.result)["status"] == "ok"

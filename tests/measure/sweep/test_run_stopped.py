@@ -19,7 +19,7 @@ import jupyter_client
 import psutil
 import pytest
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from tests import ROOT
 from tests.support.small_sweep import NAMES, ONE_RUN, command, light_server
 from tests.support.waiting import WAIT_S, is_running, wait_until, wait_until_ended
@@ -58,7 +58,7 @@ def test_a_killed_sweep_still_ends_with_the_same_runs_wherever_it_is_started_aga
         (work / f"{name}.py").write_text(
             f"open({str(tmp_path / 'executed')!r}, 'a').write('{name} ')\n"
         )
-    records.write_json(
+    json_files.write_json(
         kernel,
         {"argv": ["/bin/false", "{connection_file}"], "display_name": "x", "language": "python"},
     )
@@ -70,7 +70,7 @@ def test_a_killed_sweep_still_ends_with_the_same_runs_wherever_it_is_started_aga
     assert folders == [f"{NAMES[0]}/run{repeat}" for repeat in (1, 2)]
     for folder in folders:
         assert json.loads((out / folder / "result.json").read_text())["status"] == "ok"
-        assert [row["step"] for row in records.read_lines(out / folder / "steps.jsonl")] == list(
+        assert [row["step"] for row in json_files.read_lines(out / folder / "steps.jsonl")] == list(
             range(1, 32)
         )
     assert finished == {file: file.stat().st_mtime_ns for file in finished}

@@ -15,7 +15,7 @@ import yaml
 from rich.console import Console
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.measure.sweep import allocation, job, progress
 from dsnb.measure.sweep.params import load_sweep
 from dsnb.measure.sweep.run import LocalJob, run_sweep
@@ -167,12 +167,12 @@ def test_jobs_end_with_the_sweep_however_it_ends(params, number):
 def test_which_settings_of_a_finished_run_have_changed(params):
     """A run of a group is not taken for that of another; one on hosts and one here are the same if the device was."""
     run = load(params, 2)[0].runs[0]
-    records.write_json(run.paths.experiment, {**run.experiment.model_dump(), "include": "n4@n5"})
+    json_files.write_json(run.paths.experiment, {**run.experiment.model_dump(), "include": "n4@n5"})
     assert job.changed_settings(run) == "include was 'n4@n5' and is 'n1@n2'"
     assert job.changed_settings(replace(run, lane="")) == ""
     run = load_sweep(params, {"device": "cpu"}, output=params.parent / "out").runs[0]
     settings = run.experiment.model_dump()
-    records.write_json(run.paths.experiment, {**settings, "device": "auto"})
+    json_files.write_json(run.paths.experiment, {**settings, "device": "auto"})
     assert job.changed_settings(run) == ""
-    records.write_json(run.paths.experiment, {**settings, "device": "cuda"})
+    json_files.write_json(run.paths.experiment, {**settings, "device": "cuda"})
     assert job.changed_settings(run) == "device was 'cuda' and is 'cpu'"

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dsnb.base.errors import LaunchError, SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.measure.sweep import allocation, job, slurm
 from dsnb.measure.sweep.allocation import Allocation
 from dsnb.measure.sweep.progress import Progress
@@ -66,7 +66,7 @@ def refused(call, *arguments, **named):
 
 
 def job_of(run):
-    return (records.read_json(run.paths.slurm) or {}).get("job")
+    return (json_files.read_json(run.paths.slurm) or {}).get("job")
 
 
 @pytest.mark.process
@@ -94,9 +94,9 @@ def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, params):
     assert ": ok, " in line
     assert " left)" not in line
     assert PAIR in done.stdout
-    assert len(records.read_lines(run.steps)) == 5
+    assert len(json_files.read_lines(run.steps)) == 5
     assert run.job_log.read_text() == "ok: as planned\n"
-    assert [node["host"] for node in records.read_json(run.nodes)["nodes"]] == ["n1", "n2"]
+    assert [node["host"] for node in json_files.read_json(run.nodes)["nodes"]] == ["n1", "n2"]
     assert cluster.command("squeue", "--noheader", "--format=%i").split() == []
 
 
@@ -109,15 +109,15 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
     )
     ok, fails, silent, lost, cancelled = sweep.runs
     real = replace(cancelled, experiment=cancelled.experiment.model_copy(update={"steps": 10**6}))
-    records.write_text(lost.paths.dir / "seconds", "100")
-    records.write_text(fails.paths.dir / "die", "")
-    records.write_text(silent.paths.dir / "silent", "")
+    json_files.write_text(lost.paths.dir / "seconds", "100")
+    json_files.write_text(fails.paths.dir / "die", "")
+    json_files.write_text(silent.paths.dir / "silent", "")
     said = []
 
     def disturb():
         wait_until((lost.paths.dir / "began").exists, "the job on n2 has begun")
         cluster.kill("n2")
-        wait_until(lambda: records.read_lines(real.paths.steps), "the real job trains")
+        wait_until(lambda: json_files.read_lines(real.paths.steps), "the real job trains")
         cluster.command("scancel", job_of(real))
 
     def start(run):
@@ -180,8 +180,8 @@ def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cl
     sweep = load(params, Allocation(), seed=[0, 1, 2])
     long, other, failing = sweep.runs
     for run in (long, other):
-        records.write_text(run.paths.dir / "seconds", "100")
-    records.write_text(failing.paths.dir / "die", "")
+        json_files.write_text(run.paths.dir / "seconds", "100")
+    json_files.write_text(failing.paths.dir / "die", "")
     command = [sys.executable, "-c", SCRIPT, str(params), str(params.parent / "out")]
     first = psutil.Popen(command, cwd=ROOT)
     wait_until(
@@ -193,8 +193,8 @@ def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cl
     first.wait()
     failing.paths.result.unlink(missing_ok=True)  # it may have been seen to end
     # As if it had been killed between Slurm's answer and its own note of it.
-    note = records.read_json(other.paths.slurm)
-    records.write_json(other.paths.slurm, {**note, "job": None})
+    note = json_files.read_json(other.paths.slurm)
+    json_files.write_json(other.paths.slurm, {**note, "job": None})
     second = psutil.Popen(command, cwd=ROOT)
     wait_until(lambda: failing.paths.result.exists(), "the jobs are taken over")
     assert [job_of(run) for run in sweep.runs] == [numbers[0], None, numbers[2]]
@@ -215,7 +215,7 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(params
 
     (run,) = load(params, Allocation()).runs
     job.initialize(run)
-    records.write_json(run.paths.slurm, {"name": "dsnb-small-1", "job": "7"})
+    json_files.write_json(run.paths.slurm, {"name": "dsnb-small-1", "job": "7"})
     monkeypatch.setattr(
         slurm, "queue", lambda: {"dsnb-small-1": Record("7", "dsnb-small-1", "RUNNING")}
     )

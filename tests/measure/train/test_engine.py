@@ -11,7 +11,7 @@ from tests.support import lazy
 
 torch = lazy.Module("torch")
 engine, data = (lazy.Module(f"dsnb.measure.train.{name}") for name in ("engine", "data"))
-model = lazy.Module("dsnb.models.model")
+model = lazy.Module("dsnb.models.build")
 offload = lazy.Module("deepspeed.runtime.zero.parameter_offload")
 
 
@@ -29,10 +29,10 @@ def test_gathers_wait_for_the_update():
 def test_an_untested_family_is_refused_in_one_sentence(monkeypatch):
     config = SimpleNamespace(model_type="gpt_neox", num_hidden_layers=2, num_attention_heads=2)
     settings = SimpleNamespace(tensor_parallel=2, pipeline_parallel=2)
-    monkeypatch.setattr("dsnb.models.model.model_config", lambda _: config)
+    monkeypatch.setattr("dsnb.models.build.model_config", lambda _: config)
     why = "is 2: it is tested for gpt2, opt and bloom only, not for gpt_neox"
     with pytest.raises(ValueError, match=f"^tensor_parallel {why}"):
-        model.model_parts.prepare(settings, SimpleNamespace(config=config))
+        model.parts.prepare(settings, SimpleNamespace(config=config))
     settings.tensor_parallel = 1
     with pytest.raises(ValueError, match=f"^pipeline_parallel {why}"):
         model.build_stage(settings, 0, torch.device("cpu"))
@@ -79,7 +79,7 @@ def test_dropout_is_set(small):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_large_weights_are_those_of_fp32_rounded(monkeypatch, dtype):
     """On GPUs, torch draws other numbers for tensors above 2 GiB, a size that fp32 reaches before half precision."""
-    monkeypatch.setattr("dsnb.models.model.MAX_FILL_BYTES", 4 * 1000 - 1)
+    monkeypatch.setattr("dsnb.models.build.MAX_FILL_BYTES", 4 * 1000 - 1)
     weights = {}
     for name in ("float32", dtype):
         layer = torch.nn.Linear(10, 100, dtype=getattr(torch, name))

@@ -3,7 +3,7 @@
 import pytest
 
 import dsnb
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock
 from dsnb.measure.launcher.outcome import gpu_figures
 from tests.support import lazy
@@ -90,7 +90,7 @@ def test_known_times_come_out_exactly(tmp_path):
     meter.close()
     assert (meter.times_s("timed"), meter.forwards_s("timed")) == ([0.5, 0.75], [0.25, 0.5])
     assert meter.cpu_bound is None  # a CPU has no queue
-    rows = records.read_lines(tmp_path / "steps.jsonl")
+    rows = json_files.read_lines(tmp_path / "steps.jsonl")
     assert [row["step_time_s"] for row in rows] == [2.0, 1.0, 0.5, 0.75]
     described = [[row[name] for name in ("phase", "step", "loss", "skipped")] for row in rows]
     assert described[:2] == [["warmup", 1, 2.0, True], ["warmup", 2, 1.0, True]]
@@ -130,7 +130,7 @@ def test_a_step_is_written_only_when_the_device_has_done_it(tmp_path):
         clock.now = now_s
         step(meter)
         meter._file.flush()
-        assert [row["step"] for row in records.read_lines(tmp_path / "steps.jsonl")] == written
+        assert [row["step"] for row in json_files.read_lines(tmp_path / "steps.jsonl")] == written
 
 
 def test_skew_by_hand():
@@ -147,7 +147,7 @@ def test_a_latecomer_is_seen_in_the_forward_pass_alone(run_small, tmp_path):
     """One rank begins every step 0.3 s late: all steps take longer, but only its forward pass ends late."""
     result, run = run_small(worker="latecomer", gpus=2, zero_stage=1, steps=2)
     assert result.status == "ok", result.message()
-    record = records.read_json(run.worker)
+    record = json_files.read_json(run.worker)
     assert min(record["rank_step_s"]) > 0.3
     assert record["step_skew"] < 0.2
     assert record["slowest_rank"] == 1

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.measure.launcher import run
 from dsnb.measure.launcher.folder import remove_leftovers
 from dsnb.show.render import run_card
@@ -92,7 +92,7 @@ def test_a_profile_adds_a_breakdown_and_a_trace_to_the_same_steps(run_small, tmp
     (_, plain), (result, paths) = (
         run_small(gpus=2, strategy="ddp", profile=profile) for profile in (False, True)
     )
-    profile = records.read_json(paths.profile)
+    profile = json_files.read_json(paths.profile)
     assert profile["missing"] == {}
     assert all(profile[part] > 0 for part in PARTS)
     assert 0.5 * profile["step_s"] < sum(profile[part] for part in PARTS) <= profile["step_s"]
@@ -102,10 +102,10 @@ def test_a_profile_adds_a_breakdown_and_a_trace_to_the_same_steps(run_small, tmp
     assert {"forward", "backward", "optimizer", "gloo:all_reduce"} <= names
     assert "gloo:barrier" not in names
     assert paths.trace.stat().st_size < 500_000
-    steps = [records.read_lines(each.steps) for each in (plain, paths)]
+    steps = [json_files.read_lines(each.steps) for each in (plain, paths)]
     assert [row.keys() for row in steps[0]] == [row.keys() for row in steps[1]]
     assert [row["loss"] for row in steps[0]] == [row["loss"] for row in steps[1]]
-    workers = [records.read_json(each.worker) for each in (plain, paths)]
+    workers = [json_files.read_json(each.worker) for each in (plain, paths)]
     assert workers[0].keys() == workers[1].keys()
     assert (
         workers[1]["timed_to_s"] <= workers[1]["ended_s"] <= profile["from_s"] <= profile["ended_s"]
@@ -131,7 +131,7 @@ def test_no_profiler_can_cost_a_run(run_small, monkeypatch, broken):
     result, paths = run_small(worker="bad_profile", gpus=2, profile=True)
     assert (result.status, result.cause) == ("ok", None), result.message()
     assert result.summary["tokens_per_s"] > 0
-    profile = records.read_json(paths.profile)
+    profile = json_files.read_json(paths.profile)
     assert profile["step_s"] > sum(result.summary[name] for name in PARTS) * 0.99
     assert result.summary["communication_s"] is None
     why = {"profilers": "RuntimeError: no counters on this host"}.get(broken, profiling.CUT_OFF)

@@ -10,12 +10,12 @@ import json
 
 import pytest
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.formulas.model_shapes import PRESETS
 from tests.support import lazy
 
 torch = lazy.Module("torch")
-causal_loss, models = (lazy.Module(f"dsnb.models.{name}") for name in ("causal_loss", "model"))
+build, model_loss = (lazy.Module(f"dsnb.models.{name}") for name in ("build", "loss"))
 data, trainers = (lazy.Module(f"dsnb.measure.train.{name}") for name in ("data", "trainer"))
 PLAIN, ADAM, BF16 = 2e-5, 1e-4, 2e-2
 SIX = {"steps": 5, "learning_rate": 1e-3}
@@ -55,7 +55,7 @@ def expected(small):
 
     def train(make_optimizer=None, **settings):
         experiment, device = small(**{"micro_batch_size": 4, **settings}), torch.device("cpu")
-        model = causal_loss.CausalLoss(models.build(experiment, {}, device))
+        model = model_loss.CausalLoss(build.build(experiment, {}, device))
         weights = list(model.parameters())
         optimizer = (
             make_optimizer(weights)
@@ -151,7 +151,7 @@ def test_fsdp_reduces_gradients_as_often_as_asked(losses, expected, trained, red
     }
     assert losses("counted", **settings) == pytest.approx(curve, abs=PLAIN)
     _, paths = trained("counted", **settings)
-    assert records.read_json(paths.dir / "reductions.json") == {"of_steps": [times * 5] * 6}
+    assert json_files.read_json(paths.dir / "reductions.json") == {"of_steps": [times * 5] * 6}
 
 
 def test_muon_trains_alike_with_every_stage(losses):
@@ -190,7 +190,7 @@ def test_products_in_fp8_train_nearly_as_bf16(trained, losses):
     assert rounded != exact
     assert rounded[-1] < rounded[0] - 0.1
     works = [
-        records.read_json(trained(**settings, matmul=name)[1].worker) for name in ("auto", "fp8")
+        json_files.read_json(trained(**settings, matmul=name)[1].worker) for name in ("auto", "fp8")
     ]
     assert works[0]["flops_per_token"] == works[1]["flops_per_token"]
 
@@ -210,12 +210,12 @@ def test_stages_autocast_and_split_models_stay_near_one_another_in_bf16_and_are_
     assert losses(**together) == pytest.approx(curve, abs=1e-2)
     assert losses(**autocast) == pytest.approx(curve, abs=BF16)
     dtypes = [
-        records.read_json(trained(**settings)[1].worker)["parameter_dtype"]
+        json_files.read_json(trained(**settings)[1].worker)["parameter_dtype"]
         for settings in (together, autocast)
     ]
     assert dtypes == ["bfloat16", "float32"]
     result, paths = trained(**together)
-    record = records.read_json(paths.worker)
+    record = json_files.read_json(paths.worker)
     assert (
         record["tensor_parallel_ranks"],
         record["pipeline_stages"],
@@ -233,7 +233,7 @@ def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(tra
     )  # rank x blocks x (in + out of four layers), hidden 128
     for strategy in (DDP, {"zero_stage": 2}):
         result, paths = trained("frozen", **settings, **strategy)
-        parameters = records.read_json(paths.dir / "parameters.json")
+        parameters = json_files.read_json(paths.dir / "parameters.json")
         changed = {name for name, each in parameters.items() if each["changed"]}
         assert changed == {name for name in parameters if "lora_" in name}
         assert {each["dtype"] for name, each in parameters.items() if name not in changed} == {
@@ -281,7 +281,7 @@ def test_compiled_blocks_are_checkpointed_in_host_memory_without_a_graph_break(t
         "compile": "default",
     }
     _, run = trained("traced", **settings, activation_checkpointing=True, checkpoint_offload=True)
-    record = records.read_json(run.worker)
+    record = json_files.read_json(run.worker)
     assert record["graph_breaks"] == 0
     assert (
         record["compiled_graphs"] == 4
@@ -301,7 +301,7 @@ def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(run_small, 
         "steps": 2,
     }
     _, run = run_small("combined", **settings, time_limit_s=550.0)
-    found = records.read_json(run.dir / "combined.json")
+    found = json_files.read_json(run.dir / "combined.json")
     assert len(found) == 7
     (plain, *_) = found["plain0"]
     for strategy, ways in found.items():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.base.system import hardware
 from tests.support import lazy
@@ -20,7 +20,7 @@ def test_zero_0_and_1_agree_in_fp16(run_small):
     steps = []
     for stage in (0, 1):
         _, paths = run_small(model="opt-tiny", precision="fp16", zero_stage=stage, steps=6)
-        steps.append(records.read_lines(paths.steps))
+        steps.append(json_files.read_lines(paths.steps))
     alike = [first["skipped"] == second["skipped"] for first, second in zip(*steps, strict=True)]
     common = [*alike, False].index(
         False
@@ -48,7 +48,7 @@ def test_steps_that_torchs_own_loss_scaler_skips_are_counted(run_small, monkeypa
 def test_step_times_are_the_timed_wall_time_and_a_cpu_gives_no_figures_of_gpus(trained):
     result, paths = trained(steps=20, gpus=2, zero_stage=1)
     timed = [
-        row["step_time_s"] for row in records.read_lines(paths.steps) if row["phase"] == "timed"
+        row["step_time_s"] for row in json_files.read_lines(paths.steps) if row["phase"] == "timed"
     ]
     assert len(timed) == 20
     assert sum(timed) == pytest.approx(result.phases_s["timed"], rel=0.01)
@@ -57,7 +57,9 @@ def test_step_times_are_the_timed_wall_time_and_a_cpu_gives_no_figures_of_gpus(t
     assert [result.summary[name] for name in figures_of_gpus] == [None] * 5
     assert result.summary["host_memory_gib"] > 0.1
     assert result.summary["parameters"] == PRESETS["gpt2-tiny"].parameters
-    assert (records.read_json(paths.worker) or {})["cpu_threads"] == max(1, hardware.cores() // 2)
+    assert (json_files.read_json(paths.worker) or {})["cpu_threads"] == max(
+        1, hardware.cores() // 2
+    )
     assert not paths.gpu.exists()
 
 
@@ -100,6 +102,6 @@ def test_building_a_large_model_needs_a_part_of_it_per_rank(run_small, tmp_path)
         _, paths = run_small(
             worker="builder", model=str(tmp_path), precision="bf16", gpus=4, **settings
         )
-        ranks = [records.read_json(paths.dir / f"rank{rank}.json") for rank in range(4)]
+        ranks = [json_files.read_json(paths.dir / f"rank{rank}.json") for rank in range(4)]
         assert not any(rank["not_finite"] for rank in ranks)
         assert 0.2 < max(rank["grown_bytes"] for rank in ranks) / (2 * shape.parameters) < most

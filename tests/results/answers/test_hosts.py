@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.results.answers import hosts
 from dsnb.settings.records.columns import RUN_COLUMNS
 from dsnb.show.render import nodes
@@ -154,9 +154,9 @@ def test_hostile_names_are_only_shown(tmp_path):
     )
     (tmp_path / "s" / "params.yaml").write_text("name: s\nexpect_samples_per_s: 80\n")
     path = next(tmp_path.rglob("nodes.json"))
-    record = records.read_json(path)
+    record = json_files.read_json(path)
     record["nodes"][0]["environment"]["torch"] = "<script>alert(1)</script>"
-    records.write_json(path, record)
+    json_files.write_json(path, record)
     runs = dsnb.load_runs(tmp_path)
     assert max(len(name) for one in runs["hosts"] for name in one.split(",")) == 253
     text = "".join(str(part) for part in nodes.section(runs) if isinstance(part, Html))

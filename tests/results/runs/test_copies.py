@@ -6,7 +6,7 @@ import pytest
 
 import dsnb
 from dsnb.base.errors import DsnbWarning
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.measure.launcher.folder import write_experiment
 from dsnb.results.runs.copies import sweep_names
 from dsnb.settings.experiment import Experiment
@@ -25,12 +25,12 @@ def write_sweep(folder, rates, date="2026-11-27T10:00:00+00:00"):
     for repeat, rate in enumerate(rates, 1):
         run = SweepPaths(folder).run(experiment.name, repeat)
         write_experiment(run, experiment)
-        records.write_json(run.environment, {"host": "h", "gpus": [], "date_utc": date})
+        json_files.write_json(run.environment, {"host": "h", "gpus": [], "date_utc": date})
         steps = [
             {"step": k, "phase": "timed", "step_time_s": 1024 / rate, "tokens": 1024}
             for k in (1, 2)
         ]
-        records.write_lines(run.steps, steps)
+        json_files.write_lines(run.steps, steps)
         Result("ok", None, {0: 0}, {"wall": 3.5}, {"tokens_per_s": rate}, run.dir).write()
     return folder / experiment.name
 
@@ -38,9 +38,9 @@ def write_sweep(folder, rates, date="2026-11-27T10:00:00+00:00"):
 def without_identity(folder):
     """Make the runs below a folder those of a version that gave runs no identity."""
     for path in folder.rglob("experiment.json"):
-        settings = records.read_json(path)
+        settings = json_files.read_json(path)
         settings.pop("run_id", None)
-        records.write_json(path, settings)
+        json_files.write_json(path, settings)
 
 
 def copied(tmp_path):
@@ -113,8 +113,8 @@ def test_a_copy_made_before_the_run_had_ended_is_left_out(tmp_path):
 def test_a_changed_copy_is_a_run_of_its_own_and_is_named(tmp_path):
     folder = write_sweep(tmp_path / "sweep", [1000.0])
     copy = shutil.copytree(folder / "run1", folder / "run2")
-    changed = records.read_json(copy / "result.json")
-    records.write_json(copy / "result.json", {**changed, "status": "failed", "cause": "by hand"})
+    changed = json_files.read_json(copy / "result.json")
+    json_files.write_json(copy / "result.json", {**changed, "status": "failed", "cause": "by hand"})
     with pytest.warns(
         DsnbWarning, match="run2 and .*run1 have the same run_id but different records"
     ):

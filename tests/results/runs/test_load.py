@@ -13,7 +13,7 @@ import pytest
 
 import dsnb
 from dsnb.base.errors import DsnbWarning, SettingsError
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.cli import printing
 from dsnb.measure.sweep import job
 from dsnb.measure.sweep.params import load_sweep
@@ -61,9 +61,9 @@ def test_runs_from_before_a_setting_have_what_it_was_then(tmp_path):
     """Their gradients were accumulated in bf16, which no record mentions."""
     made_up.write_folders(made_up.runs(12, precision=["bf16"]), tmp_path, steps=3)
     for path in tmp_path.rglob("experiment.json"):
-        record = records.read_json(path)
+        record = json_files.read_json(path)
         del record["grad_accum_dtype"]
-        path.write_text(records.line(record))
+        path.write_text(json_files.line(record))
     runs = dsnb.load_runs(tmp_path)
     older = (runs["precision"] == "bf16") & (runs["grad_accum"] > 1)
     assert older.any()
@@ -75,7 +75,7 @@ def test_fsdp_reduced_gradients_once_a_step_before_that_was_a_setting(tmp_path):
         made_up.runs(2, repeats=1).assign(zero_stage=0, grad_accum=[1, 2]), tmp_path
     )
     for path in tmp_path.rglob("experiment.json"):
-        path.write_text(records.line({**records.read_json(path), "strategy": "fsdp"}))
+        path.write_text(json_files.line({**json_files.read_json(path), "strategy": "fsdp"}))
     runs = dsnb.load_runs(tmp_path).set_index("grad_accum")
     assert runs["reduce_gradients"].to_dict() == {1: "micro-batch", 2: "step"}
     for name in ("h100", "h200", "h200_memory"):
@@ -91,7 +91,7 @@ def test_keys_of_deepspeeds_configuration_are_columns_of_their_runs_only(tmp_pat
     made_up.write_folders(made_up.runs(4), tmp_path, steps=3)
     key = {"zero_optimization.round_robin_gradients": True}
     for setting in sorted(tmp_path.rglob("experiment.json"))[:2]:
-        setting.write_text(records.line({**records.read_json(setting), "deepspeed": key}))
+        setting.write_text(json_files.line({**json_files.read_json(setting), "deepspeed": key}))
     loaded = dsnb.load_runs(tmp_path)
     assert sorted(loaded["deepspeed.zero_optimization.round_robin_gradients"].notna()) == [
         False,

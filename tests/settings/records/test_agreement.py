@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import dsnb
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.settings.records.agreement import TimedSteps, contradiction
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import unfinished
@@ -15,7 +15,7 @@ from tests import ROOT
 EXAMPLES = ROOT / "outputs" / "examples" / "quickstart"
 EXAMPLE = next(EXAMPLES.glob("zs0_*_gpus2_bs8_sl128_stdlib"))
 """Two ranks, 8 sequences of 128 tokens each, 20 timed steps after 3 of warm-up."""
-RATE = records.read_json(RunPaths(EXAMPLE / "run1").result)["summary"]["tokens_per_s"]
+RATE = json_files.read_json(RunPaths(EXAMPLE / "run1").result)["summary"]["tokens_per_s"]
 SETTINGS = {"gpus": 2, "micro_batch_size": 4, "grad_accum": 1, "seq_len": 125, "steps": 10}
 SUMMARY = {
     "tokens_per_s": 2000.0,
@@ -28,11 +28,11 @@ STEPS = TimedSteps(10, 10, 0.5, 1000.0)
 
 
 def change(path, **fields):
-    records.write_json(path, {**records.read_json(path), **fields})
+    json_files.write_json(path, {**json_files.read_json(path), **fields})
 
 
 def change_summary(path, factor, *names):
-    summary = records.read_json(path)["summary"]
+    summary = json_files.read_json(path)["summary"]
     change(path, summary={**summary, **{name: factor * summary[name] for name in names}})
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import dsnb
 from dsnb.base.errors import DsnbWarning
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.measure.launcher.folder import write_experiment
 from dsnb.measure.sweep.params import load_sweep
 from dsnb.measure.sweep.run import is_finished
@@ -47,7 +47,7 @@ def make(run):
 
 
 def change(path, **fields):
-    records.write_json(path, {**records.read_json(path), **fields})
+    json_files.write_json(path, {**json_files.read_json(path), **fields})
 
 
 DAMAGE = {
@@ -173,8 +173,8 @@ def test_advice_after_running_out_of_memory_fits_the_cause(phase, settings, give
 def test_the_memory_at_hand(tmp_path, exit_code, settings, expected):
     run = RunPaths(tmp_path)
     gpus = [{"name": "A", "memory_gib": 80.0}, {"name": "B", "memory_gib": 40.0}]
-    records.write_json(run.environment, {"memory_gib": 500.0, "gpus": gpus})
-    records.write_json(run.experiment, {"device": "cuda", **settings})
+    json_files.write_json(run.environment, {"memory_gib": 500.0, "gpus": gpus})
+    json_files.write_json(run.experiment, {"device": "cuda", **settings})
     result = Result("oom", None, {0: exit_code}, {}, {}, tmp_path)
     assert result.shortage().capacity_gib == expected
     # The launcher has killed the peers of a rank that recorded where its GPU's memory ran out.

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.results.answers import decide
 from dsnb.results.runs.labels import METRIC_LABELS
 from dsnb.results.statistics.comparisons import differences
@@ -368,10 +368,10 @@ def test_a_run_leads_to_its_notebook_and_profile_in_its_own_folder(tmp_path, wat
     plain, profiled = (RunPaths(path.parent) for path in sorted(folder.glob("*/run[12]/run.ipynb")))
     for path in (profiled.trace, plain.trace):  # that of a run without a profile is not its own
         path.write_text("x")
-    records.write_json(
-        profiled.experiment, {**records.read_json(profiled.experiment), "profile": True}
+    json_files.write_json(
+        profiled.experiment, {**json_files.read_json(profiled.experiment), "profile": True}
     )
-    records.write_json(profiled.profile, {"forward_s": 0.0123, "backward_s": 0.02})
+    json_files.write_json(profiled.profile, {"forward_s": 0.0123, "backward_s": 0.02})
     profiled.notebook.unlink()
     page = watched(dsnb.explore(dsnb.load_runs(folder), home=folder).save(folder / "page.html"))
     page.tab.evaluate(f"{ROOT}.open(1)")

@@ -6,7 +6,7 @@ import warnings
 import pandas as pd
 import pytest
 
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 from dsnb.results.statistics.memory_use import PARTS
 from dsnb.results.statistics.scaling import scaling
 from dsnb.settings.records.paths import RunPaths
@@ -126,9 +126,9 @@ def test_bars_and_dots_of_memory_are_those_of_their_rows():
 def test_the_steps_of_one_run(tmp_path):
     run = RunPaths(tmp_path / "e" / "run1")
     run.dir.mkdir(parents=True)
-    records.write_json(run.experiment, {"model": "gpt2"})
-    records.write_json(run.result, {"status": "ok"})
-    records.write_lines(
+    json_files.write_json(run.experiment, {"model": "gpt2"})
+    json_files.write_json(run.result, {"status": "ok"})
+    json_files.write_lines(
         run.steps, [{"step": 1, "phase": "timed", "loss": 2.5, "step_time_s": 0.25, "t_s": 1.0}]
     )
     steps = plots.run_steps(run.dir)
@@ -177,10 +177,10 @@ def test_an_ok_run_begins_with_its_most_important_figures(tmp_path):
 def test_a_run_out_of_memory_shows_what_it_lacked_and_other_failures_have_advice_alone(tmp_path):
     run = RunPaths(tmp_path / "zs<1>" / "run1")
     run.dir.mkdir(parents=True)
-    records.write_json(
+    json_files.write_json(
         run.experiment, {"model": "gpt2", "device": "cuda", "micro_batch_size": 8, "seq_len": 1024}
     )
-    records.write_json(run.environment, {"gpus": [{"name": "A", "memory_gib": 80.0}]})
+    json_files.write_json(run.environment, {"gpus": [{"name": "A", "memory_gib": 80.0}]})
     run.console.write_text("line <1>\n")
     found = {
         "oom_phase": "optimizer",

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import lazy
 
-models = lazy.Module("dsnb.models.model")
+models = lazy.Module("dsnb.models.build")
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 256}
 
 

@@ -12,7 +12,9 @@ from tests.support import lazy
 
 torch, F = lazy.Module("torch"), lazy.Module("torch.nn.functional")
 transformers = lazy.Module("transformers")
-causal_loss, models = (lazy.Module(f"dsnb.models.{name}") for name in ("causal_loss", "model"))
+build, compiling, model_loss = (
+    lazy.Module(f"dsnb.models.{name}") for name in ("build", "compile", "loss")
+)
 failure = lazy.Module("dsnb.measure.train.failure")
 
 TOKENS, WIDTH, VOCAB = 150, 32, 1003  # three chunks; a width that is padded
@@ -21,7 +23,7 @@ SCALE = 2.0**13
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr("dsnb.models.causal_loss.CHUNK_TOKENS", 64)
+    monkeypatch.setattr("dsnb.models.loss.CHUNK_TOKENS", 64)
 
 
 def tiny(name, **more):
@@ -43,14 +45,12 @@ def gradients(module, loss):
 )
 @pytest.mark.parametrize("chunked", [False, True], ids=["whole", "chunked"])
 def test_loss_and_gradients_are_those_of_transformers(name, chunked, monkeypatch):
-    monkeypatch.setattr(
-        "dsnb.models.causal_loss.CHUNK_TOKENS", 8
-    )  # seven chunks of eight tokens or three
+    monkeypatch.setattr("dsnb.models.loss.CHUNK_TOKENS", 8)  # seven chunks of eight tokens or three
     model = tiny(name)
     ids = torch.randint(model.config.vocab_size, (3, 17))
     theirs = model(input_ids=ids, labels=ids).loss
     expected = gradients(model, theirs)
-    ours = causal_loss.CausalLoss(model, chunked)(ids)
+    ours = model_loss.CausalLoss(model, chunked)(ids)
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
     assert (gradients(model, ours) - expected).norm() < 1e-6 * expected.norm()
 
@@ -67,13 +67,13 @@ def test_a_padded_vocabulary_trains_alike_and_its_rows_stay_zero(name, has_bias)
         if has_bias:
             model.get_output_embeddings().bias = torch.nn.Parameter(torch.arange(vocab) / vocab)
         if padded:
-            models.pad_vocabulary(model, multiple)
+            build.pad_vocabulary(model, multiple)
         assert len(model.get_output_embeddings().weight) == (
             vocab + -vocab % multiple if padded else vocab
         )
         optimizer, module = (
             torch.optim.AdamW(model.parameters(), 1e-2),
-            causal_loss.CausalLoss(model),
+            model_loss.CausalLoss(model),
         )
         torch.manual_seed(1)
         ids, curve = torch.randint(vocab, (3, 17)), []
@@ -87,7 +87,7 @@ def test_a_padded_vocabulary_trains_alike_and_its_rows_stay_zero(name, has_bias)
     head = model.get_output_embeddings()
     assert not head.weight[vocab:].any()
     assert head.bias.requires_grad == has_bias
-    assert torch.allclose(head.bias[vocab:], torch.tensor(models.ADDED_LOGIT), rtol=1e-3)
+    assert torch.allclose(head.bias[vocab:], torch.tensor(build.ADDED_LOGIT), rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["gpt2-tiny", "qwen3-moe-tiny"])
@@ -96,7 +96,7 @@ def test_a_model_with_few_linear_layers_is_not_called_fp8(name):
     with pytest.raises(
         ValueError, match=r"linear layers, which have \d+% of the weights of opt-tiny's blocks; use"
     ):
-        models.multiply_in_fp8(experiment, tiny(name))
+        build.multiply_in_fp8(experiment, tiny(name))
 
 
 def test_a_gpu_without_fp8_is_named(monkeypatch):
@@ -107,7 +107,7 @@ def test_a_gpu_without_fp8_is_named(monkeypatch):
         ValueError,
         match=r"^matmul is 'fp8': a NVIDIA A100 \(compute capability 8\.0\) has no such products",
     ):
-        models.multiply_in_fp8(experiment, tiny("opt-tiny"))
+        build.multiply_in_fp8(experiment, tiny("opt-tiny"))
 
 
 def test_chunks_keep_no_logits(monkeypatch):
@@ -123,16 +123,16 @@ def test_chunks_keep_no_logits(monkeypatch):
             module(ids)
         return max(sizes)
 
-    monkeypatch.setattr("dsnb.models.causal_loss.CHUNK_TOKENS", 8)
-    assert largest_kept(causal_loss.CausalLoss(model)) == logits
-    assert largest_kept(causal_loss.CausalLoss(model, chunked=True)) < logits / 2
+    monkeypatch.setattr("dsnb.models.loss.CHUNK_TOKENS", 8)
+    assert largest_kept(model_loss.CausalLoss(model)) == logits
+    assert largest_kept(model_loss.CausalLoss(model, chunked=True)) < logits / 2
 
 
 def given(weight_dtype, hidden_dtype):
     torch.manual_seed(1)
     layer = torch.nn.Linear(WIDTH, VOCAB, bias=False)
     targets = torch.randint(VOCAB, (TOKENS,))
-    targets[[0, 70, TOKENS - 1]] = causal_loss.IGNORED
+    targets[[0, 70, TOKENS - 1]] = model_loss.IGNORED
     return (
         layer.to(weight_dtype),
         (3 * torch.randn(TOKENS, WIDTH)).to(hidden_dtype).requires_grad_(),
@@ -164,12 +164,12 @@ def test_gradients_are_those_of_fp64_up_to_rounding(
     weight_dtype, hidden_dtype, autocast, max_error, compiled
 ):
     layer, hidden, targets = given(getattr(torch, weight_dtype), getattr(torch, hidden_dtype))
-    loss_and_gradient = causal_loss.differentiate
+    loss_and_gradient = model_loss.differentiate
     if compiled:  # `test_gpu` runs the code that Inductor generates
         loss_and_gradient = torch.compile(loss_and_gradient, backend="aot_eager")
     with torch.autocast("cpu", getattr(torch, autocast or "bfloat16"), enabled=bool(autocast)):
         loss = (
-            causal_loss.sum_of_losses(layer, hidden, targets, loss_and_gradient)
+            model_loss.sum_of_losses(layer, hidden, targets, loss_and_gradient)
             / (targets >= 0).sum()
         )
     (loss * SCALE).backward()
@@ -178,16 +178,16 @@ def test_gradients_are_those_of_fp64_up_to_rounding(
     assert relative_error(layer.weight.grad / SCALE, by_weight) < max_error
     assert relative_error(hidden.grad / SCALE, by_hidden) < max_error
     assert (layer.weight.grad.dtype, hidden.grad.dtype) == (layer.weight.dtype, hidden.dtype)
-    assert not hidden.grad[targets == causal_loss.IGNORED].any()
+    assert not hidden.grad[targets == model_loss.IGNORED].any()
     layer.weight.requires_grad_(False).grad = None
-    causal_loss.sum_of_losses(layer, hidden, targets).backward()
+    model_loss.sum_of_losses(layer, hidden, targets).backward()
     assert layer.weight.grad is None
 
 
 def test_rounding_does_not_grow_with_the_number_of_chunks(monkeypatch):
-    monkeypatch.setattr("dsnb.models.causal_loss.CHUNK_TOKENS", 5)  # 30 chunks
+    monkeypatch.setattr("dsnb.models.loss.CHUNK_TOKENS", 5)  # 30 chunks
     layer, hidden, targets = given(torch.bfloat16, torch.bfloat16)
-    causal_loss.sum_of_losses(layer, hidden, targets).div((targets >= 0).sum()).backward()
+    model_loss.sum_of_losses(layer, hidden, targets).div((targets >= 0).sum()).backward()
     whole = torch.autograd.grad(
         F.cross_entropy(layer(hidden).float(), targets), (layer.weight, hidden)
     )
@@ -202,7 +202,7 @@ def test_sums_over_tokens_do_not_overflow_in_fp16():
     layer, _, targets = given(torch.float16, torch.float16)
     hidden = torch.full((TOKENS, WIDTH), 900.0, dtype=torch.float16, requires_grad=True)
     layer.weight.data.zero_()
-    causal_loss.sum_of_losses(layer, hidden, torch.zeros_like(targets)).div(TOKENS).backward()
+    model_loss.sum_of_losses(layer, hidden, torch.zeros_like(targets)).div(TOKENS).backward()
     assert layer.weight.grad[0].float() == pytest.approx(
         torch.full((WIDTH,), -900.0 * (1 - 1 / VOCAB)), rel=1e-3
     )
@@ -215,7 +215,7 @@ def test_an_error_in_a_chunk_is_one_in_the_loss():
         raise MemoryError("none left")
 
     with pytest.raises(MemoryError) as caught:
-        causal_loss.sum_of_losses(layer, hidden, targets, loss_and_gradient)
+        model_loss.sum_of_losses(layer, hidden, targets, loss_and_gradient)
     assert failure._in_loss(caught.value.__traceback__)
 
 
@@ -242,37 +242,37 @@ def test_each_family_is_few_graphs(model, settings, parts):
     from torch._inductor.codecache import FxGraphHashDetails
 
     torch._dynamo.reset()
-    graphs, breaks = causal_loss.compiled_graphs(), causal_loss.graph_breaks()
+    graphs, breaks = compiling.compiled_graphs(), compiling.graph_breaks()
     small = {"device": "cpu", "precision": "fp32", "seq_len": 16, "micro_batch_size": 2}
     experiment = Experiment(
         model=model, compile="default", **small, **{"compile_unit": "model", **settings}
     )
     with mock.patch.dict(PRESETS, {model: replace(PRESETS[model], layers=2)}):
-        module = causal_loss.CausalLoss(
-            models.build(experiment, {}, torch.device("cpu")), "loss" in settings
+        module = model_loss.CausalLoss(
+            build.build(experiment, {}, torch.device("cpu")), "loss" in settings
         )
     eager = functools.partial(torch.compile, backend="eager")
     with mock.patch("torch.compile", eager), torch.compiler.config.patch(cache_key_tag=""):
-        causal_loss.compile_model(experiment, module)
+        compiling.compile_model(experiment, module)
         # In torch 2.11 all precisions share one cache of graphs, and GPT-2 in bf16 ran the fp16 graph.
         assert FxGraphHashDetails(None, [], {}, []).cache_key_tag == "fp32"
     made_in = []
     for _ in range(2):
         module(torch.randint(500, (2, 16))).backward()
-        made_in.append(causal_loss.compiled_graphs() - graphs)
+        made_in.append(compiling.compiled_graphs() - graphs)
     assert made_in == [parts] * 2
-    assert causal_loss.graph_breaks() == breaks
+    assert compiling.graph_breaks() == breaks
 
 
 def test_graph_breaks_are_counted():
     import torch  # the traced function must not import it
 
     torch._dynamo.reset()
-    breaks = causal_loss.graph_breaks()
+    breaks = compiling.graph_breaks()
 
     def broken(numbers):
         torch._dynamo.graph_break()
         return numbers + 1
 
     torch.compile(broken, backend="eager")(torch.ones(2))
-    assert causal_loss.graph_breaks() == breaks + 1
+    assert compiling.graph_breaks() == breaks + 1

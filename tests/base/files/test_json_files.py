@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from dsnb.base.errors import DsnbWarning
-from dsnb.base.files import records
+from dsnb.base.files import json_files
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
-    records.write_json(path, {"a": 1})
+    json_files.write_json(path, {"a": 1})
     monkeypatch.setattr(
         os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
     with pytest.raises(OSError, match="No space left"):
-        records.write_json(path, {"a": 2})
+        json_files.write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
@@ -25,8 +25,8 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 def test_files_follow_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
-        records.write_text(tmp_path / "written", "a")
-        records.append_line(tmp_path / "appended", {})
+        json_files.write_text(tmp_path / "written", "a")
+        json_files.append_line(tmp_path / "appended", {})
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o640}
@@ -34,27 +34,27 @@ def test_files_follow_the_umask(tmp_path):
 
 def test_numbers_that_json_does_not_know_are_missing(tmp_path):
     path = tmp_path / "a.json"
-    records.write_json(path, {"x": float("nan"), "y": [float("inf"), 1.5]})
-    assert records.read_json(path) == {"x": None, "y": [None, 1.5]}
+    json_files.write_json(path, {"x": float("nan"), "y": [float("inf"), 1.5]})
+    assert json_files.read_json(path) == {"x": None, "y": [None, 1.5]}
     path.write_text('{"cause": "NaN", "n": NaN, "m": [-Infinity]}')
-    assert records.read_json(path) == {"cause": "NaN", "n": None, "m": [None]}
+    assert json_files.read_json(path) == {"cause": "NaN", "n": None, "m": [None]}
 
 
 def test_missing_empty_and_foreign_json(tmp_path):
     path = tmp_path / "result.json"
-    assert records.read_json(path) is None
+    assert json_files.read_json(path) is None
     half_a_character = b'{"cause": "\\ud83d out"}'
     for content in (b"", b"[1]", b"{", b"[" * 100_000, bytes(range(256)), half_a_character):
         path.write_bytes(content)
         with pytest.warns(DsnbWarning, match=r"result\.json is left out"):
-            assert records.read_json(path) is None
+            assert json_files.read_json(path) is None
 
 
 def test_a_cut_last_line_is_left_out_with_one_warning(tmp_path):
     path = tmp_path / "steps.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "lo')
     with pytest.warns(DsnbWarning) as caught:
-        assert records.read_lines(path) == [{"step": 1}, {"step": 2}]
+        assert json_files.read_lines(path) == [{"step": 1}, {"step": 2}]
     assert [str(warning.message) for warning in caught] == [
         f"{path}: 1 line(s) left out, cut off or damaged (line 3)"
     ]
@@ -65,18 +65,18 @@ def test_what_is_no_file_is_left_out(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("steps.jsonl", "pipe"):
         with pytest.warns(DsnbWarning, match="is left out: it is not a regular file"):
-            assert records.read_lines(tmp_path / name) == []
+            assert json_files.read_lines(tmp_path / name) == []
     for path in (
         tmp_path / "steps.jsonl",
         tmp_path / "pipe",
         Path("/dev/zero"),
     ):  # the last one has no end
-        assert list(records.Tail(path).new()) == []
+        assert list(json_files.Tail(path).new()) == []
 
 
 def test_tail_gives_each_record_once_and_waits_for_whole_lines(tmp_path):
     path = tmp_path / "steps.jsonl"
-    tail = records.Tail(path)
+    tail = json_files.Tail(path)
     assert list(tail.new()) == []
     path.write_text('{"step": 1}\n{"st')
     assert list(tail.new()) == [{"step": 1}]

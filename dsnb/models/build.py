@@ -22,8 +22,8 @@ from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from dsnb.base.formulas import model_shapes
-from dsnb.models import attention, model_parts
-from dsnb.models.model_parts import blocks, has_own_parameters
+from dsnb.models import attention, parts
+from dsnb.models.parts import blocks, has_own_parameters
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 
@@ -144,23 +144,21 @@ def restore_buffers(experiment: Experiment, model: PreTrainedModel, device: torc
 
 def build_stage(
     experiment: Experiment, stage: int, device: torch.device
-) -> tuple[Any, model_parts.ForwardPath]:
+) -> tuple[Any, parts.ForwardPath]:
     """Build a model in which only one pipeline stage has weights, those of a whole model, and trace its forward pass.
 
     With random weights the rest takes no memory; pretrained weights are loaded whole into host memory.
     """
     config, stages = model_config(experiment), experiment.pipeline_parallel
-    model_parts.check_split(experiment, config)
+    parts.check_split(experiment, config)
     is_random = experiment.weights == "random"
     if is_random:
         with no_init_weights(), init_empty_weights(include_buffers=False):
             model = _from_config(experiment, config)
     else:
         model = _load_pretrained(experiment, {}, torch.device("cpu"), config)
-    path = model_parts.forward_path(
-        model, int(experiment.micro_batch_size), experiment.seq_len, device
-    )
-    modules = list(model_parts.stage_modules(model, path, stage, stages))
+    path = parts.forward_path(model, int(experiment.micro_batch_size), experiment.seq_len, device)
+    modules = list(parts.stage_modules(model, path, stage, stages))
     if is_random:
         allocate(modules)
     for module in modules:
@@ -194,7 +192,7 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
         has_flex &= not experiment.dropout and experiment.tensor_parallel == 1
         attention.use_fused_alibi(model, experiment.seq_len if has_flex else 0)
     if experiment.tensor_parallel > 1:
-        model_parts.prepare(experiment, model)
+        parts.prepare(experiment, model)
     if experiment.pad_vocab:
         pad_vocabulary(model, experiment.pad_vocab)
     if experiment.matmul == "fp8":

@@ -1,0 +1,67 @@
+"""torch's DistributedDataParallel: every rank has the whole model, gradients are averaged."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from dsnb.settings.strategies.base import ModelSize, Strategy, Traffic
+
+FIRST_BUCKET = 2**18
+"""Gradients in torch's first bucket (1 MiB); a compiled model is not split into smaller parts."""
+POWERSGD_SHARE = 1.4
+"""Numbers in PowerSGD's factors of rank 1 over hidden size, for each number of hidden size squared."""
+
+
+class Ddp(Strategy):
+    """Whole models, an all-reduce of fp32 gradients in buckets; half precision is autocast."""
+
+    name = "ddp"
+    label = kind = "DDP"
+    simplicity = 1
+    settings = frozenset({"gradient_compression", "bucket_elements"})
+    why_no_zero = "DDP shards nothing"
+    may_split_layers = False
+    has_native_half = False
+    splits_graphs = True
+    bucket = 25 * 2**20 / 4  # torch's default, 25 MiB of fp32
+    memory_rule = "dsnb.prediction.memory:_ddp"
+
+    def refusals(self, s: Any) -> Iterator[str]:
+        """Refuse compression without messages, and graphs smaller than the first bucket."""
+        how = s.gradient_compression
+        if how != "none" and s.gpus == 1:
+            yield f"gradient_compression is '{how}', but gpus is 1: nothing is sent; use at least 2"
+        elif how == "bf16" and s.device == "cpu":
+            yield (
+                "gradient_compression is 'bf16', but device is 'cpu': torch rounds gradients for "
+                "NCCL only; use 'none'"
+            )
+        if s.compile != "off" and 0 < s.bucket_elements < FIRST_BUCKET:
+            yield (
+                f"bucket_elements is {s.bucket_elements}: compiled DDP needs at least "
+                f"{FIRST_BUCKET}"
+            )
+
+    def traffic(self, s: Any, model: ModelSize) -> Traffic:
+        """Return one all-reduce of all gradients beside the last backward pass."""
+        ranks = s.data_parallel
+        if ranks == 1:
+            return Traffic()
+        trained = model.trained / (s.tensor_parallel * s.pipeline_parallel)
+        once = (ranks - 1) / ranks
+        return Traffic(
+            all_reduce=trained * self.reduced_bytes(s, model) * 2 * once,
+            data_messages=trained / self.bucket_elements(s) + 1,
+            reduction_overlaps=1.0,
+        )
+
+    def gathered_bytes(self, s: Any) -> float:
+        """Return the bytes of a weight, which is never sent."""
+        return 4.0
+
+    def reduced_bytes(self, s: Any, model: ModelSize) -> float:
+        """Return the bytes of a gradient after compression."""
+        if s.gradient_compression == "bf16":
+            return 2.0
+        if s.gradient_compression == "powersgd":
+            return 4 * POWERSGD_SHARE * s.powersgd_rank / model.hidden
+        return float(self.numbers(s).computed_bytes if s.lora_rank else 4)

@@ -1,0 +1,193 @@
+"""DeepSpeed's engine with ZeRO 0 to 3, tensor parallelism (AutoTP) and pipelines."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from dsnb.settings.strategies.base import HALF, USED_BY, ModelSize, Numbers, Strategy, Traffic
+
+KEPT_PARAMETERS = 1e9
+"""DeepSpeed's default of the gathered parameters that ZeRO 3 keeps."""
+ZERO_STAGES = (0, 1, 2, 3)
+ONLY_ZERO = {
+    "overlap_comm": ((1, 2, 3), "there are no buckets"),
+    "bucket_elements": ((1, 2, 3), "there are no buckets"),
+    "gradient_checks": ((1, 2), "they cannot be left out"),
+    "leaf_modules": ((3,), "nothing is gathered"),
+    "zeropp": ((3,), "ZeRO++ extends ZeRO 3"),
+}
+"""Settings that apply at some of ZeRO's stages, and why they do not at others."""
+
+
+class DeepSpeed(Strategy):
+    """Weights in half precision with fp32 masters; ZeRO's stage says what ranks share.
+
+    Stage 1 shares optimizer states, 2 gradients too, 3 weights too (Rajbhandari et al. 2020).
+    """
+
+    name = "deepspeed"
+    label = "DeepSpeed"
+    simplicity = 2
+    settings = frozenset(USED_BY) - {"reduce_gradients", "gradient_compression"}
+    is_deepspeed = True
+    has_zero_stages = True
+    bucket = 5e8  # DeepSpeed's default
+    memory_rule = "dsnb.prediction.memory:_zero"
+
+    def label_of(self, zero_stage: object = None) -> str:
+        """Return "ZeRO 3"; empty if the stage is unknown."""
+        return "" if zero_stage is None else f"ZeRO {zero_stage}"
+
+    def labels(self) -> tuple[str, ...]:
+        """Return the labels of all stages."""
+        return tuple(self.label_of(stage) for stage in ZERO_STAGES)
+
+    def short(self, s: Any) -> str:
+        """Return "zs2"."""
+        return f"zs{s.zero_stage}"
+
+    def candidates(self) -> list[dict[str, Any]]:
+        """Return all stages; `deepspeed` is the default strategy."""
+        return [{"zero_stage": stage} for stage in ZERO_STAGES]
+
+    def suits(self, ranks: int) -> bool:
+        """Consider it for one rank, too: its engine differs from a plain loop."""
+        return True
+
+    def lacks(self, name: str, s: Any) -> str:
+        """Return why a setting does not apply at a stage."""
+        if name in ONLY_ZERO:
+            stages, why = ONLY_ZERO[name]
+            if s.zero_stage not in stages:
+                allowed = " or ".join(map(str, stages))
+                return f"zero_stage is {s.zero_stage}: {why}; use zero_stage {allowed}"
+        return super().lacks(name, s)
+
+    def refusals(self, s: Any) -> Iterator[str]:
+        """Refuse places for states that a stage does not share, and factors of shards."""
+        what, _, where = s.offload.partition("-")
+        if what != "none":
+            offload = f"offload is '{s.offload}'"
+            if where == "nvme" and s.zero_stage != 3:
+                yield f"{offload}: lower stages silently use the CPU instead; use zero_stage 3"
+            elif what == "all" and s.zero_stage != 3:
+                yield (
+                    f"{offload}: only ZeRO 3 can offload parameters; use 'optimizer-cpu' or "
+                    "zero_stage 3"
+                )
+            elif s.zero_stage == 0:
+                yield (
+                    f"{offload}: ZeRO 0 has nothing that it could offload; use zero_stage 1, 2 or 3"
+                )
+            elif where == "nvme" and not s.nvme_path:
+                yield f"{offload}: nvme_path is empty; name a folder on the NVMe disk"
+        if s.optimizer == "adafactor" and s.zero_stage > 0:
+            yield (
+                f"optimizer is 'adafactor', but zero_stage is {s.zero_stage}: it cannot factor "
+                "shards; use zero_stage 0"
+            )
+
+    def numbers(self, s: Any) -> Numbers:
+        """Return fp32 masters in native half precision."""
+        is_half = s.precision in HALF
+        is_native = self.is_native(s)
+        return Numbers(
+            computed=s.precision,
+            masters=is_half and is_native,
+            autocast=is_half and not is_native,
+            has_adapters=s.lora_rank > 0,
+            accumulates_in_fp32=self.accumulates_in_fp32(s),
+        )
+
+    def accumulates_in_fp32(self, s: Any) -> bool:
+        """Return whether gradients are added up in fp32: asked for, or where it matters in bf16."""
+        is_native_bf16 = s.precision == "bf16" and s.mixed_precision == "native"
+        if s.grad_accum_dtype != "auto" or not is_native_bf16:
+            return bool(s.grad_accum_dtype == "fp32")
+        return bool(s.grad_accum > 1 and s.zero_stage > 0 and s.pipeline_parallel == 1)
+
+    def shared_stage(self, s: Any) -> int:
+        """Return ZeRO's stage."""
+        return s.zero_stage  # in a row without a value NaN, which shares nothing for certain
+
+    def reductions(self, s: Any) -> int:
+        """Reduce at the last micro-batch (ZeRO 0 and 1), or at each.
+
+        DeepSpeed 0.19.8, `engine.allreduce_gradients` and `zero/stage_1_and_2.average_tensor`.
+        """
+        return int(s.grad_accum) if s.zero_stage >= 2 else 1
+
+    def traffic(self, s: Any, model: ModelSize) -> Traffic:
+        """Return the traffic of ZeRO's stage.
+
+        ZeRO 1 and 2 all-reduce whole buckets (`use_multi_rank_bucket_allreduce`, on by default) where
+        the paper has a reduce-scatter of half the bytes.
+        """
+        ranks = s.data_parallel
+        if ranks == 1:
+            return Traffic()
+        if s.zero_stage == 3:
+            return self._traffic_of_3(s, model)
+        trained = model.trained / (s.tensor_parallel * s.pipeline_parallel)
+        once = (ranks - 1) / ranks
+        reductions = self.reductions(s)
+        gathers = 1 if s.zero_stage else 0
+        messages = trained / self.bucket_elements(s) + 1
+        overlaps = s.zero_stage in {1, 2} and s.overlap_comm == "on"
+        return Traffic(
+            all_reduce=reductions * trained * self.reduced_bytes(s, model) * 2 * once,
+            all_gather=gathers * trained * self.gathered_bytes(s) * once,
+            data_messages=(reductions + gathers) * messages,
+            reduction_overlaps=float(overlaps),
+        )
+
+    def _traffic_of_3(self, s: Any, model: ModelSize) -> Traffic:
+        """Return weights for each pass, unless they are kept, and gradients for each micro-batch."""
+        model_parallel = s.tensor_parallel * s.pipeline_parallel
+        once = (s.data_parallel - 1) / s.data_parallel
+        reduced = model.trained / model_parallel * once * self.reductions(s)
+        gathered = model.parameters / model_parallel * once
+        passes = self.gathering_passes(s, model)
+        sent = self.gathered_bytes(s)
+        if s.zeropp in {"weights", "all"}:
+            sent = 1.0
+        scattered = reduced * self.reduced_bytes(s, model)
+        exchanged = 0.0
+        if s.zeropp in {"gradients", "all"}:
+            scattered = 0.0
+            exchanged = reduced * 0.5 * 2  # 4 bits, inside nodes and between (Wang et al. 2023)
+        return Traffic(
+            all_gather=passes * s.grad_accum * gathered * sent,
+            reduce_scatter=scattered,
+            all_to_all=exchanged,
+            data_messages=(passes + 1) * s.grad_accum * model.layers * 2,
+            reduction_overlaps=float(s.overlap_comm != "off"),
+            gather_overlaps=1.0,
+        )
+
+    def gathering_passes(self, s: Any, model: ModelSize) -> float:
+        """Return how often ZeRO 3 gathers a weight in a micro-batch: twice, less the kept share.
+
+        It keeps `stage3_max_live_parameters` at most, and those used again within
+        `stage3_max_reuse_distance`.
+        """
+        live = s.deepspeed.get("zero_optimization.stage3_max_live_parameters", KEPT_PARAMETERS)
+        near = s.deepspeed.get("zero_optimization.stage3_max_reuse_distance", KEPT_PARAMETERS)
+        kept = min(float(live), float(near))
+        return 2 - min(1.0, kept / model.parameters)
+
+    def reduced_bytes(self, s: Any, model: ModelSize) -> float:
+        """Return the bytes of a gradient: under autocast, ZeRO sends linear layers' in half."""
+        numbers = self.numbers(s)
+        if numbers.casts_weights and s.zero_stage > 0 and model.family != "gpt2":
+            return 2.0
+        return float(numbers.stream_bytes)
+
+    def trainer(self, s: Any) -> str:
+        """Return the trainer of a pipeline, or of one model."""
+        name = "PipelineTrainer" if s.pipeline_parallel > 1 else "DeepSpeedTrainer"
+        return f"dsnb.measure.train.engine:{name}"
+
+    def former_defaults(self, s: Any) -> dict[str, Any]:
+        """Return that native bf16 was accumulated in bf16 before `grad_accum_dtype` chose."""
+        is_native_bf16 = s.precision == "bf16" and s.mixed_precision == "native"
+        return {"grad_accum_dtype": "bf16"} if s.grad_accum > 1 and is_native_bf16 else {}

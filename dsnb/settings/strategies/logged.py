@@ -1,0 +1,55 @@
+"""Strategies of programs that dsnb does not run, as logs and tables name them."""
+
+from dataclasses import replace
+from typing import Any
+
+from dsnb.base.formulas import memory
+from dsnb.settings.strategies.base import HALF, Numbers, States
+from dsnb.settings.strategies.deepspeed import DeepSpeed
+
+MEGATRON = "megatron-deepspeed"
+"""The strategy of published runs of Megatron with DeepSpeed."""
+
+
+class Logged(DeepSpeed):
+    """Share as the stage of ZeRO says, if one is known."""
+
+    is_runnable = False
+    is_deepspeed = False
+    settings = frozenset()
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def label_of(self, zero_stage: object = None) -> str:
+        """Return the stage of ZeRO, or the program's name for its strategy."""
+        return super().label_of(zero_stage) or self.name
+
+    def short(self, s: Any) -> str:
+        """Return the name."""
+        return self.name
+
+    def candidates(self) -> list[dict[str, Any]]:
+        """Return nothing: it cannot be recommended."""
+        return []
+
+    def numbers(self, s: Any) -> Numbers:
+        """Return masters where the program is known to have them."""
+        is_half = s.precision in HALF
+        is_native = s.mixed_precision == "native"
+        return Numbers(
+            computed=s.precision,
+            masters=is_half and is_native and self.name == MEGATRON,
+            autocast=is_half and not is_native,
+            has_adapters=s.lora_rank > 0,
+            accumulates_in_fp32=s.grad_accum_dtype == "fp32",
+        )
+
+    def states(self, s: Any) -> States:
+        """Return states with fp32 masters in native half precision, which is usual."""
+        states = super().states(s)
+        return replace(states, each=memory.MASTERS) if self.numbers(s).natively_half else states
+
+    def former_defaults(self, s: Any) -> dict[str, Any]:
+        """Return nothing: dsnb never ran it."""
+        return {}

@@ -1,0 +1,32 @@
+"""One process with a training loop of torch: the yardstick of all other strategies."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from dsnb.settings.strategies.base import Strategy
+
+
+class Plain(Strategy):
+    """One process without an engine; half precision is autocast."""
+
+    name = "plain"
+    label = "plain"
+    phrase = "the plain loop"
+    kind = "plain loop"
+    simplicity = 0
+    why_no_zero = "it is one process"
+    may_split_layers = False
+    has_native_half = False
+    memory_rule = "dsnb.prediction.memory:_plain"
+
+    def suits(self, ranks: int) -> bool:
+        """Return whether there is one rank."""
+        return ranks == 1
+
+    def refusals(self, s: Any) -> Iterator[str]:
+        """Refuse several ranks."""
+        if s.gpus != 1:
+            yield (
+                f"gpus is {s.gpus}, but strategy is '{self.name}': it is a single process; "
+                "use gpus 1, or strategy 'ddp'"
+            )

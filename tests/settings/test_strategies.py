@@ -1,0 +1,186 @@
+"""Strategies: what each answers, with known answers by hand, and how a package adds one."""
+
+import warnings
+from dataclasses import asdict
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+
+import pytest
+
+from dsnb.settings import strategies
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.parallelism import parallelism, parallelism_order
+from dsnb.settings.strategies import STRATEGIES, ModelSize, Strategy, registry, strategy
+from dsnb.settings.strategies.fsdp import Fsdp
+
+MODEL = ModelSize(parameters=1000, trained=1000, layers=2, hidden=10, family="opt")
+
+
+def states(**settings):
+    each = Experiment(**settings).states.of_rank
+    return each.weights, each.gradients, each.optimizer, each.copies
+
+
+def sent(**settings):
+    """Return the bytes and messages of a step that are not 0."""
+    experiment = Experiment(**settings)
+    traffic = asdict(experiment.parallel_strategy.traffic(experiment, MODEL))
+    return {name: number for name, number in traffic.items() if number}
+
+
+def test_states_are_shared_as_the_stage_of_zero_says():
+    whole, masters_and_moments = 2, 4 + 8
+    assert states(gpus=4, zero_stage=0) == (whole, whole, masters_and_moments, 0)
+    assert states(gpus=4, zero_stage=1) == (whole, whole, masters_and_moments / 4, 0)
+    assert states(gpus=4, zero_stage=2) == (whole, whole / 4, masters_and_moments / 4, 0)
+    assert states(gpus=4, zero_stage=3) == (whole / 4, whole / 4, masters_and_moments / 4, 0)
+    assert states(gpus=8, zero_stage=1, tensor_parallel=2) == states(gpus=4, zero_stage=1)
+
+
+def test_states_in_fp32_and_under_autocast():
+    moments = 8
+    assert states(precision="fp32", gpus=2, zero_stage=1) == (4, 4, moments / 2, 0)
+    assert states(strategy="ddp", gpus=2) == (4, 4, moments, 2)  # with a copy by autocast
+    assert states(strategy="plain") == (4, 4, moments, 2)
+    assert states(strategy="fsdp", gpus=2) == (2, 2, moments / 2, 0)
+    assert states(strategy="fsdp", gpus=2, mixed_precision="autocast") == (2, 2, moments / 2, 0)
+
+
+def test_ddp_sends_fp32_gradients_once_a_step():
+    ring = 2 * 3 / 4
+    expected = {"data_messages": 1000 / (25 * 2**20 / 4) + 1, "reduction_overlaps": 1}
+    assert sent(strategy="ddp", gpus=4) == {"all_reduce": 1000 * 4 * ring, **expected}
+    assert sent(strategy="ddp", gpus=4, grad_accum=8) == sent(strategy="ddp", gpus=4)
+    rounded = sent(strategy="ddp", gpus=4, gradient_compression="bf16", device="cuda")
+    assert rounded["all_reduce"] == 1000 * 2 * ring
+    assert sent(strategy="plain") == sent(strategy="ddp") == {}
+
+
+def test_fsdp_gathers_weights_for_two_passes_and_scatters_gradients():
+    once = 1 / 2
+    of_step = {"all_gather": 2 * 1000 * 2 * once, "reduce_scatter": 1000 * 4 * once}
+    overlaps = {"reduction_overlaps": 1, "gather_overlaps": 1}
+    assert sent(strategy="fsdp", gpus=2) == {**of_step, "data_messages": 6, **overlaps}
+    again = sent(strategy="fsdp", gpus=2, grad_accum=3)
+    assert (again["all_gather"], again["reduce_scatter"]) == (3 * 2000, 3 * 2000)
+    assert (
+        sent(strategy="fsdp", gpus=2, grad_accum=3, reduce_gradients="step")["reduce_scatter"]
+        == 2000
+    )
+
+
+def test_zero_sends_whole_gradients_and_from_stage_1_gathers_weights():
+    reduced, gathered = 1000 * 2 * 2 * 3 / 4, 1000 * 2 * 3 / 4
+    assert sent(gpus=4)["all_reduce"] == reduced
+    assert "all_gather" not in sent(gpus=4)
+    accumulated = {"gpus": 4, "grad_accum": 5}
+    for stage, reductions in ((1, 1), (2, 5)):
+        step = sent(zero_stage=stage, **accumulated)
+        assert (step["all_reduce"], step["all_gather"]) == (reductions * reduced, gathered)
+    step = sent(gpus=4, zero_stage=3)  # a small model stays gathered between the passes
+    assert (step["all_gather"], step["reduce_scatter"]) == (gathered, gathered)
+
+
+@pytest.mark.parametrize(
+    ("settings", "computed", "trained", "built", "masters", "autocast"),
+    [
+        ({}, "bf16", "bf16", "bf16", True, False),
+        ({"precision": "fp32"}, "fp32", "fp32", "fp32", False, False),
+        ({"mixed_precision": "autocast"}, "bf16", "fp32", "fp32", False, True),
+        ({"mixed_precision": "autocast", "lora_rank": 8}, "bf16", "fp32", "bf16", False, True),
+        ({"strategy": "ddp", "gpus": 2}, "bf16", "fp32", "fp32", False, True),
+        ({"strategy": "plain", "precision": "fp16"}, "fp16", "fp32", "fp32", False, True),
+        ({"strategy": "fsdp", "gpus": 2}, "bf16", "fp32", "fp32", False, False),
+    ],
+)
+def test_number_formats(settings, computed, trained, built, masters, autocast):
+    numbers = Experiment(**settings).numbers
+    assert (numbers.computed, numbers.trained, numbers.built) == (computed, trained, built)
+    assert (numbers.masters, numbers.autocast) == (masters, autocast)
+
+
+def test_gradients_are_accumulated_in_fp32_where_several_are_added_in_bf16():
+    several = {"zero_stage": 1, "gpus": 2, "grad_accum": 2}
+    assert Experiment(**several).numbers.accumulated_bytes == 4
+    assert Experiment(**several | {"grad_accum": 1}).numbers.accumulated_bytes == 2
+    assert Experiment(**several, grad_accum_dtype="bf16").numbers.accumulated_bytes == 2
+    assert Experiment(**several | {"zero_stage": 0}).numbers.accumulated_bytes == 2
+
+
+def test_labels():
+    assert Experiment(zero_stage=1, gpus=4, tensor_parallel=2).label == "TP 2 x ZeRO 1"
+    assert Experiment(strategy="ddp", gpus=2).label == "DDP"
+    assert strategy("plain").phrase == "the plain loop"
+    assert strategy("megatron").label_of() == "megatron"
+    assert (strategy("megatron").label_of(1), strategy("deepspeed").label_of()) == ("ZeRO 1", "")
+    assert strategy(None).label_of() == ""
+    assert strategies.without_zero() == ["plain", "ddp", "fsdp"]
+    assert parallelism_order() == ("plain", "DDP", "FSDP", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3")
+    unknown = {"strategy": "fsdp", "tensor_parallel": None, "pipeline_parallel": 2.0}
+    assert parallelism(unknown) == "TP ? x PP 2 x FSDP"
+    assert parallelism({"zero_stage": 3.0}) == "ZeRO 3"
+    assert parallelism({"strategy": "ddp", "tensor_parallel": None}) == "DDP"
+
+
+def test_an_unknown_setting_has_no_value():
+    with pytest.raises(AttributeError):
+        strategy("deepspeed").shards_weights(SimpleNamespace(strategy="deepspeed"))
+
+
+def test_every_trainer_and_rule_of_memory_that_is_named_exists():
+    for chosen in STRATEGIES.values():
+        for stages in (1, 2):
+            trainer = chosen.trainer(SimpleNamespace(pipeline_parallel=stages))
+            assert isinstance(strategies.load(trainer), type)
+        assert callable(strategies.load(chosen.memory_rule))
+
+
+def test_rows_of_tables_become_experiments():
+    gap = float("nan")
+    row = {"strategy": "fsdp", "gpus": 2.0, "zero_stage": gap, "profile": 1.0, "status": "ok"}
+    read = Experiment.of_row({**row, "deepspeed": "0.19.8", "compile": True})
+    assert read == Experiment.recorded(
+        {"strategy": "fsdp", "gpus": 2, "profile": True, "compile": "default"}
+    )
+    key = "deepspeed.zero_optimization.stage3_prefetch_bucket_size"
+    assert Experiment.of_row({key: 5.0}).deepspeed == {key.partition(".")[2]: 5}
+
+
+class Kept(Fsdp):
+    """FSDP2 that keeps gathered weights until the backward pass."""
+
+    name = "kept"
+    label = "FSDP, kept"
+    gathers_per_micro_batch = 1
+
+
+@pytest.fixture
+def plugged(monkeypatch):
+    def plug(place):
+        monkeypatch.setattr(
+            registry, "PLUGINS", {"kept": EntryPoint("kept", place, registry.GROUP)}
+        )
+        registry._of_plugin.cache_clear()
+
+    yield plug
+    registry._of_plugin.cache_clear()
+
+
+def test_a_package_adds_a_strategy_in_one_class(plugged):
+    plugged(f"{__name__}:Kept")
+    kept = Experiment.recorded({"strategy": "kept", "gpus": 2})
+    assert (kept.label, kept.name.partition("_")[0]) == ("FSDP, kept", "kept")
+    traffic = kept.parallel_strategy.traffic(kept, MODEL)
+    assert (traffic.all_gather, traffic.data_messages) == (1000 * 2 / 2, (1 + 1) * 2)
+
+
+@pytest.mark.parametrize("place", ["no_such_module:Kept", f"{__name__}:MODEL", f"{__name__}:Fsdp"])
+def test_a_strategy_that_cannot_be_loaded_is_reported_once(plugged, place):
+    plugged(place)
+    with pytest.warns(UserWarning, match="strategy 'kept' cannot be used"):
+        found = strategy("kept")
+    assert isinstance(found, Strategy)
+    assert not found.is_runnable
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert strategy("kept") is found
