@@ -171,10 +171,9 @@ def _not_tried(runs: pd.DataFrame) -> Sentence | str:
     return say("not_tried") if len(measured) and (is_slow & is_half).all() else ""
 
 
-def plan_sentences(plans: Answer | Sequence[Answer], notes: Sequence[Sentence] = ()) -> Html:
+def plan_sentences(plans: Sequence[Answer], notes: Sequence[Sentence] = ()) -> Html:
     """Return the answer for each task below its title, then the notes."""
-    answers = [plans] if isinstance(plans, Answer) else plans
-    parts = [one._repr_html_() for one in answers]
+    parts = [plan._repr_html_() for plan in plans]
     if notes:
         parts.append(str(bullet_list(list(notes))))
     return Html("".join(parts) or f"<p>{PHRASES['no_plan']}</p>")
