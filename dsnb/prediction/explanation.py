@@ -45,7 +45,7 @@ def explanation(search: Search, result: SearchResult) -> Iterator[Sentence]:
     experiment = search.asked[name]
     worse = 100 * (options[question.column] / best[question.column] - 1)
     facts = card.figures(best, question) | {"name": labels.setting(vars(experiment))}
-    if not pd.isna(best["memory_gib"]):
+    if facts["memory"]:
         room_gib = search.room_gib[name]
         facts["room"] = significant(room_gib)
         facts["headroom"] = significant(max(0.0, room_gib - best["memory_gib"]))
@@ -59,17 +59,18 @@ def explanation(search: Search, result: SearchResult) -> Iterator[Sentence]:
         yield say("tight", reserved=f"{best['peak_reserved_gib']:.1f}", room=f"{room:.1f}")
     if best["days"] > MAX_DAYS:
         yield say("too_slow", needed=say("needed", **card.needed_gpus(options, question)))
-    if result.tied > 1:
-        first = options.index[0]
-        faster = {"first": first, "difference": _by(worse[first], question)}
-        yield say("simplest", tied=result.tied, **(faster if first != name else {}))
+    first = options.index[0]
+    if result.tied > 1 and first == name:
+        yield say("simplest", tied=result.tied)
+    elif result.tied > 1:
+        yield say("simplest.slower", tied=result.tied, first=first, by=_by(worse[first], question))
     for other in others:
         row = options.loc[other]
         yield say(
             "alternative",
             changes=_changes(experiment, search.asked[other]),
             difference=_by(worse[other], question),
-            need="" if pd.isna(row["memory_gib"]) else significant(row["memory_gib"]),
+            need=significant(row["memory_gib"]),
             tight="memory is tight" if is_tight(row) else "",
         )
     if others:

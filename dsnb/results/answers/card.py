@@ -4,6 +4,7 @@ The page makes the same card of the same facts and templates. Only the verdict o
 (`dsnb.results.statistics.comparisons`).
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -103,21 +104,22 @@ def sentences(decision: Decision) -> Iterator[Sentence]:
 def _facts(decision: Decision, name: object) -> dict[str, Any]:
     """Return the facts about an option."""
     option = decision.options.loc[name]
-    return {
+    facts: dict[str, Any] = {
         **figures(option, decision.question, memory_name(decision.runs)),
         **setting_texts(decision.settings.loc[name].to_dict()),
         **evidence(decision.runs, decision.table, [name])[name],
-        "memory_word": "" if pd.isna(option["memory_gib"]) else "memory",
         "n": int(option["n"]),
         "failed": int(option["n_failed"]) or "",
     }
+    if facts["memory"]:
+        facts["memory_word"] = "memory"
+    return facts
 
 
 def figures(
     option: "pd.Series[Any]", question: Question, memory: str = "GPU memory"
 ) -> dict[str, Any]:
     """Return time, cost and memory of a training with a candidate as facts; predictions have errors."""
-    values = option.dropna()
     run = {"gpus": option["gpus"], "gpu_name": option.get("gpu_name")}
     if option["kind"] == CPU:
         run = {"gpus": option["gpus"], "device": "cpu"}
@@ -130,15 +132,17 @@ def figures(
         "tokens": amount(question.tokens),
         "rates": "",
     }
-    facts |= {name: significant(values[at]) for name, at in AMOUNTS.items() if at in values}
-    facts |= {name: f"{values[at]:.1f}" for name, at in ERRORS.items() if at in values}
+    for fact, column in AMOUNTS.items():
+        facts[fact] = significant(option.get(column, math.nan))
+    for fact, column in ERRORS.items():
+        facts[fact] = fixed(option.get(column, math.nan), 1)
     facts["cost"] = cost(option, question, facts["unit"])
     if question.are_tokens_assumed:
         facts["tokens"] = f"{PHRASES['assumed']} {facts['tokens']}"
     low = 24 * option["days_low"]
     if is_tight(option):
         return facts | {"rates": "at most", "duration": f"at least {duration(low)}"}
-    if "rate_error" in facts:
+    if facts["rate_error"]:
         factor = 1 + option[ERRORS["rate_error"]] / 100
         rate = option["tokens_per_s"]
         facts["rates"] = labels.span(rate / factor, rate * factor)

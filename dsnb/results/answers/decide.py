@@ -76,14 +76,11 @@ class Question:
         prices = {f"prices[{gpu!r}]": price for gpu, price in self.prices.items()}
         tokens = planning.DEFAULT_TOKENS if self.tokens == 0 else self.tokens
         planning.check(tokens, prices, assumed_price=self.assumed_price)
-        if not (is_whole(self.gpus) and self.gpus >= 0):
-            raise SettingsError(
-                f"gpus is {self.gpus!r}: give the number of GPUs at hand, or 0 for any"
-            )
-        if not (is_whole(self.global_batch) and self.global_batch >= 0):
-            raise SettingsError(
-                f"global_batch is {self.global_batch!r}: give sequences per step, or 0 for any"
-            )
+        wholes = {"gpus": "the number of GPUs at hand", "global_batch": "sequences per step"}
+        for name, what in wholes.items():
+            value = getattr(self, name)
+            if not (is_whole(value) and value >= 0):
+                raise SettingsError(f"{name} is {value!r}: give {what}, or 0 for any")
         if not (is_number(self.relevance) and 0 <= self.relevance < 1):
             raise SettingsError(
                 f"relevance is {self.relevance!r}: give 0 or more and less than 1, such as 0.02 for 2 %"
@@ -189,6 +186,8 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
         },
         runs.index,
     )
+    for column in ("steps", "timed_s", "global_batch"):  # logs of other programs may have zeros
+        medians[column] = medians[column].where(medians[column] > 0)
     name = runs["experiment"]
     firsts = runs.reindex(columns=["source", "gpu_name"]).assign(kind=kinds(runs))
     settings = firsts.groupby(name, sort=False).first()

@@ -58,35 +58,25 @@ def evidence(
             **_rests(option),
             "gain": _gain(name, options, described, starts),
             "edge": _edge(option, sizes[name]) if is_largest[name] else say("edge"),
-            "batch": _batch(option["global_batch"], lengths[name]),
+            "batch": say(
+                "batch",
+                n=fixed(option["global_batch"]),
+                tokens=fixed(lengths[name] * option["global_batch"]),
+            ),
         }
     return found
 
 
 def _rests(option: Mapping[Any, Any]) -> dict[str, str]:
-    facts: dict[str, object] = {"n": int(option["n"])}
-    timed_s = option["timed_s"]
-    if option["steps"] >= 1:
-        facts["steps"] = fixed(option["steps"])
-    if timed_s > 0:
-        facts["timed"] = significant(timed_s, 2)
+    timed = significant(option["timed_s"], 2)
+    facts: dict[str, object] = {"n": int(option["n"]), "steps": fixed(option["steps"])}
     if option["n"] > 1:
         facts["several"] = facts["n"]
-        if option["hosts"] >= 1:
-            facts["hosts"] = fixed(option["hosts"])
+        facts["hosts"] = fixed(option["hosts"])
         if option["spread_pct"] >= 0:
             facts["spread"] = f"±{option['spread_pct']:.1f}".replace("±0.0", "below 0.1")
-    is_short = option["basis"] == MEASURED and 0 < timed_s < MIN_TIMED_S
-    return {"rests": say("rests", **facts), "short": str(facts["timed"]) if is_short else ""}
-
-
-def _batch(sequences: float, seq_len: float) -> Sentence:
-    tokens = seq_len * sequences
-    return say(
-        "batch",
-        n=fixed(sequences) if sequences >= 1 else "",
-        tokens=fixed(tokens) if tokens >= 1 else "",
-    )
+    is_short = option["basis"] == MEASURED and option["timed_s"] < MIN_TIMED_S
+    return {"rests": say("rests", timed=timed, **facts), "short": timed if is_short else ""}
 
 
 def _edge(option: Mapping[Any, Any], size: float) -> Sentence:

@@ -1,5 +1,6 @@
 """Numbers as text: rounding, signs, durations and amounts."""
 
+import math
 from decimal import ROUND_HALF_UP, Context, Decimal
 
 from dsnb.results.runs import labels
@@ -12,15 +13,22 @@ _EXACT = Context(prec=700, rounding=ROUND_HALF_UP)
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Return a number with as many significant digits, or all before the point: 0.0457, 1.91, 26, 408,529."""
+    """Return a number with as many significant digits, or all before the point: 0.0457, 1.91, 26, 408,529.
+
+    Empty for NaN, as in `fixed`.
+    """
+    if math.isnan(value):
+        return ""
     number = Decimal(value)
     places = max(digits - 1 - number.adjusted(), 0) if number else 0
-    text = fixed(value, places)
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    whole, point, decimals = fixed(value, places).partition(".")
+    return (whole + point + decimals.rstrip("0")).rstrip(".")
 
 
 def fixed(value: float, places: int = 0) -> str:
     """Return a number with a fixed number of decimal places and thousands separators, halves away from zero."""
+    if math.isnan(value):
+        return ""
     rounded = Decimal(value).quantize(Decimal(1).scaleb(-places), context=_EXACT)
     return f"{rounded:,f}"
 

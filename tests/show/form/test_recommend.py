@@ -107,12 +107,12 @@ class Runs:
         self.rates, self.made = rates, []
 
     def execute(self, measuring):
-        for name, repeats in measuring.repeats.items():
+        for name, candidate in measuring.started.items():
             done = sum(row["experiment"] == name for row in self.made)
-            rate = self.rates[measuring.started[name].run.micro_batch_size]
-            for repeat in range(done + 1, repeats + 1):
+            rate = self.rates[candidate.run.micro_batch_size]
+            for repeat in range(done + 1, candidate.repeats + 1):
                 noise = 1 + 0.001 * (repeat % 3)
-                row = measuring.started[name].run.model_dump() | {
+                row = candidate.run.model_dump() | {
                     "sweep": "s",
                     "experiment": name,
                     "repeat": repeat,
