@@ -23,6 +23,7 @@ from dsnb.prediction import gpus
 from dsnb.prediction.calibration import MIN_CALIBRATED, measured
 from dsnb.prediction.candidates import Training
 from dsnb.prediction.explanation import LIMITS, explanation, no_fit, out_of_reach
+from dsnb.prediction.gpus import NODE_GPUS
 from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predicted import allowed, known_gpu
 from dsnb.prediction.search import Search, SearchResult, need_gib
@@ -111,7 +112,7 @@ def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
                 f"no power of two of GPUs shares {batch} a step and fits: give another global_batch"
             )
         training = replace(training, gpus=least)
-        target = target.with_network(least)
+        target.assume_network(least)
     asked = built_in.candidates(training)
     target.predictable(asked[:1])
     is_cpu = target.device == "cpu"
@@ -142,7 +143,11 @@ def _training(scope: Scope, target: Target) -> tuple[Training, list[str]]:
     With `least_gpus`, the number of GPUs only sets the usual batch, so it is not an assumption.
     """
     fixed: dict[str, Any] = {"gpus": scope.gpus, "seq_len": scope.seq_len, **scope.settings}
-    model = _model(str(scope.what))
+    model = str(scope.what)
+    if local_config(model):
+        model = str(Path(model).absolute())
+    of_hub = [preset for preset, entry in PRESETS.items() if entry.hub_id == model]
+    model = Experiment(model=[*of_hub, model][0]).model
     assumed: list[str] = []
     number = fixed.pop("gpus")
     if number is None:
@@ -164,28 +169,18 @@ def _training(scope: Scope, target: Target) -> tuple[Training, list[str]]:
     precision = fixed.pop("precision", precision)
     training = Training(model, number, length, batch or number, precision, device, fixed)
     built_in.check(training)
-    if not scope.least_gpus:
-        target.check_network(number, fixed.get("nodes", 1))
+    nodes = fixed.get("nodes", 1)
+    if not scope.least_gpus and isinstance(nodes, int):
+        target.hardware.link.check(number, max(nodes, math.ceil(number / NODE_GPUS)))
     if batch is not None:
         return training, assumed
     parameters = shape(model).parameters
     batch = built_in.usual_batch(parameters, length, number, training.is_fine_tuning)
-    facts = {"tokens": _rounded(batch * length), "size": _rounded(parameters)}
+    numbers = {"tokens": batch * length, "size": parameters}
+    facts = {fact: amount(float(f"{value:.2g}")) for fact, value in numbers.items()}
     name = "usual_batch.fine_tuning" if training.is_fine_tuning else "usual_batch"
     assumed.append(say(name, batch=count(batch, "sequence"), **facts))
     return replace(training, global_batch=batch), assumed
-
-
-def _model(name: str) -> str:
-    """Return the name of a model as settings have it, from a preset, a name of the hub, or a configuration."""
-    if local_config(name):
-        return Experiment(model=str(Path(name).absolute())).model
-    of_hub = [preset for preset, entry in PRESETS.items() if entry.hub_id == name]
-    return Experiment(model=[*of_hub, name][0]).model
-
-
-def _rounded(number: float) -> str:
-    return amount(float(f"{number:.2g}"))
 
 
 def smallest(training: Training, target: Target) -> int:

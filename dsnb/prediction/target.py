@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pandas as pd
@@ -31,9 +30,12 @@ OBJECTIVES = {"days": "time", "tokens_per_s": "time", "memory": "memory", "cost"
 """Objective of `dsnb.recommend` -> objective of `dsnb.results.answers.decide`."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Target:
-    """The hardware to train on, as `dsnb.predict` takes it."""
+    """The hardware to train on, as `dsnb.predict` takes it, and what follows from that.
+
+    Raises SettingsError if the GPU or the link is unknown.
+    """
 
     gpu: str = ""
     """By default that of this machine, or `USUAL_GPU`."""
@@ -43,73 +45,46 @@ class Target:
     device: str = "cuda"
     gpu_memory_gib: float | None = None
     """Memory of the GPU that runs, which may be another one, or a part of one."""
-    network: str = ""
-    """The assumed link between nodes."""
+    hardware: On = field(init=False)
+    """The GPU, its links and the time model."""
+    installed: int = field(init=False)
+    """GPUs of this kind on this machine."""
+    half_precision: str = field(init=False)
+    """The half precision of the GPU: bf16 unless it is known to have none."""
+    assumed: list[str] = field(init=False)
+    """What was not asked for, in words."""
 
-    @cached_property
-    def _here(self) -> list[str]:
-        return [card.name for card in hardware.gpus() if known_gpu(card.name)]
-
-    @cached_property
-    def hardware(self) -> On:
-        """The GPU, its links and the time model. Raises SettingsError if the GPU or the link is unknown."""
-        name = self.gpu or [*self._here, USUAL_GPU][0]
+    def __post_init__(self) -> None:
+        here = [card.name for card in hardware.gpus()]
+        known = [name for name in here if known_gpu(name)]
+        name = self.gpu or [*known, USUAL_GPU][0]
         on = on_gpu(name, self.link, self.calibrate, host_gib=self.host_memory)
-        if self.network:
-            network = gpus.link(self.network).network_gb_per_s
-            on = replace(on, link=replace(on.link, network_gb_per_s=network))
+        self.installed = sum(known_gpu(other) == on.gpu for other in known)
+        peaks = {form: hardware.peak_tflops(on.gpu.name, form) for form in ("fp32", "bf16")}
+        self.half_precision = "fp16" if peaks["fp32"] and not peaks["bf16"] else "bf16"
         if self.gpu_memory_gib is not None:
             memory_gib = min(self.gpu_memory_gib, on.gpu.memory_gib)
             on = replace(on, gpu=replace(on.gpu, memory_gib=memory_gib))
-        return on
-
-    @property
-    def assumed(self) -> list[str]:
-        """What was not asked for, in words."""
-        texts = []
-        if not self.gpu and self._here:
-            texts.append(f"the GPU of this machine, {self._here[0]}")
+        self.hardware = on
+        self.assumed = []
+        if not self.gpu and known:
+            self.assumed.append(f"the GPU of this machine, {name}")
         elif not self.gpu:
-            unknown = [f", as {card.name} of this machine is unknown" for card in hardware.gpus()]
-            texts.append(f"{USUAL_GPU}{''.join(unknown[:1])} (--gpu for another)")
-        if self.network:
-            texts.append(f"{self.network} between nodes (--link for another)")
-        return texts
+            unknown = [f", as {other} of this machine is unknown" for other in here[:1]]
+            self.assumed.append(f"{name}{''.join(unknown)} (--gpu for another)")
 
-    @property
-    def installed(self) -> int:
-        """GPUs of this kind on this machine."""
-        return sum(known_gpu(name) == known_gpu(self.hardware.gpu.name) for name in self._here)
-
-    @property
-    def half_precision(self) -> str:
-        """The half precision of the GPU: bf16 unless it is known to have none."""
-        name = self.hardware.gpu.name
-        has_fp32_only = hardware.peak_tflops(name, "fp32") and not hardware.peak_tflops(
-            name, "bf16"
-        )
-        return "fp16" if has_fp32_only else "bf16"
-
-    @property
-    def path(self) -> str:
-        """The link that predictions are for."""
-        return self.network or self.link
-
-    def check_network(self, number: int, nodes: object) -> None:
-        """Raise SettingsError if this number of GPUs is on several nodes, and nothing connects them."""
-        if isinstance(nodes, int):
-            least = math.ceil(number / NODE_GPUS)
-            self.hardware.link.check(number, max(nodes, least))
-
-    def with_network(self, number: int) -> "Target":
+    def assume_network(self, number: int) -> None:
         """Assume a network if this number of GPUs needs several nodes and no link between them is given."""
-        if number <= NODE_GPUS or self.hardware.link.network_gb_per_s:
-            return self
-        return replace(self, network=USUAL_NETWORK)
+        link = self.hardware.link
+        if number > NODE_GPUS and not link.network_gb_per_s:
+            network = gpus.link(USUAL_NETWORK).network_gb_per_s
+            self.hardware = replace(self.hardware, link=replace(link, network_gb_per_s=network))
+            self.link = USUAL_NETWORK
+            self.assumed.append(f"{USUAL_NETWORK} between nodes (--link for another)")
 
     def predictable(self, experiments: Sequence[Experiment]) -> list[Experiment]:
         """Return the settings that can be predicted; raise SettingsError with the reasons if none can."""
-        reasons = [problem(one, self.hardware.gpu.name, self.path) for one in experiments]
+        reasons = [problem(one, self.hardware.gpu.name, self.link) for one in experiments]
         if all(reasons):
             raise SettingsError(list(dict.fromkeys(reasons)))
         return [one for one, why in zip(experiments, reasons, strict=True) if not why]

@@ -175,8 +175,7 @@ def _measured(scope: Scope, target: Target, budget: Budget, measurement: Measure
     batch = best.global_batch_size
     name = f"recommend_{model}_gpus{best.gpus}_sl{best.seq_len}_gb{batch}"
     folder = Path(measurement.output or paths.outputs_root() / name)
-    on = replace(target, gpu_memory_gib=None).hardware
-    measuring = Measuring(folder, on, settings, measurement.minutes)
+    measuring = Measuring(folder, target.hardware, settings, measurement.minutes)
     runs, end = decide_by_runs(measuring, number, following)
     answer, sentences = _by_runs(measuring, runs, target, budget)
     sentences.insert(0, say("measured", runs=len(runs), settings=len(measuring.started), end=end))
