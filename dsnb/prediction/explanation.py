@@ -12,7 +12,7 @@ from dsnb.prediction.host_memory import USABLE, offloads
 from dsnb.prediction.search import Search, SearchResult
 from dsnb.results.answers import card
 from dsnb.results.answers.decide import PREDICTED, Question, is_tight, tight
-from dsnb.results.answers.sentences import Sentence, say
+from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import significant
 from dsnb.settings.experiment import Experiment
@@ -22,16 +22,7 @@ CHANGED = (
     "optimizer", "gpus", "micro_batch_size", "grad_accum",
 )  # fmt: skip
 """Settings named where two settings differ, in this order, after the strategy."""
-LIMITS = {
-    "matrix products and attention": ("matmul_s", "attention_s"),
-    "memory traffic": ("memory_bound_s", "optimizer_s"),
-    "communication": (
-        "all_reduce_s", "reduce_scatter_s", "all_gather_s", "all_to_all_s", "tensor_all_reduce_s", "point_to_point_s",
-    ),
-    "transfers to host memory": ("offload_s",),
-    "waiting for the CPU": ("host_s",),
-    "waiting for other pipeline stages": ("pipeline_bubble_s",),
-}  # fmt: skip
+LIMITS: dict[str, list[str]] = PHRASES["limits"]
 """What can limit a step, and the parts of its time (`dsnb.prediction.step_time.StepTime`)."""
 
 

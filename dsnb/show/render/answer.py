@@ -22,6 +22,7 @@ from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import fixed
 from dsnb.results.runs.table import as_runs, named_runs, numbers
+from dsnb.results.runs.templates import fill
 from dsnb.results.statistics.flags import Flag, flags
 from dsnb.results.statistics.summary import unstable, varies
 from dsnb.results.statistics.tasks import Task, tasks
@@ -34,28 +35,6 @@ MAX_NAMED = 3
 """Maximum number of settings that a remark names."""
 MAX_LENGTHS = 8
 """Maximum number of settings whose sequence lengths are compared."""
-PLAN = {
-    "experiment": "experiment",
-    "basis": "basis",
-    "fits": "fits",
-    "source": "source",
-    "gpu_name": "GPU",
-    "gpus": "{unit}s",
-    "peak_allocated_gib": "peak allocated (GiB)",
-    "peak_allocated_error_pct": "error of it (%)",
-    "peak_reserved_gib": "peak reserved (GiB)",
-    "host_memory_gib": "host memory of a node (GiB)",
-    "tokens_per_s": "tokens/s",
-    "tokens_per_s_error_pct": "error of tokens/s, days and cost (%)",
-    "days": "days",
-    "days_low": "days, from",
-    "days_high": "days, to",
-    "gpu_hours": "{unit}-hours",
-    "power_w": "power per {unit} (W)",
-    "energy_kwh": "energy (kWh)",
-    "cost": "cost ({currency})",
-}
-"""Columns of a plan -> headings."""
 SLOW = {"strategy": "deepspeed", "mixed_precision": "native", "compile": "off"}
 """Settings that are rarely the fastest on a GPU."""
 
@@ -129,9 +108,8 @@ def _ended(runs: pd.DataFrame) -> Sentence:
 def _losses(runs: pd.DataFrame) -> Sentence:
     is_odd = [Flag.LOSS in flagged for flagged in flags(runs)["flags"]]
     names = named_runs(runs)["experiment"][is_odd].unique()
-    return say(
-        "loss", runs=sum(is_odd), settings=len(names), named=_some(names, ", ", " and {} more")
-    )
+    named = _some(names, ", ", " and {} more")
+    return say("loss", runs=fixed(sum(is_odd)), settings=fixed(len(names)), named=named)
 
 
 def unstable_settings(runs: pd.DataFrame) -> list[Sentence]:
@@ -152,7 +130,7 @@ def mixed_settings(runs: pd.DataFrame) -> list[Sentence]:
 
 
 def _named(name: str, named: Sequence[str]) -> list[Sentence]:
-    return [say(name, settings=len(named), named=_some(named))] if named else []
+    return [say(name, settings=fixed(len(named)), named=_some(named))] if named else []
 
 
 def _some(named: Sequence[str], between: str = "; ", rest: str = "; and {} more") -> str:
@@ -185,7 +163,8 @@ def plan_tables(plans: Sequence[Answer], currency: str = "$") -> Html:
 
 
 def _plan_table(plan: Answer, currency: str) -> Html:
-    shown = plan.table[[name for name in PLAN if name in plan.table]]
+    headings = PHRASES["columns"]
+    shown = plan.table[[name for name in headings if name in plan.table]]
     if len(shown):
         shown = shown.dropna(axis="columns", how="all")
     if "fits" in shown:
@@ -197,6 +176,6 @@ def _plan_table(plan: Answer, currency: str) -> Html:
         shown = shown.drop(columns="gpu_name", errors="ignore")
         unit = "rank"
     facts = {"unit": unit, "currency": currency.strip()}
-    titles = {name: title.format(**facts) for name, title in PLAN.items()}
+    titles = {name: fill(title, facts) for name, title in headings.items()}
     texts = ("experiment", "basis", "fits", "source", "GPU")
     return number_table(shown.rename(columns=titles), texts)
