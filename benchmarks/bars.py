@@ -154,7 +154,7 @@ def table(output: Path) -> pd.DataFrame:
         "peak_allocated_gib",
         "step_time_mean_s",
     ]
-    summary = summarize(runs)
+    summary = summarize(runs, metrics="all")
     return summary[
         ["n", "n_failed", *(f"{name}_{what}" for name in figures for what in ("median", "std"))]
     ]

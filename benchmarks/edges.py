@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pandas as pd
 
 from benchmarks.headline import sound
-from dsnb.prediction.calibration import recorded
 from dsnb.results.runs import labels
+from dsnb.settings.experiment import Experiment
 
 SWEEP = "h200_edges"
 SHOWN, ENOUGH = 5, 0.97
@@ -34,7 +34,7 @@ ANCHORS_HEADER = [
 def measured() -> pd.DataFrame:
     """Return the sound runs of the data set with `name`, and `series`: the name without micro-batch and allocator."""
     runs = sound()
-    names = [recorded(row).name_with_model for row in runs.to_dict("records")]
+    names = [Experiment.of_row(row).name_with_model for row in runs.to_dict("records")]
     return runs.assign(
         name=names, series=[re.sub(r"_bs\d+(?=_)|_alloc-default", "", name) for name in names]
     )

@@ -6,8 +6,8 @@ Both leave out activations; this says how far they are from the peaks that their
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dsnb.prediction.calibration import ALL, kind
-from dsnb.prediction.memory import GIB
+from dsnb.base.system.hardware import GIB
+from dsnb.prediction.accuracy import ALL, kind
 from dsnb.prediction.traces import MemoryTrace
 from dsnb.settings.experiment import Experiment
 

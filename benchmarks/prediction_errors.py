@@ -5,21 +5,20 @@ The measured rows: `dsnb.published("h200_gpt2_zero_precision")`, `("h200_memory"
 `benchmarks/h200_bars.csv`, and `benchmarks/h200_log.csv`, which holds the tables of docs/LOG.md since 2026-11-21 whose
 code is still the one that runs. Its argument can be
 
-* `memory`: the errors of peak memory, for `dsnb/prediction/accuracy.json`; models are traced first, for a minute
+* `memory`: the errors of peak memory, written to `dsnb/prediction/tuned.toml`; models are traced first, for a minute
 * `others`: the table of these errors beside those of other estimates
 * `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
 * `families`: the errors on models whose counts are read off a trace, by family, on H200 and H100
 * `launches`: those of settings that the CPU limits, with the launch time of each, of its host, and the usual one
 * `probes`: those of the same kind of runs with and without the probe of their host
 * `calibrated`: those of sweeps with constants fitted to other models' runs on the same host
-* `fit`: the constants that fit all rows but those held out, for the median host, for `dsnb/prediction/constants.json`
+* `fit`: the constants that fit all rows but those held out, for the median host, written to the same file
 * `held-out`: the errors of these constants on the rows held out
-* `unseen`: the errors on rows that were predicted before they were measured, for `dsnb/prediction/accuracy.json`; no
+* `unseen`: the errors on rows that were predicted before they were measured, written to `dsnb/prediction/tuned.toml`; no
   constant is fitted to them, but later rules were chosen with them in view
 """
 
 import itertools
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -29,48 +28,29 @@ import numpy as np
 import pandas as pd
 
 import dsnb
-from benchmarks import bars, other_estimates
+from benchmarks import bars, other_estimates, tuning
 from benchmarks.other_estimates import Peak
-from dsnb.prediction import gpus, probed
-from dsnb.prediction.calibration import (
+from dsnb.prediction import gpus, probed, tuned
+from dsnb.prediction.accuracy import (
     ALL,
     MIN_SETTINGS,
-    Measured,
+    Coverage,
     PredictionError,
     by_kind,
-    calibrate,
-    error_of,
     expected_error,
     grouped,
     kind,
     kinds,
     kinds_elsewhere,
-    left_out,
-    limited_by_cpu,
-    measured,
-    recorded,
 )
+from dsnb.prediction.calibration import Measured, calibrate, left_out, limited_by_cpu, measured
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import DEFAULT, Constants, parts, stack, step_times
 from dsnb.prediction.traces import traces
 from dsnb.settings.experiment import Experiment
 
-PRIOR = Constants(
-    matmul_efficiency=0.8,  # docs/LOG.md: large products reach 75 to 78 % with their bytes
-    unaligned_efficiency=0.11,  # docs/LOG.md: 108 ms for three products of GPT-2 XL's output layer
-    attention_efficiency=0.4,
-    memory_efficiency=0.8,
-    kernel_us=1.5,
-    host_launch_us=32.0,  # docs/LOG.md: 22 to 39 us in probes of five hosts, more in runs
-    host_parameter_us=166.0,  # about five launches, as benchmarks.host_time measures
-    host_gather_us=416.0,  # 13 launches: ZeRO 3's hooks alone take 11 (benchmarks.host_time)
-    link_efficiency=0.66,  # docs/LOG.md: 298 of 450 GB/s
-    network_efficiency=0.5,
-    host_link_efficiency=0.75,
-    overlap=0.8,
-    cpu_parameter_ns=0.37,  # four settings of OPT-1.3B on one GPU, `h200_allocator`
-)
+PRIOR = Constants(*tuned.column("constants", "prior"))
 """What is known before any run is fitted: single measurements of docs/LOG.md, and what is usual."""
 HERE = Path(__file__).parent
 H200 = "NVIDIA H200"
@@ -183,7 +163,8 @@ def held_out() -> dict[str, PredictionError]:
     runs = steady()
     runs = runs[_are_held_out(runs)]
     return {
-        str(sweep): error_of(errors_of(_medians(table))) for sweep, table in runs.groupby("sweep")
+        str(sweep): PredictionError.of(errors_of(_medians(table)))
+        for sweep, table in runs.groupby("sweep")
     }
 
 
@@ -220,7 +201,7 @@ def confirmed() -> list[str]:
                 [np.log1p(expected_error(of_run, errors)[1].mean_pct / 100) for of_run in names]
             )
         )
-        error = error_of(errors_of(runs))
+        error = PredictionError.of(errors_of(runs))
         rows += [
             f"| {name} | {error.settings} | {100 * expected:.1f} | {error.mean_pct:.1f} | {error.worst_pct:.1f} |"
         ]
@@ -231,7 +212,7 @@ def elsewhere() -> tuple[dict[str, PredictionError], dict[str, PredictionError]]
     """Return the errors on GPUs that the constants were not fitted to: by published table, and by GPU and nodes."""
     tables = {name: measured(dsnb.published(name), link) for name, link in PUBLISHED.items()}
     errors = {name: errors_of(runs) for name, runs in tables.items()}
-    by_table = {name: error_of(of_table) for name, of_table in errors.items()}
+    by_table = {name: PredictionError.of(of_table) for name, of_table in errors.items()}
     every_kind = [
         [
             *kinds_elsewhere(
@@ -279,7 +260,7 @@ def by_launch_time() -> list[tuple[str, PredictionError, PredictionError, Predic
         ).tolist()
         found[name] = [[errors_of(runs)[place] for place in limited] for runs in of_each]
     found["both"] = [list(itertools.chain(*errors)) for errors in zip(*found.values(), strict=True)]
-    return [(name, *map(error_of, errors)) for name, errors in found.items()]  # type: ignore[misc]
+    return [(name, *map(PredictionError.of, errors)) for name, errors in found.items()]  # type: ignore[misc]
 
 
 def _launch_us_beside(runs: pd.DataFrame, host: str, experiment: str) -> float:
@@ -308,7 +289,9 @@ def by_probe() -> list[str]:
             100 * (np.asarray(parts(settings, each).step_time_s) / times_s - 1)
             for each in (DEFAULT, adjusted)
         )
-        usual, with_probe = (error_of(errors[limited].tolist()).mean_pct for errors in of_both)
+        usual, with_probe = (
+            PredictionError.of(errors[limited].tolist()).mean_pct for errors in of_both
+        )
         in_runs = of_host["launch_us"].median() / probe["launch_us"]
         words = f"{in_runs:.2f}" if in_runs > 0 else "not recorded"
         rows.append(
@@ -329,7 +312,7 @@ def by_calibration() -> dict[str, tuple[PredictionError, PredictionError]]:
             others = [other for other in on_host if other.experiment.model != run.experiment.model]
             step_time_s = float(step_times([run.setting], calibrate(others)).step_time_s[0])
             fitted.append(100 * (step_time_s / run.step_time_s - 1))
-        errors[sweep] = error_of(fitted), error_of(errors_of(runs))
+        errors[sweep] = PredictionError.of(fitted), PredictionError.of(errors_of(runs))
     return errors
 
 
@@ -367,7 +350,7 @@ def peaks() -> list[Peak]:
     experiments = [_as_measured(row) for row in rows]
     predicted = map(peak_memory, experiments, traces(experiments))
     return [
-        Peak(experiment, memory.peak_allocated_gib, row["peak_allocated_gib"])
+        Peak(experiment, memory.gib, row["peak_allocated_gib"])
         for experiment, memory, row in zip(experiments, predicted, rows, strict=True)
     ]
 
@@ -390,7 +373,7 @@ def by_kind_of_peak(peaks: list[Peak]) -> dict[str, PredictionError]:
 
 def _as_measured(row: dict[str, Any]) -> Experiment:
     """Return the settings of a row, which was accumulated in bf16 where accumulation in fp32 was not yet a setting."""
-    settings = recorded(row)
+    settings = Experiment.of_row(row)
     native = (
         settings.strategy == "deepspeed"
         and settings.precision == "bf16"
@@ -408,69 +391,85 @@ def lines(errors: dict[str, PredictionError]) -> list[str]:
     ]
 
 
-def constants(errors: dict[str, PredictionError]) -> list[str]:
-    """Return the same table as the code holds it: without kinds of too few settings."""
+def write_errors(table: str, errors: dict[str, PredictionError]) -> None:
+    """Print a table of errors, and write it without kinds of too few settings."""
+    print("\n".join(lines(errors)))
     enough = {name: error for name, error in errors.items() if error.settings >= MIN_SETTINGS}
-    return [f'    "{name}": PredictionError{tuple(error)},' for name, error in enough.items()]
+    tuning.write_rows(f"errors.{table}", enough)
 
 
-def main() -> None:
-    """Print the error of each run and those by kind, or the fitted constants."""
-    if sys.argv[1:] == ["others"]:
-        measured_peaks = peaks()
-        print(
-            "\n".join(
-                other_estimates.lines(
-                    measured_peaks, traces([peak.experiment for peak in measured_peaks])
-                )
-            )
-        )
-        return
-    if sys.argv[1:] == ["memory"]:
-        measured_peaks = peaks()
-        for peak in sorted(measured_peaks, key=lambda peak: peak.error_pct):
-            print(
-                f"{peak.experiment.name_with_model}: {peak.allocated_gib:.2f} GiB measured, {peak.error_pct:+.2f} %"
-            )
-        for name, error in by_kind_of_peak(measured_peaks).items():
-            print(f'    "{name}": {[*error[:3]]},')
-        return
-    if sys.argv[1:] == ["elsewhere"]:
-        for table in elsewhere():
-            print("\n".join([*lines(table), *constants(table)]))
-        return
-    if sys.argv[1:] == ["calibrated"]:
-        print(*by_calibration().items(), sep="\n")
-        return
-    if sys.argv[1:] == ["probes"]:
-        print("\n".join(by_probe()))
-        return
-    if sys.argv[1:] == ["families"]:
-        print("\n".join(lines(by_family())))
-        return
-    if sys.argv[1:] == ["launches"]:
-        print(*by_launch_time(), sep="\n")
-        return
-    if sys.argv[1:] == ["unseen"]:
-        table = by_kind(*unseen())
-        print("\n".join([*lines(table), *constants(table), *confirmed()]))
-        return
-    if sys.argv[1:] == ["held-out"]:
-        print("\n".join(lines(held_out())))
-        return
-    if sys.argv[1:] == ["fit"]:
-        fitted = calibrate(h200_runs(with_held_out=False), PRIOR)
-        print(
-            json.dumps(asdict(fitted.on_host(usual_launch_us() / fitted.host_launch_us)), indent=2)
-        )
-        return
+def compare_estimates() -> None:
+    """Print the table of other estimates of memory."""
+    measured_peaks = peaks()
+    traced = traces([peak.experiment for peak in measured_peaks])
+    print("\n".join(other_estimates.lines(measured_peaks, traced)))
+
+
+def write_peaks() -> None:
+    """Print the error of each peak of memory, and write those by kind."""
+    measured_peaks = peaks()
+    for peak in sorted(measured_peaks, key=lambda peak: peak.error_pct):
+        name = peak.experiment.name_with_model
+        print(f"{name}: {peak.allocated_gib:.2f} GiB measured, {peak.error_pct:+.2f} %")
+    by_name = {name: error[:3] for name, error in by_kind_of_peak(measured_peaks).items()}
+    tuning.write_rows("errors.peaks", by_name)
+
+
+def write_elsewhere() -> None:
+    """Print the errors on published tables, and write those by GPU and nodes."""
+    by_table, by_gpu_and_nodes = elsewhere()
+    print("\n".join(lines(by_table)))
+    write_errors("elsewhere", by_gpu_and_nodes)
+
+
+def write_unseen() -> None:
+    """Print and write the errors on rows that were predicted before they were measured."""
+    write_errors("times", by_kind(*unseen()))
+    print("\n".join(confirmed()))
+
+
+def write_fit() -> None:
+    """Fit the constants for the median host, and write them with what they cover."""
+    runs = h200_runs(with_held_out=False)
+    fitted = calibrate(runs, PRIOR)
+    constants = fitted.on_host(usual_launch_us() / fitted.host_launch_us)
+    digits = {name: float(f"{value:.3g}") for name, value in asdict(constants).items()}
+    tuning.write_values("constants", digits)
+    tuning.write_setting("constants", "settings", len(runs))
+    covered = Coverage.of(runs, gpus.link())
+    names = {words: sorted(found) for words, found in covered.names.items()}
+    tuning.write_rows("covered.names", names)
+    tuning.write_rows("covered.ranges", covered.ranges)
+
+
+def print_each() -> None:
+    """Print the error of each run and those by kind."""
     runs = h200_runs()
     errors = left_out(runs, PRIOR)
     for run, error in sorted(zip(runs, errors, strict=True), key=lambda pair: pair[1]):
-        print(
-            f"{run.experiment.name_with_model}: {1e3 * run.step_time_s:.1f} ms measured, {error:+.1f} %"
-        )
+        name = run.experiment.name_with_model
+        print(f"{name}: {1e3 * run.step_time_s:.1f} ms measured, {error:+.1f} %")
     print("\n".join(lines(by_kind(runs, errors))))
+
+
+COMMANDS = {
+    "others": compare_estimates,
+    "memory": write_peaks,
+    "elsewhere": write_elsewhere,
+    "calibrated": lambda: print(*by_calibration().items(), sep="\n"),
+    "probes": lambda: print("\n".join(by_probe())),
+    "families": lambda: print("\n".join(lines(by_family()))),
+    "launches": lambda: print(*by_launch_time(), sep="\n"),
+    "unseen": write_unseen,
+    "held-out": lambda: print("\n".join(lines(held_out()))),
+    "fit": write_fit,
+}
+
+
+def main() -> None:
+    """Run the command of the argument; without one, print the error of each run and those by kind."""
+    command = COMMANDS[sys.argv[1]] if sys.argv[1:] else print_each
+    command()
 
 
 if __name__ == "__main__":

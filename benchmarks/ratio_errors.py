@@ -1,12 +1,12 @@
-"""How wrong predicted ratios of two settings are: `python -m benchmarks.ratio_errors` prints both tables.
+"""How wrong predicted ratios of two settings are: `python -m benchmarks.ratio_errors` prints both tables and writes them.
 
 The first is of `dsnb.published("h200")`: each step time is predicted with constants fitted to all other models, and
 pairs of settings of one task that ran on one host are compared. The second is of the published tables of other GPUs,
-predicted with the constants of H200. `dsnb/prediction/ratio_errors.py` holds both.
+predicted with the constants of H200. `dsnb/prediction/tuned.toml` holds both.
 """
 
 import dsnb
-from benchmarks import prediction_errors
+from benchmarks import prediction_errors, tuning
 from dsnb.prediction.calibration import Measured, left_out, measured
 from dsnb.prediction.ratio_errors import RatioError, by_limit, of_hosts
 
@@ -37,11 +37,10 @@ def lines(errors: dict[str, RatioError]) -> list[str]:
 
 
 def main() -> None:
-    """Print both tables, as the code and as the documentation have them."""
-    for errors in (h200(), elsewhere()):
-        for name, error in errors.items():
-            print(f'    "{name}": {error},')
+    """Print both tables as the documentation has them, and write them."""
+    for table, errors in {"ratios": h200(), "ratios_elsewhere": elsewhere()}.items():
         print("\n".join(lines(errors)))
+        tuning.write_rows(f"errors.{table}", errors)
 
 
 if __name__ == "__main__":

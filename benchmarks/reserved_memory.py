@@ -1,11 +1,10 @@
 """Fit what torch reserves beyond the peak of its tensors (`dsnb.prediction.reserved`).
 
-`python -m benchmarks.reserved_memory` prints `dsnb/prediction/reserved.json`. Runs that nearly filled their GPU, or had
+`python -m benchmarks.reserved_memory` writes the rules to `dsnb/prediction/tuned.toml`. Runs that nearly filled their GPU, or had
 a limit of memory, are left out: the allocator returned memory there. Each error is that on models which were left out
 of the fit, given the measured peak of the tensors.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dsnb
-from dsnb.prediction.calibration import PredictionError, recorded
-from dsnb.prediction.memory import GIB, room_gib
+from benchmarks import tuning
+from dsnb.base.system.hardware import GIB
+from dsnb.prediction.accuracy import PredictionError
+from dsnb.prediction.memory import room_gib
 from dsnb.prediction.reserved import kinds, parameters_of_rank
+from dsnb.settings.experiment import Experiment
 
 TABLES = ("h200", "h100", "h200_archive", "h200_memory", "h200_gpt2_zero_precision")
 FULL = 0.95
@@ -47,13 +49,12 @@ def rows() -> dict[tuple[str, str], list[Row]]:
                 group.iloc[0],
                 group[["peak_reserved_gib", "peak_allocated_gib"]].median(),
             )
-            experiment = recorded(first.to_dict())
+            experiment = Experiment.of_row(first.to_dict())
             reserved, allocated = (float(gib) for gib in peaks)
             if reserved > FULL * room_gib(experiment, first["gpu_memory_gib"]):
                 continue
             row = Row(experiment.model, reserved, allocated, parameters_of_rank(experiment) / GIB)
-            for kind in kinds(experiment)[:1]:
-                found.setdefault((first["allocator"], kind), []).append(row)
+            found.setdefault((first["allocator"], kinds(experiment)[0]), []).append(row)
     return {key: of_kind for key, of_kind in found.items() if len(of_kind) >= MIN_SETTINGS}
 
 
@@ -93,23 +94,16 @@ def error(of_kind: Sequence[Row]) -> PredictionError:
 
 
 def main() -> None:
-    """Print the rules and their errors as JSON, a rule a line."""
+    """Write the rules and their errors."""
     every = rows()
-    by_allocator = []
-    for allocator, keys in itertools.groupby(sorted(every), key=lambda key: key[0]):
-        lines = []
-        for _, kind in keys:
-            of_kind = every[allocator, kind]
-            share, each = fitted(of_kind)
-            numbers = [
-                round(share, 3),
-                round(each, 2),
-                len(of_kind),
-                *(round(size, 1) for size in error(of_kind)[1:]),
-            ]
-            lines.append(f'    "{kind}": {numbers}')
-        by_allocator.append(f'  "{allocator}": {{\n' + ",\n".join(lines) + "\n  }")
-    print("{\n" + ",\n".join(by_allocator) + "\n}")
+    for allocator in sorted({allocator for allocator, _ in every}):
+        of_allocator = {}
+        for key in sorted(key for key in every if key[0] == allocator):
+            share, each = fitted(every[key])
+            errors_pct = [round(size, 1) for size in error(every[key])[1:]]
+            numbers = [round(share, 3), round(each, 2), len(every[key]), *errors_pct]
+            of_allocator[key[1]] = numbers
+        tuning.write_rows(f"reserved.{allocator}", of_allocator)
 
 
 if __name__ == "__main__":

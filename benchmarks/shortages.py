@@ -11,7 +11,7 @@ from typing import Any
 
 import dsnb
 from dsnb.prediction import gpus, memory
-from dsnb.prediction.calibration import recorded
+from dsnb.settings.experiment import Experiment
 
 CLOSE = 0.85
 HOST = "killed by the kernel"
@@ -27,7 +27,7 @@ def is_close(row: dict[str, Any]) -> bool:
 
 def room_gib(row: dict[str, Any]) -> float:
     """Return what there was for the tensors of a run."""
-    return memory.room_gib(recorded(row), gpus.find(row["gpu_name"]).memory_gib)
+    return memory.room_gib(Experiment.of_row(row), gpus.find(row["gpu_name"]).memory_gib)
 
 
 def is_in_pieces(row: dict[str, Any]) -> bool:
@@ -42,7 +42,7 @@ def main() -> None:
     for name in ("h200", "h100"):
         runs = dsnb.published(name).drop_duplicates(["sweep", "experiment"])
         rows = [row for row in runs.to_dict("records") if is_close(row)]
-        table = dsnb.predict([recorded(row) for row in rows], rows[0]["gpu_name"])
+        table = dsnb.predict([Experiment.of_row(row) for row in rows], rows[0]["gpu_name"])
         for row, predicted, gib in zip(
             rows, table["fits"], table["peak_allocated_gib"], strict=True
         ):

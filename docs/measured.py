@@ -20,7 +20,7 @@ from benchmarks import (
 )
 from docs import pictures
 from docs.code_blocks import ROOT
-from dsnb.prediction.calibration import ALL, ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
+from dsnb.prediction.accuracy import ALL, ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
 from dsnb.prediction.ratio_errors import BY_CPU, DEFAULT_RATIOS
 from dsnb.prediction.ratio_errors import ELSEWHERE as RATIOS_ELSEWHERE
 from dsnb.prediction.step_time import FITTED_SETTINGS

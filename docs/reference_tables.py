@@ -192,8 +192,9 @@ def sweep_files() -> str:
 def run_fields() -> str:
     """Return the fields of the files of a run folder that are validated when they are read, with their meanings."""
     parts = []
-    for file, fields in FILES.items():
-        begin, listed = "", fields
+    for file, by_name in FILES.items():
+        fields = by_name.values()
+        begin, listed = "", [*fields]
         if file == "experiment.json":
             begin, listed = (
                 "All settings, and:\n\n",

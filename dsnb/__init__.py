@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dsnb.results.runs.load import load_steps as load_steps
     from dsnb.results.statistics.comparisons import compare as compare
     from dsnb.results.statistics.comparisons import differences as differences
-    from dsnb.results.statistics.scaling import rampup as rampup
+    from dsnb.results.statistics.rampup import rampup as rampup
     from dsnb.results.statistics.summary import summarize as summarize
     from dsnb.settings.experiment import Experiment as Experiment
     from dsnb.settings.parameters import check_parameters as check_parameters
@@ -44,7 +44,7 @@ _HOME = {
     "load_sweep": "measure.sweep.params",
     "predict": "prediction.predict",
     "published": "results.literature.tables",
-    "rampup": "results.statistics.scaling",
+    "rampup": "results.statistics.rampup",
     "recommend": "show.form.recommend",
     "run_sweep": "measure.sweep.run",
     "summarize": "results.statistics.summary",

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 import dsnb
-from dsnb.prediction.traces import TRACERS, USED
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
 
@@ -115,12 +114,9 @@ def test_modules_are_short_and_say_what_they_are():
     assert [path for path in MODULES if not ast.get_docstring(parsed(path))] == []
 
 
-def test_only_training_and_what_traces_models_import_torch():
+def test_only_models_and_training_import_torch():
     users = [path for path in MODULES if packages(path) & {"torch", "deepspeed", "transformers"}]
-    allowed = {ROOT / "dsnb" / "prediction" / f"{name}.py" for name in TRACERS}
-    assert {
-        path for path in users if layer(path) != "models" and "train" not in path.parts
-    } <= allowed
+    assert [path for path in users if layer(path) != "models" and "train" not in path.parts] == []
 
 
 def packages(path):
@@ -129,35 +125,13 @@ def packages(path):
 
 
 def test_tracing_is_left_to_processes_of_its_own():
-    """Only modules that trace import models or each other: whatever else is predicted loads no torch."""
-    tracer = re.compile(rf"^\s*(import|from)\b.*\b({'|'.join(TRACERS)})\b", re.M)
-    others = [path for path in MODULES if path.stem not in TRACERS]
-    assert [
-        path for path in others if layer(path) == "prediction" and "models" in imported_layers(path)
-    ] == []
-    assert [path for path in others if tracer.search(path.read_text())] == []
-
-
-def test_a_trace_is_made_again_when_the_code_that_it_follows_changes():
-    """What modules that trace import of models, directly or not: all that a trace is kept for."""
-    pattern = re.compile(r"^from dsnb\.(models)(?:\.(\w+))? import (.+)$", re.M)
-    followed, left = set(), {f"prediction/{name}" for name in TRACERS}
-    while left:
-        text = (ROOT / "dsnb" / f"{left.pop()}.py").read_text()
-        names = {module or re.split(r"\W", rest)[0] for _, module, rest in pattern.findall(text)}
-        names |= {
-            name
-            for _, module, rest in pattern.findall(text)
-            if not module
-            for name in re.findall(r"\w+", rest)
-        }
-        new = {
-            f"models/{name}"
-            for name in names
-            if (ROOT / "dsnb" / "models" / f"{name}.py").is_file()
-        } - followed
-        followed, left = followed | new, left | new
-    assert followed == set(USED)
+    """Predictions load no torch: of models, they import only the package that names its questions."""
+    imported = {name for path in MODULES if layer(path) == "prediction" for name in imports(path)}
+    assert {name for name in imported if name.startswith("dsnb.models")} <= {
+        "dsnb.models",
+        "dsnb.models.observe",
+    }
+    assert not packages(ROOT / "dsnb" / "models" / "observe" / "__init__.py")
 
 
 PUBLIC = {
@@ -171,7 +145,12 @@ PUBLIC = {
         "dsnb",
     )
 }
-"""What notebooks may import from dsnb."""
+"""What notebooks may import from dsnb, and what loads no torch."""
+INSIDE = {
+    name: importlib.import_module(name).__all__
+    for name in ("dsnb.measure.launcher", "dsnb.measure.train")
+}
+"""What the notebook about a rank may import besides."""
 
 
 @pytest.mark.process
@@ -214,6 +193,9 @@ def test_notebooks_are_thin_and_clean_and_import_public_names(path):
         *shown_with,
         *((module, name) for module in PUBLIC for name in PUBLIC[module]),
     }
+    if path.stem == "11_inside":  # what a launcher does: variables of the environment, and a port
+        public |= {("os", None), ("socket", None)}
+        public |= {(module, name) for module in INSIDE for name in INSIDE[module]}
     assert imported_names <= public
 
 

@@ -28,6 +28,11 @@ from dsnb.version import __version__
 UsageError: Any = typer.BadParameter.__base__  # of click or, in newer versions, of typer's own copy
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
+EXTRAS = {
+    "torch": "to train: pip install 'dsnb[train]'",
+    "jupyterlab": "for JupyterLab: pip install 'dsnb[lab]'",
+}
+"""Libraries that are not always installed -> what to say without them."""
 Folder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="Folder of outputs, or a log.", show_default=False)
 ]
@@ -59,7 +64,8 @@ def init(
     sources = {folder / "README.md": START_README}
     for path in sorted([*SHIPPED.glob("notebooks/*.ipynb"), *SHIPPED.glob("params/*.yaml")]):
         sources[folder / path.relative_to(SHIPPED)] = path
-    if existing := [path for path in sources if path.exists() or path.is_symlink()]:
+    existing = [path for path in sources if path.exists() or path.is_symlink()]
+    if existing:
         more = f" and {len(existing) - 1} more" if existing[1:] else ""
         raise SettingsError(
             f"{existing[0]}{more} would be overwritten, so nothing was written: name another folder"
@@ -69,12 +75,9 @@ def init(
         with target.open("xb") as file:
             file.write(source.read_bytes())
     say(f"{folder.absolute()}: notebooks, params and README.md, which says how to begin")
-    for purpose, library, extra in (
-        ("to train", "torch", "train"),
-        ("for JupyterLab", "jupyterlab", "lab"),
-    ):
+    for library, advice in EXTRAS.items():
         if not find_spec(library):
-            say(f"{purpose}: pip install 'dsnb[{extra}]'")
+            say(advice)
 
 
 def summary(
@@ -91,20 +94,19 @@ def summary(
     ] = False,
 ) -> None:
     """Print medians and spreads of every experiment below a folder."""
-    from dsnb.results.runs.load import load_runs
+    from dsnb.results.runs.load import load_runs, no_runs_message
 
     runs = load_runs(folder)
     if runs.empty:
-        from dsnb.results.runs.load import no_runs_message
-
         raise SettingsError(no_runs_message(folder))
     if groups:
         print_groups(runs, format_)
     elif timing:
-        from dsnb.results.statistics.summary import timing as seconds
+        from dsnb.results.statistics import summary as statistics
         from dsnb.show.render.tables import format_timing
 
-        show(seconds(runs), format_timing(seconds(runs)), format_, fit=True)
+        seconds = statistics.timing(runs)
+        show(seconds, format_timing(seconds), format_, fit=True)
     else:
         print_summary(runs, format_, wide)
 
@@ -137,15 +139,13 @@ def doctor(hostfile: Hostfile = None, set_: Set = None) -> None:
     """Check what this machine, or the hosts of a hostfile, can run, what is missing, and how to fix it."""
     from dsnb.cli.doctor import check_hosts, check_machine
 
-    settings = {"gpus": "auto", **parse_overrides(set_ or [])} | (
-        {"hostfile": str(hostfile)} if hostfile else {}
-    )
+    settings = {"gpus": "auto", **parse_overrides(set_ or [])}
+    if hostfile:
+        settings["hostfile"] = str(hostfile)
     checks = check_hosts(Experiment(**settings)) if settings.get("hostfile") else check_machine()
     for check in checks:
-        say_line(
-            f"{check.state:8} {check.what}: {check.finding}"
-            + (f" -> {check.advice}" if check.advice else "")
-        )
+        advice = f" -> {check.advice}" if check.advice else ""
+        say_line(f"{check.state:8} {check.what}: {check.finding}{advice}")
     if any(check.state == "missing" for check in checks):
         raise typer.Exit(1)
 
@@ -163,7 +163,7 @@ def bandwidth(
 ) -> None:
     """Measure collectives by message size over all ranks, in nccl-tests' columns."""
     from dsnb.measure.launcher.probe import SETTINGS, measure_bandwidth
-    from dsnb.results.runs.load import load_bandwidth
+    from dsnb.results.runs.sweeps import load_bandwidth
     from dsnb.show.render.nodes import format_bandwidth
 
     settings = {**SETTINGS, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}
@@ -195,11 +195,10 @@ def usage_problem(error: Any) -> str:
     if key in {*DEFAULTS, *SWEEP_SETTINGS}:
         return f"{error.option_name} is no option: write --set {key}=VALUE"
     if isinstance(error.__cause__, ValidationError):
-        wrong = error.__cause__.errors()[0]
-        is_format = wrong["type"] == "value_error"
-        allowed = (
-            f"allowed are {', '.join(Format)}" if is_format else checks.allowed_values(dict(wrong))
-        )
+        wrong: Any = error.__cause__.errors()[0]
+        allowed = checks.allowed_values(wrong)
+        if wrong["type"] == "value_error":  # of a format
+            allowed = f"allowed are {', '.join(Format)}"
         return f"{error.param.opts[0]} is {plain_text.short_repr(wrong['input'])}: {allowed}"
     if isinstance(error.__cause__, ValueError):  # of a parser of an option
         return f"{error.param.opts[0]} is {error.message}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,9 @@ from dsnb.settings.records import node_comparison, paths
 MIN_FREE_GIB = 5
 MAX_OFFSET_S = 1.0
 """Maximum offset of a host's clock; larger ones make logs hard to compare. Measured times are corrected."""
+LIBRARIES = ("torch", "deepspeed", "transformers")
+NUMBERS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+"""Names of number formats in torch -> in dsnb."""
 State = Literal["ok", "note", "missing"]
 
 
@@ -41,41 +45,40 @@ def check(
     return Check("ok", what, finding) if fine else Check(otherwise, what, finding, advice)
 
 
+def installed(what: str, found: str | None, advice: str, otherwise: State = "missing") -> Check:
+    """Return the check of a program: where it was found, or none."""
+    return check(what, found or "none", found, advice, otherwise)
+
+
 def check_machine() -> list[Check]:
     """Check everything that a run needs."""
-    lab = find_spec("jupyterlab")
-    jupyter = check(
-        "JupyterLab", "installed" if lab else "none", lab, "pip install 'dsnb[lab]'", "note"
-    )
+    lab = "installed" if find_spec("jupyterlab") else None
+    jupyter = installed("JupyterLab", lab, "pip install 'dsnb[lab]'", "note")
     return [*_machine(), *_compilers(), *_training(), jupyter]
 
 
 def _machine() -> Iterator[Check]:
     is_supported = (3, 11) <= sys.version_info < (3, 14)
-    version = ".".join(map(str, sys.version_info[:3]))
-    yield check("Python", version, is_supported, "install Python 3.11, 3.12 or 3.13")
+    yield check(
+        "Python", platform.python_version(), is_supported, "install Python 3.11, 3.12 or 3.13"
+    )
     yield Check("ok", "CPU", f"{hardware.cores()} cores, {hardware.memory_gib():.0f} GiB of memory")
     gpus = hardware.gpus()
-    names = ", ".join(sorted({f"{gpu.name} with {gpu.memory_gib:.0f} GiB" for gpu in gpus}))
-    shown = f"{len(gpus)}: {names}; driver {hardware.driver_version()}" if gpus else "none"
+    names = sorted({f"{gpu.name} with {gpu.memory_gib:.0f} GiB" for gpu in gpus})
+    shown = "none"
+    if gpus:
+        shown = f"{len(gpus)}: {', '.join(names)}; driver {hardware.driver_version()}"
     advice = "runs use the CPU; with a GPU, check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
     yield check("GPUs", shown, gpus, advice, "note")
-    for name in sorted(
-        {gpu.name for gpu in gpus if hardware.peak_tflops(gpu.name, "fp32") is None}
-    ):
-        yield Check(
-            "note",
-            "data sheet",
-            f"none of {name}",
-            "runs have no MFU, and predictions need another --gpu",
-        )
+    for name in sorted({gpu.name for gpu in gpus}):
+        if hardware.peak_tflops(name, "fp32") is None:
+            advice = "runs have no MFU, and predictions need another --gpu"
+            yield Check("note", "data sheet", f"none of {name}", advice)
     root = paths.outputs_root()
     existing = next(path for path in (root, *root.parents) if path.exists())
     free_gib = shutil.disk_usage(existing).free / hardware.GIB
-    shown, advice = (
-        f"{root}, {free_gib:.0f} GiB free",
-        "make room, or set DSNB_OUTPUTS to another folder",
-    )
+    shown = f"{root}, {free_gib:.0f} GiB free"
+    advice = "make room, or set DSNB_OUTPUTS to another folder"
     if os.access(existing, os.W_OK):
         yield check("outputs", shown, free_gib > MIN_FREE_GIB, advice, "note")
     else:
@@ -84,45 +87,32 @@ def _machine() -> Iterator[Check]:
 
 def _compilers() -> Iterator[Check]:
     compiler = shutil.which("c++") or shutil.which("g++")
-    yield check(
-        "C++ compiler", compiler or "none", compiler, "install g++ (Debian: apt install g++)"
-    )
-    ninja = shutil.which(
-        "ninja", path=environment.for_ranks(hardware.default_device(), 1, 0.0)["PATH"]
-    )
-    yield check("ninja", ninja or "none", ninja, "pip install ninja")
+    yield installed("C++ compiler", compiler, "install g++ (Debian: apt install g++)")
+    path = environment.for_ranks(hardware.default_device(), 1, 0.0)["PATH"]
+    yield installed("ninja", shutil.which("ninja", path=path), "pip install ninja")
     if hardware.gpus():
-        nvcc = Path(
-            shutil.which("nvcc") or f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin/nvcc"
-        )
+        home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+        nvcc = shutil.which("nvcc") or shutil.which(f"{home}/bin/nvcc")
         advice = "install the CUDA toolkit and set CUDA_HOME: DeepSpeed compiles FusedAdam with it"
-        yield check("nvcc", str(nvcc) if nvcc.exists() else "none", nvcc.exists(), advice)
+        yield installed("nvcc", nvcc, advice)
 
 
 def _training() -> Iterator[Check]:
-    if missing := [
-        name for name in ("torch", "deepspeed", "transformers") if find_spec(name) is None
-    ]:
-        yield Check(
-            "missing", "training", f"without {', '.join(missing)}", "pip install 'dsnb[train]'"
-        )
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    if missing:
+        finding = f"without {', '.join(missing)}"
+        yield Check("missing", "training", finding, "pip install 'dsnb[train]'")
         return
     probe = _probe()
     if "error" in probe:
-        yield Check(
-            "missing", "training", probe["error"], "reinstall with pip install 'dsnb[train]'"
-        )
+        advice = "reinstall with pip install 'dsnb[train]'"
+        yield Check("missing", "training", probe["error"], advice)
         return
-    yield Check(
-        "ok",
-        "training",
-        ", ".join(f"{name} {probe[name]}" for name in ("torch", "deepspeed", "transformers")),
-    )
+    yield Check("ok", "training", ", ".join(f"{name} {probe[name]}" for name in LIBRARIES))
     if hardware.gpus() and not probe["cuda_works"]:
         built = f"no, built for CUDA {probe['cuda']}"
         yield Check("missing", "torch on GPU", built, "install a torch that fits the driver")
-    names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-    precisions = [names[name] for name in probe["precisions"] if name in names]
+    precisions = [NUMBERS[name] for name in probe["precisions"] if name in NUMBERS]
     yield Check("ok", "precisions", ", ".join(precisions + ["tf32"] * bool(probe["cuda_works"])))
     yield Check("ok", "precision: auto", _auto_precision())
 
@@ -157,10 +147,12 @@ def check_hosts(experiment: Experiment) -> list[Check]:
     """Check every host of an experiment with a hostfile; an unreachable host is a failed check."""
     root = paths.outputs_root().absolute()
     folder = next(path for path in (root, *root.parents) if path.is_dir())
+    checks: list[Check] = []
     with hosts.connected(experiment) as nodes:
         hosts.ask(experiment, nodes, folder)
         reached = [node for node in nodes if node.failure is None]
-        checks = [check for node in reached for check in _host(node)]
+        for node in reached:
+            checks += _host(node)
         for node in nodes:
             if node.failure is not None:
                 why = node.failure.removeprefix(f"{node.host.name} was not reached: ")
@@ -168,7 +160,9 @@ def check_hosts(experiment: Experiment) -> list[Check]:
         environments = [(node.host.name, node.facts["environment"]) for node in reached]
         for sentence in node_comparison.environment_differences(environments).values():
             checks.append(Check("note", "differences", sentence, "install the same everywhere"))
-        return [*checks, *([_outputs(reached, folder)] if reached else [])]
+        if reached:
+            checks.append(_outputs(reached, folder))
+    return checks
 
 
 def _host(node: Node) -> Iterator[Check]:
@@ -183,36 +177,35 @@ def _host(node: Node) -> Iterator[Check]:
         f"torch {machine.get('torch')}, DeepSpeed {machine.get('deepspeed')}",
     ]
     yield Check("ok", name, "; ".join(parts))
-    if gpus and len(gpus) <= max(node.host.devices):
-        yield Check(
+    slots = max(node.host.devices) + 1
+    offset_s = facts["clock_offset_s"]
+    compiler = "install g++: DeepSpeed compiles its ops on every host"
+    busy = "wait for it, or leave the host out with --set exclude=HOST"
+    problems: list[tuple[object, State, str, str]] = [
+        (
+            0 < len(gpus) < slots,
             "missing",
-            name,
-            f"{len(gpus)} GPUs and {max(node.host.devices) + 1} slots",
+            f"{len(gpus)} GPUs and {slots} slots",
             "correct the hostfile",
-        )
-    if abs(facts["clock_offset_s"]) > MAX_OFFSET_S:
-        yield Check(
+        ),
+        (
+            abs(offset_s) > MAX_OFFSET_S,
             "note",
-            name,
-            f"its clock is {facts['clock_offset_s']:+.1f} s off",
+            f"its clock is {offset_s:+.1f} s off",
             "start an NTP service",
-        )
-    if facts["busy"]:
-        yield Check(
+        ),
+        (facts["busy"], "note", facts["busy"], busy),
+        (
+            facts["free_gib"] < MIN_FREE_GIB,
             "note",
-            name,
-            facts["busy"],
-            "wait for it, or leave the host out with --set exclude=HOST",
-        )
-    if facts["free_gib"] < MIN_FREE_GIB:
-        yield Check("note", name, f"{facts['free_gib']} GiB of disk free", "make room")
-    if not facts["compiler"]:
-        yield Check(
-            "missing",
-            name,
-            "no C++ compiler",
-            "install g++: DeepSpeed compiles its ops on every host",
-        )
+            f"{facts['free_gib']} GiB of disk free",
+            "make room",
+        ),
+        (not facts["compiler"], "missing", "no C++ compiler", compiler),
+    ]
+    for applies, state, finding, advice in problems:
+        if applies:
+            yield Check(state, name, finding, advice)
 
 
 def _outputs(reached: list[Node], folder: Path) -> Check:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 import typer
+from rich.cells import cell_len
 
 from dsnb.base.files import plain_text
 
@@ -17,8 +18,8 @@ FORMULA = re.compile(r"""(^|[,;|\t\r\n])(?=[\s"]*[=+\-@\uff1d\uff0b\uff0d\uff20]
 Full-width signs count as signs. The same rule is in `dsnb/show/explorer/web/export.js`."""
 UNLIMITED = 10_000
 """Width of a table that is not cut."""
-MARKDOWN = frozenset("\\|`[]")
-"""Characters that end a Markdown cell, or start code or a link in it."""
+MIN_COLUMNS = 2
+"""Columns that are always shown: runs and tokens/s."""
 
 
 class Format(StrEnum):
@@ -45,14 +46,14 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     from dsnb.show.render.tables import format_summary
 
     if wide or format_ is not Format.table:
-        table = summarize(runs)
+        table = summarize(runs, metrics="all")
         show(table, format_summary(table, common_unit(runs)), format_)
         return
     for number, (title, table, lines) in enumerate(summary_table.blocks(runs)):
         if number:
             say("")
         say_line(title)
-        _print_table(summary_table.fitted(table, table_width()))
+        _print_table(table, table_width())
         for line in lines:
             say_line(line)
     if compared := lengths.sentences(runs):
@@ -78,42 +79,52 @@ def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:
     With `fit`, the common part of all names is a separate line, and a terminal gets only the columns that fit.
     """
     if format_ is Format.csv:
-        typer.echo(_disarmed(numbers).to_csv(), nl=False)
+        typer.echo(_each_text(numbers, disarmed).to_csv(), nl=False)
     elif format_ is Format.json:
         typer.echo(numbers.reset_index().to_json(orient="records", indent=1))
     elif format_ is Format.markdown:
-        typer.echo(_markdown_table(_each_text(texts, _in_markdown)))
+        heading, *rows = _padded(_each_text(texts, _in_markdown), least=3)
+        first, *others = map(len, heading)
+        sides = [":" + "-" * (first - 1), *("-" * (width - 1) + ":" for width in others)]
+        for cells in (heading, sides, *rows):
+            typer.echo(f"| {' | '.join(cells)} |")
     elif fit:
-        from dsnb.cli import summary_table
+        from dsnb.cli.summary_table import short_names
 
-        shared, names = summary_table.short_names([str(name) for name in texts.index])
+        shared, names = short_names([str(name) for name in texts.index])
         if shared:
             say(f"in every name: {shared}")
-        _print_table(
-            summary_table.fitted(texts.set_axis(names).rename_axis(texts.index.name), table_width())
-        )
+        _print_table(texts.set_axis(names).rename_axis(texts.index.name), table_width())
     else:
         _print_table(texts)
 
 
 def table_width() -> int:
-    """Return the maximum width of a table; `rich` assumes 80 columns for terminals that it does not know."""
+    """Return the maximum width of a table: that of a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
 
 
-def _print_table(texts: Any) -> None:
-    """Print a table of texts at full width; cutting it to the terminal would hide figures."""
-    from rich.console import Console
-    from rich.table import Table
+def _print_table(texts: Any, width: int = UNLIMITED) -> None:
+    """Print a table of texts, without the last columns if it is too wide; figures are never cut."""
+    lines = ["  ".join(cells) for cells in _padded(texts)]
+    if len(texts.columns) > MIN_COLUMNS and cell_len(lines[0]) > width:
+        _print_table(texts.iloc[:, :-1], width)
+        return
+    for line in lines:
+        typer.echo(line)
 
-    table = Table(texts.index.name or "", box=None, pad_edge=False)
-    for name in texts.columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for key, row in texts.iterrows():
-        table.add_row(plain_text.line(key), *map(plain_text.line, row))
-    Console(width=UNLIMITED, height=1).print(
-        table, markup=False
-    )  # without a height, some terminals are 80 wide
+
+def _padded(table: Any, least: int = 0) -> list[list[str]]:
+    """Return the heading and the rows of a table: the index left-aligned, figures right-aligned."""
+    rows = [[table.index.name or "", *table.columns]]
+    rows += [[key, *row] for key, row in zip(table.index, table.to_numpy(), strict=True)]
+    cells = [[plain_text.line(cell) for cell in row] for row in rows]
+    widths = [max(least, *map(cell_len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        for place, width in enumerate(widths):
+            room = " " * (width - cell_len(row[place]))
+            row[place] = room + row[place] if place else row[place] + room
+    return cells
 
 
 def say(text: object, err: bool = False) -> None:
@@ -133,35 +144,15 @@ def _each_text(table: Any, change: Callable[[str], str]) -> Any:
     def changed(value: object) -> object:
         return change(value) if isinstance(value, str) else value
 
-    shown = table.astype(object).map(changed)
-    return shown.set_axis([changed(key) for key in table.index], axis="index").rename_axis(
-        table.index.name
-    )
+    keys = [changed(key) for key in table.index]
+    return table.astype(object).map(changed).set_axis(keys).rename_axis(table.index.name)
 
 
-def _disarmed(table: Any) -> Any:
-    """Return a table without texts that spreadsheets treat as formulas, as in the explorer's CSV."""
-
-    def text(value: str) -> str:
-        return plain_text.line(FORMULA.sub(r"\1'", value))
-
-    return _each_text(table, text)
-
-
-def _markdown_table(table: Any) -> str:
-    """Return a Markdown table, padded to be readable as text: index left-aligned, figures right-aligned."""
-    rows = [[str(table.index.name or ""), *map(str, table.columns)]]
-    rows += [
-        [str(key), *map(str, row)] for key, row in zip(table.index, table.to_numpy(), strict=True)
-    ]
-    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    first, *others = widths
-    sides = [":" + "-" * (first - 1), *("-" * (width - 1) + ":" for width in others)]
-    padded = [[row[0].ljust(first), *map(str.rjust, row[1:], others)] for row in rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (padded[0], sides, *padded[1:]))
+def disarmed(text: str) -> str:
+    """Return a text that no spreadsheet treats as a formula, as in the explorer's CSV."""
+    return plain_text.line(FORMULA.sub(r"\1'", text))
 
 
 def _in_markdown(value: str) -> str:
     """Return a text for a Markdown cell, with pipes, HTML and links escaped."""
-    shown = html.escape(plain_text.line(value), quote=False)
-    return "".join(f"\\{character}" if character in MARKDOWN else character for character in shown)
+    return re.sub(r"[\\|`\[\]]", r"\\\g<0>", html.escape(plain_text.line(value), quote=False))

@@ -23,21 +23,17 @@ def probe(
     from dsnb.prediction import probed
 
     record = measure(quick=quick)
-    usual = {(row["part"], row["what"]): row["value"] for row in probed.REFERENCE["rows"]}
-    rows = [
-        {**row, "usual": usual.get((row["part"], row["what"]), float("nan"))}
-        for row in record["rows"]
-    ]
-    table = pd.DataFrame(rows, columns=["part", "what", "value", "usual", "unit"]).set_index("part")
-    numbers = {
-        name: [f"{value:,.4g}".replace("nan", "") for value in table[name]]
-        for name in ("value", "usual")
-    }
-    show(table, table.assign(**numbers), format_)
-    is_beside = format_ in {Format.csv, Format.json}
+    table = pd.DataFrame(record["rows"], columns=["part", "what", "value", "unit"])
+    usual = pd.DataFrame(probed.REFERENCE["rows"]).set_index(["part", "what"])["value"]
+    places = pd.MultiIndex.from_frame(table[["part", "what"]])
+    table.insert(3, "usual", usual.reindex(places).to_numpy())
+    table = table.set_index("part")
+    texts = table[["value", "usual"]].map("{:,.4g}".format).replace("nan", "")
+    show(table, table.assign(**texts), format_)
     for part, why in record["missing"].items():
-        say(f"{part} left out: {why}", err=is_beside)
+        say(f"{part} left out: {why}", err=format_.is_data)
     if output:
         json_files.write_json(output, record)
-    if kept := None if quick else probed.save(record):
-        say(f"kept for predictions: {kept}", err=is_beside)
+    kept = "" if quick else probed.save(record)
+    if kept:
+        say(f"kept for predictions: {kept}", err=format_.is_data)

@@ -112,20 +112,20 @@ def sweep(
     from dsnb.measure.sweep import allocation as allocations
     from dsnb.measure.sweep.run import run_sweep
 
-    pairs = [word.partition("=") for word in sbatch_option or []]
-    allocation = _allocation(
-        slurm,
-        partition=partition,
-        account=account,
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        time_min=time,
-        constraint=constraint,
-        extra_options={key.strip().removeprefix("--"): value for key, _, value in pairs}
-        if pairs
-        else None,
-    )
-    overrides = parse_overrides(set_ or []) | ({"hostfile": hostfile} if hostfile else {})
+    extra = [word.partition("=") for word in sbatch_option or []]
+    limits = {
+        "partition": partition,
+        "account": account,
+        "nodes": nodes,
+        "gpus_per_node": gpus_per_node,
+        "time_min": time,
+        "constraint": constraint,
+        "extra_options": {key.strip().removeprefix("--"): value for key, _, value in extra} or None,
+    }
+    allocation = _allocation(slurm, limits)
+    overrides = parse_overrides(set_ or [])
+    if hostfile:
+        overrides["hostfile"] = hostfile
     if allocation and (hosts := overrides.get("hostfile")):
         raise SettingsError(
             f"--hostfile is {str(hosts)!r}, but Slurm chooses hosts: leave one of them out"
@@ -177,18 +177,17 @@ def _print_plan(planned: "Sweep", allocation: "Allocation | None", verbose: bool
     check_models(planned)
 
 
-def _allocation(slurm: bool, **options: Any) -> "Allocation | None":
-    """Return the limits of a Slurm job, None without `--slurm`; options that are None were not given."""
+def _allocation(slurm: bool, limits: dict[str, Any]) -> "Allocation | None":
+    """Return the limits of a Slurm job, None without `--slurm`; limits that are None were not given."""
     from dsnb.measure.sweep.allocation import Allocation
 
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in limits.items() if value is not None}
     if slurm:
         return Allocation(**given)
-    if name := next(iter(given), None):
-        name = {"time_min": "time", "extra_options": "sbatch-option"}.get(
-            name, name.replace("_", "-")
-        )
-        raise SettingsError(f"--{name} is for Slurm: add --slurm, or leave it out")
+    for name in given:
+        option_name = {"time_min": "time", "extra_options": "sbatch-option"}.get(name, name)
+        shown = option_name.replace("_", "-")
+        raise SettingsError(f"--{shown} is for Slurm: add --slurm, or leave it out")
     return None
 
 

@@ -16,6 +16,7 @@ from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import significant
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.parallelism import parallelism
 
 CHANGED = (
     "precision", "mixed_precision", "compile", "activation_checkpointing", "checkpoint_every", "loss", "offload",
@@ -103,8 +104,8 @@ def _changes(before: Experiment, after: Experiment) -> str:
     then = vars(after)
     differing = [name for name in first if first[name] != then[name]]
     changes = []
-    if labels.parallelism(then) != labels.parallelism(first):
-        changes.append(labels.parallelism(then))
+    if parallelism(then) != parallelism(first):
+        changes.append(parallelism(then))
     for name in CHANGED:
         if name in differing and labels.has_effect(then, name):
             changes.append(labels.choice(then, name))
@@ -157,7 +158,7 @@ def out_of_reach(search: Search) -> Sentence:
     """Return which ways of sharing cannot fit."""
     needs = []
     for name, need, room in search.out_of_reach():
-        sharing = labels.parallelism(vars(search.asked[name]))
+        sharing = parallelism(vars(search.asked[name]))
         facts = {"need": f"{need:.0f}", "room": f"{room:.0f}"}
         needs.append(say("out_of_reach.need", sharing=sharing, **facts))
     return say("out_of_reach", needs=", ".join(needs))

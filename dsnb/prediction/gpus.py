@@ -3,23 +3,40 @@
 `gpus.csv` holds the GPUs, with what was compared in November 2026. Bandwidths are decimal GB/s in one direction: NVLink
 5 has 18 links of 50 GB/s, NVLink 4 18 of 25, NVLink 3 12, NVLink 2 6; PCIe 5.0 x16 has 64 GB/s, 4.0 32, 3.0 16. Bridges
 of the NVL and PCIe cards join two of them. Memory is what drivers report, or usual for the nominal size.
+
+A user adds GPUs with a file of the same columns: `$DSNB_GPUS`, or `gpus.csv` in the user's configuration folder.
 """
 
+import contextlib
 import csv
 import math
+import os
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+
+import platformdirs
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.system import gpu_names, hardware
+from dsnb.base.system.gpu_names import GpuName
+from dsnb.prediction import tuned
 from dsnb.settings.experiment import Experiment
 
 NODE_GPUS = 8
 """GPUs of a node, if an experiment does not give its number of nodes."""
 LINK = re.compile(r"ib:(\d+(?:\.\d+)?)(/node)?")
+GAINS = tuned.rows(tuned.TUNED["gpu_gains"])
+KNOWN_RATES = {
+    "fp32_tflops": ("fp32",),
+    "tf32_tflops": ("tf32", "fp32"),
+    "half_tflops": ("bf16", "fp16"),
+}
+"""Precisions that `dsnb.base.system.hardware` has the rate of an empty column for, the first known one."""
+NUMBERS = (*KNOWN_RATES, "memory_gib", "memory_gb_per_s", "nvlink_gb_per_s", "pcie_gb_per_s")
 
 
 @dataclass(frozen=True)
@@ -34,49 +51,104 @@ class GpuSpec:
     memory_gb_per_s: float
     nvlink_gb_per_s: float  # of all links to other GPUs of the node; 0 for none
     pcie_gb_per_s: float  # to host memory
-    product_gain: float  # share of the nominal rate that training reaches, over H200's: of products and attention
-    memory_gain: float  # ... and of the memory; 1 where no run of ours tells
     switched: bool  # whether a switch gives two GPUs of a node all links; else each pair has its share of them
+    product_gain: float = 1.0  # share of the nominal rate that training reaches, over H200's: of products and attention
+    memory_gain: float = 1.0  # ... and of the memory; 1 where no run of ours tells
 
     def peak_flops(self, precision: str) -> float:
         """Return the dense peak rate in FLOP/s."""
-        if precision in {"fp16", "bf16"}:
-            return self.half_tflops * 1e12
-        return (self.tf32_tflops if precision == "tf32" else self.fp32_tflops) * 1e12
+        column = precision if precision in {"fp32", "tf32"} else "half"
+        return float(getattr(self, f"{column}_tflops") * 1e12)
 
 
-def _read() -> Iterator[GpuSpec]:
-    """Yield the GPUs of `gpus.csv`; missing peak rates are taken from `dsnb.base.system.hardware`."""
-    with open(Path(__file__).with_name("gpus.csv"), encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            name, _ = row.pop("name"), row.pop("source")
-            if fp32 := hardware.peak_tflops(name, "fp32"):
-                tf32, bf16 = (
-                    hardware.peak_tflops(name, precision) for precision in ("tf32", "bf16")
-                )
-                rates = (fp32, tf32 or fp32, bf16 or hardware.peak_tflops(name, "fp16"))
-                row |= dict(zip(("fp32_tflops", "tf32_tflops", "half_tflops"), rates, strict=True))
-            numbers = {field: float(value) for field, value in row.items() if field != "switched"}
-            yield GpuSpec(name, **numbers, switched=row["switched"] == "1")
+@cache
+def known() -> dict[str, GpuSpec]:
+    """Return the GPUs of `gpus.csv` and of the user's file by name; the latter replace those of the same name."""
+    specs = _read(Path(__file__).with_name("gpus.csv"))
+    if file := user_file():
+        specs += _read(file)
+    return {spec.name: spec for spec in specs}
 
 
-GPUS = {gpu.name: gpu for gpu in _read()}
+def user_file() -> Path | None:
+    """Return the user's file of GPUs: `$DSNB_GPUS`, or `gpus.csv` in the user's configuration folder if it exists."""
+    if chosen := os.environ.get("DSNB_GPUS"):
+        return Path(chosen).expanduser()
+    file = platformdirs.user_config_path("dsnb", appauthor=False) / "gpus.csv"
+    return file if file.is_file() else None
 
 
-BY_NAME = {gpu_names.parse(name): gpu for name, gpu in GPUS.items()}
+def _read(file: Path) -> list[GpuSpec]:
+    """Return the GPUs of a file; raise SettingsError if one is incomplete or wrong."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file} cannot be read: {error}; it lists GPUs") from error
+    specs = []
+    for number, row in enumerate(csv.DictReader(lines), start=2):
+        try:
+            specs.append(_spec(row))
+        except ValueError as error:
+            raise SettingsError(f"{file}, line {number}: {error}") from error
+    return specs
+
+
+def _spec(row: Mapping[str, str | None]) -> GpuSpec:
+    name = (row.get("name") or "").strip()
+    if not name:
+        raise ValueError("a GPU needs a name")
+    sheet = {column: _number(name, column, row.get(column) or "") for column in NUMBERS}
+    product_gain, memory_gain = GAINS.get(name, (1.0, 1.0))
+    return GpuSpec(
+        name,
+        **sheet,
+        switched=row.get("switched") == "1",
+        product_gain=product_gain,
+        memory_gain=memory_gain,
+    )
+
+
+def _number(name: str, column: str, text: str) -> float:
+    """Return a number of a data sheet; an empty rate is that of `dsnb.base.system.hardware`."""
+    value: float | None = None
+    if text:
+        with contextlib.suppress(ValueError):
+            value = float(text)
+    else:
+        rates = (hardware.peak_tflops(name, precision) for precision in KNOWN_RATES.get(column, ()))
+        value = next(filter(None, rates), None)
+    least = 0 if column == "nvlink_gb_per_s" else sys.float_info.min
+    if value is None or not least <= value < math.inf:
+        raise ValueError(f"{column} of {name} is {text!r}: give the number of its data sheet")
+    return value
+
+
+def find(name: str) -> GpuSpec:
+    """Return a GPU by its key, or by a name as NVML or a publication writes it (`NVIDIA H200`, `A100-SXM4-80GB`)."""
+    spec = known_gpu(name)
+    if spec is None:
+        raise SettingsError([f"unknown GPU {name!r}: choose one of {', '.join(known())}"])
+    return spec
 
 
 @lru_cache
-def find(name: str) -> GpuSpec:
-    """Return a GPU by its key, or by a name as NVML or a publication writes it (`NVIDIA H200`, `A100-SXM4-80GB`).
+def known_gpu(name: object) -> GpuSpec | None:
+    """Return a GPU by one of its names; None if dsnb has no data sheet of it.
 
     A name with a word that is not understood, such as a MIG slice's or a laptop's, is an unknown GPU.
     """
-    known = gpu_names.parse(name)
-    spec = known and (BY_NAME.get(known) or BY_NAME.get(known._replace(memory_gb=None)))
-    if spec is None:
-        raise SettingsError([f"unknown GPU {name!r}: choose one of {', '.join(GPUS)}"])
+    by_name = {_parsed(key): spec for key, spec in known().items()}
+    parsed = _parsed(str(name))
+    spec = by_name.get(parsed)
+    if spec is None and isinstance(parsed, GpuName):
+        spec = by_name.get(parsed._replace(memory_gb=None))
     return spec
+
+
+def _parsed(name: str) -> GpuName | str:
+    """Return the parts of a usual name; of another one, its words without those of makers."""
+    words = re.split(r"[\s_-]+", name.strip().lower())
+    return gpu_names.parse(name) or " ".join(word for word in words if word not in gpu_names.MAKERS)
 
 
 @dataclass(frozen=True)
@@ -104,8 +176,9 @@ class Link:
         """
         if not self.nvlink or not gpu.nvlink_gb_per_s:
             return gpu.pcie_gb_per_s
-        share = 1.0 if gpu.switched or node_gpus <= 2 else max(1, members - 1) / (node_gpus - 1)
-        return gpu.nvlink_gb_per_s * share
+        if gpu.switched or node_gpus <= 2:
+            return gpu.nvlink_gb_per_s
+        return gpu.nvlink_gb_per_s * max(1, members - 1) / (node_gpus - 1)
 
 
 def link(text: str = "nvlink") -> Link:
@@ -117,4 +190,5 @@ def link(text: str = "nvlink") -> Link:
         raise SettingsError(
             f"link is {text!r}: use nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node"
         )
-    return Link(network_gb_per_s=float(match[1]) / 8 / (NODE_GPUS if match[2] else 1))
+    sharing_gpus = NODE_GPUS if match[2] else 1
+    return Link(network_gb_per_s=float(match[1]) / 8 / sharing_gpus)

@@ -3,25 +3,20 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import metrics, planning
-from dsnb.prediction import calibration, gpus, host_memory, probed
-from dsnb.prediction.calibration import (
-    DEFAULT_COVERAGE,
-    TIME_ERRORS,
-    Coverage,
-    Errors,
-    Measured,
-    measured,
-)
+from dsnb.base.system.hardware import GIB
+from dsnb.prediction import accuracy, calibration, gpus, host_memory, probed
+from dsnb.prediction.accuracy import DEFAULT_COVERAGE, TIME_ERRORS, Coverage, Errors, ExpectedError
+from dsnb.prediction.calibration import Measured, measured
 from dsnb.prediction.calibration import calibrate as fit
 from dsnb.prediction.gpus import GpuSpec, Link
-from dsnb.prediction.memory import GIB, peak_memory, room_gib
+from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.reserved import peak_reserved_gib
 from dsnb.prediction.reserved import rule as reserved_rule
 from dsnb.prediction.shapes import shape
@@ -36,46 +31,65 @@ if TYPE_CHECKING:
 
 TIGHT = "not promised: memory is tight"
 """In place of the settings that the error of a speed was measured on."""
+PARTS = {
+    "weights_gib": "weights",
+    "gradients_gib": "gradients",
+    "optimizer_gib": "optimizer",
+    "activations_gib": "activations",
+    "logits_gib": "output",
+    "buffers_gib": "buffers",
+    "workspace_gib": "workspace",
+}
+"""Columns of the parts of a predicted peak."""
 
 
 @dataclass(frozen=True)
-class On:
+class Hardware:
     """The GPU and link that settings are predicted for, and the time model: constants, what they cover, its errors."""
 
     gpu: GpuSpec
     link: Link
     constants: Constants = DEFAULT
     covered: Coverage = DEFAULT_COVERAGE
-    errors: Errors | None = (
-        None  # by default those on runs that the default constants have not seen
-    )
+    errors: Errors = field(default_factory=lambda: TIME_ERRORS)
     probe: str = ""  # the probe of a machine that the constants were adjusted by
     host_gib: float = math.nan  # memory of each host; NaN where it is unknown
 
-    def calibrated(self, runs: Sequence[Measured]) -> "On":
+    def calibrated(self, runs: Sequence[Measured]) -> "Hardware":
         """Return the same, calibrated on measured runs and their host, with the error on models that were left out."""
         fitted = fit(runs)
-        constants = fitted.on_host(statistics.median(run.launch_ratio for run in runs))
-        errors = calibration.by_kind(runs, calibration.left_out(runs), fitted)
+        launch_ratio = statistics.median(run.launch_ratio for run in runs)
         return replace(
-            self, constants=constants, probe="", covered=Coverage.of(runs, self.link), errors=errors
+            self,
+            constants=fitted.on_host(launch_ratio),
+            probe="",
+            covered=Coverage.of(runs, self.link),
+            errors=accuracy.by_kind(runs, calibration.left_out(runs), fitted),
         )
 
-    def probed(self) -> "On":
+    def probed(self) -> "Hardware":
         """Return the same with constants adjusted by the stored probe of the GPU, if there is one, and its name."""
         record = probed.stored(self.gpu.name)
-        by = probed.ratios(record, probed.REFERENCE) if record else {}
+        if not record:
+            return self
+        by = probed.ratios(record, probed.REFERENCE)
         if not self.link.nvlink:
             by.pop("link_efficiency", None)
-        if not record or not by:
+        if not by:
             return self
-        rate = (
-            f", which launches {1 / by['host_launch_us']:.2g} times as fast as usual"
-            if "host_launch_us" in by
-            else ""
-        )
+        rate = ""
+        if "host_launch_us" in by:
+            rate = f", which launches {1 / by['host_launch_us']:.2g} times as fast as usual"
         words = f"probe of {record.get('host')}{rate}, {str(record.get('date_utc'))[:10]}"
         return replace(self, constants=probed.adjusted(self.constants, by), probe=words)
+
+    def time_error(self, experiment: Experiment, by_cpu: bool) -> ExpectedError:
+        """Return the error to expect of a predicted step time."""
+        if self.gpu.name in self.covered.names[accuracy.GPU]:
+            return accuracy.expected_error(accuracy.kinds(experiment, by_cpu), self.errors)
+        nodes = self.link.nodes(experiment)
+        kinds = accuracy.kinds_elsewhere(experiment, self.gpu.name, nodes)
+        return accuracy.expected_error(kinds, accuracy.ELSEWHERE)
 
 
 def predict(
@@ -144,9 +158,8 @@ def predict(
     on = on_gpu(gpu, link, calibrate, probe, host_memory)
     for experiment in experiments:  # before the model of any is counted
         check(experiment, on.link)
-    settings = [
-        setting(experiment, on.gpu, on.link) for experiment in experiments
-    ]  # refuses before anything is traced
+    # Refuses before anything is traced.
+    settings = [setting(experiment, on.gpu, on.link) for experiment in experiments]
     return tabulated(experiments, settings, traces(experiments), on, tokens=tokens, price=price)
 
 
@@ -156,14 +169,14 @@ def on_gpu(
     calibrate: "pd.DataFrame | None" = None,
     probe: bool = True,
     host_gib: float | None = None,
-) -> On:
-    """Return the target of `predict` from its arguments; `host_gib` is its `host_memory`."""
+) -> Hardware:
+    """Return the hardware of `predict` from its arguments; `host_gib` is its `host_memory`."""
     spec = gpus.find(gpu)
-    on = On(spec, gpus.link(link), host_gib=host_memory.known_gib(spec, host_gib))
-    on = on.probed() if probe else on
+    on = Hardware(spec, gpus.link(link), host_gib=host_memory.known_gib(spec, host_gib))
     if calibrate is None:
-        return on
-    if not (runs := measured(calibrate, on.link)):
+        return on.probed() if probe else on
+    runs = measured(calibrate, on.link)
+    if not runs:
         raise SettingsError("no run to calibrate with: give successful runs on known GPUs")
     return on.calibrated(runs)
 
@@ -172,7 +185,7 @@ def tabulated(
     experiments: Sequence[Experiment],
     settings: Sequence[Setting],
     model_traces: Sequence[MemoryTrace | None],
-    on: On,
+    on: Hardware,
     *,
     tokens: float | None,
     price: float | None = None,
@@ -182,60 +195,50 @@ def tabulated(
 
     if not settings:
         return pd.DataFrame()
-    together = stack(settings)
-    times = step_parts(together, on.constants)
-    by_cpu = calibration.limited_by_cpu(together, on.constants)
-    names, seconds = list(vars(times)), np.array([*vars(times).values()]).T.tolist()
+    counts = stack(settings)
+    times = step_parts(counts, on.constants)
+    by_cpu = calibration.limited_by_cpu(counts, on.constants).tolist()
+    parts_s = pd.DataFrame(vars(times)).to_dict("records")
+    steps_s = np.asarray(times.step_time_s).tolist()
     rows = []
-    for experiment, trace, parts, total, waits in zip(
-        experiments,
-        model_traces,
-        seconds,
-        np.asarray(times.step_time_s).tolist(),
-        by_cpu.tolist(),
-        strict=True,
-    ):
-        if on.gpu.name in on.covered.names[calibration.GPU]:
-            kind, error = calibration.expected_error(
-                calibration.kinds(experiment, waits), on.errors or TIME_ERRORS
-            )
-        else:
-            kinds = calibration.kinds_elsewhere(experiment, on.gpu.name, on.link.nodes(experiment))
-            kind, error = calibration.expected_error(kinds, calibration.ELSEWHERE)
-        tokens_per_s = experiment.tokens_per_step / total
-        row: dict[str, Any] = {"experiment": experiment.name_with_model}
-        row |= _host_columns(experiment, on)
-        row |= _memory_columns(experiment, trace, on, row["host_memory_gib"]) if trace else {}
+    for place, (experiment, trace) in enumerate(zip(experiments, model_traces, strict=True)):
+        row = {"experiment": experiment.name_with_model, **_host_columns(experiment, on)}
+        if trace:
+            row |= _memory_columns(experiment, trace, on, row["host_memory_gib"])
         is_tight = row.get("tight", False)
-        error_pct = math.nan if is_tight else error.mean_pct
+        error = on.time_error(experiment, by_cpu[place])
+        error_pct = math.nan if is_tight else error.error.mean_pct
+        tokens_per_s = experiment.tokens_per_step / steps_s[place]
         row |= {
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_error_pct": error_pct,
-            "step_time_s": total,
+            "step_time_s": steps_s[place],
             "step_time_error_pct": error_pct,
-            "step_time_error_on": TIGHT if is_tight else f"{error.settings} settings, {kind}",
-            "limited_by": "CPU" if waits else "GPU",
-            **dict(zip(names, parts, strict=True)),
+            "step_time_error_on": TIGHT if is_tight else error.basis,
+            "limited_by": "CPU" if by_cpu[place] else "GPU",
+            **parts_s[place],
         }
+        usual_tokens = math.nan
         if trace:
-            achieved = metrics.tflops(
+            tflops = metrics.tflops(
                 _flops_per_token(experiment, trace), tokens_per_s / experiment.gpus
             )
-            row["mfu"] = metrics.mfu(achieved, on.gpu.peak_flops(experiment.precision) / 1e12)
-        is_fine_tuning = planning.is_fine_tuning(vars(experiment))
-        usual = planning.usual_tokens(trace.parameters, is_fine_tuning) if trace else math.nan
-        to_train = usual if tokens is None else tokens
+            row["mfu"] = metrics.mfu(tflops, on.gpu.peak_flops(experiment.precision) / 1e12)
+            is_fine_tuning = planning.is_fine_tuning(vars(experiment))
+            usual_tokens = planning.usual_tokens(trace.parameters, is_fine_tuning)
+        to_train = usual_tokens if tokens is None else tokens
         days = metrics.days(to_train, tokens_per_s) or math.nan
-        hours = metrics.gpu_hours(to_train, tokens_per_s, experiment.gpus) or math.nan
+        gpu_hours = metrics.gpu_hours(to_train, tokens_per_s, experiment.gpus) or math.nan
+        outside = on.covered.outside(experiment, on.gpu.name, on.link)
         row |= {
             "tokens": to_train,
             "days": days,
             "days_low": days if is_tight else days / (1 + error_pct / 100),
             "days_high": days * (1 + error_pct / 100),
-            "gpu_hours": hours,
-            "cost": math.nan if price is None else hours * price,
+            "gpu_hours": gpu_hours,
+            "cost": math.nan if price is None else gpu_hours * price,
             "probe": on.probe,
-            "outside": "; ".join(calibration.outside(experiment, on.gpu.name, on.covered, on.link)),
+            "outside": "; ".join(outside),
         }
         rows.append(row)
     return pd.DataFrame(rows)
@@ -245,41 +248,42 @@ def _flops_per_token(experiment: Experiment, trace: MemoryTrace) -> float:
     """Return the model's own FLOPs of a token, as they are counted of a run: of experts, those that work on it."""
     model = shape(experiment.model)
     active = trace.parameters - model.layers * (model.experts - model.grouped)
-    of_blocks = (
-        metrics.attention_flops_per_token(1, wide, experiment.seq_len, most)
-        for wide, most, _ in model.attention
-    )
-    return metrics.flops_per_token(active, min(active, trace.trainable), sum(of_blocks))
+    attention = 0.0
+    for width, window, _ in model.attention:
+        attention += metrics.attention_flops_per_token(1, width, experiment.seq_len, window)
+    return metrics.flops_per_token(active, min(active, trace.trainable), attention)
 
 
-def _host_columns(experiment: Experiment, on: On) -> dict[str, Any]:
-    kind, error = calibration.host_error(experiment)
+def _host_columns(experiment: Experiment, on: Hardware) -> dict[str, Any]:
+    error = accuracy.host_error(experiment)
     return {
         "host_memory_gib": host_memory.of_node(experiment, on.link),
-        "host_memory_error_pct": error.mean_pct,
-        "host_memory_error_on": f"{error.settings} settings, {kind}",
+        "host_memory_error_pct": error.error.mean_pct,
+        "host_memory_error_on": error.basis,
     }
 
 
 def _memory_columns(
-    experiment: Experiment, trace: MemoryTrace, on: On, host_need_gib: float
+    experiment: Experiment, trace: MemoryTrace, on: Hardware, host_need_gib: float
 ) -> dict[str, Any]:
-    moment = peak_memory(experiment, trace)
-    kind, error = calibration.peak_error(experiment)
-    left, peak = room_gib(experiment, on.gpu.memory_gib), moment.peak_allocated_gib
-    parts = {f"{name}_gib": size / GIB for name, size in moment.parts().items()}
-    reserved, (reserved_kind, rule) = peak_reserved_gib(experiment, peak), reserved_rule(experiment)
+    peak = peak_memory(experiment, trace)
+    left_gib = room_gib(experiment, on.gpu.memory_gib)
+    fits: bool | None = False
+    if peak.gib <= left_gib:
+        fits = host_memory.fits(experiment, host_need_gib, on.host_gib)
+    error = accuracy.peak_error(experiment)
+    reserved_gib = peak_reserved_gib(experiment, peak.gib)
+    reserved_error = reserved_rule(experiment).expected_error
     return {
-        "fits": host_memory.fits(experiment, host_need_gib, on.host_gib) if peak <= left else False,
-        "tight": peak <= left < reserved,
-        "headroom_gib": left - peak,
-        "peak_allocated_gib": peak,
-        "peak_allocated_error_pct": error.mean_pct,
-        "peak_allocated_error_on": f"{error.settings} settings, {kind}",
-        "peak_reserved_gib": reserved,
-        "peak_reserved_error_pct": rule.error.mean_pct,
-        "peak_reserved_error_on": f"{rule.error.settings} settings, {reserved_kind}",
-        "moment": moment.name,
-        **parts,
-        "workspace_gib": peak - sum(parts.values()),
+        "fits": fits,
+        "tight": peak.gib <= left_gib < reserved_gib,
+        "headroom_gib": left_gib - peak.gib,
+        "peak_allocated_gib": peak.gib,
+        "peak_allocated_error_pct": error.error.mean_pct,
+        "peak_allocated_error_on": error.basis,
+        "peak_reserved_gib": reserved_gib,
+        "peak_reserved_error_pct": reserved_error.error.mean_pct,
+        "peak_reserved_error_on": reserved_error.basis,
+        "moment": peak.moment,
+        **{column: getattr(peak, part) / GIB for column, part in PARTS.items()},
     }

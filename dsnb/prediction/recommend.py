@@ -23,10 +23,10 @@ from dsnb.prediction import gpus
 from dsnb.prediction.calibration import MIN_CALIBRATED, measured
 from dsnb.prediction.candidates import Training
 from dsnb.prediction.explanation import LIMITS, explanation, no_fit, out_of_reach
-from dsnb.prediction.gpus import NODE_GPUS
-from dsnb.prediction.memory import peak_memory, room_gib
-from dsnb.prediction.predicted import allowed, known_gpu
-from dsnb.prediction.search import Search, SearchResult, need_gib
+from dsnb.prediction.gpus import NODE_GPUS, known_gpu
+from dsnb.prediction.memory import need_gib, peak_memory, room_gib
+from dsnb.prediction.predicted import allowed
+from dsnb.prediction.search import Search, SearchResult
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.target import Budget, Target, usual_tokens
 from dsnb.prediction.traces import traces
@@ -190,7 +190,7 @@ def smallest(training: Training, target: Target) -> int:
             room = room_gib(setting, target.hardware.gpu.memory_gib)
             if need_gib(setting) <= room:
                 need = peak_memory(setting, *traces([setting]))
-                if need.peak_allocated_gib <= room:
+                if need.gib <= room:
                     return 2**power
     return 0
 

@@ -7,12 +7,11 @@ allocator and sharing. If a GPU has no room for that, the allocator returns memo
 while the GPU waits: such a setting is tight, and its speed is not promised.
 """
 
-import json
-from pathlib import Path
 from typing import NamedTuple
 
-from dsnb.prediction.calibration import PredictionError
-from dsnb.prediction.memory import GIB
+from dsnb.base.system.hardware import GIB
+from dsnb.prediction import tuned
+from dsnb.prediction.accuracy import ExpectedError, PredictionError
 from dsnb.prediction.work import trained_parameters
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import CUDA_GRAPHS
@@ -21,6 +20,7 @@ from dsnb.settings.training import CUDA_GRAPHS
 class Rule(NamedTuple):
     """What is reserved beyond the peak of the tensors."""
 
+    kind: str  # of settings that it is fitted to
     share: float  # of that peak
     each: float  # bytes per trained parameter of a rank's share
     error: PredictionError
@@ -29,36 +29,39 @@ class Rule(NamedTuple):
         """Return what is reserved for tensors of this peak and a rank with this share of the trained parameters."""
         return (1 + self.share) * allocated_gib + self.each * parameters / GIB
 
+    @property
+    def expected_error(self) -> ExpectedError:
+        """The error on models that were left out of the fit."""
+        return ExpectedError(self.kind, self.error)
+
 
 RULES = {
     allocator: {
-        name: Rule(row[0], row[1], PredictionError(*row[2:])) for name, row in rules.items()
+        kind: Rule(kind, share, each, PredictionError(*error))
+        for kind, (share, each, *error) in tuned.rows(table).items()
     }
-    for allocator, rules in json.loads(
-        Path(__file__).with_name("reserved.json").read_text(encoding="utf-8")
-    ).items()
+    for allocator, table in tuned.TUNED["reserved"].items()
 }
-"""Rules by allocator and kind, fitted to runs on H200 and H100 by `python -m benchmarks.reserved_memory`; each error is
-that on models which were left out of the fit."""
+"""Rules by allocator and kind."""
 
 
-def kinds(experiment: Experiment) -> tuple[str, ...]:
+def kinds(experiment: Experiment) -> list[str]:
     """Return the kinds of a setting, the narrowest first: how ranks share the model, and CUDA graphs."""
-    names = {"plain": "plain loop", "ddp": "DDP", "fsdp": "FSDP"}
-    sharing = names.get(experiment.strategy, f"ZeRO {experiment.zero_stage}")
-    return (f"{sharing}, CUDA graphs", sharing) if experiment.compile in CUDA_GRAPHS else (sharing,)
+    sharing = experiment.parallel_strategy.kind_of(experiment.zero_stage)
+    if experiment.compile in CUDA_GRAPHS:
+        return [f"{sharing}, CUDA graphs", sharing]
+    return [sharing]
 
 
-def rule(experiment: Experiment) -> tuple[str, Rule]:
-    """Return the kind whose rule a setting follows, and the rule."""
-    rules = RULES["default" if experiment.allocator == "default" else "expandable"]
-    name = next(name for name in kinds(experiment) if name in rules)
-    return name, rules[name]
+def rule(experiment: Experiment) -> Rule:
+    """Return the rule that a setting follows."""
+    rules = RULES[experiment.allocator]
+    return next(rules[kind] for kind in kinds(experiment) if kind in rules)
 
 
 def peak_reserved_gib(experiment: Experiment, allocated_gib: float) -> float:
     """Return the GiB that the allocator would hold if the GPU had room for it."""
-    return rule(experiment)[1].reserved_gib(allocated_gib, parameters_of_rank(experiment))
+    return rule(experiment).reserved_gib(allocated_gib, parameters_of_rank(experiment))
 
 
 def parameters_of_rank(experiment: Experiment) -> float:

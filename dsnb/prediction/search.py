@@ -12,11 +12,9 @@ import numpy as np
 import pandas as pd
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.formulas import memory
 from dsnb.prediction import candidates, host_memory
-from dsnb.prediction.memory import peak_memory, room_gib
+from dsnb.prediction.memory import UNTRACED, need_gib, room_gib
 from dsnb.prediction.predict import tabulated
-from dsnb.prediction.shapes import Mode, shape
 from dsnb.prediction.step_time import setting
 from dsnb.prediction.target import Target
 from dsnb.prediction.traces import MemoryTrace, attempts
@@ -25,19 +23,11 @@ from dsnb.results.statistics.intervals import RELEVANCE
 from dsnb.settings.experiment import Experiment
 
 ALTERNATIVES = 3
-UNSURE = 1.15
-"""Likely need over available memory beyond which a setting counts as too large without a trace."""
-LOGIT_BYTES = {"off": 12.0, "default": 4.0}
-"""Likely bytes of a logit and the loss's tensors for it, eager and compiled."""
-AUTOCAST = 1.4
-"""Likely bytes of a block under autocast, whose residual stream is in fp32, over those in native half precision."""
 OF_MEMORY = (
     "fits", "tight", "headroom_gib", "peak_allocated_gib", "peak_allocated_error_pct", "peak_reserved_gib",
     "peak_reserved_error_pct", "moment", "mfu",
 )  # fmt: skip
 """Columns of `dsnb.predict` that need a trace."""
-LEAST = 0.8
-"""Lower bound, for any family, of the formula for what a block without dropout and with ReLU keeps."""
 KINDS: tuple[tuple[str, ...], ...] = (
     ("strategy", "zero_stage", "tensor_parallel"),
     ("compile",),
@@ -158,7 +148,7 @@ class Search:
         is_known = table["is_known"].astype(bool)
         is_open = ~is_known & ~table.index.isin(list(self._failed))
         may_fit = is_open & self._can_fit
-        unsure = may_fit & (self._likely_gib <= UNSURE * self.room_gib)
+        unsure = may_fit & (self._likely_gib <= UNTRACED.too_large * self.room_gib)
         if self.question.objective == "memory":  # untraced ones are ranked by their lower bound
             table["memory_gib"] = table["memory_gib"].where(is_known, self.least_gib)
             unsure = may_fit
@@ -216,42 +206,3 @@ class Search:
             for name in smallest
             if need[name] > self.room_gib[name]
         ]
-
-
-def need_gib(experiment: Experiment, likely: bool = False) -> float:
-    """Return the memory that a setting needs at least, or is likely to need."""
-    return peak_memory(experiment, formula(experiment, likely)).peak_allocated_gib
-
-
-def formula(experiment: Experiment, likely: bool) -> MemoryTrace:
-    """Return a trace of a setting from formulas, for the least or the likely bytes that it keeps."""
-    model = shape(experiment.model)
-    tokens = int(experiment.micro_batch_size) * experiment.seq_len
-    width = 2 if experiment.precision in memory.HALF else 4
-    has_dropout = likely and experiment.dropout > 0
-    is_relu = not likely or model.family == "opt"
-    block = memory.block_activations(
-        tokens, model.hidden, model.heads, experiment.seq_len, 1, width, has_dropout, True, is_relu
-    )
-    of_logit = float(width)
-    if not likely:
-        block *= LEAST
-    else:
-        of_logit = LOGIT_BYTES["off" if experiment.compile == "off" else "default"]
-        if Mode.of(experiment).autocast:
-            block *= AUTOCAST
-    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
-    block_input = float(width * tokens * model.hidden)
-    kept, again = memory.kept_activations(
-        model.layers, block, block_input, every, experiment.checkpoint_offload
-    )
-    loss = kept
-    if experiment.loss == "whole":
-        loss += tokens * of_logit * model.vocab
-    of_root = float(model.vocab * model.hidden)
-    return MemoryTrace(
-        forward_peak=kept, kept=kept, moments=((loss, 0.0), (kept + again, 1.0)), parameters=model.parameters,
-        trainable=0.0 if experiment.lora_rank else model.parameters, of_root=of_root, largest=of_root,
-        of_block=(model.parameters - of_root) / model.layers, layers=model.layers, hidden=model.hidden,
-        vocab=model.vocab,
-    )  # fmt: skip

@@ -3,7 +3,7 @@
 Bytes of a block are in multiples of the hidden size, read or written per token: a kernel that reads two tensors and
 writes one counts 3. Eager counts follow transformers 5.17's forward functions line by line, and autograd's formulas for
 the backward pass; compiled counts assume that neighbouring elementwise operations are fused into one kernel. Other
-families are counted operator by operator (`dsnb.prediction.model_counts`); the ratio of both counts for these three
+families are counted operator by operator (`dsnb.models.observe.work`); the ratio of both counts for these three
 families sets the factors of `TRACED`.
 """
 
@@ -138,7 +138,7 @@ class Counts:
 def shape(model: str) -> Counts:
     """Return the counts of a preset or of a model with a configuration file."""
     preset, path = PRESETS.get(model), local_config(model)
-    if preset and not preset.published:
+    if preset and preset.has_formula:
         return _of_shape(preset)
     if not preset and path is None:
         raise SettingsError(

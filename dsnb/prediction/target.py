@@ -11,9 +11,8 @@ from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import planning
 from dsnb.base.system import hardware
 from dsnb.prediction import gpus
-from dsnb.prediction.gpus import NODE_GPUS
-from dsnb.prediction.predict import On, on_gpu
-from dsnb.prediction.predicted import known_gpu
+from dsnb.prediction.gpus import NODE_GPUS, known_gpu
+from dsnb.prediction.predict import Hardware, on_gpu
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import problem
 from dsnb.results.answers.decide import Question
@@ -45,7 +44,7 @@ class Target:
     device: str = "cuda"
     gpu_memory_gib: float | None = None
     """Memory of the GPU that runs, which may be another one, or a part of one."""
-    hardware: On = field(init=False)
+    hardware: Hardware = field(init=False)
     """The GPU, its links and the time model."""
     installed: int = field(init=False)
     """GPUs of this kind on this machine."""

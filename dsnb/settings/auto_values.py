@@ -12,7 +12,6 @@ from typing import Any
 from dsnb.base.files.plain_text import short_repr
 from dsnb.base.formulas import model_shapes
 from dsnb.settings import deepspeed_keys
-from dsnb.settings.training import Training
 
 AUTO = "auto"
 FROM_HIDDEN_SIZE: dict[str, Callable[[int], int]] = {
@@ -25,9 +24,8 @@ ONLY_ZERO_3 = "zero_optimization.stage3_"
 FROM_SETTINGS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "scheduler.params.warmup_min_lr": lambda s: 0,
     "scheduler.params.warmup_max_lr": lambda s: float(s["learning_rate"]),
-    "scheduler.params.warmup_num_steps": lambda s: (
-        1
-    ),  # transformers' default is no warm-up, which DeepSpeed refuses
+    # transformers' default is no warm-up, which DeepSpeed refuses
+    "scheduler.params.warmup_num_steps": lambda s: 1,
     "scheduler.params.total_num_steps": lambda s: int(s["warmup_steps"]) + int(s["steps"]),
 }
 """Keys of a scheduler, from the settings of a run."""
@@ -72,17 +70,11 @@ def resolved(
     return kept, problems
 
 
-def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with the defaults of those that are missing and have one in every run."""
-    return {**{name: field.default for name, field in Training.model_fields.items()}, **settings}
-
-
 def _has_auto(value: Any) -> bool:
     """Return whether a value is `auto`, or a list or mapping with it somewhere inside."""
-    if isinstance(value, Mapping):
-        return any(map(_has_auto, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_has_auto, value))
+    inside = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping | list | tuple):
+        return any(map(_has_auto, inside))
     return bool(value == AUTO)
 
 

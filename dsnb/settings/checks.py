@@ -1,14 +1,12 @@
 """Checks of settings against each other and this machine; a sentence names setting, value, and what is allowed."""
 
-import contextlib
 import ctypes.util
 import difflib
 import importlib.util
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.files.plain_text import short_repr
@@ -17,6 +15,13 @@ from dsnb.base.system import hardware
 from dsnb.settings import deepspeed_keys, hostfile, inputs, rules
 from dsnb.settings.rules import Rule
 
+if TYPE_CHECKING:
+    from dsnb.settings.experiment import Experiment
+
+CLOSE = 0.85
+"""Similarity (`difflib`) of names that differ by a letter or so."""
+SHORTEST_PART = 3
+"""Letters with which a name can be meant by a part of it."""
 ALLOWED = {
     "value_error": "{error}",
     "literal_error": "allowed are {expected}",
@@ -68,8 +73,28 @@ CAUSAL = "give a causal language model, such as GPT-2, Llama or Mixtral"
 
 
 def closest_match(name: str, names: Iterable[str]) -> str | None:
-    """Return the most similar of `names`, None if none is similar."""
-    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
+    """Return the name that was probably meant, None if none is likely.
+
+    A name that differs by a letter or so is first, then one that continues the typed words, or the typed
+    letters, then any that is similar or has them inside: `step` is `steps`, and `zero` is `zero_stage` rather than `zeropp`.
+
+    >>> closest_match("zero", ["steps", "zeropp", "zero_stage"])
+    'zero_stage'
+    """
+    allowed = list(names)
+    likely = similar(name, allowed, CLOSE)
+    if len(name) >= SHORTEST_PART:
+        likely += [each for each in allowed if each.startswith((f"{name}_", f"{name}-"))]
+        likely += [each for each in allowed if each.startswith(name)]
+    likely += similar(name, allowed)
+    if len(name) >= SHORTEST_PART:
+        likely += [each for each in allowed if name in each]
+    return likely[0] if likely else None
+
+
+def similar(name: str, names: Iterable[str], least: float = 0.6) -> list[str]:
+    """Return the most similar of `names`; empty if none has at least this similarity to a misspelled one."""
+    return difflib.get_close_matches(name, list(names), n=1, cutoff=least)
 
 
 def unknown_setting(key: str, names: Iterable[str]) -> str:
@@ -96,7 +121,7 @@ def allowed_values(detail: Mapping[str, Any], name: str = "") -> str:
     return ALLOWED_IN.get(name) or allowed or str(detail["msg"])
 
 
-def _model(s: SimpleNamespace) -> Iterator[str]:
+def _model(s: "Experiment") -> Iterator[str]:
     preset, path = model_shapes.PRESETS.get(s.model), model_shapes.local_config(s.model)
     config = None if preset else model_shapes.fields(s.model)
     if path and config is None:
@@ -160,7 +185,7 @@ def _is_model(part: object) -> bool:
     )
 
 
-def _sizes(s: SimpleNamespace) -> Iterator[str]:
+def _sizes(s: "Experiment") -> Iterator[str]:
     """Compare settings with what the model has, as far as that is known."""
     facts = model_shapes.facts(s.model)
     for name, fact, what in (
@@ -177,7 +202,7 @@ def _sizes(s: SimpleNamespace) -> Iterator[str]:
         yield model_shapes.not_split(shared, getattr(s, shared), facts["family"])
 
 
-def _text(s: SimpleNamespace) -> Iterator[str]:
+def _text(s: "Experiment") -> Iterator[str]:
     data, tokenizer = short_repr(s.data), short_repr(s.tokenizer)
     if s.data not in {"synthetic", "stdlib"} and not os.path.isfile(os.path.expanduser(s.data)):
         yield f"data is {data}: no such file; give 'synthetic', 'stdlib' or the path of a text file"
@@ -189,7 +214,7 @@ def _text(s: SimpleNamespace) -> Iterator[str]:
         yield f"tokenizer is {tokenizer}: give 'bytes', a tokenizer's folder, or a hub id of the form owner/name"
 
 
-def _hosts(s: SimpleNamespace) -> Iterator[str]:
+def _hosts(s: "Experiment") -> Iterator[str]:
     if not s.hostfile:
         for name in ("include", "exclude"):
             if value := getattr(s, name):
@@ -210,20 +235,34 @@ def _hosts(s: SimpleNamespace) -> Iterator[str]:
 RULES: list[Rule] = [_model, _sizes, _text, _hosts, *rules.RULES]
 
 
-def contradictions(settings: Mapping[str, Any]) -> list[str]:
-    """Return the contradictions between settings; rules that read a missing one (it is invalid) are left out."""
+def as_experiment(s: Any) -> "Experiment":
+    """Return the experiment of a mapping; to be removed with the last caller that has one."""
+    from dsnb.settings.experiment import Experiment
+
+    return Experiment.recorded(s) if isinstance(s, Mapping) else s
+
+
+def contradictions(s: "Experiment | Mapping[str, Any]") -> list[str]:
+    """Return the contradictions between settings.
+
+    `s` lacks settings that are invalid by themselves: a rule ends where it reads one. A rule that
+    reads a setting that does not exist is an error.
+    """
     problems: list[str] = []
-    s = SimpleNamespace(**settings)
+    s = as_experiment(s)
     for rule in RULES:
-        with contextlib.suppress(AttributeError, KeyError):
+        try:
             problems.extend(rule(s))
+        except AttributeError as error:
+            if error.name not in type(s).model_fields:
+                raise
     return problems
 
 
-def unsupported(settings: Mapping[str, Any]) -> list[str]:
+def unsupported(s: "Experiment | Mapping[str, Any]") -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
-    s = SimpleNamespace(**settings)
-    problems = [*inputs.problems(settings), *_compiler_disabled(s)]
+    s = as_experiment(s)
+    problems = [*inputs.problems(s), *_compiler_disabled(s)]
     if s.deepspeed:
         problems += deepspeed_keys.unknown_keys(s.zero_stage, s.deepspeed)
     if not s.hostfile:  # otherwise its hosts are checked when they are reached
@@ -237,14 +276,14 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _compiler_disabled(s: SimpleNamespace) -> Iterator[str]:
+def _compiler_disabled(s: "Experiment") -> Iterator[str]:
     """Yield why nothing would be compiled: torch then runs eagerly without a word."""
     for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
         if s.compile != "off" and os.environ.get(name) == "1":
             yield f"compile is set, but the environment variable {name} is 1, which disables torch.compile: unset it"
 
 
-def _lacking(s: SimpleNamespace) -> Iterator[str]:
+def _lacking(s: "Experiment") -> Iterator[str]:
     """Yield what this machine lacks; of offload to NVMe DeepSpeed would find out after minutes of compiling."""
     if missing := [
         name
@@ -268,7 +307,7 @@ def _lacking(s: SimpleNamespace) -> Iterator[str]:
         yield f"nvme_path is {folder}: it is missing or not writable; name a folder on the NVMe disk"
 
 
-def _lacking_gpu(s: SimpleNamespace) -> Iterator[str]:
+def _lacking_gpu(s: "Experiment") -> Iterator[str]:
     gpus = hardware.gpus()
     if not gpus:
         yield "device is 'cuda': this machine has no usable NVIDIA GPU; use 'cpu' or 'auto'"
@@ -290,7 +329,7 @@ def no_fp8(gpu: str, capability: tuple[int, int]) -> str:
     )
 
 
-def _lacking_cpu(s: SimpleNamespace) -> Iterator[str]:
+def _lacking_cpu(s: "Experiment") -> Iterator[str]:
     limit = 4 * hardware.cores()
     if s.gpus > limit:
         yield f"gpus is {s.gpus}: {limit} ranks are the most on this CPU (4 per core); use fewer"

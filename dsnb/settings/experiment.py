@@ -1,10 +1,9 @@
 """The settings of one run, with the experiment's name, derived values and former settings."""
 
 import os
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
@@ -40,12 +39,10 @@ FIRST_IN_NAMES = (
 """Order of the parts that names have had longest; the others follow as they are declared."""
 CURRENT_NAMES = {"hang_limit_s": "step_timeout_s"}
 """Former name -> current name."""
-Supervision = partial(Setting, is_supervision=True)
-Name = Annotated[str, Supervision()]
-SshUser = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$"), Supervision()]
-Interface = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,14})?$"), Supervision()]
-Names = Annotated[str, Field(pattern=r"^([A-Za-z0-9_*]+(\s*,\s*[A-Za-z0-9_*]+)*)?$"), Supervision()]
-Port = Annotated[int, Field(strict=True, ge=0, lt=2**16), Supervision()]
+SshUser = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$")]
+Interface = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,14})?$")]
+Names = Annotated[str, Field(pattern=r"^([A-Za-z0-9_*]+(\s*,\s*[A-Za-z0-9_*]+)*)?$")]
+Port = Annotated[int, Field(strict=True, ge=0, lt=2**16)]
 
 
 class Experiment(Training):
@@ -57,21 +54,17 @@ class Experiment(Training):
         Listing every unknown, invalid and contradictory setting at once.
     """
 
-    hostfile: Name = ""
+    hostfile: str = ""
     """Hosts to run on by ssh: a file of `NAME slots=GPUS` lines, or `slurm` inside a job; empty: this machine."""
-    include: Name = ""
+    include: str = ""
     """Use only these hosts of the hostfile: `worker-1@worker-2:0,2` names a whole host and two GPUs of another one."""
-    exclude: Name = ""
+    exclude: str = ""
     """Use all hosts of the hostfile but these; written like `include`."""
     device: Literal["auto", "cuda", "cpu"] = Field(default="auto", validate_default=True)
     """`auto` is cuda where there is a usable GPU and cpu elsewhere; with a hostfile it is resolved at the launch."""
-    gpus: Annotated[AtLeast1, Setting("GPUs", "{} GPUs", is_axis=True)] = 1
+    gpus: AtLeast1 = 1
     """Ranks: one per GPU, processes on a CPU; `auto` is every GPU, every slot of a hostfile, or 2 on a CPU."""
-    nodes: Annotated[
-        AtLeast1,
-        Field(validate_default=True),
-        Setting("nodes", "{} nodes", "nodes{}", is_axis=True),
-    ] = 1
+    nodes: Annotated[AtLeast1, Field(validate_default=True)] = 1
     """Minimum number of hosts that share the ranks; more are used if the ranks do not fit."""
     ssh_user: SshUser = ""
     """User name on the hosts; by default as configured for ssh."""
@@ -83,41 +76,40 @@ class Experiment(Training):
     """TCP port of the rendezvous on the first host; 0 for any free port."""
     forward_env: Names = ""
     """Environment variables to forward to the hosts, `*` allowed: `WANDB_MODE,MY_*`."""
-    time_limit_s: Annotated[Positive, Supervision()] = 1800.0
+    time_limit_s: Positive = 1800.0
     """Time limit of the whole run in seconds; a run that exceeds it ends as `timeout`."""
-    step_timeout_s: Annotated[Positive, Supervision()] = 900.0
+    step_timeout_s: Positive = 900.0
     """Maximum time for one step in seconds, start-up included; a run without a step for longer ends as `timeout`."""
-    price_per_gpu_hour: Annotated[NotNegative, Supervision()] = 0.0
+    price_per_gpu_hour: NotNegative = 0.0
     """Price of a GPU-hour in any currency, for the `cost` of a run; 0 for no cost."""
 
     def __init__(self, /, **settings: Any) -> None:
         fields = type(self).model_fields
         settings = deepspeed_keys.flattened(with_current_names(settings))
-        existing = _with_precision({key: value for key, value in settings.items() if key in fields})
         problems = [checks.unknown_setting(key, fields) for key in settings if key not in fields]
-        if isinstance(keys := existing.get("deepspeed"), dict):
-            existing["deepspeed"], without_value = auto_values.resolved(
-                keys, auto_values.with_defaults(existing)
-            )
+        existing = {key: value for key, value in settings.items() if key in fields}
+        if existing.get("precision") == "auto" and not existing.get("hostfile"):
+            existing["precision"] = _best_precision(existing.get("device", "auto"))
+        keys = existing.get("deepspeed")
+        if isinstance(keys, dict):
+            every = {**DEFAULTS, **existing}
+            existing["deepspeed"], without_value = auto_values.resolved(keys, every)
             problems += without_value
-        invalid: set[str] = set()
+        invalid: dict[str, Any] = {}
         try:
             super().__init__(**existing)
         except ValidationError as error:
-            details = {
-                str(detail["loc"][0]): detail
-                for detail in reversed(error.errors(include_url=False))
-            }
-            invalid = set(details)
-            problems += [checks.invalid_value(detail) for detail in reversed(details.values())]
-        if "deepspeed" in existing and "deepspeed" not in invalid:
+            for detail in error.errors(include_url=False):
+                invalid.setdefault(str(detail["loc"][0]), detail)
+        problems += map(checks.invalid_value, invalid.values())
+        if isinstance(keys, dict) and "deepspeed" not in invalid:
             problems += deepspeed_keys.problems(existing["deepspeed"])
-        chosen = (
-            {**DEFAULTS, **existing} if invalid else self.model_dump()
-        )  # every `auto` is resolved
-        problems += checks.contradictions(
-            {key: value for key, value in chosen.items() if key not in invalid}
-        )
+        chosen = self  # every `auto` is resolved
+        if invalid:
+            chosen = type(self).model_construct(**{**DEFAULTS, **existing})
+            for name in invalid:
+                del vars(chosen)[name]
+        problems += checks.contradictions(chosen)
         if problems:
             raise SettingsError(problems)
 
@@ -133,11 +125,9 @@ class Experiment(Training):
     @field_validator("device", mode="after")
     @classmethod
     def _resolve_device(cls, device: str, info: ValidationInfo) -> str:
-        return (
-            hardware.default_device()
-            if device == "auto" and not info.data.get("hostfile")
-            else device
-        )
+        if device == "auto" and not info.data.get("hostfile"):
+            return hardware.default_device()
+        return device
 
     @field_validator("hostfile", mode="after")
     @classmethod
@@ -170,33 +160,24 @@ class Experiment(Training):
         of a setting replaces the default of the parameters cell.
         """
         fields = {*cls.model_fields, *CURRENT_NAMES, *checks.REMOVED}
-        if problems := list(parameters.unknown(names, also=fields)):
+        problems = list(parameters.unknown(names, also=fields))
+        if problems:
             raise SettingsError(problems)
-        settings = {
-            key: value
-            for key, value in names.items()
-            if key in fields and not isinstance(value, ModuleType)
-        }
+        settings = {}
+        for key, value in names.items():
+            is_misspelled = _is_plain(key, value) and checks.similar(key, cls.model_fields)
+            if is_misspelled or (key in fields and not isinstance(value, ModuleType)):
+                settings[key] = value
         for former, current in CURRENT_NAMES.items():
             if former in settings and settings.get(current) == DEFAULTS[current]:
                 del settings[current]
-        misspelled = {
-            key: value
-            for key, value in names.items()
-            if key not in fields
-            and isinstance(value, str | int | float)
-            and not key.startswith("_")
-            and checks.closest_match(key, cls.model_fields)
-        }
-        if (run_dir := names.get("run_dir")) and (
-            record := json_files.read_json(Path(run_dir, RECORD))
-        ):
+        run_dir = names.get("run_dir")
+        record = json_files.read_json(Path(run_dir, RECORD)) if run_dir else None
+        if record:
             recorded = cls.recorded(record)
-            if {**DEFAULTS, **settings, **misspelled} == {
-                name: getattr(recorded, name) for name in DEFAULTS
-            }:
+            if {**DEFAULTS, **settings} == {name: getattr(recorded, name) for name in DEFAULTS}:
                 return recorded
-        return cls(**settings, **misspelled)
+        return cls(**settings)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -247,9 +228,14 @@ class Experiment(Training):
         parts = [
             f"{sharing}_{self.precision}_gpus{self.gpus}_bs{self.micro_batch_size}_sl{self.seq_len}"
         ]
-        for key, short in SHORT.items():
-            if (value := getattr(self, key)) != DEFAULTS[key]:
-                parts.append(short(self) if callable(short) else short.replace("{}", text(value)))
+        for key in IN_NAMES:
+            value = getattr(self, key)
+            if value == DEFAULTS[key]:
+                continue
+            if key in PARTS:
+                parts.append(PARTS[key](self))
+            else:
+                parts.append(DECLARED[key].short.replace("{}", text(value)))
         return "_".join(parts)
 
     @property
@@ -315,14 +301,14 @@ class Experiment(Training):
         )
 
 
-def _with_precision(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with the precision that `auto` is on this machine; unchanged with a hostfile."""
-    if settings.get("precision") != "auto" or settings.get("hostfile"):
-        return settings
-    device = settings.get("device", "auto")
-    if device == "auto":
-        device = hardware.default_device()
-    return {**settings, "precision": auto_precision.precision_of(device)}
+def _best_precision(device: str) -> str:
+    """Return the precision that `auto` is on a device of this machine."""
+    return auto_precision.precision_of(hardware.default_device() if device == "auto" else device)
+
+
+def _is_plain(name: str, value: object) -> bool:
+    """Return whether a variable of a notebook could be a setting."""
+    return isinstance(value, str | int | float) and not name.startswith("_")
 
 
 def _hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
@@ -341,12 +327,38 @@ DEFAULTS: dict[str, Any] = {name: field.default for name, field in Experiment.mo
 """The default of every setting, `auto` as it stands."""
 DECLARED = {name: Setting.of(name, field) for name, field in Experiment.model_fields.items()}
 """The words of every setting, and its part of an experiment's name."""
-SHORT = {
-    key: short
-    for key in dict.fromkeys((*FIRST_IN_NAMES, *DECLARED))
-    if (short := DECLARED[key].short)
+
+
+def _compiled(s: Experiment) -> str:
+    return "compile" if s.compile == "default" else f"compile-{s.compile}"
+
+
+def _compressed(s: Experiment) -> str:
+    if s.gradient_compression == "powersgd":
+        return f"powersgd{s.powersgd_rank}"
+    return f"send-{s.gradient_compression}"
+
+
+def _checkpointed(s: Experiment) -> str:
+    every = s.checkpoint_every if s.checkpoint_every > 1 else ""
+    return f"ac{every}-cpu" if s.checkpoint_offload else f"ac{every}"
+
+
+PARTS: dict[str, Callable[[Experiment], str]] = {
+    "compile": _compiled,
+    "gradient_compression": _compressed,
+    "activation_checkpointing": _checkpointed,
+    "data": lambda s: model_shapes.slug(s.data),
+    "tokenizer": lambda s: f"tok-{model_shapes.slug(s.tokenizer)}",
+    "deepspeed": lambda s: deepspeed_keys.name_part(s.deepspeed),
 }
-"""The parts of a name, in their order."""
+"""Parts of a name that are more than a form of the value."""
+IN_NAMES = [
+    name
+    for name in dict.fromkeys((*FIRST_IN_NAMES, *DECLARED))
+    if name in PARTS or DECLARED[name].short
+]
+"""Settings that are parts of a name, in their order."""
 SUPERVISION = tuple(name for name, setting in DECLARED.items() if setting.is_supervision)
 """Settings that do not affect what is measured: in no name and no column; they may change when a sweep is resumed."""
 
@@ -368,13 +380,11 @@ def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     On GPUs torch's allocator was the default one before `allocator` chose; the strategy knows its own changes.
     """
-    settings = {
-        key: value for key, value in settings.items() if text(value) != "-"
-    }  # a gap in a table
-    every = {**DEFAULTS, **settings}
+    settings = {name: value for name, value in settings.items() if text(value) != "-"}
+    chosen = Experiment.recorded(settings)
     former: dict[str, Any] = {}
-    if settings and every["device"] != "cpu":
+    if settings and chosen.device != "cpu":
         former["allocator"] = "default"
-    if isinstance(every["grad_accum"], int):
-        former |= strategy(every["strategy"]).former_defaults(SimpleNamespace(**every))
+    if isinstance(chosen.grad_accum, int):
+        former |= chosen.parallel_strategy.former_defaults(chosen)
     return {**former, **settings}

@@ -8,11 +8,14 @@ import fnmatch
 import hashlib
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dsnb.base.formulas import model_shapes
+
+if TYPE_CHECKING:
+    from dsnb.settings.experiment import Experiment
 
 NO_FILE = {"data": ("synthetic", "stdlib"), "tokenizer": ("bytes",)}
 CONFIG = "config.json"
@@ -38,61 +41,82 @@ class ExternalItem(NamedTuple):
     """Required parts: `config`, `weights`, `tokenizer`, `text`."""
 
 
-def external_items(settings: Mapping[str, Any]) -> list[ExternalItem]:
+def external_items(experiment: "Experiment") -> list[ExternalItem]:
     """Return the external items of a run; presets with random weights, synthetic tokens and bytes need none."""
     items = []
-    model, pretrained = settings["model"], settings["weights"] == "pretrained"
-    parts = ("config", "weights") if pretrained else ("config",)
+    model = experiment.model
+    is_pretrained = experiment.weights == "pretrained"
+    parts = ("config", "weights") if is_pretrained else ("config",)
     preset = model_shapes.PRESETS.get(model)
     if model_shapes.local_config(model):
         items.append(ExternalItem("model", model, None, parts))
-    elif preset is None or pretrained:
-        hub_id = preset.hub_id if preset else model if model_shapes.is_hub_id(model) else None
-        items.append(ExternalItem("model", model, hub_id, parts))
-    for setting, part in (("tokenizer", "tokenizer"), ("data", "text")):
-        value = settings[setting]
-        if value not in NO_FILE[setting]:
-            is_path = setting == "data" or os.path.exists(os.path.expanduser(value))
-            hub_id = value if not is_path and model_shapes.is_hub_id(value) else None
-            items.append(ExternalItem(setting, value, hub_id, (part,)))
+    elif preset is None:
+        items.append(ExternalItem("model", model, _hub_id(model), parts))
+    elif is_pretrained:
+        items.append(ExternalItem("model", model, preset.hub_id, parts))
+    tokenizer = experiment.tokenizer
+    if tokenizer not in NO_FILE["tokenizer"]:
+        is_local = os.path.exists(os.path.expanduser(tokenizer))
+        hub_id = None if is_local else _hub_id(tokenizer)
+        items.append(ExternalItem("tokenizer", tokenizer, hub_id, ("tokenizer",)))
+    if experiment.data not in NO_FILE["data"]:
+        items.append(ExternalItem("data", experiment.data, None, ("text",)))
     return items
 
 
-def files_of_part(names: Collection[str], part: str) -> list[str]:
+def _hub_id(name: str) -> str | None:
+    return name if model_shapes.is_hub_id(name) else None
+
+
+def files_of_part(names: Iterable[str], part: str) -> list[str]:
     """Return the names in a folder that transformers reads for one part of an item; none if it is missing."""
-    plain = [name for name in names if PLAIN_NAME.fullmatch(name)]
+    plain = list(filter(PLAIN_NAME.fullmatch, names))
     if part == "weights":
-        return next((files for pattern in WEIGHTS if (files := fnmatch.filter(plain, pattern))), [])
-    patterns = TOKENIZER if part == "tokenizer" else (CONFIG,)
-    return [name for pattern in patterns for name in fnmatch.filter(plain, pattern)]
+        matches = (fnmatch.filter(plain, pattern) for pattern in WEIGHTS)
+        return next(filter(None, matches), [])
+    files = []
+    for pattern in TOKENIZER if part == "tokenizer" else (CONFIG,):
+        files += fnmatch.filter(plain, pattern)
+    return files
 
 
 def _local_files(item: ExternalItem) -> dict[str, Path]:
     """Return the local files that a run reads of a setting's file or folder, by their names in records."""
     path = Path(item.value).expanduser()
-    if path.is_file() and "weights" not in item.parts:
-        return {item.value: path}
-    folder, name = (
-        (path, item.value.rstrip("/"))
-        if path.is_dir()
-        else (path.parent, str(Path(item.value).parent))
-    )
-    names = os.listdir(folder) if path.exists() else []
-    files = {path.name, *files_of_part(names, "weights")} & {*names}
+    has_weights = "weights" in item.parts
     if path.is_dir():
-        files = {file for part in ("config", *item.parts) for file in files_of_part(names, part)}
-        files |= {"generation_config.json"} & {*names} if "weights" in item.parts else set()
+        folder = path
+        name = item.value.rstrip("/")
+        parts = {"config", *item.parts}
+        others = {"generation_config.json"} if has_weights else set()
+    elif has_weights and path.exists():
+        folder = path.parent
+        name = str(Path(item.value).parent)
+        parts = {"weights"}
+        others = {path.name}
+    else:
+        return {item.value: path}
+    names = {*os.listdir(folder)}
+    files = others & names
+    for part in parts:
+        files.update(files_of_part(names, part))
     return {f"{name}/{file}": folder / file for file in files}
 
 
-def digests(settings: Mapping[str, Any]) -> dict[str, str]:
+def digests(experiment: "Experiment | Mapping[str, Any]") -> dict[str, str]:
     """Return the digest of every local file that a run reads, by its name: the setting's value, or a file below it."""
+    from dsnb.settings.checks import (
+        as_experiment,
+    )  # for callers with a mapping, until the last is gone
+
     by_name: dict[str, str] = {}
-    for item in external_items(settings):
-        if item.hub_id is None:
-            with contextlib.suppress(OSError):  # the launch reports it
-                files = sorted(_local_files(item).items())
-                by_name |= {name: digest(path) for name, path in files if path.is_file()}
+    for item in external_items(as_experiment(experiment)):
+        if item.hub_id is not None:
+            continue
+        with contextlib.suppress(OSError):  # the launch reports it
+            for name, path in sorted(_local_files(item).items()):
+                if path.is_file():
+                    by_name[name] = digest(path)
     return by_name
 
 
@@ -122,24 +146,24 @@ def _missing_parts(item: ExternalItem) -> list[str]:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return list(item.parts)
-    paths = (try_to_load_from_cache(str(item.hub_id), name) for name in (CONFIG, *TOKENIZER))
-    folder = next((Path(path).parent for path in paths if isinstance(path, str)), None)
-    names = [path.name for path in folder.iterdir()] if folder else []
+    names: list[str] = []
+    for name in (CONFIG, *TOKENIZER):
+        path = try_to_load_from_cache(str(item.hub_id), name)
+        if isinstance(path, str):
+            names = os.listdir(Path(path).parent)
+            break
     return [part for part in item.parts if not files_of_part(names, part)]
 
 
-def problems(settings: Mapping[str, Any]) -> list[str]:
-    """Return which items of the hub are missing in the cache while `HF_HUB_OFFLINE` keeps runs off the network."""
+def problems(experiment: "Experiment") -> Iterator[str]:
+    """Yield which items of the hub are missing in the cache while `HF_HUB_OFFLINE` keeps runs off the network."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() not in {"1", "ON", "YES", "TRUE"}:
-        return []
-    missing = [
-        (item, parts)
-        for item in external_items(settings)
-        if item.hub_id and (parts := _missing_parts(item))
-    ]
-    return [
-        f"{item.setting} is {item.value!r}: HF_HUB_OFFLINE is set, and the cache of Hugging Face lacks its "
-        f"{' and '.join(parts)}; run `hf download {item.hub_id}` where there is a network, and set HF_HOME to the "
-        "folder that has it"
-        for item, parts in missing
-    ]
+        return
+    for item in external_items(experiment):
+        missing = _missing_parts(item) if item.hub_id else []
+        if missing:
+            yield (
+                f"{item.setting} is {item.value!r}: HF_HUB_OFFLINE is set, and the cache of Hugging Face lacks its "
+                f"{' and '.join(missing)}; run `hf download {item.hub_id}` where there is a network, and set HF_HOME "
+                "to the folder that has it"
+            )

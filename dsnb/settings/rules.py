@@ -1,18 +1,22 @@
 """Rules for settings that exclude each other, each with the reason in one sentence.
 
 Combinations that DeepSpeed or torch rejects only after minutes, or silently treats differently, are rejected here
-(docs/TRAPS.md). A rule yields sentences that name a setting and its value, and say what to do.
+(docs/TRAPS.md). A rule yields sentences that name a setting and its value, and say what to do. It reads settings as
+attributes of an experiment, which lacks those that are invalid by themselves (`checks.contradictions`).
 """
 
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from dsnb.base.formulas.model_shapes import facts
-from dsnb.settings.strategies import HALF, strategy
+from dsnb.settings.strategies import HALF
 from dsnb.settings.strategies.base import USED_BY
-from dsnb.settings.training import CUDA_GRAPHS, Training, accumulates_in_fp32, compiles_blocks
+from dsnb.settings.training import CUDA_GRAPHS, Training
 
-Rule = Callable[[SimpleNamespace], Iterator[str]]
+if TYPE_CHECKING:  # it imports the rules
+    from dsnb.settings.experiment import Experiment
+
+Rule = Callable[["Experiment"], Iterator[str]]
 SHARED = ("tensor_parallel", "pipeline_parallel")
 CHUNKABLE = (
     "gpt2", "opt", "bloom", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3_text",
@@ -49,43 +53,43 @@ KEYS_OF_SETTINGS = {
 """Settings that write keys of DeepSpeed's configuration, which can also be given as such."""
 
 
-def _is_set(name: str, s: SimpleNamespace) -> bool:
-    return bool(getattr(s, name) != Training.model_fields[name].default)
+def _is_set(name: str, s: "Experiment") -> bool:
+    """Return whether a setting differs from its default; an invalid one does not."""
+    default = Training.model_fields[name].default
+    return bool(getattr(s, name, default) != default)
 
 
-def _known_strategy(s: SimpleNamespace) -> Iterator[str]:
-    if not strategy(s.strategy).is_runnable:
+def _known_strategy(s: "Experiment") -> Iterator[str]:
+    if not s.parallel_strategy.is_runnable:
         yield f"strategy is '{s.strategy}': the package that adds it could not be loaded"
 
 
-def _of_other_strategies(s: SimpleNamespace) -> Iterator[str]:
-    chosen = strategy(s.strategy)
+def _of_other_strategies(s: "Experiment") -> Iterator[str]:
     for name in ("zero_stage", *USED_BY):
-        if not hasattr(s, name) or not _is_set(name, s):
-            continue
-        why = chosen.lacks(name, s)
-        if why:
+        why = s.parallel_strategy.lacks(name, s)
+        if why and _is_set(name, s):
             yield f"{name} is {getattr(s, name)!r}, but {why}"
 
 
-def _refused_by_strategy(s: SimpleNamespace) -> Iterator[str]:
-    return strategy(s.strategy).refusals(s)
+def _refused_by_strategy(s: "Experiment") -> Iterator[str]:
+    return s.parallel_strategy.refusals(s)
 
 
-def _pairs(s: SimpleNamespace) -> Iterator[str]:
+def _pairs(s: "Experiment") -> Iterator[str]:
     for (first, second), why in EXCLUSIVE.items():
         if _is_set(first, s) and _is_set(second, s):
             yield f"{first} is {getattr(s, first)!r}, but {second} is {getattr(s, second)!r}: {why}"
 
 
-def _set_twice(s: SimpleNamespace) -> Iterator[str]:
+def _set_twice(s: "Experiment") -> Iterator[str]:
     for name, keys in KEYS_OF_SETTINGS.items():
-        if twice := [key for key in keys if key in s.deepspeed and _is_set(name, s)]:
+        twice = next((key for key in keys if key in s.deepspeed), "")
+        if twice and _is_set(name, s):
             value = getattr(s, name)
-            yield f"{name} is {value!r}, but deepspeed.{twice[0]} is {s.deepspeed[twice[0]]!r}: both set it; drop one"
+            yield f"{name} is {value!r}, but deepspeed.{twice} is {s.deepspeed[twice]!r}: both set it; drop one"
 
 
-def _without_effect(s: SimpleNamespace) -> Iterator[str]:
+def _without_effect(s: "Experiment") -> Iterator[str]:
     for name in ("checkpoint_every", "checkpoint_offload"):
         if not s.activation_checkpointing and _is_set(name, s):
             yield f"{name} is {getattr(s, name)!r}, but activation_checkpointing is off: turn it on, or drop {name}"
@@ -96,14 +100,14 @@ def _without_effect(s: SimpleNamespace) -> Iterator[str]:
         yield f"nvme_path is set, but offload is '{s.offload}': drop it, or offload to NVMe"
 
 
-def _optimizer(s: SimpleNamespace) -> Iterator[str]:
+def _optimizer(s: "Experiment") -> Iterator[str]:
     is_split = s.pipeline_parallel > 1 or s.tensor_parallel > 1
     if s.optimizer == "muon":
-        if not strategy(s.strategy).is_deepspeed or s.zero_stage == 0:
+        if not s.parallel_strategy.is_deepspeed or s.zero_stage == 0:
             yield "optimizer is 'muon': it is ZeRO's, which sees whole matrices; use zero_stage 1, 2 or 3"
         elif is_split:
             yield "optimizer is 'muon', but the model is split: it needs whole matrices; use data parallelism alone"
-    if s.optimizer != "adafactor" or strategy(s.strategy).shards_optimizer(s):
+    if s.optimizer != "adafactor" or s.parallel_strategy.shards_optimizer(s):
         return
     if s.tensor_parallel > 1:
         yield "optimizer is 'adafactor', but tensor_parallel is set: its factors would be those of slices; use 'adamw'"
@@ -112,12 +116,12 @@ def _optimizer(s: SimpleNamespace) -> Iterator[str]:
         yield f"optimizer is 'adafactor', but pipeline_parallel is set: {why}"
 
 
-def _precision(s: SimpleNamespace) -> Iterator[str]:
+def _precision(s: "Experiment") -> Iterator[str]:
     if s.mixed_precision == "native":
         return
     if s.precision not in HALF:
         yield f"mixed_precision is 'autocast', but precision is '{s.precision}': nothing is mixed; use 'native'"
-    elif not strategy(s.strategy).has_native_half:
+    elif not s.parallel_strategy.has_native_half:
         yield f"mixed_precision is 'autocast', but strategy is '{s.strategy}', which uses it anyway; use 'native'"
     if s.precision == "fp16" and s.pipeline_parallel > 1:
         yield "mixed_precision is 'autocast': in fp16 only a pipeline's last stage starts its loss scaler; use 'native'"
@@ -125,7 +129,7 @@ def _precision(s: SimpleNamespace) -> Iterator[str]:
         yield "mixed_precision is 'autocast': in fp16 at ZeRO 0 each rank skips steps on its own; use zero_stage 1"
 
 
-def _ranks(s: SimpleNamespace) -> Iterator[str]:
+def _ranks(s: "Experiment") -> Iterator[str]:
     if isinstance(s.gpus, int) and s.gpus % (s.tensor_parallel * s.pipeline_parallel):
         sizes = f"{s.tensor_parallel} x {s.pipeline_parallel}"
         yield f"gpus is {s.gpus}: it must be a multiple of tensor_parallel x pipeline_parallel ({sizes})"
@@ -135,7 +139,7 @@ def _ranks(s: SimpleNamespace) -> Iterator[str]:
         yield f"zero_stage is {s.zero_stage}, but pipeline_parallel is set: it keeps gradients whole; use ZeRO 0 or 1"
 
 
-def _clipping(s: SimpleNamespace) -> Iterator[str]:
+def _clipping(s: "Experiment") -> Iterator[str]:
     if not s.gradient_clipping or s.zero_stage != 0:
         return
     if s.pipeline_parallel > 1 and (s.precision != "bf16" or s.mixed_precision == "autocast"):
@@ -146,7 +150,7 @@ def _clipping(s: SimpleNamespace) -> Iterator[str]:
         yield f"gradient_clipping is set: {why}; use zero_stage 1"
 
 
-def _gradients(s: SimpleNamespace) -> Iterator[str]:
+def _gradients(s: "Experiment") -> Iterator[str]:
     dtype = s.grad_accum_dtype
     if dtype == "auto":
         return
@@ -158,7 +162,7 @@ def _gradients(s: SimpleNamespace) -> Iterator[str]:
         yield "grad_accum_dtype is 'fp32', but zero_stage is 0: DeepSpeed accumulates in the weights' format there"
 
 
-def _gradient_checks(s: SimpleNamespace) -> Iterator[str]:
+def _gradient_checks(s: "Experiment") -> Iterator[str]:
     if s.gradient_checks == "on":
         return
     if s.gradient_clipping:
@@ -167,11 +171,11 @@ def _gradient_checks(s: SimpleNamespace) -> Iterator[str]:
         yield "gradient_checks is 'off', but offload is set: DeepSpeed needs the norm there; leave the checks on"
     elif s.precision == "fp16":
         yield "gradient_checks is 'off', but precision is 'fp16': its loss scaler needs them; use 'bf16'"
-    elif s.zero_stage == 1 and accumulates_in_fp32(s):
+    elif s.zero_stage == 1 and s.numbers.accumulates_in_fp32:
         yield "gradient_checks is 'off', but ZeRO 1 accumulates in fp32, which computes the norm; use ZeRO 2"
 
 
-def _zeropp(s: SimpleNamespace) -> Iterator[str]:
+def _zeropp(s: "Experiment") -> Iterator[str]:
     if s.zeropp in {"weights", "all"} and s.mixed_precision == "autocast":
         yield f"zeropp is '{s.zeropp}', but mixed_precision is 'autocast': DeepSpeed cannot do both; use 'native'"
     elif s.zeropp in {"gradients", "all"} and s.nodes == 1:
@@ -180,33 +184,34 @@ def _zeropp(s: SimpleNamespace) -> Iterator[str]:
         yield f"zeropp is '{s.zeropp}', but device is 'cpu': DeepSpeed quantizes on GPUs only; use 'partition'"
 
 
-def _padded_vocabulary(s: SimpleNamespace) -> Iterator[str]:
+def _padded_vocabulary(s: "Experiment") -> Iterator[str]:
     if s.pad_vocab and s.zero_stage == 3:
         yield f"pad_vocab is {s.pad_vocab}, but zero_stage is 3: weights are partitioned as built; use ZeRO 0 to 2"
 
 
-def _fp8(s: SimpleNamespace) -> Iterator[str]:
+def _fp8(s: "Experiment") -> Iterator[str]:
     if s.matmul != "fp8":
         return
     if s.precision != "bf16":
         yield f"matmul is 'fp8', but precision is '{s.precision}': it is tested in bf16 only; use 'bf16'"
     if s.zero_stage == 3:
         yield "matmul is 'fp8', but zero_stage is 3: it is tested with whole weights and FSDP; use ZeRO 0 to 2"
-    if (tokens := s.micro_batch_size * s.seq_len) % 16:
+    tokens = s.micro_batch_size * s.seq_len
+    if tokens % 16:
         yield f"matmul is 'fp8', but a micro-batch has {tokens} tokens: give it a multiple of 16"
     if facts(s.model).get("family") == "gpt2":
         yield "matmul is 'fp8': torchao converts linear layers, and GPT-2's are not of that type; use 'auto'"
 
 
-def _cuda_graphs(s: SimpleNamespace) -> Iterator[str]:
+def _cuda_graphs(s: "Experiment") -> Iterator[str]:
     """Refuse CUDA graphs where memory that a graph owns would be used after its next replay, or at another address."""
     if s.compile not in CUDA_GRAPHS:
         return
     mode = f"compile is '{s.compile}', which uses CUDA graphs"
     if s.grad_accum > 1:
         yield f"{mode}, but grad_accum is {s.grad_accum}: a graph owns its gradients and overwrites them; use 'default'"
-    elif strategy(s.strategy).shards_weights(s):
-        who = strategy(s.strategy).label_of(s.zero_stage)
+    elif s.parallel_strategy.shards_weights(s):
+        who = s.parallel_strategy.label_of(s.zero_stage)
         yield f"{mode}: {who} gathers weights at changing addresses, which a graph cannot; use compile 'default'"
     elif s.tensor_parallel > 1:
         yield f"{mode}, but tensor_parallel is set: its collectives cannot be in a graph; use compile 'default'"
@@ -214,9 +219,9 @@ def _cuda_graphs(s: SimpleNamespace) -> Iterator[str]:
         yield f"{mode}, but checkpoint_offload is on: copies to host memory cannot be in a graph; use 'default'"
 
 
-def _compiler(s: SimpleNamespace) -> Iterator[str]:
+def _compiler(s: "Experiment") -> Iterator[str]:
     if s.compile == "deepcompile":
-        if not strategy(s.strategy).is_deepspeed or s.zero_stage not in {1, 3}:
+        if not s.parallel_strategy.is_deepspeed or s.zero_stage not in {1, 3}:
             yield "compile is 'deepcompile': it compiles the communication of ZeRO 1 and 3; use zero_stage 1 or 3"
         elif s.device == "cpu":
             yield "compile is 'deepcompile', but device is 'cpu': its kernels need a GPU; use 'default'"
@@ -227,16 +232,16 @@ def _compiler(s: SimpleNamespace) -> Iterator[str]:
         yield f"{unit} compile is 'deepcompile', which orders communication over the whole model; use 'default'"
     elif s.compile_unit == "block" and s.compile in CUDA_GRAPHS:
         yield f"{unit} compile is '{s.compile}': a CUDA graph is of a whole step; use 'default'"
-    if s.leaf_modules == "none" and s.zero_stage == 3 and compiles_blocks(s):
+    if s.leaf_modules == "none" and s.zero_stage == 3 and s.compiles_blocks:
         yield "leaf_modules is 'none', but blocks are compiled one by one: gathers would break graphs; use 'blocks'"
 
 
-def _loss_chunks(s: SimpleNamespace) -> Iterator[str]:
+def _loss_chunks(s: "Experiment") -> Iterator[str]:
     if s.loss == "whole":
         return
     family = facts(s.model).get("family")
-    is_compiled_by_engine = s.compile != "off" and strategy(s.strategy).is_deepspeed
-    is_whole_model = is_compiled_by_engine and not compiles_blocks(s)
+    is_compiled_by_engine = s.compile != "off" and s.parallel_strategy.is_deepspeed
+    is_whole_model = is_compiled_by_engine and not s.compiles_blocks
     if s.pipeline_parallel > 1:
         yield "loss is 'chunked', but pipeline_parallel is set: the last stage computes the loss whole; use 'whole'"
     elif is_whole_model and (s.compile == "deepcompile" or s.zero_stage == 3):

@@ -1,19 +1,18 @@
-"""The settings of what is trained and measured, each declared once: name, type, default, meaning and words.
+"""The settings of what is trained and measured: name, type, default and meaning; their words are in `settings.toml`.
 
 At the end is what follows from several settings at once, for everything that acts on it or predicts it.
 """
 
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from dsnb.base.formulas import model_shapes
-from dsnb.settings import deepspeed_keys
 from dsnb.settings.strategies import NAMES, strategy
 from dsnb.settings.strategies.registry import DEFAULT
 
@@ -29,21 +28,25 @@ CHUNK_TOKENS = 2048
 chunk: with half as many, the layer and its loss took 4 to 15 % longer, compiled (docs/LOG.md)."""
 LONG = 100_000
 """Smallest number whose thousands are grouped."""
+SHOWN: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("settings.toml").read_text("utf-8")
+)
+"""How settings are displayed, by name."""
 GENERAL = {"default": "default", "none": "no", "-": "unknown"}
 """Labels with one meaning in all settings, and the word for it in front of a setting's title."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a setting is displayed; `phrase` describes one of its values, as in "ZeRO 3"."""
+    """How a setting is displayed, as `settings.toml` says; `phrase` describes a value, as in "ZeRO 3"."""
 
     title: str = ""
     """By default the setting's name with spaces."""
     phrase: str = ""
     """By default the title and the value."""
-    short: str | Callable[[Any], str] = ""
-    """Part of an experiment's name for a value other than the default: a form of the value, or a function of all
-    settings; empty if the setting is in no name."""
+    short: str = ""
+    """Part of an experiment's name for a value other than the default; empty if the setting is in no name, or if its
+    part is made by a function (`experiment.PARTS`)."""
     phrases: Mapping[str, str] = field(default_factory=dict)
     """Phrases for values that `phrase` does not fit, such as a 0 that turns something off, by their text."""
     words: Mapping[str, str] = field(default_factory=dict)
@@ -65,21 +68,19 @@ class Setting:
 
     @classmethod
     def of(cls, name: str, about: FieldInfo) -> Self:
-        """Return the declaration of a setting, completed from its name, type and default."""
-        declared = next((item for item in about.metadata if isinstance(item, cls)), cls())
-        choices = get_args(about.annotation) if get_origin(about.annotation) is Literal else ()
-        return replace(
-            declared,
-            title=declared.title or name.replace("_", " "),
-            order=declared.order or choices,
-            usual=about.default if declared.omit_default else None,
-        )
+        """Return how a setting is displayed, completed from its name, type and default."""
+        shown = cls(**{"title": name.replace("_", " "), **SHOWN.get(name, {})})
+        if name == "strategy":
+            shown = replace(shown, order=NAMES)
+        elif get_origin(about.annotation) is Literal:
+            shown = replace(shown, order=get_args(about.annotation))
+        return replace(shown, usual=about.default) if shown.omit_default else shown
 
     def describe(self, value: object) -> str:
         """Return a phrase for a value, also for `none`, `auto` and a missing one."""
         label = self.label(value)
-        if phrase := self.phrases.get(text(value)):
-            return phrase
+        if text(value) in self.phrases:
+            return self.phrases[text(value)]
         if label in GENERAL:
             return f"{GENERAL[label]} {self.title.partition(' (')[0]}"
         phrase = self.phrase or f"{self.title} {{}}"
@@ -143,29 +144,6 @@ if TYPE_CHECKING:
     StrategyName = str
 else:
     StrategyName = Literal[(DEFAULT, *sorted({*NAMES} - {DEFAULT}))]
-Axis = partial(Setting, is_axis=True, omit_default=True)
-PRECISION = Setting("precision", "{}", is_axis=True, off=("fp32", "tf32"))
-COMPILED = {
-    "off": "not compiled", "default": "compiled", "reduce-overhead": "compiled with CUDA graphs",
-    "max-autotune": "compiled, autotuned with CUDA graphs", "deepcompile": "compiled by DeepCompile",
-}  # fmt: skip
-
-
-def _compiled(s: Any) -> str:
-    return "compile" if s.compile == "default" else f"compile-{s.compile}"
-
-
-def _compressed(s: Any) -> str:
-    return (
-        f"powersgd{s.powersgd_rank}"
-        if s.gradient_compression == "powersgd"
-        else f"send-{s.gradient_compression}"
-    )
-
-
-def _checkpointed(s: Any) -> str:
-    every = f"ac{s.checkpoint_every}" if s.checkpoint_every > 1 else "ac"
-    return f"{every}-cpu" if s.checkpoint_offload else every
 
 
 class Training(BaseModel):
@@ -176,251 +154,105 @@ class Training(BaseModel):
         defer_build=True,  # never used by itself
     )  # fmt: skip
 
-    model: Annotated[str, Setting("model", "{}", is_axis=True)] = "gpt2"
+    model: str = "gpt2"
     """A preset (gpt2, opt-350m, bloom-7b1, ...), a folder or JSON file with a model's configuration, or a hub id."""
-    weights: Annotated[Literal["random", "pretrained"], Setting("weights", "{} weights", "{}")] = (
-        "random"
-    )
+    weights: Literal["random", "pretrained"] = "random"
     """`random` initializes them as configured, which does not affect speed; `pretrained` loads them."""
-    strategy: Annotated[StrategyName, Setting("strategy", "{}", is_axis=True, order=NAMES)] = (
-        DEFAULT
-    )
+    strategy: StrategyName = DEFAULT
     """DeepSpeed, torch's DDP, torch's FSDP2 (sharded by block), or `plain`: one process without any, the yardstick."""
-    zero_stage: Annotated[Literal[0, 1, 2, 3], Setting("ZeRO stage", "ZeRO {}", is_axis=True)] = 0
+    zero_stage: Literal[0, 1, 2, 3] = 0
     """What ZeRO partitions across ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too. In tables of
     runs it is missing for a strategy without ZeRO."""
-    offload: Annotated[
-        Literal["none", "optimizer-cpu", "all-cpu", "optimizer-nvme", "all-nvme"],
-        Axis(
-            phrase="{}",
-            short="offload-{}",
-            words={
-                "optimizer-cpu": "optimizer on the CPU",
-                "all-cpu": "parameters and optimizer on the CPU",
-                "optimizer-nvme": "optimizer on NVMe",
-                "all-nvme": "parameters and optimizer on NVMe",
-            },
-        ),
-    ] = "none"
+    offload: Literal["none", "optimizer-cpu", "all-cpu", "optimizer-nvme", "all-nvme"] = "none"
     """Where ZeRO keeps optimizer states, or these and parameters (`all`): host memory, or files in `nvme_path`."""
     nvme_path: str = ""
     """Folder for `offload` to NVMe."""
-    optimizer: Annotated[
-        Literal["adamw", "adafactor", "muon"],
-        Axis(
-            "optimizer",
-            "{}",
-            "{}",
-            words={"adamw": "AdamW", "adafactor": "Adafactor", "muon": "Muon"},
-        ),
-    ] = "adamw"
+    optimizer: Literal["adamw", "adafactor", "muon"] = "adamw"
     """AdamW (fused on a GPU), Adafactor (factored second moments), or DeepSpeed's Muon (orthogonalized updates)."""
-    learning_rate: Annotated[Positive, Setting(short="lr{}")] = 1e-4
+    learning_rate: Positive = 1e-4
     """The optimizer's constant learning rate."""
-    gradient_clipping: Annotated[NotNegative, Setting(words={"0": "none"}, short="clip{}")] = 0.0
+    gradient_clipping: NotNegative = 0.0
     """Maximum gradient norm; 0 for no clipping."""
-    gradient_compression: Annotated[
-        Literal["none", "bf16", "powersgd"],
-        Axis(
-            "gradient compression",
-            "gradients sent in {}",
-            _compressed,
-            words={"powersgd": "PowerSGD"},
-            phrases={"powersgd": "gradients compressed by PowerSGD"},
-        ),
-    ] = "none"
+    gradient_compression: Literal["none", "bf16", "powersgd"] = "none"
     """Compression of the gradients that DDP sends: none, rounded to bf16, or low-rank factors (PowerSGD)."""
-    powersgd_rank: Annotated[
-        AtLeast1, Setting("PowerSGD rank", only_with="gradient_compression")
-    ] = 1
+    powersgd_rank: AtLeast1 = 1
     """Rank of PowerSGD's factors."""
-    lora_rank: Annotated[
-        Count,
-        Axis("LoRA rank", "LoRA rank {}", "lora{}", phrases={"0": "no LoRA"}, words={"0": "none"}),
-    ] = 0
+    lora_rank: Count = 0
     """Train only LoRA adapters of this rank (peft), with frozen base weights in half precision; 0 trains everything."""
-    dropout: Annotated[
-        float, Field(ge=0, lt=1), Setting(phrases={"0": "no dropout"}, short="dropout{}")
-    ] = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability of every dropout in the model (0.1 in the configurations of 2019; 0 is usual today)."""
-    tensor_parallel: Annotated[AtLeast1, Axis("tensor parallel", "TP {}", "tp{}")] = 1
+    tensor_parallel: AtLeast1 = 1
     """Tensor-parallel size: ranks that split every layer (DeepSpeed's AutoTP)."""
-    pipeline_parallel: Annotated[AtLeast1, Axis("pipeline parallel", "PP {}", "pp{}")] = 1
+    pipeline_parallel: AtLeast1 = 1
     """Pipeline stages (DeepSpeed's pipeline engine); a step has `grad_accum` micro-batches."""
-    precision: Annotated[Literal["auto", "fp32", "tf32", "fp16", "bf16"], PRECISION] = "bf16"
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = "bf16"
     """Number format of the training; fp16 and bf16 keep fp32 master weights. `auto` is bf16 where a product in bf16
     takes at most twice as long as in fp32 (on a GPU: from compute capability 8.0), elsewhere fp32."""
-    mixed_precision: Annotated[
-        Literal["native", "autocast"],
-        Axis("mixed precision", "{} mixed precision", "{}", only_with="precision"),
-    ] = "native"
+    mixed_precision: Literal["native", "autocast"] = "native"
     """For fp16 and bf16. `native` is the strategy's own: DeepSpeed keeps weights in half precision and fp32 master
     copies, FSDP gathers fp32 shards in half precision, DDP computes under autocast. `autocast` keeps fp32 weights."""
-    attention: Annotated[
-        Literal["auto", "eager", "sdpa"], Axis("attention", "{} attention", "{}")
-    ] = "auto"
+    attention: Literal["auto", "eager", "sdpa"] = "auto"
     """Attention implementation: `sdpa` is torch's fused one (BLOOM's ALiBi is its mask); `auto` uses it if it can."""
-    compile: Annotated[CompileMode, Axis("compilation", "{}", _compiled, words=COMPILED)] = "off"
+    compile: CompileMode = "off"
     """Mode of torch.compile for the model and its loss. `reduce-overhead` and `max-autotune` use CUDA graphs,
     `deepcompile` is DeepSpeed's compiler of ZeRO's communication. `true` is `default`, `false` is `off`."""
-    compile_unit: Annotated[
-        Literal["auto", "model", "block"],
-        Axis("compiled unit", "compiled by {}", "unit-{}", only_with="compile"),
-    ] = "auto"
+    compile_unit: Literal["auto", "model", "block"] = "auto"
     """What torch.compile compiles at once: the whole model, or each transformer block and the output layer, so that
     communication can begin between them. `auto` is `block` for ZeRO 3, FSDP, and activation checkpointing without CUDA
     graphs, otherwise `model`."""
-    loss: Annotated[Literal["whole", "chunked"], Axis("loss", "{} loss", "{}-loss")] = "whole"
+    loss: Literal["whole", "chunked"] = "whole"
     """`chunked` computes the logits of 2,048 tokens at a time: less memory for a large vocabulary."""
-    pad_vocab: Annotated[
-        Count,
-        Axis(
-            "padded vocabulary",
-            "vocabulary padded to a multiple of {}",
-            "vocab{}",
-            words={"0": "none"},
-        ),
-    ] = 0
+    pad_vocab: Count = 0
     """Pad the output layer's rows to a multiple of this, such as 64 for GPT-2's 50,257, for faster products; 0 for
     none. A bias leaves the additional logits out of the loss, so it is the same; their rows count as parameters."""
-    matmul: Annotated[
-        Literal["auto", "fp8"],
-        Axis("matrix products", "products in {}", "{}", words={"auto": "the run's precision"}),
-    ] = "auto"
+    matmul: Literal["auto", "fp8"] = "auto"
     """Number format of the products of blocks: that of `precision`, or `fp8`, scaled by tensor (torchao; compute
     capability 8.9 or higher). fp8 is not exact: compare losses. MFU is of the rate of `precision`."""
-    grad_accum: Annotated[
-        AtLeast1,
-        Setting(
-            "gradient accumulation",
-            "accumulation {}",
-            "ga{}",
-            phrases={"1": "no accumulation"},
-            is_axis=True,
-        ),
-    ] = 1
+    grad_accum: AtLeast1 = 1
     """Micro-batches per optimizer step."""
-    grad_accum_dtype: Annotated[
-        Literal["auto", "fp32", "bf16", "fp16"],
-        Axis(
-            "gradients accumulated in",
-            short="accum-{}",
-            phrases={"auto": "default format of accumulated gradients"},
-        ),
-    ] = "auto"
+    grad_accum_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Number format in which ZeRO accumulates gradients in native half precision. `auto` is fp32 in bf16 with several
     micro-batches at ZeRO 1 to 3, otherwise that of the weights."""
-    overlap_comm: Annotated[AutoOnOff, Axis("overlapped communication", short="overlap-{}")] = (
-        "auto"
-    )
+    overlap_comm: AutoOnOff = "auto"
     """Whether ZeRO 1 to 3 reduce gradients in the backward pass; `auto` is DeepSpeed's default: only ZeRO 3 does."""
-    reduce_gradients: Annotated[
-        Literal["micro-batch", "step"],
-        Axis(
-            "gradients reduced",
-            short="reduce-{}",
-            phrases={
-                "micro-batch": "gradients reduced in every micro-batch",
-                "step": "gradients reduced once a step",
-            },
-            words={"micro-batch": "in every micro-batch", "step": "once a step"},
-        ),
-    ] = "micro-batch"
+    reduce_gradients: Literal["micro-batch", "step"] = "micro-batch"
     """How often FSDP reduces gradients if it accumulates them: in every micro-batch, so that each rank keeps its share,
     or once a `step`, which sends less and keeps whole fp32 gradients on every rank meanwhile."""
-    bucket_elements: Annotated[
-        Count, Axis("bucket size", "buckets of {} elements", "bucket{}", words={"0": "default"})
-    ] = 0
+    bucket_elements: Count = 0
     """Gradients per reduction of DDP and ZeRO, parameters per all-gather of ZeRO; 0 for 25 MiB (DDP) and 5e8 (ZeRO)."""
-    gradient_checks: Annotated[OnOff, Axis(short="checks-{}")] = "on"
+    gradient_checks: OnOff = "on"
     """Whether ZeRO 1 and 2 compute the gradient norm and look for overflows in every step."""
-    leaf_modules: Annotated[
-        Literal["auto", "none", "blocks"], Axis("leaf modules", "{} as leaf modules", "leaf-{}")
-    ] = "auto"
+    leaf_modules: Literal["auto", "none", "blocks"] = "auto"
     """What ZeRO 3 gathers at once: single layers, or blocks; `auto` is blocks if these are compiled one by one."""
-    zeropp: Annotated[
-        Literal["none", "weights", "gradients", "partition", "all"],
-        Axis("ZeRO++", short="zeropp-{}"),
-    ] = "none"
+    zeropp: Literal["none", "weights", "gradients", "partition", "all"] = "none"
     """ZeRO++ at ZeRO 3: weights quantized to 8 bits when gathered, gradients to 4 when reduced, a second partition of
     the weights within each node, or all of these. Quantized training is not exact."""
-    activation_checkpointing: Annotated[
-        Flag, Setting("activation checkpointing", "checkpointing {}", _checkpointed, is_axis=True)
-    ] = False
+    activation_checkpointing: Flag = False
     """Recompute the activations of transformer blocks in the backward pass instead of keeping them."""
-    checkpoint_every: Annotated[
-        AtLeast1,
-        Axis(
-            "one block recomputed of",
-            "one block of {} recomputed",
-            phrases={"1": "every block recomputed"},
-            only_with="activation_checkpointing",
-        ),
-    ] = 1
+    checkpoint_every: AtLeast1 = 1
     """With activation checkpointing: recompute every k-th block; 1 for all of them."""
-    checkpoint_offload: Annotated[
-        Flag,
-        Axis(
-            "checkpoints",
-            words={"true": "in host memory", "false": "on the GPU"},
-            only_with="activation_checkpointing",
-        ),
-    ] = False
+    checkpoint_offload: Flag = False
     """With activation checkpointing: keep the blocks' inputs in host memory."""
-    micro_batch_size: Annotated[AtLeast1, Setting("micro-batch", is_axis=True)] = 8
+    micro_batch_size: AtLeast1 = 8
     """Sequences per rank and forward pass."""
-    memory_limit_gib: Annotated[
-        float,
-        Field(ge=0, lt=2**30),
-        Setting("memory limit (GiB)", "memory limit {} GiB", "limit{}gib", words={"0": "none"}),
-    ] = 0.0
+    memory_limit_gib: Annotated[float, Field(ge=0, lt=2**30)] = 0.0
     """Memory limit per GPU in GiB (on a CPU: per rank), to simulate a smaller one; 0 for no limit."""
-    allocator: Annotated[
-        Literal["expandable", "default"],
-        Setting(
-            phrase="{}",
-            short="alloc-{}",
-            words={"expandable": "expandable segments", "default": "torch's default allocator"},
-        ),
-    ] = "expandable"
+    allocator: Literal["expandable", "default"] = "expandable"
     """How torch reserves GPU memory: in segments that grow (less fragmentation), or as it does by default. If you set
     `PYTORCH_ALLOC_CONF` yourself, your value is used."""
-    seq_len: Annotated[
-        int,
-        Field(strict=True, ge=2, lt=LIMIT),
-        Setting("sequence length", "sequence {}", is_axis=True),
-    ] = 128
+    seq_len: Annotated[int, Field(strict=True, ge=2, lt=LIMIT)] = 128
     """Tokens per sequence."""
-    data: Annotated[
-        str,
-        Setting(
-            "data",
-            "{} data",
-            is_axis=True,
-            short=lambda s: model_shapes.slug(s.data),
-            phrases={"stdlib": "stdlib text"},
-        ),
-    ] = "synthetic"
+    data: str = "synthetic"
     """`synthetic` (random tokens), `stdlib` (the source text of Python's standard library) or a text file."""
-    tokenizer: Annotated[
-        str,
-        Setting(
-            phrases={"bytes": "bytes as tokens"},
-            short=lambda s: f"tok-{model_shapes.slug(s.tokenizer)}",
-        ),
-    ] = "bytes"
+    tokenizer: str = "bytes"
     """Tokenizer of text: `bytes` (one token per byte, no download), a folder, or a hub id."""
-    seed: Annotated[Count, Setting(short="seed{}")] = 0
+    seed: Count = 0
     """Seed of weights, data and dropout."""
-    warmup_steps: Annotated[
-        Count, Setting("warm-up steps", "{} warm-up steps", phrases={"0": "no warm-up steps"})
-    ] = 5
+    warmup_steps: Count = 5
     """Optimizer steps before the timed ones; they are in no figure of speed."""
-    steps: Annotated[AtLeast1, Setting("timed steps", "{} timed steps")] = 20
+    steps: AtLeast1 = 20
     """Timed optimizer steps."""
-    deepspeed: Annotated[
-        dict[str, Any], Setting(short=lambda s: deepspeed_keys.name_part(s.deepspeed))
-    ] = {}
+    deepspeed: dict[str, Any] = {}
     """Further keys of DeepSpeed's configuration, each an axis: `zero_optimization: {reduce_scatter: false}`."""
     profile: Flag = False
     """After the timed steps: the times of a step's parts, and a torch profiler trace."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pandas as pd
 
 from dsnb.base.errors import LaunchError, SettingsError
 from dsnb.base.files import json_files
@@ -62,23 +63,17 @@ def write_report(
     gpus.link(link)
     sweep = SweepPaths(Path(folder).absolute())
     target = Path(output).absolute() if output else sweep.report
-    for each in (folder, *([compare_with] if compare_with else [])):
-        if load_runs(each).empty:
-            raise SettingsError(no_runs_message(each))
-    files = [
-        str(Path(file).absolute())
-        for file in ([predict] if isinstance(predict, str | Path) else predict)
-    ]
+    parameters: dict[str, Any] = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent)}
+    parameters["link"] = link
+    runs = _runs(folder)
+    if compare_with:
+        _runs(compare_with)
+        parameters["compare_dir"] = str(Path(compare_with).absolute())
+    files = [predict] if isinstance(predict, str | Path) else predict
     if files:
-        check(load_runs(folder), files, link)
+        parameters["predict"] = [str(Path(file).absolute()) for file in files]
+        check(runs, parameters["predict"], link)
     executed = target.with_name(f"{target.name}.ipynb")
-    parameters: dict[str, Any] = {
-        "sweep_dir": str(sweep.dir),
-        "page_dir": str(target.parent),
-        "link": link,
-    }
-    parameters |= {"compare_dir": str(Path(compare_with).absolute())} if compare_with else {}
-    parameters |= {"predict": files} if files else {}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         is_new = not target.exists()
@@ -97,3 +92,11 @@ def write_report(
             f"{target} cannot be written: {error.strerror}; choose another --output"
         ) from error
     return target
+
+
+def _runs(folder: str | Path) -> pd.DataFrame:
+    """Return the runs of a folder, or raise SettingsError if it contains none."""
+    runs = load_runs(folder)
+    if runs.empty:
+        raise SettingsError(no_runs_message(folder))
+    return runs

@@ -9,7 +9,7 @@ import pytest
 import dsnb
 from benchmarks import prediction_errors
 from benchmarks.prediction_errors import PRIOR, usual_launch_us
-from dsnb.prediction.calibration import (
+from dsnb.prediction.accuracy import (
     ALL,
     DEFAULT_COVERAGE,
     ELSEWHERE,
@@ -18,16 +18,11 @@ from dsnb.prediction.calibration import (
     Coverage,
     PredictionError,
     by_kind,
-    calibrate,
-    error_of,
     expected_error,
-    left_out,
-    measured,
-    outside,
-    recorded,
 )
+from dsnb.prediction.calibration import calibrate, left_out, measured
 from dsnb.prediction.gpus import Link, find, link
-from dsnb.prediction.predict import On
+from dsnb.prediction.predict import Hardware
 from dsnb.prediction.step_time import DEFAULT, FITTED_SETTINGS, step_times
 from dsnb.settings.experiment import Experiment
 from tests.prediction.made_up import TRACE, runs
@@ -93,11 +88,13 @@ def test_a_run_has_no_part_in_its_own_prediction():
 
 def test_errors_by_hand_are_factors():
     """Half and twice the measured time are both wrong by a factor of two."""
-    assert error_of([-50, 100]) == PredictionError(2, 100.0, 100.0, 0.0)
-    assert error_of([25, -20, 25]) == PredictionError(3, 25.0, 25.0, 7.7)  # the cube root of 1.25
+    assert PredictionError.of([-50, 100]) == PredictionError(2, 100.0, 100.0, 0.0)
+    assert PredictionError.of([25, -20, 25]) == PredictionError(
+        3, 25.0, 25.0, 7.7
+    )  # the cube root of 1.25
     measured_on = {
-        "few": error_of([1.0] * (MIN_SETTINGS - 1)),
-        "enough": error_of([1.0] * MIN_SETTINGS),
+        "few": PredictionError.of([1.0] * (MIN_SETTINGS - 1)),
+        "enough": PredictionError.of([1.0] * MIN_SETTINGS),
     }
     assert expected_error(measured_on, measured_on)[0] == "enough"
     made = runs(
@@ -136,7 +133,8 @@ def test_predictions_state_the_error_of_their_kind(monkeypatch):
 
 
 def unlike(gpu="H200", covered=DEFAULT_COVERAGE, path=None, **settings):
-    return outside(Experiment(**{**USUAL, **settings}), gpu, covered, path or Link())
+    experiment = Experiment(**{**USUAL, **settings})
+    return covered.outside(experiment, gpu, path or Link())
 
 
 def test_what_is_outside_is_said():
@@ -192,7 +190,7 @@ def test_a_slow_host_is_known_by_its_launch_time_and_slows_other_settings():
     assert slow.setting.host_launches == pytest.approx(2 * usual.setting.host_launches)
     assert odd.setting == usual.setting
     as_predicted = replace(slow, step_time_s=float(predicted([slow], DEFAULT)[0]))
-    on = On(find("H200"), Link()).calibrated([as_predicted])
+    on = Hardware(find("H200"), Link()).calibrated([as_predicted])
     assert on.constants.host_launch_us == pytest.approx(2 * DEFAULT.host_launch_us, rel=0.01)
 
 
@@ -227,7 +225,7 @@ def test_rows_of_other_programs():
         "deepspeed": "0.19.8",
         "zero_stage": float("nan"),
     }
-    one = recorded(row)
+    one = Experiment.of_row(row)
     assert (one.gpus, one.compile, one.deepspeed, one.zero_stage, one.precision) == (
         1,
         "off",
@@ -236,11 +234,11 @@ def test_rows_of_other_programs():
         "bf16",
     )
     key = "deepspeed.zero_optimization.stage3_max_live_parameters"
-    assert recorded({**row, key: 5}).deepspeed == {
+    assert Experiment.of_row({**row, key: 5}).deepspeed == {
         "zero_optimization.stage3_max_live_parameters": 5
     }
     assert (
-        recorded({**row, key: 5.0}).name == recorded({**row, key: 5}).name
+        Experiment.of_row({**row, key: 5.0}).name == Experiment.of_row({**row, key: 5}).name
     )  # in a column with gaps
     bad = [
         {"gpu_name": "Z9"},

@@ -70,6 +70,6 @@ def test_parts_and_relatives_of_cards_are_unknown(name):
 
 
 def test_every_key_of_the_table_names_itself():
-    assert {key: gpus.find(key).name for key in gpus.GPUS} == {key: key for key in gpus.GPUS}
+    assert {key: gpus.find(key).name for key in gpus.known()} == {key: key for key in gpus.known()}
     assert hardware.matmul_tflops("NVIDIA H200", "bf16") == 771.6
     assert hardware.matmul_tflops("NVIDIA H200 NVL", "bf16") is None

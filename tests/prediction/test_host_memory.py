@@ -7,10 +7,11 @@ import pytest
 import dsnb
 from benchmarks import host_memory as benchmark
 from dsnb.base.errors import SettingsError
+from dsnb.base.formulas.memory import MemoryParts
 from dsnb.base.system import hardware
 from dsnb.base.system.hardware import InstalledGpu
 from dsnb.prediction import host_memory
-from dsnb.prediction.calibration import HOST_ERRORS
+from dsnb.prediction.accuracy import HOST_ERRORS
 from dsnb.prediction.gpus import find, link
 from dsnb.prediction.host_memory import PINNED_SHARE, PROCESS_GIB, of_node, of_rank, pinned
 from dsnb.prediction.shapes import shape
@@ -74,7 +75,7 @@ def test_accumulated_gradients_and_inputs_of_recomputed_blocks_count():
         )
     )
     assert inputs.activations == 24 * 32 * 2**20  # 3 x 2,048 x 2,048 x 2 bytes are 24 MiB
-    assert of_rank(given(strategy="plain")) == (PROCESS_GIB * GIB, 0, 0, 0, 0)
+    assert of_rank(given(strategy="plain")) == MemoryParts(buffers=PROCESS_GIB * GIB)
 
 
 def test_every_measured_setting_with_offload_is_predicted_within_4_pct_and_the_errors_are_kept():

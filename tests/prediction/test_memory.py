@@ -1,4 +1,4 @@
-"""Peaks of memory: the rules against known answers; `test_memory_trace` compares them with measured peaks."""
+"""Peaks of memory: the rules against known answers; `tests/models/observe/test_memory.py` compares them with measured peaks."""
 
 from dataclasses import replace
 
@@ -6,10 +6,11 @@ import pytest
 
 from benchmarks import prediction_errors
 from benchmarks.prediction_errors import Peak
-from dsnb.prediction import calibration
-from dsnb.prediction.calibration import PEAK_ERRORS, PredictionError, peak_error
-from dsnb.prediction.memory import RULES, engine_of, peak_memory
+from dsnb.prediction import accuracy
+from dsnb.prediction.accuracy import PEAK_ERRORS, PredictionError, peak_error
+from dsnb.prediction.memory import engine_of, peak_memory
 from dsnb.prediction.traces import MemoryTrace
+from dsnb.settings.strategies import load
 from tests.prediction.made_up import MIB, PARAMETERS, RECORD, TRACE, given
 
 P = PARAMETERS
@@ -17,10 +18,11 @@ P = PARAMETERS
 
 def moments(trace=TRACE, **settings):
     experiment = given(**settings)
-    found = RULES[experiment.strategy](engine_of(experiment, trace))
+    rule = load(experiment.parallel_strategy.memory_rule)
+    found = rule(engine_of(experiment, trace))
     return {
-        name: max(one.total for one in found if one.name == name)
-        for name in dict.fromkeys(o.name for o in found)
+        name: max(one.total for one in found if one.moment == name)
+        for name in dict.fromkeys(one.moment for one in found)
     }
 
 
@@ -138,7 +140,7 @@ VALID = [
 
 
 def peak_gib(**settings):
-    return peak_memory(given(**settings), TRACE).peak_allocated_gib
+    return peak_memory(given(**settings), TRACE).gib
 
 
 def test_larger_micro_batches_never_take_less_and_what_is_shared_or_in_host_memory_never_more():
@@ -147,8 +149,8 @@ def test_larger_micro_batches_never_take_less_and_what_is_shared_or_in_host_memo
             peak_memory(given(**settings, micro_batch_size=size), MemoryTrace.of(RECORD, size))
             for size in (1, 64)
         )
-        assert min(*small.parts().values(), *large.parts().values()) >= 0
-        assert small.peak_allocated_gib <= large.peak_allocated_gib
+        assert min(*small[:-1], *large[:-1]) >= 0
+        assert small.gib <= large.gib
         if settings.get("offload", "none") != "none":
             assert peak_gib(**settings) <= peak_gib(**{**settings, "offload": "none"})
         elif settings.get("zero_stage") or settings.get("strategy") == "fsdp":
@@ -158,7 +160,7 @@ def test_larger_micro_batches_never_take_less_and_what_is_shared_or_in_host_memo
 def test_tensor_parallel_ranks_keep_embeddings_whole_and_two_thirds_of_what_opt_keeps():
     """(4 + 8 / 2) of (4 + 8) numbers a token: Korthikanti et al. 2022, without dropout and with ReLU."""
     peak = peak_memory(given(zero_stage=1, gpus=2, tensor_parallel=2), TRACE)
-    assert peak.activations + peak.logits in {0, (1000 - 600 / 3) * MIB}
+    assert peak.activations + peak.output in {0, (1000 - 600 / 3) * MIB}
     engine = engine_of(given(zero_stage=0, gpus=2, tensor_parallel=2), TRACE)
     assert engine.trained == pytest.approx(100_000_000 + 900_000_000 / 2)
 
@@ -172,7 +174,7 @@ def test_the_first_stage_of_a_pipeline_keeps_micro_batches():
 
 
 def test_errors_are_told_by_kind_and_by_all_where_a_kind_has_too_few(monkeypatch):
-    monkeypatch.setattr(calibration, "MIN_PEAKS", PEAK_ERRORS["LoRA"].settings + 1)
+    monkeypatch.setattr(accuracy, "MIN_PEAKS", PEAK_ERRORS["LoRA"].settings + 1)
     assert peak_error(given(zero_stage=1)) == ("ZeRO 1", PEAK_ERRORS["ZeRO 1"])
     assert peak_error(given(zero_stage=1, lora_rank=8)) == ("all", PEAK_ERRORS["all"])
     peaks = [

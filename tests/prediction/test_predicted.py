@@ -12,10 +12,11 @@ import pytest
 import dsnb
 from dsnb.base.errors import SettingsError
 from dsnb.prediction import predicted as module
-from dsnb.prediction.calibration import measured, recorded
+from dsnb.prediction.calibration import measured
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.predicted import check, errors, parity, unmeasured
 from dsnb.prediction.step_time import step_times
+from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.columns import FORMER_FIGURES
 from dsnb.settings.records.paths import PROBE
 from dsnb.show.render import comparison
@@ -43,9 +44,9 @@ def traced(monkeypatch):
 def runs(*settings):
     """Return made-up runs that are as fast and as large as they are predicted to be."""
     rows = [{**COMMON, "step_time_mean_s": 1.0, **one} for one in settings]
-    rows = [{"experiment": recorded(row).name_with_model, **row} for row in rows]
+    rows = [{"experiment": Experiment.of_row(row).name_with_model, **row} for row in rows]
     times = step_times([one.setting for one in measured(pd.DataFrame(rows))]).step_time_s
-    peaks = [peak_memory(recorded(row), TRACE).peak_allocated_gib for row in rows]
+    peaks = [peak_memory(Experiment.of_row(row), TRACE).gib for row in rows]
     return pd.DataFrame(rows).assign(step_time_mean_s=times, peak_allocated_gib=peaks)
 
 

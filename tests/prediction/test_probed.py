@@ -8,7 +8,7 @@ import pytest
 import dsnb
 from dsnb.prediction import gpus, probed
 from dsnb.prediction import predict as module
-from dsnb.prediction.predict import On
+from dsnb.prediction.predict import Hardware
 from dsnb.prediction.step_time import DEFAULT
 from tests.prediction.made_up import TRACE
 
@@ -71,7 +71,7 @@ def test_a_prediction_says_which_probe_it_used(monkeypatch, tmp_path):
     assert words == "probe of own, which launches 0.5 times as fast as usual, 2026-11-25"
     assert 1.2 * usual_s < slow_s <= 2**0.5 * usual_s
     assert predicted(probe=False) == (usual_s, "")
-    on = On(gpus.find("H200"), gpus.link("pcie")).probed()
+    on = Hardware(gpus.find("H200"), gpus.link("pcie")).probed()
     expected = asdict(DEFAULT) | {
         "host_launch_us": 2**0.5 * DEFAULT.host_launch_us,
         "host_gather_us": 2**0.5 * DEFAULT.host_gather_us,

@@ -376,7 +376,7 @@ def test_nodes_of_a_prediction_need_no_hostfile():
     ):
         given(gpus=2, nodes=4)
     assert "nodes is 4, but there is no hostfile: name the hosts in 'hostfile'" in unsupported(
-        asked.model_dump()
+        asked
     )
 
 

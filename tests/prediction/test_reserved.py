@@ -22,13 +22,17 @@ def test_what_is_reserved_by_hand():
     """FSDP on four GPUs: 1.8 % of the tensors and 4.88 bytes for each parameter of a rank's quarter."""
     quarter = shape("opt-1.3b").parameters / 4 / 2**30
     experiment = given(strategy="fsdp", gpus=4)
-    share, each, _ = RULES["expandable"]["FSDP"]
-    assert peak_reserved_gib(experiment, 20.0) == pytest.approx((1 + share) * 20 + each * quarter)
-    assert reserved.rule(given(zero_stage=1, compile="reduce-overhead"))[0] == "ZeRO 1, CUDA graphs"
-    assert reserved.rule(given(zero_stage=2, compile="reduce-overhead"))[0] == "ZeRO 2", (
+    rule = RULES["expandable"]["FSDP"]
+    assert peak_reserved_gib(experiment, 20.0) == pytest.approx(
+        (1 + rule.share) * 20 + rule.each * quarter
+    )
+    assert (
+        reserved.rule(given(zero_stage=1, compile="reduce-overhead")).kind == "ZeRO 1, CUDA graphs"
+    )
+    assert reserved.rule(given(zero_stage=2, compile="reduce-overhead")).kind == "ZeRO 2", (
         "too few of its own"
     )
-    assert reserved.rule(given(zero_stage=2, allocator="default"))[1] == RULES["default"]["ZeRO 2"]
+    assert reserved.rule(given(zero_stage=2, allocator="default")) == RULES["default"]["ZeRO 2"]
 
 
 def test_a_share_and_bytes_a_parameter_are_found_again():
@@ -47,8 +51,9 @@ def test_a_share_and_bytes_a_parameter_are_found_again():
 def test_the_documentation_has_the_rules():
     page = (ROOT / "docs" / "explanation" / "prediction_memory.md").read_text()
     for allocator, rules in RULES.items():
-        for name, (share, each, error) in rules.items():
-            row = f"| {allocator} | {name} | {100 * share:.1f} | {each:.2f} | {error.settings} | {error.mean_pct:.1f}"
+        for name, rule in rules.items():
+            error = rule.error
+            row = f"| {allocator} | {name} | {100 * rule.share:.1f} | {rule.each:.2f} | {error.settings} | {error.mean_pct:.1f}"
             assert f"{row} | {error.worst_pct:.1f} |" in page
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import dsnb
 from dsnb.base.errors import SettingsError
-from dsnb.prediction import predict, search, traces
+from dsnb.prediction import memory, predict, search, traces
 from dsnb.prediction.candidates import Training, candidates, simplicity
 from dsnb.prediction.search import Search
 from dsnb.prediction.target import Target
@@ -19,7 +19,7 @@ from tests.prediction.made_up import given
 def made_up(one):
     """Return what formulas say of a setting, up to 12 % more or less."""
     share = int(hashlib.sha256(one.name.encode()).hexdigest()[:4], 16) / 0xFFFF
-    trace, factor = search.formula(one, likely=True), 0.88 + 0.24 * share
+    trace, factor = memory.untraced(one, likely=True), 0.88 + 0.24 * share
     loss, later = ((factor * size, done) for size, done in trace.moments)
     return replace(
         trace,

@@ -152,7 +152,7 @@ def test_volumes_of_the_zero_paper():
     assert traffic(lora_rank=64).all_reduce == pytest.approx(
         2 * 2 * 24 * 64 * 18 * 2048, rel=0.01
     )  # adapters only
-    assert module.traffic(experiment(gpus=1, zero_stage=3)) == {}
+    assert not any(module.traffic(experiment(gpus=1, zero_stage=3)).values())
 
 
 def test_accumulation_and_widths_of_compressed_gradients():

@@ -109,11 +109,11 @@ def test_processes_start_early_once_for_each_model(made):
 
 def test_the_process_that_has_made_a_graph_is_waited_for(made):
     def lent(graph):
-        with traces._tracer(graph) as tracer:
+        with traces._lent_tracer(graph) as tracer:
             return tracer
 
     first = lent("graph")
-    busy = traces._tracer("other")
+    busy = traces._lent_tracer("other")
     assert busy.__enter__() is first
     assert lent("third") is not first
     with ThreadPoolExecutor(1) as pool:

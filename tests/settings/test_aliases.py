@@ -20,6 +20,8 @@ from dsnb.settings import inputs
 from dsnb.settings.experiment import CURRENT_NAMES
 from dsnb.settings.records import record_schema
 from dsnb.settings.records.paths import SweepPaths
+from dsnb.settings.records.result import Result
+from dsnb.settings.records.run_record import RunRecord
 from tests import ROOT
 
 OLD_LAYOUT = ROOT / "tests" / "data" / "old_layout"
@@ -82,13 +84,13 @@ def test_an_old_run_folder_loads_and_is_finished_for_a_sweep_of_the_same_setting
     assert (row["launcher"], row["tokens_per_s"]) == ("fork", recorded["tokens_per_s"])
     assert (
         row["step_time_mean_s"]
-        == job.read_result(old_run).summary["step_time_mean_s"]
+        == Result.of(RunRecord(old_run)).summary["step_time_mean_s"]
         == recorded["step_time_s"]
     )
     assert dsnb.load_steps(folder)["loss"].tolist()[-1] == 6.359505653381348
     (run,) = load_sweep(folder / "params.yaml", output=folder).runs
     assert run.experiment.step_timeout_s == 120.0
-    assert job.changed_settings(run) == ""
+    assert job.changed_settings(run, RunRecord(run.paths)) == ""
     assert is_finished(run)
 
 
@@ -104,11 +106,11 @@ def test_a_run_on_a_gpu_that_was_made_before_the_allocator_could_be_chosen(old_r
     (run,) = load_sweep(folder / "params.yaml", output=folder).runs
     for allocator in ("expandable", "default"):
         asked = run.experiment.model_copy(update={"device": "cuda", "allocator": allocator})
-        assert job.changed_settings(replace(run, experiment=asked)) == ""
+        assert job.changed_settings(replace(run, experiment=asked), RunRecord(run.paths)) == ""
     assert asked.name == f"{NAME}_alloc-default"
     old_run.experiment.write_text(json.dumps({**record, "allocator": "expandable"}))
     assert (
-        job.changed_settings(replace(run, experiment=asked))
+        job.changed_settings(replace(run, experiment=asked), RunRecord(run.paths))
         == "allocator was 'expandable' and is 'default'"
     )
 
@@ -130,7 +132,7 @@ def test_a_run_whose_micro_batch_was_searched_still_loads(old_run):
 
 def test_every_file_of_a_folder_that_is_read_has_a_digest(tmp_path):
     def digests(**settings):
-        return inputs.digests({**Experiment(device="cpu").model_dump(), **settings})
+        return inputs.digests(Experiment.recorded(settings))
 
     for name in (
         "config.json",

@@ -9,9 +9,9 @@ from dsnb.base.files import json_files
 from dsnb.base.system import hardware
 from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.settings import checks
-from dsnb.settings.experiment import Experiment
+from dsnb.settings.experiment import FIRST_IN_NAMES, PARTS, Experiment
 from dsnb.settings.records.paths import RunPaths
-from dsnb.settings.training import compiles_blocks, gathers_blocks
+from dsnb.settings.training import SHOWN, compiles_blocks, gathers_blocks
 
 V100 = hardware.InstalledGpu(0, "Tesla V100-SXM2-32GB", "GPU-1", 32.0, (7, 0))
 
@@ -56,6 +56,11 @@ def test_names_and_derived_numbers(monkeypatch):
     assert (Experiment(gpus="auto").gpus, Experiment().device) == (8, "cuda")
 
 
+def test_words_are_those_of_settings():
+    assert set(SHOWN) <= set(Experiment.model_fields)
+    assert set(PARTS) | set(FIRST_IN_NAMES) <= set(Experiment.model_fields)
+
+
 def test_all_problems_are_reported_at_once():
     assert problems(
         batch_size=1, zero_stgae=1, zero_stage=4, seq_len=4096, precision="int8", model="gpt2"
@@ -71,6 +76,25 @@ def test_all_problems_are_reported_at_once():
         "model is 'gpt2-xxl': did you mean 'gpt2-xl'? give a preset such as falcon-7b, "
     )
     assert message.endswith("or a hub id of the form owner/name")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("zero", "zero_stage"),  # zeropp is as similar, but does not continue the word
+        ("step", "steps"),  # a letter less, rather than the beginning of step_timeout_s
+        ("grad", "grad_accum"),
+        ("batch", "micro_batch_size"),
+        ("tensor", "tensor_parallel"),
+        ("memory", "memory_limit_gib"),
+    ],
+)
+def test_the_beginning_of_a_name_suggests_the_setting_that_continues_it(typed, meant):
+    assert problems(**{typed: 3}) == [f"unknown setting {typed!r}: did you mean {meant!r}?"]
+
+
+def test_a_variable_of_a_notebook_may_be_the_beginning_of_a_setting():
+    assert Experiment.from_namespace({"memory": 3, "tensor": 3}) == Experiment()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +183,7 @@ def test_a_notebook_takes_what_a_sweep_recorded_if_it_says_the_same(tmp_path):
 def test_what_a_machine_cannot_do(monkeypatch, gpus, settings, messages):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cpu_facts", lambda: {"flags": "avx2"})
-    refused = checks.unsupported(Experiment(**{"device": "cpu", **settings}).model_dump())
+    refused = checks.unsupported(Experiment(**{"device": "cpu", **settings}))
     assert len(refused) == len(messages)
     assert all(problem.startswith(words) for problem, words in zip(refused, messages, strict=True))
 

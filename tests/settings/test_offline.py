@@ -71,7 +71,7 @@ def test_a_model_and_a_tokenizer_are_trained_from_without_a_network(tmp_path):
 
 def test_the_cache_is_checked_before_a_launch_without_a_network(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    settings = Experiment(**{**SMALL, "model": "owner/small", "weights": "pretrained"}).model_dump()
+    settings = Experiment(**{**SMALL, "model": "owner/small", "weights": "pretrained"})
     folder = cached(tmp_path, "owner/small")
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")

@@ -1,37 +1,57 @@
-"""Theoretical memory of one GPU in a training: model states and activations, each formula with its source.
+"""Memory of one GPU in a training: the parts that it consists of, and a theory of them with sources.
+
+`MemoryParts` is the breakdown of all memory that dsnb tells: of the theory here, of the peak that
+`dsnb.prediction.memory` predicts from a trace of the model, and of host memory.
 
 Pure functions of plain numbers; everything is in bytes. Theory is a lower bound: buckets, gathered weights, temporary
 buffers, fragmentation and the CUDA context come on top, and only a measurement includes them.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 HALF = ("fp16", "bf16")
 
 
-class Parts(NamedTuple):
-    """Bytes on one GPU, or of one trained parameter, by what they hold."""
+class MemoryParts(NamedTuple):
+    """Bytes on one GPU at a moment of a step, or of one trained parameter, by what they hold."""
 
-    weights: float  #: Weights that the forward pass uses.
-    gradients: float  #: Gradients kept until the optimizer step.
-    optimizer: float  #: The optimizer's moments and fp32 master weights.
+    weights: float = 0  #: Weights that the forward pass uses.
+    gradients: float = 0  #: Gradients kept until the optimizer step.
+    optimizer: float = 0  #: The optimizer's moments and fp32 master weights.
     copies: float = 0  #: Half-precision copies that autocast makes of the weights.
     activations: float = 0  #: Activations kept for the backward pass.
-    output: float = 0  #: The output layer, or the recomputed block if that is larger.
+    output: float = (
+        0  #: The logits; in theory the output layer, or the recomputed block if that is larger.
+    )
+    buffers: float = (
+        0  #: Communication buckets, gathered weights, and temporaries of the optimizer.
+    )
+    workspace: float = 0  #: Workspaces of cuBLAS and the like.
+    moment: str = ""  #: `forward`, `loss`, `backward`, `reduction`, `optimizer` or `second step`.
 
     @property
     def total(self) -> float:
         """The sum of all parts."""
-        return sum(self)
+        return sum(self[:-1])
+
+    @property
+    def gib(self) -> float:
+        """The sum of all parts in GiB."""
+        return self.total / 2**30
+
+    def plus(self, moment: str = "", **more: float) -> "MemoryParts":
+        """Return the parts with more bytes in some of them."""
+        larger: dict[str, Any] = {name: getattr(self, name) + size for name, size in more.items()}
+        return self._replace(moment=moment or self.moment, **larger)
 
 
-MASTERS = Parts(2, 2, 12)
+MASTERS = MemoryParts(2, 2, 12)
 """Half precision with fp32 master weights and Adam, 2 + 2 + K with K = 12 (Rajbhandari et al. 2020, arXiv:1910.02054,
 section 3.1)."""
-FULL = Parts(4, 4, 8)
+FULL = MemoryParts(4, 4, 8)
 """Single precision with Adam, that is weights, gradients and two moments in fp32, also 16 bytes."""
-AUTOCAST = Parts(4, 4, 8, copies=2)
+AUTOCAST = MemoryParts(4, 4, 8, copies=2)
 """fp32 weights, half-precision arithmetic. Autocast keeps its copy of each weight until the end of the forward pass
 (PyTorch documentation of `torch.autocast`, `cache_enabled`)."""
 MOMENTS = 8
@@ -40,7 +60,7 @@ MOMENTS = 8
 
 def per_parameter(
     precision: str, mixed_precision: str = "native", strategy: str = "deepspeed"
-) -> Parts:
+) -> MemoryParts:
     """Return the bytes per trained parameter: DeepSpeed keeps fp32 masters, FSDP gathers fp32 shards, DDP autocasts."""
     if precision not in HALF:
         return FULL
@@ -51,14 +71,14 @@ def per_parameter(
 
 def model_states(
     parameters: float,
-    each: Parts = MASTERS,
+    each: MemoryParts = MASTERS,
     zero_stage: int = 0,
     data_parallel: int = 1,
     model_parallel: int = 1,
     offload: str = "none",
     frozen: float = 0,
     moments: float | None = None,
-) -> Parts:
+) -> MemoryParts:
     """Return the model states on one GPU.
 
     Parameters
@@ -80,11 +100,9 @@ def model_states(
     """
     per_rank = parameters / model_parallel
     weights = per_rank * each.weights + frozen / model_parallel
-    gradients, optimizer, copies = (
-        per_rank * each.gradients,
-        per_rank * each.optimizer,
-        per_rank * each.copies,
-    )
+    gradients = per_rank * each.gradients
+    optimizer = per_rank * each.optimizer
+    copies = per_rank * each.copies
     if moments is not None:
         optimizer = per_rank * (each.optimizer - MOMENTS) + moments / model_parallel
     if zero_stage >= 1:
@@ -101,7 +119,7 @@ def model_states(
         gradients = 0
     if offloaded == "all":
         weights = 0
-    return Parts(weights, gradients, optimizer, copies)
+    return MemoryParts(weights, gradients, optimizer, copies)
 
 
 def adafactor_moments(layers: int, hidden: int, vocab: int, positions: int | None = None) -> float:
@@ -155,11 +173,11 @@ def block_activations(
     """
     everywhere = 4 * width + (2 if dropout else 0)
     shared = (8 if relu else 12) * width
-    scores = 0 if fused else (2 * width + 1 if dropout else width)
-    return tokens * (
-        hidden * (everywhere + shared / tensor_parallel)
-        + scores * heads * seq_len / tensor_parallel
-    )
+    scores = 2 * width + 1 if dropout else width
+    if fused:
+        scores = 0
+    of_hidden = hidden * (everywhere + shared / tensor_parallel)
+    return tokens * (of_hidden + scores * heads * seq_len / tensor_parallel)
 
 
 def recomputed_blocks(layers: float, checkpoint_every: int) -> int:
@@ -194,7 +212,7 @@ def output_activations(
     return tokens * (2 * width * hidden + 4 * vocab) / tensor_parallel
 
 
-def peak(states: Parts, kept: float, output: float, accumulated: float = 0) -> Parts:
+def peak(states: MemoryParts, kept: float, output: float, accumulated: float = 0) -> MemoryParts:
     """Return the memory of a GPU at its peak.
 
     When the backward pass starts, memory holds all activations but only the gradients of earlier micro-batches: the

@@ -3,7 +3,6 @@
 Pure data and arithmetic; `dsnb.models.build` builds the models.
 """
 
-import csv
 import json
 import re
 from collections import Counter
@@ -31,65 +30,49 @@ class Shape:
     embedding: int | None = None
     """Width of the token embedding if it differs from `hidden` (OPT-350M)."""
     published: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Of another family: its `config`, its `parameters`, and with experts those that are `active` for a token."""
+    """Its `config` and, of another family, its `parameters`, with experts those that are `active` for a token."""
+
+    @property
+    def has_formula(self) -> bool:
+        """Whether the parameters follow from the sizes."""
+        return "parameters" not in self.published
 
     @property
     def block_parameters(self) -> int:
         """Those of all blocks: attention 4h^2 + 4h, MLP 8h^2 + 5h, two layer norms 4h, in the first three families."""
-        if self.published:  # but for a norm's
-            tied = self.published["config"].get("tie_word_embeddings", self.family in TIED)
-            return self.parameters - (1 if tied else 2) * self.vocab * self.hidden
-        return self.layers * (12 * self.hidden * self.hidden + 13 * self.hidden)
+        if self.has_formula:
+            return self.layers * (12 * self.hidden * self.hidden + 13 * self.hidden)
+        is_tied = self.published["config"].get("tie_word_embeddings", self.family in TIED)
+        embeddings = 1 if is_tied else 2
+        return self.parameters - embeddings * self.vocab * self.hidden  # but for a norm's
 
     @property
     def parameters(self) -> int:
         """All parameters, tied embeddings counted once."""
-        if self.published:
+        if not self.has_formula:
             return int(self.published["parameters"])
-        h, blocks = self.hidden, self.block_parameters
+        h = self.hidden
+        positions = self.positions or 0
         if self.family == "gpt2":
-            return blocks + (self.vocab + (self.positions or 0)) * h + 2 * h
-        if self.family == "bloom":
-            return blocks + self.vocab * h + 4 * h
-        tokens = self.vocab * (self.embedding or h) + ((self.positions or 0) + 2) * h
-        # OPT-350M projects its narrow embedding in and out, and norms after each block instead of at the end.
-        return blocks + tokens + (2 * self.embedding * h if self.embedding else 2 * h)
+            outside = self.vocab + positions + 2
+        elif self.family == "bloom":
+            outside = self.vocab + 4
+        elif self.embedding:
+            # OPT-350M projects its narrow embedding in and out, and norms after each block instead of at the end.
+            return (
+                self.block_parameters + self.embedding * (self.vocab + 2 * h) + (positions + 2) * h
+            )
+        else:
+            outside = self.vocab + positions + 4
+        return self.block_parameters + outside * h
 
     def config(self) -> dict[str, Any]:
         """Return the fields of transformers' configuration class for this shape, `model_type` included."""
-        if self.published:
-            return dict(self.published["config"])
-        h = self.hidden
-        if self.family == "gpt2":
-            fields = {
-                "n_embd": h,
-                "n_layer": self.layers,
-                "n_head": self.heads,
-                "n_positions": self.positions,
-            }
-        elif self.family == "bloom":
-            fields = {"hidden_size": h, "n_layer": self.layers, "n_head": self.heads}
-        else:
-            fields = {
-                "hidden_size": h,
-                "num_hidden_layers": self.layers,
-                "num_attention_heads": self.heads,
-                "ffn_dim": 4 * h,
-                "max_position_embeddings": self.positions,
-                "word_embed_proj_dim": self.embedding or h,
-                "do_layer_norm_before": self.embedding is None,
-            }
-        last = self.vocab - 1
-        special = (
-            {"bos_token_id": last, "eos_token_id": last, "pad_token_id": 1}
-            if self.vocab < 50000
-            else {}
-        )
-        return {"model_type": self.family, "vocab_size": self.vocab, **fields, **special}
+        return dict(self.published["config"])
 
 
 def _presets() -> Iterator[tuple[str, Shape]]:
-    """Yield the shapes of `presets.csv` and `presets.json` by their names.
+    """Yield the shapes of `presets.json` by their names.
 
     Radford et al. 2019, table 2; Zhang et al. 2022 (OPT), table 1; Le Scao et al. 2022 (BLOOM), table 3; and the
     configurations on the hub. `gpt-1.3b` is that of BigScience's benchmark (24 x 2048, 16 heads, GPT-2's vocabulary;
@@ -101,30 +84,34 @@ def _presets() -> Iterator[tuple[str, Shape]]:
     2025 (3); Abdin et al. 2024 (Phi 3 and 4); Biderman et al. 2023 (Pythia), table 1; Black et al. 2022 (GPT-NeoX);
     Almazrouei et al. 2023 (Falcon).
     """
-    with open(Path(__file__).with_name("presets.csv"), encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            name, family, hub_id = row.pop("name"), row.pop("family"), row.pop("hub_id") or None
-            numbers: dict[str, Any] = {
-                field: int(value) if value else None for field, value in row.items()
-            }
-            yield name, Shape(family, hub_id=hub_id, **numbers)
-    for name, published in json.loads(
-        Path(__file__).with_name("presets.json").read_text(encoding="utf-8")
-    ).items():
+    text = Path(__file__).with_name("presets.json").read_text(encoding="utf-8")
+    for name, published in json.loads(text).items():
         config = published["config"]
+        sizes = _sizes(config)
+        embedding = config.get("word_embed_proj_dim")
         yield (
             name,
             Shape(
-                config["model_type"],
-                config["num_hidden_layers"],
-                config["hidden_size"],
-                config["num_attention_heads"],
-                config["vocab_size"],
-                config["max_position_embeddings"],
-                published["hub_id"],
+                family=config["model_type"],
+                vocab=config["vocab_size"],
+                hub_id=published["hub_id"],
+                embedding=None if embedding == sizes["hidden"] else embedding,
                 published=published,
+                **sizes,
             ),
         )
+
+
+def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `positions`, `layers`, `heads` and `hidden` of a configuration, as far as they are known."""
+    numbers = {
+        "positions": config.get("n_positions") or config.get("max_position_embeddings"),
+        "layers": config.get("n_layer") or config.get("num_hidden_layers"),
+        "heads": config.get("n_head") or config.get("num_attention_heads"),
+        "hidden": config.get("hidden_size") or config.get("n_embd") or config.get("d_model"),
+    }
+    sizes = {name: value for name, value in numbers.items() if isinstance(value, int) and value > 0}
+    return {"positions": None, **sizes}
 
 
 TIED = ("falcon", "gemma", "gemma2", "gemma3_text")
@@ -180,23 +167,11 @@ def is_hub_id(model: str) -> bool:
 
 def facts(model: str) -> dict[str, Any]:
     """Return `family`, `positions`, `layers`, `heads` and `hidden` of a model, as far as known without transformers."""
-    shape = PRESETS.get(model) or PUBLISHED.get(model)
-    if shape:
-        return {
-            name: getattr(shape, name)
-            for name in ("family", "positions", "layers", "heads", "hidden")
-        }
-    config = fields(model)
+    preset = PRESETS.get(model) or PUBLISHED.get(model)
+    config = preset.config() if preset else fields(model)
     if config is None:
         return {}
-    numbers = {
-        "positions": config.get("n_positions") or config.get("max_position_embeddings"),
-        "layers": config.get("n_layer") or config.get("num_hidden_layers"),
-        "heads": config.get("n_head") or config.get("num_attention_heads"),
-        "hidden": config.get("hidden_size") or config.get("n_embd") or config.get("d_model"),
-    }
-    sizes = {name: value for name, value in numbers.items() if isinstance(value, int) and value > 0}
-    return {"family": config.get("model_type"), "positions": None, **sizes}
+    return {"family": config.get("model_type"), **_sizes(config)}
 
 
 def not_split(setting: str, value: int, family: str) -> str:

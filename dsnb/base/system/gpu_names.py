@@ -4,25 +4,38 @@ Every word of a name has to be understood. A part of a card, a laptop's, or one 
 card with another word (`NVIDIA H100 80GB HBM3 MIG 1g.10gb`, `NVIDIA A10-4Q`), and neither its rates nor its memory.
 """
 
+import csv
 import re
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
-KINDS: dict[str, dict[str, tuple[int, ...]]] = {
-    "b200": {"sxm": (180, 192)},
-    "h200": {"sxm": (141,), "nvl": (141,)},
-    "h100": {"sxm": (80,), "pcie": (80,), "nvl": (94,)},
-    "a100": {"sxm": (80, 40), "pcie": (80, 40)},
-    "a10": {"pcie": (24,)},
-    "l40s": {"pcie": (48,)},
-    "l4": {"pcie": (24,)},
-    "v100": {"sxm": (32, 16), "pcie": (32, 16)},
-    "t4": {"pcie": (16,)},
-    "rtx 4090": {"pcie": (24,)},
-    "rtx 3090": {"pcie": (24,)},
-    "mi250x": {"oam": (128, 64)},
-}
-"""Each kind of GPU with its forms, the usual one first, and the nominal memory of each form in GB."""
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+
+
+class DataSheet(NamedTuple):
+    """Nominal memory sizes of a GPU in GB, and its dense rates in TFLOP/s by precision.
+
+    Rates are printed twice as high "with sparsity". That of `fp32` is outside the matrix units; a format that the chip
+    lacks has none.
+    """
+
+    memory_gb: tuple[int, ...]
+    tflops: dict[str, float]
+
+
+def _read() -> dict[str, dict[str, DataSheet]]:
+    kinds: dict[str, dict[str, DataSheet]] = {}
+    with open(Path(__file__).with_name("gpus.csv"), encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            memory_gb = tuple(map(int, row["memory_gb"].split()))
+            tflops = {name: float(row[name]) for name in PRECISIONS if row[name]}
+            kinds.setdefault(row["kind"], {})[row["form"]] = DataSheet(memory_gb, tflops)
+    return kinds
+
+
+KINDS = _read()
+"""Each kind of GPU with its forms, the usual one first."""
 FORM_OF_MEMORY = {("h100", "hbm2e"): "pcie"}
 """Kinds of memory that tell the form: `NVIDIA H100 80GB HBM2e` is the PCIe card."""
 MAKERS = {"nvidia", "tesla", "geforce", "amd", "instinct", "gpu"}
@@ -44,25 +57,24 @@ class GpuName(NamedTuple):
 @lru_cache
 def parse(name: str | None) -> GpuName | None:
     """Return the parts of a name; None if one of its words is unknown."""
-    words = [ALIASES.get(word, word) for word in re.split(r"[\s_-]+", (name or "").strip().lower())]
-    words = [word for word in words if word not in MAKERS]
+    words = re.split(r"[\s_-]+", (name or "").strip().lower())
+    words = [ALIASES.get(word, word) for word in words if word not in MAKERS]
     kind = next((kind for kind in KINDS if words[: len(kind.split())] == kind.split()), None)
     if kind is None:
         return None
-    form = memory_gb = None
+    forms = KINDS[kind]
+    form = next(iter(forms))
+    memory_gb = None
     for word in words[len(kind.split()) :]:
-        if capacity := re.fullmatch(r"(\d{1,4})gb?", word):
+        capacity = re.fullmatch(r"(\d{1,4})gb?", word)
+        if capacity:
             memory_gb = int(capacity[1])
         elif word in MEMORY:
             form = FORM_OF_MEMORY.get((kind, word), form)
-        elif re.fullmatch(r"sxm\d?", word):
-            form = "sxm"
-        elif word in {"pcie", "nvl", "oam"}:
-            form = word
         else:
+            form = re.sub(r"^sxm\d$", "sxm", word)
+        if form not in forms:
             return None
-    forms = KINDS[kind]
-    form = form or next(iter(forms))
-    if form not in forms or (memory_gb is not None and memory_gb not in forms[form]):
+    if memory_gb is not None and memory_gb not in forms[form].memory_gb:
         return None
     return GpuName(kind, form, memory_gb)

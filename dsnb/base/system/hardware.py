@@ -4,13 +4,14 @@ Uses NVML and the operating system only, so it works on a laptop without torch.
 """
 
 import contextlib
+import math
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -26,56 +27,24 @@ POWER_COUNTER = "energy counter"
 """The source of power figures: the difference of NVML's energy counter divided by the time."""
 
 
-class PeakRates(NamedTuple):
-    """Dense rates in TFLOP/s; None if the chip lacks the format. `fp32` is the rate outside the matrix units."""
-
-    fp32: float
-    tf32: float | None
-    fp16: float
-    bf16: float | None
-
-
-# Data sheets print twice as much "with sparsity". A key without a form is for all forms that have none of their own.
-PEAKS = {
-    "b200": PeakRates(80, 1125, 2250, 2250),  # NVIDIA Blackwell architecture brief, HGX B200
-    "h200 nvl": PeakRates(60, 418, 835, 835),  # NVIDIA H200 data sheet, NVL
-    "h200": PeakRates(67, 494, 989, 989),  # NVIDIA H200 data sheet, SXM
-    "h100 nvl": PeakRates(60, 418, 835, 835),  # NVIDIA H100 data sheet, NVL
-    "h100 pcie": PeakRates(51, 378, 756, 756),  # NVIDIA H100 data sheet, PCIe
-    "h100": PeakRates(67, 494, 989, 989),  # NVIDIA H100 data sheet, SXM
-    "a100": PeakRates(19.5, 156, 312, 312),  # NVIDIA A100 data sheet
-    "a10": PeakRates(31.2, 62.5, 125, 125),  # NVIDIA A10 data sheet
-    "l40s": PeakRates(91.6, 183, 362, 362),  # NVIDIA L40S data sheet
-    "l4": PeakRates(30.3, 60, 121, 121),  # NVIDIA L4 data sheet
-    "v100 pcie": PeakRates(14, None, 112, None),  # NVIDIA V100 data sheet, PCIe
-    "v100": PeakRates(15.7, None, 125, None),  # NVIDIA V100 data sheet, SXM2
-    "t4": PeakRates(8.1, None, 65, None),  # NVIDIA T4 data sheet
-    "rtx 4090": PeakRates(
-        82.6, 82.6, 165.2, 165.2
-    ),  # NVIDIA Ada architecture white paper, fp32 accumulate
-    "rtx 3090": PeakRates(35.6, 35.6, 71, 71),  # NVIDIA Ampere GA102 white paper, fp32 accumulate
-}
 # Best rates of square products of size 4,096 to 16,384, by `benchmarks/matmul.py` (docs/LOG.md, 2026-11-21).
-MATMULS = {"h200": PeakRates(52.8, 381.8, 738.6, 771.6)}
+MATMUL_TFLOPS = {("h200", "sxm"): {"fp32": 52.8, "tf32": 381.8, "fp16": 738.6, "bf16": 771.6}}
 
 
 def peak_tflops(gpu_name: str | None, precision: str) -> float | None:
     """Return the vendor's dense peak rate of a GPU, by its name in NVML, in TFLOP/s; None if it is not in the table."""
-    return _of_gpu(PEAKS, gpu_name, precision)
+    known = gpu_names.parse(gpu_name)
+    if known is None:
+        return None
+    return gpu_names.KINDS[known.kind][known.form].tflops.get(precision)
 
 
 def matmul_tflops(gpu_name: str | None, precision: str) -> float | None:
     """Return the measured rate of a large matrix product on a GPU, in TFLOP/s; None if it was not measured."""
-    return _of_gpu(MATMULS, gpu_name, precision)
-
-
-def _of_gpu(table: dict[str, PeakRates], gpu_name: str | None, precision: str) -> float | None:
     known = gpu_names.parse(gpu_name)
     if known is None:
         return None
-    of_form = f"{known.kind} {known.form}"
-    rates = table.get(of_form if of_form in PEAKS else known.kind)
-    return None if rates is None else getattr(rates, precision)
+    return MATMUL_TFLOPS.get((known.kind, known.form), {}).get(precision)
 
 
 @contextlib.contextmanager
@@ -169,46 +138,35 @@ def gpus() -> tuple[InstalledGpu, ...]:
 @cache
 def _all_gpus() -> list[InstalledGpu]:
     with nvml_session() as api:
-        handles = (
-            [api.nvmlDeviceGetHandleByIndex(index) for index in range(api.nvmlDeviceGetCount())]
-            if api
-            else []
-        )
-        return [_installed(api, handle, index) for index, handle in enumerate(handles)]
+        count = api.nvmlDeviceGetCount() if api else 0
+        return [_installed(api, index) for index in range(count)]
 
 
-def _installed(api: Any, handle: Any, index: int) -> InstalledGpu:
-    capability = tuple(api.nvmlDeviceGetCudaComputeCapability(handle))
+def _installed(api: Any, index: int) -> InstalledGpu:
+    """Return a GPU with the MIG slices that it is divided into."""
+    card = api.nvmlDeviceGetHandleByIndex(index)
+    capability = tuple(api.nvmlDeviceGetCudaComputeCapability(card))
 
-    def described(device: Any, slices: tuple[InstalledGpu, ...] | None) -> InstalledGpu:
-        memory_gib = api.nvmlDeviceGetMemoryInfo(device).total / GIB
+    def described(device: Any, slices: tuple[InstalledGpu, ...] | None = None) -> InstalledGpu:
         return InstalledGpu(
             index,
             api.nvmlDeviceGetName(device),
             api.nvmlDeviceGetUUID(device),
-            memory_gib,
+            api.nvmlDeviceGetMemoryInfo(device).total / GIB,
             capability,
             slices,
         )
 
-    return described(handle, _slices(api, handle, described))
-
-
-def _slices(
-    api: Any, handle: Any, described: Callable[[Any, None], InstalledGpu]
-) -> tuple[InstalledGpu, ...] | None:
-    """Return the MIG slices of a GPU; None if it is not divided."""
-    try:
-        is_divided = api.nvmlDeviceGetMigMode(handle)[0] == api.NVML_DEVICE_MIG_ENABLE
-    except api.NVMLError:  # GPUs before Ampere
-        return None
+    is_divided = False
+    with contextlib.suppress(api.NVMLError):  # GPUs before Ampere
+        is_divided = api.nvmlDeviceGetMigMode(card)[0] == api.NVML_DEVICE_MIG_ENABLE
     if not is_divided:
-        return None
+        return described(card)
     slices = []
-    for place in range(api.nvmlDeviceGetMaxMigDeviceCount(handle)):
+    for place in range(api.nvmlDeviceGetMaxMigDeviceCount(card)):
         with contextlib.suppress(api.NVMLError):  # a free place
-            slices.append(described(api.nvmlDeviceGetMigDeviceHandleByIndex(handle, place), None))
-    return tuple(slices)
+            slices.append(described(api.nvmlDeviceGetMigDeviceHandleByIndex(card, place)))
+    return described(card, tuple(slices))
 
 
 def _visible(cards: list[InstalledGpu], choice: str | None) -> list[InstalledGpu]:
@@ -218,26 +176,18 @@ def _visible(cards: list[InstalledGpu], choice: str | None) -> list[InstalledGpu
     """
     chosen = cards
     if choice is not None:
+        parts = [part for gpu in cards for part in (gpu, *(gpu.slices or ()))]
         chosen = []
         for word in filter(None, map(str.strip, choice.split(","))):
-            match = [
-                gpu
-                for gpu in _with_slices(cards)
-                if word == gpu.visible_as or gpu.uuid.startswith(word)
-            ]
+            match = [gpu for gpu in parts if word == gpu.visible_as or gpu.uuid.startswith(word)]
             if len(match) != 1:
                 break
             chosen += match
-    usable = [part for gpu in chosen for part in ((gpu,) if gpu.slices is None else gpu.slices[:1])]
-    first = next((gpu for gpu in usable if gpu.is_slice), None)
-    return [first] if first else usable
-
-
-def _with_slices(cards: list[InstalledGpu]) -> Iterator[InstalledGpu]:
-    """Yield GPUs and their MIG slices."""
-    for gpu in cards:
-        yield gpu
-        yield from gpu.slices or ()
+    usable: list[InstalledGpu] = []
+    for gpu in chosen:
+        usable += [gpu] if gpu.slices is None else gpu.slices[:1]
+    slices = [gpu for gpu in usable if gpu.is_slice]
+    return slices[:1] or usable
 
 
 def gpu_usage(indexes: Iterable[int]) -> dict[int, tuple[float, list[int]]]:
@@ -311,20 +261,22 @@ def oom_kills() -> int:
 
 def memory_gib() -> float:
     """Return the machine's memory in GiB, or the limit of a container if that is less."""
-    total = psutil.virtual_memory().total
-    for limit, _ in CONTAINER_MEMORY:
-        with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
-            total = min(total, int(Path(limit).read_text()))
-    return float(total / GIB)
+    limits = [_bytes_in(limit) for limit, _ in CONTAINER_MEMORY]
+    return min(psutil.virtual_memory().total, *limits) / GIB
 
 
 def available_memory_gib() -> float:
     """Return the memory in GiB that processes can still take, of the machine and within a container's limit."""
-    available = psutil.virtual_memory().available
-    for limit, used in CONTAINER_MEMORY:
-        with contextlib.suppress(OSError, ValueError):  # no such files, or `max`
-            available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
-    return max(0.0, available / GIB)
+    left = [_bytes_in(limit) - _bytes_in(used, 0.0) for limit, used in CONTAINER_MEMORY]
+    return max(0.0, min(psutil.virtual_memory().available, *left) / GIB)
+
+
+def _bytes_in(file: str, otherwise: float = math.inf) -> float:
+    """Return the number in a file of a container; `otherwise` if it is missing, or `max`."""
+    try:
+        return int(Path(file).read_text())
+    except (OSError, ValueError):
+        return otherwise
 
 
 @cache

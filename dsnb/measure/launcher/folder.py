@@ -3,10 +3,12 @@
 `deepspeed.json` is derived from the settings; everything else keeps DeepSpeed's default.
 """
 
+import contextlib
+import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +18,18 @@ from dsnb.base.formulas import model_shapes
 from dsnb.measure.launcher import environment
 from dsnb.settings import deepspeed_keys, inputs
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.records.columns import ENDED, PLANNED
+from dsnb.settings.records.columns import PLANNED
 from dsnb.settings.records.paths import RunPaths, SweepPaths
-from dsnb.settings.records.result import check_readable, unfinished
-from dsnb.settings.training import ADAMW, accumulates_in_fp32, compiles_blocks
+from dsnb.settings.records.run_record import RunRecord
+from dsnb.settings.training import ADAMW
 
 MIN_FREE_BYTES = 64 * 2**20
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-_BY_COLUMN = (
-    r"mlp\.c_fc",
-    r"self_attn\.[qkv]_proj",
-    "fc1",
-    r"self_attention\.query_key_value",
-    r"mlp\.dense_h_to_4h",
-)
-_BY_ROW = (
-    r"(attn|mlp)\.c_proj",
-    r"self_attn\.out_proj",
-    "fc2",
-    r"self_attention\.dense",
-    r"mlp\.dense_4h_to_h",
-)
-SPLIT_LAYERS: list[dict[str, Any]] = [
-    # GPT-2's query, key and value are three stacked matrices; BLOOM's are interleaved by head.
-    {
-        "patterns": [r".*attn\.c_attn\.weight$"],
-        "partition_type": "column",
-        "shape": [3, -1],
-        "partition_dim": 0,
-    },
-    {"patterns": [rf".*{layer}\.weight$" for layer in _BY_COLUMN], "partition_type": "column"},
-    {"patterns": [rf".*{layer}\.weight$" for layer in _BY_ROW], "partition_type": "row"},
-]
-"""How AutoTP splits the blocks of GPT-2 (with linear layers), OPT and BLOOM; other layers are replicated."""
+SPLIT_LAYERS = json.loads(Path(__file__).with_name("split_layers.json").read_text("utf-8"))
+"""How AutoTP splits the blocks of GPT-2 (with linear layers), OPT and BLOOM; other layers are replicated.
+
+GPT-2's query, key and value are three stacked matrices; BLOOM's are interleaved by head.
+"""
 
 
 def create_run_dir(home: Path, experiment: str) -> Path:
@@ -56,66 +37,75 @@ def create_run_dir(home: Path, experiment: str) -> Path:
     repeat = 1
     while True:
         folder = SweepPaths(home).run(experiment, repeat).dir.absolute()
-        try:
+        with writing(folder), contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
-            repeat += 1
-        except OSError as error:
-            raise LaunchError(
-                f"{folder} cannot be written: {error.strerror}; choose another folder"
-            ) from error
+        repeat += 1
 
 
 def prepare(run: RunPaths, experiment: Experiment) -> None:
-    """Create the run folder and write settings and environment; refuse a folder with a finished run."""
-    check_readable(run)
-    before = json_files.read_json(run.result)
-    if before and before.get("status") in ENDED and not unfinished(run):
+    """Make the folder ready for a launch with these settings; refuse a folder with a finished run.
+
+    Settings that a sweep has written for this launch stay as they are, with the identity of the run.
+    """
+    record = RunRecord(run)
+    record.check_readable()
+    if record.is_finished():
         raise SettingsError(
             f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder"
         )
-    try:
+    was_used = run.environment.exists() or run.result.exists()
+    with writing(run.dir):
         run.dir.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(run)
         check_free_space(run.dir)
+        written = json_files.read_json(run.experiment) or {}
+        if was_used or not experiment.model_dump().items() <= written.items():
+            begin(run, experiment, {name: written[name] for name in PLANNED if name in written})
         ranks = environment.for_ranks(experiment.device, experiment.gpus, 0.0, experiment.allocator)
-        write_description(run, experiment, environment.describe(ranks))
+        json_files.write_json(run.deepspeed, deepspeed_config(experiment))
+        json_files.write_json(run.environment, environment.describe(ranks))
         run.console.touch()
-    except OSError as error:
-        raise LaunchError(
-            f"{run.dir} cannot be written: {error.strerror}; choose another folder"
-        ) from error
 
 
-def write_description(run: RunPaths, experiment: Experiment, machine: dict[str, Any]) -> None:
-    """Write the settings, DeepSpeed's configuration and the description of the machine."""
-    write_experiment(run, experiment)
-    json_files.write_json(run.deepspeed, deepspeed_config(experiment))
-    json_files.write_json(run.environment, machine)
+def begin(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any]) -> None:
+    """Make a folder that of an unfinished run with a new identity; only its notebook, which may be running, stays.
 
-
-def write_experiment(
-    run: RunPaths, experiment: Experiment, planned: Mapping[str, Any] | None = None
-) -> None:
-    """Write `experiment.json`: settings, names, a new identity of the run, and digests of input files.
-
-    `planned` are the values that the sweep chose for the run (`PLANNED`), by default those already in the file.
+    `planned` are the values that the sweep chose for the run (`PLANNED`).
     """
-    if planned is None:
-        before = json_files.read_json(run.experiment) or {}
-        planned = {name: before.get(name) for name in PLANNED}
+    of_launch = (run.environment, run.deepspeed, run.console, run.nodes, run.result)
+    of_ranks = (run.steps, run.gpu, run.worker, run.failures, run.profile, run.trace)
+    for path in (*of_launch, *of_ranks):
+        path.unlink(missing_ok=True)
     settings = experiment.model_dump()
-    names = {"name": experiment.name, "model_name": model_shapes.slug(experiment.model)}
-    names["run_id"] = secrets.token_hex(8)
-    further = {name: value for name, value in planned.items() if value is not None}
-    further |= {"inputs": files} if (files := inputs.digests(settings)) else {}
-    json_files.write_json(run.experiment, {**settings, **names, **further})
+    record = {
+        **settings,
+        "name": experiment.name,
+        "model_name": model_shapes.slug(experiment.model),
+        "run_id": secrets.token_hex(8),
+        **planned,
+    }
+    if files := inputs.digests(settings):
+        record["inputs"] = files
+    json_files.write_json(run.experiment, record)
+
+
+@contextlib.contextmanager
+def writing(folder: Path, advice: str = "choose another folder") -> Iterator[None]:
+    """Raise LaunchError with advice if the block cannot write to a folder."""
+    try:
+        yield
+    except OSError as error:
+        raise LaunchError(f"{folder} cannot be written: {error.strerror}; {advice}") from error
+
+
+def existing_part(folder: Path) -> Path:
+    """Return a folder or, if it does not exist yet, the nearest one above it that does."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def check_writable(folder: Path) -> None:
     """Raise LaunchError if a run cannot write its records to this folder, which need not exist yet."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = existing_part(folder)
     if not existing.is_dir():
         raise LaunchError(
             f"{folder} cannot be written: {existing} is no folder; choose another --output"
@@ -128,23 +118,16 @@ def check_writable(folder: Path) -> None:
 
 def check_free_space(folder: Path) -> None:
     """Raise LaunchError if the records of a run may not fit on the disk."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if (free := shutil.disk_usage(existing).free) < MIN_FREE_BYTES:
+    free = shutil.disk_usage(existing_part(folder)).free
+    if free < MIN_FREE_BYTES:
         raise LaunchError(
             f"{folder}: the disk is full ({free // 2**20} MiB free); free 64 MiB and start again"
         )
 
 
-def remove_leftovers(run: RunPaths) -> None:
-    """Remove the files of an unfinished run, except the notebook, which may be running."""
-    written = (run.steps, run.gpu, run.console, run.worker, run.failures, run.result, run.nodes)
-    for path in (*written, run.profile, run.trace):
-        path.unlink(missing_ok=True)
-
-
 def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
     """Return the content of `deepspeed.json`; empty for the strategies of torch."""
-    if experiment.strategy != "deepspeed":
+    if not experiment.parallel_strategy.is_deepspeed:
         return {}
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": experiment.micro_batch_size,
@@ -162,14 +145,14 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
             "autotp_size": experiment.tensor_parallel if experiment.pipeline_parallel == 1 else 0,
             "partition_config": {"use_default_specs": False, "layer_specs": SPLIT_LAYERS},
         }
-    if experiment.precision in DTYPES:
-        if experiment.mixed_precision == "autocast":
-            config["torch_autocast"] = {"enabled": True, "dtype": DTYPES[experiment.precision]}
-        else:
-            config[experiment.precision] = {"enabled": True}
+    numbers = experiment.numbers
+    if numbers.autocast:
+        config["torch_autocast"] = {"enabled": True, "dtype": DTYPES[numbers.computed]}
+    elif numbers.masters:
+        config[numbers.computed] = {"enabled": True}
     if experiment.gradient_checks == "off" and "bf16" in config:
         config["bf16"]["check_grad_overflow"] = False
-    if accumulates_in_fp32(experiment.model_dump()):
+    if numbers.accumulates_in_fp32:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if experiment.compile == "deepcompile":
         config["compile"] = {"deepcompile": True}
@@ -208,7 +191,7 @@ def _zero(experiment: Experiment) -> dict[str, Any]:
         )
     if experiment.gradient_checks == "off":
         zero["compute_grad_norm"] = False
-    if experiment.zero_stage == 3 and compiles_blocks(experiment.model_dump()):
+    if experiment.zero_stage == 3 and experiment.compiles_blocks:
         zero["memory_efficient_linear"] = (
             False  # it is an autograd function of DeepSpeed's, opaque to the compiler
         )

@@ -57,53 +57,33 @@ def command(experiment: Experiment, host: Host, *words: str, **variables: str) -
     """Wrap a command to run on a host: in srun within a Slurm job, otherwise in ssh."""
     if path := os.environ.get("PYTHONPATH"):  # dsnb may be importable only through it
         variables["PYTHONPATH"] = path
-    env = ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
-    there = [*env, *words]
+    there = list(words)
+    if variables:
+        there = ["env", *(f"{name}={value}" for name, value in variables.items()), *words]
     if experiment.hostfile == hostfile.SLURM:
-        step = [
-            "srun",
-            "--nodes=1",
-            "--ntasks=1",
-            f"--nodelist={host.name}",
-            "--overlap",
-            "--quiet",
-            "--unbuffered",
-        ]
+        options = f"--nodes=1 --ntasks=1 --nodelist={host.name} --overlap --quiet --unbuffered"
         if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):  # otherwise srun gives a step one CPU
-            step.append(f"--cpus-per-task={cpus}")
-        return [*step, "--kill-on-bad-exit=1", "--mpi=none", *there]
+            options += f" --cpus-per-task={cpus}"
+        return ["srun", *options.split(), "--kill-on-bad-exit=1", "--mpi=none", *there]
     # A new master connection would hold the pipes open. Keepalives detect a cut link; TCP alone would take hours.
-    alive = f"ServerAliveInterval={int(silence_s() / 4)}"
-    options = (
-        "BatchMode=yes",
-        "ConnectTimeout=10",
-        "ControlMaster=no",
-        alive,
-        "ServerAliveCountMax=3",
-    )
-    ssh = ["ssh", "-T", "-x", *(word for option in options for word in ("-o", option))]
-    ssh += ["-p", str(experiment.ssh_port)] if experiment.ssh_port else []
-    user = experiment.ssh_user or host.user
-    ssh += ["-l", user] if user else []
-    return [*ssh, "--", host.name, shlex.join(there)]
+    options = "-T -x -o BatchMode=yes -o ConnectTimeout=10 -o ControlMaster=no"
+    options += f" -o ServerAliveInterval={int(silence_s() / 4)} -o ServerAliveCountMax=3"
+    if experiment.ssh_port:
+        options += f" -p {experiment.ssh_port}"
+    if user := experiment.ssh_user or host.user:
+        options += f" -l {user}"
+    return ["ssh", *options.split(), "--", host.name, shlex.join(there)]
 
 
 def torchrun_words(
     hosts: Sequence[Host], node: int, address: str, port: int, worker: str, run_dir: Path
 ) -> list[str]:
     """Return the arguments of torchrun on host number `node`."""
-    return [
-        *(
-            "--nnodes",
-            str(len(hosts)),
-            "--nproc-per-node",
-            str(len(hosts[node].devices)),
-            "--node-rank",
-            str(node),
-        ),
-        *("--master-addr", address, "--master-port", str(port), "--log-dir", os.devnull),
-        *("-m", "dsnb.measure.train.start", worker, str(run_dir)),
-    ]
+    options = (
+        f"--nnodes {len(hosts)} --nproc-per-node {len(hosts[node].devices)} --node-rank {node} "
+        f"--master-addr {address} --master-port {port} --log-dir {os.devnull}"
+    )
+    return [*options.split(), "-m", "dsnb.measure.train.start", worker, str(run_dir)]
 
 
 def forwarded(experiment: Experiment) -> dict[str, str]:
@@ -126,7 +106,8 @@ class Node:
     def __init__(
         self, experiment: Experiment, host: Host, run: RunPaths | None = None, first_rank: int = 0
     ) -> None:
-        self.host, self._run = host, run
+        self.host = host
+        self._run = run
         self.ranks = list(range(first_rank, first_rank + len(host.devices)))
         self.facts: dict[str, Any] = {}
         self.end: dict[str, Any] = {}
@@ -135,10 +116,14 @@ class Node:
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115
         agent = interpreter.command("-u", "-m", "dsnb.measure.launcher.on_host")
-        words, pipe = command(experiment, host, *agent), subprocess.PIPE
-        try:  # in a separate session, because Ctrl-C must reach the launcher only
+        words = command(experiment, host, *agent)
+        try:
             self._process = subprocess.Popen(
-                words, stdin=pipe, stdout=pipe, stderr=self._messages, start_new_session=True
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._messages,
+                start_new_session=True,  # Ctrl-C must reach the launcher only
             )
         except OSError as error:
             raise LaunchError(
@@ -169,7 +154,8 @@ class Node:
                 if "t_s" in message and self._run:
                     json_files.append_line(self._run.gpu, {**message, "host": self.host.name})
                 elif "oom_kills" in message:
-                    self.end, self.ended_s = message, time.monotonic()
+                    self.end = message
+                    self.ended_s = time.monotonic()
                 elif message:
                     answered = True
                     now = {"clock_s": time.time(), "monotonic_s": launch_clock.now_s()}
@@ -181,15 +167,13 @@ class Node:
         code = self._process.wait()
         self._messages.seek(0)
         rows = self._messages.read().decode("utf-8", "replace").splitlines()
-        rows = [
-            row.strip()[:400]
-            for row in rows
-            if row.strip() and not row.startswith("Warning: Permanently added")
-        ]
-        if not rows:
+        kept = [row.strip() for row in rows if not row.startswith("Warning: Permanently added")]
+        last = next(filter(None, reversed(kept)), "")[:400]
+        if not last:
             return f"it ended without a message (exit code {code})"
-        advice = f"; dsnb must be installed on {self.host.name} under the same path, in the same version as here"
-        return rows[-1] + (advice if "No module named" in rows[-1] else "")
+        if "No module named" in last:
+            last += f"; dsnb must be installed on {self.host.name} under the same path, in the same version as here"
+        return last
 
     def wait_for_answer(self, deadline_s: float) -> None:
         """Wait for the answer to a request: `facts`, or a `failure`."""
@@ -208,9 +192,10 @@ class Node:
         elif "error" in answer:
             self.failure = f"{name}: {answer['error']}"
         else:
-            received, self.facts = answer.pop("received"), answer
-            self.facts["clock_offset_s"] = round(answer["time"] - received["clock_s"], 4)
-            self.facts["monotonic_offset_s"] = answer["monotonic_s"] - received["monotonic_s"]
+            received = answer.pop("received")
+            answer["clock_offset_s"] = round(answer["time"] - received["clock_s"], 4)
+            answer["monotonic_offset_s"] = answer["monotonic_s"] - received["monotonic_s"]
+            self.facts = answer
 
     def check(self) -> None:
         """Record the failure if the connection has broken or torchrun failed."""

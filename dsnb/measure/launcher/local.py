@@ -27,7 +27,8 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import last_lines
 
-START_TIMEOUT_S, END_TIMEOUT_S = 180.0, 10.0
+START_TIMEOUT_S = 180.0
+END_TIMEOUT_S = 10.0
 LOCALHOST = "127.0.0.1"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 """Keeps the ranks of one machine from listening on the network. NCCL uses this interface for setup only; data moves
@@ -38,20 +39,21 @@ def rank_variables(
     experiment: Experiment, gpus: list[str], launched_at_s: float
 ) -> list[dict[str, str]]:
     """Return each rank's environment, with torchrun's variables; raise LaunchError if `master_port` is in use."""
-    port, ranks = experiment.master_port, experiment.gpus
+    port = experiment.master_port
     if port and not is_free(LOCALHOST, port):
         raise LaunchError(
             f"master_port is {port}: it is in use; choose another, or 0 for any free port"
         )
-    shared = LOOPBACK | environment.for_ranks(
-        experiment.device, ranks, launched_at_s, experiment.allocator
-    )
-    shared |= {
+    ranks = experiment.gpus
+    shared = {
+        **LOOPBACK,
+        **environment.for_ranks(experiment.device, ranks, launched_at_s, experiment.allocator),
         "MASTER_ADDR": LOCALHOST,
         "MASTER_PORT": str(port or free_port(LOCALHOST)),
         "GROUP_RANK": "0",
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
     }
-    shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     if experiment.device == "cuda":
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
@@ -98,10 +100,12 @@ class ForkServer:
             return f"it took longer than {START_TIMEOUT_S:.0f} s"
         if code < 0:
             return f"the process was {signals.killed_by(-code)}; if memory ran out (see `dmesg`), free some and retry"
-        return [
-            *last_lines(self.log, 1),
-            f"the process ended with exit code {code} and printed nothing",
-        ][0]
+        printed = last_lines(self.log, 1)
+        return (
+            printed[0]
+            if printed
+            else f"the process ended with exit code {code} and printed nothing"
+        )
 
     def close(self) -> None:
         """Terminate the server and the ranks that it still runs."""
@@ -129,25 +133,34 @@ def shared_servers(devices: set[str]) -> Iterator[None]:
             server.close()
 
 
-def _is_served(device: str) -> bool:
-    """Return whether the environment names a fork server that is running."""
-    with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
-        connection.connect(os.environ.get(socket_variable(device), ""))
-        return True
-    return False
-
-
-def _connect(device: str) -> socket.socket:
-    """Connect to the server of the sweep or of this process, and start one if none is running."""
+def _connect(device: str) -> socket.socket | None:
+    """Connect to the fork server that the environment names; None if none is running."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(os.environ.get(socket_variable(device), ""))
     except OSError:
-        server = ForkServer(device)
-        atexit.register(server.close)
-        server.wait_ready()
-        os.environ[socket_variable(device)] = str(server.socket)
-        connection.connect(str(server.socket))
+        connection.close()
+        return None
+    return connection
+
+
+def _is_served(device: str) -> bool:
+    connection = _connect(device)
+    if connection:
+        connection.close()
+    return connection is not None
+
+
+def _connect_or_start(device: str) -> socket.socket:
+    """Connect to the server of the sweep or of this process; if none is running, start one for this process."""
+    connection = _connect(device)
+    if connection is None:
+        servers = contextlib.ExitStack()
+        servers.enter_context(shared_servers({device}))
+        atexit.register(servers.close)
+        connection = _connect(device)
+    if connection is None:
+        raise LaunchError("the ranks could not be started: the fork server has ended")
     return connection
 
 
@@ -166,7 +179,8 @@ class ForkedRanks:
     """Whether `end` has been called: then the launcher ends the ranks."""
 
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
-        self.experiment, self._run = experiment, run
+        self.experiment = experiment
+        self._run = run
         chosen = hardware.gpus()[: experiment.gpus] if experiment.device == "cuda" else ()
         self._visible = [gpu.visible_as for gpu in chosen]
         self.gpus = [
@@ -182,11 +196,16 @@ class ForkedRanks:
     def start(self, worker: str, launched_at_s: float) -> None:
         """Start the ranks; raise LaunchError if that fails."""
         variables = rank_variables(self.experiment, self._visible, launched_at_s)
-        request = {"ranks": variables, "cwd": os.getcwd(), "log": str(self._run.console)}
-        request |= {"worker": worker, "run_dir": str(self._run.dir)}
+        request = {
+            "ranks": variables,
+            "cwd": os.getcwd(),
+            "log": str(self._run.console),
+            "worker": worker,
+            "run_dir": str(self._run.dir),
+        }
         self._codes: dict[int, int] = {}
         self._reader = threading.Thread(target=self._read, daemon=True)
-        self._connection = _connect(self.experiment.device)
+        self._connection = _connect_or_start(self.experiment.device)
         self._connection.settimeout(START_TIMEOUT_S)
         try:
             self._connection.sendall(json.dumps(request).encode() + b"\n")
@@ -289,11 +308,8 @@ def remove_stale_locks() -> None:
         with contextlib.suppress(OSError):  # another launch has removed it
             if time.time() - lock.stat().st_mtime < 10:
                 continue  # its owner may not have started the compiler yet
-            working = (
-                Path(cwd).resolve()
-                for process in psutil.process_iter(["cwd"])
-                if (cwd := process.info["cwd"])
-            )
-            if not any(lock.parent in {place, *place.parents} for place in working):
+            processes = psutil.process_iter(["cwd"])
+            folders = [Path(process.info["cwd"] or "/").resolve() for process in processes]
+            if not any(lock.parent in {folder, *folder.parents} for folder in folders):
                 lock.unlink()
                 print(f"removed the stale lock of a killed compilation: {lock}")

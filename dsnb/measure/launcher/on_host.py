@@ -23,6 +23,7 @@ from dsnb.base.errors import DsnbError
 from dsnb.base.files import json_files
 from dsnb.base.system import hardware, launch_clock, signals
 from dsnb.measure.launcher import code, environment
+from dsnb.measure.launcher.folder import existing_part
 from dsnb.measure.launcher.local import free_port, is_free, kill_family, remove_stale_locks
 from dsnb.measure.train import start
 from dsnb.settings import checks
@@ -92,8 +93,10 @@ def run_ranks(request: dict[str, Any]) -> int:
 
 def set_environment(request: dict[str, Any]) -> list[int]:
     """Set the variables of the ranks, which inherit them, and return the numbers of their GPUs."""
-    device, slots = request["device"], request["devices"]
-    gpus = [hardware.gpus()[slot] for slot in slots] if device == "cuda" else []
+    device = request["device"]
+    slots = request["devices"]
+    visible = hardware.gpus()
+    gpus = [visible[slot] for slot in slots if device == "cuda"]
     variables = environment.for_ranks(
         device, len(slots), request["launched_at_s"], request["allocator"]
     )
@@ -119,16 +122,12 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
     A request has `folder`, which this host must see, and `token`, the name of a file just written to it; before a run,
     also `device`, `devices` (the slots to use) and `master_port` (0 for any).
     """
-    folder, deadline = (
-        Path(request["folder"]),
-        time.monotonic() + 2,
-    )  # a network file system shows a new file late
-    while (
-        not (sees := (folder / request["token"]).exists())
-        and folder.exists()
-        and time.monotonic() < deadline
-    ):
+    folder = Path(request["folder"])
+    token = folder / request["token"]
+    deadline = time.monotonic() + 2  # a network file system shows a new file late
+    while folder.exists() and not token.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
+    sees = token.exists()
     address, interface = own_address()
     answer = {
         "host": socket.gethostname(),
@@ -141,10 +140,9 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
     }
     if "devices" in request:
         return {**answer, **prepare(request, sees)}
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
     return {
         **answer,
-        "free_gib": round(shutil.disk_usage(existing).free / hardware.GIB, 1),
+        "free_gib": round(shutil.disk_usage(existing_part(folder)).free / hardware.GIB, 1),
         "memory_free_gib": round(psutil.virtual_memory().available / hardware.GIB, 1),
         "busy": busy_gpu([gpu.index for gpu in hardware.gpus()], wait_s=0),
         "compiler": bool(shutil.which("c++") or shutil.which("g++")),
@@ -153,8 +151,12 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
 
 def prepare(request: dict[str, Any], sees_run: bool) -> dict[str, Any]:
     """Return a port for the rendezvous, and the problem, if any, that keeps this host from running its ranks."""
-    port, devices, visible = request["master_port"], request["devices"], hardware.gpus()
-    device = request["device"] if request["device"] != "auto" else hardware.default_device()
+    port = request["master_port"]
+    devices = request["devices"]
+    visible = hardware.gpus()
+    device = request["device"]
+    if device == "auto":
+        device = hardware.default_device()
     problem = None
     if port and not is_free("", port):
         problem = (
@@ -165,10 +167,9 @@ def prepare(request: dict[str, Any], sees_run: bool) -> dict[str, Any]:
         alone = {"hostfile": "", "nodes": 1, "device": device, "gpus": len(devices)}
         problem = "; ".join(checks.unsupported({**settings, **alone})) or None
     if device == "cuda" and not problem and len(visible) > max(devices):
-        busy = busy_gpu([visible[slot].index for slot in devices])
-        problem = (
-            f"{busy}; wait until it is free, or leave the host out with 'exclude'" if busy else None
-        )
+        problem = busy_gpu([visible[slot].index for slot in devices])
+        if problem:
+            problem += "; wait until it is free, or leave the host out with 'exclude'"
     return {"port": port or free_port(""), "problem": problem}
 
 
@@ -177,20 +178,18 @@ def own_address() -> tuple[str, str]:
 
     gloo resolves its own host name and listens on the result, on Debian 127.0.1.1, where other hosts cannot reach it.
     """
-    addresses = interfaces()
-    launcher = os.environ.get("SSH_CONNECTION", "").partition(" ")[0] or os.environ.get(
-        "SLURM_LAUNCH_NODE_IPADDR", ""
-    )
+    by_address = interfaces()
+    outside = [address for address in by_address if not address.startswith("127.")]
+    via_ssh = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
+    launcher = via_ssh or os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(
-            (launcher, 9)
-        )  # sends nothing, and chooses the address from which it would be sent
+        probe.connect((launcher, 9))  # sends nothing, and chooses an address to send from
         address = str(probe.getsockname()[0])
-        if launcher and address in addresses and not address.startswith("127."):
-            return address, addresses[address]
-    return next(
-        (pair for pair in addresses.items() if not pair[0].startswith("127.")), ("127.0.0.1", "lo")
-    )
+        if launcher and address in outside:
+            return address, by_address[address]
+    if outside:
+        return outside[0], by_address[outside[0]]
+    return "127.0.0.1", "lo"
 
 
 def interfaces() -> dict[str, str]:
@@ -208,15 +207,16 @@ def interfaces() -> dict[str, str]:
 def busy_gpu(indexes: list[int], wait_s: float = GPU_FREE_TIMEOUT_S) -> str | None:
     """Return which GPU is in use, after waiting up to `wait_s` for it; None if all are free."""
     deadline = time.monotonic() + wait_s
-    while busy := [
-        (n, *use) for n, use in hardware.gpu_usage(indexes).items() if use[1] or use[0] > BUSY_GIB
-    ]:
+    while True:
+        usage = hardware.gpu_usage(indexes).items()
+        busy = [(index, *use) for index, use in usage if use[1] or use[0] > BUSY_GIB]
+        if not busy:
+            return None
         if time.monotonic() >= deadline:
             index, used_gib, pids = busy[0]
             users = f" by process {', '.join(map(str, pids))}" if pids else ""
             return f"GPU {index} is in use{users}, {used_gib:.1f} GiB"
         time.sleep(0.5)
-    return None
 
 
 if __name__ == "__main__":

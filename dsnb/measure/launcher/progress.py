@@ -24,10 +24,19 @@ class RunState:
     """How far a run is, from the files in its folder; as a string, its phase or its last loss and tokens/s."""
 
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
-        self.step, self.total = 0, experiment.warmup_steps + experiment.steps
-        self._experiment, self._run, self._tail = experiment, run, Tail(run.steps)
+        self.step = 0
+        self.total = experiment.warmup_steps + experiment.steps
+        self._tokens_per_step = experiment.tokens_per_step
+        # On hosts, the console begins before torch is imported.
+        self._building = (
+            "importing, building the model" if experiment.hostfile else "building the model"
+        )
+        self._first_step = "first step" if experiment.compile == "off" else "compiling, first step"
+        self._run = run
+        self._tail = Tail(run.steps)
         self._last: dict[str, Any] = {}
-        self._phase, self._began_s = "", 0.0
+        self._phase = ""
+        self._began_s = 0.0
 
     def read(self) -> bool:
         """Read the steps since the last call; return whether there were any."""
@@ -39,19 +48,22 @@ class RunState:
 
     def __str__(self) -> str:
         if self.step:
-            loss, step_s = self._last.get("loss"), self._last.get("step_time_s")
-            rate = f"{self._experiment.tokens_per_step / step_s:,.0f} tokens/s" if step_s else ""
-            return ", ".join(filter(None, [f"loss {loss:.3f}" if loss is not None else "", rate]))
-        phase = (
-            "importing, building the model" if self._experiment.hostfile else "building the model"
-        )
-        if not self._run.console.exists():
-            phase = "starting"
-        elif self._run.steps.exists():
-            phase = "first step" if self._experiment.compile == "off" else "compiling, first step"
+            parts = []
+            if "loss" in self._last:
+                parts.append(f"loss {self._last['loss']:.3f}")
+            if step_s := self._last.get("step_time_s"):
+                parts.append(f"{self._tokens_per_step / step_s:,.0f} tokens/s")
+            return ", ".join(parts)
+        phase = "starting"
+        if self._run.steps.exists():
+            phase = self._first_step
+        elif self._run.console.exists():
+            phase = self._building
+        now_s = launch_clock.now_s()
         if phase != self._phase:
-            self._phase, self._began_s = phase, launch_clock.now_s()
-        return f"{phase}: {launch_clock.now_s() - self._began_s:.0f} s"
+            self._phase = phase
+            self._began_s = now_s
+        return f"{phase}: {now_s - self._began_s:.0f} s"
 
 
 class Progress:
@@ -62,12 +74,11 @@ class Progress:
     """
 
     def __init__(self, experiment: Experiment, run: RunPaths, enabled: bool) -> None:
-        self.state, self._name = RunState(experiment, run), experiment.name
-        self._note = (
-            "starting the ranks"
-            if experiment.hostfile
-            else "importing torch, DeepSpeed and transformers"
-        )
+        self.state = RunState(experiment, run)
+        self._name = experiment.name
+        self._note = "importing torch, DeepSpeed and transformers"
+        if experiment.hostfile:
+            self._note = "starting the ranks"
         self._refreshed_s = 0.0
         self._output: Any = None
         in_notebook = enabled and _in_notebook()
@@ -93,7 +104,8 @@ class Progress:
     def refresh(self, at_once: bool = False) -> None:
         """Show the current state, at most every `REFRESH_S` unless `at_once`."""
         if at_once or launch_clock.now_s() > self._refreshed_s + REFRESH_S:
-            self._refreshed_s, self._note = launch_clock.now_s(), str(self.state)
+            self._refreshed_s = launch_clock.now_s()
+            self._note = str(self.state)
             self._show()
 
     def _show(self) -> None:

@@ -9,20 +9,26 @@ import time
 from functools import partial
 from pathlib import Path
 
-from dsnb.base.errors import DsnbError, LaunchError, SettingsError
+from dsnb.base.errors import LaunchError, SettingsError
 from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock
 from dsnb.measure.launcher.environment import sampled
-from dsnb.measure.launcher.folder import create_run_dir, prepare, write_description
+from dsnb.measure.launcher.figures import summarize_run
+from dsnb.measure.launcher.folder import (
+    create_run_dir,
+    deepspeed_config,
+    prepare,
+)
 from dsnb.measure.launcher.hosts import HostRanks
 from dsnb.measure.launcher.local import ForkedRanks
-from dsnb.measure.launcher.outcome import run_status, settled, summarize_run
+from dsnb.measure.launcher.outcome import Outcome, of_ranks, settled, stopped_by
 from dsnb.measure.launcher.progress import Progress
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.records import paths, record_schema
+from dsnb.settings.records import paths
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import Result
+from dsnb.settings.records.run_record import RunRecord
 
 WORKER = "dsnb.measure.train.worker"
 POLL_S = 0.05
@@ -71,13 +77,19 @@ def launch(
     prepare(run, experiment)
     began_s = launch_clock.now_s()
     ranks: Ranks | None = None
+    exit_codes: dict[int, int] = {}
     try:
-        ranks = (HostRanks if experiment.hostfile else ForkedRanks)(experiment, run)
-        experiment = ranks.experiment
-        if isinstance(ranks, HostRanks):  # only now are the device and the machine known
-            write_description(run, experiment, ranks.environment)
+        if experiment.hostfile:
+            ranks = HostRanks(experiment, run)
+            resolved = {"device": ranks.experiment.device}  # by the hosts
+            settings = json_files.read_json(run.experiment) or {}
+            json_files.write_json(run.experiment, settings | resolved)
+            json_files.write_json(run.deepspeed, deepspeed_config(ranks.experiment))
+            json_files.write_json(run.environment, ranks.environment)
+        else:
+            ranks = ForkedRanks(experiment, run)
         samples = sampled(ranks.gpus, partial(json_files.append_line, run.gpu), began_s)
-        with Progress(experiment, run, progress) as shown, samples:
+        with Progress(ranks.experiment, run, progress) as shown, samples:
             ranks.start(worker, began_s)
             ended_by = watch(run, ranks, began_s, shown)
         codes = ranks.exit_codes()  # of the ranks that ended by themselves
@@ -86,66 +98,48 @@ def launch(
         if ranks:
             with contextlib.suppress(OSError, LaunchError):  # report the first error
                 ranks.end()
-        finish(
-            experiment,
-            run,
-            ranks.exit_codes() if ranks else {},
-            began_s,
-            cut_short(experiment, error),
-        )
+            exit_codes = ranks.exit_codes()
+        finish(RunRecord(run), exit_codes, began_s, stopped_by(error, experiment))
         raise
-    return finish(
-        experiment, run, ranks.exit_codes(), began_s, outcome_of(run, ranks, codes, ended_by)
-    )
-
-
-def cut_short(experiment: Experiment, error: BaseException) -> tuple[str, str]:
-    """Return status and cause of a run that an error in this process has ended, not one in its ranks.
-
-    It says nothing about the settings, unless it refuses them. A host that cannot take part is a result: a sweep over
-    groups of hosts looks for it.
-    """
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", "stopped by the user"
-    if isinstance(error, SettingsError) or (isinstance(error, LaunchError) and experiment.hostfile):
-        return "failed", str(error)
-    return "interrupted", str(error) if isinstance(
-        error, DsnbError
-    ) else f"{type(error).__name__}: {error}"
+    record = RunRecord(run)
+    outcome = outcome_of(record, ranks, codes, ended_by)
+    return finish(record, ranks.exit_codes(), began_s, outcome)
 
 
 def outcome_of(
-    run: RunPaths, ranks: Ranks, exit_codes: dict[int, int], ended_by: tuple[str, str] | None
-) -> tuple[str, str | None]:
-    """Return status and cause of a run whose ranks have ended, or were ended for the reason `ended_by`.
+    record: RunRecord, ranks: Ranks, exit_codes: dict[int, int], ended_by: Outcome | None
+) -> Outcome:
+    """Return the outcome of a run whose ranks have ended, or were ended for the reason `ended_by`.
 
     A lost host or fork server is the cause unless memory ran out before, or all steps were recorded.
     """
     lost = ranks.external_failure
     if ended_by and not lost:
         return ended_by
-    status, cause = run_status(ranks.experiment, run, exit_codes, ranks.oom_kills(), ranks.host_of)
-    if lost is None or status != "failed":
-        return status, cause
+    outcome = of_ranks(record, exit_codes, ranks.oom_kills(), ranks.host_of)
+    if lost is None or outcome.status != "failed":
+        return outcome
     if isinstance(ranks, HostRanks):
-        return ended_by or ("failed", lost if lost in str(cause) else f"{lost}; {cause}")
+        cause = str(outcome.cause)
+        return ended_by or Outcome("failed", lost if lost in cause else f"{lost}; {cause}")
     if ranks.oom_kills():
-        return "oom", f"{lost}: the machine's memory ran out"
-    return "interrupted", lost
+        return Outcome("oom", f"{lost}: the machine's memory ran out")
+    return Outcome("interrupted", lost)
 
 
-def watch(
-    run: RunPaths, ranks: Ranks, began_s: float, progress: Progress
-) -> tuple[str, str] | None:
-    """Wait until the ranks end; return status and cause if their records do not contain them."""
-    limits, state = ranks.experiment, progress.state
-    last_step_s, failed_s = began_s, math.inf
+def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> Outcome | None:
+    """Wait until the ranks end; return the outcome if their records do not contain it."""
+    limits = ranks.experiment
+    state = progress.state
+    last_step_s = began_s
+    failed_s = math.inf
     while not ranks.ended():
         time.sleep(POLL_S)
         if not run.dir.is_dir():
             raise LaunchError(f"{run.dir} was removed during the run: start the sweep again")
         now_s = launch_clock.now_s()
-        last_step_s = now_s if state.read() else last_step_s
+        if state.read():
+            last_step_s = now_s
         progress.refresh()
         exceeded = None
         if now_s > began_s + limits.time_limit_s:
@@ -153,9 +147,10 @@ def watch(
         elif state.step < state.total and now_s > last_step_s + limits.step_timeout_s:
             exceeded = f"no step within step_timeout_s of {limits.step_timeout_s:g} s"
         if exceeded and failed_s == math.inf and not ranks.ended():
-            return "timeout", f"{exceeded}, {state.step} of {state.total} steps done"
+            done = f"{state.step} of {state.total} steps done"
+            return Outcome("timeout", f"{exceeded}, {done}")
         if failure := ranks.external_failure:
-            return "failed", failure
+            return Outcome("failed", failure)
         if any(ranks.exit_codes().values()):
             failed_s = min(failed_s, now_s)
         if now_s > failed_s + GRACE_PERIOD_S:
@@ -166,43 +161,36 @@ def watch(
 
 
 def finish(
-    experiment: Experiment,
-    run: RunPaths,
-    exit_codes: dict[int, int],
-    began_s: float,
-    outcome: tuple[str, str | None],
+    record: RunRecord, exit_codes: dict[int, int], began_s: float, outcome: Outcome
 ) -> Result:
-    """Write and return the result of a launch; `outcome` is status and cause."""
-    worker = record_schema.read(run.worker) or {}
-    wall_s, ended_s = launch_clock.now_s() - began_s, worker.get("ended_s")
-    phases_s = dict(worker.get("phases_s") or {})
+    """Write and return the result of a launch."""
+    wall_s = launch_clock.now_s() - began_s
+    phases_s = {}
+    ended_s = record.worker.get("ended_s")
+    profile_ended_s = record.profile.get("ended_s")
+    if ended_s is not None and profile_ended_s is not None:
+        phases_s["profile"] = profile_ended_s - ended_s
+        ended_s = profile_ended_s
     if ended_s is not None:
-        profile_ended_s = (record_schema.read(run.profile) or {}).get("ended_s")
-        if profile_ended_s is not None:
-            phases_s["profile"], ended_s = profile_ended_s - ended_s, profile_ended_s
         phases_s["stop"] = wall_s - ended_s
     phases_s["wall"] = wall_s
-    phases_s = {
-        phase: seconds for phase, seconds in phases_s.items() if seconds >= 0
-    }  # clocks of hosts may jump
-    return write_result(experiment, run, exit_codes, phases_s, outcome)
+    return write_result(record, exit_codes, phases_s, outcome)
 
 
 def write_result(
-    experiment: Experiment,
-    run: RunPaths,
-    exit_codes: dict[int, int],
-    phases_s: dict[str, float],
-    outcome: tuple[str, str | None],
+    record: RunRecord, exit_codes: dict[int, int], phases_s: dict[str, float], outcome: Outcome
 ) -> Result:
-    """Write and return the result of a run from its records; `outcome` is status and cause of its processes."""
-    worker = record_schema.read(run.worker) or {}
+    """Write and return the result of a run; `phases_s` adds to the phases that its worker has recorded."""
+    worker = record.worker
     if versions := worker.get("versions"):
-        machine = json_files.read_json(run.environment) or {}
-        json_files.write_json(
-            run.environment, {**machine, **versions, "power_source": worker.get("power_source")}
-        )
-    status, cause = settled(experiment, run, *outcome)
-    result = Result(status, cause, exit_codes, phases_s, summarize_run(experiment, run), run.dir)
+        machine = json_files.read_json(record.paths.environment) or {}
+        source = {"power_source": worker.get("power_source")}
+        json_files.write_json(record.paths.environment, {**machine, **versions, **source})
+    status, cause = settled(record, outcome)
+    # Clocks of hosts may jump.
+    phases = {**worker.get("phases_s", {}), **phases_s}
+    phases = {phase: seconds for phase, seconds in phases.items() if seconds >= 0}
+    summary = summarize_run(record)
+    result = Result(status, cause, exit_codes, phases, summary, record.paths.dir)
     result.write()
     return result

@@ -19,19 +19,9 @@ from dsnb.settings.hostfile import Host
 from dsnb.settings.params_file import MAX_RUNS, read_params
 
 OWN_OPTIONS = {
-    *(
-        "account",
-        "array",
-        "constraint",
-        "error",
-        "gpus-per-node",
-        "job-name",
-        "nodes",
-        "open-mode",
-        "output",
-    ),
-    *("parsable", "partition", "requeue", "time", "wait", "wrap"),
-}
+    "account", "array", "constraint", "error", "gpus-per-node", "job-name", "nodes", "open-mode", "output",
+    "parsable", "partition", "requeue", "time", "wait", "wrap",
+}  # fmt: skip
 """Options of sbatch that dsnb sets itself."""
 
 
@@ -90,16 +80,16 @@ class Allocation:
     def options(self, experiment: Experiment) -> dict[str, str]:
         """Return the options of `sbatch` for the job of a run; flags have an empty value."""
         share = "cpus-per-task" if experiment.device == "cpu" else "gpus-per-node"
-        asked = {"nodes": str(experiment.nodes), "ntasks-per-node": "1"}
-        asked[share] = str(experiment.gpus // experiment.nodes)
-        named = {
+        asked = {
+            "nodes": str(experiment.nodes),
+            "ntasks-per-node": "1",
+            share: str(experiment.gpus // experiment.nodes),
             "partition": self.partition,
             "account": self.account,
             "constraint": self.constraint,
+            "time": str(self.time_min or ""),
         }
-        asked |= {name: value for name, value in named.items() if value}
-        asked |= {"time": str(self.time_min)} if self.time_min else {}
-        return {**asked, **self.extra_options}
+        return {name: value for name, value in asked.items() if value} | dict(self.extra_options)
 
 
 def load(
@@ -122,9 +112,8 @@ def load(
 def sizes(text: str) -> list[int]:
     """Parse group sizes, such as `2` or `1,2,4`."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and len(word) < 6 and int(word) for word in words) or len(
-        set(words)
-    ) < len(words):
+    are_numbers = all(re.fullmatch("0*[1-9][0-9]{0,4}", word) for word in words)
+    if not are_numbers or len(set(words)) < len(words):
         raise SettingsError(
             f"sub-cluster is {text[:80]!r}: give numbers of hosts, each once, for example 2 or 1,2,4"
         )
@@ -145,16 +134,15 @@ def load_groups(
     `gpus` and `nodes` of the groups replace those of the file. Sizes are executed one after the other, groups of one
     size in parallel. Runs of one experiment are numbered over the groups, repeats outermost.
     """
-    changes = {
-        key: value for key, value in (overrides or {}).items() if key not in {"gpus", "nodes"}
-    }
-    where = {**read_params(path).defaults, **changes}
-    file, include, exclude = (
-        str(where.get(key) or "") for key in ("hostfile", "include", "exclude")
-    )
+    changes = dict(overrides or {})
+    changes.pop("gpus", None)
+    changes.pop("nodes", None)
+    where = read_params(path).defaults | changes
+    file = str(where.get("hostfile") or "")
     if not file:
         raise SettingsError("sub-cluster needs hosts: name them with --hostfile")
-    hosts = hostfile.hosts(file, include, exclude)
+    chosen = (str(where.get(name) or "") for name in ("include", "exclude"))
+    hosts = hostfile.hosts(file, *chosen)
     all_devices = {host.name: host.devices for host in hostfile.hosts(file)}
     sweeps: list[Sweep] = []
     runs: list[Run] = []
@@ -165,31 +153,29 @@ def load_groups(
                 f"sub-cluster is {size}: there are {len(hosts)} hosts; give 1 to {len(hosts)}"
             )
         used = len(hosts) - len(hosts) % size
-        if rest := hosts[used:]:
-            notes.append(
-                f"sub-clusters of {size}: unused hosts: {', '.join(host.name for host in rest)}"
-            )
+        if used < len(hosts):
+            unused = ", ".join(host.name for host in hosts[used:])
+            notes.append(f"sub-clusters of {size}: unused hosts: {unused}")
         by_gpus: dict[int, list[str]] = {}  # the number of GPUs is part of an experiment
-        for group in (hosts[at : at + size] for at in range(0, used, size)):
+        for at in range(0, used, size):
+            group = hosts[at : at + size]
             lane = "@".join(_filter(host, all_devices[host.name]) for host in group)
             by_gpus.setdefault(hostfile.total_slots(group), []).append(lane)
         for gpus, lanes in by_gpus.items():
             of_group = {**changes, "include": lanes[0], "exclude": "", "nodes": size, "gpus": gpus}
-            sweeps.append(load_sweep(path, of_group, only, output))
-            for run, (place, lane) in itertools.product(sweeps[-1].runs, enumerate(lanes, start=1)):
-                number = (run.repeat - 1) * len(lanes) + place
-                experiment = run.experiment.model_copy(update={"include": lane})
-                paths = sweeps[-1].paths.run(run.name, number)
-                runs.append(
-                    replace(
-                        run,
-                        experiment=experiment,
-                        repeat=number,
-                        paths=paths,
-                        lane=lane,
-                        stage=stage,
-                    )
+            sweep = load_sweep(path, of_group, only, output)
+            sweeps.append(sweep)
+            for run, (place, lane) in itertools.product(sweep.runs, enumerate(lanes, start=1)):
+                repeat = (run.repeat - 1) * len(lanes) + place
+                changed = replace(
+                    run,
+                    experiment=run.experiment.model_copy(update={"include": lane}),
+                    repeat=repeat,
+                    paths=sweep.paths.run(run.name, repeat),
+                    lane=lane,
+                    stage=stage,
                 )
+                runs.append(changed)
     if len(runs) > MAX_RUNS:
         raise SettingsError(
             f"sub-cluster: {len(runs):,} runs: at most {MAX_RUNS:,} are allowed; split the sweep"
@@ -201,6 +187,6 @@ def load_groups(
 
 def _filter(host: Host, devices: tuple[int, ...]) -> str:
     """Return a host as an `include` filter, with its GPUs if it is used in part."""
-    return (
-        host.name if host.devices == devices else f"{host.name}:{','.join(map(str, host.devices))}"
-    )
+    if host.devices == devices:
+        return host.name
+    return f"{host.name}:{','.join(map(str, host.devices))}"

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -116,37 +117,27 @@ def load_sweep(
     )
     experiments, refused = _experiments(combinations, models, only, adapt)
     if refused and not (leave_out_refused and experiments):
-        raise SettingsError(
-            list(dict.fromkeys(problem for _, problems in refused for problem in problems))
-        )
+        problems = chain.from_iterable(problems for _, problems in refused)
+        raise SettingsError(list(dict.fromkeys(problems)))
     folder = SweepPaths(Path(output) if output else paths.outputs_root() / file.name)
     seed = file.order_seed if file.order == "random" else None
-    order = [
-        (name, repeat)
-        for repeat in range(1, file.repeats + 1)
-        for name in order_of_repeat(experiments, repeat, seed)
-    ]
-    runs = tuple(
-        Run(
-            name,
-            experiments[name],
-            repeat,
-            folder.run(name, repeat),
-            place=place,
-            order_seed=seed,
-            model_name=models.get(experiments[name].model, ""),
-        )
-        for place, (name, repeat) in enumerate(order, start=1)
-    )
+    runs: list[Run] = []
+    for repeat in range(1, file.repeats + 1):
+        for name in order_of_repeat(experiments, repeat, seed):
+            experiment = experiments[name]
+            run = Run(
+                name,
+                experiment,
+                repeat,
+                folder.run(name, repeat),
+                place=len(runs) + 1,
+                order_seed=seed,
+                model_name=models.get(experiment.model, ""),
+            )
+            runs.append(run)
+    params = file.model_dump(exclude_defaults=True)
     reasons = tuple((name, "; ".join(problems)) for name, problems in refused)
-    return Sweep(
-        file.name,
-        file.question,
-        runs,
-        folder,
-        file.model_dump(exclude_defaults=True),
-        refused=reasons,
-    )
+    return Sweep(file.name, file.question, tuple(runs), folder, params, reasons)
 
 
 def is_params(target: str | Path) -> bool:
@@ -170,22 +161,28 @@ def order_of_repeat(names: Iterable[str], repeat: int, seed: int | None) -> list
 
 def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -> ParamsFile:
     """Read a params file and apply `overrides`."""
-    file, overrides = read_params(path), deepspeed_keys.dotted(with_current_names(overrides or {}))
-    if sweep_settings := {key: overrides.pop(key) for key in SWEEP_SETTINGS if key in overrides}:
+    file = read_params(path)
+    overrides = deepspeed_keys.dotted(with_current_names(overrides or {}))
+    sweep_settings = {key: overrides.pop(key) for key in SWEEP_SETTINGS if key in overrides}
+    if sweep_settings:
         file = validated({**file.model_dump(), **sweep_settings}, "--set")
-    axes = {key: value for key, value in overrides.items() if isinstance(value, list)}
-    single = {key: value for key, value in overrides.items() if key not in axes}
-    lists = {key: [single[key]] if key in single else values for key, values in file.grid.items()}
-    return file.model_copy(
-        update={
-            "defaults": {**file.defaults, **single},
-            "grid": {**lists, **axes} if file.grid or not file.include else {},
-            "include": [
-                {**{key: value for key, value in entry.items() if key not in overrides}, **axes}
-                for entry in file.include
-            ],
-        }
-    )
+    defaults = dict(file.defaults)
+    grid = dict(file.grid)
+    axes: dict[str, list[Any]] = {}
+    for key, value in overrides.items():
+        if isinstance(value, list):
+            axes[key] = value
+            continue
+        defaults[key] = value
+        if key in grid:
+            grid[key] = [value]
+    if grid or not file.include:
+        grid |= axes
+    include = [
+        {key: value for key, value in entry.items() if key not in overrides} | axes
+        for entry in file.include
+    ]
+    return file.model_copy(update={"defaults": defaults, "grid": grid, "include": include})
 
 
 def _experiments(
@@ -198,61 +195,45 @@ def _experiments(
 
     `models` maps the sweep's models to their names, which prefix those of experiments if there are several.
     """
-    experiments, problems = params_file.experiments(combinations, adapt)
-    names = [
-        _tentative_name(combinations[place], models) or only or "a setting without a name"
-        for place in problems
-    ]
-    refused = [
-        (name, why)
-        for name, why in zip(names, problems.values(), strict=True)
-        if fnmatchcase(name, only or "*")
-    ]
+    prefixes = dict.fromkeys(models, "")
+    if len(models) > 1:
+        prefixes = {model: f"{name}_" for model, name in models.items()}
+    pattern = "*" if only is None else only
+    allowed, problems = params_file.experiments(combinations, adapt)
+    refused = []
+    for place, reasons in problems.items():
+        name = _tentative_name(combinations[place], prefixes) or only or "a setting without a name"
+        if fnmatchcase(name, pattern):
+            refused.append((name, reasons))
     named: dict[str, Experiment] = {}
-    for experiment in experiments.values():
-        same = named.setdefault(_name(experiment, models), experiment)
+    for experiment in allowed.values():
+        name = prefixes[experiment.model] + experiment.name
+        same = named.setdefault(name, experiment)
         if same != experiment:
-            differing = [
-                key
-                for key in Experiment.model_fields
-                if getattr(same, key) != getattr(experiment, key)
-            ]
+            keys = [key for key in DEFAULTS if getattr(same, key) != getattr(experiment, key)]
             raise SettingsError(
-                f"two experiments are named {_name(experiment, models)!r}: they differ only in {', '.join(differing)}; "
+                f"two experiments are named {name!r}: they differ only in {', '.join(keys)}; "
                 "put each into its own sweep"
             )
-    kept = {
-        name: experiment
-        for name, experiment in named.items()
-        if only is None or fnmatchcase(name, only)
-    }
+    kept = {name: named[name] for name in named if fnmatchcase(name, pattern)}
     if not kept and not refused:
-        more = (
-            f", and {len(named) - MAX_NAMED:,} more (--dry-run lists them)"
-            if len(named) > MAX_NAMED
-            else ""
-        )
-        raise SettingsError(
-            f"no experiment's name matches {only!r}: there are {', '.join([*named][:MAX_NAMED])}{more}"
-        )
+        some = ", ".join([*named][:MAX_NAMED])
+        if len(named) > MAX_NAMED:
+            some += f", and {len(named) - MAX_NAMED:,} more (--dry-run lists them)"
+        raise SettingsError(f"no experiment's name matches {only!r}: there are {some}")
     return kept, refused
 
 
-def _name(experiment: Experiment, models: Mapping[str, str]) -> str:
-    return f"{models[experiment.model]}_{experiment.name}" if len(models) > 1 else experiment.name
-
-
-def _tentative_name(settings: dict[str, Any], models: Mapping[str, str]) -> str | None:
+def _tentative_name(settings: dict[str, Any], prefixes: Mapping[str, str]) -> str | None:
     """Return the name that invalid settings would have; None if their types are wrong."""
+    machine: dict[str, Any] = {key: settings[key] for key in ("device", "gpus") if key in settings}
+    if settings.get("precision") == "auto":
+        machine["precision"] = "auto"
     try:
-        machine: dict[str, Any] = {
-            key: settings[key] for key in ("device", "gpus") if key in settings
-        }
-        if settings.get("precision") == "auto":
-            machine["precision"] = "auto"
-        resolved = Experiment(**machine).model_dump()
-        settings = {**settings, **{key: resolved[key] for key in machine}}
-        return _name(Experiment.model_construct(**with_current_names(settings)), models)
+        resolved = Experiment(**machine)
+        named = with_current_names(settings) | {key: getattr(resolved, key) for key in machine}
+        experiment = Experiment.model_construct(**named)
+        return prefixes[experiment.model] + experiment.name
     except (SettingsError, TypeError, ValueError, KeyError, AttributeError):
         return None
 
@@ -267,7 +248,8 @@ def left_out_lines(
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_out:
         by_reason.setdefault(reason, []).append(name)
+    hint = "" if in_full else " (names with -v)"
     for reason, names in by_reason.items():
-        yield f"left out {len(names)} of {total} settings{'' if in_full else ' (names with -v)'}: {reason}"
+        yield f"left out {len(names)} of {total} settings{hint}: {reason}"
         if in_full:
             yield from (f"  {name}" for name in sorted(set(names)))

@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from dsnb.base.system import interpreter, launch_clock, signals
 from dsnb.measure.execute import notebook
 from dsnb.measure.launcher import local
 from dsnb.measure.launcher.folder import check_free_space, check_writable
+from dsnb.measure.launcher.outcome import Outcome
 from dsnb.measure.sweep import allocation, job
 from dsnb.measure.sweep import slurm as slurm_jobs
 from dsnb.measure.sweep.allocation import Allocation
@@ -30,16 +31,18 @@ from dsnb.measure.sweep.params import Run, Sweep, load_sweep
 from dsnb.measure.sweep.progress import Progress
 from dsnb.measure.sweep.slurm import SlurmJob
 from dsnb.settings import built_models, checks, inputs
-from dsnb.settings.records import paths, record_schema
+from dsnb.settings.records import paths
 from dsnb.settings.records.columns import ENDED
 from dsnb.settings.records.paths import SweepPaths
-from dsnb.settings.records.result import Result, check_readable, last_lines, unfinished
+from dsnb.settings.records.result import Result, last_line
+from dsnb.settings.records.run_record import RunRecord
 
 POLL_S = 0.2
 CANCEL_TIMEOUT_S = 180.0
 """Time for cancelled jobs to end."""
 KILL_AFTER_S = 30.0
 """Time until a cancelled process is killed; its kernel and ranks end with it."""
+MAX_NAMED_HOSTS = 4
 
 
 def run_sweep(
@@ -94,32 +97,36 @@ def run_sweep(
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
         for run in todo:
             check_writable(run.paths.dir)
-        json_files.write_text(
-            sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True)
-        )
-        repeats: dict[str, list[int]] = {}
-        for run in sweep.runs:
-            repeats.setdefault(run.name, []).append(run.repeat)
-        json_files.write_json(sweep.paths.planned, {"runs": repeats})
+        _write_plan(sweep)
         with Progress(len(sweep.runs), todo, progress, show_eta=slurm is None) as display:
             if slurm:
                 executor = slurm_jobs.SlurmExecutor(slurm, sweep.name, todo, display.say)
                 run_all(todo, executor.start, display, executor.cancel)
             else:
                 _run_here(todo, display)
-    return [result for run in sweep.runs if (result := job.read_result(run.paths))]
+    results = [Result.of(RunRecord(run.paths)) for run in sweep.runs]
+    return [result for result in results if result]
+
+
+def _write_plan(sweep: Sweep) -> None:
+    """Write the params file, and the repeats of each experiment."""
+    params = yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True)
+    json_files.write_text(sweep.paths.params, params)
+    repeats: dict[str, list[int]] = {}
+    for run in sweep.runs:
+        repeats.setdefault(run.name, []).append(run.repeat)
+    json_files.write_json(sweep.paths.planned, {"runs": repeats})
 
 
 def _run_here(todo: list[Run], display: Progress) -> None:
-    if active := slurm_jobs.find_active(
-        [run.paths for run in todo if not run.paths.result.exists()]
-    ):
+    """Execute runs on this machine, or on the hosts of a hostfile."""
+    active = slurm_jobs.find_active(run.paths for run in todo if not run.paths.result.exists())
+    if active:
         raise SettingsError(f"{active}: continue with --slurm, or cancel it with scancel")
     for run in todo:
         run.paths.slurm.unlink(missing_ok=True)
-    with local.shared_servers(
-        {run.experiment.device for run in todo if not run.experiment.hostfile}
-    ):
+    devices: set[str] = {run.experiment.device for run in todo if not run.experiment.hostfile}
+    with local.shared_servers(devices):
         if any(run.lane for run in todo):
             run_all(todo, LocalJob, display)
             return
@@ -187,9 +194,8 @@ def unsupported(sweep: Sweep) -> list[str]:
 
 def check_models(sweep: Sweep) -> None:
     """Raise a SettingsError with what every run would refuse of its model or text; hosts read theirs themselves."""
-    if problems := built_models.problems(
-        run.experiment for run in sweep.runs if not run.experiment.hostfile
-    ):
+    here = [run.experiment for run in sweep.runs if not run.experiment.hostfile]
+    if problems := built_models.problems(here):
         raise SettingsError(problems)
 
 
@@ -199,25 +205,20 @@ def is_finished(run: Run, retry: bool = False) -> bool:
     A run with an incomplete record is repeated, with a warning that says what is wrong. A SettingsError is raised if it
     was finished with other settings or with input files that have changed.
     """
-    check_readable(run.paths)
-    record = json_files.read_json(run.paths.result)
-    status = (
-        record_schema.cleaned(run.paths.result.name, record)[0].get("status")
-        if record
-        else "interrupted"
-    )
-    if status in ENDED and (other := job.changed_settings(run)):
+    record = RunRecord(run.paths)
+    record.check_readable()
+    if record.status in ENDED and (other := job.changed_settings(run, record)):
         raise SettingsError(
             f"{run.paths.dir} is finished with other settings ({other}): choose another --output"
         )
-    if status == "interrupted" or (retry and status != "ok"):
+    if record.status == "interrupted" or (retry and record.status != "ok"):
         return False
-    settings = json_files.read_json(run.paths.experiment) or {}
-    if files := inputs.changed(settings.get("inputs"), run.inputs):
+    if files := inputs.changed(record.settings.get("inputs"), run.inputs):
         raise SettingsError(
             f"{files[0]} has changed since {run.paths.dir} was measured with it: {job.CHANGED}"
         )
-    if message := unfinished(run.paths):
+    message = record.unfinished()
+    if message:
         json_files.warn(f"{run.paths.dir}: {message}; the run is repeated")
     return not message
 
@@ -226,18 +227,13 @@ class LocalJob:
     """A run in a local process, which ends when this process ends; tests pass a fake `module`."""
 
     running = True
+    _cancelled_at: float | None = None
 
-    def __init__(self, run: Run, module: str = "dsnb.measure.sweep.job") -> None:
-        job.initialize(run)
-        hosts = run.lane.split("@")
-        some = (
-            ", ".join(hosts)
-            if len(hosts) <= 4
-            else f"{hosts[0]}, ... {hosts[-1]} ({len(hosts)} hosts)"
-        )
-        self.run, self.location = run, f"on {some}"
-        self._began = launch_clock.now_s()
-        self._cancelled_at: float | None = None
+    def __init__(self, run: Run, module: str = job.MODULE) -> None:
+        job.begin(run)
+        self.run = run
+        self.location = f"on {_some(run.lane.split('@'))}"
+        self._began_s = launch_clock.now_s()
         # The job ends when the pipe closes. It has a separate session, so Ctrl-C reaches it only through `cancel`.
         with open(run.paths.job_log, "wb") as log:
             self._process = subprocess.Popen(
@@ -257,17 +253,17 @@ class LocalJob:
             return None
         if self._process.stdin:
             self._process.stdin.close()
-        return job.finish(self.run.paths, "interrupted", self._cause(code), self._began)
+        return job.finish(self.run.paths, self._outcome(code), self._began_s)
 
-    def _cause(self, code: int) -> str:
-        """Return why the run has no result, if it has none."""
+    def _outcome(self, code: int) -> Outcome:
+        """Return how the run ended if it has no result."""
         if self._cancelled_at:
-            return "stopped by the user"
+            return job.STOPPED
         if code < 0:
             when = "during its run" if self.run.paths.console.exists() else "before its run began"
-            return f"the job was {signals.killed_by(-code)} {when}"
-        last_line = [*last_lines(self.run.paths.job_log, 1), "it printed nothing"][0]
-        return f"the job ended with exit code {code}: {last_line}"
+            return Outcome("interrupted", f"the job was {signals.killed_by(-code)} {when}")
+        cause = f"the job ended with exit code {code}: {last_line(self.run.paths.job_log)}"
+        return Outcome("interrupted", cause)
 
     def cancel(self) -> None:
         """Send SIGTERM to the process."""
@@ -275,7 +271,17 @@ class LocalJob:
         self._process.terminate()
 
 
-def cancel_each(jobs: list[LocalJob]) -> None:
+def _some(hosts: list[str]) -> str:
+    """Return a list of hosts in words."""
+    if len(hosts) <= MAX_NAMED_HOSTS:
+        return ", ".join(hosts)
+    return f"{hosts[0]}, ... {hosts[-1]} ({len(hosts)} hosts)"
+
+
+Job = LocalJob | SlurmJob
+
+
+def cancel_each(jobs: Iterable[LocalJob]) -> None:
     """Send SIGTERM to all jobs."""
     for started in jobs:
         started.cancel()
@@ -283,7 +289,7 @@ def cancel_each(jobs: list[LocalJob]) -> None:
 
 def run_all(
     todo: Sequence[Run],
-    start: Callable[[Run], LocalJob | SlurmJob | None],
+    start: Callable[[Run], Job | None],
     progress: Progress,
     cancel: Callable[[list[Any]], None] = cancel_each,
     poll_s: float = POLL_S,
@@ -294,18 +300,10 @@ def run_all(
     """
     for stage in sorted({run.stage for run in todo}):
         waiting = [run for run in todo if run.stage == stage]
-        jobs: list[LocalJob | SlurmJob] = []
+        jobs: list[Job] = []
         try:
             while waiting or jobs:
-                for run in [*waiting]:
-                    if run.lane and any(
-                        active.run.lane == run.lane for active in jobs
-                    ):  # its hosts are in use
-                        continue
-                    if not (started := start(run)):
-                        break
-                    jobs.append(started)
-                    waiting.remove(run)
+                _start_jobs(waiting, jobs, start)
                 for active in [*jobs]:
                     if result := active.poll():
                         jobs.remove(active)
@@ -321,3 +319,16 @@ def run_all(
                 jobs = [active for active in jobs if active.poll() is None]
                 time.sleep(poll_s)
             raise
+
+
+def _start_jobs(waiting: list[Run], jobs: list[Job], start: Callable[[Run], Job | None]) -> None:
+    """Start the waiting runs whose hosts are free, until no more jobs can be started for now."""
+    for run in [*waiting]:
+        busy_lanes = {active.run.lane for active in jobs if active.run.lane}
+        if run.lane in busy_lanes:
+            continue
+        started = start(run)
+        if started is None:
+            return
+        jobs.append(started)
+        waiting.remove(run)

@@ -10,21 +10,23 @@ import secrets
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from dsnb.base.errors import LaunchError, SettingsError
 from dsnb.base.files import json_files
 from dsnb.base.system import interpreter, launch_clock
-from dsnb.measure.launcher.outcome import settled, summarize_run
+from dsnb.measure.launcher.figures import summarize_run
+from dsnb.measure.launcher.outcome import Outcome, settled
 from dsnb.measure.sweep import job
 from dsnb.measure.sweep.allocation import Allocation
 from dsnb.measure.sweep.params import Run
-from dsnb.settings.experiment import Experiment
-from dsnb.settings.records import record_schema
+from dsnb.settings.records.advice import SLURM_STATES
 from dsnb.settings.records.paths import RunPaths
-from dsnb.settings.records.result import Result, last_lines
+from dsnb.settings.records.result import Result, last_line
+from dsnb.settings.records.run_record import RunRecord
 
 POLL_S = 3.0
 SETTLE_S = 30.0
@@ -37,23 +39,10 @@ USUAL_REASONS = {"", "None", "Priority", "Resources", "BeginTime", "Prolog"}
 KILLED = {-15, -9}
 """Exit codes of ranks that were killed by a signal."""
 SHARED = "is the outputs folder on a file system that the nodes share?"
-ENDINGS = {
-    "BOOT_FAIL": ("interrupted", ""),
-    "CANCELLED": ("interrupted", ""),
-    "COMPLETED": ("interrupted", f"it left no result: {SHARED}"),
-    "DEADLINE": ("timeout", ""),
-    "FAILED": ("interrupted", f"it wrote no log: {SHARED}"),
-    "NODE_FAIL": ("interrupted", "`sinfo -R` lists failed nodes"),
-    "OUT_OF_MEMORY": (
-        "oom",
-        "it used more host memory than requested: set --sbatch-option mem=...",
-    ),
-    "PREEMPTED": ("interrupted", ""),
-    "REVOKED": ("interrupted", ""),
-    "TIMEOUT": ("timeout", "raise --time, or lower steps"),
-}
-"""Final state of a job -> status of its run if that left no result, and what to do; other states are waited for."""
 ENDED_BY_ITSELF = {"BOOT_FAIL", "COMPLETED", "FAILED", "REVOKED"}
+KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
+FOREIGN = ("SLURM_", "DSNB_FORK_SERVER")
+"""Beginnings of environment variables that belong to the current process; Slurm's commands receive only `KEPT`."""
 FORMAT = "%i|%j|%T|%r|%N"
 
 
@@ -74,15 +63,17 @@ class Record:
     @property
     def ended(self) -> bool:
         """Whether the job has ended."""
-        return self.state in ENDINGS
+        return self.state in SLURM_STATES
+
+    @property
+    def ended_from_outside(self) -> bool:
+        """Whether something other than the job itself ended it."""
+        return self.ended and self.state not in ENDED_BY_ITSELF
 
     @property
     def cut_short(self) -> bool:
         """Whether the job was ended from outside, and another one has to be submitted."""
-        return (
-            self.state not in ENDED_BY_ITSELF
-            and ENDINGS.get(self.state, ("", ""))[0] == "interrupted"
-        )
+        return self.ended_from_outside and SLURM_STATES[self.state][0] == "interrupted"
 
 
 def sbatch_command(
@@ -96,10 +87,10 @@ def sbatch_command(
         "open-mode": "truncate",
         "no-requeue": "",
     }
-    words = [
-        f"--{key}={value}" if value else f"--{key}" for key, value in {**options, **fixed}.items()
-    ]
-    return ["sbatch", *words, "--parsable", f"--wrap=exec {shlex.join(command)}"]
+    words = ["sbatch"]
+    for key, value in {**options, **fixed}.items():
+        words.append(f"--{key}={value}" if value else f"--{key}")
+    return [*words, "--parsable", f"--wrap=exec {shlex.join(command)}"]
 
 
 def queue() -> dict[str, Record]:
@@ -113,16 +104,16 @@ def queue() -> dict[str, Record]:
 
 def _output(*command: str) -> str:
     """Run a command of Slurm without the variables of the current allocation and fork servers."""
-    keep, foreign = {"SLURM_CONF", "SLURM_CLUSTERS"}, ("SLURM_", "DSNB_FORK_SERVER")
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name in KEPT or not name.startswith(FOREIGN)
+    }
     try:
         # In a separate session, because Ctrl-C must reach the sweep only, which then cancels its jobs.
         done = subprocess.run(
             command,
-            env={
-                name: value
-                for name, value in os.environ.items()
-                if name in keep or not name.startswith(foreign)
-            },
+            env=variables,
             capture_output=True,
             check=False,
             start_new_session=True,
@@ -135,19 +126,17 @@ def _output(*command: str) -> str:
             f"{command[0]} is not found: --slurm needs Slurm's commands; start it on a login node of the cluster"
         ) from None
     if done.returncode:
-        raise SlurmError(
-            error_sentence(done.stderr) or f"{command[0]} ended with exit code {done.returncode}"
-        )
+        ended = f"{command[0]} ended with exit code {done.returncode}"
+        raise SlurmError(error_sentence(done.stderr) or ended)
     return done.stdout
 
 
 def error_sentence(stderr: str) -> str:
-    """Return the last error that a command of Slurm printed, without its prefix."""
+    """Return the last error that a command of Slurm printed, without its prefix; empty if it printed nothing."""
     rows = [row.strip() for row in stderr.splitlines() if row.strip()]
-    message = (
-        [row.partition("error: ")[2] for row in rows if "error: " in row][-1:] or rows[:1] or [""]
-    )
-    return message[0].removeprefix("Batch job submission failed: ")
+    errors = [row.partition("error: ")[2] for row in rows if "error: " in row]
+    message = next(chain(reversed(errors), rows), "")
+    return message.removeprefix("Batch job submission failed: ")
 
 
 class SlurmExecutor:
@@ -165,36 +154,48 @@ class SlurmExecutor:
         say: Callable[[str], None],
         poll_s: float = POLL_S,
         settle_s: float = SETTLE_S,
-        module: str = "dsnb.measure.sweep.job",
+        module: str = job.MODULE,
     ) -> None:
-        self.allocation, self.sweep, self._say = allocation, sweep, say
-        self.poll_s, self.settle_s, self.module = poll_s, settle_s, module
+        self.allocation = allocation
+        self.sweep = sweep
+        self.poll_s = poll_s
+        self.settle_s = settle_s
+        self.module = module
         self.cancelled = False
+        self._say = say
         self._names: set[str] = set()
         self._printed: set[str] = set()
-        self._polled_at, self._retry_at, self._answers = time.monotonic(), 0.0, True
+        self._polled_at = time.monotonic()
+        self._retry_at = 0.0
+        self._answers = True
         try:
             self.records = queue()
         except SlurmError as error:
             raise LaunchError(
                 f"Slurm does not answer ({error}): start the sweep again when it does"
             ) from error
-        problems = [
+        if problems := list(filter(None, map(self._conflict, todo))):
+            raise SettingsError(problems)
+
+    def _conflict(self, run: Run) -> str | None:
+        """Return what is wrong if a job is executing a run with other settings."""
+        record = self.find(run.paths)
+        if record is None or record.ended:
+            return None
+        differences = job.changed_settings(run, RunRecord(run.paths))
+        if not differences:
+            return None
+        return (
             f"{run.paths.dir} is being executed by job {record.id} with other settings ({differences}): "
             f"wait for it, cancel it with `scancel {record.id}`, or choose another --output"
-            for run in todo
-            if (record := self.find(run.paths))
-            and not record.ended
-            and (differences := job.changed_settings(run))
-        ]
-        if problems:
-            raise SettingsError(problems)
+        )
 
     def poll(self, anew: bool = False) -> bool:
         """Ask Slurm again if its last answer is too old; return whether it answers."""
         if anew or time.monotonic() > self._polled_at + self.poll_s:
             try:
-                self.records, self._answers = queue(), True
+                self.records = queue()
+                self._answers = True
             except SlurmError as error:
                 self._answers = False
                 self.say_once(f"Slurm does not answer, asking again: {error}")
@@ -203,17 +204,18 @@ class SlurmExecutor:
 
     def find(self, run: RunPaths) -> Record | None:
         """Return the last job that was submitted for a run; None if Slurm does not list it."""
-        name = (record_schema.read(run.slurm) or {}).get("name")
-        self._names |= {name} if name else set()
-        return self.records.get(name) if name else None
+        name = RunRecord(run).job.get("name")
+        if name:
+            self._names.add(name)
+        return self.records.get(name)
 
     def start(self, run: Run) -> "SlurmJob | None":
         """Follow the job that already executes a run, or submit one; None if Slurm takes no more jobs for now."""
         if time.monotonic() < self._retry_at or not self.poll():
             return None
         record = self.find(run.paths)
-        if not record or (record.ended and (record.cut_short or job.read_result(run.paths))):
-            job.initialize(run)
+        if record is None or record.cut_short or (record.ended and _result(run.paths)):
+            job.begin(run)
             try:
                 record = self._submit(run)
             except SlurmError as error:
@@ -229,14 +231,16 @@ class SlurmExecutor:
 
     def _submit(self, run: Run) -> Record:
         """Submit the job of a run; Slurm may have accepted it even if this raises a SlurmError."""
-        paths, name = run.paths, f"dsnb-{self.sweep}-{secrets.token_hex(6)}"
+        paths = run.paths
+        name = f"dsnb-{self.sweep}-{secrets.token_hex(6)}"
         self._names.add(name)
         json_files.write_json(paths.slurm, {"name": name, "job": None})
         paths.job_log.unlink(missing_ok=True)
         command = interpreter.command("-m", self.module, str(paths.dir.absolute()))
         options = self.allocation.options(run.experiment)
         printed = _output(*sbatch_command(name, paths.job_log.absolute(), options, command))
-        record = self.records[name] = Record(printed.strip().partition(";")[0], name, "PENDING")
+        record = Record(printed.strip().partition(";")[0], name, "PENDING")
+        self.records[name] = record
         json_files.write_json(paths.slurm, {"name": name, "job": record.id})
         return record
 
@@ -274,8 +278,12 @@ class SlurmJob:
     _end: Record | None = None
 
     def __init__(self, executor: SlurmExecutor, run: Run, record: Record) -> None:
-        self.run, self.id, self.location = run, record.id, f"in job {record.id}"
-        self._executor, self._name, self._began = executor, record.name, launch_clock.now_s()
+        self.run = run
+        self.id = record.id
+        self.location = f"in job {record.id}"
+        self._executor = executor
+        self._name = record.name
+        self._began_s = launch_clock.now_s()
 
     def poll(self) -> Result | None:
         """Return the result; None before the run has ended, or while Slurm does not answer."""
@@ -288,25 +296,28 @@ class SlurmJob:
                 self._executor.say_once(f"job {record.id} waits: {record.reason}")
             return None
         if self._settled_at is None:
-            self._end, self._settled_at = record, time.monotonic() + self._executor.settle_s
+            self._end = record
+            self._settled_at = time.monotonic() + self._executor.settle_s
         if self._executor.cancelled:
-            return job.finish(self.run.paths, "interrupted", "stopped by the user", self._began)
-        has_result = (self._end and self._end.state == "CANCELLED") or job.read_result(
-            self.run.paths
-        )
-        if not has_result and time.monotonic() < self._settled_at:
-            return None
-        return final_result(self.run.paths, self.id, self._end)
+            return job.finish(self.run.paths, job.STOPPED, self._began_s)
+        leaves_none = self._end is not None and self._end.state == "CANCELLED"
+        is_late = time.monotonic() >= self._settled_at
+        if leaves_none or is_late or _result(self.run.paths):
+            return final_result(self.run.paths, self.id, self._end)
+        return None
 
 
-def find_active(runs: Sequence[RunPaths]) -> str:
+def _result(run: RunPaths) -> Result | None:
+    return Result.of(RunRecord(run))
+
+
+def find_active(runs: Iterable[RunPaths]) -> str:
     """Return the first of these runs whose job is queued or running, in words; empty if there is none.
 
     Raises SettingsError if Slurm does not answer: the jobs may be active then.
     """
-    submitted = {
-        name: run for run in runs if (name := (record_schema.read(run.slurm) or {}).get("name"))
-    }
+    submitted = {RunRecord(run).job.get("name"): run for run in runs}
+    submitted.pop(None, None)
     try:
         jobs = queue() if submitted else {}
     except (SlurmError, SettingsError) as error:
@@ -326,33 +337,32 @@ def final_result(run: RunPaths, job_id: str, record: Record | None) -> Result:
 
     A result that the run wrote takes precedence, unless it was interrupted or killed and Slurm knows the cause.
     """
-    written = job.read_result(run)
-    by_slurm = record is not None and record.state not in ENDED_BY_ITSELF
-    cut_short = written and (
-        written.status == "interrupted" or KILLED & set(written.exit_codes.values())
-    )
-    if written and not (by_slurm and cut_short):
-        return written
-    experiment = Experiment.recorded(record_schema.read(run.experiment) or {})
-    status, cause = settled(experiment, run, *job_status(run, job_id, record))
+    recorded = RunRecord(run)
+    written = Result.of(recorded)
+    if written:
+        was_killed = KILLED & set(written.exit_codes.values())
+        was_cut_short = written.status == "interrupted" or was_killed
+        if not (was_cut_short and record and record.ended_from_outside):
+            return written
+    status, cause = settled(recorded, job_outcome(run, job_id, record))
     result = replace(written or Result("", None, {}, {}, {}, run.dir), status=status, cause=cause)
     if not result.summary:
-        result = replace(result, summary=summarize_run(experiment, run))
+        result = replace(result, summary=summarize_run(recorded))
     result.write()
     return result
 
 
-def job_status(run: RunPaths, job_id: str, record: Record | None) -> tuple[str, str]:
-    """Return the status and cause of a run whose job has ended, from Slurm's record of the job."""
+def job_outcome(run: RunPaths, job_id: str, record: Record | None) -> Outcome:
+    """Return the outcome of a run whose job has ended, from Slurm's record of the job."""
     if record is None:
-        return (
-            "interrupted",
-            f"Slurm no longer lists job {job_id}, and {run.dir} has no result: {SHARED}",
-        )
-    status, advice = ENDINGS[record.state]
-    cause = f"job {job_id} ended as {record.state}" + (
-        f" on {record.nodes}" if record.nodes else ""
-    )
+        cause = f"Slurm no longer lists job {job_id}, and {run.dir} has no result: {SHARED}"
+        return Outcome("interrupted", cause)
+    status, advice = SLURM_STATES[record.state]
+    cause = f"job {job_id} ended as {record.state}"
+    if record.nodes:
+        cause += f" on {record.nodes}"
     if record.state == "FAILED" and run.job_log.exists():
-        advice = [*last_lines(run.job_log, 1), "it printed nothing"][0]
-    return status, f"{cause}: {advice}" if advice else cause
+        advice = last_line(run.job_log)
+    if advice:
+        cause += f": {advice}"
+    return Outcome(status, cause)

@@ -5,7 +5,6 @@ The answer is one line of JSON. It comes from a separate process, because import
 DeepSpeed's parser never asks for is one that it would silently ignore.
 """
 
-import difflib
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dsnb.settings import deepspeed_keys
+from dsnb.settings.checks import closest_match
 
 FREE = {"optimizer.params", "scheduler.params"}
 """Sections that DeepSpeed passes on as they are; the receiver refuses unknown keys."""
@@ -143,8 +143,8 @@ def _invalid(detail: Any, keys: Mapping[str, Any]) -> str:
 
 
 def _unknown(path: str, valid: set[str]) -> str:
-    near = difflib.get_close_matches(path.rpartition(".")[2], sorted(valid), n=1)
-    hint = f"did you mean '{near[0]}'?" if near else "look its name up in DeepSpeed's documentation"
+    match = closest_match(path.rpartition(".")[2], sorted(valid))
+    hint = f"did you mean '{match}'?" if match else "look its name up in DeepSpeed's documentation"
     return f"{deepspeed_keys.PREFIX}{path} is no key of DeepSpeed: {hint}"
 
 

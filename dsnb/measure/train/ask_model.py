@@ -22,9 +22,8 @@ def problems(experiment: Experiment) -> list[str]:
 
     try:
         config = build.model_config(experiment)
-        if known_now := checks.contradictions(
-            experiment.model_dump()
-        ):  # the configuration is in the hub's cache
+        known_now = checks.contradictions(experiment)  # the configuration is in the hub's cache
+        if known_now:
             return known_now
         parts.check_split(experiment, config)
         whole = {"tensor_parallel": 1, "pipeline_parallel": 1, "device": "cpu"}

@@ -21,15 +21,14 @@ from deepspeed.utils import groups, set_z3_leaf_modules
 
 from dsnb.measure.train.ask_deepspeed import configured
 from dsnb.measure.train.data import data_rank
-from dsnb.measure.train.trainer import Trainer, make_optimizer
+from dsnb.measure.train.trainer import Trainer, communication, make_optimizer
 from dsnb.models import parts
-from dsnb.models.build import DTYPES, build_stage
+from dsnb.models.build import DTYPES, build, build_stage
 from dsnb.models.compile import begin_graphs, compile_model, compile_options, separate_caches
 from dsnb.models.loss import CausalLoss, causal_loss
 from dsnb.models.parts import blocks
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.training import compiles_blocks, gathers_blocks
 
 GATHERING_STREAM = "_DeepSpeedZeRoOffload__allgather_stream"
 """The attribute of ZeRO 3's parameter offload that holds its stream; None on a CPU."""
@@ -76,13 +75,16 @@ class EngineTrainer(Trainer):
 class DeepSpeedTrainer(EngineTrainer):
     """Trains with ZeRO, offload and tensor parallelism."""
 
-    def __init__(self, experiment: Experiment, model: Any, ds_config: dict[str, Any]) -> None:
+    def __init__(
+        self, experiment: Experiment, ds_config: dict[str, Any], device: torch.device
+    ) -> None:
+        model = build(experiment, ds_config, device)
         super().__init__(experiment, model)
         with_loss = CausalLoss(model, experiment.loss == "chunked")
-        if experiment.zero_stage == 3 and gathers_blocks(experiment.model_dump()):
+        if experiment.zero_stage == 3 and experiment.gathers_blocks:
             set_z3_leaf_modules(with_loss, [type(blocks(with_loss)[0])])
         # If the engine compiles, its hooks, such as ZeRO 3's that gather weights, are part of the graph.
-        whole_graph = experiment.compile != "off" and not compiles_blocks(experiment.model_dump())
+        whole_graph = experiment.compile != "off" and not experiment.compiles_blocks
         by_engine = whole_graph and (
             experiment.compile == "deepcompile" or experiment.zero_stage == 3
         )
@@ -293,7 +295,7 @@ def check(experiment: Experiment, engine: Any) -> None:
 def expected(experiment: Experiment) -> dict[str, Any]:
     """Return the properties that an engine must have for these settings."""
     offloaded, _, device = experiment.offload.partition("-")
-    dtype, native = DTYPES[experiment.precision], experiment.mixed_precision == "native"
+    numbers = experiment.numbers
     return {
         "ZeRO stage": experiment.zero_stage,
         "accumulation": experiment.grad_accum,
@@ -302,8 +304,8 @@ def expected(experiment: Experiment) -> dict[str, Any]:
         "data-parallel place": data_rank(experiment, deepspeed.comm.get_rank()),
         "tensor-parallel ranks": experiment.tensor_parallel,
         "pipeline stages": experiment.pipeline_parallel,
-        "weights": _dtype(dtype if native else torch.float32),
-        "autocast": _dtype(dtype) if dtype is not torch.float32 and not native else None,
+        "weights": _dtype(DTYPES[numbers.trained]),
+        "autocast": _dtype(DTYPES[numbers.computed]) if numbers.autocast else None,
         "optimizer offloaded to": device or "none",
         "parameters offloaded to": device if offloaded == "all" else "none",
         "optimizer": {"adafactor": "Adafactor", "muon": "Muon"}.get(experiment.optimizer, "Adam"),
@@ -351,7 +353,7 @@ def describe(engine: Any) -> dict[str, Any]:
         **properties,
         "optimizer": " over ".join(_optimizers(engine.optimizer)),
         "parameter_dtype": properties["weights"],
-        "communication": deepspeed.comm.get_world_size() > 1 and torch.distributed.get_backend(),
+        "communication": communication(),
     }
 
 

@@ -28,7 +28,11 @@ from dsnb.base.system import signals
 POLL_S = 0.02
 running: list[int] = []
 """Process IDs of the current run's ranks; the first is also the ID of their process group."""
-FIRST = ("transformers.models.gpt2.modeling_gpt2", "deepspeed.module_inject.auto_ep_layer")
+FIRST = (
+    "transformers.models.gpt2.modeling_gpt2",
+    "deepspeed.module_inject.auto_ep_layer",
+    "dsnb.measure.train.engine",
+)
 """Modules that the first run needs whatever it trains; importing what they import takes 2 s in each of its ranks."""
 PRELOADED = ("torch", "deepspeed", "transformers", "dsnb", "numpy", "tokenizers", "peft")
 

@@ -5,6 +5,7 @@ They use the same model, data and meter.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dsnb.models.build import DTYPES
+from dsnb.models.build import DTYPES, build
 from dsnb.models.compile import begin_graphs, compile_model
 from dsnb.models.loss import CausalLoss
 from dsnb.models.parts import blocks
@@ -44,16 +45,15 @@ class Trainer:
     optimizer: Any
 
     def __init__(self, experiment: Experiment, model: Any) -> None:
-        self.experiment, self.config = experiment, model.config
+        self.experiment = experiment
+        self.config = model.config
         self.section: Section = no_section
+        trainable = filter(_is_trainable, model.parameters())
+        of_blocks = chain.from_iterable(block.parameters() for block in blocks(model))
         self.parameters = {
             "parameters": sum(map(_numel, model.parameters())),
-            "trainable_parameters": sum(
-                _numel(each) for each in model.parameters() if each.requires_grad
-            ),
-            "block_parameters": sum(
-                _numel(each) for block in blocks(model) for each in block.parameters()
-            ),
+            "trainable_parameters": sum(map(_numel, trainable)),
+            "block_parameters": sum(map(_numel, of_blocks)),
         }
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
@@ -73,35 +73,96 @@ class Trainer:
 
 
 def _numel(parameter: nn.Parameter) -> int:
-    return int(
-        getattr(parameter, "ds_numel", parameter.numel())
-    )  # the full size if ZeRO 3 has partitioned it
+    """Return the full size, also of a parameter that ZeRO 3 has partitioned."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def _is_trainable(parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad
 
 
 class TorchTrainer(Trainer):
-    """A plain torch training loop with DDP, FSDP2, or the bare model."""
+    """A training loop of torch; by itself one process, subclasses wrap the model."""
 
-    def __init__(self, experiment: Experiment, model: Any, device: torch.device) -> None:
+    def __init__(
+        self, experiment: Experiment, ds_config: dict[str, Any], device: torch.device
+    ) -> None:
+        model = build(experiment, ds_config, device)
         super().__init__(experiment, model)
         self.device = device
         self.module = with_loss = CausalLoss(model, experiment.loss == "chunked")
         compile_model(experiment, with_loss)
-        wrap = {"plain": lambda model: model, "ddp": self._ddp, "fsdp": self._fsdp}[
-            experiment.strategy
-        ]
-        self.wrapped: Any = wrap(with_loss)
-        self.trainable = [
-            parameter for parameter in self.wrapped.parameters() if parameter.requires_grad
-        ]
+        self.wrapped: Any = self.wrap(with_loss)
+        self.trainable = list(filter(_is_trainable, self.wrapped.parameters()))
         self.optimizer = make_optimizer(experiment, self.trainable)
         self._norm: torch.Tensor | None = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=experiment.precision == "fp16")
 
-    def _ddp(self, model: CausalLoss) -> nn.Module:
-        devices = [self.device] if self.device.type == "cuda" else None
+    def wrap(self, model: CausalLoss) -> Any:
+        """Return the model as the strategy shares it among ranks."""
+        return model
+
+    def set_synchronization(self, is_last: bool) -> None:
+        """Choose whether the next backward pass reduces gradients: that of the last micro-batch does."""
+
+    def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
+        """Train one optimizer step."""
+        total = torch.zeros((), device=self.device)
+        begin_graphs(self.experiment)
+        for number, ids in enumerate(micro_batches, start=1):
+            self.set_synchronization(number == len(micro_batches))
+            with self.section("forward"), self._autocast():
+                loss = self.wrapped(ids)
+            with self.section("backward"):
+                self.scaler.scale(loss / len(micro_batches)).backward()
+            total += loss.detach()
+        with self.section("optimizer"):
+            skipped = self._update()
+        return total / len(micro_batches), skipped
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        numbers = self.experiment.numbers
+        if numbers.autocast:
+            return torch.autocast(self.device.type, dtype=DTYPES[numbers.computed])
+        return nullcontext()
+
+    def _update(self) -> bool:
+        """Update the weights; return whether the loss scaler skipped the update."""
+        if self.experiment.gradient_clipping:
+            self.scaler.unscale_(self.optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(self.trainable, self.experiment.gradient_clipping)
+            if not isinstance(norm, DTensor):  # FSDP's: reading it would cost a reduction
+                self._norm = norm
+        self.scaler.step(self.optimizer)
+        before = self.scaler.get_scale()
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return self.scaler.get_scale() < before
+
+    def grad_norm(self) -> torch.Tensor | None:
+        """Return the gradient norm of the last step before clipping; None without clipping, and with FSDP."""
+        return self._norm
+
+    def describe(self) -> dict[str, Any]:
+        """Return the wrapper of the model, if it has one, its dtypes, optimizer and attention."""
+        dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in self.trainable}
+        return {
+            "strategy": type(self.wrapped).__name__,
+            "optimizer": type(self.optimizer).__name__,
+            "parameter_dtype": " and ".join(sorted(dtypes)),
+            "attention": self.config._attn_implementation,
+            "communication": communication(),
+        }
+
+
+class DdpTrainer(TorchTrainer):
+    """Averages gradients with torch's DistributedDataParallel."""
+
+    def wrap(self, model: CausalLoss) -> DistributedDataParallel:
+        """Return the model with hooks that reduce gradients, compressed if the settings ask for it."""
         wrapped = DistributedDataParallel(
             model,
-            device_ids=devices,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             bucket_cap_mb=self._bucket_mib(),
         )
@@ -123,78 +184,44 @@ class TorchTrainer(Trainer):
             return ONE_BUCKET_MIB
         return self.experiment.bucket_elements * 4 / 2**20 or None
 
-    def _fsdp(self, model: CausalLoss) -> Any:
+    def set_synchronization(self, is_last: bool) -> None:
+        """Reduce once a step, as with DDP's `no_sync`."""
+        self.wrapped.require_backward_grad_sync = is_last
+
+
+class FsdpTrainer(TorchTrainer):
+    """Shards everything by block with torch's FSDP2."""
+
+    def wrap(self, model: CausalLoss) -> Any:
+        """Return the model with shards for weights, and hooks that gather them."""
+        options = self.sharding()
+        for block in blocks(model):
+            fully_shard(block, **options)
+        return fully_shard(model, **options)
+
+    def sharding(self) -> dict[str, Any]:
+        """Return the arguments of `fully_shard`."""
         options: dict[str, Any] = {
             "mesh": init_device_mesh(self.device.type, (self.experiment.gpus,))
         }
-        if self.experiment.precision == "bf16" and self.experiment.mixed_precision == "native":
+        if self.experiment.numbers.natively_half:
             # Inputs keep their types, as in DeepSpeed's bf16: the hidden state is in bf16 already, and OLMo 2 hands
             # the cosines and sines of positions to its blocks in fp32. FSDP2 casts them in the forward pass, but not
             # where torch 2.11 and 2.12 recompute a block, which then fails.
             options["mp_policy"] = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )
-        for block in blocks(model):
-            fully_shard(block, **options)
-        return fully_shard(model, **options)
+        return options
 
-    def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
-        """Train one optimizer step."""
-        total = torch.zeros((), device=self.device)
-        begin_graphs(self.experiment)
-        for number, ids in enumerate(micro_batches, start=1):
-            last = number == len(micro_batches)  # gradients are synchronized in its backward pass
-            if self.experiment.strategy == "ddp":
-                self.wrapped.require_backward_grad_sync = last  # as DDP's `no_sync` does
-            elif self.experiment.reduce_gradients == "step":
-                self.wrapped.set_requires_gradient_sync(last)
-            with self.section("forward"), self._autocast():
-                loss = self.wrapped(ids)
-            with self.section("backward"):
-                self.scaler.scale(loss / len(micro_batches)).backward()
-            total += loss.detach()
-        with self.section("optimizer"):
-            skipped = self._update()
-        return total / len(micro_batches), skipped
+    def set_synchronization(self, is_last: bool) -> None:
+        """Reduce in every micro-batch, or once a step."""
+        if self.experiment.reduce_gradients == "step":
+            self.wrapped.set_requires_gradient_sync(is_last)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        half = DTYPES[self.experiment.precision]
-        native_fsdp = (
-            self.experiment.strategy == "fsdp" and self.experiment.mixed_precision == "native"
-        )
-        if half is torch.float32 or native_fsdp:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=half)
 
-    def _update(self) -> bool:
-        if self.experiment.gradient_clipping:
-            self.scaler.unscale_(self.optimizer)
-            norm = torch.nn.utils.clip_grad_norm_(self.trainable, self.experiment.gradient_clipping)
-            if not isinstance(norm, DTensor):  # FSDP's: reading it would cost a reduction
-                self._norm = norm
-        self.scaler.step(self.optimizer)
-        before = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return self.scaler.is_enabled() and self.scaler.get_scale() < before
-
-    def grad_norm(self) -> torch.Tensor | None:
-        """Return the gradient norm of the last step before clipping; None without clipping, and with FSDP."""
-        return self._norm
-
-    def describe(self) -> dict[str, Any]:
-        """Return the wrapper of the model, if it has one, its dtypes, optimizer and attention."""
-        dtypes = sorted(
-            {str(parameter.dtype).removeprefix("torch.") for parameter in self.trainable}
-        )
-        return {
-            "strategy": type(self.wrapped).__name__,
-            "optimizer": type(self.optimizer).__name__,
-            "parameter_dtype": " and ".join(dtypes),
-            "attention": self.config._attn_implementation,
-            "communication": torch.distributed.get_world_size() > 1
-            and torch.distributed.get_backend(),
-        }
+def communication() -> Any:
+    """Return the backend of collectives; False for a single rank."""
+    return torch.distributed.get_world_size() > 1 and torch.distributed.get_backend()
 
 
 def make_optimizer(

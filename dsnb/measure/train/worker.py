@@ -27,17 +27,16 @@ from dsnb.base.system import launch_clock
 from dsnb.base.system.hardware import GIB, POWER_COUNTER
 from dsnb.measure.train import failure, over_ranks, profiling
 from dsnb.measure.train.data import Batches, batches
-from dsnb.measure.train.engine import DeepSpeedTrainer, PipelineTrainer
 from dsnb.measure.train.failure import Position
 from dsnb.measure.train.launches import launch_us
 from dsnb.measure.train.meter import Meter, open_gpu
-from dsnb.measure.train.trainer import TorchTrainer, Trainer, no_section
-from dsnb.models import token_work
+from dsnb.measure.train.trainer import Trainer, no_section
 from dsnb.models.attention import FLEX_NAME, KernelWatch
-from dsnb.models.build import build
 from dsnb.models.compile import compiled_graphs, graph_breaks
+from dsnb.models.observe import flops
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
+from dsnb.settings.strategies import load
 
 MAX_WAIT_S = 30 * 86400.0
 """Maximum timeout of a collective: torch counts nanoseconds, which overflow after 300 years."""
@@ -111,7 +110,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
         if device.type == "cuda":
             with suppress(torch.OutOfMemoryError):  # the run itself is over
                 record["launch_us"] = launch_us(device)
-        json_files.write_json(run.worker, record | token_work.record(experiment))
+        json_files.write_json(run.worker, record | flops.record(experiment))
     if experiment.profile:
         last = experiment.warmup_steps + experiment.steps - 1
         profiling.profile(
@@ -225,12 +224,10 @@ def set_up(experiment: Experiment) -> torch.device:
 def make_trainer(
     experiment: Experiment, ds_config: dict[str, Any], device: torch.device
 ) -> Trainer:
-    """Build the model and its trainer."""
-    if experiment.strategy != "deepspeed":
-        return TorchTrainer(experiment, build(experiment, ds_config, device), device)
-    if experiment.pipeline_parallel > 1:
-        return PipelineTrainer(experiment, ds_config, device)
-    return DeepSpeedTrainer(experiment, build(experiment, ds_config, device), ds_config)
+    """Build the model and the trainer of its strategy."""
+    place = experiment.parallel_strategy.trainer(experiment)
+    trainer: Trainer = load(place)(experiment, ds_config, device)
+    return trainer
 
 
 def join_store(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Store, int, int]]:

@@ -10,7 +10,10 @@ import pandas as pd
 from dsnb.base.formulas.metrics import UTILIZATION_S
 from dsnb.results.runs import labels
 from dsnb.settings.experiment import CURRENT_NAMES
+from dsnb.settings.parallelism import parallelism
 from dsnb.settings.records.columns import FORMER_FIGURES
+from dsnb.settings.strategies import without_zero
+from dsnb.settings.strategies.plain import Plain
 from dsnb.settings.training import compile_mode
 
 ALIASES = {
@@ -44,16 +47,19 @@ def as_runs(table: pd.DataFrame) -> pd.DataFrame:
 
     `zero_stage` is missing where the strategy has no ZeRO: its default, 0, would be that of ZeRO 0. An old column whose
     current name is also there is left alone. Calling it again changes nothing.
+
+    >>> table = pd.DataFrame({"gpu": "H100", "strategy": ["deepspeed", "ddp"], "zero_stage": [3, 0]})
+    >>> print(as_runs(table).to_string())
+      gpu_name   strategy  zero_stage parallelism
+    0     H100  deepspeed         3.0      ZeRO 3
+    1     H100        ddp         NaN         DDP
     """
     table = table.rename(
         columns={old: new for old, new in ALIASES.items() if old in table and new not in table}
     )
-    if "compile" in table and any(
-        isinstance(value, bool | np.bool_) for value in table["compile"].unique()
-    ):
-        table = table.assign(
-            compile=[compile_mode(value) for value in table["compile"].tolist()]
-        )  # once true or false
+    modes = table["compile"].unique() if "compile" in table else []
+    if any(isinstance(mode, bool | np.bool_) for mode in modes):  # in earlier versions
+        table = table.assign(compile=[compile_mode(mode) for mode in table["compile"].tolist()])
     return with_plain_ratio(with_parallelism(table))
 
 
@@ -65,12 +71,11 @@ def named_runs(table: pd.DataFrame) -> pd.DataFrame:
     runs = as_runs(table)
     if runs["sweep"].nunique() <= 1:
         return runs
-    sweeps, names = (runs[name].map(labels.text) for name in ("sweep", "experiment"))
-    full = [
-        name if name.startswith(f"{sweep}/") else f"{sweep}/{name}"
-        for sweep, name in zip(sweeps, names, strict=True)
-    ]
-    return runs.assign(experiment=full)
+    names = []
+    for run in runs[["sweep", "experiment"]].astype(object).map(labels.text).itertuples():
+        has_sweep = run.experiment.startswith(f"{run.sweep}/")
+        names.append(run.experiment if has_sweep else f"{run.sweep}/{run.experiment}")
+    return runs.assign(experiment=names)
 
 
 def with_parallelism(runs: pd.DataFrame) -> pd.DataFrame:
@@ -78,15 +83,16 @@ def with_parallelism(runs: pd.DataFrame) -> pd.DataFrame:
     names = [name for name in labels.SHARING if name in runs]
     if not names:
         return runs
-    if {"strategy", "zero_stage"} <= {*names}:
-        without = runs["strategy"].isin(list(labels.WITHOUT_ZERO))
-        runs = runs.assign(zero_stage=runs["zero_stage"].mask(without)) if without.any() else runs
+    if "strategy" in runs and "zero_stage" in runs:
+        has_none = runs["strategy"].isin(without_zero())
+        if has_none.any():
+            runs = runs.assign(zero_stage=runs["zero_stage"].mask(has_none))
     settings = runs[names].astype(object)
     groups = settings.groupby(names, sort=False, dropna=False).ngroup()
     is_first = ~groups.duplicated()
     distinct = settings[is_first].to_dict("records")
-    words = dict(zip(groups[is_first], map(labels.parallelism, distinct), strict=True))
-    return runs.assign(**{labels.PARALLELISM: [words[group] or None for group in groups]})
+    names_of = dict(zip(groups[is_first], map(parallelism, distinct), strict=True))
+    return runs.assign(parallelism=[names_of[group] or None for group in groups])
 
 
 def numbers(runs: pd.DataFrame, name: str) -> pd.Series:
@@ -119,46 +125,43 @@ def timed_seconds(runs: pd.DataFrame) -> pd.Series:
 def without_noise(runs: pd.DataFrame) -> pd.DataFrame:
     """Return runs without the utilization of those whose timed steps are known to have taken less than 5 s."""
     is_short = timed_seconds(runs) < UTILIZATION_S
-    return runs.assign(gpu_util_pct=runs["gpu_util_pct"].mask(is_short)) if is_short.any() else runs
+    if not is_short.any():
+        return runs
+    return runs.assign(gpu_util_pct=runs["gpu_util_pct"].mask(is_short))
 
 
 def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
     """Return runs with `of_plain`, NaN where no plain setting does the same work; unchanged without plain runs."""
-    plain = (runs.get("strategy") == "plain") & (runs.get("status") == "ok")
-    if not isinstance(plain, pd.Series) or not plain.any():
+    if "strategy" not in runs or "status" not in runs:
         return runs
-    keys = _work(runs)
+    plain = (runs["strategy"] == Plain.name) & (runs["status"] == "ok")
+    if not plain.any():
+        return runs
+    work = _work(runs)
     rates = numbers(runs, "tokens_per_s_per_gpu").mask(_on_cpu(runs), numbers(runs, "tokens_per_s"))
-    names = [keys[plain], runs["experiment"][plain]]
-    fastest = rates[plain].groupby(names, sort=False).median().groupby(level=0, sort=False).max()
-    return runs.copy().assign(of_plain=rates / keys.map(dict(fastest)))  # a copy is in one piece
+    medians = rates[plain].groupby([work, runs["experiment"]], sort=False).median()
+    fastest = medians.groupby(level=0, sort=False).max()
+    return runs.copy().assign(of_plain=rates / work.map(fastest))  # a copy is in one piece
 
 
 def _work(runs: pd.DataFrame) -> pd.Series:
-    """Return the work and hardware of each run as one hashable value, in which missing values are equal."""
-    work = runs.reindex(columns=WORK).assign(attention=_attention(runs)).astype(object)
-    places = runs.reindex(columns=["gpu_name", "cpu", "cores"]).astype(object)
-    places[["cpu", "cores"]] = places[["cpu", "cores"]].where(_on_cpu(runs), None)
-    every = pd.concat([work, places], axis="columns")
-    return pd.Series(
-        list(map(tuple, every.where(every.notna(), None).to_numpy())),
-        index=runs.index,
-        dtype=object,
-    )
+    """Return a number for the work and hardware of each run, in which missing values are equal."""
+    work = runs.reindex(columns=[*WORK, "gpu_name", "cpu", "cores"]).astype(object)
+    work[["cpu", "cores"]] = work[["cpu", "cores"]].where(_on_cpu(runs), None)
+    work["attention"] = _attention(runs)
+    return work.groupby([*work], sort=False, dropna=False).ngroup()
 
 
-def _attention(runs: pd.DataFrame) -> list[str | None]:
-    """Return whether the attention of each run was `fused` or `eager`; None where it is unknown.
+def _attention(runs: pd.DataFrame) -> pd.Series:
+    """Return whether the attention of each run was `fused` or `eager`; missing where it is unknown.
 
     Which fused kernel torch takes follows from compilation, which is no part of the work.
     """
-    recorded = runs.reindex(columns=["attention_kernel", "attention_used", "attention"]).astype(
-        object
-    )
-    rows = [[text for text in map(labels.text, row) if text != "-"] for row in recorded.to_numpy()]
-    return [
-        None if not row else "eager" if {"eager", "math"} & set(row) else "fused" for row in rows
-    ]
+    names = ["attention_kernel", "attention_used", "attention"]
+    recorded = runs.reindex(columns=names).astype(object)
+    is_eager = recorded.isin(["eager", "math"]).any(axis=1)
+    kinds = pd.Series("fused", runs.index, dtype=object).mask(is_eager, "eager")
+    return kinds.where(recorded.notna().any(axis=1))
 
 
 def _on_cpu(runs: pd.DataFrame) -> pd.Series:

@@ -6,7 +6,7 @@ differences of means. Extreme runs are not excluded; `dsnb.results.statistics.fl
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -102,6 +102,21 @@ class Rules:
                 f"fewest_runs is {self.fewest_runs!r}: must be 2 or more, a single run has no spread"
             )
 
+    @property
+    def is_percentage(self) -> bool:
+        """Whether the figure is a percentage."""
+        return self.percent_factor > 0
+
+    def counts_hosts(self, pair: Pair) -> bool:
+        """Return whether the runs of a pair on one host count as one."""
+        return not self.hosts_alike and intervals.is_confounded(*pair)
+
+    def is_better(self, change: float) -> bool | None:
+        """Return whether a change is for the better; None if it is none, or neither direction is."""
+        if not self.better or not abs(change) > 0:
+            return None
+        return (change > 0) == (self.better == "higher")
+
 
 def rules_of(
     runs: pd.DataFrame, figure: str, better: Better | None = None, **options: Any
@@ -112,10 +127,10 @@ def rules_of(
             f"runs have no column {figure!r}: choose one such as 'tokens_per_s' or 'step_time_mean_s'"
         )
     metric = labels.METRIC_LABELS.get(figure) or labels.Metric(figure, "")
-    better = better if better is not None else metric.better
-    return Rules(
-        better=better, percent_factor=metric.factor if metric.unit == "%" else 0, **options
-    )
+    if better is None:
+        better = metric.better
+    percent_factor = metric.factor if metric.unit == "%" else 0
+    return Rules(better=better, percent_factor=percent_factor, **options)
 
 
 def compared(
@@ -127,113 +142,91 @@ def compared(
     `COLUMNS` without `words`; `counted`, what `n` and `base_n` count (`run` or `host`); and `change`, `low` and `high`
     in per cent or percentage points.
     """
-    by_host = np.array(
-        [not rules.hosts_alike and intervals.is_confounded(*pair) for pair in pairs], dtype=bool
-    )
-    base, other = (
-        intervals.moments(
-            [
-                p[side].by_host if is_by_host else p[side].values
-                for p, is_by_host in zip(pairs, by_host, strict=True)
-            ]
-        )
-        for side in (0, 1)
-    )
+    by_host = np.array([rules.counts_hosts(pair) for pair in pairs], dtype=bool)
+    base = _moments([pair[0] for pair in pairs], by_host)
+    other = _moments([pair[1] for pair in pairs], by_host)
     least = np.where(by_host, 0.0, among.variance)  # means of hosts vary less than runs
-    bounds = intervals.all_pairs(
-        base, other, among.count, 1 - (1 - rules.confidence) / FIGURES, least
-    )
-    bounds = replace(bounds, level=base.mean if rules.percent_factor else None)
-    verdicts = intervals.verdicts(
-        bounds, np.minimum(base.count, other.count), rules.relevance, rules.fewest_runs
-    )
-    few = verdicts == Verdict.TOO_FEW
-    before, after = (
-        np.where(
-            few,
-            [pair[side].median for pair in pairs],
-            mean if rules.percent_factor else np.exp(mean),
-        )
-        for side, mean in enumerate((base.mean, other.mean))
-    )
-    change_pct = 100 * (after - before) / np.where(before == 0, math.nan, before)
-    low_pct, high_pct = (np.where(few, math.nan, 100 * end) for end in bounds.changes[1:])
-    points = [rules.percent_factor * size for size in (after - before, bounds.low, bounds.high)]
-    change, low, high = points if rules.percent_factor else (change_pct, low_pct, high_pct)
-    fewest = np.array([min(len(setting.values) for setting in pair) for pair in pairs])
-    is_same = np.maximum(base.variance, other.variance) < NO_SPREAD
-    kind = "" if rules.percent_factor else "positive "
-    p = intervals.all_pairs_p(base, other, among.count, least) if with_p else math.nan
-    return pd.DataFrame(
+    confidence = 1 - (1 - rules.confidence) / FIGURES
+    bounds = intervals.all_pairs(base, other, among.count, confidence, least)
+    if rules.is_percentage:
+        bounds = replace(bounds, level=base.mean)
+    fewest = np.minimum(base.count, other.count)
+    verdicts = intervals.verdicts(bounds, fewest, rules.relevance, rules.fewest_runs)
+    table = pd.DataFrame(
         {
             "n": other.count.astype(int),
-            "n_failed": [pair[1].failed for pair in pairs],
+            "n_failed": [setting.failed for _, setting in pairs],
             "base_n": base.count.astype(int),
-            "base_n_failed": [pair[0].failed for pair in pairs],
-            "value": after,
-            "base_value": before,
-            "change_pct": change_pct,
-            "low_pct": low_pct,
-            "high_pct": high_pct,
-            "largest_pct": np.maximum(np.abs(low_pct), np.abs(high_pct)),
-            "p": np.where(few, math.nan, np.minimum(1, FIGURES * p)),
+            "base_n_failed": [setting.failed for setting, _ in pairs],
             "verdict": verdicts,
-            "better": [
-                bool((up > 0) == (rules.better == "higher"))
-                if rules.better and abs(up) > 0
-                else None
-                for up in after - before
-            ],
-            "note": [_note(*parts, kind) for parts in zip(pairs, by_host, is_same, strict=True)],
-            "counted": np.where(by_host & (fewest >= rules.fewest_runs), "host", "run"),
-            "change": change,
-            "low": low,
-            "high": high,
         }
     )
+    few = verdicts == Verdict.TOO_FEW
+    means = [side.mean if rules.is_percentage else np.exp(side.mean) for side in (base, other)]
+    before = np.where(few, [setting.median for setting, _ in pairs], means[0])
+    after = np.where(few, [setting.median for _, setting in pairs], means[1])
+    _, low, high = bounds.changes
+    table["value"] = after
+    table["base_value"] = before
+    table["change_pct"] = 100 * (after - before) / np.where(before == 0, math.nan, before)
+    table["low_pct"] = np.where(few, math.nan, 100 * low)
+    table["high_pct"] = np.where(few, math.nan, 100 * high)
+    table["largest_pct"] = table[["low_pct", "high_pct"]].abs().max(axis=1)
+    table[["change", "low", "high"]] = table[["change_pct", "low_pct", "high_pct"]]
+    if rules.is_percentage:
+        table["change"] = rules.percent_factor * (after - before)
+        table["low"] = rules.percent_factor * bounds.low
+        table["high"] = rules.percent_factor * bounds.high
+    p = intervals.all_pairs_p(base, other, among.count, least) if with_p else math.nan
+    table["p"] = np.where(few, math.nan, np.minimum(1, FIGURES * p))
+    table["better"] = pd.Series([rules.is_better(up) for up in after - before], dtype=object)
+    runs = [min(len(setting.values) for setting in pair) for pair in pairs]
+    table["counted"] = np.where(by_host & (np.array(runs) >= rules.fewest_runs), "host", "run")
+    is_same = np.maximum(base.variance, other.variance) < NO_SPREAD
+    table["note"] = [_note(*row, rules) for row in zip(pairs, by_host, is_same, strict=True)]
+    return table
 
 
-def _note(pair: Pair, by_host: bool, is_same: bool, kind: str) -> str:
-    unusable = sum(setting.unusable for setting in pair)
-    notes = {
-        "the settings ran on different hosts, so runs on one host count as one": by_host,
-        f"{unusable} ok {'run has' if unusable == 1 else 'runs have'} no {kind}figure": unusable
-        > 0,
-        "the figure is the same in every run": is_same,
-    }
-    return "; ".join(note for note, holds in notes.items() if holds)
+def _moments(settings: Sequence[Setting], by_host: np.ndarray) -> intervals.Moments:
+    pairs = zip(settings, by_host, strict=True)
+    return intervals.moments([each.by_host if hosts else each.values for each, hosts in pairs])
+
+
+def _note(pair: Pair, by_host: bool, is_same: bool, rules: Rules) -> str:
+    notes = []
+    if by_host:
+        notes.append("the settings ran on different hosts, so runs on one host count as one")
+    unusable = pair[0].unusable + pair[1].unusable
+    if unusable:
+        runs = "run has" if unusable == 1 else "runs have"
+        kind = "figure" if rules.is_percentage else "positive figure"
+        notes.append(f"{unusable} ok {runs} no {kind}")
+    if is_same:
+        notes.append("the figure is the same in every run")
+    return "; ".join(notes)
 
 
 def table_of(pairs: Sequence[Pair], among: Repeated, rules: Rules, task: str = "") -> pd.DataFrame:
     """Return the comparison of each pair of a task, with the columns `COLUMNS`."""
     table = compared(pairs, among, rules, with_p=True).assign(task=task)
-    table["words"] = [
-        _words(row, pair, rules) for row, pair in zip(table.to_dict("records"), pairs, strict=True)
-    ]
+    rows = zip(table.to_dict("records"), pairs, strict=True)
+    table["words"] = [_words(row, pair, rules) for row, pair in rows]
     return table[list(COLUMNS)]
 
 
 def _words(row: Mapping[str, Any], pair: Pair, rules: Rules) -> str:
     """Return a comparison as text."""
-    unit = "points" if rules.percent_factor else "%"
-    sizes = {
-        name: "" if math.isnan(row[name]) else signed(row[name], unit)
-        for name in ("change", "low", "high")
-    }
-    largest = signed(max(abs(row["low"]), abs(row["high"])), unit, plus="") if sizes["low"] else ""
-    base_n, n = (
-        (row["base_n"], row["n"])
-        if row["counted"] == "host"
-        else (len(setting.values) for setting in pair)
-    )
-    facts = {
-        "largest": largest,
-        "needed": rules.fewest_runs,
-        "base_n": base_n,
-        "n": n,
-        "counted": row["counted"],
-    }
-    return fill(WORDS[row["verdict"]], {**sizes, **facts})
+    unit = "points" if rules.is_percentage else "%"
+    facts = {"counted": row["counted"], "needed": rules.fewest_runs}
+    for name in ("change", "low", "high"):
+        facts[name] = "" if math.isnan(row[name]) else signed(row[name], unit)
+    if facts["low"]:
+        facts["largest"] = signed(max(abs(row["low"]), abs(row["high"])), unit, plus="")
+    if row["counted"] == "host":
+        facts |= {"base_n": row["base_n"], "n": row["n"]}
+    else:
+        facts |= {"base_n": len(pair[0].values), "n": len(pair[1].values)}
+    return fill(WORDS[row["verdict"]], facts)
 
 
 def differences(
@@ -277,28 +270,52 @@ def differences(
     SettingsError
         If there is no such figure, if the baseline is in no task, if neither direction is known to be better and a task
         has no baseline, or if `relevance` or `confidence` is out of range.
+
+    Examples
+    --------
+    Ten per cent between the geometric means of four runs each, with hardly any spread:
+
+    >>> runs = pd.DataFrame({"sweep": "s", "experiment": 4 * ["a"] + 4 * ["b"], "status": "ok",
+    ...                      "tokens_per_s": [99.0, 100.0, 100.0, 101.0, 109.0, 110.0, 110.0, 111.0]})
+    >>> table = differences(runs)
+    >>> print(table[["base", "n", "base_n", "change_pct", "verdict"]].round(1).to_string())
+               base  n  base_n  change_pct verdict
+    experiment
+    a             b  4       4        -9.1  likely
     """
-    runs, figure = named_runs(runs), current_name(figure)
-    by = by if isinstance(by, str) or len(by) > 1 else by[0]
-    options = {
-        "relevance": relevance,
-        "confidence": confidence,
-        "hosts_alike": hosts_alike,
-        "fewest_runs": fewest_runs,
-    }
-    rules = rules_of(runs, figure, better, **options)
+    runs = named_runs(runs)
+    figure = current_name(figure)
+    if not isinstance(by, str) and len(by) == 1:
+        by = by[0]
+    rules = rules_of(
+        runs,
+        figure,
+        better,
+        relevance=relevance,
+        confidence=confidence,
+        hosts_alike=hosts_alike,
+        fewest_runs=fewest_runs,
+    )
+    unranked = unstable(runs) if by == "experiment" else []
     parts = [
-        (task.title, intervals.settings_of(task.runs, by, figure, bool(rules.percent_factor)))
+        (task.title, intervals.settings_of(task.runs, by, figure, rules.is_percentage))
         for task in tasks(runs)
     ]
-    if baseline is not None:
-        _require(baseline, [name for _, settings in parts for name in settings])
-    not_ranked = set(unstable(runs)) if by == "experiment" else set()
-    tables = [_from_base({}, None, rules, by)]
-    for title, settings in parts:
-        base = _base(settings, figure, rules.better, baseline, not_ranked)
-        tables.append(_from_base(settings, base, rules, by, title))
-    return pd.concat([table for table in tables if len(table)] or tables[:1])
+    bases = [_named(settings, baseline) for _, settings in parts]
+    if baseline is not None and bases == [None] * len(bases):
+        names = ", ".join(dict.fromkeys(str(name) for _, settings in parts for name in settings))
+        raise SettingsError(f"baseline {baseline!r} is not among the settings: {names}")
+    tables = []
+    for (title, settings), named in zip(parts, bases, strict=True):
+        base = named
+        if base is None:
+            if not rules.better:
+                raise SettingsError(_no_direction(figure, baseline))
+            stable = {name: settings[name] for name in settings if name not in unranked}
+            base = _best(stable or settings, rules.better)
+        if base is not None:
+            tables.append(_from_base(settings, base, rules, by, title))
+    return pd.concat([table for table in tables if len(table)] or [_from_base({}, None, rules, by)])
 
 
 def _from_base(
@@ -308,43 +325,31 @@ def _from_base(
     by: str | list[str],
     task: str = "",
 ) -> pd.DataFrame:
-    """Return the comparison of each setting of a task with the base; empty without a base."""
-    names = [name for name in settings if base is not None and name is not base]
+    """Return the comparison of each setting of a task with the base."""
+    names = [name for name in settings if name is not base]
     pairs = [(settings[base], settings[name]) for name in names]
     table = table_of(pairs, intervals.repeated(settings.values()), rules, task)
     table.insert(0, "base", [base] * len(table))
-    return table.set_axis(
-        pd.Index(names, name=by)
-        if isinstance(by, str)
-        else pd.MultiIndex.from_tuples(names, names=by)
+    if isinstance(by, str):
+        return table.set_axis(pd.Index(names, name=by))
+    return table.set_axis(pd.MultiIndex.from_tuples(names, names=by))
+
+
+def _no_direction(figure: str, baseline: object) -> str:
+    """Return why there is no best setting to compare with."""
+    if baseline is None:
+        return f"neither direction of {figure!r} is better: give a baseline, or say which is (better=...)"
+    return (
+        f"baseline {baseline!r} is not in every task, and neither direction of {figure!r} is better: pass the runs "
+        "of one task, or say which is (better=...)"
     )
 
 
-def _require(baseline: object, names: Sequence[object]) -> None:
-    """Raise SettingsError if a baseline is not among the names of settings."""
-    if not any(_is_same(name, baseline) for name in names):
-        distinct = ", ".join(dict.fromkeys(map(str, names)))
-        raise SettingsError(f"baseline {baseline!r} is not among the settings: {distinct}")
-
-
-def _base(
-    settings: Mapping[object, Setting],
-    figure: str,
-    better: Better,
-    baseline: object,
-    not_ranked: Collection[object],
-) -> object:
-    """Return the baseline of a task, or else its best stable setting; None if none has a figure."""
-    for name in settings:
-        if baseline is not None and _is_same(name, baseline):
-            return name
-    if baseline is not None and not better:
-        raise SettingsError(
-            f"baseline {baseline!r} is not in every task, and neither direction of {figure!r} is better: pass the runs "
-            "of one task, or say which is (better=...)"
-        )
-    stable = {name: setting for name, setting in settings.items() if name not in not_ranked}
-    return _best(stable or settings, figure, better)
+def _named(settings: Mapping[object, Setting], baseline: object) -> object:
+    """Return the name of the setting that a baseline names; None if there is none."""
+    if baseline is None:
+        return None
+    return next((name for name in settings if _is_same(name, baseline)), None)
 
 
 def _is_same(name: object, other: object) -> bool:
@@ -354,32 +359,24 @@ def _is_same(name: object, other: object) -> bool:
     return bool(name == other) or labels.text(name) == labels.text(other) == labels.text(None)
 
 
-def _best(settings: Mapping[object, Setting], figure: str, better: Better) -> object:
+def _best(settings: Mapping[object, Setting], better: Better) -> object:
     """Return the setting with the best median; None if none has one.
 
     A single run that is hardly better is no base: within the relevance, settings with `MIN_RUNS` runs come first.
     """
-    if not better:
-        raise SettingsError(
-            f"neither direction of {figure!r} is better: give a baseline, or say which is (better=...)"
-        )
     medians = {name: setting.median for name, setting in settings.items() if setting.median > 0}
     if not medians:
         return None
     choose = max if better == "higher" else min
-    best = choose(medians, key=lambda name: medians[name])
-    if len(settings[best].values) >= MIN_RUNS:
+    best = choose(medians, key=medians.__getitem__)
+    sure = []
+    for name, median in medians.items():
+        is_near = min(median, medians[best]) / max(median, medians[best]) >= 1 - RELEVANCE
+        if is_near and len(settings[name].values) >= MIN_RUNS:
+            sure.append(name)
+    if best in sure:
         return best
-    near = {
-        name for name, median in medians.items() if _ratio(median, medians[best]) >= 1 - RELEVANCE
-    }
-    sure = [name for name in medians if name in near and len(settings[name].values) >= MIN_RUNS]
-    return choose(sure, key=lambda name: medians[name]) if sure else best
-
-
-def _ratio(first: float, second: float) -> float:
-    """Return the smaller of two positive numbers over the larger."""
-    return min(first, second) / max(first, second)
+    return choose(sure, key=medians.__getitem__, default=best)
 
 
 def compare(
@@ -429,57 +426,55 @@ def compare(
     ------
     SettingsError
         If either set has no such figure, or `relevance` or `confidence` is out of range.
+
+    Examples
+    --------
+    >>> before = pd.DataFrame({"sweep": "s", "experiment": "a", "status": "ok", "zero_stage": 1,
+    ...                        "tokens_per_s": [99.0, 100.0, 100.0, 101.0]})
+    >>> after = before.assign(tokens_per_s=[109.0, 110.0, 110.0, 111.0])
+    >>> print(compare(before, after)[["change_pct", "verdict"]].round(1).to_string())
+                change_pct verdict
+    experiment
+    a                 10.0  likely
     """
-    sets, figure = [as_runs(runs) for runs in (before, after)], current_name(figure)
-    options = {
-        "relevance": relevance,
-        "confidence": confidence,
-        "hosts_alike": hosts_alike,
-        "fewest_runs": fewest_runs,
-    }
-    rules, _ = (rules_of(runs, figure, better, **options) for runs in sets)
-    keys = _keys(sets)
-    numbered = [runs.assign(_key=run_keys) for runs, run_keys in zip(sets, keys, strict=True)]
-    settings = [
-        intervals.settings_of(runs, "_key", figure, bool(rules.percent_factor)) for runs in numbered
-    ]
-    # The name in `after` replaces that in `before`; the order is that of `before`.
-    names = dict(
-        zip([*keys[0], *keys[1]], [*sets[0]["experiment"], *sets[1]["experiment"]], strict=True)
-    )
-    pairs = {key: (settings[0].get(key, NOT_RUN), settings[1].get(key, NOT_RUN)) for key in names}
-    parts = []
-    for task in tasks(pd.concat(numbered, ignore_index=True)):
-        of_task = {key: pairs[key] for key in dict.fromkeys(task.runs["_key"])}
-        among = intervals.repeated(setting for pair in of_task.values() for setting in pair)
-        parts.append(
-            table_of(list(of_task.values()), among, rules, task.title).set_axis(list(of_task))
+    before = as_runs(before)
+    after = as_runs(after)
+    figure = current_name(figure)
+    for runs in (before, after):
+        rules = rules_of(
+            runs,
+            figure,
+            better,
+            relevance=relevance,
+            confidence=confidence,
+            hosts_alike=hosts_alike,
+            fewest_runs=fewest_runs,
         )
-    table = pd.concat(parts or [table_of([], Repeated(), rules)]).loc[list(pairs)]
-    table["only_in"] = [
-        "before" if b is NOT_RUN else "after" if a is NOT_RUN else "" for a, b in pairs.values()
-    ]
-    table.index = pd.Index(list(names.values()), name="experiment")
-    return table
+    runs = pd.concat([before, after], ignore_index=True)
+    runs["setting"] = _setting_numbers(runs, [before, after])
+    is_before = runs.index < len(before)
+    first = intervals.settings_of(runs[is_before], "setting", figure, rules.is_percentage)
+    second = intervals.settings_of(runs[~is_before], "setting", figure, rules.is_percentage)
+    tables = [table_of([], Repeated(), rules)]
+    for task in tasks(runs):
+        numbers = task.runs["setting"].unique()
+        pairs = [(first.get(number, NOT_RUN), second.get(number, NOT_RUN)) for number in numbers]
+        among = intervals.repeated(setting for pair in pairs for setting in pair)
+        tables.append(table_of(pairs, among, rules, task.title).set_axis(numbers))
+    table = pd.concat([table for table in tables if len(table)] or tables)
+    # The name in `after` replaces that in `before`; the order is that of `before`.
+    names = dict(zip(runs["setting"], runs["experiment"], strict=True))
+    table = table.loc[list(names)]
+    table["only_in"] = ""
+    table.loc[~table.index.isin(second), "only_in"] = "before"
+    table.loc[~table.index.isin(first), "only_in"] = "after"
+    return table.set_axis(pd.Index(names.values(), name="experiment"))
 
 
-def _keys(sets: list[pd.DataFrame]) -> list[list[int]]:
-    """Return a number per run of each set; runs with equal settings have equal numbers."""
-    names = [*SETTINGS, *key_columns({name for runs in sets for name in runs})]
-    if all(
-        "allocator" not in runs or runs["allocator"].nunique() <= 1 for runs in sets
-    ):  # runs made before it was one
-        names.remove("allocator")
-    rows = [list(runs.reindex(columns=names).itertuples(index=False, name=None)) for runs in sets]
-    numbers: dict[tuple[object, ...], int] = {}
-    return [
-        [numbers.setdefault(tuple(map(_comparable, row)), len(numbers)) for row in of_set]
-        for of_set in rows
-    ]
-
-
-def _comparable(value: object) -> object:
-    """Normalize a setting: columns with missing values hold floats, those read from CSV numpy types."""
-    if pd.isna(value):  # type: ignore[call-overload]
-        return None
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def _setting_numbers(runs: pd.DataFrame, sets: Sequence[pd.DataFrame]) -> pd.Series:
+    """Return a number for each run; runs with equal settings have equal numbers."""
+    names = [*SETTINGS, *key_columns(runs)]
+    if all("allocator" not in own or own["allocator"].nunique() <= 1 for own in sets):
+        names.remove("allocator")  # runs made before it was a setting
+    settings = runs.reindex(columns=names).astype(object)
+    return settings.groupby(names, sort=False, dropna=False).ngroup()

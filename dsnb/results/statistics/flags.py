@@ -118,46 +118,58 @@ def flags(
     -------
     pandas.DataFrame
         With the index of `runs`: `sweep`, `experiment`, `repeat`, and `COLUMNS`. Unknown numbers are NaN.
+
+    Examples
+    --------
+    >>> runs = pd.DataFrame({"sweep": "s", "experiment": "a", "repeat": [1, 2], "status": "ok",
+    ...                      "tokens_per_s": [100.0, 102.0], "slow_steps": [0, 2]})
+    >>> flags(runs)["words"].tolist()
+    ['', '2 timed steps of more than twice the median']
     """
-    runs, named = as_runs(runs), named_runs(runs)
-    timed: dict[object, pd.DataFrame] = {}
-    if steps is not None:
-        has_time = steps["step_time_s"].between(0, MAX_FIGURE, inclusive="neither")
-        timed = dict(iter(steps[(steps["phase"] == "timed") & has_time].groupby(KEYS, sort=False)))
-    keys = list(runs[KEYS].itertuples(index=False, name=None))
-    drops_pct = [
-        clock_drop_pct((samples or {}).get(label), timed.get(key))
-        for label, key in zip(runs.index, keys, strict=True)
-    ]
-    ok = named["status"] == "ok"
-    within = pd.DataFrame(
-        [_within_run(timed.get(key)) for key in keys], index=runs.index, columns=WITHIN_RUN
-    )
+    runs = as_runs(runs)
+    named = named_runs(runs)
+    timed = _timed_by_run(steps)
+    rows = []
+    for label, *key in runs[KEYS].itertuples(name=None):
+        own = timed.get(tuple(key))
+        drop_pct = clock_drop_pct((samples or {}).get(label), own)
+        rows.append((*_within_run(own), drop_pct))
+    within = pd.DataFrame(rows, index=runs.index, columns=[*WITHIN_RUN, "clock_drop_pct"])
+    table = runs[KEYS].join([within, loss_gaps_pct(named)])
     ratio = numbers(runs, "step_time_mean_s") / numbers(runs, "step_time_median_s")
-    within["mean_over_median"] = within["mean_over_median"].fillna(ratio)
-    within["slow_steps"] = within["slow_steps"].fillna(numbers(runs, "slow_steps"))
-    table = runs[KEYS].assign(
-        **within,
-        recompilations=numbers(runs, "recompilations"),
-        alloc_retries=numbers(runs, "alloc_retries"),
-        clock_drop_pct=drops_pct,
-        clock_off_pct=_off_pct(numbers(named, "sm_clock_mhz"), named, "max"),
-        off_pct=_off_pct(numbers(named, figure).where(ok), named, "median", least=3),
-        **loss_gaps_pct(named),
-        repeat_loss_gap_pct=repeat_gaps_pct(runs, steps),
-        conditions=odd_conditions(named),
-        repeat_ratio=named["experiment"].map(repeat_ratios(named)).astype(float).where(ok),
-    )
-    # Deviations of 0 belong to the medians themselves and carry no spread.
-    off_pct = table["off_pct"].abs()
-    spread_pct = (
-        NORMAL_MAD * off_pct[off_pct > 0].median()
-    )  # pandas 2 warns if all are NaN, not if there are none
-    limit_pct = max(OUTLIER_PCT, OUTLIER_DEVIATIONS * spread_pct) if spread_pct > 0 else OUTLIER_PCT
-    reasons = [_reasons(row, limit_pct) for row in table.to_dict("records")]
+    table["mean_over_median"] = table["mean_over_median"].fillna(ratio)
+    table["slow_steps"] = table["slow_steps"].fillna(numbers(runs, "slow_steps"))
+    table["recompilations"] = numbers(runs, "recompilations")
+    table["alloc_retries"] = numbers(runs, "alloc_retries")
+    is_ok = named["status"] == "ok"
+    table["clock_off_pct"] = _off_pct(numbers(named, "sm_clock_mhz"), named, "max")
+    table["off_pct"] = _off_pct(numbers(named, figure).where(is_ok), named, "median", least=3)
+    table["repeat_loss_gap_pct"] = repeat_gaps_pct(runs, steps)
+    table["conditions"] = odd_conditions(named)
+    ratios = named["experiment"].map(repeat_ratios(named))
+    table["repeat_ratio"] = ratios.astype(float).where(is_ok)
+    limit_pct = _outlier_limit_pct(table["off_pct"])
+    reasons = [_reasons(run, limit_pct) for run in table.itertuples()]
     table["flags"] = [tuple(of_run) for of_run in reasons]
     table["words"] = ["; ".join(of_run.values()) for of_run in reasons]
-    return table
+    return table[[*KEYS, *COLUMNS]]
+
+
+def _timed_by_run(steps: pd.DataFrame | None) -> dict[tuple[object, ...], pd.DataFrame]:
+    """Return the timed steps that have a time, by the names of their run."""
+    if steps is None:
+        return {}
+    has_time = steps["step_time_s"].between(0, MAX_FIGURE, inclusive="neither")
+    return dict(iter(steps[(steps["phase"] == "timed") & has_time].groupby(KEYS, sort=False)))
+
+
+def _outlier_limit_pct(off_pct: pd.Series) -> float:
+    """Return the deviation above which a run is an outlier, by the spread of all repeats."""
+    # Deviations of 0 belong to the medians themselves and carry no spread.
+    sizes = off_pct.abs()[off_pct.abs() > 0]
+    if sizes.empty:
+        return OUTLIER_PCT
+    return max(OUTLIER_PCT, OUTLIER_DEVIATIONS * NORMAL_MAD * float(sizes.median()))
 
 
 def load_samples(runs: pd.DataFrame) -> dict[object, pd.DataFrame]:
@@ -174,11 +186,12 @@ def _within_run(timed: pd.DataFrame | None) -> tuple[float, ...]:
     """
     if timed is None:
         return (math.nan,) * len(WITHIN_RUN)
-    times_s = timed["step_time_s"].to_numpy(float)
-    mean, median = float(times_s.mean()), float(np.median(times_s))
-    spread = float(times_s.std(ddof=1)) if len(times_s) > 1 else math.nan
-    slow = float((times_s > metrics.SLOW_STEP * median).sum())
-    return 100 * spread / mean, mean / median, slow, *drift(times_s)
+    times_s = timed["step_time_s"]
+    mean = times_s.mean()
+    median = times_s.median()
+    slow = (times_s > metrics.SLOW_STEP * median).sum()
+    spread_pct = 100 * times_s.std() / mean
+    return spread_pct, mean / median, float(slow), *drift(times_s.to_numpy(float))
 
 
 def drift(times_s: npt.NDArray[np.float64]) -> tuple[float, float]:
@@ -195,11 +208,10 @@ def drift(times_s: npt.NDArray[np.float64]) -> tuple[float, float]:
     first, second = np.triu_indices(count, 1)
     rises = values[second] - values[first]
     slope = float(np.median(rises / (second - first)))
+    drift_pct = 100 * slope * (count - 1) / float(np.median(times_s))
     score = float(np.sign(rises).sum())
     deviations = max(0.0, abs(score) - 1) / math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
-    return 100 * slope * (count - 1) / float(np.median(times_s)), math.erfc(
-        deviations / math.sqrt(2)
-    )
+    return drift_pct, math.erfc(deviations / math.sqrt(2))
 
 
 def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> float:
@@ -209,21 +221,18 @@ def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> 
     """
     if samples is None or "sm_clock_mhz" not in samples:
         return math.nan
-    busy = samples[(samples["util_pct"] >= BUSY_PCT) & samples["sm_clock_mhz"].notna()]
+    is_busy = (samples["util_pct"] >= BUSY_PCT) & samples["sm_clock_mhz"].notna()
+    busy = samples[is_busy].sort_values("t_s")
     if timed is not None and timed["t_s"].notna().any():
-        busy = busy[
-            busy["t_s"].between(
-                timed["t_s"].min() - timed["step_time_s"].iloc[0], timed["t_s"].max()
-            )
-        ]
-    drops = [
-        100 * (1 - np.median(clock[-(len(clock) // 3) :]) / np.median(clock[: len(clock) // 3]))
-        for _, part in busy.groupby(
-            [name for name in ("host", "gpu") if name in busy], dropna=False
-        )
-        if len(clock := part.sort_values("t_s")["sm_clock_mhz"].to_numpy()) >= MIN_SAMPLES
-    ]
-    return float(max(drops, default=math.nan))
+        start_s = timed["t_s"].min() - timed["step_time_s"].iloc[0]
+        busy = busy[busy["t_s"].between(start_s, timed["t_s"].max())]
+    drops_pct = []
+    names = [name for name in ("host", "gpu") if name in busy]
+    for _, clock in busy.groupby(names, dropna=False)["sm_clock_mhz"]:
+        third = len(clock) // 3
+        if len(clock) >= MIN_SAMPLES:
+            drops_pct.append(100 * (1 - clock.tail(third).median() / clock.head(third).median()))
+    return float(max(drops_pct, default=math.nan))
 
 
 def _off_pct(values: pd.Series, runs: pd.DataFrame, reference: str, least: int = 1) -> pd.Series:
@@ -232,56 +241,57 @@ def _off_pct(values: pd.Series, runs: pd.DataFrame, reference: str, least: int =
     return (100 * (values / same.transform(reference) - 1)).where(same.transform("count") >= least)
 
 
-def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:
+def _reasons(run: Any, limit_pct: float) -> dict[Flag, str]:
     """Return the flags of a run, each with its number in words."""
     words = {}
-    if row["mean_over_median"] > STALLED:
-        words[Flag.STALLED] = f"mean step {row['mean_over_median']:.2f} times the median"
-    if row["slow_steps"] > 0:
+    if run.mean_over_median > STALLED:
+        words[Flag.STALLED] = f"mean step {run.mean_over_median:.2f} times the median"
+    if run.slow_steps > 0:
         words[Flag.SLOW_STEPS] = (
-            f"{labels.count(row['slow_steps'], 'timed step')} of more than twice the median"
+            f"{labels.count(run.slow_steps, 'timed step')} of more than twice the median"
         )
-    if abs(row["drift_pct"]) >= DRIFT_PCT and row["drift_p"] < DRIFT_P:
-        words[Flag.DRIFT] = f"step time drifted by {signed(row['drift_pct'])}"
-    if row["recompilations"] > 0:
+    if abs(run.drift_pct) >= DRIFT_PCT and run.drift_p < DRIFT_P:
+        words[Flag.DRIFT] = f"step time drifted by {signed(run.drift_pct)}"
+    if run.recompilations > 0:
         words[Flag.RECOMPILED] = (
-            f"{labels.count(row['recompilations'], 'graph')} compiled during the timed steps"
+            f"{labels.count(run.recompilations, 'graph')} compiled during the timed steps"
         )
-    if row["alloc_retries"] > 0:
-        times = labels.count(row["alloc_retries"], "time")
+    if run.alloc_retries > 0:
+        times = labels.count(run.alloc_retries, "time")
         words[Flag.MEMORY_FULL] = (
             f"memory was returned to the GPU {times} in the timed steps: it was nearly full"
         )
-    if row["clock_drop_pct"] >= CLOCK_DROP_PCT:
+    if run.clock_drop_pct >= CLOCK_DROP_PCT:
         words[Flag.THROTTLED] = (
-            f"clock {row['clock_drop_pct']:.1f} % lower at the end than at the beginning"
+            f"clock {run.clock_drop_pct:.1f} % lower at the end than at the beginning"
         )
-    elif row["clock_off_pct"] <= -CLOCK_DROP_PCT:
+    elif run.clock_off_pct <= -CLOCK_DROP_PCT:
         words[Flag.THROTTLED] = (
-            f"clock {-row['clock_off_pct']:.1f} % below that of another run of the setting"
+            f"clock {-run.clock_off_pct:.1f} % below that of another run of the setting"
         )
-    if abs(row["off_pct"]) > limit_pct:
-        words[Flag.OUTLIER] = f"{signed(row['off_pct'])} from the median of the setting's runs"
-    if loss := _loss_words(row):
+    if abs(run.off_pct) > limit_pct:
+        words[Flag.OUTLIER] = f"{signed(run.off_pct)} from the median of the setting's runs"
+    loss = _loss_words(run)
+    if loss:
         words[Flag.LOSS] = loss
-    if row["conditions"]:
-        words[Flag.CONDITIONS] = row["conditions"]
-    if row["repeat_ratio"] > UNSTABLE:
+    if run.conditions:
+        words[Flag.CONDITIONS] = run.conditions
+    if run.repeat_ratio > UNSTABLE:
         words[Flag.UNSTABLE] = (
-            f"the setting's runs differ by {row['repeat_ratio']:.1f} times in tokens/s"
+            f"the setting's runs differ by {run.repeat_ratio:.1f} times in tokens/s"
         )
     return words
 
 
-def _loss_words(row: dict[Any, Any]) -> str:
+def _loss_words(run: Any) -> str:
     """Describe the first unusual loss of a run; empty if there is none."""
-    if abs(row["first_loss_gap_pct"]) > FIRST_LOSS_PCT:
-        return f"first loss {signed(row['first_loss_gap_pct'])} from that of settings that compute the same"
-    if row["repeat_loss_gap_pct"] > REPEAT_LOSS_PCT:
-        gap = f"{row['repeat_loss_gap_pct']:.2f} %"
+    if abs(run.first_loss_gap_pct) > FIRST_LOSS_PCT:
+        return f"first loss {signed(run.first_loss_gap_pct)} from that of settings that compute the same"
+    if run.repeat_loss_gap_pct > REPEAT_LOSS_PCT:
+        gap = f"{run.repeat_loss_gap_pct:.2f} %"
         return f"losses of the setting's runs differ by up to {gap} in the first steps, with the same seed"
-    if abs(row["last_loss_gap_pct"]) > LAST_LOSS_PCT:
-        gap = f"{signed(row['last_loss_gap_pct'])} of the first loss"
+    if abs(run.last_loss_gap_pct) > LAST_LOSS_PCT:
+        gap = f"{signed(run.last_loss_gap_pct)} of the first loss"
         return f"last loss {gap} from that of settings that train alike"
     return ""
 
@@ -297,15 +307,12 @@ def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
     NaN without other settings, unless a run is `ok`, with dropout, if seed or global batch are unknown and, for the
     last loss, if a run skipped steps.
     """
-    is_comparable = _reproducible(runs)
-    skipped = numbers(runs, "skipped_steps").fillna(0) + numbers(
-        runs, "skipped_warmup_steps"
-    ).fillna(0)
+    comparable = runs[_reproducible(runs)]
+    skipped = numbers(comparable, "skipped_steps").fillna(0)
+    skipped += numbers(comparable, "skipped_warmup_steps").fillna(0)
     gaps = {
-        "first_loss_gap_pct": _gaps_pct(runs[is_comparable], "loss_first", SAME_START),
-        "last_loss_gap_pct": _gaps_pct(
-            runs[is_comparable & (skipped == 0)], "loss_last", SAME_TRAINING
-        ),
+        "first_loss_gap_pct": _gaps_pct(comparable, "loss_first", SAME_START),
+        "last_loss_gap_pct": _gaps_pct(comparable[skipped == 0], "loss_last", SAME_TRAINING),
     }
     return pd.DataFrame(gaps, index=runs.index, dtype=float)
 
@@ -315,20 +322,20 @@ def repeat_gaps_pct(runs: pd.DataFrame, steps: pd.DataFrame | None) -> pd.Series
 
     Includes the warm-up; NaN for single runs, unless a run is `ok`, with dropout, and if the seed is unknown.
     """
-    nothing = pd.Series(np.nan, index=runs.index)
     if steps is None or "loss" not in steps:
-        return nothing
+        return pd.Series(np.nan, index=runs.index)
     setting = KEYS[:-1]
-    compared = runs.loc[_reproducible(runs), KEYS].drop_duplicates()
+    is_comparable = _reproducible(runs)
     early = steps[steps["step"].between(1, EARLY_STEPS) & steps["loss"].notna()]
-    early = early.merge(compared, on=KEYS)
+    early = early.merge(runs.loc[is_comparable, KEYS].drop_duplicates(), on=KEYS)
     losses = early.groupby([*setting, "step"], sort=False)["loss"].agg(["min", "max", "count"])
     range_pct = (100 * (losses["max"] / losses["min"] - 1)).where(losses["count"] > 1)
-    worst = range_pct.groupby(setting, sort=False).max().rename("range_pct")
+    worst = range_pct.groupby(setting, sort=False).max().rename("range_pct").reset_index()
     return (
-        runs[setting].join(worst, on=setting)["range_pct"].where(_reproducible(runs))
-        if len(worst)
-        else nothing
+        runs[setting]
+        .merge(worst, how="left")
+        .set_axis(runs.index)["range_pct"]
+        .where(is_comparable)
     )
 
 
@@ -359,19 +366,20 @@ def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
 
     Gaps of last losses are relative to the first: one that has fallen to 1 % of it differs by rounding alone.
     """
-    columns = with_trained(runs).reindex(columns=list(same))
-    group = columns.groupby(list(same), sort=False, dropna=False).ngroup().rename("group")
+    alike = with_trained(runs).reindex(columns=list(same)).groupby(list(same), dropna=False)
+    keys = [alike.ngroup(), runs["experiment"]]
     losses = numbers(runs, loss)
-    medians = losses.dropna().groupby([group, runs["experiment"]], sort=False).median()
+    medians = losses.groupby(keys, sort=False).median().dropna()
     if medians.empty:
         return losses
-    others = medians.groupby("group", sort=False).transform(
+    others = medians.groupby(level=0, sort=False).transform(
         lambda part: median_of_others(part.to_numpy())
     )
-    keys = pd.DataFrame({"group": group, "experiment": runs["experiment"]})
-    others = keys.join(others.rename("others"), on=["group", "experiment"])["others"]
+    expected = others.reindex(pd.MultiIndex.from_arrays(keys)).to_numpy()
     return (
-        100 * (losses - others) / (others if loss == "loss_first" else numbers(runs, "loss_first"))
+        100
+        * (losses - expected)
+        / (expected if loss == "loss_first" else numbers(runs, "loss_first"))
     )
 
 
@@ -392,33 +400,31 @@ def _conditions(runs: pd.DataFrame) -> pd.DataFrame:
 
     In runs older than the setting, the allocator may differ from what their names say. Unknown values are missing.
     """
-    columns: dict[str, pd.Series] = {}
-    for kind, title in (("variables", "{}"), ("inputs", "version of {}")):
-        texts = runs.get(kind, pd.Series(dtype=object)).items()
-        recorded = {label: pairs for label, text in texts if (pairs := parsed(text)) is not None}
-        for name in sorted({name for pairs in recorded.values() for name in pairs}):
-            values = {label: pairs.get(name, "unset") for label, pairs in recorded.items()}
-            columns[title.format(name)] = pd.Series(values, dtype=object)
-    table = pd.DataFrame(columns, index=runs.index)
-    return table.assign(allocator=runs["allocator"]) if "allocator" in runs else table
+    parts = []
+    for kind, prefix in (("variables", ""), ("inputs", "version of ")):
+        recorded = runs.get(kind, pd.Series(dtype=object)).map(parsed).dropna()
+        values = pd.DataFrame(recorded.tolist(), index=recorded.index, dtype=object)
+        parts.append(values.fillna("unset").sort_index(axis="columns").add_prefix(prefix))
+    if "allocator" in runs:
+        parts.append(runs["allocator"])
+    return pd.concat(parts, axis="columns").reindex(runs.index)
 
 
 def odd_conditions(runs: pd.DataFrame) -> pd.Series:
     """Describe the conditions in which each run differs from most runs of its experiment; empty if there are none."""
-    words = pd.Series("", index=runs.index, dtype=object)
     table = _conditions(runs)
-    table = table[[name for name in table if table[name].nunique() > 1]]
-    for _, group in table.groupby(runs["experiment"], sort=False) if len(table.columns) else ():
-        usual = {
-            name: group[name].value_counts().idxmax() for name in group if group[name].nunique() > 1
-        }
-        for label, row in group.iterrows() if usual else ():
-            words[label] = "; ".join(
-                f"{name} is {row[name]}, in other runs of the setting {value}"
-                for name, value in usual.items()
-                if isinstance(row[name], str) and row[name] != value
-            )
-    return words
+    differing = table[[name for name in table if table[name].nunique() > 1]]
+    words: dict[object, list[str]] = {label: [] for label in runs.index}
+    for _, group in differing.groupby(runs["experiment"], sort=False):
+        for name, values in group.items():
+            if values.nunique() < 2:
+                continue
+            usual = values.value_counts().idxmax()
+            for label, value in values.dropna().items():
+                if value != usual:
+                    sentence = f"{name} is {value}, in other runs of the setting {usual}"
+                    words[label].append(sentence)
+    return pd.Series({label: "; ".join(of_run) for label, of_run in words.items()}, dtype=object)
 
 
 def changed_conditions(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
@@ -426,8 +432,8 @@ def changed_conditions(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
     table = _conditions(pd.concat([before, after], ignore_index=True))
     sentences = []
     for name in table:
-        sets = (table[name].iloc[: len(before)], table[name].iloc[len(before) :])
-        first, second = (" or ".join(sorted(set(values.dropna()))) for values in sets)
+        first = " or ".join(sorted(set(table[name].iloc[: len(before)].dropna())))
+        second = " or ".join(sorted(set(table[name].iloc[len(before) :].dropna())))
         if first and second and first != second:
             sentences.append(
                 f"{name} was {first} before and {second} after, which may explain a difference."

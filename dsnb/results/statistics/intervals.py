@@ -12,7 +12,6 @@ if both settings used the same hosts equally; otherwise the runs of a setting on
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -34,8 +33,10 @@ CONFIDENCE = 0.95
 """Default probability that all intervals of speed and memory hold together."""
 FIGURES = 2
 """Figures that share the error rate: speed and memory, which decide. Others have the same intervals."""
-STEP, MAX_RANGE = 0.02, 16.0
-"""Grid of the studentized range. Two normal values are 16 apart with a probability of 1e-29."""
+STEP = 0.02
+"""Distance of the points at which the studentized range is computed."""
+MAX_RANGE = 16.0
+"""Largest of them. Two normal values are 16 apart with a probability of 1e-29."""
 
 
 class Verdict(StrEnum):
@@ -64,12 +65,8 @@ class Setting:
     @functools.cached_property
     def by_host(self) -> Array:
         """Return one value per host: the mean of the values of its runs."""
-        return (
-            pd.Series(self.values)
-            .groupby(np.array(self.hosts, object), sort=False)
-            .mean()
-            .to_numpy()
-        )
+        hosts = np.array(self.hosts, object)
+        return pd.Series(self.values).groupby(hosts, sort=False).mean().to_numpy()
 
 
 def settings_of(
@@ -79,32 +76,35 @@ def settings_of(
     ok = (runs["status"] == "ok").to_numpy()
     values = numbers(runs, figure).to_numpy()
     values = np.where(ok & np.isfinite(values), values, math.nan)
-    usable = ~np.isnan(values) if is_percentage else values > 0
-    compared = values if is_percentage else np.log(np.where(usable, values, 1))
+    if is_percentage:
+        usable = ~np.isnan(values)
+        compared = values
+    else:
+        usable = values > 0
+        compared = np.log(np.where(usable, values, 1))
     host_names = np.array(hosts(runs), dtype=object)
-    groups = runs.assign(**{figure: values}).groupby(
-        by, sort=False, dropna=False
-    )  # in order of appearance
-    places = sorted(groups.indices.items(), key=lambda group: int(group[1][0]))
-    return {
-        name: Setting(
-            values=compared[rows][usable[rows]],
-            hosts=tuple(host_names[rows][usable[rows]]),
-            median=float(median),
+    groups = runs.assign(**{figure: values}).groupby(by, sort=False, dropna=False)
+    medians = groups[figure].median()  # in order of appearance
+    settings: dict[object, Setting] = {}
+    for name, rows in sorted(groups.indices.items(), key=lambda group: int(group[1][0])):
+        used = rows[usable[rows]]
+        settings[name] = Setting(
+            values=compared[used],
+            hosts=tuple(host_names[used]),
+            median=float(medians.iloc[len(settings)]),
             failed=int((~ok[rows]).sum()),
-            unusable=int((ok[rows] & ~usable[rows]).sum()),
+            unusable=int(ok[rows].sum()) - len(used),
         )
-        for (name, rows), median in zip(places, groups[figure].median(), strict=True)
-    }
+    return settings
 
 
 def hosts(runs: pd.DataFrame) -> list[str | None]:
     """Return the hosts of each run, from its hostfile or the single machine; None if unknown."""
-    columns = runs.reindex(columns=["hosts", "host"]).astype(object)
-    return [
-        next((name for name in row if isinstance(name, str)), None)
-        for row in columns.itertuples(index=False)
-    ]
+    names = []
+    for hosts, host in runs.reindex(columns=["hosts", "host"]).astype(object).to_numpy():
+        known = hosts if isinstance(hosts, str) else host
+        names.append(known if isinstance(known, str) else None)
+    return names
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ class Repeated:
 
 def repeated(settings: Iterable[Setting]) -> Repeated:
     """Return what the settings with several runs have in common."""
-    variances = [
-        float(setting.values.var(ddof=1)) for setting in settings if len(setting.values) > 1
-    ]
-    return Repeated(len(variances), float(np.median(variances)) if variances else 0.0)
+    variances = [setting.values.var(ddof=1) for setting in settings if len(setting.values) > 1]
+    if not variances:
+        return Repeated()
+    return Repeated(len(variances), float(np.median(variances)))
 
 
 def is_confounded(first: Setting, second: Setting) -> bool:
@@ -131,16 +131,19 @@ def is_confounded(first: Setting, second: Setting) -> bool:
     to the variance of the difference, while the two sample variances account for v (1 - sum p^2) / (n - 1) and the same
     for the other (variance components of the one-way layout: Searle, Casella and McCulloch 1992, Variance Components).
     """
-    pair = (first, second)
-    if any(not setting.hosts or None in setting.hosts for setting in pair):
+    hosts = {*first.hosts, *second.hosts}
+    if None in hosts or not first.hosts or not second.hosts:
         return False
-    p, q = ({host: count / len(s.hosts) for host, count in Counter(s.hosts).items()} for s in pair)
-    adds = sum((p.get(host, 0) - q.get(host, 0)) ** 2 for host in {*p, *q})
-    shown = sum(
-        (1 - sum(share**2 for share in shares.values())) / max(1, len(setting.hosts) - 1)
-        for shares, setting in zip((p, q), pair, strict=True)
-    )
-    return adds > shown + 1e-9
+    added = 0.0
+    shown = 0.0
+    sizes = [len(setting.hosts) for setting in (first, second)]
+    for host in hosts:
+        p = first.hosts.count(host) / sizes[0]
+        q = second.hosts.count(host) / sizes[1]
+        added += (p - q) ** 2
+        shown -= p**2 / max(1, sizes[0] - 1) + q**2 / max(1, sizes[1] - 1)
+    shown += sum(1 / max(1, size - 1) for size in sizes)
+    return added > shown + 1e-9
 
 
 @dataclass(frozen=True)
@@ -154,15 +157,14 @@ class Moments:
 
 def moments(values: Sequence[Array]) -> Moments:
     """Return the moments of each setting's values; NaN with too few values."""
-    means = [float(of_setting.mean()) if len(of_setting) else np.nan for of_setting in values]
-    variances = [
-        float(of_setting.var(ddof=1)) if len(of_setting) > 1 else np.nan for of_setting in values
-    ]
-    return Moments(
-        np.array(means),
-        np.array(variances),
-        np.array([float(len(of_setting)) for of_setting in values]),
-    )
+    means = np.full(len(values), np.nan)
+    variances = np.full(len(values), np.nan)
+    for place, of_setting in enumerate(values):
+        if len(of_setting):
+            means[place] = of_setting.mean()
+        if len(of_setting) > 1:
+            variances[place] = of_setting.var(ddof=1)
+    return Moments(means, variances, np.array([len(each) for each in values], float))
 
 
 def welch(
@@ -176,18 +178,16 @@ def welch(
     involved, Biometrika 34, with Satterthwaite's (1946) degrees of freedom, rounded down: unrounded, they call too many
     equal settings different at four to six runs.
     """
-    shares = [side.variance / side.count for side in (base, other)]
-    squared = shares[0] + shares[1]
+    base_share = base.variance / base.count
+    other_share = other.variance / other.count
+    squared = base_share + other_share
     with np.errstate(invalid="ignore", divide="ignore"):
-        parts = [
-            share**2 / (side.count - 1) for share, side in zip(shares, (base, other), strict=True)
-        ]
-        degrees = np.where(
-            squared > 0, squared**2 / (parts[0] + parts[1]), base.count + other.count - 2
-        )
+        spread = base_share**2 / (base.count - 1) + other_share**2 / (other.count - 1)
+        degrees = np.where(squared > 0, squared**2 / spread, base.count + other.count - 2)
     is_known = np.isfinite(squared) & np.isfinite(degrees)
     whole_degrees = np.floor(np.where(is_known, degrees, 0) + 1e-9).astype(np.int64)
-    raised = sum(np.maximum(side.variance, least_variance) / side.count for side in (base, other))
+    raised = np.maximum(base.variance, least_variance) / base.count
+    raised = raised + np.maximum(other.variance, least_variance) / other.count
     return other.mean - base.mean, np.sqrt(raised), whole_degrees
 
 
@@ -226,10 +226,10 @@ def all_pairs(
     `least_variance` the smallest variance that counts (`Repeated`).
     """
     estimate, error, degrees = welch(base, other, least_variance)
-    critical = [
-        quantile(1 - confidence, max(groups, 2), df) if df else math.nan for df in degrees.flat
-    ]
-    margin = np.reshape(np.array(critical, float), degrees.shape) * error / math.sqrt(2)
+    critical = np.full(degrees.shape, math.nan)
+    for place in np.flatnonzero(degrees):
+        critical.flat[place] = quantile(1 - confidence, max(groups, 2), int(degrees.flat[place]))
+    margin = critical * error / math.sqrt(2)
     return Intervals(estimate, estimate - margin, estimate + margin)
 
 
@@ -240,9 +240,10 @@ def all_pairs_p(
     estimate, error, degrees = welch(base, other, least_variance)
     with np.errstate(invalid="ignore", divide="ignore"):
         ranges = np.where(estimate == 0, 0.0, math.sqrt(2) * np.abs(estimate) / error)
-    pairs = zip(ranges.flat, degrees.flat, strict=True)
-    p = [exceedance(value, max(groups, 2), int(df)) if df else math.nan for value, df in pairs]
-    return np.reshape(np.array(p, dtype=float), ranges.shape)
+    p = np.full(ranges.shape, math.nan)
+    for place in np.flatnonzero(degrees):
+        p.flat[place] = exceedance(ranges.flat[place], max(groups, 2), int(degrees.flat[place]))
+    return p
 
 
 def verdicts(
@@ -273,7 +274,8 @@ def _exceedance_at_known_spread(groups: int) -> Array:
     grid = np.concatenate([z[0] - MAX_RANGE + np.arange(2 * half) * STEP, z])
     below = np.array([math.erfc(-value / math.sqrt(2)) / 2 for value in grid])
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-    at, widths = np.arange(2 * half, 4 * half + 1), np.arange(2 * half + 1)
+    at = np.arange(2 * half, 4 * half + 1)
+    widths = np.arange(2 * half + 1)
     within = (below[at] - below[at - widths[:, None]]) ** (groups - 1)
     return np.asarray(np.clip(1 - groups * STEP * (within @ density), 0, 1))
 
@@ -284,8 +286,12 @@ def exceedance(value: float, groups: int, degrees: int) -> float:
     Tukey, J. W. (1953), The Problem of Multiple Comparisons: P(Q > q) = integral of P(W > q s) f(s) ds, where W is the
     range of `groups` standard normal values and s the square root of a chi-square over its `degrees` of freedom.
     """
-    if not 0 < value < math.inf:
-        return 1.0 if value <= 0 else 0.0 if value == math.inf else math.nan
+    if math.isnan(value):
+        return math.nan
+    if value <= 0:
+        return 1.0
+    if value == math.inf:
+        return 0.0
     exceeds = _exceedance_at_known_spread(groups)
     spread = np.arange(len(exceeds)) * STEP / value
     with np.errstate(divide="ignore"):
@@ -298,12 +304,14 @@ def exceedance(value: float, groups: int, degrees: int) -> float:
 @functools.lru_cache(maxsize=4096)
 def quantile(probability: float, groups: int, degrees: int) -> float:
     """Return the value that the studentized range exceeds with a probability; see `exceedance`."""
-    low, high = 0.0, 1.0
+    high = 1.0
     while exceedance(high, groups, degrees) > probability:
-        low, high = high, 2 * high
+        high *= 2
+    low = high / 2 if high > 1 else 0.0
     while high - low > 1e-7 * high:
         middle = (low + high) / 2
-        low, high = (
-            (middle, high) if exceedance(middle, groups, degrees) > probability else (low, middle)
-        )
+        if exceedance(middle, groups, degrees) > probability:
+            low = middle
+        else:
+            high = middle
     return high

@@ -11,17 +11,18 @@ import numpy as np
 import pandas as pd
 
 from dsnb.base.formulas import memory, model_shapes
+from dsnb.base.formulas.model_shapes import Shape
 from dsnb.base.system.hardware import GIB
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import named_runs, numbers, with_parallelism
 from dsnb.results.statistics.choices import choices, with_choices
-from dsnb.settings.experiment import DEFAULTS
+from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.records.columns import SETTINGS
-from dsnb.settings.training import accumulates_in_fp32
 
 PARTS = ("weights", "gradients", "optimizer", "copies", "activations", "output")
 """Terms of the theoretical peak, which is in the backward pass of the loss or in the optimizer's step; `output` is the
 output layer, or the recomputed block if that is larger."""
+_PARTS_GIB = [f"{part}_gib" for part in PARTS]
 WHERE = {
     "peak_allocated_gib": "allocated",
     "peak_reserved_gib": "reserved",
@@ -33,22 +34,16 @@ IRRELEVANT = {
     "profile", "memory_limit_gib",
 }  # fmt: skip
 """Settings that do not change GPU memory, or only limit it; differences in them are ignored here."""
-NEEDED = (
+REQUIRED_COLUMNS = [
     labels.PARALLELISM, "tensor_parallel", "pipeline_parallel", "gpus", "precision", "seq_len", "micro_batch_size",
     "grad_accum", "activation_checkpointing",
-)  # fmt: skip
+]  # fmt: skip
 """Settings that theory must know. The others are what few programs offer or change, so their defaults are assumed."""
-ASSUMED = {name: DEFAULTS[name] for name in SETTINGS} | {"grad_accum_dtype": "bf16"}
+ASSUMED = {**DEFAULTS, "grad_accum_dtype": "bf16"}
 """Of a setting without a value; other programs accumulate in the format of the weights."""
 COLUMNS = [
-    "experiment",
-    "n",
-    "where",
-    "measured_gib",
-    "theory_gib",
-    "rest_gib",
-    *(f"{part}_gib" for part in PARTS),
-]
+    "experiment", "n", "where", "measured_gib", "theory_gib", "rest_gib", *_PARTS_GIB,
+]  # fmt: skip
 CHANGES = ["change", "base", "experiment", "measured_gib", "theory_gib", "where"]
 
 
@@ -57,24 +52,28 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns `COLUMNS`, one row per experiment in order of appearance: `where` is what was measured (`allocated`,
     `reserved` or `on device`), `measured_gib` its median, `theory_gib` and its parts are missing if the model's shape
-    or one of the settings `NEEDED` is unknown, and `rest_gib` is measured less theory.
+    or one of the settings `REQUIRED_COLUMNS` is unknown, and `rest_gib` is measured less theory.
+
+    >>> runs = pd.DataFrame({"sweep": "s", "experiment": "a", "status": "ok", "model": "gpt2", "gpus": 1,
+    ...                      "precision": "fp32", "micro_batch_size": 8, "peak_allocated_gib": [5.0, 7.0]})
+    >>> print(footprint(runs)[["experiment", "n", "where", "measured_gib"]])
+      experiment  n      where  measured_gib
+    0          a  2  allocated           6.0
     """
     rows = []
     for name, part in _measured(runs).groupby("experiment", sort=False):
         column = next(column for column in WHERE if part[column].notna().any())
-        parts = {
-            f"{part_name}_gib": gib for part_name, gib in _theory(part.iloc[0].to_dict()).items()
-        }
-        measured_gib, theory_gib = part[column].median(), sum(parts.values()) if parts else math.nan
-        figures = {
-            "measured_gib": measured_gib,
-            "theory_gib": theory_gib,
-            "rest_gib": measured_gib - theory_gib,
-        }
-        rows.append(
-            {"experiment": name, "n": len(part), "where": WHERE[column], **figures, **parts}
-        )
-    return pd.DataFrame(rows, columns=COLUMNS)
+        row = {"experiment": name, "n": len(part), "where": WHERE[column]}
+        row["measured_gib"] = part[column].median()
+        run = part.iloc[0]
+        if run[REQUIRED_COLUMNS].notna().all():
+            parts = theory(run.fillna({name: ASSUMED[name] for name in SETTINGS}).to_dict())
+            row |= {f"{part}_gib": gib for part, gib in parts.items()}
+        rows.append(row)
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    table["theory_gib"] = table[_PARTS_GIB].sum(axis=1, min_count=1)
+    table["rest_gib"] = table["measured_gib"] - table["theory_gib"]
+    return table
 
 
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
@@ -82,85 +81,87 @@ def _measured(runs: pd.DataFrame) -> pd.DataFrame:
     runs = named_runs(runs)
     missing = [name for name in (*WHERE, "data_parallel", "parameters") if name not in runs]
     runs = runs.reindex(columns=[*runs.columns, *missing])
-    runs = runs.assign(**{name: value for name, value in ASSUMED.items() if name not in runs})
+    runs = runs.assign(**{name: ASSUMED[name] for name in SETTINGS if name not in runs})
     return with_parallelism(runs[(runs["status"] == "ok") & runs[list(WHERE)].notna().any(axis=1)])
 
 
-def _theory(run: Mapping[str, Any]) -> dict[str, float]:
-    """Return `theory` of a run with the settings `ASSUMED`; empty if one of `NEEDED` is unknown."""
-    if any(pd.isna(run[name]) for name in NEEDED):
-        return {}
-    return theory({**run, **{name: value for name, value in ASSUMED.items() if pd.isna(run[name])}})
-
-
 def theory(run: Mapping[str, Any]) -> dict[str, float]:
-    """Return the theoretical parts of one GPU's memory in GiB, by the settings of a run; empty for unknown models."""
+    """Return the theoretical parts of one GPU's memory in GiB, `PARTS`, by the settings of a run.
+
+    Empty for a model of an unknown shape, and for a micro-batch that is not known.
+    """
     shapes = model_shapes.PRESETS | model_shapes.PUBLISHED
     shape = shapes.get(str(run["model"]))
-    if shape is None or shape.published or not isinstance(run["micro_batch_size"], int | float):
+    if (
+        shape is None
+        or not shape.has_formula
+        or not isinstance(run["micro_batch_size"], int | float)
+    ):
         return {}
-    width = 2 if run["precision"] in memory.HALF else 4
-    states = _states(run, shape, width)
-    if accumulates_in_fp32(run):
-        accumulated = (
-            states.gradients * 2
-        )  # a buffer in fp32 beside the gradients of a micro-batch in bf16
-    elif run["reduce_gradients"] == "step":
-        accumulated = states.gradients * _known(run, "data_parallel", run["gpus"])
-    else:
-        accumulated = states.gradients * (run["grad_accum"] > 1)
-    peak = memory.peak(states, *_activations(run, shape, width), accumulated)
+    experiment = Experiment.of_row(run)
+    states = _states(experiment, shape, run)
+    accumulated = 0.0
+    if experiment.numbers.accumulates_in_fp32:
+        # A buffer in fp32 beside the gradients of a micro-batch in bf16.
+        accumulated = states.gradients * 2
+    elif experiment.reduce_gradients == "step":
+        accumulated = states.gradients * experiment.data_parallel
+    elif experiment.grad_accum > 1:
+        accumulated = states.gradients
+    used = run.get("attention_used")
+    attention = used if isinstance(used, str) else experiment.attention
+    activations = _activations(experiment, shape, is_fused=attention != "eager")
+    peak = memory.peak(states, *activations, accumulated)
     return {name: float(getattr(peak, name)) / GIB for name in PARTS}
 
 
-def _known(run: Mapping[str, Any], name: str, default: float) -> float:
-    return default if pd.isna(run.get(name)) else float(run[name])
-
-
-def _states(run: Mapping[str, Any], shape: model_shapes.Shape, width: int) -> memory.Parts:
-    trained, frozen, moments = _known(run, "parameters", shape.parameters), 0.0, None
-    if rank := int(run["lora_rank"]):
-        adapters = memory.lora_parameters(shape.layers, shape.hidden, rank, shape.family != "opt")
-        trained = _known(run, "trainable_parameters", adapters)
-        frozen = shape.parameters * width
-    if run["optimizer"] == "adafactor":
+def _states(experiment: Experiment, shape: Shape, run: Mapping[str, Any]) -> memory.MemoryParts:
+    """Return the model states; the parameters are those that the run counted, if it did."""
+    counted = run.get("trainable_parameters" if experiment.lora_rank else "parameters")
+    trained = shape.parameters
+    frozen = 0.0
+    moments = None
+    if experiment.lora_rank:
+        is_fused = shape.family != "opt"
+        rank = experiment.lora_rank
+        trained = memory.lora_parameters(shape.layers, shape.hidden, rank, is_fused)
+        frozen = shape.parameters * experiment.numbers.computed_bytes
+    if experiment.optimizer == "adafactor":
         moments = memory.adafactor_moments(shape.layers, shape.hidden, shape.vocab, shape.positions)
-    model_parallel = int(run["tensor_parallel"] * run["pipeline_parallel"])
-    data_parallel = int(_known(run, "data_parallel", run["gpus"] // model_parallel))
-    zero_stage = 3 if run["strategy"] == "fsdp" else int(run["zero_stage"])
-    per_parameter = memory.per_parameter(run["precision"], run["mixed_precision"], run["strategy"])
     return memory.model_states(
-        trained,
-        per_parameter,
-        zero_stage,
-        data_parallel,
-        model_parallel,
-        run["offload"],
+        trained if counted is None or math.isnan(counted) else counted,
+        experiment.states.each,
+        experiment.states.stage,
+        experiment.data_parallel,
+        experiment.tensor_parallel * experiment.pipeline_parallel,
+        experiment.offload,
         frozen,
         moments,
     )
 
 
-def _activations(
-    run: Mapping[str, Any], shape: model_shapes.Shape, width: int
-) -> tuple[float, float]:
-    seq_len, split = int(run["seq_len"]), int(run["tensor_parallel"])
-    tokens = run["seq_len"] * run["micro_batch_size"]
-    used = run.get("attention_used")
-    is_fused = (used if isinstance(used, str) else run["attention"]) != "eager"
-    has_dropout, is_relu = run["dropout"] > 0, shape.family == "opt"
+def _activations(experiment: Experiment, shape: Shape, is_fused: bool) -> tuple[float, float]:
+    width = experiment.numbers.computed_bytes
+    split = experiment.tensor_parallel
+    tokens = experiment.seq_len * experiment.micro_batch_size
     block = memory.block_activations(
-        tokens, shape.hidden, shape.heads, seq_len, split, width, has_dropout, is_fused, is_relu
+        tokens,
+        shape.hidden,
+        shape.heads,
+        experiment.seq_len,
+        split,
+        width,
+        dropout=experiment.dropout > 0,
+        fused=is_fused,
+        relu=shape.family == "opt",
     )
-    every = int(run["checkpoint_every"]) if run["activation_checkpointing"] else 0
+    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
     block_input = tokens * shape.hidden * width
-    kept, again = memory.kept_activations(
-        shape.layers, block, block_input, every, bool(run["checkpoint_offload"])
-    )
+    is_offloaded = experiment.checkpoint_offload
+    kept, again = memory.kept_activations(shape.layers, block, block_input, every, is_offloaded)
     output = memory.output_activations(tokens, shape.hidden, shape.vocab, split, width)
-    return memory.activations(
-        kept, again, output, int(run["pipeline_parallel"]), int(run["grad_accum"])
-    )
+    stages = experiment.pipeline_parallel
+    return memory.activations(kept, again, output, stages, experiment.grad_accum)
 
 
 def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
@@ -176,25 +177,22 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
     settings = with_choices(_measured(runs).drop_duplicates("experiment").set_index("experiment"))
     names = [name for name in choices(settings) if name not in IRRELEVANT]
     # More micro-batches than 2, or than fill a pipeline, do not change memory.
-    accumulated = np.fmin(
-        numbers(settings, "grad_accum"), numbers(settings, "pipeline_parallel").clip(lower=2)
-    )
-    compared = settings.assign(grad_accum=accumulated)
-    codes = np.column_stack([pd.factorize(compared[name].map(labels.text))[0] for name in names])
-    experiments = list(table.index)
-    differ_once = [(codes != code).sum(axis=1) == 1 for code in codes]
-    chosen = (
-        experiments.index(base)
-        if base in table.index
-        else int(np.argmax(np.sum(differ_once, axis=1)))
-    )
+    most = numbers(settings, "pipeline_parallel").clip(lower=2)
+    compared = settings.assign(grad_accum=np.fmin(numbers(settings, "grad_accum"), most))[names]
+    compared = compared.astype(object).map(labels.text)
+    differ = {name: (compared != compared.loc[name]).sum(axis=1) == 1 for name in compared.index}
+    chosen = base if base in table.index else max(differ, key=lambda name: differ[name].sum())
     rows = []
-    for other in np.flatnonzero(differ_once[chosen]):
-        name = names[int(np.argmax(codes[other] != codes[chosen]))]
-        before, after = table.iloc[chosen], table.iloc[other]
-        if before["where"] == after["where"]:
-            values = settings[name].astype(object)
-            words = [labels.axis(name).describe(values.iloc[place]) for place in (chosen, other)]
-            more_gib = [after[column] - before[column] for column in ("measured_gib", "theory_gib")]
-            rows.append((" → ".join(words), before.name, after.name, *more_gib, before["where"]))
+    for other in compared.index[differ[chosen]]:
+        before = table.loc[chosen]
+        after = table.loc[other]
+        if before["where"] != after["where"]:
+            continue
+        changed = compared.columns[(compared.loc[other] != compared.loc[chosen]).to_numpy()][0]
+        axis = labels.axis(changed)
+        values = settings[changed].astype(object)
+        change = f"{axis.describe(values[chosen])} → {axis.describe(values[other])}"
+        measured_gib = after["measured_gib"] - before["measured_gib"]
+        theory_gib = after["theory_gib"] - before["theory_gib"]
+        rows.append((change, chosen, other, measured_gib, theory_gib, before["where"]))
     return pd.DataFrame(rows, columns=CHANGES)

@@ -4,16 +4,35 @@ The spread is the sample standard deviation over repeats (n - 1), missing for a 
 with the status `ok`; the others are only counted.
 """
 
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
 import pandas as pd
 
+from dsnb.base.errors import SettingsError
 from dsnb.results.runs import labels
-from dsnb.results.runs.table import named_runs, numbers
-from dsnb.results.statistics.choices import MEASUREMENT
+from dsnb.results.runs.table import current_name, named_runs, numbers
+from dsnb.results.statistics.choices import MEASUREMENT, varying, with_choices
+from dsnb.settings.checks import closest_match
 from dsnb.settings.records.columns import PHASES, SETTINGS, key_columns
 
 SUMMARY_METRICS = list(labels.METRIC_LABELS)
 STATISTICS = {"median": "median", "std": "std", "min": "min", "max": "max", "n": "count"}
 """Statistics of each figure, as they end its columns, and pandas' names of them."""
+ALL = {f"{metric}_{name}": metric for metric in SUMMARY_METRICS for name in STATISTICS}
+"""Every column of statistics, and its figure."""
+ALWAYS = ("tokens_per_s_median", "tokens_per_s_std")
+READ = (
+    *ALWAYS,
+    "tokens_per_s_per_gpu_median",
+    "of_plain_median",
+    "step_time_mean_s_median",
+    "peak_allocated_gib_median",
+    "host_memory_gib_median",
+    "mfu_median",
+    "loss_last_median",
+)
+"""Columns of statistics that most readers need; all but speed are left out where no run measured them."""
 HARDWARE = ("device", "gpu_name", "gpu_memory_gib", "cpu", "cores")
 """Columns of the machine that, like settings, a median should not be over several values of."""
 VARIES = "varies"
@@ -22,7 +41,11 @@ UNSTABLE = 1.5
 Repeats on an idle machine differ by some per cent; the spreads that decide between settings are far below."""
 
 
-def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.DataFrame:
+def summarize(
+    runs: pd.DataFrame,
+    by: str | list[str] = "experiment",
+    metrics: Literal["all"] | Sequence[str] | None = None,
+) -> pd.DataFrame:
     """Aggregate runs by experiment, or by other columns.
 
     Parameters
@@ -31,39 +54,92 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
         One row per run, as `dsnb.load_runs` returns it.
     by
         The column or columns to group by. With several sweeps, experiments are named `sweep/experiment`.
+    metrics
+        Figures of runs such as `mfu`, for all their statistics, or single columns such as `mfu_max`. By default, those
+        of `READ` that were measured; `"all"` is every statistic of every figure.
 
     Returns
     -------
     pandas.DataFrame
-        Indexed by `by`, in order of appearance: `n` (runs that are ok), `n_failed` (all others), and over the ok runs
+        Indexed by `by`, in order of appearance: `n` (runs that are ok), `n_failed` (all others); unless `metrics` is
+        `"all"`, the settings that differ between rows, missing where they differ within a row; over the ok runs
         `<metric>_median`, `<metric>_std`, `<metric>_min`, `<metric>_max` and `<metric>_n` (those that measured it);
         NaN if nothing was measured, and for the spread of a single run. Last, `varies`: the settings and hardware in
         which the runs of a row differ, such as `compile, gpus`; empty if they are repeats.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such column or figure.
+
+    Examples
+    --------
+    >>> runs = pd.DataFrame({"sweep": "s", "experiment": ["a", "a", "b"], "status": "ok",
+    ...                      "zero_stage": [1, 1, 3], "tokens_per_s": [90.0, 110.0, 80.0]})
+    >>> print(summarize(runs).to_string())
+                n  n_failed parallelism  tokens_per_s_median  tokens_per_s_std varies
+    experiment
+    a           2         0      ZeRO 1                100.0         14.142136
+    b           1         0      ZeRO 3                 80.0               NaN
+    >>> print(summarize(runs, by="zero_stage", metrics=["tokens_per_s_max"])["tokens_per_s_max"])
+    zero_stage
+    1    110.0
+    3     80.0
+    Name: tokens_per_s_max, dtype: float64
     """
     runs = named_runs(runs)
+    keys = [current_name(name) for name in ([by] if isinstance(by, str) else by)]
+    for name in keys:
+        _check(name, runs.columns, "runs have no column")
     is_ok = runs["status"] == "ok"
-    ok = runs[is_ok]
-    ok = ok.reindex(columns=[*ok.columns, *(name for name in SUMMARY_METRICS if name not in ok)])
-    measured = ok.groupby(by, sort=False, dropna=False)[SUMMARY_METRICS]
-    keys = runs[[by]] if isinstance(by, str) else runs[list(by)]
-    counts = (
-        keys.assign(n=is_ok.astype(int), n_failed=(~is_ok).astype(int))
-        .groupby(by, sort=False, dropna=False)
-        .sum()
-    )
-    columns = [f"{metric}_{statistic}" for metric in SUMMARY_METRICS for statistic in STATISTICS]
-    parts = [
-        getattr(measured, name)().add_suffix(f"_{statistic}")
-        for statistic, name in STATISTICS.items()
-    ]
-    table = counts.join(pd.concat([varies(runs, by), *parts], axis=1))[
-        ["n", "n_failed", *columns, VARIES]
-    ]
-    measured_by = [f"{metric}_n" for metric in SUMMARY_METRICS]
-    table = table.fillna({VARIES: "", **dict.fromkeys(measured_by, 0)}).astype(
-        dict.fromkeys(measured_by, int)
-    )
+    columns = _columns(runs[is_ok], metrics)
+    figures = list(dict.fromkeys(ALL[column] for column in columns))
+    ok = runs[is_ok].reindex(columns=list(dict.fromkeys([*keys, *figures])))
+    measured = ok.groupby(keys, sort=False, dropna=False)[figures]
+    parts = [measured.agg(how).add_suffix(f"_{name}") for name, how in STATISTICS.items()]
+    counts = runs[keys].assign(n=is_ok, n_failed=~is_ok)
+    table = counts.groupby(keys, sort=False, dropna=False).sum().astype(int)
+    if metrics != "all":
+        table = table.join(_differing_settings(runs, keys))
+    table = table.join(pd.concat(parts, axis=1)[columns]).join(varies(runs, keys))
+    table[VARIES] = table[VARIES].fillna("")
+    measured_by = [column for column in columns if column.endswith("_n")]
+    table[measured_by] = table[measured_by].fillna(0).astype(int)
     return table.copy()  # in one piece, which pandas asks for
+
+
+def _columns(ok: pd.DataFrame, metrics: Literal["all"] | Sequence[str] | None) -> list[str]:
+    """Return the columns of statistics that `metrics` asks for."""
+    if metrics == "all":
+        return list(ALL)
+    if metrics is None:
+        return [name for name in READ if name in ALWAYS or numbers(ok, ALL[name]).notna().any()]
+    columns = []
+    for name in metrics:
+        if name in SUMMARY_METRICS:
+            columns += [f"{name}_{statistic}" for statistic in STATISTICS]
+        else:
+            _check(name, [*SUMMARY_METRICS, *ALL], "there is no figure")
+            columns.append(name)
+    return columns
+
+
+def _differing_settings(runs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Return the settings that differ between groups, missing where they differ within one."""
+    table = with_choices(runs)
+    names = [name for name in varying(table) if name not in keys]
+    first = table.drop_duplicates(keys).set_index(keys)[names]
+    differs = table.groupby(keys, sort=False, dropna=False)[names].nunique(dropna=False) > 1
+    return first.mask(differs).dropna(axis="columns", how="all")
+
+
+def _check(name: str, names: Iterable[str], what: str) -> None:
+    """Raise SettingsError, with the closest name, if a name is not one of `names`."""
+    if name in names:
+        return
+    closest = closest_match(name, names)
+    hint = f": did you mean '{closest}'?" if closest else ""
+    raise SettingsError(f"{what} {name!r}{hint}")
 
 
 def varies(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Series:
@@ -72,18 +148,13 @@ def varies(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Series:
     A missing value differs from a known one. Unfinished runs do not count, nor do settings of how a run was measured,
     such as its steps.
     """
-    compared = [
-        name for name in (*SETTINGS, *key_columns(runs), *HARDWARE) if name not in MEASUREMENT
-    ]
-    names = [name for name in compared if name in runs]
-    has_ended = (
-        runs["status"] != "interrupted"
-    )  # an unfinished run may not have written all of its records
-    codes = pd.DataFrame(
-        {name: pd.factorize(runs[name].astype(object))[0] for name in names}, index=runs.index
-    )
-    keys = [runs[name][has_ended] for name in ([by] if isinstance(by, str) else by)]
-    groups = codes[has_ended].groupby(keys, sort=False, dropna=False)
+    compared = [*SETTINGS, *key_columns(runs), *HARDWARE]
+    names = [name for name in compared if name in runs and name not in MEASUREMENT]
+    # An unfinished run may not have written all of its records.
+    ended = runs[runs["status"] != "interrupted"]
+    codes = {name: pd.factorize(ended[name].astype(object))[0] for name in names}
+    keys = [ended[name] for name in ([by] if isinstance(by, str) else by)]
+    groups = pd.DataFrame(codes, index=ended.index).groupby(keys, sort=False, dropna=False)
     differs = groups.max() != groups.min()
     words = [", ".join(differs.columns[row]) for row in differs.to_numpy()]
     return pd.Series(words, index=differs.index, name=VARIES, dtype=object)

@@ -65,7 +65,12 @@ def is_fine_tuning(runs: pd.DataFrame) -> bool:
 
 
 def tasks(runs: pd.DataFrame) -> list[Task]:
-    """Split runs by task, the one with the most runs first; columns that are missing count as equal."""
+    """Split runs by task, the one with the most runs first; columns that are missing count as equal.
+
+    >>> runs = pd.DataFrame({"model": ["gpt2", "gpt2", "opt-125m"], "seq_len": [128, 128, 512], "gpus": 1})
+    >>> [(task.title, len(task.runs)) for task in tasks(runs)]
+    [('gpt2, sequence 128', 2), ('opt-125m, sequence 512', 1)]
+    """
     keys = with_trained(runs).reindex(columns=list(TASK))
     keys = keys.astype(object).map(labels.text)  # a missing value is equal to another
     unknown = [name for name in TASK if keys[name].nunique() > 1 and (keys[name] == UNKNOWN).any()]

@@ -5,12 +5,12 @@ records, labels, the explorer and the reference read them from here.
 """
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DECLARED, DEFAULTS, SUPERVISION, Experiment
@@ -87,14 +87,26 @@ _DECLARED: dict[str, Any] = tomllib.loads(
 
 
 def declared(group: str) -> dict[str, Column]:
-    """Return the columns of a group of `columns.toml`, by name."""
+    """Return the columns of a group of `columns.toml`, by name; one without a meaning is that of a run."""
     columns = {}
     for name, fields in _DECLARED[group].items():
         display = {key: value for key, value in fields.items() if key not in {"meaning", "kind"}}
-        meaning = " ".join(fields["meaning"].split())
-        label = Metric(**display) if display else None
-        columns[name] = Column(name, meaning, label, KINDS[fields.get("kind", "amount")])
+        if "meaning" in fields:
+            meaning = " ".join(fields["meaning"].split())
+            label = Metric(**display) if display else None
+            column = Column(name, meaning, label)
+        else:
+            column = RUNS[name]
+        if "kind" in fields:
+            column = replace(column, kind=KINDS[fields["kind"]])
+        columns[name] = column
     return columns
+
+
+def record_of(fields: Mapping[str, Column]) -> Any:
+    """Return the type of objects with these fields, all of them optional."""
+    types: Any = {name: (column.kind | None, None) for name, column in fields.items()}
+    return create_model("Record", __config__={"protected_namespaces": ()}, **types)
 
 
 SETTING_COLUMNS = {

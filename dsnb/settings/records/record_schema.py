@@ -4,81 +4,47 @@ Records come from other machines, other versions and text editors. A value of a 
 and described in one sentence; fields that are not listed here may hold anything.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError, create_model
+from pydantic import TypeAdapter, ValidationError
 
 from dsnb.base.files import json_files, plain_text
 from dsnb.settings import checks
 from dsnb.settings.experiment import with_current_names, with_former_defaults
-from dsnb.settings.records import columns
-from dsnb.settings.records.columns import KINDS, RUNS, TEXT, Column, declared
+from dsnb.settings.records.columns import (
+    FIGURES,
+    FORMER_FIGURES,
+    KINDS,
+    SAMPLES,
+    SETTING_COLUMNS,
+    STEPS,
+    TEXTS,
+    declared,
+    record_of,
+)
 from dsnb.settings.records.paths import RunPaths
 
 _RUN = RunPaths(Path())
 
 
-def _record_of(*groups: Iterable[Column]) -> Any:
-    """Return the type of objects with these fields, all of them optional."""
-    fields: Any = {column.name: (column.kind | None, None) for column in chain(*groups)}
-    return create_model("Record", __config__={"protected_namespaces": ()}, **fields)
-
-
-def _of_runs(*names: str) -> list[Column]:
-    return [RUNS[name] for name in names]
-
-
-_BY_NAME = KINDS["text by name"]
-_UNLIKE_TABLES = {"gpu_name", "gpu_memory_gib", "variables"}
-"""Facts of the machine that its record holds in another form than tables."""
-_GPU = [Column("name", "", kind=TEXT), Column("memory_gib", "")]
-_MACHINE = [
-    *(column for name, column in columns.MACHINE.items() if name not in _UNLIKE_TABLES),
-    *declared("environment").values(),
-    replace(RUNS["variables"], kind=_BY_NAME),
-    Column("gpus", "Name and memory of each GPU.", kind=list[_record_of(_GPU)]),  # type: ignore[misc]
-]
-_HOST = [RUNS["host"], Column("environment", "", kind=_record_of(_MACHINE))]
-_SUMMARY = [*columns.FIGURES.values(), *columns.TEXTS.values(), *declared("summary").values()]
-FILES: dict[str, list[Column]] = {
-    _RUN.experiment.name: [
-        *columns.SETTING_COLUMNS.values(),
-        *_of_runs(*columns.ORDER, "launcher"),
-        *declared("experiment").values(),
-        replace(RUNS["inputs"], kind=_BY_NAME),
-    ],
-    _RUN.result.name: [
-        *_of_runs("status", "cause"),
-        *declared("result").values(),
-        Column(
-            "summary",
-            "Figures, named like the columns of the table of runs.",
-            kind=_record_of(_SUMMARY, _of_runs("note")),
-        ),
-    ],
-    _RUN.environment.name: _MACHINE,
-    _RUN.steps.name: [*columns.STEPS.values()],
-    _RUN.gpu.name: [*columns.SAMPLES.values()],
-    _RUN.profile.name: [
-        *_of_runs("forward_s", "backward_s", "optimizer_s", "communication_s"),
-        *declared("profile").values(),
-    ],
-    _RUN.nodes.name: [
-        Column(
-            "nodes",
-            "For each host: name, address, interface, ranks, GPUs, exit codes, environment, and why it was lost.",
-            kind=list[_record_of(_HOST)],  # type: ignore[misc]
-        ),
-        *declared("nodes").values(),
-    ],
-    _RUN.bandwidth.name: [*declared("bandwidth").values()],
+KINDS["gpus"] = list[record_of(declared("gpu"))]  # type: ignore[misc]
+KINDS["environment"] = record_of(declared("environment"))
+KINDS["hosts"] = list[record_of(declared("host"))]  # type: ignore[misc]
+KINDS["summary"] = record_of(FIGURES | TEXTS | declared("summary"))
+FILES = {
+    _RUN.experiment.name: SETTING_COLUMNS | declared("experiment"),
+    _RUN.result.name: declared("result"),
+    _RUN.environment.name: declared("environment"),
+    _RUN.steps.name: STEPS,
+    _RUN.gpu.name: SAMPLES,
+    _RUN.profile.name: declared("profile"),
+    _RUN.nodes.name: declared("nodes"),
+    _RUN.bandwidth.name: declared("bandwidth"),
 }
 """By file name, the fields of the object in a `.json`, or of each line of a `.jsonl`."""
-_FORMS = {name: TypeAdapter(_record_of(listed)) for name, listed in FILES.items()}
+_FORMS = {name: TypeAdapter(record_of(fields)) for name, fields in FILES.items()}
 
 
 def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
@@ -96,8 +62,7 @@ def current(name: str, record: dict[str, Any]) -> dict[str, Any]:
     if name != _RUN.result.name or not isinstance(record.get("summary"), dict):
         return record
     summary = {
-        columns.FORMER_FIGURES.get(figure, figure): value
-        for figure, value in record["summary"].items()
+        FORMER_FIGURES.get(figure, figure): value for figure, value in record["summary"].items()
     }
     return {**record, "summary": summary}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsnb.base.formulas import memory
-from dsnb.base.formulas.memory import Parts
+from dsnb.base.formulas.memory import MemoryParts
 
 HALF = memory.HALF
 FULL = "fp32"
@@ -115,7 +115,7 @@ def width(precision: str) -> int:
 class States:
     """The model states: their bytes per trained parameter, and what is shared among how many ranks."""
 
-    each: Parts
+    each: MemoryParts
     """Bytes of a parameter over all ranks that share it."""
     stage: int
     """What ranks share: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too."""
@@ -123,7 +123,7 @@ class States:
     """Data-parallel ranks."""
 
     @property
-    def of_rank(self) -> Parts:
+    def of_rank(self) -> MemoryParts:
         """Bytes of a parameter on one rank."""
         return memory.model_states(1, self.each, self.stage, self.ranks)
 
@@ -193,7 +193,8 @@ class Strategy:
     bucket: float = 0
     """Default gradients in a message; 0 without buckets."""
     trainer_class: str = "dsnb.measure.train.trainer:TorchTrainer"
-    """The class that trains, as "module:Class"."""
+    """The class that trains, or a function that returns a trainer, as "module:name"; it is called with the experiment,
+    DeepSpeed's configuration and the device."""
     memory_rule: str = ""
     """The function of the moments at which memory can peak, as "module:function"."""
 

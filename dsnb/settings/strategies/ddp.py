@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+from dsnb.settings import framework_defaults
 from dsnb.settings.strategies.base import ModelSize, Strategy, Traffic
 
-FIRST_BUCKET = 2**18
+FIRST_BUCKET = framework_defaults.DDP_FIRST_BUCKET_BYTES // 4
 """Gradients in torch's first bucket (1 MiB); a compiled model is not split into smaller parts."""
 POWERSGD_SHARE = 1.4
 """Numbers in PowerSGD's factors of rank 1 over hidden size, for each number of hidden size squared."""
@@ -22,8 +23,9 @@ class Ddp(Strategy):
     may_split_layers = False
     has_native_half = False
     splits_graphs = True
-    bucket = 25 * 2**20 / 4  # torch's default, 25 MiB of fp32
-    memory_rule = "dsnb.prediction.memory:_ddp"
+    bucket = framework_defaults.DDP_BUCKET_BYTES / 4
+    trainer_class = "dsnb.measure.train.trainer:DdpTrainer"
+    memory_rule = "dsnb.prediction.memory:ddp"
 
     def refusals(self, s: Any) -> Iterator[str]:
         """Refuse compression without messages, and graphs smaller than the first bucket."""

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from dsnb.settings import framework_defaults
 from dsnb.settings.strategies.base import HALF, USED_BY, ModelSize, Numbers, Strategy, Traffic
 
-KEPT_PARAMETERS = 1e9
-"""DeepSpeed's default of the gathered parameters that ZeRO 3 keeps."""
 ZERO_STAGES = (0, 1, 2, 3)
 ONLY_ZERO = {
     "overlap_comm": ((1, 2, 3), "there are no buckets"),
@@ -30,8 +29,8 @@ class DeepSpeed(Strategy):
     settings = frozenset(USED_BY) - {"reduce_gradients", "gradient_compression"}
     is_deepspeed = True
     has_zero_stages = True
-    bucket = 5e8  # DeepSpeed's default
-    memory_rule = "dsnb.prediction.memory:_zero"
+    bucket = framework_defaults.ZERO["reduce_bucket_size"]
+    memory_rule = "dsnb.prediction.memory:zero"
 
     def label_of(self, zero_stage: object = None) -> str:
         """Return "ZeRO 3"; empty if the stage is unknown."""
@@ -170,9 +169,9 @@ class DeepSpeed(Strategy):
         It keeps `stage3_max_live_parameters` at most, and those used again within
         `stage3_max_reuse_distance`.
         """
-        live = s.deepspeed.get("zero_optimization.stage3_max_live_parameters", KEPT_PARAMETERS)
-        near = s.deepspeed.get("zero_optimization.stage3_max_reuse_distance", KEPT_PARAMETERS)
-        kept = min(float(live), float(near))
+        live = framework_defaults.zero_number(s, "stage3_max_live_parameters")
+        near = framework_defaults.zero_number(s, "stage3_max_reuse_distance")
+        kept = min(live, near)
         return 2 - min(1.0, kept / model.parameters)
 
     def reduced_bytes(self, s: Any, model: ModelSize) -> float:

@@ -17,7 +17,8 @@ class Fsdp(Strategy):
     wraps_blocks = True
     gathers_per_micro_batch = 2
     """Passes for which weights are gathered: once with `reshard_after_forward=False`."""
-    memory_rule = "dsnb.prediction.memory:_fsdp"
+    trainer_class = "dsnb.measure.train.trainer:FsdpTrainer"
+    memory_rule = "dsnb.prediction.memory:fsdp"
 
     def refusals(self, s: Any) -> Iterator[str]:
         """Refuse what needs whole weights, gradients or graphs."""

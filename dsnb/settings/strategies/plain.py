@@ -17,7 +17,7 @@ class Plain(Strategy):
     why_no_zero = "it is one process"
     may_split_layers = False
     has_native_half = False
-    memory_rule = "dsnb.prediction.memory:_plain"
+    memory_rule = "dsnb.prediction.memory:plain"
 
     def suits(self, ranks: int) -> bool:
         """Return whether there is one rank."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 EVERY_S = 2.0
 """Interval at which the folder is read."""
-IDENTITY = ["sweep", "experiment", "repeat"]
 
 
 class Explorer:
@@ -66,13 +65,15 @@ class Explorer:
         Parameters
         ----------
         controls
-            `task` (its title: runs of other tasks are not shown; or `"all"`); settings by name, with a value, a list
-            of values or `"all"`; `objective`, `train_tokens`, `gpus_at_hand`, `prices`, `currency` and `relevance`,
-            as in `dsnb.results.answers.decide.Question`; `y`, `x` (a figure or a setting), `colour`,
-            `along` (settings), `y_scale`, `x_scale` (`linear` or `log`), `table` (`medians` or `runs`), `base` (the
-            baseline, an experiment), `brush` (`{"x": [low, high], "y": [low, high]}` in the units of the columns, such
-            as seconds for `step_time_mean_s`, or None), `run` (the position of a run, or None), `pins` (up to two names
-            of experiments or positions of runs), `sort` (a column and `ascending` or `descending`, or None).
+            `task` (its title: runs of other tasks are not shown; or `"all"`); settings by name, with a
+            value, a list of values or `"all"`, such as `precision="bf16"` or `zero_stage=3`;
+            `objective`, `train_tokens`, `gpus_at_hand`, `prices`, `currency` and `relevance`, as in
+            `dsnb.results.answers.decide.Question`; `y`, `x` (a figure or a setting), `colour`, `along`
+            (settings), `y_scale`, `x_scale` (`linear` or `log`), `table` (`medians` or `runs`), `base`
+            (the baseline, an experiment), `brush` (`{"x": [low, high], "y": [low, high]}` in the units of
+            the columns, such as seconds for `step_time_mean_s`, or None), `run` (the position of a run,
+            or None), `pins` (up to two names of experiments or positions of runs), `sort` (a column and
+            `ascending` or `descending`, or None).
 
         Raises
         ------
@@ -104,15 +105,13 @@ class Explorer:
     def save(self, path: str | Path, title: str = "Runs") -> Path:
         """Write the explorer with its current state to a self-contained HTML file that works offline."""
         target = Path(path).absolute()
-        measured = f"<h2>Environment</h2>{tables.environment(self.data.runs)}"
-        pieces = [
-            f"<h1>{html.escape(title)}</h1><h2>The answer</h2>",
-            self._fragment(target.parent),
-            measured,
-        ]
-        outputs = [nbf.new_output("display_data", data={"text/html": piece}) for piece in pieces]
-        content = nbf.new_notebook(cells=[nbf.new_code_cell("", outputs=outputs)])
-        json_files.write_text(target, page.of_notebook(content, title))
+        content = (
+            f"<h1>{html.escape(title)}</h1><h2>The answer</h2>{self._fragment(target.parent)}"
+            f"<h2>Environment</h2>{tables.environment(self.data.runs)}"
+        )
+        output = nbf.new_output("display_data", data={"text/html": content})
+        notebook = nbf.new_notebook(cells=[nbf.new_code_cell("", outputs=[output])])
+        json_files.write_text(target, page.of_notebook(notebook, title))
         return target
 
     def _fragment(self, home: Path) -> str:
@@ -158,17 +157,15 @@ def explore(
         If columns of a table of runs are missing, the folder does not exist, `watch` is set for a table, a params file
         cannot be used, or the runs were on no GPU that can be predicted for.
     """
-    if isinstance(runs, pd.DataFrame) and watch:
+    is_folder = isinstance(runs, str | Path)
+    if watch and not is_folder:
         raise SettingsError(
             "explore can watch a folder of runs, not a table: pass the folder, such as outputs/name"
         )
-    table = runs if isinstance(runs, pd.DataFrame) else load_runs(runs)
+    table = load_runs(runs) if is_folder else runs
     explorer = Explorer(table, home, unmeasured(table, predict, link) if predict else None)
-    explorer.watch = (
-        Watch(explorer, Path(runs).absolute())
-        if watch and not isinstance(runs, pd.DataFrame)
-        else None
-    )
+    if watch:
+        explorer.watch = Watch(explorer, Path(runs).absolute())
     return explorer
 
 
@@ -181,7 +178,7 @@ class Watch:
     def __init__(self, explorer: "Explorer", folder: Path) -> None:
         self._explorer = weakref.ref(explorer)
         self._folder = folder
-        self._seen = _rows(explorer.data.runs, *IDENTITY, "status")
+        self._seen = _rows(explorer.data.runs, "status")
         with contextlib.suppress(RuntimeError):  # no event loop is running
             self._task = asyncio.get_running_loop().create_task(self._follow())
 
@@ -203,7 +200,7 @@ class Watch:
             runs = load_runs(self._folder)
         except (DsnbError, OSError):  # the folder is being replaced
             return False
-        seen = _rows(runs, *IDENTITY, "status")
+        seen = _rows(runs, "status")
         if seen == self._seen:
             return False
         self._seen = seen
@@ -211,8 +208,10 @@ class Watch:
         return True
 
 
-def _rows(runs: pd.DataFrame, *columns: str) -> list[tuple[str, ...]]:
-    return list(runs.reindex(columns=list(columns)).astype(str).itertuples(index=False, name=None))
+def _rows(runs: pd.DataFrame, *more: str) -> list[tuple[str, ...]]:
+    """Return what identifies each run, and more columns."""
+    columns = ["sweep", "experiment", "repeat", *more]
+    return list(runs.reindex(columns=columns).astype(str).itertuples(index=False, name=None))
 
 
 def carried_over(before: Data, state: State, after: Data) -> State:
@@ -220,22 +219,18 @@ def carried_over(before: Data, state: State, after: Data) -> State:
 
     Pinned and opened runs are identified by experiment and repeat, since their positions may have changed.
     """
-    usual, kept = default(before), default(after)
-    identities = _rows(before.runs, *IDENTITY)
-    places = {name: place for place, name in enumerate(_rows(after.runs, *IDENTITY))}
+    kept = default(after)
+    usual = default(before)
+    identities = _rows(before.runs)
+    places = {identity: place for place, identity in enumerate(_rows(after.runs))}
 
     def moved(run: str | int | None) -> str | int | None:
         return places.get(identities[run]) if isinstance(run, int) else run
 
-    chosen = {
-        name: value for name, value in state.items() if name == "task" or value != usual.get(name)
-    }
-    chosen |= {
-        "run": moved(state["run"]),
-        "pins": list(map(moved, state["pins"])),
-        "brush": chosen.pop("brush", None),
-    }
-    for name, value in chosen.items():  # the brush last, since a change of an axis clears it
-        with contextlib.suppress(DsnbError):  # not in these runs
-            kept = change(after, kept, {name: value})
+    state = {**state, "run": moved(state["run"]), "pins": [moved(pin) for pin in state["pins"]]}
+    state["brush"] = state.pop("brush")  # last, since a change of an axis clears it
+    for name, value in state.items():
+        if name == "task" or value != usual.get(name):
+            with contextlib.suppress(DsnbError):  # not in these runs
+                kept = change(after, kept, {name: value})
     return kept

@@ -1,7 +1,7 @@
 """The explorer in a page: one script, one style sheet, and the data of each explorer, all in one file.
 
 The page works offline: its Content-Security-Policy allows this script alone, by its hash, and forbids every connection.
-Vega compiles its expressions to functions, hence `unsafe-eval`; the expressions are those of `charts`.
+Vega compiles its expressions to functions, hence `unsafe-eval`; the expressions are those of `charts.yaml`.
 """
 
 import base64
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import vl_convert
+import yaml
 from nbformat import NotebookNode
 
 from dsnb.settings.records import paths
@@ -30,9 +31,15 @@ def source() -> str:
     bundle = vl_convert.javascript_bundle(
         f'import {{ View, parse }} from "{vega}"; window.vega = {{ View, parse }};'
     )
-    return "\n".join(
-        [bundle, *(_own(path) for path in sorted(paths.WEB.glob("*.js")) if path.stem != "widget")]
-    )
+    scripts = sorted(path for path in paths.WEB.glob("*.js") if path.stem != "widget")
+    return "\n".join([bundle, charts(), *map(_own, scripts)])
+
+
+def charts() -> str:
+    """Return the charts as Vega specifications without data, a constant of the script."""
+    content = yaml.safe_load((paths.WEB.parent / "charts.yaml").read_text(encoding="utf-8"))
+    del content["fragments"]
+    return f"const CHARTS = {json.dumps(content, separators=(',', ':'))};"
 
 
 def _own(path: Path) -> str:

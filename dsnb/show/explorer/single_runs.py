@@ -1,11 +1,10 @@
 """Single runs in the page: steps and samples over time, parts of a step, memory, remarks."""
 
 import math
-from collections import Counter
-from collections.abc import Hashable, Iterable
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dsnb.results.literature import tables as literature
@@ -16,18 +15,22 @@ from dsnb.results.statistics.cpu_bound import cpu_bound_words
 from dsnb.results.statistics.flags import flags, single_run_words
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records import record_schema
-from dsnb.settings.records.columns import GPU_COLUMNS, OVER_TIME, SETTINGS
+from dsnb.settings.records.columns import GPU_COLUMNS, OVER_TIME
 from dsnb.settings.records.paths import RunPaths
-from dsnb.settings.records.result import Shortage
+from dsnb.settings.records.shortage import Shortage
 from dsnb.show.explorer.data import Data, plain, run_place
 
+Json = dict[str, Any]
+Row = dict[Any, Any]
 MAX_NUMBERS = 26_000
 """Maximum count of numbers in the series of all runs of a page, about 130 kB."""
 MIN_POINTS, MAX_POINTS = 24, 240
 COLUMNS = 9
+"""Numbers of a point of a run, at most."""
 DIGITS = 4
 GPU = ["host", "gpu"]
 """Columns that identify a GPU of a run: each host counts its GPUs from 0."""
+STEPS = ["step", "t_s", "step_time_s", "loss", "allocated_gib"]
 SAMPLED = ["util_pct", "memory_used_gib", "power_w"]
 SERIES = {
     "step_time_s": "t_s",
@@ -45,13 +48,19 @@ STEP_PARTS = {
     "handover_s": "handover",
     "exposed_communication_s": "of it communication that nothing hides",
 }
+SHORTAGE = {
+    "oom_allocated_gib": "{:.2f} GiB allocated",
+    "oom_requested_gib": ", {:.2f} GiB more requested",
+    "gpu_memory_gib": "; the GPU has {:.2f} GiB",
+}
+"""Columns of a run that ran out of memory -> their amounts in words."""
 ON_GPU = [name for name in labels.MEMORY if name != "host_memory_gib"]
 """The figures limited by a GPU's capacity, the most informative first."""
 FULLEST = ["device_memory_gib", "peak_reserved_gib", "peak_allocated_gib"]
 """The figures of headroom; the first one includes most of what occupies the GPU."""
 
 
-def charts() -> list[dict[str, Any]]:
+def charts() -> list[Json]:
     """Return the charts of one run: columns of a series and its times, heading, factor to the displayed unit."""
     return [
         {
@@ -64,52 +73,48 @@ def charts() -> list[dict[str, Any]]:
     ]
 
 
-def load_all(data: Data) -> dict[int, dict[str, Any]]:
+def load_all(data: Data) -> dict[int, Json]:
     """Load the series of as many runs as fit, first repeats first, by position; of many runs with fewer points each."""
-    firsts = ~pd.Series(data.experiments).duplicated()
-    order = sorted(range(len(data.runs)), key=lambda position: not firsts[position])
-    room = MAX_NUMBERS // (COLUMNS * MIN_POINTS)
-    points = MAX_NUMBERS // (COLUMNS * max(min(len(order), room), 1))
+    is_repeat = pd.Series(data.experiments).duplicated()
+    order = is_repeat.sort_values(kind="stable").index[: MAX_NUMBERS // (COLUMNS * MIN_POINTS)]
+    points = MAX_NUMBERS // (COLUMNS * max(len(order), 1))
     points = min(max(points, MIN_POINTS), MAX_POINTS)
-    return {position: load(data, position, points) for position in sorted(order[:room])}
+    return {position: load(data, position, points) for position in sorted(order)}
 
 
-def load(data: Data, position: int, points: int = MAX_POINTS) -> dict[str, Any]:
+def load(data: Data, position: int, points: int = MAX_POINTS) -> Json:
     """Load one run's steps and samples, at most `points` of each, evenly spaced; empty if the run recorded none."""
     steps, samples = steps_and_samples(data, position)
-    result: dict[str, Any] = {}
+    result: Json = {}
     if len(steps):
         stride = math.ceil(len(steps) / points)
-        warm = steps[steps["phase"] == "warmup"]
         thin = steps.iloc[(len(steps) - 1) % stride :: stride]  # up to the last step
-        result = {
-            name: json_numbers(thin[name], DIGITS)
-            for name in ("step", "t_s", "step_time_s", "loss", "allocated_gib")
-        }
-        result |= {"every": stride, "warm_s": json_numbers([warm["t_s"].max()], DIGITS)[0]}
-    if len(samples) and len(means := mean_over_gpus(samples)):
+        warm_s = steps["t_s"][steps["phase"] == "warmup"].max()
+        result = {name: json_numbers(thin[name], DIGITS) for name in STEPS}
+        result |= {"every": stride, "warm_s": json_numbers([warm_s], DIGITS)[0]}
+    means = mean_over_gpus(samples) if len(samples) else samples
+    if len(means):
         thin = means.iloc[:: math.ceil(len(means) / points)]
         result |= {name: json_numbers(thin[name], DIGITS) for name in SAMPLED}
-        result |= {
-            "sample_s": json_numbers(thin["t_s"], DIGITS),
-            "gpus": samples.groupby(GPU, dropna=False).ngroups,
-        }
+        result["sample_s"] = json_numbers(thin["t_s"], DIGITS)
+        result["gpus"] = samples.groupby(GPU, dropna=False).ngroups
     return result
 
 
 def steps_and_samples(data: Data, position: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Read the steps and samples of one run; empty tables if it recorded none."""
-    place, row = run_place(data, position), data.runs.iloc[position]
-    if place is None:
-        steps = literature.steps(str(row.get("source")))
-        steps = _of_run(steps[steps["sweep"] == row["sweep"]], row) if len(steps) else steps
-        return steps, pd.DataFrame(columns=GPU_COLUMNS)
-    steps, samples = load_steps(place), load_gpu(place)
-    return _of_run(steps, row) if place.is_file() else steps, samples  # a log may hold several runs
-
-
-def _of_run(steps: pd.DataFrame, row: pd.Series) -> pd.DataFrame:
-    return steps[(steps["experiment"] == row["experiment"]) & (steps["repeat"] == row["repeat"])]
+    place = run_place(data, position)
+    row = data.runs.iloc[position]
+    if place and place.is_dir():
+        return load_steps(place), load_gpu(place)
+    if place:
+        steps, samples = load_steps(place), load_gpu(place)
+    else:
+        steps, samples = literature.steps(str(row.get("source"))), pd.DataFrame(columns=GPU_COLUMNS)
+    names = ["experiment", "repeat"] if place else ["sweep", "experiment", "repeat"]
+    if len(steps):  # a log, or a published table, may hold several runs
+        steps = steps[(steps[names] == row[names]).all(axis="columns")]
+    return steps, samples
 
 
 def mean_over_gpus(samples: pd.DataFrame) -> pd.DataFrame:
@@ -128,108 +133,83 @@ def unusual(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, 
 
     Steps and samples are read at the positions `read`; other runs are judged by their columns.
     """
-    series = {position: steps_and_samples(data, position) for position in read}
     runs = data.runs.reset_index(drop=True).assign(sweep="", experiment=data.experiments)
     runs["repeat"] = range(len(runs))  # tables put together may number two runs alike
-    steps = [
-        table.assign(sweep="", experiment=data.experiments[position], repeat=position)
-        for position, (table, _) in series.items()
-        if len(table)
-    ]
-    samples: dict[object, pd.DataFrame] = {
-        position: table for position, (_, table) in series.items() if len(table)
-    }
+    steps = []
+    samples: dict[object, pd.DataFrame] = {}
+    for position in read:
+        own, samples[position] = steps_and_samples(data, position)
+        if len(own):
+            experiment = data.experiments[position]
+            steps.append(own.assign(sweep="", experiment=experiment, repeat=position))
     table = flags(runs, pd.concat(steps) if steps else None, samples)
-    unusual = {position: words for position, words in enumerate(table["words"]) if words}
-    is_ok = [status == "ok" for status in runs["status"].map(labels.text)]
-    counts = Counter(name for name, ok in zip(data.experiments, is_ok, strict=True) if ok)
-    alone = [
-        position
-        for position in series
-        if is_ok[position] and counts[data.experiments[position]] == 1
-    ]
-    spreads = table["step_spread_pct"]
-    return unusual, {at: single_run_words(spreads[at]) for at in alone if pd.notna(spreads[at])}
+    is_ok = runs["status"].map(labels.text) == "ok"
+    is_alone = is_ok & (is_ok.groupby(runs["experiment"]).transform("sum") == 1)
+    spreads = table["step_spread_pct"][is_alone].reindex(list(samples)).dropna()
+    words = table["words"][table["words"] != ""]
+    return words.to_dict(), {int(at): single_run_words(pct) for at, pct in spreads.items()}
 
 
-def remarks(data: Data, unusual: dict[int, str]) -> dict[str, Any]:
+def remarks(data: Data, unusual: dict[int, str]) -> Json:
     """Return the remarks on single runs: distinct `texts`, and by position in `runs` the places of a run's texts."""
-    sentences: dict[int, list[str]] = {}
     cpu_bound = cpu_bound_words(data.runs)
+    places: dict[str, int] = {}  # thousands of runs share texts
+    runs = {}
     for position, row in enumerate(data.runs.to_dict("records")):
-        note = plain(row.get("note"))
-        sentences[position] = [
-            *([f"Memory: {shortage}."] if (shortage := _shortage(row)) else []),
-            *([f"To change: {'; '.join(advice)}."] if (advice := _advice(row)) else []),
-            *([] if note is None else [f"Note: {note}."]),
-            *([f"{cpu_bound[position]}."] if position in cpu_bound else []),
-            *([f"Profiled step: {parts}."] if (parts := _profile(data, position, row)) else []),
-            *(
-                [f"Look at this run: {unusual[position]}. It counts in every figure."]
-                if position in unusual
-                else []
-            ),
-        ]
-    distinct = dict.fromkeys(
-        text for texts in sentences.values() for text in texts
-    )  # thousands of runs share them
-    places = {text: place for place, text in enumerate(distinct)}
-    runs = {
-        position: [places[text] for text in texts] for position, texts in sentences.items() if texts
-    }
+        texts = {
+            "Memory: {}.": _shortage(row),
+            "To change: {}.": "; ".join(_advice(row)),
+            "Note: {}.": plain(row.get("note")),
+            "{}.": cpu_bound.get(position),
+            "Profiled step: {}.": _profile(data, position, row),
+            "Look at this run: {}. It counts in every figure.": unusual.get(position),
+        }
+        said = [form.format(text) for form, text in texts.items() if text]
+        if said:
+            runs[position] = [places.setdefault(text, len(places)) for text in said]
     return {"texts": list(places), "runs": runs}
 
 
-def _profile(data: Data, position: int, row: dict[Hashable, Any]) -> str:
+def _profile(data: Data, position: int, row: Row) -> str:
     """Return the parts of a profiled step in words; empty without a profile."""
     place = run_place(data, position) if plain(row.get("profile")) is True else None
-    profile = (
-        record_schema.read(RunPaths(place).profile) if place and place.is_dir() else None
-    ) or {}
-    parts = [
-        (title, profile[name])
-        for name, title in STEP_PARTS.items()
-        if profile.get(name) is not None
-    ]
-    return ", ".join(f"{title} {1000 * seconds:.1f} ms" for title, seconds in parts)
+    if place is None or not place.is_dir():
+        return ""
+    profile = record_schema.read(RunPaths(place).profile) or {}
+    parts = {title: profile.get(name) for name, title in STEP_PARTS.items()}
+    known = [f"{title} {1000 * s:.1f} ms" for title, s in parts.items() if s is not None]
+    return ", ".join(known)
 
 
-def gpu_memory(data: Data) -> dict[str, Any]:
+def gpu_memory(data: Data) -> Json:
     """Return the memory of GPUs (one number if it is the same for all), and the memory that failed runs needed."""
-    capacity = json_numbers(numbers(data.runs, "gpu_memory_gib").round(2))
-    allocated, requested = (
-        numbers(data.runs, f"oom_{name}_gib") for name in ("allocated", "requested")
-    )
-    needed = (allocated + requested.fillna(0)).where(data.runs["status"].map(labels.text) != "ok")
+    runs = data.runs.reset_index(drop=True)
+    capacity = json_numbers(numbers(runs, "gpu_memory_gib").round(2))
+    needed = numbers(runs, "oom_allocated_gib") + numbers(runs, "oom_requested_gib").fillna(0)
+    needed = needed[(runs["status"].map(labels.text) != "ok") & np.isfinite(needed)]
     return {
         "figures": ON_GPU,
         "fullest": FULLEST,
         "capacity_gib": capacity[0] if len(set(capacity)) == 1 else capacity,
-        "needed_gib": {
-            position: round(gib, 3) for position, gib in enumerate(needed) if math.isfinite(gib)
-        },
+        "needed_gib": needed.round(3).to_dict(),
     }
 
 
-def _shortage(row: dict[Hashable, Any]) -> str:
+def _shortage(row: Row) -> str:
     """Return how much memory a run had and requested when it ran out; empty if unknown."""
-    forms = {
-        "oom_allocated_gib": "{:.2f} GiB allocated",
-        "oom_requested_gib": ", {:.2f} GiB more requested",
-        "gpu_memory_gib": "; the GPU has {:.2f} GiB",
-    }
-    amounts = {name: gib for name in forms if isinstance(gib := plain(row.get(name)), int | float)}
-    ran_out = labels.text(row["status"]) != "ok" and "oom_allocated_gib" in amounts
-    return "".join(forms[name].format(gib) for name, gib in amounts.items()) if ran_out else ""
+    amounts = {name: plain(row.get(name)) for name in SHORTAGE}
+    if labels.text(row["status"]) == "ok" or amounts["oom_allocated_gib"] is None:
+        return ""
+    known = {name: gib for name, gib in amounts.items() if isinstance(gib, int | float)}
+    return "".join(SHORTAGE[name].format(gib) for name, gib in known.items())
 
 
-def _advice(row: dict[Hashable, Any]) -> list[str]:
+def _advice(row: Row) -> list[str]:
     """Return the changes that could make a run of dsnb fit; other programs name their settings differently."""
     if labels.text(row["status"]) != "oom" or plain(row.get("source")) not in {None, "dsnb"}:
         return []
-    recorded = {name: value for name in SETTINGS if (value := plain(row.get(name))) is not None}
-    settings, _ = record_schema.cleaned(RunPaths(Path()).experiment.name, recorded)
-    complete = Experiment.recorded(settings).model_dump()
-    return Shortage(
-        complete, str(plain(row.get("oom_phase")) or ""), row.get("device") == "cpu"
-    ).advice()
+    phase = str(plain(row.get("oom_phase")) or "")
+    try:
+        return Shortage(Experiment.of_row(row), phase, row.get("device") == "cpu").advice()
+    except (ValueError, TypeError):  # the table is of someone else
+        return []

@@ -4,7 +4,7 @@ The page keeps the same state by the same rules in `web/model.js`; a test compar
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from dsnb.results.runs import labels
 from dsnb.results.runs.labels import Metric
 from dsnb.results.runs.table import current_name
 from dsnb.results.statistics.intervals import RELEVANCE
+from dsnb.results.statistics.tasks import TASK
+from dsnb.settings.checks import closest_match
 from dsnb.show.explorer.data import EVERY_TASK, Data, plain
 
 State = dict[str, Any]
@@ -36,14 +38,14 @@ FORMER_NAMES = {"strategy": labels.PARALLELISM}
 """
 NAMING = ("x", "y", "colour", "along", "sort")
 """Controls whose value names a column."""
-DIRECTIONS = ("ascending", "descending")
 DERIVED_COLUMNS = ("experiment", "repeat", "headroom", "n", "failed", "spread")
 """Columns of the tables of runs and medians that are neither settings nor figures."""
 MAX_PINS = 2
-MAX_BATCH = 10**9
+MAX_OFFERED = 20
+"""Values that a message offers."""
 OPEN_EDGE = 1e300
 """The edge of a brush that is open on one side: JSON has no infinity."""
-INPUTS: dict[str, dict[str, Any]] = {
+INPUTS: dict[str, State] = {
     "train_tokens": {"least": MIN_TOKENS, "most": MAX_TOKENS, "factor": 1e9, "mayBeEmpty": True},
     "gpus_at_hand": {
         "least": 1,
@@ -52,27 +54,33 @@ INPUTS: dict[str, dict[str, Any]] = {
         "isWhole": True,
         "mayBeEmpty": True,
     },
-    "global_batch": {
-        "least": 1,
-        "most": MAX_BATCH,
-        "factor": 1,
-        "isWhole": True,
-        "mayBeEmpty": True,
-    },
     "price": {"least": 0, "most": MAX_PRICE, "factor": 1, "mayBeEmpty": True},
     "relevance": {"least": 0, "most": 0.99, "factor": 0.01},
 }
 """The page's limits of numbers in the units of the state, and the factor of a number in a field of the page."""
+SENTENCES = {
+    "currency": "not a sign of up to 8 characters: set it to such as '$'",
+    "base": "not an experiment of these runs: set it to the name of one, or to None",
+    "run": "not the position of a run of this table: set it to 0 or more and less than their number, or to None",
+    "pins": f"not a list of up to {MAX_PINS} names of experiments or positions of runs",
+    "sort": "not a column and one of ascending, descending, or None",
+    "brush": "not a region: set it to {'x': [low, high], 'y': [low, high]}, or to None",
+}
+"""Controls that are neither filters, nor in `options`, nor part of the question -> what a wrong value is."""
+MAY_BE_NONE = ("base", "run", "sort", "brush")
 
 
 def options(data: Data) -> dict[str, list[Any]]:
     """Return the allowed values of each control that is a choice of one."""
-    figures = [*data.figures.columns, *(["days"] if "tokens_per_s" in data.figures else [])]
+    figures = list(data.figures)
+    if "tokens_per_s" in figures:
+        figures.append("days")
     memory = [name for name in labels.MEMORY if name in figures]
-    axes, first = list(data.choices), rate(data.runs)
+    others = [name for name in figures if name not in memory]
+    axes = list(data.values)
     return {
-        "y": sorted(figures, key=lambda name: name != first),
-        "x": [*memory, *(name for name in figures if name not in memory), *axes],
+        "y": sorted(figures, key=lambda name: name != rate(data.runs)),
+        "x": [*memory, *others, *axes],
         "colour": axes,
         "along": axes,
         "y_scale": SCALES,
@@ -100,63 +108,95 @@ def default(data: Data, task: str | None = None) -> State:
 
     Where the task's runs measured no memory, it is speed against the number of GPUs.
     """
+    if task is None:
+        task = next(iter(data.tasks), None)
     allowed = options(data)
-    chosen = {name: values[0] if values else None for name, values in allowed.items()}
-    task = task if task is not None else data.tasks[0] if data.tasks else None
+    first = {name: next(iter(values), None) for name, values in allowed.items()}
     for side, wanted in (("y", allowed["y"]), ("x", [*labels.MEMORY, "gpus"])):
-        measured = [
-            name for name in wanted if name in allowed[side] and is_measured(data, name, task)
-        ]
-        chosen[side] = measured[0] if measured else chosen[side]
-    axes = [name for name in data.axes if len(data.codes_of(name, task)) > 1]
-    varying = [name for name in ("precision", labels.PARALLELISM, *axes) if name in axes] or [
-        "status"
-    ]
-    chosen["colour"] = varying[0]
-    along = (labels.PARALLELISM, *varying[1:], *varying)
-    chosen["along"] = next((name for name in along if name in varying), "status")
-    asked = {"objective": "time", "train_tokens": 0, "gpus_at_hand": 0, "global_batch": 0}
-    asked |= {"prices": recorded_prices(data.runs), "currency": "$", "relevance": RELEVANCE}
+        offered = [name for name in wanted if name in allowed[side]]
+        measured = (name for name in offered if is_measured(data, name, task))
+        first[side] = next(measured, first[side])
+    codes = data.codes[data.task_rows(task)]
+    varying = [name for name in data.axes if codes[name].nunique() > 1] or ["status"]
+    varying.sort(key=lambda name: (name != "precision", name != labels.PARALLELISM))
+    along = [labels.PARALLELISM] if labels.PARALLELISM in varying else varying[1:2] or varying
+    objective = "time"
     if "tokens_per_s" in data.figures:
-        asked["objective"] = default_objective(data.runs[data.of_task(task)])
-    view: State = {"base": None, "brush": None, "run": None, "pins": [], "sort": None}
-    return {"task": task, **{name: [] for name in data.choices}, **chosen, **asked, **view}
+        objective = default_objective(data.runs[data.of_task(task)])
+    return {
+        "task": task,
+        **{name: [] for name in data.values},
+        **first,
+        "colour": varying[0],
+        "along": along[0],
+        "objective": objective,
+        "train_tokens": 0,
+        "gpus_at_hand": 0,
+        "global_batch": 0,
+        "prices": recorded_prices(data.runs),
+        "currency": "$",
+        "relevance": RELEVANCE,
+        "base": None,
+        "brush": None,
+        "run": None,
+        "pins": [],
+        "sort": None,
+    }
 
 
 def is_measured(data: Data, name: str, task: str | None) -> bool:
     """Return whether a run of a task has a figure; every run has a value of every setting."""
     column = "tokens_per_s" if name == "days" else name
-    return name in data.choices or bool(data.figures[column].notna()[data.of_task(task)].any())
+    return name in data.values or bool(data.figures[column].notna()[data.of_task(task)].any())
 
 
-def change(data: Data, state: State, changes: dict[str, Any]) -> State:
-    """Return the state with some controls changed; if a control or value is unknown, raise SettingsError."""
-    changed, problems = dict(state), []
-    changes = {FORMER_NAMES.get(name, name): value for name, value in changes.items()}
-    for name, value in changes.items():
+def change(data: Data, state: State, changes: State) -> State:
+    """Return the state with some controls changed; if a control or value is unknown, raise SettingsError.
+
+    Settings of how GPUs share the training, such as `zero_stage`, choose values of `parallelism`.
+    """
+    changed = dict(state)
+    problems = []
+    shared = {}
+    for name, given in changes.items():
+        value = _converted(given)
         try:
-            changed[name] = _checked(data, state, name, _converted(value))
+            if name in data.constant:
+                _chosen(name, value, [data.constant[name]])
+            elif name in labels.SHARING and _columns(data, name):
+                shared[name] = _has_value(data, name, value)
+            else:
+                changed[name] = _checked(data, state, name, value)
         except (ValueError, TypeError) as error:
             problems.append(str(error))
+    if shared and labels.PARALLELISM in data.values:
+        is_wanted = np.all(list(shared.values()), axis=0)
+        wanted = set(data.runs[labels.PARALLELISM][is_wanted].map(plain))
+        if not wanted and not problems:
+            problems.append(f"no run has these values of {', '.join(shared)} together")
+        offered = data.values[labels.PARALLELISM]
+        changed[labels.PARALLELISM] = [value for value in offered if value in wanted]
     if problems:
         raise SettingsError("\n".join(problems))
     question(changed)
     if "brush" not in changes and (changed["x"], changed["y"]) != (state["x"], state["y"]):
         changed["brush"] = None
-    if changed["task"] != state["task"]:  # reset what was chosen among the runs of the other task
-        fresh = default(data, changed["task"])
-        if (
-            "objective" not in changes
-            and state["objective"] == default(data, state["task"])["objective"]
-        ):
-            changed["objective"] = fresh["objective"]
-        changed |= {
-            name: fresh[name] for name in (*data.choices, *OF_A_TASK) if name not in changes
-        }
-        for side in {"x", "y"} - set(changes):
-            if changed[side] and not is_measured(data, changed[side], changed["task"]):
-                changed[side] = fresh[side]
-    return changed
+    given = {*changes, *([labels.PARALLELISM] if shared else [])}
+    return changed | _reset(data, state, changed, given)
+
+
+def _reset(data: Data, state: State, changed: State, given: set[str]) -> State:
+    """Return the controls that a change of the task resets: what was chosen among the runs of the other task."""
+    if changed["task"] == state["task"]:
+        return {}
+    fresh = default(data, changed["task"])
+    reset = [*data.values, *OF_A_TASK]
+    if state["objective"] == default(data, state["task"])["objective"]:
+        reset.append("objective")
+    for side in ("x", "y"):
+        if changed[side] and not is_measured(data, changed[side], changed["task"]):
+            reset.append(side)
+    return {name: fresh[name] for name in reset if name not in given}
 
 
 def _converted(value: Any) -> Any:
@@ -170,30 +210,40 @@ def _converted(value: Any) -> Any:
 
 def _checked(data: Data, state: State, name: str, value: Any) -> Any:
     """Return the value of a control for the state, or raise ValueError with a sentence."""
-    if name in data.choices:
-        return _chosen(name, value, data.choices[name].values)
+    if name in data.values:
+        return _chosen(name, value, data.values[name])
+    if name not in state:
+        raise ValueError(_unknown(data, state, name))
     if name in NAMING:
         value = [*map(_current, value)] if isinstance(value, list) else _current(value)
-    allowed = {
-        **options(data),
-        "task": [*data.tasks, *([EVERY_TASK] if len(data.tasks) > 1 else [])],
-    }
-    if name in allowed:
-        if value not in (allowed[name] or [None]):
-            text = ", ".join(map(str, allowed[name]))
-            raise ValueError(f"{name} {value!r} is not available in these runs: choose from {text}")
-    elif name not in state:
-        raise ValueError(f"unknown control {name!r}: choose from {', '.join(state)}")
-    elif name in CHECKS and not (value is None and name in MAY_BE_NONE):
-        is_allowed, sentence = CHECKS[name]
-        if not is_allowed(data, value):
-            raise ValueError(f"{name} {value!r} is {sentence}")
-    if name == "brush" and value:
-        return {
-            side: sorted(min(max(edge, -OPEN_EDGE), OPEN_EDGE) for edge in value[side])
-            for side in ("x", "y")
-        }
+    tasks = list(data.tasks)
+    allowed = {**options(data), "task": [*tasks, EVERY_TASK] if len(tasks) > 1 else tasks}
+    if name in allowed and value not in (allowed[name] or [None]):
+        offered = _offered(value, list(map(str, allowed[name])))
+        raise ValueError(f"{name} {value!r} is not available in these runs: {offered}")
+    if name in MAY_BE_NONE and value is None:
+        return None
+    if name in SENTENCES and not _is_valid(data, name, value):
+        raise ValueError(f"{name} {value!r} is {SENTENCES[name]}")
+    if name == "brush":
+        edges = {side: np.clip(value[side], -OPEN_EDGE, OPEN_EDGE) for side in ("x", "y")}
+        return {side: sorted(ends.tolist()) for side, ends in edges.items()}
     return value
+
+
+def _unknown(data: Data, state: State, name: str) -> str:
+    """Return the message about a control that does not exist."""
+    if name in TASK:
+        return f"{name} belongs to a task: set task to one of {', '.join(data.tasks)}"
+    shared = [each for each in labels.SHARING if _columns(data, each)]
+    return f"unknown control {name!r}: {_offered(name, [*state, *data.constant, *shared])}"
+
+
+def _offered(value: object, allowed: list[str]) -> str:
+    """Return the end of a message about a value that is none of those allowed: the closest, and the others."""
+    match = closest_match(value, allowed) if isinstance(value, str) else None
+    hint = f"did you mean {match!r}? Or " if match else ""
+    return f"{hint}choose from {', '.join(allowed)}"
 
 
 def _current(column: Any) -> Any:
@@ -202,16 +252,30 @@ def _current(column: Any) -> Any:
     return FORMER_NAMES.get(column, column) if isinstance(column, str) else column
 
 
-def _chosen(name: str, value: Any, available: list[object]) -> list[object]:
+def _columns(data: Data, name: str) -> list[str]:
+    """Return the columns of runs with the values of a setting of how GPUs share the training."""
+    names = (name, FORMER_NAMES.get(name, name))
+    return [each for each in dict.fromkeys(names) if each in data.runs]
+
+
+def _has_value(data: Data, name: str, value: Any) -> np.ndarray:
+    """Return which runs have one of the values of such a setting, all of them for none: (runs,)."""
+    columns = data.runs[_columns(data, name)].map(plain)
+    available = dict.fromkeys(each for each in columns.to_numpy().flat if each is not None)
+    chosen = _chosen(name, value, list(available))
+    return columns.isin(chosen or [*available, None]).to_numpy().any(axis=1)
+
+
+def _chosen(name: str, value: Any, available: Sequence[object]) -> list[object]:
     """Return the chosen values of a filter in display order; none for all."""
     wanted = value if isinstance(value, list) else [value]
     if value is None or wanted == ["all"]:
         return []
-    unknown = [labels.text(choice) for choice in wanted if not is_among(choice, available)]
+    unknown = [choice for choice in wanted if not is_among(choice, available)]
     if unknown:
-        text = ", ".join(map(labels.text, available[:20]))
+        offered = _offered(unknown[0], [labels.text(each) for each in available[:MAX_OFFERED]])
         raise ValueError(
-            f"{name} {unknown[0]} does not occur in these runs: choose from {text}, or 'all'"
+            f"{name} {labels.text(unknown[0])} does not occur in these runs: {offered}, or 'all'"
         )
     return [choice for choice in available if is_among(choice, wanted)]
 
@@ -223,76 +287,38 @@ def is_among(value: object, others: Iterable[object]) -> bool:
     )
 
 
-def _is_run(data: Data, value: Any) -> bool:
-    return is_number(value) and value in range(len(data.runs))
-
-
-def _is_range(value: Any) -> bool:
-    numbers = (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(isinstance(edge, int | float) for edge in value)
-    )
-    return numbers and not any(math.isnan(edge) for edge in value)
-
-
-def _is_sort(data: Data, value: Any) -> bool:
-    columns = {*DERIVED_COLUMNS, *options(data)["x"]}
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and value[0] in columns
-        and value[1] in DIRECTIONS
-    )
-
-
-def _are_pins(data: Data, value: Any) -> bool:
-    is_list = isinstance(value, list) and len(value) <= MAX_PINS
-    return is_list and all(pin in data.experiments or _is_run(data, pin) for pin in value)
-
-
-CHECKS: dict[str, tuple[Callable[[Data, Any], bool], str]] = {
-    "currency": (
-        lambda _, value: isinstance(value, str) and len(value) <= 8,
-        "not a sign of up to 8 characters: set it to such as '$'",
-    ),
-    "base": (
-        lambda data, value: value in data.experiments,
-        "not an experiment of these runs: set it to the name of one, or to None",
-    ),
-    "run": (
-        _is_run,
-        "not the position of a run of this table: set it to 0 or more and less than their number, or to None",
-    ),
-    "pins": (
-        _are_pins,
-        f"not a list of up to {MAX_PINS} names of experiments or positions of runs",
-    ),
-    "sort": (_is_sort, f"not a column and one of {', '.join(DIRECTIONS)}, or None"),
-    "brush": (
-        lambda _, value: (
-            isinstance(value, dict)
-            and {*value} == {"x", "y"}
-            and all(map(_is_range, value.values()))
-        ),
-        "not a region: set it to {'x': [low, high], 'y': [low, high]}, or to None",
-    ),
-}
-"""Controls that are neither filters, nor in `options`, nor part of the question -> check and sentence if it fails."""
-MAY_BE_NONE = ("base", "run", "sort", "brush")
+def _is_valid(data: Data, name: str, value: Any) -> bool:
+    """Return whether a control that is in `SENTENCES` may have a value."""
+    is_valid = False
+    match name, value:
+        case "currency", str():
+            is_valid = len(value) <= 8
+        case "base", _:
+            is_valid = value in data.experiments
+        case "run", _:
+            is_valid = is_number(value) and value in range(len(data.runs))
+        case "pins", list():
+            kinds = ("base", "run")
+            are_known = [any(_is_valid(data, kind, pin) for kind in kinds) for pin in value]
+            is_valid = len(value) <= MAX_PINS and all(are_known)
+        case "sort", [column, "ascending" | "descending"]:
+            is_valid = column in {*DERIVED_COLUMNS, *options(data)["x"]}
+        case "brush", {"x": [_, _] as x, "y": [_, _] as y, **others}:
+            are_numbers = [isinstance(end, int | float) and not math.isnan(end) for end in (*x, *y)]
+            is_valid = not others and all(are_numbers)
+    return is_valid
 
 
 def values(data: Data, state: State, name: str) -> np.ndarray:
     """Return a figure of every run in the unit of its column, or the codes of a setting: (runs,), NaN if missing."""
-    if name in data.choices:
-        return np.array(data.choices[name].codes, dtype=float)
-    if name == "days":
-        rates = data.figures["tokens_per_s"]
-        tokens = [state["train_tokens"] or data.tokens[code] for code in data.task_codes]
-        return np.array(
-            [metrics.days(*pair) for pair in zip(tokens, rates, strict=True)], dtype=float
-        )
-    return data.figures[name].to_numpy()
+    if name in data.values:
+        return data.run_codes[name].to_numpy(dtype=float)
+    if name != "days":
+        return data.figures[name].to_numpy()
+    usual = list(data.tasks.values())
+    tokens = [state["train_tokens"] or usual[code] for code in data.run_codes["task"]]
+    pairs = zip(tokens, data.figures["tokens_per_s"], strict=True)
+    return np.array([metrics.days(*pair) for pair in pairs], dtype=float)
 
 
 def mask(data: Data, state: State) -> pd.Series:
@@ -301,15 +327,11 @@ def mask(data: Data, state: State) -> pd.Series:
     A filter with nothing chosen selects all runs. A brush includes its edges; it never selects runs without the figure.
     """
     selected = data.of_task(state["task"])
-    for name, choice in data.choices.items():
+    for name, available in data.values.items():
         if state[name]:
-            chosen = [
-                code for code, value in enumerate(choice.values) if is_among(value, state[name])
-            ]
-            selected &= np.isin(choice.codes, chosen)
-    if state["brush"] is not None:
-        for side in ("x", "y"):
-            low, high = state["brush"][side]
-            figure = values(data, state, state[side])
-            selected &= (figure >= low) & (figure <= high)
+            chosen = [code for code, value in enumerate(available) if is_among(value, state[name])]
+            selected = selected & data.run_codes[name].isin(chosen).to_numpy()
+    for side, (low, high) in (state["brush"] or {}).items():
+        figure = values(data, state, state[side])
+        selected = selected & (figure >= low) & (figure <= high)
     return pd.Series(selected, index=data.runs.index)

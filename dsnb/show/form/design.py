@@ -27,7 +27,7 @@ from dsnb.results.runs import labels
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import combinations, experiments, validated
 from dsnb.settings.records import paths
-from dsnb.show.form.form import Form, button
+from dsnb.show.form.fields import Form, button
 from dsnb.show.form.process import SweepProcess
 from dsnb.show.render.predictions import predicted_figures
 
@@ -106,14 +106,14 @@ class Design:
         link: str = "nvlink",
     ) -> None:
         gpus.link(link)
-        self.folder, self.outputs = (
-            Path(folder or paths.params_root()),
-            Path(outputs or paths.outputs_root()),
-        )
-        self.plan, self._link = Plan(), link
+        self.folder = Path(folder or paths.params_root())
+        self.outputs = Path(outputs or paths.outputs_root())
+        self.plan = Plan()
         self.process: SweepProcess | None = None
+        self._link = link
         self._written: tuple[Path, str] | None = None
-        self.table, self.message = widgets.HTML(), widgets.HTML()
+        self.table = widgets.HTML()
+        self.message = widgets.HTML()
         self.log = widgets.Output(layout={"max_height": "14rem", "overflow": "auto"})
         actions = {"Predict": self.predict, "Write params file": self.write, "Start": self.start}
         self.buttons = [button(text, action) for text, action in actions.items()]
@@ -155,14 +155,12 @@ class Design:
 
     def write(self) -> bool:
         """Write the params file, and return whether it has the settings of the form; if not, the form says why."""
-        new = self.path, self.plan.text
+        new = (self.path, self.plan.text)
         try:
+            old = (self.path, self.path.read_text()) if self.path.exists() else new
             if self.plan.sweep is None:
                 self._say("The params file is not written: the settings cannot be run.")
-            elif self.path.exists() and (self.path, self.path.read_text()) not in (
-                self._written,
-                new,
-            ):
+            elif old not in (self._written, new):
                 self._say(f"{self.path} exists already: choose another name, or delete it.")
             else:
                 json_files.write_text(*new)
@@ -178,9 +176,8 @@ class Design:
         if self._is_running:
             self._say("A sweep is running: stop it, or wait until it ends.")
         elif self.write():
-            self.process = SweepProcess(
-                str(self.path.absolute()), "--output", str(self.output.absolute())
-            )
+            output = str(self.output.absolute())
+            self.process = SweepProcess(str(self.path.absolute()), "--output", output)
             self._say(f"Started: {self._command}")
             self.look()
             with contextlib.suppress(RuntimeError):  # without an event loop, call `look`
@@ -197,13 +194,13 @@ class Design:
 
     def look(self) -> None:
         """Show the sweep's output; a running event loop calls this once a second."""
-        if self.process:
-            text = "".join(f"{line}\n" for line in self.process.lines)
-            self.log.outputs = (
-                ({"output_type": "stream", "name": "stdout", "text": text},) if text else ()
-            )
-            if self.process.end:
-                self._say(self.process.end)
+        if self.process is None:
+            return
+        text = "".join(f"{line}\n" for line in self.process.lines)
+        if text:
+            self.log.outputs = ({"output_type": "stream", "name": "stdout", "text": text},)
+        if self.process.end:
+            self._say(self.process.end)
 
     async def _look_until_it_ends(self) -> None:
         while self._is_running:
@@ -234,7 +231,7 @@ design = Design
 
 
 def _this_gpu() -> str:
-    """Return the name of this machine's first GPU in `gpus.GPUS`; empty if there is none, or it is not known."""
+    """Return the name of this machine's first GPU in `gpus.known()`; empty if there is none, or it is not known."""
     with contextlib.suppress(SettingsError):
         return next((gpus.find(gpu.name).name for gpu in hardware.gpus()), "")
     return ""
@@ -248,19 +245,15 @@ def plan(content: dict[str, Any], path: Path, output: Path) -> Plan:
         result.experiments, problems = experiments(chosen)
         refused = ["; ".join(problems.get(number, [])) for number in range(len(chosen))]
         several_models = len({each.model for each in result.experiments.values()}) > 1
-        names = {
-            number: each.name_with_model if several_models else each.name
-            for number, each in result.experiments.items()
-        }
-        axes = [{axis: settings[axis] for axis in content["grid"]} for settings in chosen]
-        table = pd.DataFrame(axes, index=range(len(axes)), dtype=object)
-        result.table = table.assign(experiment=pd.Series(names, dtype=object), refused=refused)
+        kind = "name_with_model" if several_models else "name"
+        names = {number: getattr(each, kind) for number, each in result.experiments.items()}
+        axes = pd.DataFrame(chosen, dtype=object)[[*content["grid"]]]
+        result.table = axes.assign(experiment=pd.Series(names, dtype=object), refused=refused)
         if not result.experiments:
             raise SettingsError("every setting is refused: change one")
-        exclude = [values for values, reason in zip(axes, refused, strict=True) if reason]
-        result.text = plain_yaml.dump(
-            {key: part for key, part in {**content, "exclude": exclude}.items() if part}
-        )
+        exclude = [{axis: chosen[number][axis] for axis in axes} for number in problems]
+        content = {key: part for key, part in {**content, "exclude": exclude}.items() if part}
+        result.text = plain_yaml.dump(content)
         result.sweep = load_sweep(validated(plain_yaml.parse(result.text), path), output=output)
     except SettingsError as error:
         result.problems = error.problems
@@ -275,16 +268,13 @@ def predicted(plan: Plan, gpu: str, link: str, tokens: float) -> pd.DataFrame:
     numbers = [number for number, note in notes.items() if not note]
     rows = pd.DataFrame()
     if numbers:
+        asked = [plan.experiments[number] for number in numbers]
         try:
-            rows = predict(
-                [plan.experiments[number] for number in numbers],
-                gpu,
-                link=link,
-                tokens=tokens or None,
-            )
+            rows = predict(asked, gpu, link=link, tokens=tokens or None)
             rows = rows.drop(columns=plan.table.columns, errors="ignore").set_axis(numbers)
-            prices = [plan.experiments[number].price_per_gpu_hour or math.nan for number in numbers]
-            rows["cost"] = rows["gpu_hours"] * prices
+            rows["cost"] = rows["gpu_hours"] * [
+                each.price_per_gpu_hour or math.nan for each in asked
+            ]
         except Exception as error:  # such as a model that cannot be traced
             notes = dict.fromkeys(notes, f"nothing is predicted: {error}")
     return plan.table.join(rows).assign(note=pd.Series(notes, dtype=object))
@@ -294,32 +284,27 @@ def shown(plan: Plan, table: pd.DataFrame) -> str:
     """Return a plan as HTML with its table, with or without the columns of `predicted`; everything is escaped."""
     count = ""
     if plan.sweep:
-        names, runs = {run.name for run in plan.sweep.runs}, len(plan.sweep.runs)
-        count = f"{labels.count(runs, 'run')}: {labels.count(len(names), 'experiment')} x {runs // len(names)}"
+        runs = len(plan.sweep.runs)
+        experiments = len({run.name for run in plan.sweep.runs})
+        each = f"{labels.count(experiments, 'experiment')} x {runs // experiments}"
+        count = f"{labels.count(runs, 'run')}: {each}"
     problems = "".join(f"<li>{html.escape(line)}</li>" for line in plan.problems)
-    texts = _texts(plan, table)
-    look = {
-        "index": False,
-        "border": 0,
-        "justify": "left",
-        "classes": "dsnb-plan",
-        "max_rows": MAX_ROWS,
-    }
-    rows = texts.to_html(**look) if len(texts) else ""
+    rows = ""
+    if len(plan.table):
+        rows = _texts(plan, table).to_html(
+            index=False, border=0, justify="left", classes="dsnb-plan", max_rows=MAX_ROWS
+        )
     content = f'<p>{count}</p><ul>{problems}</ul><div style="overflow-x: auto">{rows}</div>'
     return f'{STYLE}<div role="status" style="line-height: normal">{content}</div>'
 
 
 def _texts(plan: Plan, table: pd.DataFrame) -> pd.DataFrame:
     """Format a table: figures with their errors, and the reason where one is missing."""
-    if plan.table.empty:
-        return plan.table
     axes = list(plan.table.columns[:-2])
     texts = table[axes or ["experiment"]].fillna("").map(labels.text)
     notes = "refused: " + table["refused"].where(table["refused"].ne(""))
     if "fits" in table:
         texts = texts.join(predicted_figures(table)[["fits", "GiB", "tokens/s", "days", "cost"]])
         notes = notes.fillna(table["note"])
-    return (
-        texts.assign(why=notes).replace("", math.nan).dropna(axis="columns", how="all").fillna("")
-    )
+    texts = texts.assign(why=notes).fillna("")
+    return texts.loc[:, (texts != "").any()]

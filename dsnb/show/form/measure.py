@@ -18,7 +18,7 @@ from dsnb.base.errors import SettingsError
 from dsnb.measure.launcher import local
 from dsnb.measure.sweep.params import Sweep, load_sweep
 from dsnb.measure.sweep.run import run_sweep
-from dsnb.prediction.predict import On
+from dsnb.prediction.predict import Hardware
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import parts, setting
 from dsnb.results.runs.load import load_runs
@@ -54,7 +54,7 @@ class Candidate:
     """Runs of it that are wanted."""
 
 
-def candidate(whole: Experiment, on: On, fixed: Mapping[str, Any]) -> Candidate:
+def candidate(whole: Experiment, on: Hardware, fixed: Mapping[str, Any]) -> Candidate:
     """Shorten a setting for measuring: less accumulation and fewer steps if it is slow; `fixed` settings stay."""
     is_cpu = whole.device == "cpu"
 
@@ -102,7 +102,7 @@ class Measuring:
     """The sweep that measures candidates in a folder."""
 
     def __init__(
-        self, folder: Path, on: On, fixed: Mapping[str, Any], minutes: float | None
+        self, folder: Path, on: Hardware, fixed: Mapping[str, Any], minutes: float | None
     ) -> None:
         self.paths = SweepPaths(folder)
         self._on = on

@@ -14,7 +14,7 @@ from dsnb.base.system import hardware
 from dsnb.measure.sweep.params import is_params, load_sweep
 from dsnb.prediction import recommend as predicted
 from dsnb.prediction.calibration import MIN_CALIBRATED
-from dsnb.prediction.predicted import known_gpu
+from dsnb.prediction.gpus import known_gpu
 from dsnb.prediction.recommend import Scope
 from dsnb.prediction.target import USUAL_GPU, Budget, Objective, Target
 from dsnb.results.answers.answer import Answer

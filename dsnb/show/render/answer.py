@@ -112,7 +112,7 @@ def _losses(runs: pd.DataFrame) -> Sentence:
     return say("loss", runs=fixed(sum(is_odd)), settings=fixed(len(names)), named=named)
 
 
-def unstable_settings(runs: pd.DataFrame) -> list[Sentence]:
+def unstable_settings(runs: pd.DataFrame) -> list[str]:
     """Report unstable settings (`dsnb.results.statistics.summary`) and what to do about them; empty without any."""
     runs = named_runs(runs)
     rates = numbers(runs, "tokens_per_s").where(runs["status"] == "ok")
@@ -121,7 +121,7 @@ def unstable_settings(runs: pd.DataFrame) -> list[Sentence]:
     return _named("unstable", named)
 
 
-def mixed_settings(runs: pd.DataFrame) -> list[Sentence]:
+def mixed_settings(runs: pd.DataFrame) -> list[str]:
     """Report settings whose runs are not repeats (`dsnb.results.statistics.summary.varies`); empty without any."""
     differing = varies(named_runs(runs))
     return _named(
@@ -129,7 +129,7 @@ def mixed_settings(runs: pd.DataFrame) -> list[Sentence]:
     )
 
 
-def _named(name: str, named: Sequence[str]) -> list[Sentence]:
+def _named(name: str, named: Sequence[str]) -> list[str]:
     return [say(name, settings=fixed(len(named)), named=_some(named))] if named else []
 
 

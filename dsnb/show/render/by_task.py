@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from dsnb.results.runs import labels
-from dsnb.results.runs.load import left_out, still_to_come
+from dsnb.results.runs.sweeps import left_out, still_to_come
 from dsnb.results.runs.table import named_runs
 from dsnb.results.statistics.flags import flags, load_samples
 from dsnb.results.statistics.summary import summarize, unstable
@@ -85,7 +85,9 @@ def medians(runs: pd.DataFrame) -> Html:
 
 
 def _ranked(runs: pd.DataFrame) -> Html:
-    summary = summarize(runs).sort_values("tokens_per_s_median", ascending=False, kind="stable")
+    summary = summarize(runs, metrics="all").sort_values(
+        "tokens_per_s_median", ascending=False, kind="stable"
+    )
     no_rank = summary.index.isin(unstable(runs))
     ranked = pd.concat([summary[~no_rank], summary[no_rank]])
     return tables.to_html(
@@ -97,7 +99,7 @@ def _ranked(runs: pd.DataFrame) -> Html:
 
 def meanings(runs: pd.DataFrame) -> Html:
     """Return the meaning of each metric in the summary table as a definition list."""
-    summary = summarize(runs)
+    summary = summarize(runs, metrics="all")
     columns, unit, metrics = (
         tables.format_summary(summary),
         labels.common_unit(runs),

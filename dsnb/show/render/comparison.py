@@ -10,12 +10,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dsnb.prediction.calibration import ALL
+from dsnb.prediction.accuracy import ALL
 from dsnb.prediction.predicted import COMPARED, MAX_SETTINGS, errors, parity
 from dsnb.prediction.step_time import FITTED_SETTINGS
-from dsnb.results.runs.copies import displayable
 from dsnb.results.runs.labels import MEMORY, METRIC_LABELS, count
 from dsnb.results.runs.load import load_runs
+from dsnb.results.runs.names import displayable
 from dsnb.results.statistics.comparisons import TOGETHER, VALUES, compare
 from dsnb.results.statistics.flags import changed_conditions
 from dsnb.results.statistics.intervals import CONFIDENCE, Verdict, hosts

@@ -13,7 +13,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFo
 from dsnb.base.errors import SettingsError
 from dsnb.results.answers import hosts
 from dsnb.results.runs import labels
-from dsnb.results.runs.load import load_bandwidth, newest_bandwidth_test
+from dsnb.results.runs.sweeps import load_bandwidth, newest_bandwidth_test
 from dsnb.results.statistics import scaling
 from dsnb.settings.records import record_schema
 from dsnb.show.render import palette, tables

@@ -11,7 +11,8 @@ from dsnb.results.runs import labels
 from dsnb.results.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.settings.records import record_schema
 from dsnb.settings.records.paths import RunPaths
-from dsnb.settings.records.result import Result, Shortage, last_lines
+from dsnb.settings.records.result import Result, last_lines
+from dsnb.settings.records.shortage import Shortage
 from dsnb.show.render.tables import Html, bullet_list, short_number
 
 HEADLINES = (
@@ -71,7 +72,7 @@ def _memory(shortage: Shortage) -> list[tuple[str, str]]:
         "allocated (GiB)": shortage.allocated_gib,
         "requested on top (GiB)": shortage.requested_gib,
         "memory_limit_gib"
-        if shortage.settings["memory_limit_gib"]
+        if shortage.experiment.memory_limit_gib
         else capacity: shortage.capacity_gib,
     }
     shown = [(title, f"{value:,.2f}") for title, value in rows.items() if value is not None]

@@ -15,12 +15,13 @@ import pandas as pd
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import json_files, plain_yaml
 from dsnb.results.runs import labels
-from dsnb.results.runs.copies import displayable
-from dsnb.results.runs.labels import AXES, METRIC_LABELS, WITHOUT_ZERO
+from dsnb.results.runs.labels import AXES, METRIC_LABELS
+from dsnb.results.runs.names import displayable
 from dsnb.results.runs.table import numbers
 from dsnb.results.statistics.intervals import MIN_RUNS
 from dsnb.settings.records.columns import ENVIRONMENT, SETTINGS
 from dsnb.settings.records.paths import SweepPaths
+from dsnb.settings.strategies import without_zero
 
 DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")
 """Metrics that are not in summaries, only in the explorer and in `load_runs`."""
@@ -199,7 +200,7 @@ def _setting(runs: pd.DataFrame, name: str) -> str:
         return ""
     is_unknown = runs[name].isna()
     if name == "zero_stage" and "strategy" in runs:
-        is_unknown &= ~runs["strategy"].isin(list(WITHOUT_ZERO))
+        is_unknown &= ~runs["strategy"].isin(without_zero())
     return (
         f"{shown}; unknown in {labels.count(is_unknown.sum(), 'run')}"
         if is_unknown.any()

@@ -35,11 +35,11 @@ def test_offload_by_hand():
     def states(stage, offload):
         return memory.model_states(100, MASTERS, stage, data_parallel=2, offload=offload)
 
-    assert states(1, "optimizer-cpu") == memory.Parts(200, 200, 0)
-    assert states(2, "optimizer-cpu") == memory.Parts(
+    assert states(1, "optimizer-cpu") == memory.MemoryParts(200, 200, 0)
+    assert states(2, "optimizer-cpu") == memory.MemoryParts(
         200, 0, 0
     )  # ZeRO-Offload: 2 bytes a parameter on the GPU
-    assert states(3, "optimizer-nvme") == memory.Parts(100, 0, 0)
+    assert states(3, "optimizer-nvme") == memory.MemoryParts(100, 0, 0)
     assert states(3, "all-cpu").total == 0
     whole, part = (
         memory.model_states(1000, AUTOCAST, frozen=400, model_parallel=count) for count in (1, 4)
@@ -49,7 +49,7 @@ def test_offload_by_hand():
 
 def test_lora_keeps_frozen_weights_alone_and_adafactor_the_moments_that_are_given():
     states = memory.model_states(10, MASTERS, frozen=2 * 1000)
-    assert states == memory.Parts(2 * 10 + 2 * 1000, 2 * 10, 12 * 10)
+    assert states == memory.MemoryParts(2 * 10 + 2 * 1000, 2 * 10, 12 * 10)
     assert memory.model_states(1000, MASTERS, moments=40).optimizer == 4 * 1000 + 40
     assert memory.lora_parameters(layers=2, hidden=10, rank=3) == 2 * 3 * (
         (10 + 30) + (10 + 10) + (10 + 40) + (40 + 10)
@@ -125,7 +125,7 @@ def test_a_runs_settings_become_the_formulas_numbers():
 
 
 def test_accumulation_keeps_gradients_through_the_next_backward_pass():
-    states = memory.Parts(200, 200, 1200)
+    states = memory.MemoryParts(200, 200, 1200)
     assert memory.peak(states, kept=500, output=70).total == 200 + 1200 + 500 + 70
     assert (
         memory.peak(states, kept=500, output=70, accumulated=200).total

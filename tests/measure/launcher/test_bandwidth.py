@@ -10,7 +10,8 @@ from dsnb.base.files import json_files
 from dsnb.base.formulas import metrics
 from dsnb.measure.launcher import probe as launcher
 from dsnb.measure.launcher.probe import SETTINGS, measure_bandwidth
-from dsnb.results.runs.load import load_bandwidth, load_runs, load_steps
+from dsnb.results.runs.load import load_runs, load_steps
+from dsnb.results.runs.sweeps import load_bandwidth
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 from dsnb.show.render.nodes import bandwidth as section

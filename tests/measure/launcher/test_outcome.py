@@ -12,11 +12,19 @@ from dsnb.base.errors import DsnbWarning
 from dsnb.base.files import json_files
 from dsnb.base.system import hardware
 from dsnb.measure.launcher import outcome
-from dsnb.measure.launcher.outcome import MACHINE_FAULTS, without_machine_faults
+from dsnb.measure.launcher.figures import summarize_run
+from dsnb.measure.launcher.outcome import MACHINE_FAULTS, Outcome, without_machine_faults
 from dsnb.settings import checks
 from dsnb.settings.records.paths import RunPaths
+from dsnb.settings.records.run_record import RunRecord
 from dsnb.show.render import by_task
 from tests.support.small_sweep import NAMES, PARAMS
+
+
+def record_of(run, experiment):
+    """Write the settings of a run; return its record."""
+    json_files.write_json(run.experiment, experiment.model_dump())
+    return RunRecord(run)
 
 
 def recorded(tmp_path, small, times_s, skipped=(), **worker):
@@ -33,7 +41,7 @@ def recorded(tmp_path, small, times_s, skipped=(), **worker):
     ]
     json_files.write_lines(run.steps, rows)
     json_files.write_json(run.worker, worker)
-    return outcome.summarize_run(small(steps=len(times_s) - 1), run)
+    return summarize_run(record_of(run, small(steps=len(times_s) - 1)))
 
 
 def test_skipped_steps_of_warm_up_and_timed_steps_are_told_apart(tmp_path, small):
@@ -62,7 +70,7 @@ def test_a_record_with_gaps_gives_no_value_for_them(tmp_path, small):
     with open(run.steps, "a") as file:
         file.write('{"step": 4, "phase": "ti')  # cut off
     with pytest.warns(DsnbWarning):
-        found = outcome.summarize_run(small(gpus=2), run)
+        found = summarize_run(record_of(run, small(gpus=2)))
     assert (found["timed_steps"], found["tokens_per_s"], found["step_time_mean_s"]) == (
         1,
         2 * 64,
@@ -78,7 +86,7 @@ def test_a_record_with_gaps_gives_no_value_for_them(tmp_path, small):
         None,
     )  # without the worker's record, they are rank 0's
     json_files.write_text(run.steps, "")
-    found = outcome.summarize_run(small(), run)
+    found = summarize_run(record_of(run, small()))
     assert (found["slow_steps"], found["tokens_per_s"], found["loss_last"]) == (None, None, None)
 
 
@@ -116,7 +124,7 @@ def test_losses_that_ranks_did_not_average_are_unknown(tmp_path, small, settings
     )
     if ended:
         json_files.write_json(run.worker, {"step_skew": 0.0})
-    found = outcome.summarize_run(small(**settings), run)
+    found = summarize_run(record_of(run, small(**settings)))
     assert (found["loss_first"], found["loss_last"]) == ((4.0, 2.0) if known else (None, None))
 
 
@@ -192,7 +200,7 @@ def test_the_shortage_of_a_gpu_is_its_peak(tmp_path, small):
     }
     failure |= {"allocated_gib": 139.2, "reserved_gib": 139.5, "requested_gib": 9.6}
     json_files.append_line(run.failures, failure)
-    found = outcome.summarize_run(small(), run)
+    found = summarize_run(record_of(run, small()))
     names = (
         "peak_allocated_gib",
         "oom_allocated_gib",
@@ -321,28 +329,33 @@ def test_which_rank_is_the_cause(tmp_path, small, codes, failures, status, cause
         for rank, of in failures.items()
     )
     json_files.write_lines(paths.failures, rows)
-    assert outcome.run_status(small(gpus=2), paths, codes, 0, {0: "a", 1: "b"}) == (status, cause)
+    assert outcome.of_ranks(record_of(paths, small(gpus=2)), codes, 0, {0: "a", 1: "b"}) == (
+        status,
+        cause,
+    )
 
 
 def test_a_rank_that_could_not_write_why_it_failed_met_a_full_disk(tmp_path, small, monkeypatch):
     paths = RunPaths(tmp_path)
-    assert outcome.run_status(small(), paths, {0: 1}, 0) == (
+    assert outcome.of_ranks(record_of(paths, small()), {0: 1}, 0) == (
         "failed",
         "rank 0 ended with exit code 1",
     )
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=4096))
-    ended = outcome.run_status(small(), paths, {0: 1}, 0)
+    ended = outcome.of_ranks(record_of(paths, small()), {0: 1}, 0)
     advice = "make room on the disk and start the sweep again"
     cause = f"rank 0 ended with exit code 1 after 'No space left on device'; {advice}"
-    assert outcome.settled(small(), paths, *ended) == ("interrupted", cause)
+    assert outcome.settled(record_of(paths, small()), ended) == ("interrupted", cause)
 
 
 def test_a_failure_by_the_machines_fault_is_an_interruption():
     for words, advice in MACHINE_FAULTS.items():
-        status, cause = without_machine_faults("failed", f"rank 1: OSError: {words}: '/tmp/x'")
+        status, cause = without_machine_faults(
+            Outcome("failed", f"rank 1: OSError: {words}: '/tmp/x'")
+        )
         assert status == "interrupted"
         assert cause == f"rank 1: OSError: {words}: '/tmp/x'; {advice} and start the sweep again"
-        assert without_machine_faults("failed", cause) == (
+        assert without_machine_faults(Outcome("failed", cause)) == (
             status,
             cause,
         )  # the advice is given once
@@ -351,7 +364,7 @@ def test_a_failure_by_the_machines_fault_is_an_interruption():
         ("oom", "Too many open files"),
         ("ok", None),
     ):
-        assert without_machine_faults(*other) == other
+        assert without_machine_faults(Outcome(*other)) == other
 
 
 def test_what_ranks_could_not_do_here_is_refused(small, monkeypatch):

@@ -162,9 +162,13 @@ def test_a_sweep_is_planned_in_random_order_unless_it_is_told_otherwise(grid, tm
 def test_the_place_of_a_run_is_in_its_record_and_a_column(grid, tmp_path):
     first, second = load_sweep(grid, {"order_seed": 7}, output=tmp_path / "out").runs[:2]
     for run in (first, second):
-        job.initialize(run)
-        job.initialize(job.load_run(run.paths))  # as a Slurm job does
-        folder.write_experiment(run.paths, run.experiment)  # as the launch does
+        job.begin(run)
+        begun = run.paths.experiment.read_text()
+        assert job.load_run(run.paths).experiment == run.experiment
+        folder.prepare(run.paths, run.experiment)  # as the launch does
+        assert run.paths.experiment.read_text() == begun
+        folder.prepare(run.paths, run.experiment)  # a second launch of an unfinished run
+        assert run.paths.experiment.read_text() != begun  # it has another run_id
     assert json_files.read_json(second.paths.experiment)["order_place"] == 2
     table = load_runs(tmp_path / "out").set_index("order_place")
     assert list(table["experiment"][[1, 2]]) == [first.name, second.name]
@@ -195,7 +199,7 @@ def made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sweep = with_inputs(load_sweep("files.yaml", output=tmp_path / "out"))
     for run in sweep.runs[:3]:
-        job.initialize(run)
+        job.begin(run)
         make(run)
     return sweep
 
@@ -217,7 +221,7 @@ def test_models_of_one_file_name_stay_apart_and_a_sweep_does_not_go_on_with_an_e
         ]
     before = sorted(tmp_path.glob("out/*/run*"))
     with pytest.raises(SettingsError, match=f"^{name} has changed since the sweep began"):
-        [job.initialize(run) for run in made.runs[3:]]
+        [job.begin(run) for run in made.runs[3:]]
     assert (
         len(sorted(tmp_path.glob("out/*/run*"))) <= len(before) + 1
     )  # nothing was begun with the edited file

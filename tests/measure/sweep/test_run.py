@@ -15,8 +15,11 @@ from dsnb.measure.sweep import job
 from dsnb.measure.sweep.job import execute
 from dsnb.measure.sweep.params import load_sweep
 from dsnb.measure.sweep.run import is_finished, locked, run_sweep
-from dsnb.results.runs.load import load_runs, planned_runs
+from dsnb.results.runs.load import load_runs
+from dsnb.results.runs.sweeps import planned_runs
 from dsnb.settings.records import paths
+from dsnb.settings.records.result import Result
+from dsnb.settings.records.run_record import RunRecord
 from tests.support.small_sweep import NAMES
 
 
@@ -76,7 +79,7 @@ def test_a_second_sweep_repeats_nothing_and_failed_runs_only_on_demand(
     )
     executed = []
     monkeypatch.setattr(
-        job, "execute", lambda run: executed.append(run.repeat) or job.read_result(run.paths)
+        job, "execute", lambda run: executed.append(run.repeat) or Result.of(RunRecord(run.paths))
     )
     assert [result.status for result in run_sweep(sweep, progress=False)] == ["ok", "failed"]
     assert executed == []

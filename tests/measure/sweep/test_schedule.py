@@ -19,6 +19,8 @@ from dsnb.base.files import json_files
 from dsnb.measure.sweep import allocation, job, progress
 from dsnb.measure.sweep.params import load_sweep
 from dsnb.measure.sweep.run import LocalJob, run_sweep
+from dsnb.settings.records.result import Result
+from dsnb.settings.records.run_record import RunRecord
 from tests import ROOT
 from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
@@ -123,7 +125,8 @@ def test_a_job_that_fails_stops_no_other(params, monkeypatch):
         (run.paths.dir / how).write_text(when)
     run_jobs(replace(sweep, runs=runs), monkeypatch)
     ends = [
-        (result.status, result.cause) for result in (job.read_result(run.paths) for run in runs)
+        (result.status, result.cause)
+        for result in (Result.of(RunRecord(run.paths)) for run in runs)
     ]
     assert ends == [
         ("interrupted", "the job ended with exit code 7: no such thing"),
@@ -134,7 +137,8 @@ def test_a_job_that_fails_stops_no_other(params, monkeypatch):
     ]
     assert len(runs) > 4
     assert (
-        job.read_result(runs[3].paths).summary["tokens_per_s"] == runs[3].experiment.tokens_per_step
+        Result.of(RunRecord(runs[3].paths)).summary["tokens_per_s"]
+        == runs[3].experiment.tokens_per_step
     )  # 1 s a step
 
 
@@ -168,11 +172,11 @@ def test_which_settings_of_a_finished_run_have_changed(params):
     """A run of a group is not taken for that of another; one on hosts and one here are the same if the device was."""
     run = load(params, 2)[0].runs[0]
     json_files.write_json(run.paths.experiment, {**run.experiment.model_dump(), "include": "n4@n5"})
-    assert job.changed_settings(run) == "include was 'n4@n5' and is 'n1@n2'"
-    assert job.changed_settings(replace(run, lane="")) == ""
+    assert job.changed_settings(run, RunRecord(run.paths)) == "include was 'n4@n5' and is 'n1@n2'"
+    assert job.changed_settings(replace(run, lane=""), RunRecord(run.paths)) == ""
     run = load_sweep(params, {"device": "cpu"}, output=params.parent / "out").runs[0]
     settings = run.experiment.model_dump()
     json_files.write_json(run.paths.experiment, {**settings, "device": "auto"})
-    assert job.changed_settings(run) == ""
+    assert job.changed_settings(run, RunRecord(run.paths)) == ""
     json_files.write_json(run.paths.experiment, {**settings, "device": "cuda"})
-    assert job.changed_settings(run) == "device was 'cuda' and is 'cpu'"
+    assert job.changed_settings(run, RunRecord(run.paths)) == "device was 'cuda' and is 'cpu'"

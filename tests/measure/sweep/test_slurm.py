@@ -21,6 +21,7 @@ from dsnb.measure.sweep.run import run_all, run_sweep
 from dsnb.measure.sweep.slurm import SHARED, Record, SlurmExecutor
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import Result
+from dsnb.settings.records.run_record import RunRecord
 from tests import ROOT
 from tests.support import slurm as small_slurm
 from tests.support.small_sweep import ONE_RUN, light_server
@@ -139,7 +140,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
         lambda: "idle" in cluster.command("sinfo", "--noheader", "--nodes=n2", "--format=%T"),
         "n2 is back",
     )
-    results = [job.read_result(run.paths) for run in sweep.runs]
+    results = [Result.of(RunRecord(run.paths)) for run in sweep.runs]
     assert [(result.status, result.cause) for result in results] == [
         ("ok", None),
         ("interrupted", f"job {job_of(fails)} ended as FAILED on n1: no such thing"),
@@ -202,7 +203,7 @@ def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cl
     second.send_signal(signal.SIGINT)
     assert second.wait(WAIT_S) == -signal.SIGINT
     assert not set(cluster.command("squeue", "--noheader", "--format=%i").split()) & set(numbers)
-    results = [job.read_result(run.paths) for run in sweep.runs]
+    results = [Result.of(RunRecord(run.paths)) for run in sweep.runs]
     assert [(result.status, result.cause) for result in results] == [
         *[("interrupted", "stopped by the user")] * 2,
         ("interrupted", f"job {numbers[2]} ended as FAILED on n1: no such thing"),
@@ -214,7 +215,7 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(params
         raise slurm.SlurmError("no answer")
 
     (run,) = load(params, Allocation()).runs
-    job.initialize(run)
+    job.begin(run)
     json_files.write_json(run.paths.slurm, {"name": "dsnb-small-1", "job": "7"})
     monkeypatch.setattr(
         slurm, "queue", lambda: {"dsnb-small-1": Record("7", "dsnb-small-1", "RUNNING")}
@@ -313,7 +314,10 @@ def test_a_run_asks_for_what_it_needs(params):
     ],
 )  # fmt: skip
 def test_slurms_states_are_statuses(tmp_path, record, status, cause):
-    assert slurm.job_status(RunPaths(tmp_path), "7", record) == (status, cause.format(dir=tmp_path))
+    assert slurm.job_outcome(RunPaths(tmp_path), "7", record) == (
+        status,
+        cause.format(dir=tmp_path),
+    )
 
 
 @pytest.mark.parametrize(

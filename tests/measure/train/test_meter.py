@@ -5,7 +5,7 @@ import pytest
 import dsnb
 from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock
-from dsnb.measure.launcher.outcome import gpu_figures
+from dsnb.measure.launcher.figures import gpu_figures
 from tests.support import lazy
 
 torch = lazy.Module("torch")

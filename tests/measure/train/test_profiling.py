@@ -8,7 +8,8 @@ import pytest
 import dsnb
 from dsnb.base.files import json_files
 from dsnb.measure.launcher import run
-from dsnb.measure.launcher.folder import remove_leftovers
+from dsnb.measure.launcher.folder import begin
+from dsnb.settings.records.run_record import RunRecord
 from dsnb.show.render import run_card
 from tests.support import lazy
 
@@ -120,7 +121,7 @@ def test_a_profile_adds_a_breakdown_and_a_trace_to_the_same_steps(run_small, tmp
     shown = run_card.card(result).text
     assert '<a href="small/run2/trace.json.gz">' in shown
     assert "profile_missing" not in shown
-    remove_leftovers(paths)  # before a run is repeated
+    begin(paths, RunRecord(paths).experiment, {})  # before a run is repeated
     assert not [path for path in (paths.profile, paths.trace) if path.exists()]
 
 

@@ -7,8 +7,8 @@ import pytest
 import dsnb
 from dsnb.base.errors import DsnbWarning
 from dsnb.base.files import json_files
-from dsnb.measure.launcher.folder import write_experiment
-from dsnb.results.runs.copies import sweep_names
+from dsnb.measure.launcher.folder import begin
+from dsnb.results.runs.names import sweep_names
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import SweepPaths
 from dsnb.settings.records.result import Result
@@ -24,7 +24,7 @@ def write_sweep(folder, rates, date="2026-11-27T10:00:00+00:00"):
     experiment = Experiment(model="gpt2-tiny", device="cpu", precision="fp32", steps=2)
     for repeat, rate in enumerate(rates, 1):
         run = SweepPaths(folder).run(experiment.name, repeat)
-        write_experiment(run, experiment)
+        begin(run, experiment, {})
         json_files.write_json(run.environment, {"host": "h", "gpus": [], "date_utc": date})
         steps = [
             {"step": k, "phase": "timed", "step_time_s": 1024 / rate, "tokens": 1024}

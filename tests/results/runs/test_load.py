@@ -21,6 +21,8 @@ from dsnb.measure.sweep.run import is_finished
 from dsnb.results.statistics.choices import variants
 from dsnb.results.statistics.summary import timing
 from dsnb.settings.records.paths import RunPaths
+from dsnb.settings.records.result import Result
+from dsnb.settings.records.run_record import RunRecord
 from dsnb.show.render import answer, by_task, nodes, tables
 from tests.support import made_up
 
@@ -263,7 +265,7 @@ def test_nonsense_in_records_is_rows_errors_and_warnings(tmp_path):
             for ask in (
                 is_finished,
                 lambda run: job.load_run(run.paths),
-                lambda run: job.read_result(run.paths),
+                lambda run: Result.of(RunRecord(run.paths)),
             ):
                 with contextlib.suppress(SettingsError):
                     ask(run)
@@ -274,3 +276,17 @@ def test_nonsense_in_records_is_rows_errors_and_warnings(tmp_path):
         if warning.category is not DsnbWarning or "\n" in str(warning.message)
     ] == []
     assert len(runs) == len(paths)
+
+
+def test_steps_with_settings_are_those_of_their_run(tmp_path):
+    made_up.write_folders(made_up.runs(4), tmp_path, steps=3)
+    runs = dsnb.load_runs(tmp_path).set_index(["experiment", "repeat"])
+    steps = dsnb.load_steps(tmp_path, settings=True)
+    assert steps.columns.is_unique
+    pd.testing.assert_frame_equal(
+        steps[dsnb.load_steps(tmp_path).columns], dsnb.load_steps(tmp_path)
+    )
+    last = steps.drop_duplicates(["experiment", "repeat"]).set_index(["experiment", "repeat"])
+    for name in ("parallelism", "zero_stage", "precision", "gpus", "micro_batch_size"):
+        assert last[name].to_dict() == runs[name].to_dict()
+    assert set(steps["loss_setting"]) == set(runs["loss"])

@@ -8,7 +8,7 @@ import pytest
 
 import dsnb
 from dsnb.results.literature import tables
-from dsnb.results.runs import run_folders
+from dsnb.results.runs.run import assignments
 from dsnb.results.statistics.flags import (
     Flag,
     changed_conditions,
@@ -291,7 +291,7 @@ def test_the_odd_repeat_is_named_with_what_is_usual(runs, words):
 
 def test_names_with_spaces_and_quotes_survive_the_table_and_nonsense_is_unknown():
     files = {"bob's dir/l m.json": "abc", "x y.txt": "1", "z y.txt": "2=3"}
-    assert parsed(run_folders._words(files)) == files
+    assert parsed(assignments(files)) == files
     assert parsed("'unbalanced") is None
 
 

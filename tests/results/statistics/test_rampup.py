@@ -5,7 +5,7 @@ import pytest
 
 import dsnb
 from dsnb.base.errors import SettingsError
-from dsnb.results.statistics.scaling import fastest_replica
+from dsnb.results.statistics.rampup import fastest_replica
 from dsnb.settings.records import paths
 
 PUBLISHED = pd.read_csv(paths.literature("bigscience_1b3_rampup"))

@@ -9,7 +9,7 @@ import dsnb
 from dsnb.base.files import json_files
 from dsnb.settings.records.agreement import TimedSteps, contradiction
 from dsnb.settings.records.paths import RunPaths
-from dsnb.settings.records.result import unfinished
+from dsnb.settings.records.run_record import RunRecord
 from tests import ROOT
 
 EXAMPLES = ROOT / "outputs" / "examples" / "quickstart"
@@ -108,9 +108,9 @@ CHANGES = {
 def test_a_run_whose_records_contradict_each_other_is_no_evidence(tmp_path, problem, edit):
     shutil.copytree(EXAMPLE, tmp_path / "sweep" / EXAMPLE.name)
     run = RunPaths(tmp_path / "sweep" / EXAMPLE.name / "run1")
-    assert unfinished(run) is None
+    assert RunRecord(run).unfinished() is None
     edit(run)
-    assert unfinished(run) == problem
+    assert RunRecord(run).unfinished() == problem
     runs = dsnb.load_runs(tmp_path)
     assert runs["status"].tolist() == ["interrupted", "ok"]
     assert runs["cause"].tolist()[0] == f"{problem}; start the sweep again"

@@ -9,12 +9,13 @@ import pytest
 import dsnb
 from dsnb.base.errors import DsnbWarning
 from dsnb.base.files import json_files
-from dsnb.measure.launcher.folder import write_experiment
+from dsnb.measure.launcher.folder import prepare
 from dsnb.measure.sweep.params import load_sweep
 from dsnb.measure.sweep.run import is_finished
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
-from dsnb.settings.records.result import Result, Shortage
+from dsnb.settings.records.result import Result
+from dsnb.settings.records.shortage import Shortage
 from tests import ROOT
 from tests.support import whole
 from tests.support.waiting import WAIT_S, wait_until
@@ -39,7 +40,7 @@ def sweep(tmp_path):
 
 
 def make(run):
-    write_experiment(run.paths, run.experiment)
+    prepare(run.paths, run.experiment)
     whole.leave(run.paths, run.experiment.steps)
     Result(
         "ok", None, {0: 0}, {"wall": 1.0}, {"tokens_per_s": 100.0 * run.repeat}, run.paths.dir
@@ -155,8 +156,8 @@ def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
 def test_advice_after_running_out_of_memory_fits_the_cause(phase, settings, given, not_given):
     recorded = Experiment.recorded(
         {"model": "gpt2", "micro_batch_size": 1, "device": "cuda", **settings}
-    ).model_dump()
-    advice = " | ".join(Shortage(recorded, phase, recorded["device"] == "cpu").advice())
+    )
+    advice = " | ".join(Shortage(recorded, phase, recorded.device == "cpu").advice())
     assert given in advice
     assert not_given not in advice
 

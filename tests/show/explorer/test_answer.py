@@ -87,7 +87,7 @@ def questions(explorer, number):
             kind: round(draw.uniform(0, 5), 2) for kind in draw.sample(kinds, draw.randint(0, 3))
         }
         yield {
-            "task": draw.choice(explorer.data.tasks),
+            "task": draw.choice(list(explorer.data.tasks)),
             "objective": draw.choice(["time", "gpu_hours", "cost", "memory"]),
             "train_tokens": draw.choice([0, round(10 ** draw.uniform(3, 14), draw.randint(0, 3))]),
             "gpus_at_hand": draw.choice([0, 0, 1, 3, 8, 100, 10_000]),
@@ -237,7 +237,7 @@ def test_all_tasks_are_a_table_of_answers(runs, by_task, tab):
         "(rows) => rows.map((row) => [...row.children].map((part) => part.textContent))"
     )
     titles = [title for title, *_ in cells]
-    assert titles == explorer.data.tasks
+    assert titles == list(explorer.data.tasks)
     assert sorted(titles) == sorted(by_task)
     for title, headline, costs in cells:
         said = card(decide.of_runs(by_task[title], question(explorer.state)))

@@ -76,10 +76,10 @@ def page(opened):
 
 def chosen(random_state, explorer):
     """Draw a state: some filters with one or more values, figures, axes and scales."""
-    choices = explorer.data.choices
+    choices = explorer.data.values
     filters = {
-        name: random_state.sample(choice.values, random_state.randint(1, len(choice.values)))
-        for name, choice in choices.items()
+        name: random_state.sample(offered, random_state.randint(1, len(offered)))
+        for name, offered in choices.items()
         if random_state.random() < 0.3
     }
     picked = {
@@ -415,7 +415,7 @@ def test_the_medians_are_those_of_summarize(runs, page):
     tab = page.tab
     head, *rows = tab.evaluate(f"{ROOT}.table.lines()")
     found = pd.DataFrame(rows, columns=head).set_index("setting")
-    wanted = dsnb.summarize(runs)
+    wanted = dsnb.summarize(runs, metrics="all")
     rates = wanted["tokens_per_s_per_gpu_median"].dropna()
     ratios = (wanted["tokens_per_s_per_gpu_max"] / wanted["tokens_per_s_per_gpu_min"]).reindex(
         rates.index

@@ -190,6 +190,7 @@ def test_a_setting_whose_memory_is_tight_is_not_worth_measuring_while_another_wi
     tab,
 ):
     model = f"{SLOW}.model.predictions"
+    column = f"{SLOW}.model.columns.get('tokens_per_s')[{SLOW}.model.runs + 1]"
     rates, named = (
         tab.evaluate(f"[...{model}.figures.tokens_per_s.values]"),
         tab.evaluate(f"{model}.names"),
@@ -197,20 +198,18 @@ def test_a_setting_whose_memory_is_tight_is_not_worth_measuring_while_another_wi
     assert rates[0] > rates[1]
     worth = tab.locator(".dsnb-explorer").nth(2).locator(".dsnb-worth")
     try:
-        tab.evaluate(f"{model}.tight[0] = true")
+        tab.evaluate(f"{model}.fit[0] = 'tight'")
         for share, best in ((0.96, 1), (0.94, 0)):
-            tab.evaluate(f"{model}.figures.tokens_per_s.values[1] = {share * rates[0]}")
+            tab.evaluate(f"{column} = {share * rates[0]}")
             tab.evaluate(f"['memory', 'time'].forEach((objective) => {SLOW}.set({{ objective }}))")
             assert worth.inner_text().startswith(f"Worth measuring: {named[best]}, predicted")
-        assert tab.evaluate(f"[0, 1, 3].map((place) => {model}.fit(place))") == [
+        assert tab.evaluate(f"[0, 1, 3].map((place) => {model}.fit[place])") == [
             "tight",
             "yes",
             "no",
         ]
     finally:
-        tab.evaluate(
-            f"{model}.tight[0] = false; {model}.figures.tokens_per_s.values[1] = {rates[1]}"
-        )
+        tab.evaluate(f"{model}.fit[0] = 'yes'; {column} = {rates[1]}")
 
 
 def test_a_task_without_any_run(tab):

@@ -26,12 +26,12 @@ def explorer(runs):
 
 def test_controls_are_made_from_the_data(runs):
     shown = data.prepared(runs)
-    assert list(shown.choices) == [
+    assert list(shown.values) == [
         "parallelism", "precision", "grad_accum", "activation_checkpointing", "gpus", "micro_batch_size", "status",
     ]  # fmt: skip
-    assert shown.choices["precision"].values == ["fp32", "fp16", "bf16"]
-    assert shown.choices["activation_checkpointing"].values == [False, True]
-    assert shown.choices["parallelism"].values == [f"ZeRO {stage}" for stage in range(4)]
+    assert shown.values["precision"] == ["fp32", "fp16", "bf16"]
+    assert shown.values["activation_checkpointing"] == [False, True]
+    assert shown.values["parallelism"] == [f"ZeRO {stage}" for stage in range(4)]
     assert list(state.options(shown)["x"][:2]) == ["peak_allocated_gib", "device_memory_gib"]
     assert state.options(shown)["y"][0] == "tokens_per_s_per_gpu"
     assert "days" in state.options(shown)["y"]
@@ -69,6 +69,32 @@ def test_a_brush_selects_between_its_edges_and_never_what_was_not_measured(runs,
     assert set(explorer.selection["zero_stage"]) == {1, 2}
     explorer.set(x="power_w")
     assert explorer.state["brush"] is None
+
+
+def test_settings_of_how_gpus_share_the_training_select_their_runs(runs):
+    runs = runs.assign(strategy="deepspeed")
+    explorer = dsnb.explore(runs)
+    assert set(explorer.set(zero_stage=3).selection["zero_stage"]) == {3}
+    assert explorer.state["parallelism"] == ["ZeRO 3"]
+    assert set(explorer.set(zero_stage=[0, 2]).selection["zero_stage"]) == {0, 2}
+    assert len(explorer.set(zero_stage="all").selection) == 300
+    ddp = (runs["zero_stage"] == 0) & (runs["gpus"] > 1)
+    explorer = dsnb.explore(runs.assign(strategy=np.where(ddp, "ddp", "deepspeed")))
+    explorer.set(strategy="deepspeed", zero_stage=[0, 3])
+    assert explorer.state["parallelism"] == ["ZeRO 0", "ZeRO 3"]
+    assert set(explorer.set(strategy="ddp").selection["parallelism"]) == {"DDP"}
+    for wrong, message in {
+        "zero_stag": "unknown control 'zero_stag': did you mean 'zero_stage'?",
+        "model": "model belongs to a task: set task to one of gpt2, sequence 512",
+    }.items():
+        with pytest.raises(SettingsError, match=message):
+            explorer.set(**{wrong: 3})
+    with pytest.raises(SettingsError, match="zero_stage 7 does not occur in these runs: choose"):
+        explorer.set(zero_stage=7)
+    with pytest.raises(SettingsError, match="no run has these values of strategy, zero_stage"):
+        explorer.set(strategy="ddp", zero_stage=3)
+    with pytest.raises(SettingsError, match=r"precision bf61 .* did you mean 'bf16'\?"):
+        explorer.set(precision="bf61")
 
 
 REFUSED = [
@@ -165,13 +191,13 @@ def test_a_table_that_is_none_is_refused_and_an_empty_folder_is_explored(tmp_pat
 
 
 def test_true_is_not_one_and_missing_is_a_value_of_its_own():
-    found = data.choice(
+    values, codes = data.coded(
         "x", pd.Series([True, 1, 2.0, None, float("nan"), "1", np.int64(1)], dtype=object)
     )
-    assert [type(value) for value in found.values] == [int, bool, int, str, type(None)]
-    assert found.codes[1] == found.codes[6] != found.codes[0]
-    assert found.codes[3] == found.codes[4]
-    assert data.choice("x", pd.Series([2**60, 2**60 + 1])).values == [
+    assert [type(value) for value in values] == [int, bool, int, str, type(None)]
+    assert codes[1] == codes[6] != codes[0]
+    assert codes[3] == codes[4]
+    assert data.coded("x", pd.Series([2**60, 2**60 + 1]))[0] == [
         str(2**60),
         str(2**60 + 1),
     ]  # beyond JavaScript
@@ -287,7 +313,7 @@ def test_a_task_is_chosen_by_model_the_largest_first():
         "opt-66b (one setting)": ["sequence 512 (one setting)"],
     }
     assert list(sequences) == ["bloom-7b1", "opt-1.3b", "gpt2", "toy", "opt-66b (one setting)"]
-    assert (state.default(shown)["task"], shown.tasks[-1]) == (
+    assert (state.default(shown)["task"], list(shown.tasks)[-1]) == (
         "opt-1.3b, sequence 512",
         "toy, sequence 512",
     )

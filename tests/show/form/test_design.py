@@ -19,7 +19,7 @@ from dsnb.settings.records import paths
 from dsnb.show.form import design as module
 from dsnb.show.form import process
 from dsnb.show.form.design import plan, predicted, shown
-from dsnb.show.form.form import Row
+from dsnb.show.form.fields import Row
 from tests import ROOT
 from tests.prediction.made_up import TRACE
 from tests.support.waiting import wait_until, wait_until_ended

@@ -16,7 +16,7 @@ from tests.support import made_up
 
 def test_medians_and_spreads_are_exact_and_failed_runs_only_counted():
     runs = runs_of(a=[50.0, 100, 200, None], b=[None])
-    summary = summarize(runs)
+    summary = summarize(runs, metrics="all")
     assert summary["n"].to_dict() == {"a": 3, "b": 0}
     assert summary["n_failed"].to_dict() == {"a": 1, "b": 1}
     squares = [(rate - 350 / 3) ** 2 for rate in (50, 100, 200)]
@@ -36,7 +36,7 @@ def test_a_summary_names_the_settings_and_hardware_in_which_pooled_runs_differ()
         host=["x", "y", "x", "x", "y", "x", "x", "x", "x"],  # repeats on several hosts are repeats
         steps=[20, 20, 20, 20, 40, 20, 20, 20, 20],  # and those that were measured longer
     )
-    summary = summarize(runs)
+    summary = summarize(runs, metrics="all")
     assert summary["varies"].to_dict() == {
         "a": "compile, gpu_name",
         "b": "",
@@ -134,7 +134,7 @@ def test_few_runs_show_their_range_and_four_a_deviation():
     rates = [100.0, 50, 25, 20]
     runs = runs_of(one=rates[:1], two=rates[:2], three=rates[:3], four=rates, same=[100, 100])
     runs["tokens_per_s_per_gpu"] = runs["tokens_per_s"]
-    summary = summarize(runs)
+    summary = summarize(runs, metrics="all")
     shown = tables.format_summary(summary)
     spread = math.sqrt(sum((rate - 48.75) ** 2 for rate in rates) / 3)
     assert shown["tokens/s/GPU"].tolist() == [

@@ -4,10 +4,10 @@ const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 const FINGER_PX = 20; // half the width of a finger
 
 class Chart {
-  // `events` may contain tooltip(mark) -> lines of text, click(mark), brush(region or null). A mark is a datum: its `id`
+  // `kind` is a part of charts.yaml. `events` may contain tooltip(mark) -> lines of text, click(mark), brush(region or null). A mark is a datum: its `id`
   // is that of a run, or with `isExperiment` of an experiment, or with `isPredicted` of a predicted setting.
-  constructor(specification, label, events = {}) {
-    Object.assign(this, { specification, label, events, types: null, view: null });
+  constructor(kind, label, events = {}, height = 280) {
+    Object.assign(this, { specification: { ...CHARTS.frame, ...CHARTS[kind], height }, label, events, types: null, view: null });
     this.canvas = element("div", { class: "dsnb-chart", role: "img", "aria-label": label });
     this.empty = element("p", { class: "dsnb-empty", hidden: true });
     this.tip = element("div", { class: "dsnb-tip", hidden: true });

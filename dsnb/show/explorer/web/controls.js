@@ -5,7 +5,7 @@ const AXES = { y: "Y axis", x: "X axis", colour: "Colour by", along: "Medians by
 class Controls {
   constructor(model, set) {
     Object.assign(this, { model, set });
-    this.boxes = model.axes.filter((axis) => axis.isFilter).map((axis) => this.filter(axis));
+    this.boxes = model.axes.map((axis) => this.filter(axis));
     this.selects = Object.keys(AXES).map((name) => this.select(name));
     const reset = button("Reset", () => set({ ...model.defaults, ...model.cleared(this.state), task: this.state.task }));
     const filters = element("div", { class: "dsnb-filters" }, ...this.boxes.map((box) => box.node));
@@ -30,10 +30,8 @@ class Controls {
 
   show(state) {
     this.state = state;
-    const runs = this.model.runsOf(this.model.task(state));
     for (const { axis, inputs, labels, node } of this.boxes) {
-      const codes = runs.map((run) => axis.codes[run]).concat(this.model.predictions.codesOf(axis, { task: state.task }));
-      const present = new Set(codes); // values of other tasks are not offered
+      const present = new Set(this.model.columnsOf(axis, state)); // values of other tasks are not offered
       node.hidden = [...present].filter((code) => axis.values[code] !== null).length < 2; // a missing value is no choice
       axis.values.forEach((value, code) => {
         labels[code].hidden = !present.has(code);
@@ -48,8 +46,7 @@ class Controls {
 // The values that occur among the runs which pass the other filters.
 const legendEntries = (model, state) => {
   const axis = model.axis.get(state.colour);
-  const others = { ...state, [axis.name]: [] };
-  const present = new Set([...model.filtered(others).map((run) => axis.codes[run]), ...model.predictions.codesOf(axis, others)]);
+  const present = new Set(model.passing({ ...state, [axis.name]: [] }).map((row) => axis.codes[row]));
   return axis.labels
     .map((label, code) => ({ label, code, value: axis.values[code], shape: axis.shapes[code], fill: axis.colours[code] }))
     .filter(({ code }) => present.has(code));

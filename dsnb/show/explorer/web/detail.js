@@ -5,7 +5,7 @@ class Detail {
     Object.assign(this, { model, set, pins });
     this.title = element("h4", { tabindex: "-1" });
     this.facts = element("div");
-    this.charts = model.seriesCharts.map(({ heading: title }) => new Chart({ ...model.charts.lines, height: 170 }, `${title} of this run over time`));
+    this.charts = model.seriesCharts.map(({ heading: title }) => new Chart("lines", `${title} of this run over time`, {}, 170));
     this.grid = element("div", { class: "dsnb-series" }, ...this.charts.map(({ node }) => node));
     this.node = card("One run", this.title, this.facts, this.grid);
   }
@@ -25,7 +25,7 @@ class Detail {
   describe(run, steps) {
     const { model } = this;
     const status = element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${model.statusOf(run)}. ${model.causes[run] ?? ""}`);
-    const settings = model.experimentAxes.map((name) => model.axis.get(name)).map(({ isUsual, phrases, codes }) => (isUsual[codes[run]] ? "" : phrases[codes[run]]));
+    const settings = model.experimentAxes.map((name) => model.axis.get(name)).map(({ unusual, codes }) => unusual[codes[run]]);
     const notes = [
       settings.filter(Boolean).join(", "),
       steps ? "" : `The steps of this run ${model.leftOut}`,

@@ -28,10 +28,9 @@ class Explorer {
     this.byGpus = new ByGpus(model);
     this.table = new RunTable(model, (run) => this.open(run), set);
     const events = { tooltip: (mark) => this.describe(mark), click: (mark) => this.clicked(mark) };
-    const { scatter, medians: along, lines } = model.charts;
-    this.scatter = new Chart(scatter, "All runs; the tables below contain the same data", { ...events, brush: (region) => this.brushing(region) });
-    this.medians = new Chart(along, "Medians of the selected experiments", events);
-    this.losses = new Chart(lines, "Losses of the selected runs", { ...events, highlight: true });
+    this.scatter = new Chart("scatter", "All runs; the tables below contain the same data", { ...events, brush: (region) => this.brushing(region) });
+    this.medians = new Chart("medians", "Medians of the selected experiments", events);
+    this.losses = new Chart("lines", "Losses of the selected runs", { ...events, highlight: true });
     for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
     root.replaceChildren(this.card.node, this.overview, this.single);
     const isLarge = !matchMedia("(max-width: 640px)").matches; // a small screen shows the filters folded, so that the first chart comes soon

@@ -38,9 +38,13 @@ class Model {
     this.figure = new Map(payload.figures.map((figure) => [figure.name, figure]));
     this.named = new Map([...this.axis, ...this.figure]);
     this.status = this.axis.get("status");
-    this.columns = new Map(this.axes.map((axis) => [axis.name, Float64Array.from(axis.codes)]));
-    for (const figure of payload.figures) {
-      if (figure.name !== "days") this.columns.set(figure.name, columnOf(figure, this.columns));
+    this.rows = this.taskCodes.length; // the runs, then the predicted settings
+    this.columns = new Map(this.axes.map((axis) => [axis.name, Float64Array.from(axis.codes, (code) => (code < 0 ? NaN : code))]));
+    for (const figure of payload.figures.filter(({ name }) => name !== "days")) {
+      const column = new Float64Array(this.rows).fill(NaN);
+      column.set(columnOf(figure, this.columns).subarray(0, this.runs));
+      payload.predicted.figures[figure.name]?.values.forEach((value, place) => (column[this.runs + place] = value ?? NaN));
+      this.columns.set(figure.name, column);
     }
     this.ok = this.status.codes.map((code) => this.status.values[code] === "ok");
     this.settings = payload.experiments.names.map(() => null);
@@ -67,9 +71,9 @@ class Model {
     return this.figures.filter(({ name }) => runs.some((run) => !Number.isNaN(this.values(name, state)[run])));
   }
 
-  // One figure or axis of every run; NaN where it is missing, or where there is no figure.
+  // One figure or axis of every run and predicted setting; NaN where it is missing, or where there is no figure.
   values(name, state) {
-    if (!name) return (this.nothing ??= new Float64Array(this.runs).fill(NaN));
+    if (!name) return new Float64Array(this.rows).fill(NaN);
     if (name !== "days") return this.columns.get(name);
     if (this.days?.tokens !== state.train_tokens) {
       const values = this.columns.get("tokens_per_s").map((rate, run) => (rate > 0 ? this.tokensOf(this.taskCodes[run], state) / rate / 86400 : NaN));
@@ -108,23 +112,32 @@ class Model {
 
   // The runs of a task, or of all, in order.
   runsOf(task) {
-    if (task && task === this.allTasks) return [...this.taskCodes.keys()];
+    return this.rowsOf(task).filter((row) => row < this.runs);
+  }
+
+  // Its runs and predicted settings.
+  rowsOf(task) {
     const code = this.tasks.indexOf(task);
-    return this.taskCodes.flatMap((own, run) => (own === code ? [run] : []));
+    return [...this.taskCodes.keys()].filter((row) => task && (task === this.allTasks || this.taskCodes[row] === code));
   }
 
   // The codes of a setting that occur in the task, in order: each has a column of a chart, whatever the filters.
   columnsOf(axis, state) {
-    const codes = this.runsOf(this.task(state)).map((run) => axis.codes[run]).concat(this.predictions.codesOf(axis, { task: state.task }));
-    return [...new Set(codes)].sort((a, b) => a - b);
+    const codes = new Set(this.rowsOf(this.task(state)).map((row) => axis.codes[row]));
+    return [...codes].filter((code) => code >= 0).sort((a, b) => a - b);
   }
 
   // The runs of the task that pass the filters, in order.
   filtered(state) {
+    return this.passing(state).filter((row) => row < this.runs);
+  }
+
+  // The runs and predicted settings that do.
+  passing(state) {
     const filters = this.axes
-      .filter((axis) => state[axis.name].length)
+      .filter((axis) => state[axis.name]?.length)
       .map((axis) => [axis.codes, new Set(state[axis.name].map((value) => axis.values.indexOf(value)))]);
-    return this.runsOf(this.task(state)).filter((run) => filters.every(([codes, chosen]) => chosen.has(codes[run])));
+    return this.rowsOf(this.task(state)).filter((row) => filters.every(([codes, chosen]) => chosen.has(codes[row])));
   }
 
   // Those of the runs that are in the brush, edges included.

@@ -180,7 +180,7 @@ const series = (model, one, { values, times, heading, factor }) => {
 class ByGpus {
   constructor(model) {
     this.model = model;
-    this.charts = ["Days by number of GPUs", "Cost by number of GPUs"].map((label) => new Chart({ ...model.charts.medians, height: 150 }, label, { tooltip: ({ lines }) => lines }));
+    this.charts = ["Days by number of GPUs", "Cost by number of GPUs"].map((label) => new Chart("medians", label, { tooltip: ({ lines }) => lines }, 150));
     this.about = soft();
     this.node = card("Days and cost by number of GPUs", element("div", { class: "dsnb-series" }, ...this.charts.map(({ node }) => node)), this.about);
     this.node.classList.add("dsnb-unprinted");

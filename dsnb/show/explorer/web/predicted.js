@@ -6,7 +6,7 @@ class Predictions {
     Object.assign(this, payload, { model });
     if (!this.names.length && !this.notes.length) return;
     const figures = Object.values(this.figures);
-    const texts = (place) => [this.fit(place), ...figures.map((figure) => figure.texts[place]), this.outside[place]];
+    const texts = (place) => [this.fit[place], ...figures.map((figure) => figure.texts[place]), this.outside[place]];
     this.rows = this.names.map((name, place) => tableRow(element("span", { title: this.settings[place] }, name), texts(place)));
     const heads = [heading("experiment", true), ...["would fit", ...figures.map((figure) => figure.heading), "less sure, because"].map((title) => heading(title))];
     this.none = soft("No predicted setting of this task matches the filters.");
@@ -14,33 +14,15 @@ class Predictions {
     this.node.classList.add("dsnb-predicted", "dsnb-unprinted");
   }
 
-  // Whether a setting would fit; tight ones have no room for what torch reserves.
-  fit(place) {
-    if (this.fits[place] && this.tight[place]) return "tight";
-    return { true: "yes", false: "no" }[this.fits[place]] ?? "unknown";
-  }
-
   // The predicted settings of the task that pass the filters.
   shown(state) {
-    const { model } = this;
-    const task = model.task(state);
-    const isOfTask = (place) => task && (task === model.allTasks || model.tasks[this.tasks[place]] === task);
-    const filters = model.axes.filter(({ name }) => state[name]?.length);
-    const passes = (place) => filters.every((axis) => state[axis.name].includes(axis.values[this.codes[axis.name]?.[place]]));
-    return [...this.names.keys()].filter((place) => isOfTask(place) && passes(place));
+    const { runs } = this.model;
+    return this.model.passing(state).filter((row) => row >= runs).map((row) => row - runs);
   }
 
-  // The values of a setting among those that are shown.
-  codesOf(axis, state) {
-    const codes = this.codes[axis.name];
-    return codes ? this.shown(state).map((place) => codes[place]) : [];
-  }
-
-  // A figure.
+  // A figure, or the code of a setting.
   value(name, place, state) {
-    if (this.model.axis.has(name)) return this.codes[name]?.[place] ?? NaN;
-    if (name === "days") return this.model.tokensOf(this.tasks[place], state) / this.value("tokens_per_s", place, state) / 86400;
-    return this.figures[name]?.values[place] ?? NaN;
+    return this.model.values(name, state)[this.model.runs + place];
   }
 
   // Its range by the mean error; the figure alone where the error is unknown.
@@ -57,13 +39,13 @@ class Predictions {
     const axis = model.axis.get(state.colour);
     const along = model.axis.get(x);
     const columns = along ? model.columnsOf(along, state) : [];
-    return this.shown(state).filter((place) => this.fits[place] !== false && isKnown(place)).map((place) => {
+    return this.shown(state).filter((place) => this.fit[place] !== "no" && isKnown(place)).map((place) => {
       const position = along ? columns.indexOf(this.value(x, place, state)) : this.value(x, place, state);
       const [[left, right], [low, high]] = [along ? [position, position] : this.range(x, place, state), this.range(y, place, state)];
-      const code = this.codes[state.colour]?.[place];
-      const style = code === undefined ? { fill: model.colours.predicted, shape: "circle" } : { fill: axis.colours[code], shape: axis.shapes[code] };
-      const at = { x: position + offset(code ?? 0), y: this.value(y, place, state) };
-      return { id: place, isPredicted: true, ...at, left, right, low, high, ...style };
+      const code = axis.codes[model.runs + place];
+      const look = code < 0 ? { fill: model.colours.predicted, shape: "circle" } : style(model, state, model.runs + place);
+      const at = { x: position + offset(Math.max(code, 0)), y: this.value(y, place, state) };
+      return { id: place, isPredicted: true, ...at, left, right, low, high, ...look };
     });
   }
 
@@ -89,13 +71,13 @@ class Predictions {
     if (state.global_batch || (isMemory && best && task.memoryFigure !== "peak_allocated_gib")) return "";
     const figures = (place) => ({ rate: this.value("tokens_per_s", place, state), memory: this.value("peak_allocated_gib", place, state) });
     const options = this.shown({ task: state.task })
-      .filter((place) => this.fits[place] !== false && (!state.gpus_at_hand || this.gpus[place] <= state.gpus_at_hand))
+      .filter((place) => this.fit[place] !== "no" && (!state.gpus_at_hand || this.gpus[place] <= state.gpus_at_hand))
       .map((place) => answer.option({ place, ...figures(place), gpus: this.gpus[place], kind: this.kinds[place], power: null }))
       .filter((option) => option[least] > 0);
     if (!options.length) return "";
     const smallest = (some) => some.reduce((one, other) => (other[least] < one[least] ? other : one));
     const close = (1 + model.limits.worthRoom) * smallest(options)[least];
-    const roomy = options.filter((one) => !this.tight[one.place] && one[least] <= close);
+    const roomy = options.filter((one) => this.fit[one.place] !== "tight" && one[least] <= close);
     const option = smallest(roomy.length ? roomy : options);
     const { heading, texts, errors } = this.figures[isMemory ? "peak_allocated_gib" : "tokens_per_s"];
     const setting = `${this.names[option.place]}, predicted and not measured: ${heading} ${texts[option.place]}`;

@@ -1,6 +1,7 @@
 """The fields of the form: GPU, tokens, name, question, repeats, and one row for each setting with its values."""
 
 import html
+import itertools
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,12 +11,12 @@ import ipywidgets as widgets
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import plain_yaml
 from dsnb.base.files.plain_text import short_repr
-from dsnb.prediction.gpus import GPUS
+from dsnb.prediction import gpus
 from dsnb.results.runs.labels import text
 from dsnb.settings import checks, deepspeed_keys
 from dsnb.settings.experiment import Experiment
 
-WORDS = {"description_width": "9rem"}
+LABELLED = {"description_width": "9rem"}
 FIELD = {"width": "20rem", "max_width": "100%"}
 ROW = {"flex_flow": "row wrap", "align_items": "center"}
 LABEL = {"width": "9rem", "display": "flex", "justify_content": "flex-end"}
@@ -29,45 +30,33 @@ class Row:
         kind = field and field.annotation
         choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
         options = (False, True) if kind is bool else choices
-        others = [value for value in chosen if value not in options] if options else []
-        self.name, self.options = (
-            name,
-            (*options, *others),
-        )  # a value that is not allowed is shown, and refused
-        self.controls: list[Any] = [
-            widgets.ToggleButton(
-                option in chosen,
-                description=text(option),
-                tooltip=f"{name}: {text(option)}",
-                layout={"width": "auto"},
-            )
-            for option in self.options
-        ]
-        label = [widgets.Label(name, layout=LABEL)] if self.options else []
-        if not self.options:
+        self.name = name
+        self.options: tuple[Any, ...] = ()
+        if options:  # a value that is not allowed is shown, and refused
+            self.options = (*options, *(value for value in chosen if value not in options))
+        self.controls: list[Any] = []
+        label = [widgets.Label(name, layout=LABEL)] if options else []
+        for option in self.options:
+            look = {"description": text(option), "tooltip": f"{name}: {text(option)}"}
+            toggle = widgets.ToggleButton(option in chosen, layout={"width": "auto"}, **look)
+            self.controls.append(toggle)
+        if not options:
             shown = plain_yaml.dump(chosen, in_one_line=True).strip()[1:-1]
-            self.controls = [
-                _field(widgets.Text(shown, placeholder="8, 16", continuous_update=False), name)
-            ]
+            typed = widgets.Text(shown, placeholder="8, 16", continuous_update=False)
+            self.controls.append(_field(typed, name))
         for control in self.controls:
             control.observe(lambda _: changed(), "value")
-        about = html.escape(
-            (field.description if field else "") or "A key of DeepSpeed's configuration."
-        )
-        meaning = widgets.HTML(
-            f"<small><details><summary>meaning</summary>{about}</details></small>"
-        )
+        about = (field and field.description) or "A key of DeepSpeed's configuration."
+        folded = f"<details><summary>meaning</summary>{html.escape(about)}</details>"
+        meaning = widgets.HTML(f"<small>{folded}</small>")
         self.box = widgets.HBox([*label, *self.controls, meaning], layout=ROW)
 
     @property
     def values(self) -> list[Any]:
         """The chosen values, or the typed ones (YAML, separated by commas); none for the setting's default."""
         if self.options:
-            return [
-                option
-                for option, toggle in zip(self.options, self.controls, strict=True)
-                if toggle.value
-            ]
+            chosen = [toggle.value for toggle in self.controls]
+            return list(itertools.compress(self.options, chosen))
         typed = self.controls[0].value
         try:
             return list(plain_yaml.parse(f"[{typed}]"))
@@ -87,7 +76,7 @@ class Form:
         changed: Callable[[], None],
     ) -> None:
         self._changed = changed
-        gpu_names = [("choose", ""), *((gpu, gpu) for gpu in GPUS)]
+        gpu_names = [("choose", ""), *((gpu, gpu) for gpu in gpus.known())]
         self.gpu = _field(widgets.Dropdown(options=gpu_names, value=gpu), "which GPU")
         self.tokens = _field(widgets.BoundedFloatText(0, min=0, max=1e18), "tokens (0: as usual)")
         self.name = _field(widgets.Text(name, continuous_update=False), "name")
@@ -96,10 +85,8 @@ class Form:
         fields = [self.gpu, self.tokens, self.name, self.question, self.repeats]
         for field in fields:
             field.observe(lambda _: changed(), "value")
-        self.new, self.message = (
-            _field(widgets.Combobox(placeholder="name"), "another setting"),
-            widgets.HTML(),
-        )
+        self.new = _field(widgets.Combobox(placeholder="name"), "another setting")
+        self.message = widgets.HTML()
         self.add_button = button("Add", self._add_typed)
         self.rows: dict[str, Row] = {}
         self._rows = widgets.VBox()
@@ -111,7 +98,7 @@ class Form:
     @property
     def content(self) -> dict[str, Any]:
         """The content of a params file; a setting with several values is an axis of its grid."""
-        settings = {name: values for name, row in self.rows.items() if (values := row.values)}
+        settings = {name: row.values for name, row in self.rows.items()}
         return {
             "name": self.name.value.strip(),
             "question": self.question.value.strip(),
@@ -129,7 +116,8 @@ class Form:
         self.new.options = [name for name in Experiment.model_fields if name not in self.rows]
 
     def _add_typed(self) -> None:
-        name, self.message.value = self.new.value.strip(), ""
+        name = self.new.value.strip()
+        self.message.value = ""
         field = Experiment.model_fields.get(name)
         try:
             self.add(name, [field.default] if field and field.default != "" else [])
@@ -141,7 +129,9 @@ class Form:
 
 
 def _field(field: Any, description: str) -> Any:
-    field.description, field.style, field.layout = description, WORDS, widgets.Layout(**FIELD)
+    field.description = description
+    field.style = LABELLED
+    field.layout = widgets.Layout(**FIELD)
     return field
 
 

@@ -14,7 +14,7 @@ from dsnb.prediction.work import work
 from dsnb.settings.experiment import Experiment
 from tests.support import lazy
 
-model_counts = lazy.Module("dsnb.prediction.model_counts")
+observed = lazy.Module("dsnb.models.observe.work")
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def counted(monkeypatch):
 
     def make(_, missing):
         traces._records.update(
-            {key: model_counts.count(experiment) for key, experiment in missing.items()}
+            {key: observed.count(experiment) for key, experiment in missing.items()}
         )
 
     for name, substitute in {"_file": lambda _: None, "_records": {}, "_make": make}.items():
@@ -75,8 +75,8 @@ def test_grouped_queries_experts_windows_and_caps_are_counted(counted):
         (128, None, 4),
         False,
     )
-    rows = model_counts.torch.zeros(4, 6)
-    assert [*map(model_counts._has_gaps, (rows, rows.T, rows[:2], rows[:, :2]))] == [
+    rows = observed.torch.zeros(4, 6)
+    assert [*map(observed.has_gaps, (rows, rows.T, rows[:2], rows[:, :2]))] == [
         False,
         False,
         False,
@@ -111,7 +111,7 @@ def test_a_model_that_cannot_be_followed_can_be_measured(tmp_path, monkeypatch):
 )
 def test_what_one_block_cannot_stand_for_is_refused(counted, tmp_path, monkeypatch, changes, why):
     monkeypatch.setattr(
-        "dsnb.prediction.model_counts.LENGTH", 4
+        "dsnb.models.observe.work.LENGTH", 4
     )  # Mamba goes through tokens one by one
     (tmp_path / "config.json").write_text(json.dumps(PRESETS["qwen3-moe-tiny"].config() | changes))
     with pytest.raises(ValueError, match=why):

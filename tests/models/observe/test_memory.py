@@ -8,14 +8,13 @@ import pytest
 import dsnb
 from dsnb.base.formulas import memory
 from dsnb.base.formulas.model_shapes import PRESETS
-from dsnb.prediction.calibration import recorded
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.traces import MemoryTrace
 from dsnb.settings.experiment import Experiment
 from tests.support import lazy
 
-memory_trace, fake_model, partitioner = (
-    lazy.Module(f"dsnb.prediction.{name}") for name in ("memory_trace", "fake_model", "partitioner")
+fake, memory_trace, partitioner = (
+    lazy.Module(f"dsnb.models.observe.{name}") for name in ("fake", "memory", "saved")
 )
 
 
@@ -39,7 +38,7 @@ def test_a_trace_serves_all_micro_batches(model, settings):
     one = Experiment(model=model, **settings)
     found = MemoryTrace.of(json.loads(json.dumps(memory_trace.trace(one))), 3)
     own = MemoryTrace.of(
-        {**memory_trace._sizes(one, 4), **memory_trace._eager(one, 3, layers=4, period=4)}, 3
+        {**memory_trace.model_sizes(one, 4), **memory_trace.eager(one, 4, every=4, sequences=3)}, 3
     )
     assert found.forward_peak == pytest.approx(own.forward_peak, rel=1e-3)
     assert found.kept == pytest.approx(own.kept, rel=1e-3, abs=2048)
@@ -77,10 +76,8 @@ def test_a_few_blocks_tell_what_all_of_them_take(tmp_path, model, layers, settin
         }
     )
     few = memory_trace.trace(one)
-    with memory_trace.flash_attention(), fake_model.masks_of(compiled=False):
-        whole = memory_trace._eager(
-            one, 2 if one.loss == "chunked" else fake_model.MANY, layers, layers
-        )
+    with memory_trace.flash_attention(), fake.as_on_gpu(compiled=False):
+        whole = memory_trace.eager(one, layers, every=layers)
     assert {name: few[name] for name in whole} == whole
     assert few["layers"] == layers
 
@@ -91,7 +88,7 @@ def test_a_few_blocks_tell_what_all_of_them_take(tmp_path, model, layers, settin
 def test_adafactor_keeps_rows_and_columns_of_any_model(name, limit):
     shape, experiment = PRESETS[name], Experiment(model=name, precision="bf16", device="cuda")
     in_theory = memory.adafactor_moments(shape.layers, shape.hidden, shape.vocab, shape.positions)
-    assert 4 * memory_trace._sizes(experiment, shape.layers)["factored"] == pytest.approx(
+    assert 4 * memory_trace.model_sizes(experiment, shape.layers)["factored"] == pytest.approx(
         in_theory, rel=limit
     )
 
@@ -117,7 +114,7 @@ def test_measured_peaks_are_met():
     rows = dsnb.published("h200_memory").set_index("experiment")
     rows = rows.loc[[f"opt-1.3b_{name}" for name in EAGER]].reset_index().to_dict("records")
     settings = [
-        recorded(row).model_copy(update={"device": "cuda", "grad_accum_dtype": "bf16"})
+        Experiment.of_row(row).model_copy(update={"device": "cuda", "grad_accum_dtype": "bf16"})
         for row in rows
     ]
     compiled = {
@@ -139,7 +136,7 @@ def test_measured_peaks_are_met():
         settings, records, measured, [*EAGER.values(), 0.6], strict=True
     ):
         peak = peak_memory(experiment, MemoryTrace.of(record, experiment.micro_batch_size))
-        assert 100 * abs(peak.peak_allocated_gib / gib - 1) < limit, experiment.name
+        assert 100 * abs(peak.gib / gib - 1) < limit, experiment.name
 
 
 @pytest.mark.parametrize("attention", ["eager", "auto"])
@@ -155,7 +152,7 @@ def test_dropout_keeps_a_byte_of_each_value(attention):
     kept = {}
     for dropout in (0.0, 0.1):
         one = Experiment(**settings, dropout=dropout)
-        config = memory_trace.model_builder.model_config(one)
+        config = memory_trace.model_config(one)
         kept[dropout] = memory_trace.trace(one)["kept"].per_sequence
     width, scores = 64 * config.n_embd, config.n_head * 64 * 64 if attention == "eager" else 0
     # Eager attention keeps what dropout returns too, in half precision, to multiply it by the values.
@@ -172,8 +169,8 @@ def test_autocast_leaves_the_inputs_of_blocks_in_fp32(cast, of_number):
         memory_trace.flash_attention,
     ):  # eager, and of a compiled model
         with flash_attention():
-            sizes = memory_trace._sizes(one, 4)
-        assert sizes["block_input"] == fake_model.Size(0, of_number * 32 * sizes["hidden"])
+            sizes = memory_trace.model_sizes(one, 4)
+        assert sizes["block_input"] == fake.Size(0, of_number * 32 * sizes["hidden"])
 
 
 @pytest.mark.parametrize(
@@ -189,15 +186,16 @@ def test_a_compiled_chunked_loss_makes_both_gradients_in_the_forward_pass(
         model="gpt2-tiny",
         precision="bf16",
         loss="chunked",
+        micro_batch_size=4,
         seq_len=1024,
         device="cuda",
         compile="default",
         **settings,
     )
-    [during], gradient = memory_trace.loss_sizes(one, vocab, width=8, micro_batch=4)
-    assert gradient == fake_model.Size(of_weight * 1008 * 8)
+    [during], gradient = memory_trace.loss_sizes(one, vocab, width=8)
+    assert gradient == fake.Size(of_weight * 1008 * 8)
     own, in_fp32 = (2 * 1008 * 8 if copied else 0), (4 * 1008 * 8 if of_weight else 0)
-    assert during == fake_model.Size(in_fp32 + own + 2 * 2048 * 1008, 2 * 2 * 1024 * 8)
+    assert during == fake.Size(in_fp32 + own + 2 * 2048 * 1008, 2 * 2 * 1024 * 8)
 
 
 @pytest.mark.parametrize(
@@ -207,14 +205,12 @@ def test_a_compiled_chunked_loss_makes_both_gradients_in_the_forward_pass(
 def test_recomputed_blocks_with_lora_that_are_compiled_as_one_are_computed_again_at_once(
     unit, lora_rank, kept
 ):
-    sizes = {"layers": 6, "block_input": fake_model.Size(0, 7)}
+    sizes = {"layers": 6, "block_input": fake.Size(0, 7)}
     one = Experiment(
         model="opt-tiny", device="cuda", compile="default", compile_unit=unit, lora_rank=lora_rank,
         activation_checkpointing=True,
     )  # fmt: skip
-    assert memory_trace._kept_of_blocks(one, sizes, fake_model.Size(0, 100))[0] == fake_model.Size(
-        0, kept
-    )
+    assert memory_trace.kept_of_blocks(one, sizes, fake.Size(0, 100))[0] == fake.Size(0, kept)
 
 
 @pytest.mark.docs
@@ -236,13 +232,11 @@ def test_a_few_compiled_blocks_tell_what_all_of_them_save(model, settings):
             **settings,
         }
     )
-    with memory_trace.flash_attention(), fake_model.masks_of(compiled=True):
-        outside, block = memory_trace._kept_sizes(one, fake_model.MANY)
+    with memory_trace.flash_attention(), fake.as_on_gpu(compiled=True):
+        outside, block = memory_trace.kept_sizes(one)
         own = {name: getattr(one, name) for name in (*memory_trace.TRACED, "device")} | {
             "compile_unit": "model"
         }
         whole = partitioner.saved(json.dumps(own), 4)
-    bytes_of_all = sum(
-        number // fake_model.MANY for _, number in whole if number % fake_model.MANY == 0
-    )
-    assert outside.plus(block, 4).per_sequence == pytest.approx(bytes_of_all)
+    bytes_of_all = sum(number // fake.MANY for _, number in whole if number % fake.MANY == 0)
+    assert (outside + 4 * block).per_sequence == pytest.approx(bytes_of_all)

@@ -11,7 +11,10 @@ from dsnb.settings import checks
 from tests.support import lazy
 
 torch, transformers = lazy.Module("torch"), lazy.Module("transformers")
-token_work = lazy.Module("dsnb.models.token_work")
+build, experts, flops, forward = (
+    lazy.Module(f"dsnb.models.{name}")
+    for name in ("build", "observe.experts", "observe.flops", "observe.forward")
+)
 BASE = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 BASE |= {"max_position_embeddings": 128, "num_key_value_heads": 2}
 MIXTRAL = {
@@ -46,7 +49,7 @@ def counted(small, tmp_path):
 
     def count(config, **settings):
         (tmp_path / "config.json").write_text(json.dumps(config))
-        return token_work.count(small(model=str(tmp_path), **settings))
+        return flops.count(small(model=str(tmp_path), **settings))
 
     return count
 
@@ -68,7 +71,7 @@ def test_dense_families_have_the_figures_of_the_formula(small, model, every):
         PRESETS[model],
         {"activation_checkpointing": True, "checkpoint_every": every},
     )
-    found = token_work.count(small(model=model, **(checkpointing if every else {})))
+    found = flops.count(small(model=model, **(checkpointing if every else {})))
     work = shape.layers, shape.hidden, 32
     assert found == {
         "active_parameters": shape.parameters,
@@ -279,23 +282,23 @@ def test_the_experts_of_an_unknown_mixture_are_counted_or_refused_if_not_certain
             SimpleNamespace(to_dict=lambda: config),
         )
         model.forward = lambda input_ids, use_cache: model.moe(model.embedding(input_ids))
-    held = token_work.expert_modules(model)
-    seen = token_work.observe(model, held)
+    held = experts.expert_modules(model)
+    seen = forward.observe(model, held)
     if chosen:
-        experts = {"moe.experts": token_work.Experts(6, chosen, stacked=False)}
-        assert token_work.chosen_experts(model, held, seen) == experts
+        expected = {"moe.experts": experts.Experts(6, chosen, stacked=False)}
+        assert experts.chosen_experts(model, held, seen) == expected
         return
     with pytest.raises(
         ValueError,
         match=r"^it is not certain how many of the 6 experts of moe\.experts work on a tok",
     ):
-        token_work.chosen_experts(model, held, seen)
+        experts.chosen_experts(model, held, seen)
 
 
 def test_a_model_that_cannot_be_followed_says_so(small, monkeypatch):
-    monkeypatch.setattr("dsnb.models.token_work.observe", lambda *_: 1 / 0)
+    monkeypatch.setattr("dsnb.models.observe.flops.observe", lambda *_, **__: 1 / 0)
     why = "the FLOPs of a token could not be counted: division by zero"
-    assert token_work.record(small()) == {"flops_missing": why}
+    assert flops.record(small()) == {"flops_missing": why}
 
 
 def test_the_lists_of_encoders_are_those_of_transformers():
@@ -330,4 +333,4 @@ def test_a_model_within_another_is_refused(small, monkeypatch):
         "configuration as a separate configuration and use that$"
     )
     with pytest.raises(ValueError, match=why):
-        token_work.build_on_meta(small(model="google/gemma-3-4b-it"))
+        build.build_on_meta(small(model="google/gemma-3-4b-it"))

@@ -4,24 +4,27 @@ A separate module, because eager traces need not wait for its import, which take
 """
 
 import functools
-import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from functorch.compile import aot_function, make_boxed_func
+from torch import Tensor, nn
 from torch._inductor.compile_fx import partition_fn
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils.stateless import _reparametrize_module
 
+from dsnb.models.observe.fake import MANY, as_cuda, build
 from dsnb.models.parts import blocks, output_layer
-from dsnb.prediction import fake_model
-from dsnb.prediction.fake_model import MANY, CudaOperators, autocast, build
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import compiles_blocks
+
+Function = Callable[..., Any]
 
 
 @functools.lru_cache
@@ -29,53 +32,41 @@ def saved(settings: str, layers: int) -> list[tuple[int, int]]:
     """Return what a model of `layers` blocks saves: the number of the block (-1 outside of blocks) and the bytes."""
     experiment = Experiment.recorded(json.loads(settings))
     model, fake = build(experiment, layers)
-    weights = {
-        tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]
-    }
-    kept: dict[int, tuple[int, int, torch.Tensor]] = {}
+    existing = [*model.parameters(), *model.buffers()]
+    weights = {tensor.untyped_storage()._cdata for tensor in existing}
+    kept: dict[int, tuple[int, int, Tensor]] = {}
 
     def keep(places: Iterable[int], results: Sequence[Any]) -> None:
         for place, tensor in zip(places, results, strict=False):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in weights:
+            if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
-                kept.setdefault(storage._cdata, (place, storage.nbytes(), tensor))
+                if storage._cdata not in weights:
+                    kept.setdefault(storage._cdata, (place, storage.nbytes(), tensor))
 
-    def alone(
-        module: torch.nn.Module, function: Callable[..., Any], place: int = -1
-    ) -> Callable[..., Any]:
-        return _partitioned(
-            module, function, lambda _, results: keep(itertools.repeat(place), results)
-        )
+    def alone(module: nn.Module, function: Function, place: int = -1) -> Function:
+        return _partitioned(module, function, lambda _, results: keep(repeat(place), results))
 
+    compute = model._hidden if model.chunked else model.forward  # chunks do not grow with MANY
     if compiles_blocks(experiment.model_dump()):
-        for place, module in enumerate(blocks(model)):
-            module.forward = alone(module, module.forward, place)
+        for place, block in enumerate(blocks(model)):
+            block.forward = alone(block, block.forward, place)
         head = output_layer(model)
         head.forward = alone(head, head.forward)
-        model._loss = alone(torch.nn.Module(), model._loss)
+        model._loss = alone(nn.Module(), model._loss)
     else:
-        places, name = _Places(blocks(model)), "_hidden" if model.chunked else "_compute"
-        whole = _partitioned(
-            model,
-            getattr(model, name),
-            lambda graph, results: keep(places.of(graph), results),
-            places,
+        places = _Places(blocks(model))
+        compute = _partitioned(
+            model, compute, lambda graph, results: keep(places.of(graph), results), places
         )
-        setattr(model, name, whole)
-    with fake, V.set_fake_mode(fake):
-        ids = torch.zeros(MANY, experiment.seq_len, dtype=torch.long)
-        with CudaOperators(), autocast(experiment):
-            result = (
-                model._hidden(ids) if model.chunked else model(ids)
-            )  # chunks do not grow with the micro-batch
-    del result
+    with fake, V.set_fake_mode(fake), as_cuda(experiment):
+        compute(torch.zeros(MANY, experiment.seq_len, dtype=torch.long))
     return [(place, number_of_bytes) for place, number_of_bytes, _ in kept.values()]
 
 
 class _Places:
     """The block (-1: none) in which each operator of a model's graph was recorded."""
 
-    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._of_name: dict[str, int] = {}
         for place, module in enumerate(modules):
             module.register_forward_pre_hook(lambda *_, before=place - 1: self.end(before))
@@ -92,19 +83,19 @@ class _Places:
 
     def end(self, place: int) -> None:
         """Note that all operators since the last call belong to a place."""
-        if mode := get_proxy_mode():
-            for node in reversed(mode.tracer.graph.nodes):
-                if node.name in self._of_name:
-                    break
-                self._of_name[node.name] = place
+        mode = get_proxy_mode()
+        for node in reversed(mode.tracer.graph.nodes) if mode else ():
+            if node.name in self._of_name:
+                break
+            self._of_name[node.name] = place
 
 
 def _partitioned(
-    module: torch.nn.Module,
-    function: Callable[..., Any],
+    module: nn.Module,
+    function: Function,
     keep: Callable[[torch.fx.GraphModule, Sequence[Any]], None],
     places: _Places | None = None,
-) -> Callable[..., Any]:
+) -> Function:
     """Run a function of a module as the graphs of torch's compiler, without dynamo; `keep` sees the forward outputs."""
 
     def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -115,10 +106,10 @@ def _partitioned(
 
         return make_boxed_func(run)
 
-    def pure(tensors: dict[str, torch.Tensor], arguments: Any, named: Any) -> Any:
+    def pure(tensors: dict[str, Tensor], arguments: Any, named: Any) -> Any:
         with (
             _reparametrize_module(module, tensors, tie_weights=True),
-            fake_model.patched(torch.compiler, is_compiling=True),
+            patch("torch.compiler.is_compiling", lambda: True),
         ):
             result = function(*arguments, **named)
         if places:

@@ -1,0 +1,73 @@
+"""Names of runs, from the paths of their folders or logs; sweeps with one folder name are told apart."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dsnb.results.logs.reading import LoggedRun
+from dsnb.settings.records import paths
+
+SWEEP_FOLDER = "sweep_folder"
+"""Field beside `sweep`, `experiment` and `repeat`: the folder that the sweep is named for."""
+
+
+def displayable(path: str) -> str:
+    """Return a path as text that tables can hold: bytes that are not UTF-8 become `?`."""
+    return path.encode("utf-8", "replace").decode()
+
+
+def sweep_folder(folder: str) -> str:
+    """Return the folder of the sweep that a run folder belongs to, `sweep/experiment/run<k>` or `sweep/experiment`."""
+    above = os.path.dirname(folder)
+    return above if paths.repeat(os.path.basename(folder)) is None else os.path.dirname(above)
+
+
+def from_folder(folder: str) -> dict[str, Any]:
+    """Return the names in a run folder's path, `sweep/experiment/run<k>` or `sweep/experiment`."""
+    shown = displayable(folder)
+    sweep = sweep_folder(shown)
+    repeat = paths.repeat(os.path.basename(shown))
+    names = {"sweep": os.path.basename(sweep), SWEEP_FOLDER: sweep}
+    if repeat is None:
+        return {**names, "experiment": os.path.basename(shown), "repeat": 1}
+    return {**names, "experiment": os.path.basename(os.path.dirname(shown)), "repeat": repeat}
+
+
+def from_log(path: str, logged_runs: Sequence[LoggedRun]) -> list[dict[str, Any]]:
+    """Return names for the runs in a log, by its folders or file name; with equal settings they are repeats."""
+    folder, file = os.path.split(displayable(path))
+    if paths.repeat(os.path.basename(folder)) is not None and len(logged_runs) == 1:
+        return [from_folder(folder)]
+    sweep = {"sweep": os.path.basename(folder), SWEEP_FOLDER: folder}
+    name = os.path.splitext(file)[0]
+    numbers = range(1, len(logged_runs) + 1)
+    if all(logged.settings == logged_runs[0].settings for logged in logged_runs):
+        return [{**sweep, "experiment": name, "repeat": number} for number in numbers]
+    return [{**sweep, "experiment": f"{name}_start{number}", "repeat": 1} for number in numbers]
+
+
+def tell_sweeps_apart(rows: Sequence[dict[str, Any]]) -> None:
+    """Give sweeps in different folders different names, also if their folders have the same name."""
+    names = sweep_names([row[SWEEP_FOLDER] for row in rows])
+    for row in rows:
+        row["sweep"] = names[row[SWEEP_FOLDER]]
+
+
+def sweep_names(folders: Iterable[str]) -> dict[str, str]:
+    """Return the names of sweeps by folder: the folder's name, with as many parents as tell it from its namesakes."""
+    namesakes: dict[str, list[str]] = defaultdict(list)
+    for folder in dict.fromkeys(folders):
+        namesakes[os.path.basename(folder)].append(folder)
+    names = {}
+    for same in namesakes.values():
+        depth = 1
+        while len({_last_parts(folder, depth) for folder in same}) < len(same):
+            depth += 1
+        for folder in same:
+            names[folder] = _last_parts(folder, depth)
+    return names
+
+
+def _last_parts(path: str, depth: int) -> str:
+    return "/".join(path.split(os.sep)[-depth:])

@@ -1,0 +1,291 @@
+"""One run folder of dsnb: its records, how the run ended, and its row in the table of runs.
+
+A run is a few small files, so system calls dominate when thousands are loaded: paths are strings instead of `Path`
+objects, every file is read once, and of the executed notebook only the end is read, where papermill stores its times.
+"""
+
+import functools
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+
+from dsnb.base.files import json_files, plain_text
+from dsnb.base.formulas import metrics, model_shapes
+from dsnb.base.system import hardware
+from dsnb.results.runs import names
+from dsnb.results.runs.names import displayable
+from dsnb.settings import deepspeed_keys
+from dsnb.settings.experiment import DEFAULTS, with_former_defaults
+from dsnb.settings.records import agreement, record_schema
+from dsnb.settings.records.agreement import TimedSteps
+from dsnb.settings.records.columns import (
+    ENVIRONMENT,
+    METRIC_COLUMNS,
+    ORDER,
+    PHASES,
+    SETTINGS,
+    SUMMARY_TEXTS,
+)
+from dsnb.settings.records.paths import RunPaths
+from dsnb.settings.records.run_record import missing_record
+
+RUN_ID = "run_id"
+NOTEBOOK_END_BYTES = 8 * 1024
+MAX_NAMED = 3
+"""Copies of one run that its note names."""
+MAX_HOST = 253
+"""Characters; the limit of the domain name system."""
+MAX_DIGEST = 12
+"""Characters of an input file's digest in the table."""
+Record = dict[str, Any]
+_DURATION = re.compile(rb'"duration": ([0-9]{1,9}(?:\.[0-9]{1,20})?)[,\s}]')
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+_RUN = RunPaths(Path())
+_SETTINGS = _RUN.experiment.name
+_MACHINE = _RUN.environment.name
+_RESULT = _RUN.result.name
+_STEPS = _RUN.steps.name
+_NOTEBOOK = _RUN.notebook.name
+_SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+
+
+@dataclass(eq=False)
+class Run:
+    """A run folder and its records, which are empty for a missing file."""
+
+    folder: str
+    settings: Record
+    machine: Record
+    result: Record
+    names: dict[str, Any]
+    """The columns that name the run; `dsnb.results.runs.names`."""
+    copies: list[str] = field(default_factory=list)
+    """Folders that were left out as copies of this run."""
+    problem: str | None = None
+    """The first invalid value in the records, in words."""
+    timed_steps: TimedSteps | None = None
+    """What the steps say, if their file changed after the run."""
+
+    @classmethod
+    def read(cls, folder: str) -> Self:
+        """Read the records of a run as they are in its files."""
+        return cls(
+            folder,
+            settings=json_files.read_json(f"{folder}/{_SETTINGS}") or {},
+            machine=json_files.read_json(f"{folder}/{_MACHINE}") or {},
+            result=json_files.read_json(f"{folder}/{_RESULT}") or {},
+            names=names.from_folder(folder),
+        )
+
+    @property
+    def run_id(self) -> str | None:
+        """The random name of the run; None for runs of earlier versions."""
+        value = self.settings.get(RUN_ID)
+        return value if isinstance(value, str) and value else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is a result."""
+        return bool(self.result.get("status"))
+
+    @functools.cached_property
+    def outcome(self) -> tuple[str, str, bytes] | None:
+        """Date, host and result, which two runs hardly share; None for a run without a date or a result."""
+        date = self.machine.get("date_utc")
+        if not date or not self.has_ended:
+            return None
+        return str(date), str(self.machine.get("host")), orjson.dumps(self.result, option=_SORTED)
+
+    def content(self) -> bytes:
+        """Return a digest of everything that a copy has unchanged."""
+        settings = {name: value for name, value in self.settings.items() if name != RUN_ID}
+        recorded = orjson.dumps([settings, self.machine, self.result], option=_SORTED)
+        steps = json_files.read_bytes(f"{self.folder}/{_STEPS}") or b""
+        return hashlib.sha256(recorded + steps).digest()
+
+    @property
+    def model_name(self) -> str | None:
+        """The name of the model: its slug, which a sweep may have extended to the left."""
+        model = self.settings.get("model")
+        if not isinstance(model, str) or not model:
+            return None
+        name = self.settings.get("model_name")
+        slug = model_shapes.slug(model)
+        return name if isinstance(name, str) and name.endswith(slug) else slug
+
+    @property
+    def recorded_name(self) -> str:
+        """The name of model and experiment in the settings; empty if one of them is unknown or no name."""
+        name = self.settings.get("name")
+        if not self.model_name or not isinstance(name, str) or not _NAME.fullmatch(name):
+            return ""
+        return f"{self.model_name}_{name}"
+
+    def clean(self) -> None:
+        """Bring the records up to date and remove their invalid values, the first of which is the problem."""
+        self.settings = self._cleaned(_SETTINGS, self.settings)
+        self.machine = self._cleaned(_MACHINE, self.machine)
+        self.result = self._cleaned(_RESULT, self.result)
+
+    def _cleaned(self, file: str, record: Record) -> Record:
+        record = record_schema.current(file, record)
+        if not record_schema.wrong_values(file, record)[0]:
+            return record
+        content, problem = record_schema.cleaned(file, record)
+        self.problem = self.problem or problem
+        # An invalid setting is unknown: assuming its default would be wrong.
+        return {**dict.fromkeys(record), **content}
+
+    @functools.cached_property
+    def steps_bytes(self) -> int | None:
+        """Size of the file of steps; None if there is none."""
+        try:
+            return os.stat(f"{self.folder}/{_STEPS}").st_size
+        except OSError:
+            return None
+
+    @functools.cached_property
+    def unfinished(self) -> str | None:
+        """Why the records are not those of a finished run; None if they are."""
+        has_steps = self.steps_bytes is not None
+        return self.problem or missing_record(self.settings, self.machine, self.result, has_steps)
+
+    @property
+    def has_changed_steps(self) -> bool:
+        """Whether the steps of a finished run are not those that its result was computed from."""
+        if self.unfinished or self.result["status"] != "ok":
+            return False
+        return self.result.get("steps_bytes") != self.steps_bytes
+
+    def status_and_cause(self) -> tuple[str, str | None]:
+        """Return how the run ended; an unfinished one is `interrupted`, whatever its result."""
+        reason = self.unfinished
+        if reason is None and self.result["status"] == "ok":
+            reason = agreement.contradiction(self.settings, self.result, self.timed_steps)
+        if reason is None:
+            return self.result["status"], self.result.get("cause")
+        return "interrupted", f"{reason}; start the sweep again"
+
+    def setting_columns(self) -> Record:
+        """Return the settings as columns: former defaults of settings that the record does not have."""
+        if not self.settings:
+            return {}
+        settings = {**DEFAULTS, **with_former_defaults(self.settings)}
+        chosen = _chosen(settings, [*SETTINGS, "device", "launcher", *ORDER])
+        keys = settings.get(deepspeed_keys.NAME) or {}
+        chosen |= {deepspeed_keys.PREFIX + key: value for key, value in keys.items()}
+        if settings.get("device") == "cpu":
+            chosen["allocator"] = None
+        return chosen
+
+    def row(self) -> Record:
+        """Return the row of a clean run in the table of runs."""
+        row = dict.fromkeys(SETTINGS) | self.names | self.setting_columns()
+        row |= _chosen(self.result.get("summary") or {}, [*METRIC_COLUMNS, *SUMMARY_TEXTS])
+        row |= _chosen(self.machine, ENVIRONMENT)
+        phases = self.result.get("phases_s") or {}
+        row |= {f"{phase}_s": phases.get(phase) for phase in PHASES}
+        row["status"], row["cause"] = self.status_and_cause()
+        row["source"] = "dsnb"
+        row["run_dir"] = displayable(self.folder)
+        row["variables"] = assignments(self.machine.get("variables"))
+        row["inputs"] = assignments(self.settings.get("inputs"), MAX_DIGEST)
+        row["note"] = self._note(row["note"])
+        row["notebook_s"] = self._notebook_s()
+        row["hosts"] = self._hosts()
+        row |= self._gpu(row)
+        return row | self._derived(row)
+
+    def _gpu(self, row: Record) -> Record:
+        gpus = self.machine.get("gpus") or [{}]
+        gpu = gpus[0] or {}
+        memory_gib = gpu.get("memory_gib")
+        limit_gib = self.settings.get("memory_limit_gib")
+        if memory_gib and limit_gib:
+            memory_gib = min(memory_gib, limit_gib)
+        return {"gpu_name": gpu.get("name"), "gpu_memory_gib": memory_gib}
+
+    def _derived(self, row: Record) -> Record:
+        """Return the columns that are derived from others."""
+        derived: Record = {}
+
+        def set_if_known(name: str, formula: Callable[..., Any], *needed: str) -> None:
+            values = [derived.get(column, row.get(column)) for column in needed]
+            derived[name] = None if None in values else formula(*values)
+
+        set_if_known(
+            "data_parallel", _data_parallel, "gpus", "tensor_parallel", "pipeline_parallel"
+        )
+        set_if_known(
+            "global_batch_size", _product, "micro_batch_size", "grad_accum", "data_parallel"
+        )
+        set_if_known(
+            "tokens_per_joule", metrics.tokens_per_joule, "tokens_per_s_per_gpu", "power_w"
+        )
+        set_if_known("samples_per_s", metrics.samples_per_s, "tokens_per_s", "seq_len")
+        set_if_known("peak_tflops", hardware.matmul_tflops, "gpu_name", "precision")
+        set_if_known("mfu_of_matmul", metrics.mfu, "tflops_per_gpu", "peak_tflops")
+        if row.get("device") == "cuda":
+            set_if_known("gpu_hours", metrics.run_gpu_hours, "wall_s", "gpus")
+        derived["price"] = self.settings.get("price_per_gpu_hour") or None
+        set_if_known("cost", metrics.cost, "gpu_hours", "price")
+        return derived
+
+    def _note(self, note: str | None) -> str | None:
+        """Return the note with the folders that were left out as copies of this run."""
+        if not self.copies:
+            return note
+        named = ", ".join(map(displayable, self.copies[:MAX_NAMED]))
+        if len(self.copies) > MAX_NAMED:
+            named += f" and {len(self.copies) - MAX_NAMED} more"
+        are_copies = "is a copy" if len(self.copies) == 1 else "are copies"
+        return "; ".join(filter(None, [note, f"counted once: {named} {are_copies}"]))
+
+    def _notebook_s(self) -> float | None:
+        """Return papermill's wall seconds of the whole notebook, kernel start included."""
+        end = json_files.read_end(f"{self.folder}/{_NOTEBOOK}", NOTEBOOK_END_BYTES) or b""
+        # The first key of papermill's metadata, after all cells.
+        begin = end.rfind(b'"default_parameters"')
+        duration = _DURATION.search(end, begin) if begin >= 0 else None
+        return float(duration[1]) if duration else None
+
+    def _hosts(self) -> str | None:
+        """Return the names of the hosts, `a,b`; those that were requested if it ended before it reached them."""
+        if not self.settings.get("hostfile"):
+            return None
+        nodes = (record_schema.read(Path(self.folder) / _RUN.nodes) or {}).get("nodes", [])
+        hosts = [node["host"] for node in nodes if "host" in node]
+        if not hosts:
+            requested = str(self.settings.get("include") or "").split("@")
+            hosts = [host.partition(":")[0] for host in requested]
+            if not hosts[0] or len(hosts) != self.settings.get("nodes"):
+                return None
+        return ",".join(re.sub("[, ]", "?", plain_text.line(host[:MAX_HOST])) for host in hosts)
+
+
+def _chosen(record: Mapping[str, Any], columns: Iterable[str]) -> Record:
+    return {name: record.get(name) for name in columns}
+
+
+def _data_parallel(gpus: int, *sizes: int) -> int | None:
+    return gpus // prod(sizes) if min(gpus, *sizes) > 0 else None
+
+
+def _product(size: int | str, *times: int) -> int | None:
+    return size * prod(times) if isinstance(size, int) else None  # "auto" in earlier versions
+
+
+def assignments(values: Mapping[str, Any] | None, max_length: int | None = None) -> str | None:
+    """Return an object as `name=value name=value`, values cut to a length; None if it was not recorded."""
+    if values is None:
+        return None
+    pairs = (f"{name}={str(value)[:max_length]}" for name, value in sorted(values.items()))
+    return " ".join(map(shlex.quote, pairs))

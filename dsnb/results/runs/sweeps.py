@@ -1,0 +1,69 @@
+"""What the folder of a sweep holds besides its runs: its plan, and the all-reduce tests of `dsnb bandwidth`."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dsnb.base.files import json_files
+from dsnb.settings.records import record_schema
+from dsnb.settings.records.columns import ENDED
+from dsnb.settings.records.paths import BANDWIDTH, RunPaths, SweepPaths
+
+Planned = list[tuple[str, int]]
+"""Experiment and repeat of each run."""
+BANDWIDTH_COLUMNS = [
+    "bytes", "count", "dtype", "ranks", "calls", "time_us", "algbw_gb_per_s", "busbw_gb_per_s", "errors", "collective",
+]  # fmt: skip
+
+
+def newest_bandwidth_test(folder: str | Path) -> RunPaths | None:
+    """Return the newest successful test of a sweep, or the folder itself if it is a test; None if there is none."""
+    here = RunPaths(Path(folder))
+    if here.bandwidth_plan.is_file():
+        return here
+    tests = [RunPaths(path.parent) for path in (here.dir / BANDWIDTH).glob("run*/bandwidth.json")]
+    ok = [run for run in tests if (record_schema.read(run.result) or {}).get("status") == "ok"]
+    return max(ok, key=lambda run: run.repeat or 0, default=None)
+
+
+def load_bandwidth(folder: str | Path) -> pd.DataFrame:
+    """Load the newest all-reduce test of a sweep, or the test in a folder: `BANDWIDTH_COLUMNS` by message size."""
+    run = newest_bandwidth_test(folder)
+    table = pd.DataFrame(
+        record_schema.read_lines(run.bandwidth) if run else [], columns=BANDWIDTH_COLUMNS
+    )
+    for name in [*BANDWIDTH_COLUMNS[:2], *BANDWIDTH_COLUMNS[3:-1]]:
+        table[name] = pd.to_numeric(table[name], errors="coerce")
+    table["collective"] = (
+        table["collective"].astype(object).fillna("all-reduce")
+    )  # once the only one
+    return table.dropna(subset=["bytes", "count", "time_us"]).reset_index(drop=True)
+
+
+def planned_runs(folder: str | Path) -> Planned:
+    """Return the planned runs of a sweep; none for a folder that is not a sweep's."""
+    lists = [
+        (name, repeats)
+        for name, repeats in _plan(folder, "runs").items()
+        if isinstance(repeats, list)
+    ]
+    return [(name, repeat) for name, repeats in lists for repeat in repeats if type(repeat) is int]
+
+
+def left_out(folder: str | Path) -> dict[str, str]:
+    """Return the experiments that a sweep left out, and why; none for a folder that is not a sweep's."""
+    return {name: why for name, why in _plan(folder, "left_out").items() if isinstance(why, str)}
+
+
+def _plan(folder: str | Path, key: str) -> dict[str, Any]:
+    value = (json_files.read_json(SweepPaths(Path(folder).absolute()).planned) or {}).get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def still_to_come(runs: pd.DataFrame, folder: str | Path) -> tuple[Planned, int]:
+    """Return the planned runs that have not ended, first repeats first, and the number of all planned runs."""
+    planned = planned_runs(folder)
+    ended = runs[runs["status"].isin(ENDED)] if "status" in runs else runs.head(0)
+    done = set(zip(ended["experiment"], ended["repeat"], strict=True)) if len(ended) else set()
+    return sorted((run for run in planned if run not in done), key=lambda run: run[1]), len(planned)

@@ -1,0 +1,86 @@
+"""GPUs that a user adds by their data sheets."""
+
+import pytest
+
+import dsnb
+from dsnb.base.errors import SettingsError
+from dsnb.prediction import gpus
+from tests.prediction.made_up import given, trace_nothing
+
+HEADER = "name,fp32_tflops,tf32_tflops,half_tflops,memory_gib,memory_gb_per_s,nvlink_gb_per_s,pcie_gb_per_s,switched"
+MI300X = "MI300X,163.4,653.7,1307.4,191.7,5300,448,64,1"
+
+
+@pytest.fixture
+def given_gpus(tmp_path, monkeypatch):
+    """Return a function that makes a user's file of rows the one that is read."""
+
+    def write(*rows):
+        file = tmp_path / "gpus.csv"
+        file.write_text("\n".join([HEADER, *rows]))
+        monkeypatch.setenv("DSNB_GPUS", str(file))
+        forget()
+        return file
+
+    yield write
+    monkeypatch.undo()
+    forget()
+
+
+def forget():
+    gpus.known.cache_clear()
+    gpus.known_gpu.cache_clear()
+
+
+def test_a_gpu_of_the_users_file_is_predicted_by_its_data_sheet(given_gpus, monkeypatch):
+    given_gpus(MI300X)
+    spec = gpus.find("AMD Instinct MI300X")
+    assert (spec.name, spec.memory_gib, spec.switched) == ("MI300X", 191.7, True)
+    assert spec.peak_flops("bf16") == 1307.4e12
+    assert gpus.find("H200").memory_gib == 139.8
+    trace_nothing(monkeypatch)
+    (row,) = dsnb.predict([given()], "mi300x").to_dict("records")
+    assert row["tokens_per_s"] > dsnb.predict([given()], "H100")["tokens_per_s"][0]
+    assert row["step_time_error_on"].endswith("settings, one node")
+    with pytest.raises(SettingsError, match=r"unknown GPU 'Z9': choose one of B200, .*, MI300X"):
+        gpus.find("Z9")
+
+
+def test_a_row_of_the_users_file_replaces_the_gpu_of_its_name_and_rates_may_be_empty(given_gpus):
+    given_gpus("H100,,,,94.5,3350,450,64,0")
+    spec = gpus.find("NVIDIA H100 80GB HBM3")
+    assert (spec.memory_gib, spec.half_tflops, spec.switched) == (94.5, 989, False)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("X1,1,1,1,lots,1,1,1,1", "memory_gib of X1 is 'lots': give the number of its data sheet"),
+        ("X1,,1,1,1,1,1,1,1", "fp32_tflops of X1 is '': give the number of its data sheet"),
+        ("X1,1,1,1,1,0,1,1,1", "memory_gb_per_s of X1 is '0': give the number of its data sheet"),
+        ("X1,1,1,1,1,1,-1,1,1", "nvlink_gb_per_s of X1 is '-1': give the number of its data sheet"),
+        ("X1,1,nan,1,1,1,1,1,1", "tf32_tflops of X1 is 'nan': give the number of its data sheet"),
+        ("X1,1,1", "half_tflops of X1 is '': give the number of its data sheet"),
+        (",1,1,1,1,1,1,1,1", "a GPU needs a name"),
+    ],
+)
+def test_a_wrong_row_is_refused_in_one_sentence(given_gpus, row, why):
+    file = given_gpus(MI300X, row)
+    with pytest.raises(SettingsError) as caught:
+        gpus.find("H200")
+    assert str(caught.value) == f"{file}, line 3: {why}"
+
+
+def test_a_file_that_cannot_be_read_is_named(given_gpus, monkeypatch, tmp_path):
+    given_gpus()
+    monkeypatch.setenv("DSNB_GPUS", str(tmp_path / "none.csv"))
+    with pytest.raises(SettingsError, match=r"none.csv cannot be read: .*; it lists GPUs"):
+        gpus.find("H200")
+
+
+def test_the_file_in_the_folder_of_the_configuration_is_read_where_it_exists(monkeypatch, tmp_path):
+    monkeypatch.delenv("DSNB_GPUS", raising=False)
+    monkeypatch.setattr(gpus.platformdirs, "user_config_path", lambda *_, **__: tmp_path)
+    assert gpus.user_file() is None
+    (tmp_path / "gpus.csv").write_text(HEADER)
+    assert gpus.user_file() == tmp_path / "gpus.csv"

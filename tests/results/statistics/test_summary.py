@@ -1,0 +1,64 @@
+"""Summaries: the columns that are chosen, the settings that differ, and names that do not exist."""
+
+import pandas as pd
+import pytest
+
+from dsnb.base.errors import SettingsError
+from dsnb.results.runs.labels import METRIC_LABELS
+from dsnb.results.statistics.summary import STATISTICS, summarize
+
+RUNS = pd.DataFrame(
+    {
+        "sweep": "s",
+        "experiment": ["a", "a", "b"],
+        "status": "ok",
+        "gpu_name": "H100",
+        "zero_stage": [1, 1, 3],
+        "grad_accum": [1, 2, 4],
+        "tokens_per_s": [90.0, 110.0, 80.0],
+        "mfu": [0.2, 0.4, None],
+    }
+)
+
+
+def test_by_default_a_summary_has_the_settings_that_differ_and_what_was_measured_of_the_usual_figures():
+    table = summarize(RUNS)
+    assert list(table.columns) == [
+        "n", "n_failed", "parallelism", "grad_accum", "tokens_per_s_median", "tokens_per_s_std", "mfu_median", "varies",
+    ]  # fmt: skip
+    assert table["parallelism"].to_dict() == {"a": "ZeRO 1", "b": "ZeRO 3"}
+    assert table["grad_accum"].isna().to_dict() == {"a": True, "b": False}  # a has both 1 and 2
+    assert table["varies"].to_dict() == {"a": "grad_accum", "b": ""}
+    assert list(summarize(RUNS.head(2)).columns) == [
+        "n", "n_failed", "tokens_per_s_median", "tokens_per_s_std", "mfu_median", "varies",
+    ]  # fmt: skip
+
+
+def test_other_figures_and_single_columns_are_chosen_by_name():
+    table = summarize(RUNS, metrics=["mfu", "tokens_per_s_max"])
+    assert table.loc["a"].drop(["parallelism", "grad_accum"]).to_dict() == {
+        "n": 2, "n_failed": 0, "mfu_median": pytest.approx(0.3), "mfu_std": pytest.approx(0.02**0.5), "mfu_min": 0.2,
+        "mfu_max": 0.4, "mfu_n": 2, "tokens_per_s_max": 110.0, "varies": "grad_accum",
+    }  # fmt: skip
+    assert table["mfu_n"].to_dict() == {"a": 2, "b": 0}
+    every = [f"{metric}_{name}" for metric in METRIC_LABELS for name in STATISTICS]
+    assert list(summarize(RUNS, metrics="all").columns) == ["n", "n_failed", *every, "varies"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"by": "zero_stag"}, "runs have no column 'zero_stag': did you mean 'zero_stage'?"),
+        ({"by": ["gpu_name", "x"]}, "runs have no column 'x'"),
+        ({"metrics": ["mfu_mx"]}, "there is no figure 'mfu_mx': did you mean 'mfu_max'?"),
+        ({"metrics": ["tokens_per_sec"]}, "there is no figure 'tokens_per_sec': did you mean 'tokens_per_s'?"),
+    ],
+)  # fmt: skip
+def test_unknown_columns_are_refused_with_the_closest_name(options, message):
+    with pytest.raises(SettingsError) as refused:
+        summarize(RUNS, **options)
+    assert str(refused.value) == message
+
+
+def test_a_former_name_groups_too():
+    assert list(summarize(RUNS, by="gpu").index) == ["H100"]

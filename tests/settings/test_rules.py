@@ -1,0 +1,63 @@
+"""Rules: names of settings that do not exist are errors, and invalid settings leave the other rules at work."""
+
+import ast
+
+import pytest
+
+from dsnb.base.errors import SettingsError
+from dsnb.settings import checks, rules
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.strategies import base
+from dsnb.settings.strategies.deepspeed import ONLY_ZERO
+from tests import ROOT
+
+SETTINGS = ROOT / "dsnb" / "settings"
+MODULES = [SETTINGS / "rules.py", SETTINGS / "checks.py", *(SETTINGS / "strategies").glob("*.py")]
+
+
+def misspelled(s):
+    if s.zero_stgae == 3:
+        yield "never"
+
+
+def test_a_rule_with_a_misspelled_name_fails(monkeypatch):
+    monkeypatch.setattr(checks, "RULES", [misspelled])
+    with pytest.raises(AttributeError, match="zero_stgae"):
+        Experiment()
+    with pytest.raises(AttributeError, match="zero_stgae"):
+        Experiment(zero_stage=7)  # the rule is not taken for one that reads the invalid setting
+
+
+def test_a_pair_with_a_misspelled_name_fails(monkeypatch):
+    monkeypatch.setitem(rules.EXCLUSIVE, ("lora_rnk", "compile"), "of a typo")
+    with pytest.raises(KeyError, match="lora_rnk"):
+        Experiment()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_every_name_that_a_rule_reads_is_a_setting_or_a_property(path):
+    """In branches that no test reaches, too."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    read = {node.attr for node in attributes if getattr(node.value, "id", "") == "s"}
+    assert [
+        name
+        for name in read
+        if name not in Experiment.model_fields and not hasattr(Experiment, name)
+    ] == []
+
+
+def test_tables_of_rules_name_settings():
+    names = {*base.USED_BY, *ONLY_ZERO, *rules.KEYS_OF_SETTINGS}.union(*rules.EXCLUSIVE)
+    assert names <= set(Experiment.model_fields)
+
+
+def test_an_invalid_setting_leaves_out_only_the_rules_that_read_it():
+    with pytest.raises(SettingsError) as caught:
+        Experiment(zero_stage="three", checkpoint_every=2, lora_rank=-1, matmul="fp8", gpus=0)
+    assert caught.value.problems == [
+        "zero_stage is 'three': allowed are 0, 1, 2 or 3",
+        "lora_rank is -1: it must be at least 0",
+        "gpus is 0: it must be at least 1",
+        "checkpoint_every is 2, but activation_checkpointing is off: turn it on, or drop checkpoint_every",
+    ]
