@@ -44,7 +44,7 @@ def predicted(record: dict[str, object]) -> list[float]:
     run = of_record(record, gpus.link("nvlink"))
     if run is None:
         raise ValueError("no prediction for a measured setting")
-    step = parts(run.setting, DEFAULT)
+    step = parts(run.counts, DEFAULT)
     named = (step.matmul_s, step.attention_s, step.memory_bound_s, step.optimizer_s)
     rest = step.step_time_s - sum(named) - step.host_s
     return [float(part / step.step_time_s) for part in (*named, rest, step.host_s)]

@@ -192,7 +192,7 @@ def confirmed() -> list[str]:
     for name, runs in sweeps.items():
         others = [run for other, of_sweep in sweeps.items() if other != name for run in of_sweep]
         errors = by_kind(others, errors_of(others))
-        limits = limited_by_cpu(stack([run.setting for run in runs]))
+        limits = limited_by_cpu(stack([run.counts for run in runs]))
         names = [
             kinds(run.experiment, bool(by_cpu)) for run, by_cpu in zip(runs, limits, strict=True)
         ]
@@ -233,7 +233,7 @@ def by_family() -> dict[str, PredictionError]:
     runs = [
         run for table in tables for run in _medians(table) if shape(run.experiment.model).traffic
     ]
-    limits = limited_by_cpu(stack([run.setting for run in runs]))
+    limits = limited_by_cpu(stack([run.counts for run in runs]))
     families = [shape(run.experiment.model).family for run in runs]
     names = [[f"{family}, limited by the {'CPU' if by_cpu else 'GPU'}", f"limited by the {'CPU' if by_cpu else 'GPU'}"]
              for family, by_cpu in zip(families, limits, strict=True)]  # fmt: skip
@@ -255,9 +255,7 @@ def by_launch_time() -> list[tuple[str, PredictionError, PredictionError, Predic
         ]
         tables = (table, table.assign(launch_us=of_others), table.drop(columns="launch_us"))
         of_each = [_medians(of_time) for of_time in tables]
-        limited = np.flatnonzero(
-            limited_by_cpu(stack([run.setting for run in of_each[0]]))
-        ).tolist()
+        limited = np.flatnonzero(limited_by_cpu(stack([run.counts for run in of_each[0]]))).tolist()
         found[name] = [[errors_of(runs)[place] for place in limited] for runs in of_each]
     found["both"] = [list(itertools.chain(*errors)) for errors in zip(*found.values(), strict=True)]
     return [(name, *map(PredictionError.of, errors)) for name, errors in found.items()]  # type: ignore[misc]
@@ -283,7 +281,7 @@ def by_probe() -> list[str]:
         adjusted = probed.adjusted(
             DEFAULT, probed.ratios({"gpu_name": H100, "figures": probe}, probed.REFERENCE)
         )
-        settings = stack([run.setting for run in runs])
+        settings = stack([run.counts for run in runs])
         limited, times_s = limited_by_cpu(settings, adjusted), [run.step_time_s for run in runs]
         of_both = (
             100 * (np.asarray(parts(settings, each).step_time_s) / times_s - 1)
@@ -310,7 +308,7 @@ def by_calibration() -> dict[str, tuple[PredictionError, PredictionError]]:
         fitted = []
         for run in runs:
             others = [other for other in on_host if other.experiment.model != run.experiment.model]
-            step_time_s = float(step_times([run.setting], calibrate(others)).step_time_s[0])
+            step_time_s = float(step_times([run.counts], calibrate(others)).step_time_s[0])
             fitted.append(100 * (step_time_s / run.step_time_s - 1))
         errors[sweep] = PredictionError.of(fitted), PredictionError.of(errors_of(runs))
     return errors
@@ -324,7 +322,7 @@ def usual_launch_us() -> float:
 
 def errors_of(runs: list[Measured]) -> list[float]:
     """Return the error of each run in per cent, predicted with the constants of H200."""
-    predicted_s = step_times([run.setting for run in runs]).step_time_s
+    predicted_s = step_times([run.counts for run in runs]).step_time_s
     return [
         100 * (float(seconds) / run.step_time_s - 1)
         for seconds, run in zip(predicted_s, runs, strict=True)

@@ -66,7 +66,7 @@ def _regrets(gpu: str, runs: pd.DataFrame, to_fit: pd.DataFrame) -> Iterator[Reg
             tokens = np.array([run.experiment.tokens_per_step for run in medians])
             speed = tokens / [run.step_time_s for run in medians]
             predicted = np.asarray(
-                step_times([run.setting for run in medians], constants).step_time_s
+                step_times([run.counts for run in medians], constants).step_time_s
             )
             ranked = np.argsort(predicted / tokens)
             lost = 100 * (speed.max() / speed[ranked] - 1)

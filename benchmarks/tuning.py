@@ -22,10 +22,11 @@ def write_rows(table: str, rows: Mapping[str, Sequence[Any]]) -> int:
             for row, line in zip(is_row, lines, strict=True)
         ]
         kept = [line for line, row in zip(lines, is_row, strict=True) if not row]
-        while kept and not kept[-1].strip():
-            kept.pop()
+        blank = []  # before the next table
+        while not kept[-1].strip():
+            blank.append(kept.pop())
         written = [f"{json.dumps(name)} = {json.dumps(list(row))}\n" for name, row in rows.items()]
-        return [*kept, *written, "\n"]
+        return [*kept, *written, *blank]
 
     return _edit(table, replaced)
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 import dsnb
 from dsnb.prediction import gpus
-from dsnb.prediction.step_time import setting, step_times
+from dsnb.prediction.step_time import count_step, step_times
 from dsnb.results.statistics import scaling
 from dsnb.show.render import nodes, palette, plots
 from dsnb.show.render.picture import Picture
@@ -43,7 +43,7 @@ def network_times() -> pd.DataFrame:
 
 
 def _predicted(link: str, **changed: int) -> object:
-    return setting(dsnb.Experiment(**TWO_NODES | changed), gpus.find("H100"), gpus.link(link))
+    return count_step(dsnb.Experiment(**TWO_NODES | changed), gpus.find("H100"), gpus.link(link))
 
 
 def network() -> Picture:

@@ -13,9 +13,6 @@ from rich.cells import cell_len
 
 from dsnb.base.files import plain_text
 
-FORMULA = re.compile(r"""(^|[,;|\t\r\n])(?=[\s"]*[=+\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\t\r\n])""")
-"""Where a spreadsheet could begin a formula: at the start of a text, and behind what separates cells in some locales.
-Full-width signs count as signs. The same rule is in `dsnb/show/explorer/web/export.js`."""
 UNLIMITED = 10_000
 """Width of a table that is not cut."""
 MIN_COLUMNS = 2
@@ -150,7 +147,7 @@ def _each_text(table: Any, change: Callable[[str], str]) -> Any:
 
 def disarmed(text: str) -> str:
     """Return a text that no spreadsheet treats as a formula, as in the explorer's CSV."""
-    return plain_text.line(FORMULA.sub(r"\1'", text))
+    return plain_text.line(re.sub(plain_text.FORMULA, r"\1'", text))
 
 
 def _in_markdown(value: str) -> str:

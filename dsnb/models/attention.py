@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.profiler import profile
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
@@ -39,12 +40,12 @@ _MATH = {"aten::_scaled_dot_product_attention_math", "aten::_safe_softmax", "ate
 
 def causal_attention(
     module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     **options: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Compute causal attention for transformers; queries, keys and values are (batch, heads, length, head size)."""
     return sdpa_attention_forward(module, query, key, value, None, **{**options, "is_causal": True})
 
@@ -59,8 +60,9 @@ def fastest(config: Any, seq_len: int) -> str:
     """
     if getattr(config, "attn_logit_softcapping", None):
         return "eager"
-    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-    sees_all = not window or window >= seq_len or (kinds and "sliding_attention" not in kinds)
+    window = getattr(config, "sliding_window", None) or seq_len
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    sees_all = window >= seq_len or "sliding_attention" not in kinds
     return CAUSAL if config.model_type in MASKLESS and sees_all else "sdpa"
 
 
@@ -69,23 +71,25 @@ def use_fused_alibi(model: Any, flex_length: int = 0) -> None:
 
     `flex_length` is the length of all sequences if FlexAttention is to compute it, 0 for torch's SDPA.
     """
-    masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+    masks: dict[tuple[int, int, torch.dtype], Tensor] = {}
     if flex_length:
-        heads, two = model.config.n_head, torch.ones(1, 2, device=model.device, dtype=torch.long)
+        heads = model.config.n_head
+        two = torch.ones(1, 2, device=model.device, dtype=torch.long)
         slopes = _slopes(model.transformer.build_alibi_tensor(two, heads, torch.float32), heads)
         blocks = _causal_blocks(flex_length, model.device)
     for block in model.transformer.h:
         attention = block.self_attention
         attention.alibi_masks = masks
         if flex_length:
-            attention.causal_blocks, attention.slopes = blocks, slopes
+            attention.causal_blocks = blocks
+            attention.slopes = slopes
         attention.attend = types.MethodType(_flex if flex_length else _sdpa, attention)
         attention.forward = types.MethodType(_forward, attention)
     model.config._attn_implementation_internal = FLEX_NAME if flex_length else ALIBI_NAME
 
 
 def _causal_blocks(length: int, device: torch.device) -> BlockMask:
-    def is_causal(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    def is_causal(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
 
     return create_block_mask(is_causal, None, None, length, length, device=str(device))
@@ -93,20 +97,18 @@ def _causal_blocks(length: int, device: torch.device) -> BlockMask:
 
 def _forward(
     self: Any,
-    hidden_states: torch.Tensor,
-    residual: torch.Tensor,
-    alibi: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    hidden_states: Tensor,
+    residual: Tensor,
+    alibi: Tensor,
+    attention_mask: Tensor | None,
     **_: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     query, key, value = self._reshape(self.query_key_value(hidden_states))
     output = self.dense(self.attend(query, key, value, alibi).transpose(1, 2).flatten(2))
     return residual + F.dropout(output, self.hidden_dropout, self.training), None
 
 
-def _sdpa(
-    self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, alibi: torch.Tensor
-) -> torch.Tensor:
+def _sdpa(self: Any, query: Tensor, key: Tensor, value: Tensor, alibi: Tensor) -> Tensor:
     mask = _mask(self.alibi_masks, alibi, query)
     dropout = self.attention_dropout.p if self.training else 0.0
     return F.scaled_dot_product_attention(
@@ -114,12 +116,8 @@ def _sdpa(
     )
 
 
-def _flex(
-    self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, alibi: torch.Tensor
-) -> Any:
-    def add_alibi(
-        score: torch.Tensor, batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor
-    ) -> torch.Tensor:
+def _flex(self: Any, query: Tensor, key: Tensor, value: Tensor, alibi: Tensor) -> Any:
+    def add_alibi(score: Tensor, batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
         return score + self.slopes[head] * (key - query)
 
     return flex_attention(
@@ -132,23 +130,24 @@ def _flex(
     )
 
 
-def _mask(masks: dict[Any, torch.Tensor], alibi: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+def _mask(masks: dict[Any, Tensor], alibi: Tensor, query: Tensor) -> Tensor:
     """Return the mask, shape (1, heads, length, length), in the dtype of the query; all layers share one in `masks`."""
     _, heads, length, _ = query.shape
     key = (heads, length, query.dtype)
     # A compiler sees by itself that the layers' masks are equal, and filling a cache breaks its graph.
-    if torch.compiler.is_compiling() or key not in masks:
-        position = torch.arange(length, device=query.device)
-        distance = position - position[:, None]
-        bias = _slopes(alibi, heads)[None, :, None, None] * distance
-        mask = bias.masked_fill(distance > 0, float("-inf")).to(query.dtype)
-        if torch.compiler.is_compiling():
-            return mask
+    is_compiling = torch.compiler.is_compiling()
+    if not is_compiling and key in masks:
+        return masks[key]
+    position = torch.arange(length, device=query.device)
+    distance = position - position[:, None]
+    bias = _slopes(alibi, heads)[None, :, None, None] * distance
+    mask = bias.masked_fill(distance > 0, float("-inf")).to(query.dtype)
+    if not is_compiling:
         masks[key] = mask
-    return masks[key]
+    return mask
 
 
-def _slopes(alibi: torch.Tensor, heads: int) -> torch.Tensor:
+def _slopes(alibi: Tensor, heads: int) -> Tensor:
     """Return the slope of each head, shape (heads,), from an ALiBi tensor: its value at position 1."""
     return alibi.detach()[:heads, 0, 1].float()
 
@@ -175,7 +174,7 @@ class KernelWatch:
 def kernel_of(operators: Any) -> str | None:
     """Return the attention kernel among the names of operators; a fused one takes precedence over a softmax."""
     names = set(operators)
-    for name in sorted(names):
-        if match := _OPERATOR.match(name):
-            return match[1]
+    fused = next(filter(None, map(_OPERATOR.match, sorted(names))), None)
+    if fused:
+        return fused[1]
     return "math" if names & _MATH else None

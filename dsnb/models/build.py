@@ -42,20 +42,6 @@ OTHER_DROPS = ("layerdrop", "classifier", "summary", "path")
 """Fields of a configuration that drop whole layers, or belong to other heads."""
 
 
-def weights_dtype(experiment: Experiment) -> torch.dtype:
-    """Return the dtype of the weights: half precision if fp32 master weights exist or only adapters train."""
-    return (
-        DTYPES[experiment.precision]
-        if has_masters(experiment) or experiment.lora_rank
-        else torch.float32
-    )
-
-
-def has_masters(experiment: Experiment) -> bool:
-    """Return whether DeepSpeed trains half-precision weights with fp32 masters."""
-    return experiment.strategy == "deepspeed" and experiment.mixed_precision == "native"
-
-
 def model_config(experiment: Experiment) -> Any:
     """Return the transformers configuration of the experiment's model, with its attention implementation."""
     if path := model_shapes.local_config(experiment.model):
@@ -85,17 +71,16 @@ def model_config(experiment: Experiment) -> Any:
 
 def set_dropout(experiment: Experiment, config: Any) -> None:
     """Set every dropout probability of a configuration; raise ValueError if there is none to set."""
-    names = []
+    was_set = False
     for name, value in config.to_dict().items():
         is_dropout = "drop" in name and not any(other in name for other in OTHER_DROPS)
         if is_dropout and isinstance(value, int | float) and not isinstance(value, bool):
-            names.append(name)
-    if experiment.dropout and not names:
+            setattr(config, name, experiment.dropout)
+            was_set = True
+    if experiment.dropout and not was_set:
         raise ValueError(
             f"dropout is {experiment.dropout:g}: {config.model_type} models have none; set it to 0"
         )
-    for name in names:
-        setattr(config, name, experiment.dropout)
 
 
 def _attention(experiment: Experiment, config: Any) -> str:
@@ -149,7 +134,8 @@ def build_stage(
 
     With random weights the rest takes no memory; pretrained weights are loaded whole into host memory.
     """
-    config, stages = model_config(experiment), experiment.pipeline_parallel
+    config = model_config(experiment)
+    stages = experiment.pipeline_parallel
     parts.check_split(experiment, config)
     is_random = experiment.weights == "random"
     if is_random:
@@ -215,11 +201,14 @@ def pad_vocabulary(model: PreTrainedModel, multiple: int) -> None:
     The layer's bias leaves the added logits out of the loss, so the rows' gradients are zero. A slice or a mask of the
     logits is slower: GPT-2, 32 x 1024, CUDA graphs, on one H200: 483,625, 507,478 and, with a bias, 512,753 tokens/s.
     """
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    rows, is_tied = -len(head.weight) % multiple, embedding.weight is head.weight
-    old = head.weight.new_zeros(len(head.weight)) if head.bias is None else head.bias
-    bias = nn.functional.pad(old.detach(), (0, rows), value=ADDED_LOGIT)
-    head.bias = nn.Parameter(bias, requires_grad=head.bias is not None)
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    is_tied = embedding.weight is head.weight
+    rows = -len(head.weight) % multiple
+    has_bias = head.bias is not None
+    bias = head.bias if has_bias else head.weight.new_zeros(len(head.weight))
+    bias = nn.functional.pad(bias.detach(), (0, rows), value=ADDED_LOGIT)
+    head.bias = nn.Parameter(bias, requires_grad=has_bias)
     head.weight = nn.Parameter(nn.functional.pad(head.weight.detach(), (0, 0, 0, rows)))
     if is_tied:
         embedding.weight = head.weight
@@ -227,11 +216,10 @@ def pad_vocabulary(model: PreTrainedModel, multiple: int) -> None:
 
 def multiply_in_fp8(experiment: Experiment, model: PreTrainedModel) -> None:
     """Let the linear layers of blocks whose sizes are multiples of 16 multiply in fp8, on a CPU emulated."""
-    if (
-        experiment.device == "cuda"
-        and (capability := torch.cuda.get_device_capability()) < checks.FP8_CAPABILITY
-    ):
-        raise ValueError(checks.no_fp8(torch.cuda.get_device_name(), capability))
+    if experiment.device == "cuda":
+        capability = torch.cuda.get_device_capability()
+        if capability < checks.FP8_CAPABILITY:
+            raise ValueError(checks.no_fp8(torch.cuda.get_device_name(), capability))
     check_fp8(experiment, model)
     if sys.modules.get("torchao") is None:  # hidden by this package
         sys.modules.pop("torchao", None)
@@ -251,12 +239,9 @@ def check_fp8(experiment: Experiment, model: Any) -> None:
     weights = converted = 0
     for block in blocks(model):
         weights += sum(weight.numel() for weight in block.parameters())
-        layers = [
-            module
-            for module in block.modules()
-            if isinstance(module, nn.Linear) and _fits_fp8(module)
-        ]
-        converted += sum(layer.weight.numel() for layer in layers)
+        for module in block.modules():
+            if isinstance(module, nn.Linear) and _fits_fp8(module):
+                converted += module.weight.numel()
     if converted < weights / 2:
         share = f"{converted / weights:.0%} of the weights of {experiment.model}'s blocks"
         raise ValueError(
@@ -288,7 +273,7 @@ def add_adapters(experiment: Experiment, model: Any) -> Any:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config, autocast_adapter_dtype=not has_masters(experiment))
+    return get_peft_model(model, config, autocast_adapter_dtype=not experiment.numbers.masters)
 
 
 def checkpoint_activations(experiment: Experiment, model: Any) -> None:
@@ -296,9 +281,8 @@ def checkpoint_activations(experiment: Experiment, model: Any) -> None:
 
     def offloaded(function: Callable[..., Any], *inputs: Any) -> Any:
         with save_on_cpu(pin_memory=experiment.device == "cuda"):
-            return checkpoint(
-                function, *inputs, use_reentrant=True
-            )  # only a reentrant one has such hooks
+            # Only a reentrant one has such hooks.
+            return checkpoint(function, *inputs, use_reentrant=True)
 
     if not all(hasattr(block, "gradient_checkpointing") for block in blocks(model)):
         family = model.config.model_type
@@ -321,7 +305,7 @@ def checkpoint_activations(experiment: Experiment, model: Any) -> None:
 
 
 def _from_config(experiment: Experiment, config: Any) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_config(config, dtype=weights_dtype(experiment))
+    return AutoModelForCausalLM.from_config(config, dtype=DTYPES[experiment.numbers.built])
 
 
 def _build_random(
@@ -331,11 +315,8 @@ def _build_random(
 
     shared = experiment.zero_stage == 3
     with return_freed_memory() if shared else nullcontext():
-        with (
-            no_init_weights(),
-            device,
-            deepspeed.zero.Init(config_dict_or_path=ds_config) if shared else nullcontext(),
-        ):
+        sharding = deepspeed.zero.Init(config_dict_or_path=ds_config) if shared else nullcontext()
+        with no_init_weights(), device, sharding:
             model = _from_config(experiment, config)
         init_weights(model, experiment.seed)
     model.tie_weights()
@@ -367,7 +348,7 @@ def _load_pretrained(
     model = AutoModelForCausalLM.from_pretrained(
         _weights_source(experiment),
         config=config,
-        dtype=weights_dtype(experiment),
+        dtype=DTYPES[experiment.numbers.built],
         device_map=None if shared else {"": device},
     )
     del shared
@@ -376,18 +357,16 @@ def _load_pretrained(
 
 def allocate(roots: Iterable[nn.Module]) -> None:
     """Allocate weights and buffers that are on the meta device; tied ones stay tied."""
-    allocated: dict[int, torch.Tensor] = {}
-    for module in (module for root in roots for module in root.modules()):
-        for name, old in [
-            *module.named_parameters(recurse=False),
-            *module.named_buffers(recurse=False),
-        ]:
-            if id(old) not in allocated and old.is_meta:
+    allocated: dict[torch.Tensor, torch.Tensor] = {}
+    for module in nn.ModuleList(roots).modules():
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for name, old in own:
+            if old not in allocated and old.is_meta:
                 new = torch.empty_like(old, device="cpu")
-                allocated[id(old)] = (
-                    nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
-                )
-            setattr(module, name, allocated.get(id(old), old))
+                if isinstance(old, nn.Parameter):
+                    new = nn.Parameter(new, old.requires_grad)
+                allocated[old] = new
+            setattr(module, name, allocated.get(old, old))
 
 
 def init_units(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:

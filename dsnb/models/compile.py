@@ -9,7 +9,7 @@ import torch
 from dsnb.models.loss import CausalLoss
 from dsnb.models.parts import blocks, output_layer
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.training import CUDA_GRAPHS, compiles_blocks
+from dsnb.settings.training import CUDA_GRAPHS
 
 
 def compile_options(experiment: Experiment) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def compile_model(experiment: Experiment, model: CausalLoss) -> None:
     if experiment.compile == "off":
         return
     separate_caches(experiment)
-    if compiles_blocks(experiment.model_dump()):
+    if experiment.compiles_blocks:
         # The output layer is compiled too, because only a compiled product pads its odd width: GPT-2's vocabulary of
         # 50,257 rules out fast kernels in eager mode (108 ms of a 600 ms step of GPT-2 XL, 24 x 1024, on two H200).
         # Compiling the forward method, not the module, keeps hooks that gather weights or reduce gradients outside of

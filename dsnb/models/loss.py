@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dsnb.settings.training import CHUNK_TOKENS
@@ -23,7 +23,7 @@ ALIGNED = 8
 """Half-precision products are slow on GPUs if a width is not a multiple of this (GPT-2's vocabulary: 50,257)."""
 IGNORED = -100
 """Target of a token without a next token."""
-Differentiate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Differentiate = Callable[[Tensor, Tensor], Tensor]
 
 
 class CausalLoss(nn.Module):
@@ -31,12 +31,14 @@ class CausalLoss(nn.Module):
 
     def __init__(self, model: Any, chunked: bool = False) -> None:
         super().__init__()
-        self.model, self.config, self.chunked = model, model.config, chunked
+        self.model = model
+        self.config = model.config
+        self.chunked = chunked
         self._compute = self._in_chunks if chunked else self._whole
         self._loss: Differentiate = differentiate if chunked else causal_loss
         self.is_compiled = False
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         """Return the mean loss, shape (), of token ids of shape (batch, length)."""
         return self._compute(ids)
 
@@ -46,36 +48,37 @@ class CausalLoss(nn.Module):
             self._hidden = torch.compile(self._hidden, **how)  # type: ignore[method-assign]
             self.compile_loss()  # without `how`: a chunk's logits are overwritten, which CUDA graphs cannot replay
         else:
-            self._compute, self.is_compiled = torch.compile(self._compute, **how), True
+            self._compute = torch.compile(self._compute, **how)
+            self.is_compiled = True
 
     def compile_loss(self) -> None:
         """Compile only the loss, of whole logits or of a chunk."""
-        self._loss, self.is_compiled = torch.compile(self._loss), True
+        self._loss = torch.compile(self._loss)
+        self.is_compiled = True
 
-    def _whole(self, ids: torch.Tensor) -> torch.Tensor:
+    def _whole(self, ids: Tensor) -> Tensor:
         return self._loss(self.model(input_ids=ids).logits, ids)
 
-    def _hidden(self, ids: torch.Tensor) -> torch.Tensor:
+    def _hidden(self, ids: Tensor) -> Tensor:
         """Return the input of the output layer, shape (tokens, width)."""
-        hidden: torch.Tensor = self._causal_model().base_model(input_ids=ids).last_hidden_state
+        hidden: Tensor = self._causal_model().base_model(input_ids=ids).last_hidden_state
         return hidden.flatten(0, 1)
 
-    def _in_chunks(self, ids: torch.Tensor) -> torch.Tensor:
+    def _in_chunks(self, ids: Tensor) -> Tensor:
         """Make the output layer return the loss instead of logits, so that hooks which gather its weights run.
 
         Its forward method is replaced at each call, because an engine may have replaced the layer.
         """
         layer = self._causal_model().get_output_embeddings()
         layer.forward = functools.partial(sum_of_losses, layer, loss_and_gradient=self._loss)
-        return layer(self._hidden(ids), next_tokens(ids).flatten()) / (
-            len(ids) * (ids.shape[1] - 1)
-        )
+        total = layer(self._hidden(ids), next_tokens(ids).flatten())
+        return total / (len(ids) * (ids.shape[1] - 1))
 
     def _causal_model(self) -> Any:
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
 
 
-def causal_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def causal_loss(logits: Tensor, ids: Tensor) -> Tensor:
     """Return the mean cross-entropy of the next token, shape (), computed in fp32.
 
     Logits have the shape (batch, length, vocabulary) and token ids (batch, length). The targets are shifted, because
@@ -84,7 +87,7 @@ def causal_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), next_tokens(ids).flatten())
 
 
-def next_tokens(ids: torch.Tensor) -> torch.Tensor:
+def next_tokens(ids: Tensor) -> Tensor:
     """Return the target of each position, shape (batch, length); the last position has none."""
     return F.pad(ids[:, 1:], (0, 1), value=IGNORED)
 
@@ -99,7 +102,7 @@ def chunk_tokens(tokens: int) -> int:
     return -(-tokens // -(-tokens // CHUNK_TOKENS))
 
 
-def differentiate(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def differentiate(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the sum of cross-entropies, shape (), computed in fp32, and overwrite the logits with its gradient.
 
     Logits have the shape (tokens, columns) and targets (tokens,). A token whose target is `IGNORED` has no loss, but
@@ -109,13 +112,11 @@ def differentiate(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     column = targets.clamp(min=0)[:, None]
     losses = torch.where(targets == IGNORED, 0.0, -logs.gather(1, column).squeeze(1))
     if torch.compiler.is_compiling():  # a comparison is fused with the rest, a scatter is not
-        gradient = (
-            logs.exp() - (torch.arange(logits.shape[1], device=logits.device) == column).float()
-        )
+        is_target = torch.arange(logits.shape[1], device=logits.device) == column
+        gradient = logs.exp() - is_target.float()
     else:
-        gradient = logs.exp_().scatter_add_(
-            1, column, -torch.ones_like(column, dtype=torch.float32)
-        )
+        minus_one = -torch.ones_like(column, dtype=torch.float32)
+        gradient = logs.exp_().scatter_add_(1, column, minus_one)
     logits.copy_(gradient)
     return losses.sum()
 
@@ -124,28 +125,30 @@ class _SumOfLosses(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        targets: torch.Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
         loss_and_gradient: Differentiate,
-    ) -> torch.Tensor:
-        kind, vocab = hidden.device.type, len(weight)
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-        columns, rows, ignored = (
-            aligned(vocab),
-            chunk_tokens(len(hidden)),
-            (targets == IGNORED)[:, None],
-        )
+    ) -> Tensor:
+        kind = hidden.device.type
+        vocab = len(weight)
+        columns = aligned(vocab)
+        rows = chunk_tokens(len(hidden))
+        ignored = (targets == IGNORED)[:, None]
+        dtype = weight.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
         with torch.autocast(kind, enabled=False):
             weights = weight.detach().to(dtype)
-            weights = F.pad(weights, (0, 0, 0, columns - vocab)) if columns > vocab else weights
-            states = (
-                hidden.detach().to(dtype).masked_fill(ignored, 0)
-            )  # adds nothing to the weight's gradient
-            by_hidden, logits = torch.empty_like(states), weights.new_empty(rows, columns)
-            by_weight = (
-                torch.zeros_like(weights, dtype=torch.float32) if weight.requires_grad else None
-            )
+            if columns > vocab:
+                weights = F.pad(weights, (0, 0, 0, columns - vocab))
+            # Ignored tokens add nothing to the weight's gradient.
+            states = hidden.detach().to(dtype).masked_fill(ignored, 0)
+            by_hidden = torch.empty_like(states)
+            logits = weights.new_empty(rows, columns)
+            by_weight = None
+            if weight.requires_grad:
+                by_weight = torch.zeros_like(weights, dtype=torch.float32)
             total = torch.zeros((), device=hidden.device)
             chunks = (tensor.split(rows) for tensor in (states, targets, by_hidden))
             for state, target, gradient in zip(*chunks, strict=True):
@@ -156,11 +159,12 @@ class _SumOfLosses(torch.autograd.Function):
                 if by_weight is not None:
                     _add_product(by_weight, values.T, state)
         ctx.save_for_backward(by_hidden.masked_fill_(ignored, 0), by_weight)
-        ctx.dtypes, ctx.vocab = (hidden.dtype, weight.dtype), vocab
+        ctx.dtypes = hidden.dtype, weight.dtype
+        ctx.vocab = vocab
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
         by_hidden, by_weight = ctx.saved_tensors
         of_hidden, of_weight = ctx.dtypes
         if by_weight is not None:
@@ -168,7 +172,7 @@ class _SumOfLosses(torch.autograd.Function):
         return (by_hidden * gradient).to(of_hidden), by_weight, None, None
 
 
-def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add a product to an fp32 sum: in half precision it would overflow, and be rounded once per chunk."""
     if total.dtype == left.dtype:
         torch.ops.aten.addmm.out(total, left, right, out=total)
@@ -181,13 +185,13 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def sum_of_losses(
     layer: nn.Linear,
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
+    hidden: Tensor,
+    targets: Tensor,
     loss_and_gradient: Differentiate = differentiate,
-) -> torch.Tensor:
+) -> Tensor:
     """Return the sum of the cross-entropies of tokens, shape (), with the logits of one chunk at a time in memory.
 
     The output layer has no bias; its input has the shape (tokens, width) and targets (tokens,).
     """
-    total: torch.Tensor = _SumOfLosses.apply(hidden, layer.weight, targets, loss_and_gradient)  # type: ignore[no-untyped-call]
+    total: Tensor = _SumOfLosses.apply(hidden, layer.weight, targets, loss_and_gradient)  # type: ignore[no-untyped-call]
     return total

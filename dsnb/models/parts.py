@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -36,9 +36,8 @@ def blocks(model: Any) -> list[Any]:
 
 def output_layer(model: nn.Module) -> Any:
     """Return the layer that computes the logits."""
-    return next(
-        module for module in model.modules() if isinstance(module, PreTrainedModel)
-    ).get_output_embeddings()
+    models = (module for module in model.modules() if isinstance(module, PreTrainedModel))
+    return next(models).get_output_embeddings()
 
 
 def has_own_parameters(module: nn.Module) -> bool:
@@ -62,16 +61,14 @@ def forward_path(model: Any, batch: int, length: int, device: torch.device) -> F
 
     The model's weights may be on the meta device: zeros replace the few outside of the blocks.
     """
-    embedding, base = model.get_input_embeddings(), model.base_model
-    within = {id(module) for part in [embedding, *blocks(model)] for module in part.modules()}
-    outside = [
-        module
-        for module in base.modules()
-        if has_own_parameters(module) and id(module) not in within
-    ]
+    embedding = model.get_input_embeddings()
+    base = model.base_model
     path = ForwardPath(before=[embedding])
+    within = {module for part in [embedding, *blocks(model)] for module in part.modules()}
+    outside = [module for module in base.modules() if module not in within]
+    outside = [module for module in outside if has_own_parameters(module)]
 
-    def forward(hidden: torch.Tensor, *inputs: Any, **named: Any) -> Any:
+    def forward(hidden: Tensor, *inputs: Any, **named: Any) -> Any:
         path.arguments.append((inputs, named))
         return (hidden,) if model.config.model_type == "bloom" else hidden
 
@@ -79,24 +76,20 @@ def forward_path(model: Any, batch: int, length: int, device: torch.device) -> F
         (path.after if path.arguments else path.before).append(module)
 
     zeros = {name: buffer.to(device) for name, buffer in base.named_buffers()}
-    of_outside = {
-        id(parameter) for module in outside for parameter in module.parameters(recurse=False)
-    }
-    for name, parameter in base.named_parameters():
-        if id(parameter) in of_outside:
-            zeros[name] = torch.zeros_like(parameter, device=device)
-    inputs = torch.zeros(
-        batch, length, embedding.weight.shape[1], dtype=embedding.weight.dtype, device=device
-    )
+    weights = {weight for module in outside for weight in module.parameters(recurse=False)}
+    for name, weight in base.named_parameters():
+        if weight in weights:
+            zeros[name] = torch.zeros_like(weight, device=device)
+    weight = embedding.weight
+    inputs = torch.zeros(batch, length, weight.shape[1], dtype=weight.dtype, device=device)
     with ExitStack() as stack, torch.no_grad():
         for block in blocks(model):
             block.forward = forward
             stack.callback(delattr, block, "forward")
         for module in outside:
             stack.callback(module.register_forward_pre_hook(record).remove)
-        torch.func.functional_call(
-            base, zeros, kwargs={"inputs_embeds": inputs, "use_cache": False}
-        )
+        named = {"inputs_embeds": inputs, "use_cache": False}
+        torch.func.functional_call(base, zeros, kwargs=named)
     return path
 
 
@@ -106,7 +99,8 @@ class Embedding(nn.Module):
     def __init__(self, model: Any, path: ForwardPath) -> None:
         super().__init__()
         model_blocks = blocks(model)
-        self.base, self.weight = model.base_model, model.get_input_embeddings().weight
+        self.base = model.base_model
+        self.weight = model.get_input_embeddings().weight
         for parent in list(self.base.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, nn.ModuleList) and list(child) == model_blocks:
@@ -114,7 +108,7 @@ class Embedding(nn.Module):
                 elif any(child is layer for layer in path.after):
                     setattr(parent, name, nn.Identity())
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         """Return the hidden state, shape (batch, length, width), of token ids of shape (batch, length)."""
         return self.base(input_ids=ids, use_cache=False)[0]
 
@@ -124,9 +118,10 @@ class Block(nn.Module):
 
     def __init__(self, block: nn.Module, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         super().__init__()
-        self.block, self.arguments = block, arguments
+        self.block = block
+        self.arguments = arguments
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         """Return the next hidden state, shape (batch, length, width)."""
         inputs, named = self.arguments
         output = self.block(hidden, *inputs, **named)
@@ -138,14 +133,16 @@ def stage_modules(model: Any, path: ForwardPath, stage: int, stages: int) -> Ite
     model_blocks = blocks(model)
     share = len(model_blocks) // stages
     tied = model.config.tie_word_embeddings
-    if stage == 0 or (tied and stage == stages - 1):
+    is_first = stage == 0
+    is_last = stage == stages - 1
+    if is_first or (tied and is_last):
         yield path.before[0]
-    if stage == 0:
+    if is_first:
         yield from path.before[1:]
     yield from model_blocks[stage * share : (stage + 1) * share]
-    if stage == stages - 1:
+    if is_last:
         yield from path.after
-    if stage == stages - 1 or (tied and stage == 0):
+    if is_last or (tied and is_first):
         yield model.get_output_embeddings()
 
 
@@ -156,18 +153,20 @@ def check_split(experiment: Experiment, config: Any) -> None:
         ("pipeline_parallel", "num_hidden_layers"),
     ):
         ranks = getattr(experiment, setting)
-        if ranks > 1 and config.model_type not in model_shapes.SPLIT:
+        if ranks == 1:
+            continue
+        if config.model_type not in model_shapes.SPLIT:
             raise ValueError(model_shapes.not_split(setting, ranks, config.model_type))
-        if ranks > 1 and getattr(config, parts) % ranks:
+        number = getattr(config, parts)
+        if number % ranks:
             what = parts.rpartition("_")[2]
-            raise ValueError(
-                f"{setting} is {ranks}: it must divide the model's {getattr(config, parts)} {what}"
-            )
+            raise ValueError(f"{setting} is {ranks}: it must divide the model's {number} {what}")
 
 
 def prepare(experiment: Experiment, model: Any) -> None:
     """Prepare a model, or a pipeline stage's part of it, for AutoTP; raise ValueError if it cannot be split."""
-    ranks, config = experiment.tensor_parallel, model.config
+    ranks = experiment.tensor_parallel
+    config = model.config
     check_split(experiment, config)
     _use_linear_layers(model)
     # Mark the model as done: AutoTP would also divide the model's head count, from which ALiBi's slopes are made.
@@ -177,13 +176,7 @@ def prepare(experiment: Experiment, model: Any) -> None:
         if config.model_type == "gpt2":
             block.attn.split_size //= ranks
         elif config.model_type == "bloom":
-            heads = config.num_attention_heads // ranks
-            _slice_alibi(
-                block.self_attention,
-                first_head=rank * heads,
-                heads=heads,
-                of=config.num_attention_heads,
-            )
+            _slice_alibi(block.self_attention, config.num_attention_heads, rank, ranks)
 
 
 def _use_linear_layers(model: nn.Module) -> None:
@@ -193,22 +186,19 @@ def _use_linear_layers(model: nn.Module) -> None:
             if isinstance(child, Conv1D):
                 inputs, outputs = child.weight.shape
                 linear = nn.Linear(inputs, outputs, device="meta")
-                linear.weight, linear.bias = (
-                    nn.Parameter(child.weight.data.t().contiguous()),
-                    child.bias,
-                )
+                linear.weight = nn.Parameter(child.weight.data.t().contiguous())
+                linear.bias = child.bias
                 setattr(parent, name, linear)
 
 
-def _slice_alibi(attention: nn.Module, first_head: int, heads: int, of: int) -> None:
-    """Pass an attention layer the ALiBi slopes of this rank's heads only, out of (batch x all heads, 1, length)."""
+def _slice_alibi(attention: nn.Module, heads: int, rank: int, ranks: int) -> None:
+    """Pass an attention layer the ALiBi slopes of this rank's heads only, out of (batch x heads, 1, length)."""
 
     def slice_(
         _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        alibi = (
-            named["alibi"].unflatten(0, (-1, of))[:, first_head : first_head + heads].flatten(0, 1)
-        )
+        of_heads = named["alibi"].unflatten(0, (-1, heads))
+        alibi = of_heads.chunk(ranks, dim=1)[rank].flatten(0, 1)
         return inputs, {**named, "alibi": alibi}
 
     attention.register_forward_pre_hook(slice_, with_kwargs=True)

@@ -1,7 +1,7 @@
 """How accurate predictions are: errors by kind of setting, and what no measured run covers.
 
-Errors are those of settings that nothing was fitted to. Those of the user's own calibration are measured on models
-that were left out of it.
+Errors are those of settings that nothing was fitted to. Those of the user's own calibration are
+measured on models that were left out of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,8 @@ from dsnb.settings.training import CUDA_GRAPHS
 
 ALL = "all"
 MIN_SETTINGS = 5
-"""Minimum number of settings of a kind to use its error of times; with fewer, a wider kind is used."""
+"""Minimum number of settings of a kind to use its error of times; with fewer, a wider kind is
+used."""
 MIN_PEAKS = 3
 """The same for peaks of memory."""
 LIMITS = tuned.numbers("limits")
@@ -31,8 +32,9 @@ COMPILATION = {"off": "eager", "default": "compiled", **dict.fromkeys(CUDA_GRAPH
 class PredictionError(NamedTuple):
     """Errors of predicted figures in per cent of the measured ones, on a number of settings.
 
-    Errors of peak memory are absolute, with their arithmetic mean. Errors of step times are factors, the same for step
-    time, tokens/s, days and cost: 25 if a step takes 1.25 or 1 / 1.25 times as long, with their geometric mean.
+    Errors of peak memory are absolute, with their arithmetic mean. Errors of step times are
+    factors, the same for step time, tokens/s, days and cost: 25 if a step takes 1.25 or 1 / 1.25
+    times as long, with their geometric mean.
     """
 
     settings: int
@@ -75,7 +77,8 @@ ELSEWHERE = _stated("elsewhere")
 """Errors on GPUs that the constants were not fitted to."""
 PEAK_ERRORS = _stated("peaks")
 HOST_ERRORS = _stated("host")
-"""Errors of host memory; docs/explanation/prediction.md also lists kinds of fewer settings of all figures."""
+"""Errors of host memory; docs/explanation/prediction.md also lists kinds of fewer settings of all
+figures."""
 
 
 def kind(experiment: Experiment) -> str:
@@ -130,15 +133,14 @@ def peak_error(experiment: Experiment) -> ExpectedError:
 
 def host_error(experiment: Experiment) -> ExpectedError:
     """Return the error to expect of predicted host memory."""
-    name = host_kind(experiment)
-    return ExpectedError(name, HOST_ERRORS[name])
+    return expected_error([host_kind(experiment)], HOST_ERRORS)
 
 
 def by_kind(
     runs: Sequence[Measured], errors_pct: Sequence[float], constants: Constants = DEFAULT
 ) -> dict[str, PredictionError]:
     """Return the errors of runs by each of their kinds; the constants decide whether the CPU limits a step."""
-    limits = limited_by_cpu(stack([run.setting for run in runs]), constants)
+    limits = limited_by_cpu(stack([run.counts for run in runs]), constants)
     names = [kinds(run.experiment, bool(by_cpu)) for run, by_cpu in zip(runs, limits, strict=True)]
     return grouped(names, errors_pct)
 
@@ -229,7 +231,7 @@ def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
 def _numbers(experiment: Experiment, link: Link) -> dict[str, float]:
     return {
         "hidden size": shape(experiment.model).hidden,
-        "number of tokens in a micro-batch": int(experiment.micro_batch_size) * experiment.seq_len,
+        "number of tokens in a micro-batch": experiment.micro_batch_tokens,
         "number of GPUs": experiment.gpus,
         NODES: link.nodes(experiment),
     }

@@ -1,8 +1,9 @@
 """Fit the constants of the time model to measured runs.
 
-Constants are fitted by robust least squares on the logarithm of the step time, with Gauss-Newton steps in the
-logarithms of the constants. Huber weights limit the influence of outliers (Huber 1964), and a prior keeps each constant
-near its start unless the runs say otherwise, so a few runs are enough.
+Constants are fitted by robust least squares on the logarithm of the step time, with Gauss-Newton
+steps in the logarithms of the constants. Huber weights limit the influence of outliers (Huber
+1964), and a prior keeps each constant near its start unless the runs say otherwise, so a few runs
+are enough.
 """
 
 import math
@@ -21,9 +22,9 @@ from dsnb.prediction.step_time import (
     DEFAULT,
     HOST_COUNTS,
     Constants,
-    Setting,
+    StepCounts,
+    count_step,
     parts,
-    setting,
     stack,
     step_times,
 )
@@ -38,7 +39,8 @@ MIN_CALIBRATED = 3
 STEPS = 12
 """Gauss-Newton steps, which converge before."""
 MAX_FITS = 20
-"""Maximum number of fits for the errors of some runs; one takes 20 to 40 ms, more with thousands of runs."""
+"""Maximum number of fits for the errors of some runs; one takes 20 to 40 ms, more with thousands of
+runs."""
 FIT = tuned.numbers("fit")
 LIMITS = tuned.numbers("limits")
 SPREAD = np.array(tuned.column("constants", "spread"))
@@ -51,14 +53,14 @@ LOG_MAX = np.log(tuned.column("constants", "most", math.inf))
 class Measured:
     """One measured run: what was run, on what, how long a step took, and its counts.
 
-    The host's counts are multiplied by `launch_ratio`, the launch time that was measured with the run over the usual
-    one, so that runs of fast and slow hosts have the same constants.
+    The host's counts are multiplied by `launch_ratio`, the launch time that was measured with the
+    run over the usual one, so that runs of fast and slow hosts have the same constants.
     """
 
     experiment: Experiment
     gpu_name: str
     step_time_s: float
-    setting: Setting
+    counts: StepCounts
     launch_ratio: float = 1.0
 
 
@@ -75,7 +77,8 @@ def measured(runs: "pd.DataFrame", link: Link | str = "nvlink") -> list[Measured
 def of_record(record: dict[Any, Any], link: Link) -> Measured | None:
     """Return the measured run of one row; None if it failed, or its GPU or model is unknown.
 
-    A run whose allocator returned memory while it was timed is None as well: its speed is not that of its setting.
+    A run whose allocator returned memory while it was timed is None as well: its speed is not that
+    of its setting.
     """
     values = {name: value for name, value in record.items() if text(value) != "-"}
     if values.get("status", "ok") != "ok" or values.get("alloc_retries", 0) > 0:
@@ -88,7 +91,7 @@ def of_record(record: dict[Any, Any], link: Link) -> Measured | None:
     if gpu is None or not step_time_s or step_time_s <= 0:
         return None
     try:
-        counts = setting(experiment, gpu, link)
+        counts = count_step(experiment, gpu, link)
     except SettingsError:
         return None
     ratio = 1.0
@@ -104,10 +107,10 @@ def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT) -> Constants
     """Return the constants that fit the runs, with repeats of a setting weighted as one; `start` is the prior."""
     if not runs:
         return start
-    counts = stack([run.setting for run in runs])
+    counts = stack([run.counts for run in runs])
     targets = np.log([run.step_time_s for run in runs])
-    repeats = Counter(run.setting for run in runs)
-    shares = np.array([1 / repeats[run.setting] for run in runs])
+    repeats = Counter(run.counts for run in runs)
+    shares = np.array([1 / repeats[run.counts] for run in runs])
 
     def log_times(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(np.log(parts(counts, _constants(logarithms)).step_time_s))
@@ -135,27 +138,27 @@ def _constants(logarithms: NDArray[np.float64]) -> Constants:
     return Constants(*np.exp(logarithms).tolist())
 
 
-def limited_by_cpu(settings: Setting, constants: Constants = DEFAULT) -> NDArray[np.bool_]:
+def limited_by_cpu(counts: StepCounts, constants: Constants = DEFAULT) -> NDArray[np.bool_]:
     """Return whether the CPU limits each step, shape (settings,): whether a slower host would lengthen it.
 
-    Hosts differ by a factor of two, so this says more about the error of a prediction than the GPU's predicted idle
-    time does.
+    Hosts differ by a factor of two, so this says more about the error of a prediction than the
+    GPU's predicted idle time does.
     """
-    times_s = np.asarray(parts(settings, constants).step_time_s)
+    times_s = np.asarray(parts(counts, constants).step_time_s)
     slower_host = constants.on_host(LIMITS.slower_host)
-    slowed_s = np.asarray(parts(settings, slower_host).step_time_s)
+    slowed_s = np.asarray(parts(counts, slower_host).step_time_s)
     return slowed_s > (1 + LIMITS.slowed_step) * times_s
 
 
 def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float]:
     """Return the error of each run in per cent, predicted with constants fitted to the runs of all other models.
 
-    If all runs are of one model, each setting is left out instead. With more than 20 models or settings, several are
-    left out together. `start` must not depend on the runs.
+    If all runs are of one model, each setting is left out instead. With more than 20 models or
+    settings, several are left out together. `start` must not depend on the runs.
     """
     groups: list[object] = [run.experiment.model for run in runs]
     if len(set(groups)) == 1:
-        groups = [run.setting for run in runs]
+        groups = [run.counts for run in runs]
     fold_of = {group: number % MAX_FITS for number, group in enumerate(dict.fromkeys(groups))}
     folds = [fold_of[group] for group in groups]
     errors_pct = np.zeros(len(runs))
@@ -163,7 +166,7 @@ def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float
         chosen = [place for place, other in enumerate(folds) if other == fold]
         others = [run for run, other in zip(runs, folds, strict=True) if other != fold]
         constants = calibrate(others, start)
-        predicted_s = step_times([runs[place].setting for place in chosen], constants).step_time_s
+        predicted_s = step_times([runs[place].counts for place in chosen], constants).step_time_s
         measured_s = [runs[place].step_time_s for place in chosen]
         errors_pct[chosen] = 100 * (np.asarray(predicted_s) / measured_s - 1)
     return [float(error) for error in errors_pct]

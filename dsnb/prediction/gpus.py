@@ -1,30 +1,33 @@
 """GPUs by their data sheets (rates, bandwidths, memory), and the links between them.
 
-`gpus.csv` holds the GPUs, with what was compared in November 2026. Bandwidths are decimal GB/s in one direction: NVLink
-5 has 18 links of 50 GB/s, NVLink 4 18 of 25, NVLink 3 12, NVLink 2 6; PCIe 5.0 x16 has 64 GB/s, 4.0 32, 3.0 16. Bridges
-of the NVL and PCIe cards join two of them. Memory is what drivers report, or usual for the nominal size.
+`gpus.csv` holds the GPUs, with what was compared in November 2026. Bandwidths are decimal GB/s in
+one direction: NVLink 5 has 18 links of 50 GB/s, NVLink 4 18 of 25, NVLink 3 12, NVLink 2 6; PCIe
+5.0 x16 has 64 GB/s, 4.0 32, 3.0 16. Bridges of the NVL and PCIe cards join two of them. Memory is
+what drivers report, or usual for the nominal size.
 
-A user adds GPUs with a file of the same columns: `$DSNB_GPUS`, or `gpus.csv` in the user's configuration folder.
+A user adds GPUs with a file of the same columns: `$DSNB_GPUS`, or `gpus.csv` in the user's
+configuration folder.
 """
 
-import contextlib
 import csv
 import math
 import os
 import re
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Annotated, Any
 
 import platformdirs
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.system import gpu_names, hardware
 from dsnb.base.system.gpu_names import GpuName
 from dsnb.prediction import tuned
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import NotNegative, Positive
 
 NODE_GPUS = 8
 """GPUs of a node, if an experiment does not give its number of nodes."""
@@ -35,23 +38,23 @@ KNOWN_RATES = {
     "tf32_tflops": ("tf32", "fp32"),
     "half_tflops": ("bf16", "fp16"),
 }
-"""Precisions that `dsnb.base.system.hardware` has the rate of an empty column for, the first known one."""
-NUMBERS = (*KNOWN_RATES, "memory_gib", "memory_gb_per_s", "nvlink_gb_per_s", "pcie_gb_per_s")
+"""Precisions that `dsnb.base.system.hardware` has the rate of an empty column for, the first known
+one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class GpuSpec:
     """One GPU by its data sheet: dense peak rates, memory and bandwidths; and what training reaches of these rates."""
 
-    name: str
-    fp32_tflops: float
-    tf32_tflops: float  # fp32's on a GPU without tf32
-    half_tflops: float
-    memory_gib: float
-    memory_gb_per_s: float
-    nvlink_gb_per_s: float  # of all links to other GPUs of the node; 0 for none
-    pcie_gb_per_s: float  # to host memory
-    switched: bool  # whether a switch gives two GPUs of a node all links; else each pair has its share of them
+    name: Annotated[str, Field(min_length=1)]
+    fp32_tflops: Positive
+    tf32_tflops: Positive  # fp32's on a GPU without tf32
+    half_tflops: Positive
+    memory_gib: Positive
+    memory_gb_per_s: Positive
+    nvlink_gb_per_s: NotNegative  # of all links to other GPUs of the node; 0 for none
+    pcie_gb_per_s: Positive  # to host memory
+    switched: bool = False  # whether a switch gives two GPUs of a node all links; else each pair has its share of them
     product_gain: float = 1.0  # share of the nominal rate that training reaches, over H200's: of products and attention
     memory_gain: float = 1.0  # ... and of the memory; 1 where no run of ours tells
 
@@ -65,14 +68,16 @@ class GpuSpec:
 def known() -> dict[str, GpuSpec]:
     """Return the GPUs of `gpus.csv` and of the user's file by name; the latter replace those of the same name."""
     specs = _read(Path(__file__).with_name("gpus.csv"))
-    if file := user_file():
-        specs += _read(file)
+    added = user_file()
+    if added:
+        specs += _read(added)
     return {spec.name: spec for spec in specs}
 
 
 def user_file() -> Path | None:
     """Return the user's file of GPUs: `$DSNB_GPUS`, or `gpus.csv` in the user's configuration folder if it exists."""
-    if chosen := os.environ.get("DSNB_GPUS"):
+    chosen = os.environ.get("DSNB_GPUS")
+    if chosen:
         return Path(chosen).expanduser()
     file = platformdirs.user_config_path("dsnb", appauthor=False) / "gpus.csv"
     return file if file.is_file() else None
@@ -88,39 +93,24 @@ def _read(file: Path) -> list[GpuSpec]:
     for number, row in enumerate(csv.DictReader(lines), start=2):
         try:
             specs.append(_spec(row))
-        except ValueError as error:
-            raise SettingsError(f"{file}, line {number}: {error}") from error
+        except ValidationError as error:
+            column = error.errors()[0]["loc"][0]
+            problem = (
+                f"{column} is {row.get(str(column)) or ''!r}: give the value of its data sheet"
+            )
+            raise SettingsError(f"{file}, line {number}: {problem}") from error
     return specs
 
 
-def _spec(row: Mapping[str, str | None]) -> GpuSpec:
-    name = (row.get("name") or "").strip()
-    if not name:
-        raise ValueError("a GPU needs a name")
-    sheet = {column: _number(name, column, row.get(column) or "") for column in NUMBERS}
+def _spec(row: Mapping[str, str]) -> GpuSpec:
+    """Return the GPU of a row; an empty rate is that of `dsnb.base.system.hardware`."""
+    known: dict[str, Any] = {column: text for column, text in row.items() if column and text}
+    name = str(known.get("name"))
+    for column, precisions in KNOWN_RATES.items():
+        rates = (hardware.peak_tflops(name, precision) for precision in precisions)
+        known.setdefault(column, next(filter(None, rates), None))
     product_gain, memory_gain = GAINS.get(name, (1.0, 1.0))
-    return GpuSpec(
-        name,
-        **sheet,
-        switched=row.get("switched") == "1",
-        product_gain=product_gain,
-        memory_gain=memory_gain,
-    )
-
-
-def _number(name: str, column: str, text: str) -> float:
-    """Return a number of a data sheet; an empty rate is that of `dsnb.base.system.hardware`."""
-    value: float | None = None
-    if text:
-        with contextlib.suppress(ValueError):
-            value = float(text)
-    else:
-        rates = (hardware.peak_tflops(name, precision) for precision in KNOWN_RATES.get(column, ()))
-        value = next(filter(None, rates), None)
-    least = 0 if column == "nvlink_gb_per_s" else sys.float_info.min
-    if value is None or not least <= value < math.inf:
-        raise ValueError(f"{column} of {name} is {text!r}: give the number of its data sheet")
-    return value
+    return GpuSpec(**known, product_gain=product_gain, memory_gain=memory_gain)
 
 
 def find(name: str) -> GpuSpec:
@@ -135,7 +125,8 @@ def find(name: str) -> GpuSpec:
 def known_gpu(name: object) -> GpuSpec | None:
     """Return a GPU by one of its names; None if dsnb has no data sheet of it.
 
-    A name with a word that is not understood, such as a MIG slice's or a laptop's, is an unknown GPU.
+    A name with a word that is not understood, such as a MIG slice's or a laptop's, is an unknown
+    GPU.
     """
     by_name = {_parsed(key): spec for key, spec in known().items()}
     parsed = _parsed(str(name))

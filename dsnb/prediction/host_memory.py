@@ -1,8 +1,9 @@
 """Predict the host memory of a node: the processes of its ranks, and what offload keeps in it.
 
-The rules follow the code of DeepSpeed 0.19.8 and torch 2.11. dsnb asks for pinned memory, and torch's allocator of
-pinned memory rounds each request up to a power of two: that is why offload takes 21 to 27 bytes for a parameter, where
-weights, gradients, fp32 masters and moments are 16 or 18. Building the model and reading weights are not included.
+The rules follow the code of DeepSpeed 0.19.8 and torch 2.11. dsnb asks for pinned memory, and
+torch's allocator of pinned memory rounds each request up to a power of two: that is why offload
+takes 21 to 27 bytes for a parameter, where weights, gradients, fp32 masters and moments are 16 or
+18. Building the model and reading weights are not included.
 """
 
 import math
@@ -23,7 +24,8 @@ PROCESS_GIB: float = HOST.process_gib
 USABLE: float = HOST.usable
 """Share of a host's memory that a training may take."""
 PINNED_SHARE = 1 / math.log(2)
-"""Mean of the next power of two over a size, for tensors of all sizes: those that are pinned one by one."""
+"""Mean of the next power of two over a size, for tensors of all sizes: those that are pinned one by
+one."""
 
 
 def offloads(experiment: Experiment) -> bool:
@@ -80,7 +82,7 @@ def pinned(size: float) -> float:
 def _block_inputs(experiment: Experiment) -> float:
     """Return the inputs of recomputed blocks (`torch.autograd.graph.save_on_cpu`), each pinned on its own."""
     model = shape(experiment.model)
-    tokens = int(experiment.micro_batch_size) * experiment.seq_len
+    tokens = experiment.micro_batch_tokens
     each = pinned(tokens * model.hidden * experiment.numbers.stream_bytes)
     return recomputed_blocks(model.layers, experiment.checkpoint_every) * each
 
@@ -88,8 +90,9 @@ def _block_inputs(experiment: Experiment) -> float:
 def _zero12(experiment: Experiment, need: MemoryParts) -> MemoryParts:
     """Pin fp32 masters, their gradients and the weights on their way back; moments are not pinned.
 
-    `stage_1_and_2.py`: `single_partition_of_fp32_groups`, `param_buffer_of_bit16_for_cpu_offload_groups` and
-    `temp_grad_buffer_for_cpu_offload`, the size of the largest parameter. ZeRO 2 accumulates there, tensor by tensor
+    `stage_1_and_2.py`: `single_partition_of_fp32_groups`,
+    `param_buffer_of_bit16_for_cpu_offload_groups` and `temp_grad_buffer_for_cpu_offload`, the size
+    of the largest parameter. ZeRO 2 accumulates there, tensor by tensor
     (`accumulated_grads_in_cpu`).
     """
     width = experiment.numbers.trained_bytes
@@ -105,10 +108,11 @@ def _zero12(experiment: Experiment, need: MemoryParts) -> MemoryParts:
 def _zero3(experiment: Experiment, need: MemoryParts) -> MemoryParts:
     """Pin gradients twice: in fp32 for each sub-group, and flat as they are accumulated.
 
-    `stage3.py`: `fp32_partitioned_groups_flat` and the moments are not pinned, `subgroup_gradient_buffer` and
-    `grad_partitions_flat_buffer` are. Offloaded weights are pinned in one piece
-    (`param_groups_fp16_flat_cpu_memory`), after each parameter was by itself (`partition_parameters.py`), which torch
-    keeps. Weights that stay on the GPU are cast on the host by sub-group, on their way back.
+    `stage3.py`: `fp32_partitioned_groups_flat` and the moments are not pinned,
+    `subgroup_gradient_buffer` and `grad_partitions_flat_buffer` are. Offloaded weights are pinned
+    in one piece (`param_groups_fp16_flat_cpu_memory`), after each parameter was by itself
+    (`partition_parameters.py`), which torch keeps. Weights that stay on the GPU are cast on the
+    host by sub-group, on their way back.
     """
     numbers = experiment.numbers
     width = numbers.trained_bytes

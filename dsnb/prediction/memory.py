@@ -1,8 +1,8 @@
 """Predict the peak of a GPU's memory in a step: the largest of the moments of its strategy.
 
 What a micro-batch keeps comes from a trace of the model; `untraced` estimates it by the formulas of
-`dsnb.base.formulas.memory`. Both give the same parts. The rules follow the code of torch and DeepSpeed 0.19.8 and were
-checked against runs on CPU ranks (docs/explanation/prediction.md).
+`dsnb.base.formulas.memory`. Both give the same parts. The rules follow the code of torch and
+DeepSpeed 0.19.8 and were checked against runs on CPU ranks (docs/explanation/prediction.md).
 """
 
 import math
@@ -52,7 +52,7 @@ def need_gib(experiment: Experiment, likely: bool = False) -> float:
 def untraced(experiment: Experiment, likely: bool) -> MemoryTrace:
     """Return a trace of a setting from formulas, for the least or the likely bytes that it keeps."""
     model = shape(experiment.model)
-    tokens = int(experiment.micro_batch_size) * experiment.seq_len
+    tokens = experiment.micro_batch_tokens
     width = experiment.numbers.computed_bytes
     block = formulas.block_activations(
         tokens,
@@ -64,12 +64,13 @@ def untraced(experiment: Experiment, likely: bool) -> MemoryTrace:
         fused=True,
         relu=not likely or model.family == "opt",
     )
-    logit_bytes = float(width)
     if not likely:
         block *= UNTRACED.least_block
+        logit_bytes = width
     else:
-        is_eager = experiment.compile == "off"
-        logit_bytes = UNTRACED.eager_logit_bytes if is_eager else UNTRACED.compiled_logit_bytes
+        logit_bytes = UNTRACED.compiled_logit_bytes
+        if experiment.compile == "off":
+            logit_bytes = UNTRACED.eager_logit_bytes
         if experiment.numbers.casts_weights:
             block *= UNTRACED.autocast_block
     every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
@@ -105,7 +106,7 @@ def _of_ranks(experiment: Experiment, trace: MemoryTrace) -> list[MemoryTrace]:
     in_flight = min(stages, experiment.grad_accum)
     logits = split.moments[0][0] - split.kept
     # The engine keeps the logits of a micro-batch until the buffer is used again.
-    kept_logits = 2 * int(experiment.micro_batch_size) * experiment.seq_len * trace.vocab
+    kept_logits = 2 * experiment.micro_batch_tokens * trace.vocab
     of_stages = []
     for micro_batches, loss in ((in_flight, 0.0), (1, logits + in_flight * kept_logits)):
         kept = split.kept * micro_batches / stages
@@ -118,7 +119,7 @@ def _split_by_tensor_parallel(experiment: Experiment, trace: MemoryTrace) -> Mem
     """Return the trace of one tensor-parallel rank; ranks share part of a block's activations (Korthikanti et al.)."""
     if experiment.tensor_parallel == 1:
         return trace
-    tokens = int(experiment.micro_batch_size) * experiment.seq_len
+    tokens = experiment.micro_batch_tokens
     replicated = trace.layers * formulas.block_activations(
         tokens,
         trace.hidden,
@@ -129,7 +130,8 @@ def _split_by_tensor_parallel(experiment: Experiment, trace: MemoryTrace) -> Mem
         dropout=experiment.dropout > 0,
     )
     less = (1 - 1 / experiment.tensor_parallel) * max(0.0, trace.kept - replicated)
-    # The activations of blocks shrink as their gradients are computed; frozen weights outside of blocks have none.
+    # The activations of blocks shrink as their gradients are computed; frozen weights outside of
+    # blocks have none.
     of_blocks = trace.trainable
     if trace.trainable == trace.parameters:
         of_blocks -= trace.of_root
@@ -187,7 +189,8 @@ class Engine:
     def states(self) -> MemoryParts:
         """Weights and optimizer states of a rank.
 
-        Also in full precision, ZeRO 1 to 3 have masters of their own: clones of their share of the fp32 weights.
+        Also in full precision, ZeRO 1 to 3 have masters of their own: clones of their share of the
+        fp32 weights.
         """
         strategy = self.experiment.parallel_strategy
         is_shared = strategy.shards_optimizer(self.experiment)
@@ -208,17 +211,18 @@ class Engine:
 
 def engine_of(experiment: Experiment, trace: MemoryTrace) -> Engine:
     """Return the sizes of a setting."""
-    # Embeddings, which are tied to the output layer, are whole on each tensor-parallel rank and on the outer stages.
+    # Embeddings, which are tied to the output layer, are whole on each tensor-parallel rank and on
+    # the outer stages.
     root_share = trace.of_root / trace.parameters
-    model_parallel = experiment.tensor_parallel * experiment.pipeline_parallel
-    of_rank = root_share + (1 - root_share) / model_parallel
+    of_rank = root_share + (1 - root_share) / experiment.model_parallel
     numbers = experiment.numbers
     strategy = experiment.parallel_strategy
     given = experiment.deepspeed.get("zero_optimization.reduce_bucket_size")
     bucket = numbers.trained_bytes * float(given or strategy.bucket_elements(experiment))
     buckets = bucket
-    # Under DeepSpeed's autocast, linear layers have their own bucket, unless LoRA trains nothing else
-    # (`torch_autocast.get_all_comm_dtypes`). At ZeRO 3 it is in half precision, else in the gradients' precision.
+    # Under DeepSpeed's autocast, linear layers have their own bucket, unless LoRA trains nothing
+    # else (`torch_autocast.get_all_comm_dtypes`). At ZeRO 3 it is in half precision, else in the
+    # gradients' precision.
     if strategy.is_deepspeed and numbers.autocast:
         linear = bucket / 2 if experiment.zero_stage == 3 else bucket
         buckets = linear if experiment.lora_rank else bucket + linear
@@ -260,9 +264,9 @@ def _passes(
 ) -> list[MemoryParts]:
     """Return the forward pass of the last micro-batch, the backward pass of its loss, and the peak of the rest.
 
-    With accumulation, `kept` bytes of gradients exist beforehand, to which new ones are added; without it, `staying`
-    bytes of each new one stay. At most `held` bytes of gradients wait to be reduced. `later` bytes are allocated when
-    the first gradient leaves the backward pass.
+    With accumulation, `kept` bytes of gradients exist beforehand, to which new ones are added;
+    without it, `staying` bytes of each new one stay. At most `held` bytes of gradients wait to be
+    reduced. `later` bytes are allocated when the first gradient leaves the backward pass.
     """
     trace = engine.trace
     experiment = engine.experiment
@@ -283,7 +287,8 @@ def _passes(
     # If a model is compiled as a whole, all gradients leave the backward pass together, at its end.
     is_compiled = experiment.compile not in {"off", "deepcompile"}
     if is_compiled and not experiment.compiles_blocks:
-        # With a loss in chunks the output layer's gradient is not in that graph, and is added to the embedding's.
+        # With a loss in chunks the output layer's gradient is not in that graph, and is added to
+        # the embedding's.
         beside = float(sizes[-1]) if experiment.loss == "chunked" else 0.0
         gradients = width * engine.trained
         moments.append(
@@ -314,9 +319,10 @@ def plain(engine: Engine) -> list[MemoryParts]:
 def ddp(engine: Engine) -> list[MemoryParts]:
     """Hold the same as one process, and buckets for all gradients; unsent gradients are outside of the buckets.
 
-    Compressed gradients live until the next ones are sent, and PowerSGD keeps its error feedback (torch's
-    `ddp_comm_hooks`). With AdamW and accumulation, only the second step took additional memory, as much as all
-    gradients (OPT-1.3B on H200, 4 and 8 x 1024). With Adafactor or on CPU ranks it did not; the reason is unknown.
+    Compressed gradients live until the next ones are sent, and PowerSGD keeps its error feedback
+    (torch's `ddp_comm_hooks`). With AdamW and accumulation, only the second step took additional
+    memory, as much as all gradients (OPT-1.3B on H200, 4 and 8 x 1024). With Adafactor or on CPU
+    ranks it did not; the reason is unknown.
     """
     whole = 4 * engine.trained
     sent = {"bf16": 2, "powersgd": 4}.get(engine.experiment.gradient_compression, 0)
@@ -332,18 +338,21 @@ def ddp(engine: Engine) -> list[MemoryParts]:
 def fsdp(engine: Engine) -> list[MemoryParts]:
     """Hold everything in shards; the root and one block are gathered.
 
-    Gradients of earlier micro-batches are shards, too, unless they are reduced once a step: then they are whole.
+    Gradients of earlier micro-batches are shards, too, unless they are reduced once a step: then
+    they are whole.
     """
     trace = engine.trace
-    is_half = engine.numbers.natively_half
-    gathered_bytes = 2 if is_half else 4
+    gathered_bytes = 2 if engine.numbers.natively_half else 4
     states = engine.states.plus(buffers=gathered_bytes * (trace.of_root + trace.of_block))
-    # A block's gradients are copied to fp32 to be reduced, where the weights of the next one take less.
-    reduced = 2 * trace.of_block if is_half else 0
-    is_whole = engine.experiment.reduce_gradients == "step"
-    kept = 4 * (engine.trained if is_whole else engine.share)
+    # A block's gradients are copied to fp32 to be reduced, where the weights of the next one take
+    # less.
+    reduced = (4 - gathered_bytes) * trace.of_block
+    share = 4 * engine.share
+    kept = share
+    if engine.experiment.reduce_gradients == "step":
+        kept = 4 * engine.trained
     passes = _passes(engine, states, kept, staying=4 / engine.ranks, later=reduced)
-    return [*passes, engine.states.plus("optimizer", gradients=4 * engine.share)]
+    return [*passes, engine.states.plus("optimizer", gradients=share)]
 
 
 def zero(engine: Engine) -> list[MemoryParts]:
@@ -364,14 +373,15 @@ def _zero0(engine: Engine) -> list[MemoryParts]:
     """Hold everything on every rank; gradients are flattened to be reduced, and again by half precision's update."""
     whole = engine.width * engine.trained
     after = engine.states.plus(gradients=whole)
+    flat = whole if engine.ranks > 1 else 0
     update = 0.0
-    if engine.numbers.masters:
-        # FP16_Optimizer.step: a list of all gradients in fp32, and a flat copy of them; FP16_UnfusedOptimizer, which
-        # has every optimizer but AdamW, makes no copy.
-        update = (8 if engine.experiment.optimizer == "adamw" else 4) * engine.trained
+    if engine.numbers.masters:  # FP16_Optimizer.step: a list of all gradients in fp32
+        update += 4 * engine.trained
+        if engine.experiment.optimizer == "adamw":  # FP16_UnfusedOptimizer makes no flat copy
+            update += 4 * engine.trained
     return [
         *_passes(engine, engine.states, whole, staying=engine.width),
-        after.plus("reduction", buffers=whole if engine.ranks > 1 else 0),
+        after.plus("reduction", buffers=flat),
         after.plus("optimizer", buffers=update),
     ]
 
@@ -404,10 +414,12 @@ def _sharded_update(engine: Engine) -> tuple[MemoryParts, MemoryParts]:
 
     The share is flattened, and cast to fp32 where it is not (stage_1_and_2.py, `step`).
     """
-    each = engine.numbers.accumulated_bytes
-    after = engine.states.plus(gradients=each * engine.share)
-    cast = 4 if each < 4 else 0
-    return after, after.plus("optimizer", buffers=(each + cast) * engine.share)
+    gradients = engine.numbers.accumulated_bytes * engine.share
+    after = engine.states.plus(gradients=gradients)
+    update = gradients
+    if engine.numbers.accumulated_bytes < 4:
+        update += 4 * engine.share
+    return after, after.plus("optimizer", buffers=update)
 
 
 def _offloaded_optimizer(engine: Engine) -> list[MemoryParts]:
@@ -422,7 +434,8 @@ def _offloaded_optimizer(engine: Engine) -> list[MemoryParts]:
         return _passes(engine, states, accumulated, staying=engine.width)
     held = min(engine.bucket, engine.width * engine.trained)
     outside_bucket = of_largest if of_largest > engine.bucket else 0
-    # The norm of the rank's share of the largest gradient is taken in fp64: `set_norm_for_param_grad_in_gpu`.
+    # The norm of the rank's share of the largest gradient is taken in fp64:
+    # `set_norm_for_param_grad_in_gpu`.
     buffers = engine.buckets + 8 * min(largest, engine.share)
     norm = states.plus("backward", gradients=outside_bucket, buffers=buffers)
     return [*_passes(engine, states, 0, 0, held, later=engine.buckets), norm]

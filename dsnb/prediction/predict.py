@@ -20,7 +20,7 @@ from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.reserved import peak_reserved_gib
 from dsnb.prediction.reserved import rule as reserved_rule
 from dsnb.prediction.shapes import shape
-from dsnb.prediction.step_time import DEFAULT, Constants, Setting, check, setting, stack
+from dsnb.prediction.step_time import DEFAULT, Constants, StepCounts, check, count_step, stack
 from dsnb.prediction.step_time import parts as step_parts
 from dsnb.prediction.traces import MemoryTrace, traces
 from dsnb.settings.experiment import Experiment
@@ -114,38 +114,41 @@ def predict(
     gpu
         Name of the GPU: `H200`, `A100-40GB`, or as NVML writes it.
     link
-        `nvlink` or `pcie` within a node; `ib:400` for 400 Gbit/s for each GPU between nodes, `ib:100/node` for a
-        network that the GPUs of a node share.
+        `nvlink` or `pcie` within a node; `ib:400` for 400 Gbit/s for each GPU between nodes,
+        `ib:100/node` for a network that the GPUs of a node share.
     calibrate
-        Measured runs, as `dsnb.load_runs` returns them, that the constants of the time model are fitted to; by default
-        they are those of H200.
+        Measured runs, as `dsnb.load_runs` returns them, that the constants of the time model are
+        fitted to; by default they are those of H200.
     tokens
-        Tokens to train on, for `days`, `gpu_hours` and `cost`; by default 20 per parameter of the model, and 50
-        million with LoRA or pretrained weights.
+        Tokens to train on, for `days`, `gpu_hours` and `cost`; by default 20 per parameter of the
+        model, and 50 million with LoRA or pretrained weights.
     price
         Price of a GPU-hour, for `cost`.
     probe
-        Whether to use what `dsnb probe` has measured of this GPU on this machine, if it has; runs to calibrate with
-        replace it.
+        Whether to use what `dsnb probe` has measured of this GPU on this machine, if it has; runs
+        to calibrate with replace it.
     host_memory
-        GiB of memory of each host, for `fits`; by default this machine's if it has such a GPU, otherwise unknown.
+        GiB of memory of each host, for `fits`; by default this machine's if it has such a GPU,
+        otherwise unknown.
 
     Returns
     -------
     pandas.DataFrame
-        One row per setting, in order. `fits` says whether tensors and a reserve (`dsnb.prediction.memory.room_gib`) are
-        within the GPU's memory, with `headroom_gib` to spare, and `host_memory_gib`, the need of the fullest node,
-        within 95 % of its host's; it is None where offload depends on a host whose memory is unknown.
-        `peak_reserved_gib` is what torch's allocator holds where there is room. A setting whose tensors fit but not
-        that is `tight`: the allocator may return memory in every step, so that its speed has no error and its days no
-        upper end.
-        `peak_allocated_gib` with its parts `weights_gib`, `gradients_gib`, `optimizer_gib`, `activations_gib`,
-        `logits_gib` and `buffers_gib` at the `moment` of the peak; `step_time_s` with its parts, `limited_by` (`CPU` or
-        `GPU`), `tokens_per_s`, `mfu`; for the `tokens` to train on, `days` with the range that the error of tokens/s
-        leaves (`days_low`, `days_high`), `gpu_hours` and `cost`. Each predicted figure has its mean error in
-        `..._error_pct`; `..._error_on` gives the number and kind of the measured settings. The error of a time or
-        speed is a factor: at 25 %, 1.25 or 1 / 1.25 times as much.
-        `outside` says what the calibration has not seen, `probe` which machine's probe the times were adjusted by.
+        One row per setting, in order. `fits` says whether tensors and a reserve
+        (`dsnb.prediction.memory.room_gib`) are within the GPU's memory, with `headroom_gib` to
+        spare, and `host_memory_gib`, the need of the fullest node, within 95 % of its host's; it is
+        None where offload depends on a host whose memory is unknown. `peak_reserved_gib` is what
+        torch's allocator holds where there is room. A setting whose tensors fit but not that is
+        `tight`: the allocator may return memory in every step, so that its speed has no error and
+        its days no upper end. `peak_allocated_gib` with its parts `weights_gib`, `gradients_gib`,
+        `optimizer_gib`, `activations_gib`, `logits_gib` and `buffers_gib` at the `moment` of the
+        peak; `step_time_s` with its parts, `limited_by` (`CPU` or `GPU`), `tokens_per_s`, `mfu`;
+        for the `tokens` to train on, `days` with the range that the error of tokens/s leaves
+        (`days_low`, `days_high`), `gpu_hours` and `cost`. Each predicted figure has its mean error
+        in `..._error_pct`; `..._error_on` gives the number and kind of the measured settings. The
+        error of a time or speed is a factor: at 25 %, 1.25 or 1 / 1.25 times as much. `outside`
+        says what the calibration has not seen, `probe` which machine's probe the times were
+        adjusted by.
 
     Raises
     ------
@@ -155,12 +158,12 @@ def predict(
     """
     planning.check(1 if tokens is None else tokens, {}, price=price)
     experiments = [experiment.model_copy(update={"device": "cuda"}) for experiment in experiments]
-    on = on_gpu(gpu, link, calibrate, probe, host_memory)
+    hardware = on_gpu(gpu, link, calibrate, probe, host_memory)
     for experiment in experiments:  # before the model of any is counted
-        check(experiment, on.link)
+        check(experiment, hardware.link)
     # Refuses before anything is traced.
-    settings = [setting(experiment, on.gpu, on.link) for experiment in experiments]
-    return tabulated(experiments, settings, traces(experiments), on, tokens=tokens, price=price)
+    counts = [count_step(experiment, hardware.gpu, hardware.link) for experiment in experiments]
+    return tabulated(experiments, counts, traces(experiments), hardware, tokens=tokens, price=price)
 
 
 def on_gpu(
@@ -172,20 +175,20 @@ def on_gpu(
 ) -> Hardware:
     """Return the hardware of `predict` from its arguments; `host_gib` is its `host_memory`."""
     spec = gpus.find(gpu)
-    on = Hardware(spec, gpus.link(link), host_gib=host_memory.known_gib(spec, host_gib))
+    hardware = Hardware(spec, gpus.link(link), host_gib=host_memory.known_gib(spec, host_gib))
     if calibrate is None:
-        return on.probed() if probe else on
-    runs = measured(calibrate, on.link)
+        return hardware.probed() if probe else hardware
+    runs = measured(calibrate, hardware.link)
     if not runs:
         raise SettingsError("no run to calibrate with: give successful runs on known GPUs")
-    return on.calibrated(runs)
+    return hardware.calibrated(runs)
 
 
 def tabulated(
     experiments: Sequence[Experiment],
-    settings: Sequence[Setting],
+    step_counts: Sequence[StepCounts],
     model_traces: Sequence[MemoryTrace | None],
-    on: Hardware,
+    hardware: Hardware,
     *,
     tokens: float | None,
     price: float | None = None,
@@ -193,28 +196,32 @@ def tabulated(
     """Return the table of `predict`; without a trace, memory, `fits`, `mfu` and the usual tokens are missing."""
     import pandas as pd
 
-    if not settings:
+    if not step_counts:
         return pd.DataFrame()
-    counts = stack(settings)
-    times = step_parts(counts, on.constants)
-    by_cpu = calibration.limited_by_cpu(counts, on.constants).tolist()
+    counts = stack(step_counts)
+    times = step_parts(counts, hardware.constants)
+    by_cpu = calibration.limited_by_cpu(counts, hardware.constants).tolist()
     parts_s = pd.DataFrame(vars(times)).to_dict("records")
     steps_s = np.asarray(times.step_time_s).tolist()
     rows = []
     for place, (experiment, trace) in enumerate(zip(experiments, model_traces, strict=True)):
-        row = {"experiment": experiment.name_with_model, **_host_columns(experiment, on)}
+        row = {"experiment": experiment.name_with_model, **_host_columns(experiment, hardware)}
         if trace:
-            row |= _memory_columns(experiment, trace, on, row["host_memory_gib"])
+            row |= _memory_columns(experiment, trace, hardware, row["host_memory_gib"])
         is_tight = row.get("tight", False)
-        error = on.time_error(experiment, by_cpu[place])
-        error_pct = math.nan if is_tight else error.error.mean_pct
+        error = hardware.time_error(experiment, by_cpu[place])
+        error_pct = error.error.mean_pct
+        measured_on = error.basis
+        if is_tight:
+            error_pct = math.nan
+            measured_on = TIGHT
         tokens_per_s = experiment.tokens_per_step / steps_s[place]
         row |= {
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_error_pct": error_pct,
             "step_time_s": steps_s[place],
             "step_time_error_pct": error_pct,
-            "step_time_error_on": TIGHT if is_tight else error.basis,
+            "step_time_error_on": measured_on,
             "limited_by": "CPU" if by_cpu[place] else "GPU",
             **parts_s[place],
         }
@@ -223,13 +230,13 @@ def tabulated(
             tflops = metrics.tflops(
                 _flops_per_token(experiment, trace), tokens_per_s / experiment.gpus
             )
-            row["mfu"] = metrics.mfu(tflops, on.gpu.peak_flops(experiment.precision) / 1e12)
+            row["mfu"] = metrics.mfu(tflops, hardware.gpu.peak_flops(experiment.precision) / 1e12)
             is_fine_tuning = planning.is_fine_tuning(vars(experiment))
             usual_tokens = planning.usual_tokens(trace.parameters, is_fine_tuning)
         to_train = usual_tokens if tokens is None else tokens
         days = metrics.days(to_train, tokens_per_s) or math.nan
         gpu_hours = metrics.gpu_hours(to_train, tokens_per_s, experiment.gpus) or math.nan
-        outside = on.covered.outside(experiment, on.gpu.name, on.link)
+        outside = hardware.covered.outside(experiment, hardware.gpu.name, hardware.link)
         row |= {
             "tokens": to_train,
             "days": days,
@@ -237,7 +244,7 @@ def tabulated(
             "days_high": days * (1 + error_pct / 100),
             "gpu_hours": gpu_hours,
             "cost": math.nan if price is None else gpu_hours * price,
-            "probe": on.probe,
+            "probe": hardware.probe,
             "outside": "; ".join(outside),
         }
         rows.append(row)
@@ -254,23 +261,23 @@ def _flops_per_token(experiment: Experiment, trace: MemoryTrace) -> float:
     return metrics.flops_per_token(active, min(active, trace.trainable), attention)
 
 
-def _host_columns(experiment: Experiment, on: Hardware) -> dict[str, Any]:
+def _host_columns(experiment: Experiment, hardware: Hardware) -> dict[str, Any]:
     error = accuracy.host_error(experiment)
     return {
-        "host_memory_gib": host_memory.of_node(experiment, on.link),
+        "host_memory_gib": host_memory.of_node(experiment, hardware.link),
         "host_memory_error_pct": error.error.mean_pct,
         "host_memory_error_on": error.basis,
     }
 
 
 def _memory_columns(
-    experiment: Experiment, trace: MemoryTrace, on: Hardware, host_need_gib: float
+    experiment: Experiment, trace: MemoryTrace, hardware: Hardware, host_need_gib: float
 ) -> dict[str, Any]:
     peak = peak_memory(experiment, trace)
-    left_gib = room_gib(experiment, on.gpu.memory_gib)
+    left_gib = room_gib(experiment, hardware.gpu.memory_gib)
     fits: bool | None = False
     if peak.gib <= left_gib:
-        fits = host_memory.fits(experiment, host_need_gib, on.host_gib)
+        fits = host_memory.fits(experiment, host_need_gib, hardware.host_gib)
     error = accuracy.peak_error(experiment)
     reserved_gib = peak_reserved_gib(experiment, peak.gib)
     reserved_error = reserved_rule(experiment).expected_error

@@ -1,7 +1,8 @@
 """Compare measured settings with their predictions, and predict settings that were not run, for the explorer.
 
-A measured setting counts once, with the medians of its runs; its step time is predicted without the runs of its model.
-Nothing is fitted to measured memory, so its prediction leaves nothing out; it needs an existing trace of the model.
+A measured setting counts once, with the medians of its runs; its step time is predicted without the
+runs of its model. Nothing is fitted to measured memory, so its prediction leaves nothing out; it
+needs an existing trace of the model.
 """
 
 import math
@@ -22,7 +23,7 @@ from dsnb.prediction.calibration import MIN_CALIBRATED, Measured, of_record
 from dsnb.prediction.gpus import GpuSpec, Link, known_gpu
 from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.predict import Hardware, tabulated
-from dsnb.prediction.step_time import problem, setting
+from dsnb.prediction.step_time import count_step, problem
 from dsnb.prediction.traces import MemoryTrace, can_trace
 from dsnb.results.answers.decide import is_probe
 from dsnb.results.runs import labels
@@ -41,8 +42,9 @@ REQUIRED_IF_COLUMNS = ["zero_stage", "grad_accum", "activation_checkpointing"]
 COMPARED = {"step_time": "step_time_mean_s", "peak_allocated": "peak_allocated_gib"}
 """Compared figures: the prefix of the error columns, and the figure's column."""
 READ_KEYS = {"zero_optimization.reduce_bucket_size", "zero_optimization.stage3_max_live_parameters"}
-"""Keys of DeepSpeed's configuration that the memory rules know; others may change memory in unknown ways."""
-MEDIANS = ("step_time_mean_s", "peak_allocated_gib", "gpu_memory_gib")
+"""Keys of DeepSpeed's configuration that the memory rules know; others may change memory in unknown
+ways."""
+MEDIANS = ("step_time_mean_s", "tokens_per_s", "peak_allocated_gib", "gpu_memory_gib")
 MAX_SETTINGS = 500
 """Settings that are compared, evenly spaced: 1,500 would take ten seconds."""
 Asked = str | Path | Experiment
@@ -82,9 +84,10 @@ class MeasuredSetting:
 def parity(runs: pd.DataFrame, link: str = "nvlink") -> pd.DataFrame | None:
     """Return measured settings beside their predictions; None if no run on a known GPU can be compared.
 
-    One row per setting on a known GPU: `experiment`, `model`, `kind` (`dsnb.prediction.accuracy.kind`), `ran` (False
-    if all runs ran out of memory), `has_rules` (for memory), `fits` (as predicted; None if unknown), and for each of
-    `COMPARED` the measured column, `predicted_...`, and `..._error_pct`, above 0 if the prediction is too high.
+    One row per setting on a known GPU: `experiment`, `model`, `kind`
+    (`dsnb.prediction.accuracy.kind`), `ran` (False if all runs ran out of memory), `has_rules` (for
+    memory), `fits` (as predicted; None if unknown), and for each of `COMPARED` the measured column,
+    `predicted_...`, and `..._error_pct`, above 0 if the prediction is too high.
     """
     settings = [one for one in by_setting(runs, gpus.link(link)) if one.measured or not one.ran]
     if not settings:
@@ -92,8 +95,7 @@ def parity(runs: pd.DataFrame, link: str = "nvlink") -> pd.DataFrame | None:
     places = np.linspace(0, len(settings) - 1, min(len(settings), MAX_SETTINGS)).astype(int)
     settings = [settings[place] for place in places]
     kept = traces_of([one.experiment for one in settings], make=False)
-    table = pd.DataFrame(map(_compared, settings, kept))
-    table["predicted_step_time_mean_s"] = _step_times(settings)
+    table = pd.DataFrame(map(_compared, settings, kept, _step_times(settings)))
     predicted = [f"predicted_{column}" for column in COMPARED.values()]
     for name, column in COMPARED.items():
         table[f"{name}_error_pct"] = 100 * (table[f"predicted_{column}"] / table[column] - 1)
@@ -101,25 +103,29 @@ def parity(runs: pd.DataFrame, link: str = "nvlink") -> pd.DataFrame | None:
     return table if has_predictions or table["has_rules"].any() else None
 
 
-def _compared(one: MeasuredSetting, trace: MemoryTrace | None) -> dict[str, Any]:
-    """Return a row of `parity` without the predicted step time."""
-    peak_gib = math.nan
+def _compared(
+    one: MeasuredSetting, trace: MemoryTrace | None, predicted_s: float
+) -> dict[str, Any]:
+    """Return a row of `parity` without errors."""
+    step_time_s = one.measured.step_time_s if one.measured else math.nan
+    peak_gib = one.record["peak_allocated_gib"] if one.ran else math.nan
+    predicted_gib = math.nan
     fits = None
     if trace:
         recorded_gib = one.record["gpu_memory_gib"]
         capacity_gib = recorded_gib if recorded_gib > 0 else one.gpu.memory_gib
-        peak_gib = peak_memory(one.experiment, trace).gib
-        fits = peak_gib <= room_gib(one.experiment, capacity_gib)
+        predicted_gib = peak_memory(one.experiment, trace).gib
+        fits = predicted_gib <= room_gib(one.experiment, capacity_gib)
     return {
         "experiment": one.experiment.name_with_model,
         "model": one.record["model"],
         "kind": accuracy.kind(one.experiment),
         "ran": one.ran,
         "has_rules": is_covered(one.experiment),
-        "step_time_mean_s": one.measured.step_time_s if one.measured else math.nan,
-        "peak_allocated_gib": one.record["peak_allocated_gib"] if one.ran else math.nan,
-        "predicted_step_time_mean_s": math.nan,
-        "predicted_peak_allocated_gib": peak_gib,
+        "step_time_mean_s": step_time_s,
+        "peak_allocated_gib": peak_gib,
+        "predicted_step_time_mean_s": predicted_s,
+        "predicted_peak_allocated_gib": predicted_gib,
         "fits": fits,
     }
 
@@ -129,7 +135,8 @@ def by_setting(runs: pd.DataFrame, link: Link) -> list[MeasuredSetting]:
     runs = as_runs(runs)
     if not {*REQUIRED_COLUMNS, "gpu_name", "experiment", "status"} <= {*runs}:
         return []
-    is_known = [_is_known(row) for row in runs.to_dict("records")]
+    needed = [name for name in (*REQUIRED_COLUMNS, *REQUIRED_IF_COLUMNS) if name in runs]
+    is_known = [_is_known(row) for row in runs[needed].to_dict("records")]
     runs = runs[runs["status"].isin(["ok", "oom"]) & np.array(is_known, dtype=bool)]
     has_gpu = [known_gpu(name) is not None for name in runs["gpu_name"]]
     runs = runs[~is_probe(runs) & np.array(has_gpu, dtype=bool)]
@@ -194,7 +201,8 @@ def _step_times(settings: Sequence[MeasuredSetting]) -> list[float]:
 def errors(table: pd.DataFrame) -> pd.DataFrame:
     """Return the errors in a table of `parity` by kind of setting, `all` last; NaN if there are none.
 
-    For each of `COMPARED`: `..._settings`, `..._mean_pct` and `..._worst_pct` of absolute errors, `..._bias_pct`.
+    For each of `COMPARED`: `..._settings`, `..._mean_pct` and `..._worst_pct` of absolute errors,
+    `..._bias_pct`.
     """
     by_kind: dict[str, dict[str, float]] = {}
     for kind, part in [*table.groupby("kind"), (ALL, table)]:
@@ -214,8 +222,9 @@ class Unmeasured:
     """Predicted settings that were not run."""
 
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """One row per setting: settings and `gpu_name` as in `load_runs`, predicted figures, their mean errors as
-    `..._error_pct`, `fits` (None if unknown), `tight` (no room for what torch reserves), `outside`."""
+    """One row per setting: settings and `gpu_name` as in `load_runs`, predicted figures, their mean
+    errors as `..._error_pct`, `fits` (None if unknown), `tight` (no room for what torch reserves),
+    `outside`."""
     notes: tuple[str, ...] = ()
     """The GPU, the basis of the predictions, and what was left out."""
 
@@ -231,8 +240,8 @@ def unmeasured(
 ) -> Unmeasured:
     """Predict settings that were not run, on the GPU of most runs; three settings measured on it calibrate predictions.
 
-    `asked` are params files, folders of sweeps (for their params files) or settings. Raises SettingsError for those
-    that cannot be used, and if no run is on a known GPU.
+    `asked` are params files, folders of sweeps (for their params files) or settings. Raises
+    SettingsError for those that cannot be used, and if no run is on a known GPU.
     """
     runs = as_runs(runs)
     path = gpus.link(link)
@@ -264,7 +273,7 @@ def unmeasured(
         hardware = hardware.calibrated(timed)
         fitted_to = f"the {len(timed):,} settings that were measured on it here"
     traced = traces_of(shown, make=can_trace())
-    counts = [setting(experiment, hardware.gpu, path) for experiment in shown]
+    counts = [count_step(experiment, hardware.gpu, path) for experiment in shown]
     figures = tabulated(shown, counts, traced, hardware, tokens=ANY_TOKENS)
     sources = Counter(labels.text(one.record.get("source")) for one in on_gpu)
     table = _as_runs(shown, figures)

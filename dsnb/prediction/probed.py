@@ -15,7 +15,8 @@ from dsnb.prediction.step_time import Constants
 REFERENCE: dict[str, Any] = json.loads(
     Path(__file__).with_name("probe_reference.json").read_text(encoding="utf-8")
 )
-"""Probe of a host for which the constants hold, as `dsnb probe --output` writes it; `about` describes it."""
+"""Probe of a host for which the constants hold, as `dsnb probe --output` writes it; `about`
+describes it."""
 HOST = {
     "launch_us": "host_launch_us",
     "parameter_us": "host_parameter_us",

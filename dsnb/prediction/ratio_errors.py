@@ -1,7 +1,8 @@
 """Errors of predicted speed ratios of two settings, by what limits them: the uncertainty about which one is faster.
 
-A slow GPU or host slows both settings down, so the error of one predicted speed overstates the uncertainty of a choice
-between two. Measured and predicted ratios are compared for all pairs of settings of one task on one host.
+A slow GPU or host slows both settings down, so the error of one predicted speed overstates the
+uncertainty of a choice between two. Measured and predicted ratios are compared for all pairs of
+settings of one task on one host.
 """
 
 import itertools
@@ -26,7 +27,8 @@ BY_CPU = (
     "with one that is limited by the CPU",
     "that are both limited by the CPU",
 )
-"""Pairs in words, as in "ratios of two settings that are both limited by the GPU", by how many the CPU limits."""
+"""Pairs in words, as in "ratios of two settings that are both limited by the GPU", by how many the
+CPU limits."""
 ALL = "of one task"
 MIN_PAIRS = 10
 """With fewer pairs of a kind, the error of all pairs is taken."""
@@ -48,7 +50,8 @@ class RatioError(NamedTuple):
 
 
 Ratios = Mapping[str, RatioError]
-"""Errors by the kind of a pair: one of `BY_CPU`, or `ALL`, which includes pairs with an offloaded optimizer."""
+"""Errors by the kind of a pair: one of `BY_CPU`, or `ALL`, which includes pairs with an offloaded
+optimizer."""
 
 
 def _stated(table: str) -> dict[str, RatioError]:
@@ -109,11 +112,12 @@ def by_limit(
 ) -> dict[str, RatioError]:
     """Return the errors of ratios by the kind of a pair, and of all pairs; empty without any pair.
 
-    `errors_pct` are those of predicted step times; only runs of one of the `hosts` are compared with each other.
+    `errors_pct` are those of predicted step times; only runs of one of the `hosts` are compared
+    with each other.
     """
     if not runs:
         return {}
-    by_cpu = limited_by_cpu(stack([run.setting for run in runs])).tolist()
+    by_cpu = limited_by_cpu(stack([run.counts for run in runs])).tolist()
     logs = np.log1p(np.asarray(errors_pct, dtype=float) / 100)
     found: dict[str, list[float]] = defaultdict(list)
     for first, second in _pairs(runs, hosts):

@@ -1,10 +1,11 @@
 """Predict what torch's allocator reserves for a training, from what its tensors take.
 
-Freed memory stays reserved in pools of one stream and in segments that the next tensor may not fit. So the allocator
-holds more than the peak of the tensors: a share of it, and some bytes per parameter that a rank has of the model,
-gradients and states, which are allocated on other streams or in other sizes. Both are fitted to measured runs, by
-allocator and sharing. If a GPU has no room for that, the allocator returns memory in every step and asks for it again,
-while the GPU waits: such a setting is tight, and its speed is not promised.
+Freed memory stays reserved in pools of one stream and in segments that the next tensor may not fit.
+So the allocator holds more than the peak of the tensors: a share of it, and some bytes per
+parameter that a rank has of the model, gradients and states, which are allocated on other streams
+or in other sizes. Both are fitted to measured runs, by allocator and sharing. If a GPU has no room
+for that, the allocator returns memory in every step and asks for it again, while the GPU waits:
+such a setting is tight, and its speed is not promised.
 """
 
 from typing import NamedTuple

@@ -15,7 +15,7 @@ from dsnb.base.errors import SettingsError
 from dsnb.prediction import candidates, host_memory
 from dsnb.prediction.memory import UNTRACED, need_gib, room_gib
 from dsnb.prediction.predict import tabulated
-from dsnb.prediction.step_time import setting
+from dsnb.prediction.step_time import count_step
 from dsnb.prediction.target import Target
 from dsnb.prediction.traces import MemoryTrace, attempts
 from dsnb.results.answers.decide import CPU, PREDICTED, WORTH_ROOM, Question, decide, tight
@@ -70,7 +70,7 @@ class Search:
         self._beside = list(beside)
         self._failed: dict[str, SettingsError] = {}
         on = target.hardware
-        self._settings = [setting(one, on.gpu, on.link) for one in on_gpu]
+        self._settings = [count_step(one, on.gpu, on.link) for one in on_gpu]
         self.room_gib = self._each([room_gib(one, on.gpu.memory_gib) for one in on_gpu])
         self.least_gib = self._each([need_gib(one) for one in on_gpu])
         """Lower bound of what each candidate needs."""

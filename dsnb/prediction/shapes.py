@@ -1,39 +1,56 @@
-"""The work of a model's blocks per token: counted by hand for GPT-2, OPT and BLOOM, traced for other families.
+"""The work of a model's blocks per token.
 
-Bytes of a block are in multiples of the hidden size, read or written per token: a kernel that reads two tensors and
-writes one counts 3. Eager counts follow transformers 5.17's forward functions line by line, and autograd's formulas for
-the backward pass; compiled counts assume that neighbouring elementwise operations are fused into one kernel. Other
-families are counted operator by operator (`dsnb.models.observe.work`); the ratio of both counts for these three
-families sets the factors of `TRACED`.
+Models are counted operator by operator (`dsnb.models.observe.work`): presets once, in `preset_counts.json`, which
+`python -m benchmarks.preset_counts` makes; others when they are first asked for. GPT-2, OPT and BLOOM, which tensor
+parallelism can split, are counted by hand, in `families.toml`, with the part that it splits.
+
+A model that transformers builds but that cannot be counted, because its blocks differ, say, is added by a package with
+an entry point: the type of the model, and a function of its configuration.
+
+    # pyproject.toml
+    [project.entry-points."dsnb.counts"]
+    odd_llama = "odd_llama.work:counts"
+
+    # odd_llama/work.py: 4 linear layers of hidden x hidden a block, bf16, fused attention
+    from dsnb.prediction.shapes import Counts
+
+    def counts(config):
+        layers, h = config["num_hidden_layers"], config["hidden_size"]
+        heads, vocab = config["num_attention_heads"], config["vocab_size"]
+        # bytes of a token and kernels, each of a forward and a backward pass, besides products and attention
+        eager = [60 * h, 90 * h, 20, 40]
+        compiled = [20 * h, 30 * h, 11, 24]
+        traffic = {"eager": eager, "compiled": compiled}
+        return Counts(
+            family="odd_llama", layers=layers, hidden=h, vocab=vocab,
+            parameters=layers * 4 * h * h + vocab * h, head=vocab * h,
+            weights=4 * h * h, held=4 * h * h, numbers=8 * h, linear=4, adapted=8 * h,
+            tensors=6, root_tensors=2, attention=[(h, None, heads)] * layers,
+            traffic={"half": traffic, "autocast": traffic, "full": traffic},
+        )
 """
 
+import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.formulas.memory import HALF, lora_parameters
+from dsnb.base.formulas.memory import lora_parameters
 from dsnb.base.formulas.model_shapes import PRESETS, SPLIT, Shape, facts, local_config, local_fields
-from dsnb.prediction import traces
+from dsnb.prediction import traces, tuned
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.strategies.logged import MEGATRON
 
-MEGATRON = "megatron-deepspeed"
-"""The strategy of published runs of Megatron with DeepSpeed."""
-LINEAR_LAYERS = {"gpt2": 4, "bloom": 4, "opt": 6}
-"""Linear layers of a block: OPT's queries, keys and values come from three."""
-TENSORS = {"gpt2": 12, "bloom": 12, "opt": 16}
-"""Parameter tensors of a block."""
-# Forward and backward pass of a block. Activation functions on 4 x hidden numbers: ReLU reads 1 and writes 1, its
-# backward pass reads 2 and writes 1; GPT-2's and BLOOM's GELU by tanh is eight kernels, and about twelve backward,
-# unless something fuses them.
-ACTIVATION = {"relu": (8, 12), "gelu": (72, 100)}
-# Layer norms read 1 and write 1, backward 2 and 1, sums of residuals 2 and 1. Fused with each other they read the
-# stream and the branch, and write the stream and its norm.
-RESIDUAL = {"eager": (10, 12), "fused": (8, 10)}
-KERNELS = {"relu": (14, 32), "gelu": (21, 48), "fused": (11, 24)}
-TRACED = {"eager": (1.0, 0.9, 1.2, 1.2), "compiled": (1.1, 0.7, 1.15, 1.35)}
-"""Counts by hand over those of a trace: bytes and kernels, of the forward and the backward pass each."""
+GROUP = "dsnb.counts"
+"""The group of entry points that count models: `model_type = "module:function"`."""
+PRESET_COUNTS = Path(__file__).with_name("preset_counts.json")
+FAMILIES = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
+TRACED = tuned.rows(tuned.TUNED["traced_work"])
 
 
 class Mode(NamedTuple):
@@ -49,19 +66,17 @@ class Mode(NamedTuple):
     @classmethod
     def of(cls, experiment: Experiment) -> "Mode":
         """Return the mode of an experiment."""
-        half = experiment.precision in HALF
-        casts = half and (
-            experiment.mixed_precision == "autocast" or experiment.strategy in {"ddp", "plain"}
-        )
-        has_adapters = experiment.lora_rank > 0
-        autocast = casts and not has_adapters
         kind = "compiled" if experiment.compile != "off" else "eager"
         if experiment.strategy == MEGATRON:
             kind = "megatron"
-        width = 2 if half else 4
-        fused_attention = experiment.attention != "eager"
+        numbers = experiment.numbers
         return cls(
-            width, 4 if autocast else width, autocast, casts and has_adapters, kind, fused_attention
+            numbers.computed_bytes,
+            numbers.stream_bytes,
+            numbers.casts_weights,
+            numbers.casts_adapters,
+            kind,
+            experiment.attention != "eager",
         )
 
 
@@ -82,27 +97,40 @@ class Counts:
     hidden: int
     vocab: int
     parameters: float
-    head: float  # weights of the output layer
-    projections: float  # other weights outside blocks that a token is multiplied with
-    weights: float  # of a block, that a token is multiplied with
-    held: float  # of a block, that are read: more where each expert has a part of the tokens
-    numbers: float  # inputs and outputs of a block's linear layers per token
-    divided: float  # the part of them that tensor parallelism divides
-    linear: float  # linear layers of a block
-    adapted: (
-        float  # inputs and outputs of these layers, each weight once: LoRA's parameters at rank 1
-    )
-    tensors: float  # parameter tensors of a block, and outside blocks
+    head: float
+    """Weights of the output layer."""
+    weights: float
+    """Of a block, that a token is multiplied with."""
+    held: float
+    """Of a block, that are read: more where each expert has a part of the tokens."""
+    numbers: float
+    """Inputs and outputs of a block's linear layers per token."""
+    linear: float
+    """Linear layers of a block."""
+    adapted: float
+    """Inputs and outputs of these layers, each weight once: LoRA's parameters at rank 1."""
+    tensors: float
+    """Parameter tensors of a block."""
     root_tensors: float
-    attention: Sequence[
-        tuple[float, int | None, int]
-    ]  # of each block: heads x head size, window, heads
-    grouped: float = 0.0  # the experts' part of `weights`, and all weights of experts
+    """Parameter tensors outside blocks."""
+    attention: Sequence[tuple[float, int | None, int]]
+    """Of each block: heads x head size, window, heads."""
+    projections: float = 0.0
+    """Weights outside blocks, besides the output layer's, that a token is multiplied with."""
+    divided: float = 0.0
+    """The part of `numbers` that tensor parallelism divides."""
+    grouped: float = 0.0
+    """The experts' part of `weights`."""
     experts: float = 0.0
-    capped: bool = False  # whether attention scores, and logits, have a soft cap
+    """All weights of experts in a block."""
+    capped: bool = False
+    """Whether attention scores have a soft cap."""
     logits_capped: bool = False
-    maskless: bool = True  # whether no mask is made, even where the model is compiled
+    maskless: bool = True
+    """Whether no mask is made, even where the model is compiled."""
     traffic: Mapping[str, Any] = field(default_factory=dict)
+    """By numbers (`half`, `autocast`, `full`) and by kind (`eager`, `compiled`): bytes of a token besides products and
+    attention, forward and backward, and kernels, forward and backward. Empty where `families.toml` has the family."""
 
     @property
     def heads(self) -> int:
@@ -117,17 +145,17 @@ class Counts:
         if not self.traffic:
             return _counted_by_hand(self.family, self.hidden, mode, dropout, split)
         kind = "eager" if mode.kind == "eager" else "compiled"
-        full = self.traffic["full"][kind]
-        traced = self.traffic[
-            "autocast" if mode.autocast else "full" if mode.width == 4 else "half"
-        ][kind]
+        numbers = "full" if mode.width == 4 else "half"
+        traced = self.traffic["autocast" if mode.autocast else numbers][kind]
+        uncast = self.traffic["full"][kind]
+        by_hand = TRACED[kind]
 
-        def pass_of(place: int) -> Pass:
-            kernels = traced[place + 2]
-            casts = kernels - min(kernels, full[place + 2]) if mode.autocast else 0.0
+        def pass_of(direction: int) -> Pass:
+            kernels = traced[direction + 2]
+            casts = max(0.0, kernels - uncast[direction + 2]) if mode.autocast else 0.0
             return Pass(
-                TRACED[kind][place] * traced[place],
-                TRACED[kind][place + 2] * (kernels - casts),
+                by_hand[direction] * traced[direction],
+                by_hand[direction + 2] * (kernels - casts),
                 casts,
             )
 
@@ -137,44 +165,74 @@ class Counts:
 @lru_cache(maxsize=256)
 def shape(model: str) -> Counts:
     """Return the counts of a preset or of a model with a configuration file."""
-    preset, path = PRESETS.get(model), local_config(model)
+    preset = PRESETS.get(model)
     if preset and preset.has_formula:
         return _of_shape(preset)
-    if not preset and path is None:
+    if preset:
+        return _of_record(_of_presets()[model])
+    config = local_fields(model)
+    if config is None and local_config(model) is None:
         raise SettingsError(
             f"model is {model!r}: a prediction needs a preset or a configuration file on this machine"
         )
-    if not preset and (by_hand := _shape_of_file(model)):
+    config = config or {}
+    for plugin in entry_points(group=GROUP, name=str(config.get("model_type"))):
+        return _of_plugin(model, plugin, config)
+    by_hand = _shape_of_file(model, config)
+    if by_hand:
         return _of_shape(by_hand)
     try:
-        record = traces.counts(model)
+        return _of_record(traces.counts(model))
     except SettingsError as error:
         where = "its time cannot be predicted; where the model can be built, it can be measured"
         raise SettingsError(f"model is {model!r}: {where} ({error})") from error
-    attention = [tuple(layer) for layer in record["attention"]]
-    return Counts(**{**record, "attention": attention, "projections": 0.0, "divided": 0.0})
 
 
-def _shape_of_file(model: str) -> Shape | None:
+@cache
+def _of_presets() -> dict[str, dict[str, Any]]:
+    return json.loads(PRESET_COUNTS.read_text(encoding="utf-8"))
+
+
+def _of_record(record: Mapping[str, Any]) -> Counts:
+    """Return the counts of a record; its attention may be the first blocks', of which the others repeat the kinds."""
+    attention = [tuple(kind) for kind in record["attention"]] * record["layers"]
+    blocks = max(record["layers"], len(record["attention"]))
+    return Counts(**{**record, "attention": attention[:blocks]})
+
+
+def _of_plugin(model: str, plugin: EntryPoint, config: Mapping[str, Any]) -> Counts:
+    try:
+        counts = plugin.load()(config)
+    except Exception as error:  # a package of someone else, which may fail in any way
+        reason = f"{type(error).__name__}: {error}"
+        raise SettingsError(
+            f"model is {model!r}: {plugin.value} could not count it ({reason})"
+        ) from error
+    if not isinstance(counts, Counts):
+        raise SettingsError(f"model is {model!r}: {plugin.value} returned no Counts")
+    return counts
+
+
+def _shape_of_file(model: str, config: Mapping[str, Any]) -> Shape | None:
     """Return the shape of a local GPT-2, OPT or BLOOM; None if its MLP is not 4 x hidden, or its head not tied."""
-    config = local_fields(model) or {}
-    family, hidden = (
-        str(config.get("model_type")),
-        config.get("n_embd") or config.get("hidden_size"),
-    )
+    family = str(config.get("model_type"))
+    hidden = config.get("n_embd") or config.get("hidden_size")
     inner = config.get("ffn_dim", 3072) if family == "opt" else config.get("n_inner")
     is_usual = inner is None or not isinstance(hidden, int) or inner == 4 * hidden
     if family not in SPLIT or not is_usual or config.get("tie_word_embeddings") is False:
         return None
     sizes = {**facts(model), "hidden": hidden, "vocab": config.get("vocab_size")}
-    needed = ["layers", "hidden", "heads", "vocab", *(["positions"] if family != "bloom" else [])]
-    if unknown := [name for name in needed if not isinstance(sizes.get(name), int)]:
-        path, missing = local_config(model), ", ".join(unknown)
+    needed = ["layers", "hidden", "heads", "vocab"]
+    if family != "bloom":
+        needed.append("positions")
+    unknown = [name for name in needed if not isinstance(sizes.get(name), int)]
+    if unknown:
         raise SettingsError(
-            f"cannot read the shape of a {family} model from {path}: it has no {missing}"
+            f"cannot read the shape of a {family} model from {local_config(model)}: "
+            f"it has no {', '.join(unknown)}"
         )
-    embedding = config.get("word_embed_proj_dim") or hidden
     numbers = {"positions": None, **{name: sizes[name] for name in needed}}
+    embedding = config.get("word_embed_proj_dim") or hidden
     return Shape(family, **numbers, embedding=None if embedding == hidden else embedding)
 
 
@@ -184,22 +242,23 @@ def _of_shape(model: Shape) -> Counts:
     A block has 12 h^2 weights, and per token 7 h inputs and 9 h outputs, of these 12 h divided by tensor parallelism.
     OPT's three layers for queries, keys and values read 2 h more.
     """
-    h, wide = model.hidden, model.embedding or model.hidden
+    h = model.hidden
+    family = FAMILIES[model.family]
     return Counts(
         model.family,
         model.layers,
         h,
         model.vocab,
         model.parameters,
-        head=model.vocab * wide,
-        projections=2 * wide * h if model.embedding else 0,
+        head=model.vocab * (model.embedding or h),
+        projections=2 * (model.embedding or 0) * h,
         weights=12 * h * h,
         held=12 * h * h,
-        numbers=h * (18 if model.family == "opt" else 16),
+        numbers=family["numbers"] * h,
         divided=12 * h,
-        linear=LINEAR_LAYERS[model.family],
+        linear=family["linear"],
         adapted=lora_parameters(1, h, 1, fused=model.family != "opt"),
-        tensors=TENSORS[model.family],
+        tensors=family["tensors"],
         root_tensors=4,
         attention=[(h, None, model.heads)] * model.layers,
     )
@@ -208,27 +267,22 @@ def _of_shape(model: Shape) -> Counts:
 def _counted_by_hand(
     family: str, hidden: int, mode: Mode, dropout: bool, split: int
 ) -> tuple[Pass, Pass]:
-    """Return the passes of a block of a GPT-2, OPT or BLOOM.
+    """Return the passes of a block of a GPT-2, OPT or BLOOM."""
+    numbers = FAMILIES[family]
+    is_eager = mode.kind == "eager"
+    block = numbers["eager"] if is_eager else FAMILIES["fused"]
+    casts = cast_kernels = 0
+    width = mode.width
+    if mode.autocast and is_eager:
+        # Each linear layer casts its weight, its bias and, behind a norm, its input; the backward pass casts them back.
+        casts = numbers["linear"] - 2
+        cast_kernels = 2 * numbers["linear"] + casts
+        width = numbers["autocast_bytes"]
+    drops = 6 if dropout and is_eager else 0
 
-    `residual` has the width of the residual stream: layer norms, sums, dropout. `inner` is divided by tensor
-    parallelism: activation function, biases, transposed heads.
-    """
-    fused, linear = mode.kind != "eager", LINEAR_LAYERS[family]
-    kind = "relu" if family == "opt" else "gelu"
-    residual = RESIDUAL["fused" if fused else "eager"]
-    activation, kernels = ACTIVATION["relu" if fused else kind], KERNELS["fused" if fused else kind]
-    # Each linear layer casts its weight, its bias and, behind a norm, its input; the backward pass casts them back.
-    casts = linear - 2 if mode.autocast and not fused else 0
-    cast_kernels = 2 * linear + casts if mode.autocast and not fused else 0
-    drops = 6 if dropout and not fused else 0
-    heads, biases = ((2, 4), 4) if fused else ((4, 8), 9)
-    # Autocast computes GPT-2's power in fp32.
-    width = (
-        4 if mode.autocast and mode.kind == "eager" and family == "gpt2" else mode.width
-    ) / split
+    def pass_of(direction: int) -> Pass:
+        moved = (block["stream"][direction] + drops) * mode.stream_width
+        moved += block["inner"][direction] * (width / split) + casts * 6
+        return Pass(hidden * moved, block["kernels"][direction] + drops / 2, cast_kernels)
 
-    def pass_of(place: int, inner: float) -> Pass:
-        numbers = (residual[place] + drops) * mode.stream_width + inner * width + casts * 6
-        return Pass(hidden * numbers, kernels[place] + drops / 2, cast_kernels)
-
-    return pass_of(0, activation[0] + heads[0]), pass_of(1, activation[1] + heads[1] + biases)
+    return pass_of(0), pass_of(1)

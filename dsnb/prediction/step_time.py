@@ -1,11 +1,13 @@
 """Predict the time of an optimizer step as a sum of parts: work or traffic of a kind over the rate of its resource.
 
-During the passes, GPU kernels and the launching host overlap, so the slower one counts, and a little more where both
-take as long: the host may limit one pass and the GPU the other. The host's work on each tensor in the optimizer's step
-is added, because the GPU waits for it. Communication counts as far as it is exposed.
+During the passes, GPU kernels and the launching host overlap, so the slower one counts, and a
+little more where both take as long: the host may limit one pass and the GPU the other. The host's
+work on each tensor in the optimizer's step is added, because the GPU waits for it. Communication
+counts as far as it is exposed.
 
-Bytes of communication are those that leave a rank: 2 (n - 1) / n of a message for an all-reduce of n ranks, (n - 1) / n
-for a reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's nccl-tests, doc/PERFORMANCE.md).
+Bytes of communication are those that leave a rank: 2 (n - 1) / n of a message for an all-reduce of
+n ranks, (n - 1) / n for a reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's
+nccl-tests, doc/PERFORMANCE.md).
 """
 
 from collections.abc import Sequence
@@ -26,8 +28,8 @@ HOST_CONSTANTS = ("host_launch_us", "host_parameter_us", "host_gather_us")
 HOST_COUNTS = ("host_launches", "host_parameters", "host_gathers")
 STEP = tuned.numbers("step")
 HOST_CASTS = 12 / 28
-"""Time of casting a weight on the host and copying it unpinned, in updates of a parameter, by the bytes that both move:
-ZeRO 3 does that where the weights stay on the GPU."""
+"""Time of casting a weight on the host and copying it unpinned, in updates of a parameter, by the
+bytes that both move: ZeRO 3 does that where the weights stay on the GPU."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Constants:
 
 
 DEFAULT = Constants(*tuned.column("constants", "value"))
-"""Fitted by `python -m benchmarks.prediction_errors fit`; `dsnb.prediction.calibration` fits others."""
+"""Fitted by `python -m benchmarks.prediction_errors fit`; `dsnb.prediction.calibration` fits
+others."""
 FITTED_SETTINGS: int = tuned.TUNED["constants"]["settings"]
 """Settings that `DEFAULT` was fitted to."""
 
@@ -85,10 +88,11 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class Setting:
+class StepCounts:
     """Counts of one step of an experiment on a GPU, or of many as arrays, without measured constants.
 
-    Work is that of the busiest rank; traffic is in bytes that leave a rank, bandwidths of its groups in bytes/s.
+    Work is that of the busiest rank; traffic is in bytes that leave a rank, bandwidths of its
+    groups in bytes/s.
     """
 
     peak_flops: float  # rates of the GPU per second, as `GpuSpec` has them: products, fused attention, memory
@@ -128,7 +132,7 @@ class Setting:
     gather_overlaps: float = 0.0
 
 
-def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
+def count_step(experiment: Experiment, gpu: GpuSpec, link: Link) -> StepCounts:
     """Return the counts of an experiment on a GPU; a SettingsError says why it cannot be predicted."""
     check(experiment, link)
     peak_flops = gpu.peak_flops(experiment.precision)
@@ -139,7 +143,7 @@ def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
         peak_flops /= STEP.tf32_products
     counts = work(experiment) | traffic(experiment) | routes(experiment, gpu, link)
     counts["matmul_flops"] += counts.pop("fp32_flops") * peak_flops / gpu.peak_flops("fp32")
-    return Setting(
+    return StepCounts(
         peak_flops=peak_flops * gpu.product_gain,
         attention_flops_per_s=attention_flops * gpu.product_gain,
         memory_bytes_per_s=gpu.memory_gb_per_s * 1e9 * gpu.memory_gain,
@@ -157,17 +161,18 @@ def check(experiment: Experiment, link: Link) -> None:
 
 
 def traffic(experiment: Experiment) -> dict[str, float]:
-    """Return the traffic of one rank in an optimizer step, in the fields of `Setting`.
+    """Return the traffic of one rank in an optimizer step, in the fields of `StepCounts`.
 
-    Tensor parallelism has two all-reduces per block and pass (Shoeybi et al. 2019, arXiv:1909.08053). DeepSpeed's
-    layers reduce the gradient of each input, also of OPT's queries, keys and values, which share one.
+    Tensor parallelism has two all-reduces per block and pass (Shoeybi et al. 2019,
+    arXiv:1909.08053). DeepSpeed's layers reduce the gradient of each input, also of OPT's queries,
+    keys and values, which share one.
     """
     model = shape(experiment.model)
     trained = trained_parameters(experiment)
     size = ModelSize(model.parameters, trained, model.layers, model.hidden, model.family)
     sent = dict(vars(experiment.parallel_strategy.traffic(experiment, size)))
     sent |= _offload_traffic(experiment, size)
-    tokens = int(experiment.micro_batch_size) * experiment.seq_len
+    tokens = experiment.micro_batch_tokens
     hidden_states = tokens * model.hidden * experiment.numbers.computed_bytes
     ranks = experiment.tensor_parallel
     if ranks > 1:
@@ -186,12 +191,13 @@ def traffic(experiment: Experiment) -> dict[str, float]:
 def _offload_traffic(experiment: Experiment, size: ModelSize) -> dict[str, float]:
     """Return a rank's traffic to host memory, and the parameters that its host updates.
 
-    The ranks of a host share its memory's bandwidth: one rank with all parameters on 16 cores takes as long as four
-    with a quarter each on 64 (OPT-1.3B on H100), so an update costs a host as much for any number of ranks.
+    The ranks of a host share its memory's bandwidth: one rank with all parameters on 16 cores takes
+    as long as four with a quarter each on 64 (OPT-1.3B on H100), so an update costs a host as much
+    for any number of ranks.
 
-    Gradients go down in fp32 (ZeRO 1 and 2) or as they are accumulated (ZeRO 3), and weights up. Where earlier
-    gradients are in host memory (ZeRO 2 and 3), each further micro-batch fetches them and sends the sum back. With
-    `all`, weights come up for each pass instead.
+    Gradients go down in fp32 (ZeRO 1 and 2) or as they are accumulated (ZeRO 3), and weights up.
+    Where earlier gradients are in host memory (ZeRO 2 and 3), each further micro-batch fetches them
+    and sends the sum back. With `all`, weights come up for each pass instead.
     """
     offloaded = experiment.offload.partition("-")[0]
     if offloaded == "none":
@@ -217,7 +223,8 @@ def _offload_traffic(experiment: Experiment, size: ModelSize) -> dict[str, float
 def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]:
     """Return the bandwidths of an experiment's groups; tensor-parallel ranks are neighbours, then data-parallel ones.
 
-    A ring over several nodes enters and leaves each node once, so its members on a node add up their network.
+    A ring over several nodes enters and leaves each node once, so its members on a node add up
+    their network.
     """
     node_gpus = max(1, experiment.gpus // link.nodes(experiment))
     split = experiment.tensor_parallel
@@ -247,23 +254,25 @@ def problem(experiment: Experiment, gpu: str, link: str) -> str:
     spec = gpus.find(gpu)
     path = gpus.link(link)
     try:
-        setting(experiment, spec, path)
+        count_step(experiment, spec, path)
     except SettingsError as error:
         return str(error)
     return ""
 
 
-def step_times(settings: Sequence[Setting], constants: Constants = DEFAULT) -> StepTime:
+def step_times(settings: Sequence[StepCounts], constants: Constants = DEFAULT) -> StepTime:
     """Return the predicted times of many settings at once: every part is an array of shape (settings,)."""
     return parts(stack(settings), constants)
 
 
-def stack(settings: Sequence[Setting]) -> Setting:
+def stack(settings: Sequence[StepCounts]) -> StepCounts:
     """Combine settings into one whose counts are arrays of shape (settings,)."""
-    return Setting(*np.array([list(vars(counts).values()) for counts in settings], dtype=float).T)
+    return StepCounts(
+        *np.array([list(vars(counts).values()) for counts in settings], dtype=float).T
+    )
 
 
-def parts(counts: Setting, constants: Constants) -> StepTime:
+def parts(counts: StepCounts, constants: Constants) -> StepTime:
     """Return the parts of a step, numbers or arrays like the counts."""
     c = constants
     memory = counts.memory_bytes_per_s * c.memory_efficiency
@@ -303,7 +312,7 @@ def _waits(launches: Any, busy: Any) -> Any:
     return longer * both ** (1 / power) - busy
 
 
-def _seconds(counts: Setting, group: str, sent: Any, c: Constants) -> Any:
+def _seconds(counts: StepCounts, group: str, sent: Any, c: Constants) -> Any:
     """Return the time of a group's messages: latency, and bytes over the slower part of its route."""
     network = np.asarray(getattr(counts, f"{group}_network"))
     across = np.where(network > 0, network * c.network_efficiency, np.inf)
@@ -312,7 +321,7 @@ def _seconds(counts: Setting, group: str, sent: Any, c: Constants) -> Any:
     return latency + sent / np.minimum(inside, across)
 
 
-def _data_parallel(counts: Setting, c: Constants, passes: Any) -> tuple[dict[str, Any], Any]:
+def _data_parallel(counts: StepCounts, c: Constants, passes: Any) -> tuple[dict[str, Any], Any]:
     """Return the exposed times of data-parallel communication by kind, and those exposed during the passes.
 
     The share `overlap` of communication during the passes is hidden, at most for their duration.

@@ -24,13 +24,12 @@ from dsnb.base.errors import SettingsError
 from dsnb.base.files import cache as files_cache
 from dsnb.base.files import json_files
 from dsnb.base.formulas import model_shapes
-from dsnb.base.formulas.memory import HALF
 from dsnb.base.system import interpreter
 from dsnb.models import observe
 from dsnb.models.observe import TRACED
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.records import paths
-from dsnb.settings.training import CHUNK_TOKENS, compiles_blocks
+from dsnb.settings.training import CHUNK_TOKENS
 
 LOG = logging.getLogger(__name__)
 WORKERS = 2
@@ -207,15 +206,14 @@ def _canonical(experiment: Experiment) -> Settings:
     """Return the settings that a trace depends on, equal for strategies that compute alike; no rank has a part."""
     values = {name: getattr(experiment, name) for name in TRACED}
     values |= {"tensor_parallel": 1, "pipeline_parallel": 1}
-    native = experiment.mixed_precision == "native" and experiment.strategy in {"deepspeed", "fsdp"}
-    if not native or experiment.precision not in HALF:
+    if not experiment.numbers.natively_half:
         values |= {"strategy": "plain", "mixed_precision": "native"}
     if not experiment.activation_checkpointing:
         values |= {name: DEFAULTS[name] for name in ("checkpoint_every", "checkpoint_offload")}
     if experiment.compile == "off":
         values["compile_unit"] = DEFAULTS["compile_unit"]
     else:
-        unit = "block" if compiles_blocks(vars(experiment)) else "model"
+        unit = "block" if experiment.compiles_blocks else "model"
         values |= {"compile": "default", "compile_unit": unit}
     if experiment.loss == "chunked":  # a chunk does not grow with the micro-batch as all else does
         values["micro_batch_size"] = experiment.micro_batch_size

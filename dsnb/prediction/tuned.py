@@ -1,6 +1,7 @@
 """The tuned numbers of the predictions: those that were fitted, measured or assumed, from `tuned.toml`.
 
-That file has the unit, meaning, source and date of each; the commands in `benchmarks` that fit them write it.
+That file has the unit, meaning, source and date of each; the commands in `benchmarks` that fit them
+write it.
 """
 
 import tomllib

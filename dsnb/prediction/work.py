@@ -1,7 +1,8 @@
 """Count the work of one optimizer step on the busiest rank: FLOPs, bytes, kernels and host operations.
 
-They follow from settings and shapes. The weights of host operations, of compiled bytes, and of heads and masks in
-attention are tuned (`tuned.toml`). `dsnb.prediction.step_time` divides the counts by rates.
+They follow from settings and shapes. The weights of host operations, of compiled bytes, and of
+heads and masks in attention are tuned (`tuned.toml`). `dsnb.prediction.step_time` divides the
+counts by rates.
 """
 
 import math
@@ -40,14 +41,15 @@ def recomputed_share(experiment: Experiment) -> float:
 
 
 def work(experiment: Experiment) -> dict[str, float]:
-    """Return the work of one optimizer step of an experiment on its busiest rank, as `step_time.Setting` names it.
+    """Return the work of one optimizer step of an experiment on its busiest rank, as `step_time.StepCounts` names it.
 
-    That is the last stage of a pipeline: it has its share of the blocks and the output layer, and the others wait.
+    That is the last stage of a pipeline: it has its share of the blocks and the output layer, and
+    the others wait.
     """
     model = shape(experiment.model)
     mode = Mode.of(experiment)
     again = recomputed_share(experiment)
-    tokens = int(experiment.micro_batch_size) * experiment.seq_len
+    tokens = experiment.micro_batch_tokens
     stages = experiment.pipeline_parallel
     count = experiment.grad_accum
     layers = model.layers / stages
@@ -132,8 +134,8 @@ def _block_products(
 def _adapter_bytes(experiment: Experiment, model: Counts, mode: Mode, again: float) -> float:
     """Return the bytes per token that LoRA moves in a block, apart from its products: none if compiled.
 
-    peft scales each result and adds it. It casts inputs for adapters in fp32, and autocast casts them back; gradients
-    likewise.
+    peft scales each result and adds it. It casts inputs for adapters in fp32, and autocast casts
+    them back; gradients likewise.
     """
     if not experiment.lora_rank or mode.kind != "eager":
         return 0.0
@@ -171,7 +173,7 @@ class _Attention(NamedTuple):
 def _attention(experiment: Experiment, model: Counts, mode: Mode, again: float) -> _Attention:
     """Return the attention of a block: 2 products forward, 5 backward where fused (Dao 2023), 4 where not."""
     length = experiment.seq_len
-    queries = int(experiment.micro_batch_size) * length / experiment.tensor_parallel
+    queries = experiment.micro_batch_tokens / experiment.tensor_parallel
     if mode.fused_attention and not model.capped:
         width = 0.0  # times keys that are seen
         for block_width, window, heads in model.attention:
@@ -200,7 +202,8 @@ def _seen(model: Counts, mode: Mode, length: int, window: int | None) -> float:
     is_alibi = model.family == "bloom"
     if is_alibi and mode.kind != "eager":  # FlexAttention, whose scores are modified one by one
         return 2 * causal
-    # ALiBi, windows, and what transformers makes for a compiler are a mask: the whole square, and it is read.
+    # ALiBi, windows, and what transformers makes for a compiler are a mask: the whole square, and
+    # it is read.
     has_window = bool(window and window < length)
     if is_alibi or has_window or not (model.maskless or mode.kind == "eager"):
         (times,) = MASKED_TIMES[str(mode.width)]
@@ -211,8 +214,8 @@ def _seen(model: Counts, mode: Mode, length: int, window: int | None) -> float:
 def _weight_traffic(experiment: Experiment, model: Counts, mode: Mode) -> float:
     """Return the bytes moved for each micro-batch by weights and gradients as such: casts and accumulation.
 
-    DeepSpeed casts a gradient in half precision to fp32 before it adds it, and what has been added back to be reduced
-    (0.19.8, `fill_grad_accum_attribute`).
+    DeepSpeed casts a gradient in half precision to fp32 before it adds it, and what has been added
+    back to be reduced (0.19.8, `fill_grad_accum_attribute`).
     """
     if experiment.lora_rank:
         return 0.0
@@ -233,16 +236,17 @@ def _weight_traffic(experiment: Experiment, model: Counts, mode: Mode) -> float:
         moved += 6 + 12 * added
     else:
         moved += 6 * added
-    return moved * model.parameters / _model_parallel(experiment)
+    return moved * model.parameters / experiment.model_parallel
 
 
 def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
     """Return the bytes that the optimizer's step moves on one GPU.
 
-    AdamW reads weight, gradient and two moments in fp32 and writes three of them: 28. In native half precision ZeRO 1
-    to 3 make the gradients flat (4) and fp32 (6), and write the weights back (6); ZeRO 0 casts them (6), takes their
-    norm (4), copies them into a flat buffer (8), scales them (8) and writes the weights back (6). To find overflows and
-    norms, which are taken in fp64, ZeRO 1 to 3 read a gradient twice, cast it and read the cast (DeepSpeed 0.19.8,
+    AdamW reads weight, gradient and two moments in fp32 and writes three of them: 28. In native
+    half precision ZeRO 1 to 3 make the gradients flat (4) and fp32 (6), and write the weights back
+    (6); ZeRO 0 casts them (6), takes their norm (4), copies them into a flat buffer (8), scales
+    them (8) and writes the weights back (6). To find overflows and norms, which are taken in fp64,
+    ZeRO 1 to 3 read a gradient twice, cast it and read the cast (DeepSpeed 0.19.8,
     `has_inf_or_nan`, `get_grad_norm_direct`). ZeRO 1 and 2 use buckets on one GPU, too.
     """
     if experiment.offload != "none":
@@ -264,12 +268,7 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
     has_buckets = stage in {1, 2} or (stage == 0 and experiment.data_parallel > 1)
     if strategy.is_deepspeed and has_buckets:
         each += 4.0 * mode.stream_width  # into a bucket and out of it, on every rank
-    return each * trained_parameters(experiment) / _model_parallel(experiment)
-
-
-def _model_parallel(experiment: Experiment) -> int:
-    """Return the ranks that share one copy of the model."""
-    return experiment.tensor_parallel * experiment.pipeline_parallel
+    return each * trained_parameters(experiment) / experiment.model_parallel
 
 
 def _launches(
@@ -310,8 +309,9 @@ def _launches(
 def _step_launches(experiment: Experiment) -> float:
     """Return the Python work of ZeRO's gradient hooks in an optimizer step, in launches.
 
-    ZeRO 2 and 3 move every micro-batch's gradients into buckets, ZeRO 1 only the last one's (DeepSpeed 0.19.8,
-    `reduce_ready_partitions_and_remove_grads`); a hook runs for each gradient all the same.
+    ZeRO 2 and 3 move every micro-batch's gradients into buckets, ZeRO 1 only the last one's
+    (DeepSpeed 0.19.8, `reduce_ready_partitions_and_remove_grads`); a hook runs for each gradient
+    all the same.
     """
     strategy = experiment.parallel_strategy
     if not strategy.is_deepspeed or not experiment.zero_stage:
@@ -333,10 +333,11 @@ def _trained_tensors(experiment: Experiment) -> float:
 def _host_parameters(experiment: Experiment) -> float:
     """Return the parameter tensors that DeepSpeed's step iterates over in Python, weighted by the work for each.
 
-    ZeRO 0 asks the GPU for overflows of each tensor in native half precision. ZeRO 1 and 2 handle flat buffers, but
-    take norms of each tensor of the rank's partition, and search it in half precision, unless `gradient_checks` is off.
-    ZeRO 3 partitions, takes norms and copies each. Adafactor waits for the norms of each tensor, unless ZeRO 1 or 2 has
-    made them flat; at ZeRO 0 DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well.
+    ZeRO 0 asks the GPU for overflows of each tensor in native half precision. ZeRO 1 and 2 handle
+    flat buffers, but take norms of each tensor of the rank's partition, and search it in half
+    precision, unless `gradient_checks` is off. ZeRO 3 partitions, takes norms and copies each.
+    Adafactor waits for the norms of each tensor, unless ZeRO 1 or 2 has made them flat; at ZeRO 0
+    DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well.
     """
     is_deepspeed = experiment.parallel_strategy.is_deepspeed
     has_masters = experiment.numbers.masters

@@ -10,10 +10,9 @@ import contextlib
 import hashlib
 import json
 import os
-import subprocess
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from typing import Any
 
 from dsnb.base.files import cache as user_cache
 from dsnb.base.files import json_files
@@ -25,7 +24,6 @@ LEAST_CAPABILITY = (8, 0)
 """Compute capability of the first NVIDIA GPUs with bf16 products."""
 VARIABLES = ("ONEDNN_", "DNNL_", "ATEN_CPU_", "MKL_")
 """Beginnings of the names of environment variables that choose a CPU's instructions."""
-TIME_LIMIT_S = 120
 
 
 def precision_of(device: str) -> str:
@@ -34,11 +32,11 @@ def precision_of(device: str) -> str:
     Without torch a CPU cannot be timed, and nothing can be trained: `fp32`, which every machine has.
     """
     if device == "cuda":
-        return (
-            "bf16" if all(gpu.capability >= LEAST_CAPABILITY for gpu in hardware.gpus()) else "fp32"
-        )
-    ratio = bf16_over_fp32()
-    return "bf16" if ratio is not None and ratio <= SLOWEST else "fp32"
+        is_fast = all(gpu.capability >= LEAST_CAPABILITY for gpu in hardware.gpus())
+    else:
+        ratio = bf16_over_fp32()
+        is_fast = ratio is not None and ratio <= SLOWEST
+    return "bf16" if is_fast else "fp32"
 
 
 def bf16_over_fp32() -> float | None:
@@ -49,53 +47,35 @@ def bf16_over_fp32() -> float | None:
 @cache
 def _timed(machine: str) -> float | None:
     """Return the ratio of the times from the cache, or time the products now."""
-    file = _file(machine)
-    kept = json_files.read_json(file) if file else None
-    seconds = kept or _seconds()
+    folder = user_cache.home()
+    seconds = None
+    if folder:
+        digest = hashlib.sha256(machine.encode()).hexdigest()[:16]
+        file = folder / "products" / f"{digest}.json"
+        seconds = json_files.read_json(file)
+    is_kept = bool(seconds)
+    seconds = seconds or _seconds()
     try:
         ratio = float(seconds["bf16"]) / float(seconds["fp32"])
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
-    if file and not kept:
-        _keep(file, seconds)
+    if folder and not is_kept:
+        with contextlib.suppress(OSError):  # it is timed again next time
+            json_files.write_json(file, seconds)
     return ratio
 
 
 def _machine() -> str:
     """Return all that the times depend on: the CPU, torch, and the variables that choose instructions."""
     facts = hardware.cpu_facts()
-    try:
+    torch = ""
+    with contextlib.suppress(PackageNotFoundError):
         torch = version("torch")
-    except PackageNotFoundError:
-        torch = ""
     chosen = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
-    return json.dumps(
-        [facts.get("model name"), facts.get("flags"), hardware.cores(), torch, chosen],
-        sort_keys=True,
-    )
+    known = [facts.get("model name"), facts.get("flags"), hardware.cores(), torch, chosen]
+    return json.dumps(known, sort_keys=True)
 
 
-def _file(machine: str) -> Path | None:
-    folder = user_cache.home()
-    return (
-        folder / "products" / f"{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
-        if folder
-        else None
-    )
-
-
-def _keep(file: Path, seconds: dict[str, float]) -> None:
-    with contextlib.suppress(OSError):  # it is timed again next time
-        json_files.write_json(file, seconds)
-
-
-def _seconds() -> dict[str, float]:
-    """Return the time of a product by number format; empty if torch is missing or fails."""
-    command = interpreter.command("-m", "dsnb.measure.train.time_products")
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=True
-        )
-        return dict(json.loads(done.stdout.strip().splitlines()[-1]))
-    except (subprocess.SubprocessError, OSError, ValueError, IndexError):
-        return {}
+def _seconds() -> Any:
+    """Return the time of a product by number format; None if torch is missing or fails."""
+    return interpreter.ask("dsnb.measure.train.time_products")

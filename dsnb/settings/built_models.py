@@ -7,7 +7,6 @@ mostly for imports (`dsnb.measure.train.ask_model`).
 import functools
 import importlib.util
 import json
-import subprocess
 from collections.abc import Iterable
 
 from dsnb.base.formulas import model_shapes
@@ -38,22 +37,18 @@ def problems(experiments: Iterable[Experiment]) -> list[str]:
 
 def is_known(experiment: Experiment) -> bool:
     """Return whether a model of the presets is trained on tokens that need no reading."""
-    is_text = (
-        experiment.data not in inputs.NO_FILE["data"]
-        or experiment.tokenizer not in inputs.NO_FILE["tokenizer"]
+    return (
+        experiment.model in model_shapes.PRESETS
+        and experiment.data in inputs.NO_FILE["data"]
+        and experiment.tokenizer in inputs.NO_FILE["tokenizer"]
     )
-    return experiment.model in model_shapes.PRESETS and not is_text
 
 
 @functools.cache
 def _asked(settings: str) -> tuple[str, ...]:
     """Ask in a separate process: importing torch takes seconds."""
-    command = interpreter.command("-m", "dsnb.measure.train.ask_model")
-    try:
-        done = subprocess.run(
-            command, input=settings, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-        answers = json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.TimeoutExpired, OSError, ValueError, IndexError):
-        return ()  # torch cannot be imported here: the launch will say why
-    return tuple(problem for of_one in answers for problem in of_one)
+    answers = interpreter.ask("dsnb.measure.train.ask_model", given=settings, timeout_s=TIMEOUT_S)
+    problems: list[str] = []
+    for of_one in answers or ():  # without any, torch cannot be imported: the launch will say why
+        problems += of_one
+    return tuple(problems)

@@ -14,6 +14,7 @@ from dsnb.base.formulas import model_shapes
 from dsnb.base.system import hardware
 from dsnb.settings import deepspeed_keys, hostfile, inputs, rules
 from dsnb.settings.rules import Rule
+from dsnb.settings.tables import REFUSALS
 
 if TYPE_CHECKING:
     from dsnb.settings.experiment import Experiment
@@ -22,48 +23,6 @@ CLOSE = 0.85
 """Similarity (`difflib`) of names that differ by a letter or so."""
 SHORTEST_PART = 3
 """Letters with which a name can be meant by a part of it."""
-ALLOWED = {
-    "value_error": "{error}",
-    "literal_error": "allowed are {expected}",
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "give a whole number"),
-    "bool_type": "give true or false",
-    "dict_type": "give settings as 'name: value'",
-    "list_type": "give a list",
-    "string_type": "give a text",
-    **dict.fromkeys(("float_type", "float_parsing"), "give a number"),
-    "finite_number": "give a finite number",
-    "greater_than_equal": "it must be at least {ge}",
-    "greater_than": "it must be more than {gt}",
-    "less_than_equal": "it must be at most {le:g}",
-    "less_than": "it must be less than {lt}",
-}
-"""What is allowed instead of a value, by the type of pydantic's error."""
-ALLOWED_IN = {
-    "micro_batch_size": "give a whole number; `dsnb recommend` and `dsnb predict` tell what fits",
-    "gpus": "give a whole number, or 'auto'",
-    "deepspeed": "give sections and keys of DeepSpeed's configuration, or leave it out",
-    "ssh_user": "write it like 'root'",
-    "interface": "write it like 'ib0'",
-    "forward_env": "write it like 'WANDB_MODE,MY_*'",
-    "name": "use letters, digits, '.', '_' and '-' only",
-}
-"""What is allowed for settings and fields where more can be said than for their type."""
-REMOVED = {
-    "launcher": "ranks are forked on one machine and started by torchrun on several; leave it out",
-    "skip_oom": "`dsnb predict` tells which settings fit; leave it out",
-}
-"""Settings of earlier versions, and what to do instead."""
-DECODERS_IF_SET = (
-    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
-    "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta",
-    "xlm-roberta-xl", "xlnet", "xmod",
-)  # fmt: skip
-"""Types of encoders, which are causal only with `is_decoder: true` (XLM: `causal: true`)."""
-ENCODER_DECODERS = (
-    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "musicgen", "musicgen_melody",
-    "mvp", "pegasus", "plbart", "prophetnet", "whisper",
-)  # fmt: skip
-"""Types that are encoder-decoders by default; transformers builds their decoder."""
 QUANTIZED = ("quantization_config", "compression_config")
 """Fields of configurations of quantized weights."""
 FP8_CAPABILITY = (8, 9)
@@ -75,8 +34,9 @@ CAUSAL = "give a causal language model, such as GPT-2, Llama or Mixtral"
 def closest_match(name: str, names: Iterable[str]) -> str | None:
     """Return the name that was probably meant, None if none is likely.
 
-    A name that differs by a letter or so is first, then one that continues the typed words, or the typed
-    letters, then any that is similar or has them inside: `step` is `steps`, and `zero` is `zero_stage` rather than `zeropp`.
+    A name that differs by a letter or so is first, then one that continues the typed words, or the
+    typed letters, then any that is similar or has them inside: `step` is `steps`, and `zero` is
+    `zero_stage` rather than `zeropp`.
 
     >>> closest_match("zero", ["steps", "zeropp", "zero_stage"])
     'zero_stage'
@@ -93,18 +53,22 @@ def closest_match(name: str, names: Iterable[str]) -> str | None:
 
 
 def similar(name: str, names: Iterable[str], least: float = 0.6) -> list[str]:
-    """Return the most similar of `names`; empty if none has at least this similarity to a misspelled one."""
+    """Return the most similar of `names`; empty if none is similar enough."""
     return difflib.get_close_matches(name, list(names), n=1, cutoff=least)
 
 
 def unknown_setting(key: str, names: Iterable[str]) -> str:
     """Return the message about a setting that does not exist: it names the closest setting, or all of them."""
-    if key in REMOVED:
-        return f"{key} is no longer a setting: {REMOVED[key]}"
+    if key in REFUSALS["removed"]:
+        return f"{key} is no longer a setting: {REFUSALS['removed'][key]}"
     allowed = list(names)
-    match = closest_match(str(key), allowed)
-    hint = f"did you mean '{match}'?" if match else f"allowed are {', '.join(allowed)}"
-    return f"unknown setting {short_repr(key)}: {hint}"
+    return f"unknown setting {short_repr(key)}: {hint(str(key), allowed, ', '.join(allowed))}"
+
+
+def hint(name: str, names: Iterable[str], allowed: str) -> str:
+    """Return which of `names` was probably meant, or else what is allowed."""
+    match = closest_match(name, names)
+    return f"did you mean '{match}'?" if match else f"allowed are {allowed}"
 
 
 def invalid_value(detail: Mapping[str, Any]) -> str:
@@ -115,20 +79,22 @@ def invalid_value(detail: Mapping[str, Any]) -> str:
 
 def allowed_values(detail: Mapping[str, Any], name: str = "") -> str:
     """Return what is allowed instead of the value in one of pydantic's error details; `name` is that of the setting."""
-    allowed = ALLOWED.get(detail["type"], "")
+    allowed = REFUSALS["allowed_by_error"].get(detail["type"], "")
     if "{" in allowed:
-        return allowed.format(**detail["ctx"])
-    return ALLOWED_IN.get(name) or allowed or str(detail["msg"])
+        return str(allowed.format(**detail["ctx"]))
+    return REFUSALS["allowed_by_name"].get(name) or allowed or str(detail["msg"])
 
 
 def _model(s: "Experiment") -> Iterator[str]:
-    preset, path = model_shapes.PRESETS.get(s.model), model_shapes.local_config(s.model)
+    preset = model_shapes.PRESETS.get(s.model)
+    path = model_shapes.local_config(s.model)
+    is_named = preset is not None or model_shapes.is_hub_id(s.model)
     config = None if preset else model_shapes.fields(s.model)
     if path and config is None:
         yield f"model is {short_repr(s.model)}: its configuration is not a JSON object; {CAUSAL}"
-    elif config is not None and (problem := not_trained(s.model, config)):
-        yield problem
-    if not (preset or path or model_shapes.is_hub_id(s.model)):
+    elif config is not None:
+        yield from filter(None, [not_trained(s.model, config)])
+    if not path and not is_named:
         match = closest_match(s.model, model_shapes.PRESETS)
         some = {
             shape.family: name
@@ -154,49 +120,47 @@ def not_trained(model: str, config: Mapping[str, Any]) -> str | None:
     BERT's family also sees the token that it should predict; of an encoder-decoder, transformers builds a half; of
     quantized weights, dsnb would train others, in the run's precision.
     """
+    types = REFUSALS["model_types"]
     kind = config.get("model_type")
     says = f"model is {short_repr(model)}: "
     if not isinstance(kind, str):
         return f"{says}its configuration has no model_type; {CAUSAL}"
-    if quantized := next((name for name in QUANTIZED if config.get(name)), None):
+    quantized = next(filter(config.get, QUANTIZED), None)
+    if quantized:
         return f"{says}its configuration has a {quantized}, but weights are trained unquantized; remove it from there"
-    if parts := [
-        name for name, part in config.items() if name.endswith("_config") and _is_model(part)
-    ]:
-        advice = (
-            "save its text_config"
-            if "text_config" in parts
-            else "save the part that is a language model"
-        )
-        return f"{says}{kind} is more than a language model ({', '.join(sorted(parts))}); {advice} as a configuration"
-    if config.get("is_encoder_decoder", kind in ENCODER_DECODERS):
+    parts = sorted(name for name in config if name.endswith("_config") and _is_model(config[name]))
+    if parts:
+        advice = "save the part that is a language model"
+        if "text_config" in parts:
+            advice = "save its text_config"
+        return f"{says}{kind} is more than a language model ({', '.join(parts)}); {advice} as a configuration"
+    if config.get("is_encoder_decoder", kind in types["encoder_decoders"]):
         return f"{says}{kind} is an encoder-decoder; {CAUSAL}"
     switch = "causal" if kind == "xlm" else "is_decoder"
-    if kind in DECODERS_IF_SET and not config.get(switch):
+    if kind in types["decoders_if_set"] and not config.get(switch):
         return f"{says}{kind} is an encoder: its tokens also attend to later ones; set {switch} to true, or {CAUSAL}"
     return None
 
 
 def _is_model(part: object) -> bool:
     """Return whether a part of a configuration is that of another model."""
-    return (
-        isinstance(part, Mapping)
-        and {"model_type", "hidden_size", "num_hidden_layers"} & {*part} != set()
-    )
+    names = {"model_type", "hidden_size", "num_hidden_layers"}
+    return isinstance(part, Mapping) and not names.isdisjoint(part)
 
 
 def _sizes(s: "Experiment") -> Iterator[str]:
     """Compare settings with what the model has, as far as that is known."""
     facts = model_shapes.facts(s.model)
-    for name, fact, what in (
-        ("seq_len", "positions", "positions"),
-        ("checkpoint_every", "layers", "blocks"),
-    ):
-        if facts.get(fact) and getattr(s, name) > facts[fact]:
-            yield f"{name} is {getattr(s, name)}: {s.model} has {facts[fact]} {what}; use at most {facts[fact]}"
+    positions = facts.get("positions") or s.seq_len
+    if s.seq_len > positions:
+        yield f"seq_len is {s.seq_len}: {s.model} has {positions} positions; use at most {positions}"
+    blocks = facts.get("layers") or s.checkpoint_every
+    if s.checkpoint_every > blocks:
+        yield f"checkpoint_every is {s.checkpoint_every}: {s.model} has {blocks} blocks; use at most {blocks}"
     for name, fact in (("tensor_parallel", "heads"), ("pipeline_parallel", "layers")):
-        if facts.get(fact) and facts[fact] % getattr(s, name):
-            yield f"{name} is {getattr(s, name)}: {s.model} has {facts[fact]} {fact}, which it must divide"
+        number = facts.get(fact, 0)
+        if number % getattr(s, name):
+            yield f"{name} is {getattr(s, name)}: {s.model} has {number} {fact}, which it must divide"
     shared = next((name for name in rules.SHARED if getattr(s, name) > 1), None)
     if shared and facts.get("family") and facts["family"] not in model_shapes.SPLIT:
         yield model_shapes.not_split(shared, getattr(s, shared), facts["family"])
@@ -217,7 +181,8 @@ def _text(s: "Experiment") -> Iterator[str]:
 def _hosts(s: "Experiment") -> Iterator[str]:
     if not s.hostfile:
         for name in ("include", "exclude"):
-            if value := getattr(s, name):
+            value = getattr(s, name)
+            if value:
                 yield f"{name} is {short_repr(value)}, but there is no hostfile: name the hosts in 'hostfile'"
         if isinstance(s.gpus, int) and s.nodes > s.gpus:
             yield f"nodes is {s.nodes}, but gpus is {s.gpus}: each node needs a rank; use at most {s.gpus}"
@@ -254,7 +219,7 @@ def contradictions(s: "Experiment | Mapping[str, Any]") -> list[str]:
         try:
             problems.extend(rule(s))
         except AttributeError as error:
-            if error.name not in type(s).model_fields:
+            if error.obj is not s or error.name not in type(s).model_fields:
                 raise
     return problems
 
@@ -285,17 +250,14 @@ def _compiler_disabled(s: "Experiment") -> Iterator[str]:
 
 def _lacking(s: "Experiment") -> Iterator[str]:
     """Yield what this machine lacks; of offload to NVMe DeepSpeed would find out after minutes of compiling."""
-    if missing := [
-        name
-        for name in ("torch", "deepspeed", "transformers")
-        if importlib.util.find_spec(name) is None
-    ]:
+    libraries = ("torch", "deepspeed", "transformers")
+    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
+    if missing:
         yield f"training needs {', '.join(missing)}: pip install 'dsnb[train]'"
     if not hardware.loopback_works():  # a rank would retry until its timeout
         yield "127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`"
-    if (
-        s.matmul == "fp8" and PathFinder.find_spec("torchao") is None
-    ):  # `dsnb.measure.train` hides it in `sys.modules`
+    # `dsnb.measure.train` hides it in `sys.modules`
+    if s.matmul == "fp8" and PathFinder.find_spec("torchao") is None:
         yield NO_TORCHAO
     yield from _lacking_gpu(s) if s.device == "cuda" else _lacking_cpu(s)
     if not s.offload.endswith("nvme"):

@@ -9,56 +9,17 @@ import functools
 import importlib.util
 import json
 import re
-import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.files.plain_text import short_repr
 from dsnb.base.system import interpreter
+from dsnb.settings.tables import REFUSALS
 
 NAME = "deepspeed"
 PREFIX = f"{NAME}."
-DECIDED = {
-    "train_batch_size": "it follows from micro_batch_size, grad_accum and gpus",
-    "train_micro_batch_size_per_gpu": "set micro_batch_size",
-    "gradient_accumulation_steps": "set grad_accum",
-    "managed_gradient_accumulation": "dsnb calls the engine once per micro-batch",
-    "gradient_clipping": "set gradient_clipping",
-    "zero_optimization.stage": "set zero_stage",
-    "zero_optimization.offload_optimizer.device": "set offload",
-    "zero_optimization.offload_optimizer.nvme_path": "set nvme_path",
-    "zero_optimization.offload_param.device": "set offload",
-    "zero_optimization.offload_param.nvme_path": "set nvme_path",
-    "zero_optimization.cpu_offload": "set offload",
-    "zero_optimization.cpu_offload_param": "set offload",
-    "fp16.enabled": "set precision",
-    "bf16.enabled": "set precision",
-    "bfloat16": "write bf16",
-    "torch_autocast.enabled": "set mixed_precision",
-    "torch_autocast.dtype": "set precision",
-    "data_types.grad_accum_dtype": "set grad_accum_dtype",
-    "compile.deepcompile": "set compile to 'deepcompile'",
-    "optimizer.type": "set optimizer",
-    "optimizer.params.lr": "set learning_rate",
-    "tensor_parallel": "set tensor_parallel",
-    "sequence_parallel_size": "dsnb does not measure sequence parallelism",
-    "pipeline": "set pipeline_parallel",
-    "steps_per_print": "its lines read the clock inside the timed steps",
-    "wall_clock_breakdown": "it waits for the GPU inside the timed steps; set profile",
-    "memory_breakdown": "it waits for the GPU inside the timed steps",
-    "dump_state": "it prints the engine",
-    "timers": "they wait for the GPU inside the timed steps",
-    "flops_profiler": "it replaces torch's functions inside the steps; set profile",
-    "comms_logger": "it waits for the GPU inside the timed steps; set profile",
-    "autotuning": "it ends the process; make a sweep",
-    **dict.fromkeys(
-        ("tensorboard", "wandb", "csv_monitor", "comet"), "dsnb writes to the run folder only"
-    ),
-    "elasticity": "it changes the batch size",
-}
-"""Keys, or whole sections, that dsnb decides itself, and what to do instead."""
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,32 +27,30 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     A key that is given twice, nested and dotted, raises SettingsError.
     """
+    rest: dict[str, Any] = {}
+    separate: dict[str, Any] = {}
+    for name, value in settings.items():
+        if str(name).startswith(PREFIX):
+            separate[name.removeprefix(PREFIX)] = value
+        elif name != NAME:
+            rest[name] = value
     nested = settings.get(NAME, {})
-    rest = {
-        key: value
-        for key, value in settings.items()
-        if key != NAME and not str(key).startswith(PREFIX)
-    }
     if not isinstance(nested, Mapping):
         return {**rest, NAME: nested}
-    separate = {
-        key.removeprefix(PREFIX): settings[key]
-        for key in map(str, settings)
-        if key.startswith(PREFIX)
-    }
     leaves = [*_leaves(nested), *_leaves(separate)]
-    if problems := list(_given_twice([path for path, _ in leaves])):
+    problems = list(_given_twice(Counter(path for path, _ in leaves)))
+    if problems:
         raise SettingsError(problems)
-    keys = dict(leaves)
-    return {**rest, NAME: keys} if keys or NAME in settings else rest
+    if leaves or NAME in settings:
+        rest[NAME] = dict(leaves)
+    return rest
 
 
-def _given_twice(paths: Sequence[str]) -> Iterator[str]:
+def _given_twice(counts: Mapping[str, int]) -> Iterator[str]:
     """Yield a sentence for each path that occurs twice, or is both a value and a section."""
-    counts = Counter(paths)
-    yield from (
-        f"{PREFIX}{path} is given twice: remove one" for path, count in counts.items() if count > 1
-    )
+    for path, count in counts.items():
+        if count > 1:
+            yield f"{PREFIX}{path} is given twice: remove one"
     for path in counts:
         inside = next((other for other in counts if other.startswith(f"{path}.")), None)
         if inside:
@@ -144,17 +103,20 @@ def lookup(config: Mapping[str, Any], path: str) -> Any:
 
 
 def decided(path: str) -> str | None:
-    """Return the key or section of `DECIDED` that a path belongs to; None if there is none."""
-    return next((name for name in DECIDED if path == name or path.startswith(f"{name}.")), None)
+    """Return the key or section that dsnb decides itself and that a path belongs to; None if there is none."""
+    names = REFUSALS["decided_keys"]
+    return next((name for name in names if path == name or path.startswith(f"{name}.")), None)
 
 
 def problems(keys: Mapping[str, Any]) -> list[str]:
     """Return why keys are refused whatever DeepSpeed knows of them, one sentence each."""
     refused = []
     for path, value in keys.items():
-        if name := decided(path):
+        name = decided(path)
+        if name:
+            why = REFUSALS["decided_keys"][name]
             refused.append(
-                f"{PREFIX}{path} is {short_repr(value)}: dsnb decides {name} itself; {DECIDED[name]}"
+                f"{PREFIX}{path} is {short_repr(value)}: dsnb decides {name} itself; {why}"
             )
         elif value == {} or (value is None and "." not in path):
             refused.append(f"{PREFIX}{path} is an empty section: give it a key, or leave it out")
@@ -171,25 +133,22 @@ def unknown_keys(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
 @functools.cache
 def _checked(zero_stage: int, keys: str) -> tuple[str, ...]:
     """Ask in a separate process: DeepSpeed's import takes seconds."""
-    command = interpreter.command("-m", "dsnb.measure.train.ask_deepspeed", str(zero_stage))
-    try:
-        done = subprocess.run(
-            command, input=keys, capture_output=True, text=True, timeout=120, check=False
-        )
-        return tuple(json.loads(done.stdout.splitlines()[-1]))
-    except (subprocess.TimeoutExpired, OSError, ValueError, IndexError):
-        return ()  # DeepSpeed cannot be imported here: the launch will say why
+    answer = interpreter.ask("dsnb.measure.train.ask_deepspeed", str(zero_stage), given=keys)
+    return tuple(answer or ())  # without one, DeepSpeed cannot be imported: the launch will say why
 
 
 def name_part(keys: Mapping[str, Any]) -> str:
     """Return the part of an experiment's name: the last word of each key with its value."""
-    return "_".join(
-        f"{path.rpartition('.')[2]}-{_word(value)}" for path, value in sorted(keys.items())
-    )
+    parts = []
+    for path, value in sorted(keys.items()):
+        parts.append(f"{path.rpartition('.')[2]}-{_word(value)}")
+    return "_".join(parts)
 
 
 def _word(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "on", False: "off", None: "none"}[value]
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "none"
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-")[:40]

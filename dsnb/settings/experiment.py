@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
@@ -14,8 +14,9 @@ from dsnb.base.formulas import model_shapes
 from dsnb.base.system import hardware
 from dsnb.settings import auto_precision, auto_values, checks, deepspeed_keys, hostfile, parameters
 from dsnb.settings.hostfile import Host
-from dsnb.settings.parallelism import parallelism
+from dsnb.settings.parallelism import SIZES
 from dsnb.settings.strategies import Numbers, States, Strategy, strategy
+from dsnb.settings.tables import REFUSALS, SHOWN
 from dsnb.settings.training import (
     AtLeast1,
     NotNegative,
@@ -30,13 +31,6 @@ from dsnb.settings.training import (
 
 RECORD = "experiment.json"
 """Name of the file in a run's folder with its settings."""
-FIRST_IN_NAMES = (
-    "grad_accum", "activation_checkpointing", "tensor_parallel", "pipeline_parallel", "offload", "mixed_precision",
-    "attention", "compile", "compile_unit", "loss", "lora_rank", "optimizer", "gradient_compression",
-    "memory_limit_gib", "allocator", "weights", "dropout", "data", "tokenizer", "nodes", "learning_rate",
-    "gradient_clipping", "seed",
-)  # fmt: skip
-"""Order of the parts that names have had longest; the others follow as they are declared."""
 CURRENT_NAMES = {"hang_limit_s": "step_timeout_s"}
 """Former name -> current name."""
 SshUser = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$")]
@@ -159,7 +153,7 @@ class Experiment(Training):
         papermill that is no setting is refused, and so is a plain value whose name is like that of one. The former name
         of a setting replaces the default of the parameters cell.
         """
-        fields = {*cls.model_fields, *CURRENT_NAMES, *checks.REMOVED}
+        fields = {*cls.model_fields, *CURRENT_NAMES, *REFUSALS["removed"]}
         problems = list(parameters.unknown(names, also=fields))
         if problems:
             raise SettingsError(problems)
@@ -261,7 +255,12 @@ class Experiment(Training):
     @property
     def label(self) -> str:
         """How ranks share the training, as in the column `parallelism`: "DDP", "TP 2 x ZeRO 1"."""
-        return parallelism(vars(self))
+        parts = []
+        for short, name in SIZES.items():
+            size = getattr(self, name)
+            if size > 1:
+                parts.append(f"{short} {size}")
+        return " x ".join([*parts, self.parallel_strategy.label_of(self.zero_stage)])
 
     @property
     def compiles_blocks(self) -> bool:
@@ -276,7 +275,17 @@ class Experiment(Training):
     @property
     def data_parallel(self) -> int:
         """Number of ranks, or groups of ranks, with separate sequences."""
-        return self.gpus // (self.tensor_parallel * self.pipeline_parallel)
+        return self.gpus // self.model_parallel
+
+    @property
+    def model_parallel(self) -> int:
+        """Number of ranks that share one copy of the model."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens per rank and forward pass."""
+        return int(self.micro_batch_size) * self.seq_len
 
     @property
     def global_batch_size(self) -> int:
@@ -353,11 +362,7 @@ PARTS: dict[str, Callable[[Experiment], str]] = {
     "deepspeed": lambda s: deepspeed_keys.name_part(s.deepspeed),
 }
 """Parts of a name that are more than a form of the value."""
-IN_NAMES = [
-    name
-    for name in dict.fromkeys((*FIRST_IN_NAMES, *DECLARED))
-    if name in PARTS or DECLARED[name].short
-]
+IN_NAMES = [name for name in SHOWN if DECLARED[name].short]
 """Settings that are parts of a name, in their order."""
 SUPERVISION = tuple(name for name, setting in DECLARED.items() if setting.is_supervision)
 """Settings that do not affect what is measured: in no name and no column; they may change when a sweep is resumed."""
@@ -381,10 +386,10 @@ def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     On GPUs torch's allocator was the default one before `allocator` chose; the strategy knows its own changes.
     """
     settings = {name: value for name, value in settings.items() if text(value) != "-"}
-    chosen = Experiment.recorded(settings)
+    chosen = SimpleNamespace(**{**DEFAULTS, **settings})  # thousands of runs: no model of pydantic
     former: dict[str, Any] = {}
     if settings and chosen.device != "cpu":
         former["allocator"] = "default"
     if isinstance(chosen.grad_accum, int):
-        former |= chosen.parallel_strategy.former_defaults(chosen)
+        former |= strategy(chosen.strategy).former_defaults(chosen)
     return {**former, **settings}

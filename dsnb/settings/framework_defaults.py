@@ -12,7 +12,8 @@ ZERO: dict[str, float] = {
     "stage3_max_reuse_distance": 1_000_000_000,
     "sub_group_size": 1_000_000_000,
 }
-"""Elements that ZeRO reduces at a time, keeps gathered at stage 3, and updates at a time, by DeepSpeed's keys."""
+"""Elements that ZeRO reduces at a time, keeps gathered at stage 3, and updates at a time, by
+DeepSpeed's keys."""
 
 
 def zero_number(s: Any, key: str) -> float:

@@ -21,6 +21,13 @@ from dsnb.base.files import json_files
 SLURM = "slurm"
 """Instead of a path: the nodes of the Slurm allocation that this process is part of."""
 NO_JOB = "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
+SLOTS_IN_SLURM = (
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_CPUS_ON_NODE",
+    "SLURM_JOB_CPUS_PER_NODE",
+)
+"""Slurm's variables with the slots of a node, in order of preference."""
 MAX_SLOTS = 1024
 MAX_BYTES = 1_000_000
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
@@ -54,37 +61,25 @@ def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ..
         )
     if not (include or exclude):
         return available
-    named = _filter("include" if include else "exclude", include or exclude, available)
+    which, text = ("include", include) if include else ("exclude", exclude)
+    named = _filter(which, text, available)
     left = []
     for host in available:
-        devices = tuple(
-            device for device in host.devices if (device in named[host.name]) == bool(include)
-        )
-        is_listed = bool(include) and devices != host.devices
-        left.append(replace(host, devices=devices, has_slots=host.has_slots or is_listed))
-    if not any(host.devices for host in left):
+        others = {*host.devices} - named[host.name]
+        devices = tuple(sorted(named[host.name] if include else others))
+        if devices:
+            is_listed = bool(include) and devices != host.devices
+            left.append(replace(host, devices=devices, has_slots=host.has_slots or is_listed))
+    if not left:
         raise SettingsError(f"exclude is {exclude!r}: no host is left; exclude less")
-    return tuple(host for host in left if host.devices)
+    return tuple(left)
 
 
 def read(path: str | Path) -> tuple[Host, ...]:
     """Read a hostfile; a SettingsError names every bad line at once."""
-    try:
-        content = json_files.read_file(
-            Path(path).expanduser(), MAX_BYTES
-        )  # a named pipe would be waited for
-        lines = content.decode("utf-8-sig").splitlines()  # some editors write a byte order mark
-    except (OSError, RuntimeError, ValueError) as error:
-        is_binary = isinstance(error, UnicodeDecodeError)
-        reason = (
-            "it is not a text file" if is_binary else getattr(error, "strerror", None) or str(error)
-        )
-        raise SettingsError(
-            f"hostfile is {str(path)!r}: it cannot be read ({reason}); check the path"
-        ) from error
-    problems: list[str] = []
     hosts: dict[str, Host] = {}
-    for number, line in enumerate(lines, start=1):
+    problems: list[str] = []
+    for number, line in enumerate(_lines(path), start=1):
         entry = line.partition("#")[0].strip()
         if not entry:
             continue
@@ -106,6 +101,18 @@ def read(path: str | Path) -> tuple[Host, ...]:
             f"hostfile {str(path)!r} names no host: write one per line, such as 'worker-1 slots=8'"
         )
     return tuple(hosts.values())
+
+
+def _lines(path: str | Path) -> list[str]:
+    try:
+        # a named pipe would be waited for
+        content = json_files.read_file(Path(path).expanduser(), MAX_BYTES)
+        return content.decode("utf-8-sig").splitlines()  # some editors write a byte order mark
+    except UnicodeDecodeError:
+        reason = "it is not a text file"
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+    raise SettingsError(f"hostfile is {str(path)!r}: it cannot be read ({reason}); check the path")
 
 
 def _host(entry: str) -> Host | None:
@@ -138,11 +145,9 @@ def _filter(which: str, text: str, available: Sequence[Host]) -> dict[str, set[i
         name = match[1] if match else part.partition(":")[0].strip()
         if name not in devices:
             raise SettingsError(f"{which} is {text!r}: {name!r} is not in the hostfile")
-        chosen = (
-            {int(number) for number in match[2].split(",")}
-            if match and match[2]
-            else {*devices[name]}
-        )
+        chosen = {*devices[name]}
+        if match and match[2]:
+            chosen = set(map(int, match[2].split(",")))
         if not match or not chosen <= {*devices[name]}:
             last = devices[name][-1]
             raise SettingsError(
@@ -204,20 +209,15 @@ def _allocated() -> tuple[Host, ...]:
         raise SettingsError(
             f"hostfile is 'slurm': scontrol does not list the nodes of the job ({error})"
         ) from error
-    slots = _slots(os.environ)
-    return tuple(
-        Host(name, tuple(range(slots))) for name in done.stdout.split() if re.fullmatch(_NAME, name)
-    )
+    slots = tuple(range(_slots(os.environ)))
+    names = filter(re.compile(_NAME).fullmatch, done.stdout.split())
+    return tuple(Host(name, slots) for name in names)
 
 
 def _slots(variables: Mapping[str, str]) -> int:
     """Return the slots of a node from Slurm's variables, written as `4`, `h100:4` or `8(x2)`."""
-    for name in (
-        "SLURM_GPUS_ON_NODE",
-        "SLURM_GPUS_PER_NODE",
-        "SLURM_CPUS_ON_NODE",
-        "SLURM_JOB_CPUS_PER_NODE",
-    ):
-        if match := re.search(r"(?:^|:)(\d{1,5})(?:\(x\d+\))?(?:,|$)", variables.get(name, "")):
+    for name in SLOTS_IN_SLURM:
+        match = re.search(r"(?:^|:)(\d{1,5})(?:\(x\d+\))?(?:,|$)", variables.get(name, ""))
+        if match:
             return max(1, int(match[1]))
     return 1

@@ -26,6 +26,8 @@ TOKENIZER = (
     "*.model", "*.tiktoken", "chat_template.jinja",
 )  # fmt: skip
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+READ = ("model", "weights", "tokenizer", "data")
+"""Settings that name what a run reads."""
 MAX_WHOLE_BYTES = 64 * 2**20
 """Larger files, such as weights, are sampled: hashing tens of GB would take minutes before every run."""
 SAMPLES, SAMPLE_BYTES = 64, 64 * 1024

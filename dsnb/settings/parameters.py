@@ -39,26 +39,20 @@ def check_parameters(names: Mapping[str, Any]) -> None:
 def unknown(names: Mapping[str, Any], also: Collection[str] = ()) -> Iterator[str]:
     """Yield a sentence for each passed parameter that is neither in the parameters cell nor in `also`."""
     cells = [str(cell) for cell in names.get("In", ())]
-    place = next((place for place, cell in enumerate(cells) if cell.startswith(INJECTED)), None)
-    if place is None:
+    injected = [cell for cell in cells if cell.startswith(INJECTED)]
+    if not injected:
         return
+    place = cells.index(injected[0])
     own = list(_assigned(cells[place - 1])) if place else []
     known = [*own, *also]
-    for name in _assigned(cells[place]):
+    for name in _assigned(injected[0]):
         if name not in known:
-            match = checks.closest_match(name, known)
-            hint = (
-                f"did you mean '{match}'?" if match else f"allowed are {', '.join(own) or 'none'}"
-            )
-            yield f"unknown parameter {name!r}: {hint}"
+            allowed = ", ".join(own) or "none"
+            yield f"unknown parameter {name!r}: {checks.hint(name, known, allowed)}"
 
 
 def _assigned(cell: str) -> Iterator[str]:
     """Yield the names that the text of a cell assigns."""
     for statement in ast.parse(cell).body:
-        targets = (
-            statement.targets
-            if isinstance(statement, ast.Assign)
-            else [getattr(statement, "target", None)]
-        )
+        targets = getattr(statement, "targets", [getattr(statement, "target", None)])
         yield from (target.id for target in targets if isinstance(target, ast.Name))

@@ -18,11 +18,9 @@ MAX_RUNS = 10_000
 
 def _with_current_names(settings: Any) -> Any:
     """Return settings under their current names, with every key of DeepSpeed as a separate setting."""
-    return (
-        with_current_names(deepspeed_keys.dotted(settings))
-        if isinstance(settings, dict)
-        else settings
-    )
+    if not isinstance(settings, dict):
+        return settings
+    return with_current_names(deepspeed_keys.dotted(settings))
 
 
 CURRENT = BeforeValidator(_with_current_names)
@@ -73,9 +71,8 @@ def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
     try:
         return ParamsFile.model_validate(content)
     except ValidationError as error:
-        details = sorted(
-            error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden"
-        )
+        details = error.errors(include_url=False)
+    details.sort(key=lambda detail: detail["type"] != "extra_forbidden")
     raise SettingsError(
         [f"params file {str(path)!r}: {_problem(dict(detail))}" for detail in details]
     )
@@ -83,55 +80,52 @@ def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
 
 def _problem(detail: dict[str, Any]) -> str:
     """Return the sentence for one of pydantic's error details."""
-    key, fields, settings = str(detail["loc"][0]), ParamsFile.model_fields, Experiment.model_fields
+    key = str(detail["loc"][0])
+    fields = ParamsFile.model_fields
     if detail["type"] == "missing":
         return f"{key} is missing: add it"
     if key in fields:
         return checks.invalid_value(detail)
     where = "put settings below 'defaults:'"
-    if key in settings or key in CURRENT_NAMES or key.startswith(deepspeed_keys.PREFIX):
+    if key in DEFAULTS or key in CURRENT_NAMES or key.startswith(deepspeed_keys.PREFIX):
         return f"{key!r} is a setting of runs: {where}, or below 'grid:' with a list of values"
-    if checks.closest_match(key, [*fields, *settings]) in settings:
-        return f"{checks.unknown_setting(key, settings)} {where}"
+    if checks.closest_match(key, [*fields, *DEFAULTS]) in DEFAULTS:
+        return f"{checks.unknown_setting(key, DEFAULTS)} {where}"
     return checks.unknown_setting(key, fields)
 
 
 def combinations(file: ParamsFile) -> list[dict[str, Any]]:
     """Return the settings of every experiment, unchecked, in the order of the file."""
+    problems: list[str] = []
     for entry in file.exclude:
         if not entry:
             raise SettingsError(
                 "exclude has an empty entry, which would exclude every run: name settings or remove it"
             )
-        unknown = [
-            key
-            for key in entry
-            if key not in DEFAULTS and not key.startswith(deepspeed_keys.PREFIX)
-        ]
-        if unknown:
-            raise SettingsError(
-                [f"exclude: {checks.unknown_setting(key, DEFAULTS)}" for key in unknown]
-            )
+        for key in entry:
+            if key not in DEFAULTS and not key.startswith(deepspeed_keys.PREFIX):
+                problems.append(f"exclude: {checks.unknown_setting(key, DEFAULTS)}")
+    if problems:
+        raise SettingsError(problems)
     grids = [file.grid] if file.grid or not file.include else []
+    size = 0
     for where, entries in (("grid", grids), ("include", file.include)):
-        if empty := [key for entry in entries for key, value in entry.items() if value == []]:
-            raise SettingsError(
-                f"{where}: {empty[0]} is an empty list: give at least one value or leave it out"
-            )
-    axes = [
-        [value for value in entry.values() if isinstance(value, list)]
-        for entry in [*grids, *file.include]
-    ]
-    size = sum(math.prod(map(len, values)) for values in axes) * file.repeats
+        for entry in entries:
+            axes = _axes(entry)
+            empty = next((key for key, values in axes.items() if not values), None)
+            if empty:
+                raise SettingsError(
+                    f"{where}: {empty} is an empty list: give at least one value or leave it out"
+                )
+            size += math.prod(map(len, axes.values())) * file.repeats
     if size > MAX_RUNS:
         raise SettingsError(
             f"grid: {size:,} runs: at most {MAX_RUNS:,} are allowed; split the sweep"
         )
-    chosen = [
-        settings
-        for settings in _product(file.defaults, grids)
-        if not _excluded(settings, file.exclude)
-    ]
+    chosen = []
+    for settings in _product(file.defaults, grids):
+        if not _excluded(settings, file.exclude):
+            chosen.append(settings)
     return [*chosen, *_product(file.defaults, file.include)]
 
 
@@ -151,12 +145,17 @@ def experiments(
     return allowed, refused
 
 
+def _axes(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the settings with several values."""
+    return {key: value for key, value in entry.items() if isinstance(value, list)}
+
+
 def _product(
     defaults: dict[str, Any], entries: Iterable[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Yield every combination of the lists of each entry, on top of its other settings."""
     for entry in entries:
-        axes = {key: value for key, value in entry.items() if isinstance(value, list)}
+        axes = _axes(entry)
         for values in itertools.product(*axes.values()):
             yield {**defaults, **entry, **dict(zip(axes, values, strict=True))}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dsnb.base.formulas.model_shapes import facts
 from dsnb.settings.strategies import HALF
 from dsnb.settings.strategies.base import USED_BY
+from dsnb.settings.tables import REFUSALS
 from dsnb.settings.training import CUDA_GRAPHS, Training
 
 if TYPE_CHECKING:  # it imports the rules
@@ -23,34 +24,6 @@ CHUNKABLE = (
     "phi3", "gpt_neox", "falcon",
 )  # fmt: skip
 """Families whose logits are one matrix product of the last hidden state."""
-EXCLUSIVE = {
-    ("lora_rank", "pipeline_parallel"): "adapters cannot be pipelined",
-    ("lora_rank", "tensor_parallel"): "AutoTP cannot split adapters",
-    ("offload", "pipeline_parallel"): "stages keep their states on the GPU",
-    ("compile", "pipeline_parallel"): "the pipeline engine cannot compile",
-    (
-        "pad_vocab",
-        "optimizer",
-    ): "Adafactor and Muon update a row by all others, also the added ones",
-    ("pad_vocab", "loss"): "a chunked loss pads each chunk itself",
-    ("pad_vocab", "pipeline_parallel"): "it is tested for whole models only",
-    ("pad_vocab", "tensor_parallel"): "it is tested for whole models only",
-    ("matmul", "pipeline_parallel"): "it is tested for whole models only",
-    ("matmul", "tensor_parallel"): "AutoTP cannot split fp8 layers",
-    ("matmul", "lora_rank"): "adapters of fp8 layers are not tested",
-}
-"""Pairs of settings that cannot both differ from their defaults, and why."""
-
-KEYS_OF_SETTINGS = {
-    "overlap_comm": ("zero_optimization.overlap_comm",),
-    "bucket_elements": ("zero_optimization.reduce_bucket_size", "zero_optimization.allgather_bucket_size"),
-    "gradient_checks": ("zero_optimization.compute_grad_norm", "bf16.check_grad_overflow"),
-    "zeropp": (
-        "zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients",
-        "zero_optimization.zero_hpz_partition_size",
-    ),
-}  # fmt: skip
-"""Settings that write keys of DeepSpeed's configuration, which can also be given as such."""
 
 
 def _is_set(name: str, s: "Experiment") -> bool:
@@ -76,13 +49,14 @@ def _refused_by_strategy(s: "Experiment") -> Iterator[str]:
 
 
 def _pairs(s: "Experiment") -> Iterator[str]:
-    for (first, second), why in EXCLUSIVE.items():
-        if _is_set(first, s) and _is_set(second, s):
-            yield f"{first} is {getattr(s, first)!r}, but {second} is {getattr(s, second)!r}: {why}"
+    for first, others in REFUSALS["exclusive"].items():
+        for second, why in others.items():
+            if _is_set(first, s) and _is_set(second, s):
+                yield f"{first} is {getattr(s, first)!r}, but {second} is {getattr(s, second)!r}: {why}"
 
 
 def _set_twice(s: "Experiment") -> Iterator[str]:
-    for name, keys in KEYS_OF_SETTINGS.items():
+    for name, keys in REFUSALS["keys_of_settings"].items():
         twice = next((key for key in keys if key in s.deepspeed), "")
         if twice and _is_set(name, s):
             value = getattr(s, name)

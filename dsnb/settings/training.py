@@ -3,10 +3,8 @@
 At the end is what follows from several settings at once, for everything that acts on it or predicts it.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
@@ -15,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from dsnb.settings.strategies import NAMES, strategy
 from dsnb.settings.strategies.registry import DEFAULT
+from dsnb.settings.tables import SHOWN
 
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 """Fixed options of the optimizer: torch's defaults. Adafactor uses the weight decay alone."""
@@ -28,10 +27,6 @@ CHUNK_TOKENS = 2048
 chunk: with half as many, the layer and its loss took 4 to 15 % longer, compiled (docs/LOG.md)."""
 LONG = 100_000
 """Smallest number whose thousands are grouped."""
-SHOWN: dict[str, dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("settings.toml").read_text("utf-8")
-)
-"""How settings are displayed, by name."""
 GENERAL = {"default": "default", "none": "no", "-": "unknown"}
 """Labels with one meaning in all settings, and the word for it in front of a setting's title."""
 
@@ -45,8 +40,8 @@ class Setting:
     phrase: str = ""
     """By default the title and the value."""
     short: str = ""
-    """Part of an experiment's name for a value other than the default; empty if the setting is in no name, or if its
-    part is made by a function (`experiment.PARTS`)."""
+    """Part of an experiment's name for a value other than the default (`experiment.PARTS` has exceptions); empty if the
+    setting is in no name."""
     phrases: Mapping[str, str] = field(default_factory=dict)
     """Phrases for values that `phrase` does not fit, such as a 0 that turns something off, by their text."""
     words: Mapping[str, str] = field(default_factory=dict)

@@ -77,3 +77,8 @@ def test_relative_links_outside_the_site_lead_to_files():
 def test_every_status_says_what_to_do():
     text = (ROOT / "docs" / "how-to" / "statuses.md").read_text()
     assert re.findall(r"^## (\w+)$", text, re.M) == list(STATUSES)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "log").glob("*.md")), ids=name)
+def test_the_site_search_leaves_out_the_log_of_experiments(page):
+    assert page.read_text().startswith("---\nnosearch: true\n---\n# ")

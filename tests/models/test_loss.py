@@ -216,7 +216,7 @@ def test_an_error_in_a_chunk_is_one_in_the_loss():
 
     with pytest.raises(MemoryError) as caught:
         model_loss.sum_of_losses(layer, hidden, targets, loss_and_gradient)
-    assert failure._in_loss(caught.value.__traceback__)
+    assert failure._is_in_loss(caught.value)
 
 
 @pytest.mark.process

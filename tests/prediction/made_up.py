@@ -60,7 +60,7 @@ def runs(*settings):
         "seq_len": 512,
     }
     made = measured(pd.DataFrame([{**common, "micro_batch_size": 8, **one} for one in settings]))
-    times = step_times([run.setting for run in made]).step_time_s
+    times = step_times([run.counts for run in made]).step_time_s
     return [
         replace(run, step_time_s=float(seconds)) for run, seconds in zip(made, times, strict=True)
     ]

@@ -49,8 +49,8 @@ def assert_stated(found, stated):
 def test_the_stated_errors_are_those_of_settings_that_nothing_was_fitted_to():
     made, errors = prediction_errors.unseen()
     assert_stated(by_kind(made, errors), TIME_ERRORS)
-    fitted = {run.setting for run in prediction_errors.h200_runs(with_held_out=False)}
-    assert not fitted & {run.setting for run in made}
+    fitted = {run.counts for run in prediction_errors.h200_runs(with_held_out=False)}
+    assert not fitted & {run.counts for run in made}
 
 
 def test_published_tables_of_gpus_that_nothing_was_calibrated_on(monkeypatch):
@@ -164,7 +164,7 @@ def h200():
 
 
 def predicted(runs, constants):
-    return np.asarray(step_times([run.setting for run in runs], constants).step_time_s)
+    return np.asarray(step_times([run.counts for run in runs], constants).step_time_s)
 
 
 def test_a_single_run_moves_what_it_depends_on_and_nothing_else(h200):
@@ -187,8 +187,8 @@ def test_a_slow_host_is_known_by_its_launch_time_and_slows_other_settings():
     usual, slow, odd = measured(
         pd.DataFrame([{**row, "launch_us": time_us} for time_us in times_us])
     )
-    assert slow.setting.host_launches == pytest.approx(2 * usual.setting.host_launches)
-    assert odd.setting == usual.setting
+    assert slow.counts.host_launches == pytest.approx(2 * usual.counts.host_launches)
+    assert odd.counts == usual.counts
     as_predicted = replace(slow, step_time_s=float(predicted([slow], DEFAULT)[0]))
     on = Hardware(find("H200"), Link()).calibrated([as_predicted])
     assert on.constants.host_launch_us == pytest.approx(2 * DEFAULT.host_launch_us, rel=0.01)

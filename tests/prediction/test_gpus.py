@@ -3,12 +3,15 @@
 import pytest
 
 import dsnb
+from docs.code_blocks import blocks
 from dsnb.base.errors import SettingsError
 from dsnb.prediction import gpus
+from tests import ROOT
 from tests.prediction.made_up import given, trace_nothing
 
-HEADER = "name,fp32_tflops,tf32_tflops,half_tflops,memory_gib,memory_gb_per_s,nvlink_gb_per_s,pcie_gb_per_s,switched"
-MI300X = "MI300X,163.4,653.7,1307.4,191.7,5300,448,64,1"
+PAGE = ROOT / "docs" / "how-to" / "predict.md"
+EXAMPLE = next(block.text for block in blocks(PAGE) if block.language == "csv")
+HEADER, MI300X = EXAMPLE.splitlines()
 
 
 @pytest.fixture
@@ -55,13 +58,13 @@ def test_a_row_of_the_users_file_replaces_the_gpu_of_its_name_and_rates_may_be_e
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ("X1,1,1,1,lots,1,1,1,1", "memory_gib of X1 is 'lots': give the number of its data sheet"),
-        ("X1,,1,1,1,1,1,1,1", "fp32_tflops of X1 is '': give the number of its data sheet"),
-        ("X1,1,1,1,1,0,1,1,1", "memory_gb_per_s of X1 is '0': give the number of its data sheet"),
-        ("X1,1,1,1,1,1,-1,1,1", "nvlink_gb_per_s of X1 is '-1': give the number of its data sheet"),
-        ("X1,1,nan,1,1,1,1,1,1", "tf32_tflops of X1 is 'nan': give the number of its data sheet"),
-        ("X1,1,1", "half_tflops of X1 is '': give the number of its data sheet"),
-        (",1,1,1,1,1,1,1,1", "a GPU needs a name"),
+        ("X1,1,1,1,lots,1,1,1,1", "memory_gib is 'lots': give the value of its data sheet"),
+        ("X1,,1,1,1,1,1,1,1", "fp32_tflops is '': give the value of its data sheet"),
+        ("X1,1,1,1,1,0,1,1,1", "memory_gb_per_s is '0': give the value of its data sheet"),
+        ("X1,1,1,1,1,1,-1,1,1", "nvlink_gb_per_s is '-1': give the value of its data sheet"),
+        ("X1,1,nan,1,1,1,1,1,1", "tf32_tflops is 'nan': give the value of its data sheet"),
+        ("X1,1,1", "half_tflops is '': give the value of its data sheet"),
+        (",1,1,1,1,1,1,1,1", "name is '': give the value of its data sheet"),
     ],
 )
 def test_a_wrong_row_is_refused_in_one_sentence(given_gpus, row, why):

@@ -45,7 +45,7 @@ def runs(*settings):
     """Return made-up runs that are as fast and as large as they are predicted to be."""
     rows = [{**COMMON, "step_time_mean_s": 1.0, **one} for one in settings]
     rows = [{"experiment": Experiment.of_row(row).name_with_model, **row} for row in rows]
-    times = step_times([one.setting for one in measured(pd.DataFrame(rows))]).step_time_s
+    times = step_times([one.counts for one in measured(pd.DataFrame(rows))]).step_time_s
     peaks = [peak_memory(Experiment.of_row(row), TRACE).gib for row in rows]
     return pd.DataFrame(rows).assign(step_time_mean_s=times, peak_allocated_gib=peaks)
 

@@ -14,7 +14,7 @@ from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.prediction import gpus
 from dsnb.prediction import step_time as module
 from dsnb.prediction.gpus import link
-from dsnb.prediction.step_time import DEFAULT, Constants, parts, setting, step_times
+from dsnb.prediction.step_time import DEFAULT, Constants, count_step, parts, step_times
 from dsnb.settings.experiment import Experiment
 
 IDEAL = Constants(**dict.fromkeys(vars(DEFAULT), 1.0))
@@ -36,7 +36,7 @@ def experiment(**settings):
 
 def step_time(gpu="H200", path="nvlink", constants=DEFAULT, **settings):
     gpu = gpus.find(gpu) if isinstance(gpu, str) else gpu
-    return parts(setting(experiment(**settings), gpu, link(path)), constants)
+    return parts(count_step(experiment(**settings), gpu, link(path)), constants)
 
 
 def seconds(*where, **settings):
@@ -81,7 +81,7 @@ def test_parts_by_hand():
 
 def test_no_part_is_negative_and_they_sum_to_the_step_alone_or_among_many():
     chosen = [
-        setting(experiment(**settings), gpus.find("H200"), link("nvlink")) for settings in VARIED
+        count_step(experiment(**settings), gpus.find("H200"), link("nvlink")) for settings in VARIED
     ]
     for settings, step_time_s in zip(
         VARIED, np.asarray(step_times(chosen).step_time_s), strict=True
@@ -244,7 +244,7 @@ def test_links_that_are_not_understood_or_lack_a_network():
         with pytest.raises(SettingsError, match=r"link is '.*': use nvlink, pcie, ib:400"):
             link(text)
     with pytest.raises(SettingsError, match="gpus is 16, on 2 nodes: say how these are connected"):
-        setting(experiment(gpus=16), gpus.find("H100"), link("nvlink"))
+        count_step(experiment(gpus=16), gpus.find("H100"), link("nvlink"))
 
 
 def test_gpus_by_the_names_of_publications_and_drivers():

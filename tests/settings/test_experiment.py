@@ -9,9 +9,10 @@ from dsnb.base.files import json_files
 from dsnb.base.system import hardware
 from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.settings import checks
-from dsnb.settings.experiment import FIRST_IN_NAMES, PARTS, Experiment
+from dsnb.settings.experiment import IN_NAMES, PARTS, Experiment
 from dsnb.settings.records.paths import RunPaths
-from dsnb.settings.training import SHOWN, compiles_blocks, gathers_blocks
+from dsnb.settings.tables import SHOWN
+from dsnb.settings.training import compiles_blocks, gathers_blocks
 
 V100 = hardware.InstalledGpu(0, "Tesla V100-SXM2-32GB", "GPU-1", 32.0, (7, 0))
 
@@ -58,7 +59,7 @@ def test_names_and_derived_numbers(monkeypatch):
 
 def test_words_are_those_of_settings():
     assert set(SHOWN) <= set(Experiment.model_fields)
-    assert set(PARTS) | set(FIRST_IN_NAMES) <= set(Experiment.model_fields)
+    assert set(PARTS) <= set(IN_NAMES)
 
 
 def test_all_problems_are_reported_at_once():

@@ -5,10 +5,11 @@ import ast
 import pytest
 
 from dsnb.base.errors import SettingsError
-from dsnb.settings import checks, rules
+from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.strategies import base
 from dsnb.settings.strategies.deepspeed import ONLY_ZERO
+from dsnb.settings.tables import REFUSALS
 from tests import ROOT
 
 SETTINGS = ROOT / "dsnb" / "settings"
@@ -29,7 +30,7 @@ def test_a_rule_with_a_misspelled_name_fails(monkeypatch):
 
 
 def test_a_pair_with_a_misspelled_name_fails(monkeypatch):
-    monkeypatch.setitem(rules.EXCLUSIVE, ("lora_rnk", "compile"), "of a typo")
+    monkeypatch.setitem(REFUSALS["exclusive"], "lora_rnk", {"compile": "of a typo"})
     with pytest.raises(KeyError, match="lora_rnk"):
         Experiment()
 
@@ -48,7 +49,10 @@ def test_every_name_that_a_rule_reads_is_a_setting_or_a_property(path):
 
 
 def test_tables_of_rules_name_settings():
-    names = {*base.USED_BY, *ONLY_ZERO, *rules.KEYS_OF_SETTINGS}.union(*rules.EXCLUSIVE)
+    pairs = REFUSALS["exclusive"]
+    names = {*base.USED_BY, *ONLY_ZERO, *REFUSALS["keys_of_settings"], *pairs}.union(
+        *pairs.values()
+    )
     assert names <= set(Experiment.model_fields)
 
 

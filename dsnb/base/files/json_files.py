@@ -152,17 +152,19 @@ def _parse_line(raw: bytes) -> dict[str, Any] | None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a `.jsonl` file; damaged lines are left out, with one warning that names the first ones."""
-    lines = [
-        (number, raw)
-        for number, raw in enumerate((read_bytes(path) or b"").splitlines(), start=1)
-        if raw.strip()
-    ]
-    records = {number: _parse_line(raw) for number, raw in lines}
-    if bad := [number for number, record in records.items() if record is None]:
+    records = []
+    damaged = []
+    for number, raw in enumerate((read_bytes(path) or b"").splitlines(), start=1):
+        record = _parse_line(raw)
+        if record is not None:
+            records.append(record)
+        elif raw.strip():
+            damaged.append(str(number))
+    if damaged:
         warn(
-            f"{path}: {len(bad)} line(s) left out, cut off or damaged (line {', '.join(map(str, bad[:5]))})"
+            f"{path}: {len(damaged)} line(s) left out, cut off or damaged (line {', '.join(damaged[:5])})"
         )
-    return [record for record in records.values() if record is not None]
+    return records
 
 
 class Tail:

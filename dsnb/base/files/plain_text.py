@@ -2,6 +2,9 @@
 
 import reprlib
 
+FORMULA = r"""(^|[,;|\t\r\n])(?=[\s"]*[=+\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\t\r\n])"""
+"""Where a spreadsheet could begin a formula, as a pattern for Python and JavaScript: at the start of a text, and behind
+what separates cells in some locales. Full-width signs count as signs."""
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
 

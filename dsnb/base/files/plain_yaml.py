@@ -41,10 +41,12 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         counts = Counter(key.value for key, _ in pairs if isinstance(key.value, str))
-        if doubled := sorted(key for key, count in counts.items() if count > 1):
+        doubled = sorted(key for key, count in counts.items() if count > 1)
+        if doubled:
             raise SettingsError(f"duplicate key {plain_text.short_repr(doubled[0])}: remove one")
         mapping = super().construct_mapping(node, deep)
-        if odd := [key for key in mapping if not isinstance(key, str)]:
+        odd = [key for key in mapping if not isinstance(key, str)]
+        if odd:
             raise SettingsError(
                 f"{plain_text.short_repr(odd[0])} is not the name of a setting: put it in quotes if it is"
             )

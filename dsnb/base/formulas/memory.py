@@ -3,8 +3,9 @@
 `MemoryParts` is the breakdown of all memory that dsnb tells: of the theory here, of the peak that
 `dsnb.prediction.memory` predicts from a trace of the model, and of host memory.
 
-Pure functions of plain numbers; everything is in bytes. Theory is a lower bound: buckets, gathered weights, temporary
-buffers, fragmentation and the CUDA context come on top, and only a measurement includes them.
+Pure functions of plain numbers; everything is in bytes. Theory is a lower bound: buckets, gathered
+weights, temporary buffers, fragmentation and the CUDA context come on top, and only a measurement
+includes them.
 """
 
 import math
@@ -47,26 +48,15 @@ class MemoryParts(NamedTuple):
 
 
 MASTERS = MemoryParts(2, 2, 12)
-"""Half precision with fp32 master weights and Adam, 2 + 2 + K with K = 12 (Rajbhandari et al. 2020, arXiv:1910.02054,
-section 3.1)."""
+"""Half precision with fp32 master weights and Adam, 2 + 2 + K with K = 12 (Rajbhandari et al. 2020,
+arXiv:1910.02054, section 3.1)."""
 FULL = MemoryParts(4, 4, 8)
 """Single precision with Adam, that is weights, gradients and two moments in fp32, also 16 bytes."""
 AUTOCAST = MemoryParts(4, 4, 8, copies=2)
-"""fp32 weights, half-precision arithmetic. Autocast keeps its copy of each weight until the end of the forward pass
-(PyTorch documentation of `torch.autocast`, `cache_enabled`)."""
+"""fp32 weights, half-precision arithmetic. Autocast keeps its copy of each weight until the end of
+the forward pass (PyTorch documentation of `torch.autocast`, `cache_enabled`)."""
 MOMENTS = 8
 """Bytes of Adam's two moments, in fp32."""
-
-
-def per_parameter(
-    precision: str, mixed_precision: str = "native", strategy: str = "deepspeed"
-) -> MemoryParts:
-    """Return the bytes per trained parameter: DeepSpeed keeps fp32 masters, FSDP gathers fp32 shards, DDP autocasts."""
-    if precision not in HALF:
-        return FULL
-    if mixed_precision == "autocast" or strategy == "ddp":
-        return AUTOCAST
-    return FULL if strategy == "fsdp" else MASTERS
 
 
 def model_states(
@@ -86,15 +76,18 @@ def model_states(
     parameters
         Trained parameters.
     zero_stage
-        What data-parallel ranks partition: 1 optimizer states, 2 gradients too, 3 weights too (Rajbhandari et al. 2020,
-        figure 1: 2P + 2P + KP/N, 2P + (2 + K)P/N, (2 + 2 + K)P/N). FSDP with full sharding is 3.
+        What data-parallel ranks partition: 1 optimizer states, 2 gradients too, 3 weights too
+        (Rajbhandari et al. 2020, figure 1: 2P + 2P + KP/N, 2P + (2 + K)P/N, (2 + 2 + K)P/N). FSDP
+        with full sharding is 3.
     model_parallel
         Tensor-parallel times pipeline-parallel size, which divides everything equally.
     offload
-        `optimizer-...` leaves the weights on the GPU, and the gradients unless they are partitioned (Ren et al. 2021,
-        arXiv:2101.06840); `all-...` leaves nothing (Rajbhandari et al. 2021, arXiv:2104.07857).
+        `optimizer-...` leaves the weights on the GPU, and the gradients unless they are partitioned
+        (Ren et al. 2021, arXiv:2101.06840); `all-...` leaves nothing (Rajbhandari et al. 2021,
+        arXiv:2104.07857).
     frozen
-        Bytes of frozen weights, without gradients and optimizer states (LoRA; Hu et al. 2021, arXiv:2106.09685).
+        Bytes of frozen weights, without gradients and optimizer states (LoRA; Hu et al. 2021,
+        arXiv:2106.09685).
     moments
         Bytes of the optimizer's moments if it is not Adam; see `adafactor_moments`.
     """
@@ -125,8 +118,9 @@ def model_states(
 def adafactor_moments(layers: int, hidden: int, vocab: int, positions: int | None = None) -> float:
     """Return the bytes of Adafactor's second moments in fp32; like torch's, it has no first moment.
 
-    n + m numbers for a matrix of n x m, n for a vector (Shazeer and Stern 2018, arXiv:1804.04235, section 3). A block
-    has h x 3h, h x h, h x 4h and 4h x h, and 13h in vectors; OPT's three matrices instead of the first are 2h more.
+    n + m numbers for a matrix of n x m, n for a vector (Shazeer and Stern 2018, arXiv:1804.04235,
+    section 3). A block has h x 3h, h x h, h x 4h and 4h x h, and 13h in vectors; OPT's three
+    matrices instead of the first are 2h more.
     """
     embeddings = vocab + hidden + (positions + hidden if positions else 0)
     return 4.0 * (layers * (16 + 13) * hidden + embeddings + 2 * hidden)
@@ -153,8 +147,8 @@ def block_activations(
 ) -> float:
     """Return the bytes that one transformer block keeps of a micro-batch from its forward to its backward pass.
 
-    Korthikanti et al. 2022 (arXiv:2205.05198), equations 1 and 2: s b h (10 + 24/t + 5 a s / (h t)), which is
-    s b h (34 + 5 a s / h) at t = 1.
+    Korthikanti et al. 2022 (arXiv:2205.05198), equations 1 and 2: s b h (10 + 24/t + 5 a s / (h
+    t)), which is s b h (34 + 5 a s / h) at t = 1.
 
     Parameters
     ----------
@@ -163,13 +157,14 @@ def block_activations(
     width
         Bytes of a number; 2 in half precision.
     dropout
-        Without it, the paper's terms for it are left out: two masks of 1 byte, and of the 5 a s / h the mask (1) and
-        the output of dropout (2).
+        Without it, the paper's terms for it are left out: two masks of 1 byte, and of the 5 a s / h
+        the mask (1) and the output of dropout (2).
     fused
-        Fused attention recomputes its scores instead of keeping them: no 5 a s / h (Dao et al. 2022,
-        arXiv:2205.14135; the paper's selective recomputation does the same).
+        Fused attention recomputes its scores instead of keeping them: no 5 a s / h (Dao et al.
+        2022, arXiv:2205.14135; the paper's selective recomputation does the same).
     relu
-        ReLU's gradient follows from its output, which the next layer keeps anyway: 4 numbers less (OPT).
+        ReLU's gradient follows from its output, which the next layer keeps anyway: 4 numbers less
+        (OPT).
     """
     everywhere = 4 * width + (2 if dropout else 0)
     shared = (8 if relu else 12) * width
@@ -194,8 +189,9 @@ def kept_activations(
 ) -> tuple[float, float]:
     """Return the bytes that all blocks keep of a micro-batch, and those of the block that is being recomputed.
 
-    A recomputed block keeps only its input, 2 s b h in half precision (Korthikanti et al. 2022, section 5), or nothing
-    if the input is offloaded to host memory. `checkpoint_every`: recompute every k-th block; 0 for none.
+    A recomputed block keeps only its input, 2 s b h in half precision (Korthikanti et al. 2022,
+    section 5), or nothing if the input is offloaded to host memory. `checkpoint_every`: recompute
+    every k-th block; 0 for none.
     """
     recomputed = recomputed_blocks(layers, checkpoint_every)
     inputs = 0 if offloaded else recomputed * block_input
@@ -215,9 +211,10 @@ def output_activations(
 def peak(states: MemoryParts, kept: float, output: float, accumulated: float = 0) -> MemoryParts:
     """Return the memory of a GPU at its peak.
 
-    When the backward pass starts, memory holds all activations but only the gradients of earlier micro-batches: the
-    backward pass frees the activations of a block while it computes its gradients. In the optimizer step, memory holds
-    all gradients and no activations. So accumulation costs memory: it keeps gradients through later backward passes.
+    When the backward pass starts, memory holds all activations but only the gradients of earlier
+    micro-batches: the backward pass frees the activations of a block while it computes its
+    gradients. In the optimizer step, memory holds all gradients and no activations. So accumulation
+    costs memory: it keeps gradients through later backward passes.
 
     Parameters
     ----------
@@ -235,9 +232,10 @@ def activations(
 ) -> tuple[float, float]:
     """Return the bytes of the activations that a GPU keeps, and of the recomputed block or the output layer.
 
-    Of the latter two the larger counts: the output layer is done when the first block is recomputed. In a pipeline, the
-    first stage keeps as many micro-batches as there are stages (Korthikanti et al. 2022, section 4.2.3), the last stage
-    one and the output layer; the larger of the two counts.
+    Of the latter two the larger counts: the output layer is done when the first block is
+    recomputed. In a pipeline, the first stage keeps as many micro-batches as there are stages
+    (Korthikanti et al. 2022, section 4.2.3), the last stage one and the output layer; the larger of
+    the two counts.
 
     Parameters
     ----------

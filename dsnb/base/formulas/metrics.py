@@ -11,8 +11,13 @@ SECONDS_PER_DAY = 86_400
 SLOW_STEP = 2.0
 """A timed step that took more than this many times the median is reported."""
 UTILIZATION_S = 5.0
-"""Shortest time that a GPU's utilization is a figure of. NVML reports the share of its last sampling period, of 1/6 to
-1 s, in which a kernel ran (nvidia-smi's manual, "Utilization"): repeats of runs of 0.4 s read from 9 to 100 %."""
+"""Shortest time that a GPU's utilization is a figure of. NVML reports the share of its last
+sampling period, of 1/6 to 1 s, in which a kernel ran (nvidia-smi's manual, "Utilization"): repeats
+of runs of 0.4 s read from 9 to 100 %."""
+
+
+def _ratio(amount: float, base: float) -> float | None:
+    return amount / base if base > 0 else None
 
 
 def tokens_per_s(tokens_per_step: int, step_times_s: Sequence[float]) -> float | None:
@@ -25,13 +30,12 @@ def tokens_per_s(tokens_per_step: int, step_times_s: Sequence[float]) -> float |
     step_times_s
         Times of the timed steps, shape (steps,), in seconds.
     """
-    total_s = sum(step_times_s)
-    return tokens_per_step * len(step_times_s) / total_s if total_s > 0 else None
+    return _ratio(tokens_per_step * len(step_times_s), sum(step_times_s))
 
 
 def samples_per_s(tokens_per_s: float, seq_len: float) -> float | None:
     """Return the sequences per second: every sample of these benchmarks is a full sequence."""
-    return tokens_per_s / seq_len if seq_len > 0 else None
+    return _ratio(tokens_per_s, seq_len)
 
 
 def tokens_per_joule(tokens_per_s_per_gpu: float | None, power_w: float | None) -> float | None:
@@ -46,14 +50,15 @@ def algbw_gb_per_s(message_bytes: float, time_s: float) -> float | None:
 
     NVIDIA's nccl-tests, doc/PERFORMANCE.md: the bandwidth that a program sees.
     """
-    return message_bytes / time_s / 1e9 if time_s > 0 else None
+    return _ratio(message_bytes / 1e9, time_s)
 
 
 def busbw_gb_per_s(algbw_gb_per_s: float | None, ranks: int) -> float | None:
     """Return an all-reduce's bus bandwidth in GB/s: algbw x 2(n-1)/n; None for one rank, which sends nothing.
 
-    NVIDIA's nccl-tests, doc/PERFORMANCE.md: every element leaves and enters each rank at least 2(n-1)/n times, so this
-    is the load of the slowest link, which is compared with its peak for any number of ranks.
+    NVIDIA's nccl-tests, doc/PERFORMANCE.md: every element leaves and enters each rank at least
+    2(n-1)/n times, so this is the load of the slowest link, which is compared with its peak for any
+    number of ranks.
     """
     if algbw_gb_per_s is None or ranks < 2:
         return None
@@ -62,12 +67,12 @@ def busbw_gb_per_s(algbw_gb_per_s: float | None, ranks: int) -> float | None:
 
 def days(tokens: float, tokens_per_s: float) -> float | None:
     """Return the days of training on `tokens` at the throughput of all GPUs, without restarts or pauses."""
-    return tokens / tokens_per_s / SECONDS_PER_DAY if tokens_per_s > 0 else None
+    return _ratio(tokens / SECONDS_PER_DAY, tokens_per_s)
 
 
 def gpu_hours(tokens: float, tokens_per_s: float, gpus: int) -> float | None:
     """Return the GPU-hours of training on `tokens`."""
-    return tokens / tokens_per_s / 3600 * gpus if tokens_per_s > 0 else None
+    return _ratio(tokens / 3600 * gpus, tokens_per_s)
 
 
 def run_gpu_hours(wall_s: float, gpus: int) -> float:
@@ -82,7 +87,7 @@ def cost(gpu_hours: float, price_per_gpu_hour: float | None) -> float | None:
 
 def speed_up(tokens_per_s: float, base_tokens_per_s: float) -> float | None:
     """Return the speed-up over the base."""
-    return tokens_per_s / base_tokens_per_s if base_tokens_per_s > 0 else None
+    return _ratio(tokens_per_s, base_tokens_per_s)
 
 
 def scaling_efficiency(
@@ -102,9 +107,10 @@ def model_flops_per_token(
 ) -> float:
     """Return the FLOPs that a dense transformer itself needs per token, forward and backward.
 
-    6 x parameters + 12 x layers x hidden x sequence: Narayanan et al. 2021 (arXiv:2104.04473), section 5.1, and
-    Chowdhery et al. 2022 (arXiv:2204.02311), appendix B. Recomputation does not count: it is not the model's work.
-    Attention is counted as if it were not causal, see `masked_flops_per_token`.
+    6 x parameters + 12 x layers x hidden x sequence: Narayanan et al. 2021 (arXiv:2104.04473),
+    section 5.1, and Chowdhery et al. 2022 (arXiv:2204.02311), appendix B. Recomputation does not
+    count: it is not the model's work. Attention is counted as if it were not causal, see
+    `masked_flops_per_token`.
 
     Parameters
     ----------
@@ -123,8 +129,9 @@ def flops_per_token(active: float, trained: float, attention: float) -> float:
     active
         Parameters that work on a token: of a mixture of experts, those of the chosen experts only.
     trained
-        Those of them that are trained. A frozen weight takes 2 FLOPs forward and 2 to pass the gradient on, but not the
-        2 of a weight gradient: LoRA needs 4 x parameters + 2 x trained parameters.
+        Those of them that are trained. A frozen weight takes 2 FLOPs forward and 2 to pass the
+        gradient on, but not the 2 of a weight gradient: LoRA needs 4 x parameters + 2 x trained
+        parameters.
     attention
         FLOPs of attention, see `attention_flops_per_token`.
     """
@@ -141,10 +148,11 @@ def attention_flops_per_token(
     layers
         Layers with attention: those with a state of fixed size (Mamba, linear attention) have none.
     width
-        Heads x head size, which is the hidden size in most models; where the head size of queries differs from that of
-        values (DeepSeek's latent attention), that of their mean.
+        Heads x head size, which is the hidden size in most models; where the head size of queries
+        differs from that of values (DeepSeek's latent attention), that of their mean.
     window
-        The most keys that a query sees in a sliding window or chunk; None for all, so that keys are the sequence.
+        The most keys that a query sees in a sliding window or chunk; None for all, so that keys are
+        the sequence.
     """
     return 12.0 * layers * width * min(window or seq_len, seq_len)
 
@@ -154,9 +162,10 @@ def masked_flops_per_token(
 ) -> float:
     """Return the FLOPs of `attention_flops_per_token` that a causal mask makes unnecessary: half, without a window.
 
-    The convention counts the whole square of scores, 12 x layers x width x sequence; a fused causal kernel computes
-    half of it (Dao 2023, arXiv:2307.08691, section 4.1, counts that half). Of w keys that are counted for each query,
-    the first w queries see half; the mask's share is w / (2 x sequence).
+    The convention counts the whole square of scores, 12 x layers x width x sequence; a fused causal
+    kernel computes half of it (Dao 2023, arXiv:2307.08691, section 4.1, counts that half). Of w
+    keys that are counted for each query, the first w queries see half; the mask's share is w / (2 x
+    sequence).
     """
     keys = min(window or seq_len, seq_len)
     return 6.0 * layers * width * keys * keys / seq_len
@@ -172,9 +181,9 @@ def recomputed_flops_per_token(
 ) -> float:
     """Return the FLOPs per token of a second forward pass through every k-th block of a dense transformer.
 
-    A forward pass through all blocks is 2 x their parameters + 4 x layers x hidden x sequence. Embeddings and the
-    output layer are in no block and are not recomputed, so hardware FLOPs stay below the 4/3 of model FLOPs that is
-    often quoted.
+    A forward pass through all blocks is 2 x their parameters + 4 x layers x hidden x sequence.
+    Embeddings and the output layer are in no block and are not recomputed, so hardware FLOPs stay
+    below the 4/3 of model FLOPs that is often quoted.
 
     Parameters
     ----------
@@ -202,9 +211,9 @@ def mfu(model_tflops_per_gpu: float | None, peak_tflops: float | None) -> float 
     Parameters
     ----------
     peak_tflops
-        The vendor's dense rate (`hardware.peak_tflops`), or the rate of a large matrix product measured on a GPU of the
-        same kind (`hardware.matmul_tflops`). The latter is a measurement, not a bound: other matrices, data and GPUs
-        reached a few per cent more.
+        The vendor's dense rate (`hardware.peak_tflops`), or the rate of a large matrix product
+        measured on a GPU of the same kind (`hardware.matmul_tflops`). The latter is a measurement,
+        not a bound: other matrices, data and GPUs reached a few per cent more.
     """
     if model_tflops_per_gpu is None or not peak_tflops:
         return None

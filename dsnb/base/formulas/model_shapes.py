@@ -30,7 +30,8 @@ class Shape:
     embedding: int | None = None
     """Width of the token embedding if it differs from `hidden` (OPT-350M)."""
     published: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Its `config` and, of another family, its `parameters`, with experts those that are `active` for a token."""
+    """Its `config` and, of another family, its `parameters`, with experts those that are `active`
+    for a token."""
 
     @property
     def has_formula(self) -> bool:
@@ -58,7 +59,8 @@ class Shape:
         elif self.family == "bloom":
             outside = self.vocab + 4
         elif self.embedding:
-            # OPT-350M projects its narrow embedding in and out, and norms after each block instead of at the end.
+            # OPT-350M projects its narrow embedding in and out, and norms after each block instead
+            # of at the end.
             return (
                 self.block_parameters + self.embedding * (self.vocab + 2 * h) + (positions + 2) * h
             )
@@ -74,15 +76,17 @@ class Shape:
 def _presets() -> Iterator[tuple[str, Shape]]:
     """Yield the shapes of `presets.json` by their names.
 
-    Radford et al. 2019, table 2; Zhang et al. 2022 (OPT), table 1; Le Scao et al. 2022 (BLOOM), table 3; and the
-    configurations on the hub. `gpt-1.3b` is that of BigScience's benchmark (24 x 2048, 16 heads, GPT-2's vocabulary;
-    its script tr3m-1B3-emb-norm-pile). The `tiny` ones are dsnb's own, for CPUs and tests.
+    Radford et al. 2019, table 2; Zhang et al. 2022 (OPT), table 1; Le Scao et al. 2022 (BLOOM),
+    table 3; and the configurations on the hub. `gpt-1.3b` is that of BigScience's benchmark (24 x
+    2048, 16 heads, GPT-2's vocabulary; its script tr3m-1B3-emb-norm-pile). The `tiny` ones are
+    dsnb's own, for CPUs and tests.
 
-    The other families have the sizes of their configurations on the hub, which agree with Touvron et al. 2023 (Llama
-    2), table 1 of its appendix; Grattafiori et al. 2024 (Llama 3), table 3; Jiang et al. 2023 and 2024 (Mistral,
-    Mixtral), tables 1; Yang et al. 2024 and 2025 (Qwen 2.5 and 3), tables 1; Gemma Team 2024 (1 and 2), tables 1, and
-    2025 (3); Abdin et al. 2024 (Phi 3 and 4); Biderman et al. 2023 (Pythia), table 1; Black et al. 2022 (GPT-NeoX);
-    Almazrouei et al. 2023 (Falcon).
+    The other families have the sizes of their configurations on the hub, which agree with Touvron
+    et al. 2023 (Llama 2), table 1 of its appendix; Grattafiori et al. 2024 (Llama 3), table 3;
+    Jiang et al. 2023 and 2024 (Mistral, Mixtral), tables 1; Yang et al. 2024 and 2025 (Qwen 2.5 and
+    3), tables 1; Gemma Team 2024 (1 and 2), tables 1, and 2025 (3); Abdin et al. 2024 (Phi 3 and
+    4); Biderman et al. 2023 (Pythia), table 1; Black et al. 2022 (GPT-NeoX); Almazrouei et al. 2023
+    (Falcon).
     """
     text = Path(__file__).with_name("presets.json").read_text(encoding="utf-8")
     for name, published in json.loads(text).items():
@@ -115,7 +119,8 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 TIED = ("falcon", "gemma", "gemma2", "gemma3_text")
-"""The model families whose output layer is tied to the embedding unless a configuration says something else."""
+"""The model families whose output layer is tied to the embedding unless a configuration says
+something else."""
 
 PRESETS = dict(_presets())
 PUBLISHED = {shape.hub_id: shape for shape in PRESETS.values() if shape.hub_id}
@@ -192,7 +197,8 @@ def slug(model: str) -> str:
 def slugs(models: Iterable[str]) -> dict[str, str]:
     """Return each model's name as part of a folder name; equal names are extended to the left until they differ.
 
-    `a/llama.json` and `b/llama.json` become `a-llama` and `b-llama`. Different spellings of one path stay equal.
+    `a/llama.json` and `b/llama.json` become `a-llama` and `b-llama`. Different spellings of one
+    path stay equal.
     """
     parts = {model: _parts(model) for model in models}
     kept = dict.fromkeys(parts, 1)

@@ -13,8 +13,9 @@ DEFAULT_TOKENS = 100e9
 TOKENS_PER_PARAMETER = 20
 """About the number that is optimal for a given compute (Hoffmann et al. 2022, arXiv:2203.15556)."""
 FINE_TUNING_TOKENS, FINE_TUNING_SEQUENCES = 50e6, 64
-"""Tokens to train on, and sequences of a step, with LoRA or pretrained weights: a convention, of the order of
-instruction tuning (Taori et al. 2023, Stanford Alpaca: 52,000 examples three times, 128 a step)."""
+"""Tokens to train on, and sequences of a step, with LoRA or pretrained weights: a convention, of
+the order of instruction tuning (Taori et al. 2023, Stanford Alpaca: 52,000 examples three times,
+128 a step)."""
 MAX_GPUS = 10**9
 MAX_PRICE = 1e9
 """Largest price of a GPU-hour, in any currency."""

@@ -4,8 +4,11 @@
 instead of the standard library's.
 """
 
+import json
 import os
+import subprocess
 import sys
+from typing import Any
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Environment that keeps the current folder off `sys.path` in a process and its children."""
@@ -14,6 +17,22 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 def command(*words: str) -> list[str]:
     """Return the command that runs this interpreter with these arguments and without the current folder on its path."""
     return [sys.executable, "-P", *words]
+
+
+def ask(module: str, *words: str, given: str = "", timeout_s: float = 120) -> Any:
+    """Return the JSON that a module prints last as a program; None if it fails or takes too long."""
+    try:
+        done = subprocess.run(
+            command("-m", module, *words),
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.TimeoutExpired, OSError, ValueError, IndexError):
+        return None
 
 
 def drop_current_folder() -> None:

@@ -5,7 +5,7 @@ import hashlib
 
 from dsnb.settings.records.paths import PACKAGE
 
-PATTERNS = ("**/*.py", "settings/**/*.toml", "measure/**/*.json", "base/**/*.json", "base/**/*.csv")
+PATTERNS = ("**/*.py", "**/*.toml", "measure/**/*.json", "base/**/*.json", "base/**/*.csv")
 """The files that decide what a run does: the code and its tables."""
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -21,50 +22,14 @@ from dsnb.version import __version__
 
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 PACKAGES = ("torch", "deepspeed", "transformers", "papermill", "numpy")
-RECORDED = (
-    "TORCH*",
-    "PYTORCH_*",
-    "CUDA_*",
-    "NVIDIA_*",
-    "NCCL_*",
-    "OMP_*",
-    "MKL_*",
-    "ATEN_*",
-    "DS_*",
+VARIABLES: dict[str, list[str]] = tomllib.loads(
+    Path(__file__).with_name("variables.toml").read_text("utf-8")
 )
-"""Environment variables that may change results or speed: recorded with their values, and forwarded to other hosts."""
-SET_BY_LAUNCHERS = (
-    *(
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "NODE_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    ),
-    *(
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "ROLE_NAME",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "CROSS_RANK",
-        "CROSS_SIZE",
-    ),
-    *("TORCHELASTIC_*", "PET_*", "OMPI_COMM_WORLD_*", "ACCELERATE_*", "FSDP_*", "NCCL_COMM_ID"),
-    "DSNB_OWNER_PID",
-)
-"""Environment variables with which launchers of distributed programs give a process its place and its meeting point,
-and defaults of torchrun's options. A shell, notebook or pod that was started by one passes its own on; ranks never
-inherit them.
-"""
+"""Patterns of environment variables, by what is done with them."""
 _SECRET = re.compile(
     "(^|_)(TOKEN|SECRET|PASS|PASSWORD|PASSWD|PWD|CREDENTIALS?|KEY|APIKEY|AUTH)(_|$)", re.IGNORECASE
 )
-ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Variables that configure torch's allocator (as of 2.13). If any is set, dsnb sets none, whichever torch prefers."""
+ALLOCATOR_VARIABLES = VARIABLES["allocator"]
 SAMPLE_INTERVAL_S = 0.25
 
 
@@ -101,8 +66,8 @@ def describe(ranks: Mapping[str, str] = os.environ) -> dict[str, Any]:
 def is_recorded(name: str) -> bool:
     """Return whether an environment variable is recorded; names that suggest a secret never are."""
     return (
-        _matches(name, RECORDED)
-        and not _matches(name, SET_BY_LAUNCHERS)
+        matches(name, "recorded")
+        and not matches(name, "set_by_launchers")
         and not _SECRET.search(name)
     )
 
@@ -110,12 +75,13 @@ def is_recorded(name: str) -> bool:
 def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables without those that another launcher has set for its own ranks."""
     return {
-        name: value for name, value in variables.items() if not _matches(name, SET_BY_LAUNCHERS)
+        name: value for name, value in variables.items() if not matches(name, "set_by_launchers")
     }
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+def matches(name: str, group: str) -> bool:
+    """Return whether an environment variable is of a group of `variables.toml`."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in VARIABLES[group])
 
 
 def _version(package: str) -> str | None:
@@ -129,23 +95,12 @@ def _git_commit() -> str | None:
     """Return dsnb's git commit, with `-dirty` for a modified checkout; None outside a checkout."""
     if not (PACKAGE.parent / ".git").exists():
         return None
-    command = [
-        "git",
-        "-C",
-        str(PACKAGE),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=12",
-        "--exclude=*",
-    ]
+    command = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty", "--abbrev=12"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return (
-            subprocess.run(
-                command, capture_output=True, text=True, timeout=10, check=True
-            ).stdout.strip()
-            or None
+        done = subprocess.run(
+            [*command, "--exclude=*"], capture_output=True, text=True, timeout=10, check=True
         )
+        return done.stdout.strip() or None
     return None
 
 
@@ -180,7 +135,8 @@ def for_ranks(
         env[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
     # Kernels fused by reordering loops race on GPUs (torch 2.11): losses and gradients were wrong.
     env.setdefault("TORCHINDUCTOR_LOOP_ORDERING_AFTER_FUSION", "0")
-    if arches := env.get("TORCH_CUDA_ARCH_LIST"):
+    arches = env.get("TORCH_CUDA_ARCH_LIST")
+    if arches:
         # `9.0` for `9.0a`: DeepSpeed 0.19.8's op builder fails on the suffix with "invalid literal for int()".
         env["TORCH_CUDA_ARCH_LIST"] = re.sub(r"(\d+\.\d+)[af]", r"\1", arches)
     return env

@@ -1,6 +1,5 @@
 """The figures of a run, from the files in its folder. A figure that was not measured is missing, never estimated."""
 
-from collections.abc import Iterator
 from math import nan
 from statistics import fmean, median
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from dsnb.base.formulas import metrics
 from dsnb.base.system import hardware
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.records.advice import NOTES
 from dsnb.settings.records.run_record import RunRecord
 
 MEASURED_BY_WORKER = (
@@ -53,7 +53,7 @@ def summarize_run(record: RunRecord) -> dict[str, Any]:
         "grad_norm_last": steps[-1].get("grad_norm") if steps else None,
         "skipped_warmup_steps": _skipped(warmup),
         "attention_used": worker.get("attention"),
-        "note": "; ".join(_notes(experiment, timed, gpu, worker, samples)) or None,
+        "note": _note(experiment, timed, gpu, worker, samples),
     }
     return figures | _profile(record)
 
@@ -164,45 +164,29 @@ def _profile(record: RunRecord) -> dict[str, Any]:
     return {**figures, "profile_missing": "; ".join(missing) or None}
 
 
-def _notes(
+def _note(
     experiment: Experiment,
     timed: Rows,
     gpu: dict[str, Any],
     worker: dict[str, Any],
     samples: Rows,
-) -> Iterator[str]:
-    """Yield caveats of the figures."""
+) -> str | None:
+    """Return the caveats of the figures, whose words are in `advice.toml`."""
+    facts = {**worker, "timed": len(timed), "skipped": _skipped(timed)}
     used_gib = _by_gpu(_within(samples, 0.0, BEFORE_RANKS_S), "memory_used_gib")
-    most_gib = max((values[0] for values in used_gib), default=0.0)
-    if most_gib > MAX_IDLE_GIB:
-        yield (
-            f"{most_gib:.1f} GiB of a GPU were in use before the run began: another process may have slowed it down; "
-            "end that process (`nvidia-smi` shows it) and repeat the run"
-        )
-    if skipped := _skipped(timed):
-        yield (
-            f"{skipped} of {len(timed)} timed steps were skipped by the loss scaler: tokens/s counts their tokens, "
-            "trained tokens/s does not"
-        )
-    if slow := _slow_steps(timed):
-        longest = max(slow, key=lambda step: slow[step])
-        yield f"{len(slow)} timed steps took over twice the median, step {longest} {slow[longest]:.1f} times the median"
-    if count := worker.get("alloc_retries"):
-        yield (
-            f"the allocator returned memory {count:,.0f} times in {len(timed)} timed steps: the GPU's memory was "
-            "nearly full, so the speed is not that of the setting"
-        )
-    if count := worker.get("recompilations"):
-        yield f"torch.compile compiled {count} graphs during the timed steps: use more warm-up steps"
-    if count := worker.get("graph_breaks"):
-        yield f"torch.compile left its graph for {count} different reasons: TORCH_LOGS=graph_breaks prints them"
-    if experiment.attention != "eager" and worker.get("attention_kernel") == "math":
-        yield "attention was not fused: torch has no fused kernel for these settings and computed it with its math one"
-    if missing := worker.get("flops_missing"):
-        yield missing
-    if worker.get("power_source") and gpu["power_w"] is None:
-        timed_s = worker.get("phases_s", {}).get("timed") or nan
-        yield f"no power: the timed steps took {timed_s:.2f} s, too short to measure it"
+    facts["busy_gib"] = max((values[0] for values in used_gib), default=0.0)
+    facts["is_busy"] = facts["busy_gib"] > MAX_IDLE_GIB
+    slow = _slow_steps(timed)
+    facts["slow"] = len(slow)
+    facts["slowest"] = max(slow, key=lambda step: slow[step], default=None)
+    facts["slowest_times"] = slow.get(facts["slowest"])
+    facts["is_unfused"] = (
+        experiment.attention != "eager" and worker.get("attention_kernel") == "math"
+    )
+    facts["timed_s"] = worker.get("phases_s", {}).get("timed") or nan
+    facts["lacks_power"] = worker.get("power_source") and gpu["power_w"] is None
+    notes = [text.format(**facts) for fact, text in NOTES.items() if facts.get(fact)]
+    return "; ".join(notes) or None
 
 
 def gpu_figures(samples: Rows, worker: dict[str, Any], gpus: int) -> dict[str, float | None]:

@@ -60,7 +60,12 @@ def prepare(run: RunPaths, experiment: Experiment) -> None:
         check_free_space(run.dir)
         written = json_files.read_json(run.experiment) or {}
         if was_used or not experiment.model_dump().items() <= written.items():
-            begin(run, experiment, {name: written[name] for name in PLANNED if name in written})
+            planned = {name: written[name] for name in PLANNED if name in written}
+            read = {name: getattr(experiment, name) for name in inputs.READ}
+            files = inputs.digests(read)
+            if files:
+                planned["inputs"] = files
+            begin(run, experiment, planned)
         ranks = environment.for_ranks(experiment.device, experiment.gpus, 0.0, experiment.allocator)
         json_files.write_json(run.deepspeed, deepspeed_config(experiment))
         json_files.write_json(run.environment, environment.describe(ranks))
@@ -70,22 +75,19 @@ def prepare(run: RunPaths, experiment: Experiment) -> None:
 def begin(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any]) -> None:
     """Make a folder that of an unfinished run with a new identity; only its notebook, which may be running, stays.
 
-    `planned` are the values that the sweep chose for the run (`PLANNED`).
+    `planned` has the values that the sweep chose for the run (`PLANNED`), and the digests of its input files.
     """
     of_launch = (run.environment, run.deepspeed, run.console, run.nodes, run.result)
     of_ranks = (run.steps, run.gpu, run.worker, run.failures, run.profile, run.trace)
     for path in (*of_launch, *of_ranks):
         path.unlink(missing_ok=True)
-    settings = experiment.model_dump()
     record = {
-        **settings,
+        **experiment.model_dump(),
         "name": experiment.name,
         "model_name": model_shapes.slug(experiment.model),
         "run_id": secrets.token_hex(8),
         **planned,
     }
-    if files := inputs.digests(settings):
-        record["inputs"] = files
     json_files.write_json(run.experiment, record)
 
 

@@ -32,10 +32,6 @@ from dsnb.settings.records import node_comparison
 from dsnb.settings.records.paths import RunPaths
 from dsnb.version import __version__
 
-FORWARDED = (*environment.RECORDED, "GLOO_*", "UCX_*", "FI_*", "HF_*", "TRITON_*")
-"""Environment variables sent to every host, through the pipe, so that no command line shows their values."""
-KEPT = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-"""Not sent, because they number the GPUs of this host."""
 HEARTBEAT_S, ANSWER_TIMEOUT_S, END_TIMEOUT_S = 1.0, 60.0, 15.0
 
 
@@ -55,14 +51,16 @@ def silence_s() -> float:
 
 def command(experiment: Experiment, host: Host, *words: str, **variables: str) -> list[str]:
     """Wrap a command to run on a host: in srun within a Slurm job, otherwise in ssh."""
-    if path := os.environ.get("PYTHONPATH"):  # dsnb may be importable only through it
+    path = os.environ.get("PYTHONPATH")  # dsnb may be importable only through it
+    if path:
         variables["PYTHONPATH"] = path
     there = list(words)
     if variables:
         there = ["env", *(f"{name}={value}" for name, value in variables.items()), *words]
     if experiment.hostfile == hostfile.SLURM:
         options = f"--nodes=1 --ntasks=1 --nodelist={host.name} --overlap --quiet --unbuffered"
-        if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):  # otherwise srun gives a step one CPU
+        cpus = os.environ.get("SLURM_CPUS_PER_TASK")  # otherwise srun gives a step one CPU
+        if cpus:
             options += f" --cpus-per-task={cpus}"
         return ["srun", *options.split(), "--kill-on-bad-exit=1", "--mpi=none", *there]
     # A new master connection would hold the pipes open. Keepalives detect a cut link; TCP alone would take hours.
@@ -70,7 +68,8 @@ def command(experiment: Experiment, host: Host, *words: str, **variables: str) -
     options += f" -o ServerAliveInterval={int(silence_s() / 4)} -o ServerAliveCountMax=3"
     if experiment.ssh_port:
         options += f" -p {experiment.ssh_port}"
-    if user := experiment.ssh_user or host.user:
+    user = experiment.ssh_user or host.user
+    if user:
         options += f" -l {user}"
     return ["ssh", *options.split(), "--", host.name, shlex.join(there)]
 
@@ -88,12 +87,14 @@ def torchrun_words(
 
 def forwarded(experiment: Experiment) -> dict[str, str]:
     """Return the environment variables of this process to pass to the ranks on all hosts."""
-    patterns = [*FORWARDED, *filter(None, map(str.strip, experiment.forward_env.split(",")))]
-    return {
-        name: value
-        for name, value in environment.without_launcher(os.environ).items()
-        if name not in KEPT and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-    }
+    asked = list(map(str.strip, experiment.forward_env.split(",")))
+    chosen = {}
+    for name, value in environment.without_launcher(os.environ).items():
+        is_usual = environment.matches(name, "recorded") or environment.matches(name, "forwarded")
+        is_asked = any(fnmatch.fnmatchcase(name, pattern) for pattern in asked)
+        if (is_usual or is_asked) and not environment.matches(name, "kept"):
+            chosen[name] = value
+    return chosen
 
 
 class Node:
@@ -317,7 +318,8 @@ class HostRanks:
         if experiment.device == "cpu" or (experiment.device == "auto" and not any(counts)):
             return "cpu"
         for node, count in zip(self._nodes, counts, strict=True):
-            if count <= (last := max(node.host.devices)):
+            last = max(node.host.devices)
+            if count <= last:
                 raise LaunchError(
                     f"{node.host.name} has {count} usable GPUs and {last + 1} slots: correct the hostfile or gpus"
                 )
@@ -398,5 +400,6 @@ class HostRanks:
 
 def _raise_first(problems: Iterator[str | None]) -> None:
     """Raise one LaunchError that names up to five problems."""
-    if reasons := list(filter(None, problems)):
+    reasons = list(filter(None, problems))
+    if reasons:
         raise LaunchError("; ".join(reasons[:5]))

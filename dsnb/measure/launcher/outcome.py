@@ -163,7 +163,8 @@ def _of_exit_code(name: str, code: int, paths: RunPaths, host_oom_kills: int) ->
     if any("out of memory" in line.lower() for line in lines):
         return Outcome("oom", f"{ended} after an out-of-memory error")
     faults = filter(None, map(machine_fault, lines))
-    if fault := next(faults, None):
+    fault = next(faults, None)
+    if fault:
         return Outcome("failed", f"{ended} after '{fault}'")
     if code < 0:
         ended = killed

@@ -26,7 +26,6 @@ class RunState:
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
         self.step = 0
         self.total = experiment.warmup_steps + experiment.steps
-        self._tokens_per_step = experiment.tokens_per_step
         # On hosts, the console begins before torch is imported.
         self._building = (
             "importing, building the model" if experiment.hostfile else "building the model"
@@ -51,8 +50,10 @@ class RunState:
             parts = []
             if "loss" in self._last:
                 parts.append(f"loss {self._last['loss']:.3f}")
-            if step_s := self._last.get("step_time_s"):
-                parts.append(f"{self._tokens_per_step / step_s:,.0f} tokens/s")
+            tokens = self._last.get("tokens")
+            step_s = self._last.get("step_time_s")
+            if tokens and step_s:
+                parts.append(f"{tokens / step_s:,.0f} tokens/s")
             return ", ".join(parts)
         phase = "starting"
         if self._run.steps.exists():

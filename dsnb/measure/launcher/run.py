@@ -69,7 +69,8 @@ def launch(
     LaunchError
         If the ranks could not be started.
     """
-    if problems := checks.unsupported(experiment.model_dump()):
+    problems = checks.unsupported(experiment.model_dump())
+    if problems:
         raise SettingsError(problems)
     if run_dir is None:
         run_dir = create_run_dir(paths.outputs_root() / "single", experiment.name_with_model)
@@ -81,9 +82,10 @@ def launch(
     try:
         if experiment.hostfile:
             ranks = HostRanks(experiment, run)
-            resolved = {"device": ranks.experiment.device}  # by the hosts
-            settings = json_files.read_json(run.experiment) or {}
-            json_files.write_json(run.experiment, settings | resolved)
+            device = ranks.experiment.device
+            if device != experiment.device:  # the hosts have resolved it
+                settings = json_files.read_json(run.experiment) or {}
+                json_files.write_json(run.experiment, settings | {"device": device})
             json_files.write_json(run.deepspeed, deepspeed_config(ranks.experiment))
             json_files.write_json(run.environment, ranks.environment)
         else:
@@ -149,7 +151,8 @@ def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> Ou
         if exceeded and failed_s == math.inf and not ranks.ended():
             done = f"{state.step} of {state.total} steps done"
             return Outcome("timeout", f"{exceeded}, {done}")
-        if failure := ranks.external_failure:
+        failure = ranks.external_failure
+        if failure:
             return Outcome("failed", failure)
         if any(ranks.exit_codes().values()):
             failed_s = min(failed_s, now_s)
@@ -182,7 +185,8 @@ def write_result(
 ) -> Result:
     """Write and return the result of a run; `phases_s` adds to the phases that its worker has recorded."""
     worker = record.worker
-    if versions := worker.get("versions"):
+    versions = worker.get("versions")
+    if versions:
         machine = json_files.read_json(record.paths.environment) or {}
         source = {"power_source": worker.get("power_source")}
         json_files.write_json(record.paths.environment, {**machine, **versions, **source})

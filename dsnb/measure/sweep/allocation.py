@@ -41,16 +41,12 @@ class Allocation:
     """Further options of `sbatch` without the dashes; the value is empty for flags."""
 
     def __post_init__(self) -> None:
-        numbers = {
-            "nodes": self.nodes,
-            "gpus-per-node": self.gpus_per_node,
-            "time": self.time_min or 1,
-        }
-        problems = [
-            f"--{name} is {n}: give a whole number of at least 1"
-            for name, n in numbers.items()
-            if n < 1
-        ]
+        numbers = {"nodes": self.nodes, "gpus-per-node": self.gpus_per_node}
+        numbers["time"] = self.time_min or 1
+        problems = []
+        for name, number in numbers.items():
+            if number < 1:
+                problems.append(f"--{name} is {number}: give a whole number of at least 1")
         for name, value in self.extra_options.items():
             if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
                 problems.append(

@@ -75,11 +75,11 @@ def begin(run: Run) -> None:
 
     A folder that cannot be written ends the sweep.
     """
-    check_inputs(run)
     planned = {
         "order_seed": run.order_seed,
         "order_place": run.place,
         "model_name": run.model_name or None,
+        "inputs": check_inputs(run) or None,
     }
     planned = {name: value for name, value in planned.items() if value is not None}
     with folder.writing(run.paths.dir, "choose another --output"):
@@ -87,11 +87,13 @@ def begin(run: Run) -> None:
         folder.begin(run.paths, run.experiment, planned)
 
 
-def check_inputs(run: Run) -> None:
-    """Raise SettingsError if a file that the run reads is not that with which the sweep began."""
-    now = inputs.digests(run.experiment.model_dump())
-    if files := inputs.changed(run.inputs, now):
+def check_inputs(run: Run) -> dict[str, str]:
+    """Return the digests of the files that a run reads; SettingsError if the sweep began with others."""
+    now = inputs.digests({name: getattr(run.experiment, name) for name in inputs.READ})
+    files = inputs.changed(run.inputs, now)
+    if files:
         raise SettingsError(f"{files[0]} has changed since the sweep began: {CHANGED}")
+    return now
 
 
 def finish(run: RunPaths, outcome: Outcome, began_s: float) -> Result:
@@ -101,7 +103,8 @@ def finish(run: RunPaths, outcome: Outcome, began_s: float) -> Result:
     has `failed` only if its settings were refused.
     """
     record = RunRecord(run)
-    if written := Result.of(record):
+    written = Result.of(record)
+    if written:
         return written
     phases_s = {"wall": launch_clock.now_s() - began_s}
     with folder.writing(run.dir, "start the sweep again when it can"):

@@ -31,7 +31,9 @@ class Progress:
     ) -> None:
         self.console = Console(stderr=True, quiet=not enabled)
         self.queued = 0
-        self._total, self._ended, self._show_eta = total, total - len(todo), show_eta
+        self._total = total
+        self._ended = total - len(todo)
+        self._show_eta = show_eta
         self._hint = signals.stop_hint() if todo else None
         self._todo = len(todo)
         self._running: dict[Path, tuple[Run, RunState, float]] = {}
@@ -74,19 +76,20 @@ class Progress:
     def end(self, run: Run, result: Result, location: str = "") -> None:
         """Print the line of a run that has ended; `location` is a phrase such as `in job 7`."""
         *_, began = self._running.pop(run.paths.dir, (None,))
-        seconds = time.monotonic() - began if began else result.phases_s.get("wall")
-        self._took_s += [seconds] if seconds is not None else []
+        seconds = result.phases_s.get("wall")
+        if began is not None:
+            seconds = time.monotonic() - began
+        took = "?"
+        if seconds is not None:
+            self._took_s.append(seconds)
+            took = f"{seconds:.0f} s"
         self._ended += 1
-        rate, loss = (result.summary.get(name) for name in ("tokens_per_s", "loss_last"))
-        figures = (
-            f"{rate:,.0f} tokens/s" if result.status == "ok" and rate else (result.cause or "")
-        )
-        figures += f", loss {loss:.3f}" if result.status == "ok" and loss is not None else ""
-        left = f", {_duration(self._left_s())} left" if self._show_eta else ""
-        took = "?" if seconds is None else f"{seconds:.0f} s"
+        if self._show_eta:
+            took += f", {_duration(self._left_s())} left"
+        where = f" {location}" if location else ""
         self.say(
-            f"run {self._ended}/{self._total}  {run.name} run{run.repeat}{f' {location}' if location else ''}: "
-            f"{result.status}, {figures}  ({took}{left})"
+            f"run {self._ended}/{self._total}  {run.name} run{run.repeat}{where}: "
+            f"{result.status}, {_figures(result)}  ({took})"
         )
 
     def say(self, text: str) -> None:
@@ -119,6 +122,18 @@ class Progress:
         parts += [f"{self.queued} queued"] if self.queued else []
         parts += [f"{_duration(left_s)} left"] if left_s is not None else []
         return Text(", ".join(parts), no_wrap=True, overflow="ellipsis")
+
+
+def _figures(result: Result) -> str:
+    """Return speed and loss of a run, or the cause if it is not ok."""
+    if result.status != "ok":
+        return result.cause or ""
+    rate = result.summary.get("tokens_per_s")
+    loss = result.summary.get("loss_last")
+    text = f"{rate:,.0f} tokens/s" if rate else result.cause or ""
+    if loss is not None:
+        text += f", loss {loss:.3f}"
+    return text
 
 
 def _duration(seconds: float | None) -> str:

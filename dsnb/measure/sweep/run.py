@@ -88,7 +88,8 @@ def run_sweep(
         )
     check_notebook()
     if not slurm:
-        if problems := unsupported(sweep):
+        problems = unsupported(sweep)
+        if problems:
             raise SettingsError(problems)
         check_models(sweep)
     sweep = with_inputs(sweep)
@@ -167,8 +168,8 @@ def with_inputs(sweep: Sweep) -> Sweep:
     read: dict[tuple[str, ...], dict[str, str]] = {}
     runs = []
     for run in sweep.runs:
-        settings = run.experiment.model_dump()
-        key = tuple(settings[name] for name in ("model", "weights", "tokenizer", "data"))
+        settings = {name: getattr(run.experiment, name) for name in inputs.READ}
+        key = tuple(settings.values())
         if key not in read:
             read[key] = inputs.digests(settings)
         runs.append(replace(run, inputs=read[key]))
@@ -195,7 +196,8 @@ def unsupported(sweep: Sweep) -> list[str]:
 def check_models(sweep: Sweep) -> None:
     """Raise a SettingsError with what every run would refuse of its model or text; hosts read theirs themselves."""
     here = [run.experiment for run in sweep.runs if not run.experiment.hostfile]
-    if problems := built_models.problems(here):
+    problems = built_models.problems(here)
+    if problems:
         raise SettingsError(problems)
 
 
@@ -207,13 +209,16 @@ def is_finished(run: Run, retry: bool = False) -> bool:
     """
     record = RunRecord(run.paths)
     record.check_readable()
-    if record.status in ENDED and (other := job.changed_settings(run, record)):
-        raise SettingsError(
-            f"{run.paths.dir} is finished with other settings ({other}): choose another --output"
-        )
+    if record.status in ENDED:
+        differences = job.changed_settings(run, record)
+        if differences:
+            raise SettingsError(
+                f"{run.paths.dir} is finished with other settings ({differences}): choose another --output"
+            )
     if record.status == "interrupted" or (retry and record.status != "ok"):
         return False
-    if files := inputs.changed(record.settings.get("inputs"), run.inputs):
+    files = inputs.changed(record.settings.get("inputs"), run.inputs)
+    if files:
         raise SettingsError(
             f"{files[0]} has changed since {run.paths.dir} was measured with it: {job.CHANGED}"
         )
@@ -305,7 +310,8 @@ def run_all(
             while waiting or jobs:
                 _start_jobs(waiting, jobs, start)
                 for active in [*jobs]:
-                    if result := active.poll():
+                    result = active.poll()
+                    if result:
                         jobs.remove(active)
                         progress.end(active.run, result, active.location)
                     elif active.running:

@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -139,6 +139,7 @@ def error_sentence(stderr: str) -> str:
     return message.removeprefix("Batch job submission failed: ")
 
 
+@dataclass
 class SlurmExecutor:
     """Executes each run in a separate Slurm job; polls Slurm at most every `poll_s` seconds.
 
@@ -146,35 +147,30 @@ class SlurmExecutor:
     earlier call is executing with other settings.
     """
 
-    def __init__(
-        self,
-        allocation: Allocation,
-        sweep: str,
-        todo: Sequence[Run],
-        say: Callable[[str], None],
-        poll_s: float = POLL_S,
-        settle_s: float = SETTLE_S,
-        module: str = job.MODULE,
-    ) -> None:
-        self.allocation = allocation
-        self.sweep = sweep
-        self.poll_s = poll_s
-        self.settle_s = settle_s
-        self.module = module
-        self.cancelled = False
-        self._say = say
-        self._names: set[str] = set()
-        self._printed: set[str] = set()
+    allocation: Allocation
+    sweep: str
+    todo: Sequence[Run]
+    say: Callable[[str], None]
+    poll_s: float = POLL_S
+    settle_s: float = SETTLE_S
+    module: str = job.MODULE
+    cancelled: bool = False
+    _names: set[str] = field(default_factory=set)
+    """Names of the jobs of this sweep."""
+    _printed: set[str] = field(default_factory=set)
+    _retry_at: float = 0.0
+    _answers: bool = True
+
+    def __post_init__(self) -> None:
         self._polled_at = time.monotonic()
-        self._retry_at = 0.0
-        self._answers = True
         try:
             self.records = queue()
         except SlurmError as error:
             raise LaunchError(
                 f"Slurm does not answer ({error}): start the sweep again when it does"
             ) from error
-        if problems := list(filter(None, map(self._conflict, todo))):
+        problems = list(filter(None, map(self._conflict, self.todo)))
+        if problems:
             raise SettingsError(problems)
 
     def _conflict(self, run: Run) -> str | None:
@@ -256,7 +252,8 @@ class SlurmExecutor:
         """Cancel all jobs of this sweep, including one whose submission has just been interrupted."""
         self.cancelled = True
         self.poll(anew=True)
-        if ids := self._active():
+        ids = self._active()
+        if ids:
             with contextlib.suppress(
                 SlurmError
             ):  # some have ended since; the queue shows the others
@@ -266,7 +263,7 @@ class SlurmExecutor:
         """Print a line unless it has been printed before."""
         if text not in self._printed:
             self._printed.add(text)
-            self._say(text)
+            self.say(text)
 
 
 class SlurmJob:

@@ -34,12 +34,10 @@ class Watched(dict[str, Any]):
     """
 
     def __init__(self, section: Mapping[str, Any], is_top: bool = False) -> None:
-        super().__init__(
-            {
-                key: Watched(value) if isinstance(value, dict) else value
-                for key, value in section.items()
-            }
-        )
+        super().__init__(section)
+        for key, value in section.items():
+            if isinstance(value, dict):
+                self[key] = Watched(value)
         self.asked: set[str] = set()
         self._is_top = is_top
 
@@ -98,15 +96,11 @@ def check(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
     except Exception as error:  # sections without a model fail in any way
         text = str(error).strip().splitlines() or [type(error).__name__]
         return [f"deepspeed: DeepSpeed refuses these keys: {text[0]}"]
-    unknown = [
-        (path, valid)
-        for path, valid in config.unasked()
-        if deepspeed_keys.lookup(minimal, path) is None
-    ]
-    if unknown:
-        return [_unknown(path, valid) for path, valid in unknown]
-    values = {path: configured(built, path) for path in keys}
-    return [_other(path, keys[path], used) for path, used in values.items() if used != keys[path]]
+    problems = []
+    for path, valid in config.unasked():
+        if deepspeed_keys.lookup(minimal, path) is None:
+            problems.append(_unknown(path, valid))
+    return problems or list(_replaced(built, keys))
 
 
 def configured(built: Any, path: str) -> Any:
@@ -120,10 +114,13 @@ def configured(built: Any, path: str) -> Any:
     return place if section in MODELS else deepspeed_keys.lookup(built._param_dict, path)
 
 
-def _other(path: str, value: Any, used: Any) -> str:
-    """Return the sentence on a value that DeepSpeed replaces; a run compares it with the engine and would fail."""
-    key = f"{deepspeed_keys.PREFIX}{path}"
-    return f"{key} is {value!r}: DeepSpeed would use {used!r}; write that, or leave the key out"
+def _replaced(built: Any, keys: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each value that DeepSpeed replaces; a run compares it with the engine and would fail."""
+    for path, value in keys.items():
+        used = configured(built, path)
+        if used != value:
+            key = f"{deepspeed_keys.PREFIX}{path}"
+            yield f"{key} is {value!r}: DeepSpeed would use {used!r}; write that, or leave the key out"
 
 
 def _invalid(detail: Any, keys: Mapping[str, Any]) -> str:
@@ -134,12 +131,10 @@ def _invalid(detail: Any, keys: Mapping[str, Any]) -> str:
 
         fields = DeepSpeedZeroConfig.model_fields if path.startswith("zero_optimization.") else {}
         return _unknown(path, {*fields, *(field.alias for field in fields.values() if field.alias)})
-    message = str(
-        detail.get("ctx", {}).get("error") or detail["msg"]
-    )  # without pydantic's "Value error, "
-    return (
-        f"{deepspeed_keys.PREFIX}{path} is {detail['input']!r}: {message[:1].lower()}{message[1:]}"
-    )
+    # without pydantic's "Value error, "
+    message = str(detail.get("ctx", {}).get("error") or detail["msg"])
+    message = f"{message[:1].lower()}{message[1:]}"
+    return f"{deepspeed_keys.PREFIX}{path} is {detail['input']!r}: {message}"
 
 
 def _unknown(path: str, valid: set[str]) -> str:
@@ -155,15 +150,14 @@ def abilities() -> dict[str, Any]:
     import transformers
     from deepspeed.accelerator import get_accelerator
 
+    dtypes = get_accelerator().supported_dtypes()
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cuda_works": torch.cuda.is_available(),
         "deepspeed": deepspeed.__version__,
         "transformers": transformers.__version__,
-        "precisions": [
-            str(dtype).removeprefix("torch.") for dtype in get_accelerator().supported_dtypes()
-        ],
+        "precisions": [str(dtype).removeprefix("torch.") for dtype in dtypes],
     }
 
 

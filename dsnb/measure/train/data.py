@@ -24,8 +24,9 @@ Batches = Callable[[int], list[torch.Tensor]]
 def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device) -> Batches:
     """Return the batches for these settings: uniformly random tokens, or sequences at random positions of one text."""
     generator = torch.Generator().manual_seed(experiment.seed)
-    length, place = experiment.seq_len, data_rank(experiment, rank)
-    step_shape = experiment.data_parallel, experiment.grad_accum, int(experiment.micro_batch_size)
+    length = experiment.seq_len
+    place = data_rank(experiment, rank)
+    step_shape = (experiment.data_parallel, experiment.grad_accum, experiment.micro_batch_size)
     if experiment.data == "synthetic":
         shape = (SYNTHETIC_STEPS, *step_shape, length)
         ids = torch.randint(vocab, shape, generator=generator)[:, place].to(device)
@@ -34,11 +35,9 @@ def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device)
     check_tokens(experiment, tokens, vocab)
     steps = experiment.warmup_steps + experiment.steps
     starts = torch.randint(len(tokens) - length + 1, (steps, *step_shape), generator=generator)
-    text, offsets = (
-        torch.from_numpy(tokens.astype(np.int64)).to(device),
-        torch.arange(length, device=device),
-    )
     starts = starts[:, place].to(device)
+    text = torch.from_numpy(tokens.astype(np.int64)).to(device)
+    offsets = torch.arange(length, device=device)
     return lambda step: list(text[starts[step][..., None] + offsets])
 
 
@@ -48,7 +47,8 @@ def check_tokens(experiment: Experiment, tokens: np.ndarray, vocab: int) -> None
         raise ValueError(
             f"data {experiment.data!r} has {len(tokens)} tokens: seq_len {experiment.seq_len} needs more text"
         )
-    if (largest := int(tokens.max())) >= vocab:
+    largest = int(tokens.max())
+    if largest >= vocab:
         raise ValueError(
             f"tokenizer {experiment.tokenizer!r} gives token {largest}: the model's vocabulary ends at {vocab - 1}"
         )
@@ -74,6 +74,5 @@ def tokenize(experiment: Experiment) -> np.ndarray:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(experiment.tokenizer)
-    return np.asarray(
-        tokenizer(text.decode("utf-8", errors="replace"))["input_ids"], dtype=np.int64
-    )
+    ids = tokenizer(text.decode("utf-8", errors="replace"))["input_ids"]
+    return np.asarray(ids, dtype=np.int64)

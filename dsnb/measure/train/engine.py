@@ -57,15 +57,15 @@ class EngineTrainer(Trainer):
             config=ds_config,
         )
         undo_first_step(self.engine.optimizer)
-        self.module, self.optimizer = self.engine.module, self.engine.optimizer
+        self.module = self.engine.module
+        self.optimizer = self.engine.optimizer
 
     def grad_norm(self) -> torch.Tensor | float | None:
         """Return the gradient norm of the last step; ZeRO 0 with fp32 weights computes it only for clipping."""
-        norm = self.engine.get_global_grad_norm()
-        on_device = isinstance(norm, torch.Tensor) and norm.device.type != "cpu"
-        return (
-            norm if norm is None or on_device else float(norm)
-        )  # the meter would wait to copy a tensor to a GPU
+        norm: Any = self.engine.get_global_grad_norm()
+        if isinstance(norm, torch.Tensor) and norm.device.type == "cpu":
+            return float(norm)  # the meter would wait to copy a tensor to a GPU
+        return norm if norm is None or isinstance(norm, torch.Tensor) else float(norm)
 
     def describe(self) -> dict[str, Any]:
         """Return the properties of the engine and the attention implementation."""
@@ -105,9 +105,9 @@ class DeepSpeedTrainer(EngineTrainer):
 
     def _skipped_steps(self) -> int:
         """Return the number of skipped steps; DeepSpeed does not count those of torch's own loss scaler."""
-        return (
-            self.engine.global_steps - self._updates if self._scaler else self.engine.skipped_steps
-        )
+        if self._scaler:
+            return int(self.engine.global_steps - self._updates)
+        return int(self.engine.skipped_steps)
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
         """Train one optimizer step."""
@@ -193,7 +193,8 @@ class TiedLayer(TiedLayerSpec):
 def _layers(model: Any, path: parts.ForwardPath) -> list[Any]:
     """Return the layers of a pipeline: embedding, blocks, layers after the blocks, head."""
     middle = [*map(parts.Block, blocks(model), path.arguments), *path.after]
-    embedding, head = parts.Embedding(model, path), model.get_output_embeddings()
+    embedding = parts.Embedding(model, path)
+    head = model.get_output_embeddings()
     if not model.config.tie_word_embeddings:
         return [embedding, *middle, head]
     return [TiedLayer("embeddings", embedding), *middle, TiedLayer("embeddings", head)]
@@ -283,12 +284,12 @@ def scale_loss(engine: Any, loss: torch.Tensor) -> None:
 
 def check(experiment: Experiment, engine: Any) -> None:
     """Raise RuntimeError with every difference between an engine and the settings."""
-    wanted, built = expected(experiment), actual(engine, experiment.deepspeed)
-    if wrong := [
-        f"{name} {built[name]} instead of {wanted[name]}"
-        for name in wanted
-        if wanted[name] != built[name]
-    ]:
+    built = actual(engine, experiment.deepspeed)
+    wrong = []
+    for name, wanted in expected(experiment).items():
+        if wanted != built[name]:
+            wrong.append(f"{name} {built[name]} instead of {wanted}")
+    if wrong:
         raise RuntimeError(f"DeepSpeed built {', '.join(wrong)}; choose settings that it supports")
 
 
@@ -345,10 +346,9 @@ def actual(engine: Any, keys: Iterable[str] = ()) -> dict[str, Any]:
 
 def describe(engine: Any) -> dict[str, Any]:
     """Return the properties of an engine under the names of `worker.json`."""
-    properties = {
-        name.lower().replace(" ", "_").replace("-", "_"): value
-        for name, value in actual(engine).items()
-    }
+    properties = {}
+    for name, value in actual(engine).items():
+        properties[name.lower().replace(" ", "_").replace("-", "_")] = value
     return {
         **properties,
         "optimizer": " over ".join(_optimizers(engine.optimizer)),

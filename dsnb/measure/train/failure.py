@@ -2,8 +2,10 @@
 
 import re
 import resource
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
+from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -41,10 +43,8 @@ class Position:
             return
 
         def observe(index: int, requested: int, total: int, free: int) -> None:
-            allocated, reserved = (
-                torch.cuda.memory_allocated(index),
-                torch.cuda.memory_reserved(index),
-            )
+            allocated = torch.cuda.memory_allocated(index)
+            reserved = torch.cuda.memory_reserved(index)
             self.failed_allocation = _memory_gib(allocated, reserved, requested)
 
         torch._C._cuda_attach_out_of_memory_observer(observe)  # type: ignore[attr-defined]
@@ -52,47 +52,52 @@ class Position:
 
 def record(run: RunPaths, rank: int, position: Position, error: Exception) -> None:
     """Append the cause of this rank's failure to the run's failures."""
-    text = str(error)
     row: dict[str, Any] = {
         "rank": rank,
         "status": "failed",
         "phase": position.phase,
         "step": position.step,
+        "in_communication": False,
     }
-    if _is_out_of_memory(error, text):
-        if position.phase == "forward" and _in_loss(error.__traceback__):
+    if _is_out_of_memory(error):
+        if position.phase == "forward" and _is_in_loss(error):
             row["phase"] = "loss"
-        row |= {"status": "oom", **(position.failed_allocation or _failed_allocation(text))}
-    row["in_communication"] = row["status"] != "oom" and _in_communication(error)
+        memory = position.failed_allocation or _failed_allocation(str(error))
+        row |= {"status": "oom", **memory}
+    else:
+        row["in_communication"] = _is_in_communication(error)
     json_files.append_line(run.failures, {**row, "cause": one_line(error)})
 
 
-def _in_communication(error: Exception) -> bool:
+def _is_in_communication(error: Exception) -> bool:
     """Return whether ranks were communicating when an error was raised: another rank may be its cause.
 
     Gloo's errors are plain RuntimeErrors, which a backward pass raises outside of any Python function of torch's.
     """
     if isinstance(error, torch.distributed.DistError) or GLOO_TRANSPORT in str(error):
         return True
-    return isinstance(error, RuntimeError) and _raised_within(error.__traceback__, COLLECTIVES)
+    modules = (frame.f_globals.get("__name__") for frame in _frames(error))
+    return isinstance(error, RuntimeError) and COLLECTIVES in modules
 
 
-def _raised_within(trace: TracebackType | None, module: str) -> bool:
-    while trace:
-        if trace.tb_frame.f_globals.get("__name__") == module:
-            return True
-        trace = trace.tb_next
-    return False
+def _is_in_loss(error: Exception) -> bool:
+    return any(frame.f_code.co_name in LOSS_FUNCTIONS for frame in _frames(error))
 
 
-def _is_out_of_memory(error: Exception, text: str) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        sign in text for sign in OUT_OF_MEMORY
-    ):
+def _frames(error: Exception) -> Iterator[FrameType]:
+    """Yield the frames that an error passed."""
+    for frame, _ in walk_tb(error.__traceback__):
+        yield frame
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return (
-        _is_limited() and "Resource temporarily unavailable" in text
-    )  # no room for a thread's stack
+    if any(sign in text for sign in OUT_OF_MEMORY):
+        return True
+    # no room for a thread's stack
+    return _is_limited() and "Resource temporarily unavailable" in text
 
 
 def _is_limited() -> bool:
@@ -102,16 +107,13 @@ def _is_limited() -> bool:
 def _failed_allocation(text: str) -> dict[str, float | None]:
     """Return the memory at a failed allocation that no observer saw; on a CPU, from the process and the message."""
     if torch.cuda.is_initialized():
-        return _memory_gib(
-            torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), None
-        )
-    memory, requested = (
-        psutil.Process().memory_info(),
-        re.search(r"[Tt]ried to allocate (\d+) bytes", text),
-    )
-    held = (
-        getattr(memory, "data", memory.rss) if _is_limited() else memory.rss
-    )  # the part that the limit applies to
+        peak = torch.cuda.max_memory_allocated()
+        return _memory_gib(peak, torch.cuda.max_memory_reserved(), None)
+    memory = psutil.Process().memory_info()
+    held = memory.rss
+    if _is_limited():
+        held = getattr(memory, "data", held)  # the part that the limit applies to
+    requested = re.search(r"[Tt]ried to allocate (\d+) bytes", text)
     return _memory_gib(held, None, int(requested[1]) if requested else None)
 
 
@@ -122,15 +124,7 @@ def _memory_gib(
     return {name: None if size is None else size / GIB for name, size in sizes.items()}
 
 
-def _in_loss(trace: TracebackType | None) -> bool:
-    while trace:
-        if trace.tb_frame.f_code.co_name in LOSS_FUNCTIONS:
-            return True
-        trace = trace.tb_next
-    return False
-
-
 def one_line(error: Exception) -> str:
     """Return an error as one line of text."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:500] if text else 'no message'}"
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0][:500]}"

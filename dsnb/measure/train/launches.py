@@ -32,7 +32,8 @@ class Layer(nn.Module):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH, device=device)
-        self.up, self.down = (Linear(WIDTH, WIDTH, device=device) for _ in range(2))
+        self.up = Linear(WIDTH, WIDTH, device=device)
+        self.down = Linear(WIDTH, WIDTH, device=device)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the layer's output, of the shape of its input."""

@@ -103,7 +103,8 @@ class EnergyMeter:
     def __init__(
         self, read: Callable[[], float], now: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._read, self._now = read, now
+        self._read = read
+        self._now = now
         self._before: Reading | None = None
         self._began_s = 0.0
 
@@ -118,13 +119,11 @@ class EnergyMeter:
     def end(self) -> float | None:
         """End the span, whose work must be complete; return its energy in joules, None if unknown, in 0.1 to 0.2 s."""
         ended_s = self._now()
-        after, later = self._update(), self._update()
-        if (
-            self._before is None
-            or after is None
-            or later is None
-            or ended_s - self._began_s < MIN_SPAN_S
-        ):
+        after = self._update()
+        later = self._update()
+        if self._before is None or after is None or later is None:
+            return None
+        if ended_s - self._began_s < MIN_SPAN_S:
             return None
         idle_w = (later[1] - after[1]) / (later[0] - after[0])
         idle_s = (self._began_s - self._before[0]) + (after[0] - ended_s)
@@ -132,9 +131,11 @@ class EnergyMeter:
 
     def _update(self) -> Reading | None:
         """Wait until the counter changes; return None if it does not."""
-        before, deadline = self._read(), self._now() + UPDATE_WITHIN_S
+        before = self._read()
+        deadline = self._now() + UPDATE_WITHIN_S
         while (now := self._now()) < deadline:
-            if (value := self._read()) != before:
+            value = self._read()
+            if value != before:
                 return now, value
         return None
 
@@ -205,13 +206,15 @@ class Meter:
     ) -> None:
         self._cuda = device.type == "cuda"
         self.clock = clock or Clock(device)
-        self._figures = torch.full(
-            (steps, 2), float("nan"), device=device
-        )  # loss and gradient norm of each step
+        # loss and gradient norm of each step
+        self._figures = torch.full((steps, 2), float("nan"), device=device)
         self._on_host = torch.full((steps, 2), float("nan"), pin_memory=self._cuda)
         self.losses = self._figures[:, 0]
-        self._gpu, self._position, self._marks_forward = gpu, position or Position(), marks_forward
-        self._path, self._tokens = path, tokens_per_step
+        self._gpu = gpu
+        self._position = position or Position()
+        self._marks_forward = marks_forward
+        self._path = path
+        self._tokens = tokens_per_step
         self._file = Appender(path) if path else None
         self._pending: deque[Pending] = deque()
         self._rows: list[dict[str, Any]] = []
@@ -245,7 +248,8 @@ class Meter:
             energy.prepare()
         self._retries_before = self._allocation_retries() or 0
         barrier()
-        self._phase, self._phase_began = phase, time.perf_counter()
+        self._phase = phase
+        self._phase_began = time.perf_counter()
         if energy:
             energy.begin()
         self._boundary = self.clock.mark()
@@ -274,18 +278,21 @@ class Meter:
         """Mark the end of a step, with its mean loss, shape (), on the device, and its gradient norm, if known."""
         self.losses[self._step] = loss
         if grad_norm is not None:
-            self._figures[self._step, 1] = (
-                grad_norm  # convert on the device: a copy to another dtype would wait
-            )
+            # converted on the device: a copy to another dtype would wait
+            self._figures[self._step, 1] = grad_norm
         self._on_host[self._step].copy_(self._figures[self._step], non_blocking=True)
         end = self.clock.mark()
-        marks = self._boundary, end, self._forward
+        has_norm = grad_norm is not None
+        marks = (self._boundary, end, self._forward)
         self._pending.append(
-            Pending(self._step, self._phase, *marks, skipped, grad_norm is not None, self._memory())
+            Pending(self._step, self._phase, *marks, skipped, has_norm, self._memory())
         )
         self.skipped_steps += skipped
         self._parts.append(end)
-        self._boundary, self._step, self._forward, self._backwards = end, self._step + 1, None, 0
+        self._boundary = end
+        self._step += 1
+        self._forward = None
+        self._backwards = 0
         self._write_passed()
 
     def end(self) -> None:

@@ -17,6 +17,7 @@ import contextlib
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,14 @@ def reset_host_peak() -> None:
         (_PROCESS / "clear_refs").write_text("5")
 
 
-def _memory_gib(file: str, name: str) -> float | None:
-    """Return a memory figure of this process in GiB; None if the system does not report it."""
+def _memory_gib(file: str, name: str) -> float:
+    """Return a memory figure of this process in GiB; 0 if the system does not report it."""
     with contextlib.suppress(OSError):
-        if match := re.search(rf"^{name}:\s+(\d+) kB", (_PROCESS / file).read_text(), re.MULTILINE):
+        content = (_PROCESS / file).read_text()
+        match = re.search(rf"^{name}:\s+(\d+) kB", content, re.MULTILINE)
+        if match:
             return int(match[1]) * 1024 / GIB
-    return None
+    return 0.0
 
 
 def peaks_of_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str, float | None]:
@@ -63,17 +66,17 @@ def peaks_of_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str,
     `gpu_gib` and `rank_host_memory_gib` are maxima over ranks. `host_memory_gib` is the sum over the ranks of the
     fullest host: an upper bound, since the peaks of ranks need not coincide.
     """
-    peak = _memory_gib("status", "VmHWM") or 0.0  # since `reset_host_peak`
+    peak = _memory_gib("status", "VmHWM")  # since `reset_host_peak`
     # Forked ranks share what the fork server has imported. `Pss` divides each shared page by its number of processes.
-    resident, proportional = _memory_gib("smaps_rollup", "Rss"), _memory_gib("smaps_rollup", "Pss")
-    shared = 0.0 if resident is None or proportional is None else max(0.0, resident - proportional)
-    unshared = max(0.0, peak - shared)
-    ranks = _of_ranks(
-        [float(os.environ.get("GROUP_RANK", "0")), peak, unshared, *gpu_gib.values()], device
-    )
-    by_host: dict[float, float] = {}
+    shared = 0.0
+    proportional = _memory_gib("smaps_rollup", "Pss")
+    if proportional:
+        shared = max(0.0, _memory_gib("smaps_rollup", "Rss") - proportional)
+    host = float(os.environ.get("GROUP_RANK", "0"))
+    ranks = _of_ranks([host, peak, max(0.0, peak - shared), *gpu_gib.values()], device)
+    by_host: dict[float, float] = defaultdict(float)
     for host, rank_gib in ranks[:, [0, 2]].tolist():
-        by_host[host] = by_host.get(host, 0.0) + rank_gib
+        by_host[host] += rank_gib
     return {
         **dict(zip(gpu_gib, ranks[:, 3:].amax(dim=0).tolist(), strict=True)),
         "host_memory_gib": max(by_host.values()) if peak else None,
@@ -89,13 +92,15 @@ def skew_of_ranks(
     Skews are medians over steps of (slowest rank / median rank - 1), times of ranks are means. `slowest_rank` has the
     longest forward passes or, if they were not measured, steps. All are None for a single rank.
     """
-    steps, forwards = (compare(_of_ranks(times, device)) for times in (times_s, forwards_s))
+    steps = compare(_of_ranks(times_s, device))
+    forwards = compare(_of_ranks(forwards_s, device))
+    slowest = steps["slowest"] if forwards["slowest"] is None else forwards["slowest"]
     return {
         "step_skew": steps["skew"],
         "forward_skew": forwards["skew"],
         "rank_step_s": steps["means_s"],
         "rank_forward_s": forwards["means_s"],
-        "slowest_rank": steps["slowest"] if forwards["slowest"] is None else forwards["slowest"],
+        "slowest_rank": slowest,
     }
 
 
@@ -156,13 +161,14 @@ class WeightWatch:
         sums = torch.zeros(3, dtype=torch.float64)
         for before, after in zip(self._before, self._sample(), strict=True):
             changed = after - before * decay
-            sums += torch.stack(
-                [changed.square().sum(), after.square().sum(), torch.tensor(float(len(after)))]
-            )
+            sums[0] += changed.square().sum()
+            sums[1] += after.square().sum()
+            sums[2] += len(after)
         changed_squares, squares, count = _of_ranks(sums.tolist(), device).sum(dim=0).tolist()
         if not count:
             return {"update_rms": None, "weights_moved": None}
-        update_rms, weights_rms = math.sqrt(changed_squares / count), math.sqrt(squares / count)
+        update_rms = math.sqrt(changed_squares / count)
+        weights_rms = math.sqrt(squares / count)
         moved = not update_rms <= ROUNDING * weights_rms * math.sqrt(updates)
         return {"update_rms": update_rms, "weights_moved": moved}
 
@@ -176,13 +182,10 @@ class WeightWatch:
 
 def _optimized_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors that an optimizer updates on this rank."""
-    groups = next(
-        (getattr(optimizer, name) for name in MASTERS if getattr(optimizer, name, None)), None
-    )
+    groups = next(filter(None, (getattr(optimizer, name, None) for name in MASTERS)), None)
     if groups is None:
-        groups = [
-            group["params"] for group in getattr(optimizer, "optimizer", optimizer).param_groups
-        ]
+        inner = getattr(optimizer, "optimizer", optimizer)
+        groups = [group["params"] for group in inner.param_groups]
     for group in groups:
         for tensor in group if isinstance(group, list | tuple) else [group]:
             yield tensor.to_local() if hasattr(tensor, "to_local") else tensor

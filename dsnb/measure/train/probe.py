@@ -66,12 +66,16 @@ def main(run_dir: str) -> int:
 def measure(run: RunPaths, experiment: Experiment, position: Position, began: float) -> None:
     """Measure GPU and host with one rank, links with several, and write the record on rank 0."""
     device = set_up(experiment)
-    joined, ranks = launch_clock.now_s(), dist.get_world_size()
+    joined = launch_clock.now_s()
+    ranks = dist.get_world_size()
     plan = json_files.read_json(run.bandwidth_plan) or {}
-    measured = machine(device, QUICK_SPAN_S if plan.get("quick") else SPAN_S) if ranks == 1 else {}
+    measured = {}
     if ranks > 1:
         links(run, ranks, device, plan.get("most_bytes") or MAX_BYTES[device.type])
-    ended, launched_at = launch_clock.now_s(), launch_clock.launched_at()
+    else:
+        measured = machine(device, QUICK_SPAN_S if plan.get("quick") else SPAN_S)
+    ended = launch_clock.now_s()
+    launched_at = launch_clock.launched_at()
     if rank() == 0:
         about = {
             "ranks": ranks,
@@ -91,7 +95,8 @@ def measure(run: RunPaths, experiment: Experiment, position: Position, began: fl
 def machine(device: torch.device, span_s: float) -> dict[str, Any]:
     """Measure each part; one that fails, or needs a GPU on a machine without any, is `missing` with the reason."""
     figures: dict[str, float] = {}
-    rows, missing = [], {}
+    rows = []
+    missing = {}
     for part, function in PARTS.items():
         if part != "host" and device.type != "cuda":
             missing[part] = "it needs a GPU"
@@ -99,10 +104,10 @@ def machine(device: torch.device, span_s: float) -> dict[str, Any]:
         try:
             for what, value, unit, figure in function(device, span_s):
                 rows.append({"part": part, "what": what, "value": value, "unit": unit})
-                figures |= {figure: value} if figure else {}
-        except (
-            Exception
-        ) as error:  # such as a kernel that this GPU lacks; the other parts are still useful
+                if figure:
+                    figures[figure] = value
+        # such as a kernel that this GPU lacks; the other parts are still useful
+        except Exception as error:
             missing[part] = one_line(error)
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -140,13 +145,9 @@ def products(device: torch.device, span_s: float, tokens: int = TOKENS) -> Rows:
     for width, out in LAYERS:
         work = partial(_linear, random(tokens, width), random(out, width), random(tokens, out))
         time_s = seconds(work, device, span_s)
+        tflops = 6 * tokens * width * out / time_s / 1e12
         figure = "unaligned_tflops" if out % 8 else ""
-        yield (
-            f"{tokens:,} x {width:,} x {out:,}",
-            6 * tokens * width * out / time_s / 1e12,
-            "TFLOP/s",
-            figure,
-        )
+        yield f"{tokens:,} x {width:,} x {out:,}", tflops, "TFLOP/s", figure
 
 
 def _linear(inputs: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -158,7 +159,9 @@ def _linear(inputs: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor) 
 
 def attention(device: torch.device, span_s: float, tokens: int = TOKENS) -> Rows:
     """Yield the rates of causal attention, forward and backward, by length of the sequences."""
-    for length in (length for length in LENGTHS if length <= tokens):
+    for length in LENGTHS:
+        if length > tokens:
+            break
         shape = (3, tokens // length, HEADS, length, HEAD_SIZE)
         parts = list(
             torch.randn(shape, device=device, dtype=torch.bfloat16).requires_grad_().unbind()
@@ -186,14 +189,11 @@ def host_link(device: torch.device, span_s: float, size: int = MOVED) -> Rows:
     """Yield the bandwidth between the GPU and pinned host memory, in each direction and the mean of both."""
     on_host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
     on_gpu = torch.empty_like(on_host, device=device)
-    copies = (
-        partial(on_gpu.copy_, on_host, non_blocking=True),
-        partial(on_host.copy_, on_gpu, non_blocking=True),
-    )
-    times_s = [seconds(copy, device, span_s) for copy in copies]
-    for what, time_s in zip(("to the GPU", "to the host"), times_s, strict=True):
-        yield what, size / time_s / 1e9, "GB/s", ""
-    yield "both ways", 2 * size / sum(times_s) / 1e9, "GB/s", "host_link_gb_per_s"
+    to_gpu_s = seconds(partial(on_gpu.copy_, on_host, non_blocking=True), device, span_s)
+    to_host_s = seconds(partial(on_host.copy_, on_gpu, non_blocking=True), device, span_s)
+    yield "to the GPU", size / to_gpu_s / 1e9, "GB/s", ""
+    yield "to the host", size / to_host_s / 1e9, "GB/s", ""
+    yield "both ways", 2 * size / (to_gpu_s + to_host_s) / 1e9, "GB/s", "host_link_gb_per_s"
 
 
 def host(device: torch.device, span_s: float) -> Rows:
@@ -209,10 +209,8 @@ def host(device: torch.device, span_s: float) -> Rows:
     check = partial(CheckOverflow([parameters]).has_overflow_serial, parameters)
     yield "parameter", 1e6 * seconds(check, device, span_s) / TENSORS, "µs", "parameter_us"
     # A row of small layers with one parameter each, which ZeRO 3 gathers before use and frees afterwards.
-    plain, sharded = (
-        nn.Sequential(*(nn.Linear(64, 64, bias=False, device=device) for _ in range(TENSORS)))
-        for _ in range(2)
-    )
+    plain = _row_of_layers(device)
+    sharded = _row_of_layers(device)
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
@@ -222,10 +220,14 @@ def host(device: torch.device, span_s: float) -> Rows:
     engine, *_ = deepspeed.initialize(model=sharded, optimizer=sgd, config=config)
     inputs = torch.zeros(1, 64, device=device)
     with torch.no_grad():
-        plain_s, gathered_s = (
-            seconds(partial(model, inputs), device, span_s) for model in (plain, engine)
-        )
+        plain_s = seconds(partial(plain, inputs), device, span_s)
+        gathered_s = seconds(partial(engine, inputs), device, span_s)
     yield "gather", 1e6 * max(0.0, gathered_s - plain_s) / TENSORS, "µs", "gather_us"
+
+
+def _row_of_layers(device: torch.device) -> nn.Sequential:
+    layers = [nn.Linear(64, 64, bias=False, device=device) for _ in range(TENSORS)]
+    return nn.Sequential(*layers)
 
 
 PARTS: dict[str, Callable[[torch.device, float], Rows]] = {
@@ -241,11 +243,11 @@ PARTS: dict[str, Callable[[torch.device, float], Rows]] = {
 def links(run: RunPaths, ranks: int, device: torch.device, max_bytes: int) -> None:
     """Measure the collectives at every size up to `max_bytes`, and write a line for each."""
     for collective, word in RESULTS.items():
-        for size in (
-            2**power for power in range(MIN_BYTES.bit_length() - 1, max_bytes.bit_length())
-        ):
-            if collective == ALL_GATHER and size < ranks * ITEM_BYTES:
-                continue
+        size = MIN_BYTES
+        if collective == ALL_GATHER:
+            while size < ranks * ITEM_BYTES:
+                size *= 2
+        while size <= max_bytes:
             row = measure_size(collective, size, ranks, device)
             if rank() == 0:
                 json_files.append_line(run.bandwidth, row)
@@ -253,24 +255,24 @@ def links(run: RunPaths, ranks: int, device: torch.device, max_bytes: int) -> No
                 raise ArithmeticError(
                     f"the {word} of {size} bytes is wrong in {row['errors']} elements"
                 )
+            size *= 2
 
 
 def measure_size(
     collective: str, size: int, ranks: int, device: torch.device
 ) -> dict[str, int | float | str | None]:
     """Measure one message size; return its row, equal on all ranks, with the errors of all ranks."""
-    count = (
-        size // ITEM_BYTES // (ranks if collective == ALL_GATHER else 1)
-    )  # elements that each rank sends
-    buffer = torch.empty(count, dtype=torch.float32, device=device)
-    result = (
-        buffer
-        if collective == ALL_REDUCE
-        else torch.empty(count * ranks, dtype=torch.float32, device=device)
-    )
-    call = partial(dist.all_reduce, buffer)
-    if collective == ALL_GATHER:
+    items = size // ITEM_BYTES
+    if collective == ALL_REDUCE:
+        buffer = torch.empty(items, dtype=torch.float32, device=device)
+        result = buffer
+        call = partial(dist.all_reduce, buffer)
+        factors = [ranks * (ranks + 1) // 2]
+    else:
+        buffer = torch.empty(items // ranks, dtype=torch.float32, device=device)
+        result = torch.empty(len(buffer) * ranks, dtype=torch.float32, device=device)
         call = partial(dist.all_gather_into_tensor, result, buffer)
+        factors = list(range(1, ranks + 1))
 
     def slowest_s(calls: int) -> float:
         dist.barrier()
@@ -285,15 +287,16 @@ def measure_size(
     time_s = slowest_s(calls)
     fill(buffer, rank() + 1)  # a different number from every rank
     call()
-    numbers = [ranks * (ranks + 1) // 2] if collective == ALL_REDUCE else range(1, ranks + 1)
     expected = torch.empty_like(result)
-    for part, number in zip(expected.chunk(len(numbers)), numbers, strict=True):
-        fill(part, number)
+    for part, factor in zip(expected.chunk(len(factors)), factors, strict=True):
+        fill(part, factor)
     errors = (result != expected).sum().to(device)
     dist.all_reduce(errors)
     sent = len(result) * ITEM_BYTES
     algbw = metrics.algbw_gb_per_s(sent, time_s)
     busbw = metrics.busbw_gb_per_s(algbw, ranks)
+    if busbw and collective == ALL_GATHER:
+        busbw /= 2
     return {
         "collective": collective,
         "bytes": sent,
@@ -303,14 +306,13 @@ def measure_size(
         "calls": calls,
         "time_us": time_s * 1e6,
         "algbw_gb_per_s": algbw,
-        "busbw_gb_per_s": busbw and (busbw if collective == ALL_REDUCE else busbw / 2),
+        "busbw_gb_per_s": busbw,
         "errors": int(errors),
     }
 
 
 def fill(buffer: torch.Tensor, factor: int) -> None:
     """Fill with small integers, whose sums are exact in any order; a factor of 0 keeps repeated sums finite."""
-    places = torch.arange(
-        len(buffer), dtype=torch.int32, device=buffer.device
-    )  # float32 cannot count beyond 2**24
+    # float32 cannot count beyond 2**24
+    places = torch.arange(len(buffer), dtype=torch.int32, device=buffer.device)
     buffer.copy_(places.remainder_(PERIOD).add_(1)).mul_(factor)

@@ -75,22 +75,21 @@ def profile(
             figures["traced_step_s"] = step_s_of(events)
             total_s, exposed_s = communication_s(events, device.type)
             figures |= {"communication_s": total_s, "exposed_communication_s": exposed_s}
-            if total_s is None:
-                alone = deepspeed.comm.get_world_size() == 1
-                why = (
-                    "a single rank does not communicate"
-                    if alone
-                    else "the trace shows no collective"
-                )
-                missing["communication"] = why
-            else:
+            if total_s is not None:
                 del missing["communication"]
+            elif deepspeed.comm.get_world_size() == 1:
+                missing["communication"] = "a single rank does not communicate"
+            else:
+                missing["communication"] = "the trace shows no collective"
     except Exception as error:
-        missing |= {part: one_line(error) for part, why in missing.items() if why == CUT_OFF}
+        for part, why in missing.items():
+            if why == CUT_OFF:
+                missing[part] = one_line(error)
     figures["ended_s"] = launch_clock.since_launch_s()
     save()
-    for part, why in missing.items() if writes else ():
-        print(f"dsnb: no {part} in the profile: {why}", flush=True)
+    if writes:
+        for part, why in missing.items():
+            print(f"dsnb: no {part} in the profile: {why}", flush=True)
 
 
 def _limit_time(experiment: Experiment, step_s: float) -> None:
@@ -139,8 +138,10 @@ def time_parts(
     finally:
         trainer.section = no_section
     middle = sorted(timed, key=lambda step: step["step"])[STEPS // 2]
-    handover = {"handover_s": middle[HANDOVER]} if HANDOVER in middle else {}
-    return {f"{name}_s": middle[name] for name in (*PARTS, "step")} | handover
+    figures = {f"{name}_s": middle[name] for name in (*PARTS, "step")}
+    if HANDOVER in middle:
+        figures["handover_s"] = middle[HANDOVER]
+    return figures
 
 
 def trace_step(
@@ -174,7 +175,8 @@ def trace_step(
 
 def length(intervals: Iterable[Interval]) -> float:
     """Return the length of the union of intervals (begin, end): overlaps count once."""
-    total, reached = 0.0, float("-inf")
+    total = 0.0
+    reached = float("-inf")
     for begin, end in sorted(intervals):
         total += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
@@ -210,10 +212,8 @@ def communication_s(
 def step_s_of(events: Iterable[dict[str, Any]]) -> float | None:
     """Return how long the traced step took, including tracing overhead; None if the trace does not mark it."""
     annotations = [event for event in events if event.get("cat") == "user_annotation"]
-    steps = [
-        _interval_s(event) for event in annotations if event["name"].startswith("ProfilerStep#")
-    ]
-    return length(steps) if steps else None
+    steps = [event for event in annotations if event["name"].startswith("ProfilerStep#")]
+    return length(map(_interval_s, steps)) if steps else None
 
 
 def _interval_s(event: dict[str, Any]) -> Interval:

@@ -54,7 +54,8 @@ def run_rank(run_dir: str, work: Callable[[RunPaths, Experiment, Position, float
     """
     began = launch_clock.now_s()
     os.environ.setdefault(launch_clock.LAUNCHED_AT, str(began))  # started by hand, with torchrun
-    run, position = RunPaths(Path(run_dir)), Position()
+    run = RunPaths(Path(run_dir))
+    position = Position()
     try:
         work(run, Experiment.read(run.experiment), position, began)
     except Exception as error:
@@ -84,8 +85,8 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
             launch_clock.launched_at(),
             gpu=gpu,
             position=position,
-            marks_forward=experiment.pipeline_parallel
-            == 1,  # later stages wait for earlier ones in it
+            # later stages wait for earlier ones in it
+            marks_forward=experiment.pipeline_parallel == 1,
         )
         built = launch_clock.now_s()
         measured = train_steps(experiment, trainer, data, meter, position)
@@ -132,6 +133,8 @@ def train_steps(
     over_ranks.reset_host_peak()
     compiled, losses = run_steps(experiment, trainer, data, meter, position, kernel)
     updates = experiment.warmup_steps + experiment.steps - meter.skipped_steps
+    is_compiled = experiment.compile != "off"
+    bad_steps = (step for step, loss in enumerate(losses, start=1) if not math.isfinite(loss))
     return {
         **over_ranks.peaks_of_ranks(meter.peak_gib, device),
         **over_ranks.skew_of_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device),
@@ -140,15 +143,13 @@ def train_steps(
         "cpu_bound": over_ranks.max_of_ranks(meter.cpu_bound, device),
         "attention_kernel": kernel.kernel,
         "recompilations": compiled,
-        "compiled_graphs": compiled_graphs() if experiment.compile != "off" else None,
-        "graph_breaks": graph_breaks() if experiment.compile != "off" else None,
+        "compiled_graphs": compiled_graphs() if is_compiled else None,
+        "graph_breaks": graph_breaks() if is_compiled else None,
         **watch.changes(experiment, updates, device),
         "timed_from_s": meter.span_s["timed"][0],
         "timed_to_s": meter.span_s["timed"][1],
         "steps_from_s": min(began_s for began_s, _ in meter.span_s.values()),
-        "first_bad_step": next(
-            (k for k, loss in enumerate(losses, start=1) if not math.isfinite(loss)), None
-        ),
+        "first_bad_step": next(bad_steps, None),
     }
 
 
@@ -166,7 +167,8 @@ def run_steps(
     before CUDA graphs are replayed.
     """
     watched = min(1, experiment.warmup_steps - 1)
-    first_timed, end = experiment.warmup_steps, experiment.warmup_steps + experiment.steps
+    first_timed = experiment.warmup_steps
+    end = first_timed + experiment.steps
     trainer.section = meter.section
     compiled = 0
     try:
@@ -191,13 +193,12 @@ def run_steps(
 def set_up(experiment: Experiment) -> torch.device:
     """Choose the device, TF32, the number of threads and the memory limit, and join the process group."""
     torch.manual_seed(experiment.seed)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
-        experiment.precision == "tf32"
-    )
-    if threads := os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(
-            int(threads)
-        )  # otherwise a forked rank keeps the fork server's number
+    is_tf32 = experiment.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = is_tf32
+    torch.backends.cudnn.allow_tf32 = is_tf32
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads:  # otherwise a forked rank keeps the fork server's number
+        torch.set_num_threads(int(threads))
     if experiment.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
@@ -236,24 +237,17 @@ def join_store(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Store, 
     torch's `env://` listens on all interfaces, even if the ranks share a machine and meet on the loopback interface.
     Anyone who reaches the store can read and change its content.
     """
-    ranks, address, port = (
-        int(os.environ["WORLD_SIZE"]),
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-    )
+    ranks = int(os.environ["WORLD_SIZE"])
+    address = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         yield PrefixStore("dsnb", TCPStore(address, port, ranks, False, timeout)), rank(), ranks
         return
-    listener = (
-        socket.create_server((address, port), backlog=max(128, ranks)).detach()
-        if rank() == 0
-        else None
-    )
-    yield (
-        TCPStore(address, port, ranks, rank() == 0, timeout, master_listen_fd=listener),
-        rank(),
-        ranks,
-    )
+    listener = None
+    if rank() == 0:
+        listener = socket.create_server((address, port), backlog=max(128, ranks)).detach()
+    store = TCPStore(address, port, ranks, rank() == 0, timeout, master_listen_fd=listener)
+    yield store, rank(), ranks
 
 
 register_rendezvous_handler("dsnb", join_store)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from dsnb.models.build import DTYPES, allocate, build_on_meta, has_masters
+from dsnb.models.build import DTYPES, allocate, build_on_meta
 from dsnb.models.loss import CausalLoss
 from dsnb.settings.experiment import Experiment
 
@@ -62,10 +62,9 @@ def per_sequence(number_of_bytes: int) -> float:
 
 def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTensorMode]:
     """Build the model and its loss from fake tensors, with `layers` blocks (0: all); return their mode too."""
-    is_half = computes_natively(experiment) or experiment.lora_rank
-    dtype = DTYPES[experiment.precision] if is_half else torch.float32
+    dtype = DTYPES[experiment.numbers.forward]
     model = build_on_meta(experiment, layers, dtype)
-    if experiment.lora_rank and has_masters(experiment):
+    if experiment.lora_rank and experiment.numbers.masters:
         model.to(dtype)  # peft makes adapters in fp32 on the meta device
     with_loss = CausalLoss(model, experiment.loss == "chunked")
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -74,22 +73,11 @@ def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTens
     return with_loss, fake
 
 
-def computes_natively(experiment: Experiment) -> bool:
-    """Return whether the weights that are multiplied have the experiment's precision without autocast."""
-    return experiment.mixed_precision == "native" and experiment.strategy in {"deepspeed", "fsdp"}
-
-
-def uses_autocast(experiment: Experiment) -> bool:
-    """Return whether the forward pass runs under autocast."""
-    is_half = DTYPES[experiment.precision] is not torch.float32
-    return is_half and not computes_natively(experiment)
-
-
 @contextmanager
 def as_cuda(experiment: Experiment) -> Iterator[None]:
     """Compute a forward pass as CUDA does, under autocast if the settings use it."""
     dtype = DTYPES[experiment.precision]
-    with CudaOperators(), torch.autocast("cpu", dtype, uses_autocast(experiment)):
+    with CudaOperators(), torch.autocast("cpu", dtype, experiment.numbers.autocast):
         yield
 
 

@@ -41,11 +41,8 @@ class Attended:
 class Observed(TorchDispatchMode):
     """Records a forward pass: its operators, and the modules in which they are called."""
 
-    current: "Observed"
-
     def __init__(self, model: Any) -> None:
         super().__init__()
-        Observed.current = self
         self.model = model
         self.attended: list[Attended] = []
         self.calls: dict[str, float] = defaultdict(float)
@@ -76,6 +73,21 @@ class Observed(TorchDispatchMode):
         """Record the attention of a module; its window is that of the module if not given."""
         window = window or window_of(self.model.get_submodule(name), self.model.config)
         self.attended.append(Attended(name, width, window))
+
+    def attention(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any
+    ) -> tuple[Tensor, None]:
+        """Record attention that transformers looks up by its name, instead of computing it."""
+        batch, heads, length = query.shape[:3]
+        if key.shape[2] != length:
+            raise ValueError(f"{self.module} attends to {key.shape[2]} keys of {length} tokens")
+        self.attend(self.module, width_of(query, value), options.get("sliding_window"))
+        return query.new_empty(batch, length, heads, value.shape[-1]), None
+
+    def route(self, module: Any, hidden: Tensor, index: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Record the experts of a token, where transformers looks up how to compute them."""
+        self.experts[self.module].add(index.shape[-1])
+        return torch.zeros_like(hidden)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten._local_scalar_dense.default:
@@ -117,6 +129,8 @@ def observe(model: Any, experts: Mapping[str, nn.Module], masked: bool = False) 
     If `masked`, the model's attention runs, with its mask, which some models need.
     """
     seen = Observed(model)
+    AttentionInterface.register(NAME, seen.attention)
+    ALL_EXPERTS_FUNCTIONS.register(NAME, seen.route)
     for name, module in model.named_modules():
         config = config_of(module)
         if config is not None:
@@ -149,27 +163,6 @@ def _zeros(module: nn.Module, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
     if len(weights) == 1 and width in weights[0].shape[1:]:
         width = weights[0].shape[1] + weights[0].shape[2] - width
     return hidden.new_zeros(*hidden.shape[:-1], width)
-
-
-def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any
-) -> tuple[Tensor, None]:
-    seen = Observed.current
-    batch, heads, length = query.shape[:3]
-    if key.shape[2] != length:
-        raise ValueError(f"{seen.module} attends to {key.shape[2]} keys of {length} tokens")
-    seen.attend(seen.module, width_of(query, value), options.get("sliding_window"))
-    return query.new_empty(batch, length, heads, value.shape[-1]), None
-
-
-def _experts(module: Any, hidden: Tensor, index: Tensor, *_: Any, **__: Any) -> Tensor:
-    seen = Observed.current
-    seen.experts[seen.module].add(index.shape[-1])
-    return torch.zeros_like(hidden)
-
-
-AttentionInterface.register(NAME, _attention)
-ALL_EXPERTS_FUNCTIONS.register(NAME, _experts)
 
 
 def width_of(query: Tensor, value: Tensor) -> float:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from dsnb.base.formulas.memory import kept_activations
 from dsnb.models import attention
-from dsnb.models.build import model_config, weights_dtype
+from dsnb.models.build import DTYPES, model_config
 from dsnb.models.loss import CausalLoss, aligned, chunk_tokens
 from dsnb.models.observe import TRACED
 from dsnb.models.observe.fake import (
@@ -34,14 +34,11 @@ from dsnb.models.observe.fake import (
     as_cuda,
     as_on_gpu,
     build,
-    computes_natively,
     period,
     recompute_as_cuda,
-    uses_autocast,
 )
 from dsnb.models.parts import blocks, output_layer
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.training import compiles_blocks
 
 Moment = tuple[Size, float, int]
 """Bytes at a peak, elements whose gradients are computed by then, and the place."""
@@ -52,19 +49,17 @@ outside of all blocks."""
 
 def trace(experiment: Experiment) -> dict[str, Any]:
     """Return the memory of one micro-batch, forward to backward: a record for `prediction.traces.MemoryTrace.of`."""
+    # The size of a chunk of the loss does not grow with the micro-batch as all else does.
+    sequences = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
     config = model_config(experiment)
     compiled = experiment.compile != "off"
     with flash_attention(), as_on_gpu(compiled):
         sizes = model_sizes(experiment, config.num_hidden_layers)
         if compiled:
-            return sizes | _compiled(experiment, sizes)
+            return sizes | _compiled(experiment, sizes, sequences)
         every = experiment.checkpoint_every if experiment.activation_checkpointing else 1
-        return sizes | eager(experiment, sizes["layers"], math.lcm(period(config), every))
-
-
-def _sequences(experiment: Experiment) -> int:
-    """Return the traced micro-batch: a chunk of the loss does not grow with the micro-batch as all else does."""
-    return int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
+        every = math.lcm(every, period(config))
+        return sizes | eager(experiment, sizes["layers"], every, sequences)
 
 
 def model_sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
@@ -110,13 +105,12 @@ def _factored(parameters: Iterable[Tensor]) -> int:
     return sum(math.prod(shape[:-2]) * sum(shape[-2:]) for shape in shapes)
 
 
-def eager(experiment: Experiment, layers: int, every: int, sequences: int = 0) -> dict[str, Any]:
+def eager(experiment: Experiment, layers: int, every: int, sequences: int) -> dict[str, Any]:
     """Track every operator of the forward and the backward pass.
 
     Blocks repeat with a period, `every`, so only a few are built. The second group of them represents those left out:
     what happens inside it is the same for each, and adds to what the others hold.
     """
-    sequences = sequences or _sequences(experiment)
     few = layers % every + 3 * every
     left_out = max(0, layers - few) // every
     model, fake = build(experiment, layers - left_out * every)
@@ -286,15 +280,15 @@ def _covers(larger: Size, smaller: Size) -> bool:
     return larger.constant >= smaller.constant and larger.per_sequence >= smaller.per_sequence
 
 
-def _compiled(experiment: Experiment, sizes: dict[str, Any]) -> dict[str, Any]:
+def _compiled(experiment: Experiment, sizes: dict[str, Any], sequences: int) -> dict[str, Any]:
     """Extrapolate what torch's compiler saves from a model of few blocks."""
-    outside, block = kept_sizes(experiment)
+    outside, block = kept_sizes(experiment, sequences)
     kept, recomputed = kept_of_blocks(experiment, sizes, block)
     forward = outside + kept
     vocab, width = sizes["vocab"], sizes["width_of_head"]
     losses, head = loss_sizes(experiment, vocab, width)
     end = head
-    if not compiles_blocks(experiment.model_dump()):
+    if not experiment.compiles_blocks:
         if not experiment.lora_rank:
             # The embedding's gradient is summed in fp32 before the output layer's is added to it.
             end += Size(4 * vocab * width)
@@ -305,7 +299,7 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any]) -> dict[str, Any]:
     return {"forward": [forward], "kept": kept, "moments": _moments(moments)}
 
 
-def kept_sizes(experiment: Experiment) -> tuple[Size, Size]:
+def kept_sizes(experiment: Experiment, sequences: int) -> tuple[Size, Size]:
     """Return what a compiled model saves for its backward pass outside of equal blocks and in one, not recomputed.
 
     The last block stands for those left out, or the last two where kinds of blocks alternate. Two blocks are enough,
@@ -315,23 +309,23 @@ def kept_sizes(experiment: Experiment) -> tuple[Size, Size]:
         saved,  # takes a second to import, and only compiled models need it
     )
 
-    by_block = compiles_blocks(experiment.model_dump())
     kinds = min(2, period(model_config(experiment)))
     settings = experiment.model_dump(include={*TRACED, "device"})
     settings |= {"compile_unit": "model", "activation_checkpointing": False}
     settings |= {"checkpoint_every": 1, "checkpoint_offload": False}
-    if computes_natively(experiment):
+    if experiment.numbers.natively_half:
         settings["strategy"] = "deepspeed"  # FSDP computes alike
-    if by_block:  # the loss is outside of the blocks
+    if experiment.compiles_blocks:  # the loss is outside of the blocks
         settings |= {"compile": "default", "compile_unit": "block", "loss": "whole"}
-    needs_later = uses_autocast(experiment) and not experiment.lora_rank and not by_block
+    needs_later = experiment.numbers.casts_weights and not experiment.compiles_blocks
     layers = 3 if needs_later else 1 + kinds
-    sequences = _sequences(experiment)
     totals: dict[int, Size] = defaultdict(Size)
     for place, number in saved.saved(json.dumps(settings), layers):
         grows = number % MANY == 0
         totals[place] += allocated(number // MANY * sequences if grows else number, sequences)
-    outside = Size() if by_block and experiment.loss == "chunked" else totals[-1]
+    outside = totals[-1]
+    if experiment.compiles_blocks and experiment.loss == "chunked":
+        outside = Size()
     of_blocks = [totals[place] for place in range(layers)]
     block = 1 / kinds * sum(of_blocks[-kinds:], Size())
     return sum(of_blocks, outside) - layers * block, block
@@ -349,7 +343,7 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int) -> tuple[list[Siz
     hidden = of_number * experiment.seq_len * width
     columns = aligned(vocab)
     if experiment.loss == "chunked":
-        of_weight = weights_dtype(experiment).itemsize
+        of_weight = DTYPES[experiment.numbers.built].itemsize
         elements = columns * width
         tokens = chunk_tokens(int(experiment.micro_batch_size) * experiment.seq_len)
         in_chunk = of_number * columns * tokens
@@ -360,7 +354,7 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int) -> tuple[list[Siz
     gradient = Size(is_trained * of_number * vocab * width)
     logits = Size(0, of_number * experiment.seq_len * vocab)
     is_padded = columns > vocab and experiment.precision != "fp32"  # for tensor cores
-    if compiles_blocks(experiment.model_dump()):
+    if experiment.compiles_blocks:
         return [2 * logits if is_padded else logits], gradient
     if is_padded:
         return [logits], gradient
@@ -376,7 +370,7 @@ def kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: Size) -
     """
     layers, block_input = sizes["layers"], sizes["block_input"]
     every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
-    if every == 1 and experiment.lora_rank and not compiles_blocks(experiment.model_dump()):
+    if every == 1 and experiment.lora_rank and not experiment.compiles_blocks:
         return layers * (block + block_input), Size()
     both = [
         kept_activations(layers, saved, of_input, every, experiment.checkpoint_offload)

@@ -22,7 +22,6 @@ from torch.nn.utils.stateless import _reparametrize_module
 from dsnb.models.observe.fake import MANY, as_cuda, build
 from dsnb.models.parts import blocks, output_layer
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.training import compiles_blocks
 
 Function = Callable[..., Any]
 
@@ -47,7 +46,7 @@ def saved(settings: str, layers: int) -> list[tuple[int, int]]:
         return _partitioned(module, function, lambda _, results: keep(repeat(place), results))
 
     compute = model._hidden if model.chunked else model.forward  # chunks do not grow with MANY
-    if compiles_blocks(experiment.model_dump()):
+    if experiment.compiles_blocks:
         for place, block in enumerate(blocks(model)):
             block.forward = alone(block, block.forward, place)
         head = output_layer(model)

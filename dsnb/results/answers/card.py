@@ -30,8 +30,8 @@ from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import amount, duration, fixed, signed, significant
 from dsnb.results.runs.table import numbers
 from dsnb.results.runs.templates import fill
-from dsnb.results.statistics.choices import varying, with_choices
 from dsnb.results.statistics.intervals import CLEAR, MIN_RUNS, Verdict
+from dsnb.results.statistics.setting_axes import varying, with_setting_axes
 
 PARTS = ("kicker", "headline", "costs", "gain", "note", "following", "edge", "basis")
 """Roles of a card's sentences, in the order of the card."""
@@ -231,7 +231,7 @@ def few_settings(runs: pd.DataFrame, table: pd.DataFrame) -> Sentence:
         )
         for name, row in ranked.iterrows()
     ]
-    choices = with_choices(first).loc[table.index]
+    choices = with_setting_axes(first).loc[table.index]
     varied = varying(choices)
     untried = [name for name in TRIED_FIRST if name in choices and name not in varied]
     return say(
@@ -294,7 +294,7 @@ def _following(decision: Decision, unit: str) -> Sentence:
 def _changes(decision: Decision) -> str:
     """Return how the second option's settings differ from the first's, in words."""
     run = decision.settings.iloc[1].to_dict()
-    both = with_choices(decision.settings.head(2))
+    both = with_setting_axes(decision.settings.head(2))
     differing = varying(both)
     changed = [
         labels.axis(name).describe(both[name].astype(object).iloc[1])

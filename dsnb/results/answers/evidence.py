@@ -13,7 +13,7 @@ from dsnb.results.answers.sentences import Sentence, say
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import fixed, significant
 from dsnb.results.runs.table import numbers
-from dsnb.results.statistics.choices import choices, with_choices
+from dsnb.results.statistics.setting_axes import setting_axes, with_setting_axes
 from dsnb.settings.experiment import DEFAULTS
 
 MIN_TIMED_S = 5.0
@@ -41,10 +41,10 @@ def evidence(
     micro-batch leaves enough memory for one twice as large; micro-batches that ran out of memory count as measured.
     """
     first = first_runs(runs)
-    settings = with_choices(first)
+    settings = with_setting_axes(first)
     sizes = numbers(first, "micro_batch_size")
     lengths = numbers(first, "seq_len")
-    texts = settings[choices(settings)].astype(object).map(labels.text)
+    texts = settings[setting_axes(settings)].astype(object).map(labels.text)
     others = texts.drop(columns="micro_batch_size", errors="ignore")
     alike = pd.Series(list(others.itertuples(index=False, name=None)), texts.index, dtype=object)
     is_largest = sizes == sizes.groupby(alike).transform("max")

@@ -13,9 +13,9 @@ from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import fixed
 from dsnb.results.runs.table import named_runs, numbers
 from dsnb.results.statistics import intervals
-from dsnb.results.statistics.choices import choices, with_choices
 from dsnb.results.statistics.comparisons import COLUMNS, rules_of, table_of
 from dsnb.results.statistics.intervals import RELEVANCE
+from dsnb.results.statistics.setting_axes import setting_axes, with_setting_axes
 from dsnb.results.statistics.tasks import TASK
 
 LENGTH = "seq_len"
@@ -54,8 +54,8 @@ def _alike(runs: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the runs of each combination of settings other than the length, in order."""
     if runs.empty:
         return []
-    table = with_choices(runs)
-    names = [name for name in dict.fromkeys([*TASK, *choices(table)]) if name in table]
+    table = with_setting_axes(runs)
+    names = [name for name in dict.fromkeys([*TASK, *setting_axes(table)]) if name in table]
     keys = table[names].drop(columns=LENGTH).astype(object)
     texts = keys.map(labels.text)  # a missing value is equal to another
     same = texts.groupby(list(texts), sort=False).indices.values()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from dsnb.base.errors import PublishedError
+from dsnb.results.runs.labels import short_number
 from dsnb.results.runs.table import as_runs, without_noise
 from dsnb.settings.experiment import DEFAULTS, with_former_defaults
 from dsnb.settings.records import paths
@@ -54,10 +55,9 @@ def published(name: str) -> pd.DataFrame:
     PublishedError
         If there is no such table.
     """
-    if name not in (*FOREIGN, *OWN):
-        raise PublishedError(
-            f"unknown published table {name!r}: choose one of {', '.join((*FOREIGN, *OWN))}"
-        )
+    names = (*FOREIGN, *OWN)
+    if name not in names:
+        raise PublishedError(f"unknown published table {name!r}: choose one of {', '.join(names)}")
     return _read(name).copy()
 
 
@@ -66,23 +66,24 @@ def _read(name: str) -> pd.DataFrame:
     raw = pd.read_csv(paths.literature(name), low_memory=False).rename(columns=FORMER_FIGURES)
     if name in OWN:
         # A setting that is missing was added after the run was made, so its former default applied.
-        raw = pd.DataFrame(
-            [{**_DEFAULTS, **with_former_defaults(row)} for row in raw.to_dict("records")]
-        )
-    further = [
-        column for column in raw if column not in RUN_COLUMNS
-    ]  # keys of DeepSpeed's configuration
+        rows = [_DEFAULTS | with_former_defaults(row) for row in raw.to_dict("records")]
+        raw = pd.DataFrame(rows)
+    # Keys of DeepSpeed's configuration.
+    further = raw.columns.difference(RUN_COLUMNS, sort=False)
     runs = raw.assign(source=SOURCE + name).reindex(columns=[*RUN_COLUMNS, *further])
+    for column in further:
+        runs[column] = runs[column].astype(object).map(_whole)
+    for column in runs.columns.difference(RUN_NUMBERS):
+        if column in {"cause", "note"} or runs[column].isna().all():
+            runs[column] = runs[column].astype(object)
     for column in RUN_NUMBERS:
         runs[column] = pd.to_numeric(runs[column])
-    for column in further:  # a column with gaps was read as floats
-        values = runs[column].astype(object)
-        runs[column] = [
-            int(value) if isinstance(value, float) and value.is_integer() else value
-            for value in values
-        ]
-    texts = [column for column in runs if column not in RUN_NUMBERS and runs[column].isna().all()]
-    return as_runs(without_noise(runs.astype(dict.fromkeys(["cause", "note", *texts], object))))
+    return as_runs(without_noise(runs))
+
+
+def _whole(value: object) -> object:
+    """Return a whole number as such, since a column with gaps was read as floats."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def is_own(source: str) -> bool:
@@ -93,7 +94,8 @@ def is_own(source: str) -> bool:
 @lru_cache
 def steps(source: str) -> pd.DataFrame:
     """Load the steps of a table's runs, by their `source`, as `dsnb.load_steps` returns them; none if unpublished."""
-    name, columns = source.removeprefix(SOURCE), [*KEYS, *STEP_COLUMNS]
+    name = source.removeprefix(SOURCE)
+    columns = [*KEYS, *STEP_COLUMNS]
     if source == name or name not in WITH_STEPS:
         return pd.DataFrame(columns=columns)
     return pd.read_parquet(steps_file(name)).reindex(columns=columns)
@@ -123,11 +125,7 @@ def contradictions(name: str) -> list[str]:
     checks = agreement(name)
     wrong = checks[(checks["ratio"] - 1).abs() > TOLERANCE]
     return [
-        f"{row['experiment']}: {row['figure']} is published as {_text(row['published'])}, "
-        f"but {row['from']} would be {_text(row['computed'])}, {row['ratio']:.2g} times as much"
+        f"{row['experiment']}: {row['figure']} is published as {short_number(row['published'])}, "
+        f"but {row['from']} would be {short_number(row['computed'])}, {row['ratio']:.2g} times as much"
         for row in wrong.to_dict("records")
     ]
-
-
-def _text(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:,.4g}"

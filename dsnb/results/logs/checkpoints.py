@@ -19,24 +19,22 @@ def without_copies(logs: Sequence[Read]) -> list[Read]:
     The longest record stays, and gets the figures that only the others have. Records that differ stay: they are of
     different trainings.
     """
-    kept: dict[str, list[Read]] = {}
+    records = [(path, runs[0]) for path, runs in logs if len(runs) == 1 and path.endswith(RECORDS)]
+    kept: dict[str, list[LoggedRun]] = {}
     left_out: set[str] = set()
-    for path, runs in sorted(logs, key=_longest_first):
-        if len(runs) != 1 or not path.endswith(RECORDS):
-            continue
+    for path, run in sorted(records, key=_longest_first):
         of_folder = kept.setdefault(_folder(path), [])
-        whole = next((other for _, [other] in of_folder if _begins(other, runs[0])), None)
+        whole = next((other for other in of_folder if _begins(other, run)), None)
         if whole is None:
-            of_folder.append((path, runs))
+            of_folder.append(run)
         else:
-            _complete(whole, runs[0])
+            _complete(whole, run)
             left_out.add(path)
     return [(path, runs) for path, runs in logs if path not in left_out]
 
 
-def _longest_first(log: Read) -> tuple[int, bool, str]:
-    path, runs = log
-    run = runs[0] if runs else LoggedRun()
+def _longest_first(record: tuple[str, LoggedRun]) -> tuple[int, bool, str]:
+    path, run = record
     return -len(run.steps), not run.ended, path
 
 
@@ -59,9 +57,10 @@ def _begins(whole: LoggedRun, part: LoggedRun) -> bool:
 
 def _complete(whole: LoggedRun, part: LoggedRun) -> None:
     """Add figures and settings that only the shorter record has."""
+    whole.settings.update({**part.settings, **whole.settings})
+    if len(part.steps) < len(whole.steps):
+        return
+    whole.ended |= part.ended
     for name, value in part.figures.items():
-        if name not in whole.figures and len(part.steps) == len(whole.steps):
+        if name not in whole.figures:
             whole.record(part.provenance[name], **{name: value})
-    for name, value in part.settings.items():
-        whole.settings.setdefault(name, value)
-    whole.ended = whole.ended or (part.ended and len(part.steps) == len(whole.steps))

@@ -2,9 +2,13 @@
 
 import os
 import re
+import warnings
 from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
+from dsnb.base.errors import DsnbWarning
 from dsnb.results.logs import (  # noqa: F401  (they register readers)
     deepspeed,
     failures,
@@ -15,9 +19,12 @@ from dsnb.results.logs import (  # noqa: F401  (they register readers)
     step_lines,
     trainer,
 )
-from dsnb.results.logs.reading import READERS, LoggedRun
+from dsnb.results.logs.reading import MARKS, READERS, LoggedRun
 from dsnb.results.logs.text import open_text, relevant_lines
+from dsnb.results.logs.values import DECLARED
 
+GROUP = "dsnb.log_readers"
+"""The group of entry points that name modules with further readers."""
 LAUNCHERS = ("Setting OMP_NUM_THREADS environment variable", ":main] cmd = ", "run sh: ")
 LAUNCHES = (
     *LAUNCHERS,
@@ -28,11 +35,7 @@ WORLD, TRAINING = "using world size: ", "***** Running training *****"
 BEGINNINGS = (*LAUNCHES, WORLD, TRAINING)
 """Only a line with one of these can begin a new run."""
 HEAD_CHARACTERS = 16 * 2**20
-NEVER = (
-    ".ipynb", ".html", ".png", ".jpg", ".svg", ".pdf", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".pkl",
-    ".parquet", ".arrow", ".zip", ".gz", ".xz", ".zst", ".tar", ".so", ".o", ".pyc", ".py", ".js", ".css", ".yaml",
-    ".yml", ".toml", ".md", ".sh",
-)  # fmt: skip
+NEVER = tuple(DECLARED["never_logs"])
 """Suffixes of files that are never logs."""
 LIKELY = re.compile(r"(?i)\.(?:log|out|err|txt|jsonl|stdout|stderr|[oe]\d{1,12})(?:\.\d{1,6})?$")
 """Names that logs have."""
@@ -60,6 +63,7 @@ UNSUPPORTED = f"is not a log that dsnb can read: supported are {KINDS}"
 
 def read(path: Path) -> list[LoggedRun]:
     """Read a log of any supported kind; return no runs for other files, raise LogError for a damaged log."""
+    load_plugins()
     with open_text(path) as file:
         head = file.read(HEAD_CHARACTERS)
     if set(step_csv.HEADER) <= set(head.partition("\n")[0].strip().split(",")):
@@ -68,7 +72,23 @@ def read(path: Path) -> list[LoggedRun]:
         return json_lines.read(path)
     if _STATE.match(head):
         return trainer.read_state(path)
-    return _read_console(path) if _CONSOLE.search(head) else []
+    is_log = _CONSOLE.search(head) or any(mark in head for mark in MARKS)
+    return _read_console(path) if is_log else []
+
+
+@cache
+def load_plugins() -> None:
+    """Import the modules of installed packages that register readers; warn once of one that fails."""
+    for point in entry_points(group=GROUP):
+        try:
+            point.load()
+        except Exception as error:  # a package of someone else, which may fail in any way
+            reason = f"{type(error).__name__}: {error}"
+            warnings.warn(
+                f"log reader '{point.name}' cannot be used: {point.value} could not be loaded ({reason})",
+                DsnbWarning,
+                stacklevel=2,
+            )
 
 
 def _read_console(path: Path) -> list[LoggedRun]:
@@ -83,13 +103,10 @@ def _read_console(path: Path) -> list[LoggedRun]:
 
 def error_files(paths: Sequence[str]) -> dict[str, str]:
     """Return the files of standard output among paths, each with that of standard error beside it."""
-    outputs = {
-        os.path.splitext(path)[0]: path for path in paths if path.endswith((".out", ".stdout"))
-    }
-    errors = [path for path in paths if path.endswith((".err", ".stderr"))]
-    return {
-        outputs[stem]: path for path in errors if (stem := os.path.splitext(path)[0]) in outputs
-    }
+    stems = {path: os.path.splitext(path)[0] for path in paths}
+    errors = {stems[path]: path for path in paths if path.endswith((".err", ".stderr"))}
+    outputs = [path for path in paths if path.endswith((".out", ".stdout"))]
+    return {path: errors[stems[path]] for path in outputs if stems[path] in errors}
 
 
 def read_errors(run: LoggedRun, path: Path) -> None:
@@ -117,4 +134,4 @@ def _begins_new_run(run: LoggedRun, line: str) -> bool:
         return any(launch in line for launch in (*LAUNCHES, WORLD))
     if run.has_failed and any(launcher in line for launcher in LAUNCHERS):
         return True
-    return run.scratch.get("arguments") is False and WORLD in line
+    return run.scratch["arguments"] is False and WORLD in line

@@ -7,7 +7,14 @@ first of those that say most about the cause counts.
 import re
 import signal
 
-from dsnb.results.logs.reading import CAUSE, CONSEQUENCE, END, SHORTAGE, LoggedRun, failure, reads
+from dsnb.results.logs.reading import (
+    CONSEQUENCE,
+    SHORTAGE,
+    LoggedRun,
+    declared,
+    failure,
+    reads,
+)
 
 _EXCEPTION = (
     r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|OutOfResources)(?:: .*|\s*$))"
@@ -32,10 +39,6 @@ KILLED = (
     "a rank was killed with return code {code}: most often the host's memory ran out; start fewer ranks on a host, "
     "offload less, or ask for more host memory"
 )
-APART = (
-    "the ranks did not find each other in time: start them on every host with the same number of ranks, and with an "
-    "address and a port of the first host that the others can reach"
-)
 
 reads("Traceback (most recent call last)")(lambda run, _: run.scratch.update(traceback=True))
 
@@ -51,7 +54,7 @@ def launcher(run: LoggedRun, _match: re.Match[str]) -> None:
 @reads("Error", "Exception", "OutOfResources", pattern=_EXCEPTION)
 def error(run: LoggedRun, match: re.Match[str]) -> None:
     """Read the last line of a traceback, which is enough to tell a log from other texts."""
-    if not run.scratch.get("traceback") and not match[1].endswith("OutOfMemoryError"):
+    if not run.scratch["traceback"] and not match[1].endswith("OutOfMemoryError"):
         return
     run.launched = True
     if _OUT_OF_HOST_MEMORY.match(match[1]):
@@ -108,41 +111,7 @@ def cancelled(run: LoggedRun, match: re.Match[str]) -> None:
         run.fail("interrupted", f"Slurm ended it: {match[0].strip(' *')}")
 
 
-reads(
-    "out of memory",
-    "OutOfMemoryError",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    pattern=r"(?:CUDA|HIP|XPU|NPU|GPU)(?: error:)? out of memory.*|CUBLAS_STATUS_ALLOC_FAILED.*"
-    r"|\b[\w.]{0,100}OutOfMemoryError.*",
-)(failure("oom", says=SHORTAGE))
-reads(
-    "Segmentation fault",
-    "Bus error",
-    "srun: error: ",
-    pattern=r"(?:srun: error: .{0,200})?(?:Segmentation fault|Bus error|Aborted)\b.{0,40}",
-)(failure("failed"))
-reads("srun: error: ", pattern=r"srun: error: .{0,200}")(failure("failed", says=CONSEQUENCE))
-reads("loss scale already at minimum", "bus error", pattern=r".{0,200}$")(failure("failed"))
-reads("DistBackendError", pattern=r".{0,200}$")(failure("failed", says=CONSEQUENCE))
-reads("KeyboardInterrupt", pattern=r"KeyboardInterrupt\s*$")(
-    failure("interrupted", "stopped by the user")
+declared("failures", failure)
+reads("Killed", pattern=r"^(?:.{0,200}: line \d{1,6}: +\d{1,9} |srun: error: .{0,200}: )?Killed\b")(
+    lambda run, _: run.fail("failed", KILLED.format(code=-9))
 )
-reads(
-    "RendezvousTimeoutError", "waiting for clients", "The client socket has timed out", "RendezvousConnectionError",
-    pattern=r"RendezvousTimeoutError|RendezvousConnectionError|Timed out after \d{1,9} seconds waiting for clients"
-    r"|client socket has timed out",
-)(lambda run, match: run.fail("failed", f"{APART} ({match[0]})", SHORTAGE))  # fmt: skip
-for needle, pattern, status, cause, says in (
-    ("Killing subprocess", "", "failed", "the launcher ended its ranks before the training reported a result",
-     END),
-    (": Out Of Memory", "", "oom", HOST_MEMORY, SHORTAGE),
-    ("DefaultCPUAllocator: ", "can't allocate memory|not enough memory", "oom", HOST_MEMORY, SHORTAGE),
-    ("Cannot allocate memory", r"Errno 12", "oom", HOST_MEMORY, SHORTAGE),
-    ("oom_kill event", "", "oom", "Slurm ended it for using too much of the host's memory", SHORTAGE),
-    ("oom-kill event", "", "oom", "Slurm ended it for using too much of the host's memory", SHORTAGE),
-    ("DUE TO TIME LIMIT", "", "timeout", "Slurm ended it at its time limit", SHORTAGE),
-    ("Watchdog caught collective", "", "failed", "a collective operation timed out (NCCL watchdog)", CONSEQUENCE),
-    ("Killed", r"^(?:.{0,200}: line \d{1,6}: +\d{1,9} |srun: error: .{0,200}: )?Killed\b", "failed",
-     KILLED.format(code=-9), CAUSE),
-):  # fmt: skip
-    reads(needle, pattern=pattern)(failure(status, cause, says))

@@ -3,19 +3,10 @@
 from dsnb.base.formulas import model_shapes
 from dsnb.base.formulas.model_shapes import Shape
 from dsnb.results.logs.reading import DERIVED, LOGGED, LoggedRun
-from dsnb.results.logs.text import count as whole
+from dsnb.results.logs.values import DECLARED, names
 
-SIZES = {
-    "num_layers": "layers", "hidden_size": "hidden", "padded_vocab_size": "vocab", "ffn_hidden_size": "ffn",
-    "num_attention_heads": "heads", "num_query_groups": "groups", "kv_channels": "head_size",
-    "expert_model_parallel_size": "expert_parallel",
-}  # fmt: skip
-"""Arguments of Megatron and GPT-NeoX that are sizes -> names in `LoggedRun.shape`."""
-ARCHITECTURE = {
-    "swiglu", "group_query_attention", "untie_embeddings_and_output_weights", "no_weight_tying", "add_bias_linear",
-    "disable_bias_linear", "add_qkv_bias", "position_embedding_type", "pos_emb", "use_rotary_position_embeddings",
-    "normalization", "norm", "multi_latent_attention",
-}  # fmt: skip
+SIZES = names("sizes")
+ARCHITECTURE = DECLARED["architecture"]
 """Arguments that tell models of equal sizes apart."""
 DIFFERS = 0.02
 """If the printed parameters of all ranks differ more from the formula, the model is another one."""
@@ -23,8 +14,9 @@ DIFFERS = 0.02
 
 def count(run: LoggedRun) -> None:
     """Record the number of parameters that every model-parallel rank printed."""
-    printed: dict[str, int] = run.scratch.get("parameters_by_rank", {})
-    tensor, pipeline = (run.settings.get(f"{how}_parallel") or 0 for how in ("tensor", "pipeline"))
+    printed = run.parameters_by_rank
+    tensor = run.settings["tensor_parallel"] or 0
+    pipeline = run.settings["pipeline_parallel"] or 0
     if not printed or len(printed) != tensor * pipeline or run.shape.get("expert_parallel", 1) > 1:
         return
     total = sum(printed.values())
@@ -35,90 +27,94 @@ def count(run: LoggedRun) -> None:
         total -= run.shape.get("vocab", 0) * run.shape.get("hidden", 0)
     shape = _by_arguments(run)
     if shape is None or abs(shape.parameters / total - 1) > DIFFERS:
-        run.record(
-            DERIVED, parameters=total
-        )  # norms, of which every tensor-parallel rank has a copy, are negligible
+        # Norms, of which every tensor-parallel rank has a copy, are negligible.
+        run.record(DERIVED, parameters=total)
 
 
 def shape(run: LoggedRun) -> Shape | None:
     """Return the shape of the model; None if the log does not tell how many parameters work on a token."""
-    if run.settings.get("model") in model_shapes.PRESETS:
-        return model_shapes.PRESETS[run.settings["model"]]
-    if run.scratch.get("experts"):
-        return None
-    by_arguments = _by_arguments(run)
-    if by_arguments:
-        run.settings.setdefault("model", f"gpt-{by_arguments.layers}x{by_arguments.hidden}")
-        run.provenance["model"] = DERIVED
-    printed = run.figures.get("parameters")
-    if by_arguments and printed and printed != by_arguments.parameters:
-        return _counted(run, int(printed))
-    return by_arguments
+    preset = model_shapes.PRESETS.get(run.settings["model"])
+    if preset or run.has_experts:
+        return preset
+    shape = _by_arguments(run)
+    if shape:
+        run.derive(model=f"gpt-{shape.layers}x{shape.hidden}")
+        printed = run.figures["parameters"]
+        if printed and printed != shape.parameters:
+            return _counted(run, int(printed))
+    return shape
 
 
 def _by_arguments(run: LoggedRun) -> Shape | None:
-    if not {"layers", "hidden", "vocab"} <= set(run.shape) or _is_on(run, "multi_latent_attention"):
+    layers = run.shape["layers"]
+    hidden = run.shape["hidden"]
+    vocab = run.shape["vocab"]
+    if not (layers and hidden and vocab) or _is_on(run, "multi_latent_attention"):
         return None
-    layers, hidden, vocab = (run.shape[name] for name in ("layers", "hidden", "vocab"))
+    length = run.settings["seq_len"]
     if _is_gpt2(run):
-        return Shape("gpt2", layers, hidden, 1, vocab, run.settings.get("seq_len"))
+        return Shape("gpt2", layers, hidden, 1, vocab, length)
     norm = hidden if _says(run, "normalization", "norm") in {"rmsnorm", "rms_norm"} else 2 * hidden
     block = _attention(run) + _mlp(run) + 2 * norm
-    embeddings = (2 if _is_untied(run) else 1) * vocab * hidden
-    positions = hidden * (run.settings.get("seq_len") or 0) if _has_positions(run) else 0
-    return _counted(run, layers * block + norm + embeddings + positions)
+    embeddings = vocab if not _is_untied(run) else 2 * vocab
+    if _has_positions(run):
+        embeddings += length or 0
+    return _counted(run, layers * block + norm + embeddings * hidden)
 
 
 def _counted(run: LoggedRun, parameters: int) -> Shape:
-    layers, hidden, vocab = (run.shape[name] for name in ("layers", "hidden", "vocab"))
+    size = run.shape
     published = {"config": {"tie_word_embeddings": not _is_untied(run)}, "parameters": parameters}
-    return Shape("", layers, hidden, run.shape.get("heads", 1), vocab, None, published=published)
+    sizes = size["layers"], size["hidden"], size.get("heads", 1), size["vocab"]
+    return Shape("", *sizes, None, published=published)
 
 
 def _is_gpt2(run: LoggedRun) -> bool:
     """Return whether every argument that is there is GPT-2's."""
-    is_wide = run.shape.get("ffn", 4 * run.shape["hidden"]) == 4 * run.shape["hidden"]
-    others = _is_on(run, "swiglu") or _groups(run) or _is_untied(run) or not _has_bias(run)
-    has_layer_norm = _says(run, "normalization", "norm") in {"", "layernorm", "apex"}
+    hidden = run.shape["hidden"]
     return (
-        is_wide
-        and not others
-        and has_layer_norm
+        run.shape.get("ffn", 4 * hidden) == 4 * hidden
+        and _head_width(run) == hidden
+        and _has_bias(run)
         and _has_positions(run)
-        and _head_width(run) == run.shape["hidden"]
+        and not (_is_on(run, "swiglu") or _groups(run) or _is_untied(run))
+        and _says(run, "normalization", "norm") in {"", "layernorm", "apex"}
     )
 
 
 def _attention(run: LoggedRun) -> int:
-    hidden, width = run.shape["hidden"], _head_width(run)
+    hidden = run.shape["hidden"]
+    width = _head_width(run)
     groups = _groups(run)
     keys = width * groups // run.shape["heads"] if groups else width
-    has_qkv_bias = _has_bias(run) or _is_on(run, "add_qkv_bias")
-    biases = (width + 2 * keys if has_qkv_bias else 0) + (hidden if _has_bias(run) else 0)
-    return hidden * (2 * width + 2 * keys) + biases
+    parameters = 2 * hidden * (width + keys)
+    if _has_bias(run) or _is_on(run, "add_qkv_bias"):
+        parameters += width + 2 * keys
+    return parameters + hidden if _has_bias(run) else parameters
 
 
 def _mlp(run: LoggedRun) -> int:
-    hidden, is_gated = run.shape["hidden"], _is_on(run, "swiglu")
-    usual = int(4 * hidden * 2 / 3) // 64 * 64 if is_gated else 4 * hidden  # Megatron's defaults
+    hidden = run.shape["hidden"]
+    matrices = 3 if _is_on(run, "swiglu") else 2
+    # Megatron's defaults.
+    usual = 4 * hidden if matrices == 2 else int(4 * hidden * 2 / 3) // 64 * 64
     width = run.shape.get("ffn", usual)
-    ups = 2 if is_gated else 1
-    return (ups + 1) * hidden * width + (ups * width + hidden if _has_bias(run) else 0)
+    bias = (matrices - 1) * width + hidden if _has_bias(run) else 0
+    return matrices * hidden * width + bias
 
 
 def _head_width(run: LoggedRun) -> int:
-    heads, size = run.shape.get("heads"), run.shape.get("head_size")
-    return heads * size if heads and size else run.shape["hidden"]
+    size = run.shape
+    return (
+        size["heads"] * size["head_size"] if size["heads"] and size["head_size"] else size["hidden"]
+    )
 
 
 def _groups(run: LoggedRun) -> int:
     """Return the number of query groups; 0 if every head has its own keys and values."""
-    groups, heads = run.shape.get("groups", 0), run.shape.get("heads", 0)
-    return (
-        groups
-        if groups and heads and groups != heads and _is_on(run, "group_query_attention", "True")
-        else 0
-    )
+    groups = run.shape["groups"]
+    is_grouped = run.shape["heads"] and _is_on(run, "group_query_attention", "True")
+    return groups if groups and is_grouped and groups != run.shape["heads"] else 0
 
 
 def _has_bias(run: LoggedRun) -> bool:
@@ -147,7 +143,10 @@ def _says(run: LoggedRun, *names: str) -> str:
 
 def read_argument(run: LoggedRun, name: str, value: str) -> None:
     """Record an argument that belongs to the model's size."""
-    if name in SIZES and (size := whole(value)):
-        run.shape[SIZES[name]] = size
+    if name in SIZES:
+        size, parse = SIZES[name]
+        parsed = parse(value)
+        if parsed:
+            run.shape[size] = parsed
     elif name in ARCHITECTURE and value != "None":
         run.architecture[name] = value[:60]

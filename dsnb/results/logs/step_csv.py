@@ -12,8 +12,9 @@ from pathlib import Path
 import pandas as pd
 
 from dsnb.base.errors import LogError
-from dsnb.results.logs.reading import DERIVED, LOGGED, LoggedRun
-from dsnb.results.logs.text import number, open_text
+from dsnb.results.logs.reading import DERIVED, LoggedRun
+from dsnb.results.logs.text import open_text
+from dsnb.results.logs.values import count_from_0, number
 
 HEADER = ("timestamp", "global_step", "step_time_s", "loss", "tokens_per_sec")
 WARMUP_STEPS = 20
@@ -34,55 +35,61 @@ def read(path: Path) -> list[LoggedRun]:
             path, "holds no complete row: every row needs numbers for " + ", ".join(HEADER), 2
         )
     run = LoggedRun(program="GPT-2 step CSV", configured=True, ended=True)
-    run.set_used(
-        model="gpt2", strategy="deepspeed", tensor_parallel=1, pipeline_parallel=1
-    )  # it has nothing else
-    if match := NAME.fullmatch(path.parent.parent.name) or NAME.fullmatch(path.parent.name):
-        sizes = {name: int(text) for name, text in match.groupdict().items() if name != "precision"}
-        run.set_used(**sizes, precision=match["precision"], grad_accum=1)
-    if "gpu_max_mem_mb" in rows and (peak_mib := rows["gpu_max_mem_mb"][is_whole].max()) > 0:
+    # The benchmark has nothing else.
+    run.set_used(model="gpt2", strategy="deepspeed", tensor_parallel=1, pipeline_parallel=1)
+    match = NAME.fullmatch(path.parent.parent.name) or NAME.fullmatch(path.parent.name)
+    if match:
+        sizes = {name: count_from_0(text) for name, text in match.groupdict().items()}
+        run.set_used(**sizes | {"precision": match["precision"]}, grad_accum=1)
+    whole = rows[is_whole]
+    peak_mib = whole["gpu_max_mem_mb"].max() if "gpu_max_mem_mb" in rows else 0
+    if peak_mib > 0:
         run.record(peak_reserved_gib=peak_mib / 1024)  # torch reserves segments of 2 MiB
-    stamps_s = rows["timestamp"].where(
-        is_whole
-    )  # rows on both sides of a damaged one are more than one step apart
-    is_timed = is_whole & (rows["global_step"] > WARMUP_STEPS)
-    timed = rows[is_timed]
-    if timed.empty:
-        run.notes.append(
-            f"no step after the {WARMUP_STEPS}th of an epoch: nothing is left after warm-up"
-        )
-    else:  # the medians as the benchmark reports them, and the corrected ones from the time stamps
-        rates, times_s = timed["tokens_per_sec"], timed["step_time_s"]
-        logged = {"tokens_per_s_logged": rates.median(), "step_time_logged_s": times_s.median()}
-        run.record(LOGGED, **logged, timed_steps=len(timed))
-        between_s, tokens = stamps_s.diff()[is_timed], rates.iloc[-1] * times_s.iloc[-1]
-        between_s = between_s[between_s > 0]
-        if len(between_s) and math.isfinite(tokens):
-            times = {"step_time_mean_s": between_s.mean(), "step_time_median_s": between_s.median()}
-            run.record(DERIVED, tokens_per_s=round(tokens) / times["step_time_median_s"], **times)
-    table = rows.assign(step_time_logged_s=rows["step_time_s"], step_time_s=stamps_s.diff())[
-        is_whole
-    ]
-    table["t_s"] = table["timestamp"] - table["timestamp"].iloc[0]
-    table["tokens"] = (table["tokens_per_sec"] * table["step_time_logged_s"]).round()
-    for number_of_step, row in enumerate(table.to_dict("records"), 1):
-        step_time_s, t_s = row["step_time_s"], row["t_s"]
-        run.add_step(
-            number_of_step,
-            t_s=t_s if t_s >= 0 else None,
-            step_time_s=step_time_s if step_time_s > 0 else None,
-            **{
-                name: row[name]
-                for name in ("step_time_logged_s", "loss", "tokens")
-                if math.isfinite(row[name])
-            },
-        )
-    for number_of_step, loss in enumerate(cells["loss"][is_whole], 1):
-        run.health.read(loss, step=number_of_step)
+    # Rows on both sides of a damaged one are more than one step apart.
+    between_s = rows["timestamp"].where(is_whole).diff()[is_whole]
+    _medians(run, whole.assign(between_s=between_s)[whole["global_step"] > WARMUP_STEPS])
+    steps = pd.DataFrame(
+        {
+            "t_s": whole["timestamp"] - whole["timestamp"].iloc[0],
+            "step_time_s": between_s.where(between_s > 0),
+            "step_time_logged_s": whole["step_time_s"],
+            "loss": whole["loss"],
+            "tokens": (whole["tokens_per_sec"] * whole["step_time_s"]).round(),
+        }
+    )
+    steps["t_s"] = steps["t_s"].where(steps["t_s"] >= 0)
+    for step, row in enumerate(steps.replace(math.inf, math.nan).to_dict("records"), 1):
+        known = {str(name): value for name, value in row.items() if not math.isnan(value)}
+        run.add_step(step, **known)
+    for step, loss in enumerate(cells["loss"][is_whole], 1):
+        run.health.read(loss, step=step)
     run.notes.append(
         "step times and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps"
     )
     return [run]
+
+
+def _medians(run: LoggedRun, timed: pd.DataFrame) -> None:
+    """Record the medians as the benchmark reports them, and the corrected ones from the time stamps."""
+    if timed.empty:
+        run.notes.append(
+            f"no step after the {WARMUP_STEPS}th of an epoch: nothing is left after warm-up"
+        )
+        return
+    run.record(
+        tokens_per_s_logged=timed["tokens_per_sec"].median(),
+        step_time_logged_s=timed["step_time_s"].median(),
+        timed_steps=len(timed),
+    )
+    between_s = timed["between_s"][timed["between_s"] > 0]
+    tokens = timed["tokens_per_sec"].iloc[-1] * timed["step_time_s"].iloc[-1]
+    if len(between_s) and math.isfinite(tokens):
+        run.record(
+            DERIVED,
+            tokens_per_s=round(tokens) / between_s.median(),
+            step_time_mean_s=between_s.mean(),
+            step_time_median_s=between_s.median(),
+        )
 
 
 def _cells(path: Path) -> pd.DataFrame:
@@ -90,7 +97,7 @@ def _cells(path: Path) -> pd.DataFrame:
     with open_text(path) as file:
         names = file.readline().strip().split(",")
         lines = file.read().split("\n")[:-1]  # without one that is cut off
+    damaged = [""] * len(names)
     rows = [line.split(",") for line in lines]
-    return pd.DataFrame(
-        [row if len(row) == len(names) else [""] * len(names) for row in rows], columns=names
-    )
+    whole = [row if len(row) == len(names) else damaged for row in rows]
+    return pd.DataFrame(whole, columns=names)

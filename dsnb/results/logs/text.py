@@ -1,7 +1,6 @@
-"""The text of logs: relevant lines, in constant memory, and the numbers in them."""
+"""The text of logs: relevant lines, in constant memory."""
 
 import codecs
-import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,12 +12,6 @@ from pyarrow import compute
 MAX_LINE = 64 * 1024
 """Characters; the rest of a longer line is ignored (binary garbage has lines of any length)."""
 BLOCK_SIZE = 4 * 2**20
-# A number at the very end of the text may have lost digits, so it does not match; nor does a part of a number, or one
-# whose exponent or group of thousands is incomplete.
-_DIGITS = r"(?>[0-9]{1,18}(?:,[0-9]{3})*+(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?>[eE][-+]?[0-9]{1,3})?"
-_END = r"(?![\d.]|[eE](?:[-+\d]|\b)|,\d{0,2}\Z|\Z)"
-NUMBER = rf"([-+]?{_DIGITS}{_END}|[-+]?(?:nan|NaN|inf)\b)"
-_WHOLE = re.compile(rf"[-+]?{_DIGITS}")
 # Colours, character sets, window titles, and what network file systems leave where two processes wrote.
 _ESCAPES = re.compile(
     r"\x00|\x1b(?:\[[0-?]*[ -/]*[@-~]|[()][A-Z0-9]|\][^\x07\x1b]{0,999}(?:\x07|\x1b\\))"
@@ -32,12 +25,6 @@ _TAG = re.compile(
 # The prefixes of pdsh and srun, `host: ` and ` 0: `, if a time stamp or Megatron's `iteration` follows.
 _PREFIX = re.compile(
     r" {0,6}([A-Za-z0-9][\w.-]{0,250}): {0,2}(?=\[?20\d\d-\d\d-\d\d| iteration )", re.ASCII
-)
-_CLOCK = re.compile(
-    r"(?:(\d{1,4}) days?, )?(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2}(?:\.\d{1,9})?)", re.ASCII
-)
-_UNITS = re.compile(
-    r"(?:(\d{1,4})d)? ?(?:(\d{1,4})h)? ?(?:(\d{1,4})m)? ?(?:(\d{1,4}(?:\.\d{1,9})?)s)?", re.ASCII
 )
 _ALWAYS = (r"[\x00\x1b]", r": {0,2}(\[?20\d\d-\d\d-\d\d| iteration )")
 """Always yielded: an escape code may split a search string, and hosts are learned from their prefixes."""
@@ -74,48 +61,3 @@ def _without_prefix(line: str, hosts: set[str]) -> str:
         hosts.add(prefix[1])
         return line[prefix.end() :]
     return line
-
-
-def number(text: str | None) -> float | None:
-    """Parse a number, such as `NUMBER` matches; None if it is missing or not finite."""
-    text = (text or "").strip()
-    if not _WHOLE.fullmatch(text):  # float() accepts more: `1_0`, digits of any script
-        return None
-    value = float(text.replace(",", ""))
-    return value if math.isfinite(value) else None
-
-
-def number_from_0(text: str | None) -> float | None:
-    """Parse a number of at least 0."""
-    value = number(text)
-    return value if value is not None and value >= 0 else None
-
-
-def positive(text: str | None) -> float | None:
-    """Parse a number above 0."""
-    return number_from_0(text) or None
-
-
-def count(text: str | None) -> int | None:
-    """Parse a whole number of at least 1; DeepSpeed prints some as `2.048000e+03`."""
-    value = positive(text)
-    return int(value) if value is not None and value.is_integer() and value < 2**53 else None
-
-
-def count_from_0(text: str) -> int | None:
-    """Parse a whole number of at least 0."""
-    return 0 if text.strip() == "0" else count(text)
-
-
-def seconds(text: str | None) -> float | None:
-    """Parse a duration: `1:02:03`, `02:03`, `1 day, 0:00:30`, or `1h 2m 3s`."""
-    match = _CLOCK.fullmatch((text or "").strip())
-    units = match.groups() if match else ()
-    if not any(units):
-        match = _UNITS.fullmatch((text or "").strip())
-        units = match.groups() if match else ()
-    if not any(units):
-        return None
-    return sum(
-        float(part) * size for part, size in zip(units, (86400, 3600, 60, 1), strict=True) if part
-    )

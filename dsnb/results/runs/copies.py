@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dsnb.base.errors import DsnbWarning
-from dsnb.results.runs.names import displayable, sweep_folder
+from dsnb.results.runs.names import SWEEP_FOLDER, displayable
 from dsnb.results.runs.run import RUN_ID, Run
 
 
@@ -69,12 +69,12 @@ def _namesake(by_name: dict[str, Run], run: Run) -> Run | None:
 
 
 def _preferred_first(runs: Sequence[Run]) -> list[Run]:
-    sizes = Counter(sweep_folder(run.folder) for run in runs)
+    sizes = Counter(run.names[SWEEP_FOLDER] for run in runs)
 
     def rank(run: Run) -> tuple[bool, int, bool]:
         experiment = os.path.basename(os.path.dirname(run.folder))
         is_at_home = experiment.endswith(str(run.settings.get("name")))
-        return not run.has_ended, -sizes[sweep_folder(run.folder)], not is_at_home
+        return not run.has_ended, -sizes[run.names[SWEEP_FOLDER]], not is_at_home
 
     return sorted(runs, key=rank)
 

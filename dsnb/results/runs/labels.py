@@ -15,7 +15,7 @@ from dsnb.settings.training import Setting, text
 
 __all__ = [
     "AXES", "MEMORY", "METRIC_LABELS", "PARALLELISM", "SHARING", "Metric", "axis", "choice", "common_unit", "count",
-    "has_effect", "is_on", "place", "setting", "span", "text", "unit", "unusual_choice",
+    "has_effect", "is_missing", "is_on", "place", "setting", "short_number", "span", "text", "unit", "unusual_choice",
 ]  # fmt: skip
 PARALLELISM = "parallelism"
 """Derived column: how GPUs share the training, the settings of `SHARING` as one value such as "ZeRO 3"."""
@@ -70,6 +70,20 @@ def span(low: float, high: float) -> str:
     first = math.floor(low / size) * size
     last = math.ceil(high / size) * size
     return f"{first:,.{digits}f} to {last:,.{digits}f}"
+
+
+def short_number(value: object) -> str:
+    """Return a number with four significant digits, or all before the point; other values as text, missing as empty."""
+    if is_missing(value):
+        return ""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a cell has no value."""
+    return bool(pd.api.types.is_scalar(value) and pd.isna(value))
 
 
 def count(number: float, noun: str) -> str:

@@ -35,6 +35,7 @@ _BANDWIDTH_PLAN = _RUN.bandwidth_plan.name
 _RECORDS = {_RUN.result.name, _RUN.environment.name}
 _OWN = {file.name for file in (_RUN.steps, _RUN.gpu, _RUN.bandwidth, _RUN.failures)}
 """dsnb's own records, which are no logs of other programs."""
+_SLURM = _RUN.slurm.name
 _OF_JOB = {_RUN.job_log.name, _RUN.console.name}
 
 
@@ -213,7 +214,7 @@ def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
             below.clear()
             runs.append(folder)
         else:
-            own = _OWN | _OF_JOB if _RUN.slurm.name in files else _OWN
+            own = _OWN | _OF_JOB if _SLURM in files else _OWN
             for name in {*files} - own:
                 file = os.path.join(folder, name)
                 may_be_log = not name.startswith(".") and not name.lower().endswith(console.NEVER)

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -54,6 +54,10 @@ _MACHINE = _RUN.environment.name
 _RESULT = _RUN.result.name
 _STEPS = _RUN.steps.name
 _NOTEBOOK = _RUN.notebook.name
+_SETTING_COLUMNS = {*SETTINGS, "device", "launcher", *ORDER}
+_DEFAULTS = {name: value for name, value in DEFAULTS.items() if name in _SETTING_COLUMNS}
+_SUMMARY_COLUMNS = {*METRIC_COLUMNS, *SUMMARY_TEXTS}
+_MACHINE_COLUMNS = {*ENVIRONMENT}
 _SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 
 
@@ -121,7 +125,7 @@ class Run:
         slug = model_shapes.slug(model)
         return name if isinstance(name, str) and name.endswith(slug) else slug
 
-    @property
+    @functools.cached_property
     def recorded_name(self) -> str:
         """The name of model and experiment in the settings; empty if one of them is unknown or no name."""
         name = self.settings.get("name")
@@ -178,33 +182,34 @@ class Run:
         """Return the settings as columns: former defaults of settings that the record does not have."""
         if not self.settings:
             return {}
-        settings = {**DEFAULTS, **with_former_defaults(self.settings)}
-        chosen = _chosen(settings, [*SETTINGS, "device", "launcher", *ORDER])
-        keys = settings.get(deepspeed_keys.NAME) or {}
-        chosen |= {deepspeed_keys.PREFIX + key: value for key, value in keys.items()}
-        if settings.get("device") == "cpu":
+        recorded = with_former_defaults(self.settings)
+        chosen = _DEFAULTS | _chosen(recorded, _SETTING_COLUMNS)
+        for key, value in recorded.get(deepspeed_keys.NAME, {}).items():
+            chosen[deepspeed_keys.PREFIX + key] = value
+        if chosen["device"] == "cpu":
             chosen["allocator"] = None
         return chosen
 
     def row(self) -> Record:
         """Return the row of a clean run in the table of runs."""
-        row = dict.fromkeys(SETTINGS) | self.names | self.setting_columns()
-        row |= _chosen(self.result.get("summary") or {}, [*METRIC_COLUMNS, *SUMMARY_TEXTS])
-        row |= _chosen(self.machine, ENVIRONMENT)
-        phases = self.result.get("phases_s") or {}
-        row |= {f"{phase}_s": phases.get(phase) for phase in PHASES}
+        row = self.names | self.setting_columns()
+        row |= _chosen(self.result.get("summary") or {}, _SUMMARY_COLUMNS)
+        row |= _chosen(self.machine, _MACHINE_COLUMNS)
+        phases = _chosen(self.result.get("phases_s") or {}, PHASES)
+        row |= {f"{phase}_s": time_s for phase, time_s in phases.items()}
         row["status"], row["cause"] = self.status_and_cause()
         row["source"] = "dsnb"
         row["run_dir"] = displayable(self.folder)
         row["variables"] = assignments(self.machine.get("variables"))
         row["inputs"] = assignments(self.settings.get("inputs"), MAX_DIGEST)
-        row["note"] = self._note(row["note"])
+        row["note"] = self._note(row.get("note"))
         row["notebook_s"] = self._notebook_s()
         row["hosts"] = self._hosts()
-        row |= self._gpu(row)
-        return row | self._derived(row)
+        row |= self._gpu()
+        row |= self._derived(row)
+        return row
 
-    def _gpu(self, row: Record) -> Record:
+    def _gpu(self) -> Record:
         gpus = self.machine.get("gpus") or [{}]
         gpu = gpus[0] or {}
         memory_gib = gpu.get("memory_gib")
@@ -271,8 +276,8 @@ class Run:
         return ",".join(re.sub("[, ]", "?", plain_text.line(host[:MAX_HOST])) for host in hosts)
 
 
-def _chosen(record: Mapping[str, Any], columns: Iterable[str]) -> Record:
-    return {name: record.get(name) for name in columns}
+def _chosen(record: Record, columns: Collection[str]) -> Record:
+    return {name: value for name, value in record.items() if name in columns}
 
 
 def _data_parallel(gpus: int, *sizes: int) -> int | None:

@@ -30,25 +30,23 @@ def newest_bandwidth_test(folder: str | Path) -> RunPaths | None:
 def load_bandwidth(folder: str | Path) -> pd.DataFrame:
     """Load the newest all-reduce test of a sweep, or the test in a folder: `BANDWIDTH_COLUMNS` by message size."""
     run = newest_bandwidth_test(folder)
-    table = pd.DataFrame(
-        record_schema.read_lines(run.bandwidth) if run else [], columns=BANDWIDTH_COLUMNS
-    )
-    for name in [*BANDWIDTH_COLUMNS[:2], *BANDWIDTH_COLUMNS[3:-1]]:
-        table[name] = pd.to_numeric(table[name], errors="coerce")
-    table["collective"] = (
-        table["collective"].astype(object).fillna("all-reduce")
-    )  # once the only one
+    lines = record_schema.read_lines(run.bandwidth) if run else []
+    table = pd.DataFrame(lines, columns=BANDWIDTH_COLUMNS)
+    for name in BANDWIDTH_COLUMNS:
+        if name not in {"dtype", "collective"}:
+            table[name] = pd.to_numeric(table[name], errors="coerce")
+    # All-reduce was once the only one.
+    table["collective"] = table["collective"].astype(object).fillna("all-reduce")
     return table.dropna(subset=["bytes", "count", "time_us"]).reset_index(drop=True)
 
 
 def planned_runs(folder: str | Path) -> Planned:
     """Return the planned runs of a sweep; none for a folder that is not a sweep's."""
-    lists = [
-        (name, repeats)
-        for name, repeats in _plan(folder, "runs").items()
-        if isinstance(repeats, list)
-    ]
-    return [(name, repeat) for name, repeats in lists for repeat in repeats if type(repeat) is int]
+    planned: Planned = []
+    for name, repeats in _plan(folder, "runs").items():
+        if isinstance(repeats, list):
+            planned += [(name, repeat) for repeat in repeats if type(repeat) is int]
+    return planned
 
 
 def left_out(folder: str | Path) -> dict[str, str]:
@@ -57,13 +55,17 @@ def left_out(folder: str | Path) -> dict[str, str]:
 
 
 def _plan(folder: str | Path, key: str) -> dict[str, Any]:
-    value = (json_files.read_json(SweepPaths(Path(folder).absolute()).planned) or {}).get(key)
+    plan = json_files.read_json(SweepPaths(Path(folder).absolute()).planned) or {}
+    value = plan.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def still_to_come(runs: pd.DataFrame, folder: str | Path) -> tuple[Planned, int]:
     """Return the planned runs that have not ended, first repeats first, and the number of all planned runs."""
+    done = set()
+    if "status" in runs:
+        ended = runs[runs["status"].isin(ENDED)]
+        done = set(zip(ended["experiment"], ended["repeat"], strict=True))
     planned = planned_runs(folder)
-    ended = runs[runs["status"].isin(ENDED)] if "status" in runs else runs.head(0)
-    done = set(zip(ended["experiment"], ended["repeat"], strict=True)) if len(ended) else set()
-    return sorted((run for run in planned if run not in done), key=lambda run: run[1]), len(planned)
+    missing = [run for run in planned if run not in done]
+    return sorted(missing, key=lambda run: run[1]), len(planned)

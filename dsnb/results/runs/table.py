@@ -108,8 +108,14 @@ def factor(runs: pd.DataFrame, name: str) -> pd.Series:
 
 def json_numbers(values: Iterable[float], digits: int = 17) -> list[float | int | None]:
     """Round numbers for JSON: NaN and infinity become None, whole numbers integers, which take less space."""
-    rounded = (float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values)
-    return [int(value) if value is not None and value.is_integer() else value for value in rounded]
+    rounded: list[float | int | None] = []
+    for value in values:
+        if not math.isfinite(value):
+            rounded.append(None)
+            continue
+        short = float(f"{value:.{digits}g}")
+        rounded.append(int(short) if short.is_integer() else short)
+    return rounded
 
 
 def timed_steps(runs: pd.DataFrame) -> pd.Series:

@@ -1,3 +1,3 @@
 """Tables of runs -> medians, intervals, differences, flags, scaling. `__all__` lists the modules for notebooks."""
 
-__all__ = ["choices", "memory_use", "scaling", "summary", "tasks"]
+__all__ = ["memory_use", "scaling", "setting_axes", "summary", "tasks"]

@@ -28,7 +28,7 @@ from dsnb.results.statistics.intervals import (
     Setting,
     Verdict,
 )
-from dsnb.results.statistics.summary import unstable
+from dsnb.results.statistics.summary import grouping_columns, unstable
 from dsnb.results.statistics.tasks import tasks
 from dsnb.settings.records.columns import SETTINGS, key_columns
 
@@ -268,7 +268,7 @@ def differences(
     Raises
     ------
     SettingsError
-        If there is no such figure, if the baseline is in no task, if neither direction is known to be better and a task
+        If there is no such figure or column, if the baseline is in no task, if neither direction is known to be better and a task
         has no baseline, or if `relevance` or `confidence` is out of range.
 
     Examples
@@ -285,8 +285,8 @@ def differences(
     """
     runs = named_runs(runs)
     figure = current_name(figure)
-    if not isinstance(by, str) and len(by) == 1:
-        by = by[0]
+    keys = grouping_columns(runs, by)
+    by = keys[0] if len(keys) == 1 else keys
     rules = rules_of(
         runs,
         figure,

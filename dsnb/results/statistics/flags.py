@@ -29,15 +29,22 @@ from dsnb.settings.records.columns import KEYS, MAX_FIGURE
 
 STALLED = 1.1
 """Mean over median step time."""
-DRIFT_PCT, DRIFT_P = 2.0, 0.01
+DRIFT_PCT = 2.0
+DRIFT_P = 0.01
 CLOCK_DROP_PCT = 5.0
 BUSY_PCT = 50.0
 """Samples of less busy GPUs are ignored: an idle GPU lowers its clock."""
-MIN_SAMPLES, MIN_STEPS, BLOCKS = 6, 10, 20
-"""Samples of a busy GPU, and steps of a trend: with fewer, no trend reaches the required significance."""
-OUTLIER_PCT, OUTLIER_DEVIATIONS = 5.0, 3.5
+MIN_SAMPLES = 6
+"""Samples of a busy GPU from which its clock is compared."""
+MIN_STEPS = 10
+"""Steps of a trend: with fewer, none reaches the required significance."""
+BLOCKS = 20
+OUTLIER_PCT = 5.0
+OUTLIER_DEVIATIONS = 3.5
 """Iglewicz and Hoaglin (1993), How to Detect and Handle Outliers: 3.5 robust standard deviations."""
-FIRST_LOSS_PCT, LAST_LOSS_PCT, REPEAT_LOSS_PCT = 0.1, 5.0, 0.05
+FIRST_LOSS_PCT = 0.1
+LAST_LOSS_PCT = 5.0
+REPEAT_LOSS_PCT = 0.05
 """Rounding alone moves the first by up to 0.015 % (983 runs on H200), the second by 4.6 (685), the third by 0.024 (188
 settings)."""
 SAME_START = (*TASK, "weights", "tokenizer", "seed", "global_batch_size", "matmul")
@@ -135,7 +142,7 @@ def flags(
         drop_pct = clock_drop_pct((samples or {}).get(label), own)
         rows.append((*_within_run(own), drop_pct))
     within = pd.DataFrame(rows, index=runs.index, columns=[*WITHIN_RUN, "clock_drop_pct"])
-    table = runs[KEYS].join([within, loss_gaps_pct(named)])
+    table = pd.concat([runs[KEYS], within, loss_gaps_pct(named)], axis="columns")
     ratio = numbers(runs, "step_time_mean_s") / numbers(runs, "step_time_median_s")
     table["mean_over_median"] = table["mean_over_median"].fillna(ratio)
     table["slow_steps"] = table["slow_steps"].fillna(numbers(runs, "slow_steps"))

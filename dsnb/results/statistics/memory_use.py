@@ -15,7 +15,7 @@ from dsnb.base.formulas.model_shapes import Shape
 from dsnb.base.system.hardware import GIB
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import named_runs, numbers, with_parallelism
-from dsnb.results.statistics.choices import choices, with_choices
+from dsnb.results.statistics.setting_axes import setting_axes, with_setting_axes
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.records.columns import SETTINGS
 
@@ -174,8 +174,10 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
     table = footprint(runs).set_index("experiment")
     if table.empty:
         return pd.DataFrame(columns=CHANGES)
-    settings = with_choices(_measured(runs).drop_duplicates("experiment").set_index("experiment"))
-    names = [name for name in choices(settings) if name not in IRRELEVANT]
+    settings = with_setting_axes(
+        _measured(runs).drop_duplicates("experiment").set_index("experiment")
+    )
+    names = [name for name in setting_axes(settings) if name not in IRRELEVANT]
     # More micro-batches than 2, or than fill a pipeline, do not change memory.
     most = numbers(settings, "pipeline_parallel").clip(lower=2)
     compared = settings.assign(grad_accum=np.fmin(numbers(settings, "grad_accum"), most))[names]

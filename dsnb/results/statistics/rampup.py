@@ -18,8 +18,8 @@ import pandas as pd
 from dsnb.base.errors import SettingsError
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import as_runs, factor, numbers
-from dsnb.results.statistics.choices import split
 from dsnb.results.statistics.scaling import NOT_WORKLOAD
+from dsnb.results.statistics.setting_axes import split
 from dsnb.results.statistics.tasks import tasks
 
 SAME_SPEED = 0.98

@@ -5,7 +5,7 @@ import pandas as pd
 from dsnb.base.formulas import metrics, planning
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import as_runs
-from dsnb.results.statistics.choices import split
+from dsnb.results.statistics.setting_axes import split
 
 NOT_WORKLOAD = (
     "gpus", "nodes", "data_parallel", "global_batch_size", "steps", "warmup_steps", "seed", "learning_rate", "host",

@@ -12,7 +12,7 @@ import pandas as pd
 from dsnb.base.errors import SettingsError
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import current_name, named_runs, numbers
-from dsnb.results.statistics.choices import MEASUREMENT, varying, with_choices
+from dsnb.results.statistics.setting_axes import MEASUREMENT, varying, with_setting_axes
 from dsnb.settings.checks import closest_match
 from dsnb.settings.records.columns import PHASES, SETTINGS, key_columns
 
@@ -88,9 +88,7 @@ def summarize(
     Name: tokens_per_s_max, dtype: float64
     """
     runs = named_runs(runs)
-    keys = [current_name(name) for name in ([by] if isinstance(by, str) else by)]
-    for name in keys:
-        _check(name, runs.columns, "runs have no column")
+    keys = grouping_columns(runs, by)
     is_ok = runs["status"] == "ok"
     columns = _columns(runs[is_ok], metrics)
     figures = list(dict.fromkeys(ALL[column] for column in columns))
@@ -126,11 +124,19 @@ def _columns(ok: pd.DataFrame, metrics: Literal["all"] | Sequence[str] | None) -
 
 def _differing_settings(runs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Return the settings that differ between groups, missing where they differ within one."""
-    table = with_choices(runs)
+    table = with_setting_axes(runs)
     names = [name for name in varying(table) if name not in keys]
     first = table.drop_duplicates(keys).set_index(keys)[names]
     differs = table.groupby(keys, sort=False, dropna=False)[names].nunique(dropna=False) > 1
     return first.mask(differs).dropna(axis="columns", how="all")
+
+
+def grouping_columns(runs: pd.DataFrame, by: str | Sequence[str]) -> list[str]:
+    """Return the columns to group by under their current names; raise SettingsError if runs lack one."""
+    names = [current_name(name) for name in ([by] if isinstance(by, str) else by)]
+    for name in names:
+        _check(name, runs.columns, "runs have no column")
+    return names
 
 
 def _check(name: str, names: Iterable[str], what: str) -> None:

@@ -5,10 +5,8 @@ is a way to do it: how it is shared among GPUs, precision, batch sizes, recomput
 unknown number of GPUs are a task of their own: neither their tokens/s nor those per GPU can be compared with others.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
@@ -50,12 +48,12 @@ class Task:
 def parameters(runs: pd.DataFrame) -> float:
     """Return the size of the model of a task: as measured, else as published, else 0."""
     measured = float(numbers(runs, "parameters").max())
-    shapes = [
-        PRESETS[name]
-        for name in runs.get("model", pd.Series(dtype=object)).unique()
-        if name in PRESETS
-    ]
-    return measured if measured > 0 else float(shapes[0].parameters if shapes else 0)
+    if measured > 0:
+        return measured
+    for name in runs["model"].unique() if "model" in runs else []:
+        if name in PRESETS:
+            return float(PRESETS[name].parameters)
+    return 0.0
 
 
 def is_fine_tuning(runs: pd.DataFrame) -> bool:
@@ -75,11 +73,10 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
     keys = keys.astype(object).map(labels.text)  # a missing value is equal to another
     unknown = [name for name in TASK if keys[name].nunique() > 1 and (keys[name] == UNKNOWN).any()]
     keys[_HAS_GPUS] = knows_gpus(runs)
-    groups = keys.groupby([*TASK, _HAS_GPUS], sort=False).indices
-    parts = [
-        Task(*_names(dict(zip([*TASK, _HAS_GPUS], key, strict=True)), unknown), runs.iloc[places])
-        for key, places in sorted(groups.items(), key=lambda group: int(group[1][0]))
-    ]
+    parts = []
+    for _, part in keys.reset_index(drop=True).groupby([*TASK, _HAS_GPUS], sort=False):
+        model, *rest = _names(part.iloc[0], unknown)
+        parts.append(Task(model, ", ".join(rest), runs.iloc[part.index]))
     return sorted(parts, key=lambda task: -len(task.runs))
 
 
@@ -98,25 +95,18 @@ def settings_of(experiments: Sequence[Experiment]) -> pd.DataFrame:
 
 def with_trained(runs: pd.DataFrame) -> pd.DataFrame:
     """Return runs with the column `trained`, which is missing where a log does not say whether it trains adapters."""
-    trained = list(map(_trained, numbers(runs, "lora_rank")))
-    return runs.copy().assign(
-        **{TRAINED: pd.Series(trained, runs.index, dtype=object)}
-    )  # a copy is in one piece
+    rank = numbers(runs, "lora_rank")
+    trained = pd.Series("all weights", runs.index, dtype=object).mask(rank > 0, "LoRA adapters")
+    return runs.copy().assign(trained=trained.where(rank.notna()))  # a copy is in one piece
 
 
-def _trained(lora_rank: float) -> str | None:
-    if math.isnan(lora_rank):
-        return None
-    return "LoRA adapters" if lora_rank > 0 else "all weights"
-
-
-def _names(key: Mapping[str, Any], unknown: Sequence[str]) -> tuple[str, str]:
-    """Return the model of a task, and its sequence length, whatever is unusual, and what other tasks do not tell."""
-    shown = [
-        name
-        for name in TASK
-        if name in {"model", "seq_len", *unknown} or key[name] != _USUAL.get(name)
-    ]
-    words = {name: labels.axis(name).describe(key[name]) for name in shown if key[name] != UNKNOWN}
-    place = "" if key[_HAS_GPUS] else labels.place({})
-    return words.pop("model", ""), ", ".join(filter(None, [*words.values(), place]))
+def _names(key: pd.Series, unknown: Sequence[str]) -> list[str]:
+    """Return the model of a task, then its sequence length, whatever is unusual, and what other tasks do not tell."""
+    names = [labels.axis("model").describe(key["model"]) if key["model"] != UNKNOWN else ""]
+    for name in TASK[1:]:
+        is_shown = name in {"seq_len", *unknown} or key[name] != _USUAL.get(name)
+        if is_shown and key[name] != UNKNOWN:
+            names.append(labels.axis(name).describe(key[name]))
+    if not key[_HAS_GPUS]:
+        names.append(labels.place({}))
+    return names

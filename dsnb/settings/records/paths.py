@@ -93,13 +93,13 @@ class SweepPaths:
                 f"experiment name {experiment!r} is not a plain folder name: leave out '/' and '..'"
             )
         for part in (*self.dir.parts, experiment):
-            if (size := len(os.fsencode(part))) > MAX_NAME_BYTES:
-                what = "experiment name" if part == experiment else "folder name"
-                advice = (
-                    "set fewer settings to other values than their defaults"
-                    if part == experiment
-                    else "shorten it"
-                )
+            what = "folder name"
+            advice = "shorten it"
+            if part == experiment:
+                what = "experiment name"
+                advice = "set fewer settings to other values than their defaults"
+            size = len(os.fsencode(part))
+            if size > MAX_NAME_BYTES:
                 raise SettingsError(
                     f"{what} {part[:40] + '...'!r} has {size} bytes: file systems allow {MAX_NAME_BYTES}; {advice}"
                 )

@@ -27,6 +27,8 @@ from dsnb.settings.records.columns import (
 from dsnb.settings.records.paths import RunPaths
 
 _RUN = RunPaths(Path())
+_SETTINGS = _RUN.experiment.name
+_RESULT = _RUN.result.name
 
 
 KINDS["gpus"] = list[record_of(declared("gpu"))]  # type: ignore[misc]
@@ -52,14 +54,14 @@ def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | No
     record = current(name, record)
     wrong, problem = wrong_values(name, record)
     content = _without(record, wrong)
-    return with_former_defaults(content) if name == _RUN.experiment.name else content, problem
+    return with_former_defaults(content) if name == _SETTINGS else content, problem
 
 
 def current(name: str, record: dict[str, Any]) -> dict[str, Any]:
     """Return a file's record with settings and figures under their current names."""
-    if name == _RUN.experiment.name:
+    if name == _SETTINGS:
         return with_current_names(record)
-    if name != _RUN.result.name or not isinstance(record.get("summary"), dict):
+    if name != _RESULT or not isinstance(record.get("summary"), dict):
         return record
     summary = {
         FORMER_FIGURES.get(figure, figure): value for figure, value in record["summary"].items()
@@ -101,15 +103,19 @@ def _place(record: Any, location: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _without(value: Any, wrong: set[tuple[Any, ...]], place: tuple[Any, ...] = ()) -> Any:
     """Return a value without missing values and those at invalid places."""
-    if place in wrong:
-        return None
     if isinstance(value, dict):
-        items = ((key, _without(item, wrong, (*place, key))) for key, item in value.items())
-        return {key: item for key, item in items if item is not None}
-    if isinstance(value, list):
-        kept = (_without(item, wrong, (*place, position)) for position, item in enumerate(value))
-        return [item for item in kept if item is not None]
-    return value
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    else:
+        return value
+    kept = {}
+    for key, item in items:
+        here = (*place, key)
+        valid = None if here in wrong else _without(item, wrong, here)
+        if valid is not None:
+            kept[key] = valid
+    return kept if isinstance(value, dict) else list(kept.values())
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -126,7 +132,8 @@ def read(path: Path) -> dict[str, Any] | None:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read one of a run's `.jsonl` files; invalid values are left out with one warning."""
     lines = [cleaned(path.name, record) for record in json_files.read_lines(path)]
-    if problems := [problem for _, problem in lines if problem]:
+    problems = [problem for _, problem in lines if problem]
+    if problems:
         more = f", and so are those of {len(problems) - 1} more lines" if problems[1:] else ""
         json_files.warn(f"{path.parent / problems[0]}; it is left out{more}")
     return [content for content, _ in lines]

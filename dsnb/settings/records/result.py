@@ -70,7 +70,8 @@ class Result:
 
     def advice(self) -> list[str]:
         """Return advice for a run that is not ok, one sentence each."""
-        if shortage := self.shortage():
+        shortage = self.shortage()
+        if shortage:
             return shortage.advice()
         known = advice.BY_STATUS.get(self.status)
         return [known] if known else []

@@ -105,7 +105,8 @@ class RunRecord:
 
     def unfinished(self) -> str | None:
         """Return why an ended run has to be executed again; None if its record is complete."""
-        if problem := next(filter(None, map(self.invalid, self.as_written)), None):
+        problem = next(filter(None, map(self.invalid, self.as_written)), None)
+        if problem:
             return problem
         settings, environment, result = self.as_written.values()
         missing = missing_record(settings, environment, result, self.paths.steps.is_file())

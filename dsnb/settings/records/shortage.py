@@ -59,7 +59,8 @@ class Shortage:
         return list(self._changes()) or ["use a smaller model, or a device with more memory"]
 
     def _changes(self) -> Iterator[str]:
-        if limit_gib := self.experiment.memory_limit_gib:
+        limit_gib = self.experiment.memory_limit_gib
+        if limit_gib:
             yield f"raise memory_limit_gib ({limit_gib:g})"
         if self.of_host:
             yield "free memory on the machine, request more of it under Slurm, offload less, or start fewer ranks"

@@ -5,7 +5,7 @@ reads a missing attribute raises AttributeError: an absent setting has no value.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dsnb.base.formulas import memory
@@ -186,6 +186,8 @@ class Strategy:
     """Whether a tensor- or pipeline-parallel size that is unknown may be other than 1."""
     has_native_half: bool = True
     """Whether `mixed_precision` matters: otherwise half precision is always autocast."""
+    has_masters: bool = False
+    """Whether native half precision trains weights in half precision, with copies in fp32."""
     wraps_blocks: bool = False
     """Whether each block is wrapped, with hooks of its own."""
     splits_graphs: bool = False
@@ -239,16 +241,23 @@ class Strategy:
 
     def numbers(self, s: Any) -> Numbers:
         """Return the number formats."""
+        is_half = s.precision in HALF
+        is_native = self.is_native(s)
         return Numbers(
             computed=s.precision,
-            masters=False,
-            autocast=s.precision in HALF and not self.is_native(s),
+            masters=is_half and is_native and self.has_masters,
+            autocast=is_half and not is_native,
             has_adapters=s.lora_rank > 0,
+            accumulates_in_fp32=self.accumulates_in_fp32(s),
         )
 
     def is_native(self, s: Any) -> bool:
         """Return whether half precision is the strategy's own instead of autocast."""
         return self.has_native_half and s.mixed_precision == "native"
+
+    def accumulates_in_fp32(self, s: Any) -> bool:
+        """Return whether gradients in half precision are added up in fp32."""
+        return False
 
     def states(self, s: Any) -> States:
         """Return the model states of Adam: by default whole on each rank."""
@@ -286,6 +295,19 @@ class Strategy:
 
     def traffic(self, s: Any, model: ModelSize) -> Traffic:
         """Return the bytes that a rank sends to other data-parallel ranks in an optimizer step."""
+        ranks = s.data_parallel
+        if ranks == 1:
+            return Traffic()
+        parts = s.tensor_parallel * s.pipeline_parallel
+        part = replace(model, parameters=model.parameters / parts, trained=model.trained / parts)
+        return self.traffic_of(s, model, part, (ranks - 1) / ranks)
+
+    def traffic_of(self, s: Any, model: ModelSize, part: ModelSize, once: float) -> Traffic:
+        """Return the traffic between several ranks.
+
+        A rank has a `part` of the model, and sends the share `once` of a message in a reduce-scatter
+        or an all-gather.
+        """
         return Traffic()
 
     def gathered_bytes(self, s: Any) -> float:

@@ -43,16 +43,11 @@ class Ddp(Strategy):
                 f"{FIRST_BUCKET}"
             )
 
-    def traffic(self, s: Any, model: ModelSize) -> Traffic:
+    def traffic_of(self, s: Any, model: ModelSize, part: ModelSize, once: float) -> Traffic:
         """Return one all-reduce of all gradients beside the last backward pass."""
-        ranks = s.data_parallel
-        if ranks == 1:
-            return Traffic()
-        trained = model.trained / (s.tensor_parallel * s.pipeline_parallel)
-        once = (ranks - 1) / ranks
         return Traffic(
-            all_reduce=trained * self.reduced_bytes(s, model) * 2 * once,
-            data_messages=trained / self.bucket_elements(s) + 1,
+            all_reduce=part.trained * self.reduced_bytes(s, model) * 2 * once,
+            data_messages=part.trained / self.bucket_elements(s) + 1,
             reduction_overlaps=1.0,
         )
 

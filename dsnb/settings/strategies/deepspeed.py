@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsnb.settings import framework_defaults
-from dsnb.settings.strategies.base import HALF, USED_BY, ModelSize, Numbers, Strategy, Traffic
+from dsnb.settings.strategies.base import USED_BY, ModelSize, Strategy, Traffic
 
 ZERO_STAGES = (0, 1, 2, 3)
 ONLY_ZERO = {
@@ -29,6 +29,7 @@ class DeepSpeed(Strategy):
     settings = frozenset(USED_BY) - {"reduce_gradients", "gradient_compression"}
     is_deepspeed = True
     has_zero_stages = True
+    has_masters = True
     bucket = framework_defaults.ZERO["reduce_bucket_size"]
     memory_rule = "dsnb.prediction.memory:zero"
 
@@ -85,18 +86,6 @@ class DeepSpeed(Strategy):
                 "shards; use zero_stage 0"
             )
 
-    def numbers(self, s: Any) -> Numbers:
-        """Return fp32 masters in native half precision."""
-        is_half = s.precision in HALF
-        is_native = self.is_native(s)
-        return Numbers(
-            computed=s.precision,
-            masters=is_half and is_native,
-            autocast=is_half and not is_native,
-            has_adapters=s.lora_rank > 0,
-            accumulates_in_fp32=self.accumulates_in_fp32(s),
-        )
-
     def accumulates_in_fp32(self, s: Any) -> bool:
         """Return whether gradients are added up in fp32: asked for, or where it matters in bf16."""
         is_native_bf16 = s.precision == "bf16" and s.mixed_precision == "native"
@@ -115,36 +104,29 @@ class DeepSpeed(Strategy):
         """
         return int(s.grad_accum) if s.zero_stage >= 2 else 1
 
-    def traffic(self, s: Any, model: ModelSize) -> Traffic:
+    def traffic_of(self, s: Any, model: ModelSize, part: ModelSize, once: float) -> Traffic:
         """Return the traffic of ZeRO's stage.
 
         ZeRO 1 and 2 all-reduce whole buckets (`use_multi_rank_bucket_allreduce`, on by default) where
         the paper has a reduce-scatter of half the bytes.
         """
-        ranks = s.data_parallel
-        if ranks == 1:
-            return Traffic()
         if s.zero_stage == 3:
-            return self._traffic_of_3(s, model)
-        trained = model.trained / (s.tensor_parallel * s.pipeline_parallel)
-        once = (ranks - 1) / ranks
+            return self._traffic_of_3(s, model, part, once)
         reductions = self.reductions(s)
         gathers = 1 if s.zero_stage else 0
-        messages = trained / self.bucket_elements(s) + 1
+        messages = part.trained / self.bucket_elements(s) + 1
         overlaps = s.zero_stage in {1, 2} and s.overlap_comm == "on"
         return Traffic(
-            all_reduce=reductions * trained * self.reduced_bytes(s, model) * 2 * once,
-            all_gather=gathers * trained * self.gathered_bytes(s) * once,
+            all_reduce=reductions * part.trained * self.reduced_bytes(s, model) * 2 * once,
+            all_gather=gathers * part.trained * self.gathered_bytes(s) * once,
             data_messages=(reductions + gathers) * messages,
             reduction_overlaps=float(overlaps),
         )
 
-    def _traffic_of_3(self, s: Any, model: ModelSize) -> Traffic:
+    def _traffic_of_3(self, s: Any, model: ModelSize, part: ModelSize, once: float) -> Traffic:
         """Return weights for each pass, unless they are kept, and gradients for each micro-batch."""
-        model_parallel = s.tensor_parallel * s.pipeline_parallel
-        once = (s.data_parallel - 1) / s.data_parallel
-        reduced = model.trained / model_parallel * once * self.reductions(s)
-        gathered = model.parameters / model_parallel * once
+        reduced = part.trained * once * self.reductions(s)
+        gathered = part.parameters * once
         passes = self.gathering_passes(s, model)
         sent = self.gathered_bytes(s)
         if s.zeropp in {"weights", "all"}:

@@ -51,20 +51,13 @@ class Fsdp(Strategy):
         """Reduce gradients in every micro-batch, unless once a step is chosen."""
         return 1 if s.reduce_gradients == "step" else int(s.grad_accum)
 
-    def traffic(self, s: Any, model: ModelSize) -> Traffic:
+    def traffic_of(self, s: Any, model: ModelSize, part: ModelSize, once: float) -> Traffic:
         """Return gathers for the passes of each micro-batch, and the reductions."""
-        ranks = s.data_parallel
-        if ranks == 1:
-            return Traffic()
-        model_parallel = s.tensor_parallel * s.pipeline_parallel
-        trained = model.trained / model_parallel
-        everything = model.parameters / model_parallel
-        once = (ranks - 1) / ranks
         gathers = self.gathers_per_micro_batch * s.grad_accum
         reductions = self.reductions(s)
         return Traffic(
-            all_gather=gathers * everything * self.gathered_bytes(s) * once,
-            reduce_scatter=reductions * trained * self.reduced_bytes(s, model) * once,
+            all_gather=gathers * part.parameters * self.gathered_bytes(s) * once,
+            reduce_scatter=reductions * part.trained * self.reduced_bytes(s, model) * once,
             data_messages=(gathers + reductions) * model.layers,
             reduction_overlaps=1.0,
             gather_overlaps=1.0,

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from dsnb.base.formulas import memory
-from dsnb.settings.strategies.base import HALF, Numbers, States
+from dsnb.settings.strategies.base import States
 from dsnb.settings.strategies.deepspeed import DeepSpeed
 
 MEGATRON = "megatron-deepspeed"
@@ -20,6 +20,7 @@ class Logged(DeepSpeed):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.has_masters = name == MEGATRON
 
     def label_of(self, zero_stage: object = None) -> str:
         """Return the stage of ZeRO, or the program's name for its strategy."""
@@ -33,17 +34,9 @@ class Logged(DeepSpeed):
         """Return nothing: it cannot be recommended."""
         return []
 
-    def numbers(self, s: Any) -> Numbers:
-        """Return masters where the program is known to have them."""
-        is_half = s.precision in HALF
-        is_native = s.mixed_precision == "native"
-        return Numbers(
-            computed=s.precision,
-            masters=is_half and is_native and self.name == MEGATRON,
-            autocast=is_half and not is_native,
-            has_adapters=s.lora_rank > 0,
-            accumulates_in_fp32=s.grad_accum_dtype == "fp32",
-        )
+    def accumulates_in_fp32(self, s: Any) -> bool:
+        """Return whether it is known."""
+        return bool(s.grad_accum_dtype == "fp32")
 
     def states(self, s: Any) -> States:
         """Return states with fp32 masters in native half precision, which is usual."""

@@ -55,17 +55,13 @@ def strategy(name: object) -> Strategy:
 def _of_plugin(name: str) -> Strategy:
     point = PLUGINS[name]
     try:
-        found = point.load()()
+        found: Strategy = point.load()()
+        if not isinstance(found, Strategy) or found.name != name:
+            raise TypeError("it is no Strategy of that name")
     except Exception as error:  # a package of someone else, which may fail in any way
-        reason = f"{type(error).__name__}: {error}"
         warnings.warn(
-            f"strategy '{name}' cannot be used: {point.value} could not be loaded ({reason})",
-            stacklevel=2,
-        )
-        return Logged(name)
-    if not isinstance(found, Strategy) or found.name != name:
-        warnings.warn(
-            f"strategy '{name}' cannot be used: {point.value} is no Strategy of that name",
+            f"strategy '{name}' cannot be used: {point.value} could not be loaded "
+            f"({type(error).__name__}: {error})",
             stacklevel=2,
         )
         return Logged(name)

@@ -13,8 +13,7 @@ from dsnb.base.formulas.planning import usual_tokens
 from dsnb.prediction.predicted import Unmeasured
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import as_runs, named_runs, numbers
-from dsnb.results.statistics.choices import choices as choices_of
-from dsnb.results.statistics.choices import with_choices
+from dsnb.results.statistics.setting_axes import setting_axes, with_setting_axes
 from dsnb.results.statistics.tasks import TASK, is_fine_tuning, tasks
 from dsnb.settings.records.columns import key_columns
 
@@ -105,8 +104,8 @@ def prepared(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
         expected = expected.sort_values("tokens_per_s", ascending=False, kind="stable")
         expected = expected.sort_values("fits", key=lambda fits: fits.eq(False), kind="stable")
     cleaned = runs.assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
-    rows = with_choices(_beside(cleaned, expected))
-    columns = {name: rows[name] for name in choices_of(rows) if name not in TASK}
+    rows = with_setting_axes(_beside(cleaned, expected))
+    columns = {name: rows[name] for name in setting_axes(rows) if name not in TASK}
     columns |= {"sweep": cleaned["sweep"], "status": cleaned["status"]}
     values = {}
     constant = {}
@@ -140,7 +139,7 @@ def _beside(runs: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFrame:
     """Return runs and predicted settings as one table, with the columns of predictions that some run has."""
     if expected.empty:
         return runs
-    names = dict.fromkeys([*choices_of(expected), *labels.SHARING, *TASK])
+    names = dict.fromkeys([*setting_axes(expected), *labels.SHARING, *TASK])
     known = [
         name for name in names if name in expected and name in runs and any(runs[name].notna())
     ]

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dsnb.base.files.plain_text import FORMULA
 from dsnb.prediction.predicted import FIGURES, PER_GPU
 from dsnb.results.answers.decide import rate, without_probes
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import significant
 from dsnb.results.runs.table import json_numbers, numbers
-from dsnb.results.statistics.choices import group
+from dsnb.results.statistics.setting_axes import group
 from dsnb.results.statistics.summary import unstable
 from dsnb.settings.records.paths import RunPaths
 from dsnb.show.explorer import single_runs
@@ -94,6 +95,7 @@ def payload(data: Data, state: State, home: Path | None) -> Json:
         "cite": citation(data),
         "files": _files(data, names, home),
         "constants": data.constant,
+        "formula": FORMULA,
         "options": options(data),
         "formerNames": FORMER_NAMES,
         **PAGE,
@@ -323,10 +325,13 @@ def _count_ranks(shown: Json) -> None:
             shown[name] = [text.replace("GPU", "rank") for text in shown[name]]
 
 
-def _causes(data: Data) -> dict[int, object]:
-    runs = data.runs.reindex(columns=["status", "cause"]).reset_index(drop=True).map(plain)
-    causes = runs["cause"][runs["status"] != "ok"].dropna()
-    return causes.map(str).to_dict()
+def _causes(data: Data) -> dict[int, str]:
+    causes = {}
+    for place, row in enumerate(data.runs.reindex(columns=["status", "cause"]).to_numpy()):
+        status, cause = map(plain, row)
+        if cause is not None and status != "ok":
+            causes[place] = str(cause)
+    return causes
 
 
 def _files(data: Data, names: list[str], home: Path | None) -> Json:

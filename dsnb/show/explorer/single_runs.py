@@ -107,14 +107,15 @@ def steps_and_samples(data: Data, position: int) -> tuple[pd.DataFrame, pd.DataF
     row = data.runs.iloc[position]
     if place and place.is_dir():
         return load_steps(place), load_gpu(place)
+    own = ["experiment", "repeat"]  # a log, or a published table, may hold several runs
     if place:
-        steps, samples = load_steps(place), load_gpu(place)
+        steps = load_steps(place)
     else:
-        steps, samples = literature.steps(str(row.get("source"))), pd.DataFrame(columns=GPU_COLUMNS)
-    names = ["experiment", "repeat"] if place else ["sweep", "experiment", "repeat"]
-    if len(steps):  # a log, or a published table, may hold several runs
-        steps = steps[(steps[names] == row[names]).all(axis="columns")]
-    return steps, samples
+        steps = literature.steps(str(row.get("source")))
+        own.insert(0, "sweep")
+    for name in own if len(steps) else ():
+        steps = steps[steps[name] == row[name]]
+    return steps, load_gpu(place) if place else pd.DataFrame(columns=GPU_COLUMNS)
 
 
 def mean_over_gpus(samples: pd.DataFrame) -> pd.DataFrame:

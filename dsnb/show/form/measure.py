@@ -20,7 +20,7 @@ from dsnb.measure.sweep.params import Sweep, load_sweep
 from dsnb.measure.sweep.run import run_sweep
 from dsnb.prediction.predict import Hardware
 from dsnb.prediction.shapes import shape
-from dsnb.prediction.step_time import parts, setting
+from dsnb.prediction.step_time import count_step, parts
 from dsnb.results.runs.load import load_runs
 from dsnb.results.statistics.comparisons import differences
 from dsnb.results.statistics.intervals import CLEAR, Verdict
@@ -61,7 +61,7 @@ def candidate(whole: Experiment, on: Hardware, fixed: Mapping[str, Any]) -> Cand
     def seconds(experiment: Experiment) -> float:
         if is_cpu:
             return 6 * shape(whole.model).parameters * experiment.tokens_per_step / CPU_FLOPS
-        return float(parts(setting(experiment, on.gpu, on.link), on.constants).step_time_s)
+        return float(parts(count_step(experiment, on.gpu, on.link), on.constants).step_time_s)
 
     whole_s = seconds(whole)
     count = max(2, math.ceil(whole.grad_accum * STEP_S / whole_s))

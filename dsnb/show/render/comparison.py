@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,14 @@ from dsnb.results.statistics.intervals import CONFIDENCE, Verdict, hosts
 from dsnb.settings.records.columns import ENVIRONMENT
 from dsnb.show.render import palette
 from dsnb.show.render.picture import PLAIN_TICKS, Picture, note, shared_legend
-from dsnb.show.render.tables import Html, bullet_list, format_column, subheading, to_html
+from dsnb.show.render.tables import (
+    Html,
+    bullet_list,
+    format_column,
+    setting_text,
+    subheading,
+    to_html,
+)
 
 RATE = "tokens_per_s"
 OTHER_HOSTS = (
@@ -31,6 +39,14 @@ OTHER_HOSTS = (
 )
 WORDS = {"step_time": "step times", "peak_allocated": "peaks of allocated memory"}
 TITLES = {"step_time": "step time", "peak_allocated": "memory"}
+ERRORS = {
+    "settings": ("settings", ",.0f"),
+    "mean_pct": ("mean error (%)", ".1f"),
+    "worst_pct": ("worst (%)", ".1f"),
+    "bias_pct": ("bias (%)", "+.1f"),
+}
+"""Columns of errors, with their titles and formats."""
+SIGNS = {"same": "", "better": "▲ better, ", "worse": "▼ worse, "}
 SHAPES = "osD^v<>Pp*"
 
 
@@ -43,60 +59,63 @@ def compared(before: pd.DataFrame, after: pd.DataFrame, name: str) -> list[Html]
     """Compare two sets of runs; `name` is the name of the earlier one."""
     title = html.escape(displayable(name))
     parts = [Html(f"<h2>Compared with <code>{title}</code></h2>"), environments(before, after)]
-    other_hosts = set(hosts(before)).isdisjoint(hosts(after)) and None not in hosts(before) + hosts(
-        after
-    )
-    parts += [Html(f"<p>{OTHER_HOSTS}</p>")] if other_hosts else []
-    both = [
-        name
-        for name in (RATE, *MEMORY)
-        if all(name in runs and runs[name].notna().any() for runs in (before, after))
+    places = [set(hosts(runs)) for runs in (before, after)]
+    other_hosts = places[0].isdisjoint(places[1]) and None not in set.union(*places)
+    if other_hosts:
+        parts.append(Html(f"<p>{OTHER_HOSTS}</p>"))
+    measured = [
+        name for name in (RATE, *MEMORY) if is_known(before, name) and is_known(after, name)
     ]
-    measured = both[: 2 if RATE in both else 1]  # of the figures of memory the most informative one
-    changes = {name: compare(before, after, name, hosts_alike=other_hosts) for name in measured}
-    if not changes:
+    if not measured:
         return [*parts, Html("<p>Neither speed nor memory was measured in both.</p>")]
-    parts += [_changes(table[table["only_in"] == ""], name) for name, table in changes.items()]
-    first = next(iter(changes.values()))
-    only_in = {when: first.index[first["only_in"] == when] for when in ("before", "after")}
-    sentences = [
-        f"Only {when}: {', '.join(map(str, names))}."
-        for when, names in only_in.items()
-        if len(names)
-    ]
-    parts += [bullet_list(sentences)] if sentences else []
-    if (first["only_in"] != "").all():
-        return parts
-    errs_pct = f"{100 * (1 - CONFIDENCE):.3g}"
-    equal = f"where all settings are equal, any two are called different for at most about {errs_pct} % of tasks."
-    return [*parts, Html(f"<p>{html.escape(f'{VALUES} {TOGETHER}: {equal}')}</p>")]
+    # Of the figures of memory, the most informative one.
+    shown = measured[: 2 if RATE in measured else 1]
+    changes = {figure: compare(before, after, figure, hosts_alike=other_hosts) for figure in shown}
+    for figure, table in changes.items():
+        parts.append(_changes(table[table["only_in"] == ""], figure))
+    only_in = changes[shown[0]]["only_in"]
+    sentences = []
+    for when in ("before", "after"):
+        if (only_in == when).any():
+            sentences.append(f"Only {when}: {', '.join(map(str, only_in.index[only_in == when]))}.")
+    if sentences:
+        parts.append(bullet_list(sentences))
+    if (only_in == "").any():
+        errors_pct = f"{100 * (1 - CONFIDENCE):.3g}"
+        equal = f"where all settings are equal, any two are called different for at most about {errors_pct} % of tasks."
+        parts.append(Html(f"<p>{html.escape(f'{VALUES} {TOGETHER}: {equal}')}</p>"))
+    return parts
+
+
+def is_known(runs: pd.DataFrame, name: str) -> bool:
+    """Return whether any run has a value of a column."""
+    return name in runs and bool(runs[name].notna().any())
 
 
 def environments(before: pd.DataFrame, after: pd.DataFrame) -> Html:
     """Return the differences in recorded hardware and software; a sentence if there are none."""
-    rows = {}
-    for name in (*ENVIRONMENT, "inputs"):
-        values = [_values(runs, name) for runs in (before, after)]
-        if name != "date_utc" and values[0] != values[1]:
-            rows[name] = [", ".join(texts) or "unknown" for texts in values]
-    if not rows:
+    names = [name for name in (*ENVIRONMENT, "inputs") if name != "date_utc"]
+    texts = {"before": _values(before, names), "after": _values(after, names)}
+    table = pd.DataFrame(texts).rename_axis("environment")
+    table = table[table["before"] != table["after"]].replace("", "unknown")
+    if table.empty:
         return Html(
             "<p>Both ran in the same recorded environment: hosts, GPUs, drivers and versions.</p>"
         )
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=["before", "after"]).rename_axis(
-        "environment"
-    )
     sentences = changed_conditions(before, after)
-    return Html(
-        f"{to_html(table, text_columns=('before', 'after'))}{bullet_list(sentences) if sentences else ''}"
-    )
+    listed = bullet_list(sentences) if sentences else ""
+    return Html(f"{to_html(table, text_columns=('before', 'after'))}{listed}")
 
 
-def _values(runs: pd.DataFrame, name: str) -> list[str]:
-    values = runs[name].dropna().unique() if name in runs else []
-    return sorted(
-        f"{value:g}" if isinstance(value, float) else str(value) or "none" for value in values
-    )
+def _values(runs: pd.DataFrame, names: list[str]) -> dict[str, str]:
+    """Return the distinct values of columns as text."""
+    known = runs.reindex(columns=names)
+    return {
+        name: ", ".join(
+            sorted(setting_text(value) or "none" for value in known[name].dropna().unique())
+        )
+        for name in names
+    }
 
 
 def _changes(table: pd.DataFrame, figure: str) -> Html:
@@ -104,14 +123,14 @@ def _changes(table: pd.DataFrame, figure: str) -> Html:
     label = METRIC_LABELS[figure]
     if table.empty:
         return Html(f"<p>{html.escape(label.title)}: no setting is in both.</p>")
-    form, rows = f",.{label.digits}f", table.to_dict("records")
+    form = f",.{label.digits}f"
     shown = pd.DataFrame(
         {
-            "change": [_change(row) for row in rows],
+            "change": [_change(row) for row in table.to_dict("records")],
             "before": format_column(table["base_value"] * label.factor, form),
             "after": format_column(table["value"] * label.factor, form),
-            "runs before": [_runs(row["base_n"], row["base_n_failed"]) for row in rows],
-            "runs after": [_runs(row["n"], row["n_failed"]) for row in rows],
+            "runs before": list(map(_runs, table["base_n"], table["base_n_failed"])),
+            "runs after": list(map(_runs, table["n"], table["n_failed"])),
         },
         index=table.index.rename("setting"),
     )
@@ -125,11 +144,11 @@ def _runs(number: int, failed: int) -> str:
 
 def _change(row: dict[Any, Any]) -> Html:
     """Return a verdict with a sign and a word for readers who do not see its colour."""
-    kind, sign = "same", ""
+    kind = "same"
     if row["verdict"] == Verdict.LIKELY and row["better"] is not None:
-        kind, sign = ("better", "▲ better, ") if row["better"] else ("worse", "▼ worse, ")
+        kind = "better" if row["better"] else "worse"
     remark = f" ({row['note']})" if row["note"] else ""
-    text = html.escape(f"{sign}{row['words']}{remark}")
+    text = html.escape(f"{SIGNS[kind]}{row['words']}{remark}")
     return Html(f'<span class="{kind}">{text}</span>')
 
 
@@ -143,10 +162,10 @@ def with_predictions(runs: pd.DataFrame, link: str = "nvlink") -> list[Html | Pi
         return []
     summary = errors(table)
     paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in _sentences(table, summary))
-    parts: list[Html | Picture] = [Html(f"<h2>Predicted and measured</h2>{paragraphs}")]
+    title = Html(f"<h2>Predicted and measured</h2>{paragraphs}")
     if not summary.loc[ALL, [f"{name}_settings" for name in COMPARED]].any():
-        return parts
-    return [*parts, to_html(_by_kind(summary)), figure(table)]
+        return [title]
+    return [title, to_html(_by_kind(summary)), figure(table)]
 
 
 def figure(table: pd.DataFrame) -> Picture:
@@ -154,7 +173,7 @@ def figure(table: pd.DataFrame) -> Picture:
 
     def draw() -> Figure:
         drawn, axes = plt.subplots(1, 2, figsize=(10, 5.2), layout="constrained")
-        for axis, name in zip(axes, COMPARED, strict=True):
+        for axis, name in zip(axes, COMPARED.values(), strict=True):
             _plot(axis, table, name)
         shared_legend(drawn, "lower center", columns=5)
         return drawn
@@ -163,23 +182,25 @@ def figure(table: pd.DataFrame) -> Picture:
     return Picture(draw, f"{about}: {_verdict(errors(table)).removeprefix('Here, ')}")
 
 
-def _plot(axis: Axes, table: pd.DataFrame, name: str) -> None:
-    label, columns = METRIC_LABELS[COMPARED[name]], [COMPARED[name], f"predicted_{COMPARED[name]}"]
+def _plot(axis: Axes, table: pd.DataFrame, measured: str) -> None:
+    label = METRIC_LABELS[measured]
+    predicted = f"predicted_{measured}"
     axis.set(xlabel=f"measured {label.heading}", ylabel=f"predicted {label.heading}")
-    pairs = table[columns].dropna() * label.factor
+    pairs = table[[measured, predicted]].dropna() * label.factor
     if pairs.empty:
         note(axis, "nothing to compare")
         return
-    ends = pairs.min(axis=None) / 1.25, pairs.max(axis=None) * 1.25
+    ends = (pairs.min(axis=None) / 1.25, pairs.max(axis=None) * 1.25)
     axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     axis.plot(ends, ends, color=palette.GREY, linewidth=1)
-    for number, kind in enumerate(sorted(set(table["kind"]))):
+    # The marks of a kind are the same in both figures.
+    looks = zip(sorted(set(table["kind"])), cycle(palette.SERIES), cycle(SHAPES), strict=False)
+    for kind, colour, shape in looks:
         of_kind = pairs[table["kind"].loc[pairs.index] == kind]
-        colour, shape = palette.SERIES[number % len(palette.SERIES)], SHAPES[number % len(SHAPES)]
-        measured, predicted = (of_kind[name] for name in columns)
         axis.scatter(
             measured,
             predicted,
+            data=of_kind,
             s=30,
             marker=shape,
             facecolors="none",
@@ -206,7 +227,8 @@ def _verdict(summary: pd.DataFrame) -> str:
 
 def _sentences(table: pd.DataFrame, summary: pd.DataFrame) -> Iterator[str]:
     """Yield the errors of predictions, how they were made, and how many failures for lack of memory they predict."""
-    if verdict := _verdict(summary):
+    verdict = _verdict(summary)
+    if verdict:
         yield verdict
     if table[[f"{name}_error_pct" for name in COMPARED]].notna().any(axis=None):
         timed = table[table["predicted_step_time_mean_s"].notna()]
@@ -218,12 +240,14 @@ def _sentences(table: pd.DataFrame, summary: pd.DataFrame) -> Iterator[str]:
             f"prediction was too high. At most {MAX_SETTINGS} settings are compared."
         )
     judged = table[table["fits"].notna()]
-    ran, fits = judged["ran"].astype(bool), judged["fits"].astype(bool)
+    ran = judged["ran"].astype(bool)
+    refused = ~judged["fits"].astype(bool)
     if not ran.all():
-        others = f", {(~fits[ran]).sum():,} of {ran.sum():,} that ran" if ran.any() else ""
+        others = f", {refused[ran].sum():,} of {ran.sum():,} that ran" if ran.any() else ""
         failed = count((~ran).sum(), "setting")
-        yield f"Predicted not to fit: {(~fits[~ran]).sum():,} of {failed} that ran out of memory{others}."
-    if untraced := int((table["has_rules"] & table["predicted_peak_allocated_gib"].isna()).sum()):
+        yield f"Predicted not to fit: {refused[~ran].sum():,} of {failed} that ran out of memory{others}."
+    untraced = int((table["has_rules"] & table["predicted_peak_allocated_gib"].isna()).sum())
+    if untraced:
         yield (
             f"The memory of {count(untraced, 'setting')} is not predicted: this machine has no trace of the model. "
             "Run dsnb predict with a params file to make one, which needs torch and transformers."
@@ -235,8 +259,6 @@ def _by_kind(summary: pd.DataFrame) -> pd.DataFrame:
     columns = {}
     for name, title in TITLES.items():
         if summary[f"{name}_settings"].any():
-            columns[f"{title}: settings"] = format_column(summary[f"{name}_settings"], ",.0f")
-            columns[f"{title}: mean error (%)"] = format_column(summary[f"{name}_mean_pct"], ".1f")
-            columns[f"{title}: worst (%)"] = format_column(summary[f"{name}_worst_pct"], ".1f")
-            columns[f"{title}: bias (%)"] = format_column(summary[f"{name}_bias_pct"], "+.1f")
+            for column, (words, form) in ERRORS.items():
+                columns[f"{title}: {words}"] = format_column(summary[f"{name}_{column}"], form)
     return pd.DataFrame(columns, index=summary.index)

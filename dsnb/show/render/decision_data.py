@@ -25,9 +25,9 @@ from dsnb.results.runs.number_text import HOURS, SIZES
 from dsnb.results.runs.table import json_numbers
 from dsnb.results.runs.templates import fill
 from dsnb.results.statistics import intervals
-from dsnb.results.statistics.choices import with_choices
 from dsnb.results.statistics.comparisons import TOGETHER, VALUES, compared, rules_of
 from dsnb.results.statistics.intervals import CLEAR, CONFIDENCE, MIN_RUNS
+from dsnb.results.statistics.setting_axes import with_setting_axes
 from dsnb.results.statistics.summary import UNSTABLE
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.settings.records.columns import SETTINGS
@@ -191,7 +191,7 @@ def _pairs(
     repeated = list(ok.index[ok >= MIN_RUNS])
     pairs = list(itertools.combinations(range(len(repeated)), 2))
     if len(pairs) > MAX_PAIRS:
-        pairs = _most_useful(pairs, with_choices(runs), table, repeated, axes)
+        pairs = _most_useful(pairs, with_setting_axes(runs), table, repeated, axes)
     named = [repeated[at] for at in sorted({at for pair in pairs for at in pair})]
     places = {name: at for at, name in enumerate(named)}
     pairs = [(places[repeated[first]], places[repeated[second]]) for first, second in pairs]

@@ -3,6 +3,7 @@
 import html
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -21,17 +22,17 @@ from dsnb.show.render.picture import Picture, note, shared_legend
 from dsnb.show.render.tables import Html
 
 MAX_LABEL_LENGTH = 120
-TITLES = {
-    "nodes": "nodes",
-    "hosts": "hosts",
-    "per_node": "samples/s per node",
-    "off_median_pct": "off median (%)",
-    "statuses": "runs",
-    "expected_per_node": "expected",
-    "verdict": "verdict",
-    "cause": "cause",
+GROUP_COLUMNS = {
+    "nodes": ("nodes", "g"),
+    "hosts": ("hosts", ""),
+    "per_node": ("samples/s per node", ",.4g"),
+    "off_median_pct": ("off median (%)", "+.1f"),
+    "statuses": ("runs", ""),
+    "expected_per_node": ("expected", ",.4g"),
+    "verdict": ("verdict", ""),
+    "cause": ("cause", ""),
 }
-FORMS = {"nodes": "g", "per_node": ",.4g", "off_median_pct": "+.1f", "expected_per_node": ",.4g"}
+"""Columns of groups of nodes, with their titles and formats of numbers."""
 
 
 def throughput(table: pd.DataFrame) -> Picture:
@@ -40,7 +41,8 @@ def throughput(table: pd.DataFrame) -> Picture:
     Dotted lines are ideal scaling, bars span the lowest to the highest run. At most eight workloads, those on the most
     GPUs, are drawn.
     """
-    shown, unit = _largest_workloads(table), _unit(table)
+    shown = _largest_workloads(table)
+    unit = _unit(table)
 
     def draw() -> Figure:
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
@@ -48,12 +50,14 @@ def throughput(table: pd.DataFrame) -> Picture:
         left.yaxis.set_major_formatter(EngFormatter())
         for colour, part in _coloured(shown):
             left.vlines(
-                part["gpus"],
-                part["lowest"],
-                part["highest"],
+                "gpus",
+                "lowest",
+                "highest",
+                data=part,
                 color=colour,
                 linewidth=2.5,
                 alpha=0.6,
+                label="_",
             )
         _lines(shown, "efficiency", f"efficiency (% of tokens/s/{unit} at the base)", right)
         right.set(yscale="linear", ylim=(0, max([1.1, *(1.05 * shown["efficiency"])])))
@@ -86,9 +90,12 @@ def scaling_table(table: pd.DataFrame) -> Html:
         "gpus": f"{unit}s",
         "tokens_per_s": f"tokens/s of all {unit}s",
         "base_gpus": f"base ({unit}s)",
+        "speed_up": "speed-up",
+        "efficiency": "efficiency (%)",
+        "n": "runs",
+        "lowest": "lowest run (tokens/s)",
+        "highest": "highest run (tokens/s)",
     }
-    titles |= {"speed_up": "speed-up", "efficiency": "efficiency (%)", "n": "runs"}
-    titles |= {"lowest": "lowest run (tokens/s)", "highest": "highest run (tokens/s)"}
     shown = table.assign(efficiency=100 * table["efficiency"]).drop(columns="unit")
     return tables.number_table(shown.rename(columns=titles), text_columns=("workload",))
 
@@ -98,18 +105,18 @@ def _largest_workloads(table: pd.DataFrame) -> pd.DataFrame:
     largest = table.groupby("workload")["gpus"].max().sort_values(ascending=False, kind="stable")
     drawn = table["workload"].isin(largest.index[: len(palette.SERIES)])
     shown = table[drawn].sort_values(["workload", "gpus"])
-    names = [
-        name if len(name) <= MAX_LABEL_LENGTH else f"{name[:MAX_LABEL_LENGTH]}…"
-        for name in shown["workload"]
-    ]
     return shown.assign(
-        title=[
-            f"{name} (base: {labels.count(base, unit)})"
-            for name, base, unit in zip(names, shown["base_gpus"], shown["unit"], strict=True)
-        ],
+        title=[_title(row) for row in shown.to_dict("records")],
         ideal_tokens_per_s=shown["tokens_per_s"] / shown["efficiency"],
         ideal_efficiency=1.0,
     )
+
+
+def _title(row: dict[Any, Any]) -> str:
+    name = row["workload"]
+    if len(name) > MAX_LABEL_LENGTH:
+        name = f"{name[:MAX_LABEL_LENGTH]}…"
+    return f"{name} (base: {labels.count(row['base_gpus'], row['unit'])})"
 
 
 def _unit(shown: pd.DataFrame) -> str:
@@ -128,15 +135,9 @@ def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
         note(axis, "no workload was measured on two numbers of GPUs")
         return
     for colour, part in _coloured(shown):
-        axis.plot(
-            part["gpus"],
-            part[column],
-            color=colour,
-            marker="o",
-            linewidth=1.6,
-            label=part["title"].iloc[0],
-        )
-        axis.plot(part["gpus"], part[f"ideal_{column}"], color=colour, linestyle=":", linewidth=1)
+        title = part["title"].iloc[0]
+        axis.plot("gpus", column, "o-", data=part, color=colour, linewidth=1.6, label=title)
+        axis.plot("gpus", f"ideal_{column}", ":", data=part, color=colour, linewidth=1, label="_")
     axis.set(xscale="log", yscale="log")
     sizes = sorted(set(shown["gpus"]))
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
@@ -160,17 +161,18 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
     sizes = scaling.scaling(runs[runs["hosts"].notna()], scaling.gpus_per_node(runs))
     if efficiency and len(sizes):
         parts += [tables.subheading("Efficiency, relative to one node"), throughput(sizes)]
-    listed = table
     if len(table) > tables.MAX_ROWS:
-        listed = table.assign(failed=table["verdict"].ne("fail")).sort_values(
-            ["failed", "off_median_pct"]
-        )
-    text_columns = ("experiment", "hosts", "cause")
+        ran = table["verdict"].ne("fail")
+        table = table.assign(ran=ran).sort_values(["ran", "off_median_pct"])
     listing = tables.to_html(
-        _format_groups(listed), text_columns, index=False, which="the failed and slowest"
+        _format_groups(table),
+        ("experiment", "hosts", "cause"),
+        index=False,
+        which="the failed and slowest",
     )
     parts += [tables.subheading("Groups"), listing]
-    if differences := hosts.node_differences(runs):
+    differences = hosts.node_differences(runs)
+    if differences:
         parts += [tables.subheading("Differences between nodes"), _list(differences)]
     return parts
 
@@ -186,22 +188,20 @@ def compare_groups(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, Sequ
         raise SettingsError(
             "no run used a hostfile, so there are no groups of nodes to compare: choose the folder of a sweep that did"
         )
+    shown = _format_groups(table).drop(columns="experiment", errors="ignore")
     by_name = table.set_index("experiment")
-    texts = (
-        _format_groups(table).drop(columns="experiment", errors="ignore").set_index(by_name.index)
-    )
-    return by_name, texts, hosts.describe(table)
+    return by_name, shown.set_index(by_name.index), hosts.describe(table)
 
 
 def _format_groups(table: pd.DataFrame) -> pd.DataFrame:
     """Format the groups as text, without empty columns."""
-    texts = {name: tables.format_column(table[name], form) for name, form in FORMS.items()}
-    shown = table.assign(
-        **texts, hosts=[_hosts(value) for value in table["hosts"]], cause=table["cause"].fillna("")
-    )
-    names = [name for name in TITLES if not shown[name].isin(["", "-"]).all()]
-    names = ["experiment", *names] if table["experiment"].nunique() > 1 else names
-    return shown[names].rename(columns=TITLES)
+    shown = table.assign(hosts=table["hosts"].map(_hosts), cause=table["cause"].fillna(""))
+    columns = {"experiment": shown["experiment"]} if table["experiment"].nunique() > 1 else {}
+    for name, (title, form) in GROUP_COLUMNS.items():
+        values = tables.format_column(shown[name], form) if form else shown[name]
+        if not set(values) <= {"", "-"}:
+            columns[title] = values
+    return pd.DataFrame(columns, index=table.index)
 
 
 def _hosts(value: object) -> str:
@@ -213,7 +213,8 @@ def _hosts(value: object) -> str:
 
 def bandwidth(folder: str | Path) -> Iterator[Html]:
     """Yield the parts of a report on a sweep's bandwidth test, if there is one."""
-    run, table = newest_bandwidth_test(folder), load_bandwidth(folder)
+    run = newest_bandwidth_test(folder)
+    table = load_bandwidth(folder)
     if run is None or table.empty:
         return
     machine = record_schema.read(run.environment) or {}
@@ -236,19 +237,17 @@ def format_bandwidth(table: pd.DataFrame) -> pd.DataFrame:
         "count (elements)": tables.format_column(table["count"], ".0f"),
         "type": table["dtype"].replace("float32", "float").astype(str).tolist(),
         "redop": ["sum" if name == "all-reduce" else "none" for name in table["collective"]],
-        "time (us)": _two_decimals(table["time_us"]),
-        "algbw (GB/s)": _two_decimals(table["algbw_gb_per_s"]),
-        "busbw (GB/s)": _two_decimals(table["busbw_gb_per_s"]),
+        "time (us)": table["time_us"].map(_two_decimals),
+        "algbw (GB/s)": table["algbw_gb_per_s"].map(_two_decimals),
+        "busbw (GB/s)": table["busbw_gb_per_s"].map(_two_decimals),
         "#wrong": tables.format_column(table["errors"], ".0f"),
     }
-    return pd.DataFrame(
-        columns, index=pd.Index(tables.format_column(table["bytes"], ".0f"), name="size (B)")
-    )
+    sizes = pd.Index(tables.format_column(table["bytes"], ".0f"), name="size (B)")
+    return pd.DataFrame(columns, index=table.index).set_index(sizes)
 
 
-def _two_decimals(values: pd.Series) -> list[str]:
-    """Format numbers with two decimals, or with four significant digits below 1."""
-    return [
-        "" if pd.isna(value) else f"{value:.2f}" if value >= 1 else f"{value:.4g}"
-        for value in values
-    ]
+def _two_decimals(value: float) -> str:
+    """Format a number with two decimals, or with four significant digits below 1."""
+    if pd.isna(value):
+        return ""
+    return f"{value:.2f}" if value >= 1 else f"{value:.4g}"

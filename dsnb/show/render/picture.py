@@ -93,7 +93,8 @@ def shared_legend(figure: Figure, loc: str, columns: int = 0) -> None:
         entries |= {
             label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
-        if legend := axis.get_legend():
+        legend = axis.get_legend()
+        if legend:
             legend.remove()
     if entries:
         figure.legend(

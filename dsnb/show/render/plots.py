@@ -3,7 +3,7 @@
 Repeats are drawn as dots with a line from the lowest to the highest: three are too few for an error bar.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -16,8 +16,8 @@ from dsnb.results.answers.decide import rate
 from dsnb.results.runs import labels
 from dsnb.results.runs.labels import MEMORY, METRIC_LABELS, PARALLELISM
 from dsnb.results.runs.load import load_steps
-from dsnb.results.statistics.choices import with_choices
 from dsnb.results.statistics.memory_use import PARTS
+from dsnb.results.statistics.setting_axes import with_setting_axes
 from dsnb.settings.records.columns import OVER_TIME
 from dsnb.show.render import palette
 from dsnb.show.render.picture import PLAIN_TICKS, Picture, note, shared_legend
@@ -51,7 +51,7 @@ def overview(runs: pd.DataFrame) -> Picture:
 
 def _ok(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the ok runs, ordered by parallelism."""
-    ok = with_choices(runs[runs["status"] == "ok"])
+    ok = with_setting_axes(runs[runs["status"] == "ok"])
     order = ok[PARALLELISM].map(labels.axis(PARALLELISM).sort_key)
     return ok.loc[order.sort_values(kind="stable").index] if len(ok) else ok
 
@@ -61,19 +61,22 @@ def _plot_by_parallelism(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
     label = METRIC_LABELS[metric]
     titles = {"xlabel": labels.axis(PARALLELISM).title, "ylabel": label.heading}
     axis.set(**titles)
-    measured = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(
-        subset=[metric, PARALLELISM]
-    )
+    is_drawn = ok["precision"].isin(list(palette.PRECISIONS))
+    measured = ok[is_drawn].dropna(subset=[metric, PARALLELISM])
     if measured.empty:
         note(axis, "no run succeeded" if ok.empty else "no run measured it")
         return
     shared = {
-        "x": measured[PARALLELISM], "y": measured[metric] * label.factor, "hue": measured["precision"],
+        "data": measured.assign(**{metric: measured[metric] * label.factor}),
+        "x": PARALLELISM,
+        "y": metric,
+        "hue": "precision",
         "hue_order": [name for name in palette.PRECISIONS if name in set(measured["precision"])],
-        "palette": palette.PRECISIONS, "ax": axis,
-    }  # fmt: skip
-    range_line = {"linewidth": 1.3, "color": palette.INK}
-    sns.barplot(**shared, estimator="median", errorbar=("pi", 100), alpha=0.55, err_kws=range_line)
+        "palette": palette.PRECISIONS,
+        "ax": axis,
+    }
+    line = {"linewidth": 1.3, "color": palette.INK}
+    sns.barplot(**shared, estimator="median", errorbar=("pi", 100), alpha=0.55, err_kws=line)
     sns.stripplot(
         **shared, dodge=True, size=4, linewidth=0.6, edgecolor=palette.SURFACE, legend=False, clip_on=False,
         rasterized=len(measured) > MAX_SHAPES,
@@ -98,10 +101,9 @@ def run_steps(run_dir: str | Path) -> Picture:
             label = OVER_TIME[column]
             axis.set(xlabel="optimizer step", ylabel=label.heading)
             axis.yaxis.set_major_formatter(PLAIN_TICKS)
-            if steps[column].notna().any():
-                axis.plot(
-                    steps["step"], steps[column] * label.factor, color=palette.BLUE, linewidth=1.4
-                )
+            values = steps[column] * label.factor
+            if values.notna().any():
+                axis.plot(steps["step"], values, color=palette.BLUE, linewidth=1.4)
             else:
                 note(axis, "no step was recorded")
             if pd.notna(warm):
@@ -115,41 +117,30 @@ def run_steps(run_dir: str | Path) -> Picture:
 def memory_parts(table: pd.DataFrame) -> Picture:
     """Draw the first 40 rows of `dsnb.results.statistics.memory_use.footprint`: bars in theory, measured peaks as dots."""
     shown = table.head(MAX_ROWS)
-    colours = {
-        f"{part}_gib": colour for part, colour in zip(PARTS, palette.MEMORY_PARTS, strict=True)
-    }
-    widths = shown[[name for name in colours if shown[name].fillna(0).any()]].fillna(0)
+    names = _abbreviations(shown["experiment"])
+    parts = shown[[f"{part}_gib" for part in PARTS]].fillna(0).set_axis(PARTS, axis="columns")
+    parts = parts.loc[:, parts.any()].set_axis(names)
 
     def draw() -> Figure:
-        figure, axis = plt.subplots(
-            figsize=(10, 1.6 + 0.27 * max(len(shown), 4)), layout="constrained"
-        )
+        figure, axis = _rows_figure(names, 0.27)
         if shown.empty:
             note(axis, "no run measured the memory of a GPU")
             return figure
-        named = widths.set_axis(_abbreviations(shown["experiment"])).rename(
-            columns=lambda name: name[:-4]
+        if len(parts.columns):
+            colours = dict(zip(PARTS, palette.MEMORY_PARTS, strict=True))
+            parts.plot.barh(ax=axis, stacked=True, width=0.7, color=colours)
+        axis.scatter(
+            shown["measured_gib"],
+            range(len(shown)),
+            label="measured",
+            color=palette.INK,
+            edgecolor=palette.SURFACE,
+            linewidth=0.8,
+            s=36,
+            zorder=3,
         )
-        if len(widths.columns):
-            named.plot.barh(
-                ax=axis, stacked=True, width=0.7, color=[colours[name] for name in widths]
-            )
-        look = {
-            "color": palette.INK,
-            "edgecolor": palette.SURFACE,
-            "linewidth": 0.8,
-            "s": 36,
-            "zorder": 3,
-        }
-        axis.scatter(shown["measured_gib"], range(len(shown)), label="measured", **look)
-        _name_rows(
-            figure,
-            axis,
-            named.index,
-            xlabel="GPU memory (GiB)",
-            ylabel="experiment",
-            xlim=(0, None),
-        )
+        _name_rows(figure, names)
+        axis.set(xlabel="GPU memory (GiB)", ylabel="experiment", xlim=(0, None))
         return figure
 
     return Picture(draw, "GPU memory by experiment: its parts in theory, and the measured peak")
@@ -157,32 +148,23 @@ def memory_parts(table: pd.DataFrame) -> Picture:
 
 def memory_changes(table: pd.DataFrame) -> Picture:
     """Draw the effect of one change on memory, the first 40 rows of `dsnb.results.statistics.memory_use.savings`."""
-    shown = table.head(MAX_ROWS).rename(
-        columns={"measured_gib": "measured", "theory_gib": "theory"}
-    )
-    is_unique = ~shown["change"].duplicated(keep=False)
-    names = shown["change"].where(
-        is_unique, shown["change"] + "\n" + _abbreviations(shown["experiment"])
-    )
+    shown = table.head(MAX_ROWS)
+    changes = shown["change"]
+    with_names = changes + "\n" + _abbreviations(shown["experiment"])
+    names = list(changes.mask(changes.duplicated(keep=False), with_names))
 
     def draw() -> Figure:
-        figure, axis = plt.subplots(
-            figsize=(10, 1.6 + 0.4 * max(len(shown), 4)), layout="constrained"
-        )
+        figure, axis = _rows_figure(names, 0.4)
         if shown.empty:
             note(axis, "no two experiments differ in one setting alone")
             return figure
-        colours = [palette.INK, palette.GREY]
-        shown[["measured", "theory"]].astype(float).plot.barh(ax=axis, color=colours, width=0.8)
+        bars = shown[["measured_gib", "theory_gib"]].astype(float)
+        bars = bars.set_axis(["measured", "theory"], axis="columns")
+        bars.plot.barh(ax=axis, color=[palette.INK, palette.GREY], width=0.8)
         axis.axvline(0, color=palette.INK, linewidth=0.8)
         (base,) = _abbreviations(shown["base"].head(1))
-        _name_rows(
-            figure,
-            axis,
-            names,
-            xlabel=f"difference in GPU memory (GiB) to {base}",
-            ylabel="changed setting",
-        )
+        _name_rows(figure, names)
+        axis.set(xlabel=f"difference in GPU memory (GiB) to {base}", ylabel="changed setting")
         return figure
 
     return Picture(
@@ -192,20 +174,27 @@ def memory_changes(table: pd.DataFrame) -> Picture:
 
 def _abbreviations(names: Iterable[str]) -> list[str]:
     """Shorten names to fit beside an axis: without their sweeps, and without the middle of long names."""
-    full_names = list(names)
-    without_sweeps = [name.rpartition("/")[2] for name in full_names]
+    kept = list(names)
+    without_sweeps = [name.rpartition("/")[2] for name in kept]
+    if len(set(without_sweeps)) == len(set(kept)):
+        kept = without_sweeps
     half = MAX_LENGTH // 2
-    kept = without_sweeps if len(set(without_sweeps)) == len(set(full_names)) else full_names
     return [
         name if len(name) <= MAX_LENGTH else f"{name[:half]}…{name[1 - half :]}" for name in kept
     ]
 
 
-def _name_rows(figure: Figure, axis: Axes, names: Iterable[str], **titles: object) -> None:
+def _rows_figure(names: Sequence[str], inches: float) -> tuple[Figure, Axes]:
+    """Return a figure that is as high as rows of bars need."""
+    size = (10, 1.6 + inches * max(len(names), 4))
+    return plt.subplots(figsize=size, layout="constrained")
+
+
+def _name_rows(figure: Figure, names: Sequence[str]) -> None:
     """Name the rows of bars, the first one at the top."""
-    rows = list(names)
-    axis.set_yticks(range(len(rows)), rows)
-    axis.set(ylim=(len(rows) - 0.5, -0.5), **titles)
+    (axis,) = figure.axes
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(visible=True, axis="x")
     axis.grid(visible=False, axis="y")
     shared_legend(figure, "upper center")

@@ -15,7 +15,7 @@ import pandas as pd
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import json_files, plain_yaml
 from dsnb.results.runs import labels
-from dsnb.results.runs.labels import AXES, METRIC_LABELS
+from dsnb.results.runs.labels import AXES, METRIC_LABELS, is_missing, short_number
 from dsnb.results.runs.names import displayable
 from dsnb.results.runs.table import numbers
 from dsnb.results.statistics.intervals import MIN_RUNS
@@ -70,35 +70,45 @@ def format_summary(summary: pd.DataFrame, unit: str = "GPU") -> pd.DataFrame:
     table = summary[["n", "n_failed"]].astype(str).rename(columns={"n_failed": "not ok"})
     if (summary["varies"] != "").any():
         table[VARIES] = summary["varies"]
-    medians = {metric: summary[f"{metric}_median"] for metric in METRIC_LABELS}
-    for metric, median in medians.items():
-        same, better = (
-            medians.get(SAME_AS.get(metric, "")),
-            medians.get(REPLACED_BY.get(metric, "")),
-        )
-        is_redundant = same is not None and (median.isna() | median.eq(same)).all()
-        is_redundant |= better is not None and (median.isna() | better.notna()).all()
-        if median.notna().any() and metric not in DETAILS and not is_redundant:
-            label = METRIC_LABELS[metric]
-            digits = label.digits + 2 * (median.max() * label.factor < 1)
+    for metric, label in METRIC_LABELS.items():
+        if metric not in DETAILS and not _is_redundant(summary, metric):
+            largest = summary[f"{metric}_median"].max() * label.factor
+            digits = label.digits + 2 if largest < 1 else label.digits
             table[label.heading.replace("GPU", unit)] = repeats_text(summary, metric, digits)
     return table
 
 
+def _is_redundant(summary: pd.DataFrame, metric: str) -> bool:
+    """Return whether each value is missing, or known from another metric."""
+    median = summary[f"{metric}_median"]
+    is_known = median.isna()
+    if metric in SAME_AS:
+        is_known |= median.eq(summary[f"{SAME_AS[metric]}_median"])
+    if metric in REPLACED_BY:
+        is_known |= summary[f"{REPLACED_BY[metric]}_median"].notna()
+    return bool(is_known.all())
+
+
 def repeats_text(summary: pd.DataFrame, metric: str, digits: int) -> list[str]:
     """Format a metric of a summary: the value of one run, the range of two or three, else `median ± std`."""
-    factor = METRIC_LABELS[metric].factor
-    columns = [summary[f"{metric}_{name}"] * factor for name in ("median", "std", "min", "max")]
+    form = f",.{digits}f"
+    names = ("median", "std", "min", "max")
+    values = summary[[f"{metric}_{name}" for name in names]] * METRIC_LABELS[metric].factor
     texts = []
-    for count, median, std, low, high in zip(summary[f"{metric}_n"], *columns, strict=True):
-        few = (
-            " to ".join(dict.fromkeys(f"{value:,.{digits}f}" for value in (low, high)))
-            if count
-            else ""
-        )
-        spread = f"{std:,.{max(digits, 1) if std < 10 else digits}f}"
-        texts.append(f"{median:,.{digits}f} ± {spread}" if count >= MIN_RUNS else few)
+    for count, (median, std, low, high) in zip(
+        summary[f"{metric}_n"], values.to_numpy(), strict=True
+    ):
+        spread = f",.{max(digits, 1)}f" if std < 10 else form
+        if count >= MIN_RUNS:
+            texts.append(f"{median:{form}} ± {std:{spread}}")
+        else:
+            texts.append(ends(f"{low:{form}}", f"{high:{form}}") if count else "")
     return texts
+
+
+def ends(low: str, high: str) -> str:
+    """Return both ends of a range, or one if they are equal."""
+    return low if low == high else f"{low} to {high}"
 
 
 def format_column(values: Iterable[float], form: str) -> list[str]:
@@ -109,8 +119,11 @@ def format_column(values: Iterable[float], form: str) -> list[str]:
     ]
 
 
-def _is_missing(value: object) -> bool:
-    return bool(pd.api.types.is_scalar(value) and pd.isna(value))
+def escaped(value: object) -> str:
+    """Return a value as HTML: escaped unless it is `Html`, and empty if it is missing."""
+    if isinstance(value, Html):
+        return value.text
+    return "" if is_missing(value) else html.escape(str(value))
 
 
 def to_html(
@@ -124,57 +137,50 @@ def to_html(
 
     Of more than `max_rows` rows, a note says that only `which` are shown.
     """
-
-    def cell(name: str, value: object) -> str:
-        kind = (
-            ' class="text"' if name in text_columns else ' class="bad"' if name == "status" else ""
-        )
-        text = (
-            str(value)
-            if isinstance(value, Html)
-            else html.escape("" if _is_missing(value) else str(value))
-        )
-        if name not in text_columns and not isinstance(value, Html) and len(text) <= UNBROKEN:
-            text = text.replace(" ", "\N{NO-BREAK SPACE}")
-        return f"<td{kind}>{SPREAD.sub(SPREAD_HTML, text)}</td>"
-
-    def header(name: str, is_text: bool) -> str:
-        kind = ' class="text"' if is_text else ""
-        return f'<th scope="col"{kind}>{html.escape(name)}</th>'
-
-    head = header(str(table.index.name or ""), True) if index else ""
-    head += "".join(
-        header(str(name), name in text_columns or name == "status") for name in table.columns
-    )
-    rows = []
-    for key, row in table.head(max_rows).iterrows():
-        style = ' style="white-space: nowrap"' if len(str(key)) <= UNBROKEN else ""
-        first = f'<th scope="row"{style}>{html.escape(str(key))}</th>' if index else ""
-        rows.append(
-            "<tr>" + first + "".join(cell(str(name), row[name]) for name in table.columns) + "</tr>"
-        )
-    content = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    more = f"<p>Only {which} {max_rows} of {len(table):,} rows; the explorer has all.</p>"
+    kinds = {"status": ' class="bad"', **dict.fromkeys(text_columns, ' class="text"')}
+    titles = [str(table.index.name or "")] if index else []
+    left = {*kinds, *titles}
+    head = ""
+    for title in [*titles, *map(str, table.columns)]:
+        kind = ' class="text"' if title in left else ""
+        head += f'<th scope="col"{kind}>{html.escape(title)}</th>'
+    body = ""
+    for row in table.head(max_rows).itertuples(name=None):
+        cells = _row_name(str(row[0])) if index else ""
+        for name, value in zip(map(str, table.columns), row[1:], strict=True):
+            text = escaped(value)
+            if name not in text_columns and not isinstance(value, Html) and len(text) <= UNBROKEN:
+                text = text.replace(" ", "\N{NO-BREAK SPACE}")
+            cells += f"<td{kinds.get(name, '')}>{SPREAD.sub(SPREAD_HTML, text)}</td>"
+        body += f"<tr>{cells}</tr>"
+    content = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
     box = f'<div class="scroll" tabindex="0"><table>{content}</table></div>'
-    return Html(box + (more if len(table) > max_rows else ""))
+    if len(table) > max_rows:
+        box += f"<p>Only {which} {max_rows} of {len(table):,} rows; the explorer has all.</p>"
+    return Html(box)
+
+
+def _row_name(name: str) -> str:
+    style = ' style="white-space: nowrap"' if len(name) <= UNBROKEN else ""
+    return f'<th scope="row"{style}>{html.escape(name)}</th>'
 
 
 def environment(runs: pd.DataFrame) -> Html:
     """Return where, when and how the runs were measured: one row per known property, with its distinct values."""
+    known = runs.reindex(columns=ENVIRONMENT)
     names = [name for name in ENVIRONMENT if name not in {"date_utc", "variables"}]
-    names += ["variables"] if runs.get("variables", pd.Series(dtype=object)).nunique() == 1 else []
+    if known["variables"].nunique() == 1:
+        names.append("variables")
     texts = {_column_title(name).replace("_", " "): _values(runs, name) for name in names}
-    days = sorted(
-        {str(date)[:10] for date in runs.get("date_utc", pd.Series(dtype=object)).dropna()}
-    )
-    texts["dates"] = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
-    steps, seconds, warmup = (
-        _range(runs, name) for name in ("timed_steps", "timed_s", "warmup_steps")
-    )
-    took = f" ({seconds} s)" if seconds else ""
-    texts["measured"] = (
-        f"{steps} steps{took}{f' after {warmup} warm-up steps' if warmup else ''}" if steps else ""
-    )
+    days = known["date_utc"].dropna().astype(str).str[:10]
+    texts["dates"] = ends(days.min(), days.max()) if len(days) else ""
+    steps = _range(runs, "timed_steps")
+    if steps:
+        seconds = _range(runs, "timed_s")
+        warmup = _range(runs, "warmup_steps")
+        took = f" ({seconds} s)" if seconds else ""
+        after = f" after {warmup} warm-up steps" if warmup else ""
+        texts["measured"] = f"{steps} steps{took}{after}"
     return _listed(texts)
 
 
@@ -182,11 +188,7 @@ def _range(runs: pd.DataFrame, name: str) -> str:
     """Return the lowest and highest positive value of a column in words; empty if there is none."""
     values = numbers(runs, name)
     values = values[(values > 0) & (values < math.inf)]
-    return (
-        " to ".join(dict.fromkeys(map(short_number, (values.min(), values.max()))))
-        if len(values)
-        else ""
-    )
+    return ends(short_number(values.min()), short_number(values.max()))
 
 
 def settings(runs: pd.DataFrame) -> Html:
@@ -201,20 +203,24 @@ def _setting(runs: pd.DataFrame, name: str) -> str:
     is_unknown = runs[name].isna()
     if name == "zero_stage" and "strategy" in runs:
         is_unknown &= ~runs["strategy"].isin(without_zero())
-    return (
-        f"{shown}; unknown in {labels.count(is_unknown.sum(), 'run')}"
-        if is_unknown.any()
-        else shown
-    )
+    if not is_unknown.any():
+        return shown
+    return f"{shown}; unknown in {labels.count(is_unknown.sum(), 'run')}"
 
 
 def _values(runs: pd.DataFrame, name: str) -> str:
-    column = runs.get(name, pd.Series(dtype=object))
-    values = [value for value in column.dropna().drop_duplicates() if value != ""]
-    shown = [
-        f"{value:g}" if isinstance(value, float) else str(value) for value in values[:MAX_VALUES]
-    ]
-    return ", ".join(shown + [f"and {len(values) - MAX_VALUES} more"] * (len(values) > MAX_VALUES))
+    if name not in runs:
+        return ""
+    values = [value for value in runs[name].dropna().drop_duplicates() if value != ""]
+    shown = [setting_text(value) for value in values[:MAX_VALUES]]
+    if len(values) > MAX_VALUES:
+        shown.append(f"and {len(values) - MAX_VALUES} more")
+    return ", ".join(shown)
+
+
+def setting_text(value: object) -> str:
+    """Return a value of a setting or a property of the machine as text."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _listed(texts: dict[str, str]) -> Html:
@@ -225,7 +231,7 @@ def _listed(texts: dict[str, str]) -> Html:
 
 def format_timing(timing: pd.DataFrame) -> pd.DataFrame:
     """Format the wall seconds by phase as text, their sum first."""
-    names = ["wall", *(name for name in timing.columns if name != "wall")]
+    names = ["wall", *timing.columns.drop("wall")]
     texts = {f"{name.replace('_', ' ')} (s)": format_column(timing[name], ",.2f") for name in names}
     return pd.DataFrame(texts, index=timing.index)
 
@@ -235,15 +241,6 @@ def number_table(table: pd.DataFrame, text_columns: tuple[str, ...] = ()) -> Htm
     titles = {str(name): _column_title(str(name)) for name in table.columns}
     left = tuple(titles[name] for name in text_columns if name in titles)
     return to_html(table.map(short_number).rename(columns=titles), left, index=False)
-
-
-def short_number(value: object) -> str:
-    """Return a number with four significant digits, or all before the point; other values as text, missing as empty."""
-    if _is_missing(value):
-        return ""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
 
 
 def _column_title(name: str) -> str:
@@ -271,13 +268,10 @@ def heading(folder: str | Path) -> Html:
         except SettingsError as error:
             json_files.warn(f"the question of the sweep is left out: {error}")
     question = params.get("question") if isinstance(params, dict) else None
-    text = (
-        question
-        if isinstance(question, str) and question
-        else "Which of these settings should I train with here?"
-    )
-    title = displayable(sweep.dir.name)
-    return Html(f'<h1>{html.escape(title)}</h1><p class="question">{html.escape(text)}</p>')
+    if not question or not isinstance(question, str):
+        question = "Which of these settings should I train with here?"
+    title = html.escape(displayable(sweep.dir.name))
+    return Html(f'<h1>{title}</h1><p class="question">{html.escape(question)}</p>')
 
 
 def subheading(title: str, level: str = "h3") -> Html:

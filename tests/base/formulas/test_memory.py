@@ -9,7 +9,7 @@ from dsnb.base.formulas.memory import AUTOCAST, FULL, MASTERS
 from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.base.system.hardware import GIB
 from dsnb.results.statistics import memory_use
-from dsnb.settings.experiment import DEFAULTS
+from dsnb.settings.experiment import DEFAULTS, Experiment
 
 GB = 1e9
 
@@ -25,10 +25,19 @@ def test_zeros_own_examples():
 def test_what_each_number_format_and_strategy_keeps():
     assert [each.total - each.copies for each in (MASTERS, FULL, AUTOCAST)] == [16] * 3
     kept = {
-        ("fp32",): FULL, ("tf32", "native", "ddp"): FULL, ("bf16",): MASTERS, ("bf16", "autocast"): AUTOCAST,
-        ("fp16", "native", "ddp"): AUTOCAST, ("bf16", "native", "fsdp"): FULL, ("bf16", "autocast", "fsdp"): AUTOCAST,
-    }  # fmt: skip
-    assert {settings: memory.per_parameter(*settings) for settings in kept} == kept
+        ("deepspeed", "fp32", "native"): FULL,
+        ("deepspeed", "bf16", "native"): MASTERS,
+        ("deepspeed", "bf16", "autocast"): AUTOCAST,
+        ("ddp", "tf32", "native"): FULL,
+        ("ddp", "fp16", "native"): AUTOCAST,
+        ("fsdp", "bf16", "native"): FULL,
+        ("fsdp", "bf16", "autocast"): AUTOCAST,
+    }
+    for (strategy, precision, mixed), states in kept.items():
+        experiment = Experiment(
+            strategy=strategy, precision=precision, mixed_precision=mixed, device="cuda"
+        )
+        assert experiment.states.each == states
 
 
 def test_offload_by_hand():

@@ -127,6 +127,7 @@ class DividedNvml:
     nvmlDeviceGetName = staticmethod(
         lambda device: f"NVIDIA H100 80GB HBM3{' MIG 1g.10gb' if device == 'slice' else ''}"
     )
+    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: "card")
     nvmlDeviceGetUUID = staticmethod(lambda device: "MIG-1" if device == "slice" else "GPU-1")
     nvmlDeviceGetMemoryInfo = staticmethod(
         lambda device: SimpleNamespace(total=2**30 * (10 if device == "slice" else 80))
@@ -140,7 +141,7 @@ class DividedNvml:
 
 
 def test_slices_are_found_by_nvml():
-    card = hardware._installed(DividedNvml, "card", 0)
+    card = hardware._installed(DividedNvml, 0)
     (part,) = card.slices
     assert (card.uuid, card.memory_gib, card.visible_as) == ("GPU-1", 80.0, "0")
     assert (part.name, part.memory_gib, part.visible_as) == (

@@ -53,7 +53,9 @@ def test_a_run_that_is_cut_short_leaves_its_last_state_and_one_that_ends_nothing
         contextlib.suppress(KeyboardInterrupt),
         progress.Progress(experiment, run, enabled=True) as bar,
     ):
-        json_files.append_line(run.steps, {"step": 4, "loss": 2.5, "step_time_s": 6.4})
+        json_files.append_line(
+            run.steps, {"step": 4, "loss": 2.5, "step_time_s": 6.4, "tokens": 64}
+        )
         bar.state.read()
         bar.refresh(at_once=True)
         assert bar._repr_html_().startswith('<progress value="4" max="10" ')

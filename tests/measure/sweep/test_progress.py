@@ -65,7 +65,9 @@ def test_it_prints_one_line_a_run_and_on_a_terminal_what_goes_on(
     with progress.Progress(total=3, todo=runs[:2]) as shown:
         for run, result in ((runs[0], ok), (runs[1], oom)):
             shown.begin(run)
-            json_files.append_line(run.paths.steps, {"step": 4, "loss": 2.25, "step_time_s": 8.0})
+            json_files.append_line(
+                run.paths.steps, {"step": 4, "loss": 2.25, "step_time_s": 8.0, "tokens": 1024}
+            )
             clock.now += 7
             shown._live.refresh()
             shown.end(run, result)

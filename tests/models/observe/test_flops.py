@@ -7,7 +7,7 @@ import pytest
 
 from dsnb.base.formulas import metrics
 from dsnb.base.formulas.model_shapes import PRESETS
-from dsnb.settings import checks
+from dsnb.settings.tables import REFUSALS
 from tests.support import lazy
 
 torch, transformers = lazy.Module("torch"), lazy.Module("transformers")
@@ -312,9 +312,9 @@ def test_the_lists_of_encoders_are_those_of_transformers():
         elif getattr(config, "is_decoder", None) is False:
             encoders.add(kind)
     assert encoders | {"xlm", "xlnet"} == set(
-        checks.DECODERS_IF_SET
+        REFUSALS["model_types"]["decoders_if_set"]
     )  # these two have no `is_decoder`
-    assert both == set(checks.ENCODER_DECODERS)
+    assert both == set(REFUSALS["model_types"]["encoder_decoders"])
 
 
 def test_a_model_within_another_is_refused(small, monkeypatch):

@@ -1,6 +1,9 @@
 """Counts of a trace beside those by hand, and beside what a configuration says."""
 
+import inspect
 import json
+import textwrap
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -25,6 +28,7 @@ def counted(monkeypatch):
         traces._records.update(
             {key: observed.count(experiment) for key, experiment in missing.items()}
         )
+        return {}
 
     for name, substitute in {"_file": lambda _: None, "_records": {}, "_make": make}.items():
         monkeypatch.setattr(traces, name, substitute)
@@ -90,6 +94,57 @@ def test_grouped_queries_experts_windows_and_caps_are_counted(counted):
     # Experts are multiplied in fp32 under autocast, slowly; tokens x 6 FLOPs a weight.
     assert plain["fp32_flops"] == 1.25 * 4 * 6 * 2 * expert * 256
     assert plain["matmul_flops"] == 6 * 256 * (4 * (attention + 4 * 128) + 512 * 128)
+
+
+@pytest.mark.parametrize("model", ["moe-tiny", "gemma2-tiny", "llama-3.2-1b"])
+def test_the_counts_of_presets_are_those_of_a_trace(counted, model):
+    """If not, `python -m benchmarks.preset_counts` makes the file anew."""
+    assert shapes.shape(model) == shapes._of_record(counted(model))
+
+
+def plugin(monkeypatch, count):
+    """Let an installed package count a type of models."""
+    point = SimpleNamespace(value="odd.work:counts", load=lambda: count)
+    monkeypatch.setattr(
+        shapes,
+        "entry_points",
+        lambda group, name: [point] * ((group, name) == ("dsnb.counts", "odd")),
+    )
+    shapes.shape.cache_clear()
+
+
+def test_a_package_counts_models_that_cannot_be_followed(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"model_type": "odd", "num_hidden_layers": 3}')
+    one = shapes.shape("llama-tiny")
+    plugin(monkeypatch, lambda config: replace(one, layers=config["num_hidden_layers"]))
+    assert shapes.shape(str(tmp_path)) == replace(one, layers=3)
+
+
+@pytest.mark.parametrize(
+    ("count", "why"),
+    [
+        (lambda config: config["no"], r"odd\.work:counts could not count it \(KeyError: 'no'\)$"),
+        (lambda config: config, r"odd\.work:counts returned no Counts$"),
+    ],
+)
+def test_a_package_that_counts_wrongly_is_named(tmp_path, monkeypatch, count, why):
+    (tmp_path / "config.json").write_text('{"model_type": "odd"}')
+    plugin(monkeypatch, count)
+    with pytest.raises(shapes.SettingsError, match=why):
+        shapes.shape(str(tmp_path))
+
+
+def test_the_example_of_a_package_predicts_a_step(tmp_path, monkeypatch):
+    """The one in the docstring."""
+    text = inspect.getdoc(shapes).split("# odd_llama/work.py")[1].split("\n", 1)[1]
+    names = {}
+    exec(textwrap.dedent(text), names)
+    config = {"model_type": "odd", "num_hidden_layers": 2, "hidden_size": 128}
+    config |= {"num_attention_heads": 4, "vocab_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plugin(monkeypatch, names["counts"])
+    found = work(Experiment(model=str(tmp_path), device="cuda", seq_len=128))
+    assert found["matmul_flops"] > 0
 
 
 def test_a_model_that_cannot_be_followed_can_be_measured(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from dsnb.cli import printing
 from dsnb.measure.sweep import job
 from dsnb.measure.sweep.params import load_sweep
 from dsnb.measure.sweep.run import is_finished
-from dsnb.results.statistics.choices import variants
+from dsnb.results.statistics.setting_axes import variants
 from dsnb.results.statistics.summary import timing
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import Result

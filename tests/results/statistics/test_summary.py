@@ -1,10 +1,13 @@
 """Summaries: the columns that are chosen, the settings that differ, and names that do not exist."""
 
+import re
+
 import pandas as pd
 import pytest
 
 from dsnb.base.errors import SettingsError
 from dsnb.results.runs.labels import METRIC_LABELS
+from dsnb.results.statistics.comparisons import differences
 from dsnb.results.statistics.summary import STATISTICS, summarize
 
 RUNS = pd.DataFrame(
@@ -58,6 +61,9 @@ def test_unknown_columns_are_refused_with_the_closest_name(options, message):
     with pytest.raises(SettingsError) as refused:
         summarize(RUNS, **options)
     assert str(refused.value) == message
+    if "by" in options:
+        with pytest.raises(SettingsError, match=f"^{re.escape(message)}$"):
+            differences(RUNS, **options)
 
 
 def test_a_former_name_groups_too():

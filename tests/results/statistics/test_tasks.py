@@ -10,7 +10,7 @@ from dsnb.results.runs import labels
 from dsnb.results.runs.labels import span
 from dsnb.results.runs.number_text import fixed, significant
 from dsnb.results.runs.templates import fill
-from dsnb.results.statistics.choices import variants, varying, with_choices
+from dsnb.results.statistics.setting_axes import variants, varying, with_setting_axes
 from dsnb.results.statistics.tasks import is_fine_tuning, tasks
 from dsnb.show.explorer import data
 from tests.support import made_up
@@ -64,7 +64,7 @@ SHARED = pd.DataFrame(
 
 
 def test_how_a_training_is_shared_is_one_choice():
-    known = with_choices(SHARED)
+    known = with_setting_axes(SHARED)
     names = known["parallelism"].map(labels.text).to_list()
     assert names == ["plain", "DDP", "FSDP", "ZeRO 3", "TP 2 x PP 4 x ZeRO 1", "-", "another"]
     assert known["strategy"].to_list() == SHARED["strategy"].to_list()

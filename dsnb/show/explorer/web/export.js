@@ -10,20 +10,18 @@ const saveFile = (name, content) => {
 // A name for a file: the title of the page, what is saved, the ending.
 const fileName = (what, ending) => `${`${document.title} ${what}`.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-/, "").slice(0, 100)}.${ending}`;
 
-// A text with an apostrophe wherever a spreadsheet could begin a formula: at its start, and behind what separates cells in some locales. Full-width
-// signs count as signs. The same rule is in dsnb/cli/printing.py.
-const FORMULA = /(^|[,;|\t\r\n])(?=[\s"]*[=+\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\t\r\n])/g;
-const disarmed = (text) => text.replace(FORMULA, (_, before = "") => `${before}'`);
-
-// Format one CSV cell.
-const cell = (value) => {
-  if (value === null || value === undefined || Number.isNaN(value)) return "";
-  const text = typeof value === "string" ? disarmed(value) : String(value);
-  return /[",;\n\r]|^\s|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+// The text of a CSV file. `formula` is where a spreadsheet could begin one in a text: an apostrophe stops it.
+const csv = (lines, formula) => {
+  const disarmed = (text) => text.replace(new RegExp(formula, "g"), (_, before = "") => `${before}'`);
+  const cell = (value) => {
+    if (value === null || value === undefined || Number.isNaN(value)) return "";
+    const text = typeof value === "string" ? disarmed(value) : String(value);
+    return /[",;\n\r]|^\s|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  return lines.map((line) => `${line.map(cell).join(",")}\r\n`).join("");
 };
 
-const csv = (lines) => lines.map((line) => `${line.map(cell).join(",")}\r\n`).join("");
-const saveCsv = (what, lines) => saveFile(fileName(what, "csv"), new Blob([csv(lines)], { type: "text/csv;charset=utf-8" }));
+const saveCsv = (what, lines, formula) => saveFile(fileName(what, "csv"), new Blob([csv(lines, formula)], { type: "text/csv;charset=utf-8" }));
 
 const LINE = 18;
 const PIXELS = 2; // of a picture for each of the page

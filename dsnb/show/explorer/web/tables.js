@@ -15,7 +15,7 @@ class RunTable {
     this.range = element("span", { class: "dsnb-range-shown" });
     this.back = button("Previous", () => this.drawPage(this.page - 1));
     this.next = button("Next", () => this.drawPage(this.page + 1));
-    this.save = button("Save as CSV", () => saveCsv(this.view, this.lines()));
+    this.save = button("Save as CSV", () => saveCsv(this.view, this.lines(), model.formula));
     this.node = element(
       "div", { class: "dsnb-later" },
       element("div", { class: "dsnb-bar dsnb-switch", role: "group", "aria-label": "Rows" }, ...this.switches),

@@ -1,0 +1,15 @@
+"""What is said of settings in data files: how they are displayed, and why some are refused."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+
+def _table(name: str) -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name(name).read_text("utf-8"))
+
+
+SHOWN = _table("settings.toml")
+"""How settings are displayed, by name."""
+REFUSALS = _table("refusals.toml")
+"""Reasons by kind of refusal, and what they are for."""
