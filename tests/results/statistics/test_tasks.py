@@ -143,7 +143,7 @@ def test_a_template_leaves_out_what_is_unknown(template, facts, text):
 def test_the_page_assumes_few_tokens_for_tasks_that_adapt_a_trained_model():
     runs = dsnb.published("lambda_1cc_opt")
     page = data.prepared(runs)
-    tokens = dict(zip(page.tasks, page.tokens, strict=True))
+    tokens = page.tasks
     # 331 million parameters x 20, to two digits, and the convention for LoRA
     assert tokens == {"opt-350m, sequence 512": 6.6e9, "opt-13b, sequence 512, LoRA adapters": 50e6}
     lora = runs[runs["model"] == "opt-13b"]
