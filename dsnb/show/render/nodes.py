@@ -1,7 +1,7 @@
 """Runs on several GPUs and nodes: scaling, groups of nodes and which are slow, and the bandwidth between ranks."""
 
 import html
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,10 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
     table = hosts.groups(runs)
     if not (table["nodes"].gt(1).any() or table["hosts"].nunique() > 1):
         return []
-    parts: list[Html | Picture] = [Html("<h2>Nodes</h2>"), _list(hosts.describe(table))]
+    parts: list[Html | Picture] = [
+        Html("<h2>Nodes</h2>"),
+        _list(hosts.describe(table)),
+    ]
     sizes = scaling.scaling(runs[runs["hosts"].notna()], scaling.gpus_per_node(runs))
     if efficiency and len(sizes):
         parts += [tables.subheading("Efficiency, relative to one node"), throughput(sizes)]
@@ -175,11 +178,11 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
     return parts
 
 
-def _list(sentences: list[str]) -> Html:
+def _list(sentences: Sequence[str]) -> Html:
     return Html(f'<div class="answer">{tables.bullet_list(sentences)}</div>')
 
 
-def compare_groups(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+def compare_groups(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, Sequence[str]]:
     """Return the groups of nodes for a terminal: as numbers, as text, and conclusions in sentences."""
     table = hosts.groups(runs)
     if table.empty:
