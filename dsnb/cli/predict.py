@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from dsnb.cli.printing import Format, say, say_line, show
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
 from dsnb.measure.sweep.params import is_params, left_out_lines
 from dsnb.results.runs.labels import count
-from dsnb.results.runs.texts import significant
+from dsnb.results.runs.number_text import significant
 from dsnb.settings.experiment import Experiment
 
 GpuName = Annotated[
@@ -33,6 +33,8 @@ LinkName = Annotated[
 USUAL_TOKENS = "20 per parameter; 50M with LoRA or pretrained weights"
 SLOW = ("dsnb.prediction.traces", "dsnb.show.form.measure")
 """Modules that log what takes long."""
+CAVEATS = {"outside": "not covered by the calibration:", "probe": "adjusted by the"}
+"""Columns of predictions that say how their figures came about, and words before them."""
 SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -88,14 +90,23 @@ def predict(
     """Predict memory, speed and cost of every setting of a params file, with errors; no GPU is needed."""
     from dsnb.prediction.predict import predict as predicted
 
-    options = _options(link, tokens, price, calibrate, host_memory)
-    asked = _experiments(params, gpus, set_, gpu, link, verbose, traced=True)
-    table = predicted(asked, gpu, probe=not no_probe, **options)
+    runs = _measured(calibrate)
+    asked = _experiments(params, gpus, parse_overrides(set_ or []), gpu, link, verbose, traced=True)
+    table = predicted(
+        asked,
+        gpu,
+        link=link,
+        calibrate=runs,
+        tokens=tokens,
+        price=price,
+        probe=not no_probe,
+        host_memory=host_memory,
+    )
     order = table["fits"].map({True: 0, False: 2}).fillna(1)
     table = table.assign(order=order).sort_values(["order", "days"]).drop(columns="order")
     _show(table, format_, currency, gpu)
     for note in _notes(table, asked, tokens):
-        say(note, err=format_ in {Format.csv, Format.json})
+        say(note, err=format_.is_data)
 
 
 def recommend(
@@ -164,59 +175,63 @@ def recommend(
     Without a params file, all settings that train the same are compared. Prediction alone takes seconds; with
     `--measure`, the best are run on this machine. After Ctrl-C, the same command continues.
     """
-    if not is_params(target):
+    from dsnb.prediction.recommend import Scope
+    from dsnb.prediction.target import Budget, Target
+    from dsnb.show.form import recommend as form
+
+    fixed = parse_overrides(set_ or [])
+    if is_params(target):  # names the settings that are left out
+        _experiments(target, gpus, fixed, gpu or "H200", link, verbose)
+    else:
         from dsnb.prediction import traces
 
         say(f"comparing settings for {target}", err=True)
         traces.start(str(target))
-    from dsnb.show.form import recommend as designer
-
-    options: dict[str, Any] = _options(link, tokens, price, calibrate, host_memory)
-    options |= {
-        "gpus": gpus,
-        "seq_len": seq_len,
-        "global_batch": global_batch,
-        "least_gpus": least_gpus,
-    }
-    options |= {
-        "settings": parse_overrides(set_ or []),
-        "measure": measure,
-        "minutes": minutes,
-        "output": output,
-    }
-    if is_params(target):
-        _experiments(
-            target, gpus, set_, gpu or "H200", link, verbose
-        )  # names the settings that are left out
+    scope = Scope(str(target), gpus, seq_len, global_batch, fixed, least_gpus)
+    on = Target(gpu, link, _measured(calibrate), host_memory)
+    budget = Budget(tokens, price, currency, objective)
     try:
-        answers = designer.recommend(
-            str(target),
-            gpu,
-            objective=objective,  # type: ignore[arg-type]
-            currency=currency,
-            **options,
-        )
+        answers = form.answers(scope, on, budget, form.Measurement(measure, minutes, output))
     except KeyboardInterrupt:
         kept = ": finished runs are kept, start the same command again to go on" if measure else ""
         say(f"interrupted{kept}", err=True)
         raise typer.Exit(signals.INTERRUPTED) from None
     if write:
-        designer.only_task(answers, "write")
-    in_one = format_ in {Format.csv, Format.json}
+        form.only_task(answers, "write")
+    _show_answers(answers, format_, currency)
+    if not any(len(answer.table) for answer in answers):
+        raise typer.Exit(1)
+    for line in form.write(write, answers[0]) if write else []:
+        say(line, err=format_.is_data)
+
+
+def _show_answers(answers: Sequence[Any], format_: Format, currency: str) -> None:
+    """Print the sentences of each answer above its table; the tables as CSV or JSON are one."""
     for place, answer in enumerate(answers):
-        for line in (*([""] if place else []), f"{answer.task}:", *answer.sentences):
-            say_line(line, err=in_one)
-        if len(answer.table) and not in_one:
-            _show(answer.table, format_, currency)
-    if in_one:
+        if place:
+            say_line("", err=format_.is_data)
+        say_line(f"{answer.task}:", err=format_.is_data)
+        for sentence in answer.sentences:
+            say_line(sentence, err=format_.is_data)
+        if answer.folder:
+            say_line(_report(answer.folder), err=format_.is_data)
+        if len(answer.table) and not format_.is_data:
+            said = {sentence.facts["outside"] for sentence in answer.about("outside")}
+            _show(answer.table, format_, currency, said=said)
+    if format_.is_data:
         import pandas as pd
 
         tables = [answer.table.assign(task=answer.task) for answer in answers if len(answer.table)]
-        _show(pd.concat(tables or [answers[0].table]), format_, currency)
-    if not any(len(answer.table) for answer in answers):
-        raise typer.Exit(1)
-    for line in designer.write(write, answers[0]) if write else []:
-        say(line, err=in_one)
+        said = {one.facts["outside"] for answer in answers for one in answer.about("outside")}
+        _show(pd.concat(tables or [answers[0].table]), format_, currency, said=said)
+
+
+def _report(folder: Path) -> str:
+    """Write the report on runs, and return a sentence on it."""
+    try:
+        return f"Report: {dsnb.write_report(folder)}."
+    except dsnb.DsnbError as error:  # the runs are there all the same
+        return f"Runs: {folder}, without a report: {error}."
 
 
 def _notes(table: Any, asked: Sequence[Experiment], tokens: float | None) -> Iterator[str]:
@@ -236,7 +251,7 @@ def _notes(table: Any, asked: Sequence[Experiment], tokens: float | None) -> Ite
             "say what a host has with --host-memory GIB"
         )
     if any(
-        experiment.optimizer == "adamw" and experiment.strategy == "deepspeed"
+        experiment.optimizer == "adamw" and experiment.parallel_strategy.is_deepspeed
         for experiment in asked
     ):
         yield "assumed: adamw is DeepSpeed's FusedAdam, or CPUAdam with offload; other versions need different memory"
@@ -244,30 +259,19 @@ def _notes(table: Any, asked: Sequence[Experiment], tokens: float | None) -> Ite
         yield "allocator is 'default': fragmentation can need more memory than is predicted"
 
 
-def _options(
-    link: str,
-    tokens: float | None,
-    price: float | None,
-    calibrate: Path | None,
-    host_memory: float | None,
-) -> dict[str, Any]:
+def _measured(calibrate: Path | None) -> Any:
+    """Return the runs to calibrate with, if any; log what takes long from now on."""
     for name in SLOW:
-        logging.getLogger(name).handlers = [_Progress()]
-        logging.getLogger(name).setLevel(logging.INFO)
-    runs = dsnb.load_runs(calibrate) if calibrate else None
-    return {
-        "link": link,
-        "tokens": tokens,
-        "price": price,
-        "calibrate": runs,
-        "host_memory": host_memory,
-    }
+        logger = logging.getLogger(name)
+        logger.handlers = [_Progress()]
+        logger.setLevel(logging.INFO)
+    return dsnb.load_runs(calibrate) if calibrate else None
 
 
 def _experiments(
     params: Path,
     gpus: int | None,
-    set_: list[str] | None,
+    overrides: dict[str, Any],
     gpu: str,
     link: str,
     verbose: bool,
@@ -279,21 +283,20 @@ def _experiments(
     from dsnb.prediction.traces import attempts
     from dsnb.show.form.recommend import settings_of_file
 
-    asked, refused = settings_of_file(params, parse_overrides(set_ or []), gpus)
-    problems = {
-        name: why for name, experiment in asked.items() if (why := problem(experiment, gpu, link))
-    }
+    asked, refused = settings_of_file(params, overrides, gpus)
+    reasons = {name: problem(experiment, gpu, link) for name, experiment in asked.items()}
     if traced:
-        timed = {name: experiment for name, experiment in asked.items() if name not in problems}
-        tried = zip(timed, attempts(list(timed.values())), strict=True)
-        problems |= {name: str(why) for name, why in tried if isinstance(why, SettingsError)}
-    if len(problems) == len(asked):
-        raise SettingsError(list(dict.fromkeys(problems.values())))
-    predictable = {name: experiment for name, experiment in asked.items() if name not in problems}
-    others = [*refused, *problems.items()]
-    for line in left_out_lines(others, len(predictable) + len(others), verbose):
+        timed = [name for name in asked if not reasons[name]]
+        tried = attempts([asked[name] for name in timed])
+        for name, trace in zip(timed, tried, strict=True):
+            reasons[name] = str(trace) if isinstance(trace, SettingsError) else ""
+    if all(reasons.values()):
+        raise SettingsError(list(dict.fromkeys(reasons.values())))
+    left_out = [*refused, *((name, why) for name, why in reasons.items() if why)]
+    predictable = [experiment for name, experiment in asked.items() if not reasons[name]]
+    for line in left_out_lines(left_out, len(predictable) + len(left_out), verbose):
         say(line, err=True)
-    return list(predictable.values())
+    return predictable
 
 
 class _Progress(logging.Handler):
@@ -303,20 +306,23 @@ class _Progress(logging.Handler):
         say_line(record.getMessage(), err=True)
 
 
-def _show(table: Any, format_: Format, currency: str, gpu: str = "") -> None:
-    """Print a table of predictions; `gpu` is named with its memory above it."""
+def _show(
+    table: Any, format_: Format, currency: str, gpu: str = "", said: Collection[object] = ()
+) -> None:
+    """Print a table of predictions; `gpu` is named with its memory above it, caveats not yet `said` below it."""
     from dsnb.prediction import gpus
-    from dsnb.results.runs.texts import predicted_figures
+    from dsnb.show.render.predictions import predicted_figures
 
     numbers = table.set_index("experiment")
     texts = predicted_figures(numbers, currency)
-    if gpu and format_ in {Format.table, Format.markdown}:
-        spec, left = gpus.find(gpu), (numbers["peak_allocated_gib"] + numbers["headroom_gib"]).min()
+    if gpu and not format_.is_data:
+        spec = gpus.find(gpu)
+        left = (numbers["peak_allocated_gib"] + numbers["headroom_gib"]).min()
         say(f"{spec.name}: {spec.memory_gib:.1f} GiB, {left:.1f} of them for tensors")
     if "worse_pct" in numbers:
         texts.insert(0, "worse", [f"{worse:.1f} %" for worse in numbers["worse_pct"]])
     show(numbers, texts.loc[:, (texts != "").any()], format_)
-    for line in filter(None, dict.fromkeys(numbers["outside"])):
-        say(f"not covered by the calibration: {line}", err=format_ in {Format.csv, Format.json})
-    for line in filter(None, dict.fromkeys(numbers.get("probe", ()))):
-        say(f"adjusted by the {line}", err=format_ in {Format.csv, Format.json})
+    for column, about in CAVEATS.items():
+        for caveat in numbers.get(column, numbers.index[:0]).unique():
+            if caveat and caveat not in said:
+                say(f"{about} {caveat}", err=format_.is_data)

@@ -27,15 +27,17 @@ class Format(StrEnum):
     csv = "csv"
     json = "json"
 
-
-DATA = (Format.csv, Format.json)
-"""Formats that other programs read: what is said besides goes to stderr."""
+    @property
+    def is_data(self) -> bool:
+        """Whether the format is for programs, so that remarks go to the error stream."""
+        return self in {Format.csv, Format.json}
 
 
 def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     """Print the medians: the columns that fit, task by task, or all columns of all experiments."""
     from dsnb.cli import summary_table
     from dsnb.results.answers import lengths
+    from dsnb.results.answers.sentences import PHRASES
     from dsnb.results.runs.labels import common_unit
     from dsnb.results.statistics.summary import summarize
     from dsnb.show.render.tables import format_summary
@@ -53,7 +55,8 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
             say_line(line)
     if compared := lengths.sentences(runs):
         say("")
-        for line in (f"{lengths.TITLE}. {lengths.ABOUT}", *compared):
+        say_line(f"{PHRASES['lengths']}. {PHRASES['about_lengths']}")
+        for line in compared:
             say_line(line)
 
 
@@ -64,7 +67,7 @@ def print_groups(runs: Any, format_: Format) -> None:
     numbers, texts, sentences = compare_groups(runs)
     show(numbers, texts, format_, fit=True)
     for sentence in sentences:
-        say_line(sentence, err=format_ in DATA)
+        say_line(sentence, err=format_.is_data)
 
 
 def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:

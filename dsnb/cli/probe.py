@@ -5,7 +5,7 @@ from typing import Annotated
 
 from dsnb.base.files import json_files
 from dsnb.cli.predict import TableFormat
-from dsnb.cli.printing import DATA, Format, say, show
+from dsnb.cli.printing import Format, say, show
 from dsnb.cli.sweep import option
 
 
@@ -31,9 +31,9 @@ def probe(
     texts = table[["value", "usual"]].map("{:,.4g}".format).replace("nan", "")
     show(table, table.assign(**texts), format_)
     for part, why in record["missing"].items():
-        say(f"{part} left out: {why}", err=format_ in DATA)
+        say(f"{part} left out: {why}", err=format_.is_data)
     if output:
         json_files.write_json(output, record)
     kept = "" if quick else probed.save(record)
     if kept:
-        say(f"kept for predictions: {kept}", err=format_ in DATA)
+        say(f"kept for predictions: {kept}", err=format_.is_data)

@@ -31,7 +31,8 @@ MASKLESS = {
     "gpt2", "opt", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "phi", "phi3", "gpt_neox",
 }  # fmt: skip
 """Families whose attention is causal and nothing else, but for a window: no bias, no soft cap, no packed sequences."""
-ALIBI_NAME, FLEX_NAME = "sdpa with ALiBi", "flex with ALiBi"
+ALIBI_NAME = "sdpa with ALiBi"
+FLEX_NAME = "flex with ALiBi"
 _OPERATOR = re.compile(
     r"aten::_scaled_dot_product_(?:fused_)?(cudnn|flash|efficient)_?attention(_for_cpu)?$"
 )

@@ -44,14 +44,16 @@ OTHER_DROPS = ("layerdrop", "classifier", "summary", "path")
 
 def model_config(experiment: Experiment) -> Any:
     """Return the transformers configuration of the experiment's model, with its attention implementation."""
-    if path := model_shapes.local_config(experiment.model):
+    path = model_shapes.local_config(experiment.model)
+    if path:
         settings = json.loads(path.read_text(encoding="utf-8"))
         config = AutoConfig.for_model(**settings)
     elif experiment.model in model_shapes.PRESETS and experiment.weights == "random":
         config = AutoConfig.for_model(**model_shapes.PRESETS[experiment.model].config())
     else:
         config = AutoConfig.from_pretrained(_weights_source(experiment))
-    if wrong := checks.not_trained(experiment.model, config.to_dict()):
+    wrong = checks.not_trained(experiment.model, config.to_dict())
+    if wrong:
         raise ValueError(wrong)
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ValueError(
@@ -97,7 +99,8 @@ def _attention(experiment: Experiment, config: Any) -> str:
 
 def _weights_source(experiment: Experiment) -> str:
     """Return the folder or hub ID of a model's weights."""
-    if path := model_shapes.local_config(experiment.model):
+    path = model_shapes.local_config(experiment.model)
+    if path:
         return str(path.parent)
     preset = model_shapes.PRESETS.get(experiment.model)
     return (preset.hub_id if preset else None) or experiment.model
@@ -330,7 +333,8 @@ def return_freed_memory() -> Iterator[None]:
     Otherwise they stay allocated between the partitions: with OPT-350M on 4 CPU ranks a rank grew by 600 MB, about
     the whole model, instead of 290 MB. Afterwards glibc keeps them again, because training steps reuse tensors.
     """
-    mmap_threshold, trim_threshold = -3, -1
+    trim_threshold = -1
+    mmap_threshold = -3
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
     mallopt(mmap_threshold, 2**20)
     try:

@@ -48,7 +48,8 @@ def compile_block(block: Any) -> None:
     if not getattr(block, "gradient_checkpointing", False):
         block.forward = compiled
         return
-    block.gradient_checkpointing, checkpoint = False, block._gradient_checkpointing_func
+    block.gradient_checkpointing = False
+    checkpoint = block._gradient_checkpointing_func
 
     def forward(*inputs: Any, **named: Any) -> Any:
         return checkpoint(functools.partial(compiled, **named), *inputs)

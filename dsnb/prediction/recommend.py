@@ -1,153 +1,318 @@
-"""Which settings to train each task with: measured ones, predicted ones (`recommend`), or both (`forecast`).
+"""Which settings to train each task with: predicted ones, measured ones (`measured_plans`), or both (`forecast`).
 
-All three make one table of candidates with a column `basis`, let `dsnb.results.answers.decide` rank it, and word the result
-with `dsnb.results.answers.words`. `recommend` chooses from given settings, or from all of `dsnb.prediction.space`.
+All three make one table of candidates with a column `basis`, let `dsnb.results.answers.decide` rank it, and return an
+`Answer`. Predicted settings are given ones, or all of `dsnb.prediction.candidates`.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import planning
+from dsnb.base.formulas.memory import HALF
 from dsnb.base.formulas.model_shapes import PRESETS, local_config
-from dsnb.prediction import gpus, space
-from dsnb.prediction.advice import Adviser, Recommendation, by_task, runs_on
+from dsnb.base.system import hardware
+from dsnb.prediction import candidates as built_in
+from dsnb.prediction import gpus
 from dsnb.prediction.calibration import MIN_CALIBRATED, measured
+from dsnb.prediction.candidates import Training
+from dsnb.prediction.explanation import LIMITS, explanation, no_fit, out_of_reach
+from dsnb.prediction.gpus import NODE_GPUS, known_gpu
+from dsnb.prediction.memory import need_gib, peak_memory, room_gib
 from dsnb.prediction.predicted import allowed
+from dsnb.prediction.search import Search, SearchResult
 from dsnb.prediction.shapes import shape
-from dsnb.prediction.space import Training
-from dsnb.results.answers import words
-from dsnb.results.answers.decide import BASES, CPU, Decision, Question, candidates, decide
-from dsnb.results.runs.labels import count
-from dsnb.results.runs.texts import amount, usual_tokens_words
-from dsnb.results.statistics.tasks import is_fine_tuning, tasks
+from dsnb.prediction.target import Budget, Target, usual_tokens
+from dsnb.prediction.traces import traces
+from dsnb.results.answers import card
+from dsnb.results.answers.answer import Answer
+from dsnb.results.answers.decide import (
+    BASES,
+    CPU,
+    MEASURED,
+    PREDICTED,
+    Decision,
+    Question,
+    candidates,
+    decide,
+)
+from dsnb.results.answers.sentences import PHRASES, Sentence, say
+from dsnb.results.runs.labels import MEMORY, count
+from dsnb.results.runs.number_text import amount, significant
+from dsnb.results.runs.table import as_runs
+from dsnb.results.runs.templates import fill
+from dsnb.results.statistics.tasks import is_fine_tuning, settings_of, tasks
 from dsnb.settings.experiment import Experiment
 
-Objective = Literal["days", "tokens_per_s", "memory", "cost"]
-OBJECTIVES = {"days": "time", "tokens_per_s": "time", "memory": "memory", "cost": "cost"}
-"""Objective of `recommend` -> objective of `dsnb.results.answers.decide`."""
-LEAST = {
-    "time": "Fewest days",
-    "gpu_hours": "Fewest GPU-hours",
-    "cost": "Lowest cost of the settings with a price",
-}
 FORECAST = [
     "experiment", "basis", "fits", "tight", "peak_allocated_gib", "peak_allocated_error_pct", "peak_reserved_gib",
     "host_memory_gib", "tokens_per_s", "tokens_per_s_error_pct", "days", "days_low", "days_high", "gpu_hours", "cost",
     "outside",
 ]  # fmt: skip
 """Columns of the tables of `forecast`."""
+OF_SEARCH = [
+    "is_known", "is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis",
+]  # fmt: skip
+"""Columns of a search that recommendations leave out."""
 USUAL_GPUS = 8
-FINE_TUNED = "as usual with LoRA or pretrained weights"
+MAX_GPUS = 4096
+MAX_TRIED = 20
+"""Settings kept for measuring, in addition to those of the table."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What to train: a model, with what its settings share, or given settings."""
+
+    what: str | Path | Sequence[Experiment]
+    gpus: int | None = None
+    seq_len: int | None = None
+    global_batch: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that are fixed; a list is what may be chosen from."""
+    least_gpus: bool = False
+    """Whether to use the smallest power of two of GPUs on which a setting fits."""
 
 
 def recommend(
-    target: str | Path | Sequence[Experiment],
-    gpu: str = "",
-    *,
-    gpus: int | None = None,
-    seq_len: int | None = None,
-    global_batch: int | None = None,
-    settings: Mapping[str, Any] | None = None,
-    least_gpus: bool = False,
-    objective: Objective = "days",
-    currency: str = "$",
-    runs: pd.DataFrame | None = None,
-    **options: Any,
-) -> list[Recommendation]:
-    """Return what `dsnb.recommend` does of a model or settings; figures of measured `runs` replace predicted ones."""
-    if objective not in OBJECTIVES:
-        raise SettingsError(f"objective is {objective!r}: use one of {', '.join(OBJECTIVES)}")
-    if objective == "cost" and not options.get("price"):
-        raise SettingsError(
-            "objective is 'cost', but price is missing or 0: give the price of a GPU-hour"
-        )
-    device = (settings or {}).get("device", "cuda")
-    adviser = Adviser(gpu, OBJECTIVES[objective], currency, runs, device=device, **options)
-    if isinstance(target, str | Path):
-        training, assumed = _training(
-            str(target), adviser, gpus, seq_len, global_batch, settings or {}, least_gpus
-        )
-        if least_gpus:
-            least = adviser.smallest(training)
-            if not least:
-                batch = count(training.global_batch, "sequence")
-                raise SettingsError(
-                    f"no power of two of GPUs shares {batch} a step and fits: give another global_batch"
-                )
-            training = replace(training, gpus=least)
-            adviser.with_network(least)
-        return [adviser.of_model(training, [*adviser.assumed, *assumed])]
-    if not target:
+    scope: Scope, target: Target, budget: Budget, runs: pd.DataFrame | None = None
+) -> list[Answer]:
+    """Return the best setting of each task that is predicted to fit; measured `runs` replace predicted figures."""
+    if isinstance(scope.what, str | Path):
+        return [_of_model(scope, target, budget)]
+    if not scope.what:
         raise SettingsError("there is no setting to choose from: give at least one")
-    answers = [
-        adviser.among(experiments)[0] for _, experiments in by_task(adviser.predictable(target))
-    ]
+    answers = []
+    for experiments in by_task(target.predictable(scope.what)):
+        search = _search(experiments, target, budget, runs)
+        answers.append(_among(search, search.best(), budget.assumed(experiments)))
     if all(answer.table.empty for answer in answers):
-        raise SettingsError(
-            [
-                f"{answer.task}: {text[0].lower()}{text[1:-1]}"
-                for answer in answers
-                for text in answer.sentences
-            ]
-        )
+        refusals = []
+        for answer in answers:
+            (unfit,) = answer.about("no_fit")
+            refusals.append(say("no_fit.refusal", task=answer.task, **unfit.facts))
+        raise SettingsError(refusals)
     return answers
 
 
-def _training(
-    model: str,
-    adviser: Adviser,
-    gpus: int | None,
-    seq_len: int | None,
-    global_batch: int | None,
-    fixed: Mapping[str, Any],
-    least_gpus: bool,
-) -> tuple[Training, list[str]]:
+def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
+    """Return the best of all settings for a model; with offload if nothing else fits."""
+    training, assumed = _training(scope, target)
+    if scope.least_gpus:
+        least = smallest(training, target)
+        if not least:
+            batch = count(training.global_batch, "sequence")
+            raise SettingsError(
+                f"no power of two of GPUs shares {batch} a step and fits: give another global_batch"
+            )
+        training = replace(training, gpus=least)
+        target.assume_network(least)
+    asked = built_in.candidates(training)
+    target.predictable(asked[:1])
+    is_cpu = target.device == "cpu"
+    search = _search(asked, target, budget, beside=[] if is_cpu else _lightest(training))
+    result = search.best()
+    offloaded = [] if result.chosen else built_in.candidates(training, offloaded=True)
+    if offloaded:
+        with_offload = _search(offloaded, target, budget)
+        result = with_offload.best()
+        if result.chosen or with_offload.table["fits"].notna().any():
+            search = with_offload
+    more: list[Sentence] = []
+    if not is_cpu:
+        more.append(out_of_reach(search))
+        more.append(say("least_gpus", least=smallest(training, target) or ""))
+    what = [*target.assumed, *assumed, *budget.assumed(asked)]
+    more.append(say("assumed", what="; ".join(what)))
+    more = [sentence for sentence in more if sentence]
+    if result.chosen:
+        return _answer(search, result, more)
+    sentences = (no_fit(search, offloaded=True), *more)
+    return Answer(_title(asked), search.table.head(0), sentences)
+
+
+def _training(scope: Scope, target: Target) -> tuple[Training, list[str]]:
     """Return what to train, and what was assumed for that.
 
     With `least_gpus`, the number of GPUs only sets the usual batch, so it is not an assumption.
     """
-    fixed, assumed = dict(fixed), []
-    preset = next((name for name, entry in PRESETS.items() if entry.hub_id == model), model)
-    model = Experiment(model=str(Path(model).absolute()) if local_config(model) else preset).model
-    device = fixed.pop("device", "cuda")
-    number = fixed.pop("gpus", gpus)
+    fixed: dict[str, Any] = {"gpus": scope.gpus, "seq_len": scope.seq_len, **scope.settings}
+    model = str(scope.what)
+    if local_config(model):
+        model = str(Path(model).absolute())
+    of_hub = [preset for preset, entry in PRESETS.items() if entry.hub_id == model]
+    model = Experiment(model=[*of_hub, model][0]).model
+    assumed: list[str] = []
+    number = fixed.pop("gpus")
     if number is None:
-        number = adviser.installed or USUAL_GPUS
-        if not least_gpus:
-            where = " of this machine" if adviser.installed else ", one node"
+        number = target.installed or USUAL_GPUS
+        where = " of this machine" if target.installed else ", one node"
+        if not scope.least_gpus:
             assumed.append(f"{count(number, 'GPU')}{where}")
-    length = fixed.pop("seq_len", seq_len)
+    length = fixed.pop("seq_len")
     if length is None:
-        length = space.usual_length(model)
+        length = built_in.usual_length(model)
         assumed.append(f"sequences of {length} tokens")
-    numbers = {
-        "gpus": number,
-        "seq_len": length,
-        "global_batch": 1 if global_batch is None else global_batch,
-    }
+    batch = scope.global_batch
+    numbers = {"gpus": number, "seq_len": length, "global_batch": 1 if batch is None else batch}
     for name, value in numbers.items():
         if not (planning.is_whole(value) and value >= 1):
             raise SettingsError(f"{name} is {value!r}: give a whole number of at least 1")
-    half = "bf16" if adviser.has_bf16 else "fp16"
-    precision = fixed.pop("precision", "fp32" if device == "cpu" else half)
-    training = Training(model, number, length, global_batch or number, precision, device, fixed)
-    adviser.check(training, least_gpus)
-    if global_batch is None:
-        parameters = shape(model).parameters
-        global_batch = space.usual_batch(parameters, length, number, training.is_fine_tuning)
-        tokens, size = (
-            amount(float(f"{value:.2g}")) for value in (global_batch * length, parameters)
-        )
-        usual = f"as usual for {size} parameters (Brown et al. 2020, table 2.1)"
-        usual = FINE_TUNED if training.is_fine_tuning else usual
-        assumed.append(f"{count(global_batch, 'sequence')} a step ({tokens} tokens), {usual}")
-    return replace(training, global_batch=global_batch), assumed
+    device = fixed.pop("device", "cuda")
+    precision = "fp32" if device == "cpu" else target.half_precision
+    precision = fixed.pop("precision", precision)
+    training = Training(model, number, length, batch or number, precision, device, fixed)
+    built_in.check(training)
+    nodes = fixed.get("nodes", 1)
+    if not scope.least_gpus and isinstance(nodes, int):
+        target.hardware.link.check(number, max(nodes, math.ceil(number / NODE_GPUS)))
+    if batch is not None:
+        return training, assumed
+    parameters = shape(model).parameters
+    batch = built_in.usual_batch(parameters, length, number, training.is_fine_tuning)
+    numbers = {"tokens": batch * length, "size": parameters}
+    facts = {fact: amount(float(f"{value:.2g}")) for fact, value in numbers.items()}
+    name = "usual_batch.fine_tuning" if training.is_fine_tuning else "usual_batch"
+    assumed.append(say(name, batch=count(batch, "sequence"), **facts))
+    return replace(training, global_batch=batch), assumed
+
+
+def smallest(training: Training, target: Target) -> int:
+    """Return the smallest power of two of GPUs on which a setting fits without offload; 0 if none does."""
+    for power in range(MAX_GPUS.bit_length()):
+        for setting in _lightest(replace(training, gpus=2**power)):
+            room = room_gib(setting, target.hardware.gpu.memory_gib)
+            if need_gib(setting) <= room:
+                need = peak_memory(setting, *traces([setting]))
+                if need.gib <= room:
+                    return 2**power
+    return 0
+
+
+def _lightest(training: Training) -> list[Experiment]:
+    """Return the settings without offload that need least: a sequence at a time, every block recomputed."""
+    fixed: dict[str, Any] = {
+        "strategy": "deepspeed",
+        "tensor_parallel": 1,
+        "micro_batch_size": 1,
+        "compile": "off",
+        "activation_checkpointing": True,
+        "checkpoint_every": 1,
+    }
+    if training.precision in HALF:
+        fixed["mixed_precision"] = "native"
+    try:
+        settings = built_in.candidates(replace(training, pinned={**fixed, **training.pinned}))
+    except SettingsError:  # the global batch cannot be shared among these GPUs
+        return []
+    return [experiment for experiment in settings if experiment.loss == "chunked"] or settings
+
+
+def _search(
+    asked: Sequence[Experiment],
+    target: Target,
+    budget: Budget,
+    runs: pd.DataFrame | None = None,
+    beside: Sequence[Experiment] = (),
+) -> Search:
+    """Return a search among settings of one task."""
+    if target.device == "cpu":
+        asked = held_by_host(asked)
+    figures = None if runs is None else measured_figures(runs, asked, target)
+    return Search(asked, target, budget.question(asked), figures, beside)
+
+
+def _among(search: Search, result: SearchResult, assumed: Sequence[Sentence]) -> Answer:
+    """Return the answer of a search among given settings."""
+    if not result.chosen:
+        asked = list(search.asked.values())
+        return Answer(_title(asked), search.table.head(0), (no_fit(search),))
+    return _answer(search, result, [say("assumed", what=what) for what in assumed])
+
+
+def _answer(search: Search, result: SearchResult, more: Iterable[Sentence]) -> Answer:
+    options = result.options
+    ranked = options.loc[result.chosen]
+    column = search.question.column
+    table = result.table.loc[result.chosen].drop(columns=OF_SEARCH)
+    table = table.assign(**ranked[["days", "days_low", "days_high", "gpu_hours"]])
+    is_measured = ranked["basis"] != PREDICTED
+    predicted_only = [*itertools.chain(*LIMITS.values()), "step_time_error_pct"]
+    table.loc[is_measured, predicted_only] = math.nan
+    tokens = [search.asked[name].tokens_per_step for name in result.chosen]
+    table["step_time_s"] = table["step_time_s"].where(~is_measured, tokens / ranked["tokens_per_s"])
+    table.insert(1, "worse_pct", 100 * (ranked[column] / ranked[column].iloc[0] - 1))
+    table.insert(2, "basis", ranked["basis"])
+    to_try = dict.fromkeys([*result.chosen, *options.index[:MAX_TRIED]])
+    experiments = tuple(search.asked[name] for name in to_try)
+    sentences = (*explanation(search, result), *more)
+    return Answer(_title(experiments[:1]), table.reset_index(drop=True), sentences, experiments)
+
+
+def held_by_host(asked: Sequence[Experiment]) -> list[Experiment]:
+    """Return the settings whose CPU ranks are likely to fit into this machine's memory, by formulas alone.
+
+    If none is likely to, return those that may; if none can, raise SettingsError: runs would take minutes to fail.
+    """
+    available = hardware.available_memory_gib()
+    for is_likely in (True, False):
+        needs = [one.gpus * need_gib(one, likely=is_likely) for one in asked]
+        held = [one for one, need in zip(asked, needs, strict=True) if need <= available]
+        if held:
+            return held
+    smallest = asked[needs.index(min(needs))]
+    ranks = count(smallest.gpus, "CPU rank")
+    raise SettingsError(
+        f"{smallest.model} needs at least {significant(min(needs))} GiB of host memory on {ranks} (by {smallest.name}), "
+        f"and this machine has {significant(available)} GiB free: measure a smaller model, or predict without measure"
+    )
+
+
+def by_task(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
+    """Return the settings of each task (`dsnb.results.statistics.tasks`)."""
+    found = tasks(settings_of(experiments))
+    return [[experiments[place] for place in task.runs.index] for task in found]
+
+
+def _title(experiments: Sequence[Experiment]) -> str:
+    return tasks(settings_of(experiments))[0].title
+
+
+def runs_on(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
+    """Return the runs on a GPU that succeeded with a known speed, or ran out of memory."""
+    runs = as_runs(runs)
+    needed = {"status", "tokens_per_s", "peak_allocated_gib", "gpu_name"} - {*runs}
+    runs = runs.reindex(columns=[*runs, *needed])
+    is_timed = runs["status"].eq("ok") & runs["tokens_per_s"].notna()
+    runs = runs[runs["status"].eq("oom") | is_timed]
+    return runs[[known_gpu(name) == spec for name in runs["gpu_name"]]]
+
+
+def measured_figures(
+    runs: pd.DataFrame, asked: Sequence[Experiment], target: Target
+) -> pd.DataFrame | None:
+    """Return measured medians in place of predictions; a setting whose runs all ran out of memory does not fit."""
+    runs = runs_on(runs, gpus.find(target.hardware.gpu.name))
+    names = [Experiment.of_row(row).name_with_model for row in runs.to_dict("records")]
+    named = runs.assign(experiment=names, sweep="").drop(columns=[*MEMORY[1:]], errors="ignore")
+    named = named[named["experiment"].isin([one.name_with_model for one in asked])]
+    if named.empty:
+        return None
+    medians = candidates(named).reindex(named["experiment"].unique())
+    is_unstable = medians["is_unstable"].eq(True)
+    return medians[["tokens_per_s", "memory_gib"]].assign(
+        is_known=True, basis=medians["basis"].astype(object).fillna(MEASURED),
+        is_unstable=is_unstable & ~is_unstable.all(),
+        fits=medians["n"].gt(0), peak_allocated_gib=medians["memory_gib"], peak_allocated_error_pct=math.nan,
+        peak_reserved_gib=math.nan, peak_reserved_error_pct=math.nan, tight=False, tokens_per_s_error_pct=math.nan,
+        outside="",
+    )  # fmt: skip
 
 
 def measured_plans(
@@ -156,7 +321,7 @@ def measured_plans(
     prices: Mapping[str, float] | None = None,
     power_w: float | None = None,
     currency: str = "$",
-) -> list[Recommendation]:
+) -> list[Answer]:
     """Return for each task what training takes with each measured setting, and the best ones in words.
 
     Without `tokens`, they are those that are usual for the task (`dsnb.base.formulas.planning.usual_tokens`).
@@ -165,52 +330,48 @@ def measured_plans(
 
     Returns
     -------
-    list of Recommendation
-        Each table has a row per `experiment`, the fastest first, with the columns of `dsnb.results.answers.decide.candidates`
-        and `costed`. Without a GPU, the `gpu_name` is `CPU`, and `gpus` and `gpu_hours` are ranks and rank-hours.
+    list of Answer
+        Each table has a row per `experiment`, the fastest first, with the columns of
+        `dsnb.results.answers.decide.candidates` and `costed`. Without a GPU, the `gpu_name` is `CPU`, and `gpus` and
+        `gpu_hours` are ranks and rank-hours.
     """
-    questions = {
-        name: Question(tokens or 0, name, prices=prices or {}, currency=currency) for name in LEAST
-    }
     planning.check(tokens or planning.DEFAULT_TOKENS, {}, power_w=power_w)
     plans = []
     for task in tasks(runs):
-        measured_settings = candidates(task.runs, power_w)
         usual = task.parameters, is_fine_tuning(task.runs)
-        decisions = {
-            name: decide(measured_settings, question, *usual)
-            for name, question in questions.items()
-        }
-        table = decisions["time"].table
-        table = table.assign(
-            gpu_name=table["gpu_name"].astype(object).mask(table["kind"] == CPU, CPU)
-        )
-        table = table.rename_axis("experiment").reset_index()
-        sentences = list(_least(decisions, words.memory_name(task.runs)))
+        settings = candidates(task.runs, power_w)
+        decisions = {}
+        for objective in PHRASES["plan"]:
+            question = Question(tokens or 0, objective, prices=prices or {}, currency=currency)
+            decisions[objective] = decide(settings, question, *usual)
+        sentences = list(_least(decisions, card.memory_name(task.runs)))
         if sentences and not tokens:
-            sentences.append(f"Assumed: {usual_tokens_words(*usual)}.")
-        plans.append(Recommendation(task.title, table, tuple(sentences)))
+            sentences.append(say("assumed", what=usual_tokens(*usual)))
+        table = decisions["time"].table
+        gpu_names = table["gpu_name"].astype(object).mask(table["kind"] == CPU, CPU)
+        table = table.assign(gpu_name=gpu_names).rename_axis("experiment").reset_index()
+        plans.append(Answer(task.title, table, tuple(sentences)))
     return plans
 
 
-def _least(decisions: Mapping[str, Decision], memory: str) -> Iterator[str]:
+def _least(decisions: Mapping[str, Decision], memory: str) -> Iterator[Sentence]:
     """Yield the best setting of each objective, or that none is fast enough; and how many are too unstable to rank."""
     fastest = decisions["time"]
     if fastest.is_beyond:
-        facts = words.figures(fastest.options.iloc[0], fastest.question)
-        yield words.say("beyond", {"what": "measured setting", **facts})
-        yield words.say("needed", words.needed_gpus(fastest.options, fastest.question))
+        facts = card.figures(fastest.options.iloc[0], fastest.question)
+        yield say("beyond", what="measured setting", **facts)
+        yield say("needed", **card.needed_gpus(fastest.options, fastest.question))
     named: set[object] = set()
     for objective, decision in decisions.items():
         if decision.options.empty or decision.is_beyond or fastest.is_beyond:
             continue
         best = decision.options.iloc[0]
-        facts = words.figures(best, decision.question, memory)
-        what = f"{LEAST[objective].replace('GPU', facts['unit'])}:"
-        yield words.say("plan.again" if best.name in named else "plan", {"what": what, **facts})
+        facts = card.figures(best, decision.question, memory)
+        what = fill(PHRASES["plan"][objective], facts)
+        yield say("plan.again" if best.name in named else "plan", what=f"{what}:", **facts)
         named.add(best.name)
     if fastest.unstable:
-        yield words.say("note.unstable", {"unstable": fastest.unstable})
+        yield say("note.unstable", unstable=fastest.unstable)
 
 
 def forecast(
@@ -222,7 +383,7 @@ def forecast(
     price: float | None = None,
     link: str = "nvlink",
     currency: str = "$",
-) -> tuple[list[Recommendation], list[str]]:
+) -> tuple[list[Answer], list[Sentence]]:
     """Return what training would take with each combination of settings: measured where it was, otherwise predicted.
 
     A list among the settings is an axis; combinations that are refused are left out. Of the runs on the same GPU, the
@@ -231,7 +392,7 @@ def forecast(
 
     Returns
     -------
-    recommendations
+    answers
         One for each task. Its table has a row per setting with the columns `FORECAST`, the fewest days first and those
         that do not fit last: `basis` is `measured`, `published` or `predicted`, the rest as `dsnb.predict` returns it.
         Measured figures are medians over runs, and their error is NaN.
@@ -239,42 +400,43 @@ def forecast(
         Why combinations were refused, and on how many measured settings predicted speeds were calibrated.
     """
     axes = [value if isinstance(value, list) else [value] for value in settings.values()]
-    experiments, refused = allowed(
-        dict(zip(settings, values, strict=True)) for values in itertools.product(*axes)
-    )
+    combinations = itertools.product(*axes)
+    experiments, refused = allowed(dict(zip(settings, one, strict=True)) for one in combinations)
     same_gpu = runs_on(runs, gpus.find(gpu)) if runs is not None else pd.DataFrame()
     timed = len({run.experiment.name_with_model for run in measured(same_gpu, link)})
-    calibrate = same_gpu if timed >= MIN_CALIBRATED else None
-    options: dict[str, Any] = {
-        "link": link,
-        "tokens": tokens,
-        "price": price,
-        "calibrate": calibrate,
-    }
-    adviser = Adviser(gpu, "time", currency, runs, **options)
+    is_calibrated = timed >= MIN_CALIBRATED
+    target = Target(gpu, link, same_gpu if is_calibrated else None)
+    budget = Budget(tokens, price, currency)
+    unique = {experiment.name_with_model: experiment for experiment in experiments}
     answers = []
-    for _, of_task in by_task(
-        list({experiment.name_with_model: experiment for experiment in experiments}.values())
-    ):
-        answer, table = adviser.among(of_task, trace_all=True)
-        fits, spec = (
-            table["fits"].eq(True),
-            adviser.on.gpu,
-        )  # without those whose host may be too small
-        number = table["basis"][fits].value_counts()
-        bases = ", ".join(f"{number[basis]} {basis}" for basis in BASES if basis in number)
-        fitting = f"{fits.sum()} of {count(len(table), 'setting')} fit on {spec.name}, which has "
-        fitting += f"{spec.memory_gib:.0f} GiB ({bases or 'none'})."
+    for of_task in by_task(list(unique.values())):
+        search = _search(of_task, target, budget, runs)
+        search.trace(list(search.asked))
+        result = search.best()
+        answer = _among(search, result, budget.assumed(of_task))
+        table = decide(result.table, search.question).table
+        fitting = _fitting(table, target)
         order = table["fits"].map({True: 0, False: 2}).fillna(1)
         table = table.loc[order.sort_values(kind="stable").index, FORECAST]
-        answers.append(
-            replace(
-                answer, table=table.reset_index(drop=True), sentences=(fitting, *answer.sentences)
-            )
-        )
-    notes = [f"Refused and left out: {reason}." for reason in dict.fromkeys(refused)]
-    if timed >= MIN_CALIBRATED:
-        notes.append(
-            f"Predicted speeds follow from {timed} measured settings on {adviser.on.gpu.name}."
-        )
+        sentences = (fitting, *answer.sentences)
+        answers.append(replace(answer, table=table.reset_index(drop=True), sentences=sentences))
+    notes = [say("refused", reason=reason) for reason in dict.fromkeys(refused)]
+    if is_calibrated:
+        notes.append(say("calibrated", settings=timed, gpu=target.hardware.gpu.name))
     return answers, notes
+
+
+def _fitting(table: pd.DataFrame, target: Target) -> Sentence:
+    """Return how many settings fit, without those whose host may be too small."""
+    gpu = target.hardware.gpu
+    fits = table["fits"].eq(True)
+    number = table["basis"][fits].value_counts()
+    bases = [f"{number[basis]} {basis}" for basis in BASES if basis in number]
+    return say(
+        "fitting",
+        fitting=fits.sum(),
+        settings=f"{len(table):,}",
+        gpu=gpu.name,
+        gib=f"{gpu.memory_gib:.0f}",
+        bases=", ".join(bases) or "none",
+    )

@@ -5,19 +5,18 @@ which takes seconds for each kind of setting. So the fastest candidates that are
 blocks keep, are traced first, and tracing ends once no untraced candidate can be in the answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.formulas import planning
-from dsnb.prediction import host_memory, space
+from dsnb.prediction import candidates, host_memory
 from dsnb.prediction.memory import UNTRACED, need_gib, room_gib
-from dsnb.prediction.predict import Hardware, tabulated
-from dsnb.prediction.shapes import shape
+from dsnb.prediction.predict import tabulated
 from dsnb.prediction.step_time import count_step
+from dsnb.prediction.target import Target
 from dsnb.prediction.traces import MemoryTrace, attempts
 from dsnb.results.answers.decide import CPU, PREDICTED, WORTH_ROOM, Question, decide, tight
 from dsnb.results.statistics.intervals import RELEVANCE
@@ -38,7 +37,7 @@ KINDS: tuple[tuple[str, ...], ...] = (
 
 
 @dataclass(frozen=True)
-class Best:
+class SearchResult:
     """The best candidate that fits and its alternatives."""
 
     table: pd.DataFrame
@@ -52,179 +51,158 @@ class Best:
 
 
 class Search:
-    """Candidates by name, predicted on a GPU."""
+    """Candidates of one task by name, predicted for a target."""
 
     def __init__(
         self,
-        asked: Mapping[str, Experiment],
-        on: Hardware,
-        tokens: float | None,
-        price: float | None,
-        kind: str = "",
+        asked: Sequence[Experiment],
+        target: Target,
+        question: Question,
+        measured: pd.DataFrame | None = None,
+        beside: Sequence[Experiment] = (),
     ) -> None:
-        self.asked = {
-            name: experiment.model_copy(update={"device": "cuda"})
-            for name, experiment in asked.items()
-        }
-        self.beside: list[Experiment] = []
-        """Settings to trace together with the first candidates."""
-        self.on, self._price, self._kind = on, price, kind
-        first = next(iter(asked.values()))
-        is_fine_tuning = all(
-            planning.is_fine_tuning(vars(experiment)) for experiment in asked.values()
-        )
-        usual = planning.usual_tokens(shape(first.model).parameters, is_fine_tuning)
-        self.tokens = usual if tokens is None else tokens
-        self._settings = [
-            count_step(experiment, on.gpu, on.link) for experiment in self.asked.values()
-        ]
-        self.room_gib = np.array(
-            [room_gib(experiment, on.gpu.memory_gib) for experiment in self.asked.values()]
-        )
-        self.least_gib = np.array([need_gib(experiment) for experiment in self.asked.values()])
+        """`measured` figures replace predicted ones; `beside` is traced together with the first candidates."""
+        on_gpu = [one.model_copy(update={"device": "cuda"}) for one in asked]
+        self.asked = {one.name_with_model: one for one in on_gpu}
+        self.target = target
+        self.question = question
+        self._measured = measured
+        self._beside = list(beside)
+        self._failed: dict[str, SettingsError] = {}
+        on = target.hardware
+        self._settings = [count_step(one, on.gpu, on.link) for one in on_gpu]
+        self.room_gib = self._each([room_gib(one, on.gpu.memory_gib) for one in on_gpu])
+        self.least_gib = self._each([need_gib(one) for one in on_gpu])
         """Lower bound of what each candidate needs."""
-        self._can_fit = (self.least_gib <= self.room_gib) & [
-            not self._exceeds_host(one) for one in self.asked.values()
-        ]
+        fits_host = []
+        for one in on_gpu:
+            need = host_memory.of_node(one, on.link)
+            fits_host.append(host_memory.fits(one, need, on.host_gib) is not False)
+        self._can_fit = (self.least_gib <= self.room_gib) & np.array(fits_host)
         """Whether a candidate may fit, by what is known without a trace."""
         is_needed = self._can_fit | ~self._can_fit.any()  # others cannot fit in any case
-        needed = zip(self.asked.values(), is_needed, strict=True)
-        self._likely_gib = np.array(
-            [
-                need_gib(experiment, likely=True) if is_one else np.inf
-                for experiment, is_one in needed
-            ]
-        )
-        self._problems: dict[str, SettingsError] = {}
-        self._take(attempts(list(self.asked.values()), make=False))
+        likely = []
+        for one, needed in zip(on_gpu, is_needed, strict=True):
+            likely.append(need_gib(one, likely=True) if needed else np.inf)
+        self._likely_gib = self._each(likely)
+        self._tabulate()
 
-    def _exceeds_host(self, experiment: Experiment) -> bool:
-        need_gib = host_memory.of_node(experiment, self.on.link)
-        return host_memory.fits(experiment, need_gib, self.on.host_gib) is False
+    def _each(self, values: Sequence[float]) -> pd.Series:
+        """Return values of the candidates by their names."""
+        return pd.Series(values, list(self.asked), dtype=float)
 
-    def _take(self, tried: Sequence[MemoryTrace | SettingsError]) -> None:
-        self._traces = [trace if isinstance(trace, MemoryTrace) else None for trace in tried]
+    def _tabulate(self) -> None:
+        """Predict all candidates; memory by the traces that there are."""
         asked = list(self.asked.values())
+        tried = attempts(asked, make=False)
+        self._traces = [trace if isinstance(trace, MemoryTrace) else None for trace in tried]
+        price = self.question.prices.get("")
+        on = self.target.hardware
         table = tabulated(
-            asked, self._settings, self._traces, self.on, tokens=self.tokens, price=self._price
+            asked, self._settings, self._traces, on, tokens=self.question.tokens, price=price
         )
         table = table.set_axis(list(self.asked))
         table = table.reindex(columns=list(dict.fromkeys([*table, *OF_MEMORY])))
-        if self._kind == CPU:  # memory is predicted for GPUs
+        is_cpu = self.target.device == "cpu"
+        if is_cpu:  # memory is predicted for GPUs
             table = table.assign(**dict.fromkeys(OF_MEMORY, np.nan)).assign(fits=True)
         table = table.astype({"fits": object, "tight": object})  # true, false or unknown
         self.table = table.assign(
-            is_known=table["headroom_gib"].notna() | (self._kind == CPU), basis=PREDICTED, is_unstable=False,
-            gpus=[experiment.gpus for experiment in asked], kind=self._kind, gpu_name=self.on.gpu.name,
+            is_known=table["headroom_gib"].notna() | is_cpu, basis=PREDICTED, is_unstable=False,
+            gpus=[one.gpus for one in asked], kind=CPU if is_cpu else "", gpu_name=on.gpu.name,
             energy_kwh=np.nan, memory_gib=table["peak_allocated_gib"],
         )  # fmt: skip
 
     def trace(self, names: Sequence[str]) -> None:
         """Trace candidates and similar ones; one that cannot be traced counts as too large, unless none can."""
-        tried = dict(
-            zip(
-                names, attempts([*(self.asked[name] for name in names), *self.beside]), strict=False
-            )
-        )
-        self.beside = []
+        tried = attempts([*(self.asked[name] for name in names), *self._beside])
+        self._beside = []
         failed = {
-            name: problem for name, problem in tried.items() if isinstance(problem, SettingsError)
+            name: trace
+            for name, trace in zip(names, tried, strict=False)
+            if isinstance(trace, SettingsError)
         }
         if len(failed) == len(names) and not any(self._traces):
             raise next(iter(failed.values()))
-        self._problems |= failed
-        self._take(attempts(list(self.asked.values()), make=False))
+        self._failed |= failed
+        self._tabulate()
 
-    def best(self, question: Question, measured: pd.DataFrame | None = None) -> Best:
-        """Return the best candidate; figures of `measured` ones replace predicted ones."""
+    def best(self) -> SearchResult:
+        """Return the best candidate."""
         while True:
-            best, visited = self._choose(question, measured)
-            is_known = best.table["is_known"].astype(bool)
-            untraced = [
-                name
-                for name in dict.fromkeys(visited)
-                if not is_known[name] and name not in self._problems
-            ]
+            result, needed = self._choose()
+            is_known = result.table["is_known"]
+            untraced = []
+            for name in dict.fromkeys(needed):
+                if not is_known[name] and name not in self._failed:
+                    untraced.append(name)
             if not untraced:
-                return best
+                return result
             self.trace(untraced)
 
-    def _choose(self, question: Question, measured: pd.DataFrame | None) -> tuple[Best, list[str]]:
+    def _choose(self) -> tuple[SearchResult, list[str]]:
         """Return the best by what is known and likely so far, and the candidates that it depends on."""
         table = self.table.copy()
-        if measured is not None:
-            table.loc[measured.index, measured.columns] = measured
-        is_known = table["is_known"].to_numpy(dtype=bool)
-        problems = table.index.isin(list(self._problems))
-        can_fit = self._can_fit & ~problems
-        # Where offload depends on a host whose memory is unknown, `fits` is None: the answer says what it needs.
-        fits = np.where(
-            is_known, ~table["fits"].eq(False), can_fit & (self._likely_gib <= self.room_gib)
-        )
-        unsure = ~is_known & can_fit & (self._likely_gib <= UNTRACED.too_large * self.room_gib)
-        if question.objective == "memory":  # untraced ones are ranked by their lower bound
+        if self._measured is not None:
+            table.loc[self._measured.index, self._measured.columns] = self._measured
+        is_known = table["is_known"].astype(bool)
+        is_open = ~is_known & ~table.index.isin(list(self._failed))
+        may_fit = is_open & self._can_fit
+        unsure = may_fit & (self._likely_gib <= UNTRACED.too_large * self.room_gib)
+        if self.question.objective == "memory":  # untraced ones are ranked by their lower bound
             table["memory_gib"] = table["memory_gib"].where(is_known, self.least_gib)
-            unsure = ~is_known & can_fit
-        options = decide(table.assign(fits=fits), question).options
-        everything = decide(table.assign(fits=fits | unsure), question).options
+            unsure = may_fit
+        is_likely = may_fit & (self._likely_gib <= self.room_gib)
+        # Where offload depends on a host whose memory is unknown, `fits` is None: the answer says what it needs.
+        fits = is_likely.where(~is_known, ~table["fits"].eq(False))
+        options = decide(table.assign(fits=fits), self.question).options
+        everything = decide(table.assign(fits=fits | unsure), self.question).options
         if options.empty:  # trace the candidate that is likely to need least in any case
-            open_ = pd.Series(self._likely_gib, table.index)[
-                ~is_known & (can_fit | (not is_known.any() and ~problems))
-            ]
-            return Best(table, options, []), [
-                *map(str, everything.index),
-                *map(str, open_.nsmallest(1).index),
-            ]
-        best, amounts = options.iloc[0], everything[question.column]
-        is_tight = tight(options)[best.name]
-        reach = (
-            1 + WORTH_ROOM if is_tight else 1.0
-        )  # what has room is better than a tight setting, if it is close
-        visited = [str(name) for name in everything.index[amounts <= reach * best[question.column]]]
-        limit = (1 + RELEVANCE) * best[question.column]
-        tied = options.index[(options[question.column] <= limit) & (tight(options) == is_tight)]
-        chosen = [min(map(str, tied), key=self._simplicity)]
-        maybe_tied = map(str, everything.index[amounts <= limit])
-        visited += [
-            name for name in maybe_tied if self._simplicity(name) < self._simplicity(chosen[0])
-        ]
-        chosen += self._alternatives(chosen[0], [str(name) for name in options.index])
-        if (
-            not is_known.any()
-        ):  # a later round is likely to ask for the best of each way of sharing the work
-            visited += {
-                self._sharing(str(name)): str(name) for name in reversed(options.index)
-            }.values()
-        return Best(table, options, chosen, len(tied)), [*visited, *chosen]
+            left = may_fit if is_known.any() else is_open
+            least = self._likely_gib[left].nsmallest(1).index
+            return SearchResult(table, options, []), [*everything.index, *least]
+        column = self.question.column
+        best = options.iloc[0]
+        is_tight = tight(options)
+        limit = (1 + RELEVANCE) * best[column]
+        tied = options.index[(options[column] <= limit) & (is_tight == is_tight.iloc[0])]
+        first = min(tied, key=self._simplicity)
+        chosen = [first, *self._alternatives(first, list(options.index))]
+        # What has room is better than a tight setting, if it is close.
+        reach = 1 + WORTH_ROOM if is_tight.iloc[0] else 1.0
+        needed = list(everything.index[everything[column] <= reach * best[column]])
+        for name in everything.index[everything[column] <= limit]:
+            if self._simplicity(name) < self._simplicity(first):
+                needed.append(name)
+        if not is_known.any():  # a later round is likely to ask for the best of each sharing
+            needed.extend(options.groupby(self._sharing, sort=False).head(1).index)
+        return SearchResult(table, options, chosen, len(tied)), [*needed, *chosen]
 
     def _sharing(self, name: str) -> str:
         return str([getattr(self.asked[name], field) for field in KINDS[0]])
 
     def _simplicity(self, name: str) -> tuple[int, ...]:
-        return space.simplicity(self.asked[name])
+        return candidates.simplicity(self.asked[name])
 
-    def _alternatives(self, best: str, options: Sequence[str]) -> list[str]:
+    def _alternatives(self, best: str, options: list[str]) -> list[str]:
         """Return the best candidate that differs in each of `KINDS`, then others, in the order of the options."""
         others = [name for name in options if name != best]
-
-        def differs(name: str, kind: Sequence[str]) -> bool:
-            return any(
-                getattr(self.asked[name], field) != getattr(self.asked[best], field)
-                for field in kind
-            )
-
-        firsts = (next((name for name in others if differs(name, kind)), None) for kind in KINDS)
-        chosen = list(dict.fromkeys(name for name in firsts if name))
-        chosen += [name for name in others if name not in chosen][: ALTERNATIVES - len(chosen)]
-        return sorted(chosen, key=options.index)
+        chosen: list[str] = []
+        for kind in KINDS:
+            values = {
+                name: [getattr(self.asked[name], field) for field in kind] for name in options
+            }
+            differing = [name for name in others if values[name] != values[best]]
+            chosen += differing[:1]
+        alternatives = list(dict.fromkeys([*chosen, *others]))[:ALTERNATIVES]
+        return sorted(alternatives, key=options.index)
 
     def out_of_reach(self) -> list[tuple[str, float, float]]:
         """Return the smallest candidate of each way of sharing that cannot fit, its need, and the room, in GiB."""
-        need = self.table["peak_allocated_gib"].fillna(pd.Series(self.least_gib, self.table.index))
-        room_of = dict(zip(self.asked, self.room_gib, strict=True))
-        smallest = map(str, need.groupby([*map(self._sharing, self.asked)], sort=False).idxmin())
+        need = self.table["peak_allocated_gib"].fillna(self.least_gib)
+        smallest = need.groupby(self._sharing, sort=False).idxmin()
         return [
-            (name, float(need[name]), float(room_of[name]))
+            (name, float(need[name]), float(self.room_gib[name]))
             for name in smallest
-            if need[name] > room_of[name]
+            if need[name] > self.room_gib[name]
         ]

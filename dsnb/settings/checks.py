@@ -200,21 +200,13 @@ def _hosts(s: "Experiment") -> Iterator[str]:
 RULES: list[Rule] = [_model, _sizes, _text, _hosts, *rules.RULES]
 
 
-def as_experiment(s: Any) -> "Experiment":
-    """Return the experiment of a mapping; to be removed with the last caller that has one."""
-    from dsnb.settings.experiment import Experiment
-
-    return Experiment.recorded(s) if isinstance(s, Mapping) else s
-
-
-def contradictions(s: "Experiment | Mapping[str, Any]") -> list[str]:
+def contradictions(s: "Experiment") -> list[str]:
     """Return the contradictions between settings.
 
     `s` lacks settings that are invalid by themselves: a rule ends where it reads one. A rule that
     reads a setting that does not exist is an error.
     """
     problems: list[str] = []
-    s = as_experiment(s)
     for rule in RULES:
         try:
             problems.extend(rule(s))
@@ -224,9 +216,8 @@ def contradictions(s: "Experiment | Mapping[str, Any]") -> list[str]:
     return problems
 
 
-def unsupported(s: "Experiment | Mapping[str, Any]") -> list[str]:
+def unsupported(s: "Experiment") -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
-    s = as_experiment(s)
     problems = [*inputs.problems(s), *_compiler_disabled(s)]
     if s.deepspeed:
         problems += deepspeed_keys.unknown_keys(s.zero_stage, s.deepspeed)

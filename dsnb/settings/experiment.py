@@ -18,14 +18,13 @@ from dsnb.settings.parallelism import SIZES
 from dsnb.settings.strategies import Numbers, States, Strategy, strategy
 from dsnb.settings.tables import REFUSALS, SHOWN
 from dsnb.settings.training import (
+    CUDA_GRAPHS,
     AtLeast1,
     NotNegative,
     Positive,
     Setting,
     Training,
     compile_mode,
-    compiles_blocks,
-    gathers_blocks,
     text,
 )
 
@@ -278,13 +277,26 @@ class Experiment(Training):
 
     @property
     def compiles_blocks(self) -> bool:
-        """Whether torch.compile sees the blocks one by one."""
-        return compiles_blocks(self)
+        """Whether torch.compile sees the blocks one by one.
+
+        By itself it does where weights are gathered block by block, and where blocks are recomputed:
+        with LoRA, the backward pass of one graph of the whole model computes all of them again at once.
+        """
+        if self.compile in {"off", "deepcompile"}:
+            return False
+        if self.compile_unit != "auto":
+            return self.compile_unit == "block"
+        chosen = self.parallel_strategy
+        if chosen.is_runnable and chosen.shards_weights(self):
+            return True
+        return self.activation_checkpointing and self.compile not in CUDA_GRAPHS
 
     @property
     def gathers_blocks(self) -> bool:
-        """Whether blocks are gathered whole where weights are gathered at all."""
-        return gathers_blocks(self)
+        """Whether blocks are gathered whole where weights are gathered at all: hooks are then outside of graphs."""
+        if self.leaf_modules == "auto":
+            return self.compiles_blocks
+        return self.leaf_modules == "blocks"
 
     @property
     def data_parallel(self) -> int:

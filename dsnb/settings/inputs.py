@@ -105,14 +105,10 @@ def _local_files(item: ExternalItem) -> dict[str, Path]:
     return {f"{name}/{file}": folder / file for file in files}
 
 
-def digests(experiment: "Experiment | Mapping[str, Any]") -> dict[str, str]:
+def digests(experiment: "Experiment") -> dict[str, str]:
     """Return the digest of every local file that a run reads, by its name: the setting's value, or a file below it."""
-    from dsnb.settings.checks import (
-        as_experiment,
-    )  # for callers with a mapping, until the last is gone
-
     by_name: dict[str, str] = {}
-    for item in external_items(as_experiment(experiment)):
+    for item in external_items(experiment):
         if item.hub_id is not None:
             continue
         with contextlib.suppress(OSError):  # the launch reports it

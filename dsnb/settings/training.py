@@ -1,17 +1,13 @@
-"""The settings of what is trained and measured: name, type, default and meaning; their words are in `settings.toml`.
-
-At the end is what follows from several settings at once, for everything that acts on it or predicts it.
-"""
+"""The settings of what is trained and measured: name, type, default and meaning; their words are in `settings.toml`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from dsnb.settings.strategies import NAMES, strategy
+from dsnb.settings.strategies import NAMES
 from dsnb.settings.strategies.registry import DEFAULT
 from dsnb.settings.tables import SHOWN
 
@@ -251,37 +247,3 @@ class Training(BaseModel):
     """Further keys of DeepSpeed's configuration, each an axis: `zero_optimization: {reduce_scatter: false}`."""
     profile: Flag = False
     """After the timed steps: the times of a step's parts, and a torch profiler trace."""
-
-
-def compiles_blocks(s: Any) -> bool:
-    """Return whether torch.compile sees the blocks one by one.
-
-    By itself it does where weights are gathered block by block, and where blocks are recomputed: with LoRA, the
-    backward pass of one graph of the whole model computes all of them again at once.
-    """
-    s = _attributes(s)
-    if s.compile in {"off", "deepcompile"}:
-        return False
-    if s.compile_unit != "auto":
-        return bool(s.compile_unit == "block")
-    chosen = strategy(s.strategy)
-    if chosen.is_runnable and chosen.shards_weights(s):
-        return True
-    return bool(s.activation_checkpointing and s.compile not in CUDA_GRAPHS)
-
-
-def gathers_blocks(s: Any) -> bool:
-    """Return whether blocks are gathered whole where weights are gathered at all: hooks are then outside of graphs."""
-    s = _attributes(s)
-    return bool(s.leaf_modules == "blocks" or (s.leaf_modules == "auto" and compiles_blocks(s)))
-
-
-def accumulates_in_fp32(s: Any) -> bool:
-    """Return whether gradients in half precision are added up in fp32."""
-    s = _attributes(s)
-    return strategy(s.strategy).numbers(s).accumulates_in_fp32
-
-
-def _attributes(s: Any) -> Any:
-    """Return settings with attributes; callers that have a mapping should ask an `Experiment` instead."""
-    return SimpleNamespace(**s) if isinstance(s, Mapping) else s

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from dsnb.prediction import advice, predict, search
+from dsnb.prediction import predict, recommend, search
 from dsnb.prediction.calibration import measured
 from dsnb.prediction.step_time import step_times
 from dsnb.prediction.traces import ELEMENTS, MemoryTrace
@@ -42,7 +42,7 @@ def given(**settings):
 
 def trace_nothing(monkeypatch):
     """Let recommendations and predictions follow from `RECORD`, without torch."""
-    monkeypatch.setattr(advice, "traces", of_record)
+    monkeypatch.setattr(recommend, "traces", of_record)
     monkeypatch.setattr(search, "attempts", of_record)
     monkeypatch.setattr(predict, "traces", of_record)
 

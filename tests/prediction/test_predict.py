@@ -59,7 +59,7 @@ def test_tokens_are_20_per_parameter_unless_they_are_given():
     table = dsnb.predict([given()], "H200", price=2.5)
     assert list(table["tokens"]) == [20e9]
     assert [parse_tokens(text) for text in ("20B", "1.5t", "300e9")] == [20e9, 1.5e12, 3e11]
-    (answer,) = dsnb.recommend([given()], "H200", price=2.5, currency="€")
+    answer = dsnb.recommend([given()], "H200", price=2.5, currency="€")
     assert "; 26 billion tokens: " in answer.sentences[0], (
         "1.3 billion parameters, not those of the made-up trace"
     )

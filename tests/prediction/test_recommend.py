@@ -8,10 +8,11 @@ import pytest
 
 import dsnb
 from dsnb.base.errors import SettingsError
-from dsnb.prediction import advice, ratio_errors
+from dsnb.prediction import ratio_errors, recommend, target
 from dsnb.prediction.ratio_errors import RatioError
-from dsnb.prediction.recommend import forecast, measured_plans
+from dsnb.prediction.recommend import Scope, forecast, measured_plans
 from dsnb.prediction.shapes import shape
+from dsnb.prediction.target import Budget, Target
 from dsnb.results.answers.decide import MEASURED, PREDICTED
 from dsnb.settings.checks import unsupported
 from tests.prediction.made_up import given, trace_nothing
@@ -38,7 +39,7 @@ def test_the_best_that_fits_is_recommended_with_its_alternatives():
         for stage in range(4)
         for mode in ("off", "default")
     ]
-    (found,) = dsnb.recommend(asked, "H200", objective="tokens_per_s")
+    found = dsnb.recommend(asked, "H200", objective="tokens_per_s")
     everything = dsnb.predict(asked, "H200", tokens=26e9)
     best = found.table.iloc[0]
     assert best["tokens_per_s"] == everything["tokens_per_s"].max()
@@ -56,9 +57,9 @@ def test_the_best_that_fits_is_recommended_with_its_alternatives():
     assert f" on 8 H200, {best['tokens_per_s']:,.0f} tokens/s (" in found.sentences[0]
     assert f"; GPU memory {best['peak_allocated_gib']:.3g} of 138 GiB ± " in found.sentences[0]
     assert f", {best['headroom_gib']:.3g} GiB left." in found.sentences[0]
-    least = dsnb.recommend(asked, "H200", objective="memory")[0].table
+    least = dsnb.recommend(asked, "H200", objective="memory").table
     assert least["peak_allocated_gib"].iloc[0] == everything["peak_allocated_gib"].min()
-    cheapest = dsnb.recommend(asked, "H200", objective="cost", price=2.0)[0].table
+    cheapest = dsnb.recommend(asked, "H200", objective="cost", price=2.0).table
     assert cheapest["cost"].iloc[0] == everything["gpu_hours"].min() * 2.0
 
 
@@ -73,7 +74,7 @@ def test_the_doubt_about_a_choice_is_the_error_of_ratios_and_says_of_which(monke
             {"micro_batch_size": size, "zero_stage": stage} for size in sizes for stage in stages
         ]
         asked = [given(**one, gpus=8) for one in stages_and_sizes]
-        said = dsnb.recommend(asked, "H200", objective=objective)[0].sentences
+        said = dsnb.recommend(asked, "H200", objective=objective).sentences
         return next(sentence for sentence in said if sentence.startswith("Runner-up: "))
 
     error = "7.0 %, the mean error of predicted ratios of two settings that are both limited by the GPU (118 pairs)"
@@ -86,13 +87,17 @@ def test_the_doubt_about_a_choice_is_the_error_of_ratios_and_says_of_which(monke
 
 def test_a_task_of_which_nothing_fits_is_refused_and_the_others_are_answered():
     large = [given(gpus=8, zero_stage=3, micro_batch_size=size) for size in (2048, 4096)]
-    without, fitting = dsnb.recommend([*large, given(gpus=8, model="opt-125m")], "H200")
+    several = [*large, given(gpus=8, model="opt-125m")]
+    without, fitting = recommend.recommend(Scope(several), Target("H200"), Budget())
     assert (without.task, fitting.task) == ("opt-1.3b, sequence 2048", "opt-125m, sequence 2048")
     assert without.table.empty
     (said,) = without.sentences
     assert said.startswith(f"No setting fits: the smallest, {large[0].name_with_model}, needs ")
     assert said.endswith(" GiB. dsnb recommend opt-1.3b compares all settings for it.")
     assert fitting.table["experiment"][0] == "opt-125m_zs0_bf16_gpus8_bs8_sl2048"
+    tasks = r"opt-1.3b, sequence 2048; opt-125m, sequence 2048"
+    with pytest.raises(SettingsError, match=rf"^recommend is for one task, .* 2 \({tasks}\)"):
+        dsnb.recommend(several, "H200")
 
 
 def measured(rate, stage=3, status="ok", gpu_name="NVIDIA H200", peak=30.0):
@@ -274,8 +279,8 @@ def test_a_question_that_cannot_be_answered_is_refused_in_one_sentence(target, o
 
 
 def test_what_was_not_said_is_assumed_and_said(monkeypatch):
-    monkeypatch.setattr(advice.hardware, "gpus", lambda: ())
-    (found,) = dsnb.recommend("facebook/opt-1.3b")
+    monkeypatch.setattr(target.hardware, "gpus", lambda: ())
+    found = dsnb.recommend("facebook/opt-1.3b")
     assert found.sentences[-1] == (
         "Assumed: H200 (--gpu for another); 8 GPUs, one node; sequences of 2048 tokens; 512 sequences a step "
         "(1 million tokens), as usual for 1.3 billion parameters (Brown et al. 2020, table 2.1); 26 billion tokens, 20 "
@@ -288,8 +293,8 @@ def test_what_was_not_said_is_assumed_and_said(monkeypatch):
     "adapted", [{"lora_rank": 16}, {"weights": "pretrained"}, {"lora_rank": [8, 16]}]
 )
 def test_fine_tuning_assumes_small_steps_and_few_tokens(adapted, monkeypatch):
-    monkeypatch.setattr(advice.hardware, "gpus", lambda: ())
-    (found,) = dsnb.recommend("opt-13b", "H100", gpus=8, settings=adapted)
+    monkeypatch.setattr(target.hardware, "gpus", lambda: ())
+    found = dsnb.recommend("opt-13b", "H100", gpus=8, settings=adapted)
     assert "; 50 million tokens: " in found.sentences[0]
     assert found.sentences[-1] == (
         "Assumed: sequences of 2048 tokens; 64 sequences a step (130,000 tokens), as usual with LoRA or pretrained "
@@ -300,7 +305,7 @@ def test_fine_tuning_assumes_small_steps_and_few_tokens(adapted, monkeypatch):
     assert set(dsnb.predict(list(found.experiments), "H100")["tokens"]) == {50e6}
     given_tokens = dsnb.recommend(
         "opt-13b", "H100", gpus=8, global_batch=128, tokens=1e9, settings=adapted
-    )[0]
+    )
     assert set(given_tokens.table["tokens"]) == {1e9}
     assert {one.global_batch_size for one in given_tokens.experiments} == {128}
 
@@ -376,7 +381,7 @@ def test_nodes_of_a_prediction_need_no_hostfile():
 
 
 def test_a_model_is_answered_with_its_limit_its_alternatives_and_what_is_out_of_reach():
-    (found,) = dsnb.recommend("opt-1.3b", "A10", gpus=8, tokens=1e10)
+    found = dsnb.recommend("opt-1.3b", "A10", gpus=8, tokens=1e10)
     said = "\n".join(found.sentences)
     assert re.search(r"\nA step takes [\d.]+ s: \d+ % [a-z ]+(, \d+ % [a-zA-Z ]+)+\.\n", said)
     assert len(re.findall(r"\nAlternative: .+: (?:[\d.]+ % slower|equal), [\d.]+ GiB\.", said)) in {
@@ -392,37 +397,37 @@ def test_a_model_is_answered_with_its_limit_its_alternatives_and_what_is_out_of_
 
 
 def test_the_smallest_number_of_gpus_can_be_taken():
-    (found,) = dsnb.recommend("opt-1.3b", "A10", least_gpus=True, tokens=1e10)
+    found = dsnb.recommend("opt-1.3b", "A10", least_gpus=True, tokens=1e10)
     least = found.experiments[0].gpus
     assert (
         f"The smallest power of two of GPUs that fits without offload is {least}."
         in found.sentences
     )
     assert least in {1, 2, 4}
-    (several,) = dsnb.recommend("bloom-176b", "H100", least_gpus=True)
+    several = dsnb.recommend("bloom-176b", "H100", least_gpus=True)
     assert several.experiments[0].gpus > 8
     assert "ib:400 between nodes (--link for another); " in several.sentences[-1]
 
 
 def test_where_only_offload_fits_it_is_recommended(monkeypatch):
-    monkeypatch.setattr(advice.hardware, "memory_gib", lambda: 64.0)
-    monkeypatch.setattr(advice.hardware, "gpus", lambda: (SimpleNamespace(name="Tesla T4"),))
-    (found,) = dsnb.recommend("opt-1.3b", "T4", gpus=1, tokens=1e10)
+    monkeypatch.setattr(target.hardware, "memory_gib", lambda: 64.0)
+    monkeypatch.setattr(target.hardware, "gpus", lambda: (SimpleNamespace(name="Tesla T4"),))
+    found = dsnb.recommend("opt-1.3b", "T4", gpus=1, tokens=1e10)
     assert found.experiments[0].offload != "none"
     assert found.experiments[0].precision == "fp16", "a T4 has no bf16"
     need = r"Host memory: offload needs (31|3\d\.\d) GiB, and a host has 64 GiB\."
     assert re.search(need, "\n".join(found.sentences)), "1.32e9 parameters of 24 bytes or more"
-    (unknown,) = dsnb.recommend(
+    unknown = dsnb.recommend(
         "opt-1.3b", "H200", gpus=1, tokens=1e10, settings={"memory_limit_gib": 14}
     )
     assert "GiB; whether there is as much is unknown" in "\n".join(unknown.sentences)
-    monkeypatch.setattr(advice.hardware, "memory_gib", lambda: 14.0)
-    (too_small,) = dsnb.recommend("opt-1.3b", "T4", gpus=1, tokens=1e10)
+    monkeypatch.setattr(target.hardware, "memory_gib", lambda: 14.0)
+    too_small = dsnb.recommend("opt-1.3b", "T4", gpus=1, tokens=1e10)
     assert too_small.table.empty
     assert re.search(
         r"^No setting fits, .* and (2|3)\d[\d.]* of 14 GiB of host memory\.", too_small.sentences[0]
     )
-    (nothing,) = dsnb.recommend(
+    nothing = dsnb.recommend(
         "opt-1.3b", "T4", gpus=1, tokens=1e10, settings={"memory_limit_gib": 0.1}
     )
     assert nothing.table.empty
@@ -434,7 +439,7 @@ def test_a_params_file_is_what_to_choose_from(tmp_path):
     file.write_text(
         "name: some\ndefaults: {model: opt-1.3b, seq_len: 2048}\ngrid: {zero_stage: [1, 2], gpus: [auto]}\n"
     )
-    (found,) = dsnb.recommend(file, "H200", gpus=4, settings={"micro_batch_size": [2, 4]})
+    found = dsnb.recommend(file, "H200", gpus=4, settings={"micro_batch_size": [2, 4]})
     assert {one.gpus for one in found.experiments} == {4}
     assert {(one.zero_stage, one.micro_batch_size) for one in found.experiments} == {
         (1, 2),

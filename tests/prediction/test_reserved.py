@@ -13,7 +13,7 @@ from dsnb.prediction.reserved import RULES, peak_reserved_gib
 from dsnb.prediction.shapes import shape
 from dsnb.results.answers import decide
 from dsnb.results.answers.decide import Question
-from dsnb.results.runs import texts
+from dsnb.show.render.predictions import predicted_figures
 from tests import ROOT
 from tests.prediction.made_up import given, trace_nothing
 
@@ -88,7 +88,7 @@ def test_a_tight_setting_has_no_promised_speed(tables):
     assert math.isnan(tight["days_high"])
     assert tight["days_low"] == tight["days"]
     assert tight["step_time_error_on"] == predict.TIGHT
-    shown = texts.predicted_figures(tables.set_index("experiment"))
+    shown = predicted_figures(tables.set_index("experiment"))
     assert list(shown["fits"]) == ["yes", "tight", "no"]
     assert [text.split()[0] for text in shown["tokens/s"]][1] == "up"
     assert shown["days"].iloc[1].startswith("from ")

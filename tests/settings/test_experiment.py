@@ -12,7 +12,6 @@ from dsnb.settings import checks
 from dsnb.settings.experiment import IN_NAMES, PARTS, Experiment
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.tables import SHOWN
-from dsnb.settings.training import compiles_blocks, gathers_blocks
 
 V100 = hardware.InstalledGpu(0, "Tesla V100-SXM2-32GB", "GPU-1", 32.0, (7, 0))
 
@@ -462,5 +461,5 @@ def test_every_axis_reaches_deepspeed(tmp_path):
 def test_what_gathers_or_recomputes_blocks_is_compiled_by_blocks(
     settings, by_blocks, gathered_whole
 ):
-    settings = Experiment(**{"device": "cpu", "compile": "default", **settings}).model_dump()
-    assert (compiles_blocks(settings), gathers_blocks(settings)) == (by_blocks, gathered_whole)
+    chosen = Experiment(**{"device": "cpu", "compile": "default", **settings})
+    assert (chosen.compiles_blocks, chosen.gathers_blocks) == (by_blocks, gathered_whole)

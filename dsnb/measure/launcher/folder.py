@@ -61,8 +61,7 @@ def prepare(run: RunPaths, experiment: Experiment) -> None:
         written = json_files.read_json(run.experiment) or {}
         if was_used or not experiment.model_dump().items() <= written.items():
             planned = {name: written[name] for name in PLANNED if name in written}
-            read = {name: getattr(experiment, name) for name in inputs.READ}
-            files = inputs.digests(read)
+            files = inputs.digests(experiment)
             if files:
                 planned["inputs"] = files
             begin(run, experiment, planned)

@@ -27,6 +27,7 @@ from dsnb.measure.launcher.folder import existing_part
 from dsnb.measure.launcher.local import free_port, is_free, kill_family, remove_stale_locks
 from dsnb.measure.train import start
 from dsnb.settings import checks
+from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 from dsnb.version import __version__
 
@@ -165,7 +166,8 @@ def prepare(request: dict[str, Any], sees_run: bool) -> dict[str, Any]:
     elif sees_run:
         settings = json_files.read_json(RunPaths(Path(request["folder"])).experiment) or {}
         alone = {"hostfile": "", "nodes": 1, "device": device, "gpus": len(devices)}
-        problem = "; ".join(checks.unsupported({**settings, **alone})) or None
+        experiment = Experiment.recorded({**settings, **alone})
+        problem = "; ".join(checks.unsupported(experiment)) or None
     if device == "cuda" and not problem and len(visible) > max(devices):
         problem = busy_gpu([visible[slot].index for slot in devices])
         if problem:

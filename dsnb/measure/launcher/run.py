@@ -82,7 +82,7 @@ def launch(
     >>> len(dsnb.load_steps("tiny/run1"))
     3
     """
-    problems = checks.unsupported(experiment.model_dump())
+    problems = checks.unsupported(experiment)
     if problems:
         raise SettingsError(problems)
     if run_dir is None:

@@ -89,7 +89,7 @@ def begin(run: Run) -> None:
 
 def check_inputs(run: Run) -> dict[str, str]:
     """Return the digests of the files that a run reads; SettingsError if the sweep began with others."""
-    now = inputs.digests({name: getattr(run.experiment, name) for name in inputs.READ})
+    now = inputs.digests(run.experiment)
     files = inputs.changed(run.inputs, now)
     if files:
         raise SettingsError(f"{files[0]} has changed since the sweep began: {CHANGED}")

@@ -183,10 +183,9 @@ def with_inputs(sweep: Sweep) -> Sweep:
     read: dict[tuple[str, ...], dict[str, str]] = {}
     runs = []
     for run in sweep.runs:
-        settings = {name: getattr(run.experiment, name) for name in inputs.READ}
-        key = tuple(settings.values())
+        key = tuple(getattr(run.experiment, name) for name in inputs.READ)
         if key not in read:
-            read[key] = inputs.digests(settings)
+            read[key] = inputs.digests(run.experiment)
         runs.append(replace(run, inputs=read[key]))
     return replace(sweep, runs=tuple(runs))
 
@@ -202,9 +201,7 @@ def check_notebook() -> None:
 
 def unsupported(sweep: Sweep) -> list[str]:
     """Return why this machine cannot run a sweep, each reason once."""
-    problems = [
-        problem for run in sweep.runs for problem in checks.unsupported(run.experiment.model_dump())
-    ]
+    problems = [problem for run in sweep.runs for problem in checks.unsupported(run.experiment)]
     return list(dict.fromkeys(problems))
 
 

@@ -285,7 +285,8 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], sequences: int) -> 
     outside, block = kept_sizes(experiment, sequences)
     kept, recomputed = kept_of_blocks(experiment, sizes, block)
     forward = outside + kept
-    vocab, width = sizes["vocab"], sizes["width_of_head"]
+    vocab = sizes["vocab"]
+    width = sizes["width_of_head"]
     losses, head = loss_sizes(experiment, vocab, width)
     end = head
     if not experiment.compiles_blocks:
@@ -368,7 +369,8 @@ def kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: Size) -
     holds their inputs too: OPT-13B took 70 GiB with every block recomputed, 51 GiB with every second one. Pythia 410M
     without LoRA recomputed block by block (docs/LOG.md).
     """
-    layers, block_input = sizes["layers"], sizes["block_input"]
+    layers = sizes["layers"]
+    block_input = sizes["block_input"]
     every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
     if every == 1 and experiment.lora_rank and not experiment.compiles_blocks:
         return layers * (block + block_input), Size()

@@ -7,7 +7,7 @@ checkpoints and evaluation. The number of GPUs is part of a setting: more GPUs f
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pandas as pd
@@ -67,9 +67,8 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.objective not in list(OBJECTIVES):
-            raise SettingsError(
-                f"objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}"
-            )
+            known = ", ".join(OBJECTIVES)
+            raise SettingsError(f"objective is {self.objective!r}: choose one of {known}")
         if not isinstance(self.prices, Mapping):
             raise SettingsError(
                 f"prices is {self.prices!r}: give the price of a GPU-hour by GPU, as in {{'H200': 2.5}}"
@@ -77,14 +76,11 @@ class Question:
         prices = {f"prices[{gpu!r}]": price for gpu, price in self.prices.items()}
         tokens = planning.DEFAULT_TOKENS if self.tokens == 0 else self.tokens
         planning.check(tokens, prices, assumed_price=self.assumed_price)
-        if not (is_whole(self.gpus) and self.gpus >= 0):
-            raise SettingsError(
-                f"gpus is {self.gpus!r}: give the number of GPUs at hand, or 0 for any"
-            )
-        if not (is_whole(self.global_batch) and self.global_batch >= 0):
-            raise SettingsError(
-                f"global_batch is {self.global_batch!r}: give sequences per step, or 0 for any"
-            )
+        wholes = {"gpus": "the number of GPUs at hand", "global_batch": "sequences per step"}
+        for name, what in wholes.items():
+            value = getattr(self, name)
+            if not (is_whole(value) and value >= 0):
+                raise SettingsError(f"{name} is {value!r}: give {what}, or 0 for any")
         if not (is_number(self.relevance) and 0 <= self.relevance < 1):
             raise SettingsError(
                 f"relevance is {self.relevance!r}: give 0 or more and less than 1, such as 0.02 for 2 %"
@@ -98,7 +94,9 @@ class Question:
     def price(self, kind: object) -> float | None:
         """Return the price of an hour of a kind of hardware; None if it is unknown."""
         price = self.prices.get(str(kind), self.prices.get(""))
-        return price if price is not None or kind == CPU else self.assumed_price
+        if price is None and kind != CPU:
+            return self.assumed_price
+        return price
 
 
 def kinds(runs: pd.DataFrame) -> pd.Series:
@@ -123,27 +121,31 @@ def is_probe(runs: pd.DataFrame) -> pd.Series:
 
 def without_probes(runs: pd.DataFrame) -> pd.DataFrame:
     """Leave out the probes of earlier versions, unless there is nothing else."""
-    return runs if is_probe(runs).all() else runs[~is_probe(runs)]
+    others = runs[~is_probe(runs)]
+    return runs if others.empty else others
 
 
-def basis(run: Mapping[str, Any]) -> str:
-    """Return whether the figures of a run were `measured` with dsnb, or `published` by others."""
-    source = labels.text(run.get("source"))
-    return PUBLISHED if source.startswith(SOURCE) and not is_own(source) else MEASURED
+def first_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the first run of each experiment, which has its settings, by experiment."""
+    return runs.drop_duplicates("experiment").set_index("experiment", drop=False)
+
+
+def basis(source: object) -> str:
+    """Return whether the figures of a source were `measured` with dsnb, or `published` by others."""
+    name = labels.text(source)
+    return PUBLISHED if name.startswith(SOURCE) and not is_own(name) else MEASURED
 
 
 def memory_figure(runs: pd.DataFrame) -> str | None:
     """Return the most informative figure of memory that any ok run measured; None if there is none."""
-    ok = runs[runs["status"] == "ok"]
-    return next((name for name in MEMORY if name in ok and ok[name].notna().any()), None)
+    measured = runs.reindex(columns=list(MEMORY))[runs["status"] == "ok"].notna().any()
+    return next((name for name in MEMORY if measured[name]), None)
 
 
 def rate(runs: pd.DataFrame) -> str:
     """Return the figure of speed to compare runs by: per GPU, but of all ranks on CPUs, which share the same cores."""
-    on_cpu = (
-        "device" in runs and len(runs) and bool((runs["device"].map(labels.text) == "cpu").all())
-    )
-    return "tokens_per_s" if on_cpu else "tokens_per_s_per_gpu"
+    devices = set(runs["device"].map(labels.text)) if "device" in runs else set()
+    return "tokens_per_s" if devices == {"cpu"} else "tokens_per_s_per_gpu"
 
 
 def default_objective(runs: pd.DataFrame) -> str:
@@ -168,39 +170,42 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
     """
     runs = named_runs(runs)
     ok = runs["status"] == "ok"
-    figure = memory_figure(runs)
-    rates, gpus = numbers(runs, "tokens_per_s"), numbers(runs, "gpus")
+    rates = numbers(runs, "tokens_per_s")
+    gpus = numbers(runs, "gpus")
     is_timed = ok & (rates > 0) & (gpus > 0)
-    table = runs.reindex(columns=["experiment", "source", "gpu_name"]).assign(
-        kind=kinds(runs), n=ok, n_failed=~ok, gpus=gpus.where(is_timed), tokens_per_s=rates.where(is_timed),
-        power_w=numbers(runs, "power_w").where(is_timed),
-        memory_gib=numbers(runs, figure).where(ok) if figure else math.nan,
-        gpu_memory_gib=numbers(runs, "gpu_memory_gib"), global_batch=global_batch(runs),
-        steps=timed_steps(runs).where(is_timed), timed_s=timed_seconds(runs).where(is_timed),
-    )  # fmt: skip
-    median = dict.fromkeys(
-        ("gpus", "tokens_per_s", "power_w", "memory_gib", "global_batch", "steps", "timed_s"),
-        "median",
+    figure = memory_figure(runs)
+    medians = pd.DataFrame(
+        {
+            "gpus": gpus.where(is_timed),
+            "tokens_per_s": rates.where(is_timed),
+            "power_w": numbers(runs, "power_w").where(is_timed),
+            "memory_gib": numbers(runs, figure).where(ok) if figure else math.nan,
+            "global_batch": global_batch(runs),
+            "steps": timed_steps(runs).where(is_timed),
+            "timed_s": timed_seconds(runs).where(is_timed),
+        },
+        runs.index,
     )
-    others = dict.fromkeys(("source", "gpu_name", "kind"), "first") | dict.fromkeys(
-        ("n", "n_failed"), "sum"
-    )
-    settings = table.groupby("experiment", sort=False).agg(
-        {**others, **median, "gpu_memory_gib": "min"}
-    )
+    for column in ("steps", "timed_s", "global_batch"):  # logs of other programs may have zeros
+        medians[column] = medians[column].where(medians[column] > 0)
+    name = runs["experiment"]
+    firsts = runs.reindex(columns=["source", "gpu_name"]).assign(kind=kinds(runs))
+    settings = firsts.groupby(name, sort=False).first()
+    settings["n"] = ok.groupby(name).sum()
+    settings["n_failed"] = (~ok).groupby(name).sum()
+    settings = settings.join(medians.groupby(name).median())
+    settings["gpu_memory_gib"] = numbers(runs, "gpu_memory_gib").groupby(name).min()
     settings = settings[settings["tokens_per_s"].notna()]
-    settings["power_w"] = (
-        settings["power_w"] if power_w is None else settings["power_w"].fillna(power_w)
-    )
-    settings.insert(0, "basis", [basis({"source": source}) for source in settings["source"]])
-    timed = runs["experiment"][is_timed]
-    names = pd.Series(intervals.hosts(runs), runs.index, dtype=object)[is_timed].groupby(timed)
-    settings["hosts"] = names.nunique().where(names.count() == names.size())
+    if power_w is not None:
+        settings["power_w"] = settings["power_w"].fillna(power_w)
+    settings.insert(0, "basis", [basis(source) for source in settings["source"]])
+    timed = name[is_timed]
+    hosts = pd.Series(intervals.hosts(runs), runs.index, dtype=object)[is_timed].groupby(timed)
+    settings["hosts"] = hosts.nunique().where(hosts.count() == hosts.size())
     speeds = rates[is_timed].groupby(timed)
-    few = (speeds.max() - speeds.min()) / 2
-    settings["spread_pct"] = (
-        100 * speeds.std().where(speeds.count() >= MIN_RUNS, few) / speeds.median()
-    )
+    half_range = (speeds.max() - speeds.min()) / 2
+    spread = speeds.std().where(speeds.count() >= MIN_RUNS, half_range)
+    settings["spread_pct"] = 100 * spread / speeds.median()
     return settings.assign(is_unstable=settings.index.isin(unstable(runs)))
 
 
@@ -219,24 +224,18 @@ def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
     `days_low` and `days_high` are the range given by the error of a predicted speed; without `days_high` where memory
     is tight.
     """
-    hours = [
-        metrics.gpu_hours(question.tokens, *row)
-        for row in zip(table["tokens_per_s"], table["gpus"], strict=True)
-    ]
+    gpus = table["gpus"]
     days = [metrics.days(question.tokens, rate) for rate in table["tokens_per_s"]]
-    priced = table.assign(
-        days=pd.Series(days, table.index, float), gpu_hours=pd.Series(hours, table.index, float)
-    )
-    error = 1 + numbers(priced, "tokens_per_s_error_pct").fillna(0) / 100
-    priced["days_low"], priced["days_high"] = priced["days"] / error, priced["days"] * error
-    if "tight" in priced:
-        priced["days_high"] = priced["days_high"].mask(tight(priced))
-    priced["energy_kwh"] = priced["gpu_hours"] * numbers(priced, "power_w") / 1000
-    priced["price"] = pd.Series(
-        [question.price(kind) for kind in priced["kind"]], priced.index, float
-    )
-    priced["cost"] = priced["gpu_hours"] * priced["price"]
-    return priced.sort_values("days", kind="stable")
+    table = table.assign(days=pd.Series(days, table.index, float))
+    hours = map(partial(metrics.gpu_hours, question.tokens), table["tokens_per_s"], gpus)
+    table["gpu_hours"] = pd.Series(list(hours), table.index, float)
+    error = 1 + numbers(table, "tokens_per_s_error_pct").fillna(0) / 100
+    table["days_low"] = table["days"] / error
+    table["days_high"] = (table["days"] * error).mask(tight(table))
+    table["energy_kwh"] = table["gpu_hours"] * numbers(table, "power_w") / 1000
+    table["price"] = table["kind"].map(question.price).astype(float)
+    table["cost"] = table["gpu_hours"] * table["price"]
+    return table.sort_values("days", kind="stable")
 
 
 @dataclass(frozen=True)
@@ -282,8 +281,7 @@ class Decision:
     @cached_property
     def settings(self) -> pd.DataFrame:
         """The first run of each option, which has its settings, by experiment."""
-        first = self.runs.drop_duplicates("experiment").set_index("experiment", drop=False)
-        return first.loc[self.options.index]
+        return first_runs(self.runs).loc[self.options.index]
 
 
 def worsening(change_pct: float, objective: str) -> float:
@@ -310,22 +308,18 @@ def decide(
 ) -> Decision:
     """Rank the candidates of a task; without `parameters` (0), the default number of tokens is a round one."""
     if not question.tokens:
-        question = replace(
-            question, tokens=planning.usual_tokens(parameters, fine_tuning), are_tokens_assumed=True
-        )
+        tokens = planning.usual_tokens(parameters, fine_tuning)
+        question = replace(question, tokens=tokens, are_tokens_assumed=True)
     table = costed(table, question)
-    available = _at_hand(table, question)
-    available = available[available[question.column].notna()].sort_values(
-        question.column, kind="stable"
-    )
+    available = _at_hand(table, question).dropna(subset=question.column)
+    available = available.sort_values(question.column, kind="stable")
     stable = available[~available["is_unstable"].astype(bool)]
-    in_time = stable[stable["days"] <= question.max_days]
-    options = stable if question.objective == "time" or in_time.empty else in_time
-    options = roomy_first(options, question.column)
-    options = _repeated_first(options, question)
-    return Decision(
-        question, table, options, len(stable) - len(options), len(available) - len(stable)
-    )
+    options = stable[stable["days"] <= question.max_days]
+    if question.objective == "time" or options.empty:
+        options = stable
+    options = _repeated_first(roomy_first(options, question.column), question)
+    too_slow = len(stable) - len(options)
+    return Decision(question, table, options, too_slow, len(available) - len(stable))
 
 
 def roomy_first(options: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -342,7 +336,13 @@ def roomy_first(options: pd.DataFrame, column: str) -> pd.DataFrame:
 
 def tight(options: pd.DataFrame) -> "pd.Series[bool]":
     """Return which candidates are predicted to have too little memory for what torch reserves."""
-    return options["tight"].eq(True) if "tight" in options else pd.Series(False, options.index)
+    return options.reindex(columns=["tight"])["tight"].eq(True)
+
+
+def is_tight(row: Mapping[Any, Any]) -> bool:
+    """Return whether a candidate has too little memory for what torch reserves; measured ones have shown it."""
+    is_open = row.get("tight")
+    return bool(is_open) and not pd.isna(is_open)
 
 
 def _repeated_first(options: pd.DataFrame, question: Question) -> pd.DataFrame:
@@ -351,24 +351,26 @@ def _repeated_first(options: pd.DataFrame, question: Question) -> pd.DataFrame:
     A single run that is 1 % faster is no reason to prefer its setting to one that was repeated. `web/answer.js` has the
     same rule. Predictions have no runs and stay in their order.
     """
-    runs, values = numbers(options, "n"), options[question.column]
+    runs = numbers(options, "n")
     if options.empty or not runs.iloc[0] < MIN_RUNS:
         return options
+    values = options[question.column]
     is_sure = (runs >= MIN_RUNS) & (values * (1 - question.relevance) <= values.iloc[0])
     if not is_sure.any():
         return options
-    place = int(is_sure.to_numpy().argmax())
-    return options.iloc[[place, *(other for other in range(len(options)) if other != place)]]
+    first = options.index == is_sure.idxmax()
+    return pd.concat([options[first], options[~first]])
 
 
 def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:
-    available = table[table["fits"].astype(bool)] if "fits" in table else table
-    available = (
-        available[available["global_batch"] == question.global_batch]
-        if question.global_batch
-        else available
-    )
-    return available[available["gpus"] <= question.gpus] if question.gpus else available
+    is_at_hand = pd.Series(True, table.index)
+    if "fits" in table:
+        is_at_hand &= table["fits"].astype(bool)
+    if question.global_batch:
+        is_at_hand &= table["global_batch"] == question.global_batch
+    if question.gpus:
+        is_at_hand &= table["gpus"] <= question.gpus
+    return table[is_at_hand]
 
 
 def of_runs(runs: pd.DataFrame, question: Question) -> Decision:
@@ -385,16 +387,14 @@ def _difference(
     if len(options) < 2 or question.objective == "memory":
         return None
     ranked = runs[runs["experiment"].isin(options.index)]
-    scale = {"time": 1, "gpu_hours": options["gpus"], "cost": options["gpus"] * options["price"]}[
-        question.objective
-    ]
-    worth = numbers(ranked, "tokens_per_s") / (
-        scale if isinstance(scale, int) else ranked["experiment"].map(scale)
-    )
+    worth = numbers(ranked, "tokens_per_s")
+    if question.objective != "time":
+        worth = worth / ranked["experiment"].map(options["gpus"])
+    if question.objective == "cost":
+        worth = worth / ranked["experiment"].map(options["price"])
     table = ranked.reindex(columns=["experiment", "status", "hosts", "host"]).assign(worth=worth)
+    rules = rules_of(table, "worth", "higher", relevance=question.relevance)
     settings = intervals.settings_of(table, "experiment", "worth")
-    pair = settings[options.index[0]], settings[options.index[1]]
+    best, second = options.index[:2]
     among = intervals.repeated(intervals.settings_of(runs, "experiment", "tokens_per_s").values())
-    return table_of(
-        [pair], among, rules_of(table, "worth", "higher", relevance=question.relevance)
-    ).iloc[0]
+    return table_of([(settings[best], settings[second])], among, rules).iloc[0]

@@ -8,10 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.results.answers.decide import MEASURED
+from dsnb.results.answers.decide import MEASURED, first_runs
+from dsnb.results.answers.sentences import Sentence, say
 from dsnb.results.runs import labels
+from dsnb.results.runs.number_text import fixed, significant
 from dsnb.results.runs.table import numbers
-from dsnb.results.runs.texts import fill, fixed, significant
 from dsnb.results.statistics.setting_axes import setting_axes, with_setting_axes
 from dsnb.settings.experiment import DEFAULTS
 
@@ -27,81 +28,62 @@ START = ("ZeRO 0", "DDP", "FSDP")
 _OF_START = {"precision": {"bf16"}, "mixed_precision": {"native", "-"}, "compile": {"off", "-"}}
 _FREE = {labels.PARALLELISM, *_OF_START, "micro_batch_size", "grad_accum"}
 _UNKNOWN = labels.text(None)
-RESTS = (
-    "{n:one run|the median of}[ {several} runs][ of {steps} {steps:step|steps}][ ({timed} s{n:| each})]"
-    "[ on {hosts} {hosts:host|hosts}][, spread {spread} %]"
-)
-GAIN = "{times} times as fast as {start} in bf16, uncompiled[ ({training})]."
-CHANGE = "{title} {after} instead of {before}"
-CHANGES = "changes the training: {changed}"
-EDGE = "Micro-batch {size} is the largest measured and {free} GiB are free: a larger one may be faster."
+_SAME = ("gpus", "kind", "basis", "global_batch")
 
 
 def evidence(
     runs: pd.DataFrame, table: pd.DataFrame, names: Iterable[object]
 ) -> dict[object, dict[str, str]]:
-    """Return texts about some candidates, by experiment; unknown ones are empty.
+    """Return facts about some candidates, by experiment; unknown ones are empty.
 
     `rests`: what the speed rests on. `short`: seconds, if too few were timed. `gain`: the speed-up over `START` on the
     same hardware with the same global batch. `batch`: the global batch. `edge`: whether the largest measured
     micro-batch leaves enough memory for one twice as large; micro-batches that ran out of memory count as measured.
     """
-    first = runs.drop_duplicates("experiment").set_index("experiment", drop=False)
-    settings, sizes, lengths = (
-        with_setting_axes(first),
-        numbers(first, "micro_batch_size"),
-        numbers(first, "seq_len"),
-    )
+    first = first_runs(runs)
+    settings = with_setting_axes(first)
+    sizes = numbers(first, "micro_batch_size")
+    lengths = numbers(first, "seq_len")
     texts = settings[setting_axes(settings)].astype(object).map(labels.text)
-    others = texts.drop(columns="micro_batch_size", errors="ignore").itertuples(
-        index=False, name=None
-    )
-    is_largest = sizes == sizes.groupby(pd.Index(list(others), tupleize_cols=False)).transform(
-        "max"
-    )
-    described, options = texts.to_dict("index"), table.to_dict("index")
+    others = texts.drop(columns="micro_batch_size", errors="ignore")
+    alike = pd.Series(list(others.itertuples(index=False, name=None)), texts.index, dtype=object)
+    is_largest = sizes == sizes.groupby(alike).transform("max")
+    described = texts.to_dict("index")
+    options = table.to_dict("index")
     starts = [name for name in options if _is_start(described[name])]
-    return {
-        name: {
-            **_rests(options[name]),
+    found = {}
+    for name in names:
+        option = options[name]
+        found[name] = {
+            **_rests(option),
             "gain": _gain(name, options, described, starts),
-            "edge": _edge(options[name], sizes[name]) if is_largest[name] else "",
-            "batch": _batch(options[name]["global_batch"], lengths[name]),
+            "edge": _edge(option, sizes[name]) if is_largest[name] else say("edge"),
+            "batch": say(
+                "batch",
+                n=fixed(option["global_batch"]),
+                tokens=fixed(lengths[name] * option["global_batch"]),
+            ),
         }
-        for name in names
-    }
+    return found
 
 
 def _rests(option: Mapping[Any, Any]) -> dict[str, str]:
-    n, steps, timed_s = int(option["n"]), option["steps"], option["timed_s"]
-    several = n if n > 1 else ""
-    spread = f"±{option['spread_pct']:.1f}"
-    facts = {
-        "n": n,
-        "several": several,
-        "steps": fixed(steps) if steps >= 1 else "",
-        "timed": significant(timed_s, 2) if timed_s > 0 else "",
-        "hosts": fixed(option["hosts"]) if several and option["hosts"] >= 1 else "",
-        "spread": spread.replace("±0.0", "below 0.1")
-        if several and option["spread_pct"] >= 0
-        else "",
-    }
-    is_short = option["basis"] == MEASURED and 0 < timed_s < MIN_TIMED_S
-    return {"rests": fill(RESTS, facts), "short": str(facts["timed"]) if is_short else ""}
+    timed = significant(option["timed_s"], 2)
+    facts: dict[str, object] = {"n": int(option["n"]), "steps": fixed(option["steps"])}
+    if option["n"] > 1:
+        facts["several"] = facts["n"]
+        facts["hosts"] = fixed(option["hosts"])
+        if option["spread_pct"] >= 0:
+            facts["spread"] = f"±{option['spread_pct']:.1f}".replace("±0.0", "below 0.1")
+    is_short = option["basis"] == MEASURED and option["timed_s"] < MIN_TIMED_S
+    return {"rests": say("rests", timed=timed, **facts), "short": timed if is_short else ""}
 
 
-def _batch(sequences: float, seq_len: float) -> str:
-    facts = {
-        "n": fixed(sequences) if sequences >= 1 else "",
-        "tokens": fixed(seq_len * sequences) if seq_len * sequences >= 1 else "",
-    }
-    return fill("{n} {n:sequence|sequences}[, {tokens} tokens]", facts)
-
-
-def _edge(option: Mapping[Any, Any], size: float) -> str:
+def _edge(option: Mapping[Any, Any], size: float) -> Sentence:
     free_gib = option["gpu_memory_gib"] - option["memory_gib"]
-    is_enough = option["basis"] == MEASURED and free_gib >= option["memory_gib"]
-    return fill(EDGE, {"size": f"{size:g}", "free": significant(free_gib)}) if is_enough else ""
+    if option["basis"] == MEASURED and free_gib >= option["memory_gib"]:
+        return say("edge", size=f"{size:g}", free=significant(free_gib))
+    return say("edge")
 
 
 def _is_start(described: Mapping[str, str]) -> bool:
@@ -114,60 +96,60 @@ def _gain(
     options: Mapping[Any, Mapping[Any, Any]],
     described: Mapping[Any, Mapping[str, str]],
     starts: Sequence[object],
-) -> str:
+) -> Sentence:
     """Return the speed-up over the starting point; empty if that was not measured or is this setting."""
-    setting, option = described[name], options[name]
+    setting = described[name]
+    option = options[name]
 
     def is_comparable(start: object) -> bool:
-        same = all(
-            option[column] == options[start][column]
-            for column in ("gpus", "kind", "basis", "global_batch")
-        )
-        return same and all(
+        if any(option[column] != options[start][column] for column in _SAME):
+            return False
+        return all(
             text in {setting[column], labels.text(DEFAULTS.get(column)), _UNKNOWN}
             for column, text in described[start].items()
             if column not in _FREE
         )
 
     def rank(start: object) -> tuple[int, int, float]:
+        place = START.index(described[start][labels.PARALLELISM])
         changed = training_changes(described[start], setting)
-        return (
-            START.index(described[start][labels.PARALLELISM]),
-            len(changed),
-            -options[start]["tokens_per_s"],
-        )
+        return place, len(changed), -options[start]["tokens_per_s"]
 
     comparable = [start for start in starts if is_comparable(start)]
     if not comparable or name in comparable:
-        return ""
+        return say("gain")
     start = min(comparable, key=rank)
-    facts = {
-        "times": significant(option["tokens_per_s"] / options[start]["tokens_per_s"], 2),
-        "start": described[start][labels.PARALLELISM],
-        "training": changes(training_changes(described[start], setting)),
-    }
-    return fill(GAIN, facts)
+    return say(
+        "gain",
+        times=significant(option["tokens_per_s"] / options[start]["tokens_per_s"], 2),
+        start=described[start][labels.PARALLELISM],
+        training=changed_training(described[start], setting),
+    )
 
 
 def training_changes(
     base: Mapping[Any, Any], other: Mapping[Any, Any], batches: Sequence[str] = ()
-) -> list[str]:
+) -> list[Sentence]:
     """Return how another setting's training differs from a base's, as in "optimizer Adafactor instead of AdamW".
 
     `batches` are the global batches of both, if known.
     """
-    changed = [("global batch", *batches)] if len(set(batches)) > 1 else []
+    changed = []
+    if len(set(batches)) > 1:
+        before, after = batches
+        changed.append(say("training.change", title="global batch", before=before, after=after))
     for name in TRAINING:
-        before, after = labels.text(base.get(name)), labels.text(other.get(name))
+        before = labels.text(base.get(name))
+        after = labels.text(other.get(name))
         if before != after and _UNKNOWN not in (before, after) and labels.has_effect(other, name):
             axis = labels.axis(name)
-            changed.append((axis.title, axis.label(before), axis.label(after)))
-    return [
-        fill(CHANGE, dict(zip(("title", "before", "after"), change, strict=True)))
-        for change in changed
-    ]
+            facts = {"before": axis.label(before), "after": axis.label(after)}
+            changed.append(say("training.change", title=axis.title, **facts))
+    return changed
 
 
-def changes(changed: Sequence[str]) -> str:
-    """Return a remark that these changes affect the training; empty without any."""
-    return fill(CHANGES, {"changed": ", ".join(changed)})
+def changed_training(
+    base: Mapping[Any, Any], other: Mapping[Any, Any], batches: Sequence[str] = ()
+) -> Sentence:
+    """Return a remark on `training_changes`; empty without any."""
+    return say("training", changed=", ".join(training_changes(base, other, batches)))

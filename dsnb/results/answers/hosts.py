@@ -19,9 +19,10 @@ import pandas as pd
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import plain_text
 from dsnb.results.answers.decide import is_probe
+from dsnb.results.answers.sentences import Sentence, say
 from dsnb.results.runs import labels
+from dsnb.results.runs.number_text import signed
 from dsnb.results.runs.table import named_runs, numbers
-from dsnb.results.runs.texts import signed
 from dsnb.results.statistics import scaling
 from dsnb.settings import params_file
 from dsnb.settings.records import node_comparison, record_schema
@@ -47,42 +48,44 @@ def groups(runs: pd.DataFrame) -> pd.DataFrame:
     named = runs["hosts"].notna()
     several = (runs["source"] == "dsnb") & (runs["nodes"] > 1)
     siblings = pd.MultiIndex.from_frame(runs[["sweep", "experiment"]])
-    runs = runs[(named | several | siblings.isin(siblings[named])) & ~is_probe(runs)].reset_index(
-        drop=True
-    )
+    is_of_group = named | several | siblings.isin(siblings[named])
+    runs = runs[is_of_group & ~is_probe(runs)].reset_index(drop=True)
     if runs.empty:
         return pd.DataFrame(columns=COLUMNS)
-    workloads = {
-        place: workload for workload, part in scaling.workloads(runs) for place in part.index
-    }
-    runs = named_runs(runs).assign(
-        workload=pd.Series(workloads),
-        rate=numbers(runs, "samples_per_s").where(runs["status"] == "ok"),
-        expected=runs["sweep"].map(expectations(runs)).astype(float),
-    )
+    expected = runs["sweep"].map(expectations(runs)).astype(float)
+    rates = numbers(runs, "samples_per_s").where(runs["status"] == "ok")
+    runs = named_runs(runs).assign(rate=rates, expected=expected)
+    for workload, part in scaling.workloads(runs):
+        runs.loc[part.index, "workload"] = workload
     by_group = runs.groupby(["experiment", "nodes", "hosts"], sort=False, dropna=False)
     table = pd.DataFrame([_group(part) for _, part in by_group])
     same = table.groupby("experiment", sort=False)["per_node"]
-    table["median_per_node"], table["compared_with"] = (
-        same.transform("median"),
-        same.transform("count"),
-    )
-    off_pct = (100 * (table["per_node"] / table["median_per_node"] - 1)).where(
-        table["compared_with"] > 1
-    )
+    table["median_per_node"] = same.transform("median")
+    table["compared_with"] = same.transform("count")
+    off_pct = 100 * (table["per_node"] / table["median_per_node"] - 1)
+    off_pct = off_pct.where(table["compared_with"] > 1)
     spread_pct = off_pct.abs().groupby(table["experiment"]).transform("median")
+    limit_pct = (DEVIATIONS * 1.4826 * spread_pct).clip(lower=MIN_PCT)
     is_comparable = (table["compared_with"] >= MIN_GROUPS) & off_pct.notna()
     table["off_median_pct"] = off_pct
-    table["limit_pct"] = (DEVIATIONS * 1.4826 * spread_pct).clip(lower=MIN_PCT).where(is_comparable)
+    table["limit_pct"] = limit_pct.where(is_comparable)
     return table.sort_values("nodes", kind="stable", ignore_index=True)[COLUMNS]
 
 
 def _group(runs: pd.DataFrame) -> dict[str, Any]:
+    first = runs.iloc[0]
     # An interrupted run is still running or will be repeated.
-    first, failed = runs.iloc[0], runs[~runs["status"].isin(["ok", "interrupted"])]
+    failed = runs[~runs["status"].isin(["ok", "interrupted"])]
     statuses = Counter(runs["status"])
-    per_node, least = float(runs["rate"].median()) / first["nodes"], first["expected"]
-    is_fast = statuses["ok"] == len(runs) and per_node >= least
+    per_node = float(runs["rate"].median()) / first["nodes"]
+    verdict = "-"
+    if len(failed) or per_node < first["expected"]:
+        verdict = "fail"
+    elif statuses["ok"] == len(runs) and per_node >= first["expected"]:
+        verdict = "pass"
+    cause = None
+    if len(failed):
+        cause = plain_text.line(labels.text(failed["cause"].iloc[0]))
     return {
         **first[["workload", "nodes", "gpus"]],
         "experiment": labels.text(first["experiment"]),
@@ -92,9 +95,9 @@ def _group(runs: pd.DataFrame) -> dict[str, Any]:
         "statuses": ", ".join(f"{count} {status}" for status, count in statuses.items()),
         "samples_per_s": per_node * first["nodes"],
         "per_node": per_node,
-        "expected_per_node": least,
-        "verdict": "fail" if len(failed) or per_node < least else "pass" if is_fast else "-",
-        "cause": plain_text.line(labels.text(failed["cause"].iloc[0])) if len(failed) else None,
+        "expected_per_node": first["expected"],
+        "verdict": verdict,
+        "cause": cause,
     }
 
 
@@ -124,12 +127,10 @@ def hosts(table: pd.DataFrame) -> pd.DataFrame:
     smallest group with the host (the median of several), and `is_suspect` whether all of its groups are slow.
     """
     comparable = table[table["hosts"].notna() & table["limit_pct"].notna()]
-    rows = comparable.assign(
-        slow=is_slow(comparable), host=comparable["hosts"].str.split(",")
-    ).explode("host")
-    rows["smallest"] = rows["off_median_pct"].where(
-        rows["nodes"] == rows.groupby("host")["nodes"].transform("min")
-    )
+    members = comparable["hosts"].str.split(",")
+    rows = comparable.assign(slow=is_slow(comparable), host=members).explode("host")
+    smallest = rows["nodes"] == rows.groupby("host")["nodes"].transform("min")
+    rows["smallest"] = rows["off_median_pct"].where(smallest)
     by_host = rows.groupby("host", sort=False).agg(
         groups=("slow", "size"), slow=("slow", "sum"), off_median_pct=("smallest", "median")
     )
@@ -137,36 +138,32 @@ def hosts(table: pd.DataFrame) -> pd.DataFrame:
     return by_host.sort_values("off_median_pct", kind="stable")
 
 
-def describe(table: pd.DataFrame) -> list[str]:
+def describe(table: pd.DataFrame) -> list[Sentence]:
     """Return sentences on suspects, failures, and groups below the expectation."""
+    sentences = [*_slow(table), *_failed(table)]
     below = table[table["per_node"] < table["expected_per_node"]]
-    least = ", ".join(f"{value:,.4g}" for value in below["expected_per_node"].drop_duplicates())
-    sentence = f"{len(below)} of {len(table)} groups are below the {least} samples/s per node expected of them."
-    return [*_slow(table), *_failed(table), *([sentence] if len(below) else [])]
+    if len(below):
+        least = ", ".join(f"{value:,.4g}" for value in below["expected_per_node"].unique())
+        sentences.append(say("below", below=len(below), groups=len(table), least=least))
+    return sentences
 
 
-def _slow(table: pd.DataFrame) -> list[str]:
+def _slow(table: pd.DataFrame) -> list[Sentence]:
     compared = hosts(table)
     suspects = compared[compared["is_suspect"]]
-    sentences = [
-        f"Suspect: {row.Index}, {signed(row.off_median_pct)}: slow in {row.slow} of {row.groups} groups."
-        for row in suspects.itertuples()
-    ]
-    sentences += [
-        f"The group {_some(members)} is {-row['off_median_pct']:.1f} % below the median, but each of its hosts was in "
-        "a group of full speed: check the network between them."
-        for row, members in _smallest(table[is_slow(table)])
-        if members and members.isdisjoint(suspects.index)
-    ]
+    sentences = []
+    for name, host in suspects.iterrows():
+        facts = {"off": signed(host["off_median_pct"]), "slow": host["slow"]}
+        sentences.append(say("suspect", host=name, groups=host["groups"], **facts))
+    for row, members in _smallest(table[is_slow(table)]):
+        if members and members.isdisjoint(suspects.index):
+            off = f"{-row['off_median_pct']:.1f}"
+            sentences.append(say("network", members=_some(members), off=off))
     if sentences:
         return sentences
     if compared.empty:
-        return [
-            f"Fewer than {MIN_GROUPS} groups of one size were measured: too few to call a host slow."
-        ]
-    return [
-        f"No host is slow: none is {MIN_PCT:g} % below its median and outside the spread of the others."
-    ]
+        return [say("none.few", min_groups=MIN_GROUPS)]
+    return [say("none", min_pct=f"{MIN_PCT:g}")]
 
 
 def _smallest(table: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], set[str]]]:
@@ -174,22 +171,24 @@ def _smallest(table: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], set[str]]]:
     smaller: list[set[str]] = []
     for row in table.to_dict("records"):
         members = set(row["hosts"].split(",")) if isinstance(row["hosts"], str) else set()
-        if not any(other < members for other in smaller):
-            smaller += [members] if members else []
-            yield row, members
+        if any(other < members for other in smaller):
+            continue
+        if members:
+            smaller.append(members)
+        yield row, members
 
 
-def _failed(table: pd.DataFrame) -> list[str]:
-    """Return a sentence for each failed group that contains no smaller failed one."""
-    return [
-        f"Failed: {_some(members) or 'unknown hosts'} ({row['experiment']}: {row['statuses']}): {row['cause']}."
-        for row, members in _smallest(table[table["failed"] > 0])
-    ]
+def _failed(table: pd.DataFrame) -> Iterator[Sentence]:
+    """Yield a sentence for each failed group that contains no smaller failed one."""
+    for row, members in _smallest(table[table["failed"] > 0]):
+        facts = {name: row[name] for name in ("experiment", "statuses", "cause")}
+        yield say("failed_group", members=_some(members) or "unknown hosts", **facts)
 
 
 def _some(names: set[str]) -> str:
-    rest = len(names) - MAX_NAMES
-    return ", ".join(sorted(names)[:MAX_NAMES]) + (f", {rest} more" if rest > 0 else "")
+    shown = ", ".join(sorted(names)[:MAX_NAMES])
+    more = len(names) - MAX_NAMES
+    return f"{shown}, {more} more" if more > 0 else shown
 
 
 def node_differences(runs: pd.DataFrame) -> list[str]:

@@ -8,9 +8,10 @@ is a fair question all the same, and its answer is stated as a comparison of wor
 import pandas as pd
 
 from dsnb.results.answers.decide import rate
+from dsnb.results.answers.sentences import Sentence, say
 from dsnb.results.runs import labels
+from dsnb.results.runs.number_text import fixed
 from dsnb.results.runs.table import named_runs, numbers
-from dsnb.results.runs.texts import fixed
 from dsnb.results.statistics import intervals
 from dsnb.results.statistics.comparisons import COLUMNS, rules_of, table_of
 from dsnb.results.statistics.intervals import RELEVANCE
@@ -18,11 +19,6 @@ from dsnb.results.statistics.setting_axes import setting_axes, with_setting_axes
 from dsnb.results.statistics.tasks import TASK
 
 LENGTH = "seq_len"
-TITLE = "What longer sequences cost"
-ABOUT = (
-    "A comparison of work, not of settings: the same settings on sequences of different lengths. A token of a longer "
-    "sequence is more work, and models trained on different lengths are different models, so no length is recommended."
-)
 
 
 def compare_lengths(runs: pd.DataFrame, relevance: float = RELEVANCE) -> pd.DataFrame:
@@ -43,43 +39,47 @@ def compare_lengths(runs: pd.DataFrame, relevance: float = RELEVANCE) -> pd.Data
         the columns of `dsnb.compare`, missing for the shortest length, which is the base. Empty without such settings.
     """
     runs = named_runs(runs)
-    usable = runs[
-        (runs["status"] == "ok") & (numbers(runs, LENGTH) > 0) & (numbers(runs, "tokens_per_s") > 0)
-    ]
-    if usable.empty or usable[LENGTH].nunique() < 2:
-        return pd.DataFrame(columns=["settings", LENGTH, "experiment", "runs", "median", *COLUMNS])
-    table = with_setting_axes(usable)
-    names = [
-        name
-        for name in dict.fromkeys([*TASK, *setting_axes(table)])
-        if name != LENGTH and name in table
-    ]
-    keys = table[names].astype(object).map(labels.text)  # a missing value is equal to another
-    same = keys.groupby(names, sort=False).indices.values()
-    parts = [usable.iloc[places] for places in sorted(same, key=min)]
-    compared = [_compared(part, relevance) for part in parts if part[LENGTH].nunique() > 1]
-    return pd.concat(compared, ignore_index=True) if compared else compare_lengths(runs.head(0))
+    is_timed = (numbers(runs, LENGTH) > 0) & (numbers(runs, "tokens_per_s") > 0)
+    usable = runs[(runs["status"] == "ok") & is_timed]
+    compared = []
+    for part in _alike(usable):
+        if part[LENGTH].nunique() > 1:
+            compared.append(_compared(part, relevance))
+    if compared:
+        return pd.concat(compared, ignore_index=True)
+    return pd.DataFrame(columns=["settings", LENGTH, "experiment", "runs", "median", *COLUMNS])
+
+
+def _alike(runs: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return the runs of each combination of settings other than the length, in order."""
+    if runs.empty:
+        return []
+    table = with_setting_axes(runs)
+    names = [name for name in dict.fromkeys([*TASK, *setting_axes(table)]) if name in table]
+    keys = table[names].drop(columns=LENGTH).astype(object)
+    texts = keys.map(labels.text)  # a missing value is equal to another
+    same = texts.groupby(list(texts), sort=False).indices.values()
+    return [runs.iloc[places] for places in sorted(same, key=min)]
 
 
 def _compared(runs: pd.DataFrame, relevance: float) -> pd.DataFrame:
     """Compare the lengths of one combination of settings; the shortest is the base of all others."""
     figure = rate(runs)
-    settings = intervals.settings_of(runs.sort_values(LENGTH, kind="stable"), LENGTH, figure)
+    runs = runs.sort_values(LENGTH, kind="stable")
+    settings = intervals.settings_of(runs, LENGTH, figure)
     shortest, *others = settings.values()
+    rules = rules_of(runs, figure, relevance=relevance)
     pairs = [(shortest, other) for other in others]
-    table = table_of(
-        pairs, intervals.repeated(settings.values()), rules_of(runs, figure, relevance=relevance)
-    )
+    table = table_of(pairs, intervals.repeated(settings.values()), rules)
     table.index += 1
     run = runs.iloc[0].to_dict()
-    model, setting = labels.text(run.get("model")), labels.setting(run)
-    known = [part for part in (model, setting, f"on {labels.place(run)}") if part not in ("", "-")]
-    first = runs.drop_duplicates(LENGTH).set_index(LENGTH)["experiment"]
+    known = [labels.text(run.get("model")), labels.setting(run), f"on {labels.place(run)}"]
+    by_length = runs.groupby(LENGTH)
     listed = pd.DataFrame(
         {
-            "settings": ", ".join(known),
+            "settings": ", ".join(part for part in known if part not in ("", "-")),
             LENGTH: list(settings),
-            "experiment": [first[length] for length in settings],
+            "experiment": by_length["experiment"].first().tolist(),
             "runs": [len(setting.values) for setting in settings.values()],
             "median": [setting.median for setting in settings.values()],
         }
@@ -87,16 +87,15 @@ def _compared(runs: pd.DataFrame, relevance: float) -> pd.DataFrame:
     return listed.join(table)
 
 
-def sentences(runs: pd.DataFrame) -> list[str]:
+def sentences(runs: pd.DataFrame) -> list[Sentence]:
     """Return a sentence for each combination of settings that was measured with several sequence lengths."""
-    table = compare_lengths(runs)
-    unit = "" if rate(named_runs(runs)) == "tokens_per_s" else "/GPU"
-    return [
-        f"{settings}: " + "; ".join(_length(row, unit) for row in part.to_dict("records")) + "."
-        for settings, part in table.groupby("settings", sort=False)
-    ]
-
-
-def _length(row: dict[str, object], unit: str) -> str:
-    speed = f"sequence {row[LENGTH]:g}, {fixed(float(str(row['median'])))} tokens/s{unit}"
-    return speed if pd.isna(row["words"]) else f"{speed} ({row['words']})"
+    per = "" if rate(named_runs(runs)) == "tokens_per_s" else "GPU"
+    said = []
+    for settings, part in compare_lengths(runs).groupby("settings", sort=False):
+        lengths = []
+        for row in part.to_dict("records"):
+            words = "" if pd.isna(row["words"]) else row["words"]
+            facts = {"length": f"{row[LENGTH]:g}", "rate": fixed(row["median"]), "words": words}
+            lengths.append(say("lengths.one", per=per, **facts))
+        said.append(say("lengths", settings=settings, lengths="; ".join(lengths)))
+    return said

@@ -2,8 +2,8 @@
 
 import re
 
-from dsnb.results.logs.reading import DERIVED, LoggedRun, not_finite, reads
-from dsnb.results.logs.values import NUMBER, names, number, positive
+from dsnb.results.logs.reading import DERIVED, LoggedRun, Match, not_finite, reads
+from dsnb.results.logs.values import NUMBER, names, number, positive, value_of
 
 CONFIG = names("config")
 OFFLOADED = {
@@ -33,7 +33,7 @@ def engine(run: LoggedRun) -> None:
 
 
 @reads("config.py:", pattern=r"config\.py:\d{1,6}:print\]\s+(\w{1,60})(?: \.+|\s) *(.*\n)")
-def config(run: LoggedRun, match: re.Match[str]) -> None:
+def config(run: LoggedRun, match: Match) -> None:
     """`[config.py:1001:print]   train_batch_size ............. 192`."""
     engine(run)
     name = match[1]
@@ -41,8 +41,7 @@ def config(run: LoggedRun, match: re.Match[str]) -> None:
     run.scratch["offload_of"] = None
     run.has_engine_world |= name == "world_size"
     if name in CONFIG:
-        setting, parse = CONFIG[name]
-        run.set_used(**{setting: parse(value)})
+        run.set_used(**value_of(CONFIG, name, value))
     elif name in _IN_TEXT:
         setting, pattern = _IN_TEXT[name]
         found = pattern.search(value)
@@ -76,7 +75,7 @@ def _offload(run: LoggedRun, part: str, place: str) -> None:
 
 
 @reads('"offload_')
-def offload(run: LoggedRun, match: re.Match[str]) -> None:
+def offload(run: LoggedRun, match: Match) -> None:
     """`"offload_optimizer": {`, in the printed configuration."""
     part = run.scratch["offload_of"] = "param" if '"offload_param"' in match.string else "optimizer"
     if "null" in match.string:
@@ -84,7 +83,7 @@ def offload(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads('"device": ', pattern=r'"device": "(\w{1,20})"')
-def device(run: LoggedRun, match: re.Match[str]) -> None:
+def device(run: LoggedRun, match: Match) -> None:
     """`"device": "cpu"` below it."""
     part = run.scratch.pop("offload_of", None)
     if part:
@@ -92,7 +91,7 @@ def device(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads("DeepSpeed info: version=", pattern=r"DeepSpeed info: version=([\w.+-]{1,60}),")
-def version(run: LoggedRun, match: re.Match[str]) -> None:
+def version(run: LoggedRun, match: Match) -> None:
     """`DeepSpeed info: version=0.14.4, git-hash=...`, printed when the engine is about to be built."""
     run.clock(match.string)
     run.environment["deepspeed"] = match[1]
@@ -104,7 +103,7 @@ def version(run: LoggedRun, match: re.Match[str]) -> None:
     pattern=r"(?:global_step=(\d{1,12}), RunningAvg|\] \d{1,9}/(\d{1,12}), (?:RunningAvg)?)"
     rf"SamplesPerSec={NUMBER}(?:, CurrSamplesPerSec={NUMBER})?",
 )
-def timer(run: LoggedRun, match: re.Match[str]) -> None:
+def timer(run: LoggedRun, match: Match) -> None:
     """`global_step=10, RunningAvgSamplesPerSec=950.7, ...`; the oldest format is `epoch/micro-batch`."""
     engine(run)
     run.record(samples_per_s_running=positive(match[3]))
@@ -123,7 +122,7 @@ def timer(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads(", skipped=", pattern=r"\bstep=(\d{1,12}), skipped=(\d{1,12}), lr=")
-def step(run: LoggedRun, match: re.Match[str]) -> None:
+def step(run: LoggedRun, match: Match) -> None:
     """`step=110, skipped=9, lr=[...]`: `skipped` is a running total; step 0 is printed when the engine is built."""
     step = int(match[1])
     skipped = int(match[2])
@@ -141,7 +140,7 @@ def step(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads("Skipping step", pattern=r"Rank 0[] ]")
-def overflow(run: LoggedRun, _match: re.Match[str]) -> None:
+def overflow(run: LoggedRun, _match: Match) -> None:
     """`[Rank 0] Overflow detected. Skipping step.`: counted only if there is no other count."""
     run.scratch["overflows"] = run.scratch.get("overflows", 0) + 1
     if "skipped" not in run.scratch:
@@ -152,7 +151,7 @@ def overflow(run: LoggedRun, _match: re.Match[str]) -> None:
     " iter time (s): ",
     pattern=rf"steps: (\d{{1,12}}) loss: {NUMBER} .{{0,200}}?iter time \(s\): {NUMBER}(?: samples/sec: {NUMBER})?",
 )
-def pipeline(run: LoggedRun, match: re.Match[str]) -> None:
+def pipeline(run: LoggedRun, match: Match) -> None:
     """Read `steps: 10 loss: 7.0 iter time (s): 1.2 samples/sec: 33.3` of the pipeline engine."""
     engine(run)
     run.has_stages = True
@@ -177,14 +176,14 @@ reads("but detected", pattern=r"torch version.*but detected (\d{1,2}\.\d{1,3})\s
 
 
 @reads("Throughput: ", pattern=rf"^\s*Throughput: {NUMBER} samples/sec")
-def throughput(run: LoggedRun, match: re.Match[str]) -> None:
+def throughput(run: LoggedRun, match: Match) -> None:
     """`Throughput: 943.4550 samples/sec`, over the steps of `Execution time`."""
     run.record(samples_per_s=positive(match[1]))
     run.ended = True
 
 
 @reads("E2E latency=", pattern=rf"E2E latency={NUMBER}s (?:.{{0,400}}\|AvgSamplesPerSec={NUMBER})?")
-def hybrid(run: LoggedRun, match: re.Match[str]) -> None:
+def hybrid(run: LoggedRun, match: Match) -> None:
     """`|E2E latency=4.00s |... |AvgSamplesPerSec=16.00` of step 3 of DeepSpeed-Chat: generation and both engines."""
     _whole_step(run, positive(match[1]))
     run.record(samples_per_s=positive(match[2]))
@@ -192,7 +191,7 @@ def hybrid(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads("End-to-End => Latency", pattern=rf"Latency: {NUMBER}s.{{0,200}}? Samples/sec: {NUMBER}")
-def end_to_end(run: LoggedRun, match: re.Match[str]) -> None:
+def end_to_end(run: LoggedRun, match: Match) -> None:
     """`End-to-End => Latency: 2.55s, TFLOPs: 3.29, Samples/sec: 1.57, ...`, as newer versions print it."""
     time_s = positive(match[1])
     rate = positive(match[2])
@@ -207,7 +206,7 @@ def end_to_end(run: LoggedRun, match: re.Match[str]) -> None:
     "Actor Loss: ",
     pattern=r"(?:act_loss|Actor Loss): ?([-+\w.]{1,30}) ?\| ?(?:cri_loss|Critic Loss): ?([-+\w.]{1,30})",
 )
-def actor_and_critic(run: LoggedRun, match: re.Match[str]) -> None:
+def actor_and_critic(run: LoggedRun, match: Match) -> None:
     """`...|ppo_ep: 1|act_loss: 0.2|cri_loss: 0.1|...`: two engines share the log, so their rates are of parts."""
     run.has_parts = True
     run.health.read(match[1] if not_finite(match[1]) else match[2])
@@ -224,7 +223,7 @@ def _whole_step(run: LoggedRun, time_s: float | None) -> None:
 
 
 @reads(", loss = ", pattern=rf"Epoch: \d{{1,9}}, Step: \d{{1,12}}, Rank: 0, loss = {NUMBER}")
-def chat_loss(run: LoggedRun, match: re.Match[str]) -> None:
+def chat_loss(run: LoggedRun, match: Match) -> None:
     """`Epoch: 0, Step: 12, Rank: 0, loss = 2.1` of DeepSpeed-Chat, which counts micro-batches."""
     run.health.read(match[1])
     loss = number(match[1])
@@ -234,6 +233,6 @@ def chat_loss(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads("chosen_last_scores", "chosen_rewards")
-def pairs(run: LoggedRun, _match: re.Match[str]) -> None:
+def pairs(run: LoggedRun, _match: Match) -> None:
     """`chosen_last_scores (higher is better) : 2.5, ...`: a sample is a chosen and a rejected sequence."""
     run.has_pairs = True

@@ -11,6 +11,7 @@ from dsnb.results.logs.reading import (
     CONSEQUENCE,
     SHORTAGE,
     LoggedRun,
+    Match,
     declared,
     failure,
     reads,
@@ -46,13 +47,13 @@ reads("Traceback (most recent call last)")(lambda run, _: run.scratch.update(tra
 @reads(
     "srun: error: ", "slurmstepd: error: ", "Killing subprocess", "exits with return code", "distributed.elastic",
 )  # fmt: skip
-def launcher(run: LoggedRun, _match: re.Match[str]) -> None:
+def launcher(run: LoggedRun, _match: Match) -> None:
     """Read the marks of launchers, which tell a log without any success from other texts."""
     run.launched = True
 
 
 @reads("Error", "Exception", "OutOfResources", pattern=_EXCEPTION)
-def error(run: LoggedRun, match: re.Match[str]) -> None:
+def error(run: LoggedRun, match: Match) -> None:
     """Read the last line of a traceback, which is enough to tell a log from other texts."""
     if not run.scratch["traceback"] and not match[1].endswith("OutOfMemoryError"):
         return
@@ -66,7 +67,7 @@ def error(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads("train_batch_size is not equal to", pattern=_BATCH)
-def batch(run: LoggedRun, match: re.Match[str]) -> None:
+def batch(run: LoggedRun, match: Match) -> None:
     """DeepSpeed's `... train_batch_size is not equal to micro_batch_per_gpu * ... * world_size 64 != 4 * 8 * 1`."""
     total, micro, accumulated, ranks = map(int, match.groups())
     run.program = run.program or "DeepSpeed"
@@ -78,7 +79,7 @@ def batch(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads("return code", "exitcode", "exit code", "Signal ", pattern=_EXIT)
-def ended(run: LoggedRun, match: re.Match[str]) -> None:
+def ended(run: LoggedRun, match: Match) -> None:
     """Read how launchers report the exit code of a rank: those of signals are negative, or 128 larger."""
     code = int(match[1]) if match[1] else -int(match[2])
     number = 0
@@ -105,7 +106,7 @@ def _signal_name(number: int) -> str:
     "CANCELLED AT ",
     pattern=r"\*\*\* (?:JOB|STEP) .{0,200}? (?:CANCELLED AT \S{1,40}|DUE TO [A-Z ]{1,40}[A-Z])",
 )
-def cancelled(run: LoggedRun, match: re.Match[str]) -> None:
+def cancelled(run: LoggedRun, match: Match) -> None:
     """Slurm's `*** JOB 123 ON node CANCELLED AT ... DUE TO PREEMPTION ***`, except for its time limit."""
     if "TIME LIMIT" not in match.string:
         run.fail("interrupted", f"Slurm ended it: {match[0].strip(' *')}")

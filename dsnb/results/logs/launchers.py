@@ -3,8 +3,8 @@
 import re
 from itertools import pairwise
 
-from dsnb.results.logs.reading import LoggedRun, reads
-from dsnb.results.logs.values import names
+from dsnb.results.logs.reading import LoggedRun, Match, reads
+from dsnb.results.logs.values import names, value_of
 
 FLAGS = names("flags")
 SPLITS = names("splits")
@@ -22,7 +22,7 @@ CHAT_OFF = {"activation_checkpointing": False, "lora_rank": 0, "offload": "none"
 
 
 @reads(" --", "'--")
-def command(run: LoggedRun, match: re.Match[str]) -> None:
+def command(run: LoggedRun, match: Match) -> None:
     """Read settings from `... script.py --flag value ...`: plain words, a Python list, or a trace of `set -x`.
 
     Only the flags of `lines.toml` are kept: others may hold confidential values. A command line that follows the
@@ -54,8 +54,7 @@ def command(run: LoggedRun, match: re.Match[str]) -> None:
 
 def _flag(run: LoggedRun, name: str, value: str) -> None:
     if name in FLAGS:
-        setting, parse = FLAGS[name]
-        run.set_requested(**{setting: parse(value)})
+        run.set_requested(**value_of(FLAGS, name, value))
     elif name in SPLITS:
         read_split(run, name, value)
 
@@ -69,7 +68,7 @@ def read_split(run: LoggedRun, name: str, value: str) -> None:
 
 
 @reads("WORLD INFO DICT:")
-def world(run: LoggedRun, match: re.Match[str]) -> None:
+def world(run: LoggedRun, match: Match) -> None:
     """`WORLD INFO DICT: {'host': [0, 1], ...}`."""
     run.launched = True
     for host, ranks in re.findall(r"'([\w.-]{1,250})': \[([\d, ]{0,20000})\]", match.string):
@@ -83,7 +82,7 @@ reads(" slots=", pattern=r"^([A-Za-z0-9][\w.-]{0,250}) slots=(\d{1,4})\s*$")(
 
 
 @reads("Setting OMP_NUM_THREADS environment variable")
-def launcher(run: LoggedRun, _match: re.Match[str]) -> None:
+def launcher(run: LoggedRun, _match: Match) -> None:
     """Count the warnings of torch's launcher, one on every node."""
     run.launched = True
     run.launchers += 1

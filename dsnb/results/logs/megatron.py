@@ -5,8 +5,8 @@ from functools import cache
 
 from dsnb.results.logs import sizes
 from dsnb.results.logs.launchers import SPLITS, read_split
-from dsnb.results.logs.reading import LoggedRun, reads
-from dsnb.results.logs.values import NUMBER, count, names, number, number_from_0, positive
+from dsnb.results.logs.reading import LoggedRun, Match, reads
+from dsnb.results.logs.values import NUMBER, count, names, positive, step_values
 
 ARGUMENTS = names("arguments")
 PARALLEL = ("tensor_parallel", "pipeline_parallel")
@@ -35,20 +35,11 @@ _FIELD = re.compile(
     r"|TFLOPs|\[LM\]-TFLOPs|approx flops per GPU|grad[ _-]norm)\s*[:=]?\s*([-+\w.,]+)(?=[\s|])"
 )
 """`| name: 1.0`, `| name=1.0` and, in the oldest format, `| name 1.0`; not at the very end, where it may be cut off."""
-TFLOPS = {
-    "throughput per GPU TFLOP/s/GPU": "tflops_per_gpu",
-    "TFLOPs": "hardware_tflops_per_gpu",
-    "approx flops per GPU": "hardware_tflops_per_gpu",  # GPT-NeoX's formula counts recomputation
-}
-COUNTS = {
-    "skipped_steps": "number of skipped iterations",
-    "nan_steps": "number of nan iterations",
-}
 _PEAKS = re.compile(r"\| max (allocated|reserved|cached): " + NUMBER)
 
 
 @reads(" arguments -", "end of arguments")
-def arguments(run: LoggedRun, match: re.Match[str]) -> None:
+def arguments(run: LoggedRun, match: Match) -> None:
     """`------------ arguments ------------`: starts Megatron's list of arguments; `end of arguments` ends it."""
     run.scratch["arguments"] = "end of" not in match.string
     if run.scratch["arguments"]:
@@ -56,7 +47,7 @@ def arguments(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads(" ...", " .. ", pattern=r"(?:^|[\s:])([A-Za-z_]\w{1,60}) \.{2,} (.*\n)")
-def argument(run: LoggedRun, match: re.Match[str]) -> None:
+def argument(run: LoggedRun, match: Match) -> None:
     """`  micro_batch_size ................................ 4`, in GPT-NeoX `... 4........updated`."""
     name = match[1]
     setting, parse = ARGUMENTS.get(name, ("", str))
@@ -102,7 +93,7 @@ def set_megatron(run: LoggedRun, program: str = "") -> None:
 
 
 @reads("using world size: ", pattern=r"using world size: (\d{1,7})\D.*\n")
-def world(run: LoggedRun, match: re.Match[str]) -> None:
+def world(run: LoggedRun, match: Match) -> None:
     """Read `using world size: 64, data-parallel-size: 1, ...`, if it ends: a missing size would count as 1."""
     set_megatron(run)
     run.set_used(gpus=count(match[1]))
@@ -116,7 +107,7 @@ def world(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads("ProcessCoord(")
-def coordinates(run: LoggedRun, match: re.Match[str]) -> None:
+def coordinates(run: LoggedRun, match: Match) -> None:
     """Read the sizes from `Using topology: {ProcessCoord(pipe=0, data=0, model=0): 0, ...}`, if it is complete."""
     run.has_stages = True
     if not match.string.rstrip().endswith("}"):
@@ -131,56 +122,34 @@ def coordinates(run: LoggedRun, match: re.Match[str]) -> None:
     "iteration",
     pattern=r"(?<!,)(?:^|\s)iteration\s{0,9}[=\s]\s{0,20}(\d{1,12})\s{0,20}/\s{0,20}(\d{1,12}|infinity)\s{0,20}\|",
 )
-def iteration(run: LoggedRun, match: re.Match[str]) -> None:
+def iteration(run: LoggedRun, match: Match) -> None:
     """` iteration  1/  1000 | elapsed time per iteration (ms): 159778.9 | ...`, means and counts since the last one."""
     line = match.string
     set_megatron(run)
     run.configured = True
     # The first one of a name wins.
     fields = {_name(words): value for words, value in reversed(_FIELD.findall(line))}
-    batch = count(fields.get("global batch size"))
+    values = step_values(fields)
+    nan = values.pop("nan", None)
+    counts = {"skipped_steps": values.get("skipped"), "nan_steps": nan}
     length = count(fields.get("actual seqlen"))
-    run.set_used(global_batch_size=batch, seq_len=length, steps=count(match[2]))
+    run.set_used(global_batch_size=values.get("samples"), seq_len=length, steps=count(match[2]))
     step = int(match[1])
     is_new = run.is_new(step)
-    loss = fields.get("lm loss", "")
-    counts = {name: number_from_0(fields.get(words)) for name, words in COUNTS.items()}
-    logged_s = _elapsed_s(fields)
-    is_repeated = is_new and run.scratch.pop("first_is_repeated", False)
-    if is_repeated:
+    if is_new and run.scratch.pop("first_is_repeated", False):
         run.forget("skipped_steps")
         run.forget("nan_steps")
+        values["step_time_logged_s"] = values.pop("step_time_s", None)
     elif not run.steps and _NEWEST.search(line) and (step == 1 or "gpus" in run.settings):
         run.scratch["first_is_repeated"] = True
-    rates = {
-        TFLOPS[name]: positive(text.removesuffix("TFLOPS"))
-        for name, text in fields.items()
-        if name in TFLOPS
-    }
-    run.add_step(
-        step,
-        t_s=run.clock(line),
-        step_time_s=None if is_repeated else logged_s,
-        step_time_logged_s=logged_s if is_repeated else None,
-        loss=number(loss),
-        samples=batch,
-        skipped=counts["skipped_steps"],
-        **rates,
-    )
+    run.add_step(step, t_s=run.clock(line), **values)
     if not is_new:
         return
     for name, more in counts.items():
         if more is not None:
             run.record(**{name: run.figures.get(name, 0) + more})
     skipped = bool(counts["skipped_steps"])
-    run.health.read(loss, fields.get("grad norm", ""), step, skipped)
-
-
-def _elapsed_s(fields: dict[str, str]) -> float | None:
-    elapsed_ms = positive(fields.get("elapsed time per iteration ms"))
-    if elapsed_ms:
-        return elapsed_ms * 0.001
-    return positive(fields.get("elapsed time per iteration s"))
+    run.health.read(fields.get("lm loss", ""), fields.get("grad norm", ""), step, skipped)
 
 
 @cache
@@ -190,7 +159,7 @@ def _name(words: str) -> str:
 
 
 @reads("memory (MB)")
-def memory(run: LoggedRun, match: re.Match[str]) -> None:
+def memory(run: LoggedRun, match: Match) -> None:
     """`[Rank 1] (after 1 iterations) memory (MB) | allocated: ... | max allocated: 19961.07 | ...`; MB is 2^20 here."""
     for kind, text in _PEAKS.findall(match.string):
         name = "peak_allocated_gib" if kind == "allocated" else "peak_reserved_gib"
@@ -204,7 +173,7 @@ def memory(run: LoggedRun, match: re.Match[str]) -> None:
     "exiting program at iteration",
     pattern=r"\[(?:after training is done|exiting program at iteration)",
 )
-def done(run: LoggedRun, _match: re.Match[str]) -> None:
+def done(run: LoggedRun, _match: Match) -> None:
     """`[after training is done] datetime: ...`."""
     run.ended = True
 
@@ -213,7 +182,7 @@ def done(run: LoggedRun, _match: re.Match[str]) -> None:
     "number of parameters on ",
     pattern=r"model parallel rank (\(\d{1,6}, \d{1,6}\)|\d{1,6}): (\d{1,15})\s*\n",
 )
-def parameters(run: LoggedRun, match: re.Match[str]) -> None:
+def parameters(run: LoggedRun, match: Match) -> None:
     """` > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 8030261248`, of every such rank."""
     run.parameters_by_rank[match[1]] = int(match[2])
 

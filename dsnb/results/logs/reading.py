@@ -234,9 +234,10 @@ class LoggedRun:
         return since if since >= 0 else None
 
 
+Match = re.Match[str]
 Reader = Callable[[LoggedRun, str], None]
 """Records the content of a line."""
-Handler = Callable[[LoggedRun, re.Match[str]], object]
+Handler = Callable[[LoggedRun, Match], object]
 """Records the match of a pattern in a line."""
 READERS: list[tuple[str, Reader]] = []
 """Search string -> reader, called only for lines that contain the string."""
@@ -264,7 +265,7 @@ def reads(*needles: str, pattern: str = "", marks: bool = False) -> Callable[[Ha
     return register
 
 
-def parsed(parsers: Mapping[str, str], match: re.Match[str]) -> dict[str, Any]:
+def parsed(parsers: Mapping[str, str], match: Match) -> dict[str, Any]:
     """Return a value for each group of a match, by the name of its parser."""
     texts = zip(parsers.items(), match.groups(), strict=True)
     return {name: PARSERS[parser](text) for (name, parser), text in texts}
@@ -273,7 +274,7 @@ def parsed(parsers: Mapping[str, str], match: re.Match[str]) -> dict[str, Any]:
 def setter(line: Mapping[str, Any]) -> Handler:
     """Return the handler of a line of `lines.toml` that prints settings and figures."""
 
-    def handle(run: LoggedRun, match: re.Match[str]) -> None:
+    def handle(run: LoggedRun, match: Match) -> None:
         if "settings" in line:
             run.set_used(**parsed(line["settings"], match))
         else:

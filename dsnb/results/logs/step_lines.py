@@ -6,10 +6,10 @@ NCCL, so it is warm-up if there are more. `lines.toml` has the names of the fiel
 
 import re
 
-from dsnb.results.logs.reading import LoggedRun, reads
-from dsnb.results.logs.values import NUMBER, amount, count, names, number, positive
+from dsnb.results.logs.reading import LoggedRun, Match, reads
+from dsnb.results.logs.values import NUMBER, amount, count, number, positive, step_values
 
-FIELDS = names("fields")
+LOSSES = ("loss", "lm_loss", "lm loss", "reduced_train_loss")
 _PIPED = re.compile(r"\|\s*([^|:]{1,60}?)\s*:\s*([-+\w.,]{1,40})(?=\s)")
 _SPACED = re.compile(r"(\w{1,30}): {1,9}([-+\w.,]{1,30})(?=[\s(%])")
 _SIZE = re.compile(r"(\w{2,20})=(\d{1,7})")
@@ -17,33 +17,21 @@ _SIZE = re.compile(r"(\w{2,20})=(\d{1,7})")
 
 def _add(run: LoggedRun, step: int, fields: dict[str, str], **more: float | None) -> None:
     """Add a step; other ranks may print it again."""
-    loss = fields.get("loss", "")
+    values = step_values(fields) | more
     if run.is_new(step):
-        run.health.read(loss, fields.get("grad_norm", ""), step)
-    values: dict[str, float | None] = {}
-    for name, text in fields.items():
-        if name in FIELDS:
-            figure, parse = FIELDS[name]
-            if figure.startswith("peak_"):
-                run.record(**{figure: parse(text)})
-            else:
-                values[figure] = parse(text)
-    run.add_step(step, loss=number(loss), **values, **more)
+        loss = next((fields[name] for name in LOSSES if name in fields), "")
+        run.health.read(loss, fields.get("grad_norm", fields.get("grad norm", "")), step)
+    run.record(peak_reserved_gib=values.pop("peak_reserved_gib", None))
+    run.add_step(step, **values)
 
 
-def _piped(match: re.Match[str]) -> dict[str, str]:
-    """Return the fields between the bars after a match, with one name for loss and gradient norm."""
-    fields = dict(_PIPED.findall(match.string[match.end() - 1 :]))
-    for name in ("lm_loss", "lm loss", "reduced_train_loss"):
-        if name in fields:
-            fields["loss"] = fields[name]
-    if "grad norm" in fields:
-        fields["grad_norm"] = fields["grad norm"]
-    return fields
+def _piped(match: Match) -> dict[str, str]:
+    """Return the fields between the bars after a match."""
+    return dict(_PIPED.findall(match.string[match.end() - 1 :]))
 
 
 @reads("iteration: ", pattern=r"(?:^|[\s\]:])iteration: (\d{1,12}) / (\d{1,12}) \|")
-def nanotron(run: LoggedRun, match: re.Match[str]) -> None:
+def nanotron(run: LoggedRun, match: Match) -> None:
     """Read `iteration: 1 / 20 | consumed_tokens: 16.4K | elapsed_time_per_iteration_ms: 2K | tokens_per_sec: ...`."""
     fields = _piped(match)
     if not {"tokens_per_sec", "lm_loss"} & fields.keys():
@@ -60,7 +48,7 @@ def nanotron(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads("Training epoch ", pattern=r"Training epoch \d{1,9}, iteration (\d{1,12})/(\d{1,12}) \|")
-def nemo(run: LoggedRun, match: re.Match[str]) -> None:
+def nemo(run: LoggedRun, match: Match) -> None:
     """`Training epoch 0, iteration 0/9 | lr: 1e-06 | global_batch_size: 8 | global_step: 0 | ...`, counted from 0."""
     fields = _piped(match)
     run.start("NeMo")
@@ -74,7 +62,7 @@ def nemo(run: LoggedRun, match: re.Match[str]) -> None:
     pattern=rf"reduced_train_loss=([-+\w.]{{1,30}}), .{{0,200}}?global_step={NUMBER}"
     rf".{{0,400}}?train_step_timing in s={NUMBER}",
 )
-def nemo_bar(run: LoggedRun, match: re.Match[str]) -> None:
+def nemo_bar(run: LoggedRun, match: Match) -> None:
     """`... 100/100 [10:48<00:00, reduced_train_loss=0.0172, global_step=99.00, ..., train_step_timing in s=3.130]`."""
     run.start("NeMo")
     step = number(match[2])
@@ -88,7 +76,7 @@ def nemo_bar(run: LoggedRun, match: re.Match[str]) -> None:
     "  loss: ",
     pattern=r"(?<!validate )step: {1,9}(\d{1,12})(?:/(\d{1,12}))?(?: = [\d.]{1,9}%)?  +loss: {1,9}(\S+)  ",
 )
-def torchtitan(run: LoggedRun, match: re.Match[str]) -> None:
+def torchtitan(run: LoggedRun, match: Match) -> None:
     """`step:  2  loss:  8.0  grad_norm:  1.0  memory:  2.00GiB(2.50%)  tps: 10,000  tflops: 10.00  mfu: 1.00%`.
 
     `tps` are tokens/s of one GPU; earlier versions call them `wps`.
@@ -105,7 +93,7 @@ def torchtitan(run: LoggedRun, match: re.Match[str]) -> None:
     "Building device mesh with parallelism: ",
     pattern=r"parallelism: ((?:\w{2,20}=\d{1,7}(?:, )?)+)",
 )
-def mesh(run: LoggedRun, match: re.Match[str]) -> None:
+def mesh(run: LoggedRun, match: Match) -> None:
     """Read `Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1` of torchtitan."""
     sizes = {name: int(size) for name, size in _SIZE.findall(match[1])}
     sharded = sizes.get("dp_shard", 0)
@@ -118,18 +106,17 @@ def mesh(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads("Training completed", pattern=r"- INFO - Training completed")
-def completed(run: LoggedRun, _match: re.Match[str]) -> None:
+def completed(run: LoggedRun, _match: Match) -> None:
     """`[titan] 2026-01-01 10:00:00,000 - root - INFO - Training completed`."""
     run.ended = bool(run.steps)
 
 
 @reads("iteration: ", pattern=r"(?:^|\s)iteration: (\d{1,12}) \|")
-def veomni(run: LoggedRun, match: re.Match[str]) -> None:
+def veomni(run: LoggedRun, match: Match) -> None:
     """Read `iteration: 1 | consumed samples: 32 | elapsed time per iteration (ms): 2000.0 | global batch size: ...`."""
     fields = _piped(match)
     if not {"elapsed time per iteration (ms)", "lm loss"} & fields.keys():
         return
     run.start("VeOmni")
-    batch = count(fields.get("global batch size"))
-    run.set_used(global_batch_size=batch)
-    _add(run, int(match[1]), fields, samples=batch)
+    run.set_used(global_batch_size=count(fields.get("global batch size")))
+    _add(run, int(match[1]), fields)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dsnb.base.errors import LogError
 from dsnb.results.logs.launchers import FLAGS
-from dsnb.results.logs.reading import CONSOLE, DERIVED, LoggedRun, reads
+from dsnb.results.logs.reading import CONSOLE, DERIVED, LoggedRun, Match, reads
 from dsnb.results.logs.values import (
     NUMBER,
     count,
@@ -19,6 +19,7 @@ from dsnb.results.logs.values import (
     parse_json,
     positive,
     seconds,
+    value_of,
 )
 
 SETTINGS = names("trainer")
@@ -57,12 +58,12 @@ reads("Grouping texts in chunks of ", pattern=r"Grouping texts in chunks of (\d{
     "optimization steps = ",
     pattern=rf"(?i)({'|'.join(SETTINGS)})(?: \([^=]{{0,80}})? = {NUMBER}",
 )
-def settings(run: LoggedRun, match: re.Match[str]) -> None:
+def settings(run: LoggedRun, match: Match) -> None:
     """`  Total train batch size (w. parallel, distributed & accumulation) = 64`."""
     _trainer(run)
-    setting, parse = SETTINGS[match[1].lower()]
-    run.set_used(**{setting: parse(match[2])})
-    run.has_trainer_total |= setting == "global_batch_size"
+    printed = value_of(SETTINGS, match[1].lower(), match[2])
+    run.set_used(**printed)
+    run.has_trainer_total |= "global_batch_size" in printed
 
 
 def _trainer(run: LoggedRun) -> None:
@@ -73,25 +74,24 @@ def _trainer(run: LoggedRun) -> None:
 @reads(
     "Arguments(", "per_device_train_batch_size=", "gradient_accumulation_steps=", "gradient_checkpointing=",
 )  # fmt: skip
-def arguments(run: LoggedRun, match: re.Match[str]) -> None:
+def arguments(run: LoggedRun, match: Match) -> None:
     """Read `TrainingArguments(...)`, on one line or on several."""
     if _ARGUMENTS.search(match.string):
         run.launched = True
         run.scratch["trainer_arguments"] = True
     if run.scratch["trainer_arguments"]:
         for name, value in _ARGUMENT.findall(match.string):
-            setting, parse = FLAGS[name]
-            run.set_requested(**{setting: parse(value)})
+            run.set_requested(**value_of(FLAGS, name, value))
 
 
 @reads("[INFO:swift]", "swift/cli/")
-def swift(run: LoggedRun, _match: re.Match[str]) -> None:
+def swift(run: LoggedRun, _match: Match) -> None:
     """Read the marks of ms-swift, which trains with transformers' Trainer."""
     run.program = SWIFT
 
 
 @reads(" Params (", "model_parameter_info")
-def parameters(run: LoggedRun, match: re.Match[str]) -> None:
+def parameters(run: LoggedRun, match: Match) -> None:
     """Read ms-swift's `model_parameter_info: ...: 7635.8011M Params (20.1851M Trainable [0.2643%], ...`."""
     record_parameters(run, match.string)
 
@@ -107,7 +107,7 @@ def record_parameters(run: LoggedRun, text: str) -> None:
     "Continuing training from global step ",
     pattern=f"Continuing training from global step {NUMBER}",
 )
-def resumed(run: LoggedRun, match: re.Match[str]) -> None:
+def resumed(run: LoggedRun, match: Match) -> None:
     """`  Continuing training from global step 90`: the Trainer's final rates include the steps before that."""
     step = count(match[1])
     if step and not run.resumed_from:
@@ -118,7 +118,7 @@ def resumed(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads("s/it", "it/s", pattern=_BAR)
-def bar(run: LoggedRun, match: re.Match[str]) -> None:
+def bar(run: LoggedRun, match: Match) -> None:
     """Read the step from `  2%|2  | 10/500 [00:12<09:50,  1.20s/it]`, also after `Train:` or `Epoch 2/3:`.
 
     Bars of another length are not the training's, nor are those with other words, such as `Map:`.
@@ -149,7 +149,7 @@ def bar(run: LoggedRun, match: re.Match[str]) -> None:
 
 
 @reads("'loss': ", pattern=r"(?:\{.{0,2000}?)?'loss': .*")
-def loss(run: LoggedRun, match: re.Match[str]) -> None:
+def loss(run: LoggedRun, match: Match) -> None:
     """`{'loss': 2.1, 'grad_norm': 1.3, 'learning_rate': 5e-05, 'epoch': 0.1}`: the mean since the previous line.
 
     ms-swift adds the step, the time, the memory and the speed.
@@ -183,7 +183,7 @@ def _record_loss(run: LoggedRun, text: str, norm: str) -> None:
 
 
 @reads("train_runtime", "'train_s")
-def final(run: LoggedRun, match: re.Match[str]) -> None:
+def final(run: LoggedRun, match: Match) -> None:
     """`{'train_runtime': 273.0, 'train_samples_per_second': 3.663, ...}` of every rank: the slowest one counts."""
     record_final(run, {name: number(value) for name, value in _PAIR.findall(match.string)})
 

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ _UNITS = re.compile(
     r"(?:(\d{1,4})d)? ?(?:(\d{1,4})h)? ?(?:(\d{1,4})m)? ?(?:(\d{1,4}(?:\.\d{1,9})?)s)?", re.ASCII
 )
 Parser = Callable[[str], Any]
+Names = dict[str, tuple[str, Parser]]
+"""Name in a log -> what it sets, and the parser of its values."""
 
 
 def number(text: str | None) -> float | None:
@@ -74,6 +76,11 @@ def in_units_of(parts: int) -> Callable[[str | None], float | None]:
 def gib(text: str) -> float | None:
     """Parse a number with its unit, such as `2.00GiB`."""
     return positive(text.removesuffix("GiB"))
+
+
+def tflops(text: str) -> float | None:
+    """Parse a number with its unit, such as `52.1TFLOPS`."""
+    return positive(text.removesuffix("TFLOPS"))
 
 
 def millions(text: str | None) -> int | None:
@@ -155,12 +162,19 @@ PARSERS: dict[str, Parser] = {
     "ms": in_units_of(1000),
     "mib": in_units_of(2**10),
     "gib": gib,
+    "tflops": tflops,
     "bytes": in_units_of(2**30),
     **{name: one_of(words) for name, words in DECLARED["words"].items()},
 }
 
 
-def names(table: str) -> dict[str, tuple[str, Parser]]:
+def value_of(table: Names, name: str, text: str) -> dict[str, Any]:
+    """Return what a name sets, with its parsed value."""
+    setting, parse = table[name]
+    return {setting: parse(text)}
+
+
+def names(table: str) -> Names:
     """Return the names in a table of `lines.toml`, each with what it sets and the parser of its values."""
     return {
         name: (setting, PARSERS[parser])
@@ -168,3 +182,15 @@ def names(table: str) -> dict[str, tuple[str, Parser]]:
         for parser, names in parsers.items()
         for name in names
     }
+
+
+_FIELDS = names("fields")
+
+
+def step_values(fields: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values in the named fields of a line about a step."""
+    values: dict[str, Any] = {}
+    for name, text in fields.items():
+        if name in _FIELDS:
+            values.update(value_of(_FIELDS, name, text))
+    return values

@@ -15,8 +15,9 @@ import pandas as pd
 
 from dsnb.base.errors import SettingsError
 from dsnb.results.runs import labels
+from dsnb.results.runs.number_text import signed
 from dsnb.results.runs.table import as_runs, current_name, named_runs
-from dsnb.results.runs.texts import fill, signed
+from dsnb.results.runs.templates import fill
 from dsnb.results.statistics import intervals
 from dsnb.results.statistics.intervals import (
     CONFIDENCE,
@@ -49,7 +50,7 @@ WORDS = {
     Verdict.LIKELY: "likely[: {change}] ({low} to {high})",
     Verdict.UNCLEAR: "unclear[: {change}] ({low} to {high})",
 }
-"""Templates by verdict (`dsnb.results.runs.texts.fill`)."""
+"""Templates by verdict (`dsnb.results.runs.templates.fill`)."""
 COLUMNS = {
     "task": "What is trained, as in `gpt2, sequence 512`; settings of different tasks are not compared.",
     "n": "Runs that count: ok, with a positive figure; hosts, where runs on one host count as one (see `note`).",

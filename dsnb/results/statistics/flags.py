@@ -21,8 +21,8 @@ import pandas as pd
 from dsnb.base.formulas import metrics
 from dsnb.results.runs import labels
 from dsnb.results.runs.load import load_gpu
+from dsnb.results.runs.number_text import signed
 from dsnb.results.runs.table import as_runs, named_runs, numbers
-from dsnb.results.runs.texts import signed
 from dsnb.results.statistics.summary import UNSTABLE, repeat_ratios
 from dsnb.results.statistics.tasks import TASK, with_trained
 from dsnb.settings.records.columns import KEYS, MAX_FIGURE

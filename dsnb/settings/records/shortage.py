@@ -103,6 +103,6 @@ class Shortage:
 
     def _is_allowed(self, **change: Any) -> bool:
         """Return whether a change breaks no rule, except rules about hosts."""
-        before = {**self.experiment.model_dump(), **ANYWHERE}
-        broken = set(checks.contradictions({**before, **change}))
-        return broken <= set(checks.contradictions(before))
+        before = self.experiment.model_copy(update=ANYWHERE)
+        after = before.model_copy(update=change)
+        return set(checks.contradictions(after)) <= set(checks.contradictions(before))

@@ -15,11 +15,10 @@ import pandas as pd
 
 from dsnb.base.files.plain_text import FORMULA
 from dsnb.prediction.predicted import FIGURES, PER_GPU
-from dsnb.results.answers import words
 from dsnb.results.answers.decide import rate, without_probes
 from dsnb.results.runs import labels
+from dsnb.results.runs.number_text import significant
 from dsnb.results.runs.table import json_numbers, numbers
-from dsnb.results.runs.texts import fit, significant
 from dsnb.results.statistics.setting_axes import group
 from dsnb.results.statistics.summary import unstable
 from dsnb.settings.records.paths import RunPaths
@@ -27,7 +26,8 @@ from dsnb.show.explorer import single_runs
 from dsnb.show.explorer.data import EVERY_TASK, Data, plain, run_place
 from dsnb.show.explorer.state import DAYS, FORMER_NAMES, INPUTS, State, default, options
 from dsnb.show.render import answer, palette
-from dsnb.show.render.decision_data import tasks_payload
+from dsnb.show.render.decision_data import PAGE, tasks_payload
+from dsnb.show.render.predictions import fit
 
 Json = dict[str, Any]
 _RUN = RunPaths(Path())
@@ -98,7 +98,7 @@ def payload(data: Data, state: State, home: Path | None) -> Json:
         "formula": FORMULA,
         "options": options(data),
         "formerNames": FORMER_NAMES,
-        **words.PAGE,
+        **PAGE,
         **_tasks(data, runs, names),
         "taskCodes": data.codes["task"].tolist(),
         "inputs": INPUTS,

@@ -158,8 +158,8 @@ def change(data: Data, state: State, changes: State) -> State:
     changed = dict(state)
     problems = []
     shared = {}
-    for name, given in changes.items():
-        value = _converted(given)
+    for name, entered in changes.items():
+        value = _converted(entered)
         try:
             if name in data.constant:
                 _chosen(name, value, [data.constant[name]])
@@ -174,7 +174,7 @@ def change(data: Data, state: State, changes: State) -> State:
         wanted = set(data.runs[labels.PARALLELISM][is_wanted].map(plain))
         if not wanted and not problems:
             problems.append(f"no run has these values of {', '.join(shared)} together")
-        offered = data.values[labels.PARALLELISM]
+        offered = [] if is_wanted.all() else data.values[labels.PARALLELISM]
         changed[labels.PARALLELISM] = [value for value in offered if value in wanted]
     if problems:
         raise SettingsError("\n".join(problems))

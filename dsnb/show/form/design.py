@@ -24,12 +24,12 @@ from dsnb.prediction import gpus
 from dsnb.prediction.predict import predict
 from dsnb.prediction.step_time import problem
 from dsnb.results.runs import labels
-from dsnb.results.runs.texts import predicted_figures
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import combinations, experiments, validated
 from dsnb.settings.records import paths
 from dsnb.show.form.fields import Form, button
 from dsnb.show.form.process import SweepProcess
+from dsnb.show.render.predictions import predicted_figures
 
 INITIAL: dict[str, Any] = {
     "model": "gpt2",

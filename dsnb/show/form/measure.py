@@ -42,7 +42,7 @@ STOPPED = f"no further setting was tried after {MAX_SHORTAGES} ran out of memory
 LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Candidate:
     """A setting, and the shorter one that is run instead."""
 
@@ -50,50 +50,52 @@ class Candidate:
     run: Experiment
     factor: float
     """Predicted tokens/s of the whole setting, divided by those of the shorter one."""
+    repeats: int = 1
+    """Runs of it that are wanted."""
 
 
 def candidate(whole: Experiment, on: Hardware, fixed: Mapping[str, Any]) -> Candidate:
     """Shorten a setting for measuring: less accumulation and fewer steps if it is slow; `fixed` settings stay."""
+    is_cpu = whole.device == "cpu"
 
     def seconds(experiment: Experiment) -> float:
-        if whole.device == "cpu":
+        if is_cpu:
             return 6 * shape(whole.model).parameters * experiment.tokens_per_step / CPU_FLOPS
         return float(parts(count_step(experiment, on.gpu, on.link), on.constants).step_time_s)
 
     whole_s = seconds(whole)
-    count = min(whole.grad_accum, max(2, math.ceil(whole.grad_accum * STEP_S / whole_s)))
-    short = whole.model_copy(update={"grad_accum": count})
-    steps = min(DEFAULTS["steps"], max(MIN_STEPS, math.ceil(TIMED_S / seconds(short))))
-    lengths = {"steps": steps, "warmup_steps": WARMUP_STEPS}
-    short = short.model_copy(
-        update={name: value for name, value in lengths.items() if name not in fixed}
-    )
-    factor = (
-        1.0
-        if whole.device == "cpu"
-        else whole.tokens_per_step / whole_s * seconds(short) / short.tokens_per_step
-    )
-    return Candidate(whole, short, factor)
+    count = max(2, math.ceil(whole.grad_accum * STEP_S / whole_s))
+    short = whole.model_copy(update={"grad_accum": min(whole.grad_accum, count)})
+    steps = max(MIN_STEPS, math.ceil(TIMED_S / seconds(short)))
+    lengths = {"steps": min(DEFAULTS["steps"], steps), "warmup_steps": WARMUP_STEPS}
+    free = {name: value for name, value in lengths.items() if name not in fixed}
+    short = short.model_copy(update=free)
+    if is_cpu:
+        return Candidate(whole, short, 1.0)
+    rate = whole.tokens_per_step / whole_s
+    return Candidate(whole, short, rate * seconds(short) / short.tokens_per_step)
 
 
 def params_of(
     name: str, question: str, experiments: Sequence[Experiment], **more: Any
 ) -> ParamsFile:
     """Return the params file of some settings, in their order."""
-    rows = [
-        {
-            key: value
-            for key, value in experiment.model_dump().items()
-            if value != DEFAULTS[key] and key != "nodes"
-        }
-        for experiment in experiments
-    ]
+    rows = []
+    for experiment in experiments:
+        settings = experiment.model_dump(exclude={"nodes"})
+        rows.append({name: value for name, value in settings.items() if value != DEFAULTS[name]})
+    first, *others = rows
     common = {
-        key: value for key, value in rows[0].items() if all(row.get(key) == value for row in rows)
+        name: value
+        for name, value in first.items()
+        if all(row.get(name) == value for row in others)
     }
-    differing = [{key: value for key, value in row.items() if key not in common} for row in rows]
     content = {"name": name, "question": question, "defaults": common, **more}
-    return validated(content | ({"include": differing} if len(rows) > 1 else {}), name)
+    if others:
+        content["include"] = [
+            {name: value for name, value in row.items() if name not in common} for row in rows
+        ]
+    return validated(content, name)
 
 
 class Measuring:
@@ -102,10 +104,11 @@ class Measuring:
     def __init__(
         self, folder: Path, on: Hardware, fixed: Mapping[str, Any], minutes: float | None
     ) -> None:
-        self.paths, self._on, self._fixed = SweepPaths(folder), on, fixed
+        self.paths = SweepPaths(folder)
+        self._on = on
+        self._fixed = fixed
         self._until = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self.started: dict[str, Candidate] = {}
-        self.repeats: dict[str, int] = {}
         self._longest_s = 0.0
 
     def resume(self, experiments: Sequence[Experiment]) -> None:
@@ -115,18 +118,28 @@ class Measuring:
         whole_of = {_key(experiment): experiment for experiment in experiments}
         for settings in combinations(read_params(self.paths.params)):
             before = Experiment(**settings)
-            if (whole := whole_of.get(_key(before))) and before.device == whole.device:
+            whole = whole_of.get(_key(before))
+            if whole and before.device == whole.device:
                 fresh = candidate(whole, self._on, self._fixed)
                 factor = fresh.factor if before == fresh.run else 1.0
-                self.started[before.name] = Candidate(whole, before, factor)
-                ended = (self.paths.dir / before.name).glob("run*/result.json")
-                self.repeats[before.name] = max(1, len(list(ended)))
+                ended = len(list((self.paths.dir / before.name).glob("run*/result.json")))
+                self.started[before.name] = Candidate(whole, before, factor, max(1, ended))
 
     def start(self, experiment: Experiment) -> None:
         """Add a setting to measure next."""
         new = candidate(experiment, self._on, self._fixed)
         self.started[new.run.name] = new
-        self.repeats.setdefault(new.run.name, 1)
+        LOG.info("measuring setting %d: %s", len(self.started), experiment.name)
+
+    def next_of(self, experiments: Sequence[Experiment]) -> Experiment | None:
+        """Return the first setting that was not started."""
+        started = {_key(one.whole) for one in self.started.values()}
+        return next((one for one in experiments if _key(one) not in started), None)
+
+    def alive(self, runs: pd.DataFrame | None) -> list[str]:
+        """Return the started settings without a failed run."""
+        failed = self.failed(runs)
+        return [name for name in self.started if name not in failed]
 
     def has_time(self, runs: int) -> bool:
         """Return whether this number of runs, each as long as the longest so far, ends in time."""
@@ -137,30 +150,27 @@ class Measuring:
 
         They have `experiment` as run, and the speed of whole settings.
         """
-        runs = [started.run for started in self.started.values()]
-        question = f"Which of the settings predicted to be best for {runs[0].model} is the best?"
-        repeats = max(self.repeats.values())
-        sweep = load_sweep(
-            params_of(self.paths.dir.name, question, runs, repeats=repeats), output=self.paths.dir
+        settings = [one.run for one in self.started.values()]
+        question = (
+            f"Which of the settings predicted to be best for {settings[0].model} is the best?"
         )
-        chosen = [run for run in sweep.runs if run.repeat <= self.repeats[run.experiment.name]]
-        before = [run for run in chosen if run.paths.result.exists()]
+        repeats = max(one.repeats for one in self.started.values())
+        params = params_of(self.paths.dir.name, question, settings, repeats=repeats)
+        sweep = load_sweep(params, output=self.paths.dir)
+        chosen = [
+            run for run in sweep.runs if run.repeat <= self.started[run.experiment.name].repeats
+        ]
+        ended = [run for run in chosen if run.paths.result.exists()]
         for run in chosen:
-            if run in before:
+            if run in ended:
                 continue
             if not self.has_time(1):
                 break
-            before.append(run)
-            self._execute(
-                replace(
-                    sweep,
-                    runs=(*before[:-1], replace(run, experiment=self._limited(run.experiment))),
-                )
-            )
+            limited = replace(run, experiment=self._limited(run.experiment))
+            self._execute(replace(sweep, runs=(*ended, limited)))
+            ended.append(run)
         table = load_runs(self.paths.dir)
-        table = table[
-            table["status"].isin(ENDED) & table["experiment"].isin([run.name for run in runs])
-        ]
+        table = table[table["status"].isin(ENDED) & table["experiment"].isin(list(self.started))]
         factors = [self.started[name].factor for name in table["experiment"]]
         return table.assign(tokens_per_s=table["tokens_per_s"] * factors)
 
@@ -177,15 +187,20 @@ class Measuring:
         limit_s = max(1.0, min(experiment.time_limit_s, left_s))
         return experiment.model_copy(update={"time_limit_s": limit_s})
 
-    def shortages(self, runs: pd.DataFrame) -> int:
-        """Return the number of settings that ran out of memory."""
-        return int(runs[runs["status"] == "oom"]["experiment"].nunique())
-
-    def failed(self, runs: pd.DataFrame) -> dict[str, str]:
+    def failed(self, runs: pd.DataFrame | None) -> dict[str, str]:
         """Return the settings with a failed run, and the cause."""
-        bad = runs[runs["status"] != "ok"].drop_duplicates("experiment")
-        causes = zip(bad["experiment"], bad["status"], bad["cause"], strict=True)
-        return {str(name): str(cause or status) for name, status, cause in causes}
+        if runs is None:
+            return {}
+        bad = runs[runs["status"] != "ok"].drop_duplicates("experiment").set_index("experiment")
+        return {str(name): str(row["cause"] or row["status"]) for name, row in bad.iterrows()}
+
+    def repeat(self, names: Sequence[str]) -> None:
+        """Ask for a further run of some settings, and for as many of each."""
+        number = 1 + min(self.started[name].repeats for name in names)
+        for name in names:
+            self.started[name].repeats = max(number, self.started[name].repeats)
+        shown = " and ".join(names)
+        LOG.info("undecided: run %d of at most %d of %s", number, MAX_REPEATS, shown)
 
 
 def _key(experiment: Experiment) -> str:
@@ -202,63 +217,51 @@ def decide_by_runs(
 
     `following` takes the runs so far and returns the settings in the order in which to try them.
     """
-    measuring.resume(following(None))
+    first = following(None)
+    measuring.resume(first)
     runs: pd.DataFrame | None = None
-    with local.shared_servers({experiment.device for experiment in following(None)[:1]}):
+    with local.shared_servers({experiment.device for experiment in first[:1]}):
+        if measuring.started:
+            runs = measuring.execute()
         while True:
-            alive = [
-                name
-                for name in measuring.started
-                if runs is None or name not in measuring.failed(runs)
-            ]
-            if runs is None and alive:
+            alive = measuring.alive(runs)
+            too_large = runs is not None and shortages(runs) >= MAX_SHORTAGES
+            new = None
+            if len(alive) < count and not too_large:
+                new = measuring.next_of(following(runs))
+            if new and measuring.has_time(1):
+                measuring.start(new)
                 runs = measuring.execute()
                 continue
-            too_large = runs is not None and measuring.shortages(runs) >= MAX_SHORTAGES
-            if len(alive) < count and not too_large:
-                started = {_key(measured.whole) for measured in measuring.started.values()}
-                new = next(
-                    (
-                        experiment
-                        for experiment in following(runs)
-                        if _key(experiment) not in started
-                    ),
-                    None,
-                )
-                if new and not measuring.has_time(1):
-                    return _checked(runs, measuring), "the time was over"
-                if new:
-                    measuring.start(new)
-                    LOG.info("measuring setting %d: %s", len(measuring.started), new.name)
-                    runs = measuring.execute()
-                    continue
             runs = _checked(runs, measuring)
+            if new:
+                return runs, "the time was over"
             open_ = undecided(runs[runs["experiment"].isin(alive)])
+            if not open_ and too_large and len(alive) < count:
+                return runs, f"decided; {STOPPED}"
             if not open_:
-                return runs, f"decided; {STOPPED}" if too_large and len(
-                    alive
-                ) < count else "decided"
-            if max(measuring.repeats[name] for name in open_) >= MAX_REPEATS:
+                return runs, "decided"
+            if max(measuring.started[name].repeats for name in open_) >= MAX_REPEATS:
                 return runs, f"no difference shows in {MAX_REPEATS} runs each"
             if not measuring.has_time(len(open_)):
                 return runs, "the time was over"
-            repeat = min(measuring.repeats[name] for name in open_) + 1
-            measuring.repeats |= {name: max(repeat, measuring.repeats[name]) for name in open_}
-            LOG.info(
-                "undecided: run %d of at most %d of %s", repeat, MAX_REPEATS, " and ".join(open_)
-            )
+            measuring.repeat(open_)
             runs = measuring.execute()
+
+
+def shortages(runs: pd.DataFrame) -> int:
+    """Return the number of settings that ran out of memory."""
+    return int(runs[runs["status"] == "oom"]["experiment"].nunique())
 
 
 def _checked(runs: pd.DataFrame | None, measuring: Measuring) -> pd.DataFrame:
     """Return the runs; a SettingsError says why none succeeded."""
-    if runs is None or not (runs["status"] == "ok").any():
-        causes = measuring.failed(runs) if runs is not None else {}
-        reasons = [f"{name}: {cause}" for name, cause in causes.items()] or [
-            "there was no time for any run; give more minutes"
-        ]
-        raise SettingsError([f"nothing could be measured: {reason}" for reason in reasons])
-    return runs
+    if runs is not None and (runs["status"] == "ok").any():
+        return runs
+    reasons = [f"{name}: {cause}" for name, cause in measuring.failed(runs).items()]
+    if not reasons:
+        reasons = ["there was no time for any run; give more minutes"]
+    raise SettingsError([f"nothing could be measured: {reason}" for reason in reasons])
 
 
 def undecided(runs: pd.DataFrame) -> list[str]:
@@ -266,7 +269,8 @@ def undecided(runs: pd.DataFrame) -> list[str]:
     if runs["experiment"].nunique() < 2:
         return []
     table = differences(runs, figure="tokens_per_s")
-    ratio = 1 + table["change_pct"] / 100
-    is_clear = table["verdict"].isin([Verdict.LIKELY, Verdict.NO_LARGER]) | (ratio < 1 / CLEAR)
-    others = [str(name) for name in table.index[~is_clear]]
-    return [*map(str, table["base"].unique()), *others] if others else []
+    is_decided = table["verdict"].isin([Verdict.LIKELY, Verdict.NO_LARGER])
+    is_clear = is_decided | (1 + table["change_pct"] / 100 < 1 / CLEAR)
+    if is_clear.all():
+        return []
+    return [*map(str, table["base"].unique()), *map(str, table.index[~is_clear])]

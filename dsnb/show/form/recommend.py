@@ -1,29 +1,42 @@
 """`dsnb.recommend`: the best settings by prediction or by short runs on this machine, and files that hold them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from dsnb.base.errors import DsnbError, SettingsError
+from dsnb.base.errors import SettingsError
 from dsnb.base.files import json_files, plain_yaml
 from dsnb.base.formulas import model_shapes, planning
 from dsnb.base.system import hardware
 from dsnb.measure.sweep.params import is_params, load_sweep
 from dsnb.prediction import recommend as predicted
-from dsnb.prediction.advice import USUAL_GPU, Recommendation
 from dsnb.prediction.calibration import MIN_CALIBRATED
 from dsnb.prediction.gpus import known_gpu
-from dsnb.prediction.predict import on_gpu
-from dsnb.prediction.recommend import Objective
-from dsnb.results.runs.labels import count
+from dsnb.prediction.recommend import Scope
+from dsnb.prediction.target import USUAL_GPU, Budget, Objective, Target
+from dsnb.results.answers.answer import Answer
+from dsnb.results.answers.sentences import Sentence, say
 from dsnb.results.statistics.comparisons import differences
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records import paths
 
 if TYPE_CHECKING:
     from dsnb.show.form.measure import Measuring
+
+REPLACED = ("alternative", "runner_up", "outside")
+"""Roles of sentences that measurements replace."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The number of settings to run on this machine, the time for it, and the folder of the runs."""
+
+    count: int = 0
+    minutes: float | None = None
+    output: str | Path | None = None
 
 
 def recommend(
@@ -45,8 +58,8 @@ def recommend(
     measure: int = 0,
     minutes: float | None = None,
     output: str | Path | None = None,
-) -> list[Recommendation]:
-    """Return the best setting of each task that is predicted to fit; the task with most settings comes first.
+) -> Answer:
+    """Return the best setting of a task that is predicted to fit.
 
     For a model, compare all settings that train the same: how GPUs share the work, micro-batches, recomputation,
     formats, compilation, and offload if nothing else fits. Settings of different tasks, such as two models, are never
@@ -55,7 +68,7 @@ def recommend(
     Parameters
     ----------
     target
-        A preset, a configuration file or its folder; a params file; or settings.
+        A preset, a configuration file or its folder; a params file; or settings, all of one task.
     gpu
         Name of the GPU, as `dsnb.predict` takes it; by default this machine's, or `H200`.
     gpus
@@ -81,191 +94,171 @@ def recommend(
         End after this time: a run that would end later is not started, and one that lasts longer is stopped. No limit
         by default.
     output
-        Folder of the runs and their report; by default `outputs/recommend_MODEL_...`.
+        Folder of the runs; by default `outputs/recommend_MODEL_...`. `dsnb.write_report` reports on it.
 
     Returns
     -------
-    list of Recommendation
-        Each table has the best setting and three alternatives, of other kinds where there are some, in the columns of
-        `dsnb.predict`, and `worse_pct`: by how many per cent each is worse than the best in the objective. It is empty
-        if no setting of the task fits.
+    Answer
+        `sentences` say what to train with, why, and how sure that is; a notebook shows them. `table` has the best
+        setting and three alternatives, of other kinds where there are some, in the columns of `dsnb.predict`, and
+        `worse_pct`: by how many per cent each is worse than the best in the objective. It is empty if a model does not
+        fit with any setting. `experiments` has the settings, and further ones that fit.
 
     Raises
     ------
     SettingsError
-        If no setting of any task is predicted to fit, a name is unknown, the global batch cannot be shared equally
-        among the GPUs, the objective is unknown, `cost` is asked for without a price, an argument does not apply to
-        the target, or `measure` is given for several tasks.
+        If no given setting is predicted to fit or they are of several tasks, a name is unknown, the global batch cannot
+        be shared equally among the GPUs, the objective is unknown, `cost` is asked for without a price, or an argument
+        does not apply to the target.
+
+    Examples
+    --------
+    >>> answer = dsnb.recommend("opt-13b", "H100", gpus=8, tokens=300e9)  # doctest: +SKIP
+    >>> answer.experiments[0], answer.table["days"][0]  # doctest: +SKIP
     """
-    options: dict[str, Any] = {
-        "link": link,
-        "tokens": tokens,
-        "price": price,
-        "calibrate": calibrate,
-    }
-    options |= {"host_memory": host_memory, "objective": objective, "currency": currency}
-    chosen: dict[str, Any] = {
-        "gpus": gpus,
-        "seq_len": seq_len,
-        "global_batch": global_batch,
-        "least_gpus": least_gpus,
-    }
-    if not isinstance(target, str | Path) or is_params(target):
-        _refuse_unused(target, settings=settings, **chosen)
-    if (settings or {}).get("device") == "cpu" and not measure:
+    scope = Scope(target, gpus, seq_len, global_batch, settings or {}, least_gpus)
+    hardware = Target(gpu, link, calibrate, host_memory)
+    budget = Budget(tokens, price, currency, objective)
+    measurement = Measurement(measure, minutes, output)
+    return only_task(answers(scope, hardware, budget, measurement), "recommend")
+
+
+def answers(scope: Scope, target: Target, budget: Budget, measurement: Measurement) -> list[Answer]:
+    """Return the answer of `recommend` for each task; the task with most settings comes first."""
+    what = scope.what
+    file = what if isinstance(what, str | Path) and is_params(what) else ""
+    if file or not isinstance(what, str | Path):
+        _refuse_unused(scope, bool(file))
+    if scope.settings.get("device") == "cpu" and not measurement.count:
         raise SettingsError(
             "device is 'cpu', but speeds are predicted for GPUs: leave it out, or give measure"
         )
-    if isinstance(target, str | Path) and is_params(target):
-        target = list(settings_of_file(target, settings or {}, gpus)[0].values())
-    if not measure:
-        return predicted.recommend(target, gpu, settings=settings, **chosen, **options)
-    from dsnb.show.form.measure import (  # here, because it loads what runs settings
-        Measuring,
-        decide_by_runs,
-    )
+    if file:
+        settings, _ = settings_of_file(file, scope.settings, scope.gpus)
+        scope = replace(scope, what=list(settings.values()))
+    if measurement.count:
+        return [_measured(scope, target, budget, measurement)]
+    return predicted.recommend(scope, target, budget)
 
-    if not (planning.is_whole(measure) and measure > 0):
-        raise SettingsError(
-            f"measure is {measure!r}: give the number of settings to run, such as 3"
-        )
-    here = hardware.gpus()
-    if gpu and not (here and known_gpu(here[0].name) and known_gpu(gpu) == known_gpu(here[0].name)):
-        what = here[0].name if here else "no GPU"
-        raise SettingsError(
-            f"gpu is {gpu!r}, but runs are measured on this machine, which has {what}: leave it out"
-        )
-    device = "cuda" if here else "cpu"
-    if objective == "memory" and not here:
+
+def _measured(scope: Scope, target: Target, budget: Budget, measurement: Measurement) -> Answer:
+    """Return the best setting by runs on this machine."""
+    from dsnb.show.form.measure import Measuring, decide_by_runs  # loads what runs settings
+
+    number = measurement.count
+    if not (planning.is_whole(number) and number > 0):
+        raise SettingsError(f"measure is {number!r}: give the number of settings to run, such as 3")
+    target = _this_machine(target)
+    if budget.objective == "memory" and target.device == "cpu":
         raise SettingsError(
             "objective is 'memory', but CPU ranks are measured here: use days or tokens_per_s"
         )
-    settings = {**(settings or {}), "device": device}
-    is_known_gpu = bool(here and known_gpu(here[0].name))
-    gpu = here[0].name if is_known_gpu else USUAL_GPU
-    options["gpu_memory_gib"] = here[0].memory_gib if here else None
-    chosen["gpus"] = gpus or hardware.default_world_size(device)
-
-    def ranked(**more: Any) -> Recommendation:
-        return only_task(
-            predicted.recommend(target, gpu, settings=settings, **chosen, **options | more),
-            "measure",
-        )
-
-    first = ranked()
+    settings = {**scope.settings, "device": target.device}
+    gpus = scope.gpus or hardware.default_world_size(target.device)
+    scope = replace(scope, settings=settings, gpus=gpus)
+    first = only_task(predicted.recommend(scope, target, budget), "measure")
     if first.table.empty:
-        return [first]
+        return first
+    can_calibrate = target.device == "cuda" and known_gpu(hardware.gpus()[0].name) is not None
 
     def following(runs: pd.DataFrame | None) -> list[Experiment]:
-        is_enough = (
-            runs is not None
-            and runs[runs["status"] == "ok"]["experiment"].nunique() >= MIN_CALIBRATED
-        )
-        answer = ranked(calibrate=runs) if is_enough and is_known_gpu else first
-        return [
-            experiment.model_copy(update={"device": device}) for experiment in answer.experiments
-        ]
+        answer = first
+        if runs is not None and can_calibrate:
+            timed = runs[runs["status"] == "ok"]["experiment"].nunique()
+            if timed >= MIN_CALIBRATED:
+                on_runs = replace(target, calibrate=runs)
+                answer = only_task(predicted.recommend(scope, on_runs, budget), "measure")
+        return [one.model_copy(update={"device": target.device}) for one in answer.experiments]
 
     best = first.experiments[0]
-    name = f"recommend_{model_shapes.slug(best.model)}_gpus{best.gpus}_sl{best.seq_len}_gb{best.global_batch_size}"
-    folder = Path(output) if output else paths.outputs_root() / name
-    measuring = Measuring(
-        folder, on_gpu(gpu, link, calibrate, host_gib=host_memory), settings, minutes
-    )
-    runs, end = decide_by_runs(measuring, measure, following)
-    return [_by_runs(first, measuring, runs, end, gpu, settings, options)]
+    model = model_shapes.slug(best.model)
+    batch = best.global_batch_size
+    name = f"recommend_{model}_gpus{best.gpus}_sl{best.seq_len}_gb{batch}"
+    folder = Path(measurement.output or paths.outputs_root() / name)
+    measuring = Measuring(folder, target.hardware, settings, measurement.minutes)
+    runs, end = decide_by_runs(measuring, number, following)
+    answer, sentences = _by_runs(measuring, runs, target, budget)
+    sentences.insert(0, say("measured", runs=len(runs), settings=len(measuring.started), end=end))
+    kept = [sentence for sentence in answer.sentences if sentence.role not in REPLACED]
+    return replace(answer, task=first.task, sentences=(*kept, *sentences), folder=folder)
+
+
+def _this_machine(target: Target) -> Target:
+    """Return this machine as a target; an unknown GPU orders settings as `USUAL_GPU` does. Refuse another GPU."""
+    here = hardware.gpus()
+    known = known_gpu(here[0].name) if here else None
+    if target.gpu and not (known and known_gpu(target.gpu) == known):
+        what = here[0].name if here else "no GPU"
+        raise SettingsError(
+            f"gpu is {target.gpu!r}, but runs are measured on this machine, which has {what}: leave it out"
+        )
+    if not here:
+        return replace(target, gpu=USUAL_GPU, device="cpu")
+    name = here[0].name if known else USUAL_GPU
+    return replace(target, gpu=name, gpu_memory_gib=here[0].memory_gib)
 
 
 def settings_of_file(
     params: str | Path, overrides: Mapping[str, Any], gpus: int | None = None
 ) -> tuple[dict[str, Experiment], Sequence[tuple[str, str]]]:
     """Return the settings of a params file by name, on GPUs even if this machine has none, and the refused ones."""
-    overrides = {
-        "order": "listed",
-        **overrides,
-        "device": "cuda",
-        **({} if gpus is None else {"gpus": gpus}),
-    }
+    overrides = {"order": "listed", **overrides, "device": "cuda"}
+    if gpus is not None:
+        overrides["gpus"] = gpus
     sweep = load_sweep(params, overrides, auto_gpus=gpus or 1, leave_out_refused=True)
     return {run.name: run.experiment for run in sweep.runs}, sweep.refused
 
 
-def _refuse_unused(target: str | Path | Sequence[Experiment], **arguments: Any) -> None:
+def _refuse_unused(scope: Scope, is_file: bool) -> None:
     """Refuse arguments that only a model takes; a params file also takes `gpus` and `settings`, a list neither."""
-    is_file = isinstance(target, str | Path)
-    for name, value in arguments.items():
-        if value and not (is_file and name in {"gpus", "settings"}):
-            what = (
-                "a params file has its own settings"
-                if is_file
-                else "change the experiments of the list"
-            )
-            raise SettingsError(
-                f"{name} is {value!r}: it applies to models{'' if is_file else ' and files'}; {what}"
-            )
+    unused = ["seq_len", "global_batch", "least_gpus"]
+    takes = "models and files"
+    what = "a params file has its own settings"
+    if is_file:
+        takes = "models"
+    else:
+        unused += ["gpus", "settings"]
+        what = "change the experiments of the list"
+    for name in unused:
+        value = getattr(scope, name)
+        if value:
+            raise SettingsError(f"{name} is {value!r}: it applies to {takes}; {what}")
 
 
-def only_task(answers: Sequence[Recommendation], option: str) -> Recommendation:
+def only_task(found: Sequence[Answer], option: str) -> Answer:
     """Return the answer for the only task; a SettingsError names the tasks if there are several."""
-    if len(answers) > 1:
-        titles = "; ".join(answer.task for answer in answers)
+    if len(found) > 1:
+        titles = "; ".join(answer.task for answer in found)
         raise SettingsError(
-            f"{option} is for one task, but there are {len(answers)} ({titles}): ask for one at a time"
+            f"{option} is for one task, but there are {len(found)} ({titles}): ask for one at a time"
         )
-    return answers[0]
+    return found[0]
 
 
 def _by_runs(
-    first: Recommendation,
-    measuring: "Measuring",
-    runs: pd.DataFrame,
-    end: str,
-    gpu: str,
-    settings: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> Recommendation:
-    """Return the recommendation among what was measured, with the verdict of the runs and the path of their report."""
+    measuring: "Measuring", runs: pd.DataFrame, target: Target, budget: Budget
+) -> tuple[Answer, list[Sentence]]:
+    """Return the recommendation among what was measured, and sentences on the runs."""
     failed = measuring.failed(runs)
     ended = set(runs["experiment"]) - set(failed)
-    alive = {name: candidate for name, candidate in measuring.started.items() if name in ended}
-    good = runs[runs["experiment"].isin(alive)]
-    whole = good.assign(
-        gpu_name=gpu, grad_accum=[alive[name].whole.grad_accum for name in good["experiment"]]
-    )
-    (answer,) = predicted.recommend(
-        [candidate.whole for candidate in alive.values()],
-        gpu,
-        settings=settings,
-        runs=whole,
-        **options,
-    )
-    replaced = ("Alternative", "Runner-up", "Less certain")
-    sentences = [sentence for sentence in answer.sentences if not sentence.startswith(replaced)]
-    sentences.append(
-        f"Measured: {count(len(runs), 'run')} of {count(len(measuring.started), 'setting')}; {end}."
-    )
+    alive = {name: one for name, one in measuring.started.items() if name in ended}
+    good = runs[runs["experiment"].isin(list(alive))]
+    grad_accum = [alive[name].whole.grad_accum for name in good["experiment"]]
+    whole = good.assign(gpu_name=target.gpu, grad_accum=grad_accum)
+    scope = Scope([candidate.whole for candidate in alive.values()])
+    (answer,) = predicted.recommend(scope, target, budget, whole)
+    sentences = []
     for name, row in differences(good, figure="tokens_per_s").iterrows():
-        sentences.append(f"{name} beside {row['base']}: {row['words']}.")
-    sentences += [
-        f"Not recommended because it failed: {name}: {cause}." for name, cause in failed.items()
-    ]
-    if shortened := sum(
-        candidate.run.grad_accum != candidate.whole.grad_accum for candidate in alive.values()
-    ):
-        sentences.append(
-            f"Runs of {count(shortened, 'setting')} had fewer micro-batches a step; their speed with all of them "
-            "follows from the ratio of two predictions."
-        )
-    from dsnb.show.report import write_report  # here, because it loads the explorer
-
-    try:
-        sentences.append(f"Report: {write_report(measuring.paths.dir)}.")
-    except DsnbError as error:  # the runs are there all the same
-        sentences.append(f"Runs: {measuring.paths.dir}, without a report: {error}.")
-    return Recommendation(first.task, answer.table, tuple(sentences), answer.experiments)
+        sentences.append(say("difference", name=name, base=row["base"], verdict=row["words"]))
+    for name, cause in failed.items():
+        sentences.append(say("failed", name=name, cause=cause))
+    shortened = sum(one.run.grad_accum != one.whole.grad_accum for one in alive.values())
+    if shortened:
+        sentences.append(say("shortened", settings=shortened))
+    return answer, sentences
 
 
-def write(folder: str | Path, answer: Recommendation) -> list[str]:
+def write(folder: str | Path, answer: Answer) -> list[str]:
     """Write a recommendation into a folder, and return sentences on what was written and how to verify it.
 
     That is a params file of the recommended setting and its alternatives, and DeepSpeed's configuration of the former.
@@ -275,19 +268,19 @@ def write(folder: str | Path, answer: Recommendation) -> list[str]:
 
     if answer.table.empty:
         raise SettingsError(f"nothing is written to {folder}: no setting fits")
-    folder, experiments = Path(folder), answer.experiments[: len(answer.table)]
+    experiments = answer.experiments[: len(answer.table)]
+    best = experiments[0]
+    name = f"recommend_{model_shapes.slug(best.model)}"
     question = f"Which of the settings recommended for {answer.task} is the fastest?"
-    file, best = folder / "params.yaml", experiments[0]
-    content = params_of(
-        f"recommend_{model_shapes.slug(best.model)}", question, experiments, repeats=4
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    json_files.write_text(file, plain_yaml.dump(content.model_dump(exclude_defaults=True)))
-    sentences = [f"Written: {file}; to verify it by runs: dsnb sweep {file}"]
-    (folder / "deepspeed.json").unlink(missing_ok=True)  # that of an earlier recommendation
-    if best.strategy == "deepspeed":
-        json_files.write_json(folder / "deepspeed.json", deepspeed_config(best))
-        sentences.append(
-            f"Written: {folder / 'deepspeed.json'}, DeepSpeed's configuration of the recommended setting"
-        )
+    content = params_of(name, question, experiments, repeats=4)
+    params = Path(folder) / "params.yaml"
+    config = Path(folder) / "deepspeed.json"
+    params.parent.mkdir(parents=True, exist_ok=True)
+    json_files.write_text(params, plain_yaml.dump(content.model_dump(exclude_defaults=True)))
+    sentences = [f"Written: {params}; to verify it by runs: dsnb sweep {params}"]
+    config.unlink(missing_ok=True)  # that of an earlier recommendation
+    if best.parallel_strategy.is_deepspeed:
+        json_files.write_json(config, deepspeed_config(best))
+        what = "DeepSpeed's configuration of the recommended setting"
+        sentences.append(f"Written: {config}, {what}")
     return sentences

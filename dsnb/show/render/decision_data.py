@@ -3,6 +3,7 @@
 The page does the arithmetic of tokens, prices and GPUs at hand, and sorts; all statistics are computed here.
 """
 
+import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,16 +14,21 @@ import numpy as np
 import pandas as pd
 
 from dsnb.base.files import plain_yaml
+from dsnb.base.formulas.planning import GOAL_DAYS, MAX_DAYS
 from dsnb.prediction.predicted import experiment_of
-from dsnb.results.answers import words
-from dsnb.results.answers.decide import candidates, may_be_best, memory_figure
-from dsnb.results.answers.evidence import evidence
+from dsnb.results.answers import card, decide
+from dsnb.results.answers.decide import candidates, first_runs, may_be_best, memory_figure
+from dsnb.results.answers.evidence import TRAINING, evidence
+from dsnb.results.answers.sentences import CARD, LIMITS, PHRASES
 from dsnb.results.runs import labels
+from dsnb.results.runs.number_text import HOURS, SIZES
 from dsnb.results.runs.table import json_numbers
+from dsnb.results.runs.templates import fill
 from dsnb.results.statistics import intervals
-from dsnb.results.statistics.comparisons import compared, rules_of
-from dsnb.results.statistics.intervals import MIN_RUNS
+from dsnb.results.statistics.comparisons import TOGETHER, VALUES, compared, rules_of
+from dsnb.results.statistics.intervals import CLEAR, CONFIDENCE, MIN_RUNS
 from dsnb.results.statistics.setting_axes import with_setting_axes
+from dsnb.results.statistics.summary import UNSTABLE
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.settings.records.columns import SETTINGS
 from dsnb.settings.records.paths import RunPaths
@@ -43,6 +49,43 @@ NUMBERS = {
     "global_batch": "global_batch",
 }
 EVIDENCE = ("rests", "short", "gain", "edge", "batch")
+TEXTS = ("model", "setting", "place", "unit", "origin")
+_PHRASES = PHRASES["page"]
+_METHOD = {
+    "confidence": f"{100 * CONFIDENCE:g}",
+    "together": TOGETHER,
+    "relevance": "{relevance}",  # for the page to fill
+}
+PAGE: dict[str, Any] = {
+    "templates": CARD,
+    "words": {
+        "best": PHRASES["best"],
+        "worse": PHRASES["worse"],
+        "byMean": PHRASES["by_mean"],
+        "place": card.PLACE,
+        "training": TRAINING,
+        "sizes": SIZES,
+        "hours": HOURS,
+        "values": VALUES,
+        "noRuns": PHRASES["no_runs"],
+        "assumed": PHRASES["assumed"],
+        **_PHRASES,
+        "method": fill(_PHRASES["method"], LIMITS | _METHOD),
+    },
+    "limits": {
+        "maxDays": MAX_DAYS,
+        "goalDays": GOAL_DAYS,
+        "shownGib": card.SHOWN_GIB,
+        "equalPct": card.EQUAL_PCT,
+        "fewestRuns": MIN_RUNS,
+        "fewestSettings": decide.FEWEST_SETTINGS,
+        "assumedPrice": decide.ASSUMED_PRICE,
+        "unstableTimes": UNSTABLE,
+        "worthRoom": decide.WORTH_ROOM,
+        "clear": CLEAR,
+    },
+}
+"""Templates, words and limits of the page's decisions, ready for JSON."""
 
 
 def tasks_payload(
@@ -58,7 +101,7 @@ def tasks_payload(
     `axes` the settings that distinguish experiments. Texts are sent once, as places in `texts`.
 
     `candidates` of a task: `experiment` (its number), counts of runs, medians in the units of their columns, texts
-    about the setting (`dsnb.results.answers.words`), and, for candidates that may be the best, texts of
+    about the setting (`dsnb.results.answers.card`), and, for candidates that may be the best, texts of
     `dsnb.results.answers.evidence` and, by place, `take` (see `_take`).
 
     `pairs`: `settings` (numbers of experiments with `MIN_RUNS` ok runs), `first` and `second` (places in `settings`),
@@ -69,15 +112,17 @@ def tasks_payload(
     texts: dict[str, int] = defaultdict(lambda: len(texts))  # each once, and its place
     numbers = {name: code for code, name in enumerate(names)}
     groups = pd.Series(list(task_codes), dtype=int).reindex(runs.index)
-    parts = [runs[groups == code] for code in range(max(task_codes, default=-1) + 1)]
     sent = []
-    for part in parts:
-        table, figure = candidates(part), memory_figure(part)
+    for code in range(max(task_codes, default=-1) + 1):
+        part = runs[groups == code]
+        table = candidates(part)
+        figure = memory_figure(part)
+        is_few = 0 < len(table) < decide.FEWEST_SETTINGS
         task = {
-            "case": words.case(part) if table.empty else "",
+            "case": card.case(part) if table.empty else "",
             "runs": len(part),
-            "few": words.few_settings(part, table),
-            "memory": words.memory_name(part) if figure else "",
+            "few": card.few_settings(part, table) if is_few else "",
+            "memory": card.memory_name(part) if figure else "",
             "memoryFigure": figure,
             "candidates": _candidates(table, part, numbers, texts),
             "pairs": _pairs(part, table, numbers, figures, axes, texts),
@@ -89,53 +134,49 @@ def tasks_payload(
 def _candidates(
     table: pd.DataFrame, runs: pd.DataFrame, numbers: dict[str, int], texts: dict[str, int]
 ) -> dict[str, Any]:
-    first = runs.drop_duplicates("experiment").set_index("experiment", drop=False)
-    rows = first.loc[table.index].to_dict("records")
-    described = [words.setting_texts(run) for run in rows]
-    best = may_be_best(table)
-    remarks = evidence(runs, table, best)
-    places = {name: place for place, name in enumerate(table.index)}
-    kept = [places[name] for name in may_be_best(table, ["gpus", "kind"])]
+    """Return the candidates of a task by column; `texts` gets what is new to it."""
+    first = first_runs(runs).loc[table.index].to_dict("index")
+    known = evidence(runs, table, may_be_best(table))
+    kept = set(may_be_best(table, ["gpus", "kind"]))
     columns: dict[str, Any] = {
+        "experiment": [numbers[name] for name in table.index],
         "n": table["n"].tolist(),
         "failed": table["n_failed"].tolist(),
         "gpus": json_numbers(table["gpus"], DIGITS),
         "unstable": table["is_unstable"].tolist(),
         "spread": json_numbers(table["spread_pct"].where(table["n"] > 1), SPREAD_DIGITS),
-        **{name: json_numbers(table[column], DIGITS) for name, column in NUMBERS.items()},
-        **{
-            name: [texts[row[name]] for row in described]
-            for name in (described[0] if described else ())
-        },
-        "kind": [texts[kind] for kind in table["kind"]],
-        "basis": [texts[basis] for basis in table["basis"]],
-        **{
-            name: [texts[remarks.get(label, {}).get(name, "")] for label in table.index]
-            for name in EVIDENCE
-        },
-        "take": {place: taken for place in kept if (taken := _take(rows[place]))},
     }
-    return {"experiment": [numbers[name] for name in table.index], **columns}
+    for name, column in NUMBERS.items():
+        columns[name] = json_numbers(table[column], DIGITS)
+    described = pd.DataFrame(map(card.setting_texts, first.values()), columns=TEXTS)
+    described[["kind", "basis"]] = table[["kind", "basis"]].to_numpy()
+    for name in EVIDENCE:
+        described[name] = [known.get(label, {}).get(name, "") for label in table.index]
+    for name in described:
+        columns[str(name)] = [texts[text] for text in described[name]]
+    taken = {at: _take(run) for at, (name, run) in enumerate(first.items()) if name in kept}
+    columns["take"] = {at: entry for at, entry in taken.items() if entry}
+    return columns
 
 
 def _take(run: Mapping[str, Any]) -> dict[str, str]:
     """Return `entry`, a params file's line that repeats a setting, and `config`, its `deepspeed.json`, where known."""
-    experiment, folder = experiment_of(run), run.get("run_dir")
+    experiment = experiment_of(run)
     if not experiment:
         return {}
     entry: dict[str, Any] = {"model": experiment.model}
-    entry |= {
-        name: getattr(experiment, name)
-        for name in SETTINGS
-        if getattr(experiment, name) != DEFAULTS[name]
-    }
-    entry |= {"deepspeed": experiment.deepspeed} if experiment.deepspeed else {}
-    config = RunPaths(Path(folder)).deepspeed if isinstance(folder, str) else None
-    text = config.read_text(encoding="utf-8") if config and config.is_file() else ""
-    return {
-        "entry": plain_yaml.dump(entry, in_one_line=True).strip(),
-        **({"config": text} if text else {}),
-    }
+    for name in SETTINGS:
+        value = getattr(experiment, name)
+        if value != DEFAULTS[name]:
+            entry[name] = value
+    if experiment.deepspeed:
+        entry["deepspeed"] = experiment.deepspeed
+    taken = {"entry": plain_yaml.dump(entry, in_one_line=True).strip()}
+    folder = run.get("run_dir")
+    if isinstance(folder, str):
+        with contextlib.suppress(OSError):
+            taken["config"] = RunPaths(Path(folder)).deepspeed.read_text(encoding="utf-8")
+    return taken
 
 
 def _pairs(
@@ -153,13 +194,12 @@ def _pairs(
         pairs = _most_useful(pairs, with_setting_axes(runs), table, repeated, axes)
     named = [repeated[at] for at in sorted({at for pair in pairs for at in pair})]
     places = {name: at for at, name in enumerate(named)}
-    pairs = [(places[repeated[a]], places[repeated[b]]) for a, b in pairs]
+    pairs = [(places[repeated[first]], places[repeated[second]]) for first, second in pairs]
     sent = figures[: MAX_INTERVALS // len(pairs)] if pairs else ()
-    first, second = zip(*pairs, strict=True) if pairs else ((), ())
     return {
         "settings": [numbers[name] for name in named],
-        "first": first,
-        "second": second,
+        "first": [first for first, _ in pairs],
+        "second": [second for _, second in pairs],
         "figures": {figure: _compared(runs, named, pairs, figure, texts) for figure in sent},
     }
 
@@ -172,21 +212,15 @@ def _most_useful(
     axes: Sequence[str],
 ) -> list[tuple[int, int]]:
     """Return the pairs that differ in one choice, then those of the best by speed and by speed per GPU."""
-    rows = (
-        runs.drop_duplicates("experiment")
-        .set_index("experiment")
-        .reindex(index=names, columns=list(axes))
-    )
+    rows = first_runs(runs).reindex(index=names, columns=list(axes))
     codes = np.array([pd.factorize(rows[name].map(labels.text))[0] for name in axes]).T
     first, second = np.array(pairs).T
-    changes = (codes[first] != codes[second]).sum(axis=1)
+    is_one_change = (codes[first] != codes[second]).sum(axis=1) == 1
     rates = table["tokens_per_s"].reindex(names)
-    ranks = [
-        rate.rank(ascending=False).fillna(len(names))
-        for rate in (rates, rates / table["gpus"].reindex(names))
-    ]
-    best = np.minimum(*(rank.to_numpy() for rank in ranks))
-    order = np.lexsort((np.maximum(best[first], best[second]), changes != 1))
+    per_gpu = rates / table["gpus"].reindex(names)
+    ranks = pd.DataFrame({"all": rates, "per_gpu": per_gpu}).rank(ascending=False)
+    best = ranks.fillna(len(names)).min(axis=1).to_numpy()
+    order = np.lexsort((np.maximum(best[first], best[second]), ~is_one_change))
     return [pairs[at] for at in sorted(order[:CHOSEN_PAIRS])]
 
 
@@ -199,24 +233,22 @@ def _compared(
 ) -> dict[str, Any]:
     """Return the values and the number of runs of each setting, and the columns of pairs."""
     rules = rules_of(runs, figure)
-    by_name = intervals.settings_of(runs, "experiment", figure, bool(rules.percent_factor))
+    is_percentage = bool(rules.percent_factor)
+    by_name = intervals.settings_of(runs, "experiment", figure, is_percentage)
     settings = [by_name[name] for name in names]
     each = intervals.moments([setting.values for setting in settings])
-    values = each.mean if rules.percent_factor else np.exp(each.mean)
-    table = compared(
-        [(settings[a], settings[b]) for a, b in pairs], intervals.repeated(by_name.values()), rules
-    )
-    if rules.percent_factor:
-        factors = ((table["high"] - table["change"]) / rules.percent_factor).where(
-            table["high_pct"].notna()
-        )
-    else:
+    sides = [(settings[first], settings[second]) for first, second in pairs]
+    table = compared(sides, intervals.repeated(by_name.values()), rules)
+    values = each.mean
+    factors = (table["high"] - table["change"]) / (rules.percent_factor or 1)
+    factors = factors.where(table["high_pct"].notna())
+    if not is_percentage:
+        values = np.exp(values)
         factors = (100 + table["high_pct"]) / (100 + table["change_pct"])
-    by_host = table[table["counted"] == "host"]
-    other = {
-        at: [row["base_n"], row["n"], *json_numbers([row["base_value"], row["value"]], DIGITS)]
-        for at, row in zip(by_host.index.tolist(), by_host.to_dict("records"), strict=True)
-    }
+    other = {}
+    for at, row in table[table["counted"] == "host"].to_dict("index").items():
+        means = json_numbers([row["base_value"], row["value"]], DIGITS)
+        other[at] = [row["base_n"], row["n"], *means]
     return {
         "values": json_numbers(values, VALUE_DIGITS),
         "n": [int(count) for count in each.count],

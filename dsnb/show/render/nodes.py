@@ -1,7 +1,7 @@
 """Runs on several GPUs and nodes: scaling, groups of nodes and which are slow, and the bandwidth between ranks."""
 
 import html
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from dsnb.results.runs import labels
 from dsnb.results.runs.sweeps import load_bandwidth, newest_bandwidth_test
 from dsnb.results.statistics import scaling
 from dsnb.settings.records import record_schema
+from dsnb.settings.records.run_record import RunRecord
 from dsnb.show.render import palette, tables
 from dsnb.show.render.picture import Picture, note, shared_legend
 from dsnb.show.render.tables import Html
@@ -154,7 +155,10 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
     table = hosts.groups(runs)
     if not (table["nodes"].gt(1).any() or table["hosts"].nunique() > 1):
         return []
-    parts: list[Html | Picture] = [Html("<h2>Nodes</h2>"), _list(hosts.describe(table))]
+    parts: list[Html | Picture] = [
+        Html("<h2>Nodes</h2>"),
+        _list(hosts.describe(table)),
+    ]
     sizes = scaling.scaling(runs[runs["hosts"].notna()], scaling.gpus_per_node(runs))
     if efficiency and len(sizes):
         parts += [tables.subheading("Efficiency, relative to one node"), throughput(sizes)]
@@ -174,11 +178,11 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
     return parts
 
 
-def _list(sentences: list[str]) -> Html:
+def _list(sentences: Sequence[str]) -> Html:
     return Html(f'<div class="answer">{tables.bullet_list(sentences)}</div>')
 
 
-def compare_groups(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+def compare_groups(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, Sequence[str]]:
     """Return the groups of nodes for a terminal: as numbers, as text, and conclusions in sentences."""
     table = hosts.groups(runs)
     if table.empty:
@@ -214,14 +218,15 @@ def bandwidth(folder: str | Path) -> Iterator[Html]:
     table = load_bandwidth(folder)
     if run is None or table.empty:
         return
-    machine = record_schema.read(run.environment) or {}
-    nodes = (record_schema.read(run.nodes) or {}).get("nodes")
-    names = ", ".join(html.escape(str(node.get("host"))) for node in nodes or [machine])
-    gpu = (record_schema.read(run.worker) or {}).get("gpu_name")
-    backend = f"NCCL, {html.escape(str(gpu))}" if gpu else "gloo on CPUs"
+    record = RunRecord(run)
+    nodes = (record_schema.read(run.nodes) or {}).get("nodes") or [record.environment]
+    names = ", ".join(html.escape(str(node.get("host"))) for node in nodes)
+    date = html.escape(str(record.environment.get("date_utc")))
+    gpu = html.escape(record.worker.get("gpu_name") or "")
+    backend = f"NCCL, {gpu}" if gpu else "gloo on CPUs"
     yield Html(
         f"<h2>Bandwidth between ranks</h2><p>Collectives over {table['ranks'].max():.0f} ranks ({backend}) "
-        f"on {names}, {html.escape(str(machine.get('date_utc')))}. Times are the mean over calls on the slowest rank; "
+        f"on {names}, {date}. Times are the mean over calls on the slowest rank; "
         "1 GB is 1e9 bytes; busbw is algbw x 2(n-1)/n, of an all-gather x (n-1)/n, as in nccl-tests.</p>"
     )
     yield tables.to_html(format_bandwidth(table), text_columns=("collective", "type", "redop"))

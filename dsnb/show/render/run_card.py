@@ -9,9 +9,9 @@ from urllib.parse import quote
 from dsnb.base.system import hardware
 from dsnb.results.runs import labels
 from dsnb.results.runs.labels import MEMORY, METRIC_LABELS, short_number
-from dsnb.settings.records import record_schema
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import Result, last_lines
+from dsnb.settings.records.run_record import RunRecord
 from dsnb.settings.records.shortage import Shortage
 from dsnb.show.render.tables import Html, bullet_list, escaped, subheading
 
@@ -49,7 +49,7 @@ def _figures(result: Result) -> str:
 
 def _unknown_gpu(result: Result) -> str:
     """Return that the MFU is missing because the GPU is unknown; empty if it is not."""
-    name = (record_schema.read(result.paths.worker) or {}).get("gpu_name")
+    name = RunRecord(result.paths).worker.get("gpu_name")
     if not name or hardware.peak_tflops(name, "fp32"):
         return ""
     return f"The peak rate of {name} is unknown, and with it the MFU."
@@ -88,7 +88,7 @@ def _memory(shortage: Shortage) -> list[tuple[str, str]]:
 
 
 def _labelled(result: Result, names: Iterable[str]) -> list[tuple[str, str]]:
-    unit = labels.unit(record_schema.read(result.paths.experiment) or {})
+    unit = labels.unit(RunRecord(result.paths).settings)
     rows = []
     for name in names:
         label = METRIC_LABELS[name]

@@ -6,7 +6,7 @@ Nothing is computed here: the numbers are those of `dsnb.results` and `dsnb.resu
 import html
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -252,7 +252,7 @@ def _column_title(name: str) -> str:
     return f"{name.removesuffix('_gib')} (GiB)" if name.endswith("_gib") else name.replace("_", " ")
 
 
-def bullet_list(sentences: list[str], if_empty: str = "None.") -> Html:
+def bullet_list(sentences: Sequence[str], if_empty: str = "None.") -> Html:
     """Return sentences as a list, or a paragraph with `if_empty`."""
     items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
     return Html(f"<ul>{items}</ul>" if items else f"<p>{html.escape(if_empty)}</p>")

@@ -121,6 +121,7 @@ class DividedNvml:
     """NVML of a machine with one GPU of two slices, one of them free."""
 
     NVMLError, NVML_DEVICE_MIG_ENABLE = RuntimeError, 1
+    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: "card")
     nvmlDeviceGetCudaComputeCapability = staticmethod(lambda handle: (9, 0))
     nvmlDeviceGetMigMode = staticmethod(lambda handle: (1, 1))
     nvmlDeviceGetMaxMigDeviceCount = staticmethod(lambda handle: 2)

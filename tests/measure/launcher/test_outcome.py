@@ -368,11 +368,11 @@ def test_a_failure_by_the_machines_fault_is_an_interruption():
 
 
 def test_what_ranks_could_not_do_here_is_refused(small, monkeypatch):
-    compiled = small(compile="default").model_dump()
+    compiled = small(compile="default")
     for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
         monkeypatch.setenv(name, "1")
         said = f"compile is set, but the environment variable {name} is 1, which disables torch.compile: unset it"
-        assert (checks.unsupported(compiled), checks.unsupported(small().model_dump())) == (
+        assert (checks.unsupported(compiled), checks.unsupported(small())) == (
             [said],
             [],
         )
@@ -382,7 +382,7 @@ def test_what_ranks_could_not_do_here_is_refused(small, monkeypatch):
         hardware, "loopback_works", lambda: False
     )  # without it, ranks retry for minutes
     said = "127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`"
-    assert checks.unsupported(small().model_dump()) == [said]
+    assert checks.unsupported(small()) == [said]
 
 
 @pytest.mark.process

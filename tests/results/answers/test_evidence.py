@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from dsnb.results.answers import evidence
+from dsnb.results.answers.card import card
 from dsnb.results.answers.decide import Question, candidates, global_batch, of_runs
-from dsnb.results.answers.words import words
-from tests.results.answers.test_words import runs
+from tests.results.answers.test_card import runs
 
 ONE = {"precision": ["bf16"], "zero_stage": [0]}
 
@@ -41,9 +41,7 @@ def said(table):
 def test_what_speed_rests_on(repeats, other, sentence):
     assert (
         sentence
-        in words(of_runs(runs(repeats, repeats=repeats, **ONE).assign(**other), Question()))[
-            "basis"
-        ]
+        in card(of_runs(runs(repeats, repeats=repeats, **ONE).assign(**other), Question()))["basis"]
     )
 
 
@@ -68,7 +66,7 @@ def test_speed_up_over_the_usual_start(other, gain):
     )
     found = said(own)
     assert (found["best"]["gain"], found["start"]["gain"]) == (gain, "")
-    assert words(of_runs(own, Question()))["gain"] == gain
+    assert card(of_runs(own, Question()))["gain"] == gain
 
 
 def sized(**other):
@@ -98,26 +96,26 @@ LARGEST = "Micro-batch 8 is the largest measured and 110 GiB are free: a larger 
     ],
 )
 def test_whether_a_larger_micro_batch_is_untried(other, edge):
-    assert words(of_runs(sized(**other), Question()))["edge"] == edge
+    assert card(of_runs(sized(**other), Question()))["edge"] == edge
 
 
 def test_a_runner_up_that_trains_otherwise_is_marked_and_the_batch_can_be_held():
     own = sized(optimizer=["adafactor", "adamw"], lora_rank=[0, None])
-    said = words(of_runs(own, Question()))
+    said = card(of_runs(own, Question()))
     assert (
         "(changes the training: global batch 4 instead of 8, optimizer AdamW instead of Adafactor)"
         in said["following"]
     )
     assert (
         "Global batch: 8 sequences, 4,096 tokens."
-        in words(of_runs(own, Question(tokens=1e9)))["costs"]
+        in card(of_runs(own, Question(tokens=1e9)))["costs"]
     )
-    held = words(of_runs(own, Question(tokens=1e9, global_batch=4)))
+    held = card(of_runs(own, Question(tokens=1e9, global_batch=4)))
     assert "micro-batch 4" in held["headline"]
     assert "changes the training" not in held["following"]
-    none = words(of_runs(own, Question(global_batch=5)))
+    none = card(of_runs(own, Question(global_batch=5)))
     assert none["headline"] == "No setting was measured with a global batch of 5 sequences."
-    none = words(of_runs(own.assign(gpus=2), Question(global_batch=16, gpus=1)))
+    none = card(of_runs(own.assign(gpus=2), Question(global_batch=16, gpus=1)))
     assert (
         none["headline"]
         == "No setting was measured with a global batch of 16 sequences on 1 GPU or fewer."
@@ -126,7 +124,7 @@ def test_a_runner_up_that_trains_otherwise_is_marked_and_the_batch_can_be_held()
 
 @pytest.mark.parametrize("rate", [950.0, 999.0, 500.0])
 def test_what_is_twice_as_fast_needs_no_doubt(rate):
-    said = words(
+    said = card(
         of_runs(sized(tokens_per_s=[1000.0, rate], optimizer=["adamw", "adafactor"]), Question())
     )
     assert ("too few to be sure" in said["following"]) == (rate > 500)

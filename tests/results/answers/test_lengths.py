@@ -5,7 +5,7 @@ import pytest
 
 from dsnb.cli import printing
 from dsnb.results.answers.lengths import compare_lengths, sentences
-from dsnb.results.runs.texts import MINUS
+from dsnb.results.runs.number_text import MINUS
 from dsnb.show.render import answer
 
 

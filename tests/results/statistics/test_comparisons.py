@@ -8,7 +8,7 @@ import pytest
 
 import dsnb
 from dsnb.base.errors import SettingsError
-from dsnb.results.runs.texts import MINUS
+from dsnb.results.runs.number_text import MINUS
 from dsnb.results.statistics.comparisons import COLUMNS, differences
 from dsnb.results.statistics.intervals import MIN_RUNS, quantile
 from dsnb.settings.records.columns import RUN_COLUMNS

@@ -8,7 +8,8 @@ import pytest
 import dsnb
 from dsnb.results.runs import labels
 from dsnb.results.runs.labels import span
-from dsnb.results.runs.texts import fill, fixed, significant
+from dsnb.results.runs.number_text import fixed, significant
+from dsnb.results.runs.templates import fill
 from dsnb.results.statistics.setting_axes import variants, varying, with_setting_axes
 from dsnb.results.statistics.tasks import is_fine_tuning, tasks
 from dsnb.show.explorer import data
@@ -142,7 +143,7 @@ def test_a_template_leaves_out_what_is_unknown(template, facts, text):
 def test_the_page_assumes_few_tokens_for_tasks_that_adapt_a_trained_model():
     runs = dsnb.published("lambda_1cc_opt")
     page = data.prepared(runs)
-    tokens = dict(zip(page.tasks, page.tokens, strict=True))
+    tokens = page.tasks
     # 331 million parameters x 20, to two digits, and the convention for LoRA
     assert tokens == {"opt-350m, sequence 512": 6.6e9, "opt-13b, sequence 512, LoRA adapters": 50e6}
     lora = runs[runs["model"] == "opt-13b"]

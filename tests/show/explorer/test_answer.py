@@ -8,7 +8,7 @@ import pytest
 
 import dsnb
 from dsnb.results.answers import decide
-from dsnb.results.answers.words import words
+from dsnb.results.answers.card import card
 from dsnb.results.statistics.tasks import tasks
 from dsnb.show.explorer.payload import answered
 from dsnb.show.explorer.state import question
@@ -116,7 +116,7 @@ def test_the_page_answers_sixty_questions_as_python_does(explorer, by_task, tab)
     for one, answer in zip(
         asked, tab.evaluate(f"(asked) => asked.map({words_of})", asked), strict=True
     ):
-        python = words(decide.of_runs(by_task[one["task"]], question(one)))
+        python = card(decide.of_runs(by_task[one["task"]], question(one)))
         assert answer == python, one
         said |= {
             python["following"].partition("(")[2],
@@ -240,7 +240,7 @@ def test_all_tasks_are_a_table_of_answers(runs, by_task, tab):
     assert titles == list(explorer.data.tasks)
     assert sorted(titles) == sorted(by_task)
     for title, headline, costs in cells:
-        said = words(decide.of_runs(by_task[title], question(explorer.state)))
+        said = card(decide.of_runs(by_task[title], question(explorer.state)))
         assert (headline, costs) == (
             said["headline"],
             " ".join(filter(None, [said["costs"], said["note"]])),

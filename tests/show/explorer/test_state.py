@@ -78,6 +78,7 @@ def test_settings_of_how_gpus_share_the_training_select_their_runs(runs):
     assert explorer.state["parallelism"] == ["ZeRO 3"]
     assert set(explorer.set(zero_stage=[0, 2]).selection["zero_stage"]) == {0, 2}
     assert len(explorer.set(zero_stage="all").selection) == 300
+    assert explorer.state["parallelism"] == []
     ddp = (runs["zero_stage"] == 0) & (runs["gpus"] > 1)
     explorer = dsnb.explore(runs.assign(strategy=np.where(ddp, "ddp", "deepspeed")))
     explorer.set(strategy="deepspeed", zero_stage=[0, 3])

@@ -5,7 +5,7 @@ import pytest
 from dsnb.base.files import plain_yaml
 from dsnb.settings.params_file import combinations, validated
 from dsnb.show.render import answer, decision_data
-from tests.results.answers.test_words import TWO, runs
+from tests.results.answers.test_card import TWO, runs
 
 
 def text(table):

@@ -1,5 +1,5 @@
 // The answer, and comparisons of two settings: arithmetic and sorting over data from dsnb/results/answers/decide.py, in the sentences of
-// dsnb/results/answers/words.py.
+// dsnb/results/answers/sentences.toml.
 
 const PART = /\[([^[\]]*)\]/;
 const PLACE = /\{(\w+)(?::([^|}]*)\|([^}]*))?\}/g;
@@ -238,7 +238,7 @@ class Answer {
     const differing = this.differing();
     const more = best.memory === null || second.memory === null ? 0 : second.memory - best.memory;
     const gib = Math.abs(more) >= model.limits.shownGib ? significant(Math.abs(more)) : "";
-    return this.fill("following", { changes: this.changes(differing), difference: this.difference(), gib, more: model.words.more[more > 0 ? 0 : 1], training: this.training(differing) });
+    return this.fill("following", { changes: this.changes(differing), difference: this.difference(), gib, more: more > 0 ? "more" : "less", training: this.training(differing) });
   }
 
   // The differences of the second option that change the training and not only its speed.

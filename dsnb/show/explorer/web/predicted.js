@@ -20,9 +20,9 @@ class Predictions {
     return this.model.passing(state).filter((row) => row >= runs).map((row) => row - runs);
   }
 
-  // A figure, or the code of a setting.
+  // A figure, which the runs need not have, or the code of a setting.
   value(name, place, state) {
-    return this.model.values(name, state)[this.model.runs + place];
+    return this.model.values(name, state)?.[this.model.runs + place] ?? this.figures[name]?.values[place] ?? NaN;
   }
 
   // Its range by the mean error; the figure alone where the error is unknown.

@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 
 import dsnb
+from dsnb.results.answers.card import card
 from dsnb.results.answers.decide import Question, of_runs
-from dsnb.results.answers.words import words
-from dsnb.results.runs import texts
-from dsnb.results.runs.texts import MINUS
+from dsnb.results.runs.number_text import MINUS
 from dsnb.results.statistics.tasks import tasks
+from dsnb.show.render.predictions import predicted_figures
 from tests.support import made_up
 
 ONE_TASK = {
@@ -23,7 +23,7 @@ TWO = {"precision": ["bf16"], "zero_stage": [1, 2]}
 
 def text(runs, **question):
     """Give the sentences of the card of one task as plain text."""
-    said = words(of_runs(runs, Question(**{"assumed_price": 2.5, "tokens": 10e9, **question})))
+    said = card(of_runs(runs, Question(**{"assumed_price": 2.5, "tokens": 10e9, **question})))
     return " ".join(said.values())
 
 
@@ -228,6 +228,6 @@ def test_measured_figures_of_a_table_have_no_error():
             "days_low": 0.07, "days_high": 0.1, "cost": nan,
         }
     )  # fmt: skip
-    shown = texts.predicted_figures(table)
+    shown = predicted_figures(table)
     assert shown["GiB"].tolist() == ["29.9", "30.0 ± 0.5 %"]
     assert shown["tokens/s"].tolist() == ["469,430", "444,466 ± 17.1 %"]

@@ -7,7 +7,7 @@ nothing else fits, offload.
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from dsnb.base.formulas.memory import HALF
 from dsnb.base.formulas.model_shapes import facts
 from dsnb.prediction.gpus import NODE_GPUS
 from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings.strategies import STRATEGIES, strategy
 from dsnb.settings.training import CUDA_GRAPHS
 
 TOKENS_A_STEP = ((1e9, 2**19), (5e9, 2**20), (5e10, 2**21), (math.inf, 2**22))
@@ -29,18 +30,13 @@ MICRO_BATCH_TOKENS = (1024, 2**16)
 """Range of the tokens in a micro-batch, where a sequence and the global batch allow it."""
 BUCKET = 100_000_000
 """Gradients per message of compiled DDP: a compiled model is split at each bucket (docs/how-to/fast.md)."""
-SHARING: list[dict[str, Any]] = [
-    {"strategy": "plain"},
-    {"strategy": "ddp"},
-    *({"zero_stage": stage} for stage in range(4)),
-    {"strategy": "fsdp"},
-]
-"""Ways to share the work among GPUs, the simplest first."""
 RECOMPUTED: list[dict[str, Any]] = [
     {},
     {"activation_checkpointing": True, "checkpoint_every": 2},
     {"activation_checkpointing": True},
 ]
+COMMON = ("model", "gpus", "seq_len", "precision", "device")
+"""Fields of `Training` that all settings have."""
 OFFLOADED: list[dict[str, Any]] = [
     *({"zero_stage": stage, "offload": "optimizer-cpu"} for stage in (1, 2, 3)),
     {"zero_stage": 3, "offload": "all-cpu"},
@@ -65,12 +61,12 @@ class Training:
     def is_fine_tuning(self) -> bool:
         """Whether every setting adapts a trained model."""
         names = ("lora_rank", "weights")
-        values = [
-            value if isinstance(value, list) else [value]
-            for value in (self.pinned.get(name) for name in names)
-        ]
-        chosen = (dict(zip(names, pair, strict=True)) for pair in itertools.product(*values))
-        return all(planning.is_fine_tuning(settings) for settings in chosen)
+        values = itertools.product(*(_listed(self.pinned.get(name)) for name in names))
+        return all(planning.is_fine_tuning(dict(zip(names, pair, strict=True))) for pair in values)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def usual_length(model: str) -> int:
@@ -85,36 +81,11 @@ def usual_batch(parameters: float, seq_len: int, gpus: int, fine_tuning: bool = 
     return gpus * max(1, round(sequences / gpus))
 
 
-def space(training: Training, offloaded: bool = False) -> list[Experiment]:
-    """Return the distinct settings that the rules allow, with or without offload; raise SettingsError if none is."""
-    allowed, problems = _allowed(training, offloaded)
-    if problems and not offloaded:
-        raise SettingsError(problems)
-    if not allowed and not offloaded:
-        batch, gpus = training.global_batch, training.gpus
-        raise SettingsError(
-            f"global_batch is {batch}: it cannot be shared equally among {gpus} GPUs; give a multiple of {gpus}, such "
-            f"as {gpus * max(1, round(batch / gpus))}"
-        )
-    return list(allowed.values())
+def candidates(training: Training, offloaded: bool = False) -> list[Experiment]:
+    """Return the distinct settings that the rules allow, with or without offload; raise SettingsError if none is.
 
-
-def check(training: Training) -> None:
-    """Raise SettingsError if the rules allow no setting, whatever the micro-batch: known without counting the model."""
-    free = {
-        name: value
-        for name, value in training.pinned.items()
-        if name not in {"micro_batch_size", "grad_accum"}
-    }
-    _, problems = _allowed(
-        replace(training, global_batch=training.gpus, pinned={**free, "micro_batch_size": 1}), False
-    )
-    if problems:
-        raise SettingsError(problems)
-
-
-def _allowed(training: Training, offloaded: bool) -> tuple[dict[str, Experiment], list[str]]:
-    """Return the distinct settings that the rules allow, by name, and, if there are none, why they are refused."""
+    With offload, there may be none.
+    """
     allowed: dict[str, Experiment] = {}
     refused: list[list[str]] = []
     for chosen, alike in _combinations(training, offloaded):
@@ -122,69 +93,95 @@ def _allowed(training: Training, offloaded: bool) -> tuple[dict[str, Experiment]
             experiment = Experiment(**chosen)
         except SettingsError as error:
             refused.append(error.problems)
-        else:
-            for other in (experiment, *(experiment.model_copy(update=split) for split in alike)):
-                allowed.setdefault(other.name, other)
-    if allowed or not refused:
-        return allowed, []
-    of_all = [problem for problem in refused[0] if all(problem in problems for problems in refused)]
-    return {}, of_all or refused[0]
+            continue
+        for split in ({}, *alike):
+            other = experiment.model_copy(update=split)
+            allowed.setdefault(other.name, other)
+    if not allowed and not offloaded:
+        raise SettingsError(_common(refused) or _unshared(training))
+    return list(allowed.values())
+
+
+def _common(refused: Sequence[list[str]]) -> list[str]:
+    """Return the problems that all refused settings have, or else those of the first."""
+    first = refused[0] if refused else []
+    return [one for one in first if all(one in problems for problems in refused)] or first
+
+
+def _unshared(training: Training) -> str:
+    batch, gpus = training.global_batch, training.gpus
+    multiple = gpus * max(1, round(batch / gpus))
+    return (
+        f"global_batch is {batch}: it cannot be shared equally among {gpus} GPUs; give a multiple of {gpus}, such as "
+        f"{multiple}"
+    )
+
+
+def check(training: Training) -> None:
+    """Raise SettingsError if the rules allow no setting, whatever the micro-batch: known without counting the model."""
+    pinned = {**training.pinned, "micro_batch_size": 1}
+    pinned.pop("grad_accum", None)
+    candidates(replace(training, global_batch=training.gpus, pinned=pinned))
 
 
 def _combinations(
     training: Training, offloaded: bool
 ) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Yield all combinations, allowed or not, each with the other micro-batches that the rules treat alike."""
-    pinned = {
-        name: value if isinstance(value, list) else [value]
-        for name, value in training.pinned.items()
-    }
-    on_gpu, half = training.device == "cuda", training.precision in HALF
-    chosen = {
-        "mixed_precision": ["native", "autocast"] if half else ["native"],
-        "compile": ["off", "default", CUDA_GRAPHS[0]] if on_gpu else ["off"],
+    chosen: dict[str, list[Any]] = {
+        "mixed_precision": ["native"],
+        "compile": ["off"],
         "loss": ["whole", "chunked"],
-        **pinned,
     }
-    sizes, counts = chosen.pop("micro_batch_size", None), chosen.pop("grad_accum", None)
+    if training.precision in HALF:
+        chosen["mixed_precision"] = ["native", "autocast"]
+    if training.device == "cuda":
+        chosen["compile"] = ["off", "default", CUDA_GRAPHS[0]]
+    chosen |= {name: _listed(value) for name, value in training.pinned.items()}
+    sizes = chosen.pop("micro_batch_size", [])
+    counts = chosen.pop("grad_accum", [])
     shared = OFFLOADED if offloaded else list(_shared(training))
-    common = {
-        name: getattr(training, name)
-        for name in ("model", "gpus", "seq_len", "precision", "device")
-    }
+    common = {name: getattr(training, name) for name in COMMON}
     for sharing, recomputed, *values in itertools.product(shared, RECOMPUTED, *chosen.values()):
         setting = {**common, **sharing, **recomputed, **dict(zip(chosen, values, strict=True))}
-        rare = setting["mixed_precision"] == "autocast" or setting.get("tensor_parallel", 1) > 1
-        if rare and (setting["loss"] == "chunked" != training.pinned.get("loss")):
+        ranks = setting.get("tensor_parallel", 1)
+        is_rare = setting["mixed_precision"] == "autocast" or ranks > 1
+        if is_rare and setting["loss"] == "chunked" != training.pinned.get("loss"):
             continue
-        if setting.get("strategy") == "ddp" and setting["compile"] != "off":
+        way = strategy(setting.get("strategy", DEFAULTS["strategy"]))
+        if way.splits_graphs and setting["compile"] != "off":
             setting = {"bucket_elements": BUCKET, **setting}
-        sequences, rest = divmod(
-            training.global_batch * setting.get("tensor_parallel", 1), training.gpus
-        )  # of a rank
-        splits = [
-            {"micro_batch_size": size, "grad_accum": sequences // size}
-            for size in ([] if rest else sizes or micro_batches(sequences, training.seq_len))
-            if sequences % size == 0 and sequences // size in (counts or [sequences // size])
-        ]
+        splits = _splits(training, ranks, sizes, counts)
         # Rules ask only whether gradients are accumulated; checking each of these took a fifth of `dsnb recommend`.
-        for _, (first, *alike) in itertools.groupby(
+        for _, group in itertools.groupby(
             splits, lambda split: split if sizes else split["grad_accum"] > 1
         ):
+            first, *alike = group
             yield {**setting, **first}, alike
+
+
+def _splits(
+    training: Training, ranks: int, sizes: Sequence[int], counts: Sequence[int]
+) -> Iterator[dict[str, int]]:
+    """Yield the micro-batches and accumulation of a rank; empty `sizes` and `counts` are free to choose."""
+    sequences, rest = divmod(training.global_batch * ranks, training.gpus)  # of a rank
+    if rest:
+        return
+    for size in sizes or micro_batches(sequences, training.seq_len):
+        count, left = divmod(sequences, size)
+        if not left and (not counts or count in counts):
+            yield {"micro_batch_size": size, "grad_accum": count}
 
 
 def _shared(training: Training) -> Iterator[dict[str, Any]]:
     """Yield the ways to share the work among the GPUs; tensor parallelism is with ZeRO 1 and inside a node."""
-    unsuited = {"ddp", "fsdp"} if training.gpus == 1 else {"plain"}
-    yield from (sharing for sharing in SHARING if sharing.get("strategy") not in unsuited)
+    for each in sorted(STRATEGIES.values(), key=lambda each: each.simplicity):
+        if each.suits(training.gpus):
+            yield from each.candidates()
     heads = facts(training.model).get("heads") or 1
     for ranks in (2, 4, 8):
-        if (
-            ranks <= min(training.gpus, NODE_GPUS)
-            and training.gpus % ranks == 0
-            and heads % ranks == 0
-        ):
+        is_inside = ranks <= min(training.gpus, NODE_GPUS)
+        if is_inside and training.gpus % ranks == 0 and heads % ranks == 0:
             yield {"zero_stage": 1, "tensor_parallel": ranks}
 
 
@@ -212,21 +209,15 @@ def simplicity(setting: Experiment) -> tuple[int, ...]:
     In order of importance: offload, splitting of layers, the strategy (plain loop, DDP, ZeRO 0 to 3, FSDP),
     recomputation, CUDA graphs, compilation, the number of other settings that differ from the default, accumulation.
     """
-    sharing = (
-        {"strategy": setting.strategy}
-        if setting.strategy != "deepspeed"
-        else {"zero_stage": setting.zero_stage}
-    )
-    differing = sum(
-        getattr(setting, name) != usual for name, usual in DEFAULTS.items() if name not in COUNTED
-    )
+    others = DEFAULTS.keys() - COUNTED
     return (
         int(setting.offload != "none"),
         setting.tensor_parallel * setting.pipeline_parallel,
-        SHARING.index(sharing),
+        setting.parallel_strategy.simplicity,
+        setting.zero_stage,
         int(setting.activation_checkpointing),
         int(setting.compile in CUDA_GRAPHS),
         int(setting.compile != "off"),
-        differing,
+        sum(getattr(setting, name) != DEFAULTS[name] for name in others),
         setting.grad_accum,
     )

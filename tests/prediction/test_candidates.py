@@ -2,8 +2,8 @@
 
 import pytest
 
-from dsnb.prediction import space
-from dsnb.prediction.space import Training
+from dsnb.prediction import candidates as built_in
+from dsnb.prediction.candidates import Training, candidates
 from dsnb.settings.experiment import DEFAULTS, Experiment
 
 VARIED = {
@@ -17,11 +17,11 @@ VARIED = {
 )
 def test_every_setting_trains_the_same(gpus, strategies):
     training = Training("opt-1.3b", gpus, 2048, 512)
-    found = [*space.space(training), *space.space(training, offloaded=True)]
+    found = [*candidates(training), *candidates(training, offloaded=True)]
     assert len(found) > 500
     assert len({one.name for one in found}) == len(found)
     each = {"micro_batch_size": [1, 2, 4, 8, 16, 32]}  # given, so each is checked against the rules
-    assert space.space(Training("opt-1.3b", gpus, 2048, 512, pinned=each)) == space.space(training)
+    assert candidates(Training("opt-1.3b", gpus, 2048, 512, pinned=each)) == candidates(training)
     assert {one.global_batch_size for one in found} == {512}
     assert {one.strategy for one in found} == strategies
     varied = {
@@ -33,25 +33,27 @@ def test_every_setting_trains_the_same(gpus, strategies):
 
 
 def test_the_usual_batch_is_that_of_gpt_3_shared_among_the_gpus():
-    assert space.usual_batch(1.3e9, seq_len=2048, gpus=8) == 512  # 1 million tokens
-    assert space.usual_batch(175e9, seq_len=2048, gpus=64) == 2048  # 3.2 million as a power of two
-    assert space.usual_batch(124e6, seq_len=1024, gpus=48) == 528  # 512 / 48 is nearest to 11
-    assert space.usual_batch(124e6, seq_len=1024, gpus=4096) == 4096  # one each
+    assert built_in.usual_batch(1.3e9, seq_len=2048, gpus=8) == 512  # 1 million tokens
+    assert (
+        built_in.usual_batch(175e9, seq_len=2048, gpus=64) == 2048
+    )  # 3.2 million as a power of two
+    assert built_in.usual_batch(124e6, seq_len=1024, gpus=48) == 528  # 512 / 48 is nearest to 11
+    assert built_in.usual_batch(124e6, seq_len=1024, gpus=4096) == 4096  # one each
 
 
 def test_fine_tuning_has_64_sequences_a_step():
-    assert space.usual_batch(13e9, seq_len=2048, gpus=8, fine_tuning=True) == 64
+    assert built_in.usual_batch(13e9, seq_len=2048, gpus=8, fine_tuning=True) == 64
     assert (
-        space.usual_batch(13e9, seq_len=2048, gpus=48, fine_tuning=True) == 48
+        built_in.usual_batch(13e9, seq_len=2048, gpus=48, fine_tuning=True) == 48
     )  # 64 / 48 is nearest to 1
     for pinned, is_so in (({"lora_rank": [8, 0]}, False), ({"lora_rank": 8}, True), ({}, False)):
         assert Training("opt-13b", 8, 2048, 64, pinned=pinned).is_fine_tuning == is_so
 
 
 def test_micro_batches_divide_what_a_rank_has():
-    assert space.micro_batches(96, 2048) == [1, 2, 3, 6, 12, 24]
-    assert space.micro_batches(64, 256) == [4, 8, 16, 32, 64]
-    assert space.micro_batches(7, 131072) == [1]
+    assert built_in.micro_batches(96, 2048) == [1, 2, 3, 6, 12, 24]
+    assert built_in.micro_batches(64, 256) == [4, 8, 16, 32, 64]
+    assert built_in.micro_batches(7, 131072) == [1]
 
 
 def test_fixed_settings_are_in_every_setting_and_lists_are_what_to_choose_from():
@@ -62,7 +64,7 @@ def test_fixed_settings_are_in_every_setting_and_lists_are_what_to_choose_from()
         "optimizer": "adamw",
         "steps": 7,
     }
-    found = space.space(Training("opt-1.3b", 8, 2048, 512, pinned=fixed))
+    found = candidates(Training("opt-1.3b", 8, 2048, 512, pinned=fixed))
     chosen = {
         (one.strategy, one.zero_stage, one.micro_batch_size, one.compile, one.steps)
         for one in found
@@ -84,4 +86,4 @@ def test_the_order_of_simplicity():
         {"zero_stage": 1, "offload": "optimizer-cpu"},
     ]
     experiments = [Experiment(**common, **one) for one in ordered]
-    assert sorted(experiments, key=space.simplicity) == experiments
+    assert sorted(experiments, key=built_in.simplicity) == experiments

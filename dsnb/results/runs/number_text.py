@@ -1,0 +1,57 @@
+"""Numbers as text: rounding, signs, durations and amounts."""
+
+import math
+from decimal import ROUND_HALF_UP, Context, Decimal
+
+from dsnb.results.runs import labels
+
+MINUS = "\N{MINUS SIGN}"
+SIZES = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1, ""))
+HOURS = ((24, "day"), (1, "hour"), (1 / 60, "minute"))
+_EXACT = Context(prec=700, rounding=ROUND_HALF_UP)
+"""Holds every float exactly, so that a value is rounded as it is and not as it was shortened before."""
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Return a number with as many significant digits, or all before the point: 0.0457, 1.91, 26, 408,529.
+
+    Empty for NaN, as in `fixed`.
+    """
+    if math.isnan(value):
+        return ""
+    number = Decimal(value)
+    places = max(digits - 1 - number.adjusted(), 0) if number else 0
+    whole, point, decimals = fixed(value, places).partition(".")
+    return (whole + point + decimals.rstrip("0")).rstrip(".")
+
+
+def fixed(value: float, places: int = 0) -> str:
+    """Return a number with a fixed number of decimal places and thousands separators, halves away from zero."""
+    if math.isnan(value):
+        return ""
+    rounded = Decimal(value).quantize(Decimal(1).scaleb(-places), context=_EXACT)
+    return f"{rounded:,f}"
+
+
+def signed(size: float, unit: str = "%", plus: str = "+") -> str:
+    """Return a change with its sign and unit, `+9.8 %`; some texts leave out the plus or the unit."""
+    digits = fixed(abs(size), 1 if abs(size) < 99.95 else 0)
+    sign = plus if size > 0 else MINUS
+    text = "0" if digits == "0.0" else sign + digits
+    return f"{text} {unit}".rstrip()
+
+
+def duration(low_hours: float, high_hours: float | None = None) -> str:
+    """Return hours, or a range as in "3 to 6 days", in the largest unit that its end is at least one of."""
+    high = low_hours if high_hours is None else high_hours
+    size, noun = next((unit for unit in HOURS if high >= unit[0]), HOURS[-1])
+    text = significant(high / size)
+    if low_hours < high:
+        text = labels.span(low_hours / size, high / size)
+    return f"{text} {noun}" if text == "1" else f"{text} {noun}s"
+
+
+def amount(tokens: float) -> str:
+    """Return a number of tokens in words, as in "100 billion"."""
+    size, word = next((unit for unit in SIZES if tokens >= unit[0]), SIZES[-1])
+    return f"{significant(tokens / size, 6)} {word}".strip()

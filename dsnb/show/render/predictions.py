@@ -1,0 +1,60 @@
+"""Figures of predicted settings as they are read, with their errors."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from dsnb.results.answers.decide import is_tight
+from dsnb.results.runs import labels
+from dsnb.results.runs.number_text import significant
+
+
+def fit(row: Mapping[Any, Any]) -> str:
+    """Return whether a setting fits: `yes`, `tight`, `no`, or `unknown`; empty if its memory is not predicted."""
+    if pd.isna(row["fits"]):
+        return "" if pd.isna(row.get("peak_allocated_gib")) else "unknown"
+    if not row["fits"]:
+        return "no"
+    return "tight" if is_tight(row) else "yes"
+
+
+def predicted_figures(table: pd.DataFrame, currency: str = "$") -> pd.DataFrame:
+    """Return figures of `dsnb.predict` as text; measured ones have no errors, tight settings only bounds."""
+    rows = table.to_dict("records")
+
+    def each(name: str, form: Callable[[Any], str], bound: str = "", error: str = "") -> list[str]:
+        texts = []
+        for row in rows:
+            value = row.get(name)
+            text = "" if pd.isna(value) else form(value)
+            if text and error and not pd.isna(row[error]):
+                text += f" ± {row[error]:.1f} %"
+            if text and bound and is_tight(row):
+                text = f"{bound} {text}"
+            texts.append(text)
+        return texts
+
+    gib = "{:,.1f}".format
+    shown = {
+        "fits": [fit(row) for row in rows],
+        "GiB": each("peak_allocated_gib", gib, error="peak_allocated_error_pct"),
+        "reserved": each("peak_reserved_gib", gib, error="peak_reserved_error_pct"),
+        "host GiB": each("host_memory_gib", significant, error="host_memory_error_pct"),
+        "peak in": each("moment", str),
+        "tokens/s": each("tokens_per_s", "{:,.0f}".format, "up to", "tokens_per_s_error_pct"),
+        "ms a step": each("step_time_s", lambda seconds: f"{1e3 * seconds:,.0f}", "from"),
+        "MFU": each("mfu", "{:.0%}".format),
+        "days": [_days(row) for row in rows],
+        "cost": each("cost", lambda cost: currency + significant(cost), "from"),
+    }
+    return pd.DataFrame(shown, table.index)
+
+
+def _days(row: Mapping[Any, Any]) -> str:
+    """Return the range of the days; that of a tight setting has no upper end."""
+    if pd.isna(row["days_low"]):
+        return ""
+    if is_tight(row):
+        return f"from {significant(row['days_low'])}"
+    return labels.span(row["days_low"], row["days_high"])
