@@ -113,8 +113,16 @@ def recommend(
 
     Examples
     --------
-    >>> answer = dsnb.recommend("opt-13b", "H100", gpus=8, tokens=300e9)  # doctest: +SKIP
-    >>> answer.experiments[0], answer.table["days"][0]  # doctest: +SKIP
+    ZeRO 0 does not fit: 13 billion parameters of 16 bytes each are 194 GiB, and an H200 has 140:
+
+    >>> settings = [dsnb.Experiment(model="opt-13b", gpus=8, zero_stage=n) for n in (0, 3)]
+    >>> answer = dsnb.recommend(settings, "H200")
+    >>> answer.experiments[0].zero_stage
+    3
+    >>> print(answer)
+    Train with ZeRO 3, bf16, micro-batch 8 (predicted) on 8 H200, ... tokens/s ...
+    A step takes ...
+    Assumed: 260 billion tokens, 20 per parameter.
     """
     scope = Scope(target, gpus, seq_len, global_batch, settings or {}, least_gpus)
     hardware = Target(gpu, link, calibrate, host_memory)
