@@ -1,4 +1,8 @@
-"""Titles and units of the columns of runs, and settings in words: "ZeRO 1, bf16 autocast, compiled"."""
+"""Settings in words, such as "ZeRO 1, bf16 autocast, compiled", and titles of axes.
+
+The words are declared in `dsnb/settings/settings.toml`, the titles and units of figures in
+`dsnb/settings/records/columns.toml`.
+"""
 
 import math
 from collections.abc import Mapping
