@@ -7,7 +7,8 @@ counts as far as it is exposed.
 
 Bytes of communication are those that leave a rank: 2 (n - 1) / n of a message for an all-reduce of
 n ranks, (n - 1) / n for a reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's
-nccl-tests, doc/PERFORMANCE.md).
+nccl-tests, doc/PERFORMANCE.md). The messages of a strategy are its `traffic`
+(`dsnb/settings/strategies/`).
 """
 
 from collections.abc import Sequence

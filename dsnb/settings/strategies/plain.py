@@ -1,4 +1,4 @@
-"""One process with a training loop of torch: the yardstick of all other strategies."""
+"""One process with a training loop of torch: the baseline of all other strategies."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -159,7 +159,7 @@ def explore(
 
     Examples
     --------
-    Choose runs on 8 and 16 GPUs, as a reader of the page would, and save it:
+    Choose runs on 8 and 16 GPUs, as a reader of the page would, and save the page:
 
     >>> explorer = dsnb.explore(dsnb.published("lambda_1cc_opt"))
     >>> explorer = explorer.set(gpus=[8, 16])
