@@ -150,7 +150,7 @@ class Training(BaseModel):
     weights: Literal["random", "pretrained"] = "random"
     """`random` initializes them as configured, which does not affect speed; `pretrained` loads them."""
     strategy: StrategyName = DEFAULT
-    """DeepSpeed, torch's DDP, torch's FSDP2 (sharded by block), or `plain`: one process without any, the baseline."""
+    """DeepSpeed, torch's DDP, torch's FSDP2 (sharded by block), or `plain`: one process without any, the yardstick."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     """What ZeRO partitions across ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too. In tables of
     runs it is missing for a strategy without ZeRO."""
