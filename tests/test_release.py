@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import pytest
 import yaml
 
-from dsnb.measure.launcher.environment import RECORDED
+from dsnb.measure.launcher.environment import VARIABLES
 from dsnb.version import __version__
 from tests import ROOT
 from tests.support.small_sweep import own_server
@@ -201,4 +201,4 @@ def test_security_names_the_variables_that_are_recorded():
     told = (ROOT / "SECURITY.md").read_text()
     assert re.findall(
         r"`([A-Z]+_?)`", told.partition("names begin with")[2].partition(", with")[0]
-    ) == [pattern.removesuffix("*") for pattern in RECORDED]
+    ) == [pattern.removesuffix("*") for pattern in VARIABLES["recorded"]]

@@ -1,7 +1,6 @@
 """The loss that all strategies train, whole, in chunks and compiled: transformers' figures, and those of fp64."""
 
 import functools
-from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -247,10 +246,9 @@ def test_each_family_is_few_graphs(model, settings, parts):
     experiment = Experiment(
         model=model, compile="default", **small, **{"compile_unit": "model", **settings}
     )
-    with mock.patch.dict(PRESETS, {model: replace(PRESETS[model], layers=2)}):
-        module = model_loss.CausalLoss(
-            build.build(experiment, {}, torch.device("cpu")), "loss" in settings
-        )
+    module = model_loss.CausalLoss(
+        build.build(experiment, {}, torch.device("cpu")), "loss" in settings
+    )
     eager = functools.partial(torch.compile, backend="eager")
     with mock.patch("torch.compile", eager), torch.compiler.config.patch(cache_key_tag=""):
         compiling.compile_model(experiment, module)

@@ -4,9 +4,7 @@
 instead of the standard library's.
 """
 
-import json
 import os
-import subprocess
 import sys
 from typing import Any
 
@@ -21,6 +19,10 @@ def command(*words: str) -> list[str]:
 
 def ask(module: str, *words: str, given: str = "", timeout_s: float = 120) -> Any:
     """Return the JSON that a module prints last as a program; None if it fails or takes too long."""
+    # Not at the top: this module is imported while the current folder is still on the path.
+    import json
+    import subprocess
+
     try:
         done = subprocess.run(
             command("-m", module, *words),

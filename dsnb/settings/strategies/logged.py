@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import memory
 from dsnb.settings.strategies.base import States
 from dsnb.settings.strategies.deepspeed import DeepSpeed
@@ -29,6 +30,12 @@ class Logged(DeepSpeed):
     def short(self, s: Any) -> str:
         """Return the name."""
         return self.name
+
+    def trainer(self, s: Any) -> str:
+        """Refuse to train: a rank on a host without the strategy's package comes here."""
+        raise SettingsError(
+            f"strategy {self.name!r} is not installed on this host: install its package here, too"
+        )
 
     def candidates(self) -> list[dict[str, Any]]:
         """Return nothing: it cannot be recommended."""

@@ -53,6 +53,13 @@ def install(example, class_name, folder):
     )
 
 
+def without_fork_server():
+    """Return the environment without the tests' fork server, which started before the package was installed."""
+    return {
+        name: os.environ[name] for name in os.environ if not name.startswith("DSNB_FORK_SERVER")
+    }
+
+
 @pytest.mark.parametrize(
     ("example", "class_name", "label", "of_step", "tolerance"),
     [
@@ -68,7 +75,7 @@ def test_a_strategy_in_one_file_trains_as_one_process_does(
     asked = [{**SETTINGS, "strategy": example}, {**SETTINGS, **ONE_PROCESS}]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(asked), str(tmp_path / "runs")],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**without_fork_server(), "PYTHONPATH": path},
         capture_output=True,
         text=True,
     )

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dsnb.base.errors import SettingsError
 from dsnb.settings import strategies
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.parallelism import parallelism, parallelism_order
@@ -184,3 +185,9 @@ def test_a_strategy_that_cannot_be_loaded_is_reported_once(plugged, place):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert strategy("kept") is found
+
+
+def test_a_rank_without_the_strategys_package_says_so():
+    message = "strategy 'fsdp_kept' is not installed on this host: install its package here, too"
+    with pytest.raises(SettingsError, match=f"^{message}$"):
+        strategy("fsdp_kept").trainer(None)
