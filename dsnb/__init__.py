@@ -1,6 +1,7 @@
 """dsnb: which DeepSpeed settings to train with on your hardware, answered by measuring.
 
-Names are loaded at first use: looking at results must not need torch, and training must not load pandas.
+Names are loaded at first use: looking at results must not need torch, and training must not load
+pandas.
 """
 
 from importlib import import_module

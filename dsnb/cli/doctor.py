@@ -21,7 +21,8 @@ from dsnb.settings.records import node_comparison, paths
 
 MIN_FREE_GIB = 5
 MAX_OFFSET_S = 1.0
-"""Maximum offset of a host's clock; larger ones make logs hard to compare. Measured times are corrected."""
+"""Maximum offset of a host's clock; larger ones make logs hard to compare. Measured times are
+corrected."""
 LIBRARIES = ("torch", "deepspeed", "transformers")
 NUMBERS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Names of number formats in torch -> in dsnb."""

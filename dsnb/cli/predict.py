@@ -172,8 +172,9 @@ def recommend(
 ) -> None:
     """Recommend settings for a model, or one of a params file, with cost, reasons and alternatives.
 
-    Without a params file, all settings that train the same are compared. Prediction alone takes seconds; with
-    `--measure`, the best are run on this machine. After Ctrl-C, the same command continues.
+    Without a params file, all settings that train the same are compared. Prediction alone takes
+    seconds; with `--measure`, the best are run on this machine. After Ctrl-C, the same command
+    continues.
     """
     from dsnb.prediction.recommend import Scope
     from dsnb.prediction.target import Budget, Target

@@ -73,7 +73,8 @@ def print_groups(runs: Any, format_: Format) -> None:
 def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:
     """Print a table: `numbers` as CSV or JSON, `texts` otherwise; names in it are untrusted.
 
-    With `fit`, the common part of all names is a separate line, and a terminal gets only the columns that fit.
+    With `fit`, the common part of all names is a separate line, and a terminal gets only the
+    columns that fit.
     """
     if format_ is Format.csv:
         typer.echo(_each_text(numbers, disarmed).to_csv(), nl=False)

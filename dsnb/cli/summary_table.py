@@ -24,8 +24,8 @@ FASTEST = "* fastest of this task"
 def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
     """Yield for each task a title with the common part of all names, a table of texts, and lines about unusual runs.
 
-    The index is the rest of the names, with `*` before the fastest and `!` after those with an unusual run. Drift and
-    clocks over time, which need steps and samples, are in the report only.
+    The index is the rest of the names, with `*` before the fastest and `!` after those with an
+    unusual run. Drift and clocks over time, which need steps and samples, are in the report only.
     """
     for task in tasks(runs):
         named = named_runs(task.runs)

@@ -1,14 +1,16 @@
 """Fused causal attention where transformers has none, and a record of the kernel that computes it.
 
-transformers 5.17 passes a dense mask to torch's fused attention whenever a compiler traces the model, which rules out
-the flash kernel and computes the masked half of the square. dsnb's batches have no padding, so `is_causal` is enough.
+transformers 5.17 passes a dense mask to torch's fused attention whenever a compiler traces the
+model, which rules out the flash kernel and computes the masked half of the square. dsnb's batches
+have no padding, so `is_causal` is enough.
 
-For BLOOM transformers has eager attention only. Here ALiBi becomes the mask of torch's SDPA, or, in a model compiled
-for a GPU, a score modification of FlexAttention, which leaves out the masked half (BLOOM-560M, 8 x 512, bf16, compiled,
-on one H200: 37.9 ms a step instead of 38.9, and 45.0 with transformers' eager attention). The causal scores of a head
-are q k / sqrt(d) + slope x key position. Softmax is invariant to a shift of a row, so slope x (key position - query
-position) is equivalent. In half precision the small distances of near keys keep digits that positions in the hundreds
-lose.
+For BLOOM transformers has eager attention only. Here ALiBi becomes the mask of torch's SDPA, or, in
+a model compiled for a GPU, a score modification of FlexAttention, which leaves out the masked half
+(BLOOM-560M, 8 x 512, bf16, compiled, on one H200: 37.9 ms a step instead of 38.9, and 45.0 with
+transformers' eager attention). The causal scores of a head are q k / sqrt(d) + slope x key
+position. Softmax is invariant to a shift of a row, so slope x (key position - query position) is
+equivalent. In half precision the small distances of near keys keep digits that positions in the
+hundreds lose.
 """
 
 import re
@@ -30,7 +32,8 @@ CAUSAL = "causal_sdpa"
 MASKLESS = {
     "gpt2", "opt", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "phi", "phi3", "gpt_neox",
 }  # fmt: skip
-"""Families whose attention is causal and nothing else, but for a window: no bias, no soft cap, no packed sequences."""
+"""Families whose attention is causal and nothing else, but for a window: no bias, no soft cap, no
+packed sequences."""
 ALIBI_NAME = "sdpa with ALiBi"
 FLEX_NAME = "flex with ALiBi"
 _OPERATOR = re.compile(
@@ -70,7 +73,8 @@ def fastest(config: Any, seq_len: int) -> str:
 def use_fused_alibi(model: Any, flex_length: int = 0) -> None:
     """Replace the forward pass of every attention layer of a BLOOM model by a fused one.
 
-    `flex_length` is the length of all sequences if FlexAttention is to compute it, 0 for torch's SDPA.
+    `flex_length` is the length of all sequences if FlexAttention is to compute it, 0 for torch's
+    SDPA.
     """
     masks: dict[tuple[int, int, torch.dtype], Tensor] = {}
     if flex_length:
@@ -135,7 +139,8 @@ def _mask(masks: dict[Any, Tensor], alibi: Tensor, query: Tensor) -> Tensor:
     """Return the mask, shape (1, heads, length, length), in the dtype of the query; all layers share one in `masks`."""
     _, heads, length, _ = query.shape
     key = (heads, length, query.dtype)
-    # A compiler sees by itself that the layers' masks are equal, and filling a cache breaks its graph.
+    # A compiler sees by itself that the layers' masks are equal, and filling a cache breaks its
+    # graph.
     is_compiling = torch.compiler.is_compiling()
     if not is_compiling and key in masks:
         return masks[key]
@@ -158,7 +163,8 @@ class KernelWatch:
 
     def __init__(self, flex: bool = False) -> None:
         self.kernel: str | None = "flex" if flex else None
-        """`cudnn`, `flash`, `efficient`, `flex` or `math` (unfused); None if no step was watched or had attention."""
+        """`cudnn`, `flash`, `efficient`, `flex` or `math` (unfused); None if no step was watched or
+        had attention."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:

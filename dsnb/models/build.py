@@ -1,7 +1,8 @@
 """Builds any causal language model of transformers, without a full copy in the host memory of every rank.
 
-With ZeRO 0 to 2 the model is built directly on the rank's device in the training dtype; with ZeRO 3 each module is
-partitioned as it is created. Random weights are drawn block by block with a seed per block, so all stages start equal.
+With ZeRO 0 to 2 the model is built directly on the rank's device in the training dtype; with ZeRO 3
+each module is partitioned as it is created. Random weights are drawn block by block with a seed per
+block, so all stages start equal.
 """
 
 import ctypes
@@ -120,8 +121,9 @@ def build(
 def restore_buffers(experiment: Experiment, model: PreTrainedModel, device: torch.device) -> None:
     """Give a model of ZeRO 3 the buffers that it has at other stages.
 
-    While DeepSpeed partitions a model, it creates every tensor in the weights' format: in bf16 the frequencies of
-    rotary positions were rounded to 8 bits, which turned token 2,000 of Llama 2 by up to 2.4 rad.
+    While DeepSpeed partitions a model, it creates every tensor in the weights' format: in bf16 the
+    frequencies of rotary positions were rounded to 8 bits, which turned token 2,000 of Llama 2 by
+    up to 2.4 rad.
     """
     with no_init_weights(), init_empty_weights(include_buffers=False):
         whole = _from_config(experiment, model_config(experiment))
@@ -135,7 +137,8 @@ def build_stage(
 ) -> tuple[Any, parts.ForwardPath]:
     """Build a model in which only one pipeline stage has weights, those of a whole model, and trace its forward pass.
 
-    With random weights the rest takes no memory; pretrained weights are loaded whole into host memory.
+    With random weights the rest takes no memory; pretrained weights are loaded whole into host
+    memory.
     """
     config = model_config(experiment)
     stages = experiment.pipeline_parallel
@@ -176,7 +179,8 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
             "text_config of its configuration as a separate configuration and use that"
         )
     if model.config.model_type == "bloom" and experiment.attention != "eager":
-        # FlexAttention is fast only if compiled for a GPU; as used here it has no dropout, and all heads' slopes.
+        # FlexAttention is fast only if compiled for a GPU; as used here it has no dropout, and all
+        # heads' slopes.
         has_flex = experiment.compile != "off" and experiment.device == "cuda"
         has_flex &= not experiment.dropout and experiment.tensor_parallel == 1
         attention.use_fused_alibi(model, experiment.seq_len if has_flex else 0)
@@ -192,8 +196,8 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
         checkpoint_activations(experiment, model)
     model.train()
     if model.config.model_type == "opt":
-        # Only this module's flag: transformers 5.17 reads the layerdrop, which is 0, in a way that breaks a compiled
-        # graph at every block.
+        # Only this module's flag: transformers 5.17 reads the layerdrop, which is 0, in a way that
+        # breaks a compiled graph at every block.
         model.get_decoder().training = False
     return model
 
@@ -201,8 +205,9 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
 def pad_vocabulary(model: PreTrainedModel, multiple: int) -> None:
     """Add rows of zeros to the output layer, and to an embedding that shares its weight, up to a multiple.
 
-    The layer's bias leaves the added logits out of the loss, so the rows' gradients are zero. A slice or a mask of the
-    logits is slower: GPT-2, 32 x 1024, CUDA graphs, on one H200: 483,625, 507,478 and, with a bias, 512,753 tokens/s.
+    The layer's bias leaves the added logits out of the loss, so the rows' gradients are zero. A
+    slice or a mask of the logits is slower: GPT-2, 32 x 1024, CUDA graphs, on one H200: 483,625,
+    507,478 and, with a bias, 512,753 tokens/s.
     """
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings()
@@ -260,8 +265,9 @@ def _fits_fp8(layer: Any) -> bool:
 def add_adapters(experiment: Experiment, model: Any) -> Any:
     """Freeze a model in half precision and add trainable adapters.
 
-    Adapters are in half precision if DeepSpeed keeps fp32 master copies of them, else in fp32. The scaling is 1
-    (alpha = rank), like `lora_scaling` in DeepSpeed-Chat, whose OPT-13B results this reproduces.
+    Adapters are in half precision if DeepSpeed keeps fp32 master copies of them, else in fp32. The
+    scaling is 1 (alpha = rank), like `lora_scaling` in DeepSpeed-Chat, whose OPT-13B results this
+    reproduces.
     """
     from peft import (  # takes a second to import, and only these runs need it
         LoraConfig,
@@ -330,8 +336,9 @@ def _build_random(
 def return_freed_memory() -> Iterator[None]:
     """Make glibc return freed tensors to the system at once, while parameters are created whole and partitioned.
 
-    Otherwise they stay allocated between the partitions: with OPT-350M on 4 CPU ranks a rank grew by 600 MB, about
-    the whole model, instead of 290 MB. Afterwards glibc keeps them again, because training steps reuse tensors.
+    Otherwise they stay allocated between the partitions: with OPT-350M on 4 CPU ranks a rank grew
+    by 600 MB, about the whole model, instead of 290 MB. Afterwards glibc keeps them again, because
+    training steps reuse tensors.
     """
     trim_threshold = -1
     mmap_threshold = -3
@@ -408,8 +415,9 @@ def init_weights(model: PreTrainedModel, seed: int) -> None:
 def large_weights_in_fp32(module: nn.Module) -> Iterator[None]:
     """Let a module initialise its large weights in fp32, and round them afterwards.
 
-    On a GPU torch fills a tensor of more than 2 GiB in parts, each with different random numbers. The embedding of
-    BLOOM-3B and 7B1 was therefore not the same in fp32 and half precision, and their losses differed by 0.1 %.
+    On a GPU torch fills a tensor of more than 2 GiB in parts, each with different random numbers.
+    The embedding of BLOOM-3B and 7B1 was therefore not the same in fp32 and half precision, and
+    their losses differed by 0.1 %.
     """
     halves = {
         weight: weight.data

@@ -23,11 +23,12 @@ def compile_model(experiment: Experiment, model: CausalLoss) -> None:
         return
     separate_caches(experiment)
     if experiment.compiles_blocks:
-        # The output layer is compiled too, because only a compiled product pads its odd width: GPT-2's vocabulary of
-        # 50,257 rules out fast kernels in eager mode (108 ms of a 600 ms step of GPT-2 XL, 24 x 1024, on two H200).
-        # Compiling the forward method, not the module, keeps hooks that gather weights or reduce gradients outside of
-        # the graph. With FSDP's in it, blocks were slower than eager ones (OPT-350M, 24 x 512, on one H200: 158 ms
-        # instead of 130).
+        # The output layer is compiled too, because only a compiled product pads its odd width:
+        # GPT-2's vocabulary of 50,257 rules out fast kernels in eager mode (108 ms of a 600 ms step
+        # of GPT-2 XL, 24 x 1024, on two H200). Compiling the forward method, not the module, keeps
+        # hooks that gather weights or reduce gradients outside of the graph. With FSDP's in it,
+        # blocks were slower than eager ones (OPT-350M, 24 x 512, on one H200: 158 ms instead of
+        # 130).
         for block in blocks(model):
             compile_block(block)
         if not model.chunked:
@@ -41,8 +42,9 @@ def compile_model(experiment: Experiment, model: CausalLoss) -> None:
 def compile_block(block: Any) -> None:
     """Compile a block's computation; if it is recomputed, around the graph and inside of the block's hooks.
 
-    transformers recomputes a block inside of its hooks since 5.23, in the graph: FSDP2 then recomputed nothing, because
-    it changes the block's class, and checkpoints in host memory broke the graph. Before 5.23 hooks ran a second time.
+    transformers recomputes a block inside of its hooks since 5.23, in the graph: FSDP2 then
+    recomputed nothing, because it changes the block's class, and checkpoints in host memory broke
+    the graph. Before 5.23 hooks ran a second time.
     """
     compiled = torch.compile(block.forward)
     if not getattr(block, "gradient_checkpointing", False):
@@ -60,8 +62,9 @@ def compile_block(block: Any) -> None:
 def separate_caches(experiment: Experiment) -> None:
     """Keep a separate cache of compiled graphs for each precision.
 
-    The key of torch 2.11's cache says whether autocast is on, but not its dtype (pytorch#181564): on H200, GPT-2 in
-    bf16 ran the fp16 graph of an earlier run, without loss scaling, and its loss after 50 steps was 4.4 % higher.
+    The key of torch 2.11's cache says whether autocast is on, but not its dtype (pytorch#181564):
+    on H200, GPT-2 in bf16 ran the fp16 graph of an earlier run, without loss scaling, and its loss
+    after 50 steps was 4.4 % higher.
     """
     torch.compiler.config.cache_key_tag = experiment.precision
 

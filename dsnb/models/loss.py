@@ -1,12 +1,14 @@
 """A causal language model with its loss: the one module that every strategy trains, and that torch.compile compiles.
 
-Only the loss is returned. A compiled model then need not keep its logits as an output (OPT-1.3B, 8 x 2048, on one H200:
-40.2 GiB instead of 43.1), and the loss is the same function for every strategy and family.
+Only the loss is returned. A compiled model then need not keep its logits as an output (OPT-1.3B, 8
+x 2048, on one H200: 40.2 GiB instead of 43.1), and the loss is the same function for every strategy
+and family.
 
-The logits of a large vocabulary can be in memory a chunk of tokens at a time. Gradients are computed with each chunk's
-logits, so nothing is computed twice: the backward pass only scales them. Only the operations between the matrix
-products are compiled, as a separate graph: within the model's graph, the compiler kept the gradients of many chunks at
-once (BLOOM-560M, 8 x 1024, one H200: 24.2 GiB and 92 ms a step; with whole logits 18.5 GiB and 70 ms).
+The logits of a large vocabulary can be in memory a chunk of tokens at a time. Gradients are
+computed with each chunk's logits, so nothing is computed twice: the backward pass only scales them.
+Only the operations between the matrix products are compiled, as a separate graph: within the
+model's graph, the compiler kept the gradients of many chunks at once (BLOOM-560M, 8 x 1024, one
+H200: 24.2 GiB and 92 ms a step; with whole logits 18.5 GiB and 70 ms).
 """
 
 import functools
@@ -20,7 +22,8 @@ from torch.nn import functional as F
 from dsnb.settings.training import CHUNK_TOKENS
 
 ALIGNED = 8
-"""Half-precision products are slow on GPUs if a width is not a multiple of this (GPT-2's vocabulary: 50,257)."""
+"""Half-precision products are slow on GPUs if a width is not a multiple of this (GPT-2's
+vocabulary: 50,257)."""
 IGNORED = -100
 """Target of a token without a next token."""
 Differentiate = Callable[[Tensor, Tensor], Tensor]
@@ -81,8 +84,8 @@ class CausalLoss(nn.Module):
 def causal_loss(logits: Tensor, ids: Tensor) -> Tensor:
     """Return the mean cross-entropy of the next token, shape (), computed in fp32.
 
-    Logits have the shape (batch, length, vocabulary) and token ids (batch, length). The targets are shifted, because
-    shifting the logits would copy them.
+    Logits have the shape (batch, length, vocabulary) and token ids (batch, length). The targets are
+    shifted, because shifting the logits would copy them.
     """
     return F.cross_entropy(logits.flatten(0, 1).float(), next_tokens(ids).flatten())
 
@@ -105,8 +108,8 @@ def chunk_tokens(tokens: int) -> int:
 def differentiate(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the sum of cross-entropies, shape (), computed in fp32, and overwrite the logits with its gradient.
 
-    Logits have the shape (tokens, columns) and targets (tokens,). A token whose target is `IGNORED` has no loss, but
-    its gradient is not 0.
+    Logits have the shape (tokens, columns) and targets (tokens,). A token whose target is `IGNORED`
+    has no loss, but its gradient is not 0.
     """
     logs = F.log_softmax(logits, dim=1, dtype=torch.float32)
     column = targets.clamp(min=0)[:, None]

@@ -1,12 +1,13 @@
 """The parts of a causal language model of transformers: blocks, pipeline stages, shards of tensor-parallel ranks.
 
-For a pipeline the forward pass is followed once: which layers with weights the model calls before and after the blocks,
-and which arguments it passes to each block beside the hidden state (masks, ALiBi, positions). A stage calls its blocks
-with the same arguments, so all batches must have one shape and no padding, as dsnb's have.
+For a pipeline the forward pass is followed once: which layers with weights the model calls before
+and after the blocks, and which arguments it passes to each block beside the hidden state (masks,
+ALiBi, positions). A stage calls its blocks with the same arguments, so all batches must have one
+shape and no padding, as dsnb's have.
 
-Tensor parallelism is DeepSpeed's AutoTP, with the rules of `dsnb.measure.launcher.folder` for which linear layers are split by
-rows and which by columns. AutoTP divides head counts itself, but does not handle transformers' Conv1D, nor values that
-GPT-2 and BLOOM derive from these counts.
+Tensor parallelism is DeepSpeed's AutoTP, with the rules of `dsnb.measure.launcher.folder` for which
+linear layers are split by rows and which by columns. AutoTP divides head counts itself, but does
+not handle transformers' Conv1D, nor values that GPT-2 and BLOOM derive from these counts.
 """
 
 from collections.abc import Iterator
@@ -50,7 +51,8 @@ class ForwardPath:
     """The path of a hidden state through a model, without the head."""
 
     before: list[nn.Module]
-    """Layers with weights that are called before the blocks, in order, as `after` holds those behind them."""
+    """Layers with weights that are called before the blocks, in order, as `after` holds those
+    behind them."""
     after: list[nn.Module] = field(default_factory=list)
     arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     """Arguments of each block beside the hidden state: positional, by keyword."""
@@ -169,7 +171,8 @@ def prepare(experiment: Experiment, model: Any) -> None:
     config = model.config
     check_split(experiment, config)
     _use_linear_layers(model)
-    # Mark the model as done: AutoTP would also divide the model's head count, from which ALiBi's slopes are made.
+    # Mark the model as done: AutoTP would also divide the model's head count, from which ALiBi's
+    # slopes are made.
     model.base_model.replaced = True
     rank = torch.distributed.get_rank() % ranks
     for block in blocks(model):

@@ -1,8 +1,8 @@
 """The built-in settings to choose from for a model: ways to run one training without changing its result.
 
-The global batch, the optimizer, LoRA, dropout and exact communication stay as asked for. What varies is how GPUs share
-the work, micro-batch and accumulation, recomputation, number formats, compilation, the loss in chunks, and, only where
-nothing else fits, offload.
+The global batch, the optimizer, LoRA, dropout and exact communication stay as asked for. What
+varies is how GPUs share the work, micro-batch and accumulation, recomputation, number formats,
+compilation, the loss in chunks, and, only where nothing else fits, offload.
 """
 
 import itertools
@@ -22,14 +22,15 @@ from dsnb.settings.training import CUDA_GRAPHS
 
 TOKENS_A_STEP = ((1e9, 2**19), (5e9, 2**20), (5e10, 2**21), (math.inf, 2**22))
 """(parameters below which, tokens of an optimizer step): about those of GPT-3 (Brown et al. 2020, arXiv:2005.14165,
-table 2.1: 0.5 million tokens for 125M to 760M parameters, 1 million for 1.3B and 2.7B, 2 million for 6.7B and 13B, 3.2
-million for 175B) as powers of two."""
+table 2.1: 0.5 million tokens for 125M to 760M parameters, 1 million for 1.3B and 2.7B, 2 million
+for 6.7B and 13B, 3.2 million for 175B) as powers of two."""
 USUAL_LENGTH = 4096
 """Longest sequence length assumed by default (Llama 2's)."""
 MICRO_BATCH_TOKENS = (1024, 2**16)
 """Range of the tokens in a micro-batch, where a sequence and the global batch allow it."""
 BUCKET = 100_000_000
-"""Gradients per message of compiled DDP: a compiled model is split at each bucket (docs/how-to/fast.md)."""
+"""Gradients per message of compiled DDP: a compiled model is split at each bucket
+(docs/how-to/fast.md)."""
 RECOMPUTED: list[dict[str, Any]] = [
     {},
     {"activation_checkpointing": True, "checkpoint_every": 2},
@@ -152,7 +153,8 @@ def _combinations(
         if way.splits_graphs and setting["compile"] != "off":
             setting = {"bucket_elements": BUCKET, **setting}
         splits = _splits(training, ranks, sizes, counts)
-        # Rules ask only whether gradients are accumulated; checking each of these took a fifth of `dsnb recommend`.
+        # Rules ask only whether gradients are accumulated; checking each of these took a fifth of
+        # `dsnb recommend`.
         for _, group in itertools.groupby(
             splits, lambda split: split if sizes else split["grad_accum"] > 1
         ):
@@ -206,8 +208,9 @@ COUNTED = {
 def simplicity(setting: Experiment) -> tuple[int, ...]:
     """Return a sort key that puts the simplest settings first.
 
-    In order of importance: offload, splitting of layers, the strategy (plain loop, DDP, ZeRO 0 to 3, FSDP),
-    recomputation, CUDA graphs, compilation, the number of other settings that differ from the default, accumulation.
+    In order of importance: offload, splitting of layers, the strategy (plain loop, DDP, ZeRO 0 to
+    3, FSDP), recomputation, CUDA graphs, compilation, the number of other settings that differ from
+    the default, accumulation.
     """
     others = DEFAULTS.keys() - COUNTED
     return (

@@ -123,7 +123,8 @@ def _by(worse_pct: float, question: Question) -> str:
 def _runner_up(pair: pd.DataFrame, search: Search) -> Sentence:
     """Return how far the second setting is from the first, and whether the error of predictions is larger.
 
-    For two predicted settings that is the error of predicted ratios, for one the error of its figure.
+    For two predicted settings that is the error of predicted ratios, for one the error of its
+    figure.
     """
     question = search.question
     best, second = pair[question.column]

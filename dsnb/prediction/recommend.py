@@ -1,7 +1,8 @@
 """Which settings to train each task with: predicted ones, measured ones (`measured_plans`), or both (`forecast`).
 
-All three make one table of candidates with a column `basis`, let `dsnb.results.answers.decide` rank it, and return an
-`Answer`. Predicted settings are given ones, or all of `dsnb.prediction.candidates`.
+All three make one table of candidates with a column `basis`, let `dsnb.results.answers.decide` rank
+it, and return an `Answer`. Predicted settings are given ones, or all of
+`dsnb.prediction.candidates`.
 """
 
 import itertools
@@ -258,7 +259,8 @@ def _answer(search: Search, result: SearchResult, more: Iterable[Sentence]) -> A
 def held_by_host(asked: Sequence[Experiment]) -> list[Experiment]:
     """Return the settings whose CPU ranks are likely to fit into this machine's memory, by formulas alone.
 
-    If none is likely to, return those that may; if none can, raise SettingsError: runs would take minutes to fail.
+    If none is likely to, return those that may; if none can, raise SettingsError: runs would take
+    minutes to fail.
     """
     available = hardware.available_memory_gib()
     for is_likely in (True, False):
@@ -324,9 +326,10 @@ def measured_plans(
 ) -> list[Answer]:
     """Return for each task what training takes with each measured setting, and the best ones in words.
 
-    Without `tokens`, they are those that are usual for the task (`dsnb.base.formulas.planning.usual_tokens`).
-    `prices` of a GPU-hour are by `gpu_name`; the key `""` is for all others. `power_w` is the mean power of a GPU for
-    runs without measured power. Without these, costs and energy are missing.
+    Without `tokens`, they are those that are usual for the task
+    (`dsnb.base.formulas.planning.usual_tokens`). `prices` of a GPU-hour are by `gpu_name`; the key
+    `""` is for all others. `power_w` is the mean power of a GPU for runs without measured power.
+    Without these, costs and energy are missing.
 
     Returns
     -------
@@ -386,9 +389,10 @@ def forecast(
 ) -> tuple[list[Answer], list[Sentence]]:
     """Return what training would take with each combination of settings: measured where it was, otherwise predicted.
 
-    A list among the settings is an axis; combinations that are refused are left out. Of the runs on the same GPU, the
-    same settings count in place of the prediction, and three settings or more calibrate the predicted speeds. `tokens`,
-    `price` and `link` are those of `dsnb.predict`; `currency` is the sign in front of amounts.
+    A list among the settings is an axis; combinations that are refused are left out. Of the runs on
+    the same GPU, the same settings count in place of the prediction, and three settings or more
+    calibrate the predicted speeds. `tokens`, `price` and `link` are those of `dsnb.predict`;
+    `currency` is the sign in front of amounts.
 
     Returns
     -------

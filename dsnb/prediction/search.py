@@ -1,8 +1,9 @@
 """Find the best of many candidates of one task, predicting memory only where it decides.
 
-Predicting the time of a thousand settings takes a fraction of a second; predicting memory needs a trace of the model,
-which takes seconds for each kind of setting. So the fastest candidates that are likely to fit, by formulas for what
-blocks keep, are traced first, and tracing ends once no untraced candidate can be in the answer.
+Predicting the time of a thousand settings takes a fraction of a second; predicting memory needs a
+trace of the model, which takes seconds for each kind of setting. So the fastest candidates that are
+likely to fit, by formulas for what blocks keep, are traced first, and tracing ends once no untraced
+candidate can be in the answer.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,8 @@ KINDS: tuple[tuple[str, ...], ...] = (
     ("compile",),
     ("activation_checkpointing",),
 )
-"""How alternatives differ from the best one: in sharing of the work, in compilation, in recomputation."""
+"""How alternatives differ from the best one: in sharing of the work, in compilation, in
+recomputation."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class SearchResult:
     """The best candidate that fits and its alternatives."""
 
     table: pd.DataFrame
-    """All candidates (`dsnb.results.answers.decide.candidates`, `dsnb.predict`); memory only where it decides."""
+    """All candidates (`dsnb.results.answers.decide.candidates`, `dsnb.predict`); memory only where
+    it decides."""
     options: pd.DataFrame
     """Candidates that fit, or are likely to, with what they cost, the best first."""
     chosen: list[str]
@@ -153,7 +156,8 @@ class Search:
             table["memory_gib"] = table["memory_gib"].where(is_known, self.least_gib)
             unsure = may_fit
         is_likely = may_fit & (self._likely_gib <= self.room_gib)
-        # Where offload depends on a host whose memory is unknown, `fits` is None: the answer says what it needs.
+        # Where offload depends on a host whose memory is unknown, `fits` is None: the answer says
+        # what it needs.
         fits = is_likely.where(~is_known, ~table["fits"].eq(False))
         options = decide(table.assign(fits=fits), self.question).options
         everything = decide(table.assign(fits=fits | unsure), self.question).options

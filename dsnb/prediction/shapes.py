@@ -1,11 +1,12 @@
 """The work of a model's blocks per token.
 
-Models are counted operator by operator (`dsnb.models.observe.work`): presets once, in `preset_counts.json`, which
-`python -m benchmarks.preset_counts` makes; others when they are first asked for. GPT-2, OPT and BLOOM, which tensor
-parallelism can split, are counted by hand, in `families.toml`, with the part that it splits.
+Models are counted operator by operator (`dsnb.models.observe.work`): presets once, in
+`preset_counts.json`, which `python -m benchmarks.preset_counts` makes; others when they are first
+asked for. GPT-2, OPT and BLOOM, which tensor parallelism can split, are counted by hand, in
+`families.toml`, with the part that it splits.
 
-A model that transformers builds but that cannot be counted, because its blocks differ, say, is added by a package with
-an entry point: the type of the model, and a function of its configuration.
+A model that transformers builds but that cannot be counted, because its blocks differ, say, is
+added by a package with an entry point: the type of the model, and a function of its configuration.
 
     # pyproject.toml
     [project.entry-points."dsnb.counts"]
@@ -130,7 +131,8 @@ class Counts:
     """Whether no mask is made, even where the model is compiled."""
     traffic: Mapping[str, Any] = field(default_factory=dict)
     """By numbers (`half`, `autocast`, `full`) and by kind (`eager`, `compiled`): bytes of a token besides products and
-    attention, forward and backward, and kernels, forward and backward. Empty where `families.toml` has the family."""
+    attention, forward and backward, and kernels, forward and backward. Empty where `families.toml`
+    has the family."""
 
     @property
     def heads(self) -> int:
@@ -239,8 +241,8 @@ def _shape_of_file(model: str, config: Mapping[str, Any]) -> Shape | None:
 def _of_shape(model: Shape) -> Counts:
     """Return the counts of a GPT-2, OPT or BLOOM.
 
-    A block has 12 h^2 weights, and per token 7 h inputs and 9 h outputs, of these 12 h divided by tensor parallelism.
-    OPT's three layers for queries, keys and values read 2 h more.
+    A block has 12 h^2 weights, and per token 7 h inputs and 9 h outputs, of these 12 h divided by
+    tensor parallelism. OPT's three layers for queries, keys and values read 2 h more.
     """
     h = model.hidden
     family = FAMILIES[model.family]
@@ -274,7 +276,8 @@ def _counted_by_hand(
     casts = cast_kernels = 0
     width = mode.width
     if mode.autocast and is_eager:
-        # Each linear layer casts its weight, its bias and, behind a norm, its input; the backward pass casts them back.
+        # Each linear layer casts its weight, its bias and, behind a norm, its input; the backward
+        # pass casts them back.
         casts = numbers["linear"] - 2
         cast_kernels = 2 * numbers["linear"] + casts
         width = numbers["autocast_bytes"]

@@ -39,7 +39,8 @@ MODES = {
     "autocast": {"precision": "bf16", "strategy": "plain"},
     "full": {"precision": "fp32"},
 }
-"""Settings with which the work of blocks is counted: weights in half precision, autocast, and fp32."""
+"""Settings with which the work of blocks is counted: weights in half precision, autocast, and
+fp32."""
 IDLE_S = 60
 """Seconds without a request after which a tracing process ends."""
 ELEMENTS = (
@@ -78,8 +79,8 @@ class MemoryTrace:
     def of(cls, record: Mapping[str, Any], micro_batch: int) -> "MemoryTrace":
         """Return the memory of a micro-batch from a model's record (`dsnb.models.observe.memory`).
 
-        Sizes of a record are (constant bytes, bytes per sequence); which size is the largest depends on the
-        micro-batch.
+        Sizes of a record are (constant bytes, bytes per sequence); which size is the largest
+        depends on the micro-batch.
         """
 
         def total_bytes(size: Sequence[float]) -> float:
@@ -250,8 +251,8 @@ def _versions() -> tuple[str, ...]:
 def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]:
     """Trace records of a kind by their keys and store them; return the reasons for those that failed.
 
-    Compiled models that differ only in what is outside of the compiled graphs go to one process, which makes them once:
-    the one that has made them before, if any.
+    Compiled models that differ only in what is outside of the compiled graphs go to one process,
+    which makes them once: the one that has made them before, if any.
     """
     if not can_trace():
         raise SettingsError(

@@ -1,9 +1,10 @@
 """The number format that `precision: auto` stands for: bf16 where this machine computes it fast, fp32 elsewhere.
 
-GPUs of compute capability 8.0 and higher have bf16 products. A CPU without bf16 instructions emulates them and can take
-a hundred times as long. Neither its name nor its flags decide that, because an environment variable can forbid
-instructions. So a CPU is timed: one short product in each format, in a separate process that imports torch. The result
-is kept in the user's cache, so that a sweep that continues later has the same settings.
+GPUs of compute capability 8.0 and higher have bf16 products. A CPU without bf16 instructions
+emulates them and can take a hundred times as long. Neither its name nor its flags decide that,
+because an environment variable can forbid instructions. So a CPU is timed: one short product in
+each format, in a separate process that imports torch. The result is kept in the user's cache, so
+that a sweep that continues later has the same settings.
 """
 
 import contextlib
@@ -29,7 +30,8 @@ VARIABLES = ("ONEDNN_", "DNNL_", "ATEN_CPU_", "MKL_")
 def precision_of(device: str) -> str:
     """Return what `precision: auto` is on a device of this machine: `bf16` or `fp32`.
 
-    Without torch a CPU cannot be timed, and nothing can be trained: `fp32`, which every machine has.
+    Without torch a CPU cannot be timed, and nothing can be trained: `fp32`, which every machine
+    has.
     """
     if device == "cuda":
         is_fast = all(gpu.capability >= LEAST_CAPABILITY for gpu in hardware.gpus())

@@ -1,8 +1,9 @@
 """Values of `auto` in DeepSpeed's configuration, as files for transformers' Trainer have them.
 
-`auto` is no value of DeepSpeed: its models drop such a key without a word, its other sections fail on it. transformers
-replaces it by a value of the Trainer or of the model's hidden size (`HfTrainerDeepSpeedConfig`, transformers 5.23). The
-same is done here, before anything is named or recorded; what transformers does not know is refused.
+`auto` is no value of DeepSpeed: its models drop such a key without a word, its other sections fail
+on it. transformers replaces it by a value of the Trainer or of the model's hidden size
+(`HfTrainerDeepSpeedConfig`, transformers 5.23). The same is done here, before anything is named or
+recorded; what transformers does not know is refused.
 """
 
 import contextlib
@@ -44,8 +45,9 @@ def resolved(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return flat keys without `auto`, and one sentence for each that has no value.
 
-    Keys that dsnb decides itself, such as the batch size, are left out: `auto` leaves them to the settings of the run.
-    `settings` are those of the run, with defaults for those that are not given.
+    Keys that dsnb decides itself, such as the batch size, are left out: `auto` leaves them to the
+    settings of the run. `settings` are those of the run, with defaults for those that are not
+    given.
     """
     kept: dict[str, Any] = {}
     problems = []

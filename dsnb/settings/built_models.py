@@ -1,7 +1,7 @@
 """What a run would refuse of its model or its text, asked of a separate process before any run starts.
 
-Presets are known without building them. Another model is built once on the meta device, which takes some seconds,
-mostly for imports (`dsnb.measure.train.ask_model`).
+Presets are known without building them. Another model is built once on the meta device, which takes
+some seconds, mostly for imports (`dsnb.measure.train.ask_model`).
 """
 
 import functools

@@ -117,8 +117,8 @@ def _model(s: "Experiment") -> Iterator[str]:
 def not_trained(model: str, config: Mapping[str, Any]) -> str | None:
     """Return why a model with these fields of `config.json` is not trained; None if it is a causal language model.
 
-    BERT's family also sees the token that it should predict; of an encoder-decoder, transformers builds a half; of
-    quantized weights, dsnb would train others, in the run's precision.
+    BERT's family also sees the token that it should predict; of an encoder-decoder, transformers
+    builds a half; of quantized weights, dsnb would train others, in the run's precision.
     """
     types = REFUSALS["model_types"]
     kind = config.get("model_type")

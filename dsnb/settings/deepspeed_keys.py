@@ -1,7 +1,8 @@
 """Keys of DeepSpeed's own configuration in a params file: `deepspeed: {zero_optimization: {overlap_comm: true}}`.
 
-They are kept flat, each under its dotted path, so that every key is an axis: a setting, a list in a grid, a part of the
-experiment's name, and a column of the table of runs. Lists and the mappings inside them are values.
+They are kept flat, each under its dotted path, so that every key is an axis: a setting, a list in a
+grid, a part of the experiment's name, and a column of the table of runs. Lists and the mappings
+inside them are values.
 """
 
 import copy

@@ -162,9 +162,10 @@ class Experiment(Training):
     def from_namespace(cls, names: Mapping[str, Any]) -> Self:
         """Return the experiment that the `globals()` of a notebook describe.
 
-        What a sweep wrote into the folder `run_dir` is taken from there, if the names say the same. A parameter of
-        papermill that is no setting is refused, and so is a plain value whose name is like that of one. The former name
-        of a setting replaces the default of the parameters cell.
+        What a sweep wrote into the folder `run_dir` is taken from there, if the names say the same.
+        A parameter of papermill that is no setting is refused, and so is a plain value whose name
+        is like that of one. The former name of a setting replaces the default of the parameters
+        cell.
         """
         fields = {*cls.model_fields, *CURRENT_NAMES, *REFUSALS["removed"]}
         problems = list(parameters.unknown(names, also=fields))
@@ -206,8 +207,9 @@ class Experiment(Training):
     def of_row(cls, row: Mapping[str, Any]) -> Self:
         """Return the settings of a row of a table of runs, unchecked.
 
-        Settings that it lacks, or of which it has no value, have their defaults. Integers and truth values are floats
-        in columns with gaps. The column `deepspeed` of a table is a version, unless it holds keys.
+        Settings that it lacks, or of which it has no value, have their defaults. Integers and truth
+        values are floats in columns with gaps. The column `deepspeed` of a table is a version,
+        unless it holds keys.
         """
         settings: dict[str, Any] = {}
         for column, value in row.items():
@@ -228,8 +230,8 @@ class Experiment(Training):
     def name(self) -> str:
         """The name of the experiment without its model, such as `zs2_bf16_gpus8_bs32_sl128`.
 
-        Further parts appear only where a setting differs from its default. Steps, warm-up, time limit and device
-        are left out: they are part of how a setting is measured.
+        Further parts appear only where a setting differs from its default. Steps, warm-up, time
+        limit and device are left out: they are part of how a setting is measured.
         """
         sharing = self.parallel_strategy.short(self)
         parts = [
@@ -279,8 +281,9 @@ class Experiment(Training):
     def compiles_blocks(self) -> bool:
         """Whether torch.compile sees the blocks one by one.
 
-        By itself it does where weights are gathered block by block, and where blocks are recomputed:
-        with LoRA, the backward pass of one graph of the whole model computes all of them again at once.
+        By itself it does where weights are gathered block by block, and where blocks are
+        recomputed: with LoRA, the backward pass of one graph of the whole model computes all of
+        them again at once.
         """
         if self.compile in {"off", "deepcompile"}:
             return False
@@ -409,7 +412,8 @@ def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run with what it did where its record has no such setting yet.
 
-    On GPUs torch's allocator was the default one before `allocator` chose; the strategy knows its own changes.
+    On GPUs torch's allocator was the default one before `allocator` chose; the strategy knows its
+    own changes.
     """
     settings = {name: value for name, value in settings.items() if text(value) != "-"}
     chosen = SimpleNamespace(**{**DEFAULTS, **settings})  # thousands of runs: no model of pydantic

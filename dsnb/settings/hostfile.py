@@ -3,8 +3,9 @@
     worker-1 slots=8               # a comment
     me@worker-2 slots=8 max_slots=8
 
-A user name is for ssh, and what follows the slots is ignored, as in DeepSpeed. DeepSpeed refuses a bare name; here its
-slots are unknown, so that `gpus` has to be a number. Names become arguments of `ssh`, so only plain ones are accepted.
+A user name is for ssh, and what follows the slots is ignored, as in DeepSpeed. DeepSpeed refuses a
+bare name; here its slots are unknown, so that `gpus` has to be a number. Names become arguments of
+`ssh`, so only plain ones are accepted.
 """
 
 import contextlib
@@ -160,7 +161,8 @@ def _filter(which: str, text: str, available: Sequence[Host]) -> dict[str, set[i
 def place(available: Sequence[Host], ranks: int, nodes: int = 1) -> tuple[Host, ...]:
     """Return the hosts of a run: the first ones, at least `nodes` and as few as possible, with equally many ranks each.
 
-    Where no equal share fits, hosts are filled one after the other. Too few slots or hosts are a SettingsError.
+    Where no equal share fits, hosts are filled one after the other. Too few slots or hosts are a
+    SettingsError.
     """
     for count in range(nodes, len(available) + 1):
         share, rest = divmod(ranks, count)

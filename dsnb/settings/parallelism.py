@@ -13,7 +13,8 @@ SIZES = {"TP": "tensor_parallel", "PP": "pipeline_parallel"}
 def parallelism(run: Mapping[str, Any]) -> str:
     """Return how ranks share a training; empty if nothing is known.
 
-    A size without a value is `?`, since it need not be 1; a row without the column has no such size.
+    A size without a value is `?`, since it need not be 1; a row without the column has no such
+    size.
     """
     chosen = strategy(run.get("strategy"))
     stage = text(run.get("zero_stage"))

@@ -1,8 +1,8 @@
 """Parameters that papermill passed to a notebook, compared with those that it has.
 
-papermill only warns about a name that the notebook does not have: it would run with its defaults, on the runs of a
-demo, and exit with code 0. It passes parameters in a cell of its own, behind the one tagged `parameters`. IPython keeps
-the text of both in `In`.
+papermill only warns about a name that the notebook does not have: it would run with its defaults,
+on the runs of a demo, and exit with code 0. It passes parameters in a cell of its own, behind the
+one tagged `parameters`. IPython keeps the text of both in `In`.
 """
 
 import ast

@@ -1,8 +1,9 @@
 """Rules for settings that exclude each other, each with the reason in one sentence.
 
-Combinations that DeepSpeed or torch rejects only after minutes, or silently treats differently, are rejected here
-(docs/TRAPS.md). A rule yields sentences that name a setting and its value, and say what to do. It reads settings as
-attributes of an experiment, which lacks those that are invalid by themselves (`checks.contradictions`).
+Combinations that DeepSpeed or torch rejects only after minutes, or silently treats differently, are
+rejected here (docs/TRAPS.md). A rule yields sentences that name a setting and its value, and say
+what to do. It reads settings as attributes of an experiment, which lacks those that are invalid by
+themselves (`checks.contradictions`).
 """
 
 from collections.abc import Callable, Iterator

@@ -181,21 +181,24 @@ class Training(BaseModel):
     takes at most twice as long as in fp32 (on a GPU: from compute capability 8.0), elsewhere fp32."""
     mixed_precision: Literal["native", "autocast"] = "native"
     """For fp16 and bf16. `native` is the strategy's own: DeepSpeed keeps weights in half precision and fp32 master
-    copies, FSDP gathers fp32 shards in half precision, DDP computes under autocast. `autocast` keeps fp32 weights."""
+    copies, FSDP gathers fp32 shards in half precision, DDP computes under autocast. `autocast`
+    keeps fp32 weights."""
     attention: Literal["auto", "eager", "sdpa"] = "auto"
     """Attention implementation: `sdpa` is torch's fused one (BLOOM's ALiBi is its mask); `auto` uses it if it can."""
     compile: CompileMode = "off"
     """Mode of torch.compile for the model and its loss. `reduce-overhead` and `max-autotune` use CUDA graphs,
-    `deepcompile` is DeepSpeed's compiler of ZeRO's communication. `true` is `default`, `false` is `off`."""
+    `deepcompile` is DeepSpeed's compiler of ZeRO's communication. `true` is `default`, `false` is
+    `off`."""
     compile_unit: Literal["auto", "model", "block"] = "auto"
     """What torch.compile compiles at once: the whole model, or each transformer block and the output layer, so that
-    communication can begin between them. `auto` is `block` for ZeRO 3, FSDP, and activation checkpointing without CUDA
-    graphs, otherwise `model`."""
+    communication can begin between them. `auto` is `block` for ZeRO 3, FSDP, and activation
+    checkpointing without CUDA graphs, otherwise `model`."""
     loss: Literal["whole", "chunked"] = "whole"
     """`chunked` computes the logits of 2,048 tokens at a time: less memory for a large vocabulary."""
     pad_vocab: Count = 0
     """Pad the output layer's rows to a multiple of this, such as 64 for GPT-2's 50,257, for faster products; 0 for
-    none. A bias leaves the additional logits out of the loss, so it is the same; their rows count as parameters."""
+    none. A bias leaves the additional logits out of the loss, so it is the same; their rows count
+    as parameters."""
     matmul: Literal["auto", "fp8"] = "auto"
     """Number format of the products of blocks: that of `precision`, or `fp8`, scaled by tensor (torchao; compute
     capability 8.9 or higher). fp8 is not exact: compare losses. MFU is of the rate of `precision`."""

@@ -1,7 +1,7 @@
 """Appends records to a `.jsonl` file in a thread, so that a slow disk never delays the caller.
 
-A record is in the file `EVERY_S` later at the latest, if the disk keeps up. The thread wakes up that rarely because it
-needs Python's lock for what it does, except for writing itself.
+A record is in the file `EVERY_S` later at the latest, if the disk keeps up. The thread wakes up
+that rarely because it needs Python's lock for what it does, except for writing itself.
 """
 
 import os

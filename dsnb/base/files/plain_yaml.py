@@ -1,6 +1,7 @@
 """Reads YAML of params files and the command line, and writes it: plain values only, within limits.
 
-Input that could run code, exhaust memory or be misread (a duplicate key) raises a SettingsError of one sentence.
+Input that could run code, exhaust memory or be misread (a duplicate key) raises a SettingsError of
+one sentence.
 """
 
 import math
@@ -25,7 +26,8 @@ _CONSTRUCTOR_ERRORS = (
     LookupError,
     RecursionError,
 )
-"""Exceptions that PyYAML raises for a value that does not match its tag, such as `!!int x`, and for deep nesting."""
+"""Exceptions that PyYAML raises for a value that does not match its tag, such as `!!int x`, and for
+deep nesting."""
 
 
 class _Loader(yaml.SafeLoader):

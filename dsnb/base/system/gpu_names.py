@@ -1,7 +1,8 @@
 """Names of GPUs as drivers, publications and data sheets write them: `NVIDIA A100-SXM4-80GB`, `H100 PCIe`, `V100-16GB`.
 
-Every word of a name has to be understood. A part of a card, a laptop's, or one of another memory has the name of the
-card with another word (`NVIDIA H100 80GB HBM3 MIG 1g.10gb`, `NVIDIA A10-4Q`), and neither its rates nor its memory.
+Every word of a name has to be understood. A part of a card, a laptop's, or one of another memory
+has the name of the card with another word (`NVIDIA H100 80GB HBM3 MIG 1g.10gb`, `NVIDIA A10-4Q`),
+and neither its rates nor its memory.
 """
 
 import csv
@@ -16,8 +17,8 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 class DataSheet(NamedTuple):
     """Nominal memory sizes of a GPU in GB, and its dense rates in TFLOP/s by precision.
 
-    Rates are printed twice as high "with sparsity". That of `fp32` is outside the matrix units; a format that the chip
-    lacks has none.
+    Rates are printed twice as high "with sparsity". That of `fp32` is outside the matrix units; a
+    format that the chip lacks has none.
     """
 
     memory_gb: tuple[int, ...]

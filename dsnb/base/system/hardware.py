@@ -22,12 +22,14 @@ CONTAINER_MEMORY = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
-"""Files with the limit and the use of memory of a container, in bytes: version 2 and 1 of Linux's control groups."""
+"""Files with the limit and the use of memory of a container, in bytes: version 2 and 1 of Linux's
+control groups."""
 POWER_COUNTER = "energy counter"
 """The source of power figures: the difference of NVML's energy counter divided by the time."""
 
 
-# Best rates of square products of size 4,096 to 16,384, by `benchmarks/matmul.py` (docs/LOG.md, 2026-11-21).
+# Best rates of square products of size 4,096 to 16,384, by `benchmarks/matmul.py` (docs/LOG.md,
+# 2026-11-21).
 MATMUL_TFLOPS = {("h200", "sxm"): {"fp32": 52.8, "tf32": 381.8, "fp16": 738.6, "bf16": 771.6}}
 
 
@@ -66,7 +68,8 @@ def nvml_session() -> Iterator[Any]:
 def memory_used_gib(api: Any, handle: Any) -> float:
     """Return the memory in use on a GPU by all processes, without the driver's reserve.
 
-    Version 1 of NVML's call, for drivers without version 2, counts the reserve as used (0.6 GiB on an H200).
+    Version 1 of NVML's call, for drivers without version 2, counts the reserve as used (0.6 GiB on
+    an H200).
     """
     try:
         memory = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
@@ -78,8 +81,8 @@ def memory_used_gib(api: Any, handle: Any) -> float:
 def energy_j(api: Any, handle: Any) -> float:
     """Return the energy in joules that a GPU has used since its driver was loaded.
 
-    The counter is updated every 100 ms on an H200 (measured: 97.6 to 102.0 ms). Raises NVMLError on GPUs before Volta
-    and MIG slices, which have none.
+    The counter is updated every 100 ms on an H200 (measured: 97.6 to 102.0 ms). Raises NVMLError on
+    GPUs before Volta and MIG slices, which have none.
     """
     return float(api.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
 
@@ -172,7 +175,8 @@ def _installed(api: Any, index: int) -> InstalledGpu:
 def _visible(cards: list[InstalledGpu], choice: str | None) -> list[InstalledGpu]:
     """Return the GPUs that CUDA would see: indexes or UUID prefixes, up to the first unknown one.
 
-    CUDA uses a single MIG slice, the first one that is chosen; of a divided GPU without a choice, its first slice.
+    CUDA uses a single MIG slice, the first one that is chosen; of a divided GPU without a choice,
+    its first slice.
     """
     chosen = cards
     if choice is not None:

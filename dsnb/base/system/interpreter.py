@@ -1,7 +1,7 @@
 """Starts Python: always this interpreter, and never with modules from the current folder.
 
-`python -m` puts the current folder first on `sys.path`. A `random.py` beside the user's results would then be imported
-instead of the standard library's.
+`python -m` puts the current folder first on `sys.path`. A `random.py` beside the user's results
+would then be imported instead of the standard library's.
 """
 
 import os

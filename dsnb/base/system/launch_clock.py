@@ -1,7 +1,8 @@
 """The clock for the time limits and durations of a run, in the launching process and in its ranks.
 
-It is monotonic, so changes of the system time neither end a run nor alter its figures. All processes of a Linux machine
-share it; for other hosts the time of the launch is converted to their clock (`dsnb.measure.launcher.hosts`).
+It is monotonic, so changes of the system time neither end a run nor alter its figures. All
+processes of a Linux machine share it; for other hosts the time of the launch is converted to their
+clock (`dsnb.measure.launcher.hosts`).
 """
 
 import os

@@ -3,7 +3,8 @@
 import tempfile
 
 MAX_PARENT_BYTES = 60
-"""A socket's path may have at most 107 bytes, and some clusters have temporary folders with long paths."""
+"""A socket's path may have at most 107 bytes, and some clusters have temporary folders with long
+paths."""
 
 
 def folder() -> tempfile.TemporaryDirectory[str]:

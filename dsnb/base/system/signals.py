@@ -1,7 +1,7 @@
 """Stop signals: Ctrl-C, SIGTERM and SIGHUP all raise KeyboardInterrupt in the main thread.
 
-Signals that the parent ignores stay ignored: SIGINT in a script's background process, SIGHUP under `nohup`. SIGTERM
-always stops the process.
+Signals that the parent ignores stay ignored: SIGINT in a script's background process, SIGHUP under
+`nohup`. SIGTERM always stops the process.
 """
 
 import contextlib

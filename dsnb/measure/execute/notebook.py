@@ -1,8 +1,8 @@
 """Executes one notebook through papermill, with this interpreter and a private folder.
 
-Installed kernelspecs are ignored: one named `python3` may start another environment or even another language. The
-private folder holds the kernel's sockets and IPython's files: the kernel needs no home folder, and other users of the
-machine cannot connect to it.
+Installed kernelspecs are ignored: one named `python3` may start another environment or even another
+language. The private folder holds the kernel's sockets and IPython's files: the kernel needs no
+home folder, and other users of the machine cannot connect to it.
 """
 
 import ast
@@ -42,8 +42,8 @@ def parameters(template: Path) -> dict[str, Any]:
 def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
     """Execute `template` with these parameters, and save it with its outputs and errors as `target`.
 
-    Raises PapermillExecutionError if a cell fails, and KernelDiedError if the kernel cannot be started or dies. The
-    kernel prints nothing on the terminal.
+    Raises PapermillExecutionError if a cell fails, and KernelDiedError if the kernel cannot be
+    started or dies. The kernel prints nothing on the terminal.
     """
     import papermill
 
@@ -127,8 +127,9 @@ class _Kernel:
 def _interruptible(config: Config) -> Iterator[None]:
     """Cancel the current cell, or the next one, when this process receives a stop signal.
 
-    As in `asyncio.run`, KeyboardInterrupt is raised once the tasks have ended; a second Ctrl-C does not wait. Raised at
-    once, it would leave a kernel without its socket folder, or tasks whose errors asyncio prints.
+    As in `asyncio.run`, KeyboardInterrupt is raised once the tasks have ended; a second Ctrl-C does
+    not wait. Raised at once, it would leave a kernel without its socket folder, or tasks whose
+    errors asyncio prints.
     """
     requested = False
     task: asyncio.Task[Any] | None = None

@@ -109,8 +109,9 @@ def for_ranks(
 ) -> dict[str, str]:
     """Return the environment variables common to all ranks of a run on this host.
 
-    `launched_at` is the time of the launch on this host's `dsnb.base.system.launch_clock`, the origin of every `t_s`. The
-    setting `allocator` has no effect if the user has configured torch's allocator.
+    `launched_at` is the time of the launch on this host's `dsnb.base.system.launch_clock`, the
+    origin of every `t_s`. The setting `allocator` has no effect if the user has configured torch's
+    allocator.
     """
     env = {
         **without_launcher(os.environ),
@@ -137,7 +138,8 @@ def for_ranks(
     env.setdefault("TORCHINDUCTOR_LOOP_ORDERING_AFTER_FUSION", "0")
     arches = env.get("TORCH_CUDA_ARCH_LIST")
     if arches:
-        # `9.0` for `9.0a`: DeepSpeed 0.19.8's op builder fails on the suffix with "invalid literal for int()".
+        # `9.0` for `9.0a`: DeepSpeed 0.19.8's op builder fails on the suffix with "invalid literal
+        # for int()".
         env["TORCH_CUDA_ARCH_LIST"] = re.sub(r"(\d+\.\d+)[af]", r"\1", arches)
     return env
 

@@ -192,9 +192,10 @@ def _note(
 def gpu_figures(samples: Rows, worker: dict[str, Any], gpus: int) -> dict[str, float | None]:
     """Return the GPU figures of a run from the records of `gpu.jsonl` and `worker.json`.
 
-    Means are over GPUs, not samples, so that hosts with fewer samples have the same weight. Utilization, clocks and
-    power are those of the timed steps; `run_energy_kwh` is that of the whole run. Without a record of the worker, the
-    run was cut short, and memory in use is that of the whole run as well.
+    Means are over GPUs, not samples, so that hosts with fewer samples have the same weight.
+    Utilization, clocks and power are those of the timed steps; `run_energy_kwh` is that of the
+    whole run. Without a record of the worker, the run was cut short, and memory in use is that of
+    the whole run as well.
     """
     in_steps = samples
     if worker:

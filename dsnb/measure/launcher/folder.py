@@ -46,7 +46,8 @@ def create_run_dir(home: Path, experiment: str) -> Path:
 def prepare(run: RunPaths, experiment: Experiment) -> None:
     """Make the folder ready for a launch with these settings; refuse a folder with a finished run.
 
-    Settings that a sweep has written for this launch stay as they are, with the identity of the run.
+    Settings that a sweep has written for this launch stay as they are, with the identity of the
+    run.
     """
     record = RunRecord(run)
     record.check_readable()
@@ -74,7 +75,8 @@ def prepare(run: RunPaths, experiment: Experiment) -> None:
 def begin(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any]) -> None:
     """Make a folder that of an unfinished run with a new identity; only its notebook, which may be running, stays.
 
-    `planned` has the values that the sweep chose for the run (`PLANNED`), and the digests of its input files.
+    `planned` has the values that the sweep chose for the run (`PLANNED`), and the digests of its
+    input files.
     """
     of_launch = (run.environment, run.deepspeed, run.console, run.nodes, run.result)
     of_ranks = (run.steps, run.gpu, run.worker, run.failures, run.profile, run.trace)
@@ -136,7 +138,8 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
         **_optimizer(experiment),
         "zero_optimization": _zero(experiment),
         "gradient_clipping": experiment.gradient_clipping,
-        # DeepSpeed's progress lines would read the clock, and on GPUs synchronize, inside the timed region.
+        # DeepSpeed's progress lines would read the clock, and on GPUs synchronize, inside the timed
+        # region.
         "steps_per_print": 2**31 - 1,
         "wall_clock_breakdown": False,
         "timers": {"throughput": {"enabled": False}},

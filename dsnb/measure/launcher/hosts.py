@@ -1,7 +1,8 @@
 """Runs the ranks on the hosts of a hostfile: torchrun on each, started through ssh, or srun in a Slurm job.
 
-The launcher holds a connection to each host (`dsnb.measure.launcher.on_host`). The ranks of a host end with its connection, so
-none outlives the launcher. They write to the run folder, which all hosts must share.
+The launcher holds a connection to each host (`dsnb.measure.launcher.on_host`). The ranks of a host
+end with its connection, so none outlives the launcher. They write to the run folder, which all
+hosts must share.
 """
 
 import contextlib
@@ -63,7 +64,8 @@ def command(experiment: Experiment, host: Host, *words: str, **variables: str) -
         if cpus:
             options += f" --cpus-per-task={cpus}"
         return ["srun", *options.split(), "--kill-on-bad-exit=1", "--mpi=none", *there]
-    # A new master connection would hold the pipes open. Keepalives detect a cut link; TCP alone would take hours.
+    # A new master connection would hold the pipes open. Keepalives detect a cut link; TCP alone
+    # would take hours.
     options = "-T -x -o BatchMode=yes -o ConnectTimeout=10 -o ControlMaster=no"
     options += f" -o ServerAliveInterval={int(silence_s() / 4)} -o ServerAliveCountMax=3"
     if experiment.ssh_port:
@@ -100,8 +102,8 @@ def forwarded(experiment: Experiment) -> dict[str, str]:
 class Node:
     """One host and the connection to it, which is opened at once.
 
-    `facts` is the host's last answer, `end` how torchrun ended and `ended_s` when, `failure` how the host was lost or
-    torchrun failed.
+    `facts` is the host's last answer, `end` how torchrun ended and `ended_s` when, `failure` how
+    the host was lost or torchrun failed.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """The ranks of a run on this machine, forked from a server that has imported all libraries.
 
-A sweep owns one server (`dsnb.measure.train.fork_server`) and passes its socket to every notebook kernel in an environment
-variable. A launch outside a sweep starts a server that ends with its process.
+A sweep owns one server (`dsnb.measure.train.fork_server`) and passes its socket to every notebook
+kernel in an environment variable. A launch outside a sweep starts a server that ends with its
+process.
 """
 
 import atexit

@@ -1,8 +1,8 @@
 """`python -m dsnb.measure.launcher.on_host`: runs the ranks of one host; its standard input is the pipe from the launcher.
 
-It answers each request, a line of JSON, with a description of this host. A request with arguments for torchrun starts
-the ranks, which are killed when the pipe closes or is silent too long. Messages to the launcher are lines of JSON after
-`MARK`, because the ranks print to the same pipe.
+It answers each request, a line of JSON, with a description of this host. A request with arguments
+for torchrun starts the ranks, which are killed when the pipe closes or is silent too long. Messages
+to the launcher are lines of JSON after `MARK`, because the ranks print to the same pipe.
 """
 
 import contextlib
@@ -36,7 +36,8 @@ MARK = "\x1e"
 BUSY_GIB = 1.0
 """Memory in use above which a GPU counts as busy; the driver alone takes less."""
 GPU_FREE_TIMEOUT_S = 10.0
-"""How long to wait for a GPU to become free: its memory is released some seconds after a process ends."""
+"""How long to wait for a GPU to become free: its memory is released some seconds after a process
+ends."""
 CONTAINER_BRIDGES = ("docker", "virbr", "br-", "cni", "veth-")
 
 
@@ -120,8 +121,8 @@ def _end_with_stdin(silence_s: float) -> NoReturn:
 def survey(request: dict[str, Any]) -> dict[str, Any]:
     """Return a description of this host.
 
-    A request has `folder`, which this host must see, and `token`, the name of a file just written to it; before a run,
-    also `device`, `devices` (the slots to use) and `master_port` (0 for any).
+    A request has `folder`, which this host must see, and `token`, the name of a file just written
+    to it; before a run, also `device`, `devices` (the slots to use) and `master_port` (0 for any).
     """
     folder = Path(request["folder"])
     token = folder / request["token"]
@@ -178,7 +179,8 @@ def prepare(request: dict[str, Any], sees_run: bool) -> dict[str, Any]:
 def own_address() -> tuple[str, str]:
     """Return the address through which ssh or srun reached this host, and its interface.
 
-    gloo resolves its own host name and listens on the result, on Debian 127.0.1.1, where other hosts cannot reach it.
+    gloo resolves its own host name and listens on the result, on Debian 127.0.1.1, where other
+    hosts cannot reach it.
     """
     by_address = interfaces()
     outside = [address for address in by_address if not address.startswith("127.")]

@@ -32,8 +32,8 @@ class Outcome(NamedTuple):
 def stopped_by(error: BaseException, experiment: Experiment) -> Outcome:
     """Return the outcome of a run that an error in this process has ended, not one in its ranks.
 
-    It says nothing about the settings, unless it refuses them. A host that cannot take part is a result: a sweep over
-    groups of hosts looks for it.
+    It says nothing about the settings, unless it refuses them. A host that cannot take part is a
+    result: a sweep over groups of hosts looks for it.
     """
     if isinstance(error, KeyboardInterrupt):
         return Outcome("interrupted", "stopped by the user")
@@ -65,8 +65,9 @@ def machine_fault(text: str) -> str | None:
 def settled(record: RunRecord, outcome: Outcome) -> Outcome:
     """Return the final outcome of a run.
 
-    A run that was cut short by the machine, by dsnb or by the user says nothing about its settings: it is interrupted.
-    If all of its steps are recorded, it is finished, even if its processes had to be ended.
+    A run that was cut short by the machine, by dsnb or by the user says nothing about its settings:
+    it is interrupted. If all of its steps are recorded, it is finished, even if its processes had
+    to be ended.
     """
     outcome = without_machine_faults(outcome)
     if outcome.status not in {"interrupted", "timeout"}:
@@ -85,7 +86,8 @@ def of_ranks(
 ) -> Outcome:
     """Return the outcome of a run from its ranks' exit codes, in the order in which the ranks ended.
 
-    `host_oom_kills` is the number of out-of-memory kills by the hosts' kernels; `host_of` names each rank's host.
+    `host_oom_kills` is the number of out-of-memory kills by the hosts' kernels; `host_of` names
+    each rank's host.
     """
     if record.experiment.profile and record.worker:  # only the profile can have failed
         return _of_training(record)
@@ -108,8 +110,9 @@ def of_ranks(
 def _killed(nonzero: dict[int, int], failures: list[dict[str, Any]]) -> int | None:
     """Return the rank whose death by a signal is the cause of a failed run; None if there is none.
 
-    The errors of its peers, which lose their connections to it, are consequences. SIGKILL always comes from outside.
-    Another signal may be a consequence itself: NCCL, for instance, aborts a process whose peer is gone.
+    The errors of its peers, which lose their connections to it, are consequences. SIGKILL always
+    comes from outside. Another signal may be a consequence itself: NCCL, for instance, aborts a
+    process whose peer is gone.
     """
     from_outside = [rank for rank, code in nonzero.items() if code == -signal.SIGKILL]
     if from_outside:

@@ -38,8 +38,9 @@ def measure_bandwidth(
 ) -> Result:
     """Measure collectives by message size over all ranks of an experiment.
 
-    The records are written to `bandwidth/run<k>` in `folder`, the folder of a sweep, by default that of all outputs.
-    `most_bytes` is the size of the largest message, by default 256 MiB on GPUs and 16 MiB on CPUs.
+    The records are written to `bandwidth/run<k>` in `folder`, the folder of a sweep, by default
+    that of all outputs. `most_bytes` is the size of the largest message, by default 256 MiB on GPUs
+    and 16 MiB on CPUs.
     """
     if experiment.gpus < 2:
         raise SettingsError(

@@ -1,7 +1,7 @@
 """The progress of a run: its phase until the first step, then steps, loss and tokens/s.
 
-A phase is shown with its elapsed seconds, because importing torch and building or compiling a large model can take
-minutes without other output.
+A phase is shown with its elapsed seconds, because importing torch and building or compiling a large
+model can take minutes without other output.
 """
 
 import html
@@ -70,8 +70,8 @@ class RunState:
 class Progress:
     """The progress of a run within a `with` block: a bar in a terminal, in a notebook an output that is replaced.
 
-    Unlike a widget, the output of an interrupted run shows its last state in a saved notebook. A run that ends leaves
-    no output.
+    Unlike a widget, the output of an interrupted run shows its last state in a saved notebook. A
+    run that ends leaves no output.
     """
 
     def __init__(self, experiment: Experiment, run: RunPaths, enabled: bool) -> None:

@@ -126,7 +126,8 @@ def outcome_of(
 ) -> Outcome:
     """Return the outcome of a run whose ranks have ended, or were ended for the reason `ended_by`.
 
-    A lost host or fork server is the cause unless memory ran out before, or all steps were recorded.
+    A lost host or fork server is the cause unless memory ran out before, or all steps were
+    recorded.
     """
     lost = ranks.external_failure
     if ended_by and not lost:

@@ -1,6 +1,7 @@
 """The hosts of a sweep: the limits of each Slurm job, or sub-clusters, which are groups of the hosts of a hostfile.
 
-Every experiment of a params file runs on every sub-cluster, as an ordinary run whose `include` names the group.
+Every experiment of a params file runs on every sub-cluster, as an ordinary run whose `include`
+names the group.
 """
 
 import itertools
@@ -97,7 +98,8 @@ def load(
 ) -> Sweep:
     """Read a params file and list its runs, as `dsnb.load_sweep` does, for jobs of this allocation.
 
-    `gpus: auto` is all GPUs of the allocation; whether a node can run the settings is checked on the node.
+    `gpus: auto` is all GPUs of the allocation; whether a node can run the settings is checked on
+    the node.
     """
     changes = {**(overrides or {}), "hostfile": hostfile.SLURM}
     auto_gpus = allocation.nodes * allocation.gpus_per_node
@@ -127,8 +129,9 @@ def load_groups(
 
     Returns the sweep, and a note for every group size with hosts that are in no group.
 
-    `gpus` and `nodes` of the groups replace those of the file. Sizes are executed one after the other, groups of one
-    size in parallel. Runs of one experiment are numbered over the groups, repeats outermost.
+    `gpus` and `nodes` of the groups replace those of the file. Sizes are executed one after the
+    other, groups of one size in parallel. Runs of one experiment are numbered over the groups,
+    repeats outermost.
     """
     changes = dict(overrides or {})
     changes.pop("gpus", None)

@@ -1,7 +1,8 @@
 """Executes the notebook of one run through papermill; there is always a result.
 
-`python -m dsnb.measure.sweep.job RUN_DIR` executes the run described in that folder in a separate process: in parallel with
-runs on other hosts, or as a Slurm job. A stop signal (`dsnb.base.system.signals`) ends the run as `interrupted`.
+`python -m dsnb.measure.sweep.job RUN_DIR` executes the run described in that folder in a separate
+process: in parallel with runs on other hosts, or as a Slurm job. A stop signal
+(`dsnb.base.system.signals`) ends the run as `interrupted`.
 """
 
 from dsnb.base.system import interpreter
@@ -99,8 +100,8 @@ def check_inputs(run: Run) -> dict[str, str]:
 def finish(run: RunPaths, outcome: Outcome, began_s: float) -> Result:
     """Return the result that the launch wrote, or write one in its place.
 
-    Without it, the launch did not get to its end, so the run is interrupted, or finished if all steps are recorded. It
-    has `failed` only if its settings were refused.
+    Without it, the launch did not get to its end, so the run is interrupted, or finished if all
+    steps are recorded. It has `failed` only if its settings were refused.
     """
     record = RunRecord(run)
     written = Result.of(record)
@@ -114,8 +115,9 @@ def finish(run: RunPaths, outcome: Outcome, began_s: float) -> Result:
 def changed_settings(run: Run, record: RunRecord) -> str:
     """Return how the settings in a run's folder differ from the current ones; empty if they are equal.
 
-    A run of a sub-cluster belongs to its hosts, or the spread between groups would mean nothing. A setting missing in
-    the folder is newer than the run and had its default, except torch's allocator, which is not compared then.
+    A run of a sub-cluster belongs to its hosts, or the spread between groups would mean nothing. A
+    setting missing in the folder is newer than the run and had its default, except torch's
+    allocator, which is not compared then.
     """
     recorded = record.settings
     file = run.paths.experiment.name

@@ -165,8 +165,9 @@ def is_params(target: str | Path) -> bool:
 def order_of_repeat(names: Iterable[str], repeat: int, seed: int | None) -> list[str]:
     """Return experiments in the random order of one repeat; without a seed, in the listed order.
 
-    In a fixed order, a machine that slows down during each repeat would always favour the first settings. Sorting by a
-    hash of the name keeps the order when a resumed sweep adds experiments or repeats.
+    In a fixed order, a machine that slows down during each repeat would always favour the first
+    settings. Sorting by a hash of the name keeps the order when a resumed sweep adds experiments or
+    repeats.
     """
     if seed is None:
         return list(names)
@@ -209,7 +210,8 @@ def _experiments(
 ) -> tuple[dict[str, Experiment], list[tuple[str, list[str]]]]:
     """Return the experiments by name, and the tentative names and problems of invalid ones.
 
-    `models` maps the sweep's models to their names, which prefix those of experiments if there are several.
+    `models` maps the sweep's models to their names, which prefix those of experiments if there are
+    several.
     """
     prefixes = dict.fromkeys(models, "")
     if len(models) > 1:

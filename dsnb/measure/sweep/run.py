@@ -1,7 +1,8 @@
 """Executes the runs of a sweep through papermill, one notebook per run; continues after failures; resumes.
 
-Every run that is not finished (`dsnb.settings.records.result`) is executed again: here one by one, or as jobs, which are
-Slurm jobs or local processes. Jobs run stage by stage, lanes in parallel, the runs of a lane one by one.
+Every run that is not finished (`dsnb.settings.records.result`) is executed again: here one by one,
+or as jobs, which are Slurm jobs or local processes. Jobs run stage by stage, lanes in parallel, the
+runs of a lane one by one.
 """
 
 import contextlib
@@ -155,8 +156,8 @@ def _run_here(todo: list[Run], display: Progress) -> None:
 def locked(sweep: SweepPaths) -> Iterator[None]:
     """Hold the lock of a sweep's folder; the folder is created if necessary.
 
-    The operating system releases it when the process ends. File systems without `flock` are refused, because a lock
-    file would outlive a killed process.
+    The operating system releases it when the process ends. File systems without `flock` are
+    refused, because a lock file would outlive a killed process.
     """
     lock = FileLock(sweep.lock, timeout=0, thread_local=False, fallback_to_soft=False)
     try:
@@ -216,8 +217,9 @@ def check_models(sweep: Sweep) -> None:
 def is_finished(run: Run, retry: bool = False) -> bool:
     """Return whether a run is finished; with `retry`, only if it is `ok`.
 
-    A run with an incomplete record is repeated, with a warning that says what is wrong. A SettingsError is raised if it
-    was finished with other settings or with input files that have changed.
+    A run with an incomplete record is repeated, with a warning that says what is wrong. A
+    SettingsError is raised if it was finished with other settings or with input files that have
+    changed.
     """
     record = RunRecord(run.paths)
     record.check_readable()
@@ -251,7 +253,8 @@ class LocalJob:
         self.run = run
         self.location = f"on {_some(run.lane.split('@'))}"
         self._began_s = launch_clock.now_s()
-        # The job ends when the pipe closes. It has a separate session, so Ctrl-C reaches it only through `cancel`.
+        # The job ends when the pipe closes. It has a separate session, so Ctrl-C reaches it only
+        # through `cancel`.
         with open(run.paths.job_log, "wb") as log:
             self._process = subprocess.Popen(
                 interpreter.command("-m", module, str(run.paths.dir.absolute()), "--owned"),

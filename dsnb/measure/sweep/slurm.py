@@ -1,7 +1,8 @@
 """Executes runs as Slurm jobs, one per run, with `sbatch`, `squeue` and `scancel`.
 
-`slurm.json` is written before the submission, so a later call follows queued and running jobs instead of submitting
-them again. A job is found by its name, which contains a random token, because Slurm reuses job ids.
+`slurm.json` is written before the submission, so a later call follows queued and running jobs
+instead of submitting them again. A job is found by its name, which contains a random token, because
+Slurm reuses job ids.
 """
 
 import contextlib
@@ -42,7 +43,8 @@ SHARED = "is the outputs folder on a file system that the nodes share?"
 ENDED_BY_ITSELF = {"BOOT_FAIL", "COMPLETED", "FAILED", "REVOKED"}
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
 FOREIGN = ("SLURM_", "DSNB_FORK_SERVER")
-"""Beginnings of environment variables that belong to the current process; Slurm's commands receive only `KEPT`."""
+"""Beginnings of environment variables that belong to the current process; Slurm's commands receive
+only `KEPT`."""
 FORMAT = "%i|%j|%T|%r|%N"
 
 
@@ -110,7 +112,8 @@ def _output(*command: str) -> str:
         if name in KEPT or not name.startswith(FOREIGN)
     }
     try:
-        # In a separate session, because Ctrl-C must reach the sweep only, which then cancels its jobs.
+        # In a separate session, because Ctrl-C must reach the sweep only, which then cancels its
+        # jobs.
         done = subprocess.run(
             command,
             env=variables,
@@ -143,8 +146,8 @@ def error_sentence(stderr: str) -> str:
 class SlurmExecutor:
     """Executes each run in a separate Slurm job; polls Slurm at most every `poll_s` seconds.
 
-    `sweep` becomes part of the jobs' names; tests pass a fake `module`. A SettingsError names the runs that a job of an
-    earlier call is executing with other settings.
+    `sweep` becomes part of the jobs' names; tests pass a fake `module`. A SettingsError names the
+    runs that a job of an earlier call is executing with other settings.
     """
 
     allocation: Allocation
@@ -332,7 +335,8 @@ def find_active(runs: Iterable[RunPaths]) -> str:
 def final_result(run: RunPaths, job_id: str, record: Record | None) -> Result:
     """Return the result of a run whose job has ended, and write it if the job could not.
 
-    A result that the run wrote takes precedence, unless it was interrupted or killed and Slurm knows the cause.
+    A result that the run wrote takes precedence, unless it was interrupted or killed and Slurm
+    knows the cause.
     """
     recorded = RunRecord(run)
     written = Result.of(recorded)

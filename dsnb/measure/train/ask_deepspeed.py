@@ -1,8 +1,9 @@
 """`python -m dsnb.measure.train.ask_deepspeed [STAGE]`: what torch and DeepSpeed support, or what is wrong with keys on stdin.
 
-The answer is one line of JSON. It comes from a separate process, because imports take seconds, and a crash must not end
-`dsnb doctor`. Sections with a pydantic model refuse unknown keys. The others are read key by key: a key that
-DeepSpeed's parser never asks for is one that it would silently ignore.
+The answer is one line of JSON. It comes from a separate process, because imports take seconds, and
+a crash must not end `dsnb doctor`. Sections with a pydantic model refuse unknown keys. The others
+are read key by key: a key that DeepSpeed's parser never asks for is one that it would silently
+ignore.
 """
 
 import json
@@ -24,7 +25,8 @@ MODELS = {
     "fp16": "float16_config",
     "compile": "compile_config",
 }
-"""Sections of DeepSpeed's configuration -> the attribute of its configuration object with their pydantic model."""
+"""Sections of DeepSpeed's configuration -> the attribute of its configuration object with their
+pydantic model."""
 
 
 class Watched(dict[str, Any]):

@@ -1,7 +1,8 @@
 """`python -m dsnb.measure.train.ask_model`: why models cannot be trained with the settings on standard input, before any run.
 
-Each model is built as a run builds it, but on the meta device, so that it takes no memory; text is read as a run reads
-it. The answer is one line of JSON: for each setting in order, sentences on what a run would refuse.
+Each model is built as a run builds it, but on the meta device, so that it takes no memory; text is
+read as a run reads it. The answer is one line of JSON: for each setting in order, sentences on what
+a run would refuse.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Batches of token ids that do not depend on how a step is divided into ranks and micro-batches.
 
-Sequence i of a step's global batch depends on the seed and the step only. Data-parallel rank r takes the r-th slice of
-the step, and its micro-batches are slices of that. Losses are therefore comparable across strategies, rank counts and
-gradient accumulation.
+Sequence i of a step's global batch depends on the seed and the step only. Data-parallel rank r
+takes the r-th slice of the step, and its micro-batches are slices of that. Losses are therefore
+comparable across strategies, rank counts and gradient accumulation.
 """
 
 import sysconfig
@@ -18,7 +18,8 @@ STDLIB_BYTES = 4 * 2**20
 SYNTHETIC_STEPS = 4
 """Number of steps after which synthetic data repeats: more than one batch, in little memory."""
 Batches = Callable[[int], list[torch.Tensor]]
-"""Returns a step's micro-batches on the rank's device, int64, each of shape (micro_batch_size, seq_len)."""
+"""Returns a step's micro-batches on the rank's device, int64, each of shape (micro_batch_size,
+seq_len)."""
 
 
 def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device) -> Batches:
@@ -57,7 +58,8 @@ def check_tokens(experiment: Experiment, tokens: np.ndarray, vocab: int) -> None
 def data_rank(experiment: Experiment, rank: int) -> int:
     """Return the data-parallel rank of a rank.
 
-    Ranks are numbered as in DeepSpeed: tensor-parallel ranks are adjacent, pipeline stages are farthest apart.
+    Ranks are numbered as in DeepSpeed: tensor-parallel ranks are adjacent, pipeline stages are
+    farthest apart.
     """
     return rank // experiment.tensor_parallel % experiment.data_parallel
 

@@ -1,6 +1,7 @@
 """Trainers on DeepSpeed's engines: one for whole models, one for pipelines, with the layers of a pipeline.
 
-Each engine is compared with the settings, because DeepSpeed accepts some settings and silently ignores them.
+Each engine is compared with the settings, because DeepSpeed accepts some settings and silently
+ignores them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +39,8 @@ SECTIONS = {
     schedule.BackwardPass: "backward",
     schedule.OptimizerStep: "optimizer",
 }
-"""Instructions of a pipeline schedule -> parts of the step; all others move activations, gradients or inputs."""
+"""Instructions of a pipeline schedule -> parts of the step; all others move activations, gradients
+or inputs."""
 
 
 class EngineTrainer(Trainer):
@@ -83,7 +85,8 @@ class DeepSpeedTrainer(EngineTrainer):
         with_loss = CausalLoss(model, experiment.loss == "chunked")
         if experiment.zero_stage == 3 and experiment.gathers_blocks:
             set_z3_leaf_modules(with_loss, [type(blocks(with_loss)[0])])
-        # If the engine compiles, its hooks, such as ZeRO 3's that gather weights, are part of the graph.
+        # If the engine compiles, its hooks, such as ZeRO 3's that gather weights, are part of the
+        # graph.
         whole_graph = experiment.compile != "off" and not experiment.compiles_blocks
         by_engine = whole_graph and (
             experiment.compile == "deepcompile" or experiment.zero_stage == 3
@@ -228,9 +231,10 @@ def split_stage(
 def order_gathers(engine: Any) -> None:
     """Make ZeRO 3 gather weights only after they have been updated.
 
-    DeepSpeed 0.19.8 gathers on a separate stream that waits for nothing. Gathers follow the update only because it ends
-    by gathering persistent weights. Without any (`stage3_param_persistence_threshold: 0`), losses of compiled OPT-1.3B
-    and GPT-2 XL on two H200 were off by up to 0.3 % and differed between repeats.
+    DeepSpeed 0.19.8 gathers on a separate stream that waits for nothing. Gathers follow the update
+    only because it ends by gathering persistent weights. Without any
+    (`stage3_param_persistence_threshold: 0`), losses of compiled OPT-1.3B and GPT-2 XL on two H200
+    were off by up to 0.3 % and differed between repeats.
     """
     stream = getattr(getattr(engine.optimizer, "parameter_offload", None), GATHERING_STREAM, None)
     if stream is not None:
@@ -240,8 +244,8 @@ def order_gathers(engine: Any) -> None:
 def without_reduction(experiment: Experiment, engine: Any) -> AbstractContextManager[Any]:
     """Return a context for the backward pass that skips the reduction of gradients on a single rank at ZeRO 0.
 
-    Otherwise DeepSpeed flattens, reduces and copies back every gradient (GPT-2, 32 x 128, with CUDA graphs on one H200:
-    15.2 ms a step instead of 14.0).
+    Otherwise DeepSpeed flattens, reduces and copies back every gradient (GPT-2, 32 x 128, with CUDA
+    graphs on one H200: 15.2 ms a step instead of 14.0).
     """
     alone = experiment.gpus == 1 and experiment.zero_stage == 0
     return engine.no_sync() if alone else nullcontext()
@@ -251,9 +255,10 @@ def without_reduction(experiment: Experiment, engine: Any) -> AbstractContextMan
 def undo_first_step(optimizer: Any) -> None:
     """Undo the step that DeepSpeed's ZeRO-0 optimizers for fp16 and bf16 take while they are built.
 
-    FP16_Optimizer and FP16_UnfusedOptimizer (DeepSpeed 0.19.8) step once with zero gradients to allocate their states.
-    Adam then counts the first real step as its second, with another bias correction, so ZeRO 0 and ZeRO 1 diverge after
-    one step; and weight decay has already shrunk the master weights. Both are restored.
+    FP16_Optimizer and FP16_UnfusedOptimizer (DeepSpeed 0.19.8) step once with zero gradients to
+    allocate their states. Adam then counts the first real step as its second, with another bias
+    correction, so ZeRO 0 and ZeRO 1 diverge after one step; and weight decay has already shrunk the
+    master weights. Both are restored.
     """
     if isinstance(optimizer, FP16_Optimizer):
         pairs = list(zip(optimizer.fp32_groups_flat, optimizer.fp16_groups_flat, strict=True))
@@ -270,9 +275,10 @@ def undo_first_step(optimizer: Any) -> None:
 def scale_loss(engine: Any, loss: torch.Tensor) -> None:
     """Scale the loss gradient of one micro-batch if the optimizer unscales it.
 
-    DeepSpeed 0.19.8's `engine.backward` scales the loss only for its ZeRO optimizers, but the ZeRO-0 optimizers for
-    fp16 divide by the scale all the same (deepspeedai/DeepSpeed pull request 8393): gradients come out 65,536 times
-    too small. The hook sets the correct factor, whether or not DeepSpeed has applied it.
+    DeepSpeed 0.19.8's `engine.backward` scales the loss only for its ZeRO optimizers, but the
+    ZeRO-0 optimizers for fp16 divide by the scale all the same (deepspeedai/DeepSpeed pull request
+    8393): gradients come out 65,536 times too small. The hook sets the correct factor, whether or
+    not DeepSpeed has applied it.
     """
     if (
         isinstance(engine.optimizer, FP16_Optimizer | FP16_UnfusedOptimizer)

@@ -31,11 +31,13 @@ class Position:
     """The part of its work that a rank is in."""
 
     phase: str = "build"
-    """Or the last part of a step that began: `forward`, `backward`, `optimizer`, `communication`."""
+    """Or the last part of a step that began: `forward`, `backward`, `optimizer`,
+    `communication`."""
     step: int | None = None
     """From 1; None while the engine is built."""
     failed_allocation: dict[str, float | None] = field(default_factory=dict)
-    """`allocated_gib`, `reserved_gib` and `requested_gib` at the last failed allocation on a GPU."""
+    """`allocated_gib`, `reserved_gib` and `requested_gib` at the last failed allocation on a
+    GPU."""
 
     def watch_memory(self, device: torch.device) -> None:
         """Record memory when a CUDA allocation fails: by the time the error is caught, tensors are freed."""
@@ -72,7 +74,8 @@ def record(run: RunPaths, rank: int, position: Position, error: Exception) -> No
 def _is_in_communication(error: Exception) -> bool:
     """Return whether ranks were communicating when an error was raised: another rank may be its cause.
 
-    Gloo's errors are plain RuntimeErrors, which a backward pass raises outside of any Python function of torch's.
+    Gloo's errors are plain RuntimeErrors, which a backward pass raises outside of any Python
+    function of torch's.
     """
     if isinstance(error, torch.distributed.DistError) or GLOO_TRANSPORT in str(error):
         return True

@@ -1,12 +1,12 @@
 """A process that has imported torch, DeepSpeed and transformers, and forks the ranks of one run after another.
 
-Starting two ranks normally spends about 12 s on imports and interpreter exits; a forked rank has imported already.
-Every rank is a separate process with a fresh copy of the server's memory. The server never runs a torch operation or
-uses a GPU, so a run inherits nothing from the one before.
+Starting two ranks normally spends about 12 s on imports and interpreter exits; a forked rank has
+imported already. Every rank is a separate process with a fresh copy of the server's memory. The
+server never runs a torch operation or uses a GPU, so a run inherits nothing from the one before.
 
-The server reads one JSON line per run from a Unix socket ({"ranks": [environment, ...], "cwd", "log", "worker",
-"run_dir"}), answers {"pids": [...]} and then {"rank", "exit"} for each rank. It kills the ranks when the
-client disconnects, and exits when the process that started it ends.
+The server reads one JSON line per run from a Unix socket ({"ranks": [environment, ...], "cwd",
+"log", "worker", "run_dir"}), answers {"pids": [...]} and then {"rank", "exit"} for each rank. It
+kills the ranks when the client disconnects, and exits when the process that started it ends.
 """
 
 import contextlib
@@ -33,7 +33,8 @@ FIRST = (
     "deepspeed.module_inject.auto_ep_layer",
     "dsnb.measure.train.engine",
 )
-"""Modules that the first run needs whatever it trains; importing what they import takes 2 s in each of its ranks."""
+"""Modules that the first run needs whatever it trains; importing what they import takes 2 s in each
+of its ranks."""
 PRELOADED = ("torch", "deepspeed", "transformers", "dsnb", "numpy", "tokenizers", "peft")
 
 
@@ -106,7 +107,8 @@ def run(connection: socket.socket, listener: socket.socket) -> list[str]:
 def watch(connection: socket.socket, pids: list[int]) -> None:
     """Report the exits of the ranks in their order; kill all ranks if the client disconnects.
 
-    Of ranks that end within `POLL_S`, those killed by a signal come first: the others may have failed because of them.
+    Of ranks that end within `POLL_S`, those killed by a signal come first: the others may have
+    failed because of them.
     """
     send(connection, {"pids": pids})
     alive = {pid: rank for rank, pid in enumerate(pids)}

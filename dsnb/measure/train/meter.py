@@ -1,8 +1,8 @@
 """Measures the steps of one rank, and writes them during training.
 
-Nothing here waits for the device between the first and the last timed step: boundaries are marks in the device's queue,
-losses are copied to the host asynchronously, and a step is written once the device has passed its mark, in a thread:
-where a write took 0.7 s, a step took 210 ms instead of 74.
+Nothing here waits for the device between the first and the last timed step: boundaries are marks in
+the device's queue, losses are copied to the host asynchronously, and a step is written once the
+device has passed its mark, in a thread: where a write took 0.7 s, a step took 210 ms instead of 74.
 """
 
 import contextlib
@@ -23,13 +23,17 @@ from dsnb.base.system.hardware import GIB
 from dsnb.measure.train.failure import Position
 
 MAX_PARTS = 8
-"""Maximum backward passes of a step whose ends are marked: each mark takes the host some microseconds."""
+"""Maximum backward passes of a step whose ends are marked: each mark takes the host some
+microseconds."""
 LEFT = 0.25
-"""The host kept the GPU busy in a part of a step if it had queued all of it with this share still to be done."""
+"""The host kept the GPU busy in a part of a step if it had queued all of it with this share still
+to be done."""
 UPDATE_WITHIN_S = 0.5
-"""A counter that does not change for this long is unusable: even an idle GPU draws some joules in that time."""
+"""A counter that does not change for this long is unusable: even an idle GPU draws some joules in
+that time."""
 MIN_SPAN_S = 0.3
-"""Minimum span with an energy figure: updates are timed to about 5 ms at each end, and idle power is an estimate."""
+"""Minimum span with an energy figure: updates are timed to about 5 ms at each end, and idle power
+is an estimate."""
 Reading = tuple[float, float]
 """Time of an update of the counter, on the monotonic clock in seconds, and its value in joules."""
 
@@ -37,8 +41,9 @@ Reading = tuple[float, float]
 class Clock:
     """Marks points in the work of a device, numbered from 0.
 
-    A GPU works through a queue that the host fills: marks are events in the current stream, timed by the GPU. A CPU
-    executes work as it is called, so its marks are readings of the monotonic clock.
+    A GPU works through a queue that the host fills: marks are events in the current stream, timed
+    by the GPU. A CPU executes work as it is called, so its marks are readings of the monotonic
+    clock.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -77,10 +82,10 @@ class Clock:
 def cpu_bound(clock: Clock, marks: Sequence[int], last: int) -> float:
     """Return the share of the time between the first and the last of `marks` in which the host set the pace.
 
-    The device was idle at the first mark and at the mark `last`, so its clock can be related to the host's. For each
-    part between two marks this gives the work that the device had left when the host had queued all of it. If that is
-    less than `LEFT` of the part, the rest of the part counts: the device waited for launches at its end at the latest,
-    and may have been idle before.
+    The device was idle at the first mark and at the mark `last`, so its clock can be related to the
+    host's. For each part between two marks this gives the work that the device had left when the
+    host had queued all of it. If that is less than `LEFT` of the part, the rest of the part counts:
+    the device waited for launches at its end at the latest, and may have been idle before.
     """
     first = marks[0]
     rate = clock.host_s(first, last) / clock.seconds(first, last)  # the two clocks drift apart
@@ -95,9 +100,10 @@ def cpu_bound(clock: Clock, marks: Sequence[int], last: int) -> float:
 class EnergyMeter:
     """Measures the energy of one span; `read` returns the counter in joules, `now` a monotonic time in seconds.
 
-    The energy counter is updated only about every 100 ms, so it is read right after an update, before and after the
-    span. The idle energy between these updates and the span is estimated over one more update and subtracted. NVML's
-    power reading is no alternative: on recent GPUs it is an average over the last second.
+    The energy counter is updated only about every 100 ms, so it is read right after an update,
+    before and after the span. The idle energy between these updates and the span is estimated over
+    one more update and subtracted. NVML's power reading is no alternative: on recent GPUs it is an
+    average over the last second.
     """
 
     def __init__(
@@ -187,9 +193,9 @@ class Pending:
 class Meter:
     """Times `steps` steps, warm-up included, and collects their losses; `path` is None on ranks that write nothing.
 
-    `tokens_per_step` are those of all ranks, and `launched_at` is the origin of every `t_s`. `position` is updated when
-    a part of a step begins. `marks_forward` is false in a pipeline, where the first forward pass includes the wait for
-    other stages.
+    `tokens_per_step` are those of all ranks, and `launched_at` is the origin of every `t_s`.
+    `position` is updated when a part of a step begins. `marks_forward` is false in a pipeline,
+    where the first forward pass includes the wait for other stages.
     """
 
     def __init__(
@@ -230,7 +236,8 @@ class Meter:
         self.cpu_bound: float | None = None
         """`cpu_bound` of the timed steps; None on a CPU."""
         self.alloc_retries: int | None = None
-        """How often the allocator returned memory and asked again in the timed steps; None on a CPU."""
+        """How often the allocator returned memory and asked again in the timed steps; None on a
+        CPU."""
         self._retries_before = 0
         self._clock_zero = self._boundary = self.clock.mark()
         self.clock.synchronize()

@@ -1,16 +1,19 @@
 """Figures over all ranks of a run: sums, means, peak memory, skew, changed weights. Every rank must call them.
 
-Peak memory excludes building the model, which can take more than training and depends on how weights are loaded.
+Peak memory excludes building the model, which can take more than training and depends on how
+weights are loaded.
 
-Skew is the slowest rank relative to the median, step by step. If a step ends with a collective, all ranks end it
-together, and the skew of steps stays near 0 (measured: a rank 100 ms late to each step of 50 ms changed it from 4 % to
-3 %). The first forward pass of each step is therefore compared as well: with ZeRO 0 to 2 and DDP it contains no
-collective, so its skew shows slow GPUs or uneven data. With ZeRO 3, FSDP and tensor parallelism ranks wait for each
-other in it too; only groups of nodes then show which one is slow (`dsnb.results.answers.hosts`).
+Skew is the slowest rank relative to the median, step by step. If a step ends with a collective, all
+ranks end it together, and the skew of steps stays near 0 (measured: a rank 100 ms late to each step
+of 50 ms changed it from 4 % to 3 %). The first forward pass of each step is therefore compared as
+well: with ZeRO 0 to 2 and DDP it contains no collective, so its skew shows slow GPUs or uneven
+data. With ZeRO 3, FSDP and tensor parallelism ranks wait for each other in it too; only groups of
+nodes then show which one is slow (`dsnb.results.answers.hosts`).
 
-Training must change the weights, because a run without gradients is as fast as one that trains. A sample of each of the
-optimizer's tensors is compared before the first step and after the last: in native half precision the fp32 master
-weights, since the half-precision copies may stay equal while training proceeds.
+Training must change the weights, because a run without gradients is as fast as one that trains. A
+sample of each of the optimizer's tensors is compared before the first step and after the last: in
+native half precision the fp32 master weights, since the half-precision copies may stay equal while
+training proceeds.
 """
 
 import contextlib
@@ -63,11 +66,12 @@ def _memory_gib(file: str, name: str) -> float:
 def peaks_of_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str, float | None]:
     """Combine the peaks of all ranks; `gpu_gib` has the same names on every rank, and is empty on a CPU.
 
-    `gpu_gib` and `rank_host_memory_gib` are maxima over ranks. `host_memory_gib` is the sum over the ranks of the
-    fullest host: an upper bound, since the peaks of ranks need not coincide.
+    `gpu_gib` and `rank_host_memory_gib` are maxima over ranks. `host_memory_gib` is the sum over
+    the ranks of the fullest host: an upper bound, since the peaks of ranks need not coincide.
     """
     peak = _memory_gib("status", "VmHWM")  # since `reset_host_peak`
-    # Forked ranks share what the fork server has imported. `Pss` divides each shared page by its number of processes.
+    # Forked ranks share what the fork server has imported. `Pss` divides each shared page by its
+    # number of processes.
     shared = 0.0
     proportional = _memory_gib("smaps_rollup", "Pss")
     if proportional:
@@ -89,8 +93,9 @@ def skew_of_ranks(
 ) -> dict[str, Any]:
     """Compare the times of all ranks' timed steps and first forward passes; `forwards_s` may be empty.
 
-    Skews are medians over steps of (slowest rank / median rank - 1), times of ranks are means. `slowest_rank` has the
-    longest forward passes or, if they were not measured, steps. All are None for a single rank.
+    Skews are medians over steps of (slowest rank / median rank - 1), times of ranks are means.
+    `slowest_rank` has the longest forward passes or, if they were not measured, steps. All are None
+    for a single rank.
     """
     steps = compare(_of_ranks(times_s, device))
     forwards = compare(_of_ranks(forwards_s, device))
@@ -154,8 +159,9 @@ class WeightWatch:
     def changes(self, experiment: Experiment, updates: int, device: torch.device) -> dict[str, Any]:
         """Return how much the weights changed in a number of updates.
 
-        `update_rms` is the root mean square of the sampled weights' change beyond weight decay, and `weights_moved`
-        whether it exceeds rounding errors; None if no rank holds its weights in memory (offload to NVMe).
+        `update_rms` is the root mean square of the sampled weights' change beyond weight decay, and
+        `weights_moved` whether it exceeds rounding errors; None if no rank holds its weights in
+        memory (offload to NVMe).
         """
         decay = (1 - experiment.learning_rate * ADAMW["weight_decay"]) ** updates
         sums = torch.zeros(3, dtype=torch.float64)

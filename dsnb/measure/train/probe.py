@@ -1,12 +1,14 @@
 """The ranks' part of `dsnb probe` and `dsnb bandwidth`: measures GPU and host on one rank, links on several.
 
-Figures of one rank calibrate constants of the time model (`dsnb.prediction.probed`), each measured on the work that its
-constant is fitted to. Without a GPU, only the host is measured. Rates are decimal.
+Figures of one rank calibrate constants of the time model (`dsnb.prediction.probed`), each measured
+on the work that its constant is fitted to. Without a GPU, only the host is measured. Rates are
+decimal.
 
-Figures of several ranks, with NCCL on GPUs and gloo on CPUs, are comparable to nccl-tests: float32, warm-up calls, then
-as many timed calls as fit into a time limit, queued back to back. An all-reduce sums in place; the size of an
-all-gather is that of its result. The time of a size is the mean over its calls on the slowest rank (nccl-tests averages
-over ranks). A wrong result on any rank is an error.
+Figures of several ranks, with NCCL on GPUs and gloo on CPUs, are comparable to nccl-tests: float32,
+warm-up calls, then as many timed calls as fit into a time limit, queued back to back. An all-reduce
+sums in place; the size of an all-gather is that of its result. The time of a size is the mean over
+its calls on the slowest rank (nccl-tests averages over ranks). A wrong result on any rank is an
+error.
 """
 
 import statistics
@@ -45,11 +47,13 @@ SPAN_S, QUICK_SPAN_S, BATCHES = 0.5, 0.01, 5
 """Seconds that each figure takes, in a quick probe as well, and the number of batches in them."""
 ITEM_BYTES, MIN_BYTES = 4, 8
 MAX_BYTES = {"cuda": 256 * 2**20, "cpu": 16 * 2**20}
-"""Default size of the largest message; nccl-tests is usually called as `all_reduce_perf -b 8 -e 256M -f 2`."""
+"""Default size of the largest message; nccl-tests is usually called as `all_reduce_perf -b 8 -e
+256M -f 2`."""
 WARMUP_CALLS, MAX_CALLS = 5, 20
 """The defaults of nccl-tests."""
 SIZE_LIMIT_S = 0.5
-"""Approximate time limit for the timed calls of one size; a slow link gets fewer calls, but at least one."""
+"""Approximate time limit for the timed calls of one size; a slow link gets fewer calls, but at
+least one."""
 ALL_REDUCE, ALL_GATHER = "all-reduce", "all-gather"
 RESULTS = {ALL_REDUCE: "all-reduced sum", ALL_GATHER: "all-gathered message"}
 PERIOD = 7
@@ -167,7 +171,8 @@ def attention(device: torch.device, span_s: float, tokens: int = TOKENS) -> Rows
             torch.randn(shape, device=device, dtype=torch.bfloat16).requires_grad_().unbind()
         )
         time_s = seconds(partial(_attention, parts), device, span_s)
-        # Two products forward and five backward, of the half that is not masked (Dao 2023, section 4.1).
+        # Two products forward and five backward, of the half that is not masked (Dao 2023, section
+        # 4.1).
         tflops = 7 * tokens * length * HEADS * HEAD_SIZE / time_s / 1e12
         yield f"length {length:,}", tflops, "TFLOP/s", "attention_tflops" if length == 2048 else ""
 
@@ -208,7 +213,8 @@ def host(device: torch.device, span_s: float) -> Rows:
         parameter.grad = torch.zeros_like(parameter)
     check = partial(CheckOverflow([parameters]).has_overflow_serial, parameters)
     yield "parameter", 1e6 * seconds(check, device, span_s) / TENSORS, "µs", "parameter_us"
-    # A row of small layers with one parameter each, which ZeRO 3 gathers before use and frees afterwards.
+    # A row of small layers with one parameter each, which ZeRO 3 gathers before use and frees
+    # afterwards.
     plain = _row_of_layers(device)
     sharded = _row_of_layers(device)
     config = {

@@ -1,7 +1,8 @@
 """Profiles a run after its timed steps: the breakdown of one step, and a trace of another.
 
-All ranks train the same extra steps, because of the collectives; rank 0 writes. The run's record is written first, and
-a profile that fails is reported in `profile.json` and on the console: it never fails the run.
+All ranks train the same extra steps, because of the collectives; rank 0 writes. The run's record is
+written first, and a profile that fails is reported in `profile.json` and on the console: it never
+fails the run.
 """
 
 import gzip
@@ -30,12 +31,14 @@ from dsnb.settings.records.paths import RunPaths
 
 CUT_OFF = "the profile was cut off before it was measured"
 MAX_S, MAX_STEPS = 60.0, 30
-"""Time limit of a profile, in seconds plus steps: if one rank fails, the others would wait in a collective."""
+"""Time limit of a profile, in seconds plus steps: if one rank fails, the others would wait in a
+collective."""
 RESERVE_S = 5.0
 """Seconds of the run's time limit that are kept for its end."""
 PARTS = ("forward", "backward", "optimizer")
 HANDOVER = "communication"
-"""The part of a pipeline step in which stages exchange activations, gradients and losses, or wait for each other."""
+"""The part of a pipeline step in which stages exchange activations, gradients and losses, or wait
+for each other."""
 STEPS = 3
 MicroBatches = Sequence[torch.Tensor]
 Interval = tuple[float, float]
@@ -114,8 +117,8 @@ def time_parts(
 ) -> dict[str, float]:
     """Time the parts of a few steps, and return those of the step with the median time.
 
-    All figures are from one step, so the parts, summed over micro-batches, add up to `step_s` except for what the
-    trainer does between them. Only a pipeline has `handover_s`.
+    All figures are from one step, so the parts, summed over micro-batches, add up to `step_s`
+    except for what the trainer does between them. Only a pipeline has `handover_s`.
     """
     timed: list[dict[str, float]] = []
 
@@ -193,9 +196,9 @@ def communication_s(
 ) -> tuple[float | None, float | None]:
     """Return how long collectives ran in one rank's trace, and for how long no other kernel ran beside them.
 
-    On a GPU these are NCCL kernels, including the time they wait for other ranks; on a CPU gloo operations, from when
-    its threads start them. Both are None without collectives. The second is also None on a CPU, where the trace does
-    not show when an operation has a core.
+    On a GPU these are NCCL kernels, including the time they wait for other ranks; on a CPU gloo
+    operations, from when its threads start them. Both are None without collectives. The second is
+    also None on a CPU, where the trace does not show when an operation has a core.
     """
     spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
     if device == "cpu":

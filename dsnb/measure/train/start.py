@@ -1,7 +1,7 @@
 """`python -m dsnb.measure.train.start WORKER RUN_DIR` runs one rank under torchrun; `run_ranks` runs torchrun.
 
-Like the fork server, a rank is killed when the process that owns the run ends: torchrun killed with SIGKILL would leave
-every rank training.
+Like the fork server, a rank is killed when the process that owns the run ends: torchrun killed with
+SIGKILL would leave every rank training.
 """
 
 import importlib
@@ -25,7 +25,8 @@ def die_with(owner: psutil.Process, poll_s: float = 1.0) -> None:
 def run_ranks(arguments: list[str]) -> dict[str, Any]:
     """Run torchrun, and return the exit codes of the ranks that failed first, or its own error; empty if none did.
 
-    Ranks that torchrun terminates because another one has failed are left out. Those killed by a signal come first.
+    Ranks that torchrun terminates because another one has failed are left out. Those killed by a
+    signal come first.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext

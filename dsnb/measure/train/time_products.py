@@ -8,7 +8,8 @@ import torch
 SIZE = 512
 """Of square matrices: in fp32 a millisecond; emulated bf16 takes a fifth of a second."""
 SPAN_S, LEAST_CALLS = 0.3, 3
-"""Calls are repeated for this time, and at least so often. The fastest counts: other programs can only delay one."""
+"""Calls are repeated for this time, and at least so often. The fastest counts: other programs can
+only delay one."""
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 

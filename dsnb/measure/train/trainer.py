@@ -38,7 +38,8 @@ def no_section(name: str) -> AbstractContextManager[None]:
 class Trainer:
     """A causal language model of transformers, or peft's wrapper of one, with its optimizer, ready to train.
 
-    `parameters` counts those of all ranks that share the model, tied ones once; `module` is this rank's part.
+    `parameters` counts those of all ranks that share the model, tied ones once; `module` is this
+    rank's part.
     """
 
     module: torch.nn.Module
@@ -205,9 +206,10 @@ class FsdpTrainer(TorchTrainer):
             "mesh": init_device_mesh(self.device.type, (self.experiment.gpus,))
         }
         if self.experiment.numbers.natively_half:
-            # Inputs keep their types, as in DeepSpeed's bf16: the hidden state is in bf16 already, and OLMo 2 hands
-            # the cosines and sines of positions to its blocks in fp32. FSDP2 casts them in the forward pass, but not
-            # where torch 2.11 and 2.12 recompute a block, which then fails.
+            # Inputs keep their types, as in DeepSpeed's bf16: the hidden state is in bf16 already,
+            # and OLMo 2 hands the cosines and sines of positions to its blocks in fp32. FSDP2 casts
+            # them in the forward pass, but not where torch 2.11 and 2.12 recompute a block, which
+            # then fails.
             options["mp_policy"] = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )

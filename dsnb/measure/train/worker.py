@@ -117,7 +117,8 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
         profiling.profile(
             run, trainer, data(last), device, meter.wall_s["timed"] / experiment.steps
         )
-    # DDP must go before its process group: otherwise its destructor and gloo's thread wait for each other.
+    # DDP must go before its process group: otherwise its destructor and gloo's thread wait for each
+    # other.
     del trainer
     gc.collect()
     torch.distributed.destroy_process_group()
@@ -163,8 +164,8 @@ def run_steps(
 ) -> tuple[int, list[float]]:
     """Train the warm-up and timed steps; return the number of graphs compiled in the timed ones, and mean losses.
 
-    The attention kernel is watched in the second step if that is a warm-up step: after the model is compiled, and
-    before CUDA graphs are replayed.
+    The attention kernel is watched in the second step if that is a warm-up step: after the model is
+    compiled, and before CUDA graphs are replayed.
     """
     watched = min(1, experiment.warmup_steps - 1)
     first_timed = experiment.warmup_steps
@@ -204,8 +205,9 @@ def set_up(experiment: Experiment) -> torch.device:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        # DeepSpeed would compile deepspeed_shm_comm, which training never uses, for 40 to 77 s at the first start on a
-        # CPU if this table listed it. Filling the table also runs a compiler in every rank.
+        # DeepSpeed would compile deepspeed_shm_comm, which training never uses, for 40 to 77 s at
+        # the first start on a CPU if this table listed it. Filling the table also runs a compiler
+        # in every rank.
         deepspeed.ops.__compatible_ops__ = {}
     if experiment.memory_limit_gib:
         limit_bytes = int(experiment.memory_limit_gib * GIB)
@@ -215,7 +217,8 @@ def set_up(experiment: Experiment) -> torch.device:
         else:
             resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
     limit = timedelta(seconds=min(experiment.step_timeout_s, MAX_WAIT_S))
-    # DeepSpeed creates further groups without a timeout: each would wait half an hour for a dead rank.
+    # DeepSpeed creates further groups without a timeout: each would wait half an hour for a dead
+    # rank.
     torch.distributed.new_group = functools.partial(torch.distributed.new_group, timeout=limit)
     backend = "nccl" if device.type == "cuda" else "gloo"
     deepspeed.init_distributed(backend, timeout=limit, init_method="dsnb://")
@@ -234,8 +237,8 @@ def make_trainer(
 def join_store(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Store, int, int]]:
     """Join torchrun's store, or one that rank 0 opens on MASTER_ADDR alone; a rendezvous handler for torch.
 
-    torch's `env://` listens on all interfaces, even if the ranks share a machine and meet on the loopback interface.
-    Anyone who reaches the store can read and change its content.
+    torch's `env://` listens on all interfaces, even if the ranks share a machine and meet on the
+    loopback interface. Anyone who reaches the store can read and change its content.
     """
     ranks = int(os.environ["WORLD_SIZE"])
     address = os.environ["MASTER_ADDR"]

@@ -8,9 +8,10 @@ module         question
 `memory`       peak bytes of one micro-batch, forward to backward, whatever its size
 =============  ========================================================================================
 
-`forward` follows a forward pass on the meta device and works for every model; `fake` builds models of fake tensors that
-compute as on a GPU; `saved` asks the partitioner of torch's compiler. All three import torch, this module does not.
-`python -m dsnb.models.observe` answers questions in a separate process.
+`forward` follows a forward pass on the meta device and works for every model; `fake` builds models
+of fake tensors that compute as on a GPU; `saved` asks the partitioner of torch's compiler. All
+three import torch, this module does not. `python -m dsnb.models.observe` answers questions in a
+separate process.
 """
 
 TRACED = (

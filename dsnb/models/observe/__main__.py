@@ -1,7 +1,7 @@
 """Answers questions about models: a line of JSON each on standard input, a record (or an `error`) on standard output.
 
-The process ends when its input is closed, even while it still imports torch, and when no question arrives for the
-seconds in its argument.
+The process ends when its input is closed, even while it still imports torch, and when no question
+arrives for the seconds in its argument.
 """
 
 import gc

@@ -1,7 +1,7 @@
 """Finds the routed experts of any model, and how many of them work on a token, without a list of families.
 
-Both follow from the model and its pass. If they are not certain, that is an error: a wrong number of active parameters
-would give a wrong figure.
+Both follow from the model and its pass. If they are not certain, that is an error: a wrong number
+of active parameters would give a wrong figure.
 """
 
 import re
@@ -29,7 +29,8 @@ class Experts:
     number: int
     chosen: int
     stacked: bool
-    """Whether their weights are parameters of the module itself, whose first dimension is the expert."""
+    """Whether their weights are parameters of the module itself, whose first dimension is the
+    expert."""
 
     def share(self, weight: nn.Parameter) -> float:
         """Return the share of a weight in the module that works on a token."""

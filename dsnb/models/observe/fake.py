@@ -25,7 +25,8 @@ FULL_PRECISION = {
     torch.softmax,
     Tensor.softmax,
 }
-"""Functions that CUDA's autocast computes in fp32 and a CPU's does not (PyTorch, "Autocast Op Reference")."""
+"""Functions that CUDA's autocast computes in fp32 and a CPU's does not (PyTorch, "Autocast Op
+Reference")."""
 BLOCK_BYTES = 512
 """torch's caching allocator rounds each allocation up to a multiple of this."""
 MANY = 1_000_003
@@ -85,8 +86,8 @@ def as_cuda(experiment: Experiment) -> Iterator[None]:
 def as_on_gpu(compiled: bool) -> Iterator[None]:
     """Let transformers choose as on a GPU.
 
-    Grouped products of experts take fp32 there, but only bf16 with fake tensors. Masks are all made if a compiler
-    traces, else only those of windows.
+    Grouped products of experts take fp32 there, but only bf16 with fake tensors. Masks are all made
+    if a compiler traces, else only those of windows.
     """
     masks: dict[str, Any] = {"find_packed_sequence_indices": lambda *_: None}
     if compiled:
@@ -120,7 +121,8 @@ def _fused_dropout(
 ) -> Tensor:
     """Apply dropout as CUDA's kernel does, which saves a byte for each value; a CPU saves factors of the values' width.
 
-    GPT-1.3B, eager attention, 1 x 2048, dropout of 0.1: 27.4 GiB on H200, 29.1 with a CPU's factors.
+    GPT-1.3B, eager attention, 1 x 2048, dropout of 0.1: 27.4 GiB on H200, 29.1 with a CPU's
+    factors.
     """
     return torch.native_dropout(values, p, training)[0] if training and p else values
 
@@ -132,7 +134,8 @@ def _in_fp32(value: Any) -> Any:
 def recompute_as_cuda(block: Any, offloaded: bool) -> None:
     """Make a checkpointed block recompute as on a GPU: the caller's modes are not active in the backward pass.
 
-    Offloaded tensors keep only their shape and return as new tensors, because fake tensors have one device.
+    Offloaded tensors keep only their shape and return as new tensors, because fake tensors have one
+    device.
     """
     recompute = block._gradient_checkpointing_func
 

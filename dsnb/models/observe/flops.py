@@ -89,7 +89,8 @@ def _used(
 ) -> tuple[Counter[int | None], Counter[int | None]]:
     """Return the parameters that work on a token, and those of them that are trained, by block; None outside of all.
 
-    A weight shared by several blocks counts in each; outside of blocks, as with tied embeddings, once.
+    A weight shared by several blocks counts in each; outside of blocks, as with tied embeddings,
+    once.
     """
     used: Counter[int | None] = Counter()
     trained: Counter[int | None] = Counter()

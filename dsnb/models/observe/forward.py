@@ -1,8 +1,8 @@
 """Follows a forward pass of any causal language model on the meta device: calls, attention, choices of experts.
 
-Nothing is computed, so every model of transformers can be observed in about a second, on any machine and without
-memory. Choices that depend on values, such as which expert gets a token, cannot be followed: experts return zeros, and
-every value that is read is 1.
+Nothing is computed, so every model of transformers can be observed in about a second, on any
+machine and without memory. Choices that depend on values, such as which expert gets a token, cannot
+be followed: experts return zeros, and every value that is read is 1.
 """
 
 from collections import defaultdict

@@ -1,9 +1,9 @@
 """Trace the memory of one training step without a GPU.
 
-The model is built from torch's fake tensors and runs forward, loss and backward, while the bytes of live storages are
-tracked operator by operator. For a compiled model, the partitioner of torch's compiler decides which activations are
-saved and which are recomputed, but nothing is compiled. Weights, optimizer states, buffers and collectives belong to
-the engine and are not traced.
+The model is built from torch's fake tensors and runs forward, loss and backward, while the bytes of
+live storages are tracked operator by operator. For a compiled model, the partitioner of torch's
+compiler decides which activations are saved and which are recomputed, but nothing is compiled.
+Weights, optimizer states, buffers and collectives belong to the engine and are not traced.
 """
 
 import json
@@ -108,8 +108,9 @@ def _factored(parameters: Iterable[Tensor]) -> int:
 def eager(experiment: Experiment, layers: int, every: int, sequences: int) -> dict[str, Any]:
     """Track every operator of the forward and the backward pass.
 
-    Blocks repeat with a period, `every`, so only a few are built. The second group of them represents those left out:
-    what happens inside it is the same for each, and adds to what the others hold.
+    Blocks repeat with a period, `every`, so only a few are built. The second group of them
+    represents those left out: what happens inside it is the same for each, and adds to what the
+    others hold.
     """
     few = layers % every + 3 * every
     left_out = max(0, layers - few) // every
@@ -122,7 +123,8 @@ def eager(experiment: Experiment, layers: int, every: int, sequences: int) -> di
             with as_cuda(experiment):
                 loss = model(ids)
                 with_copies = live.now
-            # Autocast drops its copies of weights that the backward pass does not need, those of recomputed blocks.
+            # Autocast drops its copies of weights that the backward pass does not need, those of
+            # recomputed blocks.
             dropped = with_copies - live.now
             recorder.add_forward()
             loss.backward()
@@ -265,8 +267,9 @@ def largest(sizes: Iterable[Size]) -> list[Size]:
 def _moments(candidates: Iterable[tuple[Size, float]]) -> list[tuple[float, float, float]]:
     """Return (constant, per sequence, done) of the moments that can be the peak for some micro-batch.
 
-    A moment is dropped if another with at least as many gradients has at least as many bytes of both kinds. Moments of
-    the loss's backward pass, before any gradient, are compared only with each other.
+    A moment is dropped if another with at least as many gradients has at least as many bytes of
+    both kinds. Moments of the loss's backward pass, before any gradient, are compared only with
+    each other.
     """
     kept: list[tuple[Size, float]] = []
     for held, done in sorted(candidates, key=lambda moment: moment[::-1], reverse=True):
@@ -303,8 +306,9 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], sequences: int) -> 
 def kept_sizes(experiment: Experiment, sequences: int) -> tuple[Size, Size]:
     """Return what a compiled model saves for its backward pass outside of equal blocks and in one, not recomputed.
 
-    The last block stands for those left out, or the last two where kinds of blocks alternate. Two blocks are enough,
-    except under autocast: with parallel residuals, the second one saves other tensors than all later ones.
+    The last block stands for those left out, or the last two where kinds of blocks alternate. Two
+    blocks are enough, except under autocast: with parallel residuals, the second one saves other
+    tensors than all later ones.
     """
     from dsnb.models.observe import (
         saved,  # takes a second to import, and only compiled models need it
@@ -335,9 +339,10 @@ def kept_sizes(experiment: Experiment, sequences: int) -> tuple[Size, Size]:
 def loss_sizes(experiment: Experiment, vocab: int, width: int) -> tuple[list[Size], Size]:
     """Return what the loss and its backward pass can add to saved activations, and the output layer's gradient.
 
-    `vocab` and `width` are the rows and columns of the output layer. The gradient of the logits overwrites them if the
-    compiler sees both and they are not padded. A chunked loss computes its gradients chunk by chunk in the forward
-    pass, the weight's in fp32; it copies the weight to cast or pad it, and the hidden states beside their gradient.
+    `vocab` and `width` are the rows and columns of the output layer. The gradient of the logits
+    overwrites them if the compiler sees both and they are not padded. A chunked loss computes its
+    gradients chunk by chunk in the forward pass, the weight's in fp32; it copies the weight to cast
+    or pad it, and the hidden states beside their gradient.
     """
     of_number = 4 if experiment.precision in {"fp32", "tf32"} else 2
     is_trained = not experiment.lora_rank  # LoRA freezes the output layer
@@ -365,9 +370,9 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int) -> tuple[list[Siz
 def kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: Size) -> tuple[Size, Size]:
     """Return the bytes that compiled blocks save, and those of a recomputed block.
 
-    If consecutive blocks with LoRA are recomputed in one graph, the backward pass recomputes all of them at once and
-    holds their inputs too: OPT-13B took 70 GiB with every block recomputed, 51 GiB with every second one. Pythia 410M
-    without LoRA recomputed block by block (docs/LOG.md).
+    If consecutive blocks with LoRA are recomputed in one graph, the backward pass recomputes all of
+    them at once and holds their inputs too: OPT-13B took 70 GiB with every block recomputed, 51 GiB
+    with every second one. Pythia 410M without LoRA recomputed block by block (docs/LOG.md).
     """
     layers = sizes["layers"]
     block_input = sizes["block_input"]

@@ -1,9 +1,9 @@
 """Counts what the blocks of any causal language model do with one token, operator by operator, without a GPU.
 
-Forward and backward pass run on fake tensors, as for memory. Matrix products are recognised by their operators,
-attention is a single operator, and everything else is elementwise. A compiler is imitated by one rule: the operators
-between two products are one kernel, which reads its inputs and writes its outputs; what the backward pass needs of it
-is recomputed from its inputs.
+Forward and backward pass run on fake tensors, as for memory. Matrix products are recognised by
+their operators, attention is a single operator, and everything else is elementwise. A compiler is
+imitated by one rule: the operators between two products are one kernel, which reads its inputs and
+writes its outputs; what the backward pass needs of it is recomputed from its inputs.
 """
 
 from collections import defaultdict
@@ -40,7 +40,8 @@ NAME = "dsnb_counted"
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 SLICED_BYTES = 6.0
 """Bytes that a vectorized operator moves in the time of one number of an operator on slices, such as those of a tensor
-that holds the queries, keys and values of every head (profiles of three models in half precision; docs/LOG.md)."""
+that holds the queries, keys and values of every head (profiles of three models in half precision;
+docs/LOG.md)."""
 NOTHING = (
     "aten::empty",
     "aten::new_empty",

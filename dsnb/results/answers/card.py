@@ -1,7 +1,7 @@
 """The card of a decision: what to train with, what it costs, what comes next, and how sure that is.
 
-The page makes the same card of the same facts and templates. Only the verdict on a difference says how certain it is
-(`dsnb.results.statistics.comparisons`).
+The page makes the same card of the same facts and templates. Only the verdict on a difference says
+how certain it is (`dsnb.results.statistics.comparisons`).
 """
 
 import math
@@ -63,9 +63,10 @@ ERRORS = {"rate_error": "tokens_per_s_error_pct", "memory_error": "peak_allocate
 def card(decision: Decision) -> dict[str, str]:
     """Return the texts of a card on measured settings by `PARTS`; unknown parts are empty.
 
-    `kicker`: the objective, and how many settings were compared. `headline`: what to train with, or why there is no
-    answer. `costs`: time, cost and memory. `gain`: the speed-up over a common starting point. `note`: what was not
-    measured. `following`: the runner-up. `edge`: untried larger micro-batches. `basis`: what the figures rest on.
+    `kicker`: the objective, and how many settings were compared. `headline`: what to train with, or
+    why there is no answer. `costs`: time, cost and memory. `gain`: the speed-up over a common
+    starting point. `note`: what was not measured. `following`: the runner-up. `edge`: untried
+    larger micro-batches. `basis`: what the figures rest on.
     """
     parts: dict[str, list[str]] = {part: [] for part in PARTS}
     for sentence in sentences(decision):

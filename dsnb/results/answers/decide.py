@@ -1,7 +1,8 @@
 """Choose the setting to train a task with, from one table of measured, predicted or published candidates.
 
-Days, GPU-hours, energy and cost extrapolate the speed of tens of steps to a whole training, without restarts,
-checkpoints and evaluation. The number of GPUs is part of a setting: more GPUs finish sooner and cost more.
+Days, GPU-hours, energy and cost extrapolate the speed of tens of steps to a whole training, without
+restarts, checkpoints and evaluation. The number of GPUs is part of a setting: more GPUs finish
+sooner and cost more.
 """
 
 import math
@@ -33,9 +34,11 @@ ASSUMED_PRICE = 2.5
 CPU, UNKNOWN_GPU = "CPU", "GPU"
 """Names in `prices` of runs without a GPU, whose "GPUs" are ranks, and of an unknown GPU."""
 WORTH_ROOM = 0.05
-"""How much worse than a setting whose memory is tight another one with room may be, and is still recommended."""
+"""How much worse than a setting whose memory is tight another one with room may be, and is still
+recommended."""
 FEWEST_SETTINGS = 5
-"""Settings of a task below which none is recommended: the best of a few may be far from the best."""
+"""Settings of a task below which none is recommended: the best of a few may be far from the
+best."""
 BASES = MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
 """The basis of a candidate's figures."""
 
@@ -61,7 +64,8 @@ class Question:
     relevance: float = RELEVANCE
     """Smallest difference that matters: 0.02 is 2 %."""
     max_days: float = MAX_DAYS
-    """Settings that take longer are left out if any takes less, unless the objective is the time."""
+    """Settings that take longer are left out if any takes less, unless the objective is the
+    time."""
     are_tokens_assumed: bool = False
     """Whether `tokens` are the usual tokens, as nobody gave a number; `decide` sets it."""
 
@@ -151,7 +155,8 @@ def rate(runs: pd.DataFrame) -> str:
 def default_objective(runs: pd.DataFrame) -> str:
     """Return the default objective: the time, or GPU-hours where the timed runs differ in their GPUs.
 
-    With the most GPUs, nearly every training is fastest. Ranks on a CPU share its cores, so their hours say little.
+    With the most GPUs, nearly every training is fastest. Ranks on a CPU share its cores, so their
+    hours say little.
     """
     is_timed = (runs["status"] == "ok") & (numbers(runs, "tokens_per_s") > 0)
     differ = numbers(runs, "gpus")[is_timed].nunique() > 1
@@ -161,12 +166,13 @@ def default_objective(runs: pd.DataFrame) -> str:
 def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame:
     """Return the settings of a task with a measured speed and number of GPUs, in order of appearance.
 
-    `power_w` is the mean power of a GPU for runs without measured power. Indexed by experiment: `basis`, `source`,
-    `gpu_name`, `kind` (see `kinds`), `n` and `n_failed` (ok and other runs), medians `gpus`, `tokens_per_s` (of all
-    GPUs), `power_w` (per GPU), `memory_gib` (`memory_figure`), `gpu_memory_gib` (capacity), `global_batch` (sequences
-    per step), `steps` and `timed_s` of a run, the number of `hosts`, `spread_pct` of tokens/s (standard deviation; half
-    the range of two or three runs) and `is_unstable` (`dsnb.results.statistics.summary.UNSTABLE`). Predicted candidates
-    (`dsnb.prediction.recommend`) also have `fits`.
+    `power_w` is the mean power of a GPU for runs without measured power. Indexed by experiment:
+    `basis`, `source`, `gpu_name`, `kind` (see `kinds`), `n` and `n_failed` (ok and other runs),
+    medians `gpus`, `tokens_per_s` (of all GPUs), `power_w` (per GPU), `memory_gib`
+    (`memory_figure`), `gpu_memory_gib` (capacity), `global_batch` (sequences per step), `steps` and
+    `timed_s` of a run, the number of `hosts`, `spread_pct` of tokens/s (standard deviation; half
+    the range of two or three runs) and `is_unstable` (`dsnb.results.statistics.summary.UNSTABLE`).
+    Predicted candidates (`dsnb.prediction.recommend`) also have `fits`.
     """
     runs = named_runs(runs)
     ok = runs["status"] == "ok"
@@ -221,8 +227,8 @@ def global_batch(runs: pd.DataFrame) -> pd.Series:
 def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return candidates with `days`, `gpu_hours`, `energy_kwh`, `price` (of a GPU-hour) and `cost`, fastest first.
 
-    `days_low` and `days_high` are the range given by the error of a predicted speed; without `days_high` where memory
-    is tight.
+    `days_low` and `days_high` are the range given by the error of a predicted speed; without
+    `days_high` where memory is tight.
     """
     gpus = table["gpus"]
     days = [metrics.days(question.tokens, rate) for rate in table["tokens_per_s"]]
@@ -244,7 +250,8 @@ class Decision:
 
     question: Question
     table: pd.DataFrame
-    """All candidates with what they cost (`costed`), those that need more GPUs than are at hand included."""
+    """All candidates with what they cost (`costed`), those that need more GPUs than are at hand
+    included."""
     options: pd.DataFrame
     """The eligible candidates, best first (`roomy_first`): those that fit on the GPUs at hand, with a known value of
     the objective and repeats that agree; slower than `Question.max_days` only if all are."""
@@ -252,9 +259,11 @@ class Decision:
     unstable: int = 0
     """Settings left out because of `Question.max_days`, and because their repeats disagree."""
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """All runs of the task, with experiments named as in the table; none for candidates that are only predicted."""
+    """All runs of the task, with experiments named as in the table; none for candidates that are
+    only predicted."""
     difference: "pd.Series[Any] | None" = None
-    """The row of `dsnb.results.statistics.comparisons` that compares the second option with the first; None without one."""
+    """The row of `dsnb.results.statistics.comparisons` that compares the second option with the
+    first; None without one."""
 
     @property
     def is_beyond(self) -> bool:
@@ -325,7 +334,8 @@ def decide(
 def roomy_first(options: pd.DataFrame, column: str) -> pd.DataFrame:
     """Return ranked options with the tight ones last if another that is at most 5 % worse has room.
 
-    Where the GPU has no room for what torch reserves, a run took twice the predicted time (OLMo-2 7B, FSDP, four H100).
+    Where the GPU has no room for what torch reserves, a run took twice the predicted time (OLMo-2
+    7B, FSDP, four H100).
     """
     is_tight = tight(options)
     close = options[column] <= (1 + WORTH_ROOM) * options[column].min()
@@ -348,8 +358,8 @@ def is_tight(row: Mapping[Any, Any]) -> bool:
 def _repeated_first(options: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return ranked options, the first with `MIN_RUNS` runs before a better one with fewer if the gain is irrelevant.
 
-    A single run that is 1 % faster is no reason to prefer its setting to one that was repeated. `web/answer.js` has the
-    same rule. Predictions have no runs and stay in their order.
+    A single run that is 1 % faster is no reason to prefer its setting to one that was repeated.
+    `web/answer.js` has the same rule. Predictions have no runs and stay in their order.
     """
     runs = numbers(options, "n")
     if options.empty or not runs.iloc[0] < MIN_RUNS:

@@ -36,9 +36,10 @@ def evidence(
 ) -> dict[object, dict[str, str]]:
     """Return facts about some candidates, by experiment; unknown ones are empty.
 
-    `rests`: what the speed rests on. `short`: seconds, if too few were timed. `gain`: the speed-up over `START` on the
-    same hardware with the same global batch. `batch`: the global batch. `edge`: whether the largest measured
-    micro-batch leaves enough memory for one twice as large; micro-batches that ran out of memory count as measured.
+    `rests`: what the speed rests on. `short`: seconds, if too few were timed. `gain`: the speed-up
+    over `START` on the same hardware with the same global batch. `batch`: the global batch. `edge`:
+    whether the largest measured micro-batch leaves enough memory for one twice as large;
+    micro-batches that ran out of memory count as measured.
     """
     first = first_runs(runs)
     settings = with_setting_axes(first)

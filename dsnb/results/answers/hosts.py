@@ -1,10 +1,11 @@
 """Compare groups of hosts, and hosts, with the median of a sweep, and describe the slow ones.
 
-A group is a set of hosts that ran an experiment together. Ranks wait for each other, so one slow host slows down all
-of its groups: a host is suspect if all of its groups were slow. A group is slow if it is below the median of its
-experiment's groups by more than `MIN_PCT` and by more than `DEVIATIONS` robust standard deviations (1.4826 x the median
-absolute deviation); this needs at least `MIN_GROUPS` groups. `expect_samples_per_s` in the sweep's params file is the
-throughput expected of each node, as in Lambda's benchmark.
+A group is a set of hosts that ran an experiment together. Ranks wait for each other, so one slow
+host slows down all of its groups: a host is suspect if all of its groups were slow. A group is slow
+if it is below the median of its experiment's groups by more than `MIN_PCT` and by more than
+`DEVIATIONS` robust standard deviations (1.4826 x the median absolute deviation); this needs at
+least `MIN_GROUPS` groups. `expect_samples_per_s` in the sweep's params file is the throughput
+expected of each node, as in Lambda's benchmark.
 """
 
 import contextlib
@@ -39,11 +40,12 @@ COLUMNS = [
 def groups(runs: pd.DataFrame) -> pd.DataFrame:
     """Compare groups of hosts that ran the same experiments; runs without a hostfile are left out.
 
-    Returns `COLUMNS`, one row per experiment and group, smallest groups first. `hosts` (`a,b`) is missing if a run
-    ended before they were known, `n` counts ok runs, rates are medians of these, `median_per_node` is over the groups
-    of the experiment, `compared_with` counts those with a figure, `limit_pct` is how far below the median a group is
-    slow (NaN with too few groups), `verdict` is `pass`, `fail`, or `-` without an expectation or with unfinished runs,
-    and `cause` is that of the first failed run.
+    Returns `COLUMNS`, one row per experiment and group, smallest groups first. `hosts` (`a,b`) is
+    missing if a run ended before they were known, `n` counts ok runs, rates are medians of these,
+    `median_per_node` is over the groups of the experiment, `compared_with` counts those with a
+    figure, `limit_pct` is how far below the median a group is slow (NaN with too few groups),
+    `verdict` is `pass`, `fail`, or `-` without an expectation or with unfinished runs, and `cause`
+    is that of the first failed run.
     """
     named = runs["hosts"].notna()
     several = (runs["source"] == "dsnb") & (runs["nodes"] > 1)
@@ -123,8 +125,9 @@ def is_slow(table: pd.DataFrame) -> pd.Series:
 def hosts(table: pd.DataFrame) -> pd.DataFrame:
     """Compare the hosts of a table of `groups`, slowest first.
 
-    `groups` counts those that could be compared, `slow` the slow ones of these; `off_median_pct` is that of the
-    smallest group with the host (the median of several), and `is_suspect` whether all of its groups are slow.
+    `groups` counts those that could be compared, `slow` the slow ones of these; `off_median_pct` is
+    that of the smallest group with the host (the median of several), and `is_suspect` whether all
+    of its groups are slow.
     """
     comparable = table[table["hosts"].notna() & table["limit_pct"].notna()]
     members = comparable["hosts"].str.split(",")

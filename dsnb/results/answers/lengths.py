@@ -1,8 +1,9 @@
 """Compare sequence lengths: how many tokens/s the same settings reach on longer or shorter sequences.
 
-Runs of different sequence lengths are different tasks, so no length is recommended: a token of a longer sequence is
-more work, since attention reads more tokens before it, and a model trained on it is another model. What a length costs
-is a fair question all the same, and its answer is stated as a comparison of work.
+Runs of different sequence lengths are different tasks, so no length is recommended: a token of a
+longer sequence is more work, since attention reads more tokens before it, and a model trained on it
+is another model. What a length costs is a fair question all the same, and its answer is stated as a
+comparison of work.
 """
 
 import pandas as pd

@@ -1,6 +1,7 @@
 """Published tables: what others published, and what was measured with dsnb, in the columns of `dsnb.load_runs`.
 
-The tables are CSV files in these columns; `README.md` names the source of each and how its columns were derived.
+The tables are CSV files in these columns; `README.md` names the source of each and how its columns
+were derived.
 """
 
 from functools import lru_cache
@@ -25,9 +26,11 @@ from dsnb.settings.records.columns import (
 FOREIGN = ("bigscience_1b3", "dist_training_gpt2", "jean_zay_bloom7b", "lambda_1cc_opt")
 """Tables that others published."""
 OLDER = ("h200_gpt2_zero_precision", "h200_memory")
-"""Tables measured with older versions of dsnb, which recorded less, as the note of each run explains."""
+"""Tables measured with older versions of dsnb, which recorded less, as the note of each run
+explains."""
 WITH_STEPS = ("h200", "h100", "h200_archive")
-"""Tables measured with dsnb, with the steps of their runs; runs in the archive were replaced by longer ones."""
+"""Tables measured with dsnb, with the steps of their runs; runs in the archive were replaced by
+longer ones."""
 OWN = (*OLDER, *WITH_STEPS)
 TOLERANCE = 0.1
 """Largest relative difference of a published figure from the one that follows from others."""

@@ -1,12 +1,12 @@
 r"""Readers of other programs' logs: text -> training runs, each with its settings, figures and steps.
 
-`console` recognizes a log and passes its lines to the readers of `launchers`, `deepspeed`, `megatron`, `trainer` and
-`step_lines`, which fill a `reading.LoggedRun`; `lines.toml` has the names and lines that need no code, and
-`logged_run` turns a run into a row. What a log does not contain stays missing; each figure is marked as logged or
-derived.
+`console` recognizes a log and passes its lines to the readers of `launchers`, `deepspeed`,
+`megatron`, `trainer` and `step_lines`, which fill a `reading.LoggedRun`; `lines.toml` has the names
+and lines that need no code, and `logged_run` turns a run into a row. What a log does not contain
+stays missing; each figure is marked as logged or derived.
 
-A package adds the logs of another program by an entry point in the group `dsnb.log_readers`, which names a module that
-registers readers. `marks` says that a text with these words is a log:
+A package adds the logs of another program by an entry point in the group `dsnb.log_readers`, which
+names a module that registers readers. `marks` says that a text with these words is a log:
 
 >>> # pyproject.toml: [project.entry-points."dsnb.log_readers"]
 >>> #                 tinytrain = "my_package.tinytrain"

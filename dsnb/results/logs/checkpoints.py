@@ -16,8 +16,8 @@ RECORDS = (".json", ".jsonl")
 def without_copies(logs: Sequence[Read]) -> list[Read]:
     """Leave out the records of a training's folder whose history is the beginning of another one's there.
 
-    The longest record stays, and gets the figures that only the others have. Records that differ stay: they are of
-    different trainings.
+    The longest record stays, and gets the figures that only the others have. Records that differ
+    stay: they are of different trainings.
     """
     records = [(path, runs[0]) for path, runs in logs if len(runs) == 1 and path.endswith(RECORDS)]
     kept: dict[str, list[LoggedRun]] = {}

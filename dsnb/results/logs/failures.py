@@ -1,7 +1,7 @@
 """Readers of failures: exceptions, signals, shortages of memory, and what launchers and Slurm say at the end of ranks.
 
-A launcher reports the end of every rank, whatever its cause, and ranks fail since others did. So lines are weighed: the
-first of those that say most about the cause counts.
+A launcher reports the end of every rank, whatever its cause, and ranks fail since others did. So
+lines are weighed: the first of those that say most about the cause counts.
 """
 
 import re

@@ -25,8 +25,8 @@ CHAT_OFF = {"activation_checkpointing": False, "lora_rank": 0, "offload": "none"
 def command(run: LoggedRun, match: Match) -> None:
     """Read settings from `... script.py --flag value ...`: plain words, a Python list, or a trace of `set -x`.
 
-    Only the flags of `lines.toml` are kept: others may hold confidential values. A command line that follows the
-    printed settings belongs to another program, such as an evaluation.
+    Only the flags of `lines.toml` are kept: others may hold confidential values. A command line
+    that follows the printed settings belongs to another program, such as an evaluation.
     """
     if run.configured:
         return

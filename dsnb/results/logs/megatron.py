@@ -28,13 +28,15 @@ GROUPS = {
     "data": "data_parallel",
 }
 _NEWEST = re.compile(r"\.\d{6}\] iteration .{0,200}elapsed time per iteration \(ms\): [\d.]+ ")
-"""The newest Megatron-LM, which prints microseconds, counts the first iteration in its first and its second line."""
+"""The newest Megatron-LM, which prints microseconds, counts the first iteration in its first and
+its second line."""
 _FIELD = re.compile(
     r"\|\s*(lm[ _-]loss|global[ _-]batch[ _-]size|actual[ _-]seqlen|number[ _-]of[ _-](?:skipped|nan)[ _-]iterations"
     r"|elapsed[ _]time[ _]per[ _]iteration[ _](?:\(ms\)|\(s\)|ms|s)|throughput per GPU \(TFLOP/s/GPU\)"
     r"|TFLOPs|\[LM\]-TFLOPs|approx flops per GPU|grad[ _-]norm)\s*[:=]?\s*([-+\w.,]+)(?=[\s|])"
 )
-"""`| name: 1.0`, `| name=1.0` and, in the oldest format, `| name 1.0`; not at the very end, where it may be cut off."""
+"""`| name: 1.0`, `| name=1.0` and, in the oldest format, `| name 1.0`; not at the very end, where
+it may be cut off."""
 _PEAKS = re.compile(r"\| max (allocated|reserved|cached): " + NUMBER)
 
 

@@ -48,8 +48,9 @@ def _shared_by(run: LoggedRun) -> int:
 def _model_parallel_sizes(run: LoggedRun) -> None:
     """Derive tensor and pipeline parallelism from all GPUs and the data-parallel ranks.
 
-    DeepSpeed's engine prints as its world size all ranks, or with a model-parallel unit the data-parallel ones. Such a
-    unit shows itself: Megatron's arguments, a pipeline's topology, or sizes.
+    DeepSpeed's engine prints as its world size all ranks, or with a model-parallel unit the
+    data-parallel ones. Such a unit shows itself: Megatron's arguments, a pipeline's topology, or
+    sizes.
     """
     ranks = _ranks_of_replica(run)
     if ranks == 1 and not run.has_stages:

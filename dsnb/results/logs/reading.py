@@ -10,7 +10,8 @@ from dsnb.results.logs.values import DECLARED, NUMBER, PARSERS
 
 LOGGED, DERIVED = PROVENANCES = ("as logged", "derived")
 END, CONSEQUENCE, CAUSE, SHORTAGE = range(4)
-"""How much a line says about why a run failed: that its ranks were ended, how, what ended the first, what it lacked."""
+"""How much a line says about why a run failed: that its ranks were ended, how, what ended the
+first, what it lacked."""
 WEIGHTS = {"end": END, "consequence": CONSEQUENCE, "cause": CAUSE, "shortage": SHORTAGE}
 CONSOLE = "console"
 """The program of a log that only shows how its program was launched or how it failed."""
@@ -42,7 +43,8 @@ class Health:
     ) -> None:
         """Judge a line by its texts of loss and gradient norm.
 
-        With fp16, a step whose gradient overflows is skipped and training goes on: its gradient norm says nothing.
+        With fp16, a step whose gradient overflows is skipped and training goes on: its gradient
+        norm says nothing.
         """
         bad_loss = not_finite(loss)
         bad_norm = not_finite(norm)
@@ -124,7 +126,8 @@ class LoggedRun:
     gpus_by_rates: int = 0
     """GPUs, from the rates of all and of one."""
     has_trainer_total: bool = False
-    """The global batch size is that of transformers' Trainer, which leaves out model parallelism."""
+    """The global batch size is that of transformers' Trainer, which leaves out model
+    parallelism."""
     has_engine_world: bool = False
     """DeepSpeed's engine has printed its world size."""
     has_stages: bool = False
@@ -248,7 +251,8 @@ MARKS: list[str] = []
 def reads(*needles: str, pattern: str = "", marks: bool = False) -> Callable[[Handler], Handler]:
     """Register a function for the lines that contain one of the search strings and match a pattern.
 
-    With `marks`, a text that contains one of them is a log; the built-in readers are listed in `console`.
+    With `marks`, a text that contains one of them is a log; the built-in readers are listed in
+    `console`.
     """
     compiled = re.compile(pattern)
     MARKS.extend(needles if marks else ())

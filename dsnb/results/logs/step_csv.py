@@ -1,8 +1,9 @@
 """Reader of `results/EXP/runN/step_log.csv` of a GPT-2 benchmark, with its step times corrected.
 
-The benchmark resets its step timer only after every tenth step: inside a block of ten, step times are cumulative and
-tokens/s are a fraction of the true ones. The time stamps are right. The benchmark drops the first 20 steps of an epoch
-and reports the median of the rest, so the corrected figure is the same median over the differences of time stamps.
+The benchmark resets its step timer only after every tenth step: inside a block of ten, step times
+are cumulative and tokens/s are a fraction of the true ones. The time stamps are right. The
+benchmark drops the first 20 steps of an epoch and reports the median of the rest, so the corrected
+figure is the same median over the differences of time stamps.
 """
 
 import math

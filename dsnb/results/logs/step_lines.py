@@ -1,7 +1,8 @@
 """Readers of programs that print a line of named fields a step: nanotron, NeMo, torchtitan and VeOmni.
 
-Each has a line with a name, a colon and a value for every figure. The first line includes compilation and the setup of
-NCCL, so it is warm-up if there are more. `lines.toml` has the names of the fields.
+Each has a line with a name, a colon and a value for every figure. The first line includes
+compilation and the setup of NCCL, so it is warm-up if there are more. `lines.toml` has the names of
+the fields.
 """
 
 import re

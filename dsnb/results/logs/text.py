@@ -12,22 +12,26 @@ from pyarrow import compute
 MAX_LINE = 64 * 1024
 """Characters; the rest of a longer line is ignored (binary garbage has lines of any length)."""
 BLOCK_SIZE = 4 * 2**20
-# Colours, character sets, window titles, and what network file systems leave where two processes wrote.
+# Colours, character sets, window titles, and what network file systems leave where two processes
+# wrote.
 _ESCAPES = re.compile(
     r"\x00|\x1b(?:\[[0-?]*[ -/]*[@-~]|[()][A-Z0-9]|\][^\x07\x1b]{0,999}(?:\x07|\x1b\\))"
 )
-# The prefixes of torchrun (`[default0]:`), torch (`[rank0]: `), mpirun, Ray, kubectl and docker compose.
+# The prefixes of torchrun (`[default0]:`), torch (`[rank0]: `), mpirun, Ray, kubectl and docker
+# compose.
 _TAG = re.compile(
     r"\[[\w.,:-]{1,250}\](?:<std(?:out|err)>)?: ?|\(\w{1,99} pid=\d{1,9}[^)]{0,99}\) "
     r"|20\d\d-\d\d-\d\dT[\d:.]{8,20}Z (?:std(?:out|err) F )?|[\w.-]{1,250} +\| ",
     re.ASCII,
 )
-# The prefixes of pdsh and srun, `host: ` and ` 0: `, if a time stamp or Megatron's `iteration` follows.
+# The prefixes of pdsh and srun, `host: ` and ` 0: `, if a time stamp or Megatron's `iteration`
+# follows.
 _PREFIX = re.compile(
     r" {0,6}([A-Za-z0-9][\w.-]{0,250}): {0,2}(?=\[?20\d\d-\d\d-\d\d| iteration )", re.ASCII
 )
 _ALWAYS = (r"[\x00\x1b]", r": {0,2}(\[?20\d\d-\d\d-\d\d| iteration )")
-"""Always yielded: an escape code may split a search string, and hosts are learned from their prefixes."""
+"""Always yielded: an escape code may split a search string, and hosts are learned from their
+prefixes."""
 
 
 def open_text(path: Path) -> TextIO:

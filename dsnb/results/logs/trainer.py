@@ -38,13 +38,15 @@ _ARGUMENT = re.compile(
 )
 _PARAMETERS = re.compile(r"([\d.,]{1,20})M Params(?: \(([\d.,]{1,20})M Trainable)?")
 PAIRS_KEY = "rewards/accuracies"
-"""Logged by trainers whose samples are pairs: how often the better sequence of a pair has the higher reward."""
+"""Logged by trainers whose samples are pairs: how often the better sequence of a pair has the
+higher reward."""
 OF_TRAINER = SWIFT, FACTORY = "ms-swift", "LLaMA-Factory"
 """Programs that train with transformers' Trainer."""
 MAX_PLAIN = 2**53
 """Whole numbers below this are exact as floats."""
 MAX_STATE_BYTES = 256 * 2**20
-"""JSON is read into memory as a whole; a file of this size would hold more than a million entries."""
+"""JSON is read into memory as a whole; a file of this size would hold more than a million
+entries."""
 
 reads("Grouping texts in chunks of ", pattern=r"Grouping texts in chunks of (\d{1,9})\b")(
     lambda run, match: run.set_requested(seq_len=count(match[1]))

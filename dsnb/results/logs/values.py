@@ -1,6 +1,7 @@
 """Parsers of the texts of values: numbers, durations, and names such as `torch.bfloat16`.
 
-A parser returns None for a text that it does not understand. `PARSERS` has them by the names that `lines.toml` uses.
+A parser returns None for a text that it does not understand. `PARSERS` has them by the names that
+`lines.toml` uses.
 """
 
 import json
@@ -15,8 +16,8 @@ import orjson
 
 DECLARED: dict[str, Any] = tomllib.loads(Path(__file__).with_name("lines.toml").read_text("utf-8"))
 """Names and lines of programs that need no code of their own."""
-# A number at the very end of the text may have lost digits, so it does not match; nor does a part of a number, or one
-# whose exponent or group of thousands is incomplete.
+# A number at the very end of the text may have lost digits, so it does not match; nor does a part
+# of a number, or one whose exponent or group of thousands is incomplete.
 _DIGITS = r"(?>[0-9]{1,18}(?:,[0-9]{3})*+(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?>[eE][-+]?[0-9]{1,3})?"
 _END = r"(?![\d.]|[eE](?:[-+\d]|\b)|,\d{0,2}\Z|\Z)"
 NUMBER = rf"([-+]?{_DIGITS}{_END}|[-+]?(?:nan|NaN|inf)\b)"

@@ -1,8 +1,9 @@
 """Run folders and logs that are copies of each other.
 
-A copy of a run's folder is no repeat of the run: it counts once. Each run has a random name (`run_id` in
-`experiment.json`), which its copies share along with their content. Runs of earlier versions have no such name and are
-recognized by content: equal records with a date, and equal steps.
+A copy of a run's folder is no repeat of the run: it counts once. Each run has a random name
+(`run_id` in `experiment.json`), which its copies share along with their content. Runs of earlier
+versions have no such name and are recognized by content: equal records with a date, and equal
+steps.
 """
 
 import contextlib
@@ -20,8 +21,8 @@ from dsnb.results.runs.run import RUN_ID, Run
 def distinct(runs: Sequence[Run]) -> list[Run]:
     """Return the runs that are no copies of others, each with the folders that were left out as its copies.
 
-    Of several copies, the one is kept that has a result, in the folder of the sweep with the most runs, then the one
-    in the folder of its own experiment, then the first.
+    Of several copies, the one is kept that has a result, in the folder of the sweep with the most
+    runs, then the one in the folder of its own experiment, then the first.
     """
     outcomes = Counter(run.outcome for run in runs)
     by_name: dict[str, Run] = {}

@@ -22,7 +22,8 @@ __all__ = [
     "has_effect", "is_missing", "is_on", "place", "setting", "short_number", "span", "text", "unit", "unusual_choice",
 ]  # fmt: skip
 PARALLELISM = "parallelism"
-"""Derived column: how GPUs share the training, the settings of `SHARING` as one value such as "ZeRO 3"."""
+"""Derived column: how GPUs share the training, the settings of `SHARING` as one value such as "ZeRO
+3"."""
 SHARING = ("strategy", "zero_stage", *SIZES.values())
 _WORK = ("micro_batch_size", "seq_len", "data")
 """Settings of a rank's work; settings of the hardware come before them."""
@@ -42,12 +43,14 @@ AXES = {
         "status", "{}", order=STATUSES, words={"oom": "out of memory", "nan": "loss not a number"}
     ),
 }
-"""The most important settings, and other columns that tell runs apart, in display order; other settings follow."""
+"""The most important settings, and other columns that tell runs apart, in display order; other
+settings follow."""
 _WORDED = {
     PARALLELISM, *SHARING, "precision", "mixed_precision", "compile", "micro_batch_size", "grad_accum", "gpus", "nodes",
     "gpu_name", "model", "seq_len", "data", "trained", "source", "sweep", "status",
 }  # fmt: skip
-"""Columns that `setting` words separately, and columns that are no settings or belong to the task."""
+"""Columns that `setting` words separately, and columns that are no settings or belong to the
+task."""
 
 
 def axis(name: str) -> Setting:
@@ -62,7 +65,8 @@ def axis(name: str) -> Setting:
 def span(low: float, high: float) -> str:
     """Return a range with as many digits as it supports, as in "30 to 60" for 31.2 to 56.4.
 
-    Its ends are rounded down and up to the first digit of half the range, or of `low` if that is finer.
+    Its ends are rounded down and up to the first digit of half the range, or of `low` if that is
+    finer.
     """
     if math.isnan(high):
         return ""

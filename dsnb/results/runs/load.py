@@ -1,7 +1,7 @@
 """A folder of outputs, of other programs' logs, or of both -> tables with one row per run or per step.
 
-Every run that was started is a row, whatever its status; what was not measured is missing (NaN), never 0. Runs are
-named by their folders, so renaming the folder of an experiment renames its runs.
+Every run that was started is a row, whatever its status; what was not measured is missing (NaN),
+never 0. Runs are named by their folders, so renaming the folder of an experiment renames its runs.
 """
 
 import json
@@ -185,7 +185,8 @@ def load_steps(path: str | Path, settings: bool = False) -> pd.DataFrame:
 def load_gpu(run_dir: str | Path) -> pd.DataFrame:
     """Load the GPU samples of one run: the fields of `gpu.jsonl`, no rows for a run without GPUs or a log.
 
-    A GPU is identified by `host` and `gpu`, its index there; `host` is missing for a run on one machine.
+    A GPU is identified by `host` and `gpu`, its index there; `host` is missing for a run on one
+    machine.
     """
     table = pd.DataFrame(record_schema.read_lines(RunPaths(Path(run_dir)).gpu), columns=GPU_COLUMNS)
     numbers = table.drop(columns="host").apply(pd.to_numeric, errors="coerce")

@@ -1,7 +1,8 @@
 """One run folder of dsnb: its records, how the run ended, and its row in the table of runs.
 
-A run is a few small files, so system calls dominate when thousands are loaded: paths are strings instead of `Path`
-objects, every file is read once, and of the executed notebook only the end is read, where papermill stores its times.
+A run is a few small files, so system calls dominate when thousands are loaded: paths are strings
+instead of `Path` objects, every file is read once, and of the executed notebook only the end is
+read, where papermill stores its times.
 """
 
 import functools

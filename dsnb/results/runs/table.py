@@ -24,7 +24,8 @@ ALIASES = {
     **FORMER_FIGURES,
     **CURRENT_NAMES,
 }
-"""Former name of a column of runs or of a summary -> current name. (In GPU samples, `gpu` is an index and stays.)"""
+"""Former name of a column of runs or of a summary -> current name. (In GPU samples, `gpu` is an
+index and stays.)"""
 WORK = [
     "model", "seq_len", "data", "lora_rank", "micro_batch_size", "grad_accum", "precision", "optimizer",
     "gradient_clipping", "dropout", "loss", "pad_vocab", "matmul", "activation_checkpointing",
@@ -32,8 +33,8 @@ WORK = [
 ]  # fmt: skip
 """Runs that are equal in these, in attention (fused or not) and in hardware compute the same on each GPU.
 
-How the work is shared, moved and compiled is what the ratio compares: strategy, ZeRO stage, offload, overlap,
-compilation, number of GPUs.
+How the work is shared, moved and compiled is what the ratio compares: strategy, ZeRO stage,
+offload, overlap, compilation, number of GPUs.
 """
 
 
@@ -45,8 +46,8 @@ def current_name(column: Any) -> Any:
 def as_runs(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table of runs under the current column names, with `parallelism` and what is derived from other runs.
 
-    `zero_stage` is missing where the strategy has no ZeRO: its default, 0, would be that of ZeRO 0. An old column whose
-    current name is also there is left alone. Calling it again changes nothing.
+    `zero_stage` is missing where the strategy has no ZeRO: its default, 0, would be that of ZeRO 0.
+    An old column whose current name is also there is left alone. Calling it again changes nothing.
 
     >>> table = pd.DataFrame({"gpu": "H100", "strategy": ["deepspeed", "ddp"], "zero_stage": [3, 0]})
     >>> print(as_runs(table).to_string())

@@ -10,8 +10,9 @@ _NAME = re.compile(r"\{(\w+)(?::([^|}]*)\|([^}]*))?\}")
 def fill(template: str, facts: Mapping[str, object]) -> str:
     """Fill a template; `web/` has the same function, and the templates come with the page's data.
 
-    `{name}` is a fact, a text or a whole number. `{name:singular|plural}` is `singular` if the fact is 1, otherwise
-    `plural`. `[...]` is left out if a fact in it is missing or empty; elsewhere, such a fact empties the sentence.
+    `{name}` is a fact, a text or a whole number. `{name:singular|plural}` is `singular` if the fact
+    is 1, otherwise `plural`. `[...]` is left out if a fact in it is missing or empty; elsewhere,
+    such a fact empties the sentence.
     """
     texts = {name: str(fact) for name, fact in facts.items() if fact is not None and str(fact)}
 

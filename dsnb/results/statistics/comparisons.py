@@ -1,8 +1,9 @@
 """Compare pairs of settings: change, interval and verdict, as numbers and in words.
 
-`differences` compares every setting with the best or a named one of its task, `compare` two sets of runs. Intervals are
-over runs, not over the steps of a run, which are correlated. Changes are ratios of geometric means; of percentages,
-differences of means. Extreme runs are not excluded; `dsnb.results.statistics.flags` names them.
+`differences` compares every setting with the best or a named one of its task, `compare` two sets of
+runs. Intervals are over runs, not over the steps of a run, which are correlated. Changes are ratios
+of geometric means; of percentages, differences of means. Extreme runs are not excluded;
+`dsnb.results.statistics.flags` names them.
 """
 
 import math
@@ -86,7 +87,8 @@ class Rules:
     hosts_alike: bool = False
     fewest_runs: int = MIN_RUNS
     percent_factor: float = 0
-    """Factor that turns a fraction into a percentage, which is compared in points; 0 if the figure is no percentage."""
+    """Factor that turns a fraction into a percentage, which is compared in points; 0 if the figure
+    is no percentage."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.relevance < 1:
@@ -138,9 +140,9 @@ def compared(
 ) -> pd.DataFrame:
     """Compare pairs of a base and another setting; with many pairs, p values take most of the time.
 
-    `among` are all settings of the task with repeats, so that a pair has the same interval in every table. A row has
-    `COLUMNS` without `words`; `counted`, what `n` and `base_n` count (`run` or `host`); and `change`, `low` and `high`
-    in per cent or percentage points.
+    `among` are all settings of the task with repeats, so that a pair has the same interval in every
+    table. A row has `COLUMNS` without `words`; `counted`, what `n` and `base_n` count (`run` or
+    `host`); and `change`, `low` and `high` in per cent or percentage points.
     """
     by_host = np.array([rules.counts_hosts(pair) for pair in pairs], dtype=bool)
     base = _moments([pair[0] for pair in pairs], by_host)
@@ -242,7 +244,8 @@ def differences(
 ) -> pd.DataFrame:
     """Compare every setting with the best one of its task, or with a baseline.
 
-    Tasks (a model, a sequence length, data, what is trained) are never compared with each other: each has its own base.
+    Tasks (a model, a sequence length, data, what is trained) are never compared with each other:
+    each has its own base.
 
     Parameters
     ----------
@@ -362,7 +365,8 @@ def _is_same(name: object, other: object) -> bool:
 def _best(settings: Mapping[object, Setting], better: Better) -> object:
     """Return the setting with the best median; None if none has one.
 
-    A single run that is hardly better is no base: within the relevance, settings with `MIN_RUNS` runs come first.
+    A single run that is hardly better is no base: within the relevance, settings with `MIN_RUNS`
+    runs come first.
     """
     medians = {name: setting.median for name, setting in settings.items() if setting.median > 0}
     if not medians:
@@ -391,9 +395,10 @@ def compare(
 ) -> pd.DataFrame:
     """Compare two sets of runs setting by setting, such as one sweep before and after an upgrade.
 
-    Settings match if they are equal in every setting that is a column, keys of DeepSpeed's configuration included;
-    names of experiments and sweeps, versions and hosts may differ, and so may torch's allocator if neither set has runs
-    with both. Runs of one set with equal settings are repeats.
+    Settings match if they are equal in every setting that is a column, keys of DeepSpeed's
+    configuration included; names of experiments and sweeps, versions and hosts may differ, and so
+    may torch's allocator if neither set has runs with both. Runs of one set with equal settings are
+    repeats.
 
     Parameters
     ----------

@@ -1,11 +1,12 @@
 """Flag unusual runs: stalls, drift, throttling, diverging losses, different conditions. No run is excluded.
 
-A flag does not mean that a figure is wrong: a stall may come from the machine, or from the setting, as recompilations
-do.
+A flag does not mean that a figure is wrong: a stall may come from the machine, or from the setting,
+as recompilations do.
 
-Speed and memory are meaningless if a compiler or kernel bug makes a run compute something else. Settings of one model
-with equal seeds and global batches see the same weights and tokens, so their first losses differ only by rounding,
-however they share the work. Losses of repeats differ only by the order of summation, unless there is a race.
+Speed and memory are meaningless if a compiler or kernel bug makes a run compute something else.
+Settings of one model with equal seeds and global batches see the same weights and tokens, so their
+first losses differ only by rounding, however they share the work. Losses of repeats differ only by
+the order of summation, unless there is a race.
 """
 
 import math
@@ -41,7 +42,8 @@ MIN_STEPS = 10
 BLOCKS = 20
 OUTLIER_PCT = 5.0
 OUTLIER_DEVIATIONS = 3.5
-"""Iglewicz and Hoaglin (1993), How to Detect and Handle Outliers: 3.5 robust standard deviations."""
+"""Iglewicz and Hoaglin (1993), How to Detect and Handle Outliers: 3.5 robust standard
+deviations."""
 FIRST_LOSS_PCT = 0.1
 LAST_LOSS_PCT = 5.0
 REPEAT_LOSS_PCT = 0.05
@@ -55,7 +57,8 @@ SAME_TRAINING = (
 )  # fmt: skip
 """Columns that determine the last loss, apart from number formats."""
 EARLY_STEPS = 4
-"""Synthetic data repeats after four steps: memorized batches then magnify rounding. A race shows before."""
+"""Synthetic data repeats after four steps: memorized batches then magnify rounding. A race shows
+before."""
 UNCOMPARED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Variables that schedulers set differently for each job."""
 MAX_SAMPLED = 500
@@ -204,9 +207,10 @@ def _within_run(timed: pd.DataFrame | None) -> tuple[float, ...]:
 def drift(times_s: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Return the rise of step times over the run, in per cent of their median, and the p value of the trend.
 
-    The slope is the median over all pairs (Theil 1950, Sen 1968), tested by ranks (Mann 1945, with the normal
-    approximation of Kendall 1948), so single slow steps count little. Neighbouring steps are correlated, so the values
-    are medians of at most `BLOCKS` blocks. NaN for fewer than `MIN_STEPS` steps.
+    The slope is the median over all pairs (Theil 1950, Sen 1968), tested by ranks (Mann 1945, with
+    the normal approximation of Kendall 1948), so single slow steps count little. Neighbouring steps
+    are correlated, so the values are medians of at most `BLOCKS` blocks. NaN for fewer than
+    `MIN_STEPS` steps.
     """
     count = min(BLOCKS, len(times_s))
     if count < MIN_STEPS:
@@ -224,7 +228,8 @@ def drift(times_s: npt.NDArray[np.float64]) -> tuple[float, float]:
 def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> float:
     """Return the largest drop of a GPU's clock from the first to the last third of the timed steps, in per cent.
 
-    Medians are compared; NaN for fewer than `MIN_SAMPLES` samples of a busy GPU. Without steps, all samples count.
+    Medians are compared; NaN for fewer than `MIN_SAMPLES` samples of a busy GPU. Without steps, all
+    samples count.
     """
     if samples is None or "sm_clock_mhz" not in samples:
         return math.nan
@@ -311,8 +316,8 @@ def single_run_words(step_spread_pct: float) -> str:
 def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
     """Compare first and last losses with the median of other settings that should have the same loss.
 
-    NaN without other settings, unless a run is `ok`, with dropout, if seed or global batch are unknown and, for the
-    last loss, if a run skipped steps.
+    NaN without other settings, unless a run is `ok`, with dropout, if seed or global batch are
+    unknown and, for the last loss, if a run skipped steps.
     """
     comparable = runs[_reproducible(runs)]
     skipped = numbers(comparable, "skipped_steps").fillna(0)
@@ -327,7 +332,8 @@ def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
 def repeat_gaps_pct(runs: pd.DataFrame, steps: pd.DataFrame | None) -> pd.Series:
     """Return the largest range of a setting's losses in an early step, in per cent of the smallest loss, for each run.
 
-    Includes the warm-up; NaN for single runs, unless a run is `ok`, with dropout, and if the seed is unknown.
+    Includes the warm-up; NaN for single runs, unless a run is `ok`, with dropout, and if the seed
+    is unknown.
     """
     if steps is None or "loss" not in steps:
         return pd.Series(np.nan, index=runs.index)
@@ -349,7 +355,8 @@ def repeat_gaps_pct(runs: pd.DataFrame, steps: pd.DataFrame | None) -> pd.Series
 def median_of_others(values: np.ndarray) -> np.ndarray:
     """Return, for each of n numbers, the median of the n - 1 others; shape (n,), NaN for a single number.
 
-    Of two middle numbers, the one nearer to the number itself is taken: of three numbers, only one is then far off.
+    Of two middle numbers, the one nearer to the number itself is taken: of three numbers, only one
+    is then far off.
     """
     count = len(values)
     if count < 2:
@@ -362,7 +369,8 @@ def median_of_others(values: np.ndarray) -> np.ndarray:
 def _reproducible(runs: pd.DataFrame) -> pd.Series:
     """Return whether the losses of each run can be compared: it is `ok`, without dropout, with a known seed and batch.
 
-    The losses of a run that was cut short are those of one rank, and those of a diverged one say nothing about others.
+    The losses of a run that was cut short are those of one rank, and those of a diverged one say
+    nothing about others.
     """
     is_known = runs.reindex(columns=["seed", "global_batch_size", "dropout"]).notna().all(axis=1)
     return (runs["status"] == "ok") & is_known & (numbers(runs, "dropout") == 0)
@@ -371,7 +379,8 @@ def _reproducible(runs: pd.DataFrame) -> pd.Series:
 def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
     """Compare the medians of settings, so that repeats count once; missing values are equal.
 
-    Gaps of last losses are relative to the first: one that has fallen to 1 % of it differs by rounding alone.
+    Gaps of last losses are relative to the first: one that has fallen to 1 % of it differs by
+    rounding alone.
     """
     alike = with_trained(runs).reindex(columns=list(same)).groupby(list(same), dropna=False)
     keys = [alike.ngroup(), runs["experiment"]]
@@ -405,7 +414,8 @@ def parsed(text: object) -> dict[str, str] | None:
 def _conditions(runs: pd.DataFrame) -> pd.DataFrame:
     """Return a column per condition: environment variables, versions of input files, and torch's allocator.
 
-    In runs older than the setting, the allocator may differ from what their names say. Unknown values are missing.
+    In runs older than the setting, the allocator may differ from what their names say. Unknown
+    values are missing.
     """
     parts = []
     for kind, prefix in (("variables", ""), ("inputs", "version of ")):

@@ -1,13 +1,15 @@
 """Intervals of the difference between settings, from independent runs, and verdicts.
 
-Values are logarithms, so that noise proportional to the figure has the same size everywhere and differences are ratios;
-percentages are compared as they are. Intervals are Welch's: each setting has its own variance, so one noisy setting
-does not affect the others. A setting counts as at least as noisy as the median setting of its task: few runs of skewed
-noise often look quiet and fast because none of them was slow. `all_pairs` controls the error rate over all pairs of a
-task. Measured error rates are in docs/explanation/statistics.md.
+Values are logarithms, so that noise proportional to the figure has the same size everywhere and
+differences are ratios; percentages are compared as they are. Intervals are Welch's: each setting
+has its own variance, so one noisy setting does not affect the others. A setting counts as at least
+as noisy as the median setting of its task: few runs of skewed noise often look quiet and fast
+because none of them was slow. `all_pairs` controls the error rate over all pairs of a task.
+Measured error rates are in docs/explanation/statistics.md.
 
-Runs that failed, or did not measure the figure, are counted and have no value. Effects of a host cancel in a difference
-if both settings used the same hosts equally; otherwise the runs of a setting on one host count as one, with their mean.
+Runs that failed, or did not measure the figure, are counted and have no value. Effects of a host
+cancel in a difference if both settings used the same hosts equally; otherwise the runs of a setting
+on one host count as one, with their mean.
 """
 
 import functools
@@ -24,7 +26,8 @@ from dsnb.results.runs.table import numbers
 
 Array = npt.NDArray[np.float64]
 MIN_RUNS = 4
-"""Below four runs of each of two settings, no exact rank test reaches 5 %: the smallest p value of 3 and 3 is 10 %."""
+"""Below four runs of each of two settings, no exact rank test reaches 5 %: the smallest p value of
+3 and 3 is 10 %."""
 RELEVANCE = 0.02
 """Default of the smallest change that matters."""
 CLEAR = 1.9
@@ -32,7 +35,8 @@ CLEAR = 1.9
 CONFIDENCE = 0.95
 """Default probability that all intervals of speed and memory hold together."""
 FIGURES = 2
-"""Figures that share the error rate: speed and memory, which decide. Others have the same intervals."""
+"""Figures that share the error rate: speed and memory, which decide. Others have the same
+intervals."""
 STEP = 0.02
 """Distance of the points at which the studentized range is computed."""
 MAX_RANGE = 16.0
@@ -127,9 +131,10 @@ def repeated(settings: Iterable[Setting]) -> Repeated:
 def is_confounded(first: Setting, second: Setting) -> bool:
     """Return whether host effects add more variance to the difference of two settings than their spreads account for.
 
-    With p and q as the shares of the runs of each setting by host, effects of hosts of variance v add v sum (p - q)^2
-    to the variance of the difference, while the two sample variances account for v (1 - sum p^2) / (n - 1) and the same
-    for the other (variance components of the one-way layout: Searle, Casella and McCulloch 1992, Variance Components).
+    With p and q as the shares of the runs of each setting by host, effects of hosts of variance v
+    add v sum (p - q)^2 to the variance of the difference, while the two sample variances account
+    for v (1 - sum p^2) / (n - 1) and the same for the other (variance components of the one-way
+    layout: Searle, Casella and McCulloch 1992, Variance Components).
     """
     hosts = {*first.hosts, *second.hosts}
     if None in hosts or not first.hosts or not second.hosts:
@@ -174,9 +179,9 @@ def welch(
 
     Variances below `least_variance` are raised to it in the errors, not in the degrees of freedom.
 
-    Welch, B. L. (1947), The generalization of 'Student's' problem when several different population variances are
-    involved, Biometrika 34, with Satterthwaite's (1946) degrees of freedom, rounded down: unrounded, they call too many
-    equal settings different at four to six runs.
+    Welch, B. L. (1947), The generalization of 'Student's' problem when several different population
+    variances are involved, Biometrika 34, with Satterthwaite's (1946) degrees of freedom, rounded
+    down: unrounded, they call too many equal settings different at four to six runs.
     """
     base_share = base.variance / base.count
     other_share = other.variance / other.count
@@ -219,11 +224,12 @@ def all_pairs(
 ) -> Intervals:
     """Return simultaneous intervals of all pairs of a task.
 
-    Games, P. A. and Howell, J. F. (1976), Pairwise multiple comparison procedures with unequal n's and/or variances,
-    Journal of Educational Statistics 1, by the studentized range: how far apart the best and the worst of equal
-    settings are by chance. So a pair has the same interval in each view, which allows for a base that was chosen by the
-    same runs, such as the fastest. `base` broadcasts against `other`; `groups` is the number of settings with repeats,
-    `least_variance` the smallest variance that counts (`Repeated`).
+    Games, P. A. and Howell, J. F. (1976), Pairwise multiple comparison procedures with unequal n's
+    and/or variances, Journal of Educational Statistics 1, by the studentized range: how far apart
+    the best and the worst of equal settings are by chance. So a pair has the same interval in each
+    view, which allows for a base that was chosen by the same runs, such as the fastest. `base`
+    broadcasts against `other`; `groups` is the number of settings with repeats, `least_variance`
+    the smallest variance that counts (`Repeated`).
     """
     estimate, error, degrees = welch(base, other, least_variance)
     critical = np.full(degrees.shape, math.nan)
@@ -251,8 +257,9 @@ def verdicts(
 ) -> npt.NDArray[np.str_]:
     """Return the verdict on each difference; `runs` is the smaller number of runs of the two settings.
 
-    `too few runs`: below `fewest_runs`. `no larger difference`: the whole interval is within the relevance. `likely`:
-    the interval excludes zero and the estimate is relevant. `unclear`: the rest.
+    `too few runs`: below `fewest_runs`. `no larger difference`: the whole interval is within the
+    relevance. `likely`: the interval excludes zero and the estimate is relevant. `unclear`: the
+    rest.
     """
     change, low, high = intervals.changes
     is_within = np.maximum(np.abs(low), np.abs(high)) <= relevance
@@ -261,8 +268,9 @@ def verdicts(
     return np.select(choices, [Verdict.TOO_FEW, Verdict.NO_LARGER, Verdict.LIKELY], Verdict.UNCLEAR)
 
 
-# The studentized range distribution; the range of two groups is sqrt(2) |t| (Student). SciPy's function agrees to six
-# digits, but takes 0.1 to 0.2 s for a quantile instead of 0.01, and 143 MB: too slow for a page with many settings.
+# The studentized range distribution; the range of two groups is sqrt(2) |t| (Student). SciPy's
+# function agrees to six digits, but takes 0.1 to 0.2 s for a quantile instead of 0.01, and 143 MB:
+# too slow for a page with many settings.
 
 
 @functools.lru_cache(maxsize=64)
@@ -283,8 +291,9 @@ def _exceedance_at_known_spread(groups: int) -> Array:
 def exceedance(value: float, groups: int, degrees: int) -> float:
     """Return the probability that the studentized range of equal groups exceeds a value: the adjusted p value.
 
-    Tukey, J. W. (1953), The Problem of Multiple Comparisons: P(Q > q) = integral of P(W > q s) f(s) ds, where W is the
-    range of `groups` standard normal values and s the square root of a chi-square over its `degrees` of freedom.
+    Tukey, J. W. (1953), The Problem of Multiple Comparisons: P(Q > q) = integral of P(W > q s) f(s)
+    ds, where W is the range of `groups` standard normal values and s the square root of a
+    chi-square over its `degrees` of freedom.
     """
     if math.isnan(value):
         return math.nan

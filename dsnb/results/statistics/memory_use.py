@@ -28,17 +28,20 @@ WHERE = {
     "peak_reserved_gib": "reserved",
     "device_memory_gib": "on device",
 }
-"""Figures of GPU memory, the closest to theory first: reserved adds fragmentation, on device adds the CUDA context."""
+"""Figures of GPU memory, the closest to theory first: reserved adds fragmentation, on device adds
+the CUDA context."""
 IRRELEVANT = {
     "source", "gpu_name", "seed", "steps", "warmup_steps", "learning_rate", "data", "tokenizer", "weights",
     "profile", "memory_limit_gib",
 }  # fmt: skip
-"""Settings that do not change GPU memory, or only limit it; differences in them are ignored here."""
+"""Settings that do not change GPU memory, or only limit it; differences in them are ignored
+here."""
 REQUIRED_COLUMNS = [
     labels.PARALLELISM, "tensor_parallel", "pipeline_parallel", "gpus", "precision", "seq_len", "micro_batch_size",
     "grad_accum", "activation_checkpointing",
 ]  # fmt: skip
-"""Settings that theory must know. The others are what few programs offer or change, so their defaults are assumed."""
+"""Settings that theory must know. The others are what few programs offer or change, so their
+defaults are assumed."""
 ASSUMED = {**DEFAULTS, "grad_accum_dtype": "bf16"}
 """Of a setting without a value; other programs accumulate in the format of the weights."""
 COLUMNS = [
@@ -50,9 +53,10 @@ CHANGES = ["change", "base", "experiment", "measured_gib", "theory_gib", "where"
 def footprint(runs: pd.DataFrame) -> pd.DataFrame:
     """Return measured and theoretical memory per GPU of the ok runs with a figure of GPU memory.
 
-    Returns `COLUMNS`, one row per experiment in order of appearance: `where` is what was measured (`allocated`,
-    `reserved` or `on device`), `measured_gib` its median, `theory_gib` and its parts are missing if the model's shape
-    or one of the settings `REQUIRED_COLUMNS` is unknown, and `rest_gib` is measured less theory.
+    Returns `COLUMNS`, one row per experiment in order of appearance: `where` is what was measured
+    (`allocated`, `reserved` or `on device`), `measured_gib` its median, `theory_gib` and its parts
+    are missing if the model's shape or one of the settings `REQUIRED_COLUMNS` is unknown, and
+    `rest_gib` is measured less theory.
 
     >>> runs = pd.DataFrame({"sweep": "s", "experiment": "a", "status": "ok", "model": "gpt2", "gpus": 1,
     ...                      "precision": "fp32", "micro_batch_size": 8, "peak_allocated_gib": [5.0, 7.0]})
@@ -167,9 +171,9 @@ def _activations(experiment: Experiment, shape: Shape, is_fused: bool) -> tuple[
 def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
     """Compare an experiment with those that differ from it in a single setting that affects memory.
 
-    The default `base` is the one with the most comparisons. Figures measured differently (`where`) are not compared.
-    Returns `CHANGES`, one row per other experiment: `change` in words, and its measured and theoretical memory less the
-    base's, negative if it saves memory.
+    The default `base` is the one with the most comparisons. Figures measured differently (`where`)
+    are not compared. Returns `CHANGES`, one row per other experiment: `change` in words, and its
+    measured and theoretical memory less the base's, negative if it saves memory.
     """
     table = footprint(runs).set_index("experiment")
     if table.empty:

@@ -1,12 +1,14 @@
 """Schedules of batch-size ramp-ups: which nodes, micro-batches and accumulation each stage gets.
 
-A batch-size ramp-up has the constraints of the BigScience benchmark of a 1.3B model (`experiments/tr3m-1B3.md` of
-bigscience-workshop/bigscience): micro-batch x gradient accumulation x data-parallel size is the global batch, a replica
-takes tensor x pipeline GPUs, nodes are used whole, and a small batch limits how many replicas have anything to do.
+A batch-size ramp-up has the constraints of the BigScience benchmark of a 1.3B model
+(`experiments/tr3m-1B3.md` of bigscience-workshop/bigscience): micro-batch x gradient accumulation x
+data-parallel size is the global batch, a replica takes tensor x pipeline GPUs, nodes are used
+whole, and a small batch limits how many replicas have anything to do.
 
-1. The first batch gets as many nodes as it can feed while a GPU keeps `least_efficiency` of its best throughput.
-2. Each later batch first brings the existing nodes to their best micro-batch, and then adds nodes. Nodes are never
-   released; when no more may be added, gradients are accumulated.
+1. The first batch gets as many nodes as it can feed while a GPU keeps `least_efficiency` of its
+   best throughput.
+2. Each later batch first brings the existing nodes to their best micro-batch, and then adds nodes.
+   Nodes are never released; when no more may be added, gradients are accumulated.
 """
 
 import math
@@ -23,7 +25,8 @@ from dsnb.results.statistics.setting_axes import split
 from dsnb.results.statistics.tasks import tasks
 
 SAME_SPEED = 0.98
-"""Relative throughput from which a micro-batch counts as fast as the best one: repeated runs differ by as much."""
+"""Relative throughput from which a micro-batch counts as fast as the best one: repeated runs differ
+by as much."""
 COLUMNS = [
     "nodes", "gpus", "global_batch_size", "micro_batch_size", "grad_accum", "data_parallel", "efficiency",
 ]  # fmt: skip
@@ -137,7 +140,8 @@ def rampup(
                 f"{labels.count(gpus_per_node, 'GPU')} with {per_replica:,} a replica, in micro-batches that fit: "
                 "choose other batch sizes, or fewer GPUs a node"
             )
-        # The most nodes of the options with enough efficiency; if there are none, the most efficient option.
+        # The most nodes of the options with enough efficiency; if there are none, the most
+        # efficient option.
         nodes, data_parallel, size = max(
             options, key=lambda option: (min(scores[option[2]], enough), option[0])
         )
@@ -175,8 +179,8 @@ def _divisors(number: int) -> list[int]:
 def fastest_replica(runs: pd.DataFrame) -> tuple[int, dict[int, float]]:
     """Return the GPUs of the replica with the highest throughput per GPU, and that throughput by micro-batch size.
 
-    Only ok runs on the most GPUs count. Of equally fast replicas, the smallest is taken. Runs of several tasks or kinds
-    of GPU raise SettingsError.
+    Only ok runs on the most GPUs count. Of equally fast replicas, the smallest is taken. Runs of
+    several tasks or kinds of GPU raise SettingsError.
     """
     runs = as_runs(runs).reset_index(drop=True)
     is_usable = runs["status"] == "ok"

@@ -11,9 +11,11 @@ NOT_WORKLOAD = (
     "gpus", "nodes", "data_parallel", "global_batch_size", "steps", "warmup_steps", "seed", "learning_rate", "host",
     "sweep", "status",
 )  # fmt: skip
-"""Columns that depend on the number of GPUs, or do not affect throughput; all others define a workload."""
+"""Columns that depend on the number of GPUs, or do not affect throughput; all others define a
+workload."""
 SUPER_LINEAR = 1.05
-"""Efficiency from which scaling counts as super-linear; below, it is within the usual spread between runs."""
+"""Efficiency from which scaling counts as super-linear; below, it is within the usual spread
+between runs."""
 COLUMNS = [
     "workload", "gpus", "n", "tokens_per_s", "lowest", "highest", "base_gpus", "speed_up", "efficiency", "days", "unit",
 ]  # fmt: skip
@@ -24,10 +26,10 @@ def scaling(
 ) -> pd.DataFrame:
     """Compare ok runs that differ only in the number of GPUs.
 
-    Efficiency is relative to `base_gpus`, such as those of one node, or to the smallest measured number if it is None
-    or was not measured. Returns `COLUMNS`, a row per workload and number of GPUs, for workloads with at least two such
-    numbers: `tokens_per_s` is a median, `lowest` and `highest` are single runs, `unit` is what `gpus` counts (`GPU`, or
-    `rank` without GPUs).
+    Efficiency is relative to `base_gpus`, such as those of one node, or to the smallest measured
+    number if it is None or was not measured. Returns `COLUMNS`, a row per workload and number of
+    GPUs, for workloads with at least two such numbers: `tokens_per_s` is a median, `lowest` and
+    `highest` are single runs, `unit` is what `gpus` counts (`GPU`, or `rank` without GPUs).
 
     >>> runs = pd.DataFrame({"sweep": "s", "experiment": ["a", "b"], "status": "ok", "model": "gpt2",
     ...                      "gpus": [1, 4], "tokens_per_s": [100.0, 300.0]})

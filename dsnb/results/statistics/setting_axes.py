@@ -1,7 +1,8 @@
 """The axes of settings: what can be chosen about a training, in the columns that a reader thinks in.
 
-How a training is shared among GPUs is one axis with the values plain, DDP, FSDP, ZeRO 0 to 3 and TP x PP: "FSDP to
-ZeRO 3" changes one thing. What belongs to the measurement, such as the number of steps, is no axis.
+How a training is shared among GPUs is one axis with the values plain, DDP, FSDP, ZeRO 0 to 3 and TP
+x PP: "FSDP to ZeRO 3" changes one thing. What belongs to the measurement, such as the number of
+steps, is no axis.
 """
 
 from collections import Counter
@@ -33,7 +34,8 @@ GROUPS = {
     "GPUs": ("gpus", "nodes", "gpu_name"),
     "other settings": (),
 }
-"""The axes that the effects of one change are grouped by, in their order; others are in the last group."""
+"""The axes that the effects of one change are grouped by, in their order; others are in the last
+group."""
 MAX_VARIANTS = 4
 """Parts of a report that figures are drawn for."""
 
@@ -69,7 +71,8 @@ def varying(runs: pd.DataFrame) -> list[str]:
 def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Split runs into parts whose runs differ only in parallelism and precision, which the figures compare.
 
-    Of the `MAX_VARIANTS` parts with the most runs: their title (the axes that differ between parts) and runs.
+    Of the `MAX_VARIANTS` parts with the most runs: their title (the axes that differ between parts)
+    and runs.
     """
     parts = split(as_runs(runs), {labels.PARALLELISM, "precision", "source"})
     largest = dict(sorted(parts, key=lambda part: -len(part[1]))[:MAX_VARIANTS])
@@ -79,7 +82,8 @@ def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def split(runs: pd.DataFrame, within: Collection[str]) -> list[tuple[str, pd.DataFrame]]:
     """Split runs into parts that differ in axes other than `within`, in order of appearance.
 
-    Each part has a title: the axes that differ between the parts, in words, as far as they are unusual.
+    Each part has a title: the axes that differ between the parts, in words, as far as they are
+    unusual.
     """
     table = with_setting_axes(runs)
     names = [name for name in setting_axes(table) if name not in within]

@@ -1,7 +1,7 @@
 """Runs -> one row per experiment: the number of runs, and median, spread and range of every figure.
 
-The spread is the sample standard deviation over repeats (n - 1), missing for a single run. All of them are over runs
-with the status `ok`; the others are only counted.
+The spread is the sample standard deviation over repeats (n - 1), missing for a single run. All of
+them are over runs with the status `ok`; the others are only counted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,13 +32,15 @@ READ = (
     "mfu_median",
     "loss_last_median",
 )
-"""Columns of statistics that most readers need; all but speed are left out where no run measured them."""
+"""Columns of statistics that most readers need; all but speed are left out where no run measured
+them."""
 HARDWARE = ("device", "gpu_name", "gpu_memory_gib", "cpu", "cores")
 """Columns of the machine that, like settings, a median should not be over several values of."""
 VARIES = "varies"
 UNSTABLE = 1.5
 """Highest over lowest tokens/s of a setting's runs above which its median represents none of them and it is not ranked.
-Repeats on an idle machine differ by some per cent; the spreads that decide between settings are far below."""
+Repeats on an idle machine differ by some per cent; the spreads that decide between settings are far
+below."""
 
 
 def summarize(
@@ -151,8 +153,8 @@ def _check(name: str, names: Iterable[str], what: str) -> None:
 def varies(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Series:
     """Return the settings and hardware in which the runs of each group differ, as `compile, gpus`; empty for repeats.
 
-    A missing value differs from a known one. Unfinished runs do not count, nor do settings of how a run was measured,
-    such as its steps.
+    A missing value differs from a known one. Unfinished runs do not count, nor do settings of how a
+    run was measured, such as its steps.
     """
     compared = [*SETTINGS, *key_columns(runs), *HARDWARE]
     names = [name for name in compared if name in runs and name not in MEASUREMENT]

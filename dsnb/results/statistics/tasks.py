@@ -1,8 +1,9 @@
 """Tasks: what must be trained, whatever trains it. Runs of different tasks are never compared.
 
-A task is a model, a sequence length, the data, and whether all weights or LoRA adapters are trained. Everything else
-is a way to do it: how it is shared among GPUs, precision, batch sizes, recomputation, the GPU itself. Runs on an
-unknown number of GPUs are a task of their own: neither their tokens/s nor those per GPU can be compared with others.
+A task is a model, a sequence length, the data, and whether all weights or LoRA adapters are
+trained. Everything else is a way to do it: how it is shared among GPUs, precision, batch sizes,
+recomputation, the GPU itself. Runs on an unknown number of GPUs are a task of their own: neither
+their tokens/s nor those per GPU can be compared with others.
 """
 
 from collections.abc import Sequence

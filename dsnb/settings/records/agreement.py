@@ -1,7 +1,8 @@
 """Whether the records of a finished run agree: settings, summary and steps say several things twice.
 
-dsnb computes the summary from the same steps and settings, so figures that differ by more than rounding mean that a
-file was edited, cut off or replaced. Such a run is not evidence. What a record does not say is not compared.
+dsnb computes the summary from the same steps and settings, so figures that differ by more than
+rounding mean that a file was edited, cut off or replaced. Such a run is not evidence. What a record
+does not say is not compared.
 """
 
 import itertools
@@ -81,7 +82,8 @@ def _ranks(
 ) -> Iterator[str]:
     """Compare the ranks with their exit codes.
 
-    Codes may be missing if the launch ended after the last step; then the speed per GPU tells the number of GPUs.
+    Codes may be missing if the launch ended after the last step; then the speed per GPU tells the
+    number of GPUs.
     """
     gpus = settings.get("gpus")
     ranks = len(result.get("exit_codes") or ())

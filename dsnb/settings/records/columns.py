@@ -1,7 +1,8 @@
 """The columns of the tables and the fields of records: meaning, kind of value and display.
 
-A column is declared once, in `columns.toml`; a setting, which is a column too, in `dsnb.settings.training`. Tables,
-records, labels, the explorer and the reference read them from here.
+A column is declared once, in `columns.toml`; a setting, which is a column too, in
+`dsnb.settings.training`. Tables, records, labels, the explorer and the reference read them from
+here.
 """
 
 import tomllib

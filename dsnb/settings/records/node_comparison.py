@@ -18,7 +18,8 @@ def environment_differences(
 ) -> dict[str, str]:
     """Return the fields in which hosts differ, each with a sentence: `torch: 2.13.0 on 63 nodes, 2.12.0 on n7`.
 
-    Missing fields are unknown and not compared; None means that a host has none, for example no GPU.
+    Missing fields are unknown and not compared; None means that a host has none, for example no
+    GPU.
     """
     hosts_by_value: dict[str, dict[str, set[str]]] = {name: {} for name in COMPARED}
     for host, environment in environments:

@@ -1,7 +1,8 @@
 """The files of a run folder: fields, meanings and types.
 
-Records come from other machines, other versions and text editors. A value of a wrong kind is left out when it is read,
-and described in one sentence; fields that are not listed here may hold anything.
+Records come from other machines, other versions and text editors. A value of a wrong kind is left
+out when it is read, and described in one sentence; fields that are not listed here may hold
+anything.
 """
 
 from collections.abc import Iterator

@@ -35,7 +35,8 @@ class Shortage:
     ) -> Self:
         """Return the shortage of a run with this summary.
 
-        A rank that recorded where its memory ran out was not killed; the launcher kills its peers afterwards.
+        A rank that recorded where its memory ran out was not killed; the launcher kills its peers
+        afterwards.
         """
         phase = summary.get("oom_phase")
         was_killed = phase is None and -signal.SIGKILL in exit_codes.values()

@@ -1,8 +1,8 @@
 """Strategies: how ranks share a training, and which number formats they use.
 
 Each strategy is one class in one module, without torch. It answers the questions that the rest of
-dsnb asks: its labels, the settings that it does not have, number formats, model states, traffic, and
-the names of its trainer and of its rule of memory, which are imported where they are used.
+dsnb asks: its labels, the settings that it does not have, number formats, model states, traffic,
+and the names of its trainer and of its rule of memory, which are imported where they are used.
 
 A package adds a strategy in one file, and an entry point in the group `dsnb.strategies`:
 
@@ -23,8 +23,8 @@ A package adds a strategy in one file, and an entry point in the group `dsnb.str
 ...     trainer.wrapped.set_reshard_after_forward(False)
 ...     return trainer
 
-Labels, errors of predictions and the rule of memory are those of the base class unless the class has
-its own (`memory_rule`); here each rank holds whole weights, which a rule of its own should add.
+Labels, errors of predictions and the rule of memory are those of the base class unless the class
+has its own (`memory_rule`); here each rank holds whole weights, which a rule of its own should add.
 """
 
 from dsnb.settings.strategies.base import (

@@ -1,7 +1,7 @@
 """The questions that dsnb asks a strategy, and the answers that most strategies share.
 
-Settings `s` are an `Experiment`, or any object with the attributes that a method reads. A method that
-reads a missing attribute raises AttributeError: an absent setting has no value.
+Settings `s` are an `Experiment`, or any object with the attributes that a method reads. A method
+that reads a missing attribute raises AttributeError: an absent setting has no value.
 """
 
 from collections.abc import Iterator
@@ -305,8 +305,8 @@ class Strategy:
     def traffic_of(self, s: Any, model: ModelSize, part: ModelSize, once: float) -> Traffic:
         """Return the traffic between several ranks.
 
-        A rank has a `part` of the model, and sends the share `once` of a message in a reduce-scatter
-        or an all-gather.
+        A rank has a `part` of the model, and sends the share `once` of a message in a
+        reduce-scatter or an all-gather.
         """
         return Traffic()
 

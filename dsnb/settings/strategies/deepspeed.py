@@ -107,8 +107,8 @@ class DeepSpeed(Strategy):
     def traffic_of(self, s: Any, model: ModelSize, part: ModelSize, once: float) -> Traffic:
         """Return the traffic of ZeRO's stage.
 
-        ZeRO 1 and 2 all-reduce whole buckets (`use_multi_rank_bucket_allreduce`, on by default) where
-        the paper has a reduce-scatter of half the bytes.
+        ZeRO 1 and 2 all-reduce whole buckets (`use_multi_rank_bucket_allreduce`, on by default)
+        where the paper has a reduce-scatter of half the bytes.
         """
         if s.zero_stage == 3:
             return self._traffic_of_3(s, model, part, once)

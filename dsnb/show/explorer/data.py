@@ -44,11 +44,13 @@ class Data:
     figures: pd.DataFrame
     """The measured columns of `labels.METRIC_LABELS`, in the units of the table."""
     tasks: dict[str, float]
-    """The titles of the tasks, the default one first, with their default numbers of training tokens."""
+    """The titles of the tasks, the default one first, with their default numbers of training
+    tokens."""
     menu: list[dict[str, Any]]
     """Models, the largest first, each with its `tasks`: positions in `tasks` and labels."""
     predicted: pd.DataFrame
-    """Predicted settings without a finished run (`dsnb.prediction.predicted`); no statistic includes them."""
+    """Predicted settings without a finished run (`dsnb.prediction.predicted`); no statistic
+    includes them."""
     notes: tuple[str, ...]
     """Notes on the predictions."""
 
@@ -174,8 +176,8 @@ class ShownTask:
 def _tasks(rows: pd.DataFrame, runs: int) -> list[ShownTask]:
     """Return the tasks in order; the first rows are runs.
 
-    Tasks of large models come first, but after them those with less than half of the most measured settings, those with
-    one setting, and those that ran on CPUs only.
+    Tasks of large models come first, but after them those with less than half of the most measured
+    settings, those with one setting, and those that ran on CPUs only.
     """
     shown: list[ShownTask] = []
     for found in tasks(rows.reset_index(drop=True)):

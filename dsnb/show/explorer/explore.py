@@ -32,8 +32,8 @@ EVERY_S = 2.0
 class Explorer:
     """An interactive view of runs: filters, speed against memory, medians, effects of one change, losses, steps.
 
-    As the last expression of a notebook cell, it is displayed. `state` and `selection` follow its controls, and `set`
-    has the same effect as using the controls.
+    As the last expression of a notebook cell, it is displayed. `state` and `selection` follow its
+    controls, and `set` has the same effect as using the controls.
     """
 
     def __init__(
@@ -228,7 +228,8 @@ def _rows(runs: pd.DataFrame, *more: str) -> list[tuple[str, ...]]:
 def carried_over(before: Data, state: State, after: Data) -> State:
     """Return the state for other runs, with the reader's choices as far as they exist there.
 
-    Pinned and opened runs are identified by experiment and repeat, since their positions may have changed.
+    Pinned and opened runs are identified by experiment and repeat, since their positions may have
+    changed.
     """
     kept = default(after)
     usual = default(before)

@@ -1,7 +1,8 @@
 """The explorer in a page: one script, one style sheet, and the data of each explorer, all in one file.
 
-The page works offline: its Content-Security-Policy allows this script alone, by its hash, and forbids every connection.
-Vega compiles its expressions to functions, hence `unsafe-eval`; the expressions are those of `charts.yaml`.
+The page works offline: its Content-Security-Policy allows this script alone, by its hash, and
+forbids every connection. Vega compiles its expressions to functions, hence `unsafe-eval`; the
+expressions are those of `charts.yaml`.
 """
 
 import base64

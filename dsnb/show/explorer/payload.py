@@ -46,7 +46,8 @@ UNPRINTED = ("mfu", "power_w")
 OF_A_TASK = ("colour", "along", "x", "y", "objective")
 """Controls that begin with other values in each task."""
 MANY = 1000
-"""From this number of runs on, a figure that is a multiple of another one is stored as such: six of eleven are."""
+"""From this number of runs on, a figure that is a multiple of another one is stored as such: six of
+eleven are."""
 MAX_FACTORS = 16
 CLOSE = 1e-15
 """Maximum relative error of such a figure: the CSV has 15 digits."""
@@ -129,7 +130,8 @@ def _experiments(data: Data, names: list[str], axes: list[Json], unsteady: set[s
 def _short_names(data: Data, texts: dict[str, list[str]]) -> dict[object, str]:
     """Name experiments by the unusual settings among those that vary in their task, such as "ZeRO 3, bf16".
 
-    `texts` has the words of each setting by code. Names that are not unique within a task are left out.
+    `texts` has the words of each setting by code. Names that are not unique within a task are left
+    out.
     """
     first = data.run_codes.assign(experiment=data.experiments)
     first = first.drop_duplicates(["task", "experiment"]).set_index("experiment")
@@ -188,8 +190,8 @@ def _tasks(data: Data, runs: pd.DataFrame, names: list[str]) -> Json:
 def _predicted(data: Data) -> Json:
     """Return predicted settings by column.
 
-    `kinds` are the GPUs as prices name them, and `outside` says how a setting differs from all runs that the time model
-    is fitted to.
+    `kinds` are the GPUs as prices name them, and `outside` says how a setting differs from all runs
+    that the time model is fitted to.
     """
     table = data.predicted
     rows = table.to_dict("records")
@@ -281,8 +283,8 @@ def _figures(data: Data) -> list[Json]:
 def stored(figures: pd.DataFrame) -> dict[str, Json]:
     """Return each column as `columnOf` of `web/model.js` reads it.
 
-    It has either `values` (base64 of 8 bytes for each run), or `of` (an earlier column), `factors`, and `codes` (the
-    position in `factors` for each run; None if there is one factor).
+    It has either `values` (base64 of 8 bytes for each run), or `of` (an earlier column), `factors`,
+    and `codes` (the position in `factors` for each run; None if there is one factor).
     """
     columns: dict[str, Json] = {}
     for name in figures:
@@ -337,7 +339,8 @@ def _causes(data: Data) -> dict[int, str]:
 def _files(data: Data, names: list[str], home: Path | None) -> Json:
     """Return which runs have which files, and the folder of each experiment's runs relative to `home`.
 
-    To save space, a folder with the name of its experiment is None, and kinds of files that no run has are left out.
+    To save space, a folder with the name of its experiment is None, and kinds of files that no run
+    has are left out.
     """
     parents = dict.fromkeys(names, "")
     available = {name: [0] * len(data.experiments) for name in FILES}

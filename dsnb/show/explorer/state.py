@@ -57,7 +57,8 @@ INPUTS: dict[str, State] = {
     "price": {"least": 0, "most": MAX_PRICE, "factor": 1, "mayBeEmpty": True},
     "relevance": {"least": 0, "most": 0.99, "factor": 0.01},
 }
-"""The page's limits of numbers in the units of the state, and the factor of a number in a field of the page."""
+"""The page's limits of numbers in the units of the state, and the factor of a number in a field of
+the page."""
 SENTENCES = {
     "currency": "not a sign of up to 8 characters: set it to such as '$'",
     "base": "not an experiment of these runs: set it to the name of one, or to None",
@@ -66,7 +67,8 @@ SENTENCES = {
     "sort": "not a column and one of ascending, descending, or None",
     "brush": "not a region: set it to {'x': [low, high], 'y': [low, high]}, or to None",
 }
-"""Controls that are neither filters, nor in `options`, nor part of the question -> what a wrong value is."""
+"""Controls that are neither filters, nor in `options`, nor part of the question -> what a wrong
+value is."""
 MAY_BE_NONE = ("base", "run", "sort", "brush")
 
 
@@ -324,7 +326,8 @@ def values(data: Data, state: State, name: str) -> np.ndarray:
 def mask(data: Data, state: State) -> pd.Series:
     """Return which runs of the task the filters and the brush select.
 
-    A filter with nothing chosen selects all runs. A brush includes its edges; it never selects runs without the figure.
+    A filter with nothing chosen selects all runs. A brush includes its edges; it never selects runs
+    without the figure.
     """
     selected = data.of_task(state["task"])
     for name, available in data.values.items():

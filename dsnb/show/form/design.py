@@ -1,6 +1,7 @@
 """`design` returns a form that designs a sweep by hand, predicts it, writes its params file, and starts and stops it.
 
-A `Plan` holds the result of the form: a row for each setting, and the params file of those that can be run.
+A `Plan` holds the result of the form: a row for each setting, and the params file of those that can
+be run.
 """
 
 import asyncio
@@ -53,7 +54,8 @@ class Plan:
     """The settings of a form. The params file and the sweep exclude those that are refused."""
 
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """A row for each combination: its axes, `experiment` and `refused` (the reason; empty if it can be run)."""
+    """A row for each combination: its axes, `experiment` and `refused` (the reason; empty if it can
+    be run)."""
     experiments: dict[int, Experiment] = field(default_factory=dict)
     """Row -> experiment, without refused ones."""
     problems: list[str] = field(default_factory=list)
@@ -66,9 +68,9 @@ class Plan:
 class Design:
     """A form for JupyterLab that designs a sweep: settings with their values, and a table of their combinations.
 
-    The table has a row for each combination, with the reason if it is refused. Buttons predict whether each fits into
-    the memory of the chosen GPU, its speed, days and cost, write the params file that `dsnb sweep` takes, start and
-    stop that sweep. The sweep ends with the kernel.
+    The table has a row for each combination, with the reason if it is refused. Buttons predict
+    whether each fits into the memory of the chosen GPU, its speed, days and cost, write the params
+    file that `dsnb sweep` takes, start and stop that sweep. The sweep ends with the kernel.
 
     `form` has the fields, `plan` their result, `process` the sweep that was started.
 

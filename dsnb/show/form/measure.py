@@ -1,7 +1,7 @@
 """Short runs of the settings predicted to be best, until the best is decided.
 
-The runs are an ordinary sweep, one repeat after the other. A setting that fails, or does not fit, is replaced by the
-next one. The same call resumes an interrupted measurement.
+The runs are an ordinary sweep, one repeat after the other. A setting that fails, or does not fit,
+is replaced by the next one. The same call resumes an interrupted measurement.
 """
 
 import logging
@@ -30,7 +30,8 @@ from dsnb.settings.records.columns import ENDED
 from dsnb.settings.records.paths import RunPaths, SweepPaths
 
 STEP_S, TIMED_S = 5.0, 10.0
-"""Lengths of a step and of a run's timed steps; longer ones get less accumulation and fewer steps."""
+"""Lengths of a step and of a run's timed steps; longer ones get less accumulation and fewer
+steps."""
 MIN_STEPS, WARMUP_STEPS = 5, 3
 CPU_FLOPS = 5e10
 """Operations per second assumed of a CPU, to choose the number of steps."""

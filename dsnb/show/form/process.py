@@ -1,8 +1,8 @@
 """A sweep in a separate process that ends with the process that started it.
 
-`python -m dsnb.show.form.process PARENT WORD...` is the `dsnb` command, killed when PARENT ends: a kernel that is shut
-down or crashes ends its sweep, too. SIGINT stops the sweep at any time, without a traceback, and even if the kernel
-ignores SIGINT because it was started in the background.
+`python -m dsnb.show.form.process PARENT WORD...` is the `dsnb` command, killed when PARENT ends: a
+kernel that is shut down or crashes ends its sweep, too. SIGINT stops the sweep at any time, without
+a traceback, and even if the kernel ignores SIGINT because it was started in the background.
 """
 
 import os
@@ -25,7 +25,8 @@ ENDS = {
     signals.INTERRUPTED: STOPPED,
     -signal.SIGINT: STOPPED,
 }
-"""Exit code of `dsnb sweep` -> its meaning. If CPython is interrupted within `exec`, it ends by SIGINT."""
+"""Exit code of `dsnb sweep` -> its meaning. If CPython is interrupted within `exec`, it ends by
+SIGINT."""
 
 
 class SweepProcess:

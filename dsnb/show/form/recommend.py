@@ -61,9 +61,10 @@ def recommend(
 ) -> Answer:
     """Return the best setting of a task that is predicted to fit.
 
-    For a model, compare all settings that train the same: how GPUs share the work, micro-batches, recomputation,
-    formats, compilation, and offload if nothing else fits. Settings of different tasks, such as two models, are never
-    compared with each other. Settings within 2 % of the best count as equal; the simplest of them is recommended.
+    For a model, compare all settings that train the same: how GPUs share the work, micro-batches,
+    recomputation, formats, compilation, and offload if nothing else fits. Settings of different
+    tasks, such as two models, are never compared with each other. Settings within 2 % of the best
+    count as equal; the simplest of them is recommended.
 
     Parameters
     ----------
@@ -269,7 +270,8 @@ def _by_runs(
 def write(folder: str | Path, answer: Answer) -> list[str]:
     """Write a recommendation into a folder, and return sentences on what was written and how to verify it.
 
-    That is a params file of the recommended setting and its alternatives, and DeepSpeed's configuration of the former.
+    That is a params file of the recommended setting and its alternatives, and DeepSpeed's
+    configuration of the former.
     """
     from dsnb.measure.launcher.folder import deepspeed_config
     from dsnb.show.form.measure import params_of

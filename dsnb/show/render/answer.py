@@ -42,8 +42,8 @@ SLOW = {"strategy": "deepspeed", "mixed_precision": "native", "compile": "off"}
 def answer(runs: pd.DataFrame, question: Question | None = None) -> Html:
     """Return the best setting of each task, its cost, and the next best setting.
 
-    By default, the question is the least time, or the fewest GPU-hours if the runs differ in their number of GPUs, at
-    the price that the runs state, or an assumed one.
+    By default, the question is the least time, or the fewest GPU-hours if the runs differ in their
+    number of GPUs, at the price that the runs state, or an assumed one.
     """
     runs = without_probes(as_runs(runs))
     if runs.empty:

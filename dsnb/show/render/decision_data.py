@@ -1,6 +1,7 @@
 """Data for the page's decisions: the candidates of each task, and the intervals of pairs of settings.
 
-The page does the arithmetic of tokens, prices and GPUs at hand, and sorts; all statistics are computed here.
+The page does the arithmetic of tokens, prices and GPUs at hand, and sorts; all statistics are
+computed here.
 """
 
 import contextlib
@@ -36,7 +37,8 @@ from dsnb.settings.records.paths import RunPaths
 MAX_PAIRS, CHOSEN_PAIRS = 2000, 1000
 """A task with more than `MAX_PAIRS` pairs of settings sends the intervals of `CHOSEN_PAIRS`."""
 MAX_INTERVALS = 12_000
-"""Intervals of a task; with many pairs, only those of the first figures, speed and memory, are sent."""
+"""Intervals of a task; with many pairs, only those of the first figures, speed and memory, are
+sent."""
 VALUE_DIGITS = 7
 DIGITS = 9
 """Significant digits of medians in the page."""
@@ -97,17 +99,19 @@ def tasks_payload(
 ) -> dict[str, Any]:
     """Return the candidates and the pairs of settings of each task, ready for JSON.
 
-    The index of `runs` is a place in `task_codes`; `names` are the experiments, `figures` the columns to compare, and
-    `axes` the settings that distinguish experiments. Texts are sent once, as places in `texts`.
+    The index of `runs` is a place in `task_codes`; `names` are the experiments, `figures` the
+    columns to compare, and `axes` the settings that distinguish experiments. Texts are sent once,
+    as places in `texts`.
 
-    `candidates` of a task: `experiment` (its number), counts of runs, medians in the units of their columns, texts
-    about the setting (`dsnb.results.answers.card`), and, for candidates that may be the best, texts of
-    `dsnb.results.answers.evidence` and, by place, `take` (see `_take`).
+    `candidates` of a task: `experiment` (its number), counts of runs, medians in the units of their
+    columns, texts about the setting (`dsnb.results.answers.card`), and, for candidates that may be
+    the best, texts of `dsnb.results.answers.evidence` and, by place, `take` (see `_take`).
 
-    `pairs`: `settings` (numbers of experiments with `MIN_RUNS` ok runs), `first` and `second` (places in `settings`),
-    and by figure the compared `values` of settings, their runs `n`, and for each pair a `factor`: the interval of the
-    ratio second / first is ratio / factor to ratio * factor; of percentages, the difference less and plus the factor.
-    By the place of a pair, if any: `note`, and `other`, `[n, n, value, value]` with runs on one host counted as one.
+    `pairs`: `settings` (numbers of experiments with `MIN_RUNS` ok runs), `first` and `second`
+    (places in `settings`), and by figure the compared `values` of settings, their runs `n`, and for
+    each pair a `factor`: the interval of the ratio second / first is ratio / factor to ratio *
+    factor; of percentages, the difference less and plus the factor. By the place of a pair, if any:
+    `note`, and `other`, `[n, n, value, value]` with runs on one host counted as one.
     """
     texts: dict[str, int] = defaultdict(lambda: len(texts))  # each once, and its place
     numbers = {name: code for code, name in enumerate(names)}

@@ -39,8 +39,8 @@ GROUP_COLUMNS = {
 def throughput(table: pd.DataFrame) -> Picture:
     """Draw tokens/s and efficiency by number of GPUs, given a table of `dsnb.results.statistics.scaling.scaling`.
 
-    Dotted lines are ideal scaling, bars span the lowest to the highest run. At most eight workloads, those on the most
-    GPUs, are drawn.
+    Dotted lines are ideal scaling, bars span the lowest to the highest run. At most eight
+    workloads, those on the most GPUs, are drawn.
     """
     shown = _largest_workloads(table)
     unit = _unit(table)
@@ -150,7 +150,8 @@ def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
 def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]:
     """Return the section of a report on groups of nodes, as parts to display in turn; empty with one node or group.
 
-    With `efficiency`, it includes the figure of throughput, if several numbers of nodes were measured.
+    With `efficiency`, it includes the figure of throughput, if several numbers of nodes were
+    measured.
     """
     table = hosts.groups(runs)
     if not (table["nodes"].gt(1).any() or table["hosts"].nunique() > 1):

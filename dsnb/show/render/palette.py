@@ -1,6 +1,7 @@
 """The colours of all figures and charts.
 
-The hues are from Okabe and Ito (2008), distinguishable with any colour vision, and one from Paul Tol.
+The hues are from Okabe and Ito (2008), distinguishable with any colour vision, and one from Paul
+Tol.
 """
 
 import itertools
@@ -36,14 +37,17 @@ SERIES = [BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, "#7f7f7f", INK]
 CATEGORIES = [
     "#1f7fd1", "#e0561a", "#0f9d58", "#8a63e0", "#b8860b", "#c2569f", "#1499a8", "#e0405e", "#7f9b12", "#7d838c",
 ]  # fmt: skip
-"""Values of a setting in the explorer: each has a contrast of 3 or more in its light and dark theme."""
+"""Values of a setting in the explorer: each has a contrast of 3 or more in its light and dark
+theme."""
 PARALLELISM = dict(
     zip(("ZeRO 0", "ZeRO 2", "ZeRO 1", "ZeRO 3", "DDP", "FSDP"), CATEGORIES, strict=False),
     plain=CATEGORIES[-1],
 )
-"""Colours of the ways to share a training; combinations of TP and PP have the remaining categories."""
+"""Colours of the ways to share a training; combinations of TP and PP have the remaining
+categories."""
 SEQUENCE = ["#3b4d8f", "#575d8a", "#70708a", "#88838a", "#a29884", "#bead77", "#dcc463", "#f4dd50"]
-"""The middle of cividis, whose lightness increases steadily: for settings with more values than categories."""
+"""The middle of cividis, whose lightness increases steadily: for settings with more values than
+categories."""
 UNSELECTED = "#9aa3ad66"
 ONE_RUN = "#3a97d4"
 """A single run over time in the explorer: legible on white and on black."""

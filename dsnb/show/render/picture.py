@@ -1,9 +1,10 @@
 """Figures as images that are light or dark like the page around them.
 
-No text colour has a contrast of 4.5 on both white and JupyterLab's dark background (the maximum is 4.34). JupyterLab
-removes SVG elements from notebooks that it does not trust, such as those that papermill executed. A figure is therefore
-an SVG within an `img` element, whose colour scheme it follows. It has its own background, so that it is legible even on
-a page that does not declare its scheme.
+No text colour has a contrast of 4.5 on both white and JupyterLab's dark background (the maximum is
+4.34). JupyterLab removes SVG elements from notebooks that it does not trust, such as those that
+papermill executed. A figure is therefore an SVG within an `img` element, whose colour scheme it
+follows. It has its own background, so that it is legible even on a page that does not declare its
+scheme.
 """
 
 import html
@@ -43,12 +44,15 @@ STYLE = {
     "ytick.color": palette.SOFT_INK,
 }
 PIXELS_PER_INCH = 100
-# If it were loaded within `rc_context`, the backend would not show the figures that a notebook draws.
+# If it were loaded within `rc_context`, the backend would not show the figures that a notebook
+# draws.
 plt.switch_backend(plt.get_backend())
 PLAIN_TICKS = StrMethodFormatter("{x:,.10g}")
-"""Ticks as plain numbers with thousands separators, without an offset or a power of ten beside the axis."""
+"""Ticks as plain numbers with thousands separators, without an offset or a power of ten beside the
+axis."""
 IN_ADDRESS = " '=:/;,(){}@!*+$?[]|^`"
-"""Characters that an address in an attribute may contain unquoted, which makes it shorter than base64."""
+"""Characters that an address in an attribute may contain unquoted, which makes it shorter than
+base64."""
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ROOT = re.compile(r"<svg [^>]*>")
 _TAG = re.compile("<[^>]*>")

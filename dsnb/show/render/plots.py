@@ -1,6 +1,7 @@
 """Figures of runs: speed, step time, memory and utilization by setting, the steps of one run, parts of memory.
 
-Repeats are drawn as dots with a line from the lowest to the highest: three are too few for an error bar.
+Repeats are drawn as dots with a line from the lowest to the highest: three are too few for an error
+bar.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +26,8 @@ from dsnb.show.render.picture import PLAIN_TICKS, Picture, note, shared_legend
 MAX_UPRIGHT = 8
 """Maximum number of values whose names are horizontal below an axis."""
 MAX_SHAPES = 200
-"""Maximum number of runs drawn as vector shapes; the dots of more runs are rasterized, to limit the file size."""
+"""Maximum number of runs drawn as vector shapes; the dots of more runs are rasterized, to limit the
+file size."""
 MAX_ROWS = 40
 MAX_LENGTH = 52
 """Maximum characters of a name beside an axis; longer names leave no room for the bars."""

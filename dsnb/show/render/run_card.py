@@ -18,7 +18,8 @@ from dsnb.show.render.tables import Html, bullet_list, escaped, subheading
 HEADLINES = (
     "tokens_per_s", "tokens_per_s_per_gpu", "step_time_mean_s", "MEMORY", "mfu", "cpu_bound", "power_w", "loss_last",
 )  # fmt: skip
-"""Figures at the top, in this order; `MEMORY` is replaced by the most informative measured figure of memory."""
+"""Figures at the top, in this order; `MEMORY` is replaced by the most informative measured figure
+of memory."""
 PHASES = {
     "build": "building the model",
     "forward": "forward pass",

@@ -44,7 +44,8 @@ MAX_ROWS = 100
 MAX_VALUES = 12
 """Maximum number of listed values of a setting or of a property of the machine."""
 UNBROKEN = 40
-"""Maximum characters of a number with its spread, or of the name of a row, that are kept on one line."""
+"""Maximum characters of a number with its spread, or of the name of a row, that are kept on one
+line."""
 SPREAD = re.compile(r"±\s.*", re.DOTALL)
 SPREAD_HTML = r'<span class="spread">\g<0></span>'
 
