@@ -43,7 +43,9 @@ def check(
     what: str, finding: str, fine: object, advice: str, otherwise: State = "missing"
 ) -> Check:
     """Return the result of a check, with advice unless it passed."""
-    return Check("ok", what, finding) if fine else Check(otherwise, what, finding, advice)
+    if fine:
+        return Check("ok", what, finding)
+    return Check(otherwise, what, finding, advice)
 
 
 def installed(what: str, found: str | None, advice: str, otherwise: State = "missing") -> Check:

@@ -194,7 +194,9 @@ def recommend(
     try:
         answers = form.answers(scope, on, budget, form.Measurement(measure, minutes, output))
     except KeyboardInterrupt:
-        kept = ": finished runs are kept, start the same command again to go on" if measure else ""
+        kept = ""
+        if measure:
+            kept = ": finished runs are kept, start the same command again to go on"
         say(f"interrupted{kept}", err=True)
         raise typer.Exit(signals.INTERRUPTED) from None
     if write:

@@ -99,7 +99,9 @@ def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:
 
 def table_width() -> int:
     """Return the maximum width of a table: that of a terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
+    if sys.stdout.isatty():
+        return shutil.get_terminal_size().columns
+    return UNLIMITED
 
 
 def _print_table(texts: Any, width: int = UNLIMITED) -> None:
@@ -140,7 +142,9 @@ def _each_text(table: Any, change: Callable[[str], str]) -> Any:
     """Return a table with `change` applied to every text, including the index."""
 
     def changed(value: object) -> object:
-        return change(value) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return change(value)
+        return value
 
     keys = [changed(key) for key in table.index]
     return table.astype(object).map(changed).set_axis(keys).rename_axis(table.index.name)

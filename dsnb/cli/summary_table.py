@@ -90,7 +90,9 @@ def _place(runs: pd.DataFrame) -> str:
         return f"on {places.pop()}"
     if labels.common_unit(runs) == "rank":
         return "on CPU ranks"
-    return f"on {names.pop()}" if len(names) == 1 and names != {"-"} else ""
+    if len(names) == 1 and names != {"-"}:
+        return f"on {names.pop()}"
+    return ""
 
 
 def _texts(summary: pd.DataFrame, no_rank: np.ndarray) -> pd.DataFrame:

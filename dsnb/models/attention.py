@@ -67,7 +67,9 @@ def fastest(config: Any, seq_len: int) -> str:
     window = getattr(config, "sliding_window", None) or seq_len
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
     sees_all = window >= seq_len or "sliding_attention" not in kinds
-    return CAUSAL if config.model_type in MASKLESS and sees_all else "sdpa"
+    if config.model_type in MASKLESS and sees_all:
+        return CAUSAL
+    return "sdpa"
 
 
 def use_fused_alibi(model: Any, flex_length: int = 0) -> None:

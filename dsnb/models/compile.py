@@ -14,7 +14,9 @@ from dsnb.settings.training import CUDA_GRAPHS
 
 def compile_options(experiment: Experiment) -> dict[str, Any]:
     """Return the arguments of torch.compile for the settings."""
-    return {"mode": experiment.compile} if experiment.compile in CUDA_GRAPHS else {}
+    if experiment.compile in CUDA_GRAPHS:
+        return {"mode": experiment.compile}
+    return {}
 
 
 def compile_model(experiment: Experiment, model: CausalLoss) -> None:

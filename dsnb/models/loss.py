@@ -78,7 +78,9 @@ class CausalLoss(nn.Module):
         return total / (len(ids) * (ids.shape[1] - 1))
 
     def _causal_model(self) -> Any:
-        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        if hasattr(self.model, "get_base_model"):
+            return self.model.get_base_model()
+        return self.model
 
 
 def causal_loss(logits: Tensor, ids: Tensor) -> Tensor:

@@ -72,7 +72,9 @@ def forward_path(model: Any, batch: int, length: int, device: torch.device) -> F
 
     def forward(hidden: Tensor, *inputs: Any, **named: Any) -> Any:
         path.arguments.append((inputs, named))
-        return (hidden,) if model.config.model_type == "bloom" else hidden
+        if model.config.model_type == "bloom":
+            return (hidden,)
+        return hidden
 
     def record(module: nn.Module, _: Any) -> None:
         (path.after if path.arguments else path.before).append(module)
@@ -127,7 +129,9 @@ class Block(nn.Module):
         """Return the next hidden state, shape (batch, length, width)."""
         inputs, named = self.arguments
         output = self.block(hidden, *inputs, **named)
-        return output[0] if isinstance(output, tuple) else output
+        if isinstance(output, tuple):
+            return output[0]
+        return output
 
 
 def stage_modules(model: Any, path: ForwardPath, stage: int, stages: int) -> Iterator[nn.Module]:

@@ -113,7 +113,9 @@ def kinds_elsewhere(experiment: Experiment, gpu: str, nodes: int) -> list[str]:
 
 def host_kind(experiment: Experiment) -> str:
     """Return the kind of a setting by what it keeps in host memory."""
-    return "without offload" if experiment.offload == "none" else "with offload"
+    if experiment.offload == "none":
+        return "without offload"
+    return "with offload"
 
 
 def expected_error(

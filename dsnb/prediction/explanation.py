@@ -94,7 +94,9 @@ def _host_memory(best: "pd.Series[Any]", experiment: Experiment, search: Search)
     facts = {"need": significant(need_gib), "each_node": each_node}
     if math.isnan(on.host_gib):
         return say("host_memory.unknown", **facts)
-    lack = "" if need_gib <= USABLE * on.host_gib else "which is too little"
+    lack = "which is too little"
+    if need_gib <= USABLE * on.host_gib:
+        lack = ""
     return say("host_memory", host=significant(on.host_gib), lack=lack, **facts)
 
 

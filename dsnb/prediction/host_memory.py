@@ -76,7 +76,9 @@ def fits(experiment: Experiment, need_gib: float, has_gib: float) -> bool | None
 
 def pinned(size: float) -> float:
     """Return the bytes that torch takes for a pinned tensor (`CachingHostAllocator`): the next power of two."""
-    return 2.0 ** math.ceil(math.log2(size)) if size > 0 else 0.0
+    if size > 0:
+        return 2.0 ** math.ceil(math.log2(size))
+    return 0.0
 
 
 def _block_inputs(experiment: Experiment) -> float:

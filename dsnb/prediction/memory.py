@@ -73,7 +73,9 @@ def untraced(experiment: Experiment, likely: bool) -> MemoryTrace:
             logit_bytes = UNTRACED.eager_logit_bytes
         if experiment.numbers.casts_weights:
             block *= UNTRACED.autocast_block
-    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
+    every = 0
+    if experiment.activation_checkpointing:
+        every = experiment.checkpoint_every
     block_input = float(width * tokens * model.hidden)
     kept, again = formulas.kept_activations(
         model.layers, block, block_input, every, experiment.checkpoint_offload
@@ -289,7 +291,9 @@ def _passes(
     if is_compiled and not experiment.compiles_blocks:
         # With a loss in chunks the output layer's gradient is not in that graph, and is added to
         # the embedding's.
-        beside = float(sizes[-1]) if experiment.loss == "chunked" else 0.0
+        beside = 0.0
+        if experiment.loss == "chunked":
+            beside = float(sizes[-1])
         gradients = width * engine.trained
         moments.append(
             base.plus("backward", activations=beside, gradients=gradients, buffers=later)
@@ -366,7 +370,9 @@ def zero(engine: Engine) -> list[MemoryParts]:
         return _offloaded_optimizer(engine)
     if stage == 2:
         return _zero2(engine)
-    return _zero1_in_fp32(engine) if engine.numbers.accumulates_in_fp32 else _zero1(engine)
+    if engine.numbers.accumulates_in_fp32:
+        return _zero1_in_fp32(engine)
+    return _zero1(engine)
 
 
 def _zero0(engine: Engine) -> list[MemoryParts]:

@@ -100,7 +100,9 @@ def parity(runs: pd.DataFrame, link: str = "nvlink") -> pd.DataFrame | None:
     for name, column in COMPARED.items():
         table[f"{name}_error_pct"] = 100 * (table[f"predicted_{column}"] / table[column] - 1)
     has_predictions = table[predicted].notna().any(axis=None)
-    return table if has_predictions or table["has_rules"].any() else None
+    if has_predictions or table["has_rules"].any():
+        return table
+    return None
 
 
 def _compared(

@@ -85,7 +85,9 @@ def errors_for(gpu: str, link: str, calibrate: pd.DataFrame | None = None) -> Ra
     """Return the errors of ratios for predictions of `dsnb.predict` with these arguments."""
     name = gpus.find(gpu).name
     if calibrate is None:
-        return DEFAULT_RATIOS if name in DEFAULT_COVERAGE.names[accuracy.GPU] else ELSEWHERE
+        if name in DEFAULT_COVERAGE.names[accuracy.GPU]:
+            return DEFAULT_RATIOS
+        return ELSEWHERE
     runs, hosts = of_hosts(calibrate, link)
     errors = by_limit(runs, calibration.left_out(runs), hosts)
     on_this = {gpus.find(run.gpu_name).name for run in runs}

@@ -179,7 +179,9 @@ def _training(scope: Scope, target: Target) -> tuple[Training, list[str]]:
     batch = built_in.usual_batch(parameters, length, number, training.is_fine_tuning)
     numbers = {"tokens": batch * length, "size": parameters}
     facts = {fact: amount(float(f"{value:.2g}")) for fact, value in numbers.items()}
-    name = "usual_batch.fine_tuning" if training.is_fine_tuning else "usual_batch"
+    name = "usual_batch"
+    if training.is_fine_tuning:
+        name = "usual_batch.fine_tuning"
     assumed.append(say(name, batch=count(batch, "sequence"), **facts))
     return replace(training, global_batch=batch), assumed
 

@@ -154,7 +154,9 @@ class Counts:
 
         def pass_of(direction: int) -> Pass:
             kernels = traced[direction + 2]
-            casts = max(0.0, kernels - uncast[direction + 2]) if mode.autocast else 0.0
+            casts = 0.0
+            if mode.autocast:
+                casts = max(0.0, kernels - uncast[direction + 2])
             return Pass(
                 by_hand[direction] * traced[direction],
                 by_hand[direction + 2] * (kernels - casts),

@@ -124,7 +124,9 @@ class Budget:
 
     def assumed(self, experiments: Sequence[Experiment]) -> list[Sentence]:
         """Return the tokens that are assumed; none if they were given."""
-        return [usual_tokens(*_model(experiments))] if self.tokens is None else []
+        if self.tokens is None:
+            return [usual_tokens(*_model(experiments))]
+        return []
 
 
 def _model(experiments: Sequence[Experiment]) -> tuple[float, bool]:

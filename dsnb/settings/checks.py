@@ -68,7 +68,9 @@ def unknown_setting(key: str, names: Iterable[str]) -> str:
 def hint(name: str, names: Iterable[str], allowed: str) -> str:
     """Return which of `names` was probably meant, or else what is allowed."""
     match = closest_match(name, names)
-    return f"did you mean '{match}'?" if match else f"allowed are {allowed}"
+    if match:
+        return f"did you mean '{match}'?"
+    return f"allowed are {allowed}"
 
 
 def invalid_value(detail: Mapping[str, Any]) -> str:

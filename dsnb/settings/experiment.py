@@ -139,7 +139,9 @@ class Experiment(Training):
     @field_validator("hostfile", mode="after")
     @classmethod
     def _absolute(cls, path: str) -> str:
-        return path if path in {"", hostfile.SLURM} else os.path.abspath(os.path.expanduser(path))
+        if path in {"", hostfile.SLURM}:
+            return path
+        return os.path.abspath(os.path.expanduser(path))
 
     @field_validator("gpus", mode="before")
     @classmethod
@@ -368,7 +370,9 @@ DECLARED = {name: Setting.of(name, field) for name, field in Experiment.model_fi
 
 
 def _compiled(s: Experiment) -> str:
-    return "compile" if s.compile == "default" else f"compile-{s.compile}"
+    if s.compile == "default":
+        return "compile"
+    return f"compile-{s.compile}"
 
 
 def _compressed(s: Experiment) -> str:
@@ -379,7 +383,9 @@ def _compressed(s: Experiment) -> str:
 
 def _checkpointed(s: Experiment) -> str:
     every = s.checkpoint_every if s.checkpoint_every > 1 else ""
-    return f"ac{every}-cpu" if s.checkpoint_offload else f"ac{every}"
+    if s.checkpoint_offload:
+        return f"ac{every}-cpu"
+    return f"ac{every}"
 
 
 PARTS: dict[str, Callable[[Experiment], str]] = {

@@ -65,7 +65,9 @@ class Setting:
             shown = replace(shown, order=NAMES)
         elif get_origin(about.annotation) is Literal:
             shown = replace(shown, order=get_args(about.annotation))
-        return replace(shown, usual=about.default) if shown.omit_default else shown
+        if shown.omit_default:
+            return replace(shown, usual=about.default)
+        return shown
 
     def describe(self, value: object) -> str:
         """Return a phrase for a value, also for `none`, `auto` and a missing one."""
@@ -90,7 +92,9 @@ class Setting:
 
     def describe_unusual(self, value: object) -> str:
         """Return a phrase for a value, empty for the usual one."""
-        return "" if self.usual is not None and value == self.usual else self.describe(value)
+        if self.usual is not None and value == self.usual:
+            return ""
+        return self.describe(value)
 
     def sort_key(self, value: object) -> tuple[int, float, str]:
         """Return a sort key for values: `order` first, then numbers, then texts, missing values last."""
@@ -98,7 +102,9 @@ class Setting:
             return 3, 0, ""
         if isinstance(value, int | float) and value not in self.order:
             return 1, float(value), ""
-        return (0, self.order.index(value), "") if value in self.order else (2, 0, str(value))
+        if value in self.order:
+            return (0, self.order.index(value), "")
+        return (2, 0, str(value))
 
 
 def text(value: object) -> str:
@@ -107,17 +113,23 @@ def text(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def compile_mode(value: object) -> object:
     """Return the mode of `compile` for the truth values of earlier versions."""
-    return {True: "default", False: "off"}[value] if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return {True: "default", False: "off"}[value]
+    return value
 
 
 def on_or_off(value: object) -> object:
     """Return `on` or `off` for a truth value: YAML reads the bare words so."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return {True: "on", False: "off"}[value]
+    return value
 
 
 CompileMode = Annotated[

@@ -10,7 +10,9 @@ def home() -> Path | None:
     """Return the folder of the cache: `$DSNB_CACHE`, or the user's cache; None if there is none."""
     try:
         if (chosen := os.environ.get("DSNB_CACHE")) is not None:
-            return None if chosen in {"", "off"} else Path(chosen).expanduser()
+            if chosen in {"", "off"}:
+                return None
+            return Path(chosen).expanduser()
         folder = platformdirs.user_cache_path("dsnb", appauthor=False)
     except RuntimeError:  # no home, or `~` of an unknown user
         return None

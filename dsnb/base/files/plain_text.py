@@ -14,10 +14,13 @@ def line(text: object) -> str:
     whole = str(text)
     if whole.isprintable():
         return whole
-    return "".join(
-        character if character.isprintable() else " " if character.isspace() else "?"
-        for character in whole
-    )
+    return "".join(map(_printable, whole))
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else "?"
 
 
 def short_repr(value: object) -> str:

@@ -177,7 +177,9 @@ def block_activations(
 
 def recomputed_blocks(layers: float, checkpoint_every: int) -> int:
     """Return the number of recomputed blocks: every k-th one from the first; 0 for `checkpoint_every` 0."""
-    return math.ceil(layers / checkpoint_every) if checkpoint_every else 0
+    if checkpoint_every:
+        return math.ceil(layers / checkpoint_every)
+    return 0
 
 
 def kept_activations(

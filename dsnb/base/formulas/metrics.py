@@ -82,7 +82,9 @@ def run_gpu_hours(wall_s: float, gpus: int) -> float:
 
 def cost(gpu_hours: float, price_per_gpu_hour: float | None) -> float | None:
     """Return the price of GPU-hours, in the currency of the price per hour."""
-    return None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour
+    if price_per_gpu_hour is None:
+        return None
+    return gpu_hours * price_per_gpu_hour
 
 
 def speed_up(tokens_per_s: float, base_tokens_per_s: float) -> float | None:

@@ -138,7 +138,9 @@ def local_config(model: str) -> Path | None:
         path = Path(model).expanduser()
         if path.is_dir():
             path = path / "config.json"
-        return path if path.suffix == ".json" and path.is_file() else None
+        if path.suffix == ".json" and path.is_file():
+            return path
+        return None
     except (OSError, RuntimeError, ValueError):  # no such user, a name too long, a NUL in it
         return None
 

@@ -56,7 +56,9 @@ def usual_tokens(parameters: float, fine_tuning: bool = False) -> float:
     """Return the tokens that a model of this size (0 if unknown) is trained on if none are given, to two digits."""
     if fine_tuning:
         return FINE_TUNING_TOKENS
-    return float(f"{TOKENS_PER_PARAMETER * parameters:.1e}") if parameters > 0 else DEFAULT_TOKENS
+    if parameters > 0:
+        return float(f"{TOKENS_PER_PARAMETER * parameters:.1e}")
+    return DEFAULT_TOKENS
 
 
 def gpus_needed(gpu_hours: float, days: float = GOAL_DAYS) -> int:

@@ -234,14 +234,16 @@ def default_device() -> str:
 
 def default_world_size(device: str) -> int:
     """Return the number of ranks for `gpus: auto`: all GPUs, or 2 on a CPU, so that ZeRO has something to partition."""
-    return max(1, len(gpus())) if device == "cuda" else min(2, cores())
+    if device == "cuda":
+        return max(1, len(gpus()))
+    return min(2, cores())
 
 
 def cores() -> int:
     """Return the number of cores that this process may run on."""
-    return (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    )
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def loopback_works() -> bool:

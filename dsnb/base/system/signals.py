@@ -31,7 +31,9 @@ def stop_hint() -> str | None:
     """Return how the user can stop this process; None without dsnb's signal handlers."""
     if signal.getsignal(signal.SIGTERM) is not _interrupt_once:
         return None
-    keyboard = "" if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else "Ctrl-C or "
+    keyboard = "Ctrl-C or "
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        keyboard = ""
     return f"stop with {keyboard}`kill {os.getpid()}`; finished runs are kept"
 
 
@@ -86,7 +88,9 @@ def adopt_orphans() -> None:
 
 def killed_by(number: int) -> str:
     """Describe a process that was killed by a signal."""
-    name = signal.Signals(number).name if number in set(signal.Signals) else "no name"
+    name = "no name"
+    if number in set(signal.Signals):
+        name = signal.Signals(number).name
     return f"killed by signal {number} ({name})"
 
 

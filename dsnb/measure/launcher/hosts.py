@@ -334,7 +334,9 @@ class HostRanks:
         if chosen and chosen not in node.facts["interfaces"]:
             there = ", ".join(sorted(node.facts["interfaces"]))
             return f"interface is {chosen!r}: {name} has no address on it; it has {there}"
-        return f"{name}: {node.facts['problem']}" if node.facts["problem"] else None
+        if node.facts["problem"]:
+            return f"{name}: {node.facts['problem']}"
+        return None
 
     def start(self, worker: str, launched_at_s: float) -> None:
         """Start torchrun on every host."""

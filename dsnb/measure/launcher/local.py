@@ -102,11 +102,9 @@ class ForkServer:
         if code < 0:
             return f"the process was {signals.killed_by(-code)}; if memory ran out (see `dmesg`), free some and retry"
         printed = last_lines(self.log, 1)
-        return (
-            printed[0]
-            if printed
-            else f"the process ended with exit code {code} and printed nothing"
-        )
+        if printed:
+            return printed[0]
+        return f"the process ended with exit code {code} and printed nothing"
 
     def close(self) -> None:
         """Terminate the server and the ranks that it still runs."""

@@ -218,7 +218,9 @@ def busy_gpu(indexes: list[int], wait_s: float = GPU_FREE_TIMEOUT_S) -> str | No
             return None
         if time.monotonic() >= deadline:
             index, used_gib, pids = busy[0]
-            users = f" by process {', '.join(map(str, pids))}" if pids else ""
+            users = ""
+            if pids:
+                users = f" by process {', '.join(map(str, pids))}"
             return f"GPU {index} is in use{users}, {used_gib:.1f} GiB"
         time.sleep(0.5)
 

@@ -76,7 +76,9 @@ class Allocation:
 
     def options(self, experiment: Experiment) -> dict[str, str]:
         """Return the options of `sbatch` for the job of a run; flags have an empty value."""
-        share = "cpus-per-task" if experiment.device == "cpu" else "gpus-per-node"
+        share = "gpus-per-node"
+        if experiment.device == "cpu":
+            share = "cpus-per-task"
         asked = {
             "nodes": str(experiment.nodes),
             "ntasks-per-node": "1",

@@ -66,7 +66,9 @@ def execute_notebook(run: Run) -> Result:
     except Exception as error:  # papermill, nbclient, zmq and the kernel raise many kinds; each concerns this run only
         kind = getattr(error, "ename", type(error).__name__)
         value = getattr(error, "evalue", str(error))
-        status = "failed" if kind == SettingsError.__name__ else "interrupted"
+        status = "interrupted"
+        if kind == SettingsError.__name__:
+            status = "failed"
         outcome = Outcome(status, f"{kind}: {value}".splitlines()[0][:500])
     return finish(run.paths, outcome, began_s)
 

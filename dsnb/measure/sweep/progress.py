@@ -108,7 +108,9 @@ class Progress:
     def _left_s(self) -> float | None:
         """Return the estimated seconds left; None before anything is done."""
         part = self._part()
-        return (time.monotonic() - self._began) * (1 - part) / part if part else None
+        if part:
+            return (time.monotonic() - self._began) * (1 - part) / part
+        return None
 
     def _row(self) -> Text:
         """Return the line at the bottom of a terminal."""
@@ -139,4 +141,6 @@ def _figures(result: Result) -> str:
 def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "?"
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min"

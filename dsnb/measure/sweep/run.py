@@ -280,7 +280,9 @@ class LocalJob:
         if self._cancelled_at:
             return job.STOPPED
         if code < 0:
-            when = "during its run" if self.run.paths.console.exists() else "before its run began"
+            when = "before its run began"
+            if self.run.paths.console.exists():
+                when = "during its run"
             return Outcome("interrupted", f"the job was {signals.killed_by(-code)} {when}")
         cause = f"the job ended with exit code {code}: {last_line(self.run.paths.job_log)}"
         return Outcome("interrupted", cause)

@@ -113,7 +113,9 @@ def configured(built: Any, path: str) -> Any:
         fields = getattr(type(place), "model_fields", {})
         field = next((field for field, info in fields.items() if info.alias == name), name)
         place = place.get(name) if isinstance(place, dict) else getattr(place, field, None)
-    return place if section in MODELS else deepspeed_keys.lookup(built._param_dict, path)
+    if section in MODELS:
+        return place
+    return deepspeed_keys.lookup(built._param_dict, path)
 
 
 def _replaced(built: Any, keys: Mapping[str, Any]) -> Iterator[str]:
@@ -141,7 +143,9 @@ def _invalid(detail: Any, keys: Mapping[str, Any]) -> str:
 
 def _unknown(path: str, valid: set[str]) -> str:
     match = closest_match(path.rpartition(".")[2], sorted(valid))
-    hint = f"did you mean '{match}'?" if match else "look its name up in DeepSpeed's documentation"
+    hint = "look its name up in DeepSpeed's documentation"
+    if match:
+        hint = f"did you mean '{match}'?"
     return f"{deepspeed_keys.PREFIX}{path} is no key of DeepSpeed: {hint}"
 
 

@@ -67,7 +67,9 @@ class EngineTrainer(Trainer):
         norm: Any = self.engine.get_global_grad_norm()
         if isinstance(norm, torch.Tensor) and norm.device.type == "cpu":
             return float(norm)  # the meter would wait to copy a tensor to a GPU
-        return norm if norm is None or isinstance(norm, torch.Tensor) else float(norm)
+        if norm is None or isinstance(norm, torch.Tensor):
+            return norm
+        return float(norm)
 
     def describe(self) -> dict[str, Any]:
         """Return the properties of the engine and the attention implementation."""

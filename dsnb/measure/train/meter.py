@@ -265,7 +265,9 @@ class Meter:
             torch.cuda.reset_peak_memory_stats()
 
     def _energy(self, phase: str) -> EnergyMeter | None:
-        return self._gpu.energy if self._gpu and phase == "timed" else None
+        if self._gpu and phase == "timed":
+            return self._gpu.energy
+        return None
 
     @contextlib.contextmanager
     def section(self, name: str) -> Iterator[None]:
@@ -367,7 +369,9 @@ class Meter:
 
     def _allocation_retries(self) -> int | None:
         """Return how often torch's allocator has had to return memory and ask again so far; None on a CPU."""
-        return int(torch.cuda.memory_stats()["num_alloc_retries"]) if self._cuda else None
+        if self._cuda:
+            return int(torch.cuda.memory_stats()["num_alloc_retries"])
+        return None
 
     def _note_peaks(self, memory_gib: dict[str, float]) -> None:
         for key, value in memory_gib.items():

@@ -146,7 +146,9 @@ def sum_of_ranks(value: float | None, device: torch.device) -> float | None:
 
 def max_of_ranks(value: float | None, device: torch.device) -> float | None:
     """Return the maximum of a figure over all ranks; None if it is None on all of them."""
-    return None if value is None else float(_of_ranks([value], device).max())
+    if value is None:
+        return None
+    return float(_of_ranks([value], device).max())
 
 
 class WeightWatch:

@@ -58,9 +58,9 @@ def _number(module: nn.Module) -> int:
         return max(stacked)
     children = list(module.children())
     is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
-    return (
-        len(children) if is_list and len(children) > 1 and len(set(map(type, children))) == 1 else 0
-    )
+    if is_list and len(children) > 1 and len(set(map(type, children))) == 1:
+        return len(children)
+    return 0
 
 
 def _stacked(module: nn.Module) -> set[int]:

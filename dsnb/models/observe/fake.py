@@ -58,7 +58,9 @@ def allocated(number_of_bytes: int, micro_batch: int) -> Size:
 
 def per_sequence(number_of_bytes: int) -> float:
     """Return the bytes per sequence of a tensor for `MANY` sequences; 0 if they do not depend on the micro-batch."""
-    return 0.0 if number_of_bytes % MANY else number_of_bytes / MANY
+    if number_of_bytes % MANY:
+        return 0.0
+    return number_of_bytes / MANY
 
 
 def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTensorMode]:
@@ -124,11 +126,15 @@ def _fused_dropout(
     GPT-1.3B, eager attention, 1 x 2048, dropout of 0.1: 27.4 GiB on H200, 29.1 with a CPU's
     factors.
     """
-    return torch.native_dropout(values, p, training)[0] if training and p else values
+    if training and p:
+        return torch.native_dropout(values, p, training)[0]
+    return values
 
 
 def _in_fp32(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.float()
+    return value
 
 
 def recompute_as_cuda(block: Any, offloaded: bool) -> None:

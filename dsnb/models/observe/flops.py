@@ -57,7 +57,9 @@ def count(experiment: Experiment) -> dict[str, Any]:
         place = places.get(id(model.get_submodule(each.module)))
         attention[place] += metrics.attention_flops_per_token(*shape)
         masked += metrics.masked_flops_per_token(*shape)
-    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
+    every = 0
+    if experiment.activation_checkpointing:
+        every = experiment.checkpoint_every
     again = range(0, len(blocks(model)), every) if every else ()
     active = used.total()
     attended = sum(attention.values())

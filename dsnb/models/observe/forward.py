@@ -173,7 +173,9 @@ def width_of(query: Tensor, value: Tensor) -> float:
 def config_of(module: nn.Module) -> Any:
     """Return the configuration of a module; None if it has none of its own."""
     config = getattr(module, "config", None)
-    return config if isinstance(config, PreTrainedConfig) else None
+    if isinstance(config, PreTrainedConfig):
+        return config
+    return None
 
 
 def window_of(module: Any, config: Any) -> int | None:
@@ -186,4 +188,6 @@ def window_of(module: Any, config: Any) -> int | None:
     if kind in {"sliding_attention", "local"}:
         return getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
     window = getattr(module, "sliding_window", None)
-    return window if isinstance(window, int) and not isinstance(window, bool) else None
+    if isinstance(window, int) and not isinstance(window, bool):
+        return window
+    return None

@@ -57,7 +57,9 @@ def trace(experiment: Experiment) -> dict[str, Any]:
         sizes = model_sizes(experiment, config.num_hidden_layers)
         if compiled:
             return sizes | _compiled(experiment, sizes, sequences)
-        every = experiment.checkpoint_every if experiment.activation_checkpointing else 1
+        every = 1
+        if experiment.activation_checkpointing:
+            every = experiment.checkpoint_every
         every = math.lcm(every, period(config))
         return sizes | eager(experiment, sizes["layers"], every, sequences)
 
@@ -376,7 +378,9 @@ def kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: Size) -
     """
     layers = sizes["layers"]
     block_input = sizes["block_input"]
-    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
+    every = 0
+    if experiment.activation_checkpointing:
+        every = experiment.checkpoint_every
     if every == 1 and experiment.lora_rank and not experiment.compiles_blocks:
         return layers * (block + block_input), Size()
     both = [

@@ -227,7 +227,9 @@ class _Pass(TorchDispatchMode):
         """Count the bytes of an elementwise operator."""
         is_sliced = is_sliced or any(map(has_gaps, tensors))
         for tensor in tensors:
-            weight = max(1.0, SLICED_BYTES / tensor.itemsize) if is_sliced else 1.0
+            weight = 1.0
+            if is_sliced:
+                weight = max(1.0, SLICED_BYTES / tensor.itemsize)
             self.moved[self.backward] += weight * _size(tensor)
 
     def _multiply(self, read: list[Tensor], result: Tensor, is_grouped: bool) -> None:

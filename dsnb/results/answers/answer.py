@@ -33,6 +33,8 @@ class Answer:
         return "\n".join(self.sentences)
 
     def _repr_html_(self) -> str:
-        title = f"<h3>{html.escape(self.task)}</h3>" if self.task else ""
+        title = ""
+        if self.task:
+            title = f"<h3>{html.escape(self.task)}</h3>"
         items = "".join(f"<li>{sentence.html()}</li>" for sentence in self.sentences)
         return title + (f"<ul>{items}</ul>" if items else f"<p>{PHRASES['no_plan']}</p>")

@@ -170,7 +170,9 @@ def setting_texts(run: Mapping[str, Any]) -> dict[str, str]:
 
 def memory_name(runs: pd.DataFrame) -> str:
     """Return the name of the runs' memory figure in a sentence."""
-    return "host memory" if memory_figure(runs) == "host_memory_gib" else "GPU memory"
+    if memory_figure(runs) == "host_memory_gib":
+        return "host memory"
+    return "GPU memory"
 
 
 def cost(option: "pd.Series[Any]", question: Question, unit: str) -> str:
@@ -268,7 +270,9 @@ def case(runs: pd.DataFrame) -> str:
     """Return why the runs of a task have no candidate, as the templates `headline.*` name it."""
     if runs.empty:
         return "no_runs"
-    return "no_speed" if (runs["status"] == "ok").any() else "failed"
+    if (runs["status"] == "ok").any():
+        return "no_speed"
+    return "failed"
 
 
 def _following(decision: Decision, unit: str) -> Sentence:

@@ -137,7 +137,9 @@ def first_runs(runs: pd.DataFrame) -> pd.DataFrame:
 def basis(source: object) -> str:
     """Return whether the figures of a source were `measured` with dsnb, or `published` by others."""
     name = labels.text(source)
-    return PUBLISHED if name.startswith(SOURCE) and not is_own(name) else MEASURED
+    if name.startswith(SOURCE) and not is_own(name):
+        return PUBLISHED
+    return MEASURED
 
 
 def memory_figure(runs: pd.DataFrame) -> str | None:
@@ -149,7 +151,9 @@ def memory_figure(runs: pd.DataFrame) -> str | None:
 def rate(runs: pd.DataFrame) -> str:
     """Return the figure of speed to compare runs by: per GPU, but of all ranks on CPUs, which share the same cores."""
     devices = set(runs["device"].map(labels.text)) if "device" in runs else set()
-    return "tokens_per_s" if devices == {"cpu"} else "tokens_per_s_per_gpu"
+    if devices == {"cpu"}:
+        return "tokens_per_s"
+    return "tokens_per_s_per_gpu"
 
 
 def default_objective(runs: pd.DataFrame) -> str:
@@ -160,7 +164,9 @@ def default_objective(runs: pd.DataFrame) -> str:
     """
     is_timed = (runs["status"] == "ok") & (numbers(runs, "tokens_per_s") > 0)
     differ = numbers(runs, "gpus")[is_timed].nunique() > 1
-    return "gpu_hours" if differ and labels.common_unit(runs) == "GPU" else "time"
+    if differ and labels.common_unit(runs) == "GPU":
+        return "gpu_hours"
+    return "time"
 
 
 def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame:
@@ -295,7 +301,9 @@ class Decision:
 
 def worsening(change_pct: float, objective: str) -> float:
     """Return how much worse a change of throughput is for the objective, in per cent: less speed, or higher cost."""
-    return -change_pct if objective == "time" else 100 * (1 / (1 + change_pct / 100) - 1)
+    if objective == "time":
+        return -change_pct
+    return 100 * (1 / (1 + change_pct / 100) - 1)
 
 
 def may_be_best(

@@ -94,7 +94,9 @@ def _read(name: str) -> pd.DataFrame:
 
 def _whole(value: object) -> object:
     """Return a whole number as such, since a column with gaps was read as floats."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def is_own(source: str) -> bool:

@@ -164,7 +164,9 @@ def _name(words: str) -> str:
 def memory(run: LoggedRun, match: Match) -> None:
     """`[Rank 1] (after 1 iterations) memory (MB) | allocated: ... | max allocated: 19961.07 | ...`; MB is 2^20 here."""
     for kind, text in _PEAKS.findall(match.string):
-        name = "peak_allocated_gib" if kind == "allocated" else "peak_reserved_gib"
+        name = "peak_reserved_gib"
+        if kind == "allocated":
+            name = "peak_allocated_gib"
         mib = positive(text)
         if mib:
             run.record(**{name: mib / 1024})

@@ -31,13 +31,17 @@ def derive(run: LoggedRun) -> None:
 
 def _product(*sizes: int | None) -> int | None:
     """Return the product; None if a size is unknown."""
-    return math.prod(filter(None, sizes)) if all(sizes) else None
+    if all(sizes):
+        return math.prod(filter(None, sizes))
+    return None
 
 
 def _divided(whole: int | None, *sizes: int | None) -> int | None:
     """Return a size divided by others; None if one is unknown or there is a remainder."""
     parts = _product(*sizes)
-    return whole // parts if whole and parts and whole % parts == 0 else None
+    if whole and parts and whole % parts == 0:
+        return whole // parts
+    return None
 
 
 def _shared_by(run: LoggedRun) -> int:
@@ -67,4 +71,6 @@ def _ranks_of_replica(run: LoggedRun) -> int | None:
         return 1
     if gpus and ways:
         return _divided(gpus, ways, _shared_by(run))
-    return 1 if run.has_engine_world and not run.is_megatron else None
+    if run.has_engine_world and not run.is_megatron:
+        return 1
+    return None

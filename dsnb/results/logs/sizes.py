@@ -105,16 +105,18 @@ def _mlp(run: LoggedRun) -> int:
 
 def _head_width(run: LoggedRun) -> int:
     size = run.shape
-    return (
-        size["heads"] * size["head_size"] if size["heads"] and size["head_size"] else size["hidden"]
-    )
+    if size["heads"] and size["head_size"]:
+        return size["heads"] * size["head_size"]
+    return size["hidden"]
 
 
 def _groups(run: LoggedRun) -> int:
     """Return the number of query groups; 0 if every head has its own keys and values."""
     groups = run.shape["groups"]
     is_grouped = run.shape["heads"] and _is_on(run, "group_query_attention", "True")
-    return groups if groups and is_grouped and groups != run.shape["heads"] else 0
+    if groups and is_grouped and groups != run.shape["heads"]:
+        return groups
+    return 0
 
 
 def _has_bias(run: LoggedRun) -> bool:

@@ -43,7 +43,9 @@ def read(path: Path) -> list[LoggedRun]:
         sizes = {name: count_from_0(text) for name, text in match.groupdict().items()}
         run.set_used(**sizes | {"precision": match["precision"]}, grad_accum=1)
     whole = rows[is_whole]
-    peak_mib = whole["gpu_max_mem_mb"].max() if "gpu_max_mem_mb" in rows else 0
+    peak_mib = 0
+    if "gpu_max_mem_mb" in rows:
+        peak_mib = whole["gpu_max_mem_mb"].max()
     if peak_mib > 0:
         run.record(peak_reserved_gib=peak_mib / 1024)  # torch reserves segments of 2 MiB
     # Rows on both sides of a damaged one are more than one step apart.

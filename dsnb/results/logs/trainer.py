@@ -281,4 +281,6 @@ def numbers(entry: Mapping[str, Any]) -> dict[str, float | None]:
 def as_text(record: Mapping[str, Any], name: str) -> str:
     """Return a number in a JSON object as text."""
     value = record.get(name)
-    return "" if isinstance(value, bool | dict | list) or value is None else str(value)
+    if isinstance(value, bool | dict | list) or value is None:
+        return ""
+    return str(value)

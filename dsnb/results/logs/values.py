@@ -93,7 +93,9 @@ def millions(text: str | None) -> int | None:
 def count(text: str | None) -> int | None:
     """Parse a whole number of at least 1; DeepSpeed prints some as `2.048000e+03`."""
     value = positive(text)
-    return int(value) if value is not None and value.is_integer() and value < 2**53 else None
+    if value is not None and value.is_integer() and value < 2**53:
+        return int(value)
+    return None
 
 
 def count_from_0(text: str) -> int | None:
@@ -109,7 +111,9 @@ def stages(text: str) -> int | None:
 def model(text: str) -> str | None:
     """Parse a model name: the last part of a path or hub id; for a `config.json`, the name of its folder."""
     parts = [part for part in text.strip().removesuffix("/config.json").split("/") if part]
-    name = re.sub(r"[^A-Za-z0-9.-]+", "-", parts[-1]).strip(".-")[:80] if parts else ""
+    name = ""
+    if parts:
+        name = re.sub(r"[^A-Za-z0-9.-]+", "-", parts[-1]).strip(".-")[:80]
     return None if name in {"", "None", "model"} else name
 
 

@@ -85,7 +85,9 @@ def _warn_of_copies(left_out: Sequence[tuple[Run, Run]]) -> None:
         return
     run, original = left_out[0]
     others = len(left_out) - 1
-    more = f", and so are {others} more copies of runs" if others else ""
+    more = ""
+    if others:
+        more = f", and so are {others} more copies of runs"
     _warn(f"{run.folder} is left out: it is a copy of {original.folder}{more}")
 
 

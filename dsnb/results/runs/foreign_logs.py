@@ -94,6 +94,8 @@ def _left_out(path: str, is_one_file: bool) -> Iterator[None]:
 def _not_read(paths: list[str]) -> str:
     """Return the sentence about files that may be logs but contain nothing that dsnb can read."""
     named = ", ".join(map(displayable, paths[:MAX_UNREAD]))
-    more = f" and {len(paths) - MAX_UNREAD} more" if len(paths) > MAX_UNREAD else ""
+    more = ""
+    if len(paths) > MAX_UNREAD:
+        more = f" and {len(paths) - MAX_UNREAD} more"
     are = "is not a log" if len(paths) == 1 else "are not logs"
     return f"not read: {named}{more} {are} that dsnb can read (see docs/how-to/foreign_logs.md)"

@@ -86,7 +86,9 @@ def short_number(value: object) -> str:
         return ""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:,.4g}"
 
 
 def is_missing(value: object) -> bool:
@@ -107,7 +109,9 @@ def setting(run: Mapping[str, Any]) -> str:
     """
     parts = [strategy(run.get("strategy")).phrase or parallelism(run)]
     if _is_known(run, "precision"):
-        autocast = " autocast" if run.get("mixed_precision") == "autocast" else ""
+        autocast = ""
+        if run.get("mixed_precision") == "autocast":
+            autocast = " autocast"
         parts.append(_text(run, "precision") + autocast)
     mode = _text(run, "compile")
     if mode not in {"-", "off", "false"}:
@@ -123,7 +127,9 @@ def setting(run: Mapping[str, Any]) -> str:
 
 def unit(run: Mapping[str, Any]) -> str:
     """Return the unit in which a run's hardware is counted: `GPU`, or `rank` without GPUs."""
-    return "rank" if run.get("device") == "cpu" and not _is_known(run, "gpu_name") else "GPU"
+    if run.get("device") == "cpu" and not _is_known(run, "gpu_name"):
+        return "rank"
+    return "GPU"
 
 
 def common_unit(runs: pd.DataFrame) -> str:

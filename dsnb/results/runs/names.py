@@ -20,7 +20,9 @@ def displayable(path: str) -> str:
 def sweep_folder(folder: str) -> str:
     """Return the folder of the sweep that a run folder belongs to, `sweep/experiment/run<k>` or `sweep/experiment`."""
     above = os.path.dirname(folder)
-    return above if paths.repeat(os.path.basename(folder)) is None else os.path.dirname(above)
+    if paths.repeat(os.path.basename(folder)) is None:
+        return above
+    return os.path.dirname(above)
 
 
 def from_folder(folder: str) -> dict[str, Any]:

@@ -49,7 +49,9 @@ def duration(low_hours: float, high_hours: float | None = None) -> str:
     text = significant(high / size)
     if low_hours < high:
         text = labels.span(low_hours / size, high / size)
-    return f"{text} {noun}" if text == "1" else f"{text} {noun}s"
+    if text == "1":
+        return f"{text} {noun}"
+    return f"{text} {noun}s"
 
 
 def amount(tokens: float) -> str:

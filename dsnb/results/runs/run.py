@@ -94,7 +94,9 @@ class Run:
     def run_id(self) -> str | None:
         """The random name of the run; None for runs of earlier versions."""
         value = self.settings.get(RUN_ID)
-        return value if isinstance(value, str) and value else None
+        if isinstance(value, str) and value:
+            return value
+        return None
 
     @property
     def has_ended(self) -> bool:
@@ -124,7 +126,9 @@ class Run:
             return None
         name = self.settings.get("model_name")
         slug = model_shapes.slug(model)
-        return name if isinstance(name, str) and name.endswith(slug) else slug
+        if isinstance(name, str) and name.endswith(slug):
+            return name
+        return slug
 
     @functools.cached_property
     def recorded_name(self) -> str:
@@ -252,7 +256,9 @@ class Run:
         named = ", ".join(map(displayable, self.copies[:MAX_NAMED]))
         if len(self.copies) > MAX_NAMED:
             named += f" and {len(self.copies) - MAX_NAMED} more"
-        are_copies = "is a copy" if len(self.copies) == 1 else "are copies"
+        are_copies = "are copies"
+        if len(self.copies) == 1:
+            are_copies = "is a copy"
         return "; ".join(filter(None, [note, f"counted once: {named} {are_copies}"]))
 
     def _notebook_s(self) -> float | None:
@@ -282,7 +288,9 @@ def _chosen(record: Record, columns: Collection[str]) -> Record:
 
 
 def _data_parallel(gpus: int, *sizes: int) -> int | None:
-    return gpus // prod(sizes) if min(gpus, *sizes) > 0 else None
+    if min(gpus, *sizes) > 0:
+        return gpus // prod(sizes)
+    return None
 
 
 def _product(size: int | str, *times: int) -> int | None:

@@ -40,7 +40,9 @@ offload, overlap, compilation, number of GPUs.
 
 def current_name(column: Any) -> Any:
     """Return the current name of a column that a user named; other values are returned as they are."""
-    return ALIASES.get(column, column) if isinstance(column, str) else column
+    if isinstance(column, str):
+        return ALIASES.get(column, column)
+    return column
 
 
 def as_runs(table: pd.DataFrame) -> pd.DataFrame:
@@ -104,7 +106,9 @@ def numbers(runs: pd.DataFrame, name: str) -> pd.Series:
 
 def factor(runs: pd.DataFrame, name: str) -> pd.Series:
     """Return a column such as `tensor_parallel` as floats: 1 in a table that does not have it, NaN where unknown."""
-    return numbers(runs, name) if name in runs else pd.Series(1.0, runs.index)
+    if name in runs:
+        return numbers(runs, name)
+    return pd.Series(1.0, runs.index)
 
 
 def json_numbers(values: Iterable[float], digits: int = 17) -> list[float | int | None]:

@@ -30,4 +30,6 @@ def fill(template: str, facts: Mapping[str, object]) -> str:
 
     while _OPTIONAL.search(template):
         template = _OPTIONAL.sub(kept, template)
-    return _NAME.sub(filled, template) if is_full(template) else ""
+    if is_full(template):
+        return _NAME.sub(filled, template)
+    return ""

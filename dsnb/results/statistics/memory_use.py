@@ -159,7 +159,9 @@ def _activations(experiment: Experiment, shape: Shape, is_fused: bool) -> tuple[
         fused=is_fused,
         relu=shape.family == "opt",
     )
-    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
+    every = 0
+    if experiment.activation_checkpointing:
+        every = experiment.checkpoint_every
     block_input = tokens * shape.hidden * width
     is_offloaded = experiment.checkpoint_offload
     kept, again = memory.kept_activations(shape.layers, block, block_input, every, is_offloaded)

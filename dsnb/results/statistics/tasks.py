@@ -83,7 +83,9 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
 
 def knows_gpus(runs: pd.DataFrame) -> pd.Series:
     """Return whether the number of GPUs of each run is known; true in a table that does not have the column."""
-    return runs["gpus"].notna() if "gpus" in runs else pd.Series(True, index=runs.index)
+    if "gpus" in runs:
+        return runs["gpus"].notna()
+    return pd.Series(True, index=runs.index)
 
 
 def settings_of(experiments: Sequence[Experiment]) -> pd.DataFrame:

@@ -132,4 +132,6 @@ def _tokens_per_step(settings: Mapping[str, Any]) -> float:
 
 def _number(value: object) -> float:
     """Return a positive number as it is; NaN for anything else, which is unknown."""
-    return float(value) if isinstance(value, int | float) and 0 < value < math.inf else math.nan
+    if isinstance(value, int | float) and 0 < value < math.inf:
+        return float(value)
+    return math.nan

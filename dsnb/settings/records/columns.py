@@ -67,7 +67,9 @@ class Metric:
     @property
     def heading(self) -> str:
         """The title with its unit."""
-        return f"{self.title} ({self.unit})" if self.unit else self.title
+        if self.unit:
+            return f"{self.title} ({self.unit})"
+        return self.title
 
 
 @dataclass(frozen=True)

@@ -109,9 +109,9 @@ class SweepPaths:
 def repeat(folder_name: str) -> int | None:
     """Return the k of `run<k>`, None for another name."""
     digits = folder_name.removeprefix("run")
-    return (
-        int(digits) if digits.isdecimal() and len(digits) < 10 and folder_name != digits else None
-    )
+    if digits.isdecimal() and len(digits) < 10 and folder_name != digits:
+        return int(digits)
+    return None
 
 
 def outputs_root() -> Path:

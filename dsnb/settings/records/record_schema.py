@@ -116,7 +116,9 @@ def _without(value: Any, wrong: set[tuple[Any, ...]], place: tuple[Any, ...] = (
         valid = None if here in wrong else _without(item, wrong, here)
         if valid is not None:
             kept[key] = valid
-    return kept if isinstance(value, dict) else list(kept.values())
+    if isinstance(value, dict):
+        return kept
+    return list(kept.values())
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -135,7 +137,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     lines = [cleaned(path.name, record) for record in json_files.read_lines(path)]
     problems = [problem for _, problem in lines if problem]
     if problems:
-        more = f", and so are those of {len(problems) - 1} more lines" if problems[1:] else ""
+        more = ""
+        if problems[1:]:
+            more = f", and so are those of {len(problems) - 1} more lines"
         json_files.warn(f"{path.parent / problems[0]}; it is left out{more}")
     return [content for content, _ in lines]
 

@@ -84,7 +84,9 @@ class RunRecord:
     @property
     def expected_steps(self) -> int:
         """Timed steps that the settings ask for."""
-        return 0 if self.is_bandwidth_test else self.experiment.steps
+        if self.is_bandwidth_test:
+            return 0
+        return self.experiment.steps
 
     @property
     def has_all_steps(self) -> bool:

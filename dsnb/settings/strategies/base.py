@@ -63,12 +63,16 @@ class Numbers:
     @property
     def built(self) -> str:
         """Format in which the model is built."""
-        return self.computed if self.masters or self.has_adapters else FULL
+        if self.masters or self.has_adapters:
+            return self.computed
+        return FULL
 
     @property
     def forward(self) -> str:
         """Format of the weights that the forward pass reads: FSDP gathers fp32 shards in half."""
-        return self.computed if self.natively_half else self.built
+        if self.natively_half:
+            return self.computed
+        return self.built
 
     @property
     def casts_weights(self) -> bool:
@@ -103,7 +107,9 @@ class Numbers:
     @property
     def accumulated_bytes(self) -> int:
         """Bytes of a gradient that is kept until the optimizer's step."""
-        return 4 if self.accumulates_in_fp32 else self.trained_bytes
+        if self.accumulates_in_fp32:
+            return 4
+        return self.trained_bytes
 
 
 def width(precision: str) -> int:

@@ -35,7 +35,9 @@ class DeepSpeed(Strategy):
 
     def label_of(self, zero_stage: object = None) -> str:
         """Return "ZeRO 3"; empty if the stage is unknown."""
-        return "" if zero_stage is None else f"ZeRO {zero_stage}"
+        if zero_stage is None:
+            return ""
+        return f"ZeRO {zero_stage}"
 
     def labels(self) -> tuple[str, ...]:
         """Return the labels of all stages."""
@@ -165,10 +167,14 @@ class DeepSpeed(Strategy):
 
     def trainer(self, s: Any) -> str:
         """Return the trainer of a pipeline, or of one model."""
-        name = "PipelineTrainer" if s.pipeline_parallel > 1 else "DeepSpeedTrainer"
+        name = "DeepSpeedTrainer"
+        if s.pipeline_parallel > 1:
+            name = "PipelineTrainer"
         return f"dsnb.measure.train.engine:{name}"
 
     def former_defaults(self, s: Any) -> dict[str, Any]:
         """Return that native bf16 was accumulated in bf16 before `grad_accum_dtype` chose."""
         is_native_bf16 = s.precision == "bf16" and s.mixed_precision == "native"
-        return {"grad_accum_dtype": "bf16"} if s.grad_accum > 1 and is_native_bf16 else {}
+        if s.grad_accum > 1 and is_native_bf16:
+            return {"grad_accum_dtype": "bf16"}
+        return {}

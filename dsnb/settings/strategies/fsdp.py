@@ -49,7 +49,9 @@ class Fsdp(Strategy):
 
     def reductions(self, s: Any) -> int:
         """Reduce gradients in every micro-batch, unless once a step is chosen."""
-        return 1 if s.reduce_gradients == "step" else int(s.grad_accum)
+        if s.reduce_gradients == "step":
+            return 1
+        return int(s.grad_accum)
 
     def traffic_of(self, s: Any, model: ModelSize, part: ModelSize, once: float) -> Traffic:
         """Return gathers for the passes of each micro-batch, and the reductions."""
@@ -65,7 +67,9 @@ class Fsdp(Strategy):
 
     def gathered_bytes(self, s: Any) -> float:
         """Return the bytes of a gathered weight: FSDP2 is given half precision in bf16 only."""
-        return 2.0 if s.precision == "bf16" and not self.numbers(s).casts_weights else 4.0
+        if s.precision == "bf16" and not self.numbers(s).casts_weights:
+            return 2.0
+        return 4.0
 
     def reduced_bytes(self, s: Any, model: ModelSize) -> float:
         """Return the bytes of a gradient, which is reduced in fp32."""
@@ -73,4 +77,6 @@ class Fsdp(Strategy):
 
     def former_defaults(self, s: Any) -> dict[str, Any]:
         """Return that gradients were reduced once a step before `reduce_gradients` chose."""
-        return {"reduce_gradients": "step"} if s.grad_accum > 1 else {}
+        if s.grad_accum > 1:
+            return {"reduce_gradients": "step"}
+        return {}

@@ -48,7 +48,9 @@ class Logged(DeepSpeed):
     def states(self, s: Any) -> States:
         """Return states with fp32 masters in native half precision, which is usual."""
         states = super().states(s)
-        return replace(states, each=memory.MASTERS) if self.numbers(s).natively_half else states
+        if self.numbers(s).natively_half:
+            return replace(states, each=memory.MASTERS)
+        return states
 
     def former_defaults(self, s: Any) -> dict[str, Any]:
         """Return nothing: dsnb never ran it."""

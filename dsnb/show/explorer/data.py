@@ -248,4 +248,6 @@ def figures(runs: pd.DataFrame) -> pd.DataFrame:
 def run_place(data: Data, position: int) -> Path | None:
     """Return a run's folder, or the log that it was read from; None if it does not exist."""
     value = data.runs["run_dir"].iloc[position] if "run_dir" in data.runs else None
-    return Path(value) if isinstance(value, str) and Path(value).exists() else None
+    if isinstance(value, str) and Path(value).exists():
+        return Path(value)
+    return None

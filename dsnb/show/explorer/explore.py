@@ -237,7 +237,9 @@ def carried_over(before: Data, state: State, after: Data) -> State:
     places = {identity: place for place, identity in enumerate(_rows(after.runs))}
 
     def moved(run: str | int | None) -> str | int | None:
-        return places.get(identities[run]) if isinstance(run, int) else run
+        if isinstance(run, int):
+            return places.get(identities[run])
+        return run
 
     state = {**state, "run": moved(state["run"]), "pins": [moved(pin) for pin in state["pins"]]}
     state["brush"] = state.pop("brush")  # last, since a change of an axis clears it

@@ -207,7 +207,9 @@ def _converted(value: Any) -> Any:
         return {str(name): _converted(item) for name, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str | bytes):
         return [_converted(item) for item in value]
-    return value if value is None or isinstance(value, float) else plain(value)
+    if value is None or isinstance(value, float):
+        return value
+    return plain(value)
 
 
 def _checked(data: Data, state: State, name: str, value: Any) -> Any:
@@ -251,7 +253,9 @@ def _offered(value: object, allowed: list[str]) -> str:
 def _current(column: Any) -> Any:
     """Return the current name of a column that a control chooses; other values are returned as they are."""
     column = current_name(column)
-    return FORMER_NAMES.get(column, column) if isinstance(column, str) else column
+    if isinstance(column, str):
+        return FORMER_NAMES.get(column, column)
+    return column
 
 
 def _columns(data: Data, name: str) -> list[str]:

@@ -135,7 +135,9 @@ def recommend(
 def answers(scope: Scope, target: Target, budget: Budget, measurement: Measurement) -> list[Answer]:
     """Return the answer of `recommend` for each task; the task with most settings comes first."""
     what = scope.what
-    file = what if isinstance(what, str | Path) and is_params(what) else ""
+    file: str | Path = ""
+    if isinstance(what, str | Path) and is_params(what):
+        file = what
     if file or not isinstance(what, str | Path):
         _refuse_unused(scope, bool(file))
     if scope.settings.get("device") == "cpu" and not measurement.count:

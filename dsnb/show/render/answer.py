@@ -71,12 +71,16 @@ def _lengths(runs: pd.DataFrame) -> str:
 
 
 def _hidden(number: int, noun: str, where: str = "") -> list[str]:
-    return [f"{labels.count(number, noun)} not shown here{where}."] if number > 0 else []
+    if number > 0:
+        return [f"{labels.count(number, noun)} not shown here{where}."]
+    return []
 
 
 def _items(sentences: Iterable[str]) -> str:
     items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
-    return f'<ul class="dsnb-remarks">{items}</ul>' if items else ""
+    if items:
+        return f'<ul class="dsnb-remarks">{items}</ul>'
+    return ""
 
 
 def _card(task: Task, decision: Decision) -> str:
@@ -130,7 +134,9 @@ def mixed_settings(runs: pd.DataFrame) -> list[str]:
 
 
 def _named(name: str, named: Sequence[str]) -> list[str]:
-    return [say(name, settings=fixed(len(named)), named=_some(named))] if named else []
+    if named:
+        return [say(name, settings=fixed(len(named)), named=_some(named))]
+    return []
 
 
 def _some(named: Sequence[str], between: str = "; ", rest: str = "; and {} more") -> str:
@@ -146,7 +152,9 @@ def _not_tried(runs: pd.DataFrame) -> Sentence | str:
     measured = settings[(runs["status"] == "ok") & settings["gpu_name"].notna() & is_own]
     is_slow = measured[list(SLOW)].eq(pd.Series(SLOW)).all(axis=1)
     is_half = measured["precision"].isin(["fp16", "bf16"])
-    return say("not_tried") if len(measured) and (is_slow & is_half).all() else ""
+    if len(measured) and (is_slow & is_half).all():
+        return say("not_tried")
+    return ""
 
 
 def plan_sentences(plans: Sequence[Answer], notes: Sequence[Sentence] = ()) -> Html:

@@ -28,7 +28,9 @@ def to_come(runs: pd.DataFrame, folder: str | Path) -> Html:
     text = ""
     if left:
         names = [f"<code>{escaped(name)}</code> run {repeat}" for name, repeat in left]
-        predicted = PREDICTED if runs.get("gpu_name", EMPTY).notna().any() else ""
+        predicted = ""
+        if runs.get("gpu_name", EMPTY).notna().any():
+            predicted = PREDICTED
         text = (
             f"<p>{len(left):,} of {planned:,} runs of this sweep are still to come: {_first(names)}. "
             f"This page has the runs that had finished when it was written.{predicted}</p>"

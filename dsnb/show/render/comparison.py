@@ -52,7 +52,9 @@ SHAPES = "osD^v<>Pp*"
 
 def with_earlier(runs: pd.DataFrame, folder: str | Path) -> list[Html]:
     """Compare runs with those of an earlier folder, as parts to display in turn; empty without a folder."""
-    return compared(load_runs(folder), runs, Path(folder).absolute().name) if folder else []
+    if folder:
+        return compared(load_runs(folder), runs, Path(folder).absolute().name)
+    return []
 
 
 def compared(before: pd.DataFrame, after: pd.DataFrame, name: str) -> list[Html]:
@@ -139,7 +141,9 @@ def _changes(table: pd.DataFrame, figure: str) -> Html:
 
 
 def _runs(number: int, failed: int) -> str:
-    return f"{number}, {failed} not ok" if failed else str(number)
+    if failed:
+        return f"{number}, {failed} not ok"
+    return str(number)
 
 
 def _change(row: dict[Any, Any]) -> Html:
@@ -232,7 +236,9 @@ def _sentences(table: pd.DataFrame, summary: pd.DataFrame) -> Iterator[str]:
         yield verdict
     if table[[f"{name}_error_pct" for name in COMPARED]].notna().any(axis=None):
         timed = table[table["predicted_step_time_mean_s"].notna()]
-        left_out = "model" if timed["model"].nunique() > 1 else "setting"
+        left_out = "setting"
+        if timed["model"].nunique() > 1:
+            left_out = "model"
         yield (
             f"Each step time is predicted without the runs of the same {left_out}: the constants of the time model "
             f"come from dsnb's runs on H200 ({FITTED_SETTINGS} settings) and are fitted to the other {left_out}s here "
@@ -243,7 +249,9 @@ def _sentences(table: pd.DataFrame, summary: pd.DataFrame) -> Iterator[str]:
     ran = judged["ran"].astype(bool)
     refused = ~judged["fits"].astype(bool)
     if not ran.all():
-        others = f", {refused[ran].sum():,} of {ran.sum():,} that ran" if ran.any() else ""
+        others = ""
+        if ran.any():
+            others = f", {refused[ran].sum():,} of {ran.sum():,} that ran"
         failed = count((~ran).sum(), "setting")
         yield f"Predicted not to fit: {refused[~ran].sum():,} of {failed} that ran out of memory{others}."
     untraced = int((table["has_rules"] & table["predicted_peak_allocated_gib"].isna()).sum())

@@ -210,7 +210,9 @@ def _hosts(value: object) -> str:
     if not isinstance(value, str):
         return "unknown"
     names = value.split(",")
-    return value if len(names) <= hosts.MAX_NAMES else f"{names[0]} ... {names[-1]} ({len(names)})"
+    if len(names) <= hosts.MAX_NAMES:
+        return value
+    return f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
 def bandwidth(folder: str | Path) -> Iterator[Html]:

@@ -55,7 +55,9 @@ def _ok(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the ok runs, ordered by parallelism."""
     ok = with_setting_axes(runs[runs["status"] == "ok"])
     order = ok[PARALLELISM].map(labels.axis(PARALLELISM).sort_key)
-    return ok.loc[order.sort_values(kind="stable").index] if len(ok) else ok
+    if len(ok):
+        return ok.loc[order.sort_values(kind="stable").index]
+    return ok
 
 
 def _plot_by_parallelism(ok: pd.DataFrame, metric: str, axis: Axes) -> None:

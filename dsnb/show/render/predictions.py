@@ -13,7 +13,9 @@ from dsnb.results.runs.number_text import significant
 def fit(row: Mapping[Any, Any]) -> str:
     """Return whether a setting fits: `yes`, `tight`, `no`, or `unknown`; empty if its memory is not predicted."""
     if pd.isna(row["fits"]):
-        return "" if pd.isna(row.get("peak_allocated_gib")) else "unknown"
+        if pd.isna(row.get("peak_allocated_gib")):
+            return ""
+        return "unknown"
     if not row["fits"]:
         return "no"
     return "tight" if is_tight(row) else "yes"

@@ -162,7 +162,9 @@ def to_html(
 
 
 def _row_name(name: str) -> str:
-    style = ' style="white-space: nowrap"' if len(name) <= UNBROKEN else ""
+    style = ""
+    if len(name) <= UNBROKEN:
+        style = ' style="white-space: nowrap"'
     return f'<th scope="row"{style}>{html.escape(name)}</th>'
 
 
@@ -221,7 +223,9 @@ def _values(runs: pd.DataFrame, name: str) -> str:
 
 def setting_text(value: object) -> str:
     """Return a value of a setting or a property of the machine as text."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def _listed(texts: dict[str, str]) -> Html:
@@ -250,7 +254,9 @@ def _column_title(name: str) -> str:
         return AXES[name].title
     if name in METRIC_LABELS and METRIC_LABELS[name].factor == 1:
         return METRIC_LABELS[name].heading
-    return f"{name.removesuffix('_gib')} (GiB)" if name.endswith("_gib") else name.replace("_", " ")
+    if name.endswith("_gib"):
+        return f"{name.removesuffix('_gib')} (GiB)"
+    return name.replace("_", " ")
 
 
 def bullet_list(sentences: Sequence[str], if_empty: str = "None.") -> Html:
