@@ -150,7 +150,8 @@ def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
         return runs
     work = _work(runs)
     rates = numbers(runs, "tokens_per_s_per_gpu").mask(_on_cpu(runs), numbers(runs, "tokens_per_s"))
-    medians = rates[plain].groupby([work, runs["experiment"]], sort=False).median()
+    names = [work[plain], runs["experiment"][plain]]  # tables put together have labels twice
+    medians = rates[plain].groupby(names, sort=False).median()
     fastest = medians.groupby(level=0, sort=False).max()
     return runs.copy().assign(of_plain=rates / work.map(fastest))  # a copy is in one piece
 

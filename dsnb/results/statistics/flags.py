@@ -137,11 +137,14 @@ def flags(
     ['', '2 timed steps of more than twice the median']
     """
     runs = as_runs(runs)
+    labels_of_runs = runs.index
+    runs = runs.reset_index(drop=True)  # tables put together have labels twice
     named = named_runs(runs)
     timed = _timed_by_run(steps)
     rows = []
-    for label, *key in runs[KEYS].itertuples(name=None):
-        own = timed.get(tuple(key))
+    keys = runs[KEYS].itertuples(index=False, name=None)
+    for label, key in zip(labels_of_runs, keys, strict=True):
+        own = timed.get(key)
         drop_pct = clock_drop_pct((samples or {}).get(label), own)
         rows.append((*_within_run(own), drop_pct))
     within = pd.DataFrame(rows, index=runs.index, columns=[*WITHIN_RUN, "clock_drop_pct"])
@@ -162,7 +165,7 @@ def flags(
     reasons = [_reasons(run, limit_pct) for run in table.itertuples()]
     table["flags"] = [tuple(of_run) for of_run in reasons]
     table["words"] = ["; ".join(of_run.values()) for of_run in reasons]
-    return table[[*KEYS, *COLUMNS]]
+    return table[[*KEYS, *COLUMNS]].set_axis(labels_of_runs)
 
 
 def _timed_by_run(steps: pd.DataFrame | None) -> dict[tuple[object, ...], pd.DataFrame]:
