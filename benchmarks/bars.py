@@ -1,9 +1,9 @@
 """How near DeepSpeed comes to the plain loop on these GPUs: `python -m benchmarks.bars OUTPUT [WORK ...]`.
 
-First all works are compiled at once, which takes longest and fills torch's caches; then each run has the GPUs to
-itself. The settings of a work are interleaved and repeated, so that a drift of the machine affects all of them alike.
-Finished runs are kept: a second call goes on where the first one stopped. At the end a table is printed and written to
-`OUTPUT/bars.csv`.
+First all works are compiled at once, which takes longest and fills torch's caches; then each run
+has the GPUs to itself. The settings of a work are interleaved and repeated, so that a drift of the
+machine affects all of them alike. Finished runs are kept: a second call goes on where the first one
+stopped. At the end a table is printed and written to `OUTPUT/bars.csv`.
 """
 
 import subprocess

@@ -1,10 +1,11 @@
 """Compare ways to compute output layer and loss: `python -m benchmarks.chunked_losses TOKENS WIDTH VOCABULARY`.
 
-Prints the time and the additional peak memory of a forward and a backward pass in bf16, with the relative errors (in
-the 2-norm) of loss and gradients against fp32: of whole logits, of dsnb's `loss: chunked`, of DeepSpeed's
-`chunked_cross_entropy`, and of Liger's fused linear cross-entropy if `liger_kernel` is installed; and of whole logits
-whose columns are padded, and then left out by a slice, by a mask, or by the layer's bias, as `pad_vocab` does.
-`--compiled` compiles what dsnb compiles, for whole logits and in chunks.
+Prints the time and the additional peak memory of a forward and a backward pass in bf16, with the
+relative errors (in the 2-norm) of loss and gradients against fp32: of whole logits, of dsnb's
+`loss: chunked`, of DeepSpeed's `chunked_cross_entropy`, and of Liger's fused linear cross-entropy
+if `liger_kernel` is installed; and of whole logits whose columns are padded, and then left out by a
+slice, by a mask, or by the layer's bias, as `pad_vocab` does. `--compiled` compiles what dsnb
+compiles, for whole logits and in chunks.
 """
 
 import argparse

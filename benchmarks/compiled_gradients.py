@@ -1,9 +1,10 @@
 """Whether compiled models compute what eager ones do.
 
-`python -m benchmarks.compiled_gradients MODEL BATCH LENGTH [LAYERS]` makes one forward and backward pass of a plain
-loop for each way to compute it, all from the same weights and tokens, and prints the loss, the norm of the gradient,
-and the parameters whose gradients are furthest from those of an eager pass in fp32. Where a compiled pass is far off
-and the eager one is not, the further ways tell what does it: the attention kernel, padding, or the compiler's code.
+`python -m benchmarks.compiled_gradients MODEL BATCH LENGTH [LAYERS]` makes one forward and backward
+pass of a plain loop for each way to compute it, all from the same weights and tokens, and prints
+the loss, the norm of the gradient, and the parameters whose gradients are furthest from those of an
+eager pass in fp32. Where a compiled pass is far off and the eager one is not, the further ways tell
+what does it: the attention kernel, padding, or the compiler's code.
 """
 
 import gc

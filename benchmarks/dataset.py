@@ -1,9 +1,10 @@
 """Adds measured runs to `dsnb.published("h200")` or `("h100")`: `python -m benchmarks.dataset MACHINE FOLDER [NOTE]`.
 
-MACHINE is a name for the host that the runs were made on, the same for all runs of one host, because hosts of a cloud
-are all called alike: the data set, a hyphen, and more (`h200-2026-11-23-d`). NOTE is added to the note of every run,
-such as what else ran beside it. Runs of a setting that the data set holds already are further repeats of it.
-`outputs/examples/h200.html` is written anew and the counts of both data sets are printed, also without arguments.
+MACHINE is a name for the host that the runs were made on, the same for all runs of one host,
+because hosts of a cloud are all called alike: the data set, a hyphen, and more
+(`h200-2026-11-23-d`). NOTE is added to the note of every run, such as what else ran beside it. Runs
+of a setting that the data set holds already are further repeats of it. `outputs/examples/h200.html`
+is written anew and the counts of both data sets are printed, also without arguments.
 """
 
 import sys

@@ -1,7 +1,8 @@
 """How far the fastest measured settings are from what the machine can do: `python -m benchmarks.distance`.
 
-FLOPs are those that the model needs (Chowdhery et al. 2022, appendix B), with half of attention, and are compared with
-the rate of a large matrix product in bf16 on the same kind of GPU. The parts of a step are those of the time model.
+FLOPs are those that the model needs (Chowdhery et al. 2022, appendix B), with half of attention,
+and are compared with the rate of a large matrix product in bf16 on the same kind of GPU. The parts
+of a step are those of the time model.
 """
 
 import math

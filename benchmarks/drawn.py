@@ -1,10 +1,11 @@
 """Draws settings at random, to measure how wrong predictions are: `python -m benchmarks.drawn SEED COUNT GPUS ...`.
 
-Prints a params file of COUNT settings for each number of GPUs in GPUS; with `--limited-by GPU` (or `CPU`) only settings
-that it limits by the prediction. Strategies are drawn equally often, everything else by the weights below, without
-regard to what has been measured. A setting that is refused, takes more than 85 % of an H100's memory by the prediction,
-or more than 2 s for a step is drawn again. Steps are timed for about 5 s.
-The files of `benchmarks/params/h200` were drawn for its memory and from fewer models, with eager attention among the choices.
+Prints a params file of COUNT settings for each number of GPUs in GPUS; with `--limited-by GPU` (or
+`CPU`) only settings that it limits by the prediction. Strategies are drawn equally often,
+everything else by the weights below, without regard to what has been measured. A setting that is
+refused, takes more than 85 % of an H100's memory by the prediction, or more than 2 s for a step is
+drawn again. Steps are timed for about 5 s. The files of `benchmarks/params/h200` were drawn for its
+memory and from fewer models, with eager attention among the choices.
 """
 
 import argparse
@@ -31,7 +32,8 @@ STRATEGIES: dict[int, list[dict[str, Any]]] = {
         {"zero_stage": 3},
     ],
 }
-"""Strategies by the number of GPUs, 2 for several; the least measured ones are listed twice, to be drawn more often."""
+"""Strategies by the number of GPUs, 2 for several; the least measured ones are listed twice, to be
+drawn more often."""
 CHOICES: dict[str, list[tuple[Any, int]]] = {
     "model": [(name, 1) for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "opt-125m", "opt-350m", "opt-1.3b",
                                      "opt-2.7b", "bloom-560m", "bloom-1b1", "bloom-1b7", "bloom-3b", "pythia-160m",

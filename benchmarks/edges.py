@@ -1,7 +1,7 @@
 """Larger micro-batches of the fastest settings, and the spread of two anchors: `python -m benchmarks.edges`.
 
-Figures are medians of `dsnb.published("h200")`. The anchors are measured at the start and the end of most measuring
-sessions.
+Figures are medians of `dsnb.published("h200")`. The anchors are measured at the start and the end
+of most measuring sessions.
 """
 
 import re
@@ -15,7 +15,8 @@ from dsnb.settings.experiment import Experiment
 
 SWEEP = "h200_edges"
 SHOWN, ENOUGH = 5, 0.97
-"""Micro-batches of a row, and the share of the highest speed from which on a larger one gains little."""
+"""Micro-batches of a row, and the share of the highest speed from which on a larger one gains
+little."""
 HEADER = [
     "| task | H200 | setting | micro-batch: tokens/s (GiB) | gain | 97 % from |",
     "|---|---|---|---|---|---|",
@@ -24,7 +25,8 @@ ANCHORS = {
     "OPT-1.3B, 8 x 2048, plain loop, compiled": "opt-1.3b_plain_bf16_gpus1_bs8_sl2048_compile",
     "GPT-2, 32 x 128, ZeRO 0, eager": "gpt2_zs0_bf16_gpus1_bs32_sl128",
 }
-"""The settings of `benchmarks/params/h200/anchors.yaml`: the GPU limits the first one, the CPU the second."""
+"""The settings of `benchmarks/params/h200/anchors.yaml`: the GPU limits the first one, the CPU the
+second."""
 ANCHORS_HEADER = [
     "| anchor | runs | hosts | tokens/s | fastest over slowest host | ... run of a host |",
     "|---|---|---|---|---|---|",

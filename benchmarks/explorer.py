@@ -1,8 +1,8 @@
 """Measure a report's size and how fast its explorer responds: `python -m benchmarks.explorer --runs 100 1000`.
 
-It writes a sweep of synthetic runs, reports it with `write_report`, opens the page in Chromium, and changes controls by
-clicks and change events (a region by its state). A latency is the time from the event to the first frame after the last
-redraw. The last line of the output is JSON.
+It writes a sweep of synthetic runs, reports it with `write_report`, opens the page in Chromium, and
+changes controls by clicks and change events (a region by its state). A latency is the time from the
+event to the first frame after the last redraw. The last line of the output is JSON.
 """
 
 import argparse

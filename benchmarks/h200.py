@@ -1,10 +1,10 @@
 """Measure params files as fast as a host with several GPUs allows: `python -m benchmarks.h200 OUTPUT SECONDS FILE ...`.
 
-Runs that need one GPU are made on all GPUs at once, then those that need two, then four: each set of GPUs makes one
-run after the other, with its own share of the host's cores. `--gpus 2` makes only those on two. All settings are
-measured once before any is repeated, so that a drift of the machine favours none. Runs that are finished in OUTPUT, or
-listed in OUTPUT/finished.txt, are kept: a further call goes on where the last one ended. After SECONDS no run is
-started any more.
+Runs that need one GPU are made on all GPUs at once, then those that need two, then four: each set
+of GPUs makes one run after the other, with its own share of the host's cores. `--gpus 2` makes only
+those on two. All settings are measured once before any is repeated, so that a drift of the machine
+favours none. Runs that are finished in OUTPUT, or listed in OUTPUT/finished.txt, are kept: a
+further call goes on where the last one ended. After SECONDS no run is started any more.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """The README's results and the table of published benchmarks, measured again: `python -m benchmarks.headline`.
 
-The README has the fastest setting of a few tasks. `docs/explanation/published.md` has each published setting beside the
-same one on H200, and the picture of both. Figures are medians of `dsnb.published("h200")` or of the published tables;
-settings that ran fewer than four times are the fastest only where none ran more often.
-Runs with wrong losses (`dsnb.results.statistics.flags`) are left out.
+The README has the fastest setting of a few tasks. `docs/explanation/published.md` has each
+published setting beside the same one on H200, and the picture of both. Figures are medians of
+`dsnb.published("h200")` or of the published tables; settings that ran fewer than four times are the
+fastest only where none ran more often. Runs with wrong losses (`dsnb.results.statistics.flags`) are
+left out.
 """
 
 import functools
@@ -42,7 +43,8 @@ WORKS = {
     "jean_zay_bloom7b": "gpus <= 8 and grad_accum == 1 and gpu_name == 'A100' and seq_len == 1024",
     "bigscience_1b3": "gpu_name == 'V100-32GB'",
 }
-"""Tables with rows that were measured again, and the rows to compare ours on one and two GPUs with."""
+"""Tables with rows that were measured again, and the rows to compare ours on one and two GPUs
+with."""
 RESULTS = {
     "GPT-2 124M, sequence 1024": ("gpt2", 1024, 0, 1),
     "BLOOM-560M, sequence 1024": ("bloom-560m", 1024, 0, 1),

@@ -1,9 +1,10 @@
 """How wrong predicted host memory is.
 
-`python -m benchmarks.host_memory` prints the errors and writes them to `dsnb/prediction/tuned.toml`.
+`python -m benchmarks.host_memory` prints the errors and writes them to
+`dsnb/prediction/tuned.toml`.
 
-No figure of a run with offload went into the rules, which are read in the code of DeepSpeed and torch. The one
-constant, the memory of a rank's process, is the median of runs without offload.
+No figure of a run with offload went into the rules, which are read in the code of DeepSpeed and
+torch. The one constant, the memory of a rank's process, is the median of runs without offload.
 """
 
 import math
@@ -17,7 +18,8 @@ from dsnb.settings.experiment import Experiment
 
 TABLES = ("h200", "h100", "h200_memory")
 OF_A_RANK = {"h200_memory"}
-"""Tables whose `host_memory_gib` is that of one rank: they were measured before it was summed over a host."""
+"""Tables whose `host_memory_gib` is that of one rank: they were measured before it was summed over
+a host."""
 
 
 def errors() -> dict[str, PredictionError]:

@@ -1,10 +1,12 @@
 """Measure the host's time for a step in launches: `python -m benchmarks.host_time OUTPUT.csv SECONDS`.
 
-Without arguments, print how far the counts are from what was measured on one H100 on 2026-11-25 (`host_time.csv`).
+Without arguments, print how far the counts are from what was measured on one H100 on 2026-11-25
+(`host_time.csv`).
 
-Models of 12 blocks are made so narrow that their kernels take no time: a step takes as long as the host needs to
-launch it. Each part of a step is timed apart, and divided by the time of a launch (`dsnb.measure.train.launches`), which is
-measured before and after. The counts of `dsnb.prediction.work` follow from the differences between settings.
+Models of 12 blocks are made so narrow that their kernels take no time: a step takes as long as the
+host needs to launch it. Each part of a step is timed apart, and divided by the time of a launch
+(`dsnb.measure.train.launches`), which is measured before and after. The counts of
+`dsnb.prediction.work` follow from the differences between settings.
 """
 
 import csv

@@ -3,12 +3,13 @@
     python -m benchmarks.loading [runs] [steps] [folder]
     python -m benchmarks.loading logs [megabytes] [folder]
 
-The second form reads logs of other programs of that size, each in its own process, and prints the peak memory: lines
-of iterations, irrelevant lines, and random bytes.
+The second form reads logs of other programs of that size, each in its own process, and prints the
+peak memory: lines of iterations, irrelevant lines, and random bytes.
 
-dsnb's loading is compared with pyarrow parsing the same JSON (each kind of file in one
-call, from memory, which is its best case) and with a common pattern in benchmark notebooks: steps as CSV, parsed row by
-row with `csv.DictReader`, then medians and standard deviations by experiment. All files are in the page cache.
+dsnb's loading is compared with pyarrow parsing the same JSON (each kind of file in one call, from
+memory, which is its best case) and with a common pattern in benchmark notebooks: steps as CSV,
+parsed row by row with `csv.DictReader`, then medians and standard deviations by experiment. All
+files are in the page cache.
 """
 
 import csv

@@ -2,7 +2,8 @@
 
     python -m benchmarks.marking [repeats]
 
-The plain loop of GPT-2 124M, 32 x 128, with CUDA graphs on a GPU: steps of 10 ms, the shortest that dsnb knows.
+The plain loop of GPT-2 124M, 32 x 128, with CUDA graphs on a GPU: steps of 10 ms, the shortest that
+dsnb knows.
 """
 
 import sys

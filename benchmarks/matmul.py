@@ -2,8 +2,8 @@
 
     python -m benchmarks.matmul [size ...]
 
-Prints TFLOP/s by precision for several sizes, each the median of repeated products timed by CUDA events, and the best
-of them. A product counts as 2 x n^3 FLOPs.
+Prints TFLOP/s by precision for several sizes, each the median of repeated products timed by CUDA
+events, and the best of them. A product counts as 2 x n^3 FLOPs.
 """
 
 import json

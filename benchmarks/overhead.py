@@ -2,9 +2,10 @@
 
     python -m benchmarks.overhead [repeats]
 
-`bare` is the command a user would type, `deepspeed --num_gpus N`; the others are `dsnb.launch` (with a warm fork
-server, as after the first run of a sweep) and the whole notebook, executed as in a sweep. The worker, its 2 ranks and
-its steps are the same, so the differences are the cost of starting.
+`bare` is the command a user would type, `deepspeed --num_gpus N`; the others are `dsnb.launch`
+(with a warm fork server, as after the first run of a sweep) and the whole notebook, executed as in
+a sweep. The worker, its 2 ranks and its steps are the same, so the differences are the cost of
+starting.
 """
 
 import subprocess

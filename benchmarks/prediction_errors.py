@@ -1,21 +1,25 @@
 """How wrong predicted step times of models are that the constants were not fitted to.
 
-`python -m benchmarks.prediction_errors` prints the error of each setting, predicted from those of other models.
-The measured rows: `dsnb.published("h200_gpt2_zero_precision")`, `("h200_memory")` and `("h200")`,
-`benchmarks/h200_bars.csv`, and `benchmarks/h200_log.csv`, which holds the tables of docs/LOG.md since 2026-11-21 whose
-code is still the one that runs. Its argument can be
+`python -m benchmarks.prediction_errors` prints the error of each setting, predicted from those of
+other models. The measured rows: `dsnb.published("h200_gpt2_zero_precision")`, `("h200_memory")` and
+`("h200")`, `benchmarks/h200_bars.csv`, and `benchmarks/h200_log.csv`, which holds the tables of
+docs/LOG.md since 2026-11-21 whose code is still the one that runs. Its argument can be
 
-* `memory`: the errors of peak memory, written to `dsnb/prediction/tuned.toml`; models are traced first, for a minute
+* `memory`: the errors of peak memory, written to `dsnb/prediction/tuned.toml`; models are traced
+  first, for a minute
 * `others`: the table of these errors beside those of other estimates
 * `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
 * `families`: the errors on models whose counts are read off a trace, by family, on H200 and H100
-* `launches`: those of settings that the CPU limits, with the launch time of each, of its host, and the usual one
+* `launches`: those of settings that the CPU limits, with the launch time of each, of its host, and
+  the usual one
 * `probes`: those of the same kind of runs with and without the probe of their host
 * `calibrated`: those of sweeps with constants fitted to other models' runs on the same host
-* `fit`: the constants that fit all rows but those held out, for the median host, written to the same file
+* `fit`: the constants that fit all rows but those held out, for the median host, written to the
+  same file
 * `held-out`: the errors of these constants on the rows held out
-* `unseen`: the errors on rows that were predicted before they were measured, written to `dsnb/prediction/tuned.toml`; no
-  constant is fitted to them, but later rules were chosen with them in view
+* `unseen`: the errors on rows that were predicted before they were measured, written to
+  `dsnb/prediction/tuned.toml`; no constant is fitted to them, but later rules were chosen with them
+  in view
 """
 
 import itertools
@@ -58,14 +62,17 @@ MEASURED = ("experiment", "step_time_mean_s", "peak_allocated_gib")
 OLDER_CODE = {"opt-1.3b_zs0_bf16_gpus2_bs8_sl1024_ga2_pp2"}
 """A run whose code has changed since: the loss of a pipeline copied its logits."""
 HELD_OUT = "2026-11-24"
-"""The day of runs that the constants are not fitted to: they tell how wrong these are on new hosts and models."""
+"""The day of runs that the constants are not fitted to: they tell how wrong these are on new hosts
+and models."""
 REPEATED = "2026-11-2[67]"
-"""Days of runs that repeat settings with torch's other allocator, which have one prediction, or came after the fit."""
+"""Days of runs that repeat settings with torch's other allocator, which have one prediction, or
+came after the fit."""
 UNSEEN = (
     "h200_foretold", *(f"h200_drawn_{number}" for number in (1, 2, 3, 8, 9, 10, 11, 12)), "h200_four_gpus",
     "h200_grid_gemma", "h200_grid_pythia", "h200_grid_qwen3", "h200_edges", "h200_zeropp", "h200_today",
 )  # fmt: skip
-"""Sweeps of settings that were chosen or drawn before anything like them was measured (`benchmarks.drawn`)."""
+"""Sweeps of settings that were chosen or drawn before anything like them was measured
+(`benchmarks.drawn`)."""
 
 PUBLISHED = {
     "lambda_1cc_opt": "ib:400",
@@ -89,7 +96,8 @@ PROBES = {
     "h200-2026-11-26-p": {"launch_us": 38.79, "parameter_us": 131.9, "gather_us": 711.0},
     "h200-2026-11-27-q": {"launch_us": 27.11, "parameter_us": 129.8, "gather_us": 309.2},
 }
-"""What `dsnb probe` measured of hosts of both data sets, without rates of GPUs. Their medians are the usual figures."""
+"""What `dsnb probe` measured of hosts of both data sets, without rates of GPUs. Their medians are
+the usual figures."""
 MICRO_BATCHES = 5
 """The fewest timed micro-batches of a run of the data set whose time counts."""
 
@@ -114,8 +122,9 @@ def h200_runs(with_held_out: bool = True) -> list[Measured]:
 def steady() -> pd.DataFrame:
     """Return the runs of the data set that were made to measure time: three steps after two are still settling.
 
-    Runs that longer ones have replaced are among them: the constants were fitted to them. Those that compare torch's
-    two allocators are left out (on one GPU they ran two at a time), and those of `REPEATED`.
+    Runs that longer ones have replaced are among them: the constants were fitted to them. Those
+    that compare torch's two allocators are left out (on one GPU they ran two at a time), and those
+    of `REPEATED`.
     """
     runs = pd.concat([dsnb.published(name) for name in ("h200", "h200_archive")], ignore_index=True)
     beside = runs["note"].astype(str).str.contains("at the same time|one CPU thread")
@@ -243,8 +252,8 @@ def by_family() -> dict[str, PredictionError]:
 def by_launch_time() -> list[tuple[str, PredictionError, PredictionError, PredictionError]]:
     """Return the errors of settings that the CPU limits, with the launch time of each run, of its host, and the usual.
 
-    The host's is the median of its runs with other settings. The settings are those of H200 of `UNSEEN`, those drawn
-    for H100, and both.
+    The host's is the median of its runs with other settings. The settings are those of H200 of
+    `UNSEEN`, those drawn for H100, and both.
     """
     found: dict[str, list[list[float]]] = {}
     for name, sweeps in (("h200", "|".join(f"^{sweep}$" for sweep in UNSEEN)), ("h100", "drawn")):

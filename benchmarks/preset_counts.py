@@ -1,7 +1,8 @@
-"""Count the presets operator by operator: `python -m benchmarks.preset_counts` writes `dsnb/prediction/preset_counts.json`.
+"""Count the presets operator by operator and write `dsnb/prediction/preset_counts.json`.
 
-Run it after a change of transformers, torch or `dsnb/models/observe`; needs torch and about a minute, but no GPU. GPT-2,
-OPT and BLOOM are left out: `dsnb/prediction/families.toml` has their counts.
+Run it after a change of transformers, torch or `dsnb/models/observe`; needs torch and about a
+minute, but no GPU. GPT-2, OPT and BLOOM are left out: `dsnb/prediction/families.toml` has their
+counts.
 """
 
 import json

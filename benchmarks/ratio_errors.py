@@ -1,8 +1,9 @@
-"""How wrong predicted ratios of two settings are: `python -m benchmarks.ratio_errors` prints both tables and writes them.
+"""Errors of predicted ratios of two settings: `python -m benchmarks.ratio_errors` prints and writes both tables.
 
-The first is of `dsnb.published("h200")`: each step time is predicted with constants fitted to all other models, and
-pairs of settings of one task that ran on one host are compared. The second is of the published tables of other GPUs,
-predicted with the constants of H200. `dsnb/prediction/tuned.toml` holds both.
+The first is of `dsnb.published("h200")`: each step time is predicted with constants fitted to all
+other models, and pairs of settings of one task that ran on one host are compared. The second is of
+the published tables of other GPUs, predicted with the constants of H200.
+`dsnb/prediction/tuned.toml` holds both.
 """
 
 import dsnb

@@ -1,9 +1,9 @@
 """What the recommendation loses: `python -m benchmarks.regret` prints the table of docs/explanation/prediction.md.
 
-The regret of a choice among the measured settings of a task is the time that it takes beyond the fastest of them. The
-tasks are those of `dsnb.published("h200")` and `("h100")` that have five settings or more on a number of GPUs. Their
-settings are ranked by predicted time for a token, as `dsnb.recommend` ranks them, with constants fitted to all other
-models on H200.
+The regret of a choice among the measured settings of a task is the time that it takes beyond the
+fastest of them. The tasks are those of `dsnb.published("h200")` and `("h100")` that have five
+settings or more on a number of GPUs. Their settings are ranked by predicted time for a token, as
+`dsnb.recommend` ranks them, with constants fitted to all other models on H200.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,9 @@
 """Fit what torch reserves beyond the peak of its tensors (`dsnb.prediction.reserved`).
 
-`python -m benchmarks.reserved_memory` writes the rules to `dsnb/prediction/tuned.toml`. Runs that nearly filled their GPU, or had
-a limit of memory, are left out: the allocator returned memory there. Each error is that on models which were left out
-of the fit, given the measured peak of the tensors.
+`python -m benchmarks.reserved_memory` writes the rules to `dsnb/prediction/tuned.toml`. Runs that
+nearly filled their GPU, or had a limit of memory, are left out: the allocator returned memory
+there. Each error is that on models which were left out of the fit, given the measured peak of the
+tensors.
 """
 
 from collections.abc import Sequence

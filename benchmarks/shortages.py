@@ -1,10 +1,12 @@
 """Whether settings that ran out of memory, or took most of it, are predicted to fit: `python -m benchmarks.shortages`.
 
-Every setting of `dsnb.published("h200")` and `("h100")` that ran out of a GPU's memory, or whose tensors took more than
-85 % of what there is for them. Models that were not traced before are traced first, for a minute.
+Every setting of `dsnb.published("h200")` and `("h100")` that ran out of a GPU's memory, or whose
+tensors took more than 85 % of what there is for them. Models that were not traced before are traced
+first, for a minute.
 
-With torch's default allocator, a request can fail although enough memory is free, in pieces that are too small. A run
-that ended so says nothing of what its tensors need; it is not counted, unless it is predicted to run out anyway.
+With torch's default allocator, a request can fail although enough memory is free, in pieces that
+are too small. A run that ended so says nothing of what its tensors need; it is not counted, unless
+it is predicted to run out anyway.
 """
 
 from typing import Any

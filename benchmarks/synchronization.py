@@ -2,7 +2,8 @@
 
     python -m benchmarks.synchronization [repeats]
 
-GPT-2 124M, ZeRO 0, fp16, micro-batch 32, sequence 128: the first row of the published GPT-2 benchmark.
+GPT-2 124M, ZeRO 0, fp16, micro-batch 32, sequence 128: the first row of the published GPT-2
+benchmark.
 """
 
 import sys

@@ -1,6 +1,7 @@
 """How often verdicts err: pages of settings that are equal in truth, and pages on which one is 10 % faster.
 
-`python -m benchmarks.verdict_errors` prints the tables of docs/explanation/statistics.md; about a minute on one core.
+`python -m benchmarks.verdict_errors` prints the tables of docs/explanation/statistics.md; about a
+minute on one core.
 """
 
 import math

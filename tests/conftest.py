@@ -54,8 +54,10 @@ STARTS_PROCESSES = {"run_small", "trained", "losses", "swept", "chromium", "watc
 """Fixtures that start processes: a test that uses one is marked `process`."""
 LONGEST = [
     "docs/test_code_blocks.py", "measure/train/test_strategies.py", "measure/train/test_worker.py", "test_release.py",
-    "measure/sweep/test_slurm.py", "show/explorer/test_page.py", "measure/sweep/test_run_stopped.py", "measure/launcher/test_hosts.py",
-    "measure/launcher/test_run.py", "measure/sweep/test_run.py", "show/test_report.py", "cli/test_app.py", "test_published_notebooks.py",
+    "measure/sweep/test_slurm.py", "show/explorer/test_page.py", "measure/sweep/test_run_stopped.py",
+    "measure/launcher/test_hosts.py",
+    "measure/launcher/test_run.py", "measure/sweep/test_run.py", "show/test_report.py", "cli/test_app.py",
+    "test_published_notebooks.py",
     "show/explorer/test_state.py", "show/explorer/test_live.py",
 ]  # fmt: skip
 """Workers take whole files, these first, so that all end at about the same time.

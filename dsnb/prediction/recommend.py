@@ -273,7 +273,8 @@ def held_by_host(asked: Sequence[Experiment]) -> list[Experiment]:
     smallest = asked[needs.index(min(needs))]
     ranks = count(smallest.gpus, "CPU rank")
     raise SettingsError(
-        f"{smallest.model} needs at least {significant(min(needs))} GiB of host memory on {ranks} (by {smallest.name}), "
+        f"{smallest.model} needs at least {significant(min(needs))} GiB of host memory "
+        f"on {ranks} (by {smallest.name}), "
         f"and this machine has {significant(available)} GiB free: measure a smaller model, or predict without measure"
     )
 

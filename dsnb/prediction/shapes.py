@@ -117,7 +117,7 @@ class Counts:
     attention: Sequence[tuple[float, int | None, int]]
     """Of each block: heads x head size, window, heads."""
     projections: float = 0.0
-    """Weights outside blocks, besides the output layer's, that a token is multiplied with."""
+    """Weights outside blocks that a token is multiplied with, without the output layer's."""
     divided: float = 0.0
     """The part of `numbers` that tensor parallelism divides."""
     grouped: float = 0.0
@@ -130,7 +130,7 @@ class Counts:
     maskless: bool = True
     """Whether no mask is made, even where the model is compiled."""
     traffic: Mapping[str, Any] = field(default_factory=dict)
-    """By numbers (`half`, `autocast`, `full`) and by kind (`eager`, `compiled`): bytes of a token besides products and
+    """By numbers (`half`, `autocast`, `full`) and by kind (`eager`, `compiled`): bytes of a token without products and
     attention, forward and backward, and kernels, forward and backward. Empty where `families.toml`
     has the family."""
 
@@ -198,7 +198,7 @@ def _of_presets() -> dict[str, dict[str, Any]]:
 
 
 def _of_record(record: Mapping[str, Any]) -> Counts:
-    """Return the counts of a record; its attention may be the first blocks', of which the others repeat the kinds."""
+    """Return the counts of a record; its attention may list the first blocks only, whose kinds the others repeat."""
     attention = [tuple(kind) for kind in record["attention"]] * record["layers"]
     blocks = max(record["layers"], len(record["attention"]))
     return Counts(**{**record, "attention": attention[:blocks]})

@@ -1,4 +1,4 @@
-"""What is said of settings in data files: how they are displayed, and why some are refused."""
+"""The data files of settings: how they are displayed, and why some are refused."""
 
 import tomllib
 from pathlib import Path
@@ -12,4 +12,4 @@ def _table(name: str) -> dict[str, Any]:
 SHOWN = _table("settings.toml")
 """How settings are displayed, by name."""
 REFUSALS = _table("refusals.toml")
-"""Reasons by kind of refusal, and what they are for."""
+"""Refused names or values and their reasons, by kind of refusal."""

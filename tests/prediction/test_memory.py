@@ -1,4 +1,4 @@
-"""Peaks of memory: the rules against known answers; `tests/models/observe/test_memory.py` compares them with measured peaks."""
+"""Peaks of memory: the rules against known answers. Those of the observer meet measured peaks."""
 
 from dataclasses import replace
 

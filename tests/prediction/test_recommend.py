@@ -135,7 +135,10 @@ def test_a_measured_setting_replaces_its_prediction():
     assert (row["days"], row["gpu_hours"], row["cost"]) == pytest.approx((8, 1536, 3072))
     assert row[["tokens_per_s_error_pct", "peak_allocated_error_pct"]].isna().all()
     assert set(rows["basis"][NAMES[:2]]) == {PREDICTED}
-    best = "Train with ZeRO 3, bf16, micro-batch 8 (measured) on 8 H200, 1,000,000 tokens/s; 691.2 billion tokens: 8 days"
+    best = (
+        "Train with ZeRO 3, bf16, micro-batch 8 (measured) on 8 H200, "
+        "1,000,000 tokens/s; 691.2 billion tokens: 8 days"
+    )
     assert best in said
     assert (
         "1,536 GPU-hours, €3,072 at €2.00 a GPU-hour; GPU memory 30 of 138 GiB, 108 GiB left.\n"

@@ -53,7 +53,10 @@ def test_the_documentation_has_the_rules():
     for allocator, rules in RULES.items():
         for name, rule in rules.items():
             error = rule.error
-            row = f"| {allocator} | {name} | {100 * rule.share:.1f} | {rule.each:.2f} | {error.settings} | {error.mean_pct:.1f}"
+            row = (
+                f"| {allocator} | {name} | {100 * rule.share:.1f} | {rule.each:.2f} | "
+                f"{error.settings} | {error.mean_pct:.1f}"
+            )
             assert f"{row} | {error.worst_pct:.1f} |" in page
 
 

@@ -13,7 +13,10 @@ from dsnb.settings import hostfile
 from dsnb.settings.hostfile import Host
 
 EIGHT = "# two machines\n\nworker-1 slots=8  # rack 1\n  worker-2\tslots = 8\n"
-IS_NONE = "is not a host: write 'NAME slots=NUMBER', with letters, digits, '.', '_' and '-' in the name, and 1 to 1024 slots"
+IS_NONE = (
+    "is not a host: write 'NAME slots=NUMBER', with letters, digits, '.', "
+    "'_' and '-' in the name, and 1 to 1024 slots"
+)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`python -m dsnb.measure.execute.kernel_process`: a notebook kernel that is killed when the process that started it ends.
+"""A program: a notebook kernel that is killed when the process that started it ends.
 
 ipykernel polls its parent itself, but not while it is suspended. `ipykernel_launcher` cannot be
 used: it removes the current folder from `sys.path` even if PYTHONPATH names it.

@@ -191,7 +191,10 @@ class Node:
         elif answer["dsnb"] != __version__:
             self.failure = f"{name} has dsnb {answer['dsnb']} and this host {__version__}: install the same version"
         elif answer.get("code") != code.digest():
-            self.failure = f"{name} has dsnb {__version__} like this host, but other code: install the same files on both"
+            self.failure = (
+                f"{name} has dsnb {__version__} like this host, but other code: "
+                "install the same files on both"
+            )
         elif "error" in answer:
             self.failure = f"{name}: {answer['error']}"
         else:

@@ -1,4 +1,4 @@
-"""`python -m dsnb.measure.launcher.on_host`: runs the ranks of one host; its standard input is the pipe from the launcher.
+"""A program that runs the ranks of one host; its standard input is the pipe from the launcher.
 
 It answers each request, a line of JSON, with a description of this host. A request with arguments
 for torchrun starts the ranks, which are killed when the pipe closes or is silent too long. Messages

@@ -1,4 +1,4 @@
-"""`python -m dsnb.measure.train.ask_deepspeed [STAGE]`: what torch and DeepSpeed support, or what is wrong with keys on stdin.
+"""A program that prints what torch and DeepSpeed support, or what is wrong with keys on stdin.
 
 The answer is one line of JSON. It comes from a separate process, because imports take seconds, and
 a crash must not end `dsnb doctor`. Sections with a pydantic model refuse unknown keys. The others

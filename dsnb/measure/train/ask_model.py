@@ -1,4 +1,4 @@
-"""`python -m dsnb.measure.train.ask_model`: why models cannot be trained with the settings on standard input, before any run.
+"""A program that prints why models cannot be trained with the settings on standard input.
 
 Each model is built as a run builds it, but on the meta device, so that it takes no memory; text is
 read as a run reads it. The answer is one line of JSON: for each setting in order, sentences on what

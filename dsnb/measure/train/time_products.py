@@ -1,4 +1,4 @@
-"""`python -m dsnb.measure.train.time_products`: print the seconds of a matrix product on this CPU in fp32 and bf16, as JSON."""
+"""A program that prints, as JSON, the seconds of a matrix product on this CPU in fp32 and bf16."""
 
 import json
 import time

@@ -65,7 +65,7 @@ def amount(text: str | None) -> float | None:
 
 
 def in_units_of(parts: int) -> Callable[[str | None], float | None]:
-    """Return the parser of an `amount` in a unit of which so many are one of ours."""
+    """Return the parser of an `amount` in a smaller unit, `parts` of which make one of ours."""
 
     def parse(text: str | None) -> float | None:
         value = amount(text)

@@ -271,8 +271,9 @@ def differences(
     Raises
     ------
     SettingsError
-        If there is no such figure or column, if the baseline is in no task, if neither direction is known to be better and a task
-        has no baseline, or if `relevance` or `confidence` is out of range.
+        If there is no such figure or column, if the baseline is in no task, if neither direction
+        is known to be better and a task has no baseline, or if `relevance` or `confidence` is out
+        of range.
 
     Examples
     --------

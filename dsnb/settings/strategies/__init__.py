@@ -24,7 +24,7 @@ A package adds a strategy in one file, and an entry point in the group `dsnb.str
 ...     return trainer
 
 Labels, errors of predictions and the rule of memory are those of the base class unless the class
-has its own (`memory_rule`); here each rank holds whole weights, which a rule of its own should add.
+has its own (`memory_rule`); here each rank holds whole weights, which its own rule should add.
 """
 
 from dsnb.settings.strategies.base import (

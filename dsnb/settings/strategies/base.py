@@ -195,7 +195,7 @@ class Strategy:
     has_masters: bool = False
     """Whether native half precision trains weights in half precision, with copies in fp32."""
     wraps_blocks: bool = False
-    """Whether each block is wrapped, with hooks of its own."""
+    """Whether each block is wrapped and has hooks."""
     splits_graphs: bool = False
     """Whether a compiled model is split at every bucket of gradients."""
     bucket: float = 0

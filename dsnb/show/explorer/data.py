@@ -37,8 +37,8 @@ class Data:
     values: dict[str, list[object]]
     """Every setting that varies, then the status -> its distinct values in order."""
     codes: pd.DataFrame
-    """The position in `values` of each setting, and in `tasks` of the `task`: of the runs, then of the predicted settings
-    (-1 where they have no value)."""
+    """The position in `values` of each setting, and in `tasks` of the `task`: of the runs, then of
+    the predicted settings (-1 where they have no value)."""
     constant: dict[str, object]
     """The settings that are the same for all runs, with their values."""
     figures: pd.DataFrame

@@ -130,7 +130,7 @@ def mean_over_gpus(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def unusual(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, str]]:
-    """Return, by position, the flags of runs (`dsnb.results.statistics.flags`) in words, and the spread within runs not repeated.
+    """Return, by position, the flags of runs in words, and the spread within runs not repeated.
 
     Steps and samples are read at the positions `read`; other runs are judged by their columns.
     """

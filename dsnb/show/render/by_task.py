@@ -107,14 +107,17 @@ def meanings(runs: pd.DataFrame) -> Html:
 
 
 def runs_to_look_at(runs: pd.DataFrame, steps: pd.DataFrame | None = None) -> Html:
-    """List the runs of each task that have a note, or that `dsnb.results.statistics.flags` finds unusual; nothing if none has."""
+    """List the runs of each task that have a note or a flag; nothing if none has."""
     runs = runs.reset_index(drop=True)
     unusual = flags(runs, steps, load_samples(runs))["words"].reset_index(drop=True)
     notes = runs.reindex(columns=["note"])["note"].fillna("")
     runs[UNUSUAL] = unusual.str.cat(notes.astype(str), sep="; ").str.strip("; ")
     if (runs[UNUSUAL] == "").all():
         return Html("")
-    about = "They count in every figure: if it is a disturbance, repeat the run; if the setting causes it, it is a result."
+    about = (
+        "They count in every figure: if it is a disturbance, repeat the run; "
+        "if the setting causes it, it is a result."
+    )
     listed = sections(runs, lambda part: _listing(part[part[UNUSUAL] != ""], UNUSUAL), "h4")
     return Html(f"<h3>Runs to look at</h3><p>{about}</p>{listed}")
 

@@ -119,7 +119,7 @@ def run_steps(run_dir: str | Path) -> Picture:
 
 
 def memory_parts(table: pd.DataFrame) -> Picture:
-    """Draw the first 40 rows of `dsnb.results.statistics.memory_use.footprint`: bars in theory, measured peaks as dots."""
+    """Draw the first 40 rows of `memory_use.footprint`: bars in theory, measured peaks as dots."""
     shown = table.head(MAX_ROWS)
     names = _abbreviations(shown["experiment"])
     parts = shown[[f"{part}_gib" for part in PARTS]].fillna(0).set_axis(PARTS, axis="columns")

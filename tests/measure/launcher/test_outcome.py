@@ -388,7 +388,10 @@ def test_what_ranks_could_not_do_here_is_refused(small, monkeypatch):
 @pytest.mark.process
 def test_a_sweep_without_torch_says_what_to_install_and_leaves_no_folder(tmp_path):
     (tmp_path / "small.yaml").write_text(PARAMS)
-    without = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: n != 'torch' and f(n, *a) or None"
+    without = (
+        "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, "
+        "*a: n != 'torch' and f(n, *a) or None"
+    )
     asked = [
         sys.executable,
         "-c",

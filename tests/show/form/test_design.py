@@ -41,7 +41,10 @@ SMALL = {
     "steps": 400,
 }
 GRID = {"zero_stage": [0, 1], "strategy": ["deepspeed", "ddp"]}
-REASON = "zero_stage is 1, but strategy is 'ddp': DDP shards nothing; leave zero_stage at 0, or use strategy 'deepspeed'"
+REASON = (
+    "zero_stage is 1, but strategy is 'ddp': DDP shards nothing; leave "
+    "zero_stage at 0, or use strategy 'deepspeed'"
+)
 
 
 @pytest.fixture
@@ -215,7 +218,10 @@ def test_a_sweep_ends_with_its_kernel():
         "process.interpreter.command = lambda *words: [sys.executable, '-P', '-c', CHILD, words[2], *words[3:]]\n"
         "print(process.SweepProcess('x').pid, flush=True); sys.stdin.read()"
     )
-    child = "import sys, time; from dsnb.base.system import signals\nsignals.die_with_parent(int(sys.argv[1])); time.sleep(60)"
+    child = (
+        "import sys, time; from dsnb.base.system import signals\n"
+        "signals.die_with_parent(int(sys.argv[1])); time.sleep(60)"
+    )
     parent = subprocess.Popen(
         [sys.executable, "-c", code.replace("CHILD", repr(child))],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
