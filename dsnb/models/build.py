@@ -90,7 +90,7 @@ def _attention(experiment: Experiment, config: Any) -> str:
     """Return the fastest attention that the settings allow and transformers supports for the model."""
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if experiment.attention != "eager" and getattr(model_class, "_supports_sdpa", False):
-        return attention.fastest(config, experiment.seq_len)
+        return attention.fastest(config)
     if experiment.attention == "sdpa" and config.model_type != "bloom":
         raise ValueError(
             f"attention is 'sdpa': transformers has none for {config.model_type}; set it to 'eager' or 'auto'"

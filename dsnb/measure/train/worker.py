@@ -31,7 +31,7 @@ from dsnb.measure.train.failure import Position
 from dsnb.measure.train.launches import launch_us
 from dsnb.measure.train.meter import Meter, open_gpu
 from dsnb.measure.train.trainer import Trainer, no_section
-from dsnb.models.attention import FLEX_NAME, KernelWatch
+from dsnb.models.attention import FLEX_NAME, KernelWatch, whole_sequences
 from dsnb.models.compile import compiled_graphs, graph_breaks
 from dsnb.models.observe import flops
 from dsnb.settings.experiment import Experiment
@@ -89,7 +89,8 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
             marks_forward=experiment.pipeline_parallel == 1,
         )
         built = launch_clock.now_s()
-        measured = train_steps(experiment, trainer, data, meter, position)
+        with whole_sequences():
+            measured = train_steps(experiment, trainer, data, meter, position)
     record = {
         **trainer.describe(),
         **trainer.parameters,
