@@ -92,12 +92,16 @@ class Experiment(Training):
 
     def __init__(self, /, **settings: Any) -> None:
         fields = type(self).model_fields
-        settings = deepspeed_keys.flattened(with_current_names(settings))
-        problems = [checks.unknown_setting(key, fields) for key in settings if key not in fields]
+        settings = with_current_names(settings)
+        keys = deepspeed_keys.flattened(settings)
         existing = {key: value for key, value in settings.items() if key in fields}
+        existing["deepspeed"] = keys
+        problems = []
+        for key in settings:
+            if key not in fields and not key.startswith(deepspeed_keys.PREFIX):
+                problems.append(checks.unknown_setting(key, fields))
         if existing.get("precision") == "auto" and not existing.get("hostfile"):
             existing["precision"] = _best_precision(existing.get("device", "auto"))
-        keys = existing.get("deepspeed")
         if isinstance(keys, dict):
             every = {**DEFAULTS, **existing}
             existing["deepspeed"], without_value = auto_values.resolved(keys, every)
@@ -226,7 +230,8 @@ class Experiment(Training):
                 settings[name] = int(value)
         if not isinstance(settings.get(deepspeed_keys.NAME), dict):
             settings[deepspeed_keys.NAME] = {}
-        return cls.recorded(deepspeed_keys.flattened(settings))
+        settings[deepspeed_keys.NAME] = deepspeed_keys.flattened(settings)
+        return cls.recorded(settings)
 
     @property
     def name(self) -> str:

@@ -214,6 +214,7 @@ def _loss_chunks(s: "Experiment") -> Iterator[str]:
 
 
 RULES: list[Rule] = [
-    _of_strategy, _beside_others, lambda s: s.parallel_strategy.refusals(s), _optimizer, _precision, _ranks, _clipping, _gradients, _gradient_checks,
-    _zeropp, _padded_vocabulary, _fp8, _cuda_graphs, _compiler, _loss_chunks,
+    _of_strategy, _beside_others, lambda s: s.parallel_strategy.refusals(s), _optimizer,
+    _precision, _ranks, _clipping, _gradients, _gradient_checks, _zeropp, _padded_vocabulary, _fp8,
+    _cuda_graphs, _compiler, _loss_chunks,
 ]  # fmt: skip
