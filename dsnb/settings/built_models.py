@@ -33,7 +33,7 @@ def problems(experiments: Iterable[Experiment]) -> list[str]:
         if experiment.model in model_shapes.PRESETS and not is_text_read:
             continue
         kind = json.dumps([getattr(experiment, name) for name in BUILT_FROM])
-        kinds.setdefault(kind, json.dumps(experiment.model_dump(mode="json")))
+        kinds.setdefault(kind, experiment.model_dump_json())
     if not kinds or not all(map(importlib.util.find_spec, ("torch", "transformers"))):
         return []
     return list(dict.fromkeys(_asked(f"[{','.join(kinds.values())}]")))

@@ -101,7 +101,7 @@ class Experiment(Training):
             if key not in fields and not key.startswith(deepspeed_keys.PREFIX):
                 problems.append(checks.unknown_setting(key, fields))
         if existing.get("precision") == "auto" and not existing.get("hostfile"):
-            existing["precision"] = _best_precision(existing.get("device", "auto"))
+            existing["precision"] = auto_precision.precision_of(existing.get("device", "auto"))
         if isinstance(keys, dict):
             every = {**DEFAULTS, **existing}
             existing["deepspeed"], without_value = auto_values.resolved(keys, every)
@@ -179,7 +179,8 @@ class Experiment(Training):
             raise SettingsError(problems)
         settings = {}
         for key, value in names.items():
-            is_misspelled = _is_plain(key, value) and checks.similar(key, cls.model_fields)
+            is_plain = isinstance(value, str | int | float) and not key.startswith("_")
+            is_misspelled = is_plain and checks.similar(key, cls.model_fields)
             if is_misspelled or (key in fields and not isinstance(value, ModuleType)):
                 settings[key] = value
         for former, current in CURRENT_NAMES.items():
@@ -344,16 +345,6 @@ class Experiment(Training):
         return hostfile.place(
             hostfile.hosts(self.hostfile, self.include, self.exclude), self.gpus, self.nodes
         )
-
-
-def _best_precision(device: str) -> str:
-    """Return the precision that `auto` is on a device of this machine."""
-    return auto_precision.precision_of(hardware.default_device() if device == "auto" else device)
-
-
-def _is_plain(name: str, value: object) -> bool:
-    """Return whether a variable of a notebook could be a setting."""
-    return isinstance(value, str | int | float) and not name.startswith("_")
 
 
 def _hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
