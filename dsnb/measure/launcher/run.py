@@ -93,13 +93,8 @@ def launch(
     try:
         if experiment.hostfile:
             ranks = HostRanks(experiment, run, began_s)
-            device = ranks.experiment.device
-            if device != experiment.device:  # the hosts have resolved it
-                settings = json_files.read_json(run.experiment) or {}
-                json_files.write_json(run.experiment, settings | {"device": device})
+            record_hosts(run, ranks)
             experiment = ranks.experiment
-            json_files.write_json(run.deepspeed, deepspeed_config(experiment))
-            json_files.write_json(run.environment, ranks.environment)
         else:
             ranks = ForkedRanks(experiment, run, began_s)
         samples = sampled(ranks.gpus, partial(json_files.append_line, run.gpu), began_s)
@@ -118,6 +113,16 @@ def launch(
     record = RunRecord(run)
     outcome = outcome_of(record, ranks, codes, ended_by)
     return finish(record, ranks.exit_codes(), began_s, outcome)
+
+
+def record_hosts(run: RunPaths, ranks: HostRanks) -> None:
+    """Record the device that the hosts have resolved, and the environment of the first one."""
+    experiment = ranks.experiment
+    settings = json_files.read_json(run.experiment) or {}
+    if settings.get("device") != experiment.device:
+        json_files.write_json(run.experiment, settings | {"device": experiment.device})
+    json_files.write_json(run.deepspeed, deepspeed_config(experiment))
+    json_files.write_json(run.environment, ranks.environment)
 
 
 def outcome_of(
