@@ -17,7 +17,10 @@ MAX_RUNS = 10_000
 
 
 def as_axes(settings: Any) -> Any:
-    """Return settings under their current names, with every key of DeepSpeed as a separate setting."""
+    """Return settings under their current names, with every key of DeepSpeed as a separate setting.
+
+    Anything but a mapping stays as it is: pydantic refuses it.
+    """
     if not isinstance(settings, Mapping):
         return settings
     keys = deepspeed_keys.flattened(settings)

@@ -34,7 +34,7 @@ def _of_strategy(s: "Experiment") -> Iterator[str]:
         yield f"strategy is '{s.strategy}': the package that adds it could not be loaded"
     for name in ("zero_stage", *USED_BY):
         default = FIELDS[name].default
-        value = getattr(s, name, default)
+        value = getattr(s, name, default)  # an invalid one is missing
         why = chosen.lacks(name, s)
         if why and value != default:
             yield f"{name} is {value!r}, but {why}"
