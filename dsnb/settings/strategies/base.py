@@ -4,7 +4,7 @@ Settings `s` are an `Experiment`, or any object with the attributes that a metho
 that reads a missing attribute raises AttributeError: an absent setting has no value.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -180,6 +180,8 @@ class Strategy:
     """Rank among the strategies, the simplest first, where two settings are equally fast."""
     settings: frozenset[str] = frozenset()
     """Those of `USED_BY` that the strategy has."""
+    only_at_stages: Mapping[str, tuple[Collection[int], str]] = {}
+    """Settings that apply at some stages of ZeRO only: the stages, and why not at others."""
     is_runnable: bool = True
     """Whether dsnb can train with it; False for those of other programs, found in logs."""
     is_deepspeed: bool = False
@@ -237,6 +239,11 @@ class Strategy:
                 f"strategy is '{self.name}': {self.why_no_zero}; leave zero_stage at 0, or use "
                 "strategy 'deepspeed'"
             )
+        if name in self.only_at_stages:
+            stages, why = self.only_at_stages[name]
+            if s.zero_stage not in stages:
+                allowed = " or ".join(map(str, stages))
+                return f"zero_stage is {s.zero_stage}: {why}; use zero_stage {allowed}"
         if name in self.settings or name not in USED_BY:
             return ""
         return f"strategy is '{self.name}'{USED_BY[name]}"

@@ -27,6 +27,7 @@ class DeepSpeed(Strategy):
     label = "DeepSpeed"
     simplicity = 2
     settings = frozenset(USED_BY) - {"reduce_gradients", "gradient_compression"}
+    only_at_stages = ONLY_ZERO
     is_deepspeed = True
     has_zero_stages = True
     has_masters = True
@@ -54,15 +55,6 @@ class DeepSpeed(Strategy):
     def suits(self, ranks: int) -> bool:
         """Consider it for one rank, too: its engine differs from a plain loop."""
         return True
-
-    def lacks(self, name: str, s: Any) -> str:
-        """Return why a setting does not apply at a stage."""
-        if name in ONLY_ZERO:
-            stages, why = ONLY_ZERO[name]
-            if s.zero_stage not in stages:
-                allowed = " or ".join(map(str, stages))
-                return f"zero_stage is {s.zero_stage}: {why}; use zero_stage {allowed}"
-        return super().lacks(name, s)
 
     def refusals(self, s: Any) -> Iterator[str]:
         """Refuse places for states that a stage does not share, and factors of shards."""
