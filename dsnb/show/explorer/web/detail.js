@@ -6,7 +6,7 @@ class Detail {
     this.title = element("h4", { tabindex: "-1" });
     this.facts = element("div");
     this.charts = model.seriesCharts.map(({ heading: title }) => new Chart("lines", `${title} of this run over time`, {}, 170));
-    this.grid = element("div", { class: "dsnb-series" }, ...this.charts.map(({ node }) => node));
+    this.grid = box("dsnb-series", this.charts.map(({ node }) => node));
     this.node = card("One run", this.title, this.facts, this.grid);
   }
 

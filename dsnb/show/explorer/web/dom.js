@@ -7,9 +7,11 @@ const element = (tag, attributes = {}, ...children) => {
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
   }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
+  node.append(...children.flat().filter((child) => child || child === 0));
   return node;
 };
+
+const box = (style, ...children) => element("div", { class: style }, ...children);
 
 const button = (label, onclick, attributes = {}) => element("button", { type: "button", onclick, ...attributes }, label);
 
@@ -17,24 +19,34 @@ const soft = (text = "", attributes = {}) => element("p", { class: "dsnb-soft", 
 
 const card = (title, ...children) => element("section", { class: "dsnb-card" }, element("h3", {}, title), ...children);
 
-// A new id. In a notebook, every widget loads this script anew, so a count would not be unique in the document.
+// A new id: not a count, since in a notebook every widget loads this script anew.
 const newId = () => `dsnb-${Math.random().toString(36).slice(2)}`;
+
+const options = (entries) => entries.map(([value, text]) => element("option", { value }, text));
+
+// A choice of one of some options, as [value, text]; `changed(value)` is called after a choice.
+const select = (changed, entries = []) =>
+  element("select", { onchange: ({ target }) => changed(target.value) }, options(entries));
 
 // A control below its label.
 const field = (label, input) => {
   input.id = newId();
-  return element("div", { class: "dsnb-field" }, element("label", { for: input.id }, label), input);
+  return box("dsnb-field", element("label", { for: input.id }, label), input);
 };
 
 const heading = (text, isText) => element("th", { scope: "col", class: isText ? "dsnb-text" : null }, text);
 
-const tableRow = (title, texts, style = null) =>
-  element("tr", { class: style }, element("th", { scope: "row" }, ...[title].flat()), ...texts.map((text) => element("td", {}, ...[text].flat())));
+const tableRow = (title, texts, style = null) => {
+  const cells = texts.map((text) => element("td", {}, text));
+  return element("tr", { class: style }, element("th", { scope: "row" }, title), ...cells);
+};
 
 // A table that scrolls sideways.
 const scrollTable = (caption, heads, rows, style) => {
-  const parts = [element("caption", {}, caption), element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows)];
-  return element("div", { class: `dsnb-scroll ${style}`, tabindex: "0", role: "region", "aria-label": caption }, element("table", {}, ...parts));
+  const head = element("thead", {}, element("tr", {}, heads));
+  const table = element("table", {}, element("caption", {}, caption), head, element("tbody", {}, rows));
+  const region = { tabindex: "0", role: "region", "aria-label": caption };
+  return element("div", { class: `dsnb-scroll ${style}`, ...region }, table);
 };
 
 // The marks of the charts as characters, for legends.
@@ -67,5 +79,8 @@ const signed = (value, plus = "") => {
   const text = fixed(Math.abs(value), Math.abs(value) < 99.95 ? 1 : 0);
   return text === "0.0" ? "0" : `${value < 0 ? "−" : plus}${text}`;
 };
+
+// Those of some texts that are not empty.
+const joined = (texts, mark = " ") => texts.filter(Boolean).join(mark);
 
 const cut = (line) => (line.length > 160 ? `${line.slice(0, 159)}…` : line);

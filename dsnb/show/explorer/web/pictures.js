@@ -1,10 +1,11 @@
 // What each chart shows of a selection: runs in, marks out. chart.js draws them.
 
+const look = (axis, code) => ({ fill: axis.colours[code], shape: axis.shapes[code] });
+
 // Colour and shape of a run, by the setting that is chosen for colour.
 const style = (model, state, run) => {
   const axis = model.axis.get(state.colour);
-  const code = axis.codes[run];
-  return { fill: axis.colours[code], shape: axis.shapes[code] };
+  return look(axis, axis.codes[run]);
 };
 
 // The names of the values of a setting below an axis, and the length of the longest.
@@ -86,7 +87,7 @@ const scatter = (model, state, filtered, selected, front, best) => {
     region, points, failed: crosses, predicted, front: front.map((point, order) => ({ ...point, number: String(order + 1) })),
     best: isDrawn ? [star] : [], capacity_x: across.marks, capacity_y: up.marks,
   };
-  return { signals, types, data, message, note: notes.filter(Boolean).join(" ") };
+  return { signals, types, data, message, note: joined(notes) };
 };
 
 // Experiments along one setting: medians, ranges, every run; lines join experiments that are otherwise equal.
@@ -103,13 +104,14 @@ const medians = (model, state, selected, groups) => {
   const equal = new Map();
   const along = model.experimentAxes.indexOf(state.along);
   for (const [experiment, runs] of groups) {
-    const spread = model.spread(state.y, experiment, state);
+    const { n, median: middle, low, high } = model.spread(state.y, experiment, state);
     const bad = runs.find((run) => !model.ok[run]);
-    if (!spread.n && bad !== undefined) crosses.push({ id: bad, x: at(bad), y: model.memoryNeeded(state.y, bad), fill: model.statusColour(bad) });
-    if (!spread.n) continue;
-    const joined = model.settings[experiment].filter((code, index) => index !== along).join(" ");
-    marks.push({ id: experiment, isExperiment: true, x: at(runs[0]), y: spread.median, low: spread.low, high: spread.high, ...style(model, state, runs[0]) });
-    if (along >= 0) equal.set(joined, [...(equal.get(joined) ?? []), { ...marks.at(-1), code: axis.codes[runs[0]] }]);
+    if (!n && bad !== undefined) crosses.push({ id: bad, x: at(bad), y: model.memoryNeeded(state.y, bad), fill: model.statusColour(bad) });
+    if (!n) continue;
+    const others = model.settings[experiment].filter((code, index) => index !== along).join(" ");
+    const mark = { id: experiment, isExperiment: true, x: at(runs[0]), y: middle, low, high, ...style(model, state, runs[0]) };
+    marks.push(mark);
+    if (along >= 0) equal.set(others, [...(equal.get(others) ?? []), { ...mark, code: axis.codes[runs[0]] }]);
   }
   const segments = [];
   for (const chain of equal.values()) {
@@ -182,7 +184,8 @@ class ByGpus {
     this.model = model;
     this.charts = ["Days by number of GPUs", "Cost by number of GPUs"].map((label) => new Chart("medians", label, { tooltip: ({ lines }) => lines }, 150));
     this.about = soft();
-    this.node = card("Days and cost by number of GPUs", element("div", { class: "dsnb-series" }, ...this.charts.map(({ node }) => node)), this.about);
+    const charts = box("dsnb-series", this.charts.map(({ node }) => node));
+    this.node = card("Days and cost by number of GPUs", charts, this.about);
     this.node.classList.add("dsnb-unprinted");
   }
 
@@ -212,6 +215,6 @@ class ByGpus {
       lines: [`${numbers[x]} ${unit}: ${significant(one[name])} ${title}`, one.setting],
     }));
     const segments = medians.slice(1).map((to, index) => ({ x: medians[index].x, y: medians[index].y, x2: to.x, y2: to.y, fill: to.fill }));
-    return { signals, types: { x: "linear", y: "log" }, data: { runs: [], medians, segments, failed: [], predicted: [], capacity_y: [] } };
+    return { signals, types: { x: "linear", y: "log" }, data: { medians, segments } };
   }
 }
