@@ -1,12 +1,12 @@
-// The answer, and comparisons of two settings: arithmetic and sorting over data from dsnb/results/answers/decide.py, in the sentences of
-// dsnb/results/answers/sentences.toml.
+// The answer, and comparisons of two settings, with data and templates of dsnb/results/answers.
 
 const PART = /\[([^[\]]*)\]/;
 const PLACE = /\{(\w+)(?::([^|}]*)\|([^}]*))?\}/g;
 
 // Fill a template with facts, as `fill` in dsnb/results/runs/templates.py does.
 const fill = (template, facts) => {
-  const isFull = (text) => [...text.matchAll(PLACE)].every(([, name]) => (facts[name] ?? "") !== "");
+  const isKnown = ([, name]) => (facts[name] ?? "") !== "";
+  const isFull = (text) => [...text.matchAll(PLACE)].every(isKnown);
   let text = template;
   while (PART.test(text)) text = text.replace(PART, (_, part) => (isFull(part) ? part : ""));
   const number = (name, one, more) => (String(facts[name]) === "1" ? one : more);
@@ -52,8 +52,7 @@ const ofSettings = (model, name, base, other, state) => {
   return model.tasks[model.taskCodes[ours[0]]].pair(name, base, other, state) ?? ofRuns(model, name, ours, theirs, state);
 };
 
-// The change from the base to the other side and its interval, as ratios minus 1: { change, low, high }, and for percentages also in `points`.
-// The ratio is multiplied by `per`.
+// The change and its interval, as ratios (times `per`) minus 1; of percentages also in `points`.
 const comparison = (model, name, sides, per = 1) => {
   const { values: [base, other], reach } = sides;
   const [ratio, difference] = [(per * other) / base, other - base];
@@ -77,7 +76,8 @@ const inWords = (model, name, sides, state) => {
   const verdict = verdictOf(result, state.relevance, model.limits);
   const unit = result.points ? "points" : "%";
   const factor = result.points ? model.factor(name) : 100;
-  const sizes = (result.points ?? [result.change, result.low, result.high]).map((one) => factor * one);
+  const { points, change: ratio, low: least, high: most } = result;
+  const sizes = (points ?? [ratio, least, most]).map((one) => factor * one);
   const text = (size, plus) => `${signed(size, plus)} ${unit}`;
   const [change, low, high] = sizes.map((size) => text(size, "+"));
   const largest = text(Math.max(...sizes.slice(1).map(Math.abs)));
@@ -148,7 +148,6 @@ class Answer {
     return { ...one, days: hours / one.gpus / 24, hours, price, energy, cost: price === null ? NaN : hours * price };
   }
 
-  // The sentences of the card, by line.
   words() {
     const { best, state, options, model, task } = this;
     if (!best) return { headline: this.whyNot() };
@@ -156,18 +155,22 @@ class Answer {
     const tokens = amount(model, this.tokens);
     const facts = {
       ...best, failed: best.failed ? fixed(best.failed, 0) : "", rate: significant(best.rate),
-      tokens: state.train_tokens ? tokens : `${model.words.assumed} ${tokens}`, // nobody gave a number of them
-      duration: duration(model, 24 * best.days), hours: significant(best.hours), energy: known(best.energy),
-      cost: this.cost(best) || this.fill("no_cost"), memory_name: task.memory, memory: known(best.memory),
-      capacity: known(best.capacity), memory_word: best.memory === null ? "" : "memory",
+      tokens: state.train_tokens ? tokens : `${model.words.assumed} ${tokens}`,
+      duration: duration(model, 24 * best.days), hours: significant(best.hours),
+      energy: known(best.energy), cost: this.cost(best) || this.fill("no_cost"),
+      memory_name: task.memory, memory: known(best.memory), capacity: known(best.capacity),
+      memory_word: best.memory === null ? "" : "memory",
     };
     const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
-    const number = options.length > 1 ? fixed(options.length, 0) : "";
-    const title = fill(model.words.best[state.objective], best);
-    const kicker = this.fill("kicker", { best: title, options: number, basis: isOfOneBasis && best.basis });
+    const kicker = this.fill("kicker", {
+      best: fill(model.words.best[state.objective], best),
+      options: options.length > 1 ? fixed(options.length, 0) : "",
+      basis: isOfOneBasis ? best.basis : "",
+    });
     const basis = this.fill("basis", facts);
     const lines = { ...best, note: this.note(), following: this.following(), basis };
-    const counts = { settings: fixed(this.measured.length, 0), needed: model.limits.fewestSettings };
+    const settings = fixed(this.measured.length, 0);
+    const counts = { settings, needed: model.limits.fewestSettings };
     const headline = task.few ? this.fill("headline.few", { ...facts, ...counts }) : this.fill("headline", facts);
     if (!this.isBeyond) return { ...lines, kicker, headline, costs: this.fill("costs", facts) };
     return { ...lines, headline: this.fill("headline.beyond", this.least("days")), costs: this.beyond(facts) };
@@ -176,7 +179,8 @@ class Answer {
   whyNot() {
     const { task, state, measured } = this;
     const { runs } = task;
-    if (task.case) return this.fill(`headline.${task.case}`, { runs, several: runs > 1 ? runs : "" });
+    const several = runs > 1 ? runs : "";
+    if (task.case) return this.fill(`headline.${task.case}`, { runs, several });
     if (!this.eligible.length) {
       const at_hand = state.gpus_at_hand ? fixed(state.gpus_at_hand, 0) : "";
       if (state.global_batch) return this.fill("headline.no_batch", { held: fixed(state.global_batch, 0), at_hand, unit: measured[0].unit });
@@ -207,7 +211,6 @@ class Answer {
     return this.fill("costs.beyond", { ...facts, needed: fixed(needed, 0), rate_per_gpu: significant(thrifty.rate / thrifty.gpus), by, basis: thrifty.basis, cost: this.cost(thrifty) });
   }
 
-  // Remarks: fewer GPUs measured than available, settings left out as too slow or unstable.
   note() {
     const { best, state } = this;
     const most = Math.max(...this.eligible.map(({ gpus }) => gpus));
@@ -238,12 +241,13 @@ class Answer {
     const [before, after] = [this.best, this.second].map(({ global_batch }) => global_batch && fixed(global_batch, 0));
     const batch = before && after && before !== after ? [{ title: "global batch", before, after }] : [];
     const isOther = ({ phrase, before, after }) => phrase && before !== "-" && after !== "-";
-    const named = this.model.words.training.flatMap((name) => differing.filter((one) => one.name === name));
-    const changes = [...batch, ...named.filter(isOther)].map((one) => this.fill("training.change", one));
+    const named = (name) => differing.filter((one) => one.name === name);
+    const others = this.model.words.training.flatMap(named).filter(isOther);
+    const changes = [...batch, ...others].map((one) => this.fill("training.change", one));
     return this.fill("training", { changed: changes.join(", ") });
   }
 
-  // The choices in which the first two options differ: [{ name, title, before, after, isPlace, phrase }].
+  // The choices in which the first two options differ.
   differing() {
     const { model, best, second } = this;
     const codes = model.settings[second.experiment];
@@ -255,7 +259,8 @@ class Answer {
       const condition = model.experimentAxes.indexOf(axis.onlyWith); // some have an effect only while another one is on
       const hasEffect = condition < 0 || (model.axis.get(axis.onlyWith).isOn[codes[condition]] ?? true);
       const isPlace = model.words.place.includes(name);
-      return [{ name, title: axis.title, before, after, isPlace, phrase: hasEffect ? axis.phrases[to] : "" }];
+      const phrase = hasEffect ? axis.phrases[to] : "";
+      return [{ name, title: axis.title, before, after, isPlace, phrase }];
     });
     return choices.filter(({ name }) => name !== "nodes" || !choices.some((one) => one.name === "gpus"));
   }

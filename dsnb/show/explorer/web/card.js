@@ -38,14 +38,14 @@ class Card {
     Object.assign(this, { model, set });
     const number = (name, label, read) => new NumberField(label, model.inputs[name], (value) => set(read(value)));
     const open = (code) => set({ task: (model.tasks[code] ?? model.allTasks).title });
-    const models = model.menu.map((entry) => [entry.tasks[0][0], entry.model]); // each opens its first task
+    const models = model.menu.map((entry) => [entry.tasks[0][0], entry.model]); // its first task
     this.models = select(open, [[-1, "All tasks"], ...models]);
     this.tasks = select(open);
     this.kind = field("Task", this.tasks);
     const tasks = box("dsnb-fields dsnb-tasks", field("Model", this.models), this.kind);
     this.text = element("div", { class: "dsnb-answer", role: "status" });
-    const objectives = Object.entries(model.words.best).map(([value, text]) => [value, fill(text, model)]);
-    this.objective = select((objective) => set({ objective }), objectives);
+    const titled = ([value, text]) => [value, fill(text, model)];
+    this.objective = select((objective) => set({ objective }), Object.entries(model.words.best).map(titled));
     this.tokens = number("train_tokens", "Training tokens (billions)", (entered) => ({ train_tokens: entered === this.usual ? 0 : (entered ?? 0) }));
     this.tokens.input.placeholder = "as usual";
     this.tokens.input.title = "Assumed unless you enter a number: 20 tokens per parameter, or 50 million with LoRA or pretrained weights";
@@ -58,12 +58,15 @@ class Card {
     this.prices = this.kinds.map((kind) => number("price", `Price of an hour (${kind})`, (price) => ({ prices: this.priced(kind, price) })));
     this.relevance = number("relevance", "Smallest relevant difference (%)", (relevance) => ({ relevance }));
     const prices = this.prices.map(({ node }) => node);
-    const question = [field("Objective", this.objective), this.tokens.node, this.gpus.node, this.batchField];
-    this.form = box("dsnb-fields", question, prices, field("Currency", this.currency), this.relevance.node);
+    const objective = field("Objective", this.objective);
+    const sizes = [this.tokens.node, this.gpus.node, this.batchField];
+    const currency = field("Currency", this.currency);
+    this.form = box("dsnb-fields", objective, sizes, prices, currency, this.relevance.node);
     this.remarks = element("ul", { class: "dsnb-remarks" });
     this.takeAway = element("details", { class: "dsnb-fold" });
-    const parts = [model.menu.length && tasks, this.text, this.takeAway, this.form, this.remarks];
-    this.node = element("section", { class: "dsnb-card dsnb-decision", "aria-label": "The answer" }, parts.filter(Boolean));
+    const parts = [model.menu.length ? tasks : "", this.text, this.takeAway, this.form, this.remarks];
+    const region = { class: "dsnb-card dsnb-decision", "aria-label": "The answer" };
+    this.node = element("section", region, parts);
   }
 
   // The prices with that of one kind of hardware changed; without one, it is the usual price.
@@ -106,7 +109,8 @@ class Card {
     this.tokens.show(state.train_tokens || this.usual);
     this.gpus.show(state.gpus_at_hand || null);
     const batches = [...new Set(candidates.map(({ global_batch }) => global_batch))].filter(Boolean).sort((a, b) => a - b);
-    this.batch.replaceChildren(...options([[0, "any"], ...batches.map((value) => [value, fixed(value, 0)])]));
+    const held = batches.map((value) => [value, fixed(value, 0)]);
+    this.batch.replaceChildren(...options([[0, "any"], ...held]));
     this.batch.value = state.global_batch;
     this.batchField.hidden = batches.length < 2 && !state.global_batch;
     this.currency.value = state.currency;
@@ -118,16 +122,21 @@ class Card {
   }
 
   showAnswer(task, words) {
-    const said = ["kicker", "headline", "costs", "gain", "note", "following", "edge", "worth", "basis"].filter((name) => words[name]);
+    const lines = ["kicker", "headline", "costs", "gain", "note", "following", "edge", "worth", "basis"];
+    const said = lines.filter((name) => words[name]);
     const title = task.title && !this.model.menu.length ? [element("h3", {}, task.title)] : [];
-    this.text.replaceChildren(...title, ...said.map((name) => element("p", { class: `dsnb-${name}` }, words[name])));
+    const paragraph = (name) => element("p", { class: `dsnb-${name}` }, words[name]);
+    this.text.replaceChildren(...title, ...said.map(paragraph));
     this.showTake(words.take ?? {});
   }
 
   // What the setting is trained with again: each text with a button that copies it, or marks it where the browser lets no page copy.
   showTake(take) {
-    const [entry, command] = ["take.entry", "take.command"].map((name) => this.model.say(name, take));
-    const texts = [["Entry of a params file", entry], ["Command line", command], ["deepspeed.json", take.config]];
+    const texts = [
+      ["Entry of a params file", this.model.say("take.entry", take)],
+      ["Command line", this.model.say("take.command", take)],
+      ["deepspeed.json", take.config],
+    ];
     const blocks = texts.filter(([, text]) => text).map(([title, text]) => {
       const shown = element("pre", { class: "dsnb-take" }, text);
       const copy = button("Copy", () => {

@@ -44,7 +44,6 @@ class Chart {
     event.target.dispatchEvent(new PointerEvent("pointermove", { clientX: event.clientX + x - at.x, clientY: event.clientY + y - at.y }));
   }
 
-  // A click opens a mark, or beside all of them clears the region.
   clicked(mark) {
     if (this.isDragged) return;
     if (mark?.id === undefined) this.events.brush?.(null);

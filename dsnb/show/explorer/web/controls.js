@@ -8,8 +8,9 @@ class Controls {
     this.boxes = model.axes.map((axis) => this.filter(axis));
     this.selects = Object.keys(AXES).map((name) => this.select(name));
     const reset = button("Reset", () => set({ ...model.defaults, ...model.cleared(this.state), task: this.state.task }));
-    const [filters, fields] = [this.boxes, this.selects].map((controls) => controls.map(({ node }) => node));
-    this.node = box("dsnb-controls", box("dsnb-filters", filters), box("dsnb-fields", fields, reset));
+    const filters = box("dsnb-filters", this.boxes.map(({ node }) => node));
+    const fields = box("dsnb-fields", this.selects.map(({ node }) => node), reset);
+    this.node = box("dsnb-controls", filters, fields);
   }
 
   // Several values of one setting can be chosen; none chosen means all.
@@ -32,7 +33,8 @@ class Controls {
     this.state = state;
     for (const { axis, inputs, labels, node } of this.boxes) {
       const present = this.model.columnsOf(axis, state); // values of other tasks are not offered
-      node.hidden = present.filter((code) => axis.values[code] !== null).length < 2; // a missing value is no choice
+      const choices = present.filter((code) => axis.values[code] !== null);
+      node.hidden = choices.length < 2;
       axis.values.forEach((value, code) => {
         labels[code].hidden = !present.includes(code);
         inputs[code].checked = state[axis.name].includes(value);
@@ -47,15 +49,16 @@ class Controls {
 const legendEntries = (model, state) => {
   const axis = model.axis.get(state.colour);
   const present = new Set(model.passing({ ...state, [axis.name]: [] }).map((row) => axis.codes[row]));
-  const entries = axis.labels.map((label, code) => ({ label, value: axis.values[code], ...look(axis, code) }));
-  return entries.filter((entry, code) => present.has(code));
+  const entry = (label, code) => ({ label, value: axis.values[code], ...look(axis, code) });
+  return axis.labels.map(entry).filter((one, code) => present.has(code));
 };
 
 // The statuses of runs that are not ok, and what stands for predictions.
 const otherEntries = (model, state, runs) => {
   const codes = new Set(runs.filter((run) => !model.ok[run]).map((run) => model.status.codes[run]));
   const { labels, colours } = model.status;
-  const others = [...codes].sort((a, b) => a - b).map((code) => ({ label: `not ok: ${labels[code]}`, shape: "cross", fill: colours[code] }));
+  const entry = (code) => ({ label: `not ok: ${labels[code]}`, shape: "cross", fill: colours[code] });
+  const others = [...codes].sort((a, b) => a - b).map(entry);
   const predicted = { label: "predicted, not run", shape: "hollow", fill: model.colours.predicted };
   if (model.predictions.shown(state).length) others.push(predicted);
   return others;

@@ -28,7 +28,6 @@ const options = (entries) => entries.map(([value, text]) => element("option", { 
 const select = (changed, entries = []) =>
   element("select", { onchange: ({ target }) => changed(target.value) }, options(entries));
 
-// A control below its label.
 const field = (label, input) => {
   input.id = newId();
   return box("dsnb-field", element("label", { for: input.id }, label), input);
@@ -41,20 +40,18 @@ const tableRow = (title, texts, style = null) => {
   return element("tr", { class: style }, element("th", { scope: "row" }, title), ...cells);
 };
 
-// A table that scrolls sideways.
 const scrollTable = (caption, heads, rows, style) => {
   const head = element("thead", {}, element("tr", {}, heads));
-  const table = element("table", {}, element("caption", {}, caption), head, element("tbody", {}, rows));
+  const body = element("tbody", {}, rows);
+  const table = element("table", {}, element("caption", {}, caption), head, body);
   const region = { tabindex: "0", role: "region", "aria-label": caption };
   return element("div", { class: `dsnb-scroll ${style}`, ...region }, table);
 };
 
-// The marks of the charts as characters, for legends.
 const MARKS = { circle: "●", square: "■", diamond: "◆", "triangle-up": "▲", "triangle-down": "▼", "triangle-right": "►", cross: "✕", hollow: "○" };
 
 const mark = (shape, colour) => element("span", { class: "dsnb-mark", style: `color: ${colour}`, "aria-hidden": "true" }, MARKS[shape]);
 
-// A count with its noun: "1 run", "2 runs".
 const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 
 // Numbers are rounded as they are stored and not as they are printed, as Python does: 4.585 is a little less, so 4.58.
@@ -65,7 +62,6 @@ const formatted = (value, options) => {
   return formats.get(key).format(Number(value).toPrecision(100));
 };
 
-// A number with a fixed number of decimal places.
 const fixed = (value, places) => formatted(value, { minimumFractionDigits: places, maximumFractionDigits: places });
 
 // A number with as many significant digits, or all before the point.
@@ -80,7 +76,6 @@ const signed = (value, plus = "") => {
   return text === "0.0" ? "0" : `${value < 0 ? "−" : plus}${text}`;
 };
 
-// Those of some texts that are not empty.
 const joined = (texts, mark = " ") => texts.filter(Boolean).join(mark);
 
 const cut = (line) => (line.length > 160 ? `${line.slice(0, 159)}…` : line);

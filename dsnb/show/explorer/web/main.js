@@ -42,10 +42,12 @@ class Explorer {
         "dsnb-grid",
         card(this.titles.scatter, this.scatter.node, this.regionHint, this.clear, this.laneNote, this.about),
         card(this.titles.medians, this.medians.node),
-        this.front, box("dsnb-unprinted", card("Loss", this.lossField, this.losses.node, this.lossNote)),
+        this.front,
+        box("dsnb-unprinted", card("Loss", this.lossField, this.losses.node, this.lossNote)),
       ),
       box(
-        "dsnb-unprinted", card("Effect of one change", field("Baseline", this.base), this.effectBox),
+        "dsnb-unprinted",
+        card("Effect of one change", field("Baseline", this.base), this.effectBox),
         this.pins.node, this.detail.node,
       ),
       card("Medians and runs", this.table.node, soft(model.words.whole)), model.predictions.node ?? "",
@@ -83,7 +85,8 @@ class Explorer {
     const isOfRuns = [this.scatter, this.medians, this.losses].includes(chart);
     const legend = isOfRuns ? [...legendEntries(model, state), ...otherEntries(model, state, selected)] : [];
     const title = joined([model.task(state)?.title, chart.title ?? chart.label], ": ");
-    return { title, legend, cite: joined([model.cite, `n = ${count(selected.length, "run")}`], "; ") };
+    const cite = joined([model.cite, `n = ${count(selected.length, "run")}`], "; ");
+    return { title, legend, cite };
   }
 
   // Set some controls, the same as explorer.set in Python; `notify` is false for changes that come from Python.
@@ -151,8 +154,9 @@ class Explorer {
     this.count.textContent = `${selected.length} of ${count(all, "run")}${ofTask} in ${count(this.groups.size, "experiment")} selected${bad ? `; ${bad} not ok` : ""}.`;
     this.legend.show(state, this.filtered);
     const titleOf = (name) => model.named.get(name)?.title ?? "nothing measured";
-    this.scatter.title = this.titles.scatter.textContent = `${titleOf(state.y)} against ${titleOf(state.x)}`;
-    this.medians.title = this.titles.medians.textContent = `${titleOf(state.y)} by ${titleOf(state.along)}`;
+    const [y, x, along] = [state.y, state.x, state.along].map(titleOf);
+    this.scatter.title = this.titles.scatter.textContent = `${y} against ${x}`;
+    this.medians.title = this.titles.medians.textContent = `${y} by ${along}`;
     const explained = model.figuresOf(state).filter(({ about }) => about);
     this.about.textContent = joined(explained.map(({ title, about }) => `${title}: ${about}`));
   }
@@ -185,7 +189,6 @@ class Explorer {
     this.effectBox.replaceChildren(effectTable(model, this.effects, this.compared, state.relevance));
   }
 
-  // The lines of the tooltip of a mark.
   describe({ id, isExperiment = false, isPredicted = false }) {
     const { model, state } = this;
     if (isPredicted) return model.predictions.describe(id);
@@ -194,25 +197,24 @@ class Explorer {
     const runs = isExperiment ? model.whole.get(experiment) : [id];
     for (const { name, heading: title } of model.figuresOf(state)) {
       const { n, ...spread } = model.spread(name, experiment, state, runs);
-      const [middle, ...ends] = [spread.median, spread.low, spread.high].map((value) => model.number(name, value));
+      const number = (value) => model.number(name, value);
+      const [middle, ...ends] = [spread.median, spread.low, spread.high].map(number);
       const range = n > 1 ? ` (median of ${n} runs: ${[...new Set(ends)].join(" to ")})` : "";
       if (n) lines.push(`${title}: ${middle}${range}`);
     }
     if (!isExperiment) {
-      lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.statusOf(id)} ${model.causes[id] ?? ""}`);
+      lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.statuses[id]} ${model.causes[id] ?? ""}`);
       lines.push(...model.remarksOn(id));
     }
     return [...new Set(lines)].map(cut);
   }
 
-  // A click on an experiment makes it the baseline; a click on a run opens it.
   clicked({ id, isExperiment = false, isPredicted = false }) {
     if (isPredicted) return;
     if (isExperiment) this.set({ base: this.model.experiments.names[id] });
     else this.set({ run: id });
   }
 
-  // Open a run from the table and move the focus to it.
   open(run) {
     this.set({ run });
     this.detail.title.focus();

@@ -1,5 +1,4 @@
-// The runs, and what a state selects of them, without any drawing. Values are in the units of the columns; `displayed`
-// converts them.
+// The runs, and what a state selects of them. Values are in the units of the columns.
 
 const median = (values) => {
   const sorted = Float64Array.from(values).sort();
@@ -46,10 +45,15 @@ class Model {
       payload.predicted.figures[figure.name]?.values.forEach((value, place) => (column[this.runs + place] = value ?? NaN));
       this.columns.set(figure.name, column);
     }
-    this.ok = this.status.codes.map((code) => this.status.values[code] === "ok");
+    const { values, labels, colours, codes } = this.status;
+    this.ok = codes.map((code) => values[code] === "ok");
+    this.statuses = codes.map((code) => labels[code]);
+    this.statusColours = codes.map((code) => colours[code]);
     this.settings = []; // codes of each experiment
     this.whole = this.grouped([...this.experiments.codes.keys()]); // all runs of each experiment
-    for (const [experiment, [run]] of this.whole) this.settings[experiment] = this.experimentAxes.map((name) => this.axis.get(name).codes[run]);
+    for (const [experiment, [run]] of this.whole) {
+      this.settings[experiment] = this.experimentAxes.map((name) => this.axis.get(name).codes[run]);
+    }
     this.tasks = payload.tasks.map((task) => new Task(this, task));
     this.candidates = new Map(this.tasks.flatMap(({ candidates }) => candidates.map((one) => [one.experiment, one])));
     this.short = this.experiments.short.map((text, experiment) => text ?? this.experiments.names[experiment]);
@@ -65,20 +69,10 @@ class Model {
     return runs.filter((run) => !this.ok[run]).length;
   }
 
-  statusOf(run) {
-    return this.status.labels[this.status.codes[run]];
-  }
-
-  statusColour(run) {
-    return this.status.colours[this.status.codes[run]];
-  }
-
-  // The figures that any of these runs measured.
   measured(runs, state) {
     return this.figures.filter(({ name }) => runs.some((run) => !Number.isNaN(this.values(name, state)[run])));
   }
 
-  // The figures on the axes.
   figuresOf({ x, y }) {
     return [...new Set([y, x])].map((name) => this.figure.get(name)).filter(Boolean);
   }
@@ -90,7 +84,8 @@ class Model {
     if (this.days?.tokens !== state.train_tokens) {
       const tokens = (row) => state.train_tokens || this.tasks[this.taskCodes[row]].tokens;
       const days = (rate, row) => (rate > 0 ? tokens(row) / rate / 86400 : NaN);
-      this.days = { tokens: state.train_tokens, values: this.columns.get("tokens_per_s").map(days) };
+      const values = this.columns.get("tokens_per_s").map(days);
+      this.days = { tokens: state.train_tokens, values };
     }
     return this.days.values;
   }
@@ -138,7 +133,8 @@ class Model {
   // The runs of the task that pass the filters, in order, then the predicted settings that do.
   passing(state) {
     const filters = this.axes.filter((axis) => state[axis.name]?.length);
-    const passes = (row) => filters.every(({ name, values, codes }) => state[name].includes(values[codes[row]]));
+    const has = ({ name, values, codes }, row) => state[name].includes(values[codes[row]]);
+    const passes = (row) => filters.every((axis) => has(axis, row));
     return this.rowsOf(this.task(state)).filter(passes);
   }
 
@@ -150,7 +146,6 @@ class Model {
     return runs.filter((run) => within(x[run], state.brush.x) && within(y[run], state.brush.y));
   }
 
-  // Map each experiment to its runs among these, in order of appearance.
   grouped(runs) {
     const groups = new Map();
     for (const run of runs) {
@@ -187,7 +182,7 @@ class Model {
     return paretoFront(points, this.better(state.x), this.better(state.y), state.relevance);
   }
 
-  // The baseline experiment: the chosen one, else the first in Python's order of baselines; none without runs.
+  // The baseline experiment: the chosen one, else the first in Python's order; none without runs.
   base(groups, state) {
     const { names, bases } = this.experiments;
     return [names.indexOf(state.base), ...bases].find((experiment) => groups.has(experiment));
@@ -210,7 +205,6 @@ class Model {
     return effects.sort((a, b) => a.axis.group - b.axis.group || size(b) - size(a) || a.after - b.after);
   }
 
-  // Remarks on a run: its memory, what to change, notes, what is unusual.
   remarksOn(run) {
     return (this.remarks.runs[run] ?? []).map((place) => this.remarks.texts[place]);
   }
@@ -225,7 +219,6 @@ class Model {
     return Number((value * this.factor(name)).toPrecision(15));
   }
 
-  // A value as text in its display unit.
   number(name, value) {
     if (value === undefined || Number.isNaN(value)) return "";
     const shown = this.displayed(name, value);

@@ -8,7 +8,6 @@ const style = (model, state, run) => {
   return look(axis, axis.codes[run]);
 };
 
-// The names of the values of a setting below an axis, and the length of the longest.
 const namedTicks = (labels) => ({ x_labels: labels, x_longest: Math.max(0, ...(labels ?? []).map((label) => label.length)) });
 
 // Round values on a logarithmic axis: 1, 2 and 5 times powers of ten, or of many the powers alone; null for too few of them.
@@ -55,7 +54,7 @@ const scatter = (model, state, filtered, selected, front, best) => {
   const measured = filtered.filter(isMeasured);
   // Runs out of memory are where they needed it: along x in a lane at the bottom, or up y at their setting.
   const crosses = filtered.filter((run) => !model.ok[run]).map((run) => ({
-    id: run, fill: chosen.has(run) ? model.statusColour(run) : unselected,
+    id: run, fill: chosen.has(run) ? model.statusColours[run] : unselected,
     x: nominal ? at(run) : model.memoryNeeded(state.x, run), y: nominal ? model.memoryNeeded(state.y, run) : undefined,
   }));
   const predicted = model.predictions.marks(state, state.x, state.y);
@@ -106,10 +105,11 @@ const medians = (model, state, selected, groups) => {
   for (const [experiment, runs] of groups) {
     const { n, median: middle, low, high } = model.spread(state.y, experiment, state);
     const bad = runs.find((run) => !model.ok[run]);
-    if (!n && bad !== undefined) crosses.push({ id: bad, x: at(bad), y: model.memoryNeeded(state.y, bad), fill: model.statusColour(bad) });
+    if (!n && bad !== undefined) crosses.push({ id: bad, x: at(bad), y: model.memoryNeeded(state.y, bad), fill: model.statusColours[bad] });
     if (!n) continue;
     const others = model.settings[experiment].filter((code, index) => index !== along).join(" ");
-    const mark = { id: experiment, isExperiment: true, x: at(runs[0]), y: middle, low, high, ...style(model, state, runs[0]) };
+    const colour = style(model, state, runs[0]);
+    const mark = { id: experiment, isExperiment: true, x: at(runs[0]), y: middle, low, high, ...colour };
     marks.push(mark);
     if (along >= 0) equal.set(others, [...(equal.get(others) ?? []), { ...mark, code: axis.codes[runs[0]] }]);
   }
@@ -160,7 +160,7 @@ const losses = (model, state, selected, side = "step") => {
     return { id: run, path: pathOf(points), fill: style(model, state, run).fill, dash };
   });
   const early = curvesShown.filter(({ run }) => !model.ok[run]);
-  const ends = early.map(({ run, points }) => ({ id: run, x: points.at(-1)[0], y: points.at(-1)[1], fill: model.statusColour(run) }));
+  const ends = early.map(({ run, points }) => ({ id: run, x: points.at(-1)[0], y: points.at(-1)[1], fill: model.statusColours[run] }));
   const axes = lineFrame(curvesShown.flatMap(({ points }) => points), { x_title: isTimed ? SINCE_START : "optimizer step", y_title: "loss" });
   const message = lines.length ? null : "No loss of the selected runs is in this file.";
   const note = early.length ? `Crosses mark where ${count(early.length, "run")} ended early.` : "";

@@ -1,5 +1,4 @@
-// Predicted settings that were not run: hollow marks in the charts, a separate table, and the best one in the answer. No count, median, front
-// or answer includes them.
+// Predicted settings that were not run. No count, median, front or answer includes them.
 
 class Predictions {
   constructor(model, payload) {
@@ -14,7 +13,7 @@ class Predictions {
     this.node.classList.add("dsnb-predicted", "dsnb-unprinted");
   }
 
-  // The predicted settings of the task that pass the filters.
+  // Those of the task that pass the filters, by place.
   shown(state) {
     const { runs } = this.model;
     return this.model.passing(state).filter((row) => row >= runs).map((row) => row - runs);
@@ -51,14 +50,12 @@ class Predictions {
     });
   }
 
-  // What hollow marks are, and how many settings have none.
   note(state, marks) {
     const all = this.shown(state).length;
     if (!all) return "";
     return `Hollow marks are predicted, not run: their lines are ± the mean error of such predictions. ${marks.length} of ${count(all, "predicted setting")} would fit and have both figures.`;
   }
 
-  // The lines of the tooltip of a mark.
   describe(place) {
     const lines = Object.values(this.figures).map(({ heading, texts }) => `${heading}: ${texts[place]}`);
     const outside = this.outside[place];

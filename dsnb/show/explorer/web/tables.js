@@ -12,7 +12,8 @@ class RunTable {
     const scroll = scrollTable("The selected runs", [], [], "dsnb-runs");
     [this.head, this.body] = scroll.querySelectorAll("thead tr, tbody");
     const views = { medians: "Medians", runs: "Runs" };
-    this.switches = Object.entries(views).map(([view, title]) => button(title, () => set({ table: view }), { "data-view": view }));
+    const choice = ([view, title]) => button(title, () => set({ table: view }), { "data-view": view });
+    this.switches = Object.entries(views).map(choice);
     this.range = element("span", { class: "dsnb-range-shown" });
     this.back = button("Previous", () => this.drawPage(this.page - 1));
     this.next = button("Next", () => this.drawPage(this.page + 1));
@@ -55,15 +56,18 @@ class RunTable {
       const value = areSettings ? median : (item) => model.values(figure, this.state)[item];
       const isMinor = areSettings && model.unprinted.includes(figure);
       const text = (item) => model.number(figure, value(item));
-      return { name: figure, title, isMinor, value, text, file: (item) => model.displayed(figure, value(item)) };
+      const file = (item) => model.displayed(figure, value(item));
+      return { name: figure, title, isMinor, value, text, file };
     });
     const axes = areSettings ? model.experimentAxes.map((axis) => model.axis.get(axis)) : model.axes;
     const settings = axes.map(({ name: axis, title, codes: ofRuns, labels, values }) => {
       const value = (item) => ofRuns[runs(item)[0]];
       const isBad = (item) => axis === "status" && !model.ok[item];
-      return { name: axis, title, isText: true, value, text: (item) => labels[value(item)], file: (item) => values[value(item)], isBad };
+      const text = (item) => labels[value(item)];
+      return { name: axis, title, isText: true, value, text, file: (item) => values[value(item)], isBad };
     });
-    const experiment = { name: "experiment", title: areSettings ? "setting" : "experiment", isText: true, value: code, text: opener, file: name };
+    const title = areSettings ? "setting" : "experiment";
+    const experiment = { name: "experiment", title, isText: true, value: code, text: opener, file: name };
     return [experiment, ...leading, ...figures, ...settings];
   }
 
@@ -74,7 +78,8 @@ class RunTable {
       const runs = model.runsOf(model.task(state));
       const measured = model.measured(runs, state).map(({ name }) => name);
       const figures = model.medianFigures.filter((name) => measured.includes(name));
-      const medians = ["experiment", "n", "failed", ...figures, ...(figures.length ? ["spread"] : [])];
+      const last = figures.length ? ["spread"] : [];
+      const medians = ["experiment", "n", "failed", ...figures, ...last];
       const differ = ({ name, value }) => name === "experiment" || !isConstant(runs.map(value));
       const columns = view === "medians" ? medians.map((name) => this.known.get(name)) : [...this.known.values()].filter(differ);
       this.shown = { task: state.task, view, columns };
@@ -153,7 +158,8 @@ const changeParts = (model, name, { values, text, verdict, reason, note, within 
   const colour = isBetter ? "dsnb-better" : "dsnb-bad";
   const timed = name.startsWith("tokens_per_s") || name === "step_time_mean_s"; // the figures that the steps' spread is about
   const remarks = [reason, joined([note, timed && within], "; ")].filter(Boolean);
-  return [box(`dsnb-figure ${isKnown ? colour : "dsnb-soft"}`, text), ...remarks.map((one) => box("dsnb-verdict", one))];
+  const figure = box(`dsnb-figure ${isKnown ? colour : "dsnb-soft"}`, text);
+  return [figure, ...remarks.map((one) => box("dsnb-verdict", one))];
 };
 
 // A bar from no change to a change, and a line for its interval, as ratios: half and twice are equally long. `reach` is the largest ratio.
@@ -205,7 +211,8 @@ class Pins {
     Object.assign(this, { model, set, pins: [] });
     this.table = element("div");
     this.note = soft("Pin a second setting or run to compare it with A.");
-    this.node = card("A and B", this.table, this.note, box("dsnb-bar", button("Remove pins", () => set({ pins: [] }))));
+    const remove = button("Remove pins", () => set({ pins: [] }));
+    this.node = card("A and B", this.table, this.note, box("dsnb-bar", remove));
   }
 
   // A button that pins an experiment or a run as A, then B, then in place of B; pressed again, it removes its pin.
@@ -231,8 +238,10 @@ class Pins {
     this.note.hidden = pins.length > 1;
     const { names, codes } = model.experiments;
     const settings = pins.map((pin) => (typeof pin === "string" ? names.indexOf(pin) : codes[pin]));
-    const parts = (pin, side) => [model.short[settings[side]], typeof pin === "string" ? "" : `run ${model.repeats[pin] ?? "?"}`];
-    const titles = pins.map((pin, side) => `${"AB"[side]}: ${joined(parts(pin, side), ", ")}`);
+    const titles = pins.map((pin, side) => {
+      const run = typeof pin === "string" ? "" : `run ${model.repeats[pin] ?? "?"}`;
+      return `${"AB"[side]}: ${joined([model.short[settings[side]], run], ", ")}`;
+    });
     this.table.replaceChildren(...(pins.length > 1 ? this.compare(pins, settings, titles, state) : titles));
   }
 
