@@ -9,8 +9,8 @@ const fill = (template, facts) => {
   const isFull = (text) => [...text.matchAll(PLACE)].every(isKnown);
   let text = template;
   while (PART.test(text)) text = text.replace(PART, (_, part) => (isFull(part) ? part : ""));
-  const number = (name, one, more) => (String(facts[name]) === "1" ? one : more);
-  const fact = (_, name, one, more) => (one === undefined ? facts[name] : number(name, one, more));
+  const noun = (name, one, more) => (String(facts[name]) === "1" ? one : more);
+  const fact = (_, name, one, more) => (one === undefined ? facts[name] : noun(name, one, more));
   return isFull(text) ? text.replace(PLACE, fact) : "";
 };
 

@@ -12,11 +12,8 @@ const element = (tag, attributes = {}, ...children) => {
 };
 
 const box = (style, ...children) => element("div", { class: style }, ...children);
-
 const button = (label, onclick, attributes = {}) => element("button", { type: "button", onclick, ...attributes }, label);
-
 const soft = (text = "", attributes = {}) => element("p", { class: "dsnb-soft", ...attributes }, text);
-
 const card = (title, ...children) => element("section", { class: "dsnb-card" }, element("h3", {}, title), ...children);
 
 // A new id: not a count, since in a notebook every widget loads this script anew.
@@ -77,5 +74,4 @@ const signed = (value, plus = "") => {
 };
 
 const joined = (texts, mark = " ") => texts.filter(Boolean).join(mark);
-
 const cut = (line) => (line.length > 160 ? `${line.slice(0, 159)}…` : line);
