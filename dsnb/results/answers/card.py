@@ -27,7 +27,7 @@ from dsnb.results.answers.evidence import changed_training, evidence
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.literature.tables import SOURCE, is_own
 from dsnb.results.runs import labels
-from dsnb.results.runs.number_text import amount, duration, fixed, signed, significant
+from dsnb.results.runs.number_text import amount, duration, fixed, signed, significant, span
 from dsnb.results.runs.table import numbers
 from dsnb.results.runs.templates import fill
 from dsnb.results.statistics.intervals import CLEAR, MIN_RUNS, Verdict
@@ -146,7 +146,7 @@ def figures(
     if facts["rate_error"]:
         factor = 1 + option[ERRORS["rate_error"]] / 100
         rate = option["tokens_per_s"]
-        facts["rates"] = labels.span(rate / factor, rate * factor)
+        facts["rates"] = span(rate / factor, rate * factor)
     return facts | {"duration": duration(low, 24 * option["days_high"])}
 
 

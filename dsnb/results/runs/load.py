@@ -109,7 +109,8 @@ def _table(rows: Sequence[Row], names: Iterable[str]) -> pd.DataFrame:
     content = {name: [row.get(name) for row in rows] for name in names}
     content |= {key: _of_one_type([row.get(key) for row in rows]) for key in keys}
     table = pd.DataFrame(content)
-    for name in content.keys() & columns.RUN_NUMBERS:
+    unknown = {*table.select_dtypes(exclude=["number", "bool"])}
+    for name in unknown.intersection(columns.RUN_NUMBERS):
         table[name] = pd.to_numeric(table[name], errors="coerce")
     return as_runs(table.copy())  # a copy is in one piece, which pandas asks for
 

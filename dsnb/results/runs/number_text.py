@@ -3,8 +3,6 @@
 import math
 from decimal import ROUND_HALF_UP, Context, Decimal
 
-from dsnb.results.runs import labels
-
 MINUS = "\N{MINUS SIGN}"
 SIZES = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1, ""))
 HOURS = ((24, "day"), (1, "hour"), (1 / 60, "minute"))
@@ -48,7 +46,7 @@ def duration(low_hours: float, high_hours: float | None = None) -> str:
     size, noun = next((unit for unit in HOURS if high >= unit[0]), HOURS[-1])
     text = significant(high / size)
     if low_hours < high:
-        text = labels.span(low_hours / size, high / size)
+        text = span(low_hours / size, high / size)
     if text == "1":
         return f"{text} {noun}"
     return f"{text} {noun}s"
@@ -58,3 +56,21 @@ def amount(tokens: float) -> str:
     """Return a number of tokens in words, as in "100 billion"."""
     size, word = next((unit for unit in SIZES if tokens >= unit[0]), SIZES[-1])
     return f"{significant(tokens / size, 6)} {word}".strip()
+
+
+def span(low: float, high: float) -> str:
+    """Return a range with as many digits as it supports, as in "30 to 60" for 31.2 to 56.4.
+
+    Its ends are rounded down and up to the first digit of half the range, or of `low` if that is
+    finer.
+    """
+    if math.isnan(high):
+        return ""
+    if not 0 < low < high < math.inf:
+        return f"{high:,.0f}" if high >= 100 else f"{high:.3g}"
+    place = math.floor(math.log10(min((high - low) / 2, low)))
+    size = 10**place
+    digits = max(-place, 0)
+    first = math.floor(low / size) * size
+    last = math.ceil(high / size) * size
+    return f"{first:,.{digits}f} to {last:,.{digits}f}"

@@ -29,16 +29,14 @@ _USUAL = {"data": "synthetic", TRAINED: "all weights"}
 
 @dataclass(frozen=True)
 class Task:
-    """One task and its runs: a model, and everything else that makes the task, as in "sequence 512"."""
+    """One task and its runs."""
 
+    title: str
+    """What is trained, as in "opt-350m, sequence 512"."""
     model: str
     rest: str
+    """What makes the task besides the model, as in "sequence 512"."""
     runs: pd.DataFrame
-
-    @property
-    def title(self) -> str:
-        """Say what is trained, as in "opt-350m, sequence 512"."""
-        return ", ".join(filter(None, (self.model, self.rest)))
 
     @property
     def parameters(self) -> float:
@@ -76,8 +74,9 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
     keys[_HAS_GPUS] = knows_gpus(runs)
     parts = []
     for _, part in keys.reset_index(drop=True).groupby([*TASK, _HAS_GPUS], sort=False):
-        model, *rest = _names(part.iloc[0], unknown)
-        parts.append(Task(model, ", ".join(rest), runs.iloc[part.index]))
+        names = _names(part.iloc[0], unknown)
+        title = ", ".join(filter(None, names))
+        parts.append(Task(title, names[0], ", ".join(names[1:]), runs.iloc[part.index]))
     return sorted(parts, key=lambda task: -len(task.runs))
 
 
