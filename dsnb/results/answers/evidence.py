@@ -45,7 +45,7 @@ def evidence(
     settings = with_setting_axes(first)
     sizes = numbers(first, "micro_batch_size")
     lengths = numbers(first, "seq_len")
-    texts = settings[setting_axes(settings)].astype(object).map(labels.text)
+    texts = labels.texts(settings[setting_axes(settings)])
     others = texts.drop(columns="micro_batch_size", errors="ignore")
     alike = pd.Series(list(others.itertuples(index=False, name=None)), texts.index, dtype=object)
     is_largest = sizes == sizes.groupby(alike).transform("max")

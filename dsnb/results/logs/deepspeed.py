@@ -175,13 +175,6 @@ reads("but detected", pattern=r"torch version.*but detected (\d{1,2}\.\d{1,3})\s
 )
 
 
-@reads("Throughput: ", pattern=rf"^\s*Throughput: {NUMBER} samples/sec")
-def throughput(run: LoggedRun, match: Match) -> None:
-    """`Throughput: 943.4550 samples/sec`, over the steps of `Execution time`."""
-    run.record(samples_per_s=positive(match[1]))
-    run.ended = True
-
-
 @reads("E2E latency=", pattern=rf"E2E latency={NUMBER}s (?:.{{0,400}}\|AvgSamplesPerSec={NUMBER})?")
 def hybrid(run: LoggedRun, match: Match) -> None:
     """`|E2E latency=4.00s |... |AvgSamplesPerSec=16.00` of step 3 of DeepSpeed-Chat: generation and both engines."""
@@ -230,9 +223,3 @@ def chat_loss(run: LoggedRun, match: Match) -> None:
     if loss is not None:
         run.unnumbered += 1
         run.add_loss(loss)
-
-
-@reads("chosen_last_scores", "chosen_rewards")
-def pairs(run: LoggedRun, _match: Match) -> None:
-    """`chosen_last_scores (higher is better) : 2.5, ...`: a sample is a chosen and a rejected sequence."""
-    run.has_pairs = True

@@ -173,16 +173,6 @@ def memory(run: LoggedRun, match: Match) -> None:
 
 
 @reads(
-    "done] datetime",
-    "exiting program at iteration",
-    pattern=r"\[(?:after training is done|exiting program at iteration)",
-)
-def done(run: LoggedRun, _match: Match) -> None:
-    """`[after training is done] datetime: ...`."""
-    run.ended = True
-
-
-@reads(
     "number of parameters on ",
     pattern=r"model parallel rank (\(\d{1,6}, \d{1,6}\)|\d{1,6}): (\d{1,15})\s*\n",
 )

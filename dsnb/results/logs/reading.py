@@ -242,6 +242,12 @@ Reader = Callable[[LoggedRun, str], None]
 """Records the content of a line."""
 Handler = Callable[[LoggedRun, Match], object]
 """Records the match of a pattern in a line."""
+SETTERS: dict[str, Callable[..., None]] = {
+    "settings": LoggedRun.set_used,
+    "requested": LoggedRun.set_requested,
+    "figures": LoggedRun.record,
+}
+"""What a line of `lines.toml` prints -> how it is kept."""
 READERS: list[tuple[str, Reader]] = []
 """Search string -> reader, called only for lines that contain the string."""
 MARKS: list[str] = []
@@ -276,13 +282,14 @@ def parsed(parsers: Mapping[str, str], match: Match) -> dict[str, Any]:
 
 
 def setter(line: Mapping[str, Any]) -> Handler:
-    """Return the handler of a line of `lines.toml` that prints settings and figures."""
+    """Return the handler of a line of `lines.toml`: it prints values, or shows a fact about the run."""
 
     def handle(run: LoggedRun, match: Match) -> None:
-        if "settings" in line:
-            run.set_used(**parsed(line["settings"], match))
-        else:
-            run.record(**parsed(line["figures"], match))
+        for kind, set_values in SETTERS.items():
+            if kind in line:
+                set_values(run, **parsed(line[kind], match))
+        for fact, value in line.get("facts", {}).items():
+            setattr(run, fact, value)
 
     return handle
 

@@ -48,10 +48,6 @@ MAX_STATE_BYTES = 256 * 2**20
 """JSON is read into memory as a whole; a file of this size would hold more than a million
 entries."""
 
-reads("Grouping texts in chunks of ", pattern=r"Grouping texts in chunks of (\d{1,9})\b")(
-    lambda run, match: run.set_requested(seq_len=count(match[1]))
-)
-
 
 @reads(
     "batch size per ",

@@ -74,14 +74,9 @@ def in_units_of(parts: int) -> Callable[[str | None], float | None]:
     return parse
 
 
-def gib(text: str) -> float | None:
-    """Parse a number with its unit, such as `2.00GiB`."""
-    return positive(text.removesuffix("GiB"))
-
-
-def tflops(text: str) -> float | None:
-    """Parse a number with its unit, such as `52.1TFLOPS`."""
-    return positive(text.removesuffix("TFLOPS"))
+def with_unit(unit: str) -> Parser:
+    """Return the parser of a number with its unit, such as `2.00GiB`."""
+    return lambda text: positive(text.removesuffix(unit))
 
 
 def millions(text: str | None) -> int | None:
@@ -166,8 +161,8 @@ PARSERS: dict[str, Parser] = {
     "stages": stages,
     "ms": in_units_of(1000),
     "mib": in_units_of(2**10),
-    "gib": gib,
-    "tflops": tflops,
+    "gib": with_unit("GiB"),
+    "tflops": with_unit("TFLOPS"),
     "bytes": in_units_of(2**30),
     **{name: one_of(words) for name, words in DECLARED["words"].items()},
 }

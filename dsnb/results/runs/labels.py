@@ -18,7 +18,7 @@ from dsnb.settings.training import Setting, text
 
 __all__ = [
     "AXES", "MEMORY", "METRIC_LABELS", "PARALLELISM", "SHARING", "Metric", "axis", "choice", "common_unit", "count",
-    "has_effect", "is_missing", "is_on", "place", "setting", "short_number", "text", "unit", "unusual_choice",
+    "has_effect", "is_missing", "is_on", "place", "setting", "short_number", "text", "texts", "unit", "unusual_choice",
 ]  # fmt: skip
 PARALLELISM = "parallelism"
 """Derived column: how GPUs share the training, the settings of `SHARING` as one value such as "ZeRO
@@ -75,6 +75,11 @@ def short_number(value: object) -> str:
 def is_missing(value: object) -> bool:
     """Return whether a cell has no value."""
     return bool(pd.api.types.is_scalar(value) and pd.isna(value))
+
+
+def texts(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with its values as text, in which a missing one is equal to another."""
+    return table.astype(object).map(text)
 
 
 def count(number: float, noun: str) -> str:

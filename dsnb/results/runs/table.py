@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from dsnb.base.formulas.metrics import UTILIZATION_S
@@ -60,8 +59,7 @@ def as_runs(table: pd.DataFrame) -> pd.DataFrame:
     table = table.rename(
         columns={old: new for old, new in ALIASES.items() if old in table and new not in table}
     )
-    modes = table["compile"].unique() if "compile" in table else []
-    if any(isinstance(mode, bool | np.bool_) for mode in modes):  # in earlier versions
+    if "compile" in table and table["compile"].isin([True, False]).any():  # in earlier versions
         table = table.assign(compile=[compile_mode(mode) for mode in table["compile"].tolist()])
     return with_plain_ratio(with_parallelism(table))
 
@@ -75,7 +73,7 @@ def named_runs(table: pd.DataFrame) -> pd.DataFrame:
     if runs["sweep"].nunique() <= 1:
         return runs
     names = []
-    for run in runs[["sweep", "experiment"]].astype(object).map(labels.text).itertuples():
+    for run in labels.texts(runs[["sweep", "experiment"]]).itertuples():
         has_sweep = run.experiment.startswith(f"{run.sweep}/")
         names.append(run.experiment if has_sweep else f"{run.sweep}/{run.experiment}")
     return runs.assign(experiment=names)
@@ -91,11 +89,9 @@ def with_parallelism(runs: pd.DataFrame) -> pd.DataFrame:
         if has_none.any():
             runs = runs.assign(zero_stage=runs["zero_stage"].mask(has_none))
     settings = runs[names].astype(object)
-    groups = settings.groupby(names, sort=False, dropna=False).ngroup()
-    is_first = ~groups.duplicated()
-    distinct = settings[is_first].to_dict("records")
-    names_of = dict(zip(groups[is_first], map(parallelism, distinct), strict=True))
-    return runs.assign(parallelism=[names_of[group] or None for group in groups])
+    rows = [*settings.where(settings.notna(), None).itertuples(index=False, name=None)]
+    found = {row: parallelism(dict(zip(names, row, strict=True))) or None for row in {*rows}}
+    return runs.assign(parallelism=[found[row] for row in rows])
 
 
 def numbers(runs: pd.DataFrame, name: str) -> pd.Series:

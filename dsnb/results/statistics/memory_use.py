@@ -186,8 +186,8 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
     names = [name for name in setting_axes(settings) if name not in IRRELEVANT]
     # More micro-batches than 2, or than fill a pipeline, do not change memory.
     most = numbers(settings, "pipeline_parallel").clip(lower=2)
-    compared = settings.assign(grad_accum=np.fmin(numbers(settings, "grad_accum"), most))[names]
-    compared = compared.astype(object).map(labels.text)
+    settings_of_memory = settings.assign(grad_accum=np.fmin(numbers(settings, "grad_accum"), most))
+    compared = labels.texts(settings_of_memory[names])
     differ = {name: (compared != compared.loc[name]).sum(axis=1) == 1 for name in compared.index}
     chosen = base if base in table.index else max(differ, key=lambda name: differ[name].sum())
     rows = []

@@ -87,7 +87,7 @@ def split(runs: pd.DataFrame, within: Collection[str]) -> list[tuple[str, pd.Dat
     """
     table = with_setting_axes(runs)
     names = [name for name in setting_axes(table) if name not in within]
-    keys = table[names].astype(object).map(labels.text)  # a missing value is equal to another
+    keys = labels.texts(table[names])
     names = [name for name in names if keys[name].nunique() > 1]
     if not names:
         return [("", runs)]

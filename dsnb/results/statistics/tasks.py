@@ -68,15 +68,15 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
     >>> [(task.title, len(task.runs)) for task in tasks(runs)]
     [('gpt2, sequence 128', 2), ('opt-125m, sequence 512', 1)]
     """
-    keys = with_trained(runs).reindex(columns=list(TASK))
-    keys = keys.astype(object).map(labels.text)  # a missing value is equal to another
+    keys = labels.texts(with_trained(runs).reindex(columns=list(TASK)))
     unknown = [name for name in TASK if keys[name].nunique() > 1 and (keys[name] == UNKNOWN).any()]
     keys[_HAS_GPUS] = knows_gpus(runs)
     parts = []
     for _, part in keys.reset_index(drop=True).groupby([*TASK, _HAS_GPUS], sort=False):
-        names = _names(part.iloc[0], unknown)
-        title = ", ".join(filter(None, names))
-        parts.append(Task(title, names[0], ", ".join(names[1:]), runs.iloc[part.index]))
+        model, *rest = _names(part.iloc[0], unknown)
+        known = [name for name in rest if name]
+        title = ", ".join(filter(None, [model, *rest]))
+        parts.append(Task(title, model, ", ".join(known), runs.iloc[part.index]))
     return sorted(parts, key=lambda task: -len(task.runs))
 
 
@@ -104,11 +104,13 @@ def with_trained(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _names(key: pd.Series, unknown: Sequence[str]) -> list[str]:
     """Return the model of a task, then its sequence length, whatever is unusual, and what other tasks do not tell."""
-    names = [labels.axis("model").describe(key["model"]) if key["model"] != UNKNOWN else ""]
-    for name in TASK[1:]:
-        is_shown = name in {"seq_len", *unknown} or key[name] != _USUAL.get(name)
-        if is_shown and key[name] != UNKNOWN:
-            names.append(labels.axis(name).describe(key[name]))
+    names = []
+    for name in TASK:
+        is_usual = key[name] == _USUAL.get(name) and name not in unknown
+        described = ""
+        if key[name] != UNKNOWN and not is_usual:
+            described = labels.axis(name).describe(key[name])
+        names.append(described)
     if not key[_HAS_GPUS]:
         names.append(labels.place({}))
     return names
