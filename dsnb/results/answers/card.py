@@ -249,7 +249,9 @@ def _why_not(decision: Decision) -> Sentence:
     runs = decision.runs
     question = decision.question
     if decision.table.empty:
-        several = len(runs) if len(runs) > 1 else ""
+        several: int | str = ""
+        if len(runs) > 1:
+            several = len(runs)
         return say(f"headline.{case(runs)}", runs=len(runs), several=several)
     is_known = (runs["status"] == "ok") & (numbers(runs, "gpus") > 0)
     facts = {
@@ -292,7 +294,9 @@ def _following(decision: Decision, unit: str) -> Sentence:
     more_gib = pair["memory_gib"].iloc[1] - pair["memory_gib"].iloc[0]
     if abs(more_gib) >= SHOWN_GIB:  # false where it is unknown
         facts["gib"] = significant(abs(more_gib))
-        facts["more"] = "more" if more_gib > 0 else "less"
+        facts["more"] = "less"
+        if more_gib > 0:
+            facts["more"] = "more"
     return say("following", **facts)
 
 
@@ -306,7 +310,9 @@ def _changes(decision: Decision) -> str:
         for name in differing
         if name not in PLACE and labels.has_effect(run, name)
     ]
-    place = labels.place(run) if {*PLACE} & {*differing} else ""
+    place = ""
+    if {*PLACE} & {*differing}:
+        place = labels.place(run)
     if changed:
         return ", ".join([*changed, f"on {place}"] if place else changed)
     if place:
@@ -328,7 +334,9 @@ def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> Sentenc
     )
     name = f"difference.{row['verdict']}"
     if not is_few:
-        flip = -1 if worse < 0 else 1
+        flip = 1
+        if worse < 0:
+            flip = -1
         ends = [flip * worsening(row[end], objective) for end in ("low_pct", "high_pct")]
         low, high = (signed(end, "", plus="") for end in sorted(ends))
         return say(name, size=size, interval=say("interval", low=low, high=high))

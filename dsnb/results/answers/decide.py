@@ -78,7 +78,9 @@ class Question:
                 f"prices is {self.prices!r}: give the price of a GPU-hour by GPU, as in {{'H200': 2.5}}"
             )
         prices = {f"prices[{gpu!r}]": price for gpu, price in self.prices.items()}
-        tokens = planning.DEFAULT_TOKENS if self.tokens == 0 else self.tokens
+        tokens = self.tokens
+        if self.tokens == 0:
+            tokens = planning.DEFAULT_TOKENS
         planning.check(tokens, prices, assumed_price=self.assumed_price)
         wholes = {"gpus": "the number of GPUs at hand", "global_batch": "sequences per step"}
         for name, what in wholes.items():
@@ -126,7 +128,9 @@ def is_probe(runs: pd.DataFrame) -> pd.Series:
 def without_probes(runs: pd.DataFrame) -> pd.DataFrame:
     """Leave out the probes of earlier versions, unless there is nothing else."""
     others = runs[~is_probe(runs)]
-    return runs if others.empty else others
+    if others.empty:
+        return runs
+    return others
 
 
 def first_runs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -150,8 +154,7 @@ def memory_figure(runs: pd.DataFrame) -> str | None:
 
 def rate(runs: pd.DataFrame) -> str:
     """Return the figure of speed to compare runs by: per GPU, but of all ranks on CPUs, which share the same cores."""
-    devices = set(runs["device"].map(labels.text)) if "device" in runs else set()
-    if devices == {"cpu"}:
+    if {*map(labels.text, runs.get("device", ()))} == {"cpu"}:
         return "tokens_per_s"
     return "tokens_per_s_per_gpu"
 

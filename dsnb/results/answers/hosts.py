@@ -173,7 +173,9 @@ def _smallest(table: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], set[str]]]:
     """Yield the groups that contain no smaller one of the table, and their hosts, smallest first."""
     smaller: list[set[str]] = []
     for row in table.to_dict("records"):
-        members = set(row["hosts"].split(",")) if isinstance(row["hosts"], str) else set()
+        members: set[str] = set()
+        if isinstance(row["hosts"], str):
+            members = set(row["hosts"].split(","))
         if any(other < members for other in smaller):
             continue
         if members:
@@ -191,7 +193,9 @@ def _failed(table: pd.DataFrame) -> Iterator[Sentence]:
 def _some(names: set[str]) -> str:
     shown = ", ".join(sorted(names)[:MAX_NAMES])
     more = len(names) - MAX_NAMES
-    return f"{shown}, {more} more" if more > 0 else shown
+    if more > 0:
+        return f"{shown}, {more} more"
+    return shown
 
 
 def node_differences(runs: pd.DataFrame) -> list[str]:

@@ -74,12 +74,16 @@ def _compared(runs: pd.DataFrame) -> pd.DataFrame:
 
 def sentences(runs: pd.DataFrame) -> list[Sentence]:
     """Return a sentence for each combination of settings that was measured with several sequence lengths."""
-    per = "" if rate(named_runs(runs)) == "tokens_per_s" else "GPU"
+    per = "GPU"
+    if rate(named_runs(runs)) == "tokens_per_s":
+        per = ""
     said = []
     for settings, part in compare_lengths(runs).groupby("settings", sort=False):
         lengths = []
         for row in part.to_dict("records"):
-            words = "" if pd.isna(row["words"]) else row["words"]
+            words = ""
+            if not pd.isna(row["words"]):
+                words = row["words"]
             facts = {"length": f"{row[LENGTH]:g}", "rate": fixed(row["median"]), "words": words}
             lengths.append(say("lengths.one", per=per, **facts))
         said.append(say("lengths", settings=settings, lengths="; ".join(lengths)))

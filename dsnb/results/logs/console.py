@@ -73,7 +73,9 @@ def read(path: Path) -> list[LoggedRun]:
     if _STATE.match(head):
         return trainer.read_state(path)
     is_log = _CONSOLE.search(head) or any(mark in head for mark in MARKS)
-    return _read_console(path) if is_log else []
+    if is_log:
+        return _read_console(path)
+    return []
 
 
 @cache

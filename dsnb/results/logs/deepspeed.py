@@ -24,7 +24,10 @@ _MEMORY = re.compile(rf"\bMemAllocated={NUMBER}GB")
 def engine(run: LoggedRun) -> None:
     """Record that DeepSpeed has built an engine: a launcher's line after that belongs to the next run."""
     if run.program in {"", "DeepSpeed"}:
-        run.program = "DeepSpeed-Chat" if run.scratch["chat"] else "DeepSpeed"
+        if run.scratch["chat"]:
+            run.program = "DeepSpeed-Chat"
+        else:
+            run.program = "DeepSpeed"
     elif run.program == "Megatron-LM":  # not GPT-NeoX, which has its own name
         run.program = "Megatron-DeepSpeed"
         run.set_used(strategy="megatron-deepspeed")
@@ -109,7 +112,9 @@ def timer(run: LoggedRun, match: Match) -> None:
     run.record(samples_per_s_running=positive(match[3]))
     if run.is_megatron:
         return
-    step = int(match[1]) if match[1] else int(match[2]) // run.settings.get("grad_accum", 1)
+    step = int(match[1] or match[2])
+    if not match[1]:
+        step //= run.settings.get("grad_accum", 1)
     batch = run.settings["global_batch_size"]
     rate = positive(match[4])
     memory = _MEMORY.search(match.string)

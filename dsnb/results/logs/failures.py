@@ -73,7 +73,7 @@ def batch(run: LoggedRun, match: Match) -> None:
 @reads("return code", "exitcode", "exit code", "Signal ", pattern=_EXIT)
 def ended(run: LoggedRun, match: Match) -> None:
     """Read how launchers report the exit code of a rank: those of signals are negative, or 128 larger."""
-    code = int(match[1]) if match[1] else -int(match[2])
+    code = int(match[1] or f"-{match[2]}")
     number = 0
     if code < 0:
         number = -code

@@ -21,7 +21,9 @@ def is_log(head: str) -> bool:
 
 
 def _is_entry(line: str) -> bool:
-    entry = _parsed(line) if line.lstrip().startswith("{") and line.rstrip().endswith("}") else None
+    entry = None
+    if line.lstrip().startswith("{") and line.rstrip().endswith("}"):
+        entry = _parsed(line)
     if entry is None or "log_history" in entry:
         return False
     further = _first(entry, "loss") or _first(entry, "others")
@@ -65,7 +67,9 @@ def _parsed(line: str) -> dict[str, Any] | None:
         value = parse_json(line)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return value
+    return None
 
 
 def _program(run: LoggedRun, entry: Mapping[str, Any]) -> None:

@@ -72,7 +72,9 @@ def world(run: LoggedRun, match: Match) -> None:
     """`WORLD INFO DICT: {'host': [0, 1], ...}`."""
     run.launched = True
     for host, ranks in re.findall(r"'([\w.-]{1,250})': \[([\d, ]{0,20000})\]", match.string):
-        run.slots[host] = ranks.count(",") + 1 if ranks.strip() else 0
+        run.slots[host] = 0
+        if ranks.strip():
+            run.slots[host] = ranks.count(",") + 1
 
 
 # `host slots=8`, as in DeepSpeed's hostfile.

@@ -83,7 +83,9 @@ def steps(run: LoggedRun) -> pd.DataFrame:
 
 def _sequences(run: LoggedRun) -> int:
     """Return the number of sequences in what the log counts as one sample."""
-    return 2 if run.has_pairs else 1
+    if run.has_pairs:
+        return 2
+    return 1
 
 
 def _status_and_cause(run: LoggedRun) -> tuple[str, str | None]:
@@ -185,8 +187,10 @@ def _over_steps(run: LoggedRun, table: pd.DataFrame) -> None:
             rates = rates[rates.index.isin(timed.index)]
         if rates.empty:
             continue
-        equal_work = table["span"] / rates
-        weights = times_s[rates.index] if len(timed) else equal_work[rates.index]
+        weights = table["span"] / rates  # equal work
+        if len(timed):
+            weights = times_s
+        weights = weights[rates.index]
         mean = float(sum(rates * weights) / sum(weights))
         run.record(DERIVED if len(rates) > 1 else LOGGED, **{name: mean})
 

@@ -56,8 +56,12 @@ class Health:
             self.bad = 0
             return
         if self.bad == 0:
-            what = f"the loss is {bad_loss}" if bad_loss else f"the gradient norm is {bad_norm}"
-            place = f"logged line {self.lines}" if step is None else f"step {step}"
+            what = f"the gradient norm is {bad_norm}"
+            if bad_loss:
+                what = f"the loss is {bad_loss}"
+            place = f"step {step}"
+            if step is None:
+                place = f"logged line {self.lines}"
             self.says = f"{what} from {place} on"
         self.bad += 1
 
@@ -70,7 +74,9 @@ class Health:
 def not_finite(text: str) -> str:
     """Return `nan` or `inf` if a text of a number is one of them, else nothing."""
     word = text.strip().lower().lstrip("+-").removesuffix("inity")
-    return word if word in {"nan", "inf"} else ""
+    if word in {"nan", "inf"}:
+        return word
+    return ""
 
 
 @dataclass
@@ -234,7 +240,9 @@ class LoggedRun:
         except ValueError:
             return None
         since = now - self.scratch.setdefault("began_s", now)
-        return since if since >= 0 else None
+        if since >= 0:
+            return since
+        return None
 
 
 Match = re.Match[str]

@@ -54,9 +54,13 @@ def _by_arguments(run: LoggedRun) -> Shape | None:
     length = run.settings["seq_len"]
     if _is_gpt2(run):
         return Shape("gpt2", layers, hidden, 1, vocab, length)
-    norm = hidden if _says(run, "normalization", "norm") in {"rmsnorm", "rms_norm"} else 2 * hidden
+    norm = 2 * hidden
+    if _says(run, "normalization", "norm") in {"rmsnorm", "rms_norm"}:
+        norm = hidden
     block = _attention(run) + _mlp(run) + 2 * norm
-    embeddings = vocab if not _is_untied(run) else 2 * vocab
+    embeddings = vocab
+    if _is_untied(run):
+        embeddings = 2 * vocab
     if _has_positions(run):
         embeddings += length or 0
     return _counted(run, layers * block + norm + embeddings * hidden)
@@ -86,20 +90,28 @@ def _attention(run: LoggedRun) -> int:
     hidden = run.shape["hidden"]
     width = _head_width(run)
     groups = _groups(run)
-    keys = width * groups // run.shape["heads"] if groups else width
+    keys = width
+    if groups:
+        keys = width * groups // run.shape["heads"]
     parameters = 2 * hidden * (width + keys)
     if _has_bias(run) or _is_on(run, "add_qkv_bias"):
         parameters += width + 2 * keys
-    return parameters + hidden if _has_bias(run) else parameters
+    if _has_bias(run):
+        return parameters + hidden
+    return parameters
 
 
 def _mlp(run: LoggedRun) -> int:
     hidden = run.shape["hidden"]
-    matrices = 3 if _is_on(run, "swiglu") else 2
-    # Megatron's defaults.
-    usual = 4 * hidden if matrices == 2 else int(4 * hidden * 2 / 3) // 64 * 64
+    matrices = 2
+    usual = 4 * hidden  # Megatron's defaults
+    if _is_on(run, "swiglu"):
+        matrices = 3
+        usual = int(4 * hidden * 2 / 3) // 64 * 64
     width = run.shape.get("ffn", usual)
-    bias = (matrices - 1) * width + hidden if _has_bias(run) else 0
+    bias = 0
+    if _has_bias(run):
+        bias = (matrices - 1) * width + hidden
     return matrices * hidden * width + bias
 
 

@@ -65,7 +65,8 @@ def settings(run: LoggedRun, match: Match) -> None:
 
 
 def _trainer(run: LoggedRun) -> None:
-    run.program = run.program if run.program in OF_TRAINER else "transformers Trainer"
+    if run.program not in OF_TRAINER:
+        run.program = "transformers Trainer"
     run.configured = True
 
 
@@ -154,7 +155,9 @@ def loss(run: LoggedRun, match: Match) -> None:
     """
     texts = dict(_PAIR.findall(match[0]))
     _trainer(run)
-    place = _PLACE.search(match[0]) if "max_steps" in match[0] else None
+    place = None
+    if "max_steps" in match[0]:
+        place = _PLACE.search(match[0])
     if place:
         run.program = SWIFT
         run.set_used(steps=count(place[2]))
@@ -227,7 +230,9 @@ def read_state(path: Path) -> list[LoggedRun]:
         line = getattr(error, "lineno", None)
         what = "is cut off or damaged JSON: use the console log instead"
         raise LogError(path, what, line) from error
-    history = state.get("log_history") if isinstance(state, dict) else None
+    history = None
+    if isinstance(state, dict):
+        history = state.get("log_history")
     if not isinstance(history, list):
         raise LogError(path, "is not a trainer_state.json: it must have a list 'log_history'")
     run = LoggedRun(program="transformers Trainer", configured=True)

@@ -41,13 +41,17 @@ def number(text: str | None) -> float | None:
     if not _WHOLE.fullmatch(text):  # float() accepts more: `1_0`, digits of any script
         return None
     value = float(text.replace(",", ""))
-    return value if math.isfinite(value) else None
+    if math.isfinite(value):
+        return value
+    return None
 
 
 def number_from_0(text: str | None) -> float | None:
     """Parse a number of at least 0."""
     value = number(text)
-    return value if value is not None and value >= 0 else None
+    if value is not None and value >= 0:
+        return value
+    return None
 
 
 def positive(text: str | None) -> float | None:
@@ -82,7 +86,9 @@ def with_unit(unit: str) -> Parser:
 def millions(text: str | None) -> int | None:
     """Parse a number that is given in millions."""
     value = positive(text)
-    return round(value * 1e6) if value else None
+    if value:
+        return round(value * 1e6)
+    return None
 
 
 def count(text: str | None) -> int | None:
@@ -95,12 +101,16 @@ def count(text: str | None) -> int | None:
 
 def count_from_0(text: str) -> int | None:
     """Parse a whole number of at least 0."""
-    return 0 if text.strip() == "0" else count(text)
+    if text.strip() == "0":
+        return 0
+    return count(text)
 
 
 def stages(text: str) -> int | None:
     """Parse the number of pipeline stages; old versions print 0 for no pipeline."""
-    return 1 if text.strip() == "0" else count(text)
+    if text.strip() == "0":
+        return 1
+    return count(text)
 
 
 def model(text: str) -> str | None:
@@ -109,13 +119,17 @@ def model(text: str) -> str | None:
     name = ""
     if parts:
         name = re.sub(r"[^A-Za-z0-9.-]+", "-", parts[-1]).strip(".-")[:80]
-    return None if name in {"", "None", "model"} else name
+    if name in {"", "None", "model"}:
+        return None
+    return name
 
 
 def optimizer(text: str) -> str:
     """Parse an optimizer: Megatron prints its name, GPT-NeoX its type and parameters."""
     match = re.search(r"'type': '(\w{1,40})'", text)
-    return match[1] if match else text
+    if match:
+        return match[1]
+    return text
 
 
 def seconds(text: str | None) -> float | None:

@@ -121,7 +121,9 @@ def common_unit(runs: pd.DataFrame) -> str:
     """Return the unit in which the hardware of several runs is counted: `rank` if none used a GPU."""
     distinct = runs.reindex(columns=["device", "gpu_name"]).drop_duplicates()
     units = {unit(run) for run in distinct.to_dict("records")}
-    return "rank" if units == {"rank"} else "GPU"
+    if units == {"rank"}:
+        return "rank"
+    return "GPU"
 
 
 def choice(run: Mapping[str, Any], name: str) -> str:

@@ -78,8 +78,10 @@ def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
     """
     if not published:
         return _load(path)
-    loaded = [_load(path)] if path else []
-    return pd.concat([*loaded, *map(tables.published, published)], ignore_index=True)
+    loaded = [tables.published(name) for name in published]
+    if path:
+        loaded.insert(0, _load(path))
+    return pd.concat(loaded, ignore_index=True)
 
 
 def _load(path: str | Path) -> pd.DataFrame:
@@ -214,7 +216,9 @@ def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
             below.clear()
             runs.append(folder)
         else:
-            own = _OWN | _OF_JOB if _SLURM in files else _OWN
+            own = _OWN
+            if _SLURM in files:
+                own = _OWN | _OF_JOB
             for name in {*files} - own:
                 file = os.path.join(folder, name)
                 may_be_log = not name.startswith(".") and not name.lower().endswith(console.NEVER)

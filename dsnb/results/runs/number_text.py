@@ -19,7 +19,9 @@ def significant(value: float, digits: int = 3) -> str:
     if math.isnan(value):
         return ""
     number = Decimal(value)
-    places = max(digits - 1 - number.adjusted(), 0) if number else 0
+    places = 0
+    if number:
+        places = max(digits - 1 - number.adjusted(), 0)
     whole, point, decimals = fixed(value, places).partition(".")
     return (whole + point + decimals.rstrip("0")).rstrip(".")
 
@@ -35,18 +37,23 @@ def fixed(value: float, places: int = 0) -> str:
 def signed(size: float, unit: str = "%", plus: str = "+") -> str:
     """Return a change with its sign and unit, `+9.8 %`; some texts leave out the plus or the unit."""
     digits = fixed(abs(size), 1 if abs(size) < 99.95 else 0)
-    sign = plus if size > 0 else MINUS
-    text = "0" if digits == "0.0" else sign + digits
+    sign = MINUS
+    if size > 0:
+        sign = plus
+    text = "0"
+    if digits != "0.0":
+        text = sign + digits
     return f"{text} {unit}".rstrip()
 
 
 def duration(low_hours: float, high_hours: float | None = None) -> str:
     """Return hours, or a range as in "3 to 6 days", in the largest unit that its end is at least one of."""
-    high = low_hours if high_hours is None else high_hours
-    size, noun = next((unit for unit in HOURS if high >= unit[0]), HOURS[-1])
-    text = significant(high / size)
-    if low_hours < high:
-        text = span(low_hours / size, high / size)
+    if high_hours is None:
+        high_hours = low_hours
+    size, noun = next((unit for unit in HOURS if high_hours >= unit[0]), HOURS[-1])
+    text = significant(high_hours / size)
+    if low_hours < high_hours:
+        text = span(low_hours / size, high_hours / size)
     if text == "1":
         return f"{text} {noun}"
     return f"{text} {noun}s"
@@ -67,7 +74,9 @@ def span(low: float, high: float) -> str:
     if math.isnan(high):
         return ""
     if not 0 < low < high < math.inf:
-        return f"{high:,.0f}" if high >= 100 else f"{high:.3g}"
+        if high >= 100:
+            return f"{high:,.0f}"
+        return f"{high:.3g}"
     place = math.floor(math.log10(min((high - low) / 2, low)))
     size = 10**place
     digits = max(-place, 0)

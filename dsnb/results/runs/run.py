@@ -214,7 +214,9 @@ class Run:
         row |= self._gpu()
         for name, (formula, *needed) in _FORMULAS.items():
             values = [row.get(column) for column in needed]
-            row[name] = None if None in values else formula(*values)
+            row[name] = None
+            if None not in values:
+                row[name] = formula(*values)
         return row
 
     def _gpu(self) -> Record:
@@ -243,8 +245,12 @@ class Run:
         end = json_files.read_end(f"{self.folder}/{_NOTEBOOK}", NOTEBOOK_END_BYTES) or b""
         # The first key of papermill's metadata, after all cells.
         begin = end.rfind(b'"default_parameters"')
-        duration = _DURATION.search(end, begin) if begin >= 0 else None
-        return float(duration[1]) if duration else None
+        duration = None
+        if begin >= 0:
+            duration = _DURATION.search(end, begin)
+        if duration:
+            return float(duration[1])
+        return None
 
     def _hosts(self) -> str | None:
         """Return the names of the hosts, `a,b`; those that were requested if it ended before it reached them."""

@@ -30,7 +30,9 @@ def newest_bandwidth_test(folder: str | Path) -> RunPaths | None:
 def load_bandwidth(folder: str | Path) -> pd.DataFrame:
     """Load the newest all-reduce test of a sweep, or the test in a folder: `BANDWIDTH_COLUMNS` by message size."""
     run = newest_bandwidth_test(folder)
-    lines = record_schema.read_lines(run.bandwidth) if run else []
+    lines: list[dict[str, Any]] = []
+    if run:
+        lines = record_schema.read_lines(run.bandwidth)
     table = pd.DataFrame(lines, columns=BANDWIDTH_COLUMNS)
     for name in BANDWIDTH_COLUMNS:
         if name not in {"dtype", "collective"}:
@@ -57,7 +59,9 @@ def left_out(folder: str | Path) -> dict[str, str]:
 def _plan(folder: str | Path, key: str) -> dict[str, Any]:
     plan = json_files.read_json(SweepPaths(Path(folder).absolute()).planned) or {}
     value = plan.get(key)
-    return value if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return value
+    return {}
 
 
 def still_to_come(runs: pd.DataFrame, folder: str | Path) -> tuple[Planned, int]:

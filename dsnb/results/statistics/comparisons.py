@@ -131,7 +131,9 @@ def rules_of(
     metric = labels.METRIC_LABELS.get(figure) or labels.Metric(figure, "")
     if better is None:
         better = metric.better
-    percent_factor = metric.factor if metric.unit == "%" else 0
+    percent_factor = 0.0
+    if metric.unit == "%":
+        percent_factor = metric.factor
     return Rules(better=better, percent_factor=percent_factor, **options)
 
 
@@ -179,7 +181,9 @@ def compared(
         table["change"] = rules.percent_factor * (after - before)
         table["low"] = rules.percent_factor * bounds.low
         table["high"] = rules.percent_factor * bounds.high
-    p = intervals.all_pairs_p(base, other, among.count, least) if with_p else math.nan
+    p: intervals.Array | float = math.nan
+    if with_p:
+        p = intervals.all_pairs_p(base, other, among.count, least)
     table["p"] = np.where(few, math.nan, np.minimum(1, FIGURES * p))
     table["better"] = pd.Series([rules.is_better(up) for up in after - before], dtype=object)
     runs = [min(len(setting.values) for setting in pair) for pair in pairs]
@@ -200,8 +204,12 @@ def _note(pair: Pair, by_host: bool, is_same: bool, rules: Rules) -> str:
         notes.append("the settings ran on different hosts, so runs on one host count as one")
     unusable = pair[0].unusable + pair[1].unusable
     if unusable:
-        runs = "run has" if unusable == 1 else "runs have"
-        kind = "figure" if rules.is_percentage else "positive figure"
+        runs = "runs have"
+        if unusable == 1:
+            runs = "run has"
+        kind = "positive figure"
+        if rules.is_percentage:
+            kind = "figure"
         notes.append(f"{unusable} ok {runs} no {kind}")
     if is_same:
         notes.append("the figure is the same in every run")
@@ -218,10 +226,14 @@ def table_of(pairs: Sequence[Pair], among: Repeated, rules: Rules, task: str = "
 
 def _words(row: Mapping[str, Any], pair: Pair, rules: Rules) -> str:
     """Return a comparison as text."""
-    unit = "points" if rules.is_percentage else "%"
+    unit = "%"
+    if rules.is_percentage:
+        unit = "points"
     facts = {"counted": row["counted"], "needed": rules.fewest_runs}
     for name in ("change", "low", "high"):
-        facts[name] = "" if math.isnan(row[name]) else signed(row[name], unit)
+        facts[name] = ""
+        if not math.isnan(row[name]):
+            facts[name] = signed(row[name], unit)
     if facts["low"]:
         facts["largest"] = signed(max(abs(row["low"]), abs(row["high"])), unit, plus="")
     if row["counted"] == "host":
@@ -290,7 +302,9 @@ def differences(
     runs = named_runs(runs)
     figure = current_name(figure)
     keys = grouping_columns(runs, by)
-    by = keys[0] if len(keys) == 1 else keys
+    by = keys
+    if len(keys) == 1:
+        by = keys[0]
     rules = rules_of(
         runs,
         figure,
@@ -300,7 +314,9 @@ def differences(
         hosts_alike=hosts_alike,
         fewest_runs=fewest_runs,
     )
-    unranked = unstable(runs) if by == "experiment" else []
+    unranked: list[str] = []
+    if by == "experiment":
+        unranked = unstable(runs)
     parts = [
         (task.title, intervals.settings_of(task.runs, by, figure, rules.is_percentage))
         for task in tasks(runs)
@@ -372,7 +388,9 @@ def _best(settings: Mapping[object, Setting], better: Better) -> object:
     medians = {name: setting.median for name, setting in settings.items() if setting.median > 0}
     if not medians:
         return None
-    choose = max if better == "higher" else min
+    choose = min
+    if better == "higher":
+        choose = max
     best = choose(medians, key=medians.__getitem__)
     sure = []
     for name, median in medians.items():

@@ -106,7 +106,9 @@ def hosts(runs: pd.DataFrame) -> list[str | None]:
     """Return the hosts of each run, from its hostfile or the single machine; None if unknown."""
     names = []
     for hosts, host in runs.reindex(columns=["hosts", "host"]).astype(object).to_numpy():
-        known = hosts if isinstance(hosts, str) else host
+        known = host
+        if isinstance(hosts, str):
+            known = hosts
         names.append(known if isinstance(known, str) else None)
     return names
 
@@ -303,8 +305,10 @@ def exceedance(value: float, groups: int, degrees: int) -> float:
         return 0.0
     exceeds = _exceedance_at_known_spread(groups)
     spread = np.arange(len(exceeds)) * STEP / value
-    with np.errstate(divide="ignore"):
-        log_density = (degrees - 1) * np.log(spread) if degrees > 1 else np.zeros(len(spread))
+    log_density = np.zeros(len(spread))
+    if degrees > 1:
+        with np.errstate(divide="ignore"):
+            log_density = (degrees - 1) * np.log(spread)
     scale = math.log(2) + degrees / 2 * math.log(degrees / 2) - math.lgamma(degrees / 2)
     terms = exceeds * np.exp(scale + log_density - degrees * spread**2 / 2) * STEP / value
     return float(min(1.0, terms.sum() - terms[0] / 2))
@@ -316,7 +320,9 @@ def quantile(probability: float, groups: int, degrees: int) -> float:
     high = 1.0
     while exceedance(high, groups, degrees) > probability:
         high *= 2
-    low = high / 2 if high > 1 else 0.0
+    low = 0.0
+    if high > 1:
+        low = high / 2
     while high - low > 1e-7 * high:
         middle = (low + high) / 2
         if exceedance(middle, groups, degrees) > probability:

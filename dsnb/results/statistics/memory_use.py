@@ -112,8 +112,9 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
         accumulated = states.gradients * experiment.data_parallel
     elif experiment.grad_accum > 1:
         accumulated = states.gradients
-    used = run.get("attention_used")
-    attention = used if isinstance(used, str) else experiment.attention
+    attention = run.get("attention_used")
+    if not isinstance(attention, str):
+        attention = experiment.attention
     activations = _activations(experiment, shape, is_fused=attention != "eager")
     peak = memory.peak(states, *activations, accumulated)
     return {name: float(getattr(peak, name)) / GIB for name in PARTS}
@@ -189,7 +190,9 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
     settings_of_memory = settings.assign(grad_accum=np.fmin(numbers(settings, "grad_accum"), most))
     compared = labels.texts(settings_of_memory[names])
     differ = {name: (compared != compared.loc[name]).sum(axis=1) == 1 for name in compared.index}
-    chosen = base if base in table.index else max(differ, key=lambda name: differ[name].sum())
+    chosen = base
+    if base not in table.index:
+        chosen = max(differ, key=lambda name: differ[name].sum())
     rows = []
     for other in compared.index[differ[chosen]]:
         before = table.loc[chosen]

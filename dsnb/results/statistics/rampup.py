@@ -134,7 +134,9 @@ def rampup(
             if nodes <= option[0] <= (max_nodes or math.inf)
         ]
         if not options:
-            allowed = f"{nodes:,} to {max_nodes:,}" if max_nodes else f"{nodes:,} or more"
+            allowed = f"{nodes:,} or more"
+            if max_nodes:
+                allowed = f"{nodes:,} to {max_nodes:,}"
             raise SettingsError(
                 f"a global batch of {batch:,} cannot be shared equally among {allowed} nodes of "
                 f"{labels.count(gpus_per_node, 'GPU')} with {per_replica:,} a replica, in micro-batches that fit: "
@@ -221,7 +223,9 @@ def _batches(first: int, last: int, increment: int | None) -> list[int]:
     while batches[-1] < last:
         batches.append(batches[-1] + (increment or batches[-1]))
     if batches[-1] != last:
-        grows = f"grows by {increment:,}" if increment else "doubles"
+        grows = "doubles"
+        if increment:
+            grows = f"grows by {increment:,}"
         nearest = " or ".join(f"{batch:,}" for batch in batches[-2:])
         raise SettingsError(
             f"last is {last:,}, but the batch {grows} from {first:,} on: choose {nearest}, or another increment"

@@ -78,7 +78,9 @@ def gpus_per_node(runs: pd.DataFrame) -> int | None:
     """Return the number of GPUs per node, for efficiency relative to one node; None if no run has a number of nodes."""
     counted = runs.dropna(subset=["gpus", "nodes"])
     per_node = (counted["gpus"] / counted["nodes"])[counted["nodes"] > 0]
-    return int(per_node.max()) if len(per_node) else None
+    if len(per_node):
+        return int(per_node.max())
+    return None
 
 
 def workloads(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

@@ -146,7 +146,9 @@ def _check(name: str, names: Iterable[str], what: str) -> None:
     if name in names:
         return
     closest = closest_match(name, names)
-    hint = f": did you mean '{closest}'?" if closest else ""
+    hint = ""
+    if closest:
+        hint = f": did you mean '{closest}'?"
     raise SettingsError(f"{what} {name!r}{hint}")
 
 
