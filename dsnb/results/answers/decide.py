@@ -262,7 +262,7 @@ class Decision:
     """All candidates with what they cost (`costed`), those that need more GPUs than are at hand
     included."""
     options: pd.DataFrame
-    """The eligible candidates, best first (`roomy_first`): those that fit on the GPUs at hand, with a known value of
+    """The eligible candidates, best first (`_ranked`): those that fit on the GPUs at hand, with a known value of
     the objective and repeats that agree; slower than `Question.max_days` only if all are."""
     too_slow: int = 0
     unstable: int = 0
@@ -337,22 +337,33 @@ def decide(
     options = stable[stable["days"] <= question.max_days]
     if question.objective == "time" or options.empty:
         options = stable
-    options = _repeated_first(roomy_first(options, question.column), question)
+    options = _ranked(options, question)
     too_slow = len(stable) - len(options)
     return Decision(question, table, options, too_slow, len(available) - len(stable))
 
 
-def roomy_first(options: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Return ranked options with the tight ones last if another that is at most 5 % worse has room.
+def _ranked(options: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Return sorted options, the recommended one first.
 
-    Where the GPU has no room for what torch reserves, a run took twice the predicted time (OLMo-2
-    7B, FSDP, four H100).
+    The tight ones come last if another that is at most 5 % worse has room: where the GPU has no
+    room for what torch reserves, a run took twice the predicted time (OLMo-2 7B, FSDP, four H100).
+    One with `MIN_RUNS` runs comes before a better one with fewer if the gain is irrelevant: a
+    single run that is 1 % faster is no reason to prefer its setting to one that was repeated.
+    `web/answer.js` has the same rule. Predictions have no runs.
     """
+    values = options[question.column]
     is_tight = tight(options)
-    close = options[column] <= (1 + WORTH_ROOM) * options[column].min()
-    if not (close & ~is_tight).any():
-        return options
-    return pd.concat([options[~is_tight], options[is_tight]])
+    is_close = values <= (1 + WORTH_ROOM) * values.min()
+    if (is_close & ~is_tight).any():
+        options = pd.concat([options[~is_tight], options[is_tight]])
+        values = options[question.column]
+    runs = numbers(options, "n")
+    is_repeated = runs >= MIN_RUNS
+    is_sure = is_repeated & (values * (1 - question.relevance) <= values.head(1).max())
+    if (runs.head(1) < MIN_RUNS).any() and is_sure.any():
+        is_first = options.index == is_sure.idxmax()
+        return pd.concat([options[is_first], options[~is_first]])
+    return options
 
 
 def tight(options: pd.DataFrame) -> "pd.Series[bool]":
@@ -364,23 +375,6 @@ def is_tight(row: Mapping[Any, Any]) -> bool:
     """Return whether a candidate has too little memory for what torch reserves; measured ones have shown it."""
     is_open = row.get("tight")
     return bool(is_open) and not pd.isna(is_open)
-
-
-def _repeated_first(options: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Return ranked options, the first with `MIN_RUNS` runs before a better one with fewer if the gain is irrelevant.
-
-    A single run that is 1 % faster is no reason to prefer its setting to one that was repeated.
-    `web/answer.js` has the same rule. Predictions have no runs and stay in their order.
-    """
-    runs = numbers(options, "n")
-    if options.empty or not runs.iloc[0] < MIN_RUNS:
-        return options
-    values = options[question.column]
-    is_sure = (runs >= MIN_RUNS) & (values * (1 - question.relevance) <= values.iloc[0])
-    if not is_sure.any():
-        return options
-    first = options.index == is_sure.idxmax()
-    return pd.concat([options[first], options[~first]])
 
 
 def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:

@@ -85,13 +85,16 @@ def _group(runs: pd.DataFrame) -> dict[str, Any]:
         verdict = "fail"
     elif statuses["ok"] == len(runs) and per_node >= first["expected"]:
         verdict = "pass"
+    hosts = None
+    if isinstance(first["hosts"], str):
+        hosts = first["hosts"]
     cause = None
     if len(failed):
         cause = plain_text.line(labels.text(failed["cause"].iloc[0]))
     return {
         **first[["workload", "nodes", "gpus"]],
         "experiment": labels.text(first["experiment"]),
-        "hosts": first["hosts"] if isinstance(first["hosts"], str) else None,
+        "hosts": hosts,
         "n": statuses["ok"],
         "failed": len(failed),
         "statuses": ", ".join(f"{count} {status}" for status, count in statuses.items()),

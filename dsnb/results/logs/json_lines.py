@@ -88,12 +88,11 @@ def _add(
     tokens = positive(as_text(entry, "total_tokens")) or before["tokens"]
     steps = step - before["step"]
     more = tokens - before["tokens"]
-    run.add_step(
-        step,
-        loss=number(loss),
-        t_s=seconds(as_text(entry, "elapsed_time")),
-        tokens=more / steps if more > 0 and steps > 0 else None,
-    )
+    of_each = None
+    if more > 0 and steps > 0:
+        of_each = more / steps
+    t_s = seconds(as_text(entry, "elapsed_time"))
+    run.add_step(step, loss=number(loss), t_s=t_s, tokens=of_each)
     before.update(step=step, tokens=tokens)
     run.record(
         peak_reserved_gib=positive(as_text(entry, "memory(GiB)")),

@@ -36,12 +36,14 @@ def row(run: LoggedRun, path: Path, names: dict[str, Any]) -> dict[str, Any]:
         figures = [name for name, origin in run.provenance.items() if origin == kind]
         if figures:
             provenance.append(f"{kind}: {', '.join(figures)}")
-    program = run.program or CONSOLE
+    source = run.program or CONSOLE
+    if not source.endswith("CSV"):
+        source += " log"
     return {
         **names,
         "status": status,
         "cause": cause,
-        "source": program if program.endswith("CSV") else f"{program} log",
+        "source": source,
         **run.settings,
         **run.figures,
         **run.environment,
@@ -192,7 +194,10 @@ def _over_steps(run: LoggedRun, table: pd.DataFrame) -> None:
             weights = times_s
         weights = weights[rates.index]
         mean = float(sum(rates * weights) / sum(weights))
-        run.record(DERIVED if len(rates) > 1 else LOGGED, **{name: mean})
+        origin = LOGGED
+        if len(rates) > 1:
+            origin = DERIVED
+        run.record(origin, **{name: mean})
 
 
 def _over_stamps(run: LoggedRun, table: pd.DataFrame) -> None:

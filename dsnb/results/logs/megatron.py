@@ -86,12 +86,15 @@ def set_megatron(run: LoggedRun, program: str = "") -> None:
     if not run.is_megatron:
         run.is_megatron = True
         run.first_is_slow = True
-        program = program or (
-            MEGATRON_DEEPSPEED if "deepspeed" in run.environment else "Megatron-LM"
-        )
+        usual = "Megatron-LM"
+        if "deepspeed" in run.environment:
+            usual = MEGATRON_DEEPSPEED
+        program = program or usual
     if program:
         run.program = program
-        run.set_used(strategy="megatron" if program == "Megatron-LM" else "megatron-deepspeed")
+        run.set_used(strategy="megatron-deepspeed")
+    if program == "Megatron-LM":
+        run.set_used(strategy="megatron")
 
 
 @reads("using world size: ", pattern=r"using world size: (\d{1,7})\D.*\n")

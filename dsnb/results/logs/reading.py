@@ -269,7 +269,8 @@ def reads(*needles: str, pattern: str = "", marks: bool = False) -> Callable[[Ha
     `console`.
     """
     compiled = re.compile(pattern)
-    MARKS.extend(needles if marks else ())
+    if marks:
+        MARKS.extend(needles)
 
     def register(handler: Handler) -> Handler:
         def read(run: LoggedRun, line: str) -> None:

@@ -8,11 +8,12 @@ the fields.
 import re
 
 from dsnb.results.logs.reading import LoggedRun, Match, reads
-from dsnb.results.logs.values import NUMBER, amount, count, number, positive, step_values
+from dsnb.results.logs.values import NUMBER, amount, count, found, number, positive, step_values
 
 LOSSES = ("loss", "lm_loss", "lm loss", "reduced_train_loss")
 _PIPED = re.compile(r"\|\s*([^|:]{1,60}?)\s*:\s*([-+\w.,]{1,40})(?=\s)")
 _SPACED = re.compile(r"(\w{1,30}): {1,9}([-+\w.,]{1,30})(?=[\s(%])")
+_NORM = re.compile(r"grad_norm=([-+\w.]{1,30})")
 _SIZE = re.compile(r"(\w{2,20})=(\d{1,7})")
 
 
@@ -55,7 +56,9 @@ def nemo(run: LoggedRun, match: Match) -> None:
     run.start("NeMo")
     run.set_used(global_batch_size=count(fields.get("global_batch_size")), steps=int(match[2]) + 1)
     step = number(fields.get("global_step"))
-    _add(run, int(match[1] if step is None else step) + 1, fields)
+    if step is None:
+        step = int(match[1])
+    _add(run, int(step) + 1, fields)
 
 
 @reads(
@@ -68,8 +71,7 @@ def nemo_bar(run: LoggedRun, match: Match) -> None:
     run.start("NeMo")
     step = number(match[2])
     if step is not None and step >= 0:
-        norm = re.search(r"grad_norm=([-+\w.]{1,30})", match.string)
-        fields = {"loss": match[1], "grad_norm": norm[1] if norm else ""}
+        fields = {"loss": match[1], "grad_norm": found(_NORM, match.string)}
         _add(run, int(step) + 1, fields, step_time_s=positive(match[3]))
 
 

@@ -13,6 +13,7 @@ from dsnb.results.logs.reading import CONSOLE, DERIVED, LoggedRun, Match, reads
 from dsnb.results.logs.values import (
     NUMBER,
     count,
+    found,
     millions,
     names,
     number,
@@ -139,12 +140,11 @@ def bar(run: LoggedRun, match: Match) -> None:
         return
     run.scratch.update(bar=step, bar_t_s=t_s)
     run.reached = max(step, run.reached)
-    loss = _POSTFIX.search(match.string, match.end())
+    loss = found(_POSTFIX, match.string, match.end())
     if loss:
-        norm = _POSTFIX_NORM.search(match.string, match.end())
         run.program = run.program or CONSOLE
         run.configured = True
-        _record_loss(run, loss[1], norm[1] if norm else "")
+        _record_loss(run, loss, found(_POSTFIX_NORM, match.string, match.end()))
 
 
 @reads("'loss': ", pattern=r"(?:\{.{0,2000}?)?'loss': .*")
@@ -161,8 +161,7 @@ def loss(run: LoggedRun, match: Match) -> None:
     if place:
         run.program = SWIFT
         run.set_used(steps=count(place[2]))
-        elapsed = _ELAPSED.search(match[0])
-        run.scratch.update(bar=int(place[1]), bar_t_s=seconds(elapsed[1]) if elapsed else None)
+        run.scratch.update(bar=int(place[1]), bar_t_s=seconds(found(_ELAPSED, match[0])))
     run.has_pairs |= PAIRS_KEY in texts
     run.record(peak_reserved_gib=positive(texts.get("memory(GiB)")))
     _record_loss(run, texts.get("loss", ""), texts.get("grad_norm", ""))
@@ -207,7 +206,8 @@ def record_final(run: LoggedRun, values: Mapping[str, float | None]) -> None:
     if "train_steps_per_second" in values:
         for what in ("samples", "steps", "tokens"):
             rate = values.get(f"train_{what}_per_second") or 0
-            run.record(**{f"{what}_per_s": rate if rate > 0 else None})
+            if rate > 0:
+                run.record(**{f"{what}_per_s": rate})
 
 
 def record_tokens(run: LoggedRun, tokens: float | None) -> None:

@@ -22,6 +22,7 @@ _DIGITS = r"(?>[0-9]{1,18}(?:,[0-9]{3})*+(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?>[eE
 _END = r"(?![\d.]|[eE](?:[-+\d]|\b)|,\d{0,2}\Z|\Z)"
 NUMBER = rf"([-+]?{_DIGITS}{_END}|[-+]?(?:nan|NaN|inf)\b)"
 _WHOLE = re.compile(rf"[-+]?{_DIGITS}")
+_TYPE = re.compile(r"'type': '(\w{1,40})'")
 _SHORT = re.compile(r"([-+]?[\d.]{1,20})([KMBTPE])")
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _CLOCK = re.compile(
@@ -124,12 +125,17 @@ def model(text: str) -> str | None:
     return name
 
 
-def optimizer(text: str) -> str:
-    """Parse an optimizer: Megatron prints its name, GPT-NeoX its type and parameters."""
-    match = re.search(r"'type': '(\w{1,40})'", text)
+def found(pattern: re.Pattern[str], text: str, start: int = 0) -> str:
+    """Return the group of the first match of a pattern; empty without a match."""
+    match = pattern.search(text, start)
     if match:
         return match[1]
-    return text
+    return ""
+
+
+def optimizer(text: str) -> str:
+    """Parse an optimizer: Megatron prints its name, GPT-NeoX its type and parameters."""
+    return found(_TYPE, text) or text
 
 
 def seconds(text: str | None) -> float | None:

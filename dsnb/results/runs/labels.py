@@ -84,7 +84,9 @@ def texts(table: pd.DataFrame) -> pd.DataFrame:
 
 def count(number: float, noun: str) -> str:
     """Return a number with its noun: "1 setting", "2 settings"."""
-    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,.0f} {noun}s"
 
 
 def setting(run: Mapping[str, Any]) -> str:

@@ -193,9 +193,8 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
     """
     table = pd.DataFrame(record_schema.read_lines(RunPaths(Path(run_dir)).gpu), columns=GPU_COLUMNS)
     numbers = table.drop(columns="host").apply(pd.to_numeric, errors="coerce")
-    return numbers.assign(host=[name if isinstance(name, str) else None for name in table["host"]])[
-        GPU_COLUMNS
-    ]
+    numbers["host"] = [name if isinstance(name, str) else None for name in table["host"]]
+    return numbers[GPU_COLUMNS]
 
 
 def find_runs(path: str | Path) -> tuple[list[str], list[str]]:

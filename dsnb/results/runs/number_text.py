@@ -36,7 +36,9 @@ def fixed(value: float, places: int = 0) -> str:
 
 def signed(size: float, unit: str = "%", plus: str = "+") -> str:
     """Return a change with its sign and unit, `+9.8 %`; some texts leave out the plus or the unit."""
-    digits = fixed(abs(size), 1 if abs(size) < 99.95 else 0)
+    digits = fixed(abs(size), 1)
+    if abs(size) >= 99.95:
+        digits = fixed(abs(size))
     sign = MINUS
     if size > 0:
         sign = plus

@@ -74,8 +74,8 @@ def named_runs(table: pd.DataFrame) -> pd.DataFrame:
         return runs
     names = []
     for run in labels.texts(runs[["sweep", "experiment"]]).itertuples():
-        has_sweep = run.experiment.startswith(f"{run.sweep}/")
-        names.append(run.experiment if has_sweep else f"{run.sweep}/{run.experiment}")
+        inside = run.experiment.removeprefix(f"{run.sweep}/")
+        names.append(f"{run.sweep}/{inside}")
     return runs.assign(experiment=names)
 
 
@@ -115,7 +115,10 @@ def json_numbers(values: Iterable[float], digits: int = 17) -> list[float | int 
             rounded.append(None)
             continue
         short = float(f"{value:.{digits}g}")
-        rounded.append(int(short) if short.is_integer() else short)
+        if short.is_integer():
+            rounded.append(int(short))
+        else:
+            rounded.append(short)
     return rounded
 
 

@@ -156,6 +156,14 @@ def compared(
         bounds = replace(bounds, level=base.mean)
     fewest = np.minimum(base.count, other.count)
     verdicts = intervals.verdicts(bounds, fewest, rules.relevance, rules.fewest_runs)
+    few = verdicts == Verdict.TOO_FEW
+    # Medians where there are too few runs, means elsewhere.
+    means = [base.mean, other.mean]
+    if not rules.is_percentage:
+        means = [np.exp(mean) for mean in means]
+    before = np.where(few, [setting.median for setting, _ in pairs], means[0])
+    after = np.where(few, [setting.median for _, setting in pairs], means[1])
+    _, low, high = bounds.changes
     table = pd.DataFrame(
         {
             "n": other.count.astype(int),
@@ -163,18 +171,14 @@ def compared(
             "base_n": base.count.astype(int),
             "base_n_failed": [setting.failed for setting, _ in pairs],
             "verdict": verdicts,
+            "value": after,
+            "base_value": before,
+            "change_pct": 100 * (after - before) / np.where(before == 0, math.nan, before),
+            "low_pct": 100 * low,
+            "high_pct": 100 * high,
         }
     )
-    few = verdicts == Verdict.TOO_FEW
-    means = [side.mean if rules.is_percentage else np.exp(side.mean) for side in (base, other)]
-    before = np.where(few, [setting.median for setting, _ in pairs], means[0])
-    after = np.where(few, [setting.median for _, setting in pairs], means[1])
-    _, low, high = bounds.changes
-    table["value"] = after
-    table["base_value"] = before
-    table["change_pct"] = 100 * (after - before) / np.where(before == 0, math.nan, before)
-    table["low_pct"] = np.where(few, math.nan, 100 * low)
-    table["high_pct"] = np.where(few, math.nan, 100 * high)
+    table.loc[few, ["low_pct", "high_pct"]] = math.nan
     table["largest_pct"] = table[["low_pct", "high_pct"]].abs().max(axis=1)
     table[["change", "low", "high"]] = table[["change_pct", "low_pct", "high_pct"]]
     if rules.is_percentage:

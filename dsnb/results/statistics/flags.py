@@ -391,15 +391,13 @@ def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
     medians = losses.groupby(keys, sort=False).median().dropna()
     if medians.empty:
         return losses
-    others = medians.groupby(level=0, sort=False).transform(
-        lambda part: median_of_others(part.to_numpy())
-    )
+    alike_medians = medians.groupby(level=0, sort=False)
+    others = alike_medians.transform(lambda part: median_of_others(part.to_numpy()))
     expected = others.reindex(pd.MultiIndex.from_arrays(keys)).to_numpy()
-    return (
-        100
-        * (losses - expected)
-        / (expected if loss == "loss_first" else numbers(runs, "loss_first"))
-    )
+    first = expected
+    if loss != "loss_first":
+        first = numbers(runs, "loss_first").to_numpy()
+    return 100 * (losses - expected) / first
 
 
 def parsed(text: object) -> dict[str, str] | None:

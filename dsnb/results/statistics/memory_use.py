@@ -122,19 +122,22 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
 
 def _states(experiment: Experiment, shape: Shape, run: Mapping[str, Any]) -> memory.MemoryParts:
     """Return the model states; the parameters are those that the run counted, if it did."""
-    counted = run.get("trainable_parameters" if experiment.lora_rank else "parameters")
+    counted = run.get("parameters")
     trained = shape.parameters
     frozen = 0.0
     moments = None
     if experiment.lora_rank:
+        counted = run.get("trainable_parameters")
         is_fused = shape.family != "opt"
         rank = experiment.lora_rank
         trained = memory.lora_parameters(shape.layers, shape.hidden, rank, is_fused)
         frozen = shape.parameters * experiment.numbers.computed_bytes
     if experiment.optimizer == "adafactor":
         moments = memory.adafactor_moments(shape.layers, shape.hidden, shape.vocab, shape.positions)
+    if counted is not None and not math.isnan(counted):
+        trained = counted
     return memory.model_states(
-        trained if counted is None or math.isnan(counted) else counted,
+        trained,
         experiment.states.each,
         experiment.states.stage,
         experiment.data_parallel,

@@ -135,7 +135,9 @@ def _differing_settings(runs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 def grouping_columns(runs: pd.DataFrame, by: str | Sequence[str]) -> list[str]:
     """Return the columns to group by under their current names; raise SettingsError if runs lack one."""
-    names = [current_name(name) for name in ([by] if isinstance(by, str) else by)]
+    if isinstance(by, str):
+        by = [by]
+    names = [current_name(name) for name in by]
     for name in names:
         _check(name, runs.columns, "runs have no column")
     return names
