@@ -148,8 +148,11 @@ def basis(source: object) -> str:
 
 def memory_figure(runs: pd.DataFrame) -> str | None:
     """Return the most informative figure of memory that any ok run measured; None if there is none."""
-    measured = runs.reindex(columns=list(MEMORY))[runs["status"] == "ok"].notna().any()
-    return next((name for name in MEMORY if measured[name]), None)
+    ok = runs[runs["status"] == "ok"]
+    for name in MEMORY:
+        if name in ok and ok[name].notna().any():
+            return name
+    return None
 
 
 def rate(runs: pd.DataFrame) -> str:
@@ -215,7 +218,8 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
         settings["power_w"] = settings["power_w"].fillna(power_w)
     settings.insert(0, "basis", [basis(source) for source in settings["source"]])
     timed = name[is_timed]
-    hosts = pd.Series(intervals.hosts(runs), runs.index, dtype=object)[is_timed].groupby(timed)
+    hosts = pd.Series(intervals.hosts(runs), runs.index, dtype=object)
+    hosts = hosts[is_timed].groupby(timed)
     settings["hosts"] = hosts.nunique().where(hosts.count() == hosts.size())
     speeds = rates[is_timed].groupby(timed)
     half_range = (speeds.max() - speeds.min()) / 2
@@ -277,7 +281,8 @@ class Decision:
     @property
     def is_beyond(self) -> bool:
         """Whether every option takes longer than `Question.max_days`: then there is no answer."""
-        return len(self.options) > 0 and bool((self.options["days"] > self.question.max_days).all())
+        days = self.options["days"]
+        return len(days) > 0 and bool((days > self.question.max_days).all())
 
     @property
     def is_few(self) -> bool:

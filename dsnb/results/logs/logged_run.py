@@ -26,7 +26,8 @@ def row(run: LoggedRun, path: Path, names: dict[str, Any]) -> dict[str, Any]:
     _throughput(run, table)
     losses = table["loss"].dropna()
     if len(losses) and "loss_last" not in run.figures:
-        run.record(loss_first=float(losses.iloc[0]), loss_last=float(losses.iloc[-1]))
+        first = float(losses.iloc[0])
+        run.record(loss_first=first, loss_last=float(losses.iloc[-1]))
     if run.skipped_by_engine > run.figures.get("skipped_steps", 0) and not _is_resumed(run):
         run.record(skipped_steps=run.skipped_by_engine)
     _flops(run)
@@ -106,7 +107,9 @@ def _status_and_cause(run: LoggedRun) -> tuple[str, str | None]:
 def _where_it_ends(run: LoggedRun) -> str | None:
     """Return where a log that just stops ends; None if that was to be its end, or if it is unknown."""
     planned = run.settings["steps"] or run.planned_by_bar
-    last = max([run.reached, *(int(step["step"]) for step in run.steps[-1:])])
+    last = run.reached
+    if run.steps:
+        last = max(last, int(run.steps[-1]["step"]))
     if last < planned and last:
         return f"the log ends at step {last} of {planned}"
     if last or not run.unnumbered:
@@ -179,10 +182,11 @@ def _over_steps(run: LoggedRun, table: pd.DataFrame) -> None:
     timed = table.dropna(subset="step_time_s")
     spans = timed["span"]
     times_s = timed["step_time_s"] * spans
-    _record_steps(run, float(sum(times_s)), float(sum(spans)))
+    total_s = float(sum(times_s))
+    _record_steps(run, total_s, float(sum(spans)))
     samples = timed["samples"].fillna(run.settings["global_batch_size"] or 0.0)
     if len(timed) and (samples > 0).all():
-        run.record(DERIVED, samples_per_s=float(sum(samples * spans)) / float(sum(times_s)))
+        run.record(DERIVED, samples_per_s=float(sum(samples * spans)) / total_s)
     for name in (*TFLOPS, *RATES):
         rates = table[name].dropna()
         if len(timed):

@@ -9,6 +9,7 @@ from dsnb.base.files import json_files
 from dsnb.settings.records import record_schema
 from dsnb.settings.records.columns import ENDED
 from dsnb.settings.records.paths import BANDWIDTH, RunPaths, SweepPaths
+from dsnb.settings.records.run_record import RunRecord
 
 Planned = list[tuple[str, int]]
 """Experiment and repeat of each run."""
@@ -22,8 +23,9 @@ def newest_bandwidth_test(folder: str | Path) -> RunPaths | None:
     here = RunPaths(Path(folder))
     if here.bandwidth_plan.is_file():
         return here
-    tests = [RunPaths(path.parent) for path in (here.dir / BANDWIDTH).glob("run*/bandwidth.json")]
-    ok = [run for run in tests if (record_schema.read(run.result) or {}).get("status") == "ok"]
+    plans = (here.dir / BANDWIDTH).glob("run*/bandwidth.json")
+    tests = [RunPaths(plan.parent) for plan in plans]
+    ok = [run for run in tests if RunRecord(run).status == "ok"]
     return max(ok, key=lambda run: run.repeat or 0, default=None)
 
 
@@ -53,7 +55,8 @@ def planned_runs(folder: str | Path) -> Planned:
 
 def left_out(folder: str | Path) -> dict[str, str]:
     """Return the experiments that a sweep left out, and why; none for a folder that is not a sweep's."""
-    return {name: why for name, why in _plan(folder, "left_out").items() if isinstance(why, str)}
+    reasons = _plan(folder, "left_out")
+    return {name: why for name, why in reasons.items() if isinstance(why, str)}
 
 
 def _plan(folder: str | Path, key: str) -> dict[str, Any]:

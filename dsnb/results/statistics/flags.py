@@ -173,7 +173,8 @@ def _timed_by_run(steps: pd.DataFrame | None) -> dict[tuple[object, ...], pd.Dat
     if steps is None:
         return {}
     has_time = steps["step_time_s"].between(0, MAX_FIGURE, inclusive="neither")
-    return dict(iter(steps[(steps["phase"] == "timed") & has_time].groupby(KEYS, sort=False)))
+    timed = steps[(steps["phase"] == "timed") & has_time]
+    return dict(iter(timed.groupby(KEYS, sort=False)))
 
 
 def _outlier_limit_pct(off_pct: pd.Series) -> float:
@@ -224,7 +225,8 @@ def drift(times_s: npt.NDArray[np.float64]) -> tuple[float, float]:
     slope = float(np.median(rises / (second - first)))
     drift_pct = 100 * slope * (count - 1) / float(np.median(times_s))
     score = float(np.sign(rises).sum())
-    deviations = max(0.0, abs(score) - 1) / math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    deviations = max(0.0, abs(score) - 1) / deviation
     return drift_pct, math.erfc(deviations / math.sqrt(2))
 
 
@@ -246,14 +248,16 @@ def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> 
     for _, clock in busy.groupby(names, dropna=False)["sm_clock_mhz"]:
         third = len(clock) // 3
         if len(clock) >= MIN_SAMPLES:
-            drops_pct.append(100 * (1 - clock.tail(third).median() / clock.head(third).median()))
+            kept = clock.tail(third).median() / clock.head(third).median()
+            drops_pct.append(100 * (1 - kept))
     return float(max(drops_pct, default=math.nan))
 
 
 def _off_pct(values: pd.Series, runs: pd.DataFrame, reference: str, least: int = 1) -> pd.Series:
     """Return the deviation of each value from a statistic of its setting; NaN for fewer than `least` values."""
     same = values.groupby(runs["experiment"])
-    return (100 * (values / same.transform(reference) - 1)).where(same.transform("count") >= least)
+    off_pct = 100 * (values / same.transform(reference) - 1)
+    return off_pct.where(same.transform("count") >= least)
 
 
 def _reasons(run: Any, limit_pct: float) -> dict[Flag, str]:
@@ -345,14 +349,11 @@ def repeat_gaps_pct(runs: pd.DataFrame, steps: pd.DataFrame | None) -> pd.Series
     early = steps[steps["step"].between(1, EARLY_STEPS) & steps["loss"].notna()]
     early = early.merge(runs.loc[is_comparable, KEYS].drop_duplicates(), on=KEYS)
     losses = early.groupby([*setting, "step"], sort=False)["loss"].agg(["min", "max", "count"])
-    range_pct = (100 * (losses["max"] / losses["min"] - 1)).where(losses["count"] > 1)
+    range_pct = 100 * (losses["max"] / losses["min"] - 1)
+    range_pct = range_pct.where(losses["count"] > 1)
     worst = range_pct.groupby(setting, sort=False).max().rename("range_pct").reset_index()
-    return (
-        runs[setting]
-        .merge(worst, how="left")
-        .set_axis(runs.index)["range_pct"]
-        .where(is_comparable)
-    )
+    of_runs = runs[setting].merge(worst, how="left")
+    return of_runs["range_pct"].set_axis(runs.index).where(is_comparable)
 
 
 def median_of_others(values: np.ndarray) -> np.ndarray:
@@ -365,7 +366,8 @@ def median_of_others(values: np.ndarray) -> np.ndarray:
     if count < 2:
         return np.full(count, np.nan)
     others = np.sort([np.delete(values, place) for place in range(count)])
-    low, high = others[:, (count - 2) // 2], others[:, (count - 1) // 2]
+    low = others[:, (count - 2) // 2]
+    high = others[:, (count - 1) // 2]
     return np.where(np.abs(values - low) <= np.abs(values - high), low, high)
 
 
@@ -450,8 +452,8 @@ def changed_conditions(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
     table = _conditions(pd.concat([before, after], ignore_index=True))
     sentences = []
     for name in table:
-        first = " or ".join(sorted(set(table[name].iloc[: len(before)].dropna())))
-        second = " or ".join(sorted(set(table[name].iloc[len(before) :].dropna())))
+        parts = [table[name][: len(before)], table[name][len(before) :]]
+        first, second = [" or ".join(sorted({*part.dropna()})) for part in parts]
         if first and second and first != second:
             sentences.append(
                 f"{name} was {first} before and {second} after, which may explain a difference."

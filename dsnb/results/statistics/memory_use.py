@@ -71,7 +71,8 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
         row["measured_gib"] = part[column].median()
         run = part.iloc[0]
         if run[REQUIRED_COLUMNS].notna().all():
-            parts = theory(run.fillna({name: ASSUMED[name] for name in SETTINGS}).to_dict())
+            assumed = {name: ASSUMED[name] for name in SETTINGS}
+            parts = theory(run.fillna(assumed).to_dict())
             row |= {f"{part}_gib": gib for part, gib in parts.items()}
         rows.append(row)
     table = pd.DataFrame(rows, columns=COLUMNS)
@@ -86,7 +87,8 @@ def _measured(runs: pd.DataFrame) -> pd.DataFrame:
     missing = [name for name in (*WHERE, "data_parallel", "parameters") if name not in runs]
     runs = runs.reindex(columns=[*runs.columns, *missing])
     runs = runs.assign(**{name: ASSUMED[name] for name in SETTINGS if name not in runs})
-    return with_parallelism(runs[(runs["status"] == "ok") & runs[list(WHERE)].notna().any(axis=1)])
+    is_measured = runs[list(WHERE)].notna().any(axis=1)
+    return with_parallelism(runs[(runs["status"] == "ok") & is_measured])
 
 
 def theory(run: Mapping[str, Any]) -> dict[str, float]:
@@ -202,7 +204,7 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
         after = table.loc[other]
         if before["where"] != after["where"]:
             continue
-        changed = compared.columns[(compared.loc[other] != compared.loc[chosen]).to_numpy()][0]
+        changed = str((compared.loc[other] != compared.loc[chosen]).idxmax())
         axis = labels.axis(changed)
         values = settings[changed].astype(object)
         change = f"{axis.describe(values[chosen])} → {axis.describe(values[other])}"

@@ -40,7 +40,7 @@ def scaling(
     """
     planning.check(tokens, {})
     runs = as_runs(runs)
-    ok = runs[(runs["status"] == "ok") & runs["tokens_per_s"].notna() & runs["gpus"].notna()]
+    ok = runs[runs["status"] == "ok"].dropna(subset=["tokens_per_s", "gpus"])
     rows = []
     for workload, part in workloads(ok):
         by_size = part.groupby("gpus")["tokens_per_s"].agg(["count", "median", "min", "max"])

@@ -69,7 +69,8 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
     [('gpt2, sequence 128', 2), ('opt-125m, sequence 512', 1)]
     """
     keys = labels.texts(with_trained(runs).reindex(columns=list(TASK)))
-    unknown = [name for name in TASK if keys[name].nunique() > 1 and (keys[name] == UNKNOWN).any()]
+    is_unknown = (keys == UNKNOWN).any() & (keys.nunique() > 1)
+    unknown = [name for name in TASK if is_unknown[name]]
     keys[_HAS_GPUS] = knows_gpus(runs)
     parts = []
     for _, part in keys.reset_index(drop=True).groupby([*TASK, _HAS_GPUS], sort=False):
