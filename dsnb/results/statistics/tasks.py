@@ -37,6 +37,8 @@ class Task:
     rest: str
     """What makes the task besides the model, as in "sequence 512"."""
     runs: pd.DataFrame
+    knows_gpus: bool
+    """Whether the number of GPUs of its runs is known."""
 
     @property
     def parameters(self) -> float:
@@ -71,21 +73,20 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
     keys = labels.texts(with_trained(runs).reindex(columns=list(TASK)))
     is_unknown = (keys == UNKNOWN).any() & (keys.nunique() > 1)
     unknown = [name for name in TASK if is_unknown[name]]
-    keys[_HAS_GPUS] = knows_gpus(runs)
+    keys[_HAS_GPUS] = runs.get("gpus", pd.Series(0, runs.index)).notna()
     parts = []
     for _, part in keys.reset_index(drop=True).groupby([*TASK, _HAS_GPUS], sort=False):
         model, *rest = _names(part.iloc[0], unknown)
         known = [name for name in rest if name]
-        title = ", ".join(filter(None, [model, *rest]))
-        parts.append(Task(title, model, ", ".join(known), runs.iloc[part.index]))
+        task = Task(
+            title=", ".join(filter(None, [model, *rest])),
+            model=model,
+            rest=", ".join(known),
+            runs=runs.iloc[part.index],
+            knows_gpus=bool(part[_HAS_GPUS].iloc[0]),
+        )
+        parts.append(task)
     return sorted(parts, key=lambda task: -len(task.runs))
-
-
-def knows_gpus(runs: pd.DataFrame) -> pd.Series:
-    """Return whether the number of GPUs of each run is known; true in a table that does not have the column."""
-    if "gpus" in runs:
-        return runs["gpus"].notna()
-    return pd.Series(True, index=runs.index)
 
 
 def settings_of(experiments: Sequence[Experiment]) -> pd.DataFrame:
