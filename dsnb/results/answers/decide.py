@@ -169,8 +169,8 @@ def default_objective(runs: pd.DataFrame) -> str:
     hours say little.
     """
     is_timed = (runs["status"] == "ok") & (numbers(runs, "tokens_per_s") > 0)
-    differ = numbers(runs, "gpus")[is_timed].nunique() > 1
-    if differ and labels.common_unit(runs) == "GPU":
+    sizes = numbers(runs, "gpus")[is_timed].nunique()
+    if sizes > 1 and labels.common_unit(runs) == "GPU":
         return "gpu_hours"
     return "time"
 
@@ -230,10 +230,9 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
 
 def global_batch(runs: pd.DataFrame) -> pd.Series:
     """Return the sequences per optimizer step of each run; NaN if unknown."""
-    parallel = (
-        numbers(runs, "gpus") / factor(runs, "tensor_parallel") / factor(runs, "pipeline_parallel")
-    )
-    computed = parallel * numbers(runs, "micro_batch_size") * factor(runs, "grad_accum")
+    of_replica = factor(runs, "tensor_parallel") * factor(runs, "pipeline_parallel")
+    replicas = numbers(runs, "gpus") / of_replica
+    computed = replicas * numbers(runs, "micro_batch_size") * factor(runs, "grad_accum")
     return numbers(runs, "global_batch_size").fillna(computed)
 
 
@@ -244,9 +243,10 @@ def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
     `days_high` where memory is tight.
     """
     gpus = table["gpus"]
-    days = [metrics.days(question.tokens, rate) for rate in table["tokens_per_s"]]
+    rates = table["tokens_per_s"]
+    days = [metrics.days(question.tokens, rate) for rate in rates]
     table = table.assign(days=pd.Series(days, table.index, float))
-    hours = map(partial(metrics.gpu_hours, question.tokens), table["tokens_per_s"], gpus)
+    hours = map(partial(metrics.gpu_hours, question.tokens), rates, gpus)
     table["gpu_hours"] = pd.Series(list(hours), table.index, float)
     error = 1 + numbers(table, "tokens_per_s_error_pct").fillna(0) / 100
     table["days_low"] = table["days"] / error
@@ -299,7 +299,8 @@ class Decision:
     @property
     def gpus(self) -> list[int]:
         """The numbers of GPUs of candidates that are at hand, in order."""
-        return sorted({int(gpus) for gpus in _at_hand(self.table, self.question)["gpus"]})
+        available = _at_hand(self.table, self.question)
+        return sorted(set(available["gpus"].astype(int).tolist()))
 
     @cached_property
     def settings(self) -> pd.DataFrame:
@@ -322,10 +323,10 @@ def may_be_best(
     fastest = stable.sort_values("tokens_per_s", ascending=False, kind="stable")
     memory = fastest["memory_gib"].where(fastest["memory_gib"] > 0)
     groups = memory.groupby([fastest[name] for name in by], dropna=False)
-    least_of_faster = groups.transform(lambda values: values.cummin().ffill().shift()).fillna(
-        math.inf
-    )
-    return list(fastest.index[~fastest.duplicated(list(by)) | (memory < least_of_faster)])
+    least_of_faster = groups.transform(lambda values: values.cummin().ffill().shift())
+    is_fastest = ~fastest.duplicated(list(by))
+    is_leaner = memory < least_of_faster.fillna(math.inf)
+    return list(fastest.index[is_fastest | is_leaner])
 
 
 def decide(
@@ -416,5 +417,7 @@ def _difference(
     rules = rules_of(table, "worth", "higher", relevance=question.relevance)
     settings = intervals.settings_of(table, "experiment", "worth")
     best, second = options.index[:2]
-    among = intervals.repeated(intervals.settings_of(runs, "experiment", "tokens_per_s").values())
-    return table_of([(settings[best], settings[second])], among, rules).iloc[0]
+    of_task = intervals.settings_of(runs, "experiment", "tokens_per_s")
+    among = intervals.repeated(of_task.values())
+    pair = (settings[best], settings[second])
+    return table_of([pair], among, rules).iloc[0]

@@ -149,7 +149,8 @@ def describe(table: pd.DataFrame) -> list[Sentence]:
     sentences = [*_slow(table), *_failed(table)]
     below = table[table["per_node"] < table["expected_per_node"]]
     if len(below):
-        least = ", ".join(f"{value:,.4g}" for value in below["expected_per_node"].unique())
+        expected = below["expected_per_node"].unique()
+        least = ", ".join(f"{value:,.4g}" for value in expected)
         sentences.append(say("below", below=len(below), groups=len(table), least=least))
     return sentences
 

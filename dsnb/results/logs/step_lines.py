@@ -22,7 +22,8 @@ def _add(run: LoggedRun, step: int, fields: dict[str, str], **more: float | None
     values = step_values(fields) | more
     if run.is_new(step):
         loss = next((fields[name] for name in LOSSES if name in fields), "")
-        run.health.read(loss, fields.get("grad_norm", fields.get("grad norm", "")), step)
+        norm = fields.get("grad_norm") or fields.get("grad norm", "")
+        run.health.read(loss, norm, step)
     run.record(peak_reserved_gib=values.pop("peak_reserved_gib", None))
     run.add_step(step, **values)
 
@@ -54,7 +55,8 @@ def nemo(run: LoggedRun, match: Match) -> None:
     """`Training epoch 0, iteration 0/9 | lr: 1e-06 | global_batch_size: 8 | global_step: 0 | ...`, counted from 0."""
     fields = _piped(match)
     run.start("NeMo")
-    run.set_used(global_batch_size=count(fields.get("global_batch_size")), steps=int(match[2]) + 1)
+    batch = count(fields.get("global_batch_size"))
+    run.set_used(global_batch_size=batch, steps=int(match[2]) + 1)
     step = number(fields.get("global_step"))
     if step is None:
         step = int(match[1])
@@ -89,7 +91,8 @@ def torchtitan(run: LoggedRun, match: Match) -> None:
         return
     run.start("torchtitan")
     run.set_used(steps=count(match[2]))
-    _add(run, int(match[1]), fields | {"loss": match[3]}, t_s=run.clock(match.string))
+    fields["loss"] = match[3]
+    _add(run, int(match[1]), fields, t_s=run.clock(match.string))
 
 
 @reads(
@@ -103,7 +106,8 @@ def mesh(run: LoggedRun, match: Match) -> None:
     ways = sizes.get("dp_replicate", 0) * sharded
     run.set_used(tensor_parallel=sizes.get("tp"), pipeline_parallel=sizes.get("pp"))
     if ways and {"pp", "cp", "tp"} <= sizes.keys():
-        run.set_used(gpus=ways * sizes["pp"] * sizes["cp"] * sizes["tp"], data_parallel=ways)
+        of_replica = sizes["pp"] * sizes["cp"] * sizes["tp"]
+        run.set_used(gpus=ways * of_replica, data_parallel=ways)
     if sharded > 1:
         run.set_used(strategy="fsdp")
 

@@ -56,11 +56,11 @@ def as_runs(table: pd.DataFrame) -> pd.DataFrame:
     0     H100  deepspeed         3.0      ZeRO 3
     1     H100        ddp         NaN         DDP
     """
-    table = table.rename(
-        columns={old: new for old, new in ALIASES.items() if old in table and new not in table}
-    )
+    current = {old: new for old, new in ALIASES.items() if new not in table}
+    table = table.rename(columns=current)
     if "compile" in table and table["compile"].isin([True, False]).any():  # in earlier versions
-        table = table.assign(compile=[compile_mode(mode) for mode in table["compile"].tolist()])
+        modes = [compile_mode(mode) for mode in table["compile"].tolist()]
+        table = table.assign(compile=modes)
     return with_plain_ratio(with_parallelism(table))
 
 
@@ -157,8 +157,9 @@ def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _work(runs: pd.DataFrame) -> pd.Series:
     """Return a number for the work and hardware of each run, in which missing values are equal."""
-    work = runs.reindex(columns=[*WORK, "gpu_name", "cpu", "cores"]).astype(object)
-    work[["cpu", "cores"]] = work[["cpu", "cores"]].where(_on_cpu(runs), None)
+    host = ["cpu", "cores"]
+    work = runs.reindex(columns=[*WORK, "gpu_name", *host]).astype(object)
+    work[host] = work[host].where(_on_cpu(runs), None)
     work["attention"] = _attention(runs)
     return work.groupby([*work], sort=False, dropna=False).ngroup()
 

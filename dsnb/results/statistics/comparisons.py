@@ -190,10 +190,11 @@ def compared(
         p = intervals.all_pairs_p(base, other, among.count, least)
     table["p"] = np.where(few, math.nan, np.minimum(1, FIGURES * p))
     table["better"] = pd.Series([rules.is_better(up) for up in after - before], dtype=object)
-    runs = [min(len(setting.values) for setting in pair) for pair in pairs]
-    table["counted"] = np.where(by_host & (np.array(runs) >= rules.fewest_runs), "host", "run")
+    runs = np.array([min(len(setting.values) for setting in pair) for pair in pairs])
+    table["counted"] = np.where(by_host & (runs >= rules.fewest_runs), "host", "run")
     is_same = np.maximum(base.variance, other.variance) < NO_SPREAD
-    table["note"] = [_note(*row, rules) for row in zip(pairs, by_host, is_same, strict=True)]
+    rows = zip(pairs, by_host, is_same, strict=True)
+    table["note"] = [_note(*row, rules) for row in rows]
     return table
 
 
@@ -239,7 +240,8 @@ def _words(row: Mapping[str, Any], pair: Pair, rules: Rules) -> str:
         if not math.isnan(row[name]):
             facts[name] = signed(row[name], unit)
     if facts["low"]:
-        facts["largest"] = signed(max(abs(row["low"]), abs(row["high"])), unit, plus="")
+        largest = max(abs(row["low"]), abs(row["high"]))
+        facts["largest"] = signed(largest, unit, plus="")
     if row["counted"] == "host":
         facts |= {"base_n": row["base_n"], "n": row["n"]}
     else:
@@ -339,7 +341,8 @@ def differences(
             base = _best(stable or settings, rules.better)
         if base is not None:
             tables.append(_from_base(settings, base, rules, by, title))
-    return pd.concat([table for table in tables if len(table)] or [_from_base({}, None, rules, by)])
+    tables = [table for table in tables if len(table)]
+    return pd.concat(tables or [_from_base({}, None, rules, by)])
 
 
 def _from_base(

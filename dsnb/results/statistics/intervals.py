@@ -235,8 +235,10 @@ def all_pairs(
     """
     estimate, error, degrees = welch(base, other, least_variance)
     critical = np.full(degrees.shape, math.nan)
+    groups = max(groups, 2)
     for place in np.flatnonzero(degrees):
-        critical.flat[place] = quantile(1 - confidence, max(groups, 2), int(degrees.flat[place]))
+        of_pair = int(degrees.flat[place])
+        critical.flat[place] = quantile(1 - confidence, groups, of_pair)
     margin = critical * error / math.sqrt(2)
     return Intervals(estimate, estimate - margin, estimate + margin)
 
@@ -249,8 +251,10 @@ def all_pairs_p(
     with np.errstate(invalid="ignore", divide="ignore"):
         ranges = np.where(estimate == 0, 0.0, math.sqrt(2) * np.abs(estimate) / error)
     p = np.full(ranges.shape, math.nan)
+    groups = max(groups, 2)
     for place in np.flatnonzero(degrees):
-        p.flat[place] = exceedance(ranges.flat[place], max(groups, 2), int(degrees.flat[place]))
+        of_pair = int(degrees.flat[place])
+        p.flat[place] = exceedance(ranges.flat[place], groups, of_pair)
     return p
 
 
@@ -265,9 +269,14 @@ def verdicts(
     """
     change, low, high = intervals.changes
     is_within = np.maximum(np.abs(low), np.abs(high)) <= relevance
-    is_different = ((intervals.low > 0) | (intervals.high < 0)) & (np.abs(change) >= relevance)
-    choices = [runs < fewest_runs, is_within, is_different]
-    return np.select(choices, [Verdict.TOO_FEW, Verdict.NO_LARGER, Verdict.LIKELY], Verdict.UNCLEAR)
+    excludes_zero = (intervals.low > 0) | (intervals.high < 0)
+    is_different = excludes_zero & (np.abs(change) >= relevance)
+    cases = {
+        Verdict.TOO_FEW: runs < fewest_runs,
+        Verdict.NO_LARGER: is_within,
+        Verdict.LIKELY: is_different,
+    }
+    return np.select([*cases.values()], [*cases], Verdict.UNCLEAR)
 
 
 # The studentized range distribution; the range of two groups is sqrt(2) |t| (Student). SciPy's
