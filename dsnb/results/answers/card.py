@@ -69,9 +69,9 @@ def card(decision: Decision) -> dict[str, str]:
     larger micro-batches. `basis`: what the figures rest on.
     """
     parts: dict[str, list[str]] = {part: [] for part in PARTS}
-    for sentence in sentences(decision):
+    for sentence in filter(None, sentences(decision)):
         parts[sentence.role].append(sentence)
-    return {part: " ".join(filter(None, texts)) for part, texts in parts.items()}
+    return {part: " ".join(texts) for part, texts in parts.items()}
 
 
 def sentences(decision: Decision) -> Iterator[Sentence]:

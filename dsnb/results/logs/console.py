@@ -66,7 +66,8 @@ def read(path: Path) -> list[LoggedRun]:
     load_plugins()
     with open_text(path) as file:
         head = file.read(HEAD_CHARACTERS)
-    if set(step_csv.HEADER) <= set(head.partition("\n")[0].strip().split(",")):
+    header, _, _ = head.partition("\n")
+    if set(step_csv.HEADER) <= set(header.strip().split(",")):
         return step_csv.read(path)
     if path.suffix != ".json" and json_lines.is_log(head):
         return json_lines.read(path)

@@ -41,9 +41,12 @@ def read(path: Path) -> list[LoggedRun]:
     before: dict[str, float] = {"step": 0, "tokens": 0.0}
     for entry in _entries(path):
         _program(run, entry)
-        step, _, planned = str(entry.get(_first(entry, "step"), "")).partition("/")
+        place = str(entry.get(_first(entry, "step"), ""))
+        step, _, planned = place.partition("/")
         number_of_step = count(step) or 0
-        run.set_used(steps=count(planned or str(entry.get(_first(entry, "planned"), ""))))
+        if not planned:
+            planned = str(entry.get(_first(entry, "planned"), ""))
+        run.set_used(steps=count(planned))
         run.reached = max(run.reached, number_of_step)
         loss = entry.get(_first(entry, "loss"))
         if "train_runtime" in entry or "log_history" in entry:

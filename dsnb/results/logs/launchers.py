@@ -32,10 +32,11 @@ def command(run: LoggedRun, match: Match) -> None:
         return
     line = match.string
     words = re.split(r"[\s,\[\]'\"`\\]+", line)[:-1]  # the last word may be cut off
-    script = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
+    scripts = [place for place, word in enumerate(words) if word.endswith(".py")]
     is_command = bool(_TRACE.match(line)) or any(said in line for said in COMMANDS)
-    if script is None or (not is_command and _COMPLAINT.search(line)):
+    if not scripts or (not is_command and _COMPLAINT.search(line)):
         return
+    script = scripts[0]
     run.launched |= is_command
     for word, after in pairwise([*words[script:], ""]):
         if word.startswith("--"):

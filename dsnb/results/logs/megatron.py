@@ -63,7 +63,8 @@ def argument(run: LoggedRun, match: Match) -> None:
     if setting and value != "None":
         run.set_used(**{setting: parse(value[:60])})
     elif name == "num_experts":
-        run.has_experts = any(int(experts) > 1 for experts in re.findall(r"\d+", value[:60]))
+        numbers = re.findall(r"\d+", value[:60])
+        run.has_experts = any(int(experts) > 1 for experts in numbers)
     elif name in SPLITS:
         read_split(run, name, value)
     elif name in CHECKPOINTING:
@@ -105,7 +106,8 @@ def world(run: LoggedRun, match: Match) -> None:
     old = _MODEL_PARALLEL.search(match.string)  # before pipelines and micro-batches
     if old:
         run.set_used(tensor_parallel=count(old[1]), pipeline_parallel=1, grad_accum=1)
-    run.set_used(**{GROUPS[kind]: count(size) for kind, size in _PARALLEL.findall(match.string)})
+    for kind, size in _PARALLEL.findall(match.string):
+        run.set_used(**{GROUPS[kind]: count(size)})
     context = _CONTEXT.search(match.string)
     if context:
         run.splits["context"] = int(context[1])
@@ -138,7 +140,8 @@ def iteration(run: LoggedRun, match: Match) -> None:
     nan = values.pop("nan", None)
     counts = {"skipped_steps": values.get("skipped"), "nan_steps": nan}
     length = count(fields.get("actual seqlen"))
-    run.set_used(global_batch_size=values.get("samples"), seq_len=length, steps=count(match[2]))
+    batch = values.get("samples")
+    run.set_used(global_batch_size=batch, seq_len=length, steps=count(match[2]))
     step = int(match[1])
     is_new = run.is_new(step)
     if is_new and run.scratch.pop("first_is_repeated", False):
@@ -154,7 +157,8 @@ def iteration(run: LoggedRun, match: Match) -> None:
         if more is not None:
             run.record(**{name: run.figures.get(name, 0) + more})
     skipped = bool(counts["skipped_steps"])
-    run.health.read(fields.get("lm loss", ""), fields.get("grad norm", ""), step, skipped)
+    norm = fields.get("grad norm", "")
+    run.health.read(fields.get("lm loss", ""), norm, step, skipped)
 
 
 @cache

@@ -17,7 +17,8 @@ def count(run: LoggedRun) -> None:
     printed = run.parameters_by_rank
     tensor = run.settings["tensor_parallel"] or 0
     pipeline = run.settings["pipeline_parallel"] or 0
-    if not printed or len(printed) != tensor * pipeline or run.shape.get("expert_parallel", 1) > 1:
+    has_all = len(printed) == tensor * pipeline > 0
+    if not has_all or run.shape.get("expert_parallel", 1) > 1:
         return
     total = sum(printed.values())
     if tensor * pipeline == 1:
@@ -152,7 +153,10 @@ def _is_on(run: LoggedRun, name: str, default: str = "False") -> bool:
 
 
 def _says(run: LoggedRun, *names: str) -> str:
-    return next((run.architecture[name].lower() for name in names if name in run.architecture), "")
+    for name in names:
+        if name in run.architecture:
+            return run.architecture[name].lower()
+    return ""
 
 
 def read_argument(run: LoggedRun, name: str, value: str) -> None:

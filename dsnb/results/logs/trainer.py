@@ -161,7 +161,8 @@ def loss(run: LoggedRun, match: Match) -> None:
     if place:
         run.program = SWIFT
         run.set_used(steps=count(place[2]))
-        run.scratch.update(bar=int(place[1]), bar_t_s=seconds(found(_ELAPSED, match[0])))
+        elapsed = found(_ELAPSED, match[0])
+        run.scratch.update(bar=int(place[1]), bar_t_s=seconds(elapsed))
     run.has_pairs |= PAIRS_KEY in texts
     run.record(peak_reserved_gib=positive(texts.get("memory(GiB)")))
     _record_loss(run, texts.get("loss", ""), texts.get("grad_norm", ""))
@@ -185,7 +186,8 @@ def _record_loss(run: LoggedRun, text: str, norm: str) -> None:
 @reads("train_runtime", "'train_s")
 def final(run: LoggedRun, match: Match) -> None:
     """`{'train_runtime': 273.0, 'train_samples_per_second': 3.663, ...}` of every rank: the slowest one counts."""
-    record_final(run, {name: number(value) for name, value in _PAIR.findall(match.string)})
+    pairs = _PAIR.findall(match.string)
+    record_final(run, {name: number(value) for name, value in pairs})
 
 
 def record_final(run: LoggedRun, values: Mapping[str, float | None]) -> None:

@@ -90,10 +90,12 @@ def _load(path: str | Path) -> pd.DataFrame:
     for run in runs:
         run.clean()
     changed = [run for run in runs if run.has_changed_steps]
-    for run, steps in zip(changed, timed_steps([run.folder for run in changed]), strict=True):
+    folders = [run.folder for run in changed]
+    for run, steps in zip(changed, timed_steps(folders), strict=True):
         run.timed_steps = steps
     rows = [run.row() for run in runs]
-    rows += [row for row, _ in foreign_logs.read(logs, os.path.isfile(path), names_unread=True)]
+    logged = foreign_logs.read(logs, os.path.isfile(path), names_unread=True)
+    rows += [row for row, _ in logged]
     tell_sweeps_apart(rows)
     return without_noise(_table(rows, columns.RUN_COLUMNS))
 
@@ -172,7 +174,8 @@ def load_steps(path: str | Path, settings: bool = False) -> pd.DataFrame:
         parts.append(logged_run.steps(logged).assign(**{RUN: len(rows)}))
         rows.append(row)
     tell_sweeps_apart(rows)
-    steps = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+    filled = [part for part in parts if len(part)]
+    steps = pd.concat(filled or parts[:1], ignore_index=True)
     table = steps.reindex(columns=STEP_COLUMNS)
     for name in columns.STEP_NUMBERS:
         table[name] = pd.to_numeric(table[name], errors="coerce").astype(float)

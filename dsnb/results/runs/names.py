@@ -40,10 +40,14 @@ def from_log(path: str, logged_runs: Sequence[LoggedRun]) -> list[dict[str, Any]
         return [from_folder(folder)]
     sweep = {"sweep": os.path.basename(folder), SWEEP_FOLDER: folder}
     name = os.path.splitext(file)[0]
-    numbers = range(1, len(logged_runs) + 1)
-    if all(logged.settings == logged_runs[0].settings for logged in logged_runs):
-        return [{**sweep, "experiment": name, "repeat": number} for number in numbers]
-    return [{**sweep, "experiment": f"{name}_start{number}", "repeat": 1} for number in numbers]
+    are_repeats = all(logged.settings == logged_runs[0].settings for logged in logged_runs)
+    found = []
+    for number in range(1, len(logged_runs) + 1):
+        if are_repeats:
+            found.append({**sweep, "experiment": name, "repeat": number})
+        else:
+            found.append({**sweep, "experiment": f"{name}_start{number}", "repeat": 1})
+    return found
 
 
 def tell_sweeps_apart(rows: Sequence[dict[str, Any]]) -> None:

@@ -109,7 +109,8 @@ class Run:
         date = self.machine.get("date_utc")
         if not date or not self.has_ended:
             return None
-        return str(date), str(self.machine.get("host")), orjson.dumps(self.result, option=_SORTED)
+        host = self.machine.get("host")
+        return str(date), str(host), orjson.dumps(self.result, option=_SORTED)
 
     def content(self) -> bytes:
         """Return a digest of everything that a copy has unchanged."""
@@ -256,14 +257,15 @@ class Run:
         """Return the names of the hosts, `a,b`; those that were requested if it ended before it reached them."""
         if not self.settings.get("hostfile"):
             return None
-        nodes = (record_schema.read(Path(self.folder) / _RUN.nodes) or {}).get("nodes", [])
-        hosts = [node["host"] for node in nodes if "host" in node]
+        record = record_schema.read(Path(self.folder) / _RUN.nodes) or {}
+        hosts = [node["host"] for node in record.get("nodes", []) if "host" in node]
         if not hosts:
             requested = str(self.settings.get("include") or "").split("@")
             hosts = [host.partition(":")[0] for host in requested]
             if not hosts[0] or len(hosts) != self.settings.get("nodes"):
                 return None
-        return ",".join(re.sub("[, ]", "?", plain_text.line(host[:MAX_HOST])) for host in hosts)
+        shown = [plain_text.line(host[:MAX_HOST]) for host in hosts]
+        return ",".join(re.sub("[, ]", "?", host) for host in shown)
 
 
 def _chosen(record: Record, columns: Collection[str]) -> Record:

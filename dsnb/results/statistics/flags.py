@@ -156,7 +156,8 @@ def flags(
     table["alloc_retries"] = numbers(runs, "alloc_retries")
     is_ok = named["status"] == "ok"
     table["clock_off_pct"] = _off_pct(numbers(named, "sm_clock_mhz"), named, "max")
-    table["off_pct"] = _off_pct(numbers(named, figure).where(is_ok), named, "median", least=3)
+    figures = numbers(named, figure).where(is_ok)
+    table["off_pct"] = _off_pct(figures, named, "median", least=3)
     table["repeat_loss_gap_pct"] = repeat_gaps_pct(runs, steps)
     table["conditions"] = odd_conditions(named)
     ratios = named["experiment"].map(repeat_ratios(named))
@@ -377,7 +378,8 @@ def _reproducible(runs: pd.DataFrame) -> pd.Series:
     The losses of a run that was cut short are those of one rank, and those of a diverged one say
     nothing about others.
     """
-    is_known = runs.reindex(columns=["seed", "global_batch_size", "dropout"]).notna().all(axis=1)
+    needed = runs.reindex(columns=["seed", "global_batch_size", "dropout"])
+    is_known = needed.notna().all(axis=1)
     return (runs["status"] == "ok") & is_known & (numbers(runs, "dropout") == 0)
 
 
@@ -387,8 +389,9 @@ def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
     Gaps of last losses are relative to the first: one that has fallen to 1 % of it differs by
     rounding alone.
     """
-    alike = with_trained(runs).reindex(columns=list(same)).groupby(list(same), dropna=False)
-    keys = [alike.ngroup(), runs["experiment"]]
+    determining = with_trained(runs).reindex(columns=list(same))
+    alike = determining.groupby(list(same), dropna=False).ngroup()
+    keys = [alike, runs["experiment"]]
     losses = numbers(runs, loss)
     medians = losses.groupby(keys, sort=False).median().dropna()
     if medians.empty:

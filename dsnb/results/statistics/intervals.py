@@ -90,7 +90,8 @@ def settings_of(
     groups = runs.assign(**{figure: values}).groupby(by, sort=False, dropna=False)
     medians = groups[figure].median()  # in order of appearance
     settings: dict[object, Setting] = {}
-    for name, rows in sorted(groups.indices.items(), key=lambda group: int(group[1][0])):
+    by_appearance = sorted(groups.indices.items(), key=lambda group: int(group[1][0]))
+    for name, rows in by_appearance:
         used = rows[usable[rows]]
         settings[name] = Setting(
             values=compared[used],
@@ -124,7 +125,8 @@ class Repeated:
 
 def repeated(settings: Iterable[Setting]) -> Repeated:
     """Return what the settings with several runs have in common."""
-    variances = [setting.values.var(ddof=1) for setting in settings if len(setting.values) > 1]
+    values = [setting.values for setting in settings]
+    variances = [of_runs.var(ddof=1) for of_runs in values if len(of_runs) > 1]
     if not variances:
         return Repeated()
     return Repeated(len(variances), float(np.median(variances)))
