@@ -38,13 +38,13 @@ def compare_lengths(runs: pd.DataFrame) -> pd.DataFrame:
     runs = named_runs(runs)
     is_timed = (numbers(runs, LENGTH) > 0) & (numbers(runs, "tokens_per_s") > 0)
     usable = runs[(runs["status"] == "ok") & is_timed]
-    compared = [
-        pd.DataFrame(columns=["settings", LENGTH, "experiment", "runs", "median", *COLUMNS])
-    ]
+    compared = []
     for _, part in split(usable, {LENGTH}):
         if numbers(part, LENGTH).nunique() > 1:
             compared.append(_compared(part))
-    return pd.concat(compared[1:] or compared, ignore_index=True)
+    if compared:
+        return pd.concat(compared, ignore_index=True)
+    return pd.DataFrame(columns=["settings", LENGTH, "experiment", "runs", "median", *COLUMNS])
 
 
 def _compared(runs: pd.DataFrame) -> pd.DataFrame:

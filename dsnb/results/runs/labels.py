@@ -148,7 +148,7 @@ def is_on(name: str, value: object) -> bool:
 
 def unusual_choice(run: Mapping[str, Any], name: str) -> str:
     """Return one setting of a run in words; empty if it is unknown, usual, off or without effect."""
-    is_off = _known(run, name).lower() in {"", "false", "0"}
+    is_off = text(run.get(name)).lower() in {"-", "false", "0"}
     if is_off or run[name] == axis(name).usual or not has_effect(run, name):
         return ""
     return choice(run, name)
