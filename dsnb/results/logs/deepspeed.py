@@ -3,7 +3,7 @@
 import re
 
 from dsnb.results.logs.reading import DERIVED, LoggedRun, Match, not_finite, reads
-from dsnb.results.logs.values import NUMBER, found, names, number, positive, value_of
+from dsnb.results.logs.values import NUMBER, first_group, names, number, positive, value_of
 
 CONFIG = names("config")
 OFFLOADED = {
@@ -133,7 +133,7 @@ def timer(run: LoggedRun, match: Match) -> None:
         step,
         t_s=run.clock(match.string),
         step_time_s=step_time_s,
-        allocated_gib=number(found(_MEMORY, match.string)),
+        allocated_gib=number(first_group(_MEMORY, match.string)),
     )
 
 

@@ -93,9 +93,10 @@ def set_megatron(run: LoggedRun, program: str = "") -> None:
         program = program or usual
     if program:
         run.program = program
-        run.set_used(strategy="megatron-deepspeed")
-    if program == "Megatron-LM":
-        run.set_used(strategy="megatron")
+        strategy = "megatron-deepspeed"
+        if program == "Megatron-LM":
+            strategy = "megatron"
+        run.set_used(strategy=strategy)
 
 
 @reads("using world size: ", pattern=r"using world size: (\d{1,7})\D.*\n")

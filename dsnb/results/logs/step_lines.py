@@ -8,7 +8,15 @@ the fields.
 import re
 
 from dsnb.results.logs.reading import LoggedRun, Match, reads
-from dsnb.results.logs.values import NUMBER, amount, count, found, number, positive, step_values
+from dsnb.results.logs.values import (
+    NUMBER,
+    amount,
+    count,
+    first_group,
+    number,
+    positive,
+    step_values,
+)
 
 LOSSES = ("loss", "lm_loss", "lm loss", "reduced_train_loss")
 _PIPED = re.compile(r"\|\s*([^|:]{1,60}?)\s*:\s*([-+\w.,]{1,40})(?=\s)")
@@ -73,7 +81,7 @@ def nemo_bar(run: LoggedRun, match: Match) -> None:
     run.start("NeMo")
     step = number(match[2])
     if step is not None and step >= 0:
-        fields = {"loss": match[1], "grad_norm": found(_NORM, match.string)}
+        fields = {"loss": match[1], "grad_norm": first_group(_NORM, match.string)}
         _add(run, int(step) + 1, fields, step_time_s=positive(match[3]))
 
 

@@ -13,7 +13,7 @@ from dsnb.results.logs.reading import CONSOLE, DERIVED, LoggedRun, Match, reads
 from dsnb.results.logs.values import (
     NUMBER,
     count,
-    found,
+    first_group,
     millions,
     names,
     number,
@@ -140,11 +140,11 @@ def bar(run: LoggedRun, match: Match) -> None:
         return
     run.scratch.update(bar=step, bar_t_s=t_s)
     run.reached = max(step, run.reached)
-    loss = found(_POSTFIX, match.string, match.end())
+    loss = first_group(_POSTFIX, match.string, match.end())
     if loss:
         run.program = run.program or CONSOLE
         run.configured = True
-        _record_loss(run, loss, found(_POSTFIX_NORM, match.string, match.end()))
+        _record_loss(run, loss, first_group(_POSTFIX_NORM, match.string, match.end()))
 
 
 @reads("'loss': ", pattern=r"(?:\{.{0,2000}?)?'loss': .*")
@@ -161,7 +161,7 @@ def loss(run: LoggedRun, match: Match) -> None:
     if place:
         run.program = SWIFT
         run.set_used(steps=count(place[2]))
-        elapsed = found(_ELAPSED, match[0])
+        elapsed = first_group(_ELAPSED, match[0])
         run.scratch.update(bar=int(place[1]), bar_t_s=seconds(elapsed))
     run.has_pairs |= PAIRS_KEY in texts
     run.record(peak_reserved_gib=positive(texts.get("memory(GiB)")))

@@ -125,7 +125,7 @@ def model(text: str) -> str | None:
     return name
 
 
-def found(pattern: re.Pattern[str], text: str, start: int = 0) -> str:
+def first_group(pattern: re.Pattern[str], text: str, start: int = 0) -> str:
     """Return the group of the first match of a pattern; empty without a match."""
     match = pattern.search(text, start)
     if match:
@@ -135,7 +135,7 @@ def found(pattern: re.Pattern[str], text: str, start: int = 0) -> str:
 
 def optimizer(text: str) -> str:
     """Parse an optimizer: Megatron prints its name, GPT-NeoX its type and parameters."""
-    return found(_TYPE, text) or text
+    return first_group(_TYPE, text) or text
 
 
 def seconds(text: str | None) -> float | None:

@@ -455,7 +455,8 @@ def changed_conditions(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
     table = _conditions(pd.concat([before, after], ignore_index=True))
     sentences = []
     for name in table:
-        parts = [table[name][: len(before)], table[name][len(before) :]]
+        values = table[name]
+        parts = [values.iloc[: len(before)], values.iloc[len(before) :]]
         first, second = [" or ".join(sorted({*part.dropna()})) for part in parts]
         if first and second and first != second:
             sentences.append(
