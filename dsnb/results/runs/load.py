@@ -218,10 +218,10 @@ def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
             below.clear()
             runs.append(folder)
         else:
-            own = _OWN
+            others = {*files} - _OWN
             if _SLURM in files:
-                own = _OWN | _OF_JOB
-            for name in {*files} - own:
+                others -= _OF_JOB
+            for name in others:
                 file = os.path.join(folder, name)
                 may_be_log = not name.startswith(".") and not name.lower().endswith(console.NEVER)
                 if may_be_log and os.path.isfile(file):  # no pipe, nor a link to nothing

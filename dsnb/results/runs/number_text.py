@@ -4,8 +4,17 @@ import math
 from decimal import ROUND_HALF_UP, Context, Decimal
 
 MINUS = "\N{MINUS SIGN}"
-SIZES = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1, ""))
-HOURS = ((24, "day"), (1, "hour"), (1 / 60, "minute"))
+SIZES = (
+    (1e12, "trillion"),
+    (1e9, "billion"),
+    (1e6, "million"),
+    (1, ""),
+)
+HOURS = (
+    (24, "day"),
+    (1, "hour"),
+    (1 / 60, "minute"),
+)
 _EXACT = Context(prec=700, rounding=ROUND_HALF_UP)
 """Holds every float exactly, so that a value is rounded as it is and not as it was shortened
 before."""

@@ -20,7 +20,11 @@ RUN = "run"
 BATCH = 2000
 """Run folders whose steps are parsed at once."""
 BLOCK_BYTES = 16 * 2**20
-_TYPES = {**dict.fromkeys(STEP_COLUMNS, pa.float64()), "phase": pa.string(), "skipped": pa.bool_()}
+_TYPES = {
+    **dict.fromkeys(STEP_COLUMNS, pa.float64()),
+    "phase": pa.string(),
+    "skipped": pa.bool_(),
+}
 _STEPS = RunPaths(Path()).steps.name
 
 

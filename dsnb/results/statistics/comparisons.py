@@ -74,7 +74,13 @@ COLUMNS = {
 """Columns of a comparison and their meanings. Percentages are stored as such: 10 is 10 %."""
 Better = Literal["higher", "lower", ""]
 Pair = tuple[Setting, Setting]
-NOT_RUN = Setting(values=np.empty(0), hosts=(), median=math.nan, failed=0, unusable=0)
+NOT_RUN = Setting(
+    values=np.empty(0),
+    hosts=(),
+    median=math.nan,
+    failed=0,
+    unusable=0,
+)
 
 
 @dataclass(frozen=True)
