@@ -127,7 +127,7 @@ class Answer {
     [this.best, this.second] = this.options;
   }
 
-  // Ranked options, the first with enough runs before a better one with fewer if the gain is irrelevant: `_repeated_first` in decide.py.
+  // Ranked options, the first with enough runs before a better one with fewer if the gain is irrelevant: `_ranked` in decide.py.
   repeatedFirst(options) {
     const { objective, relevance } = this.state;
     const least = LEAST[objective];
