@@ -7,7 +7,6 @@ DeepSpeed 0.19.8 and were checked against runs on CPU ranks (docs/explanation/pr
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -57,8 +56,8 @@ def untraced(experiment: Experiment, likely: bool) -> MemoryTrace:
     block = formulas.block_activations(
         tokens,
         model.hidden,
-        model.heads,
-        experiment.seq_len,
+        heads=0,
+        seq_len=0,
         width=width,
         dropout=likely and experiment.dropout > 0,
         fused=True,
@@ -151,64 +150,17 @@ class Engine:
 
     experiment: Experiment
     trace: MemoryTrace
+    numbers: Numbers
+    width: int  # of a trained weight, and of its gradient as the backward pass leaves it
+    ranks: int  # data-parallel ranks
     trained: float  # elements on a rank before data-parallel ranks share them
+    share: float  # elements of a rank where they do
     frozen: float  # elements that LoRA freezes
-    moments: float  # of the optimizer's moments over all data-parallel ranks
+    states: MemoryParts  # weights and optimizer states
     bucket: float  # of one gradient bucket
     buckets: float  # of all buckets: two alternate if communication overlaps with computation
-
-    @cached_property
-    def numbers(self) -> Numbers:
-        """The number formats."""
-        return self.experiment.numbers
-
-    @property
-    def width(self) -> int:
-        """Bytes of a trained weight, and of its gradient as the backward pass leaves it."""
-        return self.numbers.trained_bytes
-
-    @property
-    def ranks(self) -> int:
-        """Data-parallel ranks."""
-        return self.experiment.data_parallel
-
-    @property
-    def share(self) -> float:
-        """Trained elements of a rank where data-parallel ranks share them."""
-        return self.trained / self.ranks
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether gradients of earlier micro-batches exist when the last one is computed."""
-        return self.experiment.grad_accum > 1
-
-    @property
-    def offloaded(self) -> str:
-        """What is in host memory: `none`, `optimizer` or `all`."""
-        return self.experiment.offload.partition("-")[0]
-
-    @cached_property
-    def states(self) -> MemoryParts:
-        """Weights and optimizer states of a rank.
-
-        Also in full precision, ZeRO 1 to 3 have masters of their own: clones of their share of the
-        fp32 weights.
-        """
-        strategy = self.experiment.parallel_strategy
-        is_shared = strategy.shards_optimizer(self.experiment)
-        weights = self.width * self.trained + self.numbers.computed_bytes * self.frozen
-        optimizer = self.moments
-        if self.numbers.masters or (strategy.is_deepspeed and is_shared):
-            optimizer += 4 * self.trained
-        if is_shared:
-            optimizer /= self.ranks
-        if strategy.shards_weights(self.experiment):
-            weights /= self.ranks
-        if self.offloaded != "none":
-            optimizer = 0
-        if self.offloaded == "all":
-            weights = 0
-        return MemoryParts(weights=weights, optimizer=optimizer)
+    accumulates: bool  # whether there are gradients when the last micro-batch is computed
+    offloaded: str  # to host memory: `none`, `optimizer` or `all`
 
 
 def engine_of(experiment: Experiment, trace: MemoryTrace) -> Engine:
@@ -230,15 +182,48 @@ def engine_of(experiment: Experiment, trace: MemoryTrace) -> Engine:
         buckets = linear if experiment.lora_rank else bucket + linear
     if experiment.overlap_comm == "on":
         buckets *= 2
+    trained = trace.trainable * of_rank
+    frozen = (trace.parameters - trace.trainable) * of_rank
+    moments = _moments(experiment, trace) * of_rank
     return Engine(
         experiment,
         trace,
-        trained=trace.trainable * of_rank,
-        frozen=(trace.parameters - trace.trainable) * of_rank,
-        moments=_moments(experiment, trace) * of_rank,
+        numbers,
+        width=numbers.trained_bytes,
+        ranks=experiment.data_parallel,
+        trained=trained,
+        share=trained / experiment.data_parallel,
+        frozen=frozen,
+        states=_states(experiment, trained, frozen, moments),
         bucket=bucket,
         buckets=buckets,
+        accumulates=experiment.grad_accum > 1,
+        offloaded=experiment.offload.partition("-")[0],
     )
+
+
+def _states(experiment: Experiment, trained: float, frozen: float, moments: float) -> MemoryParts:
+    """Return the weights and optimizer states of a rank.
+
+    Also in full precision, ZeRO 1 to 3 have masters of their own: clones of their share of the
+    fp32 weights.
+    """
+    strategy = experiment.parallel_strategy
+    numbers = experiment.numbers
+    is_shared = strategy.shards_optimizer(experiment)
+    weights = numbers.trained_bytes * trained + numbers.computed_bytes * frozen
+    optimizer = moments
+    if numbers.masters or (strategy.is_deepspeed and is_shared):
+        optimizer += 4 * trained
+    if is_shared:
+        optimizer /= experiment.data_parallel
+    if strategy.shards_weights(experiment):
+        weights /= experiment.data_parallel
+    if experiment.offload != "none":
+        optimizer = 0
+    if experiment.offload.startswith("all"):
+        weights = 0
+    return MemoryParts(weights=weights, optimizer=optimizer)
 
 
 def _moments(experiment: Experiment, trace: MemoryTrace) -> float:
@@ -283,7 +268,7 @@ def _passes(
         base.plus("forward", activations=trace.forward_peak),
         base.plus("loss", activations=loss - logits, output=logits),
     ]
-    sizes, done = trace.after_loss
+    sizes, done = np.array(trace.moments[1:], dtype=float).reshape(-1, 2).T
     if not len(sizes):
         return moments
     # If a model is compiled as a whole, all gradients leave the backward pass together, at its end.
@@ -368,11 +353,9 @@ def zero(engine: Engine) -> list[MemoryParts]:
         return _zero3(engine)
     if engine.offloaded != "none":
         return _offloaded_optimizer(engine)
-    if stage == 2:
-        return _zero2(engine)
-    if engine.numbers.accumulates_in_fp32:
+    if stage == 1 and engine.numbers.accumulates_in_fp32:
         return _zero1_in_fp32(engine)
-    return _zero1(engine)
+    return _zero1_or_2(engine)
 
 
 def _zero0(engine: Engine) -> list[MemoryParts]:
@@ -392,40 +375,32 @@ def _zero0(engine: Engine) -> list[MemoryParts]:
     ]
 
 
-def _zero1(engine: Engine) -> list[MemoryParts]:
-    """Hold optimizer states in shards; whole gradients stay, and pass buckets."""
-    whole = engine.width * engine.trained
-    states = engine.states
-    later = engine.buckets
-    if engine.accumulates:  # the first micro-batch allocates the buckets
-        states = states.plus(buffers=engine.buckets)
-        later = 0
-    passes = _passes(engine, states, whole, staying=engine.width, later=later)
-    after, update = _sharded_update(engine)
-    return [*passes, after.plus("reduction", gradients=whole), update]
+def _zero1_or_2(engine: Engine) -> list[MemoryParts]:
+    """Hold optimizer states in shards; whole gradients stay and pass buckets (1), or only those in a bucket (2).
 
-
-def _zero2(engine: Engine) -> list[MemoryParts]:
-    """Hold optimizer states and gradients in shards; a bucket holds the gradients to reduce."""
-    kept = engine.numbers.accumulated_bytes * engine.share
-    held = min(engine.bucket, engine.width * engine.trained)
-    staying = engine.width / engine.ranks
-    passes = _passes(engine, engine.states, kept, staying, held, later=engine.buckets)
-    after, update = _sharded_update(engine)
-    return [*passes, after.plus("reduction"), update]
-
-
-def _sharded_update(engine: Engine) -> tuple[MemoryParts, MemoryParts]:
-    """Return ZeRO 1 and 2 after the passes, with a share of the gradients, and in the update.
-
-    The share is flattened, and cast to fp32 where it is not (stage_1_and_2.py, `step`).
+    After the passes there is a share of the gradients. It is flattened, and cast to fp32 where it
+    is not (stage_1_and_2.py, `step`).
     """
-    gradients = engine.numbers.accumulated_bytes * engine.share
-    after = engine.states.plus(gradients=gradients)
-    update = gradients
+    whole = engine.width * engine.trained
+    shared = engine.numbers.accumulated_bytes * engine.share
+    after = engine.states.plus(gradients=shared)
+    update = shared
     if engine.numbers.accumulated_bytes < 4:
         update += 4 * engine.share
-    return after, after.plus("optimizer", buffers=update)
+    if engine.experiment.zero_stage == 2:
+        staying = engine.width / engine.ranks
+        held = min(engine.bucket, whole)
+        passes = _passes(engine, engine.states, shared, staying, held, later=engine.buckets)
+        reduction = after.plus("reduction")
+    else:
+        states = engine.states
+        later = engine.buckets
+        if engine.accumulates:  # the first micro-batch allocates the buckets
+            states = states.plus(buffers=engine.buckets)
+            later = 0
+        passes = _passes(engine, states, whole, staying=engine.width, later=later)
+        reduction = after.plus("reduction", gradients=whole)
+    return [*passes, reduction, after.plus("optimizer", buffers=update)]
 
 
 def _offloaded_optimizer(engine: Engine) -> list[MemoryParts]:
