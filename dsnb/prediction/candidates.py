@@ -178,7 +178,7 @@ def _splits(
 def _shared(training: Training) -> Iterator[dict[str, Any]]:
     """Yield the ways to share the work among the GPUs; tensor parallelism is with ZeRO 1 and inside a node."""
     for each in sorted(STRATEGIES.values(), key=lambda each: each.simplicity):
-        if each.suits(training.gpus):
+        if each.min_ranks <= training.gpus <= each.max_ranks:
             yield from each.candidates()
     heads = facts(training.model).get("heads") or 1
     for ranks in (2, 4, 8):

@@ -4,6 +4,7 @@ Settings `s` are an `Experiment`, or any object with the attributes that a metho
 that reads a missing attribute raises AttributeError: an absent setting has no value.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -128,6 +129,9 @@ class Strategy:
     """Name among the kinds of settings that predictions have errors for; by default the label."""
     simplicity: int = 9
     """Rank among the strategies, the simplest first, where two settings are equally fast."""
+    min_ranks: int = 2
+    """Fewest ranks to recommend it for; sharing needs at least two."""
+    max_ranks: float = math.inf
     settings: frozenset[str] = frozenset()
     """Those of `USED_BY` that the strategy has."""
     is_runnable: bool = True
@@ -175,10 +179,6 @@ class Strategy:
     def candidates(self) -> list[dict[str, Any]]:
         """Return the settings that `recommend` compares, the simplest first."""
         return [{"strategy": self.name}]
-
-    def suits(self, ranks: int) -> bool:
-        """Return whether to consider it for a number of ranks; sharing needs at least two."""
-        return ranks > 1
 
     def lacks(self, name: str, s: Any) -> str:
         """Return why a setting does not apply, from "but" to the end of a sentence; empty if it does."""
