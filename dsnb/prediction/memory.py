@@ -6,7 +6,7 @@ DeepSpeed 0.19.8 and were checked against runs on CPU ranks (docs/explanation/pr
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from dsnb.prediction.shapes import shape
 from dsnb.prediction.traces import MemoryTrace
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.framework_defaults import ZERO, zero_number
-from dsnb.settings.strategies import Numbers, load
+from dsnb.settings.strategies import load
 
 MEMORY = tuned.numbers("memory")
 UNTRACED = tuned.numbers("untraced")
@@ -38,7 +38,7 @@ def peak_memory(experiment: Experiment, trace: MemoryTrace) -> MemoryParts:
     rule = load(experiment.parallel_strategy.memory_rule)
     moments: list[MemoryParts] = []
     for of_rank in _of_ranks(experiment, trace):
-        moments += rule(engine_of(experiment, of_rank))
+        moments += rule(Engine(experiment, of_rank))
     peak = max(moments, key=lambda moment: moment.total)
     return peak.plus(workspace=MEMORY.workspace_gib * GIB)
 
@@ -144,84 +144,59 @@ def _split_by_tensor_parallel(experiment: Experiment, trace: MemoryTrace) -> Mem
     return replace(trace, kept=trace.kept - less, forward_peak=forward_peak, moments=moments)
 
 
-@dataclass(frozen=True)
 class Engine:
     """The sizes of one rank that the rules use, in bytes unless noted."""
 
-    experiment: Experiment
-    trace: MemoryTrace
-    numbers: Numbers
-    width: int  # of a trained weight, and of its gradient as the backward pass leaves it
-    ranks: int  # data-parallel ranks
-    trained: float  # elements on a rank before data-parallel ranks share them
-    share: float  # elements of a rank where they do
-    frozen: float  # elements that LoRA freezes
-    states: MemoryParts  # weights and optimizer states
-    bucket: float  # of one gradient bucket
-    buckets: float  # of all buckets: two alternate if communication overlaps with computation
-    accumulates: bool  # whether there are gradients when the last micro-batch is computed
-    offloaded: str  # to host memory: `none`, `optimizer` or `all`
+    def __init__(self, experiment: Experiment, trace: MemoryTrace) -> None:
+        # Embeddings, which are tied to the output layer, are whole on each tensor-parallel rank and
+        # on the outer stages.
+        root_share = trace.of_root / trace.parameters
+        of_rank = root_share + (1 - root_share) / experiment.model_parallel
+        self.experiment = experiment
+        self.trace = trace
+        self.numbers = experiment.numbers
+        self.width = self.numbers.trained_bytes  # of a trained weight and of its gradient
+        self.ranks = experiment.data_parallel
+        self.trained = trace.trainable * of_rank  # elements before data-parallel ranks share them
+        self.share = self.trained / self.ranks  # elements where they do
+        self.frozen = (trace.parameters - trace.trainable) * of_rank  # elements, by LoRA
+        self.accumulates = experiment.grad_accum > 1
+        self.offloaded = experiment.offload.partition("-")[0]  # `none`, `optimizer` or `all`
+        self.states = _states(self, _moments(experiment, trace) * of_rank)
+        strategy = experiment.parallel_strategy
+        given = experiment.deepspeed.get("zero_optimization.reduce_bucket_size")
+        self.bucket = self.width * float(given or strategy.bucket_elements(experiment))
+        # Under DeepSpeed's autocast, linear layers have their own bucket, unless LoRA trains nothing
+        # else (`torch_autocast.get_all_comm_dtypes`). At ZeRO 3 it is in half precision, else in the
+        # gradients' precision.
+        buckets = self.bucket
+        if strategy.is_deepspeed and self.numbers.autocast:
+            linear = self.bucket / 2 if experiment.zero_stage == 3 else self.bucket
+            buckets = linear if experiment.lora_rank else self.bucket + linear
+        if experiment.overlap_comm == "on":  # two alternate
+            buckets *= 2
+        self.buckets = buckets
 
 
-def engine_of(experiment: Experiment, trace: MemoryTrace) -> Engine:
-    """Return the sizes of a setting."""
-    # Embeddings, which are tied to the output layer, are whole on each tensor-parallel rank and on
-    # the outer stages.
-    root_share = trace.of_root / trace.parameters
-    of_rank = root_share + (1 - root_share) / experiment.model_parallel
-    numbers = experiment.numbers
-    strategy = experiment.parallel_strategy
-    given = experiment.deepspeed.get("zero_optimization.reduce_bucket_size")
-    bucket = numbers.trained_bytes * float(given or strategy.bucket_elements(experiment))
-    buckets = bucket
-    # Under DeepSpeed's autocast, linear layers have their own bucket, unless LoRA trains nothing
-    # else (`torch_autocast.get_all_comm_dtypes`). At ZeRO 3 it is in half precision, else in the
-    # gradients' precision.
-    if strategy.is_deepspeed and numbers.autocast:
-        linear = bucket / 2 if experiment.zero_stage == 3 else bucket
-        buckets = linear if experiment.lora_rank else bucket + linear
-    if experiment.overlap_comm == "on":
-        buckets *= 2
-    trained = trace.trainable * of_rank
-    frozen = (trace.parameters - trace.trainable) * of_rank
-    moments = _moments(experiment, trace) * of_rank
-    return Engine(
-        experiment,
-        trace,
-        numbers,
-        width=numbers.trained_bytes,
-        ranks=experiment.data_parallel,
-        trained=trained,
-        share=trained / experiment.data_parallel,
-        frozen=frozen,
-        states=_states(experiment, trained, frozen, moments),
-        bucket=bucket,
-        buckets=buckets,
-        accumulates=experiment.grad_accum > 1,
-        offloaded=experiment.offload.partition("-")[0],
-    )
-
-
-def _states(experiment: Experiment, trained: float, frozen: float, moments: float) -> MemoryParts:
+def _states(engine: Engine, moments: float) -> MemoryParts:
     """Return the weights and optimizer states of a rank.
 
     Also in full precision, ZeRO 1 to 3 have masters of their own: clones of their share of the
     fp32 weights.
     """
-    strategy = experiment.parallel_strategy
-    numbers = experiment.numbers
-    is_shared = strategy.shards_optimizer(experiment)
-    weights = numbers.trained_bytes * trained + numbers.computed_bytes * frozen
+    strategy = engine.experiment.parallel_strategy
+    is_shared = strategy.shards_optimizer(engine.experiment)
+    weights = engine.width * engine.trained + engine.numbers.computed_bytes * engine.frozen
     optimizer = moments
-    if numbers.masters or (strategy.is_deepspeed and is_shared):
-        optimizer += 4 * trained
+    if engine.numbers.masters or (strategy.is_deepspeed and is_shared):
+        optimizer += 4 * engine.trained
     if is_shared:
-        optimizer /= experiment.data_parallel
-    if strategy.shards_weights(experiment):
-        weights /= experiment.data_parallel
-    if experiment.offload != "none":
+        optimizer /= engine.ranks
+    if strategy.shards_weights(engine.experiment):
+        weights /= engine.ranks
+    if engine.offloaded != "none":
         optimizer = 0
-    if experiment.offload.startswith("all"):
+    if engine.offloaded == "all":
         weights = 0
     return MemoryParts(weights=weights, optimizer=optimizer)
 

@@ -215,7 +215,8 @@ def tabulated(
     parts_s = pd.DataFrame(vars(times)).to_dict("records")
     steps_s = np.asarray(times.step_time_s).tolist()
     rows = []
-    for place, (experiment, trace) in enumerate(zip(experiments, model_traces, strict=True)):
+    steps = zip(experiments, model_traces, by_cpu, steps_s, parts_s, strict=True)
+    for experiment, trace, is_by_cpu, step_s, parts in steps:
         row = {
             "experiment": experiment.name_with_model,
             "host_memory_gib": host_memory.of_node(experiment, hardware.link),
@@ -224,18 +225,18 @@ def tabulated(
         if trace:
             row |= _memory_columns(experiment, trace, hardware, row["host_memory_gib"])
         is_tight = row.get("tight", False)
-        error = hardware.time_error(experiment, by_cpu[place]).columns("step_time")
+        error = hardware.time_error(experiment, is_by_cpu).columns("step_time")
         if is_tight:
             error = {"step_time_error_pct": math.nan, "step_time_error_on": TIGHT}
         error_pct = error["step_time_error_pct"]
-        tokens_per_s = experiment.tokens_per_step / steps_s[place]
+        tokens_per_s = experiment.tokens_per_step / step_s
         row |= {
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_error_pct": error_pct,
-            "step_time_s": steps_s[place],
+            "step_time_s": step_s,
             **error,
-            "limited_by": "CPU" if by_cpu[place] else "GPU",
-            **parts_s[place],
+            "limited_by": "CPU" if is_by_cpu else "GPU",
+            **parts,
         }
         usual_tokens = math.nan
         if trace:

@@ -404,8 +404,7 @@ def forecast(
     notes
         Why combinations were refused, and on how many measured settings predicted speeds were calibrated.
     """
-    axes = [value if isinstance(value, list) else [value] for value in settings.values()]
-    combinations = itertools.product(*axes)
+    combinations = itertools.product(*map(built_in.listed, settings.values()))
     experiments, refused = allowed(dict(zip(settings, one, strict=True)) for one in combinations)
     same_gpu = runs_on(runs, gpus.find(gpu)) if runs is not None else pd.DataFrame()
     timed = len({run.experiment.name_with_model for run in measured(same_gpu, link)})

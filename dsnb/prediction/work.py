@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from dsnb.base.formulas.memory import recomputed_blocks
 from dsnb.prediction import tuned
-from dsnb.prediction.shapes import Counts, Pass, shape
+from dsnb.prediction.shapes import shape
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.strategies import Numbers, Strategy
 from dsnb.settings.strategies.logged import MEGATRON
 from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS
 
@@ -42,45 +41,28 @@ def recomputed_share(experiment: Experiment) -> float:
     return recomputed_blocks(layers, experiment.checkpoint_every) / layers
 
 
-class _Step(NamedTuple):
+class _Step:
     """What the counts of a step depend on."""
 
-    experiment: Experiment
-    strategy: Strategy
-    numbers: Numbers
-    model: Counts
-    kind: str  # `eager`, `compiled` or `megatron`
-    trained: float  # parameters
-    tensors: float  # trained parameter tensors of a pipeline stage
-    layers: float  # of a pipeline stage
-    again: float  # share of blocks whose forward pass runs again
-    forward: Pass
-    backward: Pass
-
-
-def _step(experiment: Experiment) -> _Step:
-    model = shape(experiment.model)
-    stages = experiment.pipeline_parallel
-    kind = "compiled" if experiment.compile != "off" else "eager"
-    if experiment.strategy == MEGATRON:
-        kind = "megatron"
-    tensors = model.layers * model.tensors + model.root_tensors
-    if experiment.lora_rank:
-        tensors = 2 * model.layers * model.linear
-    forward, backward = model.passes(experiment, kind)
-    return _Step(
-        experiment,
-        experiment.parallel_strategy,
-        experiment.numbers,
-        model,
-        kind,
-        trained=trained_parameters(experiment),
-        tensors=tensors / stages,
-        layers=model.layers / stages,
-        again=recomputed_share(experiment),
-        forward=forward,
-        backward=backward,
-    )
+    def __init__(self, experiment: Experiment) -> None:
+        model = shape(experiment.model)
+        stages = experiment.pipeline_parallel
+        kind = "compiled" if experiment.compile != "off" else "eager"
+        if experiment.strategy == MEGATRON:
+            kind = "megatron"
+        tensors = model.layers * model.tensors + model.root_tensors
+        if experiment.lora_rank:
+            tensors = 2 * model.layers * model.linear
+        self.experiment = experiment
+        self.strategy = experiment.parallel_strategy
+        self.numbers = experiment.numbers
+        self.model = model
+        self.kind = kind
+        self.trained = trained_parameters(experiment)
+        self.tensors = tensors / stages  # trained parameter tensors of a pipeline stage
+        self.layers = model.layers / stages
+        self.again = recomputed_share(experiment)
+        self.forward, self.backward = model.passes(experiment, kind)
 
 
 def work(experiment: Experiment) -> dict[str, float]:
@@ -89,7 +71,7 @@ def work(experiment: Experiment) -> dict[str, float]:
     That is the last stage of a pipeline: it has its share of the blocks and the output layer, and
     the others wait.
     """
-    step = _step(experiment)
+    step = _Step(experiment)
     model = step.model
     numbers = step.numbers
     again = step.again

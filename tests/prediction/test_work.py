@@ -56,7 +56,7 @@ def test_eager_adapters_move_what_peft_casts_scales_and_adds():
         given = Experiment(
             model=model, lora_rank=8, device="cuda", compile=compiled, activation_checkpointing=True
         )
-        moved = module._adapter_bytes(module._step(given))
+        moved = module._adapter_bytes(module._Step(given))
         assert moved == pytest.approx(3 * bytes_each * numbers)
 
 
