@@ -133,11 +133,6 @@ def peak_error(experiment: Experiment) -> ExpectedError:
     return expected_error([kind(experiment)], PEAK_ERRORS, MIN_PEAKS)
 
 
-def host_error(experiment: Experiment) -> ExpectedError:
-    """Return the error to expect of predicted host memory."""
-    return expected_error([host_kind(experiment)], HOST_ERRORS)
-
-
 def by_kind(
     runs: Sequence[Measured], errors_pct: Sequence[float], constants: Constants = DEFAULT
 ) -> dict[str, PredictionError]:

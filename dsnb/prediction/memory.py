@@ -203,9 +203,7 @@ def _states(engine: Engine, moments: float) -> MemoryParts:
 
 def _moments(experiment: Experiment, trace: MemoryTrace) -> float:
     """Return the bytes of the optimizer's moments."""
-    if (
-        experiment.optimizer == "muon"
-    ):  # matrices of the blocks have one moment, everything else two
+    if experiment.optimizer == "muon":  # matrices of blocks have one moment, everything else two
         return 4 * (2 * trace.trainable - trace.layers * trace.of_block)
     if experiment.optimizer != "adafactor":
         return MOMENTS * trace.trainable

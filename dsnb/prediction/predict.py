@@ -217,10 +217,11 @@ def tabulated(
     rows = []
     steps = zip(experiments, model_traces, by_cpu, steps_s, parts_s, strict=True)
     for experiment, trace, is_by_cpu, step_s, parts in steps:
+        kind = accuracy.host_kind(experiment)
         row = {
             "experiment": experiment.name_with_model,
             "host_memory_gib": host_memory.of_node(experiment, hardware.link),
-            **accuracy.host_error(experiment).columns("host_memory"),
+            **accuracy.expected_error([kind], accuracy.HOST_ERRORS).columns("host_memory"),
         }
         if trace:
             row |= _memory_columns(experiment, trace, hardware, row["host_memory_gib"])

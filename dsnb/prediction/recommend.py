@@ -239,10 +239,10 @@ def _answer(
     search: Search, result: SearchResult, more: Iterable[Sentence], offloaded: bool = False
 ) -> Answer:
     """Return the answer of a search; `offloaded` says that offload was considered, too."""
-    options = result.options
     title = tasks(settings_of(list(search.asked.values())[:1]))[0].title
     if not result.chosen:
         return Answer(title, search.table.head(0), (no_fit(search, offloaded), *more))
+    options = result.options
     ranked = options.loc[result.chosen]
     column = search.question.column
     table = result.table.loc[result.chosen].drop(columns=OF_SEARCH)

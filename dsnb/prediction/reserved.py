@@ -23,16 +23,13 @@ class Rule(NamedTuple):
 
     share: float  # of that peak
     each: float  # bytes per trained parameter of a rank's share
-    expected: (
-        ExpectedError  # the kind that it is fitted to, and the error on models that were left out
-    )
+    expected: ExpectedError  # kind that it is fitted to, and error on models that were left out
 
     def reserved_gib(self, experiment: Experiment, allocated_gib: float) -> float:
         """Return the GiB that the allocator would hold if the GPU had room for it."""
-        of_rank = (
-            trained_parameters(experiment) / experiment.gpus
-        )  # whether or not they are sharded
-        return (1 + self.share) * allocated_gib + self.each * of_rank / GIB
+        # Of a rank, whether or not the strategy shards them.
+        parameters = trained_parameters(experiment) / experiment.gpus
+        return (1 + self.share) * allocated_gib + self.each * parameters / GIB
 
 
 RULES = {

@@ -57,7 +57,7 @@ class _Step:
         self.strategy = experiment.parallel_strategy
         self.numbers = experiment.numbers
         self.model = model
-        self.kind = kind
+        self.kind = kind  # `eager`, `compiled`, or `megatron`, whose fused kernels are its own
         self.trained = trained_parameters(experiment)
         self.tensors = tensors / stages  # trained parameter tensors of a pipeline stage
         self.layers = model.layers / stages
@@ -254,9 +254,8 @@ def _weight_traffic(step: _Step) -> float:
     numbers = step.numbers
     model = step.model
     moved = 0.0
-    if (
-        numbers.casts_weights
-    ):  # weights fp32 -> half, gradients half -> fp32, but for those of experts
+    if numbers.casts_weights:
+        # Weights fp32 -> half, gradients half -> fp32, but for those of experts.
         moved += 12.0 * (1 - model.layers * model.experts / model.parameters)
     if strategy.wraps_blocks and experiment.gpus > 1:
         # Gathered weights into place in both passes, gradients cast and laid out to be scattered.

@@ -33,7 +33,7 @@ USED_BY = {
 
 @dataclass(frozen=True)
 class Numbers:
-    """The number formats of a training, by their names in `precision`, and the bytes of a number."""
+    """The number formats of a training, by their names in `precision`, with the bytes of a number."""
 
     computed: str
     """Format of matrix products."""
@@ -54,13 +54,13 @@ class Numbers:
     trained: str
     """Format of trained weights and of their gradients."""
     computed_bytes: int
-    """Of a number in matrix products."""
+    """Bytes of a number in matrix products."""
     stream_bytes: int
-    """Of a number in the residual stream between blocks, which autocast leaves in fp32."""
+    """Bytes of a number in the residual stream between blocks, which autocast leaves in fp32."""
     trained_bytes: int
-    """Of a trained weight, and of its gradient as the backward pass leaves it."""
+    """Bytes of a trained weight, and of its gradient as the backward pass leaves it."""
     accumulated_bytes: int
-    """Of a gradient that is kept until the optimizer's step."""
+    """Bytes of a gradient that is kept until the optimizer's step."""
 
 
 def width(precision: str) -> int:
@@ -132,6 +132,7 @@ class Strategy:
     min_ranks: int = 2
     """Fewest ranks to recommend it for; sharing needs at least two."""
     max_ranks: float = math.inf
+    """Most ranks to recommend it for."""
     settings: frozenset[str] = frozenset()
     """Those of `USED_BY` that the strategy has."""
     is_runnable: bool = True
