@@ -2,6 +2,7 @@
 
 import json
 import math
+
 import pandas as pd
 import pytest
 
@@ -168,7 +169,9 @@ def test_settings_of_which_none_is_valid():
         "no combination of settings is left: give each one a value"
     )
     wrong = {"zero_stage": 3, "pad_vocab": 64}
-    words = "pad_vocab is 64, but zero_stage is 3: weights are partitioned as built; use ZeRO 0 to 2"
+    words = (
+        "pad_vocab is 64, but zero_stage is 3: weights are partitioned as built; use ZeRO 0 to 2"
+    )
     assert refusal(lambda: allowed([wrong, wrong])) == words
     accepted, refused = allowed([wrong, {"zero_stage": 2}])
     assert ([one.zero_stage for one in accepted], refused) == ([2], [words])
@@ -223,9 +226,7 @@ def test_measuring(monkeypatch):
     assert refusal(lambda: dsnb.recommend("opt-tiny", settings={"device": "cpu"})) == words
     words = "objective is 'memory', but CPU ranks are measured here: use days or tokens_per_s"
     assert refusal(lambda: dsnb.recommend("opt-tiny", measure=1, objective="memory")) == words
-    words = (
-        "gpu is 'H100', but runs are measured on this machine, which has no GPU: leave it out"
-    )
+    words = "gpu is 'H100', but runs are measured on this machine, which has no GPU: leave it out"
     assert refusal(lambda: dsnb.recommend("opt-tiny", "H100", measure=1)) == words
     for number in (-1, 1.5, "3"):
         words = f"measure is {number!r}: give the number of settings to run, such as 3"
