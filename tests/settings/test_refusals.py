@@ -42,7 +42,7 @@ import pytest
 import dsnb
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import plain_yaml
-from dsnb.base.system import hardware
+from dsnb.base.system import hardware, interpreter
 from dsnb.settings import checks, hostfile
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import read_params
@@ -244,6 +244,20 @@ def test_other_refusals(call, sentence, ask):
     assert SweepPaths(Path("out")).run("n" * 255, 1).dir == Path("out", "n" * 255, "run1")
 
 
+def test_what_deepspeed_says_of_its_keys_is_what_a_machine_cannot_run(ask, monkeypatch):
+    words = "deepspeed.fast is no key of DeepSpeed: did you mean 'faster'?"
+    monkeypatch.setattr(
+        interpreter, "ask", lambda module, *stage, given: [words, f"{stage} {given}"]
+    )
+    case = {"settings": {"device": "cpu", "zero_stage": 1}, "machine": {}}
+    assert ask(case, {"deepspeed": {"fast": 3}}) == [words, "('1',) {\"fast\": 3}"]
+    assert ask(case, {}) == []
+    missing = {**case, "machine": {"missing": ["deepspeed"]}}
+    assert ask(missing, {"deepspeed": {"fast": 3}}) == [
+        "training needs deepspeed: pip install 'dsnb[train]'"
+    ]
+
+
 def refusals_in_code() -> Iterator[tuple[str, range]]:
     """Yield the file and the lines of every statement of `dsnb.settings` that can refuse something."""
     for path in sorted((ROOT / "dsnb" / "settings").rglob("*.py")):
@@ -317,7 +331,7 @@ def test_every_refusal_in_the_code_has_a_case(ask):
     missing = []
     for path, lines in refusals:
         if not any((path, line) in run for line in lines):
-            missing.append(f"{path}, line {lines[0]}")
+            missing.append(f"{Path(path).relative_to(ROOT)}, line {lines[0]}")
     assert missing == []
     assert len(refusals) > 100  # what finds them still does
 
