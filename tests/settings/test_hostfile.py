@@ -9,7 +9,7 @@ from dsnb import Experiment
 from dsnb.base.errors import SettingsError
 from dsnb.measure.launcher.hosts import command
 from dsnb.measure.sweep.allocation import load_groups
-from dsnb.settings import hostfile
+from dsnb.settings import checks, hostfile
 from dsnb.settings.hostfile import Host
 
 EIGHT = "# two machines\n\nworker-1 slots=8  # rack 1\n  worker-2\tslots = 8\n"
@@ -124,6 +124,7 @@ def test_slurm_is_a_hostfile_in_a_job_alone(monkeypatch, tmp_path):
         Host("n1", (1, 2, 3)),
         Host("n2", (0, 1, 2, 3)),
     )
+    assert checks.unsupported(Experiment(hostfile="slurm", gpus=8)) == []
 
 
 def test_what_would_block_or_never_end_is_no_hostfile(tmp_path):
