@@ -69,11 +69,11 @@ def test_limits_of_a_job():
     assert Allocation(1, 1, time_min=0, extra_options={"mem": "2G", "exclusive": ""}).nodes == 1
 
 
-@pytest.mark.parametrize(("gpus", "nodes"), [(9, 1), (1, 3)])
+@pytest.mark.parametrize(("gpus", "nodes"), [(9, 1), (3, 3)])
 def test_settings_that_a_job_has_no_room_for(gpus, nodes):
-    asked = Experiment(device="cpu", gpus=max(gpus, nodes), nodes=nodes)
+    asked = Experiment(device="cpu", gpus=gpus, nodes=nodes)
     words = (
-        f"gpus is {asked.gpus} and nodes is {nodes}: a job may have 2 nodes with 4 each; "
+        f"gpus is {gpus} and nodes is {nodes}: a job may have 2 nodes with 4 each; "
         "raise --nodes or --gpus-per-node"
     )
     assert refusal(lambda: Allocation(2, 4).place(asked)) == words
