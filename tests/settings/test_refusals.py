@@ -211,6 +211,14 @@ OTHERS: list[tuple[Callable[[], object], str]] = [
         "there is no folder 'params': `dsnb init` writes one, with params files in it",
     ),
     (
+        lambda: read_params("others/sweep.yaml"),
+        "params file 'others/sweep.yaml' cannot be read: No such file or directory; check the path",
+    ),
+    (
+        lambda: (Path("params").mkdir(), read_params("params/sweep.yaml")),
+        "params file 'params/sweep.yaml' cannot be read: No such file or directory; check the path",
+    ),
+    (
         lambda: hostfile.hosts("slurm"),
         "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc",
     ),
