@@ -15,6 +15,7 @@ from dsnb.measure.launcher import folder, hosts, local
 from dsnb.measure.sweep import allocation, job, run
 from dsnb.measure.sweep.allocation import Allocation
 from dsnb.measure.sweep.params import load_sweep
+from dsnb.settings import inputs
 from dsnb.settings.hostfile import Host
 from dsnb.settings.records.paths import RunPaths
 from tests.support.refusals import message_of
@@ -146,13 +147,14 @@ def test_models_that_cannot_be_built_stop_a_sweep(here, monkeypatch):
 def test_input_files_that_change_during_a_sweep(here):
     Path("text.txt").write_text("some text")
     (planned,) = run.with_inputs(load_sweep("a.yaml", {"data": "text.txt"})).runs
-    assert list(job.check_inputs(planned)) == ["text.txt"]
+    assert job.check_inputs(planned, inputs.digests(planned.experiment)) is None
     Path("text.txt").write_text("another text")
     words = (
         "text.txt has changed since the sweep began: restore it, or choose another --output, "
         "so that runs with different files are not averaged"
     )
-    assert refusal(lambda: job.check_inputs(planned)) == words
+    now = inputs.digests(planned.experiment)
+    assert refusal(lambda: job.check_inputs(planned, now)) == words
 
 
 def test_a_job_of_an_empty_folder(here):
