@@ -14,7 +14,7 @@ from typing import Any
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import planning
 from dsnb.base.formulas.memory import HALF
-from dsnb.base.formulas.model_shapes import facts
+from dsnb.base.formulas.model_shapes import SPLIT, facts
 from dsnb.prediction.gpus import NODE_GPUS
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.strategies import STRATEGIES, strategy
@@ -181,7 +181,10 @@ def _shared(training: Training) -> Iterator[dict[str, Any]]:
     for each in sorted(STRATEGIES.values(), key=lambda each: each.simplicity):
         if each.min_ranks <= training.gpus <= each.max_ranks:
             yield from each.candidates()
-    heads = facts(training.model).get("heads") or 1
+    known = facts(training.model)
+    if known.get("family") not in {None, *SPLIT}:
+        return  # otherwise the rules would refuse a split that nobody asked for
+    heads = known.get("heads") or 1
     for ranks in (2, 4, 8):
         is_inside = ranks <= min(training.gpus, NODE_GPUS)
         if is_inside and training.gpus % ranks == 0 and heads % ranks == 0:

@@ -273,9 +273,9 @@ def _lacking_gpu(s: "Experiment") -> Iterator[str]:
         return
     if s.gpus > len(gpus):
         yield f"gpus is {s.gpus}: this machine has {len(gpus)}; use at most {len(gpus)}, 'auto', or a hostfile"
-    if s.precision in {"bf16", "tf32"} and min(gpu.capability for gpu in gpus) < (8, 0):
-        yield f"precision is '{s.precision}': {gpus[0].name} does not support it; use 'fp16' or 'fp32'"
     slowest = min(gpus, key=lambda gpu: gpu.capability)
+    if s.precision in {"bf16", "tf32"} and slowest.capability < (8, 0):
+        yield f"precision is '{s.precision}': {slowest.name} does not support it; use 'fp16' or 'fp32'"
     if s.matmul == "fp8" and slowest.capability < FP8_CAPABILITY:
         yield no_fp8(slowest.name, slowest.capability)
 
