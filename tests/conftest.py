@@ -70,7 +70,7 @@ FORK_SERVERS = 2
 @functools.cache
 def imports_torch(file: str) -> bool:
     """Return whether tests of a file import torch, DeepSpeed or transformers, which takes 7 s: one worker runs all."""
-    imports = r"lazy\.Module|^ +(import|from) (torch|deepspeed|transformers)\b"
+    imports = r"lazy\.Module|strategies\.load|^ +(import|from) (torch|deepspeed|transformers)\b"
     return re.search(imports, (ROOT / file).read_text(), re.M) is not None
 
 
