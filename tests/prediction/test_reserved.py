@@ -10,7 +10,6 @@ from benchmarks import reserved_memory
 from benchmarks.reserved_memory import Row
 from dsnb.prediction import predict, reserved
 from dsnb.prediction.reserved import RULES
-from dsnb.prediction.shapes import shape
 from dsnb.results.answers import decide
 from dsnb.results.answers.decide import Question
 from dsnb.show.render.predictions import predicted_figures
@@ -18,13 +17,13 @@ from tests import ROOT
 from tests.prediction.made_up import given, trace_nothing
 
 
-def test_what_is_reserved_by_hand():
-    """FSDP on four GPUs: 1.8 % of the tensors and 4.88 bytes for each parameter of a rank's quarter."""
-    quarter = shape("opt-1.3b").parameters / 4 / 2**30
+def test_what_is_reserved_by_hand(monkeypatch):
+    """FSDP on four GPUs: 10 % of 20 GiB, and 4 bytes for each of 1,315,758,080 / 4 parameters: 1.2254 GiB."""
+    made_up = RULES["expandable"]["FSDP"]._replace(share=0.1, each=4.0)
+    monkeypatch.setitem(RULES["expandable"], "FSDP", made_up)
     experiment = given(strategy="fsdp", gpus=4)
-    rule = RULES["expandable"]["FSDP"]
     assert reserved.rule(experiment).reserved_gib(experiment, 20.0) == pytest.approx(
-        (1 + rule.share) * 20 + rule.each * quarter
+        22 + 1.2254, abs=5e-5
     )
     assert (
         reserved.rule(given(zero_stage=1, compile="reduce-overhead")).expected.kind

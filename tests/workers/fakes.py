@@ -273,7 +273,7 @@ WAYS = (("off", False), ("off", True), ("default", True))
 
 
 def combined(run):
-    """Train with every strategy, then recomputed, then compiled as well, one after the other in the same processes.
+    """Train with the first `$DSNB_TEST_STRATEGIES`, then recomputed, then compiled as well, in the same processes.
 
     Of each, `combined.json` has the losses, the types of tensors that its blocks receive, the bytes that the last
     forward pass saved, and the types and sums of the model's buffers. Graphs are kept, since strategies of one number
@@ -283,7 +283,8 @@ def combined(run):
     torch._dynamo.config.automatic_dynamic_shapes = False
     base = Experiment.read(run.experiment)
     device, found = worker.set_up(base), {}
-    for shared, (compiled, recomputed) in itertools.product(SHARED, WAYS):
+    strategies = SHARED[: int(os.environ["DSNB_TEST_STRATEGIES"])]
+    for shared, (compiled, recomputed) in itertools.product(strategies, WAYS):
         changes = {**shared, "compile": compiled, "activation_checkpointing": recomputed}
         experiment = base.model_copy(update=changes)
         way = trained_way(experiment, device)

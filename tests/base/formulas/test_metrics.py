@@ -32,6 +32,7 @@ def test_only_blocks_are_recomputed():
     ]  # fmt: skip
 
 
+@pytest.mark.docs
 def test_recomputed_flops_are_those_that_torch_counts():
     import torch
     from torch.utils.flop_counter import FlopCounterMode

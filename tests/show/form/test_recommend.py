@@ -25,7 +25,7 @@ from tests import ROOT
 from tests.prediction.made_up import trace_nothing
 from tests.settings.records.test_result import make
 from tests.support.small_sweep import light_server
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 
 SMALL = {"precision": "fp32", "strategy": "deepspeed", "zero_stage": [0, 1], "loss": "whole", "steps": 3,
          "activation_checkpointing": False, "checkpoint_every": 1, "micro_batch_size": 2}  # fmt: skip
@@ -80,7 +80,7 @@ def test_stopped_by_ctrl_c_the_same_command_goes_on(tmp_path):
         wait_until(lambda: len([*out.glob("*/run*/result.json")]) == 2, "two results")
         one.send_signal(signal.SIGINT)
         said = one.stderr.read().decode().splitlines()
-        assert one.wait(60) == 130
+        assert one.wait(WAIT_S) == 130
     assert said[-1] == "interrupted: finished runs are kept, start the same command again to go on"
     assert any(line.startswith("measuring setting 1: zs") for line in said)
     before = {file: file.stat().st_mtime_ns for file in out.glob("*/run*/result.json")

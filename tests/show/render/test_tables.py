@@ -117,7 +117,6 @@ def test_settings_say_where_they_are_unknown():
         )
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("content", [b"question: 2024-99-99", b"\xff"])
 def test_the_heading_reads_a_params_file_as_a_sweep_does(tmp_path, content):
     (tmp_path / "params.yaml").write_bytes(content)
