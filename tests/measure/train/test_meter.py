@@ -91,6 +91,7 @@ def test_known_times_come_out_exactly(tmp_path):
     meter.close()
     assert (meter.times_s("timed"), meter.forwards_s("timed")) == ([0.5, 0.75], [0.25, 0.5])
     assert meter.cpu_bound is None  # a CPU has no queue
+    assert meter.skipped_steps == 2
     rows = json_files.read_lines(tmp_path / "steps.jsonl")
     assert [row["step_time_s"] for row in rows] == [2.0, 1.0, 0.5, 0.75]
     described = [[row[name] for name in ("phase", "step", "loss", "skipped")] for row in rows]
