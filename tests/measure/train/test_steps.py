@@ -195,7 +195,7 @@ def test_a_rank_is_set_up_as_the_settings_say(small, monkeypatch, settings, tf32
     before = [switch.allow_tf32 for switch in switches]
     for switch in switches:
         switch.allow_tf32 = not tf32
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads + 1))
     monkeypatch.setattr(torch.distributed, "new_group", lambda **options: made.append(options))
     monkeypatch.setattr(deepspeed.ops, "__compatible_ops__", {"an op": True}, raising=False)
     monkeypatch.setattr(
@@ -204,7 +204,7 @@ def test_a_rank_is_set_up_as_the_settings_say(small, monkeypatch, settings, tf32
     experiment = small(seed=5).model_copy(update=settings)
     try:
         device = worker.set_up(experiment)
-        assert (device.type, torch.get_num_threads()) == ("cpu", 1)
+        assert (device.type, torch.get_num_threads()) == ("cpu", threads + 1)
         assert [switch.allow_tf32 for switch in switches] == [tf32, tf32]
     finally:
         torch.set_num_threads(threads)
