@@ -185,6 +185,76 @@ def test_hosts_decide_the_device_and_tell_their_clocks_and_samples(hostfile, ans
     ]
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("settings", "address", "interfaces"),
+    [
+        ({}, "10.0.0.1", [{"GLOO_SOCKET_IFNAME": "eth0"}, {"GLOO_SOCKET_IFNAME": "eth1"}]),
+        ({"interface": "ib0"}, "10.9.0.1", 2 * [{"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib0"}]),
+    ],
+)  # fmt: skip
+def test_every_host_is_told_where_the_first_one_is(
+    hostfile, answers, tmp_path, settings, address, interfaces
+):
+    script = tmp_path / "bin" / "ssh"
+    script.write_text(
+        script.read_text().replace(
+            "cat > /dev/null", f'read told; echo "$told" > {tmp_path}/told-$2; cat > /dev/null'
+        )
+    )
+    for number, ahead_s in ((1, 0.0), (2, 3600.0)):
+        answers(
+            f"worker-{number}",
+            address=f"10.0.0.{number}",
+            interface=f"eth{number - 1}",
+            interfaces={"ib0": f"10.9.0.{number}"},
+            port=29500 + number,
+            monotonic_s=launch_clock.now_s() + ahead_s,
+        )
+    run = tmp_path / "run1"
+    ranks = ask(hostfile, run, device="cpu", **settings)
+    ranks.start("a.worker", 5000.0)
+    told = [tmp_path / f"told-worker-{number}" for number in (1, 2)]
+    wait_until(lambda: all(file.exists() and file.read_text() for file in told), "hosts are told")
+    requests = [json.loads(file.read_text()) for file in told]
+    ranks.end()
+    places = (Host("worker-1", (0, 1)), Host("worker-2", (0, 1)))
+    for number, request in enumerate(requests):
+        words = hosts.torchrun_words(places, number, address, 29501, "a.worker", run)
+        assert request["torchrun"] == words
+        assert request["interfaces"] == interfaces[number]
+        assert (request["device"], request["devices"]) == ("cpu", [0, 1])
+        assert request["allocator"] == "expandable"
+        # The time of the launch on the host's own clock.
+        assert request["launched_at_s"] == pytest.approx(5000 + 3600 * number, abs=100)
+
+
+@pytest.mark.parametrize(
+    ("device", "counts", "expected"),
+    [
+        ("auto", (0, 0), "cpu"),
+        ("cpu", (2, 2), "cpu"),
+        ("auto", (2, 2), "cuda"),
+        ("cuda", (3, 2), "cuda"),
+        ("auto", (2, 0), "worker-2 has 0 usable GPUs and 2 slots: correct the hostfile or gpus"),
+        ("cuda", (1, 2), "worker-1 has 1 usable GPUs and 2 slots: correct the hostfile or gpus"),
+    ],
+)
+@pytest.mark.process
+def test_hosts_use_gpus_if_each_has_those_of_its_slots(
+    hostfile, answers, tmp_path, device, counts, expected
+):
+    for number, count in enumerate(counts, start=1):
+        answers(f"worker-{number}", gpus=count, address="10.0.0.1", interface="eth0")
+    try:
+        ranks = ask(hostfile, tmp_path / "run1", device=device)
+        ranks.end()
+        found = ranks.experiment.device
+    except LaunchError as error:
+        found = str(error)
+    assert found == expected
+
+
 def test_a_port_that_is_in_use_and_gpus_that_are_waited_for(monkeypatch):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
