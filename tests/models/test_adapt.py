@@ -60,8 +60,14 @@ def test_a_stage_of_a_pipeline_has_the_weights_of_the_whole_model(small, stage):
     ],
 )
 @pytest.mark.parametrize("offload", [False, True])
-def test_every_nth_block_is_recomputed_and_nothing_else(small, settings, recomputed, offload):
+def test_every_nth_block_is_recomputed_and_nothing_else(
+    small, monkeypatch, settings, recomputed, offload
+):
     """A block is called again in the backward pass; its saved input is in host memory if it is offloaded."""
+    saved, save = [], build.save_on_cpu
+    monkeypatch.setattr(
+        "dsnb.models.build.save_on_cpu", lambda **how: saved.append(how) or save(**how)
+    )
     offloaded = {"checkpoint_offload": True} if offload and settings else {}
     model = built(small, "opt-tiny", **settings, **offloaded)
     calls = []
@@ -72,6 +78,7 @@ def test_every_nth_block_is_recomputed_and_nothing_else(small, settings, recompu
     loss.backward()
     again = [number for number, is_recomputed in enumerate(recomputed) if is_recomputed]
     assert sorted(calls[4:]) == again
+    assert saved == len(again) * bool(offloaded) * [{"pin_memory": False}]
     plain = built(small, "opt-tiny")
     expected = model_loss.CausalLoss(plain)(torch.arange(64).reshape(2, 32))
     expected.backward()

@@ -38,7 +38,7 @@ class FakeRanks:
 
 
 @pytest.fixture
-def watched(small, tmp_path, monkeypatch):
+def watch_ranks(small, tmp_path, monkeypatch):
     """Watch ranks, each look a second after the last one; return the outcome and when it was known."""
 
     def watch(**schedule):
@@ -76,8 +76,8 @@ def watched(small, tmp_path, monkeypatch):
         ({"steps_at_s": (1, 2, 3, 4, 5)}, "no end within the time limit of 100 s, 5 of 5 steps done", 101),
     ],
 )  # fmt: skip
-def test_a_run_that_exceeds_a_limit_times_out(watched, schedule, cause, at_s):
-    assert watched(**schedule) == (Outcome("timeout", cause), at_s)
+def test_a_run_that_exceeds_a_limit_times_out(watch_ranks, schedule, cause, at_s):
+    assert watch_ranks(**schedule) == (Outcome("timeout", cause), at_s)
 
 
 @pytest.mark.parametrize(
@@ -91,18 +91,18 @@ def test_a_run_that_exceeds_a_limit_times_out(watched, schedule, cause, at_s):
         ({"codes_at_s": {1: 10}, "end_at_s": 12}, 12),
     ],
 )
-def test_ranks_that_end_or_fail_tell_their_outcome_themselves(watched, schedule, at_s):
-    assert watched(**schedule) == (None, at_s)
+def test_ranks_that_end_or_fail_tell_their_outcome_themselves(watch_ranks, schedule, at_s):
+    assert watch_ranks(**schedule) == (None, at_s)
 
 
-def test_a_lost_host_ends_the_run_at_once(watched):
-    assert watched(lost_at_s=7) == (Outcome("failed", "host b was lost"), 7)
+def test_a_lost_host_ends_the_run_at_once(watch_ranks):
+    assert watch_ranks(lost_at_s=7) == (Outcome("failed", "host b was lost"), 7)
 
 
-def test_a_folder_that_is_removed_ends_the_launch(watched, tmp_path):
+def test_a_folder_that_is_removed_ends_the_launch(watch_ranks, tmp_path):
     tmp_path.rmdir()
     with pytest.raises(LaunchError, match=r"was removed during the run: start the sweep again$"):
-        watched()
+        watch_ranks()
 
 
 FAILED = {"rank": 0, "status": "failed", "cause": "it fell over", "in_communication": False}

@@ -1,5 +1,6 @@
 """How data, models and engines are set up; `test_strategies` trains with them."""
 
+import contextlib
 import inspect
 from itertools import pairwise
 from types import SimpleNamespace
@@ -308,3 +309,75 @@ def test_a_norm_is_not_copied_to_a_gpu(small):
         trainer.engine.get_global_grad_norm = lambda norm=norm: norm
         assert engine.EngineTrainer.grad_norm(trainer) == found
         assert not isinstance(engine.EngineTrainer.grad_norm(trainer), torch.Tensor)
+
+
+class Stepped:
+    """An engine that notes its calls; the loss of a micro-batch is the sum of its tokens."""
+
+    def __init__(self, module, skips):
+        self.module, self.calls, self.skips = module, [], iter(skips)
+        self.optimizer, self.device = SimpleNamespace(), torch.device("cpu")
+        self.torch_autocast_z0_gradscaler, self.skipped_steps = None, 0
+
+    def __call__(self, ids):
+        self.calls.append("forward")
+        return torch.tensor(float(ids.sum()), requires_grad=True)
+
+    def backward(self, loss):
+        self.calls.append(f"backward {loss.item():g}")
+
+    def step(self):
+        self.calls.append("step")
+        self.skipped_steps += next(self.skips)
+
+
+def test_an_engine_gets_each_micro_batch_and_its_own_parameters(small, monkeypatch):
+    given = {}
+
+    def initialize(**options):
+        given.update(options)
+        return Stepped(options["model"], [0, 0, 0, 1]), None
+
+    monkeypatch.setattr("deepspeed.initialize", initialize)
+    monkeypatch.setattr("dsnb.measure.train.engine.check", lambda *_: given.update(checked=True))
+    experiment = small(lora_rank=2, precision="bf16", zero_stage=1, gpus=2, grad_accum=2)
+    trainer = engine.DeepSpeedTrainer(experiment, {"a": 1}, torch.device("cpu"))
+    assert given["checked"] is True
+    assert (given["config"], given["optimizer"]) == ({"a": 1}, None)
+    trained = [one for one in given["model"].parameters() if one.requires_grad]
+    assert [id(one) for one in given["model_parameters"]] == [id(one) for one in trained]
+    parts, seen = ["forward", "backward", "optimizer"], []
+    trainer.section = lambda name: seen.append(name) or contextlib.nullcontext()
+    loss, skipped = trainer.step([torch.tensor([1]), torch.tensor([4])])
+    assert (loss.item(), skipped) == (2.5, False)
+    assert trainer.engine.calls == [
+        "forward",
+        "backward 1",
+        "step",
+        "forward",
+        "backward 4",
+        "step",
+    ]
+    assert seen == 2 * parts
+    assert trainer.step([torch.tensor([1]), torch.tensor([4])])[1] is True
+
+
+@pytest.mark.parametrize(
+    ("settings", "leaves"),
+    [
+        ({"zero_stage": 3, "leaf_modules": "blocks"}, ["GPT2Block"]),
+        ({"zero_stage": 3, "leaf_modules": "none"}, []),
+        ({"zero_stage": 1}, []),
+    ],
+)
+def test_blocks_are_gathered_whole_where_that_is_asked_for(small, monkeypatch, settings, leaves):
+    told = []
+    for name, value in {
+        "build": lambda *_: model.build(small(), {}, torch.device("cpu")),
+        "set_z3_leaf_modules": lambda _, kinds: told.extend(kind.__name__ for kind in kinds),
+        "check": lambda *_: None,
+        "deepspeed.initialize": lambda **options: (Stepped(options["model"], []),),
+    }.items():
+        monkeypatch.setattr(f"dsnb.measure.train.engine.{name}", value)
+    engine.DeepSpeedTrainer(small(gpus=2, **settings), {}, torch.device("cpu"))
+    assert told == leaves
