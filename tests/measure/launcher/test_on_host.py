@@ -1,5 +1,6 @@
 """What goes to hosts and what comes from them, as plain values: commands, variables, answers."""
 
+import itertools
 import json
 import os
 import shlex
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -292,6 +294,40 @@ def test_a_host_uses_the_gpus_of_its_slots_and_the_interfaces_that_are_named(mon
     names = ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "LOCAL_SIZE", launch_clock.LAUNCHED_AT)
     assert [os.environ[name] for name in names] == ["3,6", "ib0", "2", "7.5"]
     assert "PET_MAX_RESTARTS" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "expected"),
+    [
+        ({"lo": "127.0.0.1", "eth0": "10.0.0.5", "ib0": "10.9.0.5"}, ("10.0.0.5", "eth0")),
+        ({"docker0": "172.17.0.1", "eth0": "10.0.0.5"}, ("10.0.0.5", "eth0")),  # bridges last
+        ({"lo": "127.0.0.1", "down": "10.0.0.6"}, ("127.0.0.1", "lo")),
+    ],
+)
+def test_other_hosts_reach_a_host_on_an_interface_that_is_up(monkeypatch, interfaces, expected):
+    for name in ("SSH_CONNECTION", "SLURM_LAUNCH_NODE_IPADDR"):
+        monkeypatch.delenv(name, raising=False)
+    entries = {
+        name: [SimpleNamespace(family=socket.AF_INET, address=address)]
+        for name, address in interfaces.items()
+    }
+    states = {name: SimpleNamespace(isup=name != "down") for name in interfaces}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: entries)
+    monkeypatch.setattr("psutil.net_if_stats", lambda: states)
+    assert on_host.own_address() == expected
+
+
+@pytest.mark.parametrize(("token", "sees"), [("here", True), ("elsewhere", False)])
+def test_a_host_says_whether_it_sees_the_folder(monkeypatch, tmp_path, token, sees):
+    monkeypatch.setattr(
+        on_host, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda _: None)
+    )
+    monkeypatch.setattr("dsnb.measure.launcher.environment.describe", dict)
+    monkeypatch.setattr(hardware, "gpus", tuple)
+    (tmp_path / "here").touch()
+    answer = on_host.survey({"folder": str(tmp_path), "token": token})
+    assert (answer["sees_folder"], answer["gpus"], answer["busy"]) == (sees, 0, None)
+    assert answer["host"] == socket.gethostname()
 
 
 def test_how_long_a_host_may_be_silent(monkeypatch):

@@ -11,8 +11,9 @@ from dsnb.settings.records.paths import RunPaths
 from tests.support import lazy
 
 torch = lazy.Module("torch")
-worker, failure, trainers = (
-    lazy.Module(f"dsnb.measure.train.{name}") for name in ("worker", "failure", "trainer")
+worker, failure, trainers, launches = (
+    lazy.Module(f"dsnb.measure.train.{name}")
+    for name in ("worker", "failure", "trainer", "launches")
 )
 deepspeed = lazy.Module("deepspeed")
 
@@ -276,3 +277,88 @@ def test_without_an_observer_the_message_says_how_much_was_requested(tmp_path):
     (row,) = json_files.read_lines(run.failures)
     assert (row["status"], row["requested_gib"]) == ("oom", 4.0)
     assert 0 < row["allocated_gib"] < 1000
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("profile", [False, True])
+def test_rank_0_writes_the_record_and_every_rank_takes_part_in_the_profile(
+    small, tmp_path, monkeypatch, rank, profile
+):
+    """Launched at 100 s, started at 103, built at 110, and ended after 30 s; two timed steps took 5 s."""
+    made, events = {}, []
+    trainer = SimpleNamespace(
+        config=SimpleNamespace(vocab_size=9, num_hidden_layers=4, hidden_size=128),
+        describe=lambda: {"strategy": "x"},
+        parameters={"parameters": 7},
+    )
+
+    def meter(path, steps, tokens, device, launched_at, **options):
+        made.update(path=path, steps=steps, tokens=tokens, launched_at=launched_at, **options)
+        return SimpleNamespace(wall_s={"warmup": 2.0, "timed": 5.0})
+
+    def profiled(run, of, batch, device, step_s):
+        events.append(("profile", batch, step_s))
+
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("DSNB_LAUNCHED_AT", "100.0")
+    for name, value in {
+        "worker.set_up": lambda _: torch.device("cpu"),
+        "worker.make_trainer": lambda *_: trainer,
+        "worker.batches": lambda _, vocab, of_rank, device: lambda step: (vocab, of_rank, step),
+        "worker.Meter": meter,
+        "worker.train_steps": lambda *_: {"measured": True},
+        "profiling.profile": profiled,
+        "worker.versions": lambda: {"cuda": None},
+    }.items():
+        monkeypatch.setattr(f"dsnb.measure.train.{name}", value)
+    monkeypatch.setattr("dsnb.models.observe.flops.record", lambda _: {"flops_per_token": 3.0})
+    monkeypatch.setattr("dsnb.base.system.launch_clock.now_s", lambda: 110.0)
+    monkeypatch.setattr("dsnb.base.system.launch_clock.since_launch_s", lambda: 30.0)
+    monkeypatch.setattr(
+        torch.distributed, "destroy_process_group", lambda: events.append("destroyed")
+    )
+    run = RunPaths(tmp_path)
+    asked = small(gpus=2, warmup_steps=1, steps=2, profile=profile)
+    worker.train(run, asked, failure.Position(), 103.0)
+    record = json_files.read_json(run.worker)
+    if rank:
+        assert record is None
+    else:
+        threads = torch.get_num_threads()
+        assert record == {
+            "strategy": "x", "parameters": 7, "layers": 4, "hidden": 128, "cpu_threads": threads,
+            "gpu_name": None, "versions": {"cuda": None}, "measured": True, "power_source": None,
+            "phases_s": {"start": 3.0, "build": 7.0, "warmup": 2.0, "timed": 5.0},
+            "ended_s": 30.0, "flops_per_token": 3.0,
+        }  # fmt: skip
+    assert made["path"] == (None if rank else run.steps)
+    assert (made["steps"], made["tokens"], made["launched_at"]) == (3, 2 * 64, 100.0)
+    assert (made["gpu"], made["marks_forward"]) == (None, True)
+    last = [("profile", (9, rank, 2), 2.5)] if profile else []
+    assert events == [*last, "destroyed"]
+
+
+def test_a_launch_takes_the_median_of_batches_after_the_first(monkeypatch):
+    """Batches of 9, 6, 3 and 12 s, until 30 s have passed: 6 s are 5 passes of 120 operations."""
+    now_s = iter([0, 9, 10, 16, 20, 23, 30, 42])
+    monkeypatch.setattr(
+        "dsnb.measure.train.launches.time", SimpleNamespace(perf_counter=lambda: next(now_s))
+    )
+    assert launches.launch_us(torch.device("cpu"), 30.0) == 6e6 / (5 * 120)
+
+
+@pytest.mark.parametrize(("error", "code"), [(None, 0), (ValueError("3 is odd"), 1)])
+def test_a_rank_that_fails_says_why_and_ends_with_1(small, tmp_path, monkeypatch, error, code):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("DSNB_LAUNCHED_AT", raising=False)
+    run = RunPaths(tmp_path)
+    json_files.write_json(run.experiment, small().model_dump())
+
+    def work(of_run, experiment, position, began):
+        assert (of_run, experiment, position.phase) == (run, small(), "build")
+        if error:
+            raise error
+
+    assert worker.run_rank(str(tmp_path), work) == code
+    causes = [(row["rank"], row["cause"]) for row in json_files.read_lines(run.failures)]
+    assert causes == ([(1, "ValueError: 3 is odd")] if error else [])
