@@ -52,6 +52,7 @@ def watch_ranks(small, tmp_path, monkeypatch):
 
         def tick(_):
             ranks.now_s += 1.0
+            assert ranks.now_s < 300, "the run is watched for ever"
             if ranks.now_s >= ranks.lost_at_s:
                 ranks.external_failure = "host b was lost"
 
