@@ -300,7 +300,7 @@ def test_a_host_uses_the_gpus_of_its_slots_and_the_interfaces_that_are_named(mon
     ("interfaces", "expected"),
     [
         ({"lo": "127.0.0.1", "eth0": "10.0.0.5", "ib0": "10.9.0.5"}, ("10.0.0.5", "eth0")),
-        ({"docker0": "172.17.0.1", "eth0": "10.0.0.5"}, ("10.0.0.5", "eth0")),  # bridges last
+        ({"docker0": "10.0.0.1", "eth0": "10.0.0.5"}, ("10.0.0.5", "eth0")),  # bridges last
         ({"lo": "127.0.0.1", "down": "10.0.0.6"}, ("127.0.0.1", "lo")),
     ],
 )

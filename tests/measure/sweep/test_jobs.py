@@ -22,10 +22,11 @@ class Jobs:
 
     def __init__(self, lengths=None, most=99):
         self.lengths, self.most, self.events, self.active = lengths or {}, most, [], 0
-        self.queued = 0
+        self.queued, self.refused = 0, []
 
     def start(self, started):
         if self.active == self.most:
+            self.refused.append(started.name)
             return None
         self.active += 1
         self.events.append(f"start {started.name}")
@@ -78,6 +79,9 @@ def test_runs_without_a_lane_are_jobs_side_by_side_as_many_as_there_can_be(small
     assert executed(Jobs({"a": 5, "b": 1}, most=2), todo) == [
         "start a", "start b", "end b", "start c", "end c", "end a",
     ]  # fmt: skip
+    one_by_one = Jobs({"a": 3, "b": 3}, most=1)
+    assert executed(one_by_one, todo)[::2] == ["start a", "start b", "start c"]
+    assert "".join(one_by_one.refused).lstrip("b").strip("c") == ""  # none is tried before its turn
 
 
 def test_an_error_cancels_all_jobs_and_waits_for_their_ends(small, tmp_path):
@@ -164,6 +168,7 @@ def changed(made, **settings):
 
 def test_a_run_with_other_settings_or_files_is_refused_and_supervision_may_change(finished):
     assert run.is_finished(finished)
+    assert run.is_finished(finished, retry=True)
     assert run.is_finished(changed(finished, time_limit_s=7.0, master_port=5))
     with pytest.raises(SettingsError, match=r"with other settings \(seed was 0 and is 5\): choose"):
         run.is_finished(changed(finished, seed=5))
