@@ -44,7 +44,6 @@ def watch_ranks(small, tmp_path, monkeypatch):
     def watch(**schedule):
         ranks = FakeRanks(small(warmup_steps=1, steps=4, **LIMITS), **schedule)
         state = SimpleNamespace(step=0, total=5)
-        shown = []
 
         def read():
             before, state.step = state.step, sum(at <= ranks.now_s for at in ranks.steps_at_s)
@@ -57,7 +56,7 @@ def watch_ranks(small, tmp_path, monkeypatch):
                 ranks.external_failure = "host b was lost"
 
         state.read = read
-        progress = SimpleNamespace(state=state, refresh=lambda at_once=False: shown.append(at_once))
+        progress = SimpleNamespace(state=state, refresh=lambda at_once=False: None)
         monkeypatch.setattr(launch_clock, "now_s", lambda: BEGAN_S + ranks.now_s)
         monkeypatch.setattr("dsnb.measure.launcher.run.time", SimpleNamespace(sleep=tick))
         found = run.watch(RunPaths(tmp_path), ranks, BEGAN_S, progress)
