@@ -8,7 +8,7 @@ from benchmarks import prediction_errors
 from benchmarks.prediction_errors import Peak
 from dsnb.prediction import accuracy
 from dsnb.prediction.accuracy import PEAK_ERRORS, PredictionError, peak_error
-from dsnb.prediction.memory import engine_of, peak_memory
+from dsnb.prediction.memory import Engine, peak_memory
 from dsnb.prediction.traces import MemoryTrace
 from dsnb.settings.strategies import load
 from tests.prediction.made_up import MIB, PARAMETERS, RECORD, TRACE, given
@@ -19,7 +19,7 @@ P = PARAMETERS
 def moments(trace=TRACE, **settings):
     experiment = given(**settings)
     rule = load(experiment.parallel_strategy.memory_rule)
-    found = rule(engine_of(experiment, trace))
+    found = rule(Engine(experiment, trace))
     return {
         name: max(one.total for one in found if one.moment == name)
         for name in dict.fromkeys(one.moment for one in found)
@@ -161,7 +161,7 @@ def test_tensor_parallel_ranks_keep_embeddings_whole_and_two_thirds_of_what_opt_
     """(4 + 8 / 2) of (4 + 8) numbers a token: Korthikanti et al. 2022, without dropout and with ReLU."""
     peak = peak_memory(given(zero_stage=1, gpus=2, tensor_parallel=2), TRACE)
     assert peak.activations + peak.output in {0, (1000 - 600 / 3) * MIB}
-    engine = engine_of(given(zero_stage=0, gpus=2, tensor_parallel=2), TRACE)
+    engine = Engine(given(zero_stage=0, gpus=2, tensor_parallel=2), TRACE)
     assert engine.trained == pytest.approx(100_000_000 + 900_000_000 / 2)
 
 

@@ -26,7 +26,7 @@ def test_keys_are_merged_over_dsnbs_own_and_change_nothing_given():
     mixed = deepspeed_keys.flattened(
         {"deepspeed": {OVERLAP: True}, "deepspeed.zero_optimization": {"x": [1]}}
     )
-    assert mixed == {"deepspeed": {OVERLAP: True, "zero_optimization.x": [1]}}
+    assert mixed == {OVERLAP: True, "zero_optimization.x": [1]}
 
 
 def test_they_are_part_of_the_name():

@@ -74,7 +74,13 @@ COLUMNS = {
 """Columns of a comparison and their meanings. Percentages are stored as such: 10 is 10 %."""
 Better = Literal["higher", "lower", ""]
 Pair = tuple[Setting, Setting]
-NOT_RUN = Setting(values=np.empty(0), hosts=(), median=math.nan, failed=0, unusable=0)
+NOT_RUN = Setting(
+    values=np.empty(0),
+    hosts=(),
+    median=math.nan,
+    failed=0,
+    unusable=0,
+)
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,9 @@ def rules_of(
     metric = labels.METRIC_LABELS.get(figure) or labels.Metric(figure, "")
     if better is None:
         better = metric.better
-    percent_factor = metric.factor if metric.unit == "%" else 0
+    percent_factor = 0.0
+    if metric.unit == "%":
+        percent_factor = metric.factor
     return Rules(better=better, percent_factor=percent_factor, **options)
 
 
@@ -154,6 +162,14 @@ def compared(
         bounds = replace(bounds, level=base.mean)
     fewest = np.minimum(base.count, other.count)
     verdicts = intervals.verdicts(bounds, fewest, rules.relevance, rules.fewest_runs)
+    few = verdicts == Verdict.TOO_FEW
+    # Medians where there are too few runs, means elsewhere.
+    means = [base.mean, other.mean]
+    if not rules.is_percentage:
+        means = [np.exp(mean) for mean in means]
+    before = np.where(few, [setting.median for setting, _ in pairs], means[0])
+    after = np.where(few, [setting.median for _, setting in pairs], means[1])
+    _, low, high = bounds.changes
     table = pd.DataFrame(
         {
             "n": other.count.astype(int),
@@ -161,31 +177,30 @@ def compared(
             "base_n": base.count.astype(int),
             "base_n_failed": [setting.failed for setting, _ in pairs],
             "verdict": verdicts,
+            "value": after,
+            "base_value": before,
+            "change_pct": 100 * (after - before) / np.where(before == 0, math.nan, before),
+            "low_pct": 100 * low,
+            "high_pct": 100 * high,
         }
     )
-    few = verdicts == Verdict.TOO_FEW
-    means = [side.mean if rules.is_percentage else np.exp(side.mean) for side in (base, other)]
-    before = np.where(few, [setting.median for setting, _ in pairs], means[0])
-    after = np.where(few, [setting.median for _, setting in pairs], means[1])
-    _, low, high = bounds.changes
-    table["value"] = after
-    table["base_value"] = before
-    table["change_pct"] = 100 * (after - before) / np.where(before == 0, math.nan, before)
-    table["low_pct"] = np.where(few, math.nan, 100 * low)
-    table["high_pct"] = np.where(few, math.nan, 100 * high)
+    table.loc[few, ["low_pct", "high_pct"]] = math.nan
     table["largest_pct"] = table[["low_pct", "high_pct"]].abs().max(axis=1)
     table[["change", "low", "high"]] = table[["change_pct", "low_pct", "high_pct"]]
     if rules.is_percentage:
         table["change"] = rules.percent_factor * (after - before)
         table["low"] = rules.percent_factor * bounds.low
         table["high"] = rules.percent_factor * bounds.high
-    p = intervals.all_pairs_p(base, other, among.count, least) if with_p else math.nan
+    p: intervals.Array | float = math.nan
+    if with_p:
+        p = intervals.all_pairs_p(base, other, among.count, least)
     table["p"] = np.where(few, math.nan, np.minimum(1, FIGURES * p))
     table["better"] = pd.Series([rules.is_better(up) for up in after - before], dtype=object)
-    runs = [min(len(setting.values) for setting in pair) for pair in pairs]
-    table["counted"] = np.where(by_host & (np.array(runs) >= rules.fewest_runs), "host", "run")
+    runs = np.array([min(len(setting.values) for setting in pair) for pair in pairs])
+    table["counted"] = np.where(by_host & (runs >= rules.fewest_runs), "host", "run")
     is_same = np.maximum(base.variance, other.variance) < NO_SPREAD
-    table["note"] = [_note(*row, rules) for row in zip(pairs, by_host, is_same, strict=True)]
+    rows = zip(pairs, by_host, is_same, strict=True)
+    table["note"] = [_note(*row, rules) for row in rows]
     return table
 
 
@@ -200,8 +215,12 @@ def _note(pair: Pair, by_host: bool, is_same: bool, rules: Rules) -> str:
         notes.append("the settings ran on different hosts, so runs on one host count as one")
     unusable = pair[0].unusable + pair[1].unusable
     if unusable:
-        runs = "run has" if unusable == 1 else "runs have"
-        kind = "figure" if rules.is_percentage else "positive figure"
+        runs = "runs have"
+        if unusable == 1:
+            runs = "run has"
+        kind = "positive figure"
+        if rules.is_percentage:
+            kind = "figure"
         notes.append(f"{unusable} ok {runs} no {kind}")
     if is_same:
         notes.append("the figure is the same in every run")
@@ -218,12 +237,17 @@ def table_of(pairs: Sequence[Pair], among: Repeated, rules: Rules, task: str = "
 
 def _words(row: Mapping[str, Any], pair: Pair, rules: Rules) -> str:
     """Return a comparison as text."""
-    unit = "points" if rules.is_percentage else "%"
+    unit = "%"
+    if rules.is_percentage:
+        unit = "points"
     facts = {"counted": row["counted"], "needed": rules.fewest_runs}
     for name in ("change", "low", "high"):
-        facts[name] = "" if math.isnan(row[name]) else signed(row[name], unit)
+        facts[name] = ""
+        if not math.isnan(row[name]):
+            facts[name] = signed(row[name], unit)
     if facts["low"]:
-        facts["largest"] = signed(max(abs(row["low"]), abs(row["high"])), unit, plus="")
+        largest = max(abs(row["low"]), abs(row["high"]))
+        facts["largest"] = signed(largest, unit, plus="")
     if row["counted"] == "host":
         facts |= {"base_n": row["base_n"], "n": row["n"]}
     else:
@@ -290,7 +314,9 @@ def differences(
     runs = named_runs(runs)
     figure = current_name(figure)
     keys = grouping_columns(runs, by)
-    by = keys[0] if len(keys) == 1 else keys
+    by = keys
+    if len(keys) == 1:
+        by = keys[0]
     rules = rules_of(
         runs,
         figure,
@@ -300,7 +326,9 @@ def differences(
         hosts_alike=hosts_alike,
         fewest_runs=fewest_runs,
     )
-    unranked = unstable(runs) if by == "experiment" else []
+    unranked: list[str] = []
+    if by == "experiment":
+        unranked = unstable(runs)
     parts = [
         (task.title, intervals.settings_of(task.runs, by, figure, rules.is_percentage))
         for task in tasks(runs)
@@ -319,7 +347,8 @@ def differences(
             base = _best(stable or settings, rules.better)
         if base is not None:
             tables.append(_from_base(settings, base, rules, by, title))
-    return pd.concat([table for table in tables if len(table)] or [_from_base({}, None, rules, by)])
+    tables = [table for table in tables if len(table)]
+    return pd.concat(tables or [_from_base({}, None, rules, by)])
 
 
 def _from_base(
@@ -372,7 +401,9 @@ def _best(settings: Mapping[object, Setting], better: Better) -> object:
     medians = {name: setting.median for name, setting in settings.items() if setting.median > 0}
     if not medians:
         return None
-    choose = max if better == "higher" else min
+    choose = min
+    if better == "higher":
+        choose = max
     best = choose(medians, key=medians.__getitem__)
     sure = []
     for name, median in medians.items():
