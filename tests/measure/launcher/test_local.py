@@ -158,9 +158,10 @@ def test_ranks_get_the_first_gpus_and_slices_are_not_sampled(monkeypatch, tmp_pa
         for number in (4, 2, 7)
     ]
     monkeypatch.setattr(hardware, "gpus", lambda: cards)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     kills = iter([3, 5])
     monkeypatch.setattr(hardware, "oom_kills", lambda: next(kills))
-    ranks = local.ForkedRanks(Experiment(device="cuda", gpus=2), RunPaths(tmp_path))
+    ranks = local.ForkedRanks(Experiment(device="cuda", gpus=2), RunPaths(tmp_path), 0.0)
     assert ranks.gpus == [4, 2]
     assert ranks.oom_kills() == 2  # since the start
     assert ranks.exit_codes() == {}

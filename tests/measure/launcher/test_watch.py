@@ -59,7 +59,7 @@ def watch_ranks(small, tmp_path, monkeypatch):
         progress = SimpleNamespace(state=state, refresh=lambda at_once=False: None)
         monkeypatch.setattr(launch_clock, "now_s", lambda: BEGAN_S + ranks.now_s)
         monkeypatch.setattr("dsnb.measure.launcher.run.time", SimpleNamespace(sleep=tick))
-        found = run.watch(RunPaths(tmp_path), ranks, BEGAN_S, progress)
+        found = run.watch(RunPaths(tmp_path), ranks.experiment, ranks, BEGAN_S, progress)
         return found, ranks.now_s
 
     return watch
