@@ -164,6 +164,8 @@ def test_the_loss_is_the_mean_over_predicted_tokens(chunked):
         found = model_loss.differentiate(logits.flatten(0, 1).clone(), targets.flatten()) / 6
     else:
         found = model_loss.causal_loss(logits, ids)
+        in_half = model_loss.causal_loss(logits.bfloat16(), ids)  # which has these numbers
+        assert in_half.item() == pytest.approx(expected.mean().item(), rel=1e-5)
     assert found.item() == pytest.approx(expected.mean().item(), rel=1e-5)
 
 

@@ -206,6 +206,31 @@ def test_the_energy_of_a_span_is_that_of_its_work_unless_it_is_short_or_the_coun
     assert meter.end() == expected
 
 
+def test_events_of_a_gpu_are_in_milliseconds_and_passed_once_it_has_done_the_work(monkeypatch):
+    class Event:
+        def __init__(self, enable_timing):
+            self.is_done = False
+            events.append(self)
+
+        def record(self):
+            self.place = len(events)
+
+        def query(self):
+            return self.is_done
+
+        def elapsed_time(self, other):
+            return 1500.0 * (other.place - self.place)
+
+    events = []
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    clock = meters.Clock(SimpleNamespace(type="cuda"))
+    assert [clock.mark() for _ in range(3)] == [0, 1, 2]
+    assert (clock.seconds(0, 1), clock.seconds(0, 2)) == (1.5, 3.0)
+    events[1].is_done = True
+    assert [clock.passed(mark) for mark in (0, 1, 2)] == [False, True, False]
+    assert meters.Clock(torch.device("cpu")).has_queue is False
+
+
 class Ramp:
     """A counter that is updated every 100 ms: 100 W, and 700 W from `begin_ms` to `end_ms`."""
 
