@@ -74,13 +74,7 @@ COLUMNS = {
 """Columns of a comparison and their meanings. Percentages are stored as such: 10 is 10 %."""
 Better = Literal["higher", "lower", ""]
 Pair = tuple[Setting, Setting]
-NOT_RUN = Setting(
-    values=np.empty(0),
-    hosts=(),
-    median=math.nan,
-    failed=0,
-    unusable=0,
-)
+NOT_RUN = Setting(values=np.empty(0), hosts=(), median=math.nan, failed=0, unusable=0)
 
 
 @dataclass(frozen=True)
@@ -199,8 +193,7 @@ def compared(
     runs = np.array([min(len(setting.values) for setting in pair) for pair in pairs])
     table["counted"] = np.where(by_host & (runs >= rules.fewest_runs), "host", "run")
     is_same = np.maximum(base.variance, other.variance) < NO_SPREAD
-    rows = zip(pairs, by_host, is_same, strict=True)
-    table["note"] = [_note(*row, rules) for row in rows]
+    table["note"] = [_note(*row, rules) for row in zip(pairs, by_host, is_same, strict=True)]
     return table
 
 
@@ -215,12 +208,8 @@ def _note(pair: Pair, by_host: bool, is_same: bool, rules: Rules) -> str:
         notes.append("the settings ran on different hosts, so runs on one host count as one")
     unusable = pair[0].unusable + pair[1].unusable
     if unusable:
-        runs = "runs have"
-        if unusable == 1:
-            runs = "run has"
-        kind = "positive figure"
-        if rules.is_percentage:
-            kind = "figure"
+        runs = "run has" if unusable == 1 else "runs have"
+        kind = "figure" if rules.is_percentage else "positive figure"
         notes.append(f"{unusable} ok {runs} no {kind}")
     if is_same:
         notes.append("the figure is the same in every run")
@@ -237,9 +226,7 @@ def table_of(pairs: Sequence[Pair], among: Repeated, rules: Rules, task: str = "
 
 def _words(row: Mapping[str, Any], pair: Pair, rules: Rules) -> str:
     """Return a comparison as text."""
-    unit = "%"
-    if rules.is_percentage:
-        unit = "points"
+    unit = "points" if rules.is_percentage else "%"
     facts = {"counted": row["counted"], "needed": rules.fewest_runs}
     for name in ("change", "low", "high"):
         facts[name] = ""
@@ -314,9 +301,7 @@ def differences(
     runs = named_runs(runs)
     figure = current_name(figure)
     keys = grouping_columns(runs, by)
-    by = keys
-    if len(keys) == 1:
-        by = keys[0]
+    by = keys[0] if len(keys) == 1 else keys
     rules = rules_of(
         runs,
         figure,
@@ -401,9 +386,7 @@ def _best(settings: Mapping[object, Setting], better: Better) -> object:
     medians = {name: setting.median for name, setting in settings.items() if setting.median > 0}
     if not medians:
         return None
-    choose = min
-    if better == "higher":
-        choose = max
+    choose = max if better == "higher" else min
     best = choose(medians, key=medians.__getitem__)
     sure = []
     for name, median in medians.items():
