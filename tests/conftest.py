@@ -90,9 +90,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that start processes, and begin with the longest files (otherwise the order is kept)."""
     for item in items:
-        if item.get_closest_marker("alone") or STARTS_PROCESSES.intersection(
-            getattr(item, "fixturenames", ())
-        ):
+        if STARTS_PROCESSES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.process)
     order = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))

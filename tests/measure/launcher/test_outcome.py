@@ -335,6 +335,30 @@ def test_which_rank_is_the_cause(tmp_path, small, codes, failures, status, cause
     )
 
 
+@pytest.mark.parametrize(
+    ("code", "kills", "expected"),
+    [
+        (-9, 1, ("oom", "rank 0 was killed by the kernel: the machine's memory ran out")),
+        (-9, 0, ("failed", "rank 0 was killed by signal 9 (SIGKILL)")),
+        (-11, 1, ("failed", "rank 0 was killed by signal 11 (SIGSEGV)")),
+        (3, 1, ("failed", "rank 0 ended with exit code 3")),
+    ],
+)
+def test_the_kernel_kills_for_memory_with_sigkill_alone(tmp_path, small, code, kills, expected):
+    assert outcome.of_ranks(record_of(RunPaths(tmp_path), small()), {0: code}, kills) == expected
+
+
+@pytest.mark.parametrize("words", ["CUDA out of memory", "OutOfMemory: Out Of Memory"])
+def test_the_last_words_of_a_rank_tell_that_memory_ran_out(tmp_path, small, words):
+    paths = RunPaths(tmp_path)
+    paths.console.write_text(f"{words}\nand a traceback\n")
+    ended = outcome.of_ranks(record_of(paths, small()), {0: 7}, 0)
+    assert ended == ("oom", "rank 0 ended with exit code 7 after an out-of-memory error")
+    paths.console.write_text("RuntimeError: No space left on device\n")
+    ended = outcome.of_ranks(record_of(paths, small()), {0: 7}, 0)
+    assert ended == ("failed", "rank 0 ended with exit code 7 after 'No space left on device'")
+
+
 def test_a_rank_that_could_not_write_why_it_failed_met_a_full_disk(tmp_path, small, monkeypatch):
     paths = RunPaths(tmp_path)
     assert outcome.of_ranks(record_of(paths, small()), {0: 1}, 0) == (

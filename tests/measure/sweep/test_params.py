@@ -61,6 +61,23 @@ def test_overrides_reach_every_entry_and_make_equal_ones_one(params):
     assert names(both) == ["zs0_fp32_gpus1_bs8_sl128_ga2", "zs0_fp32_gpus2_bs8_sl128_ga2"]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "stages", "experiments"),
+    [
+        ({"zero_stage": 1}, {1}, 1),
+        ({"zero_stage": [1, 2]}, {1, 2}, 2),
+        ({"seed": 5}, {0, 3}, 2),
+        ({"seed": [5, 6]}, {0, 3}, 4),
+    ],
+)
+def test_an_override_replaces_an_axis_or_adds_one(params, overrides, stages, experiments):
+    path = params(SMALL + "grid: {zero_stage: [0, 3]}\nrepeats: 2\n")
+    sweep = load_sweep(path, overrides)
+    assert {run.experiment.zero_stage for run in sweep.runs} == stages
+    assert len(sweep.runs) == 2 * experiments  # each twice
+    assert len({run.name for run in sweep.runs}) == experiments
+
+
 def test_what_only_leaves_out_is_not_judged(params):
     path = params(SMALL + "grid: {pipeline_parallel: [1, 2, 4, 8]}\n")
     refused = "gpus is 2: it must be a multiple of tensor_parallel x pipeline_parallel (1 x 4)"
