@@ -243,7 +243,9 @@ OTHERS: list[tuple[Callable[[], object], str]] = [
 """Refusals of what is asked in other ways."""
 
 
-@pytest.mark.parametrize(("call", "sentence"), OTHERS, ids=lambda part: str(part)[:60])
+@pytest.mark.parametrize(
+    ("call", "sentence"), OTHERS, ids=[sentence[:60] for _, sentence in OTHERS]
+)
 def test_other_refusals(call, sentence, ask):
     ask({"settings": {}}, {})  # its folder and its machine
     with pytest.raises(SettingsError) as caught:

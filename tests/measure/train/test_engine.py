@@ -193,8 +193,8 @@ def test_every_property_that_is_expected_has_a_case(proven, small):
         ({"precision": "fp16"}, {"weights": "float16"}),
         ({"mixed_precision": "autocast"}, {"weights": "float32", "torch_autocast_dtype": "bfloat16"}),
         ({"compile": "default"}, {"is_compiled": True}),
-        ({"optimizer": "adafactor"}, {"optimizer": type("Adafactor", (), {})()}),
-        ({"optimizer": "muon"}, {"optimizer": type("Muon", (), {})()}),
+        ({"optimizer": "adafactor"}, {"optimizer": type("Adafactor", (SimpleNamespace,), {})()}),
+        ({"optimizer": "muon"}, {"optimizer": type("Muon", (SimpleNamespace,), {})()}),
         ({"offload": "optimizer-cpu"}, {"zero_offload_optimizer": SimpleNamespace(device="cpu")}),
         ({"offload": "all-nvme"}, {
             "zero_offload_optimizer": SimpleNamespace(device=SimpleNamespace(value="nvme")),
