@@ -46,7 +46,9 @@ def selected(mutations: Iterable[Mutation], modules: Iterable[str]) -> list[Muta
 
 def _is_in(mutation: Mutation, places: list[str]) -> bool:
     file = mutation.file.removeprefix("dsnb/")
-    return any(file == place or file.startswith(f"{place}/") for place in places)
+    return mutation.room in places or any(
+        file == place or file.startswith(f"{place}/") for place in places
+    )
 
 
 def faults(mutation: Mutation, root: Path = ROOT) -> list[str]:
