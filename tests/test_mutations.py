@@ -37,11 +37,14 @@ def test_another_process_has_the_mutation_too():
     assert subprocess.check_output([sys.executable, "-c", code]) == b"10\\n"
 
 
-def test_that_waits():
-    process = subprocess.Popen(["sleep", "600"])
-    print(process.pid, flush=True)
+def test_that_leaves_a_process():
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     open("pid", "w").write(str(process.pid))
-    process.wait()
+
+
+def test_that_hangs():
+    test_that_leaves_a_process()
+    subprocess.run(["sleep", "600"])
 """
 TRY = """
 import json
@@ -127,15 +130,16 @@ def test_verdicts_on_a_made_up_package(tried):
     ]
 
 
-def test_a_mutation_that_hangs_is_stopped_with_its_processes(tried):
-    record, pid = tried("""
+@pytest.mark.parametrize(
+    ("test", "limit_s", "ends"),
+    [("test_that_leaves_a_process", 60, True), ("test_that_hangs", 2, False)],
+)
+def test_processes_end_with_the_trial(tried, test, limit_s, ends):
+    has_ended, pid = tried(f"""
+        trials.prepare(home.parent / "log", libraries=())
         worker = trials.Worker(root, home)
-        job = trials.Job(("test_shapes.py::test_that_waits",))
-        worker.start(job)
-        while not (worker.tree / "pid").exists() or not (worker.tree / "pid").read_text():
-            pass
-        ended = worker.ended(limit_s=0)
-        print(json.dumps([ended.record, int((worker.tree / "pid").read_text())]))
+        (ended,) = trials.run([trials.Job(("test_shapes.py::{test}",))], [worker], {limit_s})
+        print(json.dumps([ended.record is not None, int((worker.tree / "pid").read_text())]))
     """)
-    assert record is None
+    assert has_ended == ends
     assert not psutil.pid_exists(pid)

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -109,6 +108,7 @@ class Worker:
         self.root = root
         self.tree = folder / "tree"
         self.scratch = folder / "scratch"
+        self.cache = str(self.scratch / "cache")
         self.log = folder / "log"
         self.result = folder / "result.json"
         self.job: Job | None = None
@@ -137,8 +137,7 @@ class Worker:
         seconds = time.monotonic() - self.started
         if not pid and seconds < limit_s:
             return None
-        if not pid:
-            self.stop()
+        self.stop()
         said = self.log.read_text(errors="replace")[-SHOWN:]
         ended = Ended(self.job, self._record(), seconds, said)
         if self.job.mutation:
@@ -148,12 +147,25 @@ class Worker:
         return ended
 
     def stop(self) -> None:
-        """Kill the process and all that it started."""
-        for process in psutil.Process(self.pid).children(recursive=True):
+        """Kill the process if it runs, and all that it has started."""
+        family = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            family = [process, *process.children(recursive=True)]
+        family += self._left_behind()
+        for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        psutil.wait_procs(family)
+
+    def _left_behind(self) -> list[psutil.Process]:
+        """Return the adopted processes of this worker, which have its cache in their environment."""
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("DSNB_CACHE") == self.cache:
+                    found.append(process)
+        return found
 
     def _record(self) -> Record | None:
         if not self.result.exists():
@@ -182,7 +194,7 @@ class Worker:
             for name in SINGLE_THREADED:
                 os.environ.pop(name, None)
             os.environ["PYTHONPATH"] = str(self.tree)
-            os.environ["DSNB_CACHE"] = str(self.scratch / "cache")
+            os.environ["DSNB_CACHE"] = self.cache
             self._record_tests()
             status = 0
         finally:
@@ -205,14 +217,14 @@ def _redirect_output(path: Path) -> None:
     os.dup2(descriptor, 2)
 
 
-def prepare(log: Path) -> None:
+def prepare(log: Path, libraries: Iterable[str] = LIBRARIES) -> None:
     """Import the libraries, so that no forked process has to, and adopt what these leave behind."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for name in SINGLE_THREADED:
         os.environ[name] = "1"
     kept = os.dup(1), os.dup(2)
     _redirect_output(log)
-    for name in LIBRARIES:
+    for name in libraries:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     os.dup2(kept[0], 1)
