@@ -12,7 +12,7 @@ from dsnb.base.errors import DsnbWarning
 from dsnb.base.files import json_files
 from dsnb.base.system import hardware
 from dsnb.measure.launcher import outcome
-from dsnb.measure.launcher.figures import summarize_run
+from dsnb.measure.launcher.figures import gpu_figures, summarize_run
 from dsnb.measure.launcher.outcome import MACHINE_FAULTS, Outcome, without_machine_faults
 from dsnb.settings import checks
 from dsnb.settings.records.paths import RunPaths
@@ -184,6 +184,31 @@ def test_flops_of_a_run(tmp_path, small):
     names = ("tflops_per_gpu", "hardware_tflops_per_gpu", "mfu", "masked_flops_pct")
     assert [found[name] for name in names] == [None] * 4
     assert (found["note"], found["tokens_per_s"]) == (why, 64)
+
+
+def test_a_mean_over_gpus_counts_each_gpu_once():
+    """Within ten timed seconds one GPU was sampled twice, the other once."""
+    readings = [
+        (1.0, 0, 0.0, 90.0),
+        (12.0, 0, 100.0, 20.0),
+        (14.0, 0, 80.0, 21.0),
+        (15.0, 1, 40.0, 30.0),
+    ]
+    samples = [
+        {"t_s": t_s, "gpu": gpu, "util_pct": util_pct, "memory_used_gib": gib}
+        for t_s, gpu, util_pct, gib in readings
+    ]
+    worker = {
+        "steps_from_s": 5.0,
+        "timed_from_s": 10.0,
+        "timed_to_s": 20.0,
+        "phases_s": {"timed": 10.0},
+    }
+    found = gpu_figures(samples, worker, gpus=2)
+    assert found["gpu_util_pct"] == (90 + 40) / 2
+    assert found["device_memory_gib"] == 30  # since the steps began
+    short = {**worker, "phases_s": {"timed": 4.9}}
+    assert gpu_figures(samples, short, gpus=2)["gpu_util_pct"] is None
 
 
 def test_the_shortage_of_a_gpu_is_its_peak(tmp_path, small):

@@ -159,18 +159,6 @@ def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
             "use several GPUs with zero_stage 3",
             "raise zero_stage",
         ),
-        (  # two ranks share the layers, so that two share the model states
-            "optimizer",
-            {"gpus": 4, "tensor_parallel": 2, "zero_stage": 1},
-            "raise zero_stage (1) to 2: 2 ranks",
-            "seq_len",
-        ),
-        (
-            "optimizer",
-            {"gpus": 2, "tensor_parallel": 2},
-            "use several GPUs with zero_stage 3",
-            "raise zero_stage",
-        ),
         (
             "backward",
             {"activation_checkpointing": True, "checkpoint_every": 2},
