@@ -28,7 +28,7 @@ def test_tokens_are_written_with_their_size(text, tokens):
 
 def test_tokens_that_are_no_number_are_refused():
     with pytest.raises(
-        typer.BadParameter, match="'Bn': write a number such as 300e9, 300B or 1.5T"
+        typer.BadParameter, match=r"'Bn': write a number such as 300e9, 300B or 1.5T"
     ):
         parse_tokens("Bn")
 

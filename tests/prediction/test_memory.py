@@ -169,6 +169,13 @@ def test_tensor_parallel_ranks_keep_embeddings_whole_and_two_thirds_of_what_opt_
     assert engine.trained == pytest.approx(100_000_000 + 900_000_000 / 2)
 
 
+def test_zero_shares_states_among_the_ranks_with_equal_layers():
+    """Of four GPUs two share the layers: masters and moments of 550 million weights are shared by two ranks."""
+    states = engine_of(given(zero_stage=1, gpus=4, tensor_parallel=2), TRACE).states
+    assert states.weights == 2 * 550_000_000
+    assert states.optimizer == 12 * 550_000_000 / 2
+
+
 def test_two_buckets_alternate_where_communication_overlaps():
     """ZeRO 1 accumulates beside buckets of a thousand gradients in bf16."""
     settings = {"zero_stage": 1, "gpus": 4, "grad_accum": 2, "bucket_elements": 1000}
