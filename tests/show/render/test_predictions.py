@@ -18,14 +18,15 @@ def shown(**changes):
 def test_figures_have_the_units_of_their_headings():
     texts = {
         "fits": "yes", "GiB": "12.3 ± 2.5 %", "tokens/s": "1,234 ± 5.0 %", "ms a step": "250", "MFU": "38%",
-        "days": "2 to 3", "cost": "€12",
+        "days": "2.0 to 3.0", "cost": "€12",
     }  # fmt: skip
     assert shown().items() >= texts.items()
 
 
 def test_a_tight_setting_has_bounds_alone():
     texts = {
-        "fits": "tight", "tokens/s": "up to 1,234 ± 5.0 %", "ms a step": "from 250", "days": "from 2", "cost": "from €12",
+        "fits": "tight", "tokens/s": "up to 1,234 ± 5.0 %", "ms a step": "from 250", "days": "from 2",
+        "cost": "from €12",
     }  # fmt: skip
     assert shown(tight=True).items() >= texts.items()
     assert shown(fits=False)["fits"] == "no"
