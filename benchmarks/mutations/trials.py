@@ -45,6 +45,9 @@ SHOWN = 2000
 """Characters of pytest's output that are shown if it could not run the tests."""
 PR_SET_CHILD_SUBREAPER = 36
 
+RAN = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+"""Exit statuses of pytest with which it has run all tests that it was given."""
+
 NOTICED = "noticed"
 SURVIVED = "SURVIVED"
 ERROR = "ERROR"
@@ -292,7 +295,7 @@ def _checked(outcomes: list[Outcome], workers: list[Worker], limit_s: float) -> 
     jobs = [Job(share) for share in shares if share]
     failing: set[str] = set()
     for ended in run(jobs, workers, limit_s * max(1, len(witnesses))):
-        if ended.record is None:
+        if ended.record is None or ended.record.status not in RAN:
             failing.update(ended.job.tests)
         else:
             failing.update(ended.record.failed)
