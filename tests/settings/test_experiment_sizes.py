@@ -7,9 +7,14 @@ from dsnb.settings.experiment import Experiment, with_former_defaults
 
 @pytest.mark.parametrize(
     ("split", "data_parallel"),
-    [({}, 8), ({"tensor_parallel": 2}, 4), ({"pipeline_parallel": 4}, 2), ({"tensor_parallel": 2, "pipeline_parallel": 2}, 2)],
+    [
+        ({}, 8),
+        ({"tensor_parallel": 2}, 4),
+        ({"pipeline_parallel": 4}, 2),
+        ({"tensor_parallel": 2, "pipeline_parallel": 2}, 2),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_ranks_that_share_a_model_share_its_sequences(split, data_parallel):
     made = Experiment(gpus=8, micro_batch_size=4, grad_accum=3, seq_len=128, **split)
     assert made.data_parallel == data_parallel
