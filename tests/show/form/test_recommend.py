@@ -311,6 +311,12 @@ def test_a_model_that_this_machine_cannot_hold_is_refused_before_anything_is_tra
     assert not (tmp_path / "out").exists()
 
 
+def test_shortages_are_settings_that_ran_out_of_memory():
+    statuses = ["oom", "oom", "oom", "failed", "ok"]
+    runs = pd.DataFrame({"experiment": ["a", "a", "b", "c", "d"], "status": statuses})
+    assert measure.shortages(runs) == 2
+
+
 def test_settings_that_are_too_large_are_not_tried(monkeypatch):
     asked = [
         dsnb.Experiment(
