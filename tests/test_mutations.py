@@ -125,7 +125,10 @@ def test_verdicts_on_a_made_up_package(tried):
         ["noticed", "test_shapes.py::test_area_of_nothing"],
         ["SURVIVED", "2 tests passed"],
         ["noticed", "test_shapes.py::test_another_process_has_the_mutation_too"],
-        ["ERROR", "test_shapes.py::test_of_a_broken_machine fails without the mutation, too"],
+        [
+            "ERROR",
+            "test_shapes.py::test_of_a_broken_machine fails, or takes too long, without the mutation, too",
+        ],
         ["ERROR", "pytest could not run the tests:"],
     ]
 

@@ -295,16 +295,26 @@ def _outcome(ended: Ended) -> Outcome:
 
 def _checked(outcomes: list[Outcome], workers: list[Worker], limit_s: float) -> list[Outcome]:
     """Run the tests that noticed without a mutation; one that fails anyway has noticed nothing."""
-    witnesses = sorted({test for outcome in outcomes for test in _witnesses(outcome)})
-    shares = [tuple(witnesses[place :: len(workers)]) for place in range(len(workers))]
+    noticed = [outcome for outcome in outcomes if outcome.verdict == NOTICED]
+    named = sorted({outcome.reason for outcome in noticed if "::" in outcome.reason})
+    shares = [tuple(named[place :: len(workers)]) for place in range(len(workers))]
     jobs = [Job(share) for share in shares if share]
+    failing = _failing(run(jobs, workers, limit_s * len(named)))
+    # What did not end in its time must do so without the mutation.
+    unnamed = {outcome.mutation.tests for outcome in noticed if "::" not in outcome.reason}
+    failing |= _failing(run([Job(tests) for tests in unnamed], workers, limit_s))
+    return [_unless_failing(outcome, failing) for outcome in outcomes]
+
+
+def _failing(jobs: Iterable[Ended]) -> set[str]:
+    """Return the tests that failed, or all of a job that could not run them."""
     failing: set[str] = set()
-    for ended in run(jobs, workers, limit_s * max(1, len(witnesses))):
+    for ended in jobs:
         if ended.record is None or ended.record.status not in RAN:
             failing.update(ended.job.tests)
         else:
             failing.update(ended.record.failed)
-    return [_unless_failing(outcome, failing) for outcome in outcomes]
+    return failing
 
 
 def _witnesses(outcome: Outcome) -> tuple[str, ...]:
@@ -318,6 +328,6 @@ def _witnesses(outcome: Outcome) -> tuple[str, ...]:
 def _unless_failing(outcome: Outcome, failing: set[str]) -> Outcome:
     for test in _witnesses(outcome):
         if any(name == test or name.startswith(f"{test}::") for name in failing):
-            reason = f"{test} fails without the mutation, too"
+            reason = f"{test} fails, or takes too long, without the mutation, too"
             return Outcome(outcome.mutation, ERROR, reason, outcome.seconds)
     return outcome
