@@ -360,6 +360,15 @@ def test_which_rank_is_the_cause(tmp_path, small, codes, failures, status, cause
     )
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_run_whose_loss_was_not_finite_ends_as_nan(tmp_path, small, step):
+    paths = RunPaths(tmp_path)
+    json_files.write_lines(paths.steps, [{"step": 2, "phase": "timed"}])
+    json_files.write_json(paths.worker, {"first_bad_step": step})
+    ended = outcome.of_ranks(record_of(paths, small(steps=1)), {0: 0}, 0)
+    assert ended == ("nan", f"the loss was not a finite number at step {step}")
+
+
 def test_a_rank_that_could_not_write_why_it_failed_met_a_full_disk(tmp_path, small, monkeypatch):
     paths = RunPaths(tmp_path)
     assert outcome.of_ranks(record_of(paths, small()), {0: 1}, 0) == (
