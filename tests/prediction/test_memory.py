@@ -8,7 +8,7 @@ from benchmarks import prediction_errors
 from benchmarks.prediction_errors import Peak
 from dsnb.prediction import accuracy
 from dsnb.prediction.accuracy import PEAK_ERRORS, PredictionError, peak_error
-from dsnb.prediction.memory import MEMORY, engine_of, peak_memory, room_gib
+from dsnb.prediction.memory import MEMORY, Engine, peak_memory, room_gib
 from dsnb.prediction.traces import MemoryTrace
 from dsnb.settings.strategies import load
 from tests.prediction.made_up import MIB, PARAMETERS, RECORD, TRACE, given
@@ -19,7 +19,7 @@ P = PARAMETERS
 def moments(trace=TRACE, **settings):
     experiment = given(**settings)
     rule = load(experiment.parallel_strategy.memory_rule)
-    found = rule(engine_of(experiment, trace))
+    found = rule(Engine(experiment, trace))
     return {
         name: max(one.total for one in found if one.moment == name)
         for name in dict.fromkeys(one.moment for one in found)
@@ -165,13 +165,13 @@ def test_tensor_parallel_ranks_keep_embeddings_whole_and_two_thirds_of_what_opt_
     assert peak.moment == "loss"
     assert peak.activations == pytest.approx(kept * (4 + 8 / 2) / (4 + 8))
     assert peak.output == 400 * MIB
-    engine = engine_of(given(zero_stage=0, gpus=2, tensor_parallel=2), TRACE)
+    engine = Engine(given(zero_stage=0, gpus=2, tensor_parallel=2), TRACE)
     assert engine.trained == pytest.approx(100_000_000 + 900_000_000 / 2)
 
 
 def test_zero_shares_states_among_the_ranks_with_equal_layers():
     """Of four GPUs two share the layers: masters and moments of 550 million weights are shared by two ranks."""
-    states = engine_of(given(zero_stage=1, gpus=4, tensor_parallel=2), TRACE).states
+    states = Engine(given(zero_stage=1, gpus=4, tensor_parallel=2), TRACE).states
     assert states.weights == 2 * 550_000_000
     assert states.optimizer == 12 * 550_000_000 / 2
 
@@ -179,7 +179,7 @@ def test_zero_shares_states_among_the_ranks_with_equal_layers():
 def test_two_buckets_alternate_where_communication_overlaps():
     """ZeRO 1 accumulates beside buckets of a thousand gradients in bf16."""
     settings = {"zero_stage": 1, "gpus": 4, "grad_accum": 2, "bucket_elements": 1000}
-    one, two = (engine_of(given(**settings, overlap_comm=how), TRACE) for how in ("off", "on"))
+    one, two = (Engine(given(**settings, overlap_comm=how), TRACE) for how in ("off", "on"))
     assert (one.bucket, one.buckets) == (2000, 2000)
     assert (two.bucket, two.buckets) == (2000, 4000)
 

@@ -64,7 +64,7 @@ def answers(tmp_path, monkeypatch):
 
 def ask(hostfile, folder, **settings):
     folder.mkdir(exist_ok=True)
-    return HostRanks(Experiment(hostfile=hostfile, gpus=4, **settings), RunPaths(folder))
+    return HostRanks(Experiment(hostfile=hostfile, gpus=4, **settings), RunPaths(folder), 0.0)
 
 
 def test_the_command_of_a_host(hostfile, monkeypatch, tmp_path):
