@@ -12,6 +12,7 @@ import pytest
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.prediction import traces
+from dsnb.prediction.traces import MemoryTrace
 from tests.prediction.made_up import RECORD, TRACE, given
 from tests.support.waiting import WAIT_S
 
@@ -94,6 +95,27 @@ def test_another_configuration_of_a_local_model_is_another_trace(made, tmp_path)
         )
         traces.traces([given(model=str(config.parent))])
     assert len(made) == 2
+
+
+def test_other_versions_of_the_libraries_make_another_trace(made, monkeypatch):
+    traces.traces([given()])
+    for library in ("torch", "transformers", "peft"):
+        monkeypatch.setattr(
+            traces, "version", lambda name, changed=library: "9.9" if name == changed else "1.0"
+        )
+        for _ in range(2):
+            traces._versions.cache_clear()
+            traces.traces([given()])
+    traces._versions.cache_clear()
+    assert len(made) == 4
+
+
+def test_the_moment_of_the_loss_that_is_largest_for_a_micro_batch_counts():
+    """A constant size counts at one sequence, one that grows with the sequences at two."""
+    sizes = [(10, 0, 0), (0, 8, 0), (5, 0, 3)]
+    record = {**RECORD, "moments": sizes}
+    assert MemoryTrace.of(record, 1).moments == ((10, 0), (5, 3))
+    assert MemoryTrace.of(record, 2).moments == ((16, 0), (5, 3))
 
 
 def test_a_setting_that_cannot_be_traced_does_not_cost_the_others(made):

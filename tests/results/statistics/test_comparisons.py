@@ -54,6 +54,13 @@ def test_two_settings_by_hand():
     assert (row["better"], row["note"]) == (False, "")
 
 
+def test_a_p_value_is_for_speed_and_memory_together():
+    """t(8) exceeds 2.306 in either direction with a probability of 5 %, for one of two figures with 10 %."""
+    error = math.sqrt(2 * np.log(FAST).var(ddof=1) / 5)
+    found = differences(runs_of(fast=FAST, slow=[rate * math.exp(-2.306 * error) for rate in FAST]))
+    assert found["p"]["slow"] == pytest.approx(0.10, abs=1e-4)
+
+
 def test_a_named_baseline_and_other_columns():
     found = differences(
         runs_of("step_time_mean_s", a=FAST, b=[value / 1.1 for value in FAST]), figure="step_time_s"

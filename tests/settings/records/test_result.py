@@ -13,8 +13,10 @@ from dsnb.measure.launcher.folder import prepare
 from dsnb.measure.sweep.params import load_sweep
 from dsnb.measure.sweep.run import is_finished
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.records.columns import STATUSES
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import Result
+from dsnb.settings.records.run_record import RunRecord
 from dsnb.settings.records.shortage import Shortage
 from tests import ROOT
 from tests.support import whole
@@ -75,6 +77,20 @@ def test_a_run_whose_record_is_not_whole_is_made_again_and_a_row_says_why(sweep,
     row = runs.set_index("run_dir").loc[str(run.paths.dir)]
     assert (row["status"], row["cause"]) == ("interrupted", f"{problem}; start the sweep again")
     assert (runs["status"] == "ok").sum() == len(sweep.runs) - 1
+
+
+HAS_ENDED = {
+    "ok": True, "oom": True, "nan": True, "untrained": True, "failed": True, "timeout": True, "interrupted": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_run_is_repeated_if_it_was_interrupted_and_on_request_if_it_is_not_ok(sweep, status):
+    run = sweep.runs[0]
+    change(run.paths.result, status=status, cause=None if status == "ok" else "it says why")
+    assert is_finished(run) == HAS_ENDED[status]
+    assert RunRecord(run.paths).is_finished() == HAS_ENDED[status]
+    assert is_finished(run, retry=True) == (status == "ok")
 
 
 def test_misplaced_runs_go_by_their_settings_and_a_renamed_experiment_keeps_its_name(
