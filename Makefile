@@ -20,8 +20,7 @@ check: lint
 
 # Four workers on two cores: tests that start processes wait for them, and each worker costs seconds of imports.
 test: lint
-	$(PYTEST) -m "not alone and not docs" -n 4 $(PARALLEL)
-	$(PYTEST) -m alone
+	$(PYTEST) -m "not docs" -n 4 $(PARALLEL)
 
 lint: env
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from statistics import median
 
 from dsnb.base.files import json_files
 from dsnb.measure.launcher import environment
-from dsnb.measure.launcher.folder import prepare
+from dsnb.measure.launcher.folder import deepspeed_config, prepare
 from dsnb.measure.launcher.local import LOCALHOST, free_port, shared_servers
 from dsnb.measure.launcher.run import WORKER, launch
 from dsnb.measure.sweep.job import execute
@@ -41,6 +41,7 @@ EXPERIMENT = Experiment(
 def bare(run: RunPaths) -> None:
     """Start DeepSpeed's launcher by hand."""
     prepare(run, EXPERIMENT)
+    json_files.write_json(run.deepspeed, deepspeed_config(EXPERIMENT))
     command = [
         sys.executable,
         "-m",

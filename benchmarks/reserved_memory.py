@@ -17,7 +17,8 @@ from benchmarks import tuning
 from dsnb.base.system.hardware import GIB
 from dsnb.prediction.accuracy import PredictionError
 from dsnb.prediction.memory import room_gib
-from dsnb.prediction.reserved import kinds, parameters_of_rank
+from dsnb.prediction.reserved import kinds
+from dsnb.prediction.work import trained_parameters
 from dsnb.settings.experiment import Experiment
 
 TABLES = ("h200", "h100", "h200_archive", "h200_memory", "h200_gpt2_zero_precision")
@@ -54,7 +55,8 @@ def rows() -> dict[tuple[str, str], list[Row]]:
             reserved, allocated = (float(gib) for gib in peaks)
             if reserved > FULL * room_gib(experiment, first["gpu_memory_gib"]):
                 continue
-            row = Row(experiment.model, reserved, allocated, parameters_of_rank(experiment) / GIB)
+            parameters = trained_parameters(experiment) / experiment.gpus
+            row = Row(experiment.model, reserved, allocated, parameters / GIB)
             found.setdefault((first["allocator"], kinds(experiment)[0]), []).append(row)
     return {key: of_kind for key, of_kind in found.items() if len(of_kind) >= MIN_SETTINGS}
 

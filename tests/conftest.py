@@ -70,7 +70,7 @@ FORK_SERVERS = 2
 @functools.cache
 def imports_torch(file: str) -> bool:
     """Return whether tests of a file import torch, DeepSpeed or transformers, which takes 7 s: one worker runs all."""
-    imports = r"lazy\.Module|^ +(import|from) (torch|deepspeed|transformers)\b"
+    imports = r"lazy\.Module|strategies\.load|^ +(import|from) (torch|deepspeed|transformers)\b"
     return re.search(imports, (ROOT / file).read_text(), re.M) is not None
 
 
@@ -90,9 +90,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that start processes, and begin with the longest files (otherwise the order is kept)."""
     for item in items:
-        if item.get_closest_marker("alone") or STARTS_PROCESSES.intersection(
-            getattr(item, "fixturenames", ())
-        ):
+        if STARTS_PROCESSES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.process)
     order = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
@@ -157,15 +155,15 @@ def pytest_unconfigure() -> None:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make one small real sweep, the same for all workers; give its folder, for tests that read or copy it.
 
-    `$DSNB_SWEPT` names one that was made before, for an environment without torch.
+    It is made in `$DSNB_SWEPT` if that is set, where an environment without torch finds it afterwards.
     """
-    if made := os.environ.get("DSNB_SWEPT"):
-        return Path(made)
     from tests.support.small_sweep import PARAMS
 
-    home = tmp_path_factory.getbasetemp()
-    home = (home.parent if "PYTEST_XDIST_WORKER" in os.environ else home) / "swept"
-    home.mkdir(exist_ok=True)
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    home = Path(os.environ.get("DSNB_SWEPT", shared / "swept"))
+    home.mkdir(parents=True, exist_ok=True)
     with open(home / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (home / "made").exists():

@@ -9,7 +9,7 @@ import pytest
 
 import dsnb
 from dsnb.prediction import traces
-from tests.prediction.made_up import RECORD
+from tests.prediction.made_up import keep_traces
 from tests.support import foreign_logs, made_up
 from tests.support.notebooks import run_cells
 
@@ -44,8 +44,7 @@ def test_scaling_of_published_data_alone():
 
 def test_a_plan_from_predictions_and_published_data(tmp_path, monkeypatch):
     """With a cache of made-up traces, so that no model is traced."""
-    monkeypatch.setenv("DSNB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(traces._Tracer, "ask", lambda tracer, kind, experiment: RECORD)
+    keep_traces(monkeypatch, tmp_path / "cache")
     sizes = {"model": "bloom-7b1", "gpus": 48, "seq_len": 1024, "device": "cuda"}
     traces.traces([dsnb.Experiment(**sizes, micro_batch_size=size) for size in (1, 2)])
     text = "".join(

@@ -10,7 +10,7 @@ from dsnb.results.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.results.runs.table import named_runs
 from dsnb.results.statistics.flags import Flag, flags
 from dsnb.results.statistics.summary import summarize, unstable
-from dsnb.results.statistics.tasks import knows_gpus, tasks
+from dsnb.results.statistics.tasks import tasks
 from dsnb.show.render import answer
 from dsnb.show.render.tables import repeats_text
 
@@ -31,7 +31,7 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
         named = named_runs(task.runs)
         summary = summarize(task.runs, metrics="all")
         summary = summary.sort_values(f"{RATE}_median", ascending=False, kind="stable")
-        no_rank = summary.index.isin(unstable(named)) | ~knows_gpus(task.runs).all()
+        no_rank = summary.index.isin(unstable(named)) | (not task.knows_gpus)
         summary = pd.concat([summary[~no_rank], summary[no_rank]])
         no_rank = np.sort(no_rank)
         shared, names = short_names([str(name) for name in summary.index])

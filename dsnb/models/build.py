@@ -67,31 +67,31 @@ def model_config(experiment: Experiment) -> Any:
             f"seq_len is {experiment.seq_len}: {experiment.model} has {positions} positions; use at most {positions}"
         )
     config.use_cache = False
-    set_dropout(experiment, config)
-    config._attn_implementation = _attention(experiment, config)
+    set_dropout(config, experiment.dropout)
+    config._attn_implementation = _attention(config, experiment.attention)
     return config
 
 
-def set_dropout(experiment: Experiment, config: Any) -> None:
+def set_dropout(config: Any, dropout: float) -> None:
     """Set every dropout probability of a configuration; raise ValueError if there is none to set."""
     was_set = False
     for name, value in config.to_dict().items():
         is_dropout = "drop" in name and not any(other in name for other in OTHER_DROPS)
         if is_dropout and isinstance(value, int | float) and not isinstance(value, bool):
-            setattr(config, name, experiment.dropout)
+            setattr(config, name, dropout)
             was_set = True
-    if experiment.dropout and not was_set:
+    if dropout and not was_set:
         raise ValueError(
-            f"dropout is {experiment.dropout:g}: {config.model_type} models have none; set it to 0"
+            f"dropout is {dropout:g}: {config.model_type} models have none; set it to 0"
         )
 
 
-def _attention(experiment: Experiment, config: Any) -> str:
+def _attention(config: Any, wanted: str) -> str:
     """Return the fastest attention that the settings allow and transformers supports for the model."""
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    if experiment.attention != "eager" and getattr(model_class, "_supports_sdpa", False):
+    if wanted != "eager" and getattr(model_class, "_supports_sdpa", False):
         return attention.fastest(config)
-    if experiment.attention == "sdpa" and config.model_type != "bloom":
+    if wanted == "sdpa" and config.model_type != "bloom":
         raise ValueError(
             f"attention is 'sdpa': transformers has none for {config.model_type}; set it to 'eager' or 'auto'"
         )
@@ -112,7 +112,8 @@ def build(
 ) -> PreTrainedModel:
     """Build the model on `device`, already partitioned at ZeRO stage 3."""
     make = _load_pretrained if experiment.weights == "pretrained" else _build_random
-    model = make(experiment, ds_config, device, model_config(experiment))
+    dtype = DTYPES[experiment.numbers.built]
+    model = make(experiment, ds_config, device, model_config(experiment), dtype)
     if experiment.zero_stage == 3:
         restore_buffers(experiment, model, device)
     return adapt(experiment, model)
@@ -126,7 +127,8 @@ def restore_buffers(experiment: Experiment, model: PreTrainedModel, device: torc
     up to 2.4 rad.
     """
     with no_init_weights(), init_empty_weights(include_buffers=False):
-        whole = _from_config(experiment, model_config(experiment))
+        config = model_config(experiment)
+        whole = AutoModelForCausalLM.from_config(config, dtype=DTYPES[experiment.numbers.built])
     for name, module in whole.named_modules():
         for key, buffer in module.named_buffers(recurse=False):
             model.get_submodule(name)._buffers[key] = buffer.to(device)
@@ -144,11 +146,12 @@ def build_stage(
     stages = experiment.pipeline_parallel
     parts.check_split(experiment, config)
     is_random = experiment.weights == "random"
+    dtype = DTYPES[experiment.numbers.built]
     if is_random:
         with no_init_weights(), init_empty_weights(include_buffers=False):
-            model = _from_config(experiment, config)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     else:
-        model = _load_pretrained(experiment, {}, torch.device("cpu"), config)
+        model = _load_pretrained(experiment, {}, torch.device("cpu"), config, dtype)
     path = parts.forward_path(model, int(experiment.micro_batch_size), experiment.seq_len, device)
     modules = list(parts.stage_modules(model, path, stage, stages))
     if is_random:
@@ -313,12 +316,12 @@ def checkpoint_activations(experiment: Experiment, model: Any) -> None:
         model.disable_input_require_grads()  # peft's hook for reentrant checkpoints breaks a compiled graph
 
 
-def _from_config(experiment: Experiment, config: Any) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_config(config, dtype=DTYPES[experiment.numbers.built])
-
-
 def _build_random(
-    experiment: Experiment, ds_config: dict[str, Any], device: torch.device, config: Any
+    experiment: Experiment,
+    ds_config: dict[str, Any],
+    device: torch.device,
+    config: Any,
+    dtype: torch.dtype,
 ) -> PreTrainedModel:
     import deepspeed  # takes a while, and tracing a model needs none of it
 
@@ -326,7 +329,7 @@ def _build_random(
     with return_freed_memory() if shared else nullcontext():
         sharding = deepspeed.zero.Init(config_dict_or_path=ds_config) if shared else nullcontext()
         with no_init_weights(), device, sharding:
-            model = _from_config(experiment, config)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         init_weights(model, experiment.seed)
     model.tie_weights()
     return model
@@ -352,14 +355,18 @@ def return_freed_memory() -> Iterator[None]:
 
 
 def _load_pretrained(
-    experiment: Experiment, ds_config: dict[str, Any], device: torch.device, config: Any
+    experiment: Experiment,
+    ds_config: dict[str, Any],
+    device: torch.device,
+    config: Any,
+    dtype: torch.dtype,
 ) -> PreTrainedModel:
     # transformers partitions what it loads as long as this object lives.
     shared = HfDeepSpeedConfig(ds_config) if experiment.zero_stage == 3 else None
     model = AutoModelForCausalLM.from_pretrained(
         _weights_source(experiment),
         config=config,
-        dtype=DTYPES[experiment.numbers.built],
+        dtype=dtype,
         device_map=None if shared else {"": device},
     )
     del shared

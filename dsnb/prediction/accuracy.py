@@ -5,7 +5,7 @@ measured on models that were left out of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,10 +57,10 @@ class ExpectedError(NamedTuple):
     kind: str
     error: PredictionError
 
-    @property
-    def basis(self) -> str:
-        """What the error was measured on, as in `12 settings, LoRA`."""
-        return f"{self.error.settings} settings, {self.kind}"
+    def columns(self, figure: str) -> dict[str, Any]:
+        """Return the columns of a figure's error: its size, and on what it was measured: `12 settings, LoRA`."""
+        measured_on = f"{self.error.settings} settings, {self.kind}"
+        return {f"{figure}_error_pct": self.error.mean_pct, f"{figure}_error_on": measured_on}
 
 
 Errors = Mapping[str, PredictionError]
@@ -133,11 +133,6 @@ def peak_error(experiment: Experiment) -> ExpectedError:
     return expected_error([kind(experiment)], PEAK_ERRORS, MIN_PEAKS)
 
 
-def host_error(experiment: Experiment) -> ExpectedError:
-    """Return the error to expect of predicted host memory."""
-    return expected_error([host_kind(experiment)], HOST_ERRORS)
-
-
 def by_kind(
     runs: Sequence[Measured], errors_pct: Sequence[float], constants: Constants = DEFAULT
 ) -> dict[str, PredictionError]:
@@ -170,9 +165,10 @@ class Coverage(NamedTuple):
         names: dict[str, set[str]] = {}
         numbers: dict[str, list[float]] = {}
         for run in runs:
-            for words, name in _names(run.experiment, find(run.gpu_name).name).items():
+            named, counted = _covered(run.experiment, find(run.gpu_name).name, link)
+            for words, name in named.items():
                 names.setdefault(words, set()).add(name)
-            for words, number in _numbers(run.experiment, link).items():
+            for words, number in counted.items():
                 numbers.setdefault(words, []).append(number)
         return cls(
             {words: frozenset(found) for words, found in names.items()},
@@ -182,11 +178,12 @@ class Coverage(NamedTuple):
     def outside(self, experiment: Experiment, gpu: str, link: Link) -> list[str]:
         """Return a sentence for each way in which an experiment on a GPU differs from all of these runs."""
         sentences = []
-        for words, name in _names(experiment, gpu).items():
+        named, counted = _covered(experiment, gpu, link)
+        for words, name in named.items():
             if name not in self.names[words]:
                 known = ", ".join(sorted(self.names[words]))
                 sentences.append(f"no calibration run used {words} {name}, only {known}")
-        for words, number in _numbers(experiment, link).items():
+        for words, number in counted.items():
             least, most = self.ranges[words]
             margin = LIMITS.range_margin
             if words == NODES and most == 1:  # runs on one node say nothing about a network
@@ -205,7 +202,11 @@ DEFAULT_COVERAGE = Coverage(
 """Coverage of `dsnb.prediction.step_time.DEFAULT`."""
 
 
-def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
+def _covered(
+    experiment: Experiment, gpu: str, link: Link
+) -> tuple[dict[str, str], dict[str, float]]:
+    """Return the names and the numbers of a setting that a calibration covers, by their words."""
+    model = shape(experiment.model)
     strategy = experiment.parallel_strategy
     sharing = strategy.label_of(experiment.zero_stage) if strategy.is_deepspeed else strategy.name
     techniques = []
@@ -217,9 +218,9 @@ def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
         techniques.append("ZeRO++")
     if techniques:
         sharing = f"{sharing} with {' and '.join(techniques)}"
-    return {
+    names = {
         GPU: gpu,
-        "models of the family": shape(experiment.model).family,
+        "models of the family": model.family,
         "strategy": sharing,
         "precision": experiment.precision,
         "mode of compilation": COMPILATION.get(experiment.compile, experiment.compile),
@@ -228,12 +229,10 @@ def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
         "loss": experiment.loss,
         "gradient compression": experiment.gradient_compression,
     }
-
-
-def _numbers(experiment: Experiment, link: Link) -> dict[str, float]:
-    return {
-        "hidden size": shape(experiment.model).hidden,
+    numbers: dict[str, float] = {
+        "hidden size": model.hidden,
         "number of tokens in a micro-batch": experiment.micro_batch_tokens,
         "number of GPUs": experiment.gpus,
         NODES: link.nodes(experiment),
     }
+    return names, numbers

@@ -14,7 +14,7 @@ from typing import Any
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import planning
 from dsnb.base.formulas.memory import HALF
-from dsnb.base.formulas.model_shapes import facts
+from dsnb.base.formulas.model_shapes import SPLIT, facts
 from dsnb.prediction.gpus import NODE_GPUS
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.strategies import STRATEGIES, strategy
@@ -62,11 +62,12 @@ class Training:
     def is_fine_tuning(self) -> bool:
         """Whether every setting adapts a trained model."""
         names = ("lora_rank", "weights")
-        values = itertools.product(*(_listed(self.pinned.get(name)) for name in names))
+        values = itertools.product(*(listed(self.pinned.get(name)) for name in names))
         return all(planning.is_fine_tuning(dict(zip(names, pair, strict=True))) for pair in values)
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
+    """Return the values that a setting may have: a list is what may be chosen from."""
     return value if isinstance(value, list) else [value]
 
 
@@ -138,7 +139,7 @@ def _combinations(
         chosen["mixed_precision"] = ["native", "autocast"]
     if training.device == "cuda":
         chosen["compile"] = ["off", "default", CUDA_GRAPHS[0]]
-    chosen |= {name: _listed(value) for name, value in training.pinned.items()}
+    chosen |= {name: listed(value) for name, value in training.pinned.items()}
     sizes = chosen.pop("micro_batch_size", [])
     counts = chosen.pop("grad_accum", [])
     shared = OFFLOADED if offloaded else list(_shared(training))
@@ -178,9 +179,12 @@ def _splits(
 def _shared(training: Training) -> Iterator[dict[str, Any]]:
     """Yield the ways to share the work among the GPUs; tensor parallelism is with ZeRO 1 and inside a node."""
     for each in sorted(STRATEGIES.values(), key=lambda each: each.simplicity):
-        if each.suits(training.gpus):
+        if each.min_ranks <= training.gpus <= each.max_ranks:
             yield from each.candidates()
-    heads = facts(training.model).get("heads") or 1
+    known = facts(training.model)
+    if known.get("family") not in {None, *SPLIT}:
+        return  # otherwise the rules would refuse a split that nobody asked for
+    heads = known.get("heads") or 1
     for ranks in (2, 4, 8):
         is_inside = ranks <= min(training.gpus, NODE_GPUS)
         if is_inside and training.gpus % ranks == 0 and heads % ranks == 0:

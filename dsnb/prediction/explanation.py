@@ -158,12 +158,14 @@ def _runner_up(pair: pd.DataFrame, search: Search) -> Sentence:
 
 
 def out_of_reach(search: Search) -> Sentence:
-    """Return which ways of sharing cannot fit."""
+    """Return which ways of sharing cannot fit: what the smallest candidate of each needs."""
+    need_gib = search.table["peak_allocated_gib"].fillna(search.least_gib)
     needs = []
-    for name, need, room in search.out_of_reach():
-        sharing = parallelism(vars(search.asked[name]))
-        facts = {"need": f"{need:.0f}", "room": f"{room:.0f}"}
-        needs.append(say("out_of_reach.need", sharing=sharing, **facts))
+    for name in need_gib.groupby(search.sharing, sort=False).idxmin():
+        if need_gib[name] > search.room_gib[name]:
+            sharing = parallelism(vars(search.asked[name]))
+            facts = {"need": f"{need_gib[name]:.0f}", "room": f"{search.room_gib[name]:.0f}"}
+            needs.append(say("out_of_reach.need", sharing=sharing, **facts))
     return say("out_of_reach", needs=", ".join(needs))
 
 

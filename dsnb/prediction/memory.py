@@ -6,8 +6,7 @@ DeepSpeed 0.19.8 and were checked against runs on CPU ranks (docs/explanation/pr
 """
 
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from dsnb.prediction.shapes import shape
 from dsnb.prediction.traces import MemoryTrace
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.framework_defaults import ZERO, zero_number
-from dsnb.settings.strategies import Numbers, load
+from dsnb.settings.strategies import load
 
 MEMORY = tuned.numbers("memory")
 UNTRACED = tuned.numbers("untraced")
@@ -39,7 +38,7 @@ def peak_memory(experiment: Experiment, trace: MemoryTrace) -> MemoryParts:
     rule = load(experiment.parallel_strategy.memory_rule)
     moments: list[MemoryParts] = []
     for of_rank in _of_ranks(experiment, trace):
-        moments += rule(engine_of(experiment, of_rank))
+        moments += rule(Engine(experiment, of_rank))
     peak = max(moments, key=lambda moment: moment.total)
     return peak.plus(workspace=MEMORY.workspace_gib * GIB)
 
@@ -57,8 +56,8 @@ def untraced(experiment: Experiment, likely: bool) -> MemoryTrace:
     block = formulas.block_activations(
         tokens,
         model.hidden,
-        model.heads,
-        experiment.seq_len,
+        heads=0,
+        seq_len=0,
         width=width,
         dropout=likely and experiment.dropout > 0,
         fused=True,
@@ -145,107 +144,66 @@ def _split_by_tensor_parallel(experiment: Experiment, trace: MemoryTrace) -> Mem
     return replace(trace, kept=trace.kept - less, forward_peak=forward_peak, moments=moments)
 
 
-@dataclass(frozen=True)
 class Engine:
     """The sizes of one rank that the rules use, in bytes unless noted."""
 
-    experiment: Experiment
-    trace: MemoryTrace
-    trained: float  # elements on a rank before data-parallel ranks share them
-    frozen: float  # elements that LoRA freezes
-    moments: float  # of the optimizer's moments over all data-parallel ranks
-    bucket: float  # of one gradient bucket
-    buckets: float  # of all buckets: two alternate if communication overlaps with computation
-
-    @cached_property
-    def numbers(self) -> Numbers:
-        """The number formats."""
-        return self.experiment.numbers
-
-    @property
-    def width(self) -> int:
-        """Bytes of a trained weight, and of its gradient as the backward pass leaves it."""
-        return self.numbers.trained_bytes
-
-    @property
-    def ranks(self) -> int:
-        """Data-parallel ranks."""
-        return self.experiment.data_parallel
-
-    @property
-    def share(self) -> float:
-        """Trained elements of a rank where data-parallel ranks share them."""
-        return self.trained / self.ranks
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether gradients of earlier micro-batches exist when the last one is computed."""
-        return self.experiment.grad_accum > 1
-
-    @property
-    def offloaded(self) -> str:
-        """What is in host memory: `none`, `optimizer` or `all`."""
-        return self.experiment.offload.partition("-")[0]
-
-    @cached_property
-    def states(self) -> MemoryParts:
-        """Weights and optimizer states of a rank.
-
-        Also in full precision, ZeRO 1 to 3 have masters of their own: clones of their share of the
-        fp32 weights.
-        """
-        strategy = self.experiment.parallel_strategy
-        is_shared = strategy.shards_optimizer(self.experiment)
-        weights = self.width * self.trained + self.numbers.computed_bytes * self.frozen
-        optimizer = self.moments
-        if self.numbers.masters or (strategy.is_deepspeed and is_shared):
-            optimizer += 4 * self.trained
-        if is_shared:
-            optimizer /= self.ranks
-        if strategy.shards_weights(self.experiment):
-            weights /= self.ranks
-        if self.offloaded != "none":
-            optimizer = 0
-        if self.offloaded == "all":
-            weights = 0
-        return MemoryParts(weights=weights, optimizer=optimizer)
+    def __init__(self, experiment: Experiment, trace: MemoryTrace) -> None:
+        # Embeddings, which are tied to the output layer, are whole on each tensor-parallel rank and
+        # on the outer stages.
+        root_share = trace.of_root / trace.parameters
+        of_rank = root_share + (1 - root_share) / experiment.model_parallel
+        self.experiment = experiment
+        self.trace = trace
+        self.numbers = experiment.numbers
+        self.width = self.numbers.trained_bytes  # of a trained weight and of its gradient
+        self.ranks = experiment.data_parallel
+        self.trained = trace.trainable * of_rank  # elements before data-parallel ranks share them
+        self.share = self.trained / self.ranks  # elements where they do
+        self.frozen = (trace.parameters - trace.trainable) * of_rank  # elements, by LoRA
+        self.accumulates = experiment.grad_accum > 1
+        self.offloaded = experiment.offload.partition("-")[0]  # `none`, `optimizer` or `all`
+        self.states = _states(self, _moments(experiment, trace) * of_rank)
+        strategy = experiment.parallel_strategy
+        given = experiment.deepspeed.get("zero_optimization.reduce_bucket_size")
+        self.bucket = self.width * float(given or strategy.bucket_elements(experiment))
+        # Under DeepSpeed's autocast, linear layers have their own bucket, unless LoRA trains nothing
+        # else (`torch_autocast.get_all_comm_dtypes`). At ZeRO 3 it is in half precision, else in the
+        # gradients' precision.
+        buckets = self.bucket
+        if strategy.is_deepspeed and self.numbers.autocast:
+            linear = self.bucket / 2 if experiment.zero_stage == 3 else self.bucket
+            buckets = linear if experiment.lora_rank else self.bucket + linear
+        if experiment.overlap_comm == "on":  # two alternate
+            buckets *= 2
+        self.buckets = buckets
 
 
-def engine_of(experiment: Experiment, trace: MemoryTrace) -> Engine:
-    """Return the sizes of a setting."""
-    # Embeddings, which are tied to the output layer, are whole on each tensor-parallel rank and on
-    # the outer stages.
-    root_share = trace.of_root / trace.parameters
-    of_rank = root_share + (1 - root_share) / experiment.model_parallel
-    numbers = experiment.numbers
-    strategy = experiment.parallel_strategy
-    given = experiment.deepspeed.get("zero_optimization.reduce_bucket_size")
-    bucket = numbers.trained_bytes * float(given or strategy.bucket_elements(experiment))
-    buckets = bucket
-    # Under DeepSpeed's autocast, linear layers have their own bucket, unless LoRA trains nothing
-    # else (`torch_autocast.get_all_comm_dtypes`). At ZeRO 3 it is in half precision, else in the
-    # gradients' precision.
-    if strategy.is_deepspeed and numbers.autocast:
-        linear = bucket / 2 if experiment.zero_stage == 3 else bucket
-        buckets = linear if experiment.lora_rank else bucket + linear
-    if experiment.overlap_comm == "on":
-        buckets *= 2
-    return Engine(
-        experiment,
-        trace,
-        trained=trace.trainable * of_rank,
-        frozen=(trace.parameters - trace.trainable) * of_rank,
-        moments=_moments(experiment, trace) * of_rank,
-        bucket=bucket,
-        buckets=buckets,
-    )
+def _states(engine: Engine, moments: float) -> MemoryParts:
+    """Return the weights and optimizer states of a rank.
+
+    Also in full precision, ZeRO 1 to 3 have masters of their own: clones of their share of the
+    fp32 weights.
+    """
+    strategy = engine.experiment.parallel_strategy
+    is_shared = strategy.shards_optimizer(engine.experiment)
+    weights = engine.width * engine.trained + engine.numbers.computed_bytes * engine.frozen
+    optimizer = moments
+    if engine.numbers.masters or (strategy.is_deepspeed and is_shared):
+        optimizer += 4 * engine.trained
+    if is_shared:
+        optimizer /= engine.ranks
+    if strategy.shards_weights(engine.experiment):
+        weights /= engine.ranks
+    if engine.offloaded != "none":
+        optimizer = 0
+    if engine.offloaded == "all":
+        weights = 0
+    return MemoryParts(weights=weights, optimizer=optimizer)
 
 
 def _moments(experiment: Experiment, trace: MemoryTrace) -> float:
     """Return the bytes of the optimizer's moments."""
-    if (
-        experiment.optimizer == "muon"
-    ):  # matrices of the blocks have one moment, everything else two
+    if experiment.optimizer == "muon":  # matrices of blocks have one moment, everything else two
         return 4 * (2 * trace.trainable - trace.layers * trace.of_block)
     if experiment.optimizer != "adafactor":
         return MOMENTS * trace.trainable
@@ -283,7 +241,7 @@ def _passes(
         base.plus("forward", activations=trace.forward_peak),
         base.plus("loss", activations=loss - logits, output=logits),
     ]
-    sizes, done = trace.after_loss
+    sizes, done = np.array(trace.moments[1:], dtype=float).reshape(-1, 2).T
     if not len(sizes):
         return moments
     # If a model is compiled as a whole, all gradients leave the backward pass together, at its end.
@@ -368,11 +326,9 @@ def zero(engine: Engine) -> list[MemoryParts]:
         return _zero3(engine)
     if engine.offloaded != "none":
         return _offloaded_optimizer(engine)
-    if stage == 2:
-        return _zero2(engine)
-    if engine.numbers.accumulates_in_fp32:
+    if stage == 1 and engine.numbers.accumulates_in_fp32:
         return _zero1_in_fp32(engine)
-    return _zero1(engine)
+    return _zero1_or_2(engine)
 
 
 def _zero0(engine: Engine) -> list[MemoryParts]:
@@ -392,40 +348,32 @@ def _zero0(engine: Engine) -> list[MemoryParts]:
     ]
 
 
-def _zero1(engine: Engine) -> list[MemoryParts]:
-    """Hold optimizer states in shards; whole gradients stay, and pass buckets."""
-    whole = engine.width * engine.trained
-    states = engine.states
-    later = engine.buckets
-    if engine.accumulates:  # the first micro-batch allocates the buckets
-        states = states.plus(buffers=engine.buckets)
-        later = 0
-    passes = _passes(engine, states, whole, staying=engine.width, later=later)
-    after, update = _sharded_update(engine)
-    return [*passes, after.plus("reduction", gradients=whole), update]
+def _zero1_or_2(engine: Engine) -> list[MemoryParts]:
+    """Hold optimizer states in shards; whole gradients stay and pass buckets (1), or only those in a bucket (2).
 
-
-def _zero2(engine: Engine) -> list[MemoryParts]:
-    """Hold optimizer states and gradients in shards; a bucket holds the gradients to reduce."""
-    kept = engine.numbers.accumulated_bytes * engine.share
-    held = min(engine.bucket, engine.width * engine.trained)
-    staying = engine.width / engine.ranks
-    passes = _passes(engine, engine.states, kept, staying, held, later=engine.buckets)
-    after, update = _sharded_update(engine)
-    return [*passes, after.plus("reduction"), update]
-
-
-def _sharded_update(engine: Engine) -> tuple[MemoryParts, MemoryParts]:
-    """Return ZeRO 1 and 2 after the passes, with a share of the gradients, and in the update.
-
-    The share is flattened, and cast to fp32 where it is not (stage_1_and_2.py, `step`).
+    After the passes there is a share of the gradients. It is flattened, and cast to fp32 where it
+    is not (stage_1_and_2.py, `step`).
     """
-    gradients = engine.numbers.accumulated_bytes * engine.share
-    after = engine.states.plus(gradients=gradients)
-    update = gradients
+    whole = engine.width * engine.trained
+    shared = engine.numbers.accumulated_bytes * engine.share
+    after = engine.states.plus(gradients=shared)
+    update = shared
     if engine.numbers.accumulated_bytes < 4:
         update += 4 * engine.share
-    return after, after.plus("optimizer", buffers=update)
+    if engine.experiment.zero_stage == 2:
+        staying = engine.width / engine.ranks
+        held = min(engine.bucket, whole)
+        passes = _passes(engine, engine.states, shared, staying, held, later=engine.buckets)
+        reduction = after.plus("reduction")
+    else:
+        states = engine.states
+        later = engine.buckets
+        if engine.accumulates:  # the first micro-batch allocates the buckets
+            states = states.plus(buffers=engine.buckets)
+            later = 0
+        passes = _passes(engine, states, whole, staying=engine.width, later=later)
+        reduction = after.plus("reduction", gradients=whole)
+    return [*passes, reduction, after.plus("optimizer", buffers=update)]
 
 
 def _offloaded_optimizer(engine: Engine) -> list[MemoryParts]:

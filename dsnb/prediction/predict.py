@@ -17,7 +17,6 @@ from dsnb.prediction.calibration import Measured, measured
 from dsnb.prediction.calibration import calibrate as fit
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import peak_memory, room_gib
-from dsnb.prediction.reserved import peak_reserved_gib
 from dsnb.prediction.reserved import rule as reserved_rule
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import DEFAULT, Constants, StepCounts, check, count_step, stack
@@ -216,26 +215,29 @@ def tabulated(
     parts_s = pd.DataFrame(vars(times)).to_dict("records")
     steps_s = np.asarray(times.step_time_s).tolist()
     rows = []
-    for place, (experiment, trace) in enumerate(zip(experiments, model_traces, strict=True)):
-        row = {"experiment": experiment.name_with_model, **_host_columns(experiment, hardware)}
+    steps = zip(experiments, model_traces, by_cpu, steps_s, parts_s, strict=True)
+    for experiment, trace, is_by_cpu, step_s, parts in steps:
+        kind = accuracy.host_kind(experiment)
+        row = {
+            "experiment": experiment.name_with_model,
+            "host_memory_gib": host_memory.of_node(experiment, hardware.link),
+            **accuracy.expected_error([kind], accuracy.HOST_ERRORS).columns("host_memory"),
+        }
         if trace:
             row |= _memory_columns(experiment, trace, hardware, row["host_memory_gib"])
         is_tight = row.get("tight", False)
-        error = hardware.time_error(experiment, by_cpu[place])
-        error_pct = error.error.mean_pct
-        measured_on = error.basis
+        error = hardware.time_error(experiment, is_by_cpu).columns("step_time")
         if is_tight:
-            error_pct = math.nan
-            measured_on = TIGHT
-        tokens_per_s = experiment.tokens_per_step / steps_s[place]
+            error = {"step_time_error_pct": math.nan, "step_time_error_on": TIGHT}
+        error_pct = error["step_time_error_pct"]
+        tokens_per_s = experiment.tokens_per_step / step_s
         row |= {
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_error_pct": error_pct,
-            "step_time_s": steps_s[place],
-            "step_time_error_pct": error_pct,
-            "step_time_error_on": measured_on,
-            "limited_by": "CPU" if by_cpu[place] else "GPU",
-            **parts_s[place],
+            "step_time_s": step_s,
+            **error,
+            "limited_by": "CPU" if is_by_cpu else "GPU",
+            **parts,
         }
         usual_tokens = math.nan
         if trace:
@@ -273,15 +275,6 @@ def _flops_per_token(experiment: Experiment, trace: MemoryTrace) -> float:
     return metrics.flops_per_token(active, min(active, trace.trainable), attention)
 
 
-def _host_columns(experiment: Experiment, hardware: Hardware) -> dict[str, Any]:
-    error = accuracy.host_error(experiment)
-    return {
-        "host_memory_gib": host_memory.of_node(experiment, hardware.link),
-        "host_memory_error_pct": error.error.mean_pct,
-        "host_memory_error_on": error.basis,
-    }
-
-
 def _memory_columns(
     experiment: Experiment, trace: MemoryTrace, hardware: Hardware, host_need_gib: float
 ) -> dict[str, Any]:
@@ -290,19 +283,16 @@ def _memory_columns(
     fits: bool | None = False
     if peak.gib <= left_gib:
         fits = host_memory.fits(experiment, host_need_gib, hardware.host_gib)
-    error = accuracy.peak_error(experiment)
-    reserved_gib = peak_reserved_gib(experiment, peak.gib)
-    reserved_error = reserved_rule(experiment).expected_error
+    rule = reserved_rule(experiment)
+    reserved_gib = rule.reserved_gib(experiment, peak.gib)
     return {
         "fits": fits,
         "tight": peak.gib <= left_gib < reserved_gib,
         "headroom_gib": left_gib - peak.gib,
         "peak_allocated_gib": peak.gib,
-        "peak_allocated_error_pct": error.error.mean_pct,
-        "peak_allocated_error_on": error.basis,
+        **accuracy.peak_error(experiment).columns("peak_allocated"),
         "peak_reserved_gib": reserved_gib,
-        "peak_reserved_error_pct": reserved_error.error.mean_pct,
-        "peak_reserved_error_on": reserved_error.basis,
+        **rule.expected.columns("peak_reserved"),
         "moment": peak.moment,
         **{column: getattr(peak, part) / GIB for column, part in PARTS.items()},
     }

@@ -132,10 +132,7 @@ def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
     what = [*target.assumed, *assumed, *budget.assumed(asked)]
     more.append(say("assumed", what="; ".join(what)))
     more = [sentence for sentence in more if sentence]
-    if result.chosen:
-        return _answer(search, result, more)
-    sentences = (no_fit(search, offloaded=True), *more)
-    return Answer(_title(asked), search.table.head(0), sentences)
+    return _answer(search, result, more, offloaded=True)
 
 
 def _training(scope: Scope, target: Target) -> tuple[Training, list[str]]:
@@ -234,12 +231,17 @@ def _search(
 def _among(search: Search, result: SearchResult, assumed: Sequence[Sentence]) -> Answer:
     """Return the answer of a search among given settings."""
     if not result.chosen:
-        asked = list(search.asked.values())
-        return Answer(_title(asked), search.table.head(0), (no_fit(search),))
+        assumed = []
     return _answer(search, result, [say("assumed", what=what) for what in assumed])
 
 
-def _answer(search: Search, result: SearchResult, more: Iterable[Sentence]) -> Answer:
+def _answer(
+    search: Search, result: SearchResult, more: Iterable[Sentence], offloaded: bool = False
+) -> Answer:
+    """Return the answer of a search; `offloaded` says that offload was considered, too."""
+    title = tasks(settings_of(list(search.asked.values())[:1]))[0].title
+    if not result.chosen:
+        return Answer(title, search.table.head(0), (no_fit(search, offloaded), *more))
     options = result.options
     ranked = options.loc[result.chosen]
     column = search.question.column
@@ -255,7 +257,7 @@ def _answer(search: Search, result: SearchResult, more: Iterable[Sentence]) -> A
     to_try = dict.fromkeys([*result.chosen, *options.index[:MAX_TRIED]])
     experiments = tuple(search.asked[name] for name in to_try)
     sentences = (*explanation(search, result), *more)
-    return Answer(_title(experiments[:1]), table.reset_index(drop=True), sentences, experiments)
+    return Answer(title, table.reset_index(drop=True), sentences, experiments)
 
 
 def held_by_host(asked: Sequence[Experiment]) -> list[Experiment]:
@@ -283,10 +285,6 @@ def by_task(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
     """Return the settings of each task (`dsnb.results.statistics.tasks`)."""
     found = tasks(settings_of(experiments))
     return [[experiments[place] for place in task.runs.index] for task in found]
-
-
-def _title(experiments: Sequence[Experiment]) -> str:
-    return tasks(settings_of(experiments))[0].title
 
 
 def runs_on(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
@@ -406,8 +404,7 @@ def forecast(
     notes
         Why combinations were refused, and on how many measured settings predicted speeds were calibrated.
     """
-    axes = [value if isinstance(value, list) else [value] for value in settings.values()]
-    combinations = itertools.product(*axes)
+    combinations = itertools.product(*map(built_in.listed, settings.values()))
     experiments, refused = allowed(dict(zip(settings, one, strict=True)) for one in combinations)
     same_gpu = runs_on(runs, gpus.find(gpu)) if runs is not None else pd.DataFrame()
     timed = len({run.experiment.name_with_model for run in measured(same_gpu, link)})

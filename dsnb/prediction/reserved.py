@@ -21,24 +21,20 @@ from dsnb.settings.training import CUDA_GRAPHS
 class Rule(NamedTuple):
     """What is reserved beyond the peak of the tensors."""
 
-    kind: str  # of settings that it is fitted to
     share: float  # of that peak
     each: float  # bytes per trained parameter of a rank's share
-    error: PredictionError
+    expected: ExpectedError  # kind that it is fitted to, and error on models that were left out
 
-    def reserved_gib(self, allocated_gib: float, parameters: float) -> float:
-        """Return what is reserved for tensors of this peak and a rank with this share of the trained parameters."""
+    def reserved_gib(self, experiment: Experiment, allocated_gib: float) -> float:
+        """Return the GiB that the allocator would hold if the GPU had room for it."""
+        # Of a rank, whether or not the strategy shards them.
+        parameters = trained_parameters(experiment) / experiment.gpus
         return (1 + self.share) * allocated_gib + self.each * parameters / GIB
-
-    @property
-    def expected_error(self) -> ExpectedError:
-        """The error on models that were left out of the fit."""
-        return ExpectedError(self.kind, self.error)
 
 
 RULES = {
     allocator: {
-        kind: Rule(kind, share, each, PredictionError(*error))
+        kind: Rule(share, each, ExpectedError(kind, PredictionError(*error)))
         for kind, (share, each, *error) in tuned.rows(table).items()
     }
     for allocator, table in tuned.TUNED["reserved"].items()
@@ -58,13 +54,3 @@ def rule(experiment: Experiment) -> Rule:
     """Return the rule that a setting follows."""
     rules = RULES[experiment.allocator]
     return next(rules[kind] for kind in kinds(experiment) if kind in rules)
-
-
-def peak_reserved_gib(experiment: Experiment, allocated_gib: float) -> float:
-    """Return the GiB that the allocator would hold if the GPU had room for it."""
-    return rule(experiment).reserved_gib(allocated_gib, parameters_of_rank(experiment))
-
-
-def parameters_of_rank(experiment: Experiment) -> float:
-    """Return the trained parameters over all ranks, whether or not the strategy shards them."""
-    return trained_parameters(experiment) / experiment.gpus

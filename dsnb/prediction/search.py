@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from dsnb.base.errors import SettingsError
-from dsnb.prediction import candidates, host_memory
+from dsnb.prediction import host_memory
+from dsnb.prediction.candidates import simplicity
 from dsnb.prediction.memory import UNTRACED, need_gib, room_gib
 from dsnb.prediction.predict import tabulated
 from dsnb.prediction.step_time import count_step
@@ -74,8 +75,14 @@ class Search:
         self._failed: dict[str, SettingsError] = {}
         on = target.hardware
         self._settings = [count_step(one, on.gpu, on.link) for one in on_gpu]
-        self.room_gib = self._each([room_gib(one, on.gpu.memory_gib) for one in on_gpu])
-        self.least_gib = self._each([need_gib(one) for one in on_gpu])
+        names = list(self.asked)
+        self.sharing = {}
+        """The settings of each candidate that say how ranks share the work, as a text."""
+        for name, one in self.asked.items():
+            self.sharing[name] = str([getattr(one, field) for field in KINDS[0]])
+        rooms = [room_gib(one, on.gpu.memory_gib) for one in on_gpu]
+        self.room_gib = pd.Series(rooms, names, dtype=float)
+        self.least_gib = pd.Series([need_gib(one) for one in on_gpu], names, dtype=float)
         """Lower bound of what each candidate needs."""
         fits_host = []
         for one in on_gpu:
@@ -87,12 +94,8 @@ class Search:
         likely = []
         for one, needed in zip(on_gpu, is_needed, strict=True):
             likely.append(need_gib(one, likely=True) if needed else np.inf)
-        self._likely_gib = self._each(likely)
+        self._likely_gib = pd.Series(likely, names, dtype=float)
         self._tabulate()
-
-    def _each(self, values: Sequence[float]) -> pd.Series:
-        """Return values of the candidates by their names."""
-        return pd.Series(values, list(self.asked), dtype=float)
 
     def _tabulate(self) -> None:
         """Predict all candidates; memory by the traces that there are."""
@@ -170,23 +173,17 @@ class Search:
         is_tight = tight(options)
         limit = (1 + RELEVANCE) * best[column]
         tied = options.index[(options[column] <= limit) & (is_tight == is_tight.iloc[0])]
-        first = min(tied, key=self._simplicity)
+        first = min(tied, key=lambda name: simplicity(self.asked[name]))
         chosen = [first, *self._alternatives(first, list(options.index))]
         # What has room is better than a tight setting, if it is close.
         reach = 1 + WORTH_ROOM if is_tight.iloc[0] else 1.0
         needed = list(everything.index[everything[column] <= reach * best[column]])
         for name in everything.index[everything[column] <= limit]:
-            if self._simplicity(name) < self._simplicity(first):
+            if simplicity(self.asked[name]) < simplicity(self.asked[first]):
                 needed.append(name)
         if not is_known.any():  # a later round is likely to ask for the best of each sharing
-            needed.extend(options.groupby(self._sharing, sort=False).head(1).index)
+            needed.extend(options.groupby(self.sharing, sort=False).head(1).index)
         return SearchResult(table, options, chosen, len(tied)), [*needed, *chosen]
-
-    def _sharing(self, name: str) -> str:
-        return str([getattr(self.asked[name], field) for field in KINDS[0]])
-
-    def _simplicity(self, name: str) -> tuple[int, ...]:
-        return candidates.simplicity(self.asked[name])
 
     def _alternatives(self, best: str, options: list[str]) -> list[str]:
         """Return the best candidate that differs in each of `KINDS`, then others, in the order of the options."""
@@ -200,13 +197,3 @@ class Search:
             chosen += differing[:1]
         alternatives = list(dict.fromkeys([*chosen, *others]))[:ALTERNATIVES]
         return sorted(alternatives, key=options.index)
-
-    def out_of_reach(self) -> list[tuple[str, float, float]]:
-        """Return the smallest candidate of each way of sharing that cannot fit, its need, and the room, in GiB."""
-        need = self.table["peak_allocated_gib"].fillna(self.least_gib)
-        smallest = need.groupby(self._sharing, sort=False).idxmin()
-        return [
-            (name, float(need[name]), float(self.room_gib[name]))
-            for name in smallest
-            if need[name] > self.room_gib[name]
-        ]

@@ -45,40 +45,12 @@ from dsnb.base.formulas.memory import lora_parameters
 from dsnb.base.formulas.model_shapes import PRESETS, SPLIT, Shape, facts, local_config, local_fields
 from dsnb.prediction import traces, tuned
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.strategies.logged import MEGATRON
 
 GROUP = "dsnb.counts"
 """The group of entry points that count models: `model_type = "module:function"`."""
 PRESET_COUNTS = Path(__file__).with_name("preset_counts.json")
 FAMILIES = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
 TRACED = tuned.rows(tuned.TUNED["traced_work"])
-
-
-class Mode(NamedTuple):
-    """How an experiment computes, from its precision, strategy and compilation."""
-
-    width: int  # bytes of a number
-    stream_width: int  # of the residual stream, which autocast leaves in fp32
-    autocast: bool
-    casts_adapters: bool  # LoRA's, which are in fp32 under autocast
-    kind: str  # `eager`, `compiled`, or `megatron` (hand-written fused kernels)
-    fused_attention: bool
-
-    @classmethod
-    def of(cls, experiment: Experiment) -> "Mode":
-        """Return the mode of an experiment."""
-        kind = "compiled" if experiment.compile != "off" else "eager"
-        if experiment.strategy == MEGATRON:
-            kind = "megatron"
-        numbers = experiment.numbers
-        return cls(
-            numbers.computed_bytes,
-            numbers.stream_bytes,
-            numbers.casts_weights,
-            numbers.casts_adapters,
-            kind,
-            experiment.attention != "eager",
-        )
 
 
 class Pass(NamedTuple):
@@ -134,36 +106,30 @@ class Counts:
     attention, forward and backward, and kernels, forward and backward. Empty where `families.toml`
     has the family."""
 
-    @property
-    def heads(self) -> int:
-        """Heads of the first block's attention."""
-        return self.attention[0][2] if self.attention else 1
-
-    def passes(self, mode: Mode, dropout: bool, split: int) -> tuple[Pass, Pass]:
+    def passes(self, experiment: Experiment, kind: str) -> tuple[Pass, Pass]:
         """Return the forward and the backward pass of a block, with attention's kernels but without its bytes.
 
-        `split` tensor-parallel ranks share the work between the norms.
+        `kind` is `eager`, `compiled` or `megatron`, whose fused kernels are written by hand.
         """
         if not self.traffic:
-            return _counted_by_hand(self.family, self.hidden, mode, dropout, split)
-        kind = "eager" if mode.kind == "eager" else "compiled"
-        numbers = "full" if mode.width == 4 else "half"
-        traced = self.traffic["autocast" if mode.autocast else numbers][kind]
+            return _counted_by_hand(self, experiment, kind)
+        if kind != "eager":
+            kind = "compiled"
+        numbers = experiment.numbers
+        formats = "full" if numbers.computed_bytes == 4 else "half"
+        traced = self.traffic["autocast" if numbers.casts_weights else formats][kind]
         uncast = self.traffic["full"][kind]
         by_hand = TRACED[kind]
-
-        def pass_of(direction: int) -> Pass:
+        passes = []
+        for direction in (0, 1):
             kernels = traced[direction + 2]
             casts = 0.0
-            if mode.autocast:
+            if numbers.casts_weights:
                 casts = max(0.0, kernels - uncast[direction + 2])
-            return Pass(
-                by_hand[direction] * traced[direction],
-                by_hand[direction + 2] * (kernels - casts),
-                casts,
-            )
-
-        return pass_of(0), pass_of(1)
+            moved = by_hand[direction] * traced[direction]
+            passes.append(Pass(moved, by_hand[direction + 2] * (kernels - casts), casts))
+        forward, backward = passes
+        return forward, backward
 
 
 @lru_cache(maxsize=256)
@@ -268,26 +234,26 @@ def _of_shape(model: Shape) -> Counts:
     )
 
 
-def _counted_by_hand(
-    family: str, hidden: int, mode: Mode, dropout: bool, split: int
-) -> tuple[Pass, Pass]:
-    """Return the passes of a block of a GPT-2, OPT or BLOOM."""
-    numbers = FAMILIES[family]
-    is_eager = mode.kind == "eager"
-    block = numbers["eager"] if is_eager else FAMILIES["fused"]
+def _counted_by_hand(model: Counts, experiment: Experiment, kind: str) -> tuple[Pass, Pass]:
+    """Return the passes of a block of a GPT-2, OPT or BLOOM; tensor-parallel ranks share the work between the norms."""
+    by_family = FAMILIES[model.family]
+    numbers = experiment.numbers
+    is_eager = kind == "eager"
+    block = by_family["eager"] if is_eager else FAMILIES["fused"]
     casts = cast_kernels = 0
-    width = mode.width
-    if mode.autocast and is_eager:
+    width = numbers.computed_bytes
+    if numbers.casts_weights and is_eager:
         # Each linear layer casts its weight, its bias and, behind a norm, its input; the backward
         # pass casts them back.
-        casts = numbers["linear"] - 2
-        cast_kernels = 2 * numbers["linear"] + casts
-        width = numbers["autocast_bytes"]
-    drops = 6 if dropout and is_eager else 0
-
-    def pass_of(direction: int) -> Pass:
-        moved = (block["stream"][direction] + drops) * mode.stream_width
-        moved += block["inner"][direction] * (width / split) + casts * 6
-        return Pass(hidden * moved, block["kernels"][direction] + drops / 2, cast_kernels)
-
-    return pass_of(0), pass_of(1)
+        casts = by_family["linear"] - 2
+        cast_kernels = 2 * by_family["linear"] + casts
+        width = by_family["autocast_bytes"]
+    drops = 6 if experiment.dropout > 0 and is_eager else 0
+    passes = []
+    for direction in (0, 1):
+        moved = (block["stream"][direction] + drops) * numbers.stream_bytes
+        moved += block["inner"][direction] * (width / experiment.tensor_parallel) + casts * 6
+        kernels = block["kernels"][direction] + drops / 2
+        passes.append(Pass(model.hidden * moved, kernels, cast_kernels))
+    forward, backward = passes
+    return forward, backward

@@ -231,23 +231,17 @@ def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]
     split = experiment.tensor_parallel
     network = link.network_gb_per_s * 1e9
 
-    def route(name: str, members: int, stride: int) -> dict[str, float]:
-        on_node = max(1, min(members, node_gpus // stride))
-        inside = link.inside_gb_per_s(gpu, on_node, node_gpus) * 1e9
-        is_within = on_node == members
-        return {
-            f"{name}_inside": inside,
-            f"{name}_network": 0.0 if is_within else network * on_node,
-        }
-
     is_one_node = split * experiment.data_parallel * experiment.pipeline_parallel <= node_gpus
-    return {
-        **route("data", experiment.data_parallel, split),
-        **route("tensor", split, 1),
+    bandwidths = {
         "pipeline_inside": link.inside_gb_per_s(gpu, 2, node_gpus) * 1e9,
         "pipeline_network": 0.0 if is_one_node else network,
         "host_link": gpu.pcie_gb_per_s * 1e9 * min(1.0, STEP.host_links / node_gpus),
     }
+    for name, members, stride in (("data", experiment.data_parallel, split), ("tensor", split, 1)):
+        on_node = max(1, min(members, node_gpus // stride))
+        bandwidths[f"{name}_inside"] = link.inside_gb_per_s(gpu, on_node, node_gpus) * 1e9
+        bandwidths[f"{name}_network"] = 0.0 if on_node == members else network * on_node
+    return bandwidths
 
 
 def problem(experiment: Experiment, gpu: str, link: str) -> str:

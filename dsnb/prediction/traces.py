@@ -11,14 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, cast
-
-import numpy as np
-from numpy.typing import NDArray
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import cache as files_cache
@@ -82,25 +79,19 @@ class MemoryTrace:
         Sizes of a record are (constant bytes, bytes per sequence); which size is the largest
         depends on the micro-batch.
         """
-
-        def total_bytes(size: Sequence[float]) -> float:
-            return float(size[0] + micro_batch * size[1])
-
-        moments = [(total_bytes(size), size[2]) for size in record["moments"]]
+        moments = []
+        for fixed, each, done in record["moments"]:
+            moments.append((float(fixed + micro_batch * each), done))
         loss = max(moment for moment in moments if not moment[1])
         later = (moment for moment in moments if moment[1])
+        forward_peak = max(fixed + micro_batch * each for fixed, each in record["forward"])
+        constant, per_sequence = record["kept"]
         return cls(
-            max(map(total_bytes, record["forward"])),
-            total_bytes(record["kept"]),
+            float(forward_peak),
+            float(constant + micro_batch * per_sequence),
             (loss, *later),
             **{name: record[name] for name in ELEMENTS},
         )
-
-    @cached_property
-    def after_loss(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The bytes and elements of the moments after the first one, each of shape (moments - 1,)."""
-        sizes, done = np.array(self.moments[1:], dtype=float).reshape(-1, 2).T
-        return sizes, done
 
 
 def traces(experiments: Sequence[Experiment]) -> list[MemoryTrace]:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from dsnb.base.formulas.memory import recomputed_blocks
 from dsnb.prediction import tuned
-from dsnb.prediction.shapes import Counts, Mode, shape
+from dsnb.prediction.shapes import shape
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.strategies.logged import MEGATRON
 from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS
 
 WORK = tuned.numbers("work")
@@ -40,89 +41,102 @@ def recomputed_share(experiment: Experiment) -> float:
     return recomputed_blocks(layers, experiment.checkpoint_every) / layers
 
 
+class _Step:
+    """What the counts of a step depend on."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        model = shape(experiment.model)
+        stages = experiment.pipeline_parallel
+        kind = "compiled" if experiment.compile != "off" else "eager"
+        if experiment.strategy == MEGATRON:
+            kind = "megatron"
+        tensors = model.layers * model.tensors + model.root_tensors
+        if experiment.lora_rank:
+            tensors = 2 * model.layers * model.linear
+        self.experiment = experiment
+        self.strategy = experiment.parallel_strategy
+        self.numbers = experiment.numbers
+        self.model = model
+        self.kind = kind  # `eager`, `compiled`, or `megatron`, whose fused kernels are its own
+        self.trained = trained_parameters(experiment)
+        self.tensors = tensors / stages  # trained parameter tensors of a pipeline stage
+        self.layers = model.layers / stages
+        self.again = recomputed_share(experiment)
+        self.forward, self.backward = model.passes(experiment, kind)
+
+
 def work(experiment: Experiment) -> dict[str, float]:
     """Return the work of one optimizer step of an experiment on its busiest rank, as `step_time.StepCounts` names it.
 
     That is the last stage of a pipeline: it has its share of the blocks and the output layer, and
     the others wait.
     """
-    model = shape(experiment.model)
-    mode = Mode.of(experiment)
-    again = recomputed_share(experiment)
+    step = _Step(experiment)
+    model = step.model
+    numbers = step.numbers
+    again = step.again
+    layers = step.layers
     tokens = experiment.micro_batch_tokens
     stages = experiment.pipeline_parallel
     count = experiment.grad_accum
-    layers = model.layers / stages
 
-    forward, backward = model.passes(mode, experiment.dropout > 0, experiment.tensor_parallel)
-    attention = _attention(experiment, model, mode, again)
-    kernels = forward.kernels * (1 + again) + backward.kernels + attention.kernels
+    attention = _attention(step)
+    kernels = step.forward.kernels * (1 + again) + step.backward.kernels + attention.kernels
     if experiment.lora_rank:
         kernels += WORK.adapter_kernels * model.linear
-    casts = forward.cast_kernels * (1 + again) + backward.cast_kernels
+    kernels += step.forward.cast_kernels * (1 + again) + step.backward.cast_kernels
 
-    flops, operand_bytes = _block_products(experiment, model, tokens, again, mode.width)
+    flops, operand_bytes = _block_products(step)
     in_fp32 = 0.0
-    if mode.autocast:  # nothing casts the weights of experts: they are multiplied in fp32
+    if numbers.casts_weights:  # nothing casts the weights of experts: they are multiplied in fp32
         in_fp32 = flops * model.grouped / model.weights
     block_flops = layers * (flops - in_fp32 + attention.product_flops)
-    head_flops, head_bytes = _output_layer(experiment, model, tokens, mode)
-    is_unaligned = _has_unaligned_head(experiment, model, mode)
-    aligned_flops = 0.0 if is_unaligned else head_flops
+    head_flops, unaligned_flops, head_bytes = _output_layer(step)
 
-    adapters = _adapter_bytes(experiment, model, mode, again)
-    block_bytes = (1 + again) * forward.bytes + backward.bytes + adapters
-    moved = layers * (block_bytes * tokens + attention.bytes) + head_bytes
-    moved += _weight_traffic(experiment, model, mode)
-    if mode.kind == "compiled":
+    block_bytes = (1 + again) * step.forward.bytes + step.backward.bytes + _adapter_bytes(step)
+    moved = layers * (block_bytes * tokens + attention.bytes) + head_bytes + _weight_traffic(step)
+    if step.kind == "compiled":
         moved *= WORK.compiled_traffic
-    embedded = 6 * model.hidden * tokens * (mode.width + mode.stream_width)
+    embedded = 6 * model.hidden * tokens * (numbers.computed_bytes + numbers.stream_bytes)
     inputs = 0.0
     if experiment.checkpoint_offload:
-        inputs = layers * again * tokens * model.hidden * mode.width
+        inputs = layers * again * tokens * model.hidden * numbers.computed_bytes
 
     last_stage = layers * flops + head_flops
     average_stage = layers * flops + head_flops / stages
-    launches = _launches(experiment, model, mode, kernels_of_attention=attention.kernels)
     return {
-        "matmul_flops": count * (block_flops + aligned_flops),
+        "matmul_flops": count * (block_flops + head_flops - unaligned_flops),
         "fp32_flops": count * layers * in_fp32 * WORK.grouped_in_fp32,
         "matmul_bytes": count * layers * operand_bytes,
-        "unaligned_flops": count * (head_flops - aligned_flops),
+        "unaligned_flops": count * unaligned_flops,
         "attention_flops": count * layers * attention.fused_flops,
         "elementwise_bytes": count * (moved + embedded),
-        "optimizer_bytes": _optimizer_bytes(experiment, mode),
-        "kernels": count * (layers * (kernels + casts) + WORK.outside_kernels),
-        "host_launches": count * launches + _step_launches(experiment),
-        "host_parameters": _host_parameters(experiment),
-        "host_gathers": count * _host_gathers(experiment, mode, layers, again),
+        "optimizer_bytes": _optimizer_bytes(step),
+        "kernels": count * (layers * kernels + WORK.outside_kernels),
+        "host_launches": count * _launches(step, attention.kernels) + _step_launches(step),
+        "host_parameters": _host_parameters(step),
+        "host_gathers": count * _host_gathers(step),
         "offloaded_activation_bytes": count * 2 * inputs,
         "pipeline_fill": (stages - 1) / count * average_stage / last_stage,
     }
 
 
-def _has_unaligned_head(experiment: Experiment, model: Counts, mode: Mode) -> bool:
-    """Return whether the width of the output layer's product slows it: compilers pad it, chunks are padded."""
-    if mode.kind != "eager" or experiment.loss == "chunked" or mode.width != 2:
-        return False
-    padding = -model.vocab % max(1, experiment.pad_vocab)
-    return (model.vocab + padding) % 8 != 0
-
-
-def _block_products(
-    experiment: Experiment, model: Counts, tokens: int, again: float, width: int
-) -> tuple[float, float]:
+def _block_products(step: _Step) -> tuple[float, float]:
     """Return FLOPs and bytes of a block's linear layers: forward, recomputed, and both gradients.
 
     A frozen weight has no weight gradient, its adapters have both (Hu et al. 2021).
     """
-    split = experiment.tensor_parallel
+    model = step.model
+    again = step.again
+    tokens = step.experiment.micro_batch_tokens
+    split = step.experiment.tensor_parallel
+    width = step.numbers.computed_bytes
     per_token = model.numbers - model.divided + model.divided / split
     operand_bytes = (tokens * per_token + model.held / split) * width
     forward_flops = 2.0 * tokens * model.weights / split
-    if not experiment.lora_rank:
+    if not step.experiment.lora_rank:
         return (3 + again) * forward_flops, (3 + again) * operand_bytes
-    adapter_flops = 2 * tokens * trained_parameters(experiment) / model.layers / split
+    adapter_flops = 2 * tokens * step.trained / model.layers / split
     adapter_numbers = WORK.adapter_bytes * model.adapted if model.traffic else 24 * model.hidden
     adapter_bytes = tokens * adapter_numbers * width
     return (
@@ -131,34 +145,46 @@ def _block_products(
     )
 
 
-def _adapter_bytes(experiment: Experiment, model: Counts, mode: Mode, again: float) -> float:
+def _adapter_bytes(step: _Step) -> float:
     """Return the bytes per token that LoRA moves in a block, apart from its products: none if compiled.
 
     peft scales each result and adds it. It casts inputs for adapters in fp32, and autocast casts
     them back; gradients likewise.
     """
-    if not experiment.lora_rank or mode.kind != "eager":
+    if not step.experiment.lora_rank or step.kind != "eager":
         return 0.0
-    return (2 + again) * model.adapted * (2.5 * mode.width + 6 * mode.casts_adapters)
+    casts = 6 * step.numbers.autocast
+    return (2 + step.again) * step.model.adapted * (2.5 * step.numbers.computed_bytes + casts)
 
 
-def _output_layer(
-    experiment: Experiment, model: Counts, tokens: int, mode: Mode
-) -> tuple[float, float]:
-    """Return FLOPs of the output layer and bytes of it and the loss; only Megatron splits it over ranks."""
-    products = 2 if experiment.lora_rank else 3
-    split = experiment.tensor_parallel if mode.kind == "megatron" else 1
-    whole_bytes, chunked_bytes = LOGIT_BYTES[mode.kind]
+def _output_layer(step: _Step) -> tuple[float, float, float]:
+    """Return FLOPs of the output layer, the unaligned of them, and bytes of it and the loss.
+
+    Only Megatron splits it over ranks. The width of an unaligned product slows it: compilers pad
+    it, and chunks are padded.
+    """
+    experiment = step.experiment
+    model = step.model
+    width = step.numbers.computed_bytes
+    is_eager = step.kind == "eager"
     is_chunked = experiment.loss == "chunked"
+    tokens = experiment.micro_batch_tokens
+    products = 2 if experiment.lora_rank else 3
+    split = experiment.tensor_parallel if step.kind == "megatron" else 1
+    whole_bytes, chunked_bytes = LOGIT_BYTES[step.kind]
     logit_bytes = chunked_bytes if is_chunked else whole_bytes
-    if model.logits_capped and mode.kind == "eager":
+    if model.logits_capped and is_eager:
         logit_bytes += WORK.cap_bytes
-    moved = logit_bytes * mode.width / 2 * tokens * model.vocab
+    moved = logit_bytes * width / 2 * tokens * model.vocab
     if is_chunked and not experiment.lora_rank:
         # Each chunk reads and writes the weight's gradient in fp32.
         moved += 8 * model.head * math.ceil(tokens / CHUNK_TOKENS)
-    flops = products * 2.0 * tokens * (model.head + model.projections)
-    return flops / split, moved / split
+    flops = products * 2.0 * tokens * (model.head + model.projections) / split
+    padding = -model.vocab % max(1, experiment.pad_vocab)
+    is_unaligned = (model.vocab + padding) % 8 != 0
+    if is_unaligned and is_eager and not is_chunked and width == 2:
+        return flops, flops, moved / split
+    return flops, 0.0, moved / split
 
 
 class _Attention(NamedTuple):
@@ -170,59 +196,65 @@ class _Attention(NamedTuple):
     bytes: float = 0.0
 
 
-def _attention(experiment: Experiment, model: Counts, mode: Mode, again: float) -> _Attention:
+def _attention(step: _Step) -> _Attention:
     """Return the attention of a block: 2 products forward, 5 backward where fused (Dao 2023), 4 where not."""
-    length = experiment.seq_len
-    queries = experiment.micro_batch_tokens / experiment.tensor_parallel
-    if mode.fused_attention and not model.capped:
+    model = step.model
+    again = step.again
+    length = step.experiment.seq_len
+    queries = step.experiment.micro_batch_tokens / step.experiment.tensor_parallel
+    if step.experiment.attention != "eager" and not model.capped:
         width = 0.0  # times keys that are seen
         for block_width, window, heads in model.attention:
             (times,) = HEAD_TIMES.get(str(round(block_width / heads)), [1.0])
-            width += block_width * times * _seen(model, mode, length, window)
+            width += block_width * times * _seen(step, window)
         flops = (2 * (1 + again) + 5) * 2.0 * queries * width / model.layers
         return _Attention(kernels=2, fused_flops=flops)
-    forward, backward = SCORE_BYTES[mode.kind]
-    if model.capped and mode.kind == "eager":
+    forward, backward = SCORE_BYTES[step.kind]
+    if model.capped and step.kind == "eager":
         forward += WORK.cap_bytes / 2
         backward += WORK.cap_bytes / 2
     width = sum(block_width for block_width, _, _ in model.attention) / model.layers
     all_heads = sum(heads for _, _, heads in model.attention) / model.layers
     scores = queries * length * all_heads
+    score_bytes = step.numbers.computed_bytes / 2 * ((1 + again) * forward + backward)
     return _Attention(
         kernels=WORK.unfused_kernels,
         product_flops=(2 * (1 + again) + 4) * 2.0 * queries * length * width,
-        bytes=scores * mode.width / 2 * ((1 + again) * forward + backward),
+        bytes=scores * score_bytes,
     )
 
 
-def _seen(model: Counts, mode: Mode, length: int, window: int | None) -> float:
+def _seen(step: _Step, window: int | None) -> float:
     """Return the keys that a query is multiplied with in fused attention."""
-    tile = min(length, WORK.attention_tile)
-    causal = (length + tile) / 2
-    is_alibi = model.family == "bloom"
-    if is_alibi and mode.kind != "eager":  # FlexAttention, whose scores are modified one by one
+    length = step.experiment.seq_len
+    is_eager = step.kind == "eager"
+    causal = (length + min(length, WORK.attention_tile)) / 2
+    is_alibi = step.model.family == "bloom"
+    if is_alibi and not is_eager:  # FlexAttention, whose scores are modified one by one
         return 2 * causal
-    # ALiBi, windows, and what transformers makes for a compiler are a mask: the whole square, and
-    # it is read.
+    # ALiBi, windows, and masks that a model makes itself: the whole square, and they are read.
     has_window = bool(window and window < length)
-    if is_alibi or has_window or not (model.maskless or mode.kind == "eager"):
-        (times,) = MASKED_TIMES[str(mode.width)]
+    if is_alibi or has_window or not step.model.maskless:
+        (times,) = MASKED_TIMES[str(step.numbers.computed_bytes)]
         return float(times * length)
     return float(causal)
 
 
-def _weight_traffic(experiment: Experiment, model: Counts, mode: Mode) -> float:
+def _weight_traffic(step: _Step) -> float:
     """Return the bytes moved for each micro-batch by weights and gradients as such: casts and accumulation.
 
     DeepSpeed casts a gradient in half precision to fp32 before it adds it, and what has been added
     back to be reduced (0.19.8, `fill_grad_accum_attribute`).
     """
+    experiment = step.experiment
     if experiment.lora_rank:
         return 0.0
-    strategy = experiment.parallel_strategy
-    numbers = experiment.numbers
+    strategy = step.strategy
+    numbers = step.numbers
+    model = step.model
     moved = 0.0
-    if mode.autocast:  # weights fp32 -> half, gradients half -> fp32, but for those of experts
+    if numbers.casts_weights:
+        # Weights fp32 -> half, gradients half -> fp32, but for those of experts.
         moved += 12.0 * (1 - model.layers * model.experts / model.parameters)
     if strategy.wraps_blocks and experiment.gpus > 1:
         # Gathered weights into place in both passes, gradients cast and laid out to be scattered.
@@ -239,7 +271,7 @@ def _weight_traffic(experiment: Experiment, model: Counts, mode: Mode) -> float:
     return moved * model.parameters / experiment.model_parallel
 
 
-def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
+def _optimizer_bytes(step: _Step) -> float:
     """Return the bytes that the optimizer's step moves on one GPU.
 
     AdamW reads weight, gradient and two moments in fp32 and writes three of them: 28. In native
@@ -249,44 +281,45 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
     ZeRO 1 to 3 read a gradient twice, cast it and read the cast (DeepSpeed 0.19.8,
     `has_inf_or_nan`, `get_grad_norm_direct`). ZeRO 1 and 2 use buckets on one GPU, too.
     """
+    experiment = step.experiment
     if experiment.offload != "none":
         return 0.0
-    strategy = experiment.parallel_strategy
+    strategy = step.strategy
     stage = experiment.zero_stage
     is_sharded = strategy.shards_optimizer(experiment)
     each = 28.0
-    if experiment.numbers.masters:
+    if step.numbers.masters:
         each += 16 if is_sharded else 32
     elif experiment.gradient_clipping:
         each += 8
     if experiment.optimizer == "adafactor":
         each += WORK.adafactor_bytes
     if strategy.is_deepspeed and stage and experiment.gradient_checks != "off":
-        each += 3 * mode.stream_width + 16
+        each += 3 * step.numbers.stream_bytes + 16
     if is_sharded:
         each /= experiment.data_parallel
     has_buckets = stage in {1, 2} or (stage == 0 and experiment.data_parallel > 1)
     if strategy.is_deepspeed and has_buckets:
-        each += 4.0 * mode.stream_width  # into a bucket and out of it, on every rank
-    return each * trained_parameters(experiment) / experiment.model_parallel
+        each += 4.0 * step.numbers.stream_bytes  # into a bucket and out of it, on every rank
+    return each * step.trained / experiment.model_parallel
 
 
-def _launches(
-    experiment: Experiment, model: Counts, mode: Mode, kernels_of_attention: float
-) -> float:
+def _launches(step: _Step, kernels_of_attention: float) -> float:
     """Return the host's launches in a micro-batch: CUDA graphs need a few."""
+    experiment = step.experiment
     if experiment.compile in CUDA_GRAPHS:
         return float(LAUNCHES.cuda_graphs)
-    strategy = experiment.parallel_strategy
-    again = recomputed_share(experiment)
-    forward, backward = model.passes(mode, experiment.dropout > 0, experiment.tensor_parallel)
+    strategy = step.strategy
+    again = step.again
+    forward = step.forward
+    backward = step.backward
     kernels = forward.kernels + backward.kernels + kernels_of_attention
     casts = LAUNCHES.cast * (forward.cast_kernels * (1 + again) + backward.cast_kernels)
-    is_compiled = mode.kind == "compiled"
+    is_compiled = step.kind == "compiled"
     of_block = 0.0
     if experiment.lora_rank:
         adapter = LAUNCHES.compiled_adapter if is_compiled else LAUNCHES.adapter
-        of_block += adapter * model.linear
+        of_block += adapter * step.model.linear
     if experiment.tensor_parallel > 1:  # two reductions of a block and pass
         of_block += LAUNCHES.tensor_reduction * 2 * (2 + again)
     if strategy.wraps_blocks:
@@ -299,38 +332,28 @@ def _launches(
         of_block += LAUNCHES.modules + LAUNCHES.kernel * (kernels + casts)
         recomputed_kernels = LAUNCHES.recomputed_kernel * forward.kernels
         of_block += again * (LAUNCHES.recomputed_block + recomputed_kernels)
-    launches = model.layers / experiment.pipeline_parallel * of_block + WORK.outside_kernels
+    launches = step.layers * of_block + WORK.outside_kernels
     if is_compiled and strategy.splits_graphs and experiment.gpus > 1:
-        buckets = trained_parameters(experiment) / strategy.bucket_elements(experiment)
+        buckets = step.trained / strategy.bucket_elements(experiment)
         launches += LAUNCHES.split * buckets
     return float(launches)
 
 
-def _step_launches(experiment: Experiment) -> float:
+def _step_launches(step: _Step) -> float:
     """Return the Python work of ZeRO's gradient hooks in an optimizer step, in launches.
 
     ZeRO 2 and 3 move every micro-batch's gradients into buckets, ZeRO 1 only the last one's
     (DeepSpeed 0.19.8, `reduce_ready_partitions_and_remove_grads`); a hook runs for each gradient
     all the same.
     """
-    strategy = experiment.parallel_strategy
-    if not strategy.is_deepspeed or not experiment.zero_stage:
+    if not step.strategy.is_deepspeed or not step.experiment.zero_stage:
         return 0.0
-    moved = strategy.reductions(experiment)
-    idle = experiment.grad_accum - moved
-    return (LAUNCHES.hook * moved + LAUNCHES.idle_hook * idle) * _trained_tensors(experiment)
+    moved = step.strategy.reductions(step.experiment)
+    idle = step.experiment.grad_accum - moved
+    return (LAUNCHES.hook * moved + LAUNCHES.idle_hook * idle) * step.tensors
 
 
-def _trained_tensors(experiment: Experiment) -> float:
-    """Return the trained parameter tensors of a pipeline stage."""
-    model = shape(experiment.model)
-    tensors = model.layers * model.tensors + model.root_tensors
-    if experiment.lora_rank:
-        tensors = 2 * model.layers * model.linear
-    return tensors / experiment.pipeline_parallel
-
-
-def _host_parameters(experiment: Experiment) -> float:
+def _host_parameters(step: _Step) -> float:
     """Return the parameter tensors that DeepSpeed's step iterates over in Python, weighted by the work for each.
 
     ZeRO 0 asks the GPU for overflows of each tensor in native half precision. ZeRO 1 and 2 handle
@@ -339,8 +362,9 @@ def _host_parameters(experiment: Experiment) -> float:
     Adafactor waits for the norms of each tensor, unless ZeRO 1 or 2 has made them flat; at ZeRO 0
     DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well.
     """
-    is_deepspeed = experiment.parallel_strategy.is_deepspeed
-    has_masters = experiment.numbers.masters
+    experiment = step.experiment
+    is_deepspeed = step.strategy.is_deepspeed
+    has_masters = step.numbers.masters
     stage = experiment.zero_stage
     weight = 0.0
     if is_deepspeed and stage == 0:
@@ -353,23 +377,24 @@ def _host_parameters(experiment: Experiment) -> float:
         weight = flat / experiment.data_parallel
     if experiment.optimizer == "adafactor" and not (is_deepspeed and stage):
         weight += TENSORS.adafactor
-    return weight * _trained_tensors(experiment)
+    return weight * step.tensors
 
 
-def _host_gathers(experiment: Experiment, mode: Mode, layers: float, again: float) -> float:
+def _host_gathers(step: _Step) -> float:
     """Return the parameters, or blocks if they are leaf modules, that ZeRO 3 visits in Python in a micro-batch.
 
     Its hooks run in every pass, also where the weights are kept.
     """
-    strategy = experiment.parallel_strategy
+    experiment = step.experiment
+    strategy = step.strategy
     if not (strategy.is_deepspeed and strategy.shards_weights(experiment)):
         return 0.0
-    is_compiled = mode.kind == "compiled"
+    is_compiled = step.kind == "compiled"
     if experiment.leaf_modules == "blocks" or (experiment.leaf_modules == "auto" and is_compiled):
         each = GATHERS.block
     else:
-        model = shape(experiment.model)
+        model = step.model
         each = model.tensors + 2 * model.linear * (experiment.lora_rank > 0)
         if experiment.data_parallel > 1:
             each *= GATHERS.among_ranks
-    return float(layers * each * (2 + again))
+    return float(step.layers * each * (2 + step.again))

@@ -31,8 +31,10 @@ def precision_of(device: str) -> str:
     """Return what `precision: auto` is on a device of this machine: `bf16` or `fp32`.
 
     Without torch a CPU cannot be timed, and nothing can be trained: `fp32`, which every machine
-    has.
+    has. The device `auto` is this machine's.
     """
+    if device == "auto":
+        device = hardware.default_device()
     if device == "cuda":
         is_fast = all(gpu.capability >= LEAST_CAPABILITY for gpu in hardware.gpus())
     else:

@@ -26,22 +26,17 @@ def problems(experiments: Iterable[Experiment]) -> list[str]:
     """Return why models or texts cannot be trained, each reason once; nothing where torch is not installed."""
     kinds: dict[str, str] = {}
     for experiment in experiments:
-        if is_known(experiment):
+        is_text_read = (
+            experiment.data not in inputs.NO_FILE["data"]
+            or experiment.tokenizer not in inputs.NO_FILE["tokenizer"]
+        )
+        if experiment.model in model_shapes.PRESETS and not is_text_read:
             continue
         kind = json.dumps([getattr(experiment, name) for name in BUILT_FROM])
-        kinds.setdefault(kind, json.dumps(experiment.model_dump(mode="json")))
+        kinds.setdefault(kind, experiment.model_dump_json())
     if not kinds or not all(map(importlib.util.find_spec, ("torch", "transformers"))):
         return []
     return list(dict.fromkeys(_asked(f"[{','.join(kinds.values())}]")))
-
-
-def is_known(experiment: Experiment) -> bool:
-    """Return whether a model of the presets is trained on tokens that need no reading."""
-    return (
-        experiment.model in model_shapes.PRESETS
-        and experiment.data in inputs.NO_FILE["data"]
-        and experiment.tokenizer in inputs.NO_FILE["tokenizer"]
-    )
 
 
 @functools.cache

@@ -228,7 +228,8 @@ def unsupported(s: "Experiment") -> list[str]:
             problems.append(
                 f"nodes is {s.nodes}, but there is no hostfile: name the hosts in 'hostfile'"
             )
-        return [*problems, *_lacking(s)]
+        of_device = _lacking_gpu if s.device == "cuda" else _lacking_cpu
+        return [*problems, *_lacking(s), *of_device(s), *_lacking_for_nvme(s)]
     if s.hostfile == hostfile.SLURM and not hostfile.in_allocation():
         problems.append(hostfile.NO_JOB)
     return problems
@@ -242,7 +243,7 @@ def _compiler_disabled(s: "Experiment") -> Iterator[str]:
 
 
 def _lacking(s: "Experiment") -> Iterator[str]:
-    """Yield what this machine lacks; of offload to NVMe DeepSpeed would find out after minutes of compiling."""
+    """Yield what this machine lacks whatever the device of a run."""
     libraries = ("torch", "deepspeed", "transformers")
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
@@ -252,7 +253,10 @@ def _lacking(s: "Experiment") -> Iterator[str]:
     # `dsnb.measure.train` hides it in `sys.modules`
     if s.matmul == "fp8" and PathFinder.find_spec("torchao") is None:
         yield NO_TORCHAO
-    yield from _lacking_gpu(s) if s.device == "cuda" else _lacking_cpu(s)
+
+
+def _lacking_for_nvme(s: "Experiment") -> Iterator[str]:
+    """Yield what offload to NVMe lacks: DeepSpeed would find out after minutes of compiling."""
     if not s.offload.endswith("nvme"):
         return
     if not ctypes.util.find_library("aio"):
@@ -269,9 +273,9 @@ def _lacking_gpu(s: "Experiment") -> Iterator[str]:
         return
     if s.gpus > len(gpus):
         yield f"gpus is {s.gpus}: this machine has {len(gpus)}; use at most {len(gpus)}, 'auto', or a hostfile"
-    if s.precision in {"bf16", "tf32"} and min(gpu.capability for gpu in gpus) < (8, 0):
-        yield f"precision is '{s.precision}': {gpus[0].name} does not support it; use 'fp16' or 'fp32'"
     slowest = min(gpus, key=lambda gpu: gpu.capability)
+    if s.precision in {"bf16", "tf32"} and slowest.capability < (8, 0):
+        yield f"precision is '{s.precision}': {slowest.name} does not support it; use 'fp16' or 'fp32'"
     if s.matmul == "fp8" and slowest.capability < FP8_CAPABILITY:
         yield no_fp8(slowest.name, slowest.capability)
 

@@ -23,28 +23,22 @@ NAME = "deepspeed"
 PREFIX = f"{NAME}."
 
 
-def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with all keys of DeepSpeed in one flat mapping under `deepspeed`; no mapping stays as it is.
+def flattened(settings: Mapping[str, Any]) -> Any:
+    """Return the keys of DeepSpeed among settings, nested or dotted, by their paths; no mapping stays as it is.
 
     A key that is given twice, nested and dotted, raises SettingsError.
     """
-    rest: dict[str, Any] = {}
-    separate: dict[str, Any] = {}
-    for name, value in settings.items():
-        if str(name).startswith(PREFIX):
-            separate[name.removeprefix(PREFIX)] = value
-        elif name != NAME:
-            rest[name] = value
     nested = settings.get(NAME, {})
     if not isinstance(nested, Mapping):
-        return {**rest, NAME: nested}
-    leaves = [*_leaves(nested), *_leaves(separate)]
+        return nested
+    leaves = [*_leaves(nested)]
+    for name, value in settings.items():
+        if str(name).startswith(PREFIX):
+            leaves += _leaves({name.removeprefix(PREFIX): value})
     problems = list(_given_twice(Counter(path for path, _ in leaves)))
     if problems:
         raise SettingsError(problems)
-    if leaves or NAME in settings:
-        rest[NAME] = dict(leaves)
-    return rest
+    return dict(leaves)
 
 
 def _given_twice(counts: Mapping[str, int]) -> Iterator[str]:
@@ -70,15 +64,6 @@ def _whole(value: Any) -> Any:
     """Return an integer for a float without a fraction: `5e8` and 500000000 are one setting."""
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
     return int(value) if is_whole else value
-
-
-def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with every key of DeepSpeed as a separate setting, named `deepspeed.` and its path."""
-    flat = flattened(settings)
-    keys = flat.pop(NAME, {})
-    if not isinstance(keys, Mapping):
-        return {**flat, NAME: keys}
-    return {**flat, **{PREFIX + key: value for key, value in keys.items()}}
 
 
 def merged(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:

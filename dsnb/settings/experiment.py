@@ -92,12 +92,16 @@ class Experiment(Training):
 
     def __init__(self, /, **settings: Any) -> None:
         fields = type(self).model_fields
-        settings = deepspeed_keys.flattened(with_current_names(settings))
-        problems = [checks.unknown_setting(key, fields) for key in settings if key not in fields]
+        settings = with_current_names(settings)
+        keys = deepspeed_keys.flattened(settings)
         existing = {key: value for key, value in settings.items() if key in fields}
+        existing["deepspeed"] = keys
+        problems = []
+        for key in settings:
+            if key not in fields and not key.startswith(deepspeed_keys.PREFIX):
+                problems.append(checks.unknown_setting(key, fields))
         if existing.get("precision") == "auto" and not existing.get("hostfile"):
-            existing["precision"] = _best_precision(existing.get("device", "auto"))
-        keys = existing.get("deepspeed")
+            existing["precision"] = auto_precision.precision_of(existing.get("device", "auto"))
         if isinstance(keys, dict):
             every = {**DEFAULTS, **existing}
             existing["deepspeed"], without_value = auto_values.resolved(keys, every)
@@ -175,7 +179,8 @@ class Experiment(Training):
             raise SettingsError(problems)
         settings = {}
         for key, value in names.items():
-            is_misspelled = _is_plain(key, value) and checks.similar(key, cls.model_fields)
+            is_plain = isinstance(value, str | int | float) and not key.startswith("_")
+            is_misspelled = is_plain and checks.similar(key, cls.model_fields)
             if is_misspelled or (key in fields and not isinstance(value, ModuleType)):
                 settings[key] = value
         for former, current in CURRENT_NAMES.items():
@@ -226,7 +231,8 @@ class Experiment(Training):
                 settings[name] = int(value)
         if not isinstance(settings.get(deepspeed_keys.NAME), dict):
             settings[deepspeed_keys.NAME] = {}
-        return cls.recorded(deepspeed_keys.flattened(settings))
+        settings[deepspeed_keys.NAME] = deepspeed_keys.flattened(settings)
+        return cls.recorded(settings)
 
     @property
     def name(self) -> str:
@@ -339,16 +345,6 @@ class Experiment(Training):
         return hostfile.place(
             hostfile.hosts(self.hostfile, self.include, self.exclude), self.gpus, self.nodes
         )
-
-
-def _best_precision(device: str) -> str:
-    """Return the precision that `auto` is on a device of this machine."""
-    return auto_precision.precision_of(hardware.default_device() if device == "auto" else device)
-
-
-def _is_plain(name: str, value: object) -> bool:
-    """Return whether a variable of a notebook could be a setting."""
-    return isinstance(value, str | int | float) and not name.startswith("_")
 
 
 def _hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:

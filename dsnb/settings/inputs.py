@@ -43,11 +43,10 @@ class ExternalItem(NamedTuple):
     """Required parts: `config`, `weights`, `tokenizer`, `text`."""
 
 
-def external_items(experiment: "Experiment") -> list[ExternalItem]:
-    """Return the external items of a run; presets with random weights, synthetic tokens and bytes need none."""
+def external_items(model: str, weights: str, tokenizer: str, data: str) -> list[ExternalItem]:
+    """Return the external items of settings; presets with random weights, synthetic tokens and bytes need none."""
     items = []
-    model = experiment.model
-    is_pretrained = experiment.weights == "pretrained"
+    is_pretrained = weights == "pretrained"
     parts = ("config", "weights") if is_pretrained else ("config",)
     preset = model_shapes.PRESETS.get(model)
     if model_shapes.local_config(model):
@@ -56,13 +55,12 @@ def external_items(experiment: "Experiment") -> list[ExternalItem]:
         items.append(ExternalItem("model", model, _hub_id(model), parts))
     elif is_pretrained:
         items.append(ExternalItem("model", model, preset.hub_id, parts))
-    tokenizer = experiment.tokenizer
     if tokenizer not in NO_FILE["tokenizer"]:
         is_local = os.path.exists(os.path.expanduser(tokenizer))
         hub_id = None if is_local else _hub_id(tokenizer)
         items.append(ExternalItem("tokenizer", tokenizer, hub_id, ("tokenizer",)))
-    if experiment.data not in NO_FILE["data"]:
-        items.append(ExternalItem("data", experiment.data, None, ("text",)))
+    if data not in NO_FILE["data"]:
+        items.append(ExternalItem("data", data, None, ("text",)))
     return items
 
 
@@ -105,10 +103,10 @@ def _local_files(item: ExternalItem) -> dict[str, Path]:
     return {f"{name}/{file}": folder / file for file in files}
 
 
-def digests(experiment: "Experiment") -> dict[str, str]:
+def digests(s: "Experiment") -> dict[str, str]:
     """Return the digest of every local file that a run reads, by its name: the setting's value, or a file below it."""
     by_name: dict[str, str] = {}
-    for item in external_items(experiment):
+    for item in external_items(s.model, s.weights, s.tokenizer, s.data):
         if item.hub_id is not None:
             continue
         with contextlib.suppress(OSError):  # the launch reports it
@@ -153,11 +151,11 @@ def _missing_parts(item: ExternalItem) -> list[str]:
     return [part for part in item.parts if not files_of_part(names, part)]
 
 
-def problems(experiment: "Experiment") -> Iterator[str]:
+def problems(s: "Experiment") -> Iterator[str]:
     """Yield which items of the hub are missing in the cache while `HF_HUB_OFFLINE` keeps runs off the network."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() not in {"1", "ON", "YES", "TRUE"}:
         return
-    for item in external_items(experiment):
+    for item in external_items(s.model, s.weights, s.tokenizer, s.data):
         missing = _missing_parts(item) if item.hub_id else []
         if missing:
             yield (

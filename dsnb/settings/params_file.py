@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,14 +16,24 @@ from dsnb.settings.experiment import CURRENT_NAMES, DEFAULTS, Experiment, with_c
 MAX_RUNS = 10_000
 
 
-def _with_current_names(settings: Any) -> Any:
-    """Return settings under their current names, with every key of DeepSpeed as a separate setting."""
-    if not isinstance(settings, dict):
+def as_axes(settings: Any) -> Any:
+    """Return settings under their current names, with every key of DeepSpeed as a separate setting.
+
+    Anything but a mapping stays as it is: pydantic refuses it.
+    """
+    if not isinstance(settings, Mapping):
         return settings
-    return with_current_names(deepspeed_keys.dotted(settings))
+    keys = deepspeed_keys.flattened(settings)
+    axes = {}
+    for name, value in with_current_names(settings).items():
+        if name != deepspeed_keys.NAME and not str(name).startswith(deepspeed_keys.PREFIX):
+            axes[name] = value
+    if not isinstance(keys, Mapping):
+        return {**axes, deepspeed_keys.NAME: keys}
+    return {**axes, **{deepspeed_keys.PREFIX + key: value for key, value in keys.items()}}
 
 
-CURRENT = BeforeValidator(_with_current_names)
+CURRENT = BeforeValidator(as_axes)
 
 
 class ParamsFile(BaseModel):
@@ -96,6 +106,21 @@ def _problem(detail: dict[str, Any]) -> str:
 
 def combinations(file: ParamsFile) -> list[dict[str, Any]]:
     """Return the settings of every experiment, unchecked, in the order of the file."""
+    grids = [file.grid] if file.grid or not file.include else []
+    _check_exclude(file)
+    _check_size(file.repeats, {"grid": grids, "include": file.include})
+    chosen = []
+    for entries, exclude in ((grids, file.exclude), (file.include, [])):
+        for entry in entries:
+            axes = _axes(entry)
+            for values in itertools.product(*axes.values()):
+                settings = {**file.defaults, **entry, **dict(zip(axes, values, strict=True))}
+                if not _excluded(settings, exclude):
+                    chosen.append(settings)
+    return chosen
+
+
+def _check_exclude(file: ParamsFile) -> None:
     problems: list[str] = []
     for entry in file.exclude:
         if not entry:
@@ -107,39 +132,33 @@ def combinations(file: ParamsFile) -> list[dict[str, Any]]:
                 problems.append(f"exclude: {checks.unknown_setting(key, DEFAULTS)}")
     if problems:
         raise SettingsError(problems)
-    grids = [file.grid] if file.grid or not file.include else []
+
+
+def _check_size(repeats: int, fields: Mapping[str, list[dict[str, Any]]]) -> None:
     size = 0
-    for where, entries in (("grid", grids), ("include", file.include)):
-        for entry in entries:
-            axes = _axes(entry)
+    for where, entries in fields.items():
+        for axes in map(_axes, entries):
             empty = next((key for key, values in axes.items() if not values), None)
             if empty:
                 raise SettingsError(
                     f"{where}: {empty} is an empty list: give at least one value or leave it out"
                 )
-            size += math.prod(map(len, axes.values())) * file.repeats
+            size += math.prod(map(len, axes.values())) * repeats
     if size > MAX_RUNS:
         raise SettingsError(
             f"grid: {size:,} runs: at most {MAX_RUNS:,} are allowed; split the sweep"
         )
-    chosen = []
-    for settings in _product(file.defaults, grids):
-        if not _excluded(settings, file.exclude):
-            chosen.append(settings)
-    return [*chosen, *_product(file.defaults, file.include)]
 
 
 def experiments(
     combinations: Iterable[Mapping[str, Any]],
-    adapt: Callable[[Experiment], Experiment] | None = None,
 ) -> tuple[dict[int, Experiment], dict[int, list[str]]]:
-    """Return the allowed experiments, changed by `adapt`, and the problems of the others, by place."""
+    """Return the allowed experiments, and the problems of the others, by place."""
     allowed: dict[int, Experiment] = {}
     refused: dict[int, list[str]] = {}
     for place, settings in enumerate(combinations):
         try:
-            experiment = Experiment(**{str(key): value for key, value in settings.items()})
-            allowed[place] = adapt(experiment) if adapt else experiment
+            allowed[place] = Experiment(**{str(key): value for key, value in settings.items()})
         except SettingsError as error:
             refused[place] = error.problems
     return allowed, refused
@@ -148,16 +167,6 @@ def experiments(
 def _axes(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return the settings with several values."""
     return {key: value for key, value in entry.items() if isinstance(value, list)}
-
-
-def _product(
-    defaults: dict[str, Any], entries: Iterable[dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """Yield every combination of the lists of each entry, on top of its other settings."""
-    for entry in entries:
-        axes = _axes(entry)
-        for values in itertools.product(*axes.values()):
-            yield {**defaults, **entry, **dict(zip(axes, values, strict=True))}
 
 
 def _excluded(settings: dict[str, Any], exclude: list[dict[str, Any]]) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # it imports the rules
     from dsnb.settings.experiment import Experiment
 
 Rule = Callable[["Experiment"], Iterator[str]]
+FIELDS = Training.model_fields
 SHARED = ("tensor_parallel", "pipeline_parallel")
 CHUNKABLE = (
     "gpt2", "opt", "bloom", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3_text",
@@ -27,46 +28,33 @@ CHUNKABLE = (
 """Families whose logits are one matrix product of the last hidden state."""
 
 
-def _is_set(name: str, s: "Experiment") -> bool:
-    """Return whether a setting differs from its default; an invalid one does not."""
-    default = Training.model_fields[name].default
-    return bool(getattr(s, name, default) != default)
-
-
-def _known_strategy(s: "Experiment") -> Iterator[str]:
-    if not s.parallel_strategy.is_runnable:
+def _of_strategy(s: "Experiment") -> Iterator[str]:
+    chosen = s.parallel_strategy
+    if not chosen.is_runnable:
         yield f"strategy is '{s.strategy}': the package that adds it could not be loaded"
-
-
-def _of_other_strategies(s: "Experiment") -> Iterator[str]:
     for name in ("zero_stage", *USED_BY):
-        why = s.parallel_strategy.lacks(name, s)
-        if why and _is_set(name, s):
-            yield f"{name} is {getattr(s, name)!r}, but {why}"
+        default = FIELDS[name].default
+        value = getattr(s, name, default)  # an invalid one is missing
+        why = chosen.lacks(name, s)
+        if why and value != default:
+            yield f"{name} is {value!r}, but {why}"
 
 
-def _refused_by_strategy(s: "Experiment") -> Iterator[str]:
-    return s.parallel_strategy.refusals(s)
-
-
-def _pairs(s: "Experiment") -> Iterator[str]:
+def _beside_others(s: "Experiment") -> Iterator[str]:
+    """Refuse settings that exclude each other, set the same key, or have no effect without another."""
+    is_set = {name: getattr(s, name, each.default) != each.default for name, each in FIELDS.items()}
     for first, others in REFUSALS["exclusive"].items():
         for second, why in others.items():
-            if _is_set(first, s) and _is_set(second, s):
+            if is_set[first] and is_set[second]:
                 yield f"{first} is {getattr(s, first)!r}, but {second} is {getattr(s, second)!r}: {why}"
-
-
-def _set_twice(s: "Experiment") -> Iterator[str]:
+    given = getattr(s, "deepspeed", {})
     for name, keys in REFUSALS["keys_of_settings"].items():
-        twice = next((key for key in keys if key in s.deepspeed), "")
-        if twice and _is_set(name, s):
+        twice = next((key for key in keys if key in given), "")
+        if twice and is_set[name]:
             value = getattr(s, name)
-            yield f"{name} is {value!r}, but deepspeed.{twice} is {s.deepspeed[twice]!r}: both set it; drop one"
-
-
-def _without_effect(s: "Experiment") -> Iterator[str]:
+            yield f"{name} is {value!r}, but deepspeed.{twice} is {given[twice]!r}: both set it; drop one"
     for name in ("checkpoint_every", "checkpoint_offload"):
-        if not s.activation_checkpointing and _is_set(name, s):
+        if not s.activation_checkpointing and is_set[name]:
             yield f"{name} is {getattr(s, name)!r}, but activation_checkpointing is off: turn it on, or drop {name}"
     if s.powersgd_rank != 1 and s.gradient_compression != "powersgd":
         how = s.gradient_compression
@@ -226,7 +214,7 @@ def _loss_chunks(s: "Experiment") -> Iterator[str]:
 
 
 RULES: list[Rule] = [
-    _known_strategy, _of_other_strategies, _pairs, _set_twice, _without_effect,
-    _refused_by_strategy, _optimizer, _precision, _ranks, _clipping, _gradients, _gradient_checks,
-    _zeropp, _padded_vocabulary, _fp8, _cuda_graphs, _compiler, _loss_chunks,
+    _of_strategy, _beside_others, lambda s: s.parallel_strategy.refusals(s), _optimizer,
+    _precision, _ranks, _clipping, _gradients, _gradient_checks, _zeropp, _padded_vocabulary, _fp8,
+    _cuda_graphs, _compiler, _loss_chunks,
 ]  # fmt: skip

@@ -73,8 +73,11 @@ def write_report(
     gpus.link(link)
     sweep = SweepPaths(Path(folder).absolute())
     target = Path(output).absolute() if output else sweep.report
-    parameters: dict[str, Any] = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent)}
-    parameters["link"] = link
+    parameters: dict[str, Any] = {
+        "sweep_dir": str(sweep.dir),
+        "page_dir": str(target.parent),
+        "link": link,
+    }
     runs = _runs(folder)
     if compare_with:
         _runs(compare_with)

@@ -12,11 +12,11 @@ import dsnb
 from dsnb.base.files import plain_text
 from dsnb.cli import summary_table
 from dsnb.cli.printing import Format, print_summary, show, table_width
-from dsnb.cli.summary_table import FASTEST
 from tests.results.statistics.test_comparisons import runs_of
 from tests.support import made_up
 from tests.support.formulas import CELLS, formulas
 
+FASTEST = "* fastest of this task"
 ODD = [
     "=1+1", "+2", "-3", "@x", "\t=4", "\r=5", "a|b", "<b>x</b>", "`c`", "[d](e)", "\x1b[31mf", "\u202eg", "h\ni", "j",
 ]  # fmt: skip

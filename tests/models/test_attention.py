@@ -8,37 +8,40 @@ from tests.support import lazy
 torch, F = lazy.Module("torch"), lazy.Module("torch.nn.functional")
 transformers = lazy.Module("transformers")
 attention = lazy.Module("dsnb.models.attention")
-MASKLESS = [
-    "gpt2-tiny",
-    "opt-tiny",
-    "llama-tiny",
-    "qwen3-tiny",
-    "neox-tiny",
-    "phi3-tiny",
-    "moe-tiny",
-    "qwen3-moe-tiny",
-]
-"""One of each family that does not share its attention with another one: Mistral, Qwen 2, Gemma and Phi do."""
+build = lazy.Module("dsnb.models.build")
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "num_experts": 4, "num_local_experts": 4, "moe_intermediate_size": 32,
+}  # fmt: skip
+"""Of a small model, whatever its family calls those that it has."""
+FAMILIES = [
+    "apertus", "arcee", "bitnet", "cohere", "cohere2", "diffllama", "ernie4_5", "exaone4", "gemma", "gemma3_text",
+    "glm", "glm4", "granite", "helium", "hunyuan_v1_dense", "jetmoe", "lfm2", "llama", "llama4_text", "ministral",
+    "mistral", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "persimmon", "phi", "phimoe", "qwen2", "seed_oss",
+    "smollm3", "stablelm", "starcoder2",
+]  # fmt: skip
+"""As transformers builds them from their types; the code knows none of these names."""
+PRESET_NAMES = ["gpt2-tiny", "opt-tiny", "neox-tiny", "phi3-tiny", "moe-tiny", "qwen3-moe-tiny"]
 
 
-def built(name, implementation):
+def config_of(name, **settings):
+    """Return the configuration of a preset, or a small one of a family, without dropout."""
+    if name in PRESETS:
+        config = transformers.AutoConfig.for_model(**PRESETS[name].config() | settings)
+    else:
+        has = transformers.AutoConfig.for_model(name).to_dict()
+        sizes = {key: value for key, value in SIZES.items() if key in has}
+        config = transformers.AutoConfig.for_model(name, **sizes | settings)
+    build.set_dropout(config, 0.0)
+    return config
+
+
+def built(name, implementation, **settings):
     """Return a model with weights as large as after a training: freshly drawn ones hardly attend."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(
-        **PRESETS[name].config(), attn_implementation=implementation
-    )
-    for dropout in (
-        "resid_pdrop",
-        "embd_pdrop",
-        "attn_pdrop",
-        "dropout",
-        "attention_dropout",
-        "hidden_dropout",
-    ):
-        if hasattr(config, dropout):
-            setattr(config, dropout, 0.0)
     model = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation=implementation
+        config_of(name, **settings), attn_implementation=implementation
     )
     with torch.no_grad():
         for parameter in model.parameters():
@@ -53,43 +56,90 @@ def loss_and_gradients(model, ids):
     return loss.item(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("name", MASKLESS)
-def test_causal_attention_without_a_mask_is_transformers_eager_one(name):
-    ids = torch.randint(PRESETS[name].config()["vocab_size"], (2, 100))
+@pytest.fixture
+def given(monkeypatch):
+    """Return the list of masks that attention is given, of which None is none."""
+    masks = []
+    fused = attention.sdpa_attention_forward
+
+    def watched(module, query, key, value, mask, **options):
+        masks.append(mask)
+        return fused(module, query, key, value, mask, **options)
+
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, attention.CAUSAL, watched)
+    return masks
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *PRESET_NAMES,
+        *FAMILIES[::4],
+        *(pytest.param(name, marks=pytest.mark.docs) for name in FAMILIES),
+    ],
+)
+def test_causal_attention_without_a_mask_is_transformers_eager_one(name, given):
+    ids = torch.randint(3, 256, (2, 100))
     loss, expected = loss_and_gradients(built(name, "eager"), ids)
-    ours, found = loss_and_gradients(built(name, attention.CAUSAL), ids)
+    with attention.whole_sequences():
+        ours, found = loss_and_gradients(built(name, attention.CAUSAL), ids)
+    assert ours == pytest.approx(loss, abs=1e-5)
+    assert (found - expected).norm() < 2e-5 * expected.norm()
+    assert given
+    assert set(given) == {None}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "masked"),
+    [
+        ("mistral", {"sliding_window": 64}, 2),
+        ("mistral", {"sliding_window": 99}, 2),
+        ("mistral", {"sliding_window": 100}, 0),  # each token sees all before it
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": False}, 0),
+        ("gemma3_text", {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}, 1),
+        ("llama4_text", {"attention_chunk_size": 64, "layer_types": ["chunked_attention", "full_attention"]}, 1),
+    ],
+)  # fmt: skip
+def test_layers_with_a_window_below_the_length_keep_their_mask(name, settings, masked, given):
+    ids = torch.randint(3, 256, (2, 100))
+    loss, expected = loss_and_gradients(built(name, "eager", **settings), ids)
+    with attention.whole_sequences():
+        ours, found = loss_and_gradients(built(name, attention.CAUSAL, **settings), ids)
+    assert sum(mask is not None for mask in given) == masked
     assert ours == pytest.approx(loss, abs=1e-5)
     assert (found - expected).norm() < 2e-5 * expected.norm()
 
 
-@pytest.mark.parametrize(
-    ("family", "settings", "expected"),
-    [
-        ("mistral", {"sliding_window": 64}, "sdpa"),
-        ("qwen2", {"sliding_window": 64, "use_sliding_window": False}, "causal_sdpa"),
-        ("gemma2", {}, "eager"),  # its scores are capped
-        ("gemma3_text", {"sliding_window": 64}, "sdpa"),
-    ],
-)
-def test_a_window_or_a_cap_of_scores_is_not_lost(family, settings, expected):
-    assert attention.fastest(transformers.AutoConfig.for_model(family, **settings), 128) == expected
+def test_padding_is_not_lost(given):
+    model = built("llama", attention.CAUSAL)
+    ids = torch.randint(3, 256, (2, 40))
+    padding = torch.ones(2, 40, dtype=torch.long)
+    padding[0, :7] = 0
+    with torch.no_grad():
+        padded = model(input_ids=ids, attention_mask=padding, use_cache=False).logits
+        model.set_attn_implementation("eager")
+        expected = model(input_ids=ids, attention_mask=padding, use_cache=False).logits
+    assert given[0] is not None
+    assert padded[:, 7:].allclose(expected[:, 7:], atol=1e-5)
+
+
+def test_scores_that_are_capped_are_not_fused():
+    assert attention.fastest(transformers.AutoConfig.for_model("gemma2")) == "eager"
+    assert attention.fastest(transformers.AutoConfig.for_model("olmo2")) == attention.CAUSAL
 
 
 @pytest.mark.process
-def test_no_mask_is_made_even_if_a_compiler_traces_the_model():
-    model, masks = built("opt-tiny", attention.CAUSAL), []
-    whole = attention.sdpa_attention_forward
-
-    def watched(module, query, key, value, mask, **options):
-        masks.append((mask, options["is_causal"]))
-        return whole(module, query, key, value, mask, **options)
-
-    ids = torch.randint(256, (2, 40))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dsnb.models.attention.sdpa_attention_forward", watched)
+@pytest.mark.parametrize(("name", "masked"), [("opt-tiny", 0), ("olmo2", 0), ("gemma3_text", 1)])
+def test_no_mask_is_made_even_if_a_compiler_traces_the_model(name, masked, given):
+    settings = {}
+    if masked:
+        settings = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+    model = built(name, attention.CAUSAL, **settings)
+    ids = torch.randint(3, 256, (2, 40))
+    with attention.whole_sequences():
         torch.compile(lambda: model(input_ids=ids, use_cache=False).logits, backend="eager")()
-    assert masks
-    assert set(masks) == {(None, True)}
+    assert len(given) == model.config.num_hidden_layers
+    assert sum(mask is not None for mask in given) == masked
 
 
 def test_fused_attention_with_alibi_is_transformers_attention():

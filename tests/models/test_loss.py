@@ -1,6 +1,7 @@
 """The loss that all strategies train, whole, in chunks and compiled: transformers' figures, and those of fp64."""
 
 import functools
+import math
 from unittest import mock
 
 import pytest
@@ -37,6 +38,15 @@ def gradients(module, loss):
     return torch.cat(
         [parameter.grad.flatten() for parameter in module.parameters() if parameter.requires_grad]
     )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_loss_of_logits_in_half_precision_is_in_fp32(dtype):
+    """Each of three tokens has a loss of log 1000: in bf16 it would be 6.90625."""
+    logits = torch.zeros(1, 4, 1000, dtype=getattr(torch, dtype))
+    loss = model_loss.causal_loss(logits, torch.zeros(1, 4, dtype=torch.int64))
+    assert loss.dtype == torch.float32
+    assert float(loss) == pytest.approx(math.log(1000), rel=1e-6)
 
 
 @pytest.mark.parametrize(

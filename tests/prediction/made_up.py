@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from dsnb.prediction import predict, recommend, search
+from dsnb.prediction import predict, recommend, search, traces
 from dsnb.prediction.calibration import measured
 from dsnb.prediction.step_time import step_times
 from dsnb.prediction.traces import ELEMENTS, MemoryTrace
@@ -45,10 +45,24 @@ def trace_nothing(monkeypatch):
     monkeypatch.setattr(recommend, "traces", of_record)
     monkeypatch.setattr(search, "attempts", of_record)
     monkeypatch.setattr(predict, "traces", of_record)
+    monkeypatch.setattr(traces, "attempts", of_record)
+    monkeypatch.setattr(traces, "start", lambda model: None)
 
 
 def of_record(asked, make=True):
     return [MemoryTrace.of(RECORD, int(one.micro_batch_size)) for one in asked]
+
+
+def keep_traces(monkeypatch, folder):
+    """Let every model have `RECORD` as its trace, kept in a cache in a folder, without a process."""
+
+    def make(kind, missing):
+        for key in missing:
+            traces._keep(key, RECORD)
+        return {}
+
+    monkeypatch.setenv("DSNB_CACHE", str(folder))
+    monkeypatch.setattr(traces, "_make", make)
 
 
 def runs(*settings):

@@ -46,6 +46,7 @@ def assert_stated(found, stated):
         assert tuple(errors) == pytest.approx(tuple(stated[name]), abs=0.11)
 
 
+@pytest.mark.docs
 def test_the_stated_errors_are_those_of_settings_that_nothing_was_fitted_to():
     made, errors = prediction_errors.unseen()
     assert_stated(by_kind(made, errors), TIME_ERRORS)

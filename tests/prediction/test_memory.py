@@ -8,7 +8,7 @@ from benchmarks import prediction_errors
 from benchmarks.prediction_errors import Peak
 from dsnb.prediction import accuracy
 from dsnb.prediction.accuracy import PEAK_ERRORS, PredictionError, peak_error
-from dsnb.prediction.memory import engine_of, peak_memory
+from dsnb.prediction.memory import MEMORY, Engine, peak_memory, room_gib
 from dsnb.prediction.traces import MemoryTrace
 from dsnb.settings.strategies import load
 from tests.prediction.made_up import MIB, PARAMETERS, RECORD, TRACE, given
@@ -19,7 +19,7 @@ P = PARAMETERS
 def moments(trace=TRACE, **settings):
     experiment = given(**settings)
     rule = load(experiment.parallel_strategy.memory_rule)
-    found = rule(engine_of(experiment, trace))
+    found = rule(Engine(experiment, trace))
     return {
         name: max(one.total for one in found if one.moment == name)
         for name in dict.fromkeys(one.moment for one in found)
@@ -159,10 +159,37 @@ def test_larger_micro_batches_never_take_less_and_what_is_shared_or_in_host_memo
 
 def test_tensor_parallel_ranks_keep_embeddings_whole_and_two_thirds_of_what_opt_keeps():
     """(4 + 8 / 2) of (4 + 8) numbers a token: Korthikanti et al. 2022, without dropout and with ReLU."""
-    peak = peak_memory(given(zero_stage=1, gpus=2, tensor_parallel=2), TRACE)
-    assert peak.activations + peak.output in {0, (1000 - 600 / 3) * MIB}
-    engine = engine_of(given(zero_stage=0, gpus=2, tensor_parallel=2), TRACE)
+    kept = 12 * 2 * (8 * 2048) * 2048 * 20  # bytes of 12 numbers in bf16 of each token and block
+    trace = replace(TRACE, kept=kept, forward_peak=kept, moments=((kept + 400 * MIB, 0.0),))
+    peak = peak_memory(given(zero_stage=1, gpus=2, tensor_parallel=2), trace)
+    assert peak.moment == "loss"
+    assert peak.activations == pytest.approx(kept * (4 + 8 / 2) / (4 + 8))
+    assert peak.output == 400 * MIB
+    engine = Engine(given(zero_stage=0, gpus=2, tensor_parallel=2), TRACE)
     assert engine.trained == pytest.approx(100_000_000 + 900_000_000 / 2)
+
+
+def test_zero_shares_states_among_the_ranks_with_equal_layers():
+    """Of four GPUs two share the layers: masters and moments of 550 million weights are shared by two ranks."""
+    states = Engine(given(zero_stage=1, gpus=4, tensor_parallel=2), TRACE).states
+    assert states.weights == 2 * 550_000_000
+    assert states.optimizer == 12 * 550_000_000 / 2
+
+
+def test_two_buckets_alternate_where_communication_overlaps():
+    """ZeRO 1 accumulates beside buckets of a thousand gradients in bf16."""
+    settings = {"zero_stage": 1, "gpus": 4, "grad_accum": 2, "bucket_elements": 1000}
+    one, two = (Engine(given(**settings, overlap_comm=how), TRACE) for how in ("off", "on"))
+    assert (one.bucket, one.buckets) == (2000, 2000)
+    assert (two.bucket, two.buckets) == (2000, 4000)
+
+
+def test_room_is_what_the_context_nccl_and_a_limit_leave():
+    room = room_gib(given(), 80.0)
+    assert room == 80 - MEMORY.context_gib
+    assert room_gib(given(gpus=2), 80.0) == room - MEMORY.nccl_gib
+    assert room_gib(given(memory_limit_gib=10.0), 80.0) == 10
+    assert room_gib(given(memory_limit_gib=100.0), 80.0) == room
 
 
 def test_the_first_stage_of_a_pipeline_keeps_micro_batches():

@@ -13,7 +13,6 @@ from dsnb.prediction.ratio_errors import RatioError
 from dsnb.prediction.recommend import Scope, forecast, measured_plans
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.target import Budget, Target
-from dsnb.results.answers.decide import MEASURED, PREDICTED
 from dsnb.settings.checks import unsupported
 from tests.prediction.made_up import given, trace_nothing
 
@@ -127,14 +126,14 @@ def test_a_measured_setting_replaces_its_prediction():
     rows, said = of_runs(*runs)
     row = rows.loc[NAMES[2]]
     assert (row["basis"], row["fits"], row["tokens_per_s"], row["peak_allocated_gib"]) == (
-        MEASURED,
+        "measured",
         True,
         1e6,
         30.0,
     )
     assert (row["days"], row["gpu_hours"], row["cost"]) == pytest.approx((8, 1536, 3072))
     assert row[["tokens_per_s_error_pct", "peak_allocated_error_pct"]].isna().all()
-    assert set(rows["basis"][NAMES[:2]]) == {PREDICTED}
+    assert set(rows["basis"][NAMES[:2]]) == {"predicted"}
     best = (
         "Train with ZeRO 3, bf16, micro-batch 8 (measured) on 8 H200, "
         "1,000,000 tokens/s; 691.2 billion tokens: 8 days"
@@ -171,8 +170,8 @@ def test_a_run_out_of_memory_beats_the_prediction_that_it_fits():
     out = measured(None, stage=0, status="oom", peak=None)
     rows, said = of_runs(out, measured(None, stage=1, status="failed"))
     last = rows.iloc[-1]
-    assert (last.name, last["basis"], last["fits"]) == (NAMES[0], MEASURED, False)
-    assert set(rows["basis"][:-1]) == {PREDICTED}
+    assert (last.name, last["basis"], last["fits"]) == (NAMES[0], "measured", False)
+    assert set(rows["basis"][:-1]) == {"predicted"}
     assert said.startswith("2 of 3 settings fit on H200, which has 140 GiB (2 predicted).\n")
     assert NAMES[0] not in said
     alone = of_runs(out, settings={**SETTINGS, "zero_stage": 0})[1]

@@ -9,8 +9,7 @@ import dsnb
 from benchmarks import reserved_memory
 from benchmarks.reserved_memory import Row
 from dsnb.prediction import predict, reserved
-from dsnb.prediction.reserved import RULES, peak_reserved_gib
-from dsnb.prediction.shapes import shape
+from dsnb.prediction.reserved import RULES
 from dsnb.results.answers import decide
 from dsnb.results.answers.decide import Question
 from dsnb.show.render.predictions import predicted_figures
@@ -18,20 +17,21 @@ from tests import ROOT
 from tests.prediction.made_up import given, trace_nothing
 
 
-def test_what_is_reserved_by_hand():
-    """FSDP on four GPUs: 1.8 % of the tensors and 4.88 bytes for each parameter of a rank's quarter."""
-    quarter = shape("opt-1.3b").parameters / 4 / 2**30
+def test_what_is_reserved_by_hand(monkeypatch):
+    """FSDP on four GPUs: 10 % of 20 GiB, and 4 bytes for each of 1,315,758,080 / 4 parameters: 1.2254 GiB."""
+    made_up = RULES["expandable"]["FSDP"]._replace(share=0.1, each=4.0)
+    monkeypatch.setitem(RULES["expandable"], "FSDP", made_up)
     experiment = given(strategy="fsdp", gpus=4)
-    rule = RULES["expandable"]["FSDP"]
-    assert peak_reserved_gib(experiment, 20.0) == pytest.approx(
-        (1 + rule.share) * 20 + rule.each * quarter
+    assert reserved.rule(experiment).reserved_gib(experiment, 20.0) == pytest.approx(
+        22 + 1.2254, abs=5e-5
     )
     assert (
-        reserved.rule(given(zero_stage=1, compile="reduce-overhead")).kind == "ZeRO 1, CUDA graphs"
+        reserved.rule(given(zero_stage=1, compile="reduce-overhead")).expected.kind
+        == "ZeRO 1, CUDA graphs"
     )
-    assert reserved.rule(given(zero_stage=2, compile="reduce-overhead")).kind == "ZeRO 2", (
-        "too few of its own"
-    )
+    assert (
+        reserved.rule(given(zero_stage=2, compile="reduce-overhead")).expected.kind == "ZeRO 2"
+    ), "too few of its own"
     assert reserved.rule(given(zero_stage=2, allocator="default")) == RULES["default"]["ZeRO 2"]
 
 
@@ -52,7 +52,7 @@ def test_the_documentation_has_the_rules():
     page = (ROOT / "docs" / "explanation" / "prediction_memory.md").read_text()
     for allocator, rules in RULES.items():
         for name, rule in rules.items():
-            error = rule.error
+            error = rule.expected.error
             row = (
                 f"| {allocator} | {name} | {100 * rule.share:.1f} | {rule.each:.2f} | "
                 f"{error.settings} | {error.mean_pct:.1f}"
@@ -67,8 +67,8 @@ def test_fsdp_of_a_7b_model_that_ran_at_half_its_speed_on_four_h100_is_tight(mon
         given(strategy="fsdp", gpus=4, grad_accum=2),
         given(strategy="fsdp", gpus=4),
     )
-    assert peak_reserved_gib(accumulating, 69.35) > 77
-    assert peak_reserved_gib(once, 61.9) < 77
+    assert reserved.rule(accumulating).reserved_gib(accumulating, 69.35) > 77
+    assert reserved.rule(once).reserved_gib(once, 61.9) < 77
 
 
 @pytest.fixture

@@ -79,6 +79,25 @@ def test_parts_by_hand():
     )  # in turn, and alone
 
 
+def test_communication_is_hidden_for_as_long_as_both_passes_take():
+    slow = replace(gpus.find("H200"), nvlink_gb_per_s=1.0)
+    settings = {"strategy": "ddp", "gpus": 2}
+    alone = step_time(slow, constants=replace(IDEAL, overlap=0.0), **settings)
+    half = step_time(slow, constants=replace(IDEAL, overlap=0.001), **settings)
+    beside = step_time(slow, constants=IDEAL, **settings)
+    passes = alone.matmul_s + alone.attention_s + alone.memory_bound_s
+    assert alone.all_reduce_s > 2 * passes
+    assert half.all_reduce_s == pytest.approx(0.999 * alone.all_reduce_s)
+    assert beside.all_reduce_s == pytest.approx(alone.all_reduce_s - passes)
+
+
+def test_ranks_that_share_optimizer_states_share_its_step():
+    """28 bytes of AdamW in fp32, 28 of checks for ZeRO 1, and of its buckets 16 on every rank."""
+    for ranks in (1, 4):
+        found = step_time(constants=IDEAL, precision="fp32", zero_stage=1, gpus=ranks)
+        assert found.optimizer_s == pytest.approx(PSI * ((28 + 28) / ranks + 16) / 4.8e12)
+
+
 def test_no_part_is_negative_and_they_sum_to_the_step_alone_or_among_many():
     chosen = [
         count_step(experiment(**settings), gpus.find("H200"), link("nvlink")) for settings in VARIED

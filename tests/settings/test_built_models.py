@@ -83,8 +83,14 @@ def test_what_only_transformers_knows_is_asked_once_for_all_settings(write, tmp_
         f"data {str(short)!r} has 50 tokens: seq_len 64 needs more text",
         "tokenizer 'bytes' gives token 126: the model's vocabulary ends at 99",
     ]
-    params = tmp_path / "encoder.yaml"
-    params.write_text(json.dumps({"name": "encoder", "defaults": {"model": encoder, **TINY}}))
-    with pytest.raises(SettingsError, match="no causal language model of type distilbert"):
+
+
+def test_a_sweep_asks_before_it_writes_anything(write, monkeypatch, tmp_path):
+    monkeypatch.setattr(built_models, "_asked", lambda settings: ("it is too odd",))
+    params = tmp_path / "odd.yaml"
+    defaults = {"model": write(**LLAMA), **TINY}
+    params.write_text(json.dumps({"name": "odd", "defaults": defaults}))
+    with pytest.raises(SettingsError) as caught:
         run_sweep(load_sweep(params, output=tmp_path / "out"))
+    assert caught.value.problems == ["it is too odd"]
     assert not (tmp_path / "out").exists()

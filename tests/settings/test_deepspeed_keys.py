@@ -2,7 +2,6 @@
 
 import pytest
 
-from dsnb.base.errors import SettingsError
 from dsnb.base.files import plain_yaml
 from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.sweep.params import load_sweep
@@ -26,7 +25,7 @@ def test_keys_are_merged_over_dsnbs_own_and_change_nothing_given():
     mixed = deepspeed_keys.flattened(
         {"deepspeed": {OVERLAP: True}, "deepspeed.zero_optimization": {"x": [1]}}
     )
-    assert mixed == {"deepspeed": {OVERLAP: True, "zero_optimization.x": [1]}}
+    assert mixed == {OVERLAP: True, "zero_optimization.x": [1]}
 
 
 def test_they_are_part_of_the_name():
@@ -40,39 +39,6 @@ def test_they_are_part_of_the_name():
     hostile = Experiment(zero_stage=1, device="cpu", deepspeed={"a.b": "../../x y\n"}).name
     assert hostile.endswith("_b-..-..-x-y")
     assert "/" not in hostile
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"deepspeed": {"zero_optimization.stage": 2}},
-            "deepspeed.zero_optimization.stage is 2: dsnb decides zero_opt",
-        ),
-        (
-            {"deepspeed": {"tensorboard": {"a": "/etc"}}},
-            "deepspeed.tensorboard.a is '/etc': dsnb decides tensorboard ",
-        ),
-        (
-            {"deepspeed": 5},
-            "deepspeed is 5: give sections and keys of DeepSpeed's configuration, or leave it out",
-        ),
-        (
-            {"deepspeed": {"a": {}}},
-            "deepspeed.a is an empty section: give it a key, or leave it out",
-        ),
-        (
-            {"strategy": "ddp", "deepspeed": {"a": 1}},
-            "deepspeed is {'a': 1}, but strategy is 'ddp': these are keys of",
-        ),
-    ],
-    ids=str,
-)
-def test_what_is_refused_in_one_sentence(settings, message):
-    with pytest.raises(SettingsError) as caught:
-        Experiment(**{"device": "cpu", "zero_stage": int("strategy" not in settings), **settings})
-    (problem,) = caught.value.problems
-    assert problem.startswith(message)
 
 
 @pytest.mark.process
@@ -193,74 +159,6 @@ def test_the_hidden_size_is_that_of_a_configuration_file(tmp_path):
     assert Experiment(
         model=str(tmp_path), zero_stage=2, device="cpu", deepspeed={key: "auto"}
     ).deepspeed == {key: 4096}
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (
-            {"zero_optimization": {"sub_group_size": "auto"}},
-            "deepspeed.zero_optimization.sub_group_size is 'auto': neither DeepSpeed nor transformers has a value for "
-            "'auto' there; give a value, or leave the key out for DeepSpeed's default",
-        ),
-        (
-            {"a": {"b": [1, {"c": "auto"}]}},
-            "deepspeed.a.b is [1, {'c': 'auto'}]: neither DeepSpeed nor transformers ",
-        ),
-    ],
-)
-def test_an_auto_without_a_value_is_refused(keys, message):
-    with pytest.raises(SettingsError) as caught:
-        Experiment(device="cpu", zero_stage=1, deepspeed=keys)
-    (problem,) = caught.value.problems
-    assert problem.startswith(message)
-
-
-def test_an_auto_of_an_unknown_size_is_refused():
-    with pytest.raises(
-        SettingsError,
-        match="the hidden size, which is not known of 'someone/some-model'; give a number",
-    ):
-        Experiment(
-            model="someone/some-model", device="cpu", zero_stage=2,
-            deepspeed={"zero_optimization.reduce_bucket_size": "auto"},
-        )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"deepspeed": {OVERLAP: True}, f"deepspeed.{OVERLAP}": False},
-            f"deepspeed.{OVERLAP} is given twice: remove one",
-        ),
-        (
-            {"deepspeed": {OVERLAP: True, "zero_optimization": {"overlap_comm": True}}},
-            f"deepspeed.{OVERLAP} is given twice: remove one",
-        ),
-        (
-            {"deepspeed": {"communication": 1, "communication.x": 2}},
-            "deepspeed.communication is a value, but deepspeed.communication.x is inside it: remove one",
-        ),
-        (
-            {"overlap_comm": "on", "deepspeed": {OVERLAP: False}},
-            f"overlap_comm is 'on', but deepspeed.{OVERLAP} is False: both set it; drop one",
-        ),
-    ],
-)
-def test_a_key_that_is_given_twice_is_refused(settings, message, tmp_path):
-    with pytest.raises(SettingsError) as caught:
-        Experiment(device="cpu", zero_stage=1, **settings)
-    assert caught.value.problems == [message]
-    path = tmp_path / "twice.yaml"
-    path.write_text(
-        plain_yaml.dump(
-            {"name": "twice", "defaults": {"device": "cpu", "zero_stage": 1, **settings}}
-        )
-    )
-    with pytest.raises(SettingsError) as caught:
-        load_sweep(path)
-    assert message in str(caught.value)
 
 
 def test_numbers_of_json_are_numbers_in_yaml(tmp_path):

@@ -9,7 +9,7 @@ from dsnb import Experiment
 from dsnb.base.errors import SettingsError
 from dsnb.measure.launcher.hosts import command
 from dsnb.measure.sweep.allocation import load_groups
-from dsnb.settings import hostfile
+from dsnb.settings import checks, hostfile
 from dsnb.settings.hostfile import Host
 
 EIGHT = "# two machines\n\nworker-1 slots=8  # rack 1\n  worker-2\tslots = 8\n"
@@ -67,20 +67,6 @@ def test_bad_lines_are_told_with_their_numbers(write):
     ]
 
 
-def test_a_file_that_is_no_hostfile(write):
-    path = write("# nothing\n\n")
-    assert problems(hostfile.read, path) == [
-        f"hostfile {path!r} names no host: write one per line, such as 'worker-1 slots=8'"
-    ]
-    for hosts, reason in (
-        (write(b"\xff\xfe"), "it is not a text file"),
-        (f"{path}s", "No such file or directory"),
-    ):
-        assert problems(hostfile.read, hosts) == [
-            f"hostfile is {hosts!r}: it cannot be read ({reason}); check the path"
-        ]
-
-
 @pytest.mark.parametrize(
     ("include", "exclude", "left"),
     [
@@ -93,30 +79,6 @@ def test_a_file_that_is_no_hostfile(write):
 def test_filters(write, include, exclude, left):
     hosts = hostfile.hosts(write(EIGHT), include, exclude)
     assert hosts == tuple(Host(name, tuple(devices)) for name, devices in left.items())
-
-
-@pytest.mark.parametrize(
-    ("filters", "message"),
-    [
-        ({"include": "worker-3"}, "include is 'worker-3': 'worker-3' is not in the hostfile"),
-        (
-            {"include": "worker-1:8"},
-            "include is 'worker-1:8': worker-1 has the slots 0 to 7; write worker-1:0,1",
-        ),
-        (
-            {"exclude": "worker-1@worker-2"},
-            "exclude is 'worker-1@worker-2': no host is left; exclude less",
-        ),
-        (
-            {"include": "a", "exclude": "b"},
-            "include is 'a' and exclude is 'b': give only one of them",
-        ),
-    ],
-)
-def test_filters_that_cannot_be(write, filters, message):
-    path = write(EIGHT)
-    assert problems(hostfile.hosts, path, **filters) == [message]
-    assert message in problems(Experiment, hostfile=path, **filters)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +95,6 @@ def test_places(slots, ranks, nodes, taken):
     available = [Host(f"w{number}", tuple(range(count))) for number, count in enumerate(slots)]
     expected = tuple(Host(f"w{number}", tuple(range(count))) for number, count in taken.items())
     assert hostfile.place(available, ranks, nodes) == expected
-
-
-@pytest.mark.parametrize(("ranks", "nodes"), [(17, 1), (4, 3), (1, 2)])
-def test_ranks_that_find_no_place(write, ranks, nodes):
-    assert problems(Experiment, hostfile=write(EIGHT), gpus=ranks, nodes=nodes) == [
-        f"gpus is {ranks} and nodes is {nodes}: the hostfile leaves 2 hosts with 16 slots; "
-        "use fewer, add hosts, or make gpus a multiple of nodes"
-    ]
 
 
 def test_settings_follow_from_the_hostfile(write):
@@ -170,6 +124,7 @@ def test_slurm_is_a_hostfile_in_a_job_alone(monkeypatch, tmp_path):
         Host("n1", (1, 2, 3)),
         Host("n2", (0, 1, 2, 3)),
     )
+    assert checks.unsupported(Experiment(hostfile="slurm", gpus=8)) == []
 
 
 def test_what_would_block_or_never_end_is_no_hostfile(tmp_path):

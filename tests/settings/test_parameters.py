@@ -9,6 +9,7 @@ from dsnb.base.errors import SettingsError
 from dsnb.measure.execute import notebook
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
+from tests.support.notebooks import cells_run
 
 CELL = "sweep_dir: str = ''  # a folder\npage_dir = ''\n"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -51,15 +52,23 @@ def test_the_run_notebook_also_takes_every_setting():
         Experiment.from_namespace(passed("batch_size = 3", cell="model = 'gpt2'"))
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_every_notebook_refuses_a_misspelled_parameter_before_it_does_anything(path, tmp_path):
+def test_every_notebook_refuses_a_misspelled_parameter_before_it_does_anything(path):
     name = next(iter(notebook.parameters(path)))
-    with pytest.raises(papermill.PapermillExecutionError) as caught:
-        notebook.execute(path, tmp_path / "out.ipynb", {f"{name}x": "y"})
+    given = {"In": ["", f"{name} = None", f"# Parameters\n{name}x = 'y'"], f"{name}x": "y"}
+    done = []
+    with pytest.raises(SettingsError) as caught:
+        done.extend(cells_run(nbformat.read(path, as_version=4), {}, given))
     assert f"unknown parameter '{name}x': did you mean '{name}'?" in str(caught.value)
-    cells = [
-        cell for cell in nbformat.read(tmp_path / "out.ipynb", 4).cells if cell.cell_type == "code"
-    ]
-    shown = [output for cell in cells for output in cell.outputs if output.output_type != "error"]
+    assert [texts for _, texts in done if texts] == []
+
+
+@pytest.mark.process
+def test_papermill_shows_the_refusal(tmp_path):
+    with pytest.raises(papermill.PapermillExecutionError) as caught:
+        notebook.execute(ROOT / "notebooks" / "10_run.ipynb", tmp_path / "out.ipynb", {"modell": 1})
+    assert "unknown parameter 'modell': did you mean 'model'?" in str(caught.value)
+    cells = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
+    shown = [output for cell in cells for output in cell.get("outputs", [])]
+    shown = [output for output in shown if output.output_type != "error"]
     assert [output for output in shown if "papermill" not in str(output)] == []

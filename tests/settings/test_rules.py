@@ -1,10 +1,9 @@
-"""Rules: names of settings that do not exist are errors, and invalid settings leave the other rules at work."""
+"""Rules: they read only settings that exist (`test_refusals.py` has what they refuse)."""
 
 import ast
 
 import pytest
 
-from dsnb.base.errors import SettingsError
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.strategies import base
@@ -54,14 +53,3 @@ def test_tables_of_rules_name_settings():
         *pairs.values()
     )
     assert names <= set(Experiment.model_fields)
-
-
-def test_an_invalid_setting_leaves_out_only_the_rules_that_read_it():
-    with pytest.raises(SettingsError) as caught:
-        Experiment(zero_stage="three", checkpoint_every=2, lora_rank=-1, matmul="fp8", gpus=0)
-    assert caught.value.problems == [
-        "zero_stage is 'three': allowed are 0, 1, 2 or 3",
-        "lora_rank is -1: it must be at least 0",
-        "gpus is 0: it must be at least 1",
-        "checkpoint_every is 2, but activation_checkpointing is off: turn it on, or drop checkpoint_every",
-    ]

@@ -12,7 +12,7 @@ from dsnb.base.files import json_files
 from dsnb.measure.execute import notebook
 from dsnb.prediction import traces
 from dsnb.show.report import write_report
-from tests.prediction.made_up import RECORD
+from tests.prediction.made_up import keep_traces
 from tests.support.browser import violations
 from tests.support.notebooks import execute, run_cells
 from tests.support.small_sweep import NAMES
@@ -175,10 +175,7 @@ def on_gpus(swept, tmp_path_factory):
 def test_predictions_are_in_a_section_and_beside_the_runs_or_refused(
     folder, on_gpus, watched, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv(
-        "DSNB_CACHE", str(tmp_path)
-    )  # with a made-up trace, so that no model is traced
-    monkeypatch.setattr(traces._Tracer, "ask", lambda tracer, kind, experiment: RECORD)
+    keep_traces(monkeypatch, tmp_path)
     settings = {
         "model": "gpt2-tiny",
         "precision": "fp32",

@@ -13,7 +13,7 @@ def run_cells(name, namespace=None, **parameters):
     content = nbformat.read(paths.notebook_template(name), as_version=4)
     return [
         text
-        for _, texts in _run(content, {} if namespace is None else namespace, parameters)
+        for _, texts in cells_run(content, {} if namespace is None else namespace, parameters)
         for text in texts
     ]
 
@@ -21,12 +21,13 @@ def run_cells(name, namespace=None, **parameters):
 def execute(template, path, parameters):
     """Write an executed notebook, as `dsnb.measure.execute.notebook.execute` does with a kernel."""
     content = nbformat.read(template, as_version=4)
-    for cell, texts in _run(content, {}, parameters):
+    for cell, texts in cells_run(content, {}, parameters):
         cell.outputs = [nbf.new_output("display_data", data={"text/html": text}) for text in texts]
     nbformat.write(content, path)
 
 
-def _run(content, namespace, parameters):
+def cells_run(content, namespace, parameters):
+    """Run one code cell after the other; give each with the HTML of what it displays."""
     for cell in (cell for cell in content.cells if cell.cell_type == "code"):
         shown = []
         namespace["display"] = lambda *values, shown=shown: shown.extend(map(_html, values))

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import deepspeed
 import psutil
@@ -19,7 +20,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from dsnb.base.files import json_files
 from dsnb.measure.launcher.folder import deepspeed_config
-from dsnb.measure.train import data, engine, over_ranks, probe, profiling, worker
+from dsnb.measure.train import data, engine, meter, over_ranks, probe, profiling, worker
 from dsnb.measure.train import trainer as trainers
 from dsnb.models import build, parts
 from dsnb.models.compile import compiled_graphs
@@ -184,15 +185,16 @@ def latecomer(run):
 
 
 def sleeper(run):
-    """Let every step be so long."""
+    """Let every step be so long, on a clock that stands still otherwise."""
     lengths_s = iter([0.6, 0.32, 0.32, 0.64, 1.28])
+    now_s = [100.0]
 
     def step(train, batches):
-        end_s = time.monotonic() + next(lengths_s)
         trained = train(batches)
-        time.sleep(end_s - time.monotonic())
+        now_s[0] += next(lengths_s)
         return trained
 
+    meter.time = SimpleNamespace(perf_counter=lambda: now_s[0])
     print(f"rank {worker.rank()} was in {os.getcwd()}")
     change_steps(step)
 
@@ -273,7 +275,7 @@ WAYS = (("off", False), ("off", True), ("default", True))
 
 
 def combined(run):
-    """Train with every strategy, then recomputed, then compiled as well, one after the other in the same processes.
+    """Train with the first `$DSNB_TEST_STRATEGIES`, then recomputed, then compiled as well, in the same processes.
 
     Of each, `combined.json` has the losses, the types of tensors that its blocks receive, the bytes that the last
     forward pass saved, and the types and sums of the model's buffers. Graphs are kept, since strategies of one number
@@ -283,7 +285,8 @@ def combined(run):
     torch._dynamo.config.automatic_dynamic_shapes = False
     base = Experiment.read(run.experiment)
     device, found = worker.set_up(base), {}
-    for shared, (compiled, recomputed) in itertools.product(SHARED, WAYS):
+    strategies = SHARED[: int(os.environ["DSNB_TEST_STRATEGIES"])]
+    for shared, (compiled, recomputed) in itertools.product(strategies, WAYS):
         changes = {**shared, "compile": compiled, "activation_checkpointing": recomputed}
         experiment = base.model_copy(update=changes)
         way = trained_way(experiment, device)

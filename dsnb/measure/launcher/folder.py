@@ -67,7 +67,6 @@ def prepare(run: RunPaths, experiment: Experiment) -> None:
                 planned["inputs"] = files
             begin(run, experiment, planned)
         ranks = environment.for_ranks(experiment.device, experiment.gpus, 0.0, experiment.allocator)
-        json_files.write_json(run.deepspeed, deepspeed_config(experiment))
         json_files.write_json(run.environment, environment.describe(ranks))
         run.console.touch()
 

@@ -303,8 +303,11 @@ class HostRanks:
     gpus: Sequence[int] = ()
     """GPUs to sample on this machine: none, because each host samples its own."""
 
-    def __init__(self, experiment: Experiment, run: RunPaths) -> None:
-        self._run, self._closed, self._connections = run, threading.Event(), contextlib.ExitStack()
+    def __init__(self, experiment: Experiment, run: RunPaths, launched_at_s: float) -> None:
+        self._run = run
+        self._launched_at_s = launched_at_s
+        self._closed = threading.Event()
+        self._connections = contextlib.ExitStack()
         self._nodes = self._connections.enter_context(connected(experiment, run))
         self.host_of = {rank: node.host.name for node in self._nodes for rank in node.ranks}
         try:
@@ -341,7 +344,7 @@ class HostRanks:
             return f"{name}: {node.facts['problem']}"
         return None
 
-    def start(self, worker: str, launched_at_s: float) -> None:
+    def start(self, worker: str) -> None:
         """Start torchrun on every host."""
         experiment, first, chosen = self.experiment, self._nodes[0].facts, self.experiment.interface
         address = first["interfaces"][chosen] if chosen else first["address"]
@@ -354,7 +357,7 @@ class HostRanks:
                 "device": experiment.device,
                 "devices": node.host.devices,
                 "allocator": experiment.allocator,
-                "launched_at_s": launched_at_s + node.facts["monotonic_offset_s"],
+                "launched_at_s": self._launched_at_s + node.facts["monotonic_offset_s"],
                 "silence_s": silence_s(),
                 "interfaces": {"GLOO_SOCKET_IFNAME": chosen or node.facts["interface"]}
                 | ({"NCCL_SOCKET_IFNAME": chosen} if chosen else {}),

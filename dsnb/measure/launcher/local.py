@@ -177,11 +177,13 @@ class ForkedRanks:
     _ending = False
     """Whether `end` has been called: then the launcher ends the ranks."""
 
-    def __init__(self, experiment: Experiment, run: RunPaths) -> None:
-        self.experiment = experiment
+    def __init__(self, experiment: Experiment, run: RunPaths, launched_at_s: float) -> None:
         self._run = run
+        self._count = experiment.gpus
+        self._device = experiment.device
         chosen = hardware.gpus()[: experiment.gpus] if experiment.device == "cuda" else ()
-        self._visible = [gpu.visible_as for gpu in chosen]
+        visible = [gpu.visible_as for gpu in chosen]
+        self._variables = rank_variables(experiment, visible, launched_at_s)
         self.gpus = [
             gpu.index for gpu in chosen if not gpu.is_slice
         ]  # a sample would be of the whole GPU
@@ -192,11 +194,10 @@ class ForkedRanks:
         """Return the number of out-of-memory kills on this machine since the start."""
         return hardware.oom_kills() - self._oom_kills
 
-    def start(self, worker: str, launched_at_s: float) -> None:
+    def start(self, worker: str) -> None:
         """Start the ranks; raise LaunchError if that fails."""
-        variables = rank_variables(self.experiment, self._visible, launched_at_s)
         request = {
-            "ranks": variables,
+            "ranks": self._variables,
             "cwd": os.getcwd(),
             "log": str(self._run.console),
             "worker": worker,
@@ -204,7 +205,7 @@ class ForkedRanks:
         }
         self._codes: dict[int, int] = {}
         self._reader = threading.Thread(target=self._read, daemon=True)
-        self._connection = _connect_or_start(self.experiment.device)
+        self._connection = _connect_or_start(self._device)
         self._connection.settimeout(START_TIMEOUT_S)
         try:
             self._connection.sendall(json.dumps(request).encode() + b"\n")
@@ -227,7 +228,7 @@ class ForkedRanks:
         with contextlib.suppress(OSError):
             for message in map(json.loads, self._answers):
                 self._codes[message["rank"]] = message["exit"]
-        self._complete = len(self._codes) == self.experiment.gpus
+        self._complete = len(self._codes) == self._count
         if not self._complete and not self._ending:
             self.external_failure = "the fork server ended during the run, and its ranks with it"
 
@@ -237,7 +238,7 @@ class ForkedRanks:
 
     def ended(self) -> bool:
         """Return whether every rank has ended."""
-        return self.external_failure is not None or len(self._codes) == self.experiment.gpus
+        return self.external_failure is not None or len(self._codes) == self._count
 
     def end(self) -> None:
         """Kill the process group, disconnect, and wait until the group is gone."""
@@ -253,7 +254,7 @@ class ForkedRanks:
         self._disconnect()
         with contextlib.suppress(RuntimeError):  # an interrupt came before it had started
             self._reader.join()
-        for rank in range(self.experiment.gpus):
+        for rank in range(self._count):
             self._codes.setdefault(rank, -signal.SIGKILL)
         with contextlib.suppress(OSError):
             while time.monotonic() < deadline_s:

@@ -14,11 +14,7 @@ from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock
 from dsnb.measure.launcher.environment import sampled
 from dsnb.measure.launcher.figures import summarize_run
-from dsnb.measure.launcher.folder import (
-    create_run_dir,
-    deepspeed_config,
-    prepare,
-)
+from dsnb.measure.launcher.folder import create_run_dir, deepspeed_config, prepare, writing
 from dsnb.measure.launcher.hosts import HostRanks
 from dsnb.measure.launcher.local import ForkedRanks
 from dsnb.measure.launcher.outcome import Outcome, of_ranks, settled, stopped_by
@@ -89,24 +85,22 @@ def launch(
         run_dir = create_run_dir(paths.outputs_root() / "single", experiment.name_with_model)
     run = RunPaths(Path(run_dir).absolute())
     prepare(run, experiment)
+    with writing(run.dir):
+        json_files.write_json(run.deepspeed, deepspeed_config(experiment))
     began_s = launch_clock.now_s()
     ranks: Ranks | None = None
     exit_codes: dict[int, int] = {}
     try:
         if experiment.hostfile:
-            ranks = HostRanks(experiment, run)
-            device = ranks.experiment.device
-            if device != experiment.device:  # the hosts have resolved it
-                settings = json_files.read_json(run.experiment) or {}
-                json_files.write_json(run.experiment, settings | {"device": device})
-            json_files.write_json(run.deepspeed, deepspeed_config(ranks.experiment))
-            json_files.write_json(run.environment, ranks.environment)
+            ranks = HostRanks(experiment, run, began_s)
+            record_hosts(run, ranks)
+            experiment = ranks.experiment
         else:
-            ranks = ForkedRanks(experiment, run)
+            ranks = ForkedRanks(experiment, run, began_s)
         samples = sampled(ranks.gpus, partial(json_files.append_line, run.gpu), began_s)
-        with Progress(ranks.experiment, run, progress) as shown, samples:
-            ranks.start(worker, began_s)
-            ended_by = watch(run, ranks, began_s, shown)
+        with Progress(experiment, run, progress) as shown, samples:
+            ranks.start(worker)
+            ended_by = watch(run, experiment, ranks, began_s, shown)
         codes = ranks.exit_codes()  # of the ranks that ended by themselves
         ranks.end()
     except BaseException as error:
@@ -119,6 +113,16 @@ def launch(
     record = RunRecord(run)
     outcome = outcome_of(record, ranks, codes, ended_by)
     return finish(record, ranks.exit_codes(), began_s, outcome)
+
+
+def record_hosts(run: RunPaths, ranks: HostRanks) -> None:
+    """Record the device that the hosts have resolved, and the environment of the first one."""
+    experiment = ranks.experiment
+    settings = json_files.read_json(run.experiment) or {}
+    if settings.get("device") != experiment.device:
+        json_files.write_json(run.experiment, settings | {"device": experiment.device})
+    json_files.write_json(run.deepspeed, deepspeed_config(experiment))
+    json_files.write_json(run.environment, ranks.environment)
 
 
 def outcome_of(
@@ -143,9 +147,10 @@ def outcome_of(
     return Outcome("interrupted", lost)
 
 
-def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> Outcome | None:
+def watch(
+    run: RunPaths, limits: Experiment, ranks: Ranks, began_s: float, progress: Progress
+) -> Outcome | None:
     """Wait until the ranks end; return the outcome if their records do not contain it."""
-    limits = ranks.experiment
     state = progress.state
     last_step_s = began_s
     failed_s = math.inf

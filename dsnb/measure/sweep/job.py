@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from dsnb.base.errors import DsnbError, KernelDiedError, SettingsError
@@ -40,14 +41,10 @@ CHANGED = (
 )
 
 
-def execute(run: Run) -> Result:
-    """Prepare the folder of a run, execute its notebook and return the result."""
-    begin(run)
-    return execute_notebook(run)
-
-
-def execute_notebook(run: Run) -> Result:
-    """Execute the notebook of a run whose folder is prepared, and return the result."""
+def execute(run: Run, is_begun: bool = False) -> Result:
+    """Prepare the folder of a run unless it has begun, execute its notebook and return the result."""
+    if not is_begun:
+        begin(run)
     began_s = launch_clock.now_s()
     outcome = Outcome("interrupted", "the notebook ended without starting the run")
     template = paths.notebook_template(NOTEBOOK)
@@ -78,11 +75,13 @@ def begin(run: Run) -> None:
 
     A folder that cannot be written ends the sweep.
     """
+    files = inputs.digests(run.experiment)
+    check_inputs(run, files)
     planned = {
         "order_seed": run.order_seed,
         "order_place": run.place,
         "model_name": run.model_name or None,
-        "inputs": check_inputs(run) or None,
+        "inputs": files or None,
     }
     planned = {name: value for name, value in planned.items() if value is not None}
     with folder.writing(run.paths.dir, "choose another --output"):
@@ -90,13 +89,11 @@ def begin(run: Run) -> None:
         folder.begin(run.paths, run.experiment, planned)
 
 
-def check_inputs(run: Run) -> dict[str, str]:
-    """Return the digests of the files that a run reads; SettingsError if the sweep began with others."""
-    now = inputs.digests(run.experiment)
+def check_inputs(run: Run, now: Mapping[str, str]) -> None:
+    """Raise SettingsError if the sweep began with files that had other digests than `now`."""
     files = inputs.changed(run.inputs, now)
     if files:
         raise SettingsError(f"{files[0]} has changed since the sweep began: {CHANGED}")
-    return now
 
 
 def finish(run: RunPaths, outcome: Outcome, began_s: float) -> Result:
@@ -149,8 +146,8 @@ def main() -> int:
         threading.Thread(target=_end_with_owner, daemon=True).start()
     try:
         run = load_run(RunPaths(Path(run_dir).absolute()))
-        check_inputs(run)
-        result = execute_notebook(run)
+        check_inputs(run, inputs.digests(run.experiment))
+        result = execute(run, is_begun=True)
     except KeyboardInterrupt:
         return signals.INTERRUPTED
     except DsnbError as error:

@@ -20,9 +20,9 @@ from typing import Any
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import model_shapes
-from dsnb.settings import deepspeed_keys, params_file
+from dsnb.settings import params_file
 from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
-from dsnb.settings.params_file import ParamsFile, read_params, validated
+from dsnb.settings.params_file import ParamsFile, as_axes, read_params, validated
 from dsnb.settings.records import paths
 from dsnb.settings.records.paths import RunPaths, SweepPaths
 
@@ -179,14 +179,14 @@ def order_of_repeat(names: Iterable[str], repeat: int, seed: int | None) -> list
 def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -> ParamsFile:
     """Read a params file and apply `overrides`."""
     file = read_params(path)
-    overrides = deepspeed_keys.dotted(with_current_names(overrides or {}))
-    sweep_settings = {key: overrides.pop(key) for key in SWEEP_SETTINGS if key in overrides}
+    changes = as_axes(overrides or {})
+    sweep_settings = {key: changes.pop(key) for key in SWEEP_SETTINGS if key in changes}
     if sweep_settings:
         file = validated({**file.model_dump(), **sweep_settings}, "--set")
     defaults = dict(file.defaults)
     grid = dict(file.grid)
     axes: dict[str, list[Any]] = {}
-    for key, value in overrides.items():
+    for key, value in changes.items():
         if isinstance(value, list):
             axes[key] = value
             continue
@@ -196,7 +196,7 @@ def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -
     if grid or not file.include:
         grid |= axes
     include = [
-        {key: value for key, value in entry.items() if key not in overrides} | axes
+        {key: value for key, value in entry.items() if key not in changes} | axes
         for entry in file.include
     ]
     return file.model_copy(update={"defaults": defaults, "grid": grid, "include": include})
@@ -217,14 +217,18 @@ def _experiments(
     if len(models) > 1:
         prefixes = {model: f"{name}_" for model, name in models.items()}
     pattern = "*" if only is None else only
-    allowed, problems = params_file.experiments(combinations, adapt)
     refused = []
-    for place, reasons in problems.items():
-        name = _tentative_name(combinations[place], prefixes) or only or "a setting without a name"
-        if fnmatchcase(name, pattern):
-            refused.append((name, reasons))
     named: dict[str, Experiment] = {}
-    for experiment in allowed.values():
+    for settings in combinations:
+        try:
+            experiment = Experiment(**settings)
+            if adapt:
+                experiment = adapt(experiment)
+        except SettingsError as error:
+            name = _tentative_name(settings, prefixes) or only or "a setting without a name"
+            if fnmatchcase(name, pattern):
+                refused.append((name, error.problems))
+            continue
         name = prefixes[experiment.model] + experiment.name
         same = named.setdefault(name, experiment)
         if same != experiment:

@@ -115,12 +115,17 @@ def run_sweep(
         for run in todo:
             check_writable(run.paths.dir)
         _write_plan(sweep)
-        with Progress(len(sweep.runs), todo, progress, show_eta=slurm is None) as display:
+        servers = contextlib.nullcontext() if slurm else _servers(todo)
+        with Progress(len(sweep.runs), todo, progress, show_eta=slurm is None) as display, servers:
             if slurm:
                 executor = slurm_jobs.SlurmExecutor(slurm, sweep.name, todo, display.say)
                 run_all(todo, executor.start, display, executor.cancel)
+            elif any(run.lane for run in todo):
+                run_all(todo, LocalJob, display)
             else:
-                _run_here(todo, display)
+                for run in todo:
+                    display.begin(run)
+                    display.end(run, job.execute(run))
     results = [Result.of(RunRecord(run.paths)) for run in sweep.runs]
     return [result for result in results if result]
 
@@ -135,8 +140,9 @@ def _write_plan(sweep: Sweep) -> None:
     json_files.write_json(sweep.paths.planned, {"runs": repeats})
 
 
-def _run_here(todo: list[Run], display: Progress) -> None:
-    """Execute runs on this machine, or on the hosts of a hostfile."""
+@contextlib.contextmanager
+def _servers(todo: list[Run]) -> Iterator[None]:
+    """Hold the fork servers of runs on this machine; a SettingsError names one that a Slurm job executes."""
     active = slurm_jobs.find_active(run.paths for run in todo if not run.paths.result.exists())
     if active:
         raise SettingsError(f"{active}: continue with --slurm, or cancel it with scancel")
@@ -144,12 +150,7 @@ def _run_here(todo: list[Run], display: Progress) -> None:
         run.paths.slurm.unlink(missing_ok=True)
     devices: set[str] = {run.experiment.device for run in todo if not run.experiment.hostfile}
     with local.shared_servers(devices):
-        if any(run.lane for run in todo):
-            run_all(todo, LocalJob, display)
-            return
-        for run in todo:
-            display.begin(run)
-            display.end(run, job.execute(run))
+        yield
 
 
 @contextlib.contextmanager

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 
 
-def die_with(owner: psutil.Process, poll_s: float = 1.0) -> None:
+def die_with(owner: psutil.Process) -> None:
     """Kill this process group when `owner` ends; `psutil` detects a reused process ID."""
     while owner.is_running() and owner.status() != psutil.STATUS_ZOMBIE:
-        time.sleep(poll_s)
+        time.sleep(1.0)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from dsnb.models.attention import whole_sequences
 from dsnb.models.build import DTYPES, allocate, build_on_meta
 from dsnb.models.loss import CausalLoss
 from dsnb.settings.experiment import Experiment
@@ -85,22 +86,15 @@ def as_cuda(experiment: Experiment) -> Iterator[None]:
 
 
 @contextmanager
-def as_on_gpu(compiled: bool) -> Iterator[None]:
-    """Let transformers choose as on a GPU.
+def as_on_gpu() -> Iterator[None]:
+    """Let transformers choose as on a GPU, in training.
 
-    Grouped products of experts take fp32 there, but only bf16 with fake tensors. Masks are all made
-    if a compiler traces, else only those of windows.
+    Grouped products of experts take fp32 there, but only bf16 with fake tensors.
     """
-    masks: dict[str, Any] = {"find_packed_sequence_indices": lambda *_: None}
-    if compiled:
-        masks = {"is_tracing": lambda *_: True}
     products: dict[str, Any] = {
         "_can_use_grouped_mm": lambda _, weight, __: weight.dtype is torch.bfloat16
     }
-    with (
-        patch.multiple("transformers.integrations.moe", **products),
-        patch.multiple("transformers.masking_utils", **masks),
-    ):
+    with patch.multiple("transformers.integrations.moe", **products), whole_sequences():
         yield
 
 

@@ -53,7 +53,7 @@ def trace(experiment: Experiment) -> dict[str, Any]:
     sequences = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
     config = model_config(experiment)
     compiled = experiment.compile != "off"
-    with flash_attention(), as_on_gpu(compiled):
+    with flash_attention(), as_on_gpu():
         sizes = model_sizes(experiment, config.num_hidden_layers)
         if compiled:
             return sizes | _compiled(experiment, sizes, sequences)

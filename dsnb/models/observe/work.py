@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
-from dsnb.models.attention import CAUSAL, MASKLESS
+from dsnb.models.attention import CAUSAL, mask_beyond_causal
 from dsnb.models.build import build_on_meta, model_config
 from dsnb.models.observe.experts import expert_modules
 from dsnb.models.observe.fake import (
@@ -96,7 +96,7 @@ def count(experiment: Experiment) -> dict[str, Any]:
         "attention": attended[: layers * per_block],
         "capped": bool(getattr(config, "attn_logit_softcapping", None)),
         "logits_capped": bool(getattr(config, "final_logit_softcapping", None)),
-        "maskless": config.model_type in MASKLESS,
+        "maskless": not large.is_masked,
         "traffic": {"eager": _of_token(eager), "compiled": _of_token(compiled)},
     }
 
@@ -117,20 +117,23 @@ def _follow(experiment: Experiment, layers: int) -> "_Pass":
     passing = _Pass()
 
     def attend(
-        module: Any, query: Any, key: Any, value: Any, *_: Any, **options: Any
+        module: Any, query: Any, key: Any, value: Any, mask: Any, *_: Any, **options: Any
     ) -> tuple[Any, None]:
         window = options.get("sliding_window") or window_of(module, model.config)
+        if mask is not None and not window:
+            passing.is_masked = True
         return passing.attend(query, key, value, window), None
 
     def fused(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
         return passing.attend(query, key, value, None).transpose(1, 2)
 
     AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, mask_beyond_causal)
     for module in model.modules():
         config = config_of(module)
         if config is not None and config._attn_implementation in {"eager", CAUSAL}:
             config._attn_implementation = NAME
-    with fake, as_on_gpu(compiled=False), patch.object(F, "scaled_dot_product_attention", fused):
+    with fake, as_on_gpu(), patch.object(F, "scaled_dot_product_attention", fused):
         ids = torch.zeros(MANY, LENGTH, dtype=torch.long)
         with passing:
             with as_cuda(experiment):
@@ -169,6 +172,8 @@ class _Pass(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.backward = False
+        self.is_masked = False
+        """Whether the model gives attention over the whole sequence a mask."""
         self.operators: list[_Operator] = []
         self.attended: list[tuple[float, int | None, int]] = []
         """Width, window and heads of each attention."""

@@ -33,8 +33,10 @@ class Answer:
         return "\n".join(self.sentences)
 
     def _repr_html_(self) -> str:
-        title = ""
-        if self.task:
-            title = f"<h3>{html.escape(self.task)}</h3>"
+        shown = f"<p>{PHRASES['no_plan']}</p>"
         items = "".join(f"<li>{sentence.html()}</li>" for sentence in self.sentences)
-        return title + (f"<ul>{items}</ul>" if items else f"<p>{PHRASES['no_plan']}</p>")
+        if items:
+            shown = f"<ul>{items}</ul>"
+        if self.task:
+            return f"<h3>{html.escape(self.task)}</h3>{shown}"
+        return shown

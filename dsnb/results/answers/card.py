@@ -27,7 +27,7 @@ from dsnb.results.answers.evidence import changed_training, evidence
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.literature.tables import SOURCE, is_own
 from dsnb.results.runs import labels
-from dsnb.results.runs.number_text import amount, duration, fixed, signed, significant
+from dsnb.results.runs.number_text import amount, duration, fixed, signed, significant, span
 from dsnb.results.runs.table import numbers
 from dsnb.results.runs.templates import fill
 from dsnb.results.statistics.intervals import CLEAR, MIN_RUNS, Verdict
@@ -69,9 +69,9 @@ def card(decision: Decision) -> dict[str, str]:
     larger micro-batches. `basis`: what the figures rest on.
     """
     parts: dict[str, list[str]] = {part: [] for part in PARTS}
-    for sentence in sentences(decision):
+    for sentence in filter(None, sentences(decision)):
         parts[sentence.role].append(sentence)
-    return {part: " ".join(filter(None, texts)) for part, texts in parts.items()}
+    return {part: " ".join(texts) for part, texts in parts.items()}
 
 
 def sentences(decision: Decision) -> Iterator[Sentence]:
@@ -91,15 +91,17 @@ def sentences(decision: Decision) -> Iterator[Sentence]:
         yield say("costs.beyond", **best | needed | {"by": by["setting"] or by["name"]})
         yield say("headline.beyond", **_facts(decision, options["days"].idxmin()))
         return
-    yield say(
-        "kicker",
-        best=fill(PHRASES["best"][question.objective], best),
-        options=fixed(len(options)) if len(options) > 1 else "",
-        basis=best["basis"] if options["basis"].nunique() == 1 else "",
-    )
+    kicker = {"best": fill(PHRASES["best"][question.objective], best)}
+    if len(options) > 1:
+        kicker["options"] = fixed(len(options))
+    if options["basis"].nunique() == 1:
+        kicker["basis"] = best["basis"]
+    yield say("kicker", **kicker)
     yield say("costs", **best | {"cost": best["cost"] or say("no_cost")})
-    counts = {"settings": len(decision.table), "needed": FEWEST_SETTINGS}
-    yield say("headline.few" if decision.is_few else "headline", **best, **counts)
+    headline = "headline"
+    if decision.is_few:
+        headline = "headline.few"
+    yield say(headline, **best, settings=len(decision.table), needed=FEWEST_SETTINGS)
 
 
 def _facts(decision: Decision, name: object) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def figures(
     if facts["rate_error"]:
         factor = 1 + option[ERRORS["rate_error"]] / 100
         rate = option["tokens_per_s"]
-        facts["rates"] = labels.span(rate / factor, rate * factor)
+        facts["rates"] = span(rate / factor, rate * factor)
     return facts | {"duration": duration(low, 24 * option["days_high"])}
 
 
@@ -159,8 +161,10 @@ def setting_texts(run: Mapping[str, Any]) -> dict[str, str]:
         origin = f"measured with dsnb, published as {source.removeprefix(SOURCE)}"
     elif basis(source) == PUBLISHED:
         origin = "published, not measured here"
+    if model == "-":
+        model = ""
     return {
-        "model": "" if model == "-" else model,
+        "model": model,
         "setting": labels.setting(run),
         "place": labels.place(run),
         "unit": labels.unit(run),
@@ -179,12 +183,14 @@ def cost(option: "pd.Series[Any]", question: Question, unit: str) -> str:
     """Return the cost of an option and the price it assumes; empty without a price."""
     if not option["price"] > 0:
         return ""
-    is_given = bool({option["kind"], ""} & set(question.prices))
+    assumed = PHRASES["assumed"]
+    if question.prices.keys() & {option["kind"], ""}:
+        assumed = ""
     return say(
         "cost",
         currency=question.currency,
         cost=significant(option["cost"]),
-        assumed="" if is_given else PHRASES["assumed"],
+        assumed=assumed,
         price=fixed(option["price"], 2),
         unit=unit,
     )
@@ -194,12 +200,13 @@ def needed_gpus(options: pd.DataFrame, question: Question) -> dict[str, Any]:
     """Return how many GPUs `GOAL_DAYS` would need at the speed per GPU of the setting with the fewest GPU-hours."""
     least = options.loc[options["gpu_hours"].idxmin()]
     facts = figures(least, question)
-    return {
-        **{name: facts[name] for name in ("hours", "unit", "cost", "basis")},
-        "needed": fixed(gpus_needed(least["gpu_hours"])),
-        "rate_per_gpu": significant(least["tokens_per_s"] / least["gpus"]),
-        "by": "" if least.name == options.index[0] else least.name,
-    }
+    needed = {name: facts[name] for name in ("hours", "unit", "cost", "basis")}
+    needed["needed"] = fixed(gpus_needed(least["gpu_hours"]))
+    needed["rate_per_gpu"] = significant(least["tokens_per_s"] / least["gpus"])
+    needed["by"] = ""
+    if least.name != options.index[0]:
+        needed["by"] = least.name
+    return needed
 
 
 def _notes(decision: Decision, unit: str) -> Iterator[Sentence]:
@@ -249,13 +256,14 @@ def _why_not(decision: Decision) -> Sentence:
     runs = decision.runs
     question = decision.question
     if decision.table.empty:
-        several = len(runs) if len(runs) > 1 else ""
+        several: int | str = ""
+        if len(runs) > 1:
+            several = len(runs)
         return say(f"headline.{case(runs)}", runs=len(runs), several=several)
     is_known = (runs["status"] == "ok") & (numbers(runs, "gpus") > 0)
-    facts = {
-        "unit": labels.unit(runs[is_known].iloc[0].to_dict()),
-        "at_hand": fixed(question.gpus) if question.gpus else "",
-    }
+    facts = {"unit": labels.unit(runs[is_known].iloc[0].to_dict())}
+    if question.gpus:
+        facts["at_hand"] = fixed(question.gpus)
     if question.global_batch and not decision.gpus:
         return say("headline.no_batch", held=fixed(question.global_batch), **facts)
     fewest = decision.table["gpus"].min()
@@ -263,7 +271,9 @@ def _why_not(decision: Decision) -> Sentence:
         return say("headline.too_few_gpus", fewest=f"{fewest:g}", **facts)
     if decision.unstable:
         return say("headline.unstable", unstable=fixed(decision.unstable))
-    return say("headline.no_price" if question.objective == "cost" else "headline.no_memory")
+    if question.objective == "cost":
+        return say("headline.no_price")
+    return say("headline.no_memory")
 
 
 def case(runs: pd.DataFrame) -> str:
@@ -292,7 +302,9 @@ def _following(decision: Decision, unit: str) -> Sentence:
     more_gib = pair["memory_gib"].iloc[1] - pair["memory_gib"].iloc[0]
     if abs(more_gib) >= SHOWN_GIB:  # false where it is unknown
         facts["gib"] = significant(abs(more_gib))
-        facts["more"] = "more" if more_gib > 0 else "less"
+        facts["more"] = "less"
+        if more_gib > 0:
+            facts["more"] = "more"
     return say("following", **facts)
 
 
@@ -306,12 +318,12 @@ def _changes(decision: Decision) -> str:
         for name in differing
         if name not in PLACE and labels.has_effect(run, name)
     ]
-    place = labels.place(run) if {*PLACE} & {*differing} else ""
+    if not {*PLACE} & {*differing}:
+        return ", ".join(changed) or say("changes.same", experiment=decision.options.index[1])
+    place = labels.place(run)
     if changed:
-        return ", ".join([*changed, f"on {place}"] if place else changed)
-    if place:
-        return say("changes.place", place=place)
-    return say("changes.same", experiment=decision.options.index[1])
+        return ", ".join([*changed, f"on {place}"])
+    return say("changes.place", place=place)
 
 
 def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> Sentence:
@@ -320,15 +332,20 @@ def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> Sentenc
     worse = worsening(row["change_pct"], objective)
     is_better = int(worse <= -EQUAL_PCT)
     is_few = row["verdict"] == Verdict.TOO_FEW
-    size = say(
-        "size",
-        by="no" if abs(worse) < EQUAL_PCT else f"{significant(abs(worse), 2)} %",
-        worse=fill(PHRASES["worse"][objective][is_better], {"unit": unit}),
-        mean="" if is_few else PHRASES["by_mean"][is_better],
-    )
+    facts: dict[str, Any] = {
+        "by": f"{significant(abs(worse), 2)} %",
+        "worse": fill(PHRASES["worse"][objective][is_better], {"unit": unit}),
+    }
+    if abs(worse) < EQUAL_PCT:
+        facts["by"] = "no"
+    if not is_few:
+        facts["mean"] = PHRASES["by_mean"][is_better]
+    size = say("size", **facts)
     name = f"difference.{row['verdict']}"
     if not is_few:
-        flip = -1 if worse < 0 else 1
+        flip = 1
+        if worse < 0:
+            flip = -1
         ends = [flip * worsening(row[end], objective) for end in ("low_pct", "high_pct")]
         low, high = (signed(end, "", plus="") for end in sorted(ends))
         return say(name, size=size, interval=say("interval", low=low, high=high))

@@ -78,7 +78,9 @@ class Question:
                 f"prices is {self.prices!r}: give the price of a GPU-hour by GPU, as in {{'H200': 2.5}}"
             )
         prices = {f"prices[{gpu!r}]": price for gpu, price in self.prices.items()}
-        tokens = planning.DEFAULT_TOKENS if self.tokens == 0 else self.tokens
+        tokens = self.tokens
+        if self.tokens == 0:
+            tokens = planning.DEFAULT_TOKENS
         planning.check(tokens, prices, assumed_price=self.assumed_price)
         wholes = {"gpus": "the number of GPUs at hand", "global_batch": "sequences per step"}
         for name, what in wholes.items():
@@ -126,7 +128,9 @@ def is_probe(runs: pd.DataFrame) -> pd.Series:
 def without_probes(runs: pd.DataFrame) -> pd.DataFrame:
     """Leave out the probes of earlier versions, unless there is nothing else."""
     others = runs[~is_probe(runs)]
-    return runs if others.empty else others
+    if others.empty:
+        return runs
+    return others
 
 
 def first_runs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -144,14 +148,16 @@ def basis(source: object) -> str:
 
 def memory_figure(runs: pd.DataFrame) -> str | None:
     """Return the most informative figure of memory that any ok run measured; None if there is none."""
-    measured = runs.reindex(columns=list(MEMORY))[runs["status"] == "ok"].notna().any()
-    return next((name for name in MEMORY if measured[name]), None)
+    ok = runs[runs["status"] == "ok"]
+    for name in MEMORY:
+        if name in ok and ok[name].notna().any():
+            return name
+    return None
 
 
 def rate(runs: pd.DataFrame) -> str:
     """Return the figure of speed to compare runs by: per GPU, but of all ranks on CPUs, which share the same cores."""
-    devices = set(runs["device"].map(labels.text)) if "device" in runs else set()
-    if devices == {"cpu"}:
+    if {*map(labels.text, runs.get("device", ()))} == {"cpu"}:
         return "tokens_per_s"
     return "tokens_per_s_per_gpu"
 
@@ -163,8 +169,8 @@ def default_objective(runs: pd.DataFrame) -> str:
     hours say little.
     """
     is_timed = (runs["status"] == "ok") & (numbers(runs, "tokens_per_s") > 0)
-    differ = numbers(runs, "gpus")[is_timed].nunique() > 1
-    if differ and labels.common_unit(runs) == "GPU":
+    sizes = numbers(runs, "gpus")[is_timed].nunique()
+    if sizes > 1 and labels.common_unit(runs) == "GPU":
         return "gpu_hours"
     return "time"
 
@@ -212,7 +218,8 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
         settings["power_w"] = settings["power_w"].fillna(power_w)
     settings.insert(0, "basis", [basis(source) for source in settings["source"]])
     timed = name[is_timed]
-    hosts = pd.Series(intervals.hosts(runs), runs.index, dtype=object)[is_timed].groupby(timed)
+    hosts = pd.Series(intervals.hosts(runs), runs.index, dtype=object)
+    hosts = hosts[is_timed].groupby(timed)
     settings["hosts"] = hosts.nunique().where(hosts.count() == hosts.size())
     speeds = rates[is_timed].groupby(timed)
     half_range = (speeds.max() - speeds.min()) / 2
@@ -223,10 +230,9 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
 
 def global_batch(runs: pd.DataFrame) -> pd.Series:
     """Return the sequences per optimizer step of each run; NaN if unknown."""
-    parallel = (
-        numbers(runs, "gpus") / factor(runs, "tensor_parallel") / factor(runs, "pipeline_parallel")
-    )
-    computed = parallel * numbers(runs, "micro_batch_size") * factor(runs, "grad_accum")
+    of_replica = factor(runs, "tensor_parallel") * factor(runs, "pipeline_parallel")
+    replicas = numbers(runs, "gpus") / of_replica
+    computed = replicas * numbers(runs, "micro_batch_size") * factor(runs, "grad_accum")
     return numbers(runs, "global_batch_size").fillna(computed)
 
 
@@ -237,9 +243,10 @@ def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
     `days_high` where memory is tight.
     """
     gpus = table["gpus"]
-    days = [metrics.days(question.tokens, rate) for rate in table["tokens_per_s"]]
+    rates = table["tokens_per_s"]
+    days = [metrics.days(question.tokens, rate) for rate in rates]
     table = table.assign(days=pd.Series(days, table.index, float))
-    hours = map(partial(metrics.gpu_hours, question.tokens), table["tokens_per_s"], gpus)
+    hours = map(partial(metrics.gpu_hours, question.tokens), rates, gpus)
     table["gpu_hours"] = pd.Series(list(hours), table.index, float)
     error = 1 + numbers(table, "tokens_per_s_error_pct").fillna(0) / 100
     table["days_low"] = table["days"] / error
@@ -259,7 +266,7 @@ class Decision:
     """All candidates with what they cost (`costed`), those that need more GPUs than are at hand
     included."""
     options: pd.DataFrame
-    """The eligible candidates, best first (`roomy_first`): those that fit on the GPUs at hand, with a known value of
+    """The eligible candidates, best first (`_ranked`): those that fit on the GPUs at hand, with a known value of
     the objective and repeats that agree; slower than `Question.max_days` only if all are."""
     too_slow: int = 0
     unstable: int = 0
@@ -274,7 +281,8 @@ class Decision:
     @property
     def is_beyond(self) -> bool:
         """Whether every option takes longer than `Question.max_days`: then there is no answer."""
-        return len(self.options) > 0 and bool((self.options["days"] > self.question.max_days).all())
+        days = self.options["days"]
+        return len(days) > 0 and bool((days > self.question.max_days).all())
 
     @property
     def is_few(self) -> bool:
@@ -291,7 +299,8 @@ class Decision:
     @property
     def gpus(self) -> list[int]:
         """The numbers of GPUs of candidates that are at hand, in order."""
-        return sorted({int(gpus) for gpus in _at_hand(self.table, self.question)["gpus"]})
+        available = _at_hand(self.table, self.question)
+        return sorted(set(available["gpus"].astype(int).tolist()))
 
     @cached_property
     def settings(self) -> pd.DataFrame:
@@ -314,10 +323,10 @@ def may_be_best(
     fastest = stable.sort_values("tokens_per_s", ascending=False, kind="stable")
     memory = fastest["memory_gib"].where(fastest["memory_gib"] > 0)
     groups = memory.groupby([fastest[name] for name in by], dropna=False)
-    least_of_faster = groups.transform(lambda values: values.cummin().ffill().shift()).fillna(
-        math.inf
-    )
-    return list(fastest.index[~fastest.duplicated(list(by)) | (memory < least_of_faster)])
+    least_of_faster = groups.transform(lambda values: values.cummin().ffill().shift())
+    is_fastest = ~fastest.duplicated(list(by))
+    is_leaner = memory < least_of_faster.fillna(math.inf)
+    return list(fastest.index[is_fastest | is_leaner])
 
 
 def decide(
@@ -334,22 +343,33 @@ def decide(
     options = stable[stable["days"] <= question.max_days]
     if question.objective == "time" or options.empty:
         options = stable
-    options = _repeated_first(roomy_first(options, question.column), question)
+    options = _ranked(options, question)
     too_slow = len(stable) - len(options)
     return Decision(question, table, options, too_slow, len(available) - len(stable))
 
 
-def roomy_first(options: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Return ranked options with the tight ones last if another that is at most 5 % worse has room.
+def _ranked(options: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Return sorted options, the recommended one first.
 
-    Where the GPU has no room for what torch reserves, a run took twice the predicted time (OLMo-2
-    7B, FSDP, four H100).
+    The tight ones come last if another that is at most 5 % worse has room: where the GPU has no
+    room for what torch reserves, a run took twice the predicted time (OLMo-2 7B, FSDP, four H100).
+    One with `MIN_RUNS` runs comes before a better one with fewer if the gain is irrelevant: a
+    single run that is 1 % faster is no reason to prefer its setting to one that was repeated.
+    `web/answer.js` has the same rule. Predictions have no runs.
     """
+    values = options[question.column]
     is_tight = tight(options)
-    close = options[column] <= (1 + WORTH_ROOM) * options[column].min()
-    if not (close & ~is_tight).any():
-        return options
-    return pd.concat([options[~is_tight], options[is_tight]])
+    is_close = values <= (1 + WORTH_ROOM) * values.min()
+    if (is_close & ~is_tight).any():
+        options = pd.concat([options[~is_tight], options[is_tight]])
+        values = options[question.column]
+    runs = numbers(options, "n")
+    is_repeated = runs >= MIN_RUNS
+    is_sure = is_repeated & (values * (1 - question.relevance) <= values.head(1).max())
+    if (runs.head(1) < MIN_RUNS).any() and is_sure.any():
+        is_first = options.index == is_sure.idxmax()
+        return pd.concat([options[is_first], options[~is_first]])
+    return options
 
 
 def tight(options: pd.DataFrame) -> "pd.Series[bool]":
@@ -361,23 +381,6 @@ def is_tight(row: Mapping[Any, Any]) -> bool:
     """Return whether a candidate has too little memory for what torch reserves; measured ones have shown it."""
     is_open = row.get("tight")
     return bool(is_open) and not pd.isna(is_open)
-
-
-def _repeated_first(options: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Return ranked options, the first with `MIN_RUNS` runs before a better one with fewer if the gain is irrelevant.
-
-    A single run that is 1 % faster is no reason to prefer its setting to one that was repeated.
-    `web/answer.js` has the same rule. Predictions have no runs and stay in their order.
-    """
-    runs = numbers(options, "n")
-    if options.empty or not runs.iloc[0] < MIN_RUNS:
-        return options
-    values = options[question.column]
-    is_sure = (runs >= MIN_RUNS) & (values * (1 - question.relevance) <= values.iloc[0])
-    if not is_sure.any():
-        return options
-    first = options.index == is_sure.idxmax()
-    return pd.concat([options[first], options[~first]])
 
 
 def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:
@@ -414,5 +417,7 @@ def _difference(
     rules = rules_of(table, "worth", "higher", relevance=question.relevance)
     settings = intervals.settings_of(table, "experiment", "worth")
     best, second = options.index[:2]
-    among = intervals.repeated(intervals.settings_of(runs, "experiment", "tokens_per_s").values())
-    return table_of([(settings[best], settings[second])], among, rules).iloc[0]
+    of_task = intervals.settings_of(runs, "experiment", "tokens_per_s")
+    among = intervals.repeated(of_task.values())
+    pair = (settings[best], settings[second])
+    return table_of([pair], among, rules).iloc[0]

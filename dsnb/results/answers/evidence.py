@@ -45,7 +45,7 @@ def evidence(
     settings = with_setting_axes(first)
     sizes = numbers(first, "micro_batch_size")
     lengths = numbers(first, "seq_len")
-    texts = settings[setting_axes(settings)].astype(object).map(labels.text)
+    texts = labels.texts(settings[setting_axes(settings)])
     others = texts.drop(columns="micro_batch_size", errors="ignore")
     alike = pd.Series(list(others.itertuples(index=False, name=None)), texts.index, dtype=object)
     is_largest = sizes == sizes.groupby(alike).transform("max")
@@ -55,15 +55,15 @@ def evidence(
     found = {}
     for name in names:
         option = options[name]
+        edge = say("edge")
+        if is_largest[name]:
+            edge = _edge(option, sizes[name])
+        batch = option["global_batch"]
         found[name] = {
             **_rests(option),
             "gain": _gain(name, options, described, starts),
-            "edge": _edge(option, sizes[name]) if is_largest[name] else say("edge"),
-            "batch": say(
-                "batch",
-                n=fixed(option["global_batch"]),
-                tokens=fixed(lengths[name] * option["global_batch"]),
-            ),
+            "edge": edge,
+            "batch": say("batch", n=fixed(batch), tokens=fixed(lengths[name] * batch)),
         }
     return found
 
@@ -76,8 +76,10 @@ def _rests(option: Mapping[Any, Any]) -> dict[str, str]:
         facts["hosts"] = fixed(option["hosts"])
         if option["spread_pct"] >= 0:
             facts["spread"] = f"±{option['spread_pct']:.1f}".replace("±0.0", "below 0.1")
-    is_short = option["basis"] == MEASURED and option["timed_s"] < MIN_TIMED_S
-    return {"rests": say("rests", timed=timed, **facts), "short": timed if is_short else ""}
+    short = ""
+    if option["basis"] == MEASURED and option["timed_s"] < MIN_TIMED_S:
+        short = timed
+    return {"rests": say("rests", timed=timed, **facts), "short": short}
 
 
 def _edge(option: Mapping[Any, Any], size: float) -> Sentence:

@@ -85,13 +85,16 @@ def _group(runs: pd.DataFrame) -> dict[str, Any]:
         verdict = "fail"
     elif statuses["ok"] == len(runs) and per_node >= first["expected"]:
         verdict = "pass"
+    hosts = None
+    if isinstance(first["hosts"], str):
+        hosts = first["hosts"]
     cause = None
     if len(failed):
         cause = plain_text.line(labels.text(failed["cause"].iloc[0]))
     return {
         **first[["workload", "nodes", "gpus"]],
         "experiment": labels.text(first["experiment"]),
-        "hosts": first["hosts"] if isinstance(first["hosts"], str) else None,
+        "hosts": hosts,
         "n": statuses["ok"],
         "failed": len(failed),
         "statuses": ", ".join(f"{count} {status}" for status, count in statuses.items()),
@@ -146,7 +149,8 @@ def describe(table: pd.DataFrame) -> list[Sentence]:
     sentences = [*_slow(table), *_failed(table)]
     below = table[table["per_node"] < table["expected_per_node"]]
     if len(below):
-        least = ", ".join(f"{value:,.4g}" for value in below["expected_per_node"].unique())
+        expected = below["expected_per_node"].unique()
+        least = ", ".join(f"{value:,.4g}" for value in expected)
         sentences.append(say("below", below=len(below), groups=len(table), least=least))
     return sentences
 
@@ -173,7 +177,9 @@ def _smallest(table: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], set[str]]]:
     """Yield the groups that contain no smaller one of the table, and their hosts, smallest first."""
     smaller: list[set[str]] = []
     for row in table.to_dict("records"):
-        members = set(row["hosts"].split(",")) if isinstance(row["hosts"], str) else set()
+        members: set[str] = set()
+        if isinstance(row["hosts"], str):
+            members = set(row["hosts"].split(","))
         if any(other < members for other in smaller):
             continue
         if members:
@@ -191,7 +197,9 @@ def _failed(table: pd.DataFrame) -> Iterator[Sentence]:
 def _some(names: set[str]) -> str:
     shown = ", ".join(sorted(names)[:MAX_NAMES])
     more = len(names) - MAX_NAMES
-    return f"{shown}, {more} more" if more > 0 else shown
+    if more > 0:
+        return f"{shown}, {more} more"
+    return shown
 
 
 def node_differences(runs: pd.DataFrame) -> list[str]:

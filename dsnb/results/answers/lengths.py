@@ -15,22 +15,18 @@ from dsnb.results.runs.number_text import fixed
 from dsnb.results.runs.table import named_runs, numbers
 from dsnb.results.statistics import intervals
 from dsnb.results.statistics.comparisons import COLUMNS, rules_of, table_of
-from dsnb.results.statistics.intervals import RELEVANCE
-from dsnb.results.statistics.setting_axes import setting_axes, with_setting_axes
-from dsnb.results.statistics.tasks import TASK
+from dsnb.results.statistics.setting_axes import split
 
 LENGTH = "seq_len"
 
 
-def compare_lengths(runs: pd.DataFrame, relevance: float = RELEVANCE) -> pd.DataFrame:
+def compare_lengths(runs: pd.DataFrame) -> pd.DataFrame:
     """Compare the speed of equal settings on sequences of different lengths, each with the shortest one.
 
     Parameters
     ----------
     runs
         One row per run, as `dsnb.load_runs` returns it.
-    relevance
-        Smallest change that matters, as for `dsnb.compare`.
 
     Returns
     -------
@@ -43,33 +39,21 @@ def compare_lengths(runs: pd.DataFrame, relevance: float = RELEVANCE) -> pd.Data
     is_timed = (numbers(runs, LENGTH) > 0) & (numbers(runs, "tokens_per_s") > 0)
     usable = runs[(runs["status"] == "ok") & is_timed]
     compared = []
-    for part in _alike(usable):
-        if part[LENGTH].nunique() > 1:
-            compared.append(_compared(part, relevance))
+    for _, part in split(usable, {LENGTH}):
+        if numbers(part, LENGTH).nunique() > 1:
+            compared.append(_compared(part))
     if compared:
         return pd.concat(compared, ignore_index=True)
     return pd.DataFrame(columns=["settings", LENGTH, "experiment", "runs", "median", *COLUMNS])
 
 
-def _alike(runs: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return the runs of each combination of settings other than the length, in order."""
-    if runs.empty:
-        return []
-    table = with_setting_axes(runs)
-    names = [name for name in dict.fromkeys([*TASK, *setting_axes(table)]) if name in table]
-    keys = table[names].drop(columns=LENGTH).astype(object)
-    texts = keys.map(labels.text)  # a missing value is equal to another
-    same = texts.groupby(list(texts), sort=False).indices.values()
-    return [runs.iloc[places] for places in sorted(same, key=min)]
-
-
-def _compared(runs: pd.DataFrame, relevance: float) -> pd.DataFrame:
+def _compared(runs: pd.DataFrame) -> pd.DataFrame:
     """Compare the lengths of one combination of settings; the shortest is the base of all others."""
     figure = rate(runs)
     runs = runs.sort_values(LENGTH, kind="stable")
     settings = intervals.settings_of(runs, LENGTH, figure)
     shortest, *others = settings.values()
-    rules = rules_of(runs, figure, relevance=relevance)
+    rules = rules_of(runs, figure)
     pairs = [(shortest, other) for other in others]
     table = table_of(pairs, intervals.repeated(settings.values()), rules)
     table.index += 1
@@ -90,12 +74,16 @@ def _compared(runs: pd.DataFrame, relevance: float) -> pd.DataFrame:
 
 def sentences(runs: pd.DataFrame) -> list[Sentence]:
     """Return a sentence for each combination of settings that was measured with several sequence lengths."""
-    per = "" if rate(named_runs(runs)) == "tokens_per_s" else "GPU"
+    per = "GPU"
+    if rate(named_runs(runs)) == "tokens_per_s":
+        per = ""
     said = []
     for settings, part in compare_lengths(runs).groupby("settings", sort=False):
         lengths = []
         for row in part.to_dict("records"):
-            words = "" if pd.isna(row["words"]) else row["words"]
+            words = ""
+            if not pd.isna(row["words"]):
+                words = row["words"]
             facts = {"length": f"{row[LENGTH]:g}", "rate": fixed(row["median"]), "words": words}
             lengths.append(say("lengths.one", per=per, **facts))
         said.append(say("lengths", settings=settings, lengths="; ".join(lengths)))

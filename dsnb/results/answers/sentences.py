@@ -36,6 +36,8 @@ class Sentence(str):
 
     name: str
     """Its template in `sentences.toml`."""
+    role: str
+    """What the sentence is about, as in `runner_up`; variants of a sentence have the same role."""
     facts: Mapping[str, object]
     """Texts, numbers or sentences by their names in the template."""
 
@@ -43,13 +45,9 @@ class Sentence(str):
         """Fill the template of this name."""
         sentence = super().__new__(cls, fill(_TEMPLATES[name], LIMITS | dict(facts)))
         sentence.name = name
+        sentence.role = name.partition(".")[0]
         sentence.facts = facts
         return sentence
-
-    @property
-    def role(self) -> str:
-        """What the sentence is about, as in `runner_up`; variants of a sentence have the same role."""
-        return self.name.partition(".")[0]
 
     def html(self) -> str:
         """Return the sentence as HTML."""

@@ -19,7 +19,10 @@ def without_copies(logs: Sequence[Read]) -> list[Read]:
     The longest record stays, and gets the figures that only the others have. Records that differ
     stay: they are of different trainings.
     """
-    records = [(path, runs[0]) for path, runs in logs if len(runs) == 1 and path.endswith(RECORDS)]
+    records = []
+    for path, runs in logs:
+        if len(runs) == 1 and path.endswith(RECORDS):
+            records.append((path, runs[0]))
     kept: dict[str, list[LoggedRun]] = {}
     left_out: set[str] = set()
     for path, run in sorted(records, key=_longest_first):

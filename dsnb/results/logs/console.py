@@ -66,14 +66,17 @@ def read(path: Path) -> list[LoggedRun]:
     load_plugins()
     with open_text(path) as file:
         head = file.read(HEAD_CHARACTERS)
-    if set(step_csv.HEADER) <= set(head.partition("\n")[0].strip().split(",")):
+    header, _, _ = head.partition("\n")
+    if set(step_csv.HEADER) <= set(header.strip().split(",")):
         return step_csv.read(path)
     if path.suffix != ".json" and json_lines.is_log(head):
         return json_lines.read(path)
     if _STATE.match(head):
         return trainer.read_state(path)
     is_log = _CONSOLE.search(head) or any(mark in head for mark in MARKS)
-    return _read_console(path) if is_log else []
+    if is_log:
+        return _read_console(path)
+    return []
 
 
 @cache

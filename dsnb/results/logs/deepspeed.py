@@ -3,7 +3,7 @@
 import re
 
 from dsnb.results.logs.reading import DERIVED, LoggedRun, Match, not_finite, reads
-from dsnb.results.logs.values import NUMBER, names, number, positive, value_of
+from dsnb.results.logs.values import NUMBER, first_group, names, number, positive, value_of
 
 CONFIG = names("config")
 OFFLOADED = {
@@ -24,7 +24,10 @@ _MEMORY = re.compile(rf"\bMemAllocated={NUMBER}GB")
 def engine(run: LoggedRun) -> None:
     """Record that DeepSpeed has built an engine: a launcher's line after that belongs to the next run."""
     if run.program in {"", "DeepSpeed"}:
-        run.program = "DeepSpeed-Chat" if run.scratch["chat"] else "DeepSpeed"
+        if run.scratch["chat"]:
+            run.program = "DeepSpeed-Chat"
+        else:
+            run.program = "DeepSpeed"
     elif run.program == "Megatron-LM":  # not GPT-NeoX, which has its own name
         run.program = "Megatron-DeepSpeed"
         run.set_used(strategy="megatron-deepspeed")
@@ -50,7 +53,10 @@ def config(run: LoggedRun, match: Match) -> None:
         for part, place in _OFFLOAD.findall(value):
             _offload(run, part, place)
     elif name in {"fp16_enabled", "bfloat16_enabled", "float16_config", "bfloat16_config"}:
-        _precision(run, "bf16" if name.startswith("b") else "fp16", value)
+        half = "fp16"
+        if name.startswith("b"):
+            half = "bf16"
+        _precision(run, half, value)
 
 
 def _precision(run: LoggedRun, name: str, value: str) -> None:
@@ -71,13 +77,19 @@ def _offload(run: LoggedRun, part: str, place: str) -> None:
     places[part] = place
     used = {part: place for part, place in places.items() if place != "none"}
     parts = OFFLOADED.get(frozenset(used))
-    run.set_used(offload=f"{parts}-{'-'.join(sorted({*used.values()}))}" if parts else "none")
+    offload = "none"
+    if parts:
+        offload = "-".join([parts, *sorted({*used.values()})])
+    run.set_used(offload=offload)
 
 
 @reads('"offload_')
 def offload(run: LoggedRun, match: Match) -> None:
     """`"offload_optimizer": {`, in the printed configuration."""
-    part = run.scratch["offload_of"] = "param" if '"offload_param"' in match.string else "optimizer"
+    part = "optimizer"
+    if '"offload_param"' in match.string:
+        part = "param"
+    run.scratch["offload_of"] = part
     if "null" in match.string:
         _offload(run, part, "none")
 
@@ -109,15 +121,19 @@ def timer(run: LoggedRun, match: Match) -> None:
     run.record(samples_per_s_running=positive(match[3]))
     if run.is_megatron:
         return
-    step = int(match[1]) if match[1] else int(match[2]) // run.settings.get("grad_accum", 1)
+    step = int(match[1] or match[2])
+    if not match[1]:
+        step //= run.settings.get("grad_accum", 1)
     batch = run.settings["global_batch_size"]
     rate = positive(match[4])
-    memory = _MEMORY.search(match.string)
+    step_time_s = None
+    if batch and rate:
+        step_time_s = batch / rate
     run.add_step(
         step,
         t_s=run.clock(match.string),
-        step_time_s=batch / rate if batch and rate else None,
-        allocated_gib=number(memory[1]) if memory else None,
+        step_time_s=step_time_s,
+        allocated_gib=number(first_group(_MEMORY, match.string)),
     )
 
 
@@ -161,25 +177,16 @@ def pipeline(run: LoggedRun, match: Match) -> None:
     step_time_s = positive(match[3])
     rate = positive(match[4])
     run.health.read(match[2], step=step)
-    run.add_step(
-        step,
-        t_s=run.clock(match.string),
-        loss=number(match[2]),
-        step_time_s=step_time_s,
-        samples=rate * step_time_s if rate and step_time_s else None,
-    )
+    samples = None
+    if rate and step_time_s:
+        samples = rate * step_time_s
+    t_s = run.clock(match.string)
+    run.add_step(step, t_s=t_s, loss=number(match[2]), step_time_s=step_time_s, samples=samples)
 
 
 reads("but detected", pattern=r"torch version.*but detected (\d{1,2}\.\d{1,3})\s")(
     lambda run, match: run.environment.setdefault("torch", match[1])
 )
-
-
-@reads("Throughput: ", pattern=rf"^\s*Throughput: {NUMBER} samples/sec")
-def throughput(run: LoggedRun, match: Match) -> None:
-    """`Throughput: 943.4550 samples/sec`, over the steps of `Execution time`."""
-    run.record(samples_per_s=positive(match[1]))
-    run.ended = True
 
 
 @reads("E2E latency=", pattern=rf"E2E latency={NUMBER}s (?:.{{0,400}}\|AvgSamplesPerSec={NUMBER})?")
@@ -209,7 +216,10 @@ def end_to_end(run: LoggedRun, match: Match) -> None:
 def actor_and_critic(run: LoggedRun, match: Match) -> None:
     """`...|ppo_ep: 1|act_loss: 0.2|cri_loss: 0.1|...`: two engines share the log, so their rates are of parts."""
     run.has_parts = True
-    run.health.read(match[1] if not_finite(match[1]) else match[2])
+    worse = match[2]
+    if not_finite(match[1]):
+        worse = match[1]
+    run.health.read(worse)
 
 
 def _whole_step(run: LoggedRun, time_s: float | None) -> None:
@@ -230,9 +240,3 @@ def chat_loss(run: LoggedRun, match: Match) -> None:
     if loss is not None:
         run.unnumbered += 1
         run.add_loss(loss)
-
-
-@reads("chosen_last_scores", "chosen_rewards")
-def pairs(run: LoggedRun, _match: Match) -> None:
-    """`chosen_last_scores (higher is better) : 2.5, ...`: a sample is a chosen and a rejected sequence."""
-    run.has_pairs = True

@@ -44,14 +44,6 @@ KILLED = (
 reads("Traceback (most recent call last)")(lambda run, _: run.scratch.update(traceback=True))
 
 
-@reads(
-    "srun: error: ", "slurmstepd: error: ", "Killing subprocess", "exits with return code", "distributed.elastic",
-)  # fmt: skip
-def launcher(run: LoggedRun, _match: Match) -> None:
-    """Read the marks of launchers, which tell a log without any success from other texts."""
-    run.launched = True
-
-
 @reads("Error", "Exception", "OutOfResources", pattern=_EXCEPTION)
 def error(run: LoggedRun, match: Match) -> None:
     """Read the last line of a traceback, which is enough to tell a log from other texts."""
@@ -81,7 +73,7 @@ def batch(run: LoggedRun, match: Match) -> None:
 @reads("return code", "exitcode", "exit code", "Signal ", pattern=_EXIT)
 def ended(run: LoggedRun, match: Match) -> None:
     """Read how launchers report the exit code of a rank: those of signals are negative, or 128 larger."""
-    code = int(match[1]) if match[1] else -int(match[2])
+    code = int(match[1] or f"-{match[2]}")
     number = 0
     if code < 0:
         number = -code

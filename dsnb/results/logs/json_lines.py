@@ -21,7 +21,9 @@ def is_log(head: str) -> bool:
 
 
 def _is_entry(line: str) -> bool:
-    entry = _parsed(line) if line.lstrip().startswith("{") and line.rstrip().endswith("}") else None
+    entry = None
+    if line.lstrip().startswith("{") and line.rstrip().endswith("}"):
+        entry = _parsed(line)
     if entry is None or "log_history" in entry:
         return False
     further = _first(entry, "loss") or _first(entry, "others")
@@ -39,9 +41,12 @@ def read(path: Path) -> list[LoggedRun]:
     before: dict[str, float] = {"step": 0, "tokens": 0.0}
     for entry in _entries(path):
         _program(run, entry)
-        step, _, planned = str(entry.get(_first(entry, "step"), "")).partition("/")
+        place = str(entry.get(_first(entry, "step"), ""))
+        step, _, planned = place.partition("/")
         number_of_step = count(step) or 0
-        run.set_used(steps=count(planned or str(entry.get(_first(entry, "planned"), ""))))
+        if not planned:
+            planned = str(entry.get(_first(entry, "planned"), ""))
+        run.set_used(steps=count(planned))
         run.reached = max(run.reached, number_of_step)
         loss = entry.get(_first(entry, "loss"))
         if "train_runtime" in entry or "log_history" in entry:
@@ -65,7 +70,9 @@ def _parsed(line: str) -> dict[str, Any] | None:
         value = parse_json(line)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return value
+    return None
 
 
 def _program(run: LoggedRun, entry: Mapping[str, Any]) -> None:
@@ -84,12 +91,11 @@ def _add(
     tokens = positive(as_text(entry, "total_tokens")) or before["tokens"]
     steps = step - before["step"]
     more = tokens - before["tokens"]
-    run.add_step(
-        step,
-        loss=number(loss),
-        t_s=seconds(as_text(entry, "elapsed_time")),
-        tokens=more / steps if more > 0 and steps > 0 else None,
-    )
+    of_each = None
+    if more > 0 and steps > 0:
+        of_each = more / steps
+    t_s = seconds(as_text(entry, "elapsed_time"))
+    run.add_step(step, loss=number(loss), t_s=t_s, tokens=of_each)
     before.update(step=step, tokens=tokens)
     run.record(
         peak_reserved_gib=positive(as_text(entry, "memory(GiB)")),

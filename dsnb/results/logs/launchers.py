@@ -32,10 +32,11 @@ def command(run: LoggedRun, match: Match) -> None:
         return
     line = match.string
     words = re.split(r"[\s,\[\]'\"`\\]+", line)[:-1]  # the last word may be cut off
-    script = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
+    scripts = [place for place, word in enumerate(words) if word.endswith(".py")]
     is_command = bool(_TRACE.match(line)) or any(said in line for said in COMMANDS)
-    if script is None or (not is_command and _COMPLAINT.search(line)):
+    if not scripts or (not is_command and _COMPLAINT.search(line)):
         return
+    script = scripts[0]
     run.launched |= is_command
     for word, after in pairwise([*words[script:], ""]):
         if word.startswith("--"):
@@ -72,7 +73,9 @@ def world(run: LoggedRun, match: Match) -> None:
     """`WORLD INFO DICT: {'host': [0, 1], ...}`."""
     run.launched = True
     for host, ranks in re.findall(r"'([\w.-]{1,250})': \[([\d, ]{0,20000})\]", match.string):
-        run.slots[host] = ranks.count(",") + 1 if ranks.strip() else 0
+        run.slots[host] = 0
+        if ranks.strip():
+            run.slots[host] = ranks.count(",") + 1
 
 
 # `host slots=8`, as in DeepSpeed's hostfile.

@@ -26,7 +26,8 @@ def row(run: LoggedRun, path: Path, names: dict[str, Any]) -> dict[str, Any]:
     _throughput(run, table)
     losses = table["loss"].dropna()
     if len(losses) and "loss_last" not in run.figures:
-        run.record(loss_first=float(losses.iloc[0]), loss_last=float(losses.iloc[-1]))
+        first = float(losses.iloc[0])
+        run.record(loss_first=first, loss_last=float(losses.iloc[-1]))
     if run.skipped_by_engine > run.figures.get("skipped_steps", 0) and not _is_resumed(run):
         run.record(skipped_steps=run.skipped_by_engine)
     _flops(run)
@@ -36,12 +37,14 @@ def row(run: LoggedRun, path: Path, names: dict[str, Any]) -> dict[str, Any]:
         figures = [name for name, origin in run.provenance.items() if origin == kind]
         if figures:
             provenance.append(f"{kind}: {', '.join(figures)}")
-    program = run.program or CONSOLE
+    source = run.program or CONSOLE
+    if not source.endswith("CSV"):
+        source += " log"
     return {
         **names,
         "status": status,
         "cause": cause,
-        "source": program if program.endswith("CSV") else f"{program} log",
+        "source": source,
         **run.settings,
         **run.figures,
         **run.environment,
@@ -83,7 +86,9 @@ def steps(run: LoggedRun) -> pd.DataFrame:
 
 def _sequences(run: LoggedRun) -> int:
     """Return the number of sequences in what the log counts as one sample."""
-    return 2 if run.has_pairs else 1
+    if run.has_pairs:
+        return 2
+    return 1
 
 
 def _status_and_cause(run: LoggedRun) -> tuple[str, str | None]:
@@ -102,7 +107,9 @@ def _status_and_cause(run: LoggedRun) -> tuple[str, str | None]:
 def _where_it_ends(run: LoggedRun) -> str | None:
     """Return where a log that just stops ends; None if that was to be its end, or if it is unknown."""
     planned = run.settings["steps"] or run.planned_by_bar
-    last = max([run.reached, *(int(step["step"]) for step in run.steps[-1:])])
+    last = run.reached
+    if run.steps:
+        last = max(last, int(run.steps[-1]["step"]))
     if last < planned and last:
         return f"the log ends at step {last} of {planned}"
     if last or not run.unnumbered:
@@ -175,20 +182,26 @@ def _over_steps(run: LoggedRun, table: pd.DataFrame) -> None:
     timed = table.dropna(subset="step_time_s")
     spans = timed["span"]
     times_s = timed["step_time_s"] * spans
-    _record_steps(run, float(sum(times_s)), float(sum(spans)))
+    total_s = float(sum(times_s))
+    _record_steps(run, total_s, float(sum(spans)))
     samples = timed["samples"].fillna(run.settings["global_batch_size"] or 0.0)
     if len(timed) and (samples > 0).all():
-        run.record(DERIVED, samples_per_s=float(sum(samples * spans)) / float(sum(times_s)))
+        run.record(DERIVED, samples_per_s=float(sum(samples * spans)) / total_s)
     for name in (*TFLOPS, *RATES):
         rates = table[name].dropna()
         if len(timed):
             rates = rates[rates.index.isin(timed.index)]
         if rates.empty:
             continue
-        equal_work = table["span"] / rates
-        weights = times_s[rates.index] if len(timed) else equal_work[rates.index]
+        weights = table["span"] / rates  # equal work
+        if len(timed):
+            weights = times_s
+        weights = weights[rates.index]
         mean = float(sum(rates * weights) / sum(weights))
-        run.record(DERIVED if len(rates) > 1 else LOGGED, **{name: mean})
+        origin = LOGGED
+        if len(rates) > 1:
+            origin = DERIVED
+        run.record(origin, **{name: mean})
 
 
 def _over_stamps(run: LoggedRun, table: pd.DataFrame) -> None:

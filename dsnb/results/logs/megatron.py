@@ -63,7 +63,8 @@ def argument(run: LoggedRun, match: Match) -> None:
     if setting and value != "None":
         run.set_used(**{setting: parse(value[:60])})
     elif name == "num_experts":
-        run.has_experts = any(int(experts) > 1 for experts in re.findall(r"\d+", value[:60]))
+        numbers = re.findall(r"\d+", value[:60])
+        run.has_experts = any(int(experts) > 1 for experts in numbers)
     elif name in SPLITS:
         read_split(run, name, value)
     elif name in CHECKPOINTING:
@@ -86,12 +87,16 @@ def set_megatron(run: LoggedRun, program: str = "") -> None:
     if not run.is_megatron:
         run.is_megatron = True
         run.first_is_slow = True
-        program = program or (
-            MEGATRON_DEEPSPEED if "deepspeed" in run.environment else "Megatron-LM"
-        )
+        usual = "Megatron-LM"
+        if "deepspeed" in run.environment:
+            usual = MEGATRON_DEEPSPEED
+        program = program or usual
     if program:
         run.program = program
-        run.set_used(strategy="megatron" if program == "Megatron-LM" else "megatron-deepspeed")
+        strategy = "megatron-deepspeed"
+        if program == "Megatron-LM":
+            strategy = "megatron"
+        run.set_used(strategy=strategy)
 
 
 @reads("using world size: ", pattern=r"using world size: (\d{1,7})\D.*\n")
@@ -102,7 +107,8 @@ def world(run: LoggedRun, match: Match) -> None:
     old = _MODEL_PARALLEL.search(match.string)  # before pipelines and micro-batches
     if old:
         run.set_used(tensor_parallel=count(old[1]), pipeline_parallel=1, grad_accum=1)
-    run.set_used(**{GROUPS[kind]: count(size) for kind, size in _PARALLEL.findall(match.string)})
+    for kind, size in _PARALLEL.findall(match.string):
+        run.set_used(**{GROUPS[kind]: count(size)})
     context = _CONTEXT.search(match.string)
     if context:
         run.splits["context"] = int(context[1])
@@ -135,7 +141,8 @@ def iteration(run: LoggedRun, match: Match) -> None:
     nan = values.pop("nan", None)
     counts = {"skipped_steps": values.get("skipped"), "nan_steps": nan}
     length = count(fields.get("actual seqlen"))
-    run.set_used(global_batch_size=values.get("samples"), seq_len=length, steps=count(match[2]))
+    batch = values.get("samples")
+    run.set_used(global_batch_size=batch, seq_len=length, steps=count(match[2]))
     step = int(match[1])
     is_new = run.is_new(step)
     if is_new and run.scratch.pop("first_is_repeated", False):
@@ -151,7 +158,8 @@ def iteration(run: LoggedRun, match: Match) -> None:
         if more is not None:
             run.record(**{name: run.figures.get(name, 0) + more})
     skipped = bool(counts["skipped_steps"])
-    run.health.read(fields.get("lm loss", ""), fields.get("grad norm", ""), step, skipped)
+    norm = fields.get("grad norm", "")
+    run.health.read(fields.get("lm loss", ""), norm, step, skipped)
 
 
 @cache
@@ -170,16 +178,6 @@ def memory(run: LoggedRun, match: Match) -> None:
         mib = positive(text)
         if mib:
             run.record(**{name: mib / 1024})
-
-
-@reads(
-    "done] datetime",
-    "exiting program at iteration",
-    pattern=r"\[(?:after training is done|exiting program at iteration)",
-)
-def done(run: LoggedRun, _match: Match) -> None:
-    """`[after training is done] datetime: ...`."""
-    run.ended = True
 
 
 @reads(

@@ -56,8 +56,12 @@ class Health:
             self.bad = 0
             return
         if self.bad == 0:
-            what = f"the loss is {bad_loss}" if bad_loss else f"the gradient norm is {bad_norm}"
-            place = f"logged line {self.lines}" if step is None else f"step {step}"
+            what = f"the gradient norm is {bad_norm}"
+            if bad_loss:
+                what = f"the loss is {bad_loss}"
+            place = f"step {step}"
+            if step is None:
+                place = f"logged line {self.lines}"
             self.says = f"{what} from {place} on"
         self.bad += 1
 
@@ -70,7 +74,9 @@ class Health:
 def not_finite(text: str) -> str:
     """Return `nan` or `inf` if a text of a number is one of them, else nothing."""
     word = text.strip().lower().lstrip("+-").removesuffix("inity")
-    return word if word in {"nan", "inf"} else ""
+    if word in {"nan", "inf"}:
+        return word
+    return ""
 
 
 @dataclass
@@ -234,7 +240,9 @@ class LoggedRun:
         except ValueError:
             return None
         since = now - self.scratch.setdefault("began_s", now)
-        return since if since >= 0 else None
+        if since >= 0:
+            return since
+        return None
 
 
 Match = re.Match[str]
@@ -242,6 +250,12 @@ Reader = Callable[[LoggedRun, str], None]
 """Records the content of a line."""
 Handler = Callable[[LoggedRun, Match], object]
 """Records the match of a pattern in a line."""
+SETTERS: dict[str, Callable[..., None]] = {
+    "settings": LoggedRun.set_used,
+    "requested": LoggedRun.set_requested,
+    "figures": LoggedRun.record,
+}
+"""What a line of `lines.toml` prints -> how it is kept."""
 READERS: list[tuple[str, Reader]] = []
 """Search string -> reader, called only for lines that contain the string."""
 MARKS: list[str] = []
@@ -255,7 +269,8 @@ def reads(*needles: str, pattern: str = "", marks: bool = False) -> Callable[[Ha
     `console`.
     """
     compiled = re.compile(pattern)
-    MARKS.extend(needles if marks else ())
+    if marks:
+        MARKS.extend(needles)
 
     def register(handler: Handler) -> Handler:
         def read(run: LoggedRun, line: str) -> None:
@@ -276,13 +291,14 @@ def parsed(parsers: Mapping[str, str], match: Match) -> dict[str, Any]:
 
 
 def setter(line: Mapping[str, Any]) -> Handler:
-    """Return the handler of a line of `lines.toml` that prints settings and figures."""
+    """Return the handler of a line of `lines.toml`: it prints values, or shows a fact about the run."""
 
     def handle(run: LoggedRun, match: Match) -> None:
-        if "settings" in line:
-            run.set_used(**parsed(line["settings"], match))
-        else:
-            run.record(**parsed(line["figures"], match))
+        for kind, set_values in SETTERS.items():
+            if kind in line:
+                set_values(run, **parsed(line[kind], match))
+        for fact, value in line.get("facts", {}).items():
+            setattr(run, fact, value)
 
     return handle
 

@@ -17,7 +17,8 @@ def count(run: LoggedRun) -> None:
     printed = run.parameters_by_rank
     tensor = run.settings["tensor_parallel"] or 0
     pipeline = run.settings["pipeline_parallel"] or 0
-    if not printed or len(printed) != tensor * pipeline or run.shape.get("expert_parallel", 1) > 1:
+    has_all = len(printed) == tensor * pipeline > 0
+    if not has_all or run.shape.get("expert_parallel", 1) > 1:
         return
     total = sum(printed.values())
     if tensor * pipeline == 1:
@@ -54,9 +55,13 @@ def _by_arguments(run: LoggedRun) -> Shape | None:
     length = run.settings["seq_len"]
     if _is_gpt2(run):
         return Shape("gpt2", layers, hidden, 1, vocab, length)
-    norm = hidden if _says(run, "normalization", "norm") in {"rmsnorm", "rms_norm"} else 2 * hidden
+    norm = 2 * hidden
+    if _says(run, "normalization", "norm") in {"rmsnorm", "rms_norm"}:
+        norm = hidden
     block = _attention(run) + _mlp(run) + 2 * norm
-    embeddings = vocab if not _is_untied(run) else 2 * vocab
+    embeddings = vocab
+    if _is_untied(run):
+        embeddings = 2 * vocab
     if _has_positions(run):
         embeddings += length or 0
     return _counted(run, layers * block + norm + embeddings * hidden)
@@ -86,20 +91,28 @@ def _attention(run: LoggedRun) -> int:
     hidden = run.shape["hidden"]
     width = _head_width(run)
     groups = _groups(run)
-    keys = width * groups // run.shape["heads"] if groups else width
+    keys = width
+    if groups:
+        keys = width * groups // run.shape["heads"]
     parameters = 2 * hidden * (width + keys)
     if _has_bias(run) or _is_on(run, "add_qkv_bias"):
         parameters += width + 2 * keys
-    return parameters + hidden if _has_bias(run) else parameters
+    if _has_bias(run):
+        return parameters + hidden
+    return parameters
 
 
 def _mlp(run: LoggedRun) -> int:
     hidden = run.shape["hidden"]
-    matrices = 3 if _is_on(run, "swiglu") else 2
-    # Megatron's defaults.
-    usual = 4 * hidden if matrices == 2 else int(4 * hidden * 2 / 3) // 64 * 64
+    matrices = 2
+    usual = 4 * hidden  # Megatron's defaults
+    if _is_on(run, "swiglu"):
+        matrices = 3
+        usual = int(4 * hidden * 2 / 3) // 64 * 64
     width = run.shape.get("ffn", usual)
-    bias = (matrices - 1) * width + hidden if _has_bias(run) else 0
+    bias = 0
+    if _has_bias(run):
+        bias = (matrices - 1) * width + hidden
     return matrices * hidden * width + bias
 
 
@@ -140,7 +153,10 @@ def _is_on(run: LoggedRun, name: str, default: str = "False") -> bool:
 
 
 def _says(run: LoggedRun, *names: str) -> str:
-    return next((run.architecture[name].lower() for name in names if name in run.architecture), "")
+    for name in names:
+        if name in run.architecture:
+            return run.architecture[name].lower()
+    return ""
 
 
 def read_argument(run: LoggedRun, name: str, value: str) -> None:

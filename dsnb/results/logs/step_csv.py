@@ -30,7 +30,8 @@ def read(path: Path) -> list[LoggedRun]:
     """Read the steps of one run; raise LogError if there is no complete row."""
     cells = _cells(path)
     rows = cells.map(number).astype(float)
-    is_whole = (rows[[name for name in HEADER if name != "loss"]] > 0).all(axis="columns")
+    figures = [name for name in HEADER if name != "loss"]
+    is_whole = (rows[figures] > 0).all(axis="columns")
     if not is_whole.any():
         raise LogError(
             path, "holds no complete row: every row needs numbers for " + ", ".join(HEADER), 2
@@ -61,7 +62,8 @@ def read(path: Path) -> list[LoggedRun]:
         }
     )
     steps["t_s"] = steps["t_s"].where(steps["t_s"] >= 0)
-    for step, row in enumerate(steps.replace(math.inf, math.nan).to_dict("records"), 1):
+    records = steps.replace(math.inf, math.nan).to_dict("records")
+    for step, row in enumerate(records, 1):
         known = {str(name): value for name, value in row.items() if not math.isnan(value)}
         run.add_step(step, **known)
     for step, loss in enumerate(cells["loss"][is_whole], 1):
@@ -102,5 +104,7 @@ def _cells(path: Path) -> pd.DataFrame:
         lines = file.read().split("\n")[:-1]  # without one that is cut off
     damaged = [""] * len(names)
     rows = [line.split(",") for line in lines]
-    whole = [row if len(row) == len(names) else damaged for row in rows]
-    return pd.DataFrame(whole, columns=names)
+    for place, row in enumerate(rows):
+        if len(row) != len(names):
+            rows[place] = damaged
+    return pd.DataFrame(rows, columns=names)

@@ -8,11 +8,20 @@ the fields.
 import re
 
 from dsnb.results.logs.reading import LoggedRun, Match, reads
-from dsnb.results.logs.values import NUMBER, amount, count, number, positive, step_values
+from dsnb.results.logs.values import (
+    NUMBER,
+    amount,
+    count,
+    first_group,
+    number,
+    positive,
+    step_values,
+)
 
 LOSSES = ("loss", "lm_loss", "lm loss", "reduced_train_loss")
 _PIPED = re.compile(r"\|\s*([^|:]{1,60}?)\s*:\s*([-+\w.,]{1,40})(?=\s)")
 _SPACED = re.compile(r"(\w{1,30}): {1,9}([-+\w.,]{1,30})(?=[\s(%])")
+_NORM = re.compile(r"grad_norm=([-+\w.]{1,30})")
 _SIZE = re.compile(r"(\w{2,20})=(\d{1,7})")
 
 
@@ -21,7 +30,8 @@ def _add(run: LoggedRun, step: int, fields: dict[str, str], **more: float | None
     values = step_values(fields) | more
     if run.is_new(step):
         loss = next((fields[name] for name in LOSSES if name in fields), "")
-        run.health.read(loss, fields.get("grad_norm", fields.get("grad norm", "")), step)
+        norm = fields.get("grad_norm") or fields.get("grad norm", "")
+        run.health.read(loss, norm, step)
     run.record(peak_reserved_gib=values.pop("peak_reserved_gib", None))
     run.add_step(step, **values)
 
@@ -53,9 +63,12 @@ def nemo(run: LoggedRun, match: Match) -> None:
     """`Training epoch 0, iteration 0/9 | lr: 1e-06 | global_batch_size: 8 | global_step: 0 | ...`, counted from 0."""
     fields = _piped(match)
     run.start("NeMo")
-    run.set_used(global_batch_size=count(fields.get("global_batch_size")), steps=int(match[2]) + 1)
+    batch = count(fields.get("global_batch_size"))
+    run.set_used(global_batch_size=batch, steps=int(match[2]) + 1)
     step = number(fields.get("global_step"))
-    _add(run, int(match[1] if step is None else step) + 1, fields)
+    if step is None:
+        step = int(match[1])
+    _add(run, int(step) + 1, fields)
 
 
 @reads(
@@ -68,8 +81,7 @@ def nemo_bar(run: LoggedRun, match: Match) -> None:
     run.start("NeMo")
     step = number(match[2])
     if step is not None and step >= 0:
-        norm = re.search(r"grad_norm=([-+\w.]{1,30})", match.string)
-        fields = {"loss": match[1], "grad_norm": norm[1] if norm else ""}
+        fields = {"loss": match[1], "grad_norm": first_group(_NORM, match.string)}
         _add(run, int(step) + 1, fields, step_time_s=positive(match[3]))
 
 
@@ -87,7 +99,8 @@ def torchtitan(run: LoggedRun, match: Match) -> None:
         return
     run.start("torchtitan")
     run.set_used(steps=count(match[2]))
-    _add(run, int(match[1]), fields | {"loss": match[3]}, t_s=run.clock(match.string))
+    fields["loss"] = match[3]
+    _add(run, int(match[1]), fields, t_s=run.clock(match.string))
 
 
 @reads(
@@ -101,7 +114,8 @@ def mesh(run: LoggedRun, match: Match) -> None:
     ways = sizes.get("dp_replicate", 0) * sharded
     run.set_used(tensor_parallel=sizes.get("tp"), pipeline_parallel=sizes.get("pp"))
     if ways and {"pp", "cp", "tp"} <= sizes.keys():
-        run.set_used(gpus=ways * sizes["pp"] * sizes["cp"] * sizes["tp"], data_parallel=ways)
+        of_replica = sizes["pp"] * sizes["cp"] * sizes["tp"]
+        run.set_used(gpus=ways * of_replica, data_parallel=ways)
     if sharded > 1:
         run.set_used(strategy="fsdp")
 

@@ -37,8 +37,11 @@ prefixes."""
 def open_text(path: Path) -> TextIO:
     """Open a file as text: UTF-8, or UTF-16 as Windows PowerShell writes it; invalid bytes become U+FFFD."""
     with open(path, "rb") as file:
-        is_utf16 = file.read(2) in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}
-    return open(path, encoding="utf-16" if is_utf16 else "utf-8-sig", errors="replace")
+        begin = file.read(2)
+    encoding = "utf-8-sig"
+    if begin in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}:
+        encoding = "utf-16"
+    return open(path, encoding=encoding, errors="replace")
 
 
 def relevant_lines(path: Path, needles: Iterable[str]) -> Iterator[str]:

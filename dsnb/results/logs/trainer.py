@@ -13,6 +13,7 @@ from dsnb.results.logs.reading import CONSOLE, DERIVED, LoggedRun, Match, reads
 from dsnb.results.logs.values import (
     NUMBER,
     count,
+    first_group,
     millions,
     names,
     number,
@@ -48,10 +49,6 @@ MAX_STATE_BYTES = 256 * 2**20
 """JSON is read into memory as a whole; a file of this size would hold more than a million
 entries."""
 
-reads("Grouping texts in chunks of ", pattern=r"Grouping texts in chunks of (\d{1,9})\b")(
-    lambda run, match: run.set_requested(seq_len=count(match[1]))
-)
-
 
 @reads(
     "batch size per ",
@@ -69,7 +66,8 @@ def settings(run: LoggedRun, match: Match) -> None:
 
 
 def _trainer(run: LoggedRun) -> None:
-    run.program = run.program if run.program in OF_TRAINER else "transformers Trainer"
+    if run.program not in OF_TRAINER:
+        run.program = "transformers Trainer"
     run.configured = True
 
 
@@ -142,12 +140,11 @@ def bar(run: LoggedRun, match: Match) -> None:
         return
     run.scratch.update(bar=step, bar_t_s=t_s)
     run.reached = max(step, run.reached)
-    loss = _POSTFIX.search(match.string, match.end())
+    loss = first_group(_POSTFIX, match.string, match.end())
     if loss:
-        norm = _POSTFIX_NORM.search(match.string, match.end())
         run.program = run.program or CONSOLE
         run.configured = True
-        _record_loss(run, loss[1], norm[1] if norm else "")
+        _record_loss(run, loss, first_group(_POSTFIX_NORM, match.string, match.end()))
 
 
 @reads("'loss': ", pattern=r"(?:\{.{0,2000}?)?'loss': .*")
@@ -158,12 +155,14 @@ def loss(run: LoggedRun, match: Match) -> None:
     """
     texts = dict(_PAIR.findall(match[0]))
     _trainer(run)
-    place = _PLACE.search(match[0]) if "max_steps" in match[0] else None
+    place = None
+    if "max_steps" in match[0]:
+        place = _PLACE.search(match[0])
     if place:
         run.program = SWIFT
         run.set_used(steps=count(place[2]))
-        elapsed = _ELAPSED.search(match[0])
-        run.scratch.update(bar=int(place[1]), bar_t_s=seconds(elapsed[1]) if elapsed else None)
+        elapsed = first_group(_ELAPSED, match[0])
+        run.scratch.update(bar=int(place[1]), bar_t_s=seconds(elapsed))
     run.has_pairs |= PAIRS_KEY in texts
     run.record(peak_reserved_gib=positive(texts.get("memory(GiB)")))
     _record_loss(run, texts.get("loss", ""), texts.get("grad_norm", ""))
@@ -187,7 +186,8 @@ def _record_loss(run: LoggedRun, text: str, norm: str) -> None:
 @reads("train_runtime", "'train_s")
 def final(run: LoggedRun, match: Match) -> None:
     """`{'train_runtime': 273.0, 'train_samples_per_second': 3.663, ...}` of every rank: the slowest one counts."""
-    record_final(run, {name: number(value) for name, value in _PAIR.findall(match.string)})
+    pairs = _PAIR.findall(match.string)
+    record_final(run, {name: number(value) for name, value in pairs})
 
 
 def record_final(run: LoggedRun, values: Mapping[str, float | None]) -> None:
@@ -208,7 +208,8 @@ def record_final(run: LoggedRun, values: Mapping[str, float | None]) -> None:
     if "train_steps_per_second" in values:
         for what in ("samples", "steps", "tokens"):
             rate = values.get(f"train_{what}_per_second") or 0
-            run.record(**{f"{what}_per_s": rate if rate > 0 else None})
+            if rate > 0:
+                run.record(**{f"{what}_per_s": rate})
 
 
 def record_tokens(run: LoggedRun, tokens: float | None) -> None:
@@ -231,7 +232,9 @@ def read_state(path: Path) -> list[LoggedRun]:
         line = getattr(error, "lineno", None)
         what = "is cut off or damaged JSON: use the console log instead"
         raise LogError(path, what, line) from error
-    history = state.get("log_history") if isinstance(state, dict) else None
+    history = None
+    if isinstance(state, dict):
+        history = state.get("log_history")
     if not isinstance(history, list):
         raise LogError(path, "is not a trainer_state.json: it must have a list 'log_history'")
     run = LoggedRun(program="transformers Trainer", configured=True)

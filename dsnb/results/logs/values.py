@@ -22,6 +22,7 @@ _DIGITS = r"(?>[0-9]{1,18}(?:,[0-9]{3})*+(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?>[eE
 _END = r"(?![\d.]|[eE](?:[-+\d]|\b)|,\d{0,2}\Z|\Z)"
 NUMBER = rf"([-+]?{_DIGITS}{_END}|[-+]?(?:nan|NaN|inf)\b)"
 _WHOLE = re.compile(rf"[-+]?{_DIGITS}")
+_TYPE = re.compile(r"'type': '(\w{1,40})'")
 _SHORT = re.compile(r"([-+]?[\d.]{1,20})([KMBTPE])")
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _CLOCK = re.compile(
@@ -41,13 +42,17 @@ def number(text: str | None) -> float | None:
     if not _WHOLE.fullmatch(text):  # float() accepts more: `1_0`, digits of any script
         return None
     value = float(text.replace(",", ""))
-    return value if math.isfinite(value) else None
+    if math.isfinite(value):
+        return value
+    return None
 
 
 def number_from_0(text: str | None) -> float | None:
     """Parse a number of at least 0."""
     value = number(text)
-    return value if value is not None and value >= 0 else None
+    if value is not None and value >= 0:
+        return value
+    return None
 
 
 def positive(text: str | None) -> float | None:
@@ -74,20 +79,17 @@ def in_units_of(parts: int) -> Callable[[str | None], float | None]:
     return parse
 
 
-def gib(text: str) -> float | None:
-    """Parse a number with its unit, such as `2.00GiB`."""
-    return positive(text.removesuffix("GiB"))
-
-
-def tflops(text: str) -> float | None:
-    """Parse a number with its unit, such as `52.1TFLOPS`."""
-    return positive(text.removesuffix("TFLOPS"))
+def with_unit(unit: str) -> Parser:
+    """Return the parser of a number with its unit, such as `2.00GiB`."""
+    return lambda text: positive(text.removesuffix(unit))
 
 
 def millions(text: str | None) -> int | None:
     """Parse a number that is given in millions."""
     value = positive(text)
-    return round(value * 1e6) if value else None
+    if value:
+        return round(value * 1e6)
+    return None
 
 
 def count(text: str | None) -> int | None:
@@ -100,12 +102,16 @@ def count(text: str | None) -> int | None:
 
 def count_from_0(text: str) -> int | None:
     """Parse a whole number of at least 0."""
-    return 0 if text.strip() == "0" else count(text)
+    if text.strip() == "0":
+        return 0
+    return count(text)
 
 
 def stages(text: str) -> int | None:
     """Parse the number of pipeline stages; old versions print 0 for no pipeline."""
-    return 1 if text.strip() == "0" else count(text)
+    if text.strip() == "0":
+        return 1
+    return count(text)
 
 
 def model(text: str) -> str | None:
@@ -114,13 +120,22 @@ def model(text: str) -> str | None:
     name = ""
     if parts:
         name = re.sub(r"[^A-Za-z0-9.-]+", "-", parts[-1]).strip(".-")[:80]
-    return None if name in {"", "None", "model"} else name
+    if name in {"", "None", "model"}:
+        return None
+    return name
+
+
+def first_group(pattern: re.Pattern[str], text: str, start: int = 0) -> str:
+    """Return the group of the first match of a pattern; empty without a match."""
+    match = pattern.search(text, start)
+    if match:
+        return match[1]
+    return ""
 
 
 def optimizer(text: str) -> str:
     """Parse an optimizer: Megatron prints its name, GPT-NeoX its type and parameters."""
-    match = re.search(r"'type': '(\w{1,40})'", text)
-    return match[1] if match else text
+    return first_group(_TYPE, text) or text
 
 
 def seconds(text: str | None) -> float | None:
@@ -166,8 +181,8 @@ PARSERS: dict[str, Parser] = {
     "stages": stages,
     "ms": in_units_of(1000),
     "mib": in_units_of(2**10),
-    "gib": gib,
-    "tflops": tflops,
+    "gib": with_unit("GiB"),
+    "tflops": with_unit("TFLOPS"),
     "bytes": in_units_of(2**30),
     **{name: one_of(words) for name, words in DECLARED["words"].items()},
 }

@@ -32,7 +32,9 @@ def distinct(runs: Sequence[Run]) -> list[Run]:
         content = None
         if run.outcome is not None and outcomes[run.outcome] > 1:
             content = run.content()  # reads the steps
-        original = by_content.get(content) if content else None
+        original = None
+        if content:
+            original = by_content.get(content)
         if original is None or _are_named_differently(run, original):
             original = _namesake(by_name, run)
         if original is not None:

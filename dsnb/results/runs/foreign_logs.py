@@ -97,5 +97,7 @@ def _not_read(paths: list[str]) -> str:
     more = ""
     if len(paths) > MAX_UNREAD:
         more = f" and {len(paths) - MAX_UNREAD} more"
-    are = "is not a log" if len(paths) == 1 else "are not logs"
+    are = "are not logs"
+    if len(paths) == 1:
+        are = "is not a log"
     return f"not read: {named}{more} {are} that dsnb can read (see docs/how-to/foreign_logs.md)"

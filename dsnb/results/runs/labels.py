@@ -4,7 +4,6 @@ The words are declared in `dsnb/settings/settings.toml`, the titles and units of
 `dsnb/settings/records/columns.toml`.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from dsnb.settings.training import Setting, text
 
 __all__ = [
     "AXES", "MEMORY", "METRIC_LABELS", "PARALLELISM", "SHARING", "Metric", "axis", "choice", "common_unit", "count",
-    "has_effect", "is_missing", "is_on", "place", "setting", "short_number", "span", "text", "unit", "unusual_choice",
+    "has_effect", "is_missing", "is_on", "place", "setting", "short_number", "text", "texts", "unit", "unusual_choice",
 ]  # fmt: skip
 PARALLELISM = "parallelism"
 """Derived column: how GPUs share the training, the settings of `SHARING` as one value such as "ZeRO
@@ -62,24 +61,6 @@ def axis(name: str) -> Setting:
     return AXES.get(name) or DECLARED.get(name) or Setting(name.replace("_", " "))
 
 
-def span(low: float, high: float) -> str:
-    """Return a range with as many digits as it supports, as in "30 to 60" for 31.2 to 56.4.
-
-    Its ends are rounded down and up to the first digit of half the range, or of `low` if that is
-    finer.
-    """
-    if math.isnan(high):
-        return ""
-    if not 0 < low < high < math.inf:
-        return f"{high:,.0f}" if high >= 100 else f"{high:.3g}"
-    place = math.floor(math.log10(min((high - low) / 2, low)))
-    size = 10**place
-    digits = max(-place, 0)
-    first = math.floor(low / size) * size
-    last = math.ceil(high / size) * size
-    return f"{first:,.{digits}f} to {last:,.{digits}f}"
-
-
 def short_number(value: object) -> str:
     """Return a number with four significant digits, or all before the point; other values as text, missing as empty."""
     if is_missing(value):
@@ -96,9 +77,16 @@ def is_missing(value: object) -> bool:
     return bool(pd.api.types.is_scalar(value) and pd.isna(value))
 
 
+def texts(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with its values as text, in which a missing one is equal to another."""
+    return table.astype(object).map(text)
+
+
 def count(number: float, noun: str) -> str:
     """Return a number with its noun: "1 setting", "2 settings"."""
-    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,.0f} {noun}s"
 
 
 def setting(run: Mapping[str, Any]) -> str:
@@ -107,18 +95,17 @@ def setting(run: Mapping[str, Any]) -> str:
     >>> setting({"strategy": "deepspeed", "zero_stage": 3, "precision": "bf16", "micro_batch_size": 8})
     'ZeRO 3, bf16, micro-batch 8'
     """
-    parts = [strategy(run.get("strategy")).phrase or parallelism(run)]
-    if _is_known(run, "precision"):
-        autocast = ""
-        if run.get("mixed_precision") == "autocast":
-            autocast = " autocast"
-        parts.append(_text(run, "precision") + autocast)
-    mode = _text(run, "compile")
-    if mode not in {"-", "off", "false"}:
+    precision = _known(run, "precision")
+    if precision and run.get("mixed_precision") == "autocast":
+        precision += " autocast"
+    parts = [strategy(run.get("strategy")).phrase or parallelism(run), precision]
+    mode = _known(run, "compile")
+    if mode not in {"", "off", "false"}:
         parts.append(axis("compile").label(mode))
     parts += [unusual_choice(run, name) for name in AXES if name not in _WORDED]
-    if _is_known(run, "micro_batch_size"):
-        parts.append(f"micro-batch {_text(run, 'micro_batch_size')}")
+    size = _known(run, "micro_batch_size")
+    if size:
+        parts.append(f"micro-batch {size}")
     accumulated = run.get("grad_accum")
     if isinstance(accumulated, int | float) and accumulated > 1:
         parts.append(f"{accumulated:g} accumulated")
@@ -127,7 +114,7 @@ def setting(run: Mapping[str, Any]) -> str:
 
 def unit(run: Mapping[str, Any]) -> str:
     """Return the unit in which a run's hardware is counted: `GPU`, or `rank` without GPUs."""
-    if run.get("device") == "cpu" and not _is_known(run, "gpu_name"):
+    if run.get("device") == "cpu" and not _known(run, "gpu_name"):
         return "rank"
     return "GPU"
 
@@ -136,12 +123,14 @@ def common_unit(runs: pd.DataFrame) -> str:
     """Return the unit in which the hardware of several runs is counted: `rank` if none used a GPU."""
     distinct = runs.reindex(columns=["device", "gpu_name"]).drop_duplicates()
     units = {unit(run) for run in distinct.to_dict("records")}
-    return "rank" if units == {"rank"} else "GPU"
+    if units == {"rank"}:
+        return "rank"
+    return "GPU"
 
 
 def choice(run: Mapping[str, Any], name: str) -> str:
     """Return one setting of a run in words: "ZeRO 3", "compiled", "4 GPUs", "2 ranks", "micro-batch 24"."""
-    if name == "gpus" and _is_known(run, name):
+    if name == "gpus" and _known(run, name):
         return count(float(run[name]), unit(run))
     return axis(name).describe(run[name])
 
@@ -159,7 +148,7 @@ def is_on(name: str, value: object) -> bool:
 
 def unusual_choice(run: Mapping[str, Any], name: str) -> str:
     """Return one setting of a run in words; empty if it is unknown, usual, off or without effect."""
-    is_off = _text(run, name).lower() in {"-", "false", "0"}
+    is_off = text(run.get(name)).lower() in {"-", "false", "0"}
     if is_off or run[name] == axis(name).usual or not has_effect(run, name):
         return ""
     return choice(run, name)
@@ -167,16 +156,20 @@ def unusual_choice(run: Mapping[str, Any], name: str) -> str:
 
 def place(run: Mapping[str, Any]) -> str:
     """Return the hardware of a run: "4 NVIDIA H200", "2 CPU ranks", "512 GPUs"."""
-    if not _is_known(run, "gpus"):
+    if not _known(run, "gpus"):
         return "an unknown number of GPUs"
-    if _is_known(run, "gpu_name"):
-        return f"{float(run['gpus']):g} {_text(run, 'gpu_name')}"
-    return count(float(run["gpus"]), "CPU rank" if run.get("device") == "cpu" else "GPU")
+    gpus = float(run["gpus"])
+    gpu_name = _known(run, "gpu_name")
+    if gpu_name:
+        return f"{gpus:g} {gpu_name}"
+    if run.get("device") == "cpu":
+        return count(gpus, "CPU rank")
+    return count(gpus, "GPU")
 
 
-def _is_known(run: Mapping[str, Any], name: str) -> bool:
-    return _text(run, name) != "-"
-
-
-def _text(run: Mapping[str, Any], name: str) -> str:
-    return text(run.get(name))
+def _known(run: Mapping[str, Any], name: str) -> str:
+    """Return a value of a run as text; empty if it is unknown."""
+    shown = text(run.get(name))
+    if shown == "-":
+        return ""
+    return shown

@@ -78,8 +78,10 @@ def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
     """
     if not published:
         return _load(path)
-    loaded = [_load(path)] if path else []
-    return pd.concat([*loaded, *map(tables.published, published)], ignore_index=True)
+    loaded = [tables.published(name) for name in published]
+    if path:
+        loaded.insert(0, _load(path))
+    return pd.concat(loaded, ignore_index=True)
 
 
 def _load(path: str | Path) -> pd.DataFrame:
@@ -88,10 +90,12 @@ def _load(path: str | Path) -> pd.DataFrame:
     for run in runs:
         run.clean()
     changed = [run for run in runs if run.has_changed_steps]
-    for run, steps in zip(changed, timed_steps([run.folder for run in changed]), strict=True):
+    folders = [run.folder for run in changed]
+    for run, steps in zip(changed, timed_steps(folders), strict=True):
         run.timed_steps = steps
     rows = [run.row() for run in runs]
-    rows += [row for row, _ in foreign_logs.read(logs, os.path.isfile(path), names_unread=True)]
+    logged = foreign_logs.read(logs, os.path.isfile(path), names_unread=True)
+    rows += [row for row, _ in logged]
     tell_sweeps_apart(rows)
     return without_noise(_table(rows, columns.RUN_COLUMNS))
 
@@ -109,7 +113,8 @@ def _table(rows: Sequence[Row], names: Iterable[str]) -> pd.DataFrame:
     content = {name: [row.get(name) for row in rows] for name in names}
     content |= {key: _of_one_type([row.get(key) for row in rows]) for key in keys}
     table = pd.DataFrame(content)
-    for name in content.keys() & columns.RUN_NUMBERS:
+    unknown = {*table.select_dtypes(exclude=["number", "bool"])}
+    for name in unknown.intersection(columns.RUN_NUMBERS):
         table[name] = pd.to_numeric(table[name], errors="coerce")
     return as_runs(table.copy())  # a copy is in one piece, which pandas asks for
 
@@ -169,7 +174,8 @@ def load_steps(path: str | Path, settings: bool = False) -> pd.DataFrame:
         parts.append(logged_run.steps(logged).assign(**{RUN: len(rows)}))
         rows.append(row)
     tell_sweeps_apart(rows)
-    steps = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+    filled = [part for part in parts if len(part)]
+    steps = pd.concat(filled or parts[:1], ignore_index=True)
     table = steps.reindex(columns=STEP_COLUMNS)
     for name in columns.STEP_NUMBERS:
         table[name] = pd.to_numeric(table[name], errors="coerce").astype(float)
@@ -190,9 +196,8 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
     """
     table = pd.DataFrame(record_schema.read_lines(RunPaths(Path(run_dir)).gpu), columns=GPU_COLUMNS)
     numbers = table.drop(columns="host").apply(pd.to_numeric, errors="coerce")
-    return numbers.assign(host=[name if isinstance(name, str) else None for name in table["host"]])[
-        GPU_COLUMNS
-    ]
+    numbers["host"] = [name if isinstance(name, str) else None for name in table["host"]]
+    return numbers[GPU_COLUMNS]
 
 
 def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
@@ -213,8 +218,10 @@ def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
             below.clear()
             runs.append(folder)
         else:
-            own = _OWN | _OF_JOB if _SLURM in files else _OWN
-            for name in {*files} - own:
+            others = {*files} - _OWN
+            if _SLURM in files:
+                others -= _OF_JOB
+            for name in others:
                 file = os.path.join(folder, name)
                 may_be_log = not name.startswith(".") and not name.lower().endswith(console.NEVER)
                 if may_be_log and os.path.isfile(file):  # no pipe, nor a link to nothing

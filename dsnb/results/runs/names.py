@@ -17,23 +17,20 @@ def displayable(path: str) -> str:
     return path.encode("utf-8", "replace").decode()
 
 
-def sweep_folder(folder: str) -> str:
-    """Return the folder of the sweep that a run folder belongs to, `sweep/experiment/run<k>` or `sweep/experiment`."""
-    above = os.path.dirname(folder)
-    if paths.repeat(os.path.basename(folder)) is None:
-        return above
-    return os.path.dirname(above)
-
-
 def from_folder(folder: str) -> dict[str, Any]:
     """Return the names in a run folder's path, `sweep/experiment/run<k>` or `sweep/experiment`."""
-    shown = displayable(folder)
-    sweep = sweep_folder(shown)
-    repeat = paths.repeat(os.path.basename(shown))
-    names = {"sweep": os.path.basename(sweep), SWEEP_FOLDER: sweep}
+    above, name = os.path.split(displayable(folder))
+    repeat = paths.repeat(name)
     if repeat is None:
-        return {**names, "experiment": os.path.basename(shown), "repeat": 1}
-    return {**names, "experiment": os.path.basename(os.path.dirname(shown)), "repeat": repeat}
+        repeat = 1
+    else:
+        above, name = os.path.split(above)
+    return {
+        "sweep": os.path.basename(above),
+        SWEEP_FOLDER: above,
+        "experiment": name,
+        "repeat": repeat,
+    }
 
 
 def from_log(path: str, logged_runs: Sequence[LoggedRun]) -> list[dict[str, Any]]:
@@ -43,10 +40,14 @@ def from_log(path: str, logged_runs: Sequence[LoggedRun]) -> list[dict[str, Any]
         return [from_folder(folder)]
     sweep = {"sweep": os.path.basename(folder), SWEEP_FOLDER: folder}
     name = os.path.splitext(file)[0]
-    numbers = range(1, len(logged_runs) + 1)
-    if all(logged.settings == logged_runs[0].settings for logged in logged_runs):
-        return [{**sweep, "experiment": name, "repeat": number} for number in numbers]
-    return [{**sweep, "experiment": f"{name}_start{number}", "repeat": 1} for number in numbers]
+    are_repeats = all(logged.settings == logged_runs[0].settings for logged in logged_runs)
+    found = []
+    for number in range(1, len(logged_runs) + 1):
+        if are_repeats:
+            found.append({**sweep, "experiment": name, "repeat": number})
+        else:
+            found.append({**sweep, "experiment": f"{name}_start{number}", "repeat": 1})
+    return found
 
 
 def tell_sweeps_apart(rows: Sequence[dict[str, Any]]) -> None:

@@ -3,11 +3,18 @@
 import math
 from decimal import ROUND_HALF_UP, Context, Decimal
 
-from dsnb.results.runs import labels
-
 MINUS = "\N{MINUS SIGN}"
-SIZES = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1, ""))
-HOURS = ((24, "day"), (1, "hour"), (1 / 60, "minute"))
+SIZES = (
+    (1e12, "trillion"),
+    (1e9, "billion"),
+    (1e6, "million"),
+    (1, ""),
+)
+HOURS = (
+    (24, "day"),
+    (1, "hour"),
+    (1 / 60, "minute"),
+)
 _EXACT = Context(prec=700, rounding=ROUND_HALF_UP)
 """Holds every float exactly, so that a value is rounded as it is and not as it was shortened
 before."""
@@ -21,7 +28,9 @@ def significant(value: float, digits: int = 3) -> str:
     if math.isnan(value):
         return ""
     number = Decimal(value)
-    places = max(digits - 1 - number.adjusted(), 0) if number else 0
+    places = 0
+    if number:
+        places = max(digits - 1 - number.adjusted(), 0)
     whole, point, decimals = fixed(value, places).partition(".")
     return (whole + point + decimals.rstrip("0")).rstrip(".")
 
@@ -36,19 +45,26 @@ def fixed(value: float, places: int = 0) -> str:
 
 def signed(size: float, unit: str = "%", plus: str = "+") -> str:
     """Return a change with its sign and unit, `+9.8 %`; some texts leave out the plus or the unit."""
-    digits = fixed(abs(size), 1 if abs(size) < 99.95 else 0)
-    sign = plus if size > 0 else MINUS
-    text = "0" if digits == "0.0" else sign + digits
+    digits = fixed(abs(size), 1)
+    if abs(size) >= 99.95:
+        digits = fixed(abs(size))
+    sign = MINUS
+    if size > 0:
+        sign = plus
+    text = "0"
+    if digits != "0.0":
+        text = sign + digits
     return f"{text} {unit}".rstrip()
 
 
 def duration(low_hours: float, high_hours: float | None = None) -> str:
     """Return hours, or a range as in "3 to 6 days", in the largest unit that its end is at least one of."""
-    high = low_hours if high_hours is None else high_hours
-    size, noun = next((unit for unit in HOURS if high >= unit[0]), HOURS[-1])
-    text = significant(high / size)
-    if low_hours < high:
-        text = labels.span(low_hours / size, high / size)
+    if high_hours is None:
+        high_hours = low_hours
+    size, noun = next((unit for unit in HOURS if high_hours >= unit[0]), HOURS[-1])
+    text = significant(high_hours / size)
+    if low_hours < high_hours:
+        text = span(low_hours / size, high_hours / size)
     if text == "1":
         return f"{text} {noun}"
     return f"{text} {noun}s"
@@ -58,3 +74,23 @@ def amount(tokens: float) -> str:
     """Return a number of tokens in words, as in "100 billion"."""
     size, word = next((unit for unit in SIZES if tokens >= unit[0]), SIZES[-1])
     return f"{significant(tokens / size, 6)} {word}".strip()
+
+
+def span(low: float, high: float) -> str:
+    """Return a range with as many digits as it supports, as in "30 to 60" for 31.2 to 56.4.
+
+    Its ends are rounded down and up to the first digit of half the range, or of `low` if that is
+    finer.
+    """
+    if math.isnan(high):
+        return ""
+    if not 0 < low < high < math.inf:
+        if high >= 100:
+            return f"{high:,.0f}"
+        return f"{high:.3g}"
+    place = math.floor(math.log10(min((high - low) / 2, low)))
+    size = 10**place
+    digits = max(-place, 0)
+    first = math.floor(low / size) * size
+    last = math.ceil(high / size) * size
+    return f"{first:,.{digits}f} to {last:,.{digits}f}"

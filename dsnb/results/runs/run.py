@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -109,7 +109,8 @@ class Run:
         date = self.machine.get("date_utc")
         if not date or not self.has_ended:
             return None
-        return str(date), str(self.machine.get("host")), orjson.dumps(self.result, option=_SORTED)
+        host = self.machine.get("host")
+        return str(date), str(host), orjson.dumps(self.result, option=_SORTED)
 
     def content(self) -> bytes:
         """Return a digest of everything that a copy has unchanged."""
@@ -210,8 +211,13 @@ class Run:
         row["note"] = self._note(row.get("note"))
         row["notebook_s"] = self._notebook_s()
         row["hosts"] = self._hosts()
+        row["price"] = self.settings.get("price_per_gpu_hour") or None
         row |= self._gpu()
-        row |= self._derived(row)
+        for name, (formula, *needed) in _FORMULAS.items():
+            values = [row.get(column) for column in needed]
+            row[name] = None
+            if None not in values:
+                row[name] = formula(*values)
         return row
 
     def _gpu(self) -> Record:
@@ -222,32 +228,6 @@ class Run:
         if memory_gib and limit_gib:
             memory_gib = min(memory_gib, limit_gib)
         return {"gpu_name": gpu.get("name"), "gpu_memory_gib": memory_gib}
-
-    def _derived(self, row: Record) -> Record:
-        """Return the columns that are derived from others."""
-        derived: Record = {}
-
-        def set_if_known(name: str, formula: Callable[..., Any], *needed: str) -> None:
-            values = [derived.get(column, row.get(column)) for column in needed]
-            derived[name] = None if None in values else formula(*values)
-
-        set_if_known(
-            "data_parallel", _data_parallel, "gpus", "tensor_parallel", "pipeline_parallel"
-        )
-        set_if_known(
-            "global_batch_size", _product, "micro_batch_size", "grad_accum", "data_parallel"
-        )
-        set_if_known(
-            "tokens_per_joule", metrics.tokens_per_joule, "tokens_per_s_per_gpu", "power_w"
-        )
-        set_if_known("samples_per_s", metrics.samples_per_s, "tokens_per_s", "seq_len")
-        set_if_known("peak_tflops", hardware.matmul_tflops, "gpu_name", "precision")
-        set_if_known("mfu_of_matmul", metrics.mfu, "tflops_per_gpu", "peak_tflops")
-        if row.get("device") == "cuda":
-            set_if_known("gpu_hours", metrics.run_gpu_hours, "wall_s", "gpus")
-        derived["price"] = self.settings.get("price_per_gpu_hour") or None
-        set_if_known("cost", metrics.cost, "gpu_hours", "price")
-        return derived
 
     def _note(self, note: str | None) -> str | None:
         """Return the note with the folders that were left out as copies of this run."""
@@ -266,21 +246,26 @@ class Run:
         end = json_files.read_end(f"{self.folder}/{_NOTEBOOK}", NOTEBOOK_END_BYTES) or b""
         # The first key of papermill's metadata, after all cells.
         begin = end.rfind(b'"default_parameters"')
-        duration = _DURATION.search(end, begin) if begin >= 0 else None
-        return float(duration[1]) if duration else None
+        duration = None
+        if begin >= 0:
+            duration = _DURATION.search(end, begin)
+        if duration:
+            return float(duration[1])
+        return None
 
     def _hosts(self) -> str | None:
         """Return the names of the hosts, `a,b`; those that were requested if it ended before it reached them."""
         if not self.settings.get("hostfile"):
             return None
-        nodes = (record_schema.read(Path(self.folder) / _RUN.nodes) or {}).get("nodes", [])
-        hosts = [node["host"] for node in nodes if "host" in node]
+        record = record_schema.read(Path(self.folder) / _RUN.nodes) or {}
+        hosts = [node["host"] for node in record.get("nodes", []) if "host" in node]
         if not hosts:
             requested = str(self.settings.get("include") or "").split("@")
             hosts = [host.partition(":")[0] for host in requested]
             if not hosts[0] or len(hosts) != self.settings.get("nodes"):
                 return None
-        return ",".join(re.sub("[, ]", "?", plain_text.line(host[:MAX_HOST])) for host in hosts)
+        shown = [plain_text.line(host[:MAX_HOST]) for host in hosts]
+        return ",".join(re.sub("[, ]", "?", host) for host in shown)
 
 
 def _chosen(record: Record, columns: Collection[str]) -> Record:
@@ -294,7 +279,28 @@ def _data_parallel(gpus: int, *sizes: int) -> int | None:
 
 
 def _product(size: int | str, *times: int) -> int | None:
-    return size * prod(times) if isinstance(size, int) else None  # "auto" in earlier versions
+    if isinstance(size, int):
+        return size * prod(times)
+    return None  # "auto" in earlier versions
+
+
+def _gpu_hours(device: str, wall_s: float, gpus: int) -> float | None:
+    if device == "cuda":
+        return metrics.run_gpu_hours(wall_s, gpus)
+    return None
+
+
+_FORMULAS: dict[str, tuple[Any, ...]] = {
+    "data_parallel": (_data_parallel, "gpus", "tensor_parallel", "pipeline_parallel"),
+    "global_batch_size": (_product, "micro_batch_size", "grad_accum", "data_parallel"),
+    "tokens_per_joule": (metrics.tokens_per_joule, "tokens_per_s_per_gpu", "power_w"),
+    "samples_per_s": (metrics.samples_per_s, "tokens_per_s", "seq_len"),
+    "peak_tflops": (hardware.matmul_tflops, "gpu_name", "precision"),
+    "mfu_of_matmul": (metrics.mfu, "tflops_per_gpu", "peak_tflops"),
+    "gpu_hours": (_gpu_hours, "device", "wall_s", "gpus"),
+    "cost": (metrics.cost, "gpu_hours", "price"),
+}
+"""Derived columns: a formula, and the columns that it needs; the column is missing if one of these is."""
 
 
 def assignments(values: Mapping[str, Any] | None, max_length: int | None = None) -> str | None:

@@ -20,22 +20,28 @@ RUN = "run"
 BATCH = 2000
 """Run folders whose steps are parsed at once."""
 BLOCK_BYTES = 16 * 2**20
-_TYPES = {**dict.fromkeys(STEP_COLUMNS, pa.float64()), "phase": pa.string(), "skipped": pa.bool_()}
+_TYPES = {
+    **dict.fromkeys(STEP_COLUMNS, pa.float64()),
+    "phase": pa.string(),
+    "skipped": pa.bool_(),
+}
 _STEPS = RunPaths(Path()).steps.name
 
 
 def read_steps(folders: Sequence[str]) -> pd.DataFrame:
     """Return the steps of all run folders in one table, with `run`, the place of the folder."""
+    empty = pd.DataFrame(columns=[*STEP_COLUMNS, RUN])
     tables = [table for table in _tables(folders, STEP_COLUMNS) if len(table)]
-    return pd.concat(tables or [pd.DataFrame(columns=[*STEP_COLUMNS, RUN])], ignore_index=True)
+    return pd.concat(tables or [empty], ignore_index=True)
 
 
 def timed_steps(folders: Sequence[str]) -> list[TimedSteps]:
     """Return what the timed steps of each run folder say together."""
     parts = []
-    for table in _tables(folders, ["step", "phase", "step_time_s", "tokens"]):
+    figures = ["step", "step_time_s", "tokens"]
+    for table in _tables(folders, ["phase", *figures]):
         timed = table[table["phase"] == "timed"]
-        numbers = timed[["step", "step_time_s", "tokens"]].apply(pd.to_numeric, errors="coerce")
+        numbers = timed[figures].apply(pd.to_numeric, errors="coerce")
         groups = numbers.groupby(timed[RUN])
         distinct = groups["step"].nunique(dropna=False)
         parts.append(groups.mean().assign(number=groups.size(), distinct=distinct))
@@ -53,24 +59,30 @@ def _tables(folders: Sequence[str], names: list[str]) -> Iterator[pd.DataFrame]:
     """Yield the steps of one batch of run folders after the other."""
     for first in range(0, len(folders), BATCH):
         table, lengths = _parsed(folders[first : first + BATCH], names)
-        yield table.assign(**{RUN: np.repeat(np.arange(len(lengths)) + first, lengths)})
+        places = np.arange(len(lengths)) + first
+        yield table.assign(**{RUN: np.repeat(places, lengths)})
 
 
 def _parsed(folders: Sequence[str], names: list[str]) -> tuple[pd.DataFrame, list[int]]:
     """Parse files of steps at once, or, if any is damaged, line by line: complete lines are kept."""
     paths = [f"{folder}/{_STEPS}" for folder in folders]
-    raws = [json_files.read_bytes(path) or b"" for path in paths]
-    raws = [raw if not raw or raw.endswith(b"\n") else raw + b"\n" for raw in raws]
+    raws = []
+    for path in paths:
+        raw = json_files.read_bytes(path) or b""
+        if raw and not raw.endswith(b"\n"):
+            raw += b"\n"
+        raws.append(raw)
     lengths = [raw.count(b"\n") for raw in raws]
+    total = sum(lengths)
     joined = b"".join(raws)
     objects = joined.count(b"\n{") + joined.startswith(b"{")
-    if objects == sum(lengths) > 0:  # pyarrow 26 crashes at a first line `null`
+    if objects == total > 0:  # pyarrow 26 crashes at a first line `null`
         schema = pa.schema([(name, _TYPES[name]) for name in names])
         fields = arrow.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         blocks = arrow.ReadOptions(block_size=BLOCK_BYTES)
         with contextlib.suppress(pa.ArrowException, ValueError):
             table = arrow.read_json(pa.BufferReader(joined), blocks, fields)
-            if len(table) == sum(lengths):
+            if len(table) == total:
                 return table.to_pandas(), lengths
     lines = [json_files.read_lines(Path(path)) for path in paths]
     table = pd.DataFrame([*chain.from_iterable(lines)], columns=STEP_COLUMNS)

@@ -9,6 +9,7 @@ from dsnb.base.files import json_files
 from dsnb.settings.records import record_schema
 from dsnb.settings.records.columns import ENDED
 from dsnb.settings.records.paths import BANDWIDTH, RunPaths, SweepPaths
+from dsnb.settings.records.run_record import RunRecord
 
 Planned = list[tuple[str, int]]
 """Experiment and repeat of each run."""
@@ -22,15 +23,18 @@ def newest_bandwidth_test(folder: str | Path) -> RunPaths | None:
     here = RunPaths(Path(folder))
     if here.bandwidth_plan.is_file():
         return here
-    tests = [RunPaths(path.parent) for path in (here.dir / BANDWIDTH).glob("run*/bandwidth.json")]
-    ok = [run for run in tests if (record_schema.read(run.result) or {}).get("status") == "ok"]
+    plans = (here.dir / BANDWIDTH).glob("run*/bandwidth.json")
+    tests = [RunPaths(plan.parent) for plan in plans]
+    ok = [run for run in tests if RunRecord(run).status == "ok"]
     return max(ok, key=lambda run: run.repeat or 0, default=None)
 
 
 def load_bandwidth(folder: str | Path) -> pd.DataFrame:
     """Load the newest all-reduce test of a sweep, or the test in a folder: `BANDWIDTH_COLUMNS` by message size."""
     run = newest_bandwidth_test(folder)
-    lines = record_schema.read_lines(run.bandwidth) if run else []
+    lines: list[dict[str, Any]] = []
+    if run:
+        lines = record_schema.read_lines(run.bandwidth)
     table = pd.DataFrame(lines, columns=BANDWIDTH_COLUMNS)
     for name in BANDWIDTH_COLUMNS:
         if name not in {"dtype", "collective"}:
@@ -51,13 +55,16 @@ def planned_runs(folder: str | Path) -> Planned:
 
 def left_out(folder: str | Path) -> dict[str, str]:
     """Return the experiments that a sweep left out, and why; none for a folder that is not a sweep's."""
-    return {name: why for name, why in _plan(folder, "left_out").items() if isinstance(why, str)}
+    reasons = _plan(folder, "left_out")
+    return {name: why for name, why in reasons.items() if isinstance(why, str)}
 
 
 def _plan(folder: str | Path, key: str) -> dict[str, Any]:
     plan = json_files.read_json(SweepPaths(Path(folder).absolute()).planned) or {}
     value = plan.get(key)
-    return value if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return value
+    return {}
 
 
 def still_to_come(runs: pd.DataFrame, folder: str | Path) -> tuple[Planned, int]:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from dsnb.base.formulas.metrics import UTILIZATION_S
@@ -57,12 +56,11 @@ def as_runs(table: pd.DataFrame) -> pd.DataFrame:
     0     H100  deepspeed         3.0      ZeRO 3
     1     H100        ddp         NaN         DDP
     """
-    table = table.rename(
-        columns={old: new for old, new in ALIASES.items() if old in table and new not in table}
-    )
-    modes = table["compile"].unique() if "compile" in table else []
-    if any(isinstance(mode, bool | np.bool_) for mode in modes):  # in earlier versions
-        table = table.assign(compile=[compile_mode(mode) for mode in table["compile"].tolist()])
+    current = {old: new for old, new in ALIASES.items() if new not in table}
+    table = table.rename(columns=current)
+    if "compile" in table and table["compile"].isin([True, False]).any():  # in earlier versions
+        modes = [compile_mode(mode) for mode in table["compile"].tolist()]
+        table = table.assign(compile=modes)
     return with_plain_ratio(with_parallelism(table))
 
 
@@ -75,9 +73,9 @@ def named_runs(table: pd.DataFrame) -> pd.DataFrame:
     if runs["sweep"].nunique() <= 1:
         return runs
     names = []
-    for run in runs[["sweep", "experiment"]].astype(object).map(labels.text).itertuples():
-        has_sweep = run.experiment.startswith(f"{run.sweep}/")
-        names.append(run.experiment if has_sweep else f"{run.sweep}/{run.experiment}")
+    for run in labels.texts(runs[["sweep", "experiment"]]).itertuples():
+        inside = run.experiment.removeprefix(f"{run.sweep}/")
+        names.append(f"{run.sweep}/{inside}")
     return runs.assign(experiment=names)
 
 
@@ -91,11 +89,9 @@ def with_parallelism(runs: pd.DataFrame) -> pd.DataFrame:
         if has_none.any():
             runs = runs.assign(zero_stage=runs["zero_stage"].mask(has_none))
     settings = runs[names].astype(object)
-    groups = settings.groupby(names, sort=False, dropna=False).ngroup()
-    is_first = ~groups.duplicated()
-    distinct = settings[is_first].to_dict("records")
-    names_of = dict(zip(groups[is_first], map(parallelism, distinct), strict=True))
-    return runs.assign(parallelism=[names_of[group] or None for group in groups])
+    rows = [*settings.where(settings.notna(), None).itertuples(index=False, name=None)]
+    found = {row: parallelism(dict(zip(names, row, strict=True))) or None for row in {*rows}}
+    return runs.assign(parallelism=[found[row] for row in rows])
 
 
 def numbers(runs: pd.DataFrame, name: str) -> pd.Series:
@@ -119,7 +115,10 @@ def json_numbers(values: Iterable[float], digits: int = 17) -> list[float | int 
             rounded.append(None)
             continue
         short = float(f"{value:.{digits}g}")
-        rounded.append(int(short) if short.is_integer() else short)
+        if short.is_integer():
+            rounded.append(int(short))
+        else:
+            rounded.append(short)
     return rounded
 
 
@@ -158,8 +157,9 @@ def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _work(runs: pd.DataFrame) -> pd.Series:
     """Return a number for the work and hardware of each run, in which missing values are equal."""
-    work = runs.reindex(columns=[*WORK, "gpu_name", "cpu", "cores"]).astype(object)
-    work[["cpu", "cores"]] = work[["cpu", "cores"]].where(_on_cpu(runs), None)
+    host = ["cpu", "cores"]
+    work = runs.reindex(columns=[*WORK, "gpu_name", *host]).astype(object)
+    work[host] = work[host].where(_on_cpu(runs), None)
     work["attention"] = _attention(runs)
     return work.groupby([*work], sort=False, dropna=False).ngroup()
 

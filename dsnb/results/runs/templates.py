@@ -4,7 +4,20 @@ import re
 from collections.abc import Mapping
 
 _OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
-_NAME = re.compile(r"\{(\w+)(?::([^|}]*)\|([^}]*))?\}")
+_NAME = re.compile(r"\{(\w+)")
+
+
+class _Fact(str):
+    """The text of a fact."""
+
+    def __format__(self, forms: str) -> str:
+        """Return the text, or one of the two forms of a word."""
+        if not forms:
+            return str(self)
+        singular, _, plural = forms.partition("|")
+        if self == "1":
+            return singular
+        return plural
 
 
 def fill(template: str, facts: Mapping[str, object]) -> str:
@@ -14,22 +27,14 @@ def fill(template: str, facts: Mapping[str, object]) -> str:
     is 1, otherwise `plural`. `[...]` is left out if a fact in it is missing or empty; elsewhere,
     such a fact empties the sentence.
     """
-    texts = {name: str(fact) for name, fact in facts.items() if fact is not None and str(fact)}
-
-    def is_full(text: str) -> bool:
-        return all(match[1] in texts for match in _NAME.finditer(text))
-
-    def kept(match: re.Match[str]) -> str:
-        return match[1] if is_full(match[1]) else ""
-
-    def filled(match: re.Match[str]) -> str:
-        name, singular, plural = match.groups()
-        if singular is None:
-            return texts[name]
-        return singular if texts[name] == "1" else plural
-
-    while _OPTIONAL.search(template):
-        template = _OPTIONAL.sub(kept, template)
-    if is_full(template):
-        return _NAME.sub(filled, template)
+    known = {name: _Fact(fact) for name, fact in facts.items() if fact is not None and str(fact)}
+    part = _OPTIONAL.search(template)
+    while part:
+        kept = ""
+        if known.keys() >= {*_NAME.findall(part[1])}:
+            kept = part[1]
+        template = template.replace(part[0], kept)
+        part = _OPTIONAL.search(template)
+    if known.keys() >= {*_NAME.findall(template)}:
+        return template.format_map(known)
     return ""

@@ -131,7 +131,9 @@ def rules_of(
     metric = labels.METRIC_LABELS.get(figure) or labels.Metric(figure, "")
     if better is None:
         better = metric.better
-    percent_factor = metric.factor if metric.unit == "%" else 0
+    percent_factor = 0.0
+    if metric.unit == "%":
+        percent_factor = metric.factor
     return Rules(better=better, percent_factor=percent_factor, **options)
 
 
@@ -154,6 +156,14 @@ def compared(
         bounds = replace(bounds, level=base.mean)
     fewest = np.minimum(base.count, other.count)
     verdicts = intervals.verdicts(bounds, fewest, rules.relevance, rules.fewest_runs)
+    few = verdicts == Verdict.TOO_FEW
+    # Medians where there are too few runs, means elsewhere.
+    means = [base.mean, other.mean]
+    if not rules.is_percentage:
+        means = [np.exp(mean) for mean in means]
+    before = np.where(few, [setting.median for setting, _ in pairs], means[0])
+    after = np.where(few, [setting.median for _, setting in pairs], means[1])
+    _, low, high = bounds.changes
     table = pd.DataFrame(
         {
             "n": other.count.astype(int),
@@ -161,29 +171,27 @@ def compared(
             "base_n": base.count.astype(int),
             "base_n_failed": [setting.failed for setting, _ in pairs],
             "verdict": verdicts,
+            "value": after,
+            "base_value": before,
+            "change_pct": 100 * (after - before) / np.where(before == 0, math.nan, before),
+            "low_pct": 100 * low,
+            "high_pct": 100 * high,
         }
     )
-    few = verdicts == Verdict.TOO_FEW
-    means = [side.mean if rules.is_percentage else np.exp(side.mean) for side in (base, other)]
-    before = np.where(few, [setting.median for setting, _ in pairs], means[0])
-    after = np.where(few, [setting.median for _, setting in pairs], means[1])
-    _, low, high = bounds.changes
-    table["value"] = after
-    table["base_value"] = before
-    table["change_pct"] = 100 * (after - before) / np.where(before == 0, math.nan, before)
-    table["low_pct"] = np.where(few, math.nan, 100 * low)
-    table["high_pct"] = np.where(few, math.nan, 100 * high)
+    table.loc[few, ["low_pct", "high_pct"]] = math.nan
     table["largest_pct"] = table[["low_pct", "high_pct"]].abs().max(axis=1)
     table[["change", "low", "high"]] = table[["change_pct", "low_pct", "high_pct"]]
     if rules.is_percentage:
         table["change"] = rules.percent_factor * (after - before)
         table["low"] = rules.percent_factor * bounds.low
         table["high"] = rules.percent_factor * bounds.high
-    p = intervals.all_pairs_p(base, other, among.count, least) if with_p else math.nan
+    p: intervals.Array | float = math.nan
+    if with_p:
+        p = intervals.all_pairs_p(base, other, among.count, least)
     table["p"] = np.where(few, math.nan, np.minimum(1, FIGURES * p))
     table["better"] = pd.Series([rules.is_better(up) for up in after - before], dtype=object)
-    runs = [min(len(setting.values) for setting in pair) for pair in pairs]
-    table["counted"] = np.where(by_host & (np.array(runs) >= rules.fewest_runs), "host", "run")
+    runs = np.array([min(len(setting.values) for setting in pair) for pair in pairs])
+    table["counted"] = np.where(by_host & (runs >= rules.fewest_runs), "host", "run")
     is_same = np.maximum(base.variance, other.variance) < NO_SPREAD
     table["note"] = [_note(*row, rules) for row in zip(pairs, by_host, is_same, strict=True)]
     return table
@@ -221,9 +229,12 @@ def _words(row: Mapping[str, Any], pair: Pair, rules: Rules) -> str:
     unit = "points" if rules.is_percentage else "%"
     facts = {"counted": row["counted"], "needed": rules.fewest_runs}
     for name in ("change", "low", "high"):
-        facts[name] = "" if math.isnan(row[name]) else signed(row[name], unit)
+        facts[name] = ""
+        if not math.isnan(row[name]):
+            facts[name] = signed(row[name], unit)
     if facts["low"]:
-        facts["largest"] = signed(max(abs(row["low"]), abs(row["high"])), unit, plus="")
+        largest = max(abs(row["low"]), abs(row["high"]))
+        facts["largest"] = signed(largest, unit, plus="")
     if row["counted"] == "host":
         facts |= {"base_n": row["base_n"], "n": row["n"]}
     else:
@@ -300,7 +311,9 @@ def differences(
         hosts_alike=hosts_alike,
         fewest_runs=fewest_runs,
     )
-    unranked = unstable(runs) if by == "experiment" else []
+    unranked: list[str] = []
+    if by == "experiment":
+        unranked = unstable(runs)
     parts = [
         (task.title, intervals.settings_of(task.runs, by, figure, rules.is_percentage))
         for task in tasks(runs)
@@ -319,7 +332,8 @@ def differences(
             base = _best(stable or settings, rules.better)
         if base is not None:
             tables.append(_from_base(settings, base, rules, by, title))
-    return pd.concat([table for table in tables if len(table)] or [_from_base({}, None, rules, by)])
+    tables = [table for table in tables if len(table)]
+    return pd.concat(tables or [_from_base({}, None, rules, by)])
 
 
 def _from_base(

@@ -25,7 +25,7 @@ def cpu_bound_words(runs: pd.DataFrame) -> dict[int, str]:
     names = [*SETTINGS, *key_columns(runs), "gpu_name"]
     same = [name for name in names if name in runs and name != "compile"]
     groups = runs.groupby(same, dropna=False, sort=False).ngroup()
-    compiled = runs["compile"] if "compile" in runs else pd.Series("off", index=runs.index)
+    compiled = runs.get("compile", pd.Series("off", index=runs.index))
     rate = numbers(runs, "tokens_per_s").where(runs["status"] == "ok")
     with_graphs = rate.where(compiled.isin(CUDA_GRAPHS)).groupby(groups).transform("median")
     times = with_graphs / rate.groupby([groups, compiled]).transform("median")

@@ -156,7 +156,8 @@ def flags(
     table["alloc_retries"] = numbers(runs, "alloc_retries")
     is_ok = named["status"] == "ok"
     table["clock_off_pct"] = _off_pct(numbers(named, "sm_clock_mhz"), named, "max")
-    table["off_pct"] = _off_pct(numbers(named, figure).where(is_ok), named, "median", least=3)
+    figures = numbers(named, figure).where(is_ok)
+    table["off_pct"] = _off_pct(figures, named, "median", least=3)
     table["repeat_loss_gap_pct"] = repeat_gaps_pct(runs, steps)
     table["conditions"] = odd_conditions(named)
     ratios = named["experiment"].map(repeat_ratios(named))
@@ -173,7 +174,8 @@ def _timed_by_run(steps: pd.DataFrame | None) -> dict[tuple[object, ...], pd.Dat
     if steps is None:
         return {}
     has_time = steps["step_time_s"].between(0, MAX_FIGURE, inclusive="neither")
-    return dict(iter(steps[(steps["phase"] == "timed") & has_time].groupby(KEYS, sort=False)))
+    timed = steps[(steps["phase"] == "timed") & has_time]
+    return dict(iter(timed.groupby(KEYS, sort=False)))
 
 
 def _outlier_limit_pct(off_pct: pd.Series) -> float:
@@ -224,7 +226,8 @@ def drift(times_s: npt.NDArray[np.float64]) -> tuple[float, float]:
     slope = float(np.median(rises / (second - first)))
     drift_pct = 100 * slope * (count - 1) / float(np.median(times_s))
     score = float(np.sign(rises).sum())
-    deviations = max(0.0, abs(score) - 1) / math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    deviations = max(0.0, abs(score) - 1) / deviation
     return drift_pct, math.erfc(deviations / math.sqrt(2))
 
 
@@ -246,14 +249,16 @@ def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> 
     for _, clock in busy.groupby(names, dropna=False)["sm_clock_mhz"]:
         third = len(clock) // 3
         if len(clock) >= MIN_SAMPLES:
-            drops_pct.append(100 * (1 - clock.tail(third).median() / clock.head(third).median()))
+            kept = clock.tail(third).median() / clock.head(third).median()
+            drops_pct.append(100 * (1 - kept))
     return float(max(drops_pct, default=math.nan))
 
 
 def _off_pct(values: pd.Series, runs: pd.DataFrame, reference: str, least: int = 1) -> pd.Series:
     """Return the deviation of each value from a statistic of its setting; NaN for fewer than `least` values."""
     same = values.groupby(runs["experiment"])
-    return (100 * (values / same.transform(reference) - 1)).where(same.transform("count") >= least)
+    off_pct = 100 * (values / same.transform(reference) - 1)
+    return off_pct.where(same.transform("count") >= least)
 
 
 def _reasons(run: Any, limit_pct: float) -> dict[Flag, str]:
@@ -345,14 +350,11 @@ def repeat_gaps_pct(runs: pd.DataFrame, steps: pd.DataFrame | None) -> pd.Series
     early = steps[steps["step"].between(1, EARLY_STEPS) & steps["loss"].notna()]
     early = early.merge(runs.loc[is_comparable, KEYS].drop_duplicates(), on=KEYS)
     losses = early.groupby([*setting, "step"], sort=False)["loss"].agg(["min", "max", "count"])
-    range_pct = (100 * (losses["max"] / losses["min"] - 1)).where(losses["count"] > 1)
+    range_pct = 100 * (losses["max"] / losses["min"] - 1)
+    range_pct = range_pct.where(losses["count"] > 1)
     worst = range_pct.groupby(setting, sort=False).max().rename("range_pct").reset_index()
-    return (
-        runs[setting]
-        .merge(worst, how="left")
-        .set_axis(runs.index)["range_pct"]
-        .where(is_comparable)
-    )
+    of_runs = runs[setting].merge(worst, how="left")
+    return of_runs["range_pct"].set_axis(runs.index).where(is_comparable)
 
 
 def median_of_others(values: np.ndarray) -> np.ndarray:
@@ -365,7 +367,8 @@ def median_of_others(values: np.ndarray) -> np.ndarray:
     if count < 2:
         return np.full(count, np.nan)
     others = np.sort([np.delete(values, place) for place in range(count)])
-    low, high = others[:, (count - 2) // 2], others[:, (count - 1) // 2]
+    low = others[:, (count - 2) // 2]
+    high = others[:, (count - 1) // 2]
     return np.where(np.abs(values - low) <= np.abs(values - high), low, high)
 
 
@@ -375,7 +378,8 @@ def _reproducible(runs: pd.DataFrame) -> pd.Series:
     The losses of a run that was cut short are those of one rank, and those of a diverged one say
     nothing about others.
     """
-    is_known = runs.reindex(columns=["seed", "global_batch_size", "dropout"]).notna().all(axis=1)
+    needed = runs.reindex(columns=["seed", "global_batch_size", "dropout"])
+    is_known = needed.notna().all(axis=1)
     return (runs["status"] == "ok") & is_known & (numbers(runs, "dropout") == 0)
 
 
@@ -385,21 +389,20 @@ def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
     Gaps of last losses are relative to the first: one that has fallen to 1 % of it differs by
     rounding alone.
     """
-    alike = with_trained(runs).reindex(columns=list(same)).groupby(list(same), dropna=False)
-    keys = [alike.ngroup(), runs["experiment"]]
+    determining = with_trained(runs).reindex(columns=list(same))
+    alike = determining.groupby(list(same), dropna=False).ngroup()
+    keys = [alike, runs["experiment"]]
     losses = numbers(runs, loss)
     medians = losses.groupby(keys, sort=False).median().dropna()
     if medians.empty:
         return losses
-    others = medians.groupby(level=0, sort=False).transform(
-        lambda part: median_of_others(part.to_numpy())
-    )
+    alike_medians = medians.groupby(level=0, sort=False)
+    others = alike_medians.transform(lambda part: median_of_others(part.to_numpy()))
     expected = others.reindex(pd.MultiIndex.from_arrays(keys)).to_numpy()
-    return (
-        100
-        * (losses - expected)
-        / (expected if loss == "loss_first" else numbers(runs, "loss_first"))
-    )
+    first = expected
+    if loss != "loss_first":
+        first = numbers(runs, "loss_first").to_numpy()
+    return 100 * (losses - expected) / first
 
 
 def parsed(text: object) -> dict[str, str] | None:
@@ -452,8 +455,9 @@ def changed_conditions(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
     table = _conditions(pd.concat([before, after], ignore_index=True))
     sentences = []
     for name in table:
-        first = " or ".join(sorted(set(table[name].iloc[: len(before)].dropna())))
-        second = " or ".join(sorted(set(table[name].iloc[len(before) :].dropna())))
+        values = table[name]
+        parts = [values.iloc[: len(before)], values.iloc[len(before) :]]
+        first, second = [" or ".join(sorted({*part.dropna()})) for part in parts]
         if first and second and first != second:
             sentences.append(
                 f"{name} was {first} before and {second} after, which may explain a difference."

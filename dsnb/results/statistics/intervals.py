@@ -90,7 +90,8 @@ def settings_of(
     groups = runs.assign(**{figure: values}).groupby(by, sort=False, dropna=False)
     medians = groups[figure].median()  # in order of appearance
     settings: dict[object, Setting] = {}
-    for name, rows in sorted(groups.indices.items(), key=lambda group: int(group[1][0])):
+    by_appearance = sorted(groups.indices.items(), key=lambda group: int(group[1][0]))
+    for name, rows in by_appearance:
         used = rows[usable[rows]]
         settings[name] = Setting(
             values=compared[used],
@@ -106,7 +107,9 @@ def hosts(runs: pd.DataFrame) -> list[str | None]:
     """Return the hosts of each run, from its hostfile or the single machine; None if unknown."""
     names = []
     for hosts, host in runs.reindex(columns=["hosts", "host"]).astype(object).to_numpy():
-        known = hosts if isinstance(hosts, str) else host
+        known = host
+        if isinstance(hosts, str):
+            known = hosts
         names.append(known if isinstance(known, str) else None)
     return names
 
@@ -122,7 +125,8 @@ class Repeated:
 
 def repeated(settings: Iterable[Setting]) -> Repeated:
     """Return what the settings with several runs have in common."""
-    variances = [setting.values.var(ddof=1) for setting in settings if len(setting.values) > 1]
+    values = [setting.values for setting in settings]
+    variances = [of_runs.var(ddof=1) for of_runs in values if len(of_runs) > 1]
     if not variances:
         return Repeated()
     return Repeated(len(variances), float(np.median(variances)))
@@ -233,8 +237,10 @@ def all_pairs(
     """
     estimate, error, degrees = welch(base, other, least_variance)
     critical = np.full(degrees.shape, math.nan)
+    groups = max(groups, 2)
     for place in np.flatnonzero(degrees):
-        critical.flat[place] = quantile(1 - confidence, max(groups, 2), int(degrees.flat[place]))
+        of_pair = int(degrees.flat[place])
+        critical.flat[place] = quantile(1 - confidence, groups, of_pair)
     margin = critical * error / math.sqrt(2)
     return Intervals(estimate, estimate - margin, estimate + margin)
 
@@ -247,8 +253,10 @@ def all_pairs_p(
     with np.errstate(invalid="ignore", divide="ignore"):
         ranges = np.where(estimate == 0, 0.0, math.sqrt(2) * np.abs(estimate) / error)
     p = np.full(ranges.shape, math.nan)
+    groups = max(groups, 2)
     for place in np.flatnonzero(degrees):
-        p.flat[place] = exceedance(ranges.flat[place], max(groups, 2), int(degrees.flat[place]))
+        of_pair = int(degrees.flat[place])
+        p.flat[place] = exceedance(ranges.flat[place], groups, of_pair)
     return p
 
 
@@ -263,9 +271,14 @@ def verdicts(
     """
     change, low, high = intervals.changes
     is_within = np.maximum(np.abs(low), np.abs(high)) <= relevance
-    is_different = ((intervals.low > 0) | (intervals.high < 0)) & (np.abs(change) >= relevance)
-    choices = [runs < fewest_runs, is_within, is_different]
-    return np.select(choices, [Verdict.TOO_FEW, Verdict.NO_LARGER, Verdict.LIKELY], Verdict.UNCLEAR)
+    excludes_zero = (intervals.low > 0) | (intervals.high < 0)
+    is_different = excludes_zero & (np.abs(change) >= relevance)
+    cases = {
+        Verdict.TOO_FEW: runs < fewest_runs,
+        Verdict.NO_LARGER: is_within,
+        Verdict.LIKELY: is_different,
+    }
+    return np.select([*cases.values()], [*cases], Verdict.UNCLEAR)
 
 
 # The studentized range distribution; the range of two groups is sqrt(2) |t| (Student). SciPy's
@@ -303,8 +316,10 @@ def exceedance(value: float, groups: int, degrees: int) -> float:
         return 0.0
     exceeds = _exceedance_at_known_spread(groups)
     spread = np.arange(len(exceeds)) * STEP / value
-    with np.errstate(divide="ignore"):
-        log_density = (degrees - 1) * np.log(spread) if degrees > 1 else np.zeros(len(spread))
+    log_density = np.zeros(len(spread))
+    if degrees > 1:
+        with np.errstate(divide="ignore"):
+            log_density = (degrees - 1) * np.log(spread)
     scale = math.log(2) + degrees / 2 * math.log(degrees / 2) - math.lgamma(degrees / 2)
     terms = exceeds * np.exp(scale + log_density - degrees * spread**2 / 2) * STEP / value
     return float(min(1.0, terms.sum() - terms[0] / 2))
@@ -316,7 +331,9 @@ def quantile(probability: float, groups: int, degrees: int) -> float:
     high = 1.0
     while exceedance(high, groups, degrees) > probability:
         high *= 2
-    low = high / 2 if high > 1 else 0.0
+    low = 0.0
+    if high > 1:
+        low = high / 2
     while high - low > 1e-7 * high:
         middle = (low + high) / 2
         if exceedance(middle, groups, degrees) > probability:

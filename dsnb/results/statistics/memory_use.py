@@ -71,7 +71,8 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
         row["measured_gib"] = part[column].median()
         run = part.iloc[0]
         if run[REQUIRED_COLUMNS].notna().all():
-            parts = theory(run.fillna({name: ASSUMED[name] for name in SETTINGS}).to_dict())
+            assumed = {name: ASSUMED[name] for name in SETTINGS}
+            parts = theory(run.fillna(assumed).to_dict())
             row |= {f"{part}_gib": gib for part, gib in parts.items()}
         rows.append(row)
     table = pd.DataFrame(rows, columns=COLUMNS)
@@ -86,7 +87,8 @@ def _measured(runs: pd.DataFrame) -> pd.DataFrame:
     missing = [name for name in (*WHERE, "data_parallel", "parameters") if name not in runs]
     runs = runs.reindex(columns=[*runs.columns, *missing])
     runs = runs.assign(**{name: ASSUMED[name] for name in SETTINGS if name not in runs})
-    return with_parallelism(runs[(runs["status"] == "ok") & runs[list(WHERE)].notna().any(axis=1)])
+    is_measured = runs[list(WHERE)].notna().any(axis=1)
+    return with_parallelism(runs[(runs["status"] == "ok") & is_measured])
 
 
 def theory(run: Mapping[str, Any]) -> dict[str, float]:
@@ -112,8 +114,9 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
         accumulated = states.gradients * experiment.data_parallel
     elif experiment.grad_accum > 1:
         accumulated = states.gradients
-    used = run.get("attention_used")
-    attention = used if isinstance(used, str) else experiment.attention
+    attention = run.get("attention_used")
+    if not isinstance(attention, str):
+        attention = experiment.attention
     activations = _activations(experiment, shape, is_fused=attention != "eager")
     peak = memory.peak(states, *activations, accumulated)
     return {name: float(getattr(peak, name)) / GIB for name in PARTS}
@@ -121,19 +124,22 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
 
 def _states(experiment: Experiment, shape: Shape, run: Mapping[str, Any]) -> memory.MemoryParts:
     """Return the model states; the parameters are those that the run counted, if it did."""
-    counted = run.get("trainable_parameters" if experiment.lora_rank else "parameters")
+    counted = run.get("parameters")
     trained = shape.parameters
     frozen = 0.0
     moments = None
     if experiment.lora_rank:
+        counted = run.get("trainable_parameters")
         is_fused = shape.family != "opt"
         rank = experiment.lora_rank
         trained = memory.lora_parameters(shape.layers, shape.hidden, rank, is_fused)
         frozen = shape.parameters * experiment.numbers.computed_bytes
     if experiment.optimizer == "adafactor":
         moments = memory.adafactor_moments(shape.layers, shape.hidden, shape.vocab, shape.positions)
+    if counted is not None and not math.isnan(counted):
+        trained = counted
     return memory.model_states(
-        trained if counted is None or math.isnan(counted) else counted,
+        trained,
         experiment.states.each,
         experiment.states.stage,
         experiment.data_parallel,
@@ -186,17 +192,19 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
     names = [name for name in setting_axes(settings) if name not in IRRELEVANT]
     # More micro-batches than 2, or than fill a pipeline, do not change memory.
     most = numbers(settings, "pipeline_parallel").clip(lower=2)
-    compared = settings.assign(grad_accum=np.fmin(numbers(settings, "grad_accum"), most))[names]
-    compared = compared.astype(object).map(labels.text)
+    settings_of_memory = settings.assign(grad_accum=np.fmin(numbers(settings, "grad_accum"), most))
+    compared = labels.texts(settings_of_memory[names])
     differ = {name: (compared != compared.loc[name]).sum(axis=1) == 1 for name in compared.index}
-    chosen = base if base in table.index else max(differ, key=lambda name: differ[name].sum())
+    chosen = base
+    if base not in table.index:
+        chosen = max(differ, key=lambda name: differ[name].sum())
     rows = []
     for other in compared.index[differ[chosen]]:
         before = table.loc[chosen]
         after = table.loc[other]
         if before["where"] != after["where"]:
             continue
-        changed = compared.columns[(compared.loc[other] != compared.loc[chosen]).to_numpy()][0]
+        changed = str((compared.loc[other] != compared.loc[chosen]).idxmax())
         axis = labels.axis(changed)
         values = settings[changed].astype(object)
         change = f"{axis.describe(values[chosen])} → {axis.describe(values[other])}"

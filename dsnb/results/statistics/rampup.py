@@ -14,6 +14,7 @@ whole, and a small batch limits how many replicas have anything to do.
 import math
 from collections.abc import Iterator
 from itertools import accumulate
+from operator import mul
 
 import pandas as pd
 
@@ -134,7 +135,9 @@ def rampup(
             if nodes <= option[0] <= (max_nodes or math.inf)
         ]
         if not options:
-            allowed = f"{nodes:,} to {max_nodes:,}" if max_nodes else f"{nodes:,} or more"
+            allowed = f"{nodes:,} or more"
+            if max_nodes:
+                allowed = f"{nodes:,} to {max_nodes:,}"
             raise SettingsError(
                 f"a global batch of {batch:,} cannot be shared equally among {allowed} nodes of "
                 f"{labels.count(gpus_per_node, 'GPU')} with {per_replica:,} a replica, in micro-batches that fit: "
@@ -142,9 +145,8 @@ def rampup(
             )
         # The most nodes of the options with enough efficiency; if there are none, the most
         # efficient option.
-        nodes, data_parallel, size = max(
-            options, key=lambda option: (min(scores[option[2]], enough), option[0])
-        )
+        by_efficiency = [(min(scores[option[2]], enough), option[0]) for option in options]
+        nodes, data_parallel, size = options[by_efficiency.index(max(by_efficiency))]
         enough = 1.0
         accumulated = batch // (data_parallel * size)
         efficiency = efficiencies.get(size, math.nan)
@@ -153,8 +155,9 @@ def rampup(
     table = pd.DataFrame(rows, columns=COLUMNS)
     ends: list[int | None] = [None] * len(batches)
     if ramp_samples:
-        steps = [math.ceil(ramp_samples / (len(batches) - 1) / batch) for batch in batches[:-1]]
-        ends[:-1] = accumulate(batch * count for batch, count in zip(batches, steps, strict=False))
+        growing = batches[:-1]
+        steps = [math.ceil(ramp_samples / len(growing) / batch) for batch in growing]
+        ends[:-1] = accumulate(map(mul, growing, steps))
     table["until_samples"] = pd.array(ends, dtype="Int64")
     table["until_tokens"] = (table["until_samples"] * (seq_len or pd.NA)).astype("Int64")
     return table
@@ -172,8 +175,11 @@ def _options(
 
 
 def _divisors(number: int) -> list[int]:
-    small = [factor for factor in range(1, math.isqrt(number) + 1) if number % factor == 0]
-    return sorted({*small, *(number // factor for factor in small)})
+    divisors = set()
+    for small in range(1, math.isqrt(number) + 1):
+        if number % small == 0:
+            divisors |= {small, number // small}
+    return sorted(divisors)
 
 
 def fastest_replica(runs: pd.DataFrame) -> tuple[int, dict[int, float]]:
@@ -221,7 +227,9 @@ def _batches(first: int, last: int, increment: int | None) -> list[int]:
     while batches[-1] < last:
         batches.append(batches[-1] + (increment or batches[-1]))
     if batches[-1] != last:
-        grows = f"grows by {increment:,}" if increment else "doubles"
+        grows = "doubles"
+        if increment:
+            grows = f"grows by {increment:,}"
         nearest = " or ".join(f"{batch:,}" for batch in batches[-2:])
         raise SettingsError(
             f"last is {last:,}, but the batch {grows} from {first:,} on: choose {nearest}, or another increment"

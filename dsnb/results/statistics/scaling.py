@@ -40,7 +40,7 @@ def scaling(
     """
     planning.check(tokens, {})
     runs = as_runs(runs)
-    ok = runs[(runs["status"] == "ok") & runs["tokens_per_s"].notna() & runs["gpus"].notna()]
+    ok = runs[runs["status"] == "ok"].dropna(subset=["tokens_per_s", "gpus"])
     rows = []
     for workload, part in workloads(ok):
         by_size = part.groupby("gpus")["tokens_per_s"].agg(["count", "median", "min", "max"])
@@ -78,7 +78,9 @@ def gpus_per_node(runs: pd.DataFrame) -> int | None:
     """Return the number of GPUs per node, for efficiency relative to one node; None if no run has a number of nodes."""
     counted = runs.dropna(subset=["gpus", "nodes"])
     per_node = (counted["gpus"] / counted["nodes"])[counted["nodes"] > 0]
-    return int(per_node.max()) if len(per_node) else None
+    if len(per_node):
+        return int(per_node.max())
+    return None
 
 
 def workloads(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

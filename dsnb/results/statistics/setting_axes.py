@@ -62,7 +62,8 @@ def group(name: str) -> int:
 
 def varying(runs: pd.DataFrame) -> list[str]:
     """Return the axes that have more than one value in the runs of `with_setting_axes`; nodes only if GPUs have not."""
-    names = [name for name in setting_axes(runs) if runs[name].map(labels.text).nunique() > 1]
+    values = labels.texts(runs[setting_axes(runs)]).nunique()
+    names = [str(name) for name in values.index[values > 1]]
     if "gpus" in names and "nodes" in names:
         names.remove("nodes")
     return names
@@ -75,7 +76,8 @@ def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     and runs.
     """
     parts = split(as_runs(runs), {labels.PARALLELISM, "precision", "source"})
-    largest = dict(sorted(parts, key=lambda part: -len(part[1]))[:MAX_VARIANTS])
+    by_size = sorted(parts, key=lambda part: -len(part[1]))
+    largest = dict(by_size[:MAX_VARIANTS])
     return {title: part for title, part in parts if title in largest}
 
 
@@ -87,7 +89,7 @@ def split(runs: pd.DataFrame, within: Collection[str]) -> list[tuple[str, pd.Dat
     """
     table = with_setting_axes(runs)
     names = [name for name in setting_axes(table) if name not in within]
-    keys = table[names].astype(object).map(labels.text)  # a missing value is equal to another
+    keys = labels.texts(table[names])
     names = [name for name in names if keys[name].nunique() > 1]
     if not names:
         return [("", runs)]
@@ -98,5 +100,11 @@ def split(runs: pd.DataFrame, within: Collection[str]) -> list[tuple[str, pd.Dat
         every = [labels.choice(run, name) for name in names if labels.has_effect(run, name)]
         short = ", ".join(filter(None, unusual))
         parts.append((short, ", ".join(every), runs.iloc[part.index]))
-    count = Counter(short for short, _, _ in parts)
-    return [(short if short and count[short] == 1 else whole, part) for short, whole, part in parts]
+    count = Counter(short for short, *_ in parts)
+    titled = []
+    for short, whole, part in parts:
+        title = whole
+        if short and count[short] == 1:
+            title = short
+        titled.append((title, part))
+    return titled

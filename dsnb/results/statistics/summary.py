@@ -94,14 +94,16 @@ def summarize(
     is_ok = runs["status"] == "ok"
     columns = _columns(runs[is_ok], metrics)
     figures = list(dict.fromkeys(ALL[column] for column in columns))
-    ok = runs[is_ok].reindex(columns=list(dict.fromkeys([*keys, *figures])))
+    needed = dict.fromkeys([*keys, *figures])
+    ok = runs[is_ok].reindex(columns=list(needed))
     measured = ok.groupby(keys, sort=False, dropna=False)[figures]
     parts = [measured.agg(how).add_suffix(f"_{name}") for name, how in STATISTICS.items()]
     counts = runs[keys].assign(n=is_ok, n_failed=~is_ok)
     table = counts.groupby(keys, sort=False, dropna=False).sum().astype(int)
     if metrics != "all":
         table = table.join(_differing_settings(runs, keys))
-    table = table.join(pd.concat(parts, axis=1)[columns]).join(varies(runs, keys))
+    statistics = pd.concat(parts, axis=1)[columns]
+    table = table.join(statistics).join(varies(runs, keys))
     table[VARIES] = table[VARIES].fillna("")
     measured_by = [column for column in columns if column.endswith("_n")]
     table[measured_by] = table[measured_by].fillna(0).astype(int)
@@ -129,13 +131,16 @@ def _differing_settings(runs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     table = with_setting_axes(runs)
     names = [name for name in varying(table) if name not in keys]
     first = table.drop_duplicates(keys).set_index(keys)[names]
-    differs = table.groupby(keys, sort=False, dropna=False)[names].nunique(dropna=False) > 1
+    groups = table.groupby(keys, sort=False, dropna=False)[names]
+    differs = groups.nunique(dropna=False) > 1
     return first.mask(differs).dropna(axis="columns", how="all")
 
 
 def grouping_columns(runs: pd.DataFrame, by: str | Sequence[str]) -> list[str]:
     """Return the columns to group by under their current names; raise SettingsError if runs lack one."""
-    names = [current_name(name) for name in ([by] if isinstance(by, str) else by)]
+    if isinstance(by, str):
+        by = [by]
+    names = [current_name(name) for name in by]
     for name in names:
         _check(name, runs.columns, "runs have no column")
     return names
@@ -146,7 +151,9 @@ def _check(name: str, names: Iterable[str], what: str) -> None:
     if name in names:
         return
     closest = closest_match(name, names)
-    hint = f": did you mean '{closest}'?" if closest else ""
+    hint = ""
+    if closest:
+        hint = f": did you mean '{closest}'?"
     raise SettingsError(f"{what} {name!r}{hint}")
 
 
@@ -162,7 +169,8 @@ def varies(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Series:
     ended = runs[runs["status"] != "interrupted"]
     codes = {name: pd.factorize(ended[name].astype(object))[0] for name in names}
     keys = [ended[name] for name in ([by] if isinstance(by, str) else by)]
-    groups = pd.DataFrame(codes, index=ended.index).groupby(keys, sort=False, dropna=False)
+    table = pd.DataFrame(codes, index=ended.index)
+    groups = table.groupby(keys, sort=False, dropna=False)
     differs = groups.max() != groups.min()
     words = [", ".join(differs.columns[row]) for row in differs.to_numpy()]
     return pd.Series(words, index=differs.index, name=VARIES, dtype=object)

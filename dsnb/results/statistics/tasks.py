@@ -29,16 +29,16 @@ _USUAL = {"data": "synthetic", TRAINED: "all weights"}
 
 @dataclass(frozen=True)
 class Task:
-    """One task and its runs: a model, and everything else that makes the task, as in "sequence 512"."""
+    """One task and its runs."""
 
+    title: str
+    """What is trained, as in "opt-350m, sequence 512"."""
     model: str
     rest: str
+    """What makes the task besides the model, as in "sequence 512"."""
     runs: pd.DataFrame
-
-    @property
-    def title(self) -> str:
-        """Say what is trained, as in "opt-350m, sequence 512"."""
-        return ", ".join(filter(None, (self.model, self.rest)))
+    knows_gpus: bool
+    """Whether the number of GPUs of its runs is known."""
 
     @property
     def parameters(self) -> float:
@@ -70,22 +70,23 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
     >>> [(task.title, len(task.runs)) for task in tasks(runs)]
     [('gpt2, sequence 128', 2), ('opt-125m, sequence 512', 1)]
     """
-    keys = with_trained(runs).reindex(columns=list(TASK))
-    keys = keys.astype(object).map(labels.text)  # a missing value is equal to another
-    unknown = [name for name in TASK if keys[name].nunique() > 1 and (keys[name] == UNKNOWN).any()]
-    keys[_HAS_GPUS] = knows_gpus(runs)
+    keys = labels.texts(with_trained(runs).reindex(columns=list(TASK)))
+    is_unknown = (keys == UNKNOWN).any() & (keys.nunique() > 1)
+    unknown = [name for name in TASK if is_unknown[name]]
+    keys[_HAS_GPUS] = runs.get("gpus", pd.Series(0, runs.index)).notna()
     parts = []
     for _, part in keys.reset_index(drop=True).groupby([*TASK, _HAS_GPUS], sort=False):
         model, *rest = _names(part.iloc[0], unknown)
-        parts.append(Task(model, ", ".join(rest), runs.iloc[part.index]))
+        known = [name for name in rest if name]
+        task = Task(
+            title=", ".join(filter(None, [model, *rest])),
+            model=model,
+            rest=", ".join(known),
+            runs=runs.iloc[part.index],
+            knows_gpus=bool(part[_HAS_GPUS].iloc[0]),
+        )
+        parts.append(task)
     return sorted(parts, key=lambda task: -len(task.runs))
-
-
-def knows_gpus(runs: pd.DataFrame) -> pd.Series:
-    """Return whether the number of GPUs of each run is known; true in a table that does not have the column."""
-    if "gpus" in runs:
-        return runs["gpus"].notna()
-    return pd.Series(True, index=runs.index)
 
 
 def settings_of(experiments: Sequence[Experiment]) -> pd.DataFrame:
@@ -105,11 +106,13 @@ def with_trained(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _names(key: pd.Series, unknown: Sequence[str]) -> list[str]:
     """Return the model of a task, then its sequence length, whatever is unusual, and what other tasks do not tell."""
-    names = [labels.axis("model").describe(key["model"]) if key["model"] != UNKNOWN else ""]
-    for name in TASK[1:]:
-        is_shown = name in {"seq_len", *unknown} or key[name] != _USUAL.get(name)
-        if is_shown and key[name] != UNKNOWN:
-            names.append(labels.axis(name).describe(key[name]))
+    names = []
+    for name in TASK:
+        is_usual = key[name] == _USUAL.get(name) and name not in unknown
+        described = ""
+        if key[name] != UNKNOWN and not is_usual:
+            described = labels.axis(name).describe(key[name])
+        names.append(described)
     if not key[_HAS_GPUS]:
         names.append(labels.place({}))
     return names

@@ -4,7 +4,8 @@ Settings `s` are an `Experiment`, or any object with the attributes that a metho
 that reads a missing attribute raises AttributeError: an absent setting has no value.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +33,7 @@ USED_BY = {
 
 @dataclass(frozen=True)
 class Numbers:
-    """The number formats of a training, by their names in `precision`."""
+    """The number formats of a training, by their names in `precision`, with the bytes of a number."""
 
     computed: str
     """Format of matrix products."""
@@ -40,76 +41,26 @@ class Numbers:
     """Whether weights in half precision are trained, with copies in fp32."""
     autocast: bool
     """Whether the forward pass runs under `torch.autocast`."""
-    has_adapters: bool
-    """Whether only LoRA's adapters are trained; the other weights are frozen in `computed`."""
-    accumulates_in_fp32: bool = False
+    natively_half: bool
+    """Whether the whole forward pass is in half precision, instead of some operators of it."""
+    casts_weights: bool
+    """Whether autocast casts the weights in each pass; adapters leave the others in half precision."""
+    accumulates_in_fp32: bool
     """Whether gradients in half precision are added up in fp32."""
-
-    @property
-    def is_half(self) -> bool:
-        """Whether products are in half precision."""
-        return self.computed in HALF
-
-    @property
-    def natively_half(self) -> bool:
-        """Whether the whole forward pass is in half precision, instead of some operators of it."""
-        return self.is_half and not self.autocast
-
-    @property
-    def trained(self) -> str:
-        """Format of trained weights and of their gradients."""
-        return self.computed if self.masters else FULL
-
-    @property
-    def built(self) -> str:
-        """Format in which the model is built."""
-        if self.masters or self.has_adapters:
-            return self.computed
-        return FULL
-
-    @property
-    def forward(self) -> str:
-        """Format of the weights that the forward pass reads: FSDP gathers fp32 shards in half."""
-        if self.natively_half:
-            return self.computed
-        return self.built
-
-    @property
-    def casts_weights(self) -> bool:
-        """Whether autocast casts the weights in each pass; adapters leave the others in half precision."""
-        return self.autocast and not self.has_adapters
-
-    @property
-    def casts_adapters(self) -> bool:
-        """Whether autocast casts the adapters alone."""
-        return self.autocast and self.has_adapters
-
-    @property
-    def stream(self) -> str:
-        """Format of the residual stream between blocks."""
-        return FULL if self.casts_weights else self.computed
-
-    @property
-    def computed_bytes(self) -> int:
-        """Bytes of a number in matrix products."""
-        return width(self.computed)
-
-    @property
-    def trained_bytes(self) -> int:
-        """Bytes of a trained weight, and of its gradient as the backward pass leaves it."""
-        return width(self.trained)
-
-    @property
-    def stream_bytes(self) -> int:
-        """Bytes of a number in the residual stream."""
-        return width(self.stream)
-
-    @property
-    def accumulated_bytes(self) -> int:
-        """Bytes of a gradient that is kept until the optimizer's step."""
-        if self.accumulates_in_fp32:
-            return 4
-        return self.trained_bytes
+    built: str
+    """Format in which the model is built; with LoRA, frozen weights stay in `computed`."""
+    forward: str
+    """Format of the weights that the forward pass reads: FSDP gathers fp32 shards in half."""
+    trained: str
+    """Format of trained weights and of their gradients."""
+    computed_bytes: int
+    """Bytes of a number in matrix products."""
+    stream_bytes: int
+    """Bytes of a number in the residual stream between blocks, which autocast leaves in fp32."""
+    trained_bytes: int
+    """Bytes of a trained weight, and of its gradient as the backward pass leaves it."""
+    accumulated_bytes: int
+    """Bytes of a gradient that is kept until the optimizer's step."""
 
 
 def width(precision: str) -> int:
@@ -178,8 +129,14 @@ class Strategy:
     """Name among the kinds of settings that predictions have errors for; by default the label."""
     simplicity: int = 9
     """Rank among the strategies, the simplest first, where two settings are equally fast."""
+    min_ranks: int = 2
+    """Fewest ranks to recommend it for; sharing needs at least two."""
+    max_ranks: float = math.inf
+    """Most ranks to recommend it for."""
     settings: frozenset[str] = frozenset()
     """Those of `USED_BY` that the strategy has."""
+    only_at_stages: Mapping[str, tuple[Collection[int], str]] = {}
+    """Settings that apply at some stages of ZeRO only: the stages, and why not at others."""
     is_runnable: bool = True
     """Whether dsnb can train with it; False for those of other programs, found in logs."""
     is_deepspeed: bool = False
@@ -226,10 +183,6 @@ class Strategy:
         """Return the settings that `recommend` compares, the simplest first."""
         return [{"strategy": self.name}]
 
-    def suits(self, ranks: int) -> bool:
-        """Return whether to consider it for a number of ranks; sharing needs at least two."""
-        return ranks > 1
-
     def lacks(self, name: str, s: Any) -> str:
         """Return why a setting does not apply, from "but" to the end of a sentence; empty if it does."""
         if name == "zero_stage" and not self.has_zero_stages:
@@ -237,6 +190,11 @@ class Strategy:
                 f"strategy is '{self.name}': {self.why_no_zero}; leave zero_stage at 0, or use "
                 "strategy 'deepspeed'"
             )
+        if name in self.only_at_stages:
+            stages, why = self.only_at_stages[name]
+            if s.zero_stage not in stages:
+                allowed = " or ".join(map(str, stages))
+                return f"zero_stage is {s.zero_stage}: {why}; use zero_stage {allowed}"
         if name in self.settings or name not in USED_BY:
             return ""
         return f"strategy is '{self.name}'{USED_BY[name]}"
@@ -246,20 +204,32 @@ class Strategy:
         yield from ()
 
     def numbers(self, s: Any) -> Numbers:
-        """Return the number formats."""
-        is_half = s.precision in HALF
-        is_native = self.is_native(s)
+        """Return the number formats; half precision is native, or autocast of fp32 weights."""
+        computed = s.precision
+        is_half = computed in HALF
+        natively_half = is_half and self.has_native_half and s.mixed_precision == "native"
+        autocast = is_half and not natively_half
+        masters = natively_half and self.has_masters
+        has_adapters = s.lora_rank > 0
+        casts_weights = autocast and not has_adapters
+        in_fp32 = self.accumulates_in_fp32(s)
+        trained = computed if masters else FULL
+        built = computed if masters or has_adapters else FULL
         return Numbers(
-            computed=s.precision,
-            masters=is_half and is_native and self.has_masters,
-            autocast=is_half and not is_native,
-            has_adapters=s.lora_rank > 0,
-            accumulates_in_fp32=self.accumulates_in_fp32(s),
+            computed=computed,
+            masters=masters,
+            autocast=autocast,
+            natively_half=natively_half,
+            casts_weights=casts_weights,
+            accumulates_in_fp32=in_fp32,
+            built=built,
+            forward=computed if natively_half else built,
+            trained=trained,
+            computed_bytes=width(computed),
+            stream_bytes=width(FULL if casts_weights else computed),
+            trained_bytes=width(trained),
+            accumulated_bytes=width(FULL if in_fp32 else trained),
         )
-
-    def is_native(self, s: Any) -> bool:
-        """Return whether half precision is the strategy's own instead of autocast."""
-        return self.has_native_half and s.mixed_precision == "native"
 
     def accumulates_in_fp32(self, s: Any) -> bool:
         """Return whether gradients in half precision are added up in fp32."""
@@ -282,10 +252,6 @@ class Strategy:
     def shards_weights(self, s: Any) -> bool:
         """Return whether each rank has a share of the weights, which are gathered to compute."""
         return self.shared_stage(s) >= 3
-
-    def shards_gradients(self, s: Any) -> bool:
-        """Return whether each rank keeps a share of the gradients."""
-        return self.shared_stage(s) >= 2
 
     def shards_optimizer(self, s: Any) -> bool:
         """Return whether each rank updates a share of the parameters."""

@@ -51,10 +51,6 @@ class Ddp(Strategy):
             reduction_overlaps=1.0,
         )
 
-    def gathered_bytes(self, s: Any) -> float:
-        """Return the bytes of a weight, which is never sent."""
-        return 4.0
-
     def reduced_bytes(self, s: Any, model: ModelSize) -> float:
         """Return the bytes of a gradient after compression."""
         if s.gradient_compression == "bf16":

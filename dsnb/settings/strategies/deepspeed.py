@@ -26,7 +26,9 @@ class DeepSpeed(Strategy):
     name = "deepspeed"
     label = "DeepSpeed"
     simplicity = 2
+    min_ranks = 1  # its engine differs from a plain loop
     settings = frozenset(USED_BY) - {"reduce_gradients", "gradient_compression"}
+    only_at_stages = ONLY_ZERO
     is_deepspeed = True
     has_zero_stages = True
     has_masters = True
@@ -50,19 +52,6 @@ class DeepSpeed(Strategy):
     def candidates(self) -> list[dict[str, Any]]:
         """Return all stages; `deepspeed` is the default strategy."""
         return [{"zero_stage": stage} for stage in ZERO_STAGES]
-
-    def suits(self, ranks: int) -> bool:
-        """Consider it for one rank, too: its engine differs from a plain loop."""
-        return True
-
-    def lacks(self, name: str, s: Any) -> str:
-        """Return why a setting does not apply at a stage."""
-        if name in ONLY_ZERO:
-            stages, why = ONLY_ZERO[name]
-            if s.zero_stage not in stages:
-                allowed = " or ".join(map(str, stages))
-                return f"zero_stage is {s.zero_stage}: {why}; use zero_stage {allowed}"
-        return super().lacks(name, s)
 
     def refusals(self, s: Any) -> Iterator[str]:
         """Refuse places for states that a stage does not share, and factors of shards."""
@@ -126,10 +115,16 @@ class DeepSpeed(Strategy):
         )
 
     def _traffic_of_3(self, s: Any, model: ModelSize, part: ModelSize, once: float) -> Traffic:
-        """Return weights for each pass, unless they are kept, and gradients for each micro-batch."""
+        """Return weights for both passes, and gradients for each micro-batch.
+
+        ZeRO 3 keeps a share of the weights: `stage3_max_live_parameters` at most, and those used
+        again within `stage3_max_reuse_distance`.
+        """
         reduced = part.trained * once * self.reductions(s)
         gathered = part.parameters * once
-        passes = self.gathering_passes(s, model)
+        live = framework_defaults.zero_number(s, "stage3_max_live_parameters")
+        near = framework_defaults.zero_number(s, "stage3_max_reuse_distance")
+        passes = 2 - min(1.0, min(live, near) / model.parameters)
         sent = self.gathered_bytes(s)
         if s.zeropp in {"weights", "all"}:
             sent = 1.0
@@ -146,17 +141,6 @@ class DeepSpeed(Strategy):
             reduction_overlaps=float(s.overlap_comm != "off"),
             gather_overlaps=1.0,
         )
-
-    def gathering_passes(self, s: Any, model: ModelSize) -> float:
-        """Return how often ZeRO 3 gathers a weight in a micro-batch: twice, less the kept share.
-
-        It keeps `stage3_max_live_parameters` at most, and those used again within
-        `stage3_max_reuse_distance`.
-        """
-        live = framework_defaults.zero_number(s, "stage3_max_live_parameters")
-        near = framework_defaults.zero_number(s, "stage3_max_reuse_distance")
-        kept = min(live, near)
-        return 2 - min(1.0, kept / model.parameters)
 
     def reduced_bytes(self, s: Any, model: ModelSize) -> float:
         """Return the bytes of a gradient: under autocast, ZeRO sends linear layers' in half."""

@@ -14,14 +14,11 @@ class Plain(Strategy):
     phrase = "the plain loop"
     kind = "plain loop"
     simplicity = 0
+    min_ranks = max_ranks = 1
     why_no_zero = "it is one process"
     may_split_layers = False
     has_native_half = False
     memory_rule = "dsnb.prediction.memory:plain"
-
-    def suits(self, ranks: int) -> bool:
-        """Return whether there is one rank."""
-        return ranks == 1
 
     def refusals(self, s: Any) -> Iterator[str]:
         """Refuse several ranks."""

@@ -69,15 +69,20 @@ class Data:
                 others.add("nodes")
         return [name for name in self.values if name not in others]
 
+    @cached_property
+    def is_ok(self) -> np.ndarray:
+        """Which runs are ok: (runs,)."""
+        return self.runs["status"].map(labels.text).eq("ok").to_numpy()
+
     @property
     def neighbours(self) -> dict[str, int]:
         """Measured experiment -> number of measured experiments of its task that differ in a single setting."""
-        is_ok = self.runs["status"].map(labels.text).eq("ok").to_numpy()
-        table = self.run_codes[[*self.axes, "task"]].set_axis(self.experiments)[is_ok]
+        table = self.run_codes[[*self.axes, "task"]].set_axis(self.experiments)[self.is_ok]
         table = table[~table.index.duplicated()]
+        codes = table.to_numpy()
         counts = {}
-        for name, own in zip(table.index, table.to_numpy(), strict=True):
-            differs = table.to_numpy() != own
+        for name, own in zip(table.index, codes, strict=True):
+            differs = codes != own
             is_neighbour = (differs.sum(axis=1) == 1) & ~differs[:, -1]
             counts[str(name)] = int(is_neighbour.sum())
         return counts

@@ -119,10 +119,7 @@ class Explorer:
         return page.fragment(payload(self.data, self.state, home), html_answer.text)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the widget for notebooks with a kernel, and HTML for pages without."""
-        view = self.live._repr_mimebundle_()
-        bundle, metadata = view if isinstance(view, tuple) else (view or {}, {})
-        return {**bundle, "text/html": self._fragment(self.home)}, metadata
+        return tables.mimebundle(self.live, self._fragment(self.home))
 
 
 def explore(

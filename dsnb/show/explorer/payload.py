@@ -68,26 +68,27 @@ def payload(data: Data, state: State, home: Path | None) -> Json:
     """
     runs = answered(data)
     names = list(dict.fromkeys(data.experiments))
+    unit = labels.common_unit(data.runs)
     speed = rate(data.runs)
     memory = [name for name in labels.MEMORY if name in data.figures][:1]
     medians = [name for name in (speed, *MEDIANS, *memory) if name in data.figures]
     axes = [_axis(data, name) for name in data.values]
     figures = _figures(data)
-    if labels.common_unit(data.runs) == "rank":
+    if unit == "rank":
         for shown in (*axes, *figures):
             _count_ranks(shown)
     series = single_runs.load_all(data)
     unusual, alone = single_runs.unusual(data, series)
     return {
         "runs": len(data.runs),
-        "unit": labels.common_unit(data.runs),
+        "unit": unit,
         "axes": axes,
         "experimentAxes": data.axes,
         "figures": figures,
         "comparedFigures": [name for name in medians if name in (speed, *memory)],
         "medianFigures": medians,
         "unprinted": UNPRINTED,
-        "experiments": _experiments(data, names, axes, set(unstable(runs))),
+        "experiments": _experiments(data, names, axes, unstable(runs)),
         "repeats": json_numbers(numbers(data.runs, "repeat")),
         "causes": _causes(data),
         "remarks": single_runs.remarks(data, unusual),
@@ -112,7 +113,7 @@ def payload(data: Data, state: State, home: Path | None) -> Json:
     }  # fmt: skip
 
 
-def _experiments(data: Data, names: list[str], axes: list[Json], unsteady: set[str]) -> Json:
+def _experiments(data: Data, names: list[str], axes: list[Json], unsteady: list[str]) -> Json:
     """Return the experiments: full and short names, that of each run, and in which order they are the baseline."""
     neighbours = data.neighbours
     codes = {name: code for code, name in enumerate(names)}
@@ -287,14 +288,18 @@ def stored(figures: pd.DataFrame) -> dict[str, Json]:
     and `codes` (the position in `factors` for each run; None if there is one factor).
     """
     columns: dict[str, Json] = {}
+    in_full: list[str] = []
     for name in figures:
         values = figures[name].to_numpy()
-        in_full = [other for other, column in columns.items() if "values" in column]
-        multiple = None
         for other in in_full if len(values) >= MANY else ():
-            multiple = multiple or _multiple(values, figures[other].to_numpy(), other)
-        packed = base64.b64encode(values.astype("<f8").tobytes()).decode()
-        columns[name] = multiple or {"values": packed}
+            multiple = _multiple(values, figures[other].to_numpy(), other)
+            if multiple:
+                columns[name] = multiple
+                break
+        else:
+            packed = base64.b64encode(values.astype("<f8").tobytes())
+            columns[name] = {"values": packed.decode()}
+            in_full.append(name)
     return columns
 
 
@@ -329,10 +334,9 @@ def _count_ranks(shown: Json) -> None:
 
 def _causes(data: Data) -> dict[int, str]:
     causes = {}
-    for place, row in enumerate(data.runs.reindex(columns=["status", "cause"]).to_numpy()):
-        status, cause = map(plain, row)
-        if cause is not None and status != "ok":
-            causes[place] = str(cause)
+    for place, cause in enumerate(data.runs.get("cause", ())):
+        if plain(cause) is not None and not data.is_ok[place]:
+            causes[place] = str(plain(cause))
     return causes
 
 

@@ -144,8 +144,8 @@ def unusual(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, 
             experiment = data.experiments[position]
             steps.append(own.assign(sweep="", experiment=experiment, repeat=position))
     table = flags(runs, pd.concat(steps) if steps else None, samples)
-    is_ok = runs["status"].map(labels.text) == "ok"
-    is_alone = is_ok & (is_ok.groupby(runs["experiment"]).transform("sum") == 1)
+    counts = pd.Series(data.is_ok).groupby(data.experiments).transform("sum")
+    is_alone = data.is_ok & (counts == 1)
     spreads = table["step_spread_pct"][is_alone].reindex(list(samples)).dropna()
     words = table["words"][table["words"] != ""]
     return words.to_dict(), {int(at): single_run_words(pct) for at, pct in spreads.items()}
@@ -187,7 +187,7 @@ def gpu_memory(data: Data) -> Json:
     runs = data.runs.reset_index(drop=True)
     capacity = json_numbers(numbers(runs, "gpu_memory_gib").round(2))
     needed = numbers(runs, "oom_allocated_gib") + numbers(runs, "oom_requested_gib").fillna(0)
-    needed = needed[(runs["status"].map(labels.text) != "ok") & np.isfinite(needed)]
+    needed = needed[~data.is_ok & np.isfinite(needed)]
     return {
         "figures": ON_GPU,
         "fullest": FULLEST,
@@ -201,8 +201,11 @@ def _shortage(row: Row) -> str:
     amounts = {name: plain(row.get(name)) for name in SHORTAGE}
     if labels.text(row["status"]) == "ok" or amounts["oom_allocated_gib"] is None:
         return ""
-    known = {name: gib for name, gib in amounts.items() if isinstance(gib, int | float)}
-    return "".join(SHORTAGE[name].format(gib) for name, gib in known.items())
+    texts = ""
+    for name, gib in amounts.items():
+        if isinstance(gib, int | float):
+            texts += SHORTAGE[name].format(gib)
+    return texts
 
 
 def _advice(row: Row) -> list[str]:

@@ -31,6 +31,7 @@ from dsnb.settings.records import paths
 from dsnb.show.form.fields import Form, button
 from dsnb.show.form.process import SweepProcess
 from dsnb.show.render.predictions import predicted_figures
+from dsnb.show.render.tables import mimebundle
 
 INITIAL: dict[str, Any] = {
     "model": "gpt2",
@@ -233,10 +234,7 @@ class Design:
         self.message.value = f'<p role="status">{html.escape(sentence)}</p>'
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the form for notebooks with a kernel, and the table for pages without."""
-        view = self.box._repr_mimebundle_()
-        bundle, metadata = view if isinstance(view, tuple) else (view, {})
-        return {**bundle, "text/html": self.table.value}, metadata
+        return mimebundle(self.box, self.table.value)
 
 
 design = Design

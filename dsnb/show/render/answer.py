@@ -27,7 +27,7 @@ from dsnb.results.statistics.flags import Flag, flags
 from dsnb.results.statistics.summary import unstable, varies
 from dsnb.results.statistics.tasks import Task, tasks
 from dsnb.show.render.predictions import fit
-from dsnb.show.render.tables import Html, bullet_list, number_table, subheading
+from dsnb.show.render.tables import Html, bullet_list, first_of, number_table, subheading
 
 MAX_CARDS = 6
 """Maximum number of cards."""
@@ -112,7 +112,7 @@ def _ended(runs: pd.DataFrame) -> Sentence:
 def _losses(runs: pd.DataFrame) -> Sentence:
     is_odd = [Flag.LOSS in flagged for flagged in flags(runs)["flags"]]
     names = named_runs(runs)["experiment"][is_odd].unique()
-    named = _some(names, ", ", " and {} more")
+    named = first_of(names, MAX_NAMED, ", ", " and {} more")
     return say("loss", runs=fixed(sum(is_odd)), settings=fixed(len(names)), named=named)
 
 
@@ -135,14 +135,8 @@ def mixed_settings(runs: pd.DataFrame) -> list[str]:
 
 def _named(name: str, named: Sequence[str]) -> list[str]:
     if named:
-        return [say(name, settings=fixed(len(named)), named=_some(named))]
+        return [say(name, settings=fixed(len(named)), named=first_of(named, MAX_NAMED))]
     return []
-
-
-def _some(named: Sequence[str], between: str = "; ", rest: str = "; and {} more") -> str:
-    shown = between.join(named[:MAX_NAMED])
-    more = len(named) - MAX_NAMED
-    return shown + rest.format(more) if more > 0 else shown
 
 
 def _not_tried(runs: pd.DataFrame) -> Sentence | str:

@@ -31,8 +31,9 @@ def to_come(runs: pd.DataFrame, folder: str | Path) -> Html:
         predicted = ""
         if runs.get("gpu_name", EMPTY).notna().any():
             predicted = PREDICTED
+        listed = tables.first_of(names, MAX_TO_COME)
         text = (
-            f"<p>{len(left):,} of {planned:,} runs of this sweep are still to come: {_first(names)}. "
+            f"<p>{len(left):,} of {planned:,} runs of this sweep are still to come: {listed}. "
             f"This page has the runs that had finished when it was written.{predicted}</p>"
         )
     measured = set(runs.get("experiment", EMPTY))  # earlier sweeps may have run some
@@ -43,16 +44,9 @@ def to_come(runs: pd.DataFrame, folder: str | Path) -> Html:
     ]
     if skipped:
         count = labels.count(len(skipped), "setting")
-        text += (
-            f"<p>Not run, because they are predicted not to fit ({count}): {_first(skipped)}.</p>"
-        )
+        listed = tables.first_of(skipped, MAX_TO_COME)
+        text += f"<p>Not run, because they are predicted not to fit ({count}): {listed}.</p>"
     return Html(text)
-
-
-def _first(texts: list[str]) -> str:
-    rest = len(texts) - MAX_TO_COME
-    more = f"; and {rest:,} more" if rest > 0 else ""
-    return "; ".join(texts[:MAX_TO_COME]) + more
 
 
 def sections(

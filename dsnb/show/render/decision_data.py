@@ -29,7 +29,6 @@ from dsnb.results.statistics import intervals
 from dsnb.results.statistics.comparisons import TOGETHER, VALUES, compared, rules_of
 from dsnb.results.statistics.intervals import CLEAR, CONFIDENCE, MIN_RUNS
 from dsnb.results.statistics.setting_axes import with_setting_axes
-from dsnb.results.statistics.summary import UNSTABLE
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.settings.records.columns import SETTINGS
 from dsnb.settings.records.paths import RunPaths
@@ -51,7 +50,7 @@ NUMBERS = {
     "global_batch": "global_batch",
 }
 EVIDENCE = ("rests", "short", "gain", "edge", "batch")
-TEXTS = ("model", "setting", "place", "unit", "origin")
+TEXTS = ("model", "setting", "place", "unit", "origin", "kind", "basis")
 _PHRASES = PHRASES["page"]
 _METHOD = {
     "confidence": f"{100 * CONFIDENCE:g}",
@@ -82,10 +81,11 @@ PAGE: dict[str, Any] = {
         "fewestRuns": MIN_RUNS,
         "fewestSettings": decide.FEWEST_SETTINGS,
         "assumedPrice": decide.ASSUMED_PRICE,
-        "unstableTimes": UNSTABLE,
         "worthRoom": decide.WORTH_ROOM,
         "clear": CLEAR,
     },
+    "facts": LIMITS | {"needed": MIN_RUNS},
+    "textColumns": (*TEXTS, *EVIDENCE),
 }
 """Templates, words and limits of the page's decisions, ready for JSON."""
 
@@ -152,7 +152,7 @@ def _candidates(
     }
     for name, column in NUMBERS.items():
         columns[name] = json_numbers(table[column], DIGITS)
-    described = pd.DataFrame(map(card.setting_texts, first.values()), columns=TEXTS)
+    described = pd.DataFrame(map(card.setting_texts, first.values()), columns=list(TEXTS))
     described[["kind", "basis"]] = table[["kind", "basis"]].to_numpy()
     for name in EVIDENCE:
         described[name] = [known.get(label, {}).get(name, "") for label in table.index]

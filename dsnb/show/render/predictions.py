@@ -6,8 +6,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb.results.answers.decide import is_tight
-from dsnb.results.runs import labels
-from dsnb.results.runs.number_text import significant
+from dsnb.results.runs.number_text import significant, span
 
 
 def fit(row: Mapping[Any, Any]) -> str:
@@ -59,4 +58,4 @@ def _days(row: Mapping[Any, Any]) -> str:
         return ""
     if is_tight(row):
         return f"from {significant(row['days_low'])}"
-    return labels.span(row["days_low"], row["days_high"])
+    return span(row["days_low"], row["days_high"])

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -107,6 +108,17 @@ def repeats_text(summary: pd.DataFrame, metric: str, digits: int) -> list[str]:
     return texts
 
 
+def first_of(
+    texts: Sequence[str], most: int, between: str = "; ", rest: str = "; and {:,} more"
+) -> str:
+    """Join the first texts, at most `most`, and count the others."""
+    shown = between.join(texts[:most])
+    more = len(texts) - most
+    if more > 0:
+        shown += rest.format(more)
+    return shown
+
+
 def ends(low: str, high: str) -> str:
     """Return both ends of a range, or one if they are equal."""
     return low if low == high else f"{low} to {high}"
@@ -118,6 +130,13 @@ def format_column(values: Iterable[float], form: str) -> list[str]:
         "" if pd.isna(value) else format(value, form).replace("-", "\N{MINUS SIGN}")
         for value in values
     ]
+
+
+def mimebundle(widget: Any, text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a widget's view for notebooks with a kernel, and HTML for pages without."""
+    view = widget._repr_mimebundle_()
+    bundle, metadata = view if isinstance(view, tuple) else (view or {}, {})
+    return {**bundle, "text/html": text}, metadata
 
 
 def escaped(value: object) -> str:
@@ -214,11 +233,9 @@ def _setting(runs: pd.DataFrame, name: str) -> str:
 def _values(runs: pd.DataFrame, name: str) -> str:
     if name not in runs:
         return ""
-    values = [value for value in runs[name].dropna().drop_duplicates() if value != ""]
-    shown = [setting_text(value) for value in values[:MAX_VALUES]]
-    if len(values) > MAX_VALUES:
-        shown.append(f"and {len(values) - MAX_VALUES} more")
-    return ", ".join(shown)
+    values = runs[name].dropna().drop_duplicates()
+    texts = list(map(setting_text, values[values.ne("")]))
+    return first_of(texts, MAX_VALUES, ", ", ", and {} more")
 
 
 def setting_text(value: object) -> str:

@@ -5,13 +5,17 @@ import pytest
 
 import dsnb
 from dsnb.base.formulas import memory
-from dsnb.base.formulas.memory import AUTOCAST, FULL, MASTERS
+from dsnb.base.formulas.memory import AUTOCAST, FULL, MASTERS, MemoryParts
 from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.base.system.hardware import GIB
 from dsnb.results.statistics import memory_use
 from dsnb.settings.experiment import DEFAULTS, Experiment
 
 GB = 1e9
+
+
+def test_a_gib_is_2_to_the_30_bytes():
+    assert MemoryParts(weights=2**30, activations=2**29).gib == 1.5
 
 
 def test_zeros_own_examples():

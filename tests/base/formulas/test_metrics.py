@@ -24,6 +24,25 @@ def test_rates_flops_and_mfu():
     assert metrics.mfu(100.0, None) is None
 
 
+def test_days_hours_and_costs_of_a_training():
+    day = 24 * 3600
+    assert metrics.days(1000 * day, 500.0) == 2.0  # 1,000 tokens for each second of a day, at 500/s
+    assert metrics.gpu_hours(3600 * 1000, 500.0, gpus=4) == 2 * 4
+    assert metrics.run_gpu_hours(1800.0, gpus=4) == 2.0
+    assert metrics.cost(8.0, 2.5) == 20.0
+    assert metrics.cost(8.0, None) is None
+    assert metrics.tokens_per_joule(600.0, 300.0) == 2.0
+    assert metrics.samples_per_s(1024.0, 512) == 2.0
+    assert metrics.days(1000.0, 0.0) is None
+
+
+def test_efficiency_is_throughput_per_gpu_over_that_of_the_base():
+    assert metrics.speed_up(300.0, 100.0) == 3.0
+    assert metrics.scaling_efficiency(300.0, 4, 100.0, 1) == 0.75
+    assert metrics.scaling_efficiency(300.0, 4, 100.0, 2) == 1.5  # 75 per GPU, 50 at the base
+    assert metrics.scaling_efficiency(300.0, 4, 0.0, 1) is None
+
+
 def test_only_blocks_are_recomputed():
     work = {"layers": 4, "hidden": 10, "seq_len": 5}
     forward = 2 * 600 + 4 * 4 * 10 * 5
@@ -32,6 +51,7 @@ def test_only_blocks_are_recomputed():
     ]  # fmt: skip
 
 
+@pytest.mark.docs
 def test_recomputed_flops_are_those_that_torch_counts():
     import torch
     from torch.utils.flop_counter import FlopCounterMode

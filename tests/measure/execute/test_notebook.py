@@ -1,5 +1,6 @@
 """A notebook's end: the caller is told how it ended, the terminal nothing, and no kernel stays."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -72,3 +73,47 @@ def test_a_kernel_that_cannot_start_says_why(tmp_path, monkeypatch):
         KernelDiedError, match=f"^{DIED} it ended with exit code 1: no room for it$"
     ):
         notebook.execute(tmp_path / "in.ipynb", tmp_path / "out.ipynb", {})
+
+
+def test_parameters_are_those_of_the_tagged_cell(tmp_path):
+    cells = [
+        nbf.new_code_cell("other: int = 7"),
+        nbf.new_code_cell(
+            'steps: int = 3\nname: str = "a b"\nrate = 1e-3\nrun_dir = None\nwhere = len("x")',
+            metadata={"tags": ["parameters"]},
+        ),
+    ]
+    python = {"kernelspec": {"name": "python3", "language": "python", "display_name": "Python"}}
+    nbformat.write(nbf.new_notebook(cells=cells, metadata=python), tmp_path / "a.ipynb")
+    assert notebook.parameters(tmp_path / "a.ipynb") == {
+        "steps": 3,
+        "name": "a b",
+        "rate": 1e-3,
+        "run_dir": None,
+        "where": 'len("x")',
+    }
+    nbformat.write(nbf.new_notebook(cells=cells[:1], metadata=python), tmp_path / "b.ipynb")
+    assert notebook.parameters(tmp_path / "b.ipynb") == {}
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("Kernel died"), ValueError("a cell")])
+def test_a_notebook_is_executed_with_its_values_and_saved(tmp_path, monkeypatch, error):
+    given = {}
+
+    def execute(source, target, values, **options):
+        given.update(source=source, target=target, values=values, **options)
+        if error:
+            raise error
+
+    monkeypatch.setattr("papermill.execute_notebook", execute)
+    folder = tmp_path / "{a}"
+    ending = pytest.raises(KernelDiedError, match=r"^the kernel of in\.ipynb failed: it ended with")
+    if not error:
+        ending = contextlib.nullcontext()
+    elif isinstance(error, ValueError):
+        ending = pytest.raises(ValueError, match=r"^a cell$")
+    with ending:
+        notebook.execute(folder / "in.ipynb", folder / "out.ipynb", {"steps": 3})
+    assert given["values"] == {"steps": 3}
+    names = [f"{tmp_path}/{{{{a}}}}/{name}.ipynb" for name in ("in", "out")]
+    assert [given["source"], given["target"]] == names  # papermill would replace names in braces

@@ -16,6 +16,7 @@ from dsnb.base.errors import LaunchError
 from dsnb.base.system import hardware, launch_clock
 from dsnb.measure.launcher import environment, local
 from dsnb.measure.launcher.local import LOCALHOST, free_port, rank_variables
+from dsnb.settings.records.paths import RunPaths
 from tests.measure.launcher.test_run import LEFT_BY_A_LAUNCHER
 from tests.support.small_sweep import light_server
 from tests.support.waiting import WAIT_S, wait_until
@@ -129,6 +130,42 @@ def test_ranks_have_torchruns_variables_and_the_gpus_that_are_chosen():
     for rank, of_rank in zip("01", variables, strict=True):
         expected = {**shared, "CUDA_VISIBLE_DEVICES": "3,1", "RANK": rank, "LOCAL_RANK": rank}
         assert expected.items() <= of_rank.items()
+
+
+def test_all_ranks_meet_at_one_port_of_the_loopback_interface(monkeypatch, small):
+    monkeypatch.setattr(hardware, "cores", lambda: 16)
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    port = free_port(LOCALHOST)
+    for asked in (port, 0):
+        variables = rank_variables(small(gpus=4, master_port=asked), [], 7.5)
+        ports = {of_rank["MASTER_PORT"] for of_rank in variables}
+        assert len(ports) == 1
+        assert ports == {str(port)} if asked else ports.isdisjoint({"0", ""})
+        assert [of_rank["RANK"] for of_rank in variables] == ["0", "1", "2", "3"]
+    one = variables[3]
+    assert (one["GLOO_SOCKET_IFNAME"], one["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+    assert (one["OMP_NUM_THREADS"], one["LOCAL_SIZE"]) == ("4", "4")  # 16 cores
+    assert (one[launch_clock.LAUNCHED_AT], one["DS_ACCELERATOR"]) == ("7.5", "cpu")
+    assert "CUDA_VISIBLE_DEVICES" not in one or "CUDA_VISIBLE_DEVICES" in os.environ
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
+    assert rank_variables(small(), [], 0.0)[0]["GLOO_SOCKET_IFNAME"] == "eth1"
+
+
+def test_ranks_get_the_first_gpus_and_slices_are_not_sampled(monkeypatch, tmp_path):
+    cards = [
+        hardware.InstalledGpu(number, "NVIDIA H200", f"GPU-{number}", 140.0, (9, 0))
+        for number in (4, 2, 7)
+    ]
+    monkeypatch.setattr(hardware, "gpus", lambda: cards)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    kills = iter([3, 5])
+    monkeypatch.setattr(hardware, "oom_kills", lambda: next(kills))
+    ranks = local.ForkedRanks(Experiment(device="cuda", gpus=2), RunPaths(tmp_path), 0.0)
+    assert ranks.gpus == [4, 2]
+    assert ranks.oom_kills() == 2  # since the start
+    assert ranks.exit_codes() == {}
+    ranks.end()  # nothing was started
 
 
 def test_gpus_that_a_notebook_chooses_later_are_those_that_are_used(monkeypatch):

@@ -1,5 +1,6 @@
 """What goes to hosts and what comes from them, as plain values: commands, variables, answers."""
 
+import itertools
 import json
 import os
 import shlex
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,7 +66,7 @@ def answers(tmp_path, monkeypatch):
 
 def ask(hostfile, folder, **settings):
     folder.mkdir(exist_ok=True)
-    return HostRanks(Experiment(hostfile=hostfile, gpus=4, **settings), RunPaths(folder))
+    return HostRanks(Experiment(hostfile=hostfile, gpus=4, **settings), RunPaths(folder), 0.0)
 
 
 def test_the_command_of_a_host(hostfile, monkeypatch, tmp_path):
@@ -185,6 +187,76 @@ def test_hosts_decide_the_device_and_tell_their_clocks_and_samples(hostfile, ans
     ]
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("settings", "address", "interfaces"),
+    [
+        ({}, "10.0.0.1", [{"GLOO_SOCKET_IFNAME": "eth0"}, {"GLOO_SOCKET_IFNAME": "eth1"}]),
+        ({"interface": "ib0"}, "10.9.0.1", 2 * [{"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib0"}]),
+    ],
+)  # fmt: skip
+def test_every_host_is_told_where_the_first_one_is(
+    hostfile, answers, tmp_path, settings, address, interfaces
+):
+    script = tmp_path / "bin" / "ssh"
+    script.write_text(
+        script.read_text().replace(
+            "cat > /dev/null", f'read told; echo "$told" > {tmp_path}/told-$2; cat > /dev/null'
+        )
+    )
+    for number, ahead_s in ((1, 0.0), (2, 3600.0)):
+        answers(
+            f"worker-{number}",
+            address=f"10.0.0.{number}",
+            interface=f"eth{number - 1}",
+            interfaces={"ib0": f"10.9.0.{number}"},
+            port=29500 + number,
+            monotonic_s=launch_clock.now_s() + ahead_s,
+        )
+    run = tmp_path / "run1"
+    ranks = ask(hostfile, run, device="cpu", **settings)
+    ranks.start("a.worker")
+    told = [tmp_path / f"told-worker-{number}" for number in (1, 2)]
+    wait_until(lambda: all(file.exists() and file.read_text() for file in told), "hosts are told")
+    requests = [json.loads(file.read_text()) for file in told]
+    ranks.end()
+    places = (Host("worker-1", (0, 1)), Host("worker-2", (0, 1)))
+    for number, request in enumerate(requests):
+        words = hosts.torchrun_words(places, number, address, 29501, "a.worker", run)
+        assert request["torchrun"] == words
+        assert request["interfaces"] == interfaces[number]
+        assert (request["device"], request["devices"]) == ("cpu", [0, 1])
+        assert request["allocator"] == "expandable"
+        # The time of the launch on the host's own clock.
+        assert request["launched_at_s"] == pytest.approx(3600 * number, abs=100)
+
+
+@pytest.mark.parametrize(
+    ("device", "counts", "expected"),
+    [
+        ("auto", (0, 0), "cpu"),
+        ("cpu", (2, 2), "cpu"),
+        ("auto", (2, 2), "cuda"),
+        ("cuda", (3, 2), "cuda"),
+        ("auto", (2, 0), "worker-2 has 0 usable GPUs and 2 slots: correct the hostfile or gpus"),
+        ("cuda", (1, 2), "worker-1 has 1 usable GPUs and 2 slots: correct the hostfile or gpus"),
+    ],
+)
+@pytest.mark.process
+def test_hosts_use_gpus_if_each_has_those_of_its_slots(
+    hostfile, answers, tmp_path, device, counts, expected
+):
+    for number, count in enumerate(counts, start=1):
+        answers(f"worker-{number}", gpus=count, address="10.0.0.1", interface="eth0")
+    try:
+        ranks = ask(hostfile, tmp_path / "run1", device=device)
+        ranks.end()
+        found = ranks.experiment.device
+    except LaunchError as error:
+        found = str(error)
+    assert found == expected
+
+
 def test_a_port_that_is_in_use_and_gpus_that_are_waited_for(monkeypatch):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
@@ -222,6 +294,40 @@ def test_a_host_uses_the_gpus_of_its_slots_and_the_interfaces_that_are_named(mon
     names = ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "LOCAL_SIZE", launch_clock.LAUNCHED_AT)
     assert [os.environ[name] for name in names] == ["3,6", "ib0", "2", "7.5"]
     assert "PET_MAX_RESTARTS" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "expected"),
+    [
+        ({"lo": "127.0.0.1", "eth0": "10.0.0.5", "ib0": "10.9.0.5"}, ("10.0.0.5", "eth0")),
+        ({"docker0": "10.0.0.1", "eth0": "10.0.0.5"}, ("10.0.0.5", "eth0")),  # bridges last
+        ({"lo": "127.0.0.1", "down": "10.0.0.6"}, ("127.0.0.1", "lo")),
+    ],
+)
+def test_other_hosts_reach_a_host_on_an_interface_that_is_up(monkeypatch, interfaces, expected):
+    for name in ("SSH_CONNECTION", "SLURM_LAUNCH_NODE_IPADDR"):
+        monkeypatch.delenv(name, raising=False)
+    entries = {
+        name: [SimpleNamespace(family=socket.AF_INET, address=address)]
+        for name, address in interfaces.items()
+    }
+    states = {name: SimpleNamespace(isup=name != "down") for name in interfaces}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: entries)
+    monkeypatch.setattr("psutil.net_if_stats", lambda: states)
+    assert on_host.own_address() == expected
+
+
+@pytest.mark.parametrize(("token", "sees"), [("here", True), ("elsewhere", False)])
+def test_a_host_says_whether_it_sees_the_folder(monkeypatch, tmp_path, token, sees):
+    monkeypatch.setattr(
+        on_host, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda _: None)
+    )
+    monkeypatch.setattr("dsnb.measure.launcher.environment.describe", dict)
+    monkeypatch.setattr(hardware, "gpus", tuple)
+    (tmp_path / "here").touch()
+    answer = on_host.survey({"folder": str(tmp_path), "token": token})
+    assert (answer["sees_folder"], answer["gpus"], answer["busy"]) == (sees, 0, None)
+    assert answer["host"] == socket.gethostname()
 
 
 def test_how_long_a_host_may_be_silent(monkeypatch):

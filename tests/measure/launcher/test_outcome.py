@@ -12,7 +12,7 @@ from dsnb.base.errors import DsnbWarning
 from dsnb.base.files import json_files
 from dsnb.base.system import hardware
 from dsnb.measure.launcher import outcome
-from dsnb.measure.launcher.figures import summarize_run
+from dsnb.measure.launcher.figures import gpu_figures, summarize_run
 from dsnb.measure.launcher.outcome import MACHINE_FAULTS, Outcome, without_machine_faults
 from dsnb.settings import checks
 from dsnb.settings.records.paths import RunPaths
@@ -186,6 +186,31 @@ def test_flops_of_a_run(tmp_path, small):
     assert (found["note"], found["tokens_per_s"]) == (why, 64)
 
 
+def test_a_mean_over_gpus_counts_each_gpu_once():
+    """Within ten timed seconds one GPU was sampled twice, the other once."""
+    readings = [
+        (1.0, 0, 0.0, 90.0),
+        (12.0, 0, 100.0, 20.0),
+        (14.0, 0, 80.0, 21.0),
+        (15.0, 1, 40.0, 30.0),
+    ]
+    samples = [
+        {"t_s": t_s, "gpu": gpu, "util_pct": util_pct, "memory_used_gib": gib}
+        for t_s, gpu, util_pct, gib in readings
+    ]
+    worker = {
+        "steps_from_s": 5.0,
+        "timed_from_s": 10.0,
+        "timed_to_s": 20.0,
+        "phases_s": {"timed": 10.0},
+    }
+    found = gpu_figures(samples, worker, gpus=2)
+    assert found["gpu_util_pct"] == (90 + 40) / 2
+    assert found["device_memory_gib"] == 30  # since the steps began
+    short = {**worker, "phases_s": {"timed": 4.9}}
+    assert gpu_figures(samples, short, gpus=2)["gpu_util_pct"] is None
+
+
 def test_the_shortage_of_a_gpu_is_its_peak(tmp_path, small):
     run = RunPaths(tmp_path / "run1")
     json_files.write_lines(
@@ -333,6 +358,39 @@ def test_which_rank_is_the_cause(tmp_path, small, codes, failures, status, cause
         status,
         cause,
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "kills", "expected"),
+    [
+        (-9, 1, ("oom", "rank 0 was killed by the kernel: the machine's memory ran out")),
+        (-9, 0, ("failed", "rank 0 was killed by signal 9 (SIGKILL)")),
+        (-11, 1, ("failed", "rank 0 was killed by signal 11 (SIGSEGV)")),
+        (3, 1, ("failed", "rank 0 ended with exit code 3")),
+    ],
+)
+def test_the_kernel_kills_for_memory_with_sigkill_alone(tmp_path, small, code, kills, expected):
+    assert outcome.of_ranks(record_of(RunPaths(tmp_path), small()), {0: code}, kills) == expected
+
+
+@pytest.mark.parametrize("words", ["CUDA out of memory", "OutOfMemory: Out Of Memory"])
+def test_the_last_words_of_a_rank_tell_that_memory_ran_out(tmp_path, small, words):
+    paths = RunPaths(tmp_path)
+    paths.console.write_text(f"{words}\nand a traceback\n")
+    ended = outcome.of_ranks(record_of(paths, small()), {0: 7}, 0)
+    assert ended == ("oom", "rank 0 ended with exit code 7 after an out-of-memory error")
+    paths.console.write_text("RuntimeError: No space left on device\n")
+    ended = outcome.of_ranks(record_of(paths, small()), {0: 7}, 0)
+    assert ended == ("failed", "rank 0 ended with exit code 7 after 'No space left on device'")
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_run_whose_loss_was_not_finite_ends_as_nan(tmp_path, small, step):
+    paths = RunPaths(tmp_path)
+    json_files.write_lines(paths.steps, [{"step": 2, "phase": "timed"}])
+    json_files.write_json(paths.worker, {"first_bad_step": step})
+    ended = outcome.of_ranks(record_of(paths, small(steps=1)), {0: 0}, 0)
+    assert ended == ("nan", f"the loss was not a finite number at step {step}")
 
 
 def test_a_rank_that_could_not_write_why_it_failed_met_a_full_disk(tmp_path, small, monkeypatch):

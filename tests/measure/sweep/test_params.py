@@ -6,7 +6,7 @@ import pytest
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import json_files
-from dsnb.cli.plan import CHANGED, FINISHED, plan_lines
+from dsnb.cli.plan import plan_lines
 from dsnb.measure.launcher import folder
 from dsnb.measure.sweep import job
 from dsnb.measure.sweep.params import load_sweep, order_of_repeat
@@ -59,6 +59,23 @@ def test_overrides_reach_every_entry_and_make_equal_ones_one(params):
     assert names(load_sweep(path, overrides={"gpus": 2})) == twice
     both = load_sweep(path, overrides={"gpus": [1, 2], "grad_accum": 2})
     assert names(both) == ["zs0_fp32_gpus1_bs8_sl128_ga2", "zs0_fp32_gpus2_bs8_sl128_ga2"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stages", "experiments"),
+    [
+        ({"zero_stage": 1}, {1}, 1),
+        ({"zero_stage": [1, 2]}, {1, 2}, 2),
+        ({"seed": 5}, {0, 3}, 2),
+        ({"seed": [5, 6]}, {0, 3}, 4),
+    ],
+)
+def test_an_override_replaces_an_axis_or_adds_one(params, overrides, stages, experiments):
+    path = params(SMALL + "grid: {zero_stage: [0, 3]}\nrepeats: 2\n")
+    sweep = load_sweep(path, overrides)
+    assert {run.experiment.zero_stage for run in sweep.runs} == stages
+    assert len(sweep.runs) == 2 * experiments  # each twice
+    assert len({run.name for run in sweep.runs}) == experiments
 
 
 def test_what_only_leaves_out_is_not_judged(params):
@@ -230,7 +247,8 @@ def test_models_of_one_file_name_stay_apart_and_a_sweep_does_not_go_on_with_an_e
 def test_a_dry_run_does_not_call_such_runs_finished(made, tmp_path):
     def states():
         found = list(plan_lines(load_sweep("files.yaml", output=tmp_path / "out")))
-        return [sum(line.endswith(f"  {state}") for line in found) for state in (FINISHED, CHANGED)]
+        ends = "  finished", "  finished with other settings or files"
+        return [sum(line.endswith(end) for line in found) for end in ends]
 
     assert states() == [3, 0]
     (tmp_path / "models/llama.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))

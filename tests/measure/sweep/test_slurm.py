@@ -18,7 +18,7 @@ from dsnb.measure.sweep import allocation, job, slurm
 from dsnb.measure.sweep.allocation import Allocation
 from dsnb.measure.sweep.progress import Progress
 from dsnb.measure.sweep.run import run_all, run_sweep
-from dsnb.measure.sweep.slurm import SHARED, Record, SlurmExecutor
+from dsnb.measure.sweep.slurm import Record, SlurmExecutor
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import Result
 from dsnb.settings.records.run_record import RunRecord
@@ -29,6 +29,7 @@ from tests.support.waiting import WAIT_S, wait_until
 
 PAIR = "zs1_fp32_gpus2_bs2_sl32_stdlib_nodes2"
 POLL_S = 0.3
+SHARED = "is the outputs folder on a file system that the nodes share?"
 
 
 @pytest.fixture(scope="module")

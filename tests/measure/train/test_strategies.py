@@ -289,9 +289,15 @@ def test_compiled_blocks_are_checkpointed_in_host_memory_without_a_graph_break(t
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("family", ["gpt2", "olmo2", "opt"])
-def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(run_small, tmp_path, family):
-    """OLMo 2 hands fp32 cosines and sines to its blocks, which must reach them, also when they are recomputed."""
+@pytest.mark.parametrize(("family", "strategies"), [("gpt2", 1), ("olmo2", 7), ("opt", 1)])
+def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(
+    run_small, monkeypatch, tmp_path, family, strategies
+):
+    """OLMo 2 hands fp32 cosines and sines to its blocks, which must reach them, also when they are recomputed.
+
+    The other families train in a plain loop alone: strategies treat the blocks of all families alike.
+    """
+    monkeypatch.setenv("DSNB_TEST_STRATEGIES", str(strategies))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **SMALLEST[family]}))
     settings = {
         "model": str(tmp_path / "config.json"),
@@ -302,7 +308,7 @@ def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(run_small, 
     }
     _, run = run_small("combined", **settings, time_limit_s=550.0)
     found = json_files.read_json(run.dir / "combined.json")
-    assert len(found) == 7
+    assert len(found) == strategies
     (plain, *_) = found["plain0"]
     for strategy, ways in found.items():
         eager, recomputed, compiled = ways
@@ -314,7 +320,8 @@ def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(run_small, 
         assert compiled["saved_bytes"] < recomputed["saved_bytes"], (
             strategy
         )  # the loss keeps less, the block no more
-    assert found["fsdp0"][0]["types"] == found["deepspeed1"][0]["types"]
+    if strategies == 7:
+        assert found["fsdp0"][0]["types"] == found["deepspeed1"][0]["types"]
 
 
 def test_another_engine_than_asked_for_is_refused(run_small):

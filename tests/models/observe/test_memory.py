@@ -76,7 +76,7 @@ def test_a_few_blocks_tell_what_all_of_them_take(tmp_path, model, layers, settin
         }
     )
     few = memory_trace.trace(one)
-    with memory_trace.flash_attention(), fake.as_on_gpu(compiled=False):
+    with memory_trace.flash_attention(), fake.as_on_gpu():
         whole = memory_trace.eager(one, layers, layers, 2 if one.loss == "chunked" else fake.MANY)
     assert {name: few[name] for name in whole} == whole
     assert few["layers"] == layers
@@ -232,7 +232,7 @@ def test_a_few_compiled_blocks_tell_what_all_of_them_save(model, settings):
             **settings,
         }
     )
-    with memory_trace.flash_attention(), fake.as_on_gpu(compiled=True):
+    with memory_trace.flash_attention(), fake.as_on_gpu():
         outside, block = memory_trace.kept_sizes(one, fake.MANY)
         own = {name: getattr(one, name) for name in (*memory_trace.TRACED, "device")} | {
             "compile_unit": "model"

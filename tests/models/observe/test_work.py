@@ -12,7 +12,6 @@ import pytest
 from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.prediction import shapes, traces
 from dsnb.prediction.predict import _flops_per_token
-from dsnb.prediction.shapes import Mode
 from dsnb.prediction.work import work
 from dsnb.settings.experiment import Experiment
 from tests.support import lazy
@@ -55,15 +54,16 @@ def test_a_trace_counts_what_was_counted_by_hand(counted, model, limit):
         assert record[name] == getattr(by_hand, name), name
     assert record["head"] == by_hand.head
     traced = shapes.Counts(**{**vars(by_hand), "traffic": record["traffic"]})
-    for kind in ("off", "default"):
+    for compile_mode, kind in (("off", "eager"), ("default", "compiled")):
         for settings in (
             {"precision": "bf16"},
             {"precision": "fp32"},
             {"precision": "bf16", "strategy": "plain"},
         ):
-            mode = Mode.of(Experiment(model=model, device="cuda", compile=kind, **settings))
+            experiment = Experiment(model=model, device="cuda", compile=compile_mode, **settings)
             found, expected = (
-                sum(one.bytes for one in each.passes(mode, False, 1)) for each in (traced, by_hand)
+                sum(one.bytes for one in each.passes(experiment, kind))
+                for each in (traced, by_hand)
             )
             assert found == pytest.approx(expected, rel=limit), (kind, settings)
 

@@ -155,6 +155,15 @@ def test_trainer_console(tmp_path, quoted):
     assert list(dsnb.load_steps(tmp_path / "trainer_state.json")["loss"]) == [4.5, 4.0]
 
 
+def test_a_resumed_trainer_took_only_the_steps_since(tmp_path):
+    """20 s for the last five of ten steps; the printed rates are of all ten."""
+    begin, _, rest = logs.trainer().partition("\n")
+    line = "  Continuing training from global step 5"
+    row = only(read(tmp_path, "\n".join([begin, line, rest])))
+    check(row, train_runtime_s=20.0, step_time_mean_s=20 / 5, samples_per_s=None, steps_per_s=None)
+    assert "resumed from step 5: the final rates are left out" in row["note"]
+
+
 @pytest.mark.parametrize(
     "launcher", ["torchrun --nproc_per_node 4", "deepspeed --num_gpus 4", "accelerate launch"]
 )

@@ -50,6 +50,28 @@ def test_one_damaged_line_costs_that_line_only(tmp_path):
     assert list(dsnb.load_runs(files[0].parent)["status"]) == ["interrupted"]
 
 
+def test_what_is_derived_from_a_runs_records_by_hand(tmp_path):
+    """Four GPUs, of which two share the layers, for half an hour; the run may use 40 of 140 GiB."""
+    made = made_up.runs(1, gpus=[4], micro_batch_size=[8], grad_accum=[2], seq_len=[512])
+    figures = {"status": "ok", "tokens_per_s": 1024.0, "tokens_per_s_per_gpu": 256.0}
+    made_up.write_folders(made.assign(**figures, power_w=512.0), tmp_path, steps=3)
+    (settings,) = tmp_path.rglob("experiment.json")
+    own = {"device": "cuda", "tensor_parallel": 2, "memory_limit_gib": 40.0}
+    record = json_files.read_json(settings) | own | {"price_per_gpu_hour": 3.0}
+    json_files.write_json(settings, record)
+    result = settings.with_name("result.json")
+    ended = {"status": "failed", "cause": "later", "phases_s": {"wall": 1800.0}}
+    json_files.write_json(result, json_files.read_json(result) | ended)
+    (row,) = dsnb.load_runs(tmp_path).to_dict("records")
+    assert row["data_parallel"] == 2
+    assert row["global_batch_size"] == 8 * 2 * 2
+    assert row["gpu_memory_gib"] == 40
+    assert row["samples_per_s"] == 2
+    assert row["tokens_per_joule"] == 0.5
+    assert row["gpu_hours"] == 0.5 * 4
+    assert row["cost"] == 2 * 3
+
+
 def test_the_notebooks_seconds_come_from_its_end(tmp_path):
     made_up.write_folders(made_up.runs(1), tmp_path, steps=3)
     (path,) = tmp_path.rglob("run.ipynb")

@@ -10,7 +10,6 @@ import dsnb
 from dsnb.base.errors import SettingsError
 from dsnb.results.runs.number_text import MINUS
 from dsnb.results.statistics.comparisons import COLUMNS, differences
-from dsnb.results.statistics.intervals import MIN_RUNS, quantile
 from dsnb.settings.records.columns import RUN_COLUMNS
 
 FAST = [1000.0, 1010, 990, 1005, 995]
@@ -53,6 +52,13 @@ def test_two_settings_by_hand():
     assert row["base_value"] == pytest.approx(math.exp(np.log(FAST).mean()))
     assert row["value"] == pytest.approx(row["base_value"] / 1.1)
     assert (row["better"], row["note"]) == (False, "")
+
+
+def test_a_p_value_is_for_speed_and_memory_together():
+    """t(8) exceeds 2.306 in either direction with a probability of 5 %, for one of two figures with 10 %."""
+    error = math.sqrt(2 * np.log(FAST).var(ddof=1) / 5)
+    found = differences(runs_of(fast=FAST, slow=[rate * math.exp(-2.306 * error) for rate in FAST]))
+    assert found["p"]["slow"] == pytest.approx(0.10, abs=1e-4)
 
 
 def test_a_named_baseline_and_other_columns():
@@ -218,7 +224,7 @@ def test_failed_and_unusable_runs_count_and_have_no_value():
     assert found["verdict"]["d"] == "too few runs"
     assert found["words"]["d"] == "too few runs (0 and 5 runs; 4 of each are needed)"
     few = differences(runs_of(a=[100.0], b=[50.0], c=[80.0, 81.0]))["words"]["b"]
-    assert few == f"too few runs: {MINUS}50.0 % (1 and 1 runs; {MIN_RUNS} of each are needed)"
+    assert few == f"too few runs: {MINUS}50.0 % (1 and 1 runs; 4 of each are needed)"
     assert differences(runs_of(a=[None], b=[None])).empty
     assert differences(runs_of(a=FAST)).empty
 
@@ -352,9 +358,10 @@ def test_a_setting_counts_as_at_least_as_noisy_as_the_median_one():
     quiet, usual = [1000.0] * 4, [1000.0 * math.exp(x) for x in (-0.03, -0.01, 0.01, 0.03)]
     noisy = [1000.0 * math.exp(10 * x) for x in (-0.03, -0.01, 0.01, 0.03)]
     table = differences(runs_of(quiet=quiet, usual=usual, noisy=noisy), baseline="quiet")
-    # v = 0.002 / 3; 3 degrees of freedom: error^2 = v / 4 + v / 4
-    half = quantile(0.025, 3, 3) / math.sqrt(2) * math.sqrt(2 * 0.002 / 3 / 4)
-    assert table.loc["usual", "high_pct"] == pytest.approx(100 * math.expm1(half), rel=1e-6)
+    # The studentized range of 3 groups with 3 degrees of freedom exceeds 7.66 in 2.5 %.
+    # v = 0.002 / 3: error^2 = v / 4 + v / 4
+    half = 7.6605 / math.sqrt(2) * math.sqrt(2 * 0.002 / 3 / 4)
+    assert table.loc["usual", "high_pct"] == pytest.approx(100 * math.expm1(half), rel=1e-4)
     # 3 degrees of freedom again: error^2 = v / 4 + 100 v / 4
-    half = quantile(0.025, 3, 3) / math.sqrt(2) * math.sqrt(101 * 0.002 / 3 / 4)
-    assert table.loc["noisy", "high_pct"] == pytest.approx(100 * math.expm1(half), rel=1e-6)
+    half = 7.6605 / math.sqrt(2) * math.sqrt(101 * 0.002 / 3 / 4)
+    assert table.loc["noisy", "high_pct"] == pytest.approx(100 * math.expm1(half), rel=1e-4)

@@ -94,6 +94,12 @@ def test_drift_by_hand():
     assert all(map(math.isnan, drift(np.ones(9))))
 
 
+def test_single_slow_steps_are_no_drift():
+    times = np.ones(60)
+    times[30::3] = 10.0  # one step of three in the last ten of twenty blocks
+    assert drift(times) == (0, 1)
+
+
 def samples(clock, busy=100.0, gpu=0):
     rows = [
         {"t_s": 2.0 + t_s, "gpu": gpu, "util_pct": busy, "sm_clock_mhz": mhz}
@@ -122,6 +128,15 @@ def test_a_run_far_from_its_repeats_is_an_outlier_and_stays():
     assert [Flag.OUTLIER in one for one in found["flags"]] == [False] * 3 + [True] + [False] * 3
     assert found["words"][3].endswith("% from the median of the setting's runs")
     assert found["off_pct"][4:].isna().all()  # which of two is the odd one is unknown
+
+
+@pytest.mark.parametrize(("odd_pct", "is_outlier"), [(9, False), (11, True)])
+def test_an_outlier_is_three_and_a_half_deviations_from_the_median(odd_pct, is_outlier):
+    """The median of 2, 2, 2 and `odd_pct` is 2, which is a deviation of 2 x 1.4826: 3.5 of them are 10.4 %."""
+    rates = [100.0, 98, 98, 102, 100 + odd_pct]
+    found = flags(pd.DataFrame([a_run(tokens_per_s=rate)[0] for rate in rates]))
+    assert list(found["off_pct"]) == pytest.approx([0, -2, -2, 2, odd_pct])
+    assert [Flag.OUTLIER in one for one in found["flags"]] == [False] * 4 + [is_outlier]
 
 
 SETTING = {
@@ -193,6 +208,13 @@ def test_losses_of_runs_that_did_not_end_well_are_not_compared():
             .all()
         )
         assert loss_gaps_pct(runs).loc[2].isna().all()
+
+
+@pytest.mark.parametrize("column", ["skipped_steps", "skipped_warmup_steps"])
+def test_a_run_that_skipped_steps_trained_less(column):
+    found = loss_gaps_pct(table(losses(10.0, 5.0), losses(10.0, 8.0, **{column: 2})))
+    assert list(found["first_loss_gap_pct"]) == [0, 0]
+    assert found["last_loss_gap_pct"].isna().all()
 
 
 def test_repeats_train_alike_or_are_flagged():

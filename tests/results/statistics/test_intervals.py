@@ -3,10 +3,11 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dsnb.results.statistics import intervals
-from dsnb.results.statistics.intervals import Moments, Verdict
+from dsnb.results.statistics.intervals import Moments, Setting, Verdict, settings_of
 from tests.support.noisy_pages import KINDS, against_the_best, noise
 
 RELEVANCE, CONFIDENCE = 0.02, 0.95
@@ -30,6 +31,23 @@ def test_welch_by_hand():
 def verdict(estimate, low, high, fewest=5, relevance=RELEVANCE):
     bounds = intervals.Intervals(*(np.log1p(np.array([value])) for value in (estimate, low, high)))
     return intervals.verdicts(bounds, np.array([fewest]), relevance)[0]
+
+
+def test_a_run_that_is_not_ok_counts_in_no_value():
+    statuses = ["ok", "nan", "ok", "ok"]
+    rates = [100.0, 900.0, 104.0, None]
+    runs = pd.DataFrame({"experiment": "a", "status": statuses, "tokens_per_s": rates})
+    setting = settings_of(runs, "experiment", "tokens_per_s")["a"]
+    assert np.exp(setting.values) == pytest.approx([100, 104])
+    assert setting.median == 102
+    assert setting.failed == 1
+    assert setting.unusable == 1
+
+
+def test_a_host_counts_as_the_mean_of_its_runs():
+    hosts = ("a", "a", "b", "a")
+    setting = Setting(np.array([1.0, 2.0, 4.0, 6.0]), hosts, median=3.0, failed=0, unusable=0)
+    assert setting.by_host.tolist() == [3.0, 4.0]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from dsnb.base.errors import SettingsError
 from dsnb.results.runs.labels import METRIC_LABELS
 from dsnb.results.statistics.comparisons import differences
-from dsnb.results.statistics.summary import STATISTICS, summarize
+from dsnb.results.statistics.summary import STATISTICS, summarize, timing
 
 RUNS = pd.DataFrame(
     {
@@ -46,6 +46,21 @@ def test_other_figures_and_single_columns_are_chosen_by_name():
     assert table["mfu_n"].to_dict() == {"a": 2, "b": 0}
     every = [f"{metric}_{name}" for metric in METRIC_LABELS for name in STATISTICS]
     assert list(summarize(RUNS, metrics="all").columns) == ["n", "n_failed", *every, "varies"]
+
+
+def test_the_figures_of_a_run_that_is_not_ok_are_in_no_statistic():
+    """A run that diverged has a speed and memory, too."""
+    runs = RUNS.assign(status=["ok", "nan", "ok"])
+    assert summarize(runs)["tokens_per_s_median"].to_dict() == {"a": 90.0, "b": 80.0}
+    assert summarize(runs, metrics=["tokens_per_s"])["tokens_per_s_n"].to_dict() == {"a": 1, "b": 1}
+
+
+def test_what_is_no_step_is_the_notebook_less_warm_up_and_timed_steps():
+    phases = {"start_s": 1.0, "build_s": 2.0, "warmup_s": 4.0, "timed_s": 8.0, "stop_s": 1.0}
+    runs = RUNS.assign(**phases, wall_s=16.0, notebook_s=[20.0, 22.0, None])
+    table = timing(runs)
+    assert table["outside_steps"].to_dict() == {"a": 21 - 4 - 8, "b": 16 - 4 - 8}
+    assert table["build"].to_dict() == {"a": 2, "b": 2}
 
 
 @pytest.mark.parametrize(

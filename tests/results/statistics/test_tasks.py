@@ -7,8 +7,7 @@ import pytest
 
 import dsnb
 from dsnb.results.runs import labels
-from dsnb.results.runs.labels import span
-from dsnb.results.runs.number_text import fixed, significant
+from dsnb.results.runs.number_text import fixed, significant, span
 from dsnb.results.runs.templates import fill
 from dsnb.results.statistics.setting_axes import variants, varying, with_setting_axes
 from dsnb.results.statistics.tasks import is_fine_tuning, tasks

@@ -128,6 +128,16 @@ def test_figures_that_agree_but_for_rounding_do_agree():
     assert found(settings={"gpus": 4}) is not None
     assert found(settings={"tensor_parallel": 2}) is not None
     assert found(settings={"tensor_parallel": 2, "micro_batch_size": 8}) is None
+    assert found(settings={"pipeline_parallel": 2}) is not None
+    assert found(settings={"pipeline_parallel": 2, "grad_accum": 2}) is None
+    assert found(settings={"grad_accum": 2, "micro_batch_size": 2}) is None
+    assert found(tokens_per_s_per_gpu=980.0) is not None  # on two GPUs
+    assert found(step_time_mean_s=0.51) is not None
+    assert found(steps=TimedSteps(10, 10, 0.51, 1000.0)) is not None
+    assert found(steps=TimedSteps(10, 10, 0.5, 1020.0)) is not None
+    assert found(steps=TimedSteps(10, 9, 0.5, 1000.0)) is not None
+    rows = [{"step": 1, "step_time_s": 0.25, "tokens": 40}, {"step": 1, "step_time_s": 0.75}, {}]
+    assert TimedSteps.of(rows) == TimedSteps(3, 2, 0.5, 40.0)
 
 
 def test_exit_codes_tell_the_ranks_where_no_figure_does():

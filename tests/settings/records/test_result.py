@@ -13,8 +13,10 @@ from dsnb.measure.launcher.folder import prepare
 from dsnb.measure.sweep.params import load_sweep
 from dsnb.measure.sweep.run import is_finished
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.records.columns import STATUSES
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import Result
+from dsnb.settings.records.run_record import RunRecord
 from dsnb.settings.records.shortage import Shortage
 from tests import ROOT
 from tests.support import whole
@@ -75,6 +77,20 @@ def test_a_run_whose_record_is_not_whole_is_made_again_and_a_row_says_why(sweep,
     row = runs.set_index("run_dir").loc[str(run.paths.dir)]
     assert (row["status"], row["cause"]) == ("interrupted", f"{problem}; start the sweep again")
     assert (runs["status"] == "ok").sum() == len(sweep.runs) - 1
+
+
+HAS_ENDED = {
+    "ok": True, "oom": True, "nan": True, "untrained": True, "failed": True, "timeout": True, "interrupted": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_run_is_repeated_if_it_was_interrupted_and_on_request_if_it_is_not_ok(sweep, status):
+    run = sweep.runs[0]
+    change(run.paths.result, status=status, cause=None if status == "ok" else "it says why")
+    assert is_finished(run) == HAS_ENDED[status]
+    assert RunRecord(run.paths).is_finished() == HAS_ENDED[status]
+    assert is_finished(run, retry=True) == (status == "ok")
 
 
 def test_misplaced_runs_go_by_their_settings_and_a_renamed_experiment_keeps_its_name(
@@ -143,6 +159,32 @@ def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
             "use several GPUs with zero_stage 3",
             "raise zero_stage",
         ),
+        # Ranks that share a model have no states of their own to share.
+        (
+            "optimizer",
+            {"gpus": 4, "zero_stage": 1, "tensor_parallel": 2},
+            "raise zero_stage (1) to 2: 2 ranks",
+            "use several GPUs",
+        ),
+        (
+            "optimizer",
+            {"gpus": 4, "zero_stage": 1, "tensor_parallel": 2, "pipeline_parallel": 2},
+            "use several GPUs with zero_stage 3",
+            "raise zero_stage",
+        ),
+        (
+            "optimizer",
+            {"gpus": 2, "zero_stage": 3, "offload": "optimizer-cpu"},
+            "zero_stage 3, offload all-cpu",
+            "offload optimizer-cpu",
+        ),
+        (
+            "backward",
+            {"loss": "chunked"},
+            "activation_checkpointing on | lower seq_len",
+            "set loss",
+        ),
+        ("loss", {"micro_batch_size": 4}, "lower micro_batch_size (4)", "free memory"),
         (
             "backward",
             {"activation_checkpointing": True, "checkpoint_every": 2},
@@ -183,3 +225,24 @@ def test_the_memory_at_hand(tmp_path, exit_code, settings, expected):
     assert peers.shortage().of_host == (settings.get("device") == "cpu")
     run.environment.unlink()
     assert result.shortage().capacity_gib == settings.get("memory_limit_gib")
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        ("ok", None),
+        ("oom", "use several GPUs with zero_stage 3: on one, there is nothing to share the model states with"),
+        ("nan", "lower learning_rate, or use precision bf16 or fp32"),
+        ("untrained", "raise learning_rate, or, in fp16, warmup_steps until the loss scale has settled; "
+                      "use bf16 or fp32"),
+        ("failed", "read the log; `dsnb doctor` says what this machine can run"),
+        ("timeout", "raise the limit that it names, or lower steps or grad_accum"),
+        ("interrupted", "start it again; a sweep repeats only its unfinished runs"),
+    ],
+)  # fmt: skip
+def test_what_to_do_after_each_status(tmp_path, status, sentence):
+    run = RunPaths(tmp_path)
+    json_files.write_json(run.experiment, {"device": "cuda", "gpus": 1})
+    result = Result(status, None, {}, {}, {"oom_phase": "optimizer"}, tmp_path)
+    assert (result.shortage() is not None) is (status == "oom")
+    assert result.advice()[:1] == ([sentence] if sentence else [])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).with_name("examples")
+CLASSES = {"fsdp_kept": "FsdpKept", "ddp_rounded": "DdpRounded"}
 SETTINGS = {
     "model": "opt-tiny",
     "gpus": 2,
@@ -28,17 +29,23 @@ import json, sys
 from pathlib import Path
 from dsnb import Experiment, launch
 from dsnb.base.files import json_files
+from dsnb.measure.launcher.local import shared_servers
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.strategies import ModelSize
 
 model = ModelSize(parameters=1000, trained=1000, layers=2, hidden=10)
-for number, settings in enumerate(json.loads(sys.argv[1])):
+
+def train(settings):
     experiment = Experiment(**settings)
-    folder = f"{sys.argv[2]}/{number}"
-    launch(experiment, folder, progress=False).raise_for_status()
+    run = RunPaths(Path(sys.argv[2], experiment.strategy))
+    launch(experiment, run.dir, progress=False).raise_for_status()
     traffic = experiment.parallel_strategy.traffic(experiment, model)
-    losses = [row["loss"] for row in json_files.read_lines(RunPaths(Path(folder)).steps)]
+    losses = [row["loss"] for row in json_files.read_lines(run.steps)]
     print(json.dumps([experiment.name, experiment.label, vars(traffic), losses]))
+
+with shared_servers({"cpu"}):
+    for settings in json.loads(sys.argv[1]):
+        train(settings)
 """
 
 
@@ -60,27 +67,37 @@ def without_fork_server():
     }
 
 
-@pytest.mark.parametrize(
-    ("example", "class_name", "label", "of_step", "tolerance"),
-    [
-        ("fsdp_kept", "FsdpKept", "FSDP, weights kept", {"all_gather": 2 * 1000 * 4 / 2}, 1e-4),
-        ("ddp_rounded", "DdpRounded", "DDP, bf16 buckets", {"all_reduce": 1000 * 2}, 2e-2),
-    ],
-)
-def test_a_strategy_in_one_file_trains_as_one_process_does(
-    tmp_path, example, class_name, label, of_step, tolerance
-):
-    install(example, class_name, tmp_path)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    asked = [{**SETTINGS, "strategy": example}, {**SETTINGS, **ONE_PROCESS}]
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train with each example and in one process; give the name, label, traffic and losses of each."""
+    home = tmp_path_factory.mktemp("strategies")
+    for example, class_name in CLASSES.items():
+        install(example, class_name, home)
+    path = os.pathsep.join([str(home), *filter(None, [os.environ.get("PYTHONPATH")])])
+    asked = [*({**SETTINGS, "strategy": name} for name in CLASSES), {**SETTINGS, **ONE_PROCESS}]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(asked), str(tmp_path / "runs")],
+        [sys.executable, "-c", PROGRAM, json.dumps(asked), str(home / "runs")],
         env={**without_fork_server(), "PYTHONPATH": path},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    (name, shown, traffic, losses), (*_, expected) = map(json.loads, done.stdout.splitlines())
+    found = map(json.loads, done.stdout.splitlines())
+    return dict(zip([*CLASSES, "plain"], found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("example", "label", "of_step", "tolerance"),
+    [
+        ("fsdp_kept", "FSDP, weights kept", {"all_gather": 2 * 1000 * 4 / 2}, 1e-4),
+        ("ddp_rounded", "DDP, bf16 buckets", {"all_reduce": 1000 * 2}, 2e-2),
+    ],
+)
+def test_a_strategy_in_one_file_trains_as_one_process_does(
+    trained, example, label, of_step, tolerance
+):
+    name, shown, traffic, losses = trained[example]
+    (*_, expected) = trained["plain"]
     assert name.startswith(f"{example}_fp32_gpus2_bs1_sl32_ga2")
     assert shown == label
     assert {what: traffic[what] for what in of_step} == of_step

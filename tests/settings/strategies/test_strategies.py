@@ -80,6 +80,15 @@ def test_zero_sends_whole_gradients_and_from_stage_1_gathers_weights():
         assert (step["all_reduce"], step["all_gather"]) == (reductions * reduced, gathered)
     step = sent(gpus=4, zero_stage=3)  # a small model stays gathered between the passes
     assert (step["all_gather"], step["reduce_scatter"]) == (gathered, gathered)
+    step = sent(zero_stage=3, **accumulated)
+    assert (step["all_gather"], step["reduce_scatter"]) == (5 * gathered, 5 * gathered)
+
+
+def test_zero_3_keeps_what_it_may_and_gathers_the_rest_twice():
+    """Of 1,000 weights 500 may stay, but only 250 of them are used again soon enough."""
+    keys = {"stage3_max_live_parameters": 500, "stage3_max_reuse_distance": 250}
+    step = sent(gpus=4, zero_stage=3, deepspeed={"zero_optimization": keys})
+    assert step["all_gather"] == 1.75 * 1000 * 2 * 3 / 4
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import made_up
 from tests.support.browser import Watched
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -61,7 +61,7 @@ def lab(tmp_path):
         yield address
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(WAIT_S)
 
 
 def answers(url):

@@ -332,6 +332,12 @@ def test_what_is_shown_is_saved(runs, page):
     rates = [float(row["tokens/s/GPU"]) for row in rows if row["tokens/s/GPU"]]
     assert rates == sorted(rates, reverse=True)
     assert sorted(rates) == pytest.approx(sorted(plain["tokens_per_s_per_gpu"].dropna()), rel=1e-14)
+    for heading, shown in {  # in the units of the headings
+        "MFU (%)": 100 * plain["mfu"],
+        "GPU memory left (%)": 100 * (1 - plain["device_memory_gib"] / 140),
+    }.items():
+        told = [float(row[heading]) for row in rows if row[heading]]
+        assert sorted(told) == pytest.approx(sorted(shown.dropna()), rel=1e-12)
     assert {row["cause"] for row in rows if row["status"] == "oom"} == {
         "rank 0: CUDA out of memory"
     }

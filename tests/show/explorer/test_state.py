@@ -71,6 +71,28 @@ def test_a_brush_selects_between_its_edges_and_never_what_was_not_measured(runs,
     assert explorer.state["brush"] is None
 
 
+def test_a_brush_includes_its_edges(runs, explorer):
+    memory = runs["peak_allocated_gib"][runs["tokens_per_s_per_gpu"].notna()].sort_values()
+    low, high = memory.iloc[[10, 20]]
+    explorer.set(brush={"x": [low, high], "y": [0, 1e9]})
+    assert sorted(explorer.selection["peak_allocated_gib"]) == list(memory.iloc[10:21])
+
+
+def test_days_are_those_of_the_tokens_entered_or_usual_for_the_runs_task():
+    """20 tokens a parameter of OPT-1.3B are 26 billion to two digits; of an unknown model, 100 billion."""
+    day_s = 24 * 3600
+    runs = made_up.runs(4, repeats=1, gpus=[1]).assign(
+        status="ok",
+        model=["opt-1.3b", "opt-1.3b", "unheard of", "unheard of"],
+        tokens_per_s=[1000.0, 2000.0, 1000.0, 2000.0],
+    )
+    explorer = dsnb.explore(runs)
+    usual = state.values(explorer.data, explorer.state, "days")
+    assert usual == pytest.approx([26e6 / day_s, 13e6 / day_s, 100e6 / day_s, 50e6 / day_s])
+    explorer.set(train_tokens=1000.0 * day_s)
+    assert state.values(explorer.data, explorer.state, "days").tolist() == [1, 0.5, 1, 0.5]
+
+
 def test_settings_of_how_gpus_share_the_training_select_their_runs(runs):
     runs = runs.assign(strategy="deepspeed")
     explorer = dsnb.explore(runs)

@@ -18,6 +18,7 @@ from dsnb.prediction.recommend import held_by_host
 from dsnb.prediction.target import Target
 from dsnb.settings.params_file import combinations, read_params
 from dsnb.settings.records.result import Result
+from dsnb.settings.records.run_record import RunRecord
 from dsnb.show.form import measure
 from dsnb.show.form.measure import Measuring, decide_by_runs
 from dsnb.show.form.recommend import write
@@ -25,7 +26,7 @@ from tests import ROOT
 from tests.prediction.made_up import trace_nothing
 from tests.settings.records.test_result import make
 from tests.support.small_sweep import light_server
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 
 SMALL = {"precision": "fp32", "strategy": "deepspeed", "zero_stage": [0, 1], "loss": "whole", "steps": 3,
          "activation_checkpointing": False, "checkpoint_every": 1, "micro_batch_size": 2}  # fmt: skip
@@ -80,7 +81,7 @@ def test_stopped_by_ctrl_c_the_same_command_goes_on(tmp_path):
         wait_until(lambda: len([*out.glob("*/run*/result.json")]) == 2, "two results")
         one.send_signal(signal.SIGINT)
         said = one.stderr.read().decode().splitlines()
-        assert one.wait(60) == 130
+        assert one.wait(WAIT_S) == 130
     assert said[-1] == "interrupted: finished runs are kept, start the same command again to go on"
     assert any(line.startswith("measuring setting 1: zs") for line in said)
     before = {file: file.stat().st_mtime_ns for file in out.glob("*/run*/result.json")
@@ -226,6 +227,20 @@ def test_a_step_that_takes_long_is_measured_with_fewer_micro_batches():
     assert measure.candidate(one, on, {"steps": 20}).run.steps == 20
 
 
+def test_runs_of_a_shortened_setting_have_the_speed_of_the_whole_one(monkeypatch, tmp_path):
+    """The made runs have 100 and 200 tokens/s; whole settings are three times as fast."""
+    short = dsnb.Experiment(model="gpt2-tiny", device="cpu", precision="fp32", steps=5)
+    measuring = Measuring(tmp_path / "out", on_gpu("H200", "nvlink"), {}, minutes=None)
+    measuring.started[short.name] = measure.Candidate(short, short, factor=3.0, repeats=2)
+
+    def run_last(sweep):
+        make(sweep.runs[-1])
+        return [Result.of(RunRecord(sweep.runs[-1].paths))]
+
+    monkeypatch.setattr(measure, "run_sweep", run_last)
+    assert measuring.execute()["tokens_per_s"].tolist() == [300, 600]
+
+
 @pytest.mark.usefixtures("_no_torch")
 def test_only_one_task_on_the_gpu_of_this_machine_is_measured():
     asked = [
@@ -294,6 +309,12 @@ def test_a_model_that_this_machine_cannot_hold_is_refused_before_anything_is_tra
     assert said
     assert 105 <= float(said[1]) < 125
     assert not (tmp_path / "out").exists()
+
+
+def test_shortages_are_settings_that_ran_out_of_memory():
+    statuses = ["oom", "oom", "oom", "failed", "ok"]
+    runs = pd.DataFrame({"experiment": ["a", "a", "b", "c", "d"], "status": statuses})
+    assert measure.shortages(runs) == 2
 
 
 def test_settings_that_are_too_large_are_not_tried(monkeypatch):

@@ -77,6 +77,15 @@ def test_hostile_text_stays_text():
         assert "<b>" not in shown
 
 
+def test_names_of_rows_and_columns_stay_text():
+    table = pd.DataFrame({"<b>column": ["<b>cell"]}, index=pd.Index(["<b>row"], name="<b>rows"))
+    shown = str(tables.to_html(table))
+    assert "<b>" not in shown
+    assert [shown.count(f"&lt;b&gt;{name}") for name in ("rows", "column", "row<", "cell")] == [
+        1
+    ] * 4
+
+
 def test_the_environment_says_when_and_how_it_was_measured():
     runs = runs_of(a=[1.0, 2.0]).assign(
         gpu_name=["H200", None], date_utc=["2026-11-24T09:00", "2026-11-22T10:00"]
@@ -117,7 +126,6 @@ def test_settings_say_where_they_are_unknown():
         )
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("content", [b"question: 2024-99-99", b"\xff"])
 def test_the_heading_reads_a_params_file_as_a_sweep_does(tmp_path, content):
     (tmp_path / "params.yaml").write_bytes(content)
@@ -154,6 +162,23 @@ def test_few_runs_show_their_range_and_four_a_deviation():
     ]
     assert summary["peak_allocated_gib_n"].eq(0).all()
     assert "utilization" not in str(by_task.medians(runs))
+
+
+def test_figures_are_shown_in_the_unit_of_their_heading():
+    """Seconds as milliseconds, shares as per cent, kWh as Wh; GiB, watts and hours as they are."""
+    stored = {
+        "step_time_mean_s": 0.0125, "forward_s": 0.0025, "mfu": 0.375, "step_skew": 0.0125, "run_energy_kwh": 0.0625,
+        "peak_allocated_gib": 12.5, "power_w": 412.0, "samples_per_s": 12.5, "cost": 1.25,
+    }  # fmt: skip
+    shown = tables.format_summary(
+        summarize(runs_of(a=[None]).assign(status="ok", **stored), metrics="all")
+    )
+    texts = {
+        "step time (ms)": "12.5", "forward (ms)": "2.5", "MFU (%)": "37.5", "step skew (%)": "1.2",
+        "energy of the run (Wh)": "62.5", "peak memory allocated (GiB)": "12.50", "power (W)": "412",
+        "samples/s": "12.5", "cost of the run": "1.25",
+    }  # fmt: skip
+    assert shown.loc["a", list(texts)].to_dict() == texts
 
 
 FAST, SLOW = "gpt2, sequence 512", "bloom-560m, sequence 512"

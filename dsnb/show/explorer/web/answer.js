@@ -1,25 +1,24 @@
-// The answer, and comparisons of two settings: arithmetic and sorting over data from dsnb/results/answers/decide.py, in the sentences of
-// dsnb/results/answers/sentences.toml.
+// The answer, and comparisons of two settings, with data and templates of dsnb/results/answers.
 
 const PART = /\[([^[\]]*)\]/;
 const PLACE = /\{(\w+)(?::([^|}]*)\|([^}]*))?\}/g;
 
-// Fill a template with texts by name. A part in brackets is left out if one of its texts is missing; outside of brackets, a missing text
-// empties the result. `{name:singular|plural}` depends on whether the text is "1".
+// Fill a template with facts, as `fill` in dsnb/results/runs/templates.py does.
 const fill = (template, facts) => {
-  const isFull = (text) => [...text.matchAll(PLACE)].every(([, name]) => facts[name]);
+  const isKnown = ([, name]) => (facts[name] ?? "") !== "";
+  const isFull = (text) => [...text.matchAll(PLACE)].every(isKnown);
   let text = template;
   while (PART.test(text)) text = text.replace(PART, (_, part) => (isFull(part) ? part : ""));
-  if (!isFull(text)) return "";
-  return text.replace(PLACE, (_, name, one, more) => (one === undefined ? facts[name] : facts[name] === "1" ? one : more));
+  const noun = (name, one, more) => (String(facts[name]) === "1" ? one : more);
+  const fact = (_, name, one, more) => (one === undefined ? facts[name] : noun(name, one, more));
+  return isFull(text) ? text.replace(PLACE, fact) : "";
 };
 
 // A task: its candidates by row, and the intervals of pairs of its settings.
 class Task {
   constructor(model, { candidates: columns, ...task }) {
     Object.assign(this, task, { model });
-    const words = ["kind", "unit", "model", "setting", "place", "origin", "basis", "rests", "short", "gain", "edge", "batch"];
-    const read = (name, value) => (words.includes(name) ? model.texts[value] : value);
+    const read = (name, value) => (model.textColumns.includes(name) ? model.texts[value] : value);
     const row = (_, place) => Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, read(name, column[place])]));
     this.candidates = columns.experiment.map(row);
   }
@@ -36,25 +35,24 @@ class Task {
     const [factor, ofHosts] = [stored.factor[place], stored.other[place]];
     if (factor === null && !ofHosts) return null; // too few runs
     const order = first[place] === sides[0] ? [0, 1] : [1, 0];
-    const [baseN, n] = ofHosts ? order.map((side) => ofHosts[side]) : sides.map((side) => stored.n[side]);
+    const [base_n, n] = ofHosts ? order.map((side) => ofHosts[side]) : sides.map((side) => stored.n[side]);
     const means = ofHosts ? order.map((side) => ofHosts[2 + side]) : sides.map((side) => stored.values[side]);
     const values = name === "days" ? means.map((rate) => (state.train_tokens || this.tokens) / rate / 86400) : means;
-    return { baseN, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[stored.note[place]] ?? "" };
+    return { base_n, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[stored.note[place]] ?? "" };
   }
 }
 
 // The two sides of a comparison: what Python found of two settings, or the medians of some runs, which have no interval.
 const ofRuns = (model, name, base, other, state) => {
   const [ours, theirs] = [base, other].map((runs) => model.spread(name, null, state, runs));
-  return { baseN: ours.n, n: theirs.n, counted: "run", values: [ours.median, theirs.median], reach: NaN, note: "" };
+  return { base_n: ours.n, n: theirs.n, counted: "run", values: [ours.median, theirs.median], reach: NaN, note: "" };
 };
 const ofSettings = (model, name, base, other, state) => {
   const [ours, theirs] = [base, other].map((experiment) => model.whole.get(experiment));
   return model.tasks[model.taskCodes[ours[0]]].pair(name, base, other, state) ?? ofRuns(model, name, ours, theirs, state);
 };
 
-// The change from the base to the other side and its interval, as ratios minus 1: { change, low, high }, and for percentages also in `points`.
-// The ratio is multiplied by `per`.
+// The change and its interval, as ratios (times `per`) minus 1; of percentages also in `points`.
 const comparison = (model, name, sides, per = 1) => {
   const { values: [base, other], reach } = sides;
   const [ratio, difference] = [(per * other) / base, other - base];
@@ -65,8 +63,8 @@ const comparison = (model, name, sides, per = 1) => {
 };
 
 // The name of the `verdict.*` template for an interval, given the smallest relevant difference.
-const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) => {
-  if (Math.min(n, baseN) < fewestRuns) return "too few runs";
+const verdictOf = ({ low, high, change, n, base_n }, relevance, { fewestRuns }) => {
+  if (Math.min(n, base_n) < fewestRuns) return "too few runs";
   if (Number.isNaN(low)) return "none"; // of many settings, not all pairs are in the page
   if (Math.max(Math.abs(low), Math.abs(high)) <= relevance) return "no larger difference";
   return (low > 0 || high < 0) && Math.abs(change) >= relevance ? "likely" : "unclear";
@@ -74,16 +72,16 @@ const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) =
 
 // A comparison in words: `text` for the change, `reason` for the rest.
 const inWords = (model, name, sides, state) => {
-  const { templates, limits } = model;
   const result = comparison(model, name, sides);
-  const verdict = verdictOf(result, state.relevance, limits);
+  const verdict = verdictOf(result, state.relevance, model.limits);
   const unit = result.points ? "points" : "%";
-  const sizes = result.points ? result.points.map((one) => model.factor(name) * one) : [result.change, result.low, result.high].map((one) => 100 * one);
+  const factor = result.points ? model.factor(name) : 100;
+  const { points, change: ratio, low: least, high: most } = result;
+  const sizes = (points ?? [ratio, least, most]).map((one) => factor * one);
   const text = (size, plus) => `${signed(size, plus)} ${unit}`;
   const [change, low, high] = sizes.map((size) => text(size, "+"));
   const largest = text(Math.max(...sizes.slice(1).map(Math.abs)));
-  const facts = { low, high, largest, n: String(result.n), base_n: String(result.baseN), counted: result.counted, needed: String(limits.fewestRuns) };
-  const reason = fill(templates[`verdict.${verdict}`], facts);
+  const reason = model.say(`verdict.${verdict}`, { ...sides, low, high, largest });
   return { ...result, verdict, text: Number.isFinite(sizes[0]) ? change : "", reason };
 };
 
@@ -95,15 +93,14 @@ const compared = (model, name, base, other, state) => {
 
 const LEAST = { time: "days", gpu_hours: "hours", cost: "cost", memory: "memory" };
 
-// Hours in the largest unit that is at least one.
-const duration = (model, hours) => {
-  const [size, noun] = model.words.hours.find(([least]) => hours >= least) ?? model.words.hours.at(-1);
+// Hours, and tokens, in the largest unit of which there is at least one.
+const duration = ({ words }, hours) => {
+  const [size, noun] = words.hours.find(([least]) => hours >= least) ?? words.hours.at(-1);
   const text = significant(hours / size);
   return `${text} ${noun}${text === "1" ? "" : "s"}`;
 };
-
-const amount = (model, tokens) => {
-  const [size, word] = model.words.sizes.find(([least]) => tokens >= least) ?? [1, ""];
+const amount = ({ words }, tokens) => {
+  const [size, word] = words.sizes.find(([least]) => tokens >= least) ?? [1, ""];
   return `${significant(tokens / size, 6)} ${word}`.trim();
 };
 
@@ -114,6 +111,7 @@ class Answer {
   // `state` holds the question: train_tokens, objective, gpus_at_hand, global_batch, prices, currency, relevance.
   constructor(model, task, state) {
     Object.assign(this, { model, task, state, tokens: state.train_tokens || task.tokens });
+    this.fill = model.say.bind(model);
     this.measured = task.candidates.map((one) => this.option(one));
     const isHeld = (one) => !state.global_batch || one.global_batch === state.global_batch;
     this.eligible = this.measured.filter((one) => isHeld(one) && (!state.gpus_at_hand || one.gpus <= state.gpus_at_hand));
@@ -129,7 +127,7 @@ class Answer {
     [this.best, this.second] = this.options;
   }
 
-  // Ranked options, the first with enough runs before a better one with fewer if the gain is irrelevant: `_repeated_first` in decide.py.
+  // Ranked options, the first with enough runs before a better one with fewer if the gain is irrelevant: `_ranked` in decide.py.
   repeatedFirst(options) {
     const { objective, relevance } = this.state;
     const least = LEAST[objective];
@@ -150,33 +148,29 @@ class Answer {
     return { ...one, days: hours / one.gpus / 24, hours, price, energy, cost: price === null ? NaN : hours * price };
   }
 
-  fill(name, facts = {}) {
-    const { maxDays, goalDays, unstableTimes } = this.model.limits;
-    return fill(this.model.templates[name], { max_days: String(maxDays), goal_days: String(goalDays), unstable_times: String(unstableTimes), ...facts });
-  }
-
-  // The tokens to train on, in words; nobody gave a number of those that are assumed.
-  tokensText() {
-    const tokens = amount(this.model, this.tokens);
-    return this.state.train_tokens ? tokens : `${this.model.words.assumed} ${tokens}`;
-  }
-
-  // The sentences of the card, by line.
   words() {
     const { best, state, options, model, task } = this;
     if (!best) return { headline: this.whyNot() };
-    const gib = (value) => (value === null ? "" : significant(value));
+    const known = (value) => (value === null || Number.isNaN(value) ? "" : significant(value));
+    const tokens = amount(model, this.tokens);
     const facts = {
-      ...best, n: String(best.n), failed: best.failed ? fixed(best.failed, 0) : "",
-      rate: significant(best.rate), tokens: this.tokensText(), duration: duration(model, 24 * best.days), hours: significant(best.hours),
-      energy: Number.isNaN(best.energy) ? "" : significant(best.energy), cost: this.cost(best) || this.fill("no_cost"),
-      memory_name: task.memory, memory: gib(best.memory), capacity: gib(best.capacity), memory_word: best.memory === null ? "" : "memory",
+      ...best, failed: best.failed ? fixed(best.failed, 0) : "", rate: significant(best.rate),
+      tokens: state.train_tokens ? tokens : `${model.words.assumed} ${tokens}`,
+      duration: duration(model, 24 * best.days), hours: significant(best.hours),
+      energy: known(best.energy), cost: this.cost(best) || this.fill("no_cost"),
+      memory_name: task.memory, memory: known(best.memory), capacity: known(best.capacity),
+      memory_word: best.memory === null ? "" : "memory",
     };
     const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
-    const number = options.length > 1 ? fixed(options.length, 0) : "";
-    const kicker = this.fill("kicker", { best: fill(model.words.best[state.objective], best), options: number, basis: isOfOneBasis ? best.basis : "" });
-    const lines = { gain: best.gain, note: this.note(), following: this.following(), edge: best.edge, basis: this.fill("basis", facts), take: best.take };
-    const counts = { settings: fixed(this.measured.length, 0), needed: String(model.limits.fewestSettings) };
+    const kicker = this.fill("kicker", {
+      best: fill(model.words.best[state.objective], best),
+      options: options.length > 1 ? fixed(options.length, 0) : "",
+      basis: isOfOneBasis ? best.basis : "",
+    });
+    const basis = this.fill("basis", facts);
+    const lines = { ...best, note: this.note(), following: this.following(), basis };
+    const settings = fixed(this.measured.length, 0);
+    const counts = { settings, needed: model.limits.fewestSettings };
     const headline = task.few ? this.fill("headline.few", { ...facts, ...counts }) : this.fill("headline", facts);
     if (!this.isBeyond) return { ...lines, kicker, headline, costs: this.fill("costs", facts) };
     return { ...lines, headline: this.fill("headline.beyond", this.least("days")), costs: this.beyond(facts) };
@@ -184,7 +178,9 @@ class Answer {
 
   whyNot() {
     const { task, state, measured } = this;
-    if (task.case) return this.fill(`headline.${task.case}`, { runs: String(task.runs), several: task.runs > 1 ? String(task.runs) : "" });
+    const { runs } = task;
+    const several = runs > 1 ? runs : "";
+    if (task.case) return this.fill(`headline.${task.case}`, { runs, several });
     if (!this.eligible.length) {
       const at_hand = state.gpus_at_hand ? fixed(state.gpus_at_hand, 0) : "";
       if (state.global_batch) return this.fill("headline.no_batch", { held: fixed(state.global_batch, 0), at_hand, unit: measured[0].unit });
@@ -215,20 +211,19 @@ class Answer {
     return this.fill("costs.beyond", { ...facts, needed: fixed(needed, 0), rate_per_gpu: significant(thrifty.rate / thrifty.gpus), by, basis: thrifty.basis, cost: this.cost(thrifty) });
   }
 
-  // Remarks: fewer GPUs measured than available, settings left out as too slow or unstable.
   note() {
     const { best, state } = this;
     const most = Math.max(...this.eligible.map(({ gpus }) => gpus));
     const atHand = state.gpus_at_hand;
-    const facts = { measured: fixed(most, 0), unit: best.unit, at_hand: fixed(atHand, 0), gpus: fixed(best.gpus, 0), number: String(atHand) };
-    const lines = [
-      atHand > most ? this.fill("note.only_measured", facts) : "",
-      this.tooSlow ? this.fill("note.too_slow", { too_slow: fixed(this.tooSlow, 0) }) : "",
-      this.unstable ? this.fill("note.unstable", { unstable: fixed(this.unstable, 0) }) : "",
-      this.isByRepeats ? this.fill("note.by_repeats", { relevance: `${significant(100 * state.relevance)} %`, fewest_runs: String(this.model.limits.fewestRuns) }) : "",
+    const [measured, at_hand, gpus] = [most, atHand, best.gpus].map((gpus) => fixed(gpus, 0));
+    const facts = { measured, unit: best.unit, at_hand, gpus, number: atHand };
+    return joined([
+      atHand > most && this.fill("note.only_measured", facts),
+      this.tooSlow && this.fill("note.too_slow", { too_slow: fixed(this.tooSlow, 0) }),
+      this.unstable && this.fill("note.unstable", { unstable: fixed(this.unstable, 0) }),
+      this.isByRepeats && this.fill("note.by_repeats", { relevance: percent(state.relevance) }),
       this.task.few,
-    ];
-    return lines.filter(Boolean).join(" ");
+    ]);
   }
 
   // The runner-up, its distance from the best setting, and how certain that is.
@@ -245,23 +240,27 @@ class Answer {
   training(differing) {
     const [before, after] = [this.best, this.second].map(({ global_batch }) => global_batch && fixed(global_batch, 0));
     const batch = before && after && before !== after ? [{ title: "global batch", before, after }] : [];
-    const isOther = ({ name, phrase, from, to }) => this.model.words.training.includes(name) && phrase && from !== "-" && to !== "-";
-    const others = this.model.words.training.flatMap((name) => differing.filter((one) => one.name === name && isOther(one)));
-    const changes = [...batch, ...others.map(({ title, from, to }) => ({ title, before: from, after: to }))];
-    return this.fill("training", { changed: changes.map((one) => this.fill("training.change", one)).join(", ") });
+    const isOther = ({ phrase, before, after }) => phrase && before !== "-" && after !== "-";
+    const named = (name) => differing.filter((one) => one.name === name);
+    const others = this.model.words.training.flatMap(named).filter(isOther);
+    const changes = [...batch, ...others].map((one) => this.fill("training.change", one));
+    return this.fill("training", { changed: changes.join(", ") });
   }
 
-  // The choices in which the first two options differ: [{ name, title, from, to, isPlace, phrase }].
+  // The choices in which the first two options differ.
   differing() {
     const { model, best, second } = this;
     const codes = model.settings[second.experiment];
     const choices = model.experimentAxes.flatMap((name, index) => {
       const axis = model.axis.get(name);
       const [from, to] = [model.settings[best.experiment][index], codes[index]];
-      if (axis.labels[from] === axis.labels[to]) return [];
+      const [before, after] = [axis.labels[from], axis.labels[to]];
+      if (before === after) return [];
       const condition = model.experimentAxes.indexOf(axis.onlyWith); // some have an effect only while another one is on
       const hasEffect = condition < 0 || (model.axis.get(axis.onlyWith).isOn[codes[condition]] ?? true);
-      return [{ name, title: axis.title, from: axis.labels[from], to: axis.labels[to], isPlace: model.words.place.includes(name), phrase: hasEffect ? axis.phrases[to] : "" }];
+      const isPlace = model.words.place.includes(name);
+      const phrase = hasEffect ? axis.phrases[to] : "";
+      return [{ name, title: axis.title, before, after, isPlace, phrase }];
     });
     return choices.filter(({ name }) => name !== "nodes" || !choices.some((one) => one.name === "gpus"));
   }
@@ -303,8 +302,7 @@ class Answer {
     const isClear = Math.max(1 + result.change, 1 / (1 + result.change)) >= limits.clear; // by single runs as well
     if (verdict === "none" || (isFew && isClear)) return size;
     if (isFew) {
-      const counts = { base_n: String(result.baseN), n: String(result.n), counted: result.counted, needed: String(limits.fewestRuns) };
-      return this.fill(`difference.${verdict}`, { size, ...counts });
+      return this.fill(`difference.${verdict}`, { ...result, size });
     }
     const flip = worse < 0 ? -1 : 1;
     const [low, high] = [result.low, result.high].map((end) => flip * this.worsening(end)).sort((a, b) => a - b).map((end) => signed(end));

@@ -37,31 +37,36 @@ class Card {
   constructor(model, set) {
     Object.assign(this, { model, set });
     const number = (name, label, read) => new NumberField(label, model.inputs[name], (value) => set(read(value)));
-    const offered = ["All tasks", ...model.menu.map((entry) => entry.model)].map((text, index) => element("option", { value: index }, text));
-    const firstTasks = [model.allTasks, ...model.menu.map((entry) => model.tasks[entry.tasks[0][0]])];
-    this.models = element("select", { onchange: ({ target }) => set({ task: firstTasks[target.value].title }) }, ...offered);
-    this.tasks = element("select", { onchange: ({ target }) => set({ task: model.tasks[target.value].title }) });
+    const open = (code) => set({ task: (model.tasks[code] ?? model.allTasks).title });
+    const models = model.menu.map((entry) => [entry.tasks[0][0], entry.model]); // its first task
+    this.models = select(open, [[-1, "All tasks"], ...models]);
+    this.tasks = select(open);
     this.kind = field("Task", this.tasks);
-    const tasks = model.menu.length ? element("div", { class: "dsnb-fields dsnb-tasks" }, field("Model", this.models), this.kind) : null;
+    const tasks = box("dsnb-fields dsnb-tasks", field("Model", this.models), this.kind);
     this.text = element("div", { class: "dsnb-answer", role: "status" });
-    const options = Object.entries(model.words.best).map(([value, text]) => element("option", { value }, fill(text, model)));
-    this.objective = element("select", { onchange: ({ target }) => set({ objective: target.value }) }, ...options);
+    const titled = ([value, text]) => [value, fill(text, model)];
+    this.objective = select((objective) => set({ objective }), Object.entries(model.words.best).map(titled));
     this.tokens = number("train_tokens", "Training tokens (billions)", (entered) => ({ train_tokens: entered === this.usual ? 0 : (entered ?? 0) }));
     this.tokens.input.placeholder = "as usual";
     this.tokens.input.title = "Assumed unless you enter a number: 20 tokens per parameter, or 50 million with LoRA or pretrained weights";
     this.gpus = number("gpus_at_hand", `${model.unit === "rank" ? "Rank" : "GPU"}s at hand`, (gpus) => ({ gpus_at_hand: gpus ?? 0 }));
     this.gpus.input.placeholder = "any";
-    this.batch = element("select", { onchange: ({ target }) => set({ global_batch: Number(target.value) }) });
+    this.batch = select((batch) => set({ global_batch: Number(batch) }));
     this.batchField = field("Hold the global batch (sequences)", this.batch);
     this.currency = element("input", { type: "text", maxlength: "8", size: "4", ...onEntry(() => set({ currency: this.currency.value })) });
     this.kinds = [...new Set(model.tasks.flatMap(({ candidates }) => candidates.map(({ kind }) => kind)))];
     this.prices = this.kinds.map((kind) => number("price", `Price of an hour (${kind})`, (price) => ({ prices: this.priced(kind, price) })));
     this.relevance = number("relevance", "Smallest relevant difference (%)", (relevance) => ({ relevance }));
-    const fields = [field("Objective", this.objective), ...[this.tokens, this.gpus].map(({ node }) => node), this.batchField, ...this.prices.map(({ node }) => node), field("Currency", this.currency), this.relevance.node];
-    this.form = element("div", { class: "dsnb-fields" }, ...fields);
+    const prices = this.prices.map(({ node }) => node);
+    const objective = field("Objective", this.objective);
+    const sizes = [this.tokens.node, this.gpus.node, this.batchField];
+    const currency = field("Currency", this.currency);
+    this.form = box("dsnb-fields", objective, sizes, prices, currency, this.relevance.node);
     this.remarks = element("ul", { class: "dsnb-remarks" });
     this.takeAway = element("details", { class: "dsnb-fold" });
-    this.node = element("section", { class: "dsnb-card dsnb-decision", "aria-label": "The answer" }, tasks, this.text, this.takeAway, this.form, this.remarks);
+    const parts = [model.menu.length ? tasks : "", this.text, this.takeAway, this.form, this.remarks];
+    const region = { class: "dsnb-card dsnb-decision", "aria-label": "The answer" };
+    this.node = element("section", region, parts);
   }
 
   // The prices with that of one kind of hardware changed; without one, it is the usual price.
@@ -75,7 +80,13 @@ class Card {
     this.state = state;
     const { model } = this;
     const task = model.task(state);
-    this.showTask(task);
+    const code = model.tasks.indexOf(task);
+    const entry = model.menu.find(({ tasks }) => tasks.some(([own]) => own === code));
+    const tasks = entry?.tasks ?? [];
+    this.models.value = tasks[0]?.[0] ?? -1;
+    this.kind.hidden = !entry;
+    this.tasks.replaceChildren(...options(tasks));
+    this.tasks.value = code;
     this.form.hidden = !task;
     this.takeAway.hidden = true;
     if (!task) {
@@ -89,50 +100,44 @@ class Card {
     else this.text.replaceChildren(element("p", {}, model.words.allTasks));
   }
 
-  showTask(task) {
-    const { model } = this;
-    const code = model.tasks.indexOf(task);
-    const index = model.menu.findIndex(({ tasks }) => tasks.some(([own]) => own === code));
-    this.models.value = index + 1;
-    this.kind.hidden = index < 0;
-    this.tasks.replaceChildren(...(model.menu[index]?.tasks ?? []).map(([value, text]) => element("option", { value }, text)));
-    this.tasks.value = code;
-  }
-
   showQuestion(state, task) {
     const { model } = this;
     const candidates = (task === model.allTasks ? model.tasks : [task]).flatMap((one) => one.candidates);
-    const shownKinds = new Set(candidates.map(({ kind }) => kind));
+    const shownKinds = candidates.map(({ kind }) => kind);
     this.objective.value = state.objective;
     this.usual = task.tokens ?? null; // of all tasks, each has its own
     this.tokens.show(state.train_tokens || this.usual);
     this.gpus.show(state.gpus_at_hand || null);
     const batches = [...new Set(candidates.map(({ global_batch }) => global_batch))].filter(Boolean).sort((a, b) => a - b);
-    this.batch.replaceChildren(...[0, ...batches].map((value) => element("option", { value }, value ? fixed(value, 0) : "any")));
+    const held = batches.map((value) => [value, fixed(value, 0)]);
+    this.batch.replaceChildren(...options([[0, "any"], ...held]));
     this.batch.value = state.global_batch;
     this.batchField.hidden = batches.length < 2 && !state.global_batch;
     this.currency.value = state.currency;
     this.relevance.show(state.relevance);
     this.kinds.forEach((kind, index) => {
       this.prices[index].show(priceOf(model, state, kind));
-      this.prices[index].node.hidden = !shownKinds.has(kind);
+      this.prices[index].node.hidden = !shownKinds.includes(kind);
     });
   }
 
   showAnswer(task, words) {
-    const { model } = this;
-    const line = (name) => (words[name] ? element("p", { class: `dsnb-${name}` }, words[name]) : null);
-    const title = task.title && !model.menu.length ? element("h3", {}, task.title) : null;
-    const parts = ["kicker", "headline", "costs", "gain", "note", "following", "edge", "worth", "basis"].map(line);
-    this.text.replaceChildren(...[title, ...parts].filter(Boolean));
+    const lines = ["kicker", "headline", "costs", "gain", "note", "following", "edge", "worth", "basis"];
+    const said = lines.filter((name) => words[name]);
+    const title = task.title && !this.model.menu.length ? [element("h3", {}, task.title)] : [];
+    const paragraph = (name) => element("p", { class: `dsnb-${name}` }, words[name]);
+    this.text.replaceChildren(...title, ...said.map(paragraph));
     this.showTake(words.take ?? {});
   }
 
   // What the setting is trained with again: each text with a button that copies it, or marks it where the browser lets no page copy.
   showTake(take) {
-    const { templates } = this.model;
-    const texts = { "Entry of a params file": fill(templates["take.entry"], take), "Command line": fill(templates["take.command"], take), "deepspeed.json": take.config };
-    const blocks = Object.entries(texts).filter(([, text]) => text).map(([title, text]) => {
+    const texts = [
+      ["Entry of a params file", this.model.say("take.entry", take)],
+      ["Command line", this.model.say("take.command", take)],
+      ["deepspeed.json", take.config],
+    ];
+    const blocks = texts.filter(([, text]) => text).map(([title, text]) => {
       const shown = element("pre", { class: "dsnb-take" }, text);
       const copy = button("Copy", () => {
         getSelection().selectAllChildren(shown);
@@ -149,5 +154,5 @@ class Card {
 const overview = (model, state, open) => model.tasks.map((task) => {
   const { headline, costs, note = "" } = new Answer(model, task, { ...state, task: task.title }).words();
   const title = element("h3", {}, button(task.title, () => open(task.title), { class: "dsnb-link" }));
-  return element("div", {}, title, element("p", {}, headline), soft([costs, note].filter(Boolean).join(" ")));
+  return element("div", {}, title, element("p", {}, headline), soft(joined([costs, note])));
 });

@@ -44,7 +44,6 @@ class Chart {
     event.target.dispatchEvent(new PointerEvent("pointermove", { clientX: event.clientX + x - at.x, clientY: event.clientY + y - at.y }));
   }
 
-  // A click opens a mark, or beside all of them clears the region.
   clicked(mark) {
     if (this.isDragged) return;
     if (mark?.id === undefined) this.events.brush?.(null);
@@ -87,9 +86,13 @@ class Chart {
     const isOther = types.x !== this.types?.x || types.y !== this.types?.y;
     this.types = types;
     if (isOther) this.build();
-    for (const [name, value] of Object.entries({ ...this.theme, ...signals })) this.view.signal(name, value);
-    for (const [name, values] of Object.entries(data)) this.view.data(name, values);
+    this.signal({ ...this.theme, ...signals });
+    for (const { name } of this.specification.data) this.view.data(name, data[name] ?? []);
     this.layOut();
+  }
+
+  signal(signals) {
+    for (const [name, value] of Object.entries(signals)) this.view.signal(name, value);
   }
 
   // The width of the container, as last observed: to ask for it makes the browser lay out the whole page.
@@ -121,7 +124,7 @@ class Chart {
   recolour() {
     if (!this.view) return;
     this.theme = this.readTheme();
-    for (const [name, value] of Object.entries(this.theme)) this.view.signal(name, value);
+    this.signal(this.theme);
     this.view.run();
   }
 

@@ -8,9 +8,9 @@ class Controls {
     this.boxes = model.axes.map((axis) => this.filter(axis));
     this.selects = Object.keys(AXES).map((name) => this.select(name));
     const reset = button("Reset", () => set({ ...model.defaults, ...model.cleared(this.state), task: this.state.task }));
-    const filters = element("div", { class: "dsnb-filters" }, ...this.boxes.map((box) => box.node));
-    const fields = element("div", { class: "dsnb-fields" }, ...this.selects.map((one) => one.node), reset);
-    this.node = element("div", { class: "dsnb-controls" }, filters, fields);
+    const filters = box("dsnb-filters", this.boxes.map(({ node }) => node));
+    const fields = box("dsnb-fields", this.selects.map(({ node }) => node), reset);
+    this.node = box("dsnb-controls", filters, fields);
   }
 
   // Several values of one setting can be chosen; none chosen means all.
@@ -22,19 +22,21 @@ class Controls {
   }
 
   select(name) {
-    const title = (value) => (name.endsWith("_scale") ? value : this.model.named.get(value).heading);
-    const options = this.model.options[name].map((value) => element("option", { value }, title(value)));
-    const input = element("select", { onchange: () => this.set({ [name]: input.value }), disabled: !options.length }, ...options);
+    const title = (value) => this.model.named.get(value)?.heading ?? value;
+    const entries = this.model.options[name].map((value) => [value, title(value)]);
+    const input = select((value) => this.set({ [name]: value }), entries);
+    input.disabled = !entries.length;
     return { name, input, node: field(AXES[name], input) };
   }
 
   show(state) {
     this.state = state;
     for (const { axis, inputs, labels, node } of this.boxes) {
-      const present = new Set(this.model.columnsOf(axis, state)); // values of other tasks are not offered
-      node.hidden = [...present].filter((code) => axis.values[code] !== null).length < 2; // a missing value is no choice
+      const present = this.model.columnsOf(axis, state); // values of other tasks are not offered
+      const choices = present.filter((code) => axis.values[code] !== null);
+      node.hidden = choices.length < 2;
       axis.values.forEach((value, code) => {
-        labels[code].hidden = !present.has(code);
+        labels[code].hidden = !present.includes(code);
         inputs[code].checked = state[axis.name].includes(value);
       });
     }
@@ -47,18 +49,19 @@ class Controls {
 const legendEntries = (model, state) => {
   const axis = model.axis.get(state.colour);
   const present = new Set(model.passing({ ...state, [axis.name]: [] }).map((row) => axis.codes[row]));
-  return axis.labels
-    .map((label, code) => ({ label, code, value: axis.values[code], shape: axis.shapes[code], fill: axis.colours[code] }))
-    .filter(({ code }) => present.has(code));
+  const entry = (label, code) => ({ label, value: axis.values[code], ...look(axis, code) });
+  return axis.labels.map(entry).filter((one, code) => present.has(code));
 };
 
 // The statuses of runs that are not ok, and what stands for predictions.
 const otherEntries = (model, state, runs) => {
   const codes = new Set(runs.filter((run) => !model.ok[run]).map((run) => model.status.codes[run]));
   const { labels, colours } = model.status;
-  const statuses = [...codes].sort((a, b) => a - b).map((code) => ({ label: `not ok: ${labels[code]}`, shape: "cross", fill: colours[code] }));
-  const predicted = model.predictions.shown(state).length ? [{ label: "predicted, not run", shape: "hollow", fill: model.colours.predicted }] : [];
-  return [...statuses, ...predicted];
+  const entry = (code) => ({ label: `not ok: ${labels[code]}`, shape: "cross", fill: colours[code] });
+  const others = [...codes].sort((a, b) => a - b).map(entry);
+  const predicted = { label: "predicted, not run", shape: "hollow", fill: model.colours.predicted };
+  if (model.predictions.shown(state).length) others.push(predicted);
+  return others;
 };
 
 class Legend {

@@ -6,7 +6,7 @@ class Detail {
     this.title = element("h4", { tabindex: "-1" });
     this.facts = element("div");
     this.charts = model.seriesCharts.map(({ heading: title }) => new Chart("lines", `${title} of this run over time`, {}, 170));
-    this.grid = element("div", { class: "dsnb-series" }, ...this.charts.map(({ node }) => node));
+    this.grid = box("dsnb-series", this.charts.map(({ node }) => node));
     this.node = card("One run", this.title, this.facts, this.grid);
   }
 
@@ -24,7 +24,7 @@ class Detail {
 
   describe(run, steps) {
     const { model } = this;
-    const status = element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${model.statusOf(run)}. ${model.causes[run] ?? ""}`);
+    const status = element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${model.statuses[run]}. ${model.causes[run] ?? ""}`);
     const settings = model.experimentAxes.map((name) => model.axis.get(name)).map(({ unusual, codes }) => unusual[codes[run]]);
     const notes = [
       settings.filter(Boolean).join(", "),
@@ -36,7 +36,6 @@ class Detail {
     return [status, ...model.remarksOn(run).map((text) => element("p", {}, text)), ...notes.filter(Boolean).map((text) => soft(text))];
   }
 
-  // Everything that was measured of a run, in its display units.
   figures(run, state) {
     const { model } = this;
     const items = model.measured([run], state).map(({ name, heading: title }) => element("div", {}, element("dt", {}, title), element("dd", {}, model.number(name, model.values(name, state)[run]))));

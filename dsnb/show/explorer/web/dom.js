@@ -7,42 +7,48 @@ const element = (tag, attributes = {}, ...children) => {
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
   }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
+  node.append(...children.flat().filter((child) => child || child === 0));
   return node;
 };
 
+const box = (style, ...children) => element("div", { class: style }, ...children);
 const button = (label, onclick, attributes = {}) => element("button", { type: "button", onclick, ...attributes }, label);
-
 const soft = (text = "", attributes = {}) => element("p", { class: "dsnb-soft", ...attributes }, text);
-
 const card = (title, ...children) => element("section", { class: "dsnb-card" }, element("h3", {}, title), ...children);
 
-// A new id. In a notebook, every widget loads this script anew, so a count would not be unique in the document.
+// A new id: not a count, since in a notebook every widget loads this script anew.
 const newId = () => `dsnb-${Math.random().toString(36).slice(2)}`;
 
-// A control below its label.
+const options = (entries) => entries.map(([value, text]) => element("option", { value }, text));
+
+// A choice of one of some options, as [value, text]; `changed(value)` is called after a choice.
+const select = (changed, entries = []) =>
+  element("select", { onchange: ({ target }) => changed(target.value) }, options(entries));
+
 const field = (label, input) => {
   input.id = newId();
-  return element("div", { class: "dsnb-field" }, element("label", { for: input.id }, label), input);
+  return box("dsnb-field", element("label", { for: input.id }, label), input);
 };
 
 const heading = (text, isText) => element("th", { scope: "col", class: isText ? "dsnb-text" : null }, text);
 
-const tableRow = (title, texts, style = null) =>
-  element("tr", { class: style }, element("th", { scope: "row" }, ...[title].flat()), ...texts.map((text) => element("td", {}, ...[text].flat())));
-
-// A table that scrolls sideways.
-const scrollTable = (caption, heads, rows, style) => {
-  const parts = [element("caption", {}, caption), element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows)];
-  return element("div", { class: `dsnb-scroll ${style}`, tabindex: "0", role: "region", "aria-label": caption }, element("table", {}, ...parts));
+const tableRow = (title, texts, style = null) => {
+  const cells = texts.map((text) => element("td", {}, text));
+  return element("tr", { class: style }, element("th", { scope: "row" }, title), ...cells);
 };
 
-// The marks of the charts as characters, for legends.
+const scrollTable = (caption, heads, rows, style) => {
+  const head = element("thead", {}, element("tr", {}, heads));
+  const body = element("tbody", {}, rows);
+  const table = element("table", {}, element("caption", {}, caption), head, body);
+  const region = { tabindex: "0", role: "region", "aria-label": caption };
+  return element("div", { class: `dsnb-scroll ${style}`, ...region }, table);
+};
+
 const MARKS = { circle: "●", square: "■", diamond: "◆", "triangle-up": "▲", "triangle-down": "▼", "triangle-right": "►", cross: "✕", hollow: "○" };
 
 const mark = (shape, colour) => element("span", { class: "dsnb-mark", style: `color: ${colour}`, "aria-hidden": "true" }, MARKS[shape]);
 
-// A count with its noun: "1 run", "2 runs".
 const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 
 // Numbers are rounded as they are stored and not as they are printed, as Python does: 4.585 is a little less, so 4.58.
@@ -53,7 +59,6 @@ const formatted = (value, options) => {
   return formats.get(key).format(Number(value).toPrecision(100));
 };
 
-// A number with a fixed number of decimal places.
 const fixed = (value, places) => formatted(value, { minimumFractionDigits: places, maximumFractionDigits: places });
 
 // A number with as many significant digits, or all before the point.
@@ -68,4 +73,5 @@ const signed = (value, plus = "") => {
   return text === "0.0" ? "0" : `${value < 0 ? "−" : plus}${text}`;
 };
 
+const joined = (texts, mark = " ") => texts.filter(Boolean).join(mark);
 const cut = (line) => (line.length > 160 ? `${line.slice(0, 159)}…` : line);

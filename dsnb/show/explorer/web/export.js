@@ -7,7 +7,6 @@ const saveFile = (name, content) => {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 };
 
-// A name for a file: the title of the page, what is saved, the ending.
 const fileName = (what, ending) => `${`${document.title} ${what}`.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-/, "").slice(0, 100)}.${ending}`;
 
 // The text of a CSV file. `formula` is where a spreadsheet could begin one in a text: an apostrophe stops it.

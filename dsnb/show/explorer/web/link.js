@@ -1,8 +1,7 @@
-// The state in the page's address, as what differs from the state that the page was saved with: `#explorer=...`, `#explorer2=...` for a second
-// explorer. Nothing leaves the browser with it.
+// The state in the page's address: what differs from the one that the page was saved with.
 
 class AddressState {
-  // `place` is that of the explorer in the page, from 1.
+  // `place` is that of the explorer in the page, from 1: `#explorer=...`, `#explorer2=...`.
   constructor(model, place) {
     const choices = Object.fromEntries(model.axes.map(({ name, values }) => [name, values]));
     const tasks = [...model.tasks, model.allTasks].map((task) => task?.title);

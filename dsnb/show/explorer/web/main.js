@@ -4,7 +4,8 @@ class Explorer {
   // `live` is what a widget gives: `changed(state)`, called after every change made here, and `link(path)`, the address of a file.
   constructor(root, payload, live = null) {
     const model = new Model(payload);
-    Object.assign(model, { link: live?.link ?? relativeLink, leftOut: live ? model.words.notLoaded : model.words.leftOut });
+    const relative = (path) => `./${path.map(encodeURIComponent).join("/")}`; // no part can start another scheme
+    Object.assign(model, { link: live?.link ?? relative, leftOut: live ? model.words.notLoaded : model.words.leftOut });
     this.address = live ? null : new AddressState(model, mounted.push(this));
     Object.assign(this, { root, model, changed: live?.changed ?? (() => {}), state: payload.state });
     const set = (patch) => this.set(patch);
@@ -19,9 +20,9 @@ class Explorer {
     this.regionHint = soft(model.words.region, { class: "dsnb-soft dsnb-unprinted" });
     this.clear = button("Clear region", () => set({ brush: null }));
     this.front = element("section", { class: "dsnb-card dsnb-front" });
-    this.base = element("select", { onchange: () => set({ base: this.base.value }) });
-    this.effectBox = element("div", { class: "dsnb-later" });
-    this.lossBy = element("select", { onchange: () => this.draw() }, element("option", { value: "step" }, "optimizer step"), element("option", { value: "t_s" }, SINCE_START));
+    this.base = select((base) => set({ base }));
+    this.effectBox = box("dsnb-later");
+    this.lossBy = select(() => this.draw(), [["step", "optimizer step"], ["t_s", SINCE_START]]);
     this.lossField = field("Loss against", this.lossBy);
     this.pins = new Pins(model, set);
     this.detail = new Detail(model, set, this.pins);
@@ -37,14 +38,15 @@ class Explorer {
     this.single.append(
       this.byGpus.node,
       element("details", { class: "dsnb-fold", open: isLarge }, element("summary", {}, "Filters and axes"), this.controls.node), this.count, this.legend.node,
-      element(
-        "div", { class: "dsnb-grid" },
+      box(
+        "dsnb-grid",
         card(this.titles.scatter, this.scatter.node, this.regionHint, this.clear, this.laneNote, this.about),
         card(this.titles.medians, this.medians.node),
-        this.front, element("div", { class: "dsnb-unprinted" }, card("Loss", this.lossField, this.losses.node, this.lossNote)),
+        this.front,
+        box("dsnb-unprinted", card("Loss", this.lossField, this.losses.node, this.lossNote)),
       ),
-      element(
-        "div", { class: "dsnb-unprinted" },
+      box(
+        "dsnb-unprinted",
         card("Effect of one change", field("Baseline", this.base), this.effectBox),
         this.pins.node, this.detail.node,
       ),
@@ -82,8 +84,9 @@ class Explorer {
     const { model, state, selected } = this;
     const isOfRuns = [this.scatter, this.medians, this.losses].includes(chart);
     const legend = isOfRuns ? [...legendEntries(model, state), ...otherEntries(model, state, selected)] : [];
-    const parts = (texts, mark) => texts.filter(Boolean).join(mark);
-    return { title: parts([model.task(state)?.title, chart.title ?? chart.label], ": "), legend, cite: parts([model.cite, `n = ${count(selected.length, "run")}`], "; ") };
+    const title = joined([model.task(state)?.title, chart.title ?? chart.label], ": ");
+    const cite = joined([model.cite, `n = ${count(selected.length, "run")}`], "; ");
+    return { title, legend, cite };
   }
 
   // Set some controls, the same as explorer.set in Python; `notify` is false for changes that come from Python.
@@ -105,8 +108,8 @@ class Explorer {
   // Show the state in the address, or the one that the page was saved with if the address does not fit this page.
   restore() {
     const { state } = this.model;
+    this.state = { ...state, ...this.address?.read() };
     try {
-      this.state = { ...state, ...this.address?.read() };
       this.redraw();
     } catch {
       this.state = state;
@@ -117,7 +120,7 @@ class Explorer {
   redraw() {
     const { model, state } = this;
     this.card.show(state);
-    this.filtered = model.filtered(state);
+    this.filtered = model.passing(state).filter((row) => row < model.runs);
     this.selected = model.brushed(this.filtered, state);
     this.groups = model.grouped(this.selected);
     this.single.hidden = model.task(state) === model.allTasks;
@@ -147,14 +150,15 @@ class Explorer {
     const { model, selected, state } = this;
     const all = model.runsOf(model.task(state)).length;
     const ofTask = all < model.runs ? " of this task" : "";
-    const bad = selected.filter((run) => !model.ok[run]).length;
+    const bad = model.notOk(selected);
     this.count.textContent = `${selected.length} of ${count(all, "run")}${ofTask} in ${count(this.groups.size, "experiment")} selected${bad ? `; ${bad} not ok` : ""}.`;
     this.legend.show(state, this.filtered);
-    const heading = (name) => (name ? model.named.get(name).title : "nothing measured");
-    this.scatter.title = this.titles.scatter.textContent = `${heading(state.y)} against ${heading(state.x)}`;
-    this.medians.title = this.titles.medians.textContent = `${heading(state.y)} by ${heading(state.along)}`;
-    const about = [...new Set([state.y, state.x])].map((name) => model.figure.get(name)).filter((figure) => figure?.about);
-    this.about.textContent = about.map((figure) => `${figure.title}: ${figure.about}`).join(" ");
+    const titleOf = (name) => model.named.get(name)?.title ?? "nothing measured";
+    const [y, x, along] = [state.y, state.x, state.along].map(titleOf);
+    this.scatter.title = this.titles.scatter.textContent = `${y} against ${x}`;
+    this.medians.title = this.titles.medians.textContent = `${y} by ${along}`;
+    const explained = model.figuresOf(state).filter(({ about }) => about);
+    this.about.textContent = joined(explained.map(({ title, about }) => `${title}: ${about}`));
   }
 
   draw() {
@@ -169,50 +173,48 @@ class Explorer {
     this.losses.draw(loss);
     const without = selected.filter((run) => !model.series[run]).length;
     const missing = without ? `The steps of ${without} of the ${count(selected.length, "selected run")} ${model.leftOut}` : "";
-    this.lossNote.textContent = [loss.note, missing].filter(Boolean).join(" ");
+    this.lossNote.textContent = joined([loss.note, missing]);
   }
 
   compare() {
     const { model, state, groups } = this;
-    const base = groups.size ? model.base(groups, state) : null;
     const { names } = model.experiments;
-    const offered = base === null ? [] : [...new Set([base, ...groups.keys()])].slice(0, 200);
-    this.base.replaceChildren(...offered.map((code) => element("option", { value: names[code] }, model.short[code])));
+    const base = model.base(groups, state); // none without runs
+    const offered = groups.size ? [...new Set([base, ...groups.keys()])].slice(0, 200) : [];
+    this.base.replaceChildren(...options(offered.map((code) => [names[code], model.short[code]])));
     this.base.value = names[base] ?? "";
-    this.base.disabled = base === null;
+    this.base.disabled = !groups.size;
     this.compared = [...new Set([...model.comparedFigures, state.y])].filter((name) => model.figure.has(name));
-    this.effects = base === null ? [] : model.effects(groups, base, this.compared, state);
+    this.effects = groups.size ? model.effects(groups, base, this.compared, state) : [];
     this.effectBox.replaceChildren(effectTable(model, this.effects, this.compared, state.relevance));
   }
 
-  // The lines of the tooltip of a mark.
   describe({ id, isExperiment = false, isPredicted = false }) {
     const { model, state } = this;
     if (isPredicted) return model.predictions.describe(id);
     const experiment = isExperiment ? id : model.experiments.codes[id];
     const lines = [model.experiments.names[experiment], model.short[experiment]];
     const runs = isExperiment ? model.whole.get(experiment) : [id];
-    for (const name of [...new Set([state.y, state.x])].filter((one) => model.figure.has(one))) {
+    for (const { name, heading: title } of model.figuresOf(state)) {
       const { n, ...spread } = model.spread(name, experiment, state, runs);
-      const [middle, low, high] = [spread.median, spread.low, spread.high].map((value) => model.number(name, value));
-      const range = n > 1 ? ` (median of ${n} runs: ${low === high ? low : `${low} to ${high}`})` : "";
-      if (n) lines.push(`${model.named.get(name).heading}: ${middle}${range}`);
+      const number = (value) => model.number(name, value);
+      const [middle, ...ends] = [spread.median, spread.low, spread.high].map(number);
+      const range = n > 1 ? ` (median of ${n} runs: ${[...new Set(ends)].join(" to ")})` : "";
+      if (n) lines.push(`${title}: ${middle}${range}`);
     }
     if (!isExperiment) {
-      lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.statusOf(id)} ${model.causes[id] ?? ""}`);
+      lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.statuses[id]} ${model.causes[id] ?? ""}`);
       lines.push(...model.remarksOn(id));
     }
     return [...new Set(lines)].map(cut);
   }
 
-  // A click on an experiment makes it the baseline; a click on a run opens it.
   clicked({ id, isExperiment = false, isPredicted = false }) {
     if (isPredicted) return;
     if (isExperiment) this.set({ base: this.model.experiments.names[id] });
     else this.set({ run: id });
   }
 
-  // Open a run from the table and move the focus to it.
   open(run) {
     this.set({ run });
     this.detail.title.focus();
@@ -237,9 +239,6 @@ const paintViewFirst = (root) => requestAnimationFrame(() => {
   root.classList.add("dsnb-painting");
   setTimeout(() => root.classList.remove("dsnb-painting"));
 });
-
-// A link relative to the page; each part is encoded, so that none can start another scheme.
-const relativeLink = (path) => `./${path.map(encodeURIComponent).join("/")}`;
 
 const mounted = []; // the explorers of a page, in their order
 

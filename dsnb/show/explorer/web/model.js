@@ -1,5 +1,4 @@
-// The runs, and what a state selects of them, without any drawing. Values are in the units of the columns; `displayed`
-// converts them.
+// The runs, and what a state selects of them. Values are in the units of the columns.
 
 const median = (values) => {
   const sorted = Float64Array.from(values).sort();
@@ -7,7 +6,7 @@ const median = (values) => {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 };
 
-// The numbers of a figure, as `stored` in dsnb/show/explorer/payload.py packs them, from the columns before it; NaN where one is missing.
+// The numbers of a figure, as `stored` in dsnb/show/explorer/payload.py packs them; NaN where one is missing.
 const columnOf = ({ values, of, factors, codes }, columns) => {
   if (of) return columns.get(of).map((value, run) => value * factors[codes ? codes[run] : 0]);
   return new Float64Array(Uint8Array.from(atob(values), (character) => character.charCodeAt(0)).buffer);
@@ -46,29 +45,36 @@ class Model {
       payload.predicted.figures[figure.name]?.values.forEach((value, place) => (column[this.runs + place] = value ?? NaN));
       this.columns.set(figure.name, column);
     }
-    this.ok = this.status.codes.map((code) => this.status.values[code] === "ok");
-    this.settings = payload.experiments.names.map(() => null);
-    payload.experiments.codes.forEach((experiment, run) => {
-      this.settings[experiment] ??= payload.experimentAxes.map((name) => this.axis.get(name).codes[run]);
-    });
+    const { values, labels, colours, codes } = this.status;
+    this.ok = codes.map((code) => values[code] === "ok");
+    this.statuses = codes.map((code) => labels[code]);
+    this.statusColours = codes.map((code) => colours[code]);
+    this.settings = []; // codes of each experiment
     this.whole = this.grouped([...this.experiments.codes.keys()]); // all runs of each experiment
+    for (const [experiment, [run]] of this.whole) {
+      this.settings[experiment] = this.experimentAxes.map((name) => this.axis.get(name).codes[run]);
+    }
     this.tasks = payload.tasks.map((task) => new Task(this, task));
     this.candidates = new Map(this.tasks.flatMap(({ candidates }) => candidates.map((one) => [one.experiment, one])));
     this.short = this.experiments.short.map((text, experiment) => text ?? this.experiments.names[experiment]);
     this.predictions = new Predictions(this, payload.predicted);
   }
 
-  statusOf(run) {
-    return this.status.labels[this.status.codes[run]];
+  // The sentence of a template with these facts, and those of every sentence.
+  say(name, facts = {}) {
+    return fill(this.templates[name], { ...this.facts, ...facts });
   }
 
-  statusColour(run) {
-    return this.status.colours[this.status.codes[run]];
+  notOk(runs) {
+    return runs.filter((run) => !this.ok[run]).length;
   }
 
-  // The figures that any of these runs measured.
   measured(runs, state) {
     return this.figures.filter(({ name }) => runs.some((run) => !Number.isNaN(this.values(name, state)[run])));
+  }
+
+  figuresOf({ x, y }) {
+    return [...new Set([y, x])].map((name) => this.figure.get(name)).filter(Boolean);
   }
 
   // One figure or axis of every run and predicted setting; NaN where it is missing, or where there is no figure.
@@ -76,15 +82,12 @@ class Model {
     if (!name) return new Float64Array(this.rows).fill(NaN);
     if (name !== "days") return this.columns.get(name);
     if (this.days?.tokens !== state.train_tokens) {
-      const values = this.columns.get("tokens_per_s").map((rate, run) => (rate > 0 ? this.tokensOf(this.taskCodes[run], state) / rate / 86400 : NaN));
+      const tokens = (row) => state.train_tokens || this.tasks[this.taskCodes[row]].tokens;
+      const days = (rate, row) => (rate > 0 ? tokens(row) / rate / 86400 : NaN);
+      const values = this.columns.get("tokens_per_s").map(days);
       this.days = { tokens: state.train_tokens, values };
     }
     return this.days.values;
-  }
-
-  // The tokens to train on: as entered, else as many as are usual for the model of a task.
-  tokensOf(code, state) {
-    return state.train_tokens || this.tasks[code].tokens;
   }
 
   // The task that is shown, or all of them; undefined without runs.
@@ -110,15 +113,15 @@ class Model {
     return { ...filters, base: null, brush: null, run: null, global_batch: 0, ...this.task(state)?.controls };
   }
 
-  // The runs of a task, or of all, in order.
-  runsOf(task) {
-    return this.rowsOf(task).filter((row) => row < this.runs);
-  }
-
-  // Its runs and predicted settings.
+  // The runs of a task, or of all, in order, then its predicted settings.
   rowsOf(task) {
     const code = this.tasks.indexOf(task);
-    return [...this.taskCodes.keys()].filter((row) => task && (task === this.allTasks || this.taskCodes[row] === code));
+    const isOf = (row) => task && (task === this.allTasks || this.taskCodes[row] === code);
+    return [...this.taskCodes.keys()].filter(isOf);
+  }
+
+  runsOf(task) {
+    return this.rowsOf(task).filter((row) => row < this.runs);
   }
 
   // The codes of a setting that occur in the task, in order: each has a column of a chart, whatever the filters.
@@ -127,17 +130,12 @@ class Model {
     return [...codes].filter((code) => code >= 0).sort((a, b) => a - b);
   }
 
-  // The runs of the task that pass the filters, in order.
-  filtered(state) {
-    return this.passing(state).filter((row) => row < this.runs);
-  }
-
-  // The runs and predicted settings that do.
+  // The runs of the task that pass the filters, in order, then the predicted settings that do.
   passing(state) {
-    const filters = this.axes
-      .filter((axis) => state[axis.name]?.length)
-      .map((axis) => [axis.codes, new Set(state[axis.name].map((value) => axis.values.indexOf(value)))]);
-    return this.rowsOf(this.task(state)).filter((row) => filters.every(([codes, chosen]) => chosen.has(codes[row])));
+    const filters = this.axes.filter((axis) => state[axis.name]?.length);
+    const has = ({ name, values, codes }, row) => state[name].includes(values[codes[row]]);
+    const passes = (row) => filters.every((axis) => has(axis, row));
+    return this.rowsOf(this.task(state)).filter(passes);
   }
 
   // Those of the runs that are in the brush, edges included.
@@ -148,7 +146,6 @@ class Model {
     return runs.filter((run) => within(x[run], state.brush.x) && within(y[run], state.brush.y));
   }
 
-  // Map each experiment to its runs among these, in order of appearance.
   grouped(runs) {
     const groups = new Map();
     for (const run of runs) {
@@ -185,10 +182,10 @@ class Model {
     return paretoFront(points, this.better(state.x), this.better(state.y), state.relevance);
   }
 
-  // The baseline experiment: the chosen one, else the first in Python's order of baselines.
+  // The baseline experiment: the chosen one, else the first in Python's order; none without runs.
   base(groups, state) {
-    const chosen = this.experiments.names.indexOf(state.base);
-    return groups.has(chosen) ? chosen : this.experiments.bases.find((experiment) => groups.has(experiment));
+    const { names, bases } = this.experiments;
+    return [names.indexOf(state.base), ...bases].find((experiment) => groups.has(experiment));
   }
 
   // The effect of changing one setting, by group of settings, the largest first: [{axis, before, after, experiment, runs, changes}], a change for
@@ -208,7 +205,6 @@ class Model {
     return effects.sort((a, b) => a.axis.group - b.axis.group || size(b) - size(a) || a.after - b.after);
   }
 
-  // Remarks on a run: its memory, what to change, notes, what is unusual.
   remarksOn(run) {
     return (this.remarks.runs[run] ?? []).map((place) => this.remarks.texts[place]);
   }
@@ -223,7 +219,6 @@ class Model {
     return Number((value * this.factor(name)).toPrecision(15));
   }
 
-  // A value as text in its display unit.
   number(name, value) {
     if (value === undefined || Number.isNaN(value)) return "";
     const shown = this.displayed(name, value);

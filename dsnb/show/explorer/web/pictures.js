@@ -1,13 +1,13 @@
 // What each chart shows of a selection: runs in, marks out. chart.js draws them.
 
+const look = (axis, code) => ({ fill: axis.colours[code], shape: axis.shapes[code] });
+
 // Colour and shape of a run, by the setting that is chosen for colour.
 const style = (model, state, run) => {
   const axis = model.axis.get(state.colour);
-  const code = axis.codes[run];
-  return { fill: axis.colours[code], shape: axis.shapes[code] };
+  return look(axis, axis.codes[run]);
 };
 
-// The names of the values of a setting below an axis, and the length of the longest.
 const namedTicks = (labels) => ({ x_labels: labels, x_longest: Math.max(0, ...(labels ?? []).map((label) => label.length)) });
 
 // Round values on a logarithmic axis: 1, 2 and 5 times powers of ten, or of many the powers alone; null for too few of them.
@@ -54,7 +54,7 @@ const scatter = (model, state, filtered, selected, front, best) => {
   const measured = filtered.filter(isMeasured);
   // Runs out of memory are where they needed it: along x in a lane at the bottom, or up y at their setting.
   const crosses = filtered.filter((run) => !model.ok[run]).map((run) => ({
-    id: run, fill: chosen.has(run) ? model.statusColour(run) : unselected,
+    id: run, fill: chosen.has(run) ? model.statusColours[run] : unselected,
     x: nominal ? at(run) : model.memoryNeeded(state.x, run), y: nominal ? model.memoryNeeded(state.y, run) : undefined,
   }));
   const predicted = model.predictions.marks(state, state.x, state.y);
@@ -86,7 +86,7 @@ const scatter = (model, state, filtered, selected, front, best) => {
     region, points, failed: crosses, predicted, front: front.map((point, order) => ({ ...point, number: String(order + 1) })),
     best: isDrawn ? [star] : [], capacity_x: across.marks, capacity_y: up.marks,
   };
-  return { signals, types, data, message, note: notes.filter(Boolean).join(" ") };
+  return { signals, types, data, message, note: joined(notes) };
 };
 
 // Experiments along one setting: medians, ranges, every run; lines join experiments that are otherwise equal.
@@ -103,13 +103,15 @@ const medians = (model, state, selected, groups) => {
   const equal = new Map();
   const along = model.experimentAxes.indexOf(state.along);
   for (const [experiment, runs] of groups) {
-    const spread = model.spread(state.y, experiment, state);
+    const { n, median: middle, low, high } = model.spread(state.y, experiment, state);
     const bad = runs.find((run) => !model.ok[run]);
-    if (!spread.n && bad !== undefined) crosses.push({ id: bad, x: at(bad), y: model.memoryNeeded(state.y, bad), fill: model.statusColour(bad) });
-    if (!spread.n) continue;
-    const joined = model.settings[experiment].filter((code, index) => index !== along).join(" ");
-    marks.push({ id: experiment, isExperiment: true, x: at(runs[0]), y: spread.median, low: spread.low, high: spread.high, ...style(model, state, runs[0]) });
-    if (along >= 0) equal.set(joined, [...(equal.get(joined) ?? []), { ...marks.at(-1), code: axis.codes[runs[0]] }]);
+    if (!n && bad !== undefined) crosses.push({ id: bad, x: at(bad), y: model.memoryNeeded(state.y, bad), fill: model.statusColours[bad] });
+    if (!n) continue;
+    const others = model.settings[experiment].filter((code, index) => index !== along).join(" ");
+    const colour = style(model, state, runs[0]);
+    const mark = { id: experiment, isExperiment: true, x: at(runs[0]), y: middle, low, high, ...colour };
+    marks.push(mark);
+    if (along >= 0) equal.set(others, [...(equal.get(others) ?? []), { ...mark, code: axis.codes[runs[0]] }]);
   }
   const segments = [];
   for (const chain of equal.values()) {
@@ -158,7 +160,7 @@ const losses = (model, state, selected, side = "step") => {
     return { id: run, path: pathOf(points), fill: style(model, state, run).fill, dash };
   });
   const early = curvesShown.filter(({ run }) => !model.ok[run]);
-  const ends = early.map(({ run, points }) => ({ id: run, x: points.at(-1)[0], y: points.at(-1)[1], fill: model.statusColour(run) }));
+  const ends = early.map(({ run, points }) => ({ id: run, x: points.at(-1)[0], y: points.at(-1)[1], fill: model.statusColours[run] }));
   const axes = lineFrame(curvesShown.flatMap(({ points }) => points), { x_title: isTimed ? SINCE_START : "optimizer step", y_title: "loss" });
   const message = lines.length ? null : "No loss of the selected runs is in this file.";
   const note = early.length ? `Crosses mark where ${count(early.length, "run")} ended early.` : "";
@@ -182,7 +184,8 @@ class ByGpus {
     this.model = model;
     this.charts = ["Days by number of GPUs", "Cost by number of GPUs"].map((label) => new Chart("medians", label, { tooltip: ({ lines }) => lines }, 150));
     this.about = soft();
-    this.node = card("Days and cost by number of GPUs", element("div", { class: "dsnb-series" }, ...this.charts.map(({ node }) => node)), this.about);
+    const charts = box("dsnb-series", this.charts.map(({ node }) => node));
+    this.node = card("Days and cost by number of GPUs", charts, this.about);
     this.node.classList.add("dsnb-unprinted");
   }
 
@@ -212,6 +215,6 @@ class ByGpus {
       lines: [`${numbers[x]} ${unit}: ${significant(one[name])} ${title}`, one.setting],
     }));
     const segments = medians.slice(1).map((to, index) => ({ x: medians[index].x, y: medians[index].y, x2: to.x, y2: to.y, fill: to.fill }));
-    return { signals, types: { x: "linear", y: "log" }, data: { runs: [], medians, segments, failed: [], predicted: [], capacity_y: [] } };
+    return { signals, types: { x: "linear", y: "log" }, data: { medians, segments } };
   }
 }

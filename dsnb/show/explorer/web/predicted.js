@@ -1,5 +1,4 @@
-// Predicted settings that were not run: hollow marks in the charts, a separate table, and the best one in the answer. No count, median, front
-// or answer includes them.
+// Predicted settings that were not run. No count, median, front or answer includes them.
 
 class Predictions {
   constructor(model, payload) {
@@ -14,7 +13,7 @@ class Predictions {
     this.node.classList.add("dsnb-predicted", "dsnb-unprinted");
   }
 
-  // The predicted settings of the task that pass the filters.
+  // Those of the task that pass the filters, by place.
   shown(state) {
     const { runs } = this.model;
     return this.model.passing(state).filter((row) => row >= runs).map((row) => row - runs);
@@ -40,8 +39,10 @@ class Predictions {
     const along = model.axis.get(x);
     const columns = along ? model.columnsOf(along, state) : [];
     return this.shown(state).filter((place) => this.fit[place] !== "no" && isKnown(place)).map((place) => {
-      const position = along ? columns.indexOf(this.value(x, place, state)) : this.value(x, place, state);
-      const [[left, right], [low, high]] = [along ? [position, position] : this.range(x, place, state), this.range(y, place, state)];
+      const value = this.value(x, place, state);
+      const position = along ? columns.indexOf(value) : value;
+      const [left, right] = along ? [position, position] : this.range(x, place, state);
+      const [low, high] = this.range(y, place, state);
       const code = axis.codes[model.runs + place];
       const look = code < 0 ? { fill: model.colours.predicted, shape: "circle" } : style(model, state, model.runs + place);
       const at = { x: position + offset(Math.max(code, 0)), y: this.value(y, place, state) };
@@ -49,14 +50,12 @@ class Predictions {
     });
   }
 
-  // What hollow marks are, and how many settings have none.
   note(state, marks) {
     const all = this.shown(state).length;
     if (!all) return "";
     return `Hollow marks are predicted, not run: their lines are ± the mean error of such predictions. ${marks.length} of ${count(all, "predicted setting")} would fit and have both figures.`;
   }
 
-  // The lines of the tooltip of a mark.
   describe(place) {
     const lines = Object.values(this.figures).map(({ heading, texts }) => `${heading}: ${texts[place]}`);
     const outside = this.outside[place];
@@ -81,11 +80,12 @@ class Predictions {
     const option = smallest(roomy.length ? roomy : options);
     const { heading, texts, errors } = this.figures[isMemory ? "peak_allocated_gib" : "tokens_per_s"];
     const setting = `${this.names[option.place]}, predicted and not measured: ${heading} ${texts[option.place]}`;
-    if (!best) return fill(model.templates["worth.first"], { setting });
+    if (!best) return model.say("worth.first", { setting });
     const gain = 100 * (1 - option[least] / best[least]);
     if (!(gain > 0)) return "";
     const sure = gain > (errors[option.place] ?? Infinity) ? "more than" : "within";
-    return fill(model.templates.worth, { setting, gain: significant(gain, 2), what: model.words.gain[state.objective], sure });
+    const what = model.words.gain[state.objective];
+    return model.say("worth", { setting, gain: significant(gain, 2), what, sure });
   }
 
   show(state) {

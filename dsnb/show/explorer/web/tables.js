@@ -11,16 +11,16 @@ class RunTable {
     Object.assign(this, { model, open, set });
     const scroll = scrollTable("The selected runs", [], [], "dsnb-runs");
     [this.head, this.body] = scroll.querySelectorAll("thead tr, tbody");
-    this.switches = [["medians", "Medians"], ["runs", "Runs"]].map(([view, title]) => button(title, () => set({ table: view }), { "data-view": view }));
+    const views = { medians: "Medians", runs: "Runs" };
+    const choice = ([view, title]) => button(title, () => set({ table: view }), { "data-view": view });
+    this.switches = Object.entries(views).map(choice);
     this.range = element("span", { class: "dsnb-range-shown" });
     this.back = button("Previous", () => this.drawPage(this.page - 1));
     this.next = button("Next", () => this.drawPage(this.page + 1));
     this.save = button("Save as CSV", () => saveCsv(this.view, this.lines(), model.formula));
-    this.node = element(
-      "div", { class: "dsnb-later" },
-      element("div", { class: "dsnb-bar dsnb-switch", role: "group", "aria-label": "Rows" }, ...this.switches),
-      scroll, element("div", { class: "dsnb-bar" }, this.back, this.range, this.next, this.save),
-    );
+    const group = { class: "dsnb-bar dsnb-switch", role: "group", "aria-label": "Rows" };
+    const pages = box("dsnb-bar", this.back, this.range, this.next, this.save);
+    this.node = box("dsnb-later", element("div", group, this.switches), scroll, pages);
     const byName = (columns) => new Map(columns.map((column) => [column.name, { file: column.value, ...column }]));
     this.views = { medians: byName(this.columnsOf(model, true)), runs: byName(this.columnsOf(model, false)) };
   }
@@ -33,9 +33,12 @@ class RunTable {
     const code = (item) => (areSettings ? item : codes[item]);
     const name = (item) => names[code(item)];
     const runs = (item) => (areSettings ? model.whole.get(item) : [item]);
-    const opener = (item) => button(areSettings ? model.short[item] : name(item), () => this.open(runs(item)[0]), { class: "dsnb-link", title: `${name(item)}: show its ${areSettings ? "first run" : "steps"}` });
-    const good = (experiment) => runs(experiment).filter((run) => model.ok[run]).length;
-    const bad = (experiment) => runs(experiment).length - good(experiment);
+    const text = (item) => (areSettings ? model.short[item] : name(item));
+    const hint = `show its ${areSettings ? "first run" : "steps"}`;
+    const link = (item) => ({ class: "dsnb-link", title: `${name(item)}: ${hint}` });
+    const opener = (item) => button(text(item), () => this.open(runs(item)[0]), link(item));
+    const bad = (experiment) => model.notOk(runs(experiment));
+    const good = (experiment) => runs(experiment).length - bad(experiment);
     const spread = (experiment) => model.candidates.get(experiment)?.spread ?? NaN;
     const headroom = (run) => 100 * model.headroom(run);
     const rounded = (value, places) => (Number.isNaN(value) ? "" : fixed(value, places).replace(/^0\.0$/, "<0.1"));
@@ -48,19 +51,24 @@ class RunTable {
       { name: "headroom", title: "GPU memory left (%)", value: headroom, text: (run) => rounded(headroom(run), 0) },
       { name: "cause", title: "cause", value: () => NaN, file: (run) => model.causes[run] ?? "" },
     ];
-    return [
-      { name: "experiment", title: areSettings ? "setting" : "experiment", isText: true, value: code, text: opener, file: name },
-      ...leading,
-      ...model.figures.map((figure) => {
-        const value = areSettings ? (item) => model.spread(figure.name, item, this.state).median : (item) => model.values(figure.name, this.state)[item];
-        const texts = { text: (item) => model.number(figure.name, value(item)), file: (item) => model.displayed(figure.name, value(item)) };
-        return { name: figure.name, title: figure.heading, isMinor: areSettings && model.unprinted.includes(figure.name), value, ...texts };
-      }),
-      ...model.axes.filter((axis) => !areSettings || model.experimentAxes.includes(axis.name)).map((axis) => ({
-        name: axis.name, title: axis.title, isText: true, value: (item) => axis.codes[runs(item)[0]], text: (item) => axis.labels[axis.codes[item]],
-        file: (item) => axis.values[axis.codes[runs(item)[0]]], isBad: (item) => axis === model.status && !model.ok[item],
-      })),
-    ];
+    const figures = model.figures.map(({ name: figure, heading: title }) => {
+      const median = (item) => model.spread(figure, item, this.state).median;
+      const value = areSettings ? median : (item) => model.values(figure, this.state)[item];
+      const isMinor = areSettings && model.unprinted.includes(figure);
+      const text = (item) => model.number(figure, value(item));
+      const file = (item) => model.displayed(figure, value(item));
+      return { name: figure, title, isMinor, value, text, file };
+    });
+    const axes = areSettings ? model.experimentAxes.map((axis) => model.axis.get(axis)) : model.axes;
+    const settings = axes.map(({ name: axis, title, codes: ofRuns, labels, values }) => {
+      const value = (item) => ofRuns[runs(item)[0]];
+      const isBad = (item) => axis === "status" && !model.ok[item];
+      const text = (item) => labels[value(item)];
+      return { name: axis, title, isText: true, value, text, file: (item) => values[value(item)], isBad };
+    });
+    const title = areSettings ? "setting" : "experiment";
+    const experiment = { name: "experiment", title, isText: true, value: code, text: opener, file: name };
+    return [experiment, ...leading, ...figures, ...settings];
   }
 
   // The columns of the medians that were measured, or those in which the runs of the task differ.
@@ -68,11 +76,12 @@ class RunTable {
     const { model, state, view } = this;
     if (this.shown?.task !== state.task || this.shown.view !== view) {
       const runs = model.runsOf(model.task(state));
-      const measured = new Set(model.measured(runs, state).map(({ name }) => name));
-      const figures = model.medianFigures.filter((name) => measured.has(name));
-      const fixedColumns = ["experiment", "n", "failed", ...figures, ...(figures.length ? ["spread"] : [])];
+      const measured = model.measured(runs, state).map(({ name }) => name);
+      const figures = model.medianFigures.filter((name) => measured.includes(name));
+      const last = figures.length ? ["spread"] : [];
+      const medians = ["experiment", "n", "failed", ...figures, ...last];
       const differ = ({ name, value }) => name === "experiment" || !isConstant(runs.map(value));
-      const columns = view === "medians" ? fixedColumns.map((name) => this.known.get(name)) : [...this.known.values()].filter(differ);
+      const columns = view === "medians" ? medians.map((name) => this.known.get(name)) : [...this.known.values()].filter(differ);
       this.shown = { task: state.task, view, columns };
     }
     return this.shown.columns;
@@ -144,11 +153,13 @@ class RunTable {
 // A change, coloured by whether it is for the better; grey unless the verdict is that there is one.
 const changeParts = (model, name, { values, text, verdict, reason, note, within }) => {
   if (!text) return note;
-  const good = (values[1] > values[0]) === (model.better(name) === "higher");
-  const kind = !model.better(name) || verdict !== "likely" ? "dsnb-soft" : good ? "dsnb-better" : "dsnb-bad";
+  const isBetter = (values[1] > values[0]) === (model.better(name) === "higher");
+  const isKnown = model.better(name) && verdict === "likely";
+  const colour = isBetter ? "dsnb-better" : "dsnb-bad";
   const timed = name.startsWith("tokens_per_s") || name === "step_time_mean_s"; // the figures that the steps' spread is about
-  const remarks = [note, timed && within].filter(Boolean).join("; ");
-  return [[`dsnb-figure ${kind}`, text], ["dsnb-verdict", reason], ["dsnb-verdict", remarks]].map(([style, words]) => (words ? element("div", { class: style }, words) : ""));
+  const remarks = [reason, joined([note, timed && within], "; ")].filter(Boolean);
+  const figure = box(`dsnb-figure ${isKnown ? colour : "dsnb-soft"}`, text);
+  return [figure, ...remarks.map((one) => box("dsnb-verdict", one))];
 };
 
 // A bar from no change to a change, and a line for its interval, as ratios: half and twice are equally long. `reach` is the largest ratio.
@@ -160,7 +171,7 @@ const changeBar = ({ change, low, high }, reach) => {
   };
   const bar = Number.isFinite(change) ? part("dsnb-part", 50, place(change)) : "";
   const line = Number.isFinite(low) && Number.isFinite(high) ? part("dsnb-interval", place(low), place(high)) : "";
-  return element("div", { class: "dsnb-track" }, bar, line);
+  return box("dsnb-track", bar, line);
 };
 
 // The effect of changing one setting on these figures, what the verdicts rely on, and how many of them lack runs.
@@ -172,8 +183,8 @@ const effectTable = (model, effects, figures, relevance) => {
   const texts = effects.map(({ axis, before, after }) => `${axis.title}: ${axis.labels[before]} → ${axis.labels[after]}`);
   const rows = effects.map((effect, place) => {
     const isTwice = texts.indexOf(texts[place]) !== texts.lastIndexOf(texts[place]); // two sweeps measured the same setting
-    const name = isTwice ? element("div", { class: "dsnb-verdict" }, model.experiments.names[effect.experiment]) : "";
-    const bad = effect.runs.filter((run) => !model.ok[run]).length;
+    const name = isTwice && box("dsnb-verdict", model.experiments.names[effect.experiment]);
+    const bad = model.notOk(effect.runs);
     const note = bad ? element("span", { class: "dsnb-bad" }, ` ${bad} of ${effect.runs.length} not ok`) : "";
     const cells = figures.map((figure, index) => changeParts(model, figure, effect.changes[index]));
     return tableRow([texts[place], note, name], [changeBar(effect.changes[0], reach), ...cells]);
@@ -200,7 +211,8 @@ class Pins {
     Object.assign(this, { model, set, pins: [] });
     this.table = element("div");
     this.note = soft("Pin a second setting or run to compare it with A.");
-    this.node = card("A and B", this.table, this.note, element("div", { class: "dsnb-bar" }, button("Remove pins", () => set({ pins: [] }))));
+    const remove = button("Remove pins", () => set({ pins: [] }));
+    this.node = card("A and B", this.table, this.note, box("dsnb-bar", remove));
   }
 
   // A button that pins an experiment or a run as A, then B, then in place of B; pressed again, it removes its pin.
@@ -226,8 +238,11 @@ class Pins {
     this.note.hidden = pins.length > 1;
     const { names, codes } = model.experiments;
     const settings = pins.map((pin) => (typeof pin === "string" ? names.indexOf(pin) : codes[pin]));
-    const titles = pins.map((pin, side) => `${model.short[settings[side]]}${typeof pin === "string" ? "" : `, run ${model.repeats[pin] ?? "?"}`}`);
-    this.table.replaceChildren(...(pins.length > 1 ? this.compare(pins, settings, titles, state) : titles.map((title) => `A: ${title}`)));
+    const titles = pins.map((pin, side) => {
+      const run = typeof pin === "string" ? "" : `run ${model.repeats[pin] ?? "?"}`;
+      return `${"AB"[side]}: ${joined([model.short[settings[side]], run], ", ")}`;
+    });
+    this.table.replaceChildren(...(pins.length > 1 ? this.compare(pins, settings, titles, state) : titles));
   }
 
   // Settings that differ on top, then the figures that either of them measured.
@@ -239,13 +254,13 @@ class Pins {
     const differing = model.axes.filter((axis) => axis.name !== "status" && new Set(codes(axis)).size > 1);
     const rows = [
       ...differing.map((axis) => tableRow(axis.title, [...codes(axis).map((code) => axis.labels[code]), ""], "dsnb-differs")),
-      tableRow("runs that are ok", [...runs.map((own) => `${own.filter((run) => model.ok[run]).length} of ${own.length}`), ""]),
+      tableRow("runs that are ok", [...runs.map((own) => `${own.length - model.notOk(own)} of ${own.length}`), ""]),
       ...model.measured(runs.flat(), state).map(({ name }) => {
         const change = arePairs ? compared(model, name, ...settings, state) : inWords(model, name, ofRuns(model, name, ...runs, state), state);
         return tableRow(model.named.get(name).heading, [...change.values.map((value) => model.number(name, value)), changeParts(model, name, change)]);
       }),
     ];
-    const heads = titles.map((title, side) => heading(`${"AB"[side]}: ${title}`));
-    return [scrollTable("A and B", [heading("figure", true), ...heads, heading("B against A")], rows, "dsnb-pins dsnb-wrapped"), soft(model.words.values)];
+    const heads = ["figure", ...titles, "B against A"].map((title, place) => heading(title, !place));
+    return [scrollTable("A and B", heads, rows, "dsnb-pins dsnb-wrapped"), soft(model.words.values)];
   }
 }

@@ -1,0 +1,48 @@
+"""`dsnb predict`: how tokens are written, and which settings come first."""
+
+import csv
+import io
+
+import pytest
+import typer
+
+from dsnb.cli.predict import parse_tokens
+from dsnb.prediction import traces
+from tests.cli.test_app import dsnb
+from tests.prediction.made_up import of_record, trace_nothing
+
+PARAMS = """
+name: sizes
+defaults: {model: opt-1.3b, gpus: 1, precision: bf16, seq_len: 2048, device: cuda, strategy: plain}
+grid: {micro_batch_size: [2048, 8, 4]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("8K", 8e3), ("50M", 50e6), ("300B", 300e9), ("300b", 300e9), ("1.5T", 1.5e12), ("20e9", 20e9), ("7", 7.0)],
+)  # fmt: skip
+def test_tokens_are_written_with_their_size(text, tokens):
+    assert parse_tokens(text) == tokens
+
+
+def test_tokens_that_are_no_number_are_refused():
+    with pytest.raises(
+        typer.BadParameter, match=r"'Bn': write a number such as 300e9, 300B or 1.5T"
+    ):
+        parse_tokens("Bn")
+
+
+def test_settings_that_fit_come_first_the_fastest_of_them_at_the_top(monkeypatch, tmp_path):
+    """A micro-batch of 2,048 sequences would be the fastest, but needs 200 GiB."""
+    trace_nothing(monkeypatch)
+    monkeypatch.setattr(traces, "attempts", of_record)
+    (tmp_path / "sizes.yaml").write_text(PARAMS)
+    words = ("predict", tmp_path / "sizes.yaml", "--gpu", "H200", "--no-probe", "--format", "csv")
+    code, out, _ = dsnb(monkeypatch, *words)
+    assert code == 0
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["fits"] for row in rows] == ["True", "True", "False"]
+    assert [row["experiment"].split("_")[-2] for row in rows] == ["bs8", "bs4", "bs2048"]
+    days = [float(row["days"]) for row in rows]
+    assert days[2] < days[0] < days[1]
