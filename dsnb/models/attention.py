@@ -16,6 +16,7 @@ hundreds lose.
 """
 
 import re
+import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,14 +72,16 @@ def whole_sequences() -> Iterator[None]:
         yield
 
 
-def fastest(config: Any) -> str:
+def fastest(config: Any, model_class: type) -> str:
     """Return the name of the fastest attention that computes what a model's configuration asks for.
 
-    transformers has no soft cap of scores, as in Gemma 2, in its fused attention.
+    transformers has no soft cap of scores, as in Gemma 2, in its fused attention. A few models,
+    such as Falcon, choose among classes of their own instead of looking attention up by its name.
     """
     if getattr(config, "attn_logit_softcapping", None):
         return "eager"
-    return CAUSAL
+    code = sys.modules[model_class.__module__]
+    return CAUSAL if hasattr(code, "ALL_ATTENTION_FUNCTIONS") else "sdpa"
 
 
 def use_fused_alibi(model: Any, flex_length: int = 0) -> None:

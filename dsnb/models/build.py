@@ -90,7 +90,7 @@ def _attention(config: Any, wanted: str) -> str:
     """Return the fastest attention that the settings allow and transformers supports for the model."""
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if wanted != "eager" and getattr(model_class, "_supports_sdpa", False):
-        return attention.fastest(config)
+        return attention.fastest(config, model_class)
     if wanted == "sdpa" and config.model_type != "bloom":
         raise ValueError(
             f"attention is 'sdpa': transformers has none for {config.model_type}; set it to 'eager' or 'auto'"

@@ -232,9 +232,10 @@ def _seen(step: _Step, window: int | None) -> float:
     is_alibi = step.model.family == "bloom"
     if is_alibi and not is_eager:  # FlexAttention, whose scores are modified one by one
         return 2 * causal
-    # ALiBi, windows, and masks that a model makes itself: the whole square, and they are read.
+    # ALiBi, windows, and what other models are given when they are compiled are a mask: the whole
+    # square, and it is read.
     has_window = bool(window and window < length)
-    if is_alibi or has_window or not step.model.maskless:
+    if is_alibi or has_window or not (step.model.maskless or is_eager):
         (times,) = MASKED_TIMES[str(step.numbers.computed_bytes)]
         return float(times * length)
     return float(causal)

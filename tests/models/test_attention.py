@@ -123,9 +123,17 @@ def test_padding_is_not_lost(given):
     assert padded[:, 7:].allclose(expected[:, 7:], atol=1e-5)
 
 
-def test_scores_that_are_capped_are_not_fused():
-    assert attention.fastest(transformers.AutoConfig.for_model("gemma2")) == "eager"
-    assert attention.fastest(transformers.AutoConfig.for_model("olmo2")) == attention.CAUSAL
+@pytest.mark.parametrize(
+    ("family", "model", "expected"),
+    [
+        ("gemma2", "Gemma2ForCausalLM", "eager"),  # its scores are capped
+        ("olmo2", "Olmo2ForCausalLM", "causal_sdpa"),
+        ("falcon", "FalconForCausalLM", "sdpa"),  # knows the attention of its own classes only
+    ],
+)
+def test_the_fastest_attention_is_one_that_a_model_can_use(family, model, expected):
+    config = transformers.AutoConfig.for_model(family)
+    assert attention.fastest(config, getattr(transformers, model)) == expected
 
 
 @pytest.mark.process

@@ -125,6 +125,7 @@ def _follow(experiment: Experiment, layers: int) -> "_Pass":
         return passing.attend(query, key, value, window), None
 
     def fused(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+        passing.is_masked = True  # by transformers, as soon as a compiler traces the model
         return passing.attend(query, key, value, None).transpose(1, 2)
 
     AttentionInterface.register(NAME, attend)
