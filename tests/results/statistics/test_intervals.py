@@ -118,3 +118,8 @@ def test_the_studentized_range_is_that_of_published_tables():
     assert (intervals.exceedance(0, 5, 4), intervals.exceedance(math.inf, 5, 4)) == (1, 0)
     assert math.isnan(intervals.exceedance(math.nan, 5, 4))
     assert intervals.exceedance(intervals.quantile(0.05, 300, 6), 300, 6) == pytest.approx(0.05)
+
+
+def test_the_hosts_of_a_hostfile_are_the_hosts_of_a_run():
+    runs = pd.DataFrame({"hosts": ["a,b", None, None], "host": ["a", "c", None]})
+    assert intervals.hosts(runs) == ["a,b", "c", None]
