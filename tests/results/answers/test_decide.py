@@ -13,7 +13,6 @@ from dsnb.results.answers.decide import (
     candidates,
     decide,
     default_objective,
-    global_batch,
     of_runs,
 )
 from dsnb.results.statistics.comparisons import differences
@@ -153,8 +152,8 @@ def test_what_a_candidate_is_known_by():
     )
     runs = runs.assign(
         gpus=4, gpu_name="H200", tokens_per_s=[100.0, 110.0, 900.0], peak_allocated_gib=[10.0, 12.0, 99.0],
-        gpu_memory_gib=[80.0, 79.0, 78.5], power_w=[400.0, None, 10.0], host=["h1", "h2", "h3"], timed_s=[4.0, 6.0, 0.0],
-        steps=[10, 20, 30],
+        gpu_memory_gib=[80.0, 79.0, 78.5], power_w=[400.0, None, 10.0], host=["h1", "h2", "h3"],
+        timed_s=[4.0, 6.0, 0.0], steps=[10, 20, 30],
     )  # fmt: skip
     (row,) = candidates(runs).to_dict("records")
     assert (row["n"], row["n_failed"], row["hosts"]) == (2, 1, 2)
@@ -176,20 +175,6 @@ def test_what_a_candidate_is_known_by():
     assert candidates(four)["spread_pct"]["a"] == pytest.approx((400 / 3) ** 0.5)
 
 
-def test_the_global_batch_by_hand():
-    """8 GPUs are 2 replicas of 4: micro-batch 3, accumulated 5 times."""
-    sizes = {
-        "gpus": 8,
-        "tensor_parallel": 2,
-        "pipeline_parallel": 2,
-        "micro_batch_size": 3,
-        "grad_accum": 5,
-    }
-    runs = pd.DataFrame([sizes, sizes | {"tensor_parallel": None}])
-    assert global_batch(runs).fillna(-1).tolist() == [30, -1]
-    assert global_batch(runs.assign(global_batch_size=32)).tolist() == [32, 32]
-
-
 @pytest.mark.parametrize(
     ("columns", "objective"),
     [
@@ -201,3 +186,19 @@ def test_the_global_batch_by_hand():
 )
 def test_the_usual_objective_is_gpu_hours_where_their_number_differs(columns, objective):
     assert default_objective(one_and_two_gpus(100.0, 180.0).assign(**columns)) == objective
+
+
+def test_the_second_option_has_the_interval_that_all_settings_of_the_task_give_it():
+    """Also settings that are no options, such as one whose repeats disagree."""
+    noise = np.array([0.99, 1, 1, 1.01])
+    runs = runs_of(a=list(1000 * noise), b=list(900 * noise), wild=[500.0, 900, 900, 900])
+    row = of_runs(runs.assign(gpus=1), Question()).difference
+    known = differences(runs, baseline="a").loc["b"]
+    for name in ("change_pct", "low_pct", "high_pct"):
+        assert row[name] == pytest.approx(known[name])
+
+
+def test_adapters_are_trained_on_fewer_tokens_unless_a_number_is_given():
+    runs = runs_of(a=[1000.0]).assign(gpus=1, lora_rank=8, model="gpt2")
+    assert of_runs(runs, Question()).question.tokens == 50e6
+    assert of_runs(runs, Question(1e9)).question.tokens == 1e9

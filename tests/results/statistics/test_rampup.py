@@ -61,6 +61,9 @@ def test_schedules_by_hand():
         pd.NA,
     ]  # 50 samples each, in steps of 32 and 64
     assert table["until_tokens"].tolist() == [640, 1280, pd.NA]
+    table = dsnb.rampup(32, 128, gpus_per_node=4, micro_batch_size=1, ramp_samples=192)
+    assert table["until_samples"].tolist() == [96, 224, pd.NA]  # 96 each: 3 steps of 32, 2 of 64
+    assert table["until_tokens"].isna().all()  # their length is unknown
     alone = dsnb.rampup(32, 32, gpus_per_node=4, micro_batch_size=1, ramp_samples=100)
     assert alone["until_samples"].isna().all()
 
