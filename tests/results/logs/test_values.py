@@ -15,7 +15,7 @@ GIB = 2**30
         (PARSERS["bytes"](str(3 * GIB)), 3),
         (PARSERS["gib"]("2.50GiB"), 2.5),
         (PARSERS["tflops"]("98.5TFLOPS"), 98.5),
-        (amount("8.19K"), 8190),
+        (amount("8.25K"), 8250),
         (amount("2.5B"), 2.5e9),
         (amount("12,345.5"), 12345.5),
         (millions("1316.5"), 1_316_500_000),
