@@ -151,6 +151,8 @@ def test_a_clock_that_falls_during_the_timed_steps():
     assert clock_drop_pct(falls, None) == 25
     found = flagged(a_run(), samples={0: falls})
     assert found["words"][0] == "clock 25.0 % lower at the end than at the beginning"
+    thirds = samples([2000, 1900, 1900, 1500, 1500, 1500])  # two samples each
+    assert clock_drop_pct(thirds, None) == pytest.approx(100 * (1 - 1500 / 1950))
     # The first timed step ends at 10 s and began at 4 s; before that, the clock was higher.
     timed = pd.DataFrame({"t_s": [10.0, 12.0], "step_time_s": [6.0, 2.0]})
     early = samples([2500] * 2 + [2000] * 3 + [1900] * 3 + [1500] * 3)
@@ -310,6 +312,12 @@ def test_losses_of_runs_that_did_not_end_well_are_not_compared():
             .all()
         )
         assert loss_gaps_pct(runs).loc[2].isna().all()
+
+
+@pytest.mark.parametrize("unknown", ["seed", "global_batch_size", "dropout"])
+def test_losses_are_not_compared_where_nobody_knows_whether_they_started_alike(unknown):
+    runs = table(losses(10.0), losses(11.0)).assign(**{unknown: None})
+    assert loss_gaps_pct(runs).isna().all(axis=None)
 
 
 @pytest.mark.parametrize("column", ["skipped_steps", "skipped_warmup_steps"])
