@@ -193,10 +193,12 @@ def test_unstable_settings_are_last_not_ranked_and_explained():
 
 
 def test_names_are_left_aligned_and_figures_right_aligned(capsys):
-    table = pd.DataFrame({"tokens/s": ["1", "200"]}, index=["\u6f22", "bbb"])  # two cells wide
+    table = pd.DataFrame(
+        {"tokens/s": ["1", "200"]}, index=["\u6f22\u6f22", "bbb"]
+    )  # four cells wide
     show(table, table, Format.table)
     assert capsys.readouterr().out.splitlines() == [
-        "     tokens/s",
-        "\u6f22          1",
-        "bbb       200",
+        "      tokens/s",
+        "\u6f22\u6f22         1",
+        "bbb        200",
     ]

@@ -107,6 +107,7 @@ def test_a_host_is_as_far_off_as_its_smallest_group():
     """The pair with host a is 29.6 % below 99.5, a alone 40 % below 100."""
     table = table_of(*PAIRS, *alone(60, 100, 100, 101, 99, 100, 100, 100))
     assert list(table["nodes"]) == [1] * 8 + [2] * 4  # smallest groups first
+    assert list(table["samples_per_s"].tail(4)) == [140, 200, 202, 198]  # of both nodes
     found = hosts.hosts(table)
     assert found.index[0] == "a"
     assert found["off_median_pct"]["a"] == pytest.approx(-40)

@@ -78,6 +78,8 @@ def test_seconds_since_the_first_stamp():
         ({"gpus": 8, "data_parallel": 2, "tensor_parallel": 2}, {}, {"pipeline_parallel": 2}),
         ({"gpus": 8, "data_parallel": 2, "tensor_parallel": 2}, {"splits": {"context": 2}}, {"pipeline_parallel": 1}),
         ({"gpus": 8, "data_parallel": 3, "tensor_parallel": 2}, {}, {"pipeline_parallel": None}),  # a remainder
+        ({"gpus": 4, "data_parallel": 4}, {}, {"tensor_parallel": 1, "pipeline_parallel": 1}),
+        ({"gpus": 4, "data_parallel": 4}, {"has_stages": True}, {"tensor_parallel": None}),
         ({"gpus": 1}, {}, {"tensor_parallel": 1, "pipeline_parallel": 1, "data_parallel": 1}),
         ({"data_parallel": 4}, {"has_engine_world": True}, {"gpus": 4, "tensor_parallel": 1}),
         ({"data_parallel": 4}, {"has_engine_world": True, "is_megatron": True}, {"gpus": None}),

@@ -308,28 +308,28 @@ def test_numbers_that_json_has_not_are_missing():
 
 
 @pytest.mark.parametrize(
-    ("shown", "expected"),
+    ("text_of", "given", "expected"),
     [
-        (number_text.significant(9.996), "10"),
-        (number_text.significant(0.04567), "0.0457"),
-        (number_text.fixed(0.125, 2), "0.13"),  # exact in binary: away from zero
-        (number_text.fixed(-0.125, 2), "-0.13"),
-        (number_text.fixed(math.nan), ""),
-        (number_text.signed(9.96), "+10.0 %"),
-        (number_text.signed(99.94), "+99.9 %"),
-        (number_text.signed(99.96), "+100 %"),
-        (number_text.signed(-0.04), "0 %"),
-        (number_text.duration(20, 30), "0.8 to 1.3 days"),
-        (number_text.duration(1), "1 hour"),
-        (number_text.duration(0.5), "30 minutes"),
-        (number_text.duration(24), "1 day"),
-        (number_text.amount(2e9), "2 billion"),
-        (number_text.amount(999e6), "999 million"),
-        (number_text.span(31.2, 56.4), "30 to 60"),
-        (number_text.span(3, 90), "3 to 90"),
-        (number_text.span(0, 1234.6), "1,235"),
-        (number_text.span(1, math.nan), ""),
+        (number_text.significant, (9.996,), "10"),
+        (number_text.significant, (0.04567,), "0.0457"),
+        (number_text.fixed, (0.125, 2), "0.13"),  # exact in binary: away from zero
+        (number_text.fixed, (-0.125, 2), "-0.13"),
+        (number_text.fixed, (math.nan,), ""),
+        (number_text.signed, (9.96,), "+10.0 %"),
+        (number_text.signed, (99.94,), "+99.9 %"),
+        (number_text.signed, (99.96,), "+100 %"),
+        (number_text.signed, (-0.04,), "0 %"),
+        (number_text.duration, (20, 30), "0.8 to 1.3 days"),
+        (number_text.duration, (1,), "1 hour"),
+        (number_text.duration, (0.5,), "30 minutes"),
+        (number_text.duration, (24,), "1 day"),
+        (number_text.amount, (2e9,), "2 billion"),
+        (number_text.amount, (999e6,), "999 million"),
+        (number_text.span, (31.2, 56.4), "30 to 60"),
+        (number_text.span, (3, 90), "3 to 90"),
+        (number_text.span, (0, 1234.6), "1,235"),
+        (number_text.span, (1, math.nan), ""),
     ],
 )
-def test_numbers_are_rounded_as_readers_expect(shown, expected):
-    assert shown == expected
+def test_numbers_are_rounded_as_readers_expect(text_of, given, expected):
+    assert text_of(*given) == expected
