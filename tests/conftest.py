@@ -53,36 +53,39 @@ SMALL: dict[str, Any] = {
 STARTS_PROCESSES = {"run_small", "trained", "losses", "swept", "chromium", "watched"}
 """Fixtures that start processes: a test that uses one is marked `process`."""
 LONGEST = [
-    "docs/test_code_blocks.py", "measure/train/test_strategies.py", "measure/train/test_worker.py", "test_release.py",
-    "measure/sweep/test_slurm.py", "show/explorer/test_page.py", "measure/sweep/test_run_stopped.py",
-    "measure/launcher/test_hosts.py",
-    "measure/launcher/test_run.py", "measure/sweep/test_run.py", "show/test_report.py", "cli/test_app.py",
-    "test_published_notebooks.py",
-    "show/explorer/test_state.py", "show/explorer/test_live.py",
+    "measure/train/test_strategies.py", "models/observe/test_memory.py", "docs/test_code_blocks.py",
+    "show/explorer/test_page.py", "measure/launcher/test_hosts.py", "test_release.py", "measure/sweep/test_slurm.py",
+    "measure/sweep/test_run_stopped.py", "measure/launcher/test_run.py", "measure/sweep/test_run.py",
+    "show/test_report.py", "cli/test_app.py", "test_published_notebooks.py", "show/explorer/test_state.py",
+    "show/explorer/test_live.py",
 ]  # fmt: skip
 """Workers take whole files, these first, so that all end at about the same time.
 
-The first file that `imports_torch` stands for all of them.
+The first two stand for the two groups of those that import torch.
 """
 FORK_SERVERS = 2
 
 
 @functools.cache
 def imports_torch(file: str) -> bool:
-    """Return whether tests of a file import torch, DeepSpeed or transformers, which takes 7 s: one worker runs all."""
+    """Return whether tests of a file import torch, DeepSpeed or transformers, which takes 7 s."""
     imports = r"lazy\.Module|strategies\.load|^ +(import|from) (torch|deepspeed|transformers)\b"
     return re.search(imports, (ROOT / file).read_text(), re.M) is not None
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give whole files to workers, and all that import torch to the same one."""
+    """Give whole files to workers, and those that import torch to two of them: one alone would end last."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "torch" if imports_torch(file) else file
+            if not imports_torch(file):
+                return file
+            if file.startswith("tests/measure/"):
+                return "torch, which measures"
+            return "torch"
 
     return Scheduling(config, log)
 

@@ -289,7 +289,7 @@ def test_compiled_blocks_are_checkpointed_in_host_memory_without_a_graph_break(t
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("family", "strategies"), [("gpt2", 1), ("olmo2", 7), ("opt", 1)])
+@pytest.mark.parametrize(("family", "strategies"), [("gpt2", 1), ("olmo2", 5), ("opt", 1)])
 def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(
     run_small, monkeypatch, tmp_path, family, strategies
 ):
@@ -320,7 +320,7 @@ def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(
         assert compiled["saved_bytes"] < recomputed["saved_bytes"], (
             strategy
         )  # the loss keeps less, the block no more
-    if strategies == 7:
+    if strategies == 5:
         assert found["fsdp0"][0]["types"] == found["deepspeed1"][0]["types"]
 
 
