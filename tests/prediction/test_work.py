@@ -366,3 +366,30 @@ def test_tensors_and_gathers_that_the_host_handles(small):
     assert small(**gathers, lora_rank=1).host_gathers == 3 * 2 * (5 + 2 * 3) * 2
     assert small(**gathers, leaf_modules="blocks").host_gathers == 3 * 2 * 3 * 2
     assert small(**gathers, compile="default").host_gathers == 3 * 2 * 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_stream", "of_inner", "kernels", "casts"),
+    [
+        ({}, (10, 12), (12 * 2, 29 * 2), (14, 32), 0),
+        ({"tensor_parallel": 2, "gpus": 2}, (10, 12), (12, 29), (14, 32), 0),
+        ({"dropout": 0.1}, (16, 18), (12 * 2, 29 * 2), (17, 35), 0),
+        (AUTOCAST, (10 * 2, 12 * 2), (12 * 2 + 4 * 6, 29 * 2 + 4 * 6), (14, 32), 16),
+    ],
+    ids=str,
+)
+def test_a_block_of_opt_is_counted_by_hand(settings, of_stream, of_inner, kernels, casts):
+    """Numbers of the residual stream, and between the norms, which ranks share (`families.toml`).
+
+    Autocast keeps the stream in fp32. Of six linear layers four cast their input, and each casts
+    its weight and its bias.
+    """
+    passes = shape("opt-1.3b").passes(Experiment(model="opt-1.3b", **settings), "eager")
+    for direction, found in enumerate(passes):
+        assert found.bytes == 2048 * (2 * of_stream[direction] + of_inner[direction])
+        assert (found.kernels, found.cast_kernels) == (kernels[direction], casts)
+
+
+def test_the_output_layer_of_opt_350m_is_as_narrow_as_its_embedding():
+    assert shape("opt-350m").head == 50272 * 512
+    assert shape("opt-350m").projections == 2 * 512 * 1024
