@@ -90,7 +90,8 @@ def test_the_order_of_simplicity():
         {"zero_stage": 1, "offload": "optimizer-cpu"},
     ]
     experiments = [Experiment(**common, **one) for one in ordered]
-    assert sorted(experiments[::-1], key=built_in.simplicity) == experiments
+    backwards = list(reversed(experiments))
+    assert sorted(backwards, key=built_in.simplicity) == experiments
 
 
 def test_compiled_ddp_has_messages_of_100_million_gradients_unless_a_size_is_asked_for():
