@@ -102,6 +102,20 @@ def test_mfu_counts_what_works_on_a_token_against_the_rate_of_the_precision(monk
     assert flops() == pytest.approx(6 * 0.85e9 + 12 * 2 * 1e6 * 1024)
 
 
+def test_errors_are_those_of_the_gpu_and_of_what_limits_a_step():
+    large = {"zero_stage": 1, "micro_batch_size": 64}
+    small = {"model": "gpt2", "seq_len": 128, "micro_batch_size": 1, "zero_stage": 1}
+    table = dsnb.predict([given(**large), given(**small)], "H200")
+    assert table["limited_by"].tolist() == ["GPU", "CPU"]
+    measured_on = [text.partition(", ")[2] for text in table["step_time_error_on"]]
+    assert measured_on == [
+        "ZeRO 1, limited by the GPU, one GPU",
+        "ZeRO 1, limited by the CPU, one GPU",
+    ]
+    elsewhere = dsnb.predict([given(**large)], "A100")["step_time_error_on"][0]
+    assert elsewhere.endswith(" settings, A100, one node")
+
+
 def test_adapters_are_usually_trained_on_50_million_tokens():
     assert dsnb.predict([given(lora_rank=8)], "H200")["tokens"].tolist() == [50e6]
 
