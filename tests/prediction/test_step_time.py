@@ -265,6 +265,12 @@ def test_routes_inside_a_node_and_between_nodes():
     ]
 
 
+def test_a_setting_has_at_least_the_nodes_that_were_asked_for_and_8_gpus_on_each():
+    sizes = ((8, 2), (8, 1), (9, 1), (16, 1))
+    recorded = [Experiment.recorded({"gpus": gpus, "nodes": nodes}) for gpus, nodes in sizes]
+    assert [link("ib:400").nodes(one) for one in recorded] == [2, 1, 2, 2]
+
+
 def test_links_that_are_not_understood_or_lack_a_network():
     for text in ("ib", "ib:0", "ib:400/rack", "ethernet"):
         with pytest.raises(SettingsError, match=r"link is '.*': use nvlink, pcie, ib:400"):
