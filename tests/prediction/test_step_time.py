@@ -259,6 +259,9 @@ def test_routes_inside_a_node_and_between_nodes():
     # Pairs share links without a switch: two of four V100 have two of the six links; all four have all of them.
     four = {"gpus": 4, "precision": "fp16", "model": "gpt-1.3b"}
     assert routes("V100", "nvlink", **four, tensor_parallel=2).tensor_inside == pytest.approx(50e9)
+    two = routes("V100", "nvlink", **{**four, "gpus": 2}, tensor_parallel=2)
+    assert two.tensor_inside == 150e9
+    assert routes("V100", "nvlink", **{**four, "gpus": 1}).data_inside == 150e9  # nobody to send to
     assert [routes("V100", path, **four).data_inside for path in ("nvlink", "pcie")] == [
         150e9,
         16e9,
