@@ -85,3 +85,12 @@ def test_a_prediction_says_which_probe_it_used(monkeypatch, tmp_path):
     monkeypatch.setenv("DSNB_CACHE", "off")
     assert probed.save(record()) is None
     assert predicted() == (usual_s, "")
+
+
+def test_the_newest_probe_counts_where_this_host_has_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
+    for host, date in (("a", "2026-11-24"), ("b", "2026-11-26"), ("c", "2026-11-25")):
+        probed.save(record(host=host, date=date))
+    assert probed.stored("H200")["host"] == "b"
+    monkeypatch.setattr(probed.socket, "gethostname", lambda: "c")
+    assert probed.stored("H200")["host"] == "c"

@@ -292,3 +292,21 @@ def test_which_class_trains():
 def test_other_programs_have_masters_in_half_precision():
     other = Experiment.recorded({"strategy": "elsewhere", "zero_stage": 1, "gpus": 4})
     assert other.states.of_rank == (2, 2, 12 / 4, 0, 0, 0, 0, 0, "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_optimizer", "of_weights"),
+    [
+        ({"zero_stage": 0}, False, False),
+        ({"zero_stage": 1}, True, False),
+        ({"zero_stage": 2}, True, False),
+        ({"zero_stage": 3}, True, True),
+        ({"strategy": "fsdp"}, True, True),
+        ({"strategy": "ddp"}, False, False),
+    ],
+    ids=str,
+)
+def test_what_ranks_have_a_share_of(settings, of_optimizer, of_weights):
+    made = Experiment(gpus=2, **settings)
+    assert made.parallel_strategy.shards_optimizer(made) is of_optimizer
+    assert made.parallel_strategy.shards_weights(made) is of_weights
