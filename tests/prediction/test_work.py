@@ -393,3 +393,8 @@ def test_a_block_of_opt_is_counted_by_hand(settings, of_stream, of_inner, kernel
 def test_the_output_layer_of_opt_350m_is_as_narrow_as_its_embedding():
     assert shape("opt-350m").head == 50272 * 512
     assert shape("opt-350m").projections == 2 * 512 * 1024
+
+
+def test_every_second_of_26_blocks_of_gemma_2_has_a_window():
+    windows = [window for _, window, _ in shape("gemma-2-2b").attention]
+    assert windows == [4096, None] * 13
