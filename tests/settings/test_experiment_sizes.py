@@ -2,6 +2,7 @@
 
 import pytest
 
+from dsnb.settings import auto_values
 from dsnb.settings.experiment import Experiment, with_former_defaults
 from dsnb.settings.training import ADAMW
 
@@ -91,3 +92,14 @@ def test_what_a_run_does_if_nothing_else_is_said():
 )
 def test_truth_values_of_yaml_are_words(setting, yaml, value):
     assert getattr(Experiment(**{"zero_stage": 1, setting: yaml}), setting) == value
+
+
+def test_a_scheduler_spans_the_warm_up_and_the_timed_steps():
+    keys = {"scheduler.params.total_num_steps": "auto"}
+    found = auto_values.resolved(keys, {"warmup_steps": 3, "steps": 7})
+    assert found == ({"scheduler.params.total_num_steps": 10}, [])
+
+
+def test_auto_inside_a_list_has_no_value():
+    _, problems = auto_values.resolved({"some.list": [{"inside": "auto"}]}, {})
+    assert len(problems) == 1
