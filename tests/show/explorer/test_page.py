@@ -1051,6 +1051,12 @@ def test_a_change_counts_and_has_a_colour_if_it_is_certain_and_relevant(several)
         assert dict(tab.evaluate(own))[name]["verdict"] == verdict
         cell = f"{here}.root.querySelectorAll('.dsnb-effects tbody tr')[{place}].cells[2]"
         assert colour in tab.evaluate(f"{cell}.firstChild.className")
+    tab.evaluate(f"{here}.set({{ relevance: 0 }})")  # then an interval decides that leaves out 0
+    every = [change for effect in tab.evaluate(f"{here}.effects") for change in effect["changes"]]
+    found = [one for one in every if one["verdict"] in {"likely", "unclear"}]
+    decided = [one["low"] > 0 or one["high"] < 0 for one in found]
+    assert decided == [one["verdict"] == "likely" for one in found]
+    assert set(decided) == {True, False}
     better = f"{here}.root.querySelectorAll('.dsnb-effects tbody tr')"
     tab.evaluate(f"{here}.set({here}.model.state); {here}.set({{ base: '{base}' }})")
     memory = tab.evaluate(

@@ -201,3 +201,18 @@ def test_a_run_out_of_memory_shows_what_it_lacked_and_other_failures_have_advice
     text = shown("nan", tmp_path / "other", "the loss was not a finite number at step 3")
     assert "lower learning_rate" in text
     assert "GiB" not in text
+
+
+def test_a_limit_that_was_set_and_an_unknown_gpu_are_named(tmp_path):
+    run = RunPaths(tmp_path / "zs<1>" / "run1")
+    run.dir.mkdir(parents=True)
+    settings = {"model": "gpt2", "device": "cuda", "micro_batch_size": 8, "seq_len": 1024}
+    json_files.write_json(run.experiment, {**settings, "memory_limit_gib": 20.0})
+    json_files.write_json(run.environment, {"gpus": [{"name": "Strange <1>", "memory_gib": 80.0}]})
+    text = shown("oom", tmp_path, "no memory", oom_allocated_gib=19.0, oom_requested_gib=2.0)
+    found = dict(rows(text.split("<details>")[0]))
+    assert (found["memory_limit_gib"], found["allocated (GiB)"]) == ("20.00", "19.00")
+    assert "memory of the GPU (GiB)" not in found
+    json_files.write_json(run.worker, {"gpu_name": "Strange <1>"})
+    told = "<p>Note: The peak rate of Strange &lt;1&gt; is unknown, and with it the MFU.</p>"
+    assert told in shown("ok", tmp_path, tokens_per_s=10.0)

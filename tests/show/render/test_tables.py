@@ -289,3 +289,5 @@ def test_a_heading_says_only_the_unit_in_which_its_numbers_are():
     assert ">mfu<" in shown
     assert "%" not in shown
     assert "GiB" in shown
+    shown = str(tables.to_html(pd.DataFrame({"x": ["12 to 15"]})))
+    assert "12\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}15" in shown
