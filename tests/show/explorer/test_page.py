@@ -726,10 +726,17 @@ def repeated():
 
 
 def known():
-    """Give four settings with figures for which all that the page says of them is worked out in a test by hand."""
-    rates = {"a": [98.0, 100.0, 100.0, 102.0], "b": [50.0, 50.01], "c": [170.0, 190.0, np.nan], "d": [90.0, 900.0]}
+    """Give four settings whose days, costs, ranges and changes the tests compute by hand."""
+    rates = {
+        "a": [98.0, 100.0, 100.0, 102.0],
+        "b": [50.0, 50.01],
+        "c": [170.0, 190.0, np.nan],
+        "d": [90.0, 900.0],
+    }
     looks = {"a": (1, 1, 10.0), "b": (1, 2, np.nan), "c": (2, 1, 20.0), "d": (2, 2, 20.0)}
-    rows = [(name, repeat, rate) for name, own in rates.items() for repeat, rate in enumerate(own, 1)]
+    rows = [
+        (name, repeat, rate) for name, own in rates.items() for repeat, rate in enumerate(own, 1)
+    ]
     table = front().iloc[[0] * len(rows)].reset_index(drop=True)
     table[["experiment", "repeat", "tokens_per_s"]] = rows
     table[["gpus", "micro_batch_size", "peak_allocated_gib"]] = [looks[name] for name, *_ in rows]
@@ -965,7 +972,9 @@ def test_the_table_has_counts_spreads_and_constants(several, here):
 
 def test_a_saved_picture_says_what_was_selected(several, here):
     tab = several.tab
-    tab.evaluate(f"{here}.set({{ gpus: [1], x: 'peak_allocated_gib', colour: 'micro_batch_size' }})")
+    tab.evaluate(
+        f"{here}.set({{ gpus: [1], x: 'peak_allocated_gib', colour: 'micro_batch_size' }})"
+    )
     told = tab.evaluate(f"{here}.describePicture({here}.scatter)")
     assert told["title"] == "gpt2, sequence 512: tokens/s/GPU against peak memory allocated"
     assert told["cite"].endswith("n = 6 runs")  # four of a and two of b
@@ -1068,11 +1077,9 @@ def test_a_change_counts_and_has_a_colour_if_it_is_certain_and_relevant(several)
     assert {look for is_more, look in certain if is_more} <= {"dsnb-figure dsnb-bad"}
     assert {look for is_more, look in certain if not is_more} <= {"dsnb-figure dsnb-better"}
 
-    # A day has 86,400 s: at R tokens/s, 86.4 million million tokens take 1e9 / R days.
+    # At R tokens/s, 86,400e9 tokens take 1e9 / R days of 86,400 s.
     means = differences(runs, figure="tokens_per_s", baseline=base).loc[name]
-    tab.evaluate(
-        f"(pins) => {here}.set({{ pins, y: 'days', train_tokens: 864e11 }})", [base, name]
-    )
+    tab.evaluate(f"(pins) => {here}.set({{ pins, y: 'days', train_tokens: 864e11 }})", [base, name])
     (days,) = tab.evaluate(
         f"[...{here}.pins.table.querySelectorAll('tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
         ".filter(([title]) => title.startsWith('days'))"

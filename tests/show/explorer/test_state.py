@@ -458,7 +458,9 @@ def test_the_series_of_a_run_ends_its_warm_up_and_averages_its_gpus(tmp_path):
 
 
 def test_the_first_repeats_are_the_ones_whose_steps_a_page_has(tmp_path, monkeypatch):
-    monkeypatch.setattr(single_runs, "MAX_NUMBERS", 2 * single_runs.COLUMNS * single_runs.MIN_POINTS)
+    monkeypatch.setattr(
+        single_runs, "MAX_NUMBERS", 2 * single_runs.COLUMNS * single_runs.MIN_POINTS
+    )
     made_up.write_folders(made_up.runs(6, gpus=[1], micro_batch_size=[2]), tmp_path / "made_up")
     shown = data.prepared(dsnb.load_runs(tmp_path))
     assert [shown.runs["repeat"].iloc[at] for at in single_runs.load_all(shown)] == [1, 1]
@@ -471,7 +473,8 @@ def test_a_picture_cites_every_gpu_and_version():
 
 def test_short_names_are_unique_and_marks_have_shapes():
     same = {"grad_accum": [1], "activation_checkpointing": [False], "gpus": [1], "zero_stage": [0]}
-    table = made_up.runs(3, repeats=1, precision=["bf16"], micro_batch_size=[2, 8, 32], **same).assign(status="ok")  # fmt: skip
+    table = made_up.runs(3, repeats=1, precision=["bf16"], micro_batch_size=[2, 8, 32], **same)
+    table = table.assign(status="ok")
     table = table.sort_values("micro_batch_size", ignore_index=True).assign(experiment=list("abc"))
     given = of_page(table)
     assert given["experiments"]["short"] == ["micro-batch 2", "micro-batch 8", "micro-batch 32"]

@@ -413,7 +413,12 @@ def test_runs_are_resumed_as_they_were_made_and_on_their_device(tmp_path):
 
 
 def test_undecided_settings_are_the_best_and_those_near_it(tmp_path):
-    rates = {"fast": [100.0, 104, 96, 100], "near": [99.0, 103, 95, 99], "half": [50.0], "late": [60.0]}
+    rates = {
+        "fast": [100.0, 104, 96, 100],
+        "near": [99.0, 103, 95, 99],
+        "half": [50.0],
+        "late": [60.0],
+    }
     assert measure.undecided(runs_of(**rates)) == ["fast", "near", "late"]  # 50 x 1.9 is below 100
     assert measure.undecided(runs_of(fast=[100.0])) == []
     measuring = Measuring(tmp_path, on_gpu("H200", "nvlink"), {}, None)

@@ -181,7 +181,8 @@ def test_each_task_is_asked_for_what_suits_its_own_runs():
 
 
 def test_a_plan_of_measured_settings_has_no_range_of_days():
-    figures = {"experiment": ["a"], "gpus": [2], "days": [3.0], "days_low": [2.5], "days_high": [3.5], "cost": [7.0]}  # fmt: skip
+    days = {"days": [3.0], "days_low": [2.5], "days_high": [3.5]}
+    figures = {"experiment": ["a"], "gpus": [2], **days, "cost": [7.0]}
     measured = str(answer.plan_tables([Answer("t", pd.DataFrame(figures), ())], " €"))
     assert "days, " not in measured
     assert '<th scope="col">cost (€)</th>' in measured

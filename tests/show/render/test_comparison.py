@@ -78,7 +78,12 @@ def test_failed_runs_are_counted_and_too_few_runs_have_no_direction():
     _, rows = cells(compared(sweep({0: 1000}), after, "old"))
     change, *others = dict(rows[:1])["s_zs0"]
     assert change.startswith("same: too few runs: +10.")
-    assert others == ["1,000", "1,100", "5", "3,\N{NO-BREAK SPACE}2\N{NO-BREAK SPACE}not\N{NO-BREAK SPACE}ok"]
+    assert others == [
+        "1,000",
+        "1,100",
+        "5",
+        "3,\N{NO-BREAK SPACE}2\N{NO-BREAK SPACE}not\N{NO-BREAK SPACE}ok",
+    ]
 
 
 def test_errors_and_false_alarms_of_predictions_are_counted(monkeypatch):

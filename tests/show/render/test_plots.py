@@ -236,7 +236,8 @@ def test_warm_up_steps_are_shaded_and_rows_begin_at_the_top(tmp_path):
     json_files.write_json(run.experiment, {"model": "gpt2"})
     json_files.write_json(run.result, {"status": "ok"})
     phases = ["warmup", "warmup", "timed"]
-    steps = [{"step": at, "phase": phase, "loss": 2.5, "step_time_s": 0.25, "t_s": 1.0 * at} for at, phase in enumerate(phases, 1)]  # fmt: skip
+    figures = {"loss": 2.5, "step_time_s": 0.25, "t_s": 1.0}
+    steps = [{**figures, "step": at, "phase": phase} for at, phase in enumerate(phases, 1)]
     json_files.write_lines(run.steps, steps)
     (shade,) = plots.run_steps(run.dir).figure.axes[0].patches
     assert (shade.get_x(), shade.get_x() + shade.get_width()) == (0.5, 2.5)

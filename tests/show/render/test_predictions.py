@@ -34,8 +34,9 @@ def test_a_tight_setting_has_bounds_alone():
 
 
 def test_each_memory_has_its_own_error():
-    errors = {"peak_reserved_gib": 20.0, "peak_reserved_error_pct": 7.5, "host_memory_gib": 30.0, "host_memory_error_pct": 1.25}  # fmt: skip
-    texts = shown(**errors)
+    reserved = {"peak_reserved_gib": 20.0, "peak_reserved_error_pct": 7.5}
+    host = {"host_memory_gib": 30.0, "host_memory_error_pct": 1.25}
+    texts = shown(**reserved, **host)
     assert (texts["GiB"], texts["reserved"], texts["host GiB"]) == (
         "12.3 ± 2.5 %",
         "20.0 ± 7.5 %",

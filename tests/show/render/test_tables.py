@@ -250,7 +250,11 @@ def test_flagged_runs_count_and_the_masked_share_of_flops_is_said():
 
 
 def test_missing_numbers_are_empty_and_negative_ones_keep_their_sign():
-    assert tables.format_column([-1234.5, math.nan, 0.25], ",.1f") == ["−1,234.5", "", "0.2"]
+    assert tables.format_column([-1234.5, math.nan, 0.25], ",.1f") == [
+        "\N{MINUS SIGN}1,234.5",
+        "",
+        "0.2",
+    ]
     timing = pd.DataFrame({"build": [1.5], "wall": [12.25]}, index=["a"])
     assert tables.format_timing(timing).loc["a"].to_dict() == {
         "wall (s)": "12.25",
