@@ -437,7 +437,7 @@ def test_remarks_have_advice_for_runs_of_dsnb_alone():
 
 
 def test_the_series_of_a_run_ends_its_warm_up_and_averages_its_gpus(tmp_path):
-    """Two GPUs of 100 and 300 W; steps 1 to 3 of 10 are warm-up, and every fourth is kept, up to the last."""
+    """Two GPUs of 100 and 300 W, one of them sampled once too often; 3 of 10 steps are warm-up."""
     table = made_up.runs(1, gpus=[2]).assign(status="ok", step_time_mean_s=2.0)
     made_up.write_folders(table, tmp_path / "s")
     (folder,) = tmp_path.glob("s/*/run1")
@@ -450,6 +450,7 @@ def test_the_series_of_a_run_ends_its_warm_up_and_averages_its_gpus(tmp_path):
         for at in (0.0, 1.0, 2.0)
         for gpu, power in enumerate((100.0, 300.0))
     ]
+    samples.insert(4, {**samples[2], "t_s": 1.3})
     run.gpu.write_text("".join(map(json_files.line, samples)))
     series = single_runs.load(data.prepared(dsnb.load_runs(tmp_path)), 0, points=3)
     assert series["step"] == [2, 6, 10]

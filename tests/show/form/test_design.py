@@ -60,6 +60,8 @@ def test_settings_are_chosen_and_added(design):
     form = design.form
     assert [*form.rows][:4] == ["model", "gpus", "zero_stage", "precision"]
     assert "8 runs: 2 experiments x 4" in design.table.value
+    assert form.content["grid"] == {"zero_stage": [0, 3]}  # others have one value
+    assert form.content["defaults"]["micro_batch_size"] == 2
     form.repeats.value = 1
     assert "2 runs: 2 experiments x 1" in design.table.value
     stages = form.rows["zero_stage"]

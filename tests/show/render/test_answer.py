@@ -140,12 +140,13 @@ def test_what_starts_the_best_setting_again(tmp_path):
 
 
 def test_unstable_settings_are_named_with_their_slowest_and_fastest_ok_run():
-    own = runs(3, repeats=3, zero_stage=[1], precision=["bf16"])
-    unsteady = own.assign(experiment="a", tokens_per_s=[900.0, 100.0, 500.0])
+    own = runs(4, repeats=4, zero_stage=[1], precision=["bf16"]).assign(experiment="a")
+    rates = [900.0, 100.0, 500.0, 9000.0]
+    unsteady = own.assign(tokens_per_s=rates, status=["ok", "ok", "ok", "failed"])
     said = "1 setting is unstable and not ranked: its repeats differ by more than 1.5 times in tokens/s"
     (found,) = answer.unstable_settings(unsteady)
     assert found.startswith(f"{said} (a: 100 to 900). ")
-    steady = unsteady.assign(status=["failed", "ok", "ok"], tokens_per_s=[900.0, 100.0, 101.0])
+    steady = own.assign(tokens_per_s=[100.0, 101.0, 102.0, 9000.0], status=unsteady["status"])
     assert answer.unstable_settings(steady) == []
 
 

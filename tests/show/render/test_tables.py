@@ -285,6 +285,10 @@ def test_metrics_that_another_one_replaces_are_left_out_and_others_are_not():
     assert "peak memory allocated (GiB)" in shown
     assert not {"samples/s", "peak memory reserved (GiB)"} & set(shown)
     assert "tokens/s/rank" in tables.format_summary(summarize(runs, metrics="all"), "rank")
+    beside = runs_of(a=[100.0], b=[100.0]).assign(gpus=[1, 2], tokens_per_s_per_gpu=[100.0, 50.0])
+    both = tables.format_summary(summarize(beside, metrics="all"))
+    assert both["tokens/s"].tolist() == ["100", "100"]  # equal for a alone
+    assert both["tokens/s/GPU"].tolist() == ["100", "50"]
 
 
 def test_a_heading_says_only_the_unit_in_which_its_numbers_are():
